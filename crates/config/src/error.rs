@@ -1,0 +1,255 @@
+//! Everything that can be wrong with what the user asked for.
+//!
+//! A message names the place, the key, the value found and the way out.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use crate::source::Source;
+use crate::value::Value;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error(
+        "{} does not exist\nhint: --config takes the path of a JSON file, seen from the current folder",
+        path.display()
+    )]
+    NoSuchFile { path: PathBuf },
+
+    #[error("{} is a folder, not a config file\nhint: name the JSON file inside it", path.display())]
+    IsFolder { path: PathBuf },
+
+    #[error("{} cannot be read: {source}", path.display())]
+    Unreadable {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+
+    #[error(
+        "{} is not UTF-8 text: the byte at offset {offset} is no character\nhint: save the file as UTF-8",
+        path.display()
+    )]
+    NotUtf8 { path: PathBuf, offset: usize },
+
+    #[error("{} is empty\nhint: the smallest config is {{}}", path.display())]
+    EmptyFile { path: PathBuf },
+
+    #[error(
+        "{} has the extension `{extension}`, which is not read\nhint: write the config as JSON; comments and trailing commas are allowed",
+        path.display()
+    )]
+    UnknownFormat { path: PathBuf, extension: String },
+
+    #[error(
+        "{} line {line} column {column}: {message}\nhint: comments and trailing commas are allowed; names and texts need double quotation marks",
+        path.display()
+    )]
+    Syntax {
+        path: PathBuf,
+        line: usize,
+        column: usize,
+        message: String,
+    },
+
+    #[error(
+        "{} holds no sections\nhint: a config looks like {{\"model\": {{\"d_model\": 512}}}}",
+        path.display()
+    )]
+    NotSections { path: PathBuf },
+
+    #[error(
+        "`{key}` stands twice in {}, on lines {first_line} and {line}\nhint: keep one of them",
+        path.display()
+    )]
+    DuplicateKey {
+        path: PathBuf,
+        key: String,
+        first_line: usize,
+        line: usize,
+    },
+
+    #[error(
+        "unknown key `{key}`{}{}",
+        within(origin),
+        did_you_mean(suggestion, known)
+    )]
+    UnknownKey {
+        key: String,
+        origin: Box<Source>,
+        suggestion: Option<String>,
+        /// What there is instead, for when nothing is near.
+        known: String,
+    },
+
+    #[error(
+        "unknown environment variable {name}{}",
+        did_you_mean(
+            suggestion,
+            "unset it, or name a setting as CINCH_SECTION_KEY, for example CINCH_TRAINING_SEED"
+        )
+    )]
+    UnknownVariable {
+        name: String,
+        suggestion: Option<String>,
+    },
+
+    #[error("{}: `{key}` is {found}; expected {accepted}{}", origin.place(), hint_line(hint))]
+    WrongValue {
+        origin: Box<Source>,
+        key: String,
+        found: String,
+        accepted: String,
+        hint: Option<String>,
+    },
+
+    #[error(
+        "{text:?} is not a size: {reason}\nhint: write \"8gb\", \"512mb\" or \"24\"; a bare number means GiB"
+    )]
+    InvalidSize { text: String, reason: &'static str },
+
+    #[error("{first}, but {second}\nhint: keep one of them")]
+    Disagreement {
+        first: Box<Given>,
+        second: Box<Given>,
+    },
+
+    #[error(
+        "{} is a config for {config_model}, but {}\nhint: line {line} (`{evidence}`) makes it one for {config_model}; drop one of the two",
+        path.display(),
+        asked_for(given, given_by)
+    )]
+    OtherModel {
+        path: PathBuf,
+        config_model: String,
+        /// The key or section by which the file was recognised.
+        evidence: String,
+        line: usize,
+        given: String,
+        given_by: Box<Source>,
+    },
+
+    #[error(
+        "{} is a config for {config_model} (line {line}: `{section}`), which is not one of the models known here\nhint: known are {known}",
+        path.display()
+    )]
+    UnknownModel {
+        path: PathBuf,
+        config_model: String,
+        section: String,
+        line: usize,
+        known: String,
+    },
+
+    #[error(
+        "`{key}` ({origin}) is a setting of {belongs_to}, but the model is {model} ({model_origin})\nhint: set model.type to {belongs_to}, or leave {key} out"
+    )]
+    KeyOfOtherModel {
+        key: &'static str,
+        origin: Box<Source>,
+        belongs_to: String,
+        model: &'static str,
+        model_origin: Box<Source>,
+    },
+
+    #[error(
+        "{model} has no size \"{size}\" ({origin}){}\nhint: sizes of {model} are {known}",
+        suggestion.as_ref().map_or_else(String::new, |name| format!("; did you mean \"{name}\"?"))
+    )]
+    UnknownSize {
+        model: &'static str,
+        size: String,
+        origin: Box<Source>,
+        suggestion: Option<String>,
+        known: String,
+    },
+
+    #[error(
+        "there is no {family} preset \"{name}\"{}\nhint: {family} presets are {known}",
+        suggestion.as_ref().map_or_else(String::new, |name| format!("; did you mean \"{name}\"?"))
+    )]
+    UnknownPreset {
+        family: &'static str,
+        name: String,
+        suggestion: Option<String>,
+        known: String,
+    },
+
+    #[error("{first} does not go with {second}: {rule}\nhint: {hint}")]
+    Relation {
+        first: Box<Stated>,
+        second: Box<Stated>,
+        rule: &'static str,
+        hint: String,
+    },
+
+    #[error(
+        "a saved config could not be read or written as JSON: {source}\nhint: it may come from another version; give the settings anew"
+    )]
+    Record {
+        #[from]
+        source: serde_json::Error,
+    },
+}
+
+/// A setting as it stands, for errors about two of them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stated {
+    pub key: &'static str,
+    pub value: Value,
+    pub source: Source,
+}
+
+impl fmt::Display for Stated {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            formatter,
+            "`{}` = {} ({})",
+            self.key, self.value, self.source
+        )
+    }
+}
+
+/// A value as it was written, under the name it was written with.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Given {
+    pub key: String,
+    pub value: Value,
+    pub source: Source,
+}
+
+impl fmt::Display for Given {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            formatter,
+            "`{}` ({}) means {}",
+            self.key, self.source, self.value
+        )
+    }
+}
+
+fn within(origin: &Source) -> String {
+    match origin {
+        Source::File { .. } => format!(" in {origin}"),
+        other => format!(" ({other})"),
+    }
+}
+
+fn did_you_mean(suggestion: &Option<String>, otherwise: &str) -> String {
+    match suggestion {
+        Some(name) => format!("; did you mean `{name}`?"),
+        None => format!("\nhint: {otherwise}"),
+    }
+}
+
+fn hint_line(hint: &Option<String>) -> String {
+    hint.as_ref()
+        .map_or_else(String::new, |hint| format!("\nhint: {hint}"))
+}
+
+fn asked_for(given: &str, given_by: &Source) -> String {
+    match given_by {
+        Source::Flag(flag) => format!("{flag} {given} was given"),
+        Source::Environment(name) => format!("{name}={given} is set"),
+        other => format!("model.type is {given} ({other})"),
+    }
+}

@@ -1,0 +1,84 @@
+//! Where a value came from, and which source outweighs which.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+/// The origin of one value, precise enough to go there and change it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    Default,
+    /// Worked out from another setting, named here by its key.
+    Derived(String),
+    Preset(String),
+    File {
+        path: PathBuf,
+        line: usize,
+        column: usize,
+    },
+    /// The variable's name.
+    Environment(String),
+    /// The flag as typed, with its dashes.
+    Flag(String),
+}
+
+impl Source {
+    pub(crate) fn layer(&self) -> Layer {
+        match self {
+            Source::Default | Source::Derived(_) => Layer::Default,
+            Source::Preset(_) => Layer::Preset,
+            Source::File { .. } => Layer::File,
+            Source::Environment(_) => Layer::Environment,
+            Source::Flag(_) => Layer::Flag,
+        }
+    }
+
+    /// The start of a sentence about this place, with the column if it has one.
+    pub(crate) fn place(&self) -> String {
+        match self {
+            Source::File { path, line, column } => {
+                format!("{} line {line} column {column}", path.display())
+            }
+            other => other.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::Default => formatter.write_str("default"),
+            Source::Derived(key) => write!(formatter, "follows {key}"),
+            Source::Preset(name) => write!(formatter, "preset {name}"),
+            Source::File { path, line, .. } => write!(formatter, "{} line {line}", path.display()),
+            Source::Environment(name) => write!(formatter, "environment {name}"),
+            Source::Flag(name) => formatter.write_str(name),
+        }
+    }
+}
+
+/// Weakest first: a later layer overrides an earlier one, and inside one layer
+/// the later assignment wins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Layer {
+    Default,
+    /// What a model size implies. Below presets, because a preset may say
+    /// something about a size, never the other way round.
+    Size,
+    Preset,
+    File,
+    Environment,
+    Flag,
+    /// A value moved by a rule between settings, such as a preset's warm-up that
+    /// is longer than the run. Never without a note that says so.
+    Adjusted,
+}
+
+impl Layer {
+    /// Stated by the user, key by key.
+    pub(crate) fn is_explicit(self) -> bool {
+        matches!(self, Layer::File | Layer::Environment | Layer::Flag)
+    }
+}

@@ -1,0 +1,433 @@
+//! Who outweighs whom, and what is told about it.
+
+use std::path::{Path, PathBuf};
+
+use cinch_config::{
+    Checkpointing, Config, Explained, ModelConfig, ModelKind, Precision, Preset, SETTINGS, SIZES,
+    Schedule, Settings, Source, Value,
+};
+
+fn flag(name: &str) -> Source {
+    Source::Flag(name.to_owned())
+}
+
+fn from_text(text: &str) -> Settings {
+    let mut settings = Settings::new();
+    settings.load_text(Path::new("run.json"), text).unwrap();
+    settings
+}
+
+fn explained(settings: &Settings, key: &str) -> Explained {
+    let listing = settings.explain();
+    listing.into_iter().find(|one| one.key == key).unwrap()
+}
+
+fn batch_of(settings: &Settings) -> (usize, usize, bool) {
+    let batch = settings.resolve().unwrap().batch;
+    (batch.batch_size, batch.accumulation, batch.micro_is_free)
+}
+
+#[test]
+fn each_layer_outweighs_the_one_below_whatever_the_order() {
+    const KEY: &str = "training.learning_rate";
+    let mut settings = Settings::new();
+    settings.set(KEY, "0.5", flag("--lr")).unwrap();
+    settings
+        .load_environment([("CINCH_TRAINING_LEARNING_RATE", "0.4")])
+        .unwrap();
+    settings
+        .load_text(
+            Path::new("run.json"),
+            "{\"training\":\n {\"learning_rate\": 0.3}}",
+        )
+        .unwrap();
+    settings
+        .apply_preset(Preset::training("fast").unwrap())
+        .unwrap();
+    let one = explained(&settings, KEY);
+    assert_eq!((one.value, one.source), (Value::Float(0.5), flag("--lr")));
+    let below: Vec<(String, String)> = one
+        .overridden
+        .iter()
+        .map(|weaker| (weaker.value.to_string(), weaker.source.to_string()))
+        .collect();
+    let expected = [
+        ("0.4", "environment CINCH_TRAINING_LEARNING_RATE"),
+        ("0.3", "run.json line 2"),
+        ("5e-4", "preset training fast"),
+        ("3e-4", "default"),
+    ];
+    assert_eq!(
+        below,
+        expected.map(|(value, source)| (value.to_owned(), source.to_owned()))
+    );
+    assert_eq!(settings.resolve().unwrap().training.learning_rate, 0.5);
+}
+
+#[test]
+fn the_same_flag_twice_and_a_second_file_change_the_value() {
+    let mut settings = from_text("\"training\": {\"seed\": 1}");
+    settings
+        .load_text(Path::new("more.json"), "\"training\": {\"seed\": 2}")
+        .unwrap();
+    assert_eq!(settings.resolve().unwrap().training.seed, 2);
+    settings.set("training.seed", "3", flag("--seed")).unwrap();
+    settings.set("training.seed", "4", flag("--seed")).unwrap();
+    assert_eq!(settings.resolve().unwrap().training.seed, 4);
+}
+
+#[test]
+fn a_file_with_an_error_leaves_no_trace() {
+    let mut settings = Settings::new();
+    let text = "{\"training\": {\"seed\": 7, \"sed\": 8}}";
+    assert!(settings.load_text(Path::new("run.json"), text).is_err());
+    assert_eq!(
+        settings.resolve().unwrap(),
+        Settings::new().resolve().unwrap()
+    );
+    assert_eq!(settings.notes(), Vec::<String>::new());
+}
+
+#[test]
+fn null_means_not_given() {
+    let config = from_text("{\"vram\": {\"batch_size\": null, \"budget\": null}}")
+        .resolve()
+        .unwrap();
+    assert_eq!(config, Settings::new().resolve().unwrap());
+}
+
+#[test]
+fn with_nothing_said_it_is_mamba_small() {
+    let config = Settings::new().resolve().unwrap();
+    assert_eq!(
+        (config.model.name(), config.model.size()),
+        ("mamba", Some("small"))
+    );
+    assert_eq!(config.batch.seq_len, 1024);
+    assert_eq!(config.batch.checkpointing, Checkpointing::Auto);
+    assert_eq!(batch_of(&Settings::new()), (8, 2, true));
+    assert_eq!(config.data.text_column, "text");
+}
+
+#[test]
+fn the_demo() {
+    let mut settings = Settings::new();
+    settings.apply_preset(Preset::Demo).unwrap();
+    let config = settings.resolve().unwrap();
+    assert_eq!(
+        (config.model.name(), config.model.size()),
+        ("mamba", Some("tiny"))
+    );
+    assert_eq!(
+        (config.model.vocab_size(), config.model.num_blocks()),
+        (257, 4)
+    );
+    assert_eq!(config.model.dropout(), 0.0);
+    assert_eq!(batch_of(&settings), (8, 1, true));
+    assert_eq!(
+        (config.batch.seq_len, config.batch.precision),
+        (256, Precision::Fp32)
+    );
+    assert_eq!(
+        (config.training.learning_rate, config.training.max_steps),
+        (3e-3, 150)
+    );
+    assert_eq!(
+        (config.training.warmup_steps, config.training.eval_interval),
+        (20, 50)
+    );
+    assert_eq!(
+        (config.data.source, config.data.tokenizer.as_str()),
+        (None, "bytes")
+    );
+    assert_eq!(config.output.output_dir, Path::new("runs/mamba-tiny"));
+}
+
+#[test]
+fn every_size_of_every_model_resolves_to_its_own_name() {
+    for size in SIZES {
+        let mut settings = Settings::new();
+        settings
+            .set("model.type", size.model.name(), flag("--model"))
+            .unwrap();
+        for name in std::iter::once(&size.name).chain(size.aliases) {
+            settings.set("model.size", name, flag("--size")).unwrap();
+            let config = settings.resolve().unwrap();
+            assert_eq!(config.model.kind(), size.model);
+            assert_eq!(config.model.size(), Some(size.name));
+            assert_eq!(config.model.num_blocks(), size.n_layers);
+            assert_eq!(config.batch.seq_len, size.max_seq_len);
+            assert_eq!(
+                Config::from_json(&config.to_json().unwrap()).unwrap(),
+                config
+            );
+        }
+    }
+}
+
+#[test]
+fn gpt2_has_its_own_defaults() {
+    let mut settings = Settings::new();
+    settings.set("model.type", "GPT2", flag("--model")).unwrap();
+    let config = settings.resolve().unwrap();
+    let ModelConfig::Gpt2(model) = &config.model else {
+        panic!("not a GPT-2: {:?}", config.model);
+    };
+    assert_eq!(
+        (model.d_model, model.n_layers, model.n_heads),
+        (768, 12, 12)
+    );
+    assert_eq!((model.vocab_size, model.max_seq_len), (50257, 1024));
+    assert_eq!((model.dropout, model.layer_norm_eps), (0.1, 1e-5));
+    assert_eq!(config.output.output_dir, Path::new("runs/gpt2"));
+    let foreign = SETTINGS
+        .iter()
+        .filter(|setting| !setting.belongs_to(ModelKind::Gpt2));
+    for setting in foreign {
+        assert!(settings.explain().iter().all(|one| one.key != setting.key));
+    }
+}
+
+#[test]
+fn a_file_that_speaks_of_heads_is_a_gpt2_config() {
+    let settings = from_text("{\"model\": {\n \"n_embd\": 256,\n \"n_head\": 8}}");
+    let config = settings.resolve().unwrap();
+    assert_eq!(config.model.name(), "gpt2");
+    let notes = settings.notes();
+    assert_eq!(
+        notes[0],
+        "run.json names no model.type; `model.n_head` on line 3 makes it a config for gpt2"
+    );
+}
+
+#[test]
+fn every_vram_preset_holds_what_the_guide_says() {
+    let expected = [
+        ("8gb", 1, 16, 256, Checkpointing::Full, false),
+        ("12gb", 2, 8, 512, Checkpointing::Full, false),
+        ("16gb", 2, 8, 512, Checkpointing::Full, false),
+        ("16gb-medium", 1, 16, 256, Checkpointing::Full, true),
+        ("24gb", 4, 4, 1024, Checkpointing::None, false),
+        ("32gb", 8, 2, 1024, Checkpointing::None, false),
+        ("48gb", 12, 2, 2048, Checkpointing::None, false),
+    ];
+    for (name, batch_size, accumulation, seq_len, checkpointing, offload) in expected {
+        let mut settings = Settings::new();
+        settings
+            .set("model.size", "medium", flag("--size"))
+            .unwrap();
+        settings.apply_preset(Preset::vram(name).unwrap()).unwrap();
+        let batch = settings.resolve().unwrap().batch;
+        assert_eq!(
+            (batch.batch_size, batch.accumulation),
+            (batch_size, accumulation)
+        );
+        assert_eq!(
+            (batch.seq_len, batch.checkpointing),
+            (seq_len, checkpointing)
+        );
+        assert_eq!((batch.offload, batch.precision), (offload, Precision::Fp16));
+        assert!(batch.micro_is_free && batch.budget.is_none());
+    }
+    assert_eq!(Preset::all().count(), 1 + 7 + 3);
+}
+
+#[test]
+fn the_effective_batch_is_kept_when_half_of_it_is_stated() {
+    let given = |text: &str| batch_of(&from_text(text));
+    assert_eq!(given("\"vram\": {\"batch_size\": 4}"), (4, 4, false));
+    assert_eq!(
+        given("\"vram\": {\"gradient_accumulation_steps\": 16}"),
+        (1, 16, false)
+    );
+    assert_eq!(given("\"vram\": {\"batch_size\": 64}"), (64, 1, false));
+    assert_eq!(
+        given("\"vram\": {\"batch_size\": 3, \"accumulation\": 5}"),
+        (3, 5, false)
+    );
+    assert_eq!(
+        given("\"vram\": {\"budget\": 48, \"batch_size\": 6}"),
+        (6, 4, false)
+    );
+
+    let uneven = from_text("\"vram\": {\"batch_size\": 3}");
+    assert_eq!(batch_of(&uneven), (3, 5, false));
+    assert!(
+        uneven.notes()[0].contains("the effective batch is 15"),
+        "{:?}",
+        uneven.notes()
+    );
+
+    let mut preset = Settings::new();
+    preset.apply_preset(Preset::vram("8gb").unwrap()).unwrap();
+    preset
+        .set("vram.batch_size", "4", flag("--batch-size"))
+        .unwrap();
+    assert_eq!(batch_of(&preset), (4, 4, false));
+}
+
+#[test]
+fn a_budget_asks_for_the_guides_effective_batch_in_one_piece() {
+    for (budget, batch) in [
+        ("4gb", 16),
+        ("8gb", 16),
+        ("40", 16),
+        ("48gb", 24),
+        ("80 GiB", 24),
+    ] {
+        let mut settings = Settings::new();
+        settings.set("vram.budget", budget, flag("--vram")).unwrap();
+        assert_eq!(batch_of(&settings), (batch, 1, true), "{budget}");
+    }
+}
+
+#[test]
+fn sequences_follow_positions() {
+    let lengths = |text: &str| {
+        let config = from_text(text).resolve().unwrap();
+        (config.model.max_seq_len(), config.batch.seq_len)
+    };
+    assert_eq!(lengths("\"vram\": {\"max_seq_len\": 128}"), (1024, 128));
+    assert_eq!(lengths("\"model\": {\"max_seq_len\": 4096}"), (4096, 4096));
+    let long = from_text("\"vram\": {\"max_seq_len\": 2048}");
+    assert_eq!(long.resolve().unwrap().batch.seq_len, 1024);
+    assert!(
+        long.notes()[0].starts_with(
+            "`vram.max_seq_len` = 2048 (run.json line 1) is longer than the model's 1024 positions (preset mamba small)"
+        ),
+        "{:?}",
+        long.notes()
+    );
+    let one = explained(&long, "vram.max_seq_len");
+    assert_eq!(
+        (one.value.to_string(), one.source.to_string()),
+        ("1024".to_owned(), "follows model.max_seq_len".to_owned())
+    );
+}
+
+#[test]
+fn an_unstated_warmup_gives_way_to_a_short_run() {
+    let settings = from_text("\"training\": {\"max_steps\": 500}");
+    assert_eq!(settings.resolve().unwrap().training.warmup_steps, 50);
+    assert_eq!(
+        settings.notes()[0],
+        "`training.warmup_steps` = 2000 (default) is longer than the run of 500 steps: shortened to 50"
+    );
+}
+
+#[test]
+fn switches_and_words_mean_the_same() {
+    let batch = |text: &str| from_text(text).resolve().unwrap().batch;
+    assert_eq!(
+        batch("\"vram\": {\"use_fp16\": false}").precision,
+        Precision::Fp32
+    );
+    assert_eq!(
+        batch("\"vram\": {\"use_fp16\": true, \"precision\": \"fp16\"}").precision,
+        Precision::Fp16
+    );
+    assert_eq!(
+        batch("\"vram\": {\"use_gradient_checkpointing\": false}").checkpointing,
+        Checkpointing::None
+    );
+    assert_eq!(
+        batch("\"vram\": {\"checkpointing\": 3}").checkpointing,
+        Checkpointing::Blocks(3)
+    );
+    assert_eq!(
+        batch("\"vram\": {\"checkpointing\": 0}").checkpointing,
+        Checkpointing::None
+    );
+    assert_eq!(
+        batch("\"vram\": {\"checkpointing\": \"Auto\"}").checkpointing,
+        Checkpointing::Auto
+    );
+    // A flag outweighs the file even when they use different names.
+    let mut settings = from_text("\"vram\": {\"use_fp16\": true}");
+    settings
+        .set("vram.precision", "bf16", flag("--precision"))
+        .unwrap();
+    assert_eq!(settings.resolve().unwrap().batch.precision, Precision::Bf16);
+}
+
+#[test]
+fn every_word_reaches_its_variant() {
+    for name in Precision::NAMES {
+        let mut settings = Settings::new();
+        settings
+            .set("vram.precision", name, flag("--precision"))
+            .unwrap();
+        assert_eq!(settings.resolve().unwrap().batch.precision.name(), name);
+    }
+    for name in Schedule::NAMES {
+        let mut settings = Settings::new();
+        settings
+            .set("training.schedule", name, flag("--schedule"))
+            .unwrap();
+        assert_eq!(settings.resolve().unwrap().training.schedule.name(), name);
+    }
+}
+
+#[test]
+fn the_environment_ignores_strangers() {
+    let mut settings = Settings::new();
+    settings
+        .load_environment([
+            ("PATH", "/bin"),
+            ("CINCH_CACHE", "/tmp"),
+            ("CINCH_LOG", "debug"),
+            ("CINCH_VRAM_USE_FP16", "yes"),
+            ("CINCH_TRAINING_SEED", ""),
+            ("CINCH_OUTPUT_OUTPUT_DIR", "elsewhere"),
+        ])
+        .unwrap();
+    let config = settings.resolve().unwrap();
+    assert_eq!(config.batch.precision, Precision::Fp16);
+    assert_eq!(config.training.seed, 42);
+    assert_eq!(config.output.output_dir, PathBuf::from("elsewhere"));
+}
+
+#[test]
+fn a_size_outweighed_by_a_file_is_told() {
+    let mut settings = from_text("\"model\": {\"d_model\": 640}");
+    settings
+        .set("model.size", "medium", flag("--model-size"))
+        .unwrap();
+    let config = settings.resolve().unwrap();
+    assert_eq!((config.model.size(), config.model.num_blocks()), (None, 12));
+    assert_eq!(
+        settings.notes()[0],
+        "`model.size` = medium (--model-size) is not the shape that is built: `model.d_model` = 640 (run.json line 1) outweighs it"
+    );
+}
+
+#[test]
+fn floats_survive_a_checkpoint_to_the_last_bit() {
+    let mut settings = Settings::new();
+    let awkward = 0.1_f64 + 0.2;
+    settings
+        .set("training.learning_rate", &awkward.to_string(), flag("--lr"))
+        .unwrap();
+    settings
+        .set(
+            "training.adam_epsilon",
+            "4.940656458412465e-310",
+            flag("--eps"),
+        )
+        .unwrap();
+    settings
+        .set("training.seed", "18446744073709551615", flag("--seed"))
+        .unwrap();
+    let config = settings.resolve().unwrap();
+    let back = Config::from_json(&config.to_json().unwrap()).unwrap();
+    assert_eq!(back.training.learning_rate.to_bits(), awkward.to_bits());
+    assert_eq!(back, config);
+}
+
+#[test]
+fn origins_can_be_written_as_json() {
+    let settings = from_text("\"vram\": {\"batch_size\": 4}");
+    let one = serde_json::to_value(explained(&settings, "vram.batch_size")).unwrap();
+    assert_eq!(one["value"], 4);
+    assert_eq!(one["source"]["file"]["line"], 1);
+}

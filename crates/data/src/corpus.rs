@@ -1,0 +1,306 @@
+//! From a source to a stream of tokens: identify, look in the cache, tokenise if need be.
+//!
+//! Tokenising runs on all cores and holds one batch of text at a time, whatever the size of the
+//! corpus. The result does not depend on the number of threads.
+
+use std::path::{Path, PathBuf};
+
+use rayon::prelude::*;
+use sha2::{Digest, Sha256};
+
+use crate::cache::{Entry, EntryWriter, FORMAT_VERSION, Header, TokenStore, default_cache_folder};
+use crate::document::{self, Piece, SourceRecord};
+use crate::embedded;
+use crate::error::DataError;
+use crate::progress::Progress;
+use crate::source::{self, Source, SourceFile};
+use crate::tokenizer::{Tokenizer, TokenizerSpec};
+use crate::window::Windows;
+
+/// Text held in memory at a time; its tokens take up to four times as much on top.
+const BATCH_BYTES: usize = 32 << 20;
+
+/// What to read and how.
+#[derive(Debug, Clone)]
+pub struct DataOptions {
+    pub source: Source,
+    pub tokenizer: TokenizerSpec,
+    /// The field of a JSON line that holds its text.
+    pub text_column: String,
+    /// Where token caches lie; None for `default_cache_folder`.
+    pub cache_dir: Option<PathBuf>,
+}
+
+impl Default for DataOptions {
+    fn default() -> Self {
+        Self {
+            source: Source::Embedded,
+            tokenizer: TokenizerSpec::Gpt2,
+            text_column: "text".to_owned(),
+            cache_dir: None,
+        }
+    }
+}
+
+/// A tokenised text, memory-mapped.
+///
+/// Every document is followed by the tokenizer's end-of-text, the last one too, so that a model
+/// learns where documents end; with a tokenizer that has none they follow each other directly.
+#[derive(Debug, Clone)]
+pub struct Corpus {
+    header: Header,
+    tokens: TokenStore,
+    cache_path: PathBuf,
+    was_cached: bool,
+    padding: i32,
+}
+
+/// Where the text of a corpus is, once it is known what there is.
+enum Input {
+    Embedded(Vec<embedded::Document>),
+    Files(Vec<SourceFile>),
+}
+
+impl Corpus {
+    /// Reads `options.source` with `tokenizer`, which must be the one `options.tokenizer` names.
+    pub fn prepare(
+        options: &DataOptions,
+        tokenizer: &Tokenizer,
+        progress: &dyn Progress,
+    ) -> Result<Self, DataError> {
+        let input = match &options.source {
+            Source::Embedded => Input::Embedded(embedded::documents()),
+            Source::Folder(path) => Input::Files(source::folder_files(path)?),
+            Source::File(path) => Input::Files(vec![source::single_file(path)?]),
+        };
+        let records = identify(&input, progress)?;
+        let fingerprint = fingerprint(&input, &records, &options.text_column, tokenizer);
+        let folder = options
+            .cache_dir
+            .clone()
+            .unwrap_or_else(default_cache_folder);
+        let entry = Entry::new(folder, fingerprint);
+
+        let (was_cached, (header, tokens)) = match entry.open() {
+            Some(found) => (true, found),
+            None => {
+                tokenize(&input, records, options, tokenizer, &entry, progress)?;
+                let vanished = || {
+                    entry.write_error(std::io::Error::other(
+                        "what was written does not read back the same",
+                    ))
+                };
+                (false, entry.open().ok_or_else(vanished)?)
+            }
+        };
+        Ok(Self {
+            header,
+            tokens,
+            cache_path: entry.tokens_path(),
+            was_cached,
+            padding: tokenizer.end_of_text().unwrap_or(0) as i32,
+        })
+    }
+
+    pub fn num_tokens(&self) -> u64 {
+        self.tokens.len()
+    }
+
+    pub fn num_documents(&self) -> u64 {
+        self.header.num_documents
+    }
+
+    /// The file that holds the tokens.
+    pub fn cache_path(&self) -> &Path {
+        &self.cache_path
+    }
+
+    /// Identifies content and tokenizer: a resumed run compares it with the one it started with.
+    pub fn fingerprint(&self) -> &str {
+        &self.header.fingerprint
+    }
+
+    /// Whether the tokens were there already.
+    pub fn was_cached(&self) -> bool {
+        self.was_cached
+    }
+
+    /// The corpus as windows of `seq_len` inputs.
+    pub fn windows(&self, seq_len: usize) -> Result<Windows, DataError> {
+        Windows::new(self.tokens.clone(), seq_len, self.padding)
+    }
+}
+
+fn identify(input: &Input, progress: &dyn Progress) -> Result<Vec<SourceRecord>, DataError> {
+    match input {
+        Input::Embedded(documents) => Ok(documents
+            .iter()
+            .map(|document| SourceRecord {
+                name: document.name.clone(),
+                bytes: document.text.len() as u64,
+                sha256: format!("{:x}", Sha256::digest(&document.text)),
+            })
+            .collect()),
+        Input::Files(files) => {
+            let size = |file: &SourceFile| std::fs::metadata(&file.path).map_or(0, |m| m.len());
+            progress.begin("reading", files.iter().map(size).sum());
+            let records: Result<Vec<SourceRecord>, DataError> = files
+                .par_iter()
+                .map(|file| {
+                    let record = document::identify(file)?;
+                    progress.advance(record.bytes);
+                    Ok(record)
+                })
+                .collect();
+            progress.end();
+            records
+        }
+    }
+}
+
+/// A hash of everything the tokens depend on. Each part is preceded by its length, so that no
+/// two lists of parts run together into the same bytes.
+fn fingerprint(
+    input: &Input,
+    records: &[SourceRecord],
+    text_column: &str,
+    tokenizer: &Tokenizer,
+) -> String {
+    let mut hash = Sha256::new();
+    let mut part = |bytes: &[u8]| {
+        hash.update((bytes.len() as u64).to_le_bytes());
+        hash.update(bytes);
+    };
+    part(&FORMAT_VERSION.to_le_bytes());
+    part(tokenizer.fingerprint().as_bytes());
+    for (index, record) in records.iter().enumerate() {
+        let json_lines = matches!(input, Input::Files(files) if files[index].json_lines);
+        part(record.name.as_bytes());
+        part(record.sha256.as_bytes());
+        part(if json_lines {
+            text_column.as_bytes()
+        } else {
+            b""
+        });
+    }
+    // 128 bits tell any number of corpora apart and keep file names short.
+    format!("{:x}", hash.finalize())[..32].to_owned()
+}
+
+fn tokenize(
+    input: &Input,
+    records: Vec<SourceRecord>,
+    options: &DataOptions,
+    tokenizer: &Tokenizer,
+    entry: &Entry,
+    progress: &dyn Progress,
+) -> Result<(), DataError> {
+    let mut batch = Batch {
+        tokenizer,
+        progress,
+        writer: EntryWriter::create(entry, tokenizer)?,
+        pieces: Vec::new(),
+        num_bytes: 0,
+        num_documents: 0,
+    };
+    progress.begin(
+        "tokenizing",
+        records.iter().map(|record| record.bytes).sum(),
+    );
+    let outcome = read_all(input, &records, options, &mut batch);
+    progress.end();
+    outcome?;
+
+    if batch.num_documents == 0 {
+        let path = match &options.source {
+            Source::Folder(path) | Source::File(path) => path.clone(),
+            Source::Embedded => PathBuf::from("the embedded text"),
+        };
+        let num_files = records.len();
+        return Err(DataError::NoText { path, num_files });
+    }
+    if batch.writer.num_tokens() < 2 {
+        return Err(DataError::TooFewTokens {
+            num_tokens: batch.writer.num_tokens(),
+            tokenizer: tokenizer.name().to_owned(),
+        });
+    }
+    batch.writer.finish(batch.num_documents, records)
+}
+
+fn read_all(
+    input: &Input,
+    records: &[SourceRecord],
+    options: &DataOptions,
+    batch: &mut Batch<'_>,
+) -> Result<(), DataError> {
+    let tokenizer = batch.tokenizer;
+    match input {
+        Input::Embedded(documents) => {
+            for document in documents {
+                batch.push(Piece {
+                    text: document.text.clone(),
+                    ends_document: true,
+                    source_bytes: document.text.len() as u64,
+                })?;
+            }
+        }
+        Input::Files(files) => {
+            for (file, record) in files.iter().zip(records) {
+                document::read(
+                    file,
+                    record,
+                    &options.text_column,
+                    &|text| tokenizer.last_cut(text),
+                    &mut |piece| batch.push(piece),
+                )?;
+            }
+        }
+    }
+    batch.flush()
+}
+
+/// Text that waits to be tokenised together.
+struct Batch<'a> {
+    tokenizer: &'a Tokenizer,
+    progress: &'a dyn Progress,
+    writer: EntryWriter<'a>,
+    pieces: Vec<Piece>,
+    num_bytes: usize,
+    num_documents: u64,
+}
+
+impl Batch<'_> {
+    fn push(&mut self, piece: Piece) -> Result<(), DataError> {
+        self.num_bytes += piece.text.len();
+        self.pieces.push(piece);
+        if self.num_bytes >= BATCH_BYTES {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Encodes in parallel, writes in order.
+    fn flush(&mut self) -> Result<(), DataError> {
+        let (tokenizer, progress) = (self.tokenizer, self.progress);
+        let encoded: Vec<Vec<u32>> = self
+            .pieces
+            .par_iter()
+            .map(|piece| {
+                let ids = tokenizer.encode(&piece.text);
+                progress.advance(piece.source_bytes);
+                ids
+            })
+            .collect::<Result<_, DataError>>()?;
+        for (piece, ids) in self.pieces.iter().zip(encoded) {
+            self.writer.append(&ids)?;
+            if piece.ends_document {
+                self.writer.append(tokenizer.end_of_text().as_slice())?;
+                self.num_documents += 1;
+            }
+        }
+        self.pieces.clear();
+        self.num_bytes = 0;
+        Ok(())
+    }
+}

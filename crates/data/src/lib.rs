@@ -1,0 +1,30 @@
+//! What a model reads: text from files or from the program itself, as windows of token ids.
+//!
+//! In the order in which text flows: [`Source`] names it, the files are found and read as
+//! documents, a [`Tokenizer`] turns them into ids, a cache keeps those on disk, and
+//! [`Corpus::windows`] cuts them into samples whose order is a function of a seed and a sample
+//! number. [`synth`] writes code-like files for those who have no data yet.
+
+mod boundary;
+mod cache;
+mod corpus;
+mod decoder;
+mod document;
+mod embedded;
+mod error;
+mod permutation;
+mod progress;
+mod random;
+mod source;
+pub mod synth;
+mod tokenizer;
+mod window;
+
+pub use cache::default_cache_folder;
+pub use corpus::{Corpus, DataOptions};
+pub use decoder::Decoder;
+pub use error::DataError;
+pub use progress::{NoProgress, Progress};
+pub use source::{READ_EXTENSIONS, Source};
+pub use tokenizer::{Tokenizer, TokenizerSpec};
+pub use window::{IGNORE_INDEX, Split, Windows};

@@ -1,0 +1,288 @@
+//! Where text comes from: which files of a folder are read, and in which order.
+//!
+//! The order decides the token stream, so it depends on names only: never on the order in which
+//! the file system happens to list them.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::error::DataError;
+
+/// Endings of the files that a folder is searched for, compared without regard to case. `.json`
+/// is left out on purpose: it is mostly configuration and data, while `.jsonl` is text.
+pub const READ_EXTENSIONS: [&str; 25] = [
+    "txt", "md", "rst", "py", "rs", "go", "c", "cc", "cpp", "h", "hpp", "java", "js", "ts", "tsx",
+    "jsx", "rb", "sh", "sql", "toml", "yaml", "yml", "adb", "ads", "jsonl",
+];
+
+/// What the user wants to train on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// The text compiled into the program.
+    Embedded,
+    /// Every readable file below a folder.
+    Folder(PathBuf),
+    /// One file, whatever its ending.
+    File(PathBuf),
+}
+
+/// One file to read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SourceFile {
+    pub(crate) path: PathBuf,
+    /// The path below the folder with `/` between its parts: a moved folder stays the same corpus.
+    pub(crate) name: String,
+    pub(crate) json_lines: bool,
+}
+
+fn extension(path: &Path) -> String {
+    path.extension()
+        .map(|e| e.to_string_lossy().to_ascii_lowercase())
+        .unwrap_or_default()
+}
+
+fn is_hidden(path: &Path) -> bool {
+    path.file_name()
+        .is_some_and(|name| name.to_string_lossy().starts_with('.'))
+}
+
+fn read_error(path: &Path) -> impl FnOnce(io::Error) -> DataError {
+    let path = path.to_path_buf();
+    move |source| DataError::Read { path, source }
+}
+
+/// The metadata of a path the user named.
+fn named(path: &Path, what: &'static str) -> Result<fs::Metadata, DataError> {
+    fs::metadata(path).map_err(|source| match source.kind() {
+        io::ErrorKind::NotFound => DataError::SourceMissing {
+            what,
+            path: path.to_path_buf(),
+        },
+        _ => DataError::Read {
+            path: path.to_path_buf(),
+            source,
+        },
+    })
+}
+
+/// The file at `path`, checked to be one.
+pub(crate) fn single_file(path: &Path) -> Result<SourceFile, DataError> {
+    let metadata = named(path, "file")?;
+    if !metadata.is_file() {
+        return Err(DataError::WrongKind {
+            path: path.to_path_buf(),
+            wanted: "file",
+            // Reading a pipe or a device may never end.
+            found: if metadata.is_dir() {
+                "a folder"
+            } else {
+                "not a regular file"
+            },
+        });
+    }
+    Ok(SourceFile {
+        path: path.to_path_buf(),
+        name: path
+            .file_name()
+            .map(|name| name.to_string_lossy().into_owned())
+            .unwrap_or_default(),
+        json_lines: extension(path) == "jsonl",
+    })
+}
+
+/// What a search of a folder has found so far.
+#[derive(Default)]
+struct Search {
+    found: Vec<PathBuf>,
+    num_skipped: usize,
+    /// Links, followed only after everything that is really there: what is reachable both ways
+    /// is then read once, under its own name.
+    links: Vec<PathBuf>,
+    /// Resolved paths of visited folders and listed files, so that a loop of links ends.
+    seen: HashSet<PathBuf>,
+}
+
+impl Search {
+    fn visit(&mut self, path: PathBuf) -> Result<(), DataError> {
+        let mut waiting = vec![path];
+        while let Some(path) = waiting.pop() {
+            // A broken link or a link to itself has no metadata: nothing to read there.
+            let Ok(metadata) = fs::metadata(&path) else {
+                self.num_skipped += 1;
+                continue;
+            };
+            let usable = metadata.is_file() && READ_EXTENSIONS.contains(&extension(&path).as_str());
+            if !metadata.is_dir() && !usable {
+                self.num_skipped += 1;
+                continue;
+            }
+            let resolved = fs::canonicalize(&path).map_err(read_error(&path))?;
+            if !self.seen.insert(resolved) {
+                continue;
+            }
+            if usable {
+                self.found.push(path);
+                continue;
+            }
+            for entry in fs::read_dir(&path).map_err(read_error(&path))? {
+                let entry = entry.map_err(read_error(&path))?;
+                let child = entry.path();
+                if is_hidden(&child) {
+                    self.num_skipped += 1;
+                } else if entry.file_type().map_err(read_error(&child))?.is_symlink() {
+                    self.links.push(child);
+                } else {
+                    waiting.push(child);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Every file below `folder` that is read, sorted by name.
+pub(crate) fn folder_files(folder: &Path) -> Result<Vec<SourceFile>, DataError> {
+    if !named(folder, "folder")?.is_dir() {
+        return Err(DataError::WrongKind {
+            path: folder.to_path_buf(),
+            wanted: "folder",
+            found: "not one",
+        });
+    }
+    let mut search = Search::default();
+    search.visit(folder.to_path_buf())?;
+    while !search.links.is_empty() {
+        let mut links = std::mem::take(&mut search.links);
+        links.sort();
+        for link in links {
+            search.visit(link)?;
+        }
+    }
+    if search.found.is_empty() {
+        return Err(DataError::NoUsableFile {
+            folder: folder.to_path_buf(),
+            num_skipped: search.num_skipped,
+        });
+    }
+    let mut files: Vec<SourceFile> = search
+        .found
+        .into_iter()
+        .map(|path| SourceFile {
+            name: name_below(folder, &path),
+            json_lines: extension(&path) == "jsonl",
+            path,
+        })
+        .collect();
+    files.sort_by(|a, b| (&a.name, &a.path).cmp(&(&b.name, &b.path)));
+    Ok(files)
+}
+
+fn name_below(folder: &Path, path: &Path) -> String {
+    let below = path.strip_prefix(folder).unwrap_or(path);
+    let parts: Vec<String> = below
+        .components()
+        .map(|part| part.as_os_str().to_string_lossy().into_owned())
+        .collect();
+    parts.join("/")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(folder: &Path, name: &str) {
+        let path = folder.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, name).unwrap();
+    }
+
+    fn names(folder: &Path) -> Vec<String> {
+        let files = folder_files(folder).unwrap();
+        files.into_iter().map(|file| file.name).collect()
+    }
+
+    #[test]
+    fn folders_are_read_recursively_in_name_order() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in [
+            "z.txt",
+            "b/y.RS",
+            "b/a.jsonl",
+            "a.md",
+            "skip.json",
+            "skip.bin",
+            ".hidden.txt",
+            ".git/config.txt",
+            "noending",
+            "b/deep/er/x.Py",
+        ] {
+            write(folder.path(), name);
+        }
+        assert_eq!(
+            names(folder.path()),
+            ["a.md", "b/a.jsonl", "b/deep/er/x.Py", "b/y.RS", "z.txt"]
+        );
+        assert!(folder_files(folder.path()).unwrap()[1].json_lines);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_are_followed_once_and_loops_end() {
+        use std::os::unix::fs::symlink;
+        let outside = tempfile::tempdir().unwrap();
+        write(outside.path(), "more.txt");
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), "real/one.txt");
+        symlink(folder.path(), folder.path().join("real/up")).unwrap();
+        symlink(folder.path().join("real"), folder.path().join("again")).unwrap();
+        symlink(
+            folder.path().join("real/one.txt"),
+            folder.path().join("copy.txt"),
+        )
+        .unwrap();
+        symlink(outside.path(), folder.path().join("outside")).unwrap();
+        symlink("nowhere", folder.path().join("broken.txt")).unwrap();
+        symlink("self.txt", folder.path().join("self.txt")).unwrap();
+        assert_eq!(names(folder.path()), ["outside/more.txt", "real/one.txt"]);
+    }
+
+    #[test]
+    fn a_folder_without_text_says_what_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), "a.bin");
+        write(folder.path(), "b.json");
+        let message = folder_files(folder.path()).unwrap_err().to_string();
+        assert!(message.contains("2 skipped"), "{message}");
+        assert!(
+            message.contains(".jsonl") && message.contains(".adb"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn wrong_paths_are_told_apart() {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), "odd.ending");
+        let file = folder.path().join("odd.ending");
+        assert_eq!(single_file(&file).unwrap().name, "odd.ending");
+        let missing = folder.path().join("missing");
+        assert!(matches!(
+            folder_files(&missing),
+            Err(DataError::SourceMissing { what: "folder", .. })
+        ));
+        assert!(matches!(
+            single_file(&missing),
+            Err(DataError::SourceMissing { what: "file", .. })
+        ));
+        assert!(matches!(
+            folder_files(&file),
+            Err(DataError::WrongKind { .. })
+        ));
+        assert!(matches!(
+            single_file(folder.path()),
+            Err(DataError::WrongKind { .. })
+        ));
+    }
+}

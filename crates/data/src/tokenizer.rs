@@ -1,0 +1,369 @@
+//! Text to token ids and back: bytes, GPT-2's vocabulary, or a Hugging Face tokenizer.json.
+//!
+//! Input text is always ordinary text. A document that happens to contain `<|endoftext|>` gets
+//! the tokens of those thirteen characters: only the corpus itself places the real token.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use sha2::{Digest, Sha256};
+
+use crate::boundary;
+use crate::error::DataError;
+
+/// Targets are `i32` on every device, so this is the largest id a batch can hold.
+pub(crate) const LARGEST_TOKEN_ID: u32 = i32::MAX as u32;
+
+/// The byte tokenizer's end-of-text, the first id that is no byte.
+const BYTES_END_OF_TEXT: u32 = 256;
+const GPT2_END_OF_TEXT: u32 = 50_256;
+const END_OF_TEXT: &str = "<|endoftext|>";
+
+/// Whitespace runs beyond this many bytes are handed to the regex engine on their own: far below
+/// where it fails, far above what ordinary text holds.
+const LONGEST_WHITESPACE_RUN: usize = 4096;
+
+/// How the common families spell the token that ends a document, in order of preference. A
+/// tokenizer.json does not say which of its special tokens has that meaning.
+const END_OF_TEXT_SPELLINGS: [&str; 10] = [
+    END_OF_TEXT,
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<|eos|>",
+    "<EOS>",
+    "[EOS]",
+    "EOS",
+    "<｜end▁of▁sentence｜>",
+    "[SEP]",
+];
+
+/// What to tokenise with, as the user names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TokenizerSpec {
+    /// Ids 0..=255 are bytes, 256 ends a document.
+    Bytes,
+    /// GPT-2's byte-pair encoding, 50257 ids.
+    Gpt2,
+    /// A Hugging Face tokenizer.json.
+    File(PathBuf),
+}
+
+impl FromStr for TokenizerSpec {
+    type Err = Infallible;
+
+    fn from_str(name: &str) -> Result<Self, Infallible> {
+        Ok(match name.to_ascii_lowercase().as_str() {
+            "bytes" | "byte" => Self::Bytes,
+            "gpt2" | "gpt-2" => Self::Gpt2,
+            _ => Self::File(PathBuf::from(name)),
+        })
+    }
+}
+
+impl fmt::Display for TokenizerSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bytes => f.write_str("bytes"),
+            Self::Gpt2 => f.write_str("gpt2"),
+            Self::File(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+/// A loaded tokenizer. Encoding and decoding may be called from any number of threads.
+pub struct Tokenizer {
+    name: String,
+    kind: Kind,
+    vocab_size: usize,
+    end_of_text: Option<u32>,
+    fingerprint: String,
+}
+
+enum Kind {
+    Bytes,
+    Gpt2(&'static tiktoken_rs::CoreBPE),
+    File(Box<tokenizers::Tokenizer>),
+}
+
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tokenizer")
+            .field("name", &self.name)
+            .field("vocab_size", &self.vocab_size)
+            .field("end_of_text", &self.end_of_text)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Tokenizer {
+    pub fn load(spec: &TokenizerSpec) -> Result<Self, DataError> {
+        match spec {
+            TokenizerSpec::Bytes => Ok(Self {
+                name: spec.to_string(),
+                kind: Kind::Bytes,
+                vocab_size: 257,
+                end_of_text: Some(BYTES_END_OF_TEXT),
+                fingerprint: "bytes-257".to_owned(),
+            }),
+            TokenizerSpec::Gpt2 => Ok(Self {
+                name: spec.to_string(),
+                kind: Kind::Gpt2(tiktoken_rs::r50k_base_singleton()),
+                vocab_size: 50_257,
+                end_of_text: Some(GPT2_END_OF_TEXT),
+                fingerprint: "gpt2-50257".to_owned(),
+            }),
+            TokenizerSpec::File(path) => Self::load_file(path.clone()),
+        }
+    }
+
+    fn load_file(path: PathBuf) -> Result<Self, DataError> {
+        let content = match std::fs::read(&path) {
+            Ok(content) => content,
+            Err(source) => return Err(DataError::TokenizerRead { path, source }),
+        };
+        let name = path.display().to_string();
+        let unusable = |problem: String| DataError::TokenizerParse {
+            path: path.clone(),
+            problem,
+        };
+        let mut inner = tokenizers::Tokenizer::from_bytes(&content)
+            .map_err(|problem| unusable(problem.to_string()))?;
+        // Many published files carry the truncation and padding of the run they were saved from;
+        // a corpus must be neither cut nor filled up.
+        inner
+            .with_truncation(None)
+            .map_err(|problem| unusable(problem.to_string()))?;
+        inner.with_padding(None);
+        inner.set_encode_special_tokens(true);
+
+        // Ids may have gaps, so the embedding needs the largest one, not the number of entries.
+        let Some(largest) = inner.get_vocab(true).into_values().max() else {
+            return Err(unusable("its vocabulary is empty".to_owned()));
+        };
+        if largest > LARGEST_TOKEN_ID {
+            return Err(DataError::TokenIdTooLarge {
+                tokenizer: name,
+                id: largest,
+                largest: LARGEST_TOKEN_ID,
+            });
+        }
+        let end_of_text = END_OF_TEXT_SPELLINGS
+            .iter()
+            .find_map(|spelling| inner.token_to_id(spelling));
+        Ok(Self {
+            name,
+            kind: Kind::File(Box::new(inner)),
+            vocab_size: largest as usize + 1,
+            end_of_text,
+            fingerprint: format!("tokenizer-json-{:x}", Sha256::digest(&content)),
+        })
+    }
+
+    /// How the user named it, for messages.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// One more than the largest id.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// The token that ends a document; a tokenizer.json may have none.
+    pub fn end_of_text(&self) -> Option<u32> {
+        self.end_of_text
+    }
+
+    /// The same for two tokenizers exactly when they give the same ids, as far as can be told:
+    /// a tokenizer.json is identified by its content, not its path.
+    pub fn fingerprint(&self) -> String {
+        self.fingerprint.clone()
+    }
+
+    /// The ids of `text`, without any special token added or recognised.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        match &self.kind {
+            Kind::Bytes => Ok(text.bytes().map(u32::from).collect()),
+            Kind::Gpt2(inner) => {
+                let parts = boundary::parts(text, LONGEST_WHITESPACE_RUN);
+                Ok(match parts.as_slice() {
+                    [whole] => inner.encode_ordinary(whole),
+                    parts => parts
+                        .iter()
+                        .flat_map(|part| inner.encode_ordinary(part))
+                        .collect(),
+                })
+            }
+            Kind::File(inner) => match inner.encode_fast(text, false) {
+                Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+                Err(problem) => Err(DataError::Encode {
+                    tokenizer: self.name.clone(),
+                    problem: problem.to_string(),
+                }),
+            },
+        }
+    }
+
+    /// The text of `ids`. Bytes that form no character, and ids outside the vocabulary, become
+    /// U+FFFD: a half-trained model may produce any of them.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        match &self.kind {
+            Kind::File(inner) => inner
+                .decode(ids, false)
+                .unwrap_or_else(|_| char::REPLACEMENT_CHARACTER.to_string()),
+            _ => {
+                let mut bytes = Vec::with_capacity(ids.len() * 4);
+                for &id in ids {
+                    self.push_bytes(id, &mut bytes);
+                }
+                String::from_utf8_lossy(&bytes).into_owned()
+            }
+        }
+    }
+
+    /// Appends the bytes of one id and answers true, or false for a tokenizer whose ids have no
+    /// bytes of their own because its decoder joins tokens into words.
+    pub(crate) fn push_bytes(&self, id: u32, bytes: &mut Vec<u8>) -> bool {
+        match &self.kind {
+            Kind::Bytes => match u8::try_from(id) {
+                Ok(byte) => bytes.push(byte),
+                Err(_) if id == BYTES_END_OF_TEXT => bytes.extend(END_OF_TEXT.bytes()),
+                Err(_) => bytes.extend("\u{FFFD}".bytes()),
+            },
+            Kind::Gpt2(inner) => match inner.decode_bytes(&[id]) {
+                Ok(token) => bytes.extend(token),
+                Err(_) => bytes.extend("\u{FFFD}".bytes()),
+            },
+            Kind::File(_) => return false,
+        }
+        true
+    }
+
+    /// The last place where `text` can be cut without changing its tokens. None where no place
+    /// is known, which for a tokenizer.json is always: its rules may look across any boundary.
+    pub(crate) fn last_cut(&self, text: &str) -> Option<usize> {
+        match &self.kind {
+            Kind::Bytes => Some(text.len()).filter(|&end| end > 0),
+            Kind::Gpt2(_) => boundary::last_cut(text),
+            Kind::File(_) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn from_json(json: &str) -> Result<Tokenizer, DataError> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokenizer.json");
+        std::fs::write(&path, json).unwrap();
+        Tokenizer::load(&TokenizerSpec::File(path))
+    }
+
+    fn word_level(vocab: &str, extra: &str) -> String {
+        format!(
+            r#"{{"version":"1.0","truncation":{{"direction":"Right","max_length":2,"strategy":"LongestFirst","stride":0}},
+            "padding":null,"added_tokens":[{extra}],"normalizer":null,
+            "pre_tokenizer":{{"type":"WhitespaceSplit"}},"post_processor":null,"decoder":null,
+            "model":{{"type":"WordLevel","vocab":{vocab},"unk_token":"?"}}}}"#
+        )
+    }
+
+    #[test]
+    fn names_round_trip() {
+        for name in ["bytes", "gpt2", "models/tokenizer.json"] {
+            assert_eq!(name.parse::<TokenizerSpec>().unwrap().to_string(), name);
+        }
+        assert_eq!("byte".parse(), Ok(TokenizerSpec::Bytes));
+    }
+
+    #[test]
+    fn bytes_are_their_own_ids() {
+        let bytes = Tokenizer::load(&TokenizerSpec::Bytes).unwrap();
+        assert_eq!(bytes.encode("hé").unwrap(), [104, 0xC3, 0xA9]);
+        assert_eq!(bytes.decode(&[104, 0xC3, 0xA9, 256]), "hé<|endoftext|>");
+        assert_eq!(bytes.decode(&[0xC3, 999]), "\u{FFFD}\u{FFFD}");
+    }
+
+    #[test]
+    fn gpt2_gives_the_published_ids() {
+        let gpt2 = Tokenizer::load(&TokenizerSpec::Gpt2).unwrap();
+        assert_eq!(gpt2.encode("Hello world").unwrap(), [15496, 995]);
+        assert_eq!(
+            gpt2.encode("The quick brown fox").unwrap(),
+            [464, 2068, 7586, 21831]
+        );
+        assert_eq!(gpt2.decode(&[50256]), "<|endoftext|>");
+        assert_eq!(gpt2.decode(&[60_000]), "\u{FFFD}");
+        let text = "fn main() {\n\n    let x = 1;\t// naïve 漢字 👍\r\n}\n";
+        assert_eq!(gpt2.decode(&gpt2.encode(text).unwrap()), text);
+    }
+
+    #[test]
+    fn special_text_in_ordinary_input_stays_ordinary() {
+        for spec in [TokenizerSpec::Bytes, TokenizerSpec::Gpt2] {
+            let tokenizer = Tokenizer::load(&spec).unwrap();
+            let ids = tokenizer.encode("a<|endoftext|>b").unwrap();
+            assert!(
+                !ids.contains(&tokenizer.end_of_text().unwrap()),
+                "{spec}: {ids:?}"
+            );
+        }
+        let special = r#"{"id":3,"content":"</s>","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}"#;
+        let file = from_json(&word_level(r#"{"?":0,"a":1,"b":2}"#, special)).unwrap();
+        assert_eq!(file.end_of_text(), Some(3));
+        assert_eq!(file.encode("a </s> b").unwrap(), [1, 0, 2]);
+    }
+
+    #[test]
+    fn a_file_of_padding_does_not_stop_gpt2() {
+        // Beyond a million spaces the regex engine fails, and the tokenizer underneath panics.
+        let gpt2 = Tokenizer::load(&TokenizerSpec::Gpt2).unwrap();
+        let text = format!("a{}b", " ".repeat(1_500_000));
+        assert_eq!(gpt2.decode(&gpt2.encode(&text).unwrap()), text);
+    }
+
+    #[test]
+    fn truncation_of_a_tokenizer_file_is_switched_off() {
+        let file = from_json(&word_level(r#"{"?":0,"a":1,"b":7}"#, "")).unwrap();
+        assert_eq!(file.encode("a b a b nothing").unwrap(), [1, 7, 1, 7, 0]);
+        assert_eq!(file.vocab_size(), 8, "ids have gaps");
+        assert_eq!(file.end_of_text(), None);
+    }
+
+    #[test]
+    fn the_content_of_a_tokenizer_file_is_its_fingerprint() {
+        let vocab = r#"{"?":0,"a":1}"#;
+        let one = from_json(&word_level(vocab, "")).unwrap();
+        let same = from_json(&word_level(vocab, "")).unwrap();
+        let other = from_json(&word_level(r#"{"?":0,"b":1}"#, "")).unwrap();
+        assert_eq!(one.fingerprint(), same.fingerprint());
+        assert_ne!(one.fingerprint(), other.fingerprint());
+    }
+
+    #[test]
+    fn bad_tokenizer_files_are_errors_that_name_the_file() {
+        let message = from_json("{\"version\":").unwrap_err().to_string();
+        assert!(
+            message.contains("tokenizer.json") && message.contains("hint:"),
+            "{message}"
+        );
+        assert!(matches!(
+            from_json("[1, 2]"),
+            Err(DataError::TokenizerParse { .. })
+        ));
+        assert!(matches!(
+            from_json(&word_level(r#"{"a":4294967295}"#, "")),
+            Err(DataError::TokenIdTooLarge {
+                id: 4_294_967_295,
+                ..
+            })
+        ));
+        let missing = Tokenizer::load(&TokenizerSpec::File("no/such/tokenizer.json".into()));
+        assert!(matches!(missing, Err(DataError::TokenizerRead { .. })));
+    }
+}

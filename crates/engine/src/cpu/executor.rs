@@ -1,0 +1,97 @@
+//! Runs the nodes of a planned graph, in order, inside the arena.
+
+use std::ops::Range;
+
+use cinch_graph::{DType, Graph};
+use cinch_plan::Plan;
+
+use super::op::execute;
+use super::operands::Operands;
+use crate::arena::Arena;
+use crate::error::EngineError;
+
+/// The arena and the threads that work in it.
+pub struct Executor {
+    arena: Arena,
+    threads: rayon::ThreadPool,
+}
+
+impl Executor {
+    /// Allocates the arena, and starts as many threads as there are cores unless told.
+    pub fn new(arena_bytes: u64, threads: Option<usize>) -> Result<Self, EngineError> {
+        let threads = threads.unwrap_or_else(|| {
+            std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+        });
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .thread_name(|index| format!("cinch-{index}"))
+            .build()
+            .map_err(|error| EngineError::Threads {
+                threads,
+                problem: error.to_string(),
+            })?;
+        Ok(Self {
+            arena: Arena::new(arena_bytes)?,
+            threads: pool,
+        })
+    }
+
+    pub fn num_threads(&self) -> usize {
+        self.threads.current_num_threads()
+    }
+
+    pub fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    pub fn arena_mut(&mut self) -> &mut Arena {
+        &mut self.arena
+    }
+
+    /// Runs some of a graph's nodes. In the first micro batch of a step, accumulators start
+    /// over; later ones add.
+    pub fn run(
+        &mut self,
+        graph: &Graph,
+        plan: &Plan,
+        nodes: Range<usize>,
+        first_micro: bool,
+    ) -> Result<(), EngineError> {
+        self.run_observed(graph, plan, nodes, first_micro, &mut |_, _| {})
+    }
+
+    /// As [`Self::run`], calling `after(arena, node)` when a node is done.
+    pub fn run_observed(
+        &mut self,
+        graph: &Graph,
+        plan: &Plan,
+        nodes: Range<usize>,
+        first_micro: bool,
+        after: &mut (dyn FnMut(&mut Arena, usize) + Send),
+    ) -> Result<(), EngineError> {
+        if !matches!(graph.compute, DType::F32 | DType::F64) {
+            return Err(EngineError::Precision {
+                dtype: graph.compute,
+            });
+        }
+        let arena = &mut self.arena;
+        self.threads.install(|| {
+            for index in nodes {
+                let operands = Operands {
+                    arena,
+                    graph,
+                    plan,
+                    node: &graph.nodes[index],
+                    index,
+                    first_micro,
+                };
+                match graph.compute {
+                    DType::F64 => execute::<f64>(&operands)?,
+                    _ => execute::<f32>(&operands)?,
+                }
+                after(arena, index);
+            }
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,225 @@
+//! Forward: one task per (sequence, head, block of queries), which walks the blocks of keys
+//! from the first on and keeps for each query the running maximum m, the sum l of `e^{s − m}`
+//! and the unnormalised output; when m grows, l and the output shrink by `e^{m_old − m_new}`.
+
+use crate::cpu::dropout::Dropout;
+use crate::cpu::kernel::gemm::gemm_serial;
+use crate::cpu::kernel::lanes::{self, LANES};
+use crate::cpu::kernel::scratch::{self, Owner};
+use crate::cpu::parallel::{self, Accumulate, Shared};
+use crate::cpu::real::Real;
+use crate::cpu::simd::simd;
+
+use super::{BLOCK, Inputs, Matrix, Shape, TileMask};
+
+/// `o [rows, heads·head_dim]` and `lse [batch, heads, seq]`, the natural logarithm of
+/// `Σ_s e^{scale·q·k_s}` before dropout.
+///
+/// # Panics
+/// Where a buffer does not fit the shape.
+pub fn forward<F: Real>(
+    shape: &Shape,
+    inputs: &Inputs<'_, F>,
+    dropout: Option<Dropout>,
+    o: &mut [F],
+    lse: &mut [F],
+) {
+    inputs.check(shape);
+    let width = shape.heads * shape.head_dim;
+    assert!(o.len() >= shape.rows() * width, "o is too short");
+    assert!(lse.len() >= shape.rows() * shape.heads, "lse is too short");
+    let blocks = shape.seq.div_ceil(BLOCK);
+    let (o, lse) = (Shared::new(o), Shared::new(lse));
+    let dropout = dropout.map(|dropout| dropout.scaled(shape.heads));
+    parallel::for_each(shape.batch * shape.heads * blocks, |task| {
+        let (head, t0) = (task / blocks, task % blocks * BLOCK);
+        let (b, h) = (head / shape.heads, head % shape.heads);
+        let rows = BLOCK.min(shape.seq - t0);
+        let scratch_len = BLOCK * (BLOCK + shape.head_dim + 3);
+        scratch::with(Owner::Attention, scratch_len, |block: &mut [F]| {
+            let mut state = State::new(block, rows, shape.head_dim);
+            let keys = if shape.causal { t0 + rows } else { shape.seq };
+            for k0 in (0..keys).step_by(BLOCK) {
+                let mask = dropout.map(|dropout| TileMask {
+                    dropout,
+                    row: head * shape.seq + t0,
+                    key: k0,
+                });
+                state.add_keys(shape, inputs, (b, h), t0, k0, mask);
+            }
+            // SAFETY: each task has its own queries of its own head.
+            let lse = unsafe { lse.part(head * shape.seq + t0, rows) };
+            for (i, lse) in lse.iter_mut().enumerate() {
+                let place = (b * shape.seq + t0 + i) * width + h * shape.head_dim;
+                // SAFETY: as above.
+                let out = unsafe { o.part(place, shape.head_dim) };
+                *lse = state.finish(i, out);
+            }
+        });
+    });
+}
+
+/// What a task keeps per query of its block.
+struct State<'a, F> {
+    rows: usize,
+    head_dim: usize,
+    /// `[BLOCK, BLOCK]`: scores, then unnormalised probabilities.
+    scores: &'a mut [F],
+    /// `[rows, head_dim]`
+    output: &'a mut [F],
+    maxima: &'a mut [F],
+    sums: &'a mut [F],
+    /// `e^{m_old − m_new}` of the current block of keys.
+    shrink: &'a mut [F],
+}
+
+impl<'a, F: Real> State<'a, F> {
+    fn new(block: &'a mut [F], rows: usize, head_dim: usize) -> Self {
+        let (scores, rest) = block.split_at_mut(BLOCK * BLOCK);
+        let (output, rest) = rest.split_at_mut(BLOCK * head_dim);
+        let (maxima, rest) = rest.split_at_mut(BLOCK);
+        let (sums, shrink) = rest.split_at_mut(BLOCK);
+        output.fill(F::ZERO);
+        maxima.fill(F::from_f64(f64::NEG_INFINITY));
+        sums.fill(F::ZERO);
+        Self {
+            rows,
+            head_dim,
+            scores,
+            output,
+            maxima,
+            sums,
+            shrink,
+        }
+    }
+
+    fn add_keys(
+        &mut self,
+        shape: &Shape,
+        inputs: &Inputs<'_, F>,
+        (b, h): (usize, usize),
+        t0: usize,
+        k0: usize,
+        mask: Option<TileMask>,
+    ) {
+        let (rows, dim) = (self.rows, self.head_dim);
+        let columns = BLOCK.min(shape.seq - k0);
+        let kv = h / shape.group() * dim;
+        let q = inputs.q.matrix_at(b * shape.seq + t0, h * dim);
+        let k = inputs.k.matrix_at(b * shape.seq + k0, kv).transposed();
+        let v = inputs.v.matrix_at(b * shape.seq + k0, kv);
+        let scores = &mut *self.scores;
+        gemm_serial(
+            rows,
+            columns,
+            dim,
+            q,
+            k,
+            scores,
+            BLOCK,
+            Accumulate::Overwrite,
+            None,
+        );
+        exponentials(
+            shape,
+            rows,
+            columns,
+            t0,
+            k0,
+            scores,
+            self.maxima,
+            self.sums,
+            self.shrink,
+            mask,
+        );
+        if k0 > 0 {
+            scale_rows(rows, dim, self.shrink, self.output);
+        }
+        let p = Matrix::row_major(&*scores, BLOCK);
+        gemm_serial(
+            rows,
+            dim,
+            columns,
+            p,
+            v,
+            self.output,
+            dim,
+            Accumulate::Add,
+            None,
+        );
+    }
+
+    /// Writes the output of query `i`; its log-sum-exp.
+    fn finish(&self, i: usize, out: &mut [F]) -> F {
+        let output = &self.output[i * self.head_dim..][..self.head_dim];
+        normalise(output, self.maxima[i], self.sums[i], out)
+    }
+}
+
+simd! {
+    fn normalise<F: Real>(output: &[F], largest: F, sum: F, out: &mut [F]) -> F {
+        let inverse = F::ONE / sum;
+        for (out, &x) in out.iter_mut().zip(output) {
+            *out = x * inverse;
+        }
+        largest + sum.ln()
+    }
+}
+
+simd! {
+    fn scale_rows<F: Real>(rows: usize, dim: usize, factors: &[F], output: &mut [F]) {
+        for (row, &factor) in output.chunks_exact_mut(dim).zip(factors).take(rows) {
+            for x in row {
+                *x *= factor;
+            }
+        }
+    }
+}
+
+simd! {
+    /// Turns a tile of raw scores into `e^{s − m}` and brings m and l up to date. Keys that a
+    /// query does not see, and the columns that fill up the last lanes, become 0.
+    fn exponentials<F: Real>(
+        shape: &Shape,
+        rows: usize,
+        columns: usize,
+        t0: usize,
+        k0: usize,
+        scores: &mut [F],
+        maxima: &mut [F],
+        sums: &mut [F],
+        shrink: &mut [F],
+        mask: Option<TileMask>,
+    ) {
+        let lowest = F::from_f64(f64::NEG_INFINITY);
+        let scale = F::from_f64(shape.scale);
+        let width = columns.next_multiple_of(LANES);
+        for i in 0..rows {
+            let visible = shape.visible(t0 + i, k0, columns) as u32;
+            let line = &mut scores[i * BLOCK..][..width];
+            let mut lanes = [maxima[i]; LANES];
+            for (c, chunk) in line.chunks_exact_mut(LANES).enumerate() {
+                let first = (c * LANES) as u32;
+                for l in 0..LANES {
+                    let x = if first + (l as u32) < visible { chunk[l] * scale } else { lowest };
+                    chunk[l] = x;
+                    lanes[l] = x.larger(lanes[l]);
+                }
+            }
+            let largest = lanes.into_iter().fold(lanes[0], |best, x| x.larger(best));
+            let mut lanes = [F::ZERO; LANES];
+            for chunk in line.chunks_exact_mut(LANES) {
+                for l in 0..LANES {
+                    chunk[l] = (chunk[l] - largest).exp();
+                    lanes[l] += chunk[l];
+                }
+            }
+            shrink[i] = (maxima[i] - largest).exp();
+            sums[i] = sums[i] * shrink[i] + lanes::total(&lanes);
+            maxima[i] = largest;
+            if let Some(mask) = mask {
+                mask.apply(i, line);
+            }
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Softmax attention without the T×T matrix. Scores exist for one tile of queries × keys at a
+//! time; the forward pass keeps each row's log-sum-exp, and the backward pass makes the
+//! probabilities again from it.
+//!
+//! Queries have `heads` heads, keys and values `kv_heads`; each of the latter serves
+//! `heads / kv_heads` consecutive query heads.
+
+mod backward;
+mod forward;
+
+pub use backward::{backward, backward_workspace};
+pub use forward::forward;
+
+use crate::cpu::dropout::Dropout;
+use crate::cpu::real::Real;
+
+use super::columns::Columns;
+use super::gemm::Matrix;
+
+/// Side of a score tile. Larger tiles would compute more of the masked triangle, smaller ones
+/// would spend more on packing.
+const BLOCK: usize = 64;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Shape {
+    pub batch: usize,
+    pub seq: usize,
+    pub heads: usize,
+    /// Divides `heads`.
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// Whether a query sees only the keys up to its own position.
+    pub causal: bool,
+    /// What scores are multiplied by, commonly `1/√head_dim`.
+    pub scale: f64,
+}
+
+impl Shape {
+    fn rows(&self) -> usize {
+        self.batch * self.seq
+    }
+
+    /// Query heads per key/value head.
+    fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// Of the `columns` keys from `k0` on, how many the query at `t` sees.
+    #[inline(always)]
+    fn visible(&self, t: usize, k0: usize, columns: usize) -> usize {
+        if self.causal {
+            columns.min((t + 1).saturating_sub(k0))
+        } else {
+            columns
+        }
+    }
+}
+
+/// Queries `[rows, heads·head_dim]`, keys and values `[rows, kv_heads·head_dim]`, rows
+/// batch-major: blocks of one packed buffer or three buffers.
+#[derive(Clone, Copy, Debug)]
+pub struct Inputs<'a, F> {
+    pub q: Columns<'a, F>,
+    pub k: Columns<'a, F>,
+    pub v: Columns<'a, F>,
+}
+
+impl<F> Inputs<'_, F> {
+    fn check(&self, shape: &Shape) {
+        assert!(
+            shape.kv_heads > 0 && shape.heads.is_multiple_of(shape.kv_heads),
+            "{} heads do not share {} key/value heads",
+            shape.heads,
+            shape.kv_heads
+        );
+        let kv_width = shape.kv_heads * shape.head_dim;
+        for (name, columns, width) in [
+            ("q", &self.q, shape.heads * shape.head_dim),
+            ("k", &self.k, kv_width),
+            ("v", &self.v, kv_width),
+        ] {
+            assert!(
+                columns.width == width,
+                "{name} has {} columns, not {width}",
+                columns.width
+            );
+            columns.check(name, shape.rows());
+        }
+    }
+}
+
+/// The mask of a tile: one row of the mask per (sequence, head, query), columns are keys.
+#[derive(Clone, Copy)]
+struct TileMask {
+    dropout: Dropout,
+    /// The mask's row of the tile's first query, counted within the micro batch.
+    row: usize,
+    /// The position of the tile's first key.
+    key: usize,
+}
+
+impl TileMask {
+    /// Multiplies a row of the tile by its factors.
+    #[inline(always)]
+    fn apply<F: Real>(&self, i: usize, line: &mut [F]) {
+        let base = self.dropout.row(self.row + i);
+        for (j, x) in line.iter_mut().enumerate() {
+            *x *= self.dropout.factor(base, self.key + j);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

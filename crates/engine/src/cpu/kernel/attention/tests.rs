@@ -1,0 +1,211 @@
+use super::super::check::{assert_gradient, random, single, with_threads};
+use super::super::columns::ColumnsMut;
+use super::*;
+use crate::cpu::dropout::RandomState;
+
+fn shape(batch: usize, seq: usize, heads: [usize; 2], head_dim: usize, causal: bool) -> Shape {
+    Shape {
+        batch,
+        seq,
+        heads: heads[0],
+        kv_heads: heads[1],
+        head_dim,
+        causal,
+        scale: 1.0 / (head_dim as f64).sqrt(),
+    }
+}
+
+fn some_dropout(shape: &Shape) -> Dropout {
+    let state = RandomState {
+        key: [5, 6],
+        row_offset: 3 * shape.seq as u32,
+    };
+    Dropout::new(state, 2, 0.3)
+}
+
+/// One packed buffer `[rows, (H + 2·KV)·Dh]` of queries, keys and values.
+fn packed<'a, F>(shape: &Shape, data: &'a [F]) -> Inputs<'a, F> {
+    let (q, kv) = (
+        shape.heads * shape.head_dim,
+        shape.kv_heads * shape.head_dim,
+    );
+    let block = |offset, width| Columns {
+        data,
+        row_stride: q + 2 * kv,
+        offset,
+        width,
+    };
+    Inputs {
+        q: block(0, q),
+        k: block(q, kv),
+        v: block(q + kv, kv),
+    }
+}
+
+fn packed_width(shape: &Shape) -> usize {
+    (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+}
+
+/// The definition, one query at a time.
+fn naive(shape: &Shape, data: &[f64], dropout: Option<Dropout>) -> (Vec<f64>, Vec<f64>) {
+    let &Shape {
+        seq,
+        heads,
+        kv_heads,
+        head_dim: dim,
+        ..
+    } = shape;
+    let width = packed_width(shape);
+    let mut o = vec![0.0; shape.rows() * heads * dim];
+    let mut lse = vec![0.0; shape.rows() * heads];
+    for b in 0..shape.batch {
+        for h in 0..heads {
+            let kv = h / (heads / kv_heads);
+            for t in 0..seq {
+                let at = |s: usize, column: usize| data[(b * seq + s) * width + column];
+                let keys = if shape.causal { t + 1 } else { seq };
+                let scores: Vec<f64> = (0..keys)
+                    .map(|s| {
+                        let dot: f64 = (0..dim)
+                            .map(|c| at(t, h * dim + c) * at(s, (heads + kv) * dim + c))
+                            .sum();
+                        dot * shape.scale
+                    })
+                    .collect();
+                let sum: f64 = scores.iter().map(|s| s.exp()).sum();
+                lse[(b * heads + h) * seq + t] = sum.ln();
+                for (s, score) in scores.iter().enumerate() {
+                    let kept = dropout.map_or(1.0, |dropout| {
+                        // Three sequences of the effective batch come before this micro batch.
+                        let mut state = dropout;
+                        state.row_offset = 0;
+                        let row = ((3 + b) * heads + h) * seq + t;
+                        state.factor(state.row(row), s)
+                    });
+                    for c in 0..dim {
+                        let v = at(s, (heads + kv_heads + kv) * dim + c);
+                        o[(b * seq + t) * heads * dim + h * dim + c] +=
+                            score.exp() / sum * kept * v;
+                    }
+                }
+            }
+        }
+    }
+    (o, lse)
+}
+
+fn run_forward<F: Real>(shape: &Shape, data: &[F], dropout: Option<Dropout>) -> (Vec<F>, Vec<F>) {
+    let mut o = vec![F::ZERO; shape.rows() * shape.heads * shape.head_dim];
+    let mut lse = vec![F::ZERO; shape.rows() * shape.heads];
+    forward(shape, &packed(shape, data), dropout, &mut o, &mut lse);
+    (o, lse)
+}
+
+/// The gradient of `Σ o ∘ weights` in the packed layout.
+fn run_backward<F: Real>(
+    shape: &Shape,
+    data: &[F],
+    weights: &[F],
+    dropout: Option<Dropout>,
+) -> Vec<F> {
+    let (o, lse) = run_forward(shape, data, dropout);
+    let mut gradient = vec![F::from_f64(7.0); data.len()];
+    let mut space = vec![F::ZERO; backward_workspace(shape)];
+    let (q, kv) = (
+        shape.heads * shape.head_dim,
+        shape.kv_heads * shape.head_dim,
+    );
+    let blocks = [(0, q), (q, kv), (q + kv, kv)];
+    let [dq, dk, dv] = ColumnsMut::split(&mut gradient, q + 2 * kv, blocks);
+    let inputs = packed(shape, data);
+    backward(
+        shape, weights, &inputs, &o, &lse, dropout, &mut space, &dq, &dk, &dv,
+    );
+    gradient
+}
+
+#[test]
+fn forward_is_the_definition() {
+    for causal in [false, true] {
+        for shape in [
+            shape(1, 1, [1, 1], 4, causal),
+            shape(2, 7, [4, 2], 5, causal),
+            shape(1, 37, [3, 1], 16, causal),
+            shape(2, 130, [2, 2], 20, causal),
+        ] {
+            let data = random(shape.rows() * packed_width(&shape), 1);
+            for dropout in [None, Some(some_dropout(&shape))] {
+                let (o, lse) = naive(&shape, &data, dropout);
+                let (o64, lse64) = run_forward(&shape, &data, dropout);
+                let (o32, lse32) = run_forward(&shape, &single(&data), dropout);
+                for i in 0..o.len() {
+                    assert!(
+                        (o64[i] - o[i]).abs() < 1e-12,
+                        "{shape:?} {i} {} {}",
+                        o64[i],
+                        o[i]
+                    );
+                    assert!((f64::from(o32[i]) - o[i]).abs() < 1e-5);
+                }
+                for i in 0..lse.len() {
+                    assert!((lse64[i] - lse[i]).abs() < 1e-12);
+                    assert!((f64::from(lse32[i]) - lse[i]).abs() < 1e-5);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn gradients_are_finite_differences() {
+    for causal in [false, true] {
+        for shape in [
+            shape(1, 1, [1, 1], 4, causal),
+            shape(2, 7, [4, 2], 5, causal),
+            shape(1, 70, [2, 1], 4, causal),
+        ] {
+            let data = random(shape.rows() * packed_width(&shape), 1);
+            let weights = random(shape.rows() * shape.heads * shape.head_dim, 2);
+            for dropout in [None, Some(some_dropout(&shape))] {
+                let ours = run_backward(&shape, &data, &weights, dropout);
+                let loss = |data: &[f64]| -> f64 {
+                    let (o, _) = run_forward(&shape, data, dropout);
+                    o.iter().zip(&weights).map(|(o, r)| o * r).sum()
+                };
+                assert_gradient("q, k, v", &data, &ours, loss);
+            }
+        }
+    }
+}
+
+#[test]
+fn f32_gradients_are_close_and_threads_do_not_change_a_bit() {
+    let shape = shape(2, 150, [4, 2], 24, true);
+    let dropout = Some(some_dropout(&shape));
+    let data = random(shape.rows() * packed_width(&shape), 3);
+    let weights = random(shape.rows() * shape.heads * shape.head_dim, 4);
+    let exact = run_backward(&shape, &data, &weights, dropout);
+    let (data, weights) = (single(&data), single(&weights));
+    let on = |threads| {
+        with_threads(threads, || {
+            let (o, lse) = run_forward(&shape, &data, dropout);
+            (o, lse, run_backward(&shape, &data, &weights, dropout))
+        })
+    };
+    let one = on(1);
+    for (ours, exact) in one.2.iter().zip(&exact) {
+        assert!((f64::from(*ours) - exact).abs() < 1e-4 * exact.abs().max(1.0));
+    }
+    assert_eq!(one, on(2));
+}
+
+#[test]
+fn large_scores_do_not_overflow() {
+    let shape = Shape {
+        scale: 40.0,
+        ..shape(1, 80, [1, 1], 8, true)
+    };
+    let data = single(&random(shape.rows() * packed_width(&shape)), 5);
+    let (o, lse) = run_forward(&shape, &data, None);
+    assert!(o.iter().chain(&lse).all(|x| x.is_finite()));
+}

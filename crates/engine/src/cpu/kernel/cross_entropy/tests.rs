@@ -1,0 +1,297 @@
+use super::*;
+
+fn numbers<F: Real>(seed: usize, len: usize) -> Vec<F> {
+    (0..len)
+        .map(|i| F::from_f64(((i * 7919 + seed * 104_729) % 2003) as f64 / 700.0 - 1.4))
+        .collect()
+}
+
+const SHAPES: [Shape; 4] = [
+    Shape {
+        rows: 1,
+        width: 3,
+        vocab: 5,
+        chunk_rows: 4,
+    },
+    Shape {
+        rows: 7,
+        width: 5,
+        vocab: 37,
+        chunk_rows: 3,
+    },
+    Shape {
+        rows: 6,
+        width: 4,
+        vocab: 33,
+        chunk_rows: 2,
+    },
+    Shape {
+        rows: 5,
+        width: 2,
+        vocab: 1,
+        chunk_rows: 5,
+    },
+];
+
+fn targets(shape: Shape) -> Vec<i32> {
+    (0..shape.rows)
+        .map(|row| {
+            if row % 3 == 1 {
+                IGNORE
+            } else {
+                (row * 11 % shape.vocab) as i32
+            }
+        })
+        .collect()
+}
+
+/// The definition, term by term.
+fn naive(shape: Shape, h: &[f64], w: &[f64], targets: &[i32], weighting: Weighting) -> f64 {
+    let mut total = 0.0;
+    for (row, &target) in targets.iter().enumerate() {
+        if target == IGNORE {
+            continue;
+        }
+        let z: Vec<f64> = (0..shape.vocab)
+            .map(|v| {
+                (0..shape.width)
+                    .map(|p| h[row * shape.width + p] * w[v * shape.width + p])
+                    .sum()
+            })
+            .collect();
+        let normaliser: f64 = z.iter().map(|z| z.exp()).sum();
+        for (v, z) in z.iter().enumerate() {
+            let wanted = weighting.label_smoothing / shape.vocab as f64
+                + if v == target as usize {
+                    1.0 - weighting.label_smoothing
+                } else {
+                    0.0
+                };
+            total -= wanted * (z.exp() / normaliser).ln() * weighting.inverse_count;
+        }
+    }
+    total
+}
+
+struct Outcome<F> {
+    loss: F,
+    dh: Vec<F>,
+    dw: Vec<F>,
+}
+
+fn run<F: Real>(
+    shape: Shape,
+    h: &[F],
+    w: &[F],
+    weighting: Weighting,
+    mode: Accumulate,
+) -> Outcome<F> {
+    let mut space = vec![F::from_f64(f64::NAN); workspace(shape)];
+    let mut out = Outcome {
+        loss: F::from_f64(2.0),
+        dh: vec![F::from_f64(9.0); h.len()],
+        dw: vec![F::from_f64(0.5); w.len()],
+    };
+    let (loss, dh, dw) = (&mut out.loss, &mut out.dh, &mut out.dw);
+    forward_backward(
+        shape,
+        h,
+        w,
+        &targets(shape),
+        weighting,
+        &mut space,
+        loss,
+        mode,
+        dh,
+        dw,
+        mode,
+    )
+    .expect("targets are tokens");
+    out
+}
+
+#[test]
+fn loss_is_the_definition() {
+    for shape in SHAPES {
+        for label_smoothing in [0.0, 0.1] {
+            let weighting = Weighting {
+                inverse_count: 0.3,
+                label_smoothing,
+            };
+            let h = numbers::<f64>(1, shape.rows * shape.width);
+            let w = numbers::<f64>(2, shape.vocab * shape.width);
+            let exact = naive(shape, &h, &w, &targets(shape), weighting);
+            let ours = run(shape, &h, &w, weighting, Accumulate::Overwrite).loss;
+            assert!(
+                (ours - exact).abs() < 1e-12 * exact.abs().max(1.0),
+                "{ours} {exact}"
+            );
+            let added = run(shape, &h, &w, weighting, Accumulate::Add).loss;
+            assert!((added - 2.0 - exact).abs() < 1e-12 * exact.abs().max(1.0));
+            let mut evaluated = 0.0;
+            let mut space = vec![f64::NAN; workspace(shape)];
+            let mode = Accumulate::Overwrite;
+            forward_only(
+                shape,
+                &h,
+                &w,
+                &targets(shape),
+                weighting,
+                &mut space,
+                &mut evaluated,
+                mode,
+            )
+            .expect("targets are tokens");
+            assert_eq!(evaluated, ours);
+        }
+    }
+}
+
+#[test]
+fn gradients_are_finite_differences() {
+    for shape in SHAPES {
+        for (label_smoothing, mode) in [(0.0, Accumulate::Add), (0.2, Accumulate::Overwrite)] {
+            let weighting = Weighting {
+                inverse_count: 0.3,
+                label_smoothing,
+            };
+            let h = numbers::<f64>(3, shape.rows * shape.width);
+            let w = numbers::<f64>(4, shape.vocab * shape.width);
+            let out = run(shape, &h, &w, weighting, mode);
+            let slope = |values: &[f64], place: usize, loss: &dyn Fn(&[f64]) -> f64| {
+                let moved = |by: f64| {
+                    let mut values = values.to_vec();
+                    values[place] += by;
+                    loss(&values)
+                };
+                (moved(1e-5) - moved(-1e-5)) / 2e-5
+            };
+            let close = |ours: f64, exact: f64| {
+                assert!(
+                    (ours - exact).abs() < 1e-6 * exact.abs().max(0.01),
+                    "{ours} {exact}"
+                );
+            };
+            for (place, &ours) in out.dh.iter().enumerate() {
+                close(
+                    ours,
+                    slope(&h, place, &|h| {
+                        naive(shape, h, &w, &targets(shape), weighting)
+                    }),
+                );
+            }
+            let before = if mode == Accumulate::Add { 0.5 } else { 0.0 };
+            for (place, &ours) in out.dw.iter().enumerate() {
+                let exact = slope(&w, place, &|w| {
+                    naive(shape, &h, w, &targets(shape), weighting)
+                });
+                close(ours - before, exact);
+            }
+        }
+    }
+}
+
+#[test]
+fn f32_is_close_and_large_logits_are_safe() {
+    let shape = Shape {
+        rows: 9,
+        width: 20,
+        vocab: 301,
+        chunk_rows: 4,
+    };
+    let weighting = Weighting {
+        inverse_count: 0.2,
+        label_smoothing: 0.1,
+    };
+    let h = numbers::<f64>(5, shape.rows * shape.width);
+    for scale in [1.0, 100.0] {
+        let w: Vec<f64> = numbers::<f64>(6, shape.vocab * shape.width)
+            .iter()
+            .map(|w| w * scale)
+            .collect();
+        let narrow = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<_>>();
+        let wide = run(shape, &h, &w, weighting, Accumulate::Overwrite);
+        let single = run(
+            shape,
+            &narrow(&h),
+            &narrow(&w),
+            weighting,
+            Accumulate::Overwrite,
+        );
+        assert!((f64::from(single.loss) - wide.loss).abs() < 1e-5 * wide.loss);
+        for (a, b) in single.dh.iter().zip(&wide.dh) {
+            assert!((f64::from(*a) - b).abs() < 1e-4 * scale);
+        }
+        for (a, b) in single.dw.iter().zip(&wide.dw) {
+            assert!((f64::from(*a) - b).abs() < 1e-4);
+        }
+    }
+}
+
+#[test]
+fn threads_do_not_change_a_bit() {
+    let shape = Shape {
+        rows: 40,
+        width: 32,
+        vocab: 1501,
+        chunk_rows: 16,
+    };
+    let weighting = Weighting {
+        inverse_count: 0.03,
+        label_smoothing: 0.1,
+    };
+    let h = numbers::<f32>(7, shape.rows * shape.width);
+    let w = numbers::<f32>(8, shape.vocab * shape.width);
+    let on = |threads| {
+        let out = with_threads(threads, || run(shape, &h, &w, weighting, Accumulate::Add));
+        (out.loss, out.dh, out.dw)
+    };
+    assert_eq!(on(1), on(2));
+}
+
+#[test]
+fn logits_of_one_row_are_the_products() {
+    let (h, w) = (numbers::<f64>(1, 6), numbers::<f64>(2, 6 * 45));
+    let mut out = vec![0.0; 45];
+    logits(&h, &w, &mut out);
+    for (v, &z) in out.iter().enumerate() {
+        let exact: f64 = h.iter().zip(&w[6 * v..]).map(|(h, w)| h * w).sum();
+        assert!((z - exact).abs() < 1e-12);
+    }
+}
+
+#[test]
+fn a_target_outside_the_vocabulary_is_named() {
+    let shape = Shape {
+        rows: 3,
+        width: 1,
+        vocab: 4,
+        chunk_rows: 2,
+    };
+    let weighting = Weighting {
+        inverse_count: 1.0,
+        label_smoothing: 0.0,
+    };
+    let (h, w) = ([0.0_f32; 3], [0.0_f32; 4]);
+    for value in [4, -1] {
+        let mut loss = 0.0;
+        let error = forward_only(
+            shape,
+            &h,
+            &w,
+            &[0, 3, value],
+            weighting,
+            &mut [0.0; 20],
+            &mut loss,
+            Accumulate::Add,
+        );
+        assert_eq!(
+            error,
+            Err(TargetOutOfRange {
+                row: 2,
+                value,
+                vocab: 4
+            })
+        );
+    }
+}

@@ -1,0 +1,301 @@
+//! Matrix products: `C = A·B`, the bulk of the time of a training step.
+//!
+//! C is cut into tiles, one task each. A task walks k in blocks of [`DEPTH`], packs its block
+//! of A into panels, then packs and uses one panel of B at a time. Tasks share nothing, so
+//! there are no barriers, and the scratch is per thread.
+//!
+//! An element of C is, per block of k, one chain of fused multiply-adds from zero in the order
+//! of k, and the blocks are added in order. That holds in every tile, at every edge and for
+//! every instruction set, so neither the other rows and columns nor the number of threads can
+//! change a bit of it. The cut may therefore follow the number of threads.
+
+mod pack;
+mod tile;
+
+use crate::cpu::parallel::{self, Accumulate};
+use crate::cpu::real::Real;
+use crate::cpu::simd::{self, Level};
+
+use super::scratch::{self, Owner};
+use pack::Strided;
+use tile::{Destination, TileShape};
+
+/// Length of a block of k. A panel of B (32 columns) then takes 32 KiB.
+const DEPTH: usize = 256;
+/// Largest tile of C: the packed block of A takes 512 KiB, half of a common L2 cache.
+const TILE_ROWS: usize = 512;
+const TILE_COLUMNS: usize = 1024;
+/// Below these sides a tile spends more on packing than another core would save.
+const SMALLEST_ROWS: usize = 48;
+const SMALLEST_COLUMNS: usize = 64;
+/// Tiles per thread, so that a core that falls behind costs a part of its share only.
+const TILES_PER_THREAD: usize = 4;
+/// Multiply-adds below which waking another core costs more than it brings.
+const SERIAL_WORK: usize = 1 << 19;
+
+/// A matrix anywhere in a slice: element (i, j) is at `i·row_stride + j·col_stride`.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix<'a, F> {
+    pub data: &'a [F],
+    pub row_stride: usize,
+    pub col_stride: usize,
+}
+
+impl<'a, F> Matrix<'a, F> {
+    /// Rows of contiguous elements, `row_stride` apart.
+    pub fn row_major(data: &'a [F], row_stride: usize) -> Self {
+        Self {
+            data,
+            row_stride,
+            col_stride: 1,
+        }
+    }
+
+    #[must_use]
+    pub fn transposed(self) -> Self {
+        Self {
+            data: self.data,
+            row_stride: self.col_stride,
+            col_stride: self.row_stride,
+        }
+    }
+
+    fn check(&self, name: &str, rows: usize, columns: usize) {
+        if rows == 0 || columns == 0 {
+            return;
+        }
+        let down = (rows - 1).checked_mul(self.row_stride);
+        let across = (columns - 1).checked_mul(self.col_stride);
+        let last = down
+            .zip(across)
+            .and_then(|(down, across)| down.checked_add(across));
+        assert!(
+            last.is_some_and(|last| last < self.data.len()),
+            "{name} [{rows}, {columns}] with strides {} and {} does not fit {} elements",
+            self.row_stride,
+            self.col_stride,
+            self.data.len()
+        );
+    }
+}
+
+/// `C[m,n] (+)= A[m,k]·B[k,n] + bias[n]` on all cores.
+///
+/// # Panics
+/// Where a matrix does not fit its slice.
+#[expect(clippy::too_many_arguments, reason = "the operands of a product")]
+pub fn gemm<F: Real>(
+    m: usize,
+    n: usize,
+    k: usize,
+    a: Matrix<'_, F>,
+    b: Matrix<'_, F>,
+    c: &mut [F],
+    c_row_stride: usize,
+    mode: Accumulate,
+    bias: Option<&[F]>,
+) {
+    let Some(product) = Product::new((m, n, k), (a, b), c, c_row_stride, mode, bias) else {
+        return;
+    };
+    if m * n * k.max(1) < SERIAL_WORK {
+        product.run_serial();
+        return;
+    }
+    let (rows, columns) = product.cut(rayon::current_num_threads());
+    let (down, across) = (m.div_ceil(rows), n.div_ceil(columns));
+    // Neighbours in a column of tiles use the same panels of B.
+    parallel::for_each(down * across, |task| {
+        product.tile((task % down) * rows, (task / down) * columns, rows, columns);
+    });
+}
+
+/// [`gemm`] on the calling thread, with the same bits.
+///
+/// # Panics
+/// Where a matrix does not fit its slice.
+#[expect(clippy::too_many_arguments, reason = "the operands of a product")]
+pub fn gemm_serial<F: Real>(
+    m: usize,
+    n: usize,
+    k: usize,
+    a: Matrix<'_, F>,
+    b: Matrix<'_, F>,
+    c: &mut [F],
+    c_row_stride: usize,
+    mode: Accumulate,
+    bias: Option<&[F]>,
+) {
+    if let Some(product) = Product::new((m, n, k), (a, b), c, c_row_stride, mode, bias) {
+        product.run_serial();
+    }
+}
+
+/// A checked product: every element it will touch is inside its slices.
+struct Product<'a, F> {
+    m: usize,
+    n: usize,
+    k: usize,
+    a: Matrix<'a, F>,
+    b: Matrix<'a, F>,
+    c: Destination<'a, F>,
+    mode: Accumulate,
+    bias: Option<&'a [F]>,
+    level: Level,
+    shape: TileShape,
+}
+
+impl<'a, F: Real> Product<'a, F> {
+    /// `None` where C is empty.
+    fn new(
+        (m, n, k): (usize, usize, usize),
+        (a, b): (Matrix<'a, F>, Matrix<'a, F>),
+        c: &'a mut [F],
+        c_row_stride: usize,
+        mode: Accumulate,
+        bias: Option<&'a [F]>,
+    ) -> Option<Self> {
+        if m == 0 || n == 0 {
+            return None;
+        }
+        a.check("A", m, k);
+        b.check("B", k, n);
+        Matrix::row_major(c, c_row_stride).check("C", m, n);
+        assert!(m == 1 || c_row_stride >= n, "rows of C overlap");
+        if let Some(bias) = bias {
+            assert!(bias.len() >= n, "the bias is shorter than a row of C");
+        }
+        let level = simd::level();
+        Some(Self {
+            m,
+            n,
+            k,
+            a,
+            b,
+            c: Destination::new(c, c_row_stride),
+            mode,
+            bias,
+            level,
+            shape: TileShape::of::<F>(level),
+        })
+    }
+
+    /// Sides of a task's tile of C: as large as the caches like, halved along the longer side
+    /// until every thread has several.
+    fn cut(&self, threads: usize) -> (usize, usize) {
+        let even =
+            |side: usize, parts: usize, unit: usize| side.div_ceil(parts).next_multiple_of(unit);
+        let mut down = self.m.div_ceil(TILE_ROWS);
+        let mut across = self.n.div_ceil(TILE_COLUMNS);
+        loop {
+            let rows = even(self.m, down, self.shape.rows);
+            let columns = even(self.n, across, self.shape.columns);
+            let tiles = self.m.div_ceil(rows) * self.n.div_ceil(columns);
+            // Once every thread has a tile, evening out the load justifies less packing.
+            let sides = if tiles < threads { 2 } else { 4 };
+            let wide = columns >= sides * SMALLEST_COLUMNS;
+            let tall = rows >= sides * SMALLEST_ROWS;
+            if tiles >= TILES_PER_THREAD * threads || !(wide || tall) {
+                return (rows, columns);
+            }
+            if wide && (columns >= rows || !tall) {
+                across *= 2;
+            } else {
+                down *= 2;
+            }
+        }
+    }
+
+    fn run_serial(&self) {
+        for j in (0..self.n).step_by(TILE_COLUMNS) {
+            for i in (0..self.m).step_by(TILE_ROWS) {
+                self.tile(i, j, TILE_ROWS, TILE_COLUMNS);
+            }
+        }
+    }
+
+    /// The tile of C at (`i0`, `j0`), cut off at the edges of C, over all of k.
+    fn tile(&self, i0: usize, j0: usize, rows: usize, columns: usize) {
+        let TileShape {
+            rows: height,
+            columns: width,
+        } = self.shape;
+        let rows = rows.min(self.m - i0);
+        let columns = columns.min(self.n - j0);
+        let depth = self.k.min(DEPTH);
+        let a_len = rows.div_ceil(height) * height * depth;
+        scratch::with(Owner::Gemm, a_len + width * depth, |block: &mut [F]| {
+            let (a_panels, b_panel) = block.split_at_mut(a_len);
+            let mut p0 = 0;
+            loop {
+                let depth = (self.k - p0).min(DEPTH);
+                self.depth_block((i0, rows), (j0, columns), (p0, depth), a_panels, b_panel);
+                p0 += depth;
+                if p0 >= self.k {
+                    break;
+                }
+            }
+        });
+    }
+
+    fn depth_block(
+        &self,
+        (i0, rows): (usize, usize),
+        (j0, columns): (usize, usize),
+        (p0, depth): (usize, usize),
+        a_panels: &mut [F],
+        b_panel: &mut [F],
+    ) {
+        let TileShape {
+            rows: height,
+            columns: width,
+        } = self.shape;
+        for i in (0..rows).step_by(height) {
+            let source = Strided {
+                data: self.a.data,
+                start: (i0 + i) * self.a.row_stride + p0 * self.a.col_stride,
+                lane_stride: self.a.row_stride,
+                depth_stride: self.a.col_stride,
+            };
+            let panel = &mut a_panels[i * depth..][..height * depth];
+            pack::panel(
+                self.level,
+                source,
+                height.min(rows - i),
+                depth,
+                height,
+                panel,
+            );
+        }
+        let first = p0 == 0;
+        let add = !first || self.mode == Accumulate::Add;
+        for j in (0..columns).step_by(width) {
+            let source = Strided {
+                data: self.b.data,
+                start: p0 * self.b.row_stride + (j0 + j) * self.b.col_stride,
+                lane_stride: self.b.col_stride,
+                depth_stride: self.b.row_stride,
+            };
+            let tile_columns = width.min(columns - j);
+            let b_panel = &mut b_panel[..width * depth];
+            pack::panel(self.level, source, tile_columns, depth, width, b_panel);
+            let bias = self
+                .bias
+                .filter(|_| first)
+                .map(|bias| &bias[j0 + j..][..tile_columns]);
+            for i in (0..rows).step_by(height) {
+                let size = (height.min(rows - i), tile_columns);
+                let a_panel = &a_panels[i * depth..][..height * depth];
+                // SAFETY: the tile is inside C by the checks in `new`; tiles of different
+                // tasks do not overlap, and a task works on one tile at a time.
+                unsafe {
+                    let c = self.c.at(i0 + i, j0 + j);
+                    tile::multiply(self.level, depth, a_panel, b_panel, size, &c, add, bias);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

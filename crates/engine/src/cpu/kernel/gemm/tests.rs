@@ -1,0 +1,254 @@
+use super::*;
+
+/// Numbers in [−1, 1) from a multiplicative generator.
+fn numbers<F: Real>(seed: u64, len: usize) -> Vec<F> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..len)
+        .map(|_| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            F::from_f64((state >> 40) as f64 / f64::from(1 << 23) - 1.0)
+        })
+        .collect()
+}
+
+const SIZES: [(usize, usize, usize); 10] = [
+    (1, 1, 1),
+    (1, 70, 300),
+    (5, 3, 0),
+    (13, 33, 17),
+    (37, 16, 256),
+    (24, 64, 257),
+    (64, 64, 64),
+    (100, 97, 600),
+    (7, 1100, 40),
+    (530, 50, 31),
+];
+
+/// Operands in both orders, laid out with gaps between rows.
+struct Case<F> {
+    size: (usize, usize, usize),
+    a: Vec<F>,
+    b: Vec<F>,
+    bias: Vec<F>,
+    c: Vec<F>,
+    transposed: (bool, bool),
+}
+
+impl<F: Real> Case<F> {
+    fn new((m, n, k): (usize, usize, usize), transposed: (bool, bool)) -> Self {
+        let length = |rows, columns, turned| {
+            if turned {
+                columns * (rows + 3)
+            } else {
+                rows * (columns + 3)
+            }
+        };
+        Self {
+            size: (m, n, k),
+            a: numbers(1, length(m, k, transposed.0)),
+            b: numbers(2, length(k, n, transposed.1)),
+            bias: numbers(3, n),
+            c: numbers(4, m * (n + 2)),
+            transposed,
+        }
+    }
+
+    fn a(&self) -> Matrix<'_, F> {
+        let (m, _, k) = self.size;
+        match self.transposed.0 {
+            false => Matrix::row_major(&self.a, k + 3),
+            true => Matrix::row_major(&self.a, m + 3).transposed(),
+        }
+    }
+
+    fn b(&self) -> Matrix<'_, F> {
+        let (_, n, k) = self.size;
+        match self.transposed.1 {
+            false => Matrix::row_major(&self.b, n + 3),
+            true => Matrix::row_major(&self.b, k + 3).transposed(),
+        }
+    }
+
+    fn run(&self, mode: Accumulate, bias: bool) -> Vec<F> {
+        let (m, n, k) = self.size;
+        let mut c = self.c.clone();
+        let bias = bias.then_some(&self.bias[..]);
+        gemm(m, n, k, self.a(), self.b(), &mut c, n + 2, mode, bias);
+        c
+    }
+
+    fn naive(&self, mode: Accumulate, bias: bool) -> Vec<f64> {
+        let (m, n, k) = self.size;
+        let mut c: Vec<f64> = self.c.iter().map(|x| x.to_f64()).collect();
+        let at = |x: &Matrix<'_, F>, i: usize, j: usize| {
+            x.data[i * x.row_stride + j * x.col_stride].to_f64()
+        };
+        for i in 0..m {
+            for j in 0..n {
+                let mut sum = 0.0;
+                for p in 0..k {
+                    sum += at(&self.a(), i, p) * at(&self.b(), p, j);
+                }
+                if bias {
+                    sum += self.bias[j].to_f64();
+                }
+                if mode == Accumulate::Add {
+                    sum += c[i * (n + 2) + j];
+                }
+                c[i * (n + 2) + j] = sum;
+            }
+        }
+        c
+    }
+}
+
+fn check_against_naive<F: Real>(tolerance: f64) {
+    for size in SIZES {
+        for transposed in [(false, false), (false, true), (true, false), (true, true)] {
+            for mode in [Accumulate::Overwrite, Accumulate::Add] {
+                for bias in [false, true] {
+                    let case = Case::<F>::new(size, transposed);
+                    let ours = case.run(mode, bias);
+                    let exact = case.naive(mode, bias);
+                    for (place, (x, e)) in ours.iter().zip(&exact).enumerate() {
+                        let error = (x.to_f64() - e).abs();
+                        assert!(
+                            error <= tolerance * (1.0 + size.2 as f64).sqrt(),
+                            "{size:?} {transposed:?} {mode:?} bias {bias} at {place}: {x:?} {e}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn f32_agrees_with_the_definition() {
+    check_against_naive::<f32>(1e-6);
+}
+
+#[test]
+fn f64_agrees_with_the_definition() {
+    check_against_naive::<f64>(1e-14);
+}
+
+#[test]
+fn strides_on_both_axes_work() {
+    let data = numbers::<f32>(5, 400);
+    let spaced = Matrix {
+        data: &data,
+        row_stride: 40,
+        col_stride: 2,
+    };
+    let ones = vec![1.0_f32; 20];
+    let mut c = vec![0.0; 10];
+    gemm(
+        10,
+        1,
+        20,
+        spaced,
+        Matrix::row_major(&ones, 1),
+        &mut c,
+        1,
+        Accumulate::Overwrite,
+        None,
+    );
+    for (i, &sum) in c.iter().enumerate() {
+        let exact: f32 = (0..20).map(|p| data[40 * i + 2 * p]).sum();
+        assert!((sum - exact).abs() < 1e-5);
+    }
+}
+
+/// Each element must be the documented chain exactly, in every tile and at every level.
+#[test]
+fn every_level_computes_the_same_chain() {
+    let (m, n, k) = (29, 71, 530);
+    let case = Case::<f32>::new((m, n, k), (false, true));
+    let chain = |i: usize, j: usize| {
+        let mut value = case.c[i * (n + 2) + j];
+        for p0 in (0..k).step_by(DEPTH) {
+            let mut sum = 0.0_f32;
+            for p in p0..k.min(p0 + DEPTH) {
+                sum = case.a[i * (k + 3) + p].mul_add(case.b[j * (k + 3) + p], sum);
+            }
+            if p0 == 0 {
+                sum += case.bias[j];
+            }
+            value += sum;
+        }
+        value
+    };
+    for level in [Level::Baseline, Level::Avx2, Level::Avx512] {
+        if level > simd::level() {
+            continue;
+        }
+        let mut c = case.c.clone();
+        let operands = (case.a(), case.b());
+        let mut product = Product::new(
+            (m, n, k),
+            operands,
+            &mut c,
+            n + 2,
+            Accumulate::Add,
+            Some(&case.bias),
+        )
+        .expect("C is not empty");
+        product.level = level;
+        product.shape = TileShape::of::<f32>(level);
+        product.run_serial();
+        for i in 0..m {
+            for j in 0..n {
+                assert_eq!(c[i * (n + 2) + j], chain(i, j), "{level:?} ({i}, {j})");
+            }
+        }
+    }
+}
+
+#[test]
+fn threads_tiles_and_other_rows_do_not_change_a_bit() {
+    let (m, n, k) = (300, 200, 300);
+    let case = Case::<f32>::new((m, n, k), (false, true));
+    let run = |threads| {
+        with_threads(threads, || case.run(Accumulate::Add, true))
+    };
+    let one = run(1);
+    assert_eq!(one, run(2));
+    assert_eq!(one, run(7));
+    for row in [0, 11, 12, 299] {
+        let a = Matrix::row_major(&case.a[row * (k + 3)..], k + 3);
+        let mut c = case.c[row * (n + 2)..][..n].to_vec();
+        gemm_serial(
+            1,
+            n,
+            k,
+            a,
+            case.b(),
+            &mut c,
+            n,
+            Accumulate::Add,
+            Some(&case.bias),
+        );
+        assert_eq!(c[..], one[row * (n + 2)..][..n]);
+    }
+}
+
+#[test]
+#[should_panic(expected = "B [4, 5] with strides 5 and 1 does not fit 19 elements")]
+fn a_short_operand_is_caught() {
+    let x = [0.0_f32; 19];
+    let y = Matrix::row_major(&x, 5);
+    gemm(
+        2,
+        5,
+        4,
+        y,
+        y,
+        &mut [0.0; 10],
+        5,
+        Accumulate::Overwrite,
+        None,
+    );
+}

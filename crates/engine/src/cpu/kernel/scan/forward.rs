@@ -1,0 +1,178 @@
+//! The scan forwards in time.
+
+use super::{Inputs, Register, Shape, row_part};
+use crate::cpu::kernel::lanes::{LANES, Lanes, load, store};
+use crate::cpu::parallel::{Shared, for_each};
+use crate::cpu::real::Real;
+use crate::cpu::simd::simd;
+
+/// Writes `y` [rows, inner] and, where a gradient will be wanted, `states` (of
+/// [`Shape::states_len`]): the state before each chunk's first step.
+pub fn forward<F: Real>(
+    shape: Shape,
+    inputs: &Inputs<'_, F>,
+    y: &mut [F],
+    states: Option<&mut [F]>,
+) {
+    shape.check(inputs);
+    assert_eq!(y.len(), shape.rows() * shape.inner, "scan output");
+    if let Some(states) = &states {
+        assert_eq!(states.len(), shape.states_len(), "scan states");
+    }
+    let y = Shared::new(y);
+    let states = states.map(Shared::new);
+    let groups = shape.num_groups();
+    for_each(shape.batch * groups, |task| {
+        for register in shape.registers(task / groups, task % groups) {
+            forward_register(shape, inputs, register, y, states);
+        }
+    });
+}
+
+simd! {
+    /// All time steps of one register. Writes only that register's channels.
+    fn forward_register<F: Real>(
+        shape: Shape,
+        inputs: &Inputs<'_, F>,
+        register: Register,
+        y: Shared<'_, F>,
+        states: Option<Shared<'_, F>>,
+    ) {
+        // With the usual number of states as a constant, the loops over it unroll and the
+        // arrays are small.
+        if shape.state == 16 {
+            scan_register::<F, 16>(16, shape, inputs, register, y, states);
+        } else {
+            scan_register::<F, { super::MAX_STATE }>(
+                shape.state, shape, inputs, register, y, states,
+            );
+        }
+    }
+}
+
+#[inline(always)]
+fn scan_register<F: Real, const MAX: usize>(
+    state: usize,
+    shape: Shape,
+    inputs: &Inputs<'_, F>,
+    register: Register,
+    y: Shared<'_, F>,
+    states: Option<Shared<'_, F>>,
+) {
+    let Register {
+        batch,
+        channel,
+        width,
+    } = register;
+    let a = negative_exp::<F, MAX>(inputs.a_log, state, register);
+    let skip = load(&inputs.skip[channel..], width);
+    let mut h = [[F::ZERO; LANES]; MAX];
+    for time in 0..shape.seq {
+        if let Some(states) = states
+            && time % shape.chunk == 0
+        {
+            let offset = shape.state_offset(batch, time / shape.chunk, channel);
+            // SAFETY: the channels of this register in this batch element are this call's.
+            let kept = unsafe { states.part(offset, width * state) };
+            for (lane, kept) in kept.chunks_exact_mut(state).enumerate() {
+                for n in 0..state {
+                    kept[n] = h[n][lane];
+                }
+            }
+        }
+        let row = batch * shape.seq + time;
+        let step = Step::read(&shape, inputs, register, row);
+        let mut s = [F::ZERO; LANES];
+        for n in 0..state {
+            step.advance(&a[n], step.b[n], &mut h[n]);
+            for lane in 0..LANES {
+                s[lane] = h[n][lane].fma(step.c[n], s[lane]);
+            }
+        }
+        for lane in 0..LANES {
+            s[lane] = skip[lane].fma(step.x[lane], s[lane]);
+        }
+        if let Some(gate) = &inputs.gate {
+            let z = load(row_part(gate, row, register), width);
+            for lane in 0..LANES {
+                s[lane] *= z[lane] * z[lane].sigmoid();
+            }
+        }
+        // SAFETY: as above.
+        store(&s, unsafe { y.part(row * shape.inner + channel, width) });
+    }
+}
+
+/// `A = −exp(a_log)`, turned to [state][lane]; −1 in the lanes above the register's width.
+#[inline(always)]
+pub(super) fn negative_exp<F: Real, const MAX: usize>(
+    a_log: &[F],
+    state: usize,
+    register: Register,
+) -> [Lanes<F>; MAX] {
+    let mut a = [[F::ZERO; LANES]; MAX];
+    for lane in 0..register.width {
+        let source = &a_log[(register.channel + lane) * state..][..state];
+        for n in 0..state {
+            a[n][lane] = source[n];
+        }
+    }
+    for value in a[..state].as_flattened_mut() {
+        *value = -value.exp();
+    }
+    a
+}
+
+/// What one time step of a register needs besides A and the state.
+pub(super) struct Step<'a, F> {
+    pub x: Lanes<F>,
+    /// dt before softplus.
+    pub dt: Lanes<F>,
+    /// Δ = softplus(dt).
+    pub delta: Lanes<F>,
+    /// Δ·x.
+    pub u: Lanes<F>,
+    /// B and C of the row.
+    pub b: &'a [F],
+    pub c: &'a [F],
+}
+
+impl<'a, F: Real> Step<'a, F> {
+    #[inline(always)]
+    pub fn read(shape: &Shape, inputs: &Inputs<'a, F>, register: Register, row: usize) -> Self {
+        let Register { channel, width, .. } = register;
+        let x = load(row_part(&inputs.x, row, register), width);
+        let dt = load(&inputs.dt[row * shape.inner + channel..], width);
+        let mut delta = [F::ZERO; LANES];
+        for lane in 0..LANES {
+            delta[lane] = dt[lane].softplus();
+        }
+        let mut u = [F::ZERO; LANES];
+        for lane in 0..LANES {
+            u[lane] = delta[lane] * x[lane];
+        }
+        let projection = &inputs.projection[row * shape.projection() + shape.rank..];
+        let (b, rest) = projection.split_at(shape.state);
+        Self {
+            x,
+            dt,
+            delta,
+            u,
+            b,
+            c: &rest[..shape.state],
+        }
+    }
+
+    /// `h ← exp(Δ A) h + u B` for one state; returns the decay `exp(Δ A)`.
+    #[inline(always)]
+    pub fn advance(&self, a: &Lanes<F>, b: F, h: &mut Lanes<F>) -> Lanes<F> {
+        let mut decay = [F::ZERO; LANES];
+        for lane in 0..LANES {
+            decay[lane] = (self.delta[lane] * a[lane]).exp();
+        }
+        for lane in 0..LANES {
+            h[lane] = decay[lane].fma(h[lane], self.u[lane] * b);
+        }
+        decay
+    }
+}

@@ -1,0 +1,10 @@
+//! The CPU executor: the reference for every op, and fast in its own right.
+
+pub mod dropout;
+pub(crate) mod executor;
+pub mod kernel;
+mod op;
+mod operands;
+pub mod parallel;
+pub mod real;
+pub mod simd;

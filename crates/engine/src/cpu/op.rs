@@ -1,0 +1,490 @@
+//! From an op to its kernel: which tensor is which argument.
+
+use cinch_graph::op::{self, ActivationKind, NormKind, Op};
+
+use super::kernel::columns::{Columns, ColumnsMut};
+use super::kernel::{
+    activation, attention, convolution, cross_entropy, embedding, linear, norm, optimizer, scan,
+};
+use super::operands::Operands;
+use super::parallel::Accumulate;
+use super::real::Real;
+use crate::arena::Element;
+use crate::error::EngineError;
+
+/// Executes one node in the element type of its graph.
+pub(crate) fn execute<F: Real + Element>(x: &Operands<'_>) -> Result<(), EngineError> {
+    match &x.node.op {
+        Op::Embedding(op) => return embed::<F>(x, op),
+        Op::EmbeddingBackward(op) => return embed_backward::<F>(x, op),
+        Op::Norm(op) => normalize::<F>(x, op),
+        Op::NormApply(op) => normalize_again::<F>(x, op),
+        Op::NormBackward(op) => normalize_backward::<F>(x, op),
+        Op::Linear(op) => multiply::<F>(x, op),
+        Op::LinearGradInput(op) => multiply_grad_input::<F>(x, op),
+        Op::LinearGradWeight(op) => multiply_grad_weight::<F>(x, op),
+        Op::Activation(op) => {
+            let input = x.input_unless_in_place::<F>(0, 0);
+            activation::forward(activation_kind(op.kind), input, x.output(0));
+        }
+        Op::ActivationBackward(op) => {
+            let dy = x.input_unless_in_place::<F>(0, 0);
+            activation::backward(activation_kind(op.kind), dy, x.input(1), x.output(0));
+        }
+        Op::Add(op::Add) => add::<F>(x),
+        Op::Attention(op) => attend::<F>(x, op),
+        Op::AttentionBackward(op) => attend_backward::<F>(x, &op.0),
+        Op::Convolution(op) => convolve::<F>(x, op),
+        Op::ConvolutionBackward(op) => convolve_backward::<F>(x, op),
+        Op::Scan(op) => scan_forward::<F>(x, op),
+        Op::ScanBackward(op) => scan_backward::<F>(x, &op.0),
+        Op::CrossEntropy(op) => return loss::<F>(x, op),
+        Op::Logits(op::Logits) => return logits::<F>(x),
+        Op::GradientNorm(op) => gradient_norm::<F>(x, op),
+        Op::AdamW(op) => update::<F>(x, op),
+    }
+    Ok(())
+}
+
+fn failed(x: &Operands<'_>, problem: impl ToString) -> EngineError {
+    EngineError::Op {
+        op: x.node.op.name(),
+        node: x.node.name.clone(),
+        problem: problem.to_string(),
+    }
+}
+
+fn embed<F: Real + Element>(x: &Operands<'_>, op: &op::Embedding) -> Result<(), EngineError> {
+    let seq = x.input_type(0).width();
+    let positions = op.positions.then(|| x.input(2));
+    let dropout = x.dropout(op.dropout, Some(x.node.inputs.len() - 1));
+    embedding::forward::<F>(x.input(0), seq, x.input(1), positions, dropout, x.output(0))
+        .map_err(|error| failed(x, error))
+}
+
+fn embed_backward<F: Real + Element>(
+    x: &Operands<'_>,
+    op: &op::EmbeddingBackward,
+) -> Result<(), EngineError> {
+    let seq = x.input_type(1).width();
+    let dropout = x.dropout(op.dropout, Some(2));
+    let table = op.table.map(|_| x.accumulator(0));
+    let positions = op
+        .positions
+        .map(|_| x.accumulator(usize::from(op.table.is_some())));
+    embedding::backward::<F>(x.input(1), seq, x.input(0), dropout, table, positions)
+        .map_err(|error| failed(x, error))
+}
+
+fn norm_shape(x: &Operands<'_>, kind: NormKind) -> norm::Shape {
+    let ty = x.input_type(0);
+    norm::Shape {
+        kind: match kind {
+            NormKind::Layer => norm::Kind::Layer,
+            NormKind::Rms => norm::Kind::Rms,
+        },
+        rows: ty.rows(),
+        width: ty.width(),
+    }
+}
+
+fn normalize<F: Real + Element>(x: &Operands<'_>, op: &op::Norm) {
+    let layout = op.layout();
+    let dropout = x.dropout(op.dropout, layout.random);
+    // The sum can take over the stream or, without dropout, the branch: addition commutes.
+    let over_branch = op.residual && x.is_in_place(1, 0);
+    let (stream, branch) = match (op.residual, over_branch) {
+        (false, _) => (Some(x.input::<F>(0)), None),
+        (true, false) => (x.input_unless_in_place(0, 0), Some((x.input(1), dropout))),
+        (true, true) => (None, Some((x.input(0), None))),
+    };
+    let args = norm::Forward {
+        x: stream,
+        branch,
+        gamma: x.input(layout.gamma),
+        beta: layout.beta.map(|i| x.input(i)),
+        x_new: op.residual.then(|| x.output(0)),
+        y: x.output(layout.y),
+        mean: layout.mean.map(|i| x.output(i)),
+        rstd: x.output(layout.rstd),
+    };
+    norm::forward(norm_shape(x, op.kind), op.epsilon, args);
+}
+
+fn normalize_again<F: Real + Element>(x: &Operands<'_>, op: &op::NormApply) {
+    let shape = norm_shape(x, op.kind);
+    match op.kind {
+        NormKind::Layer => norm::apply::<F>(
+            shape,
+            x.input(0),
+            Some(x.input(1)),
+            x.input(2),
+            x.input(3),
+            Some(x.input(4)),
+            x.output(0),
+        ),
+        NormKind::Rms => {
+            norm::apply::<F>(shape, x.input(0), None, x.input(1), x.input(2), None, x.output(0));
+        }
+    }
+}
+
+fn normalize_backward<F: Real + Element>(x: &Operands<'_>, op: &op::NormBackward) {
+    let layout = op.layout();
+    let residual = match layout.residual_gradient {
+        None => norm::Residual::Absent,
+        Some(i) if x.is_in_place(i, 0) => norm::Residual::InPlace,
+        Some(i) => norm::Residual::At(x.input::<F>(i)),
+    };
+    let dropout = x.dropout(op.dropout, layout.random);
+    let args = norm::Backward {
+        dy: x.input_unless_in_place(0, 0),
+        residual,
+        x_new: x.input(layout.stream),
+        mean: layout.mean.map(|i| x.input(i)),
+        rstd: x.input(layout.rstd),
+        gamma: x.input(layout.gamma),
+        dx: x.output(0),
+        dbranch: layout.dbranch.map(|i| (x.output(i), dropout)),
+        dgamma: layout.dgamma.map(|i| x.accumulator(i)),
+        dbeta: layout.dbeta.map(|i| x.accumulator(i)),
+    };
+    norm::backward(norm_shape(x, op.kind), args);
+}
+
+/// A column block of an input.
+fn columns<'a, F: Element>(
+    x: &Operands<'a>,
+    input: usize,
+    offset: usize,
+    width: usize,
+) -> Columns<'a, F> {
+    Columns {
+        data: x.input(input),
+        row_stride: x.input_type(input).width(),
+        offset,
+        width,
+    }
+}
+
+fn multiply<F: Real + Element>(x: &Operands<'_>, op: &op::Linear) {
+    let width = x.input_type(1).width();
+    let source = columns::<F>(x, 0, op.first_column, width);
+    let bias = op.bias.then(|| x.input(2));
+    linear::forward(x.input_type(0).rows(), source, x.input(1), bias, x.output(0));
+}
+
+fn multiply_grad_input<F: Real + Element>(x: &Operands<'_>, op: &op::LinearGradInput) {
+    let width = x.input_type(1).width();
+    let dx = x.output::<F>(0);
+    let mode = if op.accumulate {
+        if let Some(partial) = x.input_unless_in_place(2, 0) {
+            dx.copy_from_slice(partial);
+        }
+        Accumulate::Add
+    } else {
+        if width < op.width {
+            dx.fill(F::ZERO);
+        }
+        Accumulate::Overwrite
+    };
+    let rows = x.input_type(0).rows();
+    linear::grad_input(
+        rows,
+        width,
+        x.input(0),
+        x.input(1),
+        dx,
+        op.width,
+        op.first_column,
+        mode,
+    );
+}
+
+fn multiply_grad_weight<F: Real + Element>(x: &Operands<'_>, op: &op::LinearGradWeight) {
+    let rows = x.input_type(0).rows();
+    let dy = x.input::<F>(0);
+    let source = columns(x, 1, op.first_column, op.inputs);
+    let (dw, mode) = x.accumulator(0);
+    linear::grad_weight(rows, dy, source, dw, mode);
+    if op.bias {
+        let (db, mode) = x.accumulator(1);
+        linear::grad_bias(rows, dy, db, mode);
+    }
+}
+
+fn activation_kind(kind: ActivationKind) -> activation::Kind {
+    match kind {
+        ActivationKind::GeluTanh => activation::Kind::GeluTanh,
+        ActivationKind::Gelu => activation::Kind::Gelu,
+        ActivationKind::Silu => activation::Kind::Silu,
+        ActivationKind::Relu => activation::Kind::Relu,
+    }
+}
+
+fn add<F: Real + Element>(x: &Operands<'_>) {
+    if x.is_in_place(1, 0) {
+        activation::add(None, x.input::<F>(0), x.output(0));
+    } else {
+        activation::add(x.input_unless_in_place::<F>(0, 0), x.input(1), x.output(0));
+    }
+}
+
+/// The shape, and queries, keys and values, whose first source is input `first`.
+fn attention_inputs<'a, F: Element>(
+    x: &Operands<'a>,
+    op: &op::Attention,
+    first: usize,
+) -> (attention::Shape, attention::Inputs<'a, F>) {
+    let dims = x.input_type(first).shape;
+    let shape = attention::Shape {
+        batch: dims.dims()[0],
+        seq: dims.dims()[1],
+        heads: op.heads,
+        kv_heads: op.kv_heads,
+        head_dim: op.head_dim,
+        causal: op.causal,
+        scale: op.scale,
+    };
+    let [q, k, v] = op.places();
+    let (query_width, key_width) = (op.heads * op.head_dim, op.kv_heads * op.head_dim);
+    let inputs = attention::Inputs {
+        q: columns(x, first + q.0, q.1, query_width),
+        k: columns(x, first + k.0, k.1, key_width),
+        v: columns(x, first + v.0, v.1, key_width),
+    };
+    (shape, inputs)
+}
+
+fn attend<F: Real + Element>(x: &Operands<'_>, op: &op::Attention) {
+    let (shape, inputs) = attention_inputs::<F>(x, op, 0);
+    let dropout = x.dropout(op.dropout, Some(op.num_sources()));
+    attention::forward(&shape, &inputs, dropout, x.output(0), x.output(1));
+}
+
+fn attend_backward<F: Real + Element>(x: &Operands<'_>, op: &op::Attention) {
+    let sources = op.num_sources();
+    let (shape, inputs) = attention_inputs::<F>(x, op, 1);
+    let dropout = x.dropout(op.dropout, Some(sources + 3));
+    let (query_width, key_width) = (op.heads * op.head_dim, op.kv_heads * op.head_dim);
+    let [dq, dk, dv] = match op.inputs {
+        op::AttentionInputs::Packed => {
+            let [q, k, v] = op.places();
+            let blocks = [(q.1, query_width), (k.1, key_width), (v.1, key_width)];
+            ColumnsMut::split(x.output(0), x.output_type(0).width(), blocks)
+        }
+        op::AttentionInputs::Separate => [
+            ColumnsMut::whole(x.output(0), query_width),
+            ColumnsMut::whole(x.output(1), key_width),
+            ColumnsMut::whole(x.output(2), key_width),
+        ],
+    };
+    let (o, lse) = (x.input(sources + 1), x.input(sources + 2));
+    attention::backward(
+        &shape,
+        x.input(0),
+        &inputs,
+        o,
+        lse,
+        dropout,
+        x.workspace(),
+        &dq,
+        &dk,
+        &dv,
+    );
+}
+
+fn convolution_shape(x: &Operands<'_>, source: usize, weight: usize) -> convolution::Shape {
+    let (source, weight) = (x.input_type(source).shape, x.input_type(weight).shape);
+    convolution::Shape {
+        batch: source.dims()[0],
+        seq: source.dims()[1],
+        channels: weight.rows(),
+        width: weight.width(),
+    }
+}
+
+fn convolve<F: Real + Element>(x: &Operands<'_>, op: &op::Convolution) {
+    let shape = convolution_shape(x, 0, 1);
+    let source = columns::<F>(x, 0, op.first_column, shape.channels);
+    convolution::forward(shape, source, x.input(1), x.input(2), x.output(0));
+}
+
+fn convolve_backward<F: Real + Element>(x: &Operands<'_>, op: &op::ConvolutionBackward) {
+    let shape = convolution_shape(x, 1, 2);
+    let dx = x.output::<F>(0);
+    if !op.accumulate {
+        dx.fill(F::ZERO);
+    } else if let Some(partial) = x.input_unless_in_place(4, 0) {
+        dx.copy_from_slice(partial);
+    }
+    let blocks = [(op.first_column, shape.channels)];
+    let [dx] = ColumnsMut::split(dx, x.output_type(0).width(), blocks);
+    convolution::backward(
+        shape,
+        x.input(0),
+        columns(x, 1, op.first_column, shape.channels),
+        x.input(2),
+        x.input(3),
+        &dx,
+        x.accumulator(1),
+        x.accumulator(2),
+    );
+}
+
+/// The shape and inputs of a scan whose x is input `first`.
+fn scan_inputs<'a, F: Element>(
+    x: &Operands<'a>,
+    op: &op::Scan,
+    first: usize,
+) -> (scan::Shape, scan::Inputs<'a, F>) {
+    let dims = x.input_type(first).shape;
+    let shape = scan::Shape {
+        batch: dims.dims()[0],
+        seq: dims.dims()[1],
+        inner: op.inner,
+        state: op.state,
+        rank: op.rank,
+        chunk: op.chunk,
+    };
+    let rest = first + op.num_sources();
+    let inputs = scan::Inputs {
+        x: columns(x, first, op.x_column, op.inner),
+        gate: Some(columns(x, rest - 1, op.z_column, op.inner)),
+        projection: x.input(rest),
+        dt: x.input(rest + 1),
+        a_log: x.input(rest + 2),
+        skip: x.input(rest + 3),
+    };
+    (shape, inputs)
+}
+
+fn scan_forward<F: Real + Element>(x: &Operands<'_>, op: &op::Scan) {
+    let (shape, inputs) = scan_inputs::<F>(x, op, 0);
+    let states = op.keep_states.then(|| x.output(1));
+    scan::forward(shape, &inputs, x.output(0), states);
+}
+
+fn scan_backward<F: Real + Element>(x: &Operands<'_>, op: &op::Scan) {
+    let (shape, inputs) = scan_inputs::<F>(x, op, 1);
+    let sources = op.num_sources();
+    let states = x.input(1 + sources + 4);
+    let (dx, dz) = if op.packed {
+        let blocks = [(op.x_column, op.inner), (op.z_column, op.inner)];
+        let dxz = x.output::<F>(0);
+        let width = x.output_type(0).width();
+        if width > 2 * op.inner {
+            dxz.fill(F::ZERO);
+        }
+        let [dx, dz] = ColumnsMut::split(dxz, width, blocks);
+        (dx, dz)
+    } else {
+        let whole = |output: usize, column: usize| {
+            let buffer = x.output::<F>(output);
+            let width = x.output_type(output).width();
+            if width > op.inner {
+                buffer.fill(F::ZERO);
+            }
+            let [block] = ColumnsMut::split(buffer, width, [(column, op.inner)]);
+            block
+        };
+        (whole(0, op.x_column), whole(1, op.z_column))
+    };
+    let gradients = scan::Gradients {
+        x: dx,
+        gate: Some(dz),
+        projection: x.output(sources),
+        dt: x.output(sources + 1),
+        a_log: x.accumulator(sources + 2),
+        skip: x.accumulator(sources + 3),
+    };
+    scan::backward(shape, &inputs, states, x.input(0), x.workspace(), gradients);
+}
+
+fn loss<F: Real + Element>(x: &Operands<'_>, op: &op::CrossEntropy) -> Result<(), EngineError> {
+    let (h, w) = (x.input_type(0), x.input_type(1));
+    let shape = cross_entropy::Shape {
+        rows: h.rows(),
+        width: h.width(),
+        vocab: w.rows(),
+        chunk_rows: op.chunk_rows,
+    };
+    let weighting = cross_entropy::Weighting {
+        inverse_count: f64::from(x.input::<f32>(3)[0]),
+        label_smoothing: op.label_smoothing,
+    };
+    let (loss, mode) = x.accumulator::<F>(0);
+    let result = if op.gradient {
+        let dw = x.accumulator(2);
+        cross_entropy::forward_backward(
+            shape,
+            x.input(0),
+            x.input(1),
+            x.input(2),
+            weighting,
+            x.workspace(),
+            &mut loss[0],
+            mode,
+            x.output(1),
+            dw.0,
+            dw.1,
+        )
+    } else {
+        cross_entropy::forward_only(
+            shape,
+            x.input(0),
+            x.input(1),
+            x.input(2),
+            weighting,
+            x.workspace(),
+            &mut loss[0],
+            mode,
+        )
+    };
+    result.map_err(|error| failed(x, error))
+}
+
+fn logits<F: Real + Element>(x: &Operands<'_>) -> Result<(), EngineError> {
+    let (h, vocabulary) = (x.input_type(0), x.output_type(0).width());
+    let (seq, width) = (h.shape.dims()[1], h.width());
+    let (hidden, weight) = (x.input::<F>(0), x.input(1));
+    let rows = x.output(0).chunks_exact_mut(vocabulary);
+    for (sequence, (row, &position)) in rows.zip(x.input::<i32>(2)).enumerate() {
+        let position = usize::try_from(position)
+            .ok()
+            .filter(|&position| position < seq)
+            .ok_or_else(|| failed(x, format!("position {position} of a sequence of {seq}")))?;
+        let h = &hidden[(sequence * seq + position) * width..][..width];
+        cross_entropy::logits(h, weight, row);
+    }
+    Ok(())
+}
+
+fn gradient_norm<F: Real + Element>(x: &Operands<'_>, op: &op::GradientNorm) {
+    let partials = x.workspace::<f64>();
+    let mut sum = 0.0;
+    for input in 0..x.node.inputs.len() {
+        sum += optimizer::sum_of_squares(x.input::<F>(input), partials);
+    }
+    let norm = sum.sqrt();
+    // The small constant is PyTorch's, and keeps a zero norm from dividing.
+    let factor = op.max_norm.map_or(1.0, |max| (max / (norm + 1e-6)).min(1.0));
+    let out = x.output::<f32>(0);
+    out[0] = norm as f32;
+    out[1] = factor as f32;
+}
+
+fn update<F: Real + Element>(x: &Operands<'_>, op: &op::AdamW) {
+    let scalars = x.input::<f32>(2);
+    let settings = optimizer::AdamW {
+        beta1: op.beta1,
+        beta2: op.beta2,
+        epsilon: op.epsilon,
+        weight_decay: op.weight_decay,
+        learning_rate: f64::from(scalars[0]),
+        bias_correction1: f64::from(scalars[1]),
+        bias_correction2: f64::from(scalars[2]),
+        gradient_scale: f64::from(x.input::<f32>(1)[1]),
+    };
+    optimizer::adamw::<F>(x.output(0), x.input(0), x.output(1), x.output(2), &settings);
+}

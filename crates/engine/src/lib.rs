@@ -1,0 +1,17 @@
+//! Runs a plan. The executor makes one allocation, the arena, and every op reads
+//! and writes inside it at the offsets the plan chose.
+//!
+//! This is the only crate with unsafe code: the arena hands out disjoint views of one
+//! allocation, and the kernels use vector instructions chosen at run time.
+#![expect(
+    unsafe_code,
+    reason = "arena views and vector instructions; each block says why it is sound"
+)]
+
+mod arena;
+pub mod cpu;
+mod error;
+
+pub use arena::{Arena, Element};
+pub use cpu::executor::Executor;
+pub use error::EngineError;

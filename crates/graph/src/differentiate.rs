@@ -1,0 +1,319 @@
+//! Differentiation as a pass: walks the forward nodes backwards, lets each op emit its
+//! backward nodes, and appends the optimizer's update.
+
+use std::ops::Deref;
+
+use crate::error::GraphError;
+use crate::graph::{Graph, Node, Phase, Role, TensorId};
+use crate::op::{AdamW, Add, GradientNorm, Op};
+use crate::types::{DType, TensorType};
+
+/// How weights are updated.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Optimizer {
+    pub beta1: f64,
+    pub beta2: f64,
+    pub epsilon: f64,
+    pub weight_decay: f64,
+    /// Clip the norm of all gradients to this.
+    pub max_norm: Option<f64>,
+}
+
+/// A graph with its backward and update: one training step.
+///
+/// Nodes come in the order forward, backward (with recomputation in between), update. All but
+/// the update run once per micro batch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainingGraph {
+    pub(crate) graph: Graph,
+    /// [norm, factor] of the gradients.
+    pub gradient_norm: TensorId,
+    /// [learning rate, bias corrections], filled before each update.
+    pub step_scalars: TensorId,
+    /// Blocks whose activations are recomputed.
+    pub num_recomputed: usize,
+}
+
+impl Deref for TrainingGraph {
+    type Target = Graph;
+
+    fn deref(&self) -> &Graph {
+        &self.graph
+    }
+}
+
+impl TrainingGraph {
+    /// Operations of one micro step that the gradient needs, recomputation not counted.
+    pub fn useful_flops(&self) -> u64 {
+        self.phase_flops(|phase| matches!(phase, Phase::Forward | Phase::Backward))
+    }
+
+    /// Operations of one micro step as it is run.
+    pub fn micro_flops(&self) -> u64 {
+        self.phase_flops(|phase| phase != Phase::Update)
+    }
+
+    pub fn update_flops(&self) -> u64 {
+        self.phase_flops(|phase| phase == Phase::Update)
+    }
+
+    fn phase_flops(&self, which: impl Fn(Phase) -> bool) -> u64 {
+        self.nodes
+            .iter()
+            .filter(|node| which(node.phase))
+            .map(|node| self.flops(node))
+            .sum()
+    }
+}
+
+/// Differentiates `graph` with respect to its trainable parameters.
+pub fn differentiate(graph: Graph, optimizer: &Optimizer) -> Result<TrainingGraph, GraphError> {
+    if graph.loss.is_none() {
+        return Err(GraphError::NoLoss);
+    }
+    let mut graph = graph;
+    add_gradients(&mut graph);
+    let forward = graph.nodes.len();
+    let mut backward = Backward::new(&mut graph);
+    for index in (0..forward).rev() {
+        backward.current = index;
+        let node = backward.graph.nodes[index].clone();
+        if backward.is_needed(&node) {
+            node.op.declaration().backward(&mut backward, &node)?;
+        }
+    }
+    let nodes = backward.nodes;
+    graph.nodes.extend(nodes);
+    let (gradient_norm, step_scalars) = add_update(&mut graph, optimizer)?;
+    Ok(TrainingGraph {
+        graph,
+        gradient_norm,
+        step_scalars,
+        num_recomputed: 0,
+    })
+}
+
+/// Gives every trainable parameter a gradient and two moments, all gradients first, so that
+/// tensors of one kind are neighbours.
+fn add_gradients(graph: &mut Graph) {
+    for kind in ["gradient", "m", "v"] {
+        for index in 0..graph.parameters.len() {
+            let parameter = &graph.parameters[index];
+            if !parameter.trainable {
+                continue;
+            }
+            let master = graph.tensor(parameter.master);
+            let (name, ty) = (format!("{}.{kind}", master.name), master.ty);
+            let role = if kind == "gradient" {
+                Role::Gradient
+            } else {
+                Role::State
+            };
+            let id = graph.add_tensor(name, ty, role);
+            let parameter = &mut graph.parameters[index];
+            match kind {
+                "gradient" => parameter.gradient = Some(id),
+                "m" => parameter.moments = Some([id, id]),
+                _ => {
+                    if let Some(moments) = &mut parameter.moments {
+                        moments[1] = id;
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn add_update(
+    graph: &mut Graph,
+    optimizer: &Optimizer,
+) -> Result<(TensorId, TensorId), GraphError> {
+    let gradients: Vec<TensorId> = graph.parameters.iter().filter_map(|p| p.gradient).collect();
+    let norm = Op::from(GradientNorm {
+        max_norm: optimizer.max_norm,
+    });
+    let node = graph.build_node(norm, "gradient_norm".into(), gradients, None, Phase::Update)?;
+    let gradient_norm = node.outputs[0];
+    graph.tensors[gradient_norm.index()].role = Role::Result;
+    graph.nodes.push(node);
+    let step_scalars = graph.add_tensor(
+        "step_scalars",
+        TensorType::new([AdamW::NUM_SCALARS], DType::F32),
+        Role::Control,
+    );
+    for parameter in graph.parameters.clone() {
+        let (Some(gradient), Some([m, v])) = (parameter.gradient, parameter.moments) else {
+            continue;
+        };
+        let copy = (parameter.compute != parameter.master).then_some(parameter.compute);
+        let op = AdamW {
+            beta1: optimizer.beta1,
+            beta2: optimizer.beta2,
+            epsilon: optimizer.epsilon,
+            weight_decay: if parameter.decay {
+                optimizer.weight_decay
+            } else {
+                0.0
+            },
+            copy: copy.map(|id| graph.ty(id).dtype),
+        };
+        graph.nodes.push(Node {
+            op: op.into(),
+            name: format!("{}.update", graph.tensor(parameter.master).name),
+            inputs: vec![gradient, gradient_norm, step_scalars],
+            outputs: [parameter.master, m, v].into_iter().chain(copy).collect(),
+            block: None,
+            phase: Phase::Update,
+        });
+    }
+    Ok((gradient_norm, step_scalars))
+}
+
+/// What an op's backward sees and emits into.
+pub struct Backward<'g> {
+    graph: &'g mut Graph,
+    nodes: Vec<Node>,
+    /// The gradient so far of each forward tensor.
+    gradients: Vec<Option<TensorId>>,
+    /// Whether a trainable parameter reaches the tensor.
+    requires: Vec<bool>,
+    /// The accumulator of each parameter, by the tensor that ops read.
+    accumulators: Vec<Option<TensorId>>,
+    current: usize,
+}
+
+impl<'g> Backward<'g> {
+    fn new(graph: &'g mut Graph) -> Self {
+        let num_tensors = graph.tensors.len();
+        let mut requires = vec![false; num_tensors];
+        let mut accumulators = vec![None; num_tensors];
+        for parameter in &graph.parameters {
+            requires[parameter.compute.index()] = parameter.trainable;
+            accumulators[parameter.compute.index()] = parameter.gradient;
+        }
+        for node in &graph.nodes {
+            if node.inputs.iter().any(|id| requires[id.index()]) {
+                for id in &node.outputs {
+                    requires[id.index()] = true;
+                }
+            }
+        }
+        Self {
+            graph,
+            nodes: Vec::new(),
+            gradients: vec![None; num_tensors],
+            requires,
+            accumulators,
+            current: 0,
+        }
+    }
+
+    /// Whether a gradient has to pass through `node`: it makes the loss, or a gradient
+    /// reaches one of its outputs.
+    fn is_needed(&self, node: &Node) -> bool {
+        node.outputs.iter().any(|&id| {
+            Some(id) == self.graph.loss || (self.wants(id) && self.gradients[id.index()].is_some())
+        })
+    }
+
+    pub fn graph(&self) -> &Graph {
+        self.graph
+    }
+
+    /// The gradient that has reached a forward tensor.
+    pub fn gradient_of(&self, tensor: TensorId) -> Option<TensorId> {
+        self.gradients[tensor.index()]
+    }
+
+    /// Whether anything needs this tensor's gradient.
+    pub fn wants(&self, tensor: TensorId) -> bool {
+        self.requires[tensor.index()]
+    }
+
+    /// The accumulator of a trainable parameter's gradient.
+    pub fn parameter_gradient(&self, parameter: TensorId) -> Option<TensorId> {
+        self.accumulators[parameter.index()]
+    }
+
+    /// Takes what has reached `tensor` so far, for an op that adds to it in place of a
+    /// separate addition.
+    pub fn take_partial(&mut self, tensor: TensorId) -> Option<TensorId> {
+        self.gradients[tensor.index()].take()
+    }
+
+    /// Adds `gradient` to what has reached `tensor`.
+    pub fn contribute(
+        &mut self,
+        node: &Node,
+        tensor: TensorId,
+        gradient: TensorId,
+    ) -> Result<(), GraphError> {
+        if !self.wants(tensor) {
+            return Ok(());
+        }
+        let sum = match self.gradients[tensor.index()] {
+            None => gradient,
+            Some(partial) => self.emit(node, "sum", Add, vec![partial, gradient])?[0],
+        };
+        self.gradients[tensor.index()] = Some(sum);
+        Ok(())
+    }
+
+    /// Appends a backward node of `node` with fresh outputs.
+    pub fn emit(
+        &mut self,
+        node: &Node,
+        suffix: &str,
+        op: impl Into<Op>,
+        inputs: Vec<TensorId>,
+    ) -> Result<Vec<TensorId>, GraphError> {
+        self.accumulate(node, suffix, op, inputs, Vec::new())
+    }
+
+    /// As [`Self::emit`], the last outputs being the accumulators `into`.
+    pub fn accumulate(
+        &mut self,
+        node: &Node,
+        suffix: &str,
+        op: impl Into<Op>,
+        inputs: Vec<TensorId>,
+        into: Vec<TensorId>,
+    ) -> Result<Vec<TensorId>, GraphError> {
+        let name = format!("d.{}.{suffix}", node.name);
+        let mut new =
+            self.graph
+                .build_node(op.into(), name, inputs, node.block, Phase::Backward)?;
+        self.redirect(&mut new, into);
+        let outputs = new.outputs.clone();
+        self.nodes.push(new);
+        Ok(outputs)
+    }
+
+    /// Replaces the forward node by one whose op has more outputs; returns all of them.
+    pub fn upgrade(&mut self, op: Op) -> Result<Vec<TensorId>, GraphError> {
+        self.upgrade_into(op, Vec::new())
+    }
+
+    /// As [`Self::upgrade`], the last outputs being the accumulators `into`.
+    pub fn upgrade_into(
+        &mut self,
+        op: Op,
+        into: Vec<TensorId>,
+    ) -> Result<Vec<TensorId>, GraphError> {
+        let old = self.graph.nodes[self.current].clone();
+        let mut new = self
+            .graph
+            .build_node(op, old.name, old.inputs, old.block, old.phase)?;
+        new.outputs[..old.outputs.len()].copy_from_slice(&old.outputs);
+        self.redirect(&mut new, into);
+        let outputs = new.outputs.clone();
+        self.graph.nodes[self.current] = new;
+        Ok(outputs)
+    }
+
+    fn redirect(&self, node: &mut Node, into: Vec<TensorId>) {
+        let first = node.outputs.len() - into.len();
+        node.outputs.truncate(first);
+        node.outputs.extend(into);
+    }
+}

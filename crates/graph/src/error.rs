@@ -1,0 +1,29 @@
+//! What can be wrong with a graph.
+
+use thiserror::Error;
+
+/// Every message names the node, so that the line of the model that built it can be found.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum GraphError {
+    #[error("{op} `{node}`: {problem}")]
+    Op {
+        op: &'static str,
+        node: String,
+        problem: String,
+    },
+    #[error("node {index} ({op} `{node}`): {problem}")]
+    Malformed {
+        index: usize,
+        op: &'static str,
+        node: String,
+        problem: String,
+    },
+    #[error("tensor `{tensor}`: {problem}")]
+    Tensor { tensor: String, problem: String },
+    #[error("the graph has no loss, so there is nothing to differentiate")]
+    NoLoss,
+    #[error("{op} `{node}` has no derivative: it belongs after training, not in it")]
+    NotDifferentiable { op: &'static str, node: String },
+    #[error("cannot recompute {asked} blocks: the model has {blocks}")]
+    TooManyBlocks { asked: usize, blocks: usize },
+}

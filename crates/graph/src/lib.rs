@@ -1,0 +1,28 @@
+//! One training step as a graph: typed tensors, kernel-sized ops, a verifier,
+//! differentiation and recomputation as passes.
+//!
+//! The flow inside this crate, in the order in which a step comes to be:
+//!
+//! 1. a model builds a [`Graph`] by calling the builder methods in [`op`];
+//! 2. [`differentiate`] turns it into a [`TrainingGraph`] with backward and update nodes;
+//! 3. [`TrainingGraph::recompute`] trades stored activations for repeated work, block by block;
+//! 4. [`verify`] says whether the result is well formed.
+
+mod differentiate;
+mod error;
+mod graph;
+pub mod op;
+mod print;
+mod recompute;
+mod types;
+mod verify;
+
+pub use differentiate::{Backward, Optimizer, TrainingGraph, differentiate};
+pub use error::GraphError;
+pub use graph::{
+    Block, BlockId, Dropout, Graph, Init, Node, NodeId, Parameter, Phase, Role, Target, Tensor,
+    TensorId,
+};
+pub use recompute::Recompute;
+pub use types::{DType, Shape, TensorType};
+pub use verify::verify;

@@ -1,0 +1,204 @@
+//! Softmax attention that never holds the T×T scores: forward keeps one number per row and
+//! head (the log-sum-exp), backward computes the probabilities again, block by block.
+
+use super::{Declare, expect, expect_inputs, expect_random, expect_same, expect_shape};
+use crate::differentiate::Backward;
+use crate::error::GraphError;
+use crate::graph::{Dropout, Graph, Node, Target, TensorId};
+use crate::types::TensorType;
+
+/// Where queries, keys and values are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttentionInputs {
+    /// One tensor [B, T, (heads + 2·kv_heads)·head_dim]: queries, keys, values side by side.
+    Packed,
+    /// Three tensors, as wide as their heads.
+    Separate,
+}
+
+/// Inputs: qkv, or q, k and v; random state with dropout. Outputs: o [B, T, heads·head_dim],
+/// lse [B, heads, T].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attention {
+    pub inputs: AttentionInputs,
+    pub heads: usize,
+    /// Each serves `heads / kv_heads` query heads.
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub causal: bool,
+    pub scale: f64,
+    /// On the probabilities.
+    pub dropout: Option<Dropout>,
+}
+
+/// Inputs: do, qkv or q, k and v, o, lse, random state with dropout. Outputs: dqkv, or dq, dk
+/// and dv.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionBackward(pub Attention);
+
+impl Graph {
+    /// Attention over a packed projection.
+    pub fn attention(
+        &mut self,
+        name: &str,
+        qkv: TensorId,
+        heads: usize,
+        causal: bool,
+        dropout: Option<Dropout>,
+    ) -> Result<TensorId, GraphError> {
+        let head_dim = self.ty(qkv).width() / (3 * heads);
+        let random = dropout.map(|_| self.random_state());
+        let op = Attention {
+            inputs: AttentionInputs::Packed,
+            heads,
+            kv_heads: heads,
+            head_dim,
+            causal,
+            scale: 1.0 / (head_dim as f64).sqrt(),
+            dropout,
+        };
+        Ok(self.emit(name, op, [qkv].into_iter().chain(random).collect())?[0])
+    }
+}
+
+impl Attention {
+    /// How many tensors hold queries, keys and values.
+    pub fn num_sources(&self) -> usize {
+        match self.inputs {
+            AttentionInputs::Packed => 1,
+            AttentionInputs::Separate => 3,
+        }
+    }
+
+    /// For queries, keys and values: which of the sources, and from which column on.
+    pub fn places(&self) -> [(usize, usize); 3] {
+        let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        match self.inputs {
+            AttentionInputs::Packed => [(0, 0), (0, q), (0, q + kv)],
+            AttentionInputs::Separate => [(0, 0), (1, 0), (2, 0)],
+        }
+    }
+
+    fn check_sources(&self, sources: &[TensorType]) -> Result<(usize, usize), String> {
+        let first = &sources[0];
+        expect(first.shape.rank() == 3, || {
+            format!("{} is not [batch,length,width]", first.shape)
+        })?;
+        expect(
+            self.kv_heads > 0 && self.heads.is_multiple_of(self.kv_heads),
+            || format!("{} heads over {} key heads", self.heads, self.kv_heads),
+        )?;
+        let (batch, length) = (first.shape.dims()[0], first.shape.dims()[1]);
+        let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let widths = match self.inputs {
+            AttentionInputs::Packed => vec![q + 2 * kv],
+            AttentionInputs::Separate => vec![q, kv, kv],
+        };
+        for (source, width) in sources.iter().zip(widths) {
+            expect_shape("a source", source, &[batch, length, width])?;
+            expect(source.dtype == first.dtype, || {
+                format!("sources of {} and {}", first.dtype, source.dtype)
+            })?;
+        }
+        Ok((batch, length))
+    }
+
+    /// Pairs of positions that meet.
+    fn pairs(&self, source: &TensorType) -> u64 {
+        let (batch, length) = (source.shape.dims()[0] as u64, source.shape.dims()[1] as u64);
+        let per_sequence = if self.causal {
+            length * (length + 1) / 2
+        } else {
+            length * length
+        };
+        batch * self.heads as u64 * per_sequence
+    }
+}
+
+impl Declare for Attention {
+    fn name(&self) -> &'static str {
+        "attention"
+    }
+
+    fn outputs(&self) -> &'static [&'static str] {
+        &["", "lse"]
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
+        let sources = self.num_sources();
+        expect_inputs(inputs, sources + usize::from(self.dropout.is_some()))?;
+        let (batch, length) = self.check_sources(&inputs[..sources])?;
+        if self.dropout.is_some() {
+            expect_random(&inputs[sources])?;
+        }
+        let dtype = inputs[0].dtype;
+        Ok(vec![
+            TensorType::new([batch, length, self.heads * self.head_dim], dtype),
+            TensorType::new([batch, self.heads, length], dtype.accumulator()),
+        ])
+    }
+
+    fn backward(&self, backward: &mut Backward<'_>, node: &Node) -> Result<(), GraphError> {
+        let Some(dy) = backward.gradient_of(node.outputs[0]) else {
+            return Ok(());
+        };
+        let sources = self.num_sources();
+        let inputs = [dy]
+            .into_iter()
+            .chain(node.inputs[..sources].iter().copied())
+            .chain(node.outputs.iter().copied())
+            .chain(node.inputs[sources..].iter().copied())
+            .collect();
+        let gradients = backward.emit(node, "input", AttentionBackward(self.clone()), inputs)?;
+        for (&source, gradient) in node.inputs[..sources].iter().zip(gradients) {
+            backward.contribute(node, source, gradient)?;
+        }
+        Ok(())
+    }
+
+    fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
+        // Scores and the weighted sum: two products, two operations a multiply-add.
+        4 * self.pairs(&inputs[0]) * self.head_dim as u64
+    }
+}
+
+impl Declare for AttentionBackward {
+    fn name(&self) -> &'static str {
+        "attention_backward"
+    }
+
+    fn outputs(&self) -> &'static [&'static str] {
+        match self.0.inputs {
+            AttentionInputs::Packed => &[""],
+            AttentionInputs::Separate => &["q", "k", "v"],
+        }
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
+        let sources = self.0.num_sources();
+        let dropout = usize::from(self.0.dropout.is_some());
+        expect_inputs(inputs, 3 + sources + dropout)?;
+        let qkv = &inputs[1..=sources];
+        self.0.check_sources(qkv)?;
+        expect_same("do", &inputs[0], &inputs[sources + 1])?;
+        Ok(qkv.to_vec())
+    }
+
+    /// Per row and head the sum of do∘o; on a GPU also the queries' gradient in single
+    /// precision, because blocks of keys add to it.
+    fn workspace(&self, inputs: &[TensorType], outputs: &[TensorType], target: Target) -> u64 {
+        let lse = &inputs[self.0.num_sources() + 2];
+        let accumulated = match target {
+            Target::Cpu => 0,
+            Target::Cuda => {
+                inputs[0].shape.elements() as u64 * outputs[0].dtype.accumulator().size()
+            }
+        };
+        lse.bytes() + accumulated
+    }
+
+    fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
+        // Five products: scores, dP, dV, dQ, dK.
+        10 * self.0.pairs(&inputs[1]) * self.0.head_dim as u64
+    }
+}

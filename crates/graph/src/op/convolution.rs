@@ -1,0 +1,130 @@
+//! Mamba's optional short convolution: depthwise over time, causal, followed by SiLU.
+
+use super::{Declare, expect, expect_inputs, expect_same, expect_shape};
+use crate::differentiate::Backward;
+use crate::error::GraphError;
+use crate::graph::{Graph, Node, TensorId};
+use crate::types::TensorType;
+
+/// Inputs: x [B, T, C or more], weight [C, width], bias [C]. Output: [B, T, C],
+/// `silu(b + Σ_j w[j]·x[t − width + 1 + j])`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Convolution {
+    pub first_column: usize,
+}
+
+/// Inputs: dy [B, T, C], x, weight, bias, and when `accumulate` the gradient so far of x.
+/// Output: dx, as wide as x; added to: dweight and dbias when `parameters`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ConvolutionBackward {
+    pub first_column: usize,
+    pub accumulate: bool,
+    pub parameters: bool,
+}
+
+impl Graph {
+    pub fn convolution(
+        &mut self,
+        name: &str,
+        x: TensorId,
+        first_column: usize,
+        weight: TensorId,
+        bias: TensorId,
+    ) -> Result<TensorId, GraphError> {
+        let op = Convolution { first_column };
+        Ok(self.emit(name, op, vec![x, weight, bias])?[0])
+    }
+}
+
+fn check(
+    first_column: usize,
+    x: &TensorType,
+    w: &TensorType,
+    b: &TensorType,
+) -> Result<(), String> {
+    expect(x.shape.rank() == 3 && w.shape.rank() == 2, || {
+        format!("x {} with weight {}", x.shape, w.shape)
+    })?;
+    let channels = w.shape.dims()[0];
+    expect_shape("the bias", b, &[channels])?;
+    expect(first_column + channels <= x.width(), || {
+        format!(
+            "reads {channels} columns from {first_column} on of {}",
+            x.shape
+        )
+    })
+}
+
+impl Declare for Convolution {
+    fn name(&self) -> &'static str {
+        "convolution"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
+        expect_inputs(inputs, 3)?;
+        let (x, w) = (&inputs[0], &inputs[1]);
+        check(self.first_column, x, w, &inputs[2])?;
+        Ok(vec![TensorType::new(
+            x.shape.with_width(w.shape.dims()[0]),
+            x.dtype,
+        )])
+    }
+
+    fn backward(&self, backward: &mut Backward<'_>, node: &Node) -> Result<(), GraphError> {
+        let Some(dy) = backward.gradient_of(node.outputs[0]) else {
+            return Ok(());
+        };
+        let (x, weight, bias) = (node.inputs[0], node.inputs[1], node.inputs[2]);
+        let partial = backward.take_partial(x);
+        let dweight = backward.parameter_gradient(weight);
+        let dbias = backward.parameter_gradient(bias);
+        let op = ConvolutionBackward {
+            first_column: self.first_column,
+            accumulate: partial.is_some(),
+            parameters: dweight.is_some(),
+        };
+        let inputs = [dy, x, weight, bias].into_iter().chain(partial).collect();
+        let into = dweight.into_iter().chain(dbias).collect();
+        let dx = backward.accumulate(node, "input", op, inputs, into)?[0];
+        backward.contribute(node, x, dx)
+    }
+
+    fn flops(&self, inputs: &[TensorType], outputs: &[TensorType]) -> u64 {
+        outputs[0].shape.elements() as u64 * (2 * inputs[1].width() as u64 + 12)
+    }
+}
+
+impl Declare for ConvolutionBackward {
+    fn name(&self) -> &'static str {
+        "convolution_backward"
+    }
+
+    fn outputs(&self) -> &'static [&'static str] {
+        &["", "weight", "bias"]
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
+        expect_inputs(inputs, 4 + usize::from(self.accumulate))?;
+        let (dy, x, w, b) = (&inputs[0], &inputs[1], &inputs[2], &inputs[3]);
+        check(self.first_column, x, w, b)?;
+        expect_shape("dy", dy, x.shape.with_width(w.shape.dims()[0]).dims())?;
+        if self.accumulate {
+            expect_same("the gradient so far", &inputs[4], x)?;
+        }
+        let mut outputs = vec![*x];
+        if self.parameters {
+            let dtype = x.dtype.accumulator();
+            outputs.push(TensorType { dtype, ..*w });
+            outputs.push(TensorType { dtype, ..*b });
+        }
+        Ok(outputs)
+    }
+
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        if self.accumulate { &[(4, 0)] } else { &[] }
+    }
+
+    fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
+        inputs[0].shape.elements() as u64 * (6 * inputs[2].width() as u64 + 16)
+    }
+}

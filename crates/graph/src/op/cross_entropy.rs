@@ -1,0 +1,141 @@
+//! Next-token cross entropy straight from the hidden state: logits exist for a chunk of rows
+//! at a time, and turn into their own gradient in place. Loss and gradient are one pass, so
+//! nothing is kept for a backward.
+
+use super::{
+    CUDA_GEMM_WORKSPACE, Declare, Op, expect, expect_dtype, expect_float, expect_inputs,
+    expect_shape,
+};
+use crate::differentiate::Backward;
+use crate::error::GraphError;
+use crate::graph::{Graph, Node, Role, Target, TensorId};
+use crate::types::{DType, TensorType};
+
+/// A target that counts for nothing: padding.
+pub const IGNORE_INDEX: i32 = -100;
+
+/// Inputs: h [.., d], W [V, d], targets i32 [..], the inverse of the number of targets.
+/// Outputs: the loss (added to); with `gradient` also dh [.., d], and, added to, dW [V, d]
+/// when `weight`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CrossEntropy {
+    pub label_smoothing: f64,
+    /// Rows whose logits exist at once.
+    pub chunk_rows: usize,
+    pub gradient: bool,
+    pub weight: bool,
+}
+
+impl CrossEntropy {
+    /// What a chunk of logits may take when nobody chose: enough rows that the products are
+    /// efficient, little beside the weights of a model with such a vocabulary.
+    pub const CHUNK_BYTES: u64 = 64 << 20;
+
+    fn default_chunk(h: &TensorType, vocabulary: usize) -> usize {
+        let row = vocabulary as u64 * h.dtype.size();
+        (Self::CHUNK_BYTES / row.max(1)).clamp(1, h.rows().max(1) as u64) as usize
+    }
+}
+
+impl Graph {
+    /// The graph's loss. `chunk_rows` is chosen from the vocabulary where it is not given.
+    pub fn cross_entropy(
+        &mut self,
+        name: &str,
+        h: TensorId,
+        weight: TensorId,
+        targets: TensorId,
+        label_smoothing: f64,
+        chunk_rows: Option<usize>,
+    ) -> Result<TensorId, GraphError> {
+        let inverse_count = self.add_tensor(
+            "inverse_count",
+            TensorType::new([1], DType::F32),
+            Role::Control,
+        );
+        self.inverse_count = Some(inverse_count);
+        let h_type = self.ty(h);
+        let vocabulary = self.ty(weight).rows();
+        let op = CrossEntropy {
+            label_smoothing,
+            chunk_rows: chunk_rows
+                .unwrap_or_else(|| CrossEntropy::default_chunk(&h_type, vocabulary))
+                .clamp(1, h_type.rows().max(1)),
+            gradient: false,
+            weight: false,
+        };
+        let loss = self.emit(name, op, vec![h, weight, targets, inverse_count])?[0];
+        self.tensors[loss.index()].role = Role::Result;
+        self.loss = Some(loss);
+        Ok(loss)
+    }
+}
+
+impl Declare for CrossEntropy {
+    fn name(&self) -> &'static str {
+        "cross_entropy"
+    }
+
+    fn outputs(&self) -> &'static [&'static str] {
+        &["", "hidden", "weight"]
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
+        expect_inputs(inputs, 4)?;
+        let (h, w, targets) = (&inputs[0], &inputs[1], &inputs[2]);
+        expect_float("h", h)?;
+        expect(w.shape.rank() == 2 && w.width() == h.width(), || {
+            format!("h {} does not meet the weight {}", h.shape, w.shape)
+        })?;
+        expect_dtype("the targets", targets, DType::I32)?;
+        expect_shape("the targets", targets, h.shape.without_width().dims())?;
+        expect_shape("the inverse count", &inputs[3], &[1])?;
+        expect((0.0..1.0).contains(&self.label_smoothing), || {
+            format!("label smoothing {} is not in [0, 1)", self.label_smoothing)
+        })?;
+        expect(self.chunk_rows > 0, || "a chunk of zero rows".to_owned())?;
+        let accumulator = h.dtype.accumulator();
+        let mut outputs = vec![TensorType::new([1], accumulator)];
+        if self.gradient {
+            outputs.push(*h);
+            if self.weight {
+                outputs.push(TensorType::new(w.shape, accumulator));
+            }
+        }
+        Ok(outputs)
+    }
+
+    /// The node itself computes the gradient, in the forward pass.
+    fn backward(&self, backward: &mut Backward<'_>, node: &Node) -> Result<(), GraphError> {
+        let dw = backward.parameter_gradient(node.inputs[1]);
+        let op = Self {
+            gradient: true,
+            weight: dw.is_some(),
+            ..self.clone()
+        };
+        let outputs = backward.upgrade_into(Op::from(op), dw.into_iter().collect())?;
+        backward.contribute(node, node.inputs[0], outputs[1])
+    }
+
+    fn workspace(&self, inputs: &[TensorType], _: &[TensorType], target: Target) -> u64 {
+        let (h, w) = (&inputs[0], &inputs[1]);
+        let rows = self.chunk_rows.min(h.rows()) as u64;
+        let vocabulary = w.rows() as u64;
+        match target {
+            // Logits, and each row's loss.
+            Target::Cpu => (rows * vocabulary + rows) * h.dtype.size(),
+            Target::Cuda => {
+                rows * vocabulary * h.dtype.size()
+                    + rows * h.dtype.accumulator().size()
+                    + CUDA_GEMM_WORKSPACE
+            }
+        }
+    }
+
+    fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
+        let (h, w) = (&inputs[0], &inputs[1]);
+        let product = 2 * h.rows() as u64 * w.shape.elements() as u64;
+        let products = 1 + u64::from(self.gradient) + u64::from(self.weight);
+        product * products + 12 * h.rows() as u64 * w.rows() as u64
+    }
+}

@@ -1,0 +1,159 @@
+//! Token embedding with optional learned positions and dropout.
+
+use super::{Declare, expect, expect_dtype, expect_inputs, expect_random, expect_shape};
+use crate::differentiate::Backward;
+use crate::error::GraphError;
+use crate::graph::{Dropout, Graph, Node, TensorId};
+use crate::types::{DType, TensorType};
+
+/// Inputs: tokens i32 [B, T], table [V, d], positions [P, d] when `positions`, random state
+/// with dropout. Output: [B, T, d].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Embedding {
+    pub positions: bool,
+    pub dropout: Option<Dropout>,
+}
+
+/// Inputs: dy [B, T, d], tokens, random state with dropout. Added to: the table's gradient
+/// when `table` holds its rows, the positions' gradient when `positions` holds theirs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EmbeddingBackward {
+    pub table: Option<usize>,
+    pub positions: Option<usize>,
+    pub dropout: Option<Dropout>,
+}
+
+impl Graph {
+    pub fn embedding(
+        &mut self,
+        name: &str,
+        tokens: TensorId,
+        table: TensorId,
+        positions: Option<TensorId>,
+        dropout: Option<Dropout>,
+    ) -> Result<TensorId, GraphError> {
+        let random = dropout.map(|_| self.random_state());
+        let op = Embedding {
+            positions: positions.is_some(),
+            dropout,
+        };
+        let inputs = [tokens, table]
+            .into_iter()
+            .chain(positions)
+            .chain(random)
+            .collect();
+        Ok(self.emit(name, op, inputs)?[0])
+    }
+}
+
+impl Declare for Embedding {
+    fn name(&self) -> &'static str {
+        "embedding"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
+        let random = 2 + usize::from(self.positions);
+        expect_inputs(inputs, random + usize::from(self.dropout.is_some()))?;
+        let (tokens, table) = (&inputs[0], &inputs[1]);
+        expect_dtype("the tokens", tokens, DType::I32)?;
+        expect(tokens.shape.rank() == 2, || {
+            format!("the tokens are {}, expected [batch,length]", tokens.shape)
+        })?;
+        expect(table.shape.rank() == 2, || {
+            format!("the table is {}, expected a matrix", table.shape)
+        })?;
+        let (batch, length) = (tokens.shape.dims()[0], tokens.shape.dims()[1]);
+        if self.positions {
+            let positions = &inputs[2];
+            expect(
+                positions.shape.rank() == 2
+                    && positions.width() == table.width()
+                    && positions.shape.dims()[0] >= length,
+                || {
+                    format!(
+                        "a sequence of {length} does not fit positions {}",
+                        positions.shape
+                    )
+                },
+            )?;
+        }
+        if self.dropout.is_some() {
+            expect_random(&inputs[random])?;
+        }
+        Ok(vec![TensorType::new(
+            [batch, length, table.width()],
+            table.dtype,
+        )])
+    }
+
+    fn backward(&self, backward: &mut Backward<'_>, node: &Node) -> Result<(), GraphError> {
+        let Some(dy) = backward.gradient_of(node.outputs[0]) else {
+            return Ok(());
+        };
+        let rows = |backward: &Backward<'_>, id| backward.graph().ty(id).shape.dims()[0];
+        let table = backward
+            .parameter_gradient(node.inputs[1])
+            .map(|gradient| (gradient, rows(backward, node.inputs[1])));
+        let positions = self
+            .positions
+            .then(|| node.inputs[2])
+            .and_then(|id| Some((backward.parameter_gradient(id)?, rows(backward, id))));
+        if table.is_none() && positions.is_none() {
+            return Ok(());
+        }
+        let op = EmbeddingBackward {
+            table: table.map(|(_, rows)| rows),
+            positions: positions.map(|(_, rows)| rows),
+            dropout: self.dropout,
+        };
+        let random = self.dropout.map(|_| node.inputs[node.inputs.len() - 1]);
+        let inputs = [dy, node.inputs[0]].into_iter().chain(random).collect();
+        let into = [table, positions]
+            .into_iter()
+            .flatten()
+            .map(|(gradient, _)| gradient)
+            .collect();
+        backward.accumulate(node, "table", op, inputs, into)?;
+        Ok(())
+    }
+
+    fn flops(&self, _inputs: &[TensorType], outputs: &[TensorType]) -> u64 {
+        outputs[0].shape.elements() as u64
+    }
+
+    fn bytes(&self, inputs: &[TensorType], outputs: &[TensorType]) -> u64 {
+        // Only the rows that the tokens name are read.
+        inputs[0].bytes() + outputs[0].bytes() * (2 + u64::from(self.positions))
+    }
+}
+
+impl Declare for EmbeddingBackward {
+    fn name(&self) -> &'static str {
+        "embedding_backward"
+    }
+
+    fn outputs(&self) -> &'static [&'static str] {
+        &["table", "positions"]
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
+        expect_inputs(inputs, 2 + usize::from(self.dropout.is_some()))?;
+        let (dy, tokens) = (&inputs[0], &inputs[1]);
+        expect_dtype("the tokens", tokens, DType::I32)?;
+        expect_shape("the tokens", tokens, dy.shape.without_width().dims())?;
+        let dtype = dy.dtype.accumulator();
+        Ok([self.table, self.positions]
+            .into_iter()
+            .flatten()
+            .map(|rows| TensorType::new([rows, dy.width()], dtype))
+            .collect())
+    }
+
+    fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
+        inputs[0].shape.elements() as u64 * 2
+    }
+
+    fn bytes(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
+        inputs[0].bytes() * 3
+    }
+}

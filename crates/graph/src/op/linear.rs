@@ -1,0 +1,220 @@
+//! `y = x·Wᵀ + b`, where x may be a column block of a wider tensor: packed projections are
+//! read where they lie, without a copy.
+
+use super::{CUDA_GEMM_WORKSPACE, Declare, expect, expect_inputs, expect_same, expect_shape};
+use crate::differentiate::Backward;
+use crate::error::GraphError;
+use crate::graph::{Graph, Node, Target, TensorId};
+use crate::types::TensorType;
+
+/// Inputs: x [.., K or more], W [N, K], bias [N] when `bias`. Output: y [.., N].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Linear {
+    /// The first column of x that is read; K columns follow.
+    pub first_column: usize,
+    pub bias: bool,
+}
+
+/// Inputs: dy [.., N], W [N, K], and when `accumulate` the gradient so far [.., width].
+/// Output: dx [.., width], of which K columns from `first_column` on receive `dy·W`; the
+/// others are what they were, or zero.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LinearGradInput {
+    pub first_column: usize,
+    /// Columns of x as a whole.
+    pub width: usize,
+    pub accumulate: bool,
+}
+
+/// Inputs: dy [.., N], x [.., K or more]. Adds `dyᵀ·x` to dW [N, K] and, with `bias`, the
+/// column sums of dy to db [N].
+#[derive(Clone, Debug, PartialEq)]
+pub struct LinearGradWeight {
+    pub first_column: usize,
+    /// K.
+    pub inputs: usize,
+    pub bias: bool,
+}
+
+impl Graph {
+    /// `y = x·Wᵀ (+ bias)` over all columns of x.
+    pub fn linear(
+        &mut self,
+        name: &str,
+        x: TensorId,
+        weight: TensorId,
+        bias: Option<TensorId>,
+    ) -> Result<TensorId, GraphError> {
+        self.linear_columns(name, x, 0, weight, bias)
+    }
+
+    /// As [`Self::linear`], reading x from `first_column` on.
+    pub fn linear_columns(
+        &mut self,
+        name: &str,
+        x: TensorId,
+        first_column: usize,
+        weight: TensorId,
+        bias: Option<TensorId>,
+    ) -> Result<TensorId, GraphError> {
+        let op = Linear {
+            first_column,
+            bias: bias.is_some(),
+        };
+        let inputs = [x, weight].into_iter().chain(bias).collect();
+        Ok(self.emit(name, op, inputs)?[0])
+    }
+}
+
+/// Multiply-adds of a product count twice.
+fn product_flops(rows: usize, weight: &TensorType) -> u64 {
+    2 * rows as u64 * weight.shape.elements() as u64
+}
+
+fn gemm_workspace(target: Target) -> u64 {
+    match target {
+        // The CPU's packing buffers belong to its threads, not to the step.
+        Target::Cpu => 0,
+        Target::Cuda => CUDA_GEMM_WORKSPACE,
+    }
+}
+
+impl Declare for Linear {
+    fn name(&self) -> &'static str {
+        "linear"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
+        expect_inputs(inputs, 2 + usize::from(self.bias))?;
+        let (x, w) = (&inputs[0], &inputs[1]);
+        expect(w.shape.rank() == 2, || {
+            format!("the weight is {}, expected a matrix", w.shape)
+        })?;
+        expect(x.dtype == w.dtype, || {
+            format!("x is {} but the weight is {}", x.dtype, w.dtype)
+        })?;
+        let (outputs, width) = (w.shape.dims()[0], w.shape.dims()[1]);
+        expect(self.first_column + width <= x.width(), || {
+            format!(
+                "reads columns {}..{} of x {}",
+                self.first_column,
+                self.first_column + width,
+                x.shape
+            )
+        })?;
+        if self.bias {
+            expect_shape("the bias", &inputs[2], &[outputs])?;
+        }
+        Ok(vec![TensorType::new(x.shape.with_width(outputs), x.dtype)])
+    }
+
+    fn backward(&self, backward: &mut Backward<'_>, node: &Node) -> Result<(), GraphError> {
+        let Some(dy) = backward.gradient_of(node.outputs[0]) else {
+            return Ok(());
+        };
+        let (x, weight) = (node.inputs[0], node.inputs[1]);
+        let bias = self.bias.then(|| node.inputs[2]);
+        let x_type = backward.graph().ty(x);
+        // The weight's gradient first: x is often dead after it, before dx exists.
+        if let Some(dw) = backward.parameter_gradient(weight) {
+            let db = bias.and_then(|bias| backward.parameter_gradient(bias));
+            let op = LinearGradWeight {
+                first_column: self.first_column,
+                inputs: backward.graph().ty(weight).width(),
+                bias: db.is_some(),
+            };
+            let into = [dw].into_iter().chain(db).collect();
+            backward.accumulate(node, "weight", op, vec![dy, x], into)?;
+        }
+        if backward.wants(x) {
+            let partial = backward.take_partial(x);
+            let op = LinearGradInput {
+                first_column: self.first_column,
+                width: x_type.width(),
+                accumulate: partial.is_some(),
+            };
+            let inputs = [dy, weight].into_iter().chain(partial).collect();
+            let dx = backward.emit(node, "input", op, inputs)?[0];
+            backward.contribute(node, x, dx)?;
+        }
+        Ok(())
+    }
+
+    fn workspace(&self, _: &[TensorType], _: &[TensorType], target: Target) -> u64 {
+        gemm_workspace(target)
+    }
+
+    fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
+        product_flops(inputs[0].rows(), &inputs[1])
+    }
+}
+
+impl Declare for LinearGradInput {
+    fn name(&self) -> &'static str {
+        "linear_grad_input"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
+        expect_inputs(inputs, 2 + usize::from(self.accumulate))?;
+        let (dy, w) = (&inputs[0], &inputs[1]);
+        expect(
+            w.shape.rank() == 2 && dy.width() == w.shape.dims()[0],
+            || format!("dy {} does not meet the weight {}", dy.shape, w.shape),
+        )?;
+        expect(self.first_column + w.width() <= self.width, || {
+            format!("{} columns from {} on", w.width(), self.first_column)
+        })?;
+        let dx = TensorType::new(dy.shape.with_width(self.width), dy.dtype);
+        if self.accumulate {
+            expect_same("the gradient so far", &inputs[2], &dx)?;
+        }
+        Ok(vec![dx])
+    }
+
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        if self.accumulate { &[(2, 0)] } else { &[] }
+    }
+
+    fn workspace(&self, _: &[TensorType], _: &[TensorType], target: Target) -> u64 {
+        gemm_workspace(target)
+    }
+
+    fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
+        product_flops(inputs[0].rows(), &inputs[1])
+    }
+}
+
+impl Declare for LinearGradWeight {
+    fn name(&self) -> &'static str {
+        "linear_grad_weight"
+    }
+
+    fn outputs(&self) -> &'static [&'static str] {
+        &["weight", "bias"]
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
+        expect_inputs(inputs, 2)?;
+        let (dy, x) = (&inputs[0], &inputs[1]);
+        expect(dy.rows() == x.rows(), || {
+            format!("dy has {} rows, x has {}", dy.rows(), x.rows())
+        })?;
+        expect(self.first_column + self.inputs <= x.width(), || {
+            format!("{} columns of x {}", self.inputs, x.shape)
+        })?;
+        let dtype = dy.dtype.accumulator();
+        let mut outputs = vec![TensorType::new([dy.width(), self.inputs], dtype)];
+        if self.bias {
+            outputs.push(TensorType::new([dy.width()], dtype));
+        }
+        Ok(outputs)
+    }
+
+    fn workspace(&self, _: &[TensorType], _: &[TensorType], target: Target) -> u64 {
+        gemm_workspace(target)
+    }
+
+    fn flops(&self, inputs: &[TensorType], outputs: &[TensorType]) -> u64 {
+        product_flops(inputs[0].rows(), &outputs[0])
+    }
+}

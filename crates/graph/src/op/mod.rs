@@ -1,0 +1,196 @@
+//! Kernel-sized ops. Each file declares one op and its backward: shapes, what the backward
+//! keeps, workspace, floating-point operations, and the builder method that models call.
+//!
+//! Memory follows from these declarations: a backward node keeps exactly the tensors it
+//! names as inputs, so an op that names less makes every plan smaller.
+
+mod activation;
+mod add;
+mod attention;
+mod convolution;
+mod cross_entropy;
+mod embedding;
+mod linear;
+mod logits;
+mod norm;
+mod optimizer;
+mod scan;
+
+pub use activation::{Activation, ActivationBackward, ActivationKind};
+pub use add::Add;
+pub use attention::{Attention, AttentionBackward, AttentionInputs};
+pub use convolution::{Convolution, ConvolutionBackward};
+pub use cross_entropy::{CrossEntropy, IGNORE_INDEX};
+pub use embedding::{Embedding, EmbeddingBackward};
+pub use linear::{Linear, LinearGradInput, LinearGradWeight};
+pub use logits::Logits;
+pub use norm::{Norm, NormApply, NormBackward, NormKind, Normed};
+pub use optimizer::{AdamW, GradientNorm};
+pub use scan::{Scan, ScanBackward, ScanInputs};
+
+use crate::differentiate::Backward;
+use crate::error::GraphError;
+use crate::graph::{Node, Target};
+use crate::types::{DType, TensorType};
+
+/// Device memory that cuBLASLt wants for one matrix product on current cards.
+pub(crate) const CUDA_GEMM_WORKSPACE: u64 = 32 << 20;
+
+/// How an output is computed again, cheaply, from other tensors of its node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recipe {
+    pub op: Op,
+    /// The recipe's inputs among the node's own tensors.
+    pub inputs: Vec<Operand>,
+    /// Which of the recipe's outputs is the wanted one.
+    pub output: usize,
+}
+
+/// A tensor of a node, by position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operand {
+    Input(usize),
+    Output(usize),
+}
+
+/// What an op says of itself, in one place.
+pub trait Declare {
+    fn name(&self) -> &'static str;
+
+    /// Labels of the outputs, for names in reports; the main one is empty.
+    fn outputs(&self) -> &'static [&'static str] {
+        &[""]
+    }
+
+    /// Output types, or what is wrong with the inputs.
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String>;
+
+    /// Emits the backward of `node` (whose op this is).
+    fn backward(&self, _backward: &mut Backward<'_>, node: &Node) -> Result<(), GraphError> {
+        Err(GraphError::NotDifferentiable {
+            op: self.name(),
+            node: node.name.clone(),
+        })
+    }
+
+    /// How `output` can be had again for much less than the op itself costs.
+    fn recipe(&self, _output: usize) -> Option<Recipe> {
+        None
+    }
+
+    /// The op without the trailing outputs that nobody reads, if it can do without them.
+    fn without_unread(&self, _read: &[bool]) -> Option<Op> {
+        None
+    }
+
+    /// Pairs (input, output) that may share memory when the input is not needed later.
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        &[]
+    }
+
+    /// Bytes of scratch memory while the op runs.
+    fn workspace(&self, _inputs: &[TensorType], _outputs: &[TensorType], _target: Target) -> u64 {
+        0
+    }
+
+    fn flops(&self, inputs: &[TensorType], outputs: &[TensorType]) -> u64;
+
+    /// Bytes read and written at the least.
+    fn bytes(&self, inputs: &[TensorType], outputs: &[TensorType]) -> u64 {
+        inputs.iter().chain(outputs).map(TensorType::bytes).sum()
+    }
+}
+
+macro_rules! ops {
+    ($($op:ident),* $(,)?) => {
+        /// Every op there is. Executors match on it, so a new op does not compile until
+        /// each of them has it.
+        #[derive(Clone, Debug, PartialEq)]
+        pub enum Op { $($op($op)),* }
+
+        impl Op {
+            pub fn declaration(&self) -> &dyn Declare {
+                match self { $(Self::$op(op) => op),* }
+            }
+
+            pub fn name(&self) -> &'static str {
+                self.declaration().name()
+            }
+        }
+
+        $(impl From<$op> for Op {
+            fn from(op: $op) -> Self {
+                Self::$op(op)
+            }
+        })*
+    };
+}
+
+ops!(
+    Embedding,
+    EmbeddingBackward,
+    Norm,
+    NormApply,
+    NormBackward,
+    Linear,
+    LinearGradInput,
+    LinearGradWeight,
+    Activation,
+    ActivationBackward,
+    Add,
+    Attention,
+    AttentionBackward,
+    Convolution,
+    ConvolutionBackward,
+    Scan,
+    ScanBackward,
+    CrossEntropy,
+    Logits,
+    GradientNorm,
+    AdamW,
+);
+
+/// Fails with a message unless the number of inputs is right.
+fn expect_inputs(inputs: &[TensorType], expected: usize) -> Result<(), String> {
+    if inputs.len() == expected {
+        Ok(())
+    } else {
+        Err(format!("takes {expected} inputs, got {}", inputs.len()))
+    }
+}
+
+fn expect(condition: bool, problem: impl FnOnce() -> String) -> Result<(), String> {
+    if condition { Ok(()) } else { Err(problem()) }
+}
+
+fn expect_dtype(what: &str, ty: &TensorType, dtype: DType) -> Result<(), String> {
+    expect(ty.dtype == dtype, || {
+        format!("{what} is {}, expected {dtype}", ty.dtype)
+    })
+}
+
+fn expect_float(what: &str, ty: &TensorType) -> Result<(), String> {
+    expect(ty.dtype.is_float(), || {
+        format!("{what} is {}, expected a floating-point type", ty.dtype)
+    })
+}
+
+fn expect_shape(what: &str, ty: &TensorType, dims: &[usize]) -> Result<(), String> {
+    expect(ty.shape.dims() == dims, || {
+        format!(
+            "{what} is {}, expected {}",
+            ty.shape,
+            crate::Shape::new(dims)
+        )
+    })
+}
+
+fn expect_same(what: &str, ty: &TensorType, other: &TensorType) -> Result<(), String> {
+    expect(ty == other, || format!("{what} is {ty}, expected {other}"))
+}
+
+/// A random-state input.
+fn expect_random(ty: &TensorType) -> Result<(), String> {
+    expect_dtype("the random state", ty, DType::I32)?;
+    expect_shape("the random state", ty, &[crate::Graph::RANDOM_WORDS])
+}

@@ -1,0 +1,381 @@
+//! Layer norm and RMS norm, fused with the residual addition (and the dropout of the branch)
+//! that comes before them in every pre-norm model.
+//!
+//! With a branch: `s = x + dropout(branch)`, `y = norm(s)`. Kept for the backward: s and the
+//! statistics of its rows. y is not kept: [`NormApply`] computes it again from those.
+
+use super::{
+    Declare, Op, Operand, Recipe, expect, expect_float, expect_inputs, expect_random, expect_same,
+    expect_shape,
+};
+use crate::differentiate::Backward;
+use crate::error::GraphError;
+use crate::graph::{Dropout, Graph, Node, TensorId};
+use crate::types::TensorType;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// Mean and variance; scale and shift.
+    Layer,
+    /// Root mean square; scale only.
+    Rms,
+}
+
+impl NormKind {
+    fn has_shift(self) -> bool {
+        self == Self::Layer
+    }
+}
+
+/// Inputs: x, branch when `residual`, gamma, beta for layer norm, random state with dropout.
+/// Outputs: s when `residual`, y, mean for layer norm, rstd.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Norm {
+    pub kind: NormKind,
+    pub epsilon: f64,
+    pub residual: bool,
+    pub dropout: Option<Dropout>,
+}
+
+/// Inputs: s, mean for layer norm, rstd, gamma, beta for layer norm. Output: y.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NormApply {
+    pub kind: NormKind,
+}
+
+/// Inputs: dy, ds when `residual_gradient` (what reaches s on the residual path), s, mean for
+/// layer norm, rstd, gamma, random state with dropout. Outputs: dx (also the branch's
+/// gradient, unless there is dropout), dbranch with dropout; added to: dgamma and dbeta when
+/// `parameters`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NormBackward {
+    pub kind: NormKind,
+    pub residual_gradient: bool,
+    pub dropout: Option<Dropout>,
+    pub parameters: bool,
+}
+
+/// What [`Graph::residual_norm`] gives.
+#[derive(Clone, Copy, Debug)]
+pub struct Normed {
+    /// The residual stream after the addition.
+    pub stream: TensorId,
+    /// Its norm.
+    pub normed: TensorId,
+}
+
+impl Graph {
+    /// `norm(x)`.
+    pub fn norm(
+        &mut self,
+        name: &str,
+        x: TensorId,
+        (kind, epsilon): (NormKind, f64),
+        gamma: TensorId,
+        beta: Option<TensorId>,
+    ) -> Result<TensorId, GraphError> {
+        let op = Norm {
+            kind,
+            epsilon,
+            residual: false,
+            dropout: None,
+        };
+        let inputs = [x, gamma].into_iter().chain(beta).collect();
+        Ok(self.emit(name, op, inputs)?[0])
+    }
+
+    /// `s = x + dropout(branch)` and `norm(s)`.
+    pub fn residual_norm(
+        &mut self,
+        name: &str,
+        (x, branch): (TensorId, TensorId),
+        dropout: Option<Dropout>,
+        (kind, epsilon): (NormKind, f64),
+        gamma: TensorId,
+        beta: Option<TensorId>,
+    ) -> Result<Normed, GraphError> {
+        let random = dropout.map(|_| self.random_state());
+        let op = Norm {
+            kind,
+            epsilon,
+            residual: true,
+            dropout,
+        };
+        let inputs = [x, branch, gamma]
+            .into_iter()
+            .chain(beta)
+            .chain(random)
+            .collect();
+        let outputs = self.emit(name, op, inputs)?;
+        Ok(Normed {
+            stream: outputs[0],
+            normed: outputs[1],
+        })
+    }
+}
+
+/// The positions of a [`Norm`]'s tensors.
+#[derive(Clone, Copy, Debug)]
+pub struct NormLayout {
+    pub gamma: usize,
+    pub beta: Option<usize>,
+    pub random: Option<usize>,
+    pub y: usize,
+    pub mean: Option<usize>,
+    pub rstd: usize,
+}
+
+impl Norm {
+    pub fn layout(&self) -> NormLayout {
+        let shift = usize::from(self.kind.has_shift());
+        let gamma = 1 + usize::from(self.residual);
+        let y = usize::from(self.residual);
+        NormLayout {
+            gamma,
+            beta: self.kind.has_shift().then_some(gamma + 1),
+            random: self.dropout.map(|_| gamma + 1 + shift),
+            y,
+            mean: self.kind.has_shift().then_some(y + 1),
+            rstd: y + 1 + shift,
+        }
+    }
+
+    /// The tensor whose norm is taken.
+    fn normed(&self) -> Operand {
+        if self.residual {
+            Operand::Output(0)
+        } else {
+            Operand::Input(0)
+        }
+    }
+}
+
+const FLOPS_PER_ELEMENT: u64 = 8;
+const BACKWARD_FLOPS_PER_ELEMENT: u64 = 14;
+
+impl Declare for Norm {
+    fn name(&self) -> &'static str {
+        match self.kind {
+            NormKind::Layer => "layer_norm",
+            NormKind::Rms => "rms_norm",
+        }
+    }
+
+    fn outputs(&self) -> &'static [&'static str] {
+        match (self.residual, self.kind) {
+            (true, NormKind::Layer) => &["stream", "", "mean", "rstd"],
+            (true, NormKind::Rms) => &["stream", "", "rstd"],
+            (false, NormKind::Layer) => &["", "mean", "rstd"],
+            (false, NormKind::Rms) => &["", "rstd"],
+        }
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
+        let layout = self.layout();
+        let expected = layout.gamma
+            + 1
+            + usize::from(layout.beta.is_some())
+            + usize::from(layout.random.is_some());
+        expect_inputs(inputs, expected)?;
+        let x = inputs[0];
+        expect_float("x", &x)?;
+        expect(self.residual || self.dropout.is_none(), || {
+            "dropout without a branch".to_owned()
+        })?;
+        if self.residual {
+            expect_same("the branch", &inputs[1], &x)?;
+        }
+        expect_shape("gamma", &inputs[layout.gamma], &[x.width()])?;
+        if let Some(beta) = layout.beta {
+            expect_shape("beta", &inputs[beta], &[x.width()])?;
+        }
+        if let Some(random) = layout.random {
+            expect_random(&inputs[random])?;
+        }
+        let statistic = TensorType::new(x.shape.without_width(), x.dtype.accumulator());
+        let mut outputs = vec![x];
+        if self.residual {
+            outputs.push(x);
+        }
+        if self.kind.has_shift() {
+            outputs.push(statistic);
+        }
+        outputs.push(statistic);
+        Ok(outputs)
+    }
+
+    fn backward(&self, backward: &mut Backward<'_>, node: &Node) -> Result<(), GraphError> {
+        let layout = self.layout();
+        let Some(dy) = backward.gradient_of(node.outputs[layout.y]) else {
+            return Ok(());
+        };
+        let stream = match self.normed() {
+            Operand::Input(i) => node.inputs[i],
+            Operand::Output(i) => node.outputs[i],
+        };
+        let residual_gradient = if self.residual {
+            backward.gradient_of(stream)
+        } else {
+            None
+        };
+        let gamma = node.inputs[layout.gamma];
+        let dgamma = backward.parameter_gradient(gamma);
+        let dbeta = layout
+            .beta
+            .and_then(|beta| backward.parameter_gradient(node.inputs[beta]));
+        let op = NormBackward {
+            kind: self.kind,
+            residual_gradient: residual_gradient.is_some(),
+            dropout: self.dropout,
+            parameters: dgamma.is_some(),
+        };
+        let inputs = [dy]
+            .into_iter()
+            .chain(residual_gradient)
+            .chain([stream])
+            .chain(layout.mean.map(|i| node.outputs[i]))
+            .chain([node.outputs[layout.rstd], gamma])
+            .chain(layout.random.map(|i| node.inputs[i]))
+            .collect();
+        let into = dgamma.into_iter().chain(dbeta).collect();
+        let outputs = backward.accumulate(node, "input", op, inputs, into)?;
+        backward.contribute(node, node.inputs[0], outputs[0])?;
+        if self.residual {
+            let dbranch = outputs[usize::from(self.dropout.is_some())];
+            backward.contribute(node, node.inputs[1], dbranch)?;
+        }
+        Ok(())
+    }
+
+    /// y from s and its statistics: one pass, no reduction.
+    fn recipe(&self, output: usize) -> Option<Recipe> {
+        let layout = self.layout();
+        (output == layout.y).then(|| Recipe {
+            op: Op::from(NormApply { kind: self.kind }),
+            inputs: [self.normed()]
+                .into_iter()
+                .chain(layout.mean.map(Operand::Output))
+                .chain([Operand::Output(layout.rstd), Operand::Input(layout.gamma)])
+                .chain(layout.beta.map(Operand::Input))
+                .collect(),
+            output: 0,
+        })
+    }
+
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        // s over x or, where nothing is dropped from it, over the branch.
+        match (self.residual, self.dropout) {
+            (true, None) => &[(0, 0), (1, 0)],
+            (true, Some(_)) => &[(0, 0)],
+            (false, _) => &[],
+        }
+    }
+
+    fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
+        inputs[0].shape.elements() as u64 * FLOPS_PER_ELEMENT
+    }
+}
+
+impl Declare for NormApply {
+    fn name(&self) -> &'static str {
+        "norm_apply"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
+        expect_inputs(inputs, if self.kind.has_shift() { 5 } else { 3 })?;
+        let statistics = inputs[0].shape.without_width();
+        expect_shape("rstd", &inputs[1], statistics.dims())?;
+        Ok(vec![inputs[0]])
+    }
+
+    fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
+        inputs[0].shape.elements() as u64 * 4
+    }
+}
+
+/// The positions of a [`NormBackward`]'s tensors.
+#[derive(Clone, Copy, Debug)]
+pub struct NormBackwardLayout {
+    pub residual_gradient: Option<usize>,
+    pub stream: usize,
+    pub mean: Option<usize>,
+    pub rstd: usize,
+    pub gamma: usize,
+    pub random: Option<usize>,
+    pub dbranch: Option<usize>,
+    pub dgamma: Option<usize>,
+    pub dbeta: Option<usize>,
+}
+
+impl NormBackward {
+    pub fn layout(&self) -> NormBackwardLayout {
+        let stream = 1 + usize::from(self.residual_gradient);
+        let shift = usize::from(self.kind.has_shift());
+        let gamma = stream + shift + 2;
+        let dgamma = 1 + usize::from(self.dropout.is_some());
+        NormBackwardLayout {
+            residual_gradient: self.residual_gradient.then_some(1),
+            stream,
+            mean: self.kind.has_shift().then_some(stream + 1),
+            rstd: stream + shift + 1,
+            gamma,
+            random: self.dropout.map(|_| gamma + 1),
+            dbranch: self.dropout.map(|_| 1),
+            dgamma: self.parameters.then_some(dgamma),
+            dbeta: (self.parameters && self.kind.has_shift()).then_some(dgamma + 1),
+        }
+    }
+}
+
+impl Declare for NormBackward {
+    fn name(&self) -> &'static str {
+        "norm_backward"
+    }
+
+    fn outputs(&self) -> &'static [&'static str] {
+        if self.dropout.is_some() {
+            &["", "branch", "gamma", "beta"]
+        } else {
+            &["", "gamma", "beta"]
+        }
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
+        let layout = self.layout();
+        expect_inputs(
+            inputs,
+            layout.gamma + 1 + usize::from(layout.random.is_some()),
+        )?;
+        let dy = inputs[0];
+        expect_same("the stream", &inputs[layout.stream], &dy)?;
+        if let Some(i) = layout.residual_gradient {
+            expect_same("the residual gradient", &inputs[i], &dy)?;
+        }
+        expect_shape("gamma", &inputs[layout.gamma], &[dy.width()])?;
+        let mut outputs = vec![dy];
+        if layout.dbranch.is_some() {
+            outputs.push(dy);
+        }
+        if self.parameters {
+            let gradient = TensorType::new([dy.width()], dy.dtype.accumulator());
+            outputs.push(gradient);
+            if self.kind.has_shift() {
+                outputs.push(gradient);
+            }
+        }
+        Ok(outputs)
+    }
+
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        // dx over what came down the residual path, else over dy.
+        if self.residual_gradient {
+            &[(1, 0), (0, 0)]
+        } else {
+            &[(0, 0)]
+        }
+    }
+
+    fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
+        inputs[0].shape.elements() as u64 * BACKWARD_FLOPS_PER_ELEMENT
+    }
+}

@@ -1,0 +1,89 @@
+//! The end of a step: the norm of all gradients, and AdamW, fused and in place.
+
+use super::{Declare, expect, expect_inputs, expect_shape};
+use crate::graph::Target;
+use crate::types::{DType, TensorType};
+
+/// Inputs: every gradient. Output: [norm, factor], the factor being what clipping to
+/// `max_norm` multiplies gradients by (1 without clipping).
+#[derive(Clone, Debug, PartialEq)]
+pub struct GradientNorm {
+    pub max_norm: Option<f64>,
+}
+
+/// Inputs: gradient, [norm, factor], step scalars [learning rate, bias corrections]. Updated
+/// in place: parameter, first and second moment, and the compute copy when `copy` is its type.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdamW {
+    pub beta1: f64,
+    pub beta2: f64,
+    pub epsilon: f64,
+    pub weight_decay: f64,
+    pub copy: Option<DType>,
+}
+
+impl GradientNorm {
+    /// Elements whose squares are summed by one task; tasks' sums are added in order.
+    pub const BLOCK: usize = 1 << 16;
+}
+
+impl AdamW {
+    /// Learning rate and the two bias corrections.
+    pub const NUM_SCALARS: usize = 3;
+}
+
+impl Declare for GradientNorm {
+    fn name(&self) -> &'static str {
+        "gradient_norm"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
+        expect(!inputs.is_empty(), || "no gradients".to_owned())?;
+        Ok(vec![TensorType::new([2], DType::F32)])
+    }
+
+    fn workspace(&self, inputs: &[TensorType], _: &[TensorType], _target: Target) -> u64 {
+        let blocks: usize = inputs
+            .iter()
+            .map(|ty| ty.shape.elements().div_ceil(Self::BLOCK))
+            .sum();
+        blocks as u64 * DType::F64.size()
+    }
+
+    fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
+        2 * inputs
+            .iter()
+            .map(|ty| ty.shape.elements() as u64)
+            .sum::<u64>()
+    }
+}
+
+impl Declare for AdamW {
+    fn name(&self) -> &'static str {
+        "adamw"
+    }
+
+    fn outputs(&self) -> &'static [&'static str] {
+        &["parameter", "m", "v", "copy"]
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
+        expect_inputs(inputs, 3)?;
+        expect_shape("the norm", &inputs[1], &[2])?;
+        expect_shape("the step's scalars", &inputs[2], &[Self::NUM_SCALARS])?;
+        let mut outputs = vec![inputs[0]; 3];
+        if let Some(dtype) = self.copy {
+            outputs.push(TensorType { dtype, ..inputs[0] });
+        }
+        Ok(outputs)
+    }
+
+    fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
+        14 * inputs[0].shape.elements() as u64
+    }
+
+    fn bytes(&self, inputs: &[TensorType], outputs: &[TensorType]) -> u64 {
+        // Parameter and moments are read as well as written.
+        inputs[0].bytes() * 4 + outputs.iter().map(TensorType::bytes).sum::<u64>()
+    }
+}

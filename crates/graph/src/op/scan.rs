@@ -1,0 +1,237 @@
+//! The selective scan of Mamba, gated:
+//! `h_t = exp(Δ_t A) ⊙ h_{t−1} + Δ_t x_t B_t`, `y_t = (⟨h_t, C_t⟩ + D x_t)·silu(z_t)`, with
+//! `Δ = softplus(dt)` and `A = −exp(A_log)`.
+//!
+//! The states [T, inner, N] are what a plain implementation keeps and what fills the memory.
+//! Here only the state before each chunk of time is kept; the backward runs a chunk forward
+//! again before it runs it backward.
+
+use super::{Declare, Op, expect, expect_inputs, expect_same, expect_shape};
+use crate::differentiate::Backward;
+use crate::error::GraphError;
+use crate::graph::{Graph, Node, Target, TensorId};
+use crate::types::TensorType;
+
+/// Inputs: x [B, T, inner or more], z likewise unless `packed` (then both are columns of the
+/// first input), p [B, T, rank + 2N] whose last columns are B and C, dt [B, T, inner],
+/// A_log [inner, N], D [inner]. Outputs: y [B, T, inner], and with `keep_states` the states
+/// [B, chunks, inner, N].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scan {
+    pub inner: usize,
+    /// N.
+    pub state: usize,
+    /// Columns of p before B.
+    pub rank: usize,
+    /// Steps between kept states.
+    pub chunk: usize,
+    pub packed: bool,
+    pub x_column: usize,
+    pub z_column: usize,
+    pub keep_states: bool,
+}
+
+/// Inputs: dy, then the inputs of the forward, then the states. Outputs: dx (and dz unless
+/// packed), each as wide as what it is the gradient of; dp with zeros in the columns before
+/// B; ddt; added to: dA_log and dD.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScanBackward(pub Scan);
+
+/// What a scan reads besides its numbers.
+#[derive(Clone, Copy, Debug)]
+pub struct ScanInputs {
+    pub x: TensorId,
+    pub x_column: usize,
+    pub z: TensorId,
+    pub z_column: usize,
+    pub p: TensorId,
+    pub dt: TensorId,
+    pub a_log: TensorId,
+    pub d: TensorId,
+}
+
+impl Graph {
+    pub fn scan(
+        &mut self,
+        name: &str,
+        inputs: ScanInputs,
+        rank: usize,
+        chunk: usize,
+    ) -> Result<TensorId, GraphError> {
+        let a_log = self.ty(inputs.a_log).shape;
+        let packed = inputs.x == inputs.z;
+        let op = Scan {
+            inner: a_log.rows(),
+            state: a_log.width(),
+            rank,
+            chunk,
+            packed,
+            x_column: inputs.x_column,
+            z_column: inputs.z_column,
+            keep_states: false,
+        };
+        let operands = [inputs.x]
+            .into_iter()
+            .chain((!packed).then_some(inputs.z))
+            .chain([inputs.p, inputs.dt, inputs.a_log, inputs.d])
+            .collect();
+        Ok(self.emit(name, op, operands)?[0])
+    }
+}
+
+impl Scan {
+    /// Channels that one task handles.
+    pub const GROUP: usize = 64;
+    /// Channels that a task runs through time at once.
+    pub const LANES: usize = 16;
+
+    /// How many tensors hold x and z.
+    pub fn num_sources(&self) -> usize {
+        if self.packed { 1 } else { 2 }
+    }
+
+    fn check(&self, inputs: &[TensorType]) -> Result<(), String> {
+        let sources = self.num_sources();
+        expect_inputs(inputs, sources + 4)?;
+        let x = &inputs[0];
+        expect(x.shape.rank() == 3, || {
+            format!("x is {}, expected [batch,length,width]", x.shape)
+        })?;
+        expect(self.chunk > 0, || "a chunk of zero steps".to_owned())?;
+        for (source, column) in [
+            (&inputs[0], self.x_column),
+            (&inputs[sources - 1], self.z_column),
+        ] {
+            expect(column + self.inner <= source.width(), || {
+                format!(
+                    "reads {} columns from {column} on of {}",
+                    self.inner, source.shape
+                )
+            })?;
+        }
+        let [p, dt, a_log, d] = [0, 1, 2, 3].map(|i| &inputs[sources + i]);
+        let width = |w| x.shape.with_width(w);
+        expect_shape("p", p, width(self.rank + 2 * self.state).dims())?;
+        expect_shape("dt", dt, width(self.inner).dims())?;
+        expect_shape("A_log", a_log, &[self.inner, self.state])?;
+        expect_shape("D", d, &[self.inner])
+    }
+
+    fn elements(&self, x: &TensorType) -> u64 {
+        (x.rows() * self.inner * self.state) as u64
+    }
+}
+
+impl Declare for Scan {
+    fn name(&self) -> &'static str {
+        "scan"
+    }
+
+    fn outputs(&self) -> &'static [&'static str] {
+        &["", "states"]
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
+        self.check(inputs)?;
+        let x = &inputs[0];
+        let mut outputs = vec![TensorType::new(x.shape.with_width(self.inner), x.dtype)];
+        if self.keep_states {
+            let (batch, length) = (x.shape.dims()[0], x.shape.dims()[1]);
+            let chunks = length.div_ceil(self.chunk);
+            outputs.push(TensorType::new(
+                [batch, chunks, self.inner, self.state],
+                x.dtype.accumulator(),
+            ));
+        }
+        Ok(outputs)
+    }
+
+    fn backward(&self, backward: &mut Backward<'_>, node: &Node) -> Result<(), GraphError> {
+        let Some(dy) = backward.gradient_of(node.outputs[0]) else {
+            return Ok(());
+        };
+        let keeping = Self {
+            keep_states: true,
+            ..self.clone()
+        };
+        let outputs = backward.upgrade(Op::from(keeping.clone()))?;
+        let sources = self.num_sources();
+        let into: Vec<TensorId> = node.inputs[sources + 2..]
+            .iter()
+            .filter_map(|&parameter| backward.parameter_gradient(parameter))
+            .collect();
+        let inputs = [dy]
+            .into_iter()
+            .chain(node.inputs.iter().copied())
+            .chain([outputs[1]])
+            .collect();
+        let gradients = backward.accumulate(node, "input", ScanBackward(keeping), inputs, into)?;
+        // dx (and dz), dp, ddt: in the order of the forward's inputs.
+        for (&input, &gradient) in node.inputs[..sources + 2].iter().zip(&gradients) {
+            backward.contribute(node, input, gradient)?;
+        }
+        Ok(())
+    }
+
+    /// Without its backward nearby, a scan keeps no states.
+    fn without_unread(&self, read: &[bool]) -> Option<Op> {
+        (self.keep_states && !read[1]).then(|| {
+            Op::from(Self {
+                keep_states: false,
+                ..self.clone()
+            })
+        })
+    }
+
+    fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
+        // Per state: Δ·A, its exponential (counted as one), two products and two additions.
+        8 * self.elements(&inputs[0])
+    }
+}
+
+impl Declare for ScanBackward {
+    fn name(&self) -> &'static str {
+        "scan_backward"
+    }
+
+    fn outputs(&self) -> &'static [&'static str] {
+        if self.0.packed {
+            &["", "p", "dt", "A_log", "D"]
+        } else {
+            &["x", "z", "p", "dt", "A_log", "D"]
+        }
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
+        let sources = self.0.num_sources();
+        expect_inputs(inputs, sources + 6)?;
+        self.0.check(&inputs[1..sources + 5])?;
+        let dt = &inputs[sources + 2];
+        expect_same("dy", &inputs[0], dt)?;
+        let dtype = dt.dtype.accumulator();
+        Ok(inputs[1..sources + 3]
+            .iter()
+            .copied()
+            .chain([
+                TensorType::new([self.0.inner, self.0.state], dtype),
+                TensorType::new([self.0.inner], dtype),
+            ])
+            .collect())
+    }
+
+    /// Per group of channels: a chunk's states of the channels in one vector register, and
+    /// the group's share of dB and dC over one sequence.
+    fn workspace(&self, inputs: &[TensorType], _: &[TensorType], _target: Target) -> u64 {
+        let scan = &self.0;
+        let length = inputs[1].shape.dims()[1];
+        let groups = scan.inner.div_ceil(Scan::GROUP);
+        let states = scan.chunk.min(length) * scan.state * Scan::LANES;
+        let shares = length * 2 * scan.state;
+        (groups * (states + shares)) as u64 * inputs[0].dtype.accumulator().size()
+    }
+
+    fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
+        // The chunk again, then about twice the forward's work.
+        24 * self.0.elements(&inputs[1])
+    }
+}

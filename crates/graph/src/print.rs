@@ -1,0 +1,70 @@
+//! The graph as text, one node a line: `cinch plan --graph`.
+
+use std::fmt;
+
+use crate::graph::{Graph, Node, Phase, TensorId};
+
+impl fmt::Display for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for parameter in &self.parameters {
+            let tensor = self.tensor(parameter.compute);
+            let frozen = if parameter.trainable { "" } else { "  frozen" };
+            let id = parameter.compute.0;
+            writeln!(
+                f,
+                "%{id} = parameter {} `{}`{frozen}",
+                tensor.ty, tensor.name
+            )?;
+        }
+        let mut section = None;
+        for node in &self.nodes {
+            let here = (node.phase == Phase::Update, node.block);
+            if section.replace(here) != Some(here) {
+                match (node.phase, node.block) {
+                    (Phase::Update, _) => writeln!(f, "\nupdate")?,
+                    (_, Some(block)) => writeln!(f, "\n{}", self.blocks[block.index()].name)?,
+                    (_, None) => writeln!(f)?,
+                }
+            }
+            self.write_node(f, node)?;
+        }
+        Ok(())
+    }
+}
+
+impl Graph {
+    fn write_node(&self, f: &mut fmt::Formatter<'_>, node: &Node) -> fmt::Result {
+        let list = |f: &mut fmt::Formatter<'_>, ids: &[TensorId]| {
+            for (i, id) in ids.iter().enumerate() {
+                let separator = if i > 0 { ", " } else { "" };
+                write!(f, "{separator}%{}", id.0)?;
+            }
+            Ok(())
+        };
+        let mark = match node.phase {
+            Phase::Forward => "  ",
+            Phase::Recompute => "↻ ",
+            Phase::Backward => "← ",
+            Phase::Update => "↑ ",
+        };
+        f.write_str(mark)?;
+        list(f, &node.outputs)?;
+        write!(f, " = {}(", node.op.name())?;
+        if node.inputs.len() > 8 {
+            write!(f, "{} tensors", node.inputs.len())?;
+        } else {
+            list(f, &node.inputs)?;
+        }
+        f.write_str(")")?;
+        for &id in &node.outputs {
+            let tensor = self.tensor(id);
+            let sign = if tensor.role.is_accumulator() {
+                " +="
+            } else {
+                ""
+            };
+            write!(f, "{sign} {}", tensor.ty)?;
+        }
+        writeln!(f, "  `{}`", node.name)
+    }
+}

@@ -1,0 +1,273 @@
+//! Recomputation as a pass over the training graph: what is not kept is computed again,
+//! from the same inputs by the same ops, right before the backward needs it.
+//!
+//! Two kinds. *Recipes* are always applied: an output that can be had again by one cheap
+//! pointwise pass from tensors that are kept anyway (a norm's output, a GELU's) is not kept.
+//! *Blocks* are a choice: in a recomputed block only what leaves the block is kept, and the
+//! ops that the backward needs run a second time.
+//!
+//! The first blocks are recomputed, not the last: when the backward reaches them, the
+//! activations of all later blocks are gone, so that the second forward costs no peak.
+
+use crate::differentiate::TrainingGraph;
+use crate::error::GraphError;
+use crate::graph::{BlockId, Graph, Node, Phase, Role, TensorId};
+use crate::op::Operand;
+
+/// How many blocks to recompute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recompute {
+    None,
+    Full,
+    /// The first so many.
+    Blocks(usize),
+}
+
+impl Recompute {
+    pub fn count(self, blocks: usize) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Full => blocks,
+            Self::Blocks(count) => count,
+        }
+    }
+}
+
+impl TrainingGraph {
+    /// The step with `choice` applied to its blocks, and recipes to everything.
+    ///
+    /// The receiver must not have been through this pass before.
+    pub fn recompute(&self, choice: Recompute) -> Result<Self, GraphError> {
+        let blocks = self.blocks.len();
+        let count = choice.count(blocks);
+        if count > blocks {
+            return Err(GraphError::TooManyBlocks {
+                asked: count,
+                blocks,
+            });
+        }
+        let mut result = self.clone();
+        result.num_recomputed = count;
+        recompute_blocks(&mut result.graph, count);
+        drop_unread_outputs(&mut result.graph)?;
+        apply_recipes(&mut result.graph)?;
+        Ok(result)
+    }
+}
+
+/// Nodes to insert before the node at an index.
+struct Insertions(Vec<(usize, Vec<Node>)>);
+
+impl Insertions {
+    fn apply(mut self, nodes: &mut Vec<Node>) {
+        self.0.sort_by_key(|(index, _)| *index);
+        let mut insertions = self.0.into_iter().peekable();
+        let mut merged = Vec::with_capacity(nodes.len() * 2);
+        for (index, node) in std::mem::take(nodes).into_iter().enumerate() {
+            while let Some((_, new)) = insertions.next_if(|(at, _)| *at == index) {
+                merged.extend(new);
+            }
+            merged.push(node);
+        }
+        *nodes = merged;
+    }
+}
+
+/// The forward node that makes each tensor.
+fn producers(graph: &Graph) -> Vec<Option<usize>> {
+    let mut producers = vec![None; graph.tensors.len()];
+    for (index, node) in graph.nodes.iter().enumerate() {
+        if node.phase == Phase::Forward {
+            for id in &node.outputs {
+                producers[id.index()] = Some(index);
+            }
+        }
+    }
+    producers
+}
+
+/// Whether the node's results are kept although its block is recomputed: they are read
+/// outside the block, or outlive the step.
+fn leaving_nodes(graph: &Graph, producers: &[Option<usize>]) -> Vec<bool> {
+    let mut leaves = vec![false; graph.nodes.len()];
+    for node in graph.nodes.iter().filter(|n| n.phase == Phase::Forward) {
+        for id in &node.inputs {
+            if let Some(producer) = producers[id.index()] {
+                leaves[producer] |= graph.nodes[producer].block != node.block;
+            }
+        }
+    }
+    for (index, node) in graph.nodes.iter().enumerate() {
+        leaves[index] |= node
+            .outputs
+            .iter()
+            .any(|&id| graph.tensor(id).role != Role::Activation);
+    }
+    leaves
+}
+
+fn recompute_blocks(graph: &mut Graph, count: usize) {
+    if count == 0 {
+        return;
+    }
+    let producers = producers(graph);
+    let leaves = leaving_nodes(graph, &producers);
+    let in_scope = |node: &Node| node.block.is_some_and(|BlockId(id)| (id as usize) < count);
+    let repeatable = |graph: &Graph, id: TensorId| {
+        producers
+            .get(id.index())
+            .copied()
+            .flatten()
+            .filter(|&index| in_scope(&graph.nodes[index]) && !leaves[index])
+    };
+
+    // Which forward nodes the backward needs again, and before which node.
+    let mut first_use: Vec<Option<usize>> = vec![None; graph.nodes.len()];
+    for (index, node) in graph.nodes.iter().enumerate() {
+        if node.phase != Phase::Backward {
+            continue;
+        }
+        let mut pending: Vec<usize> = node
+            .inputs
+            .iter()
+            .filter_map(|&id| repeatable(graph, id))
+            .collect();
+        while let Some(producer) = pending.pop() {
+            if first_use[producer].is_none() {
+                first_use[producer] = Some(index);
+                let inputs = &graph.nodes[producer].inputs;
+                pending.extend(inputs.iter().filter_map(|&id| repeatable(graph, id)));
+            }
+        }
+    }
+    // A block's repeated nodes run together, at the earliest use of any of them.
+    let mut at_block: Vec<Option<usize>> = vec![None; count];
+    for (producer, at) in first_use.iter().enumerate() {
+        if let (Some(at), Some(block)) = (at, graph.nodes[producer].block) {
+            let slot = &mut at_block[block.index()];
+            *slot = Some(slot.map_or(*at, |earliest| earliest.min(*at)));
+        }
+    }
+
+    let mut replaced: Vec<Option<TensorId>> = vec![None; graph.tensors.len()];
+    let mut insertions: Vec<(usize, Vec<Node>)> = at_block
+        .iter()
+        .map(|at| (at.unwrap_or(0), Vec::new()))
+        .collect();
+    let repeated = (0..graph.nodes.len()).filter(|&index| first_use[index].is_some());
+    for producer in repeated {
+        let mut node = graph.nodes[producer].clone();
+        let Some(block) = node.block else { continue };
+        node.phase = Phase::Recompute;
+        node.name = format!("again.{}", node.name);
+        for id in &mut node.inputs {
+            *id = replaced[id.index()].unwrap_or(*id);
+        }
+        for id in &mut node.outputs {
+            let tensor = graph.tensor(*id);
+            let (name, ty) = (format!("again.{}", tensor.name), tensor.ty);
+            let copy = graph.add_tensor(name, ty, Role::Activation);
+            replaced[id.index()] = Some(copy);
+            *id = copy;
+        }
+        insertions[block.index()].1.push(node);
+    }
+    for node in graph
+        .nodes
+        .iter_mut()
+        .filter(|n| n.phase == Phase::Backward)
+    {
+        for id in &mut node.inputs {
+            if let Some(Some(copy)) = replaced.get(id.index()) {
+                *id = *copy;
+            }
+        }
+    }
+    insertions.retain(|(_, nodes)| !nodes.is_empty());
+    Insertions(insertions).apply(&mut graph.nodes);
+}
+
+/// A forward node whose extra outputs nobody reads any more stops making them.
+fn drop_unread_outputs(graph: &mut Graph) -> Result<(), GraphError> {
+    let mut read = vec![false; graph.tensors.len()];
+    for id in graph.nodes.iter().flat_map(|node| &node.inputs) {
+        read[id.index()] = true;
+    }
+    for index in 0..graph.nodes.len() {
+        let node = &graph.nodes[index];
+        let used: Vec<bool> = node.outputs.iter().map(|id| read[id.index()]).collect();
+        if let Some(op) = node.op.declaration().without_unread(&used) {
+            let types = op
+                .declaration()
+                .infer(&graph.types(&node.inputs))
+                .map_err(|problem| GraphError::Op {
+                    op: op.name(),
+                    node: node.name.clone(),
+                    problem,
+                })?;
+            let node = &mut graph.nodes[index];
+            node.op = op;
+            node.outputs.truncate(types.len());
+        }
+    }
+    Ok(())
+}
+
+fn apply_recipes(graph: &mut Graph) -> Result<(), GraphError> {
+    // First and last use of each tensor in the backward part.
+    let mut first: Vec<Option<usize>> = vec![None; graph.tensors.len()];
+    let mut last = first.clone();
+    for (index, node) in graph.nodes.iter().enumerate() {
+        if matches!(node.phase, Phase::Backward | Phase::Recompute) {
+            for id in &node.inputs {
+                first[id.index()].get_or_insert(index);
+                last[id.index()] = Some(index);
+            }
+        }
+    }
+    let mut insertions = Vec::new();
+    let mut replaced: Vec<Option<TensorId>> = vec![None; graph.tensors.len()];
+    for index in 0..graph.nodes.len() {
+        if graph.nodes[index].phase != Phase::Forward {
+            continue;
+        }
+        let node = graph.nodes[index].clone();
+        for (output, &id) in node.outputs.iter().enumerate() {
+            let (Some(at), Some(recipe)) =
+                (first[id.index()], node.op.declaration().recipe(output))
+            else {
+                continue;
+            };
+            let inputs: Vec<TensorId> = recipe
+                .inputs
+                .iter()
+                .map(|operand| match *operand {
+                    Operand::Input(i) => node.inputs[i],
+                    Operand::Output(i) => node.outputs[i],
+                })
+                .collect();
+            // Worth it only if what the recipe reads is there anyway.
+            let free = inputs.iter().all(|input| {
+                graph.tensor(*input).role.is_persistent()
+                    || last[input.index()].is_some_and(|l| l >= at)
+            });
+            if !free {
+                continue;
+            }
+            let name = format!("again.{}", graph.tensor(id).name);
+            let block = graph.nodes[at].block;
+            let again = graph.build_node(recipe.op, name, inputs, block, Phase::Recompute)?;
+            replaced[id.index()] = Some(again.outputs[recipe.output]);
+            insertions.push((at, vec![again]));
+        }
+    }
+    for node in &mut graph.nodes {
+        if matches!(node.phase, Phase::Backward | Phase::Recompute) {
+            for id in &mut node.inputs {
+                *id = replaced[id.index()].unwrap_or(*id);
+            }
+        }
+    }
+    Insertions(insertions).apply(&mut graph.nodes);
+    Ok(())
+}

@@ -1,0 +1,266 @@
+//! Every buffer of a step, placed: lifetimes, in-place reuse, offsets in one arena, and what
+//! there is to say about them (breakdown, timeline, peak).
+//!
+//! A plan is pure: it needs no device, clock or randomness, and the same graph gives the same
+//! plan, byte for byte.
+
+mod buffer;
+mod place;
+mod summary;
+
+use cinch_graph::{Graph, Phase, Role, Target, TensorId};
+use thiserror::Error;
+
+pub use buffer::{Buffer, Owner};
+pub use place::place;
+pub use summary::{Breakdown, LiveTensor, Moment};
+
+/// Offsets are multiples of this: what CUDA's allocator guarantees and more than any vector
+/// load asks for.
+pub const ALIGNMENT: u64 = 256;
+
+/// A range of the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placement {
+    pub offset: u64,
+    /// What the tensor needs; the next offset is aligned.
+    pub bytes: u64,
+}
+
+impl Placement {
+    pub fn end(&self) -> u64 {
+        self.offset + self.bytes
+    }
+}
+
+/// What a graph is planned for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    pub target: Target,
+    /// Optimizer states live in host memory and pass through a workspace of the update, one
+    /// parameter at a time.
+    pub offload_states: bool,
+}
+
+impl Options {
+    pub fn new(target: Target) -> Self {
+        Self {
+            target,
+            offload_states: false,
+        }
+    }
+
+    /// Whether tensors of this role have a place of their own in the arena.
+    fn is_resident(self, role: Role) -> bool {
+        role.is_persistent() && !(self.offload_states && role == Role::State)
+    }
+}
+
+/// Where everything is, for one graph.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    pub options: Options,
+    /// By tensor; `None` for one that no node touches.
+    placements: Vec<Option<Placement>>,
+    /// By node.
+    workspaces: Vec<Option<Placement>>,
+    /// By node: for each output, whether this is the first time in a micro batch that the
+    /// accumulator is written.
+    first_writes: Vec<Vec<bool>>,
+    /// Bytes of tensors that keep their place over the whole step.
+    pub persistent_bytes: u64,
+    /// What is allocated.
+    pub arena_bytes: u64,
+    /// Tensors kept in host memory instead.
+    pub host_bytes: u64,
+    /// The most bytes that are in use at once, alignment included.
+    pub peak_bytes: u64,
+    /// The largest sum of live tensors, without alignment: no plan of this graph in this order
+    /// can be smaller.
+    pub lower_bound_bytes: u64,
+    /// The node at which the peak is reached.
+    pub peak_node: usize,
+    /// Live bytes (alignment included) while each node runs.
+    timeline: Vec<u64>,
+    buffers: Vec<Buffer>,
+}
+
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum PlanError {
+    #[error("`{tensor}` of the second graph has no place in the first one's plan")]
+    NotShared { tensor: String },
+}
+
+pub(crate) fn align(bytes: u64) -> u64 {
+    bytes.next_multiple_of(ALIGNMENT)
+}
+
+impl Plan {
+    /// Plans a graph in an arena of its own.
+    pub fn new(graph: &Graph, options: Options) -> Self {
+        let mut placements = vec![None; graph.tensors.len()];
+        let mut end = 0;
+        for id in persistent_order(graph, options) {
+            let bytes = graph.ty(id).bytes();
+            placements[id.index()] = Some(Placement { offset: end, bytes });
+            end += align(bytes);
+        }
+        Self::with_persistent(graph, options, placements, end)
+    }
+
+    /// Plans a second graph (evaluation) in the arena of a first (training): what both name
+    /// is shared, and the transient part is used in turn. The arena must have room for the
+    /// larger of the two.
+    pub fn sharing(&self, first: &Graph, graph: &Graph) -> Result<Self, PlanError> {
+        let mut placements = vec![None; graph.tensors.len()];
+        for id in persistent_order(graph, self.options) {
+            let tensor = graph.tensor(id);
+            placements[id.index()] = first
+                .tensors
+                .iter()
+                .position(|t| t.name == tensor.name && t.ty == tensor.ty)
+                .map(|index| self.placements[index])
+                .ok_or_else(|| PlanError::NotShared {
+                    tensor: tensor.name.clone(),
+                })?;
+        }
+        Ok(Self::with_persistent(
+            graph,
+            self.options,
+            placements,
+            self.persistent_bytes,
+        ))
+    }
+
+    fn with_persistent(
+        graph: &Graph,
+        options: Options,
+        mut placements: Vec<Option<Placement>>,
+        persistent_bytes: u64,
+    ) -> Self {
+        let buffers = buffer::buffers(graph, options);
+        let offsets = place(&buffers);
+        let mut workspaces = vec![None; graph.nodes.len()];
+        let mut extent = 0;
+        for (buffer, offset) in buffers.iter().zip(offsets) {
+            extent = extent.max(offset + align(buffer.bytes));
+            let offset = persistent_bytes + offset;
+            for &owner in &buffer.owners {
+                match owner {
+                    Owner::Tensor(id) => {
+                        let bytes = graph.ty(id).bytes();
+                        placements[id.index()] = Some(Placement { offset, bytes });
+                    }
+                    Owner::Workspace(node) => {
+                        let bytes = buffer.bytes;
+                        workspaces[node.index()] = Some(Placement { offset, bytes });
+                    }
+                }
+            }
+        }
+        let timeline = summary::timeline(&buffers, graph.nodes.len(), persistent_bytes, align);
+        let raw_persistent = persistent_order(graph, options)
+            .map(|id| graph.ty(id).bytes())
+            .sum();
+        let host_bytes = graph
+            .tensors
+            .iter()
+            .filter(|t| t.role.is_persistent() && !options.is_resident(t.role))
+            .map(|t| t.ty.bytes())
+            .sum();
+        let raw = summary::timeline(&buffers, graph.nodes.len(), raw_persistent, |b| b);
+        let peak_bytes = timeline.iter().copied().max().unwrap_or(persistent_bytes);
+        Self {
+            options,
+            placements,
+            workspaces,
+            first_writes: first_writes(graph),
+            persistent_bytes,
+            arena_bytes: persistent_bytes + extent,
+            host_bytes,
+            peak_bytes,
+            lower_bound_bytes: raw.iter().copied().max().unwrap_or(raw_persistent),
+            peak_node: timeline.iter().position(|&b| b == peak_bytes).unwrap_or(0),
+            timeline,
+            buffers,
+        }
+    }
+
+    pub fn placement(&self, tensor: TensorId) -> Option<Placement> {
+        self.placements[tensor.index()]
+    }
+
+    pub fn workspace(&self, node: usize) -> Option<Placement> {
+        self.workspaces[node]
+    }
+
+    /// Whether the node's output is the first write to that accumulator in a micro batch.
+    pub fn is_first_write(&self, node: usize, output: usize) -> bool {
+        self.first_writes[node][output]
+    }
+
+    /// The transient buffers, with their lifetimes.
+    pub fn buffers(&self) -> &[Buffer] {
+        &self.buffers
+    }
+
+    /// Live bytes while each node runs.
+    pub fn timeline(&self) -> &[u64] {
+        &self.timeline
+    }
+}
+
+/// Persistent tensors that the graph touches, in the order of the arena: weights first, so that
+/// graphs of one model agree on them.
+fn persistent_order(graph: &Graph, options: Options) -> impl Iterator<Item = TensorId> + '_ {
+    const ORDER: [Role; 7] = [
+        Role::Parameter,
+        Role::ComputeCopy,
+        Role::Gradient,
+        Role::State,
+        Role::Batch,
+        Role::Control,
+        Role::Result,
+    ];
+    let resident = move |role: &Role| options.is_resident(*role);
+    ORDER.into_iter().filter(resident).flat_map(move |role| {
+        let ids = (0..graph.tensors.len() as u32).map(TensorId);
+        ids.filter(move |&id| graph.tensor(id).role == role)
+    })
+}
+
+fn first_writes(graph: &Graph) -> Vec<Vec<bool>> {
+    let mut written = vec![false; graph.tensors.len()];
+    graph
+        .nodes
+        .iter()
+        .map(|node| {
+            node.outputs
+                .iter()
+                .map(|id| !std::mem::replace(&mut written[id.index()], true))
+                .collect()
+        })
+        .collect()
+}
+
+/// Memory outside the arena.
+///
+/// On a GPU: the driver's context with loaded modules and library handles; the figure is what
+/// an H200 with driver 580 and CUDA 13 showed for a process that holds cuBLAS handles, and is
+/// replaced by a measurement wherever a card is at hand. On the CPU: code, tables, thread
+/// stacks and packing buffers of the process, measured as resident size less the arena.
+pub fn overhead_bytes(target: Target) -> u64 {
+    match target {
+        Target::Cpu => 48 << 20,
+        Target::Cuda => 650_969_088,
+    }
+}
+
+/// Nodes that run once per micro batch come first.
+pub fn num_micro_nodes(graph: &Graph) -> usize {
+    graph
+        .nodes
+        .iter()
+        .position(|node| node.phase == Phase::Update)
+        .unwrap_or(graph.nodes.len())
+}

@@ -1,0 +1,161 @@
+//! What there is to say about a plan: bytes by purpose, and what is alive when.
+
+use cinch_graph::{Graph, Phase, Role};
+use serde::Serialize;
+
+use crate::buffer::{Buffer, Owner};
+use crate::{Plan, align, overhead_bytes};
+
+/// Bytes by purpose at the peak. The sum is the arena plus the overhead.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Breakdown {
+    pub weights: u64,
+    pub gradients: u64,
+    pub optimizer: u64,
+    /// Everything between forward and backward that is alive at the peak, and what placement
+    /// could not use.
+    pub activations: u64,
+    pub batch: u64,
+    /// Scratch memory of the op at the peak, and the step's scalars.
+    pub workspace: u64,
+    /// Outside the arena.
+    pub overhead: u64,
+}
+
+impl Breakdown {
+    pub fn total(&self) -> u64 {
+        self.weights
+            + self.gradients
+            + self.optimizer
+            + self.activations
+            + self.batch
+            + self.workspace
+            + self.overhead
+    }
+}
+
+/// A tensor that is alive at the peak.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LiveTensor {
+    pub name: String,
+    pub r#type: String,
+    pub bytes: u64,
+}
+
+/// One point of the memory timeline.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Moment {
+    pub node: String,
+    pub op: &'static str,
+    pub phase: &'static str,
+    pub bytes: u64,
+}
+
+/// Live bytes while each node runs: `base` plus the buffers alive then.
+pub(crate) fn timeline(
+    buffers: &[Buffer],
+    nodes: usize,
+    base: u64,
+    size: impl Fn(u64) -> u64,
+) -> Vec<u64> {
+    let mut change = vec![0_i64; nodes + 1];
+    for buffer in buffers {
+        let bytes = size(buffer.bytes) as i64;
+        change[buffer.start] += bytes;
+        change[buffer.end + 1] -= bytes;
+    }
+    let mut live = base as i64;
+    change[..nodes]
+        .iter()
+        .map(|delta| {
+            live += delta;
+            live as u64
+        })
+        .collect()
+}
+
+impl Plan {
+    /// Bytes by purpose; `graph` is the one that was planned.
+    pub fn breakdown(&self, graph: &Graph) -> Breakdown {
+        let mut breakdown = Breakdown {
+            overhead: overhead_bytes(self.options.target),
+            ..Breakdown::default()
+        };
+        for tensor in &graph.tensors {
+            if !self.options.is_resident(tensor.role) {
+                continue;
+            }
+            let bytes = align(tensor.ty.bytes());
+            match tensor.role {
+                Role::Parameter | Role::ComputeCopy => breakdown.weights += bytes,
+                Role::Gradient => breakdown.gradients += bytes,
+                Role::State => breakdown.optimizer += bytes,
+                Role::Batch => breakdown.batch += bytes,
+                Role::Control | Role::Result => breakdown.workspace += bytes,
+                Role::Activation => {}
+            }
+        }
+        let peak = self.workspace(self.peak_node);
+        breakdown.workspace += peak.map_or(0, |placement| align(placement.bytes));
+        let inside = breakdown.total() - breakdown.overhead;
+        breakdown.activations = self.arena_bytes - inside;
+        breakdown
+    }
+
+    /// What is alive at the peak besides weights, gradients and states, largest first.
+    pub fn alive_at_peak(&self, graph: &Graph) -> Vec<LiveTensor> {
+        let mut alive: Vec<LiveTensor> = self
+            .buffers()
+            .iter()
+            .filter(|b| (b.start..=b.end).contains(&self.peak_node))
+            .map(|buffer| self.describe(graph, buffer))
+            .collect();
+        alive.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
+        alive
+    }
+
+    fn describe(&self, graph: &Graph, buffer: &Buffer) -> LiveTensor {
+        let mut description = LiveTensor {
+            name: String::new(),
+            r#type: "workspace".to_owned(),
+            bytes: buffer.bytes,
+        };
+        for &owner in &buffer.owners {
+            match owner {
+                Owner::Workspace(node) => {
+                    description.name = format!("{} (workspace)", graph.node(node).name);
+                }
+                // The last owner that exists by the time of the peak.
+                Owner::Tensor(id) => {
+                    let node = &graph.nodes[self.peak_node];
+                    let written_later = !description.name.is_empty()
+                        && !node.inputs.contains(&id)
+                        && !node.outputs.contains(&id);
+                    if !written_later {
+                        let tensor = graph.tensor(id);
+                        description.name.clone_from(&tensor.name);
+                        description.r#type = tensor.ty.to_string();
+                    }
+                }
+            }
+        }
+        description
+    }
+
+    /// The memory timeline over the step.
+    pub fn moments(&self, graph: &Graph) -> Vec<Moment> {
+        let live = graph.nodes.iter().zip(self.timeline());
+        live.map(|(node, &bytes)| Moment {
+            node: node.name.clone(),
+            op: node.op.name(),
+            phase: match node.phase {
+                Phase::Forward => "forward",
+                Phase::Recompute => "recompute",
+                Phase::Backward => "backward",
+                Phase::Update => "update",
+            },
+            bytes,
+        })
+        .collect()
+    }
+}

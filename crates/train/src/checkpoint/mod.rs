@@ -1,0 +1,39 @@
+//! Checkpoints: what a killed run needs to go on as if it had never stopped.
+//!
+//! One folder per save, `<run>/checkpoints/step-00000123/`, with four files:
+//!
+//! | file | holds |
+//! |---|---|
+//! | `model.safetensors` | the weights, readable by any safetensors reader |
+//! | `optimizer.safetensors` | the optimizer's states |
+//! | `state.json` | step, schedule, random state, data position, config |
+//! | `checksums.json` | SHA-256 and length of the other three |
+//!
+//! A folder with that name is complete: it is written under a `.partial-…` name, every file and
+//! the folder itself are forced to the disk, and only then does one rename give it its name.
+//! A removal goes the other way round, through a `.trash-…` name. A process killed at any moment
+//! therefore leaves a whole checkpoint or none.
+
+mod checksums;
+mod error;
+mod folder;
+#[cfg(test)]
+mod kill_tests;
+mod load;
+mod store;
+mod tensor_file;
+
+pub use error::{CheckpointError, Damage};
+pub use load::{Loaded, load, load_weights, resolve, verify};
+pub use safetensors::Dtype;
+pub use store::{Best, Entry, Store};
+pub use tensor_file::{TensorFile, TensorView};
+
+/// The weights.
+pub const MODEL_FILE: &str = "model.safetensors";
+/// The optimizer's states.
+pub const OPTIMIZER_FILE: &str = "optimizer.safetensors";
+/// Everything else that the run needs to go on.
+pub const STATE_FILE: &str = "state.json";
+/// Length and SHA-256 of the other files.
+pub const CHECKSUMS_FILE: &str = "checksums.json";

@@ -1,0 +1,51 @@
+//! What can go wrong with the record of a run.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+/// An error while writing metrics or TensorBoard events.
+#[derive(Debug, Error)]
+pub enum RecordError {
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        action: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
+
+    #[error("the metrics of step {step} cannot be written to {} as one JSON object: {source}", path.display())]
+    NotAnObject {
+        path: PathBuf,
+        step: u64,
+        source: serde_json::Error,
+    },
+
+    #[error(
+        "{} line {line} is not a JSON object: {reason}\n\
+         hint: correct or delete that line, or move the file away; \
+         the run can go on without its earlier metrics",
+        path.display()
+    )]
+    BadLine {
+        path: PathBuf,
+        line: usize,
+        reason: String,
+    },
+}
+
+/// Lets an `io::Result` say what was being done to which path.
+pub(super) trait IoContext<T> {
+    fn at(self, action: &'static str, path: &Path) -> Result<T, RecordError>;
+}
+
+impl<T> IoContext<T> for io::Result<T> {
+    fn at(self, action: &'static str, path: &Path) -> Result<T, RecordError> {
+        self.map_err(|source| RecordError::Io {
+            action,
+            path: path.to_path_buf(),
+            source,
+        })
+    }
+}

@@ -1,0 +1,303 @@
+//! `metrics.jsonl`: one JSON object per line, each with its `step`, written as it comes.
+//!
+//! A line goes out in one write, so a kill can tear only the last one. Resuming drops a torn last
+//! line and all lines beyond the checkpoint, so that the file reads as if the run had never been
+//! interrupted.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::error::{IoContext, RecordError};
+
+const FILE_NAME: &str = "metrics.jsonl";
+
+/// The open metrics file of a run.
+#[derive(Debug)]
+pub struct MetricsLog {
+    path: PathBuf,
+    file: File,
+    /// Length of the whole lines, to which a failed write is cut back.
+    length: u64,
+}
+
+/// A line as it is written: the step first, then the caller's fields.
+#[derive(Serialize)]
+struct Line<'a, T> {
+    step: u64,
+    #[serde(flatten)]
+    fields: &'a T,
+}
+
+/// What resuming needs to know of a line. Lines without a step (a user's notes) are kept.
+#[derive(Deserialize)]
+struct LineStep {
+    step: Option<u64>,
+}
+
+impl MetricsLog {
+    /// Starts the metrics of a new run. A file that is there already is kept under the first free
+    /// name `metrics.1.jsonl`, `metrics.2.jsonl`, ….
+    pub fn create(run_folder: impl AsRef<Path>) -> Result<Self, RecordError> {
+        let folder = run_folder.as_ref();
+        fs::create_dir_all(folder).at("create", folder)?;
+        let path = folder.join(FILE_NAME);
+        if fs::symlink_metadata(&path).is_ok() {
+            let mut number = 1_u32;
+            let kept = loop {
+                let candidate = folder.join(format!("metrics.{number}.jsonl"));
+                if fs::symlink_metadata(&candidate).is_err() {
+                    break candidate;
+                }
+                number += 1;
+            };
+            fs::rename(&path, &kept).at("move aside", &path)?;
+        }
+        Self::append_to(path)
+    }
+
+    /// Continues the metrics of a run resumed after `step`: lines of later steps are dropped.
+    /// Without a file it starts one.
+    pub fn resume(run_folder: impl AsRef<Path>, step: u64) -> Result<Self, RecordError> {
+        let folder = run_folder.as_ref();
+        fs::create_dir_all(folder).at("create", folder)?;
+        let path = folder.join(FILE_NAME);
+        let text = match fs::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+            result => result.at("read", &path)?,
+        };
+        let kept = lines_up_to(&text, step, &path)?;
+        if kept != text {
+            replace(&path, &kept).at("write", &path)?;
+        }
+        Self::append_to(path)
+    }
+
+    fn append_to(path: PathBuf) -> Result<Self, RecordError> {
+        let file = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&path)
+            .at("open", &path)?;
+        let length = file.metadata().at("read", &path)?.len();
+        Ok(Self { path, file, length })
+    }
+
+    /// `<run>/metrics.jsonl`.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Appends one line with `step` and the fields of a struct or map, which must not have a
+    /// `step` of their own. It is with the system when the call returns: a kill no longer loses
+    /// it. JSON has no NaN and no infinity; both are written as `null`.
+    pub fn append<T: Serialize>(&mut self, step: u64, fields: &T) -> Result<(), RecordError> {
+        let mut line = serde_json::to_vec(&Line { step, fields }).map_err(|source| {
+            RecordError::NotAnObject {
+                path: self.path.clone(),
+                step,
+                source,
+            }
+        })?;
+        line.push(b'\n');
+        if let Err(error) = self.file.write_all(&line) {
+            // Half a line on a full disk would make the next line unreadable too. If even cutting
+            // back fails, the write's error is still the one to report.
+            let _ = self.file.set_len(self.length);
+            return Err(error).at("write", &self.path);
+        }
+        self.length += line.len() as u64;
+        Ok(())
+    }
+
+    /// Forces all lines to the disk. Called before a checkpoint is saved, it keeps a power cut
+    /// from losing metrics of steps that the checkpoint holds.
+    pub fn sync(&self) -> Result<(), RecordError> {
+        self.file.sync_data().at("sync", &self.path)
+    }
+}
+
+/// The lines of `text` whose step is at most `step`, without the last line if it is torn.
+fn lines_up_to(text: &[u8], step: u64, path: &Path) -> Result<Vec<u8>, RecordError> {
+    let mut kept = Vec::with_capacity(text.len());
+    for (index, line) in text.split_inclusive(|&byte| byte == b'\n').enumerate() {
+        // Without a line end it was torn, even if what is there happens to parse: `"step":12`
+        // may be the beginning of `"step":120`.
+        if !line.ends_with(b"\n") {
+            break;
+        }
+        if line.trim_ascii().is_empty() {
+            continue;
+        }
+        let bad_line = |reason: String| RecordError::BadLine {
+            path: path.to_path_buf(),
+            line: index + 1,
+            reason,
+        };
+        // An array would pass for the struct below, its first element for the step.
+        if line.trim_ascii_start().first() != Some(&b'{') {
+            return Err(bad_line("it does not begin with `{`".to_owned()));
+        }
+        let found: LineStep =
+            serde_json::from_slice(line).map_err(|error| bad_line(error.to_string()))?;
+        if found.step.is_none_or(|found| found <= step) {
+            kept.extend_from_slice(line);
+        }
+    }
+    Ok(kept)
+}
+
+/// Replaces the file whole: a kill leaves the old lines or the new.
+fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
+    // One run writes here, so one fixed name is enough; the next resume overwrites a leftover.
+    let partial = path.with_extension("jsonl.partial");
+    let mut file = File::create(&partial)?;
+    file.write_all(contents)?;
+    file.sync_all()?;
+    fs::rename(&partial, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[derive(Serialize)]
+    struct Measured {
+        loss: f32,
+        learning_rate: f64,
+    }
+
+    fn read(folder: &Path) -> Vec<Value> {
+        fs::read_to_string(folder.join(FILE_NAME))
+            .unwrap()
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
+    }
+
+    fn steps(folder: &Path) -> Vec<u64> {
+        read(folder)
+            .iter()
+            .map(|line| line["step"].as_u64().unwrap())
+            .collect()
+    }
+
+    fn write_steps(log: &mut MetricsLog, steps: impl IntoIterator<Item = u64>) {
+        for step in steps {
+            log.append(step, &json!({ "loss": 0.5 })).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_line_is_there_as_soon_as_it_is_appended() {
+        let run = tempfile::tempdir().unwrap();
+        let folder = run.path().join("new");
+        let mut log = MetricsLog::create(&folder).unwrap();
+        let measured = Measured {
+            loss: 0.1,
+            learning_rate: 3e-4,
+        };
+        log.append(10, &measured).unwrap();
+        // An f32 keeps its short decimal form.
+        assert_eq!(
+            fs::read_to_string(log.path()).unwrap(),
+            "{\"step\":10,\"loss\":0.1,\"learning_rate\":0.0003}\n"
+        );
+        log.append(
+            11,
+            &Measured {
+                loss: f32::NAN,
+                learning_rate: 0.0,
+            },
+        )
+        .unwrap();
+        log.sync().unwrap();
+        assert_eq!(read(&folder)[1]["loss"], Value::Null);
+    }
+
+    #[test]
+    fn resuming_drops_later_steps_and_a_torn_line() {
+        let run = tempfile::tempdir().unwrap();
+        let mut log = MetricsLog::create(run.path()).unwrap();
+        write_steps(&mut log, 1..=5);
+        drop(log);
+        let path = run.path().join(FILE_NAME);
+        let mut text = fs::read_to_string(&path).unwrap();
+        // Torn, and yet it parses: its end may be missing.
+        text.push_str("\n{\"note\":\"by hand\"}\n{\"step\":3}");
+        fs::write(&path, text).unwrap();
+
+        let mut log = MetricsLog::resume(run.path(), 3).unwrap();
+        assert_eq!(read(run.path()).len(), 4);
+        write_steps(&mut log, 4..=6);
+        let lines = read(run.path());
+        assert_eq!(lines[3], json!({ "note": "by hand" }));
+        let numbered: Vec<u64> = lines
+            .iter()
+            .filter_map(|line| line["step"].as_u64())
+            .collect();
+        assert_eq!(numbered, [1, 2, 3, 4, 5, 6]);
+        assert!(!run.path().join("metrics.jsonl.partial").exists());
+    }
+
+    #[test]
+    fn every_possible_tear_of_the_last_line_is_tolerated() {
+        let run = tempfile::tempdir().unwrap();
+        let mut log = MetricsLog::create(run.path()).unwrap();
+        write_steps(&mut log, 1..=2);
+        let whole = fs::read(log.path()).unwrap();
+        let first = whole.iter().position(|&byte| byte == b'\n').unwrap() + 1;
+        for length in first..whole.len() {
+            fs::write(log.path(), &whole[..length]).unwrap();
+            let mut log = MetricsLog::resume(run.path(), 2).unwrap();
+            write_steps(&mut log, [3]);
+            assert_eq!(steps(run.path()), [1, 3], "torn at byte {length}");
+        }
+    }
+
+    #[test]
+    fn a_new_run_keeps_the_old_metrics() {
+        let run = tempfile::tempdir().unwrap();
+        for last in [1, 2, 3] {
+            let mut log = MetricsLog::create(run.path()).unwrap();
+            write_steps(&mut log, 1..=last);
+        }
+        assert_eq!(steps(run.path()), [1, 2, 3]);
+        let kept = |name: &str| fs::read_to_string(run.path().join(name)).unwrap();
+        assert_eq!(kept("metrics.1.jsonl").lines().count(), 1);
+        assert_eq!(kept("metrics.2.jsonl").lines().count(), 2);
+    }
+
+    #[test]
+    fn a_bad_line_in_the_middle_is_named() {
+        let run = tempfile::tempdir().unwrap();
+        let path = run.path().join(FILE_NAME);
+        for bad in ["{\"step\":", "17", "[1]", "{\"step\":-1}", "\u{0}\u{0}"] {
+            fs::write(&path, format!("{{\"step\":1}}\n{bad}\n{{\"step\":2}}\n")).unwrap();
+            let message = MetricsLog::resume(run.path(), 9).unwrap_err().to_string();
+            assert!(message.contains("metrics.jsonl line 2"), "{message}");
+        }
+    }
+
+    #[test]
+    fn only_objects_are_accepted() {
+        let run = tempfile::tempdir().unwrap();
+        let mut log = MetricsLog::create(run.path()).unwrap();
+        let error = log.append(1, &17_u32).unwrap_err();
+        assert!(matches!(error, RecordError::NotAnObject { step: 1, .. }));
+        assert_eq!(fs::read(log.path()).unwrap(), b"");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_full_disk_is_an_error() {
+        let path = PathBuf::from("/dev/full");
+        let mut log = MetricsLog::append_to(path).unwrap();
+        let message = log.append(1, &json!({})).unwrap_err().to_string();
+        assert!(message.starts_with("cannot write /dev/full"), "{message}");
+    }
+}
