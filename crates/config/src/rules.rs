@@ -194,7 +194,7 @@ impl Completion {
         if self.unsigned(SEQUENCE) <= self.unsigned(POSITIONS) {
             return Ok(());
         }
-        if self.settings.is_explicit(SEQUENCE) && self.settings.is_explicit(POSITIONS) {
+        if self.settings.is_explicit(SEQUENCE) {
             return Err(self.relation(
                 SEQUENCE,
                 POSITIONS,

@@ -3,7 +3,7 @@
 use crate::config::{Gpt2Config, MambaConfig, ModelKind};
 use crate::nearest::nearest_name;
 use crate::source::Source;
-use crate::{ConfigError, ModelConfig};
+use crate::{ConfigError, ModelConfig, Settings};
 
 /// GPT-2's byte-pair vocabulary.
 pub(crate) const GPT2_VOCABULARY: usize = 50257;
@@ -137,6 +137,15 @@ impl ModelSize {
             ]),
         }
         values
+    }
+
+    /// The model of this size, everything else as by default.
+    pub fn config(&self) -> Result<ModelConfig, ConfigError> {
+        let mut settings = Settings::new();
+        let source = || Source::Preset(self.title());
+        settings.set("model.type", self.model.name(), source())?;
+        settings.set("model.size", self.name, source())?;
+        Ok(settings.resolve()?.model)
     }
 
     /// "mamba small", for provenance.

@@ -289,11 +289,15 @@ fn sequences_follow_positions() {
     };
     assert_eq!(lengths("\"vram\": {\"max_seq_len\": 128}"), (1024, 128));
     assert_eq!(lengths("\"model\": {\"max_seq_len\": 4096}"), (4096, 4096));
-    let long = from_text("\"vram\": {\"max_seq_len\": 2048}");
+    let stated = from_text("\"vram\": {\"max_seq_len\": 2048}");
+    let refusal = stated.resolve().unwrap_err().to_string();
+    assert!(refusal.contains("lower vram.max_seq_len to 1024"), "{refusal}");
+    let mut long = Settings::new();
+    long.apply_preset(Preset::vram("48gb").unwrap()).unwrap();
     assert_eq!(long.resolve().unwrap().batch.seq_len, 1024);
     assert!(
         long.notes()[0].starts_with(
-            "`vram.max_seq_len` = 2048 (run.json line 1) is longer than the model's 1024 positions (preset mamba small)"
+            "`vram.max_seq_len` = 2048 (preset vram 48gb) is longer than the model's 1024 positions"
         ),
         "{:?}",
         long.notes()

@@ -62,7 +62,7 @@ impl TrainingGraph {
             .iter()
             .filter(|node| which(node.phase))
             .map(|node| self.flops(node))
-            .sum()
+            .fold(0, u64::saturating_add)
     }
 }
 

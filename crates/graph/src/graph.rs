@@ -202,6 +202,12 @@ impl Graph {
         &self.nodes[id.index()]
     }
 
+    /// The tensor of that name.
+    pub fn find(&self, name: &str) -> Option<TensorId> {
+        let index = self.tensors.iter().position(|tensor| tensor.name == name)?;
+        Some(TensorId(index as u32))
+    }
+
     pub fn types(&self, ids: &[TensorId]) -> Vec<TensorType> {
         ids.iter().map(|&id| self.ty(id)).collect()
     }
@@ -358,7 +364,7 @@ impl Graph {
             .iter()
             .filter(|p| which(p))
             .map(|p| self.ty(p.master).shape.elements() as u64)
-            .sum()
+            .fold(0, u64::saturating_add)
     }
 
     /// The floating-point operations of one node.

@@ -82,8 +82,10 @@ impl Shape {
         usize::from(self.rank)
     }
 
+    /// The number of elements, or the largest number there is: an absurd size has to stay
+    /// absurd, not wrap around to one that fits.
     pub fn elements(&self) -> usize {
-        self.dims().iter().product()
+        product(self.dims())
     }
 
     /// The last dimension; 1 for a scalar.
@@ -93,7 +95,8 @@ impl Shape {
 
     /// The product of all dimensions but the last: a matrix's rows.
     pub fn rows(&self) -> usize {
-        self.dims().iter().rev().skip(1).product()
+        let dims = self.dims();
+        product(&dims[..dims.len().saturating_sub(1)])
     }
 
     /// The same shape with another last dimension.
@@ -108,6 +111,10 @@ impl Shape {
     pub fn without_width(&self) -> Self {
         Self::new(&self.dims()[..self.rank().max(1) - 1])
     }
+}
+
+fn product(dims: &[usize]) -> usize {
+    dims.iter().fold(1, |count, &dim| count.saturating_mul(dim))
 }
 
 impl<const N: usize> From<[usize; N]> for Shape {
@@ -145,7 +152,7 @@ impl TensorType {
     }
 
     pub fn bytes(&self) -> u64 {
-        self.shape.elements() as u64 * self.dtype.size()
+        (self.shape.elements() as u64).saturating_mul(self.dtype.size())
     }
 
     pub fn rows(&self) -> usize {

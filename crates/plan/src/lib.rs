@@ -28,6 +28,12 @@ pub struct Placement {
 }
 
 impl Placement {
+    /// Nothing.
+    pub const EMPTY: Self = Self {
+        offset: 0,
+        bytes: 0,
+    };
+
     pub fn end(&self) -> u64 {
         self.offset + self.bytes
     }

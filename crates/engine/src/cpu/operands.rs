@@ -25,7 +25,7 @@ impl<'a> Operands<'a> {
     fn place(&self, id: TensorId) -> Placement {
         self.plan
             .placement(id)
-            .unwrap_or(Placement { offset: 0, bytes: 0 })
+            .unwrap_or(Placement::EMPTY)
     }
 
     pub fn input_type(&self, input: usize) -> TensorType {

@@ -2,6 +2,7 @@
 //! one buffer.
 
 use std::marker::PhantomData;
+use std::ops::AddAssign;
 
 use rayon::prelude::*;
 
@@ -72,4 +73,15 @@ impl<'a, T> Shared<'a, T> {
 pub enum Accumulate {
     Overwrite,
     Add,
+}
+
+impl Accumulate {
+    /// Writes or adds one number.
+    #[inline(always)]
+    pub fn put<F: AddAssign>(self, target: &mut F, value: F) {
+        match self {
+            Self::Overwrite => *target = value,
+            Self::Add => *target += value,
+        }
+    }
 }

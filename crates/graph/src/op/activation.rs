@@ -1,6 +1,6 @@
 //! Pointwise non-linearities.
 
-use super::{Declare, Op, Operand, Recipe, expect_float, expect_inputs, expect_same};
+use super::{Declare, Op, Operand, Recipe, expect_float, expect_inputs, expect_same, product};
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::graph::{Graph, Node, TensorId};
@@ -83,7 +83,7 @@ impl Declare for Activation {
     }
 
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
-        inputs[0].shape.elements() as u64 * FLOPS_PER_ELEMENT
+        product([inputs[0].shape.elements() as u64, FLOPS_PER_ELEMENT])
     }
 }
 
@@ -94,6 +94,7 @@ impl Declare for ActivationBackward {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
         expect_inputs(inputs, 2)?;
+        expect_float("x", &inputs[1])?;
         expect_same("dy", &inputs[0], &inputs[1])?;
         Ok(vec![inputs[0]])
     }
@@ -103,6 +104,9 @@ impl Declare for ActivationBackward {
     }
 
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
-        inputs[0].shape.elements() as u64 * BACKWARD_FLOPS_PER_ELEMENT
+        product([
+            inputs[0].shape.elements() as u64,
+            BACKWARD_FLOPS_PER_ELEMENT,
+        ])
     }
 }

@@ -1,7 +1,10 @@
 //! Softmax attention that never holds the T×T scores: forward keeps one number per row and
 //! head (the log-sum-exp), backward computes the probabilities again, block by block.
 
-use super::{Declare, expect, expect_inputs, expect_random, expect_same, expect_shape};
+use super::{
+    Declare, expect, expect_dropout, expect_float, expect_inputs, expect_same, expect_shape,
+    expect_small, product,
+};
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::graph::{Dropout, Graph, Node, Target, TensorId};
@@ -46,7 +49,12 @@ impl Graph {
         causal: bool,
         dropout: Option<Dropout>,
     ) -> Result<TensorId, GraphError> {
-        let head_dim = self.ty(qkv).width() / (3 * heads);
+        // Of no heads, nothing: the op refuses them.
+        let head_dim = self
+            .ty(qkv)
+            .width()
+            .checked_div(heads.saturating_mul(3))
+            .unwrap_or(0);
         let random = dropout.map(|_| self.random_state());
         let op = Attention {
             inputs: AttentionInputs::Packed,
@@ -70,9 +78,17 @@ impl Attention {
         }
     }
 
+    /// Columns of the queries, and of the keys or values.
+    fn widths(&self) -> (usize, usize) {
+        (
+            self.heads.saturating_mul(self.head_dim),
+            self.kv_heads.saturating_mul(self.head_dim),
+        )
+    }
+
     /// For queries, keys and values: which of the sources, and from which column on.
     pub fn places(&self) -> [(usize, usize); 3] {
-        let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let (q, kv) = self.widths();
         match self.inputs {
             AttentionInputs::Packed => [(0, 0), (0, q), (0, q + kv)],
             AttentionInputs::Separate => [(0, 0), (1, 0), (2, 0)],
@@ -84,14 +100,22 @@ impl Attention {
         expect(first.shape.rank() == 3, || {
             format!("{} is not [batch,length,width]", first.shape)
         })?;
+        expect_float("a source", first)?;
         expect(
-            self.kv_heads > 0 && self.heads.is_multiple_of(self.kv_heads),
+            self.heads > 0 && self.kv_heads > 0 && self.heads.is_multiple_of(self.kv_heads),
             || format!("{} heads over {} key heads", self.heads, self.kv_heads),
         )?;
+        expect(self.head_dim > 0, || {
+            format!(
+                "{} columns leave nothing for {} heads",
+                first.width(),
+                self.heads
+            )
+        })?;
         let (batch, length) = (first.shape.dims()[0], first.shape.dims()[1]);
-        let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let (q, kv) = self.widths();
         let widths = match self.inputs {
-            AttentionInputs::Packed => vec![q + 2 * kv],
+            AttentionInputs::Packed => vec![q.saturating_add(kv.saturating_mul(2))],
             AttentionInputs::Separate => vec![q, kv, kv],
         };
         for (source, width) in sources.iter().zip(widths) {
@@ -107,11 +131,11 @@ impl Attention {
     fn pairs(&self, source: &TensorType) -> u64 {
         let (batch, length) = (source.shape.dims()[0] as u64, source.shape.dims()[1] as u64);
         let per_sequence = if self.causal {
-            length * (length + 1) / 2
+            product([length, length.saturating_add(1)]) / 2
         } else {
-            length * length
+            product([length, length])
         };
-        batch * self.heads as u64 * per_sequence
+        product([batch, self.heads as u64, per_sequence])
     }
 }
 
@@ -128,12 +152,12 @@ impl Declare for Attention {
         let sources = self.num_sources();
         expect_inputs(inputs, sources + usize::from(self.dropout.is_some()))?;
         let (batch, length) = self.check_sources(&inputs[..sources])?;
-        if self.dropout.is_some() {
-            expect_random(&inputs[sources])?;
+        if let Some(dropout) = self.dropout {
+            expect_dropout(dropout, &inputs[sources])?;
         }
         let dtype = inputs[0].dtype;
         Ok(vec![
-            TensorType::new([batch, length, self.heads * self.head_dim], dtype),
+            TensorType::new([batch, length, self.widths().0], dtype),
             TensorType::new([batch, self.heads, length], dtype.accumulator()),
         ])
     }
@@ -158,7 +182,7 @@ impl Declare for Attention {
 
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
         // Scores and the weighted sum: two products, two operations a multiply-add.
-        4 * self.pairs(&inputs[0]) * self.head_dim as u64
+        product([4, self.pairs(&inputs[0]), self.head_dim as u64])
     }
 }
 
@@ -179,8 +203,15 @@ impl Declare for AttentionBackward {
         let dropout = usize::from(self.0.dropout.is_some());
         expect_inputs(inputs, 3 + sources + dropout)?;
         let qkv = &inputs[1..=sources];
-        self.0.check_sources(qkv)?;
-        expect_same("do", &inputs[0], &inputs[sources + 1])?;
+        let (batch, length) = self.0.check_sources(qkv)?;
+        let o = TensorType::new([batch, length, self.0.widths().0], qkv[0].dtype);
+        expect_same("do", &inputs[0], &o)?;
+        expect_same("o", &inputs[sources + 1], &o)?;
+        let (lse, rows) = (&inputs[sources + 2], [batch, self.0.heads, length]);
+        expect_small("the log-sum-exp", lse, &rows, &o)?;
+        if let Some(dropout) = self.0.dropout {
+            expect_dropout(dropout, &inputs[sources + 3])?;
+        }
         Ok(qkv.to_vec())
     }
 
@@ -190,15 +221,16 @@ impl Declare for AttentionBackward {
         let lse = &inputs[self.0.num_sources() + 2];
         let accumulated = match target {
             Target::Cpu => 0,
-            Target::Cuda => {
-                inputs[0].shape.elements() as u64 * outputs[0].dtype.accumulator().size()
-            }
+            Target::Cuda => product([
+                inputs[0].shape.elements() as u64,
+                outputs[0].dtype.accumulator().size(),
+            ]),
         };
-        lse.bytes() + accumulated
+        lse.bytes().saturating_add(accumulated)
     }
 
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
         // Five products: scores, dP, dV, dQ, dK.
-        10 * self.0.pairs(&inputs[1]) * self.0.head_dim as u64
+        product([10, self.0.pairs(&inputs[1]), self.0.head_dim as u64])
     }
 }

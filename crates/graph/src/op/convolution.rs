@@ -1,6 +1,9 @@
 //! Mamba's optional short convolution: depthwise over time, causal, followed by SiLU.
 
-use super::{Declare, expect, expect_inputs, expect_same, expect_shape};
+use super::{
+    Declare, expect, expect_columns, expect_float, expect_inputs, expect_same, expect_small,
+    product,
+};
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::graph::{Graph, Node, TensorId};
@@ -45,14 +48,12 @@ fn check(
     expect(x.shape.rank() == 3 && w.shape.rank() == 2, || {
         format!("x {} with weight {}", x.shape, w.shape)
     })?;
-    let channels = w.shape.dims()[0];
-    expect_shape("the bias", b, &[channels])?;
-    expect(first_column + channels <= x.width(), || {
-        format!(
-            "reads {channels} columns from {first_column} on of {}",
-            x.shape
-        )
-    })
+    expect_float("x", x)?;
+    let (channels, width) = (w.shape.dims()[0], w.shape.dims()[1]);
+    expect(width > 0, || "a convolution of no steps".to_owned())?;
+    expect_small("the weight", w, &[channels, width], x)?;
+    expect_small("the bias", b, &[channels], x)?;
+    expect_columns("x", x, first_column, channels)
 }
 
 impl Declare for Convolution {
@@ -90,7 +91,8 @@ impl Declare for Convolution {
     }
 
     fn flops(&self, inputs: &[TensorType], outputs: &[TensorType]) -> u64 {
-        outputs[0].shape.elements() as u64 * (2 * inputs[1].width() as u64 + 12)
+        let per_element = product([2, inputs[1].width() as u64]).saturating_add(12);
+        product([outputs[0].shape.elements() as u64, per_element])
     }
 }
 
@@ -107,7 +109,8 @@ impl Declare for ConvolutionBackward {
         expect_inputs(inputs, 4 + usize::from(self.accumulate))?;
         let (dy, x, w, b) = (&inputs[0], &inputs[1], &inputs[2], &inputs[3]);
         check(self.first_column, x, w, b)?;
-        expect_shape("dy", dy, x.shape.with_width(w.shape.dims()[0]).dims())?;
+        let y = TensorType::new(x.shape.with_width(w.shape.dims()[0]), x.dtype);
+        expect_same("dy", dy, &y)?;
         if self.accumulate {
             expect_same("the gradient so far", &inputs[4], x)?;
         }
@@ -125,6 +128,7 @@ impl Declare for ConvolutionBackward {
     }
 
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
-        inputs[0].shape.elements() as u64 * (6 * inputs[2].width() as u64 + 16)
+        let per_element = product([6, inputs[2].width() as u64]).saturating_add(16);
+        product([inputs[0].shape.elements() as u64, per_element])
     }
 }

@@ -3,8 +3,8 @@
 //! nothing is kept for a backward.
 
 use super::{
-    CUDA_GEMM_WORKSPACE, Declare, Op, expect, expect_dtype, expect_float, expect_inputs,
-    expect_shape,
+    CUDA_GEMM_WORKSPACE, Declare, Op, expect, expect_dtype, expect_inputs, expect_matrix,
+    expect_rows, expect_shape, product, sum,
 };
 use crate::differentiate::Backward;
 use crate::error::GraphError;
@@ -32,7 +32,7 @@ impl CrossEntropy {
     pub const CHUNK_BYTES: u64 = 64 << 20;
 
     fn default_chunk(h: &TensorType, vocabulary: usize) -> usize {
-        let row = vocabulary as u64 * h.dtype.size();
+        let row = product([vocabulary as u64, h.dtype.size()]);
         (Self::CHUNK_BYTES / row.max(1)).clamp(1, h.rows().max(1) as u64) as usize
     }
 }
@@ -83,17 +83,23 @@ impl Declare for CrossEntropy {
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
         expect_inputs(inputs, 4)?;
         let (h, w, targets) = (&inputs[0], &inputs[1], &inputs[2]);
-        expect_float("h", h)?;
-        expect(w.shape.rank() == 2 && w.width() == h.width(), || {
+        expect_rows("h", h)?;
+        expect_matrix("the weight", w)?;
+        expect_dtype("the weight", w, h.dtype)?;
+        expect(w.width() == h.width(), || {
             format!("h {} does not meet the weight {}", h.shape, w.shape)
         })?;
         expect_dtype("the targets", targets, DType::I32)?;
         expect_shape("the targets", targets, h.shape.without_width().dims())?;
+        expect_dtype("the inverse count", &inputs[3], DType::F32)?;
         expect_shape("the inverse count", &inputs[3], &[1])?;
         expect((0.0..1.0).contains(&self.label_smoothing), || {
             format!("label smoothing {} is not in [0, 1)", self.label_smoothing)
         })?;
         expect(self.chunk_rows > 0, || "a chunk of zero rows".to_owned())?;
+        expect(self.gradient || !self.weight, || {
+            "makes the weight's gradient only along with that of h".to_owned()
+        })?;
         let accumulator = h.dtype.accumulator();
         let mut outputs = vec![TensorType::new([1], accumulator)];
         if self.gradient {
@@ -121,21 +127,25 @@ impl Declare for CrossEntropy {
         let (h, w) = (&inputs[0], &inputs[1]);
         let rows = self.chunk_rows.min(h.rows()) as u64;
         let vocabulary = w.rows() as u64;
+        let logits = product([rows, vocabulary, h.dtype.size()]);
         match target {
             // Logits, and each row's loss.
-            Target::Cpu => (rows * vocabulary + rows) * h.dtype.size(),
-            Target::Cuda => {
-                rows * vocabulary * h.dtype.size()
-                    + rows * h.dtype.accumulator().size()
-                    + CUDA_GEMM_WORKSPACE
-            }
+            Target::Cpu => sum([logits, product([rows, h.dtype.size()])]),
+            Target::Cuda => sum([
+                logits,
+                product([rows, h.dtype.accumulator().size()]),
+                CUDA_GEMM_WORKSPACE,
+            ]),
         }
     }
 
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
         let (h, w) = (&inputs[0], &inputs[1]);
-        let product = 2 * h.rows() as u64 * w.shape.elements() as u64;
+        let (rows, vocabulary) = (h.rows() as u64, w.rows() as u64);
         let products = 1 + u64::from(self.gradient) + u64::from(self.weight);
-        product * products + 12 * h.rows() as u64 * w.rows() as u64
+        sum([
+            product([2, rows, w.shape.elements() as u64, products]),
+            product([12, rows, vocabulary]),
+        ])
     }
 }

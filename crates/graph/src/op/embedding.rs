@@ -1,6 +1,9 @@
 //! Token embedding with optional learned positions and dropout.
 
-use super::{Declare, expect, expect_dtype, expect_inputs, expect_random, expect_shape};
+use super::{
+    Declare, expect, expect_dropout, expect_dtype, expect_float, expect_inputs, expect_matrix,
+    expect_shape, product, sum,
+};
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::graph::{Dropout, Graph, Node, TensorId};
@@ -59,12 +62,12 @@ impl Declare for Embedding {
         expect(tokens.shape.rank() == 2, || {
             format!("the tokens are {}, expected [batch,length]", tokens.shape)
         })?;
-        expect(table.shape.rank() == 2, || {
-            format!("the table is {}, expected a matrix", table.shape)
-        })?;
+        expect_matrix("the table", table)?;
+        expect_float("the table", table)?;
         let (batch, length) = (tokens.shape.dims()[0], tokens.shape.dims()[1]);
         if self.positions {
             let positions = &inputs[2];
+            expect_dtype("the positions", positions, table.dtype)?;
             expect(
                 positions.shape.rank() == 2
                     && positions.width() == table.width()
@@ -77,8 +80,8 @@ impl Declare for Embedding {
                 },
             )?;
         }
-        if self.dropout.is_some() {
-            expect_random(&inputs[random])?;
+        if let Some(dropout) = self.dropout {
+            expect_dropout(dropout, &inputs[random])?;
         }
         Ok(vec![TensorType::new(
             [batch, length, table.width()],
@@ -123,7 +126,8 @@ impl Declare for Embedding {
 
     fn bytes(&self, inputs: &[TensorType], outputs: &[TensorType]) -> u64 {
         // Only the rows that the tokens name are read.
-        inputs[0].bytes() + outputs[0].bytes() * (2 + u64::from(self.positions))
+        let rows = product([outputs[0].bytes(), 2 + u64::from(self.positions)]);
+        sum([inputs[0].bytes(), rows])
     }
 }
 
@@ -139,8 +143,21 @@ impl Declare for EmbeddingBackward {
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
         expect_inputs(inputs, 2 + usize::from(self.dropout.is_some()))?;
         let (dy, tokens) = (&inputs[0], &inputs[1]);
+        expect_float("dy", dy)?;
+        expect(dy.shape.rank() == 3, || {
+            format!("dy is {}, expected [batch,length,width]", dy.shape)
+        })?;
         expect_dtype("the tokens", tokens, DType::I32)?;
         expect_shape("the tokens", tokens, dy.shape.without_width().dims())?;
+        if let Some(dropout) = self.dropout {
+            expect_dropout(dropout, &inputs[2])?;
+        }
+        let length = tokens.width();
+        if let Some(positions) = self.positions {
+            expect(positions >= length, || {
+                format!("a sequence of {length} does not fit {positions} positions")
+            })?;
+        }
         let dtype = dy.dtype.accumulator();
         Ok([self.table, self.positions]
             .into_iter()
@@ -150,10 +167,10 @@ impl Declare for EmbeddingBackward {
     }
 
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
-        inputs[0].shape.elements() as u64 * 2
+        product([inputs[0].shape.elements() as u64, 2])
     }
 
     fn bytes(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
-        inputs[0].bytes() * 3
+        product([inputs[0].bytes(), 3])
     }
 }

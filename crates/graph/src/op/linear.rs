@@ -1,7 +1,10 @@
 //! `y = x·Wᵀ + b`, where x may be a column block of a wider tensor: packed projections are
 //! read where they lie, without a copy.
 
-use super::{CUDA_GEMM_WORKSPACE, Declare, expect, expect_inputs, expect_same, expect_shape};
+use super::{
+    CUDA_GEMM_WORKSPACE, Declare, expect, expect_columns, expect_dtype, expect_inputs,
+    expect_matrix, expect_rows, expect_same, expect_small, product,
+};
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::graph::{Graph, Node, Target, TensorId};
@@ -68,7 +71,7 @@ impl Graph {
 
 /// Multiply-adds of a product count twice.
 fn product_flops(rows: usize, weight: &TensorType) -> u64 {
-    2 * rows as u64 * weight.shape.elements() as u64
+    product([2, rows as u64, weight.shape.elements() as u64])
 }
 
 fn gemm_workspace(target: Target) -> u64 {
@@ -87,23 +90,13 @@ impl Declare for Linear {
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
         expect_inputs(inputs, 2 + usize::from(self.bias))?;
         let (x, w) = (&inputs[0], &inputs[1]);
-        expect(w.shape.rank() == 2, || {
-            format!("the weight is {}, expected a matrix", w.shape)
-        })?;
-        expect(x.dtype == w.dtype, || {
-            format!("x is {} but the weight is {}", x.dtype, w.dtype)
-        })?;
+        expect_rows("x", x)?;
+        expect_matrix("the weight", w)?;
+        expect_dtype("the weight", w, x.dtype)?;
         let (outputs, width) = (w.shape.dims()[0], w.shape.dims()[1]);
-        expect(self.first_column + width <= x.width(), || {
-            format!(
-                "reads columns {}..{} of x {}",
-                self.first_column,
-                self.first_column + width,
-                x.shape
-            )
-        })?;
+        expect_columns("x", x, self.first_column, width)?;
         if self.bias {
-            expect_shape("the bias", &inputs[2], &[outputs])?;
+            expect_small("the bias", &inputs[2], &[outputs], x)?;
         }
         Ok(vec![TensorType::new(x.shape.with_width(outputs), x.dtype)])
     }
@@ -157,14 +150,14 @@ impl Declare for LinearGradInput {
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
         expect_inputs(inputs, 2 + usize::from(self.accumulate))?;
         let (dy, w) = (&inputs[0], &inputs[1]);
-        expect(
-            w.shape.rank() == 2 && dy.width() == w.shape.dims()[0],
-            || format!("dy {} does not meet the weight {}", dy.shape, w.shape),
-        )?;
-        expect(self.first_column + w.width() <= self.width, || {
-            format!("{} columns from {} on", w.width(), self.first_column)
+        expect_rows("dy", dy)?;
+        expect_matrix("the weight", w)?;
+        expect_dtype("the weight", w, dy.dtype)?;
+        expect(dy.width() == w.shape.dims()[0], || {
+            format!("dy {} does not meet the weight {}", dy.shape, w.shape)
         })?;
         let dx = TensorType::new(dy.shape.with_width(self.width), dy.dtype);
+        expect_columns("dx", &dx, self.first_column, w.width())?;
         if self.accumulate {
             expect_same("the gradient so far", &inputs[2], &dx)?;
         }
@@ -196,12 +189,10 @@ impl Declare for LinearGradWeight {
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
         expect_inputs(inputs, 2)?;
         let (dy, x) = (&inputs[0], &inputs[1]);
-        expect(dy.rows() == x.rows(), || {
-            format!("dy has {} rows, x has {}", dy.rows(), x.rows())
-        })?;
-        expect(self.first_column + self.inputs <= x.width(), || {
-            format!("{} columns of x {}", self.inputs, x.shape)
-        })?;
+        expect_rows("dy", dy)?;
+        let same_rows = TensorType::new(dy.shape.with_width(x.width()), dy.dtype);
+        expect_same("x", x, &same_rows)?;
+        expect_columns("x", x, self.first_column, self.inputs)?;
         let dtype = dy.dtype.accumulator();
         let mut outputs = vec![TensorType::new([dy.width(), self.inputs], dtype)];
         if self.bias {

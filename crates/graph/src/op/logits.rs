@@ -1,6 +1,6 @@
 //! The logits of one position, for sampling.
 
-use super::{Declare, expect, expect_dtype, expect_inputs};
+use super::{Declare, expect, expect_dtype, expect_float, expect_inputs, expect_matrix, product};
 use crate::error::GraphError;
 use crate::graph::{Graph, TensorId};
 use crate::types::{DType, TensorType};
@@ -32,6 +32,9 @@ impl Declare for Logits {
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
         expect_inputs(inputs, 3)?;
         let (h, w, positions) = (&inputs[0], &inputs[1], &inputs[2]);
+        expect_float("h", h)?;
+        expect_matrix("the weight", w)?;
+        expect_dtype("the weight", w, h.dtype)?;
         expect(h.shape.rank() == 3 && w.width() == h.width(), || {
             format!("h {} does not meet the weight {}", h.shape, w.shape)
         })?;
@@ -46,6 +49,10 @@ impl Declare for Logits {
     }
 
     fn flops(&self, inputs: &[TensorType], outputs: &[TensorType]) -> u64 {
-        2 * outputs[0].shape.elements() as u64 * inputs[0].width() as u64
+        product([
+            2,
+            outputs[0].shape.elements() as u64,
+            inputs[0].width() as u64,
+        ])
     }
 }

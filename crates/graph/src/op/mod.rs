@@ -30,7 +30,7 @@ pub use scan::{Scan, ScanBackward, ScanInputs};
 
 use crate::differentiate::Backward;
 use crate::error::GraphError;
-use crate::graph::{Node, Target};
+use crate::graph::{Dropout, Node, Target};
 use crate::types::{DType, TensorType};
 
 /// Device memory that cuBLASLt wants for one matrix product on current cards.
@@ -97,7 +97,7 @@ pub trait Declare {
 
     /// Bytes read and written at the least.
     fn bytes(&self, inputs: &[TensorType], outputs: &[TensorType]) -> u64 {
-        inputs.iter().chain(outputs).map(TensorType::bytes).sum()
+        sum(inputs.iter().chain(outputs).map(TensorType::bytes))
     }
 }
 
@@ -163,6 +163,17 @@ fn expect(condition: bool, problem: impl FnOnce() -> String) -> Result<(), Strin
     if condition { Ok(()) } else { Err(problem()) }
 }
 
+/// A product of counts that stops at the largest number: sizes are the user's, and those that
+/// are out of all proportion must give figures that are too, not ones that have wrapped around.
+fn product<const N: usize>(factors: [u64; N]) -> u64 {
+    factors.into_iter().fold(1, u64::saturating_mul)
+}
+
+/// A sum that stops likewise.
+fn sum(terms: impl IntoIterator<Item = u64>) -> u64 {
+    terms.into_iter().fold(0, u64::saturating_add)
+}
+
 fn expect_dtype(what: &str, ty: &TensorType, dtype: DType) -> Result<(), String> {
     expect(ty.dtype == dtype, || {
         format!("{what} is {}, expected {dtype}", ty.dtype)
@@ -189,8 +200,41 @@ fn expect_same(what: &str, ty: &TensorType, other: &TensorType) -> Result<(), St
     expect(ty == other, || format!("{what} is {ty}, expected {other}"))
 }
 
-/// A random-state input.
-fn expect_random(ty: &TensorType) -> Result<(), String> {
-    expect_dtype("the random state", ty, DType::I32)?;
-    expect_shape("the random state", ty, &[crate::Graph::RANDOM_WORDS])
+/// A tensor in the precision of sums: biases, norms, statistics.
+fn expect_small(what: &str, ty: &TensorType, dims: &[usize], x: &TensorType) -> Result<(), String> {
+    expect_dtype(what, ty, x.dtype.accumulator())?;
+    expect_shape(what, ty, dims)
+}
+
+/// Rows of something: a scalar has no width to work on.
+fn expect_rows(what: &str, ty: &TensorType) -> Result<(), String> {
+    expect_float(what, ty)?;
+    expect(ty.shape.rank() > 0, || {
+        format!("{what} is a scalar, expected rows")
+    })
+}
+
+fn expect_matrix(what: &str, ty: &TensorType) -> Result<(), String> {
+    expect(ty.shape.rank() == 2, || {
+        format!("{what} is {}, expected a matrix", ty.shape)
+    })
+}
+
+/// Columns `first..first + count` of `ty`.
+fn expect_columns(what: &str, ty: &TensorType, first: usize, count: usize) -> Result<(), String> {
+    expect(first.saturating_add(count) <= ty.width(), || {
+        format!(
+            "reads {count} columns from {first} on of {what} {}",
+            ty.shape
+        )
+    })
+}
+
+/// A rate that leaves something, and the random-state input.
+fn expect_dropout(dropout: Dropout, random: &TensorType) -> Result<(), String> {
+    expect((0.0..1.0).contains(&dropout.rate), || {
+        format!("a dropout rate of {} is not in [0, 1)", dropout.rate)
+    })?;
+    expect_dtype("the random state", random, DType::I32)?;
+    expect_shape("the random state", random, &[crate::Graph::RANDOM_WORDS])
 }

@@ -5,8 +5,8 @@
 //! statistics of its rows. y is not kept: [`NormApply`] computes it again from those.
 
 use super::{
-    Declare, Op, Operand, Recipe, expect, expect_float, expect_inputs, expect_random, expect_same,
-    expect_shape,
+    Declare, Op, Operand, Recipe, expect, expect_dropout, expect_inputs, expect_rows, expect_same,
+    expect_small, product,
 };
 use crate::differentiate::Backward;
 use crate::error::GraphError;
@@ -178,19 +178,19 @@ impl Declare for Norm {
             + usize::from(layout.random.is_some());
         expect_inputs(inputs, expected)?;
         let x = inputs[0];
-        expect_float("x", &x)?;
+        expect_rows("x", &x)?;
         expect(self.residual || self.dropout.is_none(), || {
             "dropout without a branch".to_owned()
         })?;
         if self.residual {
             expect_same("the branch", &inputs[1], &x)?;
         }
-        expect_shape("gamma", &inputs[layout.gamma], &[x.width()])?;
+        expect_small("gamma", &inputs[layout.gamma], &[x.width()], &x)?;
         if let Some(beta) = layout.beta {
-            expect_shape("beta", &inputs[beta], &[x.width()])?;
+            expect_small("beta", &inputs[beta], &[x.width()], &x)?;
         }
-        if let Some(random) = layout.random {
-            expect_random(&inputs[random])?;
+        if let (Some(dropout), Some(random)) = (self.dropout, layout.random) {
+            expect_dropout(dropout, &inputs[random])?;
         }
         let statistic = TensorType::new(x.shape.without_width(), x.dtype.accumulator());
         let mut outputs = vec![x];
@@ -272,7 +272,7 @@ impl Declare for Norm {
     }
 
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
-        inputs[0].shape.elements() as u64 * FLOPS_PER_ELEMENT
+        product([inputs[0].shape.elements() as u64, FLOPS_PER_ELEMENT])
     }
 }
 
@@ -283,13 +283,26 @@ impl Declare for NormApply {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
         expect_inputs(inputs, if self.kind.has_shift() { 5 } else { 3 })?;
-        let statistics = inputs[0].shape.without_width();
-        expect_shape("rstd", &inputs[1], statistics.dims())?;
-        Ok(vec![inputs[0]])
+        let s = inputs[0];
+        expect_rows("s", &s)?;
+        let (rows, width) = (s.shape.without_width(), [s.width()]);
+        let parts: &[(&str, &[usize])] = match self.kind {
+            NormKind::Layer => &[
+                ("mean", rows.dims()),
+                ("rstd", rows.dims()),
+                ("gamma", &width),
+                ("beta", &width),
+            ],
+            NormKind::Rms => &[("rstd", rows.dims()), ("gamma", &width)],
+        };
+        for (input, (what, dims)) in inputs[1..].iter().zip(parts) {
+            expect_small(what, input, dims, &s)?;
+        }
+        Ok(vec![s])
     }
 
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
-        inputs[0].shape.elements() as u64 * 4
+        product([inputs[0].shape.elements() as u64, 4])
     }
 }
 
@@ -347,11 +360,20 @@ impl Declare for NormBackward {
             layout.gamma + 1 + usize::from(layout.random.is_some()),
         )?;
         let dy = inputs[0];
+        expect_rows("dy", &dy)?;
         expect_same("the stream", &inputs[layout.stream], &dy)?;
         if let Some(i) = layout.residual_gradient {
             expect_same("the residual gradient", &inputs[i], &dy)?;
         }
-        expect_shape("gamma", &inputs[layout.gamma], &[dy.width()])?;
+        let rows = dy.shape.without_width();
+        if let Some(mean) = layout.mean {
+            expect_small("mean", &inputs[mean], rows.dims(), &dy)?;
+        }
+        expect_small("rstd", &inputs[layout.rstd], rows.dims(), &dy)?;
+        expect_small("gamma", &inputs[layout.gamma], &[dy.width()], &dy)?;
+        if let (Some(dropout), Some(random)) = (self.dropout, layout.random) {
+            expect_dropout(dropout, &inputs[random])?;
+        }
         let mut outputs = vec![dy];
         if layout.dbranch.is_some() {
             outputs.push(dy);
@@ -376,6 +398,9 @@ impl Declare for NormBackward {
     }
 
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
-        inputs[0].shape.elements() as u64 * BACKWARD_FLOPS_PER_ELEMENT
+        product([
+            inputs[0].shape.elements() as u64,
+            BACKWARD_FLOPS_PER_ELEMENT,
+        ])
     }
 }

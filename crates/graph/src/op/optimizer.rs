@@ -1,6 +1,8 @@
 //! The end of a step: the norm of all gradients, and AdamW, fused and in place.
 
-use super::{Declare, expect, expect_inputs, expect_shape};
+use super::{
+    Declare, expect, expect_dtype, expect_float, expect_inputs, expect_shape, product, sum,
+};
 use crate::graph::Target;
 use crate::types::{DType, TensorType};
 
@@ -38,23 +40,26 @@ impl Declare for GradientNorm {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
-        expect(!inputs.is_empty(), || "no gradients".to_owned())?;
+        expect(!inputs.is_empty(), || {
+            "no gradients: no trainable parameter reaches the loss".to_owned()
+        })?;
+        for gradient in inputs {
+            expect_float("a gradient", gradient)?;
+            expect_dtype("a gradient", gradient, inputs[0].dtype)?;
+        }
         Ok(vec![TensorType::new([2], DType::F32)])
     }
 
     fn workspace(&self, inputs: &[TensorType], _: &[TensorType], _target: Target) -> u64 {
-        let blocks: usize = inputs
+        let blocks = inputs
             .iter()
-            .map(|ty| ty.shape.elements().div_ceil(Self::BLOCK))
-            .sum();
-        blocks as u64 * DType::F64.size()
+            .map(|ty| ty.shape.elements().div_ceil(Self::BLOCK) as u64);
+        product([sum(blocks), DType::F64.size()])
     }
 
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
-        2 * inputs
-            .iter()
-            .map(|ty| ty.shape.elements() as u64)
-            .sum::<u64>()
+        let elements = inputs.iter().map(|ty| ty.shape.elements() as u64);
+        product([2, sum(elements)])
     }
 }
 
@@ -69,21 +74,28 @@ impl Declare for AdamW {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
         expect_inputs(inputs, 3)?;
+        expect_float("the gradient", &inputs[0])?;
+        expect_dtype("the norm", &inputs[1], DType::F32)?;
         expect_shape("the norm", &inputs[1], &[2])?;
+        expect_dtype("the step's scalars", &inputs[2], DType::F32)?;
         expect_shape("the step's scalars", &inputs[2], &[Self::NUM_SCALARS])?;
         let mut outputs = vec![inputs[0]; 3];
         if let Some(dtype) = self.copy {
+            expect(dtype.is_float(), || {
+                format!("a copy in {dtype}, expected a floating-point type")
+            })?;
             outputs.push(TensorType { dtype, ..inputs[0] });
         }
         Ok(outputs)
     }
 
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
-        14 * inputs[0].shape.elements() as u64
+        product([14, inputs[0].shape.elements() as u64])
     }
 
     fn bytes(&self, inputs: &[TensorType], outputs: &[TensorType]) -> u64 {
         // Parameter and moments are read as well as written.
-        inputs[0].bytes() * 4 + outputs.iter().map(TensorType::bytes).sum::<u64>()
+        let written = sum(outputs.iter().map(TensorType::bytes));
+        sum([product([inputs[0].bytes(), 4]), written])
     }
 }

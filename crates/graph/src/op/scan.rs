@@ -6,7 +6,10 @@
 //! Here only the state before each chunk of time is kept; the backward runs a chunk forward
 //! again before it runs it backward.
 
-use super::{Declare, Op, expect, expect_inputs, expect_same, expect_shape};
+use super::{
+    Declare, Op, expect, expect_columns, expect_float, expect_inputs, expect_same, expect_small,
+    product, sum,
+};
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::graph::{Graph, Node, Target, TensorId};
@@ -98,27 +101,40 @@ impl Scan {
             format!("x is {}, expected [batch,length,width]", x.shape)
         })?;
         expect(self.chunk > 0, || "a chunk of zero steps".to_owned())?;
-        for (source, column) in [
-            (&inputs[0], self.x_column),
-            (&inputs[sources - 1], self.z_column),
-        ] {
-            expect(column + self.inner <= source.width(), || {
+        expect_float("x", x)?;
+        let z = &inputs[sources - 1];
+        let wide = |width| TensorType::new(x.shape.with_width(width), x.dtype);
+        expect_same("z", z, &wide(z.width()))?;
+        expect_columns("x", x, self.x_column, self.inner)?;
+        expect_columns("z", z, self.z_column, self.inner)?;
+        // Their gradients are columns of one tensor too.
+        expect(
+            !self.packed || self.x_column.abs_diff(self.z_column) >= self.inner,
+            || {
                 format!(
-                    "reads {} columns from {column} on of {}",
-                    self.inner, source.shape
+                    "x from column {} on and z from {} on share some of their {} columns",
+                    self.x_column, self.z_column, self.inner
                 )
-            })?;
-        }
+            },
+        )?;
         let [p, dt, a_log, d] = [0, 1, 2, 3].map(|i| &inputs[sources + i]);
-        let width = |w| x.shape.with_width(w);
-        expect_shape("p", p, width(self.rank + 2 * self.state).dims())?;
-        expect_shape("dt", dt, width(self.inner).dims())?;
-        expect_shape("A_log", a_log, &[self.inner, self.state])?;
-        expect_shape("D", d, &[self.inner])
+        let projected = self.rank.saturating_add(self.state.saturating_mul(2));
+        expect_same("p", p, &wide(projected))?;
+        expect_same("dt", dt, &wide(self.inner))?;
+        expect_small("A_log", a_log, &[self.inner, self.state], x)?;
+        expect_small("D", d, &[self.inner], x)
+    }
+
+    /// The states before each chunk [B, chunks, inner, N].
+    fn states(&self, x: &TensorType) -> TensorType {
+        let (batch, length) = (x.shape.dims()[0], x.shape.dims()[1]);
+        let chunks = length.div_ceil(self.chunk);
+        let shape = [batch, chunks, self.inner, self.state];
+        TensorType::new(shape, x.dtype.accumulator())
     }
 
     fn elements(&self, x: &TensorType) -> u64 {
-        (x.rows() * self.inner * self.state) as u64
+        product([x.rows() as u64, self.inner as u64, self.state as u64])
     }
 }
 
@@ -136,12 +152,7 @@ impl Declare for Scan {
         let x = &inputs[0];
         let mut outputs = vec![TensorType::new(x.shape.with_width(self.inner), x.dtype)];
         if self.keep_states {
-            let (batch, length) = (x.shape.dims()[0], x.shape.dims()[1]);
-            let chunks = length.div_ceil(self.chunk);
-            outputs.push(TensorType::new(
-                [batch, chunks, self.inner, self.state],
-                x.dtype.accumulator(),
-            ));
+            outputs.push(self.states(x));
         }
         Ok(outputs)
     }
@@ -185,7 +196,7 @@ impl Declare for Scan {
 
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
         // Per state: Δ·A, its exponential (counted as one), two products and two additions.
-        8 * self.elements(&inputs[0])
+        product([8, self.elements(&inputs[0])])
     }
 }
 
@@ -208,6 +219,8 @@ impl Declare for ScanBackward {
         self.0.check(&inputs[1..sources + 5])?;
         let dt = &inputs[sources + 2];
         expect_same("dy", &inputs[0], dt)?;
+        let states = self.0.states(&inputs[1]);
+        expect_same("the states", &inputs[sources + 5], &states)?;
         let dtype = dt.dtype.accumulator();
         Ok(inputs[1..sources + 3]
             .iter()
@@ -223,15 +236,17 @@ impl Declare for ScanBackward {
     /// the group's share of dB and dC over one sequence.
     fn workspace(&self, inputs: &[TensorType], _: &[TensorType], _target: Target) -> u64 {
         let scan = &self.0;
-        let length = inputs[1].shape.dims()[1];
-        let groups = scan.inner.div_ceil(Scan::GROUP);
-        let states = scan.chunk.min(length) * scan.state * Scan::LANES;
-        let shares = length * 2 * scan.state;
-        (groups * (states + shares)) as u64 * inputs[0].dtype.accumulator().size()
+        let length = inputs[1].shape.dims()[1] as u64;
+        let (chunk, state) = (length.min(scan.chunk as u64), scan.state as u64);
+        let groups = scan.inner.div_ceil(Scan::GROUP) as u64;
+        let states = product([chunk, state, Scan::LANES as u64]);
+        let shares = product([length, 2, state]);
+        let size = inputs[0].dtype.accumulator().size();
+        product([groups, sum([states, shares]), size])
     }
 
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
         // The chunk again, then about twice the forward's work.
-        24 * self.0.elements(&inputs[1])
+        product([24, self.0.elements(&inputs[1])])
     }
 }

@@ -106,15 +106,14 @@ impl<'a, F> ColumnsMut<'a, F> {
         unsafe { self.data.part(start, len) }
     }
 
+    pub(super) fn width(&self) -> usize {
+        self.width
+    }
+
     /// # Panics
     /// Where `rows` rows of the block do not fit the slice.
     pub(super) fn check(&self, name: &str, rows: usize) {
-        check(
-            name,
-            self.data.len(),
-            self.row_stride,
-            self.offset + self.width,
-            rows,
-        );
+        let end = self.offset + self.width;
+        check(name, self.data.len(), self.row_stride, end, rows);
     }
 }

@@ -3,13 +3,38 @@
 //! variable stays scalar; sums here run in lanes whose number and final order are fixed,
 //! which makes them vector code and keeps their bits the same on every machine.
 
+use std::ops::{Deref, DerefMut};
+
 use crate::cpu::real::Real;
 
 /// Lanes of one register.
 pub const LANES: usize = 16;
 
-/// One register of numbers.
-pub type Lanes<F> = [F; LANES];
+/// One register of numbers. Aligned so that, in memory, `f32` lanes are one cache line: a
+/// register across two lines is slow to store and slower to load again.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+pub struct Lanes<F>(pub [F; LANES]);
+
+impl<F: Real> Lanes<F> {
+    pub const ZERO: Self = Self([F::ZERO; LANES]);
+}
+
+impl<F> Deref for Lanes<F> {
+    type Target = [F; LANES];
+
+    #[inline(always)]
+    fn deref(&self) -> &[F; LANES] {
+        &self.0
+    }
+}
+
+impl<F> DerefMut for Lanes<F> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut [F; LANES] {
+        &mut self.0
+    }
+}
 
 /// Lanes of a sum over a slice: two registers, to hide part of an addition's latency.
 const SUM_LANES: usize = 2 * LANES;
@@ -18,7 +43,7 @@ const SUM_LANES: usize = 2 * LANES;
 #[inline(always)]
 pub fn load<F: Real>(source: &[F], width: usize) -> Lanes<F> {
     match source.first_chunk() {
-        Some(full) if width == LANES => *full,
+        Some(full) if width == LANES => Lanes(*full),
         _ => load_ragged(&source[..width]),
     }
 }
@@ -27,7 +52,7 @@ pub fn load<F: Real>(source: &[F], width: usize) -> Lanes<F> {
 #[inline(always)]
 pub fn store<F: Real>(lanes: &Lanes<F>, target: &mut [F]) {
     match target.first_chunk_mut() {
-        Some(full) => *full = *lanes,
+        Some(full) => *full = lanes.0,
         None => store_ragged(lanes, target),
     }
 }
@@ -37,7 +62,7 @@ pub fn store<F: Real>(lanes: &Lanes<F>, target: &mut [F]) {
 #[cold]
 #[inline(never)]
 fn load_ragged<F: Real>(source: &[F]) -> Lanes<F> {
-    let mut lanes = [F::ZERO; LANES];
+    let mut lanes = Lanes::ZERO;
     for (lane, value) in lanes.iter_mut().zip(source) {
         *lane = *value;
     }
@@ -47,7 +72,7 @@ fn load_ragged<F: Real>(source: &[F]) -> Lanes<F> {
 #[cold]
 #[inline(never)]
 fn store_ragged<F: Real>(lanes: &Lanes<F>, target: &mut [F]) {
-    for (value, lane) in target.iter_mut().zip(lanes) {
+    for (value, lane) in target.iter_mut().zip(&lanes.0) {
         *value = *lane;
     }
 }
@@ -64,6 +89,40 @@ pub fn total<F: Real>(lanes: &Lanes<F>) -> F {
         by_four[i] = by_eight[i] + by_eight[i + 4];
     }
     (by_four[0] + by_four[2]) + (by_four[1] + by_four[3])
+}
+
+/// Adds the [`total`] of each register to the number beside it.
+///
+/// Not inlined: with a count known at compile time the array in the middle would dissolve
+/// into scalars, and with it the vector code.
+#[inline(never)]
+pub fn add_totals<F: Real>(registers: &[Lanes<F>], targets: &mut [F]) {
+    for (registers, targets) in registers.chunks(16).zip(targets.chunks_mut(16)) {
+        let mut by_four = [[F::ZERO; 4]; 16];
+        for (sums, lanes) in by_four.iter_mut().zip(registers) {
+            for i in 0..4 {
+                sums[i] = (lanes[i] + lanes[i + 8]) + (lanes[i + 4] + lanes[i + 12]);
+            }
+        }
+        for (target, sums) in targets.iter_mut().zip(&by_four) {
+            *target += (sums[0] + sums[2]) + (sums[1] + sums[3]);
+        }
+    }
+}
+
+/// Asks for the cache line of `data[index]`, which need not exist. Rows a power of two apart
+/// defeat the hardware's own prefetching.
+#[inline(always)]
+pub fn prefetch<F>(data: &[F], index: usize) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let address = data.as_ptr().wrapping_add(index);
+        // SAFETY: a hint; it reads nothing the program can see and does not fault.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (data, index);
 }
 
 /// `Σ term(xᵢ)`.
@@ -111,7 +170,7 @@ pub fn two_sums<F: Real>(x: &[F], y: &[F], z: &[F], terms: impl Fn(F, F, F) -> (
 /// Both registers of a sum into one number.
 #[inline(always)]
 fn fold<F: Real>(lanes: &[F; SUM_LANES]) -> F {
-    let mut register = [F::ZERO; LANES];
+    let mut register = Lanes::ZERO;
     for i in 0..LANES {
         register[i] = lanes[i] + lanes[i + LANES];
     }
@@ -143,5 +202,19 @@ mod tests {
         let mut target = [9.0; 3];
         store(&lanes, &mut target);
         assert_eq!(target, [1.0, 2.0, 3.0]);
+    }
+
+    #[test]
+    fn totals_together_are_the_totals_one_by_one() {
+        for count in [0, 1, 5, 16, 37] {
+            let registers: Vec<Lanes<f32>> = (0..count * LANES)
+                .step_by(LANES)
+                .map(|i| Lanes(std::array::from_fn(|lane| ((i + lane) as f32 * 0.7).sin())))
+                .collect();
+            let mut targets = vec![2.0; count];
+            add_totals(&registers, &mut targets);
+            let expected: Vec<f32> = registers.iter().map(|r| 2.0 + total(r)).collect();
+            assert_eq!(targets, expected);
+        }
     }
 }

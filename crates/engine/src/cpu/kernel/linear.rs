@@ -135,13 +135,8 @@ simd! {
 
 #[cfg(test)]
 mod tests {
+    use super::super::check::{assert_gradient, inner_product, random, single, with_threads};
     use super::*;
-
-    fn numbers<F: Real>(seed: usize, len: usize) -> Vec<F> {
-        (0..len)
-            .map(|i| F::from_f64(((i * 7919 + seed * 104_729) % 2003) as f64 / 1001.5 - 1.0))
-            .collect()
-    }
 
     struct Layer {
         rows: usize,
@@ -165,10 +160,10 @@ mod tests {
                 n,
                 stride,
                 offset,
-                x: numbers(1, rows * stride),
-                w: numbers(2, n * k),
-                bias: numbers(3, n),
-                weights: numbers(4, rows * n),
+                x: random(rows * stride, 1),
+                w: random(n * k, 2),
+                bias: random(n, 3),
+                weights: random(rows * n, 4),
             }
         }
 
@@ -184,16 +179,7 @@ mod tests {
         fn loss(&self, x: &[f64], w: &[f64], bias: &[f64]) -> f64 {
             let mut y = vec![0.0; self.rows * self.n];
             forward(self.rows, self.columns(x), w, Some(bias), &mut y);
-            y.iter().zip(&self.weights).map(|(y, r)| y * r).sum()
-        }
-
-        fn difference(&self, values: &[f64], place: usize, loss: impl Fn(&[f64]) -> f64) -> f64 {
-            let moved = |by: f64| {
-                let mut values = values.to_vec();
-                values[place] += by;
-                loss(&values)
-            };
-            (moved(1e-4) - moved(-1e-4)) / 2e-4
+            inner_product(&y, &self.weights)
         }
     }
 
@@ -210,9 +196,8 @@ mod tests {
             let layer = Layer::new(rows, k, n);
             let mut y = vec![0.0; rows * n];
             forward(rows, layer.columns(&layer.x), &layer.w, None, &mut y);
-            let narrow = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<_>>();
             let mut y32 = vec![0.0_f32; rows * n];
-            let (x32, w32) = (narrow(&layer.x), narrow(&layer.w));
+            let (x32, w32) = (single(&layer.x), single(&layer.w));
             forward(rows, layer.columns(&x32), &w32, None, &mut y32);
             for i in 0..rows {
                 for j in 0..n {
@@ -230,48 +215,36 @@ mod tests {
         for (rows, k, n) in [(1, 3, 5), (7, 17, 9), (5, 4, 66)] {
             let layer = Layer::new(rows, k, n);
             let (x, w, bias, dy) = (&layer.x, &layer.w, &layer.bias, &layer.weights);
-            let mut dx = vec![2.0; x.len()];
             let (stride, offset) = (layer.stride, layer.offset);
-            grad_input(
-                rows,
-                k,
-                dy,
-                w,
-                &mut dx,
-                stride,
-                offset,
-                Accumulate::Overwrite,
-            );
-            for (place, &ours) in dx.iter().enumerate() {
-                let inside = (offset..offset + k).contains(&(place % stride));
-                let exact = layer.difference(x, place, |x| layer.loss(x, w, bias));
-                close(ours, if inside { exact } else { 2.0 });
+            for mode in [Accumulate::Overwrite, Accumulate::Add] {
+                let before = if mode == Accumulate::Add { 3.0 } else { 0.0 };
+                let change = |after: &[f64]| after.iter().map(|x| x - before).collect::<Vec<_>>();
+
+                let mut dx = vec![3.0; x.len()];
+                grad_input(rows, k, dy, w, &mut dx, stride, offset, mode);
+                for (place, dx) in dx.iter_mut().enumerate() {
+                    if !(offset..offset + k).contains(&(place % stride)) {
+                        assert_eq!(*dx, 3.0, "a column outside the block was written");
+                        *dx = before;
+                    }
+                }
+                assert_gradient("x", x, &change(&dx), |x| layer.loss(x, w, bias));
+
+                let mut dw = vec![3.0; w.len()];
+                grad_weight(rows, dy, layer.columns(x), &mut dw, mode);
+                assert_gradient("w", w, &change(&dw), |w| layer.loss(x, w, bias));
+
+                let mut db = vec![3.0; n];
+                grad_bias(rows, dy, &mut db, mode);
+                assert_gradient("bias", bias, &change(&db), |b| layer.loss(x, w, b));
             }
-            let mut dw = vec![3.0; w.len()];
-            grad_weight(rows, dy, layer.columns(x), &mut dw, Accumulate::Add);
-            for (place, &ours) in dw.iter().enumerate() {
-                close(
-                    ours,
-                    3.0 + layer.difference(w, place, |w| layer.loss(x, w, bias)),
-                );
-            }
-            let mut db = vec![5.0; n];
-            grad_bias(rows, dy, &mut db, Accumulate::Add);
-            for (place, &ours) in db.iter().enumerate() {
-                close(
-                    ours,
-                    5.0 + layer.difference(bias, place, |b| layer.loss(x, w, b)),
-                );
-            }
-            grad_bias(rows, dy, &mut db, Accumulate::Overwrite);
-            close(db[0], layer.difference(bias, 0, |b| layer.loss(x, w, b)));
         }
     }
 
     #[test]
     fn threads_do_not_change_a_bit() {
         let (rows, k, n) = (130, 90, 150);
-        let (x, dy) = (numbers::<f32>(1, rows * k), numbers::<f32>(2, rows * n));
+        let (x, dy) = (single(&random(rows * k, 1)), single(&random(rows * n, 2)));
         let run = |threads| {
             with_threads(threads, || {
                 let (mut dw, mut db) = (vec![0.0; n * k], vec![0.0; n]);

@@ -20,13 +20,16 @@ mod forward;
 mod tests;
 
 use super::columns::{Columns, ColumnsMut};
-use super::lanes::LANES;
+use super::lanes::{LANES, prefetch};
 use crate::cpu::parallel::Accumulate;
 pub use backward::{backward, backward_workspace};
 pub use forward::forward;
 
 /// Channels of one task, a whole number of registers.
 const GROUP: usize = 64;
+
+/// Time steps between asking for a row and reading it: the latency of main memory.
+const AHEAD: usize = 4;
 
 /// The largest number of states per channel.
 pub const MAX_STATE: usize = 64;
@@ -141,6 +144,21 @@ pub struct Inputs<'a, F> {
     pub a_log: &'a [F],
     /// D, [inner].
     pub skip: &'a [F],
+}
+
+impl<F> Inputs<'_, F> {
+    /// Asks for a row that will be read [`AHEAD`] steps later; it may lie outside.
+    #[inline(always)]
+    fn prefetch(&self, shape: &Shape, register: Register, row: usize) {
+        let index = |stride: usize, offset: usize| {
+            row.wrapping_mul(stride)
+                .wrapping_add(offset + register.channel)
+        };
+        for columns in [Some(&self.x), self.gate.as_ref()].into_iter().flatten() {
+            prefetch(columns.data, index(columns.row_stride, columns.offset));
+        }
+        prefetch(self.dt, index(shape.inner, 0));
+    }
 }
 
 /// What the backward pass writes.

@@ -13,7 +13,7 @@
 use crate::cpu::dropout::Dropout;
 use crate::cpu::kernel::columns::{Columns, ColumnsMut};
 use crate::cpu::kernel::gemm::gemm_serial;
-use crate::cpu::kernel::lanes::{self, LANES};
+use crate::cpu::kernel::lanes::{self, LANES, Lanes};
 use crate::cpu::kernel::scratch::{self, Owner};
 use crate::cpu::parallel::{self, Accumulate, Shared};
 use crate::cpu::real::Real;
@@ -47,9 +47,23 @@ pub fn backward<F: Real>(
     dv: &ColumnsMut<'_, F>,
 ) {
     inputs.check(shape);
-    for (name, gradient) in [("dq", dq), ("dk", dk), ("dv", dv)] {
+    for (name, gradient, input) in [
+        ("dq", dq, inputs.q),
+        ("dk", dk, inputs.k),
+        ("dv", dv, inputs.v),
+    ] {
         gradient.check(name, shape.rows());
+        assert!(
+            gradient.width() == input.width,
+            "{name} has another width than its input"
+        );
     }
+    // Different blocks never overlap; one block passed twice would be written by two tasks.
+    let apart = |a, b| !std::ptr::eq::<ColumnsMut<'_, F>>(a, b);
+    assert!(
+        apart(dq, dk) && apart(dq, dv) && apart(dk, dv),
+        "one block is the target of two gradients"
+    );
     let width = shape.heads * shape.head_dim;
     let dropout = dropout.map(|dropout| dropout.scaled(shape.heads));
     let pass = Pass {
@@ -260,7 +274,7 @@ simd! {
                     lanes[l] = a[l].fma(b[l], lanes[l]);
                 }
             }
-            *out = lanes::total(&lanes);
+            *out = lanes::total(&Lanes(lanes));
         }
     }
 }

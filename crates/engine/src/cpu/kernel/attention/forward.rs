@@ -4,7 +4,7 @@
 
 use crate::cpu::dropout::Dropout;
 use crate::cpu::kernel::gemm::gemm_serial;
-use crate::cpu::kernel::lanes::{self, LANES};
+use crate::cpu::kernel::lanes::{self, LANES, Lanes};
 use crate::cpu::kernel::scratch::{self, Owner};
 use crate::cpu::parallel::{self, Accumulate, Shared};
 use crate::cpu::real::Real;
@@ -215,7 +215,7 @@ simd! {
                 }
             }
             shrink[i] = (maxima[i] - largest).exp();
-            sums[i] = sums[i] * shrink[i] + lanes::total(&lanes);
+            sums[i] = sums[i] * shrink[i] + lanes::total(&Lanes(lanes));
             maxima[i] = largest;
             if let Some(mask) = mask {
                 mask.apply(i, line);

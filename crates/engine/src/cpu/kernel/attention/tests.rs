@@ -205,7 +205,7 @@ fn large_scores_do_not_overflow() {
         scale: 40.0,
         ..shape(1, 80, [1, 1], 8, true)
     };
-    let data = single(&random(shape.rows() * packed_width(&shape)), 5);
+    let data = single(&random(shape.rows() * packed_width(&shape), 5));
     let (o, lse) = run_forward(&shape, &data, None);
     assert!(o.iter().chain(&lse).all(|x| x.is_finite()));
 }

@@ -1,10 +1,5 @@
+use super::super::check::{assert_gradient, random, single, with_threads};
 use super::*;
-
-fn numbers<F: Real>(seed: usize, len: usize) -> Vec<F> {
-    (0..len)
-        .map(|i| F::from_f64(((i * 7919 + seed * 104_729) % 2003) as f64 / 700.0 - 1.4))
-        .collect()
-}
 
 const SHAPES: [Shape; 4] = [
     Shape {
@@ -118,8 +113,8 @@ fn loss_is_the_definition() {
                 inverse_count: 0.3,
                 label_smoothing,
             };
-            let h = numbers::<f64>(1, shape.rows * shape.width);
-            let w = numbers::<f64>(2, shape.vocab * shape.width);
+            let h = random(shape.rows * shape.width, 1);
+            let w = random(shape.vocab * shape.width, 2);
             let exact = naive(shape, &h, &w, &targets(shape), weighting);
             let ours = run(shape, &h, &w, weighting, Accumulate::Overwrite).loss;
             assert!(
@@ -155,38 +150,14 @@ fn gradients_are_finite_differences() {
                 inverse_count: 0.3,
                 label_smoothing,
             };
-            let h = numbers::<f64>(3, shape.rows * shape.width);
-            let w = numbers::<f64>(4, shape.vocab * shape.width);
+            let h = random(shape.rows * shape.width, 3);
+            let w = random(shape.vocab * shape.width, 4);
             let out = run(shape, &h, &w, weighting, mode);
-            let slope = |values: &[f64], place: usize, loss: &dyn Fn(&[f64]) -> f64| {
-                let moved = |by: f64| {
-                    let mut values = values.to_vec();
-                    values[place] += by;
-                    loss(&values)
-                };
-                (moved(1e-5) - moved(-1e-5)) / 2e-5
-            };
-            let close = |ours: f64, exact: f64| {
-                assert!(
-                    (ours - exact).abs() < 1e-6 * exact.abs().max(0.01),
-                    "{ours} {exact}"
-                );
-            };
-            for (place, &ours) in out.dh.iter().enumerate() {
-                close(
-                    ours,
-                    slope(&h, place, &|h| {
-                        naive(shape, h, &w, &targets(shape), weighting)
-                    }),
-                );
-            }
+            let loss = |h: &[f64], w: &[f64]| naive(shape, h, w, &targets(shape), weighting);
+            assert_gradient("h", &h, &out.dh, |h| loss(h, &w));
             let before = if mode == Accumulate::Add { 0.5 } else { 0.0 };
-            for (place, &ours) in out.dw.iter().enumerate() {
-                let exact = slope(&w, place, &|w| {
-                    naive(shape, &h, w, &targets(shape), weighting)
-                });
-                close(ours - before, exact);
-            }
+            let dw: Vec<f64> = out.dw.iter().map(|dw| dw - before).collect();
+            assert_gradient("w", &w, &dw, |w| loss(&h, w));
         }
     }
 }
@@ -203,18 +174,17 @@ fn f32_is_close_and_large_logits_are_safe() {
         inverse_count: 0.2,
         label_smoothing: 0.1,
     };
-    let h = numbers::<f64>(5, shape.rows * shape.width);
+    let h = random(shape.rows * shape.width, 5);
     for scale in [1.0, 100.0] {
-        let w: Vec<f64> = numbers::<f64>(6, shape.vocab * shape.width)
+        let w: Vec<f64> = random(shape.vocab * shape.width, 6)
             .iter()
             .map(|w| w * scale)
             .collect();
-        let narrow = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<_>>();
         let wide = run(shape, &h, &w, weighting, Accumulate::Overwrite);
         let single = run(
             shape,
-            &narrow(&h),
-            &narrow(&w),
+            &single(&h),
+            &single(&w),
             weighting,
             Accumulate::Overwrite,
         );
@@ -240,8 +210,8 @@ fn threads_do_not_change_a_bit() {
         inverse_count: 0.03,
         label_smoothing: 0.1,
     };
-    let h = numbers::<f32>(7, shape.rows * shape.width);
-    let w = numbers::<f32>(8, shape.vocab * shape.width);
+    let h = single(&random(shape.rows * shape.width, 7));
+    let w = single(&random(shape.vocab * shape.width, 8));
     let on = |threads| {
         let out = with_threads(threads, || run(shape, &h, &w, weighting, Accumulate::Add));
         (out.loss, out.dh, out.dw)
@@ -251,7 +221,7 @@ fn threads_do_not_change_a_bit() {
 
 #[test]
 fn logits_of_one_row_are_the_products() {
-    let (h, w) = (numbers::<f64>(1, 6), numbers::<f64>(2, 6 * 45));
+    let (h, w) = (random(6, 1), random(6 * 45, 2));
     let mut out = vec![0.0; 45];
     logits(&h, &w, &mut out);
     for (v, &z) in out.iter().enumerate() {

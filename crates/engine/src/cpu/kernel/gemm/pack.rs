@@ -1,6 +1,7 @@
 //! Packing: a strip of A (some rows) or of B (some columns) is copied into a panel that the
 //! register tile reads from front to back, `panel[p·width + lane]` with p along k.
 
+#[cfg(target_arch = "x86_64")]
 use std::any::TypeId;
 
 use crate::cpu::real::Real;
@@ -17,6 +18,10 @@ pub(super) struct Strided<'a, F> {
 
 /// Fills the panel of `depth` × `width` elements from `lanes` ≤ `width` lanes; what the missing
 /// lanes hold afterwards is not specified (the tile computes with them and drops the result).
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    expect(unused_variables, reason = "other machines have one level")
+)]
 pub(super) fn panel<F: Real>(
     level: Level,
     source: Strided<'_, F>,

@@ -1,16 +1,8 @@
+use super::super::check::{random, with_threads};
 use super::*;
 
-/// Numbers in [−1, 1) from a multiplicative generator.
 fn numbers<F: Real>(seed: u64, len: usize) -> Vec<F> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    (0..len)
-        .map(|_| {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
-            F::from_f64((state >> 40) as f64 / f64::from(1 << 23) - 1.0)
-        })
-        .collect()
+    random(len, seed).into_iter().map(F::from_f64).collect()
 }
 
 const SIZES: [(usize, usize, usize); 10] = [
@@ -211,9 +203,7 @@ fn every_level_computes_the_same_chain() {
 fn threads_tiles_and_other_rows_do_not_change_a_bit() {
     let (m, n, k) = (300, 200, 300);
     let case = Case::<f32>::new((m, n, k), (false, true));
-    let run = |threads| {
-        with_threads(threads, || case.run(Accumulate::Add, true))
-    };
+    let run = |threads| with_threads(threads, || case.run(Accumulate::Add, true));
     let one = run(1);
     assert_eq!(one, run(2));
     assert_eq!(one, run(7));

@@ -1,6 +1,7 @@
 //! The register tile: the innermost product, `depth` fused multiply-adds per element with all
 //! sums in registers. Every version computes the same chain, so they agree in every bit.
 
+#[cfg(target_arch = "x86_64")]
 use std::any::TypeId;
 use std::marker::PhantomData;
 
@@ -32,6 +33,10 @@ const PLAIN: TileShape = TileShape {
 };
 
 impl TileShape {
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        expect(unused_variables, reason = "other machines have one level")
+    )]
     pub(super) fn of<F: Real>(level: Level) -> Self {
         #[cfg(target_arch = "x86_64")]
         if TypeId::of::<F>() == TypeId::of::<f32>() {

@@ -213,10 +213,7 @@ fn parameter_gradients<F: Real>(
                 // SAFETY: each task takes its own columns.
                 let target = unsafe { target.part(start, len) };
                 for (target, sum) in target.iter_mut().zip(sums) {
-                    match mode {
-                        Accumulate::Overwrite => *target = *sum,
-                        Accumulate::Add => *target += *sum,
-                    }
+                    mode.put(target, *sum);
                 }
             }
         }

@@ -16,9 +16,9 @@
 //! array, and registers of a group take turns in the same workspace.
 
 use super::forward::{Step, negative_exp};
-use super::{Gradients, Inputs, Register, Shape, row_part};
+use super::{AHEAD, Gradients, Inputs, MAX_STATE, Register, Shape, row_part};
 use crate::cpu::kernel::columns::ColumnsMut;
-use crate::cpu::kernel::lanes::{LANES, Lanes, load, store, total};
+use crate::cpu::kernel::lanes::{LANES, Lanes, add_totals, load, prefetch, store};
 use crate::cpu::parallel::{Accumulate, Shared, for_each};
 use crate::cpu::real::Real;
 use crate::cpu::simd::simd;
@@ -88,7 +88,11 @@ pub fn backward<F: Real>(
                     skip,
                     skip_mode: later(gradients.skip.1),
                 };
-                backward_register(shape, inputs, states, dy, register, chunk, partial, &output);
+                let run = match shape.state {
+                    16 => backward_register_of_16,
+                    _ => backward_register,
+                };
+                run(shape, inputs, states, dy, register, chunk, partial, &output);
             }
         });
         let rows =
@@ -109,8 +113,23 @@ struct Output<'a, F> {
 }
 
 simd! {
-    /// One register, from the last chunk to the first. `chunk` is [chunk, state, lanes];
-    /// `partial` [seq, 2·state] is added to.
+    /// One register with 16 states, the usual number: a constant makes the arrays small.
+    fn backward_register_of_16<F: Real>(
+        shape: Shape,
+        inputs: &Inputs<'_, F>,
+        states: &[F],
+        dy: &[F],
+        register: Register,
+        chunk: &mut [F],
+        partial: &mut [F],
+        output: &Output<'_, F>,
+    ) {
+        reverse::<F, 16>(16, shape, inputs, states, dy, register, chunk, partial, output);
+    }
+}
+
+simd! {
+    /// One register with any number of states.
     fn backward_register<F: Real>(
         shape: Shape,
         inputs: &Inputs<'_, F>,
@@ -121,24 +140,21 @@ simd! {
         partial: &mut [F],
         output: &Output<'_, F>,
     ) {
-        if shape.state == 16 {
-            reverse_register::<F, 16>(
-                16, shape, inputs, states, dy, register, chunk, partial, output,
-            );
-        } else {
-            reverse_register::<F, { super::MAX_STATE }>(
-                shape.state, shape, inputs, states, dy, register, chunk, partial, output,
-            );
-        }
+        let state = shape.state;
+        reverse::<F, MAX_STATE>(
+            state, shape, inputs, states, dy, register, chunk, partial, output,
+        );
     }
 }
 
+/// One register, from the last chunk to the first. `chunk` is [chunk, state, lanes];
+/// `partial` [seq, 2·state] is added to.
 #[expect(
     clippy::too_many_arguments,
-    reason = "one call, from the dispatcher above"
+    reason = "one call, from the functions above"
 )]
 #[inline(always)]
-fn reverse_register<F: Real, const MAX: usize>(
+fn reverse<F: Real, const MAX: usize>(
     state: usize,
     shape: Shape,
     inputs: &Inputs<'_, F>,
@@ -157,9 +173,12 @@ fn reverse_register<F: Real, const MAX: usize>(
     let a = negative_exp::<F, MAX>(inputs.a_log, state, register);
     let skip = load(&inputs.skip[channel..], width);
     // decay_{t+1} ⊙ g_{t+1}, and the sums over time.
-    let mut carry = [[F::ZERO; LANES]; MAX];
-    let mut da = [[F::ZERO; LANES]; MAX];
-    let mut dskip = [F::ZERO; LANES];
+    let mut carry = [Lanes::ZERO; MAX];
+    let mut da = [Lanes::ZERO; MAX];
+    let mut dskip = Lanes::ZERO;
+    // The channels' shares of dB and dC in one step.
+    let mut to_b = [Lanes::ZERO; MAX];
+    let mut to_c = [Lanes::ZERO; MAX];
     for index in (0..shape.num_chunks()).rev() {
         let start = index * shape.chunk;
         let len = shape.chunk.min(shape.seq - start);
@@ -170,11 +189,18 @@ fn reverse_register<F: Real, const MAX: usize>(
         for step_index in (0..len).rev() {
             let time = start + step_index;
             let row = batch * shape.seq + time;
+            inputs.prefetch(&shape, register, row.wrapping_sub(AHEAD));
+            prefetch(
+                dy,
+                row.wrapping_sub(AHEAD)
+                    .wrapping_mul(shape.inner)
+                    .wrapping_add(channel),
+            );
             let before = &slots[step_index * state * LANES..][..state * LANES];
             let step = Step::read(&shape, inputs, register, row);
             let mut ds = load(&dy[row * shape.inner + channel..], width);
             // dz without its factor s, which is known only after the loop over states.
-            let mut dz = [F::ZERO; LANES];
+            let mut dz = Lanes::ZERO;
             if let Some(gate) = &inputs.gate {
                 let z = load(row_part(gate, row, register), width);
                 for lane in 0..LANES {
@@ -184,34 +210,33 @@ fn reverse_register<F: Real, const MAX: usize>(
                     ds[lane] *= z[lane] * sigmoid;
                 }
             }
-            let mut s = [F::ZERO; LANES];
-            let mut du = [F::ZERO; LANES];
-            let mut ddelta = [F::ZERO; LANES];
+            let mut s = Lanes::ZERO;
+            let mut du = Lanes::ZERO;
+            let mut ddelta = Lanes::ZERO;
             let sums = &mut partial[time * 2 * state..][..2 * state];
             let (db, dc) = sums.split_at_mut(state);
             for n in 0..state {
                 let previous = load(&before[n * LANES..], LANES);
                 let mut h = previous;
-                let decay = step.advance(&a[n], step.b[n], &mut h);
-                let mut to_b = [F::ZERO; LANES];
-                let mut to_c = [F::ZERO; LANES];
+                let (b, c) = (step.b[n], step.c[n]);
+                let decay = step.advance(&a[n], b, &mut h);
                 for lane in 0..LANES {
-                    s[lane] = h[lane].fma(step.c[n], s[lane]);
-                    let g = ds[lane].fma(step.c[n], carry[n][lane]);
-                    du[lane] = g.fma(step.b[n], du[lane]);
-                    to_b[lane] = g * step.u[lane];
-                    to_c[lane] = ds[lane] * h[lane];
+                    s[lane] = h[lane].fma(c, s[lane]);
+                    let g = ds[lane].fma(c, carry[n][lane]);
+                    du[lane] = g.fma(b, du[lane]);
+                    to_b[n][lane] = g * step.u[lane];
+                    to_c[n][lane] = ds[lane] * h[lane];
                     let flow = g * decay[lane];
                     carry[n][lane] = flow;
                     let q = flow * previous[lane];
                     ddelta[lane] = q.fma(a[n][lane], ddelta[lane]);
                     da[n][lane] = q.fma(step.delta[lane], da[n][lane]);
                 }
-                db[n] += total(&to_b);
-                dc[n] += total(&to_c);
             }
-            let mut dx = [F::ZERO; LANES];
-            let mut ddt = [F::ZERO; LANES];
+            add_totals(&to_b, db);
+            add_totals(&to_c, dc);
+            let mut dx = Lanes::ZERO;
+            let mut ddt = Lanes::ZERO;
             for lane in 0..LANES {
                 s[lane] = skip[lane].fma(step.x[lane], s[lane]);
                 dz[lane] *= s[lane];
@@ -239,11 +264,12 @@ fn reverse_register<F: Real, const MAX: usize>(
     };
     for (lane, a_log) in a_log.chunks_exact_mut(state).enumerate() {
         for n in 0..state {
-            put(&mut a_log[n], da[n][lane] * a[n][lane], output.a_log_mode);
+            let value = da[n][lane] * a[n][lane];
+            output.a_log_mode.put(&mut a_log[n], value);
         }
     }
     for (lane, target) in dskip_out.iter_mut().enumerate() {
-        put(target, dskip[lane], output.skip_mode);
+        output.skip_mode.put(target, dskip[lane]);
     }
 }
 
@@ -260,7 +286,7 @@ fn states_of_chunk<F: Real, const MAX: usize>(
     kept: &[F],
     slots: &mut [F],
 ) {
-    let mut h = [[F::ZERO; LANES]; MAX];
+    let mut h = [Lanes::ZERO; MAX];
     for (lane, kept) in kept.chunks_exact(state).enumerate() {
         for n in 0..state {
             h[n][lane] = kept[n];
@@ -273,19 +299,12 @@ fn states_of_chunk<F: Real, const MAX: usize>(
         }
         if index + 1 < len {
             let row = register.batch * shape.seq + start + index;
+            inputs.prefetch(shape, register, row + AHEAD);
             let step = Step::read(shape, inputs, register, row);
             for n in 0..state {
                 step.advance(&a[n], step.b[n], &mut h[n]);
             }
         }
-    }
-}
-
-#[inline(always)]
-fn put<F: Real>(target: &mut F, value: F, mode: Accumulate) {
-    match mode {
-        Accumulate::Overwrite => *target = value,
-        Accumulate::Add => *target += value,
     }
 }
 

@@ -1,6 +1,6 @@
 //! The scan forwards in time.
 
-use super::{Inputs, Register, Shape, row_part};
+use super::{AHEAD, Inputs, MAX_STATE, Register, Shape, row_part};
 use crate::cpu::kernel::lanes::{LANES, Lanes, load, store};
 use crate::cpu::parallel::{Shared, for_each};
 use crate::cpu::real::Real;
@@ -24,13 +24,29 @@ pub fn forward<F: Real>(
     let groups = shape.num_groups();
     for_each(shape.batch * groups, |task| {
         for register in shape.registers(task / groups, task % groups) {
-            forward_register(shape, inputs, register, y, states);
+            match shape.state {
+                16 => forward_register_of_16(shape, inputs, register, y, states),
+                _ => forward_register(shape, inputs, register, y, states),
+            }
         }
     });
 }
 
 simd! {
-    /// All time steps of one register. Writes only that register's channels.
+    /// One register with 16 states, the usual number: a constant makes the arrays small.
+    fn forward_register_of_16<F: Real>(
+        shape: Shape,
+        inputs: &Inputs<'_, F>,
+        register: Register,
+        y: Shared<'_, F>,
+        states: Option<Shared<'_, F>>,
+    ) {
+        scan::<F, 16>(16, shape, inputs, register, y, states);
+    }
+}
+
+simd! {
+    /// One register with any number of states.
     fn forward_register<F: Real>(
         shape: Shape,
         inputs: &Inputs<'_, F>,
@@ -38,20 +54,13 @@ simd! {
         y: Shared<'_, F>,
         states: Option<Shared<'_, F>>,
     ) {
-        // With the usual number of states as a constant, the loops over it unroll and the
-        // arrays are small.
-        if shape.state == 16 {
-            scan_register::<F, 16>(16, shape, inputs, register, y, states);
-        } else {
-            scan_register::<F, { super::MAX_STATE }>(
-                shape.state, shape, inputs, register, y, states,
-            );
-        }
+        scan::<F, MAX_STATE>(shape.state, shape, inputs, register, y, states);
     }
 }
 
+/// All time steps of one register. Writes only that register's channels.
 #[inline(always)]
-fn scan_register<F: Real, const MAX: usize>(
+fn scan<F: Real, const MAX: usize>(
     state: usize,
     shape: Shape,
     inputs: &Inputs<'_, F>,
@@ -66,7 +75,7 @@ fn scan_register<F: Real, const MAX: usize>(
     } = register;
     let a = negative_exp::<F, MAX>(inputs.a_log, state, register);
     let skip = load(&inputs.skip[channel..], width);
-    let mut h = [[F::ZERO; LANES]; MAX];
+    let mut h = [Lanes::ZERO; MAX];
     for time in 0..shape.seq {
         if let Some(states) = states
             && time % shape.chunk == 0
@@ -81,12 +90,14 @@ fn scan_register<F: Real, const MAX: usize>(
             }
         }
         let row = batch * shape.seq + time;
+        inputs.prefetch(&shape, register, row + AHEAD);
         let step = Step::read(&shape, inputs, register, row);
-        let mut s = [F::ZERO; LANES];
+        let mut s = Lanes::ZERO;
         for n in 0..state {
-            step.advance(&a[n], step.b[n], &mut h[n]);
+            let (b, c) = (step.b[n], step.c[n]);
+            step.advance(&a[n], b, &mut h[n]);
             for lane in 0..LANES {
-                s[lane] = h[n][lane].fma(step.c[n], s[lane]);
+                s[lane] = h[n][lane].fma(c, s[lane]);
             }
         }
         for lane in 0..LANES {
@@ -110,15 +121,17 @@ pub(super) fn negative_exp<F: Real, const MAX: usize>(
     state: usize,
     register: Register,
 ) -> [Lanes<F>; MAX] {
-    let mut a = [[F::ZERO; LANES]; MAX];
+    let mut a = [Lanes::ZERO; MAX];
     for lane in 0..register.width {
         let source = &a_log[(register.channel + lane) * state..][..state];
         for n in 0..state {
             a[n][lane] = source[n];
         }
     }
-    for value in a[..state].as_flattened_mut() {
-        *value = -value.exp();
+    for a in &mut a[..state] {
+        for value in a.iter_mut() {
+            *value = -value.exp();
+        }
     }
     a
 }
@@ -143,11 +156,11 @@ impl<'a, F: Real> Step<'a, F> {
         let Register { channel, width, .. } = register;
         let x = load(row_part(&inputs.x, row, register), width);
         let dt = load(&inputs.dt[row * shape.inner + channel..], width);
-        let mut delta = [F::ZERO; LANES];
+        let mut delta = Lanes::ZERO;
         for lane in 0..LANES {
             delta[lane] = dt[lane].softplus();
         }
-        let mut u = [F::ZERO; LANES];
+        let mut u = Lanes::ZERO;
         for lane in 0..LANES {
             u[lane] = delta[lane] * x[lane];
         }
@@ -166,7 +179,7 @@ impl<'a, F: Real> Step<'a, F> {
     /// `h ← exp(Δ A) h + u B` for one state; returns the decay `exp(Δ A)`.
     #[inline(always)]
     pub fn advance(&self, a: &Lanes<F>, b: F, h: &mut Lanes<F>) -> Lanes<F> {
-        let mut decay = [F::ZERO; LANES];
+        let mut decay = Lanes::ZERO;
         for lane in 0..LANES {
             decay[lane] = (self.delta[lane] * a[lane]).exp();
         }

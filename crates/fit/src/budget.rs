@@ -1,0 +1,224 @@
+//! Meeting a budget, and saying what would meet it when nothing allowed does.
+
+use std::fmt;
+
+use cinch_config::{Bytes, Checkpointing, Config, Precision};
+use cinch_graph::Target;
+use cinch_plan::{Breakdown, LiveTensor};
+use serde::Serialize;
+
+use crate::{FitError, StepPlan};
+
+/// Ways to cut the effective batch, largest micro batch first, none larger than asked for.
+pub(crate) fn splits(config: &Config) -> impl Iterator<Item = (usize, usize)> + use<> {
+    let (micro, effective) = (config.batch.batch_size, config.batch.effective_batch());
+    (1..=micro)
+        .rev()
+        .filter(move |&size| effective.is_multiple_of(size))
+        .map(move |size| (size, effective / size))
+}
+
+/// The plan with the fewest recomputed blocks that fits.
+pub(crate) fn fewest_blocks(
+    config: &Config,
+    target: Target,
+    budget: u64,
+) -> Result<Option<StepPlan>, FitError> {
+    // The peak does not grow with the number of recomputed blocks, so the first that fits can
+    // be found by halving.
+    let (mut low, mut high) = (0, config.model.num_blocks());
+    let mut best = StepPlan::new(config, target, high)?;
+    if best.total_bytes() > budget {
+        return Ok(None);
+    }
+    while low < high {
+        let middle = usize::midpoint(low, high);
+        let step = StepPlan::new(config, target, middle)?;
+        if step.total_bytes() <= budget {
+            (best, high) = (step, middle);
+        } else {
+            low = middle + 1;
+        }
+    }
+    Ok(Some(best))
+}
+
+/// One change that makes the configuration fit.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Change {
+    /// What to do, as flags.
+    pub change: String,
+    /// What it takes then.
+    pub bytes: u64,
+}
+
+/// The answer when nothing that keeps the training as asked fits the budget.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct DoesNotFit {
+    pub budget_bytes: u64,
+    /// With everything tried that was allowed.
+    pub needed_bytes: u64,
+    pub breakdown: Breakdown,
+    /// Largest tensors and parts.
+    pub consumers: Vec<LiveTensor>,
+    pub changes: Vec<Change>,
+}
+
+const NUM_CONSUMERS: usize = 5;
+
+impl DoesNotFit {
+    pub(crate) fn new(
+        config: &Config,
+        smallest: &StepPlan,
+        target: Target,
+        budget: u64,
+    ) -> Result<Self, FitError> {
+        let mut best = smallest.clone();
+        if config.batch.checkpointing == Checkpointing::Auto {
+            let blocks = config.model.num_blocks();
+            let full = StepPlan::new(&smallest.config, target, blocks)?;
+            if full.total_bytes() < best.total_bytes() {
+                best = full;
+            }
+        }
+        let mut consumers = best.plan.alive_at_peak(&best.training);
+        consumers.truncate(NUM_CONSUMERS);
+        Ok(Self {
+            budget_bytes: budget,
+            needed_bytes: best.total_bytes(),
+            breakdown: best.breakdown(),
+            consumers,
+            changes: changes(&best.config, target, budget)?,
+        })
+    }
+}
+
+/// The smallest changes that fit, tried one by one and, where none does alone, on top of full
+/// recomputation.
+fn changes(config: &Config, target: Target, budget: u64) -> Result<Vec<Change>, FitError> {
+    let mut found = Vec::new();
+    let blocks = config.model.num_blocks();
+    let full = config.batch.checkpointing == Checkpointing::Auto
+        || config.batch.checkpointing == Checkpointing::Full;
+    if !full && let Some(step) = fewest_blocks(config, target, budget)? {
+        let count = step.training.num_recomputed;
+        found.push(Change {
+            change: format!("--checkpointing {count}"),
+            bytes: step.total_bytes(),
+        });
+    }
+    let mut attempt = |change: String, config: &Config| -> Result<bool, FitError> {
+        let step = StepPlan::new(config, target, blocks)?;
+        let fits = step.total_bytes() <= budget;
+        if fits {
+            let recompute = if full { "" } else { " --checkpointing full" };
+            found.push(Change {
+                change: change + recompute,
+                bytes: step.total_bytes(),
+            });
+        }
+        Ok(fits)
+    };
+    let mut seq_len = config.batch.seq_len / 2;
+    while seq_len > 0 {
+        let mut shorter = config.clone();
+        shorter.batch.seq_len = seq_len;
+        if attempt(format!("--seq-len {seq_len}"), &shorter)? {
+            break;
+        }
+        seq_len /= 2;
+    }
+    if target == Target::Cuda {
+        if config.batch.precision == Precision::Fp32 {
+            let mut lower = config.clone();
+            lower.batch.precision = Precision::Bf16;
+            attempt("--precision bf16".to_owned(), &lower)?;
+        }
+        if !config.batch.offload {
+            let mut away = config.clone();
+            away.batch.offload = true;
+            attempt("--offload".to_owned(), &away)?;
+        }
+    }
+    for size in smaller_sizes(config) {
+        let mut smaller = config.clone();
+        smaller.model = size.1;
+        if smaller.batch.seq_len <= smaller.model.max_seq_len()
+            && attempt(format!("--model-size {}", size.0), &smaller)?
+        {
+            break;
+        }
+    }
+    found.sort_by_key(|change| std::cmp::Reverse(change.bytes));
+    Ok(found)
+}
+
+/// Named sizes of the same model with the same vocabulary, largest first.
+fn smaller_sizes(config: &Config) -> Vec<(&'static str, cinch_config::ModelConfig)> {
+    let kind = config.model.kind();
+    let mut sizes: Vec<_> = cinch_config::sizes_of(kind)
+        .filter(|size| size.vocab_size == config.model.vocab_size())
+        .collect();
+    sizes.sort_by_key(|size| std::cmp::Reverse(size.parameters));
+    sizes
+        .into_iter()
+        .filter_map(|size| {
+            let model = size.config().ok()?;
+            (model.num_blocks() < config.model.num_blocks()).then_some((size.name, model))
+        })
+        .collect()
+}
+
+impl fmt::Display for DoesNotFit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let show = |bytes| Bytes::new(bytes).to_string();
+        writeln!(
+            f,
+            "does not fit: needs {} ({} bytes), the budget is {}",
+            show(self.needed_bytes),
+            Bytes::new(self.needed_bytes).exact(),
+            show(self.budget_bytes)
+        )?;
+        let b = &self.breakdown;
+        let mut parts = [
+            ("weights", b.weights),
+            ("gradients", b.gradients),
+            ("optimizer", b.optimizer),
+            ("activations", b.activations),
+            ("batch", b.batch),
+            ("workspace", b.workspace),
+            ("overhead", b.overhead),
+        ];
+        parts.sort_by_key(|&(_, bytes)| std::cmp::Reverse(bytes));
+        f.write_str("largest parts:")?;
+        for (name, bytes) in parts.iter().take(4) {
+            write!(f, " {name} {},", show(*bytes))?;
+        }
+        writeln!(f, " …")?;
+        if !self.consumers.is_empty() {
+            writeln!(f, "largest tensors at the peak:")?;
+        }
+        for tensor in &self.consumers {
+            writeln!(
+                f,
+                "  {:>10}  {} {}",
+                show(tensor.bytes),
+                tensor.name,
+                tensor.r#type
+            )?;
+        }
+        if self.changes.is_empty() {
+            write!(
+                f,
+                "hint: no single change fits {}: the model needs a larger budget",
+                show(self.budget_bytes)
+            )
+        } else {
+            f.write_str("what would fit, the smallest change first:")?;
+            for change in &self.changes {
+                write!(f, "\n  {:<40} {:>10}", change.change, show(change.bytes))?;
+            }
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! From a configuration to a plan that stays inside its budget.
+//!
+//! What the user asked for is kept: effective batch, sequence length, precision. What may
+//! change to meet a budget is how the effective batch is cut into micro batches and how many
+//! blocks are recomputed, because neither changes the gradient.
+
+mod budget;
+mod error;
+mod report;
+mod step;
+
+pub use budget::{Change, DoesNotFit};
+pub use error::FitError;
+pub use report::PlanReport;
+pub use step::StepPlan;
+
+use cinch_config::{Checkpointing, Config};
+use cinch_graph::Target;
+
+/// The plan of a configuration: as it stands, or within its budget.
+///
+/// With a budget, the largest micro batch that fits without recomputation is taken; where none
+/// does, a micro batch of one with the fewest recomputed blocks. A configuration that says how
+/// many blocks to recompute is taken at its word.
+pub fn plan(config: &Config, target: Target) -> Result<StepPlan, FitError> {
+    let Some(budget) = config.batch.budget else {
+        let blocks = asked_blocks(config).unwrap_or(0);
+        return StepPlan::new(config, target, blocks);
+    };
+    let budget = budget.get();
+    let asked = asked_blocks(config);
+    let mut smallest = None;
+    for (micro, accumulation) in budget::splits(config) {
+        let mut split = config.clone();
+        split.batch.batch_size = micro;
+        split.batch.accumulation = accumulation;
+        let step = StepPlan::new(&split, target, asked.unwrap_or(0))?;
+        if step.total_bytes() <= budget {
+            return Ok(step);
+        }
+        smallest = Some((split, step));
+    }
+    let Some((split, step)) = smallest else {
+        return Err(FitError::EmptyBatch);
+    };
+    if asked.is_none()
+        && let Some(step) = budget::fewest_blocks(&split, target, budget)?
+    {
+        return Ok(step);
+    }
+    Err(FitError::DoesNotFit(Box::new(DoesNotFit::new(
+        config, &step, target, budget,
+    )?)))
+}
+
+/// The number of recomputed blocks that the configuration fixes.
+fn asked_blocks(config: &Config) -> Option<usize> {
+    match config.batch.checkpointing {
+        Checkpointing::Auto => None,
+        Checkpointing::None => Some(0),
+        Checkpointing::Full => Some(config.model.num_blocks()),
+        Checkpointing::Blocks(blocks) => Some(blocks),
+    }
+}

@@ -1,0 +1,113 @@
+//! The plan as data with stable names: `cinch plan --json`.
+
+use cinch_plan::{Breakdown, LiveTensor, Moment};
+use serde::Serialize;
+
+use crate::StepPlan;
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PlanReport {
+    pub model: String,
+    pub size: Option<String>,
+    pub parameters: u64,
+    pub trainable: u64,
+    pub device: &'static str,
+    pub settings: Settings,
+    pub memory: Memory,
+    pub budget_bytes: Option<u64>,
+    pub fits: bool,
+    /// Operations of one optimizer step as it runs.
+    pub step_flops: u64,
+    /// Those of them that are not recomputation.
+    pub useful_flops: u64,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub timeline: Vec<Moment>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Settings {
+    pub batch_size: usize,
+    pub accumulation: usize,
+    pub effective_batch: usize,
+    pub seq_len: usize,
+    pub precision: &'static str,
+    pub checkpointing: CheckpointingReport,
+    pub offload: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct CheckpointingReport {
+    pub blocks: usize,
+    pub of: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Memory {
+    /// The most that is in use inside the arena at once.
+    pub peak_bytes: u64,
+    /// What is allocated.
+    pub arena_bytes: u64,
+    /// What the device loses besides the arena.
+    pub overhead_bytes: u64,
+    /// No plan of this step can be smaller.
+    pub lower_bound_bytes: u64,
+    /// In host memory.
+    pub host_bytes: u64,
+    pub breakdown: Breakdown,
+    /// The node at which the peak is reached, and the largest tensors alive then.
+    pub peak_at: String,
+    pub alive_at_peak: Vec<LiveTensor>,
+}
+
+/// Tensors that a report lists by name.
+const NUM_ALIVE: usize = 10;
+
+impl StepPlan {
+    pub fn report(&self, target: cinch_graph::Target, with_timeline: bool) -> PlanReport {
+        let config = &self.config;
+        let budget_bytes = config.batch.budget.map(|budget| budget.get());
+        let mut alive_at_peak = self.plan.alive_at_peak(&self.training);
+        alive_at_peak.truncate(NUM_ALIVE);
+        PlanReport {
+            model: config.model.name().to_owned(),
+            size: config.model.size().map(str::to_owned),
+            parameters: self.training.num_parameters(),
+            trainable: self.training.num_trainable(),
+            device: match target {
+                cinch_graph::Target::Cpu => "cpu",
+                cinch_graph::Target::Cuda => "cuda",
+            },
+            settings: Settings {
+                batch_size: config.batch.batch_size,
+                accumulation: config.batch.accumulation,
+                effective_batch: config.batch.effective_batch(),
+                seq_len: config.batch.seq_len,
+                precision: config.batch.precision.name(),
+                checkpointing: CheckpointingReport {
+                    blocks: self.training.num_recomputed,
+                    of: config.model.num_blocks(),
+                },
+                offload: self.plan.options.offload_states,
+            },
+            memory: Memory {
+                peak_bytes: self.plan.peak_bytes,
+                arena_bytes: self.arena_bytes(),
+                overhead_bytes: self.overhead_bytes(),
+                lower_bound_bytes: self.plan.lower_bound_bytes,
+                host_bytes: self.plan.host_bytes,
+                breakdown: self.breakdown(),
+                peak_at: self.training.nodes[self.plan.peak_node].name.clone(),
+                alive_at_peak,
+            },
+            budget_bytes,
+            fits: budget_bytes.is_none_or(|budget| self.total_bytes() <= budget),
+            step_flops: self.step_flops(),
+            useful_flops: self.useful_flops(),
+            timeline: if with_timeline {
+                self.plan.moments(&self.training)
+            } else {
+                Vec::new()
+            },
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Everything that is planned for one configuration: the training step, and evaluation in the
+//! same arena.
+
+use cinch_config::Config;
+use cinch_graph::{Graph, Optimizer, Recompute, Target, TrainingGraph, differentiate};
+use cinch_model::{Build, Purpose, build, compute_type};
+use cinch_plan::{Breakdown, Options, Plan, overhead_bytes};
+
+use crate::FitError;
+
+/// A planned configuration.
+#[derive(Clone, Debug)]
+pub struct StepPlan {
+    /// What is run: the configuration with its final micro batch and accumulation.
+    pub config: Config,
+    pub training: TrainingGraph,
+    pub plan: Plan,
+    /// The same model without dropout and gradients.
+    pub evaluation: Graph,
+    pub evaluation_plan: Plan,
+}
+
+impl StepPlan {
+    /// Plans `config` with the first `blocks` blocks recomputed, whatever it takes.
+    pub fn new(config: &Config, target: Target, blocks: usize) -> Result<Self, FitError> {
+        let forward = |purpose| {
+            let options = Build {
+                batch: config.batch.batch_size,
+                seq_len: config.batch.seq_len,
+                compute: compute_type(config.batch.precision),
+                purpose,
+            };
+            build(&config.model, options)
+        };
+        let loss_chunk = config.batch.loss_chunk;
+        let training = forward(Purpose::Train {
+            label_smoothing: config.training.label_smoothing,
+            loss_chunk,
+        })?;
+        let training =
+            differentiate(training, &optimizer(config))?.recompute(Recompute::Blocks(blocks))?;
+        let options = Options {
+            target,
+            // On the CPU the states are in host memory already.
+            offload_states: config.batch.offload && target == Target::Cuda,
+        };
+        let plan = Plan::new(&training, options);
+        let evaluation = forward(Purpose::Evaluate { loss_chunk })?;
+        let evaluation_plan = plan.sharing(&training, &evaluation)?;
+        Ok(Self {
+            config: config.clone(),
+            training,
+            plan,
+            evaluation,
+            evaluation_plan,
+        })
+    }
+
+    /// What is allocated: room for training and, in turn, for evaluation.
+    pub fn arena_bytes(&self) -> u64 {
+        self.plan.arena_bytes.max(self.evaluation_plan.arena_bytes)
+    }
+
+    /// The arena and what lies outside it.
+    pub fn total_bytes(&self) -> u64 {
+        self.arena_bytes().saturating_add(self.overhead_bytes())
+    }
+
+    pub fn overhead_bytes(&self) -> u64 {
+        overhead_bytes(self.plan.options.target)
+    }
+
+    /// Bytes by purpose; they add up to [`Self::total_bytes`].
+    pub fn breakdown(&self) -> Breakdown {
+        let mut breakdown = self.plan.breakdown(&self.training);
+        breakdown.activations += self.arena_bytes() - self.plan.arena_bytes;
+        breakdown
+    }
+
+    /// Operations of one optimizer step as it runs, recomputation included.
+    pub fn step_flops(&self) -> u64 {
+        let micro = self.training.micro_flops();
+        micro * self.config.batch.accumulation as u64 + self.training.update_flops()
+    }
+
+    /// Operations of one optimizer step that the result needs.
+    pub fn useful_flops(&self) -> u64 {
+        let micro = self.training.useful_flops();
+        micro * self.config.batch.accumulation as u64 + self.training.update_flops()
+    }
+}
+
+fn optimizer(config: &Config) -> Optimizer {
+    let training = &config.training;
+    Optimizer {
+        beta1: training.adam_beta1,
+        beta2: training.adam_beta2,
+        epsilon: training.adam_epsilon,
+        weight_decay: training.weight_decay,
+        max_norm: (training.max_grad_norm > 0.0).then_some(training.max_grad_norm),
+    }
+}

@@ -1,0 +1,72 @@
+//! Why a run ends early.
+
+use std::path::PathBuf;
+
+use cinch_data::DataError;
+use cinch_engine::EngineError;
+use cinch_fit::FitError;
+use thiserror::Error;
+
+use crate::checkpoint::CheckpointError;
+use crate::record::RecordError;
+
+#[derive(Debug, Error)]
+pub enum TrainError {
+    #[error(transparent)]
+    Fit(#[from] FitError),
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    #[error(transparent)]
+    Data(#[from] DataError),
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    #[error(
+        "the tokenizer `{tokenizer}` has {tokens} tokens, the model a vocabulary of {vocabulary}\n\
+         hint: set model.vocab_size to {tokens}, or choose another data.tokenizer"
+    )]
+    Vocabulary {
+        tokenizer: String,
+        tokens: usize,
+        vocabulary: usize,
+    },
+    #[error(
+        "the loss at step {step} is {loss}: training has diverged\n\
+         hint: lower training.learning_rate ({learning_rate:e}){}",
+        .last.as_ref().map_or_else(String::new, |path| format!(
+            ", and go on from the last checkpoint with --resume {}", path.display()
+        ))
+    )]
+    Diverged {
+        step: u64,
+        loss: f64,
+        learning_rate: f64,
+        last: Option<PathBuf>,
+    },
+    #[error("no token of the batch at step {step} counts for the loss: the data is empty")]
+    NoTargets { step: u64 },
+    #[error(
+        "{path} was trained on other data: its fingerprint is {saved}, that of {source_name} is {now}\n\
+         hint: give the same --data-dir, or start a new run in another --output-dir"
+    )]
+    OtherData {
+        path: PathBuf,
+        saved: String,
+        now: String,
+        source_name: String,
+    },
+    #[error(
+        "{path}: {problem}\nhint: the checkpoint is of another model; check --model and the sizes"
+    )]
+    OtherModel { path: PathBuf, problem: String },
+    #[error("{path}: state.json: {problem}")]
+    State { path: PathBuf, problem: String },
+    #[error(
+        "{folder} already holds a run (step {step})\n\
+         hint: go on with --resume {folder}, or choose another --output-dir"
+    )]
+    RunExists { folder: PathBuf, step: u64 },
+    #[error("{path}: {problem}")]
+    Output { path: PathBuf, problem: String },
+}

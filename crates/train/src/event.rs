@@ -1,0 +1,67 @@
+//! What a run tells whoever watches it.
+
+use std::path::Path;
+
+use cinch_fit::StepPlan;
+use serde::Serialize;
+
+/// One line of progress.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct StepReport {
+    /// Steps done.
+    #[serde(skip)]
+    pub step: u64,
+    #[serde(skip)]
+    pub max_steps: u64,
+    pub loss: f64,
+    pub learning_rate: f64,
+    pub gradient_norm: f64,
+    pub tokens_per_second: f64,
+    /// Tokens seen since the start of training.
+    pub tokens: u64,
+    #[serde(skip)]
+    pub seconds_left: f64,
+}
+
+pub enum Event<'a> {
+    /// The data is there: windows for training and validation.
+    Data {
+        tokens: u64,
+        documents: u64,
+        training: u64,
+        validation: u64,
+        cached: bool,
+    },
+    /// The arena is allocated, weights are in place, step `step` comes next.
+    Ready {
+        plan: &'a StepPlan,
+        step: u64,
+        threads: usize,
+    },
+    /// After every step; `log` where the settings ask for a log line.
+    Step {
+        report: StepReport,
+        log: bool,
+    },
+    Evaluated {
+        step: u64,
+        loss: f64,
+        best: bool,
+    },
+    Saved {
+        step: u64,
+        path: &'a Path,
+    },
+    /// Something worth saying that is not an error.
+    Note(&'a str),
+}
+
+pub trait Observer {
+    fn event(&mut self, event: Event<'_>);
+}
+
+impl<F: FnMut(Event<'_>)> Observer for F {
+    fn event(&mut self, event: Event<'_>) {
+        self(event);
+    }
+}

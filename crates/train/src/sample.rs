@@ -1,0 +1,257 @@
+//! Sampling text from a checkpoint's weights.
+//!
+//! The model is planned once per length of context, rounded up to a power of two; all of those
+//! plans share one arena with the weights at its start.
+
+use cinch_config::ModelConfig;
+use cinch_engine::Executor;
+use cinch_graph::{DType, Graph, Target};
+use cinch_model::{Build, Purpose, build, input};
+use cinch_plan::{Options, Plan};
+
+use crate::checkpoint::TensorFile;
+use crate::error::TrainError;
+use crate::initialize::mix;
+use crate::session::{copy_tensor, placement};
+
+/// How the next token is chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// 0 takes the likeliest token.
+    pub temperature: f64,
+    /// Only the likeliest so many; 0 for all.
+    pub top_k: usize,
+    /// Only the likeliest that together have this probability.
+    pub top_p: f64,
+    /// Divides the odds of tokens that occurred already; 1 for none.
+    pub repetition_penalty: f64,
+    pub seed: u64,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self {
+            temperature: 0.8,
+            top_k: 50,
+            top_p: 0.95,
+            repetition_penalty: 1.0,
+            seed: 42,
+        }
+    }
+}
+
+/// The shortest context that is planned for.
+const SHORTEST: usize = 32;
+
+pub struct Generator {
+    executor: Executor,
+    /// By length of context.
+    programs: Vec<(usize, Graph, Plan)>,
+    max_seq_len: usize,
+    logits: Vec<f32>,
+}
+
+impl Generator {
+    /// Plans contexts up to `longest` tokens (at most the model's positions) and loads the
+    /// weights.
+    pub fn new(
+        model: &ModelConfig,
+        weights: &TensorFile,
+        longest: usize,
+        threads: Option<usize>,
+    ) -> Result<Self, TrainError> {
+        let max_seq_len = model.max_seq_len();
+        let longest = longest.clamp(1, max_seq_len);
+        let mut programs = Vec::new();
+        let mut length = SHORTEST.min(max_seq_len);
+        loop {
+            let options = Build {
+                batch: 1,
+                seq_len: length,
+                compute: DType::F32,
+                purpose: Purpose::Generate,
+            };
+            let graph = build(model, options).map_err(cinch_fit::FitError::from)?;
+            let plan = Plan::new(&graph, Options::new(Target::Cpu));
+            programs.push((length, graph, plan));
+            if length >= longest {
+                break;
+            }
+            length = (length * 2).min(max_seq_len);
+        }
+        let arena = programs.iter().map(|(_, _, plan)| plan.arena_bytes).max();
+        let mut executor = Executor::new(arena.unwrap_or(0), threads)?;
+        let (_, graph, plan) = &programs[0];
+        for parameter in &graph.parameters {
+            let into = executor
+                .arena_mut()
+                .write(placement(plan, parameter.master));
+            copy_tensor(graph, parameter.master, weights, into).map_err(|problem| {
+                TrainError::OtherModel {
+                    path: "the checkpoint".into(),
+                    problem,
+                }
+            })?;
+        }
+        Ok(Self {
+            executor,
+            programs,
+            max_seq_len,
+            logits: Vec::new(),
+        })
+    }
+
+    /// The longest context the model sees; older tokens are left out.
+    pub fn max_seq_len(&self) -> usize {
+        self.max_seq_len
+    }
+
+    /// The token after `context`, which is not empty; `index` tells the draws of one text
+    /// apart.
+    pub fn next(
+        &mut self,
+        context: &[u32],
+        sampling: &Sampling,
+        index: u64,
+    ) -> Result<u32, TrainError> {
+        let longest = self.programs.last().map_or(1, |(length, ..)| *length);
+        let visible = &context[context.len().saturating_sub(longest)..];
+        self.run(visible)?;
+        penalize(&mut self.logits, visible, sampling.repetition_penalty);
+        let draw = mix(sampling.seed ^ mix(index)) >> 11;
+        let uniform = draw as f64 / (1_u64 << 53) as f64;
+        Ok(choose(&self.logits, sampling, uniform))
+    }
+
+    /// Fills `logits` with those of the last position of `context`.
+    fn run(&mut self, context: &[u32]) -> Result<(), TrainError> {
+        let program = self
+            .programs
+            .iter()
+            .find(|(length, ..)| *length >= context.len());
+        let Some((_, graph, plan)) = program else {
+            return Ok(());
+        };
+        let arena = self.executor.arena_mut();
+        if let Some(tokens) = graph.find(input::TOKENS) {
+            let values = arena.write::<i32>(placement(plan, tokens));
+            values.fill(0);
+            for (value, &token) in values.iter_mut().zip(context) {
+                *value = token.cast_signed();
+            }
+        }
+        if let Some(position) = graph.find(input::POSITION) {
+            arena.write::<i32>(placement(plan, position))[0] = context.len() as i32 - 1;
+        }
+        self.executor.run(graph, plan, 0..graph.nodes.len(), true)?;
+        if let Some(result) = graph.result {
+            let logits = self.executor.arena().read(placement(plan, result));
+            self.logits.clear();
+            self.logits.extend_from_slice(logits);
+        }
+        Ok(())
+    }
+}
+
+/// Divides positive and multiplies negative logits of tokens that were seen.
+fn penalize(logits: &mut [f32], seen: &[u32], penalty: f64) {
+    if penalty == 1.0 {
+        return;
+    }
+    let mut done = std::collections::HashSet::new();
+    for &token in seen {
+        if let Some(logit) = logits.get_mut(token as usize)
+            && done.insert(token)
+        {
+            let factor = if *logit > 0.0 { 1.0 / penalty } else { penalty };
+            *logit = (f64::from(*logit) * factor) as f32;
+        }
+    }
+}
+
+/// The token that `uniform` in [0, 1) falls on among those that the settings leave.
+fn choose(logits: &[f32], sampling: &Sampling, uniform: f64) -> u32 {
+    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
+    let logit = |token: u32| logits[token as usize];
+    let by_likelihood = |a: &u32, b: &u32| logit(*b).total_cmp(&logit(*a)).then(a.cmp(b));
+    let keep = match sampling.top_k {
+        _ if sampling.temperature <= 0.0 => 1,
+        0 => order.len(),
+        k => k.min(order.len()),
+    };
+    if keep < order.len() {
+        order.select_nth_unstable_by(keep, by_likelihood);
+        order.truncate(keep);
+    }
+    order.sort_unstable_by(by_likelihood);
+    let Some(&likeliest) = order.first() else {
+        return 0;
+    };
+    if sampling.temperature <= 0.0 {
+        return likeliest;
+    }
+    let top = f64::from(logit(likeliest));
+    let weight = |token: u32| ((f64::from(logit(token)) - top) / sampling.temperature).exp();
+    let total: f64 = order.iter().map(|&token| weight(token)).sum();
+    let mut reached = 0.0;
+    let mut kept = 0;
+    while kept < order.len() && (kept == 0 || reached < sampling.top_p * total) {
+        reached += weight(order[kept]);
+        kept += 1;
+    }
+    let mut target = uniform * reached;
+    for &token in &order[..kept] {
+        target -= weight(token);
+        if target < 0.0 {
+            return token;
+        }
+    }
+    order[kept - 1]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sampling(temperature: f64, top_k: usize, top_p: f64) -> Sampling {
+        Sampling {
+            temperature,
+            top_k,
+            top_p,
+            ..Sampling::default()
+        }
+    }
+
+    #[test]
+    fn the_settings_leave_what_they_should() {
+        let logits = [1.0, 3.0, 2.0, -1.0];
+        let drawn = |s: &Sampling| -> Vec<u32> {
+            let draws = (0..1000).map(|i| choose(&logits, s, f64::from(i) / 1000.0));
+            let mut drawn: Vec<u32> = draws.collect();
+            drawn.sort_unstable();
+            drawn.dedup();
+            drawn
+        };
+        assert_eq!(drawn(&sampling(0.0, 0, 1.0)), [1]);
+        assert_eq!(drawn(&sampling(1.0, 2, 1.0)), [1, 2]);
+        assert_eq!(drawn(&sampling(1.0, 0, 1.0)), [0, 1, 2, 3]);
+        assert_eq!(drawn(&sampling(1.0, 0, 0.8)), [1, 2]);
+        assert_eq!(drawn(&sampling(1.0, 0, 0.0)), [1]);
+    }
+
+    #[test]
+    fn draws_follow_the_probabilities() {
+        let logits = [0.0, (2.0_f32).ln()];
+        let draws =
+            (0..3000).map(|i| choose(&logits, &sampling(1.0, 0, 1.0), f64::from(i) / 3000.0));
+        let ones: u32 = draws.sum();
+        assert!((ones as i32 - 2000).abs() <= 1, "{ones}");
+    }
+
+    #[test]
+    fn a_penalty_lowers_what_was_seen() {
+        let mut logits = [2.0, -2.0, 1.0];
+        penalize(&mut logits, &[0, 1, 0], 2.0);
+        assert_eq!(logits, [1.0, -4.0, 1.0]);
+    }
+}
