@@ -1,1 +1,36 @@
-fn main() {}
+//! `cinch`: plan a training step, fit it into a budget, train inside the plan.
+#![expect(
+    clippy::print_stderr,
+    reason = "a command-line program talks to its user"
+)]
+
+mod args;
+mod command;
+mod device;
+mod failure;
+mod progress;
+mod settings;
+mod table;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Arguments, Command};
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse_from(args::with_dashes(std::env::args_os()));
+    let result = match arguments.command {
+        Command::Plan(arguments) => command::plan::run(&arguments),
+        Command::Train(arguments) => command::train::run(&arguments),
+        Command::Generate(arguments) => command::generate::run(&arguments),
+        Command::Bench(arguments) => command::bench::run(&arguments),
+        Command::Data(arguments) => command::data::run(&arguments),
+        Command::Models(arguments) => command::models::run(&arguments),
+        Command::Presets(arguments) => command::presets::run(&arguments),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failure::report(&error),
+    }
+}

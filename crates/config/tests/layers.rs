@@ -291,7 +291,10 @@ fn sequences_follow_positions() {
     assert_eq!(lengths("\"model\": {\"max_seq_len\": 4096}"), (4096, 4096));
     let stated = from_text("\"vram\": {\"max_seq_len\": 2048}");
     let refusal = stated.resolve().unwrap_err().to_string();
-    assert!(refusal.contains("lower vram.max_seq_len to 1024"), "{refusal}");
+    assert!(
+        refusal.contains("lower vram.max_seq_len to 1024"),
+        "{refusal}"
+    );
     let mut long = Settings::new();
     long.apply_preset(Preset::vram("48gb").unwrap()).unwrap();
     assert_eq!(long.resolve().unwrap().batch.seq_len, 1024);

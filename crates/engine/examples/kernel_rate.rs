@@ -164,7 +164,7 @@ fn convolution_passes() {
         let dx = ColumnsMut::whole(&mut dx, INNER);
         let dw = (&mut dw[..], Accumulate::Overwrite);
         let db = (&mut db[..], Accumulate::Overwrite);
-        convolution::backward(shape, &y, columns, &w, &b, &dx, dw, db);
+        convolution::backward(shape, &y, columns, &w, &b, &dx, Some([dw, db]));
     });
 }
 

@@ -11,6 +11,7 @@
 mod arena;
 pub mod cpu;
 mod error;
+pub mod gemm_rate;
 
 pub use arena::{Arena, Element};
 pub use cpu::executor::Executor;

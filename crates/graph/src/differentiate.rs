@@ -72,7 +72,8 @@ pub fn differentiate(graph: Graph, optimizer: &Optimizer) -> Result<TrainingGrap
         return Err(GraphError::NoLoss);
     }
     let mut graph = graph;
-    add_gradients(&mut graph);
+    let reached = reaches_loss(&graph);
+    add_gradients(&mut graph, &reached);
     let forward = graph.nodes.len();
     let mut backward = Backward::new(&mut graph);
     for index in (0..forward).rev() {
@@ -93,13 +94,30 @@ pub fn differentiate(graph: Graph, optimizer: &Optimizer) -> Result<TrainingGrap
     })
 }
 
+/// Whether each tensor takes part in the loss.
+fn reaches_loss(graph: &Graph) -> Vec<bool> {
+    let mut reaches = vec![false; graph.tensors.len()];
+    if let Some(id) = graph.loss {
+        reaches[id.index()] = true;
+    }
+    for node in graph.nodes.iter().rev() {
+        if node.outputs.iter().any(|id| reaches[id.index()]) {
+            for id in &node.inputs {
+                reaches[id.index()] = true;
+            }
+        }
+    }
+    reaches
+}
+
 /// Gives every trainable parameter a gradient and two moments, all gradients first, so that
-/// tensors of one kind are neighbours.
-fn add_gradients(graph: &mut Graph) {
+/// tensors of one kind are neighbours. A parameter that the loss does not depend on gets none:
+/// no node would ever write its gradient.
+fn add_gradients(graph: &mut Graph, reached: &[bool]) {
     for kind in ["gradient", "m", "v"] {
         for index in 0..graph.parameters.len() {
             let parameter = &graph.parameters[index];
-            if !parameter.trainable {
+            if !parameter.trainable || !reached[parameter.compute.index()] {
                 continue;
             }
             let master = graph.tensor(parameter.master);
@@ -188,7 +206,7 @@ impl<'g> Backward<'g> {
         let mut requires = vec![false; num_tensors];
         let mut accumulators = vec![None; num_tensors];
         for parameter in &graph.parameters {
-            requires[parameter.compute.index()] = parameter.trainable;
+            requires[parameter.compute.index()] = parameter.gradient.is_some();
             accumulators[parameter.compute.index()] = parameter.gradient;
         }
         for node in &graph.nodes {
@@ -230,9 +248,23 @@ impl<'g> Backward<'g> {
         self.requires[tensor.index()]
     }
 
-    /// The accumulator of a trainable parameter's gradient.
-    pub fn parameter_gradient(&self, parameter: TensorId) -> Option<TensorId> {
-        self.accumulators[parameter.index()]
+    /// The accumulator of the gradient of a weight of `node`, if it is trained. A weight that
+    /// is computed from parameters is refused: its gradient would have nowhere to go.
+    pub fn parameter_gradient(
+        &self,
+        node: &Node,
+        weight: TensorId,
+    ) -> Result<Option<TensorId>, GraphError> {
+        let accumulator = self.accumulators[weight.index()];
+        if accumulator.is_none() && self.wants(weight) {
+            let name = &self.graph.tensor(weight).name;
+            return Err(GraphError::Op {
+                op: node.op.name(),
+                node: node.name.clone(),
+                problem: format!("`{name}` is read as a weight but is not a parameter"),
+            });
+        }
+        Ok(accumulator)
     }
 
     /// Takes what has reached `tensor` so far, for an op that adds to it in place of a
@@ -250,6 +282,14 @@ impl<'g> Backward<'g> {
     ) -> Result<(), GraphError> {
         if !self.wants(tensor) {
             return Ok(());
+        }
+        if self.accumulators[tensor.index()].is_some() {
+            let name = &self.graph.tensor(tensor).name;
+            return Err(GraphError::Op {
+                op: node.op.name(),
+                node: node.name.clone(),
+                problem: format!("reads the parameter `{name}` where activations belong"),
+            });
         }
         let sum = match self.gradients[tensor.index()] {
             None => gradient,
@@ -270,20 +310,21 @@ impl<'g> Backward<'g> {
         self.accumulate(node, suffix, op, inputs, Vec::new())
     }
 
-    /// As [`Self::emit`], the last outputs being the accumulators `into`.
+    /// As [`Self::emit`], the last outputs being the accumulators `into`; where there is none,
+    /// the op computes something that nobody reads.
     pub fn accumulate(
         &mut self,
         node: &Node,
         suffix: &str,
         op: impl Into<Op>,
         inputs: Vec<TensorId>,
-        into: Vec<TensorId>,
+        into: Vec<Option<TensorId>>,
     ) -> Result<Vec<TensorId>, GraphError> {
         let name = format!("d.{}.{suffix}", node.name);
         let mut new =
             self.graph
                 .build_node(op.into(), name, inputs, node.block, Phase::Backward)?;
-        self.redirect(&mut new, into);
+        redirect(&mut new, into);
         let outputs = new.outputs.clone();
         self.nodes.push(new);
         Ok(outputs)
@@ -291,29 +332,34 @@ impl<'g> Backward<'g> {
 
     /// Replaces the forward node by one whose op has more outputs; returns all of them.
     pub fn upgrade(&mut self, op: Op) -> Result<Vec<TensorId>, GraphError> {
-        self.upgrade_into(op, Vec::new())
+        self.upgrade_into(op, None)
     }
 
-    /// As [`Self::upgrade`], the last outputs being the accumulators `into`.
+    /// As [`Self::upgrade`], the last output being the accumulator `into`.
     pub fn upgrade_into(
         &mut self,
         op: Op,
-        into: Vec<TensorId>,
+        into: Option<TensorId>,
     ) -> Result<Vec<TensorId>, GraphError> {
         let old = self.graph.nodes[self.current].clone();
         let mut new = self
             .graph
             .build_node(op, old.name, old.inputs, old.block, old.phase)?;
         new.outputs[..old.outputs.len()].copy_from_slice(&old.outputs);
-        self.redirect(&mut new, into);
+        redirect(&mut new, into.map(Some));
         let outputs = new.outputs.clone();
         self.graph.nodes[self.current] = new;
         Ok(outputs)
     }
+}
 
-    fn redirect(&self, node: &mut Node, into: Vec<TensorId>) {
-        let first = node.outputs.len() - into.len();
-        node.outputs.truncate(first);
-        node.outputs.extend(into);
+/// Makes `into` the last outputs of a node.
+fn redirect<I>(node: &mut Node, into: I)
+where
+    I: IntoIterator<Item = Option<TensorId>, IntoIter: DoubleEndedIterator>,
+{
+    let last = node.outputs.iter_mut().rev();
+    for (output, accumulator) in last.zip(into.into_iter().rev()) {
+        *output = accumulator.unwrap_or(*output);
     }
 }

@@ -1,10 +1,14 @@
 //! The verifier: everything that planning and execution rely on, checked node by node.
 
+use std::collections::HashSet;
+
 use crate::error::GraphError;
 use crate::graph::{Graph, Node, Phase, Role, TensorId};
 
-/// Rejects a malformed graph with a message that names the node.
+/// Rejects a malformed graph with a message that names the node or the tensor.
 pub fn verify(graph: &Graph) -> Result<(), GraphError> {
+    check_names(graph)?;
+    check_parameters(graph)?;
     let mut written = vec![false; graph.tensors.len()];
     let mut reached = Phase::Forward;
     for (index, node) in graph.nodes.iter().enumerate() {
@@ -21,7 +25,7 @@ pub fn verify(graph: &Graph) -> Result<(), GraphError> {
         reached = node.phase;
         for &id in &node.inputs {
             let tensor = graph.tensor(id);
-            if tensor.role == Role::Activation && !written[id.index()] {
+            if is_made_by_nodes(tensor.role) && !written[id.index()] {
                 return Err(fail(format!(
                     "reads `{}` before it is written",
                     tensor.name
@@ -34,6 +38,59 @@ pub fn verify(graph: &Graph) -> Result<(), GraphError> {
         }
     }
     check_results(graph, &written)
+}
+
+/// Whether nobody but the graph's own nodes fills tensors of this role.
+fn is_made_by_nodes(role: Role) -> bool {
+    matches!(role, Role::Activation | Role::Gradient | Role::Result)
+}
+
+/// What keeps its place is found by its name: inputs, checkpoints, a second graph's plan.
+fn check_names(graph: &Graph) -> Result<(), GraphError> {
+    let mut names = HashSet::with_capacity(graph.tensors.len());
+    let persistent = graph.tensors.iter().filter(|t| t.role.is_persistent());
+    for tensor in persistent {
+        if !names.insert(&tensor.name) {
+            return Err(GraphError::Tensor {
+                tensor: tensor.name.clone(),
+                problem: "is the name of two tensors".to_owned(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// What the graph names by role is there and has that role.
+fn check_parameters(graph: &Graph) -> Result<(), GraphError> {
+    let check = |id: TensorId, what: &str, roles: &[Role]| match graph.tensors.get(id.index()) {
+        None => Err(GraphError::Tensor {
+            tensor: what.to_owned(),
+            problem: format!("is tensor {}, which does not exist", id.0),
+        }),
+        Some(tensor) if !roles.contains(&tensor.role) => Err(GraphError::Tensor {
+            tensor: tensor.name.clone(),
+            problem: format!("is {what}, but its role is {:?}", tensor.role),
+        }),
+        Some(_) => Ok(()),
+    };
+    for parameter in &graph.parameters {
+        check(parameter.master, "a parameter", &[Role::Parameter])?;
+        let compute = [Role::Parameter, Role::ComputeCopy];
+        check(parameter.compute, "a parameter's compute copy", &compute)?;
+        if let Some(id) = parameter.gradient {
+            check(id, "a gradient", &[Role::Gradient])?;
+        }
+        for id in parameter.moments.into_iter().flatten() {
+            check(id, "a moment", &[Role::State])?;
+        }
+    }
+    if let Some(id) = graph.random {
+        check(id, "the random state", &[Role::Control])?;
+    }
+    if let Some(id) = graph.inverse_count {
+        check(id, "the inverse count", &[Role::Control])?;
+    }
+    Ok(())
 }
 
 /// Forward, then backward with its recomputation, then update.
@@ -49,6 +106,16 @@ fn check_ids(graph: &Graph, node: &Node) -> Result<(), String> {
     for id in node.inputs.iter().chain(&node.outputs) {
         if id.index() >= graph.tensors.len() {
             return Err(format!("names tensor {}, which does not exist", id.0));
+        }
+    }
+    // Executors view outputs as exclusive slices.
+    for (position, id) in node.outputs.iter().enumerate() {
+        let name = &graph.tensor(*id).name;
+        if node.outputs[..position].contains(id) {
+            return Err(format!("writes `{name}` twice"));
+        }
+        if node.inputs.contains(id) {
+            return Err(format!("reads `{name}` and writes it"));
         }
     }
     match node.block {

@@ -57,11 +57,15 @@ pub(crate) fn buffers(graph: &Graph, options: Options) -> Vec<Buffer> {
             buffers[slot].owners.push(Owner::Tensor(id));
             buffer_of[id.index()] = Some(slot);
         }
-        let workspace = node.op.declaration().workspace(
-            &graph.types(&node.inputs),
-            &graph.types(&node.outputs),
-            options.target,
-        ) + staging(graph, node, options);
+        let workspace = node
+            .op
+            .declaration()
+            .workspace(
+                &graph.types(&node.inputs),
+                &graph.types(&node.outputs),
+                options.target,
+            )
+            .saturating_add(staging(graph, node, options));
         if workspace > 0 {
             buffers.push(Buffer {
                 bytes: workspace,
@@ -77,9 +81,8 @@ pub(crate) fn buffers(graph: &Graph, options: Options) -> Vec<Buffer> {
 /// Room for the tensors of a node that live in host memory.
 fn staging(graph: &Graph, node: &Node, options: Options) -> u64 {
     let away = node.outputs.iter().map(|&id| graph.tensor(id));
-    away.filter(|t| t.role.is_persistent() && !options.is_resident(t.role))
-        .map(|t| crate::align(t.ty.bytes()))
-        .sum()
+    let away = away.filter(|t| t.role.is_persistent() && !options.is_resident(t.role));
+    crate::sum(away.map(|t| crate::align(t.ty.bytes())))
 }
 
 fn last_uses(graph: &Graph) -> Vec<Option<usize>> {
@@ -97,7 +100,8 @@ fn last_uses(graph: &Graph) -> Vec<Option<usize>> {
 }
 
 /// The pairs (input, output) of a node that share memory: the op allows it, the input is a
-/// transient tensor read here for the last time and only once, and no other output has it.
+/// transient tensor read here for the last time and only once, not what the graph is run for,
+/// and no other output has it.
 fn taken_over(
     graph: &Graph,
     node: &Node,
@@ -108,9 +112,11 @@ fn taken_over(
     for &(input, output) in node.op.declaration().in_place() {
         let id = node.inputs[input];
         let ends_here = last_use[id.index()] == Some(index);
+        let is_result = graph.result == Some(id) || graph.loss == Some(id);
         let read_once = node.inputs.iter().filter(|&&other| other == id).count() == 1;
         let free = taken.iter().all(|&(i, o)| i != input && o != output);
-        if ends_here && read_once && free && graph.tensor(id).role == Role::Activation {
+        let is_transient = graph.tensor(id).role == Role::Activation && !is_result;
+        if ends_here && read_once && free && is_transient {
             taken.push((input, output));
         }
     }

@@ -35,7 +35,7 @@ impl Placement {
     };
 
     pub fn end(&self) -> u64 {
-        self.offset + self.bytes
+        self.offset.saturating_add(self.bytes)
     }
 }
 
@@ -97,19 +97,28 @@ pub enum PlanError {
     NotShared { tensor: String },
 }
 
+/// The next multiple of [`ALIGNMENT`]; the last one there is for a size beyond it. All sums
+/// of sizes stop at the largest number too, so that a graph of absurd sizes does not fit,
+/// rather than wrap around to one that does.
 pub(crate) fn align(bytes: u64) -> u64 {
-    bytes.next_multiple_of(ALIGNMENT)
+    bytes
+        .checked_next_multiple_of(ALIGNMENT)
+        .unwrap_or(u64::MAX - (ALIGNMENT - 1))
+}
+
+pub(crate) fn sum(sizes: impl Iterator<Item = u64>) -> u64 {
+    sizes.fold(0, u64::saturating_add)
 }
 
 impl Plan {
     /// Plans a graph in an arena of its own.
     pub fn new(graph: &Graph, options: Options) -> Self {
         let mut placements = vec![None; graph.tensors.len()];
-        let mut end = 0;
+        let mut end = 0_u64;
         for id in persistent_order(graph, options) {
             let bytes = graph.ty(id).bytes();
             placements[id.index()] = Some(Placement { offset: end, bytes });
-            end += align(bytes);
+            end = end.saturating_add(align(bytes));
         }
         Self::with_persistent(graph, options, placements, end)
     }
@@ -124,7 +133,7 @@ impl Plan {
             placements[id.index()] = first
                 .tensors
                 .iter()
-                .position(|t| t.name == tensor.name && t.ty == tensor.ty)
+                .position(|t| t.name == tensor.name && t.ty == tensor.ty && t.role == tensor.role)
                 .map(|index| self.placements[index])
                 .ok_or_else(|| PlanError::NotShared {
                     tensor: tensor.name.clone(),
@@ -149,8 +158,8 @@ impl Plan {
         let mut workspaces = vec![None; graph.nodes.len()];
         let mut extent = 0;
         for (buffer, offset) in buffers.iter().zip(offsets) {
-            extent = extent.max(offset + align(buffer.bytes));
-            let offset = persistent_bytes + offset;
+            extent = extent.max(offset.saturating_add(align(buffer.bytes)));
+            let offset = persistent_bytes.saturating_add(offset);
             for &owner in &buffer.owners {
                 match owner {
                     Owner::Tensor(id) => {
@@ -165,15 +174,12 @@ impl Plan {
             }
         }
         let timeline = summary::timeline(&buffers, graph.nodes.len(), persistent_bytes, align);
-        let raw_persistent = persistent_order(graph, options)
-            .map(|id| graph.ty(id).bytes())
-            .sum();
-        let host_bytes = graph
+        let raw_persistent = sum(persistent_order(graph, options).map(|id| graph.ty(id).bytes()));
+        let away = graph
             .tensors
             .iter()
-            .filter(|t| t.role.is_persistent() && !options.is_resident(t.role))
-            .map(|t| t.ty.bytes())
-            .sum();
+            .filter(|t| t.role.is_persistent() && !options.is_resident(t.role));
+        let host_bytes = sum(away.map(|t| t.ty.bytes()));
         let raw = summary::timeline(&buffers, graph.nodes.len(), raw_persistent, |b| b);
         let peak_bytes = timeline.iter().copied().max().unwrap_or(persistent_bytes);
         Self {
@@ -182,7 +188,7 @@ impl Plan {
             workspaces,
             first_writes: first_writes(graph),
             persistent_bytes,
-            arena_bytes: persistent_bytes + extent,
+            arena_bytes: persistent_bytes.saturating_add(extent),
             host_bytes,
             peak_bytes,
             lower_bound_bytes: raw.iter().copied().max().unwrap_or(raw_persistent),

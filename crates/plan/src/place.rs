@@ -30,7 +30,7 @@ pub fn place(buffers: &[Buffer]) -> Vec<u64> {
             let highest = order
                 .iter()
                 .copied()
-                .filter(|&i| offsets[i] + align(buffers[i].bytes) > bound)
+                .filter(|&i| end(offsets[i], &buffers[i]) > bound)
                 .collect::<Vec<_>>();
             if best.as_ref().is_none_or(|(least, _)| extent < *least) {
                 best = Some((extent, offsets));
@@ -50,9 +50,13 @@ pub fn place(buffers: &[Buffer]) -> Vec<u64> {
     best.map(|(_, offsets)| offsets).unwrap_or_default()
 }
 
+fn end(offset: u64, buffer: &Buffer) -> u64 {
+    offset.saturating_add(align(buffer.bytes))
+}
+
 fn extent(buffers: &[Buffer], offsets: &[u64]) -> u64 {
     let ends = buffers.iter().zip(offsets);
-    ends.map(|(b, o)| o + align(b.bytes)).max().unwrap_or(0)
+    ends.map(|(b, &o)| end(o, b)).max().unwrap_or(0)
 }
 
 /// Each buffer in turn at the lowest offset where it meets nothing that lives with it.
@@ -63,19 +67,27 @@ fn greedy(buffers: &[Buffer], order: &[usize]) -> Vec<u64> {
     for &index in order {
         let buffer = &buffers[index];
         let size = align(buffer.bytes);
-        let mut offset = 0;
+        let mut offset = 0_u64;
         for &(start, end, first, last) in &placed {
             if first > buffer.end || last < buffer.start {
                 continue;
             }
-            if start >= offset + size {
+            if start >= offset.saturating_add(size) {
                 break;
             }
             offset = offset.max(end);
         }
         offsets[index] = offset;
         let at = placed.partition_point(|&(start, ..)| start < offset);
-        placed.insert(at, (offset, offset + size, buffer.start, buffer.end));
+        placed.insert(
+            at,
+            (
+                offset,
+                offset.saturating_add(size),
+                buffer.start,
+                buffer.end,
+            ),
+        );
     }
     offsets
 }

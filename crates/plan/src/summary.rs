@@ -24,13 +24,16 @@ pub struct Breakdown {
 
 impl Breakdown {
     pub fn total(&self) -> u64 {
-        self.weights
-            + self.gradients
-            + self.optimizer
-            + self.activations
-            + self.batch
-            + self.workspace
-            + self.overhead
+        let parts = [
+            self.weights,
+            self.gradients,
+            self.optimizer,
+            self.activations,
+            self.batch,
+            self.workspace,
+            self.overhead,
+        ];
+        crate::sum(parts.into_iter())
     }
 }
 
@@ -58,18 +61,19 @@ pub(crate) fn timeline(
     base: u64,
     size: impl Fn(u64) -> u64,
 ) -> Vec<u64> {
-    let mut change = vec![0_i64; nodes + 1];
+    // Wider than the sizes, so that what ends takes away exactly what it added.
+    let mut change = vec![0_i128; nodes + 1];
     for buffer in buffers {
-        let bytes = size(buffer.bytes) as i64;
+        let bytes = i128::from(size(buffer.bytes));
         change[buffer.start] += bytes;
         change[buffer.end + 1] -= bytes;
     }
-    let mut live = base as i64;
+    let mut live = i128::from(base);
     change[..nodes]
         .iter()
         .map(|delta| {
             live += delta;
-            live as u64
+            u64::try_from(live).unwrap_or(u64::MAX)
         })
         .collect()
 }
@@ -86,19 +90,21 @@ impl Plan {
                 continue;
             }
             let bytes = align(tensor.ty.bytes());
-            match tensor.role {
-                Role::Parameter | Role::ComputeCopy => breakdown.weights += bytes,
-                Role::Gradient => breakdown.gradients += bytes,
-                Role::State => breakdown.optimizer += bytes,
-                Role::Batch => breakdown.batch += bytes,
-                Role::Control | Role::Result => breakdown.workspace += bytes,
-                Role::Activation => {}
-            }
+            let part = match tensor.role {
+                Role::Parameter | Role::ComputeCopy => &mut breakdown.weights,
+                Role::Gradient => &mut breakdown.gradients,
+                Role::State => &mut breakdown.optimizer,
+                Role::Batch => &mut breakdown.batch,
+                Role::Control | Role::Result => &mut breakdown.workspace,
+                Role::Activation => continue,
+            };
+            *part = part.saturating_add(bytes);
         }
-        let peak = self.workspace(self.peak_node);
-        breakdown.workspace += peak.map_or(0, |placement| align(placement.bytes));
+        let peak = self.workspaces.get(self.peak_node).copied().flatten();
+        let scratch = peak.map_or(0, |placement| align(placement.bytes));
+        breakdown.workspace = breakdown.workspace.saturating_add(scratch);
         let inside = breakdown.total() - breakdown.overhead;
-        breakdown.activations = self.arena_bytes - inside;
+        breakdown.activations = self.arena_bytes.saturating_sub(inside);
         breakdown
     }
 

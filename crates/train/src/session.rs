@@ -1,5 +1,7 @@
 //! The model in its arena: initial or loaded weights, one step, one evaluation.
 
+use std::time::{Duration, Instant};
+
 use cinch_engine::{Arena, Executor};
 use cinch_fit::StepPlan;
 use cinch_graph::op::IGNORE_INDEX;
@@ -91,6 +93,10 @@ impl Session {
         self.executor.num_threads()
     }
 
+    pub fn executor(&self) -> &Executor {
+        &self.executor
+    }
+
     pub fn arena(&self) -> &Arena {
         self.executor.arena()
     }
@@ -119,10 +125,42 @@ impl Session {
     /// One optimizer step over an effective batch. `step` counts from 0; it gives the
     /// learning rate, Adam's bias corrections and the dropout masks.
     pub fn train_step(&mut self, batch: &Batch, step: u64) -> Result<StepResult, TrainError> {
-        let learning_rate = self.accumulate_gradients(batch, step)?;
+        self.train_step_observed(batch, step, &mut |_, _| {})
+    }
+
+    /// As [`Self::train_step`], telling how long each node took, by the name of its op.
+    pub fn train_step_traced(
+        &mut self,
+        batch: &Batch,
+        step: u64,
+        told: &mut (dyn FnMut(&'static str, Duration) + Send),
+    ) -> Result<StepResult, TrainError> {
+        let names: Vec<&'static str> = self
+            .step
+            .training
+            .nodes
+            .iter()
+            .map(|node| node.op.name())
+            .collect();
+        let mut since = Instant::now();
+        self.train_step_observed(batch, step, &mut |_, node| {
+            told(names[node], since.elapsed());
+            since = Instant::now();
+        })
+    }
+
+    /// As [`Self::train_step`], calling `after(arena, node)` when a node is done.
+    pub fn train_step_observed(
+        &mut self,
+        batch: &Batch,
+        step: u64,
+        after: &mut (dyn FnMut(&mut Arena, usize) + Send),
+    ) -> Result<StepResult, TrainError> {
+        let learning_rate = self.accumulate_observed(batch, step, after)?;
         let nodes = self.micro_nodes..self.step.training.nodes.len();
+        let (graph, plan) = (&self.step.training, &self.step.plan);
         self.executor
-            .run(&self.step.training, &self.step.plan, nodes, false)?;
+            .run_observed(graph, plan, nodes, false, after)?;
         let norm = self.executor.arena().read::<f32>(self.gradient_norm)[0];
         Ok(StepResult {
             loss: f64::from(self.executor.arena().read::<f32>(self.loss)[0]),
@@ -133,6 +171,15 @@ impl Session {
 
     /// Everything of a step but the update; returns the learning rate the update would use.
     pub fn accumulate_gradients(&mut self, batch: &Batch, step: u64) -> Result<f64, TrainError> {
+        self.accumulate_observed(batch, step, &mut |_, _| {})
+    }
+
+    fn accumulate_observed(
+        &mut self,
+        batch: &Batch,
+        step: u64,
+        after: &mut (dyn FnMut(&mut Arena, usize) + Send),
+    ) -> Result<f64, TrainError> {
         let config = &self.step.config;
         let learning_rate = learning_rate(&config.training, step);
         let targets = batch.num_targets();
@@ -161,12 +208,9 @@ impl Session {
                 arena.write::<i32>(random).copy_from_slice(&words);
             }
             self.fill(&batch.tokens[rows.clone()], &batch.targets[rows]);
-            self.executor.run(
-                &self.step.training,
-                &self.step.plan,
-                0..self.micro_nodes,
-                micro == 0,
-            )?;
+            let (graph, plan) = (&self.step.training, &self.step.plan);
+            self.executor
+                .run_observed(graph, plan, 0..self.micro_nodes, micro == 0, after)?;
         }
         Ok(learning_rate)
     }

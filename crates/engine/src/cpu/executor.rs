@@ -48,6 +48,11 @@ impl Executor {
         &mut self.arena
     }
 
+    /// Runs something else on the executor's threads.
+    pub fn install<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        self.threads.install(work)
+    }
+
     /// Runs some of a graph's nodes. In the first micro batch of a step, accumulators start
     /// over; later ones add.
     pub fn run(

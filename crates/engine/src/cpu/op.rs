@@ -124,7 +124,15 @@ fn normalize_again<F: Real + Element>(x: &Operands<'_>, op: &op::NormApply) {
             x.output(0),
         ),
         NormKind::Rms => {
-            norm::apply::<F>(shape, x.input(0), None, x.input(1), x.input(2), None, x.output(0));
+            norm::apply::<F>(
+                shape,
+                x.input(0),
+                None,
+                x.input(1),
+                x.input(2),
+                None,
+                x.output(0),
+            );
         }
     }
 }
@@ -171,7 +179,13 @@ fn multiply<F: Real + Element>(x: &Operands<'_>, op: &op::Linear) {
     let width = x.input_type(1).width();
     let source = columns::<F>(x, 0, op.first_column, width);
     let bias = op.bias.then(|| x.input(2));
-    linear::forward(x.input_type(0).rows(), source, x.input(1), bias, x.output(0));
+    linear::forward(
+        x.input_type(0).rows(),
+        source,
+        x.input(1),
+        bias,
+        x.output(0),
+    );
 }
 
 fn multiply_grad_input<F: Real + Element>(x: &Operands<'_>, op: &op::LinearGradInput) {
@@ -320,6 +334,7 @@ fn convolve_backward<F: Real + Element>(x: &Operands<'_>, op: &op::ConvolutionBa
     }
     let blocks = [(op.first_column, shape.channels)];
     let [dx] = ColumnsMut::split(dx, x.output_type(0).width(), blocks);
+    let parameters = op.parameters.then(|| [x.accumulator(1), x.accumulator(2)]);
     convolution::backward(
         shape,
         x.input(0),
@@ -327,8 +342,7 @@ fn convolve_backward<F: Real + Element>(x: &Operands<'_>, op: &op::ConvolutionBa
         x.input(2),
         x.input(3),
         &dx,
-        x.accumulator(1),
-        x.accumulator(2),
+        parameters,
     );
 }
 
@@ -415,7 +429,7 @@ fn loss<F: Real + Element>(x: &Operands<'_>, op: &op::CrossEntropy) -> Result<()
     };
     let (loss, mode) = x.accumulator::<F>(0);
     let result = if op.gradient {
-        let dw = x.accumulator(2);
+        let dw = op.weight.then(|| x.accumulator(2));
         cross_entropy::forward_backward(
             shape,
             x.input(0),
@@ -423,11 +437,9 @@ fn loss<F: Real + Element>(x: &Operands<'_>, op: &op::CrossEntropy) -> Result<()
             x.input(2),
             weighting,
             x.workspace(),
-            &mut loss[0],
-            mode,
+            (&mut loss[0], mode),
             x.output(1),
-            dw.0,
-            dw.1,
+            dw,
         )
     } else {
         cross_entropy::forward_only(
@@ -437,8 +449,7 @@ fn loss<F: Real + Element>(x: &Operands<'_>, op: &op::CrossEntropy) -> Result<()
             x.input(2),
             weighting,
             x.workspace(),
-            &mut loss[0],
-            mode,
+            (&mut loss[0], mode),
         )
     };
     result.map_err(|error| failed(x, error))
@@ -468,7 +479,9 @@ fn gradient_norm<F: Real + Element>(x: &Operands<'_>, op: &op::GradientNorm) {
     }
     let norm = sum.sqrt();
     // The small constant is PyTorch's, and keeps a zero norm from dividing.
-    let factor = op.max_norm.map_or(1.0, |max| (max / (norm + 1e-6)).min(1.0));
+    let factor = op
+        .max_norm
+        .map_or(1.0, |max| (max / (norm + 1e-6)).min(1.0));
     let out = x.output::<f32>(0);
     out[0] = norm as f32;
     out[1] = factor as f32;

@@ -23,9 +23,7 @@ pub(crate) struct Operands<'a> {
 
 impl<'a> Operands<'a> {
     fn place(&self, id: TensorId) -> Placement {
-        self.plan
-            .placement(id)
-            .unwrap_or(Placement::EMPTY)
+        self.plan.placement(id).unwrap_or(Placement::EMPTY)
     }
 
     pub fn input_type(&self, input: usize) -> TensorType {
@@ -49,7 +47,11 @@ impl<'a> Operands<'a> {
     }
 
     /// The input, or `None` where the output has taken over its memory.
-    pub fn input_unless_in_place<T: Element>(&self, input: usize, output: usize) -> Option<&'a [T]> {
+    pub fn input_unless_in_place<T: Element>(
+        &self,
+        input: usize,
+        output: usize,
+    ) -> Option<&'a [T]> {
         (!self.is_in_place(input, output)).then(|| self.input(input))
     }
 
@@ -60,10 +62,16 @@ impl<'a> Operands<'a> {
 
     /// Whether an accumulator starts over with this write.
     pub fn mode(&self, output: usize) -> Accumulate {
-        if self.first_micro && self.plan.is_first_write(self.index, output) {
-            Accumulate::Overwrite
-        } else {
+        let accumulates = self
+            .graph
+            .tensor(self.node.outputs[output])
+            .role
+            .is_accumulator();
+        let starts = self.first_micro && self.plan.is_first_write(self.index, output);
+        if accumulates && !starts {
             Accumulate::Add
+        } else {
+            Accumulate::Overwrite
         }
     }
 

@@ -77,15 +77,20 @@ impl Declare for Convolution {
         };
         let (x, weight, bias) = (node.inputs[0], node.inputs[1], node.inputs[2]);
         let partial = backward.take_partial(x);
-        let dweight = backward.parameter_gradient(weight);
-        let dbias = backward.parameter_gradient(bias);
+        let dweight = backward.parameter_gradient(node, weight)?;
+        let dbias = backward.parameter_gradient(node, bias)?;
+        let parameters = dweight.is_some() || dbias.is_some();
         let op = ConvolutionBackward {
             first_column: self.first_column,
             accumulate: partial.is_some(),
-            parameters: dweight.is_some(),
+            parameters,
         };
         let inputs = [dy, x, weight, bias].into_iter().chain(partial).collect();
-        let into = dweight.into_iter().chain(dbias).collect();
+        let into = if parameters {
+            vec![dweight, dbias]
+        } else {
+            Vec::new()
+        };
         let dx = backward.accumulate(node, "input", op, inputs, into)?[0];
         backward.contribute(node, x, dx)
     }

@@ -113,13 +113,13 @@ impl Declare for CrossEntropy {
 
     /// The node itself computes the gradient, in the forward pass.
     fn backward(&self, backward: &mut Backward<'_>, node: &Node) -> Result<(), GraphError> {
-        let dw = backward.parameter_gradient(node.inputs[1]);
+        let dw = backward.parameter_gradient(node, node.inputs[1])?;
         let op = Self {
             gradient: true,
             weight: dw.is_some(),
             ..self.clone()
         };
-        let outputs = backward.upgrade_into(Op::from(op), dw.into_iter().collect())?;
+        let outputs = backward.upgrade_into(Op::from(op), dw)?;
         backward.contribute(node, node.inputs[0], outputs[1])
     }
 

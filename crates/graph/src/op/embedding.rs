@@ -95,12 +95,15 @@ impl Declare for Embedding {
         };
         let rows = |backward: &Backward<'_>, id| backward.graph().ty(id).shape.dims()[0];
         let table = backward
-            .parameter_gradient(node.inputs[1])
+            .parameter_gradient(node, node.inputs[1])?
             .map(|gradient| (gradient, rows(backward, node.inputs[1])));
-        let positions = self
-            .positions
-            .then(|| node.inputs[2])
-            .and_then(|id| Some((backward.parameter_gradient(id)?, rows(backward, id))));
+        let positions = if self.positions {
+            backward
+                .parameter_gradient(node, node.inputs[2])?
+                .map(|gradient| (gradient, rows(backward, node.inputs[2])))
+        } else {
+            None
+        };
         if table.is_none() && positions.is_none() {
             return Ok(());
         }
@@ -114,7 +117,7 @@ impl Declare for Embedding {
         let into = [table, positions]
             .into_iter()
             .flatten()
-            .map(|(gradient, _)| gradient)
+            .map(|(gradient, _)| Some(gradient))
             .collect();
         backward.accumulate(node, "table", op, inputs, into)?;
         Ok(())

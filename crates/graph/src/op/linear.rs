@@ -109,14 +109,18 @@ impl Declare for Linear {
         let bias = self.bias.then(|| node.inputs[2]);
         let x_type = backward.graph().ty(x);
         // The weight's gradient first: x is often dead after it, before dx exists.
-        if let Some(dw) = backward.parameter_gradient(weight) {
-            let db = bias.and_then(|bias| backward.parameter_gradient(bias));
+        let dw = backward.parameter_gradient(node, weight)?;
+        let db = match bias {
+            Some(bias) => backward.parameter_gradient(node, bias)?,
+            None => None,
+        };
+        if dw.is_some() || db.is_some() {
             let op = LinearGradWeight {
                 first_column: self.first_column,
                 inputs: backward.graph().ty(weight).width(),
                 bias: db.is_some(),
             };
-            let into = [dw].into_iter().chain(db).collect();
+            let into = [dw].into_iter().chain(db.map(Some)).collect();
             backward.accumulate(node, "weight", op, vec![dy, x], into)?;
         }
         if backward.wants(x) {

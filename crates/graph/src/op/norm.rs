@@ -207,7 +207,16 @@ impl Declare for Norm {
     fn backward(&self, backward: &mut Backward<'_>, node: &Node) -> Result<(), GraphError> {
         let layout = self.layout();
         let Some(dy) = backward.gradient_of(node.outputs[layout.y]) else {
-            return Ok(());
+            return match backward.gradient_of(node.outputs[0]) {
+                None => Ok(()),
+                Some(_) => Err(GraphError::Op {
+                    op: self.name(),
+                    node: node.name.clone(),
+                    problem: "its sum is used but not its norm, and the addition alone has no \
+                              backward"
+                        .to_owned(),
+                }),
+            };
         };
         let stream = match self.normed() {
             Operand::Input(i) => node.inputs[i],
@@ -219,15 +228,17 @@ impl Declare for Norm {
             None
         };
         let gamma = node.inputs[layout.gamma];
-        let dgamma = backward.parameter_gradient(gamma);
-        let dbeta = layout
-            .beta
-            .and_then(|beta| backward.parameter_gradient(node.inputs[beta]));
+        let dgamma = backward.parameter_gradient(node, gamma)?;
+        let dbeta = match layout.beta {
+            Some(beta) => backward.parameter_gradient(node, node.inputs[beta])?,
+            None => None,
+        };
+        let parameters = dgamma.is_some() || dbeta.is_some();
         let op = NormBackward {
             kind: self.kind,
             residual_gradient: residual_gradient.is_some(),
             dropout: self.dropout,
-            parameters: dgamma.is_some(),
+            parameters,
         };
         let inputs = [dy]
             .into_iter()
@@ -237,7 +248,11 @@ impl Declare for Norm {
             .chain([node.outputs[layout.rstd], gamma])
             .chain(layout.random.map(|i| node.inputs[i]))
             .collect();
-        let into = dgamma.into_iter().chain(dbeta).collect();
+        let into = match (parameters, layout.beta) {
+            (false, _) => Vec::new(),
+            (true, None) => vec![dgamma],
+            (true, Some(_)) => vec![dgamma, dbeta],
+        };
         let outputs = backward.accumulate(node, "input", op, inputs, into)?;
         backward.contribute(node, node.inputs[0], outputs[0])?;
         if self.residual {

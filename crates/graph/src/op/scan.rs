@@ -167,10 +167,10 @@ impl Declare for Scan {
         };
         let outputs = backward.upgrade(Op::from(keeping.clone()))?;
         let sources = self.num_sources();
-        let into: Vec<TensorId> = node.inputs[sources + 2..]
+        let into = node.inputs[sources + 2..]
             .iter()
-            .filter_map(|&parameter| backward.parameter_gradient(parameter))
-            .collect();
+            .map(|&parameter| backward.parameter_gradient(node, parameter))
+            .collect::<Result<Vec<_>, _>>()?;
         let inputs = [dy]
             .into_iter()
             .chain(node.inputs.iter().copied())

@@ -79,9 +79,11 @@ pub fn forward<F: Real>(shape: Shape, x: Columns<'_, F>, w: &[F], b: &[F], y: &m
     });
 }
 
-/// Adds to `dx`, whose other columns stay as they are, and writes or adds to `dw`
-/// [channels, width] and `db` [channels].
-#[expect(clippy::too_many_arguments, reason = "the operands of one op")]
+/// The gradients of the weight [channels, width] and the bias [channels].
+pub type ParameterGradients<'a, F> = [(&'a mut [F], Accumulate); 2];
+
+/// Adds to `dx`, whose other columns stay as they are, and writes or adds to the parameters'
+/// gradients where they are trained.
 pub fn backward<F: Real>(
     shape: Shape,
     dy: &[F],
@@ -89,17 +91,18 @@ pub fn backward<F: Real>(
     w: &[F],
     b: &[F],
     dx: &ColumnsMut<'_, F>,
-    dw: (&mut [F], Accumulate),
-    db: (&mut [F], Accumulate),
+    parameters: Option<ParameterGradients<'_, F>>,
 ) {
     shape.check(&x, w, b, dy);
     dx.check("convolution input gradient", shape.rows());
-    let dw = (Shared::new(dw.0), dw.1);
-    let db = (Shared::new(db.0), db.1);
+    let parameters = parameters.map(|both| both.map(|(slice, mode)| (Shared::new(slice), mode)));
     // A task has its channels in all sequences, so that its sums run over the batch in order.
     for_each(shape.num_groups(), |group| {
         for (channel, lanes) in shape.registers(group) {
             let sums = backward_register(shape, channel, lanes, dy, &x, w, b, dx);
+            let Some([dw, db]) = &parameters else {
+                continue;
+            };
             // SAFETY: each task takes its own channels.
             let (dw_part, db_part) = unsafe {
                 (

@@ -91,7 +91,7 @@ impl Case {
         let [dx] = ColumnsMut::split(&mut dpacked, channels + 4, [(3, channels)]);
         let x = columns(self.shape, &packed);
         let (dw_out, db_out) = ((&mut dw[..], mode), (&mut db[..], mode));
-        backward(self.shape, &dy, x, &w, &b, &dx, dw_out, db_out);
+        backward(self.shape, &dy, x, &w, &b, &dx, Some([dw_out, db_out]));
         (dpacked, dw, db)
     }
 }

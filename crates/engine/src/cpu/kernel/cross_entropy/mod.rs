@@ -58,7 +58,7 @@ pub fn workspace(shape: Shape) -> usize {
     shape.chunk_rows.min(shape.rows) * (shape.vocab + 1)
 }
 
-/// The loss, and the gradients of h (overwritten) and W.
+/// The loss, and the gradients of h (overwritten) and, where it is trained, W.
 ///
 /// # Errors
 /// Where a target is not in the vocabulary; nothing is written then.
@@ -76,16 +76,13 @@ pub fn forward_backward<F: Real>(
     targets: &[i32],
     weighting: Weighting,
     workspace: &mut [F],
-    loss: &mut F,
-    loss_mode: Accumulate,
+    loss: (&mut F, Accumulate),
     dh: &mut [F],
-    dw: &mut [F],
-    dw_mode: Accumulate,
+    mut dw: Option<(&mut [F], Accumulate)>,
 ) -> Result<(), TargetOutOfRange> {
     check_targets(shape, targets)?;
     let Shape { width, vocab, .. } = shape;
     let mut total = 0.0;
-    let mut mode = dw_mode;
     for_each_chunk(shape, |start, rows| {
         let h = &h[start * width..][..rows * width];
         let targets = &targets[start..][..rows];
@@ -112,23 +109,18 @@ pub fn forward_backward<F: Real>(
             Accumulate::Overwrite,
             None,
         );
-        gemm(
-            vocab,
-            width,
-            rows,
-            dz.transposed(),
-            h,
-            dw,
-            width,
-            mode,
-            None,
-        );
-        mode = Accumulate::Add;
+        if let Some((dw, mode)) = &mut dw {
+            let dz = dz.transposed();
+            gemm(vocab, width, rows, dz, h, dw, width, *mode, None);
+            *mode = Accumulate::Add;
+        }
     });
-    if shape.rows == 0 && dw_mode == Accumulate::Overwrite {
+    if let Some((dw, Accumulate::Overwrite)) = dw
+        && shape.rows == 0
+    {
         dw.fill(F::ZERO);
     }
-    add_loss(loss, loss_mode, total * weighting.inverse_count);
+    add_loss(loss, total * weighting.inverse_count);
     Ok(())
 }
 
@@ -139,7 +131,6 @@ pub fn forward_backward<F: Real>(
 ///
 /// # Panics
 /// Where a slice is too short for its shape.
-#[expect(clippy::too_many_arguments, reason = "the operands of the loss")]
 pub fn forward_only<F: Real>(
     shape: Shape,
     h: &[F],
@@ -147,8 +138,7 @@ pub fn forward_only<F: Real>(
     targets: &[i32],
     weighting: Weighting,
     workspace: &mut [F],
-    loss: &mut F,
-    loss_mode: Accumulate,
+    loss: (&mut F, Accumulate),
 ) -> Result<(), TargetOutOfRange> {
     check_targets(shape, targets)?;
     let mut total = 0.0;
@@ -160,7 +150,7 @@ pub fn forward_only<F: Real>(
             row_loss(z, targets[row], weighting.label_smoothing)
         });
     });
-    add_loss(loss, loss_mode, total * weighting.inverse_count);
+    add_loss(loss, total * weighting.inverse_count);
     Ok(())
 }
 
@@ -257,7 +247,7 @@ fn rows_in_parallel<F: Real>(
     losses.iter().map(|loss| loss.to_f64()).sum()
 }
 
-fn add_loss<F: Real>(loss: &mut F, mode: Accumulate, value: f64) {
+fn add_loss<F: Real>((loss, mode): (&mut F, Accumulate), value: f64) {
     *loss = match mode {
         Accumulate::Overwrite => F::from_f64(value),
         Accumulate::Add => *loss + F::from_f64(value),

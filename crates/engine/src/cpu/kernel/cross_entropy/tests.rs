@@ -95,11 +95,9 @@ fn run<F: Real>(
         &targets(shape),
         weighting,
         &mut space,
-        loss,
-        mode,
+        (loss, mode),
         dh,
-        dw,
-        mode,
+        Some((dw, mode)),
     )
     .expect("targets are tokens");
     out
@@ -133,8 +131,7 @@ fn loss_is_the_definition() {
                 &targets(shape),
                 weighting,
                 &mut space,
-                &mut evaluated,
-                mode,
+                (&mut evaluated, mode),
             )
             .expect("targets are tokens");
             assert_eq!(evaluated, ours);
@@ -252,8 +249,7 @@ fn a_target_outside_the_vocabulary_is_named() {
             &[0, 3, value],
             weighting,
             &mut [0.0; 20],
-            &mut loss,
-            Accumulate::Add,
+            (&mut loss, Accumulate::Add),
         );
         assert_eq!(
             error,

@@ -1,0 +1,378 @@
+//! What the user typed, word for word. What it means is decided in `settings`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "cinch",
+    version,
+    about = "Plans the memory of a training step before it runs, and trains inside that plan.",
+    after_help = "Examples:\n  \
+        cinch train                                        train a small model on built-in text\n  \
+        cinch plan --model-size medium --vram 16gb         what a model needs, to the byte\n  \
+        cinch train --model-size small --vram 8gb --data-dir my_code\n  \
+        cinch train --config config_16gb_safe.json --data-dir my_code\n\n\
+        Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 does not fit.\n\
+        Flags may be written with - or _ (--model_size = --model-size).",
+    disable_help_subcommand = true
+)]
+pub struct Arguments {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// What a configuration needs, to the byte
+    Plan(PlanArguments),
+    /// Plan, then train inside the plan
+    Train(TrainArguments),
+    /// Sample text from a checkpoint
+    Generate(GenerateArguments),
+    /// Measure a training step against the speed of a matrix product in the same run
+    Bench(BenchArguments),
+    /// Make or prepare training data
+    Data(DataArguments),
+    /// The models and their sizes
+    Models(ListArguments),
+    /// Named settings: memory sizes, training presets
+    Presets(ListArguments),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Device {
+    /// What fits the precision (plan), or what the machine has (train)
+    Auto,
+    Cpu,
+    Cuda,
+}
+
+/// Settings that every command about a model takes. Each stands for one key of the
+/// configuration file.
+#[derive(Args, Debug, Default)]
+pub struct SettingArguments {
+    /// Configuration file (JSON; comments and missing keys are fine)
+    #[arg(long, value_name = "FILE", help_heading = "Settings")]
+    pub config: Option<PathBuf>,
+    /// Architecture: mamba or gpt2
+    #[arg(long, value_name = "NAME", help_heading = "Settings")]
+    pub model: Option<String>,
+    /// Named size (see `cinch models`)
+    #[arg(long, value_name = "SIZE", help_heading = "Settings")]
+    pub model_size: Option<String>,
+    /// Memory to stay within, on any device: 8gb, 512mb, 24 (GiB)
+    #[arg(
+        long,
+        alias = "gpu-memory",
+        value_name = "SIZE",
+        help_heading = "Settings"
+    )]
+    pub vram: Option<String>,
+    /// Take the memory that is free now as the budget
+    #[arg(long, conflicts_with = "vram", help_heading = "Settings")]
+    pub vram_auto: bool,
+    /// With --vram-auto: the share that stays free [default: 0.1]
+    #[arg(
+        long,
+        requires = "vram_auto",
+        value_name = "SHARE",
+        help_heading = "Settings"
+    )]
+    pub vram_safety_margin: Option<f64>,
+    /// The guide's settings for a card: 8gb, 12gb, … (see `cinch presets`)
+    #[arg(long, value_name = "NAME", help_heading = "Settings")]
+    pub vram_preset: Option<String>,
+    /// Training preset: default, fast or careful
+    #[arg(long, value_name = "NAME", help_heading = "Settings")]
+    pub training_preset: Option<String>,
+    /// Sequences per micro batch
+    #[arg(long, value_name = "N", help_heading = "Settings")]
+    pub batch_size: Option<String>,
+    /// Micro batches per step
+    #[arg(
+        long,
+        alias = "gradient-accumulation-steps",
+        value_name = "N",
+        help_heading = "Settings"
+    )]
+    pub grad_accum: Option<String>,
+    /// Tokens per sequence
+    #[arg(long, aliases = ["max-seq-len", "max-seq-length"], value_name = "N", help_heading = "Settings")]
+    pub seq_len: Option<String>,
+    /// fp32, bf16 or fp16
+    #[arg(long, value_name = "TYPE", help_heading = "Settings")]
+    pub precision: Option<String>,
+    /// Blocks to recompute: none, full, auto or a number
+    #[arg(
+        long,
+        alias = "recompute",
+        value_name = "BLOCKS",
+        help_heading = "Settings"
+    )]
+    pub checkpointing: Option<String>,
+    /// Keep optimizer states in host memory
+    #[arg(long, help_heading = "Settings")]
+    pub offload: bool,
+    #[arg(long, value_name = "RATE", help_heading = "Settings")]
+    pub dropout: Option<String>,
+    /// Peak learning rate
+    #[arg(
+        long,
+        alias = "learning-rate",
+        value_name = "RATE",
+        help_heading = "Settings"
+    )]
+    pub lr: Option<String>,
+    #[arg(long, value_name = "N", help_heading = "Settings")]
+    pub max_steps: Option<String>,
+    #[arg(long, value_name = "N", help_heading = "Settings")]
+    pub warmup_steps: Option<String>,
+    /// linear, cosine or constant
+    #[arg(long, value_name = "NAME", help_heading = "Settings")]
+    pub schedule: Option<String>,
+    #[arg(long, value_name = "SHARE", help_heading = "Settings")]
+    pub label_smoothing: Option<String>,
+    #[arg(long, value_name = "N", help_heading = "Settings")]
+    pub seed: Option<String>,
+    /// Steps between evaluations
+    #[arg(
+        long,
+        alias = "eval-interval",
+        value_name = "N",
+        help_heading = "Settings"
+    )]
+    pub eval_steps: Option<String>,
+    /// Steps between checkpoints
+    #[arg(
+        long,
+        alias = "save-interval",
+        value_name = "N",
+        help_heading = "Settings"
+    )]
+    pub save_steps: Option<String>,
+    /// Steps between log lines
+    #[arg(
+        long,
+        alias = "logging-steps",
+        value_name = "N",
+        help_heading = "Settings"
+    )]
+    pub log_steps: Option<String>,
+    /// Checkpoints kept besides the best
+    #[arg(long, value_name = "N", help_heading = "Settings")]
+    pub save_total_limit: Option<String>,
+    /// A folder of text and source files, a text file or a .jsonl file
+    #[arg(long, value_name = "PATH", help_heading = "Settings")]
+    pub data_dir: Option<PathBuf>,
+    /// The field of .jsonl lines that holds the text
+    #[arg(long, value_name = "NAME", help_heading = "Settings")]
+    pub text_column: Option<String>,
+    /// gpt2, bytes, or the path of a tokenizer.json
+    #[arg(long, value_name = "NAME", help_heading = "Settings")]
+    pub tokenizer: Option<String>,
+    /// Share of the data held out for validation
+    #[arg(long, value_name = "SHARE", help_heading = "Settings")]
+    pub val_split: Option<String>,
+    /// Where tokenised data is kept
+    #[arg(long, value_name = "FOLDER", help_heading = "Settings")]
+    pub cache_dir: Option<PathBuf>,
+    /// Where the run is written
+    #[arg(long, value_name = "FOLDER", help_heading = "Settings")]
+    pub output_dir: Option<PathBuf>,
+    /// Any other setting by its key, for example --set model.d_state=32
+    #[arg(long = "set", value_name = "KEY=VALUE", help_heading = "Settings")]
+    pub set: Vec<String>,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    cinch plan --model mamba --model-size large --batch-size 4 --seq-len 1024\n  \
+    cinch plan --config my.json --gpu-memory 24 --json\n  \
+    cinch plan --model gpt2 --precision bf16 --device cuda --graph")]
+pub struct PlanArguments {
+    #[command(flatten)]
+    pub settings: SettingArguments,
+    /// What to plan for
+    #[arg(long, value_enum, default_value = "auto")]
+    pub device: Device,
+    /// Print the step as a graph
+    #[arg(long)]
+    pub graph: bool,
+    /// Print live memory over the step
+    #[arg(long)]
+    pub timeline: bool,
+    /// Where each setting came from
+    #[arg(long)]
+    pub explain: bool,
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    cinch train                                   a small model on built-in text, two minutes\n  \
+    cinch train --model-size small --vram 8gb --data-dir my_code\n  \
+    cinch train --resume runs/mamba-small         go on where a run ended")]
+pub struct TrainArguments {
+    #[command(flatten)]
+    pub settings: SettingArguments,
+    #[arg(long, value_enum, default_value = "auto")]
+    pub device: Device,
+    /// Go on from a checkpoint or a run's newest one (by default of --output-dir)
+    #[arg(long, value_name = "FOLDER", num_args = 0..=1, default_missing_value = "")]
+    pub resume: Option<PathBuf>,
+    /// Threads [default: all cores]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Print the outcome as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    cinch generate runs/mamba-tiny --prompt \"The weights\"\n  \
+    cinch generate runs/gpt2/checkpoints/step-00001000 --max-tokens 100 --temperature 0")]
+pub struct GenerateArguments {
+    /// A run's folder or a checkpoint
+    pub checkpoint: PathBuf,
+    /// What the text begins with
+    #[arg(long, default_value = "")]
+    pub prompt: String,
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    pub max_tokens: usize,
+    /// 0 always takes the likeliest token
+    #[arg(long, default_value_t = 0.8)]
+    pub temperature: f64,
+    /// Choose among the likeliest so many; 0 for all
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    pub top_k: usize,
+    /// Choose among the likeliest that together have this probability
+    #[arg(long, value_name = "SHARE", default_value_t = 0.95)]
+    pub top_p: f64,
+    /// Above 1, tokens that occurred become less likely
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
+    pub repetition_penalty: f64,
+    #[arg(long, value_name = "N", default_value_t = 42)]
+    pub seed: u64,
+    /// Take the best checkpoint of the run, not the newest
+    #[arg(long)]
+    pub best: bool,
+    /// Threads [default: all cores]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    cinch bench --model mamba --model-size small --batch-size 1 --grad-accum 1 --seq-len 256\n  \
+    cinch bench --model gpt2 --batch-size 1 --grad-accum 1 --seq-len 256 --steps 5")]
+pub struct BenchArguments {
+    #[command(flatten)]
+    pub settings: SettingArguments,
+    /// Steps to measure, after one to warm up
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub steps: usize,
+    /// Time by op
+    #[arg(long)]
+    pub trace: bool,
+    /// Threads [default: all cores]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct DataArguments {
+    #[command(subcommand)]
+    pub command: DataCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum DataCommand {
+    /// Write a folder of code-like files in several languages
+    Synth(SynthArguments),
+    /// Tokenise a folder or file into the cache and say what is in it
+    Prepare(PrepareArguments),
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example:\n  cinch data synth synthetic_data --files 500")]
+pub struct SynthArguments {
+    /// The folder to write
+    pub folder: PathBuf,
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    pub files: usize,
+    /// About so many bytes a file
+    #[arg(long, value_name = "N", default_value_t = 4000)]
+    pub bytes: usize,
+    /// Only these, for example python,rust
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub languages: Vec<String>,
+    #[arg(long, value_name = "N", default_value_t = 42)]
+    pub seed: u64,
+    /// Replace files that an earlier call wrote
+    #[arg(long)]
+    pub overwrite: bool,
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct PrepareArguments {
+    /// A folder, a text file or a .jsonl file
+    pub path: PathBuf,
+    /// gpt2, bytes, or the path of a tokenizer.json
+    #[arg(long, default_value = "gpt2")]
+    pub tokenizer: String,
+    #[arg(long, default_value = "text")]
+    pub text_column: String,
+    #[arg(long, value_name = "FOLDER")]
+    pub cache_dir: Option<PathBuf>,
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct ListArguments {
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `--model_size=x` as `--model-size=x`: only the flag's name is touched.
+pub fn with_dashes(arguments: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
+    arguments.map(|argument| match argument.to_str() {
+        Some(text) if text.starts_with("--") => {
+            let (name, value) = text.split_at(text.find('=').unwrap_or(text.len()));
+            (name.replace('_', "-") + value).into()
+        }
+        _ => argument,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn underscores_become_dashes_in_names_only() {
+        let typed = ["--model_size", "a_b", "--set=model.d_state=3", "-x_y"];
+        let read: Vec<OsString> = with_dashes(typed.map(OsString::from).into_iter()).collect();
+        assert_eq!(
+            read,
+            ["--model-size", "a_b", "--set=model.d_state=3", "-x_y"]
+        );
+    }
+}

@@ -1,0 +1,100 @@
+//! `cinch data`: make or prepare training data.
+
+use cinch_data::synth::{self, Language, SynthOptions};
+use cinch_data::{Corpus, DataOptions, Source, Tokenizer, TokenizerSpec};
+use serde_json::json;
+
+use super::{print, print_json};
+use crate::args::{DataArguments, DataCommand, PrepareArguments, SynthArguments};
+use crate::progress::{DataBar, shown};
+use crate::table::thousands;
+
+pub fn run(arguments: &DataArguments) -> anyhow::Result<()> {
+    match &arguments.command {
+        DataCommand::Synth(arguments) => synthesize(arguments),
+        DataCommand::Prepare(arguments) => prepare(arguments),
+    }
+}
+
+fn synthesize(arguments: &SynthArguments) -> anyhow::Result<()> {
+    let languages: Result<Vec<Language>, _> = arguments
+        .languages
+        .iter()
+        .map(|name| name.parse())
+        .collect();
+    let options = SynthOptions {
+        folder: arguments.folder.clone(),
+        num_files: arguments.files,
+        seed: arguments.seed,
+        languages: languages?,
+        approx_bytes_per_file: arguments.bytes,
+        overwrite: arguments.overwrite,
+    };
+    let report = synth::generate(&options, &DataBar::default())?;
+    let by_language = report.per_language.iter();
+    if arguments.json {
+        let counts: serde_json::Map<String, serde_json::Value> = by_language
+            .map(|(language, files)| (language.to_string(), json!(files)))
+            .collect();
+        return print_json(&json!({
+            "folder": arguments.folder,
+            "files": report.num_files,
+            "bytes": report.num_bytes,
+            "languages": counts,
+        }));
+    }
+    let counts: Vec<String> = by_language
+        .map(|(language, files)| format!("{language} {files}"))
+        .collect();
+    let folder = shown(&arguments.folder);
+    print(&format!(
+        "wrote {} files, {} bytes, to {folder}: {}\n\
+         train on it: cinch train --model-size small --vram 8gb --data-dir {folder}",
+        report.num_files,
+        thousands(report.num_bytes),
+        counts.join(", ")
+    ))
+}
+
+fn prepare(arguments: &PrepareArguments) -> anyhow::Result<()> {
+    let spec: TokenizerSpec = match arguments.tokenizer.parse() {
+        Ok(spec) => spec,
+        Err(never) => match never {},
+    };
+    let tokenizer = Tokenizer::load(&spec)?;
+    let options = DataOptions {
+        source: if arguments.path.is_file() {
+            Source::File(arguments.path.clone())
+        } else {
+            Source::Folder(arguments.path.clone())
+        },
+        tokenizer: spec,
+        text_column: arguments.text_column.clone(),
+        cache_dir: arguments.cache_dir.clone(),
+    };
+    let corpus = Corpus::prepare(&options, &tokenizer, &DataBar::default())?;
+    if arguments.json {
+        return print_json(&json!({
+            "path": arguments.path,
+            "tokenizer": tokenizer.name(),
+            "vocabulary": tokenizer.vocab_size(),
+            "tokens": corpus.num_tokens(),
+            "documents": corpus.num_documents(),
+            "cache": corpus.cache_path(),
+            "was_cached": corpus.was_cached(),
+        }));
+    }
+    print(&format!(
+        "{} tokens in {} documents ({}, vocabulary {})\ncache: {}{}",
+        thousands(corpus.num_tokens()),
+        thousands(corpus.num_documents()),
+        tokenizer.name(),
+        thousands(tokenizer.vocab_size() as u64),
+        corpus.cache_path().display(),
+        if corpus.was_cached() {
+            " (was there already)"
+        } else {
+            ""
+        }
+    ))
+}

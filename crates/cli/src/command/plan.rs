@@ -1,0 +1,89 @@
+//! `cinch plan`: what a configuration needs.
+
+use cinch_config::{Bytes, Settings};
+use cinch_fit::{FitError, StepPlan};
+use cinch_graph::Target;
+use serde_json::json;
+
+use super::{print, print_json};
+use crate::args::PlanArguments;
+use crate::{device, table};
+
+pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
+    let settings = arguments.settings.settings()?;
+    let mut config = settings.resolve()?;
+    let target = device::plan_target(arguments.device, &config);
+    let mut notes = settings.notes();
+    if target == Target::Cpu {
+        notes.extend(device::adapt_to_cpu(&mut config));
+    }
+    let step = match cinch_fit::plan(&config, target) {
+        Err(FitError::DoesNotFit(answer)) if arguments.json => {
+            print_json(&json!({
+                "model": config.model.name(),
+                "fits": false,
+                "budget_bytes": answer.budget_bytes,
+                "needed_bytes": answer.needed_bytes,
+                "breakdown": answer.breakdown,
+                "consumers": answer.consumers,
+                "changes": answer.changes,
+            }))?;
+            return Err(FitError::DoesNotFit(answer).into());
+        }
+        other => other?,
+    };
+    let report = step.report(target, arguments.timeline);
+    if arguments.json {
+        return print_json(&report);
+    }
+    print(&table::plan(&report))?;
+    for note in notes {
+        print(&format!("note: {note}"))?;
+    }
+    if arguments.explain {
+        print(&explain(&settings))?;
+    }
+    if arguments.timeline {
+        print(&timeline(&step))?;
+    }
+    if arguments.graph {
+        print(&format!("\n{}", &*step.training))?;
+    }
+    Ok(())
+}
+
+/// Where each setting came from.
+fn explain(settings: &Settings) -> String {
+    let mut table = table::new(&["setting", "value", "from", "instead of"]);
+    for one in settings.explain() {
+        let overridden: Vec<String> = one
+            .overridden
+            .iter()
+            .map(|other| format!("{} ({})", other.value, other.source))
+            .collect();
+        table.add_row([
+            one.key.to_owned(),
+            one.value.to_string(),
+            one.source.to_string(),
+            overridden.join(", "),
+        ]);
+    }
+    format!("\n{table}")
+}
+
+/// Live memory over the step, a bar a node.
+fn timeline(step: &StepPlan) -> String {
+    const WIDTH: u64 = 50;
+    let mut text = String::from("\n");
+    let peak = step.plan.peak_bytes.max(1);
+    for moment in step.plan.moments(&step.training) {
+        let bar = "█".repeat((moment.bytes * WIDTH / peak) as usize);
+        text += &format!(
+            "{:>10}  {bar:<50}  {:<9} {}\n",
+            Bytes::new(moment.bytes).to_string(),
+            moment.phase,
+            moment.node
+        );
+    }
+    text
+}

@@ -1,0 +1,96 @@
+//! From an error to a message and an exit code: 1 failed, 2 wrong usage or configuration, 3
+//! does not fit.
+
+use std::process::ExitCode;
+
+use cinch_config::ConfigError;
+use cinch_data::DataError;
+use cinch_fit::FitError;
+use cinch_model::ModelError;
+use cinch_train::TrainError;
+use cinch_train::checkpoint::CheckpointError;
+
+/// Something the user typed that cannot be done.
+#[derive(Debug)]
+pub struct Usage(pub String);
+
+impl std::fmt::Display for Usage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
+
+pub fn usage(message: impl Into<String>) -> anyhow::Error {
+    Usage(message.into()).into()
+}
+
+/// Prints the error and gives its exit code.
+pub fn report(error: &anyhow::Error) -> ExitCode {
+    if broken_pipe(error) {
+        return ExitCode::SUCCESS;
+    }
+    eprintln!("error: {error}");
+    // Libraries' messages hold their causes already; what the binary adds does not.
+    let mut last = error.to_string();
+    for cause in error.chain().skip(1) {
+        let text = cause.to_string();
+        if !last.contains(&text) {
+            eprintln!("caused by: {text}");
+        }
+        last = text;
+    }
+    ExitCode::from(exit_code(error))
+}
+
+/// Whoever read our output has seen enough.
+fn broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<std::io::Error>())
+        .any(|cause| cause.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+fn exit_code(error: &anyhow::Error) -> u8 {
+    if error.is::<Usage>() || error.is::<ConfigError>() {
+        return 2;
+    }
+    if let Some(error) = error.downcast_ref::<FitError>() {
+        return fit_code(error);
+    }
+    if let Some(error) = error.downcast_ref::<DataError>() {
+        return data_code(error);
+    }
+    match error.downcast_ref::<TrainError>() {
+        Some(TrainError::Fit(error)) => fit_code(error),
+        Some(TrainError::Data(error)) => data_code(error),
+        Some(
+            TrainError::Vocabulary { .. }
+            | TrainError::OtherData { .. }
+            | TrainError::OtherModel { .. }
+            | TrainError::RunExists { .. }
+            | TrainError::Checkpoint(CheckpointError::NoCheckpoint { .. }),
+        ) => 2,
+        _ => 1,
+    }
+}
+
+fn fit_code(error: &FitError) -> u8 {
+    match error {
+        FitError::DoesNotFit(_) => 3,
+        FitError::Model(ModelError::SequenceTooLong { .. }) | FitError::EmptyBatch => 2,
+        _ => 1,
+    }
+}
+
+/// What the user's files and folders cause is wrong input; what the disk causes is a failure.
+fn data_code(error: &DataError) -> u8 {
+    match error {
+        DataError::Read { .. }
+        | DataError::Changed { .. }
+        | DataError::CacheWrite { .. }
+        | DataError::Write { .. } => 1,
+        _ => 2,
+    }
+}
