@@ -276,35 +276,37 @@ impl Session {
             .collect()
     }
 
-    /// Copies weights, and states where given, from a checkpoint's files.
-    pub fn load(&mut self, model: &TensorFile, states: Option<&TensorFile>) -> Result<(), String> {
-        let graph = self.step.training.clone();
-        for parameter in &graph.parameters {
-            self.load_tensor(&graph, parameter.master, model)?;
-            if let Some(states) = states {
-                for id in parameter.moments.into_iter().flatten() {
-                    self.load_tensor(&graph, id, states)?;
-                }
-            }
-        }
-        let expected = graph.parameters.len();
-        if model.num_tensors() != expected {
+    /// Copies weights and states from a checkpoint's files, which must hold just those of this
+    /// model.
+    pub fn load(&mut self, weights: &TensorFile, states: &TensorFile) -> Result<(), String> {
+        self.load_by_name(weights)?;
+        let expected = self.step.training.parameters.len();
+        if weights.num_tensors() != expected {
             return Err(format!(
                 "it has {} tensors, the model {expected}",
-                model.num_tensors()
+                weights.num_tensors()
             ));
         }
-        Ok(())
+        let moments = |parameter: &Parameter| parameter.moments.into_iter().flatten().collect();
+        self.copy_from(states, moments)
     }
 
-    fn load_tensor(
+    /// Copies the weights from a file that may hold other tensors as well.
+    pub fn load_by_name(&mut self, weights: &TensorFile) -> Result<(), String> {
+        self.copy_from(weights, |parameter| vec![parameter.master])
+    }
+
+    fn copy_from(
         &mut self,
-        graph: &Graph,
-        id: TensorId,
         file: &TensorFile,
+        which: impl Fn(&Parameter) -> Vec<TensorId>,
     ) -> Result<(), String> {
-        let place = placement(&self.step.plan, id);
-        copy_tensor(graph, id, file, self.executor.arena_mut().write(place))
+        let graph: &Graph = &self.step.training;
+        for id in graph.parameters.iter().flat_map(which) {
+            let place = placement(&self.step.plan, id);
+            copy_tensor(graph, id, file, self.executor.arena_mut().write(place))?;
+        }
+        Ok(())
     }
 }
 

@@ -474,7 +474,7 @@ fn resume(
         });
     }
     session
-        .load(&loaded.model, Some(&loaded.optimizer))
+        .load(&loaded.model, &loaded.optimizer)
         .map_err(|problem| TrainError::OtherModel {
             path: path.to_owned(),
             problem,
