@@ -3,7 +3,8 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Command as CommandLine, CommandFactory, FromArgMatches};
+use clap::{Parser, Subcommand, ValueEnum};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -24,6 +25,28 @@ pub struct Arguments {
     pub command: Command,
 }
 
+impl Arguments {
+    /// Reads the command line; one that cannot be read ends the program with a message.
+    pub fn read() -> Self {
+        let matches = command_line().get_matches_from(with_dashes(std::env::args_os()));
+        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+    }
+}
+
+/// A number below zero is a value and not an unknown flag, so that the message about it names
+/// the setting and its range.
+fn command_line() -> CommandLine {
+    fn with_negative_numbers(command: CommandLine) -> CommandLine {
+        command
+            .mut_args(|arg| {
+                let takes_values = arg.get_action().takes_values();
+                arg.allow_negative_numbers(takes_values)
+            })
+            .mut_subcommands(with_negative_numbers)
+    }
+    with_negative_numbers(Arguments::command())
+}
+
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// What a configuration needs, to the byte
@@ -37,8 +60,11 @@ pub enum Command {
     /// Make or prepare training data
     Data(DataArguments),
     /// The models and their sizes
+    #[command(after_help = "Examples:\n  cinch models\n  cinch models --json")]
     Models(ListArguments),
     /// Named settings: memory sizes, training presets
+    #[command(after_help = "Examples:\n  cinch presets\n  \
+        cinch train --vram-preset 8gb --training-preset fast --data-dir my_code")]
     Presets(ListArguments),
 }
 
@@ -222,8 +248,8 @@ pub struct TrainArguments {
     #[arg(long, value_enum, default_value = "auto")]
     pub device: Device,
     /// Go on from a checkpoint or a run's newest one (by default of --output-dir)
-    #[arg(long, value_name = "FOLDER", num_args = 0..=1, default_missing_value = "")]
-    pub resume: Option<PathBuf>,
+    #[arg(long, value_name = "FOLDER")]
+    pub resume: Option<Option<PathBuf>>,
     /// Threads [default: all cores]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
@@ -289,6 +315,9 @@ pub struct BenchArguments {
 }
 
 #[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    cinch data synth synthetic_data               a folder to train on when there is none\n  \
+    cinch data prepare my_code                    tokenise now, train later")]
 pub struct DataArguments {
     #[command(subcommand)]
     pub command: DataCommand,
@@ -303,7 +332,9 @@ pub enum DataCommand {
 }
 
 #[derive(Args, Debug)]
-#[command(after_help = "Example:\n  cinch data synth synthetic_data --files 500")]
+#[command(after_help = "Examples:\n  \
+    cinch data synth synthetic_data --files 500\n  \
+    cinch data synth synthetic_data --languages python,rust --seed 7")]
 pub struct SynthArguments {
     /// The folder to write
     pub folder: PathBuf,
@@ -325,14 +356,19 @@ pub struct SynthArguments {
 }
 
 #[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    cinch data prepare my_code\n  \
+    cinch data prepare texts.jsonl --text-column content --tokenizer bytes")]
 pub struct PrepareArguments {
     /// A folder, a text file or a .jsonl file
     pub path: PathBuf,
     /// gpt2, bytes, or the path of a tokenizer.json
-    #[arg(long, default_value = "gpt2")]
+    #[arg(long, value_name = "NAME", default_value = "gpt2")]
     pub tokenizer: String,
-    #[arg(long, default_value = "text")]
+    /// The field of .jsonl lines that holds the text
+    #[arg(long, value_name = "NAME", default_value = "text")]
     pub text_column: String,
+    /// Where tokenised data is kept
     #[arg(long, value_name = "FOLDER")]
     pub cache_dir: Option<PathBuf>,
     #[arg(long)]
@@ -346,7 +382,7 @@ pub struct ListArguments {
 }
 
 /// `--model_size=x` as `--model-size=x`: only the flag's name is touched.
-pub fn with_dashes(arguments: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
+fn with_dashes(arguments: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
     arguments.map(|argument| match argument.to_str() {
         Some(text) if text.starts_with("--") => {
             let (name, value) = text.split_at(text.find('=').unwrap_or(text.len()));
@@ -359,11 +395,10 @@ pub fn with_dashes(arguments: impl Iterator<Item = OsString>) -> impl Iterator<I
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_well_formed() {
-        Arguments::command().debug_assert();
+        command_line().debug_assert();
     }
 
     #[test]

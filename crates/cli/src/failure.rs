@@ -62,15 +62,18 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     if let Some(error) = error.downcast_ref::<DataError>() {
         return data_code(error);
     }
+    if let Some(error) = error.downcast_ref::<CheckpointError>() {
+        return checkpoint_code(error);
+    }
     match error.downcast_ref::<TrainError>() {
         Some(TrainError::Fit(error)) => fit_code(error),
         Some(TrainError::Data(error)) => data_code(error),
+        Some(TrainError::Checkpoint(error)) => checkpoint_code(error),
         Some(
             TrainError::Vocabulary { .. }
             | TrainError::OtherData { .. }
             | TrainError::OtherModel { .. }
-            | TrainError::RunExists { .. }
-            | TrainError::Checkpoint(CheckpointError::NoCheckpoint { .. }),
+            | TrainError::RunExists { .. },
         ) => 2,
         _ => 1,
     }
@@ -80,6 +83,14 @@ fn fit_code(error: &FitError) -> u8 {
     match error {
         FitError::DoesNotFit(_) => 3,
         FitError::Model(ModelError::SequenceTooLong { .. }) | FitError::EmptyBatch => 2,
+        _ => 1,
+    }
+}
+
+/// A path to no checkpoint is wrong usage; a damaged checkpoint or a full disk is a failure.
+fn checkpoint_code(error: &CheckpointError) -> u8 {
+    match error {
+        CheckpointError::NoCheckpoint { .. } | CheckpointError::NotACheckpoint { .. } => 2,
         _ => 1,
     }
 }

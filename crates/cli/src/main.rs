@@ -14,12 +14,10 @@ mod table;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 use args::{Arguments, Command};
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse_from(args::with_dashes(std::env::args_os()));
+    let arguments = Arguments::read();
     let result = match arguments.command {
         Command::Plan(arguments) => command::plan::run(&arguments),
         Command::Train(arguments) => command::train::run(&arguments),

@@ -146,6 +146,12 @@ impl Observer for TrainBar {
                 self.planned = plan.total_bytes();
                 self.budget = plan.config.batch.budget.map(Bytes::get);
                 let max_steps = plan.config.training.max_steps;
+                if step >= max_steps {
+                    self.line(&format!(
+                        "step {step} of {max_steps} is done already: a larger --max-steps goes on"
+                    ));
+                    return;
+                }
                 self.line(&format!(
                     "training steps {} to {max_steps} on {threads} threads",
                     step + 1

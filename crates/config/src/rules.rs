@@ -215,7 +215,9 @@ impl Completion {
         Ok(())
     }
 
-    /// A stated warm-up must fit the run; one that nobody stated gives way.
+    /// A warm-up gives way to a length of the run that was stated in a stronger place: a flag
+    /// that cuts a file's run short, as people do to try a config, must not need a second flag.
+    /// Two that were stated in the same place contradict each other.
     pub(crate) fn fit_warmup(&mut self) -> Result<(), ConfigError> {
         const WARMUP: &str = "training.warmup_steps";
         const STEPS: &str = "training.max_steps";
@@ -223,7 +225,8 @@ impl Completion {
         if self.unsigned(WARMUP) <= steps {
             return Ok(());
         }
-        if self.settings.is_explicit(WARMUP) {
+        let layer = |key| self.settings.effective(key).map(|given| given.layer);
+        if self.settings.is_explicit(WARMUP) && layer(WARMUP) >= layer(STEPS) {
             return Err(self.relation(
                 WARMUP,
                 STEPS,

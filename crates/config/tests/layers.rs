@@ -323,6 +323,19 @@ fn an_unstated_warmup_gives_way_to_a_short_run() {
 }
 
 #[test]
+fn a_flag_that_shortens_the_run_shortens_the_warmup_of_a_file() {
+    let mut settings = from_text("\"training\": {\"max_steps\": 9000, \"warmup_steps\": 2000}");
+    let flag = Source::Flag("--max-steps".to_owned());
+    settings.set("training.max_steps", "100", flag).unwrap();
+    assert_eq!(settings.resolve().unwrap().training.warmup_steps, 10);
+    assert!(
+        settings.notes()[0].contains("is longer than the run of 100 steps: shortened to 10"),
+        "{:?}",
+        settings.notes()
+    );
+}
+
+#[test]
 fn switches_and_words_mean_the_same() {
     let batch = |text: &str| from_text(text).resolve().unwrap().batch;
     assert_eq!(

@@ -187,10 +187,10 @@ fn settings_that_do_not_go_together() {
     );
     assert_eq!(
         message(
-            "\"training\": {\"warmup_steps\": 200}",
-            &[("--max-steps", "training.max_steps", "100")]
+            "\"training\": {\"max_steps\": 100}",
+            &[("--warmup-steps", "training.warmup_steps", "200")]
         ),
-        "`training.warmup_steps` = 200 (run.json line 1) does not go with `training.max_steps` = 100 (--max-steps): warm-up cannot be longer than the run\nhint: set training.warmup_steps to 100 or less, or raise training.max_steps"
+        "`training.warmup_steps` = 200 (--warmup-steps) does not go with `training.max_steps` = 100 (run.json line 1): warm-up cannot be longer than the run\nhint: set training.warmup_steps to 100 or less, or raise training.max_steps"
     );
     assert_eq!(
         message("\"model\": {\"type\": \"gpt2\", \"d_model\": 256}", &[]),

@@ -18,6 +18,14 @@ pub(crate) fn splits(config: &Config) -> impl Iterator<Item = (usize, usize)> + 
         .map(move |size| (size, effective / size))
 }
 
+/// Rows of logits at once to try, from what the configuration has downwards.
+pub(crate) fn loss_chunks(config: &Config) -> Vec<Option<usize>> {
+    match config.batch.loss_chunk {
+        Some(rows) => vec![Some(rows)],
+        None => vec![None, Some(64), Some(16)],
+    }
+}
+
 /// The plan with the fewest recomputed blocks that fits.
 pub(crate) fn fewest_blocks(
     config: &Config,
@@ -74,11 +82,16 @@ impl DoesNotFit {
         budget: u64,
     ) -> Result<Self, FitError> {
         let mut best = smallest.clone();
-        if config.batch.checkpointing == Checkpointing::Auto {
-            let blocks = config.model.num_blocks();
-            let full = StepPlan::new(&smallest.config, target, blocks)?;
-            if full.total_bytes() < best.total_bytes() {
-                best = full;
+        for loss_chunk in loss_chunks(config) {
+            let mut chunked = smallest.config.clone();
+            chunked.batch.loss_chunk = loss_chunk;
+            let blocks = match config.batch.checkpointing {
+                Checkpointing::Auto => config.model.num_blocks(),
+                _ => smallest.training.num_recomputed,
+            };
+            let step = StepPlan::new(&chunked, target, blocks)?;
+            if step.total_bytes() < best.total_bytes() {
+                best = step;
             }
         }
         let mut consumers = best.plan.alive_at_peak(&best.training);
@@ -97,7 +110,6 @@ impl DoesNotFit {
 /// recomputation.
 fn changes(config: &Config, target: Target, budget: u64) -> Result<Vec<Change>, FitError> {
     let mut found = Vec::new();
-    let blocks = config.model.num_blocks();
     let full = config.batch.checkpointing == Checkpointing::Auto
         || config.batch.checkpointing == Checkpointing::Full;
     if !full && let Some(step) = fewest_blocks(config, target, budget)? {
@@ -108,7 +120,7 @@ fn changes(config: &Config, target: Target, budget: u64) -> Result<Vec<Change>, 
         });
     }
     let mut attempt = |change: String, config: &Config| -> Result<bool, FitError> {
-        let step = StepPlan::new(config, target, blocks)?;
+        let step = StepPlan::new(config, target, config.model.num_blocks())?;
         let fits = step.total_bytes() <= budget;
         if fits {
             let recompute = if full { "" } else { " --checkpointing full" };
@@ -140,12 +152,17 @@ fn changes(config: &Config, target: Target, budget: u64) -> Result<Vec<Change>, 
             attempt("--offload".to_owned(), &away)?;
         }
     }
-    for size in smaller_sizes(config) {
+    for (name, model) in smaller_sizes(config) {
         let mut smaller = config.clone();
-        smaller.model = size.1;
-        if smaller.batch.seq_len <= smaller.model.max_seq_len()
-            && attempt(format!("--model-size {}", size.0), &smaller)?
-        {
+        let seq_len = config.batch.seq_len.min(model.max_seq_len());
+        smaller.model = model;
+        smaller.batch.seq_len = seq_len;
+        let shorter = if seq_len < config.batch.seq_len {
+            format!(" --seq-len {seq_len}")
+        } else {
+            String::new()
+        };
+        if attempt(format!("--model-size {name}{shorter}"), &smaller)? {
             break;
         }
     }
@@ -210,8 +227,9 @@ impl fmt::Display for DoesNotFit {
         if self.changes.is_empty() {
             write!(
                 f,
-                "hint: no single change fits {}: the model needs a larger budget",
-                show(self.budget_bytes)
+                "hint: no single change fits {}; the smallest budget for these settings is {}",
+                show(self.budget_bytes),
+                show(self.needed_bytes)
             )
         } else {
             f.write_str("what would fit, the smallest change first:")?;

@@ -1,8 +1,9 @@
 //! From a configuration to a plan that stays inside its budget.
 //!
 //! What the user asked for is kept: effective batch, sequence length, precision. What may
-//! change to meet a budget is how the effective batch is cut into micro batches and how many
-//! blocks are recomputed, because neither changes the gradient.
+//! change to meet a budget is how the effective batch is cut into micro batches, how many blocks
+//! are recomputed and how many rows of logits exist at once, because none of these changes the
+//! gradient.
 
 mod budget;
 mod error;
@@ -20,8 +21,9 @@ use cinch_graph::Target;
 /// The plan of a configuration: as it stands, or within its budget.
 ///
 /// With a budget, the largest micro batch that fits without recomputation is taken; where none
-/// does, a micro batch of one with the fewest recomputed blocks. A configuration that says how
-/// many blocks to recompute is taken at its word.
+/// does, a micro batch of one with the fewest recomputed blocks, and with fewer rows of logits at
+/// once only if that is not enough. A configuration that says how many blocks to recompute, or
+/// how many rows of logits to hold, is taken at its word.
 pub fn plan(config: &Config, target: Target) -> Result<StepPlan, FitError> {
     let Some(budget) = config.batch.budget else {
         let blocks = asked_blocks(config).unwrap_or(0);
@@ -43,10 +45,16 @@ pub fn plan(config: &Config, target: Target) -> Result<StepPlan, FitError> {
     let Some((split, step)) = smallest else {
         return Err(FitError::EmptyBatch);
     };
-    if asked.is_none()
-        && let Some(step) = budget::fewest_blocks(&split, target, budget)?
-    {
-        return Ok(step);
+    for loss_chunk in budget::loss_chunks(&split) {
+        let mut chunked = split.clone();
+        chunked.batch.loss_chunk = loss_chunk;
+        let found = match asked {
+            None => budget::fewest_blocks(&chunked, target, budget)?,
+            Some(blocks) => Some(StepPlan::new(&chunked, target, blocks)?),
+        };
+        if let Some(step) = found.filter(|step| step.total_bytes() <= budget) {
+            return Ok(step);
+        }
     }
     Err(FitError::DoesNotFit(Box::new(DoesNotFit::new(
         config, &step, target, budget,

@@ -58,7 +58,8 @@ impl Graph {
         f.write_str(")")?;
         for &id in &node.outputs {
             let tensor = self.tensor(id);
-            let sign = if tensor.role.is_accumulator() {
+            // The update overwrites its one result, the gradients' norm.
+            let sign = if tensor.role.is_accumulator() && node.phase != Phase::Update {
                 " +="
             } else {
                 ""

@@ -33,7 +33,7 @@ pub enum TrainError {
     },
     #[error(
         "the loss at step {step} is {loss}: training has diverged\n\
-         hint: lower training.learning_rate ({learning_rate:e}){}",
+         hint: lower training.learning_rate, which was {learning_rate:e} at that step{}",
         .last.as_ref().map_or_else(String::new, |path| format!(
             ", and go on from the last checkpoint with --resume {}", path.display()
         ))

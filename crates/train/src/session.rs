@@ -331,8 +331,8 @@ pub(crate) fn copy_tensor(
             tensor.ty.shape.dims()
         ));
     }
-    into.copy_from_slice(saved.bytes);
-    Ok(())
+    file.read_into(&saved, into)
+        .map_err(|error| format!("`{}` cannot be read: {error}", tensor.name))
 }
 
 pub(crate) fn placement(plan: &Plan, id: TensorId) -> Placement {

@@ -22,6 +22,9 @@ pub struct State {
     pub seed: u64,
     /// The lowest validation loss so far.
     pub best_loss: Option<f64>,
+    /// The step it was measured at.
+    #[serde(default)]
+    pub best_step: Option<u64>,
     /// The first loss of the run, to compare the last one with.
     pub first_loss: Option<f64>,
     /// What the data and the tokenizer were.

@@ -152,6 +152,7 @@ impl<'a> Trainer<'a> {
                     tokens: 0,
                     seed: config.training.seed,
                     best_loss: None,
+                    best_step: None,
                     first_loss: None,
                     corpus: data.fingerprint.clone(),
                     config: config.clone(),
@@ -164,6 +165,13 @@ impl<'a> Trainer<'a> {
                 state.config = config.clone();
                 state.settings = run.settings;
                 store.set_aside_after(state.step)?;
+                // A kill between the save of a best checkpoint and its mark left it unmarked.
+                if state.best_step == Some(state.step)
+                    && let Some(loss) = state.best_loss
+                    && path == store.path_of(state.step)
+                {
+                    store.mark_best(state.step, loss)?;
+                }
                 let step = state.step;
                 (state, Some((step, path)))
             }
@@ -205,11 +213,17 @@ impl<'a> Trainer<'a> {
         &self.session.plan().config
     }
 
+    /// Whether the losses that the outcome names are validation losses. Where no evaluation falls
+    /// into the run, there is none before it either.
+    fn validated(&self) -> bool {
+        let training = &self.config().training;
+        !self.data.validation.is_empty()
+            && (1..=training.max_steps).contains(&training.eval_interval)
+    }
+
     fn run(&mut self, observer: &mut dyn Observer) -> Result<Outcome, TrainError> {
         let training = self.config().training.clone();
-        // Where no evaluation falls into the run, there is none before it either.
-        let validated = !self.data.validation.is_empty()
-            && (1..=training.max_steps).contains(&training.eval_interval);
+        let validated = self.validated();
         if self.state.step == 0 && validated {
             let loss = self.evaluate(observer)?;
             self.state.first_loss = Some(loss);
@@ -254,7 +268,7 @@ impl<'a> Trainer<'a> {
         self.state.samples += tokens / seq_len as u64;
         self.state.tokens += tokens;
         self.state.first_loss.get_or_insert(result.loss);
-        if self.config().training.eval_interval > max_steps || self.data.validation.is_empty() {
+        if !self.validated() {
             self.last_loss = Some(result.loss);
         }
         self.pace.step(tokens);
@@ -331,6 +345,7 @@ impl<'a> Trainer<'a> {
         self.events.flush()?;
         if best && loss.is_finite() {
             self.state.best_loss = Some(loss);
+            self.state.best_step = Some(step);
             self.save(observer)?;
             self.store.mark_best(step, loss)?;
         }

@@ -15,8 +15,8 @@ use crate::failure::usage;
 pub fn run(arguments: &GenerateArguments) -> anyhow::Result<()> {
     check(arguments)?;
     let path = checkpoint_folder(arguments)?;
-    let loaded = checkpoint::load(&path)?;
-    let state = State::from_json(&path, loaded.state.clone())?;
+    let state = State::from_json(&path, checkpoint::load_state(&path)?)?;
+    let weights = checkpoint::load_weights(&path)?;
     let spec: TokenizerSpec = match state.config.data.tokenizer.parse() {
         Ok(spec) => spec,
         Err(never) => match never {},
@@ -28,13 +28,8 @@ pub fn run(arguments: &GenerateArguments) -> anyhow::Result<()> {
         // A text begins where another one ended.
         context.push(tokenizer.end_of_text().unwrap_or(0));
     }
-    let longest = context.len() + arguments.max_tokens;
-    let mut generator = Generator::new(
-        &state.config.model,
-        &loaded.model,
-        longest,
-        arguments.threads,
-    )?;
+    let longest = context.len().saturating_add(arguments.max_tokens);
+    let mut generator = Generator::new(&state.config.model, &weights, longest, arguments.threads)?;
     let sampling = Sampling {
         temperature: arguments.temperature,
         top_k: arguments.top_k,

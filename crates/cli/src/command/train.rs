@@ -5,14 +5,15 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context;
-use cinch_config::{Preset, Settings, Source};
+use cinch_config::{Preset, Settings, Source, Value};
 use cinch_graph::Target;
 use cinch_train::checkpoint::{self, Store};
 use cinch_train::{Ending, Outcome, Resume, Run, State, train};
 use serde_json::json;
 
 use super::{print, print_json};
-use crate::args::TrainArguments;
+use crate::args::{SettingArguments, TrainArguments};
+use crate::failure::usage;
 use crate::progress::{DataBar, TrainBar, shown};
 use crate::{device, table};
 
@@ -71,20 +72,27 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
 fn settings(arguments: &TrainArguments) -> anyhow::Result<(Settings, Resume)> {
     let flags = &arguments.settings;
     let Some(from) = &arguments.resume else {
-        let mut settings = Settings::new();
-        if !flags.asks_for_a_model() {
-            settings.apply_preset(Preset::Demo)?;
+        return Ok((flags.settings_over(new_run(flags)?)?, Resume::Fresh));
+    };
+    let run = match from {
+        Some(folder) => folder.clone(),
+        None => {
+            let settings = flags.settings_over(new_run(flags)?)?;
+            settings.resolve()?.output.output_dir
         }
-        return Ok((flags.settings_over(settings)?, Resume::Fresh));
     };
-    let run = if from.as_os_str().is_empty() {
-        flags.settings()?.resolve()?.output.output_dir
-    } else {
-        from.clone()
-    };
-    let path = checkpoint::resolve(&Store::open(&run)?, Some(&run))?;
-    let loaded = checkpoint::load(&path)?;
-    let state = State::from_json(&path, loaded.state)?;
+    let path = checkpoint::resolve(&Store::open(&run)?, Some(&run)).map_err(|error| {
+        if run.join("metrics.jsonl").is_file() {
+            let run = shown(&run);
+            usage(format!(
+                "the run in {run} has no checkpoint: it ended before the first one was saved\n\
+                 hint: start it again with the same flags and --output-dir {run}, without --resume"
+            ))
+        } else {
+            error.into()
+        }
+    })?;
+    let state = State::from_json(&path, checkpoint::load_state(&path)?)?;
     let mut settings = Settings::new();
     let file = path.join(checkpoint::STATE_FILE);
     for (key, value) in &state.settings {
@@ -95,20 +103,58 @@ fn settings(arguments: &TrainArguments) -> anyhow::Result<(Settings, Resume)> {
         };
         settings.set(key, value, source)?;
     }
+    // The run goes on in the folder it is found in, which may have been moved since.
+    if let Some(folder) = run_of(&path) {
+        let source = Source::Flag("--resume".to_owned());
+        settings.set("output.output_dir", &folder.to_string_lossy(), source)?;
+    }
     Ok((flags.settings_over(settings)?, Resume::From(path)))
 }
 
-/// The settings of the run, key by key, so that a resumed one starts from the same.
+/// What a new run starts from: nothing, or the built-in example where no model was asked for.
+fn new_run(flags: &SettingArguments) -> anyhow::Result<Settings> {
+    let mut settings = Settings::new();
+    if !flags.asks_for_a_model() {
+        settings.apply_preset(Preset::Demo)?;
+    }
+    Ok(settings)
+}
+
+/// `<run>` of `<run>/checkpoints/step-…`; none for a checkpoint that lies elsewhere.
+fn run_of(checkpoint: &Path) -> Option<&Path> {
+    let checkpoints = checkpoint.parent()?;
+    let run = checkpoints.parent()?;
+    let here = Path::new(".");
+    checkpoints
+        .ends_with("checkpoints")
+        .then_some(if run.as_os_str().is_empty() { here } else { run })
+}
+
+/// The settings of the run, key by key, so that a resumed one starts from the same. A value that
+/// a rule put in the place of another (half of a preset's batch, say) is one of them: what it was
+/// worked out from is not known later.
 fn asked_for(settings: &Settings, output_dir: &Path) -> BTreeMap<String, String> {
     let mut asked: BTreeMap<String, String> = settings
         .explain()
         .into_iter()
-        .filter(|one| !matches!(one.source, Source::Default | Source::Derived(_)))
-        .map(|one| (one.key.to_owned(), one.value.to_string()))
+        .filter(|one| match one.source {
+            Source::Default => false,
+            Source::Derived(_) => !one.overridden.is_empty(),
+            _ => true,
+        })
+        .map(|one| (one.key.to_owned(), exact(&one.value)))
         .collect();
     let folder = output_dir.to_string_lossy().into_owned();
     asked.insert("output.output_dir".to_owned(), folder);
     asked
+}
+
+/// A value as text that reads back the same: sizes are shown rounded elsewhere.
+fn exact(value: &Value) -> String {
+    match value {
+        Value::Size(size) => format!("{}b", size.get()),
+        other => other.to_string(),
+    }
 }
 
 /// The folder itself, or the first of `folder-2`, `folder-3`, … that holds no run.
@@ -166,6 +212,9 @@ fn describe(outcome: &Outcome, folder: &Path) -> String {
                 "sample from it: cinch generate {run} --prompt \"The memory of a training step\"\n\
                  curves: tensorboard --logdir {run}/tensorboard\n"
             );
+        }
+        Ending::Interrupted if outcome.checkpoint.is_none() => {
+            text += "stopped before the first step: there is nothing to resume\n";
         }
         Ending::Interrupted => {
             text += &format!("stopped; go on with: cinch train --resume {run}\n");

@@ -34,6 +34,15 @@ pub fn load(path: &Path) -> Result<Loaded, CheckpointError> {
     open(path).map_err(|finding| damaged(path, finding))
 }
 
+/// Verifies and reads the state only.
+pub fn load_state(path: &Path) -> Result<Value, CheckpointError> {
+    require_checkpoint(path)?;
+    Checksums::read(path)
+        .and_then(|checksums| checksums.check_file(path, STATE_FILE))
+        .and_then(|()| read_state(path))
+        .map_err(|finding| damaged(path, finding))
+}
+
 /// Opens weights only: those of a checkpoint folder, which are verified, or any other
 /// safetensors file, which has no checksum to be verified by.
 pub fn load_weights(path: &Path) -> Result<TensorFile, CheckpointError> {
@@ -127,16 +136,19 @@ fn check(path: &Path) -> Result<(), Finding> {
     Checksums::read(path)?.check_contents(path)
 }
 
-fn open(path: &Path) -> Result<Loaded, Finding> {
+fn read_state(path: &Path) -> Result<Value, Finding> {
     let text = fs::read(path.join(STATE_FILE))
         .map_err(|error| Finding::new(STATE_FILE, unreadable(&error)))?;
-    let state = serde_json::from_slice(&text).map_err(|error| {
+    serde_json::from_slice(&text).map_err(|error| {
         let reason = error.to_string();
         Finding::new(STATE_FILE, Damage::Json { reason })
-    })?;
+    })
+}
+
+fn open(path: &Path) -> Result<Loaded, Finding> {
     Ok(Loaded {
         path: path.to_path_buf(),
-        state,
+        state: read_state(path)?,
         model: open_tensors(path, MODEL_FILE)?,
         optimizer: open_tensors(path, OPTIMIZER_FILE)?,
     })

@@ -24,7 +24,7 @@ mod store;
 mod tensor_file;
 
 pub use error::{CheckpointError, Damage};
-pub use load::{Loaded, load, load_weights, resolve, verify};
+pub use load::{Loaded, load, load_state, load_weights, resolve, verify};
 pub use safetensors::Dtype;
 pub use store::{Best, Entry, Store};
 pub use tensor_file::{TensorFile, TensorView};

@@ -7,7 +7,7 @@
 
 use std::collections::HashSet;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use memmap2::Mmap;
@@ -127,6 +127,7 @@ fn check(tensor: &TensorView<'_>) -> Result<(), CheckpointError> {
 /// An open safetensors file, memory-mapped: its tensors are views into the file.
 #[derive(Debug)]
 pub struct TensorFile {
+    file: File,
     map: Mmap,
     metadata: Metadata,
     /// In the order of the data.
@@ -143,6 +144,7 @@ impl TensorFile {
             .map_err(|error| OpenError::Format(error.to_string()))?;
         let names = metadata.offset_keys();
         Ok(Self {
+            file,
             map,
             metadata,
             names,
@@ -167,6 +169,15 @@ impl TensorFile {
             dtype: info.dtype,
             bytes,
         })
+    }
+
+    /// Reads a tensor of this file into memory of its size. Unlike a copy from the mapped view,
+    /// this leaves nothing of the file resident.
+    pub fn read_into(&self, tensor: &TensorView<'_>, into: &mut [u8]) -> io::Result<()> {
+        let offset = tensor.bytes.as_ptr().addr() - self.map.as_ptr().addr();
+        let mut file = &self.file;
+        file.seek(SeekFrom::Start(offset as u64))?;
+        file.read_exact(into)
     }
 
     /// All tensors in the order of the file.

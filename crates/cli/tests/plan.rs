@@ -1,0 +1,274 @@
+//! `cinch plan`: the numbers, the names of the JSON fields, and what a budget does.
+
+mod common;
+
+use common::Sandbox;
+use serde_json::Value;
+
+/// Parameters of each size of the published Mamba model.
+const MAMBA_SIZES: [(&str, u64); 11] = [
+    ("small", 40_306_176),
+    ("medium-lite", 60_097_920),
+    ("medium-plus", 72_690_112),
+    ("medium-x", 81_462_688),
+    ("medium", 87_118_080),
+    ("medium-extra", 107_699_904),
+    ("large-lite", 142_441_600),
+    ("large-plus", 178_069_440),
+    ("large", 219_646_976),
+    ("xlarge", 411_918_080),
+    ("xxlarge", 700_027_392),
+];
+
+fn plan(line: &str) -> Value {
+    let ran = Sandbox::new().cinch(&format!("plan --json {line}"));
+    ran.succeeds().json()
+}
+
+#[track_caller]
+fn number(value: &Value, pointer: &str) -> u64 {
+    let found = value.pointer(pointer).and_then(Value::as_u64);
+    found.unwrap_or_else(|| panic!("{pointer} is no number in {value:#}"))
+}
+
+#[track_caller]
+fn breakdown_adds_up(plan: &Value) {
+    let parts = plan["memory"]["breakdown"].as_object().expect("an object");
+    let sum: u64 = parts.values().filter_map(Value::as_u64).sum();
+    let (arena, overhead) = ("/memory/arena_bytes", "/memory/overhead_bytes");
+    assert_eq!(sum, number(plan, arena) + number(plan, overhead));
+    assert!(number(plan, "/memory/peak_bytes") <= number(plan, arena));
+    assert!(number(plan, "/memory/lower_bound_bytes") <= number(plan, "/memory/peak_bytes"));
+}
+
+#[test]
+fn all_mamba_sizes_have_the_published_parameters() {
+    for (size, parameters) in MAMBA_SIZES {
+        let plan = plan(&format!("--model mamba --model-size {size}"));
+        assert_eq!(plan["parameters"], parameters, "{size}");
+        assert_eq!(plan["trainable"], parameters, "{size}");
+        assert_eq!(plan["size"], size);
+        // fp32 weights, their gradients and the two moments of Adam, to the byte.
+        let breakdown = &plan["memory"]["breakdown"];
+        assert_eq!(breakdown["weights"], 4 * parameters, "{size}");
+        assert_eq!(breakdown["gradients"], 4 * parameters, "{size}");
+        assert_eq!(breakdown["optimizer"], 8 * parameters, "{size}");
+        breakdown_adds_up(&plan);
+    }
+}
+
+#[test]
+fn gpt2_has_its_parameters() {
+    let plan = plan("--model gpt2 --batch-size 1");
+    assert_eq!(plan["parameters"], 124_439_808_u64);
+    assert_eq!(plan["model"], "gpt2");
+    breakdown_adds_up(&plan);
+}
+
+#[test]
+fn the_fields_are_named_as_promised() {
+    let plan = plan("--model-size small --vram 4gb");
+    for field in [
+        "/model",
+        "/parameters",
+        "/trainable",
+        "/settings/batch_size",
+        "/settings/accumulation",
+        "/settings/effective_batch",
+        "/settings/seq_len",
+        "/settings/precision",
+        "/settings/checkpointing/blocks",
+        "/settings/checkpointing/of",
+        "/settings/offload",
+        "/memory/peak_bytes",
+        "/memory/arena_bytes",
+        "/memory/overhead_bytes",
+        "/memory/lower_bound_bytes",
+        "/memory/breakdown/weights",
+        "/memory/breakdown/gradients",
+        "/memory/breakdown/optimizer",
+        "/memory/breakdown/activations",
+        "/memory/breakdown/batch",
+        "/memory/breakdown/workspace",
+        "/memory/breakdown/overhead",
+        "/budget_bytes",
+        "/fits",
+        "/step_flops",
+    ] {
+        let value = plan.pointer(field);
+        assert!(
+            value.is_some_and(|value| !value.is_null()),
+            "{field} is missing in {plan:#}"
+        );
+    }
+    assert_eq!(plan["fits"], true);
+    assert_eq!(plan["budget_bytes"], 4_u64 << 30);
+    assert_eq!(
+        plan["memory"]["overhead_bytes"],
+        plan["memory"]["breakdown"]["overhead"]
+    );
+}
+
+#[test]
+fn without_a_budget_the_field_is_there_and_null() {
+    let plan = plan("--model-size small");
+    assert_eq!(plan.get("budget_bytes"), Some(&Value::Null));
+    assert_eq!(plan["fits"], true);
+}
+
+#[test]
+fn the_device_follows_the_precision_unless_it_is_given() {
+    for (line, device, precision) in [
+        ("", "cpu", "fp32"),
+        ("--precision bf16", "cuda", "bf16"),
+        ("--precision fp16", "cuda", "fp16"),
+        ("--device cuda", "cuda", "fp32"),
+        ("--device cpu --precision bf16", "cpu", "fp32"),
+    ] {
+        let plan = plan(&format!("--model-size small --batch-size 1 {line}"));
+        assert_eq!(plan["device"], device, "{line}");
+        assert_eq!(plan["settings"]["precision"], precision, "{line}");
+        breakdown_adds_up(&plan);
+    }
+    let halved = plan("--model-size small --precision bf16");
+    let full = plan("--model-size small --device cuda");
+    assert!(
+        number(&halved, "/memory/breakdown/activations")
+            < number(&full, "/memory/breakdown/activations")
+    );
+}
+
+#[test]
+fn the_same_question_has_the_same_answer() {
+    let sandbox = Sandbox::new();
+    for line in [
+        "plan --json --model-size medium --vram 3gb --timeline",
+        "plan --model gpt2 --vram 8gb --precision bf16 --graph --timeline --explain",
+    ] {
+        let first = sandbox.cinch(line).succeeds();
+        assert_eq!(first.stdout, sandbox.cinch(line).succeeds().stdout);
+    }
+}
+
+#[test]
+fn the_graph_is_printed() {
+    let ran = Sandbox::new().cinch("plan --model-size tiny --graph");
+    let ran = ran.succeeds().prints(&["f32[", "blocks.0.", "loss", "adamw("]);
+    assert!(ran.stdout.lines().count() > 100);
+}
+
+#[test]
+fn the_timeline_reaches_the_peak() {
+    let sandbox = Sandbox::new();
+    let text = sandbox.cinch("plan --model-size tiny --timeline").succeeds();
+    let text = text.prints(&["forward", "backward", "update"]);
+    assert!(
+        text.stdout.contains(&"█".repeat(50)),
+        "one bar is full: the peak"
+    );
+    let plan = plan("--model-size tiny --timeline");
+    let moments = plan["timeline"].as_array().expect("a list of moments");
+    let highest = moments.iter().filter_map(|moment| moment["bytes"].as_u64());
+    assert_eq!(highest.max(), plan["memory"]["peak_bytes"].as_u64());
+}
+
+#[test]
+fn explain_tells_where_values_came_from() {
+    let sandbox = Sandbox::new();
+    sandbox.write("run.json", "{\"training\": {\"learning_rate\": 0.001}}");
+    let ran = sandbox
+        .command("plan --config run.json --lr 0.002 --training-preset fast --explain".split(' '))
+        .env("CINCH_TRAINING_SEED", "7")
+        .output()
+        .expect("the program starts");
+    let text = String::from_utf8_lossy(&ran.stdout);
+    let row = |key: &str| {
+        let row = text.lines().find(|line| line.contains(key));
+        row.unwrap_or_else(|| panic!("no {key} in {text}"))
+    };
+    let rate = row("training.learning_rate");
+    for part in ["0.002", "--lr", "0.001 (run.json line 1)", "5e-4 (preset"] {
+        assert!(rate.contains(part), "no `{part}` in {rate}");
+    }
+    assert!(row("training.seed").contains("environment CINCH_TRAINING_SEED"));
+    assert!(row("training.weight_decay").contains("default"));
+}
+
+#[test]
+fn a_smaller_micro_batch_meets_a_budget_and_keeps_the_effective_batch() {
+    let free = plan("--model-size small --batch-size 8 --grad-accum 2");
+    let tight = plan("--model-size small --batch-size 8 --grad-accum 2 --vram 1200mb");
+    assert_eq!(tight["settings"]["effective_batch"], 16);
+    assert_eq!(tight["settings"]["seq_len"], free["settings"]["seq_len"]);
+    assert_eq!(tight["settings"]["checkpointing"]["blocks"], 0);
+    let micro = number(&tight, "/settings/batch_size");
+    assert!(micro < 8);
+    assert_eq!(micro * number(&tight, "/settings/accumulation"), 16);
+    assert!(number(&tight, "/memory/arena_bytes") < number(&free, "/memory/arena_bytes"));
+    // The next larger one does not fit: it takes more than the budget when nothing bounds it.
+    let larger = 2 * micro;
+    let accumulation = 16 / larger;
+    let next = plan(&format!(
+        "--model-size small --batch-size {larger} --grad-accum {accumulation}"
+    ));
+    let total = number(&next, "/memory/arena_bytes") + number(&next, "/memory/overhead_bytes");
+    assert!(total > number(&tight, "/budget_bytes"));
+}
+
+#[test]
+fn a_tight_budget_recomputes_the_fewest_blocks() {
+    let sandbox = Sandbox::new();
+    for device in ["cpu", "cuda"] {
+        let line = format!(
+            "--model gpt2 --batch-size 1 --grad-accum 4 --seq-len 1024 --device {device}"
+        );
+        let total = |plan: &Value| {
+            number(plan, "/memory/arena_bytes") + number(plan, "/memory/overhead_bytes")
+        };
+        let none = total(&plan(&format!("{line} --checkpointing none")));
+        let full = total(&plan(&format!("{line} --checkpointing full")));
+        assert!(full < none, "{device}: recomputing saves memory");
+        let budget = usize::midpoint(full as usize, none as usize);
+        let fitted = plan(&format!("{line} --vram {budget}b"));
+        let blocks = number(&fitted, "/settings/checkpointing/blocks");
+        assert!(blocks > 0 && blocks < 12, "{device}: {blocks} blocks");
+        assert!(total(&fitted) <= budget as u64);
+        assert!(number(&fitted, "/step_flops") > number(&fitted, "/useful_flops"));
+        let fewer = blocks - 1;
+        sandbox
+            .cinch(&format!(
+                "plan {line} --vram {budget}b --checkpointing {fewer}"
+            ))
+            .fails(3, &["does not fit", &format!("--checkpointing {blocks}")]);
+    }
+}
+
+#[test]
+fn recomputation_asked_for_is_taken_at_its_word() {
+    for (asked, blocks) in [("none", 0), ("full", 8), ("3", 3)] {
+        let plan = plan(&format!("--model-size small --checkpointing {asked}"));
+        assert_eq!(plan["settings"]["checkpointing"]["blocks"], blocks);
+        assert_eq!(plan["settings"]["checkpointing"]["of"], 8);
+    }
+}
+
+#[test]
+fn offload_moves_the_states_to_the_host() {
+    let plan = plan("--model-size small --precision bf16 --offload");
+    assert_eq!(plan["settings"]["offload"], true);
+    assert_eq!(number(&plan, "/memory/host_bytes"), 8 * 40_306_176);
+    breakdown_adds_up(&plan);
+}
+
+#[test]
+fn sizes_of_memory_are_read_with_any_unit() {
+    for (text, bytes) in [
+        ("8gb", 8 << 30),
+        ("8192mb", 8 << 30),
+        ("8", 8 << 30),
+        ("8589934592b", 8_u64 << 30),
+        ("7.5GB", 15 << 29),
+    ] {
+        assert_eq!(plan(&format!("--gpu-memory {text}"))["budget_bytes"], bytes);
+    }
+}

@@ -1,0 +1,463 @@
+//! Every op refuses inputs of the wrong number, type, rank or size.
+//!
+//! For each op there is one list of inputs that it takes. Each way to change one of them is
+//! tried; where the op leaves something open, the case says so, and then the change must be
+//! accepted.
+
+use cinch_graph::op::{
+    Activation, ActivationBackward, ActivationKind, AdamW, Add, Attention, AttentionBackward,
+    AttentionInputs, Convolution, ConvolutionBackward, CrossEntropy, Embedding, EmbeddingBackward,
+    GradientNorm, Linear, LinearGradInput, LinearGradWeight, Logits, Norm, NormApply, NormBackward,
+    NormKind, Op, Scan, ScanBackward,
+};
+use cinch_graph::{DType, Dropout, Graph, Shape, TensorType};
+
+/// An op, inputs that it takes, and what of them is open.
+struct Case {
+    op: Op,
+    inputs: Vec<TensorType>,
+    /// Inputs that may be of any floating-point type on their own.
+    any_float: &'static [usize],
+    /// Inputs that may have any number of leading dimensions.
+    any_rank: &'static [usize],
+    /// Dimensions (input, dimension) that may be larger.
+    any_size: &'static [(usize, usize)],
+    any_number: bool,
+}
+
+impl Case {
+    fn new(op: impl Into<Op>, inputs: Vec<TensorType>) -> Self {
+        Self {
+            op: op.into(),
+            inputs,
+            any_float: &[],
+            any_rank: &[],
+            any_size: &[],
+            any_number: false,
+        }
+    }
+
+    fn any_float(self, any_float: &'static [usize]) -> Self {
+        Self { any_float, ..self }
+    }
+
+    fn any_rank(self, any_rank: &'static [usize]) -> Self {
+        Self { any_rank, ..self }
+    }
+
+    fn any_size(self, any_size: &'static [(usize, usize)]) -> Self {
+        Self { any_size, ..self }
+    }
+
+    fn any_number(self) -> Self {
+        Self {
+            any_number: true,
+            ..self
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        self.op.name()
+    }
+
+    /// Checks the op's verdict on `inputs` as changed.
+    fn check(&self, inputs: &[TensorType], accepted: bool, change: &str) {
+        let result = self.op.declaration().infer(inputs);
+        let name = self.name();
+        assert_eq!(result.is_ok(), accepted, "{name}, {change}: {result:?}");
+    }
+
+    fn check_all(&self) {
+        self.check(&self.inputs, true, "as it should be");
+        self.check_number();
+        for (i, &input) in self.inputs.iter().enumerate() {
+            let with = |ty: TensorType| {
+                let mut inputs = self.inputs.clone();
+                inputs[i] = ty;
+                inputs
+            };
+            let open = self.any_float.contains(&i);
+            let other = if input.dtype.is_float() {
+                DType::I32
+            } else {
+                DType::F32
+            };
+            for (dtype, accepted) in [(other, false), (DType::F64, open)] {
+                let changed = TensorType { dtype, ..input };
+                self.check(&with(changed), accepted, &format!("input {i} as {changed}"));
+            }
+            for shape in other_ranks(input.shape) {
+                let changed = TensorType { shape, ..input };
+                let accepted = self.any_rank.contains(&i);
+                self.check(&with(changed), accepted, &format!("input {i} as {changed}"));
+            }
+            for dim in 0..input.shape.rank() {
+                let mut dims = input.shape.dims().to_vec();
+                dims[dim] += 1;
+                let changed = TensorType::new(Shape::new(&dims), input.dtype);
+                let accepted = self.any_size.contains(&(i, dim));
+                self.check(&with(changed), accepted, &format!("input {i} as {changed}"));
+            }
+        }
+    }
+
+    fn check_number(&self) {
+        let mut more = self.inputs.clone();
+        more.extend(self.inputs.last());
+        self.check(&more, self.any_number, "with one input more");
+        let fewer = &self.inputs[..self.inputs.len() - 1];
+        self.check(fewer, self.any_number, "with one input less");
+        self.check(&[], false, "without inputs");
+    }
+}
+
+/// One leading dimension more, where there is room, and one less.
+fn other_ranks(shape: Shape) -> Vec<Shape> {
+    let dims = shape.dims();
+    let more: Vec<usize> = [1].into_iter().chain(dims.iter().copied()).collect();
+    let more = (more.len() <= Shape::MAX_RANK).then(|| Shape::new(&more));
+    [Shape::new(&dims[1..])].into_iter().chain(more).collect()
+}
+
+fn f(dims: &[usize]) -> TensorType {
+    TensorType::new(Shape::new(dims), DType::F32)
+}
+
+fn i(dims: &[usize]) -> TensorType {
+    TensorType::new(Shape::new(dims), DType::I32)
+}
+
+fn random() -> TensorType {
+    i(&[Graph::RANDOM_WORDS])
+}
+
+const DROPOUT: Option<Dropout> = Some(Dropout {
+    rate: 0.1,
+    stream: 0,
+});
+
+fn norm(kind: NormKind, residual: bool, dropout: Option<Dropout>) -> Norm {
+    Norm {
+        kind,
+        epsilon: 1e-5,
+        residual,
+        dropout,
+    }
+}
+
+fn attention(inputs: AttentionInputs, dropout: Option<Dropout>) -> Attention {
+    Attention {
+        inputs,
+        heads: 2,
+        kv_heads: 1,
+        head_dim: 3,
+        causal: true,
+        scale: 1.0,
+        dropout,
+    }
+}
+
+fn scan(packed: bool) -> Scan {
+    Scan {
+        inner: 4,
+        state: 2,
+        rank: 1,
+        chunk: 2,
+        packed,
+        x_column: if packed { 4 } else { 0 },
+        z_column: 0,
+        keep_states: true,
+    }
+}
+
+fn cross_entropy() -> CrossEntropy {
+    CrossEntropy {
+        label_smoothing: 0.1,
+        chunk_rows: 2,
+        gradient: true,
+        weight: true,
+    }
+}
+
+fn adamw() -> AdamW {
+    AdamW {
+        beta1: 0.9,
+        beta2: 0.95,
+        epsilon: 1e-8,
+        weight_decay: 0.1,
+        copy: Some(DType::Bf16),
+    }
+}
+
+#[test]
+fn embedding() {
+    let op = Embedding {
+        positions: true,
+        dropout: DROPOUT,
+    };
+    Case::new(op, vec![i(&[2, 3]), f(&[7, 4]), f(&[5, 4]), random()])
+        .any_size(&[(0, 0), (0, 1), (1, 0), (2, 0)])
+        .check_all();
+    let op = Embedding {
+        positions: false,
+        dropout: None,
+    };
+    Case::new(op, vec![i(&[2, 3]), f(&[7, 4])])
+        .any_float(&[1])
+        .any_size(&[(0, 0), (0, 1), (1, 0), (1, 1)])
+        .check_all();
+    let op = EmbeddingBackward {
+        table: Some(7),
+        positions: Some(5),
+        dropout: DROPOUT,
+    };
+    Case::new(op, vec![f(&[2, 3, 4]), i(&[2, 3]), random()])
+        .any_float(&[0])
+        .any_size(&[(0, 2)])
+        .check_all();
+}
+
+#[test]
+fn norms() {
+    let (x, statistic, small) = (f(&[2, 3, 4]), f(&[2, 3]), f(&[4]));
+    let op = norm(NormKind::Layer, true, DROPOUT);
+    Case::new(op, vec![x, x, small, small, random()]).check_all();
+    Case::new(norm(NormKind::Rms, false, None), vec![x, small])
+        .any_rank(&[0])
+        .any_size(&[(0, 0), (0, 1)])
+        .check_all();
+    let kind = NormKind::Layer;
+    let inputs = vec![x, statistic, statistic, small, small];
+    Case::new(NormApply { kind }, inputs).check_all();
+    let kind = NormKind::Rms;
+    Case::new(NormApply { kind }, vec![x, statistic, small]).check_all();
+    let op = NormBackward {
+        kind: NormKind::Layer,
+        residual_gradient: true,
+        dropout: DROPOUT,
+        parameters: true,
+    };
+    let inputs = vec![x, x, x, statistic, statistic, small, random()];
+    Case::new(op, inputs).check_all();
+    let op = NormBackward {
+        kind: NormKind::Rms,
+        residual_gradient: false,
+        dropout: None,
+        parameters: false,
+    };
+    Case::new(op, vec![x, x, statistic, small]).check_all();
+}
+
+#[test]
+fn linear() {
+    let (dy, weight, x) = (f(&[2, 3, 5]), f(&[5, 4]), f(&[2, 3, 6]));
+    let op = Linear {
+        first_column: 2,
+        bias: true,
+    };
+    Case::new(op, vec![x, weight, f(&[5])])
+        .any_rank(&[0])
+        .any_size(&[(0, 0), (0, 1), (0, 2)])
+        .check_all();
+    let op = LinearGradInput {
+        first_column: 2,
+        width: 6,
+        accumulate: true,
+    };
+    Case::new(op, vec![dy, weight, x]).check_all();
+    let op = LinearGradWeight {
+        first_column: 2,
+        inputs: 4,
+        bias: true,
+    };
+    Case::new(op, vec![dy, x])
+        .any_size(&[(0, 2), (1, 2)])
+        .check_all();
+}
+
+#[test]
+fn pointwise() {
+    let (x, kind) = (f(&[2, 3, 4]), ActivationKind::Silu);
+    Case::new(Activation { kind }, vec![x])
+        .any_float(&[0])
+        .any_rank(&[0])
+        .any_size(&[(0, 0), (0, 1), (0, 2)])
+        .check_all();
+    Case::new(ActivationBackward { kind }, vec![x, x]).check_all();
+    Case::new(Add, vec![x, x]).check_all();
+}
+
+#[test]
+fn attentions() {
+    let (o, lse) = (f(&[2, 3, 6]), f(&[2, 2, 3]));
+    let (packed, key) = (f(&[2, 3, 12]), f(&[2, 3, 3]));
+    let op = attention(AttentionInputs::Packed, DROPOUT);
+    Case::new(op.clone(), vec![packed, random()])
+        .any_float(&[0])
+        .any_size(&[(0, 0), (0, 1)])
+        .check_all();
+    let inputs = vec![o, packed, o, lse, random()];
+    Case::new(AttentionBackward(op), inputs).check_all();
+    let op = attention(AttentionInputs::Separate, None);
+    Case::new(op.clone(), vec![o, key, key]).check_all();
+    Case::new(AttentionBackward(op), vec![o, o, key, key, o, lse]).check_all();
+}
+
+#[test]
+fn convolutions() {
+    let (x, weight, bias) = (f(&[2, 3, 6]), f(&[4, 3]), f(&[4]));
+    Case::new(Convolution { first_column: 1 }, vec![x, weight, bias])
+        .any_size(&[(0, 0), (0, 1), (0, 2), (1, 1)])
+        .check_all();
+    let op = ConvolutionBackward {
+        first_column: 1,
+        accumulate: true,
+        parameters: true,
+    };
+    Case::new(op, vec![f(&[2, 3, 4]), x, weight, bias, x])
+        .any_size(&[(2, 1)])
+        .check_all();
+}
+
+#[test]
+fn scans() {
+    let (wide, narrow, p) = (f(&[2, 3, 8]), f(&[2, 3, 4]), f(&[2, 3, 5]));
+    let (a_log, d, states) = (f(&[4, 2]), f(&[4]), f(&[2, 2, 4, 2]));
+    Case::new(scan(true), vec![wide, p, narrow, a_log, d])
+        .any_size(&[(0, 2)])
+        .check_all();
+    Case::new(scan(false), vec![narrow, wide, p, narrow, a_log, d])
+        .any_size(&[(0, 2), (1, 2)])
+        .check_all();
+    let inputs = vec![narrow, wide, p, narrow, a_log, d, states];
+    Case::new(ScanBackward(scan(true)), inputs)
+        .any_size(&[(1, 2)])
+        .check_all();
+    let inputs = vec![narrow, narrow, wide, p, narrow, a_log, d, states];
+    Case::new(ScanBackward(scan(false)), inputs)
+        .any_size(&[(1, 2), (2, 2)])
+        .check_all();
+}
+
+#[test]
+fn losses() {
+    let (h, weight) = (f(&[2, 3, 4]), f(&[7, 4]));
+    let inputs = vec![h, weight, i(&[2, 3]), f(&[1])];
+    Case::new(cross_entropy(), inputs)
+        .any_size(&[(1, 0)])
+        .check_all();
+    Case::new(Logits, vec![h, weight, i(&[2])])
+        .any_size(&[(0, 1), (1, 0)])
+        .check_all();
+}
+
+#[test]
+fn optimizers() {
+    Case::new(GradientNorm { max_norm: None }, vec![f(&[4, 3]), f(&[4])])
+        .any_rank(&[0, 1])
+        .any_size(&[(0, 0), (0, 1), (1, 0)])
+        .any_number()
+        .check_all();
+    Case::new(adamw(), vec![f(&[4, 3]), f(&[2]), f(&[3])])
+        .any_float(&[0])
+        .any_rank(&[0])
+        .any_size(&[(0, 0), (0, 1)])
+        .check_all();
+}
+
+/// Settings of an op that no inputs can fit.
+#[test]
+fn settings_out_of_range() {
+    let refuses = |op: Op, inputs: &[TensorType], fragment: &str| {
+        let problem = op.declaration().infer(inputs).expect_err(op.name());
+        assert!(problem.contains(fragment), "{}: {problem}", op.name());
+    };
+    let (x, small) = (f(&[2, 3, 4]), f(&[4]));
+    for rate in [1.0, 1.5, -0.1, f64::NAN] {
+        let dropout = Some(Dropout { rate, stream: 0 });
+        let op = norm(NormKind::Rms, true, dropout);
+        refuses(op.into(), &[x, x, small, random()], "dropout rate");
+        let op = attention(AttentionInputs::Packed, dropout);
+        refuses(op.into(), &[f(&[2, 3, 12]), random()], "dropout rate");
+    }
+    let op = norm(NormKind::Rms, false, DROPOUT);
+    refuses(op.into(), &[x, small, random()], "without a branch");
+
+    let packed = f(&[2, 3, 12]);
+    for (heads, kv_heads, head_dim) in [(0, 0, 3), (0, 1, 3), (2, 0, 3), (3, 2, 3), (2, 1, 0)] {
+        let op = Attention {
+            heads,
+            kv_heads,
+            head_dim,
+            ..attention(AttentionInputs::Packed, None)
+        };
+        refuses(op.into(), &[packed], "heads");
+    }
+    let op = Attention {
+        heads: usize::MAX,
+        head_dim: usize::MAX,
+        ..attention(AttentionInputs::Packed, None)
+    };
+    refuses(op.into(), &[packed], "a source is");
+
+    let op = Linear {
+        first_column: usize::MAX,
+        bias: false,
+    };
+    refuses(op.into(), &[x, f(&[5, 4])], "columns");
+    let op = Convolution {
+        first_column: usize::MAX,
+    };
+    refuses(op.into(), &[x, f(&[4, 3]), small], "columns");
+    let op = Convolution { first_column: 0 };
+    refuses(op.into(), &[x, f(&[4, 0]), small], "no steps");
+
+    let inputs = [f(&[2, 3, 8]), f(&[2, 3, 5]), x, f(&[4, 2]), small];
+    let op = Scan {
+        chunk: 0,
+        ..scan(true)
+    };
+    refuses(op.into(), &inputs, "zero steps");
+    let op = Scan {
+        x_column: 3,
+        ..scan(true)
+    };
+    refuses(op.into(), &inputs, "share some");
+
+    let inputs = [x, f(&[7, 4]), i(&[2, 3]), f(&[1])];
+    for label_smoothing in [-0.1, 1.0, f64::NAN] {
+        let op = CrossEntropy {
+            label_smoothing,
+            ..cross_entropy()
+        };
+        refuses(op.into(), &inputs, "label smoothing");
+    }
+    let op = CrossEntropy {
+        chunk_rows: 0,
+        ..cross_entropy()
+    };
+    refuses(op.into(), &inputs, "zero rows");
+    let op = CrossEntropy {
+        gradient: false,
+        ..cross_entropy()
+    };
+    refuses(op.into(), &inputs, "only along with");
+
+    let op = AdamW {
+        copy: Some(DType::I32),
+        ..adamw()
+    };
+    refuses(op.into(), &[x, f(&[2]), f(&[3])], "a copy in i32");
+}
+
+/// The builder's own arithmetic comes before the op can refuse.
+#[test]
+fn attention_over_no_heads_is_an_error() {
+    let mut graph = Graph::new(DType::F32);
+    let qkv = graph.batch("qkv", [2, 3, 12], DType::F32);
+    for heads in [0, 5, usize::MAX] {
+        let problem = graph.attention("attend", qkv, heads, true, None);
+        let message = problem.unwrap_err().to_string();
+        assert!(message.contains("`attend`"), "{message}");
+    }
+}

@@ -1,0 +1,12 @@
+//! The graph crate as models and planners use it: ops that refuse what they cannot do, the
+//! verifier, and the passes, over a small model built by hand and over random ones.
+
+mod absurd_sizes;
+mod differentiate;
+mod infer;
+mod print;
+mod random_model;
+mod recompute;
+mod small_model;
+mod values;
+mod verify;

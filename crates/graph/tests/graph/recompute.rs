@@ -1,0 +1,164 @@
+//! Recomputation: the backward reads the same values, what is kept is what leaves a block,
+//! and the extra work is only what is repeated.
+
+use cinch_graph::{
+    Graph, GraphError, Node, Phase, Recompute, Role, TensorId, TrainingGraph, differentiate, verify,
+};
+use proptest::prelude::*;
+
+use crate::random_model::{cases, models, optimizer};
+use crate::small_model;
+use crate::values::Values;
+
+/// The step at every count of recomputed blocks.
+fn levels(base: &TrainingGraph) -> Vec<TrainingGraph> {
+    let counts = 0..=base.blocks.len();
+    counts
+        .map(|count| base.recompute(Recompute::Blocks(count)).unwrap())
+        .collect()
+}
+
+fn is_again(node: &Node) -> bool {
+    node.name.starts_with("again.")
+}
+
+/// Transient tensors that the forward of `node` makes for a later phase.
+fn kept<'g>(graph: &'g Graph, node: &'g Node) -> impl Iterator<Item = TensorId> + 'g {
+    let later = |id: &TensorId| {
+        let readers = graph.nodes.iter().filter(|n| n.inputs.contains(id));
+        let mut phases = readers.map(|n| n.phase);
+        phases.any(|phase| phase != Phase::Forward)
+    };
+    let outputs = node.outputs.iter().copied();
+    outputs.filter(move |id| graph.tensor(*id).role == Role::Activation && later(id))
+}
+
+/// Whether something of the node is read in the forward outside its block.
+fn leaves(graph: &Graph, node: &Node) -> bool {
+    let forward = graph.nodes.iter().filter(|n| n.phase == Phase::Forward);
+    let mut outside = forward.filter(|n| n.block != node.block);
+    outside.any(|n| n.inputs.iter().any(|id| node.outputs.contains(id)))
+}
+
+proptest! {
+    #![proptest_config(cases(100))]
+
+    #[test]
+    fn every_level_is_well_formed(model in models()) {
+        for (count, step) in levels(&model.training()).iter().enumerate() {
+            prop_assert_eq!(verify(step), Ok(()), "{} blocks", count);
+            prop_assert_eq!(step.num_recomputed, count);
+        }
+    }
+
+    #[test]
+    fn the_backward_reads_the_same_values_at_every_level(model in models()) {
+        let base = model.training();
+        let mut values = Values::default();
+        let reads = values.backward_reads(&base);
+        for step in levels(&base) {
+            prop_assert_eq!(&values.backward_reads(&step), &reads);
+        }
+    }
+
+    #[test]
+    fn useful_work_stays_and_total_work_grows(model in models()) {
+        let base = model.training();
+        let levels = levels(&base);
+        for step in &levels {
+            prop_assert_eq!(step.useful_flops(), base.useful_flops());
+            prop_assert_eq!(step.update_flops(), base.update_flops());
+            let again = step.nodes.iter().filter(|n| n.phase == Phase::Recompute);
+            let again: u64 = again.map(|n| step.flops(n)).sum();
+            prop_assert_eq!(step.micro_flops(), step.useful_flops() + again);
+        }
+        let work: Vec<u64> = levels.iter().map(|step| step.micro_flops()).collect();
+        prop_assert!(work.is_sorted(), "{:?}", work);
+    }
+
+    #[test]
+    fn repeated_nodes_come_after_the_forward_and_before_their_use(model in models()) {
+        for step in levels(&model.training()) {
+            let forward = step.nodes.iter().filter(|n| n.phase == Phase::Forward).count();
+            for (index, node) in step.nodes.iter().enumerate() {
+                prop_assert_eq!(is_again(node), node.phase == Phase::Recompute);
+                if !is_again(node) {
+                    continue;
+                }
+                prop_assert!(index >= forward, "{}", &node.name);
+                let reads = |n: &Node| n.inputs.iter().any(|id| node.outputs.contains(id));
+                let first_use = step.nodes.iter().position(reads);
+                prop_assert!(first_use.is_some_and(|at| at > index), "{}", &node.name);
+            }
+        }
+    }
+
+    #[test]
+    fn a_recomputed_block_keeps_only_what_leaves_it(model in models()) {
+        for step in levels(&model.training()) {
+            for node in step.nodes.iter().filter(|n| n.phase == Phase::Forward) {
+                let Some(block) = node.block else { continue };
+                if block.index() >= step.num_recomputed || leaves(&step, node) {
+                    continue;
+                }
+                let kept: Vec<&str> = kept(&step, node)
+                    .map(|id| step.tensor(id).name.as_str())
+                    .collect();
+                prop_assert!(kept.is_empty(), "{} keeps {kept:?}", &node.name);
+            }
+        }
+    }
+}
+
+fn small_step() -> TrainingGraph {
+    differentiate(small_model::forward(), &optimizer()).unwrap()
+}
+
+#[test]
+fn no_more_blocks_than_there_are() {
+    let expected = GraphError::TooManyBlocks {
+        asked: 3,
+        blocks: 2,
+    };
+    let error = small_step().recompute(Recompute::Blocks(3)).unwrap_err();
+    assert_eq!(error, expected);
+    let message = error.to_string();
+    assert_eq!(message, "cannot recompute 3 blocks: the model has 2");
+}
+
+#[test]
+fn none_and_full_are_the_ends_of_the_range() {
+    let base = small_step();
+    let at = |choice| base.recompute(choice).unwrap();
+    assert_eq!(at(Recompute::None), at(Recompute::Blocks(0)));
+    assert_eq!(at(Recompute::Full), at(Recompute::Blocks(2)));
+}
+
+#[test]
+fn without_recomputed_blocks_only_recipes_are_repeated() {
+    let step = small_step().recompute(Recompute::None).unwrap();
+    let again: Vec<&str> = step
+        .nodes
+        .iter()
+        .filter(|n| is_again(n))
+        .map(|n| n.op.name())
+        .collect();
+    assert!(!again.is_empty());
+    for op in again {
+        assert!(["norm_apply", "gelu"].contains(&op), "{op}");
+    }
+}
+
+#[test]
+fn a_recomputed_scan_keeps_no_states() {
+    let states = |step: &TrainingGraph, phase| {
+        let mut scans = step.nodes.iter().filter(|n| n.op.name() == "scan");
+        let scan = scans.find(|n| n.phase == phase).unwrap();
+        scan.outputs.len() == 2
+    };
+    let none = small_step().recompute(Recompute::None).unwrap();
+    assert!(states(&none, Phase::Forward));
+    let full = small_step().recompute(Recompute::Full).unwrap();
+    assert!(!states(&full, Phase::Forward));
+    assert!(states(&full, Phase::Recompute));
+}

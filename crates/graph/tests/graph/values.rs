@@ -1,0 +1,118 @@
+//! What each tensor of a graph holds, as a name of the computation that made it: two tensors
+//! with one name are equal, however often and wherever they were computed.
+
+use std::collections::HashMap;
+
+use cinch_graph::op::{NormKind, Op, Scan};
+use cinch_graph::{Graph, Node, Phase, TensorId};
+
+/// A computation: an op and the values that it read.
+type Computation = (String, Vec<usize>);
+
+#[derive(Default)]
+pub struct Values {
+    /// The value of each tensor of the graph at hand.
+    of: HashMap<TensorId, usize>,
+    numbers: HashMap<(usize, usize), usize>,
+    computations: HashMap<Computation, usize>,
+    norms: HashMap<usize, NormValue>,
+}
+
+/// A norm's y, by the value of its rstd: what [`Op::NormApply`] computes again.
+struct NormValue {
+    source: usize,
+    mean: Option<usize>,
+    parameters: Vec<usize>,
+    y: usize,
+}
+
+impl Values {
+    /// The name of each node of the backward and the update, with the values that it reads.
+    /// Graphs of one model agree on their inputs' ids, so one numbering serves them all.
+    pub fn backward_reads(&mut self, graph: &Graph) -> Vec<(String, Vec<usize>)> {
+        self.of.clear();
+        let mut reads = Vec::new();
+        for node in &graph.nodes {
+            if matches!(node.phase, Phase::Backward | Phase::Update) {
+                reads.push((node.name.clone(), self.read(node)));
+            }
+            self.run(graph, node);
+        }
+        reads
+    }
+
+    fn read(&mut self, node: &Node) -> Vec<usize> {
+        node.inputs.iter().map(|&id| self.value(id)).collect()
+    }
+
+    fn value(&mut self, id: TensorId) -> usize {
+        match self.of.get(&id) {
+            Some(&value) => value,
+            // Inputs are named by themselves, under a computation that no node has.
+            None => self.number(usize::MAX, id.index()),
+        }
+    }
+
+    fn number(&mut self, computation: usize, output: usize) -> usize {
+        let next = self.numbers.len();
+        *self.numbers.entry((computation, output)).or_insert(next)
+    }
+
+    fn run(&mut self, graph: &Graph, node: &Node) {
+        let inputs = self.read(node);
+        if let Op::NormApply(op) = &node.op {
+            let layer = op.kind == NormKind::Layer;
+            let rstd = inputs[1 + usize::from(layer)];
+            let norm = &self.norms[&rstd];
+            assert_eq!(inputs[0], norm.source, "{}", node.name);
+            assert_eq!(layer.then(|| inputs[1]), norm.mean, "{}", node.name);
+            assert_eq!(inputs[2 + usize::from(layer)..], norm.parameters);
+            self.of.insert(node.outputs[0], norm.y);
+            return;
+        }
+        let next = self.computations.len();
+        let computation = (kernel(&node.op), inputs.clone());
+        let computation = *self.computations.entry(computation).or_insert(next);
+        for (output, &id) in node.outputs.iter().enumerate() {
+            // Several nodes add to an accumulator: it has no value of one computation.
+            if !graph.tensor(id).role.is_persistent() {
+                let value = self.number(computation, output);
+                self.of.insert(id, value);
+            }
+        }
+        if let Op::Norm(op) = &node.op {
+            let layout = op.layout();
+            let source = if op.residual {
+                self.value(node.outputs[0])
+            } else {
+                inputs[0]
+            };
+            let gamma = [inputs[layout.gamma]];
+            let value = NormValue {
+                source,
+                mean: layout.mean.map(|i| self.value(node.outputs[i])),
+                parameters: gamma
+                    .into_iter()
+                    .chain(layout.beta.map(|i| inputs[i]))
+                    .collect(),
+                y: self.value(node.outputs[layout.y]),
+            };
+            let rstd = self.value(node.outputs[layout.rstd]);
+            self.norms.insert(rstd, value);
+        }
+    }
+}
+
+/// The op with its settings; a scan computes the same whether or not it keeps its states.
+fn kernel(op: &Op) -> String {
+    match op {
+        Op::Scan(scan) => {
+            let keeping = Scan {
+                keep_states: true,
+                ..scan.clone()
+            };
+            format!("{keeping:?}")
+        }
+        op => format!("{op:?}"),
+    }
+}

@@ -1,0 +1,449 @@
+//! The verifier: each kind of malformation by hand, then single mutations of random steps.
+
+use cinch_graph::op::{Add, GradientNorm, Op};
+use cinch_graph::{
+    BlockId, DType, Graph, Phase, Recompute, Role, Shape, TensorId, TensorType, verify,
+};
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+use crate::random_model::{ModelSpec, cases, models};
+use crate::small_model::{forward, node, position, tensor, training};
+
+/// Breaks the small model's training step; the message must hold every fragment.
+#[track_caller]
+fn rejected(fragments: &[&str], damage: impl FnOnce(&mut Graph)) {
+    let mut graph = training();
+    damage(&mut graph);
+    let message = verify(&graph).expect_err("accepted").to_string();
+    for fragment in fragments {
+        assert!(message.contains(fragment), "{message:?} lacks {fragment:?}");
+    }
+}
+
+fn ty(dims: &[usize], dtype: DType) -> TensorType {
+    TensorType::new(Shape::new(dims), dtype)
+}
+
+#[test]
+fn tensors_exist() {
+    let missing = TensorId(10_000);
+    rejected(&["`qkv`", "tensor 10000", "does not exist"], |g| {
+        node(g, "qkv").inputs[0] = missing;
+    });
+    rejected(&["`qkv`", "tensor 10000", "does not exist"], |g| {
+        node(g, "qkv").outputs[0] = missing;
+    });
+    rejected(&["a parameter", "does not exist"], |g| {
+        g.parameters[0].master = missing;
+    });
+    rejected(&["compute copy", "does not exist"], |g| {
+        g.parameters[0].compute = missing;
+    });
+    rejected(&["a gradient", "does not exist"], |g| {
+        g.parameters[0].gradient = Some(missing);
+    });
+    rejected(&["a moment", "does not exist"], |g| {
+        let m = g.parameters[0].moments.unwrap()[0];
+        g.parameters[0].moments = Some([m, missing]);
+    });
+    rejected(&["random", "does not exist"], |g| g.random = Some(missing));
+    rejected(&["inverse count", "does not exist"], |g| {
+        g.inverse_count = Some(missing);
+    });
+    rejected(&["no node writes it"], |g| g.loss = Some(missing));
+}
+
+#[test]
+fn parameters_have_their_roles() {
+    rejected(&["`tokens`", "is a parameter", "Batch"], |g| {
+        g.parameters[0].master = TensorId(0);
+    });
+    rejected(&["`tokens`", "is a gradient", "Batch"], |g| {
+        g.parameters[0].gradient = Some(TensorId(0));
+    });
+    rejected(&["`tokens`", "random state", "Batch"], |g| {
+        g.random = Some(TensorId(0));
+    });
+}
+
+#[test]
+fn blocks_exist() {
+    rejected(&["`scan`", "block 7", "does not exist"], |g| {
+        node(g, "scan").block = Some(BlockId(7));
+    });
+}
+
+#[test]
+fn names_of_what_keeps_its_place_are_unique() {
+    rejected(&["`table`", "two tensors"], |g| {
+        let positions = tensor(g, "positions");
+        g.tensors[positions.index()].name = "table".to_owned();
+    });
+}
+
+#[test]
+fn nothing_is_read_before_it_is_written() {
+    rejected(&["`gelu`", "reads `attend` before it is written"], |g| {
+        let (a, b) = (position(g, "attend"), position(g, "gelu"));
+        g.nodes.swap(a, b);
+    });
+    rejected(&["`dt`", "reads `p` before it is written"], |g| {
+        let p = position(g, "p");
+        g.nodes.remove(p);
+    });
+    // Gradients too: nobody but the backward fills them.
+    rejected(&["`gradient_norm`", "qkv.weight.gradient"], |g| {
+        let at = position(g, "d.qkv.weight");
+        g.nodes.remove(at);
+    });
+    rejected(&["`table.update`", "reads `gradient_norm` before"], |g| {
+        let at = position(g, "gradient_norm");
+        g.nodes.remove(at);
+    });
+}
+
+#[test]
+fn activations_are_written_once() {
+    rejected(&["`in`", "writes `in` a second time"], |g| {
+        let at = position(g, "in");
+        g.nodes.insert(at, g.nodes[at].clone());
+    });
+    rejected(
+        &["`d.last.input`", "writes `last.gamma.gradient` twice"],
+        |g| {
+            let gamma = tensor(g, "last.gamma.gradient");
+            let backward = node(g, "d.last.input");
+            let last = backward.outputs.len() - 1;
+            backward.outputs[last] = gamma;
+        },
+    );
+    rejected(&["`gelu`", "reads `gelu` and writes it"], |g| {
+        let gelu = tensor(g, "gelu");
+        node(g, "gelu").inputs[0] = gelu;
+    });
+}
+
+#[test]
+fn only_the_update_writes_weights_and_states() {
+    for name in ["positions", "table.m"] {
+        rejected(&["`d.embedding.table`", "may not write", name], |g| {
+            let target = tensor(g, name);
+            let rows = g.ty(target).shape.dims()[0];
+            let backward = node(g, "d.embedding.table");
+            let output = usize::from(rows == 5);
+            backward.outputs[output] = target;
+        });
+    }
+    rejected(&["`table.update`", "may not write `table.gradient`"], |g| {
+        let gradient = tensor(g, "table.gradient");
+        let update = node(g, "table.update");
+        update.inputs[0] = update.outputs[1];
+        update.outputs[1] = gradient;
+    });
+}
+
+#[test]
+fn nobody_writes_inputs() {
+    for (name, role) in [("features", Role::Batch), ("scale", Role::Control)] {
+        rejected(&["`gelu`", "may not write", name], |g| {
+            let input = g.add_tensor(name, ty(&[2, 3, 4], DType::F32), role);
+            node(g, "gelu").outputs[0] = input;
+        });
+    }
+}
+
+#[test]
+fn outputs_are_what_the_op_makes() {
+    rejected(&["`gelu`", "f32[2,3,5]", "f32[2,3,4]"], |g| {
+        let gelu = tensor(g, "gelu");
+        g.tensors[gelu.index()].ty = ty(&[2, 3, 5], DType::F32);
+    });
+    rejected(&["`gelu`", "bf16[2,3,4]", "f32[2,3,4]"], |g| {
+        let gelu = tensor(g, "gelu");
+        g.tensors[gelu.index()].ty = ty(&[2, 3, 4], DType::Bf16);
+    });
+    rejected(&["`attend`", "has 1 outputs, its op makes 2"], |g| {
+        node(g, "attend").outputs.pop();
+    });
+    rejected(&["`gelu`", "has 2 outputs, its op makes 1"], |g| {
+        let extra = g.add_tensor("extra", ty(&[1], DType::F32), Role::Activation);
+        node(g, "gelu").outputs.push(extra);
+    });
+    rejected(&["`table.update`", "has 2 outputs, its op makes 3"], |g| {
+        node(g, "table.update").outputs.pop();
+    });
+}
+
+#[test]
+fn inputs_are_what_the_op_takes() {
+    rejected(&["`gelu`", "takes 1 inputs, got 0"], |g| {
+        node(g, "gelu").inputs.clear();
+    });
+    rejected(&["`qkv`", "the bias is [4], expected [12]"], |g| {
+        let gamma = tensor(g, "first.gamma");
+        node(g, "qkv").inputs[2] = gamma;
+    });
+    rejected(&["`embedding`", "the tokens is f32, expected i32"], |g| {
+        let table = tensor(g, "table");
+        node(g, "embedding").inputs[0] = table;
+    });
+}
+
+#[test]
+fn phases_are_in_order() {
+    rejected(&["`d.scan.input`", "Forward after Backward"], |g| {
+        node(g, "d.scan.input").phase = Phase::Forward;
+    });
+    rejected(&["`gelu`", "Forward after Backward"], |g| {
+        node(g, "attend").phase = Phase::Backward;
+    });
+    rejected(&["Backward after Update"], |g| {
+        let first = position(g, "gradient_norm");
+        let last = g.nodes.len() - 1;
+        assert!(first < last);
+        g.nodes[last].phase = Phase::Backward;
+    });
+}
+
+#[test]
+fn results_are_written() {
+    let mut graph = forward();
+    graph.nodes.pop();
+    let message = verify(&graph).unwrap_err().to_string();
+    assert!(message.contains("`loss`"), "{message}");
+    assert!(message.contains("no node writes it"), "{message}");
+
+    let mut graph = forward();
+    graph.result = Some(graph.add_tensor("logits", ty(&[2, 11], DType::F32), Role::Activation));
+    let message = verify(&graph).unwrap_err().to_string();
+    assert!(message.contains("`logits`"), "{message}");
+}
+
+/// One change to a graph, at places chosen by indices that fit any length.
+#[derive(Clone, Debug)]
+enum Mutation {
+    MissingInput(Index, Index),
+    MissingOutput(Index, Index),
+    MissingBlock(Index),
+    DropInput(Index),
+    DropOutput(Index),
+    ExtraOutput(Index),
+    RemoveNode(Index),
+    RepeatNode(Index),
+    MoveToFront(Index),
+    WriteBatch(Index),
+    WriteWeight(Index),
+    EarlyUpdate(Index),
+    UnwrittenLoss,
+    OtherType(Index, DType),
+    Resize(Index, Index, usize),
+    Rewire(Index, Index, Index),
+    OtherOp(Index),
+}
+
+fn mutations() -> impl Strategy<Value = Mutation> {
+    use Mutation::*;
+    let at = any::<Index>;
+    let dtypes = prop::sample::select(vec![DType::F64, DType::F32, DType::F16, DType::I32]);
+    let sizes = prop::sample::select(vec![0, 1, 2, 7, 1 << 40, usize::MAX]);
+    prop_oneof![
+        (at(), at()).prop_map(|(n, i)| MissingInput(n, i)),
+        (at(), at()).prop_map(|(n, o)| MissingOutput(n, o)),
+        at().prop_map(MissingBlock),
+        at().prop_map(DropInput),
+        at().prop_map(DropOutput),
+        at().prop_map(ExtraOutput),
+        at().prop_map(RemoveNode),
+        at().prop_map(RepeatNode),
+        at().prop_map(MoveToFront),
+        at().prop_map(WriteBatch),
+        at().prop_map(WriteWeight),
+        at().prop_map(EarlyUpdate),
+        Just(UnwrittenLoss),
+        (at(), dtypes).prop_map(|(t, dtype)| OtherType(t, dtype)),
+        (at(), at(), sizes).prop_map(|(t, d, size)| Resize(t, d, size)),
+        (at(), at(), at()).prop_map(|(n, i, t)| Rewire(n, i, t)),
+        at().prop_map(OtherOp),
+    ]
+}
+
+/// What a mutation did to the graph.
+#[derive(Debug, PartialEq)]
+enum Effect {
+    Broken,
+    /// Some graphs survive it.
+    Unknown,
+    Unchanged,
+}
+
+fn broken_if(condition: bool) -> Effect {
+    if condition {
+        Effect::Broken
+    } else {
+        Effect::Unknown
+    }
+}
+
+fn is_written(graph: &Graph, id: TensorId) -> bool {
+    graph.nodes.iter().any(|n| n.outputs.contains(&id))
+}
+
+fn writes_activation(graph: &Graph, at: usize) -> bool {
+    let mut outputs = graph.nodes[at].outputs.iter();
+    outputs.any(|&id| graph.tensor(id).role == Role::Activation)
+}
+
+fn mutate(graph: &mut Graph, mutation: &Mutation) -> Effect {
+    let (nodes, tensors) = (graph.nodes.len(), graph.tensors.len());
+    match mutation {
+        Mutation::MissingInput(n, i) => {
+            let inputs = &mut graph.nodes[n.index(nodes)].inputs;
+            let at = i.index(inputs.len());
+            inputs[at] = TensorId(tensors as u32);
+            Effect::Broken
+        }
+        Mutation::MissingOutput(n, o) => {
+            let outputs = &mut graph.nodes[n.index(nodes)].outputs;
+            let at = o.index(outputs.len());
+            outputs[at] = TensorId(u32::MAX);
+            Effect::Broken
+        }
+        Mutation::MissingBlock(n) => {
+            graph.nodes[n.index(nodes)].block = Some(BlockId(graph.blocks.len() as u32));
+            Effect::Broken
+        }
+        Mutation::DropInput(n) => {
+            let node = &mut graph.nodes[n.index(nodes)];
+            node.inputs.pop();
+            let takes_any = matches!(node.op, Op::GradientNorm(_)) && !node.inputs.is_empty();
+            broken_if(!takes_any)
+        }
+        Mutation::DropOutput(n) => {
+            graph.nodes[n.index(nodes)].outputs.pop();
+            Effect::Broken
+        }
+        Mutation::ExtraOutput(n) => {
+            let extra = graph.add_tensor("extra", ty(&[1], DType::F32), Role::Activation);
+            graph.nodes[n.index(nodes)].outputs.push(extra);
+            Effect::Broken
+        }
+        Mutation::RemoveNode(n) => {
+            let node = graph.nodes.remove(n.index(nodes));
+            let read = |id: &TensorId| graph.nodes.iter().any(|n| n.inputs.contains(id));
+            let made_here = |id: &&TensorId| {
+                !is_written(graph, **id) && graph.tensor(**id).role != Role::Parameter
+            };
+            let mut lost = node.outputs.iter().filter(made_here);
+            broken_if(lost.any(|id| read(id) && graph.tensor(*id).role != Role::ComputeCopy))
+        }
+        Mutation::RepeatNode(n) => {
+            let at = n.index(nodes);
+            graph.nodes.insert(at, graph.nodes[at].clone());
+            broken_if(writes_activation(graph, at))
+        }
+        Mutation::MoveToFront(n) => {
+            let node = graph.nodes.remove(n.index(nodes));
+            let reads = node.inputs.iter();
+            let mut reads = reads.map(|&id| graph.tensor(id).role);
+            let effect = broken_if(reads.any(|role| role == Role::Activation));
+            graph.nodes.insert(0, node);
+            effect
+        }
+        Mutation::WriteBatch(n) => {
+            let node = n.index(nodes);
+            let ty = graph.ty(graph.nodes[node].outputs[0]);
+            graph.nodes[node].outputs[0] = graph.add_tensor("another", ty, Role::Batch);
+            Effect::Broken
+        }
+        Mutation::WriteWeight(n) => {
+            let node = n.index(nodes);
+            let ty = graph.ty(graph.nodes[node].outputs[0]);
+            let update = graph.nodes[node].phase == Phase::Update;
+            graph.nodes[node].outputs[0] = graph.add_tensor("another", ty, Role::Parameter);
+            broken_if(!update)
+        }
+        Mutation::EarlyUpdate(n) => {
+            let node = n.index(nodes);
+            let later = nodes - 1 > node && graph.nodes[node + 1].phase != Phase::Update;
+            graph.nodes[node].phase = Phase::Update;
+            broken_if(later)
+        }
+        Mutation::UnwrittenLoss => {
+            graph.loss = Some(graph.add_tensor("nothing", ty(&[1], DType::F32), Role::Result));
+            Effect::Broken
+        }
+        Mutation::OtherType(t, dtype) => {
+            let id = TensorId(t.index(tensors) as u32);
+            if graph.ty(id).dtype == *dtype {
+                return Effect::Unchanged;
+            }
+            graph.tensors[id.index()].ty.dtype = *dtype;
+            let role = graph.tensor(id).role;
+            broken_if(role == Role::Activation && is_written(graph, id))
+        }
+        Mutation::Resize(t, d, size) => {
+            let id = TensorId(t.index(tensors) as u32);
+            let mut dims = graph.ty(id).shape.dims().to_vec();
+            let d = d.index(dims.len());
+            if dims[d] == *size {
+                return Effect::Unchanged;
+            }
+            dims[d] = *size;
+            graph.tensors[id.index()].ty.shape = Shape::new(&dims);
+            let role = graph.tensor(id).role;
+            broken_if(role == Role::Activation && is_written(graph, id))
+        }
+        Mutation::Rewire(n, i, t) => {
+            let inputs = &mut graph.nodes[n.index(nodes)].inputs;
+            let at = i.index(inputs.len());
+            inputs[at] = TensorId(t.index(tensors) as u32);
+            Effect::Unknown
+        }
+        Mutation::OtherOp(n) => {
+            let node = &mut graph.nodes[n.index(nodes)];
+            let op = if node.inputs.len() == 2 {
+                Op::from(GradientNorm { max_norm: None })
+            } else {
+                Op::from(Add)
+            };
+            if node.op.name() == op.name() {
+                return Effect::Unchanged;
+            }
+            node.op = op;
+            Effect::Unknown
+        }
+    }
+}
+
+fn step_of(model: &ModelSpec) -> Graph {
+    let blocks = model.blocks.len() / 2;
+    let step = model.training().recompute(Recompute::Blocks(blocks));
+    (*step.unwrap()).clone()
+}
+
+proptest! {
+    #![proptest_config(cases(600))]
+
+    #[test]
+    fn no_mutation_panics_and_those_that_break_are_rejected(
+        model in models(),
+        mutation in mutations(),
+    ) {
+        let mut graph = step_of(&model);
+        let effect = mutate(&mut graph, &mutation);
+        let verdict = verify(&graph);
+        match effect {
+            Effect::Broken => prop_assert!(verdict.is_err()),
+            Effect::Unchanged => prop_assert_eq!(verdict.clone(), Ok(())),
+            Effect::Unknown => {}
+        }
+        // What passes can be printed and counted.
+        if verdict.is_ok() {
+            prop_assert!(!graph.to_string().is_empty());
+            for node in &graph.nodes {
+                let _ = (graph.flops(node), graph.bytes(node));
+            }
+        }
+    }
+}

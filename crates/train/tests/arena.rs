@@ -1,0 +1,204 @@
+//! The arena is the memory of a step: its peak and extent are the planned ones, nothing is
+//! read that is dead or written that is not an output, nothing of a tensor's size is allocated
+//! beside it, and the process is no larger than it by more than a little.
+#![expect(
+    unsafe_code,
+    reason = "a global allocator that counts is an unsafe trait"
+)]
+
+mod account;
+mod tiny;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::io::Write as _;
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use account::Account;
+use cinch_config::{Settings, Source};
+use cinch_fit::StepPlan;
+use cinch_graph::Target;
+use cinch_train::{Session, peak_resident_bytes};
+
+/// The system's allocator, counting what watched threads ask for.
+struct Counting;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+static NUM_ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+static LARGEST: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static WATCHED: Cell<bool> = const { Cell::new(false) };
+}
+
+fn count(bytes: usize) {
+    if WATCHED.try_with(Cell::get) == Ok(true) {
+        NUM_ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        LARGEST.fetch_max(bytes, Ordering::Relaxed);
+    }
+}
+
+// SAFETY: everything is passed on to the system's allocator; counting does not allocate.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size());
+        // SAFETY: the caller's contract is the system's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count(layout.size());
+        // SAFETY: the caller's contract is the system's.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count(size);
+        // SAFETY: the caller's contract is the system's.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's contract is the system's.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[test]
+fn a_step_allocates_nothing() {
+    for model in tiny::MODELS {
+        let config = tiny::config(model, &[]);
+        let mut session = tiny::session(&config, 1, 2);
+        let batches: Vec<_> = (0..5).map(|step| tiny::batch(&config, step)).collect();
+        // The first step starts what a thread keeps: its queue and its blocks for packing.
+        session.train_step(&batches[0], 0).unwrap();
+        session.executor().install(|| {
+            rayon::broadcast(|_| WATCHED.set(true));
+        });
+        WATCHED.set(true);
+        NUM_ALLOCATIONS.store(0, Ordering::Relaxed);
+        LARGEST.store(0, Ordering::Relaxed);
+        for (batch, step) in batches.iter().zip(0..).skip(1) {
+            session.train_step(batch, step).unwrap();
+        }
+        WATCHED.set(false);
+        let (number, largest) = (
+            NUM_ALLOCATIONS.load(Ordering::Relaxed),
+            LARGEST.load(Ordering::Relaxed),
+        );
+        assert_eq!(number, 0, "the largest of {largest} bytes ({model:?})");
+    }
+}
+
+#[test]
+fn peak_and_extent_are_the_planned_ones_and_only_outputs_are_written() {
+    for model in tiny::MODELS {
+        let config = tiny::config(model, &[]);
+        for blocks in 0..=config.model.num_blocks() {
+            let mut session = tiny::session(&config, blocks, 2);
+            let mut account = Account::new(&session);
+            let batch = tiny::batch(&config, 0);
+            let mut after = |arena: &mut _, node| account.after(arena, node);
+            session.train_step_observed(&batch, 0, &mut after).unwrap();
+            account.close();
+            assert_eq!(session.arena().len() as u64, session.plan().arena_bytes());
+        }
+    }
+}
+
+#[test]
+fn nothing_dead_is_read() {
+    for model in tiny::MODELS {
+        let config = tiny::config(model, &[]);
+        let run = |poisoned: bool| {
+            let mut session = tiny::session(&config, 1, 2);
+            if poisoned {
+                // Leaves all that is transient as NaN, before the run proper starts over.
+                poisoned_step(&mut session, 0);
+                session.initialize(config.training.seed);
+            }
+            let mut losses = Vec::new();
+            for step in 0..3 {
+                let batch = tiny::batch(&config, step);
+                losses.push(if poisoned {
+                    poisoned_step(&mut session, step)
+                } else {
+                    session.train_step(&batch, step).unwrap().loss.to_bits()
+                });
+                let mut held_out = tiny::batch(&config, 100 + step);
+                let rows = config.batch.batch_size * config.batch.seq_len;
+                held_out.tokens.truncate(rows);
+                held_out.targets.truncate(rows);
+                losses.push(session.evaluate(&held_out).unwrap().0.to_bits());
+            }
+            (losses, tiny::weights(&session))
+        };
+        assert!(run(false) == run(true), "{model:?}");
+    }
+}
+
+/// A step with everything dead overwritten; the bits of its loss.
+fn poisoned_step(session: &mut Session, step: u64) -> u64 {
+    let mut account = Account::new(session);
+    let batch = tiny::batch(&session.plan().config, step);
+    let mut after = |arena: &mut _, node| account.after(arena, node);
+    let result = session.train_step_observed(&batch, step, &mut after);
+    account.close();
+    let loss = result.unwrap().loss;
+    assert!(loss.is_finite(), "{loss}");
+    loss.to_bits()
+}
+
+/// What a process may have in memory besides the arena: the program, the batch, stacks.
+const BESIDE_ARENA: u64 = 200 << 20;
+
+#[test]
+fn the_process_is_little_larger_than_the_arena() {
+    if peak_resident_bytes().is_none() {
+        let reason = "skipped: the peak of the resident size is read from Linux's /proc";
+        writeln!(std::io::stderr(), "{reason}").unwrap();
+        return;
+    }
+    // In a process of its own, whose peak is that of one step and nothing else.
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "one_step_of_mamba_small"])
+        .output()
+        .unwrap();
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{printed}");
+    assert!(printed.contains("1 passed"), "{printed}");
+}
+
+#[test]
+#[ignore = "run in a process of its own by the test above"]
+fn one_step_of_mamba_small() {
+    let mut settings = Settings::new();
+    for (key, value) in [
+        ("model.type", "mamba"),
+        ("model.size", "small"),
+        ("vram.batch_size", "1"),
+        ("vram.gradient_accumulation_steps", "1"),
+        ("vram.max_seq_len", "64"),
+    ] {
+        let source = Source::Flag("test".to_owned());
+        settings.set(key, value, source).unwrap();
+    }
+    let config = settings.resolve().unwrap();
+    let plan = StepPlan::new(&config, Target::Cpu, 0).unwrap();
+    let (arena, persistent) = (plan.arena_bytes(), plan.plan.persistent_bytes);
+    let mut session = Session::new(plan, Some(2)).unwrap();
+    session.initialize(config.training.seed);
+    session.train_step(&tiny::batch(&config, 0), 0).unwrap();
+    let peak = peak_resident_bytes().unwrap();
+    assert!(
+        peak >= persistent,
+        "{peak} bytes, less than the {persistent} of weights and states: not a measurement"
+    );
+    assert!(
+        peak <= arena + BESIDE_ARENA,
+        "{peak} bytes with an arena of {arena}"
+    );
+}
