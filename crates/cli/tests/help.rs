@@ -62,10 +62,13 @@ fn a_flag_that_does_not_exist_is_met_with_the_nearest() {
 #[test]
 fn lists_are_tables_and_json() {
     let sandbox = Sandbox::new();
-    sandbox
-        .cinch("models")
-        .succeeds()
-        .prints(&["mamba", "xxlarge", "700,027,392", "gpt2", "124,439,808"]);
+    sandbox.cinch("models").succeeds().prints(&[
+        "mamba",
+        "xxlarge",
+        "700,027,392",
+        "gpt2",
+        "124,439,808",
+    ]);
     let models = sandbox.cinch("models --json").succeeds().json();
     let small = models
         .as_array()

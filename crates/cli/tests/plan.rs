@@ -48,11 +48,16 @@ fn all_mamba_sizes_have_the_published_parameters() {
         assert_eq!(plan["parameters"], parameters, "{size}");
         assert_eq!(plan["trainable"], parameters, "{size}");
         assert_eq!(plan["size"], size);
-        // fp32 weights, their gradients and the two moments of Adam, to the byte.
-        let breakdown = &plan["memory"]["breakdown"];
-        assert_eq!(breakdown["weights"], 4 * parameters, "{size}");
-        assert_eq!(breakdown["gradients"], 4 * parameters, "{size}");
-        assert_eq!(breakdown["optimizer"], 8 * parameters, "{size}");
+        // fp32 weights, their gradients and the two moments of Adam, each tensor of them rounded
+        // up to whole cache lines at most.
+        for (part, bytes) in [("weights", 4), ("gradients", 4), ("optimizer", 8)] {
+            let exact = bytes * parameters;
+            let planned = number(&plan, &format!("/memory/breakdown/{part}"));
+            assert!(
+                (exact..exact + 100_000).contains(&planned),
+                "{size}: {part} take {planned} bytes, not {exact}"
+            );
+        }
         breakdown_adds_up(&plan);
     }
 }
@@ -153,14 +158,18 @@ fn the_same_question_has_the_same_answer() {
 #[test]
 fn the_graph_is_printed() {
     let ran = Sandbox::new().cinch("plan --model-size tiny --graph");
-    let ran = ran.succeeds().prints(&["f32[", "blocks.0.", "loss", "adamw("]);
+    let ran = ran
+        .succeeds()
+        .prints(&["f32[", "blocks.0.", "loss", "adamw("]);
     assert!(ran.stdout.lines().count() > 100);
 }
 
 #[test]
 fn the_timeline_reaches_the_peak() {
     let sandbox = Sandbox::new();
-    let text = sandbox.cinch("plan --model-size tiny --timeline").succeeds();
+    let text = sandbox
+        .cinch("plan --model-size tiny --timeline")
+        .succeeds();
     let text = text.prints(&["forward", "backward", "update"]);
     assert!(
         text.stdout.contains(&"█".repeat(50)),
@@ -219,8 +228,10 @@ fn a_smaller_micro_batch_meets_a_budget_and_keeps_the_effective_batch() {
 fn a_tight_budget_recomputes_the_fewest_blocks() {
     let sandbox = Sandbox::new();
     for device in ["cpu", "cuda"] {
+        // With the rows of logits fixed, recomputation is all that can give way.
         let line = format!(
-            "--model gpt2 --batch-size 1 --grad-accum 4 --seq-len 1024 --device {device}"
+            "--model gpt2 --batch-size 1 --grad-accum 4 --seq-len 1024 --device {device} \
+             --set vram.loss_chunk=128"
         );
         let total = |plan: &Value| {
             number(plan, "/memory/arena_bytes") + number(plan, "/memory/overhead_bytes")

@@ -67,29 +67,47 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
+/// Number and largest size of the allocations that watched threads make during `work`.
+fn allocations(work: impl FnOnce()) -> (usize, usize) {
+    NUM_ALLOCATIONS.store(0, Ordering::Relaxed);
+    LARGEST.store(0, Ordering::Relaxed);
+    WATCHED.set(true);
+    work();
+    WATCHED.set(false);
+    (
+        NUM_ALLOCATIONS.load(Ordering::Relaxed),
+        LARGEST.load(Ordering::Relaxed),
+    )
+}
+
+/// The queue through which work reaches the threads grows by a block of about 1.5 KiB each
+/// time this many pieces have passed through it, and frees the block before.
+const QUEUE_BLOCK: usize = 63;
+
 #[test]
 fn a_step_allocates_nothing() {
+    const STEPS: u64 = 40;
     for model in tiny::MODELS {
         let config = tiny::config(model, &[]);
         let mut session = tiny::session(&config, 1, 2);
-        let batches: Vec<_> = (0..5).map(|step| tiny::batch(&config, step)).collect();
-        // The first step starts what a thread keeps: its queue and its blocks for packing.
-        session.train_step(&batches[0], 0).unwrap();
+        let batches: Vec<_> = (0..STEPS).map(|step| tiny::batch(&config, step)).collect();
+        let run = |session: &mut Session, steps: std::ops::Range<u64>| {
+            for step in steps {
+                session.train_step(&batches[step as usize], step).unwrap();
+            }
+        };
+        run(&mut session, 0..1);
         session.executor().install(|| {
             rayon::broadcast(|_| WATCHED.set(true));
         });
-        WATCHED.set(true);
-        NUM_ALLOCATIONS.store(0, Ordering::Relaxed);
-        LARGEST.store(0, Ordering::Relaxed);
-        for (batch, step) in batches.iter().zip(0..).skip(1) {
-            session.train_step(batch, step).unwrap();
-        }
-        WATCHED.set(false);
-        let (number, largest) = (
-            NUM_ALLOCATIONS.load(Ordering::Relaxed),
-            LARGEST.load(Ordering::Relaxed),
-        );
+        let (number, largest) = allocations(|| run(&mut session, 1..5));
         assert_eq!(number, 0, "the largest of {largest} bytes ({model:?})");
+
+        let (number, largest) = allocations(|| run(&mut session, 5..STEPS));
+        // Each micro batch and the update are one piece of work.
+        let pieces = (STEPS as usize - 5) * (config.batch.accumulation + 1);
+        assert!(largest < 4096, "{largest} bytes ({model:?})");
+        assert!(number <= pieces / QUEUE_BLOCK + 1, "{number} ({model:?})");
     }
 }
 

@@ -127,7 +127,11 @@ fn run_of(checkpoint: &Path) -> Option<&Path> {
     let here = Path::new(".");
     checkpoints
         .ends_with("checkpoints")
-        .then_some(if run.as_os_str().is_empty() { here } else { run })
+        .then_some(if run.as_os_str().is_empty() {
+            here
+        } else {
+            run
+        })
 }
 
 /// The settings of the run, key by key, so that a resumed one starts from the same. A value that

@@ -5,6 +5,7 @@ use std::ops::Range;
 use cinch_graph::{DType, Graph};
 use cinch_plan::Plan;
 
+use super::kernel::scratch;
 use super::op::execute;
 use super::operands::Operands;
 use crate::arena::Arena;
@@ -25,6 +26,7 @@ impl Executor {
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
             .thread_name(|index| format!("cinch-{index}"))
+            .start_handler(|_| scratch::reserve())
             .build()
             .map_err(|error| EngineError::Threads {
                 threads,

@@ -77,7 +77,11 @@ impl Account {
 
     /// The step is over: its peak and its extent are the planned ones, to the byte.
     pub fn close(&self) {
-        assert!(self.live.is_empty(), "alive after the step: {:?}", self.live);
+        assert!(
+            self.live.is_empty(),
+            "alive after the step: {:?}",
+            self.live
+        );
         assert_eq!(self.timeline, self.plan.timeline());
         assert_eq!(self.timeline.iter().max(), Some(&self.plan.peak_bytes));
         assert_eq!(self.highest, self.plan.arena_bytes);

@@ -19,4 +19,4 @@ pub mod linear;
 pub mod norm;
 pub mod optimizer;
 pub mod scan;
-mod scratch;
+pub(super) mod scratch;

@@ -1,6 +1,6 @@
 //! Small per-thread blocks (packed panels, attention tiles) that a kernel needs while it
-//! runs. Each thread allocates its block the first time and keeps it, so that a step does
-//! not allocate.
+//! runs. The executor's threads set them aside when they start, so that a step does not
+//! allocate; any other thread allocates its block the first time and keeps it.
 
 use std::cell::Cell;
 
@@ -20,6 +20,30 @@ pub(super) enum Owner {
 
 thread_local! {
     static BLOCKS: [Cell<Vec<Line>>; 2] = const { [Cell::new(Vec::new()), Cell::new(Vec::new())] };
+}
+
+impl Owner {
+    const ALL: [Self; 2] = [Self::Gemm, Self::Attention];
+
+    fn largest_bytes(self) -> usize {
+        match self {
+            Self::Gemm => super::gemm::SCRATCH_BYTES,
+            Self::Attention => super::attention::SCRATCH_BYTES,
+        }
+    }
+}
+
+/// Sets aside what the kernels need on this thread at the most. That takes addresses, no
+/// memory: pages come with their first use.
+pub(in crate::cpu) fn reserve() {
+    for owner in Owner::ALL {
+        let lines = owner.largest_bytes().div_ceil(size_of::<Line>());
+        BLOCKS.with(|blocks| {
+            let mut block = blocks[owner as usize].take();
+            block.reserve_exact(lines.saturating_sub(block.len()));
+            blocks[owner as usize].set(block);
+        });
+    }
 }
 
 /// Runs `body` on `len` elements whose contents are left over from earlier calls.

@@ -21,6 +21,10 @@ use super::gemm::Matrix;
 /// would spend more on packing.
 const BLOCK: usize = 64;
 
+/// What a task needs in single precision with heads of 128 columns, as wide as they commonly
+/// are: two tiles of scores and three of the head (the backward's; the forward needs less).
+pub(super) const SCRATCH_BYTES: usize = BLOCK * (2 * BLOCK + 3 * 128) * size_of::<f32>();
+
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shape {
     pub batch: usize,

@@ -25,6 +25,9 @@ const DEPTH: usize = 256;
 /// Largest tile of C: the packed block of A takes 512 KiB, half of a common L2 cache.
 const TILE_ROWS: usize = 512;
 const TILE_COLUMNS: usize = 1024;
+/// What a task needs at the most in single precision: the packed block of A, its last panel
+/// filled up to at most 16 rows, and a panel of B.
+pub(super) const SCRATCH_BYTES: usize = (TILE_ROWS + 16 + 32) * DEPTH * size_of::<f32>();
 /// Below these sides a tile spends more on packing than another core would save.
 const SMALLEST_ROWS: usize = 48;
 const SMALLEST_COLUMNS: usize = 64;

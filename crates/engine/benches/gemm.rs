@@ -1,5 +1,5 @@
 //! Prints the rate of the matrix product for the shapes of a training step, next to a large
-//! square product. Run with `cargo run --release -p cinch-engine --example gemm_rate`.
+//! square product. Run with `cargo bench -p cinch-engine --bench gemm`.
 #![expect(clippy::print_stdout, reason = "the rates are the program's output")]
 
 use std::time::Instant;

@@ -1,5 +1,5 @@
 //! How fast the kernels other than matrix products are on this machine, each as the best of
-//! several runs: `cargo run --release -p cinch-engine --example kernel_rate`.
+//! several runs: `cargo bench -p cinch-engine --bench kernels`.
 //!
 //! Kernels that only move memory are shown with the bandwidth they reach; compare it with
 //! the plain copy on the first line.
