@@ -1,6 +1,7 @@
 //! From an error to a message and an exit code: 1 failed, 2 wrong usage or configuration, 3
 //! does not fit.
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use cinch_config::ConfigError;
@@ -26,18 +27,24 @@ pub fn usage(message: impl Into<String>) -> anyhow::Error {
     Usage(message.into()).into()
 }
 
+/// A line on standard error. Where nobody reads it any more, the work goes on: a training run
+/// does not end because the terminal that showed its progress did.
+pub fn tell(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
 /// Prints the error and gives its exit code.
 pub fn report(error: &anyhow::Error) -> ExitCode {
     if broken_pipe(error) {
         return ExitCode::SUCCESS;
     }
-    eprintln!("error: {error}");
+    tell(&format!("error: {error}"));
     // Libraries' messages hold their causes already; what the binary adds does not.
     let mut last = error.to_string();
     for cause in error.chain().skip(1) {
         let text = cause.to_string();
         if !last.contains(&text) {
-            eprintln!("caused by: {text}");
+            tell(&format!("caused by: {text}"));
         }
         last = text;
     }

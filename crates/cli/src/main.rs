@@ -1,8 +1,4 @@
 //! `cinch`: plan a training step, fit it into a budget, train inside the plan.
-#![expect(
-    clippy::print_stderr,
-    reason = "a command-line program talks to its user"
-)]
 
 mod args;
 mod command;

@@ -10,6 +10,7 @@ use cinch_data::Progress;
 use cinch_train::{Event, Observer, StepReport, resident_bytes};
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 
+use crate::failure::tell;
 use crate::table::{scaled, thousands};
 
 /// Bytes of text read, while data is prepared.
@@ -70,7 +71,7 @@ impl TrainBar {
         if self.live {
             self.bar.println(text);
         } else {
-            eprintln!("{text}");
+            tell(text);
         }
     }
 

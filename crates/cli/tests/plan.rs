@@ -272,6 +272,16 @@ fn offload_moves_the_states_to_the_host() {
 }
 
 #[test]
+fn a_reader_that_leaves_early_is_no_error() {
+    let sandbox = Sandbox::new();
+    let mut child = sandbox.start(["plan", "--graph"]);
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("the program ends");
+    assert!(output.status.success(), "{output:?}");
+    assert!(output.stderr.is_empty(), "{output:?}");
+}
+
+#[test]
 fn sizes_of_memory_are_read_with_any_unit() {
     for (text, bytes) in [
         ("8gb", 8 << 30),

@@ -67,6 +67,12 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
+/// Has the executor's threads counted, or not.
+fn watch(session: &Session, watched: bool) {
+    let executor = session.executor();
+    executor.install(|| rayon::broadcast(|_| WATCHED.set(watched)));
+}
+
 /// Number and largest size of the allocations that watched threads make during `work`.
 fn allocations(work: impl FnOnce()) -> (usize, usize) {
     NUM_ALLOCATIONS.store(0, Ordering::Relaxed);
@@ -97,13 +103,13 @@ fn a_step_allocates_nothing() {
             }
         };
         run(&mut session, 0..1);
-        session.executor().install(|| {
-            rayon::broadcast(|_| WATCHED.set(true));
-        });
+        watch(&session, true);
         let (number, largest) = allocations(|| run(&mut session, 1..5));
         assert_eq!(number, 0, "the largest of {largest} bytes ({model:?})");
 
         let (number, largest) = allocations(|| run(&mut session, 5..STEPS));
+        // Ending threads allocate, in a time that is no step's.
+        watch(&session, false);
         // Each micro batch and the update are one piece of work.
         let pieces = (STEPS as usize - 5) * (config.batch.accumulation + 1);
         assert!(largest < 4096, "{largest} bytes ({model:?})");

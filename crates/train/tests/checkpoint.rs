@@ -32,12 +32,8 @@ fn a_loaded_session_goes_on_bit_by_bit() {
         // to what was saved.
         let mut continued = tiny::session(&config, 0, 1);
         continued.initialize(config.training.seed + 1);
-        continued
-            .train_step(&tiny::batch(&config, 77), 77)
-            .unwrap();
-        continued
-            .load(&saved.model, &saved.optimizer)
-            .unwrap();
+        continued.train_step(&tiny::batch(&config, 77), 77).unwrap();
+        continued.load(&saved.model, &saved.optimizer).unwrap();
         for step in SAVED..END {
             let batch = tiny::batch(&config, step);
             let result = continued.train_step(&batch, step).unwrap();

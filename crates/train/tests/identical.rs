@@ -133,15 +133,11 @@ fn the_scans_chunks_change_no_bit() {
 }
 
 #[test]
-fn threads_poison_and_evaluation_change_no_bit() {
+fn poison_and_evaluation_change_no_bit() {
     for model in tiny::MODELS {
         let config = tiny::config(model, &[]);
         let expected = run(&config, 20, PLAIN);
         for manner in [
-            Manner {
-                threads: 1,
-                ..PLAIN
-            },
             Manner {
                 poisoned: true,
                 recomputed_blocks: 2,
@@ -155,6 +151,38 @@ fn threads_poison_and_evaluation_change_no_bit() {
             let what = format!("{model:?}, {manner:?}");
             assert_identical(&expected, &run(&config, 20, manner), &what);
         }
+    }
+}
+
+#[test]
+fn the_number_of_threads_changes_no_bit() {
+    for model in tiny::MODELS {
+        // Large enough that the work of every op is divided.
+        let own = [
+            ("model.d_model", "72"),
+            ("model.max_seq_len", "120"),
+            ("vram.max_seq_len", "120"),
+            ("vram.batch_size", "3"),
+            ("vram.gradient_accumulation_steps", "1"),
+            ("model.n_layers", "2"),
+        ];
+        let config = tiny::config(model, &own);
+        let expected = run(&config, 6, PLAIN);
+        for threads in [1, 3] {
+            let manner = Manner { threads, ..PLAIN };
+            let what = format!("{model:?}, {manner:?}");
+            assert_identical(&expected, &run(&config, 6, manner), &what);
+        }
+    }
+    // The tiny sizes too, for all of the 20 steps.
+    for model in tiny::MODELS {
+        let config = tiny::config(model, &[]);
+        let manner = Manner {
+            threads: 1,
+            ..PLAIN
+        };
+        let what = format!("{model:?}, {manner:?}");
+        assert_identical(&run(&config, 20, PLAIN), &run(&config, 20, manner), &what);
     }
 }
 

@@ -4,11 +4,11 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use cinch_data::{Decoder, Tokenizer, TokenizerSpec};
-use cinch_train::checkpoint::{self, Store};
+use cinch_train::checkpoint;
 use cinch_train::{Generator, Sampling, State};
 use serde_json::json;
 
-use super::print_json;
+use super::{open_run, print_json};
 use crate::args::GenerateArguments;
 use crate::failure::usage;
 
@@ -98,7 +98,7 @@ fn check(arguments: &GenerateArguments) -> anyhow::Result<()> {
 }
 
 fn checkpoint_folder(arguments: &GenerateArguments) -> anyhow::Result<PathBuf> {
-    let store = Store::open(&arguments.checkpoint)?;
+    let store = open_run(&arguments.checkpoint)?;
     if arguments.best
         && let Some(best) = store.best()?
     {

@@ -9,8 +9,21 @@ pub mod presets;
 pub mod train;
 
 use std::io::Write;
+use std::path::Path;
 
+use cinch_train::checkpoint::{CheckpointError, Store};
 use serde::Serialize;
+
+/// The checkpoints of the run in a folder; a path to a file is told what a checkpoint is.
+pub fn open_run(path: &Path) -> Result<Store, CheckpointError> {
+    if path.is_file() {
+        return Err(CheckpointError::NotACheckpoint {
+            path: path.to_owned(),
+            reason: "it is a file",
+        });
+    }
+    Store::open(path)
+}
 
 /// Writes to standard output; a closed pipe is an error, not a panic.
 pub fn print(text: &str) -> anyhow::Result<()> {

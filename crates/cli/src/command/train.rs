@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::Context;
 use cinch_config::{Preset, Settings, Source, Value};
 use cinch_graph::Target;
-use cinch_train::checkpoint::{self, Store};
+use cinch_train::checkpoint::{self, CheckpointError};
 use cinch_train::{Ending, Outcome, Resume, Run, State, train};
 use serde_json::json;
 
-use super::{print, print_json};
+use super::{open_run, print, print_json};
 use crate::args::{SettingArguments, TrainArguments};
-use crate::failure::usage;
+use crate::failure::{tell, usage};
 use crate::progress::{DataBar, TrainBar, shown};
 use crate::{device, table};
 
@@ -81,17 +81,7 @@ fn settings(arguments: &TrainArguments) -> anyhow::Result<(Settings, Resume)> {
             settings.resolve()?.output.output_dir
         }
     };
-    let path = checkpoint::resolve(&Store::open(&run)?, Some(&run)).map_err(|error| {
-        if run.join("metrics.jsonl").is_file() {
-            let run = shown(&run);
-            usage(format!(
-                "the run in {run} has no checkpoint: it ended before the first one was saved\n\
-                 hint: start it again with the same flags and --output-dir {run}, without --resume"
-            ))
-        } else {
-            error.into()
-        }
-    })?;
+    let path = newest_checkpoint(&run)?;
     let state = State::from_json(&path, checkpoint::load_state(&path)?)?;
     let mut settings = Settings::new();
     let file = path.join(checkpoint::STATE_FILE);
@@ -111,6 +101,22 @@ fn settings(arguments: &TrainArguments) -> anyhow::Result<(Settings, Resume)> {
     Ok((flags.settings_over(settings)?, Resume::From(path)))
 }
 
+/// The checkpoint that `--resume` means. A run that has none yet is told apart from a wrong path.
+fn newest_checkpoint(run: &Path) -> anyhow::Result<PathBuf> {
+    match checkpoint::resolve(&open_run(run)?, Some(run)) {
+        Err(CheckpointError::NotACheckpoint { .. } | CheckpointError::NoCheckpoint { .. })
+            if run.join("metrics.jsonl").is_file() =>
+        {
+            let run = shown(run);
+            Err(usage(format!(
+                "the run in {run} has no checkpoint: it ended before the first one was saved\n\
+                 hint: start it again with the same flags and --output-dir {run}, without --resume"
+            )))
+        }
+        result => Ok(result?),
+    }
+}
+
 /// What a new run starts from: nothing, or the built-in example where no model was asked for.
 fn new_run(flags: &SettingArguments) -> anyhow::Result<Settings> {
     let mut settings = Settings::new();
@@ -123,15 +129,11 @@ fn new_run(flags: &SettingArguments) -> anyhow::Result<Settings> {
 /// `<run>` of `<run>/checkpoints/step-…`; none for a checkpoint that lies elsewhere.
 fn run_of(checkpoint: &Path) -> Option<&Path> {
     let checkpoints = checkpoint.parent()?;
-    let run = checkpoints.parent()?;
-    let here = Path::new(".");
-    checkpoints
-        .ends_with("checkpoints")
-        .then_some(if run.as_os_str().is_empty() {
-            here
-        } else {
-            run
-        })
+    let run = match checkpoints.parent()? {
+        here if here.as_os_str().is_empty() => Path::new("."),
+        run => run,
+    };
+    checkpoints.ends_with("checkpoints").then_some(run)
 }
 
 /// The settings of the run, key by key, so that a resumed one starts from the same. A value that
@@ -183,7 +185,7 @@ fn stop_on_ctrl_c() -> anyhow::Result<()> {
             #[expect(clippy::exit, reason = "the user asked twice")]
             std::process::exit(130);
         }
-        eprintln!("\nfinishing the step, then saving (Ctrl-C again to stop at once)");
+        tell("\nfinishing the step, then saving (Ctrl-C again to stop at once)");
     })
     .context("cannot listen for Ctrl-C")
 }

@@ -4,6 +4,7 @@
 mod absurd_sizes;
 mod differentiate;
 mod infer;
+mod mutations;
 mod print;
 mod random_model;
 mod recompute;

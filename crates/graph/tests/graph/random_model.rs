@@ -74,7 +74,9 @@ pub fn models() -> impl Strategy<Value = ModelSpec> {
     );
     let flags = (any::<bool>(), any::<bool>(), any::<bool>());
     let blocks = prop::collection::vec(prop::collection::vec(layers(), 1..4), 1..5);
-    let frozen = prop_oneof![2 => Just(0), 1 => any::<u64>(), 1 => Just(u64::MAX)];
+    // None, some, the first few as in fine-tuning, all.
+    let first = (0..40_u32).prop_map(|count| (1_u64 << count) - 1);
+    let frozen = prop_oneof![3 => Just(0), 2 => any::<u64>(), 2 => first, 1 => Just(u64::MAX)];
     (sizes, kinds, flags, blocks, frozen).prop_map(|(sizes, kinds, flags, blocks, frozen)| {
         ModelSpec {
             batch: sizes.0,

@@ -94,6 +94,20 @@ proptest! {
     }
 
     #[test]
+    fn a_recipe_reads_only_what_is_there_anyway(model in models()) {
+        let step = model.training().recompute(Recompute::None).unwrap();
+        for (index, node) in step.nodes.iter().enumerate().filter(|(_, n)| is_again(n)) {
+            for &id in &node.inputs {
+                let tensor = step.tensor(id);
+                let mut later = step.nodes[index..].iter().filter(|n| !is_again(n));
+                let read_later = later.any(|n| n.inputs.contains(&id));
+                let there = tensor.role.is_persistent() || read_later;
+                prop_assert!(there, "{} keeps {}", &node.name, &tensor.name);
+            }
+        }
+    }
+
+    #[test]
     fn a_recomputed_block_keeps_only_what_leaves_it(model in models()) {
         for step in levels(&model.training()) {
             for node in step.nodes.iter().filter(|n| n.phase == Phase::Forward) {

@@ -85,6 +85,21 @@ fn what_cannot_be_counted_does_not_fit() {
     }
 }
 
+/// Two halves of what can be counted: wrapping arithmetic would make nothing of them.
+#[test]
+fn two_halves_are_not_nothing() {
+    let mut graph = Graph::new(DType::F32);
+    let x = graph.batch("x", [1 << 61], DType::F32);
+    let y = graph.activation("y", x, ActivationKind::Relu).unwrap();
+    graph.result = Some(y);
+    let plan = Plan::new(&graph, Options::new(Target::Cpu));
+    assert_eq!(plan.persistent_bytes, 1 << 63);
+    assert_eq!(plan.timeline(), [u64::MAX]);
+    assert_eq!(plan.peak_bytes, u64::MAX);
+    assert_eq!(plan.lower_bound_bytes, u64::MAX);
+    assert_eq!(plan.arena_bytes, u64::MAX);
+}
+
 #[test]
 fn buffers_too_large_to_add_are_placed_without_wrapping() {
     let buffers: Vec<Buffer> = (0..5)

@@ -1,0 +1,239 @@
+//! Runs that fail or are found damaged: what was saved stays, and the message says how to go on.
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::{Sandbox, checkpoints, metrics};
+
+/// The path after `--resume` in a message.
+#[track_caller]
+fn offered(stderr: &str) -> String {
+    let after = stderr.split("--resume ").nth(1);
+    let after = after.unwrap_or_else(|| panic!("no --resume in\n{stderr}"));
+    after.split_whitespace().next().expect("a path").to_owned()
+}
+
+#[test]
+fn a_folder_without_a_run_is_not_resumed() {
+    let sandbox = Sandbox::new();
+    sandbox
+        .cinch("train --resume absent")
+        .fails(2, &["absent", "does not exist", "hint:"]);
+    fs::create_dir(sandbox.join("empty")).expect("a folder");
+    sandbox
+        .cinch("train --resume empty")
+        .fails(2, &["empty", "checkpoint", "hint:"]);
+    sandbox.write("file.txt", "text");
+    sandbox
+        .cinch("train --resume file.txt")
+        .fails(2, &["file.txt", "hint:"]);
+    sandbox
+        .cinch("train --resume")
+        .fails(2, &["runs/mamba-tiny", "hint:"]);
+}
+
+#[test]
+fn a_damaged_checkpoint_is_refused_and_the_one_before_it_offered() {
+    let sandbox = Sandbox::new();
+    let run = sandbox.join("run");
+    sandbox
+        .train_tiny("--max-steps 9 --save-steps 3 --output-dir run")
+        .succeeds();
+    let file = run.join("checkpoints/step-00000009/model.safetensors");
+    let mut bytes = fs::read(&file).expect("weights");
+    let last = bytes.last_mut().expect("not empty");
+    *last ^= 0x10;
+    fs::write(&file, bytes).expect("damage");
+
+    let refused = sandbox.cinch("train --resume run --max-steps 12").fails(
+        1,
+        &[
+            "run/checkpoints/step-00000009 is damaged",
+            "model.safetensors",
+            "sha256",
+            "hint:",
+        ],
+    );
+    sandbox
+        .cinch("generate run")
+        .fails(1, &["step-00000009 is damaged", "hint:"]);
+    let path = offered(&refused.stderr);
+    assert_eq!(path, "run/checkpoints/step-00000006");
+    sandbox
+        .run(["train", "--resume", &path, "--max-steps", "12"])
+        .succeeds()
+        .says(&["training steps 7 to 12"]);
+    let names = checkpoints(&run);
+    assert!(names.contains(&"step-00000009".to_owned()), "{names:?}");
+    assert!(
+        names.contains(&"aside-step-00000009-1".to_owned()),
+        "the damaged one is kept under another name: {names:?}"
+    );
+    sandbox.cinch("generate run --max-tokens 3").succeeds();
+}
+
+#[test]
+fn a_truncated_checkpoint_is_refused_too() {
+    let sandbox = Sandbox::new();
+    sandbox
+        .train_tiny("--max-steps 4 --save-steps 2 --output-dir run")
+        .succeeds();
+    fs::write(
+        sandbox.join("run/checkpoints/step-00000004/optimizer.safetensors"),
+        "short",
+    )
+    .expect("damage");
+    sandbox.cinch("train --resume run").fails(
+        1,
+        &[
+            "optimizer.safetensors",
+            "found 5",
+            "--resume run/checkpoints/step-00000002",
+        ],
+    );
+}
+
+#[test]
+fn a_best_checkpoint_saved_but_not_marked_is_marked_on_resume() {
+    // What a kill between the save and the mark leaves.
+    let sandbox = Sandbox::new();
+    sandbox
+        .train_tiny("--max-steps 6 --eval-steps 3 --output-dir run")
+        .succeeds()
+        .prints(&["at step 6)"]);
+    let mark = sandbox.join("run/checkpoints/best.json");
+    let before = fs::read_to_string(&mark).expect("a mark");
+    fs::remove_file(&mark).expect("it can be removed");
+    sandbox.cinch("train --resume run").succeeds();
+    assert_eq!(fs::read_to_string(&mark).expect("a mark"), before);
+}
+
+#[test]
+fn other_data_and_other_models_are_not_mixed_into_a_run() {
+    let sandbox = Sandbox::new();
+    sandbox.write("a/a.txt", "some words of the first text. ".repeat(100));
+    sandbox.write("b/b.txt", "other words of a second text. ".repeat(100));
+    sandbox
+        .train_tiny("--max-steps 2 --data-dir a --output-dir run")
+        .succeeds();
+    sandbox
+        .cinch("train --resume run --max-steps 4 --data-dir b")
+        .fails(2, &["other data", "run/checkpoints/step-00000002", "hint:"]);
+    sandbox
+        .cinch("train --resume run --max-steps 4 --set model.d_model=48")
+        .fails(
+            2,
+            &["run/checkpoints/step-00000002", "hint:", "another model"],
+        );
+    sandbox.cinch("train --resume run --max-steps 4").succeeds();
+}
+
+#[test]
+fn a_run_that_diverges_names_the_last_checkpoint() {
+    let sandbox = Sandbox::new();
+    sandbox
+        .train_tiny("--max-steps 6 --save-steps 6 --output-dir run")
+        .succeeds();
+    let diverged = sandbox
+        .cinch(
+            "train --resume run --lr 1e6 --max-steps 200 --save-steps 1000 --eval-steps 0 \
+             --threads 1",
+        )
+        .fails(
+            1,
+            &[
+                "diverged",
+                "loss at step ",
+                "hint: lower training.learning_rate",
+            ],
+        );
+    let path = offered(&diverged.stderr);
+    assert_eq!(path, "run/checkpoints/step-00000006");
+    // As the hint says, and the record holds nothing of the course that failed.
+    sandbox
+        .run([
+            "train",
+            "--resume",
+            &path,
+            "--lr",
+            "1e-3",
+            "--max-steps",
+            "8",
+        ])
+        .succeeds();
+    let lines = metrics(&sandbox.join("run"));
+    let steps: Vec<u64> = lines
+        .iter()
+        .filter_map(|line| line["step"].as_u64())
+        .collect();
+    assert!(steps.is_sorted() && steps.last() == Some(&8), "{steps:?}");
+}
+
+/// A small file system of its own, gone when dropped.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    /// Needs the right to mount, which a test seldom has.
+    fn mount(folder: &Path, size: &str) -> Option<Self> {
+        fs::create_dir_all(folder).ok()?;
+        let options = format!("size={size}");
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &options, "tmpfs"])
+            .arg(folder)
+            .output()
+            .is_ok_and(|output| output.status.success());
+        mounted.then(|| Self(folder.to_owned()))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).output();
+    }
+}
+
+#[test]
+#[expect(clippy::print_stderr, reason = "a skipped test says so")]
+fn a_full_disk_keeps_the_last_checkpoint() {
+    let sandbox = Sandbox::new();
+    let run = sandbox.join("run");
+    let Some(disk) = SmallDisk::mount(&run, "1m") else {
+        eprintln!("skipped: cannot mount");
+        return;
+    };
+    let full = sandbox
+        .train_tiny("--max-steps 30 --save-steps 3 --save-total-limit 0 --output-dir run")
+        .fails(
+            1,
+            &[
+                "the disk is full",
+                "run/checkpoints/step-",
+                "needs ",
+                "are free",
+                "the previous checkpoint is untouched: run/checkpoints/step-",
+                "hint:",
+            ],
+        );
+    let names = checkpoints(&run);
+    assert!(
+        !names.is_empty() && names.iter().all(|name| name.starts_with("step-")),
+        "{names:?}"
+    );
+    let newest = names.last().expect("not empty");
+    assert!(
+        full.stderr
+            .contains(&format!("untouched: run/checkpoints/{newest}"))
+    );
+    // With room made, the run goes on from there.
+    for name in &names[..names.len() - 1] {
+        fs::remove_dir_all(run.join("checkpoints").join(name)).expect("room");
+    }
+    sandbox
+        .cinch("train --resume run --save-total-limit 1 --threads 1")
+        .succeeds()
+        .prints(&["run/checkpoints/step-00000030"]);
+    drop(disk);
+}

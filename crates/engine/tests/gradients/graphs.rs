@@ -1,0 +1,294 @@
+//! The graphs that gradients are checked on: the two models, and what they leave out, built
+//! by hand. Sizes are odd on purpose.
+
+use cinch_config::{Gpt2Config, MambaConfig, ModelConfig};
+use cinch_graph::op::{ActivationKind, Attention, AttentionInputs, NormKind, ScanInputs};
+use cinch_graph::{DType, Graph, GraphError, Init, TensorId};
+use cinch_model::{Build, Purpose, build};
+
+use crate::planned::VOCABULARY;
+
+const BATCH: usize = 2;
+const SEQ: usize = 13;
+const WEIGHT: Init = Init::Normal { std: 0.02 };
+const RMS: (NormKind, f64) = (NormKind::Rms, 1e-5);
+const LAYER: (NormKind, f64) = (NormKind::Layer, 1e-5);
+
+/// A graph in either precision.
+pub type Builder = fn(DType) -> Graph;
+
+pub const ALL: [(&str, Builder); 8] = [
+    ("mamba", |compute| model(&mamba(0), compute)),
+    ("mamba with convolution", |compute| {
+        model(&mamba(4), compute)
+    }),
+    ("gpt2", |compute| model(&gpt2(), compute)),
+    ("rms norms", |compute| rms_norms(compute).unwrap()),
+    ("grouped heads", |compute| grouped_heads(compute).unwrap()),
+    ("many consumers", |compute| many_consumers(compute).unwrap()),
+    ("column blocks", |compute| column_blocks(compute).unwrap()),
+    ("scans of wide tensors", |compute| {
+        wide_scans(compute).unwrap()
+    }),
+];
+
+pub fn mamba(d_conv: usize) -> ModelConfig {
+    ModelConfig::Mamba(MambaConfig {
+        size: None,
+        d_model: 11,
+        n_layers: 2,
+        d_state: 4,
+        expand_factor: 2,
+        d_conv,
+        dropout: 0.2,
+        max_seq_len: SEQ + 2,
+        vocab_size: VOCABULARY,
+        scan_chunk: 5,
+    })
+}
+
+pub fn gpt2() -> ModelConfig {
+    ModelConfig::Gpt2(Gpt2Config {
+        size: None,
+        d_model: 10,
+        n_layers: 2,
+        n_heads: 2,
+        dropout: 0.2,
+        max_seq_len: SEQ + 2,
+        vocab_size: VOCABULARY,
+        layer_norm_eps: 1e-5,
+    })
+}
+
+pub fn model(config: &ModelConfig, compute: DType) -> Graph {
+    let purpose = Purpose::Train {
+        label_smoothing: 0.1,
+        loss_chunk: Some(7),
+    };
+    with_purpose(config, compute, purpose)
+}
+
+pub fn with_purpose(config: &ModelConfig, compute: DType, purpose: Purpose) -> Graph {
+    let options = Build {
+        batch: BATCH,
+        seq_len: SEQ,
+        compute,
+        purpose,
+    };
+    build(config, options).unwrap()
+}
+
+fn start(g: &mut Graph, width: usize) -> Result<TensorId, GraphError> {
+    let tokens = g.batch("tokens", [BATCH, SEQ], DType::I32);
+    let table = g.weight("table", [VOCABULARY, width], WEIGHT);
+    g.embedding("embedding", tokens, table, None, None)
+}
+
+/// The loss, with a head of its own.
+fn finish(g: &mut Graph, h: TensorId) -> Result<(), GraphError> {
+    let width = g.ty(h).width();
+    let head = g.weight("head", [VOCABULARY, width], WEIGHT);
+    let targets = g.batch("targets", [BATCH, SEQ], DType::I32);
+    g.cross_entropy("loss", h, head, targets, 0.1, None)?;
+    Ok(())
+}
+
+fn linear(g: &mut Graph, name: &str, x: TensorId, outputs: usize) -> Result<TensorId, GraphError> {
+    let inputs = g.ty(x).width();
+    linear_columns(g, name, x, 0..inputs, outputs)
+}
+
+fn linear_columns(
+    g: &mut Graph,
+    name: &str,
+    x: TensorId,
+    columns: std::ops::Range<usize>,
+    outputs: usize,
+) -> Result<TensorId, GraphError> {
+    let weight = g.weight(&format!("{name}.weight"), [outputs, columns.len()], WEIGHT);
+    let bias = g.small_weight(&format!("{name}.bias"), [outputs], Init::Zeros);
+    g.linear_columns(name, x, columns.start, weight, Some(bias))
+}
+
+fn gamma(g: &mut Graph, name: &str, x: TensorId) -> TensorId {
+    let width = g.ty(x).width();
+    g.small_weight(&format!("{name}.gamma"), [width], Init::Ones)
+}
+
+/// `x + dropout(branch)` and its RMS norm.
+fn rms_sum(
+    g: &mut Graph,
+    name: &str,
+    (x, branch): (TensorId, TensorId),
+    dropout: f64,
+) -> Result<(TensorId, TensorId), GraphError> {
+    let gamma = gamma(g, name, x);
+    let dropout = g.dropout(dropout);
+    let out = g.residual_norm(name, (x, branch), dropout, RMS, gamma, None)?;
+    Ok((out.stream, out.normed))
+}
+
+/// RMS norm alone and over a sum, with and without dropout, and three activations.
+fn rms_norms(compute: DType) -> Result<Graph, GraphError> {
+    let mut g = Graph::new(compute);
+    let mut stream = start(&mut g, 9)?;
+    let first = gamma(&mut g, "norm", stream);
+    let mut normed = g.norm("norm", stream, RMS, first, None)?;
+    let layers = [
+        ("gelu", ActivationKind::Gelu, 0.0),
+        ("silu", ActivationKind::Silu, 0.2),
+        ("relu", ActivationKind::Relu, 0.0),
+    ];
+    for (name, kind, dropout) in layers {
+        g.enter_block(name);
+        let part = |part: &str| format!("{name}.{part}");
+        let hidden = linear(&mut g, &part("up"), normed, 15)?;
+        let active = g.activation(&part("activation"), hidden, kind)?;
+        let branch = linear(&mut g, &part("down"), active, 9)?;
+        (stream, normed) = rms_sum(&mut g, &part("norm"), (stream, branch), dropout)?;
+        g.leave_block();
+    }
+    finish(&mut g, normed)?;
+    Ok(g)
+}
+
+/// Four query heads on two key heads in three tensors that look both ways, then three on one
+/// in one tensor, causal.
+fn grouped_heads(compute: DType) -> Result<Graph, GraphError> {
+    let mut g = Graph::new(compute);
+    let stream = start(&mut g, 12)?;
+    g.enter_block("separate");
+    let q = linear(&mut g, "q", stream, 12)?;
+    // Without a bias: it would shift all scores of a row alike, and have no gradient.
+    let k_weight = g.weight("k.weight", [6, 12], WEIGHT);
+    let k = g.linear("k", stream, k_weight, None)?;
+    let v = linear(&mut g, "v", stream, 6)?;
+    let op = Attention {
+        inputs: AttentionInputs::Separate,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 3,
+        causal: false,
+        scale: 0.7,
+        dropout: g.dropout(0.2),
+    };
+    let random = g.random_state();
+    let branch = g.emit("separate", op, vec![q, k, v, random])?[0];
+    let (stream, normed) = rms_sum(&mut g, "separate.norm", (stream, branch), 0.0)?;
+    g.leave_block();
+    g.enter_block("packed");
+    let qkv = linear(&mut g, "qkv", normed, 20)?;
+    let op = Attention {
+        inputs: AttentionInputs::Packed,
+        heads: 3,
+        kv_heads: 1,
+        head_dim: 4,
+        causal: true,
+        scale: 0.5,
+        dropout: None,
+    };
+    let branch = g.emit("packed", op, vec![qkv])?[0];
+    let (_, normed) = rms_sum(&mut g, "packed.norm", (stream, branch), 0.2)?;
+    g.leave_block();
+    finish(&mut g, normed)?;
+    Ok(g)
+}
+
+/// One tensor read by three activations, a norm and a product: its gradient is a sum of five.
+fn many_consumers(compute: DType) -> Result<Graph, GraphError> {
+    let mut g = Graph::new(compute);
+    let x = start(&mut g, 9)?;
+    g.enter_block("shared");
+    let h = linear(&mut g, "shared", x, 9)?;
+    let gelu = g.activation("gelu", h, ActivationKind::Gelu)?;
+    let silu = g.activation("silu", h, ActivationKind::Silu)?;
+    let relu = g.activation("relu", h, ActivationKind::Relu)?;
+    let (_, first) = rms_sum(&mut g, "first", (gelu, silu), 0.0)?;
+    let (stream, second) = rms_sum(&mut g, "second", (first, relu), 0.2)?;
+    g.leave_block();
+    g.enter_block("joined");
+    let product = linear(&mut g, "product", h, 9)?;
+    let third = linear(&mut g, "third", second, 9)?;
+    let (joined, normed) = rms_sum(&mut g, "joined", (product, third), 0.0)?;
+    let fourth = linear(&mut g, "fourth", normed, 9)?;
+    let (stream, normed) = rms_sum(&mut g, "sum", (stream, fourth), 0.0)?;
+    let fifth = linear(&mut g, "fifth", normed, 9)?;
+    let (_, normed) = rms_sum(&mut g, "both", (joined, fifth), 0.0)?;
+    let (_, normed) = rms_sum(&mut g, "with h", (h, normed), 0.0)?;
+    // The same tensor as stream and as branch.
+    let sixth = linear(&mut g, "sixth", normed, 9)?;
+    let (_, twice) = rms_sum(&mut g, "twice", (sixth, sixth), 0.0)?;
+    let (_, normed) = rms_sum(&mut g, "end", (stream, twice), 0.0)?;
+    g.leave_block();
+    finish(&mut g, normed)?;
+    Ok(g)
+}
+
+/// Products and a convolution over columns of one tensor: apart, overlapping, and with a
+/// column that nobody reads.
+fn column_blocks(compute: DType) -> Result<Graph, GraphError> {
+    let mut g = Graph::new(compute);
+    let x = start(&mut g, 8)?;
+    g.enter_block("columns");
+    let wide = linear(&mut g, "wide", x, 23)?;
+    let a = linear_columns(&mut g, "a", wide, 0..7, 8)?;
+    let b = linear_columns(&mut g, "b", wide, 5..14, 8)?;
+    let weight = g.small_weight("conv.weight", [8, 3], Init::Uniform { bound: 0.5 });
+    let bias = g.small_weight("conv.bias", [8], Init::Zeros);
+    let c = g.convolution("conv", wide, 14, weight, bias)?;
+    let (scale, shift) = (
+        g.small_weight("ab.gamma", [8], Init::Ones),
+        g.small_weight("ab.beta", [8], Init::Zeros),
+    );
+    let ab = g.residual_norm("ab", (a, b), None, LAYER, scale, Some(shift))?;
+    g.leave_block();
+    g.enter_block("alone");
+    // Reads less than all of a tensor that has no other reader.
+    let alone = linear_columns(&mut g, "alone", ab.normed, 2..6, 8)?;
+    let (_, normed) = rms_sum(&mut g, "abc", (c, alone), 0.2)?;
+    g.leave_block();
+    finish(&mut g, normed)?;
+    Ok(g)
+}
+
+/// A scan whose x and z are columns of one tensor wider than both, and one whose x and z are
+/// columns of two.
+fn wide_scans(compute: DType) -> Result<Graph, GraphError> {
+    const INNER: usize = 6;
+    const STATE: usize = 3;
+    const RANK: usize = 1;
+    let mut g = Graph::new(compute);
+    let mut stream = start(&mut g, INNER)?;
+    let mut normed = stream;
+    for name in ["packed", "apart"] {
+        g.enter_block(name);
+        let part = |part: &str| format!("{name}.{part}");
+        let x = linear(&mut g, &part("x"), normed, 2 * INNER + 3)?;
+        let z = match name {
+            "packed" => x,
+            _ => linear(&mut g, &part("z"), normed, 2 * INNER + 1)?,
+        };
+        let p = linear_columns(&mut g, &part("p"), x, 2..7, RANK + 2 * STATE)?;
+        let dt_weight = g.weight(&part("dt.weight"), [INNER, RANK], WEIGHT);
+        let time_step = Init::InverseSoftplus {
+            low: 0.001,
+            high: 0.1,
+        };
+        let dt_bias = g.small_weight(&part("dt.bias"), [INNER], time_step);
+        let inputs = ScanInputs {
+            x,
+            x_column: 1,
+            z,
+            z_column: INNER + 1,
+            p,
+            dt: g.linear_columns(&part("dt"), p, 0, dt_weight, Some(dt_bias))?,
+            a_log: g.small_weight(&part("A_log"), [INNER, STATE], Init::LogRange),
+            d: g.small_weight(&part("D"), [INNER], Init::Ones),
+        };
+        let branch = g.scan(&part("scan"), inputs, RANK, 4)?;
+        (stream, normed) = rms_sum(&mut g, &part("norm"), (stream, branch), 0.0)?;
+        g.leave_block();
+    }
+    finish(&mut g, normed)?;
+    Ok(g)
+}
