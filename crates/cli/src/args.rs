@@ -57,6 +57,8 @@ pub enum Command {
     Generate(GenerateArguments),
     /// Measure a training step against the speed of a matrix product in the same run
     Bench(BenchArguments),
+    /// Run real steps and compare memory and time with the plan
+    Profile(ProfileArguments),
     /// Make or prepare training data
     Data(DataArguments),
     /// The models and their sizes
@@ -250,9 +252,15 @@ pub struct TrainArguments {
     /// Go on from a checkpoint or a run's newest one (by default of --output-dir)
     #[arg(long, value_name = "FOLDER")]
     pub resume: Option<Option<PathBuf>>,
-    /// Threads [default: all cores]
+    /// CPU threads [default: all cores]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+    /// On a GPU in fp32: let the matrix units round to tf32
+    #[arg(long)]
+    pub tf32: bool,
+    /// On a GPU: the same bits every time, even if that is slower
+    #[arg(long)]
+    pub deterministic: bool,
     /// Print the outcome as JSON
     #[arg(long)]
     pub json: bool,
@@ -287,7 +295,9 @@ pub struct GenerateArguments {
     /// Take the best checkpoint of the run, not the newest
     #[arg(long)]
     pub best: bool,
-    /// Threads [default: all cores]
+    #[arg(long, value_enum, default_value = "auto")]
+    pub device: Device,
+    /// CPU threads [default: all cores]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
     #[arg(long)]
@@ -307,9 +317,43 @@ pub struct BenchArguments {
     /// Time by op
     #[arg(long)]
     pub trace: bool,
-    /// Threads [default: all cores]
+    #[arg(long, value_enum, default_value = "auto")]
+    pub device: Device,
+    /// CPU threads [default: all cores]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+    /// On a GPU in fp32: let the matrix units round to tf32
+    #[arg(long)]
+    pub tf32: bool,
+    /// On a GPU: the same bits every time, even if that is slower
+    #[arg(long)]
+    pub deterministic: bool,
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    cinch profile --model gpt2 --batch-size 1 --grad-accum 1 --seq-len 256\n  \
+    cinch profile --model mamba --model-size medium --precision bf16 --device cuda --steps 200\n\n\
+    Exit code 1 where a GPU's memory differs from the plan by more than 16 MiB.")]
+pub struct ProfileArguments {
+    #[command(flatten)]
+    pub settings: SettingArguments,
+    /// Steps to run after the first
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub steps: usize,
+    /// Predicted and measured time by op, from one more step that runs op by op
+    #[arg(long)]
+    pub trace: bool,
+    #[arg(long, value_enum, default_value = "auto")]
+    pub device: Device,
+    /// CPU threads [default: all cores]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// On a GPU in fp32: let the matrix units round to tf32
+    #[arg(long)]
+    pub tf32: bool,
     #[arg(long)]
     pub json: bool,
 }

@@ -1,10 +1,10 @@
 //! What the commands plan for and run on.
 
 use cinch_config::{Bytes, Config, Precision};
+use cinch_engine::{EngineError, cuda};
 use cinch_graph::Target;
 
 use crate::args::Device;
-use crate::failure::usage;
 
 pub fn free_host_memory() -> Option<u64> {
     cinch_train::available_host_bytes()
@@ -20,14 +20,13 @@ pub fn plan_target(device: Device, config: &Config) -> Target {
     }
 }
 
-/// What `cinch train` runs on.
+/// What `cinch train` runs on: what was asked, else a GPU where there is one.
 pub fn train_target(device: Device) -> anyhow::Result<Target> {
     match device {
-        Device::Auto | Device::Cpu => Ok(Target::Cpu),
-        Device::Cuda => Err(usage(
-            "this version trains on the CPU only\n\
-             hint: leave --device out to train here; `cinch plan --device cuda` plans for a GPU",
-        )),
+        Device::Cpu => Ok(Target::Cpu),
+        Device::Auto if !cuda::is_available() => Ok(Target::Cpu),
+        Device::Cuda if !cuda::is_available() => Err(EngineError::NoDriver.into()),
+        Device::Auto | Device::Cuda => Ok(Target::Cuda),
     }
 }
 
@@ -48,15 +47,19 @@ pub fn adapt_to_cpu(config: &mut Config) -> Vec<String> {
     notes
 }
 
-/// Without a budget, what is free on the host is one: a run that starts does not swap or get
-/// killed. Returns a note where that was done.
-pub fn default_budget(config: &mut Config) -> Option<String> {
+/// Without a budget, what is free on the device is one: a run that starts does not run out
+/// later. Returns a note where that was done.
+pub fn default_budget(config: &mut Config, target: Target) -> Option<String> {
     if config.batch.budget.is_some() {
         return None;
     }
-    let free = Bytes::new(free_host_memory()?);
+    let (free, whose) = match target {
+        Target::Cpu => (free_host_memory()?, "host"),
+        Target::Cuda => (cuda::memory().ok()?.0, "GPU"),
+    };
+    let free = Bytes::new(free);
     config.batch.budget = Some(free);
     Some(format!(
-        "no --vram given: the budget is the free host memory, {free}"
+        "no --vram given: the budget is the free {whose} memory, {free}"
     ))
 }

@@ -4,6 +4,8 @@ mod args;
 mod command;
 mod device;
 mod failure;
+mod measure;
+mod overhead;
 mod progress;
 mod settings;
 mod table;
@@ -19,6 +21,7 @@ fn main() -> ExitCode {
         Command::Train(arguments) => command::train::run(&arguments),
         Command::Generate(arguments) => command::generate::run(&arguments),
         Command::Bench(arguments) => command::bench::run(&arguments),
+        Command::Profile(arguments) => command::profile::run(&arguments),
         Command::Data(arguments) => command::data::run(&arguments),
         Command::Models(arguments) => command::models::run(&arguments),
         Command::Presets(arguments) => command::presets::run(&arguments),

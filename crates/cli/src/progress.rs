@@ -55,6 +55,7 @@ pub struct TrainBar {
     live: bool,
     planned: u64,
     budget: Option<u64>,
+    on_gpu: bool,
 }
 
 impl TrainBar {
@@ -64,6 +65,7 @@ impl TrainBar {
             live: std::io::stderr().is_terminal(),
             planned: 0,
             budget: None,
+            on_gpu: false,
         }
     }
 
@@ -76,13 +78,16 @@ impl TrainBar {
     }
 
     fn describe(&self, report: &StepReport) -> String {
-        let memory = resident_bytes().unwrap_or(self.planned);
+        // On a GPU the arena is all there is: what was planned is what is used.
+        let resident = resident_bytes().filter(|_| !self.on_gpu);
+        let memory = resident.unwrap_or(self.planned);
         let budget = self.budget.unwrap_or(self.planned);
         format!(
-            "loss {:.4}  lr {:.2e}  |g| {:.2}  {}tok/s  mem {}/{}",
+            "loss {:.4}  lr {:.2e}  |g| {:.2}  {}{}tok/s  mem {}/{}",
             report.loss,
             report.learning_rate,
             report.gradient_norm,
+            loss_scale(report),
             scaled(report.tokens_per_second),
             Bytes::new(memory),
             Bytes::new(budget)
@@ -107,6 +112,18 @@ impl TrainBar {
 
     pub fn finish(&self) {
         self.bar.finish_and_clear();
+    }
+}
+
+/// In half precision, what the loss is multiplied by, and how often that was too much.
+fn loss_scale(report: &StepReport) -> String {
+    let (Some(scale), Some(skipped)) = (report.loss_scale, report.skipped_steps) else {
+        return String::new();
+    };
+    match skipped {
+        0 => format!("scale {scale}  "),
+        1 => format!("scale {scale} (1 step skipped)  "),
+        _ => format!("scale {scale} ({skipped} steps skipped)  "),
     }
 }
 
@@ -139,11 +156,8 @@ impl Observer for TrainBar {
                 thousands(training),
                 thousands(validation)
             )),
-            Event::Ready {
-                plan,
-                step,
-                threads,
-            } => {
+            Event::Ready { plan, step, engine } => {
+                self.on_gpu = engine.cuda().is_some();
                 self.planned = plan.total_bytes();
                 self.budget = plan.config.batch.budget.map(Bytes::get);
                 let max_steps = plan.config.training.max_steps;
@@ -154,8 +168,9 @@ impl Observer for TrainBar {
                     return;
                 }
                 self.line(&format!(
-                    "training steps {} to {max_steps} on {threads} threads",
-                    step + 1
+                    "training steps {} to {max_steps} on {}",
+                    step + 1,
+                    engine.describe()
                 ));
                 if self.live {
                     self.bar = ProgressBar::new(max_steps);

@@ -213,13 +213,6 @@ fn a_config_for_another_model() {
 }
 
 #[test]
-fn a_device_that_does_not_train_here() {
-    Sandbox::new()
-        .cinch("train --device cuda")
-        .fails(2, &["CPU only", "hint:", "plan --device cuda"]);
-}
-
-#[test]
 fn a_tokenizer_with_more_tokens_than_the_model() {
     let sandbox = Sandbox::new();
     sandbox

@@ -13,6 +13,7 @@ fn every_command_has_examples() {
         "train",
         "generate",
         "bench",
+        "profile",
         "data",
         "data synth",
         "data prepare",

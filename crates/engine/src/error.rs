@@ -18,6 +18,46 @@ pub enum EngineError {
         node: String,
         problem: String,
     },
+    #[error(
+        "no CUDA driver was found on this machine\n\
+         hint: install NVIDIA's driver, or train on the CPU with --device cpu; \
+         `cinch plan --device cuda` plans for a GPU anywhere"
+    )]
+    NoDriver,
+    #[error(
+        "{library} was not found, which cinch needs to {purpose}\n\
+         hint: install the CUDA toolkit, or `pip install {package}` and add its lib folder to \
+         LD_LIBRARY_PATH"
+    )]
+    NoLibrary {
+        library: &'static str,
+        purpose: &'static str,
+        package: &'static str,
+    },
+    #[error("no GPU {ordinal}: the driver shows {count}\nhint: check CUDA_VISIBLE_DEVICES")]
+    NoDevice { ordinal: usize, count: usize },
+    #[error(
+        "{name} has compute capability {major}.{minor}; cinch needs 8.0 or later\n\
+         hint: train on the CPU with --device cpu"
+    )]
+    OldDevice {
+        name: String,
+        major: i32,
+        minor: i32,
+    },
+    #[error(
+        "the GPU has {free} bytes free of {total}, the plan needs {needed}\n\
+         hint: give --vram a budget below what is free, or end what else holds the GPU"
+    )]
+    DeviceMemory { free: u64, total: u64, needed: u64 },
+    #[error("CUDA failed to {action}: {problem}")]
+    Cuda { action: String, problem: String },
+    #[error("kernels/{file}.cu does not compile for {architecture}:\n{log}")]
+    Compile {
+        file: &'static str,
+        architecture: String,
+        log: String,
+    },
     #[error("could not start {threads} threads: {problem}")]
     Threads { threads: usize, problem: String },
 }

@@ -9,10 +9,14 @@
 )]
 
 mod arena;
+pub mod copy_rate;
 pub mod cpu;
+pub mod cuda;
+mod engine;
 mod error;
 pub mod gemm_rate;
 
 pub use arena::{Arena, Element};
 pub use cpu::executor::Executor;
+pub use engine::{Engine, EngineOptions, Part};
 pub use error::EngineError;

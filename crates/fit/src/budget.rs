@@ -7,7 +7,7 @@ use cinch_graph::Target;
 use cinch_plan::{Breakdown, LiveTensor};
 use serde::Serialize;
 
-use crate::{FitError, StepPlan};
+use crate::{FitError, Machine, StepPlan};
 
 /// Ways to cut the effective batch, largest micro batch first, none larger than asked for.
 pub(crate) fn splits(config: &Config) -> impl Iterator<Item = (usize, usize)> + use<> {
@@ -22,26 +22,26 @@ pub(crate) fn splits(config: &Config) -> impl Iterator<Item = (usize, usize)> + 
 pub(crate) fn loss_chunks(config: &Config) -> Vec<Option<usize>> {
     match config.batch.loss_chunk {
         Some(rows) => vec![Some(rows)],
-        None => vec![None, Some(64), Some(16)],
+        None => vec![None, Some(512), Some(64), Some(16)],
     }
 }
 
 /// The plan with the fewest recomputed blocks that fits.
 pub(crate) fn fewest_blocks(
     config: &Config,
-    target: Target,
+    machine: Machine,
     budget: u64,
 ) -> Result<Option<StepPlan>, FitError> {
     // The peak does not grow with the number of recomputed blocks, so the first that fits can
     // be found by halving.
     let (mut low, mut high) = (0, config.model.num_blocks());
-    let mut best = StepPlan::new(config, target, high)?;
+    let mut best = StepPlan::new(config, machine, high)?;
     if best.total_bytes() > budget {
         return Ok(None);
     }
     while low < high {
         let middle = usize::midpoint(low, high);
-        let step = StepPlan::new(config, target, middle)?;
+        let step = StepPlan::new(config, machine, middle)?;
         if step.total_bytes() <= budget {
             (best, high) = (step, middle);
         } else {
@@ -78,7 +78,7 @@ impl DoesNotFit {
     pub(crate) fn new(
         config: &Config,
         smallest: &StepPlan,
-        target: Target,
+        machine: Machine,
         budget: u64,
     ) -> Result<Self, FitError> {
         let mut best = smallest.clone();
@@ -89,7 +89,7 @@ impl DoesNotFit {
                 Checkpointing::Auto => config.model.num_blocks(),
                 _ => smallest.training.num_recomputed,
             };
-            let step = StepPlan::new(&chunked, target, blocks)?;
+            let step = StepPlan::new(&chunked, machine, blocks)?;
             if step.total_bytes() < best.total_bytes() {
                 best = step;
             }
@@ -101,18 +101,18 @@ impl DoesNotFit {
             needed_bytes: best.total_bytes(),
             breakdown: best.breakdown(),
             consumers,
-            changes: changes(&best.config, target, budget)?,
+            changes: changes(&best.config, machine, budget)?,
         })
     }
 }
 
 /// The smallest changes that fit, tried one by one and, where none does alone, on top of full
 /// recomputation.
-fn changes(config: &Config, target: Target, budget: u64) -> Result<Vec<Change>, FitError> {
+fn changes(config: &Config, machine: Machine, budget: u64) -> Result<Vec<Change>, FitError> {
     let mut found = Vec::new();
     let full = config.batch.checkpointing == Checkpointing::Auto
         || config.batch.checkpointing == Checkpointing::Full;
-    if !full && let Some(step) = fewest_blocks(config, target, budget)? {
+    if !full && let Some(step) = fewest_blocks(config, machine, budget)? {
         let count = step.training.num_recomputed;
         found.push(Change {
             change: format!("--checkpointing {count}"),
@@ -120,7 +120,7 @@ fn changes(config: &Config, target: Target, budget: u64) -> Result<Vec<Change>, 
         });
     }
     let mut attempt = |change: String, config: &Config| -> Result<bool, FitError> {
-        let step = StepPlan::new(config, target, config.model.num_blocks())?;
+        let step = StepPlan::new(config, machine, config.model.num_blocks())?;
         let fits = step.total_bytes() <= budget;
         if fits {
             let recompute = if full { "" } else { " --checkpointing full" };
@@ -140,7 +140,7 @@ fn changes(config: &Config, target: Target, budget: u64) -> Result<Vec<Change>, 
         }
         seq_len /= 2;
     }
-    if target == Target::Cuda {
+    if machine.target == Target::Cuda {
         if config.batch.precision == Precision::Fp32 {
             let mut lower = config.clone();
             lower.batch.precision = Precision::Bf16;

@@ -6,11 +6,15 @@
 //! gradient.
 
 mod budget;
+mod card;
+mod cost;
 mod error;
 mod report;
 mod step;
 
 pub use budget::{Change, DoesNotFit};
+pub use card::Card;
+pub use cost::Prediction;
 pub use error::FitError;
 pub use report::PlanReport;
 pub use step::StepPlan;
@@ -18,16 +22,34 @@ pub use step::StepPlan;
 use cinch_config::{Checkpointing, Config};
 use cinch_graph::Target;
 
+/// What a step is planned for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Machine {
+    pub target: Target,
+    /// What the device loses besides the arena: the plan's own figure, or a measured one.
+    pub overhead_bytes: u64,
+}
+
+impl From<Target> for Machine {
+    fn from(target: Target) -> Self {
+        Self {
+            target,
+            overhead_bytes: cinch_plan::overhead_bytes(target),
+        }
+    }
+}
+
 /// The plan of a configuration: as it stands, or within its budget.
 ///
 /// With a budget, the largest micro batch that fits without recomputation is taken; where none
 /// does, a micro batch of one with the fewest recomputed blocks, and with fewer rows of logits at
 /// once only if that is not enough. A configuration that says how many blocks to recompute, or
 /// how many rows of logits to hold, is taken at its word.
-pub fn plan(config: &Config, target: Target) -> Result<StepPlan, FitError> {
+pub fn plan(config: &Config, machine: impl Into<Machine>) -> Result<StepPlan, FitError> {
+    let machine = machine.into();
     let Some(budget) = config.batch.budget else {
         let blocks = asked_blocks(config).unwrap_or(0);
-        return StepPlan::new(config, target, blocks);
+        return StepPlan::new(config, machine, blocks);
     };
     let budget = budget.get();
     let asked = asked_blocks(config);
@@ -36,7 +58,7 @@ pub fn plan(config: &Config, target: Target) -> Result<StepPlan, FitError> {
         let mut split = config.clone();
         split.batch.batch_size = micro;
         split.batch.accumulation = accumulation;
-        let step = StepPlan::new(&split, target, asked.unwrap_or(0))?;
+        let step = StepPlan::new(&split, machine, asked.unwrap_or(0))?;
         if step.total_bytes() <= budget {
             return Ok(step);
         }
@@ -49,15 +71,15 @@ pub fn plan(config: &Config, target: Target) -> Result<StepPlan, FitError> {
         let mut chunked = split.clone();
         chunked.batch.loss_chunk = loss_chunk;
         let found = match asked {
-            None => budget::fewest_blocks(&chunked, target, budget)?,
-            Some(blocks) => Some(StepPlan::new(&chunked, target, blocks)?),
+            None => budget::fewest_blocks(&chunked, machine, budget)?,
+            Some(blocks) => Some(StepPlan::new(&chunked, machine, blocks)?),
         };
         if let Some(step) = found.filter(|step| step.total_bytes() <= budget) {
             return Ok(step);
         }
     }
     Err(FitError::DoesNotFit(Box::new(DoesNotFit::new(
-        config, &step, target, budget,
+        config, &step, machine, budget,
     )?)))
 }
 

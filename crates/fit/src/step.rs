@@ -4,9 +4,9 @@
 use cinch_config::Config;
 use cinch_graph::{Graph, Optimizer, Recompute, Target, TrainingGraph, differentiate};
 use cinch_model::{Build, Purpose, build, compute_type};
-use cinch_plan::{Breakdown, Options, Plan, overhead_bytes};
+use cinch_plan::{Breakdown, Options, Plan};
 
-use crate::FitError;
+use crate::{FitError, Machine};
 
 /// A planned configuration.
 #[derive(Clone, Debug)]
@@ -22,7 +22,15 @@ pub struct StepPlan {
 
 impl StepPlan {
     /// Plans `config` with the first `blocks` blocks recomputed, whatever it takes.
-    pub fn new(config: &Config, target: Target, blocks: usize) -> Result<Self, FitError> {
+    pub fn new(
+        config: &Config,
+        machine: impl Into<Machine>,
+        blocks: usize,
+    ) -> Result<Self, FitError> {
+        let Machine {
+            target,
+            overhead_bytes,
+        } = machine.into();
         let forward = |purpose| {
             let options = Build {
                 batch: config.batch.batch_size,
@@ -32,7 +40,10 @@ impl StepPlan {
             };
             build(&config.model, options)
         };
-        let loss_chunk = config.batch.loss_chunk;
+        let loss_chunk = config.batch.loss_chunk.or_else(|| match target {
+            Target::Cpu => None,
+            Target::Cuda => Some(cuda_loss_chunk(config)),
+        });
         let training = forward(Purpose::Train {
             label_smoothing: config.training.label_smoothing,
             loss_chunk,
@@ -43,6 +54,7 @@ impl StepPlan {
             target,
             // On the CPU the states are in host memory already.
             offload_states: config.batch.offload && target == Target::Cuda,
+            overhead_bytes,
         };
         let plan = Plan::new(&training, options);
         let evaluation = forward(Purpose::Evaluate { loss_chunk })?;
@@ -67,7 +79,7 @@ impl StepPlan {
     }
 
     pub fn overhead_bytes(&self) -> u64 {
-        overhead_bytes(self.plan.options.target)
+        self.plan.options.overhead_bytes
     }
 
     /// Bytes by purpose; they add up to [`Self::total_bytes`].
@@ -88,6 +100,24 @@ impl StepPlan {
         let micro = self.training.useful_flops();
         micro * self.config.batch.accumulation as u64 + self.training.update_flops()
     }
+}
+
+/// Rows of logits at once on a GPU: as few chunks as stay below this many bytes each, all of
+/// them alike. Each chunk reads and writes the gradient of the whole vocabulary, and a product
+/// fills the card only with some thousand rows.
+fn cuda_loss_chunk(config: &Config) -> usize {
+    const CHUNK_BYTES: u64 = 512 << 20;
+    /// What the library's tiles divide.
+    const TILE: usize = 128;
+    let rows = config.batch.batch_size * config.batch.seq_len;
+    let element = compute_type(config.batch.precision).size();
+    let logits = (rows as u64)
+        .saturating_mul(config.model.vocab_size() as u64)
+        .saturating_mul(element);
+    let chunks = logits.div_ceil(CHUNK_BYTES).max(1) as usize;
+    rows.div_ceil(chunks)
+        .next_multiple_of(TILE)
+        .min(rows.max(1))
 }
 
 fn optimizer(config: &Config) -> Optimizer {

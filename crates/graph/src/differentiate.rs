@@ -5,7 +5,7 @@ use std::ops::Deref;
 
 use crate::error::GraphError;
 use crate::graph::{Graph, Node, Phase, Role, TensorId};
-use crate::op::{AdamW, Add, GradientNorm, Op};
+use crate::op::{AdamW, Add, GradientNorm, LossScale, Op};
 use crate::types::{DType, TensorType};
 
 /// How weights are updated.
@@ -74,6 +74,7 @@ pub fn differentiate(graph: Graph, optimizer: &Optimizer) -> Result<TrainingGrap
     let mut graph = graph;
     let reached = reaches_loss(&graph);
     add_gradients(&mut graph, &reached);
+    add_loss_scale(&mut graph);
     let forward = graph.nodes.len();
     let mut backward = Backward::new(&mut graph);
     for index in (0..forward).rev() {
@@ -142,6 +143,12 @@ fn add_gradients(graph: &mut Graph, reached: &[bool]) {
     }
 }
 
+/// Half precision loses gradients below 6e-8, so there they are computed at a larger scale.
+fn add_loss_scale(graph: &mut Graph) {
+    graph.loss_scale = (graph.compute == DType::F16)
+        .then(|| graph.add_tensor("loss_scale", LossScale::tensor_type(), Role::LossScale));
+}
+
 fn add_update(
     graph: &mut Graph,
     optimizer: &Optimizer,
@@ -149,9 +156,12 @@ fn add_update(
     let gradients: Vec<TensorId> = graph.parameters.iter().filter_map(|p| p.gradient).collect();
     let norm = Op::from(GradientNorm {
         max_norm: optimizer.max_norm,
+        scaled: graph.loss_scale.is_some(),
     });
-    let node = graph.build_node(norm, "gradient_norm".into(), gradients, None, Phase::Update)?;
+    let mut node =
+        graph.build_node(norm, "gradient_norm".into(), gradients, None, Phase::Update)?;
     let gradient_norm = node.outputs[0];
+    redirect(&mut node, graph.loss_scale.map(Some));
     graph.tensors[gradient_norm.index()].role = Role::Result;
     graph.nodes.push(node);
     let step_scalars = graph.add_tensor(
@@ -332,19 +342,21 @@ impl<'g> Backward<'g> {
 
     /// Replaces the forward node by one whose op has more outputs; returns all of them.
     pub fn upgrade(&mut self, op: Op) -> Result<Vec<TensorId>, GraphError> {
-        self.upgrade_into(op, None)
+        self.upgrade_into(op, None, None)
     }
 
-    /// As [`Self::upgrade`], the last output being the accumulator `into`.
+    /// As [`Self::upgrade`], with one more input, the last output being the accumulator `into`.
     pub fn upgrade_into(
         &mut self,
         op: Op,
+        more: Option<TensorId>,
         into: Option<TensorId>,
     ) -> Result<Vec<TensorId>, GraphError> {
         let old = self.graph.nodes[self.current].clone();
+        let inputs = old.inputs.into_iter().chain(more).collect();
         let mut new = self
             .graph
-            .build_node(op, old.name, old.inputs, old.block, old.phase)?;
+            .build_node(op, old.name, inputs, old.block, old.phase)?;
         new.outputs[..old.outputs.len()].copy_from_slice(&old.outputs);
         redirect(&mut new, into.map(Some));
         let outputs = new.outputs.clone();

@@ -42,6 +42,8 @@ pub enum Role {
     Gradient,
     /// A parameter's optimizer state.
     State,
+    /// What the loss is multiplied by in half precision, from step to step.
+    LossScale,
     /// What a micro batch brings: filled from outside before the micro step.
     Batch,
     /// Scalars of the step: random key, learning rate, number of targets.
@@ -166,6 +168,8 @@ pub struct Graph {
     pub random: Option<TensorId>,
     /// The inverse of the number of targets in the effective batch, present with a loss.
     pub inverse_count: Option<TensorId>,
+    /// The state of dynamic loss scaling; set by differentiation of a graph in half precision.
+    pub loss_scale: Option<TensorId>,
     open_block: Option<BlockId>,
     num_streams: u32,
 }
@@ -185,6 +189,7 @@ impl Graph {
             result: None,
             random: None,
             inverse_count: None,
+            loss_scale: None,
             open_block: None,
             num_streams: 0,
         }

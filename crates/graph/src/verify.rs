@@ -90,6 +90,9 @@ fn check_parameters(graph: &Graph) -> Result<(), GraphError> {
     if let Some(id) = graph.inverse_count {
         check(id, "the inverse count", &[Role::Control])?;
     }
+    if let Some(id) = graph.loss_scale {
+        check(id, "the loss scale", &[Role::LossScale])?;
+    }
     Ok(())
 }
 
@@ -172,7 +175,9 @@ fn check_write(
         Role::Activation => !written[id.index()],
         Role::Gradient => node.phase != Phase::Update,
         Role::Result => true,
-        Role::Parameter | Role::ComputeCopy | Role::State => node.phase == Phase::Update,
+        Role::Parameter | Role::ComputeCopy | Role::State | Role::LossScale => {
+            node.phase == Phase::Update
+        }
         Role::Batch | Role::Control => false,
     };
     if !allowed {

@@ -8,7 +8,7 @@ mod buffer;
 mod place;
 mod summary;
 
-use cinch_graph::{Graph, Phase, Role, Target, TensorId};
+use cinch_graph::{Graph, Phase, Role, Target, Tensor, TensorId};
 use thiserror::Error;
 
 pub use buffer::{Buffer, Owner};
@@ -46,6 +46,8 @@ pub struct Options {
     /// Optimizer states live in host memory and pass through a workspace of the update, one
     /// parameter at a time.
     pub offload_states: bool,
+    /// What the device loses besides the arena: [`overhead_bytes`], or what was measured.
+    pub overhead_bytes: u64,
 }
 
 impl Options {
@@ -53,6 +55,7 @@ impl Options {
         Self {
             target,
             offload_states: false,
+            overhead_bytes: overhead_bytes(target),
         }
     }
 
@@ -114,11 +117,12 @@ impl Plan {
     /// Plans a graph in an arena of its own.
     pub fn new(graph: &Graph, options: Options) -> Self {
         let mut placements = vec![None; graph.tensors.len()];
+        let reserved = reserved(graph, options.target);
         let mut end = 0_u64;
         for id in persistent_order(graph, options) {
             let bytes = graph.ty(id).bytes();
             placements[id.index()] = Some(Placement { offset: end, bytes });
-            end = end.saturating_add(align(bytes));
+            end = end.saturating_add(align(reserved[id.index()]));
         }
         Self::with_persistent(graph, options, placements, end)
     }
@@ -222,14 +226,44 @@ impl Plan {
     }
 }
 
+/// Where the next content of a batch tensor is staged on a GPU: right behind it.
+pub fn twin(place: Placement) -> Placement {
+    Placement {
+        offset: place.offset + align(place.bytes),
+        ..place
+    }
+}
+
+/// Bytes of each tensor with what ops may read beyond it.
+pub(crate) fn reserved(graph: &Graph, target: Target) -> Vec<u64> {
+    let own = |tensor: &Tensor| match (tensor.role, target) {
+        // The next micro batch arrives beside this one.
+        (Role::Batch, Target::Cuda) => align(tensor.ty.bytes()).saturating_add(tensor.ty.bytes()),
+        _ => tensor.ty.bytes(),
+    };
+    let mut reserved: Vec<u64> = graph.tensors.iter().map(own).collect();
+    for node in &graph.nodes {
+        for (input, &id) in node.inputs.iter().enumerate() {
+            let tensor = graph.tensor(id);
+            if tensor.role.is_persistent() {
+                let reach = node.op.declaration().reach(input, &tensor.ty, target);
+                let slot = &mut reserved[id.index()];
+                *slot = reach.max(*slot);
+            }
+        }
+    }
+    reserved
+}
+
 /// Persistent tensors that the graph touches, in the order of the arena: weights first, so that
 /// graphs of one model agree on them.
 fn persistent_order(graph: &Graph, options: Options) -> impl Iterator<Item = TensorId> + '_ {
-    const ORDER: [Role; 7] = [
+    const ORDER: [Role; 8] = [
         Role::Parameter,
         Role::ComputeCopy,
         Role::Gradient,
         Role::State,
+        Role::LossScale,
         Role::Batch,
         Role::Control,
         Role::Result,

@@ -4,7 +4,7 @@ use cinch_graph::{Graph, Phase, Role};
 use serde::Serialize;
 
 use crate::buffer::{Buffer, Owner};
-use crate::{Plan, align, overhead_bytes};
+use crate::{Plan, align, reserved};
 
 /// Bytes by purpose at the peak. The sum is the arena plus the overhead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -82,20 +82,21 @@ impl Plan {
     /// Bytes by purpose; `graph` is the one that was planned.
     pub fn breakdown(&self, graph: &Graph) -> Breakdown {
         let mut breakdown = Breakdown {
-            overhead: overhead_bytes(self.options.target),
+            overhead: self.options.overhead_bytes,
             ..Breakdown::default()
         };
-        for tensor in &graph.tensors {
+        let reserved = reserved(graph, self.options.target);
+        for (tensor, bytes) in graph.tensors.iter().zip(reserved) {
             if !self.options.is_resident(tensor.role) {
                 continue;
             }
-            let bytes = align(tensor.ty.bytes());
+            let bytes = align(bytes);
             let part = match tensor.role {
                 Role::Parameter | Role::ComputeCopy => &mut breakdown.weights,
                 Role::Gradient => &mut breakdown.gradients,
                 Role::State => &mut breakdown.optimizer,
                 Role::Batch => &mut breakdown.batch,
-                Role::Control | Role::Result => &mut breakdown.workspace,
+                Role::Control | Role::LossScale | Role::Result => &mut breakdown.workspace,
                 Role::Activation => continue,
             };
             *part = part.saturating_add(bytes);

@@ -44,6 +44,22 @@ pub enum TrainError {
         learning_rate: f64,
         last: Option<PathBuf>,
     },
+    #[error(
+        "the GPU failed at step {step}: {problem}\n\
+         hint: {}",
+        .last.as_ref().map_or_else(
+            || "nothing was saved yet: start again, with a shorter training.save_interval".to_owned(),
+            |path| format!(
+                "the last checkpoint is {0}; once the GPU answers again, go on with --resume {0}",
+                path.display()
+            )
+        )
+    )]
+    DeviceFailed {
+        step: u64,
+        problem: EngineError,
+        last: Option<PathBuf>,
+    },
     #[error("no token of the batch at step {step} counts for the loss: the data is empty")]
     NoTargets { step: u64 },
     #[error(

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use cinch_engine::Engine;
 use cinch_fit::StepPlan;
 use serde::Serialize;
 
@@ -16,6 +17,12 @@ pub struct StepReport {
     pub loss: f64,
     pub learning_rate: f64,
     pub gradient_norm: f64,
+    /// In half precision: what the loss is multiplied by, and how many steps were skipped
+    /// because gradients overflowed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub skipped_steps: Option<u64>,
     pub tokens_per_second: f64,
     /// Tokens seen since the start of training.
     pub tokens: u64,
@@ -36,7 +43,7 @@ pub enum Event<'a> {
     Ready {
         plan: &'a StepPlan,
         step: u64,
-        threads: usize,
+        engine: &'a Engine,
     },
     /// After every step; `log` where the settings ask for a log line.
     Step {

@@ -13,6 +13,7 @@ mod sample;
 mod schedule;
 mod session;
 mod state;
+mod step;
 mod trainer;
 
 pub use error::TrainError;
@@ -20,6 +21,7 @@ pub use event::{Event, Observer, StepReport};
 pub use memory::{available_host_bytes, peak_resident_bytes, resident_bytes};
 pub use sample::{Generator, Sampling};
 pub use schedule::learning_rate;
-pub use session::{Batch, Session, StepResult};
+pub use session::{Batch, Session};
 pub use state::State;
+pub use step::StepResult;
 pub use trainer::{Ending, Outcome, Resume, Run, train};

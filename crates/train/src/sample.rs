@@ -1,10 +1,11 @@
 //! Sampling text from a checkpoint's weights.
 //!
 //! The model is planned once per length of context, rounded up to a power of two; all of those
-//! plans share one arena with the weights at its start.
+//! plans share one arena with the weights at its start. It runs in single precision on either
+//! executor, so that a text depends on the weights and the seed alone.
 
 use cinch_config::ModelConfig;
-use cinch_engine::Executor;
+use cinch_engine::{Engine, EngineOptions, Part};
 use cinch_graph::{DType, Graph, Target};
 use cinch_model::{Build, Purpose, build, input};
 use cinch_plan::{Options, Plan};
@@ -43,10 +44,18 @@ impl Default for Sampling {
 /// The shortest context that is planned for.
 const SHORTEST: usize = 32;
 
+/// The model for one length of context.
+struct Program {
+    length: usize,
+    graph: Graph,
+    plan: Plan,
+    part: Part,
+}
+
 pub struct Generator {
-    executor: Executor,
-    /// By length of context.
-    programs: Vec<(usize, Graph, Plan)>,
+    engine: Engine,
+    /// Shortest first.
+    programs: Vec<Program>,
     max_seq_len: usize,
     logits: Vec<f32>,
 }
@@ -58,43 +67,55 @@ impl Generator {
         model: &ModelConfig,
         weights: &TensorFile,
         longest: usize,
-        threads: Option<usize>,
+        target: Target,
+        options: EngineOptions,
     ) -> Result<Self, TrainError> {
         let max_seq_len = model.max_seq_len();
         let longest = longest.clamp(1, max_seq_len);
-        let mut programs = Vec::new();
+        let mut plans = Vec::new();
         let mut length = SHORTEST.min(max_seq_len);
         loop {
-            let options = Build {
+            let form = Build {
                 batch: 1,
                 seq_len: length,
                 compute: DType::F32,
                 purpose: Purpose::Generate,
             };
-            let graph = build(model, options).map_err(cinch_fit::FitError::from)?;
-            let plan = Plan::new(&graph, Options::new(Target::Cpu));
-            programs.push((length, graph, plan));
+            let graph = build(model, form).map_err(cinch_fit::FitError::from)?;
+            let plan = Plan::new(&graph, Options::new(target));
+            plans.push((length, graph, plan));
             if length >= longest {
                 break;
             }
             length = (length * 2).min(max_seq_len);
         }
-        let arena = programs.iter().map(|(_, _, plan)| plan.arena_bytes).max();
-        let mut executor = Executor::new(arena.unwrap_or(0), threads)?;
-        let (_, graph, plan) = &programs[0];
-        for parameter in &graph.parameters {
-            let into = executor
-                .arena_mut()
-                .write(placement(plan, parameter.master));
-            copy_tensor(graph, parameter.master, weights, into).map_err(|problem| {
-                TrainError::OtherModel {
+        let arena = plans.iter().map(|(_, _, plan)| plan.arena_bytes).max();
+        let mut engine = Engine::new(target, arena.unwrap_or(0), options)?;
+        let mut programs = Vec::new();
+        for (length, graph, plan) in plans {
+            let part = engine.prepare(&graph, &plan, 0..graph.nodes.len(), true)?;
+            programs.push(Program {
+                length,
+                graph,
+                plan,
+                part,
+            });
+        }
+        // Weights come first in every plan, so those of one are those of all.
+        if let Some(Program { graph, plan, .. }) = programs.first() {
+            for parameter in &graph.parameters {
+                let place = placement(plan, parameter.master);
+                let copied = engine.write_with(place, |bytes: &mut [u8]| {
+                    copy_tensor(graph, parameter.master, weights, bytes)
+                })?;
+                copied.map_err(|problem| TrainError::OtherModel {
                     path: "the checkpoint".into(),
                     problem,
-                }
-            })?;
+                })?;
+            }
         }
         Ok(Self {
-            executor,
+            engine,
             programs,
             max_seq_len,
             logits: Vec::new(),
@@ -114,7 +135,7 @@ impl Generator {
         sampling: &Sampling,
         index: u64,
     ) -> Result<u32, TrainError> {
-        let longest = self.programs.last().map_or(1, |(length, ..)| *length);
+        let longest = self.programs.last().map_or(1, |program| program.length);
         let visible = &context[context.len().saturating_sub(longest)..];
         self.run(visible)?;
         penalize(&mut self.logits, visible, sampling.repetition_penalty);
@@ -125,29 +146,29 @@ impl Generator {
 
     /// Fills `logits` with those of the last position of `context`.
     fn run(&mut self, context: &[u32]) -> Result<(), TrainError> {
-        let program = self
-            .programs
-            .iter()
-            .find(|(length, ..)| *length >= context.len());
-        let Some((_, graph, plan)) = program else {
+        let fits = |program: &&Program| program.length >= context.len();
+        let Some(program) = self.programs.iter().find(fits) else {
             return Ok(());
         };
-        let arena = self.executor.arena_mut();
+        let (graph, plan) = (&program.graph, &program.plan);
         if let Some(tokens) = graph.find(input::TOKENS) {
-            let values = arena.write::<i32>(placement(plan, tokens));
-            values.fill(0);
+            let mut values = vec![0_i32; program.length];
             for (value, &token) in values.iter_mut().zip(context) {
                 *value = token.cast_signed();
             }
+            self.engine.write(placement(plan, tokens), &values)?;
         }
         if let Some(position) = graph.find(input::POSITION) {
-            arena.write::<i32>(placement(plan, position))[0] = context.len() as i32 - 1;
+            let last = [context.len() as i32 - 1];
+            self.engine.write(placement(plan, position), &last)?;
         }
-        self.executor.run(graph, plan, 0..graph.nodes.len(), true)?;
+        self.engine.run(graph, plan, &program.part)?;
         if let Some(result) = graph.result {
-            let logits = self.executor.arena().read(placement(plan, result));
+            let bytes = self.engine.bytes(placement(plan, result))?;
+            let words = bytes.as_chunks::<4>().0;
             self.logits.clear();
-            self.logits.extend_from_slice(logits);
+            let values = words.iter().map(|&word| f32::from_ne_bytes(word));
+            self.logits.extend(values);
         }
         Ok(())
     }

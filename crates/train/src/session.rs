@@ -1,11 +1,13 @@
 //! The model in its arena: initial or loaded weights, one step, one evaluation.
 
-use std::time::{Duration, Instant};
+use std::borrow::Cow;
+use std::ops::Range;
+use std::time::Duration;
 
-use cinch_engine::{Arena, Executor};
+use cinch_engine::{Arena, Engine, EngineError, EngineOptions, Part};
 use cinch_fit::StepPlan;
-use cinch_graph::op::IGNORE_INDEX;
-use cinch_graph::{Graph, Parameter, Role, TensorId};
+use cinch_graph::op::{IGNORE_INDEX, LossScale};
+use cinch_graph::{Graph, Role, TensorId};
 use cinch_model::input;
 use cinch_plan::{Placement, Plan, num_micro_nodes};
 
@@ -13,6 +15,7 @@ use crate::checkpoint::{Dtype, TensorFile, TensorView};
 use crate::error::TrainError;
 use crate::initialize::{initialize, mix};
 use crate::schedule::learning_rate;
+use crate::step::StepResult;
 
 /// Tokens and shifted targets of one effective batch, sequence after sequence.
 #[derive(Clone, Debug, Default)]
@@ -39,20 +42,40 @@ impl Batch {
     }
 }
 
-/// What a step did.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StepResult {
-    /// Mean over the effective batch.
-    pub loss: f64,
-    /// Before clipping.
-    pub gradient_norm: f64,
-    pub learning_rate: f64,
+/// Runs a part of the step.
+type RunPart<'a> = dyn FnMut(&mut Engine, &Graph, &Plan, &Part) -> Result<(), EngineError> + 'a;
+
+/// Tensors as they are in the arena, or copies of them.
+pub struct Snapshot<'a>(Vec<Saved<'a>>);
+
+struct Saved<'a> {
+    name: &'a str,
+    shape: &'a [usize],
+    bytes: Cow<'a, [u8]>,
+}
+
+impl Snapshot<'_> {
+    pub fn views(&self) -> Vec<TensorView<'_>> {
+        self.0
+            .iter()
+            .map(|saved| TensorView {
+                name: saved.name,
+                shape: saved.shape,
+                dtype: Dtype::F32,
+                bytes: &saved.bytes,
+            })
+            .collect()
+    }
 }
 
 /// A planned model with its weights, gradients and states.
 pub struct Session {
     step: StepPlan,
-    executor: Executor,
+    engine: Engine,
+    /// Forward and backward of the first micro batch of a step, and of later ones.
+    micro: [Part; 2],
+    update: Part,
+    evaluation: Part,
     /// Where the loop reads and writes.
     tokens: Placement,
     targets: Placement,
@@ -61,14 +84,22 @@ pub struct Session {
     step_scalars: Placement,
     loss: Placement,
     gradient_norm: Placement,
-    micro_nodes: usize,
+    loss_scale: Option<Placement>,
 }
 
 impl Session {
     /// Allocates the arena. Weights are zero until [`Self::initialize`] or [`Self::load`].
-    pub fn new(step: StepPlan, threads: Option<usize>) -> Result<Self, TrainError> {
-        let executor = Executor::new(step.arena_bytes(), threads)?;
+    pub fn new(step: StepPlan, options: EngineOptions) -> Result<Self, TrainError> {
         let graph = &step.training;
+        let mut engine = Engine::new(step.plan.options.target, step.arena_bytes(), options)?;
+        let (micro, all) = (num_micro_nodes(graph), graph.nodes.len());
+        let mut part = |nodes, first| engine.prepare(graph, &step.plan, nodes, first);
+        let (micro, update) = (
+            [part(0..micro, true)?, part(0..micro, false)?],
+            part(micro..all, false)?,
+        );
+        let nodes = 0..step.evaluation.nodes.len();
+        let evaluation = engine.prepare(&step.evaluation, &step.evaluation_plan, nodes, true)?;
         let place = |id| placement(&step.plan, id);
         let named = |name: &str| graph.find(name).map_or(Placement::EMPTY, place);
         Ok(Self {
@@ -79,8 +110,11 @@ impl Session {
             step_scalars: place(graph.step_scalars),
             loss: graph.loss.map_or(Placement::EMPTY, place),
             gradient_norm: place(graph.gradient_norm),
-            micro_nodes: num_micro_nodes(graph),
-            executor,
+            loss_scale: graph.loss_scale.map(place),
+            engine,
+            micro,
+            update,
+            evaluation,
             step,
         })
     }
@@ -89,43 +123,43 @@ impl Session {
         &self.step
     }
 
-    pub fn num_threads(&self) -> usize {
-        self.executor.num_threads()
+    pub fn engine(&self) -> &Engine {
+        &self.engine
     }
 
-    pub fn executor(&self) -> &Executor {
-        &self.executor
-    }
-
-    pub fn arena(&self) -> &Arena {
-        self.executor.arena()
+    /// The host's arena, where the session runs on the CPU.
+    pub fn arena(&self) -> Option<&Arena> {
+        self.engine.arena()
     }
 
     /// Initial weights from a seed; moments are zero.
-    pub fn initialize(&mut self, seed: u64) {
+    pub fn initialize(&mut self, seed: u64) -> Result<(), TrainError> {
         let graph = &self.step.training;
         for parameter in &graph.parameters {
             let tensor = graph.tensor(parameter.master);
+            let (width, init) = (tensor.ty.width(), parameter.init);
             let place = placement(&self.step.plan, parameter.master);
-            let values = self.executor.arena_mut().write::<f32>(place);
-            initialize(
-                values,
-                tensor.ty.width(),
-                parameter.init,
-                &tensor.name,
-                seed,
-            );
+            self.engine.write_with(place, |values: &mut [f32]| {
+                initialize(values, width, init, &tensor.name, seed);
+            })?;
             for id in parameter.moments.into_iter().flatten() {
                 let place = placement(&self.step.plan, id);
-                self.executor.arena_mut().write::<f32>(place).fill(0.0);
+                self.engine
+                    .write_with(place, |values: &mut [f32]| values.fill(0.0))?;
             }
         }
+        if let Some(place) = self.loss_scale {
+            self.engine.write(place, &LossScale::START.values())?;
+        }
+        Ok(self.engine.refresh(graph, &self.step.plan)?)
     }
 
     /// One optimizer step over an effective batch. `step` counts from 0; it gives the
     /// learning rate, Adam's bias corrections and the dropout masks.
     pub fn train_step(&mut self, batch: &Batch, step: u64) -> Result<StepResult, TrainError> {
-        self.train_step_observed(batch, step, &mut |_, _| {})
+        self.train_step_by(batch, step, &mut |engine, graph, plan, part| {
+            engine.run(graph, plan, part)
+        })
     }
 
     /// As [`Self::train_step`], telling how long each node took, by the name of its op.
@@ -135,50 +169,52 @@ impl Session {
         step: u64,
         told: &mut (dyn FnMut(&'static str, Duration) + Send),
     ) -> Result<StepResult, TrainError> {
-        let names: Vec<&'static str> = self
-            .step
-            .training
-            .nodes
-            .iter()
-            .map(|node| node.op.name())
-            .collect();
-        let mut since = Instant::now();
-        self.train_step_observed(batch, step, &mut |_, node| {
-            told(names[node], since.elapsed());
-            since = Instant::now();
+        self.train_step_by(batch, step, &mut |engine, graph, plan, part| {
+            engine.run_traced(graph, plan, part, told)
         })
     }
 
-    /// As [`Self::train_step`], calling `after(arena, node)` when a node is done.
+    /// As [`Self::train_step`] on the CPU, calling `after(arena, node)` when a node is done.
     pub fn train_step_observed(
         &mut self,
         batch: &Batch,
         step: u64,
         after: &mut (dyn FnMut(&mut Arena, usize) + Send),
     ) -> Result<StepResult, TrainError> {
-        let learning_rate = self.accumulate_observed(batch, step, after)?;
-        let nodes = self.micro_nodes..self.step.training.nodes.len();
+        self.train_step_by(batch, step, &mut |engine, graph, plan, part| {
+            engine.run_observed(graph, plan, part, after)
+        })
+    }
+
+    fn train_step_by(
+        &mut self,
+        batch: &Batch,
+        step: u64,
+        run: &mut RunPart<'_>,
+    ) -> Result<StepResult, TrainError> {
+        let learning_rate = self.accumulate_by(batch, step, run)?;
         let (graph, plan) = (&self.step.training, &self.step.plan);
-        self.executor
-            .run_observed(graph, plan, nodes, false, after)?;
-        let norm = self.executor.arena().read::<f32>(self.gradient_norm)[0];
+        run(&mut self.engine, graph, plan, &self.update)?;
         Ok(StepResult {
-            loss: f64::from(self.executor.arena().read::<f32>(self.loss)[0]),
-            gradient_norm: f64::from(norm),
+            loss: self.loss()?,
+            gradient_norm: f64::from(self.engine.scalar(self.gradient_norm)?),
             learning_rate,
+            loss_scale: self.loss_scale()?,
         })
     }
 
     /// Everything of a step but the update; returns the learning rate the update would use.
     pub fn accumulate_gradients(&mut self, batch: &Batch, step: u64) -> Result<f64, TrainError> {
-        self.accumulate_observed(batch, step, &mut |_, _| {})
+        self.accumulate_by(batch, step, &mut |engine, graph, plan, part| {
+            engine.run(graph, plan, part)
+        })
     }
 
-    fn accumulate_observed(
+    fn accumulate_by(
         &mut self,
         batch: &Batch,
         step: u64,
-        after: &mut (dyn FnMut(&mut Arena, usize) + Send),
+        run: &mut RunPart<'_>,
     ) -> Result<f64, TrainError> {
         let config = &self.step.config;
         let learning_rate = learning_rate(&config.training, step);
@@ -194,86 +230,116 @@ impl Session {
         ];
         let key = mix(config.training.seed ^ mix(step));
         let micro_tokens = config.batch.batch_size * config.batch.seq_len;
-        let arena = self.executor.arena_mut();
-        arena
-            .write::<f32>(self.step_scalars)
-            .copy_from_slice(&scalars);
-        arena.write::<f32>(self.inverse_count)[0] = 1.0 / targets as f32;
-        for micro in 0..self.step.config.batch.accumulation {
-            let rows = micro * micro_tokens..(micro + 1) * micro_tokens;
+        let accumulation = config.batch.accumulation;
+        self.engine.write(self.step_scalars, &scalars)?;
+        self.engine
+            .write(self.inverse_count, &[1.0 / targets as f32])?;
+        let rows_of = |micro: usize| micro * micro_tokens..(micro + 1) * micro_tokens;
+        self.stage(batch, rows_of(0))?;
+        for micro in 0..accumulation {
+            let rows = rows_of(micro);
             if let Some(random) = self.random {
                 let words = [key as u32, (key >> 32) as u32, rows.start as u32, 0];
-                let words = words.map(u32::cast_signed);
-                let arena = self.executor.arena_mut();
-                arena.write::<i32>(random).copy_from_slice(&words);
+                self.engine.write(random, &words.map(u32::cast_signed))?;
             }
-            self.fill(&batch.tokens[rows.clone()], &batch.targets[rows]);
+            self.commit(batch, rows)?;
+            let part = &self.micro[usize::from(micro > 0)];
             let (graph, plan) = (&self.step.training, &self.step.plan);
-            self.executor
-                .run_observed(graph, plan, 0..self.micro_nodes, micro == 0, after)?;
+            run(&mut self.engine, graph, plan, part)?;
+            if micro + 1 < accumulation {
+                self.stage(batch, rows_of(micro + 1))?;
+            }
         }
         Ok(learning_rate)
     }
 
     /// The sum of the losses of one micro batch and the number of its targets.
     pub fn evaluate(&mut self, batch: &Batch) -> Result<(f64, usize), TrainError> {
-        let arena = self.executor.arena_mut();
-        arena.write::<f32>(self.inverse_count)[0] = 1.0;
-        self.fill(&batch.tokens, &batch.targets);
-        let nodes = 0..self.step.evaluation.nodes.len();
+        self.engine.write(self.inverse_count, &[1.0_f32])?;
+        let rows = 0..batch.tokens.len();
+        self.stage(batch, rows.clone())?;
+        self.commit(batch, rows)?;
         let (graph, plan) = (&self.step.evaluation, &self.step.evaluation_plan);
-        self.executor.run(graph, plan, nodes, true)?;
-        let loss = f64::from(self.executor.arena().read::<f32>(self.loss)[0]);
-        Ok((loss, batch.num_targets()))
+        self.engine.run(graph, plan, &self.evaluation)?;
+        Ok((self.loss()?, batch.num_targets()))
     }
 
-    fn fill(&mut self, tokens: &[i32], targets: &[i32]) {
-        let arena = self.executor.arena_mut();
-        arena.write::<i32>(self.tokens).copy_from_slice(tokens);
-        arena.write::<i32>(self.targets).copy_from_slice(targets);
+    /// Starts sending some rows of the batch.
+    fn stage(&mut self, batch: &Batch, rows: Range<usize>) -> Result<(), TrainError> {
+        self.engine
+            .stage(self.tokens, &batch.tokens[rows.clone()])?;
+        Ok(self.engine.stage(self.targets, &batch.targets[rows])?)
+    }
+
+    /// Puts the rows that were staged in their place.
+    fn commit(&mut self, batch: &Batch, rows: Range<usize>) -> Result<(), TrainError> {
+        self.engine
+            .commit(self.tokens, &batch.tokens[rows.clone()])?;
+        Ok(self.engine.commit(self.targets, &batch.targets[rows])?)
     }
 
     /// The gradient that the last [`Self::accumulate_gradients`] left, by parameter name.
-    pub fn gradients(&self) -> impl Iterator<Item = (&str, &[f32])> {
+    pub fn gradients(&self) -> Result<Vec<(&str, Vec<f32>)>, TrainError> {
         let graph: &Graph = &self.step.training;
-        graph.parameters.iter().filter_map(|parameter| {
-            let place = placement(&self.step.plan, parameter.gradient?);
-            let name = graph.tensor(parameter.master).name.as_str();
-            Some((name, self.executor.arena().read(place)))
-        })
+        let scale = self.loss_scale()?.map_or(1.0, |state| state.scale);
+        let mut gradients = Vec::new();
+        for parameter in &graph.parameters {
+            if let Some(id) = parameter.gradient {
+                let bytes = self.engine.bytes(placement(&self.step.plan, id))?;
+                let words = bytes.as_chunks::<4>().0;
+                let values = words.iter().map(|&word| f32::from_ne_bytes(word) / scale);
+                let values = values.collect();
+                let name = graph.tensor(parameter.master).name.as_str();
+                gradients.push((name, values));
+            }
+        }
+        Ok(gradients)
     }
 
     /// The loss that the last run left.
-    pub fn loss(&self) -> f64 {
-        f64::from(self.executor.arena().read::<f32>(self.loss)[0])
+    pub fn loss(&self) -> Result<f64, TrainError> {
+        Ok(f64::from(self.engine.scalar(self.loss)?))
+    }
+
+    /// The state of loss scaling, in half precision.
+    pub fn loss_scale(&self) -> Result<Option<LossScale>, TrainError> {
+        let Some(place) = self.loss_scale else {
+            return Ok(None);
+        };
+        let mut values = [0.0; LossScale::NUM_VALUES];
+        let bytes = self.engine.bytes(place)?;
+        for (value, &word) in values.iter_mut().zip(bytes.as_chunks::<4>().0) {
+            *value = f32::from_ne_bytes(word);
+        }
+        Ok(Some(LossScale::from_values(values)))
     }
 
     /// Weights as they are saved.
-    pub fn weights(&self) -> Vec<TensorView<'_>> {
-        self.views(|parameter| vec![parameter.master])
+    pub fn weights(&self) -> Result<Snapshot<'_>, TrainError> {
+        let parameters = self.step.training.parameters.iter();
+        self.snapshot(parameters.map(|parameter| parameter.master))
     }
 
     /// Optimizer states as they are saved.
-    pub fn states(&self) -> Vec<TensorView<'_>> {
-        self.views(|parameter| parameter.moments.into_iter().flatten().collect())
+    pub fn states(&self) -> Result<Snapshot<'_>, TrainError> {
+        let graph: &Graph = &self.step.training;
+        let moments = graph.parameters.iter().filter_map(|p| p.moments).flatten();
+        self.snapshot(moments.chain(graph.loss_scale))
     }
 
-    fn views(&self, which: impl Fn(&Parameter) -> Vec<TensorId>) -> Vec<TensorView<'_>> {
+    fn snapshot(&self, which: impl Iterator<Item = TensorId>) -> Result<Snapshot<'_>, TrainError> {
         let graph: &Graph = &self.step.training;
-        graph
-            .parameters
-            .iter()
-            .flat_map(which)
-            .map(|id| {
-                let tensor = graph.tensor(id);
-                TensorView {
-                    name: &tensor.name,
-                    shape: tensor.ty.shape.dims(),
-                    dtype: Dtype::F32,
-                    bytes: self.executor.arena().read(placement(&self.step.plan, id)),
-                }
-            })
-            .collect()
+        let mut tensors = Vec::new();
+        for id in which {
+            let tensor = graph.tensor(id);
+            let bytes = self.engine.bytes(placement(&self.step.plan, id))?;
+            tensors.push(Saved {
+                name: &tensor.name,
+                shape: tensor.ty.shape.dims(),
+                bytes,
+            });
+        }
+        Ok(Snapshot(tensors))
     }
 
     /// Copies weights and states from a checkpoint's files, which must hold just those of this
@@ -287,24 +353,49 @@ impl Session {
                 weights.num_tensors()
             ));
         }
-        let moments = |parameter: &Parameter| parameter.moments.into_iter().flatten().collect();
-        self.copy_from(states, moments)
+        let graph: &Graph = &self.step.training;
+        let moments = graph.parameters.iter().filter_map(|p| p.moments).flatten();
+        self.copy_from(states, moments.collect())?;
+        self.load_loss_scale(states)?;
+        self.refresh()
+    }
+
+    /// A run in another precision has left no scale: then it starts anew.
+    fn load_loss_scale(&mut self, states: &TensorFile) -> Result<(), String> {
+        let (Some(id), Some(place)) = (self.step.training.loss_scale, self.loss_scale) else {
+            return Ok(());
+        };
+        if states.get(&self.step.training.tensor(id).name).is_some() {
+            return self.copy_from(states, vec![id]);
+        }
+        self.engine
+            .write(place, &LossScale::START.values())
+            .map_err(|error| error.to_string())
     }
 
     /// Copies the weights from a file that may hold other tensors as well.
     pub fn load_by_name(&mut self, weights: &TensorFile) -> Result<(), String> {
-        self.copy_from(weights, |parameter| vec![parameter.master])
+        let parameters = self.step.training.parameters.iter();
+        self.copy_from(weights, parameters.map(|p| p.master).collect())?;
+        self.refresh()
     }
 
-    fn copy_from(
-        &mut self,
-        file: &TensorFile,
-        which: impl Fn(&Parameter) -> Vec<TensorId>,
-    ) -> Result<(), String> {
+    fn refresh(&mut self) -> Result<(), String> {
+        let (graph, plan) = (&self.step.training, &self.step.plan);
+        self.engine
+            .refresh(graph, plan)
+            .map_err(|error| error.to_string())
+    }
+
+    fn copy_from(&mut self, file: &TensorFile, which: Vec<TensorId>) -> Result<(), String> {
         let graph: &Graph = &self.step.training;
-        for id in graph.parameters.iter().flat_map(which) {
+        for id in which {
             let place = placement(&self.step.plan, id);
-            copy_tensor(graph, id, file, self.executor.arena_mut().write(place))?;
+            self.engine
+                .write_with(place, |bytes: &mut [u8]| {
+                    copy_tensor(graph, id, file, bytes)
+                })
+                .map_err(|error| error.to_string())??;
         }
         Ok(())
     }
@@ -318,7 +409,10 @@ pub(crate) fn copy_tensor(
     into: &mut [u8],
 ) -> Result<(), String> {
     let tensor = graph.tensor(id);
-    debug_assert!(matches!(tensor.role, Role::Parameter | Role::State));
+    debug_assert!(matches!(
+        tensor.role,
+        Role::Parameter | Role::State | Role::LossScale
+    ));
     let Some(saved) = file.get(&tensor.name) else {
         return Err(format!("it has no tensor `{}`", tensor.name));
     };

@@ -7,15 +7,18 @@ use std::time::Instant;
 
 use cinch_config::Config;
 use cinch_data::{Corpus, DataOptions, Progress, Source, Split, Tokenizer, TokenizerSpec};
+use cinch_engine::{EngineError, EngineOptions};
 use cinch_fit::StepPlan;
+use cinch_graph::op::LossScale;
 use serde::Serialize;
 
 use crate::checkpoint::{self, Store};
 use crate::error::TrainError;
 use crate::event::{Event, Observer, StepReport};
 use crate::record::{EventWriter, MetricsLog};
-use crate::session::{Batch, Session, StepResult};
+use crate::session::{Batch, Session};
 use crate::state::State;
+use crate::step::StepResult;
 
 /// Where a run starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +35,7 @@ pub struct Run<'a> {
     /// The settings as asked for, for the checkpoint.
     pub settings: BTreeMap<String, String>,
     pub resume: Resume,
-    pub threads: Option<usize>,
+    pub options: EngineOptions,
     /// Set from outside to end the run after the step in progress.
     pub stop: &'a AtomicBool,
     /// Shown while the data is tokenised.
@@ -72,6 +75,7 @@ struct Validation {
 pub fn train(run: Run<'_>, observer: &mut dyn Observer) -> Result<Outcome, TrainError> {
     let mut trainer = Trainer::prepare(run, observer)?;
     let outcome = trainer.run(observer);
+    let outcome = outcome.map_err(|error| trainer.with_last_checkpoint(error));
     // What was logged is on disk even if the run failed.
     trainer.events.flush()?;
     outcome
@@ -88,6 +92,8 @@ struct Trainer<'a> {
     state: State,
     last_saved: Option<(u64, PathBuf)>,
     last_loss: Option<f64>,
+    /// After the last step, in half precision.
+    loss_scale: Option<LossScale>,
     started: Instant,
     /// Steps and time since the last log line.
     pace: Pace,
@@ -141,10 +147,10 @@ impl<'a> Trainer<'a> {
             });
         }
         let data = Data::prepare(&config, run.progress, observer)?;
-        let mut session = Session::new(run.plan, run.threads)?;
+        let mut session = Session::new(run.plan, run.options)?;
         let (state, last_saved) = match run.resume {
             Resume::Fresh => {
-                session.initialize(config.training.seed);
+                session.initialize(config.training.seed)?;
                 let state = State {
                     format: State::FORMAT,
                     step: 0,
@@ -190,7 +196,7 @@ impl<'a> Trainer<'a> {
         observer.event(Event::Ready {
             plan: session.plan(),
             step: state.step,
-            threads: session.num_threads(),
+            engine: session.engine(),
         });
         let sequences = config.batch.effective_batch();
         Ok(Self {
@@ -204,6 +210,7 @@ impl<'a> Trainer<'a> {
             state,
             last_saved,
             last_loss: None,
+            loss_scale: None,
             started: Instant::now(),
             pace: Pace::new(),
         })
@@ -255,7 +262,7 @@ impl<'a> Trainer<'a> {
         self.data
             .fill_training(self.state.samples, seed, seq_len, &mut self.batch);
         let result = self.session.train_step(&self.batch, self.state.step)?;
-        if !result.loss.is_finite() || !result.gradient_norm.is_finite() {
+        if result.has_diverged(self.loss_scale) {
             return Err(TrainError::Diverged {
                 step: self.state.step + 1,
                 loss: result.loss,
@@ -263,6 +270,7 @@ impl<'a> Trainer<'a> {
                 last: self.last_saved.as_ref().map(|(_, path)| path.clone()),
             });
         }
+        self.loss_scale = result.loss_scale;
         let tokens = self.batch.tokens.len() as u64;
         self.state.step += 1;
         self.state.samples += tokens / seq_len as u64;
@@ -283,6 +291,13 @@ impl<'a> Trainer<'a> {
         Ok(())
     }
 
+    /// A GPU that fails in the middle of a run takes everything since the last checkpoint with
+    /// it, so the message says which one that is.
+    fn with_last_checkpoint(&self, error: TrainError) -> TrainError {
+        let last = self.last_saved.as_ref().map(|(_, path)| path.clone());
+        device_failed(error, self.state.step + 1, last)
+    }
+
     fn report(&self, result: &StepResult, max_steps: u64, step_tokens: u64) -> StepReport {
         let left = (max_steps - self.state.step) * step_tokens;
         StepReport {
@@ -291,6 +306,8 @@ impl<'a> Trainer<'a> {
             loss: result.loss,
             learning_rate: result.learning_rate,
             gradient_norm: result.gradient_norm,
+            loss_scale: result.loss_scale.map(|state| f64::from(state.scale)),
+            skipped_steps: result.loss_scale.map(|state| state.skipped_steps as u64),
             tokens_per_second: self.pace.rate,
             tokens: self.state.tokens,
             seconds_left: left as f64 / self.pace.rate.max(1e-9),
@@ -306,6 +323,10 @@ impl<'a> Trainer<'a> {
             ("train/tokens_per_second", report.tokens_per_second),
         ] {
             self.events.scalar(tag, report.step, value as f32)?;
+        }
+        if let Some(scale) = report.loss_scale {
+            self.events
+                .scalar("train/loss_scale", report.step, scale as f32)?;
         }
         self.events.flush()?;
         Ok(())
@@ -368,8 +389,10 @@ impl<'a> Trainer<'a> {
             path: self.store.path_of(step),
             problem: error.to_string(),
         })?;
-        let (weights, states) = (self.session.weights(), self.session.states());
-        let path = self.store.save(step, &weights, &states, &state)?;
+        let (weights, states) = (self.session.weights()?, self.session.states()?);
+        let path = self
+            .store
+            .save(step, &weights.views(), &states.views(), &state)?;
         observer.event(Event::Saved { step, path: &path });
         self.last_saved = Some((step, path));
         let limit = self.config().training.save_total_limit;
@@ -495,4 +518,56 @@ fn resume(
             problem,
         })?;
     Ok(state)
+}
+
+/// The failure of a GPU with the step it came in and the checkpoint to go on from; any other
+/// error as it is.
+fn device_failed(error: TrainError, step: u64, last: Option<PathBuf>) -> TrainError {
+    match error {
+        TrainError::Engine(problem @ EngineError::Cuda { .. }) => TrainError::DeviceFailed {
+            step,
+            problem,
+            last,
+        },
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lost() -> TrainError {
+        TrainError::Engine(EngineError::Cuda {
+            action: "finish the step".to_owned(),
+            problem: "CUDA_ERROR_LAUNCH_FAILED, unspecified launch failure".to_owned(),
+        })
+    }
+
+    #[test]
+    fn a_failed_gpu_names_the_checkpoint_to_go_on_from() {
+        let last = PathBuf::from("runs/a/checkpoints/step-00000500");
+        let message = device_failed(lost(), 731, Some(last)).to_string();
+        for part in [
+            "at step 731",
+            "CUDA_ERROR_LAUNCH_FAILED",
+            "hint:",
+            "--resume runs/a/checkpoints/step-00000500",
+        ] {
+            assert!(message.contains(part), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_failed_gpu_before_the_first_checkpoint_has_a_way_out_too() {
+        let message = device_failed(lost(), 3, None).to_string();
+        assert!(message.contains("nothing was saved"), "{message}");
+        assert!(!message.contains("--resume"), "{message}");
+    }
+
+    #[test]
+    fn other_errors_stay_what_they_are() {
+        let error = device_failed(TrainError::NoTargets { step: 4 }, 9, None);
+        assert!(matches!(error, TrainError::NoTargets { step: 4 }));
+    }
 }

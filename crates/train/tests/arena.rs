@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use account::Account;
 use cinch_config::{Settings, Source};
+use cinch_engine::EngineOptions;
 use cinch_fit::StepPlan;
 use cinch_graph::Target;
 use cinch_train::{Session, peak_resident_bytes};
@@ -69,7 +70,7 @@ unsafe impl GlobalAlloc for Counting {
 
 /// Has the executor's threads counted, or not.
 fn watch(session: &Session, watched: bool) {
-    let executor = session.executor();
+    let executor = session.engine().cpu().expect("a session on the CPU");
     executor.install(|| rayon::broadcast(|_| WATCHED.set(watched)));
 }
 
@@ -128,7 +129,8 @@ fn peak_and_extent_are_the_planned_ones_and_only_outputs_are_written() {
             let mut after = |arena: &mut _, node| account.after(arena, node);
             session.train_step_observed(&batch, 0, &mut after).unwrap();
             account.close();
-            assert_eq!(session.arena().len() as u64, session.plan().arena_bytes());
+            let arena = session.arena().expect("a session on the CPU");
+            assert_eq!(arena.len() as u64, session.plan().arena_bytes());
         }
     }
 }
@@ -142,7 +144,7 @@ fn nothing_dead_is_read() {
             if poisoned {
                 // Leaves all that is transient as NaN, before the run proper starts over.
                 poisoned_step(&mut session, 0);
-                session.initialize(config.training.seed);
+                session.initialize(config.training.seed).unwrap();
             }
             let mut losses = Vec::new();
             for step in 0..3 {
@@ -213,8 +215,12 @@ fn one_step_of_mamba_small() {
     let config = settings.resolve().unwrap();
     let plan = StepPlan::new(&config, Target::Cpu, 0).unwrap();
     let (arena, persistent) = (plan.arena_bytes(), plan.plan.persistent_bytes);
-    let mut session = Session::new(plan, Some(2)).unwrap();
-    session.initialize(config.training.seed);
+    let options = EngineOptions {
+        threads: Some(2),
+        ..EngineOptions::default()
+    };
+    let mut session = Session::new(plan, options).unwrap();
+    session.initialize(config.training.seed).unwrap();
     session.train_step(&tiny::batch(&config, 0), 0).unwrap();
     let peak = peak_resident_bytes().unwrap();
     assert!(

@@ -18,9 +18,14 @@ fn a_loaded_session_goes_on_bit_by_bit() {
         let mut losses = Vec::new();
         for step in 0..END {
             if step == SAVED {
-                let (weights, states) = (uninterrupted.weights(), uninterrupted.states());
+                let (weights, states) = (
+                    uninterrupted.weights().unwrap(),
+                    uninterrupted.states().unwrap(),
+                );
                 let state = json!({ "step": SAVED });
-                store.save(SAVED, &weights, &states, &state).unwrap();
+                store
+                    .save(SAVED, &weights.views(), &states.views(), &state)
+                    .unwrap();
             }
             let batch = tiny::batch(&config, step);
             losses.push(uninterrupted.train_step(&batch, step).unwrap());
@@ -31,7 +36,7 @@ fn a_loaded_session_goes_on_bit_by_bit() {
         // Other first weights, another plan and another number of threads: all must give way
         // to what was saved.
         let mut continued = tiny::session(&config, 0, 1);
-        continued.initialize(config.training.seed + 1);
+        continued.initialize(config.training.seed + 1).unwrap();
         continued.train_step(&tiny::batch(&config, 77), 77).unwrap();
         continued.load(&saved.model, &saved.optimizer).unwrap();
         for step in SAVED..END {
@@ -42,8 +47,9 @@ fn a_loaded_session_goes_on_bit_by_bit() {
         let (expected, weights) = (tiny::weights(&uninterrupted), tiny::weights(&continued));
         assert!(weights == expected, "{model:?}");
         let states = |session: &cinch_train::Session| -> Vec<Vec<u8>> {
-            let states = session.states().into_iter();
-            states.map(|state| state.bytes.to_vec()).collect()
+            let states = session.states().unwrap();
+            let views = states.views().into_iter();
+            views.map(|state| state.bytes.to_vec()).collect()
         };
         assert!(states(&continued) == states(&uninterrupted), "{model:?}");
     }

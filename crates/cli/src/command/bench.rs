@@ -3,37 +3,77 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use cinch_config::Bytes;
-use cinch_engine::gemm_rate;
+use cinch_config::{Bytes, Config};
+use cinch_engine::{Engine, EngineOptions, cuda, gemm_rate};
 use cinch_graph::Target;
-use cinch_train::{Batch, Session, peak_resident_bytes};
+use cinch_model::compute_type;
+use cinch_train::{Session, peak_resident_bytes};
 use serde_json::json;
 
+use super::profile::predicted_and_measured;
 use super::{print, print_json};
 use crate::args::BenchArguments;
 use crate::device;
 use crate::failure::usage;
+use crate::measure::{self, PRODUCT, median, synthetic_batch};
+use crate::overhead::{self, Measured};
 use crate::table::{right, scaled};
 
-/// The square product that the step is held against: large enough to reach the full rate.
-const PRODUCT: usize = 1536;
+/// A matrix product to hold the step against.
+enum Yardstick {
+    /// Measured between the steps, because other programs share the machine.
+    Cpu(gemm_rate::Product),
+    /// Measured once, before the arena takes the card's memory.
+    Cuda(f64),
+}
+
+impl Yardstick {
+    fn new(target: Target, config: &Config, tf32: bool) -> anyhow::Result<Self> {
+        Ok(match target {
+            Target::Cpu => Self::Cpu(gemm_rate::Product::new(PRODUCT)),
+            Target::Cuda => {
+                let dtype = compute_type(config.batch.precision);
+                Self::Cuda(cuda::matrix_rate(dtype, tf32)?)
+            }
+        })
+    }
+
+    fn rate(&mut self, engine: &Engine) -> f64 {
+        match (self, engine.cpu()) {
+            (Self::Cpu(product), Some(executor)) => product.rate(executor),
+            (Self::Cuda(rate), _) => *rate,
+            (Self::Cpu(_), None) => f64::NAN,
+        }
+    }
+}
 
 pub fn run(arguments: &BenchArguments) -> anyhow::Result<()> {
     if arguments.steps == 0 {
         return Err(usage("--steps 0 measures nothing\nhint: 5 is the default"));
     }
+    let target = device::train_target(arguments.device)?;
     let settings = arguments.settings.settings()?;
     let mut config = settings.resolve()?;
-    device::adapt_to_cpu(&mut config);
-    let plan = cinch_fit::plan(&config, Target::Cpu)?;
+    if target == Target::Cpu {
+        device::adapt_to_cpu(&mut config);
+    }
+    let plan = cinch_fit::plan(&config, overhead::machine(target))?;
     let config = plan.config.clone();
     let (useful, arena) = (plan.useful_flops() as f64, plan.arena_bytes());
     let (vocabulary, sequences) = (config.model.vocab_size(), config.batch.effective_batch());
-    let mut session = Session::new(plan, arguments.threads)?;
-    session.initialize(config.training.seed);
-    let batch = synthetic(sequences, config.batch.seq_len, vocabulary);
+    let mut yardstick = Yardstick::new(target, &config, arguments.tf32)?;
+    let options = EngineOptions {
+        threads: arguments.threads,
+        tf32: arguments.tf32,
+        deterministic: arguments.deterministic,
+    };
+    let mut session = Session::new(plan, options)?;
+    session.initialize(config.training.seed)?;
+    if let Some(measured) = Measured::read(session.engine())? {
+        overhead::keep(&measured);
+    }
+    let batch = synthetic_batch(sequences, config.batch.seq_len, vocabulary);
 
-    let mut product = gemm_rate::Product::new(PRODUCT);
     let mut times = Vec::new();
     let mut rates = Vec::new();
     let mut trace = BTreeMap::new();
@@ -47,7 +87,7 @@ pub fn run(arguments: &BenchArguments) -> anyhow::Result<()> {
             session.train_step(&batch, step)?;
         }
         let time = start.elapsed().as_secs_f64();
-        let rate = product.rate(session.executor());
+        let rate = yardstick.rate(session.engine());
         // The first step touches the memory for the first time.
         if step > 0 {
             times.push(time);
@@ -64,6 +104,9 @@ pub fn run(arguments: &BenchArguments) -> anyhow::Result<()> {
     let (time, rate, share) = (median(&times), median(&rates), median(&shares));
     let tokens = (sequences * config.batch.seq_len) as f64;
     let resident = peak_resident_bytes();
+    // After the peak was read: measuring a CPU's rates takes memory.
+    let prediction = measure::card(session.engine(), Some(rate))
+        .map(|card| session.plan().predict(&card, arguments.tf32));
     if arguments.json {
         return print_json(&json!({
             "model": config.model.name(),
@@ -71,8 +114,10 @@ pub fn run(arguments: &BenchArguments) -> anyhow::Result<()> {
             "batch_size": config.batch.batch_size,
             "accumulation": config.batch.accumulation,
             "seq_len": config.batch.seq_len,
-            "threads": session.num_threads(),
+            "device": session.engine().describe(),
+            "device_used_bytes": device_used(session.engine()),
             "step_seconds": time,
+            "predicted_seconds": prediction.as_ref().map(|prediction| prediction.seconds),
             "step_seconds_all": times,
             "tokens_per_second": tokens / time,
             "useful_flops": useful,
@@ -83,10 +128,10 @@ pub fn run(arguments: &BenchArguments) -> anyhow::Result<()> {
         }));
     }
     let mut text = format!(
-        "{} {}: batch {} × {}, {} tokens, {} threads\n\
+        "{} {}: batch {} × {}, {} tokens, {}\n\
          step            {:.3} s (median of {}; {:.0} tokens/s)\n\
          useful work     {}FLOP a step, {}FLOP/s\n\
-         matrix product  {}FLOP/s ({PRODUCT}³, between the steps)\n\
+         matrix product  {}FLOP/s (a large square one, in this run)\n\
          share           {:.1} % of the matrix product's rate\n\
          arena           {}\n",
         config.model.name(),
@@ -94,7 +139,7 @@ pub fn run(arguments: &BenchArguments) -> anyhow::Result<()> {
         config.batch.batch_size,
         config.batch.accumulation,
         config.batch.seq_len,
-        session.num_threads(),
+        session.engine().describe(),
         time,
         times.len(),
         tokens / time,
@@ -104,6 +149,13 @@ pub fn run(arguments: &BenchArguments) -> anyhow::Result<()> {
         100.0 * share,
         Bytes::new(arena),
     );
+    text += &predicted_and_measured(prediction.as_ref(), time);
+    if let Some(used) = device_used(session.engine()) {
+        text += &format!(
+            "device memory   {} in use by the driver's account\n",
+            Bytes::new(used)
+        );
+    }
     if let Some(resident) = resident {
         text += &format!("peak resident   {}\n", Bytes::new(resident));
     }
@@ -113,21 +165,9 @@ pub fn run(arguments: &BenchArguments) -> anyhow::Result<()> {
     print(&text)
 }
 
-/// Tokens that look random to the model; the arithmetic is the same for any.
-fn synthetic(sequences: usize, seq_len: usize, vocabulary: usize) -> Batch {
-    let mut batch = Batch::new(sequences, seq_len);
-    let mut state = 1_u32;
-    for token in batch.tokens.iter_mut().chain(&mut batch.targets) {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        *token = ((state >> 8) as usize % vocabulary) as i32;
-    }
-    batch
-}
-
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted[sorted.len() / 2]
+/// What the driver says is in use on the whole card.
+fn device_used(engine: &Engine) -> Option<u64> {
+    engine.cuda()?.used_bytes().ok()
 }
 
 fn by_op(trace: &BTreeMap<&'static str, Duration>, steps: usize) -> String {

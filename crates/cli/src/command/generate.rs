@@ -4,16 +4,19 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use cinch_data::{Decoder, Tokenizer, TokenizerSpec};
+use cinch_engine::EngineOptions;
 use cinch_train::checkpoint;
 use cinch_train::{Generator, Sampling, State};
 use serde_json::json;
 
 use super::{open_run, print_json};
 use crate::args::GenerateArguments;
+use crate::device;
 use crate::failure::usage;
 
 pub fn run(arguments: &GenerateArguments) -> anyhow::Result<()> {
     check(arguments)?;
+    let target = device::train_target(arguments.device)?;
     let path = checkpoint_folder(arguments)?;
     let state = State::from_json(&path, checkpoint::load_state(&path)?)?;
     let weights = checkpoint::load_weights(&path)?;
@@ -29,7 +32,12 @@ pub fn run(arguments: &GenerateArguments) -> anyhow::Result<()> {
         context.push(tokenizer.end_of_text().unwrap_or(0));
     }
     let longest = context.len().saturating_add(arguments.max_tokens);
-    let mut generator = Generator::new(&state.config.model, &weights, longest, arguments.threads)?;
+    let options = EngineOptions {
+        threads: arguments.threads,
+        ..EngineOptions::default()
+    };
+    let model = &state.config.model;
+    let mut generator = Generator::new(model, &weights, longest, target, options)?;
     let sampling = Sampling {
         temperature: arguments.temperature,
         top_k: arguments.top_k,

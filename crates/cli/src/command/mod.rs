@@ -6,6 +6,7 @@ pub mod generate;
 pub mod models;
 pub mod plan;
 pub mod presets;
+pub mod profile;
 pub mod train;
 
 use std::io::Write;

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::{print, print_json};
 use crate::args::PlanArguments;
-use crate::{device, table};
+use crate::{device, overhead, table};
 
 pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
     let settings = arguments.settings.settings()?;
@@ -17,7 +17,7 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
     if target == Target::Cpu {
         notes.extend(device::adapt_to_cpu(&mut config));
     }
-    let step = match cinch_fit::plan(&config, target) {
+    let step = match cinch_fit::plan(&config, overhead::machine(target)) {
         Err(FitError::DoesNotFit(answer)) if arguments.json => {
             print_json(&json!({
                 "model": config.model.name(),

@@ -6,14 +6,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context;
 use cinch_config::{Preset, Settings, Source, Value};
+use cinch_engine::EngineOptions;
 use cinch_graph::Target;
 use cinch_train::checkpoint::{self, CheckpointError};
-use cinch_train::{Ending, Outcome, Resume, Run, State, train};
+use cinch_train::{Ending, Event, Observer, Outcome, Resume, Run, State, train};
 use serde_json::json;
 
 use super::{open_run, print, print_json};
 use crate::args::{SettingArguments, TrainArguments};
 use crate::failure::{tell, usage};
+use crate::overhead::{self, Measured};
 use crate::progress::{DataBar, TrainBar, shown};
 use crate::{device, table};
 
@@ -26,12 +28,12 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
     let mut notes = settings.notes();
     if target == Target::Cpu {
         notes.extend(device::adapt_to_cpu(&mut config));
-        notes.extend(device::default_budget(&mut config));
     }
+    notes.extend(device::default_budget(&mut config, target));
     if resume == Resume::Fresh && !settings.is_explicit("output.output_dir") {
         config.output.output_dir = free_folder(&config.output.output_dir)?;
     }
-    let plan = cinch_fit::plan(&config, target)?;
+    let plan = cinch_fit::plan(&config, overhead::machine(target))?;
     let say = |text: &str| if arguments.json { Ok(()) } else { print(text) };
     say(&table::plan(&plan.report(target, false)))?;
     for note in notes {
@@ -52,12 +54,23 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
         plan,
         settings: asked,
         resume,
-        threads: arguments.threads,
+        options: EngineOptions {
+            threads: arguments.threads,
+            tf32: arguments.tf32,
+            deterministic: arguments.deterministic,
+        },
         stop: &STOP,
         progress: &DataBar::default(),
     };
     let mut bar = TrainBar::new();
-    let outcome = train(run, &mut bar);
+    let outcome = train(run, &mut |event: Event<'_>| {
+        if let Event::Ready { engine, .. } = &event
+            && let Ok(Some(measured)) = Measured::read(engine)
+        {
+            overhead::keep(&measured);
+        }
+        bar.event(event);
+    });
     bar.finish();
     let outcome = outcome?;
     if arguments.json {

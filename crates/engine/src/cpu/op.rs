@@ -4,7 +4,8 @@ use cinch_graph::op::{self, ActivationKind, NormKind, Op};
 
 use super::kernel::columns::{Columns, ColumnsMut};
 use super::kernel::{
-    activation, attention, convolution, cross_entropy, embedding, linear, norm, optimizer, scan,
+    activation, attention, convolution, cross_entropy, embedding, gated, linear, norm, optimizer,
+    rotary, scan,
 };
 use super::operands::Operands;
 use super::parallel::Accumulate;
@@ -31,7 +32,10 @@ pub(crate) fn execute<F: Real + Element>(x: &Operands<'_>) -> Result<(), EngineE
             let dy = x.input_unless_in_place::<F>(0, 0);
             activation::backward(activation_kind(op.kind), dy, x.input(1), x.output(0));
         }
+        Op::Gated(op) => gate::<F>(x, op),
+        Op::GatedBackward(op) => gate_backward::<F>(x, op),
         Op::Add(op::Add) => add::<F>(x),
+        Op::Rotary(op) => rotate::<F>(x, op),
         Op::Attention(op) => attend::<F>(x, op),
         Op::AttentionBackward(op) => attend_backward::<F>(x, &op.0),
         Op::Convolution(op) => convolve::<F>(x, op),
@@ -236,6 +240,40 @@ fn activation_kind(kind: ActivationKind) -> activation::Kind {
     }
 }
 
+fn gate<F: Real + Element>(x: &Operands<'_>, op: &op::Gated) {
+    gated::forward(
+        activation_kind(op.kind),
+        x.input_unless_in_place::<F>(0, 0),
+        x.input_unless_in_place(1, 0),
+        x.output(0),
+    );
+}
+
+fn gate_backward<F: Real + Element>(x: &Operands<'_>, op: &op::GatedBackward) {
+    let dy_taken = x.is_in_place(0, 0) || x.is_in_place(0, 1);
+    gated::backward(
+        activation_kind(op.kind),
+        (!dy_taken).then(|| x.input::<F>(0)),
+        x.input_unless_in_place(1, 0),
+        x.input_unless_in_place(2, 1),
+        x.output(0),
+        x.output(1),
+    );
+}
+
+fn rotate<F: Real + Element>(x: &Operands<'_>, op: &op::Rotary) {
+    let ty = x.input_type(0);
+    let shape = rotary::Shape {
+        batch: ty.shape.dims()[0],
+        seq: ty.shape.dims()[1],
+        heads: ty.width() / op.head_dim,
+        head_dim: op.head_dim,
+        base: op.base,
+        inverse: op.inverse,
+    };
+    rotary::rotate(&shape, x.input_unless_in_place::<F>(0, 0), x.output(0));
+}
+
 fn add<F: Real + Element>(x: &Operands<'_>) {
     if x.is_in_place(1, 0) {
         activation::add(None, x.input::<F>(0), x.output(0));
@@ -244,11 +282,13 @@ fn add<F: Real + Element>(x: &Operands<'_>) {
     }
 }
 
-/// The shape, and queries, keys and values, whose first source is input `first`.
+/// The shape, and queries, keys and values, whose first source is input `first`; lengths are
+/// counted from input `extras` on.
 fn attention_inputs<'a, F: Element>(
     x: &Operands<'a>,
     op: &op::Attention,
     first: usize,
+    extras: usize,
 ) -> (attention::Shape, attention::Inputs<'a, F>) {
     let dims = x.input_type(first).shape;
     let shape = attention::Shape {
@@ -266,19 +306,20 @@ fn attention_inputs<'a, F: Element>(
         q: columns(x, first + q.0, q.1, query_width),
         k: columns(x, first + k.0, k.1, key_width),
         v: columns(x, first + v.0, v.1, key_width),
+        lengths: op.lengths().map(|lengths| x.input(extras + lengths)),
     };
     (shape, inputs)
 }
 
 fn attend<F: Real + Element>(x: &Operands<'_>, op: &op::Attention) {
-    let (shape, inputs) = attention_inputs::<F>(x, op, 0);
+    let (shape, inputs) = attention_inputs::<F>(x, op, 0, op.num_sources());
     let dropout = x.dropout(op.dropout, Some(op.num_sources()));
     attention::forward(&shape, &inputs, dropout, x.output(0), x.output(1));
 }
 
 fn attend_backward<F: Real + Element>(x: &Operands<'_>, op: &op::Attention) {
     let sources = op.num_sources();
-    let (shape, inputs) = attention_inputs::<F>(x, op, 1);
+    let (shape, inputs) = attention_inputs::<F>(x, op, 1, sources + 3);
     let dropout = x.dropout(op.dropout, Some(sources + 3));
     let (query_width, key_width) = (op.heads * op.head_dim, op.kv_heads * op.head_dim);
     let [dq, dk, dv] = match op.inputs {
@@ -489,6 +530,9 @@ fn gradient_norm<F: Real + Element>(x: &Operands<'_>, op: &op::GradientNorm) {
 
 fn update<F: Real + Element>(x: &Operands<'_>, op: &op::AdamW) {
     let scalars = x.input::<f32>(2);
+    if x.input::<f32>(1)[1] == 0.0 {
+        return;
+    }
     let settings = optimizer::AdamW {
         beta1: op.beta1,
         beta2: op.beta2,

@@ -6,7 +6,7 @@ use cinch_graph::op::{ActivationKind, Attention, AttentionInputs, NormKind, Scan
 use cinch_graph::{DType, Graph, GraphError, Init, TensorId};
 use cinch_model::{Build, Purpose, build};
 
-use crate::planned::VOCABULARY;
+use crate::shared::VOCABULARY;
 
 const BATCH: usize = 2;
 const SEQ: usize = 13;
@@ -17,7 +17,7 @@ const LAYER: (NormKind, f64) = (NormKind::Layer, 1e-5);
 /// A graph in either precision.
 pub type Builder = fn(DType) -> Graph;
 
-pub const ALL: [(&str, Builder); 8] = [
+pub const ALL: [(&str, Builder); 10] = [
     ("mamba", |compute| model(&mamba(0), compute)),
     ("mamba with convolution", |compute| {
         model(&mamba(4), compute)
@@ -26,6 +26,10 @@ pub const ALL: [(&str, Builder); 8] = [
     ("rms norms", |compute| rms_norms(compute).unwrap()),
     ("grouped heads", |compute| grouped_heads(compute).unwrap()),
     ("many consumers", |compute| many_consumers(compute).unwrap()),
+    ("decoder", |compute| transformer(&DECODER, compute).unwrap()),
+    ("padded encoder", |compute| {
+        transformer(&ENCODER, compute).unwrap()
+    }),
     ("column blocks", |compute| column_blocks(compute).unwrap()),
     ("scans of wide tensors", |compute| {
         wide_scans(compute).unwrap()
@@ -79,16 +83,20 @@ pub fn with_purpose(config: &ModelConfig, compute: DType, purpose: Purpose) -> G
 }
 
 fn start(g: &mut Graph, width: usize) -> Result<TensorId, GraphError> {
-    let tokens = g.batch("tokens", [BATCH, SEQ], DType::I32);
+    start_of(g, [BATCH, SEQ], width)
+}
+
+fn start_of(g: &mut Graph, rows: [usize; 2], width: usize) -> Result<TensorId, GraphError> {
+    let tokens = g.batch("tokens", rows, DType::I32);
     let table = g.weight("table", [VOCABULARY, width], WEIGHT);
     g.embedding("embedding", tokens, table, None, None)
 }
 
 /// The loss, with a head of its own.
 fn finish(g: &mut Graph, h: TensorId) -> Result<(), GraphError> {
-    let width = g.ty(h).width();
-    let head = g.weight("head", [VOCABULARY, width], WEIGHT);
-    let targets = g.batch("targets", [BATCH, SEQ], DType::I32);
+    let ty = g.ty(h);
+    let head = g.weight("head", [VOCABULARY, ty.width()], WEIGHT);
+    let targets = g.batch("targets", ty.shape.without_width(), DType::I32);
     g.cross_entropy("loss", h, head, targets, 0.1, None)?;
     Ok(())
 }
@@ -171,9 +179,9 @@ fn grouped_heads(compute: DType) -> Result<Graph, GraphError> {
         causal: false,
         scale: 0.7,
         dropout: g.dropout(0.2),
+        padding: false,
     };
-    let random = g.random_state();
-    let branch = g.emit("separate", op, vec![q, k, v, random])?[0];
+    let branch = g.attend("separate", op, &[q, k, v], None)?;
     let (stream, normed) = rms_sum(&mut g, "separate.norm", (stream, branch), 0.0)?;
     g.leave_block();
     g.enter_block("packed");
@@ -186,10 +194,91 @@ fn grouped_heads(compute: DType) -> Result<Graph, GraphError> {
         causal: true,
         scale: 0.5,
         dropout: None,
+        padding: false,
     };
-    let branch = g.emit("packed", op, vec![qkv])?[0];
+    let branch = g.attend("packed", op, &[qkv], None)?;
     let (_, normed) = rms_sum(&mut g, "packed.norm", (stream, branch), 0.2)?;
     g.leave_block();
+    finish(&mut g, normed)?;
+    Ok(g)
+}
+
+/// A transformer of the later kind: rotary positions, grouped heads, gated feed-forward layers.
+#[derive(Clone, Copy)]
+pub struct Transformer {
+    pub batch: usize,
+    pub seq: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub causal: bool,
+    /// Whether sequences have lengths of their own.
+    pub padding: bool,
+    pub dropout: f64,
+    pub gate: ActivationKind,
+}
+
+pub const DECODER: Transformer = Transformer {
+    batch: BATCH,
+    seq: SEQ,
+    heads: 4,
+    kv_heads: 2,
+    head_dim: 6,
+    causal: true,
+    padding: false,
+    dropout: 0.0,
+    gate: ActivationKind::Silu,
+};
+
+pub const ENCODER: Transformer = Transformer {
+    heads: 2,
+    causal: false,
+    padding: true,
+    dropout: 0.2,
+    gate: ActivationKind::GeluTanh,
+    ..DECODER
+};
+
+pub fn transformer(shape: &Transformer, compute: DType) -> Result<Graph, GraphError> {
+    const BASE: f64 = 100.0;
+    let mut g = Graph::new(compute);
+    let width = shape.heads * shape.head_dim;
+    let kv_width = shape.kv_heads * shape.head_dim;
+    let mut stream = start_of(&mut g, [shape.batch, shape.seq], width)?;
+    let lengths = shape
+        .padding
+        .then(|| g.batch("lengths", [shape.batch], DType::I32));
+    let first = gamma(&mut g, "norm", stream);
+    let mut normed = g.norm("norm", stream, RMS, first, None)?;
+    for layer in ["first", "second"] {
+        g.enter_block(layer);
+        let part = |part: &str| format!("{layer}.{part}");
+        let q = linear(&mut g, &part("q"), normed, width)?;
+        let k = linear(&mut g, &part("k"), normed, kv_width)?;
+        let v = linear(&mut g, &part("v"), normed, kv_width)?;
+        let q = g.rotary(&part("q.rotary"), q, shape.head_dim, BASE)?;
+        let k = g.rotary(&part("k.rotary"), k, shape.head_dim, BASE)?;
+        let op = Attention {
+            inputs: AttentionInputs::Separate,
+            heads: shape.heads,
+            kv_heads: shape.kv_heads,
+            head_dim: shape.head_dim,
+            causal: shape.causal,
+            scale: 1.0 / (shape.head_dim as f64).sqrt(),
+            dropout: g.dropout(shape.dropout),
+            padding: shape.padding,
+        };
+        let attended = g.attend(&part("attention"), op, &[q, k, v], lengths)?;
+        let branch = linear(&mut g, &part("o"), attended, width)?;
+        let name = part("attention.norm");
+        (stream, normed) = rms_sum(&mut g, &name, (stream, branch), 0.0)?;
+        let gate = linear(&mut g, &part("gate"), normed, 2 * width + 1)?;
+        let up = linear(&mut g, &part("up"), normed, 2 * width + 1)?;
+        let hidden = g.gated(&part("gated"), gate, up, shape.gate)?;
+        let branch = linear(&mut g, &part("down"), hidden, width)?;
+        (stream, normed) = rms_sum(&mut g, &part("norm"), (stream, branch), 0.0)?;
+        g.leave_block();
+    }
     finish(&mut g, normed)?;
     Ok(g)
 }

@@ -2,12 +2,15 @@
 //! differences of the loss in double precision; and single precision against double.
 
 mod graphs;
+mod numbers;
 mod planned;
+mod shared;
 
 use std::collections::BTreeSet;
 
 use cinch_graph::{DType, Graph, Recompute};
-use planned::{Planned, random};
+use numbers::random;
+use planned::Planned;
 
 /// How far a number is moved for a difference.
 const STEP: f64 = 3e-5;
@@ -156,7 +159,7 @@ fn distance(ours: &[f64], expected: &[f64]) -> f64 {
 }
 
 /// Every op that a training step has; what is not in this list is only in other graphs.
-const TRAINING_OPS: [&str; 22] = [
+const TRAINING_OPS: [&str; 27] = [
     "embedding",
     "embedding_backward",
     "layer_norm",
@@ -171,7 +174,12 @@ const TRAINING_OPS: [&str; 22] = [
     "silu",
     "relu",
     "activation_backward",
+    "swiglu",
+    "geglu_tanh",
+    "gated_backward",
     "add",
+    "rotary",
+    "rotary_inverse",
     "attention",
     "attention_backward",
     "convolution",

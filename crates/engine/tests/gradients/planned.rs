@@ -3,36 +3,13 @@
 
 use cinch_engine::Executor;
 use cinch_graph::{
-    DType, Graph, Init, Optimizer, Parameter, Recompute, Target, TensorId, TrainingGraph,
-    differentiate, verify,
+    DType, Graph, Init, Parameter, Recompute, Target, TensorId, TrainingGraph, differentiate,
+    verify,
 };
 use cinch_plan::{Options, Plan, num_micro_nodes};
 
-/// What tokens and targets are drawn from, in every graph here.
-pub const VOCABULARY: usize = 17;
-
-/// Its large epsilon keeps the update smooth where a gradient is next to nothing, so that two
-/// precisions can be compared.
-const OPTIMIZER: Optimizer = Optimizer {
-    beta1: 0.9,
-    beta2: 0.95,
-    epsilon: 1e-2,
-    weight_decay: 0.1,
-    max_norm: Some(0.5),
-};
-
-/// Numbers spread evenly over [−1, 1), rounded to single precision so that both precisions
-/// start from the same.
-pub fn random(len: usize, seed: u64) -> Vec<f64> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x2545_f491_4f6c_dd1d;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 11) as f64 / (1_u64 << 52) as f64 - 1.0
-    };
-    (0..len).map(|_| f64::from(next() as f32)).collect()
-}
+use crate::numbers::{fill_lengths, random};
+use crate::shared::{OPTIMIZER, VOCABULARY};
 
 pub struct Planned {
     pub graph: TrainingGraph,
@@ -87,6 +64,11 @@ impl Planned {
             if id == targets {
                 values[3] = cinch_graph::op::IGNORE_INDEX;
             }
+        }
+        if let Some(lengths) = self.graph.find("lengths") {
+            let place = self.plan.placement(lengths).unwrap();
+            let values = self.executor.arena_mut().write::<i32>(place);
+            fill_lengths(values, self.graph.ty(tokens).width());
         }
         if let Some(random) = self.graph.random {
             let place = self.plan.placement(random).unwrap();

@@ -2,13 +2,13 @@
 //! head (the log-sum-exp), backward computes the probabilities again, block by block.
 
 use super::{
-    Declare, expect, expect_dropout, expect_float, expect_inputs, expect_same, expect_shape,
-    expect_small, product,
+    Declare, expect, expect_dropout, expect_dtype, expect_float, expect_inputs, expect_same,
+    expect_shape, expect_small, product,
 };
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::graph::{Dropout, Graph, Node, Target, TensorId};
-use crate::types::TensorType;
+use crate::types::{DType, TensorType};
 
 /// Where queries, keys and values are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,8 +19,8 @@ pub enum AttentionInputs {
     Separate,
 }
 
-/// Inputs: qkv, or q, k and v; random state with dropout. Outputs: o [B, T, heads·head_dim],
-/// lse [B, heads, T].
+/// Inputs: qkv, or q, k and v; random state with dropout; lengths i32 [B] with padding. Outputs:
+/// o [B, T, heads·head_dim], lse [B, heads, T].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {
     pub inputs: AttentionInputs,
@@ -32,10 +32,14 @@ pub struct Attention {
     pub scale: f64,
     /// On the probabilities.
     pub dropout: Option<Dropout>,
+    /// Whether sequences end before T: positions from a sequence's length on are nobody's keys,
+    /// and as queries give zeroes (o and lse) and pass no gradient on. Lengths below 0 count as 0,
+    /// those beyond T as T.
+    pub padding: bool,
 }
 
-/// Inputs: do, qkv or q, k and v, o, lse, random state with dropout. Outputs: dqkv, or dq, dk
-/// and dv.
+/// Inputs: do, qkv or q, k and v, o, lse, random state with dropout, lengths with padding.
+/// Outputs: dqkv, or dq, dk and dv.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionBackward(pub Attention);
 
@@ -55,7 +59,6 @@ impl Graph {
             .width()
             .checked_div(heads.saturating_mul(3))
             .unwrap_or(0);
-        let random = dropout.map(|_| self.random_state());
         let op = Attention {
             inputs: AttentionInputs::Packed,
             heads,
@@ -64,8 +67,26 @@ impl Graph {
             causal,
             scale: 1.0 / (head_dim as f64).sqrt(),
             dropout,
+            padding: false,
         };
-        Ok(self.emit(name, op, [qkv].into_iter().chain(random).collect())?[0])
+        self.attend(name, op, &[qkv], None)
+    }
+
+    /// Attention of any form over its sources; with lengths, `op` gets padding.
+    pub fn attend(
+        &mut self,
+        name: &str,
+        op: Attention,
+        sources: &[TensorId],
+        lengths: Option<TensorId>,
+    ) -> Result<TensorId, GraphError> {
+        let random = op.dropout.map(|_| self.random_state());
+        let op = Attention {
+            padding: lengths.is_some(),
+            ..op
+        };
+        let inputs = sources.iter().copied().chain(random).chain(lengths);
+        Ok(self.emit(name, op, inputs.collect())?[0])
     }
 }
 
@@ -76,6 +97,16 @@ impl Attention {
             AttentionInputs::Packed => 1,
             AttentionInputs::Separate => 3,
         }
+    }
+
+    /// How many inputs there are after the sources (and, of the backward, o and lse).
+    fn num_extras(&self) -> usize {
+        usize::from(self.dropout.is_some()) + usize::from(self.padding)
+    }
+
+    /// Which of the extra inputs holds the lengths.
+    pub fn lengths(&self) -> Option<usize> {
+        self.padding.then_some(usize::from(self.dropout.is_some()))
     }
 
     /// Columns of the queries, and of the keys or values.
@@ -127,7 +158,18 @@ impl Attention {
         Ok((batch, length))
     }
 
-    /// Pairs of positions that meet.
+    fn check_extras(&self, extras: &[TensorType], batch: usize) -> Result<(), String> {
+        if let Some(dropout) = self.dropout {
+            expect_dropout(dropout, &extras[0])?;
+        }
+        if let Some(lengths) = self.lengths() {
+            expect_dtype("lengths", &extras[lengths], DType::I32)?;
+            expect_shape("lengths", &extras[lengths], &[batch])?;
+        }
+        Ok(())
+    }
+
+    /// Pairs of positions that meet, padding included: how much there is, no plan knows.
     fn pairs(&self, source: &TensorType) -> u64 {
         let (batch, length) = (source.shape.dims()[0] as u64, source.shape.dims()[1] as u64);
         let per_sequence = if self.causal {
@@ -150,11 +192,9 @@ impl Declare for Attention {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
         let sources = self.num_sources();
-        expect_inputs(inputs, sources + usize::from(self.dropout.is_some()))?;
+        expect_inputs(inputs, sources + self.num_extras())?;
         let (batch, length) = self.check_sources(&inputs[..sources])?;
-        if let Some(dropout) = self.dropout {
-            expect_dropout(dropout, &inputs[sources])?;
-        }
+        self.check_extras(&inputs[sources..], batch)?;
         let dtype = inputs[0].dtype;
         Ok(vec![
             TensorType::new([batch, length, self.widths().0], dtype),
@@ -200,8 +240,7 @@ impl Declare for AttentionBackward {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
         let sources = self.0.num_sources();
-        let dropout = usize::from(self.0.dropout.is_some());
-        expect_inputs(inputs, 3 + sources + dropout)?;
+        expect_inputs(inputs, 3 + sources + self.0.num_extras())?;
         let qkv = &inputs[1..=sources];
         let (batch, length) = self.0.check_sources(qkv)?;
         let o = TensorType::new([batch, length, self.0.widths().0], qkv[0].dtype);
@@ -209,24 +248,13 @@ impl Declare for AttentionBackward {
         expect_same("o", &inputs[sources + 1], &o)?;
         let (lse, rows) = (&inputs[sources + 2], [batch, self.0.heads, length]);
         expect_small("the log-sum-exp", lse, &rows, &o)?;
-        if let Some(dropout) = self.0.dropout {
-            expect_dropout(dropout, &inputs[sources + 3])?;
-        }
+        self.0.check_extras(&inputs[sources + 3..], batch)?;
         Ok(qkv.to_vec())
     }
 
-    /// Per row and head the sum of do∘o; on a GPU also the queries' gradient in single
-    /// precision, because blocks of keys add to it.
-    fn workspace(&self, inputs: &[TensorType], outputs: &[TensorType], target: Target) -> u64 {
-        let lse = &inputs[self.0.num_sources() + 2];
-        let accumulated = match target {
-            Target::Cpu => 0,
-            Target::Cuda => product([
-                inputs[0].shape.elements() as u64,
-                outputs[0].dtype.accumulator().size(),
-            ]),
-        };
-        lse.bytes().saturating_add(accumulated)
+    /// Per row and head the sum of do∘o.
+    fn workspace(&self, inputs: &[TensorType], _outputs: &[TensorType], _target: Target) -> u64 {
+        inputs[self.0.num_sources() + 2].bytes()
     }
 
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {

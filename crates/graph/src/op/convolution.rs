@@ -2,11 +2,11 @@
 
 use super::{
     Declare, expect, expect_columns, expect_float, expect_inputs, expect_same, expect_small,
-    product,
+    product, sum,
 };
 use crate::differentiate::Backward;
 use crate::error::GraphError;
-use crate::graph::{Graph, Node, TensorId};
+use crate::graph::{Graph, Node, Target, TensorId};
 use crate::types::TensorType;
 
 /// Inputs: x [B, T, C or more], weight [C, width], bias [C]. Output: [B, T, C],
@@ -51,9 +51,29 @@ fn check(
     expect_float("x", x)?;
     let (channels, width) = (w.shape.dims()[0], w.shape.dims()[1]);
     expect(width > 0, || "a convolution of no steps".to_owned())?;
+    expect(width <= Convolution::MAX_WIDTH, || {
+        let most = Convolution::MAX_WIDTH;
+        format!("a convolution over {width} steps, at most {most}")
+    })?;
     expect_small("the weight", w, &[channels, width], x)?;
     expect_small("the bias", b, &[channels], x)?;
     expect_columns("x", x, first_column, channels)
+}
+
+impl Convolution {
+    /// The widest window that the kernels have registers for.
+    pub const MAX_WIDTH: usize = 16;
+}
+
+impl ConvolutionBackward {
+    /// Steps of time that a thread of a GPU runs through.
+    pub const CUDA_RUN: usize = 32;
+
+    /// Runs of the whole batch, each with its share of the parameters' gradients.
+    pub fn cuda_runs(x: &TensorType) -> usize {
+        let (batch, length) = (x.shape.dims()[0], x.shape.dims()[1]);
+        batch.saturating_mul(length.div_ceil(Self::CUDA_RUN))
+    }
 }
 
 impl Declare for Convolution {
@@ -130,6 +150,15 @@ impl Declare for ConvolutionBackward {
 
     fn in_place(&self) -> &'static [(usize, usize)] {
         if self.accumulate { &[(4, 0)] } else { &[] }
+    }
+
+    /// On a GPU, the gradients of weight and bias from each run of time.
+    fn workspace(&self, inputs: &[TensorType], _: &[TensorType], target: Target) -> u64 {
+        if target == Target::Cpu || !self.parameters {
+            return 0;
+        }
+        let parameters = sum([&inputs[2], &inputs[3]].map(|ty| ty.shape.elements() as u64));
+        product([Self::cuda_runs(&inputs[1]) as u64, parameters, 4])
     }
 
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {

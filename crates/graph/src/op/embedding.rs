@@ -1,12 +1,12 @@
 //! Token embedding with optional learned positions and dropout.
 
 use super::{
-    Declare, expect, expect_dropout, expect_dtype, expect_float, expect_inputs, expect_matrix,
-    expect_shape, product, sum,
+    Declare, aligned, expect, expect_dropout, expect_dtype, expect_float, expect_inputs,
+    expect_matrix, expect_shape, product, sum,
 };
 use crate::differentiate::Backward;
 use crate::error::GraphError;
-use crate::graph::{Dropout, Graph, Node, TensorId};
+use crate::graph::{Dropout, Graph, Node, Target, TensorId};
 use crate::types::{DType, TensorType};
 
 /// Inputs: tokens i32 [B, T], table [V, d], positions [P, d] when `positions`, random state
@@ -24,6 +24,20 @@ pub struct EmbeddingBackward {
     pub table: Option<usize>,
     pub positions: Option<usize>,
     pub dropout: Option<Dropout>,
+}
+
+impl EmbeddingBackward {
+    /// A GPU sorts the rows by token. Bytes of each token's count (and their total), of where
+    /// its rows end, and of the rows' numbers before and after those of a token are in order.
+    pub fn cuda_parts(rows: usize, vocabulary: usize) -> [u64; 4] {
+        let words = |count: usize| aligned(product([count as u64, DType::I32.size()]));
+        [
+            words(vocabulary.saturating_add(1)),
+            words(vocabulary),
+            words(rows),
+            words(rows),
+        ]
+    }
 }
 
 impl Graph {
@@ -167,6 +181,13 @@ impl Declare for EmbeddingBackward {
             .flatten()
             .map(|rows| TensorType::new([rows, dy.width()], dtype))
             .collect())
+    }
+
+    fn workspace(&self, inputs: &[TensorType], _: &[TensorType], target: Target) -> u64 {
+        match (target, self.table) {
+            (Target::Cuda, Some(vocabulary)) => sum(Self::cuda_parts(inputs[0].rows(), vocabulary)),
+            _ => 0,
+        }
     }
 
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {

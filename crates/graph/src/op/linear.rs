@@ -2,8 +2,8 @@
 //! read where they lie, without a copy.
 
 use super::{
-    CUDA_GEMM_WORKSPACE, Declare, expect, expect_columns, expect_dtype, expect_inputs,
-    expect_matrix, expect_rows, expect_same, expect_small, product,
+    CUDA_GEMM_WORKSPACE, Declare, aligned, expect, expect_columns, expect_dtype, expect_inputs,
+    expect_matrix, expect_rows, expect_same, expect_small, product, sum,
 };
 use crate::differentiate::Backward;
 use crate::error::GraphError;
@@ -37,6 +37,33 @@ pub struct LinearGradWeight {
     /// K.
     pub inputs: usize,
     pub bias: bool,
+}
+
+impl Linear {
+    /// Bytes of the bias in the type of y, in which cuBLASLt wants it, where that is not the
+    /// type in which it is kept.
+    pub fn cuda_bias_bytes(&self, y: &TensorType) -> u64 {
+        if self.bias && y.dtype != y.dtype.accumulator() {
+            aligned(product([y.width() as u64, y.dtype.size()]))
+        } else {
+            0
+        }
+    }
+}
+
+impl LinearGradWeight {
+    /// Blocks of rows in which a GPU sums the columns of dy: enough to fill a large card
+    /// together with `column_blocks` blocks of columns, and no more sums than fit in the memory
+    /// that the product before has used.
+    pub fn cuda_row_blocks(dy: &TensorType, column_blocks: usize) -> usize {
+        const BLOCKS: usize = 1056;
+        /// Rows that a block reads at once.
+        const ROWS: usize = 8;
+        let row = product([dy.width() as u64, dy.dtype.accumulator().size()]);
+        let room = (CUDA_GEMM_WORKSPACE / row.max(1)) as usize;
+        let useful = dy.rows().div_ceil(ROWS);
+        (BLOCKS / column_blocks.max(1)).min(useful).min(room).max(1)
+    }
 }
 
 impl Graph {
@@ -137,8 +164,11 @@ impl Declare for Linear {
         Ok(())
     }
 
-    fn workspace(&self, _: &[TensorType], _: &[TensorType], target: Target) -> u64 {
-        gemm_workspace(target)
+    fn workspace(&self, _: &[TensorType], outputs: &[TensorType], target: Target) -> u64 {
+        match target {
+            Target::Cpu => 0,
+            Target::Cuda => sum([self.cuda_bias_bytes(&outputs[0]), gemm_workspace(target)]),
+        }
     }
 
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
@@ -205,8 +235,18 @@ impl Declare for LinearGradWeight {
         Ok(outputs)
     }
 
-    fn workspace(&self, _: &[TensorType], _: &[TensorType], target: Target) -> u64 {
-        gemm_workspace(target)
+    fn workspace(&self, inputs: &[TensorType], _: &[TensorType], target: Target) -> u64 {
+        match target {
+            Target::Cpu => 0,
+            // Sums of columns come after the product, in the same memory.
+            Target::Cuda => {
+                let row = product([
+                    inputs[0].width() as u64,
+                    inputs[0].dtype.accumulator().size(),
+                ]);
+                gemm_workspace(target).max(if self.bias { row } else { 0 })
+            }
+        }
     }
 
     fn flops(&self, inputs: &[TensorType], outputs: &[TensorType]) -> u64 {

@@ -1,14 +1,25 @@
 //! The logits of one position, for sampling.
 
-use super::{Declare, expect, expect_dtype, expect_float, expect_inputs, expect_matrix, product};
+use super::{
+    CUDA_GEMM_WORKSPACE, Declare, aligned, expect, expect_dtype, expect_float, expect_inputs,
+    expect_matrix, product, sum,
+};
 use crate::error::GraphError;
-use crate::graph::{Graph, TensorId};
+use crate::graph::{Graph, Target, TensorId};
 use crate::types::{DType, TensorType};
 
 /// Inputs: h [B, T, d], W [V, d], positions i32 [B]. Output: the logits of each sequence's
 /// position [B, V].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logits;
+
+impl Logits {
+    /// Bytes of the rows of h that a GPU gathers before it multiplies them.
+    pub fn cuda_gathered_bytes(h: &TensorType) -> u64 {
+        let batch = h.shape.dims()[0] as u64;
+        aligned(product([batch, h.width() as u64, h.dtype.size()]))
+    }
+}
 
 impl Graph {
     pub fn logits(
@@ -46,6 +57,13 @@ impl Declare for Logits {
             [h.shape.dims()[0], w.rows()],
             h.dtype.accumulator(),
         )])
+    }
+
+    fn workspace(&self, inputs: &[TensorType], _: &[TensorType], target: Target) -> u64 {
+        match target {
+            Target::Cpu => 0,
+            Target::Cuda => sum([Self::cuda_gathered_bytes(&inputs[0]), CUDA_GEMM_WORKSPACE]),
+        }
     }
 
     fn flops(&self, inputs: &[TensorType], outputs: &[TensorType]) -> u64 {

@@ -10,10 +10,13 @@ mod attention;
 mod convolution;
 mod cross_entropy;
 mod embedding;
+mod gated;
 mod linear;
 mod logits;
+mod loss_scale;
 mod norm;
 mod optimizer;
+mod rotary;
 mod scan;
 
 pub use activation::{Activation, ActivationBackward, ActivationKind};
@@ -22,11 +25,14 @@ pub use attention::{Attention, AttentionBackward, AttentionInputs};
 pub use convolution::{Convolution, ConvolutionBackward};
 pub use cross_entropy::{CrossEntropy, IGNORE_INDEX};
 pub use embedding::{Embedding, EmbeddingBackward};
+pub use gated::{Gated, GatedBackward};
 pub use linear::{Linear, LinearGradInput, LinearGradWeight};
 pub use logits::Logits;
+pub use loss_scale::LossScale;
 pub use norm::{Norm, NormApply, NormBackward, NormKind, Normed};
 pub use optimizer::{AdamW, GradientNorm};
-pub use scan::{Scan, ScanBackward, ScanInputs};
+pub use rotary::Rotary;
+pub use scan::{Scan, ScanBackward, ScanInputs, ScanPartition};
 
 use crate::differentiate::Backward;
 use crate::error::GraphError;
@@ -34,7 +40,7 @@ use crate::graph::{Dropout, Node, Target};
 use crate::types::{DType, TensorType};
 
 /// Device memory that cuBLASLt wants for one matrix product on current cards.
-pub(crate) const CUDA_GEMM_WORKSPACE: u64 = 32 << 20;
+pub const CUDA_GEMM_WORKSPACE: u64 = 32 << 20;
 
 /// How an output is computed again, cheaply, from other tensors of its node.
 #[derive(Clone, Debug, PartialEq)]
@@ -93,6 +99,13 @@ pub trait Declare {
         0
     }
 
+    /// How many bytes the op may read from the start of an input that keeps its place over the
+    /// step: its own, or more, where a product is faster on rounded sizes. What lies beyond the
+    /// tensor is reserved for it and zero.
+    fn reach(&self, _input: usize, ty: &TensorType, _target: Target) -> u64 {
+        ty.bytes()
+    }
+
     fn flops(&self, inputs: &[TensorType], outputs: &[TensorType]) -> u64;
 
     /// Bytes read and written at the least.
@@ -137,7 +150,10 @@ ops!(
     LinearGradWeight,
     Activation,
     ActivationBackward,
+    Gated,
+    GatedBackward,
     Add,
+    Rotary,
     Attention,
     AttentionBackward,
     Convolution,
@@ -167,6 +183,14 @@ fn expect(condition: bool, problem: impl FnOnce() -> String) -> Result<(), Strin
 /// are out of all proportion must give figures that are too, not ones that have wrapped around.
 fn product<const N: usize>(factors: [u64; N]) -> u64 {
     factors.into_iter().fold(1, u64::saturating_mul)
+}
+
+/// Bytes up to where the next part of a workspace may begin: what a plan aligns tensors to.
+fn aligned(bytes: u64) -> u64 {
+    const ALIGNMENT: u64 = 256;
+    bytes
+        .checked_next_multiple_of(ALIGNMENT)
+        .unwrap_or(u64::MAX)
 }
 
 /// A sum that stops likewise.

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::differentiate::Backward;
 use crate::error::GraphError;
-use crate::graph::{Dropout, Graph, Node, TensorId};
+use crate::graph::{Dropout, Graph, Node, Target, TensorId};
 use crate::types::TensorType;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -336,6 +336,10 @@ pub struct NormBackwardLayout {
 }
 
 impl NormBackward {
+    /// Blocks that a GPU makes the sums over rows in, at most: two for each multiprocessor of a
+    /// large card.
+    pub const CUDA_BLOCKS: usize = 264;
+
     pub fn layout(&self) -> NormBackwardLayout {
         let stream = 1 + usize::from(self.residual_gradient);
         let shift = usize::from(self.kind.has_shift());
@@ -409,6 +413,20 @@ impl Declare for NormBackward {
             &[(1, 0), (0, 0)]
         } else {
             &[(0, 0)]
+        }
+    }
+
+    fn workspace(&self, inputs: &[TensorType], _: &[TensorType], target: Target) -> u64 {
+        let sums = u64::from(self.parameters) * (1 + u64::from(self.kind.has_shift()));
+        match target {
+            Target::Cpu => 0,
+            // Each block's part of dgamma and dbeta.
+            Target::Cuda => product([
+                sums,
+                inputs[0].rows().min(Self::CUDA_BLOCKS) as u64,
+                inputs[0].width() as u64,
+                inputs[0].dtype.accumulator().size(),
+            ]),
         }
     }
 

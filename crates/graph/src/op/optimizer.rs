@@ -1,20 +1,27 @@
 //! The end of a step: the norm of all gradients, and AdamW, fused and in place.
 
 use super::{
-    Declare, expect, expect_dtype, expect_float, expect_inputs, expect_shape, product, sum,
+    Declare, LossScale, expect, expect_dtype, expect_float, expect_inputs, expect_shape, product,
+    sum,
 };
 use crate::graph::Target;
 use crate::types::{DType, TensorType};
 
 /// Inputs: every gradient. Output: [norm, factor], the factor being what clipping to
 /// `max_norm` multiplies gradients by (1 without clipping).
+///
+/// With `scaled`, gradients come multiplied by the loss scale, which is the second output and
+/// updated in place. The norm is that of the gradients proper, the factor takes the scale out as
+/// well, and is 0 where gradients are not finite: a step that must not change anything.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GradientNorm {
     pub max_norm: Option<f64>,
+    pub scaled: bool,
 }
 
 /// Inputs: gradient, [norm, factor], step scalars [learning rate, bias corrections]. Updated
 /// in place: parameter, first and second moment, and the compute copy when `copy` is its type.
+/// A factor of 0 leaves everything as it is.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdamW {
     pub beta1: f64,
@@ -39,6 +46,10 @@ impl Declare for GradientNorm {
         "gradient_norm"
     }
 
+    fn outputs(&self) -> &'static [&'static str] {
+        &["", "loss_scale"]
+    }
+
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
         expect(!inputs.is_empty(), || {
             "no gradients: no trainable parameter reaches the loss".to_owned()
@@ -47,7 +58,12 @@ impl Declare for GradientNorm {
             expect_float("a gradient", gradient)?;
             expect_dtype("a gradient", gradient, inputs[0].dtype)?;
         }
-        Ok(vec![TensorType::new([2], DType::F32)])
+        let norm = TensorType::new([2], DType::F32);
+        Ok(if self.scaled {
+            vec![norm, LossScale::tensor_type()]
+        } else {
+            vec![norm]
+        })
     }
 
     fn workspace(&self, inputs: &[TensorType], _: &[TensorType], _target: Target) -> u64 {

@@ -83,6 +83,8 @@ impl Graph {
 }
 
 impl Scan {
+    /// The most states in a channel that the kernels have registers for.
+    pub const MAX_STATE: usize = 64;
     /// Channels that one task handles.
     pub const GROUP: usize = 64;
     /// Channels that a task runs through time at once.
@@ -101,6 +103,10 @@ impl Scan {
             format!("x is {}, expected [batch,length,width]", x.shape)
         })?;
         expect(self.chunk > 0, || "a chunk of zero steps".to_owned())?;
+        expect(self.state <= Self::MAX_STATE, || {
+            let most = Self::MAX_STATE;
+            format!("{} states in a channel, at most {most}", self.state)
+        })?;
         expect_float("x", x)?;
         let z = &inputs[sources - 1];
         let wide = |width| TensorType::new(x.shape.with_width(width), x.dtype);
@@ -136,6 +142,95 @@ impl Scan {
     fn elements(&self, x: &TensorType) -> u64 {
         product([x.rows() as u64, self.inner as u64, self.state as u64])
     }
+
+    /// How a GPU cuts up the scan of an x.
+    pub fn cuda_partition(&self, x: &TensorType) -> ScanPartition {
+        let (batch, length) = (x.shape.dims()[0].max(1), x.shape.dims()[1].max(1));
+        let states_per_thread = match self.state {
+            0..=16 => 4,
+            17..=32 => 8,
+            _ => 16,
+        };
+        let tile = ScanPartition::BACKWARD_TILE / states_per_thread;
+        let chunk = self.chunk.clamp(1, length);
+        let span = if chunk < tile {
+            tile / chunk * chunk
+        } else {
+            chunk
+        };
+        let blocks = self.inner.div_ceil(ScanPartition::CHANNELS).max(1);
+        let spans = length.div_ceil(span);
+        // Steps of a segment, and how many there are, for so many that are wanted.
+        let cut = |wanted: usize| {
+            let segment = spans.div_ceil(wanted.clamp(1, spans)).saturating_mul(span);
+            (segment, length.div_ceil(segment))
+        };
+        let wanted = ScanPartition::FULL_BLOCKS / blocks.saturating_mul(batch);
+        let (segment, segments) = cut(if wanted < 4 { 1 } else { wanted });
+        let (backward_segment, backward_segments) = cut(wanted);
+        ScanPartition {
+            states_per_thread,
+            blocks,
+            chunk,
+            span,
+            boundaries: span.min(length).div_ceil(tile) - 1,
+            segment,
+            segments,
+            backward_segment,
+            backward_segments,
+        }
+    }
+
+    /// The parts of the GPU's workspace forwards: the segments' ends and sums of Δ.
+    pub fn cuda_parts(&self, x: &TensorType) -> [u64; 2] {
+        self.segment_parts(x, self.cuda_partition(x).segments)
+    }
+
+    fn segment_parts(&self, x: &TensorType, segments: usize) -> [u64; 2] {
+        let segments = if segments > 1 { segments as u64 } else { 0 };
+        let channels = product([x.shape.dims()[0] as u64, segments, self.inner as u64]);
+        [product([channels, self.state as u64]), channels].map(cuda_part)
+    }
+}
+
+/// How a GPU cuts up a scan. A block has 32 channels of a sequence, four threads for each, and a
+/// segment of time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScanPartition {
+    /// States in the registers of one thread.
+    pub states_per_thread: usize,
+    /// Blocks for the channels.
+    pub blocks: usize,
+    /// Steps between kept states, at most the length.
+    pub chunk: usize,
+    /// Whole chunks that the backward takes in one go.
+    pub span: usize,
+    /// States that the backward keeps inside a span, one before each tile but the first.
+    pub boundaries: usize,
+    /// Steps of a segment, whole spans.
+    pub segment: usize,
+    pub segments: usize,
+    /// The same for the backward.
+    pub backward_segment: usize,
+    pub backward_segments: usize,
+}
+
+impl ScanPartition {
+    pub const CHANNELS: usize = 32;
+    pub const THREADS: usize = 128;
+    /// Steps that the backward has in shared memory at once, times the states of a thread.
+    pub const BACKWARD_TILE: usize = 128;
+    /// Four blocks on each multiprocessor of a large card, which is what it has registers for.
+    /// Cutting time costs the forward nearly another pass and the backward a fifth of one: so the
+    /// backward is cut wherever there is room for two segments, the forward where there is for
+    /// four.
+    const FULL_BLOCKS: usize = 528;
+}
+
+/// The bytes of so many floats, as a part of a workspace.
+fn cuda_part(floats: u64) -> u64 {
+    let bytes = product([floats, 4]);
+    bytes.checked_next_multiple_of(256).unwrap_or(bytes)
 }
 
 impl Declare for Scan {
@@ -194,9 +289,44 @@ impl Declare for Scan {
         })
     }
 
+    /// The CPU needs none.
+    fn workspace(&self, inputs: &[TensorType], _: &[TensorType], target: Target) -> u64 {
+        match target {
+            Target::Cpu => 0,
+            Target::Cuda => sum(self.cuda_parts(&inputs[0])),
+        }
+    }
+
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
         // Per state: Δ·A, its exponential (counted as one), two products and two additions.
         product([8, self.elements(&inputs[0])])
+    }
+}
+
+impl ScanBackward {
+    /// The parts of the GPU's workspace: the blocks' shares of dB and dC; dA and dD of each
+    /// sequence and segment; the states before tiles; the segments' ends and sums of Δ.
+    pub fn cuda_parts(&self, x: &TensorType) -> [u64; 6] {
+        let scan = &self.0;
+        let partition = scan.cuda_partition(x);
+        let (state, blocks) = (scan.state as u64, partition.blocks as u64);
+        let parts = product([x.shape.dims()[0] as u64, partition.backward_segments as u64]);
+        let channels = product([parts, scan.inner as u64]);
+        let thread_states = product([
+            parts,
+            blocks,
+            partition.boundaries as u64,
+            (ScanPartition::THREADS * partition.states_per_thread) as u64,
+        ]);
+        let [ends, totals] = scan.segment_parts(x, partition.backward_segments);
+        [
+            cuda_part(product([blocks, x.rows() as u64, 2, state])),
+            cuda_part(product([channels, state])),
+            cuda_part(channels),
+            cuda_part(thread_states),
+            ends,
+            totals,
+        ]
     }
 }
 
@@ -232,9 +362,12 @@ impl Declare for ScanBackward {
             .collect())
     }
 
-    /// Per group of channels: a chunk's states of the channels in one vector register, and
-    /// the group's share of dB and dC over one sequence.
-    fn workspace(&self, inputs: &[TensorType], _: &[TensorType], _target: Target) -> u64 {
+    /// On the CPU, per group of channels: a chunk's states of the channels in one vector
+    /// register, and the group's share of dB and dC over one sequence.
+    fn workspace(&self, inputs: &[TensorType], _: &[TensorType], target: Target) -> u64 {
+        if target == Target::Cuda {
+            return sum(self.cuda_parts(&inputs[1]));
+        }
         let scan = &self.0;
         let length = inputs[1].shape.dims()[1] as u64;
         let (chunk, state) = (length.min(scan.chunk as u64), scan.state as u64);

@@ -239,6 +239,7 @@ fn three_projections_of_one_tensor_add_to_one_gradient() {
         causal: true,
         scale: 1.0,
         dropout: None,
+        padding: false,
     };
     let h = toy.graph.emit("attend", op, sources.to_vec()).unwrap()[0];
     let step = step(toy.finish(h));
@@ -264,6 +265,7 @@ fn a_tensor_that_is_its_own_query_key_and_value_has_two_sums() {
         causal: true,
         scale: 1.0,
         dropout: None,
+        padding: false,
     };
     let h = toy.graph.emit("attend", op, vec![x; 3]).unwrap()[0];
     let step = step(toy.finish(h));
@@ -408,4 +410,39 @@ fn no_gradient_gets_lost() {
         .residual_norm("add", (x, branch), None, norm, gamma, None)
         .unwrap();
     refused(toy.finish(out.stream), &["`add`", "not its norm"]);
+}
+
+/// Half precision has a loss scale: the loss reads it, the norm updates it. Others have none.
+#[test]
+fn only_half_precision_scales_its_loss() {
+    for dtype in [DType::F32, DType::Bf16, DType::F16] {
+        let mut g = Graph::new(dtype);
+        let tokens = g.batch("tokens", [2, 3], DType::I32);
+        let table = g.weight("table", [11, 4], INIT);
+        let x = g.embedding("embedding", tokens, table, None, None).unwrap();
+        let targets = g.batch("targets", [2, 3], DType::I32);
+        g.cross_entropy("loss", x, table, targets, 0.0, None)
+            .unwrap();
+        let inference = g.clone();
+        let graph = differentiate(g, &optimizer()).unwrap();
+        verify(&graph).unwrap();
+        assert_eq!(graph.loss_scale.is_some(), dtype == DType::F16);
+        assert_eq!(graph.find("loss_scale"), graph.loss_scale);
+        assert_eq!(inference.loss_scale, None);
+        let readers = graph.nodes.iter().filter(|node| {
+            let scale = graph.loss_scale;
+            node.inputs.iter().any(|&id| Some(id) == scale)
+        });
+        let readers: Vec<&str> = readers.map(|node| node.op.name()).collect();
+        let Some(scale) = graph.loss_scale else {
+            assert!(readers.is_empty());
+            continue;
+        };
+        assert_eq!(readers, ["cross_entropy"]);
+        assert_eq!(graph.tensor(scale).role, Role::LossScale);
+        let writers: Vec<&Node> = writers(&graph, scale).collect();
+        assert_eq!(writers.len(), 1);
+        assert!(matches!(&writers[0].op, Op::GradientNorm(op) if op.scaled));
+        assert_eq!(writers[0].outputs, [graph.gradient_norm, scale]);
+    }
 }

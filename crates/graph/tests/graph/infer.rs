@@ -7,8 +7,8 @@
 use cinch_graph::op::{
     Activation, ActivationBackward, ActivationKind, AdamW, Add, Attention, AttentionBackward,
     AttentionInputs, Convolution, ConvolutionBackward, CrossEntropy, Embedding, EmbeddingBackward,
-    GradientNorm, Linear, LinearGradInput, LinearGradWeight, Logits, Norm, NormApply, NormBackward,
-    NormKind, Op, Scan, ScanBackward,
+    Gated, GatedBackward, GradientNorm, Linear, LinearGradInput, LinearGradWeight, Logits, Norm,
+    NormApply, NormBackward, NormKind, Op, Rotary, Scan, ScanBackward,
 };
 use cinch_graph::{DType, Dropout, Graph, Shape, TensorType};
 
@@ -154,6 +154,7 @@ fn attention(inputs: AttentionInputs, dropout: Option<Dropout>) -> Attention {
         causal: true,
         scale: 1.0,
         dropout,
+        padding: false,
     }
 }
 
@@ -176,6 +177,7 @@ fn cross_entropy() -> CrossEntropy {
         chunk_rows: 2,
         gradient: true,
         weight: true,
+        scaled: false,
     }
 }
 
@@ -285,6 +287,24 @@ fn pointwise() {
         .check_all();
     Case::new(ActivationBackward { kind }, vec![x, x]).check_all();
     Case::new(Add, vec![x, x]).check_all();
+    Case::new(Gated { kind }, vec![x, x]).check_all();
+    Case::new(GatedBackward { kind }, vec![x, x, x]).check_all();
+}
+
+fn rotary() -> Rotary {
+    Rotary {
+        base: 10_000.0,
+        head_dim: 4,
+        inverse: false,
+    }
+}
+
+#[test]
+fn rotations() {
+    Case::new(rotary(), vec![f(&[2, 3, 8])])
+        .any_float(&[0])
+        .any_size(&[(0, 0), (0, 1)])
+        .check_all();
 }
 
 #[test]
@@ -301,6 +321,23 @@ fn attentions() {
     let op = attention(AttentionInputs::Separate, None);
     Case::new(op.clone(), vec![o, key, key]).check_all();
     Case::new(AttentionBackward(op), vec![o, o, key, key, o, lse]).check_all();
+    for dropout in [None, DROPOUT] {
+        let random = dropout.map(|_| random());
+        let with_extras = |inputs: &[TensorType]| {
+            let extras = random.into_iter().chain([i(&[2])]);
+            inputs.iter().copied().chain(extras).collect()
+        };
+        let op = Attention {
+            padding: true,
+            ..attention(AttentionInputs::Packed, dropout)
+        };
+        Case::new(op.clone(), with_extras(&[packed]))
+            .any_float(&[0])
+            .any_size(&[(0, 1)])
+            .check_all();
+        let inputs = with_extras(&[o, packed, o, lse]);
+        Case::new(AttentionBackward(op), inputs).check_all();
+    }
 }
 
 #[test]
@@ -343,7 +380,14 @@ fn scans() {
 fn losses() {
     let (h, weight) = (f(&[2, 3, 4]), f(&[7, 4]));
     let inputs = vec![h, weight, i(&[2, 3]), f(&[1])];
-    Case::new(cross_entropy(), inputs)
+    Case::new(cross_entropy(), inputs.clone())
+        .any_size(&[(1, 0)])
+        .check_all();
+    let scaled = CrossEntropy {
+        scaled: true,
+        ..cross_entropy()
+    };
+    Case::new(scaled, [inputs, vec![f(&[4])]].concat())
         .any_size(&[(1, 0)])
         .check_all();
     Case::new(Logits, vec![h, weight, i(&[2])])
@@ -353,11 +397,17 @@ fn losses() {
 
 #[test]
 fn optimizers() {
-    Case::new(GradientNorm { max_norm: None }, vec![f(&[4, 3]), f(&[4])])
-        .any_rank(&[0, 1])
-        .any_size(&[(0, 0), (0, 1), (1, 0)])
-        .any_number()
-        .check_all();
+    for scaled in [false, true] {
+        let op = GradientNorm {
+            max_norm: None,
+            scaled,
+        };
+        Case::new(op, vec![f(&[4, 3]), f(&[4])])
+            .any_rank(&[0, 1])
+            .any_size(&[(0, 0), (0, 1), (1, 0)])
+            .any_number()
+            .check_all();
+    }
     Case::new(adamw(), vec![f(&[4, 3]), f(&[2]), f(&[3])])
         .any_float(&[0])
         .any_rank(&[0])
@@ -399,6 +449,18 @@ fn settings_out_of_range() {
         ..attention(AttentionInputs::Packed, None)
     };
     refuses(op.into(), &[packed], "a source is");
+
+    for head_dim in [0, 1, 8, 3] {
+        let op = Rotary {
+            head_dim,
+            ..rotary()
+        };
+        refuses(op.into(), &[f(&[2, 3, 12])], "head");
+    }
+    for base in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        let op = Rotary { base, ..rotary() };
+        refuses(op.into(), &[packed], "base");
+    }
 
     let op = Linear {
         first_column: usize::MAX,

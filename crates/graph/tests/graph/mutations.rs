@@ -197,7 +197,10 @@ fn mutate(graph: &mut Graph, mutation: &Mutation) -> Effect {
         Mutation::OtherOp(n) => {
             let node = &mut graph.nodes[n.index(nodes)];
             let op = if node.inputs.len() == 2 {
-                Op::from(GradientNorm { max_norm: None })
+                Op::from(GradientNorm {
+                    max_norm: None,
+                    scaled: false,
+                })
             } else {
                 Op::from(Add)
             };

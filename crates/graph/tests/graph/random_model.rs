@@ -16,9 +16,12 @@ const RANK: usize = 2;
 #[derive(Clone, Copy, Debug)]
 pub enum Layer {
     FeedForward(ActivationKind),
+    /// Two projections, one of which gates the other.
+    Gated(ActivationKind),
     /// Queries, keys and values side by side.
     Attention,
-    /// Three projections of one tensor; both query heads share a key head.
+    /// Three projections of one tensor, queries and keys turned by their positions; both query
+    /// heads share a key head.
     SeparateAttention,
     /// The projection is its own query, key and value: three readings by one node.
     SelfSimilarity,
@@ -45,6 +48,7 @@ pub struct ModelSpec {
     pub positions: bool,
     pub bias: bool,
     pub tied: bool,
+    pub padding: bool,
     pub blocks: Vec<Vec<Layer>>,
     /// Parameter i is frozen where bit i is set.
     pub frozen: u64,
@@ -52,8 +56,10 @@ pub struct ModelSpec {
 
 fn layers() -> impl Strategy<Value = Layer> {
     use ActivationKind::{Gelu, GeluTanh, Relu, Silu};
+    let kinds = || prop::sample::select(vec![Gelu, GeluTanh, Relu, Silu]);
     prop_oneof![
-        3 => prop::sample::select(vec![Gelu, GeluTanh, Relu, Silu]).prop_map(Layer::FeedForward),
+        3 => kinds().prop_map(Layer::FeedForward),
+        2 => kinds().prop_map(Layer::Gated),
         2 => Just(Layer::Attention),
         1 => Just(Layer::SeparateAttention),
         1 => Just(Layer::SelfSimilarity),
@@ -72,7 +78,7 @@ pub fn models() -> impl Strategy<Value = ModelSpec> {
         prop::sample::select(vec![NormKind::Layer, NormKind::Rms]),
         prop::sample::select(vec![0.0, 0.25]),
     );
-    let flags = (any::<bool>(), any::<bool>(), any::<bool>());
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
     let blocks = prop::collection::vec(prop::collection::vec(layers(), 1..4), 1..5);
     // None, some, the first few as in fine-tuning, all.
     let first = (0..40_u32).prop_map(|count| (1_u64 << count) - 1);
@@ -89,6 +95,7 @@ pub fn models() -> impl Strategy<Value = ModelSpec> {
             positions: flags.0,
             bias: flags.1,
             tied: flags.2,
+            padding: flags.3,
             blocks,
             frozen,
         }
@@ -203,6 +210,12 @@ impl<'a> Builder<'a> {
                 let active = self.graph.activation(&format!("{name}.act"), up, kind)?;
                 self.linear(&format!("{name}.down"), active, 0, 2 * width, width)?
             }
+            Layer::Gated(kind) => {
+                let gate = self.linear(&format!("{name}.gate"), x, 0, width, 2 * width)?;
+                let up = self.linear(&format!("{name}.up"), x, 0, width, 2 * width)?;
+                let active = self.graph.gated(&format!("{name}.act"), gate, up, kind)?;
+                self.linear(&format!("{name}.down"), active, 0, 2 * width, width)?
+            }
             Layer::Attention => {
                 let qkv = self.linear(&format!("{name}.qkv"), x, 0, width, 3 * width)?;
                 let dropout = self.graph.dropout(self.spec.dropout);
@@ -212,6 +225,7 @@ impl<'a> Builder<'a> {
             Layer::SeparateAttention => {
                 let q = self.linear(&format!("{name}.q"), x, 0, width, width)?;
                 let k = self.linear(&format!("{name}.k"), x, 0, width, width / HEADS)?;
+                let (q, k) = (self.turned(q)?, self.turned(k)?);
                 let v = self.linear(&format!("{name}.v"), x, 0, width, width / HEADS)?;
                 self.separate(&format!("{name}.attention"), [q, k, v], 1)?
             }
@@ -296,8 +310,23 @@ impl<'a> Builder<'a> {
             causal: false,
             scale: 1.0,
             dropout: None,
+            padding: false,
         };
-        Ok(self.graph.emit(name, op, sources.to_vec())?[0])
+        let lengths = self.spec.padding.then(|| self.lengths());
+        self.graph.attend(name, op, &sources, lengths)
+    }
+
+    /// The length of each sequence, one tensor for all layers.
+    fn lengths(&mut self) -> TensorId {
+        let batch = [self.spec.batch];
+        let there = self.graph.find("lengths");
+        there.unwrap_or_else(|| self.graph.batch("lengths", batch, DType::I32))
+    }
+
+    fn turned(&mut self, x: TensorId) -> Result<TensorId, GraphError> {
+        let name = format!("{}.turned", self.graph.tensor(x).name);
+        self.graph
+            .rotary(&name, x, self.spec.width / HEADS, 10_000.0)
     }
 
     fn linear(

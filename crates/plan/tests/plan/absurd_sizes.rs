@@ -34,8 +34,8 @@ fn plans(step: &TrainingGraph) -> Vec<(Graph, Plan)> {
             for offload_states in [false, true] {
                 let step = step.recompute(choice).unwrap();
                 let options = Options {
-                    target,
                     offload_states,
+                    ..Options::new(target)
                 };
                 let plan = Plan::new(&step, options);
                 plans.push(((*step).clone(), plan));

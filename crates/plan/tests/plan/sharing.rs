@@ -68,6 +68,7 @@ fn plain() -> ModelSpec {
         positions: false,
         bias: false,
         tied: true,
+        padding: false,
         blocks: vec![vec![crate::random_model::Layer::Columns]],
         frozen: 0,
     }

@@ -40,6 +40,7 @@ impl Account {
     /// Opens the books of the session's next step.
     pub fn new(session: &Session) -> Self {
         let step = session.plan();
+        let arena = session.arena().expect("a session on the CPU");
         let kept = step.training.tensors.iter();
         let kept = kept.filter(|tensor| tensor.role.is_persistent());
         let persistent = kept.map(|tensor| aligned(tensor.ty.bytes())).sum();
@@ -49,7 +50,7 @@ impl Account {
             persistent,
             reads_left: Vec::new(),
             live: Vec::new(),
-            before: session.arena().read(whole(session.arena())).to_vec(),
+            before: arena.read(whole(arena)).to_vec(),
             timeline: vec![0; step.training.nodes.len()],
             highest: persistent,
         }

@@ -1,7 +1,9 @@
 //! Models small enough to train in milliseconds, with everything on that could go wrong:
 //! dropout, label smoothing, clipping, accumulation, sizes that are no multiple of a vector.
+#![allow(dead_code, reason = "each test file uses its own part of this")]
 
 use cinch_config::{Config, Settings, Source};
+use cinch_engine::EngineOptions;
 use cinch_fit::StepPlan;
 use cinch_graph::Target;
 use cinch_graph::op::IGNORE_INDEX;
@@ -80,18 +82,33 @@ pub fn batch(config: &Config, step: u64) -> Batch {
     batch
 }
 
-/// A session with its first weights.
+/// A session on the CPU with its first weights.
 pub fn session(config: &Config, recomputed_blocks: usize, threads: usize) -> Session {
-    let plan = StepPlan::new(config, Target::Cpu, recomputed_blocks).unwrap();
-    let mut session = Session::new(plan, Some(threads)).unwrap();
-    session.initialize(config.training.seed);
+    let options = EngineOptions {
+        threads: Some(threads),
+        ..EngineOptions::default()
+    };
+    session_on(Target::Cpu, config, recomputed_blocks, options)
+}
+
+/// A session with its first weights.
+pub fn session_on(
+    target: Target,
+    config: &Config,
+    recomputed_blocks: usize,
+    options: EngineOptions,
+) -> Session {
+    let plan = StepPlan::new(config, target, recomputed_blocks).unwrap();
+    let mut session = Session::new(plan, options).unwrap();
+    session.initialize(config.training.seed).unwrap();
     session
 }
 
 /// All weights as they are in memory, to be compared bit by bit.
 pub fn weights(session: &Session) -> Vec<(String, Vec<u8>)> {
-    let weights = session.weights().into_iter();
-    weights
+    let weights = session.weights().unwrap();
+    let views = weights.views().into_iter();
+    views
         .map(|weight| (weight.name.to_owned(), weight.bytes.to_vec()))
         .collect()
 }

@@ -5,7 +5,7 @@ use crate::cpu::real::Real;
 use crate::cpu::simd::simd;
 
 /// Elements of one task.
-const TASK: usize = 16 * 1024;
+pub(super) const TASK: usize = 16 * 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -47,13 +47,16 @@ pub fn add<F: Real>(a: Option<&[F]>, b: &[F], y: &mut [F]) {
     });
 }
 
-fn check_len<F>(name: &str, given: Option<&[F]>, target: &[F]) {
+pub(super) fn check_len<F>(name: &str, given: Option<&[F]>, target: &[F]) {
     if let Some(given) = given {
         assert_eq!(given.len(), target.len(), "{name}");
     }
 }
 
-fn for_each_task<F: Real>(target: &mut [F], work: impl Fn(usize, &mut [F]) + Sync + Send) {
+pub(super) fn for_each_task<F: Real>(
+    target: &mut [F],
+    work: impl Fn(usize, &mut [F]) + Sync + Send,
+) {
     let target = Shared::new(target);
     for_each(target.len().div_ceil(TASK), |task| {
         let start = task * TASK;
@@ -111,7 +114,7 @@ fn map<F: Real>(x: Option<&[F]>, y: &mut [F], f: impl Fn(F) -> F) {
 
 /// `target = f(a, b)`; without `a`, of what `target` holds.
 #[inline(always)]
-fn map_with<F: Real>(a: Option<&[F]>, b: &[F], target: &mut [F], f: impl Fn(F, F) -> F) {
+pub(super) fn map_with<F: Real>(a: Option<&[F]>, b: &[F], target: &mut [F], f: impl Fn(F, F) -> F) {
     match a {
         Some(a) => {
             for ((target, a), b) in target.iter_mut().zip(a).zip(b) {
@@ -136,14 +139,14 @@ fn half<F: Real>() -> F {
 }
 
 #[inline(always)]
-fn gelu_tanh<F: Real>(x: F) -> F {
+pub(super) fn gelu_tanh<F: Real>(x: F) -> F {
     let inside = F::from_f64(SQRT_2_OVER_PI) * (x + F::from_f64(CUBE) * x * x * x);
     half::<F>() * x * (F::ONE + inside.tanh())
 }
 
 /// With `t = tanh(u)`: `(1 + t)/2 + x/2 · (1 − t²) · u′`.
 #[inline(always)]
-fn gelu_tanh_slope<F: Real>(x: F) -> F {
+pub(super) fn gelu_tanh_slope<F: Real>(x: F) -> F {
     let square = x * x;
     let inside = F::from_f64(SQRT_2_OVER_PI) * (x + F::from_f64(CUBE) * square * x);
     let inside_slope = F::from_f64(SQRT_2_OVER_PI) * (F::ONE + F::from_f64(3.0 * CUBE) * square);
@@ -158,13 +161,13 @@ fn normal_distribution<F: Real>(x: F) -> F {
 }
 
 #[inline(always)]
-fn gelu<F: Real>(x: F) -> F {
+pub(super) fn gelu<F: Real>(x: F) -> F {
     x * normal_distribution(x)
 }
 
 /// `Φ(x) + x·φ(x)`, φ being the normal density.
 #[inline(always)]
-fn gelu_slope<F: Real>(x: F) -> F {
+pub(super) fn gelu_slope<F: Real>(x: F) -> F {
     let density = (-half::<F>() * x * x).exp() * F::from_f64(0.5 * SQRT_2_OVER_PI);
     normal_distribution(x) + x * density
 }
@@ -183,7 +186,7 @@ pub(super) fn silu_slope<F: Real>(x: F) -> F {
 }
 
 #[inline(always)]
-fn relu<F: Real>(x: F) -> F {
+pub(super) fn relu<F: Real>(x: F) -> F {
     x.larger(F::ZERO)
 }
 

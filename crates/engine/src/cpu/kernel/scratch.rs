@@ -16,19 +16,21 @@ struct Line([u64; 8]);
 pub(super) enum Owner {
     Gemm,
     Attention,
+    Rotary,
 }
 
 thread_local! {
-    static BLOCKS: [Cell<Vec<Line>>; 2] = const { [Cell::new(Vec::new()), Cell::new(Vec::new())] };
+    static BLOCKS: [Cell<Vec<Line>>; 3] = const { [const { Cell::new(Vec::new()) }; 3] };
 }
 
 impl Owner {
-    const ALL: [Self; 2] = [Self::Gemm, Self::Attention];
+    const ALL: [Self; 3] = [Self::Gemm, Self::Attention, Self::Rotary];
 
     fn largest_bytes(self) -> usize {
         match self {
             Self::Gemm => super::gemm::SCRATCH_BYTES,
             Self::Attention => super::attention::SCRATCH_BYTES,
+            Self::Rotary => super::rotary::SCRATCH_BYTES,
         }
     }
 }

@@ -9,6 +9,7 @@
 //!
 //! The task walks blocks of keys and, inside, blocks of queries of every head of its group:
 //! dK and dV of the block stay in scratch, dQ grows in its buffer in the order of the keys.
+//! Beyond the length of a sequence all three are zero.
 
 use crate::cpu::dropout::Dropout;
 use crate::cpu::kernel::columns::{Columns, ColumnsMut};
@@ -114,7 +115,7 @@ struct Tiles<'a, F> {
 impl<F: Real> Pass<'_, F> {
     fn key_head(&self, b: usize, kv: usize) {
         let shape = self.shape;
-        let dim = shape.head_dim;
+        let (dim, length) = (shape.head_dim, self.inputs.length(shape, b));
         let heads = kv * shape.group()..(kv + 1) * shape.group();
         for h in heads.clone() {
             // SAFETY: a query head belongs to one task.
@@ -133,17 +134,17 @@ impl<F: Real> Pass<'_, F> {
                 let (dq, rest) = rest.split_at_mut(BLOCK * dim);
                 let (dk, dv) = rest.split_at_mut(BLOCK * dim);
                 let mut tiles = Tiles { p, ds, dq, dk, dv };
-                for k0 in (0..shape.seq).step_by(BLOCK) {
+                for k0 in (0..length).step_by(BLOCK) {
                     tiles.dk.fill(F::ZERO);
                     tiles.dv.fill(F::ZERO);
                     // Blocks above the diagonal hold no visible key.
                     let first_query = if shape.causal { k0 } else { 0 };
                     for h in heads.clone() {
-                        for t0 in (first_query..shape.seq).step_by(BLOCK) {
-                            self.tile((b, h, kv), t0, k0, &mut tiles);
+                        for t0 in (first_query..length).step_by(BLOCK) {
+                            self.tile((b, h, kv), length, t0, k0, &mut tiles);
                         }
                     }
-                    for j in 0..BLOCK.min(shape.seq - k0) {
+                    for j in 0..BLOCK.min(length - k0) {
                         let row = b * shape.seq + k0 + j;
                         // SAFETY: each task has its own key/value head of its own sequence.
                         let (dk, dv) = unsafe {
@@ -158,6 +159,16 @@ impl<F: Real> Pass<'_, F> {
                 }
             },
         );
+        for row in b * shape.seq + length..(b + 1) * shape.seq {
+            // SAFETY: each task has its own key/value head, and its query heads, of its own
+            // sequence.
+            unsafe {
+                self.dk.part(row, kv * dim, dim).fill(F::ZERO);
+                self.dv.part(row, kv * dim, dim).fill(F::ZERO);
+                let width = heads.len() * dim;
+                self.dq.part(row, heads.start * dim, width).fill(F::ZERO);
+            }
+        }
     }
 
     fn fill_delta(&self, b: usize, h: usize, delta: &mut [F]) {
@@ -171,13 +182,14 @@ impl<F: Real> Pass<'_, F> {
     fn tile(
         &self,
         (b, h, kv): (usize, usize, usize),
+        length: usize,
         t0: usize,
         k0: usize,
         tiles: &mut Tiles<'_, F>,
     ) {
         let shape = self.shape;
         let (seq, dim) = (shape.seq, shape.head_dim);
-        let (rows, columns) = (BLOCK.min(seq - t0), BLOCK.min(seq - k0));
+        let (rows, columns) = (BLOCK.min(length - t0), BLOCK.min(length - k0));
         let q = self.inputs.q.matrix_at(b * seq + t0, h * dim);
         let k = self.inputs.k.matrix_at(b * seq + k0, kv * dim);
         let v = self.inputs.v.matrix_at(b * seq + k0, kv * dim);

@@ -13,7 +13,7 @@ use crate::cpu::simd::simd;
 use super::{BLOCK, Inputs, Matrix, Shape, TileMask};
 
 /// `o [rows, heads·head_dim]` and `lse [batch, heads, seq]`, the natural logarithm of
-/// `Σ_s e^{scale·q·k_s}` before dropout.
+/// `Σ_s e^{scale·q·k_s}` before dropout; zeroes for queries beyond the length of their sequence.
 ///
 /// # Panics
 /// Where a buffer does not fit the shape.
@@ -35,10 +35,16 @@ pub fn forward<F: Real>(
         let (head, t0) = (task / blocks, task % blocks * BLOCK);
         let (b, h) = (head / shape.heads, head % shape.heads);
         let rows = BLOCK.min(shape.seq - t0);
+        let length = inputs.length(shape, b);
+        let live = rows.min(length.saturating_sub(t0));
         let scratch_len = BLOCK * (BLOCK + shape.head_dim + 3);
         scratch::with(Owner::Attention, scratch_len, |block: &mut [F]| {
-            let mut state = State::new(block, rows, shape.head_dim);
-            let keys = if shape.causal { t0 + rows } else { shape.seq };
+            let mut state = State::new(block, live, length, shape.head_dim);
+            let keys = match (live, shape.causal) {
+                (0, _) => 0,
+                (_, true) => t0 + live,
+                (_, false) => length,
+            };
             for k0 in (0..keys).step_by(BLOCK) {
                 let mask = dropout.map(|dropout| TileMask {
                     dropout,
@@ -53,7 +59,12 @@ pub fn forward<F: Real>(
                 let place = (b * shape.seq + t0 + i) * width + h * shape.head_dim;
                 // SAFETY: as above.
                 let out = unsafe { o.part(place, shape.head_dim) };
-                *lse = state.finish(i, out);
+                *lse = if i < live {
+                    state.finish(i, out)
+                } else {
+                    out.fill(F::ZERO);
+                    F::ZERO
+                };
             }
         });
     });
@@ -62,6 +73,8 @@ pub fn forward<F: Real>(
 /// What a task keeps per query of its block.
 struct State<'a, F> {
     rows: usize,
+    /// Keys of the sequence.
+    length: usize,
     head_dim: usize,
     /// `[BLOCK, BLOCK]`: scores, then unnormalised probabilities.
     scores: &'a mut [F],
@@ -74,7 +87,7 @@ struct State<'a, F> {
 }
 
 impl<'a, F: Real> State<'a, F> {
-    fn new(block: &'a mut [F], rows: usize, head_dim: usize) -> Self {
+    fn new(block: &'a mut [F], rows: usize, length: usize, head_dim: usize) -> Self {
         let (scores, rest) = block.split_at_mut(BLOCK * BLOCK);
         let (output, rest) = rest.split_at_mut(BLOCK * head_dim);
         let (maxima, rest) = rest.split_at_mut(BLOCK);
@@ -84,6 +97,7 @@ impl<'a, F: Real> State<'a, F> {
         sums.fill(F::ZERO);
         Self {
             rows,
+            length,
             head_dim,
             scores,
             output,
@@ -103,7 +117,7 @@ impl<'a, F: Real> State<'a, F> {
         mask: Option<TileMask>,
     ) {
         let (rows, dim) = (self.rows, self.head_dim);
-        let columns = BLOCK.min(shape.seq - k0);
+        let columns = BLOCK.min(self.length - k0);
         let kv = h / shape.group() * dim;
         let q = inputs.q.matrix_at(b * shape.seq + t0, h * dim);
         let k = inputs.k.matrix_at(b * shape.seq + k0, kv).transposed();

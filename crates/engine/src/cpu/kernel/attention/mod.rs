@@ -61,15 +61,24 @@ impl Shape {
 }
 
 /// Queries `[rows, heads·head_dim]`, keys and values `[rows, kv_heads·head_dim]`, rows
-/// batch-major: blocks of one packed buffer or three buffers.
+/// batch-major: blocks of one packed buffer or three buffers. With `lengths [batch]` a sequence
+/// ends before `seq`: what lies beyond is nobody's key, and as a query gives zeroes and passes no
+/// gradient on.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'a, F> {
     pub q: Columns<'a, F>,
     pub k: Columns<'a, F>,
     pub v: Columns<'a, F>,
+    pub lengths: Option<&'a [i32]>,
 }
 
 impl<F> Inputs<'_, F> {
+    /// Positions of sequence `b` that count, whatever number the lengths hold.
+    fn length(&self, shape: &Shape, b: usize) -> usize {
+        let length = self.lengths.map(|lengths| lengths[b].max(0) as usize);
+        length.map_or(shape.seq, |length| length.min(shape.seq))
+    }
+
     fn check(&self, shape: &Shape) {
         assert!(
             shape.kv_heads > 0 && shape.heads.is_multiple_of(shape.kv_heads),
@@ -77,6 +86,9 @@ impl<F> Inputs<'_, F> {
             shape.heads,
             shape.kv_heads
         );
+        if let Some(lengths) = self.lengths {
+            assert_eq!(lengths.len(), shape.batch, "lengths");
+        }
         let kv_width = shape.kv_heads * shape.head_dim;
         for (name, columns, width) in [
             ("q", &self.q, shape.heads * shape.head_dim),

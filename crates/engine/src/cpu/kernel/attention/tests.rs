@@ -23,8 +23,34 @@ fn some_dropout(shape: &Shape) -> Dropout {
     Dropout::new(state, 2, 0.3)
 }
 
+/// What keeps a query from a key, besides their order.
+#[derive(Clone, Copy, Debug)]
+struct Mask<'a> {
+    dropout: Option<Dropout>,
+    lengths: Option<&'a [i32]>,
+}
+
+impl Mask<'static> {
+    const NONE: Self = Self {
+        dropout: None,
+        lengths: None,
+    };
+
+    /// None, dropout, lengths of two sequences, and both. Some end inside a tile, some outside of
+    /// what there is.
+    fn all(shape: &Shape) -> Vec<Self> {
+        let dropouts = [None, Some(some_dropout(shape))];
+        let lengths: [Option<&[i32]>; 4] = [None, Some(&[5, 1]), Some(&[99, 0]), Some(&[68, -3])];
+        let lengths = lengths.map(|lengths| lengths.map(|lengths| &lengths[..shape.batch]));
+        let pairs = dropouts
+            .into_iter()
+            .flat_map(|dropout| lengths.map(|lengths| Self { dropout, lengths }));
+        pairs.collect()
+    }
+}
+
 /// One packed buffer `[rows, (H + 2·KV)·Dh]` of queries, keys and values.
-fn packed<'a, F>(shape: &Shape, data: &'a [F]) -> Inputs<'a, F> {
+fn packed<'a, F>(shape: &Shape, data: &'a [F], lengths: Option<&'a [i32]>) -> Inputs<'a, F> {
     let (q, kv) = (
         shape.heads * shape.head_dim,
         shape.kv_heads * shape.head_dim,
@@ -39,6 +65,7 @@ fn packed<'a, F>(shape: &Shape, data: &'a [F]) -> Inputs<'a, F> {
         q: block(0, q),
         k: block(q, kv),
         v: block(q + kv, kv),
+        lengths,
     }
 }
 
@@ -46,8 +73,8 @@ fn packed_width(shape: &Shape) -> usize {
     (shape.heads + 2 * shape.kv_heads) * shape.head_dim
 }
 
-/// The definition, one query at a time.
-fn naive(shape: &Shape, data: &[f64], dropout: Option<Dropout>) -> (Vec<f64>, Vec<f64>) {
+/// The definition, one query at a time. Padding is the absence of its positions.
+fn naive(shape: &Shape, data: &[f64], mask: Mask<'_>) -> (Vec<f64>, Vec<f64>) {
     let &Shape {
         seq,
         heads,
@@ -59,11 +86,14 @@ fn naive(shape: &Shape, data: &[f64], dropout: Option<Dropout>) -> (Vec<f64>, Ve
     let mut o = vec![0.0; shape.rows() * heads * dim];
     let mut lse = vec![0.0; shape.rows() * heads];
     for b in 0..shape.batch {
+        let length = mask
+            .lengths
+            .map_or(seq, |l| l[b].clamp(0, seq as i32) as usize);
         for h in 0..heads {
             let kv = h / (heads / kv_heads);
-            for t in 0..seq {
+            for t in 0..length {
                 let at = |s: usize, column: usize| data[(b * seq + s) * width + column];
-                let keys = if shape.causal { t + 1 } else { seq };
+                let keys = if shape.causal { t + 1 } else { length };
                 let scores: Vec<f64> = (0..keys)
                     .map(|s| {
                         let dot: f64 = (0..dim)
@@ -75,7 +105,7 @@ fn naive(shape: &Shape, data: &[f64], dropout: Option<Dropout>) -> (Vec<f64>, Ve
                 let sum: f64 = scores.iter().map(|s| s.exp()).sum();
                 lse[(b * heads + h) * seq + t] = sum.ln();
                 for (s, score) in scores.iter().enumerate() {
-                    let kept = dropout.map_or(1.0, |dropout| {
+                    let kept = mask.dropout.map_or(1.0, |dropout| {
                         // Three sequences of the effective batch come before this micro batch.
                         let mut state = dropout;
                         state.row_offset = 0;
@@ -94,21 +124,18 @@ fn naive(shape: &Shape, data: &[f64], dropout: Option<Dropout>) -> (Vec<f64>, Ve
     (o, lse)
 }
 
-fn run_forward<F: Real>(shape: &Shape, data: &[F], dropout: Option<Dropout>) -> (Vec<F>, Vec<F>) {
-    let mut o = vec![F::ZERO; shape.rows() * shape.heads * shape.head_dim];
-    let mut lse = vec![F::ZERO; shape.rows() * shape.heads];
-    forward(shape, &packed(shape, data), dropout, &mut o, &mut lse);
+fn run_forward<F: Real>(shape: &Shape, data: &[F], mask: Mask<'_>) -> (Vec<F>, Vec<F>) {
+    let seven = F::from_f64(7.0);
+    let mut o = vec![seven; shape.rows() * shape.heads * shape.head_dim];
+    let mut lse = vec![seven; shape.rows() * shape.heads];
+    let inputs = packed(shape, data, mask.lengths);
+    forward(shape, &inputs, mask.dropout, &mut o, &mut lse);
     (o, lse)
 }
 
 /// The gradient of `Σ o ∘ weights` in the packed layout.
-fn run_backward<F: Real>(
-    shape: &Shape,
-    data: &[F],
-    weights: &[F],
-    dropout: Option<Dropout>,
-) -> Vec<F> {
-    let (o, lse) = run_forward(shape, data, dropout);
+fn run_backward<F: Real>(shape: &Shape, data: &[F], weights: &[F], mask: Mask<'_>) -> Vec<F> {
+    let (o, lse) = run_forward(shape, data, mask);
     let mut gradient = vec![F::from_f64(7.0); data.len()];
     let mut space = vec![F::ZERO; backward_workspace(shape)];
     let (q, kv) = (
@@ -117,9 +144,18 @@ fn run_backward<F: Real>(
     );
     let blocks = [(0, q), (q, kv), (q + kv, kv)];
     let [dq, dk, dv] = ColumnsMut::split(&mut gradient, q + 2 * kv, blocks);
-    let inputs = packed(shape, data);
+    let inputs = packed(shape, data, mask.lengths);
     backward(
-        shape, weights, &inputs, &o, &lse, dropout, &mut space, &dq, &dk, &dv,
+        shape,
+        weights,
+        &inputs,
+        &o,
+        &lse,
+        mask.dropout,
+        &mut space,
+        &dq,
+        &dk,
+        &dv,
     );
     gradient
 }
@@ -134,14 +170,14 @@ fn forward_is_the_definition() {
             shape(2, 130, [2, 2], 20, causal),
         ] {
             let data = random(shape.rows() * packed_width(&shape), 1);
-            for dropout in [None, Some(some_dropout(&shape))] {
-                let (o, lse) = naive(&shape, &data, dropout);
-                let (o64, lse64) = run_forward(&shape, &data, dropout);
-                let (o32, lse32) = run_forward(&shape, &single(&data), dropout);
+            for mask in Mask::all(&shape) {
+                let (o, lse) = naive(&shape, &data, mask);
+                let (o64, lse64) = run_forward(&shape, &data, mask);
+                let (o32, lse32) = run_forward(&shape, &single(&data), mask);
                 for i in 0..o.len() {
                     assert!(
                         (o64[i] - o[i]).abs() < 1e-12,
-                        "{shape:?} {i} {} {}",
+                        "{shape:?} {mask:?} {i} {} {}",
                         o64[i],
                         o[i]
                     );
@@ -166,10 +202,10 @@ fn gradients_are_finite_differences() {
         ] {
             let data = random(shape.rows() * packed_width(&shape), 1);
             let weights = random(shape.rows() * shape.heads * shape.head_dim, 2);
-            for dropout in [None, Some(some_dropout(&shape))] {
-                let ours = run_backward(&shape, &data, &weights, dropout);
+            for mask in Mask::all(&shape) {
+                let ours = run_backward(&shape, &data, &weights, mask);
                 let loss = |data: &[f64]| -> f64 {
-                    let (o, _) = run_forward(&shape, data, dropout);
+                    let (o, _) = run_forward(&shape, data, mask);
                     o.iter().zip(&weights).map(|(o, r)| o * r).sum()
                 };
                 assert_gradient("q, k, v", &data, &ours, loss);
@@ -181,15 +217,18 @@ fn gradients_are_finite_differences() {
 #[test]
 fn f32_gradients_are_close_and_threads_do_not_change_a_bit() {
     let shape = shape(2, 150, [4, 2], 24, true);
-    let dropout = Some(some_dropout(&shape));
+    let mask = Mask {
+        dropout: Some(some_dropout(&shape)),
+        lengths: Some(&[90, 150]),
+    };
     let data = random(shape.rows() * packed_width(&shape), 3);
     let weights = random(shape.rows() * shape.heads * shape.head_dim, 4);
-    let exact = run_backward(&shape, &data, &weights, dropout);
+    let exact = run_backward(&shape, &data, &weights, mask);
     let (data, weights) = (single(&data), single(&weights));
     let on = |threads| {
         with_threads(threads, || {
-            let (o, lse) = run_forward(&shape, &data, dropout);
-            (o, lse, run_backward(&shape, &data, &weights, dropout))
+            let (o, lse) = run_forward(&shape, &data, mask);
+            (o, lse, run_backward(&shape, &data, &weights, mask))
         })
     };
     let one = on(1);
@@ -206,6 +245,26 @@ fn large_scores_do_not_overflow() {
         ..shape(1, 80, [1, 1], 8, true)
     };
     let data = single(&random(shape.rows() * packed_width(&shape), 5));
-    let (o, lse) = run_forward(&shape, &data, None);
+    let (o, lse) = run_forward(&shape, &data, Mask::NONE);
     assert!(o.iter().chain(&lse).all(|x| x.is_finite()));
+}
+
+/// Padding may hold anything: not even a NaN gets out of it.
+#[test]
+fn what_lies_beyond_a_length_is_never_read() {
+    for causal in [false, true] {
+        let shape = shape(1, 140, [2, 1], 8, causal);
+        let mask = Mask {
+            lengths: Some(&[70]),
+            ..Mask::NONE
+        };
+        let mut data = random(shape.rows() * packed_width(&shape), 6);
+        let mut weights = random(shape.rows() * shape.heads * shape.head_dim, 7);
+        let (o, lse) = run_forward(&shape, &data, mask);
+        let gradient = run_backward(&shape, &data, &weights, mask);
+        data[70 * packed_width(&shape)..].fill(f64::NAN);
+        weights[70 * shape.heads * shape.head_dim..].fill(f64::INFINITY);
+        assert_eq!(run_forward(&shape, &data, mask), (o, lse));
+        assert_eq!(run_backward(&shape, &data, &weights, mask), gradient);
+    }
 }

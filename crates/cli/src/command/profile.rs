@@ -1,0 +1,306 @@
+//! `cinch profile`: real steps, their memory and time against the plan.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use cinch_config::Bytes;
+use cinch_engine::{Engine, EngineOptions};
+use cinch_fit::{Prediction, StepPlan};
+use cinch_graph::Target;
+use cinch_train::{Session, resident_bytes};
+use serde::Serialize;
+use serde_json::json;
+
+use super::{print, print_json};
+use crate::args::ProfileArguments;
+use crate::failure::usage;
+use crate::measure::{card, median, synthetic_batch};
+use crate::overhead::{self, Measured};
+use crate::table::{right, thousands};
+use crate::{device, table};
+
+/// How far a GPU's memory may be from the plan.
+const TOLERANCE: u64 = 16 << 20;
+
+/// A GPU's memory in use, as its driver counts it.
+#[derive(Clone, Debug, Serialize)]
+struct DeviceMemory {
+    after_context: u64,
+    after_arena: u64,
+    /// Kernels loaded, steps recorded, weights written.
+    prepared: u64,
+    after_step_2: u64,
+    after_last_step: u64,
+    /// What other programs hold, where an earlier run tells what the context alone takes.
+    others: u64,
+    /// What should be in use: arena, overhead and others.
+    expected: u64,
+    /// Whether the overhead that is expected was measured by an earlier run; else the reading
+    /// before the first step is what later ones are held against.
+    overhead_measured_before: bool,
+}
+
+impl DeviceMemory {
+    fn difference(&self) -> u64 {
+        [self.prepared, self.after_step_2, self.after_last_step]
+            .map(|used| used.abs_diff(self.expected))
+            .into_iter()
+            .fold(0, u64::max)
+    }
+
+    fn agrees(&self) -> bool {
+        self.difference() <= TOLERANCE
+    }
+}
+
+/// What was measured.
+struct Profile {
+    step_seconds: Vec<f64>,
+    device: Option<DeviceMemory>,
+    resident: Option<u64>,
+    prediction: Option<Prediction>,
+    /// Seconds by op of one step, where asked for.
+    traced: BTreeMap<&'static str, f64>,
+}
+
+pub fn run(arguments: &ProfileArguments) -> anyhow::Result<()> {
+    if arguments.steps < 2 {
+        return Err(usage(format!(
+            "--steps {} is too few to see whether memory moves\nhint: 10 is the default",
+            arguments.steps
+        )));
+    }
+    let target = device::train_target(arguments.device)?;
+    let settings = arguments.settings.settings()?;
+    let mut config = settings.resolve()?;
+    if target == Target::Cpu {
+        device::adapt_to_cpu(&mut config);
+    }
+    let plan = cinch_fit::plan(&config, overhead::machine(target))?;
+    let options = EngineOptions {
+        threads: arguments.threads,
+        tf32: arguments.tf32,
+        deterministic: false,
+    };
+    let mut session = Session::new(plan.clone(), options)?;
+    let profile = measure(&mut session, arguments)?;
+    let name = session.engine().describe();
+    if arguments.json {
+        print_json(&as_json(&plan, &name, &profile))?;
+    } else {
+        print(&describe(&plan, &name, &profile))?;
+    }
+    match &profile.device {
+        Some(memory) if !memory.agrees() => Err(anyhow::anyhow!(
+            "the GPU's memory differs from the plan by {} (at most {} is allowed)\n\
+             hint: end other programs that use the GPU, and run this again",
+            Bytes::new(memory.difference()),
+            Bytes::new(TOLERANCE)
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn measure(session: &mut Session, arguments: &ProfileArguments) -> anyhow::Result<Profile> {
+    let plan = session.plan().clone();
+    let config = &plan.config;
+    session.initialize(config.training.seed)?;
+    let known = overhead::known();
+    let measured = Measured::read(session.engine())?;
+    let (sequences, vocabulary) = (config.batch.effective_batch(), config.model.vocab_size());
+    let batch = synthetic_batch(sequences, config.batch.seq_len, vocabulary);
+    let mut step_seconds = Vec::new();
+    let mut used = Vec::new();
+    for step in 0..=arguments.steps as u64 {
+        let start = Instant::now();
+        session.train_step(&batch, step)?;
+        step_seconds.push(start.elapsed().as_secs_f64());
+        if let Some(executor) = session.engine().cuda() {
+            used.push(executor.used_bytes()?);
+        }
+    }
+    // The first step touches memory for the first time.
+    step_seconds.remove(0);
+    // Before the rates are measured, which takes memory.
+    let resident = resident_bytes();
+    let device = measured
+        .as_ref()
+        .and_then(|measured| device_memory(session.engine(), measured, known.as_ref(), &used));
+    if let Some(measured) = &measured {
+        overhead::keep(measured);
+    }
+    let mut traced = BTreeMap::new();
+    if arguments.trace {
+        session.train_step_traced(&batch, arguments.steps as u64 + 1, &mut |op, time| {
+            *traced.entry(op).or_insert(0.0) += time.as_secs_f64();
+        })?;
+    }
+    let prediction = card(session.engine(), None).map(|card| plan.predict(&card, arguments.tf32));
+    Ok(Profile {
+        step_seconds,
+        device,
+        resident,
+        prediction,
+        traced,
+    })
+}
+
+fn device_memory(
+    engine: &Engine,
+    measured: &Measured,
+    known: Option<&Measured>,
+    used: &[u64],
+) -> Option<DeviceMemory> {
+    let executor = engine.cuda()?;
+    let (after_context, arena) = (executor.context_bytes(), executor.arena_bytes());
+    let context = known.map_or(after_context, |known| known.context_bytes);
+    let others = after_context.saturating_sub(context);
+    let overhead = known.unwrap_or(measured).total_bytes();
+    Some(DeviceMemory {
+        after_context,
+        after_arena: executor.allocated_bytes(),
+        prepared: arena + measured.total_bytes(),
+        after_step_2: *used.get(1)?,
+        after_last_step: *used.last()?,
+        others,
+        expected: arena + overhead + others,
+        overhead_measured_before: known.is_some(),
+    })
+}
+
+fn as_json(plan: &StepPlan, device: &str, profile: &Profile) -> serde_json::Value {
+    let config = &plan.config;
+    let seconds = median(&profile.step_seconds);
+    json!({
+        "model": config.model.name(),
+        "size": config.model.size(),
+        "batch_size": config.batch.batch_size,
+        "accumulation": config.batch.accumulation,
+        "seq_len": config.batch.seq_len,
+        "precision": config.batch.precision.name(),
+        "device": device,
+        "planned": {
+            "arena_bytes": plan.arena_bytes(),
+            "peak_bytes": plan.plan.peak_bytes,
+            "overhead_bytes": plan.overhead_bytes(),
+        },
+        "device_memory": profile.device,
+        "device_memory_difference": profile.device.as_ref().map(DeviceMemory::difference),
+        "device_memory_agrees": profile.device.as_ref().map(DeviceMemory::agrees),
+        "resident_bytes": profile.resident,
+        "predicted_seconds": profile.prediction.as_ref().map(|p| p.seconds),
+        "measured_seconds": seconds,
+        "measured_seconds_all": profile.step_seconds,
+        "predicted_by_op": profile.prediction.as_ref().map(|p| &p.by_op),
+        "measured_by_op": profile.traced,
+    })
+}
+
+fn describe(plan: &StepPlan, device: &str, profile: &Profile) -> String {
+    let config = &plan.config;
+    let mut text = format!(
+        "{} {}: batch {} × {}, {} tokens, {}, {device}\n",
+        config.model.name(),
+        config.model.size().unwrap_or("custom"),
+        config.batch.batch_size,
+        config.batch.accumulation,
+        config.batch.seq_len,
+        config.batch.precision.name(),
+    );
+    let mut memory = table::new(&["memory", "size", "bytes"]);
+    let mut row = |name: &str, bytes: u64| {
+        memory.add_row([
+            name.into(),
+            right(Bytes::new(bytes)),
+            right(thousands(bytes)),
+        ]);
+    };
+    row("planned peak", plan.plan.peak_bytes);
+    row("planned arena", plan.arena_bytes());
+    row("planned overhead", plan.overhead_bytes());
+    if let Some(device) = &profile.device {
+        row("GPU after the context", device.after_context);
+        row("GPU after the arena", device.after_arena);
+        row("GPU before the first step", device.prepared);
+        row("GPU after step 2", device.after_step_2);
+        row("GPU after the last step", device.after_last_step);
+        if device.others > 0 {
+            row("of other programs", device.others);
+        }
+        row("GPU expected", device.expected);
+    } else if let Some(resident) = profile.resident {
+        row("resident", resident);
+        row(
+            "resident beyond the arena",
+            resident.saturating_sub(plan.arena_bytes()),
+        );
+    }
+    text += &memory.to_string();
+    text.push('\n');
+    if let Some(device) = &profile.device {
+        text += &verdict(plan, device);
+    }
+    text += &predicted_and_measured(profile.prediction.as_ref(), median(&profile.step_seconds));
+    if !profile.traced.is_empty() {
+        text += &by_op(profile);
+    }
+    text
+}
+
+fn verdict(plan: &StepPlan, device: &DeviceMemory) -> String {
+    let mut text = format!(
+        "memory {} the plan: {} apart; between step 2 and the last it {}\n",
+        if device.agrees() {
+            "agrees with"
+        } else {
+            "differs from"
+        },
+        Bytes::new(device.difference()),
+        match device.after_last_step.abs_diff(device.after_step_2) {
+            0 => "did not move".to_owned(),
+            moved => format!("moved by {}", Bytes::new(moved)),
+        }
+    );
+    if !device.overhead_measured_before {
+        text += &format!(
+            "note: the plan held a built-in overhead of {}; this card's, {}, is kept for later \
+             plans\n",
+            Bytes::new(plan.overhead_bytes()),
+            Bytes::new(device.expected.saturating_sub(plan.arena_bytes()))
+        );
+    }
+    text
+}
+
+/// `predicted 12.3 ms, measured 12.0 ms (+2.5 %)`
+pub fn predicted_and_measured(prediction: Option<&Prediction>, seconds: f64) -> String {
+    let measured = seconds * 1e3;
+    match prediction {
+        Some(prediction) => format!(
+            "step: predicted {:.2} ms, measured {measured:.2} ms ({:+.1} %)\n",
+            prediction.seconds * 1e3,
+            100.0 * (prediction.seconds / seconds - 1.0)
+        ),
+        None => format!("step: measured {measured:.2} ms; this card's rates are not known\n"),
+    }
+}
+
+/// Time by op, longest first. Op by op, short kernels take longer than in a recorded step.
+fn by_op(profile: &Profile) -> String {
+    let predicted = profile
+        .prediction
+        .as_ref()
+        .map(|prediction| &prediction.by_op);
+    let mut rows: Vec<_> = profile.traced.iter().collect();
+    rows.sort_by(|a, b| b.1.total_cmp(a.1));
+    let mut table = table::new(&["op", "predicted ms", "measured ms"]);
+    for (op, seconds) in rows {
+        let predicted = predicted.and_then(|by_op| by_op.get(op));
+        table.add_row([
+            (*op).into(),
+            right(predicted.map_or_else(String::new, |s| format!("{:.3}", s * 1e3))),
+            right(format!("{:.3}", seconds * 1e3)),
+        ]);
+    }
+    format!("{table}\n")
+}

@@ -1,0 +1,157 @@
+//! What a GPU loses besides the arena, as measured on this machine: the context, loaded modules,
+//! library handles and recorded steps. Kept in the cache folder, so that later plans for the
+//! same card and driver hold the measured figure instead of the built-in one.
+
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use cinch_engine::{Engine, cuda};
+use cinch_fit::Machine;
+use cinch_graph::Target;
+use serde::{Deserialize, Serialize};
+
+/// One card's overhead.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Measured {
+    pub card: String,
+    /// CUDA version of the driver.
+    pub driver_version: i32,
+    /// In use right after the context was created. What other programs hold is part of the
+    /// reading, so the smallest one ever seen is kept.
+    pub context_bytes: u64,
+    /// What came on top of context and arena until the first step could run; the newest reading.
+    pub prepared_bytes: u64,
+    /// Seconds since 1970.
+    pub measured_at: u64,
+}
+
+impl Measured {
+    /// What a session on a GPU has taken so far; none on the CPU.
+    pub fn read(engine: &Engine) -> anyhow::Result<Option<Self>> {
+        let Some(executor) = engine.cuda() else {
+            return Ok(None);
+        };
+        let context_bytes = executor.context_bytes();
+        let outside = executor
+            .used_bytes()?
+            .saturating_sub(executor.arena_bytes());
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        Ok(Some(Self {
+            card: executor.info().name.clone(),
+            driver_version: executor.info().driver_version,
+            context_bytes,
+            prepared_bytes: outside.saturating_sub(context_bytes),
+            measured_at: since.map_or(0, |since| since.as_secs()),
+        }))
+    }
+
+    pub fn total_bytes(&self) -> u64 {
+        self.context_bytes.saturating_add(self.prepared_bytes)
+    }
+
+    fn is_of(&self, card: &str, driver_version: i32) -> bool {
+        self.card == card && self.driver_version == driver_version
+    }
+}
+
+/// What a plan for this target holds on this machine.
+pub fn machine(target: Target) -> Machine {
+    let measured = match target {
+        Target::Cpu => None,
+        Target::Cuda => known(),
+    };
+    measured.map_or_else(
+        || Machine::from(target),
+        |measured| Machine {
+            target,
+            overhead_bytes: measured.total_bytes(),
+        },
+    )
+}
+
+/// The figure of this machine's card, where one was kept.
+pub fn known() -> Option<Measured> {
+    let card = cuda::card()?;
+    let list = list(&path()?);
+    list.into_iter()
+        .find(|one| one.is_of(&card.name, card.driver_version))
+}
+
+/// Keeps a reading. Where the cache cannot be written, later plans go on with the built-in figure.
+pub fn keep(measured: &Measured) {
+    if let Some(path) = path() {
+        let _ = store(&path, measured);
+    }
+}
+
+fn path() -> Option<PathBuf> {
+    Some(cuda::compile::cache_folder()?.join("overhead.json"))
+}
+
+/// A file that is not there or not readable holds nothing.
+fn list(path: &Path) -> Vec<Measured> {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    serde_json::from_str(&text).unwrap_or_default()
+}
+
+fn store(path: &Path, measured: &Measured) -> anyhow::Result<()> {
+    let (same, mut all): (Vec<_>, Vec<_>) = list(path)
+        .into_iter()
+        .partition(|one| one.is_of(&measured.card, measured.driver_version));
+    let seen = same.iter().map(|one| one.context_bytes);
+    all.push(Measured {
+        context_bytes: seen.fold(measured.context_bytes, u64::min),
+        ..measured.clone()
+    });
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    // Another process may read meanwhile: it sees the old file or the new one.
+    let partial = path.with_extension(format!("{}.partial", std::process::id()));
+    std::fs::write(&partial, serde_json::to_string_pretty(&all)?)?;
+    Ok(std::fs::rename(&partial, path)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reading(card: &str, context_bytes: u64, prepared_bytes: u64) -> Measured {
+        Measured {
+            card: card.to_owned(),
+            driver_version: 13000,
+            context_bytes,
+            prepared_bytes,
+            measured_at: 1,
+        }
+    }
+
+    #[test]
+    fn the_smallest_context_and_the_newest_rest_are_kept_by_card() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("deep/overhead.json");
+        store(&path, &reading("A", 600, 50)).unwrap();
+        store(&path, &reading("B", 300, 20)).unwrap();
+        // Another program was there too.
+        store(&path, &reading("A", 9000, 55)).unwrap();
+        let mut kept = list(&path);
+        kept.sort_by_key(|one| one.card.clone());
+        assert_eq!(kept, [reading("A", 600, 55), reading("B", 300, 20)]);
+        let newer = Measured {
+            driver_version: 14000,
+            ..reading("A", 700, 60)
+        };
+        store(&path, &newer).unwrap();
+        assert_eq!(list(&path).len(), 3);
+    }
+
+    #[test]
+    fn a_damaged_file_holds_nothing_and_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("overhead.json");
+        std::fs::write(&path, "[{").unwrap();
+        assert_eq!(list(&path), []);
+        store(&path, &reading("A", 1, 2)).unwrap();
+        assert_eq!(list(&path), [reading("A", 1, 2)]);
+    }
+}

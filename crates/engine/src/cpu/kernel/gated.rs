@@ -1,0 +1,257 @@
+//! The gated activation f(gate)·up and its gradient.
+
+use crate::cpu::parallel::{Shared, for_each};
+use crate::cpu::real::Real;
+use crate::cpu::simd::simd;
+
+use super::activation::{
+    Kind, TASK, check_len, for_each_task, gelu, gelu_slope, gelu_tanh, gelu_tanh_slope, map_with,
+    relu, silu, silu_slope,
+};
+
+/// `y = f(gate)·up`. One of the two may be absent: it is then what `y` holds.
+///
+/// # Panics
+/// Where lengths differ or both are absent.
+pub fn forward<F: Real>(kind: Kind, gate: Option<&[F]>, up: Option<&[F]>, y: &mut [F]) {
+    assert!(gate.is_some() || up.is_some(), "y holds one of the two");
+    check_len("gate", gate, y);
+    check_len("up", up, y);
+    for_each_task(y, |start, y| {
+        let part = start..start + y.len();
+        forward_block(
+            kind,
+            gate.map(|gate| &gate[part.clone()]),
+            up.map(|up| &up[part.clone()]),
+            y,
+        );
+    });
+}
+
+/// `dgate = dy·up·f′(gate)` and `dup = dy·f(gate)`. What is absent is in the gradients' memory:
+/// gate in `dgate`, up in `dup`, dy in the one of those two that holds nothing else, `dgate`
+/// first.
+///
+/// # Panics
+/// Where lengths differ or all three are absent.
+pub fn backward<F: Real>(
+    kind: Kind,
+    dy: Option<&[F]>,
+    gate: Option<&[F]>,
+    up: Option<&[F]>,
+    dgate: &mut [F],
+    dup: &mut [F],
+) {
+    assert!(
+        dy.is_some() || gate.is_some() || up.is_some(),
+        "two gradients hold at most two of three"
+    );
+    for (name, given) in [("dy", dy), ("gate", gate), ("up", up)] {
+        check_len(name, given, dgate);
+    }
+    assert_eq!(dup.len(), dgate.len(), "dup");
+    let (dgate, dup) = (Shared::new(dgate), Shared::new(dup));
+    for_each(dgate.len().div_ceil(TASK), |task| {
+        let (start, len) = (task * TASK, TASK.min(dgate.len() - task * TASK));
+        // SAFETY: each task takes its own block.
+        let (dgate, dup) = unsafe { (dgate.part(start, len), dup.part(start, len)) };
+        let [dy, gate, up] = [dy, gate, up].map(|x| x.map(|x| &x[start..start + len]));
+        backward_block(kind, dy, gate, up, dgate, dup);
+    });
+}
+
+simd! {
+    fn forward_block<F: Real>(kind: Kind, gate: Option<&[F]>, up: Option<&[F]>, y: &mut [F]) {
+        match kind {
+            Kind::GeluTanh => multiply(gate, up, y, gelu_tanh),
+            Kind::Gelu => multiply(gate, up, y, gelu),
+            Kind::Silu => multiply(gate, up, y, silu),
+            Kind::Relu => multiply(gate, up, y, relu),
+        }
+    }
+}
+
+#[inline(always)]
+fn multiply<F: Real>(gate: Option<&[F]>, up: Option<&[F]>, y: &mut [F], f: impl Fn(F) -> F) {
+    match (gate, up) {
+        (gate, Some(up)) => map_with(gate, up, y, |gate, up| f(gate) * up),
+        (Some(gate), None) => map_with(None, gate, y, |up, gate| f(gate) * up),
+        (None, None) => {}
+    }
+}
+
+simd! {
+    fn backward_block<F: Real>(
+        kind: Kind,
+        dy: Option<&[F]>,
+        gate: Option<&[F]>,
+        up: Option<&[F]>,
+        dgate: &mut [F],
+        dup: &mut [F],
+    ) {
+        match kind {
+            Kind::GeluTanh => slopes(dy, gate, up, dgate, dup, gelu_tanh, gelu_tanh_slope),
+            Kind::Gelu => slopes(dy, gate, up, dgate, dup, gelu, gelu_slope),
+            Kind::Silu => slopes(dy, gate, up, dgate, dup, silu, silu_slope),
+            Kind::Relu => slopes(dy, gate, up, dgate, dup, relu, |x| {
+                if x > F::ZERO { F::ONE } else { F::ZERO }
+            }),
+        }
+    }
+}
+
+/// Elements that are copied to where no gradient is written, so that one loop serves wherever
+/// the three inputs are.
+const PIECE: usize = 128;
+
+#[inline(always)]
+fn slopes<F: Real>(
+    dy: Option<&[F]>,
+    gate: Option<&[F]>,
+    up: Option<&[F]>,
+    dgate: &mut [F],
+    dup: &mut [F],
+    f: impl Fn(F) -> F,
+    slope: impl Fn(F) -> F,
+) {
+    let mut pieces = [[F::ZERO; PIECE]; 3];
+    let starts = (0..dgate.len()).step_by(PIECE);
+    for (start, (dgate, dup)) in starts.zip(dgate.chunks_mut(PIECE).zip(dup.chunks_mut(PIECE))) {
+        let len = dgate.len();
+        let [dy, gate, up] = [dy, gate, up].map(|x| x.map(|x| &x[start..start + len]));
+        let [d, g, u] = &mut pieces;
+        let free = if gate.is_some() { &*dgate } else { &*dup };
+        d[..len].copy_from_slice(dy.unwrap_or(free));
+        g[..len].copy_from_slice(gate.unwrap_or(dgate));
+        u[..len].copy_from_slice(up.unwrap_or(dup));
+        for i in 0..len {
+            dgate[i] = d[i] * u[i] * slope(g[i]);
+            dup[i] = d[i] * f(g[i]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::kernel::check::*;
+
+    const KINDS: [Kind; 4] = [Kind::GeluTanh, Kind::Gelu, Kind::Silu, Kind::Relu];
+
+    fn gates(len: usize) -> Vec<f64> {
+        random(len, 1).iter().map(|v| v * 6.0).collect()
+    }
+
+    /// The definitions, as the activations' own tests have them.
+    fn reference(kind: Kind, x: f64) -> f64 {
+        match kind {
+            Kind::GeluTanh => {
+                let k = (2.0 / std::f64::consts::PI).sqrt();
+                0.5 * x * (1.0 + (k * (x + 0.044715 * x.powi(3))).tanh())
+            }
+            Kind::Gelu => 0.5 * x * (1.0 + Real::erf(x / std::f64::consts::SQRT_2)),
+            Kind::Silu => x / (1.0 + (-x).exp()),
+            Kind::Relu => x.max(0.0),
+        }
+    }
+
+    #[test]
+    fn forward_is_the_definition_in_place_or_not() {
+        let (gate, up) = (gates(1037), random(1037, 2));
+        for kind in KINDS {
+            let products = gate.iter().zip(&up);
+            let expected: Vec<f64> = products.map(|(g, u)| reference(kind, *g) * u).collect();
+            let mut y = vec![7.0; gate.len()];
+            forward(kind, Some(&gate), Some(&up), &mut y);
+            assert_close("y", &y, &expected, 1e-12);
+            let mut over_gate = gate.clone();
+            forward(kind, None, Some(&up), &mut over_gate);
+            assert_eq!(over_gate, y);
+            let mut over_up = up.clone();
+            forward(kind, Some(&gate), None, &mut over_up);
+            assert_eq!(over_up, y);
+            let mut y = single(&gate);
+            forward(kind, None, Some(&single(&up)), &mut y);
+            assert_single_close("y in f32", &y, &expected, 1e-6);
+        }
+    }
+
+    #[test]
+    fn gradients_are_finite_differences() {
+        let (gate, up, dy) = (gates(237), random(237, 2), random(237, 3));
+        for kind in KINDS {
+            let (mut dgate, mut dup) = (vec![7.0; 237], vec![7.0; 237]);
+            backward(
+                kind,
+                Some(&dy),
+                Some(&gate),
+                Some(&up),
+                &mut dgate,
+                &mut dup,
+            );
+            let loss = |gate: &[f64], up: &[f64]| {
+                let mut y = vec![0.0; gate.len()];
+                forward(kind, Some(gate), Some(up), &mut y);
+                inner_product(&y, &dy)
+            };
+            assert_gradient("gate", &gate, &dgate, |gate| loss(gate, &up));
+            assert_gradient("up", &up, &dup, |up| loss(&gate, up));
+            let (mut dgate32, mut dup32) = (single(&gate), single(&up));
+            backward(
+                kind,
+                Some(&single(&dy)),
+                None,
+                None,
+                &mut dgate32,
+                &mut dup32,
+            );
+            assert_single_close("dgate in f32", &dgate32, &dgate, 2e-6);
+            assert_single_close("dup in f32", &dup32, &dup, 2e-6);
+        }
+    }
+
+    /// Each way in which a plan may put the gradients over the inputs.
+    #[test]
+    fn gradients_are_the_same_over_any_input() {
+        let (gate, up, dy) = (gates(300), random(300, 2), random(300, 3));
+        let nothing = vec![7.0; 300];
+        let run = |held: [&[f64]; 2], absent: [bool; 3]| {
+            let (mut dgate, mut dup) = (held[0].to_vec(), held[1].to_vec());
+            let given = |x, absent: bool| (!absent).then_some(x);
+            let [no_dy, no_gate, no_up] = absent;
+            let (dy, gate, up) = (
+                given(&dy[..], no_dy),
+                given(&gate, no_gate),
+                given(&up, no_up),
+            );
+            backward(Kind::Silu, dy, gate, up, &mut dgate, &mut dup);
+            (dgate, dup)
+        };
+        let expected = run([&nothing, &nothing], [false, false, false]);
+        for (held, absent) in [
+            ([&gate, &up], [false, true, true]),
+            ([&gate, &nothing], [false, true, false]),
+            ([&nothing, &up], [false, false, true]),
+            ([&dy, &nothing], [true, false, false]),
+            ([&dy, &up], [true, false, true]),
+            ([&gate, &dy], [true, true, false]),
+        ] {
+            assert_eq!(run(held.map(|x| &x[..]), absent), expected, "{absent:?}");
+        }
+    }
+
+    #[test]
+    fn threads_do_not_change_a_bit() {
+        let len = 3 * TASK + 5;
+        let (gate, up) = (single(&gates(len)), single(&random(len, 2)));
+        let run = |threads| {
+            with_threads(threads, || {
+                let (mut y, mut dgate, mut dup) = (up.clone(), gate.clone(), up.clone());
+                forward(Kind::Silu, Some(&gate), None, &mut y);
+                backward(Kind::GeluTanh, Some(&y), None, None, &mut dgate, &mut dup);
+                (y, dgate, dup)
+            })
+        };
+        assert_eq!(run(1), run(2));
+    }
+}

@@ -1,0 +1,99 @@
+//! What a node becomes on a GPU: launches, matrix products, fills and copies, with every address
+//! as an offset into the arena. Pure data, so that lowering is tested without a card.
+
+use cinch_graph::DType;
+
+/// A function of one of the sources in `kernels/`, compiled for the graph's element type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Kernel {
+    /// The source's name without its ending.
+    pub file: &'static str,
+    pub function: &'static str,
+}
+
+/// One argument of a kernel, in the order of its parameters.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Argument {
+    /// An offset in the arena; the kernel sees a pointer.
+    Address(u64),
+    /// A null pointer, for something optional that is absent.
+    Null,
+    I32(i32),
+    U32(u32),
+    U64(u64),
+    F32(f32),
+}
+
+/// Grid, block and dynamic shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub shared_bytes: u32,
+}
+
+impl Shape {
+    /// A one-dimensional launch without dynamic shared memory.
+    pub fn linear(blocks: usize, threads: u32) -> Self {
+        Self {
+            grid: [blocks.max(1) as u32, 1, 1],
+            block: [threads, 1, 1],
+            shared_bytes: 0,
+        }
+    }
+}
+
+/// A row-major matrix in the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MatrixAt {
+    pub address: u64,
+    /// Elements from one row to the next.
+    pub row_stride: usize,
+    pub dtype: DType,
+    /// Whether the product reads it transposed.
+    pub transposed: bool,
+}
+
+/// `C[m,n] (+)= A[m,k]·B[k,n] (+ bias[n])`, accumulated in single precision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Product {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub a: MatrixAt,
+    pub b: MatrixAt,
+    pub c: MatrixAt,
+    pub accumulate: bool,
+    /// In C's type.
+    pub bias: Option<u64>,
+    /// Scratch memory of the library.
+    pub workspace: u64,
+    pub workspace_bytes: u64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Command {
+    Launch {
+        kernel: Kernel,
+        shape: Shape,
+        arguments: Vec<Argument>,
+    },
+    /// As `Launch`; the kernel's first argument is a structure of 32-bit words, passed by value.
+    LaunchTable {
+        kernel: Kernel,
+        shape: Shape,
+        table: Box<[u32]>,
+        arguments: Vec<Argument>,
+    },
+    Product(Product),
+    /// Zeroes.
+    Clear {
+        address: u64,
+        bytes: u64,
+    },
+    Copy {
+        from: u64,
+        to: u64,
+        bytes: u64,
+    },
+}

@@ -1,0 +1,155 @@
+//! Kernels from source, by NVRTC, for the card at hand; kept on disk, keyed by source, options
+//! and version.
+
+use std::ffi::{CString, c_char};
+use std::path::PathBuf;
+
+use cinch_graph::DType;
+use cudarc::nvrtc::{result, sys};
+use sha2::{Digest, Sha256};
+
+use crate::error::EngineError;
+
+const COMMON: &str = include_str!("kernels/common.cuh");
+
+/// Every source, by the name that commands use.
+pub const SOURCES: [(&str, &str); 11] = [
+    ("activation", include_str!("kernels/activation.cu")),
+    ("attention", include_str!("kernels/attention.cu")),
+    ("attention_any", include_str!("kernels/attention_any.cu")),
+    ("column_sum", include_str!("kernels/column_sum.cu")),
+    ("convolution", include_str!("kernels/convolution.cu")),
+    ("cross_entropy", include_str!("kernels/cross_entropy.cu")),
+    ("embedding", include_str!("kernels/embedding.cu")),
+    ("norm", include_str!("kernels/norm.cu")),
+    ("optimizer", include_str!("kernels/optimizer.cu")),
+    ("rotary", include_str!("kernels/rotary.cu")),
+    ("scan", include_str!("kernels/scan.cu")),
+];
+
+/// Whether kernels can be compiled here.
+pub fn is_available() -> bool {
+    // SAFETY: only looks for the library.
+    unsafe { sys::is_culib_present() }
+}
+
+/// The machine code of a source, from the cache or compiled.
+pub fn cubin(file: &'static str, dtype: DType, architecture: &str) -> Result<Vec<u8>, EngineError> {
+    let source = SOURCES.iter().find(|(name, _)| *name == file);
+    let source = source.map_or("", |(_, source)| source);
+    let source = source.replace("#include \"common.cuh\"", COMMON);
+    let options = options(dtype, architecture);
+    if !is_available() {
+        return Err(EngineError::NoLibrary {
+            library: "NVRTC (libnvrtc)",
+            purpose: "compile its kernels for this card",
+            package: "nvidia-cuda-nvrtc",
+        });
+    }
+    let path = cache_folder().map(|folder| folder.join("kernels").join(key(&source, &options)));
+    if let Some(cached) = path.as_ref().and_then(|path| std::fs::read(path).ok()) {
+        return Ok(cached);
+    }
+    let cubin = compile(file, &source, &options, architecture)?;
+    if let Some(path) = path {
+        keep(&path, &cubin);
+    }
+    Ok(cubin)
+}
+
+fn options(dtype: DType, architecture: &str) -> Vec<String> {
+    let real = match dtype {
+        DType::Bf16 => "REAL_BF16",
+        DType::F16 => "REAL_F16",
+        _ => "REAL_F32",
+    };
+    vec![
+        format!("--gpu-architecture={architecture}"),
+        format!("-D{real}"),
+        "--std=c++17".to_owned(),
+    ]
+}
+
+/// Where what was found out about a card is kept: `$CINCH_CACHE`, or the user's cache folder.
+pub fn cache_folder() -> Option<PathBuf> {
+    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    variable("CINCH_CACHE")
+        .map(PathBuf::from)
+        .or_else(|| variable("XDG_CACHE_HOME").map(|path| PathBuf::from(path).join("cinch")))
+        .or_else(|| variable("HOME").map(|path| PathBuf::from(path).join(".cache/cinch")))
+}
+
+fn key(source: &str, options: &[String]) -> String {
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: both pointers are to live integers. A failure leaves zeros, which is a key as well.
+    let _ = unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) };
+    let mut hash = Sha256::new();
+    hash.update(source);
+    hash.update(options.join("\n"));
+    hash.update(format!("{major}.{minor}"));
+    let digest = hash.finalize();
+    let name: String = digest[..16]
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    name + ".cubin"
+}
+
+/// Writes to the cache; one that cannot be written only costs time.
+fn keep(path: &std::path::Path, cubin: &[u8]) {
+    let Some(folder) = path.parent() else { return };
+    if std::fs::create_dir_all(folder).is_err() {
+        return;
+    }
+    if let Ok(mut file) = tempfile::NamedTempFile::new_in(folder)
+        && std::io::Write::write_all(&mut file, cubin).is_ok()
+    {
+        // A failed rename leaves the cache without this entry, nothing else.
+        let _ = file.persist(path);
+    }
+}
+
+fn compile(
+    file: &'static str,
+    source: &str,
+    options: &[String],
+    architecture: &str,
+) -> Result<Vec<u8>, EngineError> {
+    let fail = |log: String| EngineError::Compile {
+        file,
+        architecture: architecture.to_owned(),
+        log,
+    };
+    let text = CString::new(source).map_err(|error| fail(error.to_string()))?;
+    let name = CString::new(format!("{file}.cu")).map_err(|error| fail(error.to_string()))?;
+    let program =
+        result::create_program(&text, Some(&name)).map_err(|error| fail(format!("{error:?}")))?;
+    // SAFETY: the program was just created and is destroyed at the end.
+    let compiled = unsafe { result::compile_program(program, options) };
+    let outcome = match compiled {
+        Ok(()) => read_cubin(program).map_err(|error| fail(format!("{error:?}"))),
+        Err(_) => Err(fail(read_log(program))),
+    };
+    // SAFETY: created above, destroyed once. A leak is the worst that can come of a failure.
+    let _ = unsafe { result::destroy_program(program) };
+    outcome
+}
+
+fn read_cubin(program: sys::nvrtcProgram) -> Result<Vec<u8>, result::NvrtcError> {
+    let mut size = 0;
+    // SAFETY: the program is compiled and `size` is live.
+    unsafe { sys::nvrtcGetCUBINSize(program, &raw mut size) }.result()?;
+    let mut cubin = vec![0_u8; size];
+    // SAFETY: the buffer has the size that was asked for.
+    unsafe { sys::nvrtcGetCUBIN(program, cubin.as_mut_ptr().cast::<c_char>()) }.result()?;
+    Ok(cubin)
+}
+
+fn read_log(program: sys::nvrtcProgram) -> String {
+    // SAFETY: the program is live.
+    let log = unsafe { result::get_program_log(program) }.unwrap_or_default();
+    let bytes: Vec<u8> = log.iter().map(|&c| c.cast_unsigned()).collect();
+    String::from_utf8_lossy(&bytes)
+        .trim_end_matches('\0')
+        .to_owned()
+}

@@ -1,0 +1,307 @@
+//! The driver: context, memory, streams, modules, graphs. Thin and owned, so that everything is
+//! given back in the right order.
+
+use std::ffi::{CString, c_void};
+use std::sync::Arc;
+
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys;
+
+use crate::error::EngineError;
+
+/// Whether a CUDA driver with at least one device is on this machine.
+pub fn is_available() -> bool {
+    // SAFETY: only looks for the library.
+    let present = unsafe { sys::is_culib_present() };
+    present && result::init().is_ok() && result::device::get_count().is_ok_and(|count| count > 0)
+}
+
+/// What the driver says of the first card, where there is one; opens no context.
+pub fn card() -> Option<DeviceInfo> {
+    if !is_available() {
+        return None;
+    }
+    read_info(result::device::get(0).ok()?).ok()
+}
+
+/// Free and total bytes of the first card.
+pub fn memory() -> Result<(u64, u64), EngineError> {
+    Context::new(0)?.memory()
+}
+
+pub(crate) fn failed(action: impl Into<String>) -> impl FnOnce(DriverError) -> EngineError {
+    let action = action.into();
+    move |error| EngineError::Cuda {
+        action,
+        problem: describe(&error),
+    }
+}
+
+fn describe(error: &DriverError) -> String {
+    let name = error.error_name().map(|text| text.to_string_lossy());
+    let text = error.error_string().map(|text| text.to_string_lossy());
+    match (name, text) {
+        (Ok(name), Ok(text)) => format!("{name}, {text}"),
+        _ => format!("{error:?}"),
+    }
+}
+
+/// What the driver says of a card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    pub name: String,
+    pub major: i32,
+    pub minor: i32,
+    pub multiprocessors: i32,
+    pub total_bytes: u64,
+    /// The CUDA version of the driver, as 1000 × major + 10 × minor.
+    pub driver_version: i32,
+}
+
+impl DeviceInfo {
+    /// The architecture that kernels are compiled for.
+    pub fn architecture(&self) -> String {
+        format!("sm_{}{}", self.major, self.minor)
+    }
+}
+
+/// A card with its primary context.
+pub(crate) struct Context {
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    pub info: DeviceInfo,
+}
+
+// SAFETY: a context may be made current on any thread; every use goes through `bind`.
+unsafe impl Send for Context {}
+// SAFETY: as above; the driver serialises access to a context.
+unsafe impl Sync for Context {}
+
+impl Context {
+    pub fn new(ordinal: usize) -> Result<Arc<Self>, EngineError> {
+        if !is_available() {
+            return Err(EngineError::NoDriver);
+        }
+        let count = result::device::get_count().map_err(failed("count the GPUs"))?;
+        let device = result::device::get(ordinal as i32).map_err(|_| EngineError::NoDevice {
+            ordinal,
+            count: count as usize,
+        })?;
+        let info = read_info(device).map_err(failed("read the GPU's properties"))?;
+        if info.major < 8 {
+            let DeviceInfo {
+                name, major, minor, ..
+            } = info;
+            return Err(EngineError::OldDevice { name, major, minor });
+        }
+        // SAFETY: the device comes from the driver.
+        let context = unsafe { result::primary_ctx::retain(device) };
+        let context = context.map_err(failed("create a context"))?;
+        let context = Arc::new(Self {
+            device,
+            context,
+            info,
+        });
+        context.bind()?;
+        Ok(context)
+    }
+
+    /// Makes the context current on this thread.
+    pub fn bind(&self) -> Result<(), EngineError> {
+        // SAFETY: the context lives as long as `self`.
+        unsafe { result::ctx::set_current(self.context) }.map_err(failed("enter the context"))
+    }
+
+    /// Free and total bytes of the card.
+    pub fn memory(&self) -> Result<(u64, u64), EngineError> {
+        let (free, total) = result::mem_get_info().map_err(failed("read the free memory"))?;
+        Ok((free as u64, total as u64))
+    }
+}
+
+fn read_info(device: sys::CUdevice) -> Result<DeviceInfo, DriverError> {
+    use sys::CUdevice_attribute as Attribute;
+    // SAFETY: the device comes from the driver.
+    let attribute = |which| unsafe { result::device::get_attribute(device, which) };
+    let mut driver_version = 0;
+    // SAFETY: the pointer is to a live integer.
+    unsafe { sys::cuDriverGetVersion(&raw mut driver_version) }.result()?;
+    Ok(DeviceInfo {
+        name: result::device::get_name(device)?,
+        major: attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+        minor: attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        // SAFETY: the device comes from the driver.
+        total_bytes: unsafe { result::device::total_mem(device)? } as u64,
+        driver_version,
+    })
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained in `new`. A failure while shutting down has nobody to be told to.
+        let _ = unsafe { result::primary_ctx::release(self.device) };
+    }
+}
+
+/// Device memory, cleared.
+pub(crate) struct DeviceMemory {
+    context: Arc<Context>,
+    pub address: u64,
+    pub bytes: u64,
+}
+
+impl DeviceMemory {
+    pub fn new(context: &Arc<Context>, bytes: u64) -> Result<Self, EngineError> {
+        // SAFETY: a plain allocation in the current context.
+        let address = unsafe { result::malloc_sync(bytes as usize) };
+        let Ok(address) = address else {
+            let (free, total) = context.memory()?;
+            return Err(EngineError::DeviceMemory {
+                free,
+                total,
+                needed: bytes,
+            });
+        };
+        // SAFETY: the range was just allocated.
+        unsafe { result::memset_d8_sync(address, 0, bytes as usize) }
+            .map_err(failed("clear the arena"))?;
+        Ok(Self {
+            context: Arc::clone(context),
+            address,
+            bytes,
+        })
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: allocated in `new`, freed once.
+            let _ = unsafe { result::free_sync(self.address) };
+        }
+    }
+}
+
+/// An ordered queue of device work.
+pub(crate) struct Stream {
+    context: Arc<Context>,
+    pub handle: sys::CUstream,
+}
+
+// SAFETY: streams may be used from any thread with their context current.
+unsafe impl Send for Stream {}
+// SAFETY: as above; the driver locks.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    pub fn new(context: &Arc<Context>) -> Result<Self, EngineError> {
+        let kind = result::stream::StreamKind::NonBlocking;
+        let handle = result::stream::create(kind).map_err(failed("create a stream"))?;
+        Ok(Self {
+            context: Arc::clone(context),
+            handle,
+        })
+    }
+
+    pub fn synchronize(&self) -> Result<(), EngineError> {
+        // SAFETY: the stream lives as long as `self`.
+        unsafe { result::stream::synchronize(self.handle) }.map_err(failed("finish the step"))
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: created in `new`, destroyed once.
+            let _ = unsafe { result::stream::destroy(self.handle) };
+        }
+    }
+}
+
+/// A loaded module and its functions.
+pub(crate) struct Module {
+    handle: sys::CUmodule,
+}
+
+// SAFETY: modules belong to a context, not to a thread.
+unsafe impl Send for Module {}
+
+/// Dynamic shared memory that a kernel may ask for beyond the driver's default of 48 KiB.
+const SHARED_LIMIT: i32 = 200 << 10;
+const SHARED_DEFAULT: u32 = 48 << 10;
+
+impl Module {
+    pub fn load(cubin: &[u8]) -> Result<Self, EngineError> {
+        // SAFETY: the image is a whole cubin that outlives the call.
+        let handle = unsafe { result::module::load_data(cubin.as_ptr().cast::<c_void>()) };
+        handle
+            .map(|handle| Self { handle })
+            .map_err(failed("load a module"))
+    }
+
+    pub fn function(&self, name: &str, shared_bytes: u32) -> Result<sys::CUfunction, EngineError> {
+        let c_name = CString::new(name).map_err(|error| EngineError::Cuda {
+            action: format!("find the kernel {name}"),
+            problem: error.to_string(),
+        })?;
+        // SAFETY: the module is loaded and stays so.
+        let function = unsafe { result::module::get_function(self.handle, c_name) }
+            .map_err(failed(format!("find the kernel {name}")))?;
+        if shared_bytes > SHARED_DEFAULT {
+            let attribute =
+                sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function was just found.
+            unsafe { result::function::set_function_attribute(function, attribute, SHARED_LIMIT) }
+                .map_err(failed(format!("raise the shared memory of {name}")))?;
+        }
+        Ok(function)
+    }
+}
+
+/// A captured sequence of commands, ready to be replayed.
+pub(crate) struct Replay {
+    graph: sys::CUgraph,
+    exec: sys::CUgraphExec,
+}
+
+// SAFETY: graphs belong to a context, not to a thread.
+unsafe impl Send for Replay {}
+
+impl Replay {
+    /// Records what `work` puts on the stream.
+    pub fn capture(
+        stream: &Stream,
+        work: impl FnOnce() -> Result<(), EngineError>,
+    ) -> Result<Self, EngineError> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is live.
+        unsafe { result::stream::begin_capture(stream.handle, mode) }
+            .map_err(failed("start recording"))?;
+        let worked = work();
+        // SAFETY: the capture was begun above; it has to end even if the work failed.
+        let graph = unsafe { result::stream::end_capture(stream.handle) };
+        worked?;
+        let graph = graph.map_err(failed("end recording"))?;
+        // SAFETY: the graph was just recorded.
+        let exec = unsafe { result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0)) }
+            .map_err(failed("prepare the recorded step"))?;
+        Ok(Self { graph, exec })
+    }
+
+    pub fn launch(&self, stream: &Stream) -> Result<(), EngineError> {
+        // SAFETY: graph and stream are live.
+        unsafe { result::graph::launch(self.exec, stream.handle) }
+            .map_err(failed("replay the step"))
+    }
+}
+
+impl Drop for Replay {
+    fn drop(&mut self) {
+        // SAFETY: created in `capture`, destroyed once.
+        unsafe {
+            let _ = result::graph::exec_destroy(self.exec);
+            let _ = result::graph::destroy(self.graph);
+        }
+    }
+}

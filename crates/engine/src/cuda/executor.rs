@@ -1,0 +1,402 @@
+//! Runs planned graphs on a GPU: lowered once, recorded as CUDA graphs, replayed.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cinch_graph::{DType, Graph};
+use cinch_plan::{Placement, Plan, twin};
+use cudarc::driver::{result, sys};
+
+use super::blas::Blas;
+use super::command::{Argument, Command, Kernel, MatrixAt, Product, Shape};
+use super::compile::cubin;
+use super::driver::{Context, DeviceInfo, DeviceMemory, Module, Replay, Stream, failed};
+use super::op::{COPY_TO_REAL, Lowered, lower_all};
+use super::staging::Staging;
+use super::timing::Stopwatch;
+use crate::engine::EngineOptions;
+use crate::error::EngineError;
+
+/// A recorded part of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProgramId(usize);
+
+/// The commands of a part of a step, by node, and their recording.
+struct Program {
+    nodes: Vec<Lowered>,
+    dtype: DType,
+    replay: Replay,
+}
+
+/// A card with the arena in its memory.
+pub struct CudaExecutor {
+    // Dropped in this order: what lives in the context before the context.
+    programs: Vec<Program>,
+    blas: Blas,
+    functions: HashMap<(Kernel, DType), sys::CUfunction>,
+    modules: HashMap<(&'static str, DType), Module>,
+    staging: Staging,
+    arena: DeviceMemory,
+    stream: Stream,
+    context: Arc<Context>,
+    /// Free memory before the context existed is not to be had; what it took by itself is the
+    /// difference between total and free right after its creation.
+    context_bytes: u64,
+    /// The same after the arena was allocated.
+    allocated_bytes: u64,
+}
+
+// SAFETY: functions belong to modules of the context; every call binds the context first.
+unsafe impl Send for CudaExecutor {}
+
+impl CudaExecutor {
+    /// Opens the card and allocates the arena.
+    pub fn new(arena_bytes: u64, options: EngineOptions) -> Result<Self, EngineError> {
+        let context = Context::new(0)?;
+        let (free, total) = context.memory()?;
+        let context_bytes = total - free;
+        let stream = Stream::new(&context)?;
+        let arena = DeviceMemory::new(&context, arena_bytes.max(256))?;
+        let (free, total) = context.memory()?;
+        Ok(Self {
+            programs: Vec::new(),
+            blas: Blas::new(options)?,
+            functions: HashMap::new(),
+            modules: HashMap::new(),
+            staging: Staging::new(&context)?,
+            arena,
+            stream,
+            context,
+            context_bytes,
+            allocated_bytes: total - free,
+        })
+    }
+
+    pub fn info(&self) -> &DeviceInfo {
+        &self.context.info
+    }
+
+    /// What the device has lost to this process's context before the arena, as the driver shows
+    /// it (other processes' memory included).
+    pub fn context_bytes(&self) -> u64 {
+        self.context_bytes
+    }
+
+    /// Used bytes of the whole card right after the arena was allocated.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.allocated_bytes
+    }
+
+    pub fn arena_bytes(&self) -> u64 {
+        self.arena.bytes
+    }
+
+    /// Used bytes of the whole card.
+    pub fn used_bytes(&self) -> Result<u64, EngineError> {
+        self.context.bind()?;
+        let (free, total) = self.context.memory()?;
+        Ok(total - free)
+    }
+
+    /// Lowers, compiles and records some of a graph's nodes. Products are timed on the way, so
+    /// what is in the arena does not outlast it.
+    pub fn prepare(
+        &mut self,
+        graph: &Graph,
+        plan: &Plan,
+        nodes: Range<usize>,
+        first_micro: bool,
+    ) -> Result<ProgramId, EngineError> {
+        self.context.bind()?;
+        let dtype = graph.compute;
+        let lowered = lower_all(graph, plan, nodes, first_micro);
+        for Lowered { op, node, commands } in &lowered {
+            for command in commands {
+                self.make_ready(command, dtype)
+                    .map_err(|error| named(op, node, error))?;
+            }
+        }
+        let replay = Replay::capture(&self.stream, || {
+            for Lowered { op, node, commands } in &lowered {
+                for command in commands {
+                    self.issue(command, dtype)
+                        .map_err(|error| named(op, node, error))?;
+                }
+            }
+            Ok(())
+        })?;
+        self.programs.push(Program {
+            nodes: lowered,
+            dtype,
+            replay,
+        });
+        Ok(ProgramId(self.programs.len() - 1))
+    }
+
+    /// Loads the kernel or chooses the algorithm that a command needs.
+    fn make_ready(&mut self, command: &Command, dtype: DType) -> Result<(), EngineError> {
+        match command {
+            Command::Launch { kernel, shape, .. } | Command::LaunchTable { kernel, shape, .. } => {
+                self.load(*kernel, dtype, shape)
+            }
+            Command::Product(product) => {
+                self.blas.prepare(product, self.arena.address, &self.stream)
+            }
+            Command::Clear { .. } | Command::Copy { .. } => Ok(()),
+        }
+    }
+
+    fn load(&mut self, kernel: Kernel, dtype: DType, shape: &Shape) -> Result<(), EngineError> {
+        if self.functions.contains_key(&(kernel, dtype)) && shape.shared_bytes == 0 {
+            return Ok(());
+        }
+        if !self.modules.contains_key(&(kernel.file, dtype)) {
+            let code = cubin(kernel.file, dtype, &self.context.info.architecture())?;
+            self.modules
+                .insert((kernel.file, dtype), Module::load(&code)?);
+        }
+        if let Some(module) = self.modules.get(&(kernel.file, dtype)) {
+            let function = module.function(kernel.function, shape.shared_bytes)?;
+            self.functions.insert((kernel, dtype), function);
+        }
+        Ok(())
+    }
+
+    /// Puts a command on the stream.
+    fn issue(&self, command: &Command, dtype: DType) -> Result<(), EngineError> {
+        let base = self.arena.address;
+        match command {
+            Command::Launch {
+                kernel,
+                shape,
+                arguments,
+            } => self.launch(*kernel, dtype, shape, None, arguments),
+            Command::LaunchTable {
+                kernel,
+                shape,
+                table,
+                arguments,
+            } => self.launch(*kernel, dtype, shape, Some(table), arguments),
+            Command::Product(product) => self.blas.run(product, base, &self.stream),
+            Command::Clear { address, bytes } => {
+                let (at, bytes) = (base + address, *bytes as usize);
+                // SAFETY: inside the arena by the plan.
+                unsafe { result::memset_d8_async(at, 0, bytes, self.stream.handle) }
+                    .map_err(failed("clear memory"))
+            }
+            Command::Copy { from, to, bytes } => {
+                let (from, to) = (base + from, base + to);
+                // SAFETY: both ranges are inside the arena by the plan.
+                unsafe { result::memcpy_dtod_async(to, from, *bytes as usize, self.stream.handle) }
+                    .map_err(failed("copy memory"))
+            }
+        }
+    }
+
+    fn launch(
+        &self,
+        kernel: Kernel,
+        dtype: DType,
+        shape: &Shape,
+        table: Option<&[u32]>,
+        arguments: &[Argument],
+    ) -> Result<(), EngineError> {
+        let Some(&function) = self.functions.get(&(kernel, dtype)) else {
+            return Err(EngineError::Cuda {
+                action: format!("launch {}", kernel.function),
+                problem: "it was not loaded".to_owned(),
+            });
+        };
+        // Each argument in a word of its own; the driver reads as many bytes as the parameter has.
+        let mut words: Vec<u64> = arguments
+            .iter()
+            .map(|argument| match *argument {
+                Argument::Address(offset) => self.arena.address + offset,
+                Argument::Null => 0,
+                Argument::I32(value) => u64::from(value.cast_unsigned()),
+                Argument::U32(value) => u64::from(value),
+                Argument::U64(value) => value,
+                Argument::F32(value) => u64::from(value.to_bits()),
+            })
+            .collect();
+        // The driver copies a table and writes nothing to it.
+        let table = table.map(|table| table.as_ptr().cast_mut().cast());
+        let arguments = words.iter_mut().map(|word| std::ptr::from_mut(word).cast());
+        let mut pointers: Vec<*mut c_void> = table.into_iter().chain(arguments).collect();
+        let [gx, gy, gz] = shape.grid;
+        let [bx, by, bz] = shape.block;
+        // SAFETY: the arguments match the kernel's parameters by the lowering's contract, which
+        // tests check against the sources; addresses are inside the arena.
+        unsafe {
+            result::launch_kernel(
+                function,
+                (gx, gy, gz),
+                (bx, by, bz),
+                shape.shared_bytes,
+                self.stream.handle,
+                &mut pointers,
+            )
+        }
+        .map_err(failed(format!("launch {}", kernel.function)))
+    }
+
+    /// Replays a recorded part. Returns at once; reads wait for it.
+    pub fn run(&mut self, program: ProgramId) -> Result<(), EngineError> {
+        self.context.bind()?;
+        self.programs[program.0].replay.launch(&self.stream)
+    }
+
+    /// Runs a recorded part node by node, telling how long each took on the device. A device
+    /// error then names the op.
+    pub fn run_traced(
+        &mut self,
+        program: ProgramId,
+        told: &mut (dyn FnMut(&'static str, Duration) + Send),
+    ) -> Result<(), EngineError> {
+        self.context.bind()?;
+        let stopwatch = Stopwatch::new()?;
+        let program = &self.programs[program.0];
+        for Lowered { op, node, commands } in &program.nodes {
+            let issue = |command| self.issue(command, program.dtype);
+            let time = stopwatch
+                .time(&self.stream, || commands.iter().try_for_each(issue))
+                .map_err(|error| named(op, node, error))?;
+            told(op, time);
+        }
+        Ok(())
+    }
+
+    pub fn synchronize(&self) -> Result<(), EngineError> {
+        self.context.bind()?;
+        self.stream.synchronize()
+    }
+
+    /// Copies from the arena, after what was started before is done.
+    pub fn read(&self, place: Placement, into: &mut [u8]) -> Result<(), EngineError> {
+        assert!(place.end() <= self.arena.bytes && into.len() as u64 == place.bytes);
+        self.synchronize()?;
+        // SAFETY: inside the arena by the assertion.
+        unsafe { result::memcpy_dtoh_sync(into, self.arena.address + place.offset) }
+            .map_err(failed("read from the GPU"))
+    }
+
+    /// Copies into the arena, after what was started before is done.
+    pub fn write(&mut self, place: Placement, from: &[u8]) -> Result<(), EngineError> {
+        assert!(place.end() <= self.arena.bytes && from.len() as u64 == place.bytes);
+        self.context.bind()?;
+        // SAFETY: inside the arena by the assertion; the copy is ordered on the stream and
+        // pageable source memory is staged before the call returns.
+        unsafe {
+            result::memcpy_htod_async(self.arena.address + place.offset, from, self.stream.handle)
+        }
+        .map_err(failed("write to the GPU"))
+    }
+
+    /// Starts sending the next content of a batch tensor, while the last is still in use.
+    pub fn stage(&mut self, place: Placement, from: &[u8]) -> Result<(), EngineError> {
+        assert!(twin(place).end() <= self.arena.bytes && from.len() as u64 == place.bytes);
+        self.context.bind()?;
+        self.staging.stage(self.arena.address, place, from)
+    }
+
+    /// Puts staged content in its place, once what was started before is done with the last.
+    pub fn commit(&mut self, place: Placement) -> Result<(), EngineError> {
+        self.context.bind()?;
+        self.staging.commit(self.arena.address, place, &self.stream)
+    }
+
+    /// Makes the compute copies of all weights anew, after the masters were written.
+    pub fn refresh_copies(&mut self, graph: &Graph, plan: &Plan) -> Result<(), EngineError> {
+        self.context.bind()?;
+        for parameter in &graph.parameters {
+            if parameter.compute == parameter.master {
+                continue;
+            }
+            let at = |id| plan.placement(id).unwrap_or(Placement::EMPTY).offset;
+            let elements = graph.ty(parameter.master).shape.elements();
+            let command = Command::Launch {
+                kernel: COPY_TO_REAL,
+                shape: Shape::linear(elements.div_ceil(1024).min(4096), 256),
+                arguments: vec![
+                    Argument::Address(at(parameter.master)),
+                    Argument::Address(at(parameter.compute)),
+                    Argument::U64(elements as u64),
+                ],
+            };
+            self.make_ready(&command, graph.compute)?;
+            self.issue(&command, graph.compute)?;
+        }
+        self.stream.synchronize()
+    }
+}
+
+/// Operations per second of a large square product on the first card: what a step is held
+/// against. The operands are random, because zeros run faster.
+pub fn matrix_rate(dtype: DType, tf32: bool) -> Result<f64, EngineError> {
+    const SIZE: usize = 8192;
+    const RUNS: usize = 10;
+    let bytes = (SIZE * SIZE) as u64 * dtype.size();
+    let workspace_bytes = 32 << 20;
+    let options = EngineOptions {
+        tf32,
+        ..EngineOptions::default()
+    };
+    let mut executor = CudaExecutor::new(3 * bytes + workspace_bytes, options)?;
+    let mut state = 1_u32;
+    let mut operand = vec![0_u8; bytes as usize];
+    for (index, byte) in operand.iter_mut().enumerate() {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        // The high byte of each element holds sign and exponent: numbers around one.
+        let high = index as u64 % dtype.size() == dtype.size() - 1;
+        *byte = if high {
+            0x3f | ((state >> 24) as u8 & 0x80)
+        } else {
+            (state >> 16) as u8
+        };
+    }
+    for offset in [0, bytes] {
+        executor.write(Placement { offset, bytes }, &operand)?;
+    }
+    let at = |address| MatrixAt {
+        address,
+        row_stride: SIZE,
+        dtype,
+        transposed: false,
+    };
+    let product = Command::Product(Product {
+        m: SIZE,
+        n: SIZE,
+        k: SIZE,
+        a: at(0),
+        b: at(bytes),
+        c: at(2 * bytes),
+        accumulate: false,
+        bias: None,
+        workspace: 3 * bytes,
+        workspace_bytes,
+    });
+    executor.make_ready(&product, dtype)?;
+    let mut best = 0.0_f64;
+    for _ in 0..3 {
+        executor.synchronize()?;
+        let start = Instant::now();
+        for _ in 0..RUNS {
+            executor.issue(&product, dtype)?;
+        }
+        executor.synchronize()?;
+        let rate = 2.0 * (SIZE as f64).powi(3) * RUNS as f64 / start.elapsed().as_secs_f64();
+        best = best.max(rate);
+    }
+    Ok(best)
+}
+
+fn named(op: &'static str, node: &str, error: EngineError) -> EngineError {
+    EngineError::Op {
+        op,
+        node: node.to_owned(),
+        problem: error.to_string(),
+    }
+}

@@ -1,0 +1,201 @@
+// Pointwise functions, alone and as gates of another tensor, their gradients, and the sum of two
+// tensors. A thread has a 16-byte
+// vector at a time; what is left over at the end goes to the first threads, one element each.
+// Outputs may be inputs: an element is read before it is written, by the same thread.
+#include "common.cuh"
+
+constexpr int VECTOR = 16 / sizeof(real);
+
+// Division and exponential by the special function units: exact to a few units in the last
+// place, and 0 where the exponential overflows.
+__device__ __forceinline__ float fast_sigmoid(float x) {
+    return __fdividef(1.0f, 1.0f + __expf(-x));
+}
+
+constexpr float SQRT_2_OVER_PI = 0.7978845608028654f;
+constexpr float CUBE = 0.044715f;
+
+// x/2·(1 + tanh u) = x·σ(2u), with u = √(2/π)·(x + 0.044715 x³).
+struct GeluTanh {
+    static __device__ __forceinline__ float twice_inside(float x) {
+        return 2.0f * SQRT_2_OVER_PI * x * fmaf(CUBE * x, x, 1.0f);
+    }
+    static __device__ __forceinline__ float value(float x) {
+        return x * fast_sigmoid(twice_inside(x));
+    }
+    // σ + x·σ·(1 − σ)·2u′
+    static __device__ __forceinline__ float slope(float x) {
+        float s = fast_sigmoid(twice_inside(x));
+        float inside_slope = 2.0f * SQRT_2_OVER_PI * fmaf(3.0f * CUBE * x, x, 1.0f);
+        return fmaf(x * s * (1.0f - s), inside_slope, s);
+    }
+};
+
+// x·Φ(x), Φ the normal distribution function.
+struct Gelu {
+    static __device__ __forceinline__ float distribution(float x) {
+        return fmaf(0.5f, erff(x * 0.70710678118654752f), 0.5f);
+    }
+    static __device__ __forceinline__ float value(float x) { return x * distribution(x); }
+    // Φ + x·φ, φ the normal density.
+    static __device__ __forceinline__ float slope(float x) {
+        float density = 0.5f * SQRT_2_OVER_PI * __expf(-0.5f * x * x);
+        return fmaf(x, density, distribution(x));
+    }
+};
+
+struct Silu {
+    static __device__ __forceinline__ float value(float x) { return x * fast_sigmoid(x); }
+    // σ·(1 + x·(1 − σ))
+    static __device__ __forceinline__ float slope(float x) {
+        float s = fast_sigmoid(x);
+        return s * fmaf(x, 1.0f - s, 1.0f);
+    }
+};
+
+struct Relu {
+    static __device__ __forceinline__ float value(float x) { return fmaxf(x, 0.0f); }
+    static __device__ __forceinline__ float slope(float x) { return x > 0.0f ? 1.0f : 0.0f; }
+};
+
+template <typename F>
+__device__ __forceinline__ void forward(const real* x, real* y, u64 elements) {
+    u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
+    u64 vectors = elements / VECTOR;
+    for (u64 i = thread; i < vectors; i += threads) {
+        float v[VECTOR];
+        load(x + i * VECTOR, v);
+#pragma unroll
+        for (int j = 0; j < VECTOR; j++) v[j] = F::value(v[j]);
+        store(y + i * VECTOR, v);
+    }
+    u64 last = vectors * VECTOR + thread;
+    if (last < elements) y[last] = from_float<real>(F::value(to_float(x[last])));
+}
+
+// dx = dy·f′(x)
+template <typename F>
+__device__ __forceinline__ void backward(const real* dy, const real* x, real* dx, u64 elements) {
+    u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
+    u64 vectors = elements / VECTOR;
+    for (u64 i = thread; i < vectors; i += threads) {
+        float d[VECTOR], v[VECTOR];
+        load(dy + i * VECTOR, d);
+        load(x + i * VECTOR, v);
+#pragma unroll
+        for (int j = 0; j < VECTOR; j++) d[j] *= F::slope(v[j]);
+        store(dx + i * VECTOR, d);
+    }
+    u64 last = vectors * VECTOR + thread;
+    if (last < elements)
+        dx[last] = from_float<real>(to_float(dy[last]) * F::slope(to_float(x[last])));
+}
+
+KERNEL gelu_tanh(const real* x, real* y, u64 elements) { forward<GeluTanh>(x, y, elements); }
+KERNEL gelu(const real* x, real* y, u64 elements) { forward<Gelu>(x, y, elements); }
+KERNEL silu(const real* x, real* y, u64 elements) { forward<Silu>(x, y, elements); }
+KERNEL relu(const real* x, real* y, u64 elements) { forward<Relu>(x, y, elements); }
+
+KERNEL gelu_tanh_backward(const real* dy, const real* x, real* dx, u64 elements) {
+    backward<GeluTanh>(dy, x, dx, elements);
+}
+KERNEL gelu_backward(const real* dy, const real* x, real* dx, u64 elements) {
+    backward<Gelu>(dy, x, dx, elements);
+}
+KERNEL silu_backward(const real* dy, const real* x, real* dx, u64 elements) {
+    backward<Silu>(dy, x, dx, elements);
+}
+KERNEL relu_backward(const real* dy, const real* x, real* dx, u64 elements) {
+    backward<Relu>(dy, x, dx, elements);
+}
+
+KERNEL add(const real* a, const real* b, real* y, u64 elements) {
+    u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
+    u64 vectors = elements / VECTOR;
+    for (u64 i = thread; i < vectors; i += threads) {
+        float u[VECTOR], v[VECTOR];
+        load(a + i * VECTOR, u);
+        load(b + i * VECTOR, v);
+#pragma unroll
+        for (int j = 0; j < VECTOR; j++) u[j] += v[j];
+        store(y + i * VECTOR, u);
+    }
+    u64 last = vectors * VECTOR + thread;
+    if (last < elements) y[last] = from_float<real>(to_float(a[last]) + to_float(b[last]));
+}
+
+// ---------------------------------------------------------------- gates
+
+// y = f(gate)·up
+template <typename F>
+__device__ __forceinline__ void gated(const real* gate, const real* up, real* y, u64 elements) {
+    u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
+    u64 vectors = elements / VECTOR;
+    for (u64 i = thread; i < vectors; i += threads) {
+        float g[VECTOR], u[VECTOR];
+        load(gate + i * VECTOR, g);
+        load(up + i * VECTOR, u);
+#pragma unroll
+        for (int j = 0; j < VECTOR; j++) u[j] *= F::value(g[j]);
+        store(y + i * VECTOR, u);
+    }
+    u64 last = vectors * VECTOR + thread;
+    if (last < elements)
+        y[last] = from_float<real>(to_float(up[last]) * F::value(to_float(gate[last])));
+}
+
+// dgate = dy·up·f′(gate), dup = dy·f(gate)
+template <typename F>
+__device__ __forceinline__ void gated_backward(const real* dy, const real* gate, const real* up,
+                                               real* dgate, real* dup, u64 elements) {
+    u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
+    u64 vectors = elements / VECTOR;
+    for (u64 i = thread; i < vectors; i += threads) {
+        float d[VECTOR], g[VECTOR], u[VECTOR];
+        load(dy + i * VECTOR, d);
+        load(gate + i * VECTOR, g);
+        load(up + i * VECTOR, u);
+#pragma unroll
+        for (int j = 0; j < VECTOR; j++) {
+            u[j] *= d[j] * F::slope(g[j]);
+            d[j] *= F::value(g[j]);
+        }
+        store(dgate + i * VECTOR, u);
+        store(dup + i * VECTOR, d);
+    }
+    u64 last = vectors * VECTOR + thread;
+    if (last < elements) {
+        float d = to_float(dy[last]), g = to_float(gate[last]), u = to_float(up[last]);
+        dgate[last] = from_float<real>(d * u * F::slope(g));
+        dup[last] = from_float<real>(d * F::value(g));
+    }
+}
+
+KERNEL geglu_tanh(const real* gate, const real* up, real* y, u64 elements) {
+    gated<GeluTanh>(gate, up, y, elements);
+}
+KERNEL geglu(const real* gate, const real* up, real* y, u64 elements) {
+    gated<Gelu>(gate, up, y, elements);
+}
+KERNEL swiglu(const real* gate, const real* up, real* y, u64 elements) {
+    gated<Silu>(gate, up, y, elements);
+}
+KERNEL reglu(const real* gate, const real* up, real* y, u64 elements) {
+    gated<Relu>(gate, up, y, elements);
+}
+KERNEL geglu_tanh_backward(const real* dy, const real* gate, const real* up, real* dgate, real* dup,
+                           u64 elements) {
+    gated_backward<GeluTanh>(dy, gate, up, dgate, dup, elements);
+}
+KERNEL geglu_backward(const real* dy, const real* gate, const real* up, real* dgate, real* dup,
+                      u64 elements) {
+    gated_backward<Gelu>(dy, gate, up, dgate, dup, elements);
+}
+KERNEL swiglu_backward(const real* dy, const real* gate, const real* up, real* dgate, real* dup,
+                       u64 elements) {
+    gated_backward<Silu>(dy, gate, up, dgate, dup, elements);
+}
+KERNEL reglu_backward(const real* dy, const real* gate, const real* up, real* dgate, real* dup,
+                      u64 elements) {
+    gated_backward<Relu>(dy, gate, up, dgate, dup, elements);
+}

@@ -1,0 +1,72 @@
+// Sums over the rows of a matrix: the gradient of a bias, and the last stage of every sum that
+// blocks have made in parts. Two launches, no atomics: the order of additions is fixed.
+#include "common.cuh"
+
+constexpr int VECTOR = 16 / sizeof(real);
+
+// Blocks of 32×8 threads. Each thread has N neighbouring columns of every eighth row that
+// belongs to its block of rows, blockIdx.y.
+template <int N>
+__device__ __forceinline__ void column_partials_of(const real* x, float* partials, u32 rows,
+                                                   u32 width) {
+    __shared__ float sums[8][32 * N];
+    u32 column = (blockIdx.x * 32 + threadIdx.x) * N;
+    float sum[N] = {};
+    if (column < width) {
+#pragma unroll 4
+        for (u64 row = blockIdx.y * 8 + threadIdx.y; row < rows; row += gridDim.y * 8) {
+            float v[N];
+            load(x + row * width + column, v);
+#pragma unroll
+            for (int i = 0; i < N; i++) sum[i] += v[i];
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) sums[threadIdx.y][threadIdx.x * N + i] = sum[i];
+    __syncthreads();
+    // Now a column to a thread.
+    for (u32 i = threadIdx.y * 32 + threadIdx.x; i < 32 * N; i += 256) {
+        u32 at = blockIdx.x * 32 * N + i;
+        if (at >= width) continue;
+        float total = 0.0f;
+#pragma unroll
+        for (int y = 0; y < 8; y++) total += sums[y][i];
+        partials[(u64)blockIdx.y * width + at] = total;
+    }
+}
+
+// partials[gridDim.y, width] from x[rows, width], width a whole number of 16-byte vectors.
+KERNEL __launch_bounds__(256)
+column_partials(const real* x, float* partials, u32 rows, u32 width) {
+    column_partials_of<VECTOR>(x, partials, rows, width);
+}
+
+// The same for any width.
+KERNEL __launch_bounds__(256)
+column_partials_any(const real* x, float* partials, u32 rows, u32 width) {
+    column_partials_of<1>(x, partials, rows, width);
+}
+
+// out[width] (+)= Σ partials[rows, width]; with gridDim.y = 2, `second` likewise from the
+// partials that follow. Blocks of 32×32: a column to a thread, every 32nd row.
+KERNEL __launch_bounds__(1024)
+sum_partials(const float* partials, float* first, float* second, u32 rows, u32 width,
+             u32 first_adds, u32 second_adds) {
+    __shared__ float sums[32][33];
+    u32 column = blockIdx.x * 32 + threadIdx.x;
+    const float* from = partials + (u64)blockIdx.y * rows * width;
+    float sum = 0.0f;
+    if (column < width) {
+#pragma unroll 4
+        for (u32 row = threadIdx.y; row < rows; row += 32) sum += from[(u64)row * width + column];
+    }
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    // Each warp adds up the 32 sums of one column.
+    float total = warp_sum(sums[threadIdx.x][threadIdx.y]);
+    column = blockIdx.x * 32 + threadIdx.y;
+    if (threadIdx.x != 0 || column >= width) return;
+    float* out = blockIdx.y ? second : first;
+    bool adds = blockIdx.y ? second_adds : first_adds;
+    out[column] = adds ? out[column] + total : total;
+}

@@ -1,0 +1,157 @@
+// What every kernel starts with: element types, vector access, reductions, dropout.
+//
+// Compiled by NVRTC with REAL_F32, REAL_BF16 or REAL_F16 defined: `real` is the element type of
+// activations. Sums, statistics, gradients of parameters and optimizer states are float. No CUDA
+// header is needed, so a machine with only a driver and NVRTC can build it.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef int i32;
+
+#define KERNEL extern "C" __global__ void
+
+// ---------------------------------------------------------------- element types
+
+struct bf16 { u16 bits; };
+struct f16 { u16 bits; };
+
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+__device__ __forceinline__ float to_float(f16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+
+template <typename T> __device__ __forceinline__ T from_float(float x);
+template <> __device__ __forceinline__ float from_float<float>(float x) { return x; }
+template <> __device__ __forceinline__ bf16 from_float<bf16>(float x) {
+    bf16 y;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+}
+template <> __device__ __forceinline__ f16 from_float<f16>(float x) {
+    f16 y;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+}
+
+#if defined(REAL_BF16)
+typedef bf16 real;
+#elif defined(REAL_F16)
+typedef f16 real;
+#else
+typedef float real;
+#endif
+
+// Two floats as one 32-bit word of two 16-bit elements, the first in the low half: the operand
+// format of the tensor cores.
+__device__ __forceinline__ u32 pack2(float low, float high) {
+    u32 y;
+#if defined(REAL_F16)
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+#else
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+#endif
+    return y;
+}
+
+// ---------------------------------------------------------------- vector access
+
+// N elements that are loaded and stored as one, or as 16-byte pieces.
+template <typename T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Pack { T v[N]; };
+
+template <typename T, int N> __device__ __forceinline__ void load(const T* p, float (&x)[N]) {
+    Pack<T, N> pack = *reinterpret_cast<const Pack<T, N>*>(p);
+#pragma unroll
+    for (int i = 0; i < N; i++) x[i] = to_float(pack.v[i]);
+}
+
+template <typename T, int N> __device__ __forceinline__ void store(T* p, const float (&x)[N]) {
+    Pack<T, N> pack;
+#pragma unroll
+    for (int i = 0; i < N; i++) pack.v[i] = from_float<T>(x[i]);
+    *reinterpret_cast<Pack<T, N>*>(p) = pack;
+}
+
+// ---------------------------------------------------------------- reductions
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
+    return x;
+}
+
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2)
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
+    return x;
+}
+
+// The sum over a block of up to 1024 threads, in every thread, in a fixed order. `scratch` has
+// 32 floats in shared memory and may be reused after the call.
+__device__ __forceinline__ float block_sum(float x, float* scratch) {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = (blockDim.x + 31) / 32;
+    x = warp_sum(x);
+    if (lane == 0) scratch[warp] = x;
+    __syncthreads();
+    x = lane < warps ? scratch[lane] : 0.0f;
+    x = warp_sum(x);
+    __syncthreads();
+    return x;
+}
+
+__device__ __forceinline__ float block_max(float x, float* scratch) {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = (blockDim.x + 31) / 32;
+    x = warp_max(x);
+    if (lane == 0) scratch[warp] = x;
+    __syncthreads();
+    x = lane < warps ? scratch[lane] : -3.402823466e38f;
+    x = warp_max(x);
+    __syncthreads();
+    return x;
+}
+
+// ---------------------------------------------------------------- functions
+
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
+__device__ __forceinline__ float softplus(float x) {
+    return fmaxf(x, 0.0f) + log1pf(__expf(-fabsf(x)));
+}
+
+// ---------------------------------------------------------------- dropout
+
+// The same function of key, stream, row and column as on the CPU (cpu/dropout.rs): masks are
+// equal bit for bit.
+__device__ __forceinline__ u32 mix(u32 x) {
+    x ^= x >> 16;
+    x *= 0x7feb352du;
+    x ^= x >> 15;
+    x *= 0x846ca68bu;
+    return x ^ (x >> 16);
+}
+
+struct Dropout {
+    u32 key, row_offset, threshold;
+    float scale;
+
+    // `random` is the graph's random state: two words of key, one of row offset; null for none.
+    // `rows` is how many rows the op has for each row of the batch (attention: its heads).
+    __device__ __forceinline__ Dropout(const u32* random, u32 stream, u32 limit, u32 rows = 1) {
+        threshold = random ? limit : 0u;
+        key = random ? mix(random[0] ^ mix(stream ^ random[1])) : 0u;
+        row_offset = random ? random[2] * rows : 0u;
+        scale = (float)(1.0 / (1.0 - (double)threshold / 4294967296.0));
+    }
+
+    __device__ __forceinline__ u32 row(u32 row) const { return mix((row + row_offset) ^ key); }
+
+    // 0 for a dropped element, 1/(1 − rate) for a kept one.
+    __device__ __forceinline__ float factor(u32 base, u32 column) const {
+        if (threshold == 0u) return 1.0f;
+        return mix(base + column * 0x9e3779b9u) < threshold ? 0.0f : scale;
+    }
+};

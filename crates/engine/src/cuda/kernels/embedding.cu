@@ -1,0 +1,213 @@
+// Rows of a table looked up by token, and the gradient of that:
+//
+//   y[r] = mask ⊙ (table[token_r] + positions[r mod length])
+//   dtable[v] += Σ_{r: token_r = v} mask ⊙ dy[r]      dpositions[t] += Σ_b mask ⊙ dy[b, t]
+//
+// The sums are the same in every run: rows are sorted by token, those of a token by their
+// number, and added in that order. Sorting is by counting: integer atomics make the counts and
+// an order that may differ from run to run, and each row's rank among the rows of its token
+// puts that right.
+#include "common.cuh"
+
+constexpr int VECTOR = 16 / sizeof(real);
+
+// A quiet NaN: what a token outside the vocabulary gives, so that the loss shows it.
+__device__ __forceinline__ float not_a_number() { return __int_as_float(0x7fc00000); }
+
+// ---------------------------------------------------------------- forward
+
+// A block to a row, N elements to a thread at a time.
+template <int N>
+__device__ __forceinline__ void lookup(const i32* tokens, const real* table,
+                                       const real* positions, real* y, const u32* random,
+                                       u32 number, u32 threshold, u32 length, u32 vocabulary,
+                                       u32 width) {
+    Dropout dropout(random, number, threshold);
+    u32 row = blockIdx.x, token = (u32)tokens[row];
+    u32 base = dropout.row(row);
+    bool known = token < vocabulary;
+    const real* entry = table + (u64)(known ? token : 0u) * width;
+    const real* position = positions ? positions + (u64)(row % length) * width : nullptr;
+    for (u32 column = threadIdx.x * N; column < width; column += blockDim.x * N) {
+        float v[N];
+        load(entry + column, v);
+        if (position) {
+            float added[N];
+            load(position + column, added);
+#pragma unroll
+            for (int i = 0; i < N; i++) v[i] += added[i];
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            v[i] = known ? v[i] * dropout.factor(base, column + i) : not_a_number();
+        store(y + (u64)row * width + column, v);
+    }
+}
+
+KERNEL embedding(const i32* tokens, const real* table, const real* positions, real* y,
+                 const u32* random, u32 number, u32 threshold, u32 length, u32 vocabulary,
+                 u32 width) {
+    lookup<VECTOR>(tokens, table, positions, y, random, number, threshold, length, vocabulary,
+                   width);
+}
+
+KERNEL embedding_any(const i32* tokens, const real* table, const real* positions, real* y,
+                     const u32* random, u32 number, u32 threshold, u32 length, u32 vocabulary,
+                     u32 width) {
+    lookup<1>(tokens, table, positions, y, random, number, threshold, length, vocabulary, width);
+}
+
+// ---------------------------------------------------------------- rows by token
+
+// counts[vocabulary], zero before: how many rows have the token.
+KERNEL embedding_count(const i32* tokens, u32* counts, u32 rows, u32 vocabulary) {
+    u32 row = blockIdx.x * blockDim.x + threadIdx.x;
+    if (row < rows && (u32)tokens[row] < vocabulary) atomicAdd(counts + tokens[row], 1u);
+}
+
+// next[v]: where the rows of token v begin in the order. Which token comes first does not
+// matter, so a running total serves: a warp takes room for 32 tokens at once. `total` is zero
+// before.
+KERNEL embedding_starts(const u32* counts, u32* next, u32* total, u32 vocabulary) {
+    u32 token = blockIdx.x * blockDim.x + threadIdx.x, lane = threadIdx.x % 32;
+    u32 count = token < vocabulary ? counts[token] : 0u;
+    u32 through = count;
+#pragma unroll
+    for (u32 offset = 1; offset < 32; offset *= 2) {
+        u32 before = __shfl_up_sync(0xffffffffu, through, offset);
+        if (lane >= offset) through += before;
+    }
+    u32 start = 0;
+    if (lane == 31 && through != 0) start = atomicAdd(total, through);
+    start = __shfl_sync(0xffffffffu, start, 31);
+    if (token < vocabulary) next[token] = start + through - count;
+}
+
+// Rows to their tokens' places; next[v] ends up where the rows of token v end.
+KERNEL embedding_scatter(const i32* tokens, u32* next, u32* order, u32 rows, u32 vocabulary) {
+    u32 row = blockIdx.x * blockDim.x + threadIdx.x;
+    if (row < rows && (u32)tokens[row] < vocabulary) order[atomicAdd(next + tokens[row], 1u)] = row;
+}
+
+// The rows of each token in ascending order.
+KERNEL embedding_rank(const i32* tokens, const u32* counts, const u32* next, const u32* order,
+                      u32* sorted, u32 rows, u32 vocabulary) {
+    u32 row = blockIdx.x * blockDim.x + threadIdx.x;
+    if (row >= rows || (u32)tokens[row] >= vocabulary) return;
+    u32 token = (u32)tokens[row], end = next[token], start = end - counts[token];
+    u32 rank = 0;
+    for (u32 i = start; i < end; i++) rank += order[i] < row;
+    sorted[start + rank] = row;
+}
+
+// ---------------------------------------------------------------- sums
+
+// A block to a row, which works if that row is the first of its token. Groups of threads
+// (threadIdx.y, at most 8) take every blockDim.y-th row of the token; their sums meet in shared
+// memory: blockDim.y · blockDim.x · N floats.
+template <int N>
+__device__ __forceinline__ void sum_table(const real* dy, const i32* tokens, const u32* counts,
+                                          const u32* next, const u32* sorted, float* dtable,
+                                          const u32* random, u32 number, u32 threshold,
+                                          u32 vocabulary, u32 width) {
+    extern __shared__ float sums[];
+    u32 token = (u32)tokens[blockIdx.x];
+    if (token >= vocabulary) return;
+    u32 end = next[token], start = end - counts[token];
+    if (sorted[start] != blockIdx.x) return;
+    Dropout dropout(random, number, threshold);
+    float* mine = sums + (threadIdx.y * blockDim.x + threadIdx.x) * N;
+    // All threads of the block make the same number of turns.
+    for (u32 first = 0; first < width; first += blockDim.x * N) {
+        u32 column = first + threadIdx.x * N;
+        float sum[N] = {};
+        if (column < width) {
+#pragma unroll 4
+            for (u32 i = start + threadIdx.y; i < end; i += blockDim.y) {
+                u32 row = sorted[i];
+                u32 base = dropout.row(row);
+                float d[N];
+                load(dy + (u64)row * width + column, d);
+#pragma unroll
+                for (int j = 0; j < N; j++)
+                    sum[j] = fmaf(d[j], dropout.factor(base, column + j), sum[j]);
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < N; j++) mine[j] = sum[j];
+        __syncthreads();
+        if (threadIdx.y == 0 && column < width) {
+            for (u32 y = 1; y < blockDim.y; y++) {
+#pragma unroll
+                for (int j = 0; j < N; j++)
+                    sum[j] += sums[(y * blockDim.x + threadIdx.x) * N + j];
+            }
+            float* out = dtable + (u64)token * width + column;
+#pragma unroll
+            for (int j = 0; j < N; j++) out[j] += sum[j];
+        }
+        __syncthreads();
+    }
+}
+
+KERNEL __launch_bounds__(1024)
+embedding_table(const real* dy, const i32* tokens, const u32* counts, const u32* next,
+                const u32* sorted, float* dtable, const u32* random, u32 number, u32 threshold,
+                u32 vocabulary, u32 width) {
+    sum_table<VECTOR>(dy, tokens, counts, next, sorted, dtable, random, number, threshold,
+                      vocabulary, width);
+}
+
+KERNEL __launch_bounds__(1024)
+embedding_table_any(const real* dy, const i32* tokens, const u32* counts, const u32* next,
+                    const u32* sorted, float* dtable, const u32* random, u32 number,
+                    u32 threshold, u32 vocabulary, u32 width) {
+    sum_table<1>(dy, tokens, counts, next, sorted, dtable, random, number, threshold, vocabulary,
+                 width);
+}
+
+// A block to a position: its rows in the order of the batch.
+template <int N>
+__device__ __forceinline__ void sum_positions(const real* dy, float* dpositions,
+                                              const u32* random, u32 number, u32 threshold,
+                                              u32 batch, u32 width, u32 adds) {
+    Dropout dropout(random, number, threshold);
+    u32 length = gridDim.x, time = blockIdx.x;
+    for (u32 column = threadIdx.x * N; column < width; column += blockDim.x * N) {
+        float sum[N] = {};
+#pragma unroll 4
+        for (u32 b = 0; b < batch; b++) {
+            u32 row = b * length + time;
+            u32 base = dropout.row(row);
+            float d[N];
+            load(dy + (u64)row * width + column, d);
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                sum[i] = fmaf(d[i], dropout.factor(base, column + i), sum[i]);
+        }
+        float* out = dpositions + (u64)time * width + column;
+#pragma unroll
+        for (int i = 0; i < N; i++) out[i] = adds ? out[i] + sum[i] : sum[i];
+    }
+}
+
+KERNEL embedding_positions(const real* dy, float* dpositions, const u32* random, u32 number,
+                           u32 threshold, u32 batch, u32 width, u32 adds) {
+    sum_positions<VECTOR>(dy, dpositions, random, number, threshold, batch, width, adds);
+}
+
+KERNEL embedding_positions_any(const real* dy, float* dpositions, const u32* random, u32 number,
+                               u32 threshold, u32 batch, u32 width, u32 adds) {
+    sum_positions<1>(dy, dpositions, random, number, threshold, batch, width, adds);
+}
+
+// ---------------------------------------------------------------- one row of each sequence
+
+// out[b] = h[b, positions[b]], for the logits of one position; a block to a sequence.
+KERNEL gather_rows(const real* h, const i32* positions, real* out, u32 length, u32 width) {
+    u32 position = (u32)positions[blockIdx.x];
+    bool known = position < length;
+    const real* row = h + ((u64)blockIdx.x * length + (known ? position : 0u)) * width;
+    for (u32 column = threadIdx.x; column < width; column += blockDim.x)
+        out[(u64)blockIdx.x * width + column] = known ? row[column] : from_float<real>(not_a_number());
+}

@@ -1,0 +1,339 @@
+// Layer and RMS norm with the residual addition before them, and their gradient.
+//
+//   s = x + dropout(branch)      x̂ = (s − mean)·rstd      y = x̂ ⊙ γ + β
+//
+// RMS norm has neither mean nor β: null pointers say so. What is normed is s as it is stored,
+// rounded to `real`, so that norm_apply gives y again with the same bits.
+//
+// Rows that are a whole number of 16-byte vectors, at most 1024 of them, take the kernels
+// without a suffix: a group of threads has a row, each thread one vector of it, in registers.
+// A block holds several groups (threadIdx.y) and walks over the rows, γ and β staying in
+// registers. Other widths take the kernels named _any: a block to a row, one element at a time.
+#include "common.cuh"
+
+constexpr int VECTOR = 16 / sizeof(real);
+
+// Waits for the threads of one group only, so that groups of a block do not stall each other.
+// Barrier 0 is __syncthreads'.
+__device__ __forceinline__ void group_sync() {
+    asm volatile("bar.sync %0, %1;" ::"r"(threadIdx.y + 1), "r"(blockDim.x) : "memory");
+}
+
+struct Pair { float a, b; };
+
+// Sums over a group, in a fixed order, in every thread. One barrier is enough as long as two
+// successive calls are given different scratch memory (32 pairs to a group).
+__device__ __forceinline__ Pair group_sum(Pair x, Pair* scratch) {
+    x.a = warp_sum(x.a);
+    x.b = warp_sum(x.b);
+    int lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    if (warps == 1) return x;
+    if (lane == 0) scratch[threadIdx.x / 32] = x;
+    group_sync();
+    x = lane < warps ? scratch[lane] : Pair{0.0f, 0.0f};
+    x.a = warp_sum(x.a);
+    x.b = warp_sum(x.b);
+    return x;
+}
+
+// One function for norm_forward and norm_apply: the same bits. Without a shift `beta` is zero,
+// and adding it changes nothing.
+__device__ __forceinline__ float normalized(float x, float mean, float rstd, float gamma,
+                                            float beta) {
+    return fmaf((x - mean) * rstd, gamma, beta);
+}
+
+// As it will be read back.
+__device__ __forceinline__ float rounded(float x) { return to_float(from_float<real>(x)); }
+
+// ---------------------------------------------------------------- forward
+
+// `stream` is null where there is no branch. It may be x or, without dropout, the branch: each
+// thread reads its elements before it writes them.
+KERNEL __launch_bounds__(1024)
+norm_forward(const real* x, const real* branch, const float* gamma, const float* beta,
+             real* stream, real* y, float* mean, float* rstd, const u32* random, u32 number,
+             u32 threshold, u32 rows, u32 width, float epsilon) {
+    __shared__ Pair scratch[2][16][32];
+    Dropout dropout(random, number, threshold);
+    u32 column = threadIdx.x * VECTOR;
+    bool active = column < width;
+    float scale = 1.0f / (float)width;
+    float g[VECTOR], b[VECTOR];
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++) {
+        g[i] = active ? gamma[column + i] : 0.0f;
+        b[i] = active && beta ? beta[column + i] : 0.0f;
+    }
+    int turn = 0;
+    for (u32 row = blockIdx.x * blockDim.y + threadIdx.y; row < rows;
+         row += gridDim.x * blockDim.y) {
+        u64 at = (u64)row * width + column;
+        float s[VECTOR] = {};
+        if (active) {
+            load(x + at, s);
+            if (branch) {
+                float added[VECTOR];
+                load(branch + at, added);
+                u32 base = dropout.row(row);
+#pragma unroll
+                for (int i = 0; i < VECTOR; i++)
+                    s[i] = rounded(fmaf(added[i], dropout.factor(base, column + i), s[i]));
+                store(stream + at, s);
+            }
+        }
+        float center = 0.0f;
+        if (mean) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int i = 0; i < VECTOR; i++) sum += s[i];
+            center = group_sum(Pair{sum, 0.0f}, scratch[turn][threadIdx.y]).a * scale;
+            turn ^= 1;
+        }
+        float squares = 0.0f;
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++) {
+            float distance = active ? s[i] - center : 0.0f;
+            squares = fmaf(distance, distance, squares);
+        }
+        float variance = group_sum(Pair{squares, 0.0f}, scratch[turn][threadIdx.y]).a * scale;
+        turn ^= 1;
+        float inverse = 1.0f / sqrtf(variance + epsilon);
+        if (active) {
+#pragma unroll
+            for (int i = 0; i < VECTOR; i++)
+                s[i] = normalized(s[i], center, inverse, g[i], b[i]);
+            store(y + at, s);
+        }
+        if (threadIdx.x == 0) {
+            if (mean) mean[row] = center;
+            rstd[row] = inverse;
+        }
+    }
+}
+
+KERNEL __launch_bounds__(1024)
+norm_forward_any(const real* x, const real* branch, const float* gamma, const float* beta,
+                 real* stream, real* y, float* mean, float* rstd, const u32* random, u32 number,
+                 u32 threshold, u32 rows, u32 width, float epsilon) {
+    __shared__ float scratch[32];
+    Dropout dropout(random, number, threshold);
+    float scale = 1.0f / (float)width;
+    for (u32 row = blockIdx.x; row < rows; row += gridDim.x) {
+        u64 start = (u64)row * width;
+        u32 base = dropout.row(row);
+        float sum = 0.0f;
+        for (u32 column = threadIdx.x; column < width; column += blockDim.x) {
+            float s = to_float(x[start + column]);
+            if (branch) {
+                s = rounded(fmaf(to_float(branch[start + column]), dropout.factor(base, column), s));
+                stream[start + column] = from_float<real>(s);
+            }
+            sum += s;
+        }
+        // What a thread wrote it reads again itself.
+        const real* normed = branch ? stream : x;
+        float center = mean ? block_sum(sum, scratch) * scale : 0.0f;
+        float squares = 0.0f;
+        for (u32 column = threadIdx.x; column < width; column += blockDim.x) {
+            float distance = to_float(normed[start + column]) - center;
+            squares = fmaf(distance, distance, squares);
+        }
+        float variance = block_sum(squares, scratch) * scale;
+        float inverse = 1.0f / sqrtf(variance + epsilon);
+        for (u32 column = threadIdx.x; column < width; column += blockDim.x) {
+            float s = to_float(normed[start + column]);
+            float shift = beta ? beta[column] : 0.0f;
+            y[start + column] =
+                from_float<real>(normalized(s, center, inverse, gamma[column], shift));
+        }
+        if (threadIdx.x == 0) {
+            if (mean) mean[row] = center;
+            rstd[row] = inverse;
+        }
+    }
+}
+
+// ---------------------------------------------------------------- y again
+
+KERNEL __launch_bounds__(1024)
+norm_apply(const real* s, const float* mean, const float* rstd, const float* gamma,
+           const float* beta, real* y, u32 rows, u32 width) {
+    u32 column = threadIdx.x * VECTOR;
+    if (column >= width) return;
+    float g[VECTOR], b[VECTOR];
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++) {
+        g[i] = gamma[column + i];
+        b[i] = beta ? beta[column + i] : 0.0f;
+    }
+    for (u32 row = blockIdx.x * blockDim.y + threadIdx.y; row < rows;
+         row += gridDim.x * blockDim.y) {
+        u64 at = (u64)row * width + column;
+        float center = mean ? mean[row] : 0.0f, inverse = rstd[row];
+        float v[VECTOR];
+        load(s + at, v);
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++)
+            v[i] = normalized(v[i], center, inverse, g[i], b[i]);
+        store(y + at, v);
+    }
+}
+
+KERNEL __launch_bounds__(1024)
+norm_apply_any(const real* s, const float* mean, const float* rstd, const float* gamma,
+               const float* beta, real* y, u32 rows, u32 width) {
+    for (u32 row = blockIdx.x; row < rows; row += gridDim.x) {
+        float center = mean ? mean[row] : 0.0f, inverse = rstd[row];
+        for (u32 column = threadIdx.x; column < width; column += blockDim.x) {
+            float v = to_float(s[(u64)row * width + column]);
+            float shift = beta ? beta[column] : 0.0f;
+            y[(u64)row * width + column] =
+                from_float<real>(normalized(v, center, inverse, gamma[column], shift));
+        }
+    }
+}
+
+// ---------------------------------------------------------------- backward
+//
+// With g = dy ⊙ γ and means over the row:
+//
+//   layer:  dx = ds + rstd·(g − mean(g) − x̂·mean(g ⊙ x̂))
+//   RMS:    dx = ds + rstd·(g − x̂·mean(g ⊙ x̂))
+//   dγ = Σ_rows dy ⊙ x̂      dβ = Σ_rows dy      dbranch = mask ⊙ dx
+//
+// ds is what came down the residual path, or null. dx may be dy or ds.
+
+// `partials`, unless null: dγ of each block's rows [gridDim.x, width], then for layer norm dβ
+// likewise; sum_partials adds them up. Dynamic shared memory: 2·width floats, with partials.
+KERNEL __launch_bounds__(1024)
+norm_backward(const real* dy, const real* ds, const real* s, const float* mean,
+              const float* rstd, const float* gamma, real* dx, real* dbranch, float* partials,
+              const u32* random, u32 number, u32 threshold, u32 rows, u32 width) {
+    extern __shared__ float columns[];
+    __shared__ Pair scratch[2][16][32];
+    Dropout dropout(random, number, threshold);
+    u32 column = threadIdx.x * VECTOR;
+    bool active = column < width;
+    float scale = 1.0f / (float)width;
+    float g[VECTOR], dgamma[VECTOR] = {}, dbeta[VECTOR] = {};
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++) g[i] = active ? gamma[column + i] : 0.0f;
+    int turn = 0;
+    for (u32 row = blockIdx.x * blockDim.y + threadIdx.y; row < rows;
+         row += gridDim.x * blockDim.y) {
+        u64 at = (u64)row * width + column;
+        float center = mean ? mean[row] : 0.0f, inverse = rstd[row];
+        float d[VECTOR] = {}, x_hat[VECTOR] = {};
+        Pair sums = {0.0f, 0.0f};
+        if (active) {
+            load(dy + at, d);
+            load(s + at, x_hat);
+#pragma unroll
+            for (int i = 0; i < VECTOR; i++) {
+                x_hat[i] = (x_hat[i] - center) * inverse;
+                dgamma[i] = fmaf(d[i], x_hat[i], dgamma[i]);
+                dbeta[i] += d[i];
+                d[i] *= g[i];
+                sums.a += d[i];
+                sums.b = fmaf(d[i], x_hat[i], sums.b);
+            }
+        }
+        sums = group_sum(sums, scratch[turn][threadIdx.y]);
+        turn ^= 1;
+        if (active) {
+            float mean_g = mean ? sums.a * scale : 0.0f, mean_gx = sums.b * scale;
+            float residual[VECTOR] = {};
+            if (ds) load(ds + at, residual);
+#pragma unroll
+            for (int i = 0; i < VECTOR; i++)
+                d[i] = fmaf(inverse, d[i] - mean_g - x_hat[i] * mean_gx, residual[i]);
+            store(dx + at, d);
+            if (dbranch) {
+                u32 base = dropout.row(row);
+#pragma unroll
+                for (int i = 0; i < VECTOR; i++) d[i] *= dropout.factor(base, column + i);
+                store(dbranch + at, d);
+            }
+        }
+    }
+    if (!partials) return;
+    // The groups add their sums one after another.
+    for (u32 group = 0; group < blockDim.y; group++) {
+        if (threadIdx.y == group && active) {
+#pragma unroll
+            for (int i = 0; i < VECTOR; i++) {
+                float* sums = columns + column + i;
+                sums[0] = (group ? sums[0] : 0.0f) + dgamma[i];
+                sums[width] = (group ? sums[width] : 0.0f) + dbeta[i];
+            }
+        }
+        __syncthreads();
+    }
+    u32 thread = threadIdx.y * blockDim.x + threadIdx.x;
+    for (u32 i = thread; i < width; i += blockDim.x * blockDim.y) {
+        u64 at = (u64)blockIdx.x * width + i;
+        partials[at] = columns[i];
+        if (mean) partials[(u64)gridDim.x * width + at] = columns[width + i];
+    }
+}
+
+KERNEL __launch_bounds__(1024)
+norm_backward_any(const real* dy, const real* ds, const real* s, const float* mean,
+                  const float* rstd, const float* gamma, real* dx, real* dbranch,
+                  const u32* random, u32 number, u32 threshold, u32 rows, u32 width) {
+    __shared__ float scratch[32];
+    Dropout dropout(random, number, threshold);
+    float scale = 1.0f / (float)width;
+    for (u32 row = blockIdx.x; row < rows; row += gridDim.x) {
+        u64 start = (u64)row * width;
+        u32 base = dropout.row(row);
+        float center = mean ? mean[row] : 0.0f, inverse = rstd[row];
+        float sum_g = 0.0f, sum_gx = 0.0f;
+        for (u32 column = threadIdx.x; column < width; column += blockDim.x) {
+            float g = to_float(dy[start + column]) * gamma[column];
+            sum_g += g;
+            sum_gx = fmaf(g, (to_float(s[start + column]) - center) * inverse, sum_gx);
+        }
+        float mean_g = mean ? block_sum(sum_g, scratch) * scale : 0.0f;
+        float mean_gx = block_sum(sum_gx, scratch) * scale;
+        for (u32 column = threadIdx.x; column < width; column += blockDim.x) {
+            float g = to_float(dy[start + column]) * gamma[column];
+            float x_hat = (to_float(s[start + column]) - center) * inverse;
+            float residual = ds ? to_float(ds[start + column]) : 0.0f;
+            float d = fmaf(inverse, g - mean_g - x_hat * mean_gx, residual);
+            dx[start + column] = from_float<real>(d);
+            if (dbranch)
+                dbranch[start + column] = from_float<real>(d * dropout.factor(base, column));
+        }
+    }
+}
+
+// The partial sums of dγ and dβ, for widths that norm_backward does not take; before
+// norm_backward_any, which may overwrite dy. Block 32×8: a column to a thread, every eighth of
+// the rows of its block; blockIdx.y is the block of rows.
+KERNEL __launch_bounds__(256)
+norm_partials_any(const real* dy, const real* s, const float* mean, const float* rstd,
+                  float* partials, u32 rows, u32 width) {
+    __shared__ Pair sums[8][32];
+    u32 column = blockIdx.x * 32 + threadIdx.x;
+    Pair sum = {0.0f, 0.0f};
+    if (column < width) {
+        for (u64 row = blockIdx.y * 8 + threadIdx.y; row < rows; row += gridDim.y * 8) {
+            float d = to_float(dy[row * width + column]);
+            float center = mean ? mean[row] : 0.0f;
+            sum.a = fmaf(d, (to_float(s[row * width + column]) - center) * rstd[row], sum.a);
+            sum.b += d;
+        }
+    }
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y != 0 || column >= width) return;
+    for (int i = 1; i < 8; i++) {
+        sum.a += sums[i][threadIdx.x].a;
+        sum.b += sums[i][threadIdx.x].b;
+    }
+    u64 at = (u64)blockIdx.y * width + column;
+    partials[at] = sum.a;
+    if (mean) partials[(u64)gridDim.y * width + at] = sum.b;
+}

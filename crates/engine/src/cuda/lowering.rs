@@ -1,0 +1,154 @@
+//! What a node's lowering sees and emits.
+
+use cinch_graph::{DType, Dropout, Graph, Node, TensorId, TensorType};
+use cinch_plan::{Placement, Plan};
+
+use super::command::{Argument, Command, Kernel, Product, Shape};
+
+/// Multiprocessors, for launches whose size is the card's rather than the problem's. A fixed
+/// number would do; this one fills the largest cards.
+pub const MULTIPROCESSORS: usize = 132;
+
+/// One node being lowered.
+pub struct Lowering<'a> {
+    pub graph: &'a Graph,
+    pub plan: &'a Plan,
+    pub node: &'a Node,
+    pub index: usize,
+    /// Whether accumulators start over.
+    pub first_micro: bool,
+    commands: Vec<Command>,
+}
+
+impl<'a> Lowering<'a> {
+    pub fn new(graph: &'a Graph, plan: &'a Plan, index: usize, first_micro: bool) -> Self {
+        Self {
+            graph,
+            plan,
+            node: &graph.nodes[index],
+            index,
+            first_micro,
+            commands: Vec::new(),
+        }
+    }
+
+    pub fn finish(self) -> Vec<Command> {
+        self.commands
+    }
+
+    pub fn place(&self, id: TensorId) -> Placement {
+        self.plan.placement(id).unwrap_or(Placement::EMPTY)
+    }
+
+    pub fn input_type(&self, input: usize) -> TensorType {
+        self.graph.ty(self.node.inputs[input])
+    }
+
+    pub fn output_type(&self, output: usize) -> TensorType {
+        self.graph.ty(self.node.outputs[output])
+    }
+
+    /// The address of an input.
+    pub fn input(&self, input: usize) -> u64 {
+        self.place(self.node.inputs[input]).offset
+    }
+
+    pub fn output(&self, output: usize) -> u64 {
+        self.place(self.node.outputs[output]).offset
+    }
+
+    /// The input as a kernel argument.
+    pub fn input_argument(&self, input: usize) -> Argument {
+        Argument::Address(self.input(input))
+    }
+
+    pub fn output_argument(&self, output: usize) -> Argument {
+        Argument::Address(self.output(output))
+    }
+
+    /// An optional input.
+    pub fn optional_input(&self, input: Option<usize>) -> Argument {
+        input.map_or(Argument::Null, |i| self.input_argument(i))
+    }
+
+    pub fn optional_output(&self, output: Option<usize>) -> Argument {
+        output.map_or(Argument::Null, |o| self.output_argument(o))
+    }
+
+    /// Whether the output has taken over the input's memory.
+    pub fn is_in_place(&self, input: usize, output: usize) -> bool {
+        self.input(input) == self.output(output)
+    }
+
+    /// Whether an accumulator is added to (1) or starts over (0), as a kernel argument.
+    pub fn adds(&self, output: usize) -> bool {
+        let tensor = self.graph.tensor(self.node.outputs[output]);
+        let starts = self.first_micro && self.plan.is_first_write(self.index, output);
+        tensor.role.is_accumulator() && !starts
+    }
+
+    /// The workspace: address and bytes.
+    pub fn workspace(&self) -> (u64, u64) {
+        let place = self.plan.workspace(self.index);
+        place.map_or((0, 0), |place| (place.offset, place.bytes))
+    }
+
+    /// The element type of activations.
+    pub fn compute(&self) -> DType {
+        self.graph.compute
+    }
+
+    /// The three arguments that kernels with dropout take: the random state's address (or null),
+    /// the stream, and the threshold below which a random word drops its element.
+    pub fn dropout_arguments(
+        &self,
+        dropout: Option<Dropout>,
+        input: Option<usize>,
+    ) -> [Argument; 3] {
+        match (dropout, input) {
+            (Some(dropout), Some(input)) => [
+                self.input_argument(input),
+                Argument::U32(dropout.stream),
+                Argument::U32((dropout.rate * 4_294_967_296.0) as u32),
+            ],
+            _ => [Argument::Null, Argument::U32(0), Argument::U32(0)],
+        }
+    }
+
+    pub fn launch(&mut self, kernel: Kernel, shape: Shape, arguments: Vec<Argument>) {
+        self.commands.push(Command::Launch {
+            kernel,
+            shape,
+            arguments,
+        });
+    }
+
+    pub fn launch_table(
+        &mut self,
+        kernel: Kernel,
+        shape: Shape,
+        table: Box<[u32]>,
+        arguments: Vec<Argument>,
+    ) {
+        self.commands.push(Command::LaunchTable {
+            kernel,
+            shape,
+            table,
+            arguments,
+        });
+    }
+
+    pub fn product(&mut self, product: Product) {
+        self.commands.push(Command::Product(product));
+    }
+
+    pub fn clear(&mut self, address: u64, bytes: u64) {
+        self.commands.push(Command::Clear { address, bytes });
+    }
+
+    pub fn copy(&mut self, from: u64, to: u64, bytes: u64) {
+        if from != to {
+            self.commands.push(Command::Copy { from, to, bytes });
+        }
+    }
+}

@@ -1,0 +1,477 @@
+//! Attention: on the tensor cores for heads of 32, 64 or 128 columns in 16 bits, in plain
+//! arithmetic for the rest. The backward is three launches: δ into the workspace, the gradients
+//! of keys and values, those of queries.
+
+use cinch_graph::{DType, op};
+
+use crate::cuda::command::{Argument, Kernel, Shape};
+use crate::cuda::lowering::Lowering;
+
+/// Rows of the result that a block has on the tensor cores.
+const ROWS: usize = 128;
+
+/// What a launch needs to know of the instances in `kernels/attention.cu`.
+struct TensorCores {
+    head_dim: usize,
+    forward: &'static str,
+    keys: &'static str,
+    queries: &'static str,
+    keys_threads: u32,
+    /// Rows of the tiles that each of the three walks through.
+    forward_tile: usize,
+    keys_tile: usize,
+    queries_tile: usize,
+}
+
+const TENSOR_CORES: [TensorCores; 3] = [
+    TensorCores {
+        head_dim: 32,
+        forward: "attention_forward_32",
+        keys: "attention_backward_keys_32",
+        queries: "attention_backward_queries_32",
+        keys_threads: 128,
+        forward_tile: 64,
+        keys_tile: 64,
+        queries_tile: 64,
+    },
+    TensorCores {
+        head_dim: 64,
+        forward: "attention_forward_64",
+        keys: "attention_backward_keys_64",
+        queries: "attention_backward_queries_64",
+        keys_threads: 128,
+        forward_tile: 64,
+        keys_tile: 64,
+        queries_tile: 64,
+    },
+    // Smaller tiles: two blocks, or one on cards with 100 KiB, find room in shared memory.
+    TensorCores {
+        head_dim: 128,
+        forward: "attention_forward_128",
+        keys: "attention_backward_keys_128",
+        queries: "attention_backward_queries_128",
+        keys_threads: 256,
+        forward_tile: 64,
+        keys_tile: 32,
+        queries_tile: 32,
+    },
+];
+
+impl TensorCores {
+    /// The instance for an op, if there is one. The largest score is looked for before scaling,
+    /// which a negative scale would turn around.
+    fn find(op: &op::Attention, dtype: DType) -> Option<&'static Self> {
+        let fits = matches!(dtype, DType::Bf16 | DType::F16) && op.scale > 0.0;
+        TENSOR_CORES
+            .iter()
+            .find(|instance| fits && instance.head_dim == op.head_dim)
+    }
+
+    fn row_bytes(&self) -> usize {
+        self.head_dim * 2
+    }
+
+    /// Queries, and two stages of keys and values.
+    fn forward_bytes(&self) -> usize {
+        (ROWS + 4 * self.forward_tile) * self.row_bytes()
+    }
+
+    /// Keys and values, and two stages of queries and do, with lse and δ.
+    fn keys_bytes(&self) -> usize {
+        (2 * ROWS + 4 * self.keys_tile) * self.row_bytes() + 2 * self.keys_tile * 8
+    }
+
+    /// Queries and do, and two stages of keys and values.
+    fn queries_bytes(&self) -> usize {
+        (2 * ROWS + 4 * self.queries_tile) * self.row_bytes()
+    }
+}
+
+/// Tiles of 32×32 scores in `kernels/attention_any.cu`, and the most columns of a head that it
+/// has in shared memory at once: six tiles fit into 99 KiB, which the smallest cards allow.
+const SIDE: usize = 32;
+const MOST_COLUMNS: usize = 112;
+
+/// The parts in which a head is read and written: how many, and columns of each.
+fn chunks(head_dim: usize) -> (usize, usize) {
+    let count = head_dim.div_ceil(MOST_COLUMNS);
+    (count, head_dim.div_ceil(count))
+}
+
+/// Shared memory of `tiles` tiles of the head, `scores` of scores, and three numbers per row.
+fn any_bytes(head_dim: usize, tiles: usize, scores: usize) -> usize {
+    let row = chunks(head_dim).1 | 1;
+    SIDE * (tiles * row + scores * (SIDE + 1) + 3) * size_of::<f32>()
+}
+
+/// An op with the tensors of its node.
+struct Site<'a> {
+    op: &'a op::Attention,
+    batch: usize,
+    seq: usize,
+    element_bytes: u64,
+    tensor_cores: Option<&'static TensorCores>,
+    /// Queries, keys and values at their first column.
+    sources: [Argument; 3],
+    /// Scalars that every kernel takes after its tensors.
+    scalars: Vec<Argument>,
+}
+
+impl<'a> Site<'a> {
+    /// `first` is the input that holds the queries, `extras` the first of those that hold random
+    /// state and lengths.
+    fn new(x: &Lowering<'_>, op: &'a op::Attention, first: usize, extras: usize) -> Self {
+        let source = x.input_type(first);
+        let element_bytes = source.dtype.size();
+        let places = op.places();
+        let at = |(input, column): (usize, usize)| {
+            Argument::Address(x.input(first + input) + column as u64 * element_bytes)
+        };
+        let stride = |(input, _)| Argument::U32(x.input_type(first + input).width() as u32);
+        let (batch, seq) = (source.shape.dims()[0], source.shape.dims()[1]);
+        let tensor_cores = TensorCores::find(op, source.dtype);
+        let mut scalars = vec![
+            stride(places[0]),
+            stride(places[1]),
+            Argument::I32(seq as i32),
+            Argument::I32(op.heads as i32),
+            Argument::I32(op.kv_heads as i32),
+        ];
+        if tensor_cores.is_none() {
+            scalars.push(Argument::I32(op.head_dim as i32));
+            scalars.push(Argument::I32(chunks(op.head_dim).1 as i32));
+        }
+        scalars.push(Argument::F32(op.scale as f32));
+        scalars.push(Argument::I32(i32::from(op.causal)));
+        scalars.extend(x.dropout_arguments(op.dropout, Some(extras)));
+        scalars.push(x.optional_input(op.lengths().map(|lengths| extras + lengths)));
+        Self {
+            op,
+            batch,
+            seq,
+            element_bytes,
+            tensor_cores,
+            sources: places.map(at),
+            scalars,
+        }
+    }
+
+    /// Launches on the tensor cores as `cores` says (name, threads, shared memory), otherwise
+    /// the kernel `any` with its shared memory. One block has rows of one of the `heads`.
+    fn launch(
+        &self,
+        x: &mut Lowering<'_>,
+        heads: usize,
+        cores: impl Fn(&TensorCores) -> (&'static str, u32, usize),
+        any: (&'static str, usize),
+        mut arguments: Vec<Argument>,
+    ) {
+        arguments.extend(&self.scalars);
+        let blocks = |rows: usize| (self.seq.div_ceil(rows) * heads * self.batch).max(1) as u32;
+        let (kernel, shape) = match self.tensor_cores {
+            Some(instance) => {
+                let (function, threads, bytes) = cores(instance);
+                let shape = Shape {
+                    grid: [blocks(ROWS), 1, 1],
+                    block: [threads, 1, 1],
+                    shared_bytes: bytes as u32,
+                };
+                (kernel("attention", function), shape)
+            }
+            None => {
+                let chunks = chunks(self.op.head_dim).0 as u32;
+                let shape = Shape {
+                    grid: [blocks(SIDE), chunks, 1],
+                    block: [256, 1, 1],
+                    shared_bytes: any.1 as u32,
+                };
+                (kernel("attention_any", any.0), shape)
+            }
+        };
+        x.launch(kernel, shape, arguments);
+    }
+}
+
+fn kernel(file: &'static str, function: &'static str) -> Kernel {
+    Kernel { file, function }
+}
+
+pub fn attention(x: &mut Lowering<'_>, op: &op::Attention) {
+    let site = Site::new(x, op, 0, op.num_sources());
+    let mut arguments = site.sources.to_vec();
+    arguments.extend([x.output_argument(0), x.output_argument(1)]);
+    site.launch(
+        x,
+        op.heads,
+        |instance| (instance.forward, 128, instance.forward_bytes()),
+        ("attention_forward_any", any_bytes(op.head_dim, 4, 1)),
+        arguments,
+    );
+}
+
+pub fn attention_backward(x: &mut Lowering<'_>, op: &op::AttentionBackward) {
+    let op = &op.0;
+    let sources = op.num_sources();
+    let site = Site::new(x, op, 1, sources + 3);
+    let [dq, dk, dv] = op.places().map(|(output, column)| {
+        Argument::Address(x.output(output) + column as u64 * site.element_bytes)
+    });
+    let delta = Argument::Address(x.workspace().0);
+
+    let rows = site.batch * site.seq;
+    // Eight lanes for a row of a head.
+    let blocks = (rows * op.heads * 8).div_ceil(256);
+    x.launch(
+        kernel("attention", "attention_delta"),
+        Shape::linear(blocks, 256),
+        vec![
+            x.input_argument(0),
+            x.input_argument(sources + 1),
+            delta,
+            Argument::U64(rows as u64),
+            Argument::I32(site.seq as i32),
+            Argument::I32(op.heads as i32),
+            Argument::I32(op.head_dim as i32),
+            Argument::I32(i32::from(op.head_dim.is_multiple_of(8))),
+        ],
+    );
+
+    let mut operands = vec![x.input_argument(0)];
+    operands.extend(site.sources);
+    operands.extend([x.input_argument(sources + 2), delta]);
+    site.launch(
+        x,
+        op.kv_heads,
+        |instance| (instance.keys, instance.keys_threads, instance.keys_bytes()),
+        ("attention_backward_keys_any", any_bytes(op.head_dim, 6, 2)),
+        [&operands[..], &[dk, dv]].concat(),
+    );
+    site.launch(
+        x,
+        op.heads,
+        |instance| (instance.queries, 128, instance.queries_bytes()),
+        (
+            "attention_backward_queries_any",
+            any_bytes(op.head_dim, 5, 1),
+        ),
+        [&operands[..], &[dq]].concat(),
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use cinch_graph::op::AttentionInputs::{Packed, Separate};
+    use cinch_graph::{Dropout, Graph, Target};
+    use cinch_plan::{Options, Plan};
+
+    use super::*;
+    use crate::cuda::command::Command;
+
+    const TENSOR_CORE_SOURCE: &str = include_str!("../kernels/attention.cu");
+    const ANY_SOURCE: &str = include_str!("../kernels/attention_any.cu");
+
+    fn op(
+        inputs: op::AttentionInputs,
+        heads: usize,
+        kv_heads: usize,
+        head_dim: usize,
+    ) -> op::Attention {
+        op::Attention {
+            inputs,
+            heads,
+            kv_heads,
+            head_dim,
+            causal: true,
+            scale: 0.125,
+            dropout: Some(Dropout {
+                rate: 0.25,
+                stream: 3,
+            }),
+            padding: true,
+        }
+    }
+
+    /// Forward and backward of one op over [batch, seq], lowered.
+    fn lower(
+        op: &op::Attention,
+        dtype: DType,
+        batch: usize,
+        seq: usize,
+    ) -> (Graph, Plan, Vec<Command>) {
+        let mut graph = Graph::new(dtype);
+        let (q, kv) = (op.heads * op.head_dim, op.kv_heads * op.head_dim);
+        let widths = match op.inputs {
+            Packed => vec![q + 2 * kv],
+            Separate => vec![q, kv, kv],
+        };
+        let mut inputs: Vec<_> = widths
+            .iter()
+            .enumerate()
+            .map(|(i, &width)| graph.batch(&format!("source{i}"), [batch, seq, width], dtype))
+            .collect();
+        let random = graph.random_state();
+        let lengths = graph.batch("lengths", [batch], DType::I32);
+        inputs.extend([random, lengths]);
+        let outputs = graph.emit("attention", op.clone(), inputs.clone()).unwrap();
+        let mut all = vec![graph.batch("do", [batch, seq, q], dtype)];
+        all.extend(&inputs[..op.num_sources()]);
+        all.extend([outputs[0], outputs[1], random, lengths]);
+        graph
+            .emit("backward", op::AttentionBackward(op.clone()), all)
+            .unwrap();
+        let plan = Plan::new(&graph, Options::new(Target::Cuda));
+        let mut x = Lowering::new(&graph, &plan, 0, true);
+        attention(&mut x, op);
+        let mut commands = x.finish();
+        let mut x = Lowering::new(&graph, &plan, 1, true);
+        attention_backward(&mut x, &op::AttentionBackward(op.clone()));
+        commands.extend(x.finish());
+        (graph, plan, commands)
+    }
+
+    /// The types of a kernel's parameters, as its source has them.
+    fn parameters(kernel: Kernel) -> Vec<String> {
+        let source = match kernel.file {
+            "attention" => TENSOR_CORE_SOURCE,
+            _ => ANY_SOURCE,
+        };
+        let source = source.replace('\\', " ");
+        // The parameters that a source's kernels share are a macro of it.
+        let shared_name = match kernel.file {
+            "attention" => "SCALARS",
+            _ => "PARAMETERS",
+        };
+        let define = format!("#define {shared_name} ");
+        let (_, shared) = source.split_once(&define).unwrap();
+        let shared = shared.split('#').next().unwrap_or_default();
+        let (stem, width) = kernel.function.rsplit_once('_').unwrap();
+        let name = match width.parse::<u32>() {
+            Ok(_) => format!(" {stem}_##D("),
+            Err(_) => format!(" {}(", kernel.function),
+        };
+        let (_, rest) = source.split_once(&name).unwrap();
+        let (list, _) = rest.split_once(')').unwrap();
+        list.replace(shared_name, shared)
+            .split(',')
+            .map(|parameter| {
+                let kind = parameter.trim().trim_start_matches("const ");
+                match parameter.contains('*') {
+                    true => "pointer".to_owned(),
+                    false => kind.split(' ').next().unwrap().to_owned(),
+                }
+            })
+            .collect()
+    }
+
+    fn launches(commands: &[Command]) -> Vec<(Kernel, Shape, &[Argument])> {
+        commands
+            .iter()
+            .filter_map(|command| match command {
+                Command::Launch {
+                    kernel,
+                    shape,
+                    arguments,
+                } => Some((*kernel, *shape, &arguments[..])),
+                _ => None,
+            })
+            .collect()
+    }
+
+    #[test]
+    fn arguments_are_the_kernels_parameters() {
+        for (dtype, head_dim) in [
+            (DType::Bf16, 32),
+            (DType::F16, 64),
+            (DType::Bf16, 128),
+            (DType::Bf16, 24),
+            (DType::F32, 64),
+        ] {
+            let (_, _, commands) = lower(&op(Packed, 4, 2, head_dim), dtype, 2, 50);
+            for (kernel, _, arguments) in launches(&commands) {
+                let given: Vec<_> = arguments
+                    .iter()
+                    .map(|argument| match argument {
+                        Argument::Address(_) | Argument::Null => "pointer",
+                        Argument::I32(_) => "int",
+                        Argument::U32(_) => "u32",
+                        Argument::U64(_) => "u64",
+                        Argument::F32(_) => "float",
+                    })
+                    .collect();
+                assert_eq!(parameters(kernel), given, "{}", kernel.function);
+            }
+        }
+    }
+
+    #[test]
+    fn tensor_cores_serve_their_widths_in_16_bits() {
+        let file = |head_dim, dtype| {
+            let (_, _, commands) = lower(&op(Packed, 2, 2, head_dim), dtype, 1, 7);
+            launches(&commands)[0].0.file
+        };
+        for head_dim in [32, 64, 128] {
+            assert_eq!(file(head_dim, DType::Bf16), "attention");
+            assert_eq!(file(head_dim, DType::F16), "attention");
+            assert_eq!(file(head_dim, DType::F32), "attention_any");
+        }
+        for head_dim in [4, 24, 80, 256] {
+            assert_eq!(file(head_dim, DType::Bf16), "attention_any");
+        }
+        let negative = op::Attention {
+            scale: -0.125,
+            ..op(Packed, 2, 2, 64)
+        };
+        let (_, _, commands) = lower(&negative, DType::Bf16, 1, 7);
+        assert_eq!(launches(&commands)[0].0.file, "attention_any");
+    }
+
+    #[test]
+    fn blocks_cover_the_sequence() {
+        // 777 positions are 7 blocks of 128 or 25 of 32.
+        let (_, _, commands) = lower(&op(Separate, 6, 2, 64), DType::Bf16, 3, 777);
+        let grids: Vec<_> = launches(&commands).iter().map(|l| l.1.grid).collect();
+        let rows_of_heads = (3_u32 * 777 * 6 * 8).div_ceil(256);
+        let expected = [
+            [7 * 6 * 3, 1, 1],
+            [rows_of_heads, 1, 1],
+            [7 * 2 * 3, 1, 1],
+            [7 * 6 * 3, 1, 1],
+        ];
+        assert_eq!(grids, expected);
+        let (_, _, commands) = lower(&op(Separate, 6, 2, 200), DType::Bf16, 3, 777);
+        let grids: Vec<_> = launches(&commands).iter().map(|l| l.1.grid).collect();
+        assert_eq!(grids[0], [25 * 6 * 3, 2, 1]);
+        assert_eq!(grids[2], [25 * 2 * 3, 2, 1]);
+    }
+
+    #[test]
+    fn shared_memory_fits_the_smallest_cards() {
+        for head_dim in 1..600 {
+            for dtype in [DType::Bf16, DType::F32] {
+                let (_, _, commands) = lower(&op(Packed, 1, 1, head_dim), dtype, 1, 1);
+                for (kernel, shape, _) in launches(&commands) {
+                    assert!(shape.shared_bytes <= 99 << 10, "{}", kernel.function);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn packed_blocks_are_columns_of_one_tensor() {
+        let (graph, plan, commands) = lower(&op(Packed, 4, 2, 64), DType::Bf16, 2, 50);
+        let launches = launches(&commands);
+        let qkv = plan.placement(graph.nodes[0].inputs[0]).unwrap().offset;
+        let columns = [0, 4 * 64 * 2, 6 * 64 * 2].map(|bytes| Argument::Address(qkv + bytes));
+        assert_eq!(launches[0].2[..3], columns);
+        assert_eq!(launches[2].2[1..4], columns);
+        let gradient = plan.placement(graph.nodes[1].outputs[0]).unwrap().offset;
+        let dkv = [4 * 64 * 2, 6 * 64 * 2].map(|bytes| Argument::Address(gradient + bytes));
+        assert_eq!(launches[2].2[6..8], dkv);
+        assert_eq!(launches[3].2[6], Argument::Address(gradient));
+        // Both strides are the packed width; the workspace holds δ.
+        assert_eq!(launches[0].2[5..7], [Argument::U32(8 * 64); 2]);
+        let workspace = plan.workspace(1).unwrap();
+        assert_eq!(workspace.bytes, 2 * 4 * 50 * 4);
+        assert_eq!(launches[1].2[2], Argument::Address(workspace.offset));
+    }
+}

@@ -1,0 +1,98 @@
+//! Cross entropy in chunks of rows: logits by a product, loss and gradient of each row in place,
+//! and the products of that gradient.
+
+use cinch_graph::op::{CUDA_GEMM_WORKSPACE, CrossEntropy};
+
+use crate::cuda::command::{Argument, Kernel, MatrixAt, Product, Shape};
+use crate::cuda::lowering::Lowering;
+
+use super::linear::{matrix, transposed};
+
+fn kernel(function: &'static str) -> Kernel {
+    Kernel {
+        file: "cross_entropy",
+        function,
+    }
+}
+
+pub fn cross_entropy(x: &mut Lowering<'_>, op: &CrossEntropy) {
+    let (h, w) = (x.input_type(0), x.input_type(1));
+    let (rows, width, vocabulary) = (h.rows(), h.width(), w.rows());
+    let stride = CrossEntropy::cuda_row_stride(vocabulary);
+    let [logits_bytes, losses_bytes] = op.cuda_parts(&h, vocabulary);
+    let logits = x.workspace().0;
+    let losses = logits + logits_bytes;
+    let workspace = losses + losses_bytes;
+    let z = MatrixAt {
+        address: logits,
+        row_stride: stride,
+        dtype: h.dtype,
+        transposed: false,
+    };
+    let weight = matrix(x.input(1), w, 0);
+    let vector = 16 / h.dtype.size() as usize;
+    let threads = (stride / vector).next_multiple_of(32).clamp(32, 1024) as u32;
+    let row_bytes = width as u64 * h.dtype.size();
+    let mut weight_adds = op.weight && x.adds(2);
+    for first in (0..rows).step_by(op.chunk_rows) {
+        let chunk = op.chunk_rows.min(rows - first);
+        let hidden = matrix(x.input(0) + first as u64 * row_bytes, h, 0);
+        let product = |m: usize, n: usize, k: usize, [a, b, c]: [MatrixAt; 3]| Product {
+            m,
+            n,
+            k,
+            a,
+            b,
+            c,
+            accumulate: false,
+            bias: None,
+            workspace,
+            workspace_bytes: CUDA_GEMM_WORKSPACE,
+        };
+        // Over the rounded vocabulary: the rows of W beyond the last are zero, so the logits
+        // there are too, and add nothing to dh.
+        x.product(product(
+            chunk,
+            stride,
+            width,
+            [hidden, transposed(weight), z],
+        ));
+        let arguments = vec![
+            Argument::Address(logits),
+            Argument::Address(x.input(2) + 4 * first as u64),
+            Argument::Address(losses + 4 * first as u64),
+            x.input_argument(3),
+            x.optional_input(op.scaled.then_some(4)),
+            Argument::U32(vocabulary as u32),
+            Argument::U32(stride as u32),
+            Argument::F32(op.label_smoothing as f32),
+            Argument::U32(u32::from(op.gradient)),
+        ];
+        let shape = Shape::linear(chunk, threads);
+        x.launch(kernel("cross_entropy_rows"), shape, arguments);
+        if op.gradient {
+            let dh = matrix(x.output(1) + first as u64 * row_bytes, h, 0);
+            x.product(product(chunk, width, stride, [z, weight, dh]));
+        }
+        if op.weight {
+            let dw = matrix(x.output(2), x.output_type(2), 0);
+            x.product(Product {
+                accumulate: weight_adds,
+                ..product(vocabulary, width, chunk, [transposed(z), hidden, dw])
+            });
+            weight_adds = true;
+        }
+    }
+    let arguments = vec![
+        Argument::Address(losses),
+        x.input_argument(3),
+        x.output_argument(0),
+        Argument::U32(rows as u32),
+        Argument::U32(u32::from(x.adds(0))),
+    ];
+    x.launch(
+        kernel("cross_entropy_loss"),
+        Shape::linear(1, 1024),
+        arguments,
+    );
+}

@@ -1,0 +1,100 @@
+//! From an op to the commands of its kernels.
+
+mod activation;
+mod attention;
+mod convolution;
+mod cross_entropy;
+mod embedding;
+mod gated;
+mod linear;
+mod logits;
+mod norm;
+mod optimizer;
+mod rotary;
+mod scan;
+
+use std::ops::Range;
+
+use cinch_graph::Graph;
+use cinch_graph::op::Op;
+use cinch_plan::Plan;
+
+use super::command::{Command, Kernel};
+use super::lowering::Lowering;
+
+/// Master weights to their compute copies, after loading: (float*, real*, u64).
+pub const COPY_TO_REAL: Kernel = Kernel {
+    file: "optimizer",
+    function: "copy_to_real",
+};
+
+/// The commands of one node.
+pub fn lower(mut x: Lowering<'_>) -> Vec<Command> {
+    let node = x.node;
+    match &node.op {
+        Op::Embedding(op) => embedding::embedding(&mut x, op),
+        Op::EmbeddingBackward(op) => embedding::embedding_backward(&mut x, op),
+        Op::Norm(op) => norm::norm(&mut x, op),
+        Op::NormApply(op) => norm::norm_apply(&mut x, op),
+        Op::NormBackward(op) => norm::norm_backward(&mut x, op),
+        Op::Linear(op) => linear::linear(&mut x, op),
+        Op::LinearGradInput(op) => linear::linear_grad_input(&mut x, op),
+        Op::LinearGradWeight(op) => linear::linear_grad_weight(&mut x, op),
+        Op::Activation(op) => activation::activation(&mut x, op),
+        Op::ActivationBackward(op) => activation::activation_backward(&mut x, op),
+        Op::Gated(op) => gated::gated(&mut x, op),
+        Op::GatedBackward(op) => gated::gated_backward(&mut x, op),
+        Op::Add(op) => activation::add(&mut x, op),
+        Op::Rotary(op) => rotary::rotary(&mut x, op),
+        Op::Attention(op) => attention::attention(&mut x, op),
+        Op::AttentionBackward(op) => attention::attention_backward(&mut x, op),
+        Op::Convolution(op) => convolution::convolution(&mut x, op),
+        Op::ConvolutionBackward(op) => convolution::convolution_backward(&mut x, op),
+        Op::Scan(op) => scan::scan(&mut x, op),
+        Op::ScanBackward(op) => scan::scan_backward(&mut x, op),
+        Op::CrossEntropy(op) => cross_entropy::cross_entropy(&mut x, op),
+        Op::Logits(op) => logits::logits(&mut x, op),
+        Op::GradientNorm(op) => optimizer::gradient_norm(&mut x, op),
+        Op::AdamW(op) => optimizer::adamw(&mut x, op, 1),
+    }
+    x.finish()
+}
+
+/// Commands that belong together, and what they are called in traces and errors.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lowered {
+    pub op: &'static str,
+    pub node: String,
+    pub commands: Vec<Command>,
+}
+
+/// The commands of some of a graph's nodes. Updates that follow each other become one: most
+/// parameters are too small to keep a card busy by themselves.
+pub fn lower_all(
+    graph: &Graph,
+    plan: &Plan,
+    nodes: Range<usize>,
+    first_micro: bool,
+) -> Vec<Lowered> {
+    let mut lowered = Vec::new();
+    let mut index = nodes.start;
+    while index < nodes.end {
+        let node = &graph.nodes[index];
+        let count = optimizer::num_together(&graph.nodes[index..nodes.end]).max(1);
+        let mut x = Lowering::new(graph, plan, index, first_micro);
+        let (name, commands) = match &node.op {
+            Op::AdamW(op) if count > 1 => {
+                optimizer::adamw(&mut x, op, count);
+                (format!("{} and {} more", node.name, count - 1), x.finish())
+            }
+            _ => (node.name.clone(), lower(x)),
+        };
+        lowered.push(Lowered {
+            op: node.op.name(),
+            node: name,
+            commands,
+        });
+        index += count;
+    }
+    lowered
+}

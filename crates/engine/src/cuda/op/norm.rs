@@ -1,0 +1,171 @@
+//! Norms: which kernel takes a width, and how many rows a block works on at once.
+
+use cinch_graph::op::{Norm, NormApply, NormBackward, NormKind};
+
+use crate::cuda::command::{Argument, Kernel, Shape};
+use crate::cuda::lowering::{Lowering, MULTIPROCESSORS};
+
+use super::linear::sum_partials;
+
+fn kernel(function: &'static str) -> Kernel {
+    Kernel {
+        file: "norm",
+        function,
+    }
+}
+
+/// Threads of a block to which a whole row belongs, where a row is no whole number of vectors.
+const ANY_THREADS: u32 = 256;
+
+/// Rows of the blocks that sum columns of any width, and columns.
+const ANY_ROWS: usize = 8;
+const ANY_COLUMNS: usize = 32;
+
+/// The sizes of a norm, and how its rows are dealt out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Rows {
+    rows: usize,
+    width: usize,
+    /// Threads that share a row, a 16-byte vector to each; `None` where a row is not made of
+    /// such vectors, or of too many.
+    threads: Option<usize>,
+}
+
+impl Rows {
+    fn new(x: &Lowering<'_>) -> Self {
+        let ty = x.input_type(0);
+        let vector = 16 / ty.dtype.size() as usize;
+        let threads = (ty.width() / vector).next_multiple_of(32);
+        let fits = ty.width().is_multiple_of(vector) && threads <= 1024;
+        Self {
+            rows: ty.rows(),
+            width: ty.width(),
+            threads: fits.then_some(threads),
+        }
+    }
+
+    /// The launch with at most `most` blocks. Blocks have about 512 threads: several rows side
+    /// by side, but no more than there are barriers for.
+    fn shape(&self, most: usize) -> Shape {
+        match self.threads {
+            Some(threads) => {
+                let side_by_side = (512 / threads).clamp(1, 8);
+                let blocks = self.rows.div_ceil(side_by_side).min(most);
+                Shape {
+                    grid: [blocks.max(1) as u32, 1, 1],
+                    block: [threads as u32, side_by_side as u32, 1],
+                    shared_bytes: 0,
+                }
+            }
+            None => Shape::linear(self.rows.min(8 * MULTIPROCESSORS), ANY_THREADS),
+        }
+    }
+
+    /// One of two kernels: for rows of vectors, or for any.
+    fn choose(&self, vectors: &'static str, any: &'static str) -> Kernel {
+        kernel(if self.threads.is_some() { vectors } else { any })
+    }
+
+    fn arguments(&self) -> [Argument; 2] {
+        [
+            Argument::U32(self.rows as u32),
+            Argument::U32(self.width as u32),
+        ]
+    }
+}
+
+pub fn norm(x: &mut Lowering<'_>, op: &Norm) {
+    let rows = Rows::new(x);
+    let layout = op.layout();
+    let mut arguments = vec![
+        x.input_argument(0),
+        x.optional_input(op.residual.then_some(1)),
+        x.input_argument(layout.gamma),
+        x.optional_input(layout.beta),
+        x.optional_output(op.residual.then_some(0)),
+        x.output_argument(layout.y),
+        x.optional_output(layout.mean),
+        x.output_argument(layout.rstd),
+    ];
+    arguments.extend(x.dropout_arguments(op.dropout, layout.random));
+    arguments.extend(rows.arguments());
+    arguments.push(Argument::F32(op.epsilon as f32));
+    let kernel = rows.choose("norm_forward", "norm_forward_any");
+    x.launch(kernel, rows.shape(4 * MULTIPROCESSORS), arguments);
+}
+
+pub fn norm_apply(x: &mut Lowering<'_>, op: &NormApply) {
+    let rows = Rows::new(x);
+    let [mean, rstd, gamma, beta] = match op.kind {
+        NormKind::Layer => [Some(1), Some(2), Some(3), Some(4)],
+        NormKind::Rms => [None, Some(1), Some(2), None],
+    };
+    let mut arguments = vec![
+        x.input_argument(0),
+        x.optional_input(mean),
+        x.optional_input(rstd),
+        x.optional_input(gamma),
+        x.optional_input(beta),
+        x.output_argument(0),
+    ];
+    arguments.extend(rows.arguments());
+    let kernel = rows.choose("norm_apply", "norm_apply_any");
+    x.launch(kernel, rows.shape(4 * MULTIPROCESSORS), arguments);
+}
+
+pub fn norm_backward(x: &mut Lowering<'_>, op: &NormBackward) {
+    let rows = Rows::new(x);
+    let layout = op.layout();
+    let partials = Argument::Address(x.workspace().0);
+    let dropout = x.dropout_arguments(op.dropout, layout.random);
+    let operands = [
+        x.input_argument(0),
+        x.optional_input(layout.residual_gradient),
+        x.input_argument(layout.stream),
+        x.optional_input(layout.mean),
+        x.input_argument(layout.rstd),
+    ];
+    let [dy, _, stream, mean, rstd] = operands;
+    let mut arguments = operands.to_vec();
+    arguments.extend([
+        x.input_argument(layout.gamma),
+        x.output_argument(0),
+        x.optional_output(layout.dbranch),
+    ]);
+    let blocks = if rows.threads.is_some() {
+        let mut shape = rows.shape(NormBackward::CUDA_BLOCKS);
+        if op.parameters {
+            shape.shared_bytes = (2 * rows.width * size_of::<f32>()) as u32;
+        }
+        arguments.push(if op.parameters {
+            partials
+        } else {
+            Argument::Null
+        });
+        arguments.extend(dropout);
+        arguments.extend(rows.arguments());
+        x.launch(kernel("norm_backward"), shape, arguments);
+        shape.grid[0]
+    } else {
+        let blocks = rows.rows.div_ceil(ANY_ROWS).min(NormBackward::CUDA_BLOCKS);
+        if op.parameters {
+            // First, because dx may be about to replace dy.
+            let shape = Shape {
+                grid: [rows.width.div_ceil(ANY_COLUMNS) as u32, blocks as u32, 1],
+                block: [ANY_COLUMNS as u32, ANY_ROWS as u32, 1],
+                shared_bytes: 0,
+            };
+            let mut arguments = vec![dy, stream, mean, rstd, partials];
+            arguments.extend(rows.arguments());
+            x.launch(kernel("norm_partials_any"), shape, arguments);
+        }
+        arguments.extend(dropout);
+        arguments.extend(rows.arguments());
+        let shape = rows.shape(8 * MULTIPROCESSORS);
+        x.launch(kernel("norm_backward_any"), shape, arguments);
+        blocks as u32
+    };
+    if let Some(dgamma) = layout.dgamma {
+        sum_partials(x, blocks, rows.width, dgamma, layout.dbeta);
+    }
+}

@@ -1,0 +1,167 @@
+//! The gradient norm over all gradients, and AdamW for many parameters at once.
+
+#[cfg(test)]
+mod tests;
+
+use cinch_graph::op::{AdamW, GradientNorm, Op};
+use cinch_graph::{Node, TensorId};
+use cinch_plan::ALIGNMENT;
+
+use crate::cuda::command::{Argument, Kernel, Shape};
+use crate::cuda::lowering::Lowering;
+
+fn kernel(function: &'static str) -> Kernel {
+    Kernel {
+        file: "optimizer",
+        function,
+    }
+}
+
+/// Ranges of floats that hold all gradients: (address, elements). Gradients that follow each
+/// other are one range. The few bytes between them, up to the next multiple of the alignment,
+/// belong to no tensor: nothing writes them after the arena was cleared, so their squares are
+/// zero.
+fn ranges(x: &Lowering<'_>) -> Vec<(u64, usize)> {
+    let mut gradients: Vec<(u64, usize)> = (0..x.node.inputs.len())
+        .map(|input| (x.input(input), x.input_type(input).shape.elements()))
+        .collect();
+    gradients.sort_unstable();
+    let mut ranges: Vec<(u64, usize)> = Vec::new();
+    for (address, elements) in gradients {
+        match ranges.last_mut() {
+            Some((start, length))
+                if (*start + 4 * *length as u64).next_multiple_of(ALIGNMENT) == address =>
+            {
+                *length = ((address - *start) / 4) as usize + elements;
+            }
+            _ => ranges.push((address, elements)),
+        }
+    }
+    ranges
+}
+
+pub fn gradient_norm(x: &mut Lowering<'_>, op: &GradientNorm) {
+    let (workspace, _) = x.workspace();
+    let mut count = 0;
+    for (address, elements) in ranges(x) {
+        let blocks = elements.div_ceil(GradientNorm::BLOCK);
+        let arguments = vec![
+            Argument::Address(address),
+            Argument::Address(workspace + 8 * count as u64),
+            Argument::U64(elements as u64),
+            Argument::U32(GradientNorm::BLOCK as u32),
+        ];
+        x.launch(
+            kernel("gradient_squares"),
+            Shape::linear(blocks, 512),
+            arguments,
+        );
+        count += blocks;
+    }
+    let max_norm = op.max_norm.map_or(f32::INFINITY, |max| max as f32);
+    let arguments = vec![
+        Argument::Address(workspace),
+        x.output_argument(0),
+        x.optional_output(op.scaled.then_some(1)),
+        Argument::U32(count as u32),
+        Argument::F32(max_norm),
+    ];
+    x.launch(kernel("gradient_norm"), Shape::linear(1, 1024), arguments);
+}
+
+/// Parameters in one launch: as many as fit into the 4 KiB that arguments may take. The number
+/// and the layout of an entry are the kernel's.
+const TABLE_ENTRIES: usize = 120;
+const ENTRY_WORDS: usize = 8;
+/// Elements of a block, and its threads.
+const SHARE: usize = 8192;
+const UPDATE_THREADS: u32 = 256;
+const NO_COPY: u32 = u32::MAX;
+/// Entries count elements in 32 bits; a larger tensor is several entries.
+const PIECE: usize = 1 << 30;
+
+/// How many of the nodes, from the first on, are one update: AdamW with the same settings and
+/// scalars, the decay aside.
+pub fn num_together(nodes: &[Node]) -> usize {
+    let Some((first, op)) = nodes.first().and_then(as_adamw) else {
+        return 0;
+    };
+    let joins = |node: &Node| {
+        as_adamw(node).is_some_and(|(node, other)| {
+            node.inputs[1..] == first.inputs[1..]
+                && (other.beta1, other.beta2, other.epsilon) == (op.beta1, op.beta2, op.epsilon)
+        })
+    };
+    nodes.iter().take_while(|node| joins(node)).count()
+}
+
+fn as_adamw(node: &Node) -> Option<(&Node, &AdamW)> {
+    match &node.op {
+        Op::AdamW(op) => Some((node, op)),
+        _ => None,
+    }
+}
+
+/// The update of `count` parameters, this node's and those of the nodes that follow.
+pub fn adamw(x: &mut Lowering<'_>, op: &AdamW, count: usize) {
+    let nodes = &x.graph.nodes[x.index..x.index + count];
+    let updates = nodes.iter().filter_map(as_adamw);
+    let entries: Vec<Entry> = updates
+        .flat_map(|(node, op)| Entry::all(x, node, op))
+        .collect();
+    for entries in entries.chunks(TABLE_ENTRIES) {
+        let mut words = Vec::with_capacity(TABLE_ENTRIES * ENTRY_WORDS);
+        let mut blocks = 0;
+        for entry in entries {
+            words.extend(entry.places);
+            words.extend([entry.elements as u32, blocks as u32, entry.decay.to_bits()]);
+            blocks += entry.elements.div_ceil(SHARE);
+        }
+        words.resize(TABLE_ENTRIES * ENTRY_WORDS, 0);
+        let arguments = vec![
+            Argument::U32(entries.len() as u32),
+            Argument::Address(0),
+            x.input_argument(1),
+            x.input_argument(2),
+            Argument::F32((1.0 - op.beta1) as f32),
+            Argument::F32(op.beta2 as f32),
+            Argument::F32((1.0 - op.beta2) as f32),
+            Argument::F32(op.epsilon as f32),
+        ];
+        let shape = Shape::linear(blocks, UPDATE_THREADS);
+        x.launch_table(kernel("adamw"), shape, words.into(), arguments);
+    }
+}
+
+/// A parameter, or a piece of a large one.
+struct Entry {
+    /// Parameter, gradient, moments and compute copy, in units of the plan's alignment.
+    places: [u32; 5],
+    elements: usize,
+    decay: f32,
+}
+
+impl Entry {
+    fn all(x: &Lowering<'_>, node: &Node, op: &AdamW) -> Vec<Self> {
+        let gradient = node.inputs[0];
+        let elements = x.graph.ty(gradient).shape.elements();
+        let place = |id: TensorId, first: usize| {
+            let size = x.graph.ty(id).dtype.size();
+            ((x.place(id).offset + first as u64 * size) / ALIGNMENT) as u32
+        };
+        let pieces = (0..elements).step_by(PIECE);
+        pieces
+            .map(|first| Self {
+                places: [
+                    place(node.outputs[0], first),
+                    place(gradient, first),
+                    place(node.outputs[1], first),
+                    place(node.outputs[2], first),
+                    op.copy.map_or(NO_COPY, |_| place(node.outputs[3], first)),
+                ],
+                elements: PIECE.min(elements - first),
+                decay: op.weight_decay as f32,
+            })
+            .collect()
+    }
+}

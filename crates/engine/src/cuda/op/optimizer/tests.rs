@@ -1,0 +1,179 @@
+//! The update as commands: which parameters are in which launch, and what a table holds.
+
+use cinch_graph::op::LossScale;
+use cinch_graph::{DType, Graph, Init, Optimizer, Target, TrainingGraph, differentiate};
+use cinch_plan::{Options, Plan, num_micro_nodes};
+
+use super::*;
+use crate::cuda::command::Command;
+use crate::cuda::op::{Lowered, lower_all};
+
+const SOURCE: &str = include_str!("../../kernels/optimizer.cu");
+
+/// A chain of square layers, every second one with a bias, which does not decay.
+fn step(dtype: DType, layers: usize) -> TrainingGraph {
+    const INIT: Init = Init::Normal { std: 0.02 };
+    let mut g = Graph::new(dtype);
+    let tokens = g.batch("tokens", [2, 5], DType::I32);
+    let table = g.weight("table", [3001, 9], INIT);
+    let mut x = g.embedding("embedding", tokens, table, None, None).unwrap();
+    for layer in 0..layers {
+        let weight = g.weight(&format!("{layer}.weight"), [9, 9], INIT);
+        let bias =
+            (layer % 2 == 1).then(|| g.small_weight(&format!("{layer}.bias"), [9], Init::Zeros));
+        x = g.linear(&layer.to_string(), x, weight, bias).unwrap();
+    }
+    let targets = g.batch("targets", [2, 5], DType::I32);
+    g.cross_entropy("loss", x, table, targets, 0.0, None)
+        .unwrap();
+    let optimizer = Optimizer {
+        beta1: 0.9,
+        beta2: 0.95,
+        epsilon: 1e-8,
+        weight_decay: 0.1,
+        max_norm: Some(1.0),
+    };
+    differentiate(g, &optimizer).unwrap()
+}
+
+fn update(graph: &Graph, plan: &Plan) -> Vec<Lowered> {
+    let nodes = num_micro_nodes(graph)..graph.nodes.len();
+    lower_all(graph, plan, nodes, false)
+}
+
+fn plan(graph: &Graph) -> Plan {
+    Plan::new(graph, Options::new(Target::Cuda))
+}
+
+/// Blocks, number of entries and table of each launch.
+fn tables(commands: &[Command]) -> Vec<(usize, usize, &[u32])> {
+    let table = |command| match command {
+        &Command::LaunchTable {
+            shape,
+            ref table,
+            ref arguments,
+            ..
+        } => {
+            let Argument::U32(entries) = arguments[0] else {
+                panic!("{arguments:?}");
+            };
+            (shape.grid[0] as usize, entries as usize, &table[..])
+        }
+        other => panic!("{other:?}"),
+    };
+    commands.iter().map(table).collect()
+}
+
+#[test]
+fn all_parameters_are_updated_in_one_launch() {
+    for dtype in [DType::F32, DType::Bf16] {
+        let graph = step(dtype, 6);
+        let plan = plan(&graph);
+        let lowered = update(&graph, &plan);
+        let ops: Vec<&str> = lowered.iter().map(|entry| entry.op).collect();
+        assert_eq!(ops, ["gradient_norm", "adamw"]);
+        assert_eq!(lowered[1].node, "table.update and 9 more");
+        let tables = tables(&lowered[1].commands);
+        assert_eq!(tables.len(), 1);
+        let (blocks, count, words) = tables[0];
+        assert_eq!((count, words.len()), (10, TABLE_ENTRIES * ENTRY_WORDS));
+        // 27009 elements are 4 blocks, each of the others is one.
+        assert_eq!(blocks, 4 + 9);
+        let (entries, _) = words.as_chunks::<ENTRY_WORDS>();
+        let mut first_block = 0;
+        for (entry, parameter) in entries.iter().zip(&graph.parameters) {
+            let place = |id| (plan.placement(id).unwrap().offset / 256) as u32;
+            let [m, v] = parameter.moments.unwrap();
+            assert_eq!(entry[0], place(parameter.master));
+            assert_eq!(entry[1], place(parameter.gradient.unwrap()));
+            assert_eq!((entry[2], entry[3]), (place(m), place(v)));
+            let copied = parameter.compute != parameter.master;
+            let copy = if copied {
+                place(parameter.compute)
+            } else {
+                u32::MAX
+            };
+            assert_eq!(entry[4], copy);
+            let elements = graph.ty(parameter.master).shape.elements();
+            assert_eq!(entry[5] as usize, elements);
+            assert_eq!(entry[6] as usize, first_block);
+            let decay = if parameter.decay { 0.1_f32 } else { 0.0 };
+            assert_eq!(f32::from_bits(entry[7]), decay);
+            first_block += elements.div_ceil(8192);
+        }
+        assert!(entries[count..].iter().all(|entry| *entry == [0; 8]));
+    }
+}
+
+#[test]
+fn more_parameters_than_a_table_holds_are_several_launches() {
+    let graph = step(DType::Bf16, 200);
+    let plan = plan(&graph);
+    let lowered = update(&graph, &plan);
+    assert_eq!(lowered.len(), 2);
+    let tables = tables(&lowered[1].commands);
+    let counts: Vec<usize> = tables.iter().map(|&(_, count, _)| count).collect();
+    assert_eq!(counts, [120, 120, 61]);
+    // Each counts its own blocks.
+    assert!(tables.iter().all(|&(_, _, words)| words[6] == 0));
+    let arguments = TABLE_ENTRIES * ENTRY_WORDS * 4 + 48;
+    assert!(arguments < 4096, "{arguments}");
+}
+
+#[test]
+fn other_settings_are_another_launch() {
+    let mut graph = (*step(DType::F32, 4)).clone();
+    let last = graph.nodes.last_mut().unwrap();
+    if let Op::AdamW(op) = &mut last.op {
+        op.beta2 = 0.5;
+    }
+    let nodes = num_micro_nodes(&graph);
+    assert_eq!(num_together(&graph.nodes[nodes..]), 0);
+    assert_eq!(num_together(&graph.nodes[nodes + 1..]), 6);
+    assert_eq!(num_together(&graph.nodes[nodes + 7..]), 1);
+    assert_eq!(num_together(&[]), 0);
+}
+
+#[test]
+fn only_half_precision_has_a_loss_scale() {
+    for (dtype, scaled) in [(DType::F32, false), (DType::F16, true)] {
+        let graph = step(dtype, 2);
+        let plan = plan(&graph);
+        let place = |name| plan.placement(graph.find(name)?);
+        let expected = place("loss_scale").map_or(Argument::Null, |place| {
+            assert_eq!(place.bytes, 16);
+            Argument::Address(place.offset)
+        });
+        assert_eq!(expected != Argument::Null, scaled);
+        let all = lower_all(&graph, &plan, 0..graph.nodes.len(), true);
+        let arguments = |function: &str| {
+            let launches = all.iter().flat_map(|lowered| &lowered.commands);
+            let mut found = launches.filter_map(|command| match command {
+                Command::Launch {
+                    kernel, arguments, ..
+                } if kernel.function == function => Some(arguments),
+                _ => None,
+            });
+            found.next().unwrap()
+        };
+        assert_eq!(arguments("gradient_norm")[2], expected);
+        assert_eq!(arguments("cross_entropy_rows")[4], expected);
+    }
+}
+
+/// The kernel repeats what the graph and the lowering say.
+#[test]
+fn constants_are_those_of_the_kernel() {
+    let (small, large) = (LossScale::SMALLEST, LossScale::LARGEST);
+    let interval = LossScale::INTERVAL;
+    for line in [
+        format!("SMALLEST_SCALE = {small:.1}f, LARGEST_SCALE = {large:.1}f"),
+        format!("SCALE_INTERVAL = {interval}.0f"),
+        format!("ENTRIES = {TABLE_ENTRIES};"),
+        format!("UNIT = {ALIGNMENT}, NO_COPY = {NO_COPY:#x}u"),
+        format!("SHARE = {SHARE}, UPDATE_THREADS = {UPDATE_THREADS};"),
+        format!("__launch_bounds__({UPDATE_THREADS})\nadamw("),
+    ] {
+        assert!(SOURCE.contains(&line), "{line}");
+    }
+}

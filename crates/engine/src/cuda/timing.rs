@@ -1,0 +1,150 @@
+//! Device time: of a piece of work, and which of several ways to do the same is fastest.
+
+use std::time::Duration;
+
+use cudarc::driver::{result, sys};
+
+use super::driver::{Stream, failed};
+use crate::error::EngineError;
+
+/// Two events of the driver around some work.
+pub(crate) struct Stopwatch {
+    start: sys::CUevent,
+    end: sys::CUevent,
+}
+
+impl Stopwatch {
+    /// The context must be current.
+    pub fn new() -> Result<Self, EngineError> {
+        let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
+        let create = || result::event::create(flags).map_err(failed("create an event"));
+        Ok(Self {
+            start: create()?,
+            end: create()?,
+        })
+    }
+
+    /// How long the device takes for what `work` puts on the stream; waits for it.
+    pub fn time(
+        &self,
+        stream: &Stream,
+        work: impl FnOnce() -> Result<(), EngineError>,
+    ) -> Result<Duration, EngineError> {
+        // SAFETY: events and stream are live.
+        unsafe { result::event::record(self.start, stream.handle) }
+            .map_err(failed("record an event"))?;
+        work()?;
+        // SAFETY: as above.
+        unsafe { result::event::record(self.end, stream.handle) }
+            .map_err(failed("record an event"))?;
+        stream.synchronize()?;
+        // SAFETY: both events were recorded and have completed.
+        let milliseconds = unsafe { result::event::elapsed(self.start, self.end) }
+            .map_err(failed("read an event"))?;
+        Ok(Duration::from_secs_f64(f64::from(milliseconds) / 1e3))
+    }
+}
+
+impl Drop for Stopwatch {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`, destroyed once. A failure here has nobody to be told to.
+        unsafe {
+            let _ = result::event::destroy(self.start);
+            let _ = result::event::destroy(self.end);
+        }
+    }
+}
+
+/// Short work is repeated until it takes about this long, so that starting it does not count.
+const BURST: Duration = Duration::from_micros(400);
+const LONGEST_BURST: u32 = 16;
+const ROUNDS: usize = 3;
+/// Slower than the fastest by this much in one trial, and a candidate is not tried again.
+const HOPELESS: f64 = 1.5;
+/// What a later candidate has to gain over the first, which noise must not replace.
+const GAIN: f64 = 0.98;
+
+/// The fastest of `count` ways, by number; `time` runs one of them so many times in a row. Those
+/// that fail are left out; the first error comes back where all do.
+pub(crate) fn fastest(
+    count: usize,
+    mut time: impl FnMut(usize, u32) -> Result<Duration, EngineError>,
+) -> Result<usize, EngineError> {
+    let mut best: Vec<(usize, f64)> = Vec::with_capacity(count);
+    let mut problem = None;
+    for candidate in 0..count {
+        // Once to load it, once to time it.
+        match time(candidate, 1).and_then(|_| time(candidate, 1)) {
+            Ok(duration) => best.push((candidate, duration.as_secs_f64())),
+            Err(error) => problem = problem.or(Some(error)),
+        }
+    }
+    let least = best.iter().map(|&(_, time)| time).fold(f64::MAX, f64::min);
+    best.retain(|&(_, time)| time <= HOPELESS * least);
+    let burst = (BURST.as_secs_f64() / least.max(1e-9)) as u32;
+    let burst = burst.clamp(1, LONGEST_BURST);
+    for _ in 0..ROUNDS {
+        for (candidate, best) in &mut best {
+            let duration = time(*candidate, burst)?;
+            *best = best.min(duration.as_secs_f64() / f64::from(burst));
+        }
+    }
+    let mut chosen: Option<(usize, f64)> = None;
+    for &(candidate, time) in &best {
+        if chosen.is_none_or(|(_, least)| time < GAIN * least) {
+            chosen = Some((candidate, time));
+        }
+    }
+    match (chosen, problem) {
+        (Some((candidate, _)), _) => Ok(candidate),
+        (None, Some(error)) => Err(error),
+        (None, None) => Err(EngineError::Cuda {
+            action: "choose an algorithm".to_owned(),
+            problem: "there is none".to_owned(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn choose(times: &[Option<f64>]) -> Result<usize, EngineError> {
+        fastest(times.len(), |candidate, runs| match times[candidate] {
+            Some(time) => Ok(Duration::from_secs_f64(time * f64::from(runs))),
+            None => Err(EngineError::Cuda {
+                action: format!("run {candidate}"),
+                problem: "not supported".to_owned(),
+            }),
+        })
+    }
+
+    #[test]
+    fn the_fastest_wins_unless_it_is_as_fast_as_the_first() {
+        assert_eq!(choose(&[Some(1e-3)]).unwrap(), 0);
+        assert_eq!(choose(&[Some(1e-3), Some(8e-4), Some(9e-4)]).unwrap(), 1);
+        assert_eq!(choose(&[Some(1e-3), Some(0.99e-3)]).unwrap(), 0);
+        assert_eq!(choose(&[Some(1e-3), Some(1e-5), Some(2e-5)]).unwrap(), 1);
+    }
+
+    #[test]
+    fn what_fails_is_left_out() {
+        assert_eq!(choose(&[None, Some(1e-3), None]).unwrap(), 1);
+        let message = choose(&[None, None]).unwrap_err().to_string();
+        assert!(message.contains("run 0"), "{message}");
+        assert!(choose(&[]).is_err());
+    }
+
+    /// A first timing that was disturbed is put right by the later ones.
+    #[test]
+    fn the_best_of_several_rounds_counts() {
+        let mut calls = [0; 2];
+        let chosen = fastest(2, |candidate, runs| {
+            calls[candidate] += 1;
+            let disturbed = candidate == 1 && calls[1] <= 2;
+            let time = [1e-3, if disturbed { 1.4e-3 } else { 8e-4 }][candidate];
+            Ok(Duration::from_secs_f64(time * f64::from(runs)))
+        });
+        assert_eq!(chosen.unwrap(), 1);
+    }
+}

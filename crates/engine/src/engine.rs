@@ -1,0 +1,260 @@
+//! One face for both executors: what the training loop needs of them and nothing more.
+
+use std::borrow::Cow;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use cinch_graph::{Graph, Target};
+use cinch_plan::{Placement, Plan};
+
+use crate::arena::{Arena, Element};
+use crate::cpu::executor::Executor;
+use crate::cuda::{CudaExecutor, ProgramId};
+use crate::error::EngineError;
+
+/// How an engine is started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EngineOptions {
+    /// CPU threads; all cores where not given.
+    pub threads: Option<usize>,
+    /// Let the GPU's matrix units round single-precision operands to tf32.
+    pub tf32: bool,
+    /// Choose the same algorithms every time, even if others are faster.
+    pub deterministic: bool,
+}
+
+/// An executor with its arena.
+pub enum Engine {
+    Cpu(Executor),
+    Cuda(Box<CudaExecutor>),
+}
+
+/// A part of a graph that is run at once.
+#[derive(Clone, Debug)]
+pub struct Part {
+    nodes: Range<usize>,
+    /// Whether accumulators start over.
+    first_micro: bool,
+    recorded: Option<ProgramId>,
+}
+
+impl Engine {
+    pub fn new(
+        target: Target,
+        arena_bytes: u64,
+        options: EngineOptions,
+    ) -> Result<Self, EngineError> {
+        Ok(match target {
+            Target::Cpu => Self::Cpu(Executor::new(arena_bytes, options.threads)?),
+            Target::Cuda => Self::Cuda(Box::new(CudaExecutor::new(arena_bytes, options)?)),
+        })
+    }
+
+    /// The host's arena, where the executor has one.
+    pub fn arena(&self) -> Option<&Arena> {
+        match self {
+            Self::Cpu(executor) => Some(executor.arena()),
+            Self::Cuda(_) => None,
+        }
+    }
+
+    /// The CPU executor, where that is what runs.
+    pub fn cpu(&self) -> Option<&Executor> {
+        match self {
+            Self::Cpu(executor) => Some(executor),
+            Self::Cuda(_) => None,
+        }
+    }
+
+    /// The CUDA executor, where that is what runs.
+    pub fn cuda(&self) -> Option<&CudaExecutor> {
+        match self {
+            Self::Cpu(_) => None,
+            Self::Cuda(executor) => Some(executor),
+        }
+    }
+
+    /// What it runs on, for people.
+    pub fn describe(&self) -> String {
+        match self {
+            Self::Cpu(executor) => format!("{} threads", executor.num_threads()),
+            Self::Cuda(executor) => executor.info().name.clone(),
+        }
+    }
+
+    /// Makes some of a graph's nodes ready to run; on a GPU, compiles and records them. What is in
+    /// the arena may be lost: weights are written afterwards.
+    pub fn prepare(
+        &mut self,
+        graph: &Graph,
+        plan: &Plan,
+        nodes: Range<usize>,
+        first_micro: bool,
+    ) -> Result<Part, EngineError> {
+        let recorded = match self {
+            Self::Cpu(_) => None,
+            Self::Cuda(executor) => {
+                Some(executor.prepare(graph, plan, nodes.clone(), first_micro)?)
+            }
+        };
+        Ok(Part {
+            nodes,
+            first_micro,
+            recorded,
+        })
+    }
+
+    /// Runs a part of `graph`, which is the one it was prepared from.
+    pub fn run(&mut self, graph: &Graph, plan: &Plan, part: &Part) -> Result<(), EngineError> {
+        match (self, part.recorded) {
+            (Self::Cpu(executor), _) => {
+                executor.run(graph, plan, part.nodes.clone(), part.first_micro)
+            }
+            (Self::Cuda(executor), Some(program)) => executor.run(program),
+            (Self::Cuda(_), None) => Ok(()),
+        }
+    }
+
+    /// As [`Self::run`] on the CPU, calling `after(arena, node)` when a node is done. A GPU runs
+    /// the whole part at once and has no such moments.
+    pub fn run_observed(
+        &mut self,
+        graph: &Graph,
+        plan: &Plan,
+        part: &Part,
+        after: &mut (dyn FnMut(&mut Arena, usize) + Send),
+    ) -> Result<(), EngineError> {
+        match self {
+            Self::Cpu(executor) => {
+                executor.run_observed(graph, plan, part.nodes.clone(), part.first_micro, after)
+            }
+            Self::Cuda(_) => self.run(graph, plan, part),
+        }
+    }
+
+    /// As [`Self::run`], node by node, telling how long each took, by the name of its op.
+    pub fn run_traced(
+        &mut self,
+        graph: &Graph,
+        plan: &Plan,
+        part: &Part,
+        told: &mut (dyn FnMut(&'static str, Duration) + Send),
+    ) -> Result<(), EngineError> {
+        match (self, part.recorded) {
+            (Self::Cpu(executor), _) => {
+                let mut since = Instant::now();
+                let mut after = |_: &mut Arena, node: usize| {
+                    told(graph.nodes[node].op.name(), since.elapsed());
+                    since = Instant::now();
+                };
+                let nodes = part.nodes.clone();
+                executor.run_observed(graph, plan, nodes, part.first_micro, &mut after)
+            }
+            (Self::Cuda(executor), Some(program)) => executor.run_traced(program, told),
+            (Self::Cuda(_), None) => Ok(()),
+        }
+    }
+
+    /// Waits until everything that was started is done.
+    pub fn synchronize(&self) -> Result<(), EngineError> {
+        match self {
+            Self::Cpu(_) => Ok(()),
+            Self::Cuda(executor) => executor.synchronize(),
+        }
+    }
+
+    /// Fills a tensor.
+    pub fn write<T: Element>(&mut self, place: Placement, values: &[T]) -> Result<(), EngineError> {
+        match self {
+            Self::Cpu(executor) => {
+                executor
+                    .arena_mut()
+                    .write::<T>(place)
+                    .copy_from_slice(values);
+                Ok(())
+            }
+            Self::Cuda(executor) => executor.write(place, as_bytes(values)),
+        }
+    }
+
+    /// Starts sending the next content of a batch tensor while the last is in use. On the CPU
+    /// there is nothing to send.
+    pub fn stage<T: Element>(&mut self, place: Placement, values: &[T]) -> Result<(), EngineError> {
+        match self {
+            Self::Cpu(_) => Ok(()),
+            Self::Cuda(executor) => executor.stage(place, as_bytes(values)),
+        }
+    }
+
+    /// Puts what was staged in its place: `values`, which are the ones given to
+    /// [`Self::stage`].
+    pub fn commit<T: Element>(
+        &mut self,
+        place: Placement,
+        values: &[T],
+    ) -> Result<(), EngineError> {
+        match self {
+            Self::Cpu(_) => self.write(place, values),
+            Self::Cuda(executor) => executor.commit(place),
+        }
+    }
+
+    /// Fills a tensor that `fill` sees in host memory: where it is, or a copy of that size.
+    pub fn write_with<T: Element + Default, R>(
+        &mut self,
+        place: Placement,
+        fill: impl FnOnce(&mut [T]) -> R,
+    ) -> Result<R, EngineError> {
+        match self {
+            Self::Cpu(executor) => Ok(fill(executor.arena_mut().write::<T>(place))),
+            Self::Cuda(executor) => {
+                let mut values = vec![T::default(); place.bytes as usize / size_of::<T>()];
+                let filled = fill(&mut values);
+                executor.write(place, as_bytes(&values))?;
+                executor.synchronize()?;
+                Ok(filled)
+            }
+        }
+    }
+
+    /// A tensor's bytes: where they are, or a copy of them.
+    pub fn bytes(&self, place: Placement) -> Result<Cow<'_, [u8]>, EngineError> {
+        match self {
+            Self::Cpu(executor) => Ok(Cow::Borrowed(executor.arena().read(place))),
+            Self::Cuda(executor) => {
+                let mut bytes = vec![0; place.bytes as usize];
+                executor.read(place, &mut bytes)?;
+                Ok(Cow::Owned(bytes))
+            }
+        }
+    }
+
+    /// The first number of a small result.
+    pub fn scalar(&self, place: Placement) -> Result<f32, EngineError> {
+        match self {
+            Self::Cpu(executor) => Ok(executor.arena().read::<f32>(place)[0]),
+            Self::Cuda(executor) => {
+                let place = Placement {
+                    bytes: size_of::<f32>() as u64,
+                    ..place
+                };
+                let mut bytes = [0; size_of::<f32>()];
+                executor.read(place, &mut bytes)?;
+                Ok(f32::from_ne_bytes(bytes))
+            }
+        }
+    }
+
+    /// After weights were written: whatever is derived from them is made anew.
+    pub fn refresh(&mut self, graph: &Graph, plan: &Plan) -> Result<(), EngineError> {
+        match self {
+            Self::Cpu(_) => Ok(()),
+            Self::Cuda(executor) => executor.refresh_copies(graph, plan),
+        }
+    }
+}
+
+fn as_bytes<T: Element>(values: &[T]) -> &[u8] {
+    // SAFETY: elements are plain numbers without padding.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}

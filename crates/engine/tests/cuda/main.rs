@@ -1,0 +1,232 @@
+//! Every op on the GPU against the CPU: each node of real training graphs gets the CPU's inputs,
+//! rounded to its element types, and must give what the CPU gives for those. Without a GPU the
+//! tests say so and pass.
+#![expect(clippy::print_stderr, reason = "a skipped test says why")]
+
+#[path = "../gradients/graphs.rs"]
+mod graphs;
+mod node;
+#[path = "../gradients/numbers.rs"]
+mod numbers;
+mod real;
+#[path = "../gradients/shared.rs"]
+mod shared;
+
+use cinch_config::{Gpt2Config, MambaConfig, ModelConfig};
+use cinch_engine::cuda;
+use cinch_graph::op::ActivationKind;
+use cinch_graph::{DType, Graph};
+use cinch_model::{Build, Purpose, build};
+
+use graphs::Transformer;
+use node::{compare, granted};
+
+/// The precisions, each with the largest relative error of an output: norm of the difference over
+/// norm of the expected values. It covers the rounding of the output itself (up to 2⁻⁸ in bf16,
+/// 2⁻¹¹ in fp16) and of what a kernel hands to the matrix units in between. An output that its inputs'
+/// rounding moves by more is given that much: see [`node::Report`].
+const PRECISIONS: [(DType, f64); 3] = [
+    (DType::F32, 2e-5),
+    (DType::Bf16, 1.5e-2),
+    (DType::F16, 3e-3),
+];
+
+/// Compares a graph on both executors in every precision.
+fn check(what: &str, make: impl Fn(DType) -> Graph) {
+    if !cuda::is_available() {
+        eprintln!("skipped: no GPU");
+        return;
+    }
+    let mut failures = Vec::new();
+    for (dtype, tolerance) in PRECISIONS {
+        let reports = compare(what, make(DType::F32), make(dtype));
+        failures.extend(
+            reports
+                .into_iter()
+                .filter(|report| !report.is_within(tolerance)),
+        );
+    }
+    for failure in &failures {
+        eprintln!("{failure}");
+    }
+    assert!(failures.is_empty(), "{} outputs differ", failures.len());
+}
+
+/// One test for each graph, so that they can be chosen by name and run side by side.
+macro_rules! graphs {
+    ($($test:ident: $what:literal,)*) => {
+        const TESTED: &[&str] = &[$($what),*];
+
+        $(
+            #[test]
+            fn $test() {
+                let graph = graphs::ALL.into_iter().find(|(what, _)| *what == $what);
+                let (what, make) = graph.expect("a graph of this name");
+                check(what, make);
+            }
+        )*
+    };
+}
+
+graphs! {
+    mamba: "mamba",
+    mamba_with_convolution: "mamba with convolution",
+    gpt2: "gpt2",
+    rms_norms: "rms norms",
+    grouped_heads: "grouped heads",
+    many_consumers: "many consumers",
+    decoder: "decoder",
+    padded_encoder: "padded encoder",
+    column_blocks: "column blocks",
+    scans_of_wide_tensors: "scans of wide tensors",
+}
+
+#[test]
+fn every_graph_has_its_test() {
+    let graphs = graphs::ALL.map(|(what, _)| what);
+    assert_eq!(graphs.as_slice(), TESTED);
+}
+
+/// The models with widths and lengths of real ones, odd ones, and one row.
+macro_rules! models {
+    ($($test:ident: $config:expr, $batch:literal x $seq_len:literal;)*) => {
+        $(
+            #[test]
+            fn $test() {
+                let config = $config;
+                check(stringify!($test), |compute| model(&config, $batch, $seq_len, compute));
+            }
+        )*
+    };
+}
+
+models! {
+    mamba_64_of_128_tokens: mamba_of(64, 16, 0, 64), 2 x 128;
+    mamba_72_of_777_tokens: mamba_of(72, 16, 4, 64), 1 x 777;
+    mamba_33_of_37_tokens_with_3_states: mamba_of(33, 3, 0, 16), 3 x 37;
+    mamba_64_of_one_token: mamba_of(64, 16, 0, 64), 1 x 1;
+    gpt2_head_64_of_256_tokens: gpt2_of(128, 2, 61), 2 x 256;
+    gpt2_head_64_of_777_tokens: gpt2_of(192, 3, 1001), 1 x 777;
+    gpt2_head_32_of_100_tokens: gpt2_of(96, 3, 61), 3 x 100;
+    gpt2_head_128_of_200_tokens: gpt2_of(256, 2, 61), 2 x 200;
+    gpt2_head_20_of_65_tokens: gpt2_of(60, 3, 61), 2 x 65;
+    gpt2_head_64_of_one_token: gpt2_of(64, 1, 61), 1 x 1;
+}
+
+/// Rotary positions, grouped heads, gates and padding, at the widths that tensor cores take and
+/// others.
+macro_rules! transformers {
+    ($($test:ident: $shape:expr;)*) => {
+        $(
+            #[test]
+            fn $test() {
+                let shape = $shape;
+                check(stringify!($test), |compute| graphs::transformer(&shape, compute).unwrap());
+            }
+        )*
+    };
+}
+
+const PADDED: Transformer = Transformer {
+    batch: 4,
+    seq: 200,
+    head_dim: 64,
+    padding: true,
+    ..graphs::DECODER
+};
+
+transformers! {
+    decoder_head_64_of_200_tokens_padded: PADDED;
+    decoder_head_64_of_777_tokens: Transformer {
+        batch: 1,
+        seq: 777,
+        padding: false,
+        ..PADDED
+    };
+    encoder_head_32_of_300_tokens_padded: Transformer {
+        seq: 300,
+        head_dim: 32,
+        gate: ActivationKind::Gelu,
+        batch: 4,
+        ..graphs::ENCODER
+    };
+    decoder_head_128_of_260_tokens_padded: Transformer {
+        batch: 2,
+        seq: 260,
+        heads: 2,
+        kv_heads: 1,
+        head_dim: 128,
+        dropout: 0.1,
+        ..PADDED
+    };
+    encoder_head_20_of_65_tokens_padded: Transformer {
+        batch: 4,
+        seq: 65,
+        head_dim: 20,
+        gate: ActivationKind::Relu,
+        ..graphs::ENCODER
+    };
+}
+
+/// What is granted beyond the tolerance is the exception, or the tolerances would mean nothing.
+#[test]
+fn hardly_any_output_needs_more_than_the_tolerance() {
+    let one_token = [mamba_of(64, 16, 0, 64), gpt2_of(64, 1, 61)];
+    for (dtype, tolerance) in PRECISIONS {
+        let all = graphs::ALL.map(|(_, make)| (make(DType::F32), make(dtype)));
+        let single = one_token
+            .iter()
+            .map(|config| (model(config, 1, 1, DType::F32), model(config, 1, 1, dtype)));
+        for (reference, tested) in all.into_iter().chain(single) {
+            let outputs = granted(reference, tested);
+            let num_outputs = outputs.len();
+            let more: Vec<_> = outputs
+                .into_iter()
+                .filter(|(_, granted)| *granted > tolerance)
+                .collect();
+            assert!(more.len() * 30 <= num_outputs, "{dtype}: {more:?}");
+            assert!(dtype != DType::F32 || more.is_empty(), "{more:?}");
+        }
+    }
+}
+
+fn mamba_of(d_model: usize, d_state: usize, d_conv: usize, chunk: usize) -> ModelConfig {
+    ModelConfig::Mamba(MambaConfig {
+        size: None,
+        d_model,
+        n_layers: 2,
+        d_state,
+        expand_factor: 2,
+        d_conv,
+        dropout: 0.1,
+        max_seq_len: 1024,
+        vocab_size: shared::VOCABULARY,
+        scan_chunk: chunk,
+    })
+}
+
+fn gpt2_of(d_model: usize, n_heads: usize, vocab_size: usize) -> ModelConfig {
+    ModelConfig::Gpt2(Gpt2Config {
+        size: None,
+        d_model,
+        n_layers: 1,
+        n_heads,
+        dropout: 0.1,
+        max_seq_len: 1024,
+        vocab_size,
+        layer_norm_eps: 1e-5,
+    })
+}
+
+fn model(config: &ModelConfig, batch: usize, seq_len: usize, compute: DType) -> Graph {
+    let options = Build {
+        batch,
+        seq_len,
+        compute,
+        purpose: Purpose::Train {
+            label_smoothing: 0.1,
+            loss_chunk: Some(100),
+        },
+    };
+    build(config, options).unwrap()
+}

@@ -1,0 +1,336 @@
+//! One training graph on both executors, node by node.
+
+use std::fmt;
+
+use cinch_engine::{Engine, EngineOptions, Executor};
+use cinch_graph::op::LossScale;
+use cinch_graph::{
+    DType, Graph, Init, Node, Recompute, Role, Target, TensorId, TrainingGraph, differentiate,
+    verify,
+};
+use cinch_plan::{Options, Placement, Plan};
+
+use crate::numbers::{fill_lengths, random};
+use crate::real::{decode, encode, roundoff};
+use crate::shared::OPTIMIZER;
+
+/// How often a node's inputs are shaken to see how far its outputs move.
+const SHAKES: u64 = 3;
+
+/// How far one output is from the CPU's, for the same inputs to the bit.
+///
+/// What a kernel rounds on its way is as small as the rounding of its inputs, and moves an output
+/// about as far as that does. Mostly this is less than the tolerance of the type, but an output
+/// that nearly cancels (the mean of a single row, say) can lose any number of digits to it, in
+/// whatever order it is computed. So the CPU says how far: the largest change of its output when
+/// every input moves by up to the roundoff of its type is granted where it exceeds the tolerance.
+/// In single precision nothing is rounded away, and nothing is granted.
+pub struct Report {
+    what: String,
+    node: String,
+    output: usize,
+    dtype: DType,
+    /// Norm of the difference over norm of the expected values.
+    error: f64,
+    /// The same of the CPU with shaken inputs.
+    granted: f64,
+}
+
+impl Report {
+    pub fn is_within(&self, tolerance: f64) -> bool {
+        self.error <= tolerance.max(self.granted)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} in {}: {} output {}: {:.2e} (shaken inputs: {:.2e})",
+            self.what, self.dtype, self.node, self.output, self.error, self.granted
+        )
+    }
+}
+
+/// A graph with its plan for one target.
+struct Side {
+    graph: TrainingGraph,
+    plan: Plan,
+}
+
+impl Side {
+    fn new(graph: Graph, target: Target) -> Self {
+        let blocks = graph.blocks.len() / 2;
+        let graph = differentiate(graph, &OPTIMIZER).unwrap();
+        let graph = graph.recompute(Recompute::Blocks(blocks)).unwrap();
+        verify(&graph).unwrap();
+        let plan = Plan::new(&graph, Options::new(target));
+        Self { graph, plan }
+    }
+
+    fn place(&self, id: TensorId) -> Placement {
+        self.plan.placement(id).unwrap()
+    }
+}
+
+/// What each node has before it runs: inputs, accumulators and states, in both graphs.
+fn given<'a>(
+    cpu: &'a Side,
+    a: &'a Node,
+    b: &'a Node,
+) -> impl Iterator<Item = (TensorId, TensorId)> + 'a {
+    let inputs = a.inputs.iter().copied().zip(b.inputs.iter().copied());
+    let outputs = a.outputs.iter().copied().zip(b.outputs.iter().copied());
+    inputs.chain(outputs.filter(|&(id, _)| cpu.graph.tensor(id).role != Role::Activation))
+}
+
+/// Runs both, giving each node of the GPU the CPU's inputs.
+pub fn compare(what: &str, reference: Graph, tested: Graph) -> Vec<Report> {
+    let cpu = Side::new(reference, Target::Cpu);
+    let gpu = Side::new(tested, Target::Cuda);
+    assert_eq!(cpu.graph.nodes.len(), gpu.graph.nodes.len());
+    let mut host = Executor::new(cpu.plan.arena_bytes, Some(2)).unwrap();
+    let arena_bytes = gpu.plan.arena_bytes;
+    let mut device = Engine::new(Target::Cuda, arena_bytes, EngineOptions::default()).unwrap();
+    fill(&cpu, &mut host);
+    // The CPU's gradients are not scaled.
+    if let Some(id) = gpu.graph.loss_scale {
+        let state = LossScale {
+            scale: 1.0,
+            ..LossScale::START
+        };
+        device.write(gpu.place(id), &state.values()).unwrap();
+    }
+    let mut reports = Vec::new();
+    for index in 0..cpu.graph.nodes.len() {
+        let (a, b) = (&cpu.graph.nodes[index], &gpu.graph.nodes[index]);
+        assert_eq!(a.op.name(), b.op.name());
+        let expected = expect(&cpu, &mut host, &gpu, index);
+        // A later micro batch: accumulators are added to. Preparing may overwrite the arena.
+        let part = device.prepare(&gpu.graph, &gpu.plan, index..index + 1, false);
+        let part = part.unwrap_or_else(|error| panic!("{what}: {error}"));
+        for (from, to) in given(&cpu, a, b) {
+            give(&cpu, &host, from, &gpu, &mut device, to);
+        }
+        // The CPU has no scale, so it is 1.
+        if let Some(scale) = gpu.graph.loss_scale {
+            let values = [1.0_f32, 0.0, 0.0, 0.0];
+            device.write(gpu.place(scale), &values).unwrap();
+        }
+        device.run(&gpu.graph, &gpu.plan, &part).unwrap();
+        device
+            .synchronize()
+            .unwrap_or_else(|error| panic!("{what}: {}: {error}", b.name));
+        // The next node's inputs are the unrounded ones.
+        run_on_cpu(&cpu, &mut host, index);
+        for (output, (expected, &to)) in expected.iter().zip(&b.outputs).enumerate() {
+            let bytes = device.bytes(gpu.place(to)).unwrap();
+            let ours = decode(&bytes, gpu.graph.ty(to).dtype);
+            reports.push(Report {
+                what: what.to_owned(),
+                node: format!("{} `{}`", a.op.name(), a.name),
+                output,
+                dtype: gpu.graph.compute,
+                error: distance(&ours, &expected.values),
+                granted: expected.moved,
+            });
+        }
+    }
+    reports
+}
+
+/// What the CPU makes of inputs that are rounded to the GPU's types.
+struct Expected {
+    values: Vec<f32>,
+    /// How far this moves, relative to its norm, when the inputs move by as much as rounding
+    /// could have moved them.
+    moved: f64,
+}
+
+/// The outputs of a node; the arena is left as it was.
+fn expect(cpu: &Side, host: &mut Executor, gpu: &Side, index: usize) -> Vec<Expected> {
+    let (a, b) = (&cpu.graph.nodes[index], &gpu.graph.nodes[index]);
+    let places = a.inputs.iter().chain(&a.outputs).map(|&id| cpu.place(id));
+    let before: Vec<(Placement, Vec<u8>)> = places
+        .map(|place| (place, host.arena().read::<u8>(place).to_vec()))
+        .collect();
+    let mut outputs_for = |shake: u64| -> Vec<Vec<f32>> {
+        for (from, to) in given(cpu, a, b) {
+            let dtype = gpu.graph.ty(to).dtype;
+            if !matches!(dtype, DType::I32) {
+                let values = host.arena_mut().write::<f32>(cpu.place(from));
+                let mut rounded = decode(&encode(values, dtype), dtype);
+                if shake > 0 {
+                    let seed = shake << 32 | u64::from(from.0);
+                    let moves = random(rounded.len(), seed);
+                    for (value, r) in rounded.iter_mut().zip(moves) {
+                        *value += (r * roundoff(*value, dtype)) as f32;
+                    }
+                }
+                values.copy_from_slice(&rounded);
+            }
+        }
+        run_on_cpu(cpu, host, index);
+        let outputs = a.outputs.iter().map(|&id| floats(cpu, host, id)).collect();
+        for (place, bytes) in &before {
+            host.arena_mut().write::<u8>(*place).copy_from_slice(bytes);
+        }
+        outputs
+    };
+    let values = outputs_for(0);
+    let shakes = if gpu.graph.compute == DType::F32 {
+        0
+    } else {
+        SHAKES
+    };
+    let shaken: Vec<Vec<Vec<f32>>> = (1..=shakes).map(outputs_for).collect();
+    values
+        .into_iter()
+        .enumerate()
+        .map(|(output, values)| {
+            let moves = shaken
+                .iter()
+                .map(|shaken| distance(&shaken[output], &values));
+            let moved = moves.fold(0.0, f64::max);
+            Expected { values, moved }
+        })
+        .collect()
+}
+
+/// What is granted to each output of a graph, with its name; this takes no GPU.
+pub fn granted(reference: Graph, tested: Graph) -> Vec<(String, f64)> {
+    let cpu = Side::new(reference, Target::Cpu);
+    let gpu = Side::new(tested, Target::Cuda);
+    let mut host = Executor::new(cpu.plan.arena_bytes, Some(2)).unwrap();
+    fill(&cpu, &mut host);
+    let mut granted = Vec::new();
+    for (index, node) in cpu.graph.nodes.iter().enumerate() {
+        let outputs = expect(&cpu, &mut host, &gpu, index);
+        run_on_cpu(&cpu, &mut host, index);
+        for (output, expected) in outputs.iter().enumerate() {
+            let name = format!("{} `{}` output {output}", node.op.name(), node.name);
+            granted.push((name, expected.moved));
+        }
+    }
+    granted
+}
+
+/// A later micro batch: accumulators are added to.
+fn run_on_cpu(cpu: &Side, host: &mut Executor, index: usize) {
+    host.run(&cpu.graph, &cpu.plan, index..index + 1, false)
+        .unwrap();
+}
+
+/// Weights around their initial values, tokens, targets and scalars.
+fn fill(side: &Side, host: &mut Executor) {
+    let graph = &side.graph;
+    for (index, tensor) in graph.tensors.iter().enumerate() {
+        let id = TensorId(index as u32);
+        let Some(place) = side.plan.placement(id) else {
+            continue;
+        };
+        let numbers = random(tensor.ty.shape.elements(), index as u64 + 1);
+        let name = tensor.name.as_str();
+        match tensor.role {
+            Role::Parameter => {
+                let parameter = graph.parameters.iter().find(|p| p.master == id).unwrap();
+                let values = host.arena_mut().write::<f32>(place);
+                for (i, (value, r)) in values.iter_mut().zip(numbers).enumerate() {
+                    *value = match parameter.init {
+                        Init::Ones => 1.0 + 0.3 * r,
+                        Init::LogRange => ((i % tensor.ty.width() + 1) as f64).ln() + 0.2 * r,
+                        Init::InverseSoftplus { .. } => 0.5 * r - 1.0,
+                        Init::Zeros => 0.3 * r,
+                        Init::Normal { .. } | Init::Uniform { .. } => {
+                            2.0 * r / (tensor.ty.width() as f64).sqrt()
+                        }
+                    } as f32;
+                }
+            }
+            Role::Gradient => {
+                let values = host.arena_mut().write::<f32>(place);
+                for (value, r) in values.iter_mut().zip(numbers) {
+                    *value = (1e-3 * r) as f32;
+                }
+            }
+            Role::State => {
+                let values = host.arena_mut().write::<f32>(place);
+                for (value, r) in values.iter_mut().zip(numbers) {
+                    *value = (1e-3 * r.abs()) as f32;
+                }
+            }
+            Role::Batch if name == "lengths" => {
+                let seq = graph.find("tokens").map_or(1, |id| graph.ty(id).width());
+                fill_lengths(host.arena_mut().write::<i32>(place), seq);
+            }
+            Role::Batch => {
+                let table = graph.find("embedding.weight");
+                let table = table.or_else(|| graph.parameters.first().map(|p| p.master));
+                let vocabulary = table.map_or(1, |id| graph.ty(id).shape.dims()[0]);
+                let values = host.arena_mut().write::<i32>(place);
+                for (value, r) in values.iter_mut().zip(numbers) {
+                    *value =
+                        (((r + 1.0) / 2.0 * vocabulary as f64) as i32).min(vocabulary as i32 - 1);
+                }
+                if name == "targets" && values.len() > 3 {
+                    values[3] = cinch_graph::op::IGNORE_INDEX;
+                }
+            }
+            Role::Control if name == "random" => {
+                let words = [0x1234_5678, -77, 5, 0];
+                host.arena_mut().write::<i32>(place).copy_from_slice(&words);
+            }
+            Role::Control if name == "inverse_count" => {
+                // Gradients as large as loss scaling makes them: smaller ones are rounded away in
+                // f16 by any executor.
+                host.arena_mut().write::<f32>(place)[0] = 1.0;
+            }
+            Role::Control => {
+                let scalars = [0.01, 0.1, 0.05];
+                host.arena_mut()
+                    .write::<f32>(place)
+                    .copy_from_slice(&scalars);
+            }
+            Role::ComputeCopy | Role::LossScale | Role::Result | Role::Activation => {}
+        }
+    }
+}
+
+fn give(
+    cpu: &Side,
+    host: &Executor,
+    from: TensorId,
+    gpu: &Side,
+    device: &mut Engine,
+    to: TensorId,
+) {
+    let place = gpu.place(to);
+    let dtype = gpu.graph.ty(to).dtype;
+    if dtype == DType::I32 {
+        let values = host.arena().read::<i32>(cpu.place(from));
+        device.write(place, values).unwrap();
+    } else {
+        let bytes = encode(host.arena().read::<f32>(cpu.place(from)), dtype);
+        device.write(place, &bytes).unwrap();
+    }
+    device.synchronize().unwrap();
+}
+
+fn floats(side: &Side, host: &Executor, id: TensorId) -> Vec<f32> {
+    host.arena().read::<f32>(side.place(id)).to_vec()
+}
+
+fn distance(ours: &[f32], expected: &[f32]) -> f64 {
+    assert_eq!(ours.len(), expected.len());
+    let square = |x: f64| x * x;
+    let difference: f64 = ours
+        .iter()
+        .zip(expected)
+        .map(|(&a, &b)| square(f64::from(a) - f64::from(b)))
+        .sum();
+    let norm: f64 = expected.iter().map(|&b| square(f64::from(b))).sum();
+    if norm == 0.0 {
+        return difference.sqrt();
+    }
+    (difference / norm).sqrt()
+}

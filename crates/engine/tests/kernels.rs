@@ -1,0 +1,179 @@
+//! The CUDA sources, checked without a GPU: each compiles for the oldest and the newest
+//! architecture in every precision, what it compiles to is what lowering asks for, and nothing in
+//! it is left over. Needs NVRTC, which the PyPI package nvidia-cuda-nvrtc has; where it is absent
+//! the test says so and passes.
+#![expect(clippy::print_stderr, reason = "a skipped test says why")]
+
+#[path = "gradients/graphs.rs"]
+mod graphs;
+#[path = "gradients/shared.rs"]
+mod shared;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Mutex;
+use std::thread;
+
+use cinch_config::{Gpt2Config, ModelConfig};
+use cinch_engine::cuda::command;
+use cinch_engine::cuda::compile::{SOURCES, cubin, is_available};
+use cinch_engine::cuda::op::{COPY_TO_REAL, lower_all};
+use cinch_graph::{DType, Graph, Target, differentiate};
+use cinch_plan::{Options, Plan};
+
+const ARCHITECTURES: [&str; 2] = ["sm_80", "sm_90"];
+const PRECISIONS: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
+
+/// The functions of every source, by its name and precision.
+type Functions = BTreeMap<(&'static str, DType), BTreeSet<String>>;
+
+#[test]
+fn the_sources_compile_and_lowering_uses_all_of_them() {
+    if !is_available() {
+        eprintln!("skipped: no NVRTC");
+        return;
+    }
+    // In a process of its own, whose cache is not the user's. It outlives the test: what has
+    // been compiled once, source and options and version the same, is not compiled again.
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--ignored",
+            "--exact",
+            "in_a_process_of_its_own",
+            "--nocapture",
+        ])
+        .env("CINCH_CACHE", env!("CARGO_TARGET_TMPDIR"))
+        .output()
+        .unwrap();
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}{printed}");
+    assert!(printed.contains("1 passed"), "{printed}");
+}
+
+#[test]
+#[ignore = "run in a process of its own by the test above"]
+fn in_a_process_of_its_own() {
+    let compiled = compile_all();
+    for dtype in PRECISIONS {
+        assert_lowering_finds_its_kernels(dtype, &compiled);
+    }
+    assert_no_kernel_is_left_over(&compiled);
+}
+
+/// Compiles everything, on all cores.
+fn compile_all() -> Functions {
+    let mut jobs = Vec::new();
+    for (file, _) in SOURCES {
+        for dtype in PRECISIONS {
+            for architecture in ARCHITECTURES {
+                jobs.push((file, dtype, architecture));
+            }
+        }
+    }
+    let num_threads = thread::available_parallelism().map_or(1, usize::from);
+    let (jobs, compiled) = (Mutex::new(jobs.into_iter()), Mutex::new(Functions::new()));
+    thread::scope(|scope| {
+        for _ in 0..num_threads {
+            scope.spawn(|| {
+                loop {
+                    let job = jobs.lock().unwrap().next();
+                    let Some((file, dtype, architecture)) = job else {
+                        break;
+                    };
+                    let code = cubin(file, dtype, architecture)
+                        .unwrap_or_else(|error| panic!("{dtype}: {error}"));
+                    let functions = functions(&code);
+                    assert!(!functions.is_empty(), "{file}.cu has no kernel in {dtype}");
+                    let mut compiled = compiled.lock().unwrap();
+                    let key = (file, dtype);
+                    let others = compiled.entry(key).or_insert_with(|| functions.clone());
+                    // Otherwise a card would lack what another has.
+                    assert_eq!(
+                        *others, functions,
+                        "{file}.cu in {dtype} for {architecture}"
+                    );
+                }
+            });
+        }
+    });
+    compiled.into_inner().unwrap()
+}
+
+/// The kernels in machine code: each has a section of its own, `.text.` and its name.
+fn functions(code: &[u8]) -> BTreeSet<String> {
+    const SECTION: &[u8] = b"\0.text.";
+    let starts = code.windows(SECTION.len()).enumerate();
+    starts
+        .filter(|(_, window)| *window == SECTION)
+        .map(|(start, _)| {
+            let name = code[start + SECTION.len()..].split(|&byte| byte == 0);
+            let name = name.into_iter().next().unwrap_or_default();
+            String::from_utf8_lossy(name).into_owned()
+        })
+        .collect()
+}
+
+/// Every launch of a training step names a kernel that its source has.
+fn assert_lowering_finds_its_kernels(dtype: DType, compiled: &Functions) {
+    let models = [32, 64, 128].map(|head| graphs::model(&gpt2(head), dtype));
+    let graphs = graphs::ALL.map(|(_, make)| make(dtype));
+    for graph in graphs.into_iter().chain(models) {
+        for kernel in launched(graph) {
+            let functions = &compiled[&(kernel.file, dtype)];
+            let (file, function) = (kernel.file, kernel.function);
+            assert!(
+                functions.contains(function),
+                "{file}.cu has no `{function}` in {dtype}"
+            );
+        }
+    }
+}
+
+fn launched(graph: Graph) -> BTreeSet<command::Kernel> {
+    let graph = differentiate(graph, &shared::OPTIMIZER).unwrap();
+    let plan = Plan::new(&graph, Options::new(Target::Cuda));
+    let lowered = lower_all(&graph, &plan, 0..graph.nodes.len(), true);
+    let commands = lowered.iter().flat_map(|node| &node.commands);
+    commands
+        .filter_map(|command| match command {
+            command::Command::Launch { kernel, .. } => Some(*kernel),
+            _ => None,
+        })
+        .chain([COPY_TO_REAL])
+        .collect()
+}
+
+/// One head of a width that tensor cores take.
+fn gpt2(d_model: usize) -> ModelConfig {
+    let ModelConfig::Gpt2(config) = graphs::gpt2() else {
+        panic!("not GPT-2");
+    };
+    ModelConfig::Gpt2(Gpt2Config {
+        d_model,
+        n_heads: 1,
+        ..config
+    })
+}
+
+/// Every kernel's name is in the lowering of some op, as a literal. Which one a graph gets
+/// depends on its sizes, so that no set of graphs would reach all of them for sure.
+fn assert_no_kernel_is_left_over(compiled: &Functions) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cuda/op");
+    let mut lowering = String::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_file() {
+            lowering += &std::fs::read_to_string(path).unwrap();
+        }
+    }
+    for ((file, dtype), functions) in compiled {
+        for function in functions {
+            assert!(
+                lowering.contains(&format!("\"{function}\"")),
+                "no lowering uses `{function}` of {file}.cu ({dtype})"
+            );
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Predictions against bounds, against each other, and against measured steps.
+
+use cinch_config::{Config, Settings, Source};
+
+use super::*;
+
+fn config(own: &[(&str, &str)]) -> Config {
+    let mut settings = Settings::new();
+    let shared = [
+        ("vram.batch_size", "4"),
+        ("vram.gradient_accumulation_steps", "1"),
+        ("vram.max_seq_len", "1024"),
+        ("vram.precision", "bf16"),
+    ];
+    for (key, value) in shared.iter().chain(own) {
+        let source = Source::Flag("test".to_owned());
+        settings.set(key, value, source).unwrap();
+    }
+    settings.resolve().unwrap()
+}
+
+fn card() -> Card {
+    Card::known("NVIDIA H200").unwrap()
+}
+
+fn predict(own: &[(&str, &str)], card: &Card) -> Prediction {
+    let step = StepPlan::new(&config(own), card.target, 0).unwrap();
+    step.predict(card, false)
+}
+
+const GPT2: [(&str, &str); 2] = [("model.type", "gpt2"), ("model.size", "medium")];
+const MAMBA: [(&str, &str); 2] = [("model.type", "mamba"), ("model.size", "large")];
+
+/// Nothing runs faster than its arithmetic at the matrix rate, nor than its bytes.
+#[test]
+fn no_step_beats_the_card() {
+    let card = card();
+    for own in [GPT2, MAMBA] {
+        let step = StepPlan::new(&config(&own), Target::Cuda, 0).unwrap();
+        let predicted = step.predict(&card, false).seconds;
+        let arithmetic = step.step_flops() as f64 / card.half_flops;
+        let graph: &Graph = &step.training;
+        let bytes: f64 = graph.nodes.iter().map(|n| graph.bytes(n) as f64).sum();
+        assert!(predicted > arithmetic, "{own:?}: {predicted} {arithmetic}");
+        assert!(predicted > bytes / card.bandwidth, "{own:?}");
+        assert!(
+            predicted < 20.0 * arithmetic,
+            "{own:?}: {predicted} {arithmetic}"
+        );
+    }
+}
+
+/// The steps that were measured on an H200 (bf16, 1024 tokens, `cinch profile`).
+#[test]
+fn the_prediction_is_near_what_was_measured() {
+    let mut errors: Vec<f64> = MEASURED
+        .iter()
+        .map(|&(model, size, batch, milliseconds)| {
+            let own = [
+                ("model.type", model),
+                ("model.size", size),
+                ("vram.batch_size", batch),
+            ];
+            let predicted = 1e3 * predict(&own, &card()).seconds;
+            let error = (predicted / milliseconds - 1.0).abs();
+            assert!(
+                error < 0.25,
+                "{model} {size} {batch}: {predicted} {milliseconds}"
+            );
+            error
+        })
+        .collect();
+    errors.sort_by(f64::total_cmp);
+    assert!(errors[errors.len() / 2] < 0.10, "{errors:?}");
+}
+
+/// Model, size, sequences, milliseconds a step.
+const MEASURED: [(&str, &str, &str, f64); 10] = [
+    ("mamba", "small", "8", 8.43),
+    ("mamba", "small", "32", 29.90),
+    ("mamba", "medium", "8", 16.25),
+    ("mamba", "large", "8", 39.09),
+    ("mamba", "xlarge", "4", 40.80),
+    ("gpt2", "gpt2", "4", 11.07),
+    ("gpt2", "gpt2", "32", 69.10),
+    ("gpt2", "medium", "4", 27.51),
+    ("gpt2", "medium", "16", 92.70),
+    ("gpt2", "large", "8", 102.97),
+];
+
+#[test]
+fn a_large_product_runs_at_the_matrix_rate_and_a_small_one_does_not() {
+    let card = card();
+    let rates = Rates {
+        card: &card,
+        matrix: card.half_flops,
+    };
+    let share = |m: usize, n: usize, k: usize| {
+        let flops = 2.0 * m as f64 * n as f64 * k as f64;
+        flops / rates.tiles([m, n, k], DType::Bf16) / card.half_flops
+    };
+    assert!(share(8192, 8192, 8192) > 0.9);
+    // One tile keeps one multiprocessor busy; cutting the inner dimension employs more.
+    assert!(share(128, 256, 512) < 0.02);
+    assert!(share(128, 256, 32768) > 8.0 * share(128, 256, 512));
+    // One tile more than fills the card is a second wave.
+    let wave = |tiles: usize| rates.tiles([128 * tiles, 256, 200], DType::Bf16);
+    assert!(wave(133) > 1.4 * wave(132));
+}
+
+#[test]
+fn accumulation_repeats_everything_but_the_update() {
+    let card = card();
+    let once = predict(&GPT2, &card);
+    let own = [GPT2[0], GPT2[1], ("vram.gradient_accumulation_steps", "3")];
+    let thrice = predict(&own, &card);
+    for (op, seconds) in &thrice.by_op {
+        let times = if matches!(*op, "adamw" | "gradient_norm") {
+            1.0
+        } else {
+            3.0
+        };
+        assert!((seconds / once.by_op[op] - times).abs() < 1e-9, "{op}");
+    }
+    assert!(thrice.seconds < 3.0 * once.seconds);
+}
+
+/// On the CPU time scales with the measured rates.
+#[test]
+fn a_cpu_twice_as_fast_takes_half_the_time() {
+    let own = [("model.size", "small"), ("vram.precision", "fp32")];
+    let slow = predict(&own, &Card::cpu(2, 1e11, 1e10)).seconds;
+    let fast = predict(&own, &Card::cpu(4, 2e11, 2e10)).seconds;
+    assert!((slow / fast - 2.0).abs() < 1e-9);
+    assert_eq!(Card::known("GeForce 256"), None);
+}

@@ -1,0 +1,116 @@
+//! The gated activation of a feed-forward layer: f(gate)·up, SwiGLU where f is SiLU.
+
+use super::{
+    ActivationKind, Declare, Op, Operand, Recipe, expect_float, expect_inputs, expect_same, product,
+};
+use crate::differentiate::Backward;
+use crate::error::GraphError;
+use crate::graph::{Graph, Node, TensorId};
+use crate::types::TensorType;
+
+/// Inputs: gate, up. Output: f(gate)·up.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gated {
+    pub kind: ActivationKind,
+}
+
+/// Inputs: dy, gate, up. Outputs: dgate = dy·up·f′(gate), dup = dy·f(gate).
+#[derive(Clone, Debug, PartialEq)]
+pub struct GatedBackward {
+    pub kind: ActivationKind,
+}
+
+impl Graph {
+    pub fn gated(
+        &mut self,
+        name: &str,
+        gate: TensorId,
+        up: TensorId,
+        kind: ActivationKind,
+    ) -> Result<TensorId, GraphError> {
+        Ok(self.emit(name, Gated { kind }, vec![gate, up])?[0])
+    }
+}
+
+/// An exponential and a division count as about ten operations.
+const FLOPS_PER_ELEMENT: u64 = 15;
+const BACKWARD_FLOPS_PER_ELEMENT: u64 = 24;
+
+impl Declare for Gated {
+    fn name(&self) -> &'static str {
+        match self.kind {
+            ActivationKind::GeluTanh => "geglu_tanh",
+            ActivationKind::Gelu => "geglu",
+            ActivationKind::Silu => "swiglu",
+            ActivationKind::Relu => "reglu",
+        }
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
+        expect_inputs(inputs, 2)?;
+        expect_float("the gate", &inputs[0])?;
+        expect_same("up", &inputs[1], &inputs[0])?;
+        Ok(vec![inputs[0]])
+    }
+
+    fn backward(&self, backward: &mut Backward<'_>, node: &Node) -> Result<(), GraphError> {
+        let Some(dy) = backward.gradient_of(node.outputs[0]) else {
+            return Ok(());
+        };
+        let inputs = [dy].into_iter().chain(node.inputs.iter().copied());
+        let op = GatedBackward { kind: self.kind };
+        let gradients = backward.emit(node, "input", op, inputs.collect())?;
+        for (&input, gradient) in node.inputs.iter().zip(gradients) {
+            backward.contribute(node, input, gradient)?;
+        }
+        Ok(())
+    }
+
+    /// The product again: gate and up are kept for the derivative anyway.
+    fn recipe(&self, _output: usize) -> Option<Recipe> {
+        Some(Recipe {
+            op: Op::from(self.clone()),
+            inputs: vec![Operand::Input(0), Operand::Input(1)],
+            output: 0,
+        })
+    }
+
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        &[(0, 0), (1, 0)]
+    }
+
+    fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
+        product([inputs[0].shape.elements() as u64, FLOPS_PER_ELEMENT])
+    }
+}
+
+impl Declare for GatedBackward {
+    fn name(&self) -> &'static str {
+        "gated_backward"
+    }
+
+    fn outputs(&self) -> &'static [&'static str] {
+        &["gate", "up"]
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
+        expect_inputs(inputs, 3)?;
+        expect_float("the gate", &inputs[1])?;
+        expect_same("dy", &inputs[0], &inputs[1])?;
+        expect_same("up", &inputs[2], &inputs[1])?;
+        Ok(vec![inputs[1], inputs[2]])
+    }
+
+    /// Each gradient over its own tensor, so that the backward needs no room at all; where that
+    /// one is read later, over dy.
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        &[(1, 0), (2, 1), (0, 0), (0, 1)]
+    }
+
+    fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
+        product([
+            inputs[0].shape.elements() as u64,
+            BACKWARD_FLOPS_PER_ELEMENT,
+        ])
+    }
+}

@@ -1,0 +1,267 @@
+//! Training on a GPU beside training on the CPU: the same losses, reproducible bits, checkpoints
+//! that move between the two, and memory saved without a change of the result. Without a GPU the
+//! tests say so and pass.
+#![expect(clippy::print_stderr, reason = "a skipped test says why")]
+
+mod tiny;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cinch_config::{Config, Precision};
+use cinch_engine::{EngineOptions, cuda};
+use cinch_graph::Target;
+use cinch_train::checkpoint::{Loaded, Store, load};
+use cinch_train::{Batch, Session, StepResult};
+use serde_json::json;
+
+const STEPS: u64 = 100;
+
+/// Batches that come round again and again, so that there is something to learn.
+const NUM_BATCHES: u64 = 4;
+
+/// The steps that two runs in single precision have to agree on closely: later ones add up what
+/// the order of additions makes of each.
+const EARLY: usize = 20;
+
+/// The same algorithms in every session, whichever is fastest today.
+const DETERMINISTIC: EngineOptions = EngineOptions {
+    threads: None,
+    tf32: false,
+    deterministic: true,
+};
+
+/// The card, one test at a time: algorithms are timed while a session is prepared, and another
+/// test's work would be timed with them. `None`, with a word, where there is no card.
+fn card() -> Option<MutexGuard<'static, ()>> {
+    static CARD: Mutex<()> = Mutex::new(());
+    if !cuda::is_available() {
+        eprintln!("skipped: no GPU");
+        return None;
+    }
+    // A test that failed leaves nothing on the card.
+    Some(CARD.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn gpu(config: &Config, recomputed_blocks: usize) -> Session {
+    tiny::session_on(Target::Cuda, config, recomputed_blocks, DETERMINISTIC)
+}
+
+fn with_precision(config: &Config, precision: Precision) -> Config {
+    let mut config = config.clone();
+    config.batch.precision = precision;
+    config
+}
+
+fn batch(config: &Config, step: u64) -> Batch {
+    tiny::batch(config, step % NUM_BATCHES)
+}
+
+fn run(session: &mut Session, steps: u64) -> Vec<StepResult> {
+    let config = session.plan().config.clone();
+    let step = |step| session.train_step(&batch(&config, step), step).unwrap();
+    (0..steps).map(step).collect()
+}
+
+/// How far `ours` is off, relative to what is expected.
+fn relative(ours: f64, expected: f64) -> f64 {
+    ((ours - expected) / expected).abs()
+}
+
+#[test]
+fn losses_track_those_of_the_cpu() {
+    let Some(_card) = card() else {
+        return;
+    };
+    for model in tiny::MODELS {
+        let config = tiny::config(model, &[]);
+        let expected = run(&mut tiny::session(&config, 0, 2), STEPS);
+        let (first, last) = (expected[0].loss, expected[STEPS as usize - 1].loss);
+        assert!(last < 0.8 * first, "{first} to {last}: nothing was learned");
+        for (precision, early, late) in [
+            (Precision::Fp32, 1e-3, 2e-2),
+            (Precision::Bf16, 3e-2, 3e-2),
+            (Precision::Fp16, 3e-2, 3e-2),
+        ] {
+            let config = with_precision(&config, precision);
+            let results = run(&mut gpu(&config, 1), STEPS);
+            for (step, (ours, expected)) in results.iter().zip(&expected).enumerate() {
+                let tolerance = if step < EARLY { early } else { late };
+                let error = relative(ours.loss, expected.loss);
+                assert!(
+                    error <= tolerance,
+                    "{model:?} in {precision:?}, step {step}: loss {} for {}",
+                    ours.loss,
+                    expected.loss
+                );
+            }
+            // The first step has the same weights on both.
+            let (ours, expected) = (results[0].gradient_norm, expected[0].gradient_norm);
+            let error = relative(ours, expected);
+            let what = format!("{model:?} in {precision:?}: gradient norm {ours} for {expected}");
+            assert!(error <= early, "{what}");
+        }
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_bits() {
+    let Some(_card) = card() else {
+        return;
+    };
+    for model in tiny::MODELS {
+        for precision in [Precision::Fp32, Precision::Bf16, Precision::Fp16] {
+            let config = with_precision(&tiny::config(model, &[]), precision);
+            let trained = || {
+                let mut session = gpu(&config, 1);
+                let results = run(&mut session, 30);
+                (results, tiny::weights(&session))
+            };
+            let ((results, weights), (again, weights_again)) = (trained(), trained());
+            assert_eq!(results, again, "{model:?} in {precision:?}");
+            assert!(weights == weights_again, "{model:?} in {precision:?}");
+        }
+    }
+}
+
+/// Everything that is saved of a session, through files.
+fn saved(session: &Session) -> Loaded {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path()).unwrap();
+    let (weights, states) = (session.weights().unwrap(), session.states().unwrap());
+    let state = json!({ "step": 0 });
+    store
+        .save(0, &weights.views(), &states.views(), &state)
+        .unwrap();
+    // Files that are open or mapped outlive their folder.
+    load(&store.path_of(0)).unwrap()
+}
+
+/// The moments of both are the same, bit by bit; what else is saved differs by precision.
+fn assert_same(what: &str, a: &Session, b: &Session) {
+    assert!(tiny::weights(a) == tiny::weights(b), "{what}: weights");
+    let moments = |session: &Session| -> Vec<(String, Vec<u8>)> {
+        let states = session.states().unwrap();
+        let views = states.views().into_iter();
+        views
+            .filter(|state| state.name != "loss_scale")
+            .map(|state| (state.name.to_owned(), state.bytes.to_vec()))
+            .collect()
+    };
+    assert!(moments(a) == moments(b), "{what}: moments");
+}
+
+#[test]
+fn a_checkpoint_moves_to_the_cpu_and_back() {
+    let Some(_card) = card() else {
+        return;
+    };
+    for model in tiny::MODELS {
+        for precision in [Precision::Fp32, Precision::Bf16, Precision::Fp16] {
+            let what = format!("{model:?} in {precision:?}");
+            let config = tiny::config(model, &[]);
+            let mut there = gpu(&with_precision(&config, precision), 1);
+            run(&mut there, 5);
+            let checkpoint = saved(&there);
+            let mut here = tiny::session(&config, 0, 2);
+            here.load(&checkpoint.model, &checkpoint.optimizer).unwrap();
+            assert_same(&what, &here, &there);
+
+            here.train_step(&batch(&config, 5), 5).unwrap();
+            let checkpoint = saved(&here);
+            there
+                .load(&checkpoint.model, &checkpoint.optimizer)
+                .unwrap();
+            assert_same(&what, &here, &there);
+            // The copies that products read are those of the new weights.
+            let (ours, expected) = (evaluate(&mut there), evaluate(&mut here));
+            let tolerance = match precision {
+                Precision::Fp32 => 1e-4,
+                Precision::Bf16 | Precision::Fp16 => 1e-2,
+            };
+            let error = relative(ours, expected);
+            assert!(error <= tolerance, "{what}: loss {ours} for {expected}");
+        }
+    }
+}
+
+/// The loss of a micro batch that was not trained on.
+fn evaluate(session: &mut Session) -> f64 {
+    let config = session.plan().config.clone();
+    let mut held_out = tiny::batch(&config, 1000);
+    let rows = config.batch.batch_size * config.batch.seq_len;
+    held_out.tokens.truncate(rows);
+    held_out.targets.truncate(rows);
+    let (sum, count) = session.evaluate(&held_out).unwrap();
+    sum / count as f64
+}
+
+#[test]
+fn evaluation_gives_what_the_cpu_gives() {
+    let Some(_card) = card() else {
+        return;
+    };
+    for model in tiny::MODELS {
+        let config = tiny::config(model, &[]);
+        let (mut here, mut there) = (tiny::session(&config, 0, 2), gpu(&config, 0));
+        let error = relative(evaluate(&mut there), evaluate(&mut here));
+        assert!(error <= 1e-4, "{model:?}: off by {error:e}");
+        // Nor does it change what comes after it.
+        let after = there.train_step(&batch(&config, 0), 0).unwrap();
+        assert_eq!(after, run(&mut gpu(&config, 0), 1)[0], "{model:?}");
+    }
+}
+
+#[test]
+fn the_cut_into_micro_batches_does_not_change_the_gradient() {
+    let Some(_card) = card() else {
+        return;
+    };
+    for model in tiny::MODELS {
+        let mut config = tiny::config(model, &[]);
+        let [whole, cut] = [(4, 1), (1, 4)].map(|(micro, accumulation)| {
+            (config.batch.batch_size, config.batch.accumulation) = (micro, accumulation);
+            let mut session = gpu(&config, 1);
+            // What a step leaves must not be added to.
+            session.train_step(&batch(&config, 1), 0).unwrap();
+            session.initialize(config.training.seed).unwrap();
+            session.accumulate_gradients(&batch(&config, 0), 3).unwrap();
+            let gradients = session.gradients().unwrap().into_iter();
+            let gradients: Vec<(String, Vec<f32>)> = gradients
+                .map(|(name, gradient)| (name.to_owned(), gradient))
+                .collect();
+            gradients
+        });
+        assert_eq!(whole.len(), cut.len());
+        for ((name, expected), (_, ours)) in whole.iter().zip(&cut) {
+            let error = distance(ours, expected);
+            assert!(error <= 1e-4, "{model:?}: {name} off by {error:e}");
+        }
+    }
+}
+
+/// The norm of the difference over the norm of what is expected.
+fn distance(ours: &[f32], expected: &[f32]) -> f64 {
+    assert_eq!(ours.len(), expected.len());
+    let square = |x: f32| f64::from(x) * f64::from(x);
+    let difference: f64 = ours.iter().zip(expected).map(|(a, b)| square(a - b)).sum();
+    let norm: f64 = expected.iter().map(|&b| square(b)).sum();
+    assert!(norm > 0.0);
+    (difference / norm).sqrt()
+}
+
+#[test]
+fn recomputation_does_not_change_the_losses() {
+    let Some(_card) = card() else {
+        return;
+    };
+    for model in tiny::MODELS {
+        let config = tiny::config(model, &[]);
+        let blocks = config.model.num_blocks();
+        let expected = run(&mut gpu(&config, 0), 5);
+        let results = run(&mut gpu(&config, blocks), 5);
+        for (step, (ours, expected)) in results.iter().zip(&expected).enumerate() {
+            let error = relative(ours.loss, expected.loss);
+            assert!(error <= 1e-6, "{model:?}, step {step}: off by {error:e}");
+        }
+    }
+}
