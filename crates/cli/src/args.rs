@@ -141,7 +141,7 @@ pub struct SettingArguments {
         help_heading = "Settings"
     )]
     pub checkpointing: Option<String>,
-    /// Keep optimizer states in host memory
+    /// Keep optimizer states in host memory (so far in plans only)
     #[arg(long, help_heading = "Settings")]
     pub offload: bool,
     #[arg(long, value_name = "RATE", help_heading = "Settings")]

@@ -77,7 +77,8 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         Some(TrainError::Data(error)) => data_code(error),
         Some(TrainError::Checkpoint(error)) => checkpoint_code(error),
         Some(
-            TrainError::Vocabulary { .. }
+            TrainError::OffloadedStates
+            | TrainError::Vocabulary { .. }
             | TrainError::OtherData { .. }
             | TrainError::OtherModel { .. }
             | TrainError::RunExists { .. },

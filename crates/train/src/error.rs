@@ -60,6 +60,12 @@ pub enum TrainError {
         problem: EngineError,
         last: Option<PathBuf>,
     },
+    #[error(
+        "optimizer states in host memory can be planned, but not trained with yet\n\
+         hint: leave out --offload and vram.use_cpu_offload; a smaller --vram budget is met by \
+         recomputation and smaller micro batches"
+    )]
+    OffloadedStates,
     #[error("no token of the batch at step {step} counts for the loss: the data is empty")]
     NoTargets { step: u64 },
     #[error(

@@ -90,6 +90,10 @@ pub struct Session {
 impl Session {
     /// Allocates the arena. Weights are zero until [`Self::initialize`] or [`Self::load`].
     pub fn new(step: StepPlan, options: EngineOptions) -> Result<Self, TrainError> {
+        if step.plan.options.offload_states {
+            // Such states have no place in the arena that the update could write to.
+            return Err(TrainError::OffloadedStates);
+        }
         let graph = &step.training;
         let mut engine = Engine::new(step.plan.options.target, step.arena_bytes(), options)?;
         let (micro, all) = (num_micro_nodes(graph), graph.nodes.len());
