@@ -66,16 +66,12 @@ pub fn plan(report: &PlanReport) -> String {
     let memory = &report.memory;
     let b = &memory.breakdown;
     let mut table = new(&["memory", "size", "bytes"]);
-    for (name, bytes) in [
-        ("weights", b.weights),
-        ("gradients", b.gradients),
-        ("optimizer", b.optimizer),
-        ("activations", b.activations),
-        ("batch", b.batch),
-        ("workspace", b.workspace),
-        ("overhead (outside the arena)", b.overhead),
-        ("total", b.total()),
-    ] {
+    let total = ("total", b.total());
+    for (name, bytes) in b.parts().into_iter().chain([total]) {
+        let name = match name {
+            "overhead" => "overhead (outside the arena)",
+            other => other,
+        };
         table.add_row([
             Cell::new(name),
             right(Bytes::new(bytes)),

@@ -196,16 +196,7 @@ impl fmt::Display for DoesNotFit {
             Bytes::new(self.needed_bytes).exact(),
             show(self.budget_bytes)
         )?;
-        let b = &self.breakdown;
-        let mut parts = [
-            ("weights", b.weights),
-            ("gradients", b.gradients),
-            ("optimizer", b.optimizer),
-            ("activations", b.activations),
-            ("batch", b.batch),
-            ("workspace", b.workspace),
-            ("overhead", b.overhead),
-        ];
+        let mut parts = self.breakdown.parts();
         parts.sort_by_key(|&(_, bytes)| std::cmp::Reverse(bytes));
         f.write_str("largest parts:")?;
         for (name, bytes) in parts.iter().take(4) {

@@ -23,17 +23,21 @@ pub struct Breakdown {
 }
 
 impl Breakdown {
+    /// The parts by name, in the order in which they are shown.
+    pub fn parts(&self) -> [(&'static str, u64); 7] {
+        [
+            ("weights", self.weights),
+            ("gradients", self.gradients),
+            ("optimizer", self.optimizer),
+            ("activations", self.activations),
+            ("batch", self.batch),
+            ("workspace", self.workspace),
+            ("overhead", self.overhead),
+        ]
+    }
+
     pub fn total(&self) -> u64 {
-        let parts = [
-            self.weights,
-            self.gradients,
-            self.optimizer,
-            self.activations,
-            self.batch,
-            self.workspace,
-            self.overhead,
-        ];
-        crate::sum(parts.into_iter())
+        crate::sum(self.parts().into_iter().map(|(_, bytes)| bytes))
     }
 }
 
