@@ -158,6 +158,12 @@ pub struct BatchConfig {
     pub checkpointing: Checkpointing,
     /// Keep the optimizer's state in host memory.
     pub offload: bool,
+    #[serde(default)]
+    pub states: StateFormat,
+    /// Update each weight as soon as its gradient is complete, so that gradients never exist
+    /// all at once. Takes an effective batch in one micro batch.
+    #[serde(default)]
+    pub update_in_backward: bool,
     /// What the plan must stay within; `None`: whatever it takes.
     pub budget: Option<Bytes>,
     /// Rows of logits that exist at once in the loss; `None`: the planner's choice.
@@ -171,8 +177,30 @@ impl BatchConfig {
     }
 }
 
-/// The type activations and matrix products are computed in. Master weights and
-/// optimizer state are fp32 throughout.
+/// How the optimizer's two moments are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum StateFormat {
+    #[default]
+    #[serde(rename = "fp32")]
+    Fp32,
+    /// A byte a number, with one scale for every block of them.
+    #[serde(rename = "8bit")]
+    EightBit,
+}
+
+impl StateFormat {
+    pub const NAMES: [&'static str; 2] = ["fp32", "8bit"];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            StateFormat::Fp32 => "fp32",
+            StateFormat::EightBit => "8bit",
+        }
+    }
+}
+
+/// The type activations and matrix products are computed in. Master weights are fp32
+/// throughout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {

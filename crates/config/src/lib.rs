@@ -36,7 +36,7 @@ mod value;
 pub use bytes::Bytes;
 pub use config::{
     BatchConfig, Checkpointing, Config, DataConfig, Gpt2Config, MambaConfig, ModelConfig,
-    ModelKind, OutputConfig, Precision, Schedule, TrainingConfig,
+    ModelKind, OutputConfig, Precision, Schedule, StateFormat, TrainingConfig,
 };
 pub use document::{Document, Entry, Position, Scalar};
 pub use error::{ConfigError, Given, Stated};

@@ -7,7 +7,7 @@
 //! The upper ends of ranges are far beyond any model that fits a machine. They
 //! exist so that a slip of the keyboard is told here and not as an overflow.
 
-use crate::config::{ModelKind, Precision, Schedule};
+use crate::config::{ModelKind, Precision, Schedule, StateFormat};
 use crate::setting::{Meaning, Setting, same, switch};
 use crate::value::{Interval, Kind};
 
@@ -152,6 +152,18 @@ pub static SETTINGS: &[Setting] = &[
     )
     .default("false")
     .aliases(&[same("vram.offload")]),
+    Setting::new(
+        "vram.optimizer_states",
+        Kind::Choice(&StateFormat::NAMES),
+        "How the optimizer's two moments are kept",
+    )
+    .default("fp32"),
+    Setting::new(
+        "vram.update_in_backward",
+        Kind::Bool,
+        "Update each weight as soon as its gradient is complete",
+    )
+    .default("false"),
     Setting::new(
         "vram.loss_chunk",
         count(MAX_TOKENS),

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use crate::completion::Completion;
 use crate::config::{
     BatchConfig, Checkpointing, Config, DataConfig, Gpt2Config, MambaConfig, ModelConfig,
-    ModelKind, OutputConfig, Precision, Schedule, TrainingConfig,
+    ModelKind, OutputConfig, Precision, Schedule, StateFormat, TrainingConfig,
 };
 use crate::error::{ConfigError, Stated};
 use crate::registry::SETTINGS;
@@ -145,6 +145,14 @@ impl Completion {
             },
             checkpointing: self.checkpointing(model)?,
             offload: matches!(self.value("vram.use_cpu_offload"), Some(Value::Bool(true))),
+            states: match self.text("vram.optimizer_states").as_str() {
+                "8bit" => StateFormat::EightBit,
+                _ => StateFormat::Fp32,
+            },
+            update_in_backward: matches!(
+                self.value("vram.update_in_backward"),
+                Some(Value::Bool(true))
+            ),
             budget: self.budget(),
             loss_chunk: self
                 .value("vram.loss_chunk")
@@ -228,7 +236,7 @@ impl Completion {
 
     /// One sentence a file about what its sections left open.
     fn note_filled(&mut self, kind: ModelKind) {
-        const NAMED: usize = 6;
+        const NAMED: usize = 8;
         for file in &self.settings.files {
             let filled: Vec<Stated> = SETTINGS
                 .iter()
