@@ -214,16 +214,18 @@ norm_backward(const real* dy, const real* ds, const real* s, const float* mean,
     __shared__ Pair scratch[2][16][32];
     Dropout dropout(random, number, threshold);
     u32 column = threadIdx.x * VECTOR;
-    bool active = column < width;
+    bool inside = column < width;
     float scale = 1.0f / (float)width;
     float g[VECTOR], dgamma[VECTOR] = {}, dbeta[VECTOR] = {};
 #pragma unroll
-    for (int i = 0; i < VECTOR; i++) g[i] = active ? gamma[column + i] : 0.0f;
+    for (int i = 0; i < VECTOR; i++) g[i] = inside ? gamma[column + i] : 0.0f;
     int turn = 0;
-    for (u32 row = blockIdx.x * blockDim.y + threadIdx.y; row < rows;
-         row += gridDim.x * blockDim.y) {
+    // Groups that have no row left go round with the others: all meet at the same barriers.
+    for (u32 first = blockIdx.x * blockDim.y; first < rows; first += gridDim.x * blockDim.y) {
+        u32 row = first + threadIdx.y;
+        bool active = inside && row < rows;
         u64 at = (u64)row * width + column;
-        float center = mean ? mean[row] : 0.0f, inverse = rstd[row];
+        float center = mean && active ? mean[row] : 0.0f, inverse = active ? rstd[row] : 0.0f;
         float d[VECTOR] = {}, x_hat[VECTOR] = {};
         Pair sums = {0.0f, 0.0f};
         if (active) {
@@ -260,7 +262,7 @@ norm_backward(const real* dy, const real* ds, const real* s, const float* mean,
     if (!partials) return;
     // The groups add their sums one after another.
     for (u32 group = 0; group < blockDim.y; group++) {
-        if (threadIdx.y == group && active) {
+        if (threadIdx.y == group && inside) {
 #pragma unroll
             for (int i = 0; i < VECTOR; i++) {
                 float* sums = columns + column + i;
