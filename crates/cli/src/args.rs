@@ -51,6 +51,8 @@ fn command_line() -> CommandLine {
 pub enum Command {
     /// What a configuration needs, to the byte
     Plan(PlanArguments),
+    /// The best settings for a GPU; --apply writes them into your files
+    Fit(FitArguments),
     /// Plan, then train inside the plan
     Train(TrainArguments),
     /// Sample text from a checkpoint
@@ -59,11 +61,15 @@ pub enum Command {
     Bench(BenchArguments),
     /// Run real steps and compare memory and time with the plan
     Profile(ProfileArguments),
+    /// Before a run: settings and their origin, GPU, free memory, disk, a dry plan
+    Check(CheckArguments),
     /// Make or prepare training data
     Data(DataArguments),
     /// The models and their sizes
     #[command(after_help = "Examples:\n  cinch models\n  cinch models --json")]
     Models(ListArguments),
+    /// The GPUs that are known, and what this machine has
+    Gpus(GpusArguments),
     /// Named settings: memory sizes, training presets
     #[command(after_help = "Examples:\n  cinch presets\n  \
         cinch train --vram-preset 8gb --training-preset fast --data-dir my_code")]
@@ -91,25 +97,8 @@ pub struct SettingArguments {
     /// Named size (see `cinch models`)
     #[arg(long, value_name = "SIZE", help_heading = "Settings")]
     pub model_size: Option<String>,
-    /// Memory to stay within, on any device: 8gb, 512mb, 24 (GiB)
-    #[arg(
-        long,
-        alias = "gpu-memory",
-        value_name = "SIZE",
-        help_heading = "Settings"
-    )]
-    pub vram: Option<String>,
-    /// Take the memory that is free now as the budget
-    #[arg(long, conflicts_with = "vram", help_heading = "Settings")]
-    pub vram_auto: bool,
-    /// With --vram-auto: the share that stays free [default: 0.1]
-    #[arg(
-        long,
-        requires = "vram_auto",
-        value_name = "SHARE",
-        help_heading = "Settings"
-    )]
-    pub vram_safety_margin: Option<f64>,
+    #[command(flatten)]
+    pub memory: MemoryArguments,
     /// The guide's settings for a card: 8gb, 12gb, … (see `cinch presets`)
     #[arg(long, value_name = "NAME", help_heading = "Settings")]
     pub vram_preset: Option<String>,
@@ -215,6 +204,47 @@ pub struct SettingArguments {
     pub set: Vec<String>,
 }
 
+/// How much memory there is. At most one of them.
+#[derive(Args, Debug, Default)]
+#[group(multiple = true)]
+pub struct MemoryArguments {
+    /// Memory to stay within, on any device: 8gb, 512mb, 24 (GiB)
+    #[arg(long, value_name = "SIZE", help_heading = "Memory")]
+    pub vram: Option<String>,
+    /// The memory of a GPU, of which the margin stays free: 24 (GiB), 80gb
+    #[arg(
+        long,
+        value_name = "SIZE",
+        conflicts_with = "vram",
+        help_heading = "Memory"
+    )]
+    pub gpu_memory: Option<String>,
+    /// A GPU by name, for example "A100 80GB" (see `cinch gpus`)
+    #[arg(
+        long,
+        value_name = "NAME",
+        conflicts_with = "vram",
+        help_heading = "Memory"
+    )]
+    pub gpu: Option<String>,
+    /// What is free now: on the GPU, else in host memory
+    #[arg(
+        long,
+        alias = "vram-auto",
+        conflicts_with_all = ["vram", "gpu_memory", "gpu"],
+        help_heading = "Memory"
+    )]
+    pub auto: bool,
+    /// What stays free: a share (0.15) or a size (2gb) [default: 0.1; none with --vram]
+    #[arg(
+        long,
+        alias = "vram-safety-margin",
+        value_name = "SHARE|SIZE",
+        help_heading = "Memory"
+    )]
+    pub safety_margin: Option<String>,
+}
+
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  \
     cinch plan --model mamba --model-size large --batch-size 4 --seq-len 1024\n  \
@@ -232,11 +262,86 @@ pub struct PlanArguments {
     /// Print live memory over the step
     #[arg(long)]
     pub timeline: bool,
+    /// Draw live memory over the step into a file: .svg or .png
+    #[arg(long, value_name = "FILE")]
+    pub picture: Vec<PathBuf>,
     /// Where each setting came from
     #[arg(long)]
     pub explain: bool,
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    cinch fit --gpu-memory 24 --model-size medium       the fastest settings for a card\n  \
+    cinch fit --gpu \"A100 80GB\" --model gpt2 --target-effective-batch 256\n  \
+    cinch fit --auto --config my.json --apply           write them into my.json, after a diff\n  \
+    cinch fit --config my.json --undo                   and take that back\n  \
+    cinch fit --auto --profile                          run real steps of what is recommended\n  \
+    cinch fit --guide                                   the guide's tables beside the plan\n\n\
+    What flags state is kept; batch, recomputation and memory settings of a file may change.\n\
+    The effective batch is kept exactly. Sequences get shorter, and states 8-bit, only where\n\
+    nothing else fits (which is said) or with --allow.")]
+pub struct FitArguments {
+    #[command(flatten)]
+    pub settings: SettingArguments,
+    #[arg(long, value_enum, default_value = "auto")]
+    pub device: Device,
+    /// Sequences per optimizer step, kept exactly
+    #[arg(long, alias = "effective-batch", value_name = "N")]
+    pub target_effective_batch: Option<usize>,
+    /// Choices that change the result and may be taken for speed
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "LIST")]
+    pub allow: Vec<Allowed>,
+    /// Never take one of those, even where nothing else fits
+    #[arg(long, conflicts_with = "allow")]
+    pub strict: bool,
+    /// On a GPU in fp32: let the matrix units round to tf32
+    #[arg(long)]
+    pub tf32: bool,
+    /// Draw live memory over the step into a file: .svg or .png
+    #[arg(long, value_name = "FILE")]
+    pub picture: Vec<PathBuf>,
+    /// Draw memory against speed into a file: .svg or .png
+    #[arg(long, value_name = "FILE")]
+    pub front_picture: Vec<PathBuf>,
+    /// The guide's tables: its setting, the plan of it, and what is recommended
+    #[arg(long)]
+    pub guide: bool,
+    /// Run real steps of the recommended settings and compare with the plan
+    #[arg(long)]
+    pub profile: bool,
+    /// Write the recommended settings into --config or the files of --config-path
+    #[arg(long)]
+    pub apply: bool,
+    /// A folder of configuration files, or the main one of several, to write into
+    #[arg(long, value_name = "PATH")]
+    pub config_path: Option<PathBuf>,
+    /// Write without asking
+    #[arg(long, requires = "apply")]
+    pub yes: bool,
+    /// Put back what the files held before the last --apply
+    #[arg(long, conflicts_with = "apply")]
+    pub undo: bool,
+    /// With --undo: even where a file was changed since
+    #[arg(long, requires = "undo")]
+    pub force: bool,
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What changes the result of training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Allowed {
+    /// Eight-bit optimizer states
+    #[value(name = "8bit")]
+    EightBit,
+    /// Shorter sequences
+    #[value(name = "seq-len")]
+    SequenceLength,
+    /// Any precision that the device has
+    Precision,
 }
 
 #[derive(Args, Debug)]
@@ -360,6 +465,24 @@ pub struct ProfileArguments {
 
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  \
+    cinch check --config my.json --data-dir my_code\n  \
+    cinch check --model-size medium --vram 16gb --json\n\n\
+    Exit codes: 0 go; 1 no go; 2 wrong usage or configuration; 3 the plan does not fit.\n\
+    Nothing is started or ended: programs that hold the GPU are named.")]
+pub struct CheckArguments {
+    #[command(flatten)]
+    pub settings: SettingArguments,
+    #[arg(long, value_enum, default_value = "auto")]
+    pub device: Device,
+    /// Show every setting, not only those about memory and those that were given
+    #[arg(long)]
+    pub all: bool,
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
     cinch data synth synthetic_data               a folder to train on when there is none\n  \
     cinch data prepare my_code                    tokenise now, train later")]
 pub struct DataArguments {
@@ -415,6 +538,18 @@ pub struct PrepareArguments {
     /// Where tokenised data is kept
     #[arg(long, value_name = "FOLDER")]
     pub cache_dir: Option<PathBuf>,
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    cinch gpus                                    all cards, and those of this machine\n  \
+    cinch gpus \"a100 80\"                          one card, by any of its names\n  \
+    cinch gpus --json")]
+pub struct GpusArguments {
+    /// Only this card
+    pub name: Option<String>,
     #[arg(long)]
     pub json: bool,
 }

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use cinch_config::ConfigError;
 use cinch_data::DataError;
+use cinch_device::DeviceError;
 use cinch_fit::FitError;
 use cinch_model::ModelError;
 use cinch_train::TrainError;
@@ -22,6 +23,21 @@ impl std::fmt::Display for Usage {
 }
 
 impl std::error::Error for Usage {}
+
+/// The answer of `cinch check` when a run should not start.
+#[derive(Debug)]
+pub struct NoGo {
+    pub problems: String,
+    pub does_not_fit: bool,
+}
+
+impl std::fmt::Display for NoGo {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "no go: {}", self.problems)
+    }
+}
+
+impl std::error::Error for NoGo {}
 
 pub fn usage(message: impl Into<String>) -> anyhow::Error {
     Usage(message.into()).into()
@@ -60,8 +76,11 @@ fn broken_pipe(error: &anyhow::Error) -> bool {
 }
 
 fn exit_code(error: &anyhow::Error) -> u8 {
-    if error.is::<Usage>() || error.is::<ConfigError>() {
+    if error.is::<Usage>() || error.is::<ConfigError>() || error.is::<DeviceError>() {
         return 2;
+    }
+    if let Some(error) = error.downcast_ref::<NoGo>() {
+        return if error.does_not_fit { 3 } else { 1 };
     }
     if let Some(error) = error.downcast_ref::<FitError>() {
         return fit_code(error);
@@ -90,7 +109,13 @@ fn exit_code(error: &anyhow::Error) -> u8 {
 fn fit_code(error: &FitError) -> u8 {
     match error {
         FitError::DoesNotFit(_) => 3,
-        FitError::Model(ModelError::SequenceTooLong { .. }) | FitError::EmptyBatch => 2,
+        FitError::Model(ModelError::SequenceTooLong { .. })
+        | FitError::Config(_)
+        | FitError::Device(_)
+        | FitError::EmptyBatch
+        | FitError::EffectiveBatch { .. }
+        | FitError::NothingToChoose { .. }
+        | FitError::Margin { .. } => 2,
         _ => 1,
     }
 }

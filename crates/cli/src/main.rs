@@ -1,11 +1,14 @@
 //! `cinch`: plan a training step, fit it into a budget, train inside the plan.
 
 mod args;
+mod calibration;
 mod command;
 mod device;
 mod failure;
 mod measure;
+mod memory;
 mod overhead;
+mod picture;
 mod progress;
 mod settings;
 mod table;
@@ -18,12 +21,15 @@ fn main() -> ExitCode {
     let arguments = Arguments::read();
     let result = match arguments.command {
         Command::Plan(arguments) => command::plan::run(&arguments),
+        Command::Fit(arguments) => command::fit::run(&arguments),
         Command::Train(arguments) => command::train::run(&arguments),
         Command::Generate(arguments) => command::generate::run(&arguments),
         Command::Bench(arguments) => command::bench::run(&arguments),
         Command::Profile(arguments) => command::profile::run(&arguments),
+        Command::Check(arguments) => command::check::run(&arguments),
         Command::Data(arguments) => command::data::run(&arguments),
         Command::Models(arguments) => command::models::run(&arguments),
+        Command::Gpus(arguments) => command::gpus::run(&arguments),
         Command::Presets(arguments) => command::presets::run(&arguments),
     };
     match result {

@@ -1,8 +1,8 @@
 //! What the commands that measure have in common: a batch, a median, and the rates of the
 //! processor that a prediction needs.
 
-use cinch_engine::{Engine, copy_rate, gemm_rate};
-use cinch_fit::Card;
+use cinch_device::{Card, find_detected};
+use cinch_engine::{Engine, Executor, copy_rate, gemm_rate};
 use cinch_train::Batch;
 
 /// The square product that stands for the CPU's matrix rate: large enough to reach it.
@@ -31,17 +31,27 @@ pub fn median(values: &[f64]) -> f64 {
 /// that is not in the table.
 pub fn card(engine: &Engine, matrix_flops: Option<f64>) -> Option<Card> {
     match engine {
-        Engine::Cuda(executor) => Card::known(&executor.info().name),
-        Engine::Cpu(executor) => {
-            let matrix_flops = matrix_flops.unwrap_or_else(|| {
-                let mut product = gemm_rate::Product::new(PRODUCT);
-                let rates = (0..PRODUCT_RUNS).map(|_| product.rate(executor));
-                rates.fold(0.0, f64::max)
-            });
-            let bandwidth = copy_rate::copy_rate(executor);
-            Some(Card::cpu(executor.num_threads(), matrix_flops, bandwidth))
+        Engine::Cuda(executor) => {
+            let info = executor.info();
+            let found = find_detected(&info.name, Some(info.total_bytes))?;
+            Some(Card {
+                name: info.name.clone(),
+                ..found.card()
+            })
         }
+        Engine::Cpu(executor) => Some(cpu_card(executor, matrix_flops)),
     }
+}
+
+/// The rates of the CPU, measured now.
+pub fn cpu_card(executor: &Executor, matrix_flops: Option<f64>) -> Card {
+    let matrix_flops = matrix_flops.unwrap_or_else(|| {
+        let mut product = gemm_rate::Product::new(PRODUCT);
+        let rates = (0..PRODUCT_RUNS).map(|_| product.rate(executor));
+        rates.fold(0.0, f64::max)
+    });
+    let bandwidth = copy_rate::copy_rate(executor);
+    Card::cpu(executor.num_threads(), matrix_flops, bandwidth)
 }
 
 #[cfg(test)]

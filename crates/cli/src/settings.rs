@@ -2,15 +2,13 @@
 
 use std::path::Path;
 
-use cinch_config::{Bytes, Preset, Settings, Source};
+use cinch_config::{Preset, Settings, Source};
 
 use crate::args::SettingArguments;
-use crate::device;
 use crate::failure::usage;
 
 /// Environment variables of cinch that are not settings.
 const OTHER_VARIABLES: [&str; 1] = ["CINCH_CACHE"];
-const SAFETY_MARGIN: f64 = 0.1;
 
 impl SettingArguments {
     /// Whether the user said anything about what to train on which data. If not, it is the
@@ -19,8 +17,7 @@ impl SettingArguments {
         self.config.is_some()
             || self.model.is_some()
             || self.model_size.is_some()
-            || self.vram.is_some()
-            || self.vram_auto
+            || self.memory.is_given()
             || self.vram_preset.is_some()
             || self.training_preset.is_some()
             || self.data_dir.is_some()
@@ -51,9 +48,9 @@ impl SettingArguments {
                 settings.set(key, &value, Source::Flag(flag.to_owned()))?;
             }
         }
-        if self.vram_auto {
-            let source = Source::Flag("--vram-auto".to_owned());
-            settings.set("vram.budget", &self.free_memory()?, source)?;
+        if let Some(budget) = self.memory.budget()? {
+            let source = Source::Flag(budget.flag.to_owned());
+            settings.set("vram.budget", &budget.setting(), source)?;
         }
         for pair in &self.set {
             let Some((key, value)) = pair.split_once('=') else {
@@ -66,6 +63,13 @@ impl SettingArguments {
         Ok(settings)
     }
 
+    /// The flag that stands for a key.
+    pub fn flag_of(&self, key: &str) -> Option<&'static str> {
+        let flags = self.flags().into_iter();
+        let mut flags = flags.filter(|(_, of, _)| *of == key);
+        flags.next().map(|(flag, ..)| flag)
+    }
+
     fn flags(&self) -> Vec<(&'static str, &'static str, Option<String>)> {
         let path = |path: &Option<std::path::PathBuf>| {
             path.as_deref().map(Path::to_string_lossy).map(Into::into)
@@ -74,7 +78,6 @@ impl SettingArguments {
             ("--model", "model.type", self.model.clone()),
             ("--model-size", "model.size", self.model_size.clone()),
             ("--dropout", "model.dropout", self.dropout.clone()),
-            ("--vram", "vram.budget", self.vram.clone()),
             ("--batch-size", "vram.batch_size", self.batch_size.clone()),
             (
                 "--grad-accum",
@@ -138,20 +141,5 @@ impl SettingArguments {
             ("--cache-dir", "data.cache_dir", path(&self.cache_dir)),
             ("--output-dir", "output.output_dir", path(&self.output_dir)),
         ]
-    }
-
-    /// What is free now, less the margin.
-    fn free_memory(&self) -> anyhow::Result<String> {
-        let margin = self.vram_safety_margin.unwrap_or(SAFETY_MARGIN);
-        if !(0.0..1.0).contains(&margin) {
-            return Err(usage(format!(
-                "--vram-safety-margin {margin} is not a share\n\
-                 hint: it is what stays free, from 0 to below 1; 0.1 is the default"
-            )));
-        }
-        let free = device::free_host_memory()
-            .ok_or_else(|| usage("the free memory cannot be read here\nhint: say --vram SIZE"))?;
-        let budget = (free as f64 * (1.0 - margin)) as u64;
-        Ok(format!("{}b", Bytes::new(budget).get()))
     }
 }

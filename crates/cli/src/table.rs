@@ -1,6 +1,6 @@
 //! Plans and lists as tables.
 
-use cinch_config::Bytes;
+use cinch_config::{Bytes, Explained};
 use cinch_fit::PlanReport;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 
@@ -28,6 +28,25 @@ pub fn scaled(number: f64) -> String {
         }
     }
     format!("{number:.0} ")
+}
+
+/// Settings, where each came from, and what it overrode.
+pub fn explain<'a>(settings: impl IntoIterator<Item = &'a Explained>) -> Table {
+    let mut table = new(&["setting", "value", "from", "instead of"]);
+    for one in settings {
+        let overridden: Vec<String> = one
+            .overridden
+            .iter()
+            .map(|other| format!("{} ({})", other.value, other.source))
+            .collect();
+        table.add_row([
+            one.key.to_owned(),
+            one.value.to_string(),
+            one.source.to_string(),
+            overridden.join(", "),
+        ]);
+    }
+    table
 }
 
 /// The settings, the breakdown and whether it fits.

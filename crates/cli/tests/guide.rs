@@ -173,7 +173,7 @@ fn flags_with_underscores_are_the_same_flags() {
         ("data.source", "corpus.jsonl", "--data-dir"),
         ("data.text_column", "code", "--text-column"),
         ("training.max_steps", "50000", "preset training fast"),
-        ("vram.budget", "iB", "--vram-auto"),
+        ("vram.budget", "iB", "--auto"),
         ("output.output_dir", "out", "--output-dir"),
     ] {
         let row = explained.stdout.lines().find(|line| line.contains(key));
@@ -199,13 +199,13 @@ fn the_safety_margin_is_what_stays_free() {
     assert!((3.0..5.5).contains(&ratio), "{ratio}");
     sandbox
         .cinch("plan --vram_auto --vram_safety_margin 1.5")
-        .fails(2, &["--vram-safety-margin 1.5", "hint:"]);
+        .fails(2, &["--safety-margin 1.5", "hint:"]);
     sandbox
         .cinch("plan --vram_safety_margin 0.1")
-        .fails(2, &["--vram-auto"]);
+        .fails(2, &["--safety-margin", "--auto"]);
     sandbox
         .cinch("plan --vram_auto --vram 8gb")
-        .fails(2, &["--vram-auto", "--vram"]);
+        .fails(2, &["--auto", "--vram"]);
 }
 
 #[test]

@@ -18,6 +18,7 @@ fn every_command_has_examples() {
         "data synth",
         "data prepare",
         "models",
+        "gpus",
         "presets",
     ] {
         let help = sandbox.cinch(&format!("{command} --help")).succeeds();

@@ -19,6 +19,8 @@ fn the_plan_is_that_of_cinch_plan_and_the_times_are_measured() {
     for key in ["arena_bytes", "peak_bytes", "overhead_bytes"] {
         assert_eq!(profile["planned"][key], plan["memory"][key], "{key}");
     }
+    // How far a step writes into the arena is measured, and is what was planned.
+    assert_eq!(profile["touched_bytes"], profile["planned"]["step_bytes"]);
     let number = |key: &str| profile[key].as_f64().unwrap_or_else(|| panic!("no {key}"));
     assert!(number("measured_seconds") > 0.0);
     assert!(number("predicted_seconds") > 0.0);
@@ -45,6 +47,9 @@ fn the_report_is_a_table_with_both_times() {
     let line = format!("profile {LINE} --device cpu --threads 1 --steps 2 --trace");
     Sandbox::new().cinch(&line).succeeds().prints(&[
         "planned arena",
+        "planned for a step",
+        "measured: written to by a step",
+        "measured equals planned",
         "resident beyond the arena",
         "step: predicted ",
         " ms, measured ",

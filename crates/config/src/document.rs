@@ -1,16 +1,19 @@
 //! What any config file looks like once read: leaves with a path and a place.
 //!
-//! This is the border between readers (JSON here; other formats beside it) and
+//! This is the border between readers (one for each format) and
 //! the registry of settings. A reader knows syntax and no setting; the registry
 //! knows settings and no syntax.
 
 use std::fmt;
 use std::path::PathBuf;
 
+use crate::format::Format;
+
 /// A file, flattened to its leaves in the order they were written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Document {
     pub path: PathBuf,
+    pub format: Format,
     pub entries: Vec<Entry>,
     /// Names at the top level, with or without leaves below them.
     pub sections: Vec<String>,

@@ -11,12 +11,12 @@ use crate::value::Value;
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error(
-        "{} does not exist\nhint: --config takes the path of a JSON file, seen from the current folder",
+        "{} does not exist\nhint: --config takes the path of a JSON, YAML, TOML or Python file, seen from the current folder",
         path.display()
     )]
     NoSuchFile { path: PathBuf },
 
-    #[error("{} is a folder, not a config file\nhint: name the JSON file inside it", path.display())]
+    #[error("{} is a folder, not a config file\nhint: name the file inside it", path.display())]
     IsFolder { path: PathBuf },
 
     #[error("{} cannot be read: {source}", path.display())]
@@ -31,31 +31,27 @@ pub enum ConfigError {
     )]
     NotUtf8 { path: PathBuf, offset: usize },
 
-    #[error("{} is empty\nhint: the smallest config is {{}}", path.display())]
-    EmptyFile { path: PathBuf },
+    #[error("{} is empty\nhint: the smallest config is {smallest}", path.display())]
+    EmptyFile {
+        path: PathBuf,
+        smallest: &'static str,
+    },
 
-    #[error(
-        "{} has the extension `{extension}`, which is not read\nhint: write the config as JSON; comments and trailing commas are allowed",
-        path.display()
-    )]
-    UnknownFormat { path: PathBuf, extension: String },
-
-    #[error(
-        "{} line {line} column {column}: {message}\nhint: comments and trailing commas are allowed; names and texts need double quotation marks",
-        path.display()
-    )]
+    #[error("{} line {line} column {column}: {message}\nhint: {advice}", path.display())]
     Syntax {
         path: PathBuf,
         line: usize,
         column: usize,
         message: String,
+        /// What most often is the matter in the file's language.
+        advice: &'static str,
     },
 
-    #[error(
-        "{} holds no sections\nhint: a config looks like {{\"model\": {{\"d_model\": 512}}}}",
-        path.display()
-    )]
-    NotSections { path: PathBuf },
+    #[error("{} holds no sections\nhint: a config looks like {example}", path.display())]
+    NotSections {
+        path: PathBuf,
+        example: &'static str,
+    },
 
     #[error(
         "`{key}` stands twice in {}, on lines {first_line} and {line}\nhint: keep one of them",
@@ -67,6 +63,112 @@ pub enum ConfigError {
         first_line: usize,
         line: usize,
     },
+
+    #[error("{} line {line}: `{key}` cannot be changed: {reason}\nhint: {hint}", path.display())]
+    NotEditable {
+        path: PathBuf,
+        line: usize,
+        key: String,
+        reason: String,
+        hint: String,
+    },
+
+    #[error(
+        "`{key}` has no place in {}: {reason}\nhint: add the key by hand, then it can be changed",
+        path.display()
+    )]
+    NoPlace {
+        path: PathBuf,
+        key: String,
+        reason: String,
+    },
+
+    #[error(
+        "`{key}` could not be set to {value} in {} without harm: {problem}; nothing was written\nhint: change it by hand",
+        path.display()
+    )]
+    EditRefused {
+        path: PathBuf,
+        key: String,
+        value: String,
+        problem: String,
+    },
+
+    #[error(
+        "`{key}` stands in {} and in {}\nhint: name the file it is to be changed in",
+        first.display(),
+        second.display()
+    )]
+    SeveralPlaces {
+        key: String,
+        first: PathBuf,
+        second: PathBuf,
+    },
+
+    #[error("{} holds no config files\nhint: name a file, or the folder with config.yaml", path.display())]
+    NoConfigFiles { path: PathBuf },
+
+    #[error(
+        "{} cannot be changed: the {what} {} is read-only; nothing was written\nhint: chmod u+w {}, or apply to a copy",
+        path.display(),
+        place.display(),
+        place.display()
+    )]
+    ReadOnly {
+        path: PathBuf,
+        what: &'static str,
+        place: PathBuf,
+    },
+
+    #[error("{} cannot {what}: {source}; no file was changed", path.display())]
+    NotWritten {
+        path: PathBuf,
+        what: &'static str,
+        source: std::io::Error,
+    },
+
+    #[error(
+        "{} was changed by someone else in the meantime; no file was changed\nhint: run the command again",
+        path.display()
+    )]
+    ChangedMeanwhile { path: PathBuf },
+
+    #[error("{cause}\nthis could not be taken back for {}", stuck_files(stuck))]
+    RollbackFailed {
+        cause: Box<ConfigError>,
+        /// Each file with where its former content lies.
+        stuck: Vec<(PathBuf, Option<PathBuf>)>,
+    },
+
+    #[error(
+        "nothing was applied to {paths} that could be undone\nhint: backups of former applications are beside the files, as NAME.backup"
+    )]
+    NothingToUndo { paths: String },
+
+    #[error(
+        "{} was edited since the settings were applied; undoing would lose that\nhint: the former content is {}; --force restores it and keeps the edited file as a backup",
+        path.display(),
+        backup.display()
+    )]
+    EditedSince { path: PathBuf, backup: PathBuf },
+
+    #[error("the backup {} cannot be read: {source}; nothing was undone", backup.display())]
+    BackupGone {
+        backup: PathBuf,
+        source: std::io::Error,
+    },
+
+    #[error(
+        "the backup {} is not what was saved; nothing was undone\nhint: look at it, and --force to restore it as it is",
+        backup.display()
+    )]
+    BackupChanged { backup: PathBuf },
+
+    #[error(
+        "{} is damaged: {reason}\nhint: it lists what was applied; remove it, and restore files from their backups by hand",
+        path.display()
+    )]
+    DamagedManifest { path: PathBuf, reason: String },
 
     #[error(
         "unknown key `{key}`{}{}",
@@ -225,6 +327,21 @@ impl fmt::Display for Given {
             self.key, self.source, self.value
         )
     }
+}
+
+fn stuck_files(stuck: &[(PathBuf, Option<PathBuf>)]) -> String {
+    let files: Vec<String> = stuck
+        .iter()
+        .map(|(path, kept)| match kept {
+            Some(kept) => format!(
+                "{} (its former content is {})",
+                path.display(),
+                kept.display()
+            ),
+            None => path.display().to_string(),
+        })
+        .collect();
+    files.join(", ")
 }
 
 fn within(origin: &Source) -> String {

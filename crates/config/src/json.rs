@@ -4,14 +4,12 @@
 //! Beyond that JSON is taken strictly: a missing comma or an unquoted name is
 //! more often a slip than an intention.
 
-use std::path::Path;
-
 use jsonc_parser::ast::{Object, ObjectPropName, Value};
 use jsonc_parser::common::Ranged;
 use jsonc_parser::{CollectOptions, ParseOptions, parse_to_ast};
 
-use crate::ConfigError;
-use crate::document::{Document, Entry, Position, Scalar};
+use crate::document::Scalar;
+use crate::outline::{Fault, KeyPath, Layout, Leaf, Member, Outline, Span, Table};
 
 const SYNTAX: ParseOptions = ParseOptions {
     allow_comments: true,
@@ -26,14 +24,10 @@ const SYNTAX: ParseOptions = ParseOptions {
     allow_extended_string_escapes: false,
 };
 
-/// Flattens the JSON in `text`; `path` only names it in errors and provenance.
-pub fn read_json(path: &Path, text: &str) -> Result<Document, ConfigError> {
-    // Some editors on Windows begin a file with a byte order mark.
-    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+/// Reads `text`, which has no byte order mark.
+pub(crate) fn outline(text: &str) -> Result<Outline, Fault> {
     let Some(first) = first_significant(text) else {
-        return Err(ConfigError::EmptyFile {
-            path: path.to_owned(),
-        });
+        return Err(Fault::Empty);
     };
     // A snippet such as `"vram": {"batch_size": 1}` is the inside of an object.
     // The closing brace gets its own line in case the text ends in a comment.
@@ -44,71 +38,72 @@ pub fn read_json(path: &Path, text: &str) -> Result<Document, ConfigError> {
     } else {
         (text, 0)
     };
-    let reader = Reader { path, text, added };
+    let mut reader = Reader {
+        added,
+        length: text.len(),
+        outline: Outline::default(),
+    };
     let parsed = parse_to_ast(source, &CollectOptions::default(), &SYNTAX).map_err(|error| {
-        let at = reader.position(error.range().start);
-        ConfigError::Syntax {
-            path: path.to_owned(),
-            line: at.line,
-            column: at.column,
-            message: lowercase_first(&error.kind().to_string()),
-        }
+        let message = lowercase_first(&error.kind().to_string());
+        Fault::syntax(reader.place(error.range().start), message)
     })?;
     let Some(Value::Object(object)) = &parsed.value else {
-        return Err(ConfigError::NotSections {
-            path: path.to_owned(),
-        });
+        return Err(Fault::NotSections);
     };
-    let mut document = Document {
-        path: path.to_owned(),
-        entries: Vec::new(),
-        sections: object
-            .properties
-            .iter()
-            .map(|property| property.name.as_str().to_owned())
-            .collect(),
-    };
-    reader.flatten(object, &mut Vec::new(), &mut document.entries)?;
-    Ok(document)
+    reader.object(object, &mut KeyPath::new())?;
+    Ok(reader.outline)
 }
 
-struct Reader<'a> {
-    path: &'a Path,
-    text: &'a str,
-    /// Characters put before the text, which positions must not count.
+struct Reader {
+    /// Characters put before the text, which offsets must not count.
     added: usize,
+    length: usize,
+    outline: Outline,
 }
 
-impl Reader<'_> {
-    fn position(&self, offset: usize) -> Position {
-        Position::of(self.text, offset.saturating_sub(self.added))
+impl Reader {
+    fn place(&self, offset: usize) -> usize {
+        offset.saturating_sub(self.added).min(self.length)
     }
 
-    fn flatten(
-        &self,
-        object: &Object<'_>,
-        prefix: &mut Vec<String>,
-        entries: &mut Vec<Entry>,
-    ) -> Result<(), ConfigError> {
+    fn span(&self, ranged: &impl Ranged) -> Span {
+        self.place(ranged.start())..self.place(ranged.end())
+    }
+
+    fn object(&mut self, object: &Object<'_>, path: &mut KeyPath) -> Result<(), Fault> {
+        let bare = path.is_empty() && self.added > 0;
+        let table = self.outline.tables.len();
+        self.outline.tables.push(Table {
+            path: path.clone(),
+            layout: Layout::Brackets {
+                open: self.place(object.start() + 1),
+                close: self.place(object.end() - if bare { 0 } else { 1 }),
+            },
+            members: Vec::new(),
+            hold: None,
+        });
         for (index, property) in object.properties.iter().enumerate() {
-            let name = property.name.as_str();
-            let name_at = self.position(name_start(&property.name));
-            prefix.push(name.to_owned());
+            let name = self.name(&property.name);
+            let value = self.span(&property.value);
+            path.push(property.name.as_str().to_owned());
             if let Some(first) = object.properties[..index]
                 .iter()
-                .find(|earlier| earlier.name.as_str() == name)
+                .find(|earlier| earlier.name.as_str() == property.name.as_str())
             {
-                return Err(ConfigError::DuplicateKey {
-                    path: self.path.to_owned(),
-                    key: prefix.join("."),
-                    first_line: self.position(name_start(&first.name)).line,
-                    line: name_at.line,
+                return Err(Fault::Duplicate {
+                    key: path.join("."),
+                    first: self.name(&first.name).start,
+                    second: name.start,
                 });
             }
+            self.outline.tables[table].members.push(Member {
+                name: name.clone(),
+                value: value.clone(),
+            });
             let scalar = match &property.value {
                 Value::Object(inner) => {
-                    self.flatten(inner, prefix, entries)?;
-                    prefix.pop();
+                    self.object(inner, path)?;
+                    path.pop();
                     continue;
                 }
                 Value::Array(_) => Scalar::Composite("a list"),
@@ -117,22 +112,23 @@ impl Reader<'_> {
                 Value::BooleanLit(literal) => Scalar::Bool(literal.value),
                 Value::NullKeyword(_) => Scalar::Null,
             };
-            entries.push(Entry {
-                path: prefix.clone(),
+            self.outline.leaves.push(Leaf {
+                path: path.clone(),
+                name,
+                value,
                 scalar,
-                name_at,
-                value_at: self.position(property.value.start()),
+                hold: None,
             });
-            prefix.pop();
+            path.pop();
         }
         Ok(())
     }
-}
 
-fn name_start(name: &ObjectPropName<'_>) -> usize {
-    match name {
-        ObjectPropName::String(literal) => literal.range.start,
-        ObjectPropName::Word(literal) => literal.range.start,
+    fn name(&self, name: &ObjectPropName<'_>) -> Span {
+        match name {
+            ObjectPropName::String(literal) => self.span(literal),
+            ObjectPropName::Word(literal) => self.span(literal),
+        }
     }
 }
 
@@ -163,10 +159,12 @@ fn lowercase_first(message: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::path::Path;
+
+    use crate::document::Document;
 
     fn read(text: &str) -> Result<Vec<(String, String, usize, usize)>, String> {
-        read_json(Path::new("run.json"), text)
+        Document::read(Path::new("run.json"), text)
             .map(|document| {
                 document
                     .entries

@@ -4,26 +4,48 @@
 //!
 //! The way through, module by module:
 //!
-//! - `document`, `json`: a file as text → leaves with their places;
+//! - `format`, `json`, `yaml`, `toml`, `python`: a file as text → an `outline`
+//!   of bytes, and a `document` of leaves with their places;
 //! - `setting`, `registry`, `value`: the settings there are, their types and ranges;
 //! - `size`, `preset`: named shapes and named sets of values;
 //! - `source`, `settings`, `file`, `environment`: the layers, and who overrode whom;
 //! - `completion`, `rules`, `resolve`, `config`: what follows from what, what
 //!   cannot stand together, and the typed result.
 //!
+//! And back into the user's own files:
+//!
+//! - `dialect`, `spelling`: what other programs call our settings;
+//! - `edit`, `insert`, `literal`: values changed in place, byte for byte;
+//! - `place`, `expression`, `apply`, `diff`: which files say what, and what would change;
+//! - `transaction`, `disk`, `manifest`, `undo`: all files or none, and back.
+//!
 //! Nothing here looks at a device or a clock: the same inputs give the same
-//! config. The only thing touched outside is the config file itself.
+//! config. Only config files are touched, and what is kept beside them.
 
+mod apply;
 mod bytes;
 mod completion;
 mod config;
+mod dialect;
+mod diff;
+mod disk;
 mod document;
+mod edit;
 mod environment;
 mod error;
+mod expression;
 mod file;
+mod format;
+mod insert;
 mod json;
+mod literal;
+mod manifest;
 mod nearest;
+mod number;
+mod outline;
+mod place;
 mod preset;
+mod python;
 mod registry;
 mod resolve;
 mod rules;
@@ -31,20 +53,31 @@ mod setting;
 mod settings;
 mod size;
 mod source;
+mod spelling;
+mod toml;
+mod transaction;
+mod undo;
 mod value;
+mod yaml;
 
+pub use apply::{Application, Applied, ChangedFile, Report, Unplaced, config_files};
 pub use bytes::Bytes;
 pub use config::{
     BatchConfig, Checkpointing, Config, DataConfig, Gpt2Config, MambaConfig, ModelConfig,
     ModelKind, OutputConfig, Precision, Schedule, StateFormat, TrainingConfig,
 };
+pub use disk::{Disk, LocalDisk};
 pub use document::{Document, Entry, Position, Scalar};
+pub use edit::edit;
 pub use error::{ConfigError, Given, Stated};
-pub use json::read_json;
+pub use format::Format;
+pub use outline::KeyPath;
+pub use place::Change;
 pub use preset::{Preset, TRAINING_PRESETS, TrainingPreset, VRAM_PRESETS, VramPreset};
 pub use registry::SETTINGS;
 pub use setting::{Alias, Meaning, Setting};
 pub use settings::{Explained, Overridden, Settings};
 pub use size::{ModelSize, SIZES, sizes_of};
 pub use source::Source;
+pub use undo::{undo, undo_on};
 pub use value::{Interval, Kind, Value};

@@ -28,6 +28,19 @@ impl Completion {
             let Some(model) = file.model.as_ref().filter(|model| model.name != name) else {
                 continue;
             };
+            // Someone who names a model of ours for another program's file wants
+            // that file's way of training, not its architecture.
+            if let (None, Source::Flag(flag)) = (ModelKind::from_name(&model.name), &stated.source)
+            {
+                self.notes.push(format!(
+                    "{} is a config for {} (line {}: `{}`): {flag} {name} takes over its batch and training settings, and nothing of its shape",
+                    file.path.display(),
+                    model.name,
+                    model.line,
+                    model.evidence
+                ));
+                continue;
+            }
             if self.settings.is_explicit("model.type") {
                 return Err(ConfigError::OtherModel {
                     path: file.path.clone(),
@@ -46,6 +59,7 @@ impl Completion {
                 known: ModelKind::NAMES.join(", "),
             });
         }
+        self.note_ignored();
         let kind = ModelKind::from_name(&name)
             .unwrap_or_else(|| unreachable!("model.type accepts only known models, not {name}"));
         for file in &self.settings.files {
@@ -62,6 +76,28 @@ impl Completion {
             }
         }
         Ok(kind)
+    }
+
+    /// What was left alone in files of other programs.
+    fn note_ignored(&mut self) {
+        const NAMED: usize = 8;
+        for file in &self.settings.files {
+            let mut named: Vec<String> = file.ignored.iter().take(NAMED).cloned().collect();
+            let keys = match file.ignored.len() {
+                0 => continue,
+                1 => "1 key".to_owned(),
+                many => format!("{many} keys"),
+            };
+            if file.ignored.len() > NAMED {
+                named.push(format!("and {} more", file.ignored.len() - NAMED));
+            }
+            self.notes.push(format!(
+                "{}, read as {}, has {keys} without a setting here: {}",
+                file.path.display(),
+                file.dialect.unwrap_or("another program's"),
+                named.join(", ")
+            ));
+        }
     }
 
     pub(crate) fn check_keys_belong(&self, kind: ModelKind) -> Result<(), ConfigError> {

@@ -32,6 +32,8 @@ pub enum Meaning {
     Same,
     /// A switch that stands for one of two values.
     Switch { on: &'static str, off: &'static str },
+    /// Words of another program, each with ours.
+    Words(&'static [(&'static str, &'static str)]),
 }
 
 impl Setting {

@@ -79,13 +79,7 @@ impl Settings {
 
     /// Gives one setting a value, as text. The source decides its weight.
     pub fn set(&mut self, key: &str, text: &str, source: Source) -> Result<(), ConfigError> {
-        let Some((setting, meaning)) = registry::find(key) else {
-            return Err(unknown_key(key, source));
-        };
-        let value = interpret(setting, meaning, |kind| kind.parse(text));
-        let value = value.map_err(|(kind, refusal)| {
-            wrong_value(key, text.to_owned(), kind, refusal, source.clone())
-        })?;
+        let (setting, value) = parse(key, text, &source)?;
         self.assign(setting, key, value, source)
     }
 
@@ -212,6 +206,22 @@ fn contradicts(earlier: &Assignment, spelled: &str, source: &Source) -> bool {
     }
 }
 
+/// A setting and its value, from a word on a command line or in a variable.
+pub(crate) fn parse(
+    key: &str,
+    text: &str,
+    source: &Source,
+) -> Result<(&'static Setting, Value), ConfigError> {
+    let Some((setting, meaning)) = registry::find(key) else {
+        return Err(unknown_key(key, source.clone()));
+    };
+    let value = interpret(setting, meaning, |kind| kind.parse(text));
+    let value = value.map_err(|(kind, refusal)| {
+        wrong_value(key, text.to_owned(), kind, refusal, source.clone())
+    })?;
+    Ok((setting, value))
+}
+
 /// Reads a value through an alias's meaning; on refusal also tells the type
 /// that was expected under that name.
 pub(crate) fn interpret(
@@ -222,6 +232,7 @@ pub(crate) fn interpret(
     let kind = match meaning {
         Meaning::Same => setting.kind,
         Meaning::Switch { .. } => Kind::Bool,
+        Meaning::Words(_) => Kind::Text,
     };
     let value = read(&kind).map_err(|refusal| (kind, refusal))?;
     match (meaning, value) {
@@ -229,6 +240,16 @@ pub(crate) fn interpret(
             .kind
             .parse(if flipped { on } else { off })
             .map_err(|refusal| (setting.kind, refusal)),
+        (Meaning::Words(words), Value::Text(text)) => {
+            let own = words
+                .iter()
+                .find(|(word, _)| word.eq_ignore_ascii_case(&text))
+                .map_or(text.as_str(), |(_, own)| own);
+            setting
+                .kind
+                .parse(own)
+                .map_err(|refusal| (setting.kind, refusal))
+        }
         (_, value) => Ok(value),
     }
 }

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use cinch_config::{Config, SETTINGS, Settings, Source};
+use cinch_config::{Config, Format, SETTINGS, Scalar, Settings, Source, edit};
 
 /// Goes through everything a command would call.
 fn exercise(settings: &Settings) {
@@ -20,10 +20,59 @@ fn exercise(settings: &Settings) {
 }
 
 fn load(text: &str) {
+    load_as("run.json", text);
+}
+
+fn load_as(name: &str, text: &str) {
     let mut settings = Settings::new();
-    match settings.load_text(Path::new("run.json"), text) {
+    match settings.load_text(Path::new(name), text) {
         Ok(()) => exercise(&settings),
-        Err(error) => assert!(error.to_string().contains("run.json"), "{text}: {error}"),
+        Err(error) => assert!(error.to_string().contains(name), "{text}: {error}"),
+    }
+}
+
+/// Whatever is left of a file, editing it gives an error or a text in which the
+/// value is set.
+fn edit_damaged(name: &str, text: &str) {
+    let path = Path::new(name);
+    let format = Format::of(path, text);
+    let key = vec!["training".to_owned(), "max_steps".to_owned()];
+    let change = [(key, Scalar::Number("77".to_owned()))];
+    match edit(path, format, text, &change) {
+        Ok(edited) => assert_eq!(edit(path, format, &edited, &change).unwrap(), edited),
+        Err(error) => assert!(error.to_string().contains(name), "{text}: {error}"),
+    }
+}
+
+#[test]
+fn damaged_files_of_every_format() {
+    for name in [
+        "yaml/own_sections.yaml",
+        "yaml/anchors_and_merges.yaml",
+        "yaml/comments_between.yaml",
+        "json/comments.jsonc",
+        "toml/dotted_keys.toml",
+        "toml/strings.toml",
+        "python/dataclass.py",
+        "python/nested.py",
+        "python/continuation.py",
+    ] {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/edit");
+        let text = std::fs::read_to_string(folder.join(name)).unwrap();
+        let name = format!("run.{}", name.rsplit('.').next().unwrap());
+        for (index, c) in text.char_indices().step_by(3) {
+            load_as(&name, &text[..index]);
+            edit_damaged(&name, &text[index..]);
+            for damage in [
+                "", "{", "]", "\"", "'", ",", ":", "=", "\t", "é", "\\", "#", "\u{0}", "*a", "&a",
+                "\r",
+            ] {
+                let rest = &text[index + c.len_utf8()..];
+                let damaged = format!("{}{damage}{rest}", &text[..index]);
+                load_as(&name, &damaged);
+                edit_damaged(&name, &damaged);
+            }
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use cinch_config::{Bytes, Checkpointing, Config, Precision};
+use cinch_config::{Bytes, Checkpointing, Config, Precision, StateFormat};
 use cinch_graph::Target;
 use cinch_plan::{Breakdown, LiveTensor};
 use serde::Serialize;
@@ -18,11 +18,14 @@ pub(crate) fn splits(config: &Config) -> impl Iterator<Item = (usize, usize)> + 
         .map(move |size| (size, effective / size))
 }
 
+/// Rows of logits at once below which nothing is worth saving.
+pub(crate) const FEWEST_ROWS: usize = 16;
+
 /// Rows of logits at once to try, from what the configuration has downwards.
 pub(crate) fn loss_chunks(config: &Config) -> Vec<Option<usize>> {
     match config.batch.loss_chunk {
         Some(rows) => vec![Some(rows)],
-        None => vec![None, Some(512), Some(64), Some(16)],
+        None => vec![None, Some(512), Some(64), Some(FEWEST_ROWS)],
     }
 }
 
@@ -139,6 +142,26 @@ fn changes(config: &Config, machine: Machine, budget: u64) -> Result<Vec<Change>
             break;
         }
         seq_len /= 2;
+    }
+    if config.batch.states == StateFormat::Fp32 {
+        let mut coarser = config.clone();
+        coarser.batch.states = StateFormat::EightBit;
+        let format = StateFormat::EightBit.name();
+        attempt(format!("--optimizer-states {format}"), &coarser)?;
+    }
+    if !config.batch.update_in_backward {
+        // A gradient is complete only after the last micro batch, so there is to be one.
+        let mut early = config.clone();
+        early.batch.update_in_backward = true;
+        early.batch.batch_size = config.batch.effective_batch();
+        early.batch.accumulation = 1;
+        let cut = if config.batch.accumulation > 1 {
+            let micro = early.batch.batch_size;
+            format!("--batch-size {micro} --gradient-accumulation-steps 1 ")
+        } else {
+            String::new()
+        };
+        attempt(format!("{cut}--update-in-backward"), &early)?;
     }
     if machine.target == Target::Cuda {
         if config.batch.precision == Precision::Fp32 {

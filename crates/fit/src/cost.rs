@@ -10,8 +10,9 @@ mod tests;
 
 use std::collections::BTreeMap;
 
+use cinch_config::Config;
 use cinch_graph::op::{Attention, AttentionBackward, CrossEntropy, Op, Scan};
-use cinch_graph::{DType, Graph, Node, Target, TensorType};
+use cinch_graph::{DType, Graph, Node, Role, Target, TensorType};
 use cinch_plan::num_micro_nodes;
 
 use crate::{Card, StepPlan};
@@ -27,31 +28,62 @@ pub struct Prediction {
 impl StepPlan {
     /// Predicts a step on a card. `tf32` as in training.
     pub fn predict(&self, card: &Card, tf32: bool) -> Prediction {
-        let graph: &Graph = &self.training;
+        let times = StepTimes::new(&self.training, &self.config, card, tf32);
+        let mut by_op = BTreeMap::new();
+        for (node, seconds) in self.training.nodes.iter().zip(&times.by_node) {
+            *by_op.entry(node.op.name()).or_insert(0.0) += seconds;
+        }
+        Prediction {
+            seconds: times.host + by_op.values().sum::<f64>(),
+            by_op,
+        }
+    }
+}
+
+/// What each node adds to a step, over all micro batches.
+pub(crate) struct StepTimes {
+    pub by_node: Vec<f64>,
+    /// Besides the nodes.
+    pub host: f64,
+}
+
+impl StepTimes {
+    pub fn new(graph: &Graph, config: &Config, card: &Card, tf32: bool) -> Self {
         let micro = num_micro_nodes(graph);
-        let accumulation = self.config.batch.accumulation as f64;
+        let accumulation = config.batch.accumulation as f64;
         let rates = Rates {
             card,
             matrix: card.matrix_flops(graph.compute, tf32),
         };
-        let mut by_op = BTreeMap::new();
-        for (index, node) in graph.nodes.iter().enumerate() {
+        let by_node = graph.nodes.iter().enumerate().map(|(index, node)| {
             let times = if index < micro { accumulation } else { 1.0 };
-            let seconds = match card.target {
-                Target::Cpu => rates.cpu_node(graph, node),
-                Target::Cuda => rates.gpu_node(graph, node),
-            };
-            *by_op.entry(node.op.name()).or_insert(0.0) += times * seconds;
-        }
+            times
+                * match card.target {
+                    Target::Cpu => rates.cpu_node(graph, node),
+                    Target::Cuda => rates.gpu_node(graph, node),
+                }
+        });
         let host = match card.target {
             Target::Cpu => 0.0,
-            Target::Cuda => HOST_STEP + accumulation * HOST_MICRO,
+            Target::Cuda => {
+                let away = states_in_host_memory(graph, config) as f64;
+                HOST_STEP + accumulation * HOST_MICRO + 2.0 * away / card.host_bandwidth
+            }
         };
-        Prediction {
-            seconds: host + by_op.values().sum::<f64>(),
-            by_op,
+        Self {
+            by_node: by_node.collect(),
+            host,
         }
     }
+}
+
+/// Bytes of optimizer states that an update on a GPU fetches from the host and sends back.
+fn states_in_host_memory(graph: &Graph, config: &Config) -> u64 {
+    if !config.batch.offload {
+        return 0;
+    }
+    let states = graph.tensors.iter().filter(|t| t.role == Role::State);
+    states.map(|t| t.ty.bytes()).fold(0, u64::saturating_add)
 }
 
 /// What the host does between two steps of a GPU while the GPU waits: a replay is started, the

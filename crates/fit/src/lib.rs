@@ -6,14 +6,14 @@
 //! gradient.
 
 mod budget;
-mod card;
 mod cost;
 mod error;
 mod report;
+pub mod search;
 mod step;
 
 pub use budget::{Change, DoesNotFit};
-pub use card::Card;
+pub use cinch_device::Card;
 pub use cost::Prediction;
 pub use error::FitError;
 pub use report::PlanReport;

@@ -27,37 +27,10 @@ impl StepPlan {
         machine: impl Into<Machine>,
         blocks: usize,
     ) -> Result<Self, FitError> {
-        let Machine {
-            target,
-            overhead_bytes,
-        } = machine.into();
-        let forward = |purpose| {
-            let options = Build {
-                batch: config.batch.batch_size,
-                seq_len: config.batch.seq_len,
-                compute: compute_type(config.batch.precision),
-                purpose,
-            };
-            build(&config.model, options)
-        };
-        let loss_chunk = config.batch.loss_chunk.or_else(|| match target {
-            Target::Cpu => None,
-            Target::Cuda => Some(cuda_loss_chunk(config)),
-        });
-        let training = forward(Purpose::Train {
-            label_smoothing: config.training.label_smoothing,
-            loss_chunk,
-        })?;
-        let training =
-            differentiate(training, &optimizer(config))?.recompute(Recompute::Blocks(blocks))?;
-        let options = Options {
-            target,
-            // On the CPU the states are in host memory already.
-            offload_states: config.batch.offload && target == Target::Cuda,
-            overhead_bytes,
-        };
-        let plan = Plan::new(&training, options);
-        let evaluation = forward(Purpose::Evaluate { loss_chunk })?;
+        let machine = machine.into();
+        let training = recomputed(&differentiated(config, machine.target)?, blocks)?;
+        let plan = Plan::new(&training, options(config, machine));
+        let evaluation = evaluation_graph(config, machine.target)?;
         let evaluation_plan = plan.sharing(&training, &evaluation)?;
         Ok(Self {
             config: config.clone(),
@@ -102,11 +75,73 @@ impl StepPlan {
     }
 }
 
+/// The step of a configuration, before any block is chosen for recomputation.
+pub(crate) fn differentiated(config: &Config, target: Target) -> Result<TrainingGraph, FitError> {
+    let purpose = Purpose::Train {
+        label_smoothing: config.training.label_smoothing,
+        loss_chunk: loss_chunk(config, target),
+    };
+    let forward = build(&config.model, form(config, purpose))?;
+    Ok(differentiate(forward, &optimizer(config))?)
+}
+
+/// The step as it runs with its first `blocks` blocks recomputed.
+pub(crate) fn recomputed(
+    differentiated: &TrainingGraph,
+    blocks: usize,
+) -> Result<TrainingGraph, FitError> {
+    Ok(differentiated.recompute(Recompute::Blocks(blocks))?)
+}
+
+/// The same model without dropout and gradients.
+pub(crate) fn evaluation_graph(config: &Config, target: Target) -> Result<Graph, FitError> {
+    let loss_chunk = loss_chunk(config, target);
+    let purpose = Purpose::Evaluate { loss_chunk };
+    Ok(build(&config.model, form(config, purpose))?)
+}
+
+/// The configuration without what its graph does not depend on: two that are equal then have the
+/// same graph.
+pub(crate) fn same_graph(config: &Config) -> Config {
+    let mut config = config.clone();
+    config.batch.offload = false;
+    config
+}
+
+/// What a step of the configuration is planned with.
+pub(crate) fn options(config: &Config, machine: Machine) -> Options {
+    Options {
+        target: machine.target,
+        // On the CPU the states are in host memory already.
+        offload_states: config.batch.offload && machine.target == Target::Cuda,
+        overhead_bytes: machine.overhead_bytes,
+    }
+}
+
+fn form(config: &Config, purpose: Purpose) -> Build {
+    Build {
+        batch: config.batch.batch_size,
+        seq_len: config.batch.seq_len,
+        compute: compute_type(config.batch.precision),
+        purpose,
+    }
+}
+
+/// Rows of logits that exist at once; `None` leaves it to the op.
+pub(crate) fn loss_chunk(config: &Config, target: Target) -> Option<usize> {
+    config.batch.loss_chunk.or_else(|| match target {
+        Target::Cpu => None,
+        Target::Cuda => Some(cuda_loss_chunk(config)),
+    })
+}
+
+/// What a chunk of logits may take on a GPU when nobody chose.
+pub(crate) const CUDA_CHUNK_BYTES: u64 = 512 << 20;
+
 /// Rows of logits at once on a GPU: as few chunks as stay below this many bytes each, all of
 /// them alike. Each chunk reads and writes the gradient of the whole vocabulary, and a product
 /// fills the card only with some thousand rows.
 fn cuda_loss_chunk(config: &Config) -> usize {
-    const CHUNK_BYTES: u64 = 512 << 20;
     /// What the library's tiles divide.
     const TILE: usize = 128;
     let rows = config.batch.batch_size * config.batch.seq_len;
@@ -114,7 +149,7 @@ fn cuda_loss_chunk(config: &Config) -> usize {
     let logits = (rows as u64)
         .saturating_mul(config.model.vocab_size() as u64)
         .saturating_mul(element);
-    let chunks = logits.div_ceil(CHUNK_BYTES).max(1) as usize;
+    let chunks = logits.div_ceil(CUDA_CHUNK_BYTES).max(1) as usize;
     rows.div_ceil(chunks)
         .next_multiple_of(TILE)
         .min(rows.max(1))

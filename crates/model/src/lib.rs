@@ -4,10 +4,13 @@
 
 mod gpt2;
 mod mamba;
+mod variant;
 
 use cinch_config::{ModelConfig, Precision};
 use cinch_graph::{DType, Graph, GraphError, Init, TensorId};
 use thiserror::Error;
+
+pub use variant::{Tunable, tunables, with_num_blocks};
 
 #[derive(Debug, Error)]
 pub enum ModelError {

@@ -5,13 +5,19 @@
 //! plan, byte for byte.
 
 mod buffer;
+mod category;
+mod demand;
 mod place;
 mod summary;
+
+use std::collections::HashMap;
 
 use cinch_graph::{Graph, Phase, Role, Target, Tensor, TensorId};
 use thiserror::Error;
 
 pub use buffer::{Buffer, Owner};
+pub use category::{BytesByCategory, Category};
+pub use demand::{Demand, aligned};
 pub use place::place;
 pub use summary::{Breakdown, LiveTensor, Moment};
 
@@ -131,13 +137,20 @@ impl Plan {
     /// is shared, and the transient part is used in turn. The arena must have room for the
     /// larger of the two.
     pub fn sharing(&self, first: &Graph, graph: &Graph) -> Result<Self, PlanError> {
+        let persistent = first.tensors.iter().enumerate();
+        let persistent = persistent.filter(|(_, tensor)| tensor.role.is_persistent());
+        let by_name: HashMap<&str, usize> = persistent
+            .map(|(index, tensor)| (tensor.name.as_str(), index))
+            .collect();
         let mut placements = vec![None; graph.tensors.len()];
         for id in persistent_order(graph, self.options) {
             let tensor = graph.tensor(id);
-            placements[id.index()] = first
-                .tensors
-                .iter()
-                .position(|t| t.name == tensor.name && t.ty == tensor.ty && t.role == tensor.role)
+            let index = by_name.get(tensor.name.as_str()).copied();
+            placements[id.index()] = index
+                .filter(|&index| {
+                    let shared = &first.tensors[index];
+                    shared.ty == tensor.ty && shared.role == tensor.role
+                })
                 .map(|index| self.placements[index])
                 .ok_or_else(|| PlanError::NotShared {
                     tensor: tensor.name.clone(),

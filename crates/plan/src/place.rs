@@ -62,14 +62,16 @@ fn extent(buffers: &[Buffer], offsets: &[u64]) -> u64 {
 /// Each buffer in turn at the lowest offset where it meets nothing that lives with it.
 fn greedy(buffers: &[Buffer], order: &[usize]) -> Vec<u64> {
     let mut offsets = vec![0; buffers.len()];
-    // Placed buffers as (offset, end, first node, last node), by offset.
-    let mut placed: Vec<(u64, u64, usize, usize)> = Vec::with_capacity(buffers.len());
+    // Placed buffers as (offset, end, first node, last node), by offset. They are gone through
+    // for every buffer, so they are kept small.
+    let mut placed: Vec<(u64, u64, u32, u32)> = Vec::with_capacity(buffers.len());
     for &index in order {
         let buffer = &buffers[index];
         let size = align(buffer.bytes);
+        let (start_node, end_node) = (buffer.start as u32, buffer.end as u32);
         let mut offset = 0_u64;
         for &(start, end, first, last) in &placed {
-            if first > buffer.end || last < buffer.start {
+            if first > end_node || last < start_node {
                 continue;
             }
             if start >= offset.saturating_add(size) {
@@ -81,12 +83,7 @@ fn greedy(buffers: &[Buffer], order: &[usize]) -> Vec<u64> {
         let at = placed.partition_point(|&(start, ..)| start < offset);
         placed.insert(
             at,
-            (
-                offset,
-                offset.saturating_add(size),
-                buffer.start,
-                buffer.end,
-            ),
+            (offset, offset.saturating_add(size), start_node, end_node),
         );
     }
     offsets

@@ -7,7 +7,6 @@ pub mod checkpoint;
 mod error;
 mod event;
 mod initialize;
-mod memory;
 pub mod record;
 mod sample;
 mod schedule;
@@ -16,9 +15,9 @@ mod state;
 mod step;
 mod trainer;
 
+pub use cinch_device::{available_host_bytes, peak_resident_bytes, resident_bytes};
 pub use error::TrainError;
 pub use event::{Event, Observer, StepReport};
-pub use memory::{available_host_bytes, peak_resident_bytes, resident_bytes};
 pub use sample::{Generator, Sampling};
 pub use schedule::learning_rate;
 pub use session::{Batch, Session};

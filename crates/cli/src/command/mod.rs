@@ -1,8 +1,11 @@
 //! One file a command.
 
 pub mod bench;
+pub mod check;
 pub mod data;
+pub mod fit;
 pub mod generate;
+pub mod gpus;
 pub mod models;
 pub mod plan;
 pub mod presets;

@@ -1,13 +1,13 @@
 //! `cinch plan`: what a configuration needs.
 
-use cinch_config::{Bytes, Settings};
+use cinch_config::Bytes;
 use cinch_fit::{FitError, StepPlan};
 use cinch_graph::Target;
 use serde_json::json;
 
 use super::{print, print_json};
 use crate::args::PlanArguments;
-use crate::{device, overhead, table};
+use crate::{device, overhead, picture, table};
 
 pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
     let settings = arguments.settings.settings()?;
@@ -32,6 +32,9 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
         }
         other => other?,
     };
+    for path in &arguments.picture {
+        picture::write(&picture::of_step(&step, None), path)?;
+    }
     let report = step.report(target, arguments.timeline);
     if arguments.json {
         return print_json(&report);
@@ -41,7 +44,7 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
         print(&format!("note: {note}"))?;
     }
     if arguments.explain {
-        print(&explain(&settings))?;
+        print(&format!("\n{}", table::explain(&settings.explain())))?;
     }
     if arguments.timeline {
         print(&timeline(&step))?;
@@ -50,25 +53,6 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
         print(&format!("\n{}", &*step.training))?;
     }
     Ok(())
-}
-
-/// Where each setting came from.
-fn explain(settings: &Settings) -> String {
-    let mut table = table::new(&["setting", "value", "from", "instead of"]);
-    for one in settings.explain() {
-        let overridden: Vec<String> = one
-            .overridden
-            .iter()
-            .map(|other| format!("{} ({})", other.value, other.source))
-            .collect();
-        table.add_row([
-            one.key.to_owned(),
-            one.value.to_string(),
-            one.source.to_string(),
-            overridden.join(", "),
-        ]);
-    }
-    format!("\n{table}")
 }
 
 /// Live memory over the step, a bar a node.

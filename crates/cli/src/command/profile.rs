@@ -7,7 +7,8 @@ use cinch_config::Bytes;
 use cinch_engine::{Engine, EngineOptions};
 use cinch_fit::{Prediction, StepPlan};
 use cinch_graph::Target;
-use cinch_train::{Session, resident_bytes};
+use cinch_plan::{ALIGNMENT, Placement};
+use cinch_train::{Batch, Session, resident_bytes};
 use serde::Serialize;
 use serde_json::json;
 
@@ -17,7 +18,7 @@ use crate::failure::usage;
 use crate::measure::{card, median, synthetic_batch};
 use crate::overhead::{self, Measured};
 use crate::table::{right, thousands};
-use crate::{device, table};
+use crate::{calibration, device, table};
 
 /// How far a GPU's memory may be from the plan.
 const TOLERANCE: u64 = 16 << 20;
@@ -53,10 +54,24 @@ impl DeviceMemory {
     }
 }
 
+/// What to run.
+#[derive(Clone, Copy, Debug)]
+pub struct Steps {
+    /// After the first.
+    pub count: usize,
+    pub trace: bool,
+    pub threads: Option<usize>,
+    pub tf32: bool,
+}
+
 /// What was measured.
-struct Profile {
+pub struct Profile {
+    /// What ran it.
+    name: String,
     step_seconds: Vec<f64>,
     device: Option<DeviceMemory>,
+    /// On the CPU: how far into the arena a step writes.
+    touched: Option<u64>,
     resident: Option<u64>,
     prediction: Option<Prediction>,
     /// Seconds by op of one step, where asked for.
@@ -77,31 +92,91 @@ pub fn run(arguments: &ProfileArguments) -> anyhow::Result<()> {
         device::adapt_to_cpu(&mut config);
     }
     let plan = cinch_fit::plan(&config, overhead::machine(target))?;
-    let options = EngineOptions {
+    let steps = Steps {
+        count: arguments.steps,
+        trace: arguments.trace,
         threads: arguments.threads,
         tf32: arguments.tf32,
+    };
+    let profile = profile(&plan, steps)?;
+    if arguments.json {
+        print_json(&as_json(&plan, &profile))?;
+    } else {
+        print(&describe(&plan, &profile))?;
+    }
+    profile.verdict()
+}
+
+/// Runs real steps of a plan. What they say about overhead and time is kept for later plans.
+pub fn profile(plan: &StepPlan, steps: Steps) -> anyhow::Result<Profile> {
+    let options = EngineOptions {
+        threads: steps.threads,
+        tf32: steps.tf32,
         deterministic: false,
     };
     let mut session = Session::new(plan.clone(), options)?;
-    let profile = measure(&mut session, arguments)?;
-    let name = session.engine().describe();
-    if arguments.json {
-        print_json(&as_json(&plan, &name, &profile))?;
-    } else {
-        print(&describe(&plan, &name, &profile))?;
+    let profile = measure(&mut session, steps)?;
+    if let Some(prediction) = &profile.prediction {
+        let (model, precision) = (plan.config.model.kind(), plan.config.batch.precision);
+        let measured = median(&profile.step_seconds);
+        calibration::keep(|known| {
+            known.record(
+                &profile.name,
+                model,
+                precision,
+                measured,
+                prediction.seconds,
+            );
+        });
     }
-    match &profile.device {
-        Some(memory) if !memory.agrees() => Err(anyhow::anyhow!(
-            "the GPU's memory differs from the plan by {} (at most {} is allowed)\n\
-             hint: end other programs that use the GPU, and run this again",
-            Bytes::new(memory.difference()),
-            Bytes::new(TOLERANCE)
-        )),
-        _ => Ok(()),
+    Ok(profile)
+}
+
+impl Profile {
+    /// An error where memory was not as planned.
+    pub fn verdict(&self) -> anyhow::Result<()> {
+        match &self.device {
+            Some(memory) if !memory.agrees() => Err(anyhow::anyhow!(
+                "the GPU's memory differs from the plan by {} (at most {} is allowed)\n\
+                 hint: end other programs that use the GPU, and run this again",
+                Bytes::new(memory.difference()),
+                Bytes::new(TOLERANCE)
+            )),
+            _ => Ok(()),
+        }
     }
 }
 
-fn measure(session: &mut Session, arguments: &ProfileArguments) -> anyhow::Result<Profile> {
+/// How far into the arena a step writes: what lies beyond the persistent part is filled with a
+/// pattern, and after a step the last byte that differs is looked for. Rounded up to the
+/// alignment, as the plan's figure is.
+fn touched_bytes(session: &mut Session, batch: &Batch, step: u64) -> anyhow::Result<Option<u64>> {
+    const PATTERN: u8 = 0xA5;
+    let plan = session.plan();
+    let from = plan.plan.persistent_bytes;
+    let region = Placement {
+        offset: from,
+        bytes: plan.arena_bytes() - from,
+    };
+    let last = plan.training.nodes.len() - 1;
+    if session.arena().is_none() {
+        return Ok(None);
+    }
+    session.train_step_observed(batch, step, &mut |arena, node| {
+        if node == last {
+            arena.write::<u8>(region).fill(PATTERN);
+        }
+    })?;
+    session.train_step(batch, step + 1)?;
+    let highest = session.arena().map(|arena| {
+        let bytes = arena.read::<u8>(region);
+        bytes.iter().rposition(|&byte| byte != PATTERN)
+    });
+    let written = highest.map(|place| place.map_or(0, |place| place as u64 + 1));
+    Ok(written.map(|bytes| (from + bytes).next_multiple_of(ALIGNMENT)))
+}
+
+fn measure(session: &mut Session, steps: Steps) -> anyhow::Result<Profile> {
     let plan = session.plan().clone();
     let config = &plan.config;
     session.initialize(config.training.seed)?;
@@ -111,7 +186,7 @@ fn measure(session: &mut Session, arguments: &ProfileArguments) -> anyhow::Resul
     let batch = synthetic_batch(sequences, config.batch.seq_len, vocabulary);
     let mut step_seconds = Vec::new();
     let mut used = Vec::new();
-    for step in 0..=arguments.steps as u64 {
+    for step in 0..=steps.count as u64 {
         let start = Instant::now();
         session.train_step(&batch, step)?;
         step_seconds.push(start.elapsed().as_secs_f64());
@@ -130,15 +205,21 @@ fn measure(session: &mut Session, arguments: &ProfileArguments) -> anyhow::Resul
         overhead::keep(measured);
     }
     let mut traced = BTreeMap::new();
-    if arguments.trace {
-        session.train_step_traced(&batch, arguments.steps as u64 + 1, &mut |op, time| {
+    let mut next = steps.count as u64 + 1;
+    if steps.trace {
+        session.train_step_traced(&batch, next, &mut |op, time| {
             *traced.entry(op).or_insert(0.0) += time.as_secs_f64();
         })?;
+        next += 1;
     }
-    let prediction = card(session.engine(), None).map(|card| plan.predict(&card, arguments.tf32));
+    let touched = touched_bytes(session, &batch, next)?;
+    let card = card(session.engine(), None);
+    let prediction = card.map(|card| plan.predict(&card, steps.tf32));
     Ok(Profile {
+        name: session.engine().describe(),
         step_seconds,
         device,
+        touched,
         resident,
         prediction,
         traced,
@@ -168,7 +249,7 @@ fn device_memory(
     })
 }
 
-fn as_json(plan: &StepPlan, device: &str, profile: &Profile) -> serde_json::Value {
+pub fn as_json(plan: &StepPlan, profile: &Profile) -> serde_json::Value {
     let config = &plan.config;
     let seconds = median(&profile.step_seconds);
     json!({
@@ -178,15 +259,17 @@ fn as_json(plan: &StepPlan, device: &str, profile: &Profile) -> serde_json::Valu
         "accumulation": config.batch.accumulation,
         "seq_len": config.batch.seq_len,
         "precision": config.batch.precision.name(),
-        "device": device,
+        "device": profile.name,
         "planned": {
             "arena_bytes": plan.arena_bytes(),
+            "step_bytes": plan.plan.arena_bytes,
             "peak_bytes": plan.plan.peak_bytes,
             "overhead_bytes": plan.overhead_bytes(),
         },
         "device_memory": profile.device,
         "device_memory_difference": profile.device.as_ref().map(DeviceMemory::difference),
         "device_memory_agrees": profile.device.as_ref().map(DeviceMemory::agrees),
+        "touched_bytes": profile.touched,
         "resident_bytes": profile.resident,
         "predicted_seconds": profile.prediction.as_ref().map(|p| p.seconds),
         "measured_seconds": seconds,
@@ -196,16 +279,17 @@ fn as_json(plan: &StepPlan, device: &str, profile: &Profile) -> serde_json::Valu
     })
 }
 
-fn describe(plan: &StepPlan, device: &str, profile: &Profile) -> String {
+pub fn describe(plan: &StepPlan, profile: &Profile) -> String {
     let config = &plan.config;
     let mut text = format!(
-        "{} {}: batch {} × {}, {} tokens, {}, {device}\n",
+        "{} {}: batch {} × {}, {} tokens, {}, {}\n",
         config.model.name(),
         config.model.size().unwrap_or("custom"),
         config.batch.batch_size,
         config.batch.accumulation,
         config.batch.seq_len,
         config.batch.precision.name(),
+        profile.name,
     );
     let mut memory = table::new(&["memory", "size", "bytes"]);
     let mut row = |name: &str, bytes: u64| {
@@ -228,7 +312,12 @@ fn describe(plan: &StepPlan, device: &str, profile: &Profile) -> String {
             row("of other programs", device.others);
         }
         row("GPU expected", device.expected);
-    } else if let Some(resident) = profile.resident {
+    }
+    if let Some(touched) = profile.touched {
+        row("planned for a step", plan.plan.arena_bytes);
+        row("measured: written to by a step", touched);
+    }
+    if let (None, Some(resident)) = (&profile.device, profile.resident) {
         row("resident", resident);
         row(
             "resident beyond the arena",
@@ -239,6 +328,12 @@ fn describe(plan: &StepPlan, device: &str, profile: &Profile) -> String {
     text.push('\n');
     if let Some(device) = &profile.device {
         text += &verdict(plan, device);
+    }
+    if let Some(touched) = profile.touched {
+        text += &match touched.abs_diff(plan.plan.arena_bytes) {
+            0 => "measured equals planned\n".to_owned(),
+            apart => format!("measured is {} bytes from planned\n", thousands(apart)),
+        };
     }
     text += &predicted_and_measured(profile.prediction.as_ref(), median(&profile.step_seconds));
     if !profile.traced.is_empty() {

@@ -2,6 +2,7 @@
 //! overlaps, and every figure of a plan is what its placements say.
 
 mod absurd_sizes;
+mod category;
 mod check;
 mod graphs;
 mod placement;

@@ -1,0 +1,455 @@
+//! `cinch check`: what a run will meet, before it starts. The exit code says go or no go.
+//!
+//! Nothing is started, changed or ended here: programs that hold the GPU are named, and what to
+//! do about them is the user's decision.
+
+use std::path::Path;
+
+use cinch_config::{Bytes, Config, Explained, Settings};
+use cinch_device::{Machine, detect};
+use cinch_fit::{FitError, StepPlan};
+use cinch_graph::{Role, Target};
+use serde::Serialize;
+use serde_json::json;
+
+use super::{print, print_json};
+use crate::args::CheckArguments;
+use crate::failure::NoGo;
+use crate::{device, overhead, table};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    Good,
+    /// Worth knowing; the run can start.
+    Warning,
+    /// The run would fail.
+    Bad,
+}
+
+impl Verdict {
+    fn mark(self) -> &'static str {
+        match self {
+            Self::Good => "ok",
+            Self::Warning => "!",
+            Self::Bad => "NO",
+        }
+    }
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Finding {
+    topic: &'static str,
+    verdict: Verdict,
+    message: String,
+}
+
+struct Findings(Vec<Finding>);
+
+impl Findings {
+    fn add(&mut self, topic: &'static str, verdict: Verdict, message: impl Into<String>) {
+        self.0.push(Finding {
+            topic,
+            verdict,
+            message: message.into(),
+        });
+    }
+
+    fn bad(&self) -> Vec<&'static str> {
+        let bad = self.0.iter().filter(|one| one.verdict == Verdict::Bad);
+        let mut topics: Vec<&'static str> = bad.map(|one| one.topic).collect();
+        topics.dedup();
+        topics
+    }
+}
+
+pub fn run(arguments: &CheckArguments) -> anyhow::Result<()> {
+    let settings = arguments.settings.settings()?;
+    let mut config = settings.resolve()?;
+    let target = device::train_target(arguments.device)?;
+    let mut notes = settings.notes();
+    if target == Target::Cpu {
+        notes.extend(device::adapt_to_cpu(&mut config));
+    }
+    let machine = detect();
+    let mut findings = Findings(Vec::new());
+    check_device(&mut findings, &machine, target);
+    device::default_budget(&mut config, target);
+    let (step, does_not_fit) = match cinch_fit::plan(&config, overhead::machine(target)) {
+        Ok(step) => (Some(step), false),
+        Err(FitError::DoesNotFit(answer)) => {
+            findings.add("plan", Verdict::Bad, answer.to_string());
+            (None, true)
+        }
+        Err(other) => return Err(other.into()),
+    };
+    if let Some(step) = &step {
+        check_plan(&mut findings, step);
+        check_free_memory(&mut findings, &machine, step, target);
+        check_host(&mut findings, &machine, step, target);
+        check_disk(&mut findings, step);
+    }
+    check_programs(&mut findings, &machine, target);
+    check_environment(&mut findings, target);
+    check_data(&mut findings, &config);
+    let bad = findings.bad();
+    if arguments.json {
+        print_json(&json!({
+            "go": bad.is_empty(),
+            "findings": findings.0,
+            "settings": settings.explain(),
+            "notes": notes,
+            "machine": machine,
+            "plan": step.as_ref().map(|step| step.report(target, false)),
+        }))?;
+    } else {
+        print(&describe(&settings, arguments.all, &findings, &notes))?;
+    }
+    if bad.is_empty() {
+        return Ok(());
+    }
+    Err(NoGo {
+        problems: bad.join(", "),
+        does_not_fit,
+    }
+    .into())
+}
+
+fn check_device(findings: &mut Findings, machine: &Machine, target: Target) {
+    let verdict = match (target, machine.chosen()) {
+        (Target::Cpu, None) => {
+            let why = machine.reason.as_deref().unwrap_or("no GPU is visible");
+            let cores = machine.host.cores.unwrap_or(1);
+            findings.add(
+                "device",
+                Verdict::Good,
+                format!("the CPU, {cores} cores ({why})"),
+            );
+            return;
+        }
+        (Target::Cpu, Some(chosen)) => {
+            let message = format!("the CPU; there is also {}", chosen.gpu.name);
+            findings.add("device", Verdict::Good, message);
+            return;
+        }
+        // CUDA answered, or the target would not be a GPU.
+        (Target::Cuda, None) => Verdict::Warning,
+        (Target::Cuda, Some(_)) => Verdict::Good,
+    };
+    let name = machine.chosen().map_or_else(
+        || "a GPU that the driver does not describe".to_owned(),
+        |chosen| chosen.gpu.name.clone(),
+    );
+    let version = |what: &str, version: &Option<String>| {
+        version
+            .as_ref()
+            .map_or_else(String::new, |version| format!(", {what} {version}"))
+    };
+    findings.add(
+        "device",
+        verdict,
+        format!(
+            "{name}{}{}, read by {}",
+            version("driver", &machine.driver_version),
+            version("CUDA", &machine.cuda_version),
+            machine.read_by.name()
+        ),
+    );
+    for note in &machine.notes {
+        findings.add("device", Verdict::Warning, note.clone());
+    }
+}
+
+fn check_plan(findings: &mut Findings, step: &StepPlan) {
+    let batch = &step.config.batch;
+    let fits = batch.budget.map_or_else(String::new, |budget| {
+        let share = 100.0 * step.total_bytes() as f64 / budget.get() as f64;
+        format!(", {share:.0} % of the budget of {budget}")
+    });
+    findings.add(
+        "plan",
+        Verdict::Good,
+        format!(
+            "{} for {} × {} sequences of {} tokens in {}{fits}",
+            Bytes::new(step.total_bytes()),
+            batch.batch_size,
+            batch.accumulation,
+            batch.seq_len,
+            batch.precision.name()
+        ),
+    );
+}
+
+fn check_free_memory(findings: &mut Findings, machine: &Machine, step: &StepPlan, target: Target) {
+    let free = match target {
+        Target::Cpu => machine.host.available_bytes,
+        Target::Cuda => machine.chosen().and_then(|chosen| chosen.free_bytes()),
+    };
+    let Some(free) = free else {
+        let message = "what is free now cannot be read";
+        return findings.add("free memory", Verdict::Warning, message);
+    };
+    let (needed, free_shown) = (Bytes::new(step.total_bytes()), Bytes::new(free));
+    if needed.get() > free {
+        findings.add(
+            "free memory",
+            Verdict::Bad,
+            format!(
+                "{needed} is needed and {free_shown} is free; `--auto` finds what fits into what \
+                 is free, and `cinch fit` the fastest of it"
+            ),
+        );
+    } else {
+        let message = format!("{free_shown} free, {needed} needed");
+        findings.add("free memory", Verdict::Good, message);
+    }
+}
+
+fn check_programs(findings: &mut Findings, machine: &Machine, target: Target) {
+    let Some(chosen) = machine.chosen().filter(|_| target == Target::Cuda) else {
+        return;
+    };
+    let topic = "other programs";
+    let Some(processes) = &chosen.gpu.processes else {
+        let message = "the driver does not say who holds the GPU";
+        return findings.add(topic, Verdict::Warning, message);
+    };
+    if processes.is_empty() {
+        findings.add(topic, Verdict::Good, "nobody else holds the GPU");
+    }
+    for process in processes {
+        let name = process.name.as_deref().unwrap_or("(another user's)");
+        let held = process.used_bytes.map_or_else(
+            || "memory".to_owned(),
+            |bytes| Bytes::new(bytes).to_string(),
+        );
+        let message = format!("process {} ({name}) holds {held} of the GPU", process.pid);
+        findings.add(topic, Verdict::Warning, message);
+    }
+}
+
+/// Variables that change a run, and what each does here.
+const VARIABLES: [(&str, Option<Target>, &str); 9] = [
+    (
+        "CUDA_VISIBLE_DEVICES",
+        Some(Target::Cuda),
+        "which GPUs a program sees",
+    ),
+    (
+        "CUDA_DEVICE_ORDER",
+        Some(Target::Cuda),
+        "how GPUs are counted",
+    ),
+    (
+        "CUDA_LAUNCH_BLOCKING",
+        Some(Target::Cuda),
+        "waits after every kernel: slow",
+    ),
+    (
+        "NVIDIA_TF32_OVERRIDE",
+        Some(Target::Cuda),
+        "overrides --tf32",
+    ),
+    (
+        "PYTORCH_CUDA_ALLOC_CONF",
+        None,
+        "PyTorch's allocator; nothing here, where one allocation is all",
+    ),
+    (
+        "PYTORCH_ALLOC_CONF",
+        None,
+        "PyTorch's allocator; nothing here, where one allocation is all",
+    ),
+    ("RAYON_NUM_THREADS", None, "the number of CPU threads"),
+    (
+        "OMP_NUM_THREADS",
+        None,
+        "nothing here; --threads sets CPU threads",
+    ),
+    (
+        "CINCH_CACHE",
+        None,
+        "where tokenised data and kernels are kept",
+    ),
+];
+
+fn check_environment(findings: &mut Findings, target: Target) {
+    let topic = "environment";
+    let mut any = false;
+    for (name, only, effect) in VARIABLES {
+        let Some(value) = std::env::var_os(name) else {
+            continue;
+        };
+        if only.is_some_and(|only| only != target) {
+            continue;
+        }
+        any = true;
+        let slow = name == "CUDA_LAUNCH_BLOCKING" && value != "0";
+        let verdict = if slow {
+            Verdict::Warning
+        } else {
+            Verdict::Good
+        };
+        let message = format!("{name}={}: {effect}", value.to_string_lossy());
+        findings.add(topic, verdict, message);
+    }
+    if !any {
+        findings.add(topic, Verdict::Good, "no variable changes this run");
+    }
+}
+
+/// Bytes of one checkpoint: weights and optimizer states.
+fn checkpoint_bytes(step: &StepPlan) -> u64 {
+    let saved = |role| matches!(role, Role::Parameter | Role::State | Role::LossScale);
+    let tensors = step.training.tensors.iter();
+    let kept = tensors.filter(|tensor| saved(tensor.role));
+    kept.map(|tensor| tensor.ty.bytes()).sum()
+}
+
+/// Checkpoints on the disk at once: those that are kept, the best, and the one being written
+/// before the oldest goes.
+fn most_checkpoints(config: &Config) -> u64 {
+    let training = &config.training;
+    let written = match training.save_interval {
+        0 => 1,
+        interval => training.max_steps.div_ceil(interval),
+    };
+    let kept = match training.save_total_limit {
+        0 => written,
+        limit => written.min(limit as u64 + 1),
+    };
+    let best = u64::from(training.eval_interval > 0);
+    kept + best
+}
+
+fn check_disk(findings: &mut Findings, step: &StepPlan) {
+    let topic = "disk";
+    let folder = &step.config.output.output_dir;
+    let existing = folder
+        .ancestors()
+        .map(|folder| {
+            if folder == Path::new("") {
+                Path::new(".")
+            } else {
+                folder
+            }
+        })
+        .find(|folder| folder.exists());
+    let Some(existing) = existing else {
+        let message = format!("{} has no folder above it", folder.display());
+        return findings.add(topic, Verdict::Bad, message);
+    };
+    let (one, most) = (checkpoint_bytes(step), most_checkpoints(&step.config));
+    let needed = one.saturating_mul(most);
+    let plan = format!(
+        "up to {most} checkpoints of {} in {}",
+        Bytes::new(one),
+        folder.display()
+    );
+    let space = match rustix::fs::statvfs(existing) {
+        Ok(space) => space,
+        Err(error) => {
+            let message = format!("{plan}; what is free there cannot be read: {error}");
+            return findings.add(topic, Verdict::Warning, message);
+        }
+    };
+    let free = space.f_bavail.saturating_mul(space.f_frsize);
+    let shown = format!(
+        "{plan}: {} needed, {} free",
+        Bytes::new(needed),
+        Bytes::new(free)
+    );
+    let writable = rustix::fs::access(existing, rustix::fs::Access::WRITE_OK);
+    if writable.is_err() || !existing.is_dir() {
+        let message = format!(
+            "{} cannot be written; choose another place with --output-dir",
+            existing.display()
+        );
+        findings.add(topic, Verdict::Bad, message);
+    } else if needed > free {
+        let message = format!("{shown}; fewer with --save-total-limit, or another --output-dir");
+        findings.add(topic, Verdict::Bad, message);
+    } else {
+        findings.add(topic, Verdict::Good, shown);
+    }
+}
+
+fn check_host(findings: &mut Findings, machine: &Machine, step: &StepPlan, target: Target) {
+    if target == Target::Cpu {
+        // The plan itself is in host memory, and was held against it.
+        return;
+    }
+    let topic = "host memory";
+    let (states, copies) = (step.plan.host_bytes, checkpoint_bytes(step));
+    let needed = states.saturating_add(copies);
+    let mut parts = format!("{} while a checkpoint is written", Bytes::new(copies));
+    if states > 0 {
+        parts = format!("{} of optimizer states, {parts}", Bytes::new(states));
+    }
+    match machine.host.available_bytes {
+        Some(free) if needed > free => findings.add(
+            topic,
+            Verdict::Bad,
+            format!("{parts}; {} is available", Bytes::new(free)),
+        ),
+        Some(free) => {
+            let message = format!("{parts}; {} is available", Bytes::new(free));
+            findings.add(topic, Verdict::Good, message);
+        }
+        None => findings.add(
+            topic,
+            Verdict::Warning,
+            format!("{parts}; unknown how much is available"),
+        ),
+    }
+}
+
+fn check_data(findings: &mut Findings, config: &Config) {
+    let topic = "data";
+    match &config.data.source {
+        None => findings.add(topic, Verdict::Good, "the built-in text"),
+        Some(path) if !path.exists() => findings.add(
+            topic,
+            Verdict::Bad,
+            format!(
+                "{} does not exist; name a folder or file with --data-dir, or make one with \
+                 `cinch data synth FOLDER`",
+                path.display()
+            ),
+        ),
+        Some(path) => {
+            let kind = if path.is_dir() { "folder" } else { "file" };
+            let message = format!("the {kind} {}", path.display());
+            findings.add(topic, Verdict::Good, message);
+        }
+    }
+}
+
+fn describe(settings: &Settings, all: bool, findings: &Findings, notes: &[String]) -> String {
+    let explained = settings.explain();
+    let is_shown =
+        |one: &&Explained| all || settings.is_explicit(one.key) || one.key.starts_with("vram.");
+    let shown: Vec<&Explained> = explained.iter().filter(is_shown).collect();
+    let hidden = explained.len() - shown.len();
+    let table = table::explain(shown);
+    let mut text = format!("{table}\n");
+    if hidden > 0 {
+        text += &format!("{hidden} more are as they come; --all shows them\n");
+    }
+    for note in notes {
+        text += &format!("note: {note}\n");
+    }
+    text.push('\n');
+    for one in &findings.0 {
+        let message = one.message.replace('\n', "\n                        ");
+        text += &format!(
+            "  {:>2}  {:<16}  {message}\n",
+            one.verdict.mark(),
+            one.topic
+        );
+    }
+    if findings.bad().is_empty() {
+        text += "\ngo\n";
+    }
+    text
+}

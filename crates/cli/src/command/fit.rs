@@ -1,0 +1,203 @@
+//! `cinch fit`: the best settings for a card, shown, drawn, proved and written.
+
+mod apply;
+mod show;
+
+use cinch_config::{Config, Explained, Settings, Source};
+use cinch_device::Card;
+use cinch_engine::{Executor, cuda};
+use cinch_fit::search::{self, Fit, Permission, Permissions, Request};
+use cinch_fit::{FitError, Machine};
+use cinch_graph::Target;
+use serde_json::json;
+
+use super::profile::{self, Steps};
+use super::{print, print_json};
+use crate::args::{Allowed, Device, FitArguments};
+use crate::failure::usage;
+use crate::measure::cpu_card;
+use crate::memory::{self, Budget};
+use crate::{calibration, device, overhead, picture};
+
+/// Real steps of `--profile`, after the first.
+const PROFILED_STEPS: usize = 10;
+
+pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
+    if arguments.undo {
+        return apply::undo(arguments);
+    }
+    if arguments.guide {
+        let rows = search::guide_rows()?;
+        return match arguments.json {
+            true => print_json(&rows),
+            false => print(&show::guide(&rows)),
+        };
+    }
+    // Before the search, so that nothing is computed for a file that is not there.
+    let files = arguments
+        .apply
+        .then(|| apply::files(arguments))
+        .transpose()?;
+    let settings = arguments.settings.settings()?;
+    let mut config = settings.resolve()?;
+    let mut notes = settings.notes();
+    let hardware = Hardware::new(arguments, &config)?;
+    if hardware.target() == Target::Cpu {
+        notes.extend(device::adapt_to_cpu(&mut config));
+    }
+    config.batch.budget = Some(cinch_config::Bytes::new(hardware.budget.bytes));
+    let request = request(arguments, &settings, &config, &hardware);
+    let fit = match search::fit(&request) {
+        Err(FitError::DoesNotFit(answer)) if arguments.json => {
+            print_json(&json!({ "fits": false, "answer": answer }))?;
+            return Err(FitError::DoesNotFit(answer).into());
+        }
+        other => other?,
+    };
+    for path in &arguments.picture {
+        let scene = picture::of_step(&fit.plan, Some(hardware.budget.capacity));
+        picture::write(&scene, path)?;
+    }
+    for path in &arguments.front_picture {
+        picture::write(&picture::of_front(&fit.report), path)?;
+    }
+    if !arguments.json {
+        print(&show::report(&fit, &hardware, &settings))?;
+        for note in &notes {
+            print(&format!("note: {note}"))?;
+        }
+    }
+    let profiled = arguments
+        .profile
+        .then(|| prove(arguments, &fit))
+        .transpose()?;
+    let applied = files
+        .map(|files| apply::apply(arguments, &files, &settings, &fit.report))
+        .transpose()?;
+    let is_written = applied.as_ref().is_some_and(|applied| applied.written);
+    let command = show::train_command(arguments, &settings, &fit.report, is_written);
+    if arguments.json {
+        print_json(&json!({
+            "fits": true,
+            "fit": fit.report,
+            "memory": hardware.budget.whose,
+            "train": command,
+            "profile": profiled,
+            "applied": applied,
+            "notes": notes,
+        }))
+    } else {
+        print(&format!("\ntrain with it: {command}"))
+    }
+}
+
+/// What is planned for.
+pub struct Hardware {
+    pub budget: Budget,
+    pub card: Card,
+    /// Whether the rates are those of the card that was named or found.
+    pub is_known: bool,
+    machine: Machine,
+}
+
+impl Hardware {
+    fn new(arguments: &FitArguments, config: &Config) -> anyhow::Result<Self> {
+        let mut budget = match (arguments.settings.memory.budget()?, config.batch.budget) {
+            (Some(budget), _) => budget,
+            (None, Some(size)) => Budget::of_size(size.get(), "vram.budget")?,
+            (None, None) => memory::detected_now()?,
+        };
+        match arguments.device {
+            Device::Auto => {}
+            Device::Cpu => budget.gpu = None,
+            Device::Cuda if budget.gpu.is_none() => {
+                return Err(usage(
+                    "there is no GPU here to fit for\n\
+                     hint: name one with --gpu \"RTX 4090\", or its size with --gpu-memory 24",
+                ));
+            }
+            Device::Cuda => {}
+        }
+        let target = budget.target();
+        let (card, is_known) = match &budget.gpu {
+            Some(rates) => (rates.card.clone(), rates.is_known),
+            None => (cpu_card(&Executor::new(0, None)?, None), true),
+        };
+        Ok(Self {
+            budget,
+            card,
+            is_known,
+            machine: overhead::machine(target),
+        })
+    }
+
+    fn target(&self) -> Target {
+        self.machine.target
+    }
+}
+
+fn request<'a>(
+    arguments: &FitArguments,
+    settings: &Settings,
+    config: &'a Config,
+    hardware: &'a Hardware,
+) -> Request<'a> {
+    let allows = |what| arguments.allow.contains(&what);
+    let permission = |what| match (allows(what), arguments.strict) {
+        (true, _) => Permission::Free,
+        (false, true) => Permission::Never,
+        (false, false) => Permission::LastResort,
+    };
+    let explained = settings.explain();
+    let fixed = explained
+        .iter()
+        .filter(|one| is_fixed(one, allows(Allowed::Precision)))
+        .map(|one| one.key)
+        .collect();
+    Request {
+        machine: hardware.machine,
+        tf32: arguments.tf32,
+        budget_bytes: hardware.budget.bytes,
+        effective_batch: arguments.target_effective_batch,
+        fixed,
+        permissions: Permissions {
+            states: permission(Allowed::EightBit),
+            sequence_length: permission(Allowed::SequenceLength),
+            precisions: None,
+        },
+        calibration: calibration::known(),
+        ..Request::new(config, &hardware.card, hardware.budget.capacity)
+    }
+}
+
+/// What the search leaves alone: what was typed now, and the precision of a file, because
+/// another one gives other results.
+fn is_fixed(one: &Explained, any_precision: bool) -> bool {
+    match one.source {
+        Source::Flag(_) | Source::Environment(_) => true,
+        Source::File { .. } | Source::Preset(_) => one.key == "vram.precision" && !any_precision,
+        _ => false,
+    }
+}
+
+/// Runs what is recommended, where the device for it is here.
+fn prove(arguments: &FitArguments, fit: &Fit) -> anyhow::Result<serde_json::Value> {
+    if fit.plan.plan.options.target == Target::Cuda && !cuda::is_available() {
+        return Err(usage(
+            "--profile runs real steps, and there is no GPU here\n\
+             hint: leave it out, or fit for the CPU with --device cpu",
+        ));
+    }
+    let steps = Steps {
+        count: PROFILED_STEPS,
+        trace: false,
+        threads: None,
+        tf32: arguments.tf32,
+    };
+    let profile = profile::profile(&fit.plan, steps)?;
+    if !arguments.json {
+        print(&profile::describe(&fit.plan, &profile))?;
+    }
+    profile.verdict()?;
+    Ok(profile::as_json(&fit.plan, &profile))
+}

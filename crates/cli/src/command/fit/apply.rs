@@ -1,0 +1,162 @@
+//! Writing the recommended settings into the user's files, and taking that back.
+
+use std::io::{BufRead, IsTerminal, Write};
+use std::path::PathBuf;
+
+use cinch_config::{Application, Change, Explained, Settings, Source, config_files};
+use cinch_fit::search::FitReport;
+use serde::Serialize;
+use serde_json::json;
+
+use crate::args::FitArguments;
+use crate::command::print;
+use crate::failure::usage;
+
+/// The files that `--apply` and `--undo` mean.
+pub fn files(arguments: &FitArguments) -> anyhow::Result<Vec<PathBuf>> {
+    match (&arguments.config_path, &arguments.settings.config) {
+        (Some(path), _) => Ok(config_files(path)?),
+        (None, Some(file)) => Ok(vec![file.clone()]),
+        (None, None) => Err(usage(
+            "which file should hold the settings?\n\
+             hint: name it with --config FILE, or several with --config-path FOLDER",
+        )),
+    }
+}
+
+/// What became of `--apply`.
+#[derive(Debug, Serialize)]
+pub struct Written {
+    pub written: bool,
+    files: Vec<WrittenFile>,
+    diff: String,
+    remarks: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct WrittenFile {
+    path: PathBuf,
+    backup: Option<PathBuf>,
+}
+
+/// Shows the difference, asks, and writes all files or none.
+pub fn apply(
+    arguments: &FitArguments,
+    files: &[PathBuf],
+    settings: &Settings,
+    report: &FitReport,
+) -> anyhow::Result<Written> {
+    let explained = settings.explain();
+    let mut changes = Vec::new();
+    for one in &report.values {
+        let Some(value) = &one.value else { continue };
+        let change = Change::parse(one.key, value)?;
+        if !holds_already(&explained, &change) {
+            changes.push(change);
+        }
+    }
+    let application = Application::prepare(files, &changes)?;
+    let remarks: Vec<String> = application
+        .unplaced()
+        .iter()
+        .map(|one| format!("{} = {} is not written: {}", one.key, one.value, one.reason))
+        .chain(application.remarks().iter().cloned())
+        .collect();
+    let diff = application.diff();
+    let mut outcome = Written {
+        written: false,
+        files: Vec::new(),
+        diff,
+        remarks,
+    };
+    let say = |text: &str| match arguments.json {
+        true => Ok(()),
+        false => print(text),
+    };
+    for remark in &outcome.remarks {
+        say(&format!("note: {remark}"))?;
+    }
+    if application.is_empty() {
+        say("the files say so already: nothing to write")?;
+        return Ok(outcome);
+    }
+    say(&format!("\n{}", colored(&outcome.diff)))?;
+    if !arguments.yes && !confirmed()? {
+        say("nothing was written")?;
+        return Ok(outcome);
+    }
+    let report = application.commit()?;
+    for file in &report.files {
+        let backup = file.backup.as_deref();
+        let backup = backup.map_or_else(String::new, |backup| {
+            format!(" (before: {})", backup.display())
+        });
+        say(&format!("wrote {}{backup}", file.path.display()))?;
+    }
+    say("--undo in place of --apply takes it back")?;
+    outcome.written = true;
+    outcome.files = report
+        .files
+        .into_iter()
+        .map(|file| WrittenFile {
+            path: file.path,
+            backup: file.backup,
+        })
+        .collect();
+    Ok(outcome)
+}
+
+/// Whether the files give a setting that value without a word more: they say it, or it is the
+/// default, or it follows from the model.
+fn holds_already(explained: &[Explained], change: &Change) -> bool {
+    let stays = |source: &Source| match source {
+        Source::Default | Source::File { .. } => true,
+        Source::Derived(from) => from.starts_with("model."),
+        _ => false,
+    };
+    let mut settings = explained.iter();
+    settings.any(|one| one.key == change.key && one.value == change.value && stays(&one.source))
+}
+
+/// Puts back what the files held before the last `--apply`.
+pub fn undo(arguments: &FitArguments) -> anyhow::Result<()> {
+    let restored = cinch_config::undo(&files(arguments)?, arguments.force)?;
+    let paths: Vec<String> = restored
+        .files
+        .iter()
+        .map(|file| file.path.display().to_string())
+        .collect();
+    if arguments.json {
+        return crate::command::print_json(&json!({ "restored": paths }));
+    }
+    print(&format!("restored {}", paths.join(", ")))
+}
+
+/// Asks on a terminal. A script has nobody to ask.
+fn confirmed() -> anyhow::Result<bool> {
+    let stdin = std::io::stdin();
+    if !stdin.is_terminal() {
+        return Err(usage(
+            "nobody is there to confirm the changes\nhint: --yes writes without asking",
+        ));
+    }
+    let mut out = std::io::stderr();
+    write!(out, "write these changes? [y/N] ")?;
+    out.flush()?;
+    let mut answer = String::new();
+    stdin.lock().read_line(&mut answer)?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+/// A diff with green and red lines, where a person reads it.
+fn colored(diff: &str) -> String {
+    if !std::io::stdout().is_terminal() || std::env::var_os("NO_COLOR").is_some() {
+        return diff.to_owned();
+    }
+    let line = |line: &str| match line.as_bytes().first() {
+        Some(b'+') if !line.starts_with("+++") => format!("\u{1b}[32m{line}\u{1b}[0m\n"),
+        Some(b'-') if !line.starts_with("---") => format!("\u{1b}[31m{line}\u{1b}[0m\n"),
+        _ => format!("{line}\n"),
+    };
+    diff.lines().map(line).collect()
+}

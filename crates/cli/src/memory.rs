@@ -1,0 +1,285 @@
+//! How much memory a command may plan with: the flags that say so, and what the machine has.
+
+use cinch_config::{Bytes, Settings, Source};
+use cinch_device::{CATALOGUE, Card, Gpu, Machine, detect, find};
+use cinch_graph::Target;
+
+use crate::args::MemoryArguments;
+use crate::failure::usage;
+
+/// What stays free of memory that is detected or a card's, where nothing else is said: other
+/// programs come and go.
+const MARGIN: Margin = Margin::Share(0.1);
+
+/// Memory to stay within, and where it is.
+#[derive(Clone, Debug)]
+pub struct Budget {
+    pub bytes: u64,
+    /// What there is, of which the budget is a part.
+    pub capacity: u64,
+    pub flag: &'static str,
+    /// Whose memory it is, for people.
+    pub whose: String,
+    /// None for host memory.
+    pub gpu: Option<Rates>,
+}
+
+/// Whose rates the time of a step is predicted with.
+#[derive(Clone, Debug)]
+pub struct Rates {
+    pub card: Card,
+    /// Whether the card was named or found; else it stands for others of its size.
+    pub is_known: bool,
+}
+
+/// What stays free.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Margin {
+    Share(f64),
+    Size(u64),
+}
+
+impl Margin {
+    /// A share such as `0.15` or `15%`, or a size with a unit.
+    fn parse(text: &str) -> anyhow::Result<Self> {
+        let refuse = |why: &str| {
+            usage(format!(
+                "--safety-margin {text} {why}\n\
+                 hint: it is what stays free: a share from 0 to below 1 (0.15, 15%), or a size \
+                 with its unit (2gb)"
+            ))
+        };
+        let number = text.trim().trim_end_matches('%');
+        if let Ok(number) = number.parse::<f64>() {
+            let percent = text.trim().ends_with('%');
+            let share = if percent { number / 100.0 } else { number };
+            if !(0.0..1.0).contains(&share) {
+                return Err(refuse("is no share of the memory"));
+            }
+            return Ok(Self::Share(share));
+        }
+        match text.parse::<Bytes>() {
+            Ok(size) => Ok(Self::Size(size.get())),
+            Err(_) => Err(refuse("is neither a share nor a size")),
+        }
+    }
+
+    fn taken_from(self, bytes: u64) -> u64 {
+        match self {
+            Self::Share(share) => (bytes as f64 * (1.0 - share)) as u64,
+            Self::Size(size) => bytes.saturating_sub(size),
+        }
+    }
+}
+
+impl MemoryArguments {
+    pub fn is_given(&self) -> bool {
+        self.vram.is_some() || self.gpu_memory.is_some() || self.gpu.is_some() || self.auto
+    }
+
+    /// The budget that the flags give, if they give one.
+    pub fn budget(&self) -> anyhow::Result<Option<Budget>> {
+        let margin = self.safety_margin.as_deref().map(Margin::parse);
+        let margin = margin.transpose()?;
+        if let Some(text) = &self.vram {
+            let all = size("--vram", text)?;
+            let whose = "a GPU".to_owned();
+            let bytes = margin.map_or(all, |margin| margin.taken_from(all));
+            return Budget::new(bytes, all, "--vram", whose, Some(of_size(all))).map(Some);
+        }
+        let named = self.gpu.as_deref().map(find).transpose()?;
+        if named.is_none() && self.gpu_memory.is_none() {
+            return match (self.auto, margin) {
+                (true, _) => detected(&detect(), margin.unwrap_or(MARGIN)).map(Some),
+                (false, None) => Ok(None),
+                (false, Some(_)) => Err(usage(
+                    "--safety-margin says what stays free, but not of what\n\
+                     hint: add --auto, --gpu NAME, --gpu-memory SIZE or --vram SIZE",
+                )),
+            };
+        }
+        let given = self.gpu_memory.as_deref();
+        let given = given.map(|text| size("--gpu-memory", text)).transpose()?;
+        let flag = if given.is_some() {
+            "--gpu-memory"
+        } else {
+            "--gpu"
+        };
+        let all = given.or_else(|| named.map(|gpu| gpu.memory.usable_bytes()));
+        let all = all.unwrap_or_default();
+        let bytes = margin.unwrap_or(MARGIN).taken_from(all);
+        let rates = named.map_or_else(
+            || of_size(all),
+            |gpu| Rates {
+                card: gpu.card(),
+                is_known: true,
+            },
+        );
+        let whose = named.map_or_else(|| "a GPU".to_owned(), |gpu| gpu.name.to_owned());
+        Budget::new(bytes, all, flag, whose, Some(rates)).map(Some)
+    }
+}
+
+impl Budget {
+    fn new(
+        bytes: u64,
+        capacity: u64,
+        flag: &'static str,
+        whose: String,
+        gpu: Option<Rates>,
+    ) -> anyhow::Result<Self> {
+        if bytes == 0 {
+            return Err(usage(format!(
+                "--safety-margin leaves nothing of {}\nhint: it is what stays free; 0.1 is the \
+                 default",
+                Bytes::new(capacity)
+            )));
+        }
+        Ok(Self {
+            bytes,
+            capacity,
+            flag,
+            whose,
+            gpu,
+        })
+    }
+
+    /// All of a size that a setting gives.
+    pub fn of_size(bytes: u64, setting: &'static str) -> anyhow::Result<Self> {
+        let whose = "a GPU".to_owned();
+        Self::new(bytes, bytes, setting, whose, Some(of_size(bytes)))
+    }
+
+    pub fn target(&self) -> Target {
+        match self.gpu {
+            Some(_) => Target::Cuda,
+            None => Target::Cpu,
+        }
+    }
+
+    /// As a setting's value.
+    pub fn setting(&self) -> String {
+        format!("{}b", self.bytes)
+    }
+}
+
+/// A size that a flag gives; what is wrong with it is told as for the setting.
+fn size(flag: &str, text: &str) -> anyhow::Result<u64> {
+    Settings::new().set("vram.budget", text, Source::Flag(flag.to_owned()))?;
+    Ok(text.parse::<Bytes>()?.get())
+}
+
+/// What is free on the GPU that would be used, else in host memory.
+pub fn detected_now() -> anyhow::Result<Budget> {
+    detected(&detect(), MARGIN)
+}
+
+fn detected(machine: &Machine, margin: Margin) -> anyhow::Result<Budget> {
+    if let Some(chosen) = machine.chosen()
+        && let (Some(all), Some(free)) = (chosen.usable_bytes(), chosen.free_bytes())
+    {
+        let card = chosen.gpu.card();
+        let rates = card.map_or_else(
+            || of_size(all),
+            |card| Rates {
+                card,
+                is_known: true,
+            },
+        );
+        let whose = format!("{} ({} free)", chosen.gpu.name, Bytes::new(free));
+        return Budget::new(margin.taken_from(free), all, "--auto", whose, Some(rates));
+    }
+    let host = &machine.host;
+    let (Some(all), Some(free)) = (host.total_bytes, host.available_bytes) else {
+        return Err(usage(
+            "the free memory cannot be read here\nhint: say --vram SIZE",
+        ));
+    };
+    let reason = machine.reason.as_deref().unwrap_or("no GPU to use");
+    let whose = format!("host memory ({} free; {reason})", Bytes::new(free));
+    Budget::new(margin.taken_from(free), all, "--auto", whose, None)
+}
+
+/// The rates of a card of about that size: of those nearest in memory on which cinch trains, the
+/// one in the middle by its matrix rate.
+fn of_size(bytes: u64) -> Rates {
+    let distance = |gpu: &Gpu| gpu.memory.shown_bytes().abs_diff(bytes);
+    let trainable = || CATALOGUE.iter().filter(|gpu| gpu.training().is_supported());
+    let nearest = trainable().map(distance).min().unwrap_or(0);
+    // Cards of one size differ by some hundred MiB in what they show.
+    let slack = nearest.saturating_add(bytes / 16);
+    let mut alike: Vec<Card> = trainable()
+        .filter(|gpu| distance(gpu) <= slack)
+        .map(Gpu::card)
+        .collect();
+    alike.sort_by(|a, b| a.half_flops.total_cmp(&b.half_flops));
+    Rates {
+        card: alike.swap_remove(alike.len() / 2),
+        is_known: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory(set: impl FnOnce(&mut MemoryArguments)) -> MemoryArguments {
+        let mut arguments = MemoryArguments::default();
+        set(&mut arguments);
+        arguments
+    }
+
+    #[test]
+    fn a_margin_is_a_share_or_a_size() {
+        assert_eq!(Margin::parse("0.25").unwrap(), Margin::Share(0.25));
+        assert_eq!(Margin::parse("25%").unwrap(), Margin::Share(0.25));
+        assert_eq!(Margin::parse("2gb").unwrap(), Margin::Size(2 << 30));
+        for wrong in ["1.5", "1", "-0.1", "120%", "much", ""] {
+            let message = Margin::parse(wrong).unwrap_err().to_string();
+            assert!(
+                message.contains("--safety-margin") && message.contains("hint:"),
+                "{wrong}: {message}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_budget_is_taken_as_it_is_and_a_card_less_the_margin() {
+        let budget = memory(|m| m.vram = Some("24".into())).budget().unwrap();
+        assert_eq!(budget.unwrap().bytes, 24 << 30);
+        let budget = memory(|m| m.gpu_memory = Some("10".into())).budget();
+        assert_eq!(budget.unwrap().unwrap().bytes, 9 << 30);
+        let budget = memory(|m| {
+            m.gpu = Some("h200".into());
+            m.safety_margin = Some("1gb".into());
+        });
+        let budget = budget.budget().unwrap().unwrap();
+        assert_eq!(budget.bytes, budget.capacity - (1 << 30));
+        assert!(budget.gpu.unwrap().is_known);
+    }
+
+    #[test]
+    fn a_card_without_a_name_is_one_of_its_size() {
+        for gib in [8, 11, 16, 24, 48, 80, 141] {
+            let bytes = gib << 30;
+            let card = of_size(bytes).card;
+            let same = CATALOGUE.iter().find(|gpu| gpu.name == card.name).unwrap();
+            let shown = same.memory.shown_bytes();
+            assert!(
+                shown.abs_diff(bytes) <= bytes / 5,
+                "{gib} GiB: {} has {shown}",
+                card.name
+            );
+        }
+    }
+
+    #[test]
+    fn a_margin_that_leaves_nothing_is_refused() {
+        let arguments = memory(|m| {
+            m.gpu_memory = Some("4".into());
+            m.safety_margin = Some("8gb".into());
+        });
+        let message = arguments.budget().unwrap_err().to_string();
+        assert!(message.contains("leaves nothing of 4.00 GiB"), "{message}");
+    }
+}

@@ -1,0 +1,99 @@
+//! `cinch check`: go or no go, and why.
+
+mod common;
+
+use std::fs;
+
+use common::Sandbox;
+
+#[test]
+fn a_run_that_can_start_is_a_go() {
+    Sandbox::new()
+        .cinch("check --model-size tiny --device cpu")
+        .succeeds()
+        .prints(&[
+            "vram.batch_size",
+            "--model-size",
+            "ok  device",
+            "ok  plan",
+            "ok  free memory",
+            "ok  disk",
+            "ok  data              the built-in text",
+            "\ngo\n",
+        ]);
+}
+
+#[test]
+fn every_value_has_its_origin() {
+    let sandbox = Sandbox::new();
+    sandbox.write("my.json", "{\"vram\": {\"max_seq_len\": 128}}");
+    let check = sandbox
+        .cinch("check --config my.json --model-size tiny --seq-len 64 --device cpu --json")
+        .succeeds()
+        .json();
+    assert_eq!(check["go"], true);
+    let settings = check["settings"].as_array().unwrap();
+    let length = settings
+        .iter()
+        .find(|one| one["key"] == "vram.max_seq_len")
+        .unwrap();
+    assert_eq!(length["value"], 64);
+    assert!(
+        length["source"].to_string().contains("--seq-len"),
+        "{length}"
+    );
+    let overridden = length["overridden"].to_string();
+    assert!(
+        overridden.contains("128") && overridden.contains("my.json"),
+        "{overridden}"
+    );
+    assert_eq!(check["plan"]["settings"]["seq_len"], 64);
+}
+
+#[test]
+fn what_stands_in_the_way_is_a_no_go() {
+    let sandbox = Sandbox::new();
+    sandbox
+        .cinch("check --model-size tiny --device cpu --data-dir nowhere")
+        .fails(1, &["no go: data"])
+        .prints(&["NO  data", "nowhere does not exist"]);
+    sandbox
+        .cinch("check --model-size xxlarge --vram 2gb --device cpu")
+        .fails(3, &["no go: plan"])
+        .prints(&["NO  plan", "does not fit", "what would fit"]);
+    sandbox
+        .cinch("check --model-size tiny --batch-size 0")
+        .fails(2, &["`vram.batch_size` is 0"]);
+    sandbox
+        .cinch("check --model-size tiny --device cuda")
+        .fails(1, &["GPU"]);
+    // A file where the folder of the run should be.
+    sandbox.write("taken", "");
+    sandbox
+        .cinch("check --model-size tiny --device cpu --output-dir taken/run")
+        .fails(1, &["no go: disk"])
+        .prints(&["NO  disk", "--output-dir"]);
+}
+
+#[test]
+fn variables_that_matter_are_named() {
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.command(["check", "--model-size", "tiny", "--device", "cpu"]);
+    command.env("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True");
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        text.contains("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+        "{text}"
+    );
+}
+
+/// Nothing is written by looking.
+#[test]
+fn nothing_is_left_behind() {
+    let sandbox = Sandbox::new();
+    sandbox
+        .cinch("check --model-size tiny --device cpu")
+        .succeeds();
+    assert_eq!(fs::read_dir(sandbox.path()).unwrap().count(), 0);
+}

@@ -1,0 +1,350 @@
+//! `cinch fit`: what it recommends is planned and trained as recommended, stays within the
+//! budget, keeps the effective batch, and is written into files and out of them again.
+
+mod common;
+
+use std::fs;
+
+use common::Sandbox;
+use serde_json::Value;
+
+const SIZES: [(&str, &[&str]); 2] = [
+    (
+        "mamba",
+        &[
+            "tiny",
+            "small",
+            "medium-lite",
+            "medium-plus",
+            "medium-x",
+            "medium",
+            "medium-extra",
+            "large-lite",
+            "large-plus",
+            "large",
+            "xlarge",
+            "xxlarge",
+        ],
+    ),
+    ("gpt2", &["tiny", "gpt2", "medium", "large", "xl"]),
+];
+
+/// `cinch fit … --json`.
+fn fit(sandbox: &Sandbox, line: &str) -> Value {
+    let line = format!("fit {line} --json");
+    sandbox.cinch(&line).succeeds().json()
+}
+
+fn bytes(value: &Value) -> u64 {
+    value.as_u64().expect("a number of bytes")
+}
+
+/// What `cinch train` is told, as arguments of another command.
+fn as_command(answer: &Value, command: &str) -> String {
+    let train = answer["train"].as_str().expect("a command");
+    train.replacen("cinch train", command, 1)
+}
+
+#[test]
+fn every_size_is_answered_for_24_gb_and_planned_as_recommended() {
+    let sandbox = Sandbox::new();
+    for (model, sizes) in SIZES {
+        for size in sizes {
+            let answer = fit(
+                &sandbox,
+                &format!("--gpu-memory 24 --model {model} --model-size {size}"),
+            );
+            let recommended = &answer["fit"]["recommended"];
+            let total = bytes(&recommended["total_bytes"]);
+            assert!(
+                total <= bytes(&answer["fit"]["budget_bytes"]),
+                "{model} {size}"
+            );
+            let plan = as_command(&answer, "plan --device cuda --json");
+            let plan = sandbox.cinch(&plan).succeeds().json();
+            for key in [
+                "batch_size",
+                "accumulation",
+                "seq_len",
+                "precision",
+                "checkpointing",
+            ] {
+                assert_eq!(
+                    plan["settings"][key], recommended["settings"][key],
+                    "{model} {size}: {key}"
+                );
+            }
+            let memory = &plan["memory"];
+            let planned = bytes(&memory["arena_bytes"]) + bytes(&memory["overhead_bytes"]);
+            assert_eq!(planned, total, "{model} {size}");
+        }
+    }
+}
+
+#[test]
+fn what_is_recommended_for_the_cpu_is_trained() {
+    let sandbox = Sandbox::new();
+    for model in ["mamba", "gpt2"] {
+        let line = format!(
+            "--vram 300mb --device cpu --model {model} --model-size tiny --tokenizer bytes"
+        );
+        let answer = fit(&sandbox, &line);
+        let train = as_command(&answer, "train --device cpu --max-steps 2 --json");
+        let outcome = sandbox.cinch(&train).succeeds().json();
+        assert_eq!(outcome["step"], 2, "{outcome}");
+    }
+}
+
+#[test]
+fn eight_gigabytes_keep_the_batch_and_the_sequences_of_the_small_mamba() {
+    let answer = fit(&Sandbox::new(), "--gpu-memory 8 --model-size small");
+    let settings = &answer["fit"]["recommended"]["settings"];
+    assert_eq!(settings["effective_batch"], 16);
+    assert_eq!(settings["seq_len"], 1024);
+}
+
+#[test]
+fn the_effective_batch_is_exact_or_the_nearest_are_offered() {
+    let sandbox = Sandbox::new();
+    let answer = fit(
+        &sandbox,
+        "--gpu-memory 24 --model-size small --target-effective-batch 96",
+    );
+    let settings = &answer["fit"]["recommended"]["settings"];
+    let product = |key: &str| settings[key].as_u64().unwrap();
+    assert_eq!(product("batch_size") * product("accumulation"), 96);
+    sandbox
+        .cinch("fit --gpu-memory 24 --batch-size 3 --target-effective-batch 256")
+        .fails(2, &["256", "255", "258", "hint:"]);
+}
+
+#[test]
+fn a_card_is_found_by_name_and_its_memory_less_the_margin_is_the_budget() {
+    let sandbox = Sandbox::new();
+    let run = |more: &str| {
+        let mut line = vec![
+            "fit",
+            "--gpu",
+            "A100 80GB",
+            "--model-size",
+            "small",
+            "--json",
+        ];
+        line.extend(more.split_whitespace());
+        sandbox.run(line).succeeds().json()
+    };
+    let whole = bytes(&run("")["fit"]["memory_bytes"]);
+    assert!((79 << 30..=80 << 30).contains(&whole), "{whole}");
+    let budget = |more: &str| bytes(&run(more)["fit"]["budget_bytes"]);
+    assert!(budget("").abs_diff(whole / 10 * 9) < 16);
+    assert!(budget("--safety-margin 0.25").abs_diff(whole / 4 * 3) < 16);
+    assert_eq!(budget("--safety-margin 2gb"), whole - (2 << 30));
+}
+
+#[test]
+fn the_report_is_for_people() {
+    Sandbox::new()
+        .cinch("fit --gpu-memory 12 --model-size medium")
+        .succeeds()
+        .prints(&[
+            "recommended: micro batch",
+            "safe",
+            "balanced",
+            "aggressive",
+            "maximum",
+            "from there, each alone:",
+            "memory against speed:",
+            "train with it: cinch train --model-size medium",
+        ]);
+}
+
+#[test]
+fn pictures_are_drawn_by_their_ending() {
+    let sandbox = Sandbox::new();
+    sandbox
+        .cinch(
+            "fit --gpu-memory 8 --model-size small --picture a.svg --picture b.png \
+             --front-picture c.png",
+        )
+        .succeeds();
+    assert!(
+        fs::read_to_string(sandbox.join("a.svg"))
+            .unwrap()
+            .contains("<svg")
+    );
+    for name in ["b.png", "c.png"] {
+        assert!(
+            fs::read(sandbox.join(name))
+                .unwrap()
+                .starts_with(b"\x89PNG")
+        );
+    }
+    sandbox
+        .cinch("plan --model-size tiny --picture plan.jpg")
+        .fails(2, &["plan.jpg", ".svg or .png"]);
+    sandbox
+        .cinch("plan --model-size tiny --picture nowhere/plan.svg")
+        .fails(1, &["nowhere/plan.svg"]);
+}
+
+const YAML: &str = "# my run\nmodel:\n  type: mamba\n  size: small   # fits\nvram:\n  \
+    batch_size: 1      # was too small\n  gradient_accumulation_steps: 16\n  use_fp16: true\n";
+
+#[test]
+fn settings_are_written_into_a_file_and_taken_back() {
+    let sandbox = Sandbox::new();
+    let path = sandbox.write("my.yaml", YAML);
+    let line = "fit --gpu-memory 8 --config my.yaml --apply";
+    // Nobody confirms.
+    sandbox.cinch(line).fails(2, &["--yes"]);
+    assert_eq!(fs::read_to_string(&path).unwrap(), YAML);
+    let ran = sandbox.cinch(&format!("{line} --yes")).succeeds();
+    ran.prints(&["-  batch_size: 1      # was too small", "wrote my.yaml"])
+        .prints(&["train with it: cinch train --config my.yaml\n"]);
+    let written = fs::read_to_string(&path).unwrap();
+    assert!(written.contains("  size: small   # fits\n"), "{written}");
+    assert!(!written.contains("batch_size: 1 "), "{written}");
+    assert!(
+        !written.contains("optimizer_states"),
+        "a default is not written: {written}"
+    );
+    assert_eq!(
+        fs::read_to_string(sandbox.join("my.yaml.backup")).unwrap(),
+        YAML
+    );
+    // What was written is what is planned, and says the same when asked again.
+    let plan = sandbox.cinch("plan --config my.yaml --device cuda --json");
+    let settings = plan.succeeds().json()["settings"].clone();
+    assert_eq!(settings["effective_batch"], 16);
+    sandbox
+        .cinch(&format!("{line} --yes"))
+        .succeeds()
+        .prints(&["nothing to write"]);
+    sandbox
+        .cinch("fit --config my.yaml --undo")
+        .succeeds()
+        .prints(&["restored my.yaml"]);
+    assert_eq!(fs::read_to_string(&path).unwrap(), YAML);
+}
+
+#[test]
+fn guide_004s_files_are_written_together() {
+    let sandbox = Sandbox::new();
+    let main = "data_loader:\n  batch_size: 45   # per step\ntraining:\n  trainer:\n    \
+        accumulate_grad_batches: 5\n";
+    sandbox.write("conf/config.yaml", main);
+    sandbox.write("conf/text_curriculum/01_stage.yaml", "n_negatives: 24\n");
+    sandbox
+        .cinch(
+            "fit --gpu-memory 24 --model gpt2 --target-effective-batch 256 --config-path conf \
+             --apply --yes",
+        )
+        .succeeds();
+    let written = fs::read_to_string(sandbox.join("conf/config.yaml")).unwrap();
+    assert!(written.contains("# per step"), "{written}");
+    assert!(!written.contains("batch_size: 45"), "{written}");
+    sandbox.cinch("fit --config-path conf --undo").succeeds();
+    assert_eq!(
+        fs::read_to_string(sandbox.join("conf/config.yaml")).unwrap(),
+        main
+    );
+}
+
+/// Each wrong input has its message and its exit code.
+#[test]
+fn wrong_input_is_told() {
+    let sandbox = Sandbox::new();
+    sandbox
+        .run(["fit", "--gpu", "RTX 5099"])
+        .fails(2, &["RTX 5099", "RTX 5090", "hint:"]);
+    for memory in ["-24", "0", "lots"] {
+        sandbox
+            .run(["fit", &format!("--gpu-memory={memory}")])
+            .fails(2, &["--gpu-memory", memory]);
+    }
+    for margin in ["1.5", "-0.1", "a bit"] {
+        let margin = format!("--safety-margin={margin}");
+        sandbox
+            .run(["fit", "--gpu-memory", "24", &margin])
+            .fails(2, &["--safety-margin", "hint:"]);
+    }
+    sandbox.cinch("fit --apply").fails(2, &["--config FILE"]);
+    sandbox.write("broken.yaml", "vram:\n  batch_size: [1\nmodel: x\n");
+    sandbox
+        .cinch("fit --gpu-memory 8 --config broken.yaml")
+        .fails(2, &["broken.yaml", "line ", "column "]);
+    sandbox
+        .cinch("fit --gpu-memory 8 --config broken.yaml --undo")
+        .fails(2, &["broken.yaml"]);
+    sandbox
+        .cinch("fit --vram 200mb --model-size xxlarge --strict")
+        .fails(3, &["does not fit", "200.0 MiB"]);
+    sandbox
+        .cinch("fit --auto --device cuda")
+        .fails(2, &["no GPU", "--gpu"]);
+    sandbox
+        .cinch("fit --gpu-memory 8 --model-size tiny --profile")
+        .fails(2, &["--profile", "no GPU"]);
+}
+
+/// A file, a flag and a second file that do not agree are named, each with its value.
+#[test]
+fn a_config_that_two_places_disagree_on_is_told() {
+    let sandbox = Sandbox::new();
+    sandbox.write(
+        "both.json",
+        "{\"vram\": {\"use_fp16\": true, \"precision\": \"bf16\"}}",
+    );
+    for command in ["plan", "fit --gpu-memory 8", "check", "train"] {
+        sandbox
+            .cinch(&format!("{command} --config both.json"))
+            .fails(2, &["use_fp16", "precision", "both.json"]);
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_written_stays_as_it_is() {
+    let sandbox = Sandbox::new();
+    let path = sandbox.write("my.yaml", YAML);
+    let mut permissions = fs::metadata(&path).unwrap().permissions();
+    permissions.set_readonly(true);
+    fs::set_permissions(&path, permissions).unwrap();
+    sandbox
+        .cinch("fit --gpu-memory 8 --config my.yaml --apply --yes")
+        .fails(2, &["my.yaml", "read-only"]);
+    assert_eq!(fs::read_to_string(&path).unwrap(), YAML);
+    assert!(!sandbox.join("my.yaml.backup").exists());
+}
+
+#[test]
+fn real_steps_prove_what_is_recommended() {
+    let sandbox = Sandbox::new();
+    let answer = fit(
+        &sandbox,
+        "--vram 300mb --device cpu --model-size tiny --seq-len 32 --profile",
+    );
+    let profile = &answer["profile"];
+    assert_eq!(profile["touched_bytes"], profile["planned"]["step_bytes"]);
+    assert_eq!(answer["fit"]["is_calibrated"], false);
+    // The next prediction knows what was measured.
+    let again = fit(
+        &sandbox,
+        "--vram 300mb --device cpu --model-size tiny --seq-len 32",
+    );
+    assert_eq!(again["fit"]["is_calibrated"], true);
+}
+
+/// The table of the guide in the documents is the one that the program prints.
+#[test]
+fn the_guides_rows_are_in_the_documents() {
+    let printed = Sandbox::new().cinch("fit --guide").succeeds().stdout;
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../docs/guides/000-mamba.md"
+    );
+    let page = fs::read_to_string(path).unwrap();
+    assert!(
+        page.contains(printed.trim_end()),
+        "docs/guides/000-mamba.md does not hold what `cinch fit --guide` prints:\n{printed}"
+    );
+}

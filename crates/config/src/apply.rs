@@ -1,0 +1,383 @@
+//! Writes settings into the user's own files: prepare, show the difference,
+//! commit.
+//!
+//! ```no_run
+//! # use cinch_config::{Application, Change, ConfigError, Value};
+//! # fn main() -> Result<(), ConfigError> {
+//! let files = cinch_config::config_files("conf".as_ref())?;
+//! let changes = [Change::new("vram.batch_size", Value::Unsigned(8))];
+//! let application = Application::prepare(&files, &changes)?;
+//! let shown = application.diff();
+//! let report = application.commit()?;
+//! cinch_config::undo(&files, false)?;
+//! # Ok(())
+//! # }
+//! ```
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::dialect::Naming;
+use crate::diff;
+use crate::disk::{Disk, LocalDisk};
+use crate::document::Document;
+use crate::edit::perform;
+use crate::error::ConfigError;
+use crate::file::read_text;
+use crate::format::{EXTENSIONS, Format, without_mark};
+use crate::manifest::{self, Manifest, Record, RecordedFile};
+use crate::outline::KeyPath;
+use crate::place::{Candidate, Change, Placement, place};
+use crate::transaction::{self, Step};
+use crate::value::Value;
+
+/// New texts for some files, not yet written.
+#[derive(Debug)]
+pub struct Application {
+    targets: Vec<Target>,
+    applied: Vec<Applied>,
+    unplaced: Vec<Unplaced>,
+    remarks: Vec<String>,
+}
+
+#[derive(Debug)]
+struct Target {
+    /// As the user named it.
+    given: PathBuf,
+    /// The file itself, where that is a link.
+    path: PathBuf,
+    before: String,
+    after: String,
+}
+
+/// A value that changes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Applied {
+    /// The setting, or the path of a key that is none.
+    pub key: String,
+    pub file: PathBuf,
+    /// The key as the file has it.
+    pub spelled: String,
+    /// The line of the new text it stands on.
+    pub line: usize,
+    /// As written; `None` where the key is new.
+    pub before: Option<String>,
+    pub after: String,
+}
+
+/// A value that could not be said in any of the files.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Unplaced {
+    pub key: String,
+    pub value: Value,
+    pub reason: String,
+}
+
+/// What was written.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Report {
+    pub files: Vec<ChangedFile>,
+    /// Temporary files that could not be removed.
+    pub left_behind: Vec<PathBuf>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChangedFile {
+    pub path: PathBuf,
+    /// Where its former content lies, if it was kept.
+    pub backup: Option<PathBuf>,
+}
+
+impl Application {
+    /// Works out the new texts. `files` are in the order in which they are
+    /// loaded: what a later one says outweighs the earlier. Nothing is written.
+    pub fn prepare(files: &[PathBuf], changes: &[Change]) -> Result<Application, ConfigError> {
+        let mut application = Application {
+            targets: Vec::new(),
+            applied: Vec::new(),
+            unplaced: Vec::new(),
+            remarks: Vec::new(),
+        };
+        let mut namings = Vec::new();
+        for given in files {
+            let text = read_text(given)?;
+            let path = fs::canonicalize(given).map_err(|source| ConfigError::Unreadable {
+                path: given.clone(),
+                source,
+            })?;
+            if application.targets.iter().any(|target| target.path == path) {
+                continue;
+            }
+            namings.push(Naming::of(&Document::read(given, &text)?));
+            application.targets.push(Target {
+                given: given.clone(),
+                path,
+                after: text.clone(),
+                before: text,
+            });
+        }
+        for change in changes {
+            application.place(change, &namings)?;
+        }
+        application.number_lines()?;
+        Ok(application)
+    }
+
+    fn place(&mut self, change: &Change, namings: &[Naming]) -> Result<(), ConfigError> {
+        let mut candidates = Vec::new();
+        for (target, naming) in self.targets.iter().zip(namings) {
+            candidates.push(Candidate {
+                path: &target.given,
+                document: Document::read(&target.given, &target.after)?,
+                naming: *naming,
+            });
+        }
+        let (file, edits, remark) = match place(&candidates, change)? {
+            Placement::Edits {
+                file,
+                edits,
+                remark,
+            } => (file, edits, remark),
+            Placement::Implied => return Ok(()),
+            Placement::Nowhere(reason) => {
+                self.unplaced.push(Unplaced {
+                    key: change.key.clone(),
+                    value: change.value.clone(),
+                    reason,
+                });
+                return Ok(());
+            }
+        };
+        drop(candidates);
+        let target = &mut self.targets[file];
+        let format = Format::of(&target.given, &target.before);
+        let mut touched = false;
+        for edit in edits {
+            let text = perform(&target.given, format, &target.after, &edit)?;
+            if text == target.after {
+                continue;
+            }
+            touched = true;
+            let mut path = edit.path.clone();
+            let before = written(&target.given, format, &target.after, &path)?;
+            if let (Some(name), Some(last)) = (&edit.rename, path.last_mut()) {
+                last.clone_from(name);
+            }
+            let after = written(&target.given, format, &text, &path)?;
+            self.applied.push(Applied {
+                key: change.key.clone(),
+                file: target.given.clone(),
+                spelled: path.join("."),
+                line: 0,
+                before,
+                after: after.unwrap_or_default(),
+            });
+            target.after = text;
+        }
+        self.remarks.extend(remark.filter(|_| touched));
+        Ok(())
+    }
+
+    /// Lines are counted when all keys are in.
+    fn number_lines(&mut self) -> Result<(), ConfigError> {
+        for applied in &mut self.applied {
+            for target in &self.targets {
+                if target.given == applied.file {
+                    let document = Document::read(&target.given, &target.after)?;
+                    let entry = document
+                        .entries
+                        .iter()
+                        .find(|entry| entry.key() == applied.spelled);
+                    applied.line = entry.map_or(1, |entry| entry.value_at.line);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The values that change, in the order they were asked for.
+    pub fn applied(&self) -> &[Applied] {
+        &self.applied
+    }
+
+    /// The values that have no place in these files.
+    pub fn unplaced(&self) -> &[Unplaced] {
+        &self.unplaced
+    }
+
+    /// What should be known about how values are said, in sentences.
+    pub fn remarks(&self) -> &[String] {
+        &self.remarks
+    }
+
+    /// Whether the files say everything already.
+    pub fn is_empty(&self) -> bool {
+        self.applied.is_empty()
+    }
+
+    /// The unified diff of all files, with three lines of context.
+    pub fn diff(&self) -> String {
+        self.targets
+            .iter()
+            .map(|target| {
+                let name = target.given.display().to_string();
+                diff::unified(&name, &target.before, &target.after)
+            })
+            .collect()
+    }
+
+    /// Writes all files or none. The former content of each stays beside it as
+    /// `NAME.backup`, or `NAME.backup.1` and so on where that exists already.
+    pub fn commit(self) -> Result<Report, ConfigError> {
+        self.commit_on(&LocalDisk)
+    }
+
+    /// As [`Self::commit`], on a disk of the caller's choice.
+    pub fn commit_on(self, disk: &dyn Disk) -> Result<Report, ConfigError> {
+        let changed: Vec<&Target> = self
+            .targets
+            .iter()
+            .filter(|target| target.before != target.after)
+            .collect();
+        if changed.is_empty() {
+            return Ok(Report::default());
+        }
+        let mut steps = Vec::new();
+        let mut record = Record::default();
+        for target in &changed {
+            check_writable(&target.path)?;
+            let backup = free_backup(&target.path);
+            record.files.push(RecordedFile {
+                path: target.path.clone(),
+                backup: backup.clone(),
+                before: manifest::fingerprint(target.before.as_bytes()),
+                after: manifest::fingerprint(target.after.as_bytes()),
+            });
+            steps.push(Step {
+                target: target.path.clone(),
+                before: Some(target.before.clone().into_bytes()),
+                after: Some(target.after.clone().into_bytes()),
+                backup: Some(backup),
+            });
+        }
+        let files = changed
+            .iter()
+            .zip(&record.files)
+            .map(|(target, recorded)| ChangedFile {
+                path: target.given.clone(),
+                backup: Some(recorded.backup.clone()),
+            })
+            .collect();
+        steps.extend(Manifest::add(disk, record)?);
+        let left_behind = transaction::perform(disk, &steps)?;
+        Ok(Report { files, left_behind })
+    }
+}
+
+/// A value as it is written.
+fn written(
+    path: &Path,
+    format: Format,
+    text: &str,
+    key: &KeyPath,
+) -> Result<Option<String>, ConfigError> {
+    let text = without_mark(text);
+    let outline = format
+        .outline(text)
+        .map_err(|fault| fault.in_file(path, format, text))?;
+    let leaf = outline.find(key).next();
+    Ok(leaf.map(|leaf| text[leaf.value.clone()].to_owned()))
+}
+
+/// Told before anything is written, and for the superuser too, whom the system
+/// would not stop.
+pub(crate) fn check_writable(path: &Path) -> Result<(), ConfigError> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    for (place, what) in [(path, "file"), (folder, "folder")] {
+        let metadata = fs::metadata(place).map_err(|source| ConfigError::Unreadable {
+            path: place.to_owned(),
+            source,
+        })?;
+        if metadata.permissions().readonly() {
+            return Err(ConfigError::ReadOnly {
+                path: path.to_owned(),
+                what,
+                place: place.to_owned(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// The first backup name that is free.
+pub(crate) fn free_backup(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let first = path.with_file_name(format!("{name}.backup"));
+    let numbered = (1_u64..).map(|number| path.with_file_name(format!("{name}.backup.{number}")));
+    std::iter::once(first.clone())
+        .chain(numbered)
+        .find(|backup| fs::symlink_metadata(backup).is_err())
+        .unwrap_or(first)
+}
+
+/// The files a `--config-path` stands for. A folder: the config files in it and
+/// in the folders directly below, its own first; of Python files those that are
+/// called config or settings. A file: itself, and the stages in a
+/// `text_curriculum` folder beside it.
+pub fn config_files(path: &Path) -> Result<Vec<PathBuf>, ConfigError> {
+    let unreadable = |path: &Path| {
+        let path = path.to_owned();
+        move |source| ConfigError::Unreadable { path, source }
+    };
+    let list = |folder: &Path| -> Result<(Vec<PathBuf>, Vec<PathBuf>), ConfigError> {
+        let mut entries = Vec::new();
+        for entry in fs::read_dir(folder).map_err(unreadable(folder))? {
+            entries.push(entry.map_err(unreadable(folder))?.path());
+        }
+        entries.sort();
+        let (folders, files): (Vec<PathBuf>, Vec<PathBuf>) =
+            entries.into_iter().partition(|entry| entry.is_dir());
+        Ok((
+            files.into_iter().filter(|file| is_config(file)).collect(),
+            folders,
+        ))
+    };
+    if !path.exists() {
+        return Err(ConfigError::NoSuchFile {
+            path: path.to_owned(),
+        });
+    }
+    if path.is_file() {
+        let stages = path.with_file_name("text_curriculum");
+        let mut files = vec![path.to_owned()];
+        if stages.is_dir() {
+            files.extend(list(&stages)?.0);
+        }
+        return Ok(files);
+    }
+    let (mut files, folders) = list(path)?;
+    for folder in folders {
+        files.extend(list(&folder)?.0);
+    }
+    if files.is_empty() {
+        return Err(ConfigError::NoConfigFiles {
+            path: path.to_owned(),
+        });
+    }
+    Ok(files)
+}
+
+fn is_config(path: &Path) -> bool {
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let hidden = stem.starts_with('.');
+    let format = EXTENSIONS
+        .iter()
+        .find(|(name, _)| Some(*name) == extension)
+        .map(|(_, format)| *format);
+    match format {
+        Some(Format::Python) => !hidden && (stem.contains("config") || stem.contains("settings")),
+        Some(_) => !hidden,
+        None => false,
+    }
+}

@@ -1,0 +1,202 @@
+//! A config file as its bytes: every value, every section, and where each
+//! stands.
+//!
+//! This is what readers produce and what the editor cuts into. Offsets count
+//! bytes of the text without its byte order mark. A reader promises that
+//! `text[leaf.value]` is the literal itself, without comments or anchors, so
+//! that replacing those bytes replaces the value and nothing else.
+
+use std::ops::Range;
+use std::path::Path;
+
+use crate::document::{Document, Entry, Position, Scalar};
+use crate::error::ConfigError;
+use crate::format::Format;
+
+/// The names from the top of a file down to one value.
+pub type KeyPath = Vec<String>;
+
+pub(crate) type Span = Range<usize>;
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Outline {
+    /// In the order in which they stand. Only Python may repeat a path.
+    pub leaves: Vec<Leaf>,
+    /// What can take new members; the top level first.
+    pub tables: Vec<Table>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Leaf {
+    pub path: KeyPath,
+    pub name: Span,
+    /// Empty where a key has no value; then it lies where one would begin.
+    pub value: Span,
+    pub scalar: Scalar,
+    /// Why these bytes must stay as they are.
+    pub hold: Option<Hold>,
+}
+
+/// What forbids changing a value where it is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hold {
+    /// It is part of an anchored node (at this offset) that other places repeat.
+    Anchored(usize),
+    /// It is repeated here from an anchored node by the alias at this offset.
+    Aliased(usize),
+    /// It comes from a merge key; a key of one's own outweighs it.
+    Merged(usize),
+    /// Its type or syntax is nothing the editor writes.
+    Unwritable(&'static str),
+    /// The same name is set again, under a condition, at this offset.
+    Conditional(usize),
+}
+
+/// A section, with what is needed to add a member in its style.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Table {
+    pub path: KeyPath,
+    pub layout: Layout,
+    pub members: Vec<Member>,
+    pub hold: Option<Hold>,
+}
+
+/// A direct member that a new one can be put after.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Member {
+    pub name: Span,
+    /// To the end of everything below it.
+    pub value: Span,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// A member a line: YAML blocks, TOML tables, Python modules and classes.
+    /// The offset is the end of the line that opens the section.
+    Lines { opened: usize },
+    /// Members between brackets, which stand at these offsets.
+    Brackets { open: usize, close: usize },
+    /// Keyword arguments of a Python call, between its brackets.
+    Arguments { open: usize, close: usize },
+}
+
+/// What keeps a text from being an outline.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Fault {
+    Empty,
+    NotSections,
+    Syntax {
+        offset: usize,
+        message: String,
+    },
+    Duplicate {
+        key: String,
+        first: usize,
+        second: usize,
+    },
+}
+
+impl Fault {
+    pub(crate) fn syntax(offset: usize, message: impl Into<String>) -> Fault {
+        Fault::Syntax {
+            offset,
+            message: message.into(),
+        }
+    }
+
+    /// The same, for a reader who has the file before them.
+    pub(crate) fn in_file(self, path: &Path, format: Format, text: &str) -> ConfigError {
+        let path = path.to_owned();
+        match self {
+            Fault::Empty => ConfigError::EmptyFile {
+                path,
+                smallest: format.smallest(),
+            },
+            Fault::NotSections => ConfigError::NotSections {
+                path,
+                example: format.example(),
+            },
+            Fault::Syntax { offset, message } => {
+                let Position { line, column } = Position::of(text, offset);
+                ConfigError::Syntax {
+                    path,
+                    line,
+                    column,
+                    message,
+                    advice: format.advice(),
+                }
+            }
+            Fault::Duplicate { key, first, second } => ConfigError::DuplicateKey {
+                path,
+                key,
+                first_line: Position::of(text, first).line,
+                line: Position::of(text, second).line,
+            },
+        }
+    }
+}
+
+impl Outline {
+    pub(crate) fn table(&self, path: &[String]) -> Option<&Table> {
+        self.tables.iter().find(|table| table.path == path)
+    }
+
+    /// Every leaf with this path: none, one, or in Python several.
+    pub(crate) fn find<'a>(&'a self, path: &'a [String]) -> impl Iterator<Item = &'a Leaf> {
+        self.leaves.iter().filter(move |leaf| leaf.path == path)
+    }
+
+    /// What the settings see of it.
+    pub(crate) fn document(&self, path: &Path, format: Format, text: &str) -> Document {
+        let places = Places::of(text);
+        let mut sections: Vec<String> = Vec::new();
+        let tops = self.tables.iter().map(|table| &table.path);
+        let tops = tops.chain(self.leaves.iter().map(|leaf| &leaf.path));
+        for name in tops.filter_map(|path| path.first()) {
+            if !sections.contains(name) {
+                sections.push(name.clone());
+            }
+        }
+        Document {
+            path: path.to_owned(),
+            format,
+            entries: self
+                .leaves
+                .iter()
+                .map(|leaf| Entry {
+                    path: leaf.path.clone(),
+                    scalar: leaf.scalar.clone(),
+                    name_at: places.of_offset(leaf.name.start),
+                    value_at: places.of_offset(leaf.value.start),
+                })
+                .collect(),
+            sections,
+        }
+    }
+}
+
+/// Where lines begin, so that many offsets become positions in one pass.
+struct Places<'a> {
+    text: &'a str,
+    starts: Vec<usize>,
+}
+
+impl<'a> Places<'a> {
+    fn of(text: &'a str) -> Self {
+        let newlines = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
+        let starts = std::iter::once(0).chain(newlines.map(|(index, _)| index + 1));
+        Places {
+            text,
+            starts: starts.collect(),
+        }
+    }
+
+    fn of_offset(&self, offset: usize) -> Position {
+        let line = self.starts.partition_point(|start| *start <= offset);
+        let before = self.text.get(self.starts[line - 1]..offset);
+        Position {
+            line,
+            column: before.map_or(0, |before| before.chars().count()) + 1,
+        }
+    }
+}

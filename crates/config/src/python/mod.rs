@@ -1,0 +1,384 @@
+//! Reads the constants of a Python module without running it: assignments at
+//! the top level, class attributes, and what dictionaries and calls with
+//! keyword arguments hold.
+//!
+//! Only literals are values. Whatever Python would have to compute is seen as
+//! an expression, kept as it is, and never guessed at. What happens inside
+//! functions is not configuration; what happens under a condition makes the
+//! name's value uncertain, so such names are not edited.
+
+mod literal;
+mod statement;
+mod token;
+
+use literal::{Literal, interpret, split};
+use statement::{assignment, augmented, body};
+use token::{Line, Placed, Token, lines};
+
+use crate::document::Scalar;
+use crate::outline::{Fault, Hold, KeyPath, Layout, Leaf, Member, Outline, Span, Table};
+
+/// Deeper than any config, and shallow enough for every stack.
+const MAX_DEPTH: usize = 100;
+
+/// Reads `text`, which has no byte order mark.
+pub(crate) fn outline(text: &str) -> Result<Outline, Fault> {
+    let lines = lines(text)?;
+    if lines.is_empty() {
+        return Err(Fault::Empty);
+    }
+    let mut reader = Reader {
+        text,
+        outline: Outline::default(),
+        uncertain: Vec::new(),
+    };
+    reader.open_table(Vec::new(), Layout::Lines { opened: 0 });
+    reader.module(&lines);
+    reader.mark_uncertain();
+    if reader.outline.leaves.is_empty() && reader.outline.tables.len() == 1 {
+        return Err(Fault::NotSections);
+    }
+    Ok(reader.outline)
+}
+
+/// What an indented block belongs to.
+struct Scope {
+    /// The indentation of the line that opened it.
+    indent: usize,
+    path: KeyPath,
+    kind: ScopeKind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ScopeKind {
+    Settings,
+    /// Runs only sometimes.
+    Conditional,
+    /// Functions, and what only runs as a script.
+    Hidden,
+}
+
+struct Reader<'a> {
+    text: &'a str,
+    outline: Outline,
+    /// Paths that are set again somewhere we cannot follow, and where.
+    uncertain: Vec<(KeyPath, usize)>,
+}
+
+impl Reader<'_> {
+    fn word(&self, placed: &Placed) -> &str {
+        &self.text[placed.span.clone()]
+    }
+
+    fn open_table(&mut self, path: KeyPath, layout: Layout) -> usize {
+        self.outline.tables.push(Table {
+            path,
+            layout,
+            members: Vec::new(),
+            hold: None,
+        });
+        self.outline.tables.len() - 1
+    }
+
+    fn module(&mut self, lines: &[Line]) {
+        let mut scopes: Vec<Scope> = Vec::new();
+        for line in lines {
+            while scopes
+                .last()
+                .is_some_and(|scope| line.indent <= scope.indent)
+            {
+                scopes.pop();
+            }
+            let (path, kind) = scopes
+                .last()
+                .map_or((Vec::new(), ScopeKind::Settings), |scope| {
+                    (scope.path.clone(), scope.kind)
+                });
+            let tokens = &line.tokens[..line.tokens.len() - 1];
+            let Some(opened) = self.compound(tokens) else {
+                self.statements(tokens, &path, kind);
+                continue;
+            };
+            let mut inner = Scope {
+                indent: line.indent,
+                path,
+                kind: match (kind, &opened) {
+                    (ScopeKind::Hidden, _) | (_, Opened::Function) => ScopeKind::Hidden,
+                    (kind, Opened::Class(_)) => kind,
+                    (_, Opened::Branch) => ScopeKind::Conditional,
+                },
+            };
+            let body = body(tokens);
+            if let Opened::Class(name) = opened {
+                inner.path.push(self.text[name].to_owned());
+                if inner.kind == ScopeKind::Settings {
+                    let opened = tokens.last().map_or(0, |last| last.span.end);
+                    self.open_table(inner.path.clone(), Layout::Lines { opened });
+                }
+            }
+            self.statements(body, &inner.path, inner.kind);
+            scopes.push(inner);
+        }
+    }
+
+    /// Whether a line opens a block, and of which kind.
+    fn compound(&self, tokens: &[Placed]) -> Option<Opened> {
+        let word = |index: usize| {
+            tokens
+                .get(index)
+                .filter(|placed| placed.token == Token::Name)
+                .map(|placed| self.word(placed))
+        };
+        let ends_in_colon = tokens.last().map(|last| last.token) == Some(Token::Mark(b':'));
+        match word(0)? {
+            "class" => {
+                word(1)?;
+                Some(Opened::Class(tokens[1].span.clone()))
+            }
+            "def" | "async" => Some(Opened::Function),
+            "if" if word(1) == Some("__name__") => Some(Opened::Function),
+            "if" | "elif" | "else" | "for" | "while" | "with" | "try" | "except" | "finally" => {
+                Some(Opened::Branch)
+            }
+            // Words of the language only in this place.
+            "match" | "case" if ends_in_colon => Some(Opened::Branch),
+            _ => None,
+        }
+    }
+
+    fn statements(&mut self, tokens: &[Placed], path: &KeyPath, kind: ScopeKind) {
+        if kind == ScopeKind::Hidden {
+            return;
+        }
+        for statement in split(tokens, b';') {
+            self.statement(statement, path, kind);
+        }
+    }
+
+    fn statement(&mut self, tokens: &[Placed], scope: &KeyPath, kind: ScopeKind) {
+        let Some((target, after)) = self.target(tokens) else {
+            return;
+        };
+        let mut path = scope.clone();
+        path.extend(target.iter().map(|(name, _)| name.clone()));
+        let Some((_, name)) = target.last().cloned() else {
+            return;
+        };
+        let rest = &tokens[after..];
+        let Some(equals) = assignment(rest) else {
+            if augmented(rest) {
+                self.uncertain.push((path, name.start));
+            }
+            return;
+        };
+        let annotated = equals > 0;
+        if annotated && rest[0].token != Token::Mark(b':') {
+            return;
+        }
+        if kind == ScopeKind::Conditional {
+            self.uncertain.push((path, name.start));
+            return;
+        }
+        let value = &rest[equals + 1..];
+        let (Some(first), Some(last)) = (value.first(), value.last()) else {
+            return;
+        };
+        let span = first.span.start..last.span.end;
+        if let [_] = target.as_slice() {
+            // Classes and the module list what stands on lines of its own.
+            let table = self
+                .outline
+                .tables
+                .iter_mut()
+                .rfind(|table| table.path == *scope);
+            if let Some(table) = table {
+                table.members.push(Member {
+                    name: name.clone(),
+                    value: span.clone(),
+                });
+            }
+        }
+        if assignment(value).is_some() {
+            self.leaf(
+                path,
+                name,
+                span,
+                Scalar::Composite("a chained assignment"),
+                None,
+            );
+        } else {
+            self.value(path, name, value, 0);
+        }
+    }
+
+    /// `NAME`, `config.name` or `CONFIG["name"]["name"]`: the names with their
+    /// places, and how many tokens they take.
+    fn target(&self, tokens: &[Placed]) -> Option<(Vec<(String, Span)>, usize)> {
+        let first = tokens.first().filter(|first| first.token == Token::Name)?;
+        let mut names = vec![(self.word(first).to_owned(), first.span.clone())];
+        let mut at = 1;
+        loop {
+            match tokens.get(at..).unwrap_or(&[]) {
+                [dot, name, ..] if dot.token == Token::Mark(b'.') && name.token == Token::Name => {
+                    names.push((self.word(name).to_owned(), name.span.clone()));
+                    at += 2;
+                }
+                [open, key, close, ..]
+                    if open.token == Token::Mark(b'[')
+                        && key.token == Token::Text
+                        && close.token == Token::Mark(b']') =>
+                {
+                    let name = literal::decode(self.word(key))?;
+                    names.push((name, key.span.clone()));
+                    at += 3;
+                }
+                _ => return Some((names, at)),
+            }
+        }
+    }
+
+    fn value(&mut self, path: KeyPath, name: Span, tokens: &[Placed], depth: usize) {
+        let span = span_of(tokens);
+        match interpret(self.text, tokens) {
+            Literal::Scalar(scalar, span) => {
+                let several_lines = self.text[span.clone()].contains('\n');
+                let hold = several_lines.then_some(Hold::Unwritable("a text of several lines"));
+                self.leaf(path, name, span, scalar, hold);
+            }
+            Literal::Dictionary(inner) if depth < MAX_DEPTH => {
+                let span = span_of(inner);
+                let layout = Layout::Brackets {
+                    open: span.start + 1,
+                    close: span.end - 1,
+                };
+                let table = self.open_table(path.clone(), layout);
+                for item in split(&inner[1..inner.len() - 1], b',') {
+                    self.dictionary_item(&path, table, item, depth);
+                }
+            }
+            Literal::Call { callee, arguments } if depth < MAX_DEPTH => {
+                self.call(path, name, span, callee, arguments, depth);
+            }
+            _ => self.leaf(path, name, span, Scalar::Composite("an expression"), None),
+        }
+    }
+
+    fn dictionary_item(&mut self, path: &KeyPath, table: usize, item: &[Placed], depth: usize) {
+        let [key, colon, value @ ..] = item else {
+            return;
+        };
+        if key.token != Token::Text || colon.token != Token::Mark(b':') || value.is_empty() {
+            return;
+        }
+        let Some(name) = literal::decode(self.word(key)) else {
+            return;
+        };
+        self.member(path, table, name, key.span.clone(), value, depth);
+    }
+
+    fn member(
+        &mut self,
+        path: &KeyPath,
+        table: usize,
+        name: String,
+        name_span: Span,
+        value: &[Placed],
+        depth: usize,
+    ) {
+        self.outline.tables[table].members.push(Member {
+            name: name_span.clone(),
+            value: span_of(value),
+        });
+        let mut inner = path.clone();
+        inner.push(name);
+        self.value(inner, name_span, value, depth + 1);
+    }
+
+    /// `dict(a=1)` and `TrainingArguments(a=1)` are sections; `field(default=1)`
+    /// of a dataclass is its default.
+    fn call(
+        &mut self,
+        path: KeyPath,
+        name: Span,
+        span: Span,
+        callee: &str,
+        arguments: &[Placed],
+        depth: usize,
+    ) {
+        let items = split(&arguments[1..arguments.len() - 1], b',');
+        let keywords: Vec<(&Placed, &[Placed])> = items
+            .iter()
+            .filter_map(|item| match item {
+                [key, equals, value @ ..]
+                    if key.token == Token::Name
+                        && equals.token == Token::Mark(b'=')
+                        && !value.is_empty()
+                        && value[0].token != Token::Mark(b'=') =>
+                {
+                    Some((key, value))
+                }
+                _ => None,
+            })
+            .collect();
+        if matches!(callee, "field" | "Field") {
+            let default = keywords.iter().find(|(key, _)| self.word(key) == "default");
+            let positional = items.first().filter(|_| callee == "Field").copied();
+            let positional = positional.filter(|item| assignment(item).is_none());
+            if let Some(value) = default.map(|(_, value)| *value).or(positional) {
+                self.value(path, name, value, depth + 1);
+                return;
+            }
+        } else if callee == "dict" || !keywords.is_empty() {
+            let brackets = span_of(arguments);
+            let layout = Layout::Arguments {
+                open: brackets.start + 1,
+                close: brackets.end - 1,
+            };
+            let table = self.open_table(path.clone(), layout);
+            for (key, value) in keywords {
+                let keyword = self.word(key).to_owned();
+                self.member(&path, table, keyword, key.span.clone(), value, depth);
+            }
+            return;
+        }
+        self.leaf(path, name, span, Scalar::Composite("an expression"), None);
+    }
+
+    fn leaf(&mut self, path: KeyPath, name: Span, value: Span, scalar: Scalar, hold: Option<Hold>) {
+        self.outline.leaves.push(Leaf {
+            path,
+            name,
+            value,
+            scalar,
+            hold,
+        });
+    }
+
+    fn mark_uncertain(&mut self) {
+        for leaf in &mut self.outline.leaves {
+            let again = self
+                .uncertain
+                .iter()
+                .find(|(path, _)| leaf.path.starts_with(path));
+            if let Some((_, offset)) = again {
+                leaf.hold = Some(Hold::Conditional(*offset));
+            }
+        }
+    }
+}
+
+enum Opened {
+    Class(Span),
+    Function,
+    Branch,
+}
+
+fn span_of(tokens: &[Placed]) -> Span {
+    match (tokens.first(), tokens.last()) {
+        (Some(first), Some(last)) => first.span.start..last.span.end,
+        _ => 0..0,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,147 @@
+//! Takes an application back: every file byte for byte as it was, and nothing
+//! left of what was created beside it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::apply::{ChangedFile, Report, check_writable, free_backup};
+use crate::disk::{Disk, LocalDisk};
+use crate::error::ConfigError;
+use crate::manifest::{Manifest, Record, fingerprint, folders};
+use crate::transaction::{self, Step};
+
+/// Takes back the last application of the files at `paths`, in all the files it
+/// changed, or in none. A file that was edited since is only restored with
+/// `force`, and then the edited content is kept as a backup.
+pub fn undo(paths: &[PathBuf], force: bool) -> Result<Report, ConfigError> {
+    undo_on(&LocalDisk, paths, force)
+}
+
+/// As [`undo`], on a disk of the caller's choice.
+pub fn undo_on(disk: &dyn Disk, paths: &[PathBuf], force: bool) -> Result<Report, ConfigError> {
+    let records = last_records(disk, paths)?;
+    let mut steps = Vec::new();
+    let mut files = Vec::new();
+    for file in records.iter().flat_map(|record| &record.files) {
+        let backup = restorable(disk, &file.backup, &file.before, force)?;
+        let current = disk.read(&file.path).ok();
+        let untouched = current
+            .as_ref()
+            .is_some_and(|bytes| fingerprint(bytes) == file.after);
+        if !untouched && !force {
+            return Err(ConfigError::EditedSince {
+                path: file.path.clone(),
+                backup: file.backup.clone(),
+            });
+        }
+        if current.is_some() {
+            check_writable(&file.path)?;
+        }
+        let kept = (!untouched && current.is_some()).then(|| free_backup(&file.path));
+        files.push(ChangedFile {
+            path: given(paths, &file.path),
+            backup: kept.clone(),
+        });
+        steps.push(Step {
+            target: file.path.clone(),
+            before: current,
+            after: Some(backup.clone()),
+            backup: kept,
+        });
+        steps.push(Step {
+            target: file.backup.clone(),
+            before: Some(backup),
+            after: None,
+            backup: None,
+        });
+    }
+    let mut touched: Vec<PathBuf> = records.iter().flat_map(folders).collect();
+    touched.sort();
+    touched.dedup();
+    for folder in touched {
+        let mut manifest = Manifest::read(disk, &folder)?;
+        manifest
+            .records
+            .retain(|record| records.iter().all(|undone| undone.id != record.id));
+        steps.push(manifest.step());
+    }
+    let left_behind = transaction::perform(disk, &steps)?;
+    Ok(Report { files, left_behind })
+}
+
+/// The applications to take back: the last one of each path, where it is also
+/// the last one of every other file it changed.
+fn last_records(disk: &dyn Disk, paths: &[PathBuf]) -> Result<Vec<Record>, ConfigError> {
+    let mut records: Vec<Record> = Vec::new();
+    for given in paths {
+        let path = fs::canonicalize(given).or_else(|_| absolute(given));
+        let path = path.map_err(|source| ConfigError::Unreadable {
+            path: given.clone(),
+            source,
+        })?;
+        let Some(folder) = path.parent() else {
+            continue;
+        };
+        let manifest = Manifest::read(disk, folder)?;
+        let Some(record) = manifest.last_of(&path) else {
+            continue;
+        };
+        let mut last_everywhere = true;
+        for file in &record.files {
+            let folder = file.path.parent().unwrap_or(Path::new("/"));
+            let manifest = Manifest::read(disk, folder)?;
+            let last = manifest.last_of(&file.path).map(|last| &last.id);
+            last_everywhere &= last == Some(&record.id);
+        }
+        if last_everywhere && !records.iter().any(|known| known.id == record.id) {
+            records.push(record.clone());
+        }
+    }
+    if records.is_empty() {
+        let names: Vec<String> = paths
+            .iter()
+            .map(|path| path.display().to_string())
+            .collect();
+        return Err(ConfigError::NothingToUndo {
+            paths: names.join(", "),
+        });
+    }
+    Ok(records)
+}
+
+/// For a file that is gone: its folder must still be there.
+fn absolute(path: &Path) -> std::io::Result<PathBuf> {
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    let folder = fs::canonicalize(folder.unwrap_or(Path::new(".")))?;
+    Ok(folder.join(path.file_name().unwrap_or_default()))
+}
+
+fn restorable(
+    disk: &dyn Disk,
+    backup: &Path,
+    before: &str,
+    force: bool,
+) -> Result<Vec<u8>, ConfigError> {
+    let bytes = disk
+        .read(backup)
+        .map_err(|source| ConfigError::BackupGone {
+            backup: backup.to_owned(),
+            source,
+        })?;
+    if fingerprint(&bytes) != before && !force {
+        return Err(ConfigError::BackupChanged {
+            backup: backup.to_owned(),
+        });
+    }
+    Ok(bytes)
+}
+
+/// The name by which the user knows a file.
+fn given(paths: &[PathBuf], path: &Path) -> PathBuf {
+    paths
+        .iter()
+        .find(|given| fs::canonicalize(given).is_ok_and(|real| real == path))
+        .map_or_else(|| path.to_owned(), PathBuf::clone)
+}

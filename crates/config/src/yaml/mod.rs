@@ -1,0 +1,246 @@
+//! Reads YAML: what each key means after aliases and merge keys, and where it
+//! is written.
+
+mod node;
+mod scalar;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use node::{Content, Node, compose};
+use saphyr_parser::ScalarStyle;
+pub(crate) use scalar::plain_is_safe;
+
+use crate::document::Scalar;
+use crate::outline::{Fault, Hold, KeyPath, Layout, Leaf, Member, Outline, Table};
+
+/// Far more than a config has; aliases of aliases of aliases can be more.
+const MAX_VALUES: usize = 100_000;
+const MERGE: &str = "<<";
+
+/// Reads `text`, which has no byte order mark.
+pub(crate) fn outline(text: &str) -> Result<Outline, Fault> {
+    let Some(root) = compose(text)? else {
+        return Err(Fault::Empty);
+    };
+    match &root.content {
+        Content::Map { .. } => {}
+        Content::Scalar { text, .. } if text.is_empty() => return Err(Fault::Empty),
+        _ => return Err(Fault::NotSections),
+    }
+    let mut reader = Reader {
+        text,
+        anchors: BTreeMap::new(),
+        repeated: BTreeSet::new(),
+        visits: 0,
+        outline: Outline::default(),
+    };
+    reader.collect(&root);
+    reader.map(&root, &mut KeyPath::new(), None)?;
+    Ok(reader.outline)
+}
+
+struct Reader<'a> {
+    text: &'a str,
+    anchors: BTreeMap<usize, &'a Node>,
+    /// Anchors that some alias names.
+    repeated: BTreeSet<usize>,
+    /// Nodes looked at, aliases followed.
+    visits: usize,
+    outline: Outline,
+}
+
+impl<'a> Reader<'a> {
+    fn collect(&mut self, node: &'a Node) {
+        if node.anchor > 0 {
+            self.anchors.insert(node.anchor, node);
+        }
+        match &node.content {
+            Content::Scalar { .. } => {}
+            Content::Alias(anchor) => {
+                self.repeated.insert(*anchor);
+            }
+            Content::List(items) => items.iter().for_each(|item| self.collect(item)),
+            Content::Map { pairs, .. } => pairs.iter().for_each(|(key, value)| {
+                self.collect(key);
+                self.collect(value);
+            }),
+        }
+    }
+
+    /// What holds the inside of `node`, standing where `outer` holds already.
+    fn hold(&self, node: &Node, outer: Option<Hold>) -> Option<Hold> {
+        outer.or_else(|| {
+            (node.anchor > 0 && self.repeated.contains(&node.anchor))
+                .then_some(Hold::Anchored(node.span.start))
+        })
+    }
+
+    fn map(&mut self, node: &Node, path: &mut KeyPath, outer: Option<Hold>) -> Result<(), Fault> {
+        let Content::Map { pairs, flow } = &node.content else {
+            return Ok(());
+        };
+        let hold = self.hold(node, outer);
+        self.outline.tables.push(Table {
+            path: path.clone(),
+            layout: if *flow {
+                Layout::Brackets {
+                    open: node.span.start + 1,
+                    close: node.span.end - 1,
+                }
+            } else {
+                Layout::Lines {
+                    opened: node.span.start,
+                }
+            },
+            members: pairs
+                .iter()
+                .map(|(key, value)| Member {
+                    name: key.span.clone(),
+                    value: value.span.start.max(key.span.end)..value.span.end.max(key.span.end),
+                })
+                .collect(),
+            hold,
+        });
+        let mut own: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut merged = Vec::new();
+        for (key, value) in pairs {
+            let Content::Scalar { text: name, style } = &key.content else {
+                continue;
+            };
+            if name == MERGE && *style == ScalarStyle::Plain {
+                merged.push(value);
+                continue;
+            }
+            path.push(name.clone());
+            if let Some(first) = own.insert(name, key.span.start) {
+                return Err(Fault::Duplicate {
+                    key: path.join("."),
+                    first,
+                    second: key.span.start,
+                });
+            }
+            self.value(key, value, path, hold)?;
+            path.pop();
+        }
+        let own: BTreeSet<String> = own.into_keys().map(str::to_owned).collect();
+        for value in merged {
+            self.merge(value, path, &own, outer)?;
+        }
+        Ok(())
+    }
+
+    fn value(
+        &mut self,
+        key: &Node,
+        value: &Node,
+        path: &mut KeyPath,
+        outer: Option<Hold>,
+    ) -> Result<(), Fault> {
+        self.visits += 1;
+        if self.visits > MAX_VALUES {
+            return Err(Fault::syntax(
+                key.span.start,
+                format!("with its aliases written out, the file has over {MAX_VALUES} values"),
+            ));
+        }
+        let hold = self.hold(value, outer);
+        let (scalar, hold) = match &value.content {
+            Content::Map { .. } => return self.map(value, path, outer),
+            Content::List(_) => (Scalar::Composite("a list"), hold),
+            Content::Scalar { text, style } => {
+                let several_lines = matches!(style, ScalarStyle::Literal | ScalarStyle::Folded)
+                    || self.text[value.span.clone()].contains('\n');
+                let scalar = scalar::of_node(text, *style, value.tag.as_deref());
+                let hold =
+                    hold.or(several_lines.then_some(Hold::Unwritable("a text of several lines")));
+                (scalar, hold)
+            }
+            Content::Alias(anchor) => match self.anchors.get(anchor).copied() {
+                // An alias inside its own anchor has no end.
+                Some(target) if !encloses(target, value) => match &target.content {
+                    Content::Map { .. } => {
+                        let aliased = Hold::Aliased(value.span.start);
+                        let tables = self.outline.tables.len();
+                        self.map(target, path, outer.or(Some(aliased)))?;
+                        for table in &mut self.outline.tables[tables..] {
+                            table.hold = Some(aliased);
+                        }
+                        return Ok(());
+                    }
+                    Content::Scalar { text, style } => {
+                        (scalar::of_node(text, *style, target.tag.as_deref()), hold)
+                    }
+                    _ => (Scalar::Composite("a list"), hold),
+                },
+                _ => (Scalar::Composite("an alias"), hold),
+            },
+        };
+        // Where there is no value it belongs behind the colon.
+        let missing = value.span.is_empty();
+        let after_colon = self.text[key.span.end..]
+            .find(':')
+            .map_or(key.span.end, |colon| key.span.end + colon + 1);
+        self.outline.leaves.push(Leaf {
+            path: path.clone(),
+            name: key.span.clone(),
+            value: if missing {
+                after_colon..after_colon
+            } else {
+                value.span.clone()
+            },
+            scalar,
+            hold,
+        });
+        Ok(())
+    }
+
+    /// `<<: *base` or `<<: [*a, *b]`: keys of the base that are not given here;
+    /// of several bases the first has precedence.
+    fn merge(
+        &mut self,
+        value: &Node,
+        path: &mut KeyPath,
+        own: &BTreeSet<String>,
+        outer: Option<Hold>,
+    ) -> Result<(), Fault> {
+        let bases: Vec<&Node> = match &value.content {
+            Content::List(items) => items.iter().collect(),
+            _ => vec![value],
+        };
+        let mut given = own.clone();
+        for base in bases {
+            let target = match &base.content {
+                Content::Alias(anchor) => {
+                    let anchored = self.anchors.get(anchor).copied();
+                    anchored.filter(|target| !encloses(target, base))
+                }
+                _ => Some(base),
+            };
+            let Some(target) = target else {
+                continue;
+            };
+            let (leaves, tables) = (self.outline.leaves.len(), self.outline.tables.len());
+            self.map(target, path, outer)?;
+            // The base is no section of its own here.
+            self.outline.tables.truncate(tables);
+            let depth = path.len();
+            let mut index = 0;
+            self.outline.leaves.retain(|leaf| {
+                index += 1;
+                index <= leaves || !given.contains(&leaf.path[depth])
+            });
+            for leaf in &mut self.outline.leaves[leaves..] {
+                leaf.hold = Some(Hold::Merged(base.span.start));
+                given.insert(leaf.path[depth].clone());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn encloses(outer: &Node, inner: &Node) -> bool {
+    outer.span.start <= inner.span.start && inner.span.end <= outer.span.end
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,31 @@
+//! What the machine has: GPUs by the catalogue and by what the driver says, and the host.
+//!
+//! The catalogue and the search by name are pure. Only [`detect`] and [`detect_host`] look at
+//! the machine, and through a [`Probe`] [`detect_by`] can be shown any machine.
+
+mod architecture;
+mod card;
+mod catalogue;
+mod error;
+mod find;
+mod host;
+mod machine;
+mod nvml;
+mod probe;
+mod process;
+mod smi;
+mod visible;
+
+pub use architecture::{ComputeCapability, Generation};
+pub use card::Card;
+pub use catalogue::{CATALOGUE, Gpu, Link, Memory, Peaks, Provenance, Training};
+pub use error::DeviceError;
+pub use find::{find, find_detected};
+pub use host::Host;
+pub use machine::{
+    Chosen, DetectedGpu, Instance, Machine, Process, ProcessKind, ReadBy, Readings, detect,
+    detect_by, detect_host,
+};
+pub use probe::{Probe, Silence, ThisMachine};
+pub use process::{available_host_bytes, peak_resident_bytes, resident_bytes};
+pub use visible::Visible;

@@ -1,0 +1,85 @@
+//! Sketches against whole plans.
+
+use cinch_config::{Config, SIZES};
+
+use super::super::tests::config;
+use super::*;
+use crate::StepPlan;
+
+fn compare(config: &Config, card: &Card, length: Length) {
+    let machine = Machine::from(card.target);
+    let processor = Processor {
+        machine,
+        card,
+        tf32: false,
+    };
+    let steps = Steps::new(config, card.target, length).unwrap();
+    let sketch = Sketch::new(config, &steps, processor);
+    let blocks = config.model.num_blocks();
+    assert_eq!(sketch.bytes.len(), blocks + 1);
+    for count in 0..=blocks {
+        let step = StepPlan::new(config, machine, count).unwrap();
+        let peak = step.plan.peak_bytes.max(step.evaluation_plan.peak_bytes);
+        assert_eq!(
+            sketch.bytes[count] as i64 - machine.overhead_bytes as i64,
+            peak as i64,
+            "{:?} {:?} {} of {blocks} blocks recomputed; peak at {}",
+            config.model.size(),
+            card.target,
+            count,
+            step.training.nodes[step.plan.peak_node].name
+        );
+        let seconds = step.predict(card, false).seconds;
+        let error = (sketch.seconds[count] / seconds - 1.0).abs();
+        assert!(
+            error < 1e-9,
+            "{count} blocks: {} {seconds}",
+            sketch.seconds[count]
+        );
+        assert_eq!(sketch.host_bytes, step.plan.host_bytes);
+    }
+}
+
+fn h200() -> Card {
+    Card::known("H200").unwrap()
+}
+
+#[test]
+fn a_short_chain_says_all_about_every_size() {
+    for size in SIZES {
+        let mut own = vec![
+            ("model.type", size.model.name()),
+            ("model.size", size.name),
+            ("vram.batch_size", "4"),
+            ("vram.gradient_accumulation_steps", "4"),
+        ];
+        compare(&config(&own), &Card::cpu(8, 4e11, 4e10), Length::Short);
+        own.push(("vram.precision", "fp16"));
+        own.push(("vram.use_cpu_offload", "true"));
+        compare(&config(&own), &h200(), Length::Short);
+    }
+}
+
+/// Chains of every length, down to those that are built whole.
+#[test]
+fn every_length_of_a_chain_is_told_right() {
+    for model in ["mamba", "gpt2"] {
+        for blocks in 1..=9 {
+            let blocks = blocks.to_string();
+            let own = [
+                ("model.type", model),
+                ("model.size", "tiny"),
+                ("model.n_layers", &blocks),
+                ("vram.batch_size", "3"),
+                ("vram.gradient_accumulation_steps", "1"),
+                ("vram.precision", "bf16"),
+                ("vram.optimizer_states", "8bit"),
+                ("vram.update_in_backward", "true"),
+                ("vram.loss_chunk", "100"),
+            ];
+            for length in [Length::Short, Length::Whole] {
+                compare(&config(&own), &h200(), length);
+            }
+        }
+    }
+}

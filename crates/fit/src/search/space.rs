@@ -1,0 +1,190 @@
+//! The space of one search: the axes of a configuration on a machine, and the points in it that
+//! can be run.
+
+use std::ops::Range;
+
+use cinch_config::{Checkpointing, Config};
+
+use super::axis::{ACCUMULATION, Axis, CHECKPOINTING, MICRO_BATCH, axes, micro_batch};
+use super::request::Request;
+use crate::FitError;
+
+/// A choice for each axis, by its index.
+pub(crate) type Point = Vec<usize>;
+
+/// The choices of each axis that a search may take.
+pub(crate) type Tier = Vec<Range<usize>>;
+
+/// The micro batch is the first axis.
+const MICRO: usize = 0;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Space {
+    pub axes: Vec<Axis>,
+    /// How many of the first blocks may be recomputed.
+    pub recomputed: Vec<usize>,
+}
+
+impl Space {
+    pub fn new(request: &Request<'_>) -> Result<Self, FitError> {
+        let mut all = vec![micro_batch(request.config, splits(request)?)];
+        all.extend(axes(request));
+        let blocks = request.config.model.num_blocks();
+        let asked = crate::asked_blocks(request.config);
+        let recomputed = match asked.filter(|_| request.fixed.contains(&CHECKPOINTING)) {
+            Some(count) => vec![count],
+            None => (0..=blocks).collect(),
+        };
+        Ok(Self {
+            axes: all,
+            recomputed,
+        })
+    }
+
+    /// The configuration at a point; recomputation is not part of it.
+    pub fn config(&self, base: &Config, point: &[usize]) -> Config {
+        let mut config = base.clone();
+        for (axis, &choice) in self.axes.iter().zip(point) {
+            axis.choices[choice].write(&mut config);
+        }
+        config
+    }
+
+    /// The configuration at a point, but for one axis, which stays as the user wrote it.
+    pub fn config_without(&self, base: &Config, point: &[usize], without: usize) -> Config {
+        let mut config = self.config(base, point);
+        self.axes[without].written.write(&mut config);
+        config
+    }
+
+    /// The tiers of the search, those that give up least first; the first takes no last resort.
+    /// The axis that weighs most comes first, so every length of sequence is tried with all else
+    /// before a shorter one.
+    pub fn tiers(&self) -> Vec<Tier> {
+        self.axes.iter().fold(vec![Tier::new()], |tiers, axis| {
+            let resorts = axis.num_free..axis.choices.len();
+            let ranges = std::iter::once(0..axis.num_free);
+            let ranges = ranges.chain(resorts.map(|choice| choice..choice + 1));
+            let ranges: Vec<Range<usize>> = ranges.collect();
+            let more = |tier: &Tier| {
+                let extend = |range: &Range<usize>| {
+                    let mut tier = tier.clone();
+                    tier.push(range.clone());
+                    tier
+                };
+                ranges.iter().map(extend).collect::<Vec<_>>()
+            };
+            tiers.iter().flat_map(more).collect()
+        })
+    }
+
+    /// The points of a tier, in columns that differ only in the micro batch, the smallest first.
+    pub fn columns(&self, tier: &Tier) -> Vec<Vec<Point>> {
+        let others = (MICRO + 1..self.axes.len()).fold(vec![Vec::new()], |points, axis| {
+            let more = |point: &Point| {
+                let extend = |choice| [point.as_slice(), &[choice]].concat();
+                tier[axis].clone().map(extend).collect::<Vec<_>>()
+            };
+            points.iter().flat_map(more).collect()
+        });
+        let column = |rest: Point| {
+            let micro = tier[MICRO].clone();
+            micro
+                .map(|choice| [&[choice], rest.as_slice()].concat())
+                .collect()
+        };
+        others.into_iter().map(column).collect()
+    }
+
+    /// How many axes differ from what the user wrote.
+    pub fn num_changes(&self, written: &Config, point: &[usize]) -> usize {
+        let axes = self.axes.iter().zip(point);
+        axes.filter(|(axis, choice)| !axis.choices[**choice].is_in(written))
+            .count()
+    }
+}
+
+/// Whether a configuration of the space says something that can be run, and that no other point
+/// says as well.
+pub(crate) fn is_sensible(config: &Config, written: &Config) -> bool {
+    let batch = &config.batch;
+    let rows = batch.batch_size.saturating_mul(batch.seq_len);
+    let chunk = batch.loss_chunk;
+    let same_as_whole = chunk != written.batch.loss_chunk && chunk.is_some_and(|c| c >= rows);
+    // With more than one micro batch a gradient is complete only after the last of them.
+    let too_early = batch.update_in_backward && batch.accumulation > 1;
+    !same_as_whole && !too_early
+}
+
+/// The configuration with its first `count` blocks recomputed, in the user's words.
+pub(crate) fn with_recomputed(config: &Config, count: usize) -> Config {
+    let mut config = config.clone();
+    config.batch.checkpointing = match count {
+        0 => Checkpointing::None,
+        _ if count == config.model.num_blocks() => Checkpointing::Full,
+        _ => Checkpointing::Blocks(count),
+    };
+    config
+}
+
+/// The ways to cut the effective batch exactly, the smallest micro batch first.
+fn splits(request: &Request<'_>) -> Result<Vec<(usize, usize)>, FitError> {
+    let effective = request.effective_batch();
+    let batch = &request.config.batch;
+    if effective == 0 || batch.effective_batch() == 0 {
+        return Err(FitError::EmptyBatch);
+    }
+    let stated: Vec<(&'static str, usize)> = [
+        (MICRO_BATCH, batch.batch_size),
+        (ACCUMULATION, batch.accumulation),
+    ]
+    .into_iter()
+    .filter(|(key, _)| request.fixed.contains(key))
+    .collect();
+    let refuse = |nearest: Vec<usize>| {
+        Err(FitError::EffectiveBatch {
+            target: effective,
+            stated: stated.clone(),
+            nearest,
+        })
+    };
+    match *stated {
+        [] => {
+            let divisors = divisors(effective).into_iter();
+            Ok(divisors.map(|micro| (micro, effective / micro)).collect())
+        }
+        [(_, unit)] if !effective.is_multiple_of(unit) => {
+            let around = [effective / unit * unit, effective.div_ceil(unit) * unit];
+            refuse(around.into_iter().filter(|&exact| exact > 0).collect())
+        }
+        [(MICRO_BATCH, micro)] => Ok(vec![(micro, effective / micro)]),
+        [(_, accumulation)] => Ok(vec![(effective / accumulation, accumulation)]),
+        _ if batch.effective_batch() == effective => {
+            Ok(vec![(batch.batch_size, batch.accumulation)])
+        }
+        _ => refuse(vec![batch.effective_batch()]),
+    }
+}
+
+/// In rising order.
+fn divisors(number: usize) -> Vec<usize> {
+    let small = (1..).take_while(|d| d * d <= number);
+    let small: Vec<usize> = small.filter(|d| number.is_multiple_of(*d)).collect();
+    let large = small.iter().rev().map(|d| number / d);
+    let mut all: Vec<usize> = small.iter().copied().chain(large).collect();
+    all.dedup();
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn divisors_are_all_of_them_in_order() {
+        for number in 1..200 {
+            let naive: Vec<usize> = (1..=number).filter(|d| number % d == 0).collect();
+            assert_eq!(divisors(number), naive);
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! What each technique does alone, from the recommended settings; and why the recommendation
+//! differs from what the user wrote.
+
+use cinch_config::{Bytes, Config};
+use rayon::prelude::*;
+
+use super::answer::{SettingChange, SettingValue, Technique, recomputation_text};
+use super::axis::{CHECKPOINTING, Choice, Effect, MICRO_BATCH};
+use super::explore::{Candidate, Explored, Glance, SAME_SPEED};
+use super::space::{is_sensible, with_recomputed};
+use crate::FitError;
+
+/// A change that is to be looked at: the settings with it, and how to tell of it.
+struct Trial {
+    config: Config,
+    recomputed: usize,
+    change: String,
+    values: Vec<SettingValue>,
+    effect: Effect,
+}
+
+/// Each technique switched on alone, or off where it is on.
+pub(crate) fn techniques(
+    explored: &Explored<'_>,
+    best: Candidate,
+) -> Result<Vec<Technique>, FitError> {
+    let here = explored.glance(best);
+    let budget = explored.request.budget_bytes;
+    let technique = |trial: Trial| {
+        let there = explored.look_at(&trial.config, trial.recomputed)?;
+        let difference = |with: u64, without: u64| (i128::from(with) - i128::from(without)) as i64;
+        Ok(Technique {
+            change: trial.change,
+            values: trial.values,
+            effect: trial.effect,
+            bytes: difference(there.bytes, here.bytes),
+            host_bytes: difference(there.host_bytes, here.host_bytes),
+            speed: here.pace / there.pace - 1.0,
+            fits: there.bytes <= budget,
+        })
+    };
+    let trials = trials(explored, best);
+    trials.into_par_iter().map(technique).collect()
+}
+
+fn trials(explored: &Explored<'_>, best: Candidate) -> Vec<Trial> {
+    let (space, request) = (explored.space, explored.request);
+    let site = &explored.sites[best.site];
+    let blocks = site.config.model.num_blocks();
+    let mut trials = Vec::new();
+    for recomputed in [0, blocks / 2, blocks] {
+        let is_other = recomputed != best.recomputed
+            && space.recomputed.contains(&recomputed)
+            && !trials.iter().any(|t: &Trial| t.recomputed == recomputed);
+        if is_other {
+            trials.push(Trial {
+                config: with_recomputed(&site.config, recomputed),
+                recomputed,
+                change: recomputation_text(recomputed, blocks),
+                values: checkpointing_value(recomputed, blocks),
+                effect: Effect::KeepsResult,
+            });
+        }
+    }
+    for (index, axis) in space.axes.iter().enumerate() {
+        let chosen = site.point[index];
+        for (other, choice) in axis.choices.iter().enumerate() {
+            // Of the many ways to cut a batch or a sequence, the neighbours.
+            let is_count = axis.choices.len() > 4 || axis.keys.contains(&MICRO_BATCH);
+            if other == chosen || (is_count && chosen.abs_diff(other) > 1) {
+                continue;
+            }
+            let mut point = site.point.clone();
+            point[index] = other;
+            let config = space.config(request.config, &point);
+            if is_sensible(&config, request.config) {
+                trials.push(Trial {
+                    config: with_recomputed(&config, best.recomputed),
+                    recomputed: best.recomputed,
+                    change: choice.description.clone(),
+                    values: setting_values(choice),
+                    effect: axis.effect,
+                });
+            }
+        }
+    }
+    trials
+}
+
+/// What the recommendation has otherwise than the user wrote.
+pub(crate) fn changes(
+    explored: &Explored<'_>,
+    best: Candidate,
+) -> Result<Vec<SettingChange>, FitError> {
+    let (space, request) = (explored.space, explored.request);
+    let site = &explored.sites[best.site];
+    let mut changes = Vec::new();
+    for (index, axis) in space.axes.iter().enumerate() {
+        let choice = &axis.choices[site.point[index]];
+        if choice.is_in(request.config) {
+            continue;
+        }
+        let kept = space.config_without(request.config, &site.point, index);
+        let reason = if is_sensible(&kept, request.config) {
+            let kept = explored.look_at(&kept, best.recomputed)?;
+            reason(&axis.written.description, kept, best, request.budget_bytes)
+        } else {
+            "the other settings leave no other choice".to_owned()
+        };
+        changes.push(SettingChange {
+            from: axis.written.description.clone(),
+            to: choice.description.clone(),
+            values: setting_values(choice),
+            effect: axis.effect,
+            reason,
+        });
+    }
+    let blocks = site.config.model.num_blocks();
+    if let Some(asked) = crate::asked_blocks(request.config)
+        && asked != best.recomputed
+    {
+        let kept = explored.look_at(&site.config, asked)?;
+        let from = recomputation_text(asked, blocks);
+        changes.push(SettingChange {
+            reason: reason(&from, kept, best, request.budget_bytes),
+            from,
+            to: recomputation_text(best.recomputed, blocks),
+            values: checkpointing_value(best.recomputed, blocks),
+            effect: Effect::KeepsResult,
+        });
+    }
+    Ok(changes)
+}
+
+/// Why not what the user wrote, from a look at the recommendation with only that put back.
+fn reason(kept: &str, look: Glance, best: Candidate, budget: u64) -> String {
+    if look.bytes > budget {
+        let (needed, budget) = (Bytes::new(look.bytes), Bytes::new(budget));
+        return format!("with {kept} it needs {needed}, and the budget is {budget}");
+    }
+    let slower = look.pace / best.pace - 1.0;
+    if slower > SAME_SPEED {
+        return format!("{:.0} % faster than with {kept}", 100.0 * slower);
+    }
+    match look.bytes.saturating_sub(best.bytes) {
+        0 => format!("with {kept} other settings would have to give way"),
+        more => format!("as fast as with {kept}, in {} less", Bytes::new(more)),
+    }
+}
+
+pub(crate) fn setting_values(choice: &Choice) -> Vec<SettingValue> {
+    let values = choice.values.iter().cloned();
+    values
+        .map(|(key, value)| SettingValue { key, value })
+        .collect()
+}
+
+pub(crate) fn checkpointing_value(recomputed: usize, blocks: usize) -> Vec<SettingValue> {
+    let value = match recomputed {
+        0 => "none".to_owned(),
+        _ if recomputed == blocks => "full".to_owned(),
+        _ => recomputed.to_string(),
+    };
+    vec![SettingValue {
+        key: CHECKPOINTING,
+        value: Some(value),
+    }]
+}

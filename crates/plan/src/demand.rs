@@ -1,0 +1,51 @@
+//! What a graph needs before anything is placed: enough to bound the arena from below, in a
+//! fraction of the time that placing takes.
+
+use cinch_graph::{Graph, TensorId};
+
+use crate::buffer::{Buffer, buffers};
+use crate::{Options, align, persistent_order, reserved, sum};
+
+/// The sizes and lifetimes that a plan would place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Demand {
+    /// Tensors that keep their place over the whole step, with the bytes they need.
+    pub persistent: Vec<(TensorId, u64)>,
+    /// Tensors kept in host memory instead.
+    pub host_bytes: u64,
+    /// The transient buffers, in the order of their start.
+    pub buffers: Vec<Buffer>,
+}
+
+impl Demand {
+    pub fn new(graph: &Graph, options: Options) -> Self {
+        let reserved = reserved(graph, options.target);
+        let resident = persistent_order(graph, options);
+        let away = graph
+            .tensors
+            .iter()
+            .filter(|t| t.role.is_persistent() && !options.is_resident(t.role));
+        Self {
+            persistent: resident.map(|id| (id, reserved[id.index()])).collect(),
+            host_bytes: sum(away.map(|tensor| tensor.ty.bytes())),
+            buffers: buffers(graph, options),
+        }
+    }
+
+    /// Their part of the arena.
+    pub fn persistent_bytes(&self) -> u64 {
+        sum(self.persistent.iter().map(|&(_, bytes)| align(bytes)))
+    }
+}
+
+impl Buffer {
+    /// What the buffer takes in the arena.
+    pub fn aligned_bytes(&self) -> u64 {
+        align(self.bytes)
+    }
+}
+
+/// What so many bytes take in the arena.
+pub fn aligned(bytes: u64) -> u64 {
+    align(bytes)
+}
