@@ -141,9 +141,15 @@ pub struct SettingArguments {
         help_heading = "Settings"
     )]
     pub checkpointing: Option<String>,
-    /// Keep optimizer states in host memory (so far in plans only)
+    /// Keep optimizer states in host memory
     #[arg(long, help_heading = "Settings")]
     pub offload: bool,
+    /// How optimizer states are kept: fp32 or 8bit
+    #[arg(long, value_name = "FORMAT", help_heading = "Settings")]
+    pub optimizer_states: Option<String>,
+    /// Update each weight as soon as its gradient is complete (takes --grad-accum 1)
+    #[arg(long, help_heading = "Settings")]
+    pub update_in_backward: bool,
     #[arg(long, value_name = "RATE", help_heading = "Settings")]
     pub dropout: Option<String>,
     /// Peak learning rate

@@ -77,8 +77,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         Some(TrainError::Data(error)) => data_code(error),
         Some(TrainError::Checkpoint(error)) => checkpoint_code(error),
         Some(
-            TrainError::OffloadedStates
-            | TrainError::Vocabulary { .. }
+            TrainError::Vocabulary { .. }
             | TrainError::OtherData { .. }
             | TrainError::OtherModel { .. }
             | TrainError::RunExists { .. },
@@ -90,7 +89,9 @@ fn exit_code(error: &anyhow::Error) -> u8 {
 fn fit_code(error: &FitError) -> u8 {
     match error {
         FitError::DoesNotFit(_) => 3,
-        FitError::Model(ModelError::SequenceTooLong { .. }) | FitError::EmptyBatch => 2,
+        FitError::Model(ModelError::SequenceTooLong { .. })
+        | FitError::EmptyBatch
+        | FitError::UpdateInBackward { .. } => 2,
         _ => 1,
     }
 }

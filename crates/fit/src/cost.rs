@@ -10,7 +10,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use cinch_graph::op::{Attention, AttentionBackward, CrossEntropy, Op, Scan};
+use cinch_graph::op::{AdamW, Attention, AttentionBackward, CrossEntropy, Declare, Op, Scan};
 use cinch_graph::{DType, Graph, Node, Target, TensorType};
 use cinch_plan::num_micro_nodes;
 
@@ -33,6 +33,8 @@ impl StepPlan {
         let rates = Rates {
             card,
             matrix: card.matrix_flops(graph.compute, tf32),
+            offloaded: self.plan.options.offload_states,
+            update_launches: self.training.backward_passes.is_some(),
         };
         let mut by_op = BTreeMap::new();
         for (index, node) in graph.nodes.iter().enumerate() {
@@ -63,6 +65,10 @@ const HOST_MICRO: f64 = 25e-6;
 /// From the end of one kernel of a recorded step to the time at which the next one runs at full
 /// speed.
 const LAUNCH: f64 = 2.0e-6;
+
+/// Bytes a second that a kernel reads from mapped host memory while it writes as many: a PCIe 4.0
+/// bus of 16 lanes, less its packets' headers. Cards with a faster one do better.
+const HOST_LINK: f64 = 22e9;
 
 /// The share of the copy bandwidth that kernels reach which read and write every element once
 /// and wait for nothing.
@@ -127,6 +133,10 @@ struct ScanRate {
 struct Rates<'a> {
     card: &'a Card,
     matrix: f64,
+    /// Optimizer states are in host memory.
+    offloaded: bool,
+    /// Weights are updated one by one, not all in a few launches.
+    update_launches: bool,
 }
 
 impl Rates<'_> {
@@ -193,12 +203,33 @@ impl Rates<'_> {
             Op::Norm(_) => LAUNCH + stream * STREAM_SHARE / NORM_FORWARD,
             Op::NormApply(_) => LAUNCH + stream * STREAM_SHARE / NORM_SHARE,
             Op::NormBackward(_) => 2.0 * LAUNCH + stream * STREAM_SHARE / NORM_SHARE,
-            // All parameters are updated in a few launches.
-            Op::AdamW(_) => stream,
+            Op::AdamW(op) => self.update(op, &inputs, &outputs, stream),
             Op::EmbeddingBackward(_) => 6.0 * LAUNCH + stream,
             Op::GradientNorm(_) | Op::ConvolutionBackward(_) => 2.0 * LAUNCH + stream,
             _ => LAUNCH + stream,
         }
+    }
+
+    /// An update: its traffic on the card, or that of the states over the bus, which runs in both
+    /// directions at once.
+    fn update(
+        &self,
+        op: &AdamW,
+        inputs: &[TensorType],
+        outputs: &[TensorType],
+        stream: f64,
+    ) -> f64 {
+        let launch = if self.update_launches { LAUNCH } else { 0.0 };
+        if !self.offloaded {
+            return launch + stream;
+        }
+        let layout = op.layout();
+        let states = [layout.m, layout.v].into_iter();
+        let states = states.chain(layout.scales.into_iter().flatten());
+        let states: u64 = states.map(|output| outputs[output].bytes()).sum();
+        let all = op.bytes(inputs, outputs);
+        let here = self.stream(all.saturating_sub(2 * states));
+        launch + here.max(states as f64 / HOST_LINK)
     }
 
     /// Bytes that are read or written once.

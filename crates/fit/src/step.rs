@@ -1,7 +1,8 @@
 //! Everything that is planned for one configuration: the training step, and evaluation in the
 //! same arena.
 
-use cinch_config::Config;
+use cinch_config::{Config, StateFormat};
+use cinch_graph::op::MomentFormat;
 use cinch_graph::{Graph, Optimizer, Recompute, Target, TrainingGraph, differentiate};
 use cinch_model::{Build, Purpose, build, compute_type};
 use cinch_plan::{Breakdown, Options, Plan};
@@ -48,12 +49,18 @@ impl StepPlan {
             label_smoothing: config.training.label_smoothing,
             loss_chunk,
         })?;
-        let training =
+        let mut training =
             differentiate(training, &optimizer(config))?.recompute(Recompute::Blocks(blocks))?;
+        if config.batch.update_in_backward {
+            let accumulation = config.batch.accumulation;
+            if accumulation != 1 {
+                return Err(FitError::UpdateInBackward { accumulation });
+            }
+            training = training.update_in_backward();
+        }
         let options = Options {
             target,
-            // On the CPU the states are in host memory already.
-            offload_states: config.batch.offload && target == Target::Cuda,
+            offload_states: config.batch.offload,
             overhead_bytes,
         };
         let plan = Plan::new(&training, options);
@@ -78,13 +85,20 @@ impl StepPlan {
         self.arena_bytes().saturating_add(self.overhead_bytes())
     }
 
+    /// What lies outside the arena. On the CPU offloaded states are a second allocation in the
+    /// same memory, so they count here; a GPU is rid of them.
     pub fn overhead_bytes(&self) -> u64 {
-        self.plan.options.overhead_bytes
+        let beside = match self.plan.options.target {
+            Target::Cpu => self.plan.host_bytes,
+            Target::Cuda => 0,
+        };
+        self.plan.options.overhead_bytes.saturating_add(beside)
     }
 
     /// Bytes by purpose; they add up to [`Self::total_bytes`].
     pub fn breakdown(&self) -> Breakdown {
         let mut breakdown = self.plan.breakdown(&self.training);
+        breakdown.overhead = self.overhead_bytes();
         breakdown.activations += self.arena_bytes() - self.plan.arena_bytes;
         breakdown
     }
@@ -128,5 +142,9 @@ fn optimizer(config: &Config) -> Optimizer {
         epsilon: training.adam_epsilon,
         weight_decay: training.weight_decay,
         max_norm: (training.max_grad_norm > 0.0).then_some(training.max_grad_norm),
+        moments: match config.batch.states {
+            StateFormat::Fp32 => MomentFormat::Full,
+            StateFormat::EightBit => MomentFormat::EightBit,
+        },
     }
 }

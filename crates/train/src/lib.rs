@@ -8,6 +8,7 @@ mod error;
 mod event;
 mod initialize;
 mod memory;
+mod moments;
 pub mod record;
 mod sample;
 mod schedule;
