@@ -88,7 +88,7 @@ pub enum Device {
 /// configuration file.
 #[derive(Args, Debug, Default)]
 pub struct SettingArguments {
-    /// Configuration file (JSON; comments and missing keys are fine)
+    /// Configuration file: JSON with comments, YAML, TOML or Python constants
     #[arg(long, value_name = "FILE", help_heading = "Settings")]
     pub config: Option<PathBuf>,
     /// Architecture: mamba or gpt2
@@ -130,9 +130,15 @@ pub struct SettingArguments {
         help_heading = "Settings"
     )]
     pub checkpointing: Option<String>,
-    /// Keep optimizer states in host memory (so far in plans only)
+    /// Keep optimizer states in host memory
     #[arg(long, help_heading = "Settings")]
     pub offload: bool,
+    /// How optimizer states are kept: fp32 or 8bit
+    #[arg(long, value_name = "FORMAT", help_heading = "Settings")]
+    pub optimizer_states: Option<String>,
+    /// Update each weight as soon as its gradient is complete (takes --grad-accum 1)
+    #[arg(long, help_heading = "Settings")]
+    pub update_in_backward: bool,
     #[arg(long, value_name = "RATE", help_heading = "Settings")]
     pub dropout: Option<String>,
     /// Peak learning rate

@@ -41,8 +41,11 @@ pub fn adapt_to_cpu(config: &mut Config) -> Vec<String> {
         config.batch.precision = Precision::Fp32;
     }
     if config.batch.offload {
-        notes.push("offload changes nothing on the CPU: all is in host memory".to_owned());
-        config.batch.offload = false;
+        notes.push(
+            "offload saves nothing on the CPU: states get an allocation of their own in the same \
+             memory"
+                .to_owned(),
+        );
     }
     notes
 }

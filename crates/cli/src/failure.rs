@@ -96,8 +96,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         Some(TrainError::Data(error)) => data_code(error),
         Some(TrainError::Checkpoint(error)) => checkpoint_code(error),
         Some(
-            TrainError::OffloadedStates
-            | TrainError::Vocabulary { .. }
+            TrainError::Vocabulary { .. }
             | TrainError::OtherData { .. }
             | TrainError::OtherModel { .. }
             | TrainError::RunExists { .. },
@@ -115,7 +114,8 @@ fn fit_code(error: &FitError) -> u8 {
         | FitError::EmptyBatch
         | FitError::EffectiveBatch { .. }
         | FitError::NothingToChoose { .. }
-        | FitError::Margin { .. } => 2,
+        | FitError::Margin { .. }
+        | FitError::UpdateInBackward { .. } => 2,
         _ => 1,
     }
 }

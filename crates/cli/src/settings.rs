@@ -96,6 +96,16 @@ impl SettingArguments {
                 "vram.use_cpu_offload",
                 self.offload.then(|| "true".to_owned()),
             ),
+            (
+                "--optimizer-states",
+                "vram.optimizer_states",
+                self.optimizer_states.clone(),
+            ),
+            (
+                "--update-in-backward",
+                "vram.update_in_backward",
+                self.update_in_backward.then(|| "true".to_owned()),
+            ),
             ("--lr", "training.learning_rate", self.lr.clone()),
             ("--max-steps", "training.max_steps", self.max_steps.clone()),
             (

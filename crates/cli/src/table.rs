@@ -49,6 +49,39 @@ pub fn explain<'a>(settings: impl IntoIterator<Item = &'a Explained>) -> Table {
     table
 }
 
+/// The host's side of a plan for a GPU, or of one that keeps states beside the arena.
+fn host(memory: &cinch_fit::MemoryReport) -> String {
+    let host = &memory.host;
+    let parts = [
+        ("optimizer states", host.offloaded_states),
+        ("pinned buffers", host.staging),
+    ];
+    let parts: Vec<String> = parts
+        .into_iter()
+        .filter(|(_, bytes)| *bytes > 0)
+        .map(|(name, bytes)| format!("{name} {}", Bytes::new(bytes)))
+        .collect();
+    if parts.is_empty() {
+        return String::new();
+    }
+    format!("in host memory: {}\n", parts.join(", "))
+}
+
+/// What is not the default about the optimizer.
+fn optimizer(settings: &cinch_fit::SettingsReport) -> String {
+    let mut text = String::new();
+    if settings.optimizer_states != "fp32" || settings.offload {
+        text += &format!(", {} optimizer states", settings.optimizer_states);
+    }
+    if settings.offload {
+        text += " in host memory";
+    }
+    if settings.update_in_backward {
+        text += ", updates inside the backward";
+    }
+    text
+}
+
 /// The settings, the breakdown and whether it fits.
 pub fn plan(report: &PlanReport) -> String {
     let settings = &report.settings;
@@ -75,11 +108,7 @@ pub fn plan(report: &PlanReport) -> String {
         settings.precision,
         settings.checkpointing.blocks,
         settings.checkpointing.of,
-        if settings.offload {
-            ", optimizer states in host memory"
-        } else {
-            ""
-        },
+        optimizer(settings),
         report.device
     );
     let memory = &report.memory;
@@ -104,9 +133,7 @@ pub fn plan(report: &PlanReport) -> String {
         Bytes::new(memory.arena_bytes),
         Bytes::new(memory.lower_bound_bytes)
     );
-    if memory.host_bytes > 0 {
-        text += &format!("in host memory: {}\n", Bytes::new(memory.host_bytes));
-    }
+    text += &host(memory);
     text += &format!("one step: {}FLOP", scaled(report.step_flops as f64));
     if report.useful_flops < report.step_flops {
         let again = report.step_flops - report.useful_flops;

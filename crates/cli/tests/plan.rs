@@ -85,6 +85,13 @@ fn the_fields_are_named_as_promised() {
         "/settings/checkpointing/blocks",
         "/settings/checkpointing/of",
         "/settings/offload",
+        "/settings/optimizer_states",
+        "/settings/update_in_backward",
+        "/memory/host_bytes",
+        "/memory/host/offloaded_states",
+        "/memory/host/staging",
+        "/memory/host/arena",
+        "/memory/host/process",
         "/memory/peak_bytes",
         "/memory/arena_bytes",
         "/memory/overhead_bytes",
@@ -268,7 +275,58 @@ fn offload_moves_the_states_to_the_host() {
     let plan = plan("--model-size small --precision bf16 --offload");
     assert_eq!(plan["settings"]["offload"], true);
     assert_eq!(number(&plan, "/memory/host_bytes"), 8 * 40_306_176);
+    assert_eq!(number(&plan, "/memory/breakdown/optimizer"), 0);
+    // Tokens and targets wait for their turn in pinned memory.
+    let settings = &plan["settings"];
+    let tokens = settings["batch_size"].as_u64().unwrap() * settings["seq_len"].as_u64().unwrap();
+    assert_eq!(number(&plan, "/memory/host/staging"), 2 * 4 * tokens);
     breakdown_adds_up(&plan);
+}
+
+#[test]
+fn the_optimizers_variants_show_in_the_breakdown() {
+    const SMALL: &str = "--model-size small --batch-size 1 --grad-accum 1";
+    let plain = plan(SMALL);
+    let small = plan(&format!("{SMALL} --optimizer-states 8bit"));
+    assert_eq!(small["settings"]["optimizer_states"], "8bit");
+    let ratio = number(&plain, "/memory/breakdown/optimizer") as f64
+        / number(&small, "/memory/breakdown/optimizer") as f64;
+    assert!((3.8..4.0).contains(&ratio), "{ratio}");
+    let inside = plan(&format!("{SMALL} --update-in-backward"));
+    assert_eq!(inside["settings"]["update_in_backward"], true);
+    let gradients = |plan| number(plan, "/memory/breakdown/gradients");
+    // What is left is the table, tied to the head, and the positions.
+    let kept = 4 * 512 * (50_257 + 1024);
+    assert!(gradients(&inside) < gradients(&plain));
+    assert_eq!(gradients(&inside), kept);
+    assert!(number(&inside, "/step_flops") > number(&plain, "/step_flops"));
+    assert_eq!(inside["useful_flops"], plain["useful_flops"]);
+    let once = plan(&format!(
+        "{SMALL} --update-in-backward --set training.max_grad_norm=0"
+    ));
+    assert_eq!(once["step_flops"], plain["step_flops"]);
+    for plan in [&small, &inside, &once] {
+        breakdown_adds_up(plan);
+    }
+    let text = Sandbox::new().cinch("plan --optimizer-states 8bit --offload --device cuda");
+    text.succeeds().prints(&[
+        "8bit optimizer states in host memory",
+        "in host memory: optimizer states",
+    ]);
+}
+
+#[test]
+fn updates_inside_the_backward_take_one_micro_batch() {
+    let sandbox = Sandbox::new();
+    let refused = sandbox.cinch("plan --update-in-backward --batch-size 2 --grad-accum 4");
+    refused.fails(
+        2,
+        &[
+            "vram.update_in_backward",
+            "vram.gradient_accumulation_steps",
+            "hint:",
+        ],
+    );
 }
 
 #[test]
@@ -290,6 +348,6 @@ fn sizes_of_memory_are_read_with_any_unit() {
         ("8589934592b", 8_u64 << 30),
         ("7.5GB", 15 << 29),
     ] {
-        assert_eq!(plan(&format!("--gpu-memory {text}"))["budget_bytes"], bytes);
+        assert_eq!(plan(&format!("--vram {text}"))["budget_bytes"], bytes);
     }
 }

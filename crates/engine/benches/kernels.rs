@@ -9,7 +9,9 @@ use std::time::Instant;
 
 use cinch_engine::cpu::dropout::{Dropout, RandomState};
 use cinch_engine::cpu::kernel::columns::{Columns, ColumnsMut};
-use cinch_engine::cpu::kernel::{activation, convolution, embedding, norm, optimizer, scan};
+use cinch_engine::cpu::kernel::{
+    activation, convolution, eight_bit, embedding, norm, optimizer, scan,
+};
 use cinch_engine::cpu::parallel::Accumulate;
 use rayon::prelude::*;
 
@@ -83,13 +85,28 @@ fn adamw(len: usize) {
     measure("adamw", Some(len * 28), || {
         optimizer::adamw(&mut parameter, &gradient, &mut m, &mut v, &settings);
     });
+    let (mut m, mut v) = (vec![0; len], vec![0; len]);
+    let blocks = len.div_ceil(eight_bit::BLOCK);
+    let (mut m_scales, mut v_scales) = (vec![0.0; blocks], vec![0.0; blocks]);
+    measure("adamw, 8 bits", Some(len * 16), || {
+        let m = eight_bit::Moment {
+            codes: &mut m,
+            scales: &mut m_scales,
+        };
+        let v = eight_bit::Moment {
+            codes: &mut v,
+            scales: &mut v_scales,
+        };
+        eight_bit::adamw(&mut parameter, &gradient, m, v, &settings);
+    });
 }
 
 fn squares(len: usize) {
     let x = numbers(len);
     let mut partials = vec![0.0; optimizer::partials_len(len)];
     measure("sum of squares", Some(len * 4), || {
-        std::hint::black_box(optimizer::sum_of_squares(&x, &mut partials));
+        optimizer::squares(&x, &mut partials);
+        std::hint::black_box(&partials);
     });
 }
 

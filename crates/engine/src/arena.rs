@@ -1,4 +1,5 @@
-//! The one allocation: everything a step touches lives in it.
+//! The one allocation: everything a step touches lives in it, or in a second one where the plan
+//! keeps some of it in host memory.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;

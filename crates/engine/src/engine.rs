@@ -44,9 +44,26 @@ impl Engine {
         arena_bytes: u64,
         options: EngineOptions,
     ) -> Result<Self, EngineError> {
+        Self::with_host(target, arena_bytes, 0, options)
+    }
+
+    /// As [`Self::new`], with room for what a plan keeps in host memory.
+    pub fn with_host(
+        target: Target,
+        arena_bytes: u64,
+        host_bytes: u64,
+        options: EngineOptions,
+    ) -> Result<Self, EngineError> {
         Ok(match target {
-            Target::Cpu => Self::Cpu(Executor::new(arena_bytes, options.threads)?),
-            Target::Cuda => Self::Cuda(Box::new(CudaExecutor::new(arena_bytes, options)?)),
+            Target::Cpu => Self::Cpu(Executor::with_host(
+                arena_bytes,
+                host_bytes,
+                options.threads,
+            )?),
+            Target::Cuda => {
+                let executor = CudaExecutor::with_host(arena_bytes, host_bytes, options)?;
+                Self::Cuda(Box::new(executor))
+            }
         })
     }
 
@@ -167,10 +184,8 @@ impl Engine {
     pub fn write<T: Element>(&mut self, place: Placement, values: &[T]) -> Result<(), EngineError> {
         match self {
             Self::Cpu(executor) => {
-                executor
-                    .arena_mut()
-                    .write::<T>(place)
-                    .copy_from_slice(values);
+                let memory = executor.memory_mut(place);
+                memory.write::<T>(place).copy_from_slice(values);
                 Ok(())
             }
             Self::Cuda(executor) => executor.write(place, as_bytes(values)),
@@ -206,7 +221,7 @@ impl Engine {
         fill: impl FnOnce(&mut [T]) -> R,
     ) -> Result<R, EngineError> {
         match self {
-            Self::Cpu(executor) => Ok(fill(executor.arena_mut().write::<T>(place))),
+            Self::Cpu(executor) => Ok(fill(executor.memory_mut(place).write::<T>(place))),
             Self::Cuda(executor) => {
                 let mut values = vec![T::default(); place.bytes as usize / size_of::<T>()];
                 let filled = fill(&mut values);
@@ -220,7 +235,7 @@ impl Engine {
     /// A tensor's bytes: where they are, or a copy of them.
     pub fn bytes(&self, place: Placement) -> Result<Cow<'_, [u8]>, EngineError> {
         match self {
-            Self::Cpu(executor) => Ok(Cow::Borrowed(executor.arena().read(place))),
+            Self::Cpu(executor) => Ok(Cow::Borrowed(executor.memory(place).read(place))),
             Self::Cuda(executor) => {
                 let mut bytes = vec![0; place.bytes as usize];
                 executor.read(place, &mut bytes)?;
@@ -232,7 +247,7 @@ impl Engine {
     /// The first number of a small result.
     pub fn scalar(&self, place: Placement) -> Result<f32, EngineError> {
         match self {
-            Self::Cpu(executor) => Ok(executor.arena().read::<f32>(place)[0]),
+            Self::Cpu(executor) => Ok(executor.memory(place).read::<f32>(place)[0]),
             Self::Cuda(executor) => {
                 let place = Placement {
                     bytes: size_of::<f32>() as u64,

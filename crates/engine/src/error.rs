@@ -50,6 +50,12 @@ pub enum EngineError {
          hint: give --vram a budget below what is free, or end what else holds the GPU"
     )]
     DeviceMemory { free: u64, total: u64, needed: u64 },
+    #[error(
+        "could not pin {bytes} bytes of host memory for offloaded optimizer states\n\
+         hint: leave out --offload (vram.use_cpu_offload), or free host memory; `ulimit -l` limits \
+         what a process may pin"
+    )]
+    PinnedMemory { bytes: u64 },
     #[error("CUDA failed to {action}: {problem}")]
     Cuda { action: String, problem: String },
     #[error("kernels/{file}.cu does not compile for {architecture}:\n{log}")]

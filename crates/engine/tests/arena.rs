@@ -8,7 +8,7 @@ use cinch_plan::Placement;
 const BYTES: u64 = 1024;
 
 fn place(offset: u64, bytes: u64) -> Placement {
-    Placement { offset, bytes }
+    Placement::in_arena(offset, bytes)
 }
 
 #[test]

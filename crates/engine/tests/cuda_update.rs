@@ -3,7 +3,7 @@
 #![expect(clippy::print_stderr, reason = "a skipped test says why")]
 
 use cinch_engine::{Engine, EngineOptions, Part, cuda};
-use cinch_graph::op::LossScale;
+use cinch_graph::op::{LossScale, MomentFormat};
 use cinch_graph::{
     DType, Graph, Init, Optimizer, Target, TensorId, TrainingGraph, differentiate, verify,
 };
@@ -16,6 +16,7 @@ const OPTIMIZER: Optimizer = Optimizer {
     epsilon: 1e-8,
     weight_decay: 0.1,
     max_norm: Some(0.5),
+    moments: MomentFormat::Full,
 };
 /// Learning rate and bias corrections.
 const SCALARS: [f32; 3] = [0.01, 0.1, 0.05];

@@ -9,12 +9,15 @@ use serde::Serialize;
 
 use crate::{FitError, Machine, StepPlan};
 
-/// Ways to cut the effective batch, largest micro batch first, none larger than asked for.
+/// Ways to cut the effective batch, largest micro batch first, none larger than asked for. An
+/// update inside the backward leaves nothing to add a second micro batch to, so then there is one
+/// way only.
 pub(crate) fn splits(config: &Config) -> impl Iterator<Item = (usize, usize)> + use<> {
     let (micro, effective) = (config.batch.batch_size, config.batch.effective_batch());
+    let whole = config.batch.update_in_backward;
     (1..=micro)
         .rev()
-        .filter(move |&size| effective.is_multiple_of(size))
+        .filter(move |&size| effective.is_multiple_of(size) && (size == micro || !whole))
         .map(move |size| (size, effective / size))
 }
 

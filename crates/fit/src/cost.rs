@@ -11,8 +11,8 @@ mod tests;
 use std::collections::BTreeMap;
 
 use cinch_config::Config;
-use cinch_graph::op::{Attention, AttentionBackward, CrossEntropy, Op, Scan};
-use cinch_graph::{DType, Graph, Node, Role, Target, TensorType};
+use cinch_graph::op::{AdamW, Attention, AttentionBackward, CrossEntropy, Declare, Op, Scan};
+use cinch_graph::{DType, Graph, Node, Target, TensorType, TrainingGraph};
 use cinch_plan::num_micro_nodes;
 
 use crate::{Card, StepPlan};
@@ -48,12 +48,14 @@ pub(crate) struct StepTimes {
 }
 
 impl StepTimes {
-    pub fn new(graph: &Graph, config: &Config, card: &Card, tf32: bool) -> Self {
+    pub fn new(graph: &TrainingGraph, config: &Config, card: &Card, tf32: bool) -> Self {
         let micro = num_micro_nodes(graph);
         let accumulation = config.batch.accumulation as f64;
         let rates = Rates {
             card,
             matrix: card.matrix_flops(graph.compute, tf32),
+            offloaded: config.batch.offload,
+            update_launches: graph.backward_passes.is_some(),
         };
         let by_node = graph.nodes.iter().enumerate().map(|(index, node)| {
             let times = if index < micro { accumulation } else { 1.0 };
@@ -65,25 +67,13 @@ impl StepTimes {
         });
         let host = match card.target {
             Target::Cpu => 0.0,
-            Target::Cuda => {
-                let away = states_in_host_memory(graph, config) as f64;
-                HOST_STEP + accumulation * HOST_MICRO + 2.0 * away / card.host_bandwidth
-            }
+            Target::Cuda => HOST_STEP + accumulation * HOST_MICRO,
         };
         Self {
             by_node: by_node.collect(),
             host,
         }
     }
-}
-
-/// Bytes of optimizer states that an update on a GPU fetches from the host and sends back.
-fn states_in_host_memory(graph: &Graph, config: &Config) -> u64 {
-    if !config.batch.offload {
-        return 0;
-    }
-    let states = graph.tensors.iter().filter(|t| t.role == Role::State);
-    states.map(|t| t.ty.bytes()).fold(0, u64::saturating_add)
 }
 
 /// What the host does between two steps of a GPU while the GPU waits: a replay is started, the
@@ -159,6 +149,10 @@ struct ScanRate {
 struct Rates<'a> {
     card: &'a Card,
     matrix: f64,
+    /// Optimizer states are in host memory.
+    offloaded: bool,
+    /// Weights are updated one by one, not all in a few launches.
+    update_launches: bool,
 }
 
 impl Rates<'_> {
@@ -225,12 +219,33 @@ impl Rates<'_> {
             Op::Norm(_) => LAUNCH + stream * STREAM_SHARE / NORM_FORWARD,
             Op::NormApply(_) => LAUNCH + stream * STREAM_SHARE / NORM_SHARE,
             Op::NormBackward(_) => 2.0 * LAUNCH + stream * STREAM_SHARE / NORM_SHARE,
-            // All parameters are updated in a few launches.
-            Op::AdamW(_) => stream,
+            Op::AdamW(op) => self.update(op, &inputs, &outputs, stream),
             Op::EmbeddingBackward(_) => 6.0 * LAUNCH + stream,
             Op::GradientNorm(_) | Op::ConvolutionBackward(_) => 2.0 * LAUNCH + stream,
             _ => LAUNCH + stream,
         }
+    }
+
+    /// An update: its traffic on the card, or that of the states over the bus, which runs in both
+    /// directions at once.
+    fn update(
+        &self,
+        op: &AdamW,
+        inputs: &[TensorType],
+        outputs: &[TensorType],
+        stream: f64,
+    ) -> f64 {
+        let launch = if self.update_launches { LAUNCH } else { 0.0 };
+        if !self.offloaded {
+            return launch + stream;
+        }
+        let layout = op.layout();
+        let states = [layout.m, layout.v].into_iter();
+        let states = states.chain(layout.scales.into_iter().flatten());
+        let states: u64 = states.map(|output| outputs[output].bytes()).sum();
+        let all = op.bytes(inputs, outputs);
+        let here = self.stream(all.saturating_sub(2 * states));
+        launch + here.max(states as f64 / self.card.host_bandwidth)
     }
 
     /// Bytes that are read or written once.

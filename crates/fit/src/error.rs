@@ -47,6 +47,13 @@ pub enum FitError {
         "a margin of {margin} leaves nothing\nhint: the margin is a share from 0 to just below 1, such as 0.1"
     )]
     Margin { margin: f64 },
+    #[error(
+        "vram.update_in_backward needs vram.gradient_accumulation_steps 1, but it is \
+         {accumulation}: a gradient that is gone after its update cannot be added to\n\
+         hint: leave out --update-in-backward, or give --grad-accum 1 and a --batch-size of the \
+         whole effective batch, with --checkpointing full if that is too large"
+    )]
+    UpdateInBackward { accumulation: usize },
     /// An answer, not a failure: what is needed, and what would fit.
     #[error("{0}")]
     DoesNotFit(Box<DoesNotFit>),

@@ -16,7 +16,7 @@ pub use budget::{Change, DoesNotFit};
 pub use cinch_device::Card;
 pub use cost::Prediction;
 pub use error::FitError;
-pub use report::PlanReport;
+pub use report::{HostMemory, Memory as MemoryReport, PlanReport, Settings as SettingsReport};
 pub use step::StepPlan;
 
 use cinch_config::{Checkpointing, Config};

@@ -1,5 +1,6 @@
 //! The plan as data with stable names: `cinch plan --json`.
 
+use cinch_graph::{Role, Target};
 use cinch_plan::{Breakdown, LiveTensor, Moment};
 use serde::Serialize;
 
@@ -33,6 +34,8 @@ pub struct Settings {
     pub precision: &'static str,
     pub checkpointing: CheckpointingReport,
     pub offload: bool,
+    pub optimizer_states: &'static str,
+    pub update_in_backward: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -51,19 +54,65 @@ pub struct Memory {
     pub overhead_bytes: u64,
     /// No plan of this step can be smaller.
     pub lower_bound_bytes: u64,
-    /// In host memory.
+    /// In host memory: what is allocated there for offloaded tensors.
     pub host_bytes: u64,
+    pub host: HostMemory,
     pub breakdown: Breakdown,
     /// The node at which the peak is reached, and the largest tensors alive then.
     pub peak_at: String,
     pub alive_at_peak: Vec<LiveTensor>,
 }
 
+/// What the host's memory holds, as far as it is planned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct HostMemory {
+    /// Optimizer states that the device reads and writes there.
+    pub offloaded_states: u64,
+    /// Pinned buffers through which batches reach a GPU.
+    pub staging: u64,
+    /// On the CPU, the arena with all that a step works in; on a GPU it is the device's.
+    pub arena: u64,
+    /// The process itself: code, tables, thread stacks. Known for the CPU, where it is the plan's
+    /// overhead.
+    pub process: Option<u64>,
+}
+
+impl HostMemory {
+    /// All that is known.
+    pub fn total(&self) -> u64 {
+        let parts = [self.offloaded_states, self.staging, self.arena];
+        let parts = parts.into_iter().chain(self.process);
+        parts.fold(0, u64::saturating_add)
+    }
+}
+
 /// Tensors that a report lists by name.
 const NUM_ALIVE: usize = 10;
 
 impl StepPlan {
-    pub fn report(&self, target: cinch_graph::Target, with_timeline: bool) -> PlanReport {
+    /// The host's side of the plan.
+    pub fn host_memory(&self) -> HostMemory {
+        let batch = self.training.tensors.iter();
+        let batch = batch.filter(|tensor| tensor.role == Role::Batch);
+        let batch = batch.fold(0_u64, |sum, tensor| sum.saturating_add(tensor.ty.bytes()));
+        let offloaded_states = self.plan.host_bytes;
+        match self.plan.options.target {
+            Target::Cpu => HostMemory {
+                offloaded_states,
+                staging: 0,
+                arena: self.arena_bytes(),
+                process: Some(self.plan.options.overhead_bytes),
+            },
+            Target::Cuda => HostMemory {
+                offloaded_states,
+                staging: batch,
+                arena: 0,
+                process: None,
+            },
+        }
+    }
+
+    pub fn report(&self, target: Target, with_timeline: bool) -> PlanReport {
         let config = &self.config;
         let budget_bytes = config.batch.budget.map(|budget| budget.get());
         let mut alive_at_peak = self.plan.alive_at_peak(&self.training);
@@ -74,8 +123,8 @@ impl StepPlan {
             parameters: self.training.num_parameters(),
             trainable: self.training.num_trainable(),
             device: match target {
-                cinch_graph::Target::Cpu => "cpu",
-                cinch_graph::Target::Cuda => "cuda",
+                Target::Cpu => "cpu",
+                Target::Cuda => "cuda",
             },
             settings: Settings {
                 batch_size: config.batch.batch_size,
@@ -88,6 +137,8 @@ impl StepPlan {
                     of: config.model.num_blocks(),
                 },
                 offload: self.plan.options.offload_states,
+                optimizer_states: config.batch.states.name(),
+                update_in_backward: config.batch.update_in_backward,
             },
             memory: Memory {
                 peak_bytes: self.plan.peak_bytes,
@@ -95,6 +146,7 @@ impl StepPlan {
                 overhead_bytes: self.overhead_bytes(),
                 lower_bound_bytes: self.plan.lower_bound_bytes,
                 host_bytes: self.plan.host_bytes,
+                host: self.host_memory(),
                 breakdown: self.breakdown(),
                 peak_at: self.training.nodes[self.plan.peak_node].name.clone(),
                 alive_at_peak,

@@ -1,7 +1,8 @@
 //! Everything that is planned for one configuration: the training step, and evaluation in the
 //! same arena.
 
-use cinch_config::Config;
+use cinch_config::{Config, StateFormat};
+use cinch_graph::op::MomentFormat;
 use cinch_graph::{Graph, Optimizer, Recompute, Target, TrainingGraph, differentiate};
 use cinch_model::{Build, Purpose, build, compute_type};
 use cinch_plan::{Breakdown, Options, Plan};
@@ -28,7 +29,7 @@ impl StepPlan {
         blocks: usize,
     ) -> Result<Self, FitError> {
         let machine = machine.into();
-        let training = recomputed(&differentiated(config, machine.target)?, blocks)?;
+        let training = recomputed(&differentiated(config, machine.target)?, config, blocks)?;
         let plan = Plan::new(&training, options(config, machine));
         let evaluation = evaluation_graph(config, machine.target)?;
         let evaluation_plan = plan.sharing(&training, &evaluation)?;
@@ -51,13 +52,15 @@ impl StepPlan {
         self.arena_bytes().saturating_add(self.overhead_bytes())
     }
 
+    /// What lies outside the arena.
     pub fn overhead_bytes(&self) -> u64 {
-        self.plan.options.overhead_bytes
+        beside_arena(self.plan.options, self.plan.host_bytes)
     }
 
     /// Bytes by purpose; they add up to [`Self::total_bytes`].
     pub fn breakdown(&self) -> Breakdown {
         let mut breakdown = self.plan.breakdown(&self.training);
+        breakdown.overhead = self.overhead_bytes();
         breakdown.activations += self.arena_bytes() - self.plan.arena_bytes;
         breakdown
     }
@@ -75,6 +78,16 @@ impl StepPlan {
     }
 }
 
+/// What lies outside the arena. On the CPU offloaded states are a second allocation in the same
+/// memory, so they count here; a GPU is rid of them.
+pub(crate) fn beside_arena(options: Options, host_bytes: u64) -> u64 {
+    let beside = match options.target {
+        Target::Cpu => host_bytes,
+        Target::Cuda => 0,
+    };
+    options.overhead_bytes.saturating_add(beside)
+}
+
 /// The step of a configuration, before any block is chosen for recomputation.
 pub(crate) fn differentiated(config: &Config, target: Target) -> Result<TrainingGraph, FitError> {
     let purpose = Purpose::Train {
@@ -88,9 +101,17 @@ pub(crate) fn differentiated(config: &Config, target: Target) -> Result<Training
 /// The step as it runs with its first `blocks` blocks recomputed.
 pub(crate) fn recomputed(
     differentiated: &TrainingGraph,
+    config: &Config,
     blocks: usize,
 ) -> Result<TrainingGraph, FitError> {
-    Ok(differentiated.recompute(Recompute::Blocks(blocks))?)
+    let step = differentiated.recompute(Recompute::Blocks(blocks))?;
+    if !config.batch.update_in_backward {
+        return Ok(step);
+    }
+    match config.batch.accumulation {
+        1 => Ok(step.update_in_backward()),
+        accumulation => Err(FitError::UpdateInBackward { accumulation }),
+    }
 }
 
 /// The same model without dropout and gradients.
@@ -112,8 +133,7 @@ pub(crate) fn same_graph(config: &Config) -> Config {
 pub(crate) fn options(config: &Config, machine: Machine) -> Options {
     Options {
         target: machine.target,
-        // On the CPU the states are in host memory already.
-        offload_states: config.batch.offload && machine.target == Target::Cuda,
+        offload_states: config.batch.offload,
         overhead_bytes: machine.overhead_bytes,
     }
 }
@@ -163,5 +183,9 @@ fn optimizer(config: &Config) -> Optimizer {
         epsilon: training.adam_epsilon,
         weight_decay: training.weight_decay,
         max_norm: (training.max_grad_norm > 0.0).then_some(training.max_grad_norm),
+        moments: match config.batch.states {
+            StateFormat::Fp32 => MomentFormat::Full,
+            StateFormat::EightBit => MomentFormat::EightBit,
+        },
     }
 }

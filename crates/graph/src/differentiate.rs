@@ -5,7 +5,7 @@ use std::ops::Deref;
 
 use crate::error::GraphError;
 use crate::graph::{Graph, Node, Phase, Role, TensorId};
-use crate::op::{AdamW, Add, GradientNorm, LossScale, Op};
+use crate::op::{AdamW, Add, GradientNorm, LossScale, MomentFormat, Op};
 use crate::types::{DType, TensorType};
 
 /// How weights are updated.
@@ -17,12 +17,15 @@ pub struct Optimizer {
     pub weight_decay: f64,
     /// Clip the norm of all gradients to this.
     pub max_norm: Option<f64>,
+    /// How the moments of all but the smallest parameters are kept.
+    pub moments: MomentFormat,
 }
 
 /// A graph with its backward and update: one training step.
 ///
 /// Nodes come in the order forward, backward (with recomputation in between), update. All but
-/// the update run once per micro batch.
+/// the update run once per micro batch; [`TrainingGraph::update_in_backward`] makes a step of one
+/// micro batch whose updates stand among the backward nodes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainingGraph {
     pub(crate) graph: Graph,
@@ -32,6 +35,8 @@ pub struct TrainingGraph {
     pub step_scalars: TensorId,
     /// Blocks whose activations are recomputed.
     pub num_recomputed: usize,
+    /// How often the backward runs, where weights are updated inside it.
+    pub backward_passes: Option<usize>,
 }
 
 impl Deref for TrainingGraph {
@@ -73,7 +78,7 @@ pub fn differentiate(graph: Graph, optimizer: &Optimizer) -> Result<TrainingGrap
     }
     let mut graph = graph;
     let reached = reaches_loss(&graph);
-    add_gradients(&mut graph, &reached);
+    add_gradients(&mut graph, &reached, optimizer.moments);
     add_loss_scale(&mut graph);
     let forward = graph.nodes.len();
     let mut backward = Backward::new(&mut graph);
@@ -92,6 +97,7 @@ pub fn differentiate(graph: Graph, optimizer: &Optimizer) -> Result<TrainingGrap
         gradient_norm,
         step_scalars,
         num_recomputed: 0,
+        backward_passes: None,
     })
 }
 
@@ -114,33 +120,47 @@ fn reaches_loss(graph: &Graph) -> Vec<bool> {
 /// Gives every trainable parameter a gradient and two moments, all gradients first, so that
 /// tensors of one kind are neighbours. A parameter that the loss does not depend on gets none:
 /// no node would ever write its gradient.
-fn add_gradients(graph: &mut Graph, reached: &[bool]) {
-    for kind in ["gradient", "m", "v"] {
-        for index in 0..graph.parameters.len() {
+fn add_gradients(graph: &mut Graph, reached: &[bool], format: MomentFormat) {
+    let trained: Vec<usize> = (0..graph.parameters.len())
+        .filter(|&index| {
             let parameter = &graph.parameters[index];
-            if !parameter.trainable || !reached[parameter.compute.index()] {
-                continue;
-            }
-            let master = graph.tensor(parameter.master);
-            let (name, ty) = (format!("{}.{kind}", master.name), master.ty);
-            let role = if kind == "gradient" {
-                Role::Gradient
-            } else {
-                Role::State
-            };
-            let id = graph.add_tensor(name, ty, role);
-            let parameter = &mut graph.parameters[index];
-            match kind {
-                "gradient" => parameter.gradient = Some(id),
-                "m" => parameter.moments = Some([id, id]),
-                _ => {
-                    if let Some(moments) = &mut parameter.moments {
-                        moments[1] = id;
-                    }
-                }
-            }
+            parameter.trainable && reached[parameter.compute.index()]
+        })
+        .collect();
+    for &index in &trained {
+        let ty = graph.ty(graph.parameters[index].master);
+        let gradient = add_beside(graph, index, "gradient", ty, Role::Gradient);
+        graph.parameters[index].gradient = Some(gradient);
+    }
+    let mut moments = Vec::with_capacity(2 * trained.len());
+    for kind in ["m", "v"] {
+        for &index in &trained {
+            let ty = graph.ty(graph.parameters[index].master);
+            let ty = format.of(&ty).moment(&ty);
+            moments.push(add_beside(graph, index, kind, ty, Role::State));
         }
     }
+    let (first, second) = moments.split_at(trained.len());
+    for (&index, (&m, &v)) in trained.iter().zip(first.iter().zip(second)) {
+        graph.parameters[index].moments = Some([m, v]);
+        let ty = graph.ty(graph.parameters[index].master);
+        graph.parameters[index].scales = format.of(&ty).scales(&ty).map(|ty| {
+            ["m.scales", "v.scales"].map(|kind| add_beside(graph, index, kind, ty, Role::State))
+        });
+    }
+}
+
+/// A tensor that belongs to a parameter and is named after it.
+fn add_beside(
+    graph: &mut Graph,
+    parameter: usize,
+    kind: &str,
+    ty: TensorType,
+    role: Role,
+) -> TensorId {
+    let master = graph.tensor(graph.parameters[parameter].master);
+    let name = format!("{}.{kind}", master.name);
+    graph.add_tensor(name, ty, role)
 }
 
 /// Half precision loses gradients below 6e-8, so there they are computed at a larger scale.
@@ -157,6 +177,7 @@ fn add_update(
     let norm = Op::from(GradientNorm {
         max_norm: optimizer.max_norm,
         scaled: graph.loss_scale.is_some(),
+        from_squares: false,
     });
     let mut node =
         graph.build_node(norm, "gradient_norm".into(), gradients, None, Phase::Update)?;
@@ -184,12 +205,19 @@ fn add_update(
                 0.0
             },
             copy: copy.map(|id| graph.ty(id).dtype),
+            moments: optimizer.moments.of(&graph.ty(parameter.master)),
+            factor: true,
         };
+        let scales = parameter.scales.into_iter().flatten();
         graph.nodes.push(Node {
             op: op.into(),
             name: format!("{}.update", graph.tensor(parameter.master).name),
-            inputs: vec![gradient, gradient_norm, step_scalars],
-            outputs: [parameter.master, m, v].into_iter().chain(copy).collect(),
+            inputs: vec![gradient, step_scalars, gradient_norm],
+            outputs: [parameter.master, m, v]
+                .into_iter()
+                .chain(scales)
+                .chain(copy)
+                .collect(),
             block: None,
             phase: Phase::Update,
         });

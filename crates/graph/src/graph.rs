@@ -77,10 +77,11 @@ pub struct Tensor {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Phase {
     Forward,
-    /// Forward work repeated in the backward pass, because its result was not kept.
+    /// Work that was done before and is repeated, because its result was not kept.
     Recompute,
     Backward,
-    /// Once per step, after the last micro batch.
+    /// The optimizer's, once per step: after the last micro batch or, where the step has only
+    /// one, among its backward nodes.
     Update,
 }
 
@@ -126,10 +127,13 @@ pub struct Parameter {
     /// Whether weight decay applies (not to biases, norms and the like).
     pub decay: bool,
     pub init: Init,
-    /// Set by differentiation, for a trainable parameter.
+    /// Set by differentiation, for a trainable parameter; none where the gradient is gone
+    /// before the backward is over.
     pub gradient: Option<TensorId>,
-    /// First and second moment; set by differentiation.
+    /// First and second moment, or their codes; set by differentiation.
     pub moments: Option<[TensorId; 2]>,
+    /// The scales of the codes, where moments are kept in eight bits.
+    pub scales: Option<[TensorId; 2]>,
 }
 
 /// A repeated part of the model: the unit in which recomputation is chosen.
@@ -172,6 +176,14 @@ pub struct Graph {
     pub loss_scale: Option<TensorId>,
     open_block: Option<BlockId>,
     num_streams: u32,
+}
+
+impl Parameter {
+    /// All that the optimizer remembers of it.
+    pub fn states(&self) -> impl Iterator<Item = TensorId> + use<> {
+        let moments = self.moments.into_iter().flatten();
+        moments.chain(self.scales.into_iter().flatten())
+    }
 }
 
 impl Graph {
@@ -267,6 +279,7 @@ impl Graph {
             init,
             gradient: None,
             moments: None,
+            scales: None,
         });
         copy
     }

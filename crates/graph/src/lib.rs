@@ -6,7 +6,8 @@
 //! 1. a model builds a [`Graph`] by calling the builder methods in [`op`];
 //! 2. [`differentiate`] turns it into a [`TrainingGraph`] with backward and update nodes;
 //! 3. [`TrainingGraph::recompute`] trades stored activations for repeated work, block by block;
-//! 4. [`verify`] says whether the result is well formed.
+//! 4. [`TrainingGraph::update_in_backward`] lets gradients go as soon as they are complete;
+//! 5. [`verify`] says whether the result is well formed.
 
 mod differentiate;
 mod error;
@@ -15,6 +16,7 @@ pub mod op;
 mod print;
 mod recompute;
 mod types;
+mod update_in_backward;
 mod verify;
 
 pub use differentiate::{Backward, Optimizer, TrainingGraph, differentiate};

@@ -5,12 +5,14 @@ use std::fmt;
 /// What a tensor's elements are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DType {
-    /// Gradient checks only.
+    /// Gradient checks, and sums over all gradients.
     F64,
     F32,
     Bf16,
     F16,
     I32,
+    /// Codes: numbers of a block in units of its scale.
+    U8,
 }
 
 impl DType {
@@ -19,11 +21,12 @@ impl DType {
             Self::F64 => 8,
             Self::F32 | Self::I32 => 4,
             Self::Bf16 | Self::F16 => 2,
+            Self::U8 => 1,
         }
     }
 
     pub fn is_float(self) -> bool {
-        self != Self::I32
+        !matches!(self, Self::I32 | Self::U8)
     }
 
     /// What sums, statistics and master weights are kept in when this is computed in: at
@@ -44,6 +47,7 @@ impl fmt::Display for DType {
             Self::Bf16 => "bf16",
             Self::F16 => "f16",
             Self::I32 => "i32",
+            Self::U8 => "u8",
         })
     }
 }

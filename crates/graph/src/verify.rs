@@ -10,6 +10,7 @@ pub fn verify(graph: &Graph) -> Result<(), GraphError> {
     check_names(graph)?;
     check_parameters(graph)?;
     let mut written = vec![false; graph.tensors.len()];
+    let mut spent = vec![false; graph.tensors.len()];
     let mut reached = Phase::Forward;
     for (index, node) in graph.nodes.iter().enumerate() {
         let fail = |problem: String| GraphError::Malformed {
@@ -19,10 +20,13 @@ pub fn verify(graph: &Graph) -> Result<(), GraphError> {
             problem,
         };
         check_ids(graph, node).map_err(fail)?;
-        if section(node.phase) < section(reached) {
+        if node.phase == Phase::Forward && reached != Phase::Forward {
             return Err(fail(format!("{:?} after {reached:?}", node.phase)));
         }
         reached = node.phase;
+        if node.phase != Phase::Update {
+            check_not_spent(graph, node, &spent).map_err(fail)?;
+        }
         for &id in &node.inputs {
             let tensor = graph.tensor(id);
             if is_made_by_nodes(tensor.role) && !written[id.index()] {
@@ -35,6 +39,9 @@ pub fn verify(graph: &Graph) -> Result<(), GraphError> {
         check_types(graph, node).map_err(fail)?;
         for &id in &node.outputs {
             check_write(graph, node, id, &mut written).map_err(fail)?;
+        }
+        if node.phase == Phase::Update {
+            spend(graph, node, &mut spent);
         }
     }
     check_results(graph, &written)
@@ -80,8 +87,8 @@ fn check_parameters(graph: &Graph) -> Result<(), GraphError> {
         if let Some(id) = parameter.gradient {
             check(id, "a gradient", &[Role::Gradient])?;
         }
-        for id in parameter.moments.into_iter().flatten() {
-            check(id, "a moment", &[Role::State])?;
+        for id in parameter.states() {
+            check(id, "a state", &[Role::State])?;
         }
     }
     if let Some(id) = graph.random {
@@ -96,13 +103,29 @@ fn check_parameters(graph: &Graph) -> Result<(), GraphError> {
     Ok(())
 }
 
-/// Forward, then backward with its recomputation, then update.
-fn section(phase: Phase) -> u8 {
-    match phase {
-        Phase::Forward => 0,
-        Phase::Recompute | Phase::Backward => 1,
-        Phase::Update => 2,
+/// What an update leaves to nobody but other updates: weights that are new now, and gradients
+/// that have been used.
+fn spend(graph: &Graph, node: &Node, spent: &mut [bool]) {
+    for &id in node.inputs.iter().chain(&node.outputs) {
+        spent[id.index()] |= matches!(
+            graph.tensor(id).role,
+            Role::Parameter | Role::ComputeCopy | Role::LossScale | Role::Gradient
+        );
     }
+}
+
+/// Updates may stand among backward nodes, but none of these may come too late for its weight
+/// or its gradient.
+fn check_not_spent(graph: &Graph, node: &Node, spent: &[bool]) -> Result<(), String> {
+    let late = |id: &&TensorId| spent[id.index()];
+    let name = |id: &TensorId| &graph.tensor(*id).name;
+    if let Some(id) = node.inputs.iter().find(late) {
+        return Err(format!("reads `{}` after its update", name(id)));
+    }
+    if let Some(id) = node.outputs.iter().find(late) {
+        return Err(format!("writes `{}` after its update", name(id)));
+    }
+    Ok(())
 }
 
 fn check_ids(graph: &Graph, node: &Node) -> Result<(), String> {
@@ -171,8 +194,12 @@ fn check_write(
     written: &mut [bool],
 ) -> Result<(), String> {
     let tensor = graph.tensor(id);
+    if tensor.role == Role::Activation && written[id.index()] {
+        return Err(format!("writes `{}` a second time", tensor.name));
+    }
     let allowed = match tensor.role {
-        Role::Activation => !written[id.index()],
+        // What the optimizer makes outlives the step.
+        Role::Activation => node.phase != Phase::Update,
         Role::Gradient => node.phase != Phase::Update,
         Role::Result => true,
         Role::Parameter | Role::ComputeCopy | Role::State | Role::LossScale => {
@@ -181,11 +208,10 @@ fn check_write(
         Role::Batch | Role::Control => false,
     };
     if !allowed {
-        return Err(if tensor.role == Role::Activation {
-            format!("writes `{}` a second time", tensor.name)
-        } else {
-            format!("may not write `{}`, a {:?}", tensor.name, tensor.role)
-        });
+        return Err(format!(
+            "may not write `{}`, a {:?}, in the {:?}",
+            tensor.name, tensor.role, node.phase
+        ));
     }
     written[id.index()] = true;
     Ok(())

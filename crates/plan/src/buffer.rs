@@ -1,9 +1,7 @@
 //! From tensors to buffers: who lives from when to when, and which outputs take over the
 //! memory of an input that ends with their node.
 
-use cinch_graph::{Graph, Node, NodeId, Role, TensorId};
-
-use crate::Options;
+use cinch_graph::{Graph, Node, NodeId, Role, Target, TensorId};
 
 /// What occupies a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +27,7 @@ impl Buffer {
 }
 
 /// The transient buffers of a graph, in the order of their start.
-pub(crate) fn buffers(graph: &Graph, options: Options) -> Vec<Buffer> {
+pub(crate) fn buffers(graph: &Graph, target: Target) -> Vec<Buffer> {
     let last_use = last_uses(graph);
     let mut buffers: Vec<Buffer> = Vec::with_capacity(graph.tensors.len());
     let mut buffer_of: Vec<Option<usize>> = vec![None; graph.tensors.len()];
@@ -57,15 +55,11 @@ pub(crate) fn buffers(graph: &Graph, options: Options) -> Vec<Buffer> {
             buffers[slot].owners.push(Owner::Tensor(id));
             buffer_of[id.index()] = Some(slot);
         }
-        let workspace = node
-            .op
-            .declaration()
-            .workspace(
-                &graph.types(&node.inputs),
-                &graph.types(&node.outputs),
-                options.target,
-            )
-            .saturating_add(staging(graph, node, options));
+        let workspace = node.op.declaration().workspace(
+            &graph.types(&node.inputs),
+            &graph.types(&node.outputs),
+            target,
+        );
         if workspace > 0 {
             buffers.push(Buffer {
                 bytes: workspace,
@@ -76,13 +70,6 @@ pub(crate) fn buffers(graph: &Graph, options: Options) -> Vec<Buffer> {
         }
     }
     buffers
-}
-
-/// Room for the tensors of a node that live in host memory.
-fn staging(graph: &Graph, node: &Node, options: Options) -> u64 {
-    let away = node.outputs.iter().map(|&id| graph.tensor(id));
-    let away = away.filter(|t| t.role.is_persistent() && !options.is_resident(t.role));
-    crate::sum(away.map(|t| crate::align(t.ty.bytes())))
 }
 
 fn last_uses(graph: &Graph) -> Vec<Option<usize>> {

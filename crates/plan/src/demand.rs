@@ -4,7 +4,7 @@
 use cinch_graph::{Graph, TensorId};
 
 use crate::buffer::{Buffer, buffers};
-use crate::{Options, align, persistent_order, reserved, sum};
+use crate::{Memory, Options, align, persistent_order, reserved, sum};
 
 /// The sizes and lifetimes that a plan would place.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,15 +20,13 @@ pub struct Demand {
 impl Demand {
     pub fn new(graph: &Graph, options: Options) -> Self {
         let reserved = reserved(graph, options.target);
-        let resident = persistent_order(graph, options);
-        let away = graph
-            .tensors
-            .iter()
-            .filter(|t| t.role.is_persistent() && !options.is_resident(t.role));
+        let (persistent, host): (Vec<TensorId>, Vec<TensorId>) = persistent_order(graph)
+            .partition(|&id| options.memory(graph.tensor(id).role) == Memory::Arena);
+        let persistent = persistent.into_iter();
         Self {
-            persistent: resident.map(|id| (id, reserved[id.index()])).collect(),
-            host_bytes: sum(away.map(|tensor| tensor.ty.bytes())),
-            buffers: buffers(graph, options),
+            persistent: persistent.map(|id| (id, reserved[id.index()])).collect(),
+            host_bytes: sum(host.iter().map(|id| align(reserved[id.index()]))),
+            buffers: buffers(graph, options.target),
         }
     }
 

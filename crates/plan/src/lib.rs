@@ -25,9 +25,19 @@ pub use summary::{Breakdown, LiveTensor, Moment};
 /// load asks for.
 pub const ALIGNMENT: u64 = 256;
 
-/// A range of the arena.
+/// Which allocation a tensor lies in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// The device's one allocation.
+    Arena,
+    /// A second one in the host's memory, which the device reads and writes where it is.
+    Host,
+}
+
+/// A range of one of the two allocations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
+    pub memory: Memory,
     pub offset: u64,
     /// What the tensor needs; the next offset is aligned.
     pub bytes: u64,
@@ -35,10 +45,15 @@ pub struct Placement {
 
 impl Placement {
     /// Nothing.
-    pub const EMPTY: Self = Self {
-        offset: 0,
-        bytes: 0,
-    };
+    pub const EMPTY: Self = Self::in_arena(0, 0);
+
+    pub const fn in_arena(offset: u64, bytes: u64) -> Self {
+        Self {
+            memory: Memory::Arena,
+            offset,
+            bytes,
+        }
+    }
 
     pub fn end(&self) -> u64 {
         self.offset.saturating_add(self.bytes)
@@ -49,8 +64,7 @@ impl Placement {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     pub target: Target,
-    /// Optimizer states live in host memory and pass through a workspace of the update, one
-    /// parameter at a time.
+    /// Optimizer states live in host memory, where the update reads and writes them.
     pub offload_states: bool,
     /// What the device loses besides the arena: [`overhead_bytes`], or what was measured.
     pub overhead_bytes: u64,
@@ -65,9 +79,13 @@ impl Options {
         }
     }
 
-    /// Whether tensors of this role have a place of their own in the arena.
-    fn is_resident(self, role: Role) -> bool {
-        role.is_persistent() && !(self.offload_states && role == Role::State)
+    /// Where tensors of this role lie.
+    fn memory(self, role: Role) -> Memory {
+        if self.offload_states && role == Role::State {
+            Memory::Host
+        } else {
+            Memory::Arena
+        }
     }
 }
 
@@ -82,11 +100,11 @@ pub struct Plan {
     /// By node: for each output, whether this is the first time in a micro batch that the
     /// accumulator is written.
     first_writes: Vec<Vec<bool>>,
-    /// Bytes of tensors that keep their place over the whole step.
+    /// Bytes of tensors that keep their place in the arena over the whole step.
     pub persistent_bytes: u64,
     /// What is allocated.
     pub arena_bytes: u64,
-    /// Tensors kept in host memory instead.
+    /// What is allocated in host memory beside it, for tensors that are kept there instead.
     pub host_bytes: u64,
     /// The most bytes that are in use at once, alignment included.
     pub peak_bytes: u64,
@@ -124,13 +142,21 @@ impl Plan {
     pub fn new(graph: &Graph, options: Options) -> Self {
         let mut placements = vec![None; graph.tensors.len()];
         let reserved = reserved(graph, options.target);
-        let mut end = 0_u64;
-        for id in persistent_order(graph, options) {
-            let bytes = graph.ty(id).bytes();
-            placements[id.index()] = Some(Placement { offset: end, bytes });
-            end = end.saturating_add(align(reserved[id.index()]));
+        let mut persistent = Persistent { arena: 0, host: 0 };
+        for id in persistent_order(graph) {
+            let memory = options.memory(graph.tensor(id).role);
+            let end = match memory {
+                Memory::Arena => &mut persistent.arena,
+                Memory::Host => &mut persistent.host,
+            };
+            placements[id.index()] = Some(Placement {
+                memory,
+                offset: *end,
+                bytes: graph.ty(id).bytes(),
+            });
+            *end = end.saturating_add(align(reserved[id.index()]));
         }
-        Self::with_persistent(graph, options, placements, end)
+        Self::with_persistent(graph, options, placements, persistent)
     }
 
     /// Plans a second graph (evaluation) in the arena of a first (training): what both name
@@ -143,7 +169,7 @@ impl Plan {
             .map(|(index, tensor)| (tensor.name.as_str(), index))
             .collect();
         let mut placements = vec![None; graph.tensors.len()];
-        for id in persistent_order(graph, self.options) {
+        for id in persistent_order(graph) {
             let tensor = graph.tensor(id);
             let index = by_name.get(tensor.name.as_str()).copied();
             placements[id.index()] = index
@@ -160,7 +186,10 @@ impl Plan {
             graph,
             self.options,
             placements,
-            self.persistent_bytes,
+            Persistent {
+                arena: self.persistent_bytes,
+                host: self.host_bytes,
+            },
         ))
     }
 
@@ -168,9 +197,10 @@ impl Plan {
         graph: &Graph,
         options: Options,
         mut placements: Vec<Option<Placement>>,
-        persistent_bytes: u64,
+        persistent: Persistent,
     ) -> Self {
-        let buffers = buffer::buffers(graph, options);
+        let persistent_bytes = persistent.arena;
+        let buffers = buffer::buffers(graph, options.target);
         let offsets = place(&buffers);
         let mut workspaces = vec![None; graph.nodes.len()];
         let mut extent = 0;
@@ -181,22 +211,20 @@ impl Plan {
                 match owner {
                     Owner::Tensor(id) => {
                         let bytes = graph.ty(id).bytes();
-                        placements[id.index()] = Some(Placement { offset, bytes });
+                        placements[id.index()] = Some(Placement::in_arena(offset, bytes));
                     }
                     Owner::Workspace(node) => {
                         let bytes = buffer.bytes;
-                        workspaces[node.index()] = Some(Placement { offset, bytes });
+                        workspaces[node.index()] = Some(Placement::in_arena(offset, bytes));
                     }
                 }
             }
         }
         let timeline = summary::timeline(&buffers, graph.nodes.len(), persistent_bytes, align);
-        let raw_persistent = sum(persistent_order(graph, options).map(|id| graph.ty(id).bytes()));
-        let away = graph
-            .tensors
-            .iter()
-            .filter(|t| t.role.is_persistent() && !options.is_resident(t.role));
-        let host_bytes = sum(away.map(|t| t.ty.bytes()));
+        let resident = persistent_order(graph)
+            .map(|id| graph.tensor(id))
+            .filter(|tensor| options.memory(tensor.role) == Memory::Arena);
+        let raw_persistent = sum(resident.map(|tensor| tensor.ty.bytes()));
         let raw = summary::timeline(&buffers, graph.nodes.len(), raw_persistent, |b| b);
         let peak_bytes = timeline.iter().copied().max().unwrap_or(persistent_bytes);
         Self {
@@ -206,7 +234,7 @@ impl Plan {
             first_writes: first_writes(graph),
             persistent_bytes,
             arena_bytes: persistent_bytes.saturating_add(extent),
-            host_bytes,
+            host_bytes: persistent.host,
             peak_bytes,
             lower_bound_bytes: raw.iter().copied().max().unwrap_or(raw_persistent),
             peak_node: timeline.iter().position(|&b| b == peak_bytes).unwrap_or(0),
@@ -239,6 +267,12 @@ impl Plan {
     }
 }
 
+/// Ends of what keeps its place, in each allocation.
+struct Persistent {
+    arena: u64,
+    host: u64,
+}
+
 /// Where the next content of a batch tensor is staged on a GPU: right behind it.
 pub fn twin(place: Placement) -> Placement {
     Placement {
@@ -268,9 +302,9 @@ pub(crate) fn reserved(graph: &Graph, target: Target) -> Vec<u64> {
     reserved
 }
 
-/// Persistent tensors that the graph touches, in the order of the arena: weights first, so that
-/// graphs of one model agree on them.
-fn persistent_order(graph: &Graph, options: Options) -> impl Iterator<Item = TensorId> + '_ {
+/// Persistent tensors that the graph touches, in the order of their places: weights first, so
+/// that graphs of one model agree on them.
+fn persistent_order(graph: &Graph) -> impl Iterator<Item = TensorId> + '_ {
     const ORDER: [Role; 8] = [
         Role::Parameter,
         Role::ComputeCopy,
@@ -281,8 +315,7 @@ fn persistent_order(graph: &Graph, options: Options) -> impl Iterator<Item = Ten
         Role::Control,
         Role::Result,
     ];
-    let resident = move |role: &Role| options.is_resident(*role);
-    ORDER.into_iter().filter(resident).flat_map(move |role| {
+    ORDER.into_iter().flat_map(move |role| {
         let ids = (0..graph.tensors.len() as u32).map(TensorId);
         ids.filter(move |&id| graph.tensor(id).role == role)
     })
@@ -315,11 +348,12 @@ pub fn overhead_bytes(target: Target) -> u64 {
     }
 }
 
-/// Nodes that run once per micro batch come first.
+/// Nodes that run once per micro batch come first. In a step that updates weights inside the
+/// backward, these are among them: it has one micro batch.
 pub fn num_micro_nodes(graph: &Graph) -> usize {
     graph
         .nodes
         .iter()
-        .position(|node| node.phase == Phase::Update)
-        .unwrap_or(graph.nodes.len())
+        .rposition(|node| node.phase != Phase::Update)
+        .map_or(0, |last| last + 1)
 }

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use cinch_config::{ModelKind, Settings, Source, sizes_of};
+use cinch_graph::op::MomentFormat;
 use cinch_graph::{
     DType, Graph, Optimizer, Recompute, Target, TrainingGraph, differentiate, verify,
 };
@@ -38,6 +39,7 @@ fn training(graph: Graph) -> TrainingGraph {
         epsilon: 1e-8,
         weight_decay: 0.1,
         max_norm: Some(1.0),
+        moments: MomentFormat::Full,
     };
     differentiate(graph, &optimizer).unwrap()
 }

@@ -61,11 +61,10 @@ pub enum TrainError {
         last: Option<PathBuf>,
     },
     #[error(
-        "optimizer states in host memory can be planned, but not trained with yet\n\
-         hint: leave out --offload and vram.use_cpu_offload; a smaller --vram budget is met by \
-         recomputation and smaller micro batches"
+        "there are no gradients to look at: each is gone after its update\n\
+         hint: leave out --update-in-backward (vram.update_in_backward)"
     )]
-    OffloadedStates,
+    NoGradients,
     #[error("no token of the batch at step {step} counts for the loss: the data is empty")]
     NoTargets { step: u64 },
     #[error(

@@ -7,6 +7,7 @@ pub mod checkpoint;
 mod error;
 mod event;
 mod initialize;
+mod moments;
 pub mod record;
 mod sample;
 mod schedule;

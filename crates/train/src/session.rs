@@ -7,13 +7,14 @@ use std::time::Duration;
 use cinch_engine::{Arena, Engine, EngineError, EngineOptions, Part};
 use cinch_fit::StepPlan;
 use cinch_graph::op::{IGNORE_INDEX, LossScale};
-use cinch_graph::{Graph, Role, TensorId};
+use cinch_graph::{DType, Graph, Parameter, Role, TensorId};
 use cinch_model::input;
 use cinch_plan::{Placement, Plan, num_micro_nodes};
 
 use crate::checkpoint::{Dtype, TensorFile, TensorView};
 use crate::error::TrainError;
 use crate::initialize::{initialize, mix};
+use crate::moments::load_states;
 use crate::schedule::learning_rate;
 use crate::step::StepResult;
 
@@ -51,6 +52,7 @@ pub struct Snapshot<'a>(Vec<Saved<'a>>);
 struct Saved<'a> {
     name: &'a str,
     shape: &'a [usize],
+    dtype: Dtype,
     bytes: Cow<'a, [u8]>,
 }
 
@@ -61,7 +63,7 @@ impl Snapshot<'_> {
             .map(|saved| TensorView {
                 name: saved.name,
                 shape: saved.shape,
-                dtype: Dtype::F32,
+                dtype: saved.dtype,
                 bytes: &saved.bytes,
             })
             .collect()
@@ -72,7 +74,8 @@ impl Snapshot<'_> {
 pub struct Session {
     step: StepPlan,
     engine: Engine,
-    /// Forward and backward of the first micro batch of a step, and of later ones.
+    /// Forward and backward of the first micro batch of a step, and of later ones; with the
+    /// updates that stand among the backward.
     micro: [Part; 2],
     update: Part,
     evaluation: Part,
@@ -90,18 +93,22 @@ pub struct Session {
 impl Session {
     /// Allocates the arena. Weights are zero until [`Self::initialize`] or [`Self::load`].
     pub fn new(step: StepPlan, options: EngineOptions) -> Result<Self, TrainError> {
-        if step.plan.options.offload_states {
-            // Such states have no place in the arena that the update could write to.
-            return Err(TrainError::OffloadedStates);
-        }
         let graph = &step.training;
-        let mut engine = Engine::new(step.plan.options.target, step.arena_bytes(), options)?;
+        let mut engine = Engine::with_host(
+            step.plan.options.target,
+            step.arena_bytes(),
+            step.plan.host_bytes,
+            options,
+        )?;
         let (micro, all) = (num_micro_nodes(graph), graph.nodes.len());
         let mut part = |nodes, first| engine.prepare(graph, &step.plan, nodes, first);
-        let (micro, update) = (
-            [part(0..micro, true)?, part(0..micro, false)?],
-            part(micro..all, false)?,
-        );
+        let first = part(0..micro, true)?;
+        let later = if step.config.batch.accumulation > 1 {
+            part(0..micro, false)?
+        } else {
+            first.clone()
+        };
+        let (micro, update) = ([first, later], part(micro..all, false)?);
         let nodes = 0..step.evaluation.nodes.len();
         let evaluation = engine.prepare(&step.evaluation, &step.evaluation_plan, nodes, true)?;
         let place = |id| placement(&step.plan, id);
@@ -146,10 +153,11 @@ impl Session {
             self.engine.write_with(place, |values: &mut [f32]| {
                 initialize(values, width, init, &tensor.name, seed);
             })?;
-            for id in parameter.moments.into_iter().flatten() {
+            // Zero in either format.
+            for id in parameter.states() {
                 let place = placement(&self.step.plan, id);
                 self.engine
-                    .write_with(place, |values: &mut [f32]| values.fill(0.0))?;
+                    .write_with(place, |bytes: &mut [u8]| bytes.fill(0))?;
             }
         }
         if let Some(place) = self.loss_scale {
@@ -207,8 +215,12 @@ impl Session {
         })
     }
 
-    /// Everything of a step but the update; returns the learning rate the update would use.
+    /// Everything of a step but the update; returns the learning rate the update would use. A step
+    /// that updates inside the backward has no such part.
     pub fn accumulate_gradients(&mut self, batch: &Batch, step: u64) -> Result<f64, TrainError> {
+        if self.step.training.backward_passes.is_some() {
+            return Err(TrainError::NoGradients);
+        }
         self.accumulate_by(batch, step, &mut |engine, graph, plan, part| {
             engine.run(graph, plan, part)
         })
@@ -327,8 +339,8 @@ impl Session {
     /// Optimizer states as they are saved.
     pub fn states(&self) -> Result<Snapshot<'_>, TrainError> {
         let graph: &Graph = &self.step.training;
-        let moments = graph.parameters.iter().filter_map(|p| p.moments).flatten();
-        self.snapshot(moments.chain(graph.loss_scale))
+        let states = graph.parameters.iter().flat_map(Parameter::states);
+        self.snapshot(states.chain(graph.loss_scale))
     }
 
     fn snapshot(&self, which: impl Iterator<Item = TensorId>) -> Result<Snapshot<'_>, TrainError> {
@@ -340,6 +352,7 @@ impl Session {
             tensors.push(Saved {
                 name: &tensor.name,
                 shape: tensor.ty.shape.dims(),
+                dtype: saved_type(tensor.ty.dtype),
                 bytes,
             });
         }
@@ -347,8 +360,12 @@ impl Session {
     }
 
     /// Copies weights and states from a checkpoint's files, which must hold just those of this
-    /// model.
-    pub fn load(&mut self, weights: &TensorFile, states: &TensorFile) -> Result<(), String> {
+    /// model. States in another format are converted, which the note that is returned says.
+    pub fn load(
+        &mut self,
+        weights: &TensorFile,
+        states: &TensorFile,
+    ) -> Result<Option<String>, String> {
         self.load_by_name(weights)?;
         let expected = self.step.training.parameters.len();
         if weights.num_tensors() != expected {
@@ -357,11 +374,10 @@ impl Session {
                 weights.num_tensors()
             ));
         }
-        let graph: &Graph = &self.step.training;
-        let moments = graph.parameters.iter().filter_map(|p| p.moments).flatten();
-        self.copy_from(states, moments.collect())?;
+        let converted = load_states(&self.step, &mut self.engine, states)?;
         self.load_loss_scale(states)?;
-        self.refresh()
+        self.refresh()?;
+        Ok(converted)
     }
 
     /// A run in another precision has left no scale: then it starts anew.
@@ -420,9 +436,10 @@ pub(crate) fn copy_tensor(
     let Some(saved) = file.get(&tensor.name) else {
         return Err(format!("it has no tensor `{}`", tensor.name));
     };
-    if saved.shape != tensor.ty.shape.dims() || saved.dtype != Dtype::F32 {
+    let dtype = saved_type(tensor.ty.dtype);
+    if saved.shape != tensor.ty.shape.dims() || saved.dtype != dtype {
         return Err(format!(
-            "`{}` is {:?} {:?}, the model's is F32 {:?}",
+            "`{}` is {:?} {:?}, the model's is {dtype:?} {:?}",
             tensor.name,
             saved.dtype,
             saved.shape,
@@ -431,6 +448,14 @@ pub(crate) fn copy_tensor(
     }
     file.read_into(&saved, into)
         .map_err(|error| format!("`{}` cannot be read: {error}", tensor.name))
+}
+
+/// The type in which a tensor is saved: what training keeps is fp32, or codes of one byte.
+fn saved_type(dtype: DType) -> Dtype {
+    match dtype {
+        DType::U8 => Dtype::U8,
+        _ => Dtype::F32,
+    }
 }
 
 pub(crate) fn placement(plan: &Plan, id: TensorId) -> Placement {

@@ -167,7 +167,10 @@ impl<'a> Trainer<'a> {
                 (state, None)
             }
             Resume::From(path) => {
-                let mut state = resume(&mut session, &path, &data, &config)?;
+                let (mut state, note) = resume(&mut session, &path, &data, &config)?;
+                if let Some(note) = note {
+                    observer.event(Event::Note(&note));
+                }
                 state.config = config.clone();
                 state.settings = run.settings;
                 store.set_aside_after(state.step)?;
@@ -490,13 +493,14 @@ impl Data {
     }
 }
 
-/// Loads weights, states and position from a checkpoint, and checks that they belong here.
+/// Loads weights, states and position from a checkpoint, and checks that they belong here. The
+/// second is what is worth saying about it.
 fn resume(
     session: &mut Session,
     path: &Path,
     data: &Data,
     config: &Config,
-) -> Result<State, TrainError> {
+) -> Result<(State, Option<String>), TrainError> {
     let loaded = checkpoint::load(path)?;
     let state = State::from_json(path, loaded.state.clone())?;
     if state.corpus != data.fingerprint {
@@ -511,13 +515,13 @@ fn resume(
             ),
         });
     }
-    session
+    let note = session
         .load(&loaded.model, &loaded.optimizer)
         .map_err(|problem| TrainError::OtherModel {
             path: path.to_owned(),
             problem,
         })?;
-    Ok(state)
+    Ok((state, note))
 }
 
 /// The failure of a GPU with the step it came in and the checkpoint to go on from; any other

@@ -121,24 +121,30 @@ fn a_step_allocates_nothing() {
 #[test]
 fn peak_and_extent_are_the_planned_ones_and_only_outputs_are_written() {
     for model in tiny::MODELS {
-        let config = tiny::config(model, &[]);
-        for blocks in 0..=config.model.num_blocks() {
-            let mut session = tiny::session(&config, blocks, 2);
-            let mut account = Account::new(&session);
-            let batch = tiny::batch(&config, 0);
-            let mut after = |arena: &mut _, node| account.after(arena, node);
-            session.train_step_observed(&batch, 0, &mut after).unwrap();
-            account.close();
-            let arena = session.arena().expect("a session on the CPU");
-            assert_eq!(arena.len() as u64, session.plan().arena_bytes());
+        for own in tiny::VARIANTS {
+            let config = tiny::config(model, own);
+            for blocks in 0..=config.model.num_blocks() {
+                let mut session = tiny::session(&config, blocks, 2);
+                let mut account = Account::new(&session);
+                let batch = tiny::batch(&config, 0);
+                let mut after = |arena: &mut _, node| account.after(arena, node);
+                session.train_step_observed(&batch, 0, &mut after).unwrap();
+                account.close();
+                let arena = session.arena().expect("a session on the CPU");
+                assert_eq!(arena.len() as u64, session.plan().arena_bytes());
+            }
         }
     }
 }
 
 #[test]
 fn nothing_dead_is_read() {
-    for model in tiny::MODELS {
-        let config = tiny::config(model, &[]);
+    let variants = tiny::VARIANTS.iter();
+    for (model, own) in tiny::MODELS
+        .iter()
+        .flat_map(|m| variants.clone().map(move |v| (m, v)))
+    {
+        let config = tiny::config(model, own);
         let run = |poisoned: bool| {
             let mut session = tiny::session(&config, 1, 2);
             if poisoned {
@@ -162,7 +168,7 @@ fn nothing_dead_is_read() {
             }
             (losses, tiny::weights(&session))
         };
-        assert!(run(false) == run(true), "{model:?}");
+        assert!(run(false) == run(true), "{model:?} {own:?}");
     }
 }
 

@@ -103,6 +103,41 @@ fn losses_track_those_of_the_cpu() {
     }
 }
 
+/// Each way to spend less on the optimizer: the CPU's losses in fp32, and where it only moves
+/// memory, the bits of the plain step on the card.
+#[test]
+fn the_optimizers_variants_track_the_cpu() {
+    let Some(_card) = card() else {
+        return;
+    };
+    for model in tiny::MODELS {
+        for own in tiny::VARIANTS {
+            let config = tiny::config(model, own);
+            let expected = run(&mut tiny::session(&config, 0, 2), EARLY as u64);
+            let mut session = gpu(&config, 1);
+            let results = run(&mut session, EARLY as u64);
+            for (step, (ours, expected)) in results.iter().zip(&expected).enumerate() {
+                let error = relative(ours.loss, expected.loss);
+                // A code that falls on the other side of a half moves a moment by a step.
+                let tolerance = if own.is_empty() { 1e-3 } else { 5e-3 };
+                assert!(
+                    error <= tolerance,
+                    "{model:?} {own:?}, step {step}: {error}"
+                );
+            }
+            let mut here = config.clone();
+            here.batch.offload = false;
+            let mut plain = gpu(&here, 1);
+            assert_eq!(run(&mut plain, EARLY as u64), results, "{model:?} {own:?}");
+            assert!(
+                tiny::weights(&plain) == tiny::weights(&session),
+                "{model:?} {own:?}"
+            );
+            assert_same("states", &plain, &session);
+        }
+    }
+}
+
 #[test]
 fn the_same_seed_gives_the_same_bits() {
     let Some(_card) = card() else {

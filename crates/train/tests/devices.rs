@@ -13,7 +13,7 @@ use cinch_engine::EngineOptions;
 use cinch_fit::StepPlan;
 use cinch_graph::{DType, Target};
 use cinch_train::checkpoint::{MODEL_FILE, Store, load};
-use cinch_train::{Event, Resume, Run, Session, State, TrainError, train};
+use cinch_train::{Event, Resume, Run, State, TrainError, train};
 
 /// Name, shape and type of everything of a parameter that a checkpoint holds.
 fn saved_tensors(plan: &StepPlan) -> Vec<(String, Vec<usize>, DType)> {
@@ -42,16 +42,6 @@ fn every_device_and_precision_saves_the_same_tensors() {
             assert_eq!(saved_tensors(&plan), here, "{precision:?} of {model:?}");
         }
     }
-}
-
-#[test]
-fn states_in_host_memory_are_planned_but_not_run() {
-    let mut config = tiny::config(tiny::MAMBA, &[]);
-    config.batch.offload = true;
-    let plan = StepPlan::new(&config, Target::Cuda, 0).unwrap();
-    assert!(plan.plan.host_bytes > 0);
-    let refused = Session::new(plan, EngineOptions::default());
-    assert!(matches!(refused, Err(TrainError::OffloadedStates)));
 }
 
 /// A model that reads bytes of the built-in text.

@@ -380,12 +380,21 @@ fn check_host(findings: &mut Findings, machine: &Machine, step: &StepPlan, targe
         return;
     }
     let topic = "host memory";
-    let (states, copies) = (step.plan.host_bytes, checkpoint_bytes(step));
-    let needed = states.saturating_add(copies);
-    let mut parts = format!("{} while a checkpoint is written", Bytes::new(copies));
-    if states > 0 {
-        parts = format!("{} of optimizer states, {parts}", Bytes::new(states));
-    }
+    let host = step.host_memory();
+    let parts = [
+        ("optimizer states", host.offloaded_states),
+        ("pinned buffers", host.staging),
+        (
+            "a copy while a checkpoint is written",
+            checkpoint_bytes(step),
+        ),
+    ];
+    let parts = parts.into_iter().filter(|(_, bytes)| *bytes > 0);
+    let needed = parts.clone().map(|(_, bytes)| bytes).sum::<u64>();
+    let parts: Vec<String> = parts
+        .map(|(name, bytes)| format!("{name} {}", Bytes::new(bytes)))
+        .collect();
+    let parts = parts.join(", ");
     match machine.host.available_bytes {
         Some(free) if needed > free => findings.add(
             topic,
@@ -419,10 +428,40 @@ fn check_data(findings: &mut Findings, config: &Config) {
         ),
         Some(path) => {
             let kind = if path.is_dir() { "folder" } else { "file" };
-            let message = format!("the {kind} {}", path.display());
+            // No token is shorter than a byte.
+            let text = bytes_below(path);
+            let cache = text.saturating_mul(token_bytes(config));
+            let message = format!(
+                "the {kind} {}, {} in files; their tokens take at most {} of mapped cache",
+                path.display(),
+                Bytes::new(text),
+                Bytes::new(cache)
+            );
             findings.add(topic, Verdict::Good, message);
         }
     }
+}
+
+/// What a token takes in the cache.
+fn token_bytes(config: &Config) -> u64 {
+    match config.model.vocab_size() {
+        ..=0x1_0000 => size_of::<u16>() as u64,
+        _ => size_of::<u32>() as u64,
+    }
+}
+
+/// Bytes of a file, or of all files of a folder; links are not followed.
+fn bytes_below(path: &Path) -> u64 {
+    let Ok(entries) = std::fs::read_dir(path) else {
+        return path.metadata().map_or(0, |metadata| metadata.len());
+    };
+    let entries = entries.flatten();
+    let sizes = entries.map(|entry| match entry.file_type() {
+        Ok(kind) if kind.is_dir() => bytes_below(&entry.path()),
+        Ok(kind) if kind.is_file() => entry.metadata().map_or(0, |metadata| metadata.len()),
+        _ => 0,
+    });
+    sizes.fold(0, u64::saturating_add)
 }
 
 fn describe(settings: &Settings, all: bool, findings: &Findings, notes: &[String]) -> String {

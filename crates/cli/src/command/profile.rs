@@ -154,10 +154,7 @@ fn touched_bytes(session: &mut Session, batch: &Batch, step: u64) -> anyhow::Res
     const PATTERN: u8 = 0xA5;
     let plan = session.plan();
     let from = plan.plan.persistent_bytes;
-    let region = Placement {
-        offset: from,
-        bytes: plan.arena_bytes() - from,
-    };
+    let region = Placement::in_arena(from, plan.arena_bytes() - from);
     let last = plan.training.nodes.len() - 1;
     if session.arena().is_none() {
         return Ok(None);

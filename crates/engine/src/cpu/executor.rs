@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use cinch_graph::{DType, Graph};
-use cinch_plan::Plan;
+use cinch_plan::{Memory, Placement, Plan};
 
 use super::kernel::scratch;
 use super::op::execute;
@@ -11,15 +11,25 @@ use super::operands::Operands;
 use crate::arena::Arena;
 use crate::error::EngineError;
 
-/// The arena and the threads that work in it.
+/// The arena, what lies in host memory beside it, and the threads that work in both.
 pub struct Executor {
     arena: Arena,
+    host: Arena,
     threads: rayon::ThreadPool,
 }
 
 impl Executor {
     /// Allocates the arena, and starts as many threads as there are cores unless told.
     pub fn new(arena_bytes: u64, threads: Option<usize>) -> Result<Self, EngineError> {
+        Self::with_host(arena_bytes, 0, threads)
+    }
+
+    /// As [`Self::new`], with room for what a plan keeps in host memory.
+    pub fn with_host(
+        arena_bytes: u64,
+        host_bytes: u64,
+        threads: Option<usize>,
+    ) -> Result<Self, EngineError> {
         let threads = threads.unwrap_or_else(|| {
             std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
         });
@@ -34,6 +44,7 @@ impl Executor {
             })?;
         Ok(Self {
             arena: Arena::new(arena_bytes)?,
+            host: Arena::new(host_bytes)?,
             threads: pool,
         })
     }
@@ -48,6 +59,26 @@ impl Executor {
 
     pub fn arena_mut(&mut self) -> &mut Arena {
         &mut self.arena
+    }
+
+    /// The allocation in host memory beside the arena.
+    pub fn host(&self) -> &Arena {
+        &self.host
+    }
+
+    /// The allocation that a place is in.
+    pub(crate) fn memory(&self, place: Placement) -> &Arena {
+        match place.memory {
+            Memory::Arena => &self.arena,
+            Memory::Host => &self.host,
+        }
+    }
+
+    pub(crate) fn memory_mut(&mut self, place: Placement) -> &mut Arena {
+        match place.memory {
+            Memory::Arena => &mut self.arena,
+            Memory::Host => &mut self.host,
+        }
     }
 
     /// Runs something else on the executor's threads.
@@ -81,11 +112,12 @@ impl Executor {
                 dtype: graph.compute,
             });
         }
-        let arena = &mut self.arena;
+        let (arena, host) = (&mut self.arena, &self.host);
         self.threads.install(|| {
             for index in nodes {
                 let operands = Operands {
                     arena,
+                    host,
                     graph,
                     plan,
                     node: &graph.nodes[index],

@@ -4,8 +4,8 @@ use cinch_graph::op::{self, ActivationKind, NormKind, Op};
 
 use super::kernel::columns::{Columns, ColumnsMut};
 use super::kernel::{
-    activation, attention, convolution, cross_entropy, embedding, gated, linear, norm, optimizer,
-    rotary, scan,
+    activation, attention, convolution, cross_entropy, eight_bit, embedding, gated, linear, norm,
+    optimizer, rotary, scan,
 };
 use super::operands::Operands;
 use super::parallel::Accumulate;
@@ -44,6 +44,7 @@ pub(crate) fn execute<F: Real + Element>(x: &Operands<'_>) -> Result<(), EngineE
         Op::ScanBackward(op) => scan_backward::<F>(x, &op.0),
         Op::CrossEntropy(op) => return loss::<F>(x, op),
         Op::Logits(op::Logits) => return logits::<F>(x),
+        Op::GradientSquares(op) => gradient_squares::<F>(x, op),
         Op::GradientNorm(op) => gradient_norm::<F>(x, op),
         Op::AdamW(op) => update::<F>(x, op),
     }
@@ -512,12 +513,28 @@ fn logits<F: Real + Element>(x: &Operands<'_>) -> Result<(), EngineError> {
     Ok(())
 }
 
+fn gradient_squares<F: Real + Element>(x: &Operands<'_>, op: &op::GradientSquares) {
+    let gradient = x.input::<F>(0);
+    let count = optimizer::partials_len(gradient.len());
+    let sums = &mut x.output::<f64>(0)[op.first..op.first + count];
+    optimizer::squares(gradient, sums);
+}
+
+/// The sums of squares of all gradients' blocks, added up in the order of the parameters whether
+/// they were made here or one gradient at a time.
 fn gradient_norm<F: Real + Element>(x: &Operands<'_>, op: &op::GradientNorm) {
-    let partials = x.workspace::<f64>();
-    let mut sum = 0.0;
-    for input in 0..x.node.inputs.len() {
-        sum += optimizer::sum_of_squares(x.input::<F>(input), partials);
-    }
+    let sum: f64 = if op.from_squares {
+        x.input::<f64>(0).iter().sum()
+    } else {
+        let partials = x.workspace::<f64>();
+        let mut first = 0;
+        for input in 0..x.node.inputs.len() {
+            let gradient = x.input::<F>(input);
+            optimizer::squares(gradient, &mut partials[first..]);
+            first += optimizer::partials_len(gradient.len());
+        }
+        partials[..first].iter().sum()
+    };
     let norm = sum.sqrt();
     // The small constant is PyTorch's, and keeps a zero norm from dividing.
     let factor = op
@@ -529,8 +546,9 @@ fn gradient_norm<F: Real + Element>(x: &Operands<'_>, op: &op::GradientNorm) {
 }
 
 fn update<F: Real + Element>(x: &Operands<'_>, op: &op::AdamW) {
-    let scalars = x.input::<f32>(2);
-    if x.input::<f32>(1)[1] == 0.0 {
+    let scalars = x.input::<f32>(1);
+    let factor = if op.factor { x.input::<f32>(2)[1] } else { 1.0 };
+    if factor == 0.0 {
         return;
     }
     let settings = optimizer::AdamW {
@@ -541,7 +559,22 @@ fn update<F: Real + Element>(x: &Operands<'_>, op: &op::AdamW) {
         learning_rate: f64::from(scalars[0]),
         bias_correction1: f64::from(scalars[1]),
         bias_correction2: f64::from(scalars[2]),
-        gradient_scale: f64::from(x.input::<f32>(1)[1]),
+        gradient_scale: f64::from(factor),
     };
-    optimizer::adamw::<F>(x.output(0), x.input(0), x.output(1), x.output(2), &settings);
+    let layout = op.layout();
+    let (parameter, gradient) = (x.output::<F>(0), x.input(0));
+    match layout.scales {
+        None => {
+            let (m, v) = (x.output(layout.m), x.output(layout.v));
+            optimizer::adamw(parameter, gradient, m, v, &settings);
+        }
+        Some(scales) => {
+            let moment = |codes, scales| eight_bit::Moment {
+                codes: x.output(codes),
+                scales: x.output(scales),
+            };
+            let (m, v) = (moment(layout.m, scales[0]), moment(layout.v, scales[1]));
+            eight_bit::adamw(parameter, gradient, m, v, &settings);
+        }
+    }
 }

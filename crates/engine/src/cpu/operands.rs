@@ -1,7 +1,7 @@
-//! A node's tensors as slices of the arena.
+//! A node's tensors as slices of the arena, or of the host memory beside it.
 
 use cinch_graph::{Dropout as DropoutSpec, Graph, Node, TensorId, TensorType};
-use cinch_plan::{Placement, Plan};
+use cinch_plan::{Memory, Placement, Plan};
 
 use super::dropout::{Dropout, RandomState};
 use super::parallel::Accumulate;
@@ -13,6 +13,7 @@ use crate::arena::{Arena, Element};
 #[derive(Clone, Copy)]
 pub(crate) struct Operands<'a> {
     pub arena: &'a Arena,
+    pub host: &'a Arena,
     pub graph: &'a Graph,
     pub plan: &'a Plan,
     pub node: &'a Node,
@@ -26,6 +27,14 @@ impl<'a> Operands<'a> {
         self.plan.placement(id).unwrap_or(Placement::EMPTY)
     }
 
+    /// The allocation that a place is in.
+    fn memory(&self, place: Placement) -> &'a Arena {
+        match place.memory {
+            Memory::Arena => self.arena,
+            Memory::Host => self.host,
+        }
+    }
+
     pub fn input_type(&self, input: usize) -> TensorType {
         self.graph.ty(self.node.inputs[input])
     }
@@ -37,13 +46,19 @@ impl<'a> Operands<'a> {
     pub fn input<T: Element>(&self, input: usize) -> &'a [T] {
         // SAFETY: no output of this node overlaps an input that is viewed (type's contract),
         // and no other node runs at the same time.
-        unsafe { self.arena.view(self.place(self.node.inputs[input])) }
+        unsafe {
+            let place = self.place(self.node.inputs[input]);
+            self.memory(place).view(place)
+        }
     }
 
     pub fn output<T: Element>(&self, output: usize) -> &'a mut [T] {
         // SAFETY: outputs of a node are distinct tensors, placed apart by the plan; each is
         // viewed once per execution of the node.
-        unsafe { self.arena.view_mut(self.place(self.node.outputs[output])) }
+        unsafe {
+            let place = self.place(self.node.outputs[output]);
+            self.memory(place).view_mut(place)
+        }
     }
 
     /// The input, or `None` where the output has taken over its memory.
@@ -56,8 +71,9 @@ impl<'a> Operands<'a> {
     }
 
     pub fn is_in_place(&self, input: usize, output: usize) -> bool {
-        let from = self.place(self.node.inputs[input]).offset;
-        from == self.place(self.node.outputs[output]).offset
+        let from = self.place(self.node.inputs[input]);
+        let to = self.place(self.node.outputs[output]);
+        (from.memory, from.offset) == (to.memory, to.offset)
     }
 
     /// Whether an accumulator starts over with this write.

@@ -70,7 +70,7 @@ fn data_type(dtype: DType) -> sys::cudaDataType {
         DType::Bf16 => sys::cudaDataType::CUDA_R_16BF,
         DType::F16 => sys::cudaDataType::CUDA_R_16F,
         DType::F64 => sys::cudaDataType::CUDA_R_64F,
-        DType::F32 | DType::I32 => sys::cudaDataType::CUDA_R_32F,
+        DType::F32 | DType::I32 | DType::U8 => sys::cudaDataType::CUDA_R_32F,
     }
 }
 

@@ -16,6 +16,8 @@ pub struct Kernel {
 pub enum Argument {
     /// An offset in the arena; the kernel sees a pointer.
     Address(u64),
+    /// An offset in the host memory beside it, which the device sees too.
+    Host(u64),
     /// A null pointer, for something optional that is absent.
     Null,
     I32(i32),

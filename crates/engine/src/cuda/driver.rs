@@ -4,6 +4,7 @@
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
+use cinch_plan::Placement;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
@@ -179,6 +180,71 @@ impl Drop for DeviceMemory {
         if self.context.bind().is_ok() {
             // SAFETY: allocated in `new`, freed once.
             let _ = unsafe { result::free_sync(self.address) };
+        }
+    }
+}
+
+/// Pinned host memory that kernels read and write where it is.
+pub(crate) struct HostMemory {
+    context: Arc<Context>,
+    start: *mut u8,
+    pub bytes: u64,
+}
+
+// SAFETY: pinned memory belongs to the context, not to a thread; it is reached only through
+// `&self` and `&mut self`.
+unsafe impl Send for HostMemory {}
+
+impl HostMemory {
+    /// Zeroed memory of that size; none at all for zero bytes.
+    pub fn new(context: &Arc<Context>, bytes: u64) -> Result<Option<Self>, EngineError> {
+        if bytes == 0 {
+            return Ok(None);
+        }
+        // SAFETY: a plain pinned allocation, freed in `Drop`.
+        let start = unsafe { result::malloc_host(bytes as usize, sys::CU_MEMHOSTALLOC_DEVICEMAP) };
+        let start = start.map_err(|_| EngineError::PinnedMemory { bytes })?;
+        let start = start.cast::<u8>();
+        // SAFETY: the range was just allocated.
+        unsafe { std::ptr::write_bytes(start, 0, bytes as usize) };
+        Ok(Some(Self {
+            context: Arc::clone(context),
+            start,
+            bytes,
+        }))
+    }
+
+    /// Where the device sees it: at the same address as the host.
+    pub fn address(&self) -> u64 {
+        self.start.addr() as u64
+    }
+
+    /// The bytes of a place, while no kernel runs.
+    pub fn view(&self, place: Placement) -> &[u8] {
+        assert!(place.end() <= self.bytes, "a tensor outside host memory");
+        // SAFETY: inside the allocation, which is initialised; nothing runs by the contract.
+        unsafe {
+            let start = self.start.add(place.offset as usize);
+            std::slice::from_raw_parts(start, place.bytes as usize)
+        }
+    }
+
+    /// As [`Self::view`], to be written.
+    pub fn view_mut(&mut self, place: Placement) -> &mut [u8] {
+        assert!(place.end() <= self.bytes, "a tensor outside host memory");
+        // SAFETY: as in `view`, and exclusive by `&mut self`.
+        unsafe {
+            let start = self.start.add(place.offset as usize);
+            std::slice::from_raw_parts_mut(start, place.bytes as usize)
+        }
+    }
+}
+
+impl Drop for HostMemory {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: allocated in `new`, freed once.
+            let _ = unsafe { result::free_host(self.start.cast()) };
         }
     }
 }

@@ -7,13 +7,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cinch_graph::{DType, Graph};
-use cinch_plan::{Placement, Plan, twin};
+use cinch_plan::{Memory, Placement, Plan, twin};
 use cudarc::driver::{result, sys};
 
 use super::blas::Blas;
 use super::command::{Argument, Command, Kernel, MatrixAt, Product, Shape};
 use super::compile::cubin;
-use super::driver::{Context, DeviceInfo, DeviceMemory, Module, Replay, Stream, failed};
+use super::driver::{
+    Context, DeviceInfo, DeviceMemory, HostMemory, Module, Replay, Stream, failed,
+};
 use super::op::{COPY_TO_REAL, Lowered, lower_all};
 use super::staging::Staging;
 use super::timing::Stopwatch;
@@ -40,6 +42,8 @@ pub struct CudaExecutor {
     modules: HashMap<(&'static str, DType), Module>,
     staging: Staging,
     arena: DeviceMemory,
+    /// What the plan keeps in host memory.
+    host: Option<HostMemory>,
     stream: Stream,
     context: Arc<Context>,
     /// Free memory before the context existed is not to be had; what it took by itself is the
@@ -55,11 +59,21 @@ unsafe impl Send for CudaExecutor {}
 impl CudaExecutor {
     /// Opens the card and allocates the arena.
     pub fn new(arena_bytes: u64, options: EngineOptions) -> Result<Self, EngineError> {
+        Self::with_host(arena_bytes, 0, options)
+    }
+
+    /// As [`Self::new`], with pinned memory of the host beside the arena.
+    pub fn with_host(
+        arena_bytes: u64,
+        host_bytes: u64,
+        options: EngineOptions,
+    ) -> Result<Self, EngineError> {
         let context = Context::new(0)?;
         let (free, total) = context.memory()?;
         let context_bytes = total - free;
         let stream = Stream::new(&context)?;
         let arena = DeviceMemory::new(&context, arena_bytes.max(256))?;
+        let host = HostMemory::new(&context, host_bytes)?;
         let (free, total) = context.memory()?;
         Ok(Self {
             programs: Vec::new(),
@@ -68,6 +82,7 @@ impl CudaExecutor {
             modules: HashMap::new(),
             staging: Staging::new(&context)?,
             arena,
+            host,
             stream,
             context,
             context_bytes,
@@ -215,6 +230,9 @@ impl CudaExecutor {
             .iter()
             .map(|argument| match *argument {
                 Argument::Address(offset) => self.arena.address + offset,
+                Argument::Host(offset) => {
+                    self.host.as_ref().map_or(0, HostMemory::address) + offset
+                }
                 Argument::Null => 0,
                 Argument::I32(value) => u64::from(value.cast_unsigned()),
                 Argument::U32(value) => u64::from(value),
@@ -274,8 +292,15 @@ impl CudaExecutor {
         self.stream.synchronize()
     }
 
-    /// Copies from the arena, after what was started before is done.
+    /// Copies from the arena or from host memory, after what was started before is done.
     pub fn read(&self, place: Placement, into: &mut [u8]) -> Result<(), EngineError> {
+        if place.memory == Memory::Host {
+            self.synchronize()?;
+            if let Some(host) = &self.host {
+                into.copy_from_slice(host.view(place));
+            }
+            return Ok(());
+        }
         assert!(place.end() <= self.arena.bytes && into.len() as u64 == place.bytes);
         self.synchronize()?;
         // SAFETY: inside the arena by the assertion.
@@ -283,8 +308,15 @@ impl CudaExecutor {
             .map_err(failed("read from the GPU"))
     }
 
-    /// Copies into the arena, after what was started before is done.
+    /// Copies into the arena or into host memory, after what was started before is done.
     pub fn write(&mut self, place: Placement, from: &[u8]) -> Result<(), EngineError> {
+        if place.memory == Memory::Host {
+            self.synchronize()?;
+            if let Some(host) = &mut self.host {
+                host.view_mut(place).copy_from_slice(from);
+            }
+            return Ok(());
+        }
         assert!(place.end() <= self.arena.bytes && from.len() as u64 == place.bytes);
         self.context.bind()?;
         // SAFETY: inside the arena by the assertion; the copy is ordered on the stream and
@@ -358,7 +390,7 @@ pub fn matrix_rate(dtype: DType, tf32: bool) -> Result<f64, EngineError> {
         };
     }
     for offset in [0, bytes] {
-        executor.write(Placement { offset, bytes }, &operand)?;
+        executor.write(Placement::in_arena(offset, bytes), &operand)?;
     }
     let at = |address| MatrixAt {
         address,

@@ -1,7 +1,7 @@
 //! What a node's lowering sees and emits.
 
 use cinch_graph::{DType, Dropout, Graph, Node, TensorId, TensorType};
-use cinch_plan::{Placement, Plan};
+use cinch_plan::{Memory, Placement, Plan};
 
 use super::command::{Argument, Command, Kernel, Product, Shape};
 
@@ -62,8 +62,13 @@ impl<'a> Lowering<'a> {
         Argument::Address(self.input(input))
     }
 
+    /// The output as a kernel argument, in whichever memory it is.
     pub fn output_argument(&self, output: usize) -> Argument {
-        Argument::Address(self.output(output))
+        let place = self.place(self.node.outputs[output]);
+        match place.memory {
+            Memory::Arena => Argument::Address(place.offset),
+            Memory::Host => Argument::Host(place.offset),
+        }
     }
 
     /// An optional input.

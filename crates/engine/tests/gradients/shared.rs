@@ -1,6 +1,7 @@
 //! What all graphs of the tests have in common.
 
 use cinch_graph::Optimizer;
+use cinch_graph::op::MomentFormat;
 
 /// What tokens and targets are drawn from, in every graph here.
 pub const VOCABULARY: usize = 17;
@@ -13,4 +14,5 @@ pub const OPTIMIZER: Optimizer = Optimizer {
     epsilon: 1e-2,
     weight_decay: 0.1,
     max_norm: Some(0.5),
+    moments: MomentFormat::Full,
 };

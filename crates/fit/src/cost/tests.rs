@@ -94,6 +94,8 @@ fn a_large_product_runs_at_the_matrix_rate_and_a_small_one_does_not() {
     let rates = Rates {
         card: &card,
         matrix: card.half_flops,
+        offloaded: false,
+        update_launches: false,
     };
     let share = |m: usize, n: usize, k: usize| {
         let flops = 2.0 * m as f64 * n as f64 * k as f64;
@@ -123,6 +125,34 @@ fn accumulation_repeats_everything_but_the_update() {
         assert!((seconds / once.by_op[op] - times).abs() < 1e-9, "{op}");
     }
     assert!(thrice.seconds < 3.0 * once.seconds);
+}
+
+/// A step that clips runs its backward twice, and one that does not only pays for launches;
+/// states in host memory cost the time of the bus, and a quarter of it in eight bits.
+#[test]
+fn what_saves_memory_has_its_price() {
+    let card = card();
+    let with = |more: &[(&str, &str)]| predict(&[&GPT2, more].concat(), &card);
+    let plain = with(&[]);
+    let inside = ("vram.update_in_backward", "true");
+    let twice = with(&[inside]);
+    let grad = |p: &Prediction| p.by_op["linear_grad_weight"];
+    assert!((grad(&twice) / grad(&plain) - 2.0).abs() < 1e-9);
+    let once = with(&[inside, ("training.max_grad_norm", "0")]);
+    assert!((grad(&once) / grad(&plain) - 1.0).abs() < 1e-9);
+    assert!(once.seconds < 1.05 * plain.seconds);
+
+    let away = ("vram.use_cpu_offload", "true");
+    let (offloaded, small) = (
+        with(&[away]),
+        with(&[away, ("vram.optimizer_states", "8bit")]),
+    );
+    let own = [&GPT2[..], &[away]].concat();
+    let states = StepPlan::new(&config(&own), Target::Cuda, 0).unwrap();
+    let bus = states.plan.host_bytes as f64 / card.host_bandwidth;
+    assert!((offloaded.by_op["adamw"] / bus - 1.0).abs() < 0.01);
+    let ratio = offloaded.by_op["adamw"] / small.by_op["adamw"];
+    assert!((3.5..4.0).contains(&ratio), "{ratio}");
 }
 
 /// On the CPU time scales with the measured rates.

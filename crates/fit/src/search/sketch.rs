@@ -32,7 +32,7 @@ use cinch_graph::{Graph, Target, TrainingGraph};
 use cinch_model::with_num_blocks;
 use cinch_plan::{Demand, aligned};
 
-use crate::step::{differentiated, evaluation_graph, options, recomputed};
+use crate::step::{beside_arena, differentiated, evaluation_graph, options, recomputed};
 use crate::{Card, FitError, Machine};
 use profile::{BlockTimes, Profile, peak};
 
@@ -90,13 +90,13 @@ impl Steps {
         let counts = 0..=built;
         let one_less = if built < blocks {
             let step = differentiated(&with_blocks(config, built - 1), target)?;
-            Some(recomputed(&step, 0)?)
+            Some(recomputed(&step, config, 0)?)
         } else {
             None
         };
         Ok(Self {
             recomputed: counts
-                .map(|count| recomputed(&step, count))
+                .map(|count| recomputed(&step, config, count))
                 .collect::<Result<_, _>>()?,
             evaluation: evaluation_graph(&short, target)?,
             one_less,
@@ -143,7 +143,7 @@ impl Sketch {
                 )
             }
         };
-        let base = persistent.saturating_add(processor.machine.overhead_bytes);
+        let base = persistent.saturating_add(beside_arena(options, host_bytes));
         let total = |peak: u64| base.saturating_add(peak.max(evaluation));
         Self {
             bytes: transient.into_iter().map(total).collect(),

@@ -30,7 +30,7 @@ pub use linear::{Linear, LinearGradInput, LinearGradWeight};
 pub use logits::Logits;
 pub use loss_scale::LossScale;
 pub use norm::{Norm, NormApply, NormBackward, NormKind, Normed};
-pub use optimizer::{AdamW, GradientNorm};
+pub use optimizer::{AdamW, AdamWLayout, GradientNorm, GradientSquares, MomentFormat};
 pub use rotary::Rotary;
 pub use scan::{Scan, ScanBackward, ScanInputs, ScanPartition};
 
@@ -162,6 +162,7 @@ ops!(
     ScanBackward,
     CrossEntropy,
     Logits,
+    GradientSquares,
     GradientNorm,
     AdamW,
 );

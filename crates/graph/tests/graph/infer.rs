@@ -7,8 +7,8 @@
 use cinch_graph::op::{
     Activation, ActivationBackward, ActivationKind, AdamW, Add, Attention, AttentionBackward,
     AttentionInputs, Convolution, ConvolutionBackward, CrossEntropy, Embedding, EmbeddingBackward,
-    Gated, GatedBackward, GradientNorm, Linear, LinearGradInput, LinearGradWeight, Logits, Norm,
-    NormApply, NormBackward, NormKind, Op, Rotary, Scan, ScanBackward,
+    Gated, GatedBackward, GradientNorm, GradientSquares, Linear, LinearGradInput, LinearGradWeight,
+    Logits, MomentFormat, Norm, NormApply, NormBackward, NormKind, Op, Rotary, Scan, ScanBackward,
 };
 use cinch_graph::{DType, Dropout, Graph, Shape, TensorType};
 
@@ -188,6 +188,8 @@ fn adamw() -> AdamW {
         epsilon: 1e-8,
         weight_decay: 0.1,
         copy: Some(DType::Bf16),
+        moments: MomentFormat::Full,
+        factor: true,
     }
 }
 
@@ -401,6 +403,7 @@ fn optimizers() {
         let op = GradientNorm {
             max_norm: None,
             scaled,
+            from_squares: false,
         };
         Case::new(op, vec![f(&[4, 3]), f(&[4])])
             .any_rank(&[0, 1])
@@ -408,11 +411,28 @@ fn optimizers() {
             .any_number()
             .check_all();
     }
-    Case::new(adamw(), vec![f(&[4, 3]), f(&[2]), f(&[3])])
+    let squares = GradientSquares { first: 6, total: 7 };
+    Case::new(squares, vec![f(&[4, 3])])
         .any_float(&[0])
         .any_rank(&[0])
         .any_size(&[(0, 0), (0, 1)])
         .check_all();
+    for moments in [MomentFormat::Full, MomentFormat::EightBit] {
+        for factor in [false, true] {
+            let op = AdamW {
+                moments,
+                factor,
+                ..adamw()
+            };
+            let mut inputs = vec![f(&[4, 3]), f(&[3])];
+            inputs.extend(factor.then(|| f(&[2])));
+            Case::new(op, inputs)
+                .any_float(&[0])
+                .any_rank(&[0])
+                .any_size(&[(0, 0), (0, 1)])
+                .check_all();
+        }
+    }
 }
 
 /// Settings of an op that no inputs can fit.
@@ -509,7 +529,20 @@ fn settings_out_of_range() {
         copy: Some(DType::I32),
         ..adamw()
     };
-    refuses(op.into(), &[x, f(&[2]), f(&[3])], "a copy in i32");
+    refuses(op.into(), &[x, f(&[3]), f(&[2])], "a copy in i32");
+    let op = GradientNorm {
+        max_norm: None,
+        scaled: false,
+        from_squares: true,
+    };
+    let sums = TensorType::new([7], DType::F64);
+    let accepted = Op::from(op.clone()).declaration().infer(&[sums]);
+    assert!(accepted.is_ok(), "{accepted:?}");
+    refuses(op.clone().into(), &[f(&[7])], "f32, expected f64");
+    refuses(op.clone().into(), &[sums, sums], "takes 1 inputs");
+    refuses(op.into(), &[TensorType::new([7, 1], DType::F64)], "a list");
+    let op = GradientSquares { first: 2, total: 2 };
+    refuses(op.into(), &[f(&[5])], "writes 1 sums from 2 on");
 }
 
 /// The builder's own arithmetic comes before the op can refuse.

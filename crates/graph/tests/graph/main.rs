@@ -9,5 +9,6 @@ mod print;
 mod random_model;
 mod recompute;
 mod small_model;
+mod update_in_backward;
 mod values;
 mod verify;

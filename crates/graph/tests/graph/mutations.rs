@@ -200,6 +200,7 @@ fn mutate(graph: &mut Graph, mutation: &Mutation) -> Effect {
                 Op::from(GradientNorm {
                     max_norm: None,
                     scaled: false,
+                    from_squares: false,
                 })
             } else {
                 Op::from(Add)

@@ -86,7 +86,7 @@ block
 
 update
 ↑ %36 = gradient_norm(%17, %18, %19) f32[2]  `gradient_norm`
-↑ %1, %20, %23, %2 = adamw(%17, %36, %37) f32[7,4] f32[7,4] f32[7,4] bf16[7,4]  `table.update`
-↑ %7, %21, %24, %8 = adamw(%18, %36, %37) f32[4,4] f32[4,4] f32[4,4] bf16[4,4]  `project.weight.update`
-↑ %10, %22, %25 = adamw(%19, %36, %37) f32[4] f32[4] f32[4]  `last.gamma.update`
+↑ %1, %20, %23, %2 = adamw(%17, %37, %36) f32[7,4] f32[7,4] f32[7,4] bf16[7,4]  `table.update`
+↑ %7, %21, %24, %8 = adamw(%18, %37, %36) f32[4,4] f32[4,4] f32[4,4] bf16[4,4]  `project.weight.update`
+↑ %10, %22, %25 = adamw(%19, %37, %36) f32[4] f32[4] f32[4]  `last.gamma.update`
 ";

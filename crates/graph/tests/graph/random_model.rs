@@ -1,7 +1,9 @@
 //! Small models of random structure: chains and branches of the ops that models are built
 //! from, with tensors read by several nodes, across layers and blocks.
 
-use cinch_graph::op::{ActivationKind, Attention, AttentionInputs, NormKind, ScanInputs};
+use cinch_graph::op::{
+    ActivationKind, Attention, AttentionInputs, MomentFormat, NormKind, ScanInputs,
+};
 use cinch_graph::{
     DType, Graph, GraphError, Init, Optimizer, TensorId, TrainingGraph, differentiate,
 };
@@ -117,6 +119,7 @@ pub fn optimizer() -> Optimizer {
         epsilon: 1e-8,
         weight_decay: 0.1,
         max_norm: Some(1.0),
+        moments: MomentFormat::Full,
     }
 }
 

@@ -41,6 +41,35 @@ impl Values {
         reads
     }
 
+    /// For each of the chosen nodes, in the order of their names: which computations have written
+    /// its first input, by their values, in the order of writing.
+    pub fn written_by(
+        &mut self,
+        graph: &Graph,
+        chosen: impl Fn(&Node) -> bool,
+    ) -> Vec<(String, Vec<usize>)> {
+        self.of.clear();
+        let mut written: HashMap<TensorId, Vec<usize>> = HashMap::new();
+        let mut found = Vec::new();
+        for node in &graph.nodes {
+            if chosen(node) {
+                let made = written.get(&node.inputs[0]).cloned().unwrap_or_default();
+                found.push((node.name.clone(), made));
+            }
+            let computation = (kernel(&node.op), self.read(node));
+            self.run(graph, node);
+            let Some(&computation) = self.computations.get(&computation) else {
+                continue;
+            };
+            for (output, &id) in node.outputs.iter().enumerate() {
+                let value = self.number(computation, output);
+                written.entry(id).or_default().push(value);
+            }
+        }
+        found.sort();
+        found
+    }
+
     fn read(&mut self, node: &Node) -> Vec<usize> {
         node.inputs.iter().map(|&id| self.value(id)).collect()
     }

@@ -1,5 +1,6 @@
 //! The verifier: each kind of malformation, by hand.
 
+use cinch_graph::op::Op;
 use cinch_graph::{BlockId, DType, Graph, Phase, Role, Shape, TensorId, TensorType, verify};
 
 use crate::small_model::{forward, node, position, tensor, training};
@@ -37,7 +38,7 @@ fn tensors_exist() {
     rejected(&["a gradient", "does not exist"], |g| {
         g.parameters[0].gradient = Some(missing);
     });
-    rejected(&["a moment", "does not exist"], |g| {
+    rejected(&["a state", "does not exist"], |g| {
         let m = g.parameters[0].moments.unwrap()[0];
         g.parameters[0].moments = Some([m, missing]);
     });
@@ -192,12 +193,44 @@ fn phases_are_in_order() {
     rejected(&["`gelu`", "Forward after Backward"], |g| {
         node(g, "attend").phase = Phase::Backward;
     });
-    rejected(&["Backward after Update"], |g| {
-        let first = position(g, "gradient_norm");
-        let last = g.nodes.len() - 1;
-        assert!(first < last);
-        g.nodes[last].phase = Phase::Backward;
-    });
+    rejected(
+        &["`table.update`", "reads `table.gradient` after its update"],
+        |g| {
+            node(g, "table.update").phase = Phase::Backward;
+        },
+    );
+}
+
+/// An update may stand among backward nodes, but not before one that needs the old weight or
+/// adds to the gradient.
+#[test]
+fn nothing_comes_too_late_for_an_update() {
+    let early = |g: &mut Graph, update: &str, before: &str| {
+        let at = position(g, update);
+        let mut node = g.nodes.remove(at);
+        // Without the norm, which comes at the end.
+        if let Op::AdamW(op) = &mut node.op {
+            op.factor = false;
+            node.inputs.truncate(2);
+        }
+        let at = position(g, before);
+        g.nodes.insert(at, node);
+    };
+    rejected(
+        &["`d.qkv.input`", "reads `qkv.weight` after its update"],
+        |g| {
+            early(g, "qkv.weight.update", "d.qkv.input");
+        },
+    );
+    rejected(
+        &["`d.embedding.table`", "writes `table.gradient` after"],
+        |g| {
+            early(g, "table.update", "d.embedding.table");
+        },
+    );
+    let mut graph = training();
+    early(&mut graph, "qkv.weight.update", "d.first.input");
+    verify(&graph).unwrap();
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! an input of its own node, where the op declares the pair and nobody reads the input later.
 
 use cinch_graph::{Graph, Node, Role, TensorId};
-use cinch_plan::{ALIGNMENT, Placement, Plan};
+use cinch_plan::{ALIGNMENT, Memory, Placement, Plan};
 
 /// Panics with the names of what is wrong.
 pub fn check(graph: &Graph, plan: &Plan) {
@@ -46,8 +46,12 @@ struct Live {
     name: String,
 }
 
-fn is_resident(plan: &Plan, role: Role) -> bool {
-    role.is_persistent() && !(plan.options.offload_states && role == Role::State)
+/// Where tensors of this role belong.
+fn memory(plan: &Plan, role: Role) -> Memory {
+    match role {
+        Role::State if plan.options.offload_states => Memory::Host,
+        _ => Memory::Arena,
+    }
 }
 
 fn ids(graph: &Graph) -> impl Iterator<Item = TensorId> {
@@ -55,11 +59,15 @@ fn ids(graph: &Graph) -> impl Iterator<Item = TensorId> {
 }
 
 fn persistent_bytes(graph: &Graph, plan: &Plan) -> u64 {
-    let persistent = ids(graph).filter(|&id| is_resident(plan, graph.tensor(id).role));
+    let persistent = ids(graph).filter(|&id| {
+        let role = graph.tensor(id).role;
+        role.is_persistent() && memory(plan, role) == Memory::Arena
+    });
     persistent.map(|id| graph.ty(id).bytes()).sum()
 }
 
-/// What keeps its place has one, apart from all others, below the transient part.
+/// What keeps its place has one, apart from all others, below the transient part or in host
+/// memory.
 fn check_persistent(graph: &Graph, plan: &Plan) {
     let mut ranges: Vec<(Placement, &str)> = Vec::new();
     for id in ids(graph) {
@@ -67,22 +75,24 @@ fn check_persistent(graph: &Graph, plan: &Plan) {
         if !tensor.role.is_persistent() {
             continue;
         }
-        let Some(place) = plan.placement(id) else {
-            assert!(!is_resident(plan, tensor.role), "`{}`", tensor.name);
-            continue;
-        };
-        assert!(is_resident(plan, tensor.role), "`{}`", tensor.name);
+        let place = plan.placement(id).expect("a persistent tensor has a place");
+        assert_eq!(place.memory, memory(plan, tensor.role), "`{}`", tensor.name);
         assert_eq!(place.bytes, tensor.ty.bytes(), "`{}`", tensor.name);
         assert_eq!(place.offset % ALIGNMENT, 0, "`{}`", tensor.name);
-        assert!(place.end() <= plan.persistent_bytes, "`{}`", tensor.name);
+        let end = match place.memory {
+            Memory::Arena => plan.persistent_bytes,
+            Memory::Host => plan.host_bytes,
+        };
+        assert!(place.end() <= end, "`{}`", tensor.name);
         ranges.push((place, &tensor.name));
     }
-    ranges.sort_by_key(|(place, _)| place.offset);
+    ranges.sort_by_key(|(place, _)| (place.memory == Memory::Host, place.offset));
     for pair in ranges.windows(2) {
         let [(a, first), (b, second)] = pair else {
             unreachable!("windows of two")
         };
-        assert!(a.end() <= b.offset, "`{first}` and `{second}`");
+        let apart = a.memory != b.memory || a.end() <= b.offset;
+        assert!(apart, "`{first}` and `{second}`");
     }
 }
 
@@ -168,8 +178,7 @@ fn takes_over(graph: &Graph, index: usize, input: TensorId, output: TensorId) ->
 fn check_touched(graph: &Graph, plan: &Plan, node: &Node) {
     for &id in node.inputs.iter().chain(&node.outputs) {
         let tensor = graph.tensor(id);
-        let away = plan.options.offload_states && tensor.role == Role::State;
-        assert_eq!(plan.placement(id).is_none(), away, "`{}`", tensor.name);
+        assert!(plan.placement(id).is_some(), "`{}`", tensor.name);
     }
 }
 

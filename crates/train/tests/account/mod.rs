@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use cinch_engine::Arena;
 use cinch_graph::{Node, Role, TensorId, TrainingGraph};
-use cinch_plan::{ALIGNMENT, Placement, Plan};
+use cinch_plan::{ALIGNMENT, Memory, Placement, Plan};
 use cinch_train::Session;
 
 /// Every bit set is a NaN in single and in double precision.
@@ -42,7 +42,10 @@ impl Account {
         let step = session.plan();
         let arena = session.arena().expect("a session on the CPU");
         let kept = step.training.tensors.iter();
-        let kept = kept.filter(|tensor| tensor.role.is_persistent());
+        let kept = kept.filter(|tensor| {
+            let away = tensor.role == Role::State && step.config.batch.offload;
+            tensor.role.is_persistent() && !away
+        });
         let persistent = kept.map(|tensor| aligned(tensor.ty.bytes())).sum();
         Self {
             graph: step.training.clone(),
@@ -144,6 +147,7 @@ impl Account {
     /// Only the node's outputs and workspace may have changed.
     fn check_writes(&self, arena: &Arena, index: usize, node: &Node) {
         let outputs = node.outputs.iter().map(|&id| self.place(id));
+        let outputs = outputs.filter(|place| place.memory == Memory::Arena);
         let written = outputs.chain(self.plan.workspace(index)).map(range);
         let now: &[u8] = arena.read(whole(arena));
         for gap in gaps(written.collect(), 0..now.len()) {
@@ -191,10 +195,7 @@ fn range(place: Placement) -> Range<usize> {
 }
 
 fn whole(arena: &Arena) -> Placement {
-    Placement {
-        offset: 0,
-        bytes: arena.len() as u64,
-    }
+    Placement::in_arena(0, arena.len() as u64)
 }
 
 /// What `taken` leaves of `all`.

@@ -49,6 +49,28 @@ pub const GPT2: &[(&str, &str)] = &[
     ("model.n_heads", "3"),
 ];
 
+/// The ways to run the optimizer: as it is by default, and each that saves memory.
+pub const VARIANTS: [&[(&str, &str)]; 5] = [
+    &[],
+    &[("vram.optimizer_states", "8bit"), LARGER],
+    &[("vram.use_cpu_offload", "true")],
+    &[
+        ("vram.update_in_backward", "true"),
+        ("vram.gradient_accumulation_steps", "1"),
+    ],
+    &[
+        ("vram.update_in_backward", "true"),
+        ("vram.gradient_accumulation_steps", "1"),
+        ("vram.optimizer_states", "8bit"),
+        ("vram.use_cpu_offload", "true"),
+        ("training.max_grad_norm", "0"),
+        LARGER,
+    ],
+];
+
+/// A vocabulary whose embedding is large enough for states of eight bits.
+const LARGER: (&str, &str) = ("model.vocab_size", "311");
+
 /// A tiny model; `own` settings come last and win.
 pub fn config(model: &[(&str, &str)], own: &[(&str, &str)]) -> Config {
     let mut settings = Settings::new();

@@ -7,7 +7,7 @@ use crate::cpu::real::Real;
 use crate::cpu::simd::simd;
 
 /// Elements of one task.
-const TASK: usize = 64 * 1024;
+pub(super) const TASK: usize = 64 * 1024;
 
 /// Elements summed in the kernel's own precision before the sum moves to `f64`.
 const RUN: usize = 4096;
@@ -28,13 +28,52 @@ pub struct AdamW {
     pub gradient_scale: f64,
 }
 
-/// One step, as `torch.optim.AdamW` defines it:
+/// One number's step, as `torch.optim.AdamW` defines it:
 ///
 /// ```text
 /// g = gradient_scale · grad                     p ← p · (1 − lr · weight_decay)
 /// m ← m + (1 − β₁)(g − m)                       v ← β₂ v + (1 − β₂) g²
 /// p ← p − lr/c₁ · m / (√v/√c₂ + ε)              c₁, c₂ the bias corrections
 /// ```
+#[derive(Clone, Copy)]
+pub(super) struct Update<F> {
+    scale: F,
+    keep: F,
+    weight1: F,
+    beta2: F,
+    weight2: F,
+    step: F,
+    root2: F,
+    epsilon: F,
+}
+
+impl<F: Real> Update<F> {
+    #[inline(always)]
+    pub fn new(settings: &AdamW) -> Self {
+        let keep = 1.0 - settings.learning_rate * settings.weight_decay;
+        Self {
+            scale: F::from_f64(settings.gradient_scale),
+            keep: F::from_f64(keep),
+            weight1: F::from_f64(1.0 - settings.beta1),
+            beta2: F::from_f64(settings.beta2),
+            weight2: F::from_f64(1.0 - settings.beta2),
+            step: F::from_f64(settings.learning_rate / settings.bias_correction1),
+            root2: F::from_f64(1.0 / settings.bias_correction2.sqrt()),
+            epsilon: F::from_f64(settings.epsilon),
+        }
+    }
+
+    #[inline(always)]
+    pub fn apply(&self, parameter: &mut F, gradient: F, m: &mut F, v: &mut F) {
+        let g = gradient * self.scale;
+        *m = self.weight1.fma(g - *m, *m);
+        *v = self.beta2.fma(*v, self.weight2 * g * g);
+        let root = v.sqrt().fma(self.root2, self.epsilon);
+        *parameter = *parameter * self.keep - self.step * *m / root;
+    }
+}
+
+/// [`Update`] of every number of a parameter.
 pub fn adamw<F: Real>(
     parameter: &mut [F],
     gradient: &[F],
@@ -72,22 +111,11 @@ simd! {
         v: &mut [F],
         settings: &AdamW,
     ) {
-        let scale = F::from_f64(settings.gradient_scale);
-        let keep = F::from_f64(1.0 - settings.learning_rate * settings.weight_decay);
-        let weight1 = F::from_f64(1.0 - settings.beta1);
-        let beta2 = F::from_f64(settings.beta2);
-        let weight2 = F::from_f64(1.0 - settings.beta2);
-        let step = F::from_f64(settings.learning_rate / settings.bias_correction1);
-        let root2 = F::from_f64(1.0 / settings.bias_correction2.sqrt());
-        let epsilon = F::from_f64(settings.epsilon);
+        let update = Update::<F>::new(settings);
         let len = parameter.len();
         let (gradient, m, v) = (&gradient[..len], &mut m[..len], &mut v[..len]);
         for i in 0..len {
-            let g = gradient[i] * scale;
-            m[i] = weight1.fma(g - m[i], m[i]);
-            v[i] = beta2.fma(v[i], weight2 * g * g);
-            let root = v[i].sqrt().fma(root2, epsilon);
-            parameter[i] = parameter[i] * keep - step * m[i] / root;
+            update.apply(&mut parameter[i], gradient[i], &mut m[i], &mut v[i]);
         }
     }
 }
@@ -97,18 +125,17 @@ pub fn partials_len(len: usize) -> usize {
     len.div_ceil(TASK)
 }
 
-/// `Σ x²`, with `partials` of [`partials_len`] as scratch.
-pub fn sum_of_squares<F: Real>(x: &[F], partials: &mut [f64]) -> f64 {
+/// `Σ x²` of each [`TASK`] elements, as many as [`partials_len`]. Their sum in order is that of
+/// all.
+pub fn squares<F: Real>(x: &[F], partials: &mut [f64]) {
     let count = partials_len(x.len());
-    let partials = &mut partials[..count];
-    let shared = Shared::new(partials);
+    let shared = Shared::new(&mut partials[..count]);
     for_each(count, |task| {
         let block = &x[task * TASK..x.len().min((task + 1) * TASK)];
         // SAFETY: each task writes its own sum.
         let partial = unsafe { shared.part(task, 1) };
         partial[0] = squares_of_block(block);
     });
-    partials.iter().sum()
 }
 
 simd! {
@@ -188,9 +215,11 @@ mod tests {
             let x = random(len, 4);
             let expected: f64 = x.iter().map(|v| v * v).sum();
             let mut partials = vec![0.0; partials_len(len)];
-            let ours = sum_of_squares(&x, &mut partials);
+            squares(&x, &mut partials);
+            let ours: f64 = partials.iter().sum();
             assert!((ours - expected).abs() <= 1e-12 * expected, "{len}");
-            let ours = sum_of_squares(&single(&x), &mut partials);
+            squares(&single(&x), &mut partials);
+            let ours: f64 = partials.iter().sum();
             assert!((ours - expected).abs() <= 1e-6 * expected, "{len} in f32");
         }
     }
@@ -204,8 +233,9 @@ mod tests {
                 let mut p = single(&random(len, 2));
                 let (mut m, mut v) = (vec![0.0; len], vec![0.0; len]);
                 adamw(&mut p, &gradient, &mut m, &mut v, &settings(1));
-                let norm = sum_of_squares(&p, &mut vec![0.0; partials_len(len)]);
-                (p, m, v, norm)
+                let mut partials = vec![0.0; partials_len(len)];
+                squares(&p, &mut partials);
+                (p, m, v, partials)
             })
         };
         assert_eq!(run(1), run(2));

@@ -88,8 +88,25 @@ struct Update {
     }
 };
 
-// A parameter in the table of a launch. Tensors are named by their offset from the arena's start
-// in units of 256 bytes; the copy in the compute type may be absent.
+// Adam's numbers that are the same for all parameters of a launch.
+__device__ __forceinline__ Update make_update(const float* scalars, float factor, float decay,
+                                              float weight1, float beta2, float weight2,
+                                              float epsilon) {
+    Update update;
+    update.factor = factor;
+    update.keep = fmaf(-scalars[0], decay, 1.0f);
+    update.weight1 = weight1;
+    update.beta2 = beta2;
+    update.weight2 = weight2;
+    update.step = scalars[0] / scalars[1];
+    update.root2 = 1.0f / sqrtf(scalars[2]);
+    update.epsilon = epsilon;
+    return update;
+}
+
+// A parameter in the table of a launch. Tensors are named by their offset from the arena's start,
+// the moments by that from `states`, in units of 256 bytes; the copy in the compute type may be
+// absent.
 struct Entry {
     u32 parameter, gradient, m, v, copy;
     u32 elements, first_block;
@@ -107,15 +124,15 @@ template <typename T> __device__ __forceinline__ T* at(u8* arena, u32 units) {
     return reinterpret_cast<T*>(arena + (u64)units * UNIT);
 }
 
-// AdamW for `count` parameters at once; entries are in the order of their blocks. `clipping` is
-// [norm, factor], `scalars` [learning rate, c₁, c₂]. A factor of 0 marks a step that is skipped:
+// AdamW for `count` parameters at once; entries are in the order of their blocks. `states` is the
+// arena or mapped memory of the host: each moment is read and written once, in order, so that it
+// streams over the bus. `clipping`, or null, is [norm, factor], `scalars` [learning rate, c₁, c₂]. A factor of 0 marks a step that is skipped:
 // a finite norm never gives it.
 KERNEL __launch_bounds__(256)
-adamw(const __grid_constant__ Table table, u32 count, u8* arena, const float* clipping,
-      const float* scalars, float weight1, float beta2, float weight2, float epsilon) {
-    Update update;
-    update.factor = clipping[1];
-    if (update.factor == 0.0f) return;
+adamw(const __grid_constant__ Table table, u32 count, u8* arena, u8* states,
+      const float* clipping, const float* scalars, float weight1, float beta2, float weight2, float epsilon) {
+    float factor = clipping ? clipping[1] : 1.0f;
+    if (factor == 0.0f) return;
     // The last entry that begins at this block or before.
     u32 low = 0, high = count;
     while (high - low > 1) {
@@ -126,16 +143,10 @@ adamw(const __grid_constant__ Table table, u32 count, u8* arena, const float* cl
     const Entry& entry = table.entries[low];
     float* parameter = at<float>(arena, entry.parameter);
     const float* gradient = at<float>(arena, entry.gradient);
-    float* m = at<float>(arena, entry.m);
-    float* v = at<float>(arena, entry.v);
+    float* m = at<float>(states, entry.m);
+    float* v = at<float>(states, entry.v);
     real* copy = entry.copy == NO_COPY ? nullptr : at<real>(arena, entry.copy);
-    update.keep = fmaf(-scalars[0], entry.decay, 1.0f);
-    update.weight1 = weight1;
-    update.beta2 = beta2;
-    update.weight2 = weight2;
-    update.step = scalars[0] / scalars[1];
-    update.root2 = 1.0f / sqrtf(scalars[2]);
-    update.epsilon = epsilon;
+    Update update = make_update(scalars, factor, entry.decay, weight1, beta2, weight2, epsilon);
 
     u32 start = (blockIdx.x - entry.first_block) * SHARE;
     u32 end = entry.elements - start < SHARE ? entry.elements : start + SHARE;
@@ -162,6 +173,111 @@ adamw(const __grid_constant__ Table table, u32 count, u8* arena, const float* cl
         m[last] = first;
         v[last] = second;
         if (copy) copy[last] = from_float<real>(p);
+    }
+}
+
+// Moments in eight bits: codes in blocks with a scale each. In units of the scale
+//
+//   m = sign(q)·(q/127)²,  q a signed byte         v = 2^e·(1 + f/8),  code − 255 = 8·e + f, 0 for 0
+//
+// so the code of v is the sign-free float of its upper bits; see the CPU's eight_bit.rs.
+constexpr u32 CODE_BLOCK = 256, LANE_CODES = 8, BLOCKS_PER_LAUNCH_BLOCK = 8;
+constexpr float LARGEST_CODE = 127.0f;
+constexpr int DROPPED_BITS = 20, CODE_OFFSET = (0x3f800000 >> DROPPED_BITS) - 255;
+
+__device__ __forceinline__ float decode_signed(u8 code, float unit) {
+    float q = (float)(signed char)code;
+    return q * fabsf(q) * unit;
+}
+
+__device__ __forceinline__ u8 encode_signed(float value, float scale) {
+    // Adding 1.5·2²³ leaves the nearest integer, as two's complement, in the low bits.
+    float q = LARGEST_CODE * sqrtf(fabsf(value) / scale);
+    return (u8)__float_as_uint(copysignf(q, value) + 12582912.0f);
+}
+
+__device__ __forceinline__ float decode_unsigned(u8 code, float scale) {
+    float value = __int_as_float(((int)code + CODE_OFFSET) << DROPPED_BITS) * scale;
+    return code == 0 ? 0.0f : value;
+}
+
+__device__ __forceinline__ u8 encode_unsigned(float value, float scale) {
+    int bits = __float_as_int(value / scale);
+    int code = ((bits + (1 << (DROPPED_BITS - 1))) >> DROPPED_BITS) - CODE_OFFSET;
+    code = code < 1 ? 1 : code > 255 ? 255 : code;
+    return value > 0.0f ? (u8)code : (u8)0;
+}
+
+// The largest magnitude over a warp, 1 where all are zero. Magnitudes compare like their bits.
+__device__ __forceinline__ float warp_largest(const float (&x)[LANE_CODES]) {
+    u32 most = 0;
+#pragma unroll
+    for (int j = 0; j < LANE_CODES; j++) most = max(most, __float_as_uint(fabsf(x[j])));
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2)
+        most = max(most, __shfl_xor_sync(0xffffffffu, most, offset));
+    return most == 0 ? 1.0f : __uint_as_float(most);
+}
+
+// AdamW of one parameter [elements] whose moments are codes [elements] and scales
+// [⌈elements/256⌉]: a warp decodes a block, updates it and encodes it again, eight numbers to a
+// lane. Moments may be in mapped memory of the host. `copy` and `clipping` may be null.
+KERNEL __launch_bounds__(256)
+adamw_8bit(float* parameter, const float* gradient, u8* m, u8* v, float* m_scales,
+           float* v_scales, real* copy, const float* clipping, const float* scalars, u64 elements,
+           float decay, float weight1, float beta2, float weight2, float epsilon) {
+    float factor = clipping ? clipping[1] : 1.0f;
+    u64 block = (u64)blockIdx.x * BLOCKS_PER_LAUNCH_BLOCK + threadIdx.x / 32;
+    if (factor == 0.0f || block * CODE_BLOCK >= elements) return;
+    Update update = make_update(scalars, factor, decay, weight1, beta2, weight2, epsilon);
+    u64 start = block * CODE_BLOCK + (threadIdx.x % 32) * LANE_CODES;
+    bool whole = start + LANE_CODES <= elements;
+    float m_unit = m_scales[block] / (LARGEST_CODE * LARGEST_CODE), v_scale = v_scales[block];
+    float p[LANE_CODES] = {}, g[LANE_CODES] = {}, first[LANE_CODES], second[LANE_CODES];
+    Pack<u8, LANE_CODES> m_codes = {}, v_codes = {};
+    if (whole) {
+        load(parameter + start, p);
+        load(gradient + start, g);
+        m_codes = *reinterpret_cast<const Pack<u8, LANE_CODES>*>(m + start);
+        v_codes = *reinterpret_cast<const Pack<u8, LANE_CODES>*>(v + start);
+    } else {
+        for (int j = 0; j < LANE_CODES && start + j < elements; j++) {
+            p[j] = parameter[start + j];
+            g[j] = gradient[start + j];
+            m_codes.v[j] = m[start + j];
+            v_codes.v[j] = v[start + j];
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < LANE_CODES; j++) {
+        first[j] = decode_signed(m_codes.v[j], m_unit);
+        second[j] = decode_unsigned(v_codes.v[j], v_scale);
+        // Beyond the end all is zero and stays so.
+        update.apply(p[j], g[j], first[j], second[j]);
+    }
+    float m_scale = warp_largest(first);
+    v_scale = warp_largest(second);
+#pragma unroll
+    for (int j = 0; j < LANE_CODES; j++) {
+        m_codes.v[j] = encode_signed(first[j], m_scale);
+        v_codes.v[j] = encode_unsigned(second[j], v_scale);
+    }
+    if (whole) {
+        store(parameter + start, p);
+        *reinterpret_cast<Pack<u8, LANE_CODES>*>(m + start) = m_codes;
+        *reinterpret_cast<Pack<u8, LANE_CODES>*>(v + start) = v_codes;
+        if (copy) store(copy + start, p);
+    } else {
+        for (int j = 0; j < LANE_CODES && start + j < elements; j++) {
+            parameter[start + j] = p[j];
+            m[start + j] = m_codes.v[j];
+            v[start + j] = v_codes.v[j];
+            if (copy) copy[start + j] = from_float<real>(p[j]);
+        }
+    }
+    if (threadIdx.x % 32 == 0) {
+        m_scales[block] = m_scale;
+        v_scales[block] = v_scale;
     }
 }
 

@@ -391,7 +391,7 @@ mod tests {
                 let given: Vec<_> = arguments
                     .iter()
                     .map(|argument| match argument {
-                        Argument::Address(_) | Argument::Null => "pointer",
+                        Argument::Address(_) | Argument::Host(_) | Argument::Null => "pointer",
                         Argument::I32(_) => "int",
                         Argument::U32(_) => "u32",
                         Argument::U64(_) => "u64",

@@ -16,7 +16,7 @@ mod scan;
 use std::ops::Range;
 
 use cinch_graph::Graph;
-use cinch_graph::op::Op;
+use cinch_graph::op::{MomentFormat, Op};
 use cinch_plan::Plan;
 
 use super::command::{Command, Kernel};
@@ -54,8 +54,12 @@ pub fn lower(mut x: Lowering<'_>) -> Vec<Command> {
         Op::ScanBackward(op) => scan::scan_backward(&mut x, op),
         Op::CrossEntropy(op) => cross_entropy::cross_entropy(&mut x, op),
         Op::Logits(op) => logits::logits(&mut x, op),
+        Op::GradientSquares(op) => optimizer::gradient_squares(&mut x, op),
         Op::GradientNorm(op) => optimizer::gradient_norm(&mut x, op),
-        Op::AdamW(op) => optimizer::adamw(&mut x, op, 1),
+        Op::AdamW(op) => match op.moments {
+            MomentFormat::Full => optimizer::adamw(&mut x, op, 1),
+            MomentFormat::EightBit => optimizer::adamw_8bit(&mut x, op),
+        },
     }
     x.finish()
 }

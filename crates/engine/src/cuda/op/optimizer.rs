@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use cinch_graph::op::{AdamW, GradientNorm, Op};
+use cinch_graph::op::{AdamW, GradientNorm, GradientSquares, MomentFormat, Op};
 use cinch_graph::{Node, TensorId};
 use cinch_plan::ALIGNMENT;
 
@@ -40,27 +40,46 @@ fn ranges(x: &Lowering<'_>) -> Vec<(u64, usize)> {
     ranges
 }
 
+/// The sums of squares of the blocks of some floats, to `sums`; how many they are.
+fn squares(x: &mut Lowering<'_>, (address, elements): (u64, usize), sums: u64) -> usize {
+    let blocks = elements.div_ceil(GradientNorm::BLOCK);
+    let arguments = vec![
+        Argument::Address(address),
+        Argument::Address(sums),
+        Argument::U64(elements as u64),
+        Argument::U32(GradientNorm::BLOCK as u32),
+    ];
+    x.launch(
+        kernel("gradient_squares"),
+        Shape::linear(blocks, 512),
+        arguments,
+    );
+    blocks
+}
+
+/// Bytes of one sum.
+const SUM: u64 = size_of::<f64>() as u64;
+
+pub fn gradient_squares(x: &mut Lowering<'_>, op: &GradientSquares) {
+    let gradient = (x.input(0), x.input_type(0).shape.elements());
+    let sums = x.output(0) + SUM * op.first as u64;
+    squares(x, gradient, sums);
+}
+
 pub fn gradient_norm(x: &mut Lowering<'_>, op: &GradientNorm) {
-    let (workspace, _) = x.workspace();
-    let mut count = 0;
-    for (address, elements) in ranges(x) {
-        let blocks = elements.div_ceil(GradientNorm::BLOCK);
-        let arguments = vec![
-            Argument::Address(address),
-            Argument::Address(workspace + 8 * count as u64),
-            Argument::U64(elements as u64),
-            Argument::U32(GradientNorm::BLOCK as u32),
-        ];
-        x.launch(
-            kernel("gradient_squares"),
-            Shape::linear(blocks, 512),
-            arguments,
-        );
-        count += blocks;
-    }
+    let (sums, count) = if op.from_squares {
+        (x.input(0), x.input_type(0).shape.elements())
+    } else {
+        let (workspace, _) = x.workspace();
+        let mut count = 0;
+        for range in ranges(x) {
+            count += squares(x, range, workspace + SUM * count as u64);
+        }
+        (workspace, count)
+    };
     let max_norm = op.max_norm.map_or(f32::INFINITY, |max| max as f32);
     let arguments = vec![
-        Argument::Address(workspace),
+        Argument::Address(sums),
         x.output_argument(0),
         x.optional_output(op.scaled.then_some(1)),
         Argument::U32(count as u32),
@@ -81,7 +100,7 @@ const NO_COPY: u32 = u32::MAX;
 const PIECE: usize = 1 << 30;
 
 /// How many of the nodes, from the first on, are one update: AdamW with the same settings and
-/// scalars, the decay aside.
+/// scalars, the decay aside. Those inside a backward are few at a time.
 pub fn num_together(nodes: &[Node]) -> usize {
     let Some((first, op)) = nodes.first().and_then(as_adamw) else {
         return 0;
@@ -95,11 +114,42 @@ pub fn num_together(nodes: &[Node]) -> usize {
     nodes.iter().take_while(|node| joins(node)).count()
 }
 
+/// An update that a table has entries for: one with moments in full.
 fn as_adamw(node: &Node) -> Option<(&Node, &AdamW)> {
     match &node.op {
-        Op::AdamW(op) => Some((node, op)),
+        Op::AdamW(op) if op.moments == MomentFormat::Full => Some((node, op)),
         _ => None,
     }
+}
+
+/// Blocks of codes that a block of threads updates, a warp each.
+const CODE_BLOCKS: usize = 8;
+
+/// The update of one parameter with moments in eight bits.
+pub fn adamw_8bit(x: &mut Lowering<'_>, op: &AdamW) {
+    let layout = op.layout();
+    let elements = x.output_type(0).shape.elements();
+    let scales = layout.scales.unwrap_or_default();
+    let arguments = vec![
+        x.output_argument(0),
+        x.input_argument(0),
+        x.output_argument(layout.m),
+        x.output_argument(layout.v),
+        x.output_argument(scales[0]),
+        x.output_argument(scales[1]),
+        x.optional_output(layout.copy),
+        x.optional_input(op.factor.then_some(2)),
+        x.input_argument(1),
+        Argument::U64(elements as u64),
+        Argument::F32(op.weight_decay as f32),
+        Argument::F32((1.0 - op.beta1) as f32),
+        Argument::F32(op.beta2 as f32),
+        Argument::F32((1.0 - op.beta2) as f32),
+        Argument::F32(op.epsilon as f32),
+    ];
+    let blocks = elements.div_ceil(MomentFormat::BLOCK * CODE_BLOCKS);
+    let shape = Shape::linear(blocks, UPDATE_THREADS);
+    x.launch(kernel("adamw_8bit"), shape, arguments);
 }
 
 /// The update of `count` parameters, this node's and those of the nodes that follow.
@@ -109,6 +159,10 @@ pub fn adamw(x: &mut Lowering<'_>, op: &AdamW, count: usize) {
     let entries: Vec<Entry> = updates
         .flat_map(|(node, op)| Entry::all(x, node, op))
         .collect();
+    let states = match x.plan.options.offload_states {
+        false => Argument::Address(0),
+        true => Argument::Host(0),
+    };
     for entries in entries.chunks(TABLE_ENTRIES) {
         let mut words = Vec::with_capacity(TABLE_ENTRIES * ENTRY_WORDS);
         let mut blocks = 0;
@@ -121,8 +175,9 @@ pub fn adamw(x: &mut Lowering<'_>, op: &AdamW, count: usize) {
         let arguments = vec![
             Argument::U32(entries.len() as u32),
             Argument::Address(0),
+            states,
+            x.optional_input(op.factor.then_some(2)),
             x.input_argument(1),
-            x.input_argument(2),
             Argument::F32((1.0 - op.beta1) as f32),
             Argument::F32(op.beta2 as f32),
             Argument::F32((1.0 - op.beta2) as f32),
@@ -135,7 +190,8 @@ pub fn adamw(x: &mut Lowering<'_>, op: &AdamW, count: usize) {
 
 /// A parameter, or a piece of a large one.
 struct Entry {
-    /// Parameter, gradient, moments and compute copy, in units of the plan's alignment.
+    /// Parameter, gradient, moments and compute copy, in units of the plan's alignment from the
+    /// start of the arena or, for the moments, of where they are kept.
     places: [u32; 5],
     elements: usize,
     decay: f32,

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use cinch_graph::op::{ActivationKind, NormKind};
+use cinch_graph::op::{ActivationKind, MomentFormat, NormKind};
 use cinch_graph::{DType, Graph, Init, Optimizer, Target, TrainingGraph, differentiate};
 use cinch_plan::{Options, Plan};
 
@@ -71,6 +71,7 @@ fn step(dtype: DType, width: usize) -> TrainingGraph {
         epsilon: 1e-8,
         weight_decay: 0.1,
         max_norm: Some(1.0),
+        moments: MomentFormat::Full,
     };
     differentiate(g, &optimizer).unwrap()
 }
@@ -137,7 +138,7 @@ fn check_arguments(kernel: Kernel, parameters: &[String], arguments: &[Argument]
     for (parameter, argument) in parameters.iter().zip(arguments) {
         let fits = match argument {
             Argument::Address(address) => parameter.contains('*') && *address < arena,
-            Argument::Null => parameter.contains('*'),
+            Argument::Host(_) | Argument::Null => parameter.contains('*'),
             Argument::I32(_) => parameter.starts_with("i32 "),
             Argument::U32(_) => parameter.starts_with("u32 "),
             Argument::U64(_) => parameter.starts_with("u64 "),

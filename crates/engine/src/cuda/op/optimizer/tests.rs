@@ -12,6 +12,10 @@ const SOURCE: &str = include_str!("../../kernels/optimizer.cu");
 
 /// A chain of square layers, every second one with a bias, which does not decay.
 fn step(dtype: DType, layers: usize) -> TrainingGraph {
+    step_with(dtype, layers, MomentFormat::Full)
+}
+
+fn step_with(dtype: DType, layers: usize, moments: MomentFormat) -> TrainingGraph {
     const INIT: Init = Init::Normal { std: 0.02 };
     let mut g = Graph::new(dtype);
     let tokens = g.batch("tokens", [2, 5], DType::I32);
@@ -32,6 +36,7 @@ fn step(dtype: DType, layers: usize) -> TrainingGraph {
         epsilon: 1e-8,
         weight_decay: 0.1,
         max_norm: Some(1.0),
+        moments,
     };
     differentiate(g, &optimizer).unwrap()
 }
@@ -161,6 +166,126 @@ fn only_half_precision_has_a_loss_scale() {
     }
 }
 
+/// The parameters of a kernel, as they are declared.
+fn parameters(function: &str) -> Vec<&'static str> {
+    let start = SOURCE.find(&format!("\n{function}(")).expect(function);
+    let list = &SOURCE[start..];
+    let list = &list[list.find('(').unwrap() + 1..list.find(") {").unwrap()];
+    list.split(',').map(str::trim).collect()
+}
+
+/// A step with moments in eight bits of what is large enough, wherever they lie.
+#[test]
+fn moments_in_eight_bits_have_launches_of_their_own() {
+    for offload_states in [false, true] {
+        let graph = step_with(DType::Bf16, 3, MomentFormat::EightBit);
+        let options = Options {
+            offload_states,
+            ..Options::new(Target::Cuda)
+        };
+        let plan = Plan::new(&graph, options);
+        let lowered = update(&graph, &plan);
+        // The table by itself, and the small ones together.
+        let nodes: Vec<&str> = lowered.iter().map(|entry| entry.node.as_str()).collect();
+        assert_eq!(
+            nodes,
+            [
+                "gradient_norm",
+                "table.update",
+                "0.weight.update and 3 more"
+            ]
+        );
+        let [
+            Command::Launch {
+                shape, arguments, ..
+            },
+        ] = &lowered[1].commands[..]
+        else {
+            panic!("{:?}", lowered[1]);
+        };
+        // 27009 elements are 106 blocks of 256, eight to a block of threads.
+        assert_eq!((shape.grid[0], shape.block[0]), (14, UPDATE_THREADS));
+        let table = &graph.parameters[0];
+        let [scales, moments] = [table.scales, table.moments].map(Option::unwrap);
+        for (position, id) in [
+            (2, moments[0]),
+            (3, moments[1]),
+            (4, scales[0]),
+            (5, scales[1]),
+        ] {
+            let offset = plan.placement(id).unwrap().offset;
+            let expected = if offload_states {
+                Argument::Host(offset)
+            } else {
+                Argument::Address(offset)
+            };
+            assert_eq!(arguments[position], expected);
+        }
+        let declared = parameters("adamw_8bit");
+        assert_eq!(declared.len(), arguments.len());
+        for (parameter, argument) in declared.iter().zip(arguments) {
+            let fits = match argument {
+                Argument::U64(_) => parameter.starts_with("u64 "),
+                Argument::F32(_) => parameter.starts_with("float ") && !parameter.contains('*'),
+                _ => parameter.contains('*'),
+            };
+            assert!(fits, "{argument:?} as `{parameter}`");
+        }
+        // The others find their moments from the start of the same memory.
+        let Command::LaunchTable { arguments, .. } = &lowered[2].commands[0] else {
+            panic!("{:?}", lowered[2]);
+        };
+        let states = if offload_states {
+            Argument::Host(0)
+        } else {
+            Argument::Address(0)
+        };
+        assert_eq!(arguments[2], states);
+    }
+}
+
+/// Updates inside the backward: sums of squares where they belong, and no factor without a norm.
+#[test]
+fn updates_inside_the_backward_are_lowered() {
+    let graph = step(DType::F32, 2).update_in_backward();
+    let plan = plan(&graph);
+    let all = lower_all(&graph, &plan, 0..graph.nodes.len(), true);
+    let sums = plan
+        .placement(graph.find("gradient_squares").unwrap())
+        .unwrap();
+    let mut filled = Vec::new();
+    for lowered in all
+        .iter()
+        .filter(|lowered| lowered.op == "gradient_squares")
+    {
+        let [
+            Command::Launch {
+                shape, arguments, ..
+            },
+        ] = &lowered.commands[..]
+        else {
+            panic!("{lowered:?}");
+        };
+        let Argument::Address(address) = arguments[1] else {
+            panic!("{arguments:?}");
+        };
+        filled
+            .extend((0..shape.grid[0]).map(|block| (address - sums.offset) / 8 + u64::from(block)));
+    }
+    filled.sort_unstable();
+    let total = sums.bytes / 8;
+    assert_eq!(filled, (0..total).collect::<Vec<_>>());
+    let norm = all
+        .iter()
+        .find(|lowered| lowered.op == "gradient_norm")
+        .unwrap();
+    let [Command::Launch { arguments, .. }] = &norm.commands[..] else {
+        panic!("{norm:?}");
+    };
+    assert_eq!(arguments[0], Argument::Address(sums.offset));
+    assert_eq!(arguments[3], Argument::U32(total as u32));
+}
+
 /// The kernel repeats what the graph and the lowering say.
 #[test]
 fn constants_are_those_of_the_kernel() {
@@ -173,6 +298,12 @@ fn constants_are_those_of_the_kernel() {
         format!("UNIT = {ALIGNMENT}, NO_COPY = {NO_COPY:#x}u"),
         format!("SHARE = {SHARE}, UPDATE_THREADS = {UPDATE_THREADS};"),
         format!("__launch_bounds__({UPDATE_THREADS})\nadamw("),
+        format!("__launch_bounds__({UPDATE_THREADS})\nadamw_8bit("),
+        format!(
+            "CODE_BLOCK = {}, LANE_CODES = {}, BLOCKS_PER_LAUNCH_BLOCK = {CODE_BLOCKS};",
+            MomentFormat::BLOCK,
+            MomentFormat::BLOCK / 32
+        ),
     ] {
         assert!(SOURCE.contains(&line), "{line}");
     }
