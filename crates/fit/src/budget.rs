@@ -160,7 +160,7 @@ fn changes(config: &Config, machine: Machine, budget: u64) -> Result<Vec<Change>
         early.batch.accumulation = 1;
         let cut = if config.batch.accumulation > 1 {
             let micro = early.batch.batch_size;
-            format!("--batch-size {micro} --gradient-accumulation-steps 1 ")
+            format!("--batch-size {micro} --grad-accum 1 ")
         } else {
             String::new()
         };

@@ -84,8 +84,13 @@ fn given<'a>(
     inputs.chain(outputs.filter(|&(id, _)| cpu.graph.tensor(id).role != Role::Activation))
 }
 
-/// Under a sanitizer, which takes minutes for the many products that the library tries, ops that
-/// have no kernel of ours may be left out (`.ci/sanitize` does).
+/// Whether a sanitizer watches, which takes minutes for the many products that the library tries
+/// (`.ci/sanitize` says so).
+fn under_sanitizer() -> bool {
+    std::env::var_os("CINCH_WITHOUT_PRODUCTS").is_some()
+}
+
+/// Ops that have no kernel of ours are left out then.
 fn is_left_out(op: &Op) -> bool {
     let only_products = match op {
         Op::Linear(_) | Op::LinearGradInput(_) | Op::Logits(_) => true,
@@ -93,7 +98,7 @@ fn is_left_out(op: &Op) -> bool {
         Op::LinearGradWeight(op) => !op.bias,
         _ => false,
     };
-    only_products && std::env::var_os("CINCH_WITHOUT_PRODUCTS").is_some()
+    only_products && under_sanitizer()
 }
 
 /// Runs both, giving each node of the GPU the CPU's inputs.
@@ -103,7 +108,12 @@ pub fn compare(what: &str, reference: Graph, tested: Graph) -> Vec<Report> {
     assert_eq!(cpu.graph.nodes.len(), gpu.graph.nodes.len());
     let mut host = Executor::new(cpu.plan.arena_bytes, Some(2)).unwrap();
     let arena_bytes = gpu.plan.arena_bytes;
-    let mut device = Engine::new(Target::Cuda, arena_bytes, EngineOptions::default()).unwrap();
+    let options = EngineOptions {
+        // One algorithm a product instead of all that might be fast.
+        deterministic: under_sanitizer(),
+        ..EngineOptions::default()
+    };
+    let mut device = Engine::new(Target::Cuda, arena_bytes, options).unwrap();
     fill(&cpu, &mut host);
     // The CPU's gradients are not scaled.
     if let Some(id) = gpu.graph.loss_scale {
