@@ -1,7 +1,14 @@
 //! What the user typed, word for word. What it means is decided in `settings`.
 
+mod pytorch;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
+
+pub use pytorch::{
+    Engine, TorchArguments, TorchAttention, TorchLoop, TorchOptimizer, TorchPrecision,
+    TorchQuestions, TraceArguments, given,
+};
 
 use clap::{Args, Command as CommandLine, CommandFactory, FromArgMatches};
 use clap::{Parser, Subcommand, ValueEnum};
@@ -61,6 +68,8 @@ pub enum Command {
     Bench(BenchArguments),
     /// Run real steps and compare memory and time with the plan
     Profile(ProfileArguments),
+    /// Record a PyTorch run, or replay a recorded one under other allocator settings
+    Trace(TraceArguments),
     /// Before a run: settings and their origin, GPU, free memory, disk, a dry plan
     Check(CheckArguments),
     /// Make or prepare training data
@@ -86,12 +95,12 @@ pub enum Device {
 
 /// Settings that every command about a model takes. Each stands for one key of the
 /// configuration file.
-#[derive(Args, Debug, Default)]
+#[derive(Args, Clone, Debug, Default)]
 pub struct SettingArguments {
     /// Configuration file: JSON with comments, YAML, TOML or Python constants
     #[arg(long, value_name = "FILE", help_heading = "Settings")]
     pub config: Option<PathBuf>,
-    /// Architecture: mamba or gpt2
+    /// Architecture: mamba or gpt2 (for PyTorch more, or a config.json)
     #[arg(long, value_name = "NAME", help_heading = "Settings")]
     pub model: Option<String>,
     /// Named size (see `cinch models`)
@@ -211,7 +220,7 @@ pub struct SettingArguments {
 }
 
 /// How much memory there is. At most one of them.
-#[derive(Args, Debug, Default)]
+#[derive(Args, Clone, Debug, Default)]
 #[group(multiple = true)]
 pub struct MemoryArguments {
     /// Memory to stay within, on any device: 8gb, 512mb, 24 (GiB)
@@ -255,10 +264,21 @@ pub struct MemoryArguments {
 #[command(after_help = "Examples:\n  \
     cinch plan --model mamba --model-size large --batch-size 4 --seq-len 1024\n  \
     cinch plan --config my.json --gpu-memory 24 --json\n  \
-    cinch plan --model gpt2 --precision bf16 --device cuda --graph")]
+    cinch plan --model gpt2 --precision bf16 --device cuda --graph\n  \
+    cinch plan --engine pytorch --model qwen2.5-0.5b --torch-precision bf16 --gpu \"RTX 4090\"\n  \
+    cinch plan --engine pytorch --model my_model/config.json --batch-size 4 --what-if\n  \
+    cinch plan --engine pytorch --truth measured.jsonl\n  \
+    cinch plan --snapshot run.pickle                    explain a recorded PyTorch run")]
 pub struct PlanArguments {
     #[command(flatten)]
     pub settings: SettingArguments,
+    /// Whose memory to plan
+    #[arg(long, value_enum, default_value = "cinch")]
+    pub engine: Engine,
+    #[command(flatten)]
+    pub torch: TorchArguments,
+    #[command(flatten)]
+    pub questions: TorchQuestions,
     /// What to plan for
     #[arg(long, value_enum, default_value = "auto")]
     pub device: Device,
@@ -285,13 +305,19 @@ pub struct PlanArguments {
     cinch fit --auto --config my.json --apply           write them into my.json, after a diff\n  \
     cinch fit --config my.json --undo                   and take that back\n  \
     cinch fit --auto --profile                          run real steps of what is recommended\n  \
-    cinch fit --guide                                   the guide's tables beside the plan\n\n\
+    cinch fit --guide                                   the guide's tables beside the plan\n  \
+    cinch fit --engine pytorch --gpu-memory 24 --config my.yaml --apply\n\n\
     What flags state is kept; batch, recomputation and memory settings of a file may change.\n\
     The effective batch is kept exactly. Sequences get shorter, and states 8-bit, only where\n\
     nothing else fits (which is said) or with --allow.")]
 pub struct FitArguments {
     #[command(flatten)]
     pub settings: SettingArguments,
+    /// Whose memory to plan
+    #[arg(long, value_enum, default_value = "cinch")]
+    pub engine: Engine,
+    #[command(flatten)]
+    pub torch: TorchArguments,
     #[arg(long, value_enum, default_value = "auto")]
     pub device: Device,
     /// Sequences per optimizer step, kept exactly

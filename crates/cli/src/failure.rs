@@ -9,6 +9,8 @@ use cinch_data::DataError;
 use cinch_device::DeviceError;
 use cinch_fit::FitError;
 use cinch_model::ModelError;
+use cinch_torch::TorchError;
+use cinch_torch::allocator::ConfigError as AllocatorSettings;
 use cinch_train::TrainError;
 use cinch_train::checkpoint::CheckpointError;
 
@@ -38,6 +40,18 @@ impl std::fmt::Display for NoGo {
 }
 
 impl std::error::Error for NoGo {}
+
+/// A run that the budget has no room for, with the way out.
+#[derive(Debug)]
+pub struct DoesNotFit(pub String);
+
+impl std::fmt::Display for DoesNotFit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for DoesNotFit {}
 
 pub fn usage(message: impl Into<String>) -> anyhow::Error {
     Usage(message.into()).into()
@@ -81,6 +95,19 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     }
     if let Some(error) = error.downcast_ref::<NoGo>() {
         return if error.does_not_fit { 3 } else { 1 };
+    }
+    if error.is::<DoesNotFit>() {
+        return 3;
+    }
+    if let Some(error) = error.downcast_ref::<TorchError>() {
+        // Everything else is about names, files and sizes that the user gave.
+        return match error {
+            TorchError::DoesNotFit { .. } => 3,
+            _ => 2,
+        };
+    }
+    if error.is::<AllocatorSettings>() {
+        return 2;
     }
     if let Some(error) = error.downcast_ref::<FitError>() {
         return fit_code(error);

@@ -10,6 +10,7 @@ mod memory;
 mod overhead;
 mod picture;
 mod progress;
+mod pytorch;
 mod settings;
 mod table;
 
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
         Command::Generate(arguments) => command::generate::run(&arguments),
         Command::Bench(arguments) => command::bench::run(&arguments),
         Command::Profile(arguments) => command::profile::run(&arguments),
+        Command::Trace(arguments) => command::trace::run(&arguments),
         Command::Check(arguments) => command::check::run(&arguments),
         Command::Data(arguments) => command::data::run(&arguments),
         Command::Models(arguments) => command::models::run(&arguments),

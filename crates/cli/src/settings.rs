@@ -21,7 +21,12 @@ impl SettingArguments {
             || self.vram_preset.is_some()
             || self.training_preset.is_some()
             || self.data_dir.is_some()
-            || self.set.iter().any(|set| set.starts_with("model."))
+            || self.sets_the_model()
+    }
+
+    /// Whether `--set` says something of the model's shape.
+    pub fn sets_the_model(&self) -> bool {
+        self.set.iter().any(|set| set.starts_with("model."))
     }
 
     /// The settings: defaults, presets, file, environment, flags.

@@ -14,6 +14,7 @@ fn every_command_has_examples() {
         "generate",
         "bench",
         "profile",
+        "trace",
         "data",
         "data synth",
         "data prepare",

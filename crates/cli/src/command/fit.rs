@@ -3,6 +3,8 @@
 mod apply;
 mod show;
 
+use std::path::PathBuf;
+
 use cinch_config::{Config, Explained, Settings, Source};
 use cinch_device::Card;
 use cinch_engine::{Executor, cuda};
@@ -13,11 +15,13 @@ use serde_json::json;
 
 use super::profile::{self, Steps};
 use super::{print, print_json};
-use crate::args::{Allowed, Device, FitArguments};
+use crate::args::{Allowed, Device, Engine, FitArguments};
 use crate::failure::usage;
 use crate::measure::cpu_card;
 use crate::memory::{self, Budget};
-use crate::{calibration, device, overhead, picture};
+use crate::{calibration, device, overhead, picture, pytorch};
+
+pub use apply::{Written, apply};
 
 /// Real steps of `--profile`, after the first.
 const PROFILED_STEPS: usize = 10;
@@ -26,6 +30,10 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
     if arguments.undo {
         return apply::undo(arguments);
     }
+    if arguments.engine == Engine::Pytorch {
+        return pytorch::chosen::run(arguments);
+    }
+    pytorch::refuse_flags_of_pytorch(&arguments.torch.given())?;
     if arguments.guide {
         let rows = search::guide_rows()?;
         return match arguments.json {
@@ -34,10 +42,7 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
         };
     }
     // Before the search, so that nothing is computed for a file that is not there.
-    let files = arguments
-        .apply
-        .then(|| apply::files(arguments))
-        .transpose()?;
+    let files = files_to_write(arguments)?;
     let settings = arguments.settings.settings()?;
     let mut config = settings.resolve()?;
     let mut notes = settings.notes();
@@ -72,7 +77,7 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
         .then(|| prove(arguments, &fit))
         .transpose()?;
     let applied = files
-        .map(|files| apply::apply(arguments, &files, &settings, &fit.report))
+        .map(|files| apply(arguments, &files, &settings, &fit.report.values))
         .transpose()?;
     let is_written = applied.as_ref().is_some_and(|applied| applied.written);
     let command = show::train_command(arguments, &settings, &fit.report, is_written);
@@ -89,6 +94,12 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
     } else {
         print(&format!("\ntrain with it: {command}"))
     }
+}
+
+/// The files of `--apply`, where it was given.
+pub fn files_to_write(arguments: &FitArguments) -> anyhow::Result<Option<Vec<PathBuf>>> {
+    let files = arguments.apply.then(|| apply::files(arguments));
+    files.transpose()
 }
 
 /// What is planned for.

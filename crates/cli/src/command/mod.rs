@@ -10,6 +10,7 @@ pub mod models;
 pub mod plan;
 pub mod presets;
 pub mod profile;
+pub mod trace;
 pub mod train;
 
 use std::io::Write;

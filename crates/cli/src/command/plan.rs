@@ -6,10 +6,19 @@ use cinch_graph::Target;
 use serde_json::json;
 
 use super::{print, print_json};
-use crate::args::PlanArguments;
-use crate::{device, overhead, picture, table};
+use crate::args::{Engine, PlanArguments};
+use crate::{device, overhead, picture, pytorch, table};
 
 pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
+    if let Some(path) = &arguments.questions.snapshot {
+        let batch = arguments.settings.batch_size.as_deref();
+        return pytorch::snapshot::explain_file(path, batch, arguments.timeline, arguments.json);
+    }
+    if arguments.engine == Engine::Pytorch {
+        return pytorch::plan::run(arguments);
+    }
+    pytorch::refuse_flags_of_pytorch(&arguments.torch.given())?;
+    pytorch::refuse_flags_of_pytorch(&arguments.questions.given())?;
     let settings = arguments.settings.settings()?;
     let mut config = settings.resolve()?;
     let target = device::plan_target(arguments.device, &config);

@@ -66,7 +66,8 @@ impl Sandbox {
     pub fn command<'a>(&self, arguments: impl IntoIterator<Item = &'a str>) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cinch"));
         for (name, _) in std::env::vars_os() {
-            if name.to_string_lossy().starts_with("CINCH_") {
+            let text = name.to_string_lossy();
+            if text.starts_with("CINCH_") || text.starts_with("PYTORCH_") {
                 command.env_remove(name);
             }
         }

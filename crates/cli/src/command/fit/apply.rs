@@ -4,7 +4,7 @@ use std::io::{BufRead, IsTerminal, Write};
 use std::path::PathBuf;
 
 use cinch_config::{Application, Change, Explained, Settings, Source, config_files};
-use cinch_fit::search::FitReport;
+use cinch_fit::search::SettingValue;
 use serde::Serialize;
 use serde_json::json;
 
@@ -44,11 +44,11 @@ pub fn apply(
     arguments: &FitArguments,
     files: &[PathBuf],
     settings: &Settings,
-    report: &FitReport,
+    values: &[SettingValue],
 ) -> anyhow::Result<Written> {
     let explained = settings.explain();
     let mut changes = Vec::new();
-    for one in &report.values {
+    for one in values {
         let Some(value) = &one.value else { continue };
         let change = Change::parse(one.key, value)?;
         if !holds_already(&explained, &change) {

@@ -1,0 +1,152 @@
+//! Memory over the steps of a PyTorch run, by what it is for.
+
+use std::collections::HashMap;
+
+use cinch_config::Bytes;
+use cinch_graph::Phase;
+use cinch_plan::{BytesByCategory, Category};
+use cinch_report::{Held, Moment, StepPicture, TextChart, text_chart};
+use cinch_torch::TorchError;
+use cinch_torch::eager;
+use cinch_torch::model::{Alive, Workload};
+use serde_json::{Value, json};
+
+use super::estimate::{Estimate, settings_text};
+use super::workload::Run;
+
+/// Moments that the steps are thinned to.
+const MOMENTS: usize = 512;
+/// The chart in a terminal.
+const CHART: TextChart = TextChart {
+    width: 100,
+    height: 16,
+    categories: true,
+};
+
+/// The steps as a picture: what tensors asked for, below what is reserved.
+pub fn picture(run: &Run, estimate: &Estimate, alive: &[Alive]) -> Result<StepPicture, TorchError> {
+    let weights = estimate.prediction.readings.first();
+    let held = alive.iter().filter(|one| {
+        use eager::Category::{Gradient, Optimizer, Parameter};
+        !matches!(one.category, Parameter | Gradient | Optimizer)
+    });
+    Ok(StepPicture {
+        title: format!(
+            "{} in PyTorch: {} of the card",
+            run.name,
+            Bytes::new(estimate.device_bytes)
+        ),
+        subtitle: settings_text(&run.workload, &run.alloc_conf),
+        overhead_bytes: estimate.outside_bytes(),
+        arena_bytes: estimate.prediction.peak_reserved,
+        micro_batches: 1,
+        moments: moments(
+            &run.outline(),
+            weights.map_or(0, |reading| reading.requested),
+        )?,
+        largest: held
+            .map(|one| Held {
+                name: format!("{} × {} of {}", one.count, one.op, one.scope),
+                bytes: one.bytes,
+            })
+            .collect(),
+        ..StepPicture::default()
+    })
+}
+
+pub fn chart(picture: &StepPicture) -> String {
+    format!(
+        "\nthe first two steps, of at most two micro batches; the first makes the optimizer's states:\n{}\n",
+        text_chart(picture, CHART)
+    )
+}
+
+pub fn as_json(picture: &StepPicture) -> Value {
+    let moment = |moment: &Moment| {
+        json!({
+            "phase": phase_name(moment.phase),
+            "at": moment.name,
+            "bytes": moment.total(),
+        })
+    };
+    picture.moments.iter().map(moment).collect()
+}
+
+fn phase_name(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Forward => "forward",
+        Phase::Recompute => "recompute",
+        Phase::Backward => "backward",
+        Phase::Update => "optimizer",
+    }
+}
+
+/// The highest moment of each stretch of requests.
+fn moments(workload: &Workload, weight_bytes: u64) -> Result<Vec<Moment>, TorchError> {
+    let events = workload.trace()?;
+    let categories = categories(&events);
+    let mut bytes = BytesByCategory::default();
+    bytes[Category::Weights.index()] = weight_bytes;
+    let mut phase = Phase::Forward;
+    let mut moments: Vec<Moment> = Vec::with_capacity(MOMENTS);
+    for stretch in events.chunks(events.len().div_ceil(MOMENTS).max(1)) {
+        let mut highest: Option<Moment> = None;
+        for event in stretch {
+            let place = &mut bytes[categories[&event.id].index()];
+            if event.is_free {
+                *place = place.saturating_sub(event.bytes);
+                continue;
+            }
+            *place += event.bytes;
+            phase = phase_of(event.category, phase);
+            let moment = Moment {
+                name: format!("{} {}", event.scope.name, event.op),
+                phase,
+                block: event.scope.layer.map(|layer| layer as usize),
+                seconds: None,
+                bytes,
+            };
+            if highest
+                .as_ref()
+                .is_none_or(|highest| moment.total() > highest.total())
+            {
+                highest = Some(moment);
+            }
+        }
+        moments.extend(highest);
+    }
+    Ok(moments)
+}
+
+/// What each allocation was for. Who frees it may know better than who asked: a gradient is one
+/// once a leaf takes it, and what the optimizer gives back was no state.
+fn categories(events: &[eager::Event]) -> HashMap<u32, Category> {
+    let mut categories = HashMap::new();
+    for event in events {
+        let category = match (event.category, event.is_free) {
+            (eager::Category::Parameter, _) => Category::Weights,
+            (eager::Category::Batch, _) => Category::Batch,
+            (eager::Category::Activation | eager::Category::Backward, _) => Category::Activations,
+            (eager::Category::Gradient, _) => Category::Gradients,
+            (eager::Category::Optimizer, false) => Category::Optimizer,
+            (eager::Category::Optimizer, true) | (eager::Category::Workspace, _) => {
+                Category::Workspace
+            }
+        };
+        categories.insert(event.id, category);
+    }
+    categories
+}
+
+/// What runs when such memory is asked for. Activations that are asked for after the backward
+/// began are made a second time, until a new batch comes.
+fn phase_of(category: eager::Category, before: Phase) -> Phase {
+    match (category, before) {
+        (eager::Category::Batch, _) => Phase::Forward,
+        (eager::Category::Activation, Phase::Backward | Phase::Recompute) => Phase::Recompute,
+        (eager::Category::Activation, _) => Phase::Forward,
+        (eager::Category::Backward | eager::Category::Gradient, _) => Phase::Backward,
+        (eager::Category::Optimizer, _) => Phase::Update,
+        (eager::Category::Parameter | eager::Category::Workspace, before) => before,
+    }
+}

@@ -1,0 +1,167 @@
+//! `cinch plan --engine pytorch`: what a run in PyTorch will take.
+
+use cinch_config::Bytes;
+use cinch_torch::model::Profile;
+use cinch_torch::remedy::{Remedy, remedies};
+use cinch_torch::sharding::Shares;
+use serde_json::{Value, json};
+
+use super::estimate::{self, Estimate, settings_json};
+use super::workload::Run;
+use super::{course, guides, refuse_flags_of_cinch, sharded, show, truth};
+use crate::args::{Device, PlanArguments, given};
+use crate::command::{print, print_json};
+use crate::failure::DoesNotFit;
+use crate::memory::Budget;
+use crate::picture;
+
+pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
+    refuse_flags_of_cinch(&given(&[
+        ("--graph", arguments.graph),
+        ("--explain", arguments.explain),
+        ("--device cpu", arguments.device == Device::Cpu),
+    ]))?;
+    if let Some(path) = &arguments.questions.truth {
+        return truth::run(path, arguments.json);
+    }
+    if arguments.questions.guides {
+        return guides::run(arguments.json);
+    }
+    let run = Run::read(&arguments.settings, &arguments.torch)?;
+    let answer = Answer::new(arguments, &run)?;
+    if !arguments.picture.is_empty() {
+        let mut step = course::picture(&run, &answer.estimate, &answer.profile.alive)?;
+        step.budget_bytes = answer.budget.as_ref().map(|budget| budget.bytes);
+        step.capacity_bytes = answer.budget.as_ref().map(|budget| budget.capacity);
+        for path in &arguments.picture {
+            picture::write(&cinch_report::timeline(&step), path)?;
+        }
+    }
+    match arguments.json {
+        true => print_json(&answer.json(&run, arguments.timeline)?)?,
+        false => print(&answer.text(&run, arguments.timeline)?)?,
+    }
+    answer.verdict()
+}
+
+/// Everything that is told of a run.
+struct Answer {
+    estimate: Estimate,
+    profile: Profile,
+    budget: Option<Budget>,
+    /// Asked for, or needed because the run does not fit.
+    remedies: Vec<Remedy>,
+    shares: Option<Shares>,
+    what_if: bool,
+    assumed: Vec<String>,
+}
+
+impl Answer {
+    fn new(arguments: &PlanArguments, run: &Run) -> anyhow::Result<Self> {
+        let budget = match (arguments.settings.memory.budget()?, run.config.batch.budget) {
+            (Some(budget), _) => Some(budget),
+            (None, Some(size)) => Some(Budget::of_size(size.get(), "vram.budget")?),
+            (None, None) => None,
+        };
+        let estimate = Estimate::new(&run.workload, estimate::overhead(budget.as_ref()))?;
+        let what_if = arguments.questions.what_if;
+        let fits = budget
+            .as_ref()
+            .is_none_or(|budget| estimate.safe_bytes <= budget.bytes);
+        let remedies = match what_if || !fits {
+            true => remedies(&run.workload, &estimate.overhead)?,
+            false => Vec::new(),
+        };
+        let mut assumed = run.assumed.clone();
+        let workload = run.workload.assumptions();
+        assumed.extend(workload.into_iter().map(str::to_owned));
+        assumed.push(format!(
+            "outside the allocator: {}",
+            estimate.overhead.basis.trim_start_matches("assumed: ")
+        ));
+        Ok(Self {
+            profile: run.outline().profile()?,
+            shares: sharded::shares_of(&arguments.torch, &run.workload)?,
+            budget,
+            remedies,
+            what_if,
+            assumed,
+            estimate,
+        })
+    }
+
+    fn fits(&self) -> Option<bool> {
+        let budget = self.budget.as_ref()?;
+        Some(self.estimate.safe_bytes <= budget.bytes)
+    }
+
+    fn text(&self, run: &Run, timeline: bool) -> anyhow::Result<String> {
+        let mut text = show::heading(run);
+        text += &show::memory(&self.estimate);
+        text += &show::peak(run, &self.estimate, &self.profile);
+        text += &show::assumed(&self.assumed);
+        if let Some(shares) = &self.shares {
+            text += &sharded::text(shares);
+        }
+        if timeline {
+            let picture = course::picture(run, &self.estimate, &self.profile.alive)?;
+            text += &course::chart(&picture);
+        }
+        if self.what_if {
+            text += &super::remedies::table(&self.remedies);
+        }
+        if let Some(budget) = &self.budget {
+            let share = 100.0 * self.estimate.safe_bytes as f64 / budget.bytes as f64;
+            text += &format!(
+                "{} the budget of {}: the safe figure is {share:.1} % of it\n",
+                match self.fits() {
+                    Some(false) => "does not fit",
+                    _ => "fits",
+                },
+                Bytes::new(budget.bytes),
+            );
+        }
+        Ok(text)
+    }
+
+    fn json(&self, run: &Run, timeline: bool) -> anyhow::Result<Value> {
+        let phase = self.estimate.peak_phase();
+        let scope = self.profile.peak.scope;
+        let timeline = timeline
+            .then(|| course::picture(run, &self.estimate, &self.profile.alive))
+            .transpose()?;
+        Ok(json!({
+            "engine": "pytorch",
+            "model": run.name,
+            "settings": settings_json(&run.workload, &run.alloc_conf),
+            "memory": self.estimate.memory_json(),
+            "peak": {
+                "phase": phase.name(),
+                "module": scope.name,
+                "layer": scope.layer,
+                "alive": show::alive_json(&self.profile.alive),
+            },
+            "assumed": self.assumed,
+            "budget_bytes": self.budget.as_ref().map(|budget| budget.bytes),
+            "fits": self.fits(),
+            "remedies": super::remedies::as_json(&self.remedies),
+            "sharding": self.shares.as_ref().map(sharded::as_json),
+            "timeline": timeline.as_ref().map(course::as_json),
+            "milliseconds": self.estimate.milliseconds,
+        }))
+    }
+
+    /// An error with the way out where the run does not fit.
+    fn verdict(&self) -> anyhow::Result<()> {
+        let Some(budget) = self.budget.as_ref().filter(|_| self.fits() == Some(false)) else {
+            return Ok(());
+        };
+        Err(DoesNotFit(format!(
+            "PyTorch needs {} to be safe, and the budget is {}\nhint: {}",
+            Bytes::new(self.estimate.safe_bytes),
+            Bytes::new(budget.bytes),
+            super::remedies::hint(&self.remedies, budget.bytes)
+        ))
+        .into())
+    }
+}

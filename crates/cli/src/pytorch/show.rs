@@ -1,0 +1,130 @@
+//! A PyTorch run as tables.
+
+use cinch_config::Bytes;
+use cinch_torch::eager::Category;
+use cinch_torch::model::{Alive, Profile};
+use comfy_table::Cell;
+use serde_json::{Value, json};
+
+use super::estimate::{Estimate, phase_text, settings_text};
+use super::workload::Run;
+use crate::table::{self, right, thousands};
+
+/// Kinds of tensors that the table shows; `--json` has all.
+const MOST_KINDS: usize = 12;
+
+pub fn heading(run: &Run) -> String {
+    format!(
+        "{} in eager PyTorch\n{}\n",
+        run.name,
+        settings_text(&run.workload, &run.alloc_conf)
+    )
+}
+
+/// The figures, from the tensors to what the card loses.
+pub fn memory(estimate: &Estimate) -> String {
+    let mut table = table::new(&["memory", "size", "bytes"]);
+    let outside = match estimate.overhead.measured {
+        true => "+ context, kernels, libraries (measured)",
+        false => "+ context, kernels, libraries (assumed)",
+    };
+    let prediction = &estimate.prediction;
+    for (name, bytes) in [
+        ("allocated at the peak", prediction.peak_allocated),
+        ("+ fragmentation and cache", estimate.fragmentation_bytes()),
+        ("reserved at the peak", prediction.peak_reserved),
+        (outside, estimate.outside_bytes()),
+        ("device use", estimate.device_bytes),
+        ("safe figure", estimate.safe_bytes),
+    ] {
+        table.add_row([
+            Cell::new(name),
+            right(Bytes::new(bytes)),
+            right(thousands(bytes)),
+        ]);
+    }
+    format!("{table}\n")
+}
+
+/// When the peak is, and what is alive then.
+pub fn peak(run: &Run, estimate: &Estimate, profile: &Profile) -> String {
+    let scope = profile.peak.scope;
+    let layer = scope
+        .layer
+        .map_or_else(String::new, |layer| format!(", layer {layer}"));
+    let mut text = format!(
+        "the peak is {} ({}{layer}); alive then:\n",
+        phase_text(estimate.peak_phase(), run.workload.recipe.accumulation),
+        scope.name,
+    );
+    let mut table = table::new(&["for", "made in", "by", "tensors", "size"]);
+    for one in profile.alive.iter().take(MOST_KINDS) {
+        table.add_row([
+            Cell::new(category_name(one.category)),
+            Cell::new(place(one)),
+            Cell::new(one.op),
+            right(one.count),
+            right(Bytes::new(one.bytes)),
+        ]);
+    }
+    text += &format!("{table}\n");
+    if let Some(rest) = profile
+        .alive
+        .get(MOST_KINDS..)
+        .filter(|rest| !rest.is_empty())
+    {
+        let bytes = rest.iter().map(|one| one.bytes).sum();
+        text += &format!("and {} kinds more: {}\n", rest.len(), Bytes::new(bytes));
+    }
+    text
+}
+
+pub fn alive_json(alive: &[Alive]) -> Value {
+    let one = |one: &Alive| {
+        json!({
+            "category": category_name(one.category),
+            "module": place(one),
+            "op": one.op,
+            "tensors": one.count,
+            "bytes": one.bytes,
+        })
+    };
+    alive.iter().map(one).collect()
+}
+
+pub fn assumed(sentences: &[String]) -> String {
+    sentences
+        .iter()
+        .map(|one| format!("assumed: {one}\n"))
+        .collect()
+}
+
+/// The part of the model; the optimizer runs outside of it.
+fn place(one: &Alive) -> &'static str {
+    match one.category {
+        Category::Optimizer => "optimizer.step",
+        _ => one.scope,
+    }
+}
+
+fn category_name(category: Category) -> &'static str {
+    match category {
+        Category::Parameter => "weights",
+        Category::Batch => "batch",
+        Category::Activation => "activations",
+        Category::Backward => "backward",
+        Category::Gradient => "gradients",
+        Category::Optimizer => "optimizer",
+        Category::Workspace => "workspace",
+    }
+}
+
+/// A difference with its sign.
+pub fn signed(bytes: i64) -> String {
+    let size = Bytes::new(bytes.unsigned_abs());
+    match bytes {
+        0 => "0".to_owned(),
+        bytes if bytes < 0 => format!("−{size}"),
+        _ => format!("+{size}"),
+    }
+}

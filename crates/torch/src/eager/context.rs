@@ -1,0 +1,345 @@
+//! The process that a program runs in: device memory, grad mode, autocast, saved-tensor hooks,
+//! library workspaces. Tensors and nodes hold a handle to it.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use super::autocast::Autocast;
+use super::checkpoint::Hook;
+use super::dtype::DType;
+use super::layout::{Layout, Layouts};
+use super::memory::{Block, Memory};
+use super::shape::Dims;
+use super::tensor::{Storage, Tensor};
+
+/// What a block of memory is for. Decided by the phase that allocates it; a gradient becomes one
+/// when a leaf takes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Category {
+    Parameter,
+    Batch,
+    Activation,
+    Backward,
+    Gradient,
+    Optimizer,
+    Workspace,
+}
+
+/// One thing that the allocator was asked for, in order.
+#[derive(Clone, Copy, Debug)]
+pub struct Event {
+    /// Of an allocation; of a free, the size that was allocated.
+    pub bytes: u64,
+    /// Number of the allocation, counted from the start of the recording.
+    pub id: u32,
+    pub is_free: bool,
+    pub category: Category,
+    /// The op that asked, in PyTorch's name for it.
+    pub op: &'static str,
+    /// The part of the model that ran, and its layer.
+    pub scope: Scope,
+}
+
+/// A part of a model: its name and which of its layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Scope {
+    pub name: &'static str,
+    pub layer: Option<u32>,
+}
+
+/// The number of a scope, which every node keeps.
+#[derive(Clone, Copy)]
+pub(super) struct ScopeId(u32);
+
+/// The thread that runs: each has its own cuBLAS handle, and with it its own workspace.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Thread {
+    Main,
+    Backward,
+}
+
+/// Kernels that bring device memory with them when they are first used, outside the allocator.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Libraries {
+    pub cudnn_attention: bool,
+    pub nonzero: bool,
+}
+
+/// Workspaces of the thread's BLAS handles, kept by the allocator once they exist.
+#[derive(Default)]
+struct Workspaces {
+    cublas: Option<Block>,
+    cublas_lt: Option<Block>,
+}
+
+/// On a Hopper card cuBLAS is given 32 MiB.
+const CUBLAS_WORKSPACE: u64 = 32 << 20;
+/// cuBLASLt's own workspace.
+const CUBLAS_LT_WORKSPACE: u64 = 1 << 20;
+
+pub struct State {
+    memory: RefCell<Box<dyn Memory>>,
+    grad_enabled: Cell<bool>,
+    sequence: Cell<u32>,
+    /// Set when nothing more is to happen: after a recomputation has all it needs, or when the
+    /// device is full. Ops then make tensors without memory and record nothing.
+    stopped: Cell<bool>,
+    out_of_memory: Cell<Option<u64>>,
+    thread: Cell<Thread>,
+    category: Cell<Category>,
+    scope: Cell<ScopeId>,
+    /// All scopes there were, in the order of their ids.
+    scopes: RefCell<Vec<Scope>>,
+    libraries: Cell<Libraries>,
+    workspaces: [RefCell<Workspaces>; 2],
+    pub(super) autocast: RefCell<Autocast>,
+    pub(super) hooks: RefCell<Vec<Rc<dyn Hook>>>,
+    recording: Cell<bool>,
+    events: RefCell<Vec<Event>>,
+    layouts: RefCell<Layouts>,
+}
+
+/// A handle to the process.
+#[derive(Clone)]
+pub struct Context(Rc<State>);
+
+impl std::ops::Deref for Context {
+    type Target = State;
+    fn deref(&self) -> &State {
+        &self.0
+    }
+}
+
+impl Context {
+    pub fn new(memory: Box<dyn Memory>) -> Context {
+        Context(Rc::new(State {
+            memory: RefCell::new(memory),
+            grad_enabled: Cell::new(true),
+            sequence: Cell::new(0),
+            stopped: Cell::new(false),
+            out_of_memory: Cell::new(None),
+            thread: Cell::new(Thread::Main),
+            category: Cell::new(Category::Parameter),
+            scope: Cell::new(ScopeId(0)),
+            scopes: RefCell::new(vec![Scope {
+                name: "model",
+                layer: None,
+            }]),
+            libraries: Cell::new(Libraries::default()),
+            workspaces: [RefCell::default(), RefCell::default()],
+            autocast: RefCell::new(Autocast::default()),
+            hooks: RefCell::new(Vec::new()),
+            recording: Cell::new(false),
+            events: RefCell::new(Vec::new()),
+            layouts: RefCell::default(),
+        }))
+    }
+
+    /// An uninitialised tensor on the device.
+    pub fn empty(&self, op: &'static str, sizes: impl Into<Dims>, dtype: DType) -> Tensor {
+        let sizes = sizes.into();
+        self.empty_strided(op, sizes, sizes.contiguous_strides(), dtype)
+    }
+
+    /// The same, with the element order of another tensor.
+    pub fn empty_strided(
+        &self,
+        op: &'static str,
+        sizes: Dims,
+        strides: Dims,
+        dtype: DType,
+    ) -> Tensor {
+        self.empty_laid_out(op, self.layout(sizes, strides), dtype)
+    }
+
+    /// The same, in a layout that another tensor has.
+    pub(super) fn empty_laid_out(
+        &self,
+        op: &'static str,
+        layout: Rc<Layout>,
+        dtype: DType,
+    ) -> Tensor {
+        let storage = Storage::new(self, op, layout.numel * dtype.size());
+        Tensor::new(storage, layout, dtype)
+    }
+
+    /// A tensor in host memory: here only so that saving it counts.
+    pub fn on_host(&self, dtype: DType) -> Tensor {
+        let sizes = Dims::new(&[]);
+        Tensor::new(Storage::on_host(self), self.layout(sizes, sizes), dtype)
+    }
+
+    /// Bytes that a kernel needs while it runs.
+    pub fn workspace(&self, op: &'static str, bytes: u64) -> Tensor {
+        self.empty(op, [bytes], DType::UInt8)
+    }
+}
+
+impl State {
+    pub(super) fn layout(&self, sizes: Dims, strides: Dims) -> Rc<Layout> {
+        self.layouts.borrow_mut().of(sizes, strides)
+    }
+
+    pub(super) fn allocate(&self, op: &'static str, bytes: u64) -> Option<(Block, u32)> {
+        if bytes == 0 || self.stopped.get() {
+            return None;
+        }
+        let Some(block) = self.memory.borrow_mut().allocate(bytes) else {
+            self.out_of_memory.set(Some(bytes));
+            self.stopped.set(true);
+            return None;
+        };
+        let mut id = u32::MAX;
+        if self.recording.get() {
+            let mut events = self.events.borrow_mut();
+            id = events.len() as u32;
+            events.push(Event {
+                bytes,
+                id,
+                is_free: false,
+                category: self.category.get(),
+                op,
+                scope: self.scopes.borrow()[self.scope.get().0 as usize],
+            });
+        }
+        Some((block, id))
+    }
+
+    pub(super) fn free(&self, block: Block, id: u32, category: Category) {
+        self.memory.borrow_mut().free(block);
+        if self.recording.get() && id != u32::MAX {
+            let mut events = self.events.borrow_mut();
+            let event = events[id as usize];
+            events.push(Event {
+                is_free: true,
+                category,
+                ..event
+            });
+        }
+    }
+
+    /// From here every request is kept as an [`Event`].
+    pub fn start_recording(&self) {
+        self.recording.set(true);
+    }
+
+    pub fn stop_recording(&self) {
+        self.recording.set(false);
+    }
+
+    pub fn take_events(&self) -> Vec<Event> {
+        self.recording.set(false);
+        self.events.take()
+    }
+
+    pub fn memory(&self) -> std::cell::Ref<'_, Box<dyn Memory>> {
+        self.memory.borrow()
+    }
+
+    pub fn reset_peaks(&self) {
+        self.memory.borrow_mut().reset_peaks();
+    }
+
+    /// The size that was asked for when the device was full.
+    pub fn out_of_memory(&self) -> Option<u64> {
+        self.out_of_memory.get()
+    }
+
+    pub fn is_stopped(&self) -> bool {
+        self.stopped.get()
+    }
+
+    pub(super) fn set_stopped(&self, stopped: bool) {
+        self.stopped
+            .set(stopped || self.out_of_memory.get().is_some());
+    }
+
+    pub fn is_grad_enabled(&self) -> bool {
+        self.grad_enabled.get()
+    }
+
+    pub(super) fn set_grad_enabled(&self, enabled: bool) -> bool {
+        self.grad_enabled.replace(enabled)
+    }
+
+    /// Runs without recording for backward.
+    pub fn no_grad<T>(&self, body: impl FnOnce() -> T) -> T {
+        let before = self.grad_enabled.replace(false);
+        let result = body();
+        self.grad_enabled.set(before);
+        result
+    }
+
+    pub(super) fn next_sequence(&self) -> u32 {
+        let sequence = self.sequence.get();
+        self.sequence.set(sequence + 1);
+        sequence
+    }
+
+    pub fn category(&self) -> Category {
+        self.category.get()
+    }
+
+    pub fn set_category(&self, category: Category) -> Category {
+        self.category.replace(category)
+    }
+
+    pub fn set_scope(&self, name: &'static str, layer: Option<u32>) {
+        let scope = Scope { name, layer };
+        let mut scopes = self.scopes.borrow_mut();
+        let known = scopes.iter().position(|known| *known == scope);
+        let id = known.unwrap_or_else(|| {
+            scopes.push(scope);
+            scopes.len() - 1
+        });
+        self.scope.set(ScopeId(id as u32));
+    }
+
+    pub(super) fn scope(&self) -> ScopeId {
+        self.scope.get()
+    }
+
+    pub(super) fn restore_scope(&self, scope: ScopeId) {
+        self.scope.set(scope);
+    }
+
+    pub fn libraries(&self) -> Libraries {
+        self.libraries.get()
+    }
+
+    pub(super) fn uses(&self, mark: impl FnOnce(&mut Libraries)) {
+        let mut libraries = self.libraries.get();
+        mark(&mut libraries);
+        self.libraries.set(libraries);
+    }
+
+    pub(super) fn set_thread(&self, thread: Thread) -> Thread {
+        self.thread.replace(thread)
+    }
+
+    /// Called after a matrix product's result exists: the first product of a thread's handle
+    /// brings its workspace, which stays.
+    pub(super) fn use_cublas(&self) {
+        let mut workspaces = self.workspaces[self.thread.get() as usize].borrow_mut();
+        if workspaces.cublas.is_none() && !self.stopped.get() {
+            let category = self.category.replace(Category::Workspace);
+            workspaces.cublas = self
+                .allocate("cublas workspace", CUBLAS_WORKSPACE)
+                .map(|(block, _)| block);
+            self.category.set(category);
+        }
+    }
+
+    /// The same for a product with a fused bias, which goes through cuBLASLt.
+    pub(super) fn use_cublas_lt(&self) {
+        self.use_cublas();
+        let mut workspaces = self.workspaces[self.thread.get() as usize].borrow_mut();
+        if workspaces.cublas_lt.is_none() && !self.stopped.get() {
+            let category = self.category.replace(Category::Workspace);
+            workspaces.cublas_lt = self
+                .allocate("cublasLt workspace", CUBLAS_LT_WORKSPACE)
+                .map(|(block, _)| block);
+            self.category.set(category);
+        }
+    }
+}

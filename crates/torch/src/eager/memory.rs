@@ -1,0 +1,139 @@
+//! Where tensors' bytes come from: a trait, so that the same program can run against PyTorch's
+//! caching allocator or against a plain ledger.
+
+use crate::allocator::{Allocator, AllocatorConfig, BlockId, MIN_BLOCK};
+
+/// A block that is in use, as its allocator numbers them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Block(pub u32);
+
+/// A device's memory.
+pub trait Memory {
+    /// A block for this many bytes, or none when the device is full.
+    fn allocate(&mut self, bytes: u64) -> Option<Block>;
+    fn free(&mut self, block: Block);
+    /// Bytes in blocks that are in use, rests of unsplit blocks included.
+    fn allocated(&self) -> u64;
+    /// Bytes that were asked for, before rounding.
+    fn requested(&self) -> u64;
+    /// Bytes held from the driver.
+    fn reserved(&self) -> u64;
+    /// The largest `allocated` since the last reset.
+    fn peak_allocated(&self) -> u64;
+    /// The largest `reserved` since the last reset.
+    fn peak_reserved(&self) -> u64;
+    fn reset_peaks(&mut self);
+}
+
+/// Counts bytes in multiples of 512 and has no segments: what the tensors need, without what the
+/// allocator adds.
+#[derive(Default)]
+pub struct Ledger {
+    /// Of each block, what was asked for.
+    sizes: Vec<u64>,
+    vacant: Vec<u32>,
+    allocated: u64,
+    requested: u64,
+    peak: u64,
+}
+
+fn rounded(bytes: u64) -> u64 {
+    bytes.div_ceil(MIN_BLOCK) * MIN_BLOCK
+}
+
+impl Memory for Ledger {
+    fn allocate(&mut self, bytes: u64) -> Option<Block> {
+        self.allocated += rounded(bytes);
+        self.requested += bytes;
+        self.peak = self.peak.max(self.allocated);
+        let index = self.vacant.pop().unwrap_or_else(|| {
+            self.sizes.push(0);
+            self.sizes.len() as u32 - 1
+        });
+        self.sizes[index as usize] = bytes;
+        Some(Block(index))
+    }
+
+    fn free(&mut self, block: Block) {
+        let bytes = std::mem::take(&mut self.sizes[block.0 as usize]);
+        self.allocated -= rounded(bytes);
+        self.requested -= bytes;
+        self.vacant.push(block.0);
+    }
+
+    fn allocated(&self) -> u64 {
+        self.allocated
+    }
+
+    fn requested(&self) -> u64 {
+        self.requested
+    }
+
+    fn reserved(&self) -> u64 {
+        self.allocated
+    }
+
+    fn peak_allocated(&self) -> u64 {
+        self.peak
+    }
+
+    fn peak_reserved(&self) -> u64 {
+        self.peak
+    }
+
+    fn reset_peaks(&mut self) {
+        self.peak = self.allocated;
+    }
+}
+
+/// PyTorch's caching allocator on one stream.
+pub struct Caching {
+    allocator: Allocator,
+}
+
+impl Caching {
+    /// Without `device_total` memory never runs out.
+    pub fn new(config: AllocatorConfig, device_total: Option<u64>) -> Caching {
+        Caching {
+            allocator: Allocator::new(config, device_total),
+        }
+    }
+}
+
+/// The stream that eager programs run on.
+const DEFAULT_STREAM: u64 = 0;
+
+impl Memory for Caching {
+    fn allocate(&mut self, bytes: u64) -> Option<Block> {
+        let block = self.allocator.allocate(bytes, DEFAULT_STREAM).ok()?;
+        Some(Block(block.number()))
+    }
+
+    fn free(&mut self, block: Block) {
+        self.allocator.free(BlockId::of_number(block.0));
+    }
+
+    fn allocated(&self) -> u64 {
+        self.allocator.statistics().allocated.current
+    }
+
+    fn requested(&self) -> u64 {
+        self.allocator.statistics().requested.current
+    }
+
+    fn reserved(&self) -> u64 {
+        self.allocator.statistics().reserved.current
+    }
+
+    fn peak_allocated(&self) -> u64 {
+        self.allocator.statistics().allocated.peak
+    }
+
+    fn peak_reserved(&self) -> u64 {
+        self.allocator.statistics().reserved.peak
+    }
+
+    fn reset_peaks(&mut self) {
+        self.allocator.reset_peaks();
+    }
+}

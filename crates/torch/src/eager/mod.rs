@@ -1,0 +1,27 @@
+//! A small eager PyTorch in which every op is a rule about sizes.
+//!
+//! Programs are written as their Python runs: a tensor is a counted handle, its memory goes when
+//! the last handle does, an op that takes a temporary by value frees it as CPython would. What an
+//! op allocates, keeps for backward and allocates there stands in one place under [`op`].
+
+pub mod autocast;
+pub mod checkpoint;
+pub mod clip;
+pub mod context;
+pub mod dtype;
+pub mod engine;
+mod layout;
+pub mod memory;
+pub mod node;
+pub mod op;
+pub mod optimizer;
+pub mod scaler;
+pub mod shape;
+pub mod tensor;
+pub mod training;
+
+pub use context::{Category, Context, Event, Scope};
+pub use dtype::DType;
+pub use memory::{Block, Ledger, Memory};
+pub use shape::Dims;
+pub use tensor::Tensor;

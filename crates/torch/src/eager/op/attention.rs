@@ -1,0 +1,198 @@
+//! `scaled_dot_product_attention` as it is dispatched on a Hopper card: half types go to cuDNN, fp32 to
+//! the memory-efficient kernel, and to plain ops where query heads share keys.
+
+use super::super::autocast;
+use super::super::dtype::DType;
+use super::super::node::grads;
+use super::super::shape::Dims;
+use super::super::tensor::Tensor;
+use super::pointwise::{self, like};
+use super::{matmul, softmax, view};
+
+/// Attention of `query` over `key` and `value`, each [batch, heads, length, width]; fewer heads of keys
+/// are shared by groups of query heads.
+pub fn scaled_dot_product(query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
+    let value = autocast::lower(value);
+    let key = autocast::lower(key);
+    let query = autocast::lower(query);
+    let out = if query.dtype().is_half() {
+        cudnn(&query, &key, &value)
+    } else if key.size(1) == query.size(1) {
+        efficient(&query, &key, &value)
+    } else {
+        math(&query, &key, &value)
+    };
+    drop(query);
+    drop(key);
+    drop(value);
+    out
+}
+
+/// A result laid out [batch, length, heads, width] and seen as [batch, heads, length, width].
+fn token_major(tensor: &Tensor, op: &'static str) -> Tensor {
+    let sizes = tensor.sizes();
+    let strides = Dims::from([
+        sizes[1] * sizes[2] * sizes[3],
+        sizes[3],
+        sizes[1] * sizes[3],
+        1,
+    ]);
+    tensor
+        .context()
+        .empty_strided(op, sizes, strides, tensor.dtype())
+}
+
+/// cuDNN: seed and offset of the random numbers, the result, and the log-sum of each row; keeps the three
+/// inputs and all of these. Its backward asks for a workspace: the queries' gradient in fp32, a number for
+/// each row, and where keys are shared their gradients for every query head.
+fn cudnn(query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
+    const OP: &str = "_scaled_dot_product_cudnn_attention";
+    const ALIGNMENT: u64 = 256;
+    let context = query.context().clone();
+    context.uses(|libraries| libraries.cudnn_attention = true);
+    let mut recorder = context.record(&[query, key, value]);
+    recorder.save(key);
+    recorder.save(query);
+    recorder.save(value);
+    let seed = context.empty(OP, [], DType::Int64);
+    let offset = context.empty(OP, [], DType::Int64);
+    let out = token_major(query, OP);
+    let (batch, heads, length) = (query.size(0), query.size(1), query.size(2));
+    let log_sum = context.empty(OP, [batch, heads, length, 1], DType::Float32);
+    drop(context.workspace(OP, ALIGNMENT));
+    recorder.save_output(&log_sum);
+    recorder.save_output(&out);
+    recorder.save_output(&offset);
+    recorder.save_output(&seed);
+    drop(log_sum);
+    drop(seed);
+    drop(offset);
+    let width = query.size(3);
+    let rows = batch * heads * length;
+    let mut workspace = ALIGNMENT + rows * 4 + rows * width * 4;
+    if key.size(1) != heads {
+        workspace += batch * heads * key.size(2) * (width + value.size(3)) * query.dtype().size();
+    }
+    recorder.finish(&[&out], move |step| {
+        const OP: &str = "_scaled_dot_product_cudnn_attention_backward";
+        let (key, query, value) = (step.saved(0), step.saved(1), step.saved(2));
+        let grad = match_order(step.grad(), step.saved(4));
+        let query = like(query, query.dtype(), OP);
+        let key = like(key, key.dtype(), OP);
+        let value = like(value, value.dtype(), OP);
+        drop(step.context.workspace(OP, workspace));
+        drop(grad);
+        grads![Some(query), Some(key), Some(value)]
+    });
+    out
+}
+
+/// cuDNN wants the gradient in the order of the result.
+fn match_order(grad: &Tensor, out: &Tensor) -> Tensor {
+    if grad.strides() == out.strides() {
+        return grad.clone();
+    }
+    out.context()
+        .empty_strided("clone", out.sizes(), out.strides(), grad.dtype())
+}
+
+/// The memory-efficient kernel: the result, and the log-sum of each row in tiles of 32. Keeps the inputs and
+/// both. Its backward multiplies result and gradient first, sums the rows, and gathers the queries' gradient
+/// in a workspace of tiles.
+fn efficient(query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
+    const OP: &str = "_scaled_dot_product_efficient_attention";
+    let context = query.context().clone();
+    // The kernel takes [batch, length, heads, width]: views.
+    let mut recorder = context.record(&[query, key, value]);
+    recorder.save(key);
+    recorder.save(query);
+    recorder.save(value);
+    let out = token_major(query, OP);
+    let (batch, heads, length, width) =
+        (query.size(0), query.size(1), query.size(2), query.size(3));
+    let log_sum = context.empty(OP, [batch, heads, length.div_ceil(32) * 32], DType::Float32);
+    recorder.save_output(&log_sum);
+    recorder.save_output(&out);
+    drop(log_sum);
+    recorder.finish(&[&out], move |step| {
+        const OP: &str = "_scaled_dot_product_efficient_attention_backward";
+        /// Queries of a tile.
+        const ROWS: u64 = 64;
+        let (key, query, value) = (step.saved(0), step.saved(1), step.saved(2));
+        let grad = step.grad();
+        let query = token_major(query, OP);
+        let key = token_major(key, OP);
+        let value = token_major(value, OP);
+        let product = like(grad, DType::Float32, OP);
+        let delta = step
+            .context
+            .empty(OP, [batch, length, heads], DType::Float32);
+        let ordered = step
+            .context
+            .empty(OP, [batch, heads, length], DType::Float32);
+        drop(delta);
+        drop(product);
+        // A tile's columns, and a lock and counters for each tile.
+        let columns = if width <= 64 { 64 } else { 128 };
+        let tile = ROWS * columns * 4 + 16;
+        let workspace = batch * heads * length.div_ceil(ROWS) * width.div_ceil(columns) * tile;
+        let workspace = step.context.workspace(OP, workspace);
+        drop(ordered);
+        drop(workspace);
+        grads![Some(query), Some(key), Some(value)]
+    });
+    out
+}
+
+/// Plain ops, where no kernel serves: fp32 with shared keys. The causal mask is made in the model's type, and keys
+/// and values are copied for every query head.
+fn math(query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
+    let context = query.context().clone();
+    let query = pointwise::mul_number(query);
+    let (length, keys) = (query.size(2), key.size(2));
+    let mask = {
+        let ones = context.empty("ones", [length, keys], DType::Bool);
+        let allowed = like(&ones, DType::Bool, "tril");
+        drop(ones);
+        let zero = context.empty("scalar_tensor", [], query.dtype());
+        let infinity = context.empty("scalar_tensor", [], query.dtype());
+        let mask = like(&allowed, query.dtype(), "where");
+        drop(infinity);
+        drop(zero);
+        drop(allowed);
+        mask
+    };
+    let groups = query.size(1) / key.size(1);
+    let key = view::repeat_interleave(key, groups, 1);
+    let value = view::repeat_interleave(value, groups, 1);
+    let scaled = pointwise::mul_number(view::transpose(&key, 2, 3));
+    let scores = matmul::matmul(&query, &scaled);
+    drop(scaled);
+    let scores = matmul::add_in_place(scores, &mask);
+    let weights = softmax::safe_softmax(&scores);
+    drop(scores);
+    let out = matmul::matmul(&weights, &value);
+    drop(weights);
+    drop((key, value));
+    drop(query);
+    drop(mask);
+    out
+}
+
+/// Keys for every query head: `repeat_kv` of transformers, a copy.
+pub fn repeat_heads(tensor: &Tensor, groups: u64) -> Tensor {
+    if groups == 1 {
+        return tensor.clone();
+    }
+    let (batch, heads, length, width) = (
+        tensor.size(0),
+        tensor.size(1),
+        tensor.size(2),
+        tensor.size(3),
+    );
+    let spread = view::expand(
+        view::unsqueeze(tensor, 2),
+        [batch, heads, groups, length, width],
+    );
+    view::reshape(spread, [batch, heads * groups, length, width])
+}

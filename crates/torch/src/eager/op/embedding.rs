@@ -1,0 +1,99 @@
+//! Embedding tables.
+
+use super::super::dtype::DType;
+use super::super::node::grads;
+use super::super::shape::Dims;
+use super::super::tensor::Tensor;
+use super::view;
+
+/// Up to this many indices the gradient is scattered directly; above, indices are sorted first.
+const DIRECT_INDICES: u64 = 3072;
+/// Rows that one thread sums in the sorted way.
+const ROWS_PER_THREAD: u64 = 10;
+
+/// What a scan over the indices keeps of its tiles while it runs, as measured; small at any size.
+const SCAN_STATE: u64 = 1279;
+
+/// The other buffers of keys and values, the histogram of each of the two passes of eight bits, a counter, and the state of
+/// every tile; with room to align the whole.
+fn radix_sort_workspace(indices: u64) -> u64 {
+    const ALIGNMENT: u64 = 256;
+    const BINS: u64 = 256;
+    const TILE: u64 = 512;
+    let aligned = |bytes: u64| bytes.next_multiple_of(ALIGNMENT);
+    2 * aligned(8 * indices)
+        + 2 * BINS * 4
+        + ALIGNMENT
+        + indices.div_ceil(TILE) * BINS * 4
+        + ALIGNMENT
+        - 1
+}
+
+/// `F.embedding(ids, table)`: the rows; keeps the ids. The gradient is a dense tensor of the whole
+/// table.
+pub fn embedding(ids: &Tensor, table: &Tensor) -> Tensor {
+    let context = table.context();
+    let mut recorder = context.record(&[table]);
+    recorder.save(ids);
+    let mut sizes = ids.sizes();
+    sizes.push(table.size(1));
+    // Rows are chosen by a flat list of ids: a copy where they are broadcast.
+    let flat = view::contiguous(ids);
+    let out = context.empty("embedding", sizes, table.dtype());
+    drop(flat);
+    let table = table.sizes();
+    recorder.finish(&[&out], move |step| {
+        grads![Some(dense_gradient(step.grad(), step.saved(0), table))]
+    });
+    out
+}
+
+/// Many indices: they are sorted with their positions, equal ones become segments, long segments are
+/// cut, each part is summed in fp32, and the parts are added into the table.
+fn dense_gradient(grad: &Tensor, ids: &Tensor, table: Dims) -> Tensor {
+    let context = grad.context();
+    let indices = ids.numel();
+    let ids = view::contiguous(ids);
+    let contiguous = view::contiguous(grad);
+    if indices <= DIRECT_INDICES {
+        let table = context.empty("embedding_dense_backward", table, grad.dtype());
+        drop(contiguous);
+        drop(ids);
+        return table;
+    }
+    let op = "embedding_dense_backward";
+    let longs = |n: u64| context.empty(op, [n], DType::Int64);
+    let sorted = longs(indices);
+    let original = longs(indices);
+    let range = longs(indices);
+    drop(context.workspace("radix sort", radix_sort_workspace(indices)));
+    drop(range);
+    let out = context.empty(op, table, grad.dtype());
+    let segments = indices.min(table[0]);
+    let parts = indices / ROWS_PER_THREAD + segments;
+    let offsets = longs(segments);
+    let num_segments = longs(1);
+    {
+        let unique = longs(indices);
+        drop(context.workspace("unique", SCAN_STATE));
+        drop(unique);
+    }
+    let per_segment = longs(segments);
+    let per_segment_offset = longs(segments);
+    drop(context.workspace("scan", SCAN_STATE));
+    let num_parts = longs(1);
+    let part_offsets = longs(parts);
+    let sums = context.empty(op, [parts, table[1]], DType::Float32);
+    drop(sums);
+    drop(part_offsets);
+    drop(num_parts);
+    drop(per_segment_offset);
+    drop(per_segment);
+    drop(num_segments);
+    drop(offsets);
+    drop(original);
+    drop(sorted);
+    drop(contiguous);
+    drop(ids);
+    out
+}

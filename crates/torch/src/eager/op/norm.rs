@@ -1,0 +1,106 @@
+//! Normalisation.
+
+use std::borrow::Borrow;
+
+use super::super::autocast;
+use super::super::dtype::DType;
+use super::super::node::grads;
+use super::super::tensor::Tensor;
+use super::pointwise::like;
+use super::reduce;
+
+/// `F.layer_norm`: the result, then mean and 1/σ of each row in fp32; keeps the input and both. Under
+/// autocast in fp32. The gradients of input, weight and bias come from one op.
+pub fn layer_norm(x: impl Borrow<Tensor>, weight: &Tensor, bias: &Tensor) -> Tensor {
+    let shift = autocast::raise(bias);
+    let scale = autocast::raise(weight);
+    let input = autocast::raise(x.borrow());
+    let context = input.context().clone();
+    let mut recorder = context.record(&[&input, &scale, &shift]);
+    recorder.save(&shift);
+    recorder.save(&input);
+    recorder.save(&scale);
+    let rows = input.numel() / input.sizes().last();
+    let out = context.empty("native_layer_norm", input.sizes(), input.dtype());
+    let mut statistics = input.sizes();
+    let last = statistics.len() - 1;
+    statistics.as_mut_slice()[last] = 1;
+    let mean = context.empty("native_layer_norm", statistics, DType::Float32);
+    let deviation = context.empty("native_layer_norm", statistics, DType::Float32);
+    recorder.save_output(&mean);
+    recorder.save_output(&deviation);
+    drop(mean);
+    drop(deviation);
+    let (columns, sizes) = (input.sizes().last(), scale.sizes());
+    recorder.finish(&[&out], move |step| {
+        let grad = step.grad();
+        let input = step
+            .needs(0)
+            .then(|| like(grad, grad.dtype(), "native_layer_norm_backward"));
+        let scale = step.needs(1).then(|| {
+            step.context
+                .empty("native_layer_norm_backward", sizes, grad.dtype())
+        });
+        let shift = step.needs(2).then(|| {
+            step.context
+                .empty("native_layer_norm_backward", sizes, grad.dtype())
+        });
+        if step.needs(1) || step.needs(2) {
+            partial_sums(grad, rows, columns, [step.needs(1), step.needs(2)]);
+        }
+        grads![input, scale, shift]
+    });
+    drop(input);
+    drop(scale);
+    drop(shift);
+    drop(x);
+    out
+}
+
+/// With many short rows the gradients of weight and bias are summed in two steps: a row of partial
+/// sums for every 32 rows first.
+fn partial_sums(grad: &Tensor, rows: u64, columns: u64, wanted: [bool; 2]) {
+    const ROWS_PER_BLOCK: u64 = 32;
+    const MULTIPROCESSORS: u64 = 132;
+    const MAX_BLOCKS: u64 = 32 * 1024;
+    if rows <= 64 * 1024 || columns / 32 >= MULTIPROCESSORS / 2 {
+        return;
+    }
+    let blocks = rows
+        .div_ceil(ROWS_PER_BLOCK)
+        .min(MAX_BLOCKS / columns.div_ceil(32));
+    let context = grad.context();
+    let partial: Vec<Tensor> = wanted
+        .iter()
+        .filter(|wanted| **wanted)
+        .map(|_| context.empty("layer norm partial sums", [blocks, columns], grad.dtype()))
+        .collect();
+    for part in &partial {
+        drop(reduce::plain(part, &[0], false, grad.dtype()));
+    }
+}
+
+/// `x.norm(dim=-1, keepdim=True)`: a number a row; keeps input and result. The gradient is x · (grad / norm), zero where
+/// the norm is.
+pub fn row_norm(x: impl Borrow<Tensor>) -> Tensor {
+    let input = autocast::raise(x.borrow());
+    let context = input.context().clone();
+    let mut recorder = context.record(&[&input]);
+    recorder.save(&input);
+    let last = input.dim() - 1;
+    let out = reduce::plain(&input, &[last], true, input.dtype());
+    recorder.save_output(&out);
+    recorder.finish(&[&out], |step| {
+        let (input, grad) = (step.saved(0), step.grad());
+        let quotient = like(grad, grad.dtype(), "div");
+        let zero = like(grad, DType::Bool, "eq");
+        let filled = like(grad, grad.dtype(), "masked_fill");
+        drop((zero, quotient));
+        let product = like(input, grad.dtype(), "mul");
+        drop(filled);
+        grads![Some(product)]
+    });
+    drop(input);
+    drop(x);
+    out
+}

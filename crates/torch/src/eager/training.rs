@@ -1,0 +1,177 @@
+//! The training loop: forward, loss, backward, clipping, optimizer step, gradients to none.
+
+use super::autocast;
+use super::clip::clip_grad_norm;
+use super::context::{Category, Context};
+use super::dtype::DType;
+use super::engine;
+use super::op::pointwise::mul_number;
+use super::optimizer::{self, Optimizer};
+use super::scaler::GradScaler;
+use super::tensor::Tensor;
+
+/// A model with its loss, as the loop sees it.
+pub trait Program {
+    /// One micro batch on the device.
+    fn batch(&self) -> Vec<Tensor>;
+    /// The loss of a batch, with all that Python keeps alive on the way.
+    fn loss(&self, batch: &[Tensor]) -> Tensor;
+    /// The parameters given to the optimizer.
+    fn trainable(&self) -> Vec<Tensor>;
+}
+
+/// Types of weights and of computation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Precision {
+    Float32,
+    /// fp32 weights under autocast.
+    AutocastBFloat16,
+    /// The same in fp16, with a gradient scaler.
+    AutocastFloat16,
+    /// Weights in the type itself.
+    BFloat16,
+    Float16,
+}
+
+impl Precision {
+    /// The type of the weights.
+    pub fn weights(self) -> DType {
+        match self {
+            Precision::BFloat16 => DType::BFloat16,
+            Precision::Float16 => DType::Float16,
+            _ => DType::Float32,
+        }
+    }
+
+    /// The type that autocast lowers to.
+    pub fn autocast(self) -> Option<DType> {
+        match self {
+            Precision::AutocastBFloat16 => Some(DType::BFloat16),
+            Precision::AutocastFloat16 => Some(DType::Float16),
+            _ => None,
+        }
+    }
+}
+
+/// How a model is trained.
+#[derive(Clone, Copy, Debug)]
+pub struct Recipe {
+    pub precision: Precision,
+    pub optimizer: Optimizer,
+    /// Micro batches of a step.
+    pub accumulation: u32,
+    pub clips_gradients: bool,
+}
+
+/// A point of the run at which memory was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    Model,
+    Forward(u32),
+    Backward(u32),
+    Clip(u32),
+    Optimizer(u32),
+    End(u32),
+}
+
+impl Phase {
+    /// The name in measured runs.
+    pub fn name(self) -> String {
+        match self {
+            Phase::Model => "model".into(),
+            Phase::Forward(step) => format!("step{step}.forward"),
+            Phase::Backward(step) => format!("step{step}.backward"),
+            Phase::Clip(step) => format!("step{step}.clip"),
+            Phase::Optimizer(step) => format!("step{step}.optim"),
+            Phase::End(step) => format!("step{step}.end"),
+        }
+    }
+}
+
+/// The allocator's counters at a phase.
+#[derive(Clone, Copy, Debug)]
+pub struct Reading {
+    pub phase: Phase,
+    pub allocated: u64,
+    pub peak_allocated: u64,
+    /// What tensors asked for, before rounding.
+    pub requested: u64,
+    pub reserved: u64,
+    pub peak_reserved: u64,
+}
+
+/// Reads the counters.
+pub fn read(context: &Context, phase: Phase) -> Reading {
+    let memory = context.memory();
+    Reading {
+        phase,
+        allocated: memory.allocated(),
+        peak_allocated: memory.peak_allocated(),
+        requested: memory.requested(),
+        reserved: memory.reserved(),
+        peak_reserved: memory.peak_reserved(),
+    }
+}
+
+/// Trains for some steps; peaks are reset before each.
+pub fn train(
+    context: &Context,
+    program: &dyn Program,
+    recipe: &Recipe,
+    steps: u32,
+) -> Vec<Reading> {
+    let mut readings = Vec::new();
+    let parameters = program.trainable();
+    let mut optimizer = optimizer::State::new(recipe.optimizer, parameters.clone());
+    let mut scaler =
+        (recipe.precision == Precision::AutocastFloat16).then(|| GradScaler::new(context));
+    let mut last_loss: Option<Tensor> = None;
+    for step in 0..steps {
+        context.reset_peaks();
+        let mut loss_value = None;
+        for micro in 0..recipe.accumulation {
+            context.set_category(Category::Batch);
+            let batch = program.batch();
+            context.set_category(Category::Activation);
+            let dtype = recipe.precision.autocast();
+            let loss = match dtype {
+                Some(_) => autocast::with(context, dtype, || program.loss(&batch)),
+                None => program.loss(&batch),
+            };
+            let loss = mul_number(loss);
+            if micro == 0 {
+                readings.push(read(context, Phase::Forward(step)));
+            }
+            match &mut scaler {
+                Some(scaler) => engine::backward(&scaler.scale(&loss)),
+                None => engine::backward(&loss),
+            }
+            if micro == 0 {
+                readings.push(read(context, Phase::Backward(step)));
+            }
+            drop(loss_value.replace(loss.detach()));
+            drop(loss);
+            drop(batch);
+        }
+        context.set_category(Category::Optimizer);
+        if let Some(scaler) = &mut scaler {
+            scaler.unscale();
+        }
+        if recipe.clips_gradients {
+            clip_grad_norm(&parameters);
+        }
+        readings.push(read(context, Phase::Clip(step)));
+        optimizer.step();
+        if let Some(scaler) = &mut scaler {
+            scaler.update();
+        }
+        readings.push(read(context, Phase::Optimizer(step)));
+        optimizer.zero_grad();
+        last_loss = loss_value;
+        readings.push(read(context, Phase::End(step)));
+    }
+    // What follows is Python leaving the process.
+    context.stop_recording();
+    drop(last_loss);
+    readings
+}

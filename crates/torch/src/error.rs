@@ -1,0 +1,86 @@
+//! What can be wrong with the files and settings of a PyTorch run.
+
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use crate::allocator::ConfigError;
+
+#[derive(Debug, Error)]
+pub enum TorchError {
+    #[error("{}: {source}", path.display())]
+    File {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error("{}, byte {offset}: {problem}\nhint: the file must come from torch.cuda.memory._dump_snapshot or from the script of `cinch trace --script`, complete and unchanged", path.display())]
+    Pickle {
+        path: PathBuf,
+        offset: u64,
+        problem: String,
+    },
+    #[error("{}, line {line}: {problem}\nhint: one JSON object a line, as the script of `cinch trace --script` writes it", path.display())]
+    JsonLine {
+        path: PathBuf,
+        line: u64,
+        problem: String,
+    },
+    #[error("{}: {problem}", path.display())]
+    Snapshot { path: PathBuf, problem: String },
+    #[error(
+        "no model is known by the name {name}\nhint: the known ones are {known}; any other needs its config.json"
+    )]
+    UnknownModel { name: String, known: String },
+    #[error("{}: {problem}\nhint: the config.json of a Hugging Face model is one JSON object", path.display())]
+    NotJson { path: PathBuf, problem: String },
+    #[error(
+        "nothing to train on: batch {batch}, length {length}, {accumulation} micro batches\nhint: batch and micro batches are at least 1, the length at least 2"
+    )]
+    EmptyRun {
+        batch: u64,
+        length: u64,
+        accumulation: u32,
+    },
+    #[error(
+        "this run cannot be replayed: {what} is {value}, and at most {most} is\nhint: the replay runs every op of the step, one by one"
+    )]
+    TooLarge {
+        what: &'static str,
+        value: u64,
+        most: u64,
+    },
+    #[error("config.json: {key} is {value}, and should be {wanted}")]
+    ModelConfig {
+        key: String,
+        value: String,
+        wanted: String,
+    },
+    #[error(
+        "{origin}, line {line}: {problem}\nhint: one measured run a line, in the format of peaks.jsonl"
+    )]
+    Truth {
+        origin: String,
+        line: usize,
+        problem: String,
+    },
+    #[error("run {name}: {key} is {value}, and should be {wanted}")]
+    Case {
+        name: String,
+        key: String,
+        value: String,
+        wanted: String,
+    },
+    #[error(
+        "no permitted settings fit: the smallest, a micro batch of {batch} at length {length}, needs {} of {}\nhint: {remedy}",
+        crate::choose::gibibytes(*needed), crate::choose::gibibytes(*budget)
+    )]
+    DoesNotFit {
+        budget: u64,
+        needed: u64,
+        batch: u64,
+        length: u64,
+        remedy: String,
+    },
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+}

@@ -1,0 +1,370 @@
+//! BERT and its small relatives (MiniLM) as transformers runs them.
+
+use std::rc::Rc;
+
+use super::mask::{self, Attention};
+use super::module::{Builder, Embedding, LayerNorm, Linear};
+use crate::eager::checkpoint::Checkpointing;
+use crate::eager::op::{
+    attention, creation, dropout, index, loss, matmul, pointwise, softmax, view,
+};
+use crate::eager::training::Program;
+use crate::eager::{Context, DType, Tensor};
+
+/// `BertConfig`, as far as memory depends on it.
+#[derive(Clone, Debug)]
+pub struct BertConfig {
+    pub vocabulary: u64,
+    pub positions: u64,
+    pub token_types: u64,
+    pub width: u64,
+    pub inner: u64,
+    pub layers: u64,
+    pub heads: u64,
+    pub hidden_dropout: f64,
+    pub attention_dropout: f64,
+    pub tied: bool,
+}
+
+impl Default for BertConfig {
+    fn default() -> BertConfig {
+        BertConfig {
+            vocabulary: 30522,
+            positions: 512,
+            token_types: 2,
+            width: 768,
+            inner: 3072,
+            layers: 12,
+            heads: 12,
+            hidden_dropout: 0.1,
+            attention_dropout: 0.1,
+            tied: true,
+        }
+    }
+}
+
+struct Embeddings {
+    words: Embedding,
+    positions: Embedding,
+    token_types: Embedding,
+    norm: LayerNorm,
+    position_ids: Tensor,
+    token_type_ids: Tensor,
+    dropout: f64,
+}
+
+impl Embeddings {
+    fn new(builder: &Builder, config: &BertConfig) -> Embeddings {
+        let context = &builder.context;
+        let words = builder.embedding(config.vocabulary, config.width);
+        let positions = builder.embedding(config.positions, config.width);
+        let token_types = builder.embedding(config.token_types, config.width);
+        let norm = builder.layer_norm(config.width);
+        let position_ids =
+            view::unsqueeze(creation::arange(context, config.positions, DType::Int64), 0);
+        let token_type_ids = creation::filled(context, [1, config.positions], DType::Int64);
+        let dropout = config.hidden_dropout;
+        Embeddings {
+            words,
+            positions,
+            token_types,
+            norm,
+            position_ids,
+            token_type_ids,
+            dropout,
+        }
+    }
+
+    /// `words_require_grad`: the hook of `enable_input_require_grads` makes the words' embeddings ask for a gradient.
+    fn forward(&self, ids: &Tensor, words_require_grad: bool) -> Tensor {
+        let (batch, length) = (ids.size(0), ids.size(1));
+        let position_ids = view::slice(&self.position_ids, 1, length);
+        let gathered = index::gather(&self.token_type_ids, &position_ids);
+        let token_type_ids = view::expand(&gathered, [batch, length]);
+        let words = self.words.forward(ids);
+        if words_require_grad {
+            words.set_requires_grad(true);
+        }
+        let token_types = self.token_types.forward(&token_type_ids);
+        let mut sum = pointwise::add(&words, &token_types);
+        let positions = self.positions.forward(&position_ids);
+        sum = pointwise::add(&sum, &positions);
+        sum = self.norm.forward(&sum);
+        sum = dropout::dropout(&sum, self.dropout);
+        drop(words);
+        drop(gathered);
+        drop(token_type_ids);
+        drop(token_types);
+        drop(positions);
+        sum
+    }
+}
+
+struct Layer {
+    index: u32,
+    query: Linear,
+    key: Linear,
+    value: Linear,
+    attention_output: Linear,
+    attention_norm: LayerNorm,
+    intermediate: Linear,
+    output: Linear,
+    output_norm: LayerNorm,
+    config: BertConfig,
+    kind: Attention,
+}
+
+impl Layer {
+    fn new(builder: &Builder, config: &BertConfig, kind: Attention, index: u32) -> Layer {
+        let width = config.width;
+        Layer {
+            index,
+            query: builder.linear("query", width, width, true),
+            key: builder.linear("key", width, width, true),
+            value: builder.linear("value", width, width, true),
+            attention_output: builder.linear("dense", width, width, true),
+            attention_norm: builder.layer_norm(width),
+            intermediate: builder.linear("dense", width, config.inner, true),
+            output: builder.linear("dense", config.inner, width, true),
+            output_norm: builder.layer_norm(width),
+            config: config.clone(),
+            kind,
+        }
+    }
+
+    fn linears(&self) -> [&Linear; 6] {
+        [
+            &self.query,
+            &self.key,
+            &self.value,
+            &self.attention_output,
+            &self.intermediate,
+            &self.output,
+        ]
+    }
+
+    fn forward(&self, hidden: &Tensor, mask: Option<&Tensor>) -> Tensor {
+        let context = hidden.context();
+        context.set_scope("attention", Some(self.index));
+        let attended = {
+            let (mut attended, weights) = self.attend(hidden, mask);
+            attended = self.close(
+                &self.attention_output,
+                &self.attention_norm,
+                &attended,
+                hidden,
+            );
+            drop(weights);
+            attended
+        };
+        context.set_scope("feed-forward", Some(self.index));
+        let mut inner = self.intermediate.forward(&attended);
+        inner = pointwise::gelu(&inner);
+        let out = self.close(&self.output, &self.output_norm, &inner, &attended);
+        drop(inner);
+        drop(attended);
+        out
+    }
+
+    /// Projection, dropout, and the norm of the sum with the residual.
+    fn close(&self, dense: &Linear, norm: &LayerNorm, x: &Tensor, residual: &Tensor) -> Tensor {
+        let mut hidden = dense.forward(x);
+        hidden = dropout::dropout(&hidden, self.config.hidden_dropout);
+        let sum = pointwise::add(&hidden, residual);
+        let normed = norm.forward(&sum);
+        drop(sum);
+        drop(hidden);
+        normed
+    }
+
+    fn attend(&self, hidden: &Tensor, mask: Option<&Tensor>) -> (Tensor, Option<Tensor>) {
+        let (batch, length, width) = (hidden.size(0), hidden.size(1), self.config.width);
+        let heads = self.config.heads;
+        let split_heads = |states: Tensor| {
+            view::transpose(
+                view::view(states, [batch, length, heads, width / heads]),
+                1,
+                2,
+            )
+        };
+        let query = split_heads(self.query.forward(hidden));
+        let key = split_heads(self.key.forward(hidden));
+        let value = split_heads(self.value.forward(hidden));
+        let (mut out, weights) = match self.kind {
+            Attention::Sdpa => {
+                let out = attention::scaled_dot_product(&query, &key, &value);
+                (view::contiguous(view::transpose(out, 1, 2)), None)
+            }
+            Attention::Eager => {
+                let (out, weights) = self.eager(&query, &key, &value, mask);
+                (out, Some(weights))
+            }
+        };
+        out = view::contiguous(view::reshape(&out, [batch, length, width]));
+        drop(query);
+        drop(key);
+        drop(value);
+        (out, weights)
+    }
+
+    fn eager(
+        &self,
+        query: &Tensor,
+        key: &Tensor,
+        value: &Tensor,
+        mask: Option<&Tensor>,
+    ) -> (Tensor, Tensor) {
+        let mut weights = pointwise::mul_number(matmul::matmul(query, view::transpose(key, 2, 3)));
+        if let Some(mask) = mask {
+            weights = pointwise::add(&weights, mask);
+        }
+        weights = softmax::softmax(&weights, None);
+        weights = dropout::dropout(&weights, self.config.attention_dropout);
+        let out = matmul::matmul(&weights, value);
+        (view::contiguous(view::transpose(out, 1, 2)), weights)
+    }
+}
+
+/// The encoder without a head: `BertModel`.
+pub struct Encoder {
+    context: Context,
+    embeddings: Embeddings,
+    layers: Vec<Rc<Layer>>,
+    pooler: Option<Linear>,
+    checkpoints: Checkpointing,
+    /// Adapters under checkpointing need a gradient to reach the first layer.
+    embeddings_require_grad: bool,
+}
+
+impl Encoder {
+    pub fn new(
+        builder: &Builder,
+        config: &BertConfig,
+        kind: Attention,
+        checkpoints: Checkpointing,
+        pooler: bool,
+    ) -> Encoder {
+        Encoder {
+            context: builder.context.clone(),
+            embeddings: Embeddings::new(builder, config),
+            layers: (0..config.layers)
+                .map(|index| Rc::new(Layer::new(builder, config, kind, index as u32)))
+                .collect(),
+            pooler: pooler.then(|| builder.linear("dense", config.width, config.width, true)),
+            checkpoints,
+            embeddings_require_grad: checkpoints.is_on() && builder.has_adapters(),
+        }
+    }
+
+    pub fn linears(&self) -> impl Iterator<Item = &Linear> {
+        self.layers
+            .iter()
+            .flat_map(|layer| layer.linears())
+            .chain(&self.pooler)
+    }
+
+    pub fn words(&self) -> &Tensor {
+        &self.embeddings.words.table
+    }
+
+    /// The last hidden state. Where there is a pooler it runs, and its result goes with the output object.
+    pub fn forward(&self, ids: &Tensor, padding: Option<&Tensor>) -> Tensor {
+        self.context.set_scope("embedding", None);
+        let embeddings = self.embeddings.forward(ids, self.embeddings_require_grad);
+        let mask = mask::bidirectional(padding);
+        let mut hidden = embeddings.clone();
+        for layer in &self.layers {
+            let (layer, mask) = (layer.clone(), mask.clone());
+            hidden = self.checkpoints.run(&self.context, &hidden, move |x| {
+                layer.forward(x, mask.as_ref())
+            });
+        }
+        self.context.set_scope("head", None);
+        if let Some(pooler) = &self.pooler {
+            let mut pooled = pooler.forward(&view::select(&hidden, 1));
+            pooled = pointwise::tanh(&pooled);
+            drop(pooled);
+        }
+        drop(embeddings);
+        hidden
+    }
+}
+
+/// The masked language model with its loss.
+pub struct Bert {
+    context: Context,
+    encoder: Encoder,
+    transform: Linear,
+    transform_norm: LayerNorm,
+    head: Tensor,
+    head_bias: Tensor,
+    _scalar: Tensor,
+    vocabulary: u64,
+    batch: [u64; 2],
+    trainable: Vec<Tensor>,
+}
+
+impl Bert {
+    pub fn new(
+        builder: &Builder,
+        config: &BertConfig,
+        kind: Attention,
+        checkpoints: Checkpointing,
+        batch: [u64; 2],
+    ) -> Bert {
+        let encoder = Encoder::new(builder, config, kind, checkpoints, false);
+        let transform = builder.linear("dense", config.width, config.width, true);
+        let transform_norm = builder.layer_norm(config.width);
+        let own = builder.parameter([config.vocabulary, config.width]);
+        let own_bias = builder.parameter([config.vocabulary]);
+        let head_bias = builder.parameter([config.vocabulary]);
+        let scalar = builder.context.empty("scalar", [], builder.dtype);
+        let head = if config.tied {
+            builder.forget(&own);
+            encoder.words().clone()
+        } else {
+            own
+        };
+        builder.forget(&own_bias);
+        builder.add_adapters(encoder.linears());
+        Bert {
+            context: builder.context.clone(),
+            encoder,
+            transform,
+            transform_norm,
+            head,
+            head_bias,
+            _scalar: scalar,
+            vocabulary: config.vocabulary,
+            batch,
+            trainable: builder.trainable(),
+        }
+    }
+}
+
+impl Program for Bert {
+    fn batch(&self) -> Vec<Tensor> {
+        vec![creation::filled(&self.context, self.batch, DType::Int64)]
+    }
+
+    fn loss(&self, batch: &[Tensor]) -> Tensor {
+        let sequence = self.encoder.forward(&batch[0], None);
+        let mut hidden = self.transform.forward(&sequence);
+        hidden = pointwise::gelu(&hidden);
+        hidden = self.transform_norm.forward(&hidden);
+        let scores = matmul::linear(&hidden, &self.head, Some(&self.head_bias));
+        drop(hidden);
+        let rows = scores.numel() / self.vocabulary;
+        let loss = loss::cross_entropy(
+            view::view(&scores, [rows, self.vocabulary]),
+            view::view(&batch[0], [rows]),
+        );
+        drop(sequence);
+        drop(scores);
+        loss
+    }
+
+    fn trainable(&self) -> Vec<Tensor> {
+        self.trainable.clone()
+    }
+}

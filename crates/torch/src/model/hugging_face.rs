@@ -1,0 +1,317 @@
+//! `config.json` of Hugging Face models, and the models that are known by name.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::bert::BertConfig;
+use super::gpt2::Gpt2Config;
+use super::llama::LlamaConfig;
+use super::workload::Architecture;
+use crate::TorchError;
+
+/// A name, and the fields of its configuration.
+type Preset = (&'static str, fn() -> Value);
+
+/// Named sizes: the fields in which they differ from their family's defaults.
+const PRESETS: [Preset; 10] = [
+    ("gpt2", || json!({"model_type": "gpt2"})),
+    (
+        "gpt2-medium",
+        || json!({"model_type": "gpt2", "n_embd": 1024, "n_layer": 24, "n_head": 16}),
+    ),
+    ("qwen2.5-0.5b", || {
+        qwen2(151_936, 896, 4864, 24, 14, 2, true)
+    }),
+    ("qwen2.5-1.5b", || {
+        qwen2(151_936, 1536, 8960, 28, 12, 2, true)
+    }),
+    ("qwen2.5-7b", || {
+        qwen2(152_064, 3584, 18944, 28, 28, 4, false)
+    }),
+    ("llama-1b", || llama(128_256, 2048, 8192, 16, 32, 8, true)),
+    ("tinyllama", || llama(32_000, 2048, 5632, 22, 32, 4, false)),
+    ("mistral-7b", || json!({"model_type": "mistral"})),
+    ("bert-base", || json!({"model_type": "bert"})),
+    ("minilm-l6", || {
+        json!({"model_type": "bert", "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12,
+               "intermediate_size": 1536})
+    }),
+];
+
+fn qwen2(
+    vocabulary: u64,
+    width: u64,
+    inner: u64,
+    layers: u64,
+    heads: u64,
+    key_heads: u64,
+    tied: bool,
+) -> Value {
+    gated(
+        "qwen2",
+        [vocabulary, width, inner, layers, heads, key_heads],
+        tied,
+    )
+}
+
+fn llama(
+    vocabulary: u64,
+    width: u64,
+    inner: u64,
+    layers: u64,
+    heads: u64,
+    key_heads: u64,
+    tied: bool,
+) -> Value {
+    gated(
+        "llama",
+        [vocabulary, width, inner, layers, heads, key_heads],
+        tied,
+    )
+}
+
+fn gated(
+    family: &str,
+    [vocabulary, width, inner, layers, heads, key_heads]: [u64; 6],
+    tied: bool,
+) -> Value {
+    json!({"model_type": family, "vocab_size": vocabulary, "hidden_size": width, "intermediate_size": inner,
+           "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": key_heads,
+           "tie_word_embeddings": tied})
+}
+
+/// Names of the models that need no file.
+pub fn preset_names() -> impl Iterator<Item = &'static str> {
+    PRESETS.iter().map(|(name, _)| *name)
+}
+
+/// A model by name, with fields of its configuration replaced.
+pub fn preset(name: &str, overrides: &Map<String, Value>) -> Result<Architecture, TorchError> {
+    let Some((_, config)) = PRESETS.iter().find(|(preset, _)| *preset == name) else {
+        return Err(TorchError::UnknownModel {
+            name: name.into(),
+            known: preset_names().collect::<Vec<_>>().join(", "),
+        });
+    };
+    let mut config = config();
+    if let Value::Object(fields) = &mut config {
+        fields.extend(overrides.clone());
+    }
+    architecture(&config)
+}
+
+/// The architecture of a `config.json` file.
+pub fn read(path: &Path) -> Result<Architecture, TorchError> {
+    let text = std::fs::read_to_string(path).map_err(|source| TorchError::File {
+        path: path.into(),
+        source,
+    })?;
+    let config: Value = serde_json::from_str(&text).map_err(|problem| TorchError::NotJson {
+        path: path.into(),
+        problem: problem.to_string(),
+    })?;
+    architecture(&config)
+}
+
+/// The architecture that a parsed `config.json` describes.
+pub fn architecture(config: &Value) -> Result<Architecture, TorchError> {
+    let fields = Fields(config);
+    match fields.text("model_type")? {
+        "gpt2" => gpt2(&fields).map(Architecture::Gpt2),
+        "llama" => gated_config(&fields, &LLAMA).map(Architecture::Llama),
+        "mistral" => gated_config(&fields, &MISTRAL).map(Architecture::Llama),
+        "qwen2" => gated_config(&fields, &QWEN2).map(Architecture::Llama),
+        "bert" => bert(&fields).map(Architecture::Bert),
+        other => Err(fields.problem(
+            "model_type",
+            other,
+            "one of gpt2, llama, mistral, qwen2, bert",
+        )),
+    }
+}
+
+/// The largest number of anything that a configuration may ask for: it keeps products of sizes far from overflow.
+const LARGEST: u64 = 1 << 20;
+/// The same for heads, which multiply the square of the length.
+const MOST_HEADS: u64 = 1 << 10;
+/// The same for layers, of which each costs time.
+const MOST_LAYERS: u64 = 4096;
+
+struct Fields<'a>(&'a Value);
+
+impl Fields<'_> {
+    fn problem(&self, key: &str, value: impl ToString, wanted: &str) -> TorchError {
+        TorchError::ModelConfig {
+            key: key.into(),
+            value: value.to_string(),
+            wanted: wanted.into(),
+        }
+    }
+
+    fn text(&self, key: &str) -> Result<&str, TorchError> {
+        match self.0.get(key) {
+            Some(Value::String(text)) => Ok(text),
+            other => Err(self.problem(key, other.unwrap_or(&Value::Null), "a name")),
+        }
+    }
+
+    /// A positive number under one of the names it goes by.
+    fn optional(&self, keys: &[&str], most: u64) -> Result<Option<u64>, TorchError> {
+        for key in keys {
+            match self.0.get(key) {
+                None | Some(Value::Null) => {}
+                Some(value) => {
+                    return match value.as_u64() {
+                        Some(number) if (1..=most).contains(&number) => Ok(Some(number)),
+                        _ => Err(self.problem(
+                            key,
+                            value,
+                            &format!("a whole number from 1 to {most}"),
+                        )),
+                    };
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn number(&self, keys: &[&str], default: u64) -> Result<u64, TorchError> {
+        Ok(self.optional(keys, LARGEST)?.unwrap_or(default))
+    }
+
+    fn layers(&self, keys: &[&str], default: u64) -> Result<u64, TorchError> {
+        Ok(self.optional(keys, MOST_LAYERS)?.unwrap_or(default))
+    }
+
+    fn probability(&self, key: &str, default: f64) -> Result<f64, TorchError> {
+        match self.0.get(key) {
+            None | Some(Value::Null) => Ok(default),
+            Some(value) => match value.as_f64() {
+                Some(number) if (0.0..1.0).contains(&number) => Ok(number),
+                _ => Err(self.problem(key, value, "a number from 0 to 1")),
+            },
+        }
+    }
+
+    fn flag(&self, key: &str, default: bool) -> Result<bool, TorchError> {
+        match self.0.get(key) {
+            None | Some(Value::Null) => Ok(default),
+            Some(Value::Bool(flag)) => Ok(*flag),
+            Some(value) => Err(self.problem(key, value, "true or false")),
+        }
+    }
+
+    /// Heads must divide the width.
+    fn heads(&self, keys: &[&str], default: u64, width: u64) -> Result<u64, TorchError> {
+        let heads = self.optional(keys, MOST_HEADS)?.unwrap_or(default);
+        if width.is_multiple_of(heads) {
+            Ok(heads)
+        } else {
+            Err(self.problem(keys[0], heads, &format!("a divisor of the width {width}")))
+        }
+    }
+}
+
+fn gpt2(fields: &Fields<'_>) -> Result<Gpt2Config, TorchError> {
+    let default = Gpt2Config::default();
+    let width = fields.number(&["n_embd", "hidden_size"], default.width)?;
+    Ok(Gpt2Config {
+        vocabulary: fields.number(&["vocab_size"], default.vocabulary)?,
+        positions: fields.number(
+            &["n_positions", "max_position_embeddings"],
+            default.positions,
+        )?,
+        width,
+        layers: fields.layers(&["n_layer", "num_hidden_layers"], default.layers)?,
+        heads: fields.heads(&["n_head", "num_attention_heads"], default.heads, width)?,
+        inner: fields.optional(&["n_inner"], LARGEST)?,
+        residual_dropout: fields.probability("resid_pdrop", default.residual_dropout)?,
+        embedding_dropout: fields.probability("embd_pdrop", default.embedding_dropout)?,
+        attention_dropout: fields.probability("attn_pdrop", default.attention_dropout)?,
+        tied: fields.flag("tie_word_embeddings", true)?,
+    })
+}
+
+/// Where the families of gated models differ in their defaults.
+struct GatedDefaults {
+    vocabulary: u64,
+    inner: u64,
+    key_heads: Option<u64>,
+    /// Qwen2 always has biases of query, key and value and never others; LLaMA has all or none.
+    fixed_bias: Option<bool>,
+}
+
+const LLAMA: GatedDefaults = GatedDefaults {
+    vocabulary: 32_000,
+    inner: 11_008,
+    key_heads: None,
+    fixed_bias: None,
+};
+const MISTRAL: GatedDefaults = GatedDefaults {
+    vocabulary: 32_000,
+    inner: 14_336,
+    key_heads: Some(8),
+    fixed_bias: Some(false),
+};
+const QWEN2: GatedDefaults = GatedDefaults {
+    vocabulary: 151_936,
+    inner: 22_016,
+    key_heads: Some(32),
+    fixed_bias: Some(true),
+};
+
+fn gated_config(fields: &Fields<'_>, default: &GatedDefaults) -> Result<LlamaConfig, TorchError> {
+    let width = fields.number(&["hidden_size"], 4096)?;
+    let heads = fields
+        .optional(&["num_attention_heads"], MOST_HEADS)?
+        .unwrap_or(32);
+    let head_width = match fields.optional(&["head_dim"], LARGEST)? {
+        Some(head_width) => head_width,
+        None => width / fields.heads(&["num_attention_heads"], 32, width)?,
+    };
+    let key_heads = fields.number(&["num_key_value_heads"], default.key_heads.unwrap_or(heads))?;
+    if !heads.is_multiple_of(key_heads) {
+        return Err(fields.problem(
+            "num_key_value_heads",
+            key_heads,
+            &format!("a divisor of the {heads} heads"),
+        ));
+    }
+    if !head_width.is_multiple_of(2) {
+        return Err(fields.problem("head_dim", head_width, "an even number"));
+    }
+    let asked = fields.flag("attention_bias", false)?;
+    Ok(LlamaConfig {
+        vocabulary: fields.number(&["vocab_size"], default.vocabulary)?,
+        width,
+        inner: fields.number(&["intermediate_size"], default.inner)?,
+        layers: fields.layers(&["num_hidden_layers"], 32)?,
+        heads,
+        key_heads,
+        head_width,
+        attention_bias: default.fixed_bias.unwrap_or(asked),
+        output_bias: default.fixed_bias.is_none() && asked,
+        feed_bias: default.fixed_bias.is_none() && fields.flag("mlp_bias", false)?,
+        attention_dropout: fields.probability("attention_dropout", 0.0)?,
+        tied: fields.flag("tie_word_embeddings", false)?,
+    })
+}
+
+fn bert(fields: &Fields<'_>) -> Result<BertConfig, TorchError> {
+    let default = BertConfig::default();
+    let width = fields.number(&["hidden_size"], default.width)?;
+    Ok(BertConfig {
+        vocabulary: fields.number(&["vocab_size"], default.vocabulary)?,
+        positions: fields.number(&["max_position_embeddings"], default.positions)?,
+        token_types: fields.number(&["type_vocab_size"], default.token_types)?,
+        width,
+        inner: fields.number(&["intermediate_size"], default.inner)?,
+        layers: fields.layers(&["num_hidden_layers"], default.layers)?,
+        heads: fields.heads(&["num_attention_heads"], default.heads, width)?,
+        hidden_dropout: fields.probability("hidden_dropout_prob", default.hidden_dropout)?,
+        attention_dropout: fields
+            .probability("attention_probs_dropout_prob", default.attention_dropout)?,
+        tied: fields.flag("tie_word_embeddings", true)?,
+    })
+}

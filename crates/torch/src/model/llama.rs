@@ -1,0 +1,390 @@
+//! LLaMA and its relatives (TinyLlama, Mistral, Qwen2, Qwen2.5) as transformers runs them.
+
+use std::rc::Rc;
+
+use super::mask::{self, Attention};
+use super::module::{Builder, Embedding, Linear, position_ids};
+use crate::eager::checkpoint::Checkpointing;
+use crate::eager::op::{
+    attention, cast, creation, dropout, loss, matmul, pointwise, reduce, softmax, view,
+};
+use crate::eager::training::Program;
+use crate::eager::{Context, DType, Tensor, autocast};
+
+/// `LlamaConfig`, `MistralConfig` and `Qwen2Config`, as far as memory depends on them.
+#[derive(Clone, Debug)]
+pub struct LlamaConfig {
+    pub vocabulary: u64,
+    pub width: u64,
+    /// Of the gated feed-forward part.
+    pub inner: u64,
+    pub layers: u64,
+    pub heads: u64,
+    /// Heads of keys and values, shared by groups of query heads.
+    pub key_heads: u64,
+    pub head_width: u64,
+    /// Biases of query, key and value (Qwen2 has them).
+    pub attention_bias: bool,
+    /// A bias of the output projection.
+    pub output_bias: bool,
+    pub feed_bias: bool,
+    pub attention_dropout: f64,
+    pub tied: bool,
+}
+
+/// RMS norm in plain ops, in fp32.
+struct RmsNorm {
+    weight: Tensor,
+}
+
+impl RmsNorm {
+    fn forward(&self, x: &Tensor) -> Tensor {
+        let dtype = x.dtype();
+        let mut hidden = cast::to(x, DType::Float32);
+        let last = hidden.dim() - 1;
+        let variance = reduce::mean(pointwise::pow_number(&hidden), &[last], true);
+        hidden = pointwise::mul(&hidden, pointwise::rsqrt(pointwise::add_number(&variance)));
+        let out = pointwise::mul(&self.weight, cast::to(&hidden, dtype));
+        drop(hidden);
+        drop(variance);
+        out
+    }
+}
+
+struct Layer {
+    index: u32,
+    query: Linear,
+    key: Linear,
+    value: Linear,
+    output: Linear,
+    gate: Linear,
+    up: Linear,
+    down: Linear,
+    first_norm: RmsNorm,
+    second_norm: RmsNorm,
+    config: LlamaConfig,
+    kind: Attention,
+}
+
+/// What the layers are given besides their input. Freed in this order: a Python tuple goes from its end.
+#[derive(Clone)]
+struct Surroundings {
+    mask: Option<Tensor>,
+    sin: Tensor,
+    cos: Tensor,
+    _position_ids: Tensor,
+}
+
+impl Layer {
+    fn new(builder: &Builder, config: &LlamaConfig, kind: Attention, index: u32) -> Layer {
+        let (width, inner) = (config.width, config.inner);
+        let (queries, keys) = (
+            config.heads * config.head_width,
+            config.key_heads * config.head_width,
+        );
+        Layer {
+            index,
+            query: builder.linear("q_proj", width, queries, config.attention_bias),
+            key: builder.linear("k_proj", width, keys, config.attention_bias),
+            value: builder.linear("v_proj", width, keys, config.attention_bias),
+            output: builder.linear("o_proj", queries, width, config.output_bias),
+            gate: builder.linear("gate_proj", width, inner, config.feed_bias),
+            up: builder.linear("up_proj", width, inner, config.feed_bias),
+            down: builder.linear("down_proj", inner, width, config.feed_bias),
+            first_norm: RmsNorm {
+                weight: builder.parameter([width]),
+            },
+            second_norm: RmsNorm {
+                weight: builder.parameter([width]),
+            },
+            config: config.clone(),
+            kind,
+        }
+    }
+
+    fn linears(&self) -> [&Linear; 7] {
+        [
+            &self.query,
+            &self.key,
+            &self.value,
+            &self.output,
+            &self.gate,
+            &self.up,
+            &self.down,
+        ]
+    }
+
+    fn forward(&self, x: &Tensor, around: &Surroundings) -> Tensor {
+        let context = x.context().clone();
+        let mut residual = x.clone();
+        context.set_scope("attention", Some(self.index));
+        let mut hidden = self.first_norm.forward(x);
+        hidden = self.attend(&hidden, around);
+        hidden = pointwise::add(&residual, &hidden);
+        residual = hidden.clone();
+        context.set_scope("feed-forward", Some(self.index));
+        hidden = self.second_norm.forward(&hidden);
+        hidden = self.feed(&hidden);
+        hidden = pointwise::add(&residual, &hidden);
+        drop(residual);
+        hidden
+    }
+
+    fn attend(&self, hidden: &Tensor, around: &Surroundings) -> Tensor {
+        let (batch, length, width) = (hidden.size(0), hidden.size(1), self.config.head_width);
+        let split_heads = |states: Tensor, heads: u64| {
+            view::transpose(view::view(states, [batch, length, heads, width]), 1, 2)
+        };
+        let mut query = split_heads(self.query.forward(hidden), self.config.heads);
+        let mut key = split_heads(self.key.forward(hidden), self.config.key_heads);
+        let value = split_heads(self.value.forward(hidden), self.config.key_heads);
+        let rotated = rotate(&query, &key, &around.cos, &around.sin);
+        (query, key) = rotated;
+        let (mut out, weights) = match self.kind {
+            Attention::Sdpa => (self.sdpa(&query, &key, &value, around.mask.as_ref()), None),
+            Attention::Eager => {
+                let (out, weights) = self.eager(&query, &key, &value, around.mask.as_ref());
+                (out, Some(weights))
+            }
+        };
+        out = view::contiguous(view::reshape(
+            &out,
+            [batch, length, self.config.heads * width],
+        ));
+        out = self.output.forward(&out);
+        drop(query);
+        drop(key);
+        drop(value);
+        drop(weights);
+        out
+    }
+
+    fn groups(&self) -> u64 {
+        self.config.heads / self.config.key_heads
+    }
+
+    fn sdpa(&self, query: &Tensor, key: &Tensor, value: &Tensor, mask: Option<&Tensor>) -> Tensor {
+        // Shared keys are given to the kernel as they are, unless a mask rules that out.
+        let out = if mask.is_some() && self.groups() > 1 {
+            let key = attention::repeat_heads(key, self.groups());
+            let value = attention::repeat_heads(value, self.groups());
+            attention::scaled_dot_product(query, &key, &value)
+        } else {
+            attention::scaled_dot_product(query, key, value)
+        };
+        view::contiguous(view::transpose(out, 1, 2))
+    }
+
+    fn eager(
+        &self,
+        query: &Tensor,
+        key: &Tensor,
+        value: &Tensor,
+        mask: Option<&Tensor>,
+    ) -> (Tensor, Tensor) {
+        let keys = attention::repeat_heads(key, self.groups());
+        let values = attention::repeat_heads(value, self.groups());
+        let mut weights =
+            pointwise::mul_number(matmul::matmul(query, view::transpose(&keys, 2, 3)));
+        if let Some(mask) = mask {
+            weights = pointwise::add(&weights, mask);
+        }
+        weights = cast::to(
+            softmax::softmax(&weights, Some(DType::Float32)),
+            query.dtype(),
+        );
+        weights = dropout::dropout(&weights, self.config.attention_dropout);
+        let mut out = matmul::matmul(&weights, &values);
+        out = view::contiguous(view::transpose(&out, 1, 2));
+        drop(keys);
+        drop(values);
+        (out, weights)
+    }
+
+    fn feed(&self, x: &Tensor) -> Tensor {
+        let gate = self.gate.forward(x);
+        let active = pointwise::silu(gate);
+        let product = pointwise::mul(active, self.up.forward(x));
+        let out = self.down.forward(&product);
+        drop(product);
+        out
+    }
+}
+
+/// `apply_rotary_pos_emb`.
+fn rotate(query: &Tensor, key: &Tensor, cos: &Tensor, sin: &Tensor) -> (Tensor, Tensor) {
+    let cos = view::unsqueeze(cos, 1);
+    let sin = view::unsqueeze(sin, 1);
+    let turn = |states: &Tensor| {
+        let straight = pointwise::mul(states, &cos);
+        pointwise::add(straight, pointwise::mul(rotate_half(states), &sin))
+    };
+    (turn(query), turn(key))
+}
+
+/// The two halves of the last dimension exchanged, one negated.
+fn rotate_half(states: &Tensor) -> Tensor {
+    let (last, half) = (states.dim() - 1, states.sizes().last() / 2);
+    let first = view::slice(states, last, half);
+    let second = view::slice(states, last, half);
+    view::cat(vec![pointwise::neg(&second), first], last)
+}
+
+/// Rotary frequencies, made in fp32 and cast with the model. They exist twice.
+struct Rotary {
+    frequencies: Tensor,
+    _original: Tensor,
+}
+
+impl Rotary {
+    fn new(context: &Context, width: u64) -> Rotary {
+        let exponents = pointwise::mul_number(creation::arange(context, width / 2, DType::Float32));
+        let frequencies = pointwise::reciprocal(pointwise::pow_number(exponents));
+        let original = view::clone(&frequencies);
+        Rotary {
+            frequencies,
+            _original: original,
+        }
+    }
+
+    /// `model.to(dtype)`.
+    fn cast(self, dtype: DType) -> Rotary {
+        let frequencies = cast::to(self.frequencies, dtype);
+        let original = cast::to(self._original, dtype);
+        Rotary {
+            frequencies,
+            _original: original,
+        }
+    }
+
+    /// Cosines and sines for every position, in the type of the hidden states.
+    fn forward(&self, dtype: DType, position_ids: &Tensor) -> (Tensor, Tensor) {
+        let context = position_ids.context().clone();
+        context.no_grad(|| {
+            let frequencies = view::unsqueeze(view::unsqueeze(&self.frequencies, 0), 2);
+            let frequencies = cast::to(frequencies, DType::Float32);
+            let positions = cast::to(view::unsqueeze(position_ids, 1), DType::Float32);
+            let (angles, both, cos, sin) = autocast::with(&context, None, || {
+                let angles = view::transpose(matmul::matmul(&frequencies, &positions), 1, 2);
+                let both = view::cat(vec![angles.clone(), angles.clone()], 2);
+                let cos = pointwise::mul_number(pointwise::apply(&both, "cos", DType::Float32));
+                let sin = pointwise::mul_number(pointwise::apply(&both, "sin", DType::Float32));
+                (angles, both, cos, sin)
+            });
+            let result = (cast::to(&cos, dtype), cast::to(&sin, dtype));
+            drop(frequencies);
+            drop(positions);
+            drop(angles);
+            drop(both);
+            drop(cos);
+            drop(sin);
+            result
+        })
+    }
+}
+
+/// The causal language model with its loss.
+pub struct Llama {
+    context: Context,
+    tokens: Embedding,
+    layers: Vec<Rc<Layer>>,
+    norm: RmsNorm,
+    rotary: Rotary,
+    head: Tensor,
+    _scalar: Tensor,
+    config: LlamaConfig,
+    kind: Attention,
+    checkpoints: Checkpointing,
+    /// Adapters under checkpointing need a gradient to reach the first layer: the embeddings are made to ask for one.
+    embeddings_require_grad: bool,
+    batch: [u64; 2],
+    trainable: Vec<Tensor>,
+}
+
+impl Llama {
+    pub fn new(
+        builder: &Builder,
+        config: LlamaConfig,
+        kind: Attention,
+        checkpoints: Checkpointing,
+        batch: [u64; 2],
+    ) -> Llama {
+        let context = builder.context.clone();
+        let tokens = builder.embedding(config.vocabulary, config.width);
+        let layers: Vec<Rc<Layer>> = (0..config.layers)
+            .map(|index| Rc::new(Layer::new(builder, &config, kind, index as u32)))
+            .collect();
+        let norm = RmsNorm {
+            weight: builder.parameter([config.width]),
+        };
+        let rotary = context.no_grad(|| Rotary::new(&context, config.head_width));
+        let (head, scalar) = builder.head(&tokens.table, config.tied);
+        let rotary = rotary.cast(builder.dtype);
+        builder.add_adapters(layers.iter().flat_map(|layer| layer.linears()));
+        let trainable = builder.trainable();
+        Llama {
+            context,
+            tokens,
+            layers,
+            norm,
+            rotary,
+            head,
+            _scalar: scalar,
+            config,
+            kind,
+            checkpoints,
+            embeddings_require_grad: checkpoints.is_on() && builder.has_adapters(),
+            batch,
+            trainable,
+        }
+    }
+
+    fn transform(&self, ids: &Tensor) -> Tensor {
+        self.context.set_scope("embedding", None);
+        let embeddings = self.tokens.forward(ids);
+        if self.embeddings_require_grad {
+            embeddings.set_requires_grad(true);
+        }
+        let position_ids = position_ids(&self.context, ids.size(1));
+        let mask = mask::causal(&embeddings, &position_ids, self.kind);
+        let mut hidden = embeddings.clone();
+        let (cos, sin) = self.rotary.forward(hidden.dtype(), &position_ids);
+        let mut around = Surroundings {
+            mask,
+            sin,
+            cos,
+            _position_ids: position_ids,
+        };
+        for layer in &self.layers {
+            let (layer, around) = (layer.clone(), around.clone());
+            hidden = self
+                .checkpoints
+                .run(&self.context, &hidden, move |x| layer.forward(x, &around));
+        }
+        self.context.set_scope("head", None);
+        hidden = self.norm.forward(&hidden);
+        around.mask = None;
+        drop(embeddings);
+        drop(around);
+        hidden
+    }
+}
+
+impl Program for Llama {
+    fn batch(&self) -> Vec<Tensor> {
+        vec![creation::filled(&self.context, self.batch, DType::Int64)]
+    }
+
+    fn loss(&self, batch: &[Tensor]) -> Tensor {
+        let hidden = self.transform(&batch[0]);
+        let logits = matmul::linear(view::alias(&hidden), &self.head, None);
+        let loss = loss::causal_language_model(&logits, &batch[0], self.config.vocabulary);
+        drop(hidden);
+        drop(logits);
+        loss
+    }
+
+    fn trainable(&self) -> Vec<Tensor> {
+        self.trainable.clone()
+    }
+}

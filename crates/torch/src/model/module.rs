@@ -1,0 +1,234 @@
+//! The building blocks that the models share: parameters in the order in which Python makes them, and modules as
+//! their `forward` runs.
+
+use std::cell::RefCell;
+
+use crate::eager::op::{cast, creation, dropout, embedding, loss, matmul, norm, pointwise, view};
+use crate::eager::{Context, DType, Dims, Tensor};
+
+/// Makes a model's parameters and keeps the list of them.
+pub struct Builder {
+    pub context: Context,
+    pub dtype: DType,
+    parameters: RefCell<Vec<Tensor>>,
+    lora: Option<Lora>,
+}
+
+/// Adapters on linear layers.
+#[derive(Clone, Debug)]
+pub struct Lora {
+    pub rank: u64,
+    pub dropout: f64,
+    /// Names of the layers that get one.
+    pub targets: Vec<String>,
+    /// The adapters' type: fp32 as peft makes them, or that of the layer.
+    pub in_float32: bool,
+}
+
+impl Builder {
+    pub fn new(context: &Context, dtype: DType, lora: Option<Lora>) -> Builder {
+        Builder {
+            context: context.clone(),
+            dtype,
+            parameters: RefCell::default(),
+            lora,
+        }
+    }
+
+    /// A parameter; trained unless only adapters are.
+    pub fn parameter(&self, sizes: impl Into<Dims>) -> Tensor {
+        let tensor = self.context.empty("parameter", sizes, self.dtype);
+        tensor.set_requires_grad(true);
+        self.parameters.borrow_mut().push(tensor.clone());
+        tensor
+    }
+
+    /// Puts the parameters into the order in which `model.parameters()` gives them, where that is not the order in
+    /// which they reach the device: `model.to(device)` moves what the children own first.
+    pub fn set_order(&self, order: Vec<Tensor>) {
+        self.parameters.replace(order);
+    }
+
+    /// Forgets a parameter that another takes the place of: tied weights.
+    pub fn forget(&self, tensor: &Tensor) {
+        self.parameters
+            .borrow_mut()
+            .retain(|parameter| !parameter.same_as(tensor));
+    }
+
+    pub fn linear(&self, name: &'static str, input: u64, output: u64, bias: bool) -> Linear {
+        let weight = self.parameter([output, input]);
+        let bias = bias.then(|| self.parameter([output]));
+        Linear {
+            name,
+            weight,
+            bias,
+            adapter: RefCell::new(None),
+        }
+    }
+
+    pub fn embedding(&self, rows: u64, width: u64) -> Embedding {
+        Embedding {
+            table: self.parameter([rows, width]),
+        }
+    }
+
+    pub fn layer_norm(&self, width: u64) -> LayerNorm {
+        LayerNorm {
+            weight: self.parameter([width]),
+            bias: self.parameter([width]),
+        }
+    }
+
+    /// The output head of a transformers language model, and a number that its construction leaves behind. A tied
+    /// head has its own weight until the model is whole.
+    pub fn head(&self, tokens: &Tensor, tied: bool) -> (Tensor, Tensor) {
+        let own = self.parameter(tokens.sizes());
+        let scalar = self.context.empty("scalar", [], self.dtype);
+        if !tied {
+            return (own, scalar);
+        }
+        self.forget(&own);
+        (tokens.clone(), scalar)
+    }
+
+    /// Freezes what exists and puts adapters on the chosen layers, in the order given. Called when the model is
+    /// whole, as peft does.
+    pub fn add_adapters<'a>(&self, layers: impl Iterator<Item = &'a Linear>) {
+        let Some(lora) = &self.lora else { return };
+        for parameter in self.parameters.borrow().iter() {
+            parameter.set_requires_grad(false);
+        }
+        for layer in layers.filter(|layer| lora.targets.iter().any(|target| target == layer.name)) {
+            let dtype = if lora.in_float32 {
+                DType::Float32
+            } else {
+                layer.weight.dtype()
+            };
+            let make = |sizes: [u64; 2]| {
+                let tensor = self.context.empty("parameter", sizes, dtype);
+                tensor.set_requires_grad(true);
+                self.parameters.borrow_mut().push(tensor.clone());
+                tensor
+            };
+            let a = make([lora.rank, layer.weight.size(1)]);
+            let b = make([layer.weight.size(0), lora.rank]);
+            layer.adapter.replace(Some(Adapter {
+                a,
+                b,
+                dropout: lora.dropout,
+            }));
+        }
+    }
+
+    pub fn has_adapters(&self) -> bool {
+        self.lora.is_some()
+    }
+
+    pub fn parameters(&self) -> Vec<Tensor> {
+        self.parameters.borrow().clone()
+    }
+
+    /// What an optimizer is given.
+    pub fn trainable(&self) -> Vec<Tensor> {
+        self.parameters
+            .borrow()
+            .iter()
+            .filter(|parameter| parameter.requires_grad())
+            .cloned()
+            .collect()
+    }
+}
+
+/// `nn.Linear`, with an adapter where one was added.
+pub struct Linear {
+    name: &'static str,
+    pub weight: Tensor,
+    pub bias: Option<Tensor>,
+    adapter: RefCell<Option<Adapter>>,
+}
+
+struct Adapter {
+    a: Tensor,
+    b: Tensor,
+    dropout: f64,
+}
+
+impl Linear {
+    /// Weight and bias.
+    pub fn parameters(&self) -> impl Iterator<Item = Tensor> + use<> {
+        [Some(self.weight.clone()), self.bias.clone()]
+            .into_iter()
+            .flatten()
+    }
+
+    pub fn forward(&self, x: &Tensor) -> Tensor {
+        let y = matmul::linear(x, &self.weight, self.bias.as_ref());
+        let adapter = self.adapter.borrow();
+        let Some(adapter) = adapter.as_ref() else {
+            return y;
+        };
+        // (y + B(A(drop(x))) · s).to(y.dtype), with x in the adapter's type.
+        let x = cast::to(x, adapter.a.dtype());
+        let down = matmul::linear(dropout::dropout(&x, adapter.dropout), &adapter.a, None);
+        let up = matmul::linear(down, &adapter.b, None);
+        let sum = pointwise::add(&y, pointwise::mul_number(up));
+        let out = cast::to(&sum, y.dtype());
+        drop(sum);
+        drop(x);
+        drop(y);
+        out
+    }
+}
+
+/// `nn.Embedding`.
+pub struct Embedding {
+    pub table: Tensor,
+}
+
+impl Embedding {
+    pub fn forward(&self, ids: &Tensor) -> Tensor {
+        embedding::embedding(ids, &self.table)
+    }
+}
+
+/// `nn.LayerNorm`.
+pub struct LayerNorm {
+    weight: Tensor,
+    bias: Tensor,
+}
+
+impl LayerNorm {
+    pub fn parameters(&self) -> [Tensor; 2] {
+        [self.weight.clone(), self.bias.clone()]
+    }
+
+    pub fn forward(&self, x: &Tensor) -> Tensor {
+        norm::layer_norm(x, &self.weight, &self.bias)
+    }
+}
+
+/// The measured programs touch the device with one number before the model is built: the first small segment.
+pub fn touch_device(context: &Context) {
+    drop(creation::filled(context, [1], DType::Float32));
+}
+
+/// `torch.arange(length) + past`, then `unsqueeze(0)`: position ids of one row.
+pub fn position_ids(context: &Context, length: u64) -> Tensor {
+    let range = creation::arange(context, length, DType::Int64);
+    view::unsqueeze(pointwise::add_number(range), 0)
+}
+
+/// The loss of the plain-PyTorch systems: logits and ids shifted by slices, which are copied where rows are not
+/// neighbours.
+pub fn next_token_loss(logits: Tensor, ids: &Tensor, vocabulary: u64) -> Tensor {
+    let (batch, length) = (ids.size(0), ids.size(1));
+    let rows = batch * (length - 1);
+    let shifted = view::reshape(view::slice(&logits, 1, length - 1), [rows, vocabulary]);
+    let targets = view::reshape(view::slice(ids, 1, length - 1), [rows]);
+    let result = loss::cross_entropy(&shifted, &targets);
+    drop(shifted);
+    drop(targets);
+    drop(logits);
+    result
+}

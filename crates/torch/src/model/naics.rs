@@ -1,0 +1,270 @@
+//! The NAICS embedder in plain PyTorch: four frozen encoders with adapters, a mixture of experts over their pooled
+//! outputs, and a contrastive loss in hyperbolic space.
+
+use super::bert::{BertConfig, Encoder};
+use super::mask::Attention;
+use super::module::{Builder, Linear, Lora};
+use crate::eager::checkpoint::Checkpointing;
+use crate::eager::op::{
+    cast, creation, dropout, index, loss, norm, pointwise, reduce, softmax, view,
+};
+use crate::eager::training::Program;
+use crate::eager::{Context, DType, Tensor};
+
+#[derive(Clone, Debug)]
+pub struct NaicsConfig {
+    pub encoder: BertConfig,
+    /// Negatives for each anchor.
+    pub negatives: u64,
+    /// Tokens of the first channel; the others have the run's length.
+    pub title_length: u64,
+    pub experts: u64,
+    /// Experts that each text takes.
+    pub chosen: u64,
+    pub expert_width: u64,
+    /// Of the encoders' layers; the system's own code always has it on.
+    pub checkpoints: Checkpointing,
+}
+
+impl NaicsConfig {
+    pub fn new(negatives: u64) -> NaicsConfig {
+        let encoder = BertConfig {
+            width: 384,
+            layers: 6,
+            heads: 12,
+            inner: 1536,
+            ..BertConfig::default()
+        };
+        NaicsConfig {
+            encoder,
+            negatives,
+            title_length: 24,
+            experts: 4,
+            chosen: 2,
+            expert_width: 1024,
+            checkpoints: Checkpointing::NonReentrant,
+        }
+    }
+}
+
+/// Texts have four channels, each with its encoder.
+pub const CHANNELS: usize = 4;
+
+/// The loss of a batch, and what is trained.
+pub struct Naics {
+    context: Context,
+    encoders: Vec<Encoder>,
+    gate: Linear,
+    experts: Vec<[Linear; 2]>,
+    projection: Linear,
+    hyperbolic: Linear,
+    config: NaicsConfig,
+    batch: [u64; 2],
+    trainable: Vec<Tensor>,
+}
+
+const DROPOUT: f64 = 0.1;
+
+impl Naics {
+    pub fn new(context: &Context, dtype: DType, config: NaicsConfig, batch: [u64; 2]) -> Naics {
+        let width = config.encoder.width;
+        let joined = CHANNELS as u64 * width;
+        let mut trainable = Vec::new();
+        let encoders = (0..CHANNELS)
+            .map(|_| {
+                // Encoders are moved to the device in fp32 and get their adapters there.
+                let lora = Lora {
+                    rank: 8,
+                    dropout: DROPOUT,
+                    targets: ["query", "key", "value", "dense"]
+                        .map(String::from)
+                        .to_vec(),
+                    in_float32: true,
+                };
+                let builder = Builder::new(context, DType::Float32, Some(lora));
+                let encoder = Encoder::new(
+                    &builder,
+                    &config.encoder,
+                    Attention::Sdpa,
+                    config.checkpoints,
+                    true,
+                );
+                builder.add_adapters(encoder.linears());
+                trainable.extend(builder.trainable());
+                encoder
+            })
+            .collect();
+        let builder = Builder::new(context, dtype, None);
+        let gate = builder.linear("gate", joined, config.experts, true);
+        let experts = (0..config.experts)
+            .map(|_| {
+                [
+                    builder.linear("0", joined, config.expert_width, true),
+                    builder.linear("3", config.expert_width, joined, true),
+                ]
+            })
+            .collect();
+        let projection = builder.linear("proj", joined, width, true);
+        let hyperbolic = builder.linear("hyp", width, width + 1, true);
+        trainable.extend(builder.trainable());
+        let context = context.clone();
+        Naics {
+            context,
+            encoders,
+            gate,
+            experts,
+            projection,
+            hyperbolic,
+            config,
+            batch,
+            trainable,
+        }
+    }
+
+    /// Texts of the three groups: anchors, positives, negatives.
+    fn groups(&self) -> [u64; 3] {
+        let texts = self.batch[0];
+        [texts, texts, texts * self.config.negatives]
+    }
+
+    /// Points in hyperbolic space of one group's texts; `channels` are pairs of ids and mask.
+    fn embed(&self, channels: &[Tensor]) -> Tensor {
+        let mut pooled = Vec::new();
+        let (mut hidden, mut weight): (Option<Tensor>, Option<Tensor>) = (None, None);
+        for (encoder, pair) in self.encoders.iter().zip(channels.chunks(2)) {
+            let (ids, mask) = (&pair[0], &pair[1]);
+            let state = encoder.forward(ids, Some(mask));
+            drop(hidden.replace(state.clone()));
+            let present = cast::to(view::unsqueeze(mask, 2), state.dtype());
+            drop(weight.replace(present.clone()));
+            let total = reduce::sum(pointwise::mul(&state, &present), &[1], false);
+            let count = pointwise::clamp(reduce::sum(&present, &[1], false));
+            pooled.push(pointwise::div(total, count));
+        }
+        self.context.set_scope("experts", None);
+        let x = view::cat(pooled.clone(), 1);
+        let mixed = self.mix(&x);
+        let projected = self.projection.forward(&mixed);
+        let velocity = self.hyperbolic.forward(&projected);
+        drop(projected);
+        let velocity = cast::to(velocity, DType::Float32);
+        let length = pointwise::clamp(norm::row_norm(&velocity));
+        let time = pointwise::cosh(&length);
+        let space = pointwise::div(pointwise::mul(pointwise::sinh(&length), &velocity), &length);
+        let point = view::cat(vec![time, space], 1);
+        drop(pooled);
+        drop((hidden, weight, x, mixed, velocity, length));
+        point
+    }
+
+    /// Each text's best experts. Which ones depends on the data: texts that encoders fresh from their initialisation have
+    /// read look alike, so all of them take the same, and the other experts have no rows and are passed over.
+    fn mix(&self, x: &Tensor) -> Tensor {
+        let texts = x.size(0);
+        let logits = self.gate.forward(x);
+        let (values, choices) = index::topk(&logits, self.config.chosen);
+        let weights = softmax::softmax(&values, None);
+        let mut y = creation::filled(&self.context, x.sizes(), x.dtype());
+        for (expert, number) in self.experts.iter().zip(0..) {
+            let hit = pointwise::apply(&choices, "eq", DType::Bool);
+            let share = if number < self.config.chosen {
+                texts
+            } else {
+                0
+            };
+            let rows = view::squeeze(
+                index::nonzero(reduce::plain(&hit, &[1], false, DType::Bool), share),
+                1,
+            );
+            if share == 0 {
+                continue;
+            }
+            let weight = {
+                let summed = reduce::sum(pointwise::mul(&weights, &hit), &[1], false);
+                view::unsqueeze(index::rows(summed, &rows), 1)
+            };
+            let source = pointwise::mul(self.expert(expert, index::rows(x, &rows)), &weight);
+            let source = cast::to(source, y.dtype());
+            y = index::index_add(&y, &rows, source);
+        }
+        drop((logits, values, choices, weights));
+        y
+    }
+
+    /// Linear, ReLU, dropout, linear.
+    fn expert(&self, layers: &[Linear; 2], input: Tensor) -> Tensor {
+        let mut x = layers[0].forward(&input);
+        x = pointwise::relu(&x);
+        x = dropout::dropout(&x, DROPOUT);
+        x = layers[1].forward(&x);
+        drop(input);
+        x
+    }
+}
+
+/// The distance of points on the hyperboloid.
+fn lorentz(a: &Tensor, b: &Tensor) -> Tensor {
+    let last = a.dim() - 1;
+    let width = a.sizes().last();
+    let product = |length: u64| {
+        let (a, b) = (view::slice(a, last, length), view::slice(b, last, length));
+        reduce::sum(pointwise::mul(a, b), &[last], false)
+    };
+    let time = pointwise::neg(product(1));
+    let inner = pointwise::add(time, product(width - 1));
+    pointwise::acosh(pointwise::clamp(pointwise::neg(&inner)))
+}
+
+impl Program for Naics {
+    fn batch(&self) -> Vec<Tensor> {
+        let mut tensors = Vec::new();
+        for texts in self.groups() {
+            for channel in 0..CHANNELS {
+                let length = if channel == 0 {
+                    self.config.title_length
+                } else {
+                    self.batch[1]
+                };
+                for _ in ["ids", "mask"] {
+                    tensors.push(creation::filled(
+                        &self.context,
+                        [texts, length],
+                        DType::Int64,
+                    ));
+                }
+            }
+        }
+        tensors
+    }
+
+    fn loss(&self, batch: &[Tensor]) -> Tensor {
+        let texts = self.batch[0];
+        let groups: Vec<Tensor> = batch
+            .chunks(2 * CHANNELS)
+            .map(|channels| self.embed(channels))
+            .collect();
+        self.context.set_scope("loss", None);
+        let near = view::unsqueeze(lorentz(&groups[0], &groups[1]), 1);
+        let far = {
+            let anchors = view::unsqueeze(&groups[0], 1);
+            let width = groups[2].sizes().last();
+            lorentz(
+                &anchors,
+                &view::view(&groups[2], [texts, self.config.negatives, width]),
+            )
+        };
+        let scores = pointwise::mul_number(pointwise::neg(view::cat(
+            vec![near.clone(), far.clone()],
+            1,
+        )));
+        let targets = creation::filled(&self.context, [texts], DType::Int64);
+        let loss = loss::cross_entropy(scores, targets);
+        drop(groups);
+        drop((near, far));
+        loss
+    }
+
+    fn trainable(&self) -> Vec<Tensor> {
+        self.trainable.clone()
+    }
+}

@@ -1,0 +1,270 @@
+//! A training run, and the prediction of its memory.
+
+use super::bert::{Bert, BertConfig};
+use super::gpt2::{Gpt2, Gpt2Config};
+use super::gsa::{Gsa, GsaConfig};
+use super::llama::{Llama, LlamaConfig};
+use super::mamba::{Mamba, MambaConfig};
+use super::mask::Attention;
+use super::module::{Builder, Lora, touch_device};
+use super::mu::{Mu, MuConfig};
+use super::naics::{Naics, NaicsConfig};
+use super::profile::Profile;
+use crate::TorchError;
+use crate::allocator::AllocatorConfig;
+use crate::eager::checkpoint::Checkpointing;
+use crate::eager::context::Libraries;
+use crate::eager::memory::{Caching, Ledger, Memory};
+use crate::eager::optimizer::Optimizer;
+use crate::eager::training::{self, Phase, Precision, Program, Reading, Recipe};
+use crate::eager::{Context, DType, Event};
+
+/// A model's shape.
+#[derive(Clone, Debug)]
+pub enum Architecture {
+    Gpt2(Gpt2Config),
+    Llama(LlamaConfig),
+    Bert(BertConfig),
+    Mamba(MambaConfig),
+    Gsa(GsaConfig),
+    Mu(MuConfig),
+    Naics(NaicsConfig),
+}
+
+/// Everything that decides a run's memory.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    pub architecture: Architecture,
+    pub batch: u64,
+    pub length: u64,
+    pub attention: Attention,
+    /// Activation checkpointing of every layer.
+    pub checkpoints: Checkpointing,
+    pub lora: Option<Lora>,
+    pub recipe: Recipe,
+    pub allocator: AllocatorConfig,
+    /// The most that the allocator may reserve: the card's memory less its overhead, or a cap. Without it memory never runs
+    /// out.
+    pub memory_limit: Option<u64>,
+}
+
+/// Which requests are kept.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Record {
+    Nothing,
+    Steps,
+    Everything,
+}
+
+/// Steps that are run: the first makes the optimizer's state, the second is like all later ones.
+pub const STEPS: u32 = 2;
+
+/// Micro batches of a step that are run. From the second on each adds into gradients that exist; more of the same change
+/// nothing.
+const MICRO_BATCHES: u32 = 8;
+
+/// The longest sequence and the largest batch: they keep products of sizes far from overflow.
+const MOST_LENGTH: u64 = 1 << 20;
+const MOST_TOKENS: u64 = 1 << 28;
+const MOST_RANK: u64 = 1 << 16;
+/// Timesteps of a loop in Python: each is some twenty nodes of the graph in every layer, and all are held at once.
+const MOST_TIMESTEPS: u64 = 1 << 14;
+
+/// What a run will take.
+#[derive(Clone, Debug)]
+pub struct Prediction {
+    /// The allocator's counters at every phase of the steps.
+    pub readings: Vec<Reading>,
+    pub peak_allocated: u64,
+    pub peak_reserved: u64,
+    /// Held from the driver when the last step ends.
+    pub reserved_at_end: u64,
+    pub libraries: Libraries,
+    /// The request that found no memory under the limit; the run ends there.
+    pub out_of_memory: Option<u64>,
+}
+
+/// A model before its first step.
+#[derive(Clone, Debug)]
+pub struct Weights {
+    /// Parameters and buffers, as they were asked for.
+    pub bytes: u64,
+    /// Of each parameter that is trained: how many values, of which type.
+    pub trainable: Vec<(u64, DType)>,
+}
+
+impl Workload {
+    /// Replays the run through PyTorch's allocator.
+    pub fn predict(&self) -> Result<Prediction, TorchError> {
+        self.check()?;
+        let memory = Caching::new(self.allocator.clone(), self.memory_limit);
+        Ok(self.run(Box::new(memory), Record::Nothing).0)
+    }
+
+    /// The requests of the steps, without what the allocator makes of them.
+    pub fn trace(&self) -> Result<Vec<Event>, TorchError> {
+        self.check()?;
+        Ok(self.run(Box::new(Ledger::default()), Record::Steps).1)
+    }
+
+    /// The model alone.
+    pub fn weights(&self) -> Result<Weights, TorchError> {
+        self.check()?;
+        let context = Context::new(Box::new(Ledger::default()));
+        let program = self.program(&context);
+        let bytes = context.memory().requested();
+        let trainable = program
+            .trainable()
+            .iter()
+            .map(|parameter| (parameter.numel(), parameter.dtype()))
+            .collect();
+        Ok(Weights { bytes, trainable })
+    }
+
+    /// Every request of the run, the model's own included.
+    pub fn events(&self) -> Result<Vec<Event>, TorchError> {
+        self.check()?;
+        Ok(self.run(Box::new(Ledger::default()), Record::Everything).1)
+    }
+
+    /// Where the memory goes: the course of the run, and what is alive at its peak.
+    pub fn profile(&self) -> Result<Profile, TorchError> {
+        self.check()?;
+        let events = self.run(Box::new(Ledger::default()), Record::Everything).1;
+        Ok(Profile::of(&events))
+    }
+
+    /// Whether the model takes such a batch, and the replay ends in a time and memory that one can wait for.
+    fn check(&self) -> Result<(), TorchError> {
+        let at_most = |what, value: u64, most: u64| {
+            let fits = value <= most;
+            fits.then_some(())
+                .ok_or(TorchError::TooLarge { what, value, most })
+        };
+        if self.batch == 0 || self.length < 2 || self.recipe.accumulation == 0 {
+            return Err(TorchError::EmptyRun {
+                batch: self.batch,
+                length: self.length,
+                accumulation: self.recipe.accumulation,
+            });
+        }
+        at_most("length", self.length, MOST_LENGTH)?;
+        let negatives = match &self.architecture {
+            Architecture::Naics(config) => config.negatives,
+            _ => 1,
+        };
+        let tokens = self
+            .batch
+            .saturating_mul(self.length)
+            .saturating_mul(negatives);
+        at_most("tokens in a micro batch", tokens, MOST_TOKENS)?;
+        match &self.architecture {
+            Architecture::Gpt2(config) => at_most("length", self.length, config.positions)?,
+            Architecture::Bert(config) => at_most("length", self.length, config.positions)?,
+            Architecture::Naics(config) => {
+                at_most("length", self.length, config.encoder.positions)?;
+            }
+            Architecture::Mamba(_) => at_most("length", self.length, MOST_TIMESTEPS)?,
+            Architecture::Llama(_) | Architecture::Gsa(_) | Architecture::Mu(_) => {}
+        }
+        if let Some(lora) = &self.lora {
+            at_most("rank of the adapters", lora.rank, MOST_RANK)?;
+        }
+        Ok(())
+    }
+
+    /// What the prediction takes for granted because only the run can tell.
+    pub fn assumptions(&self) -> Vec<&'static str> {
+        let mut list = Vec::new();
+        if self.recipe.precision == Precision::AutocastFloat16 {
+            list.push("the gradient scaler skips no step: a skipped first step leaves the optimizer's state to the second");
+        }
+        if let Architecture::Naics(_) = self.architecture {
+            list.push("all texts take the same experts, as they do before training");
+        }
+        if self.recipe.optimizer == Optimizer::Adam8Bit {
+            list.push("bitsandbytes' states are sized as its documentation says, not measured");
+        }
+        if self.checkpoints == Checkpointing::Reentrant {
+            list.push("reentrant checkpointing follows PyTorch's source; only the non-reentrant kind was measured");
+        }
+        list
+    }
+
+    fn run(&self, memory: Box<dyn Memory>, record: Record) -> (Prediction, Vec<Event>) {
+        let context = Context::new(memory);
+        touch_device(&context);
+        if record == Record::Everything {
+            context.start_recording();
+        }
+        context.reset_peaks();
+        let program = self.program(&context);
+        let mut readings = vec![training::read(&context, Phase::Model)];
+        if record == Record::Steps {
+            context.start_recording();
+        }
+        let recipe = Recipe {
+            accumulation: self.recipe.accumulation.min(MICRO_BATCHES),
+            ..self.recipe
+        };
+        readings.extend(training::train(&context, program.as_ref(), &recipe, STEPS));
+        let prediction = Prediction {
+            peak_allocated: readings
+                .iter()
+                .map(|reading| reading.peak_allocated)
+                .max()
+                .unwrap_or(0),
+            peak_reserved: readings
+                .iter()
+                .map(|reading| reading.peak_reserved)
+                .max()
+                .unwrap_or(0),
+            reserved_at_end: readings.last().map_or(0, |reading| reading.reserved),
+            libraries: context.libraries(),
+            out_of_memory: context.out_of_memory(),
+            readings,
+        };
+        (prediction, context.take_events())
+    }
+
+    fn program(&self, context: &Context) -> Box<dyn Program> {
+        let builder = Builder::new(context, self.recipe.precision.weights(), self.lora.clone());
+        let batch = [self.batch, self.length];
+        match &self.architecture {
+            Architecture::Gpt2(config) => Box::new(Gpt2::new(
+                &builder,
+                config.clone(),
+                self.attention,
+                self.checkpoints,
+                batch,
+            )),
+            Architecture::Llama(config) => Box::new(Llama::new(
+                &builder,
+                config.clone(),
+                self.attention,
+                self.checkpoints,
+                batch,
+            )),
+            Architecture::Bert(config) => Box::new(Bert::new(
+                &builder,
+                config,
+                self.attention,
+                self.checkpoints,
+                batch,
+            )),
+            Architecture::Gsa(config) => {
+                Box::new(Gsa::new(&builder, config, self.checkpoints, batch))
+            }
+            Architecture::Mu(config) => Box::new(Mu::new(&builder, config, batch)),
+            Architecture::Naics(config) => Box::new(Naics::new(
+                context,
+                self.recipe.precision.weights(),
+                config.clone(),
+                batch,
+            )),
+            Architecture::Mamba(config) => {
+                Box::new(Mamba::new(&builder, config, self.checkpoints, batch))
+            }
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! What a process takes of a card outside PyTorch's allocator: the CUDA context, kernels that are loaded when they are
+//! first used, and the handles of libraries.
+
+use cinch_device::Generation;
+
+use crate::eager::context::Libraries;
+use crate::model::Prediction;
+
+/// Bytes of a card that the allocator does not count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overhead {
+    /// Once the context is up, before any tensor.
+    pub context: u64,
+    /// PyTorch's kernels and cuBLAS after the first steps.
+    pub kernels: u64,
+    /// cuDNN's attention kernels, where they run.
+    pub attention: u64,
+    /// Compaction of indices (`nonzero`), where it runs.
+    pub nonzero: u64,
+    /// Whether these were measured on such a card, or taken over from another.
+    pub measured: bool,
+    /// Where the figures come from, as a sentence for the user.
+    pub basis: &'static str,
+}
+
+/// An H200 with CUDA 13.0 and PyTorch 2.11: read from the driver over the runs in the fixtures.
+pub const H200: Overhead = Overhead {
+    context: 650_969_088,
+    kernels: 130 << 20,
+    attention: 16 << 20,
+    nonzero: 4 << 20,
+    measured: true,
+    basis: "measured on an H200 with CUDA 13.0 and PyTorch 2.11",
+};
+
+/// Room for what no model knows: the addresses that the driver gives to segments, by which free blocks of one size are
+/// chosen, and sizes that depend on the data. A share of what is reserved, and a part that small runs need.
+const SAFETY_SHARE: u64 = 50;
+const SAFETY_BYTES: u64 = 64 << 20;
+
+impl Overhead {
+    /// The overhead on a card of this generation; without one, the largest of all.
+    ///
+    /// Only Hopper was measured. A context holds the stacks of every thread that the card can run at once, so that it
+    /// grows with the number of multiprocessors: the assumed sizes are estimates for the generation's largest cards,
+    /// meant to be too high rather than too low. Kernels and libraries are taken over from the H200.
+    pub fn of(generation: Option<Generation>) -> Overhead {
+        let assumed = |mebibytes: u64, basis| Overhead {
+            context: mebibytes << 20,
+            measured: false,
+            basis,
+            ..H200
+        };
+        match generation {
+            Some(Generation::Hopper) => H200,
+            Some(Generation::Volta) => assumed(
+                460,
+                "assumed: a context of 460 MiB, estimated for a V100; kernels as on an H200",
+            ),
+            Some(Generation::Turing) => assumed(
+                420,
+                "assumed: a context of 420 MiB, estimated for an RTX 6000; kernels as on an H200",
+            ),
+            Some(Generation::Ampere) => assumed(
+                540,
+                "assumed: a context of 540 MiB, estimated for an A100; kernels as on an H200",
+            ),
+            Some(Generation::Ada) => assumed(
+                540,
+                "assumed: a context of 540 MiB, estimated for an RTX 4090; kernels as on an H200",
+            ),
+            Some(Generation::Blackwell) => assumed(
+                840,
+                "assumed: a context of 840 MiB, a third above the H200's for its larger chips; kernels as on an H200",
+            ),
+            Some(Generation::Cdna3) => assumed(
+                1024,
+                "assumed: 1 GiB for the ROCm runtime; the allocator's rules are those of CUDA",
+            ),
+            None => assumed(
+                1024,
+                "assumed: the card's generation is not known, so the largest context of all is taken",
+            ),
+        }
+    }
+
+    /// What the driver would show for the run: the allocator's segments and what lies outside them.
+    pub fn device_bytes(&self, prediction: &Prediction) -> u64 {
+        prediction.reserved_at_end + self.bytes(prediction.libraries)
+    }
+
+    /// The figure to plan with, above the prediction by the safety margin.
+    pub fn safe_bytes(&self, prediction: &Prediction) -> u64 {
+        let reserved = prediction.peak_reserved;
+        reserved + reserved / SAFETY_SHARE + SAFETY_BYTES + self.bytes(prediction.libraries)
+    }
+
+    /// The overhead of a run that uses these libraries.
+    pub fn bytes(&self, libraries: Libraries) -> u64 {
+        let attention = if libraries.cudnn_attention {
+            self.attention
+        } else {
+            0
+        };
+        let nonzero = if libraries.nonzero { self.nonzero } else { 0 };
+        self.context + self.kernels + attention + nonzero
+    }
+}

@@ -1,0 +1,216 @@
+//! What a block was for, told from who allocated it and who freed it.
+//!
+//! PyTorch does not say; Python frames do. Autograd's backward runs on a thread of its own
+//! without Python, so that in a recording with frames an event without any belongs to it. What
+//! the forward allocates and the backward frees was saved for backward; what the backward
+//! allocates and the optimizer's `zero_grad` frees is a gradient.
+
+use serde::Serialize;
+
+use crate::trace::{Frames, Program, StackId};
+
+/// What a step was doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Models are built and moved to the device.
+    Build,
+    Forward,
+    Backward,
+    /// Parts of the forward that run again in the backward.
+    Recompute,
+    /// Gradient clipping, scaling and the optimizer's step.
+    Optimizer,
+    /// Neither of these: the user's loop, data, metrics.
+    Loop,
+    /// No frames were recorded at all.
+    Unknown,
+}
+
+/// What a block was for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Category {
+    /// Allocated while models were built.
+    Parameters,
+    /// Alive before the recording began, and nothing says what for: mostly parameters, and
+    /// states of the optimizer if steps had been made.
+    BeforeRecording,
+    Gradients,
+    OptimizerStates,
+    /// Of the forward, its repetition or the loss, freed by the backward.
+    Activations,
+    /// Freed in the phase that allocated it.
+    Temporaries,
+    /// Allocated in a step and never freed: workspaces of libraries, caches.
+    Workspaces,
+    /// The user's loop: batches, losses, metrics.
+    Loop,
+    Unknown,
+}
+
+impl Category {
+    pub const ALL: [Self; 9] = [
+        Self::Parameters,
+        Self::BeforeRecording,
+        Self::Gradients,
+        Self::OptimizerStates,
+        Self::Activations,
+        Self::Temporaries,
+        Self::Workspaces,
+        Self::Loop,
+        Self::Unknown,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Parameters => "parameters",
+            Self::BeforeRecording => "from before the recording",
+            Self::Gradients => "gradients",
+            Self::OptimizerStates => "optimizer states",
+            Self::Activations => "activations",
+            Self::Temporaries => "temporaries",
+            Self::Workspaces => "workspaces and caches",
+            Self::Loop => "batch and loop",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// The phase of every stack.
+pub(super) struct Phases {
+    by_stack: Vec<Phase>,
+    empty: Phase,
+}
+
+impl Phases {
+    pub fn new(frames: &Frames) -> Self {
+        let empty = if frames.num_stacks() > 1 {
+            Phase::Backward
+        } else {
+            Phase::Unknown
+        };
+        let mut by_stack = vec![empty];
+        by_stack.extend(
+            (1..frames.num_stacks()).map(|index| phase(frames, StackId::from_index(index))),
+        );
+        Self { by_stack, empty }
+    }
+
+    pub fn get(&self, stack: StackId) -> Phase {
+        self.by_stack
+            .get(stack.index())
+            .copied()
+            .unwrap_or(self.empty)
+    }
+}
+
+/// Modules of `torch.optim`, by their file's name: recordings may have no folders.
+const OPTIMIZERS: [&str; 14] = [
+    "adam.py",
+    "adamw.py",
+    "sgd.py",
+    "adagrad.py",
+    "adadelta.py",
+    "adamax.py",
+    "asgd.py",
+    "nadam.py",
+    "radam.py",
+    "rmsprop.py",
+    "rprop.py",
+    "lbfgs.py",
+    "optimizer.py",
+    "clip_grad.py",
+];
+
+fn phase(frames: &Frames, stack: StackId) -> Phase {
+    let mut is_forward = false;
+    let mut is_build = false;
+    let mut is_backward = false;
+    for frame in frames.get(stack) {
+        let file = frame.file.rsplit(['/', '\\']).next().unwrap_or(frame.file);
+        let in_optimizers = frame.file.contains("/optim/")
+            || frame.file.contains("\\optim\\")
+            || frame.file.contains("bitsandbytes/optim")
+            || file == "grad_scaler.py"
+            || OPTIMIZERS.contains(&file);
+        if in_optimizers {
+            return Phase::Optimizer;
+        }
+        match (file, frame.function) {
+            // The checkpointed function runs below these only when backward asks for it.
+            ("checkpoint.py", "unpack_hook" | "recompute_fn" | "backward") => {
+                return Phase::Recompute;
+            }
+            ("graph.py", "_engine_run_backward")
+            | ("_tensor.py", "backward")
+            | ("__init__.py", "backward" | "_make_grads") => is_backward = true,
+            ("module.py", "_call_impl" | "_wrapped_call_impl") | (_, "forward") => {
+                is_forward = true;
+            }
+            ("module.py", "_apply" | "convert" | "to" | "cuda" | "to_empty")
+            | (_, "__init__" | "reset_parameters" | "from_pretrained" | "from_config") => {
+                is_build = true;
+            }
+            _ => {}
+        }
+    }
+    if is_forward {
+        Phase::Forward
+    } else if is_backward {
+        Phase::Backward
+    } else if is_build {
+        Phase::Build
+    } else {
+        Phase::Loop
+    }
+}
+
+/// The category of every allocation of a program.
+pub(super) fn categories(program: &Program, phases: &Phases) -> Vec<Category> {
+    let count = program.num_allocations() as u32;
+    let lives = |allocation| {
+        let born = phases.get(program.stack(allocation));
+        let freed = program
+            .free_stack(allocation)
+            .map(|stack| phases.get(stack));
+        (born, freed)
+    };
+    // If gradients are released once in a while, what lives longer than one release is none.
+    let is_gradient = |allocation| {
+        let (born, freed) = lives(allocation);
+        born == Phase::Backward && matches!(freed, Some(Phase::Optimizer | Phase::Loop))
+    };
+    let last_released = (0..count).rev().find(|&allocation| is_gradient(allocation));
+    (0..count)
+        .map(|allocation| {
+            let (born, freed) = lives(allocation);
+            let survivor = (allocation as usize) < program.num_survivors();
+            if survivor && program.stack(allocation) == StackId::EMPTY {
+                return Category::BeforeRecording;
+            }
+            match (born, freed) {
+                (Phase::Unknown, _) => Category::Unknown,
+                (Phase::Build, _) => Category::Parameters,
+                (Phase::Optimizer, Some(Phase::Optimizer)) => Category::Temporaries,
+                (Phase::Optimizer, _) => Category::OptimizerStates,
+                // The loss is often computed outside of any module.
+                (
+                    Phase::Forward | Phase::Recompute | Phase::Loop,
+                    Some(Phase::Backward | Phase::Recompute),
+                ) => Category::Activations,
+                (Phase::Loop, _) => Category::Loop,
+                (Phase::Forward | Phase::Recompute, Some(_)) => Category::Temporaries,
+                (Phase::Forward | Phase::Recompute, None) => Category::Workspaces,
+                (Phase::Backward, Some(Phase::Optimizer | Phase::Loop | Phase::Build)) => {
+                    Category::Gradients
+                }
+                (Phase::Backward, Some(_)) => Category::Temporaries,
+                (Phase::Backward, None) if last_released.is_some_and(|last| allocation < last) => {
+                    Category::Workspaces
+                }
+                (Phase::Backward, None) => Category::Gradients,
+            }
+        })
+        .collect()
+}

@@ -1,0 +1,284 @@
+//! The eager replay: its requests against recorded ones, and what must hold for any run.
+
+use std::collections::HashMap;
+
+use cinch_torch::eager::checkpoint::Checkpointing;
+use cinch_torch::eager::optimizer::{Execution, Optimizer};
+use cinch_torch::eager::training::Precision;
+use cinch_torch::eager::{Category, Event};
+use cinch_torch::model::Workload;
+use cinch_torch::truth::{self, Case};
+
+const PEAKS: &str = include_str!("fixtures/peaks.jsonl");
+const LAYERS: &str = include_str!("fixtures/layers.jsonl");
+
+macro_rules! trace {
+    ($text:expr, $run:expr, $file:literal) => {
+        (
+            $text,
+            $run,
+            include_str!(concat!("fixtures/", $file, ".trace")),
+        )
+    };
+}
+
+/// A run of the fixtures and its recorded requests.
+const TRACES: [(&str, &str, &str); 12] = [
+    trace!(PEAKS, "gpt2-b4-t512-fp32", "gpt2-b4-t512-fp32"),
+    trace!(PEAKS, "gpt2-b4-t512-amp_bf16", "gpt2-b4-t512-amp_bf16"),
+    trace!(
+        PEAKS,
+        "qwen2.5-0.5b-2layer-b2-t512-bf16-trace", "qwen2.5-0.5b-2layer-b2-t512-bf16"
+    ),
+    trace!(
+        PEAKS,
+        "qwen2.5-0.5b-2layer-b2-t512-bf16-ckpt-trace", "qwen2.5-0.5b-2layer-b2-t512-bf16-ckpt"
+    ),
+    trace!(LAYERS, "grouped-fp32", "layer-grouped-fp32"),
+    trace!(LAYERS, "grouped-t777", "layer-grouped-t777"),
+    trace!(LAYERS, "grouped-eager", "layer-grouped-eager"),
+    trace!(LAYERS, "t300-amp", "layer-t300-amp"),
+    trace!(LAYERS, "t200-fp32", "layer-t200-fp32"),
+    trace!(LAYERS, "t1000-bf16", "layer-t1000-bf16"),
+    trace!(LAYERS, "wide-heads-fp32", "layer-wide-heads-fp32"),
+    trace!(LAYERS, "narrow-heads-fp32", "layer-narrow-heads-fp32"),
+];
+
+fn case(text: &str, name: &str) -> Case {
+    let measurements = truth::parse(text, "fixture").unwrap();
+    measurements
+        .into_iter()
+        .map(|measurement| measurement.case)
+        .find(|case| case.name == name)
+        .unwrap()
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Request {
+    Allocate(u64),
+    /// The number of the allocation, counted from the start of the steps.
+    Free(u64),
+}
+
+fn recorded(trace: &str) -> Vec<Request> {
+    let before = trace.lines().filter(|line| line.starts_with("p ")).count() as u64;
+    let number = |line: &str| line.split(' ').nth(1).unwrap().parse::<u64>().unwrap();
+    trace
+        .lines()
+        .filter_map(|line| match line.split(' ').next() {
+            Some("a") => Some(Request::Allocate(number(line))),
+            Some("f") => Some(Request::Free(number(line) - before)),
+            _ => None,
+        })
+        .collect()
+}
+
+fn predicted(events: &[Event]) -> Vec<Request> {
+    let mut numbers = HashMap::new();
+    let mut requests = Vec::new();
+    for event in events {
+        if event.is_free {
+            requests.push(Request::Free(numbers[&event.id]));
+        } else {
+            numbers.insert(event.id, numbers.len() as u64);
+            requests.push(Request::Allocate(event.bytes));
+        }
+    }
+    requests
+}
+
+/// Sizes and order of all requests, each free with the allocation it belongs to. The one thing that may differ: leaving
+/// autocast frees its cached casts in the order of a hash table of addresses.
+#[test]
+fn requests_match_the_recorded_ones_event_for_event() {
+    for (text, name, trace) in TRACES {
+        let case = case(text, name);
+        let uses_autocast = case
+            .precision
+            .as_deref()
+            .is_some_and(|precision| precision.starts_with("amp"));
+        let (recorded, predicted) = (
+            recorded(trace),
+            predicted(&case.workload().unwrap().trace().unwrap()),
+        );
+        assert_eq!(recorded.len(), predicted.len(), "{name}");
+        let mut at = 0;
+        while at < recorded.len() {
+            if recorded[at] == predicted[at] {
+                at += 1;
+                continue;
+            }
+            assert!(
+                uses_autocast,
+                "{name}, event {at}: {:?}, predicted {:?}",
+                recorded[at], predicted[at]
+            );
+            let length = |requests: &[Request]| {
+                requests[at..]
+                    .iter()
+                    .take_while(|request| matches!(request, Request::Free(_)))
+                    .count()
+            };
+            let end = at + length(&recorded);
+            assert!(
+                end > at && end == at + length(&predicted),
+                "{name}, event {at}"
+            );
+            let sorted = |requests: &[Request]| {
+                let mut run = requests[at..end].to_vec();
+                run.sort_unstable();
+                run
+            };
+            assert_eq!(sorted(&recorded), sorted(&predicted), "{name}, event {at}");
+            at = end;
+        }
+    }
+}
+
+fn small(model: &str, fields: &str) -> Workload {
+    let line = format!(
+        r#"{{"case": {{"name": "small", "model": "{model}", {fields}, "batch": 2, "seq": 24}}}}"#
+    );
+    truth::parse(&line.replace('\n', " "), "test").unwrap()[0]
+        .case
+        .workload()
+        .unwrap()
+}
+
+fn models() -> Vec<Workload> {
+    let gpt2 = r#""arch": {"n_layer": 3, "n_embd": 48, "n_head": 4, "vocab_size": 101}"#;
+    let qwen = r#""arch": {"num_hidden_layers": 3, "hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 4,
+                  "num_key_value_heads": 2, "vocab_size": 101}"#;
+    let bert = r#""family": "hf-mlm", "arch": {"num_hidden_layers": 3, "hidden_size": 48, "intermediate_size": 80,
+                  "num_attention_heads": 4, "vocab_size": 101}"#;
+    vec![
+        small("gpt2", gpt2),
+        small("qwen2.5-0.5b", qwen),
+        small("bert-base", bert),
+    ]
+}
+
+/// After a step nothing is left but what was there before it, once the optimizer has its state: under every way to train.
+#[test]
+fn a_step_leaves_nothing_behind() {
+    let precisions = [
+        Precision::Float32,
+        Precision::AutocastBFloat16,
+        Precision::AutocastFloat16,
+        Precision::BFloat16,
+        Precision::Float16,
+    ];
+    let optimizers = [
+        Optimizer::Adam(Execution::Foreach),
+        Optimizer::Adam(Execution::Fused),
+        Optimizer::Adam(Execution::Loop),
+        Optimizer::Adam8Bit,
+        Optimizer::Sgd {
+            momentum: true,
+            execution: Execution::Foreach,
+        },
+    ];
+    for mut workload in models() {
+        for checkpoints in [
+            Checkpointing::Off,
+            Checkpointing::NonReentrant,
+            Checkpointing::Reentrant,
+        ] {
+            for precision in precisions {
+                for optimizer in optimizers {
+                    workload.checkpoints = checkpoints;
+                    workload.recipe.precision = precision;
+                    workload.recipe.optimizer = optimizer;
+                    workload.recipe.accumulation = 2;
+                    let readings = workload.predict().unwrap().readings;
+                    let ends: Vec<u64> = readings
+                        .iter()
+                        .filter(|reading| reading.phase.name().ends_with("end"))
+                        .map(|reading| reading.requested)
+                        .collect();
+                    assert_eq!(ends[0], ends[1], "{workload:?}");
+                }
+            }
+        }
+    }
+}
+
+/// Both kinds of checkpointing give every parameter its gradient and keep less than the plain run.
+#[test]
+fn checkpointing_keeps_less_and_loses_no_gradient() {
+    for mut workload in models() {
+        workload.batch = 16;
+        let mut run = |checkpoints| {
+            workload.checkpoints = checkpoints;
+            let readings = workload.predict().unwrap().readings;
+            let at = |name: &str| {
+                *readings
+                    .iter()
+                    .find(|reading| reading.phase.name() == name)
+                    .unwrap()
+            };
+            // What is kept, and what `zero_grad` lets go.
+            let gradients = at("step1.clip").requested - at("step1.end").requested;
+            (at("step1.forward").requested, gradients)
+        };
+        let plain = run(Checkpointing::Off);
+        for checkpoints in [Checkpointing::NonReentrant, Checkpointing::Reentrant] {
+            let (kept, gradients) = run(checkpoints);
+            assert!(kept < plain.0, "{checkpoints:?}");
+            assert_eq!(gradients, plain.1, "{checkpoints:?}");
+        }
+    }
+}
+
+/// Gradients that are accumulated are added in place: more micro batches cost nothing after the second.
+#[test]
+fn accumulation_costs_the_gradients_once() {
+    for mut workload in models() {
+        let mut peak = |accumulation| {
+            workload.recipe.accumulation = accumulation;
+            workload.predict().unwrap().peak_allocated
+        };
+        assert_eq!(peak(2), peak(5));
+    }
+}
+
+#[test]
+fn the_profile_adds_up() {
+    for workload in models() {
+        let profile = workload.profile().unwrap();
+        assert_eq!(
+            profile.alive.iter().map(|alive| alive.bytes).sum::<u64>(),
+            profile.peak.bytes
+        );
+        assert_eq!(
+            profile.course.iter().map(|point| point.bytes).max(),
+            Some(profile.peak.bytes)
+        );
+        let parameters: u64 = profile
+            .alive
+            .iter()
+            .filter(|alive| alive.category == Category::Parameter)
+            .map(|alive| alive.bytes)
+            .sum();
+        assert!(parameters > 0 && parameters < profile.peak.bytes);
+    }
+}
+
+/// Under a limit the allocator gives segments back before it gives up: what is reserved falls to what is needed, and below
+/// that the run ends with the request that found nothing.
+#[test]
+fn a_limit_is_met_or_said_to_be_too_low() {
+    let mut workload = small("gpt2", r#""arch": {"n_layer": 2}"#);
+    (workload.batch, workload.length) = (8, 256);
+    let free = workload.predict().unwrap();
+    assert_eq!(free.out_of_memory, None);
+    assert!(free.peak_reserved > free.peak_allocated);
+    workload.memory_limit = Some(free.peak_reserved - (2 << 20));
+    let tight = workload.predict().unwrap();
+    assert_eq!(tight.out_of_memory, None);
+    assert!(tight.peak_reserved < free.peak_reserved);
+    workload.memory_limit = Some(free.peak_allocated / 2);
+    let short = workload.predict().unwrap();
+    assert!(short.out_of_memory.is_some());
+    assert!(short.peak_reserved <= free.peak_allocated / 2);
+}

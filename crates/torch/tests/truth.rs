@@ -1,0 +1,167 @@
+//! Predictions beside what an H200 measured.
+
+use cinch_torch::truth::{self, Measurement, Summary, Verdict};
+
+const PEAKS: &str = include_str!("fixtures/peaks.jsonl");
+const LAYERS: &str = include_str!("fixtures/layers.jsonl");
+
+fn measured(text: &str) -> (Vec<Measurement>, Vec<Verdict>, Summary) {
+    let measurements = truth::parse(text, "fixture").unwrap();
+    let (verdicts, summary) = truth::compare(&measurements).unwrap();
+    (measurements, verdicts, summary)
+}
+
+#[test]
+fn every_measured_run_is_predicted_within_the_bounds() {
+    let (measurements, verdicts, summary) = measured(PEAKS);
+    assert_eq!(measurements.len(), 67, "68 runs, one of them compiled");
+    let bounds = [
+        ("allocated", summary.allocated, 0.005, 0.02),
+        ("reserved", summary.reserved, 0.015, 0.06),
+        ("device", summary.device, 0.02, 0.06),
+    ];
+    for (what, spread, median, worst) in bounds {
+        assert!(
+            spread.median <= median && spread.worst <= worst,
+            "{what}: {spread:?}"
+        );
+    }
+    for verdict in &verdicts {
+        let measured = verdict.device.measured.unwrap();
+        assert!(
+            verdict.safe_bytes >= measured,
+            "{}: {} < {measured}",
+            verdict.name,
+            verdict.safe_bytes
+        );
+    }
+    // Nearly all are exact to the byte; more than a few that are not means that a rule broke.
+    let inexact = verdicts
+        .iter()
+        .filter(|v| v.allocated.error() != Some(0.0) || v.reserved.error() != Some(0.0));
+    assert!(inexact.count() <= 8);
+}
+
+/// Runs measured after the rules were written, at sizes that the others do not have.
+#[test]
+fn single_layers_are_predicted_to_the_byte() {
+    let (_, verdicts, summary) = measured(LAYERS);
+    assert_eq!(verdicts.len(), 8);
+    assert_eq!(
+        (summary.allocated.worst, summary.reserved.worst),
+        (0.0, 0.0)
+    );
+}
+
+/// Not only the peak: what tensors hold after every phase of both steps. Rounding aside, because that depends on which
+/// block a request found.
+#[test]
+fn every_phase_holds_what_was_measured() {
+    for text in [PEAKS, LAYERS] {
+        for measurement in truth::parse(text, "fixture").unwrap() {
+            let case = &measurement.case;
+            let prediction = case.workload().unwrap().predict().unwrap();
+            // A scaler that skipped the first step left the optimizer's state to the second: the data decided that.
+            let skipped = |phases: &Measurement| {
+                case.precision.as_deref() == Some("amp_fp16")
+                    && phases.phases["step0.optim"].allocated
+                        <= phases.phases["step0.clip"].allocated
+            };
+            if skipped(&measurement) {
+                continue;
+            }
+            for reading in &prediction.readings {
+                if let Some(phase) = measurement.phases.get(&reading.phase.name()) {
+                    assert_eq!(
+                        Some(reading.requested),
+                        phase.requested,
+                        "{}, {:?}",
+                        case.name,
+                        reading.phase
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// The best of a few runs, against four times what is wanted of one core: 50 ms, and 1 s for a loop of 2048 timesteps in
+/// Python. A debug build is not what anyone waits for.
+#[test]
+#[cfg_attr(debug_assertions, ignore = "times an optimised build")]
+fn predictions_take_milliseconds() {
+    const LOOP: &str = r#"{"case": {"name": "loop", "family": "mamba", "size": "medium", "batch": 1, "seq": 2048}}"#;
+    let best = |measurement: &Measurement, runs: u32| {
+        let times = (0..runs).map(|_| {
+            let verdict = truth::judge(measurement, &cinch_torch::overhead::H200).unwrap();
+            verdict.milliseconds
+        });
+        times.fold(f64::INFINITY, f64::min)
+    };
+    for measurement in truth::parse(PEAKS, "fixture").unwrap() {
+        let case = &measurement.case;
+        if case.family != "mamba" {
+            let milliseconds = best(&measurement, 2);
+            assert!(milliseconds < 200.0, "{}: {milliseconds} ms", case.name);
+        }
+    }
+    let milliseconds = best(&truth::parse(LOOP, "test").unwrap()[0], 1);
+    assert!(milliseconds < 4000.0, "{milliseconds} ms");
+}
+
+#[test]
+fn wrong_lines_are_named() {
+    let problem = |line: &str| match truth::parse(line, "my.jsonl") {
+        Err(error) => error.to_string(),
+        Ok(measurements) => measurements[0].case.workload().unwrap_err().to_string(),
+    };
+    assert!(problem("{").starts_with("my.jsonl, line 1"));
+    assert!(problem(r#"{"case": {"name": "x", "batch": 1}}"#).contains("seq"));
+    let case = |fields: &str| {
+        problem(&format!(
+            r#"{{"case": {{"name": "x", "batch": 1, "seq": 8{fields}}}}}"#
+        ))
+    };
+    assert!(case(r#", "model": "gpt5""#).contains("gpt5"));
+    assert!(case(r#", "model": "gpt2", "precision": "fp7""#).contains("precision is fp7"));
+    assert!(case(r#", "model": "gpt2", "optimizer": "lion""#).contains("adamw_fused"));
+    assert!(case(r#", "model": "gpt2", "arch": {"n_head": 7}"#).contains("divisor"));
+    assert!(case(r#", "model": "gpt2", "arch": {"n_layer": 1000000000000}"#).contains("n_layer"));
+    assert!(case(r#", "model": "gpt2", "alloc_conf": "nonsense:1""#).contains("nonsense"));
+    assert!(case(r#", "family": "mamba", "size": "huge""#).contains("huge"));
+    assert!(case(r#", "family": "naics""#).contains("n_negatives"));
+    assert!(case(r#", "model": "gpt2", "arch": {"n_head": 4096}"#).contains("1024"));
+}
+
+/// Sizes that no machine has end in an error or in a number, never in a panic or an endless run.
+#[test]
+fn absurd_sizes_are_survived() {
+    let run = |fields: &str| {
+        let line = format!(r#"{{"case": {{"name": "x", "model": "gpt2", {fields}}}}}"#);
+        truth::parse(&line, "test").unwrap()[0]
+            .case
+            .workload()
+            .and_then(|workload| workload.predict())
+    };
+    for fields in [
+        r#""batch": 0, "seq": 8"#,
+        r#""batch": 1, "seq": 1"#,
+        r#""batch": 1, "seq": 2048"#,
+        r#""batch": 18446744073709551615, "seq": 1024"#,
+        r#""batch": 1, "seq": 8, "accum": 0"#,
+        r#""family": "mamba", "size": "large", "batch": 1, "seq": 1000000"#,
+        r#""family": "naics", "n_negatives": 18446744073709551615, "batch": 1, "seq": 8"#,
+        r#""family": "mu", "batch": 1048576, "seq": 1048576"#,
+    ] {
+        assert!(run(fields).is_err(), "{fields}");
+    }
+    for fields in [
+        r#""batch": 262144, "seq": 1024"#,
+        r#""batch": 1, "seq": 2"#,
+        r#""family": "gsa", "batch": 1, "seq": 2"#,
+        r#""family": "mu", "batch": 256, "seq": 1048576"#,
+        r#""batch": 2, "seq": 8, "accum": 4000000000"#,
+    ] {
+        assert!(run(fields).unwrap().peak_reserved > 0, "{fields}");
+    }
+}
