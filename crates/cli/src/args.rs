@@ -321,7 +321,7 @@ pub struct FitArguments {
     #[arg(long, value_enum, default_value = "auto")]
     pub device: Device,
     /// Sequences per optimizer step, kept exactly
-    #[arg(long, alias = "effective-batch", value_name = "N")]
+    #[arg(long, alias = "effective-batch", value_name = "N", value_parser = count)]
     pub target_effective_batch: Option<usize>,
     /// Choices that change the result and may be taken for speed
     #[arg(long, value_enum, value_delimiter = ',', value_name = "LIST")]
@@ -590,6 +590,14 @@ pub struct GpusArguments {
 pub struct ListArguments {
     #[arg(long)]
     pub json: bool,
+}
+
+/// A whole number above zero.
+fn count(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(number) if number > 0 => Ok(number),
+        _ => Err("expected a whole number from 1 on".to_owned()),
+    }
 }
 
 /// `--model_size=x` as `--model-size=x`: only the flag's name is touched.

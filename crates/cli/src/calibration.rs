@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use cinch_engine::cuda::compile::cache_folder;
 use cinch_fit::search::Calibration;
 
+use crate::files;
+
 /// What was measured so far; nothing where nothing can be read.
 pub fn known() -> Calibration {
     path().map_or_else(Calibration::default, |path| load(&path))
@@ -31,10 +33,7 @@ fn store(path: &Path, calibration: &Calibration) -> anyhow::Result<()> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
     }
-    // Another process may read meanwhile: it sees the old file or the new one.
-    let partial = path.with_extension(format!("{}.partial", std::process::id()));
-    std::fs::write(&partial, serde_json::to_string_pretty(calibration)?)?;
-    Ok(std::fs::rename(&partial, path)?)
+    files::replace(path, serde_json::to_string_pretty(calibration)?.as_bytes())
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ mod calibration;
 mod command;
 mod device;
 mod failure;
+mod files;
 mod measure;
 mod memory;
 mod overhead;

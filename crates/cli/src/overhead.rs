@@ -10,6 +10,8 @@ use cinch_fit::Machine;
 use cinch_graph::Target;
 use serde::{Deserialize, Serialize};
 
+use crate::files;
+
 /// One card's overhead.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Measured {
@@ -106,10 +108,7 @@ fn store(path: &Path, measured: &Measured) -> anyhow::Result<()> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
     }
-    // Another process may read meanwhile: it sees the old file or the new one.
-    let partial = path.with_extension(format!("{}.partial", std::process::id()));
-    std::fs::write(&partial, serde_json::to_string_pretty(&all)?)?;
-    Ok(std::fs::rename(&partial, path)?)
+    files::replace(path, serde_json::to_string_pretty(&all)?.as_bytes())
 }
 
 #[cfg(test)]

@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use anyhow::Context;
 use cinch_config::Bytes;
 use cinch_fit::StepPlan;
 use cinch_fit::search::{FitReport, FitSettings};
 use cinch_report::{FrontPicture, FrontPoint, Scene, StepPicture, front, timeline};
 
 use crate::failure::usage;
+use crate::files;
 
 /// Pixels for each unit of the picture.
 const SCALE: f64 = 2.0;
@@ -26,7 +26,7 @@ pub fn write(scene: &Scene, path: &Path) -> anyhow::Result<()> {
             )));
         }
     };
-    std::fs::write(path, bytes).with_context(|| format!("{} cannot be written", path.display()))
+    files::replace(path, &bytes)
 }
 
 /// Live memory over a step.

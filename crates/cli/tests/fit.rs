@@ -268,6 +268,12 @@ fn wrong_input_is_told() {
             .run(["fit", "--gpu-memory", "24", &margin])
             .fails(2, &["--safety-margin", "hint:"]);
     }
+    for batch in ["0", "-4", "many"] {
+        let batch = format!("--target-effective-batch={batch}");
+        sandbox
+            .run(["fit", "--gpu-memory", "24", &batch])
+            .fails(2, &["--target-effective-batch", "from 1 on"]);
+    }
     sandbox.cinch("fit --apply").fails(2, &["--config FILE"]);
     sandbox.write("broken.yaml", "vram:\n  batch_size: [1\nmodel: x\n");
     sandbox

@@ -507,13 +507,16 @@ fn broken_measurements_and_recordings_are_located() {
     let odd = json!({ "name": "c", "model": "gpt2", "batch": 1, "seq": 64, "precision": "fp8" });
     sandbox.write("truth.jsonl", line(odd));
     truth().fails(2, &["fp8"]);
+    sandbox.write("truth.jsonl", "\n");
+    truth().fails(2, &["truth.jsonl holds no run", "hint:"]);
     sandbox
         .cinch("plan --engine pytorch --truth nothing.jsonl")
-        .fails(2, &["nothing.jsonl"]);
+        .fails(2, &["nothing.jsonl", "hint:"]);
 
     for (name, garbage) in [
         ("garbage.pickle", &b"\x80\x04\xff\xff\xff\xff garbage"[..]),
         ("garbage.jsonl", &b"this is no recording\n"[..]),
+        ("empty.jsonl", &b""[..]),
         (
             "cut.pickle",
             &b"\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00}"[..],

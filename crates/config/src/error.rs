@@ -11,7 +11,7 @@ use crate::value::Value;
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error(
-        "{} does not exist\nhint: --config takes the path of a JSON, YAML, TOML or Python file, seen from the current folder",
+        "{} does not exist\nhint: --config takes the path of a JSON, YAML, TOML or Python file, --config-path also a folder of them, seen from the current folder",
         path.display()
     )]
     NoSuchFile { path: PathBuf },

@@ -200,3 +200,31 @@ impl<'a> Places<'a> {
         }
     }
 }
+
+/// An outline as the readers' tests compare it.
+#[cfg(test)]
+pub(crate) mod rows {
+    use super::Outline;
+
+    /// Path, value, the bytes the value stands in, and whether they are held.
+    pub(crate) type Row = (String, String, String, bool);
+
+    pub(crate) fn row(path: &str, scalar: &str, raw: &str, held: bool) -> Row {
+        (path.to_owned(), scalar.to_owned(), raw.to_owned(), held)
+    }
+
+    pub(crate) fn rows(outline: &Outline, text: &str) -> Vec<Row> {
+        let leaves = outline.leaves.iter();
+        leaves
+            .map(|leaf| {
+                let (path, scalar) = (leaf.path.join("."), leaf.scalar.to_string());
+                row(
+                    &path,
+                    &scalar,
+                    &text[leaf.value.clone()],
+                    leaf.hold.is_some(),
+                )
+            })
+            .collect()
+    }
+}

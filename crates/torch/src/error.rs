@@ -8,7 +8,7 @@ use crate::allocator::ConfigError;
 
 #[derive(Debug, Error)]
 pub enum TorchError {
-    #[error("{}: {source}", path.display())]
+    #[error("{} cannot be read: {source}\nhint: the path is seen from the current folder", path.display())]
     File {
         path: PathBuf,
         source: std::io::Error,
@@ -63,6 +63,10 @@ pub enum TorchError {
         line: usize,
         problem: String,
     },
+    #[error(
+        "{origin} holds no run that could be compared\nhint: one measured run a line, in the format of peaks.jsonl; failed and compiled runs do not count"
+    )]
+    NothingMeasured { origin: String },
     #[error("run {name}: {key} is {value}, and should be {wanted}")]
     Case {
         name: String,

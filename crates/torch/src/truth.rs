@@ -312,6 +312,11 @@ pub fn parse(text: &str, origin: &str) -> Result<Vec<Measurement>, TorchError> {
             measurements.push(measurement);
         }
     }
+    if measurements.is_empty() {
+        return Err(TorchError::NothingMeasured {
+            origin: origin.into(),
+        });
+    }
     Ok(measurements)
 }
 

@@ -1,23 +1,8 @@
 use super::*;
+use crate::outline::rows::{Row, row, rows};
 
-fn read(text: &str) -> Vec<(String, String, String, bool)> {
-    outline(text)
-        .unwrap()
-        .leaves
-        .into_iter()
-        .map(|leaf| {
-            (
-                leaf.path.join("."),
-                leaf.scalar.to_string(),
-                text[leaf.value.clone()].to_owned(),
-                leaf.hold.is_some(),
-            )
-        })
-        .collect()
-}
-
-fn row(path: &str, scalar: &str, raw: &str, held: bool) -> (String, String, String, bool) {
-    (path.to_owned(), scalar.to_owned(), raw.to_owned(), held)
+fn read(text: &str) -> Vec<Row> {
+    rows(&outline(text).unwrap(), text)
 }
 
 #[test]

@@ -10,10 +10,17 @@ use sha2::{Digest, Sha256};
 
 use crate::error::EngineError;
 
-const COMMON: &str = include_str!("kernels/common.cuh");
+/// What sources include, each before those that it includes itself.
+const HEADERS: [(&str, &str); 2] = [
+    ("#include \"scan.cuh\"", include_str!("kernels/scan.cuh")),
+    (
+        "#include \"common.cuh\"",
+        include_str!("kernels/common.cuh"),
+    ),
+];
 
 /// Every source, by the name that commands use.
-pub const SOURCES: [(&str, &str); 11] = [
+pub const SOURCES: [(&str, &str); 12] = [
     ("activation", include_str!("kernels/activation.cu")),
     ("attention", include_str!("kernels/attention.cu")),
     ("attention_any", include_str!("kernels/attention_any.cu")),
@@ -25,6 +32,7 @@ pub const SOURCES: [(&str, &str); 11] = [
     ("optimizer", include_str!("kernels/optimizer.cu")),
     ("rotary", include_str!("kernels/rotary.cu")),
     ("scan", include_str!("kernels/scan.cu")),
+    ("scan_backward", include_str!("kernels/scan_backward.cu")),
 ];
 
 /// Whether kernels can be compiled here.
@@ -37,7 +45,11 @@ pub fn is_available() -> bool {
 pub fn cubin(file: &'static str, dtype: DType, architecture: &str) -> Result<Vec<u8>, EngineError> {
     let source = SOURCES.iter().find(|(name, _)| *name == file);
     let source = source.map_or("", |(_, source)| source);
-    let source = source.replace("#include \"common.cuh\"", COMMON);
+    let source = HEADERS
+        .iter()
+        .fold(source.to_owned(), |source, (line, header)| {
+            source.replace(line, header)
+        });
     let options = options(dtype, architecture);
     if !is_available() {
         return Err(EngineError::NoLibrary {

@@ -3,9 +3,9 @@
 use std::rc::Rc;
 
 use super::mask::{self, Attention};
-use super::module::{Builder, Embedding, LayerNorm, position_ids};
+use super::module::{Builder, Embedding, LayerNorm, causal_loss, position_ids};
 use crate::eager::checkpoint::Checkpointing;
-use crate::eager::op::{attention, creation, dropout, loss, matmul, pointwise, softmax, view};
+use crate::eager::op::{attention, creation, dropout, matmul, pointwise, softmax, view};
 use crate::eager::training::Program;
 use crate::eager::{Context, DType, Tensor};
 
@@ -262,11 +262,7 @@ impl Program for Gpt2 {
 
     fn loss(&self, batch: &[Tensor]) -> Tensor {
         let hidden = self.transform(&batch[0]);
-        let logits = matmul::linear(view::alias(&hidden), &self.head, None);
-        let loss = loss::causal_language_model(&logits, &batch[0], self.config.vocabulary);
-        drop(hidden);
-        drop(logits);
-        loss
+        causal_loss(hidden, &self.head, &batch[0], self.config.vocabulary)
     }
 
     fn trainable(&self) -> Vec<Tensor> {

@@ -3,10 +3,10 @@
 use std::rc::Rc;
 
 use super::mask::{self, Attention};
-use super::module::{Builder, Embedding, Linear, position_ids};
+use super::module::{Builder, Embedding, Linear, causal_loss, position_ids};
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::op::{
-    attention, cast, creation, dropout, loss, matmul, pointwise, reduce, softmax, view,
+    attention, cast, creation, dropout, matmul, pointwise, reduce, softmax, view,
 };
 use crate::eager::training::Program;
 use crate::eager::{Context, DType, Tensor, autocast};
@@ -377,11 +377,7 @@ impl Program for Llama {
 
     fn loss(&self, batch: &[Tensor]) -> Tensor {
         let hidden = self.transform(&batch[0]);
-        let logits = matmul::linear(view::alias(&hidden), &self.head, None);
-        let loss = loss::causal_language_model(&logits, &batch[0], self.config.vocabulary);
-        drop(hidden);
-        drop(logits);
-        loss
+        causal_loss(hidden, &self.head, &batch[0], self.config.vocabulary)
     }
 
     fn trainable(&self) -> Vec<Tensor> {

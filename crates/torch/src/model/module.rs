@@ -219,6 +219,15 @@ pub fn position_ids(context: &Context, length: u64) -> Tensor {
     view::unsqueeze(pointwise::add_number(range), 0)
 }
 
+/// The loss of transformers' causal models: the head over every position, and the loss over shifted labels.
+pub fn causal_loss(hidden: Tensor, head: &Tensor, ids: &Tensor, vocabulary: u64) -> Tensor {
+    let logits = matmul::linear(view::alias(&hidden), head, None);
+    let result = loss::causal_language_model(&logits, ids, vocabulary);
+    drop(hidden);
+    drop(logits);
+    result
+}
+
 /// The loss of the plain-PyTorch systems: logits and ids shifted by slices, which are copied where rows are not
 /// neighbours.
 pub fn next_token_loss(logits: Tensor, ids: &Tensor, vocabulary: u64) -> Tensor {

@@ -79,6 +79,12 @@ pub struct DeviceRecord {
     pub segments: Option<Vec<Segment>>,
 }
 
+impl DeviceRecord {
+    fn is_empty(&self) -> bool {
+        self.trace.events.is_empty() && self.segments.as_ref().is_none_or(Vec::is_empty)
+    }
+}
+
 /// A moment the user named, such as the start of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mark {
@@ -185,6 +191,15 @@ impl Snapshot {
                 problem: error.problem,
             })?
         };
+        if snapshot.devices.iter().all(DeviceRecord::is_empty) {
+            return Err(TorchError::Snapshot {
+                path: name.to_owned(),
+                problem: "nothing is recorded in it: no event and no segment\nhint: start the \
+                          recording before the first step, and save after some; `cinch trace \
+                          --script` prints a recorder"
+                    .to_owned(),
+            });
+        }
         Ok(snapshot)
     }
 

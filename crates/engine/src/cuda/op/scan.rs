@@ -48,9 +48,16 @@ fn family(states_per_thread: usize) -> Family {
     }
 }
 
-fn kernel(function: &'static str) -> Kernel {
+fn forward_kernel(function: &'static str) -> Kernel {
     Kernel {
         file: "scan",
+        function,
+    }
+}
+
+fn backward_kernel(function: &'static str) -> Kernel {
+    Kernel {
+        file: "scan_backward",
         function,
     }
 }
@@ -153,7 +160,7 @@ pub fn scan(x: &mut Lowering<'_>, op: &op::Scan) {
     if segments > 1 {
         let arguments = [&operands.inputs[..], &carries, &operands.sizes].concat();
         let shape = operands.shape(segments - 1, 0);
-        x.launch(kernel(family.forward_local), shape, arguments);
+        x.launch(forward_kernel(family.forward_local), shape, arguments);
     }
     let outputs = [
         x.output_argument(0),
@@ -161,7 +168,7 @@ pub fn scan(x: &mut Lowering<'_>, op: &op::Scan) {
     ];
     let arguments = [&operands.inputs[..], &outputs, &carries, &operands.sizes].concat();
     x.launch(
-        kernel(family.forward),
+        forward_kernel(family.forward),
         operands.shape(segments, 0),
         arguments,
     );
@@ -203,7 +210,7 @@ pub fn scan_backward(x: &mut Lowering<'_>, op: &op::ScanBackward) {
         let inputs = [&[dy], &operands.inputs[..]].concat();
         let arguments = [&inputs[..], &[ends, totals], &operands.sizes].concat();
         let shape = operands.shape(segments - 1, 0);
-        x.launch(kernel(family.backward_local), shape, arguments);
+        x.launch(backward_kernel(family.backward_local), shape, arguments);
     }
     let gradient = |output: usize, column: usize| {
         Argument::Address(x.output(output) + column_bytes(x.output_type(output), column))
@@ -227,7 +234,7 @@ pub fn scan_backward(x: &mut Lowering<'_>, op: &op::ScanBackward) {
     let element_bytes = x.input_type(1).dtype.size();
     let shared_bytes = backward_shared_bytes(partition.states_per_thread, element_bytes);
     let shape = operands.shape(segments, shared_bytes);
-    x.launch(kernel(family.backward), shape, arguments);
+    x.launch(backward_kernel(family.backward), shape, arguments);
 
     let dp = x.output_type(sources);
     let arguments = vec![
@@ -239,7 +246,11 @@ pub fn scan_backward(x: &mut Lowering<'_>, op: &op::ScanBackward) {
         Argument::U32(scan.rank as u32),
     ];
     let shape = elementwise(dp.shape.elements());
-    x.launch(kernel("scan_backward_projection"), shape, arguments);
+    x.launch(
+        backward_kernel("scan_backward_projection"),
+        shape,
+        arguments,
+    );
 
     let arguments = vec![
         da,
@@ -254,7 +265,11 @@ pub fn scan_backward(x: &mut Lowering<'_>, op: &op::ScanBackward) {
         Argument::U32(u32::from(x.adds(sources + 3))),
     ];
     let shape = elementwise(scan.inner * (scan.state + 1));
-    x.launch(kernel("scan_backward_parameters"), shape, arguments);
+    x.launch(
+        backward_kernel("scan_backward_parameters"),
+        shape,
+        arguments,
+    );
 }
 
 fn elementwise(elements: usize) -> Shape {

@@ -53,8 +53,13 @@ pub fn launches(commands: &[Command]) -> Vec<(&'static str, Shape, &[Argument])>
 const GROUPS: [(&str, usize); 2] = [("INPUTS", 6), ("SIZES", 9)];
 
 fn check_arguments(commands: &[Command]) {
-    let source = include_str!("../../kernels/scan.cu");
+    let forward = include_str!("../../kernels/scan.cu");
+    let backward = include_str!("../../kernels/scan_backward.cu");
     for (function, _, arguments) in launches(commands) {
+        let source = match function.starts_with("scan_backward") {
+            true => backward,
+            false => forward,
+        };
         let digits = function.trim_end_matches(|c: char| c.is_ascii_digit());
         let family = if digits == function {
             function.to_owned()
