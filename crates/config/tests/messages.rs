@@ -262,7 +262,7 @@ fn files_that_cannot_be_read() {
     };
     assert_eq!(
         load("absent.json", None),
-        "DIR/absent.json does not exist\nhint: --config takes the path of a JSON, YAML, TOML or Python file, seen from the current folder"
+        "DIR/absent.json does not exist\nhint: --config takes the path of a JSON, YAML, TOML or Python file, --config-path also a folder of them, seen from the current folder"
     );
     assert_eq!(
         load("", None),
