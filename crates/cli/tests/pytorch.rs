@@ -103,6 +103,9 @@ fn a_plan_tells_what_pytorch_takes_and_for_what() {
         "in the backward of step 2",
         "exp_avg",
         "_log_softmax",
+        "modeling_qwen2.py:469",
+        "backward of modeling_qwen2.py:",
+        "lines of transformers 5.17",
         "fits the budget",
         "forward",
     ]);
@@ -122,10 +125,45 @@ fn a_plan_tells_what_pytorch_takes_and_for_what() {
     let tensors: u64 = alive.iter().map(|one| bytes(&one["tensors"])).sum();
     assert!(sum <= of("allocated_bytes"));
     assert!(of("allocated_bytes") - sum <= tensors * (1 << 20));
+    // All but what is there before the model runs has a line; gradients are those of a line.
+    assert_eq!(answer["peak"]["lines_of"], "transformers 5.17");
+    for one in alive {
+        let category = one["category"].as_str().expect("a category");
+        let line = one["line"].as_str();
+        match category {
+            "weights" | "workspace" => assert_eq!(line, None, "{one}"),
+            "gradients" | "backward" => {
+                assert!(line.expect("a line").contains("backward"), "{one}")
+            }
+            _ => assert!(line.is_some(), "{one}"),
+        }
+    }
+    let softmax = alive.iter().find(|one| one["op"] == "_log_softmax");
+    assert_eq!(softmax.expect("the loss")["line"], "modeling_qwen2.py:469");
     let timeline = answer["timeline"].as_array().expect("moments");
     let highest = timeline.iter().map(|moment| bytes(&moment["bytes"])).max();
     assert!(highest <= Some(of("allocated_bytes")));
     assert!(highest >= Some(of("allocated_bytes") * 98 / 100));
+}
+
+/// Systems whose code has no file that users know are named by their statements.
+#[test]
+fn statements_stand_where_there_is_no_file() {
+    let sandbox = Sandbox::new();
+    let run = "--model mamba --model-size small --batch-size 1 --seq-len 512 --grad-accum 1";
+    let answer = plan(&sandbox, run);
+    assert_eq!(answer["peak"]["lines_of"], Value::Null);
+    let alive = answer["peak"]["alive"].as_array().expect("tensors");
+    let states = alive
+        .iter()
+        .find(|one| one["line"] == "h = h · dA + x[t] · dB")
+        .expect("the states of the scan");
+    // One state of [1, 1024, 16] in fp32 for each of 512 timesteps in each of 8 layers.
+    assert_eq!(bytes(&states["tensors"]), 512 * 8);
+    assert_eq!(bytes(&states["bytes"]), 512 * 8 * 1024 * 16 * 4);
+    let line = format!("plan --engine pytorch {run}");
+    let text = sandbox.cinch(&line).succeeds();
+    text.prints(&["h = h · dA + x[t] · dB"]);
 }
 
 /// The same run, whose peak a card measured, by flags, by a config.json and from settings.
@@ -435,6 +473,56 @@ fn a_recording_is_explained_and_replayed() {
         "def start",
     ]);
     sandbox.cinch("trace").fails(2, &["FILE"]);
+}
+
+/// Three steps on an H200, of batches 8, 8 and 16: the peaks are PyTorch's own figures.
+#[test]
+fn a_real_recording_is_explained_in_the_users_lines() {
+    let sandbox = Sandbox::new();
+    for name in ["recorded.jsonl", "recorded.pickle"] {
+        let file = fixture(name);
+        let ran = sandbox.run([
+            "plan",
+            "--snapshot",
+            &file,
+            "--timeline",
+            "--picture",
+            "course.svg",
+        ]);
+        ran.succeeds().prints(&[
+            "231,313,920",
+            "375,390,208",
+            "…/project/src/record.py:9",
+            "linear.py:134 forward",
+            "(backward)",
+            "event for event",
+            "what helps: PYTORCH_ALLOC_CONF=expandable_segments:True",
+            "‹ backward",
+        ]);
+        let drawn = fs::read_to_string(sandbox.join("course.svg")).unwrap();
+        for text in ["<svg", name, "record.py:9"] {
+            assert!(drawn.contains(text), "{text}");
+        }
+    }
+    let file = fixture("recorded.jsonl");
+    let ran = sandbox.run(["plan", "--snapshot", &file]);
+    ran.succeeds()
+        .prints(&["step 3 (batch 16)", "if every step had this batch", "fits"]);
+    let ran = sandbox.run(["plan", "--snapshot", &file, "--batch-size", "24", "--json"]);
+    let answer = ran.succeeds().json();
+    assert_eq!(answer["explanation"]["peak_allocated"], 231_313_920);
+    assert_eq!(answer["explanation"]["peak_step"]["batch"], 16);
+    let effects = answer["batches"]["effects"].as_array().unwrap();
+    let allocated = |batch: u64| -> u64 {
+        let found = effects.iter().find(|effect| effect["batch"] == batch);
+        found.unwrap()["peak_allocated"].as_u64().unwrap()
+    };
+    assert!(allocated(16) < allocated(24) && allocated(24) < allocated(32));
+    assert_eq!(answer["batch"]["peak_allocated"], allocated(24));
+    let file = fixture("recorded.pickle");
+    let ran = sandbox.run(["plan", "--snapshot", &file]);
+    ran.succeeds()
+        .prints(&["another batch would take cannot be told", "hint:"]);
 }
 
 #[test]

@@ -326,6 +326,9 @@ impl Architecture {
                 "down_proj",
             ]),
             Architecture::Bert(_) => Some(&["query", "key", "value", "dense"]),
+            // dt_proj and, in the kernels, out_proj are taken as bare weights: an adapter would do nothing, and peft refuses
+            // the latter.
+            Architecture::HuggingFaceMamba(_) => Some(&["in_proj", "x_proj"]),
             _ => None,
         }
     }
@@ -337,6 +340,7 @@ impl Architecture {
             Architecture::Llama(config) => config.layers,
             Architecture::Bert(config) => config.layers,
             Architecture::Mamba(config) => config.layers,
+            Architecture::HuggingFaceMamba(config) => config.layers,
             Architecture::Gsa(config) => config.layers,
             Architecture::Mu(config) => config.layers,
             Architecture::Naics(config) => config.encoder.layers,
@@ -349,6 +353,7 @@ impl Architecture {
             Architecture::Llama(config) => &mut config.layers,
             Architecture::Bert(config) => &mut config.layers,
             Architecture::Mamba(config) => &mut config.layers,
+            Architecture::HuggingFaceMamba(config) => &mut config.layers,
             Architecture::Gsa(config) => &mut config.layers,
             Architecture::Mu(config) => &mut config.layers,
             Architecture::Naics(config) => &mut config.encoder.layers,

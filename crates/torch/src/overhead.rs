@@ -13,8 +13,8 @@ pub struct Overhead {
     pub context: u64,
     /// PyTorch's kernels and cuBLAS after the first steps.
     pub kernels: u64,
-    /// cuDNN's attention kernels, where they run.
-    pub attention: u64,
+    /// cuDNN and its kernels, where it runs: attention, convolutions in fp16.
+    pub cudnn: u64,
     /// Compaction of indices (`nonzero`), where it runs.
     pub nonzero: u64,
     /// Whether these were measured on such a card, or taken over from another.
@@ -27,7 +27,7 @@ pub struct Overhead {
 pub const H200: Overhead = Overhead {
     context: 650_969_088,
     kernels: 130 << 20,
-    attention: 16 << 20,
+    cudnn: 16 << 20,
     nonzero: 4 << 20,
     measured: true,
     basis: "measured on an H200 with CUDA 13.0 and PyTorch 2.11",
@@ -97,12 +97,8 @@ impl Overhead {
 
     /// The overhead of a run that uses these libraries.
     pub fn bytes(&self, libraries: Libraries) -> u64 {
-        let attention = if libraries.cudnn_attention {
-            self.attention
-        } else {
-            0
-        };
+        let cudnn = if libraries.cudnn { self.cudnn } else { 0 };
         let nonzero = if libraries.nonzero { self.nonzero } else { 0 };
-        self.context + self.kernels + attention + nonzero
+        self.context + self.kernels + cudnn + nonzero
     }
 }

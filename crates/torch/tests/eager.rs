@@ -11,6 +11,7 @@ use cinch_torch::truth::{self, Case};
 
 const PEAKS: &str = include_str!("fixtures/peaks.jsonl");
 const LAYERS: &str = include_str!("fixtures/layers.jsonl");
+const MAMBA: &str = include_str!("fixtures/mamba.jsonl");
 
 macro_rules! trace {
     ($text:expr, $run:expr, $file:literal) => {
@@ -23,7 +24,7 @@ macro_rules! trace {
 }
 
 /// A run of the fixtures and its recorded requests.
-const TRACES: [(&str, &str, &str); 12] = [
+const TRACES: [(&str, &str, &str); 15] = [
     trace!(PEAKS, "gpt2-b4-t512-fp32", "gpt2-b4-t512-fp32"),
     trace!(PEAKS, "gpt2-b4-t512-amp_bf16", "gpt2-b4-t512-amp_bf16"),
     trace!(
@@ -42,6 +43,18 @@ const TRACES: [(&str, &str, &str); 12] = [
     trace!(LAYERS, "t1000-bf16", "layer-t1000-bf16"),
     trace!(LAYERS, "wide-heads-fp32", "layer-wide-heads-fp32"),
     trace!(LAYERS, "narrow-heads-fp32", "layer-narrow-heads-fp32"),
+    trace!(
+        MAMBA,
+        "hfmamba-2layer-b2-t64-fp32", "hfmamba-2layer-b2-t64-fp32"
+    ),
+    trace!(
+        MAMBA,
+        "hfmamba-2layer-b2-t64-amp_bf16", "hfmamba-2layer-b2-t64-amp_bf16"
+    ),
+    trace!(
+        MAMBA,
+        "hfmamba-2layer-b2-t64-bf16", "hfmamba-2layer-b2-t64-bf16"
+    ),
 ];
 
 fn case(text: &str, name: &str) -> Case {
@@ -151,10 +164,12 @@ fn models() -> Vec<Workload> {
                   "num_key_value_heads": 2, "vocab_size": 101}"#;
     let bert = r#""family": "hf-mlm", "arch": {"num_hidden_layers": 3, "hidden_size": 48, "intermediate_size": 80,
                   "num_attention_heads": 4, "vocab_size": 101}"#;
+    let mamba = r#""arch": {"num_hidden_layers": 3, "hidden_size": 48, "state_size": 4, "vocab_size": 101}"#;
     vec![
         small("gpt2", gpt2),
         small("qwen2.5-0.5b", qwen),
         small("bert-base", bert),
+        small("mamba-130m", mamba),
     ]
 }
 

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use cinch_torch::TorchError;
 use cinch_torch::allocator::AllocatorConfig;
-use cinch_torch::snapshot::{CannotTell, Category, Snapshot, batch_effect, explain};
+use cinch_torch::snapshot::{Batches, CannotTell, Category, Snapshot, explain};
 use cinch_torch::trace::compare;
 use proptest::prelude::*;
 use scene::{BACKWARD, FORWARD, LOOP, MIB, OPTIMIZER, Scene, training};
@@ -28,6 +28,9 @@ const PICKLES: [&[u8]; 4] = [
     include_bytes!("fixtures/snapshot-4.pickle"),
     include_bytes!("fixtures/snapshot-5.pickle"),
 ];
+
+/// As PyTorch itself wrote it.
+const RECORDED: &[u8] = include_bytes!("fixtures/recorded.pickle");
 
 /// The fixture is the scene of this folder, so that a change of either is seen.
 #[test]
@@ -122,34 +125,55 @@ fn both_formats_say_the_same() {
     }
 }
 
-/// The batch that nobody ran is predicted as the allocator really serves it.
+/// The batch that nobody ran is predicted as the allocator really serves it, in every step: the
+/// first one makes more requests than those that the sizes are told from.
 #[test]
 fn another_batch_size_is_told_from_two() {
     let snapshot = read_lines(&training("", &[2, 2, 4]).finish());
-    let config = AllocatorConfig::default();
-    let effect = batch_effect(&snapshot, 0, &config, 16).unwrap().unwrap();
-    let mut scene = training("", &[2, 2, 16]);
-    assert_eq!(
-        effect.peak_allocated,
-        scene.allocator.statistics().allocated.peak
-    );
-    assert_eq!(
-        effect.peak_reserved,
-        scene.allocator.statistics().reserved.peak
-    );
+    let batches = Batches::new(&snapshot, 0).unwrap().unwrap();
+    assert_eq!(batches.recorded(), [2, 4]);
     // Input, and by layer the temporary, the kept and the flowing tensor.
-    assert_eq!(effect.num_scaling, 10);
-    scene.release_cached();
+    assert_eq!(batches.num_scaling(), 10);
+    for batch in [1, 2, 4, 16, 61] {
+        let effect = batches.effect(&AllocatorConfig::default(), batch);
+        let scene = training("", &[batch; 3]);
+        let statistics = scene.allocator.statistics();
+        assert_eq!(effect.peak_requested, statistics.requested.peak, "{batch}");
+        assert_eq!(effect.peak_allocated, statistics.allocated.peak, "{batch}");
+        assert_eq!(effect.peak_reserved, statistics.reserved.peak, "{batch}");
+        assert_eq!(effect.fits, None, "the card's use is not recorded");
+    }
+}
+
+/// Of the card 30 MiB are in use outside of the allocator; what is left decides.
+#[test]
+fn the_largest_batch_that_fits_is_found() {
+    let scene = training("", &[2, 2, 4]);
+    let reserved = scene.allocator.statistics().reserved.current;
+    let card = 1024 * MIB;
+    let text = scene.finish().replacen(
+        "\"device_total\":150109880320",
+        &format!(
+            "\"device_total\":{card},\"device_used\":{}",
+            reserved + 30 * MIB
+        ),
+        1,
+    );
+    let batches = Batches::new(&read_lines(&text), 0).unwrap().unwrap();
+    assert_eq!(batches.capacity(), Some(card - 30 * MIB));
+    let config = AllocatorConfig::default();
+    let largest = batches.largest_that_fits(&config, 1 << 20).unwrap();
+    let fits = |batch| batches.effect(&config, batch).fits;
+    assert_eq!(fits(largest.batch), Some(true));
+    assert_eq!(fits(largest.batch + 1), Some(false));
+    assert!(largest.peak_reserved <= card - 30 * MIB);
+    let few = batches.largest_that_fits(&config, largest.batch - 1);
+    assert_eq!(few.unwrap().batch, largest.batch - 1);
 }
 
 #[test]
 fn another_batch_size_is_not_guessed() {
-    let config = AllocatorConfig::default();
-    let answer = |text: &str| {
-        batch_effect(&read_lines(text), 0, &config, 8)
-            .unwrap()
-            .unwrap_err()
-    };
+    let answer = |text: &str| Batches::new(&read_lines(text), 0).unwrap().err().unwrap();
     assert_eq!(answer(&training("", &[2]).finish()), CannotTell::NoSteps);
     assert_eq!(
         answer(&training("", &[2, 2]).finish()),
@@ -159,8 +183,8 @@ fn another_batch_size_is_not_guessed() {
     assert_eq!(
         answer(&training("", &[2, 4]).finish()),
         CannotTell::StepsDiffer {
-            first: 0,
-            second: 1
+            first: 1,
+            second: 2
         }
     );
     let untimed = training("", &[2, 2, 4])
@@ -247,10 +271,10 @@ proptest! {
     /// Bytes of a pickle changed, dropped or doubled: an error or a snapshot, never a panic.
     #[test]
     fn damaged_pickles_are_survived(
-        which in 0usize..4,
+        which in 0usize..=PICKLES.len(),
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0u8..4), 1..8),
     ) {
-        let mut bytes = PICKLES[which].to_vec();
+        let mut bytes = PICKLES.get(which).copied().unwrap_or(RECORDED).to_vec();
         damage(&mut bytes, &changes);
         if let Ok(snapshot) = read_pickle(&bytes) {
             survive(&snapshot);
@@ -296,7 +320,9 @@ fn survive(snapshot: &Snapshot) {
     let _ = explain(snapshot);
     let config = AllocatorConfig::default();
     for device in 0..snapshot.devices.len() {
-        let _ = batch_effect(snapshot, device, &config, 3);
+        if let Ok(Ok(batches)) = Batches::new(snapshot, device) {
+            let _ = batches.effect(&config, 3);
+        }
     }
 }
 
@@ -305,6 +331,34 @@ fn a_cut_pickle_is_an_error_at_every_byte() {
     let pickle = PICKLES[2];
     for length in 0..pickle.len() {
         assert!(read_pickle(&pickle[..length]).is_err(), "{length}");
+    }
+}
+
+/// One empty list stands for the frames of a segment that is still being read and of its blocks;
+/// a list that is remembered twice, or doubled on the stack, is one list too.
+#[test]
+fn what_is_shared_in_a_pickle_is_one_thing() {
+    let block = b"}(\x8c\x04sizeM\x00\x02\x8c\x05state\x8c\x08inactive\x8c\x06framesh\x00u";
+    for list in [&b"]\x94"[..], b"]\x94\x940]\x94\x940h\x00", b"]2\x940"] {
+        let mut bytes = b"\x80\x04}(\x8c\x08segments](".to_vec();
+        for (address, number) in [(b'\x02', 0), (b'\x04', 1)] {
+            bytes.extend(b"}(\x8c\x07addressM\x00");
+            bytes.extend([address]);
+            bytes.extend(b"\x8c\x0atotal_sizeM\x00\x02\x8c\x06streamK\x00");
+            bytes.extend(b"\x8c\x0csegment_type\x8c\x05small\x8c\x06frames");
+            bytes.extend(if number == 0 { list } else { b"h\x00" });
+            bytes.extend(b"\x8c\x06blocks](");
+            bytes.extend(block);
+            bytes.extend(b"eu");
+        }
+        bytes.extend(b"eu.");
+        let snapshot = read_pickle(&bytes).unwrap();
+        let segments = snapshot.devices[0].segments.as_ref().unwrap();
+        let places: Vec<_> = segments
+            .iter()
+            .map(|segment| (segment.address, segment.blocks.len()))
+            .collect();
+        assert_eq!(places, [(0x200, 1), (0x400, 1)]);
     }
 }
 

@@ -11,8 +11,13 @@ use crate::{device, overhead, picture, pytorch, table};
 
 pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
     if let Some(path) = &arguments.questions.snapshot {
-        let batch = arguments.settings.batch_size.as_deref();
-        return pytorch::snapshot::explain_file(path, batch, arguments.timeline, arguments.json);
+        let showing = pytorch::snapshot::Showing {
+            batch: arguments.settings.batch_size.as_deref(),
+            timeline: arguments.timeline,
+            pictures: &arguments.picture,
+            json: arguments.json,
+        };
+        return pytorch::snapshot::explain_file(path, &showing);
     }
     if arguments.engine == Engine::Pytorch {
         return pytorch::plan::run(arguments);

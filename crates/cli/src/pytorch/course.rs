@@ -8,7 +8,7 @@ use cinch_plan::{BytesByCategory, Category};
 use cinch_report::{Held, Moment, StepPicture, TextChart, text_chart};
 use cinch_torch::TorchError;
 use cinch_torch::eager;
-use cinch_torch::model::{Alive, Workload};
+use cinch_torch::model::{Alive, Origin, Workload};
 use serde_json::{Value, json};
 
 use super::estimate::{Estimate, settings_text};
@@ -46,7 +46,7 @@ pub fn picture(run: &Run, estimate: &Estimate, alive: &[Alive]) -> Result<StepPi
         )?,
         largest: held
             .map(|one| Held {
-                name: format!("{} × {} of {}", one.count, one.op, one.scope),
+                name: held_name(one),
                 bytes: one.bytes,
             })
             .collect(),
@@ -90,7 +90,7 @@ fn moments(workload: &Workload, weight_bytes: u64) -> Result<Vec<Moment>, TorchE
     let mut phase = Phase::Forward;
     let mut moments: Vec<Moment> = Vec::with_capacity(MOMENTS);
     for stretch in events.chunks(events.len().div_ceil(MOMENTS).max(1)) {
-        let mut highest: Option<Moment> = None;
+        let mut highest: Option<(u64, &eager::Event, Phase, BytesByCategory)> = None;
         for event in stretch {
             let place = &mut bytes[categories[&event.id].index()];
             if event.is_free {
@@ -99,23 +99,36 @@ fn moments(workload: &Workload, weight_bytes: u64) -> Result<Vec<Moment>, TorchE
             }
             *place += event.bytes;
             phase = phase_of(event.category, phase);
-            let moment = Moment {
-                name: format!("{} {}", event.scope.name, event.op),
-                phase,
-                block: event.scope.layer.map(|layer| layer as usize),
-                seconds: None,
-                bytes,
-            };
-            if highest
-                .as_ref()
-                .is_none_or(|highest| moment.total() > highest.total())
-            {
-                highest = Some(moment);
+            let total = bytes.iter().sum();
+            if highest.is_none_or(|(most, ..)| total > most) {
+                highest = Some((total, event, phase, bytes));
             }
         }
-        moments.extend(highest);
+        moments.extend(highest.map(|(_, event, phase, bytes)| Moment {
+            name: moment_name(event),
+            phase,
+            block: event.scope.layer.map(|layer| layer as usize),
+            seconds: None,
+            bytes,
+        }));
     }
     Ok(moments)
+}
+
+/// What runs, with its line where it has one.
+fn moment_name(event: &eager::Event) -> String {
+    match Origin::of(event) {
+        Origin::Nowhere => format!("{} {}", event.scope.name, event.op),
+        origin => format!("{} {}, {origin}", event.scope.name, event.op),
+    }
+}
+
+/// Tensors that are alive at the peak: by their line, else by the part of the model.
+fn held_name(one: &Alive) -> String {
+    match one.origin {
+        Origin::Nowhere => format!("{} × {} of {}", one.count, one.op, one.scope),
+        origin => format!("{} × {}, {origin}", one.count, one.op),
+    }
 }
 
 /// What each allocation was for. Who frees it may know better than who asked: a gradient is one

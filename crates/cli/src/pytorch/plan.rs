@@ -1,7 +1,7 @@
 //! `cinch plan --engine pytorch`: what a run in PyTorch will take.
 
 use cinch_config::Bytes;
-use cinch_torch::model::Profile;
+use cinch_torch::model::{LINES_OF, Profile};
 use cinch_torch::remedy::{Remedy, remedies};
 use cinch_torch::sharding::Shares;
 use serde_json::{Value, json};
@@ -139,6 +139,8 @@ impl Answer {
                 "phase": phase.name(),
                 "module": scope.name,
                 "layer": scope.layer,
+                "line": show::line_json(self.profile.peak.origin),
+                "lines_of": show::names_files(&self.profile).then_some(LINES_OF),
                 "alive": show::alive_json(&self.profile.alive),
             },
             "assumed": self.assumed,

@@ -1,8 +1,8 @@
 //! A PyTorch run as tables.
 
 use cinch_config::Bytes;
-use cinch_torch::eager::Category;
-use cinch_torch::model::{Alive, Profile};
+use cinch_torch::eager::{Category, Line};
+use cinch_torch::model::{Alive, LINES_OF, Origin, Profile};
 use comfy_table::Cell;
 use serde_json::{Value, json};
 
@@ -52,17 +52,22 @@ pub fn peak(run: &Run, estimate: &Estimate, profile: &Profile) -> String {
     let layer = scope
         .layer
         .map_or_else(String::new, |layer| format!(", layer {layer}"));
+    let line = match profile.peak.origin.to_string() {
+        none if none.is_empty() => none,
+        line => format!(", {line}"),
+    };
     let mut text = format!(
-        "the peak is {} ({}{layer}); alive then:\n",
+        "the peak is {} ({}{layer}{line}); alive then:\n",
         phase_text(estimate.peak_phase(), run.workload.recipe.accumulation),
         scope.name,
     );
-    let mut table = table::new(&["for", "made in", "by", "tensors", "size"]);
+    let mut table = table::new(&["for", "made in", "by", "line", "tensors", "size"]);
     for one in profile.alive.iter().take(MOST_KINDS) {
         table.add_row([
             Cell::new(category_name(one.category)),
             Cell::new(place(one)),
             Cell::new(one.op),
+            Cell::new(one.origin),
             right(one.count),
             right(Bytes::new(one.bytes)),
         ]);
@@ -76,7 +81,18 @@ pub fn peak(run: &Run, estimate: &Estimate, profile: &Profile) -> String {
         let bytes = rest.iter().map(|one| one.bytes).sum();
         text += &format!("and {} kinds more: {}\n", rest.len(), Bytes::new(bytes));
     }
+    if names_files(profile) {
+        text += &format!("lines of {LINES_OF}\n");
+    }
     text
+}
+
+/// Whether a line is one that can be opened.
+pub fn names_files(profile: &Profile) -> bool {
+    let lines = profile.alive.iter().filter_map(|one| one.origin.line());
+    lines
+        .into_iter()
+        .any(|line| matches!(line, Line::Source { .. }))
 }
 
 pub fn alive_json(alive: &[Alive]) -> Value {
@@ -85,11 +101,17 @@ pub fn alive_json(alive: &[Alive]) -> Value {
             "category": category_name(one.category),
             "module": place(one),
             "op": one.op,
+            "line": line_json(one.origin),
             "tensors": one.count,
             "bytes": one.bytes,
         })
     };
     alive.iter().map(one).collect()
+}
+
+/// The text of the table; null where there is no line.
+pub fn line_json(origin: Origin) -> Value {
+    origin.line().map(|_| origin.to_string()).into()
 }
 
 pub fn assumed(sentences: &[String]) -> String {

@@ -1,60 +1,68 @@
 //! Recorded runs: `cinch plan --snapshot` explains one, `cinch trace` replays it.
 
-use std::path::Path;
+mod course;
+mod table;
 
-use cinch_config::Bytes;
-use cinch_report::sparkline;
+use std::path::{Path, PathBuf};
+
 use cinch_torch::TorchError;
 use cinch_torch::allocator::AllocatorConfig;
-use cinch_torch::snapshot::{
-    BatchEffect, CannotTell, Explanation, Fragmentation, Snapshot, batch_effect, explain,
-};
-use cinch_torch::trace::{WhatIf, compare, what_if};
-use comfy_table::Cell;
-use serde_json::json;
+use cinch_torch::snapshot::{BatchEffect, Batches, CannotTell, Explanation, Snapshot, explain};
+use cinch_torch::trace::{compare, what_if};
+use serde_json::{Value, json};
 
 use crate::command::{print, print_json};
 use crate::failure::usage;
-use crate::table::{self, right, thousands};
+use crate::picture;
+use crate::table::thousands;
 
-/// Tensors at the peak that the text shows; `--json` has more.
-const MOST_TENSORS: usize = 8;
-/// Columns of the timeline.
-const WIDTH: usize = 96;
+/// As the setting's limit.
+const MOST_BATCH: u64 = 1 << 20;
+/// Operations up to which the largest batch is searched for, which takes some forty replays.
+const MOST_SEARCHED: usize = 1 << 20;
+
+/// How a recorded run is to be shown.
+pub struct Showing<'arguments> {
+    pub batch: Option<&'arguments str>,
+    pub timeline: bool,
+    pub pictures: &'arguments [PathBuf],
+    pub json: bool,
+}
 
 /// What a recorded run used its memory for.
-pub fn explain_file(
-    path: &Path,
-    batch: Option<&str>,
-    timeline: bool,
-    as_json: bool,
-) -> anyhow::Result<()> {
-    let batch = batch.map(batch_size).transpose()?;
+pub fn explain_file(path: &Path, showing: &Showing<'_>) -> anyhow::Result<()> {
+    let batch = showing.batch.map(batch_size).transpose()?;
     let snapshot = Snapshot::read(path)?;
     let explanation = explain(&snapshot)?;
-    let effect = batch
-        .map(|batch| other_batch(&snapshot, explanation.device, batch))
-        .transpose()?;
-    if as_json {
-        let effect = effect.map(|effect| match effect {
-            Ok(effect) => json!(effect),
-            Err(reason) => json!({ "cannot_tell": reason.to_string() }),
-        });
+    let others = OtherBatches::new(&snapshot, explanation.device, batch)?;
+    let course = course::picture(path, &snapshot, &explanation);
+    for file in showing.pictures {
+        picture::write(&cinch_report::timeline(&course), file)?;
+    }
+    if showing.json {
         return print_json(&json!({
             "snapshot": path,
             "device_name": snapshot.device_name,
             "torch_version": snapshot.torch_version,
             "device_used_bytes": snapshot.device_used,
+            "device_total_bytes": snapshot.device_total,
             "explanation": explanation,
-            "batch": effect,
+            "batches": others.as_ref().map_or_else(unknown, OtherBatches::as_json),
+            "batch": batch.map(|batch| match &others {
+                Ok(others) => json!(others.effect(batch)),
+                Err(reason) => unknown(reason),
+            }),
         }));
     }
-    print(&text(&snapshot, &explanation, timeline))?;
-    match effect {
-        None => Ok(()),
-        Some(Ok(effect)) => print(&batch_text(&effect)),
-        Some(Err(reason)) => print(&format!("another batch cannot be told: {reason}")),
+    print(&text(&snapshot, &explanation, &others))?;
+    if showing.timeline {
+        print(&course::chart(&course, &explanation))?;
     }
+    Ok(())
+}
+
+fn unknown(reason: &CannotTell) -> Value {
+    json!({ "cannot_tell": reason.to_string() })
 }
 
 fn batch_size(text: &str) -> anyhow::Result<u64> {
@@ -67,47 +75,104 @@ fn batch_size(text: &str) -> anyhow::Result<u64> {
     })
 }
 
-/// As the setting's limit.
-const MOST_BATCH: u64 = 1 << 20;
-
-fn other_batch(
-    snapshot: &Snapshot,
-    device: usize,
-    batch: u64,
-) -> Result<Result<BatchEffect, CannotTell>, TorchError> {
-    if snapshot.devices.is_empty() {
-        return Ok(Err(CannotTell::NoSteps));
-    }
-    batch_effect(snapshot, device, &snapshot.config()?, batch)
+/// What other batches would take.
+struct OtherBatches {
+    recorded: Vec<u64>,
+    num_scaling: usize,
+    /// Ascending.
+    effects: Vec<BatchEffect>,
+    largest_that_fits: Option<BatchEffect>,
 }
 
-fn text(snapshot: &Snapshot, explanation: &Explanation, timeline: bool) -> String {
-    let mut text = format!(
-        "{} events on device {}{}{}\n",
-        thousands(explanation.num_events as u64),
-        explanation.device,
-        known(", ", snapshot.device_name.as_deref()),
-        known(", PyTorch ", snapshot.torch_version.as_deref()),
-    );
-    text += &format!(
-        "allocated at the peak {}, reserved {}\n",
-        Bytes::new(explanation.peak_allocated),
-        Bytes::new(explanation.peak_reserved)
-    );
-    if let Some(used) = snapshot.device_used {
-        text += &format!("of the card, at the end: {}\n", Bytes::new(used));
+impl OtherBatches {
+    /// The recorded batches, half the smallest, twice and four times the largest, the asked one,
+    /// and the largest that fits the card.
+    fn new(
+        snapshot: &Snapshot,
+        device: usize,
+        asked: Option<u64>,
+    ) -> Result<Result<Self, CannotTell>, TorchError> {
+        let config = snapshot.config()?;
+        Ok(Batches::new(snapshot, device)?.map(|batches| {
+            let recorded = batches.recorded().to_vec();
+            let mut sizes = recorded.clone();
+            sizes.extend(asked);
+            if let [smallest, .., largest] = recorded[..] {
+                sizes.extend([smallest / 2, largest * 2, largest * 4]);
+            }
+            sizes.retain(|size| (1..=MOST_BATCH).contains(size));
+            sizes.sort_unstable();
+            sizes.dedup();
+            let mut effects: Vec<BatchEffect> = sizes
+                .into_iter()
+                .map(|size| batches.effect(&config, size))
+                .collect();
+            let searched = batches.num_operations() <= MOST_SEARCHED;
+            let largest_that_fits = searched
+                .then(|| batches.largest_that_fits(&config, MOST_BATCH))
+                .flatten();
+            if let Some(largest) = largest_that_fits
+                && !effects.contains(&largest)
+            {
+                effects.push(largest);
+                effects.sort_by_key(|effect| effect.batch);
+            }
+            Self {
+                recorded,
+                num_scaling: batches.num_scaling(),
+                effects,
+                largest_that_fits,
+            }
+        }))
     }
-    text += &categories(explanation);
-    text += &largest(explanation);
-    text += &fragmentation(&explanation.fragmentation);
-    if timeline {
-        text += &course(explanation);
+
+    fn effect(&self, batch: u64) -> Option<&BatchEffect> {
+        self.effects.iter().find(|effect| effect.batch == batch)
     }
+
+    fn as_json(&self) -> Value {
+        json!({
+            "recorded": self.recorded,
+            "requests_that_grow": self.num_scaling,
+            "effects": self.effects,
+            "largest_that_fits": self.largest_that_fits.map(|effect| effect.batch),
+        })
+    }
+
+    fn text(&self, outside: Option<u64>) -> String {
+        let mut text = table::batches(&self.recorded, &self.effects, outside);
+        if let Some(largest) = &self.largest_that_fits {
+            text += &format!(
+                "the largest batch that fits is {}, if the {} requests of a step that grow with the batch go on as they did\n",
+                thousands(largest.batch),
+                thousands(self.num_scaling as u64)
+            );
+        }
+        text
+    }
+}
+
+fn text(
+    snapshot: &Snapshot,
+    explanation: &Explanation,
+    others: &Result<OtherBatches, CannotTell>,
+) -> String {
+    let mut text = table::heading(snapshot, explanation);
+    if let Some(ran_out) = &explanation.ran_out {
+        text += &table::ran_out(ran_out);
+    }
+    text += &table::memory(snapshot, explanation);
+    text += &table::peak(explanation);
+    text += &table::fragmentation(&explanation.fragmentation);
+    text += &table::settings(&explanation.what_if);
     if let Some(fidelity) = &explanation.fidelity {
         text += &match fidelity.exact {
-            true => "the allocator's copy repeats the recording event for event\n".to_owned(),
+            true => {
+                "these are replays; the one as recorded repeats the recording event for event\n"
+                    .to_owned()
+            }
             false => format!(
-                "the allocator's copy repeats {} of {} segment events and {} of {} blocks\n",
+                "these are replays; the one as recorded repeats {} of {} segment events and {} of {} blocks\n",
                 fidelity.num_matched_segment_events,
                 fidelity.num_segment_events,
                 fidelity.num_matched_blocks,
@@ -115,115 +180,17 @@ fn text(snapshot: &Snapshot, explanation: &Explanation, timeline: bool) -> Strin
             ),
         };
     }
-    text += &settings(&explanation.what_if);
+    text += &match others {
+        Ok(others) => others.text(table::outside(snapshot, explanation.device)),
+        Err(reason) => format!("what another batch would take cannot be told: {reason}\n"),
+    };
+    for line in table::advice(explanation) {
+        text += &format!("what helps: {line}\n");
+    }
     for note in &explanation.notes {
         text += &format!("note: {note}\n");
     }
     text
-}
-
-fn known(before: &str, value: Option<&str>) -> String {
-    value.map_or_else(String::new, |value| format!("{before}{value}"))
-}
-
-fn categories(explanation: &Explanation) -> String {
-    let mut table = table::new(&["at the peak", "blocks", "size", "share"]);
-    for one in explanation.categories.iter().filter(|one| one.bytes > 0) {
-        table.add_row([
-            Cell::new(one.category.name()),
-            right(one.num_blocks),
-            right(Bytes::new(one.bytes)),
-            right(percent(one.bytes, explanation.peak_allocated)),
-        ]);
-    }
-    format!("{table}\n")
-}
-
-fn percent(part: u64, whole: u64) -> String {
-    format!("{:.1} %", 100.0 * part as f64 / whole.max(1) as f64)
-}
-
-fn largest(explanation: &Explanation) -> String {
-    let mut table = table::new(&["largest at the peak", "for", "allocated by"]);
-    for block in explanation.largest.iter().take(MOST_TENSORS) {
-        let frame = block.frames.first().map_or("", String::as_str);
-        table.add_row([
-            right(Bytes::new(block.bytes)),
-            Cell::new(block.category.name()),
-            Cell::new(frame),
-        ]);
-    }
-    format!("{table}\n")
-}
-
-fn fragmentation(parts: &Fragmentation) -> String {
-    let mut table = table::new(&["when most is reserved", "size"]);
-    for (name, bytes) in [
-        ("asked for by tensors", parts.requested),
-        ("rounding inside blocks", parts.inside_blocks),
-        ("free in the pool of small blocks", parts.small_pool),
-        (
-            "free whole segments, can be given back",
-            parts.free_segments,
-        ),
-        ("holes between tensors, cannot", parts.holes),
-        ("largest hole", parts.largest_hole),
-        ("reserved", parts.reserved),
-    ] {
-        table.add_row([Cell::new(name), right(Bytes::new(bytes))]);
-    }
-    format!("{table}\n")
-}
-
-fn course(explanation: &Explanation) -> String {
-    let values = |of: fn(&cinch_torch::snapshot::TimelinePoint) -> u64| -> Vec<u64> {
-        explanation.timeline.iter().map(of).collect()
-    };
-    format!(
-        "allocated {}\nreserved  {}\n",
-        sparkline(&values(|point| point.allocated), WIDTH),
-        sparkline(&values(|point| point.reserved), WIDTH)
-    )
-}
-
-fn settings(lines: &[WhatIf]) -> String {
-    let mut table = table::new(&[
-        "allocator settings",
-        "reserved",
-        "against the first",
-        "calls of the driver",
-        "retries",
-    ]);
-    let first = lines.first().map_or(0, |line| line.peak_reserved);
-    for (index, line) in lines.iter().enumerate() {
-        let name = match line.settings.as_str() {
-            "" => "PyTorch's defaults",
-            text => text,
-        };
-        let mark = if index == 0 { " (recorded)" } else { "" };
-        let change = match line.out_of_memory_at {
-            Some(place) => format!("out of memory at request {}", thousands(place as u64)),
-            None => super::show::signed(line.peak_reserved as i64 - first as i64),
-        };
-        table.add_row([
-            Cell::new(format!("{name}{mark}")),
-            right(Bytes::new(line.peak_reserved)),
-            right(change),
-            right(thousands(line.num_device_alloc)),
-            right(line.num_alloc_retries),
-        ]);
-    }
-    format!("{table}\n")
-}
-
-fn batch_text(effect: &BatchEffect) -> String {
-    format!(
-        "with a batch of {}: allocated {}, reserved {}; {} requests of a step grow with the batch",
-        effect.batch,
-        Bytes::new(effect.peak_allocated),
-        Bytes::new(effect.peak_reserved),
-        effect.num_scaling
-    )
 }
 
 /// The requests of a recorded run under other settings of the allocator.
@@ -270,5 +237,5 @@ pub fn replay_file(path: &Path, alloc_confs: &[String], as_json: bool) -> anyhow
             thousands(comparison.peak_reserved_replayed)
         );
     }
-    print(&(text + &settings(&lines)))
+    print(&(text + &table::settings(&lines)))
 }

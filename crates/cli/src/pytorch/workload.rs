@@ -298,7 +298,10 @@ fn positions(architecture: &Architecture) -> Option<u64> {
         Architecture::Bert(config) => Some(config.positions),
         Architecture::Naics(config) => Some(config.encoder.positions),
         Architecture::Mamba(config) => Some(config.positions),
-        Architecture::Llama(_) | Architecture::Gsa(_) | Architecture::Mu(_) => None,
+        Architecture::Llama(_)
+        | Architecture::HuggingFaceMamba(_)
+        | Architecture::Gsa(_)
+        | Architecture::Mu(_) => None,
     }
 }
 
@@ -378,7 +381,7 @@ fn adapters(workload: &Workload, rank: u64) -> anyhow::Result<Lora> {
     let changed = Change::Adapters.apply(workload);
     let lora = changed.and_then(|changed| changed.lora).ok_or_else(|| {
         usage(
-            "--lora-rank: adapters are known for LLaMA, Mistral, Qwen2 and BERT models only\n\
+            "--lora-rank: adapters are known for LLaMA, Mistral, Qwen2, BERT and transformers' Mamba models only\n\
              hint: leave it out; the model naics has its own",
         )
     })?;

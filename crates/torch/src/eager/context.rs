@@ -8,6 +8,7 @@ use super::autocast::Autocast;
 use super::checkpoint::Hook;
 use super::dtype::DType;
 use super::layout::{Layout, Layouts};
+use super::line::Line;
 use super::memory::{Block, Memory};
 use super::shape::Dims;
 use super::tensor::{Storage, Tensor};
@@ -38,6 +39,8 @@ pub struct Event {
     pub op: &'static str,
     /// The part of the model that ran, and its layer.
     pub scope: Scope,
+    /// The line that ran; in backward, the line whose gradient was computed. None while the model is built.
+    pub line: Option<&'static Line>,
 }
 
 /// A part of a model: its name and which of its layers.
@@ -61,7 +64,7 @@ pub enum Thread {
 /// Kernels that bring device memory with them when they are first used, outside the allocator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Libraries {
-    pub cudnn_attention: bool,
+    pub cudnn: bool,
     pub nonzero: bool,
 }
 
@@ -88,6 +91,7 @@ pub struct State {
     thread: Cell<Thread>,
     category: Cell<Category>,
     scope: Cell<ScopeId>,
+    line: Cell<Option<&'static Line>>,
     /// All scopes there were, in the order of their ids.
     scopes: RefCell<Vec<Scope>>,
     libraries: Cell<Libraries>,
@@ -121,6 +125,7 @@ impl Context {
             thread: Cell::new(Thread::Main),
             category: Cell::new(Category::Parameter),
             scope: Cell::new(ScopeId(0)),
+            line: Cell::new(None),
             scopes: RefCell::new(vec![Scope {
                 name: "model",
                 layer: None,
@@ -200,6 +205,7 @@ impl State {
                 category: self.category.get(),
                 op,
                 scope: self.scopes.borrow()[self.scope.get().0 as usize],
+                line: self.line.get(),
             });
         }
         Some((block, id))
@@ -293,6 +299,19 @@ impl State {
             scopes.len() - 1
         });
         self.scope.set(ScopeId(id as u32));
+    }
+
+    /// The line that runs from here on.
+    pub fn at(&self, line: &'static Line) {
+        self.line.set(Some(line));
+    }
+
+    pub(super) fn line(&self) -> Option<&'static Line> {
+        self.line.get()
+    }
+
+    pub(super) fn restore_line(&self, line: Option<&'static Line>) {
+        self.line.set(line);
     }
 
     pub(super) fn scope(&self) -> ScopeId {

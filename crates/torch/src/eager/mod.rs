@@ -11,6 +11,7 @@ pub mod context;
 pub mod dtype;
 pub mod engine;
 mod layout;
+pub mod line;
 pub mod memory;
 pub mod node;
 pub mod op;
@@ -22,6 +23,7 @@ pub mod training;
 
 pub use context::{Category, Context, Event, Scope};
 pub use dtype::DType;
+pub use line::Line;
 pub use memory::{Block, Ledger, Memory};
 pub use shape::Dims;
 pub use tensor::Tensor;

@@ -9,6 +9,7 @@ use super::checkpoint::Packed;
 use super::context::{Context, ScopeId};
 use super::dtype::DType;
 use super::layout::Layout;
+use super::line::Line;
 use super::shape::Dims;
 use super::tensor::Tensor;
 
@@ -99,13 +100,15 @@ pub struct Node {
     /// Sizes and types of the op's outputs: gradients are brought to them.
     outputs: Outputs,
     saved: RefCell<Saved>,
+    /// The line of the forward that made it.
+    line: Option<&'static Line>,
     pub(super) buffer: RefCell<Buffer>,
 }
 
 impl Node {
     pub(super) fn accumulator(leaf: Tensor) -> Rc<Node> {
         let outputs = SmallVec::from_elem((leaf.layout().clone(), leaf.dtype()), 1);
-        let scope = leaf.context().scope();
+        let (scope, line) = (leaf.context().scope(), leaf.context().line());
         Node::new(
             u32::MAX,
             Kind::Accumulate(leaf),
@@ -113,6 +116,7 @@ impl Node {
             outputs,
             Saved::new(),
             scope,
+            line,
         )
     }
 
@@ -123,6 +127,7 @@ impl Node {
         outputs: Outputs,
         saved: Saved,
         scope: ScopeId,
+        line: Option<&'static Line>,
     ) -> Rc<Node> {
         Rc::new(Node {
             sequence,
@@ -131,6 +136,7 @@ impl Node {
             outputs,
             saved: RefCell::new(saved),
             scope,
+            line,
             visited: Cell::new(0),
             dependencies: Cell::new(0),
             buffer: RefCell::default(),
@@ -165,6 +171,7 @@ impl Node {
             .map(|packed| packed.as_ref().map(|packed| packed.unpack(context)))
             .collect();
         context.restore_scope(self.scope);
+        context.restore_line(self.line);
         let outputs = formula(&Step {
             context,
             saved: &saved,
@@ -305,6 +312,7 @@ impl Recorder {
                 .collect(),
             building.saved,
             self.context.scope(),
+            self.context.line(),
         );
         for (index, output) in outputs.iter().enumerate() {
             output.set_history(node.clone(), index as u32);

@@ -5,6 +5,7 @@ use super::clip::clip_grad_norm;
 use super::context::{Category, Context};
 use super::dtype::DType;
 use super::engine;
+use super::line::at;
 use super::op::pointwise::mul_number;
 use super::optimizer::{self, Optimizer};
 use super::scaler::GradScaler;
@@ -131,17 +132,22 @@ pub fn train(
         let mut loss_value = None;
         for micro in 0..recipe.accumulation {
             context.set_category(Category::Batch);
+            at!(context, "batch = next(loader)");
             let batch = program.batch();
             context.set_category(Category::Activation);
+            // Until the model names its own lines.
+            at!(context, "loss = model(batch)");
             let dtype = recipe.precision.autocast();
             let loss = match dtype {
                 Some(_) => autocast::with(context, dtype, || program.loss(&batch)),
                 None => program.loss(&batch),
             };
+            at!(context, "loss = loss / accumulation");
             let loss = mul_number(loss);
             if micro == 0 {
                 readings.push(read(context, Phase::Forward(step)));
             }
+            at!(context, "loss.backward()");
             match &mut scaler {
                 Some(scaler) => engine::backward(&scaler.scale(&loss)),
                 None => engine::backward(&loss),
@@ -155,12 +161,15 @@ pub fn train(
         }
         context.set_category(Category::Optimizer);
         if let Some(scaler) = &mut scaler {
+            at!(context, "scaler.unscale_(optimizer)");
             scaler.unscale();
         }
         if recipe.clips_gradients {
+            at!(context, "clip_grad_norm_(parameters)");
             clip_grad_norm(&parameters);
         }
         readings.push(read(context, Phase::Clip(step)));
+        at!(context, "optimizer.step()");
         optimizer.step();
         if let Some(scaler) = &mut scaler {
             scaler.update();

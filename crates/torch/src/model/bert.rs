@@ -5,11 +5,23 @@ use std::rc::Rc;
 use super::mask::{self, Attention};
 use super::module::{Builder, Embedding, LayerNorm, Linear};
 use crate::eager::checkpoint::Checkpointing;
+use crate::eager::line::at;
 use crate::eager::op::{
     attention, creation, dropout, index, loss, matmul, pointwise, softmax, view,
 };
 use crate::eager::training::Program;
-use crate::eager::{Context, DType, Tensor};
+use crate::eager::{Context, DType, Line, Tensor};
+
+/// Where transformers has this model: the lines below are this file's.
+const FILE: &str = "modeling_bert.py";
+
+const fn line(number: u32) -> Line {
+    Line::Source { file: FILE, number }
+}
+
+/// Projection, dropout and norm that close a part of a layer: `BertSelfOutput` and `BertOutput`.
+static SELF_OUTPUT: [Line; 3] = [line(290), line(291), line(292)];
+static OUTPUT: [Line; 3] = [line(348), line(349), line(350)];
 
 /// `BertConfig`, as far as memory depends on it.
 #[derive(Clone, Debug)]
@@ -77,19 +89,29 @@ impl Embeddings {
 
     /// `words_require_grad`: the hook of `enable_input_require_grads` makes the words' embeddings ask for a gradient.
     fn forward(&self, ids: &Tensor, words_require_grad: bool) -> Tensor {
+        let context = ids.context();
         let (batch, length) = (ids.size(0), ids.size(1));
+        at!(context, FILE, 84);
         let position_ids = view::slice(&self.position_ids, 1, length);
+        at!(context, FILE, 93);
         let gathered = index::gather(&self.token_type_ids, &position_ids);
         let token_type_ids = view::expand(&gathered, [batch, length]);
+        at!(context, FILE, 99);
         let words = self.words.forward(ids);
         if words_require_grad {
             words.set_requires_grad(true);
         }
+        at!(context, FILE, 100);
         let token_types = self.token_types.forward(&token_type_ids);
+        at!(context, FILE, 101);
         let mut sum = pointwise::add(&words, &token_types);
+        at!(context, FILE, 103);
         let positions = self.positions.forward(&position_ids);
+        at!(context, FILE, 104);
         sum = pointwise::add(&sum, &positions);
+        at!(context, FILE, 106);
         sum = self.norm.forward(&sum);
+        at!(context, FILE, 107);
         sum = dropout::dropout(&sum, self.dropout);
         drop(words);
         drop(gathered);
@@ -146,30 +168,42 @@ impl Layer {
     fn forward(&self, hidden: &Tensor, mask: Option<&Tensor>) -> Tensor {
         let context = hidden.context();
         context.set_scope("attention", Some(self.index));
-        let attended = {
-            let (mut attended, weights) = self.attend(hidden, mask);
-            attended = self.close(
-                &self.attention_output,
-                &self.attention_norm,
-                &attended,
-                hidden,
-            );
-            drop(weights);
-            attended
-        };
+        // The layer holds the weights of eager attention until it returns.
+        let (mut attended, weights) = self.attend(hidden, mask);
+        attended = self.close(
+            &self.attention_output,
+            &self.attention_norm,
+            &attended,
+            hidden,
+            &SELF_OUTPUT,
+        );
         context.set_scope("feed-forward", Some(self.index));
+        at!(context, FILE, 335);
         let mut inner = self.intermediate.forward(&attended);
+        at!(context, FILE, 336);
         inner = pointwise::gelu(&inner);
-        let out = self.close(&self.output, &self.output_norm, &inner, &attended);
+        let out = self.close(&self.output, &self.output_norm, &inner, &attended, &OUTPUT);
+        drop(weights);
         drop(inner);
         drop(attended);
         out
     }
 
     /// Projection, dropout, and the norm of the sum with the residual.
-    fn close(&self, dense: &Linear, norm: &LayerNorm, x: &Tensor, residual: &Tensor) -> Tensor {
+    fn close(
+        &self,
+        dense: &Linear,
+        norm: &LayerNorm,
+        x: &Tensor,
+        residual: &Tensor,
+        lines: &'static [Line; 3],
+    ) -> Tensor {
+        let context = x.context();
+        context.at(&lines[0]);
         let mut hidden = dense.forward(x);
+        context.at(&lines[1]);
         hidden = dropout::dropout(&hidden, self.config.hidden_dropout);
+        context.at(&lines[2]);
         let sum = pointwise::add(&hidden, residual);
         let normed = norm.forward(&sum);
         drop(sum);
@@ -180,6 +214,7 @@ impl Layer {
     fn attend(&self, hidden: &Tensor, mask: Option<&Tensor>) -> (Tensor, Option<Tensor>) {
         let (batch, length, width) = (hidden.size(0), hidden.size(1), self.config.width);
         let heads = self.config.heads;
+        let context = hidden.context();
         let split_heads = |states: Tensor| {
             view::transpose(
                 view::view(states, [batch, length, heads, width / heads]),
@@ -187,9 +222,13 @@ impl Layer {
                 2,
             )
         };
+        at!(context, FILE, 175);
         let query = split_heads(self.query.forward(hidden));
+        at!(context, FILE, 176);
         let key = split_heads(self.key.forward(hidden));
+        at!(context, FILE, 177);
         let value = split_heads(self.value.forward(hidden));
+        at!(context, FILE, 192);
         let (mut out, weights) = match self.kind {
             Attention::Sdpa => {
                 let out = attention::scaled_dot_product(&query, &key, &value);
@@ -200,6 +239,7 @@ impl Layer {
                 (out, Some(weights))
             }
         };
+        at!(context, FILE, 202);
         out = view::contiguous(view::reshape(&out, [batch, length, width]));
         drop(query);
         drop(key);
@@ -214,13 +254,20 @@ impl Layer {
         value: &Tensor,
         mask: Option<&Tensor>,
     ) -> (Tensor, Tensor) {
+        let context = query.context();
+        at!(context, FILE, 125);
         let mut weights = pointwise::mul_number(matmul::matmul(query, view::transpose(key, 2, 3)));
         if let Some(mask) = mask {
+            at!(context, FILE, 128);
             weights = pointwise::add(&weights, mask);
         }
+        at!(context, FILE, 130);
         weights = softmax::softmax(&weights, None);
+        at!(context, FILE, 131);
         weights = dropout::dropout(&weights, self.config.attention_dropout);
+        at!(context, FILE, 133);
         let out = matmul::matmul(&weights, value);
+        at!(context, FILE, 134);
         (view::contiguous(view::transpose(out, 1, 2)), weights)
     }
 }
@@ -269,19 +316,23 @@ impl Encoder {
 
     /// The last hidden state. Where there is a pooler it runs, and its result goes with the output object.
     pub fn forward(&self, ids: &Tensor, padding: Option<&Tensor>) -> Tensor {
-        self.context.set_scope("embedding", None);
+        let context = &self.context;
+        context.set_scope("embedding", None);
         let embeddings = self.embeddings.forward(ids, self.embeddings_require_grad);
+        at!(context, FILE, 704);
         let mask = mask::bidirectional(padding);
         let mut hidden = embeddings.clone();
         for layer in &self.layers {
             let (layer, mask) = (layer.clone(), mask.clone());
-            hidden = self.checkpoints.run(&self.context, &hidden, move |x| {
-                layer.forward(x, mask.as_ref())
-            });
+            hidden = self
+                .checkpoints
+                .run(context, &hidden, move |x| layer.forward(x, mask.as_ref()));
         }
-        self.context.set_scope("head", None);
+        context.set_scope("head", None);
         if let Some(pooler) = &self.pooler {
+            at!(context, FILE, 461);
             let mut pooled = pooler.forward(&view::select(&hidden, 1));
+            at!(context, FILE, 462);
             pooled = pointwise::tanh(&pooled);
             drop(pooled);
         }
@@ -348,13 +399,19 @@ impl Program for Bert {
     }
 
     fn loss(&self, batch: &[Tensor]) -> Tensor {
+        let context = &self.context;
         let sequence = self.encoder.forward(&batch[0], None);
+        at!(context, FILE, 477);
         let mut hidden = self.transform.forward(&sequence);
+        at!(context, FILE, 478);
         hidden = pointwise::gelu(&hidden);
+        at!(context, FILE, 479);
         hidden = self.transform_norm.forward(&hidden);
+        at!(context, FILE, 495);
         let scores = matmul::linear(&hidden, &self.head, Some(&self.head_bias));
         drop(hidden);
         let rows = scores.numel() / self.vocabulary;
+        at!(context, FILE, 975);
         let loss = loss::cross_entropy(
             view::view(&scores, [rows, self.vocabulary]),
             view::view(&batch[0], [rows]),

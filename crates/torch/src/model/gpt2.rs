@@ -3,11 +3,17 @@
 use std::rc::Rc;
 
 use super::mask::{self, Attention};
-use super::module::{Builder, Embedding, LayerNorm, causal_loss, position_ids};
+use super::module::{Builder, Embedding, LayerNorm, position_ids};
 use crate::eager::checkpoint::Checkpointing;
-use crate::eager::op::{attention, creation, dropout, matmul, pointwise, softmax, view};
+use crate::eager::line::at;
+use crate::eager::op::{
+    attention, cast, creation, dropout, loss, matmul, pointwise, softmax, view,
+};
 use crate::eager::training::Program;
 use crate::eager::{Context, DType, Tensor};
+
+/// Where transformers has this model: the lines below are this file's.
+const FILE: &str = "modeling_gpt2.py";
 
 /// `GPT2Config`, as far as memory depends on it.
 #[derive(Clone, Debug)]
@@ -97,24 +103,32 @@ impl Block {
         let context = x.context().clone();
         let residual = x.clone();
         context.set_scope("attention", Some(self.index));
+        at!(context, FILE, 273);
         let mut hidden = self.first_norm.forward(x);
-        let attended = self.attend(&hidden, mask);
+        // The block holds the weights of eager attention until it returns.
+        let (attended, weights) = self.attend(&hidden, mask);
+        at!(context, FILE, 282);
         hidden = pointwise::add(&attended, &residual);
         drop(residual);
         let residual = hidden.clone();
         context.set_scope("feed-forward", Some(self.index));
+        at!(context, FILE, 304);
         hidden = self.second_norm.forward(&hidden);
         let fed = self.feed(&hidden);
+        at!(context, FILE, 307);
         hidden = pointwise::add(&residual, &fed);
         drop(residual);
         drop(attended);
+        drop(weights);
         drop(fed);
         hidden
     }
 
-    fn attend(&self, hidden: &Tensor, mask: Option<&Tensor>) -> Tensor {
+    fn attend(&self, hidden: &Tensor, mask: Option<&Tensor>) -> (Tensor, Option<Tensor>) {
         let (batch, length, width) = (hidden.size(0), hidden.size(1), self.config.width);
         let heads = self.config.heads;
+        let context = hidden.context();
+        at!(context, FILE, 185);
         let parts = view::split(self.attention.forward(hidden), &[width; 3], 2);
         let split_heads = |part: &Tensor| {
             view::transpose(
@@ -123,12 +137,16 @@ impl Block {
                 2,
             )
         };
+        at!(context, FILE, 187);
         let key = split_heads(&parts[1]);
+        at!(context, FILE, 188);
         let value = split_heads(&parts[2]);
+        at!(context, FILE, 191);
         let query = split_heads(&parts[0]);
         drop(parts);
         let (mut out, weights) = match self.kind {
             Attention::Sdpa => {
+                at!(context, FILE, 211);
                 let out = attention::scaled_dot_product(&query, &key, &value);
                 (view::contiguous(view::transpose(out, 1, 2)), None)
             }
@@ -137,12 +155,14 @@ impl Block {
                 (out, Some(weights))
             }
         };
+        at!(context, FILE, 222);
         out = view::contiguous(view::reshape(&out, [batch, length, width]));
+        at!(context, FILE, 223);
         out = self.projection.forward(&out);
+        at!(context, FILE, 224);
         out = dropout::dropout(&out, self.config.residual_dropout);
         drop((query, key, value));
-        drop(weights);
-        out
+        (out, weights)
     }
 
     fn eager(
@@ -152,22 +172,35 @@ impl Block {
         value: &Tensor,
         mask: Option<&Tensor>,
     ) -> (Tensor, Tensor) {
+        let context = query.context();
+        at!(context, FILE, 58);
         let transposed = view::transpose(key, 2, 3);
         let mut weights = pointwise::mul_number(matmul::matmul(query, transposed));
         if let Some(mask) = mask {
+            at!(context, FILE, 61);
             weights = pointwise::add(&weights, mask);
         }
+        at!(context, FILE, 63);
         weights = softmax::softmax(&weights, None);
-        weights = crate::eager::op::cast::to(&weights, value.dtype());
+        at!(context, FILE, 66);
+        weights = cast::to(&weights, value.dtype());
+        at!(context, FILE, 67);
         weights = dropout::dropout(&weights, self.config.attention_dropout);
+        at!(context, FILE, 69);
         let out = matmul::matmul(&weights, value);
+        at!(context, FILE, 70);
         (view::transpose(out, 1, 2), weights)
     }
 
     fn feed(&self, hidden: &Tensor) -> Tensor {
+        let context = hidden.context().clone();
+        at!(context, FILE, 239);
         let mut hidden = self.inner.forward(hidden);
+        at!(context, FILE, 240);
         hidden = gelu_new(&hidden);
+        at!(context, FILE, 241);
         hidden = self.outer.forward(&hidden);
+        at!(context, FILE, 242);
         dropout::dropout(hidden, self.config.residual_dropout)
     }
 }
@@ -231,22 +264,30 @@ impl Gpt2 {
     }
 
     fn transform(&self, ids: &Tensor) -> Tensor {
-        self.context.set_scope("embedding", None);
+        let context = &self.context;
+        context.set_scope("embedding", None);
+        at!(context, FILE, 569);
         let embeddings = self.tokens.forward(ids);
-        let position_ids = position_ids(&self.context, ids.size(1));
+        at!(context, FILE, 573);
+        let position_ids = position_ids(context, ids.size(1));
+        at!(context, FILE, 576);
         let position_embeddings = self.positions.forward(&position_ids);
+        at!(context, FILE, 577);
         let mut hidden = pointwise::add(&embeddings, &position_embeddings);
+        at!(context, FILE, 583);
         let mask = mask::causal(&embeddings, &position_ids, self.kind);
+        at!(context, FILE, 603);
         hidden = dropout::dropout(&hidden, self.config.embedding_dropout);
         for block in &self.blocks {
             let (block, mask, ids) = (block.clone(), mask.clone(), position_ids.clone());
-            hidden = self.checkpoints.run(&self.context, &hidden, move |x| {
+            hidden = self.checkpoints.run(context, &hidden, move |x| {
                 // Python's partial holds the position ids too.
                 let _held = &ids;
                 block.forward(x, mask.as_ref())
             });
         }
-        self.context.set_scope("head", None);
+        context.set_scope("head", None);
+        at!(context, FILE, 619);
         hidden = self.norm.forward(&hidden);
         drop(embeddings);
         drop(position_ids);
@@ -261,8 +302,15 @@ impl Program for Gpt2 {
     }
 
     fn loss(&self, batch: &[Tensor]) -> Tensor {
+        let context = &self.context;
         let hidden = self.transform(&batch[0]);
-        causal_loss(hidden, &self.head, &batch[0], self.config.vocabulary)
+        at!(context, FILE, 697);
+        let logits = matmul::linear(view::alias(&hidden), &self.head, None);
+        at!(context, FILE, 702);
+        let loss = loss::causal_language_model(&logits, &batch[0], self.config.vocabulary);
+        drop(hidden);
+        drop(logits);
+        loss
     }
 
     fn trainable(&self) -> Vec<Tensor> {

@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use super::module::{Builder, Embedding, Linear, next_token_loss};
 use crate::eager::checkpoint::Checkpointing;
+use crate::eager::line::at;
 use crate::eager::op::einsum::einsum;
 use crate::eager::op::{cast, creation, index, matmul, pointwise, reduce, softmax, view};
 use crate::eager::training::Program;
@@ -47,6 +48,7 @@ struct RmsNorm {
 
 impl RmsNorm {
     fn forward(&self, x: &Tensor) -> Tensor {
+        at!(x.context(), "x / √(mean(x²) + ε) · w");
         let v = cast::to(x, DType::Float32);
         let last = v.dim() - 1;
         let mean = reduce::mean(pointwise::pow_number(&v), &[last], true);
@@ -60,12 +62,18 @@ impl RmsNorm {
 fn rope(x: Tensor) -> Tensor {
     let context = x.context().clone();
     let (length, width) = (x.size(1), x.size(3));
+    at!(context, "f = base^(−2i / width)");
     let exponents = cast::to(
         creation::arange(&context, width / 2, DType::Int64),
         DType::Float32,
     );
-    let powers = pointwise::pow_number(pointwise::mul_number(exponents));
+    let exponents = pointwise::mul_number(exponents);
+    let powers = pointwise::pow_number(&exponents);
+    // The base is a number of Python: a double on the device while the kernel runs.
+    drop(context.workspace("pow", 8));
+    drop(exponents);
     let frequencies = pointwise::reciprocal(powers);
+    at!(context, "angles = [t · f, t · f]");
     let positions = cast::to(
         creation::arange(&context, length, DType::Int64),
         DType::Float32,
@@ -75,7 +83,9 @@ fn rope(x: Tensor) -> Tensor {
         view::cat(vec![outer.clone(), outer], 1)
     };
     let angles = view::unsqueeze(view::unsqueeze(angles, 0), 2);
+    at!(context, "x1, x2 = halves of x");
     let halves = view::split(&x, &[width / 2, width / 2], 3);
+    at!(context, "x · cos(angles) + [−x2, x1] · sin(angles)");
     let straight = pointwise::mul(&x, pointwise::apply(&angles, "cos", DType::Float32));
     let turned = view::cat(vec![pointwise::neg(&halves[1]), halves[0].clone()], 3);
     let turned = pointwise::mul(turned, pointwise::apply(&angles, "sin", DType::Float32));
@@ -149,34 +159,45 @@ impl Attention {
         let context = x.context().clone();
         let (batch, length) = (x.size(0), x.size(1));
         let (heads, width) = (self.config.indexer_heads, self.config.indexer_width);
+        at!(context, "iq = Wiq x");
         let query = view::view(self.indexer_query.forward(x), [batch, length, heads, width]);
+        at!(context, "ik = Wik x");
         let key = self.indexer_key.forward(x);
+        at!(context, "w = sigmoid(Wiw x)");
         let weight = pointwise::sigmoid(self.indexer_weight.forward(x));
+        at!(context, "s = sigmoid(iq ikᵀ / √d + b)");
         let bias = view::view(&self.indexer_bias, [1, heads, 1, 1]);
         let scaled = pointwise::mul_number(einsum(&query, "bthd", &key, "bsd", "bhts"));
         let scores = pointwise::sigmoid(pointwise::add(scaled, bias));
+        at!(context, "I = Σ w · s over heads");
         let mut total = {
             let lowered = cast::to(&scores, weight.dtype());
             einsum(&weight, "bth", &lowered, "bhts", "bts")
         };
+        at!(context, "causal = triu(1)");
         let causal = pointwise::apply(
             creation::filled(&context, [length, length], DType::Bool),
             "triu",
             DType::Bool,
         );
+        at!(context, "I = −∞ where causal");
         total = pointwise::masked_fill(&total, &causal);
+        at!(context, "v = var(I)");
         let variance = {
             let filled = pointwise::masked_fill(&total, &causal);
             reduce::var(cast::to(filled, DType::Float32), &[2])
         };
+        at!(context, "r = v / (mean(v) + ε)");
         let ratio = pointwise::div(
             &variance,
             pointwise::add_number(reduce::mean(&variance, &[0, 1], false)),
         );
+        at!(context, "k = clamp(base · (½ + 1 / (1 + r)))");
         let mut count = {
             let inverse = pointwise::reciprocal(pointwise::add_number(&ratio));
             pointwise::clamp(pointwise::mul_number(pointwise::add_number(inverse)))
         };
+        at!(context, "k = min(k, t)");
         count = {
             let range = cast::to(
                 creation::arange(&context, length, DType::Int64),
@@ -186,7 +207,9 @@ impl Attention {
             pointwise::apply(smaller, "to", DType::Int64)
         };
         let most = self.config.most_keys.min(length);
+        at!(context, "values, chosen = topk(I)");
         let (values, indices) = index::topk(&total, most);
+        at!(context, "mask = place ≥ k or values infinite");
         let mask = {
             let range = view::view(creation::arange(&context, most, DType::Int64), [1, 1, most]);
             let beyond = pointwise::compare(range, view::unsqueeze(&count, 2), DType::Bool);
@@ -207,14 +230,18 @@ impl Attention {
         let (batch, length, heads) = (x.size(0), x.size(1), self.config.heads);
         let width = self.config.width / heads;
         let key_heads = self.config.key_heads;
+        let context = x.context();
+        at!(context, "q = rope(Wq x)");
         let query = rope(view::view(
             self.query.forward(x),
             [batch, length, heads, width],
         ));
+        at!(context, "k = rope(Wk x)");
         let mut key = rope(view::view(
             self.key.forward(x),
             [batch, length, key_heads, width],
         ));
+        at!(context, "v = Wv x · sigmoid(Wvg x)");
         let mut value = {
             let plain = self.value.forward(x);
             let gate = pointwise::sigmoid(self.value_gate.forward(x));
@@ -225,8 +252,11 @@ impl Attention {
         };
         let chosen = self.choose(x);
         let most = chosen.indices.sizes().last();
+        at!(context, "k = repeat(k)");
         key = view::repeat_interleave(&key, heads / key_heads, 2);
+        at!(context, "v = repeat(v)");
         value = view::repeat_interleave(&value, heads / key_heads, 2);
+        at!(context, "chosen for every head");
         let places = view::expand(
             view::unsqueeze(view::unsqueeze(&chosen.indices, 3), 4),
             [batch, length, most, heads, width],
@@ -238,18 +268,24 @@ impl Attention {
             );
             index::gather(spread, &places)
         };
+        at!(context, "kg = gather(k, chosen)");
         let keys = gather(&key);
+        at!(context, "vg = gather(v, chosen)");
         let values = gather(&value);
+        at!(context, "a = q kgᵀ / √d");
         let mut attention = pointwise::mul_number(einsum(&query, "bthd", &keys, "btkhd", "bhtk"));
+        at!(context, "a = softmax(a where not mask)");
         attention = softmax::softmax(
             pointwise::masked_fill(&attention, view::unsqueeze(&chosen.mask, 1)),
             None,
         );
+        at!(context, "o = a vg");
         let mixed = {
             let lowered = cast::to(&attention, values.dtype());
             einsum(&lowered, "bhtk", &values, "btkhd", "bthd")
         };
         let mixed = view::reshape(mixed, [batch, length, heads * width]);
+        at!(context, "Wo (o · sigmoid(Wog x))");
         let gate = pointwise::sigmoid(self.output_gate.forward(x));
         let gated = pointwise::mul(&mixed, gate);
         let out = self.output.forward(&gated);
@@ -317,9 +353,11 @@ impl Block {
             let normed = self.first_norm.forward(x);
             self.attention.forward(&normed)
         };
+        at!(context, "x = x + attention(norm(x))");
         let x = pointwise::add(x, attended);
         context.set_scope("feed-forward", Some(self.index));
         let hidden = self.second_norm.forward(&x);
+        at!(context, "x + Wd (silu(Wg h) · Wu h)");
         let product = pointwise::mul(
             pointwise::silu(self.gate.forward(&hidden)),
             self.up.forward(&hidden),
@@ -380,16 +418,17 @@ impl Gsa {
     }
 
     fn logits(&self, ids: &Tensor) -> Tensor {
-        self.context.set_scope("embedding", None);
+        let context = &self.context;
+        context.set_scope("embedding", None);
+        at!(context, "x = tokens[ids]");
         let mut x = self.tokens.forward(ids);
         for block in &self.blocks {
             let block = block.clone();
-            x = self
-                .checkpoints
-                .run(&self.context, &x, move |x| block.forward(x));
+            x = self.checkpoints.run(context, &x, move |x| block.forward(x));
         }
-        self.context.set_scope("head", None);
+        context.set_scope("head", None);
         let normed = self.norm.forward(&x);
+        at!(context, "logits = Wh norm(x)");
         let logits = matmul::linear(normed, &self.head.weight, None);
         drop(x);
         logits

@@ -7,6 +7,8 @@ use serde_json::{Map, Value, json};
 use super::bert::BertConfig;
 use super::gpt2::Gpt2Config;
 use super::llama::LlamaConfig;
+use super::llama_lines::{self, Lines};
+use super::mamba_hugging_face::HuggingFaceMambaConfig;
 use super::workload::Architecture;
 use crate::TorchError;
 
@@ -14,7 +16,7 @@ use crate::TorchError;
 type Preset = (&'static str, fn() -> Value);
 
 /// Named sizes: the fields in which they differ from their family's defaults.
-const PRESETS: [Preset; 10] = [
+const PRESETS: [Preset; 15] = [
     ("gpt2", || json!({"model_type": "gpt2"})),
     (
         "gpt2-medium",
@@ -37,6 +39,11 @@ const PRESETS: [Preset; 10] = [
         json!({"model_type": "bert", "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12,
                "intermediate_size": 1536})
     }),
+    ("mamba-130m", || mamba(768, 24)),
+    ("mamba-370m", || mamba(1024, 48)),
+    ("mamba-790m", || mamba(1536, 48)),
+    ("mamba-1.4b", || mamba(2048, 48)),
+    ("mamba-2.8b", || mamba(2560, 64)),
 ];
 
 fn qwen2(
@@ -81,6 +88,10 @@ fn gated(
            "tie_word_embeddings": tied})
 }
 
+fn mamba(width: u64, layers: u64) -> Value {
+    json!({"model_type": "mamba", "hidden_size": width, "num_hidden_layers": layers})
+}
+
 /// Names of the models that need no file.
 pub fn preset_names() -> impl Iterator<Item = &'static str> {
     PRESETS.iter().map(|(name, _)| *name)
@@ -123,10 +134,11 @@ pub fn architecture(config: &Value) -> Result<Architecture, TorchError> {
         "mistral" => gated_config(&fields, &MISTRAL).map(Architecture::Llama),
         "qwen2" => gated_config(&fields, &QWEN2).map(Architecture::Llama),
         "bert" => bert(&fields).map(Architecture::Bert),
+        "mamba" => mamba_config(&fields).map(Architecture::HuggingFaceMamba),
         other => Err(fields.problem(
             "model_type",
             other,
-            "one of gpt2, llama, mistral, qwen2, bert",
+            "one of gpt2, llama, mistral, qwen2, bert, mamba",
         )),
     }
 }
@@ -137,6 +149,8 @@ const LARGEST: u64 = 1 << 20;
 const MOST_HEADS: u64 = 1 << 10;
 /// The same for layers, of which each costs time.
 const MOST_LAYERS: u64 = 4096;
+/// The same for states of a channel, which multiply the tokens and the channels.
+const MOST_STATES: u64 = 1 << 10;
 
 struct Fields<'a>(&'a Value);
 
@@ -240,6 +254,7 @@ struct GatedDefaults {
     key_heads: Option<u64>,
     /// Qwen2 always has biases of query, key and value and never others; LLaMA has all or none.
     fixed_bias: Option<bool>,
+    lines: &'static Lines,
 }
 
 const LLAMA: GatedDefaults = GatedDefaults {
@@ -247,18 +262,21 @@ const LLAMA: GatedDefaults = GatedDefaults {
     inner: 11_008,
     key_heads: None,
     fixed_bias: None,
+    lines: &llama_lines::LLAMA,
 };
 const MISTRAL: GatedDefaults = GatedDefaults {
     vocabulary: 32_000,
     inner: 14_336,
     key_heads: Some(8),
     fixed_bias: Some(false),
+    lines: &llama_lines::MISTRAL,
 };
 const QWEN2: GatedDefaults = GatedDefaults {
     vocabulary: 151_936,
     inner: 22_016,
     key_heads: Some(32),
     fixed_bias: Some(true),
+    lines: &llama_lines::QWEN2,
 };
 
 fn gated_config(fields: &Fields<'_>, default: &GatedDefaults) -> Result<LlamaConfig, TorchError> {
@@ -295,6 +313,7 @@ fn gated_config(fields: &Fields<'_>, default: &GatedDefaults) -> Result<LlamaCon
         feed_bias: default.fixed_bias.is_none() && fields.flag("mlp_bias", false)?,
         attention_dropout: fields.probability("attention_dropout", 0.0)?,
         tied: fields.flag("tie_word_embeddings", false)?,
+        lines: default.lines,
     })
 }
 
@@ -312,6 +331,39 @@ fn bert(fields: &Fields<'_>) -> Result<BertConfig, TorchError> {
         hidden_dropout: fields.probability("hidden_dropout_prob", default.hidden_dropout)?,
         attention_dropout: fields
             .probability("attention_probs_dropout_prob", default.attention_dropout)?,
+        tied: fields.flag("tie_word_embeddings", true)?,
+    })
+}
+
+fn mamba_config(fields: &Fields<'_>) -> Result<HuggingFaceMambaConfig, TorchError> {
+    let width = fields.number(&["hidden_size"], 768)?;
+    let expansion = fields.number(&["expand"], 2)?;
+    let inner = match fields.optional(&["intermediate_size"], LARGEST)? {
+        Some(inner) => inner,
+        None if expansion * width <= LARGEST => expansion * width,
+        None => {
+            let most = format!("at most {LARGEST} / hidden_size {width}");
+            return Err(fields.problem("expand", expansion, &most));
+        }
+    };
+    let rank = match fields.0.get("time_step_rank") {
+        Some(Value::String(text)) if text == "auto" => None,
+        Some(Value::String(text)) => {
+            return Err(fields.problem("time_step_rank", text, "a whole number or \"auto\""));
+        }
+        _ => fields.optional(&["time_step_rank"], LARGEST)?,
+    };
+    Ok(HuggingFaceMambaConfig {
+        vocabulary: fields.number(&["vocab_size"], 50_280)?,
+        width,
+        layers: fields.layers(&["num_hidden_layers"], 32)?,
+        inner,
+        states: fields.optional(&["state_size"], MOST_STATES)?.unwrap_or(16),
+        kernel: fields.number(&["conv_kernel"], 4)?,
+        rank: rank.unwrap_or(width.div_ceil(16)),
+        projection_bias: fields.flag("use_bias", false)?,
+        convolution_bias: fields.flag("use_conv_bias", true)?,
+        residual_in_float32: fields.flag("residual_in_fp32", true)?,
         tied: fields.flag("tie_word_embeddings", true)?,
     })
 }

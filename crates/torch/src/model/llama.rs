@@ -2,14 +2,15 @@
 
 use std::rc::Rc;
 
+use super::llama_lines::Lines;
 use super::mask::{self, Attention};
-use super::module::{Builder, Embedding, Linear, causal_loss, position_ids};
+use super::module::{Builder, Embedding, Linear, position_ids};
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::op::{
-    attention, cast, creation, dropout, matmul, pointwise, reduce, softmax, view,
+    attention, cast, creation, dropout, loss, matmul, pointwise, reduce, softmax, view,
 };
 use crate::eager::training::Program;
-use crate::eager::{Context, DType, Tensor, autocast};
+use crate::eager::{Context, DType, Line, Tensor, autocast};
 
 /// `LlamaConfig`, `MistralConfig` and `Qwen2Config`, as far as memory depends on them.
 #[derive(Clone, Debug)]
@@ -30,6 +31,8 @@ pub struct LlamaConfig {
     pub feed_bias: bool,
     pub attention_dropout: f64,
     pub tied: bool,
+    /// Where transformers has this family's statements.
+    pub lines: &'static Lines,
 }
 
 /// RMS norm in plain ops, in fp32.
@@ -38,12 +41,16 @@ struct RmsNorm {
 }
 
 impl RmsNorm {
-    fn forward(&self, x: &Tensor) -> Tensor {
-        let dtype = x.dtype();
+    fn forward(&self, x: &Tensor, lines: &'static Lines) -> Tensor {
+        let (context, dtype) = (x.context(), x.dtype());
+        context.at(&lines.norm_raise);
         let mut hidden = cast::to(x, DType::Float32);
         let last = hidden.dim() - 1;
+        context.at(&lines.norm_variance);
         let variance = reduce::mean(pointwise::pow_number(&hidden), &[last], true);
+        context.at(&lines.norm_scale);
         hidden = pointwise::mul(&hidden, pointwise::rsqrt(pointwise::add_number(&variance)));
+        context.at(&lines.norm_weight);
         let out = pointwise::mul(&self.weight, cast::to(&hidden, dtype));
         drop(hidden);
         drop(variance);
@@ -115,31 +122,41 @@ impl Layer {
     }
 
     fn forward(&self, x: &Tensor, around: &Surroundings) -> Tensor {
-        let context = x.context().clone();
+        let (context, lines) = (x.context().clone(), self.config.lines);
         let mut residual = x.clone();
         context.set_scope("attention", Some(self.index));
-        let mut hidden = self.first_norm.forward(x);
-        hidden = self.attend(&hidden, around);
+        let mut hidden = self.first_norm.forward(x, lines);
+        // The layer holds the weights of eager attention until it returns.
+        let weights;
+        (hidden, weights) = self.attend(&hidden, around);
+        context.at(&lines.attention_residual);
         hidden = pointwise::add(&residual, &hidden);
         residual = hidden.clone();
         context.set_scope("feed-forward", Some(self.index));
-        hidden = self.second_norm.forward(&hidden);
+        hidden = self.second_norm.forward(&hidden, lines);
         hidden = self.feed(&hidden);
+        context.at(&lines.feed_residual);
         hidden = pointwise::add(&residual, &hidden);
         drop(residual);
+        drop(weights);
         hidden
     }
 
-    fn attend(&self, hidden: &Tensor, around: &Surroundings) -> Tensor {
+    fn attend(&self, hidden: &Tensor, around: &Surroundings) -> (Tensor, Option<Tensor>) {
         let (batch, length, width) = (hidden.size(0), hidden.size(1), self.config.head_width);
+        let (context, lines) = (hidden.context(), self.config.lines);
         let split_heads = |states: Tensor, heads: u64| {
             view::transpose(view::view(states, [batch, length, heads, width]), 1, 2)
         };
+        context.at(&lines.query);
         let mut query = split_heads(self.query.forward(hidden), self.config.heads);
+        context.at(&lines.key);
         let mut key = split_heads(self.key.forward(hidden), self.config.key_heads);
+        context.at(&lines.value);
         let value = split_heads(self.value.forward(hidden), self.config.key_heads);
-        let rotated = rotate(&query, &key, &around.cos, &around.sin);
+        let rotated = rotate(&query, &key, &around.cos, &around.sin, lines);
         (query, key) = rotated;
+        context.at(&lines.attend);
         let (mut out, weights) = match self.kind {
             Attention::Sdpa => (self.sdpa(&query, &key, &value, around.mask.as_ref()), None),
             Attention::Eager => {
@@ -147,16 +164,17 @@ impl Layer {
                 (out, Some(weights))
             }
         };
+        context.at(&lines.attention_reshape);
         out = view::contiguous(view::reshape(
             &out,
             [batch, length, self.config.heads * width],
         ));
+        context.at(&lines.output);
         out = self.output.forward(&out);
         drop(query);
         drop(key);
         drop(value);
-        drop(weights);
-        out
+        (out, weights)
     }
 
     fn groups(&self) -> u64 {
@@ -182,19 +200,27 @@ impl Layer {
         value: &Tensor,
         mask: Option<&Tensor>,
     ) -> (Tensor, Tensor) {
+        let (context, lines) = (query.context(), self.config.lines);
+        context.at(&lines.eager_repeat);
         let keys = attention::repeat_heads(key, self.groups());
         let values = attention::repeat_heads(value, self.groups());
+        context.at(&lines.eager_product);
         let mut weights =
             pointwise::mul_number(matmul::matmul(query, view::transpose(&keys, 2, 3)));
         if let Some(mask) = mask {
+            context.at(&lines.eager_mask);
             weights = pointwise::add(&weights, mask);
         }
+        context.at(&lines.eager_softmax);
         weights = cast::to(
             softmax::softmax(&weights, Some(DType::Float32)),
             query.dtype(),
         );
+        context.at(&lines.eager_dropout);
         weights = dropout::dropout(&weights, self.config.attention_dropout);
+        context.at(&lines.eager_mix);
         let mut out = matmul::matmul(&weights, &values);
+        context.at(&lines.eager_order);
         out = view::contiguous(view::transpose(&out, 1, 2));
         drop(keys);
         drop(values);
@@ -202,6 +228,7 @@ impl Layer {
     }
 
     fn feed(&self, x: &Tensor) -> Tensor {
+        x.context().at(&self.config.lines.feed);
         let gate = self.gate.forward(x);
         let active = pointwise::silu(gate);
         let product = pointwise::mul(active, self.up.forward(x));
@@ -212,21 +239,38 @@ impl Layer {
 }
 
 /// `apply_rotary_pos_emb`.
-fn rotate(query: &Tensor, key: &Tensor, cos: &Tensor, sin: &Tensor) -> (Tensor, Tensor) {
+fn rotate(
+    query: &Tensor,
+    key: &Tensor,
+    cos: &Tensor,
+    sin: &Tensor,
+    lines: &'static Lines,
+) -> (Tensor, Tensor) {
+    let context = query.context();
     let cos = view::unsqueeze(cos, 1);
     let sin = view::unsqueeze(sin, 1);
-    let turn = |states: &Tensor| {
+    let turn = |states: &Tensor, line: &'static Line| {
+        context.at(line);
         let straight = pointwise::mul(states, &cos);
-        pointwise::add(straight, pointwise::mul(rotate_half(states), &sin))
+        let half = rotate_half(states, lines);
+        context.at(line);
+        pointwise::add(straight, pointwise::mul(half, &sin))
     };
-    (turn(query), turn(key))
+    (
+        turn(query, &lines.rotate_query),
+        turn(key, &lines.rotate_key),
+    )
 }
 
 /// The two halves of the last dimension exchanged, one negated.
-fn rotate_half(states: &Tensor) -> Tensor {
+fn rotate_half(states: &Tensor, lines: &'static Lines) -> Tensor {
+    let context = states.context();
     let (last, half) = (states.dim() - 1, states.sizes().last() / 2);
+    context.at(&lines.half_first);
     let first = view::slice(states, last, half);
+    context.at(&lines.half_second);
     let second = view::slice(states, last, half);
+    context.at(&lines.half_joined);
     view::cat(vec![pointwise::neg(&second), first], last)
 }
 
@@ -258,19 +302,31 @@ impl Rotary {
     }
 
     /// Cosines and sines for every position, in the type of the hidden states.
-    fn forward(&self, dtype: DType, position_ids: &Tensor) -> (Tensor, Tensor) {
+    fn forward(
+        &self,
+        dtype: DType,
+        position_ids: &Tensor,
+        lines: &'static Lines,
+    ) -> (Tensor, Tensor) {
         let context = position_ids.context().clone();
         context.no_grad(|| {
             let frequencies = view::unsqueeze(view::unsqueeze(&self.frequencies, 0), 2);
+            context.at(&lines.rotary_frequencies);
             let frequencies = cast::to(frequencies, DType::Float32);
+            context.at(&lines.rotary_positions);
             let positions = cast::to(view::unsqueeze(position_ids, 1), DType::Float32);
             let (angles, both, cos, sin) = autocast::with(&context, None, || {
+                context.at(&lines.rotary_angles);
                 let angles = view::transpose(matmul::matmul(&frequencies, &positions), 1, 2);
+                context.at(&lines.rotary_doubled);
                 let both = view::cat(vec![angles.clone(), angles.clone()], 2);
+                context.at(&lines.rotary_cos);
                 let cos = pointwise::mul_number(pointwise::apply(&both, "cos", DType::Float32));
+                context.at(&lines.rotary_sin);
                 let sin = pointwise::mul_number(pointwise::apply(&both, "sin", DType::Float32));
                 (angles, both, cos, sin)
             });
+            context.at(&lines.rotary_cast);
             let result = (cast::to(&cos, dtype), cast::to(&sin, dtype));
             drop(frequencies);
             drop(positions);
@@ -340,15 +396,19 @@ impl Llama {
     }
 
     fn transform(&self, ids: &Tensor) -> Tensor {
-        self.context.set_scope("embedding", None);
+        let (context, lines) = (&self.context, self.config.lines);
+        context.set_scope("embedding", None);
+        context.at(&lines.embed);
         let embeddings = self.tokens.forward(ids);
         if self.embeddings_require_grad {
             embeddings.set_requires_grad(true);
         }
-        let position_ids = position_ids(&self.context, ids.size(1));
+        context.at(&lines.position_ids);
+        let position_ids = position_ids(context, ids.size(1));
+        context.at(&lines.mask);
         let mask = mask::causal(&embeddings, &position_ids, self.kind);
         let mut hidden = embeddings.clone();
-        let (cos, sin) = self.rotary.forward(hidden.dtype(), &position_ids);
+        let (cos, sin) = self.rotary.forward(hidden.dtype(), &position_ids, lines);
         let mut around = Surroundings {
             mask,
             sin,
@@ -359,10 +419,10 @@ impl Llama {
             let (layer, around) = (layer.clone(), around.clone());
             hidden = self
                 .checkpoints
-                .run(&self.context, &hidden, move |x| layer.forward(x, &around));
+                .run(context, &hidden, move |x| layer.forward(x, &around));
         }
-        self.context.set_scope("head", None);
-        hidden = self.norm.forward(&hidden);
+        context.set_scope("head", None);
+        hidden = self.norm.forward(&hidden, lines);
         around.mask = None;
         drop(embeddings);
         drop(around);
@@ -376,8 +436,15 @@ impl Program for Llama {
     }
 
     fn loss(&self, batch: &[Tensor]) -> Tensor {
+        let (context, lines) = (&self.context, self.config.lines);
         let hidden = self.transform(&batch[0]);
-        causal_loss(hidden, &self.head, &batch[0], self.config.vocabulary)
+        context.at(&lines.logits);
+        let logits = matmul::linear(view::alias(&hidden), &self.head, None);
+        context.at(&lines.loss);
+        let loss = loss::causal_language_model(&logits, &batch[0], self.config.vocabulary);
+        drop(hidden);
+        drop(logits);
+        loss
     }
 
     fn trainable(&self) -> Vec<Tensor> {

@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use super::module::{Builder, Embedding, LayerNorm, Linear, next_token_loss};
 use crate::eager::checkpoint::Checkpointing;
+use crate::eager::line::at;
 use crate::eager::op::{creation, dropout, index, matmul, pointwise, reduce, view};
 use crate::eager::training::Program;
 use crate::eager::{Context, DType, Tensor};
@@ -83,8 +84,10 @@ impl Block {
     }
 
     fn forward(&self, x: &Tensor) -> Tensor {
-        x.context().set_scope("block", Some(self.index));
+        let context = x.context();
+        context.set_scope("block", Some(self.index));
         let residual = x.clone();
+        at!(context, "x1, x2 = Wi norm(x)");
         let normed = self.norm.forward(x);
         let both = self.input.forward(&normed);
         drop(normed);
@@ -93,7 +96,11 @@ impl Block {
         let (Some(second), Some(first)) = (halves.pop(), halves.pop()) else {
             unreachable!("two halves")
         };
-        let product = pointwise::mul(pointwise::silu(&first), self.scan(&second));
+        at!(context, "out = r + drop(Wo (silu(x1) · scan(x2)))");
+        let active = pointwise::silu(&first);
+        let scanned = self.scan(&second);
+        at!(context, "out = r + drop(Wo (silu(x1) · scan(x2)))");
+        let product = pointwise::mul(active, scanned);
         let projected = self.output.forward(&product);
         drop(product);
         let out = pointwise::add(&residual, dropout::dropout(projected, self.dropout));
@@ -107,15 +114,20 @@ impl Block {
     fn scan(&self, x: &Tensor) -> Tensor {
         let context = x.context();
         let (batch, length, inner) = (x.size(0), x.size(1), x.size(2));
+        at!(context, "dt, B, C = Wx x");
         let selected = self.selection.forward(x);
         let rank = selected.sizes().last() - 2 * self.states;
         let mut parts = view::split(&selected, &[rank, self.states, self.states], 2);
         let (Some(c), Some(b), Some(mut step)) = (parts.pop(), parts.pop(), parts.pop()) else {
             unreachable!("three parts")
         };
+        at!(context, "dt = softplus(Wdt dt)");
         step = pointwise::softplus(self.steps.forward(&step));
+        at!(context, "A = −exp(A_log)");
         let decay = pointwise::neg(pointwise::exp(&self.decay));
+        at!(context, "h = 0");
         let mut state = creation::filled(context, [batch, inner, self.states], x.dtype());
+        at!(context, "y = 0");
         let y = creation::filled(context, [batch, length, inner], x.dtype());
         let (mut factor, mut entering): (Option<Tensor>, Option<Tensor>);
         (factor, entering) = (None, None);
@@ -123,16 +135,21 @@ impl Block {
             if context.is_stopped() {
                 break;
             }
+            at!(context, "dA = exp(dt[t] · A)");
             let next_factor = pointwise::exp(pointwise::mul(view::timestep(&step, 2), &decay));
             drop(factor.replace(next_factor.clone()));
+            at!(context, "dB = dt[t] · B[t]");
             let next_entering = pointwise::mul(view::timestep(&step, 2), view::timestep(&b, 1));
             drop(entering.replace(next_entering.clone()));
+            at!(context, "h = h · dA + x[t] · dB");
             let kept = pointwise::mul(&state, &next_factor);
             state = pointwise::add(kept, pointwise::mul(view::timestep(x, 2), &next_entering));
             drop((next_factor, next_entering));
+            at!(context, "y[t] = Σ h · C[t]");
             let read = reduce::sum(pointwise::mul(&state, view::timestep(&c, 1)), &[2], false);
             index::set_slice(&y, read);
         }
+        at!(context, "y + x · D");
         let out = pointwise::add(&y, pointwise::mul(x, &self.skip));
         drop(selected);
         drop((step, b, c));
@@ -189,18 +206,19 @@ impl Mamba {
     }
 
     fn logits(&self, ids: &Tensor) -> Tensor {
-        self.context.set_scope("embedding", None);
+        let context = &self.context;
+        context.set_scope("embedding", None);
+        at!(context, "x = tokens[ids] + positions");
         let mut x = pointwise::add(
             self.tokens.forward(ids),
             view::slice(&self.positions, 1, ids.size(1)),
         );
         for block in &self.blocks {
             let block = block.clone();
-            x = self
-                .checkpoints
-                .run(&self.context, &x, move |x| block.forward(x));
+            x = self.checkpoints.run(context, &x, move |x| block.forward(x));
         }
-        self.context.set_scope("head", None);
+        context.set_scope("head", None);
+        at!(context, "logits = tokens norm(x)");
         let logits = matmul::linear(self.norm.forward(&x), &self.tokens.table, None);
         drop(x);
         logits

@@ -2,7 +2,9 @@
 //! their `forward` runs.
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 
+use crate::eager::line::at;
 use crate::eager::op::{cast, creation, dropout, embedding, loss, matmul, norm, pointwise, view};
 use crate::eager::{Context, DType, Dims, Tensor};
 
@@ -11,6 +13,8 @@ pub struct Builder {
     pub context: Context,
     pub dtype: DType,
     parameters: RefCell<Vec<Tensor>>,
+    /// What the next parameters take the place of.
+    replaced: RefCell<VecDeque<Tensor>>,
     lora: Option<Lora>,
 }
 
@@ -31,15 +35,30 @@ impl Builder {
             context: context.clone(),
             dtype,
             parameters: RefCell::default(),
+            replaced: RefCell::default(),
             lora,
+        }
+    }
+
+    /// `model.to(dtype)` of a model that is on the device already: every parameter is made anew, and the one that it
+    /// replaces is freed then.
+    pub fn replacing(self, parameters: Vec<Tensor>) -> Builder {
+        Builder {
+            replaced: RefCell::new(parameters.into()),
+            ..self
         }
     }
 
     /// A parameter; trained unless only adapters are.
     pub fn parameter(&self, sizes: impl Into<Dims>) -> Tensor {
-        let tensor = self.context.empty("parameter", sizes, self.dtype);
+        self.parameter_in(self.dtype, sizes)
+    }
+
+    fn parameter_in(&self, dtype: DType, sizes: impl Into<Dims>) -> Tensor {
+        let tensor = self.context.empty("parameter", sizes, dtype);
         tensor.set_requires_grad(true);
         self.parameters.borrow_mut().push(tensor.clone());
+        drop(self.replaced.borrow_mut().pop_front());
         tensor
     }
 
@@ -105,14 +124,8 @@ impl Builder {
             } else {
                 layer.weight.dtype()
             };
-            let make = |sizes: [u64; 2]| {
-                let tensor = self.context.empty("parameter", sizes, dtype);
-                tensor.set_requires_grad(true);
-                self.parameters.borrow_mut().push(tensor.clone());
-                tensor
-            };
-            let a = make([lora.rank, layer.weight.size(1)]);
-            let b = make([layer.weight.size(0), lora.rank]);
+            let a = self.parameter_in(dtype, [lora.rank, layer.weight.size(1)]);
+            let b = self.parameter_in(dtype, [layer.weight.size(0), lora.rank]);
             layer.adapter.replace(Some(Adapter {
                 a,
                 b,
@@ -219,18 +232,10 @@ pub fn position_ids(context: &Context, length: u64) -> Tensor {
     view::unsqueeze(pointwise::add_number(range), 0)
 }
 
-/// The loss of transformers' causal models: the head over every position, and the loss over shifted labels.
-pub fn causal_loss(hidden: Tensor, head: &Tensor, ids: &Tensor, vocabulary: u64) -> Tensor {
-    let logits = matmul::linear(view::alias(&hidden), head, None);
-    let result = loss::causal_language_model(&logits, ids, vocabulary);
-    drop(hidden);
-    drop(logits);
-    result
-}
-
 /// The loss of the plain-PyTorch systems: logits and ids shifted by slices, which are copied where rows are not
 /// neighbours.
 pub fn next_token_loss(logits: Tensor, ids: &Tensor, vocabulary: u64) -> Tensor {
+    at!(ids.context(), "loss = cross_entropy(logits[:−1], ids[1:])");
     let (batch, length) = (ids.size(0), ids.size(1));
     let rows = batch * (length - 1);
     let shifted = view::reshape(view::slice(&logits, 1, length - 1), [rows, vocabulary]);

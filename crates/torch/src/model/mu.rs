@@ -3,6 +3,7 @@
 
 use super::module::{Builder, Embedding, LayerNorm, Linear, next_token_loss};
 use super::multihead::MultiheadAttention;
+use crate::eager::line::at;
 use crate::eager::op::{creation, dropout, pointwise, reduce, view};
 use crate::eager::training::Program;
 use crate::eager::{Context, DType, Tensor};
@@ -84,13 +85,16 @@ impl Layer {
     }
 
     fn forward(&self, matrix: &Tensor, ids: &Tensor) -> Tensor {
-        matrix.context().set_scope("layer", Some(self.index));
+        let context = matrix.context();
+        context.set_scope("layer", Some(self.index));
         let (batch, length) = (ids.size(0), ids.size(1));
         let flat_sizes = [batch, length, BLOCKS, BLOCK];
+        at!(context, "blocks = M as sixteen 2×2");
         let blocks = {
             let seen = view::view(matrix, [batch, length, 4, 2, 4, 2]);
             view::reshape(view::permute(seen, &[0, 1, 2, 4, 3, 5]), flat_sizes)
         };
+        at!(context, "z = [attention_i(block_i)]");
         let parts = self
             .blocks
             .iter()
@@ -102,15 +106,19 @@ impl Layer {
             })
             .collect();
         let mut z = view::cat(parts, 2);
+        at!(context, "c, a = cross(z)");
         let (crossed, attention) = self.cross.attend_self(&z);
+        at!(context, "z = norm(z + c)");
         z = {
             let sum = pointwise::add(&z, &crossed);
             self.first_norm.forward(&sum)
         };
+        at!(context, "z = norm(z + feed(z))");
         z = {
             let sum = pointwise::add(&z, self.feed_forward(&z));
             self.second_norm.forward(&sum)
         };
+        at!(context, "e = −Σ a · log(a + ε)");
         let entropy = {
             let logarithm = pointwise::log(pointwise::add_number(&attention));
             pointwise::neg(reduce::sum(
@@ -119,11 +127,14 @@ impl Layer {
                 true,
             ))
         };
+        at!(context, "g = sense([affinity[ids], e]) · base");
         let gate = {
             let joined = view::cat(vec![self.affinity.forward(ids), entropy.clone()], 2);
             pointwise::mul(self.sense(joined), &self.base)
         };
+        at!(context, "flat = M as sixteen blocks");
         let flat = view::reshape(matrix, flat_sizes);
+        at!(context, "M = flat + (z − flat) · g");
         let moved = {
             let difference = pointwise::sub(view::view(&z, flat_sizes), &flat);
             pointwise::add(&flat, pointwise::mul(difference, view::unsqueeze(&gate, 3)))
@@ -195,14 +206,17 @@ impl Mu {
     }
 
     fn logits(&self, ids: &Tensor) -> Tensor {
-        self.context.set_scope("embedding", None);
+        let context = &self.context;
+        context.set_scope("embedding", None);
         let (batch, length) = (ids.size(0), ids.size(1));
+        at!(context, "M = tokens[ids] + positions");
         let sum = pointwise::add(self.tokens.forward(ids), view::alias(&self.positions));
         let mut matrix = view::view(sum, [batch, length, 8, 8]);
         for layer in &self.layers {
             matrix = layer.forward(&matrix, ids);
         }
-        self.context.set_scope("head", None);
+        context.set_scope("head", None);
+        at!(context, "logits = Wh norm(M)");
         let normed = self
             .norm
             .forward(&view::reshape(&matrix, [batch, length, WIDTH]));

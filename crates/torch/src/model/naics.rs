@@ -5,6 +5,7 @@ use super::bert::{BertConfig, Encoder};
 use super::mask::Attention;
 use super::module::{Builder, Linear, Lora};
 use crate::eager::checkpoint::Checkpointing;
+use crate::eager::line::at;
 use crate::eager::op::{
     cast, creation, dropout, index, loss, norm, pointwise, reduce, softmax, view,
 };
@@ -69,31 +70,51 @@ impl Naics {
     pub fn new(context: &Context, dtype: DType, config: NaicsConfig, batch: [u64; 2]) -> Naics {
         let width = config.encoder.width;
         let joined = CHANNELS as u64 * width;
-        let mut trainable = Vec::new();
-        let encoders = (0..CHANNELS)
+        // Encoders are moved to the device in fp32 and get their adapters there; `.to(dtype)` then takes them to the
+        // run's type.
+        let lora = Lora {
+            rank: 8,
+            dropout: DROPOUT,
+            targets: ["query", "key", "value", "dense"]
+                .map(String::from)
+                .to_vec(),
+            in_float32: false,
+        };
+        let with_adapters = |builder: &Builder| {
+            let encoder = Encoder::new(
+                builder,
+                &config.encoder,
+                Attention::Sdpa,
+                config.checkpoints,
+                true,
+            );
+            builder.add_adapters(encoder.linears());
+            encoder
+        };
+        let made: Vec<(Encoder, Builder)> = (0..CHANNELS)
             .map(|_| {
-                // Encoders are moved to the device in fp32 and get their adapters there.
-                let lora = Lora {
-                    rank: 8,
-                    dropout: DROPOUT,
-                    targets: ["query", "key", "value", "dense"]
-                        .map(String::from)
-                        .to_vec(),
-                    in_float32: true,
-                };
-                let builder = Builder::new(context, DType::Float32, Some(lora));
-                let encoder = Encoder::new(
-                    &builder,
-                    &config.encoder,
-                    Attention::Sdpa,
-                    config.checkpoints,
-                    true,
-                );
-                builder.add_adapters(encoder.linears());
-                trainable.extend(builder.trainable());
-                encoder
+                let builder = Builder::new(context, DType::Float32, Some(lora.clone()));
+                (with_adapters(&builder), builder)
             })
             .collect();
+        let in_place: Vec<(Encoder, Builder)> = if dtype == DType::Float32 {
+            made
+        } else {
+            made.into_iter()
+                .map(|(_, old)| {
+                    let builder = Builder::new(context, dtype, Some(lora.clone()));
+                    let builder = builder.replacing(old.parameters());
+                    drop(old);
+                    (with_adapters(&builder), builder)
+                })
+                .collect()
+        };
+        let mut trainable: Vec<Tensor> = Vec::new();
+        let mut encoders = Vec::new();
+        for (encoder, builder) in in_place {
+            trainable.extend(builder.trainable());
+            encoders.push(encoder);
+        }
         let builder = Builder::new(context, dtype, None);
         let gate = builder.linear("gate", joined, config.experts, true);
         let experts = (0..config.experts)
@@ -129,26 +150,33 @@ impl Naics {
 
     /// Points in hyperbolic space of one group's texts; `channels` are pairs of ids and mask.
     fn embed(&self, channels: &[Tensor]) -> Tensor {
+        let context = &self.context;
         let mut pooled = Vec::new();
         let (mut hidden, mut weight): (Option<Tensor>, Option<Tensor>) = (None, None);
         for (encoder, pair) in self.encoders.iter().zip(channels.chunks(2)) {
             let (ids, mask) = (&pair[0], &pair[1]);
             let state = encoder.forward(ids, Some(mask));
             drop(hidden.replace(state.clone()));
+            at!(context, "w = float(mask)");
             let present = cast::to(view::unsqueeze(mask, 2), state.dtype());
             drop(weight.replace(present.clone()));
+            at!(context, "pooled = Σ h · w / max(Σ w, 1)");
             let total = reduce::sum(pointwise::mul(&state, &present), &[1], false);
             let count = pointwise::clamp(reduce::sum(&present, &[1], false));
             pooled.push(pointwise::div(total, count));
         }
-        self.context.set_scope("experts", None);
+        context.set_scope("experts", None);
+        at!(context, "x = [pooled of each channel]");
         let x = view::cat(pooled.clone(), 1);
         let mixed = self.mix(&x);
+        at!(context, "v = float(Wh Wp y)");
         let projected = self.projection.forward(&mixed);
         let velocity = self.hyperbolic.forward(&projected);
         drop(projected);
         let velocity = cast::to(velocity, DType::Float32);
+        at!(context, "n = max(|v|, ε)");
         let length = pointwise::clamp(norm::row_norm(&velocity));
+        at!(context, "point = [cosh(n), sinh(n) · v / n]");
         let time = pointwise::cosh(&length);
         let space = pointwise::div(pointwise::mul(pointwise::sinh(&length), &velocity), &length);
         let point = view::cat(vec![time, space], 1);
@@ -160,12 +188,17 @@ impl Naics {
     /// Each text's best experts. Which ones depends on the data: texts that encoders fresh from their initialisation have
     /// read look alike, so all of them take the same, and the other experts have no rows and are passed over.
     fn mix(&self, x: &Tensor) -> Tensor {
-        let texts = x.size(0);
+        let (context, texts) = (&self.context, x.size(0));
+        at!(context, "gates = Wg x");
         let logits = self.gate.forward(x);
+        at!(context, "values, choices = topk(gates)");
         let (values, choices) = index::topk(&logits, self.config.chosen);
+        at!(context, "weights = softmax(values)");
         let weights = softmax::softmax(&values, None);
-        let mut y = creation::filled(&self.context, x.sizes(), x.dtype());
+        at!(context, "y = 0");
+        let mut y = creation::filled(context, x.sizes(), x.dtype());
         for (expert, number) in self.experts.iter().zip(0..) {
+            at!(context, "rows = texts whose choices hold e");
             let hit = pointwise::apply(&choices, "eq", DType::Bool);
             let share = if number < self.config.chosen {
                 texts
@@ -179,10 +212,12 @@ impl Naics {
             if share == 0 {
                 continue;
             }
+            at!(context, "w = Σ weights · hit");
             let weight = {
                 let summed = reduce::sum(pointwise::mul(&weights, &hit), &[1], false);
                 view::unsqueeze(index::rows(summed, &rows), 1)
             };
+            at!(context, "y[rows] += expert_e(x[rows]) · w");
             let source = pointwise::mul(self.expert(expert, index::rows(x, &rows)), &weight);
             let source = cast::to(source, y.dtype());
             y = index::index_add(&y, &rows, source);
@@ -204,14 +239,16 @@ impl Naics {
 
 /// The distance of points on the hyperboloid.
 fn lorentz(a: &Tensor, b: &Tensor) -> Tensor {
-    let last = a.dim() - 1;
+    let (context, last) = (a.context(), a.dim() - 1);
     let width = a.sizes().last();
     let product = |length: u64| {
         let (a, b) = (view::slice(a, last, length), view::slice(b, last, length));
         reduce::sum(pointwise::mul(a, b), &[last], false)
     };
+    at!(context, "d = −⟨a, b⟩ of time + ⟨a, b⟩ of space");
     let time = pointwise::neg(product(1));
     let inner = pointwise::add(time, product(width - 1));
+    at!(context, "distance = acosh(max(−d, 1 + ε))");
     pointwise::acosh(pointwise::clamp(pointwise::neg(&inner)))
 }
 
@@ -243,7 +280,8 @@ impl Program for Naics {
             .chunks(2 * CHANNELS)
             .map(|channels| self.embed(channels))
             .collect();
-        self.context.set_scope("loss", None);
+        let context = &self.context;
+        context.set_scope("loss", None);
         let near = view::unsqueeze(lorentz(&groups[0], &groups[1]), 1);
         let far = {
             let anchors = view::unsqueeze(&groups[0], 1);
@@ -253,10 +291,12 @@ impl Program for Naics {
                 &view::view(&groups[2], [texts, self.config.negatives, width]),
             )
         };
+        at!(context, "scores = −[near, far] / temperature");
         let scores = pointwise::mul_number(pointwise::neg(view::cat(
             vec![near.clone(), far.clone()],
             1,
         )));
+        at!(context, "loss = cross_entropy(scores, 0)");
         let targets = creation::filled(&self.context, [texts], DType::Int64);
         let loss = loss::cross_entropy(scores, targets);
         drop(groups);

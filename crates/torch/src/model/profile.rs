@@ -1,8 +1,9 @@
 //! Where a run's memory goes: its course over the requests, and what is alive when it is highest.
 
 use std::collections::HashMap;
+use std::fmt;
 
-use crate::eager::{Category, Event, Scope};
+use crate::eager::{Category, Event, Line, Scope};
 
 /// Tensors of one kind that are alive at the peak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,8 +13,48 @@ pub struct Alive {
     pub scope: &'static str,
     /// The op that made them.
     pub op: &'static str,
+    pub origin: Origin,
     pub count: u64,
     pub bytes: u64,
+}
+
+/// The line that a tensor comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Origin {
+    /// It is there before the model runs, or belongs to a library.
+    Nowhere,
+    /// Made by this line.
+    Line(&'static Line),
+    /// Made for the gradient of what this line computes.
+    BackwardOf(&'static Line),
+}
+
+impl Origin {
+    pub fn of(event: &Event) -> Origin {
+        match (event.line, event.category) {
+            // Parameters were made before; a workspace is its thread's, whichever product came first.
+            (None, _) | (_, Category::Parameter | Category::Workspace) => Origin::Nowhere,
+            (Some(line), Category::Backward | Category::Gradient) => Origin::BackwardOf(line),
+            (Some(line), _) => Origin::Line(line),
+        }
+    }
+
+    pub fn line(self) -> Option<&'static Line> {
+        match self {
+            Origin::Nowhere => None,
+            Origin::Line(line) | Origin::BackwardOf(line) => Some(line),
+        }
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Nowhere => Ok(()),
+            Origin::Line(line) => line.fmt(f),
+            Origin::BackwardOf(line) => write!(f, "backward of {line}"),
+        }
+    }
 }
 
 /// A point of the course.
@@ -23,6 +64,7 @@ pub struct Point {
     pub event: u64,
     pub bytes: u64,
     pub scope: Scope,
+    pub origin: Origin,
 }
 
 #[derive(Clone, Debug)]
@@ -46,6 +88,7 @@ impl Profile {
                 name: "model",
                 layer: None,
             },
+            origin: Origin::Nowhere,
         };
         let (mut bytes, mut peak) = (0, none);
         let stretch = events.len().div_ceil(POINTS).max(1);
@@ -64,6 +107,7 @@ impl Profile {
                         event: (number * stretch + offset + 1) as u64,
                         bytes,
                         scope: event.scope,
+                        origin: Origin::of(event),
                     };
                 }
             }
@@ -97,13 +141,15 @@ fn alive_at(events: &[Event], end: usize) -> Vec<Alive> {
             alive.category = event.category;
         }
     }
-    let mut groups: HashMap<(Category, &str, &str), Alive> = HashMap::new();
+    let mut groups: HashMap<(Category, &str, &str, Origin), Alive> = HashMap::new();
     for event in living.values() {
-        let key = (event.category, event.scope.name, event.op);
+        let origin = Origin::of(event);
+        let key = (event.category, event.scope.name, event.op, origin);
         let alive = groups.entry(key).or_insert(Alive {
             category: event.category,
             scope: event.scope.name,
             op: event.op,
+            origin,
             count: 0,
             bytes: 0,
         });
@@ -112,7 +158,8 @@ fn alive_at(events: &[Event], end: usize) -> Vec<Alive> {
     }
     let mut alive: Vec<Alive> = groups.into_values().collect();
     alive.sort_by(|a, b| {
-        (b.bytes, a.op, a.scope, a.category).cmp(&(a.bytes, b.op, b.scope, b.category))
+        (b.bytes, a.op, a.scope, a.category, a.origin)
+            .cmp(&(a.bytes, b.op, b.scope, b.category, b.origin))
     });
     alive
 }

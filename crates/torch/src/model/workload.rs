@@ -5,6 +5,7 @@ use super::gpt2::{Gpt2, Gpt2Config};
 use super::gsa::{Gsa, GsaConfig};
 use super::llama::{Llama, LlamaConfig};
 use super::mamba::{Mamba, MambaConfig};
+use super::mamba_hugging_face::{HuggingFaceMamba, HuggingFaceMambaConfig};
 use super::mask::Attention;
 use super::module::{Builder, Lora, touch_device};
 use super::mu::{Mu, MuConfig};
@@ -26,6 +27,7 @@ pub enum Architecture {
     Llama(LlamaConfig),
     Bert(BertConfig),
     Mamba(MambaConfig),
+    HuggingFaceMamba(HuggingFaceMambaConfig),
     Gsa(GsaConfig),
     Mu(MuConfig),
     Naics(NaicsConfig),
@@ -67,8 +69,12 @@ const MICRO_BATCHES: u32 = 8;
 const MOST_LENGTH: u64 = 1 << 20;
 const MOST_TOKENS: u64 = 1 << 28;
 const MOST_RANK: u64 = 1 << 16;
+/// States of all channels at all timesteps, of which a layer has some tensors.
+const MOST_STATES: u64 = 1 << 48;
 /// Timesteps of a loop in Python: each is some twenty nodes of the graph in every layer, and all are held at once.
 const MOST_TIMESTEPS: u64 = 1 << 14;
+/// The same over all layers: some kilobytes of this process for each.
+const MOST_LAYER_TIMESTEPS: u64 = 1 << 20;
 
 /// What a run will take.
 #[derive(Clone, Debug)]
@@ -164,7 +170,16 @@ impl Workload {
             Architecture::Naics(config) => {
                 at_most("length", self.length, config.encoder.positions)?;
             }
-            Architecture::Mamba(_) => at_most("length", self.length, MOST_TIMESTEPS)?,
+            Architecture::Mamba(_) | Architecture::HuggingFaceMamba(_) => {
+                at_most("length", self.length, MOST_TIMESTEPS)?;
+                let timesteps = self.length.saturating_mul(self.architecture.layers());
+                at_most("timesteps in all layers", timesteps, MOST_LAYER_TIMESTEPS)?;
+                if let Architecture::HuggingFaceMamba(config) = &self.architecture {
+                    let channels = tokens.saturating_mul(config.inner);
+                    let states = channels.saturating_mul(config.states);
+                    at_most("states of a layer's tokens", states, MOST_STATES)?;
+                }
+            }
             Architecture::Llama(_) | Architecture::Gsa(_) | Architecture::Mu(_) => {}
         }
         if let Some(lora) = &self.lora {
@@ -181,6 +196,12 @@ impl Workload {
         }
         if let Architecture::Naics(_) = self.architecture {
             list.push("all texts take the same experts, as they do before training");
+        }
+        if let Architecture::HuggingFaceMamba(_) = self.architecture {
+            list.push("the kernels of mamba-ssm are not installed: transformers scans timestep by timestep in Python");
+            if self.lora.is_some() {
+                list.push("adapters in transformers' Mamba follow its source; only full training was measured");
+            }
         }
         if self.recipe.optimizer == Optimizer::Adam8Bit {
             list.push("bitsandbytes' states are sized as its documentation says, not measured");
@@ -265,6 +286,12 @@ impl Workload {
             Architecture::Mamba(config) => {
                 Box::new(Mamba::new(&builder, config, self.checkpoints, batch))
             }
+            Architecture::HuggingFaceMamba(config) => Box::new(HuggingFaceMamba::new(
+                &builder,
+                config,
+                self.checkpoints,
+                batch,
+            )),
         }
     }
 }

@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::trace::{Frames, Program, StackId};
 
 /// What a step was doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
     /// Models are built and moved to the device.
@@ -27,8 +27,23 @@ pub enum Phase {
     Unknown,
 }
 
+impl Phase {
+    /// As a sentence has it: "in the …".
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Build => "building of the model",
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+            Self::Recompute => "recomputation of a checkpoint",
+            Self::Optimizer => "optimizer's step",
+            Self::Loop => "training loop",
+            Self::Unknown => "code without recorded frames",
+        }
+    }
+}
+
 /// What a block was for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Category {
     /// Allocated while models were built.

@@ -21,6 +21,7 @@ keys! {
     action = "action",
     size = "size",
     addr = "addr",
+    device_free = "device_free",
     stream = "stream",
     time_us = "time_us",
     frames = "frames",
@@ -54,11 +55,12 @@ impl<R: BufRead> Machine<R> {
         pairs.append(&mut added);
         let pairs = std::mem::take(pairs);
         if let Some(frame) = self.frame_of(&pairs) {
-            self.replace(dict, Value::Frame(frame), Value::Frame(frame));
+            self.compact(dict, Value::Frame(frame));
+            self.set_top(Value::Frame(frame));
         } else if let Some(event) = self.event_of(&pairs)? {
             self.events.push(event);
-            let event = Value::Event((self.events.len() - 1) as u32);
-            self.replace(dict, event, Value::Opaque);
+            self.compact(dict, Value::Opaque);
+            self.set_top(Value::Event((self.events.len() - 1) as u32));
         } else {
             self.containers[dict as usize].content = Content::Pairs(pairs);
         }
@@ -67,8 +69,10 @@ impl<R: BufRead> Machine<R> {
 
     /// A list of frames, once it is some dictionary's `frames`.
     fn stack_of(&mut self, list: u32) -> Value {
-        let Content::Values(values) = &self.containers[list as usize].content else {
-            return Value::List(list);
+        let values = match &self.containers[list as usize].content {
+            Content::Values(values) => values,
+            Content::Compact(stack) => return *stack,
+            Content::Pairs(_) | Content::Trace(_) => return Value::List(list),
         };
         let frames: Option<Vec<u32>> = values
             .iter()
@@ -81,13 +85,7 @@ impl<R: BufRead> Machine<R> {
             return Value::List(list);
         };
         let stack = Value::Stack(self.frames.stack(&frames));
-        if let Some(memo) = self.containers[list as usize].memo.take()
-            && let Some(place) = self.memo.get_mut(memo)
-        {
-            *place = stack;
-        }
-        self.containers[list as usize].content = Content::Values(Vec::new());
-        self.vacant.push(list);
+        self.compact(list, stack);
         stack
     }
 
@@ -119,7 +117,10 @@ impl<R: BufRead> Machine<R> {
         let action = Action::parse(self.frames.text(action));
         let event = Event {
             size: number(Key::size),
-            address: number(Key::addr),
+            address: match action {
+                Action::OutOfMemory => number(Key::device_free),
+                _ => number(Key::addr),
+            },
             time: number(Key::time_us),
             stack: match find(pairs, Key::frames) {
                 Some(Value::Stack(stack)) => stack,

@@ -6,7 +6,8 @@
 //! - a segment: `{"segment": ADDRESS, "size": …, "pool": "small", "blocks": [[SIZE, REQUESTED,
 //!   STATE, STACK], …], …}`,
 //! - a mark: `{"mark": "step", "time_us": …, "batch": 4}`,
-//! - an event: `{"action": "alloc", "size": …, "addr": …, …}` with `stack` or `frames`.
+//! - an event: `{"action": "alloc", "size": …, "addr": …, …}` with `stack` or `frames`; of the
+//!   action `oom`, `device_free` stands in the place of `addr`.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -43,6 +44,7 @@ struct Line<'line> {
     action: Option<Cow<'line, str>>,
     size: Option<u64>,
     addr: Option<u64>,
+    device_free: Option<u64>,
     stream: Option<u64>,
     time_us: Option<u64>,
     stack: Option<u64>,
@@ -177,7 +179,7 @@ impl Reading {
         };
         let event = Event {
             size: line.size.ok_or("an event has no `size`")?,
-            address: line.addr.unwrap_or(0),
+            address: line.addr.or(line.device_free).unwrap_or(0),
             time: line.time_us.unwrap_or(0),
             stack,
             stream: self.device.trace.stream(line.stream.unwrap_or(0)),

@@ -1,13 +1,18 @@
 //! A run of the user's own, as PyTorch recorded it: read, rewound to its start, and explained.
 
+mod align;
 mod batch;
 mod category;
 mod compact;
+mod course;
 mod explain;
 mod json_lines;
+mod origin;
+mod peak;
 mod pickle;
 mod pickled;
 mod rewind;
+mod steps;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -17,12 +22,14 @@ use crate::TorchError;
 use crate::allocator::{AllocatorConfig, RestoredState};
 use crate::trace::{Event, Frames, Program, StackId, Trace};
 
-pub use batch::{BatchEffect, CannotTell, batch_effect};
+pub use batch::{BatchEffect, Batches, CannotTell};
 pub use category::{Category, Phase};
-pub use explain::{
-    CategoryBytes, Explanation, Fidelity, Fragmentation, LiveBlock, TimelinePoint, explain,
-};
+pub use course::{Fragmentation, TimelinePoint};
+pub use explain::{Explanation, Fidelity, RanOut, explain};
+pub use origin::Origin;
+pub use peak::{CategoryBytes, LiveBlock, LiveLine};
 pub use rewind::{restore, rewind};
+pub use steps::Step;
 
 /// A Python module that records a run in the user's own environment.
 pub const RECORDER: &str = include_str!("recorder.py");
@@ -216,6 +223,17 @@ impl Snapshot {
             let segments = device.segments.as_ref().map_or(0, Vec::len);
             (device.trace.events.len(), segments)
         })
+    }
+
+    /// What the allocator can have of a device: all but what is in use outside of it (the
+    /// context, libraries, other programs) when the recording is saved.
+    pub fn capacity(&self, device: usize) -> Option<u64> {
+        let segments = self.devices.get(device)?.segments.as_ref()?;
+        let reserved: u64 = segments
+            .iter()
+            .fold(0, |sum, segment| sum.saturating_add(segment.size));
+        let outside = self.device_used?.saturating_sub(reserved);
+        Some(self.device_total?.saturating_sub(outside))
     }
 
     /// What the program asked of a device, from the state at the start of the recording on.

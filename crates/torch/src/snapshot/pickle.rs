@@ -40,12 +40,18 @@ pub(super) enum Content {
     Values(Vec<Value>),
     Pairs(Vec<(Value, Value)>),
     Trace(Trace),
+    /// It was made compact while something else still pointed here.
+    Compact(Value),
 }
 
 pub(super) struct Container {
     pub content: Content,
     /// Where the file remembers it.
     pub memo: Option<usize>,
+    /// More than one value may point here, so that its memory must not be used again. PyTorch
+    /// gives blocks without a stack one and the same empty list, and a segment may wait on the
+    /// stack with it while its blocks are read.
+    pub shared: bool,
 }
 
 /// The root of a pickle, with everything it refers to.
@@ -101,7 +107,7 @@ impl Pickle {
         };
         match &self.containers[index as usize].content {
             Content::Values(values) => Some(values),
-            Content::Pairs(_) | Content::Trace(_) => None,
+            Content::Pairs(_) | Content::Trace(_) | Content::Compact(_) => None,
         }
     }
 
@@ -113,7 +119,7 @@ impl Pickle {
         match &mut self.containers[index as usize].content {
             Content::Trace(trace) => Some(std::mem::take(trace)),
             Content::Values(values) if values.is_empty() => Some(Trace::default()),
-            Content::Values(_) | Content::Pairs(_) => None,
+            Content::Values(_) | Content::Pairs(_) | Content::Compact(_) => None,
         }
     }
 }
@@ -268,6 +274,7 @@ impl<R: BufRead> Machine<R> {
             b'1' => drop(self.pop_mark()?),
             b'2' => {
                 let value = self.top()?;
+                self.share(value);
                 self.stack.push(value);
             }
             0x94 => self.remember(self.memo.len())?,
@@ -397,6 +404,7 @@ impl<R: BufRead> Machine<R> {
         let container = Container {
             content,
             memo: None,
+            shared: false,
         };
         match self.vacant.pop() {
             Some(index) => {
@@ -423,7 +431,8 @@ impl<R: BufRead> Machine<R> {
     fn remember(&mut self, place: usize) -> Result<()> {
         let value = self.top()?;
         if let Value::List(index) | Value::Dict(index) = value {
-            self.containers[index as usize].memo = Some(place);
+            let container = &mut self.containers[index as usize];
+            container.shared |= container.memo.replace(place).is_some();
         }
         if place == self.memo.len() {
             self.memo.push(value);
@@ -443,19 +452,34 @@ impl<R: BufRead> Machine<R> {
             .memo
             .get(place)
             .ok_or_else(|| format!("object {place} is used before it is given"))?;
+        self.share(value);
         self.stack.push(value);
         Ok(())
     }
 
-    /// Puts a compact value in the place of a container, whose memory is used again.
-    pub fn replace(&mut self, index: u32, value: Value, remembered: Value) {
-        if let Some(memo) = self.containers[index as usize].memo.take()
+    fn share(&mut self, value: Value) {
+        if let Value::List(index) | Value::Dict(index) = value {
+            self.containers[index as usize].shared = true;
+        }
+    }
+
+    /// Forgets a container for a compact value, which whatever still points to it now means.
+    /// Its memory is used again unless there may be such a thing.
+    pub fn compact(&mut self, index: u32, remembered: Value) {
+        let container = &mut self.containers[index as usize];
+        if let Some(memo) = container.memo.take()
             && let Some(place) = self.memo.get_mut(memo)
         {
             *place = remembered;
         }
-        self.containers[index as usize].content = Content::Values(Vec::new());
-        self.vacant.push(index);
+        container.content = Content::Compact(remembered);
+        if !container.shared {
+            self.vacant.push(index);
+        }
+    }
+
+    /// Puts another value on top of the stack.
+    pub fn set_top(&mut self, value: Value) {
         if let Some(top) = self.stack.last_mut() {
             *top = value;
         }

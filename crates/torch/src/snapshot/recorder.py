@@ -1,14 +1,17 @@
 """Records what PyTorch's allocator does, for `cinch plan --snapshot FILE`.
 
     import cinch_recorder as memory
-    memory.start()
-    for batch in batches:                # two or three steps are enough
-        memory.step(batch_size=len(batch))
-        ...                              # forward, backward, optimizer
-    memory.save("run.jsonl")
+    memory.start()                           # before the model is built
+    try:
+        for batch in batches:                # three steps are enough
+            memory.step(batch_size=len(batch))
+            ...                              # forward, backward, optimizer
+    finally:
+        memory.save("run.jsonl")             # also if memory runs out
 
-Two steps of different batch sizes let cinch tell what another batch would take. PyTorch 2.1 or
-later; nothing else is imported. The file holds sizes, addresses, and names of files and
+If the last of three steps has another batch size, cinch can tell what any other batch would
+take: the first step also makes the optimizer's states, so that two are not enough. PyTorch 2.1
+or later; nothing else is imported. The file holds sizes, addresses, and names of files and
 functions of your code, no data.
 """
 import json
@@ -18,7 +21,7 @@ import time
 import torch
 
 _ENTRIES = 1_000_000  # events kept; older ones are dropped
-_FRAMES = 24  # innermost Python frames kept of each stack
+_FRAMES = 96  # innermost Python frames kept of each stack: your own lie below the libraries'
 _marks = []
 
 
@@ -105,7 +108,10 @@ def save(path="run.jsonl", device=None):
                 ],
             })
         for event in events:
-            record = {"action": event["action"], "size": event.get("size", 0), "addr": event.get("addr", 0)}
+            record = {"action": event["action"], "size": event.get("size", 0)}
+            # Where memory ran out, PyTorch says what was free and not where.
+            place = "device_free" if "device_free" in event else "addr"
+            record[place] = event.get(place, 0)
             if event.get("stream"):
                 record["stream"] = event["stream"]
             if event.get("time_us"):

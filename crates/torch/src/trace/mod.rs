@@ -57,6 +57,7 @@ impl StackId {
 pub struct Event {
     /// Of a request what was asked for, of a segment its bytes.
     pub size: u64,
+    /// Of [`Action::OutOfMemory`] the bytes that were free on the device.
     pub address: u64,
     /// Microseconds since 1970, 0 if not recorded.
     pub time: u64,

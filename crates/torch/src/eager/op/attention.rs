@@ -49,7 +49,7 @@ fn cudnn(query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
     const OP: &str = "_scaled_dot_product_cudnn_attention";
     const ALIGNMENT: u64 = 256;
     let context = query.context().clone();
-    context.uses(|libraries| libraries.cudnn_attention = true);
+    context.uses(|libraries| libraries.cudnn = true);
     let mut recorder = context.record(&[query, key, value]);
     recorder.save(key);
     recorder.save(query);

@@ -58,8 +58,9 @@ pub fn einsum(
         extent(&summed),
         extent(&columns),
     );
-    let right = autocast::lower(right);
+    // Operands are a list, which is cast from its start; C++ destroys it so too.
     let left = autocast::lower(left);
+    let right = autocast::lower(right);
     let first = view::reshape(
         arranged(&left, left_letters, &[&batch, &rows, &summed]),
         [b, r, s],
@@ -79,5 +80,7 @@ pub fn einsum(
         .chars()
         .filter_map(|letter| letters.iter().position(|other| *other == letter))
         .collect();
+    drop(left);
+    drop(right);
     view::permute(seen, &order)
 }

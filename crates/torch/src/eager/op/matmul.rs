@@ -202,3 +202,25 @@ pub fn matmul(a: impl Borrow<Tensor>, b: impl Borrow<Tensor>) -> Tensor {
     drop(b);
     out
 }
+
+/// `weight @ x` of a matrix [rows, inner] and a batch [batch, inner, columns]. Where the weight is trained the product is
+/// that of the transposes, with the batch folded into rows, and is turned back by a copy: a weight's gradient for each of
+/// the batch would be larger. A frozen weight is broadcast.
+pub fn matrix_by_batch(weight: &Tensor, x: impl Borrow<Tensor>) -> Tensor {
+    let y = autocast::lower(x.borrow());
+    let matrix = autocast::lower(weight);
+    if !matrix.requires_grad() {
+        return matmul(&matrix, &y);
+    }
+    let (batch, inner, columns) = (y.size(0), y.size(1), y.size(2));
+    let folded = view::reshape(view::transpose(&y, 1, 2), [batch * columns, inner]);
+    let product = mm(folded, view::transpose(&matrix, 0, 1));
+    let seen = view::unsafe_view(&product, [batch, columns, matrix.size(0)]);
+    drop(product);
+    let out = view::contiguous(view::transpose(&seen, 1, 2));
+    drop(seen);
+    drop(matrix);
+    drop(y);
+    drop(x);
+    out
+}

@@ -5,6 +5,7 @@
 
 pub mod attention;
 pub mod cast;
+pub mod convolution;
 pub mod creation;
 pub mod dropout;
 pub mod einsum;

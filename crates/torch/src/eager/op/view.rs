@@ -231,6 +231,28 @@ pub fn cat(parts: Vec<Tensor>, dim: usize) -> Tensor {
     out
 }
 
+/// `torch.stack`: one result with a dimension more. Each part's gradient is a view of the result's.
+pub fn stack(parts: &[Tensor], dim: usize) -> Tensor {
+    let Some(first) = parts.first() else {
+        unreachable!("the models stack something")
+    };
+    let recorder = first.context().record(&parts.iter().collect::<Vec<_>>());
+    let mut sizes = first.sizes();
+    sizes.insert(dim, parts.len() as u64);
+    let out = first.context().empty("stack", sizes, first.dtype());
+    recorder.finish(&[&out], move |step| {
+        let grad = step.grad();
+        let (mut sizes, mut strides) = (grad.sizes(), grad.strides());
+        let count = sizes[dim] as usize;
+        sizes.remove(dim);
+        strides.remove(dim);
+        (0..count)
+            .map(|part| step.needs(part).then(|| grad.alias(sizes, strides)))
+            .collect()
+    });
+    out
+}
+
 /// `x.contiguous()`: itself, or a copy.
 pub fn contiguous(x: impl Borrow<Tensor>) -> Tensor {
     let tensor = x.borrow();
