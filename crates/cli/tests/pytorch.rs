@@ -86,7 +86,7 @@ fn the_table_of_truth_stands_beside_other_tools() {
             "cinch, 2 runs",
             "MemTracker",
             "accelerate",
-            "skipped: line 3",
+            "skipped: gpt2-b32-t1024-amp_bf16-compile-fused",
             "below no measured run",
         ]);
 }

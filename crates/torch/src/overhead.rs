@@ -35,7 +35,7 @@ pub const H200: Overhead = Overhead {
 
 /// Room for what no model knows: the addresses that the driver gives to segments, by which free blocks of one size are
 /// chosen, and sizes that depend on the data. A share of what is reserved, and a part that small runs need.
-const SAFETY_SHARE: u64 = 50;
+const SAFETY_SHARE: u64 = 25;
 const SAFETY_BYTES: u64 = 64 << 20;
 
 impl Overhead {

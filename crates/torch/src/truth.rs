@@ -2,6 +2,7 @@
 //!
 //! The format is that of the fixture `peaks.jsonl`; anyone can add their own measurements.
 
+use std::borrow::Cow;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -9,6 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::TorchError;
 use crate::allocator::AllocatorConfig;
+use crate::convention::Convention;
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::optimizer::{Execution, Optimizer};
 use crate::eager::training::{Precision, Recipe};
@@ -42,6 +44,12 @@ pub struct Case {
     pub precision: Option<String>,
     #[serde(default)]
     pub ckpt: Option<bool>,
+    /// Checkpointing with `use_reentrant=True`.
+    #[serde(default)]
+    pub reentrant: Option<bool>,
+    /// Whose loop ran: `plain`, the file's own, or `trainer`.
+    #[serde(default, rename = "loop")]
+    pub convention: Option<String>,
     #[serde(default)]
     pub attn: Option<String>,
     #[serde(default)]
@@ -129,6 +137,7 @@ impl Case {
                 Some(other) => return Err(self.problem("attn", other, "sdpa or eager")),
             },
             checkpoints: match self.ckpt.unwrap_or(self.family == "gsa") {
+                true if self.reentrant == Some(true) => Checkpointing::Reentrant,
                 true => Checkpointing::NonReentrant,
                 false => Checkpointing::Off,
             },
@@ -138,12 +147,12 @@ impl Case {
                 targets: lora.targets.clone(),
                 in_float32: lora.adapter_fp32,
             }),
-            recipe: Recipe {
+            recipe: self.convention()?.recipe(Recipe {
                 precision: self.precision()?,
                 optimizer: self.optimizer()?,
                 accumulation,
                 clips_gradients: self.clip.is_none_or(|clip| clip != 0.0),
-            },
+            }),
             memory_limit: self
                 .cap_gb
                 .map(|cap| (cap.max(0.0) * (1u64 << 30) as f64) as u64),
@@ -191,6 +200,14 @@ impl Case {
                 other,
                 "one of hf-causal, hf-mlm, mamba, gsa, mu, naics",
             )),
+        }
+    }
+
+    fn convention(&self) -> Result<Convention, TorchError> {
+        match self.convention.as_deref() {
+            None | Some("plain") => Ok(Convention::PlainLoop),
+            Some("trainer") => Ok(Convention::Trainer),
+            Some(other) => Err(self.problem("loop", other, "plain or trainer")),
         }
     }
 
@@ -290,10 +307,17 @@ impl Spread {
     }
 }
 
-/// Reads measured runs. Lines that hold an error instead of a measurement are left out, as are compiled runs: what a
-/// compiler allocates is not eager PyTorch.
-pub fn parse(text: &str, origin: &str) -> Result<Vec<Measurement>, TorchError> {
-    let mut measurements = Vec::new();
+/// A run that is not compared.
+#[derive(Clone, Debug)]
+pub struct Skipped {
+    pub name: String,
+    pub reason: String,
+}
+
+/// Reads measured runs. Skipped are lines that hold an error instead of a measurement, and compiled runs: what a compiler
+/// allocates is not eager PyTorch.
+pub fn read(text: &str, origin: &str) -> Result<(Vec<Measurement>, Vec<Skipped>), TorchError> {
+    let (mut measurements, mut skipped) = (Vec::new(), Vec::new());
     for (index, line) in text.lines().enumerate() {
         if line.trim().is_empty() {
             continue;
@@ -303,21 +327,61 @@ pub fn parse(text: &str, origin: &str) -> Result<Vec<Measurement>, TorchError> {
             line: index + 1,
             problem: problem.to_string(),
         };
-        let value: Value = serde_json::from_str(line).map_err(wrong)?;
-        if value.get("error").is_some() {
+        let value: Value = serde_json::from_str(&finite(line)).map_err(wrong)?;
+        let reason = if value.get("error").is_some() {
+            "it ended in an error"
+        } else if value["case"]["compile"] == true {
+            "it was compiled, and what a compiler allocates is not eager PyTorch"
+        } else {
+            measurements.push(serde_json::from_value(value).map_err(wrong)?);
             continue;
-        }
-        let measurement: Measurement = serde_json::from_value(value).map_err(wrong)?;
-        if measurement.case.compile != Some(true) {
-            measurements.push(measurement);
-        }
+        };
+        let name = value["case"]["name"].as_str();
+        skipped.push(Skipped {
+            name: name.map_or_else(|| format!("line {}", index + 1), String::from),
+            reason: reason.into(),
+        });
     }
     if measurements.is_empty() {
         return Err(TorchError::NothingMeasured {
             origin: origin.into(),
         });
     }
-    Ok(measurements)
+    Ok((measurements, skipped))
+}
+
+/// The runs of [`read`] alone.
+pub fn parse(text: &str, origin: &str) -> Result<Vec<Measurement>, TorchError> {
+    read(text, origin).map(|(measurements, _)| measurements)
+}
+
+/// Python writes numbers that JSON does not have, such as the loss of a run that diverged: they become null.
+fn finite(line: &str) -> Cow<'_, str> {
+    const NUMBERS: [&str; 3] = ["NaN", "-Infinity", "Infinity"];
+    if !NUMBERS.iter().any(|number| line.contains(number)) {
+        return Cow::Borrowed(line);
+    }
+    let mut out = String::with_capacity(line.len());
+    let (mut rest, mut in_string) = (line, false);
+    while let Some(first) = rest.chars().next() {
+        let number = NUMBERS.iter().find(|number| rest.starts_with(**number));
+        let taken = match number {
+            Some(number) if !in_string => {
+                out.push_str("null");
+                number.len()
+            }
+            _ => {
+                let escape = in_string && first == '\\';
+                let escaped = rest[first.len_utf8()..].chars().next().filter(|_| escape);
+                in_string ^= first == '"';
+                let taken = first.len_utf8() + escaped.map_or(0, char::len_utf8);
+                out.push_str(&rest[..taken]);
+                taken
+            }
+        };
+        rest = &rest[taken..];
+    }
+    Cow::Owned(out)
 }
 
 /// Predicts a measured run.
@@ -346,16 +410,41 @@ pub fn judge(measurement: &Measurement, overhead: &Overhead) -> Result<Verdict, 
     })
 }
 
-/// Predicts every measured run on the card that the fixtures come from.
-pub fn compare(measurements: &[Measurement]) -> Result<(Vec<Verdict>, Summary), TorchError> {
-    let verdicts: Vec<Verdict> = measurements
-        .iter()
-        .map(|measurement| judge(measurement, &H200))
-        .collect::<Result<_, _>>()?;
+/// Measured runs beside what is predicted for them.
+pub struct Comparison {
+    pub verdicts: Vec<Verdict>,
+    pub summary: Summary,
+    /// Runs that cannot be predicted: of an unknown model, say.
+    pub skipped: Vec<Skipped>,
+}
+
+/// Predicts every measured run on the card that the fixtures come from. An error only where none of them can be predicted.
+pub fn compare(measurements: &[Measurement]) -> Result<Comparison, TorchError> {
+    let (mut verdicts, mut skipped) = (Vec::new(), Vec::new());
+    let mut first_problem = None;
+    for measurement in measurements {
+        match judge(measurement, &H200) {
+            Ok(verdict) => verdicts.push(verdict),
+            Err(problem) => {
+                skipped.push(Skipped {
+                    name: measurement.case.name.clone(),
+                    reason: problem.to_string(),
+                });
+                first_problem.get_or_insert(problem);
+            }
+        }
+    }
+    if let (true, Some(problem)) = (verdicts.is_empty(), first_problem) {
+        return Err(problem);
+    }
     let summary = Summary {
         allocated: Spread::of(verdicts.iter().map(|verdict| verdict.allocated.error())),
         reserved: Spread::of(verdicts.iter().map(|verdict| verdict.reserved.error())),
         device: Spread::of(verdicts.iter().map(|verdict| verdict.device.error())),
     };
-    Ok((verdicts, summary))
+    Ok(Comparison {
+        verdicts,
+        summary,
+        skipped,
+    })
 }

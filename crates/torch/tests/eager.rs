@@ -12,6 +12,7 @@ use cinch_torch::truth::{self, Case};
 const PEAKS: &str = include_str!("fixtures/peaks.jsonl");
 const LAYERS: &str = include_str!("fixtures/layers.jsonl");
 const MAMBA: &str = include_str!("fixtures/mamba.jsonl");
+const HELD_OUT: &str = include_str!("fixtures/held_out.jsonl");
 
 macro_rules! trace {
     ($text:expr, $run:expr, $file:literal) => {
@@ -24,7 +25,7 @@ macro_rules! trace {
 }
 
 /// A run of the fixtures and its recorded requests.
-const TRACES: [(&str, &str, &str); 15] = [
+const TRACES: [(&str, &str, &str); 22] = [
     trace!(PEAKS, "gpt2-b4-t512-fp32", "gpt2-b4-t512-fp32"),
     trace!(PEAKS, "gpt2-b4-t512-amp_bf16", "gpt2-b4-t512-amp_bf16"),
     trace!(
@@ -55,6 +56,22 @@ const TRACES: [(&str, &str, &str); 15] = [
         MAMBA,
         "hfmamba-2layer-b2-t64-bf16", "hfmamba-2layer-b2-t64-bf16"
     ),
+    trace!(HELD_OUT, "gpt2-eager", "gpt2-eager"),
+    trace!(
+        HELD_OUT,
+        "gpt2-b3-t300-amp_fp16-eager-ckpt", "gpt2-b3-t300-amp_fp16-eager-ckpt"
+    ),
+    trace!(
+        HELD_OUT,
+        "gpt2-b4-t512-amp_bf16-reentrant", "gpt2-b4-t512-amp_bf16-reentrant"
+    ),
+    trace!(HELD_OUT, "qwen-lora", "qwen-lora"),
+    trace!(HELD_OUT, "bert-amp", "bert-amp"),
+    trace!(
+        HELD_OUT,
+        "minilm-b32-t128-fp32-sgd", "minilm-b32-t128-fp32-sgd"
+    ),
+    trace!(HELD_OUT, "gsa-amp", "gsa-amp"),
 ];
 
 fn case(text: &str, name: &str) -> Case {

@@ -25,13 +25,14 @@ fn is_skipped(measurement: &Measurement) -> bool {
 fn every_measured_run_is_predicted() {
     let (skipped, whole): (Vec<_>, Vec<_>) = measured().into_iter().partition(is_skipped);
     assert_eq!((skipped.len(), whole.len()), (1, 5));
-    let (verdicts, summary) = truth::compare(&whole).unwrap();
-    for verdict in &verdicts {
+    let comparison = truth::compare(&whole).unwrap();
+    for verdict in &comparison.verdicts {
         let allocated = verdict.allocated;
         let difference = allocated.predicted.abs_diff(allocated.measured.unwrap());
         assert!(difference <= BLOCK, "{}: {difference}", verdict.name);
         assert!(verdict.safe_bytes >= verdict.device.measured.unwrap());
     }
+    let summary = comparison.summary;
     assert_eq!((summary.reserved.worst, summary.device.worst), (0.0, 0.0));
 }
 

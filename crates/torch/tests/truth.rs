@@ -4,17 +4,16 @@ use cinch_torch::truth::{self, Measurement, Summary, Verdict};
 
 const PEAKS: &str = include_str!("fixtures/peaks.jsonl");
 const LAYERS: &str = include_str!("fixtures/layers.jsonl");
+const HELD_OUT: &str = include_str!("fixtures/held_out.jsonl");
 
 fn measured(text: &str) -> (Vec<Measurement>, Vec<Verdict>, Summary) {
     let measurements = truth::parse(text, "fixture").unwrap();
-    let (verdicts, summary) = truth::compare(&measurements).unwrap();
-    (measurements, verdicts, summary)
+    let comparison = truth::compare(&measurements).unwrap();
+    assert!(comparison.skipped.is_empty(), "{:?}", comparison.skipped);
+    (measurements, comparison.verdicts, comparison.summary)
 }
 
-#[test]
-fn every_measured_run_is_predicted_within_the_bounds() {
-    let (measurements, verdicts, summary) = measured(PEAKS);
-    assert_eq!(measurements.len(), 67, "68 runs, one of them compiled");
+fn assert_within_the_bounds(verdicts: &[Verdict], summary: &Summary) {
     let bounds = [
         ("allocated", summary.allocated, 0.005, 0.02),
         ("reserved", summary.reserved, 0.015, 0.06),
@@ -26,7 +25,7 @@ fn every_measured_run_is_predicted_within_the_bounds() {
             "{what}: {spread:?}"
         );
     }
-    for verdict in &verdicts {
+    for verdict in verdicts {
         let measured = verdict.device.measured.unwrap();
         assert!(
             verdict.safe_bytes >= measured,
@@ -35,11 +34,64 @@ fn every_measured_run_is_predicted_within_the_bounds() {
             verdict.safe_bytes
         );
     }
+}
+
+#[test]
+fn every_measured_run_is_predicted_within_the_bounds() {
+    let (measurements, verdicts, summary) = measured(PEAKS);
+    assert_eq!(measurements.len(), 67, "68 runs, one of them compiled");
+    assert_within_the_bounds(&verdicts, &summary);
     // Nearly all are exact to the byte; more than a few that are not means that a rule broke.
     let inexact = verdicts
         .iter()
         .filter(|v| v.allocated.error() != Some(0.0) || v.reserved.error() != Some(0.0));
     assert!(inexact.count() <= 8);
+}
+
+/// Runs chosen and measured after the rules were written, to find what they miss: other models, lengths, types, optimizers,
+/// settings of the allocator, reentrant checkpointing, the Trainer. Their small tensors are one fewer than in the others,
+/// which is most of what is left of the errors.
+#[test]
+fn held_out_runs_are_within_the_bounds() {
+    let (_, verdicts, summary) = measured(HELD_OUT);
+    assert_within_the_bounds(&verdicts, &summary);
+    let exact = verdicts
+        .iter()
+        .filter(|verdict| verdict.reserved.error() == Some(0.0));
+    assert!(exact.count() >= verdicts.len() - 12);
+}
+
+/// What PyTorch could not do under a cap, the replay cannot do either.
+#[test]
+fn runs_that_ran_out_of_memory_are_foretold() {
+    let failed = HELD_OUT.lines().filter(|line| line.contains("\"error\""));
+    let failed: Vec<String> = failed
+        .map(|line| line.replace("\"error\"", "\"ended\""))
+        .collect();
+    assert_eq!(failed.len(), 3);
+    for measurement in truth::parse(&failed.join("\n"), "fixture").unwrap() {
+        let prediction = measurement.case.workload().unwrap().predict().unwrap();
+        assert!(
+            prediction.out_of_memory.is_some(),
+            "{}",
+            measurement.case.name
+        );
+    }
+}
+
+/// Python's JSON has numbers that JSON does not have; a run of an unknown model does not hide the others.
+#[test]
+fn odd_lines_do_not_hide_the_others() {
+    let text = r#"{"case": {"name": "NaN \" -Infinity", "model": "gpt2", "batch": 1, "seq": 8}, "loss": NaN, "x": [-Infinity]}
+        {"case": {"name": "mine", "model": "gpt5", "batch": 1, "seq": 8}}
+        {"case": {"name": "failed", "batch": 1, "seq": 8}, "error": "timeout"}"#;
+    let (measurements, skipped) = truth::read(text, "mine.jsonl").unwrap();
+    assert_eq!(measurements[0].case.name, "NaN \" -Infinity");
+    assert_eq!(skipped[0].name, "failed");
+    let comparison = truth::compare(&measurements).unwrap();
+    assert_eq!(comparison.verdicts.len(), 1);
+    assert_eq!(comparison.skipped[0].name, "mine");
+    assert!(comparison.skipped[0].reason.contains("gpt5"));
 }
 
 /// Runs measured after the rules were written, at sizes that the others do not have.

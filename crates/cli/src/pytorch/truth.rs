@@ -4,9 +4,9 @@ use std::path::Path;
 
 use cinch_config::Bytes;
 use cinch_torch::TorchError;
-use cinch_torch::truth::{self, Compared, Spread, Summary, Verdict};
+use cinch_torch::truth::{self, Compared, Comparison, Skipped, Spread, Summary, Verdict};
 use comfy_table::Cell;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::command::{print, print_json};
 use crate::table::{self, right};
@@ -52,9 +52,17 @@ pub fn run(path: &Path, as_json: bool) -> anyhow::Result<()> {
         source,
     })?;
     let origin = path.display().to_string();
-    let measurements = truth::parse(&text, &origin)?;
-    let (verdicts, summary) = truth::compare(&measurements)?;
-    let skipped = skipped(&text);
+    let (measurements, mut skipped) = truth::read(&text, &origin)?;
+    let Comparison {
+        verdicts,
+        summary,
+        skipped: unpredicted,
+    } = truth::compare(&measurements)?;
+    skipped.extend(unpredicted);
+    let skipped: Vec<String> = skipped
+        .iter()
+        .map(|Skipped { name, reason }| format!("{name}: {reason}"))
+        .collect();
     if as_json {
         return print_json(&json!({
             "cases": verdicts,
@@ -76,24 +84,6 @@ pub fn run(path: &Path, as_json: bool) -> anyhow::Result<()> {
         [] => "the safe figure is below no measured run".to_owned(),
         ref names => format!("the safe figure is too low for {}", names.join(", ")),
     })
-}
-
-/// Lines that are no eager run that ended, each with the reason.
-fn skipped(text: &str) -> Vec<String> {
-    let reason = |(index, line): (usize, &str)| {
-        let value: Value = serde_json::from_str(line).ok()?;
-        let case = &value["case"];
-        let name = case["name"].as_str().unwrap_or("a run without a name");
-        let why = if value.get("error").is_some() {
-            "it ended in an error"
-        } else if case["compile"] == true {
-            "it was compiled, and what a compiler allocates is not eager PyTorch"
-        } else {
-            return None;
-        };
-        Some(format!("line {}, {name}: {why}", index + 1))
-    };
-    text.lines().enumerate().filter_map(reason).collect()
 }
 
 fn cases(verdicts: &[Verdict]) -> String {

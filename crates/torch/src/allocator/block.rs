@@ -7,7 +7,7 @@ use super::free_set::FreeBlock;
 /// The end of a chain of blocks.
 pub(super) const NONE: u32 = u32::MAX;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum State {
     Free,
     Allocated,

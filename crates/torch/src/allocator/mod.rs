@@ -22,6 +22,7 @@ mod size;
 mod statistics;
 
 use std::collections::BTreeSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use thiserror::Error;
 
@@ -153,6 +154,22 @@ impl Allocator {
     /// other processes.
     pub fn set_outside_bytes(&mut self, bytes: u64) {
         self.outside = bytes;
+    }
+
+    /// A number that stands for every block, its place and its state: equal ones mean that the same requests get the same
+    /// blocks. Garbage collection goes by time too, so with it no two are equal.
+    pub fn arrangement(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        let mut chained: Vec<_> = self
+            .blocks
+            .iter()
+            .filter(|block| block.state != State::Vacant)
+            .map(|block| (block.address, block.size, block.state))
+            .collect();
+        chained.sort_unstable_by_key(|&(address, ..)| address);
+        chained.hash(&mut hasher);
+        self.searches.hash(&mut hasher);
+        hasher.finish()
     }
 
     pub fn config(&self) -> &AllocatorConfig {

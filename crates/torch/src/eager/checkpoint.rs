@@ -61,7 +61,7 @@ impl Packed {
                 holder
                     .value
                     .take()
-                    .unwrap_or_else(|| context.on_host(DType::Float32))
+                    .unwrap_or_else(|| context.empty("stopped", [0], DType::Float32))
             }
         }
     }

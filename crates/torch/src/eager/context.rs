@@ -168,12 +168,6 @@ impl Context {
         Tensor::new(storage, layout, dtype)
     }
 
-    /// A tensor in host memory: here only so that saving it counts.
-    pub fn on_host(&self, dtype: DType) -> Tensor {
-        let sizes = Dims::new(&[]);
-        Tensor::new(Storage::on_host(self), self.layout(sizes, sizes), dtype)
-    }
-
     /// Bytes that a kernel needs while it runs.
     pub fn workspace(&self, op: &'static str, bytes: u64) -> Tensor {
         self.empty(op, [bytes], DType::UInt8)

@@ -23,6 +23,8 @@ pub trait Memory {
     /// The largest `reserved` since the last reset.
     fn peak_reserved(&self) -> u64;
     fn reset_peaks(&mut self);
+    /// A number that stands for where everything lies: equal ones mean that the same requests have the same effect.
+    fn arrangement(&self) -> u64;
 }
 
 /// Counts bytes in multiples of 512 and has no segments: what the tensors need, without what the
@@ -84,6 +86,10 @@ impl Memory for Ledger {
     fn reset_peaks(&mut self) {
         self.peak = self.allocated;
     }
+
+    fn arrangement(&self) -> u64 {
+        self.allocated
+    }
 }
 
 /// PyTorch's caching allocator on one stream.
@@ -135,5 +141,9 @@ impl Memory for Caching {
 
     fn reset_peaks(&mut self) {
         self.allocator.reset_peaks();
+    }
+
+    fn arrangement(&self) -> u64 {
+        self.allocator.arrangement()
     }
 }

@@ -286,14 +286,6 @@ impl Recorder {
         }
     }
 
-    /// A Python number that the formula keeps as a tensor in host memory.
-    pub fn save_number(&mut self) {
-        if self.building.is_some() {
-            let number = self.context.on_host(DType::Float32);
-            self.save(&number);
-        }
-    }
-
     /// Ends the recording: the outputs get this node as their history.
     pub fn finish(self, outputs: &[&Tensor], formula: impl Fn(&Step<'_>) -> Grads + 'static) {
         let Some(building) = self.building else {

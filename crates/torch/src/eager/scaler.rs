@@ -37,15 +37,19 @@ impl GradScaler {
         }
     }
 
-    /// The inverse scale through a double, the flag, and the gradients in place.
+    /// The inverse scale through a double, the flag, a copy of both on the gradients' device, and the gradients in place.
+    /// Only the copy of the flag stays.
     pub fn unscale(&mut self) {
         let double = self.number("double", DType::Int64);
         let inverse = self.number("reciprocal", DType::Int64);
         drop(double);
         let scale = self.number("float", DType::Float32);
         drop(inverse);
+        let flag = self.number("found_inf", DType::Float32);
         self.found_infinity = Some(self.number("found_inf", DType::Float32));
+        drop(self.number("scale", DType::Float32));
         drop(scale);
+        drop(flag);
     }
 
     pub fn update(&mut self) {

@@ -16,7 +16,6 @@ pub struct Storage {
     block: Option<Block>,
     event: u32,
     category: Cell<Category>,
-    on_host: bool,
 }
 
 impl Storage {
@@ -30,17 +29,6 @@ impl Storage {
             block,
             event,
             category: Cell::new(context.category()),
-            on_host: false,
-        })
-    }
-
-    pub(super) fn on_host(context: &Context) -> Rc<Storage> {
-        Rc::new(Storage {
-            context: context.clone(),
-            block: None,
-            event: u32::MAX,
-            category: Cell::new(Category::Activation),
-            on_host: true,
         })
     }
 }
@@ -150,10 +138,6 @@ impl Tensor {
 
     pub fn dtype(&self) -> DType {
         self.0.dtype
-    }
-
-    pub fn is_on_host(&self) -> bool {
-        self.0.storage.on_host
     }
 
     pub fn is_contiguous(&self) -> bool {

@@ -114,6 +114,36 @@ pub fn read(context: &Context, phase: Phase) -> Reading {
     }
 }
 
+/// Micro batches that are run at most where they never repeat.
+const MICRO_BATCHES: u32 = 8;
+
+/// Counts the micro batches of a step. From the second on each adds into gradients that exist, and soon finds memory as an
+/// earlier one left it: whole rounds of what follows would change nothing, and are not run.
+struct Accumulation {
+    left: u32,
+    seen: Vec<u64>,
+}
+
+impl Accumulation {
+    fn new(micro_batches: u32) -> Accumulation {
+        Accumulation {
+            left: micro_batches,
+            seen: Vec::new(),
+        }
+    }
+
+    /// Whether another follows after one that left memory so.
+    fn goes_on(&mut self, arrangement: u64) -> bool {
+        self.left -= 1;
+        let before = self.seen.iter().rev().position(|&seen| seen == arrangement);
+        if let Some(distance) = before {
+            self.left %= distance as u32 + 1;
+        }
+        self.seen.push(arrangement);
+        self.left > 0 && self.seen.len() < MICRO_BATCHES as usize
+    }
+}
+
 /// Trains for some steps; peaks are reset before each.
 pub fn train(
     context: &Context,
@@ -130,7 +160,8 @@ pub fn train(
     for step in 0..steps {
         context.reset_peaks();
         let mut loss_value = None;
-        for micro in 0..recipe.accumulation {
+        let mut accumulation = Accumulation::new(recipe.accumulation);
+        for micro in 0.. {
             context.set_category(Category::Batch);
             at!(context, "batch = next(loader)");
             let batch = program.batch();
@@ -158,6 +189,9 @@ pub fn train(
             drop(loss_value.replace(loss.detach()));
             drop(loss);
             drop(batch);
+            if !accumulation.goes_on(context.memory().arrangement()) {
+                break;
+            }
         }
         context.set_category(Category::Optimizer);
         if let Some(scaler) = &mut scaler {

@@ -377,6 +377,7 @@ impl Bert {
             own
         };
         builder.forget(&own_bias);
+        builder.put_before(&head_bias, &transform.weight);
         builder.add_adapters(encoder.linears());
         Bert {
             context: builder.context.clone(),

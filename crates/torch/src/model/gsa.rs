@@ -67,11 +67,7 @@ fn rope(x: Tensor) -> Tensor {
         creation::arange(&context, width / 2, DType::Int64),
         DType::Float32,
     );
-    let exponents = pointwise::mul_number(exponents);
-    let powers = pointwise::pow_number(&exponents);
-    // The base is a number of Python: a double on the device while the kernel runs.
-    drop(context.workspace("pow", 8));
-    drop(exponents);
+    let powers = pointwise::number_pow(pointwise::mul_number(exponents));
     let frequencies = pointwise::reciprocal(powers);
     at!(context, "angles = [t · f, t · f]");
     let positions = cast::to(

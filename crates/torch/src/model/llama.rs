@@ -283,7 +283,7 @@ struct Rotary {
 impl Rotary {
     fn new(context: &Context, width: u64) -> Rotary {
         let exponents = pointwise::mul_number(creation::arange(context, width / 2, DType::Float32));
-        let frequencies = pointwise::reciprocal(pointwise::pow_number(exponents));
+        let frequencies = pointwise::reciprocal(pointwise::number_pow(exponents));
         let original = view::clone(&frequencies);
         Rotary {
             frequencies,

@@ -68,6 +68,17 @@ impl Builder {
         self.parameters.replace(order);
     }
 
+    /// `model.parameters()` gives what a module owns itself before what its children own, whichever was made first.
+    pub fn put_before(&self, own: &Tensor, of_a_child: &Tensor) {
+        let mut parameters = self.parameters.borrow_mut();
+        parameters.retain(|parameter| !parameter.same_as(own));
+        let child = parameters
+            .iter()
+            .position(|parameter| parameter.same_as(of_a_child))
+            .unwrap_or(parameters.len());
+        parameters.insert(child, own.clone());
+    }
+
     /// Forgets a parameter that another takes the place of: tied weights.
     pub fn forget(&self, tensor: &Tensor) {
         self.parameters

@@ -149,6 +149,9 @@ impl Naics {
     }
 
     /// Points in hyperbolic space of one group's texts; `channels` are pairs of ids and mask.
+    ///
+    /// Each text takes its best experts. Which ones depends on the data: texts that encoders fresh from their initialisation
+    /// have read look alike, so all of them take the same, and the other experts have no rows and are passed over.
     fn embed(&self, channels: &[Tensor]) -> Tensor {
         let context = &self.context;
         let mut pooled = Vec::new();
@@ -168,7 +171,43 @@ impl Naics {
         context.set_scope("experts", None);
         at!(context, "x = [pooled of each channel]");
         let x = view::cat(pooled.clone(), 1);
-        let mixed = self.mix(&x);
+        let texts = x.size(0);
+        at!(context, "gates = Wg x");
+        let logits = self.gate.forward(&x);
+        at!(context, "values, choices = topk(gates)");
+        let (values, choices) = index::topk(&logits, self.config.chosen);
+        at!(context, "weights = softmax(values)");
+        let shares = softmax::softmax(&values, None);
+        at!(context, "y = 0");
+        let mut mixed = creation::filled(context, x.sizes(), x.dtype());
+        // Names of a loop's body keep their values until they are bound again.
+        let (mut hit, mut rows): (Option<Tensor>, Option<Tensor>) = (None, None);
+        for (expert, number) in self.experts.iter().zip(0..) {
+            at!(context, "rows = texts whose choices hold e");
+            let chosen = pointwise::apply(&choices, "eq", DType::Bool);
+            drop(hit.replace(chosen.clone()));
+            let takers = if number < self.config.chosen {
+                texts
+            } else {
+                0
+            };
+            let any = reduce::plain(&chosen, &[1], false, DType::Bool);
+            let taken = view::squeeze(index::nonzero(any, takers), 1);
+            drop(rows.replace(taken.clone()));
+            if takers == 0 {
+                continue;
+            }
+            at!(context, "w = Σ weights · hit");
+            let share = {
+                let summed = reduce::sum(pointwise::mul(&shares, &chosen), &[1], false);
+                view::unsqueeze(index::rows(summed, &taken), 1)
+            };
+            drop(weight.replace(share.clone()));
+            at!(context, "y[rows] += expert_e(x[rows]) · w");
+            let source = pointwise::mul(self.expert(expert, index::rows(&x, &taken)), &share);
+            let source = cast::to(source, mixed.dtype());
+            mixed = index::index_add(&mixed, &taken, source);
+        }
         at!(context, "v = float(Wh Wp y)");
         let projected = self.projection.forward(&mixed);
         let velocity = self.hyperbolic.forward(&projected);
@@ -181,49 +220,9 @@ impl Naics {
         let space = pointwise::div(pointwise::mul(pointwise::sinh(&length), &velocity), &length);
         let point = view::cat(vec![time, space], 1);
         drop(pooled);
-        drop((hidden, weight, x, mixed, velocity, length));
+        drop((hidden, weight, x, logits, values, choices, shares, mixed));
+        drop((hit, rows, velocity, length));
         point
-    }
-
-    /// Each text's best experts. Which ones depends on the data: texts that encoders fresh from their initialisation have
-    /// read look alike, so all of them take the same, and the other experts have no rows and are passed over.
-    fn mix(&self, x: &Tensor) -> Tensor {
-        let (context, texts) = (&self.context, x.size(0));
-        at!(context, "gates = Wg x");
-        let logits = self.gate.forward(x);
-        at!(context, "values, choices = topk(gates)");
-        let (values, choices) = index::topk(&logits, self.config.chosen);
-        at!(context, "weights = softmax(values)");
-        let weights = softmax::softmax(&values, None);
-        at!(context, "y = 0");
-        let mut y = creation::filled(context, x.sizes(), x.dtype());
-        for (expert, number) in self.experts.iter().zip(0..) {
-            at!(context, "rows = texts whose choices hold e");
-            let hit = pointwise::apply(&choices, "eq", DType::Bool);
-            let share = if number < self.config.chosen {
-                texts
-            } else {
-                0
-            };
-            let rows = view::squeeze(
-                index::nonzero(reduce::plain(&hit, &[1], false, DType::Bool), share),
-                1,
-            );
-            if share == 0 {
-                continue;
-            }
-            at!(context, "w = Σ weights · hit");
-            let weight = {
-                let summed = reduce::sum(pointwise::mul(&weights, &hit), &[1], false);
-                view::unsqueeze(index::rows(summed, &rows), 1)
-            };
-            at!(context, "y[rows] += expert_e(x[rows]) · w");
-            let source = pointwise::mul(self.expert(expert, index::rows(x, &rows)), &weight);
-            let source = cast::to(source, y.dtype());
-            y = index::index_add(&y, &rows, source);
-        }
-        drop((logits, values, choices, weights));
-        y
     }
 
     /// Linear, ReLU, dropout, linear.

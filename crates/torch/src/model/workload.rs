@@ -61,10 +61,6 @@ enum Record {
 /// Steps that are run: the first makes the optimizer's state, the second is like all later ones.
 pub const STEPS: u32 = 2;
 
-/// Micro batches of a step that are run. From the second on each adds into gradients that exist; more of the same change
-/// nothing.
-const MICRO_BATCHES: u32 = 8;
-
 /// The longest sequence and the largest batch: they keep products of sizes far from overflow.
 const MOST_LENGTH: u64 = 1 << 20;
 const MOST_TOKENS: u64 = 1 << 28;
@@ -103,7 +99,12 @@ impl Workload {
     /// Replays the run through PyTorch's allocator.
     pub fn predict(&self) -> Result<Prediction, TorchError> {
         self.check()?;
-        let memory = Caching::new(self.allocator.clone(), self.memory_limit);
+        let mut allocator = self.allocator.clone();
+        if self.memory_limit.is_some() {
+            // All of it is the process's, and garbage collection knows it as the cap.
+            allocator.memory_fraction = Some(1.0);
+        }
+        let memory = Caching::new(allocator, self.memory_limit);
         Ok(self.run(Box::new(memory), Record::Nothing).0)
     }
 
@@ -206,9 +207,6 @@ impl Workload {
         if self.recipe.optimizer == Optimizer::Adam8Bit {
             list.push("bitsandbytes' states are sized as its documentation says, not measured");
         }
-        if self.checkpoints == Checkpointing::Reentrant {
-            list.push("reentrant checkpointing follows PyTorch's source; only the non-reentrant kind was measured");
-        }
         list
     }
 
@@ -224,11 +222,12 @@ impl Workload {
         if record == Record::Steps {
             context.start_recording();
         }
-        let recipe = Recipe {
-            accumulation: self.recipe.accumulation.min(MICRO_BATCHES),
-            ..self.recipe
-        };
-        readings.extend(training::train(&context, program.as_ref(), &recipe, STEPS));
+        readings.extend(training::train(
+            &context,
+            program.as_ref(),
+            &self.recipe,
+            STEPS,
+        ));
         let prediction = Prediction {
             peak_allocated: readings
                 .iter()

@@ -3,7 +3,7 @@
 
 use super::super::autocast;
 use super::super::dtype::DType;
-use super::super::node::grads;
+use super::super::node::{Grads, Step};
 use super::super::shape::Dims;
 use super::super::tensor::Tensor;
 use super::pointwise::{self, like};
@@ -42,7 +42,7 @@ fn token_major(tensor: &Tensor, op: &'static str) -> Tensor {
         .empty_strided(op, sizes, strides, tensor.dtype())
 }
 
-/// cuDNN: seed and offset of the random numbers, the result, and the log-sum of each row; keeps the three
+/// cuDNN: seed and offset of the random numbers, the result, and for backward the log-sum of each row; keeps the three
 /// inputs and all of these. Its backward asks for a workspace: the queries' gradient in fp32, a number for
 /// each row, and where keys are shared their gradients for every query head.
 fn cudnn(query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
@@ -58,7 +58,8 @@ fn cudnn(query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
     let offset = context.empty(OP, [], DType::Int64);
     let out = token_major(query, OP);
     let (batch, heads, length) = (query.size(0), query.size(1), query.size(2));
-    let log_sum = context.empty(OP, [batch, heads, length, 1], DType::Float32);
+    let summed = if recorder.is_recording() { length } else { 0 };
+    let log_sum = context.empty(OP, [batch, heads, summed, 1], DType::Float32);
     drop(context.workspace(OP, ALIGNMENT));
     recorder.save_output(&log_sum);
     recorder.save_output(&out);
@@ -82,9 +83,17 @@ fn cudnn(query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
         let value = like(value, value.dtype(), OP);
         drop(step.context.workspace(OP, workspace));
         drop(grad);
-        grads![Some(query), Some(key), Some(value)]
+        wanted(step, [query, key, value])
     });
     out
+}
+
+/// The kernels make all three gradients; those that nobody wants go first.
+fn wanted(step: &Step<'_>, gradients: [Tensor; 3]) -> Grads {
+    let numbered = gradients.into_iter().enumerate();
+    numbered
+        .map(|(input, gradient)| step.needs(input).then_some(gradient))
+        .collect()
 }
 
 /// cuDNN wants the gradient in the order of the result.
@@ -110,7 +119,8 @@ fn efficient(query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
     let out = token_major(query, OP);
     let (batch, heads, length, width) =
         (query.size(0), query.size(1), query.size(2), query.size(3));
-    let log_sum = context.empty(OP, [batch, heads, length.div_ceil(32) * 32], DType::Float32);
+    let summed = if recorder.is_recording() { length } else { 0 };
+    let log_sum = context.empty(OP, [batch, heads, summed.div_ceil(32) * 32], DType::Float32);
     recorder.save_output(&log_sum);
     recorder.save_output(&out);
     drop(log_sum);
@@ -139,7 +149,7 @@ fn efficient(query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
         let workspace = step.context.workspace(OP, workspace);
         drop(ordered);
         drop(workspace);
-        grads![Some(query), Some(key), Some(value)]
+        wanted(step, [query, key, value])
     });
     out
 }

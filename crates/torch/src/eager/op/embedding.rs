@@ -14,15 +14,16 @@ const ROWS_PER_THREAD: u64 = 10;
 /// What a scan over the indices keeps of its tiles while it runs, as measured; small at any size.
 const SCAN_STATE: u64 = 1279;
 
-/// The other buffers of keys and values, the histogram of each of the two passes of eight bits, a counter, and the state of
-/// every tile; with room to align the whole.
+/// The other buffers of keys and values, the histogram of each of the eight passes of eight bits, a counter, and the state
+/// of every tile; with room to align the whole.
 fn radix_sort_workspace(indices: u64) -> u64 {
     const ALIGNMENT: u64 = 256;
     const BINS: u64 = 256;
-    const TILE: u64 = 512;
+    const PASSES: u64 = 8;
+    const TILE: u64 = 4608;
     let aligned = |bytes: u64| bytes.next_multiple_of(ALIGNMENT);
     2 * aligned(8 * indices)
-        + 2 * BINS * 4
+        + PASSES * BINS * 8
         + ALIGNMENT
         + indices.div_ceil(TILE) * BINS * 4
         + ALIGNMENT
@@ -48,6 +49,17 @@ pub fn embedding(ids: &Tensor, table: &Tensor) -> Tensor {
     out
 }
 
+/// Whether the parts of few, long segments are added into the table by atomics, because adding them segment by segment would
+/// leave most of the card's multiprocessors (an H200's are counted) without work.
+fn adds_atomically(segments: u64, parts: u64, width: u64) -> bool {
+    const WARP: u64 = 32;
+    const BLOCK: u64 = 1024;
+    const BUSY_BLOCKS: u64 = 132 * 4;
+    let threads = width.next_multiple_of(WARP);
+    let blocks = (segments * threads).div_ceil(threads.min(BLOCK));
+    blocks < BUSY_BLOCKS && parts > 4 * blocks
+}
+
 /// Many indices: they are sorted with their positions, equal ones become segments, long segments are
 /// cut, each part is summed in fp32, and the parts are added into the table.
 fn dense_gradient(grad: &Tensor, ids: &Tensor, table: Dims) -> Tensor {
@@ -71,7 +83,7 @@ fn dense_gradient(grad: &Tensor, ids: &Tensor, table: Dims) -> Tensor {
     let out = context.empty(op, table, grad.dtype());
     let segments = indices.min(table[0]);
     let parts = indices / ROWS_PER_THREAD + segments;
-    let offsets = longs(segments);
+    let offsets = longs(indices);
     let num_segments = longs(1);
     {
         let unique = longs(indices);
@@ -83,8 +95,15 @@ fn dense_gradient(grad: &Tensor, ids: &Tensor, table: Dims) -> Tensor {
     drop(context.workspace("scan", SCAN_STATE));
     let num_parts = longs(1);
     let part_offsets = longs(parts);
-    let sums = context.empty(op, [parts, table[1]], DType::Float32);
-    drop(sums);
+    if adds_atomically(segments, parts, table[1]) {
+        let segment_of_part = longs(parts);
+        if grad.dtype() != DType::Float32 {
+            drop(context.empty(op, table, DType::Float32));
+        }
+        drop(segment_of_part);
+    } else {
+        drop(context.empty(op, [parts, table[1]], DType::Float32));
+    }
     drop(part_offsets);
     drop(num_parts);
     drop(per_segment_offset);

@@ -40,6 +40,7 @@ pub fn topk(x: &Tensor, k: u64) -> (Tensor, Tensor) {
     sizes.as_mut_slice()[last] = k;
     let values = context.empty("topk", sizes, x.dtype());
     let indices = context.empty("topk", sizes, DType::Int64);
+    radix_select(x);
     recorder.save_output(&indices);
     let before: Dims = x.sizes();
     recorder.finish(&[&values], move |step| {
@@ -50,6 +51,65 @@ pub fn topk(x: &Tensor, k: u64) -> (Tensor, Tensor) {
         ))]
     });
     (values, indices)
+}
+
+/// Many long rows are searched by several blocks each, which need memory for their counts: a digit of eight bits at a time.
+fn radix_select(x: &Tensor) {
+    const DIGITS: u64 = 256;
+    let context = x.context();
+    let length = x.sizes().last();
+    let rows = x.numel() / length.max(1);
+    if !searched_by_many(rows, length) {
+        return;
+    }
+    let blocks = rows * length.div_ceil(items_of_a_block(rows * length));
+    let keep = [
+        rows * x.dtype().size(),
+        2 * rows * 4,
+        2 * rows * 4,
+        blocks * DIGITS * 2,
+        rows * DIGITS * 4,
+        blocks * 4,
+        blocks * 4,
+    ]
+    .map(|bytes| context.workspace("topk", bytes));
+    for _ in 0..2 {
+        drop(context.workspace("topk", scan_by_key(blocks)));
+    }
+    for buffer in keep.into_iter().rev() {
+        drop(buffer);
+    }
+}
+
+/// The sizes above which PyTorch found several blocks a row to be faster.
+fn searched_by_many(rows: u64, length: u64) -> bool {
+    let longest = match rows {
+        0..=20 => 20_000,
+        21..=40 => 10_000,
+        41..=79 => 8_000,
+        80..=199 => 5_000,
+        200..=799 => 3_000,
+        800..=4000 => 800,
+        _ => 400,
+    };
+    length >= longest
+}
+
+/// Items that one block of 256 threads searches: the whole over all blocks that an H200 runs at once, four to 64 a thread.
+fn items_of_a_block(items: u64) -> u64 {
+    const THREADS: u64 = 256;
+    const BLOCKS: u64 = 132 * 6;
+    THREADS * items.div_ceil(THREADS * BLOCKS).clamp(4, 64)
+}
+
+/// What a scan by key over this many items takes: a word for each tile and for a warp before it, and the tiles' first keys.
+fn scan_by_key(items: u64) -> u64 {
+    const TILE: u64 = 2304;
+    const ALIGNMENT: u64 = 256;
+    let tiles = items.div_ceil(TILE);
+    let words = (16 * (tiles + 32)).next_multiple_of(ALIGNMENT);
+    let keys = (8 * tiles).next_multiple_of(ALIGNMENT);
+    words + keys + ALIGNMENT - 1
 }
 
 /// `base[:, i] = value` where gradients flow: no memory now. In backward the gradient of the whole base is copied, the
@@ -83,14 +143,30 @@ pub fn rows(x: impl Borrow<Tensor>, rows: &Tensor) -> Tensor {
     let out = tensor.context().empty("index", sizes, tensor.dtype());
     let before = tensor.sizes();
     recorder.finish(&[&out], move |step| {
-        grads![Some(step.context.empty(
-            "index_backward",
-            before,
-            step.grad().dtype()
-        ))]
+        let zeros = step
+            .context
+            .empty("index_backward", before, step.grad().dtype());
+        add_sorted(step.saved(0));
+        grads![Some(zeros)]
     });
     drop(x);
     out
+}
+
+/// `index_put_(…, accumulate=True)`: the indices are made linear, and sorted together with their places.
+fn add_sorted(indices: &Tensor) {
+    const SORT: u64 = 1;
+    let context = indices.context();
+    let list = || context.workspace("index_put_", 8 * indices.numel());
+    let wrapped = list();
+    let linear = list();
+    drop(wrapped);
+    let [places, sorted, sorted_places] = [list(), list(), list()];
+    drop(context.workspace("index_put_", SORT));
+    drop(sorted_places);
+    drop(sorted);
+    drop(places);
+    drop(linear);
 }
 
 /// `y.index_add(0, rows, source)`: a copy of y with rows added; keeps the list of rows and the source.
@@ -111,12 +187,18 @@ pub fn index_add(y: &Tensor, rows: &Tensor, source: impl Borrow<Tensor>) -> Tens
     out
 }
 
+/// What the kernels that count and select take while they run, as long as the flags fill one tile.
+const NONZERO_COUNT: u64 = 1;
+const NONZERO_SELECT: u64 = 1023;
+
 /// `flags.nonzero()` with the number of true ones: a counter, then the indices.
 pub fn nonzero(flags: impl Borrow<Tensor>, count: u64) -> Tensor {
     let context = flags.borrow().context().clone();
     context.uses(|libraries| libraries.nonzero = true);
     let counter = context.empty("nonzero", [1], DType::Int32);
+    drop(context.workspace("nonzero", NONZERO_COUNT));
     let out = context.empty("nonzero", [count, 1], DType::Int64);
+    drop(context.workspace("nonzero", NONZERO_SELECT));
     drop(counter);
     drop(flags);
     out

@@ -92,12 +92,12 @@ pub fn row_norm(x: impl Borrow<Tensor>) -> Tensor {
     recorder.save_output(&out);
     recorder.finish(&[&out], |step| {
         let (input, grad) = (step.saved(0), step.grad());
-        let quotient = like(grad, grad.dtype(), "div");
+        // grad · (x / norm), zeros put in place where the norm is zero.
+        let quotient = like(input, grad.dtype(), "div");
         let zero = like(grad, DType::Bool, "eq");
-        let filled = like(grad, grad.dtype(), "masked_fill");
-        drop((zero, quotient));
         let product = like(input, grad.dtype(), "mul");
-        drop(filled);
+        drop(zero);
+        drop(quotient);
         grads![Some(product)]
     });
     drop(input);

@@ -107,9 +107,9 @@ pub fn div(a: impl Borrow<Tensor>, b: impl Borrow<Tensor>) -> Tensor {
             let negated = like(grad, grad.dtype(), "neg");
             let quotient = binary(step.saved(1), step.saved(0), grad.dtype(), "div");
             let again = binary(&quotient, step.saved(0), grad.dtype(), "div");
-            drop(quotient);
             let product = binary(&negated, &again, grad.dtype(), "mul");
             drop(again);
+            drop(quotient);
             drop(negated);
             product
         });
@@ -133,11 +133,11 @@ pub fn add_number(a: impl Borrow<Tensor>) -> Tensor {
     out
 }
 
-/// `0.5 * a`, `a / 2.0`: the number is kept, as a tensor in host memory.
+/// `0.5 * a`, `a / 2.0`. The number is kept in host memory, and not through the hooks of checkpointing: backward needs no
+/// recomputation for it.
 pub fn mul_number(a: impl Borrow<Tensor>) -> Tensor {
     let x = a.borrow();
-    let mut recorder = x.context().record(&[x]);
-    recorder.save_number();
+    let recorder = x.context().record(&[x]);
     let out = like(x, x.dtype(), "mul");
     recorder.finish(&[&out], |step| {
         grads![Some(like(step.grad(), step.grad().dtype(), "mul"))]
@@ -277,6 +277,16 @@ pub fn pow_number(a: impl Borrow<Tensor>) -> Tensor {
     out
 }
 
+/// `10000.0 ** a`, without a gradient: the number is brought to the device as a double.
+pub fn number_pow(a: impl Borrow<Tensor>) -> Tensor {
+    let x = autocast::raise(a.borrow());
+    let out = like(&x, x.dtype(), "pow");
+    drop(x.context().empty("number", [], DType::Int64));
+    drop(x);
+    drop(a);
+    out
+}
+
 /// grad · sinh(a).
 pub fn cosh(a: impl Borrow<Tensor>) -> Tensor {
     let x = autocast::raise(a.borrow());
@@ -307,11 +317,11 @@ pub fn acosh(a: impl Borrow<Tensor>) -> Tensor {
         let grad = step.grad();
         let square = like(step.saved(0), grad.dtype(), "pow");
         let shifted = like(&square, grad.dtype(), "sub");
-        drop(square);
         let root = like(&shifted, grad.dtype(), "rsqrt");
-        drop(shifted);
         let product = like(grad, grad.dtype(), "mul");
         drop(root);
+        drop(shifted);
+        drop(square);
         product
     });
     drop(a);

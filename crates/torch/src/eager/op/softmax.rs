@@ -1,5 +1,6 @@
 //! Softmax and log-softmax: one result, which is kept. The gradient is one tensor; softmax's kernel takes the product of
-//! gradient and result as its input, so there is another while it runs.
+//! gradient and result as its input, so there is another while it runs, and a third where the gradient's elements stand in
+//! another order.
 
 use std::borrow::Borrow;
 
@@ -7,7 +8,8 @@ use super::super::autocast;
 use super::super::dtype::DType;
 use super::super::node::grads;
 use super::super::tensor::Tensor;
-use super::{cast, reduce};
+use super::pointwise::like;
+use super::{cast, reduce, view};
 
 /// `softmax(x, dim, dtype)`. A half tensor to fp32 is one kernel; a bfloat16 one is cast first. Under
 /// autocast the result is fp32.
@@ -22,7 +24,10 @@ pub fn log_softmax(x: impl Borrow<Tensor>, dtype: Option<DType>) -> Tensor {
 fn softmax_gradient(grad: &Tensor, dtype: DType) -> Tensor {
     let context = grad.context();
     let out = context.empty("_softmax_backward_data", grad.sizes(), dtype);
-    drop(context.empty("mul", grad.sizes(), grad.dtype()));
+    let product = like(grad, grad.dtype(), "mul");
+    let contiguous = view::contiguous(&product);
+    drop(contiguous);
+    drop(product);
     out
 }
 
