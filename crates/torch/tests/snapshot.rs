@@ -242,6 +242,11 @@ fn rewinding(settings: &'static str, requests: &[(u64, usize)], from: usize) {
             living.push(scene.allocate(bytes, stacks[which % 4]));
         }
     }
+    // Whatever was drawn, something is recorded.
+    if from >= requests.len() {
+        scene.record();
+    }
+    scene.allocate(MIB, FORWARD);
     let statistics = *scene.allocator.statistics();
     let snapshot = read_lines(&scene.finish());
     let config = AllocatorConfig::parse(settings).unwrap();

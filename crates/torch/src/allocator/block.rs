@@ -31,6 +31,8 @@ pub(super) struct Block {
     pub segment: u32,
     pub pool: u32,
     pub state: State,
+    /// Part of an expandable segment.
+    pub expandable: bool,
 }
 
 impl Allocator {
@@ -53,6 +55,49 @@ impl Allocator {
             return previous;
         }
         block
+    }
+
+    /// Joins a block that has become free, and is in no set yet, with its free neighbours; the whole takes the place of one of
+    /// them. The lowest remains.
+    pub(super) fn merge_free(&mut self, block: u32) -> u32 {
+        let Block { previous, next, .. } = self.blocks[block as usize];
+        let next = self.free_entry(next);
+        let previous = self.free_entry(previous);
+        if let Some(next) = next {
+            self.absorb(block, next.block);
+        }
+        let whole = match previous {
+            Some(previous) => {
+                self.absorb(previous.block, block);
+                previous.block
+            }
+            None => block,
+        };
+        let free = self.age_free(whole);
+        let pool = self.blocks[whole as usize].pool;
+        let set = &mut self.pools[pool as usize].free;
+        match (previous, next) {
+            (None, None) => set.insert(free),
+            (Some(part), None) | (None, Some(part)) => set.replace(part, free),
+            (Some(previous), Some(next)) => {
+                set.remove(previous);
+                set.replace(next, free);
+            }
+        }
+        whole
+    }
+
+    /// What the set holds of a block, if that exists and is free.
+    fn free_entry(&self, block: u32) -> Option<FreeBlock> {
+        if block == NONE {
+            return None;
+        }
+        let entry = &self.blocks[block as usize];
+        (entry.state == State::Free).then_some(FreeBlock {
+            size: entry.size,
+            address: entry.address,
+            block,
+        })
     }
 
     /// Adds the block after `block` to it.

@@ -99,10 +99,7 @@ impl Allocator {
         let page = size::page_bytes(&self.config, self.pools[pool as usize].small);
         let total = self.device_total.unwrap_or(LARGEST_DEVICE);
         let bytes = (total + total / 8).max(size).next_multiple_of(page);
-        let address = self
-            .next_address
-            .take()
-            .unwrap_or_else(|| self.addresses.allocate(bytes));
+        let address = self.address_for(bytes);
         let block = self.add_segment(address, bytes, pool, true);
         self.pools[pool as usize].unmapped.insert((address, block));
         block

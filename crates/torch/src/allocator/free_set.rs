@@ -5,8 +5,13 @@
 //! so an insertion moves a few cache lines and no node is ever allocated; with hundreds of
 //! thousands it still costs a search over runs and one short move.
 
+use super::size::MIN_BLOCK;
+
 /// Length at which a run is cut in two.
-const LONGEST_RUN: usize = 32;
+const LONGEST_RUN: usize = 16;
+
+/// Slots for the runs where sizes were last found.
+const SLOTS: usize = 32;
 
 /// A free block in the order of the search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +44,8 @@ pub(super) struct FreeSet {
     runs: Vec<Vec<FreeBlock>>,
     /// The last key of each run, side by side, so that the search for a run reads no other.
     lasts: Vec<Key>,
+    /// Where a size was last found, by its slot: programs ask for few sizes, again and again.
+    found: [u32; SLOTS],
     /// Runs that became empty, for the next that are needed: a program that frees what it takes asks for no memory here.
     spare: Vec<Vec<FreeBlock>>,
 }
@@ -46,8 +53,8 @@ pub(super) struct FreeSet {
 impl FreeSet {
     /// The first place at or after `key`; the end of the set is the start of a run that does not exist.
     #[inline]
-    fn seek(&self, key: Key) -> Cursor {
-        let run = self.lasts.partition_point(|last| *last < key);
+    fn seek(&mut self, key: Key) -> Cursor {
+        let run = self.run_of(key);
         let index = self
             .runs
             .get(run)
@@ -55,8 +62,23 @@ impl FreeSet {
         Cursor { run, index }
     }
 
+    /// The first run that ends at or after `key`.
+    #[inline]
+    fn run_of(&mut self, key: Key) -> usize {
+        let size = (key >> u64::BITS) as u64;
+        let slot = (size / MIN_BLOCK) as usize % SLOTS;
+        let run = self.found[slot] as usize;
+        let ends_after = self.lasts.get(run).is_some_and(|last| key <= *last);
+        if ends_after && (run == 0 || self.lasts[run - 1] < key) {
+            return run;
+        }
+        let run = self.lasts.partition_point(|last| *last < key);
+        self.found[slot] = run as u32;
+        run
+    }
+
     /// The smallest block of at least `size` bytes, the lowest address first.
-    pub fn best_fit(&self, size: u64) -> Option<(Cursor, FreeBlock)> {
+    pub fn best_fit(&mut self, size: u64) -> Option<(Cursor, FreeBlock)> {
         let cursor = self.seek(Key::from(size) << u64::BITS);
         Some((cursor, self.get(cursor)?))
     }
@@ -134,24 +156,42 @@ impl FreeSet {
         }
     }
 
-    /// Puts what is left of a block in its place: a smaller one, which mostly stays where it was.
-    pub fn shrink_at(&mut self, cursor: Cursor, rest: FreeBlock) {
+    /// Puts a block in the place of another of which it is a part, or which is a part of it: mostly it stays where that was.
+    pub fn replace(&mut self, old: FreeBlock, new: FreeBlock) {
+        let cursor = self.seek(old.key());
+        assert_eq!(self.get(cursor), Some(old), "a free block is in its set");
+        self.replace_at(cursor, new);
+    }
+
+    /// The same, of the block at a cursor.
+    pub fn replace_at(&mut self, cursor: Cursor, new: FreeBlock) {
+        let key = new.key();
         let run = &mut self.runs[cursor.run];
         let follows = match cursor.index.checked_sub(1) {
-            Some(before) => run[before].key() < rest.key(),
+            Some(before) => run[before].key() < key,
             None => match cursor.run.checked_sub(1) {
-                Some(before) => self.lasts[before] < rest.key(),
+                Some(before) => self.lasts[before] < key,
                 None => true,
             },
         };
-        if follows {
-            run[cursor.index] = rest;
-            if cursor.index + 1 == run.len() {
-                self.lasts[cursor.run] = rest.key();
+        let is_last = cursor.index + 1 == run.len();
+        let precedes = if is_last {
+            // A run may end anywhere before the next one begins.
+            match self.runs.get(cursor.run + 1) {
+                Some(after) => key < after[0].key(),
+                None => true,
+            }
+        } else {
+            key < run[cursor.index + 1].key()
+        };
+        if follows && precedes {
+            self.runs[cursor.run][cursor.index] = new;
+            if is_last {
+                self.lasts[cursor.run] = key;
             }
         } else {
             self.remove_at(cursor);
-            self.insert(rest);
+            self.insert(new);
         }
     }
 
@@ -195,7 +235,14 @@ mod tests {
                     && model.insert((whole.size / 2, whole.address + 100))
                 {
                     model.remove(&(whole.size, whole.address));
-                    set.shrink_at(cursor, FreeBlock { size: whole.size / 2, address: whole.address + 100, block: 0 });
+                    set.replace_at(cursor, FreeBlock { size: whole.size / 2, address: whole.address + 100, block: 0 });
+                }
+                // So does a block that has grown.
+                if let Some((_, part)) = set.best_fit(address)
+                    && model.insert((part.size + size, part.address))
+                {
+                    model.remove(&(part.size, part.address));
+                    set.replace(part, FreeBlock { size: part.size + size, ..part });
                 }
                 let expected = model.range((size, 0)..).next().copied();
                 let found = set.best_fit(size).map(|(_, entry)| (entry.size, entry.address));

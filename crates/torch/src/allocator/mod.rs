@@ -21,7 +21,7 @@ mod restore;
 mod size;
 mod statistics;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use thiserror::Error;
@@ -120,6 +120,8 @@ pub struct Allocator {
     /// Pairs: the small and the large pool of a stream, `2·i` and `2·i + 1`.
     pools: Vec<Pool>,
     addresses: AddressSpace,
+    /// Addresses of all segments, with their lengths.
+    occupied: BTreeMap<u64, u64>,
     next_address: Option<u64>,
     /// Searches in the common large pool, counted while garbage collection is on.
     searches: u64,
@@ -141,6 +143,7 @@ impl Allocator {
             vacant_segments: Vec::new(),
             pools: Vec::new(),
             addresses: AddressSpace::of_context(),
+            occupied: BTreeMap::new(),
             next_address: None,
             searches: 0,
             statistics: Statistics::default(),
@@ -254,16 +257,35 @@ impl Allocator {
     }
 
     fn new_segment(&mut self, pool: u32, bytes: u64) -> u32 {
-        let address = match self.next_address.take() {
-            Some(address) => address,
-            None => self.addresses.allocate(bytes),
-        };
+        let address = self.address_for(bytes);
         let block = self.add_segment(address, bytes, pool, false);
         self.statistics.reserved.add(bytes);
         self.statistics.num_device_alloc += 1;
         self.segment_events
             .push(SegmentEvent::Alloc { address, bytes });
         block
+    }
+
+    /// Where a new segment goes: to its recorded place, or where the driver would put it. Places that a recording has taken
+    /// are left alone.
+    fn address_for(&mut self, bytes: u64) -> u64 {
+        let recorded = self.next_address.take();
+        if let Some(address) = recorded.filter(|&address| self.is_vacant(address, bytes)) {
+            return address;
+        }
+        loop {
+            let address = self.addresses.allocate(bytes);
+            if self.is_vacant(address, bytes) {
+                return address;
+            }
+        }
+    }
+
+    /// Whether no segment lies there.
+    fn is_vacant(&self, address: u64, bytes: u64) -> bool {
+        let end = address.saturating_add(bytes);
+        let before = self.occupied.range(..end).next_back();
+        before.is_none_or(|(&start, &length)| start.saturating_add(length) <= address)
     }
 
     /// A segment of one block, which is free and in no set.
@@ -289,6 +311,7 @@ impl Allocator {
             } else {
                 State::Free
             },
+            expandable,
         });
         self.segments[segment as usize] = Some(Segment {
             address,
@@ -297,6 +320,7 @@ impl Allocator {
             pool,
             expandable,
         });
+        self.occupied.insert(address, bytes);
         self.statistics.num_segments.add(1);
         first
     }
@@ -330,17 +354,16 @@ impl Allocator {
     fn hand_out(&mut self, block: u32, place: Option<Cursor>, size: u64, requested: u64) {
         let taken = self.blocks[block as usize];
         let was_split = taken.previous != NONE || taken.next != NONE;
-        let expandable = self.is_expandable(taken.segment);
         let rest = taken.size - size;
         if self.cuts(taken.pool, size, rest) {
             let remainder = self.cut(block, size);
             let free = self.age_free(remainder);
             let set = &mut self.pools[taken.pool as usize].free;
             match place {
-                Some(place) => set.shrink_at(place, free),
+                Some(place) => set.replace_at(place, free),
                 None => set.insert(free),
             }
-            if !expandable {
+            if !taken.expandable {
                 if was_split {
                     self.statistics.inactive_split.subtract(size);
                 } else {
@@ -351,7 +374,7 @@ impl Allocator {
             if let Some(place) = place {
                 self.pools[taken.pool as usize].free.remove_at(place);
             }
-            if was_split && !expandable {
+            if was_split && !taken.expandable {
                 self.statistics.inactive_split.subtract(taken.size);
             }
         }
@@ -400,7 +423,6 @@ impl Allocator {
         let Block {
             size,
             requested,
-            segment,
             state,
             ..
         } = self.blocks[id.0 as usize];
@@ -408,10 +430,9 @@ impl Allocator {
         self.statistics.active.subtract(size);
         self.statistics.requested.subtract(requested);
         self.blocks[id.0 as usize].state = State::Free;
-        let block = self.merge(id.0);
-        self.insert_free(block);
-        let merged = self.blocks[block as usize];
-        if !self.is_expandable(segment) {
+        let block = self.merge_free(id.0);
+        let merged = &self.blocks[block as usize];
+        if !merged.expandable {
             // Neighbours that were counted are part of the block now.
             let counted = merged.size - size;
             let is_split = merged.previous != NONE || merged.next != NONE;
@@ -441,12 +462,6 @@ impl Allocator {
                 self.pools.len() / 2 - 1
             });
         2 * pair as u32 + u32::from(!small)
-    }
-
-    fn is_expandable(&self, segment: u32) -> bool {
-        self.segments[segment as usize]
-            .as_ref()
-            .is_some_and(|segment| segment.expandable)
     }
 
     /// What the process may reserve, if it is told to stay below the device's memory.

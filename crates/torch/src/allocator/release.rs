@@ -36,14 +36,14 @@ impl Allocator {
     fn release_pool(&mut self, pool: u32) {
         let free: Vec<FreeBlock> = self.pools[pool as usize].free.iter().collect();
         for &FreeBlock { block, .. } in &free {
-            if !self.is_expandable(self.blocks[block as usize].segment) && self.is_whole(block) {
+            if !self.blocks[block as usize].expandable && self.is_whole(block) {
                 self.release_segment(block);
             }
         }
         for FreeBlock { block, .. } in free {
             // A block whose segment has just been released is vacant.
             if self.blocks[block as usize].state == State::Free
-                && self.is_expandable(self.blocks[block as usize].segment)
+                && self.blocks[block as usize].expandable
                 && let Some(unmapped) = self.unmap(block)
                 && self.is_whole(unmapped)
             {
@@ -60,6 +60,7 @@ impl Allocator {
         self.discard(block);
         self.segments[entry.segment as usize] = None;
         self.vacant_segments.push(entry.segment);
+        self.occupied.remove(&entry.address);
         self.addresses.release(entry.address, entry.size);
         self.statistics.num_segments.subtract(1);
     }
@@ -92,7 +93,7 @@ impl Allocator {
         let wanted = size.max(self.config.max_split);
         let one = self.pools[pool as usize].free.best_fit(wanted);
         if let Some((_, found)) = one
-            && !self.is_expandable(self.blocks[found.block as usize].segment)
+            && !self.blocks[found.block as usize].expandable
         {
             if self.is_whole(found.block) {
                 self.release_segment(found.block);
@@ -109,7 +110,7 @@ impl Allocator {
             if released >= wanted {
                 break;
             }
-            if !self.is_expandable(self.blocks[block as usize].segment) && self.is_whole(block) {
+            if !self.blocks[block as usize].expandable && self.is_whole(block) {
                 self.release_segment(block);
                 released += size;
             }
@@ -151,8 +152,7 @@ impl Allocator {
             let average = ages as f64 / candidates.len() as f64;
             let (old, young): (Vec<_>, Vec<_>) =
                 candidates.into_iter().partition(|&(block, _, age)| {
-                    age as f64 >= average
-                        && !self.is_expandable(self.blocks[block as usize].segment)
+                    age as f64 >= average && !self.blocks[block as usize].expandable
                 });
             if old.is_empty() {
                 return;

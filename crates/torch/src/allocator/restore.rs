@@ -89,6 +89,7 @@ impl Allocator {
                 segment,
                 pool,
                 state: State::Free,
+                expandable,
             });
             self.blocks[previous as usize].next = index;
             indices.push(index);
@@ -111,6 +112,8 @@ impl Allocator {
         if let Some(segment) = self.segments[segment as usize].as_mut() {
             segment.reserved = reserved;
         }
+        let length = blocks.iter().map(|block| block.size).sum();
+        self.occupied.insert(address, length);
         self.statistics.reserved.add(reserved);
         living
     }

@@ -50,20 +50,20 @@ impl Packed {
         }
     }
 
+    pub(super) fn is_held(&self) -> bool {
+        matches!(self, Packed::Held(_))
+    }
+}
+
+impl Holder {
     pub(super) fn unpack(&self, context: &Context) -> Tensor {
-        match self {
-            Packed::Tensor(tensor) => tensor.clone(),
-            Packed::Held(holder) => {
-                if !holder.frame.recomputed.replace(true) {
-                    recompute(context, &holder.frame);
-                }
-                // A part that did not fill its holder has stopped the process: nothing follows.
-                holder
-                    .value
-                    .take()
-                    .unwrap_or_else(|| context.empty("stopped", [0], DType::Float32))
-            }
+        if !self.frame.recomputed.replace(true) {
+            recompute(context, &self.frame);
         }
+        // A part that did not fill its holder has stopped the process: nothing follows.
+        self.value
+            .take()
+            .unwrap_or_else(|| context.empty("stopped", [0], DType::Float32))
     }
 }
 
@@ -187,7 +187,7 @@ fn reentrant(
     recorder.save(input);
     let dtype = context.autocast.borrow().dtype();
     let output = context.no_grad(|| function(input));
-    recorder.finish(&[&output], move |step| {
+    recorder.finish_holding(&[&output], move |step| {
         let context = step.context;
         let leaf = step.saved(0).detach();
         leaf.set_requires_grad(true);

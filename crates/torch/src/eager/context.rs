@@ -10,8 +10,11 @@ use super::dtype::DType;
 use super::layout::{Layout, Layouts};
 use super::line::Line;
 use super::memory::{Block, Memory};
+use super::place::{Place, PlaceId, Places, Scope};
 use super::shape::Dims;
-use super::tensor::{Storage, Tensor};
+use super::storage::Storages;
+use super::tape::Tape;
+use super::tensor::{SpareTensors, Tensor};
 
 /// What a block of memory is for. Decided by the phase that allocates it; a gradient becomes one
 /// when a leaf takes it.
@@ -43,17 +46,6 @@ pub struct Event {
     pub line: Option<&'static Line>,
 }
 
-/// A part of a model: its name and which of its layers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Scope {
-    pub name: &'static str,
-    pub layer: Option<u32>,
-}
-
-/// The number of a scope, which every node keeps.
-#[derive(Clone, Copy)]
-pub(super) struct ScopeId(u32);
-
 /// The thread that runs: each has its own cuBLAS handle, and with it its own workspace.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Thread {
@@ -83,17 +75,14 @@ const CUBLAS_LT_WORKSPACE: u64 = 1 << 20;
 pub struct State {
     memory: RefCell<Box<dyn Memory>>,
     grad_enabled: Cell<bool>,
-    sequence: Cell<u32>,
     /// Set when nothing more is to happen: after a recomputation has all it needs, or when the
     /// device is full. Ops then make tensors without memory and record nothing.
     stopped: Cell<bool>,
     out_of_memory: Cell<Option<u64>>,
     thread: Cell<Thread>,
     category: Cell<Category>,
-    scope: Cell<ScopeId>,
-    line: Cell<Option<&'static Line>>,
-    /// All scopes there were, in the order of their ids.
-    scopes: RefCell<Vec<Scope>>,
+    place: Cell<Place>,
+    places: RefCell<Places>,
     libraries: Cell<Libraries>,
     workspaces: [RefCell<Workspaces>; 2],
     pub(super) autocast: RefCell<Autocast>,
@@ -101,6 +90,9 @@ pub struct State {
     recording: Cell<bool>,
     events: RefCell<Vec<Event>>,
     layouts: RefCell<Layouts>,
+    pub(super) storages: RefCell<Storages>,
+    pub(super) tape: RefCell<Tape>,
+    pub(super) spare_tensors: RefCell<SpareTensors>,
 }
 
 /// A handle to the process.
@@ -119,17 +111,18 @@ impl Context {
         Context(Rc::new(State {
             memory: RefCell::new(memory),
             grad_enabled: Cell::new(true),
-            sequence: Cell::new(0),
             stopped: Cell::new(false),
             out_of_memory: Cell::new(None),
             thread: Cell::new(Thread::Main),
             category: Cell::new(Category::Parameter),
-            scope: Cell::new(ScopeId(0)),
-            line: Cell::new(None),
-            scopes: RefCell::new(vec![Scope {
-                name: "model",
-                layer: None,
-            }]),
+            place: Cell::new(Place {
+                scope: Scope {
+                    name: "model",
+                    layer: None,
+                },
+                line: None,
+            }),
+            places: RefCell::default(),
             libraries: Cell::new(Libraries::default()),
             workspaces: [RefCell::default(), RefCell::default()],
             autocast: RefCell::new(Autocast::default()),
@@ -137,6 +130,9 @@ impl Context {
             recording: Cell::new(false),
             events: RefCell::new(Vec::new()),
             layouts: RefCell::default(),
+            storages: RefCell::default(),
+            tape: RefCell::default(),
+            spare_tensors: RefCell::default(),
         }))
     }
 
@@ -164,8 +160,8 @@ impl Context {
         layout: Rc<Layout>,
         dtype: DType,
     ) -> Tensor {
-        let storage = Storage::new(self, op, layout.numel * dtype.size());
-        Tensor::new(storage, layout, dtype)
+        let storage = self.new_storage(op, layout.numel * dtype.size());
+        Tensor::new(self, storage, layout, dtype)
     }
 
     /// Bytes that a kernel needs while it runs.
@@ -198,8 +194,8 @@ impl State {
                 is_free: false,
                 category: self.category.get(),
                 op,
-                scope: self.scopes.borrow()[self.scope.get().0 as usize],
-                line: self.line.get(),
+                scope: self.place.get().scope,
+                line: self.place.get().line,
             });
         }
         Some((block, id))
@@ -270,12 +266,6 @@ impl State {
         result
     }
 
-    pub(super) fn next_sequence(&self) -> u32 {
-        let sequence = self.sequence.get();
-        self.sequence.set(sequence + 1);
-        sequence
-    }
-
     pub fn category(&self) -> Category {
         self.category.get()
     }
@@ -285,35 +275,26 @@ impl State {
     }
 
     pub fn set_scope(&self, name: &'static str, layer: Option<u32>) {
-        let scope = Scope { name, layer };
-        let mut scopes = self.scopes.borrow_mut();
-        let known = scopes.iter().position(|known| *known == scope);
-        let id = known.unwrap_or_else(|| {
-            scopes.push(scope);
-            scopes.len() - 1
+        self.place.set(Place {
+            scope: Scope { name, layer },
+            ..self.place.get()
         });
-        self.scope.set(ScopeId(id as u32));
     }
 
     /// The line that runs from here on.
     pub fn at(&self, line: &'static Line) {
-        self.line.set(Some(line));
+        self.place.set(Place {
+            line: Some(line),
+            ..self.place.get()
+        });
     }
 
-    pub(super) fn line(&self) -> Option<&'static Line> {
-        self.line.get()
+    pub(super) fn place(&self) -> PlaceId {
+        self.places.borrow_mut().number(self.place.get())
     }
 
-    pub(super) fn restore_line(&self, line: Option<&'static Line>) {
-        self.line.set(line);
-    }
-
-    pub(super) fn scope(&self) -> ScopeId {
-        self.scope.get()
-    }
-
-    pub(super) fn restore_scope(&self, scope: ScopeId) {
-        self.scope.set(scope);
+    pub(super) fn restore_place(&self, place: PlaceId) {
+        self.place.set(self.places.borrow().of(place));
     }
 
     pub fn libraries(&self) -> Libraries {

@@ -3,21 +3,25 @@
 //! Ready nodes run by sequence number, latest first; a leaf's accumulator runs at once. Gradients
 //! that meet at a node are added in its input buffer, in place where the buffer is the only owner.
 
-use std::cell::Cell;
 use std::collections::BinaryHeap;
 use std::rc::Rc;
 
 use super::context::{Category, Context, Thread};
-use super::node::{Grads, Node};
+use super::node::{self, Grads};
 use super::op::pointwise::like;
 use super::op::{cast, reduce};
+use super::tape::{Edge, Kind, NodeId, Pass};
 use super::tensor::Tensor;
 
-struct Ready(Rc<Node>);
+/// A node that has all its gradients. Nodes of one priority are equal.
+struct Ready {
+    priority: u32,
+    node: NodeId,
+}
 
 impl PartialEq for Ready {
     fn eq(&self, other: &Ready) -> bool {
-        self.0.sequence == other.0.sequence
+        self.priority == other.priority
     }
 }
 impl Eq for Ready {}
@@ -28,20 +32,8 @@ impl PartialOrd for Ready {
 }
 impl Ord for Ready {
     fn cmp(&self, other: &Ready) -> std::cmp::Ordering {
-        self.0.sequence.cmp(&other.0.sequence)
+        self.priority.cmp(&other.priority)
     }
-}
-
-thread_local! {
-    /// Numbers the passes over a graph, so that nodes need no clearing between them.
-    static PASSES: Cell<u32> = const { Cell::new(0) };
-}
-
-fn next_pass() -> u32 {
-    PASSES.with(|passes| {
-        passes.set(passes.get().wrapping_add(1));
-        passes.get()
-    })
 }
 
 /// `loss.backward()`: makes the loss's own gradient, then runs the graph.
@@ -56,10 +48,11 @@ pub fn backward(loss: &Tensor) {
 
 /// Runs the graph behind `root` with its gradient. The caller keeps its own handle of it.
 pub fn run(context: &Context, root: &Tensor, grad: &Tensor) {
-    let Some((node, output)) = root.gradient_edge() else {
+    let Some(edge) = root.gradient_edge() else {
         return;
     };
     if context.is_stopped() {
+        context.release_node(edge.node);
         return;
     }
     let thread = context.set_thread(Thread::Backward);
@@ -67,103 +60,120 @@ pub fn run(context: &Context, root: &Tensor, grad: &Tensor) {
     // The backward thread has its own autocast state: off, with its own cache.
     let autocast = context.autocast.take();
 
-    count_dependencies(&node);
+    let pass = context.tape.borrow_mut().begin_pass(edge.node);
     let mut queue = BinaryHeap::new();
-    accumulate(&node, output, grad.clone());
-    queue.push(Ready(node));
-    while let Some(Ready(node)) = queue.pop() {
-        evaluate(context, &node, &mut queue);
+    accumulate(context, edge, grad.clone());
+    let priority = context.tape.borrow().priority(edge.node);
+    queue.push(Ready {
+        priority,
+        node: edge.node,
+    });
+    while let Some(ready) = queue.pop() {
+        evaluate(context, &pass, ready.node, &mut queue);
         if context.is_stopped() {
+            let left = context.tape.borrow().left_of(&pass);
+            for node in left {
+                context.release_node(node);
+            }
             break;
         }
     }
+    context.release_node(edge.node);
 
     context.autocast.replace(autocast);
     context.set_grad_enabled(grad_mode);
     context.set_thread(thread);
 }
 
-fn count_dependencies(root: &Node) {
-    let pass = next_pass();
-    let mut stack = vec![root];
-    root.visited.set(pass);
-    root.dependencies.set(0);
-    while let Some(node) = stack.pop() {
-        for (next, _) in node.next.iter().flatten() {
-            if next.visited.replace(pass) != pass {
-                next.dependencies.set(0);
-                stack.push(next);
-            }
-            next.dependencies.set(next.dependencies.get() + 1);
-        }
-    }
-}
-
-/// Adds a gradient into a node's input buffer.
-fn accumulate(node: &Node, output: u32, grad: Tensor) {
-    let mut buffer = node.buffer.borrow_mut();
-    if buffer.is_empty() {
-        buffer.resize(node.num_outputs(), None);
-    }
-    let slot = &mut buffer[output as usize];
-    *slot = Some(match slot.take() {
-        None => grad,
-        Some(old) if old.is_sole_owner() && old.is_dense() => old,
-        Some(old) => {
-            let sum = like(&old, old.dtype(), "add (gradients)");
-            drop(old);
-            sum
-        }
-    });
-}
-
-fn evaluate(context: &Context, node: &Rc<Node>, queue: &mut BinaryHeap<Ready>) {
-    let mut grads = std::mem::take(&mut *node.buffer.borrow_mut());
-    if let Some(leaf) = node.leaf() {
-        if let Some(grad) = grads.pop().flatten() {
-            take_gradient(context, leaf, grad);
-        }
+/// Adds a gradient to what has arrived of it before.
+fn accumulate(context: &Context, edge: Edge, grad: Tensor) {
+    let mut tape = context.tape.borrow_mut();
+    let slot = &mut tape.output_mut(edge).grad;
+    let Some(old) = slot.take() else {
+        *slot = Some(grad);
+        return;
+    };
+    if old.is_sole_owner() && old.is_dense() {
+        *slot = Some(old);
+        drop(tape);
+        drop(grad);
         return;
     }
-    let outputs = if grads.iter().all(Option::is_none) {
-        Grads::from_elem(None, node.next.len())
+    drop(tape);
+    let sum = like(&old, old.dtype(), "add (gradients)");
+    drop(old);
+    context.tape.borrow_mut().output_mut(edge).grad = Some(sum);
+    drop(grad);
+}
+
+fn evaluate(context: &Context, pass: &Pass, node: NodeId, queue: &mut BinaryHeap<Ready>) {
+    let mut running = context.tape.borrow_mut().start(node);
+    if let Kind::Accumulate(leaf) = &running.kind {
+        if let Some(grad) = running.outputs[0].grad.take() {
+            take_gradient(context, leaf, grad);
+        }
+        context.tape.borrow_mut().restore(node, running);
+        context.release_node(node);
+        return;
+    }
+    let outputs = if running.outputs.iter().all(|output| output.grad.is_none()) {
+        Grads::from_elem(None, running.next.len())
     } else {
-        let mut outputs = node.apply(context, &grads);
-        fit_outputs(node, &mut outputs);
+        let mut outputs = node::apply(context, &running);
+        fit_outputs(context, &running.next, &mut outputs);
         outputs
     };
-    for grad in grads {
-        drop(grad);
+    for output in &mut running.outputs {
+        drop(output.grad.take());
     }
-    node.release();
-    for (edge, grad) in node.next.iter().zip(outputs) {
-        let Some((next, output)) = edge else { continue };
+    let saved = std::mem::take(&mut running.saved);
+    let had_saved = !saved.is_empty();
+    for packed in saved {
+        drop(packed);
+    }
+    for (edge, grad) in running.next.iter().zip(outputs) {
+        let Some(edge) = *edge else { continue };
         if let Some(grad) = grad {
-            accumulate(next, *output, grad);
+            accumulate(context, edge, grad);
         }
-        let left = next.dependencies.get() - 1;
-        next.dependencies.set(left);
-        if left == 0 {
-            queue.push(Ready(next.clone()));
+        let mut tape = context.tape.borrow_mut();
+        let next = tape.node_mut(edge.node);
+        next.dependencies -= 1;
+        if next.dependencies == 0 {
+            queue.push(Ready {
+                priority: tape.priority(edge.node),
+                node: edge.node,
+            });
         }
     }
+    let mut tape = context.tape.borrow_mut();
+    tape.finish(pass, node, running, had_saved);
+    drop(tape);
+    context.release_node(node);
 }
 
 /// Gradients must have the sizes and the type of what they are the gradient of: broadcast
 /// dimensions are summed, other types cast.
-fn fit_outputs(node: &Node, outputs: &mut [Option<Tensor>]) {
-    for (edge, slot) in node.next.iter().zip(outputs) {
-        let (Some((next, output)), Some(grad)) = (edge, slot.as_ref()) else {
+fn fit_outputs(context: &Context, next: &[Option<Edge>], outputs: &mut [Option<Tensor>]) {
+    for (edge, slot) in next.iter().zip(outputs) {
+        let (Some(edge), Some(grad)) = (edge, slot.as_ref()) else {
             continue;
         };
-        let (layout, dtype) = next.output(*output);
-        if !Rc::ptr_eq(grad.layout(), layout) && grad.sizes() != layout.sizes {
-            *slot = Some(reduce::sum_to(grad, layout.sizes));
+        let (fits, dtype) = {
+            let tape = context.tape.borrow();
+            let output = tape.output(*edge);
+            let fits = Rc::ptr_eq(grad.layout(), &output.layout)
+                || grad.layout().sizes == output.layout.sizes;
+            (fits, output.dtype)
+        };
+        if !fits {
+            let sizes = context.tape.borrow().output(*edge).layout.sizes;
+            *slot = Some(reduce::sum_to(grad, sizes));
         }
         if let Some(grad) = slot.as_ref()
-            && grad.dtype() != *dtype
+            && grad.dtype() != dtype
         {
-            *slot = Some(cast::to(grad, *dtype));
+            *slot = Some(cast::to(grad, dtype));
         }
     }
 }

@@ -3,8 +3,10 @@
 //! A program makes millions of tensors and a few dozen layouts. Tensors and nodes therefore hold a shared one: they are
 //! smaller by hundreds of bytes, and what follows from a layout is worked out once.
 
+use std::cell::RefCell;
 use std::rc::Rc;
 
+use super::op::reduce::Reduction;
 use super::shape::{self, Dims};
 
 /// How a tensor's elements lie in its storage.
@@ -18,6 +20,8 @@ pub struct Layout {
     pub is_dense: bool,
     /// A new tensor "like" one of this layout has this layout.
     pub is_own_likeness: bool,
+    /// Reductions of such tensors so far: a handful.
+    pub reductions: RefCell<Vec<Reduction>>,
 }
 
 impl Layout {
@@ -26,6 +30,7 @@ impl Layout {
             numel: sizes.numel(),
             is_contiguous: shape::is_contiguous(&sizes, &strides),
             is_dense: shape::is_dense(&sizes, &strides),
+            reductions: RefCell::default(),
             is_own_likeness: shape::dense_strides(&sizes, &strides) == strides,
             sizes,
             strides,

@@ -1,16 +1,12 @@
 //! Nodes of the backward graph: what an op keeps, where its gradients go, and how it makes them.
 
-use std::cell::{Cell, RefCell};
-use std::rc::Rc;
-
 use smallvec::SmallVec;
 
 use super::checkpoint::Packed;
-use super::context::{Context, ScopeId};
+use super::context::Context;
 use super::dtype::DType;
-use super::layout::Layout;
-use super::line::Line;
 use super::shape::Dims;
+use super::tape::{Edge, Edges, Kind, Node, Output, Outputs, Running, Saved};
 use super::tensor::Tensor;
 
 /// A backward formula: the gradients of an op's outputs in, those of its inputs out, in the
@@ -33,29 +29,33 @@ pub(crate) use grads;
 /// What a formula sees.
 pub struct Step<'a> {
     pub context: &'a Context,
-    saved: &'a [Option<Tensor>],
-    grads: &'a [Option<Tensor>],
+    saved: &'a [Option<Packed>],
+    /// In the places of what hooks had packed: the tensors.
+    unpacked: &'a [Option<Tensor>],
+    outputs: &'a [Output],
     next: &'a [Option<Edge>],
 }
 
 impl Step<'_> {
     /// The tensor saved under this number.
     pub fn saved(&self, index: usize) -> &Tensor {
-        self.saved[index]
-            .as_ref()
-            .expect("a formula reads only what its op saved")
+        let tensor = match &self.saved[index] {
+            Some(Packed::Tensor(tensor)) => Some(tensor),
+            Some(Packed::Held(_)) => self.unpacked[index].as_ref(),
+            None => None,
+        };
+        tensor.expect("a formula reads only what its op saved")
     }
 
     /// The gradient of the op's only output.
     pub fn grad(&self) -> &Tensor {
-        self.grads[0]
-            .as_ref()
+        self.grad_of(0)
             .expect("the engine calls a node only with a gradient")
     }
 
     /// The gradient of one of several outputs; none where that output was not used.
     pub fn grad_of(&self, output: usize) -> Option<&Tensor> {
-        self.grads[output].as_ref()
+        self.outputs[output].grad.as_ref()
     }
 
     /// Whether this input's gradient is wanted.
@@ -65,162 +65,49 @@ impl Step<'_> {
 
     /// The sizes of the op's only input. The node its gradient goes to knows them.
     pub fn input_sizes(&self) -> Dims {
-        let (next, output) = self.next[0]
-            .as_ref()
-            .expect("a node of one input exists for its gradient");
-        next.output(*output).0.sizes
-    }
-}
-
-pub type Edge = (Rc<Node>, u32);
-
-type Edges = SmallVec<[Option<Edge>; 2]>;
-type Outputs = SmallVec<[(Rc<Layout>, DType); 1]>;
-type Saved = SmallVec<[Option<Packed>; 2]>;
-/// Gradients of a node's outputs as they arrive.
-pub(super) type Buffer = SmallVec<[Option<Tensor>; 1]>;
-
-enum Kind {
-    /// A leaf takes its gradient.
-    Accumulate(Tensor),
-    Op(Formula),
-}
-
-/// A long loop has a million of them alive, so that reading them from memory is most of the time of a replay: what a pass over
-/// the graph looks at comes first, in as few cache lines as can be.
-#[repr(C)]
-pub struct Node {
-    /// Later ops have higher numbers and run first; leaves run as soon as they can.
-    pub(super) sequence: u32,
-    pub(super) visited: Cell<u32>,
-    pub(super) dependencies: Cell<u32>,
-    scope: ScopeId,
-    pub(super) next: Edges,
-    kind: Kind,
-    /// Sizes and types of the op's outputs: gradients are brought to them.
-    outputs: Outputs,
-    saved: RefCell<Saved>,
-    /// The line of the forward that made it.
-    line: Option<&'static Line>,
-    pub(super) buffer: RefCell<Buffer>,
-}
-
-impl Node {
-    pub(super) fn accumulator(leaf: Tensor) -> Rc<Node> {
-        let outputs = SmallVec::from_elem((leaf.layout().clone(), leaf.dtype()), 1);
-        let (scope, line) = (leaf.context().scope(), leaf.context().line());
-        Node::new(
-            u32::MAX,
-            Kind::Accumulate(leaf),
-            Edges::new(),
-            outputs,
-            Saved::new(),
-            scope,
-            line,
-        )
-    }
-
-    fn new(
-        sequence: u32,
-        kind: Kind,
-        next: Edges,
-        outputs: Outputs,
-        saved: Saved,
-        scope: ScopeId,
-        line: Option<&'static Line>,
-    ) -> Rc<Node> {
-        Rc::new(Node {
-            sequence,
-            kind,
-            next,
-            outputs,
-            saved: RefCell::new(saved),
-            scope,
-            line,
-            visited: Cell::new(0),
-            dependencies: Cell::new(0),
-            buffer: RefCell::default(),
-        })
-    }
-
-    pub(super) fn leaf(&self) -> Option<&Tensor> {
-        match &self.kind {
-            Kind::Accumulate(leaf) => Some(leaf),
-            Kind::Op(_) => None,
-        }
-    }
-
-    pub(super) fn num_outputs(&self) -> usize {
-        self.outputs.len()
-    }
-
-    pub(super) fn output(&self, index: u32) -> &(Rc<Layout>, DType) {
-        &self.outputs[index as usize]
-    }
-
-    /// Runs the formula. What hooks had packed is unpacked first, all of it, and goes when the
-    /// formula returns, last first: C++ locals.
-    pub(super) fn apply(&self, context: &Context, grads: &[Option<Tensor>]) -> Grads {
-        let Kind::Op(formula) = &self.kind else {
-            return Grads::new();
-        };
-        let mut saved: Grads = self
-            .saved
+        self.context
+            .tape
             .borrow()
-            .iter()
-            .map(|packed| packed.as_ref().map(|packed| packed.unpack(context)))
-            .collect();
-        context.restore_scope(self.scope);
-        context.restore_line(self.line);
-        let outputs = formula(&Step {
-            context,
-            saved: &saved,
-            grads,
-            next: &self.next,
-        });
-        while let Some(last) = saved.pop() {
-            drop(last);
-        }
-        outputs
+            .output(self.only_edge())
+            .layout
+            .sizes
     }
 
-    /// Gives up what was saved, in the order in which it was declared.
-    pub(super) fn release(&self) {
-        let saved = std::mem::take(&mut *self.saved.borrow_mut());
-        for packed in saved {
-            drop(packed);
-        }
+    /// The type of the op's only input.
+    pub fn input_dtype(&self) -> DType {
+        self.context.tape.borrow().output(self.only_edge()).dtype
+    }
+
+    fn only_edge(&self) -> Edge {
+        self.next[0].expect("a node of one input exists for its gradient")
     }
 }
 
-/// Nodes that a node being dropped leaves behind.
-type Pending = SmallVec<[Rc<Node>; 4]>;
-
-impl Drop for Node {
-    /// A chain of a hundred thousand nodes must not be taken down by recursion.
-    fn drop(&mut self) {
-        let mut pending = Pending::new();
-        detach_children(self, &mut pending);
-        while let Some(mut node) = pending.pop() {
-            if let Some(node) = Rc::get_mut(&mut node) {
-                detach_children(node, &mut pending);
-            }
-        }
+/// Runs a node's formula. What hooks had packed is unpacked first, all of it, and goes when the formula returns, last first:
+/// C++ locals.
+pub(super) fn apply(context: &Context, running: &Running) -> Grads {
+    let Kind::Op(formula) = &running.kind else {
+        return Grads::new();
+    };
+    let mut unpacked = Grads::new();
+    if running.saved.iter().flatten().any(Packed::is_held) {
+        unpacked.extend(running.saved.iter().map(|packed| match packed {
+            Some(Packed::Held(holder)) => Some(holder.unpack(context)),
+            _ => None,
+        }));
     }
-}
-
-fn detach_children(node: &mut Node, pending: &mut Pending) {
-    for packed in std::mem::take(node.saved.get_mut()) {
-        if let Some(Packed::Tensor(tensor)) = packed {
-            pending.extend(tensor.take_history());
-        }
+    context.restore_place(running.place);
+    let outputs = formula(&Step {
+        context,
+        saved: &running.saved,
+        unpacked: &unpacked,
+        outputs: &running.outputs,
+        next: &running.next,
+    });
+    while let Some(last) = unpacked.pop() {
+        drop(last);
     }
-    pending.extend(
-        std::mem::take(&mut node.next)
-            .into_iter()
-            .flatten()
-            .map(|(next, _)| next),
-    );
+    outputs
 }
 
 /// A node while its op runs. Empty where nothing requires a gradient: then nothing is kept.
@@ -242,9 +129,15 @@ impl Context {
         let records = self.is_grad_enabled()
             && !self.is_stopped()
             && inputs.iter().any(|input| input.requires_grad());
-        let building = records.then(|| Building {
-            next: inputs.iter().map(|input| input.gradient_edge()).collect(),
-            saved: Saved::new(),
+        let building = records.then(|| {
+            let mut next = Edges::new();
+            for input in inputs {
+                next.push(input.gradient_edge());
+            }
+            Building {
+                next,
+                saved: Saved::new(),
+            }
         });
         Recorder {
             context: self.clone(),
@@ -286,28 +179,54 @@ impl Recorder {
         }
     }
 
-    /// Ends the recording: the outputs get this node as their history.
+    /// Ends the recording: the outputs get this node as their history. The formula holds no tensors: what it needs is saved.
     pub fn finish(self, outputs: &[&Tensor], formula: impl Fn(&Step<'_>) -> Grads + 'static) {
-        let Some(building) = self.building else {
-            return;
-        };
+        self.end(outputs, || Box::new(formula), false);
+    }
+
+    /// The same for a formula that holds tensors, which then live as long as the graph.
+    pub(super) fn finish_holding(
+        self,
+        outputs: &[&Tensor],
+        formula: impl Fn(&Step<'_>) -> Grads + 'static,
+    ) {
+        self.end(outputs, || Box::new(formula), true);
+    }
+
+    fn end(mut self, outputs: &[&Tensor], formula: impl FnOnce() -> Formula, holds_tensors: bool) {
         if self.context.is_stopped() {
             return;
         }
-        let node = Node::new(
-            self.context.next_sequence(),
-            Kind::Op(Box::new(formula)),
-            building.next,
-            outputs
-                .iter()
-                .map(|output| (output.layout().clone(), output.dtype()))
-                .collect(),
-            building.saved,
-            self.context.scope(),
-            self.context.line(),
-        );
-        for (index, output) in outputs.iter().enumerate() {
-            output.set_history(node.clone(), index as u32);
+        let Some(Building { next, saved }) = self.building.take() else {
+            return;
+        };
+        let mut places = Outputs::new();
+        for output in outputs {
+            places.push(Output::of(output));
+        }
+        let node = self.context.tape.borrow_mut().push(Node::of_op(
+            self.context.place(),
+            formula(),
+            holds_tensors,
+            next,
+            places,
+            saved,
+        ));
+        for (index, tensor) in outputs.iter().enumerate() {
+            let output = index as u32;
+            tensor.set_history(Edge { node, output });
+        }
+    }
+}
+
+impl Drop for Recorder {
+    /// An op that came to nothing lets go of its inputs' nodes.
+    fn drop(&mut self) {
+        if let Some(building) = self.building.take() {
+            drop(building.saved);
+            for edge in building.next.into_iter().flatten() {
+                self.context.release_node(edge.node);
+            }
         }
     }
 }

@@ -6,10 +6,20 @@ use smallvec::SmallVec;
 pub const MAX_DIMS: usize = 6;
 
 /// The sizes, or the strides, of a tensor. Inline, because every op makes some.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Eq)]
 pub struct Dims {
     len: u8,
+    /// Zero beyond the end.
     values: [u64; MAX_DIMS],
+}
+
+impl PartialEq for Dims {
+    /// All values at once: every op compares sizes, and a loop that may end early costs more than it saves.
+    fn eq(&self, other: &Dims) -> bool {
+        let pairs = self.values.iter().zip(&other.values);
+        let difference = pairs.fold(0, |difference, (a, b)| difference | (a ^ b));
+        difference == 0 && self.len == other.len
+    }
 }
 
 impl Dims {
@@ -46,13 +56,17 @@ impl Dims {
 
     pub fn insert(&mut self, at: usize, value: u64) {
         self.push(value);
-        self.as_mut_slice()[at..].rotate_right(1);
+        for i in (at + 1..self.len as usize).rev() {
+            self.values[i] = self.values[i - 1];
+        }
+        self.values[at] = value;
     }
 
     pub fn remove(&mut self, at: usize) {
-        self.as_mut_slice()[at..].rotate_left(1);
         self.len -= 1;
-        // Equality compares what is beyond the end too.
+        for i in at..self.len as usize {
+            self.values[i] = self.values[i + 1];
+        }
         self.values[self.len as usize] = 0;
     }
 

@@ -1,45 +1,14 @@
 //! Tensors: reference-counted handles to storage, freed when the last one goes, as in CPython.
 
-use std::cell::{Cell, RefCell};
-use std::rc::{Rc, Weak};
+use std::cell::RefCell;
+use std::rc::Rc;
 
 use super::context::{Category, Context};
 use super::dtype::DType;
 use super::layout::Layout;
-use super::memory::Block;
-use super::node::Node;
 use super::shape::Dims;
-
-/// Bytes on the device, shared by a tensor and its views.
-pub struct Storage {
-    context: Context,
-    block: Option<Block>,
-    event: u32,
-    category: Cell<Category>,
-}
-
-impl Storage {
-    pub(super) fn new(context: &Context, op: &'static str, bytes: u64) -> Rc<Storage> {
-        let (block, event) = match context.allocate(op, bytes) {
-            Some((block, event)) => (Some(block), event),
-            None => (None, u32::MAX),
-        };
-        Rc::new(Storage {
-            context: context.clone(),
-            block,
-            event,
-            category: Cell::new(context.category()),
-        })
-    }
-}
-
-impl Drop for Storage {
-    fn drop(&mut self) {
-        if let Some(block) = self.block {
-            self.context.free(block, self.event, self.category.get());
-        }
-    }
-}
+use super::storage::StorageId;
+use super::tape::{Edge, Node, NodeId};
 
 /// What autograd knows of a tensor. Nearly all tensors are results, so what only leaves have is kept apart.
 #[derive(Default)]
@@ -47,16 +16,16 @@ enum Autograd {
     #[default]
     Unknown,
     Leaf(Box<Leaf>),
-    /// The output of an op, and which of its outputs.
-    Result(Rc<Node>, u32),
+    /// The output of an op: its node, and which of its outputs.
+    Result(Edge),
 }
 
 #[derive(Default)]
 struct Leaf {
     requires_grad: bool,
     grad: Option<Tensor>,
-    /// The node that receives gradients. Edges of the graph keep it alive.
-    accumulator: Weak<Node>,
+    /// The node that receives gradients, as long as edges of the graph keep it alive.
+    accumulator: Option<NodeId>,
 }
 
 impl Autograd {
@@ -80,9 +49,11 @@ impl Autograd {
 }
 
 pub struct TensorImpl {
-    storage: Rc<Storage>,
-    layout: Rc<Layout>,
+    /// None of one that waits to be used again.
+    context: Option<Context>,
+    storage: StorageId,
     dtype: DType,
+    layout: Rc<Layout>,
     /// The tensor that this one is a view of. PyTorch's view metadata holds it, also without
     /// gradients: so a view's storage never has a single owner, and gradients that are views
     /// are not added to in place.
@@ -93,19 +64,54 @@ pub struct TensorImpl {
 #[derive(Clone)]
 pub struct Tensor(Rc<TensorImpl>);
 
+/// Tensors that went, for the next ones: a program makes and drops one with every op, and memory that was just used is the
+/// fastest there is.
+#[derive(Default)]
+pub(super) struct SpareTensors(Vec<Rc<TensorImpl>>);
+
 impl Tensor {
-    pub(super) fn new(storage: Rc<Storage>, layout: Rc<Layout>, dtype: DType) -> Tensor {
-        Tensor(Rc::new(TensorImpl {
+    /// A tensor over storage whose owner it becomes.
+    pub(super) fn new(
+        context: &Context,
+        storage: StorageId,
+        layout: Rc<Layout>,
+        dtype: DType,
+    ) -> Tensor {
+        Tensor::with_base(context, storage, layout, dtype, None)
+    }
+
+    fn with_base(
+        context: &Context,
+        storage: StorageId,
+        layout: Rc<Layout>,
+        dtype: DType,
+        base: Option<Tensor>,
+    ) -> Tensor {
+        let tensor = TensorImpl {
+            context: Some(context.clone()),
             storage,
-            layout,
             dtype,
-            base: None,
+            layout,
+            base,
             autograd: RefCell::default(),
-        }))
+        };
+        let spare = context.spare_tensors.borrow_mut().0.pop();
+        if let Some(mut spare) = spare
+            && let Some(place) = Rc::get_mut(&mut spare)
+        {
+            *place = tensor;
+            return Tensor(spare);
+        }
+        Tensor(Rc::new(tensor))
     }
 
     pub fn context(&self) -> &Context {
-        &self.0.storage.context
+        let context = self.0.context.as_ref();
+        context.expect("a tensor that has handles has a context")
+    }
+
+    fn shared_storage(&self) -> StorageId {
+        self.context().share_storage(self.0.storage)
     }
 
     pub(super) fn layout(&self) -> &Rc<Layout> {
@@ -164,6 +170,11 @@ impl Tensor {
         self.0.base.is_some()
     }
 
+    /// Whether its bytes were made with the model.
+    pub(super) fn is_parameter(&self) -> bool {
+        self.context().storage_category(self.0.storage) == Category::Parameter
+    }
+
     /// Marks a leaf as trained, or as frozen.
     pub fn set_requires_grad(&self, requires_grad: bool) {
         if let Some(leaf) = self.0.autograd.borrow_mut().leaf_mut() {
@@ -181,46 +192,60 @@ impl Tensor {
 
     /// A view: other sizes over the same storage, holding its base.
     pub(super) fn alias(&self, sizes: Dims, strides: Dims) -> Tensor {
-        Tensor(Rc::new(TensorImpl {
-            storage: self.0.storage.clone(),
-            layout: self.context().layout(sizes, strides),
-            dtype: self.0.dtype,
-            base: Some(self.0.base.clone().unwrap_or_else(|| self.clone())),
-            autograd: RefCell::default(),
-        }))
+        let base = self.0.base.clone().unwrap_or_else(|| self.clone());
+        Tensor::with_base(
+            self.context(),
+            self.shared_storage(),
+            self.context().layout(sizes, strides),
+            self.0.dtype,
+            Some(base),
+        )
     }
 
     /// Another tensor over the same storage that is no view of this one: `_unsafe_view`, saved
     /// outputs, detached tensors.
     pub(super) fn shallow(&self, sizes: Dims, strides: Dims) -> Tensor {
         let layout = self.context().layout(sizes, strides);
-        Tensor::new(self.0.storage.clone(), layout, self.0.dtype)
+        Tensor::new(self.context(), self.shared_storage(), layout, self.0.dtype)
     }
 
     /// The same values without history.
     pub fn detach(&self) -> Tensor {
-        Tensor::new(self.0.storage.clone(), self.0.layout.clone(), self.0.dtype)
+        let layout = self.0.layout.clone();
+        Tensor::new(self.context(), self.shared_storage(), layout, self.0.dtype)
     }
 
-    pub(super) fn set_history(&self, node: Rc<Node>, output: u32) {
+    /// Takes over the node's reference for this output.
+    pub(super) fn set_history(&self, edge: Edge) {
         // What it replaces goes after the borrow has ended: it may reach this tensor.
-        drop(self.0.autograd.replace(Autograd::Result(node, output)));
+        if let Autograd::Result(old) = self.0.autograd.replace(Autograd::Result(edge)) {
+            self.context().release_node(old.node);
+        }
     }
 
-    /// Where this tensor's gradient goes: its node, or the leaf's accumulator.
-    pub(super) fn gradient_edge(&self) -> Option<(Rc<Node>, u32)> {
+    /// Where this tensor's gradient goes: its node, or the leaf's accumulator. The edge is a reference to the node.
+    pub(super) fn gradient_edge(&self) -> Option<Edge> {
         let mut autograd = self.0.autograd.borrow_mut();
-        let leaf = match &mut *autograd {
-            Autograd::Result(node, output) => return Some((node.clone(), *output)),
-            Autograd::Leaf(leaf) if leaf.requires_grad => leaf,
+        let mut tape = self.context().tape.borrow_mut();
+        let edge = match &mut *autograd {
+            Autograd::Result(edge) => *edge,
+            Autograd::Leaf(leaf) if leaf.requires_grad => {
+                let node = *leaf
+                    .accumulator
+                    .get_or_insert_with(|| tape.push(Node::of_leaf(self)));
+                Edge { node, output: 0 }
+            }
             _ => return None,
         };
-        if let Some(node) = leaf.accumulator.upgrade() {
-            return Some((node, 0));
+        tape.node_mut(edge.node).references += 1;
+        Some(edge)
+    }
+
+    /// The accumulator is gone.
+    pub(super) fn forget_accumulator(&self) {
+        if let Some(leaf) = self.0.autograd.borrow_mut().leaf_mut() {
+            leaf.accumulator = None;
         }
-        let node = Node::accumulator(self.clone());
-        leaf.accumulator = Rc::downgrade(&node);
-        Some((node, 0))
     }
 
     pub fn grad(&self) -> Option<Tensor> {
@@ -230,7 +255,9 @@ impl Tensor {
 
     pub fn set_grad(&self, grad: Option<Tensor>) {
         if let Some(grad) = &grad {
-            grad.0.storage.category.set(Category::Gradient);
+            let storage = grad.0.storage;
+            self.context()
+                .set_storage_category(storage, Category::Gradient);
         }
         // The old gradient must go after the borrow has ended: freeing it may reach this tensor.
         let mut autograd = self.0.autograd.borrow_mut();
@@ -245,23 +272,30 @@ impl Tensor {
     /// Whether nothing else refers to this tensor or its storage, so that a sum may be made in
     /// its place.
     pub(super) fn is_sole_owner(&self) -> bool {
-        Rc::strong_count(&self.0) == 1 && Rc::strong_count(&self.0.storage) == 1
+        Rc::strong_count(&self.0) == 1 && self.context().storage_owners(self.0.storage) == 1
     }
 
     pub(super) fn handles(&self) -> usize {
         Rc::strong_count(&self.0)
     }
+}
 
-    /// Takes the history out of a tensor nobody else holds, so that a graph can be taken down
-    /// without recursion.
-    pub(super) fn take_history(&self) -> Option<Rc<Node>> {
-        if Rc::strong_count(&self.0) > 1 || self.is_leaf() {
-            return None;
+impl Drop for Tensor {
+    /// With the last handle go the bytes, then the base, then the history.
+    fn drop(&mut self) {
+        let Some(tensor) = Rc::get_mut(&mut self.0) else {
+            return;
+        };
+        let Some(context) = tensor.context.take() else {
+            return;
+        };
+        context.release_storage(tensor.storage);
+        drop(tensor.base.take());
+        if let Autograd::Result(edge) = tensor.autograd.take() {
+            context.release_node(edge.node);
         }
-        match self.0.autograd.take() {
-            Autograd::Result(node, _) => Some(node),
-            _ => None,
-        }
+        let spare = &mut context.spare_tensors.borrow_mut().0;
+        spare.push(self.0.clone());
     }
 }
 

@@ -17,9 +17,10 @@ pub fn to(x: impl Borrow<Tensor>, dtype: DType) -> Tensor {
     let context = tensor.context();
     let recorder = context.record(&[tensor]);
     let out = like(tensor, dtype, "_to_copy");
-    let from = tensor.dtype();
     if dtype.is_floating() {
-        recorder.finish(&[&out], move |step| grads![Some(to(step.grad(), from))]);
+        recorder.finish(&[&out], |step| {
+            grads![Some(to(step.grad(), step.input_dtype()))]
+        });
     }
     out
 }

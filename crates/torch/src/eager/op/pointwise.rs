@@ -2,6 +2,7 @@
 //! their gradient takes.
 
 use std::borrow::Borrow;
+use std::rc::Rc;
 
 use super::super::autocast;
 use super::super::dtype::DType;
@@ -32,7 +33,7 @@ fn result_type(a: &Tensor, b: &Tensor) -> DType {
 
 /// The result of a binary op: broadcast sizes, in the order of the first operand that has them already.
 fn binary(a: &Tensor, b: &Tensor, dtype: DType, op: &'static str) -> Tensor {
-    if a.layout().sizes == b.layout().sizes {
+    if Rc::ptr_eq(a.layout(), b.layout()) || a.layout().sizes == b.layout().sizes {
         return like(a, dtype, op);
     }
     let sizes = shape::broadcast(&a.layout().sizes, &b.layout().sizes);
@@ -44,26 +45,24 @@ fn binary(a: &Tensor, b: &Tensor, dtype: DType, op: &'static str) -> Tensor {
 
 /// `a + b` and `a - b`: keeps nothing; the gradient goes on to both as it is.
 pub fn add(a: impl Borrow<Tensor>, b: impl Borrow<Tensor>) -> Tensor {
-    sum_of(a, b, false)
+    sum_of(a, b, |grad| grad.clone())
 }
 
 pub fn sub(a: impl Borrow<Tensor>, b: impl Borrow<Tensor>) -> Tensor {
-    sum_of(a, b, true)
+    sum_of(a, b, |grad| like(grad, grad.dtype(), "neg"))
 }
 
-fn sum_of(a: impl Borrow<Tensor>, b: impl Borrow<Tensor>, negate: bool) -> Tensor {
+fn sum_of(
+    a: impl Borrow<Tensor>,
+    b: impl Borrow<Tensor>,
+    second: impl Fn(&Tensor) -> Tensor + 'static,
+) -> Tensor {
     let (x, y) = (a.borrow(), b.borrow());
     let recorder = x.context().record(&[x, y]);
     let out = binary(x, y, result_type(x, y), "add");
     recorder.finish(&[&out], move |step| {
         let grad = step.grad();
-        let other = step.needs(1).then(|| {
-            if negate {
-                like(grad, grad.dtype(), "neg")
-            } else {
-                grad.clone()
-            }
-        });
+        let other = step.needs(1).then(|| second(grad));
         grads![step.needs(0).then(|| grad.clone()), other]
     });
     drop(a);

@@ -3,11 +3,13 @@
 
 use std::borrow::Borrow;
 
+use smallvec::SmallVec;
+
 use super::super::autocast;
 use super::super::context::Context;
 use super::super::dtype::DType;
 use super::super::node::grads;
-use super::super::shape::Dims;
+use super::super::shape::{Dims, MAX_DIMS};
 use super::super::tensor::Tensor;
 use super::view;
 
@@ -27,6 +29,13 @@ pub struct Staging {
     pub semaphores: u64,
 }
 
+/// A reduction of a layout, and what it takes.
+#[derive(Clone, Copy)]
+pub struct Reduction {
+    over: [bool; MAX_DIMS],
+    staging: Option<Staging>,
+}
+
 fn last_power_of_two(n: u64) -> u64 {
     if n == 0 { 1 } else { 1 << n.ilog2() }
 }
@@ -37,12 +46,12 @@ fn last_power_of_two(n: u64) -> u64 {
 pub fn staging(sizes: &[u64], strides: &[u64], reduced: &[bool], itemsize: u64) -> Option<Staging> {
     // TensorIterator's order: reduced dimensions first, each group by stride; neighbours that
     // continue each other become one.
-    let mut dims: Vec<(bool, u64, u64)> = (0..sizes.len())
+    let mut dims: SmallVec<[(bool, u64, u64); MAX_DIMS]> = (0..sizes.len())
         .filter(|&i| sizes[i] != 1)
         .map(|i| (!reduced[i], strides[i], sizes[i]))
         .collect();
     dims.sort_by_key(|&(kept, stride, _)| (kept, stride));
-    let mut merged: Vec<(bool, u64, u64)> = Vec::new();
+    let mut merged: SmallVec<[(bool, u64, u64); MAX_DIMS]> = SmallVec::new();
     for (kept, stride, size) in dims {
         match merged.last_mut() {
             Some((k, s, n)) if *k == kept && *s * *n == stride => *n *= size,
@@ -139,8 +148,20 @@ pub fn staging(sizes: &[u64], strides: &[u64], reduced: &[bool], itemsize: u64) 
 }
 
 /// The reduction kernel: the result exists, the buffers come and go. Partial sums are fp32.
-fn run(context: &Context, input: &Tensor, reduced: &[bool]) {
-    if let Some(staging) = staging(&input.sizes(), &input.strides(), reduced, 4) {
+fn run(context: &Context, input: &Tensor, over: [bool; MAX_DIMS]) {
+    let layout = input.layout();
+    let mut reductions = layout.reductions.borrow_mut();
+    let known = reductions.iter().find(|known| known.over == over);
+    let staging = match known {
+        Some(known) => known.staging,
+        None => {
+            let staging = staging(&layout.sizes, &layout.strides, &over, 4);
+            reductions.push(Reduction { over, staging });
+            staging
+        }
+    };
+    drop(reductions);
+    if let Some(staging) = staging {
         let buffer = context.workspace("reduction buffer", staging.buffer);
         let semaphores = context.workspace("reduction semaphores", staging.semaphores);
         drop(semaphores);
@@ -149,7 +170,7 @@ fn run(context: &Context, input: &Tensor, reduced: &[bool]) {
 }
 
 /// Sums over dimensions, without recording.
-fn reduced(input: &Tensor, over: &[bool], keep: bool, dtype: DType) -> Tensor {
+fn reduced(input: &Tensor, over: [bool; MAX_DIMS], keep: bool, dtype: DType) -> Tensor {
     let mut sizes = Dims::new(&[]);
     for (i, &size) in input.sizes().iter().enumerate() {
         if !over[i] {
@@ -171,11 +192,11 @@ pub fn sum_to(grad: &Tensor, sizes: Dims) -> Tensor {
         return grad.clone();
     }
     let leading = grad.dim() - sizes.len();
-    let over: Vec<bool> = (0..grad.dim())
-        .map(|i| i < leading || (sizes[i - leading] == 1 && grad.size(i) != 1))
-        .collect();
+    let over: [bool; MAX_DIMS] = std::array::from_fn(|i| {
+        i < leading || (i < grad.dim() && sizes[i - leading] == 1 && grad.size(i) != 1)
+    });
     let out = if over.iter().any(|&o| o) {
-        reduced(grad, &over, true, grad.dtype())
+        reduced(grad, over, true, grad.dtype())
     } else {
         grad.clone()
     };
@@ -186,8 +207,9 @@ pub fn sum_to(grad: &Tensor, sizes: Dims) -> Tensor {
     }
 }
 
-fn dims_of(tensor: &Tensor, dims: &[usize]) -> Vec<bool> {
-    (0..tensor.dim()).map(|i| dims.contains(&i)).collect()
+/// Which dimensions are summed over.
+fn chosen(dims: &[usize]) -> [bool; MAX_DIMS] {
+    std::array::from_fn(|i| dims.contains(&i))
 }
 
 /// `x.sum(dims)`: under autocast a half tensor gives fp32. Keeps nothing; the gradient is a
@@ -205,12 +227,11 @@ pub fn sum(x: impl Borrow<Tensor>, dims: &[usize], keep: bool) -> Tensor {
     } else {
         DType::Int64
     };
-    let over = dims_of(tensor, dims);
+    let over = chosen(dims);
     let recorder = tensor.context().record(&[tensor]);
-    let out = reduced(tensor, &over, keep, dtype);
-    let before = tensor.sizes();
+    let out = reduced(tensor, over, keep, dtype);
     recorder.finish(&[&out], move |step| {
-        grads![Some(spread(step.grad(), before, &over, keep))]
+        grads![Some(spread(step.grad(), step.input_sizes(), &over, keep))]
     });
     drop(x);
     out
@@ -231,9 +252,9 @@ fn spread(grad: &Tensor, sizes: Dims, over: &[bool], kept: bool) -> Tensor {
 /// input's size.
 pub fn mean(x: impl Borrow<Tensor>, dims: &[usize], keep: bool) -> Tensor {
     let tensor = x.borrow();
-    let over = dims_of(tensor, dims);
+    let over = chosen(dims);
     let recorder = tensor.context().record(&[tensor]);
-    let out = reduced(tensor, &over, keep, tensor.dtype());
+    let out = reduced(tensor, over, keep, tensor.dtype());
     let before = tensor.sizes();
     recorder.finish(&[&out], move |step| {
         let seen = spread(step.grad(), before, &over, keep);
@@ -248,15 +269,15 @@ pub fn mean(x: impl Borrow<Tensor>, dims: &[usize], keep: bool) -> Tensor {
 /// `x.var(dim)`: keeps its input. The gradient is 2/(n−1) · grad · (x − mean).
 pub fn var(x: impl Borrow<Tensor>, dims: &[usize]) -> Tensor {
     let tensor = x.borrow();
-    let over = dims_of(tensor, dims);
+    let over = chosen(dims);
     let mut recorder = tensor.context().record(&[tensor]);
     recorder.save(tensor);
-    let out = reduced(tensor, &over, false, tensor.dtype());
+    let out = reduced(tensor, over, false, tensor.dtype());
     recorder.finish(&[&out], move |step| {
         let (input, grad) = (step.saved(0), step.grad());
         let seen = spread(grad, input.sizes(), &over, false);
         let scaled = step.context.empty("mul", grad.sizes(), grad.dtype());
-        let mean = reduced(input, &over, true, input.dtype());
+        let mean = reduced(input, over, true, input.dtype());
         let centred = step.context.empty("sub", input.sizes(), grad.dtype());
         drop(mean);
         let product = step.context.empty("mul", input.sizes(), grad.dtype());
@@ -270,7 +291,7 @@ pub fn var(x: impl Borrow<Tensor>, dims: &[usize]) -> Tensor {
 /// The result of a reduction without a gradient (`any`, `all`, `var` of what is not trained).
 pub fn plain(x: impl Borrow<Tensor>, dims: &[usize], keep: bool, dtype: DType) -> Tensor {
     let tensor = x.borrow();
-    let out = reduced(tensor, &dims_of(tensor, dims), keep, dtype);
+    let out = reduced(tensor, chosen(dims), keep, dtype);
     drop(x);
     out
 }

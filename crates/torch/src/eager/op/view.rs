@@ -104,7 +104,7 @@ pub fn expand(x: impl Borrow<Tensor>, sizes: impl Into<Dims>) -> Tensor {
     let (tensor, sizes) = (x.borrow(), sizes.into());
     let before = tensor.sizes();
     let offset = sizes.len() - before.len();
-    let mut strides = Dims::new(&vec![0; sizes.len()]);
+    let mut strides = Dims::new(&[0; shape::MAX_DIMS][..sizes.len()]);
     for (i, (&size, &stride)) in before.iter().zip(tensor.strides().iter()).enumerate() {
         strides.as_mut_slice()[offset + i] = if size == sizes[offset + i] { stride } else { 0 };
     }
