@@ -11,6 +11,7 @@ use cinch_torch::trace::compare;
 
 const LINES: &str = include_str!("fixtures/recorded.jsonl");
 const PICKLE: &[u8] = include_bytes!("fixtures/recorded.pickle");
+const OUT_OF_MEMORY: &str = include_str!("fixtures/recorded_oom.jsonl");
 
 /// What torch.cuda.memory_stats() said at the end of the run.
 const PEAK_ALLOCATED: u64 = 231_313_920;
@@ -278,4 +279,39 @@ fn where_memory_ran_out_is_told() {
         Some("functional.py:3504 cross_entropy")
     );
     assert_eq!(explanation.peak_allocated, PEAK_ALLOCATED);
+}
+
+/// The same program was run with batches of 16 alone, and of 32; PyTorch's peaks then. Above 3072 indices an embedding's
+/// gradient is made in another way, which no step of the recording has.
+#[test]
+fn other_batches_take_what_was_measured() {
+    let snapshot = lines(LINES);
+    let batches = Batches::new(&snapshot, 0).unwrap().unwrap();
+    let effect = |batch| batches.effect(&AllocatorConfig::default(), batch);
+    let of_16 = effect(16);
+    assert_eq!(
+        (of_16.peak_allocated, of_16.peak_reserved),
+        (228_913_664, 297_795_584)
+    );
+    let of_32 = effect(32);
+    let near = |predicted: u64, measured: f64| (predicted as f64 / measured - 1.0).abs();
+    assert!(near(of_32.peak_allocated, 339_384_832.0) < 0.02);
+    assert!(near(of_32.peak_reserved, 497_025_024.0) < 0.07);
+}
+
+/// A run under a cap of 400 MiB that ended in the backward of its third step.
+#[test]
+fn a_run_that_ran_out_keeps_its_activations() {
+    let explanation = explain(&lines(OUT_OF_MEMORY)).unwrap();
+    let ran_out = explanation.ran_out.as_ref().unwrap();
+    // PyTorch said: tried to allocate 130.00 MiB, of which the tensor is 32 × 128 × 5000 numbers less rounding.
+    assert!(ran_out.bytes <= 130 << 20 && ran_out.bytes > 129 << 20);
+    assert_eq!(ran_out.phase, Phase::Backward);
+    // The scores, their logarithms and the layers' results are 32 × 128 rows; workspaces are what BLAS keeps.
+    let activations = bytes_of(&explanation, Category::Activations);
+    assert!(
+        activations > 32 * 128 * (5000 + 2 * 1024 + 3 * 256) * 4,
+        "{activations}"
+    );
+    assert_eq!(bytes_of(&explanation, Category::Workspaces), 65 << 20);
 }

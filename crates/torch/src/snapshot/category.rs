@@ -53,7 +53,7 @@ pub enum Category {
     BeforeRecording,
     Gradients,
     OptimizerStates,
-    /// Of the forward, its repetition or the loss, freed by the backward.
+    /// Of the forward, its repetition or the loss, freed by the backward, or kept when the recording ends before it could.
     Activations,
     /// Freed in the phase that allocated it.
     Temporaries,
@@ -196,6 +196,12 @@ pub(super) fn categories(program: &Program, phases: &Phases) -> Vec<Category> {
         let (born, freed) = lives(allocation);
         born == Phase::Backward && matches!(freed, Some(Phase::Optimizer | Phase::Loop))
     };
+    // A recording may end inside a step, as it does when memory runs out: what the forward of that step saved was never
+    // freed. Steps end with the optimizer.
+    let last_step = (0..count)
+        .rev()
+        .find(|&allocation| lives(allocation).0 == Phase::Optimizer);
+    let is_finished = |allocation| last_step.is_some_and(|last| allocation < last);
     let last_released = (0..count).rev().find(|&allocation| is_gradient(allocation));
     (0..count)
         .map(|allocation| {
@@ -216,7 +222,10 @@ pub(super) fn categories(program: &Program, phases: &Phases) -> Vec<Category> {
                 ) => Category::Activations,
                 (Phase::Loop, _) => Category::Loop,
                 (Phase::Forward | Phase::Recompute, Some(_)) => Category::Temporaries,
-                (Phase::Forward | Phase::Recompute, None) => Category::Workspaces,
+                (Phase::Forward | Phase::Recompute, None) if is_finished(allocation) => {
+                    Category::Workspaces
+                }
+                (Phase::Forward | Phase::Recompute, None) => Category::Activations,
                 (Phase::Backward, Some(Phase::Optimizer | Phase::Loop | Phase::Build)) => {
                     Category::Gradients
                 }

@@ -37,10 +37,14 @@ pub fn ran_out(ran_out: &RanOut) -> String {
         Some(place) => format!("by {place}"),
         None => format!("in the {}", ran_out.phase.name()),
     };
+    let (asked, free) = (Bytes::new(ran_out.bytes), Bytes::new(ran_out.device_free));
+    let limit = if ran_out.device_free > ran_out.bytes {
+        ": the process reached a limit of its own (set_per_process_memory_fraction)"
+    } else {
+        ""
+    };
     format!(
-        "memory ran out: {} were asked for {place}, and {} of the card were free\n",
-        Bytes::new(ran_out.bytes),
-        Bytes::new(ran_out.device_free)
+        "memory ran out: {asked} were asked for {place}, and {free} of the card were free{limit}\n"
     )
 }
 
