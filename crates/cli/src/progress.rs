@@ -49,6 +49,30 @@ impl Progress for DataBar {
     }
 }
 
+/// A sign of life on a terminal while something is computed whose length nobody knows.
+pub struct Waiting(ProgressBar);
+
+impl Waiting {
+    pub fn new(what: &'static str) -> Self {
+        if !std::io::stderr().is_terminal() {
+            return Self(ProgressBar::hidden());
+        }
+        let bar = ProgressBar::new_spinner();
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
+            bar.set_style(style);
+        }
+        bar.set_message(what);
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Self(bar)
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
 /// The progress of a training run, on standard error.
 pub struct TrainBar {
     bar: ProgressBar,

@@ -11,6 +11,7 @@ mod error;
 pub mod holdings;
 pub mod model;
 pub mod overhead;
+mod parallel;
 pub mod remedy;
 pub mod sharding;
 pub mod snapshot;

@@ -4,6 +4,7 @@ use crate::TorchError;
 use crate::change::{ALL, Change};
 use crate::model::{Prediction, Workload};
 use crate::overhead::Overhead;
+use crate::parallel;
 
 /// A run's figures on a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,16 +56,19 @@ pub fn remedies(workload: &Workload, overhead: &Overhead) -> Result<Vec<Remedy>,
         ..workload.clone()
     };
     let before = Totals::of(&workload.predict()?, overhead);
+    let changed: Vec<(Change, Workload)> = ALL
+        .into_iter()
+        .filter_map(|kind| Some((kind, kind.apply(workload)?)))
+        .collect();
+    let totals: Vec<Result<Totals, TorchError>> =
+        parallel::map(&changed, |(kind, changed)| match kind {
+            // The two that only drop names and free segments leave the replay as it is.
+            Change::EmptyCache | Change::DeleteNames => Ok(before),
+            _ => Ok(Totals::of(&changed.predict()?, overhead)),
+        });
     let mut remedies = Vec::new();
-    for kind in ALL {
-        let Some(changed) = kind.apply(workload) else {
-            continue;
-        };
-        // The two that only drop names and free segments leave the replay as it is.
-        let totals = match kind {
-            Change::EmptyCache | Change::DeleteNames => before,
-            _ => Totals::of(&changed.predict()?, overhead),
-        };
+    for ((kind, changed), totals) in changed.into_iter().zip(totals) {
+        let totals = totals?;
         remedies.push(Remedy {
             kind,
             name: kind.name(),

@@ -22,6 +22,7 @@ use crate::command::{print, print_json};
 use crate::failure::usage;
 use crate::memory::{self, Budget};
 use crate::picture;
+use crate::progress::Waiting;
 
 pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
     refuse_flags_of_cinch(&given(&[
@@ -64,6 +65,7 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
         },
         may: permissions(arguments, &run.settings),
     };
+    let waiting = Waiting::new("replaying runs to find one that fits");
     let choice = choose(&run.workload, &limits);
     if let (true, Err(TorchError::DoesNotFit { budget, needed, .. })) = (arguments.json, &choice) {
         print_json(&json!({
@@ -76,6 +78,7 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
     }
     let choice = choice?;
     let fitted = Fitted::new(&run, &limits, choice)?;
+    drop(waiting);
     if !arguments.picture.is_empty() {
         let mut step = fitted.picture(&run)?;
         step.budget_bytes = Some(budget.bytes);

@@ -14,6 +14,7 @@ use crate::command::{print, print_json};
 use crate::failure::DoesNotFit;
 use crate::memory::Budget;
 use crate::picture;
+use crate::progress::Waiting;
 
 pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
     refuse_flags_of_cinch(&given(&[
@@ -28,7 +29,9 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
         return guides::run(arguments.json);
     }
     let run = Run::read(&arguments.settings, &arguments.torch)?;
+    let waiting = Waiting::new("replaying the run");
     let answer = Answer::new(arguments, &run)?;
+    drop(waiting);
     if !arguments.picture.is_empty() {
         let mut step = course::picture(&run, &answer.estimate, &answer.profile.alive)?;
         step.budget_bytes = answer.budget.as_ref().map(|budget| budget.bytes);
