@@ -8,7 +8,7 @@ use cinch_torch::eager::checkpoint::Checkpointing;
 use cinch_torch::eager::optimizer::{Execution, Optimizer};
 use cinch_torch::eager::training::{Phase, Precision};
 use cinch_torch::model::mask::Attention;
-use cinch_torch::model::{Prediction, Workload};
+use cinch_torch::model::{Architecture, Prediction, Workload};
 use cinch_torch::overhead::Overhead;
 use serde_json::{Value, json};
 
@@ -143,12 +143,20 @@ pub fn optimizer_name(optimizer: Optimizer) -> &'static str {
     }
 }
 
-/// As the flag takes it.
-pub fn attention_name(attention: Attention) -> &'static str {
-    match attention {
+/// As the flag takes it; none of models that have no such choice.
+fn attention_name(workload: &Workload) -> Option<&'static str> {
+    match workload.architecture {
+        Architecture::Gpt2(_) | Architecture::Llama(_) | Architecture::Bert(_) => {}
+        Architecture::Mamba(_)
+        | Architecture::HuggingFaceMamba(_)
+        | Architecture::Gsa(_)
+        | Architecture::Mu(_)
+        | Architecture::Naics(_) => return None,
+    }
+    Some(match workload.attention {
         Attention::Sdpa => "sdpa",
         Attention::Eager => "eager",
-    }
+    })
 }
 
 /// As a setting has it.
@@ -169,7 +177,7 @@ pub fn settings_json(workload: &Workload, alloc_conf: &str) -> Value {
         "precision": precision_name(recipe.precision),
         "optimizer": optimizer_name(recipe.optimizer),
         "checkpointing": checkpointing_name(workload.checkpoints),
-        "attention": attention_name(workload.attention),
+        "attention": attention_name(workload),
         "lora_rank": workload.lora.as_ref().map(|lora| lora.rank),
         "alloc_conf": alloc_conf,
     })
@@ -179,15 +187,17 @@ pub fn settings_json(workload: &Workload, alloc_conf: &str) -> Value {
 pub fn settings_text(workload: &Workload, alloc_conf: &str) -> String {
     let recipe = &workload.recipe;
     let mut text = format!(
-        "batch {} × {} = {} sequences of {} tokens, {}, {}, {} attention",
+        "batch {} × {} = {} sequences of {} tokens, {}, {}",
         workload.batch,
         recipe.accumulation,
         workload.batch * u64::from(recipe.accumulation),
         workload.length,
         precision_name(recipe.precision),
         optimizer_name(recipe.optimizer),
-        attention_name(workload.attention),
     );
+    if let Some(attention) = attention_name(workload) {
+        text += &format!(", {attention} attention");
+    }
     text += match workload.checkpoints.is_on() {
         true => ", checkpointing",
         false => ", no checkpointing",
