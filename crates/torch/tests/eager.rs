@@ -13,6 +13,7 @@ const PEAKS: &str = include_str!("fixtures/peaks.jsonl");
 const LAYERS: &str = include_str!("fixtures/layers.jsonl");
 const MAMBA: &str = include_str!("fixtures/mamba.jsonl");
 const HELD_OUT: &str = include_str!("fixtures/held_out.jsonl");
+const MISTRAL: &str = include_str!("fixtures/mistral.jsonl");
 
 macro_rules! trace {
     ($text:expr, $run:expr, $file:literal) => {
@@ -25,7 +26,7 @@ macro_rules! trace {
 }
 
 /// A run of the fixtures and its recorded requests.
-const TRACES: [(&str, &str, &str); 22] = [
+const TRACES: [(&str, &str, &str); 24] = [
     trace!(PEAKS, "gpt2-b4-t512-fp32", "gpt2-b4-t512-fp32"),
     trace!(PEAKS, "gpt2-b4-t512-amp_bf16", "gpt2-b4-t512-amp_bf16"),
     trace!(
@@ -72,6 +73,14 @@ const TRACES: [(&str, &str, &str); 22] = [
         "minilm-b32-t128-fp32-sgd", "minilm-b32-t128-fp32-sgd"
     ),
     trace!(HELD_OUT, "gsa-amp", "gsa-amp"),
+    trace!(
+        MISTRAL,
+        "mistral-2layer-b2-t600-w512-fp32", "mistral-2layer-b2-t600-w512-fp32"
+    ),
+    trace!(
+        MISTRAL,
+        "mistral-2layer-b2-t777-w512-fp16", "mistral-2layer-b2-t777-w512-fp16"
+    ),
 ];
 
 fn case(text: &str, name: &str) -> Case {

@@ -1,5 +1,6 @@
 //! `config.json` of Hugging Face models, and the models that are known by name.
 
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
@@ -9,6 +10,7 @@ use super::gpt2::Gpt2Config;
 use super::llama::LlamaConfig;
 use super::llama_lines::{self, Lines};
 use super::mamba_hugging_face::HuggingFaceMambaConfig;
+use super::mask::{Masking, SlidingLayers};
 use super::workload::Architecture;
 use crate::TorchError;
 
@@ -170,21 +172,30 @@ impl Fields<'_> {
         }
     }
 
+    /// A whole number of a range, or what else there may be.
+    fn whole(
+        &self,
+        key: &str,
+        value: &Value,
+        range: RangeInclusive<u64>,
+        or: &str,
+    ) -> Result<u64, TorchError> {
+        match value.as_u64() {
+            Some(number) if range.contains(&number) => Ok(number),
+            _ => {
+                let (least, most) = range.into_inner();
+                let wanted = format!("a whole number from {least} to {most}{or}");
+                Err(self.problem(key, value, &wanted))
+            }
+        }
+    }
+
     /// A positive number under one of the names it goes by.
     fn optional(&self, keys: &[&str], most: u64) -> Result<Option<u64>, TorchError> {
         for key in keys {
             match self.0.get(key) {
                 None | Some(Value::Null) => {}
-                Some(value) => {
-                    return match value.as_u64() {
-                        Some(number) if (1..=most).contains(&number) => Ok(Some(number)),
-                        _ => Err(self.problem(
-                            key,
-                            value,
-                            &format!("a whole number from 1 to {most}"),
-                        )),
-                    };
-                }
+                Some(value) => return self.whole(key, value, 1..=most, "").map(Some),
             }
         }
         Ok(None)
@@ -213,6 +224,27 @@ impl Fields<'_> {
             None | Some(Value::Null) => Ok(default),
             Some(Value::Bool(flag)) => Ok(*flag),
             Some(value) => Err(self.problem(key, value, "true or false")),
+        }
+    }
+
+    /// The tokens that a layer looks back over; null for all of them.
+    fn window(&self) -> Result<Option<u64>, TorchError> {
+        const KEY: &str = "sliding_window";
+        match self.0.get(KEY) {
+            None => Ok(Some(WINDOW)),
+            Some(Value::Null) => Ok(None),
+            Some(value) => self
+                .whole(KEY, value, 1..=LARGEST, ", or null for none")
+                .map(Some),
+        }
+    }
+
+    /// The first layers of Qwen2 that look back over everything even where windows are on; there may be none.
+    fn full_layers(&self) -> Result<u64, TorchError> {
+        const KEY: &str = "max_window_layers";
+        match self.0.get(KEY) {
+            None | Some(Value::Null) => Ok(FULL_LAYERS),
+            Some(value) => self.whole(KEY, value, 0..=MOST_LAYERS, ""),
         }
     }
 
@@ -254,6 +286,7 @@ struct GatedDefaults {
     key_heads: Option<u64>,
     /// Qwen2 always has biases of query, key and value and never others; LLaMA has all or none.
     fixed_bias: Option<bool>,
+    masking: fn(&Fields<'_>, u64) -> Result<Masking, TorchError>,
     lines: &'static Lines,
 }
 
@@ -262,6 +295,7 @@ const LLAMA: GatedDefaults = GatedDefaults {
     inner: 11_008,
     key_heads: None,
     fixed_bias: None,
+    masking: no_window,
     lines: &llama_lines::LLAMA,
 };
 const MISTRAL: GatedDefaults = GatedDefaults {
@@ -269,6 +303,7 @@ const MISTRAL: GatedDefaults = GatedDefaults {
     inner: 14_336,
     key_heads: Some(8),
     fixed_bias: Some(false),
+    masking: window_of_all_layers,
     lines: &llama_lines::MISTRAL,
 };
 const QWEN2: GatedDefaults = GatedDefaults {
@@ -276,6 +311,7 @@ const QWEN2: GatedDefaults = GatedDefaults {
     inner: 22_016,
     key_heads: Some(32),
     fixed_bias: Some(true),
+    masking: window_of_late_layers,
     lines: &llama_lines::QWEN2,
 };
 
@@ -300,11 +336,12 @@ fn gated_config(fields: &Fields<'_>, default: &GatedDefaults) -> Result<LlamaCon
         return Err(fields.problem("head_dim", head_width, "an even number"));
     }
     let asked = fields.flag("attention_bias", false)?;
+    let layers = fields.layers(&["num_hidden_layers"], 32)?;
     Ok(LlamaConfig {
         vocabulary: fields.number(&["vocab_size"], default.vocabulary)?,
         width,
         inner: fields.number(&["intermediate_size"], default.inner)?,
-        layers: fields.layers(&["num_hidden_layers"], 32)?,
+        layers,
         heads,
         key_heads,
         head_width,
@@ -313,8 +350,46 @@ fn gated_config(fields: &Fields<'_>, default: &GatedDefaults) -> Result<LlamaCon
         feed_bias: default.fixed_bias.is_none() && fields.flag("mlp_bias", false)?,
         attention_dropout: fields.probability("attention_dropout", 0.0)?,
         tied: fields.flag("tie_word_embeddings", false)?,
+        masking: (default.masking)(fields, layers)?,
         lines: default.lines,
     })
+}
+
+/// The window of Mistral and Qwen2 where the configuration does not name one.
+const WINDOW: u64 = 4096;
+/// Qwen2's layers that see everything, where it does not say.
+const FULL_LAYERS: u64 = 28;
+
+fn no_window(_: &Fields<'_>, _: u64) -> Result<Masking, TorchError> {
+    Ok(Masking::Shared { window: None })
+}
+
+fn window_of_all_layers(fields: &Fields<'_>, _: u64) -> Result<Masking, TorchError> {
+    Ok(Masking::Shared {
+        window: fields.window()?,
+    })
+}
+
+/// Qwen2: off unless asked for, and then for the layers from `max_window_layers` on. Newer files also list the kind of every
+/// layer, and must say the same there.
+fn window_of_late_layers(fields: &Fields<'_>, layers: u64) -> Result<Masking, TorchError> {
+    let (window, first) = (fields.window()?, fields.full_layers()?);
+    let used = fields.flag("use_sliding_window", false)? && first < layers;
+    let sliding = window
+        .filter(|_| used)
+        .map(|window| SlidingLayers { window, first });
+    if let Some(Value::Array(kinds)) = fields.0.get("layer_types") {
+        for (layer, kind) in (0..layers).zip(kinds) {
+            let slides = sliding.is_some_and(|sliding| layer >= sliding.first);
+            let due = ["full_attention", "sliding_attention"][usize::from(slides)];
+            if kind != due {
+                let key = format!("layer_types[{layer}]");
+                let wanted = format!("{due:?}, as use_sliding_window and max_window_layers say");
+                return Err(fields.problem(&key, kind, &wanted));
+            }
+        }
+    }
+    Ok(Masking::ByKind { sliding })
 }
 
 fn bert(fields: &Fields<'_>) -> Result<BertConfig, TorchError> {

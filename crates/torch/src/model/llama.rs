@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use super::llama_lines::Lines;
-use super::mask::{self, Attention};
+use super::mask::{Attention, Masking};
 use super::module::{Builder, Embedding, Linear, position_ids};
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::op::{
@@ -31,6 +31,7 @@ pub struct LlamaConfig {
     pub feed_bias: bool,
     pub attention_dropout: f64,
     pub tied: bool,
+    pub masking: Masking,
     /// Where transformers has this family's statements.
     pub lines: &'static Lines,
 }
@@ -182,15 +183,18 @@ impl Layer {
     }
 
     fn sdpa(&self, query: &Tensor, key: &Tensor, value: &Tensor, mask: Option<&Tensor>) -> Tensor {
-        // Shared keys are given to the kernel as they are, unless a mask rules that out.
-        let out = if mask.is_some() && self.groups() > 1 {
-            let key = attention::repeat_heads(key, self.groups());
-            let value = attention::repeat_heads(value, self.groups());
-            attention::scaled_dot_product(query, &key, &value)
-        } else {
-            attention::scaled_dot_product(query, key, value)
+        let Some(mask) = mask else {
+            let out = attention::scaled_dot_product(query, key, value);
+            return view::contiguous(view::transpose(out, 1, 2));
         };
-        view::contiguous(view::transpose(out, 1, 2))
+        // Shared keys are given to the kernel as they are, unless a mask rules that out.
+        let key = attention::repeat_heads(key, self.groups());
+        let value = attention::repeat_heads(value, self.groups());
+        let out = attention::masked_scaled_dot_product(query, &key, &value, mask);
+        let out = view::contiguous(view::transpose(out, 1, 2));
+        drop(key);
+        drop(value);
+        out
     }
 
     fn eager(
@@ -405,27 +409,40 @@ impl Llama {
         }
         context.at(&lines.position_ids);
         let position_ids = position_ids(context, ids.size(1));
-        context.at(&lines.mask);
-        let mask = mask::causal(&embeddings, &position_ids, self.kind);
+        let masking = self.config.masking;
+        let lines_of_masks = [&lines.mask, &lines.sliding_mask];
+        let masks = masking.make(&embeddings, &position_ids, self.kind, lines_of_masks);
         let mut hidden = embeddings.clone();
         let (cos, sin) = self.rotary.forward(hidden.dtype(), &position_ids, lines);
-        let mut around = Surroundings {
-            mask,
-            sin,
-            cos,
-            _position_ids: position_ids,
-        };
         for layer in &self.layers {
-            let (layer, around) = (layer.clone(), around.clone());
+            let around = Surroundings {
+                mask: masking.of_layer(&masks, layer.index.into()).cloned(),
+                sin: sin.clone(),
+                cos: cos.clone(),
+                _position_ids: position_ids.clone(),
+            };
+            let layer = layer.clone();
             hidden = self
                 .checkpoints
                 .run(context, &hidden, move |x| layer.forward(x, &around));
         }
         context.set_scope("head", None);
         hidden = self.norm.forward(&hidden, lines);
-        around.mask = None;
-        drop(embeddings);
-        drop(around);
+        // Arguments go before what the function made; a mapping of masks is made from arguments that hold these two.
+        match masking {
+            Masking::Shared { .. } => {
+                drop(position_ids);
+                drop(embeddings);
+                drop(masks);
+            }
+            Masking::ByKind { .. } => {
+                drop(masks);
+                drop(embeddings);
+                drop(position_ids);
+            }
+        }
+        drop(sin);
+        drop(cos);
         hidden
     }
 }

@@ -1,13 +1,81 @@
 //! The masks of transformers: what they cost to make, and whether there is one at all.
 
-use crate::eager::op::{cast, creation, loss, pointwise, reduce, view};
-use crate::eager::{Context, DType, Tensor};
+use crate::eager::op::{cast, creation, loss, pointwise, reduce, scan, view};
+use crate::eager::{DType, Line, Tensor};
 
 /// Which attention a model was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attention {
     Sdpa,
     Eager,
+}
+
+/// Which masks a decoder makes for its layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Masking {
+    /// One for all layers (LLaMA, Mistral), of a window if there is one.
+    Shared { window: Option<u64> },
+    /// A mapping by kind of attention (Qwen2): the mask without a window always, the other where layers use it.
+    ByKind { sliding: Option<SlidingLayers> },
+}
+
+/// The layers from the first one on look back over a window only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlidingLayers {
+    pub window: u64,
+    pub first: u64,
+}
+
+/// The masks of one forward, freed in this order.
+pub struct Masks {
+    full: Option<Tensor>,
+    sliding: Option<Tensor>,
+}
+
+impl Masking {
+    /// Makes the masks, each at its line.
+    pub fn make(
+        &self,
+        embeddings: &Tensor,
+        position_ids: &Tensor,
+        attention: Attention,
+        [full, sliding]: [&'static Line; 2],
+    ) -> Masks {
+        let context = embeddings.context();
+        let causal = || {
+            context.at(full);
+            causal(embeddings, position_ids, attention)
+        };
+        let windowed = |window| {
+            context.at(sliding);
+            sliding_window(embeddings, position_ids, attention, window)
+        };
+        match *self {
+            Masking::Shared { window: None } => Masks {
+                full: causal(),
+                sliding: None,
+            },
+            Masking::Shared {
+                window: Some(window),
+            } => Masks {
+                full: None,
+                sliding: windowed(window),
+            },
+            Masking::ByKind { sliding } => Masks {
+                full: causal(),
+                sliding: sliding.and_then(|layers| windowed(layers.window)),
+            },
+        }
+    }
+
+    /// The mask that a layer is given.
+    pub fn of_layer<'a>(&self, masks: &'a Masks, layer: u64) -> Option<&'a Tensor> {
+        let slides = match self {
+            Masking::Shared { window } => window.is_some(),
+            Masking::ByKind { sliding } => sliding.is_some_and(|sliding| layer >= sliding.first),
+        };
+        if slides { &masks.sliding } else { &masks.full }.as_ref()
+    }
 }
 
 /// Looks for several sequences in one row: differences of the position ids, compared and summed. Temporaries only,
@@ -21,14 +89,7 @@ fn find_packed_sequences(position_ids: &Tensor, batch: u64) {
     let joined = loss::pad_one(&expanded);
     let difference = context.empty("diff", [batch, length], DType::Int64);
     drop(joined);
-    let packed = {
-        let changes = context.empty("ne", [batch, length], DType::Bool);
-        let sums = context.empty("cumsum", [batch, length], DType::Int64);
-        // cumsum works on a copy of the flags as integers.
-        drop(context.empty("cumsum", [batch, length], DType::Int64));
-        drop(changes);
-        sums
-    };
+    let packed = scan::cumsum(context.empty("ne", [batch, length], DType::Bool), 1);
     let zeros = context.empty("eq", [batch], DType::Bool);
     let all = reduce::plain(&zeros, &[0], false, DType::Bool);
     drop(zeros);
@@ -41,17 +102,26 @@ fn find_packed_sequences(position_ids: &Tensor, batch: u64) {
 /// `create_causal_mask`: none for SDPA, which has the flag for it; for eager attention a mask of the batch in the
 /// model's type.
 pub fn causal(embeddings: &Tensor, position_ids: &Tensor, attention: Attention) -> Option<Tensor> {
-    let batch = embeddings.size(0);
-    let length = embeddings.size(1);
-    find_packed_sequences(position_ids, batch);
+    find_packed_sequences(position_ids, embeddings.size(0));
     match attention {
         Attention::Sdpa => None,
-        Attention::Eager => Some(additive(
-            embeddings.context(),
-            batch,
-            length,
-            embeddings.dtype(),
-        )),
+        Attention::Eager => Some(additive(embeddings, allowed(embeddings, before))),
+    }
+}
+
+/// `create_sliding_window_causal_mask`: SDPA has no flag for a window, and is given booleans as soon as the sequence fills
+/// one; eager attention always has its mask.
+fn sliding_window(
+    embeddings: &Tensor,
+    position_ids: &Tensor,
+    attention: Attention,
+    window: u64,
+) -> Option<Tensor> {
+    find_packed_sequences(position_ids, embeddings.size(0));
+    match attention {
+        Attention::Sdpa if embeddings.size(1) < window => None,
+        Attention::Sdpa => Some(allowed(embeddings, before_and_within)),
+        Attention::Eager => Some(additive(embeddings, allowed(embeddings, before_and_within))),
     }
 }
 
@@ -67,17 +137,47 @@ pub fn bidirectional(padding: Option<&Tensor>) -> Option<Tensor> {
     None
 }
 
-/// `eager_mask`: booleans by broadcast comparison of positions, then numbers of the model's type.
-fn additive(context: &Context, batch: u64, length: u64, dtype: DType) -> Tensor {
+/// `sdpa_mask`: which key a query may see, from their positions. One matrix of booleans, seen by every row of the batch.
+fn allowed(embeddings: &Tensor, rule: fn(&Tensor, &Tensor) -> Tensor) -> Tensor {
+    let (context, batch, length) = (embeddings.context(), embeddings.size(0), embeddings.size(1));
     let batches = creation::arange(context, batch, DType::Int64);
     let heads = creation::arange(context, 1, DType::Int64);
     let queries = pointwise::add_number(creation::arange(context, length, DType::Int64));
     let keys = pointwise::add_number(creation::arange(context, length, DType::Int64));
-    let query = view::view(&queries, [1, 1, length, 1]);
-    let key = view::view(&keys, [1, 1, 1, length]);
-    let allowed = pointwise::compare(key, query, DType::Bool);
+    let allowed = rule(
+        &view::view(&queries, [1, 1, length, 1]),
+        &view::view(&keys, [1, 1, 1, length]),
+    );
     let allowed = view::expand(allowed, [batch, 1, length, length]);
-    drop((batches, heads, queries, keys));
+    drop(batches);
+    drop(heads);
+    drop(queries);
+    drop(keys);
+    allowed
+}
+
+/// Keys up to the query.
+fn before(query: &Tensor, key: &Tensor) -> Tensor {
+    pointwise::compare(key, query, DType::Bool)
+}
+
+/// `and_masks` of the window and the causal rule: starts from a single true, to which each rule is joined.
+fn before_and_within(query: &Tensor, key: &Tensor) -> Tensor {
+    let mut result = creation::filled(query.context(), [], DType::Bool);
+    let within = pointwise::compare(key, pointwise::add_number(query), DType::Bool);
+    result = joined(&result, within);
+    result = joined(&result, before(query, key));
+    result
+}
+
+/// `a & b`.
+fn joined(a: &Tensor, b: Tensor) -> Tensor {
+    pointwise::compare(a, b, DType::Bool)
+}
+
+/// `eager_mask`: the booleans as numbers of the model's type.
+fn additive(embeddings: &Tensor, allowed: Tensor) -> Tensor {
+    let (context, dtype) = (embeddings.context(), embeddings.dtype());
     let zero = context.empty("tensor", [], dtype);
     let smallest = context.empty("tensor", [], dtype);
     let mask = context.empty("where", allowed.sizes(), dtype);

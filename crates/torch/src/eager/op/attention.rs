@@ -1,5 +1,6 @@
 //! `scaled_dot_product_attention` as it is dispatched on a Hopper card: half types go to cuDNN, fp32 to
-//! the memory-efficient kernel, and to plain ops where query heads share keys.
+//! the memory-efficient kernel, and to plain ops where query heads share keys. Kernels take a mask as numbers of the
+//! queries' type, which they add to the scores and keep for backward.
 
 use super::super::autocast;
 use super::super::dtype::DType;
@@ -16,9 +17,9 @@ pub fn scaled_dot_product(query: &Tensor, key: &Tensor, value: &Tensor) -> Tenso
     let key = autocast::lower(key);
     let query = autocast::lower(query);
     let out = if query.dtype().is_half() {
-        cudnn(&query, &key, &value)
+        cudnn(&query, &key, &value, None)
     } else if key.size(1) == query.size(1) {
-        efficient(&query, &key, &value)
+        efficient(&query, &key, &value, None)
     } else {
         math(&query, &key, &value)
     };
@@ -26,6 +27,53 @@ pub fn scaled_dot_product(query: &Tensor, key: &Tensor, value: &Tensor) -> Tenso
     drop(key);
     drop(value);
     out
+}
+
+/// The same under a mask of booleans, [batch, 1, queries, keys], with as many heads of keys as of queries.
+pub fn masked_scaled_dot_product(
+    query: &Tensor,
+    key: &Tensor,
+    value: &Tensor,
+    mask: &Tensor,
+) -> Tensor {
+    let value = autocast::lower(value);
+    let key = autocast::lower(key);
+    let query = autocast::lower(query);
+    let bias = additive(mask, query.dtype());
+    let out = if query.dtype().is_half() {
+        cudnn(&query, &key, &value, Some(&bias))
+    } else {
+        let bias = aligned(bias);
+        efficient(&query, &key, &value, Some(&bias))
+    };
+    drop(query);
+    drop(key);
+    drop(value);
+    out
+}
+
+/// The mask as numbers to add to the scores, of every row of the batch: 0 and −∞.
+fn additive(mask: &Tensor, dtype: DType) -> Tensor {
+    let context = mask.context();
+    let zero = context.empty("scalar_tensor", [], dtype);
+    let infinity = context.empty("scalar_tensor", [], dtype);
+    let bias = context.empty("where", mask.sizes(), dtype);
+    drop(infinity);
+    drop(zero);
+    bias
+}
+
+/// The memory-efficient kernel reads rows of the bias eight numbers at a time: others are padded in a copy.
+fn aligned(bias: Tensor) -> Tensor {
+    const NUMBERS: u64 = 8;
+    let mut sizes = bias.sizes();
+    let (last, keys) = (sizes.len() - 1, sizes.last());
+    if keys.is_multiple_of(NUMBERS) {
+        return bias;
+    }
+    sizes.as_mut_slice()[last] = keys.next_multiple_of(NUMBERS);
+    let padded = bias.context().empty("constant_pad_nd", sizes, bias.dtype());
+    view::slice(padded, last, keys)
 }
 
 /// A result laid out [batch, length, heads, width] and seen as [batch, heads, length, width].
@@ -42,15 +90,16 @@ fn token_major(tensor: &Tensor, op: &'static str) -> Tensor {
         .empty_strided(op, sizes, strides, tensor.dtype())
 }
 
-/// cuDNN: seed and offset of the random numbers, the result, and for backward the log-sum of each row; keeps the three
+/// cuDNN: seed and offset of the random numbers, the result, and for backward the log-sum of each row; keeps the
 /// inputs and all of these. Its backward asks for a workspace: the queries' gradient in fp32, a number for
 /// each row, and where keys are shared their gradients for every query head.
-fn cudnn(query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
+fn cudnn(query: &Tensor, key: &Tensor, value: &Tensor, bias: Option<&Tensor>) -> Tensor {
     const OP: &str = "_scaled_dot_product_cudnn_attention";
     const ALIGNMENT: u64 = 256;
     let context = query.context().clone();
     context.uses(|libraries| libraries.cudnn = true);
     let mut recorder = context.record(&[query, key, value]);
+    recorder.save_if(bias.is_some(), bias.unwrap_or(query));
     recorder.save(key);
     recorder.save(query);
     recorder.save(value);
@@ -76,8 +125,8 @@ fn cudnn(query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
     }
     recorder.finish(&[&out], move |step| {
         const OP: &str = "_scaled_dot_product_cudnn_attention_backward";
-        let (key, query, value) = (step.saved(0), step.saved(1), step.saved(2));
-        let grad = match_order(step.grad(), step.saved(4));
+        let (key, query, value) = (step.saved(1), step.saved(2), step.saved(3));
+        let grad = match_order(step.grad(), step.saved(5));
         let query = like(query, query.dtype(), OP);
         let key = like(key, key.dtype(), OP);
         let value = like(value, value.dtype(), OP);
@@ -108,11 +157,12 @@ fn match_order(grad: &Tensor, out: &Tensor) -> Tensor {
 /// The memory-efficient kernel: the result, and the log-sum of each row in tiles of 32. Keeps the inputs and
 /// both. Its backward multiplies result and gradient first, sums the rows, and gathers the queries' gradient
 /// in a workspace of tiles.
-fn efficient(query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
+fn efficient(query: &Tensor, key: &Tensor, value: &Tensor, bias: Option<&Tensor>) -> Tensor {
     const OP: &str = "_scaled_dot_product_efficient_attention";
     let context = query.context().clone();
     // The kernel takes [batch, length, heads, width]: views.
     let mut recorder = context.record(&[query, key, value]);
+    recorder.save_if(bias.is_some(), bias.unwrap_or(query));
     recorder.save(key);
     recorder.save(query);
     recorder.save(value);
@@ -128,7 +178,7 @@ fn efficient(query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
         const OP: &str = "_scaled_dot_product_efficient_attention_backward";
         /// Queries of a tile.
         const ROWS: u64 = 64;
-        let (key, query, value) = (step.saved(0), step.saved(1), step.saved(2));
+        let (key, query, value) = (step.saved(1), step.saved(2), step.saved(3));
         let grad = step.grad();
         let query = token_major(query, OP);
         let key = token_major(key, OP);
@@ -164,11 +214,7 @@ fn math(query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
         let ones = context.empty("ones", [length, keys], DType::Bool);
         let allowed = like(&ones, DType::Bool, "tril");
         drop(ones);
-        let zero = context.empty("scalar_tensor", [], query.dtype());
-        let infinity = context.empty("scalar_tensor", [], query.dtype());
-        let mask = like(&allowed, query.dtype(), "where");
-        drop(infinity);
-        drop(zero);
+        let mask = additive(&allowed, query.dtype());
         drop(allowed);
         mask
     };

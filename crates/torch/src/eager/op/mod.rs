@@ -16,5 +16,6 @@ pub mod matmul;
 pub mod norm;
 pub mod pointwise;
 pub mod reduce;
+pub mod scan;
 pub mod softmax;
 pub mod view;
