@@ -191,11 +191,19 @@ fn models() -> Vec<Workload> {
     let bert = r#""family": "hf-mlm", "arch": {"num_hidden_layers": 3, "hidden_size": 48, "intermediate_size": 80,
                   "num_attention_heads": 4, "vocab_size": 101}"#;
     let mamba = r#""arch": {"num_hidden_layers": 3, "hidden_size": 48, "state_size": 4, "vocab_size": 101}"#;
+    let arch = r#""num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
+                  "num_key_value_heads": 2, "vocab_size": 101, "sliding_window": 16"#;
+    let mistral = format!(r#""arch": {{{arch}}}"#);
+    let late = format!(r#""arch": {{{arch}, "use_sliding_window": true, "max_window_layers": 2}}"#);
     vec![
         small("gpt2", gpt2),
         small("qwen2.5-0.5b", qwen),
         small("bert-base", bert),
         small("mamba-130m", mamba),
+        small("mistral-7b", &mistral),
+        small("mistral-7b", &format!(r#"{mistral}, "attn": "eager""#)),
+        small("qwen2.5-0.5b", &late),
+        small("qwen2.5-0.5b", &format!(r#"{late}, "attn": "eager""#)),
     ]
 }
 

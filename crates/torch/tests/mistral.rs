@@ -152,35 +152,6 @@ fn late_layers_of_qwen_use_the_window() {
     }
 }
 
-/// Nothing is left behind, whatever the mask goes through.
-#[test]
-fn a_masked_step_leaves_nothing_behind() {
-    let sliding = |model: &str| match model {
-        "mistral-7b" => json!({"sliding_window": 16}),
-        _ => json!({"use_sliding_window": true, "sliding_window": 16, "max_window_layers": 2}),
-    };
-    for model in ["mistral-7b", "qwen2.5-0.5b"] {
-        for precision in ["fp32", "amp_bf16", "amp_fp16", "bf16", "fp16"] {
-            for rest in [
-                "",
-                r#", "ckpt": true"#,
-                r#", "attn": "eager""#,
-                r#", "ckpt": true, "attn": "eager""#,
-            ] {
-                let settings = format!(r#", "precision": "{precision}"{rest}"#);
-                let workload = small(model, sliding(model), 35, &settings);
-                let readings = workload.predict().unwrap().readings;
-                let ends: Vec<u64> = readings
-                    .iter()
-                    .filter(|reading| reading.phase.name().ends_with("end"))
-                    .map(|reading| reading.requested)
-                    .collect();
-                assert_eq!(ends[0], ends[1], "{model}{settings}");
-            }
-        }
-    }
-}
-
 #[test]
 fn wrong_fields_are_named() {
     let sliding = json!(["full_attention", "sliding_attention"]);

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use crate::command::{print, print_json};
 use crate::failure::usage;
 use crate::picture;
+use crate::progress::Waiting;
 use crate::table::thousands;
 
 /// As the setting's limit.
@@ -32,9 +33,11 @@ pub struct Showing<'arguments> {
 /// What a recorded run used its memory for.
 pub fn explain_file(path: &Path, showing: &Showing<'_>) -> anyhow::Result<()> {
     let batch = showing.batch.map(batch_size).transpose()?;
+    let waiting = Waiting::new("reading and replaying the recording");
     let snapshot = Snapshot::read(path)?;
     let explanation = explain(&snapshot)?;
     let others = OtherBatches::new(&snapshot, explanation.device, batch)?;
+    drop(waiting);
     let course = course::picture(path, &snapshot, &explanation);
     for file in showing.pictures {
         picture::write(&cinch_report::timeline(&course), file)?;
