@@ -109,17 +109,15 @@ pub fn choose(base: &Workload, limits: &Limits) -> Result<Choice, TorchError> {
                 best.as_ref().is_none_or(|(best, _)| cost < *best)
             });
             let Some(least) = least else { continue };
-            match search.largest(&variant, least)? {
-                Found::Fits(index) => {
-                    let choice = search.verified(base, &variant, index, least)?;
-                    if let Some(choice) = choice {
-                        best = Some((u64::from(choice.micro_batches()) * weight, choice));
-                    }
+            if let Some(index) = search.largest(&variant, least)? {
+                let choice = search.verified(base, &variant, index, least)?;
+                if let Some(choice) = choice {
+                    best = Some((u64::from(choice.micro_batches()) * weight, choice));
                 }
-                Found::Needs(bytes) => {
-                    if least == 0 && smallest.as_ref().is_none_or(|(least, _)| bytes < *least) {
-                        smallest = Some((bytes, search.at(&variant, 0)));
-                    }
+            } else if least == 0 {
+                let bytes = search.glance(&variant, 0)?.unwrap_or(u64::MAX);
+                if smallest.as_ref().is_none_or(|(least, _)| bytes < *least) {
+                    smallest = Some((bytes, search.at(&variant, 0)));
                 }
             }
         }
@@ -201,13 +199,6 @@ fn variants(base: &Workload, may: Permissions) -> Vec<Vec<Variant>> {
         .collect()
 }
 
-enum Found {
-    /// The place of the largest batch that fits.
-    Fits(usize),
-    /// Not even the smallest that was asked about: its safe figure.
-    Needs(u64),
-}
-
 struct Search<'a> {
     /// Divisors of the effective batch.
     batches: Vec<u64>,
@@ -228,36 +219,50 @@ impl Search<'_> {
         Ok((self.limits.overhead.safe_bytes(&prediction), prediction))
     }
 
-    /// The safe figure of a step that is cut short; none where the batch is larger than any replay.
-    fn glance(&self, variant: &Variant, index: usize) -> Result<Option<u64>, TorchError> {
+    /// A step that is cut short.
+    fn short(&self, variant: &Variant, index: usize) -> Workload {
         let mut workload = self.at(variant, index);
         let micro_batches = &mut workload.recipe.accumulation;
         *micro_batches = SEARCHED_MICRO_BATCHES.min(*micro_batches);
-        match self.predict(&workload) {
+        workload
+    }
+
+    /// The safe figure of a step that is cut short; none where the batch is larger than any replay.
+    fn glance(&self, variant: &Variant, index: usize) -> Result<Option<u64>, TorchError> {
+        match self.predict(&self.short(variant, index)) {
             Ok((bytes, _)) => Ok(Some(bytes)),
             Err(TorchError::TooLarge { .. }) if index > 0 => Ok(None),
             Err(error) => Err(error),
         }
     }
 
+    /// Whether the same is within the budget. The replay ends as soon as tensors alone are above it.
+    fn fits(&self, variant: &Variant, index: usize) -> Result<bool, TorchError> {
+        let (overhead, budget) = (&self.limits.overhead, self.limits.budget_bytes);
+        let most = overhead.most_reserved(budget);
+        match self.short(variant, index).predict_within(most) {
+            Ok(prediction) => Ok(prediction.is_some_and(|p| overhead.safe_bytes(&p) <= budget)),
+            Err(TorchError::TooLarge { .. }) if index > 0 => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// The largest batch from `least` on that fits, by bisection.
-    fn largest(&self, variant: &Variant, least: usize) -> Result<Found, TorchError> {
-        let fits = |bytes: Option<u64>| bytes.is_some_and(|b| b <= self.limits.budget_bytes);
-        let needed = self.glance(variant, least)?;
-        if !fits(needed) {
-            return Ok(Found::Needs(needed.unwrap_or(u64::MAX)));
+    fn largest(&self, variant: &Variant, least: usize) -> Result<Option<usize>, TorchError> {
+        if !self.fits(variant, least)? {
+            return Ok(None);
         }
         // Invariant: `low` fits; `high` does not, or is past the end.
         let (mut low, mut high) = (least, self.batches.len());
         while high - low > 1 {
             let middle = low + (high - low) / 2;
-            if fits(self.glance(variant, middle)?) {
+            if self.fits(variant, middle)? {
                 low = middle;
             } else {
                 high = middle;
             }
         }
-        Ok(Found::Fits(low))
+        Ok(Some(low))
     }
 
     /// The run predicted with all its micro batches, which can move segments about; a smaller one where it then does

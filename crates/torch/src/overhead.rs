@@ -95,10 +95,34 @@ impl Overhead {
         reserved + reserved / SAFETY_SHARE + SAFETY_BYTES + self.bytes(prediction.libraries)
     }
 
+    /// With more than this reserved the safe figure is above the budget, whatever libraries the run uses.
+    pub fn most_reserved(&self, budget: u64) -> u64 {
+        let rest = budget.saturating_sub(SAFETY_BYTES + self.bytes(Libraries::default()));
+        rest - rest / (SAFETY_SHARE + 1)
+    }
+
     /// The overhead of a run that uses these libraries.
     pub fn bytes(&self, libraries: Libraries) -> u64 {
         let cudnn = if libraries.cudnn { self.cudnn } else { 0 };
         let nonzero = if libraries.nonzero { self.nonzero } else { 0 };
         self.context + self.kernels + cudnn + nonzero
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_than_the_most_reserved_is_above_the_budget() {
+        let safe = |reserved: u64| {
+            reserved + reserved / SAFETY_SHARE + SAFETY_BYTES + H200.bytes(Libraries::default())
+        };
+        for budget in (0..200).map(|n| (8 << 30) + 12_345 * n) {
+            let most = H200.most_reserved(budget);
+            assert!(safe(most + 1) > budget);
+            assert!(safe(most - 1) <= budget);
+        }
+        assert_eq!(H200.most_reserved(1 << 20), 0);
     }
 }

@@ -291,6 +291,19 @@ fn accumulation_costs_the_gradients_once() {
     }
 }
 
+/// Ended early or not: a run above the ceiling is none, one at it is the same as without.
+#[test]
+fn a_ceiling_only_ends_what_is_above_it() {
+    for workload in models() {
+        let whole = workload.predict().unwrap();
+        let within = |most| workload.predict_within(most).unwrap();
+        let at_the_ceiling = within(whole.peak_allocated).unwrap();
+        assert_eq!(at_the_ceiling.peak_reserved, whole.peak_reserved);
+        assert_eq!(at_the_ceiling.readings.len(), whole.readings.len());
+        assert!(within(whole.peak_allocated - 1).is_none());
+    }
+}
+
 #[test]
 fn the_profile_adds_up() {
     for workload in models() {

@@ -95,6 +95,8 @@ impl Memory for Ledger {
 /// PyTorch's caching allocator on one stream.
 pub struct Caching {
     allocator: Allocator,
+    /// Tensors that hold more than this end the run.
+    ceiling: u64,
 }
 
 impl Caching {
@@ -102,7 +104,13 @@ impl Caching {
     pub fn new(config: AllocatorConfig, device_total: Option<u64>) -> Caching {
         Caching {
             allocator: Allocator::new(config, device_total),
+            ceiling: u64::MAX,
         }
+    }
+
+    /// The same for someone who only asks whether the run stays below.
+    pub fn with_ceiling(self, ceiling: u64) -> Caching {
+        Caching { ceiling, ..self }
     }
 }
 
@@ -112,7 +120,8 @@ const DEFAULT_STREAM: u64 = 0;
 impl Memory for Caching {
     fn allocate(&mut self, bytes: u64) -> Option<Block> {
         let block = self.allocator.allocate(bytes, DEFAULT_STREAM).ok()?;
-        Some(Block(block.number()))
+        let is_below = self.allocated() <= self.ceiling;
+        is_below.then_some(Block(block.number()))
     }
 
     fn free(&mut self, block: Block) {

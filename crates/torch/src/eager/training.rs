@@ -122,6 +122,7 @@ const MICRO_BATCHES: u32 = 8;
 struct Accumulation {
     left: u32,
     seen: Vec<u64>,
+    repeats: bool,
 }
 
 impl Accumulation {
@@ -129,6 +130,7 @@ impl Accumulation {
         Accumulation {
             left: micro_batches,
             seen: Vec::new(),
+            repeats: false,
         }
     }
 
@@ -138,9 +140,10 @@ impl Accumulation {
         let before = self.seen.iter().rev().position(|&seen| seen == arrangement);
         if let Some(distance) = before {
             self.left %= distance as u32 + 1;
+            self.repeats = true;
         }
         self.seen.push(arrangement);
-        self.left > 0 && self.seen.len() < MICRO_BATCHES as usize
+        self.left > 0 && (self.repeats || self.seen.len() < MICRO_BATCHES as usize)
     }
 }
 
@@ -217,4 +220,29 @@ pub fn train(
     context.stop_recording();
     drop(last_loss);
     readings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever is left out, memory ends as the whole would have left it.
+    #[test]
+    fn only_whole_rounds_are_left_out() {
+        for (begins, round) in [(0, 1), (1, 1), (3, 2), (2, 3), (4, 3)] {
+            let arrangement = |micro: u32| match micro.checked_sub(begins) {
+                Some(since) => u64::from(begins + since % round),
+                None => u64::from(micro),
+            };
+            for wanted in 1..40 {
+                let mut accumulation = Accumulation::new(wanted);
+                let mut run = 0;
+                while accumulation.goes_on(arrangement(run)) {
+                    run += 1;
+                }
+                assert_eq!(arrangement(run), arrangement(wanted - 1));
+                assert!(run < wanted.min(MICRO_BATCHES + round));
+            }
+        }
+    }
 }

@@ -99,13 +99,24 @@ impl Workload {
     /// Replays the run through PyTorch's allocator.
     pub fn predict(&self) -> Result<Prediction, TorchError> {
         self.check()?;
+        Ok(self.run(Box::new(self.caching()), Record::Nothing).0)
+    }
+
+    fn caching(&self) -> Caching {
         let mut allocator = self.allocator.clone();
         if self.memory_limit.is_some() {
             // All of it is the process's, and garbage collection knows it as the cap.
             allocator.memory_fraction = Some(1.0);
         }
-        let memory = Caching::new(allocator, self.memory_limit);
-        Ok(self.run(Box::new(memory), Record::Nothing).0)
+        Caching::new(allocator, self.memory_limit)
+    }
+
+    /// The same, or none as soon as tensors hold more than this.
+    pub fn predict_within(&self, most_allocated: u64) -> Result<Option<Prediction>, TorchError> {
+        self.check()?;
+        let memory = self.caching().with_ceiling(most_allocated);
+        let prediction = self.run(Box::new(memory), Record::Nothing).0;
+        Ok(Some(prediction).filter(|prediction| prediction.out_of_memory.is_none()))
     }
 
     /// The requests of the steps, without what the allocator makes of them.
