@@ -291,6 +291,36 @@ fn accumulation_costs_the_gradients_once() {
     }
 }
 
+/// Each activation keeps what its formula needs, counted by hand in tensors of the inner width. The next layer keeps the result
+/// in any case. `gelu_new` is seven ops, of which `x³` keeps x, `tanh` its result, and the last product both factors.
+#[test]
+fn activations_keep_what_their_formulas_need() {
+    let held = |activation: &str| {
+        let fields = format!(
+            r#""arch": {{"n_layer": 3, "n_embd": 48, "n_head": 4, "activation_function": "{activation}"}}"#
+        );
+        let readings = small("gpt2", &fields).predict().unwrap().readings;
+        let forward = readings
+            .iter()
+            .find(|reading| reading.phase.name() == "step0.forward");
+        forward.unwrap().requested
+    };
+    // Batch, length, inner width, fp32, layers.
+    let tensors = |number: u64| number * 2 * 24 * (4 * 48) * 4 * 3;
+    let relu = held("relu");
+    for (activation, more) in [
+        ("tanh", 0),
+        ("sigmoid", 0),
+        ("gelu", 1),
+        ("gelu_pytorch_tanh", 1),
+        ("silu", 1),
+        ("quick_gelu", 2),
+        ("gelu_new", 4),
+    ] {
+        assert_eq!(held(activation), relu + tensors(more), "{activation}");
+    }
+}
+
 /// Ended early or not: a run above the ceiling is none, one at it is the same as without.
 #[test]
 fn a_ceiling_only_ends_what_is_above_it() {

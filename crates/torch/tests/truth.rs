@@ -178,6 +178,15 @@ fn wrong_lines_are_named() {
     assert!(case(r#", "model": "gpt2", "precision": "fp7""#).contains("precision is fp7"));
     assert!(case(r#", "model": "gpt2", "optimizer": "lion""#).contains("adamw_fused"));
     assert!(case(r#", "model": "gpt2", "arch": {"n_head": 7}"#).contains("divisor"));
+    assert!(
+        case(r#", "model": "gpt2", "arch": {"activation_function": "xielu"}"#)
+            .contains("activation_function is \"xielu\"")
+    );
+    assert!(case(r#", "model": "tinyllama", "arch": {"hidden_act": 7}"#).contains("silu"));
+    assert!(
+        case(r#", "model": "gpt2", "arch": {"add_cross_attention": true}"#)
+            .contains("add_cross_attention is true, and should be false")
+    );
     assert!(case(r#", "model": "gpt2", "arch": {"n_layer": 1000000000000}"#).contains("n_layer"));
     assert!(case(r#", "model": "gpt2", "alloc_conf": "nonsense:1""#).contains("nonsense"));
     assert!(case(r#", "family": "mamba", "size": "huge""#).contains("huge"));

@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use super::activation::Activation;
 use super::mask::{self, Attention};
 use super::module::{Builder, Embedding, LayerNorm, Linear};
 use crate::eager::checkpoint::Checkpointing;
@@ -35,6 +36,7 @@ pub struct BertConfig {
     pub heads: u64,
     pub hidden_dropout: f64,
     pub attention_dropout: f64,
+    pub activation: Activation,
     pub tied: bool,
 }
 
@@ -50,6 +52,7 @@ impl Default for BertConfig {
             heads: 12,
             hidden_dropout: 0.1,
             attention_dropout: 0.1,
+            activation: Activation::Gelu,
             tied: true,
         }
     }
@@ -181,7 +184,7 @@ impl Layer {
         at!(context, FILE, 335);
         let mut inner = self.intermediate.forward(&attended);
         at!(context, FILE, 336);
-        inner = pointwise::gelu(&inner);
+        inner = self.config.activation.forward(&inner);
         let out = self.close(&self.output, &self.output_norm, &inner, &attended, &OUTPUT);
         drop(weights);
         drop(inner);
@@ -350,6 +353,7 @@ pub struct Bert {
     head: Tensor,
     head_bias: Tensor,
     _scalar: Tensor,
+    activation: Activation,
     vocabulary: u64,
     batch: [u64; 2],
     trainable: Vec<Tensor>,
@@ -387,6 +391,7 @@ impl Bert {
             head,
             head_bias,
             _scalar: scalar,
+            activation: config.activation,
             vocabulary: config.vocabulary,
             batch,
             trainable: builder.trainable(),
@@ -405,7 +410,7 @@ impl Program for Bert {
         at!(context, FILE, 477);
         let mut hidden = self.transform.forward(&sequence);
         at!(context, FILE, 478);
-        hidden = pointwise::gelu(&hidden);
+        hidden = self.activation.forward(&hidden);
         at!(context, FILE, 479);
         hidden = self.transform_norm.forward(&hidden);
         at!(context, FILE, 495);

@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use super::activation::Activation;
 use super::mask::{self, Attention};
 use super::module::{Builder, Embedding, LayerNorm, position_ids};
 use crate::eager::checkpoint::Checkpointing;
@@ -28,6 +29,7 @@ pub struct Gpt2Config {
     pub residual_dropout: f64,
     pub embedding_dropout: f64,
     pub attention_dropout: f64,
+    pub activation: Activation,
     pub tied: bool,
 }
 
@@ -43,6 +45,7 @@ impl Default for Gpt2Config {
             residual_dropout: 0.1,
             embedding_dropout: 0.1,
             attention_dropout: 0.1,
+            activation: Activation::GeluNew,
             tied: true,
         }
     }
@@ -197,20 +200,12 @@ impl Block {
         at!(context, FILE, 239);
         let mut hidden = self.inner.forward(hidden);
         at!(context, FILE, 240);
-        hidden = gelu_new(&hidden);
+        hidden = self.config.activation.forward(&hidden);
         at!(context, FILE, 241);
         hidden = self.outer.forward(&hidden);
         at!(context, FILE, 242);
         dropout::dropout(hidden, self.config.residual_dropout)
     }
-}
-
-/// `0.5 * x * (1 + tanh(√(2/π) * (x + 0.044715 * x³)))`, op by op.
-fn gelu_new(x: &Tensor) -> Tensor {
-    let half = pointwise::mul_number(x);
-    let cubed = pointwise::mul_number(pointwise::pow_number(x));
-    let inner = pointwise::mul_number(pointwise::add(x, cubed));
-    pointwise::mul(half, pointwise::add_number(pointwise::tanh(inner)))
 }
 
 /// The causal language model with its loss.

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
+use super::activation::Activation;
 use super::bert::BertConfig;
 use super::gpt2::Gpt2Config;
 use super::llama::LlamaConfig;
@@ -219,12 +220,31 @@ impl Fields<'_> {
         }
     }
 
+    fn activation(&self, key: &str, default: Activation) -> Result<Activation, TorchError> {
+        match self.0.get(key) {
+            None | Some(Value::Null) => Ok(default),
+            Some(value) => value.as_str().and_then(Activation::named).ok_or_else(|| {
+                self.problem(key, value, &format!("one of {}", Activation::names()))
+            }),
+        }
+    }
+
     fn flag(&self, key: &str, default: bool) -> Result<bool, TorchError> {
         match self.0.get(key) {
             None | Some(Value::Null) => Ok(default),
             Some(Value::Bool(flag)) => Ok(*flag),
             Some(value) => Err(self.problem(key, value, "true or false")),
         }
+    }
+
+    /// Settings that make another program of a model, which is not written down here.
+    fn refuse(&self, keys: &[&str]) -> Result<(), TorchError> {
+        for key in keys {
+            if self.flag(key, false)? {
+                return Err(self.problem(key, true, "false: the replay does not have it"));
+            }
+        }
+        Ok(())
     }
 
     /// The tokens that a layer looks back over; null for all of them.
@@ -261,6 +281,7 @@ impl Fields<'_> {
 
 fn gpt2(fields: &Fields<'_>) -> Result<Gpt2Config, TorchError> {
     let default = Gpt2Config::default();
+    fields.refuse(&["add_cross_attention", "reorder_and_upcast_attn"])?;
     let width = fields.number(&["n_embd", "hidden_size"], default.width)?;
     Ok(Gpt2Config {
         vocabulary: fields.number(&["vocab_size"], default.vocabulary)?,
@@ -275,6 +296,7 @@ fn gpt2(fields: &Fields<'_>) -> Result<Gpt2Config, TorchError> {
         residual_dropout: fields.probability("resid_pdrop", default.residual_dropout)?,
         embedding_dropout: fields.probability("embd_pdrop", default.embedding_dropout)?,
         attention_dropout: fields.probability("attn_pdrop", default.attention_dropout)?,
+        activation: fields.activation("activation_function", default.activation)?,
         tied: fields.flag("tie_word_embeddings", true)?,
     })
 }
@@ -349,6 +371,7 @@ fn gated_config(fields: &Fields<'_>, default: &GatedDefaults) -> Result<LlamaCon
         output_bias: default.fixed_bias.is_none() && asked,
         feed_bias: default.fixed_bias.is_none() && fields.flag("mlp_bias", false)?,
         attention_dropout: fields.probability("attention_dropout", 0.0)?,
+        activation: fields.activation("hidden_act", Activation::Silu)?,
         tied: fields.flag("tie_word_embeddings", false)?,
         masking: (default.masking)(fields, layers)?,
         lines: default.lines,
@@ -394,6 +417,7 @@ fn window_of_late_layers(fields: &Fields<'_>, layers: u64) -> Result<Masking, To
 
 fn bert(fields: &Fields<'_>) -> Result<BertConfig, TorchError> {
     let default = BertConfig::default();
+    fields.refuse(&["add_cross_attention", "is_decoder"])?;
     let width = fields.number(&["hidden_size"], default.width)?;
     Ok(BertConfig {
         vocabulary: fields.number(&["vocab_size"], default.vocabulary)?,
@@ -406,6 +430,7 @@ fn bert(fields: &Fields<'_>) -> Result<BertConfig, TorchError> {
         hidden_dropout: fields.probability("hidden_dropout_prob", default.hidden_dropout)?,
         attention_dropout: fields
             .probability("attention_probs_dropout_prob", default.attention_dropout)?,
+        activation: fields.activation("hidden_act", default.activation)?,
         tied: fields.flag("tie_word_embeddings", true)?,
     })
 }

@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use super::activation::Activation;
 use super::llama_lines::Lines;
 use super::mask::{Attention, Masking};
 use super::module::{Builder, Embedding, Linear, position_ids};
@@ -30,6 +31,7 @@ pub struct LlamaConfig {
     pub output_bias: bool,
     pub feed_bias: bool,
     pub attention_dropout: f64,
+    pub activation: Activation,
     pub tied: bool,
     pub masking: Masking,
     /// Where transformers has this family's statements.
@@ -234,7 +236,8 @@ impl Layer {
     fn feed(&self, x: &Tensor) -> Tensor {
         x.context().at(&self.config.lines.feed);
         let gate = self.gate.forward(x);
-        let active = pointwise::silu(gate);
+        let active = self.config.activation.forward(&gate);
+        drop(gate);
         let product = pointwise::mul(active, self.up.forward(x));
         let out = self.down.forward(&product);
         drop(product);

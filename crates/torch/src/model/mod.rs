@@ -1,5 +1,6 @@
 //! Models as their Python code runs, on the ops of [`crate::eager`]. Each statement is preceded by the line it stands for.
 
+pub mod activation;
 pub mod bert;
 pub mod gpt2;
 pub mod gsa;
