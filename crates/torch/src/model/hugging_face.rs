@@ -1,12 +1,12 @@
 //! `config.json` of Hugging Face models, and the models that are known by name.
 
-use std::ops::RangeInclusive;
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
 use super::activation::Activation;
 use super::bert::BertConfig;
+use super::fields::{Fields, LARGEST, MOST_HEADS, MOST_STATES};
 use super::gpt2::Gpt2Config;
 use super::llama::LlamaConfig;
 use super::llama_lines::{self, Lines};
@@ -146,139 +146,6 @@ pub fn architecture(config: &Value) -> Result<Architecture, TorchError> {
     }
 }
 
-/// The largest number of anything that a configuration may ask for: it keeps products of sizes far from overflow.
-const LARGEST: u64 = 1 << 20;
-/// The same for heads, which multiply the square of the length.
-const MOST_HEADS: u64 = 1 << 10;
-/// The same for layers, of which each costs time.
-const MOST_LAYERS: u64 = 4096;
-/// The same for states of a channel, which multiply the tokens and the channels.
-const MOST_STATES: u64 = 1 << 10;
-
-struct Fields<'a>(&'a Value);
-
-impl Fields<'_> {
-    fn problem(&self, key: &str, value: impl ToString, wanted: &str) -> TorchError {
-        TorchError::ModelConfig {
-            key: key.into(),
-            value: value.to_string(),
-            wanted: wanted.into(),
-        }
-    }
-
-    fn text(&self, key: &str) -> Result<&str, TorchError> {
-        match self.0.get(key) {
-            Some(Value::String(text)) => Ok(text),
-            other => Err(self.problem(key, other.unwrap_or(&Value::Null), "a name")),
-        }
-    }
-
-    /// A whole number of a range, or what else there may be.
-    fn whole(
-        &self,
-        key: &str,
-        value: &Value,
-        range: RangeInclusive<u64>,
-        or: &str,
-    ) -> Result<u64, TorchError> {
-        match value.as_u64() {
-            Some(number) if range.contains(&number) => Ok(number),
-            _ => {
-                let (least, most) = range.into_inner();
-                let wanted = format!("a whole number from {least} to {most}{or}");
-                Err(self.problem(key, value, &wanted))
-            }
-        }
-    }
-
-    /// A positive number under one of the names it goes by.
-    fn optional(&self, keys: &[&str], most: u64) -> Result<Option<u64>, TorchError> {
-        for key in keys {
-            match self.0.get(key) {
-                None | Some(Value::Null) => {}
-                Some(value) => return self.whole(key, value, 1..=most, "").map(Some),
-            }
-        }
-        Ok(None)
-    }
-
-    fn number(&self, keys: &[&str], default: u64) -> Result<u64, TorchError> {
-        Ok(self.optional(keys, LARGEST)?.unwrap_or(default))
-    }
-
-    fn layers(&self, keys: &[&str], default: u64) -> Result<u64, TorchError> {
-        Ok(self.optional(keys, MOST_LAYERS)?.unwrap_or(default))
-    }
-
-    fn probability(&self, key: &str, default: f64) -> Result<f64, TorchError> {
-        match self.0.get(key) {
-            None | Some(Value::Null) => Ok(default),
-            Some(value) => match value.as_f64() {
-                Some(number) if (0.0..1.0).contains(&number) => Ok(number),
-                _ => Err(self.problem(key, value, "a number from 0 to 1")),
-            },
-        }
-    }
-
-    fn activation(&self, key: &str, default: Activation) -> Result<Activation, TorchError> {
-        match self.0.get(key) {
-            None | Some(Value::Null) => Ok(default),
-            Some(value) => value.as_str().and_then(Activation::named).ok_or_else(|| {
-                self.problem(key, value, &format!("one of {}", Activation::names()))
-            }),
-        }
-    }
-
-    fn flag(&self, key: &str, default: bool) -> Result<bool, TorchError> {
-        match self.0.get(key) {
-            None | Some(Value::Null) => Ok(default),
-            Some(Value::Bool(flag)) => Ok(*flag),
-            Some(value) => Err(self.problem(key, value, "true or false")),
-        }
-    }
-
-    /// Settings that make another program of a model, which is not written down here.
-    fn refuse(&self, keys: &[&str]) -> Result<(), TorchError> {
-        for key in keys {
-            if self.flag(key, false)? {
-                return Err(self.problem(key, true, "false: the replay does not have it"));
-            }
-        }
-        Ok(())
-    }
-
-    /// The tokens that a layer looks back over; null for all of them.
-    fn window(&self) -> Result<Option<u64>, TorchError> {
-        const KEY: &str = "sliding_window";
-        match self.0.get(KEY) {
-            None => Ok(Some(WINDOW)),
-            Some(Value::Null) => Ok(None),
-            Some(value) => self
-                .whole(KEY, value, 1..=LARGEST, ", or null for none")
-                .map(Some),
-        }
-    }
-
-    /// The first layers of Qwen2 that look back over everything even where windows are on; there may be none.
-    fn full_layers(&self) -> Result<u64, TorchError> {
-        const KEY: &str = "max_window_layers";
-        match self.0.get(KEY) {
-            None | Some(Value::Null) => Ok(FULL_LAYERS),
-            Some(value) => self.whole(KEY, value, 0..=MOST_LAYERS, ""),
-        }
-    }
-
-    /// Heads must divide the width.
-    fn heads(&self, keys: &[&str], default: u64, width: u64) -> Result<u64, TorchError> {
-        let heads = self.optional(keys, MOST_HEADS)?.unwrap_or(default);
-        if width.is_multiple_of(heads) {
-            Ok(heads)
-        } else {
-            Err(self.problem(keys[0], heads, &format!("a divisor of the width {width}")))
-        }
-    }
-}
-
 fn gpt2(fields: &Fields<'_>) -> Result<Gpt2Config, TorchError> {
     let default = Gpt2Config::default();
     fields.refuse(&["add_cross_attention", "reorder_and_upcast_attn"])?;
@@ -377,11 +244,6 @@ fn gated_config(fields: &Fields<'_>, default: &GatedDefaults) -> Result<LlamaCon
         lines: default.lines,
     })
 }
-
-/// The window of Mistral and Qwen2 where the configuration does not name one.
-const WINDOW: u64 = 4096;
-/// Qwen2's layers that see everything, where it does not say.
-const FULL_LAYERS: u64 = 28;
 
 fn no_window(_: &Fields<'_>, _: u64) -> Result<Masking, TorchError> {
     Ok(Masking::Shared { window: None })

@@ -2,6 +2,7 @@
 
 pub mod activation;
 pub mod bert;
+mod fields;
 pub mod gpt2;
 pub mod gsa;
 pub mod hugging_face;

@@ -1,0 +1,216 @@
+//! What ran, as a line of measurements has it, and the workload that it describes.
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::TorchError;
+use crate::allocator::AllocatorConfig;
+use crate::convention::Convention;
+use crate::eager::checkpoint::Checkpointing;
+use crate::eager::optimizer::{Execution, Optimizer};
+use crate::eager::training::{Precision, Recipe};
+use crate::model::gsa::GsaConfig;
+use crate::model::hugging_face;
+use crate::model::mamba::MambaConfig;
+use crate::model::mask::Attention;
+use crate::model::module::Lora;
+use crate::model::mu::MuConfig;
+use crate::model::naics::NaicsConfig;
+use crate::model::{Architecture, Workload};
+
+/// What ran. Fields that do not decide memory are not read.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Case {
+    pub name: String,
+    #[serde(default = "default_family")]
+    pub family: String,
+    #[serde(default)]
+    pub model: Option<String>,
+    #[serde(default)]
+    pub size: Option<String>,
+    #[serde(default)]
+    pub arch: Map<String, Value>,
+    pub batch: u64,
+    pub seq: u64,
+    #[serde(default)]
+    pub n_negatives: Option<u64>,
+    #[serde(default)]
+    pub precision: Option<String>,
+    #[serde(default)]
+    pub ckpt: Option<bool>,
+    /// Checkpointing with `use_reentrant=True`.
+    #[serde(default)]
+    pub reentrant: Option<bool>,
+    /// Whose loop ran: `plain`, the file's own, or `trainer`.
+    #[serde(default, rename = "loop")]
+    pub convention: Option<String>,
+    #[serde(default)]
+    pub attn: Option<String>,
+    #[serde(default)]
+    pub optimizer: Option<String>,
+    #[serde(default)]
+    pub accum: Option<u32>,
+    #[serde(default)]
+    pub clip: Option<f64>,
+    #[serde(default)]
+    pub lora: Option<CaseLora>,
+    /// A cap on what may be reserved, in GiB.
+    #[serde(default)]
+    pub cap_gb: Option<f64>,
+    #[serde(default)]
+    pub alloc_conf: Option<String>,
+    #[serde(default)]
+    pub compile: Option<bool>,
+}
+
+fn default_family() -> String {
+    "hf-causal".into()
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub struct CaseLora {
+    pub r: u64,
+    #[serde(default)]
+    pub dropout: f64,
+    pub targets: Vec<String>,
+    #[serde(default = "default_adapter")]
+    pub adapter_fp32: bool,
+}
+
+fn default_adapter() -> bool {
+    true
+}
+
+impl Case {
+    fn problem(&self, key: &str, value: impl ToString, wanted: &str) -> TorchError {
+        TorchError::Case {
+            name: self.name.clone(),
+            key: key.into(),
+            value: value.to_string(),
+            wanted: wanted.into(),
+        }
+    }
+
+    /// The run that was measured.
+    pub fn workload(&self) -> Result<Workload, TorchError> {
+        let accumulation = self.accum.unwrap_or(1);
+        Ok(Workload {
+            architecture: self.architecture()?,
+            batch: self.batch,
+            length: self.seq,
+            attention: match self.attn.as_deref() {
+                None | Some("sdpa") => Attention::Sdpa,
+                Some("eager") => Attention::Eager,
+                Some(other) => return Err(self.problem("attn", other, "sdpa or eager")),
+            },
+            checkpoints: match self.ckpt.unwrap_or(self.family == "gsa") {
+                true if self.reentrant == Some(true) => Checkpointing::Reentrant,
+                true => Checkpointing::NonReentrant,
+                false => Checkpointing::Off,
+            },
+            lora: self.lora.as_ref().map(|lora| Lora {
+                rank: lora.r,
+                dropout: lora.dropout,
+                targets: lora.targets.clone(),
+                in_float32: lora.adapter_fp32,
+            }),
+            recipe: self.convention()?.recipe(Recipe {
+                precision: self.precision()?,
+                optimizer: self.optimizer()?,
+                accumulation,
+                clips_gradients: self.clip.is_none_or(|clip| clip != 0.0),
+            }),
+            memory_limit: self
+                .cap_gb
+                .map(|cap| (cap.max(0.0) * (1u64 << 30) as f64) as u64),
+            allocator: match &self.alloc_conf {
+                Some(text) => AllocatorConfig::parse(text)?,
+                None => AllocatorConfig::default(),
+            },
+        })
+    }
+
+    fn architecture(&self) -> Result<Architecture, TorchError> {
+        match self.family.as_str() {
+            "hf-causal" | "hf-mlm" => {
+                let name = self.model.as_deref().unwrap_or_default();
+                let architecture = hugging_face::preset(name, &self.arch)?;
+                let masked = matches!(architecture, Architecture::Bert(_));
+                if masked != (self.family == "hf-mlm") {
+                    return Err(self.problem(
+                        "family",
+                        &self.family,
+                        "hf-mlm for BERT, hf-causal for the others",
+                    ));
+                }
+                Ok(architecture)
+            }
+            "mamba" => {
+                let size = self.size.as_deref().unwrap_or_default();
+                match MambaConfig::named(size) {
+                    Some(config) => Ok(Architecture::Mamba(config)),
+                    None => Err(self.problem("size", size, "small, medium or large")),
+                }
+            }
+            "gsa" => Ok(Architecture::Gsa(GsaConfig::default())),
+            "mu" => Ok(Architecture::Mu(MuConfig::default())),
+            "naics" => match self.n_negatives {
+                Some(negatives) if negatives > 0 => {
+                    Ok(Architecture::Naics(NaicsConfig::new(negatives)))
+                }
+                other => {
+                    Err(self.problem("n_negatives", other.unwrap_or(0), "the number of negatives"))
+                }
+            },
+            other => Err(self.problem(
+                "family",
+                other,
+                "one of hf-causal, hf-mlm, mamba, gsa, mu, naics",
+            )),
+        }
+    }
+
+    fn convention(&self) -> Result<Convention, TorchError> {
+        match self.convention.as_deref() {
+            None | Some("plain") => Ok(Convention::PlainLoop),
+            Some("trainer") => Ok(Convention::Trainer),
+            Some(other) => Err(self.problem("loop", other, "plain or trainer")),
+        }
+    }
+
+    fn precision(&self) -> Result<Precision, TorchError> {
+        Ok(match self.precision.as_deref() {
+            None | Some("fp32") => Precision::Float32,
+            Some("amp_bf16") => Precision::AutocastBFloat16,
+            Some("amp_fp16") => Precision::AutocastFloat16,
+            Some("bf16") => Precision::BFloat16,
+            Some("fp16") => Precision::Float16,
+            Some(other) => {
+                return Err(self.problem(
+                    "precision",
+                    other,
+                    "one of fp32, amp_bf16, amp_fp16, bf16, fp16",
+                ));
+            }
+        })
+    }
+
+    fn optimizer(&self) -> Result<Optimizer, TorchError> {
+        let sgd = |momentum| Optimizer::Sgd {
+            momentum,
+            execution: Execution::Foreach,
+        };
+        Ok(match self.optimizer.as_deref() {
+            None | Some("adamw" | "adam") => Optimizer::Adam(Execution::Foreach),
+            Some("adamw_fused") => Optimizer::Adam(Execution::Fused),
+            Some("adamw_loop") => Optimizer::Adam(Execution::Loop),
+            Some("adamw_8bit") => Optimizer::Adam8Bit,
+            Some("sgd") => sgd(false),
+            Some("sgdm") => sgd(true),
+            Some(other) => {
+                let known = "one of adamw, adamw_fused, adamw_loop, adamw_8bit, adam, sgd, sgdm";
+                return Err(self.problem("optimizer", other, known));
+            }
+        })
+    }
+}
