@@ -22,6 +22,8 @@ pub struct Budget {
     pub whose: String,
     /// None for host memory.
     pub gpu: Option<Rates>,
+    /// Of a card of this machine: what is free beside it, in host memory.
+    pub host_free: Option<u64>,
 }
 
 /// Whose rates the time of a step is predicted with.
@@ -141,6 +143,7 @@ impl Budget {
             flag,
             whose,
             gpu,
+            host_free: None,
         })
     }
 
@@ -155,6 +158,20 @@ impl Budget {
             Some(_) => Target::Cuda,
             None => Target::Cpu,
         }
+    }
+
+    /// What is missing of this machine's own memory for what would be kept there. Of a card that is only named nobody knows
+    /// the machine.
+    pub fn lacks_on_host(&self, host_bytes: u64) -> Option<String> {
+        let free = self.host_free?;
+        (host_bytes > free).then(|| {
+            format!(
+                "the optimizer's states would take {} of this machine's memory, of which {} is \
+                 free; `cinch check` says whether a run can start",
+                Bytes::new(host_bytes),
+                Bytes::new(free)
+            )
+        })
     }
 
     /// As a setting's value.
@@ -187,7 +204,11 @@ fn detected(machine: &Machine, margin: Margin) -> anyhow::Result<Budget> {
             },
         );
         let whose = format!("{} ({} free)", chosen.gpu.name, Bytes::new(free));
-        return Budget::new(margin.taken_from(free), all, "--auto", whose, Some(rates));
+        let budget = Budget::new(margin.taken_from(free), all, "--auto", whose, Some(rates))?;
+        return Ok(Budget {
+            host_free: machine.host.available_bytes,
+            ..budget
+        });
     }
     let host = &machine.host;
     let (Some(all), Some(free)) = (host.total_bytes, host.available_bytes) else {
@@ -256,6 +277,19 @@ mod tests {
         let budget = budget.budget().unwrap().unwrap();
         assert_eq!(budget.bytes, budget.capacity - (1 << 30));
         assert!(budget.gpu.unwrap().is_known);
+    }
+
+    #[test]
+    fn what_the_host_lacks_is_said_of_this_machine_alone() {
+        let named = Budget::of_size(8 << 30, "--vram").unwrap();
+        assert_eq!(named.lacks_on_host(64 << 30), None);
+        let here = Budget {
+            host_free: Some(16 << 30),
+            ..named
+        };
+        assert_eq!(here.lacks_on_host(16 << 30), None);
+        let note = here.lacks_on_host(64 << 30).unwrap();
+        assert!(note.contains("64.0") && note.contains("16.0"), "{note}");
     }
 
     #[test]

@@ -59,6 +59,11 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
         }
         other => other?,
     };
+    notes.extend(
+        hardware
+            .budget
+            .lacks_on_host(fit.report.recommended.host_bytes),
+    );
     for path in &arguments.picture {
         let scene = picture::of_step(&fit.plan, Some(hardware.budget.capacity));
         picture::write(&scene, path)?;
