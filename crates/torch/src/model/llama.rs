@@ -6,12 +6,13 @@ use super::activation::Activation;
 use super::llama_lines::Lines;
 use super::mask::{Attention, Masking};
 use super::module::{Builder, Embedding, Linear, position_ids};
+use super::rotary::{Rotary, rotate};
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::op::{
     attention, cast, creation, dropout, loss, matmul, pointwise, reduce, softmax, view,
 };
 use crate::eager::training::Program;
-use crate::eager::{Context, DType, Line, Tensor, autocast};
+use crate::eager::{Context, DType, Tensor};
 
 /// `LlamaConfig`, `MistralConfig` and `Qwen2Config`, as far as memory depends on them.
 #[derive(Clone, Debug)]
@@ -242,107 +243,6 @@ impl Layer {
         let out = self.down.forward(&product);
         drop(product);
         out
-    }
-}
-
-/// `apply_rotary_pos_emb`.
-fn rotate(
-    query: &Tensor,
-    key: &Tensor,
-    cos: &Tensor,
-    sin: &Tensor,
-    lines: &'static Lines,
-) -> (Tensor, Tensor) {
-    let context = query.context();
-    let cos = view::unsqueeze(cos, 1);
-    let sin = view::unsqueeze(sin, 1);
-    let turn = |states: &Tensor, line: &'static Line| {
-        context.at(line);
-        let straight = pointwise::mul(states, &cos);
-        let half = rotate_half(states, lines);
-        context.at(line);
-        pointwise::add(straight, pointwise::mul(half, &sin))
-    };
-    (
-        turn(query, &lines.rotate_query),
-        turn(key, &lines.rotate_key),
-    )
-}
-
-/// The two halves of the last dimension exchanged, one negated.
-fn rotate_half(states: &Tensor, lines: &'static Lines) -> Tensor {
-    let context = states.context();
-    let (last, half) = (states.dim() - 1, states.sizes().last() / 2);
-    context.at(&lines.half_first);
-    let first = view::slice(states, last, half);
-    context.at(&lines.half_second);
-    let second = view::slice(states, last, half);
-    context.at(&lines.half_joined);
-    view::cat(vec![pointwise::neg(&second), first], last)
-}
-
-/// Rotary frequencies, made in fp32 and cast with the model. They exist twice.
-struct Rotary {
-    frequencies: Tensor,
-    _original: Tensor,
-}
-
-impl Rotary {
-    fn new(context: &Context, width: u64) -> Rotary {
-        let exponents = pointwise::mul_number(creation::arange(context, width / 2, DType::Float32));
-        let frequencies = pointwise::reciprocal(pointwise::number_pow(exponents));
-        let original = view::clone(&frequencies);
-        Rotary {
-            frequencies,
-            _original: original,
-        }
-    }
-
-    /// `model.to(dtype)`.
-    fn cast(self, dtype: DType) -> Rotary {
-        let frequencies = cast::to(self.frequencies, dtype);
-        let original = cast::to(self._original, dtype);
-        Rotary {
-            frequencies,
-            _original: original,
-        }
-    }
-
-    /// Cosines and sines for every position, in the type of the hidden states.
-    fn forward(
-        &self,
-        dtype: DType,
-        position_ids: &Tensor,
-        lines: &'static Lines,
-    ) -> (Tensor, Tensor) {
-        let context = position_ids.context().clone();
-        context.no_grad(|| {
-            let frequencies = view::unsqueeze(view::unsqueeze(&self.frequencies, 0), 2);
-            context.at(&lines.rotary_frequencies);
-            let frequencies = cast::to(frequencies, DType::Float32);
-            context.at(&lines.rotary_positions);
-            let positions = cast::to(view::unsqueeze(position_ids, 1), DType::Float32);
-            let (angles, both, cos, sin) = autocast::with(&context, None, || {
-                context.at(&lines.rotary_angles);
-                let angles = view::transpose(matmul::matmul(&frequencies, &positions), 1, 2);
-                context.at(&lines.rotary_doubled);
-                let both = view::cat(vec![angles.clone(), angles.clone()], 2);
-                context.at(&lines.rotary_cos);
-                let cos = pointwise::mul_number(pointwise::apply(&both, "cos", DType::Float32));
-                context.at(&lines.rotary_sin);
-                let sin = pointwise::mul_number(pointwise::apply(&both, "sin", DType::Float32));
-                (angles, both, cos, sin)
-            });
-            context.at(&lines.rotary_cast);
-            let result = (cast::to(&cos, dtype), cast::to(&sin, dtype));
-            drop(frequencies);
-            drop(positions);
-            drop(angles);
-            drop(both);
-            drop(cos);
-            drop(sin);
-            result
-        })
     }
 }
 

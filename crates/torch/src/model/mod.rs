@@ -16,6 +16,7 @@ pub mod mu;
 pub mod multihead;
 pub mod naics;
 pub mod profile;
+mod rotary;
 pub mod workload;
 
 pub use profile::{Alive, Origin, Profile};
