@@ -89,6 +89,12 @@ fn the_table_of_truth_stands_beside_other_tools() {
             "skipped: gpt2-b32-t1024-amp_bf16-compile-fused",
             "below no measured run",
         ]);
+    let only = r#"{"case": {"name": "mine", "model": "gpt2", "batch": 1, "seq": 64}}"#;
+    sandbox.write("unmeasured.jsonl", only);
+    sandbox
+        .cinch("plan --engine pytorch --truth unmeasured.jsonl")
+        .succeeds()
+        .prints(&["cinch, 1 runs", "not measured"]);
 }
 
 #[test]

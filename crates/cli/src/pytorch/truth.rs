@@ -140,7 +140,11 @@ fn against_others(verdicts: &[Verdict], summary: &Summary) -> String {
     ]);
     let slowest = verdicts.iter().map(|verdict| verdict.milliseconds);
     let slowest = slowest.fold(0.0, f64::max);
-    let spread = |spread: Spread| {
+    let spread = |spread: Spread, compared: fn(&Verdict) -> &Compared| {
+        let is_measured = |verdict| compared(verdict).measured.is_some();
+        if !verdicts.iter().any(is_measured) {
+            return right("not measured");
+        }
         right(format!(
             "median {:.2} %, worst {:.2} %",
             100.0 * spread.median,
@@ -149,9 +153,9 @@ fn against_others(verdicts: &[Verdict], summary: &Summary) -> String {
     };
     table.add_row([
         Cell::new(format!("cinch, {} runs", verdicts.len())),
-        spread(summary.allocated),
-        spread(summary.reserved),
-        spread(summary.device),
+        spread(summary.allocated, |verdict| &verdict.allocated),
+        spread(summary.reserved, |verdict| &verdict.reserved),
+        spread(summary.device, |verdict| &verdict.device),
         right(format!("at most {slowest:.0} ms")),
     ]);
     for tool in &OTHER_TOOLS {

@@ -382,7 +382,7 @@ impl Bert {
         };
         builder.forget(&own_bias);
         builder.put_before(&head_bias, &transform.weight);
-        builder.add_adapters(encoder.linears());
+        builder.add_adapters(encoder.linears().chain([&transform]));
         Bert {
             context: builder.context.clone(),
             encoder,
