@@ -100,7 +100,7 @@ pub fn choose(base: &Workload, limits: &Limits) -> Result<Choice, TorchError> {
     };
     let mut smallest: Option<(u64, Workload)> = None;
     for group in variants(base, limits.may) {
-        let mut best: Option<(u64, Choice)> = None;
+        let mut best: Option<(u64, Candidate)> = None;
         for variant in group {
             let weight = weight(&variant.workload);
             // Only batches with which this variant would cost less than the best so far.
@@ -110,9 +110,9 @@ pub fn choose(base: &Workload, limits: &Limits) -> Result<Choice, TorchError> {
             });
             let Some(least) = least else { continue };
             if let Some(index) = search.largest(&variant, least)? {
-                let choice = search.verified(base, &variant, index, least)?;
-                if let Some(choice) = choice {
-                    best = Some((u64::from(choice.micro_batches()) * weight, choice));
+                if let Some(candidate) = search.verified(variant, index, least)? {
+                    let micro_batches = limits.effective_batch / search.batches[candidate.index];
+                    best = Some((micro_batches * weight, candidate));
                 }
             } else if least == 0 {
                 let bytes = search.glance(&variant, 0)?.unwrap_or(u64::MAX);
@@ -121,8 +121,8 @@ pub fn choose(base: &Workload, limits: &Limits) -> Result<Choice, TorchError> {
                 }
             }
         }
-        if let Some((_, choice)) = best {
-            return Ok(choice);
+        if let Some((_, candidate)) = best {
+            return search.choice(base, candidate);
         }
     }
     Err(does_not_fit(smallest, base, limits))
@@ -199,6 +199,15 @@ fn variants(base: &Workload, may: Permissions) -> Vec<Vec<Variant>> {
         .collect()
 }
 
+/// A variant with the largest batch that fits.
+struct Candidate {
+    variant: Variant,
+    /// The batch's place among those that are searched.
+    index: usize,
+    safe_bytes: u64,
+    prediction: Prediction,
+}
+
 struct Search<'a> {
     /// Divisors of the effective batch.
     batches: Vec<u64>,
@@ -269,36 +278,50 @@ impl Search<'_> {
     /// not fit.
     fn verified(
         &self,
-        base: &Workload,
-        variant: &Variant,
+        variant: Variant,
         index: usize,
         least: usize,
-    ) -> Result<Option<Choice>, TorchError> {
+    ) -> Result<Option<Candidate>, TorchError> {
         for index in (least..=index).rev() {
-            let workload = self.at(variant, index);
-            let (safe_bytes, prediction) = self.predict(&workload)?;
-            if safe_bytes > self.limits.budget_bytes {
-                continue;
+            let (safe_bytes, prediction) = self.predict(&self.at(&variant, index))?;
+            if safe_bytes <= self.limits.budget_bytes {
+                return Ok(Some(Candidate {
+                    variant,
+                    index,
+                    safe_bytes,
+                    prediction,
+                }));
             }
-            let next = match self.batches.get(index + 1) {
-                Some(batch) => Some(Next {
-                    batch: *batch,
-                    safe_bytes: self.glance(variant, index + 1)?,
-                }),
-                None => None,
-            };
-            let mut changes = variant.changes.clone();
-            changes.extend(batch_changes(base, &workload));
-            return Ok(Some(Choice {
-                device_bytes: self.limits.overhead.device_bytes(&prediction),
-                safe_bytes,
-                workload,
-                prediction,
-                changes,
-                next,
-            }));
         }
         Ok(None)
+    }
+
+    /// All that is told of the best candidate.
+    fn choice(&self, base: &Workload, candidate: Candidate) -> Result<Choice, TorchError> {
+        let Candidate {
+            variant,
+            index,
+            safe_bytes,
+            prediction,
+        } = candidate;
+        let next = match self.batches.get(index + 1) {
+            Some(batch) => Some(Next {
+                batch: *batch,
+                safe_bytes: self.glance(&variant, index + 1)?,
+            }),
+            None => None,
+        };
+        let workload = self.at(&variant, index);
+        let mut changes = variant.changes;
+        changes.extend(batch_changes(base, &workload));
+        Ok(Choice {
+            device_bytes: self.limits.overhead.device_bytes(&prediction),
+            safe_bytes,
+            workload,
+            prediction,
+            changes,
+            next,
+        })
     }
 }
 
