@@ -552,6 +552,8 @@ fn models_that_cannot_be_read_are_named() {
     plan("config.json").fails(2, &["n_head", "768"]);
     config(json!({ "model_type": "diffusion" }));
     plan("config.json").fails(2, &["diffusion"]);
+    sandbox.write("mine.json", r#"{"model_type": "gpt2", "n_head": -3}"#);
+    plan("mine.json").fails(2, &["mine.json: n_head is -3", "from 1 to 1024"]);
 }
 
 #[test]

@@ -156,20 +156,9 @@ fn recompute_blocks(graph: &mut Graph, count: usize) {
         .collect();
     let repeated = (0..graph.nodes.len()).filter(|&index| first_use[index].is_some());
     for producer in repeated {
-        let mut node = graph.nodes[producer].clone();
+        let node = graph.nodes[producer].clone();
         let Some(block) = node.block else { continue };
-        node.phase = Phase::Recompute;
-        node.name = format!("again.{}", node.name);
-        for id in &mut node.inputs {
-            *id = replaced[id.index()].unwrap_or(*id);
-        }
-        for id in &mut node.outputs {
-            let tensor = graph.tensor(*id);
-            let (name, ty) = (format!("again.{}", tensor.name), tensor.ty);
-            let copy = graph.add_tensor(name, ty, Role::Activation);
-            replaced[id.index()] = Some(copy);
-            *id = copy;
-        }
+        let node = repeat(graph, node, &mut replaced);
         insertions[block.index()].1.push(node);
     }
     for node in graph
@@ -185,6 +174,23 @@ fn recompute_blocks(graph: &mut Graph, count: usize) {
     }
     insertions.retain(|(_, nodes)| !nodes.is_empty());
     Insertions(insertions).apply(&mut graph.nodes);
+}
+
+/// A node that runs once more: it reads the copies where there are some, and writes new ones.
+pub(crate) fn repeat(graph: &mut Graph, mut node: Node, replaced: &mut [Option<TensorId>]) -> Node {
+    node.phase = Phase::Recompute;
+    node.name = format!("again.{}", node.name);
+    for id in &mut node.inputs {
+        *id = replaced[id.index()].unwrap_or(*id);
+    }
+    for id in &mut node.outputs {
+        let tensor = graph.tensor(*id);
+        let (name, ty) = (format!("again.{}", tensor.name), tensor.ty);
+        let copy = graph.add_tensor(name, ty, Role::Activation);
+        replaced[id.index()] = Some(copy);
+        *id = copy;
+    }
+    node
 }
 
 /// A forward node whose extra outputs nobody reads any more stops making them.

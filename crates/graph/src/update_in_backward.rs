@@ -23,6 +23,7 @@
 use crate::differentiate::TrainingGraph;
 use crate::graph::{Graph, Node, Phase, Role, TensorId};
 use crate::op::{GradientNorm, GradientSquares, Op};
+use crate::recompute::repeat;
 use crate::types::{DType, TensorType};
 
 impl TrainingGraph {
@@ -197,20 +198,7 @@ fn again(graph: &mut Graph, backward: &[Node], updates: &mut [Node]) -> Vec<Node
     let mut replaced: Vec<Option<TensorId>> = vec![None; graph.tensors.len()];
     let mut repeated = Vec::new();
     for (node, _) in backward.iter().zip(leads).filter(|(_, leads)| *leads) {
-        let mut node = node.clone();
-        node.name = format!("again.{}", node.name);
-        node.phase = Phase::Recompute;
-        for id in &mut node.inputs {
-            *id = replaced[id.index()].unwrap_or(*id);
-        }
-        for id in &mut node.outputs {
-            let tensor = graph.tensor(*id);
-            let (name, ty) = (format!("again.{}", tensor.name), tensor.ty);
-            let copy = graph.add_tensor(name, ty, Role::Activation);
-            replaced[id.index()] = Some(copy);
-            *id = copy;
-        }
-        repeated.push(node);
+        repeated.push(repeat(graph, node.clone(), &mut replaced));
     }
     for update in updates {
         let gradient = &mut update.inputs[0];

@@ -49,8 +49,10 @@ pub enum TorchError {
         value: u64,
         most: u64,
     },
-    #[error("config.json: {key} is {value}, and should be {wanted}")]
+    #[error("{origin}: {key} is {value}, and should be {wanted}")]
     ModelConfig {
+        /// The file, or what stands for it.
+        origin: String,
         key: String,
         value: String,
         wanted: String,

@@ -28,6 +28,7 @@ pub(super) struct Fields<'a>(pub &'a Value);
 impl Fields<'_> {
     pub fn problem(&self, key: &str, value: impl ToString, wanted: &str) -> TorchError {
         TorchError::ModelConfig {
+            origin: "config.json".into(),
             key: key.into(),
             value: value.to_string(),
             wanted: wanted.into(),

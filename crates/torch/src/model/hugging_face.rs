@@ -26,16 +26,20 @@ const PRESETS: [Preset; 15] = [
         || json!({"model_type": "gpt2", "n_embd": 1024, "n_layer": 24, "n_head": 16}),
     ),
     ("qwen2.5-0.5b", || {
-        qwen2(151_936, 896, 4864, 24, 14, 2, true)
+        gated("qwen2", [151_936, 896, 4864, 24, 14, 2], true)
     }),
     ("qwen2.5-1.5b", || {
-        qwen2(151_936, 1536, 8960, 28, 12, 2, true)
+        gated("qwen2", [151_936, 1536, 8960, 28, 12, 2], true)
     }),
     ("qwen2.5-7b", || {
-        qwen2(152_064, 3584, 18944, 28, 28, 4, false)
+        gated("qwen2", [152_064, 3584, 18944, 28, 28, 4], false)
     }),
-    ("llama-1b", || llama(128_256, 2048, 8192, 16, 32, 8, true)),
-    ("tinyllama", || llama(32_000, 2048, 5632, 22, 32, 4, false)),
+    ("llama-1b", || {
+        gated("llama", [128_256, 2048, 8192, 16, 32, 8], true)
+    }),
+    ("tinyllama", || {
+        gated("llama", [32_000, 2048, 5632, 22, 32, 4], false)
+    }),
     ("mistral-7b", || json!({"model_type": "mistral"})),
     ("bert-base", || json!({"model_type": "bert"})),
     ("minilm-l6", || {
@@ -48,38 +52,6 @@ const PRESETS: [Preset; 15] = [
     ("mamba-1.4b", || mamba(2048, 48)),
     ("mamba-2.8b", || mamba(2560, 64)),
 ];
-
-fn qwen2(
-    vocabulary: u64,
-    width: u64,
-    inner: u64,
-    layers: u64,
-    heads: u64,
-    key_heads: u64,
-    tied: bool,
-) -> Value {
-    gated(
-        "qwen2",
-        [vocabulary, width, inner, layers, heads, key_heads],
-        tied,
-    )
-}
-
-fn llama(
-    vocabulary: u64,
-    width: u64,
-    inner: u64,
-    layers: u64,
-    heads: u64,
-    key_heads: u64,
-    tied: bool,
-) -> Value {
-    gated(
-        "llama",
-        [vocabulary, width, inner, layers, heads, key_heads],
-        tied,
-    )
-}
 
 fn gated(
     family: &str,
@@ -125,7 +97,17 @@ pub fn read(path: &Path) -> Result<Architecture, TorchError> {
         path: path.into(),
         problem: problem.to_string(),
     })?;
-    architecture(&config)
+    architecture(&config).map_err(|error| match error {
+        TorchError::ModelConfig {
+            key, value, wanted, ..
+        } => TorchError::ModelConfig {
+            origin: path.display().to_string(),
+            key,
+            value,
+            wanted,
+        },
+        other => other,
+    })
 }
 
 /// The architecture that a parsed `config.json` describes.

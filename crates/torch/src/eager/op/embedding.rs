@@ -4,15 +4,12 @@ use super::super::dtype::DType;
 use super::super::node::grads;
 use super::super::shape::Dims;
 use super::super::tensor::Tensor;
-use super::view;
+use super::{MULTIPROCESSORS, scan, view};
 
 /// Up to this many indices the gradient is scattered directly; above, indices are sorted first.
 const DIRECT_INDICES: u64 = 3072;
 /// Rows that one thread sums in the sorted way.
 const ROWS_PER_THREAD: u64 = 10;
-
-/// What a scan over the indices keeps of its tiles while it runs, as measured; small at any size.
-const SCAN_STATE: u64 = 1279;
 
 /// The other buffers of keys and values, the histogram of each of the eight passes of eight bits, a counter, and the state
 /// of every tile; with room to align the whole.
@@ -54,7 +51,7 @@ pub fn embedding(ids: &Tensor, table: &Tensor) -> Tensor {
 fn adds_atomically(segments: u64, parts: u64, width: u64) -> bool {
     const WARP: u64 = 32;
     const BLOCK: u64 = 1024;
-    const BUSY_BLOCKS: u64 = 132 * 4;
+    const BUSY_BLOCKS: u64 = MULTIPROCESSORS * 4;
     let threads = width.next_multiple_of(WARP);
     let blocks = (segments * threads).div_ceil(threads.min(BLOCK));
     blocks < BUSY_BLOCKS && parts > 4 * blocks
@@ -87,12 +84,12 @@ fn dense_gradient(grad: &Tensor, ids: &Tensor, table: Dims) -> Tensor {
     let num_segments = longs(1);
     {
         let unique = longs(indices);
-        drop(context.workspace("unique", SCAN_STATE));
+        drop(context.workspace("unique", scan::WORKSPACE));
         drop(unique);
     }
     let per_segment = longs(segments);
     let per_segment_offset = longs(segments);
-    drop(context.workspace("scan", SCAN_STATE));
+    drop(context.workspace("scan", scan::WORKSPACE));
     let num_parts = longs(1);
     let part_offsets = longs(parts);
     if adds_atomically(segments, parts, table[1]) {

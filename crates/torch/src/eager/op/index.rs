@@ -6,8 +6,8 @@ use super::super::dtype::DType;
 use super::super::node::grads;
 use super::super::shape::Dims;
 use super::super::tensor::Tensor;
-use super::cast;
 use super::pointwise::like;
+use super::{MULTIPROCESSORS, cast};
 
 /// `x.gather(dim, index)`: a result of the index's sizes; keeps the index, and its input for the sizes. The gradient is a tensor of the
 /// input's sizes, expanded dimensions included, into which gradients are added.
@@ -98,7 +98,7 @@ fn searched_by_many(rows: u64, length: u64) -> bool {
 /// Items that one block of 256 threads searches: the whole over all blocks that an H200 runs at once, four to 64 a thread.
 fn items_of_a_block(items: u64) -> u64 {
     const THREADS: u64 = 256;
-    const BLOCKS: u64 = 132 * 6;
+    const BLOCKS: u64 = MULTIPROCESSORS * 6;
     THREADS * items.div_ceil(THREADS * BLOCKS).clamp(4, 64)
 }
 

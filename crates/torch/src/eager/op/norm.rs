@@ -7,7 +7,7 @@ use super::super::dtype::DType;
 use super::super::node::grads;
 use super::super::tensor::Tensor;
 use super::pointwise::like;
-use super::reduce;
+use super::{MULTIPROCESSORS, reduce};
 
 /// `F.layer_norm`: the result, then mean and 1/σ of each row in fp32; keeps the input and both. Under
 /// autocast in fp32. The gradients of input, weight and bias come from one op.
@@ -61,7 +61,6 @@ pub fn layer_norm(x: impl Borrow<Tensor>, weight: &Tensor, bias: &Tensor) -> Ten
 /// sums for every 32 rows first.
 fn partial_sums(grad: &Tensor, rows: u64, columns: u64, wanted: [bool; 2]) {
     const ROWS_PER_BLOCK: u64 = 32;
-    const MULTIPROCESSORS: u64 = 132;
     const MAX_BLOCKS: u64 = 32 * 1024;
     if rows <= 64 * 1024 || columns / 32 >= MULTIPROCESSORS / 2 {
         return;

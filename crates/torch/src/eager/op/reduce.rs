@@ -11,12 +11,10 @@ use super::super::dtype::DType;
 use super::super::node::grads;
 use super::super::shape::{Dims, MAX_DIMS};
 use super::super::tensor::Tensor;
-use super::view;
+use super::{MULTIPROCESSORS, view};
 
-/// Threads that a multiprocessor can hold, and multiprocessors of the card (Hopper, H200): they
-/// decide how far a reduction is split.
+/// Threads that a multiprocessor of Hopper can hold: with the number of those they decide how far a reduction is split.
 const THREADS_PER_MULTIPROCESSOR: u64 = 2048;
-const MULTIPROCESSORS: u64 = 132;
 const WARP: u64 = 32;
 const MAX_THREADS: u64 = 512;
 
