@@ -5,13 +5,11 @@ mod pytorch;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-pub use pytorch::{
-    Engine, TorchArguments, TorchAttention, TorchLoop, TorchOptimizer, TorchPrecision,
-    TorchQuestions, TraceArguments, given,
-};
+pub use pytorch::{Engine, TorchQuestions, TraceArguments, given};
 
-use clap::{Args, Command as CommandLine, CommandFactory, FromArgMatches};
-use clap::{Parser, Subcommand, ValueEnum};
+use cinch_config::SETTINGS;
+use clap::{Arg, ArgAction, ArgMatches, Args, Command as CommandLine, CommandFactory};
+use clap::{FromArgMatches, Parser, Subcommand, ValueEnum};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -25,7 +23,7 @@ use clap::{Parser, Subcommand, ValueEnum};
         cinch train --config config_16gb_safe.json --data-dir my_code\n\n\
         Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 does not fit.\n\
         Flags may be written with - or _ (--model_size = --model-size).",
-    disable_help_subcommand = true
+    disable_help_subcommand = false
 )]
 pub struct Arguments {
     #[command(subcommand)]
@@ -51,7 +49,17 @@ fn command_line() -> CommandLine {
             })
             .mut_subcommands(with_negative_numbers)
     }
-    with_negative_numbers(Arguments::command())
+    fn without_pytorch(command: CommandLine) -> CommandLine {
+        command.mut_args(|arg| {
+            let is_of_pytorch = arg.get_help_heading() == Some(PYTORCH);
+            arg.hide(is_of_pytorch)
+        })
+    }
+    let mut command = with_negative_numbers(Arguments::command());
+    for name in ["train", "bench", "profile", "check"] {
+        command = command.mut_subcommand(name, without_pytorch);
+    }
+    command
 }
 
 #[derive(Debug, Subcommand)]
@@ -74,9 +82,9 @@ pub enum Command {
     Check(CheckArguments),
     /// Make or prepare training data
     Data(DataArguments),
-    /// The models and their sizes
+    /// The models that are known: which can be trained, which predicted
     #[command(after_help = "Examples:\n  cinch models\n  cinch models --json")]
-    Models(ListArguments),
+    Models(ModelsArguments),
     /// The GPUs that are known, and what this machine has
     Gpus(GpusArguments),
     /// Named settings: memory sizes, training presets
@@ -93,130 +101,104 @@ pub enum Device {
     Cuda,
 }
 
-/// Settings that every command about a model takes. Each stands for one key of the
-/// configuration file.
-#[derive(Args, Clone, Debug, Default)]
+/// Settings that every command about a model takes: the flags that the registry declares, and
+/// what sets several at once.
+#[derive(Clone, Debug, Default)]
 pub struct SettingArguments {
-    /// Configuration file: JSON with comments, YAML, TOML or Python constants
+    pub plain: PlainArguments,
+    /// Each flag of a setting that was given: the flag with its dashes, the key, the text.
+    pub flags: Vec<SettingFlag>,
+}
+
+/// A setting that was typed.
+#[derive(Clone, Debug)]
+pub struct SettingFlag {
+    pub flag: String,
+    pub key: &'static str,
+    pub text: String,
+}
+
+/// Arguments about settings that are no setting themselves.
+#[derive(Args, Clone, Debug, Default)]
+pub struct PlainArguments {
+    /// Configuration file: JSON, YAML, TOML, Python constants or a shell script, of cinch or of
+    /// another trainer
     #[arg(long, value_name = "FILE", help_heading = "Settings")]
     pub config: Option<PathBuf>,
-    /// Architecture: mamba or gpt2 (for PyTorch more, or a config.json)
-    #[arg(long, value_name = "NAME", help_heading = "Settings")]
-    pub model: Option<String>,
-    /// Named size (see `cinch models`)
-    #[arg(long, value_name = "SIZE", help_heading = "Settings")]
-    pub model_size: Option<String>,
+    /// A folder of configuration files, or the main one of several
+    #[arg(long, value_name = "PATH", help_heading = "Settings")]
+    pub config_path: Option<PathBuf>,
     #[command(flatten)]
     pub memory: MemoryArguments,
-    /// The guide's settings for a card: 8gb, 12gb, … (see `cinch presets`)
+    /// Settings for a card of a size: 8gb, 12gb, … (see `cinch presets`)
     #[arg(long, value_name = "NAME", help_heading = "Settings")]
     pub vram_preset: Option<String>,
     /// Training preset: default, fast or careful
     #[arg(long, value_name = "NAME", help_heading = "Settings")]
     pub training_preset: Option<String>,
-    /// Sequences per micro batch
-    #[arg(long, value_name = "N", help_heading = "Settings")]
-    pub batch_size: Option<String>,
-    /// Micro batches per step
-    #[arg(
-        long,
-        alias = "gradient-accumulation-steps",
-        value_name = "N",
-        help_heading = "Settings"
-    )]
-    pub grad_accum: Option<String>,
-    /// Tokens per sequence
-    #[arg(long, aliases = ["max-seq-len", "max-seq-length"], value_name = "N", help_heading = "Settings")]
-    pub seq_len: Option<String>,
-    /// fp32, bf16 or fp16
-    #[arg(long, value_name = "TYPE", help_heading = "Settings")]
-    pub precision: Option<String>,
-    /// Blocks to recompute: none, full, auto or a number
-    #[arg(
-        long,
-        alias = "recompute",
-        value_name = "BLOCKS",
-        help_heading = "Settings"
-    )]
-    pub checkpointing: Option<String>,
-    /// Keep optimizer states in host memory
-    #[arg(long, help_heading = "Settings")]
-    pub offload: bool,
-    /// How optimizer states are kept: fp32 or 8bit
-    #[arg(long, value_name = "FORMAT", help_heading = "Settings")]
-    pub optimizer_states: Option<String>,
-    /// Update each weight as soon as its gradient is complete (takes --grad-accum 1)
-    #[arg(long, help_heading = "Settings")]
-    pub update_in_backward: bool,
-    #[arg(long, value_name = "RATE", help_heading = "Settings")]
-    pub dropout: Option<String>,
-    /// Peak learning rate
-    #[arg(
-        long,
-        alias = "learning-rate",
-        value_name = "RATE",
-        help_heading = "Settings"
-    )]
-    pub lr: Option<String>,
-    #[arg(long, value_name = "N", help_heading = "Settings")]
-    pub max_steps: Option<String>,
-    #[arg(long, value_name = "N", help_heading = "Settings")]
-    pub warmup_steps: Option<String>,
-    /// linear, cosine or constant
-    #[arg(long, value_name = "NAME", help_heading = "Settings")]
-    pub schedule: Option<String>,
-    #[arg(long, value_name = "SHARE", help_heading = "Settings")]
-    pub label_smoothing: Option<String>,
-    #[arg(long, value_name = "N", help_heading = "Settings")]
-    pub seed: Option<String>,
-    /// Steps between evaluations
-    #[arg(
-        long,
-        alias = "eval-interval",
-        value_name = "N",
-        help_heading = "Settings"
-    )]
-    pub eval_steps: Option<String>,
-    /// Steps between checkpoints
-    #[arg(
-        long,
-        alias = "save-interval",
-        value_name = "N",
-        help_heading = "Settings"
-    )]
-    pub save_steps: Option<String>,
-    /// Steps between log lines
-    #[arg(
-        long,
-        alias = "logging-steps",
-        value_name = "N",
-        help_heading = "Settings"
-    )]
-    pub log_steps: Option<String>,
-    /// Checkpoints kept besides the best
-    #[arg(long, value_name = "N", help_heading = "Settings")]
-    pub save_total_limit: Option<String>,
-    /// A folder of text and source files, a text file or a .jsonl file
-    #[arg(long, value_name = "PATH", help_heading = "Settings")]
-    pub data_dir: Option<PathBuf>,
-    /// The field of .jsonl lines that holds the text
-    #[arg(long, value_name = "NAME", help_heading = "Settings")]
-    pub text_column: Option<String>,
-    /// gpt2, bytes, or the path of a tokenizer.json
-    #[arg(long, value_name = "NAME", help_heading = "Settings")]
-    pub tokenizer: Option<String>,
-    /// Share of the data held out for validation
-    #[arg(long, value_name = "SHARE", help_heading = "Settings")]
-    pub val_split: Option<String>,
-    /// Where tokenised data is kept
-    #[arg(long, value_name = "FOLDER", help_heading = "Settings")]
-    pub cache_dir: Option<PathBuf>,
-    /// Where the run is written
-    #[arg(long, value_name = "FOLDER", help_heading = "Settings")]
-    pub output_dir: Option<PathBuf>,
     /// Any other setting by its key, for example --set model.d_state=32
     #[arg(long = "set", value_name = "KEY=VALUE", help_heading = "Settings")]
     pub set: Vec<String>,
+    /// Divide states by DeepSpeed's ZeRO: stage 1, 2 or 3 (as --sharding zero1 …)
+    #[arg(long, value_name = "STAGE", value_parser = clap::value_parser!(u8).range(1..=3), conflicts_with = "fsdp", help_heading = PYTORCH)]
+    pub zero: Option<u8>,
+    /// Divide states by FSDP (as --sharding fsdp)
+    #[arg(long, help_heading = PYTORCH)]
+    pub fsdp: bool,
+}
+
+/// The heading of flags that only a PyTorch run has.
+pub const PYTORCH: &str = "PyTorch";
+
+impl Args for SettingArguments {
+    fn augment_args(command: CommandLine) -> CommandLine {
+        let mut command = PlainArguments::augment_args(command);
+        for setting in SETTINGS.iter() {
+            let Some(flag) = setting.flag else { continue };
+            let mut arg = Arg::new(flag.name)
+                .long(flag.name)
+                .aliases(flag.aliases)
+                .help(flag.help.unwrap_or(setting.help))
+                .help_heading(flag.heading);
+            arg = match flag.value {
+                Some(name) => arg.value_name(name).action(ArgAction::Set),
+                None => arg.action(ArgAction::SetTrue),
+            };
+            command = command.arg(arg);
+        }
+        command
+    }
+
+    fn augment_args_for_update(command: CommandLine) -> CommandLine {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for SettingArguments {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut flags = Vec::new();
+        for setting in SETTINGS.iter() {
+            let Some(flag) = setting.flag else { continue };
+            let text = match flag.value {
+                Some(_) => matches.get_one::<String>(flag.name).cloned(),
+                None => matches.get_flag(flag.name).then(|| "true".to_owned()),
+            };
+            flags.extend(text.map(|text| SettingFlag {
+                flag: format!("--{}", flag.name),
+                key: setting.key,
+                text,
+            }));
+        }
+        Ok(Self {
+            plain: PlainArguments::from_arg_matches(matches)?,
+            flags,
+        })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
 }
 
 /// How much memory there is. At most one of them.
@@ -265,18 +247,20 @@ pub struct MemoryArguments {
     cinch plan --model mamba --model-size large --batch-size 4 --seq-len 1024\n  \
     cinch plan --config my.json --gpu-memory 24 --json\n  \
     cinch plan --model gpt2 --precision bf16 --device cuda --graph\n  \
-    cinch plan --engine pytorch --model qwen2.5-0.5b --torch-precision bf16 --gpu \"RTX 4090\"\n  \
-    cinch plan --engine pytorch --model my_model/config.json --batch-size 4 --what-if\n  \
+    cinch plan axolotl.yaml --gpu \"RTX 4090\"            what a PyTorch run of another trainer takes\n  \
+    cinch plan Qwen/Qwen2.5-7B-Instruct --lora-rank 16 --gpu-memory 24\n  \
+    cinch plan my_model/config.json --batch-size 4 --what-if\n  \
     cinch plan --engine pytorch --truth measured.jsonl\n  \
     cinch plan --snapshot run.pickle                    explain a recorded PyTorch run")]
 pub struct PlanArguments {
+    /// A configuration file, a folder, a hub id or a model's name
+    #[arg(value_name = "FILE|MODEL")]
+    pub subject: Option<String>,
     #[command(flatten)]
     pub settings: SettingArguments,
-    /// Whose memory to plan
-    #[arg(long, value_enum, default_value = "cinch")]
-    pub engine: Engine,
-    #[command(flatten)]
-    pub torch: TorchArguments,
+    /// Whose memory to plan [default: what the file is for, or what can run the model]
+    #[arg(long, value_enum)]
+    pub engine: Option<Engine>,
     #[command(flatten)]
     pub questions: TorchQuestions,
     /// What to plan for
@@ -305,19 +289,20 @@ pub struct PlanArguments {
     cinch fit --auto --config my.json --apply           write them into my.json, after a diff\n  \
     cinch fit --config my.json --undo                   and take that back\n  \
     cinch fit --auto --profile                          run real steps of what is recommended\n  \
-    cinch fit --guide                                   the guide's tables beside the plan\n  \
-    cinch fit --engine pytorch --gpu-memory 24 --config my.yaml --apply\n\n\
+    cinch fit --guide                                   a published guide's tables beside the plan\n  \
+    cinch fit axolotl.yaml --gpu-memory 24 --apply      the same for another trainer's file\n\n\
     What flags state is kept; batch, recomputation and memory settings of a file may change.\n\
     The effective batch is kept exactly. Sequences get shorter, and states 8-bit, only where\n\
     nothing else fits (which is said) or with --allow.")]
 pub struct FitArguments {
+    /// A configuration file, a folder, a hub id or a model's name
+    #[arg(value_name = "FILE|MODEL")]
+    pub subject: Option<String>,
     #[command(flatten)]
     pub settings: SettingArguments,
-    /// Whose memory to plan
-    #[arg(long, value_enum, default_value = "cinch")]
-    pub engine: Engine,
-    #[command(flatten)]
-    pub torch: TorchArguments,
+    /// Whose memory to plan [default: what the file is for, or what can run the model]
+    #[arg(long, value_enum)]
+    pub engine: Option<Engine>,
     #[arg(long, value_enum, default_value = "auto")]
     pub device: Device,
     /// Sequences per optimizer step, kept exactly
@@ -338,18 +323,21 @@ pub struct FitArguments {
     /// Draw memory against speed into a file: .svg or .png
     #[arg(long, value_name = "FILE")]
     pub front_picture: Vec<PathBuf>,
-    /// The guide's tables: its setting, the plan of it, and what is recommended
+    /// What a published memory guide recommends, its plan, and what is recommended here
     #[arg(long)]
     pub guide: bool,
+    /// Show all that was found: breakdown, changes, ladder, memory against speed
+    #[arg(long)]
+    pub details: bool,
     /// Run real steps of the recommended settings and compare with the plan
     #[arg(long)]
     pub profile: bool,
     /// Write the recommended settings into --config or the files of --config-path
     #[arg(long)]
     pub apply: bool,
-    /// A folder of configuration files, or the main one of several, to write into
-    #[arg(long, value_name = "PATH")]
-    pub config_path: Option<PathBuf>,
+    /// With --apply: also keys that the file's program may not read
+    #[arg(long, requires = "apply")]
+    pub add_keys: bool,
     /// Write without asking
     #[arg(long, requires = "apply")]
     pub yes: bool,
@@ -502,6 +490,9 @@ pub struct ProfileArguments {
     Exit codes: 0 go; 1 no go; 2 wrong usage or configuration; 3 the plan does not fit.\n\
     Nothing is started or ended: programs that hold the GPU are named.")]
 pub struct CheckArguments {
+    /// A configuration file, a folder or a model's name
+    #[arg(value_name = "FILE|MODEL")]
+    pub subject: Option<String>,
     #[command(flatten)]
     pub settings: SettingArguments,
     #[arg(long, value_enum, default_value = "auto")]
@@ -582,6 +573,15 @@ pub struct PrepareArguments {
 pub struct GpusArguments {
     /// Only this card
     pub name: Option<String>,
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct ModelsArguments {
+    /// Also those that are known by name only
+    #[arg(long)]
+    pub all: bool,
     #[arg(long)]
     pub json: bool,
 }

@@ -38,7 +38,7 @@ fn store(path: &Path, calibration: &Calibration) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use cinch_config::{ModelKind, Precision};
+    use cinch_config::Precision;
 
     use super::*;
 
@@ -48,7 +48,7 @@ mod tests {
         let path = folder.path().join("deep/calibration.json");
         assert_eq!(load(&path), Calibration::default());
         let mut calibration = Calibration::default();
-        calibration.record("A", ModelKind::Gpt2, Precision::Bf16, 3.0, 2.0);
+        calibration.record("A", "gpt2", Precision::Bf16, 3.0, 2.0);
         store(&path, &calibration).unwrap();
         assert_eq!(load(&path), calibration);
         std::fs::write(&path, "[{").unwrap();

@@ -10,11 +10,13 @@ pub fn free_host_memory() -> Option<u64> {
     cinch_train::available_host_bytes()
 }
 
-/// What `cinch plan` plans for: what was asked, else a GPU where the precision asks for one.
-pub fn plan_target(device: Device, config: &Config) -> Target {
+/// What `cinch plan` plans for: what was asked, else a GPU where one is named or the precision
+/// asks for it.
+pub fn plan_target(device: Device, config: &Config, names_a_gpu: bool) -> Target {
     match device {
         Device::Cpu => Target::Cpu,
         Device::Cuda => Target::Cuda,
+        Device::Auto if names_a_gpu => Target::Cuda,
         Device::Auto if config.batch.precision == Precision::Fp32 => Target::Cpu,
         Device::Auto => Target::Cuda,
     }

@@ -79,6 +79,11 @@ impl MemoryArguments {
         self.vram.is_some() || self.gpu_memory.is_some() || self.gpu.is_some() || self.auto
     }
 
+    /// Whether a card is named, by its name or its size. A budget (`--vram`) is one on any device.
+    pub fn names_a_gpu(&self) -> bool {
+        self.gpu.is_some() || self.gpu_memory.is_some() || self.vram.is_some()
+    }
+
     /// The budget that the flags give, if they give one.
     pub fn budget(&self) -> anyhow::Result<Option<Budget>> {
         let margin = self.safety_margin.as_deref().map(Margin::parse);
@@ -151,6 +156,19 @@ impl Budget {
     pub fn of_size(bytes: u64, setting: &'static str) -> anyhow::Result<Self> {
         let whose = "a GPU".to_owned();
         Self::new(bytes, bytes, setting, whose, Some(of_size(bytes)))
+    }
+
+    /// Where the figure comes from, with the margin that was taken off.
+    pub fn explained(&self) -> String {
+        match self.capacity.checked_sub(self.bytes) {
+            None | Some(0) => self.flag.to_owned(),
+            Some(free) => format!(
+                "{} of {}, less a safety margin of {}",
+                self.flag,
+                Bytes::new(self.capacity),
+                Bytes::new(free)
+            ),
+        }
     }
 
     pub fn target(&self) -> Target {

@@ -37,7 +37,7 @@ pub fn of_step(step: &StepPlan, capacity_bytes: Option<u64>) -> Scene {
     picture.title = format!(
         "{} {}: one step in {}",
         config.model.name(),
-        config.model.size().unwrap_or("(custom)"),
+        config.model.size_name().unwrap_or("(custom)"),
         Bytes::new(step.total_bytes())
     );
     picture.subtitle = settings.text();

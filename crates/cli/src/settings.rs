@@ -1,32 +1,186 @@
-//! From flags, files and environment to settings, each value with its source.
+//! From flags, files and environment to settings, each value with its source, and to the run that
+//! they describe.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use cinch_config::{Preset, Settings, Source};
+use cinch_architecture::HubFolders;
+use cinch_config::{Config, Preset, Program, SETTINGS, Settings, Source, config_files};
 
-use crate::args::SettingArguments;
+use crate::args::{Engine, SettingArguments};
 use crate::failure::usage;
 
 /// Environment variables of cinch that are not settings.
 const OTHER_VARIABLES: [&str; 1] = ["CINCH_CACHE"];
 
+/// Everything that was asked for, resolved: one value from flags to plan for every command.
+pub struct Asked {
+    pub settings: Settings,
+    pub config: Config,
+    pub engine: Engine,
+    /// Why it is this engine, where nobody named one.
+    pub because: Option<String>,
+    /// The files that were read, and that `--apply` writes into.
+    pub files: Vec<PathBuf>,
+}
+
+impl Asked {
+    /// Reads what a command was given; `subject` is its first argument.
+    pub fn read(
+        arguments: &SettingArguments,
+        subject: Option<&str>,
+        engine: Option<Engine>,
+    ) -> anyhow::Result<Asked> {
+        let arguments = arguments.about(subject)?;
+        let files = arguments.files()?;
+        let settings = arguments.settings()?;
+        let config = settings.resolve()?;
+        let (engine, because) = match engine {
+            Some(engine) => (engine, None),
+            None => engine_of(&settings, &config),
+        };
+        Ok(Asked {
+            settings,
+            config,
+            engine,
+            because,
+            files,
+        })
+    }
+}
+
+/// Whose run it is where nobody says: that of the file's program, or of what can run the model.
+fn engine_of(settings: &Settings, config: &Config) -> (Engine, Option<String>) {
+    let foreign = settings
+        .readings()
+        .iter()
+        .find(|reading| reading.program == Program::PyTorch);
+    if let Some(reading) = foreign {
+        let because = format!(
+            "{} is a file of {}",
+            reading.path.display(),
+            reading.dialect
+        );
+        return (Engine::Pytorch, Some(because));
+    }
+    if config.model.is_trained() && config.named.title.is_none() {
+        return (Engine::Cinch, None);
+    }
+    let because = format!(
+        "cinch's own engine does not train {} yet",
+        config.model.family().title
+    );
+    match config.model.is_trained() {
+        true => (Engine::Cinch, None),
+        false => (Engine::Pytorch, Some(because)),
+    }
+}
+
+/// Whether a path holds a model's `config.json` rather than settings of a run.
+fn is_model(path: &Path) -> bool {
+    let file = match path.is_dir() {
+        true => path.join("config.json"),
+        false => path.to_owned(),
+    };
+    let is_json = file.extension().is_some_and(|ending| ending == "json");
+    let text = match is_json {
+        true => std::fs::read_to_string(&file).unwrap_or_default(),
+        false => return false,
+    };
+    let value: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+    value
+        .get("model_type")
+        .is_some_and(serde_json::Value::is_string)
+}
+
 impl SettingArguments {
+    /// The arguments with the command's first one in its place: a file, a folder or a model.
+    fn about(&self, subject: Option<&str>) -> anyhow::Result<SettingArguments> {
+        let mut arguments = self.clone();
+        let Some(subject) = subject else {
+            return Ok(arguments);
+        };
+        let path = Path::new(subject);
+        let taken = |flag: &str| {
+            usage(format!(
+                "{subject} and {flag} both say what is meant\nhint: give one of them"
+            ))
+        };
+        if path.exists() && !is_model(path) && (path.is_file() || config_files(path).is_ok()) {
+            if self.plain.config.is_some() || self.plain.config_path.is_some() {
+                return Err(taken("--config"));
+            }
+            match path.is_dir() {
+                true => arguments.plain.config_path = Some(path.to_owned()),
+                false => arguments.plain.config = Some(path.to_owned()),
+            }
+            return Ok(arguments);
+        }
+        if self.value("model.type").is_some() {
+            return Err(taken("--model"));
+        }
+        arguments.flags.push(crate::args::SettingFlag {
+            flag: "the first argument".to_owned(),
+            key: "model.type",
+            text: subject.to_owned(),
+        });
+        Ok(arguments)
+    }
+
+    /// The files that hold settings, in the order in which they are read.
+    fn files(&self) -> anyhow::Result<Vec<PathBuf>> {
+        match (&self.plain.config_path, &self.plain.config) {
+            (Some(path), None) => Ok(config_files(path)?),
+            (None, Some(file)) => Ok(vec![file.clone()]),
+            (None, None) => Ok(Vec::new()),
+            (Some(_), Some(file)) if self.plain.config_path.as_deref() == Some(file) => {
+                Ok(vec![file.clone()])
+            }
+            (Some(folder), Some(file)) => {
+                // The file first, then what the folder has besides.
+                let mut files = vec![file.clone()];
+                let others = config_files(folder)?.into_iter();
+                files.extend(others.filter(|other| other != file));
+                Ok(files)
+            }
+        }
+    }
+
+    /// The text that was typed for a setting.
+    pub fn value(&self, key: &str) -> Option<&str> {
+        let mut flags = self.flags.iter();
+        let found = flags.find(|flag| flag.key == key);
+        found.map(|flag| flag.text.as_str())
+    }
+
+    /// Flags that only a PyTorch run has, where one was given.
+    pub fn of_pytorch(&self) -> Option<String> {
+        let plain = [
+            ("--zero", self.plain.zero.is_some()),
+            ("--fsdp", self.plain.fsdp),
+        ];
+        let plain = plain.iter().find(|(_, given)| *given);
+        let flag = self
+            .flags
+            .iter()
+            .find(|flag| flag.key.starts_with("pytorch.") || flag.key.starts_with("lora."));
+        plain
+            .map(|(name, _)| (*name).to_owned())
+            .or_else(|| flag.map(|flag| flag.flag.clone()))
+    }
+
     /// Whether the user said anything about what to train on which data. If not, it is the
     /// built-in example.
     pub fn asks_for_a_model(&self) -> bool {
-        self.config.is_some()
-            || self.model.is_some()
-            || self.model_size.is_some()
-            || self.memory.is_given()
-            || self.vram_preset.is_some()
-            || self.training_preset.is_some()
-            || self.data_dir.is_some()
-            || self.sets_the_model()
-    }
-
-    /// Whether `--set` says something of the model's shape.
-    pub fn sets_the_model(&self) -> bool {
-        self.set.iter().any(|set| set.starts_with("model."))
+        let plain = &self.plain;
+        plain.config.is_some()
+            || plain.config_path.is_some()
+            || plain.memory.is_given()
+            || plain.vram_preset.is_some()
+            || plain.training_preset.is_some()
+            || self.value("model.type").is_some()
+            || self.value("model.size").is_some()
+            || self.value("data.source").is_some()
+            || plain.set.iter().any(|set| set.starts_with("model."))
     }
 
     /// The settings: defaults, presets, file, environment, flags.
@@ -36,28 +190,36 @@ impl SettingArguments {
 
     /// As [`Self::settings`], on top of what `settings` holds.
     pub fn settings_over(&self, mut settings: Settings) -> anyhow::Result<Settings> {
-        if let Some(name) = &self.vram_preset {
+        let plain = &self.plain;
+        settings.look_for_models_in(HubFolders::of_environment(|name| {
+            std::env::var_os(name).map(PathBuf::from)
+        }));
+        if let Some(name) = &plain.vram_preset {
             settings.apply_preset(Preset::vram(name)?)?;
         }
-        if let Some(name) = &self.training_preset {
+        if let Some(name) = &plain.training_preset {
             settings.apply_preset(Preset::training(name)?)?;
         }
-        if let Some(path) = &self.config {
-            settings.load_file(path)?;
-        }
+        settings.load_files(&self.files()?)?;
         let variables = std::env::vars_os()
             .filter(|(name, _)| OTHER_VARIABLES.iter().all(|other| name != *other));
         settings.load_environment(variables)?;
-        for (flag, key, value) in self.flags() {
-            if let Some(value) = value {
-                settings.set(key, &value, Source::Flag(flag.to_owned()))?;
-            }
+        for flag in &self.flags {
+            settings.set(flag.key, &flag.text, Source::Flag(flag.flag.clone()))?;
         }
-        if let Some(budget) = self.memory.budget()? {
+        if let Some(stage) = plain.zero {
+            let source = Source::Flag("--zero".to_owned());
+            settings.set("pytorch.sharding", &format!("zero{stage}"), source)?;
+        }
+        if plain.fsdp {
+            let source = Source::Flag("--fsdp".to_owned());
+            settings.set("pytorch.sharding", "fsdp", source)?;
+        }
+        if let Some(budget) = plain.memory.budget()? {
             let source = Source::Flag(budget.flag.to_owned());
             settings.set("vram.budget", &budget.setting(), source)?;
         }
-        for pair in &self.set {
+        for pair in &plain.set {
             let Some((key, value)) = pair.split_once('=') else {
                 return Err(usage(format!(
                     "--set takes KEY=VALUE, not `{pair}`\nhint: for example --set model.d_state=32"
@@ -67,94 +229,11 @@ impl SettingArguments {
         }
         Ok(settings)
     }
+}
 
-    /// The flag that stands for a key.
-    pub fn flag_of(&self, key: &str) -> Option<&'static str> {
-        let flags = self.flags().into_iter();
-        let mut flags = flags.filter(|(_, of, _)| *of == key);
-        flags.next().map(|(flag, ..)| flag)
-    }
-
-    fn flags(&self) -> Vec<(&'static str, &'static str, Option<String>)> {
-        let path = |path: &Option<std::path::PathBuf>| {
-            path.as_deref().map(Path::to_string_lossy).map(Into::into)
-        };
-        vec![
-            ("--model", "model.type", self.model.clone()),
-            ("--model-size", "model.size", self.model_size.clone()),
-            ("--dropout", "model.dropout", self.dropout.clone()),
-            ("--batch-size", "vram.batch_size", self.batch_size.clone()),
-            (
-                "--grad-accum",
-                "vram.gradient_accumulation_steps",
-                self.grad_accum.clone(),
-            ),
-            ("--seq-len", "vram.max_seq_len", self.seq_len.clone()),
-            ("--precision", "vram.precision", self.precision.clone()),
-            (
-                "--checkpointing",
-                "vram.checkpointing",
-                self.checkpointing.clone(),
-            ),
-            (
-                "--offload",
-                "vram.use_cpu_offload",
-                self.offload.then(|| "true".to_owned()),
-            ),
-            (
-                "--optimizer-states",
-                "vram.optimizer_states",
-                self.optimizer_states.clone(),
-            ),
-            (
-                "--update-in-backward",
-                "vram.update_in_backward",
-                self.update_in_backward.then(|| "true".to_owned()),
-            ),
-            ("--lr", "training.learning_rate", self.lr.clone()),
-            ("--max-steps", "training.max_steps", self.max_steps.clone()),
-            (
-                "--warmup-steps",
-                "training.warmup_steps",
-                self.warmup_steps.clone(),
-            ),
-            ("--schedule", "training.schedule", self.schedule.clone()),
-            (
-                "--label-smoothing",
-                "training.label_smoothing",
-                self.label_smoothing.clone(),
-            ),
-            ("--seed", "training.seed", self.seed.clone()),
-            (
-                "--eval-steps",
-                "training.eval_interval",
-                self.eval_steps.clone(),
-            ),
-            (
-                "--save-steps",
-                "training.save_interval",
-                self.save_steps.clone(),
-            ),
-            (
-                "--log-steps",
-                "training.logging_steps",
-                self.log_steps.clone(),
-            ),
-            (
-                "--save-total-limit",
-                "training.save_total_limit",
-                self.save_total_limit.clone(),
-            ),
-            ("--data-dir", "data.source", path(&self.data_dir)),
-            (
-                "--text-column",
-                "data.text_column",
-                self.text_column.clone(),
-            ),
-            ("--tokenizer", "data.tokenizer", self.tokenizer.clone()),
-            ("--val-split", "data.val_split", self.val_split.clone()),
-            ("--cache-dir", "data.cache_dir", path(&self.cache_dir)),
-            ("--output-dir", "output.output_dir", path(&self.output_dir)),
-        ]
-    }
+/// The flag that stands for a key.
+pub fn flag_of(key: &str) -> Option<String> {
+    let mut settings = SETTINGS.iter();
+    let setting = settings.find(|setting| setting.key == key)?;
+    setting.flag.map(|flag| format!("--{}", flag.name))
 }

@@ -2,10 +2,10 @@
 //! commit.
 //!
 //! ```no_run
-//! # use cinch_config::{Application, Change, ConfigError, Value};
+//! # use cinch_config::{Application, ConfigError, FileChange, Value};
 //! # fn main() -> Result<(), ConfigError> {
 //! let files = cinch_config::config_files("conf".as_ref())?;
-//! let changes = [Change::new("vram.batch_size", Value::Unsigned(8))];
+//! let changes = [FileChange::new("vram.batch_size", Value::Unsigned(8))];
 //! let application = Application::prepare(&files, &changes)?;
 //! let shown = application.diff();
 //! let report = application.commit()?;
@@ -27,7 +27,7 @@ use crate::file::read_text;
 use crate::format::{EXTENSIONS, Format, without_mark};
 use crate::manifest::{self, Manifest, Record, RecordedFile};
 use crate::outline::KeyPath;
-use crate::place::{Candidate, Change, Placement, place};
+use crate::place::{Candidate, FileChange, Placement, place};
 use crate::transaction::{self, Step};
 use crate::value::Value;
 
@@ -91,7 +91,16 @@ pub struct ChangedFile {
 impl Application {
     /// Works out the new texts. `files` are in the order in which they are
     /// loaded: what a later one says outweighs the earlier. Nothing is written.
-    pub fn prepare(files: &[PathBuf], changes: &[Change]) -> Result<Application, ConfigError> {
+    pub fn prepare(files: &[PathBuf], changes: &[FileChange]) -> Result<Application, ConfigError> {
+        Application::prepare_with(files, changes, false)
+    }
+
+    /// The same; with `add_keys` also keys that a stranger's program may not read.
+    pub fn prepare_with(
+        files: &[PathBuf],
+        changes: &[FileChange],
+        add_keys: bool,
+    ) -> Result<Application, ConfigError> {
         let mut application = Application {
             targets: Vec::new(),
             applied: Vec::new(),
@@ -117,13 +126,18 @@ impl Application {
             });
         }
         for change in changes {
-            application.place(change, &namings)?;
+            application.place(change, &namings, add_keys)?;
         }
         application.number_lines()?;
         Ok(application)
     }
 
-    fn place(&mut self, change: &Change, namings: &[Naming]) -> Result<(), ConfigError> {
+    fn place(
+        &mut self,
+        change: &FileChange,
+        namings: &[Naming],
+        add_keys: bool,
+    ) -> Result<(), ConfigError> {
         let mut candidates = Vec::new();
         for (target, naming) in self.targets.iter().zip(namings) {
             candidates.push(Candidate {
@@ -132,7 +146,7 @@ impl Application {
                 naming: *naming,
             });
         }
-        let (file, edits, remark) = match place(&candidates, change)? {
+        let (file, edits, remark) = match place(&candidates, change, add_keys)? {
             Placement::Edits {
                 file,
                 edits,

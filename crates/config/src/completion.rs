@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use crate::Bytes;
 use crate::error::{ConfigError, Stated};
 use crate::settings::Settings;
+use crate::source::Layer;
 use crate::value::Value;
 
 /// The layers while they are being completed.
@@ -87,6 +88,13 @@ impl Completion {
             Some(Value::Path(path)) => Some(path.clone()),
             _ => None,
         }
+    }
+
+    /// Whether a flag or the environment gives it.
+    pub(crate) fn is_typed(&self, key: &str) -> bool {
+        self.settings
+            .effective(key)
+            .is_some_and(|given| matches!(given.layer, Layer::Flag | Layer::Environment))
     }
 
     pub(crate) fn budget(&self) -> Option<Bytes> {

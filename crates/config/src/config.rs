@@ -5,17 +5,25 @@
 
 use std::path::PathBuf;
 
+use cinch_architecture::{Architecture, Quantization, TypeOfWeights};
 use serde::{Deserialize, Serialize};
 
+use crate::pytorch::TorchConfig;
 use crate::{Bytes, ConfigError};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Config {
-    pub model: ModelConfig,
+    pub model: Architecture,
+    /// What its name or file says of it besides the shape.
+    #[serde(default)]
+    pub named: NamedModel,
     pub batch: BatchConfig,
     pub training: TrainingConfig,
     pub data: DataConfig,
     pub output: OutputConfig,
+    /// What only a run in PyTorch has.
+    #[serde(default)]
+    pub torch: TorchConfig,
 }
 
 impl Config {
@@ -28,118 +36,29 @@ impl Config {
     }
 }
 
-/// The architectures that can be built.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ModelKind {
-    Mamba,
-    Gpt2,
+/// A model that was named by a hub id or a file.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct NamedModel {
+    /// The id or path; none for a family in one of its sizes.
+    pub title: Option<String>,
+    /// The type of the weights as they are saved.
+    pub weights: Option<TypeOfWeights>,
+    /// How the saved weights are quantised.
+    pub quantization: Option<Quantization>,
+    /// How the shape was found, in words.
+    pub found_in: Option<String>,
 }
 
-impl ModelKind {
-    pub const ALL: [ModelKind; 2] = [ModelKind::Mamba, ModelKind::Gpt2];
-    /// Their names, as `model.type` and `--model` take them.
-    pub const NAMES: [&'static str; 2] = ["mamba", "gpt2"];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            ModelKind::Mamba => "mamba",
-            ModelKind::Gpt2 => "gpt2",
+impl Config {
+    /// The model in words: "mamba small", "Qwen/Qwen2.5-7B".
+    pub fn model_title(&self) -> String {
+        let size = self.model.size().map(|size| size.name);
+        match (&self.named.title, size) {
+            (Some(title), _) => title.clone(),
+            (None, Some(size)) if size == self.model.name() => size.to_owned(),
+            (None, size) => format!("{} {}", self.model.name(), size.unwrap_or("(custom)")),
         }
     }
-
-    pub fn from_name(name: &str) -> Option<ModelKind> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name)
-    }
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "type", rename_all = "lowercase")]
-pub enum ModelConfig {
-    Mamba(MambaConfig),
-    Gpt2(Gpt2Config),
-}
-
-impl ModelConfig {
-    pub fn kind(&self) -> ModelKind {
-        match self {
-            ModelConfig::Mamba(_) => ModelKind::Mamba,
-            ModelConfig::Gpt2(_) => ModelKind::Gpt2,
-        }
-    }
-
-    pub fn name(&self) -> &'static str {
-        self.kind().name()
-    }
-
-    /// The name of the size whose shape this is; `None` for a shape of its own.
-    pub fn size(&self) -> Option<&str> {
-        match self {
-            ModelConfig::Mamba(model) => model.size.as_deref(),
-            ModelConfig::Gpt2(model) => model.size.as_deref(),
-        }
-    }
-
-    pub fn vocab_size(&self) -> usize {
-        match self {
-            ModelConfig::Mamba(model) => model.vocab_size,
-            ModelConfig::Gpt2(model) => model.vocab_size,
-        }
-    }
-
-    /// Positions of the position embedding: the longest sequence it can take.
-    pub fn max_seq_len(&self) -> usize {
-        match self {
-            ModelConfig::Mamba(model) => model.max_seq_len,
-            ModelConfig::Gpt2(model) => model.max_seq_len,
-        }
-    }
-
-    pub fn num_blocks(&self) -> usize {
-        match self {
-            ModelConfig::Mamba(model) => model.n_layers,
-            ModelConfig::Gpt2(model) => model.n_layers,
-        }
-    }
-
-    pub fn dropout(&self) -> f64 {
-        match self {
-            ModelConfig::Mamba(model) => model.dropout,
-            ModelConfig::Gpt2(model) => model.dropout,
-        }
-    }
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct MambaConfig {
-    pub size: Option<String>,
-    pub d_model: usize,
-    pub n_layers: usize,
-    /// N, the state kept per channel.
-    pub d_state: usize,
-    /// d_inner = expand_factor · d_model.
-    pub expand_factor: usize,
-    /// Width of the causal depthwise convolution; 0 means there is none.
-    pub d_conv: usize,
-    pub dropout: f64,
-    pub max_seq_len: usize,
-    pub vocab_size: usize,
-    /// Timesteps between two kept states of the scan; inside a chunk the state
-    /// is recomputed in backward.
-    pub scan_chunk: usize,
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Gpt2Config {
-    pub size: Option<String>,
-    pub d_model: usize,
-    pub n_layers: usize,
-    pub n_heads: usize,
-    /// One rate for embedding, attention and residual dropout.
-    pub dropout: f64,
-    pub max_seq_len: usize,
-    pub vocab_size: usize,
-    pub layer_norm_eps: f64,
 }
 
 /// How one optimizer step is cut up, and what it may cost.

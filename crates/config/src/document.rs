@@ -66,8 +66,26 @@ pub enum Scalar {
     Bool(bool),
     Number(String),
     Text(String),
+    /// A list of plain values, in order.
+    List(Vec<Scalar>),
     /// Something no setting takes; the words name it in an error.
     Composite(&'static str),
+}
+
+impl Scalar {
+    /// What a list of these is: a list where all are plain, else something that is not read.
+    pub(crate) fn list(items: Vec<Scalar>) -> Scalar {
+        let plain = |item: &Scalar| !matches!(item, Scalar::List(_) | Scalar::Composite(_));
+        match items.iter().all(plain) {
+            true => Scalar::List(items),
+            false => Scalar::Composite("a list"),
+        }
+    }
+
+    /// Whether it is more than one value.
+    pub(crate) fn is_composite(&self) -> bool {
+        matches!(self, Scalar::List(_) | Scalar::Composite(_))
+    }
 }
 
 impl fmt::Display for Scalar {
@@ -77,6 +95,10 @@ impl fmt::Display for Scalar {
             Scalar::Bool(value) => write!(formatter, "{value}"),
             Scalar::Number(text) => formatter.write_str(text),
             Scalar::Text(text) => write!(formatter, "{text:?}"),
+            Scalar::List(items) => {
+                let items: Vec<String> = items.iter().map(Scalar::to_string).collect();
+                write!(formatter, "[{}]", items.join(", "))
+            }
             Scalar::Composite(what) => formatter.write_str(what),
         }
     }

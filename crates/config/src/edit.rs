@@ -161,9 +161,13 @@ impl File<'_> {
     /// Refuses what must not be changed where it stands.
     fn check_free(&self, leaf: &Leaf) -> Result<(), ConfigError> {
         let key = leaf.path.join(".");
+        let what = match &leaf.scalar {
+            Scalar::Composite(what) => what,
+            _ => "a list",
+        };
         let (reason, hint) = match (leaf.hold, &leaf.scalar) {
             (Some(hold), _) => self.held(hold),
-            (None, Scalar::Composite(what)) => (
+            (None, scalar) if scalar.is_composite() => (
                 format!("it is {what}, and only numbers, texts and switches are written"),
                 "change it by hand, or write a plain value there first".to_owned(),
             ),

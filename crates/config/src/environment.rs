@@ -3,10 +3,10 @@
 use std::ffi::OsString;
 
 use crate::ConfigError;
-use crate::nearest::nearest_name;
 use crate::registry;
 use crate::settings::Settings;
 use crate::source::Source;
+use cinch_architecture::nearest_name;
 
 impl Settings {
     /// Takes settings from variables named `CINCH_SECTION_KEY`, such as

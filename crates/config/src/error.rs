@@ -5,6 +5,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use cinch_architecture::ArchitectureError;
+
 use crate::source::Source;
 use crate::value::Value;
 
@@ -215,31 +217,19 @@ pub enum ConfigError {
         second: Box<Given>,
     },
 
-    #[error(
-        "{} is a config for {config_model}, but {}\nhint: line {line} (`{evidence}`) makes it one for {config_model}; drop one of the two",
-        path.display(),
-        asked_for(given, given_by)
-    )]
-    OtherModel {
-        path: PathBuf,
-        config_model: String,
-        /// The key or section by which the file was recognised.
-        evidence: String,
-        line: usize,
-        given: String,
-        given_by: Box<Source>,
+    #[error("{source} ({origin})")]
+    Model {
+        origin: Box<Source>,
+        source: ArchitectureError,
     },
 
     #[error(
-        "{} is a config for {config_model} (line {line}: `{section}`), which is not one of the models known here\nhint: known are {known}",
-        path.display()
+        "`model.size` ({origin}) says nothing of {title}, whose shape its name or file gives\nhint: leave it out, or name a family that has sizes: {families}"
     )]
-    UnknownModel {
-        path: PathBuf,
-        config_model: String,
-        section: String,
-        line: usize,
-        known: String,
+    SizeOfNamedModel {
+        origin: Box<Source>,
+        title: String,
+        families: String,
     },
 
     #[error(
@@ -283,6 +273,54 @@ pub enum ConfigError {
         rule: &'static str,
         hint: String,
     },
+
+    #[error(
+        "{length}: the model has {positions} learned positions, and no sequence can be longer\nhint: {positions} tokens at most"
+    )]
+    BeyondPositions { length: Box<Stated>, positions: u64 },
+
+    #[error(
+        "{} line {line}: `{key}: {value}` ({dialect}) cannot be predicted: {why}\nhint: leave it out to plan the run without it, or record a run with `cinch trace --script` and explain the recording with `cinch plan --snapshot FILE`",
+        path.display()
+    )]
+    NotComputed {
+        path: PathBuf,
+        line: usize,
+        key: String,
+        value: String,
+        dialect: &'static str,
+        why: String,
+    },
+
+    #[error(
+        "{} names no model\nhint: say which with --model: a hub id, a folder, or the path of a config.json",
+        path.display()
+    )]
+    NoModel { path: PathBuf },
+
+    #[error(
+        "{} line {line}: `{key}: {value}` names a file that is not here\nhint: paths are seen from the config's folder and from the current one",
+        path.display()
+    )]
+    NoLinkedFile {
+        path: PathBuf,
+        line: usize,
+        key: String,
+        value: String,
+    },
+
+    #[error(
+        "{} is of no program that is known here: none of its keys ({keys}) says anything about a model, a batch or a length\nhint: known are cinch's own files and those of {known}",
+        path.display()
+    )]
+    NoDialect {
+        path: PathBuf,
+        keys: String,
+        known: String,
+    },
+
+    #[error("{adapter}, but no rank is given\nhint: say --lora-rank N")]
+    AdapterWithoutRank { adapter: Box<Stated> },
 
     #[error(
         "a saved config could not be read or written as JSON: {source}\nhint: it may come from another version; give the settings anew"
@@ -361,12 +399,4 @@ fn did_you_mean(suggestion: &Option<String>, otherwise: &str) -> String {
 fn hint_line(hint: &Option<String>) -> String {
     hint.as_ref()
         .map_or_else(String::new, |hint| format!("\nhint: {hint}"))
-}
-
-fn asked_for(given: &str, given_by: &Source) -> String {
-    match given_by {
-        Source::Flag(flag) => format!("{flag} {given} was given"),
-        Source::Environment(name) => format!("{name}={given} is set"),
-        other => format!("model.type is {given} ({other})"),
-    }
 }

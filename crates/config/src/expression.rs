@@ -2,8 +2,8 @@
 //! words, or by a switch.
 
 use crate::Bytes;
+use crate::dialect::draft::word;
 use crate::document::Scalar;
-use crate::file::word;
 use crate::setting::Meaning;
 use crate::value::Value;
 
@@ -38,13 +38,24 @@ pub(crate) fn express(meaning: Meaning, value: &Value, old: Option<&Scalar>) -> 
     let own = value.to_string();
     match meaning {
         Meaning::Same => Some(Expression::Exact(scalar(value))),
-        Meaning::Switch { on, off } => match value {
+        Meaning::List => None,
+        // A word that means it already stays.
+        Meaning::SwitchOr { words, .. }
+            if old.and_then(word).is_some_and(|old| {
+                words
+                    .iter()
+                    .any(|(theirs, ours)| *theirs == old && *ours == own)
+            }) =>
+        {
+            old.cloned().map(Expression::Exact)
+        }
+        Meaning::Switch { on, off } | Meaning::SwitchOr { on, off, .. } => match value {
             _ if own == on => Some(Expression::Exact(Scalar::Bool(true))),
             _ if own == off => Some(Expression::Exact(Scalar::Bool(false))),
             Value::Unsigned(0) if off == "none" => Some(Expression::Exact(Scalar::Bool(false))),
             Value::Unsigned(_) if on == "full" => Some(Expression::AllBlocks),
             // `fp16` when bf16 is meant; a file of ours says it in one key.
-            Value::Text(_) if matches!(on, "fp16" | "bf16") => Some(Expression::NotThis),
+            Value::Text(_) if is_precision(on) => Some(Expression::NotThis),
             _ => None,
         },
         Meaning::Words(words) => {
@@ -72,6 +83,11 @@ pub(crate) fn express(meaning: Meaning, value: &Value, old: Option<&Scalar>) -> 
             }))
         }
     }
+}
+
+/// Whether a switch is one of several for the precision.
+fn is_precision(on: &str) -> bool {
+    on.contains("fp16") || on.contains("bf16")
 }
 
 /// A value as files hold it.

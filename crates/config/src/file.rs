@@ -3,42 +3,31 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::dialect::{Naming, foreign_section};
+use crate::ConfigError;
+use crate::dialect::draft::{Draft, Link, Reading};
+use crate::dialect::{Dialect, Naming, Program, Recognised, SHARDING, known_dialects};
 use crate::document::{Document, Entry, Position, Scalar};
 use crate::registry;
 use crate::setting::{Meaning, Setting};
 use crate::settings::{Settings, interpret, keys_of, unknown_key, wrong_value};
 use crate::source::{Layer, Source};
-use crate::spelling::Dialect;
 use crate::value::Value;
-use crate::{ConfigError, ModelKind};
-
-/// What is remembered of a file besides its values.
-#[derive(Clone, Debug)]
-pub(crate) struct ConfigFile {
-    pub path: PathBuf,
-    /// Empty for files of other programs, which leave out most of our keys.
-    pub sections: Vec<String>,
-    pub model: Option<FileModel>,
-    /// The other program's way of naming settings, and its keys that stand for
-    /// none of ours.
-    pub dialect: Option<&'static str>,
-    pub ignored: Vec<String>,
-}
-
-/// The model a file is written for, and how that was recognised.
-#[derive(Clone, Debug)]
-pub(crate) struct FileModel {
-    pub name: String,
-    pub evidence: String,
-    pub line: usize,
-}
 
 impl Settings {
-    /// Reads a config file from disk.
+    /// Reads a config file from disk, and those that it names.
     pub fn load_file(&mut self, path: &Path) -> Result<(), ConfigError> {
         let text = read_text(path)?;
-        self.load_text(path, &text)
+        let first = self.files.len();
+        self.load_text(path, &text)?;
+        self.hub.beside = path.parent().map(Path::to_owned);
+        let links: Vec<Link> = self.files[first..]
+            .iter()
+            .flat_map(|reading| reading.linked.clone())
+            .collect();
+        for link in links {
+            self.load_link(path, &link)?;
+        }
+        Ok(())
     }
 
     /// Reads a config from text; `path` names it in messages and, by its
@@ -50,93 +39,136 @@ impl Settings {
     /// Takes over what a reader found. On an error nothing has changed.
     pub fn load_document(&mut self, document: &Document) -> Result<(), ConfigError> {
         let mut loaded = self.clone();
-        let file = match Naming::of(document) {
-            Naming::Own => loaded.load_own(document)?,
-            Naming::Foreign(dialect) => loaded.load_foreign(document, dialect)?,
+        let Recognised { naming, evidence } = Recognised::of(document);
+        let reading = match naming {
+            Naming::Own => loaded.load_own(document, evidence)?,
+            Naming::Foreign(dialect) => loaded.load_foreign(document, dialect, evidence)?,
         };
-        loaded.files.push(file);
+        loaded.files.push(reading);
         *self = loaded;
         Ok(())
     }
 
-    fn load_own(&mut self, document: &Document) -> Result<ConfigFile, ConfigError> {
+    /// What was read of each file, in the order in which they were loaded.
+    pub fn readings(&self) -> &[Reading] {
+        &self.files
+    }
+
+    /// Whose run the files describe: PyTorch's as soon as one of them is.
+    pub fn program(&self) -> Option<Program> {
+        let programs = self.files.iter().map(|reading| reading.program);
+        programs.max_by_key(|program| *program == Program::PyTorch)
+    }
+
+    /// A file that another one names, such as DeepSpeed's.
+    fn load_link(&mut self, from: &Path, link: &Link) -> Result<(), ConfigError> {
+        if let Some(found) = linked_file(from, &link.value) {
+            let text = read_text(&found)?;
+            return self.load_text(&found, &text);
+        }
+        // The name itself says most of it: `zero2.json`, `ds_z3_config.json`.
+        let name = link.value.to_lowercase();
+        let stage = ('1'..='3').find(|stage| {
+            [
+                format!("zero{stage}"),
+                format!("zero_{stage}"),
+                format!("z{stage}"),
+                format!("stage{stage}"),
+            ]
+            .iter()
+            .any(|mark| name.contains(mark.as_str()))
+        });
+        let Some(stage) = stage else {
+            return Err(ConfigError::NoLinkedFile {
+                path: from.to_owned(),
+                line: link.line,
+                key: link.key.clone(),
+                value: link.value.clone(),
+            });
+        };
+        if name.contains("offload") {
+            return Err(ConfigError::NotComputed {
+                path: from.to_owned(),
+                line: link.line,
+                key: link.key.clone(),
+                value: link.value.clone(),
+                dialect: "DeepSpeed",
+                why:
+                    "the file is not here, and its name says that something is kept in host memory"
+                        .to_owned(),
+            });
+        }
+        let source = Source::File {
+            path: from.to_owned(),
+            line: link.line,
+            column: 1,
+        };
+        self.set(SHARDING, &format!("zero{stage}"), source)?;
+        if let Some(reading) = self.files.last_mut() {
+            reading.assumed.push(format!(
+                "{} is not here: ZeRO stage {stage} by its name",
+                link.value
+            ));
+        }
+        Ok(())
+    }
+
+    fn load_own(
+        &mut self,
+        document: &Document,
+        because_of: Vec<String>,
+    ) -> Result<Reading, ConfigError> {
+        let known = |entry: &Entry| {
+            let section = entry
+                .path
+                .first()
+                .is_some_and(|first| registry::sections().contains(&first.as_str()));
+            section || registry::find(&entry.key()).is_some()
+        };
+        if !document.entries.is_empty() && !document.entries.iter().any(known) {
+            let keys: Vec<String> = document.entries.iter().take(6).map(Entry::key).collect();
+            let more = if document.entries.len() > keys.len() {
+                ", …"
+            } else {
+                ""
+            };
+            return Err(ConfigError::NoDialect {
+                path: document.path.clone(),
+                keys: keys.join(", ") + more,
+                known: known_dialects().join(", "),
+            });
+        }
         for entry in &document.entries {
             self.load_entry(document, entry)?;
         }
-        let model = native_model(document);
         // A file that never says `model.type` but speaks of heads or states is
         // a config for that model all the same.
-        if let Some(model) = &model
-            && ModelKind::from_name(&model.name).is_some()
-            && model.evidence != "model.type"
-        {
-            let source = Source::File {
-                path: document.path.clone(),
-                line: model.line,
-                column: 1,
-            };
-            let name = Value::Text(model.name.clone());
+        if let Some((name, entry)) = model_of_keys(document) {
+            let source = source_at(document, entry.name_at);
+            let name = Value::Text(name.to_owned());
             self.push("model.type", Layer::File, name, source);
         }
-        Ok(ConfigFile {
-            path: document.path.clone(),
-            sections: document.sections.clone(),
-            model,
-            dialect: None,
-            ignored: Vec::new(),
-        })
+        Ok(Reading::own(document, because_of))
     }
 
-    /// Takes over what another program's file says about training. If it is for
-    /// a model we do not have, its shape and data are none of ours.
+    /// Takes over what another program's file says.
     fn load_foreign(
         &mut self,
         document: &Document,
         dialect: &'static Dialect,
-    ) -> Result<ConfigFile, ConfigError> {
-        let naming = Naming::Foreign(dialect);
-        let model = foreign_model(document);
-        let mut ignored = Vec::new();
-        let mut known: Vec<(&Entry, &'static Setting, Meaning)> = Vec::new();
-        for entry in &document.entries {
-            let found = naming.find(&entry.path).filter(|(setting, _)| {
-                model.is_none() || matches!(setting.section(), "vram" | "training")
-            });
-            match found {
-                _ if unset(&entry.scalar) => {}
-                Some((setting, meaning)) if understood(&entry.scalar, meaning) => {
-                    known.push((entry, setting, meaning));
-                }
-                _ => ignored.push(entry.key()),
-            }
+        because_of: Vec<String>,
+    ) -> Result<Reading, ConfigError> {
+        let reading = Draft::read(document, dialect, because_of)?.finish(self)?;
+        for (key, value) in &reading.defaults {
+            let (setting, _) = crate::settings::parse(key, value, &Source::Default)?;
+            let source = Source::Program(format!("{}'s default", dialect.name));
+            let value = setting
+                .kind
+                .parse(value)
+                .unwrap_or(Value::Text(value.clone()));
+            self.push(setting.key, Layer::Program, value, source);
         }
-        for (index, (entry, setting, meaning)) in known.iter().enumerate() {
-            if let Some((earlier, ..)) = known[..index]
-                .iter()
-                .find(|(earlier, ..)| earlier.path == entry.path)
-            {
-                return Err(ConfigError::DuplicateKey {
-                    path: document.path.clone(),
-                    key: entry.key(),
-                    first_line: earlier.name_at.line,
-                    line: entry.name_at.line,
-                });
-            }
-            // `bf16: false` beside `fp16: true` only says "not this one".
-            let outspoken = known.iter().any(|(other, same, meaning)| {
-                same.key == setting.key && !switched_off(&other.scalar, *meaning)
-            });
-            if !(switched_off(&entry.scalar, *meaning) && outspoken) {
-                self.load_value(document, entry, setting, *meaning)?;
-            }
-        }
-        Ok(ConfigFile {
-            path: document.path.clone(),
-            sections: Vec::new(),
-            model,
-            dialect: Some(dialect.name),
-            ignored,
-        })
+        Ok(reading)
     }
 
     fn load_entry(&mut self, document: &Document, entry: &Entry) -> Result<(), ConfigError> {
@@ -173,8 +205,18 @@ impl Settings {
         }
         let key = entry.key();
         let source = source_at(document, entry.value_at);
-        let scalar = match (meaning, word(&entry.scalar)) {
-            (Meaning::Words(_), Some(word)) => Scalar::Text(word),
+        let scalar = match (&entry.scalar, meaning) {
+            (Scalar::Text(text), Meaning::Same) => {
+                Scalar::Text(setting.plain_word(text).to_owned())
+            }
+            // `checkpointing: true` is one of its words.
+            (Scalar::Bool(on), Meaning::Same) => {
+                let word = on.to_string();
+                match setting.plain_word(&word) {
+                    plain if plain == word => Scalar::Bool(*on),
+                    plain => Scalar::Text(plain.to_owned()),
+                }
+            }
             _ => entry.scalar.clone(),
         };
         let value = interpret(setting, meaning, |kind| kind.read(&scalar));
@@ -199,83 +241,51 @@ fn source_at(document: &Document, at: Position) -> Source {
     }
 }
 
-/// A word as another program would read it: `precision: 16` is the word `16`.
-pub(crate) fn word(scalar: &Scalar) -> Option<String> {
-    match scalar {
-        Scalar::Text(text) | Scalar::Number(text) => Some(text.clone()),
-        // YAML reads accelerate's `no` as a switch.
-        Scalar::Bool(false) => Some("no".to_owned()),
+/// The only family that all keys of a file about its shape can be of, where it names none.
+fn model_of_keys(document: &Document) -> Option<(&'static str, &Entry)> {
+    let mut families: Option<Vec<&'static cinch_architecture::Family>> = None;
+    let mut evidence = None;
+    let stated = document
+        .entries
+        .iter()
+        .filter(|entry| entry.scalar != Scalar::Null);
+    for entry in stated {
+        let (setting, _) = registry::find(&entry.key())?;
+        if setting.key == "model.type" {
+            return None;
+        }
+        if setting.families.is_empty() {
+            continue;
+        }
+        let narrowed = match families.take() {
+            None => setting.families.clone(),
+            Some(known) => known
+                .into_iter()
+                .filter(|family| setting.families.contains(family))
+                .collect(),
+        };
+        if narrowed.len() == 1 && evidence.is_none() {
+            evidence = Some(entry);
+        }
+        families = Some(narrowed);
+    }
+    match families?.as_slice() {
+        [only] => Some((only.name, evidence?)),
         _ => None,
     }
 }
 
-/// Whether we can say what a foreign value means: words we know, and anything
-/// that is not computed.
-fn understood(scalar: &Scalar, meaning: Meaning) -> bool {
-    match (meaning, word(scalar)) {
-        (Meaning::Words(words), Some(word)) => words
-            .iter()
-            .any(|(known, _)| known.eq_ignore_ascii_case(&word)),
-        _ => !matches!(scalar, Scalar::Composite(_)),
-    }
-}
-
-/// Other programs write -1 where a count is not set.
-fn unset(scalar: &Scalar) -> bool {
-    matches!(scalar, Scalar::Null) || *scalar == Scalar::Number("-1".to_owned())
-}
-
-fn switched_off(scalar: &Scalar, meaning: Meaning) -> bool {
-    matches!(
-        (meaning, scalar),
-        (Meaning::Switch { .. }, Scalar::Bool(false))
-    )
-}
-
-/// The other system a file is written for, by a section only that system has.
-fn foreign_model(document: &Document) -> Option<FileModel> {
-    let (section, name) = foreign_section(document)?;
-    let line = document
-        .entries
-        .iter()
-        .find(|entry| entry.path[0] == section)
-        .map_or(1, |entry| entry.name_at.line);
-    Some(FileModel {
-        name: name.to_owned(),
-        evidence: section.to_owned(),
-        line,
-    })
-}
-
-/// The model a file names, or else the only one all of whose keys it can be.
-fn native_model(document: &Document) -> Option<FileModel> {
-    let mut peculiar: Vec<(ModelKind, &Entry)> = Vec::new();
-    for entry in document
-        .entries
-        .iter()
-        .filter(|entry| entry.scalar != Scalar::Null)
-    {
-        let (setting, _) = registry::find(&entry.key())?;
-        if let (true, Scalar::Text(name)) = (setting.key == "model.type", &entry.scalar) {
-            return Some(FileModel {
-                name: name.trim().to_ascii_lowercase(),
-                evidence: "model.type".to_owned(),
-                line: entry.name_at.line,
-            });
-        }
-        if let [only] = setting.models {
-            peculiar.push((*only, entry));
-        }
-    }
-    let (model, entry) = *peculiar.first()?;
-    peculiar
-        .iter()
-        .all(|(other, _)| *other == model)
-        .then(|| FileModel {
-            name: model.name().to_owned(),
-            evidence: entry.key(),
-            line: entry.name_at.line,
-        })
+/// A file that a config names, seen from the config's folder, those above it, and the current one.
+pub(crate) fn linked_file(from: &Path, name: &str) -> Option<PathBuf> {
+    const ABOVE: usize = 4;
+    let beside = from
+        .parent()
+        .into_iter()
+        .flat_map(Path::ancestors)
+        .take(ABOVE);
+    let candidates = beside.map(|folder| folder.join(name));
+    let mut candidates = candidates.chain([PathBuf::from(name)]);
+    candidates.find(|path| path.is_file())
 }
 
 pub(crate) fn read_text(path: &Path) -> Result<String, ConfigError> {

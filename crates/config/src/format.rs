@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::document::{Document, Scalar};
 use crate::error::ConfigError;
 use crate::outline::{Fault, Outline};
-use crate::{json, python, toml, yaml};
+use crate::{json, python, shell, toml, yaml};
 
 /// A language a config can be written in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -16,20 +16,30 @@ pub enum Format {
     Toml,
     /// Constants, dictionaries and class attributes of a module that is never run.
     Python,
+    /// Flags of the commands in a script that is never run.
+    Shell,
 }
 
 /// Every extension that names a format.
-pub(crate) const EXTENSIONS: [(&str, Format); 6] = [
+pub(crate) const EXTENSIONS: [(&str, Format); 8] = [
     ("json", Format::Json),
     ("jsonc", Format::Json),
     ("yaml", Format::Yaml),
     ("yml", Format::Yaml),
     ("toml", Format::Toml),
     ("py", Format::Python),
+    ("sh", Format::Shell),
+    ("bash", Format::Shell),
 ];
 
 impl Format {
-    pub const ALL: [Format; 4] = [Format::Json, Format::Yaml, Format::Toml, Format::Python];
+    pub const ALL: [Format; 5] = [
+        Format::Json,
+        Format::Yaml,
+        Format::Toml,
+        Format::Python,
+        Format::Shell,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -37,6 +47,7 @@ impl Format {
             Format::Yaml => "YAML",
             Format::Toml => "TOML",
             Format::Python => "Python",
+            Format::Shell => "shell",
         }
     }
 
@@ -57,11 +68,14 @@ impl Format {
     /// no such texts.
     fn of_text(text: &str) -> Format {
         let text = without_mark(text);
+        if text.starts_with("#!") && text.lines().next().is_some_and(|line| line.contains("sh")) {
+            return Format::Shell;
+        }
         let values = |format: Format| {
             let outline = format.outline(text).ok()?;
             let plain = outline.leaves.iter().filter(|leaf| match &leaf.scalar {
                 Scalar::Text(text) => !text.contains('='),
-                Scalar::Null | Scalar::Composite(_) => false,
+                Scalar::Null | Scalar::List(_) | Scalar::Composite(_) => false,
                 _ => true,
             });
             Some(plain.count())
@@ -84,6 +98,7 @@ impl Format {
             Format::Yaml => yaml::outline(text),
             Format::Toml => toml::outline(text),
             Format::Python => python::outline(text),
+            Format::Shell => shell::outline(text),
         }
     }
 
@@ -92,6 +107,7 @@ impl Format {
             Format::Json | Format::Yaml => "{}",
             Format::Toml => "[model]",
             Format::Python => "BATCH_SIZE = 1",
+            Format::Shell => "python train.py --batch_size 1",
         }
     }
 
@@ -101,6 +117,7 @@ impl Format {
             Format::Yaml => "model: {d_model: 512}",
             Format::Toml => "model = { d_model = 512 }",
             Format::Python => "model = {\"d_model\": 512}",
+            Format::Shell => "python train.py --batch_size 1",
         }
     }
 
@@ -118,6 +135,9 @@ impl Format {
             }
             Format::Python => {
                 "only constants, dictionaries and class attributes are read, but brackets and quotation marks must be closed"
+            }
+            Format::Shell => {
+                "only flags and variables are read, but quotation marks must be closed"
             }
         }
     }

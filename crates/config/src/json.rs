@@ -106,11 +106,7 @@ impl Reader {
                     path.pop();
                     continue;
                 }
-                Value::Array(_) => Scalar::Composite("a list"),
-                Value::StringLit(literal) => Scalar::Text(literal.value.to_string()),
-                Value::NumberLit(literal) => Scalar::Number(literal.value.to_owned()),
-                Value::BooleanLit(literal) => Scalar::Bool(literal.value),
-                Value::NullKeyword(_) => Scalar::Null,
+                other => scalar(other),
             };
             self.outline.leaves.push(Leaf {
                 path: path.clone(),
@@ -129,6 +125,17 @@ impl Reader {
             ObjectPropName::String(literal) => self.span(literal),
             ObjectPropName::Word(literal) => self.span(literal),
         }
+    }
+}
+
+fn scalar(value: &Value<'_>) -> Scalar {
+    match value {
+        Value::Object(_) => Scalar::Composite("a section"),
+        Value::Array(array) => Scalar::list(array.elements.iter().map(scalar).collect()),
+        Value::StringLit(literal) => Scalar::Text(literal.value.to_string()),
+        Value::NumberLit(literal) => Scalar::Number(literal.value.to_owned()),
+        Value::BooleanLit(literal) => Scalar::Bool(literal.value),
+        Value::NullKeyword(_) => Scalar::Null,
     }
 }
 

@@ -7,14 +7,14 @@
 //! - `format`, `json`, `yaml`, `toml`, `python`: a file as text → an `outline`
 //!   of bytes, and a `document` of leaves with their places;
 //! - `setting`, `registry`, `value`: the settings there are, their types and ranges;
-//! - `size`, `preset`: named shapes and named sets of values;
+//! - `preset`: named sets of values (named shapes are of `cinch-architecture`);
 //! - `source`, `settings`, `file`, `environment`: the layers, and who overrode whom;
 //! - `completion`, `rules`, `resolve`, `config`: what follows from what, what
 //!   cannot stand together, and the typed result.
 //!
 //! And back into the user's own files:
 //!
-//! - `dialect`, `spelling`: what other programs call our settings;
+//! - `dialect`: what other programs call our settings;
 //! - `edit`, `insert`, `literal`: values changed in place, byte for byte;
 //! - `place`, `expression`, `apply`, `diff`: which files say what, and what would change;
 //! - `transaction`, `disk`, `manifest`, `undo`: all files or none, and back.
@@ -40,20 +40,19 @@ mod insert;
 mod json;
 mod literal;
 mod manifest;
-mod nearest;
 mod number;
 mod outline;
 mod place;
 mod preset;
 mod python;
+mod pytorch;
 mod registry;
 mod resolve;
 mod rules;
 mod setting;
 mod settings;
-mod size;
+mod shell;
 mod source;
-mod spelling;
 mod toml;
 mod transaction;
 mod undo;
@@ -63,21 +62,26 @@ mod yaml;
 pub use apply::{Application, Applied, ChangedFile, Report, Unplaced, config_files};
 pub use bytes::Bytes;
 pub use config::{
-    BatchConfig, Checkpointing, Config, DataConfig, Gpt2Config, MambaConfig, ModelConfig,
-    ModelKind, OutputConfig, Precision, Schedule, StateFormat, TrainingConfig,
+    BatchConfig, Checkpointing, Config, DataConfig, NamedModel, OutputConfig, Precision, Schedule,
+    StateFormat, TrainingConfig,
 };
+pub use dialect::Program;
+pub use dialect::draft::{ReadKey, Reading, Saving, UnreadKey};
 pub use disk::{Disk, LocalDisk};
 pub use document::{Document, Entry, Position, Scalar};
 pub use edit::edit;
 pub use error::{ConfigError, Given, Stated};
 pub use format::Format;
 pub use outline::KeyPath;
-pub use place::Change;
+pub use place::FileChange;
 pub use preset::{Preset, TRAINING_PRESETS, TrainingPreset, VRAM_PRESETS, VramPreset};
+pub use pytorch::{
+    FrozenWeights, LoraConfig, LoraTargets, Sharding, TorchAttention, TorchConfig, TorchOptimizer,
+    TorchPrecision, TrainingLoop,
+};
 pub use registry::SETTINGS;
-pub use setting::{Alias, Meaning, Setting};
+pub use setting::{Alias, Flag, Meaning, Setting};
 pub use settings::{Explained, Overridden, Settings};
-pub use size::{ModelSize, SIZES, sizes_of};
 pub use source::Source;
 pub use undo::{undo, undo_on};
 pub use value::{Interval, Kind, Value};

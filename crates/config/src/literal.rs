@@ -44,7 +44,7 @@ pub(crate) fn write(format: Format, new: &Scalar, old: Option<(&str, &Scalar)>) 
         Scalar::Bool(value) => bool_literal(format, *value, raw),
         Scalar::Number(digits) => number_literal(format, digits, raw),
         Scalar::Text(text) => return write_text(format, text, raw),
-        Scalar::Composite(_) => return None,
+        Scalar::List(_) | Scalar::Composite(_) => return None,
     };
     Some(Written {
         text,
@@ -52,12 +52,17 @@ pub(crate) fn write(format: Format, new: &Scalar, old: Option<(&str, &Scalar)>) 
     })
 }
 
+/// Characters that a shell passes on as they are.
+fn plain_in_shell(c: char) -> bool {
+    c.is_ascii_alphanumeric() || "_-./:,=@%+".contains(c)
+}
+
 fn null(format: Format, raw: &str) -> Option<&'static str> {
     match format {
         Format::Json => Some("null"),
         Format::Yaml => Some(if raw == "~" { "~" } else { "null" }),
         Format::Python => Some("None"),
-        Format::Toml => None,
+        Format::Toml | Format::Shell => None,
     }
 }
 
@@ -66,6 +71,7 @@ fn bool_literal(format: Format, value: bool, raw: &str) -> String {
         (Format::Python, true) => "True".to_owned(),
         (Format::Python, false) => "False".to_owned(),
         (Format::Yaml, _) => yaml_bool(value, raw),
+        (Format::Shell, _) => in_case_of(&value.to_string(), raw),
         _ => value.to_string(),
     }
 }
@@ -126,6 +132,8 @@ fn write_text(format: Format, text: &str, raw: &str) -> Option<Written> {
         }
         Format::Yaml if single && tame => format!("'{text}'"),
         Format::Yaml => serde_json::to_string(text).ok()?,
+        Format::Shell if text.chars().all(plain_in_shell) => text.to_owned(),
+        Format::Shell => format!("'{}'", text.replace('\'', "'\\''")),
         Format::Toml if single && tame => format!("'{text}'"),
         Format::Toml => escaped(text, '"', |c| format!("\\u{:04X}", u32::from(c))),
         Format::Python => escaped(text, if single { '\'' } else { '"' }, |c| {

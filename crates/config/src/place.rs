@@ -19,16 +19,16 @@ use crate::value::Value;
 /// A value to write: a setting by its key, or any other key of the files by its
 /// path, such as a curriculum stage's `n_negatives`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Change {
+pub struct FileChange {
     pub key: String,
     pub value: Value,
     /// The file to write it in, where several have the key.
     pub file: Option<PathBuf>,
 }
 
-impl Change {
-    pub fn new(key: impl Into<String>, value: Value) -> Change {
-        Change {
+impl FileChange {
+    pub fn new(key: impl Into<String>, value: Value) -> FileChange {
+        FileChange {
             key: key.into(),
             value,
             file: None,
@@ -36,12 +36,12 @@ impl Change {
     }
 
     /// The value of a setting as a user would write it.
-    pub fn parse(key: &str, text: &str) -> Result<Change, ConfigError> {
+    pub fn parse(key: &str, text: &str) -> Result<FileChange, ConfigError> {
         let source = Source::Flag("--set".to_owned());
-        Ok(Change::new(key, settings::parse(key, text, &source)?.1))
+        Ok(FileChange::new(key, settings::parse(key, text, &source)?.1))
     }
 
-    pub fn in_file(mut self, path: impl Into<PathBuf>) -> Change {
+    pub fn in_file(mut self, path: impl Into<PathBuf>) -> FileChange {
         self.file = Some(path.into());
         self
     }
@@ -70,7 +70,8 @@ pub(crate) enum Placement {
 
 pub(crate) fn place(
     candidates: &[Candidate<'_>],
-    change: &Change,
+    change: &FileChange,
+    add_keys: bool,
 ) -> Result<Placement, ConfigError> {
     let wanted: Vec<usize> = (0..candidates.len())
         .filter(|index| {
@@ -94,7 +95,7 @@ pub(crate) fn place(
             &entries,
             &change.value,
         )),
-        None => Ok(add(candidates, &wanted, setting, &change.value)),
+        None => Ok(add(candidates, &wanted, setting, &change.value, add_keys)),
     }
 }
 
@@ -106,7 +107,7 @@ fn names_the_same(wanted: &Path, path: &Path) -> bool {
 fn place_path(
     candidates: &[Candidate<'_>],
     wanted: &[usize],
-    change: &Change,
+    change: &FileChange,
 ) -> Result<Placement, ConfigError> {
     let holds = |index: &&usize| {
         let entries = &candidates[**index].document.entries;
@@ -152,7 +153,7 @@ fn said<'a>(candidate: &'a Candidate<'_>, setting: &Setting) -> Vec<(&'a Entry, 
         .collect();
     let literal: Vec<(&Entry, Meaning)> = all
         .iter()
-        .filter(|(entry, _)| !matches!(entry.scalar, Scalar::Composite(_)))
+        .filter(|(entry, _)| !entry.scalar.is_composite())
         .copied()
         .collect();
     if literal.is_empty() { all } else { literal }
@@ -233,6 +234,7 @@ fn add(
     wanted: &[usize],
     setting: &Setting,
     value: &Value,
+    add_keys: bool,
 ) -> Placement {
     let own: Vec<usize> = wanted
         .iter()
@@ -257,11 +259,22 @@ fn add(
             continue;
         };
         // Where there is a switch, leaving it out means off.
-        let implied = candidate.naming.spellings(setting.key).any(|spelling| {
-            matches!(spelling.meaning, Meaning::Switch { off, .. } if off == value.to_string())
+        let implied = candidate.naming.spellings(setting.key).any(|(_, meaning)| {
+            matches!(meaning, Meaning::Switch { off, .. } | Meaning::SwitchOr { off, .. }
+                if off == value.to_string())
         });
         if implied {
             return Placement::Implied;
+        }
+        if candidate.document.format == Format::Shell {
+            return Placement::Nowhere(
+                "a flag that the command does not have yet is added by hand".to_owned(),
+            );
+        }
+        if !add_keys && !candidate.naming.adds_keys() {
+            return Placement::Nowhere(
+                "the file has no such key, and its program may not read one: --add-keys writes it all the same".to_owned(),
+            );
         }
         if let Some((edit, remark)) = beside(candidate, setting, value, neighbour) {
             return Placement::Edits {
@@ -277,7 +290,7 @@ fn add(
 /// The entry whose company a new key should have: one about memory, as what is
 /// written usually is, or else any setting.
 fn neighbour<'a>(candidate: &'a Candidate<'_>) -> Option<&'a Entry> {
-    let literal = |entry: &&Entry| !matches!(entry.scalar, Scalar::Composite(_));
+    let literal = |entry: &&Entry| !entry.scalar.is_composite();
     let entries = || candidate.document.entries.iter().filter(literal);
     let about = |entry: &&Entry, section: &str| {
         let found = candidate.naming.find(&entry.path);
@@ -295,30 +308,31 @@ fn beside(
     value: &Value,
     neighbour: &Entry,
 ) -> Option<(Edit, Option<String>)> {
-    let (spelling, expression) = candidate
-        .naming
-        .spellings(setting.key)
-        .find_map(|spelling| {
-            let expression = express(spelling.meaning, value, None)?;
-            let says = !matches!(expression, Expression::NotThis)
-                && expression.scalar() != Scalar::Bool(false);
-            says.then_some((spelling, expression))
-        })?;
-    let dotted = spelling.name.contains('.');
+    let (name, expression) =
+        candidate
+            .naming
+            .spellings(setting.key)
+            .find_map(|(name, meaning)| {
+                let expression = express(meaning, value, None)?;
+                let says = !matches!(expression, Expression::NotThis)
+                    && expression.scalar() != Scalar::Bool(false);
+                says.then_some((name, expression))
+            })?;
+    let dotted = name.contains('.');
     if dotted && candidate.document.format == Format::Python {
         return None;
     }
     let leaf = neighbour.path.last()?;
     let shouted = leaf.chars().any(char::is_uppercase) && !leaf.chars().any(char::is_lowercase);
     let path: KeyPath = if dotted {
-        spelling.name.split('.').map(str::to_owned).collect()
+        name.split('.').map(str::to_owned).collect()
     } else {
         let mut path = neighbour.path.clone();
         path.pop();
         path.push(if shouted {
-            spelling.name.to_uppercase()
+            name.to_uppercase()
         } else {
-            spelling.name.to_owned()
+            name.to_owned()
         });
         path
     };

@@ -4,8 +4,8 @@
 //! and files, so whatever the user states outweighs it.
 
 use crate::ConfigError;
-use crate::nearest::nearest_name;
 use crate::{Bytes, Checkpointing};
+use cinch_architecture::nearest_name;
 
 /// Any preset that can be applied.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,10 +31,6 @@ pub struct VramPreset {
 }
 
 impl VramPreset {
-    pub fn effective_batch(&self) -> usize {
-        self.batch_size * self.accumulation
-    }
-
     const fn new(
         name: &'static str,
         gib: u64,
@@ -191,17 +187,6 @@ impl Preset {
     }
 }
 
-/// The effective batch the guide trains with on a card of this memory: that of
-/// the largest preset that is not above it, or of the smallest there is.
-pub(crate) fn effective_batch_for(budget: Bytes) -> usize {
-    VRAM_PRESETS
-        .iter()
-        .rev()
-        .find(|preset| preset.memory <= budget)
-        .unwrap_or(&VRAM_PRESETS[0])
-        .effective_batch()
-}
-
 fn find<T>(
     family: &'static str,
     presets: &'static [T],
@@ -226,17 +211,6 @@ fn find<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_nearest_preset_not_above_a_budget_gives_the_batch() {
-        for (gib, effective) in [(1, 16), (8, 16), (23, 16), (47, 16), (48, 24), (80, 24)] {
-            assert_eq!(
-                effective_batch_for(Bytes::from_gib(gib)),
-                effective,
-                "{gib} GiB"
-            );
-        }
-    }
 
     #[test]
     fn presets_are_found_or_suggested() {

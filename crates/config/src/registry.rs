@@ -7,8 +7,13 @@
 //! The upper ends of ranges are far beyond any model that fits a machine. They
 //! exist so that a slip of the keyboard is told here and not as an overflow.
 
-use crate::config::{ModelKind, Precision, Schedule, StateFormat};
-use crate::setting::{Meaning, Setting, same, switch};
+use std::sync::LazyLock;
+
+use cinch_architecture::{Range, families};
+
+use crate::config::{Precision, Schedule, StateFormat};
+use crate::pytorch::{Sharding, TorchAttention, TorchOptimizer, TorchPrecision};
+use crate::setting::{Alias, Meaning, Setting, same, switch};
 use crate::value::{Interval, Kind};
 
 const fn count(max: u64) -> Kind {
@@ -19,95 +24,81 @@ const fn count_from_zero(max: u64) -> Kind {
     Kind::Unsigned { min: 0, max }
 }
 
-const MAMBA: &[ModelKind] = &[ModelKind::Mamba];
-const GPT2: &[ModelKind] = &[ModelKind::Gpt2];
 const MAX_TOKENS: u64 = 1 << 24;
 const MAX_STEPS: u64 = 1 << 48;
 
-/// Every setting, in the order in which they are listed.
-pub static SETTINGS: &[Setting] = &[
-    Setting::new(
-        "model.type",
-        Kind::Choice(&ModelKind::NAMES),
-        "Architecture to train",
-    )
-    .default("mamba")
-    .aliases(&[same("model.model_type")]),
-    Setting::new(
-        "model.size",
-        Kind::Text,
-        "A named size, which supplies the shape",
-    )
-    .default("small")
-    .aliases(&[same("model.model_size")]),
-    Setting::new(
-        "model.d_model",
-        count(1 << 16),
-        "Width of the residual stream",
-    )
-    .aliases(&[same("model.n_embd")]),
-    Setting::new("model.n_layers", count(1 << 12), "Number of blocks")
-        .aliases(&[same("model.n_layer")]),
-    Setting::new(
-        "model.n_heads",
-        count(1 << 10),
-        "Attention heads; they divide d_model",
-    )
-    .only(GPT2)
-    .aliases(&[same("model.n_head")]),
-    Setting::new(
-        "model.d_state",
-        count(1 << 10),
-        "State kept per channel of the scan",
-    )
-    .only(MAMBA),
-    Setting::new(
-        "model.expand_factor",
-        count(16),
-        "Inner width as a multiple of d_model",
-    )
-    .only(MAMBA),
-    Setting::new(
-        "model.d_conv",
-        count_from_zero(64),
-        "Width of the causal convolution; 0 for none",
-    )
-    .default("0")
-    .only(MAMBA),
-    Setting::new(
-        "model.scan_chunk",
-        count(1 << 16),
-        "Timesteps between kept states of the scan",
-    )
-    .default("64")
-    .only(MAMBA),
-    Setting::new(
-        "model.dropout",
-        Kind::Float(Interval::BELOW_ONE),
-        "Dropout rate",
-    ),
-    Setting::new(
-        "model.max_seq_len",
-        count(MAX_TOKENS),
-        "Positions the model has",
-    )
-    .aliases(&[same("model.n_positions")]),
-    Setting::new(
-        "model.vocab_size",
-        Kind::Unsigned {
-            min: 2,
-            max: MAX_TOKENS,
-        },
-        "Tokens in the vocabulary",
-    ),
-    Setting::new(
-        "model.layer_norm_eps",
-        Kind::Float(Interval::ABOVE_ZERO),
-        "Added to the variance in LayerNorm",
-    )
-    .default("1e-5")
-    .only(GPT2)
-    .aliases(&[same("model.layer_norm_epsilon")]),
+/// Every setting, in the order in which they are listed: which model, its shape as the
+/// architectures declare it, and the rest.
+pub static SETTINGS: LazyLock<Vec<Setting>> = LazyLock::new(|| {
+    let mut settings = choice_of_model();
+    settings.extend(shapes());
+    settings.extend(others());
+    settings
+});
+
+/// The numbers of all shapes; what several families have under one key is one setting.
+fn shapes() -> Vec<Setting> {
+    let mut settings: Vec<Setting> = Vec::new();
+    for family in families() {
+        for declared in family.settings {
+            let known = settings
+                .iter_mut()
+                .find(|setting| setting.key == declared.key);
+            if let Some(setting) = known {
+                setting.families.push(family);
+                let known = |key: &str| setting.aliases.iter().any(|alias| alias.key == key);
+                let new = declared.aliases.iter().filter(|key| !known(key));
+                let new: Vec<Alias> = new.map(|key| same(key)).collect();
+                setting.aliases.extend(new);
+                continue;
+            }
+            let kind = match declared.range {
+                Range::Whole { min, max } => Kind::Unsigned { min, max },
+                Range::Rate => Kind::Float(Interval::BELOW_ONE),
+                Range::Positive => Kind::Float(Interval::ABOVE_ZERO),
+            };
+            let aliases: Vec<Alias> = declared.aliases.iter().map(|key| same(key)).collect();
+            let mut setting = Setting::new(declared.key, kind, declared.help).aliases(&aliases);
+            setting.families.push(family);
+            settings.push(setting);
+        }
+    }
+    for (key, flag, value) in [
+        ("model.dropout", "dropout", "RATE"),
+        ("model.negatives", "negatives", "N"),
+    ] {
+        if let Some(index) = settings.iter().position(|setting| setting.key == key) {
+            let setting = settings.remove(index).flag(flag, value);
+            settings.insert(index, setting);
+        }
+    }
+    settings
+}
+
+fn choice_of_model() -> Vec<Setting> {
+    vec![
+        Setting::new(
+            "model.type",
+            Kind::Text,
+            "Architecture, hub id, or the path of a config.json",
+        )
+        .flag("model", "NAME")
+        .flag_help("A model: mamba, gpt2, a hub id, a folder or a config.json (see `cinch models`)")
+        .default("mamba")
+        .aliases(&[same("model.model_type")]),
+        Setting::new(
+            "model.size",
+            Kind::Text,
+            "A named size, which supplies the shape",
+        )
+        .flag("model-size", "SIZE")
+        .flag_help("Named size of mamba or gpt2 (see `cinch models`)")
+        .aliases(&[same("model.model_size")]),
+    ]
+}
+
+fn others() -> Vec<Setting> {
+    vec![
     Setting::new(
         "vram.budget",
         Kind::Size,
@@ -117,52 +108,52 @@ pub static SETTINGS: &[Setting] = &[
         "vram.batch_size",
         count(1 << 20),
         "Sequences in one pass (micro batch)",
-    )
+    ).flag("batch-size", "N").flag_aliases(&["per-device-train-batch-size", "micro-batch-size"])
     .aliases(&[same("vram.micro_batch_size")]),
     Setting::new(
         "vram.gradient_accumulation_steps",
         count(1 << 20),
         "Passes per optimizer step",
-    )
+    ).flag("grad-accum", "N").flag_aliases(&["gradient-accumulation-steps"])
     .aliases(&[same("vram.accumulation")]),
     Setting::new(
         "vram.max_seq_len",
         count(MAX_TOKENS),
         "Tokens of a training sequence",
-    )
+    ).flag("seq-len", "N").flag_aliases(&["max-seq-len", "max-seq-length", "max-length"])
     .aliases(&[same("vram.seq_len")]),
     Setting::new(
         "vram.precision",
         Kind::Choice(&Precision::NAMES),
         "Type of the computation",
-    )
+    ).synonyms(PRECISION_SYNONYMS).flag("precision", "TYPE").flag_help("fp32, bf16 or fp16")
     .default("fp32")
     .aliases(&[switch("vram.use_fp16", "fp16", "fp32")]),
     Setting::new(
         "vram.checkpointing",
         Kind::ChoiceOrCount(&["auto", "none", "full"]),
         "Blocks whose activations are recomputed in backward",
-    )
+    ).synonyms(CHECKPOINTING_SYNONYMS).flag("checkpointing", "BLOCKS").flag_aliases(&["recompute"]).flag_help("Blocks to recompute: none, full, auto or a number")
     .default("auto")
     .aliases(&[switch("vram.use_gradient_checkpointing", "full", "none")]),
     Setting::new(
         "vram.use_cpu_offload",
         Kind::Bool,
         "Keep optimizer state in host memory",
-    )
+    ).switch_flag("offload")
     .default("false")
     .aliases(&[same("vram.offload")]),
     Setting::new(
         "vram.optimizer_states",
         Kind::Choice(&StateFormat::NAMES),
         "How the optimizer's two moments are kept",
-    )
+    ).flag("optimizer-states", "FORMAT").flag_help("How optimizer states are kept: fp32 or 8bit")
     .default("fp32"),
     Setting::new(
         "vram.update_in_backward",
         Kind::Bool,
         "Update each weight as soon as its gradient is complete",
-    )
+    ).switch_flag("update-in-backward")
     .default("false"),
     Setting::new(
         "vram.loss_chunk",
@@ -173,7 +164,7 @@ pub static SETTINGS: &[Setting] = &[
         "training.learning_rate",
         Kind::Float(Interval::ABOVE_ZERO),
         "Peak learning rate",
-    )
+    ).flag("lr", "RATE").flag_aliases(&["learning-rate"])
     .default("3e-4")
     .aliases(&[same("training.lr")]),
     Setting::new(
@@ -186,20 +177,20 @@ pub static SETTINGS: &[Setting] = &[
         "training.schedule",
         Kind::Choice(&Schedule::NAMES),
         "Course of the learning rate after warm-up",
-    )
+    ).flag("schedule", "NAME").flag_help("Learning rate after warm-up: linear, cosine or constant")
     .default("linear")
     .aliases(&[same("training.lr_scheduler")]),
     Setting::new(
         "training.max_steps",
         count(MAX_STEPS),
         "Optimizer steps of the run",
-    )
+    ).flag("max-steps", "N")
     .default("100000"),
     Setting::new(
         "training.warmup_steps",
         count_from_zero(MAX_STEPS),
         "Steps of linear warm-up",
-    )
+    ).flag("warmup-steps", "N")
     .default("2000"),
     Setting::new(
         "training.weight_decay",
@@ -239,13 +230,13 @@ pub static SETTINGS: &[Setting] = &[
         "training.label_smoothing",
         Kind::Float(Interval::BELOW_ONE),
         "Probability spread over the other tokens",
-    )
+    ).flag("label-smoothing", "SHARE")
     .default("0"),
     Setting::new(
         "training.eval_interval",
         count_from_zero(MAX_STEPS),
         "Steps between evaluations; 0 for none",
-    )
+    ).flag("eval-steps", "N").flag_aliases(&["eval-interval"])
     .default("1000"),
     Setting::new(
         "training.eval_batches",
@@ -257,63 +248,146 @@ pub static SETTINGS: &[Setting] = &[
         "training.save_interval",
         count_from_zero(MAX_STEPS),
         "Steps between checkpoints; 0 for only the last",
-    )
+    ).flag("save-steps", "N").flag_aliases(&["save-interval"])
     .default("5000"),
     Setting::new(
         "training.save_total_limit",
         count_from_zero(1 << 20),
         "Checkpoints kept; 0 keeps all",
-    )
+    ).flag("save-total-limit", "N")
     .default("3"),
     Setting::new(
         "training.logging_steps",
         count(MAX_STEPS),
         "Steps between lines of the log",
-    )
+    ).flag("log-steps", "N").flag_aliases(&["logging-steps"])
     .default("10"),
     Setting::new(
         "training.seed",
         count_from_zero(u64::MAX),
         "Seed of every random number",
-    )
+    ).flag("seed", "N")
     .default("42"),
     Setting::new(
         "data.source",
         Kind::Path,
         "Folder or file to train on; without it, the built-in text",
-    )
+    ).flag("data-dir", "PATH").flag_help("A folder of text and source files, a text file or a .jsonl file")
     .aliases(&[same("data.data_dir")]),
     Setting::new(
         "data.text_column",
         Kind::Text,
         "Field that holds the text, in files with fields",
-    )
+    ).flag("text-column", "NAME").flag_help("The field of .jsonl lines that holds the text")
     .default("text"),
     Setting::new(
         "data.tokenizer",
         Kind::Text,
         "gpt2, bytes, or the path of a tokenizer",
-    )
+    ).flag("tokenizer", "NAME")
     .default("gpt2"),
     Setting::new(
         "data.val_split",
         Kind::Float(Interval::BELOW_ONE),
         "Share of the data kept for evaluation",
-    )
+    ).flag("val-split", "SHARE")
     .default("0.05"),
-    Setting::new("data.cache_dir", Kind::Path, "Where tokenised data is kept"),
+    Setting::new("data.cache_dir", Kind::Path, "Where tokenised data is kept").flag("cache-dir", "FOLDER"),
     Setting::new(
         "output.output_dir",
         Kind::Path,
         "Folder of the run: log and checkpoints",
-    )
+    ).flag("output-dir", "FOLDER")
     .aliases(&[same("output.dir")]),
+    Setting::new("lora.adapter", Kind::Choice(&ADAPTERS), "Whether adapters are trained in place of the weights"),
+    Setting::new("lora.rank", count(1 << 16), "Rank of the adapters")
+        .flag("lora-rank", "N")
+        .flag_help("Train adapters of this rank, as peft does it"),
+    Setting::new("lora.alpha", Kind::Float(Interval::ABOVE_ZERO), "Scale of the adapters, over their rank"),
+    Setting::new("lora.dropout", Kind::Float(Interval::BELOW_ONE), "Dropout before the adapters").default("0"),
+    Setting::new("lora.targets", Kind::Text, "Layers that get adapters: names, or all-linear")
+        .default("all-linear")
+        .flag("lora-targets", "NAMES"),
+    Setting::new("lora.dtype", Kind::Choice(&ADAPTER_TYPES), "Type of the adapters: fp32, or that of the weights")
+        .default("fp32"),
+    Setting::new("pytorch.precision", Kind::Choice(&TorchPrecision::NAMES), "Types of weights and computation in PyTorch")
+        .flag("torch-precision", "TYPE")
+        .flag_help("Weights and computation: fp32, amp_bf16 and amp_fp16 (fp32 weights under autocast), bf16, fp16 (weights in it), bf16_amp (bf16 weights under autocast)"),
+    Setting::new("pytorch.attention", Kind::Choice(&TorchAttention::NAMES), "How attention is computed")
+        .synonyms(ATTENTION_SYNONYMS)
+        .default("sdpa")
+        .flag("attention", "KIND")
+        .flag_help("How attention is computed: sdpa or eager [default: sdpa]"),
+    Setting::new("pytorch.optimizer", Kind::Choice(&TorchOptimizer::NAMES), "The optimizer and how it runs")
+        .synonyms(OPTIMIZER_SYNONYMS)
+        .flag("optimizer", "NAME")
+        .flag_help("adamw, adamw_fused, adamw_loop, adamw_8bit, paged_adamw_8bit, sgd, sgdm, … [default: adamw]"),
+    Setting::new("pytorch.alloc_conf", Kind::Text, "Settings of the allocator, as in PYTORCH_ALLOC_CONF")
+        .flag("alloc-conf", "TEXT")
+        .flag_help("Settings of the allocator, as in PYTORCH_ALLOC_CONF [default: that variable]"),
+    Setting::new("pytorch.loop", Kind::Choice(&["plain", "trainer"]), "Whose training loop runs")
+        .default("plain")
+        .flag("loop", "KIND")
+        .flag_help("Whose training loop runs: plain, or trainer (Hugging Face's) [default: plain]"),
+    Setting::new("pytorch.quantization", Kind::Choice(&QUANTIZATIONS), "How frozen weights are kept")
+        .flag("quantization", "KIND")
+        .flag_help("How frozen weights are kept: none, 4bit (NF4) or 8bit"),
+    Setting::new("pytorch.double_quantization", Kind::Bool, "Whether the scales of four-bit weights are quantised too")
+        .default("false"),
+    Setting::new("pytorch.reentrant", Kind::Bool, "Checkpointing with use_reentrant=True").default("false"),
+    Setting::new("pytorch.packing", Kind::Bool, "Whether samples are packed into full sequences").default("false"),
+    Setting::new("pytorch.sharding", Kind::Choice(&Sharding::NAMES), "How states are divided among GPUs")
+        .default("none")
+        .flag("sharding", "KIND")
+        .flag_help("How states are divided among GPUs: none, ddp, zero1, zero2, zero3 or fsdp"),
+    Setting::new("pytorch.ranks", count(1 << 20), "GPUs that train together")
+        .flag("ranks", "N")
+        .flag_aliases(&["world-size"]),
+    ]
+}
+
+/// How adapters can be asked for.
+pub(crate) const ADAPTERS: [&str; 2] = ["none", "lora"];
+const ADAPTER_TYPES: [&str; 2] = ["fp32", "weights"];
+pub(crate) const QUANTIZATIONS: [&str; 3] = ["none", "4bit", "8bit"];
+
+const PRECISION_SYNONYMS: &[(&str, &str)] = &[
+    ("half", "fp16"),
+    ("float16", "fp16"),
+    ("16", "fp16"),
+    ("bfloat16", "bf16"),
+    ("float32", "fp32"),
+    ("float", "fp32"),
+    ("single", "fp32"),
+    ("32", "fp32"),
 ];
 
-/// Sections that mark a file as a config of another system, and that system's
-/// name. A file with one of them is reported as a whole, not key by key.
-pub(crate) const FOREIGN_SECTIONS: [(&str, &str); 3] =
-    [("gsa", "gsa"), ("lora", "qwen2"), ("data_loader", "naics")];
+const CHECKPOINTING_SYNONYMS: &[(&str, &str)] = &[
+    ("true", "full"),
+    ("yes", "full"),
+    ("on", "full"),
+    ("all", "full"),
+    ("false", "none"),
+    ("no", "none"),
+    ("off", "none"),
+];
+
+const ATTENTION_SYNONYMS: &[(&str, &str)] = &[
+    ("flash_attn", "flash_attention_2"),
+    ("flash-attn", "flash_attention_2"),
+    ("flash_attention", "flash_attention_2"),
+    ("fa2", "flash_attention_2"),
+    ("fa3", "flash_attention_3"),
+    ("flex", "flex_attention"),
+];
+
+const OPTIMIZER_SYNONYMS: &[(&str, &str)] = &[
+    ("adamw8bit", "adamw_8bit"),
+    ("adamw_bnb_8bit", "adamw_8bit"),
+    ("adamw_torch", "adamw"),
+    ("adamw_torch_fused", "adamw_fused"),
+    ("adamw_hf", "adamw_loop"),
+];
 
 /// The setting a key or alias names.
 pub fn find(key: &str) -> Option<(&'static Setting, Meaning)> {
@@ -366,11 +440,11 @@ mod tests {
 
     #[test]
     fn defaults_and_switches_pass_their_own_type() {
-        for setting in SETTINGS {
+        for setting in SETTINGS.iter() {
             if let Some(default) = setting.default {
                 assert!(setting.kind.parse(default).is_ok(), "{}", setting.key);
             }
-            for alias in setting.aliases {
+            for alias in &setting.aliases {
                 if let Meaning::Switch { on, off } = alias.meaning {
                     assert!(setting.kind.parse(on).is_ok(), "{}", alias.key);
                     assert!(setting.kind.parse(off).is_ok(), "{}", alias.key);
@@ -381,6 +455,11 @@ mod tests {
 
     #[test]
     fn sections_stand_together() {
-        assert_eq!(sections(), ["model", "vram", "training", "data", "output"]);
+        assert_eq!(
+            sections(),
+            [
+                "model", "vram", "training", "data", "output", "lora", "pytorch"
+            ]
+        );
     }
 }

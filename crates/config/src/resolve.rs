@@ -6,16 +6,21 @@
 
 use std::path::PathBuf;
 
+use cinch_architecture::{Architecture, Family, NamedSize, Number};
+
 use crate::completion::Completion;
 use crate::config::{
-    BatchConfig, Checkpointing, Config, DataConfig, Gpt2Config, MambaConfig, ModelConfig,
-    ModelKind, OutputConfig, Precision, Schedule, StateFormat, TrainingConfig,
+    BatchConfig, Checkpointing, Config, DataConfig, NamedModel, OutputConfig, Precision, Schedule,
+    StateFormat, TrainingConfig,
 };
-use crate::error::{ConfigError, Stated};
-use crate::registry::SETTINGS;
+use crate::dialect::Program;
+use crate::error::ConfigError;
+use crate::pytorch::{
+    FrozenWeights, LoraConfig, LoraTargets, Sharding, TorchAttention, TorchConfig, TorchOptimizer,
+    TorchPrecision, TrainingLoop,
+};
 use crate::rules::{ACCUMULATION, BATCH};
 use crate::settings::{Explained, Settings};
-use crate::size::{ModelSize, find_size, name_of_shape};
 use crate::source::{Layer, Source};
 use crate::value::Value;
 
@@ -31,8 +36,8 @@ impl Settings {
     pub fn explain(&self) -> Vec<Explained> {
         match Resolution::of(self) {
             Ok(resolution) => {
-                let model = resolution.config.model.kind();
-                resolution.settings.listing(Some(model))
+                let family = resolution.config.model.family();
+                resolution.settings.listing(Some(family))
             }
             Err(_) => self.listing(None),
         }
@@ -54,23 +59,21 @@ struct Resolution {
 impl Resolution {
     fn of(given: &Settings) -> Result<Resolution, ConfigError> {
         let mut completion = Completion::new(given);
-        let kind = completion.model_kind()?;
-        let size = completion.apply_size(kind)?;
-        completion.check_keys_belong(kind)?;
-        let model = completion.model(kind)?;
-        completion.note_outweighed_size(size, &model);
+        let (model, named) = completion.model()?;
         let batch = completion.batch(&model)?;
         let training = completion.training()?;
         let data = completion.data(&model)?;
-        let output = completion.output(&model);
-        completion.note_filled(kind);
+        let output = completion.output(&model, &named);
+        let torch = completion.torch(&named)?;
         Ok(Resolution {
             config: Config {
                 model,
+                named,
                 batch,
                 training,
                 data,
                 output,
+                torch,
             },
             settings: completion.settings,
             notes: completion.notes,
@@ -79,70 +82,122 @@ impl Resolution {
 }
 
 impl Completion {
-    fn apply_size(&mut self, kind: ModelKind) -> Result<&'static ModelSize, ConfigError> {
-        let stated = self.stated("model.size");
-        let size = find_size(kind, &stated.value.to_string(), &stated.source)?;
-        for (key, text) in size.values() {
-            let setting = SETTINGS.iter().find(|setting| setting.key == key);
-            let value = setting.and_then(|setting| setting.kind.parse(&text).ok());
-            let value = value.unwrap_or_else(|| unreachable!("{key} = {text} in a size"));
-            let source = Source::Preset(size.title());
-            self.settings.push(key, Layer::Size, value, source);
+    /// The model that is named: a family in one of its sizes, or a shape that a hub id or a file
+    /// gives.
+    fn model(&mut self) -> Result<(Architecture, NamedModel), ConfigError> {
+        let stated = self.stated("model.type");
+        let foreign = self
+            .settings
+            .files
+            .iter()
+            .find(|file| file.program == Program::PyTorch);
+        if let (Source::Default, Some(file)) = (&stated.source, foreign) {
+            return Err(ConfigError::NoModel {
+                path: file.path.clone(),
+            });
         }
-        Ok(size)
-    }
-
-    fn model(&self, kind: ModelKind) -> Result<ModelConfig, ConfigError> {
-        let mut model = match kind {
-            ModelKind::Mamba => ModelConfig::Mamba(MambaConfig {
-                size: None,
-                d_model: self.count("model.d_model"),
-                n_layers: self.count("model.n_layers"),
-                d_state: self.count("model.d_state"),
-                expand_factor: self.count("model.expand_factor"),
-                d_conv: self.count("model.d_conv"),
-                dropout: self.float("model.dropout"),
-                max_seq_len: self.count("model.max_seq_len"),
-                vocab_size: self.count("model.vocab_size"),
-                scan_chunk: self.count("model.scan_chunk"),
-            }),
-            ModelKind::Gpt2 => {
-                self.check_heads()?;
-                ModelConfig::Gpt2(Gpt2Config {
-                    size: None,
-                    d_model: self.count("model.d_model"),
-                    n_layers: self.count("model.n_layers"),
-                    n_heads: self.count("model.n_heads"),
-                    dropout: self.float("model.dropout"),
-                    max_seq_len: self.count("model.max_seq_len"),
-                    vocab_size: self.count("model.vocab_size"),
-                    layer_norm_eps: self.float("model.layer_norm_eps"),
-                })
+        let name = stated.value.to_string();
+        let sized = Family::named(&name).filter(|family| !family.sizes.is_empty());
+        let (architecture, named) = match sized {
+            Some(family) => {
+                let size = self.size_of(family)?;
+                let architecture = (size.shape)();
+                self.push_shape(&architecture, &family.title_of(size));
+                let tokenizer = Value::Text(size.tokenizer.to_owned());
+                let source = Source::Preset(family.title_of(size));
+                self.settings
+                    .push("data.tokenizer", Layer::Size, tokenizer, source);
+                (architecture, NamedModel::default())
+            }
+            None => {
+                let found = cinch_architecture::find(&name, &self.settings.hub);
+                let found = found.map_err(|source| ConfigError::Model {
+                    origin: Box::new(stated.source.clone()),
+                    source,
+                })?;
+                self.check_size_unstated(&found.title)?;
+                self.push_shape(&found.architecture, &found.title);
+                let named = NamedModel {
+                    title: Some(found.title),
+                    weights: found.weights,
+                    quantization: found.quantization,
+                    found_in: Some(found.found_in),
+                };
+                (found.architecture, named)
             }
         };
-        let name = name_of_shape(&model).map(str::to_owned);
-        match &mut model {
-            ModelConfig::Mamba(config) => config.size = name,
-            ModelConfig::Gpt2(config) => config.size = name,
+        self.check_keys_belong(architecture.family())?;
+        let shape = self.shaped(architecture)?;
+        if let Some(family) = sized {
+            self.note_outweighed_size(family, &shape);
         }
-        Ok(model)
+        Ok((shape, named))
     }
 
-    fn batch(&mut self, model: &ModelConfig) -> Result<BatchConfig, ConfigError> {
+    fn size_of(&mut self, family: &'static Family) -> Result<&'static NamedSize, ConfigError> {
+        const SIZE: &str = "model.size";
+        if self.settings.effective(SIZE).is_none()
+            && let Some(size) = family.usual_size()
+        {
+            let value = Value::Text(size.name.to_owned());
+            self.settings
+                .push(SIZE, Layer::Default, value, Source::Default);
+        }
+        let stated = self.stated(SIZE);
+        let name = stated.value.to_string();
+        family.size(&name).ok_or_else(|| {
+            let names: Vec<&str> = family.sizes.iter().map(|size| size.name).collect();
+            ConfigError::UnknownSize {
+                model: family.name,
+                suggestion: family.nearest_size(&name).map(str::to_owned),
+                size: name,
+                origin: Box::new(stated.source),
+                known: names.join(", "),
+            }
+        })
+    }
+
+    /// What a named shape says, key by key, below everything that was stated.
+    fn push_shape(&mut self, architecture: &Architecture, title: &str) {
+        for setting in architecture.family().settings {
+            let value = match (setting.get)(architecture) {
+                Some(Number::Whole(number)) => Value::Unsigned(number),
+                Some(Number::Real(number)) => Value::Float(number),
+                None => continue,
+            };
+            let source = Source::Preset(title.to_owned());
+            self.settings.push(setting.key, Layer::Size, value, source);
+        }
+    }
+
+    /// The shape with every number that was stated.
+    fn shaped(&self, mut architecture: Architecture) -> Result<Architecture, ConfigError> {
+        for setting in architecture.family().settings {
+            let number = match self.value(setting.key) {
+                Some(Value::Unsigned(number)) => Number::Whole(*number),
+                Some(Value::Float(number)) => Number::Real(*number),
+                _ => continue,
+            };
+            // A rate that nobody stated stays what the shape says of each of its parts.
+            if (setting.get)(&architecture) != Some(number) {
+                (setting.set)(&mut architecture, number);
+            }
+        }
+        self.check_heads(&architecture)?;
+        Ok(architecture)
+    }
+
+    fn batch(&mut self, model: &Architecture) -> Result<BatchConfig, ConfigError> {
         let micro_is_free =
             !self.settings.is_explicit(BATCH) && !self.settings.is_explicit(ACCUMULATION);
         self.complete_batch();
-        self.complete_sequence()?;
+        self.complete_sequence(model)?;
         Ok(BatchConfig {
             batch_size: self.count(BATCH),
             accumulation: self.count(ACCUMULATION),
             micro_is_free,
             seq_len: self.count("vram.max_seq_len"),
-            precision: match self.text("vram.precision").as_str() {
-                "bf16" => Precision::Bf16,
-                "fp16" => Precision::Fp16,
-                _ => Precision::Fp32,
-            },
+            precision: self.precision(),
             checkpointing: self.checkpointing(model)?,
             offload: matches!(self.value("vram.use_cpu_offload"), Some(Value::Bool(true))),
             states: match self.text("vram.optimizer_states").as_str() {
@@ -160,16 +215,31 @@ impl Completion {
         })
     }
 
-    fn checkpointing(&self, model: &ModelConfig) -> Result<Checkpointing, ConfigError> {
+    /// What was stated, or else what a file says of PyTorch.
+    fn precision(&self) -> Precision {
+        let torch = match self.value("pytorch.precision") {
+            Some(Value::Text(word)) => TorchPrecision::named(word),
+            _ => None,
+        };
+        if let (Some(torch), false) = (torch, self.settings.is_stated("vram.precision")) {
+            return torch.compute();
+        }
+        match self.text("vram.precision").as_str() {
+            "bf16" => Precision::Bf16,
+            "fp16" => Precision::Fp16,
+            _ => Precision::Fp32,
+        }
+    }
+
+    fn checkpointing(&self, model: &Architecture) -> Result<Checkpointing, ConfigError> {
         match self.value("vram.checkpointing") {
             Some(Value::Unsigned(0)) => Ok(Checkpointing::None),
-            Some(Value::Unsigned(blocks)) if *blocks > model.num_blocks() as u64 => Err(self
-                .relation(
-                    "vram.checkpointing",
-                    "model.n_layers",
-                    "no more blocks can be recomputed than there are",
-                    format!("write \"full\" for all {}", model.num_blocks()),
-                )),
+            Some(Value::Unsigned(blocks)) if *blocks > model.layers() => Err(self.relation(
+                "vram.checkpointing",
+                "model.n_layers",
+                "no more blocks can be recomputed than there are",
+                format!("write \"full\" for all {}", model.layers()),
+            )),
             Some(Value::Unsigned(blocks)) => Ok(Checkpointing::Blocks(*blocks as usize)),
             _ => Ok(match self.text("vram.checkpointing").as_str() {
                 "none" => Checkpointing::None,
@@ -207,7 +277,73 @@ impl Completion {
         })
     }
 
-    fn data(&mut self, model: &ModelConfig) -> Result<DataConfig, ConfigError> {
+    fn torch(&self, named: &NamedModel) -> Result<TorchConfig, ConfigError> {
+        let word = |key: &'static str| match self.value(key) {
+            Some(Value::Text(text)) => Some(text.as_str()),
+            _ => None,
+        };
+        let on = |key: &str| matches!(self.value(key), Some(Value::Bool(true)));
+        let usual = TorchConfig::default();
+        let mut assumed: Vec<String> = Vec::new();
+        let precision = word("pytorch.precision").and_then(TorchPrecision::named);
+        let precision = precision.unwrap_or_else(|| {
+            let is_stated = self.settings.is_stated("vram.precision");
+            let stated = is_stated.then(|| self.precision());
+            let (precision, note) = TorchPrecision::usual(stated, named.weights);
+            assumed.extend(note);
+            precision
+        });
+        Ok(TorchConfig {
+            precision,
+            attention: word("pytorch.attention")
+                .and_then(TorchAttention::named)
+                .unwrap_or(usual.attention),
+            optimizer: word("pytorch.optimizer").and_then(TorchOptimizer::named),
+            alloc_conf: word("pytorch.alloc_conf").map(str::to_owned),
+            training_loop: word("pytorch.loop")
+                .and_then(TrainingLoop::named)
+                .unwrap_or(usual.training_loop),
+            frozen: word("pytorch.quantization")
+                .and_then(FrozenWeights::named)
+                .unwrap_or(usual.frozen),
+            double_quantization: on("pytorch.double_quantization"),
+            reentrant: on("pytorch.reentrant"),
+            packing: on("pytorch.packing"),
+            sharding: word("pytorch.sharding")
+                .and_then(Sharding::named)
+                .unwrap_or(usual.sharding),
+            ranks: self
+                .value("pytorch.ranks")
+                .map(|_| self.unsigned("pytorch.ranks")),
+            lora: self.lora()?,
+            assumed,
+        })
+    }
+
+    /// Adapters are trained where a file says so, or a rank is given and nothing says otherwise.
+    fn lora(&self) -> Result<Option<LoraConfig>, ConfigError> {
+        let rank = self.value("lora.rank").map(|_| self.unsigned("lora.rank"));
+        let asked = match self.value("lora.adapter") {
+            Some(Value::Text(word)) => word == "lora" || self.is_typed("lora.rank"),
+            _ => rank.is_some(),
+        };
+        if !asked {
+            return Ok(None);
+        }
+        let Some(rank) = rank else {
+            return Err(ConfigError::AdapterWithoutRank {
+                adapter: Box::new(self.stated("lora.adapter")),
+            });
+        };
+        Ok(Some(LoraConfig {
+            rank,
+            dropout: self.float("lora.dropout"),
+            targets: LoraTargets::parse(&self.text("lora.targets")),
+            in_float32: self.text("lora.dtype") == "fp32",
+        }))
+    }
+
+    fn data(&mut self, model: &Architecture) -> Result<DataConfig, ConfigError> {
         self.check_vocabulary(model)?;
         Ok(DataConfig {
             source: self.path("data.source"),
@@ -218,12 +354,14 @@ impl Completion {
         })
     }
 
-    fn output(&mut self, model: &ModelConfig) -> OutputConfig {
+    fn output(&mut self, model: &Architecture, named: &NamedModel) -> OutputConfig {
         const OUTPUT: &str = "output.output_dir";
         let output_dir = self.path(OUTPUT).unwrap_or_else(|| {
-            let name = match model.size() {
-                Some(size) if size == model.name() => size.to_owned(),
-                size => format!("{}-{}", model.name(), size.unwrap_or("custom")),
+            let size = model.size().map(|size| size.name);
+            let name = match (&named.title, size) {
+                (Some(title), _) => title.replace(['/', '\\'], "-"),
+                (None, Some(size)) if size == model.name() => size.to_owned(),
+                (None, size) => format!("{}-{}", model.name(), size.unwrap_or("custom")),
             };
             let path = PathBuf::from("runs").join(name);
             let source = Source::Derived("model.size".to_owned());
@@ -232,48 +370,5 @@ impl Completion {
             path
         });
         OutputConfig { output_dir }
-    }
-
-    /// One sentence a file about what its sections left open.
-    fn note_filled(&mut self, kind: ModelKind) {
-        const NAMED: usize = 8;
-        for file in &self.settings.files {
-            let filled: Vec<Stated> = SETTINGS
-                .iter()
-                .filter(|setting| setting.belongs_to(kind))
-                .filter(|setting| file.sections.iter().any(|name| name == setting.section()))
-                .filter(|setting| {
-                    let assignment = self.settings.effective(setting.key);
-                    assignment.is_some_and(|one| {
-                        one.source == Source::Default || one.layer == Layer::Size
-                    })
-                })
-                .map(|setting| self.stated(setting.key))
-                .collect();
-            let path = file.path.display();
-            let note = match filled.as_slice() {
-                [] => continue,
-                [one] => format!(
-                    "{} was not in {path}: {} {}",
-                    one.key, one.source, one.value
-                ),
-                many => {
-                    let mut named: Vec<String> = many
-                        .iter()
-                        .take(NAMED)
-                        .map(|one| format!("{} = {} ({})", one.key, one.value, one.source))
-                        .collect();
-                    if many.len() > NAMED {
-                        named.push(format!("and {} more", many.len() - NAMED));
-                    }
-                    format!(
-                        "{} keys were not in {path}: {}",
-                        many.len(),
-                        named.join(", ")
-                    )
-                }
-            };
-            self.notes.push(note);
-        }
     }
 }

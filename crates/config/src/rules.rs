@@ -3,12 +3,11 @@
 //!
 //! A value the user stated is moved by no rule without an error or a note.
 
+use cinch_architecture::{Architecture, Family, Number, families};
+
 use crate::completion::Completion;
-use crate::config::{ModelConfig, ModelKind};
 use crate::error::ConfigError;
-use crate::preset::effective_batch_for;
 use crate::registry::SETTINGS;
-use crate::size::{BYTES_VOCABULARY, GPT2_VOCABULARY, ModelSize};
 use crate::source::{Layer, Source};
 use crate::value::Value;
 
@@ -16,111 +15,39 @@ use crate::value::Value;
 const DEFAULT_EFFECTIVE_BATCH: u64 = 16;
 const DEFAULT_BATCH: u64 = 8;
 
+/// Tokens of a sequence where nobody says it and the model has no positions of its own.
+const USUAL_LENGTH: u64 = 1024;
+
+/// Tokens of the tokenizers that are built in: GPT-2's byte pairs, and bytes with an end of text.
+const TOKENIZERS: [(&str, u64); 2] = [("gpt2", 50257), ("bytes", 257)];
+
 pub(crate) const BATCH: &str = "vram.batch_size";
 pub(crate) const ACCUMULATION: &str = "vram.gradient_accumulation_steps";
 
 impl Completion {
-    /// The model all files and flags agree on.
-    pub(crate) fn model_kind(&mut self) -> Result<ModelKind, ConfigError> {
-        let stated = self.stated("model.type");
-        let name = stated.value.to_string();
-        for file in &self.settings.files {
-            let Some(model) = file.model.as_ref().filter(|model| model.name != name) else {
-                continue;
-            };
-            // Someone who names a model of ours for another program's file wants
-            // that file's way of training, not its architecture.
-            if let (None, Source::Flag(flag)) = (ModelKind::from_name(&model.name), &stated.source)
-            {
-                self.notes.push(format!(
-                    "{} is a config for {} (line {}: `{}`): {flag} {name} takes over its batch and training settings, and nothing of its shape",
-                    file.path.display(),
-                    model.name,
-                    model.line,
-                    model.evidence
-                ));
-                continue;
-            }
-            if self.settings.is_explicit("model.type") {
-                return Err(ConfigError::OtherModel {
-                    path: file.path.clone(),
-                    config_model: model.name.clone(),
-                    evidence: model.evidence.clone(),
-                    line: model.line,
-                    given: name,
-                    given_by: Box::new(stated.source),
-                });
-            }
-            return Err(ConfigError::UnknownModel {
-                path: file.path.clone(),
-                config_model: model.name.clone(),
-                section: model.evidence.clone(),
-                line: model.line,
-                known: ModelKind::NAMES.join(", "),
-            });
-        }
-        self.note_ignored();
-        let kind = ModelKind::from_name(&name)
-            .unwrap_or_else(|| unreachable!("model.type accepts only known models, not {name}"));
-        for file in &self.settings.files {
-            if let Some(model) = &file.model
-                && kind != ModelKind::Mamba
-                && model.evidence != "model.type"
-            {
-                self.notes.push(format!(
-                    "{} names no model.type; `{}` on line {} makes it a config for {name}",
-                    file.path.display(),
-                    model.evidence,
-                    model.line
-                ));
-            }
-        }
-        Ok(kind)
-    }
-
-    /// What was left alone in files of other programs.
-    fn note_ignored(&mut self) {
-        const NAMED: usize = 8;
-        for file in &self.settings.files {
-            let mut named: Vec<String> = file.ignored.iter().take(NAMED).cloned().collect();
-            let keys = match file.ignored.len() {
-                0 => continue,
-                1 => "1 key".to_owned(),
-                many => format!("{many} keys"),
-            };
-            if file.ignored.len() > NAMED {
-                named.push(format!("and {} more", file.ignored.len() - NAMED));
-            }
-            self.notes.push(format!(
-                "{}, read as {}, has {keys} without a setting here: {}",
-                file.path.display(),
-                file.dialect.unwrap_or("another program's"),
-                named.join(", ")
-            ));
-        }
-    }
-
-    pub(crate) fn check_keys_belong(&self, kind: ModelKind) -> Result<(), ConfigError> {
+    pub(crate) fn check_keys_belong(&self, family: &Family) -> Result<(), ConfigError> {
         let stray = SETTINGS
             .iter()
-            .find(|setting| !setting.belongs_to(kind) && self.settings.is_explicit(setting.key));
+            .find(|setting| !setting.belongs_to(family) && self.settings.is_explicit(setting.key));
         let Some(setting) = stray else {
             return Ok(());
         };
-        let owners: Vec<&str> = setting.models.iter().map(|model| model.name()).collect();
+        let owners: Vec<&str> = setting.families.iter().map(|family| family.name).collect();
         Err(ConfigError::KeyOfOtherModel {
             key: setting.key,
             origin: Box::new(self.stated(setting.key).source),
             belongs_to: owners.join(" or "),
-            model: kind.name(),
+            model: family.name,
             model_origin: Box::new(self.stated("model.type").source),
         })
     }
 
     /// A size asked for by name yields to any part of the shape stated next to
     /// it, even by a file when the size was a flag. That must not go unsaid.
-    pub(crate) fn note_outweighed_size(&mut self, size: &ModelSize, model: &ModelConfig) {
-        if !self.settings.is_explicit("model.size") || model.size() == Some(size.name) {
+    pub(crate) fn note_outweighed_size(&mut self, family: &Family, model: &Architecture) {
+        let stated = family.size(&self.stated("model.size").value.to_string());
+        let built = model.size().map(|size| size.name);
+        if !self.settings.is_explicit("model.size") || built == stated.map(|size| size.name) {
             return;
         }
         let outweighing: Vec<String> = SETTINGS
@@ -136,11 +63,27 @@ impl Completion {
         ));
     }
 
-    pub(crate) fn check_heads(&self) -> Result<(), ConfigError> {
-        let (width, heads) = (
-            self.unsigned("model.d_model"),
-            self.unsigned("model.n_heads"),
-        );
+    /// A shape that its name or file gives has no size besides.
+    pub(crate) fn check_size_unstated(&self, title: &str) -> Result<(), ConfigError> {
+        if !self.settings.is_explicit("model.size") {
+            return Ok(());
+        }
+        let families: Vec<&str> = families()
+            .filter(|family| family.sizes.len() > 1)
+            .map(|family| family.name)
+            .collect();
+        Err(ConfigError::SizeOfNamedModel {
+            origin: Box::new(self.stated("model.size").source),
+            title: title.to_owned(),
+            families: families.join(", "),
+        })
+    }
+
+    pub(crate) fn check_heads(&self, model: &Architecture) -> Result<(), ConfigError> {
+        let number = |key: &str| model.get(key).and_then(Number::whole);
+        let (Some(width), Some(heads)) = (number("model.d_model"), number("model.n_heads")) else {
+            return Ok(());
+        };
         if width.is_multiple_of(heads) {
             return Ok(());
         }
@@ -157,8 +100,7 @@ impl Completion {
     }
 
     /// Fills in whichever of micro batch and accumulation was not stated, so
-    /// that their product stays what it was meant to be: the preset's, or what
-    /// the guide trains with on a card of that budget, or 16.
+    /// that their product stays what it was meant to be: the preset's, or 16.
     pub(crate) fn complete_batch(&mut self) {
         let weaker = |key| match self.settings.effective_below(key, Layer::File) {
             Some(assignment) => match assignment.value {
@@ -168,12 +110,7 @@ impl Completion {
             None => None,
         };
         let preset = weaker(BATCH).zip(weaker(ACCUMULATION)).map(|(a, b)| a * b);
-        let budget = self.budget();
-        let (effective, basis) = match (preset, budget) {
-            (Some(effective), _) => (effective, None),
-            (None, Some(budget)) => (effective_batch_for(budget) as u64, Some("vram.budget")),
-            (None, None) => (DEFAULT_EFFECTIVE_BATCH, None),
-        };
+        let effective = preset.unwrap_or(DEFAULT_EFFECTIVE_BATCH);
         let (stated, missing) = match (
             self.settings.is_explicit(BATCH),
             self.settings.is_explicit(ACCUMULATION),
@@ -183,17 +120,13 @@ impl Completion {
             (false, true) => (ACCUMULATION, BATCH),
             (false, false) if preset.is_some() => return,
             (false, false) => {
-                let (batch, accumulation, source) = match basis {
-                    Some(key) => (effective, 1, Source::Derived(key.to_owned())),
-                    None => (DEFAULT_BATCH, effective / DEFAULT_BATCH, Source::Default),
-                };
                 let mut fill = |key, number| {
                     let value = Value::Unsigned(number);
                     self.settings
-                        .push(key, Layer::Default, value, source.clone());
+                        .push(key, Layer::Default, value, Source::Default);
                 };
-                fill(BATCH, batch);
-                fill(ACCUMULATION, accumulation);
+                fill(BATCH, DEFAULT_BATCH);
+                fill(ACCUMULATION, effective / DEFAULT_BATCH);
                 return;
             }
         };
@@ -216,38 +149,49 @@ impl Completion {
         });
     }
 
-    /// A training sequence is as long as the model has positions, unless told.
-    pub(crate) fn complete_sequence(&mut self) -> Result<(), ConfigError> {
+    /// A training sequence is as long as the model has positions, unless told. Where the shape is
+    /// not one of settings, or has no positions, it is a usual length.
+    pub(crate) fn complete_sequence(&mut self, model: &Architecture) -> Result<(), ConfigError> {
         const SEQUENCE: &str = "vram.max_seq_len";
         const POSITIONS: &str = "model.max_seq_len";
-        let positions = self.stated(POSITIONS);
-        let source = Source::Derived(POSITIONS.to_owned());
+        let is_setting = model.get(POSITIONS).is_some() && model.is_trained();
+        let positions = model.positions();
         if self.settings.effective(SEQUENCE).is_none() {
-            self.settings
-                .push(SEQUENCE, Layer::Default, positions.value, source);
+            let (length, source) = match positions.filter(|_| is_setting) {
+                Some(positions) => (positions, Source::Derived(POSITIONS.to_owned())),
+                None => {
+                    let length = positions.map_or(USUAL_LENGTH, |most| most.min(USUAL_LENGTH));
+                    (length, Source::Default)
+                }
+            };
+            let value = Value::Unsigned(length);
+            self.settings.push(SEQUENCE, Layer::Default, value, source);
             return Ok(());
         }
-        if self.unsigned(SEQUENCE) <= self.unsigned(POSITIONS) {
+        let Some(positions) = positions.filter(|most| self.unsigned(SEQUENCE) > *most) else {
             return Ok(());
-        }
+        };
         if self.settings.is_explicit(SEQUENCE) {
-            return Err(self.relation(
-                SEQUENCE,
-                POSITIONS,
-                "a training sequence cannot be longer than the model's positions",
-                format!(
-                    "raise {POSITIONS}, or lower {SEQUENCE} to {}",
-                    positions.value
-                ),
-            ));
+            if is_setting {
+                return Err(self.relation(
+                    SEQUENCE,
+                    POSITIONS,
+                    "a training sequence cannot be longer than the model's positions",
+                    format!("raise {POSITIONS}, or lower {SEQUENCE} to {positions}"),
+                ));
+            }
+            return Err(ConfigError::BeyondPositions {
+                length: Box::new(self.stated(SEQUENCE)),
+                positions,
+            });
         }
         let sequence = self.stated(SEQUENCE);
         self.notes.push(format!(
-            "{sequence} is longer than the model's {} positions ({}): training sequences have {} tokens; set {POSITIONS} for more",
-            positions.value, positions.source, positions.value
+            "{sequence} is longer than the model's {positions} positions: training sequences have {positions} tokens; set {POSITIONS} for more"
         ));
-        self.settings
-            .push(SEQUENCE, Layer::Adjusted, positions.value, source);
+        let source = Source::Derived(POSITIONS.to_owned());
+        let value = Value::Unsigned(positions);
+        self.settings.push(SEQUENCE, Layer::Adjusted, value, source);
         Ok(())
     }
 
@@ -296,17 +240,15 @@ impl Completion {
     }
 
     /// The tokenizer must not produce tokens the model has no row for.
-    pub(crate) fn check_vocabulary(&mut self, model: &ModelConfig) -> Result<(), ConfigError> {
+    pub(crate) fn check_vocabulary(&mut self, model: &Architecture) -> Result<(), ConfigError> {
         const TOKENIZER: &str = "data.tokenizer";
         const VOCABULARY: &str = "model.vocab_size";
         let tokenizer = self.text(TOKENIZER);
-        let needed = match tokenizer.as_str() {
-            "gpt2" => GPT2_VOCABULARY,
-            "bytes" => BYTES_VOCABULARY,
-            // A tokenizer in a file is counted when it is read.
-            _ => return Ok(()),
+        // A tokenizer in a file is counted when it is read.
+        let Some(&(_, needed)) = TOKENIZERS.iter().find(|(name, _)| *name == tokenizer) else {
+            return Ok(());
         };
-        if model.vocab_size() >= needed {
+        if model.vocabulary() >= needed || !model.is_trained() {
             return Ok(());
         }
         if self.settings.is_explicit(TOKENIZER) {

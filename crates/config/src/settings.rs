@@ -6,25 +6,27 @@
 //! [`Settings::resolve`], when all layers are there.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::ModelKind;
+use crate::dialect::draft::Reading;
 use crate::error::{ConfigError, Given};
-use crate::file::ConfigFile;
-use crate::nearest::nearest_key;
 use crate::preset::Preset;
 use crate::registry::{self, SETTINGS};
 use crate::setting::{Meaning, Setting};
 use crate::source::{Layer, Source};
 use crate::value::{Kind, Refusal, Value};
+use cinch_architecture::{Family, HubFolders, nearest_key};
 
 /// Everything the user asked for, with its origins.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Per key, weakest first: the last one holds.
     assignments: BTreeMap<&'static str, Vec<Assignment>>,
-    pub(crate) files: Vec<ConfigFile>,
+    pub(crate) files: Vec<Reading>,
+    /// Where a model that is named may lie.
+    pub(crate) hub: HubFolders,
 }
 
 #[derive(Clone, Debug)]
@@ -64,8 +66,9 @@ impl Settings {
         let mut settings = Settings {
             assignments: BTreeMap::new(),
             files: Vec::new(),
+            hub: HubFolders::default(),
         };
-        for setting in SETTINGS {
+        for setting in SETTINGS.iter() {
             // Defaults are checked against their types by a test of the registry.
             if let Some(value) = setting
                 .default
@@ -75,6 +78,11 @@ impl Settings {
             }
         }
         settings
+    }
+
+    /// Says where models that are named may lie; without it only the catalogue is known.
+    pub fn look_for_models_in(&mut self, folders: HubFolders) {
+        self.hub = folders;
     }
 
     /// Gives one setting a value, as text. The source decides its weight.
@@ -169,8 +177,53 @@ impl Settings {
             .is_some_and(|given| given.iter().any(|one| one.layer.is_explicit()))
     }
 
-    pub(crate) fn listing(&self, model: Option<ModelKind>) -> Vec<Explained> {
-        let relevant = |setting: &&Setting| model.is_none_or(|model| setting.belongs_to(model));
+    /// What the program of a file takes for a key where the file is silent.
+    pub fn program_says(&self, key: &str) -> Option<&Value> {
+        let given = self.assignments.get(key)?;
+        let program = given.iter().find(|one| one.layer == Layer::Program);
+        program.map(|one| &one.value)
+    }
+
+    /// Whether anything above the defaults gives this key a value.
+    pub(crate) fn is_stated(&self, key: &str) -> bool {
+        self.effective(key)
+            .is_some_and(|one| !matches!(one.layer, Layer::Default | Layer::Size))
+    }
+
+    /// Reads several files that belong together, such as a folder of stages. Of numbers that the
+    /// stages differ in, the one that takes most memory decides.
+    pub fn load_files(&mut self, paths: &[PathBuf]) -> Result<(), ConfigError> {
+        for path in paths {
+            self.load_file(path)?;
+        }
+        for key in ["model.negatives"] {
+            let Some(given) = self.assignments.get(key) else {
+                continue;
+            };
+            let stages = given.iter().filter(|one| one.layer == Layer::File);
+            let most = stages.max_by_key(|one| match one.value {
+                Value::Unsigned(number) => number,
+                _ => 0,
+            });
+            if let (Some(most), Some(last)) = (most.cloned(), given.last())
+                && last.layer == Layer::File
+                && last.value != most.value
+            {
+                let assumed = format!(
+                    "{key} = {} ({}) decides: of the stages it takes most memory",
+                    most.value, most.source
+                );
+                if let Some(reading) = self.files.last_mut() {
+                    reading.assumed.push(assumed);
+                }
+                self.push("model.negatives", Layer::File, most.value, most.source);
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn listing(&self, family: Option<&Family>) -> Vec<Explained> {
+        let relevant = |setting: &&Setting| family.is_none_or(|family| setting.belongs_to(family));
         SETTINGS
             .iter()
             .filter(relevant)
@@ -215,7 +268,11 @@ pub(crate) fn parse(
     let Some((setting, meaning)) = registry::find(key) else {
         return Err(unknown_key(key, source.clone()));
     };
-    let value = interpret(setting, meaning, |kind| kind.parse(text));
+    let plain = match meaning {
+        Meaning::Same => setting.plain_word(text),
+        _ => text,
+    };
+    let value = interpret(setting, meaning, |kind| kind.parse(plain));
     let value = value.map_err(|(kind, refusal)| {
         wrong_value(key, text.to_owned(), kind, refusal, source.clone())
     })?;
@@ -231,24 +288,41 @@ pub(crate) fn interpret(
 ) -> Result<Value, (Kind, Refusal)> {
     let kind = match meaning {
         Meaning::Same => setting.kind,
-        Meaning::Switch { .. } => Kind::Bool,
-        Meaning::Words(_) => Kind::Text,
+        Meaning::Switch { .. } | Meaning::SwitchOr { .. } => Kind::Bool,
+        Meaning::Words(_) | Meaning::List => Kind::Text,
     };
     let value = read(&kind).map_err(|refusal| (kind, refusal))?;
-    match (meaning, value) {
-        (Meaning::Switch { on, off }, Value::Bool(flipped)) => setting
+    let ours = |word: &str| {
+        setting
             .kind
-            .parse(if flipped { on } else { off })
-            .map_err(|refusal| (setting.kind, refusal)),
+            .parse(word)
+            .map_err(|refusal| (setting.kind, refusal))
+    };
+    let among = |words: &[(&str, &'static str)], text: &str| {
+        let mut words = words.iter();
+        words
+            .find(|(word, _)| word.eq_ignore_ascii_case(text))
+            .map(|(_, own)| *own)
+    };
+    match (meaning, value) {
+        (Meaning::Switch { on, off } | Meaning::SwitchOr { on, off, .. }, Value::Bool(flipped)) => {
+            ours(if flipped { on } else { off })
+        }
+        (Meaning::Switch { on, off }, Value::Text(text)) => match text.to_lowercase().as_str() {
+            "true" | "yes" | "1" | "on" => ours(on),
+            "false" | "no" | "0" | "off" => ours(off),
+            _ => Err((kind, Refusal::default())),
+        },
+        (Meaning::SwitchOr { on, off, words }, Value::Text(text)) => {
+            match (among(words, &text), text.to_lowercase().as_str()) {
+                (Some(own), _) => ours(own),
+                (None, "true" | "yes" | "1" | "on") => ours(on),
+                (None, "false" | "no" | "0" | "off") => ours(off),
+                _ => Err((kind, Refusal::default())),
+            }
+        }
         (Meaning::Words(words), Value::Text(text)) => {
-            let own = words
-                .iter()
-                .find(|(word, _)| word.eq_ignore_ascii_case(&text))
-                .map_or(text.as_str(), |(_, own)| own);
-            setting
-                .kind
-                .parse(own)
-                .map_err(|refusal| (setting.kind, refusal))
+            ours(among(words, &text).unwrap_or(text.as_str()))
         }
         (_, value) => Ok(value),
     }

@@ -13,6 +13,8 @@ pub enum Source {
     /// Worked out from another setting, named here by its key.
     Derived(String),
     Preset(String),
+    /// What the program of a file takes where the file is silent.
+    Program(String),
     File {
         path: PathBuf,
         line: usize,
@@ -29,6 +31,7 @@ impl Source {
         match self {
             Source::Default | Source::Derived(_) => Layer::Default,
             Source::Preset(_) => Layer::Preset,
+            Source::Program(_) => Layer::Program,
             Source::File { .. } => Layer::File,
             Source::Environment(_) => Layer::Environment,
             Source::Flag(_) => Layer::Flag,
@@ -52,6 +55,7 @@ impl fmt::Display for Source {
             Source::Default => formatter.write_str("default"),
             Source::Derived(key) => write!(formatter, "follows {key}"),
             Source::Preset(name) => write!(formatter, "preset {name}"),
+            Source::Program(name) => formatter.write_str(name),
             Source::File { path, line, .. } => write!(formatter, "{} line {line}", path.display()),
             Source::Environment(name) => write!(formatter, "environment {name}"),
             Source::Flag(name) => formatter.write_str(name),
@@ -68,6 +72,8 @@ pub(crate) enum Layer {
     /// something about a size, never the other way round.
     Size,
     Preset,
+    /// What the program of a file takes where the file is silent.
+    Program,
     File,
     Environment,
     Flag,

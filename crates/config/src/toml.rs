@@ -124,7 +124,7 @@ impl Reader<'_> {
                 Scalar::Number(number::canonical(raw).unwrap_or_else(|| raw.to_owned()))
             }
             Value::Datetime(_) => Scalar::Composite("a date"),
-            Value::Array(_) => Scalar::Composite("a list"),
+            Value::Array(items) => Scalar::list(items.iter().map(item).collect()),
         };
         self.leaf(path, key.clone(), span.clone(), scalar);
         vec![Member {
@@ -143,6 +143,17 @@ impl Reader<'_> {
             scalar,
             hold: several_lines.then_some(Hold::Unwritable("a text of several lines")),
         });
+    }
+}
+
+/// A value of a list.
+fn item(value: &Value) -> Scalar {
+    match value {
+        Value::String(text) => Scalar::Text(text.value().clone()),
+        Value::Boolean(value) => Scalar::Bool(*value.value()),
+        Value::Integer(number) => Scalar::Number(number.value().to_string()),
+        Value::Float(number) => Scalar::Number(number.value().to_string()),
+        _ => Scalar::Composite("a section"),
     }
 }
 

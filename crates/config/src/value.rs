@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::Bytes;
 use crate::document::Scalar;
-use crate::nearest::nearest_name;
+use cinch_architecture::nearest_name;
 
 /// A value that passed its setting's type and range.
 #[derive(Clone, Debug, PartialEq, Serialize)]

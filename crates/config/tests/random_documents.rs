@@ -299,6 +299,8 @@ fn generate(format: Format, members: &[Node], style: &Style) -> Generated {
         Format::Yaml => writer.yaml_block(members, &[], 0),
         Format::Toml => writer.toml_table(members, &[]),
         Format::Python => writer.python_module(members),
+        // Flags have no sections: the shell's reader has tests of its own.
+        Format::Shell => unreachable!("not among the formats with sections"),
     }
     if !style.final_newline {
         let length = writer.text.trim_end().len();
@@ -321,7 +323,7 @@ proptest! {
         style in style(),
         picks in vec((any::<Index>(), any::<u32>()), 1..4),
     ) {
-        for format in Format::ALL {
+        for format in Format::ALL.into_iter().filter(|format| *format != Format::Shell) {
             let path = Path::new("generated");
             let (text, leaves, _) = generate(format, &members, &style);
             let outline = edit(path, format, &text, &[]).unwrap();
@@ -382,7 +384,7 @@ proptest! {
         pick in any::<Index>(),
         number in any::<u32>(),
     ) {
-        for format in Format::ALL {
+        for format in Format::ALL.into_iter().filter(|format| *format != Format::Shell) {
             let path = Path::new("generated");
             let (text, leaves, sections) = generate(format, &members, &style);
             let mut key = sections[pick.index(sections.len())].clone();

@@ -15,7 +15,7 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::thread;
 
-use cinch_config::{Gpt2Config, ModelConfig};
+use cinch_architecture::{Architecture, Gpt2};
 use cinch_engine::cuda::command;
 use cinch_engine::cuda::compile::{SOURCES, cubin, is_available};
 use cinch_engine::cuda::op::{COPY_TO_REAL, lower_all};
@@ -146,13 +146,13 @@ fn launched(graph: Graph) -> BTreeSet<command::Kernel> {
 }
 
 /// One head of a width that tensor cores take.
-fn gpt2(d_model: usize) -> ModelConfig {
-    let ModelConfig::Gpt2(config) = graphs::gpt2() else {
+fn gpt2(d_model: usize) -> Architecture {
+    let Architecture::Gpt2(config) = graphs::gpt2() else {
         panic!("not GPT-2");
     };
-    ModelConfig::Gpt2(Gpt2Config {
-        d_model,
-        n_heads: 1,
+    Architecture::Gpt2(Gpt2 {
+        width: d_model as u64,
+        heads: 1,
         ..config
     })
 }

@@ -1,7 +1,7 @@
 //! The two graphs of a model that train nothing: logits for generation, and the loss of an
 //! evaluation, which are checked against one another.
 
-use cinch_config::{Gpt2Config, MambaConfig, ModelConfig};
+use cinch_architecture::{Architecture, Gpt2, Mamba};
 use cinch_engine::Executor;
 use cinch_graph::op::IGNORE_INDEX;
 use cinch_graph::{DType, Graph, Target};
@@ -14,30 +14,28 @@ const VOCABULARY: usize = 17;
 /// The position of each sequence whose logits are asked for: first, inside, last.
 const POSITIONS: [usize; BATCH] = [0, 7, SEQ - 1];
 
-fn models() -> [ModelConfig; 2] {
-    let mamba = MambaConfig {
-        size: None,
-        d_model: 11,
-        n_layers: 2,
-        d_state: 4,
-        expand_factor: 2,
-        d_conv: 4,
+fn models() -> [Architecture; 2] {
+    let mamba = Mamba {
+        width: 11,
+        layers: 2,
+        states: 4,
+        expansion: 2,
+        convolution: 4,
         dropout: 0.2,
-        max_seq_len: SEQ,
-        vocab_size: VOCABULARY,
+        positions: SEQ as u64,
+        vocabulary: VOCABULARY as u64,
         scan_chunk: 5,
     };
-    let gpt2 = Gpt2Config {
-        size: None,
-        d_model: 10,
-        n_layers: 2,
-        n_heads: 2,
-        dropout: 0.2,
-        max_seq_len: SEQ,
-        vocab_size: VOCABULARY,
-        layer_norm_eps: 1e-5,
+    let gpt2 = Gpt2 {
+        width: 10,
+        layers: 2,
+        heads: 2,
+        residual_dropout: 0.2,
+        positions: SEQ as u64,
+        vocabulary: VOCABULARY as u64,
+        ..Gpt2::default()
     };
-    [ModelConfig::Mamba(mamba), ModelConfig::Gpt2(gpt2)]
+    [Architecture::Mamba(mamba), Architecture::Gpt2(gpt2)]
 }
 
 /// A graph in its arena, with numbers that depend only on their place in a tensor.
@@ -48,7 +46,7 @@ struct Forward {
 }
 
 impl Forward {
-    fn new(model: &ModelConfig, compute: DType, purpose: Purpose) -> Self {
+    fn new(model: &Architecture, compute: DType, purpose: Purpose) -> Self {
         let options = Build {
             batch: BATCH,
             seq_len: SEQ,
@@ -109,7 +107,7 @@ impl Forward {
     }
 }
 
-fn logits(model: &ModelConfig, compute: DType) -> Vec<f64> {
+fn logits(model: &Architecture, compute: DType) -> Vec<f64> {
     let mut forward = Forward::new(model, compute, Purpose::Generate);
     forward.integers(input::POSITION, |sequence| POSITIONS[sequence] as i32);
     forward.run()

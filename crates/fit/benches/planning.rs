@@ -4,7 +4,8 @@
 
 use std::time::Instant;
 
-use cinch_config::{ModelKind, Settings, Source, sizes_of};
+use cinch_architecture::trained_sizes;
+use cinch_config::{Settings, Source};
 use cinch_fit::search::{Request, fit};
 use cinch_fit::{Card, StepPlan};
 use cinch_graph::Target;
@@ -22,9 +23,9 @@ fn main() {
 /// `cinch fit --gpu-memory 24` with an effective batch of 24, one thread and all of them.
 fn searches() {
     let card = Card::known("RTX 3090").expect("a known card");
-    for size in cinch_config::SIZES {
+    for (family, size) in trained_sizes() {
         let mut settings = Settings::new();
-        for (key, value) in [("model.type", size.model.name()), ("model.size", size.name)] {
+        for (key, value) in [("model.type", family.name), ("model.size", size.name)] {
             let source = Source::Flag("bench".to_owned());
             settings.set(key, value, source).expect("known keys");
         }
@@ -46,41 +47,39 @@ fn searches() {
         let (together, _) = search();
         println!(
             "{:<18} {looked_at:>5} settings looked at in {alone:.0} ms on one thread, {together:.0} ms on all",
-            size.title()
+            family.title_of(size)
         );
     }
 }
 
 fn plans() {
-    for kind in ModelKind::ALL {
-        for size in sizes_of(kind) {
-            let mut settings = Settings::new();
-            for (key, value) in [
-                ("model.type", kind.name()),
-                ("model.size", size.name),
-                ("vram.batch_size", "8"),
-                ("vram.gradient_accumulation_steps", "1"),
-            ] {
-                let source = Source::Flag("bench".to_owned());
-                settings.set(key, value, source).expect("known keys");
+    for (family, size) in trained_sizes() {
+        let mut settings = Settings::new();
+        for (key, value) in [
+            ("model.type", family.name),
+            ("model.size", size.name),
+            ("vram.batch_size", "8"),
+            ("vram.gradient_accumulation_steps", "1"),
+        ] {
+            let source = Source::Flag("bench".to_owned());
+            settings.set(key, value, source).expect("known keys");
+        }
+        let config = settings.resolve().expect("a named size resolves");
+        for blocks in [0, config.model.num_blocks()] {
+            let mut best = f64::INFINITY;
+            let mut nodes = 0;
+            for _ in 0..RUNS {
+                let start = Instant::now();
+                let step = StepPlan::new(&config, Target::Cpu, blocks).expect("a plan");
+                best = best.min(start.elapsed().as_secs_f64());
+                nodes = step.training.nodes.len();
             }
-            let config = settings.resolve().expect("a named size resolves");
-            for blocks in [0, config.model.num_blocks()] {
-                let mut best = f64::INFINITY;
-                let mut nodes = 0;
-                for _ in 0..RUNS {
-                    let start = Instant::now();
-                    let step = StepPlan::new(&config, Target::Cpu, blocks).expect("a plan");
-                    best = best.min(start.elapsed().as_secs_f64());
-                    nodes = step.training.nodes.len();
-                }
-                println!(
-                    "{:<6} {:<13} {blocks:>2} blocks recomputed: {nodes:>5} nodes in {:.2} ms",
-                    kind.name(),
-                    size.name,
-                    best * 1e3
-                );
-            }
+            println!(
+                "{:<6} {:<13} {blocks:>2} blocks recomputed: {nodes:>5} nodes in {:.2} ms",
+                family.name,
+                size.name,
+                best * 1e3
+            );
         }
     }
 }

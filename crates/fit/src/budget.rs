@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use cinch_architecture::Architecture;
 use cinch_config::{Bytes, Checkpointing, Config, Precision, StateFormat};
 use cinch_graph::Target;
 use cinch_plan::{Breakdown, LiveTensor};
@@ -180,7 +181,9 @@ fn changes(config: &Config, machine: Machine, budget: u64) -> Result<Vec<Change>
     }
     for (name, model) in smaller_sizes(config) {
         let mut smaller = config.clone();
-        let seq_len = config.batch.seq_len.min(model.max_seq_len());
+        let seq_len = model.positions().map_or(config.batch.seq_len, |most| {
+            config.batch.seq_len.min(most as usize)
+        });
         smaller.model = model;
         smaller.batch.seq_len = seq_len;
         let shorter = if seq_len < config.batch.seq_len {
@@ -197,19 +200,19 @@ fn changes(config: &Config, machine: Machine, budget: u64) -> Result<Vec<Change>
 }
 
 /// Named sizes of the same model with the same vocabulary, largest first.
-fn smaller_sizes(config: &Config) -> Vec<(&'static str, cinch_config::ModelConfig)> {
-    let kind = config.model.kind();
-    let mut sizes: Vec<_> = cinch_config::sizes_of(kind)
-        .filter(|size| size.vocab_size == config.model.vocab_size())
-        .collect();
-    sizes.sort_by_key(|size| std::cmp::Reverse(size.parameters));
-    sizes
-        .into_iter()
-        .filter_map(|size| {
-            let model = size.config().ok()?;
-            (model.num_blocks() < config.model.num_blocks()).then_some((size.name, model))
+fn smaller_sizes(config: &Config) -> Vec<(&'static str, Architecture)> {
+    let family = config.model.family();
+    let mut sizes: Vec<(&'static str, Architecture)> = family
+        .sizes
+        .iter()
+        .map(|size| (size.name, (size.shape)()))
+        .filter(|(_, model)| {
+            model.vocabulary() == config.model.vocabulary()
+                && model.layers() < config.model.layers()
         })
-        .collect()
+        .collect();
+    sizes.sort_by_key(|(_, model)| std::cmp::Reverse(model.parameters()));
+    sizes
 }
 
 impl fmt::Display for DoesNotFit {

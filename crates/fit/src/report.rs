@@ -119,7 +119,7 @@ impl StepPlan {
         alive_at_peak.truncate(NUM_ALIVE);
         PlanReport {
             model: config.model.name().to_owned(),
-            size: config.model.size().map(str::to_owned),
+            size: config.model.size_name().map(str::to_owned),
             parameters: self.training.num_parameters(),
             trainable: self.training.num_trainable(),
             device: match target {

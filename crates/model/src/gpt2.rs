@@ -1,27 +1,33 @@
 //! GPT-2: token and position embedding, pre-norm blocks of causal attention and a GELU
 //! feed-forward, layer norm, and a head tied to the token embedding.
 
-use cinch_config::Gpt2Config;
+use cinch_architecture::Gpt2;
 use cinch_graph::op::{ActivationKind, NormKind};
 use cinch_graph::{Graph, GraphError, Init, TensorId};
 
-use crate::{Build, norm_weights};
+use crate::{Build, Builds, norm_weights};
 
 const WEIGHT: Init = Init::Normal { std: 0.02 };
 
-pub(crate) fn build(g: &mut Graph, config: &Gpt2Config, build: Build) -> Result<(), GraphError> {
-    let d = config.d_model;
-    let norm = (NormKind::Layer, config.layer_norm_eps);
-    let rate = build.dropout(config.dropout);
+impl Builds for Gpt2 {
+    fn build(&self, graph: &mut Graph, build: Build) -> Result<(), GraphError> {
+        model(graph, self, build)
+    }
+}
+
+fn model(g: &mut Graph, config: &Gpt2, build: Build) -> Result<(), GraphError> {
+    let d = config.width as usize;
+    let norm = (NormKind::Layer, config.norm_epsilon);
+    let rate = build.dropout(config.residual_dropout);
     let tokens = build.tokens(g);
-    let table = g.weight("embedding.weight", [config.vocab_size, d], WEIGHT);
-    let positions = g.weight("positions.weight", [config.max_seq_len, d], WEIGHT);
+    let table = g.weight("embedding.weight", [config.vocabulary as usize, d], WEIGHT);
+    let positions = g.weight("positions.weight", [config.positions as usize, d], WEIGHT);
     let dropout = g.dropout(rate);
     let mut stream = g.embedding("embedding", tokens, table, Some(positions), dropout)?;
 
     let (gamma, beta) = norm_weights(g, "blocks.0.attention_norm", d);
     let mut normed = g.norm("blocks.0.attention_norm", stream, norm, gamma, Some(beta))?;
-    for block in 0..config.n_layers {
+    for block in 0..config.layers {
         let name = |part: &str| format!("blocks.{block}.{part}");
         g.enter_block(format!("blocks.{block}"));
 
@@ -33,7 +39,7 @@ pub(crate) fn build(g: &mut Graph, config: &Gpt2Config, build: Build) -> Result<
         (stream, normed) = (out.stream, out.normed);
 
         let branch = feed_forward(g, config, &name, normed)?;
-        let next = if block + 1 < config.n_layers {
+        let next = if block + 1 < config.layers {
             format!("blocks.{}.attention_norm", block + 1)
         } else {
             "norm".to_owned()
@@ -49,25 +55,31 @@ pub(crate) fn build(g: &mut Graph, config: &Gpt2Config, build: Build) -> Result<
 
 fn attention(
     g: &mut Graph,
-    config: &Gpt2Config,
+    config: &Gpt2,
     name: &dyn Fn(&str) -> String,
     x: TensorId,
     dropout: f64,
 ) -> Result<TensorId, GraphError> {
-    let d = config.d_model;
+    let d = config.width as usize;
     let qkv = dense(g, &name("attention.qkv"), x, 3 * d, WEIGHT)?;
     let dropout = g.dropout(dropout);
-    let o = g.attention(&name("attention"), qkv, config.n_heads, true, dropout)?;
+    let o = g.attention(
+        &name("attention"),
+        qkv,
+        config.heads as usize,
+        true,
+        dropout,
+    )?;
     dense(g, &name("attention.out"), o, d, residual_init(config))
 }
 
 fn feed_forward(
     g: &mut Graph,
-    config: &Gpt2Config,
+    config: &Gpt2,
     name: &dyn Fn(&str) -> String,
     x: TensorId,
 ) -> Result<TensorId, GraphError> {
-    let d = config.d_model;
+    let d = config.width as usize;
     let hidden = dense(g, &name("mlp.up"), x, 4 * d, WEIGHT)?;
     let active = g.activation(&name("mlp.gelu"), hidden, ActivationKind::GeluTanh)?;
     dense(g, &name("mlp.down"), active, d, residual_init(config))
@@ -75,9 +87,9 @@ fn feed_forward(
 
 /// Projections into the residual stream start smaller, so that its variance does not grow
 /// with depth: each of the 2n of them adds a share.
-fn residual_init(config: &Gpt2Config) -> Init {
+fn residual_init(config: &Gpt2) -> Init {
     Init::Normal {
-        std: 0.02 / (2.0 * config.n_layers as f64).sqrt(),
+        std: 0.02 / (2.0 * config.layers as f64).sqrt(),
     }
 }
 

@@ -4,13 +4,11 @@
 
 mod gpt2;
 mod mamba;
-mod variant;
 
-use cinch_config::{ModelConfig, Precision};
+use cinch_architecture::{Architecture, with_architectures};
+use cinch_config::Precision;
 use cinch_graph::{DType, Graph, GraphError, Init, TensorId};
 use thiserror::Error;
-
-pub use variant::{Tunable, tunables, with_num_blocks};
 
 #[derive(Debug, Error)]
 pub enum ModelError {
@@ -19,6 +17,12 @@ pub enum ModelError {
          hint: lower vram.max_seq_len to {positions}, or raise model.max_seq_len to {seq_len}"
     )]
     SequenceTooLong { seq_len: usize, positions: usize },
+    #[error(
+        "cinch's engine does not train {family} yet\nhint: `cinch plan --engine pytorch` predicts what PyTorch takes for it; `cinch models` lists what can be trained"
+    )]
+    NotTrained { family: &'static str },
+    #[error("{problem}\nhint: `cinch plan --engine pytorch` predicts what PyTorch takes for it")]
+    Beyond { problem: String },
     #[error(transparent)]
     Graph(#[from] GraphError),
 }
@@ -57,20 +61,44 @@ pub fn compute_type(precision: Precision) -> DType {
     }
 }
 
+/// An architecture that cinch's engine trains. Every one that the list calls trained has it.
+trait Builds {
+    fn build(&self, graph: &mut Graph, build: Build) -> Result<(), GraphError>;
+}
+
+macro_rules! dispatch {
+    (trained { $($trained:ident),* } predicted { $($predicted:ident),* }) => {
+        fn build_into(
+            model: &Architecture,
+            graph: &mut Graph,
+            build: Build,
+        ) -> Result<(), ModelError> {
+            match model {
+                $(Architecture::$trained(shape) => Ok(Builds::build(shape, graph, build)?),)*
+                $(Architecture::$predicted(_))|* => Err(ModelError::NotTrained {
+                    family: model.family().title,
+                }),
+            }
+        }
+    };
+}
+with_architectures!(dispatch);
+
 /// Builds the forward graph of a model.
-pub fn build(model: &ModelConfig, build: Build) -> Result<Graph, ModelError> {
-    let positions = model.max_seq_len();
-    if build.seq_len > positions {
+pub fn build(model: &Architecture, build: Build) -> Result<Graph, ModelError> {
+    if let Some(problem) = model.beyond_the_engine() {
+        return Err(ModelError::Beyond { problem });
+    }
+    if let Some(positions) = model.positions()
+        && build.seq_len as u64 > positions
+    {
         return Err(ModelError::SequenceTooLong {
             seq_len: build.seq_len,
-            positions,
+            positions: positions as usize,
         });
     }
     let mut graph = Graph::new(build.compute);
-    match model {
-        ModelConfig::Mamba(config) => mamba::build(&mut graph, config, build)?,
-        ModelConfig::Gpt2(config) => gpt2::build(&mut graph, config, build)?,
-    }
+    build_into(model, &mut graph, build)?;
     Ok(graph)
 }
 

@@ -4,11 +4,11 @@
 //! Block: `x + dropout(out_proj(silu(z) · SSM(u)))` with `[z, u] = in_proj(norm(x))`. The
 //! norm that opens a block is fused with the residual addition that closes the one before.
 
-use cinch_config::MambaConfig;
+use cinch_architecture::Mamba;
 use cinch_graph::op::{NormKind, ScanInputs};
 use cinch_graph::{Graph, GraphError, Init, TensorId};
 
-use crate::{Build, norm_weights};
+use crate::{Build, Builds, norm_weights};
 
 const WEIGHT: Init = Init::Normal { std: 0.02 };
 const NORM: (NormKind, f64) = (NormKind::Layer, 1e-5);
@@ -18,20 +18,26 @@ const TIME_STEP: Init = Init::InverseSoftplus {
     high: 0.1,
 };
 
-pub(crate) fn build(g: &mut Graph, config: &MambaConfig, build: Build) -> Result<(), GraphError> {
-    let d = config.d_model;
+impl Builds for Mamba {
+    fn build(&self, graph: &mut Graph, build: Build) -> Result<(), GraphError> {
+        model(graph, self, build)
+    }
+}
+
+fn model(g: &mut Graph, config: &Mamba, build: Build) -> Result<(), GraphError> {
+    let d = config.width as usize;
     let tokens = build.tokens(g);
-    let table = g.weight("embedding.weight", [config.vocab_size, d], WEIGHT);
-    let positions = g.weight("positions.weight", [config.max_seq_len, d], WEIGHT);
+    let table = g.weight("embedding.weight", [config.vocabulary as usize, d], WEIGHT);
+    let positions = g.weight("positions.weight", [config.positions as usize, d], WEIGHT);
     let mut stream = g.embedding("embedding", tokens, table, Some(positions), None)?;
 
     let (gamma, beta) = norm_weights(g, "blocks.0.norm", d);
     let mut normed = g.norm("blocks.0.norm", stream, NORM, gamma, Some(beta))?;
-    for block in 0..config.n_layers {
+    for block in 0..config.layers {
         let name = format!("blocks.{block}");
         g.enter_block(&name);
         let branch = mixer(g, config, &name, normed)?;
-        let next = if block + 1 < config.n_layers {
+        let next = if block + 1 < config.layers {
             format!("blocks.{}.norm", block + 1)
         } else {
             "norm".to_owned()
@@ -46,24 +52,22 @@ pub(crate) fn build(g: &mut Graph, config: &MambaConfig, build: Build) -> Result
 }
 
 /// `out_proj(silu(z) · SSM(u))`.
-fn mixer(
-    g: &mut Graph,
-    config: &MambaConfig,
-    block: &str,
-    x: TensorId,
-) -> Result<TensorId, GraphError> {
+fn mixer(g: &mut Graph, config: &Mamba, block: &str, x: TensorId) -> Result<TensorId, GraphError> {
     let name = |part: &str| format!("{block}.{part}");
-    let (d, state) = (config.d_model, config.d_state);
-    let inner = config.expand_factor * d;
-    let rank = inner.div_ceil(16);
+    let (d, state) = (config.width as usize, config.states as usize);
+    let (inner, rank) = (config.channels() as usize, config.rank() as usize);
 
     // Columns 0..inner are z, the rest u.
     let in_proj = g.weight(&name("in_proj.weight"), [2 * inner, d], WEIGHT);
     let zu = g.linear(&name("in_proj"), x, in_proj, None)?;
-    let (u, u_column) = if config.d_conv > 0 {
-        let bound = 1.0 / (config.d_conv as f64).sqrt();
+    let (u, u_column) = if config.convolution > 0 {
+        let bound = 1.0 / (config.convolution as f64).sqrt();
         let init = Init::Uniform { bound };
-        let weight = g.small_weight(&name("conv.weight"), [inner, config.d_conv], init);
+        let weight = g.small_weight(
+            &name("conv.weight"),
+            [inner, config.convolution as usize],
+            init,
+        );
         let bias = g.small_weight(&name("conv.bias"), [inner], Init::Zeros);
         (g.convolution(&name("conv"), zu, inner, weight, bias)?, 0)
     } else {
@@ -85,7 +89,7 @@ fn mixer(
         a_log: g.small_weight(&name("A_log"), [inner, state], Init::LogRange),
         d: g.small_weight(&name("D"), [inner], Init::Ones),
     };
-    let y = g.scan(&name("scan"), inputs, rank, config.scan_chunk)?;
+    let y = g.scan(&name("scan"), inputs, rank, config.scan_chunk as usize)?;
     let out_proj = g.weight(&name("out_proj.weight"), [d, inner], WEIGHT);
     g.linear(&name("out_proj"), y, out_proj, None)
 }

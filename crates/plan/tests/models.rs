@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use cinch_config::{ModelKind, Settings, Source, sizes_of};
+use cinch_architecture::{Architecture, Describe, Family, Gpt2, Mamba};
+use cinch_config::{Settings, Source};
 use cinch_graph::op::MomentFormat;
 use cinch_graph::{
     DType, Graph, Optimizer, Recompute, Target, TrainingGraph, differentiate, verify,
@@ -10,15 +11,15 @@ use cinch_graph::{
 use cinch_model::{Build, Purpose, build};
 use cinch_plan::{Options, Plan};
 
-fn model_config(kind: ModelKind, size: &str) -> cinch_config::ModelConfig {
+fn model_config(kind: &Family, size: &str) -> Architecture {
     let mut settings = Settings::new();
     let flag = || Source::Flag("test".to_owned());
-    settings.set("model.type", kind.name(), flag()).unwrap();
+    settings.set("model.type", kind.name, flag()).unwrap();
     settings.set("model.size", size, flag()).unwrap();
     settings.resolve().unwrap().model
 }
 
-fn forward(kind: ModelKind, size: &str, batch: usize, seq_len: usize, compute: DType) -> Graph {
+fn forward(kind: &Family, size: &str, batch: usize, seq_len: usize, compute: DType) -> Graph {
     let purpose = Purpose::Train {
         label_smoothing: 0.0,
         loss_chunk: None,
@@ -68,17 +69,17 @@ fn parameters_are_those_of_the_published_models() {
         ("xxlarge", 700_027_392),
     ];
     for (size, parameters) in expected {
-        let graph = forward(ModelKind::Mamba, size, 1, 8, DType::F32);
+        let graph = forward(Mamba::FAMILY, size, 1, 8, DType::F32);
         assert_eq!(graph.num_parameters(), parameters, "{size}");
     }
-    let graph = forward(ModelKind::Gpt2, "gpt2", 1, 8, DType::F32);
+    let graph = forward(Gpt2::FAMILY, "gpt2", 1, 8, DType::F32);
     assert_eq!(graph.num_parameters(), 124_439_808);
 }
 
 #[test]
 fn arenas_stay_within_three_percent_of_the_lower_bound() {
-    for kind in ModelKind::ALL {
-        for size in sizes_of(kind) {
+    for kind in [Mamba::FAMILY, Gpt2::FAMILY] {
+        for size in kind.sizes {
             for (batch, seq_len) in [
                 (1, 256),
                 (4, 256),
@@ -87,7 +88,11 @@ fn arenas_stay_within_three_percent_of_the_lower_bound() {
                 (4, 1024),
                 (16, 1024),
             ] {
-                if seq_len > model_config(kind, size.name).max_seq_len() {
+                if seq_len as u64
+                    > model_config(kind, size.name)
+                        .positions()
+                        .unwrap_or(u64::MAX)
+                {
                     continue;
                 }
                 let base = training(forward(kind, size.name, batch, seq_len, DType::F32));
@@ -97,7 +102,8 @@ fn arenas_stay_within_three_percent_of_the_lower_bound() {
                     let ratio = plan.arena_bytes as f64 / plan.lower_bound_bytes as f64;
                     assert!(
                         ratio <= 1.03,
-                        "{kind:?} {} B={batch} T={seq_len} {choice:?}: {ratio}",
+                        "{} {} B={batch} T={seq_len} {choice:?}: {ratio}",
+                        kind.name,
                         size.name
                     );
                 }
@@ -108,7 +114,7 @@ fn arenas_stay_within_three_percent_of_the_lower_bound() {
 
 #[test]
 fn training_graphs_pass_the_verifier_at_every_recompute_level() {
-    for kind in ModelKind::ALL {
+    for kind in [Mamba::FAMILY, Gpt2::FAMILY] {
         for compute in [DType::F32, DType::Bf16, DType::F16] {
             let base = training(forward(kind, "tiny", 2, 64, compute));
             verify(&base).unwrap();
@@ -122,7 +128,7 @@ fn training_graphs_pass_the_verifier_at_every_recompute_level() {
 
 #[test]
 fn recomputing_more_blocks_never_needs_more_memory() {
-    for kind in ModelKind::ALL {
+    for kind in [Mamba::FAMILY, Gpt2::FAMILY] {
         let base = training(forward(kind, "small", 4, 512, DType::F32));
         let peaks: Vec<u64> = (0..=base.blocks.len())
             .map(|blocks| {
@@ -130,7 +136,11 @@ fn recomputing_more_blocks_never_needs_more_memory() {
                 Plan::new(&graph, Options::new(Target::Cpu)).peak_bytes
             })
             .collect();
-        assert!(peaks.is_sorted_by(|a, b| a >= b), "{kind:?}: {peaks:?}");
+        assert!(
+            peaks.is_sorted_by(|a, b| a >= b),
+            "{}: {peaks:?}",
+            kind.name
+        );
         assert!(peaks[peaks.len() - 1] < peaks[0]);
     }
 }
@@ -138,7 +148,7 @@ fn recomputing_more_blocks_never_needs_more_memory() {
 #[test]
 fn recomputing_repeats_only_what_the_backward_needs() {
     // Mamba: all of a block's forward but the last projection.
-    let base = training(forward(ModelKind::Mamba, "small", 1, 256, DType::F32));
+    let base = training(forward(Mamba::FAMILY, "small", 1, 256, DType::F32));
     let none = base.recompute(Recompute::None).unwrap();
     let full = base.recompute(Recompute::Full).unwrap();
     assert_eq!(none.useful_flops(), full.useful_flops());
@@ -156,7 +166,7 @@ fn recomputing_repeats_only_what_the_backward_needs() {
 fn the_largest_size_is_planned_in_milliseconds() {
     let run = || {
         let start = Instant::now();
-        let base = training(forward(ModelKind::Mamba, "xxlarge", 8, 2048, DType::F32));
+        let base = training(forward(Mamba::FAMILY, "xxlarge", 8, 2048, DType::F32));
         let graph = base.recompute(Recompute::Full).unwrap();
         let plan = Plan::new(&graph, Options::new(Target::Cpu));
         assert!(plan.arena_bytes > 0);
@@ -168,7 +178,7 @@ fn the_largest_size_is_planned_in_milliseconds() {
 
 #[test]
 fn the_breakdown_adds_up_to_the_arena_and_the_overhead() {
-    for kind in ModelKind::ALL {
+    for kind in [Mamba::FAMILY, Gpt2::FAMILY] {
         for target in [Target::Cpu, Target::Cuda] {
             let base = training(forward(kind, "tiny", 4, 128, DType::Bf16));
             let graph = base.recompute(Recompute::None).unwrap();

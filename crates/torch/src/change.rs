@@ -2,12 +2,14 @@
 //!
 //! [`crate::remedy`] prices them one by one, [`crate::choose`] combines them.
 
+use cinch_architecture::{Architecture, LayerCheckpointing};
+
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::optimizer::{Execution, Optimizer};
 use crate::eager::training::Precision;
+use crate::model::Workload;
 use crate::model::mask::Attention;
 use crate::model::module::Lora;
-use crate::model::{Architecture, Workload};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
@@ -106,7 +108,12 @@ impl Change {
                 changed.length = Some(workload.length / 2).filter(|length| *length >= 2)?;
             }
             Change::Checkpointing => {
-                if workload.checkpoints.is_on() || !workload.architecture.takes_checkpointing() {
+                let family = workload.architecture.family();
+                let can = matches!(
+                    family.checkpointing,
+                    LayerCheckpointing::Chosen | LayerCheckpointing::Usual
+                );
+                if workload.checkpoints.is_on() || !can {
                     return None;
                 }
                 changed.checkpoints = Checkpointing::NonReentrant;
@@ -147,7 +154,7 @@ impl Change {
                 if workload.lora.is_some() {
                     return None;
                 }
-                let targets = workload.architecture.linear_names()?;
+                let targets = workload.architecture.adapters()?.linear;
                 changed.lora = Some(Lora {
                     rank: ADAPTER_RANK,
                     dropout: 0.0,
@@ -172,7 +179,9 @@ impl Change {
                 changed.allocator.max_split = SPLIT_LIMIT_MIB << 20;
             }
             Change::FusedAttention => {
-                if workload.attention == Attention::Sdpa || !workload.architecture.has_sdpa() {
+                if workload.attention == Attention::Sdpa
+                    || !workload.architecture.family().chooses_attention
+                {
                     return None;
                 }
                 changed.attention = Attention::Sdpa;
@@ -188,8 +197,10 @@ impl Change {
                 _ => return None,
             },
             Change::HalfLayers => {
-                let layers = changed.architecture.layers_mut();
-                *layers = Some(*layers / 2).filter(|layers| *layers > 0)?;
+                let layers = workload.architecture.layers() / 2;
+                changed.architecture = workload
+                    .architecture
+                    .with_layers(Some(layers).filter(|layers| *layers > 0)?);
             }
             Change::EmptyCache | Change::DeleteNames => {}
         }
@@ -296,67 +307,5 @@ impl Change {
             | Change::FusedOptimizer
             | Change::FusedAttention => return None,
         })
-    }
-}
-
-impl Architecture {
-    /// Whether the model's code has layers that can be checkpointed and are not always.
-    pub(crate) fn takes_checkpointing(&self) -> bool {
-        !matches!(self, Architecture::Mu(_) | Architecture::Naics(_))
-    }
-
-    /// Whether the model's code lets one choose between attention kernels.
-    fn has_sdpa(&self) -> bool {
-        matches!(
-            self,
-            Architecture::Gpt2(_) | Architecture::Llama(_) | Architecture::Bert(_)
-        )
-    }
-
-    /// The linear layers that adapters can be put on.
-    fn linear_names(&self) -> Option<&'static [&'static str]> {
-        match self {
-            Architecture::Llama(_) => Some(&[
-                "q_proj",
-                "k_proj",
-                "v_proj",
-                "o_proj",
-                "gate_proj",
-                "up_proj",
-                "down_proj",
-            ]),
-            Architecture::Bert(_) => Some(&["query", "key", "value", "dense"]),
-            // dt_proj and, in the kernels, out_proj are taken as bare weights: an adapter would do nothing, and peft refuses
-            // the latter.
-            Architecture::HuggingFaceMamba(_) => Some(&["in_proj", "x_proj"]),
-            _ => None,
-        }
-    }
-
-    /// Layers that repeat; of several encoders, those of one.
-    pub fn layers(&self) -> u64 {
-        match self {
-            Architecture::Gpt2(config) => config.layers,
-            Architecture::Llama(config) => config.layers,
-            Architecture::Bert(config) => config.layers,
-            Architecture::Mamba(config) => config.layers,
-            Architecture::HuggingFaceMamba(config) => config.layers,
-            Architecture::Gsa(config) => config.layers,
-            Architecture::Mu(config) => config.layers,
-            Architecture::Naics(config) => config.encoder.layers,
-        }
-    }
-
-    pub(crate) fn layers_mut(&mut self) -> &mut u64 {
-        match self {
-            Architecture::Gpt2(config) => &mut config.layers,
-            Architecture::Llama(config) => &mut config.layers,
-            Architecture::Bert(config) => &mut config.layers,
-            Architecture::Mamba(config) => &mut config.layers,
-            Architecture::HuggingFaceMamba(config) => &mut config.layers,
-            Architecture::Gsa(config) => &mut config.layers,
-            Architecture::Mu(config) => &mut config.layers,
-            Architecture::Naics(config) => &mut config.encoder.layers,
-        }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use cinch_architecture::ArchitectureError;
 use thiserror::Error;
 
 use crate::allocator::ConfigError;
@@ -28,11 +29,9 @@ pub enum TorchError {
     #[error("{}: {problem}", path.display())]
     Snapshot { path: PathBuf, problem: String },
     #[error(
-        "no model is known by the name {name}\nhint: the known ones are {known}; any other needs its config.json"
+        "this run cannot be replayed: {problem}\nhint: record a run with `cinch trace --script`, and explain it with `cinch plan --snapshot FILE`"
     )]
-    UnknownModel { name: String, known: String },
-    #[error("{}: {problem}\nhint: the config.json of a Hugging Face model is one JSON object", path.display())]
-    NotJson { path: PathBuf, problem: String },
+    Beyond { problem: String },
     #[error(
         "nothing to train on: batch {batch}, length {length}, {accumulation} micro batches\nhint: batch and micro batches are at least 1, the length at least 2"
     )]
@@ -48,14 +47,6 @@ pub enum TorchError {
         what: &'static str,
         value: u64,
         most: u64,
-    },
-    #[error("{origin}: {key} is {value}, and should be {wanted}")]
-    ModelConfig {
-        /// The file, or what stands for it.
-        origin: String,
-        key: String,
-        value: String,
-        wanted: String,
     },
     #[error(
         "{origin}, line {line}: {problem}\nhint: one measured run a line, in the format of peaks.jsonl"
@@ -89,4 +80,6 @@ pub enum TorchError {
     },
     #[error(transparent)]
     Config(#[from] ConfigError),
+    #[error(transparent)]
+    Architecture(#[from] ArchitectureError),
 }

@@ -5,6 +5,7 @@ pub mod allocator;
 pub mod change;
 pub mod choose;
 pub mod claim;
+pub mod configured;
 pub mod convention;
 pub mod eager;
 mod error;

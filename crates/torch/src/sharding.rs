@@ -3,6 +3,7 @@
 //!
 //! | | parameters | gradients | optimizer | while a step runs |
 //! |---|---|---|---|---|
+//! | DDP | whole | whole | whole | buckets of all gradients |
 //! | ZeRO-1 | whole | whole | 1/N | bucket of gradients |
 //! | ZeRO-2 | whole | 1/N | 1/N | bucket of gradients |
 //! | ZeRO-3 | 1/N | 1/N | 1/N | gathered parameters, bucket of gradients |
@@ -19,12 +20,14 @@ use crate::TorchError;
 use crate::eager::DType;
 use crate::eager::optimizer::{Execution, Optimizer};
 use crate::holdings::Holdings;
-use crate::model::naics::CHANNELS;
-use crate::model::{Architecture, Weights, Workload};
+use crate::model::{Weights, Workload};
 
 /// A way to divide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scheme {
+    /// DistributedDataParallel: every rank holds all of it, and the gradients once more in the
+    /// buckets that are exchanged.
+    Replicated,
     Zero1,
     Zero2,
     Zero3,
@@ -33,7 +36,8 @@ pub enum Scheme {
 }
 
 impl Scheme {
-    pub const ALL: [Scheme; 4] = [
+    pub const ALL: [Scheme; 5] = [
+        Scheme::Replicated,
         Scheme::Zero1,
         Scheme::Zero2,
         Scheme::Zero3,
@@ -42,6 +46,7 @@ impl Scheme {
 
     pub fn name(self) -> &'static str {
         match self {
+            Scheme::Replicated => "DDP",
             Scheme::Zero1 => "ZeRO-1",
             Scheme::Zero2 => "ZeRO-2",
             Scheme::Zero3 => "ZeRO-3",
@@ -115,13 +120,12 @@ impl Model {
             .map(|(n, dtype)| n * dtype.size())
             .sum();
         let mut longer = workload.clone();
-        *longer.architecture.layers_mut() += 1;
+        longer.architecture = longer
+            .architecture
+            .with_layers(longer.architecture.layers() + 1);
         // A model with one layer more is larger by that layer; of several encoders, by one in each.
         let all_of_one_layer = longer.weights()?.bytes - weights.bytes;
-        let encoders = match workload.architecture {
-            Architecture::Naics(_) => CHANNELS as u64,
-            _ => 1,
-        };
+        let encoders = workload.architecture.towers();
         let holdings = Holdings::of(workload)?;
         Ok(Model {
             layer: all_of_one_layer / encoders,
@@ -138,7 +142,11 @@ impl Model {
     }
 
     fn divided(&self, scheme: Scheme, ranks: NonZeroU64) -> Shares {
-        let n = ranks.get();
+        // A replica's part is all of it.
+        let n = match scheme {
+            Scheme::Replicated => 1,
+            _ => ranks.get(),
+        };
         let trainable = &self.weights.trainable;
         let elements: u64 = trainable.iter().map(|(elements, _)| elements).sum();
         let frozen = self.weights.bytes - self.trained_bytes;
@@ -162,12 +170,12 @@ impl Model {
             self.weights.bytes
         };
         let gradients = match scheme {
-            Scheme::Zero1 => self.trained_bytes,
+            Scheme::Replicated | Scheme::Zero1 => self.trained_bytes,
             _ => part_bytes,
         };
         let float32 = DType::Float32.size();
         let optimizer = match scheme {
-            Scheme::FullShard => trainable
+            Scheme::Replicated | Scheme::FullShard => trainable
                 .iter()
                 .map(|(values, dtype)| {
                     state_bytes(self.optimizer, values.div_ceil(n), dtype.size())
@@ -177,6 +185,7 @@ impl Model {
         };
         let all_values = self.weights.bytes / self.dtype.size();
         let (gathered, buckets) = match scheme {
+            Scheme::Replicated => (0, self.trained_bytes),
             Scheme::Zero1 | Scheme::Zero2 => (0, REDUCE_BUCKET * self.dtype.size()),
             Scheme::Zero3 => (
                 MAX_LIVE.min(all_values) * self.dtype.size(),
@@ -189,8 +198,9 @@ impl Model {
         };
         let step = match (scheme, self.optimizer) {
             // √v of all of the rank's shards.
+            (Scheme::Replicated, Optimizer::Adam(Execution::Foreach)) => self.trained_bytes,
             (Scheme::FullShard, Optimizer::Adam(Execution::Foreach)) => part_bytes,
-            (Scheme::FullShard, _) => 0,
+            (Scheme::Replicated | Scheme::FullShard, _) => 0,
             // The rank's gradients in fp32.
             _ => part * float32,
         };

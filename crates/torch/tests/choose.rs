@@ -1,11 +1,12 @@
 //! The chosen settings against a search of everything that is permitted.
 
+use cinch_architecture::configured;
 use cinch_torch::TorchError;
 use cinch_torch::change::Change;
 use cinch_torch::choose::{Choice, Limits, Permissions, choose};
 use cinch_torch::eager::optimizer::Optimizer;
 use cinch_torch::eager::training::Precision;
-use cinch_torch::model::{Workload, hugging_face};
+use cinch_torch::model::Workload;
 use cinch_torch::overhead::H200;
 use cinch_torch::truth;
 use serde_json::json;
@@ -17,7 +18,9 @@ fn small() -> Workload {
     let measured = truth::parse(PEAKS, "fixture").unwrap();
     let mut workload = measured[0].case.workload().unwrap();
     let fields = json!({"n_layer": 3, "n_embd": 256, "n_head": 4, "vocab_size": 8192});
-    workload.architecture = hugging_face::preset("gpt2", fields.as_object().unwrap()).unwrap();
+    workload.architecture = configured("gpt2", fields.as_object().unwrap())
+        .unwrap()
+        .architecture;
     workload
 }
 
@@ -135,7 +138,9 @@ fn only_what_is_permitted_changes() {
 fn settings_that_change_the_result_come_last() {
     let mut base = small();
     let fields = json!({"n_layer": 3, "n_embd": 1024, "n_head": 8});
-    base.architecture = hugging_face::preset("gpt2", fields.as_object().unwrap()).unwrap();
+    base.architecture = configured("gpt2", fields.as_object().unwrap())
+        .unwrap()
+        .architecture;
     base.length = 16;
     let mut limits = limits(1 << 20, 1);
     assert!(

@@ -1,8 +1,9 @@
 //! Mamba as transformers runs it: predictions beside what an H200 measured, and its configurations. Every request of three of
 //! the runs is compared in `eager.rs`.
 
+use cinch_architecture::{Architecture, ArchitectureError, Model, configured};
 use cinch_torch::TorchError;
-use cinch_torch::model::{Architecture, Workload, hugging_face};
+use cinch_torch::model::Workload;
 use cinch_torch::truth::{self, Measurement};
 use serde_json::{Map, Value, json};
 
@@ -90,18 +91,18 @@ fn names_stand_for_the_published_sizes() {
         ("mamba-1.4b", 1_372_178_432),
         ("mamba-2.8b", 2_768_345_600),
     ] {
-        let architecture = hugging_face::preset(name, &Map::new()).unwrap();
+        let architecture = configured(name, &Map::new()).unwrap().architecture;
         assert_eq!(weights(architecture), parameters, "{name}");
     }
 }
 
-fn read(fields: Value) -> Result<Architecture, TorchError> {
+fn read(fields: Value) -> Result<Architecture, ArchitectureError> {
     let mut config = json!({"model_type": "mamba"});
     let (Value::Object(config_fields), Value::Object(fields)) = (&mut config, fields) else {
         panic!("two objects")
     };
     config_fields.extend(fields);
-    hugging_face::architecture(&config)
+    Model::of_config(&config, "a model", "config.json").map(|model| model.architecture)
 }
 
 /// Each field changes the number of parameters by what it stands for.

@@ -1,8 +1,9 @@
 //! Sliding windows: Mistral's predictions beside what an H200 measured, when a mask is made and for which layers, and the fields
 //! that say so. Every request of two of the runs is compared in `eager.rs`, the lines of two others in `lines.rs`.
 
+use cinch_architecture::Model;
 use cinch_torch::eager::Event;
-use cinch_torch::model::{Workload, hugging_face};
+use cinch_torch::model::Workload;
 use cinch_torch::truth;
 use serde_json::{Value, json};
 
@@ -192,10 +193,12 @@ fn wrong_fields_are_named() {
         if let (Value::Object(config), Value::Object(fields)) = (&mut config, fields) {
             config.extend(fields);
         }
-        let problem = hugging_face::architecture(&config).unwrap_err().to_string();
+        let problem = Model::of_config(&config, "a model", "config.json")
+            .unwrap_err()
+            .to_string();
         assert!(problem.contains(wanted), "{problem}");
     }
     let agreed = json!({"model_type": "qwen2", "num_hidden_layers": 2, "layer_types": sliding,
                         "use_sliding_window": true, "max_window_layers": 1});
-    assert!(hugging_face::architecture(&agreed).is_ok());
+    assert!(Model::of_config(&agreed, "a model", "config.json").is_ok());
 }

@@ -2,8 +2,9 @@
 
 use std::num::NonZeroU64;
 
+use cinch_architecture::configured;
 use cinch_torch::eager::training::Precision;
-use cinch_torch::model::{Workload, hugging_face};
+use cinch_torch::model::Workload;
 use cinch_torch::sharding::{Scheme, Shares, shares};
 use cinch_torch::truth;
 use serde_json::Map;
@@ -13,7 +14,7 @@ const PEAKS: &str = include_str!("fixtures/peaks.jsonl");
 fn run(model: &str, precision: Precision) -> Workload {
     let measured = truth::parse(PEAKS, "fixture").unwrap();
     let mut workload = measured[0].case.workload().unwrap();
-    workload.architecture = hugging_face::preset(model, &Map::new()).unwrap();
+    workload.architecture = configured(model, &Map::new()).unwrap().architecture;
     workload.recipe.precision = precision;
     workload
 }

@@ -4,7 +4,7 @@
 //! plans share one arena with the weights at its start. It runs in single precision on either
 //! executor, so that a text depends on the weights and the seed alone.
 
-use cinch_config::ModelConfig;
+use cinch_architecture::Architecture;
 use cinch_engine::{Engine, EngineOptions, Part};
 use cinch_graph::{DType, Graph, Target};
 use cinch_model::{Build, Purpose, build, input};
@@ -64,13 +64,13 @@ impl Generator {
     /// Plans contexts up to `longest` tokens (at most the model's positions) and loads the
     /// weights.
     pub fn new(
-        model: &ModelConfig,
+        model: &Architecture,
         weights: &TensorFile,
         longest: usize,
         target: Target,
         options: EngineOptions,
     ) -> Result<Self, TrainError> {
-        let max_seq_len = model.max_seq_len();
+        let max_seq_len = model.positions().map_or(longest, |most| most as usize);
         let longest = longest.clamp(1, max_seq_len);
         let mut plans = Vec::new();
         let mut length = SHORTEST.min(max_seq_len);

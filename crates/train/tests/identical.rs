@@ -6,7 +6,8 @@ mod account;
 mod tiny;
 
 use account::Account;
-use cinch_config::{Config, ModelConfig};
+use cinch_architecture::Architecture;
+use cinch_config::Config;
 use cinch_graph::op::IGNORE_INDEX;
 use cinch_train::{Batch, Session};
 
@@ -111,7 +112,7 @@ fn the_scans_chunks_change_no_bit() {
         let mut config = tiny::config(model, &own);
         let mut expected = None;
         for chunk in [16, 64, 256] {
-            if let ModelConfig::Mamba(mamba) = &mut config.model {
+            if let Architecture::Mamba(mamba) = &mut config.model {
                 mamba.scan_chunk = chunk;
             }
             for recomputed_blocks in [0, 2] {

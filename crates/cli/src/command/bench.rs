@@ -110,7 +110,7 @@ pub fn run(arguments: &BenchArguments) -> anyhow::Result<()> {
     if arguments.json {
         return print_json(&json!({
             "model": config.model.name(),
-            "size": config.model.size(),
+            "size": config.model.size_name(),
             "batch_size": config.batch.batch_size,
             "accumulation": config.batch.accumulation,
             "seq_len": config.batch.seq_len,
@@ -135,7 +135,7 @@ pub fn run(arguments: &BenchArguments) -> anyhow::Result<()> {
          share           {:.1} % of the matrix product's rate\n\
          arena           {}\n",
         config.model.name(),
-        config.model.size().unwrap_or("custom"),
+        config.model.size_name().unwrap_or("custom"),
         config.batch.batch_size,
         config.batch.accumulation,
         config.batch.seq_len,

@@ -19,6 +19,7 @@ use crate::args::{Allowed, Device, Engine, FitArguments};
 use crate::failure::usage;
 use crate::measure::cpu_card;
 use crate::memory::{self, Budget};
+use crate::settings::Asked;
 use crate::{calibration, device, overhead, picture, pytorch};
 
 pub use apply::{Written, apply};
@@ -30,10 +31,6 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
     if arguments.undo {
         return apply::undo(arguments);
     }
-    if arguments.engine == Engine::Pytorch {
-        return pytorch::chosen::run(arguments);
-    }
-    pytorch::refuse_flags_of_pytorch(&arguments.torch.given())?;
     if arguments.guide {
         let rows = search::guide_rows()?;
         return match arguments.json {
@@ -41,10 +38,19 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
             false => print(&show::guide(&rows)),
         };
     }
+    let subject = arguments.subject.as_deref();
+    let asked = Asked::read(&arguments.settings, subject, arguments.engine)?;
+    if asked.engine == Engine::Pytorch {
+        return pytorch::chosen::run(arguments, &asked);
+    }
+    pytorch::refuse_flags_of_pytorch(arguments.settings.of_pytorch().as_deref())?;
     // Before the search, so that nothing is computed for a file that is not there.
-    let files = files_to_write(arguments)?;
-    let settings = arguments.settings.settings()?;
-    let mut config = settings.resolve()?;
+    let files = files_to_write(arguments, &asked)?;
+    let Asked {
+        settings,
+        mut config,
+        ..
+    } = asked;
     let mut notes = settings.notes();
     let hardware = Hardware::new(arguments, &config)?;
     if hardware.target() == Target::Cpu {
@@ -102,9 +108,15 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
 }
 
 /// The files of `--apply`, where it was given.
-pub fn files_to_write(arguments: &FitArguments) -> anyhow::Result<Option<Vec<PathBuf>>> {
-    let files = arguments.apply.then(|| apply::files(arguments));
-    files.transpose()
+pub fn files_to_write(
+    arguments: &FitArguments,
+    asked: &Asked,
+) -> anyhow::Result<Option<Vec<PathBuf>>> {
+    match (arguments.apply, asked.files.is_empty()) {
+        (false, _) => Ok(None),
+        (true, false) => Ok(Some(asked.files.clone())),
+        (true, true) => Err(apply::no_file()),
+    }
 }
 
 /// What is planned for.
@@ -118,7 +130,10 @@ pub struct Hardware {
 
 impl Hardware {
     fn new(arguments: &FitArguments, config: &Config) -> anyhow::Result<Self> {
-        let mut budget = match (arguments.settings.memory.budget()?, config.batch.budget) {
+        let mut budget = match (
+            arguments.settings.plain.memory.budget()?,
+            config.batch.budget,
+        ) {
             (Some(budget), _) => budget,
             (None, Some(size)) => Budget::of_size(size.get(), "vram.budget")?,
             (None, None) => memory::detected_now()?,

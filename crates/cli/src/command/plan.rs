@@ -7,26 +7,39 @@ use serde_json::json;
 
 use super::{print, print_json};
 use crate::args::{Engine, PlanArguments};
+use crate::settings::Asked;
 use crate::{device, overhead, picture, pytorch, table};
 
 pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
     if let Some(path) = &arguments.questions.snapshot {
         let showing = pytorch::snapshot::Showing {
-            batch: arguments.settings.batch_size.as_deref(),
+            batch: arguments.settings.value("vram.batch_size"),
             timeline: arguments.timeline,
             pictures: &arguments.picture,
             json: arguments.json,
         };
         return pytorch::snapshot::explain_file(path, &showing);
     }
-    if arguments.engine == Engine::Pytorch {
-        return pytorch::plan::run(arguments);
+    if let Some(answer) = pytorch::plan::questions(arguments) {
+        return answer;
     }
-    pytorch::refuse_flags_of_pytorch(&arguments.torch.given())?;
-    pytorch::refuse_flags_of_pytorch(&arguments.questions.given())?;
-    let settings = arguments.settings.settings()?;
-    let mut config = settings.resolve()?;
-    let target = device::plan_target(arguments.device, &config);
+    let subject = arguments.subject.as_deref();
+    let asked = Asked::read(&arguments.settings, subject, arguments.engine)?;
+    if asked.engine == Engine::Pytorch {
+        return pytorch::plan::run(arguments, &asked);
+    }
+    pytorch::refuse_flags_of_pytorch(arguments.settings.of_pytorch().as_deref())?;
+    pytorch::refuse_flags_of_pytorch(arguments.questions.given().first().copied())?;
+    let Asked {
+        settings,
+        mut config,
+        ..
+    } = asked;
+    let target = device::plan_target(
+        arguments.device,
+        &config,
+        arguments.settings.plain.memory.names_a_gpu(),
+    );
     let mut notes = settings.notes();
     if target == Target::Cpu {
         notes.extend(device::adapt_to_cpu(&mut config));

@@ -117,7 +117,7 @@ pub fn profile(plan: &StepPlan, steps: Steps) -> anyhow::Result<Profile> {
     let mut session = Session::new(plan.clone(), options)?;
     let profile = measure(&mut session, steps)?;
     if let Some(prediction) = &profile.prediction {
-        let (model, precision) = (plan.config.model.kind(), plan.config.batch.precision);
+        let (model, precision) = (plan.config.model.name(), plan.config.batch.precision);
         let measured = median(&profile.step_seconds);
         calibration::keep(|known| {
             known.record(
@@ -251,7 +251,7 @@ pub fn as_json(plan: &StepPlan, profile: &Profile) -> serde_json::Value {
     let seconds = median(&profile.step_seconds);
     json!({
         "model": config.model.name(),
-        "size": config.model.size(),
+        "size": config.model.size_name(),
         "batch_size": config.batch.batch_size,
         "accumulation": config.batch.accumulation,
         "seq_len": config.batch.seq_len,
@@ -281,7 +281,7 @@ pub fn describe(plan: &StepPlan, profile: &Profile) -> String {
     let mut text = format!(
         "{} {}: batch {} × {}, {} tokens, {}, {}\n",
         config.model.name(),
-        config.model.size().unwrap_or("custom"),
+        config.model.size_name().unwrap_or("custom"),
         config.batch.batch_size,
         config.batch.accumulation,
         config.batch.seq_len,

@@ -1,8 +1,6 @@
 //! `cinch fit --engine pytorch`: the settings with which a PyTorch run fits a card.
 
-use std::path::PathBuf;
-
-use cinch_config::{Bytes, Settings, Source};
+use cinch_config::{Bytes, Program, Settings, Source};
 use cinch_fit::search::SettingValue;
 use cinch_torch::TorchError;
 use cinch_torch::choose::{Choice, Limits, Permissions, choose};
@@ -15,7 +13,7 @@ use super::estimate::{
     self, Estimate, checkpointing_name, precision_name, settings_json, settings_text,
 };
 use super::workload::Run;
-use super::{course, refuse_flags_of_cinch, show};
+use super::{course, read_as, refuse_flags_of_cinch, show};
 use crate::args::{Allowed, Device, FitArguments, given};
 use crate::command::fit::{Written, apply, files_to_write};
 use crate::command::{print, print_json};
@@ -23,8 +21,9 @@ use crate::failure::usage;
 use crate::memory::{self, Budget};
 use crate::picture;
 use crate::progress::Waiting;
+use crate::settings::Asked;
 
-pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
+pub fn run(arguments: &FitArguments, asked: &Asked) -> anyhow::Result<()> {
     refuse_flags_of_cinch(&given(&[
         ("--tf32", arguments.tf32),
         ("--guide", arguments.guide),
@@ -36,16 +35,19 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
             arguments.allow.contains(&Allowed::SequenceLength),
         ),
     ]))?;
-    if arguments.torch.ranks.is_some() {
+    // Before the search, so that nothing is computed for a file that is not there.
+    let files = files_to_write(arguments, asked)?;
+    let run = Run::new(&arguments.settings, asked)?;
+    if run.config.torch.ranks.is_some_and(|ranks| ranks > 1) {
         return Err(usage(
-            "--ranks: settings are chosen for one GPU\n\
-             hint: `cinch plan --engine pytorch` tells the sizes of each rank",
+            "settings are chosen for one GPU, and this run has several\n\
+             hint: `cinch plan` tells the sizes on each GPU; --ranks 1 plans for one",
         ));
     }
-    // Before the search, so that nothing is computed for a file that is not there.
-    let files = files_to_write(arguments)?;
-    let run = Run::read(&arguments.settings, &arguments.torch)?;
-    let budget = match (arguments.settings.memory.budget()?, run.config.batch.budget) {
+    let budget = match (
+        arguments.settings.plain.memory.budget()?,
+        run.config.batch.budget,
+    ) {
         (Some(budget), _) => budget,
         (None, Some(size)) => Budget::of_size(size.get(), "vram.budget")?,
         (None, None) => memory::detected_now()?,
@@ -88,10 +90,10 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
         }
     }
     if !arguments.json {
-        print(&fitted.text(&run, &budget))?;
+        print(&fitted.text(arguments, &run, &budget))?;
     }
     let applied = files
-        .map(|files| fitted.apply(arguments, &files, &run.settings))
+        .map(|files| apply(arguments, &files, &run.settings, &fitted.values(&run)))
         .transpose()?;
     match arguments.json {
         true => print_json(&fitted.json(&run, &budget, applied.as_ref())),
@@ -102,20 +104,22 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
 /// What was typed now stays as it is. States in eight bits come last, as for cinch's own engine;
 /// another precision only where that is allowed.
 fn permissions(arguments: &FitArguments, settings: &Settings) -> Permissions {
-    let torch = &arguments.torch;
+    let explained = settings.explain();
     let typed = |key: &str| {
-        settings.explain().iter().any(|one| {
+        explained.iter().any(|one| {
             one.key == key && matches!(one.source, Source::Flag(_) | Source::Environment(_))
         })
     };
+    // Another optimizer than AdamW is the user's choice.
+    let of_file = |key: &str| settings.is_explicit(key);
     let allows = |what| arguments.allow.contains(&what);
     Permissions {
         checkpointing: !typed("vram.checkpointing"),
-        expandable_segments: torch.alloc_conf.is_none(),
-        fused_optimizer: torch.optimizer.is_none(),
-        optimizer_8bit: torch.optimizer.is_none() && !arguments.strict,
+        expandable_segments: !typed("pytorch.alloc_conf"),
+        fused_optimizer: !of_file("pytorch.optimizer"),
+        optimizer_8bit: !typed("pytorch.optimizer") && !arguments.strict,
         precision: allows(Allowed::Precision)
-            && torch.torch_precision.is_none()
+            && !typed("pytorch.precision")
             && !typed("vram.precision"),
     }
 }
@@ -128,6 +132,14 @@ struct Fitted {
     /// From there, each alone.
     remedies: Vec<Remedy>,
     effective_batch: u64,
+}
+
+fn plain_precision(precision: Precision) -> &'static str {
+    match precision {
+        Precision::Float32 => "fp32",
+        Precision::AutocastBFloat16 | Precision::BFloat16 => "bf16",
+        Precision::AutocastFloat16 | Precision::Float16 => "fp16",
+    }
 }
 
 impl Fitted {
@@ -147,35 +159,46 @@ impl Fitted {
         })
     }
 
-    /// The settings that a configuration file can hold, as the user would write them.
-    fn values(&self) -> Vec<SettingValue> {
-        let workload = &self.choice.workload;
-        let precision = match workload.recipe.precision {
-            Precision::Float32 => "fp32",
-            Precision::AutocastBFloat16 | Precision::BFloat16 => "bf16",
-            Precision::AutocastFloat16 | Precision::Float16 => "fp16",
+    /// The settings that changed and that a configuration file can hold, as the user would write
+    /// them. What another program names is named by its own setting, what cinch's files name by
+    /// theirs.
+    fn values(&self, run: &Run) -> Vec<SettingValue> {
+        let (before, after) = (&run.workload, &self.choice.workload);
+        let own = run.settings.program() != Some(Program::PyTorch);
+        let mut values = Vec::new();
+        let mut value = |key, value: &str| {
+            values.push(SettingValue {
+                key,
+                value: Some(value.to_owned()),
+            });
         };
-        let states = match workload.recipe.optimizer {
-            Optimizer::Adam8Bit => "8bit",
-            _ => "fp32",
-        };
-        let value = |key, value: String| SettingValue {
-            key,
-            value: Some(value),
-        };
-        vec![
-            value("vram.batch_size", workload.batch.to_string()),
-            value(
-                "vram.gradient_accumulation_steps",
-                workload.recipe.accumulation.to_string(),
-            ),
-            value(
-                "vram.checkpointing",
-                checkpointing_name(workload.checkpoints).to_owned(),
-            ),
-            value("vram.precision", precision.to_owned()),
-            value("vram.optimizer_states", states.to_owned()),
-        ]
+        value("vram.batch_size", &after.batch.to_string());
+        value(
+            "vram.gradient_accumulation_steps",
+            &after.recipe.accumulation.to_string(),
+        );
+        let checkpointing = checkpointing_name(after.checkpoints);
+        if own || before.checkpoints.is_on() != after.checkpoints.is_on() {
+            value("vram.checkpointing", checkpointing);
+        }
+        let precision = after.recipe.precision;
+        match own {
+            true => value("vram.precision", plain_precision(precision)),
+            false if before.recipe.precision != precision => {
+                value("pytorch.precision", precision_name(precision));
+            }
+            false => {}
+        }
+        let optimizer = after.recipe.optimizer;
+        match own {
+            true if optimizer == Optimizer::Adam8Bit => value("vram.optimizer_states", "8bit"),
+            true => value("vram.optimizer_states", "fp32"),
+            false if before.recipe.optimizer != optimizer => {
+                value("pytorch.optimizer", estimate::optimizer_name(optimizer));
+            }
+            false => {}
+        }
+        values
     }
 
     /// What a configuration file has no word for.
@@ -210,34 +233,43 @@ impl Fitted {
             settings: run.settings.clone(),
             config: run.config.clone(),
             assumed: Vec::new(),
+            because: None,
         };
         let alive = chosen.outline().profile()?.alive;
         Ok(course::picture(&chosen, &self.estimate, &alive)?)
     }
 
-    fn text(&self, run: &Run, budget: &Budget) -> String {
+    /// The answer first; the rest with `--details`.
+    fn text(&self, arguments: &FitArguments, run: &Run, budget: &Budget) -> String {
         let mut text = format!(
-            "{} in eager PyTorch on {}\nbudget {} of {} ({})\n\nrecommended: {}\n",
+            "{}: {}\n",
             run.name,
-            budget.whose,
-            Bytes::new(budget.bytes),
-            Bytes::new(budget.capacity),
-            budget.flag,
             settings_text(&self.choice.workload, &self.alloc_conf)
         );
-        text += &show::memory(&self.estimate);
         text += &format!(
-            "the safe figure is {:.1} % of the budget\n",
-            100.0 * self.choice.safe_bytes as f64 / budget.bytes as f64
+            "needs {} to be safe, {:.0} % of the budget of {} ({})\n",
+            Bytes::new(self.choice.safe_bytes),
+            100.0 * self.choice.safe_bytes as f64 / budget.bytes as f64,
+            Bytes::new(budget.bytes),
+            budget.explained(),
         );
-        match &self.choice.changes[..] {
-            [] => text += "nothing changes: these are the settings already\n",
-            changes => {
-                for change in changes {
-                    text += &format!("changed: {change}\n");
-                }
-            }
+        text += &match &self.choice.changes[..] {
+            [] => "nothing changes: these are the settings already\n".to_owned(),
+            changes => format!("changed: {}\n", changes.join("; ")),
+        };
+        for sentence in self.unwritten(run) {
+            text += &format!("by hand: {sentence}\n");
         }
+        text += &read_as::text(run);
+        if let Some(certainty) = read_as::certainty(&run.settings) {
+            text += &format!("the figure is {certainty}\n");
+        }
+        text += &show::assumed(&run.assumed);
+        if !arguments.details {
+            text += "more: --details shows the parts, the next larger batch and each remedy\n";
+            return text;
+        }
+        text += &show::memory(&self.estimate);
         if let Some(next) = &self.choice.next {
             text += &match next.safe_bytes {
                 Some(bytes) => format!(
@@ -248,22 +280,21 @@ impl Fitted {
                 None => format!("a micro batch of {} is too large to replay\n", next.batch),
             };
         }
-        for sentence in self.unwritten(run) {
-            text += &format!("by hand: {sentence}\n");
-        }
-        text += &show::assumed(&run.assumed);
         text += &super::remedies::table(&self.remedies);
         text
     }
 
     fn json(&self, run: &Run, budget: &Budget, applied: Option<&Written>) -> serde_json::Value {
         let values: serde_json::Map<_, _> = self
-            .values()
+            .values(run)
             .into_iter()
             .map(|one| (one.key.to_owned(), json!(one.value)))
             .collect();
         json!({
             "engine": "pytorch",
+            "because": run.because,
+            "read_as": run.settings.readings(),
+            "certainty": read_as::certainty(&run.settings),
             "fits": true,
             "model": run.name,
             "effective_batch": self.effective_batch,
@@ -281,14 +312,5 @@ impl Fitted {
             "assumed": run.assumed,
             "applied": applied,
         })
-    }
-
-    fn apply(
-        &self,
-        arguments: &FitArguments,
-        files: &[PathBuf],
-        settings: &Settings,
-    ) -> anyhow::Result<Written> {
-        apply(arguments, files, settings, &self.values())
     }
 }

@@ -8,7 +8,7 @@ use cinch_torch::eager::checkpoint::Checkpointing;
 use cinch_torch::eager::optimizer::{Execution, Optimizer};
 use cinch_torch::eager::training::{Phase, Precision};
 use cinch_torch::model::mask::Attention;
-use cinch_torch::model::{Architecture, Prediction, Workload};
+use cinch_torch::model::{Prediction, Workload};
 use cinch_torch::overhead::Overhead;
 use serde_json::{Value, json};
 
@@ -145,13 +145,8 @@ pub fn optimizer_name(optimizer: Optimizer) -> &'static str {
 
 /// As the flag takes it; none of models that have no such choice.
 fn attention_name(workload: &Workload) -> Option<&'static str> {
-    match workload.architecture {
-        Architecture::Gpt2(_) | Architecture::Llama(_) | Architecture::Bert(_) => {}
-        Architecture::Mamba(_)
-        | Architecture::HuggingFaceMamba(_)
-        | Architecture::Gsa(_)
-        | Architecture::Mu(_)
-        | Architecture::Naics(_) => return None,
+    if !workload.architecture.family().chooses_attention {
+        return None;
     }
     Some(match workload.attention {
         Attention::Sdpa => "sdpa",

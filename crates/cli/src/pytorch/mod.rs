@@ -6,6 +6,7 @@ mod course;
 pub mod estimate;
 mod guides;
 pub mod plan;
+mod read_as;
 mod remedies;
 mod sharded;
 mod show;
@@ -35,8 +36,8 @@ pub fn refuse_flags_of_cinch(flags: &[&'static str]) -> anyhow::Result<()> {
 }
 
 /// Flags about PyTorch without it.
-pub fn refuse_flags_of_pytorch(flags: &[&'static str]) -> anyhow::Result<()> {
-    match flags.first() {
+pub fn refuse_flags_of_pytorch(flag: Option<&str>) -> anyhow::Result<()> {
+    match flag {
         None => Ok(()),
         Some(flag) => Err(usage(format!(
             "{flag} is about a run in PyTorch, not about cinch's own engine\n\

@@ -8,27 +8,31 @@ use serde_json::{Value, json};
 
 use super::estimate::{self, Estimate, settings_json};
 use super::workload::Run;
-use super::{course, guides, refuse_flags_of_cinch, sharded, show, truth};
+use super::{course, guides, read_as, refuse_flags_of_cinch, sharded, show, truth};
 use crate::args::{Device, PlanArguments, given};
 use crate::command::{print, print_json};
 use crate::failure::DoesNotFit;
 use crate::memory::Budget;
 use crate::picture;
 use crate::progress::Waiting;
+use crate::settings::Asked;
 
-pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
+/// Questions about measured runs and guides, which need no run of the user's.
+pub fn questions(arguments: &PlanArguments) -> Option<anyhow::Result<()>> {
+    if let Some(path) = &arguments.questions.truth {
+        return Some(truth::run(path, arguments.json));
+    }
+    let asks = arguments.questions.guides;
+    asks.then(|| guides::run(arguments.json))
+}
+
+pub fn run(arguments: &PlanArguments, asked: &Asked) -> anyhow::Result<()> {
     refuse_flags_of_cinch(&given(&[
         ("--graph", arguments.graph),
         ("--explain", arguments.explain),
         ("--device cpu", arguments.device == Device::Cpu),
     ]))?;
-    if let Some(path) = &arguments.questions.truth {
-        return truth::run(path, arguments.json);
-    }
-    if arguments.questions.guides {
-        return guides::run(arguments.json);
-    }
-    let run = Run::read(&arguments.settings, &arguments.torch)?;
+    let run = Run::new(&arguments.settings, asked)?;
     let waiting = Waiting::new("replaying the run");
     let answer = Answer::new(arguments, &run)?;
     drop(waiting);
@@ -61,7 +65,10 @@ struct Answer {
 
 impl Answer {
     fn new(arguments: &PlanArguments, run: &Run) -> anyhow::Result<Self> {
-        let budget = match (arguments.settings.memory.budget()?, run.config.batch.budget) {
+        let budget = match (
+            arguments.settings.plain.memory.budget()?,
+            run.config.batch.budget,
+        ) {
             (Some(budget), _) => Some(budget),
             (None, Some(size)) => Some(Budget::of_size(size.get(), "vram.budget")?),
             (None, None) => None,
@@ -84,7 +91,7 @@ impl Answer {
         ));
         Ok(Self {
             profile: run.outline().profile()?,
-            shares: sharded::shares_of(&arguments.torch, &run.workload)?,
+            shares: sharded::shares_of(&run.config.torch, &run.workload)?,
             budget,
             remedies,
             what_if,
@@ -95,12 +102,24 @@ impl Answer {
 
     fn fits(&self) -> Option<bool> {
         let budget = self.budget.as_ref()?;
-        Some(self.estimate.safe_bytes <= budget.bytes)
+        Some(self.needed_bytes() <= budget.bytes)
+    }
+
+    /// What a card must have: of several that share, each.
+    fn needed_bytes(&self) -> u64 {
+        match &self.shares {
+            None => self.estimate.safe_bytes,
+            Some(shares) => shares.total.saturating_add(self.estimate.outside_bytes()),
+        }
     }
 
     fn text(&self, run: &Run, timeline: bool) -> anyhow::Result<String> {
-        let mut text = show::heading(run);
+        let mut text = read_as::text(run);
+        text += &show::heading(run);
         text += &show::memory(&self.estimate);
+        if let Some(certainty) = read_as::certainty(&run.settings) {
+            text += &format!("the figure is {certainty}\n");
+        }
         text += &show::peak(run, &self.estimate, &self.profile);
         text += &show::assumed(&self.assumed);
         if let Some(shares) = &self.shares {
@@ -114,7 +133,7 @@ impl Answer {
             text += &super::remedies::table(&self.remedies);
         }
         if let Some(budget) = &self.budget {
-            let share = 100.0 * self.estimate.safe_bytes as f64 / budget.bytes as f64;
+            let share = 100.0 * self.needed_bytes() as f64 / budget.bytes as f64;
             text += &format!(
                 "{} the budget of {}: the safe figure is {share:.1} % of it\n",
                 match self.fits() {
@@ -135,7 +154,12 @@ impl Answer {
             .transpose()?;
         Ok(json!({
             "engine": "pytorch",
+            "because": run.because,
+            "read_as": run.settings.readings(),
+            "certainty": read_as::certainty(&run.settings),
             "model": run.name,
+            "family": run.workload.architecture.name(),
+            "parameters": run.workload.architecture.parameters(),
             "settings": settings_json(&run.workload, &run.alloc_conf),
             "memory": self.estimate.memory_json(),
             "peak": {
@@ -163,7 +187,7 @@ impl Answer {
         };
         Err(DoesNotFit(format!(
             "PyTorch needs {} to be safe, and the budget is {}\nhint: {}",
-            Bytes::new(self.estimate.safe_bytes),
+            Bytes::new(self.needed_bytes()),
             Bytes::new(budget.bytes),
             super::remedies::hint(&self.remedies, budget.bytes)
         ))

@@ -2,32 +2,26 @@
 
 use std::num::NonZeroU64;
 
-use cinch_config::Bytes;
+use cinch_config::{Bytes, Sharding, TorchConfig};
 use cinch_torch::model::Workload;
 use cinch_torch::sharding::{Scheme, Shares, shares};
 use comfy_table::Cell;
 use serde_json::{Value, json};
 
-use crate::args::TorchArguments;
-use crate::failure::usage;
 use crate::table::{self, right, thousands};
 
-/// The sizes that the flags ask for, if they ask for any.
-pub fn shares_of(torch: &TorchArguments, workload: &Workload) -> anyhow::Result<Option<Shares>> {
-    let Some(ranks) = torch.ranks.and_then(NonZeroU64::new) else {
-        return Ok(None);
+/// The sizes on each of several GPUs, where there are several.
+pub fn shares_of(torch: &TorchConfig, workload: &Workload) -> anyhow::Result<Option<Shares>> {
+    let scheme = match torch.sharding {
+        Sharding::None | Sharding::Replicated => Scheme::Replicated,
+        Sharding::Zero1 => Scheme::Zero1,
+        Sharding::Zero2 => Scheme::Zero2,
+        Sharding::Zero3 => Scheme::Zero3,
+        Sharding::FullShard => Scheme::FullShard,
     };
-    let scheme = match (torch.zero, torch.fsdp) {
-        (Some(1), _) => Scheme::Zero1,
-        (Some(2), _) => Scheme::Zero2,
-        (Some(_), _) => Scheme::Zero3,
-        (None, true) => Scheme::FullShard,
-        (None, false) => {
-            return Err(usage(
-                "--ranks says among how many GPUs states are divided, but not how\n\
-                 hint: add --zero 1, --zero 2, --zero 3 or --fsdp",
-            ));
-        }
+    let ranks = match (torch.ranks.and_then(NonZeroU64::new), torch.sharding) {
+        (Some(ranks), _) if ranks.get() > 1 => ranks,
+        _ => return Ok(None),
     };
     let all = shares(workload, ranks)?;
     Ok(all.into_iter().find(|shares| shares.scheme == scheme))

@@ -5,7 +5,6 @@ mod brackets;
 mod lines;
 mod style;
 
-use crate::document::Scalar;
 use crate::edit::{Edit, File, Splice};
 use crate::error::ConfigError;
 use crate::format::Format;
@@ -140,7 +139,7 @@ impl Insertion<'_> {
         });
         // In a module, constants stand together and other things follow.
         let constant = |member: &Member| {
-            let plain = |leaf: &&Leaf| !matches!(leaf.scalar, Scalar::Composite(_));
+            let plain = |leaf: &&Leaf| !leaf.scalar.is_composite();
             self.outline
                 .leaves
                 .iter()

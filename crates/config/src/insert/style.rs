@@ -41,6 +41,7 @@ impl Insertion<'_> {
             Format::Toml => " = ",
             Format::Python if self.in_dictionary() => ": ",
             Format::Python => " = ",
+            Format::Shell => " ",
         };
         let sign = usual.trim();
         if self.file.format == Format::Python

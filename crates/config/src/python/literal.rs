@@ -43,7 +43,15 @@ pub(super) fn interpret<'t>(text: &'t str, tokens: &'t [Placed]) -> Literal<'t> 
                 Literal::Dictionary(tokens)
             }
         }
-        (Token::Mark(b'['), _) if closed => Literal::Scalar(Scalar::Composite("a list"), span),
+        (Token::Mark(b'['), _) if closed => {
+            let items = split(&tokens[1..tokens.len() - 1], b',').into_iter();
+            let items = items.filter(|item| !item.is_empty());
+            let items = items.map(|item| match interpret(text, item) {
+                Literal::Scalar(scalar, _) => scalar,
+                _ => Scalar::Composite("an expression"),
+            });
+            Literal::Scalar(Scalar::list(items.collect()), span)
+        }
         (Token::Mark(b'('), _) if closed => {
             let inner = &tokens[1..tokens.len() - 1];
             let comma = inner.iter().any(|one| one.token == Token::Mark(b','));

@@ -146,7 +146,7 @@ impl<'a> Reader<'a> {
         let hold = self.hold(value, outer);
         let (scalar, hold) = match &value.content {
             Content::Map { .. } => return self.map(value, path, outer),
-            Content::List(_) => (Scalar::Composite("a list"), hold),
+            Content::List(items) => (list(items), hold),
             Content::Scalar { text, style } => {
                 let several_lines = matches!(style, ScalarStyle::Literal | ScalarStyle::Folded)
                     || self.text[value.span.clone()].contains('\n');
@@ -170,7 +170,8 @@ impl<'a> Reader<'a> {
                     Content::Scalar { text, style } => {
                         (scalar::of_node(text, *style, target.tag.as_deref()), hold)
                     }
-                    _ => (Scalar::Composite("a list"), hold),
+                    Content::List(items) => (list(items), hold),
+                    Content::Alias(_) => (Scalar::Composite("an alias"), hold),
                 },
                 _ => (Scalar::Composite("an alias"), hold),
             },
@@ -240,6 +241,15 @@ impl<'a> Reader<'a> {
 
 fn encloses(outer: &Node, inner: &Node) -> bool {
     outer.span.start <= inner.span.start && inner.span.end <= outer.span.end
+}
+
+/// The plain values of a list; aliases and sections are not followed.
+fn list(items: &[Node]) -> Scalar {
+    let value = |item: &Node| match &item.content {
+        Content::Scalar { text, style } => scalar::of_node(text, *style, item.tag.as_deref()),
+        _ => Scalar::Composite("a section"),
+    };
+    Scalar::list(items.iter().map(value).collect())
 }
 
 #[cfg(test)]

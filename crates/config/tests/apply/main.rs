@@ -9,15 +9,15 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use cinch_config::{Application, Change, Value, config_files, undo};
+use cinch_config::{Application, FileChange, Value, config_files, undo};
 use tempfile::TempDir;
 
-fn unsigned(key: &str, value: u64) -> Change {
-    Change::new(key, Value::Unsigned(value))
+fn unsigned(key: &str, value: u64) -> FileChange {
+    FileChange::new(key, Value::Unsigned(value))
 }
 
-fn text(key: &str, value: &str) -> Change {
-    Change::new(key, Value::Text(value.to_owned()))
+fn text(key: &str, value: &str) -> FileChange {
+    FileChange::new(key, Value::Text(value.to_owned()))
 }
 
 fn folder_with(files: &[(&str, &str)]) -> (TempDir, Vec<PathBuf>) {
@@ -33,7 +33,7 @@ fn folder_with(files: &[(&str, &str)]) -> (TempDir, Vec<PathBuf>) {
 }
 
 /// The text of one file after the changes.
-fn applied(name: &str, before: &str, changes: &[Change]) -> String {
+fn applied(name: &str, before: &str, changes: &[FileChange]) -> String {
     let (_folder, files) = folder_with(&[(name, before)]);
     let application = Application::prepare(&files, changes).unwrap();
     assert_eq!(application.unplaced(), []);
@@ -205,7 +205,7 @@ fn guide_004() -> (TempDir, Vec<PathBuf>) {
     (folder, files)
 }
 
-fn guide_004_changes() -> Vec<Change> {
+fn guide_004_changes() -> Vec<FileChange> {
     vec![
         unsigned("vram.batch_size", 22),
         unsigned("vram.gradient_accumulation_steps", 10),

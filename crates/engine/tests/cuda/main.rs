@@ -12,7 +12,7 @@ mod real;
 #[path = "../gradients/shared.rs"]
 mod shared;
 
-use cinch_config::{Gpt2Config, MambaConfig, ModelConfig};
+use cinch_architecture::{Architecture, Gpt2, Mamba};
 use cinch_engine::cuda;
 use cinch_graph::op::ActivationKind;
 use cinch_graph::{DType, Graph};
@@ -190,35 +190,33 @@ fn hardly_any_output_needs_more_than_the_tolerance() {
     }
 }
 
-fn mamba_of(d_model: usize, d_state: usize, d_conv: usize, chunk: usize) -> ModelConfig {
-    ModelConfig::Mamba(MambaConfig {
-        size: None,
-        d_model,
-        n_layers: 2,
-        d_state,
-        expand_factor: 2,
-        d_conv,
+fn mamba_of(d_model: usize, d_state: usize, d_conv: usize, chunk: usize) -> Architecture {
+    Architecture::Mamba(Mamba {
+        width: d_model as u64,
+        layers: 2,
+        states: d_state as u64,
+        expansion: 2,
+        convolution: d_conv as u64,
         dropout: 0.1,
-        max_seq_len: 1024,
-        vocab_size: shared::VOCABULARY,
-        scan_chunk: chunk,
+        positions: 1024,
+        vocabulary: shared::VOCABULARY as u64,
+        scan_chunk: chunk as u64,
     })
 }
 
-fn gpt2_of(d_model: usize, n_heads: usize, vocab_size: usize) -> ModelConfig {
-    ModelConfig::Gpt2(Gpt2Config {
-        size: None,
-        d_model,
-        n_layers: 1,
-        n_heads,
-        dropout: 0.1,
-        max_seq_len: 1024,
-        vocab_size,
-        layer_norm_eps: 1e-5,
+fn gpt2_of(d_model: usize, n_heads: usize, vocab_size: usize) -> Architecture {
+    Architecture::Gpt2(Gpt2 {
+        width: d_model as u64,
+        layers: 1,
+        heads: n_heads as u64,
+        residual_dropout: 0.1,
+        positions: 1024,
+        vocabulary: vocab_size as u64,
+        ..Gpt2::default()
     })
 }
 
-fn model(config: &ModelConfig, batch: usize, seq_len: usize, compute: DType) -> Graph {
+fn model(config: &Architecture, batch: usize, seq_len: usize, compute: DType) -> Graph {
     let options = Build {
         batch,
         seq_len,

@@ -1,7 +1,7 @@
 //! The graphs that gradients are checked on: the two models, and what they leave out, built
 //! by hand. Sizes are odd on purpose.
 
-use cinch_config::{Gpt2Config, MambaConfig, ModelConfig};
+use cinch_architecture::{Architecture, Gpt2, Mamba};
 use cinch_graph::op::{ActivationKind, Attention, AttentionInputs, NormKind, ScanInputs};
 use cinch_graph::{DType, Graph, GraphError, Init, TensorId};
 use cinch_model::{Build, Purpose, build};
@@ -36,35 +36,33 @@ pub const ALL: [(&str, Builder); 10] = [
     }),
 ];
 
-pub fn mamba(d_conv: usize) -> ModelConfig {
-    ModelConfig::Mamba(MambaConfig {
-        size: None,
-        d_model: 11,
-        n_layers: 2,
-        d_state: 4,
-        expand_factor: 2,
-        d_conv,
+pub fn mamba(d_conv: usize) -> Architecture {
+    Architecture::Mamba(Mamba {
+        width: 11,
+        layers: 2,
+        states: 4,
+        expansion: 2,
+        convolution: d_conv as u64,
         dropout: 0.2,
-        max_seq_len: SEQ + 2,
-        vocab_size: VOCABULARY,
+        positions: (SEQ + 2) as u64,
+        vocabulary: VOCABULARY as u64,
         scan_chunk: 5,
     })
 }
 
-pub fn gpt2() -> ModelConfig {
-    ModelConfig::Gpt2(Gpt2Config {
-        size: None,
-        d_model: 10,
-        n_layers: 2,
-        n_heads: 2,
-        dropout: 0.2,
-        max_seq_len: SEQ + 2,
-        vocab_size: VOCABULARY,
-        layer_norm_eps: 1e-5,
+pub fn gpt2() -> Architecture {
+    Architecture::Gpt2(Gpt2 {
+        width: 10,
+        layers: 2,
+        heads: 2,
+        residual_dropout: 0.2,
+        positions: (SEQ + 2) as u64,
+        vocabulary: VOCABULARY as u64,
+        ..Gpt2::default()
     })
 }
 
-pub fn model(config: &ModelConfig, compute: DType) -> Graph {
+pub fn model(config: &Architecture, compute: DType) -> Graph {
     let purpose = Purpose::Train {
         label_smoothing: 0.1,
         loss_chunk: Some(7),
@@ -72,7 +70,7 @@ pub fn model(config: &ModelConfig, compute: DType) -> Graph {
     with_purpose(config, compute, purpose)
 }
 
-pub fn with_purpose(config: &ModelConfig, compute: DType, purpose: Purpose) -> Graph {
+pub fn with_purpose(config: &Architecture, compute: DType, purpose: Purpose) -> Graph {
     let options = Build {
         batch: BATCH,
         seq_len: SEQ,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use cinch_config::{Bytes, Config};
-use cinch_model::{compute_type, tunables};
+use cinch_model::compute_type;
 use cinch_plan::Breakdown;
 use serde::Serialize;
 
@@ -70,7 +70,7 @@ pub struct FitSettings {
     pub update_in_backward: bool,
     pub offload: bool,
     /// What only this model has, by key.
-    pub model: BTreeMap<&'static str, usize>,
+    pub model: BTreeMap<&'static str, u64>,
 }
 
 /// One setting, as the user would write it; none for what is left to the planner.
@@ -141,8 +141,8 @@ pub fn recomputation_text(recomputed: usize, blocks: usize) -> String {
 impl FitSettings {
     pub fn new(config: &Config, recomputed: usize) -> Self {
         let batch = &config.batch;
-        let model = tunables().iter();
-        let model = model.filter_map(|t| Some((t.key, (t.get)(&config.model)?)));
+        let model = config.model.family().tunables.iter();
+        let model = model.filter_map(|t| Some((t.key, config.model.get(t.key)?.whole()?)));
         Self {
             batch_size: batch.batch_size,
             accumulation: batch.accumulation,
@@ -188,7 +188,7 @@ impl Outcome {
     pub fn new(step: &StepPlan, request: &Request<'_>) -> Self {
         let (config, card) = (&step.config, request.card);
         let precision = config.batch.precision;
-        let kind = config.model.kind();
+        let kind = config.model.name();
         let factor = request.calibration.factor(&card.name, kind, precision);
         let seconds = step.predict(card, request.tf32).seconds * factor;
         let tokens = (config.batch.effective_batch() * config.batch.seq_len) as f64;

@@ -1,15 +1,15 @@
 //! What a search may choose, declared: each axis names the settings it writes, its choices, and
 //! whether a choice changes what is learned.
 //!
-//! The search itself knows none of them. A model adds its own by declaring them beside its
-//! builder (`cinch_model::tunables`).
+//! The search itself knows none of them. A model adds its own by declaring them in its
+//! description (`cinch_architecture::Family`).
 
 use std::fmt;
 use std::sync::Arc;
 
+use cinch_architecture::{Number, Tunable};
 use cinch_config::{Config, Precision, StateFormat};
 use cinch_graph::Target;
-use cinch_model::{Tunable, tunables};
 use serde::Serialize;
 
 use super::request::{Permission, Request};
@@ -165,8 +165,8 @@ pub(crate) fn axes(request: &Request<'_>) -> Vec<Axis> {
     if request.machine.target == Target::Cuda {
         axes.push(offload(config));
     }
-    axes.extend(tunables().iter().filter_map(|tunable| {
-        let written = (tunable.get)(&config.model)?;
+    axes.extend(config.model.family().tunables.iter().filter_map(|tunable| {
+        let written = config.model.get(tunable.key)?.whole()?;
         Some(tuned(tunable, config, written))
     }));
     axes.into_iter().map(|axis| axis.settle(request)).collect()
@@ -302,16 +302,16 @@ fn sequence_length(asked: usize) -> Axis {
     Axis::new(&[SEQUENCE], asked, halves, choice)
 }
 
-fn tuned(tunable: &'static Tunable, config: &Config, written: usize) -> Axis {
+fn tuned(tunable: &'static Tunable, config: &Config, written: u64) -> Axis {
     let others = tunable.candidates.iter().copied();
     // Beyond the sequence a value means the same as the sequence's length.
-    let useful = |value: &usize| *value != written && *value <= config.batch.seq_len;
+    let useful = |value: &u64| *value != written && *value <= config.batch.seq_len as u64;
     let values = std::iter::once(written).chain(others.filter(useful));
     let keys = std::slice::from_ref(&tunable.key);
     Axis::new(keys, written, values, |value| {
         let values = vec![(tunable.key, Some(value.to_string()))];
         Choice::new((tunable.describe)(value), values, move |config| {
-            (tunable.set)(&mut config.model, value);
+            config.model.set(tunable.key, Number::Whole(value));
         })
     })
 }

@@ -1,6 +1,6 @@
 //! What measured steps say about predicted ones: a factor for each card, model and precision.
 
-use cinch_config::{ModelKind, Precision};
+use cinch_config::Precision;
 use serde::{Deserialize, Serialize};
 
 /// Measured step times over predicted ones. Where it is kept is the caller's business.
@@ -13,7 +13,8 @@ pub struct Calibration {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CalibrationFactor {
     pub card: String,
-    pub model: ModelKind,
+    /// The family's name.
+    pub model: String,
     pub precision: Precision,
     /// Seconds measured over seconds predicted.
     pub factor: f64,
@@ -21,7 +22,7 @@ pub struct CalibrationFactor {
 
 impl Calibration {
     /// What a prediction is multiplied by; 1 where nothing was measured.
-    pub fn factor(&self, card: &str, model: ModelKind, precision: Precision) -> f64 {
+    pub fn factor(&self, card: &str, model: &str, precision: Precision) -> f64 {
         let known = self
             .factors
             .iter()
@@ -30,7 +31,7 @@ impl Calibration {
     }
 
     /// Whether a step like this one was measured.
-    pub fn is_measured(&self, card: &str, model: ModelKind, precision: Precision) -> bool {
+    pub fn is_measured(&self, card: &str, model: &str, precision: Precision) -> bool {
         let mut factors = self.factors.iter();
         factors.any(|known| known.is_of(card, model, precision))
     }
@@ -39,7 +40,7 @@ impl Calibration {
     pub fn record(
         &mut self,
         card: &str,
-        model: ModelKind,
+        model: &str,
         precision: Precision,
         measured_seconds: f64,
         predicted_seconds: f64,
@@ -52,7 +53,7 @@ impl Calibration {
             .retain(|known| !known.is_of(card, model, precision));
         self.factors.push(CalibrationFactor {
             card: card.to_owned(),
-            model,
+            model: model.to_owned(),
             precision,
             factor,
         });
@@ -60,7 +61,7 @@ impl Calibration {
 }
 
 impl CalibrationFactor {
-    fn is_of(&self, card: &str, model: ModelKind, precision: Precision) -> bool {
+    fn is_of(&self, card: &str, model: &str, precision: Precision) -> bool {
         self.card == card && self.model == model && self.precision == precision
     }
 }
@@ -72,13 +73,13 @@ mod tests {
     #[test]
     fn the_newest_measurement_of_a_kind_holds() {
         let mut calibration = Calibration::default();
-        let (model, precision) = (ModelKind::Mamba, Precision::Bf16);
+        let (model, precision) = ("mamba", Precision::Bf16);
         assert_eq!(calibration.factor("H200", model, precision), 1.0);
         calibration.record("H200", model, precision, 3.0, 2.0);
         calibration.record("H200", model, precision, 2.5, 2.0);
         calibration.record("H200", model, precision, 1.0, 0.0);
         assert_eq!(calibration.factor("H200", model, precision), 1.25);
-        assert!(!calibration.is_measured("H200", ModelKind::Gpt2, precision));
+        assert!(!calibration.is_measured("H200", "gpt2", precision));
         assert!(!calibration.is_measured("A100", model, precision));
         let text = serde_json::to_string(&calibration).unwrap();
         assert_eq!(

@@ -294,7 +294,7 @@ impl Site {
             card: request.card,
             tf32: request.tf32,
         };
-        let (card, model) = (&request.card.name, config.model.kind());
+        let (card, model) = (&request.card.name, config.model.name());
         let precision = config.batch.precision;
         Self {
             sketch: Sketch::new(&config, steps, processor),

@@ -4,9 +4,8 @@
 //! The recommendation keeps the guide's effective batch and its fp16, and trains at the full
 //! sequence length of the model size, which the guide mostly gives up.
 
-use cinch_config::{
-    Bytes, Checkpointing, Config, ModelKind, Settings, Source, VRAM_PRESETS, sizes_of,
-};
+use cinch_architecture::{Describe, Mamba};
+use cinch_config::{Bytes, Checkpointing, Config, Settings, Source, VRAM_PRESETS};
 use cinch_device::{Gpu, find};
 use serde::Serialize;
 
@@ -228,7 +227,7 @@ impl Entry {
     ) -> Result<Config, FitError> {
         let mut settings = Settings::new();
         for (key, value) in [
-            ("model.type", ModelKind::Mamba.name().to_owned()),
+            ("model.type", Mamba::FAMILY.name.to_owned()),
             ("model.size", self.size.to_owned()),
             ("vram.batch_size", micro.to_string()),
             ("vram.gradient_accumulation_steps", accumulation.to_string()),
@@ -243,8 +242,9 @@ impl Entry {
 
     /// The best at the guide's effective batch and the size's full sequence length.
     fn recommend(&self, gpu: &Gpu) -> Result<Option<Outcome>, FitError> {
-        let size = sizes_of(ModelKind::Mamba).find(|size| size.name == self.size);
-        let seq_len = size.map_or(self.seq_len, |size| size.max_seq_len);
+        let size = Mamba::FAMILY.size(self.size);
+        let positions = size.and_then(|size| (size.shape)().positions());
+        let seq_len = positions.map_or(self.seq_len, |positions| positions as usize);
         let config = self.config(seq_len, [self.effective_batch(), 1])?;
         let (card, memory_bytes) = (gpu.card(), gpu.memory.usable_bytes());
         let mut request = Request::new(&config, &card, memory_bytes);

@@ -145,11 +145,11 @@ fn answer<'a>(request: &'a Request<'a>, space: &'a Space, length: Length) -> Res
         best.recomputed,
         config.model.num_blocks(),
     ));
-    let (card, kind) = (&request.card.name, config.model.kind());
+    let (card, kind) = (&request.card.name, config.model.name());
     let precision = config.batch.precision;
     let report = FitReport {
         model: config.model.name().to_owned(),
-        size: config.model.size().map(str::to_owned),
+        size: config.model.size_name().map(str::to_owned),
         parameters: plan.training.num_parameters(),
         card: card.clone(),
         memory_bytes: request.memory_bytes,

@@ -29,7 +29,6 @@ use std::ops::Range;
 
 use cinch_config::Config;
 use cinch_graph::{Graph, Target, TrainingGraph};
-use cinch_model::with_num_blocks;
 use cinch_plan::{Demand, aligned};
 
 use crate::step::{beside_arena, differentiated, evaluation_graph, options, recomputed};
@@ -155,7 +154,7 @@ impl Sketch {
 
 fn with_blocks(config: &Config, blocks: usize) -> Config {
     let mut config = config.clone();
-    config.model = with_num_blocks(&config.model, blocks);
+    config.model = config.model.with_layers(blocks as u64);
     config
 }
 

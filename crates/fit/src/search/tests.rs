@@ -213,8 +213,8 @@ fn named(model: &str, size: &str) -> Config {
 /// plans that are made anew.
 #[test]
 fn a_report_holds_for_every_size() {
-    for size in cinch_config::SIZES {
-        let config = named(size.model.name(), size.name);
+    for (family, size) in cinch_architecture::trained_sizes() {
+        let config = named(family.name, size.name);
         let card = Card::known("RTX 3090").unwrap();
         let mut request = Request::new(&config, &card, gib(24));
         request.budget_bytes = budget_with_margin(gib(24), 0.05).unwrap();
@@ -222,11 +222,15 @@ fn a_report_holds_for_every_size() {
         let fit = fit(&request).unwrap();
         let report = &fit.report;
         let best = &report.recommended;
-        let title = size.title();
+        let title = family.title_of(size);
         assert!(best.total_bytes <= request.budget_bytes, "{title}");
         assert_eq!(best.total_bytes, best.breakdown.total(), "{title}");
         assert_eq!(best.settings.effective_batch, 24, "{title}");
-        assert_eq!(best.settings.seq_len, size.max_seq_len, "{title}");
+        assert_eq!(
+            best.settings.seq_len as u64,
+            config.model.positions().unwrap(),
+            "{title}"
+        );
         assert!(report.notes.is_empty(), "{title}: {:?}", report.notes);
         let blocks = best.settings.checkpointing.blocks;
         let again = StepPlan::new(fit.config(), request.machine, blocks).unwrap();

@@ -1,18 +1,19 @@
 //! Guide 001: a language model with gated sparse attention.
 
+use cinch_architecture::{Architecture, Gsa};
+
 use super::{Gigabytes, Guide, GuideClaim, Trained, activations, percent, run, size};
 use crate::TorchError;
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::training::Precision;
-use crate::model::gsa::GsaConfig;
-use crate::model::{Architecture, Workload};
+use crate::model::Workload;
 
 /// The card that the guide speaks of, in GB.
 const CARD: f64 = 44.0;
 /// What it expects of a run with micro batch 2.
 const TWO: Gigabytes = Gigabytes(38.0, 40.0);
 
-fn checkpointed(config: GsaConfig, batch: u64, length: u64, precision: Precision) -> Workload {
+fn checkpointed(config: Gsa, batch: u64, length: u64, precision: Precision) -> Workload {
     Workload {
         checkpoints: Checkpointing::NonReentrant,
         ..run(Architecture::Gsa(config), batch, length, precision)
@@ -22,7 +23,7 @@ fn checkpointed(config: GsaConfig, batch: u64, length: u64, precision: Precision
 pub(super) fn claims() -> Result<Vec<GuideClaim>, TorchError> {
     let guide = Guide("001");
     let published = |batch, length| {
-        let config = GsaConfig::default();
+        let config = Gsa::default();
         checkpointed(config, batch, length, Precision::AutocastBFloat16)
     };
     let (one, two) = (published(1, 1024), published(2, 1024));
@@ -66,7 +67,7 @@ pub(super) fn claims() -> Result<Vec<GuideClaim>, TorchError> {
             "the number is of one request that failed, not of the step",
         )?,
     ];
-    let fp16 = checkpointed(GsaConfig::default(), 2, 1024, Precision::AutocastFloat16).predict()?;
+    let fp16 = checkpointed(Gsa::default(), 2, 1024, Precision::AutocastFloat16).predict()?;
     let bf16 = two.predict()?;
     claims.push(guide.statement(
         "fp16 with a gradient scaler instead of bf16",
@@ -78,9 +79,9 @@ pub(super) fn claims() -> Result<Vec<GuideClaim>, TorchError> {
         ),
         "no difference: both types have two bytes, and the scaler adds two numbers",
     ));
-    let fewer_keys = GsaConfig {
-        most_keys: GsaConfig::default().most_keys / 2,
-        ..GsaConfig::default()
+    let fewer_keys = Gsa {
+        most_keys: Gsa::default().most_keys / 2,
+        ..Gsa::default()
     };
     let fewer = checkpointed(fewer_keys, 2, 1024, Precision::AutocastBFloat16).predict()?;
     let saved = bf16.peak_allocated.saturating_sub(fewer.peak_allocated);

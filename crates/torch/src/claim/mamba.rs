@@ -1,10 +1,11 @@
 //! Guide 000: a Mamba language model whose scan runs step by step.
 
+use cinch_architecture::{Architecture, Describe, Mamba, Model};
+
 use super::{Gigabytes, Guide, GuideClaim, Trained, activations, percent, run, size};
 use crate::TorchError;
 use crate::eager::training::Precision;
-use crate::model::mamba::MambaConfig;
-use crate::model::{Architecture, Workload};
+use crate::model::Workload;
 
 const HALF: Precision = Precision::AutocastFloat16;
 
@@ -14,11 +15,11 @@ fn sized(
     length: u64,
     precision: Precision,
 ) -> Result<Workload, TorchError> {
-    let config = MambaConfig::named(name).ok_or_else(|| TorchError::UnknownModel {
-        name: name.into(),
-        known: "small, medium, large".into(),
+    let family = <Mamba as Describe>::FAMILY;
+    let model = Model::of_family(family, Some(name)).ok_or_else(|| TorchError::Beyond {
+        problem: format!("{} has no size {name}", family.title),
     })?;
-    Ok(run(Architecture::Mamba(config), batch, length, precision))
+    Ok(run(model.architecture, batch, length, precision))
 }
 
 pub(super) fn claims() -> Result<Vec<GuideClaim>, TorchError> {

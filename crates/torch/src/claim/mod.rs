@@ -10,14 +10,16 @@ mod mu;
 mod naics;
 mod qwen;
 
+use cinch_architecture::Architecture;
+
 use crate::TorchError;
 use crate::allocator::AllocatorConfig;
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::optimizer::{Execution, Optimizer};
 use crate::eager::training::{Precision, Recipe};
 use crate::holdings::Holdings;
+use crate::model::Workload;
 use crate::model::mask::Attention;
-use crate::model::{Architecture, Workload};
 use crate::overhead::H200;
 
 /// A statement of a guide, and what holds.

@@ -1,16 +1,17 @@
 //! Guide 003: a model with sixteen small attentions and a large one in every layer.
 
+use cinch_architecture::{Architecture, Mu};
+
 use super::{Gigabytes, Guide, GuideClaim, activations, percent, run};
 use crate::TorchError;
 use crate::eager::training::Precision;
 use crate::eager::{Category, Event};
-use crate::model::mu::MuConfig;
-use crate::model::{Architecture, Workload};
+use crate::model::Workload;
 
 fn layered(layers: u64, batch: u64, length: u64, precision: Precision) -> Workload {
-    let config = MuConfig {
+    let config = Mu {
         layers,
-        ..MuConfig::default()
+        ..Mu::default()
     };
     run(Architecture::Mu(config), batch, length, precision)
 }
@@ -64,7 +65,7 @@ impl Attentions {
 
 pub(super) fn claims() -> Result<Vec<GuideClaim>, TorchError> {
     let guide = Guide("003");
-    let layers = MuConfig::default().layers;
+    let layers = Mu::default().layers;
     let large = layered(layers, 32, 512, Precision::Float32);
     let fixed = layered(layers, 4, 256, Precision::AutocastFloat16);
     let attentions = Attentions::of(&large)?;

@@ -1,20 +1,24 @@
 //! Guide 004: an embedder of four channels, and a script that estimates its memory.
 
+use cinch_architecture::{Architecture, Naics};
+
 use super::{Gigabytes, Guide, GuideClaim, Trained, activations, percent, run};
 use crate::TorchError;
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::context::Libraries;
 use crate::eager::training::Precision;
 use crate::holdings::Holdings;
-use crate::model::naics::NaicsConfig;
-use crate::model::{Architecture, Workload};
+use crate::model::Workload;
 use crate::overhead::H200;
 
 const LENGTH: u64 = 512;
 
-fn stage(batch: u64, config: NaicsConfig) -> Workload {
+fn stage(batch: u64, config: Naics) -> Workload {
     let architecture = Architecture::Naics(config);
-    run(architecture, batch, LENGTH, Precision::AutocastFloat16)
+    Workload {
+        checkpoints: Checkpointing::NonReentrant,
+        ..run(architecture, batch, LENGTH, Precision::AutocastFloat16)
+    }
 }
 
 pub(super) fn claims() -> Result<Vec<GuideClaim>, TorchError> {
@@ -31,11 +35,11 @@ pub(super) fn claims() -> Result<Vec<GuideClaim>, TorchError> {
         claims.push(guide.run(
             &format!("batch {batch} with {negatives} negatives, for {card}"),
             Gigabytes(claimed, claimed),
-            &stage(batch, NaicsConfig::new(negatives)),
+            &stage(batch, Naics::new(negatives)),
             reason,
         )?);
     }
-    let typical = stage(45, NaicsConfig::new(24));
+    let typical = stage(45, Naics::new(24));
     let (trained, weights) = (Trained::of(&typical)?, typical.weights()?.bytes);
     let holdings = Holdings::of(&typical)?;
     claims.extend([
@@ -83,11 +87,10 @@ pub(super) fn claims() -> Result<Vec<GuideClaim>, TorchError> {
 
 fn checkpointing(guide: &Guide) -> Result<GuideClaim, TorchError> {
     let with = |checkpoints| {
-        let config = NaicsConfig {
+        activations(&Workload {
             checkpoints,
-            ..NaicsConfig::new(24)
-        };
-        activations(&stage(45, config))
+            ..stage(45, Naics::new(24))
+        })
     };
     let (kept, recomputed) = (
         with(Checkpointing::Off)?,

@@ -1,5 +1,6 @@
 //! Guide 002: Qwen2.5-7B with adapters of rank 128.
 
+use cinch_architecture::configured;
 use serde_json::Map;
 
 use super::{Gigabytes, Guide, GuideClaim, Trained, activations, run, size};
@@ -8,13 +9,13 @@ use crate::allocator::AllocatorConfig;
 use crate::change::Change;
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::training::Precision;
-use crate::model::{Workload, hugging_face};
+use crate::model::Workload;
 
 const RANK: u64 = 128;
 
 /// The base in half precision, adapters in fp32 on every linear layer, checkpointed.
 fn tuned(batch: u64, length: u64) -> Result<Workload, TorchError> {
-    let architecture = hugging_face::preset("qwen2.5-7b", &Map::new())?;
+    let architecture = configured("qwen2.5-7b", &Map::new())?.architecture;
     let base = run(architecture, batch, length, Precision::BFloat16);
     let mut tuned = Change::Adapters.apply(&base).unwrap_or(base);
     tuned.checkpoints = Checkpointing::NonReentrant;

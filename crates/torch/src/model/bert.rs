@@ -2,9 +2,12 @@
 
 use std::rc::Rc;
 
-use super::activation::Activation;
+use cinch_architecture::{self as architecture, Activation};
+
+use super::activation;
 use super::mask::{self, Attention};
 use super::module::{Builder, Embedding, LayerNorm, Linear};
+use super::replay::{Replay, Setup};
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::line::at;
 use crate::eager::op::{
@@ -24,40 +27,6 @@ const fn line(number: u32) -> Line {
 static SELF_OUTPUT: [Line; 3] = [line(290), line(291), line(292)];
 static OUTPUT: [Line; 3] = [line(348), line(349), line(350)];
 
-/// `BertConfig`, as far as memory depends on it.
-#[derive(Clone, Debug)]
-pub struct BertConfig {
-    pub vocabulary: u64,
-    pub positions: u64,
-    pub token_types: u64,
-    pub width: u64,
-    pub inner: u64,
-    pub layers: u64,
-    pub heads: u64,
-    pub hidden_dropout: f64,
-    pub attention_dropout: f64,
-    pub activation: Activation,
-    pub tied: bool,
-}
-
-impl Default for BertConfig {
-    fn default() -> BertConfig {
-        BertConfig {
-            vocabulary: 30522,
-            positions: 512,
-            token_types: 2,
-            width: 768,
-            inner: 3072,
-            layers: 12,
-            heads: 12,
-            hidden_dropout: 0.1,
-            attention_dropout: 0.1,
-            activation: Activation::Gelu,
-            tied: true,
-        }
-    }
-}
-
 struct Embeddings {
     words: Embedding,
     positions: Embedding,
@@ -69,7 +38,7 @@ struct Embeddings {
 }
 
 impl Embeddings {
-    fn new(builder: &Builder, config: &BertConfig) -> Embeddings {
+    fn new(builder: &Builder, config: &architecture::Bert) -> Embeddings {
         let context = &builder.context;
         let words = builder.embedding(config.vocabulary, config.width);
         let positions = builder.embedding(config.positions, config.width);
@@ -135,12 +104,12 @@ struct Layer {
     intermediate: Linear,
     output: Linear,
     output_norm: LayerNorm,
-    config: BertConfig,
+    config: architecture::Bert,
     kind: Attention,
 }
 
 impl Layer {
-    fn new(builder: &Builder, config: &BertConfig, kind: Attention, index: u32) -> Layer {
+    fn new(builder: &Builder, config: &architecture::Bert, kind: Attention, index: u32) -> Layer {
         let width = config.width;
         Layer {
             index,
@@ -184,7 +153,7 @@ impl Layer {
         at!(context, FILE, 335);
         let mut inner = self.intermediate.forward(&attended);
         at!(context, FILE, 336);
-        inner = self.config.activation.forward(&inner);
+        inner = activation::forward(self.config.activation, &inner);
         let out = self.close(&self.output, &self.output_norm, &inner, &attended, &OUTPUT);
         drop(weights);
         drop(inner);
@@ -289,7 +258,7 @@ pub struct Encoder {
 impl Encoder {
     pub fn new(
         builder: &Builder,
-        config: &BertConfig,
+        config: &architecture::Bert,
         kind: Attention,
         checkpoints: Checkpointing,
         pooler: bool,
@@ -362,7 +331,7 @@ pub struct Bert {
 impl Bert {
     pub fn new(
         builder: &Builder,
-        config: &BertConfig,
+        config: &architecture::Bert,
         kind: Attention,
         checkpoints: Checkpointing,
         batch: [u64; 2],
@@ -410,7 +379,7 @@ impl Program for Bert {
         at!(context, FILE, 477);
         let mut hidden = self.transform.forward(&sequence);
         at!(context, FILE, 478);
-        hidden = self.activation.forward(&hidden);
+        hidden = activation::forward(self.activation, &hidden);
         at!(context, FILE, 479);
         hidden = self.transform_norm.forward(&hidden);
         at!(context, FILE, 495);
@@ -429,5 +398,17 @@ impl Program for Bert {
 
     fn trainable(&self) -> Vec<Tensor> {
         self.trainable.clone()
+    }
+}
+
+impl Replay for architecture::Bert {
+    fn program(&self, setup: &Setup) -> Box<dyn Program> {
+        Box::new(Bert::new(
+            &setup.builder(),
+            self,
+            setup.attention,
+            setup.checkpoints,
+            setup.batch,
+        ))
     }
 }

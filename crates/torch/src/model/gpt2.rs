@@ -2,9 +2,12 @@
 
 use std::rc::Rc;
 
-use super::activation::Activation;
+use cinch_architecture as architecture;
+
+use super::activation;
 use super::mask::{self, Attention};
 use super::module::{Builder, Embedding, LayerNorm, position_ids};
+use super::replay::{Replay, Setup};
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::line::at;
 use crate::eager::op::{
@@ -15,41 +18,6 @@ use crate::eager::{Context, DType, Tensor};
 
 /// Where transformers has this model: the lines below are this file's.
 const FILE: &str = "modeling_gpt2.py";
-
-/// `GPT2Config`, as far as memory depends on it.
-#[derive(Clone, Debug)]
-pub struct Gpt2Config {
-    pub vocabulary: u64,
-    pub positions: u64,
-    pub width: u64,
-    pub layers: u64,
-    pub heads: u64,
-    /// Of the feed-forward part; four times the width unless given.
-    pub inner: Option<u64>,
-    pub residual_dropout: f64,
-    pub embedding_dropout: f64,
-    pub attention_dropout: f64,
-    pub activation: Activation,
-    pub tied: bool,
-}
-
-impl Default for Gpt2Config {
-    fn default() -> Gpt2Config {
-        Gpt2Config {
-            vocabulary: 50257,
-            positions: 1024,
-            width: 768,
-            layers: 12,
-            heads: 12,
-            inner: None,
-            residual_dropout: 0.1,
-            embedding_dropout: 0.1,
-            attention_dropout: 0.1,
-            activation: Activation::GeluNew,
-            tied: true,
-        }
-    }
-}
 
 /// `Conv1D`: a linear layer whose weight is stored transposed.
 struct Conv1d {
@@ -82,13 +50,13 @@ struct Block {
     second_norm: LayerNorm,
     inner: Conv1d,
     outer: Conv1d,
-    config: Gpt2Config,
+    config: architecture::Gpt2,
     kind: Attention,
 }
 
 impl Block {
-    fn new(builder: &Builder, config: &Gpt2Config, kind: Attention, index: u32) -> Block {
-        let inner = config.inner.unwrap_or(4 * config.width);
+    fn new(builder: &Builder, config: &architecture::Gpt2, kind: Attention, index: u32) -> Block {
+        let inner = config.inner();
         Block {
             index,
             first_norm: builder.layer_norm(config.width),
@@ -188,7 +156,7 @@ impl Block {
         at!(context, FILE, 66);
         weights = cast::to(&weights, value.dtype());
         at!(context, FILE, 67);
-        weights = dropout::dropout(&weights, self.config.attention_dropout);
+        weights = dropout::dropout(&weights, self.config.attention_dropout());
         at!(context, FILE, 69);
         let out = matmul::matmul(&weights, value);
         at!(context, FILE, 70);
@@ -200,7 +168,7 @@ impl Block {
         at!(context, FILE, 239);
         let mut hidden = self.inner.forward(hidden);
         at!(context, FILE, 240);
-        hidden = self.config.activation.forward(&hidden);
+        hidden = activation::forward(self.config.activation, &hidden);
         at!(context, FILE, 241);
         hidden = self.outer.forward(&hidden);
         at!(context, FILE, 242);
@@ -217,7 +185,7 @@ pub struct Gpt2 {
     norm: LayerNorm,
     head: Tensor,
     _scalar: Tensor,
-    config: Gpt2Config,
+    config: architecture::Gpt2,
     kind: Attention,
     checkpoints: Checkpointing,
     batch: [u64; 2],
@@ -227,7 +195,7 @@ pub struct Gpt2 {
 impl Gpt2 {
     pub fn new(
         builder: &Builder,
-        config: Gpt2Config,
+        config: architecture::Gpt2,
         kind: Attention,
         checkpoints: Checkpointing,
         batch: [u64; 2],
@@ -272,7 +240,7 @@ impl Gpt2 {
         at!(context, FILE, 583);
         let mask = mask::causal(&embeddings, &position_ids, self.kind);
         at!(context, FILE, 603);
-        hidden = dropout::dropout(&hidden, self.config.embedding_dropout);
+        hidden = dropout::dropout(&hidden, self.config.embedding_dropout());
         for block in &self.blocks {
             let (block, mask, ids) = (block.clone(), mask.clone(), position_ids.clone());
             hidden = self.checkpoints.run(context, &hidden, move |x| {
@@ -310,5 +278,17 @@ impl Program for Gpt2 {
 
     fn trainable(&self) -> Vec<Tensor> {
         self.trainable.clone()
+    }
+}
+
+impl Replay for architecture::Gpt2 {
+    fn program(&self, setup: &Setup) -> Box<dyn Program> {
+        Box::new(Gpt2::new(
+            &setup.builder(),
+            self.clone(),
+            setup.attention,
+            setup.checkpoints,
+            setup.batch,
+        ))
     }
 }

@@ -3,43 +3,16 @@
 
 use std::rc::Rc;
 
+use cinch_architecture as architecture;
+
 use super::module::{Builder, Embedding, Linear, next_token_loss};
+use super::replay::{Replay, Setup};
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::line::at;
 use crate::eager::op::einsum::einsum;
 use crate::eager::op::{cast, creation, index, matmul, pointwise, reduce, softmax, view};
 use crate::eager::training::Program;
 use crate::eager::{Context, DType, Tensor};
-
-#[derive(Clone, Debug)]
-pub struct GsaConfig {
-    pub vocabulary: u64,
-    pub width: u64,
-    pub layers: u64,
-    pub heads: u64,
-    pub key_heads: u64,
-    pub inner: u64,
-    pub indexer_heads: u64,
-    pub indexer_width: u64,
-    /// The most keys that a query attends to.
-    pub most_keys: u64,
-}
-
-impl Default for GsaConfig {
-    fn default() -> GsaConfig {
-        GsaConfig {
-            vocabulary: 151_936,
-            width: 512,
-            layers: 8,
-            heads: 8,
-            key_heads: 2,
-            inner: 1536,
-            indexer_heads: 4,
-            indexer_width: 64,
-            most_keys: 1024,
-        }
-    }
-}
 
 /// RMS norm in plain ops.
 struct RmsNorm {
@@ -104,11 +77,11 @@ struct Attention {
     indexer_key: Linear,
     indexer_weight: Linear,
     indexer_bias: Tensor,
-    config: GsaConfig,
+    config: architecture::Gsa,
 }
 
 impl Attention {
-    fn new(builder: &Builder, config: &GsaConfig) -> Attention {
+    fn new(builder: &Builder, config: &architecture::Gsa) -> Attention {
         let (width, head) = (config.width, config.width / config.heads);
         let (queries, keys) = (config.heads * head, config.key_heads * head);
         Attention {
@@ -313,7 +286,7 @@ struct Block {
 }
 
 impl Block {
-    fn new(builder: &Builder, config: &GsaConfig, index: u32) -> Block {
+    fn new(builder: &Builder, config: &architecture::Gsa, index: u32) -> Block {
         let (width, inner) = (config.width, config.inner);
         Block {
             index,
@@ -383,7 +356,7 @@ pub struct Gsa {
 impl Gsa {
     pub fn new(
         builder: &Builder,
-        config: &GsaConfig,
+        config: &architecture::Gsa,
         checkpoints: Checkpointing,
         batch: [u64; 2],
     ) -> Gsa {
@@ -442,5 +415,16 @@ impl Program for Gsa {
 
     fn trainable(&self) -> Vec<Tensor> {
         self.trainable.clone()
+    }
+}
+
+impl Replay for architecture::Gsa {
+    fn program(&self, setup: &Setup) -> Box<dyn Program> {
+        Box::new(Gsa::new(
+            &setup.builder(),
+            self,
+            setup.checkpoints,
+            setup.batch,
+        ))
     }
 }

@@ -1,373 +1,55 @@
-//! LLaMA and its relatives (TinyLlama, Mistral, Qwen2, Qwen2.5) as transformers runs them.
+//! LLaMA, TinyLlama and other models of that shape as transformers runs them.
 
-use std::rc::Rc;
+use cinch_architecture as architecture;
 
-use super::activation::Activation;
-use super::llama_lines::Lines;
-use super::mask::{Attention, Masking};
-use super::module::{Builder, Embedding, Linear, position_ids};
-use super::rotary::{Rotary, rotate};
-use crate::eager::checkpoint::Checkpointing;
-use crate::eager::op::{
-    attention, cast, creation, dropout, loss, matmul, pointwise, reduce, softmax, view,
-};
+use super::decoder::Decoder;
+use super::decoder_lines::{Lines, lines};
+use super::replay::{Replay, Setup};
 use crate::eager::training::Program;
-use crate::eager::{Context, DType, Tensor};
 
-/// `LlamaConfig`, `MistralConfig` and `Qwen2Config`, as far as memory depends on them.
-#[derive(Clone, Debug)]
-pub struct LlamaConfig {
-    pub vocabulary: u64,
-    pub width: u64,
-    /// Of the gated feed-forward part.
-    pub inner: u64,
-    pub layers: u64,
-    pub heads: u64,
-    /// Heads of keys and values, shared by groups of query heads.
-    pub key_heads: u64,
-    pub head_width: u64,
-    /// Biases of query, key and value (Qwen2 has them).
-    pub attention_bias: bool,
-    /// A bias of the output projection.
-    pub output_bias: bool,
-    pub feed_bias: bool,
-    pub attention_dropout: f64,
-    pub activation: Activation,
-    pub tied: bool,
-    pub masking: Masking,
-    /// Where transformers has this family's statements.
-    pub lines: &'static Lines,
-}
-
-/// RMS norm in plain ops, in fp32.
-struct RmsNorm {
-    weight: Tensor,
-}
-
-impl RmsNorm {
-    fn forward(&self, x: &Tensor, lines: &'static Lines) -> Tensor {
-        let (context, dtype) = (x.context(), x.dtype());
-        context.at(&lines.norm_raise);
-        let mut hidden = cast::to(x, DType::Float32);
-        let last = hidden.dim() - 1;
-        context.at(&lines.norm_variance);
-        let variance = reduce::mean(pointwise::pow_number(&hidden), &[last], true);
-        context.at(&lines.norm_scale);
-        hidden = pointwise::mul(&hidden, pointwise::rsqrt(pointwise::add_number(&variance)));
-        context.at(&lines.norm_weight);
-        let out = pointwise::mul(&self.weight, cast::to(&hidden, dtype));
-        drop(hidden);
-        drop(variance);
-        out
+impl Replay for architecture::Llama {
+    fn program(&self, setup: &Setup) -> Box<dyn Program> {
+        Box::new(Decoder::new(setup, &self.0, &LINES))
     }
 }
 
-struct Layer {
-    index: u32,
-    query: Linear,
-    key: Linear,
-    value: Linear,
-    output: Linear,
-    gate: Linear,
-    up: Linear,
-    down: Linear,
-    first_norm: RmsNorm,
-    second_norm: RmsNorm,
-    config: LlamaConfig,
-    kind: Attention,
-}
-
-/// What the layers are given besides their input. Freed in this order: a Python tuple goes from its end.
-#[derive(Clone)]
-struct Surroundings {
-    mask: Option<Tensor>,
-    sin: Tensor,
-    cos: Tensor,
-    _position_ids: Tensor,
-}
-
-impl Layer {
-    fn new(builder: &Builder, config: &LlamaConfig, kind: Attention, index: u32) -> Layer {
-        let (width, inner) = (config.width, config.inner);
-        let (queries, keys) = (
-            config.heads * config.head_width,
-            config.key_heads * config.head_width,
-        );
-        Layer {
-            index,
-            query: builder.linear("q_proj", width, queries, config.attention_bias),
-            key: builder.linear("k_proj", width, keys, config.attention_bias),
-            value: builder.linear("v_proj", width, keys, config.attention_bias),
-            output: builder.linear("o_proj", queries, width, config.output_bias),
-            gate: builder.linear("gate_proj", width, inner, config.feed_bias),
-            up: builder.linear("up_proj", width, inner, config.feed_bias),
-            down: builder.linear("down_proj", inner, width, config.feed_bias),
-            first_norm: RmsNorm {
-                weight: builder.parameter([width]),
-            },
-            second_norm: RmsNorm {
-                weight: builder.parameter([width]),
-            },
-            config: config.clone(),
-            kind,
-        }
-    }
-
-    fn linears(&self) -> [&Linear; 7] {
-        [
-            &self.query,
-            &self.key,
-            &self.value,
-            &self.output,
-            &self.gate,
-            &self.up,
-            &self.down,
-        ]
-    }
-
-    fn forward(&self, x: &Tensor, around: &Surroundings) -> Tensor {
-        let (context, lines) = (x.context().clone(), self.config.lines);
-        let mut residual = x.clone();
-        context.set_scope("attention", Some(self.index));
-        let mut hidden = self.first_norm.forward(x, lines);
-        // The layer holds the weights of eager attention until it returns.
-        let weights;
-        (hidden, weights) = self.attend(&hidden, around);
-        context.at(&lines.attention_residual);
-        hidden = pointwise::add(&residual, &hidden);
-        residual = hidden.clone();
-        context.set_scope("feed-forward", Some(self.index));
-        hidden = self.second_norm.forward(&hidden, lines);
-        hidden = self.feed(&hidden);
-        context.at(&lines.feed_residual);
-        hidden = pointwise::add(&residual, &hidden);
-        drop(residual);
-        drop(weights);
-        hidden
-    }
-
-    fn attend(&self, hidden: &Tensor, around: &Surroundings) -> (Tensor, Option<Tensor>) {
-        let (batch, length, width) = (hidden.size(0), hidden.size(1), self.config.head_width);
-        let (context, lines) = (hidden.context(), self.config.lines);
-        let split_heads = |states: Tensor, heads: u64| {
-            view::transpose(view::view(states, [batch, length, heads, width]), 1, 2)
-        };
-        context.at(&lines.query);
-        let mut query = split_heads(self.query.forward(hidden), self.config.heads);
-        context.at(&lines.key);
-        let mut key = split_heads(self.key.forward(hidden), self.config.key_heads);
-        context.at(&lines.value);
-        let value = split_heads(self.value.forward(hidden), self.config.key_heads);
-        let rotated = rotate(&query, &key, &around.cos, &around.sin, lines);
-        (query, key) = rotated;
-        context.at(&lines.attend);
-        let (mut out, weights) = match self.kind {
-            Attention::Sdpa => (self.sdpa(&query, &key, &value, around.mask.as_ref()), None),
-            Attention::Eager => {
-                let (out, weights) = self.eager(&query, &key, &value, around.mask.as_ref());
-                (out, Some(weights))
-            }
-        };
-        context.at(&lines.attention_reshape);
-        out = view::contiguous(view::reshape(
-            &out,
-            [batch, length, self.config.heads * width],
-        ));
-        context.at(&lines.output);
-        out = self.output.forward(&out);
-        drop(query);
-        drop(key);
-        drop(value);
-        (out, weights)
-    }
-
-    fn groups(&self) -> u64 {
-        self.config.heads / self.config.key_heads
-    }
-
-    fn sdpa(&self, query: &Tensor, key: &Tensor, value: &Tensor, mask: Option<&Tensor>) -> Tensor {
-        let Some(mask) = mask else {
-            let out = attention::scaled_dot_product(query, key, value);
-            return view::contiguous(view::transpose(out, 1, 2));
-        };
-        // Shared keys are given to the kernel as they are, unless a mask rules that out.
-        let key = attention::repeat_heads(key, self.groups());
-        let value = attention::repeat_heads(value, self.groups());
-        let out = attention::masked_scaled_dot_product(query, &key, &value, mask);
-        let out = view::contiguous(view::transpose(out, 1, 2));
-        drop(key);
-        drop(value);
-        out
-    }
-
-    fn eager(
-        &self,
-        query: &Tensor,
-        key: &Tensor,
-        value: &Tensor,
-        mask: Option<&Tensor>,
-    ) -> (Tensor, Tensor) {
-        let (context, lines) = (query.context(), self.config.lines);
-        context.at(&lines.eager_repeat);
-        let keys = attention::repeat_heads(key, self.groups());
-        let values = attention::repeat_heads(value, self.groups());
-        context.at(&lines.eager_product);
-        let mut weights =
-            pointwise::mul_number(matmul::matmul(query, view::transpose(&keys, 2, 3)));
-        if let Some(mask) = mask {
-            context.at(&lines.eager_mask);
-            weights = pointwise::add(&weights, mask);
-        }
-        context.at(&lines.eager_softmax);
-        weights = cast::to(
-            softmax::softmax(&weights, Some(DType::Float32)),
-            query.dtype(),
-        );
-        context.at(&lines.eager_dropout);
-        weights = dropout::dropout(&weights, self.config.attention_dropout);
-        context.at(&lines.eager_mix);
-        let mut out = matmul::matmul(&weights, &values);
-        context.at(&lines.eager_order);
-        out = view::contiguous(view::transpose(&out, 1, 2));
-        drop(keys);
-        drop(values);
-        (out, weights)
-    }
-
-    fn feed(&self, x: &Tensor) -> Tensor {
-        x.context().at(&self.config.lines.feed);
-        let gate = self.gate.forward(x);
-        let active = self.config.activation.forward(&gate);
-        drop(gate);
-        let product = pointwise::mul(active, self.up.forward(x));
-        let out = self.down.forward(&product);
-        drop(product);
-        out
-    }
-}
-
-/// The causal language model with its loss.
-pub struct Llama {
-    context: Context,
-    tokens: Embedding,
-    layers: Vec<Rc<Layer>>,
-    norm: RmsNorm,
-    rotary: Rotary,
-    head: Tensor,
-    _scalar: Tensor,
-    config: LlamaConfig,
-    kind: Attention,
-    checkpoints: Checkpointing,
-    /// Adapters under checkpointing need a gradient to reach the first layer: the embeddings are made to ask for one.
-    embeddings_require_grad: bool,
-    batch: [u64; 2],
-    trainable: Vec<Tensor>,
-}
-
-impl Llama {
-    pub fn new(
-        builder: &Builder,
-        config: LlamaConfig,
-        kind: Attention,
-        checkpoints: Checkpointing,
-        batch: [u64; 2],
-    ) -> Llama {
-        let context = builder.context.clone();
-        let tokens = builder.embedding(config.vocabulary, config.width);
-        let layers: Vec<Rc<Layer>> = (0..config.layers)
-            .map(|index| Rc::new(Layer::new(builder, &config, kind, index as u32)))
-            .collect();
-        let norm = RmsNorm {
-            weight: builder.parameter([config.width]),
-        };
-        let rotary = context.no_grad(|| Rotary::new(&context, config.head_width));
-        let (head, scalar) = builder.head(&tokens.table, config.tied);
-        let rotary = rotary.cast(builder.dtype);
-        builder.add_adapters(layers.iter().flat_map(|layer| layer.linears()));
-        let trainable = builder.trainable();
-        Llama {
-            context,
-            tokens,
-            layers,
-            norm,
-            rotary,
-            head,
-            _scalar: scalar,
-            config,
-            kind,
-            checkpoints,
-            embeddings_require_grad: checkpoints.is_on() && builder.has_adapters(),
-            batch,
-            trainable,
-        }
-    }
-
-    fn transform(&self, ids: &Tensor) -> Tensor {
-        let (context, lines) = (&self.context, self.config.lines);
-        context.set_scope("embedding", None);
-        context.at(&lines.embed);
-        let embeddings = self.tokens.forward(ids);
-        if self.embeddings_require_grad {
-            embeddings.set_requires_grad(true);
-        }
-        context.at(&lines.position_ids);
-        let position_ids = position_ids(context, ids.size(1));
-        let masking = self.config.masking;
-        let lines_of_masks = [&lines.mask, &lines.sliding_mask];
-        let masks = masking.make(&embeddings, &position_ids, self.kind, lines_of_masks);
-        let mut hidden = embeddings.clone();
-        let (cos, sin) = self.rotary.forward(hidden.dtype(), &position_ids, lines);
-        for layer in &self.layers {
-            let around = Surroundings {
-                mask: masking.of_layer(&masks, layer.index.into()).cloned(),
-                sin: sin.clone(),
-                cos: cos.clone(),
-                _position_ids: position_ids.clone(),
-            };
-            let layer = layer.clone();
-            hidden = self
-                .checkpoints
-                .run(context, &hidden, move |x| layer.forward(x, &around));
-        }
-        context.set_scope("head", None);
-        hidden = self.norm.forward(&hidden, lines);
-        // Arguments go before what the function made; a mapping of masks is made from arguments that hold these two.
-        match masking {
-            Masking::Shared { .. } => {
-                drop(position_ids);
-                drop(embeddings);
-                drop(masks);
-            }
-            Masking::ByKind { .. } => {
-                drop(masks);
-                drop(embeddings);
-                drop(position_ids);
-            }
-        }
-        drop(sin);
-        drop(cos);
-        hidden
-    }
-}
-
-impl Program for Llama {
-    fn batch(&self) -> Vec<Tensor> {
-        vec![creation::filled(&self.context, self.batch, DType::Int64)]
-    }
-
-    fn loss(&self, batch: &[Tensor]) -> Tensor {
-        let (context, lines) = (&self.context, self.config.lines);
-        let hidden = self.transform(&batch[0]);
-        context.at(&lines.logits);
-        let logits = matmul::linear(view::alias(&hidden), &self.head, None);
-        context.at(&lines.loss);
-        let loss = loss::causal_language_model(&logits, &batch[0], self.config.vocabulary);
-        drop(hidden);
-        drop(logits);
-        loss
-    }
-
-    fn trainable(&self) -> Vec<Tensor> {
-        self.trainable.clone()
-    }
-}
+static LINES: Lines = lines! { "modeling_llama.py":
+    embed 381,
+    position_ids 388,
+    mask 391,
+    sliding_mask 391,
+    rotary_frequencies 115,
+    rotary_positions 117,
+    rotary_angles 122,
+    rotary_doubled 123,
+    rotary_cos 124,
+    rotary_sin 125,
+    rotary_cast 127,
+    norm_raise 64,
+    norm_variance 65,
+    norm_scale 66,
+    norm_weight 67,
+    query 254,
+    key 255,
+    value 256,
+    rotate_query 158,
+    half_first 132,
+    half_second 133,
+    half_joined 134,
+    rotate_key 159,
+    attend 268,
+    eager_repeat 188,
+    eager_product 204,
+    eager_mask 206,
+    eager_softmax 208,
+    eager_dropout 209,
+    eager_mix 210,
+    eager_order 211,
+    attention_reshape 279,
+    output 280,
+    attention_residual 317,
+    feed 175,
+    feed_residual 323,
+    logits 480,
+    loss 484,
+};

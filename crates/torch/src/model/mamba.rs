@@ -2,46 +2,15 @@
 
 use std::rc::Rc;
 
+use cinch_architecture as architecture;
+
 use super::module::{Builder, Embedding, LayerNorm, Linear, next_token_loss};
+use super::replay::{Replay, Setup};
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::line::at;
 use crate::eager::op::{creation, dropout, index, matmul, pointwise, reduce, view};
 use crate::eager::training::Program;
 use crate::eager::{Context, DType, Tensor};
-
-#[derive(Clone, Debug)]
-pub struct MambaConfig {
-    pub vocabulary: u64,
-    pub width: u64,
-    pub layers: u64,
-    /// Learned positions.
-    pub positions: u64,
-    pub states: u64,
-    pub expansion: u64,
-    pub dropout: f64,
-}
-
-impl MambaConfig {
-    /// The sizes small, medium and large.
-    pub fn named(size: &str) -> Option<MambaConfig> {
-        let (width, layers, positions) = match size {
-            "small" => (512, 8, 1024),
-            "medium" => (768, 12, 2048),
-            "large" => (1024, 24, 2048),
-            _ => return None,
-        };
-        let (vocabulary, states, expansion, dropout) = (50257, 16, 2, 0.1);
-        Some(MambaConfig {
-            vocabulary,
-            width,
-            layers,
-            positions,
-            states,
-            expansion,
-            dropout,
-        })
-    }
-}
 
 struct Block {
     index: u32,
@@ -57,7 +26,7 @@ struct Block {
 }
 
 impl Block {
-    fn new(builder: &Builder, config: &MambaConfig, index: u32) -> Block {
+    fn new(builder: &Builder, config: &architecture::Mamba, index: u32) -> Block {
         let inner = config.expansion * config.width;
         let rank = inner.div_ceil(16);
         Block {
@@ -177,7 +146,7 @@ pub struct Mamba {
 impl Mamba {
     pub fn new(
         builder: &Builder,
-        config: &MambaConfig,
+        config: &architecture::Mamba,
         checkpoints: Checkpointing,
         batch: [u64; 2],
     ) -> Mamba {
@@ -236,5 +205,16 @@ impl Program for Mamba {
 
     fn trainable(&self) -> Vec<Tensor> {
         self.trainable.clone()
+    }
+}
+
+impl Replay for architecture::Mamba {
+    fn program(&self, setup: &Setup) -> Box<dyn Program> {
+        Box::new(Mamba::new(
+            &setup.builder(),
+            self,
+            setup.checkpoints,
+            setup.batch,
+        ))
     }
 }

@@ -3,7 +3,10 @@
 
 use std::rc::Rc;
 
+use cinch_architecture as architecture;
+
 use super::module::{Builder, Embedding, Linear};
+use super::replay::{Replay, Setup};
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::line::at;
 use crate::eager::op::{cast, convolution, creation, loss, matmul, pointwise, reduce, view};
@@ -12,28 +15,6 @@ use crate::eager::{Context, DType, Tensor};
 
 /// Where transformers has this model: the lines below are this file's.
 const FILE: &str = "modeling_mamba.py";
-
-/// `MambaConfig` of transformers, as far as memory depends on it.
-#[derive(Clone, Debug)]
-pub struct HuggingFaceMambaConfig {
-    pub vocabulary: u64,
-    pub width: u64,
-    pub layers: u64,
-    /// Channels of the scan.
-    pub inner: u64,
-    /// States of each channel.
-    pub states: u64,
-    /// Timesteps that the convolution sees.
-    pub kernel: u64,
-    /// Rank of the projection to step sizes.
-    pub rank: u64,
-    /// Biases of the projections into and out of the scan.
-    pub projection_bias: bool,
-    pub convolution_bias: bool,
-    /// Whether the stream between the layers is fp32 whatever the weights are.
-    pub residual_in_float32: bool,
-    pub tied: bool,
-}
 
 /// RMS norm in plain ops, in fp32.
 struct RmsNorm {
@@ -97,7 +78,7 @@ struct Layer {
     /// log(−A), [channels, states].
     decay: Tensor,
     skip: Tensor,
-    config: HuggingFaceMambaConfig,
+    config: architecture::HuggingFaceMamba,
 }
 
 /// What a timestep of the scan is made of.
@@ -111,7 +92,7 @@ struct Selected {
 }
 
 impl Layer {
-    fn new(builder: &Builder, config: &HuggingFaceMambaConfig, index: u32) -> Layer {
+    fn new(builder: &Builder, config: &architecture::HuggingFaceMamba, index: u32) -> Layer {
         let (width, inner, states, rank) = (config.width, config.inner, config.states, config.rank);
         let norm = RmsNorm {
             weight: builder.parameter([width]),
@@ -319,7 +300,7 @@ pub struct HuggingFaceMamba {
 impl HuggingFaceMamba {
     pub fn new(
         builder: &Builder,
-        config: &HuggingFaceMambaConfig,
+        config: &architecture::HuggingFaceMamba,
         checkpoints: Checkpointing,
         batch: [u64; 2],
     ) -> HuggingFaceMamba {
@@ -394,5 +375,16 @@ impl Program for HuggingFaceMamba {
 
     fn trainable(&self) -> Vec<Tensor> {
         self.trainable.clone()
+    }
+}
+
+impl Replay for architecture::HuggingFaceMamba {
+    fn program(&self, setup: &Setup) -> Box<dyn Program> {
+        Box::new(HuggingFaceMamba::new(
+            &setup.builder(),
+            self,
+            setup.checkpoints,
+            setup.batch,
+        ))
     }
 }

@@ -1,5 +1,7 @@
 //! The masks of transformers: what they cost to make, and whether there is one at all.
 
+use cinch_architecture::Windows;
+
 use crate::eager::op::{cast, creation, loss, pointwise, reduce, scan, view};
 use crate::eager::{DType, Line, Tensor};
 
@@ -10,32 +12,16 @@ pub enum Attention {
     Eager,
 }
 
-/// Which masks a decoder makes for its layers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Masking {
-    /// One for all layers (LLaMA, Mistral), of a window if there is one.
-    Shared { window: Option<u64> },
-    /// A mapping by kind of attention (Qwen2): the mask without a window always, the other where layers use it.
-    ByKind { sliding: Option<SlidingLayers> },
-}
-
-/// The layers from the first one on look back over a window only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SlidingLayers {
-    pub window: u64,
-    pub first: u64,
-}
-
 /// The masks of one forward, freed in this order.
 pub struct Masks {
     full: Option<Tensor>,
     sliding: Option<Tensor>,
 }
 
-impl Masking {
-    /// Makes the masks, each at its line.
+impl Masks {
+    /// Makes the masks that the layers need, each at its line.
     pub fn make(
-        &self,
+        windows: Windows,
         embeddings: &Tensor,
         position_ids: &Tensor,
         attention: Attention,
@@ -50,18 +36,18 @@ impl Masking {
             context.at(sliding);
             sliding_window(embeddings, position_ids, attention, window)
         };
-        match *self {
-            Masking::Shared { window: None } => Masks {
+        match windows {
+            Windows::Shared { window: None } => Masks {
                 full: causal(),
                 sliding: None,
             },
-            Masking::Shared {
+            Windows::Shared {
                 window: Some(window),
             } => Masks {
                 full: None,
                 sliding: windowed(window),
             },
-            Masking::ByKind { sliding } => Masks {
+            Windows::ByKind { sliding } => Masks {
                 full: causal(),
                 sliding: sliding.and_then(|layers| windowed(layers.window)),
             },
@@ -69,12 +55,12 @@ impl Masking {
     }
 
     /// The mask that a layer is given.
-    pub fn of_layer<'a>(&self, masks: &'a Masks, layer: u64) -> Option<&'a Tensor> {
-        let slides = match self {
-            Masking::Shared { window } => window.is_some(),
-            Masking::ByKind { sliding } => sliding.is_some_and(|sliding| layer >= sliding.first),
+    pub fn of_layer(&self, windows: Windows, layer: u64) -> Option<&Tensor> {
+        let slides = match windows {
+            Windows::Shared { window } => window.is_some(),
+            Windows::ByKind { sliding } => sliding.is_some_and(|sliding| layer >= sliding.first),
         };
-        if slides { &masks.sliding } else { &masks.full }.as_ref()
+        if slides { &self.sliding } else { &self.full }.as_ref()
     }
 }
 

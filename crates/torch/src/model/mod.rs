@@ -1,26 +1,29 @@
 //! Models as their Python code runs, on the ops of [`crate::eager`]. Each statement is preceded by the line it stands for.
 
-pub mod activation;
-pub mod bert;
-mod fields;
-pub mod gpt2;
-pub mod gsa;
-pub mod hugging_face;
-pub mod llama;
-pub mod llama_lines;
-pub mod mamba;
-pub mod mamba_hugging_face;
+mod activation;
+mod bert;
+mod decoder;
+mod decoder_lines;
+mod gpt2;
+mod gsa;
+mod llama;
+mod mamba;
+mod mamba_hugging_face;
 pub mod mask;
+mod mistral;
 pub mod module;
-pub mod mu;
-pub mod multihead;
-pub mod naics;
+mod mu;
+mod multihead;
+mod naics;
 pub mod profile;
+mod qwen2;
+mod replay;
 mod rotary;
 pub mod workload;
 
 pub use profile::{Alive, Origin, Profile};
-pub use workload::{Architecture, Prediction, Weights, Workload};
+pub use replay::{Replay, Setup};
+pub use workload::{Prediction, Weights, Workload};
 
 /// The library whose files the lines `modeling_*.py` are of.
 pub const LINES_OF: &str = "transformers 5.17";

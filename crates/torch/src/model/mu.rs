@@ -1,34 +1,19 @@
 //! The MU system in plain PyTorch: a matrix of 8×8 per token, attention inside its sixteen blocks and across them, and a
 //! gate that decides how far each block moves.
 
+use cinch_architecture as architecture;
+
 use super::module::{Builder, Embedding, LayerNorm, Linear, next_token_loss};
 use super::multihead::MultiheadAttention;
+use super::replay::{Replay, Setup};
 use crate::eager::line::at;
 use crate::eager::op::{creation, dropout, pointwise, reduce, view};
 use crate::eager::training::Program;
 use crate::eager::{Context, DType, Tensor};
 
-#[derive(Clone, Debug)]
-pub struct MuConfig {
-    pub vocabulary: u64,
-    pub layers: u64,
-    pub dropout: f64,
-}
-
-impl Default for MuConfig {
-    fn default() -> MuConfig {
-        MuConfig {
-            vocabulary: 50_000,
-            layers: 24,
-            dropout: 0.1,
-        }
-    }
-}
-
-/// Blocks of the matrix, and values of each.
-const BLOCKS: u64 = 16;
-const BLOCK: u64 = 4;
-const WIDTH: u64 = BLOCKS * BLOCK;
+const BLOCKS: u64 = architecture::Mu::BLOCKS;
+const BLOCK: u64 = architecture::Mu::BLOCK;
+const WIDTH: u64 = architecture::Mu::WIDTH;
 
 struct Layer {
     index: u32,
@@ -44,7 +29,7 @@ struct Layer {
 }
 
 impl Layer {
-    fn new(builder: &Builder, config: &MuConfig, index: u32) -> Layer {
+    fn new(builder: &Builder, config: &architecture::Mu, index: u32) -> Layer {
         let dropout = config.dropout;
         Layer {
             index,
@@ -179,7 +164,7 @@ pub struct Mu {
 }
 
 impl Mu {
-    pub fn new(builder: &Builder, config: &MuConfig, batch: [u64; 2]) -> Mu {
+    pub fn new(builder: &Builder, config: &architecture::Mu, batch: [u64; 2]) -> Mu {
         let tokens = builder.embedding(config.vocabulary, WIDTH);
         let layers: Vec<Layer> = (0..config.layers)
             .map(|index| Layer::new(builder, config, index as u32))
@@ -238,5 +223,11 @@ impl Program for Mu {
 
     fn trainable(&self) -> Vec<Tensor> {
         self.trainable.clone()
+    }
+}
+
+impl Replay for architecture::Mu {
+    fn program(&self, setup: &Setup) -> Box<dyn Program> {
+        Box::new(Mu::new(&setup.builder(), self, setup.batch))
     }
 }

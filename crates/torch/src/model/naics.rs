@@ -1,10 +1,12 @@
 //! The NAICS embedder in plain PyTorch: four frozen encoders with adapters, a mixture of experts over their pooled
 //! outputs, and a contrastive loss in hyperbolic space.
 
-use super::bert::{BertConfig, Encoder};
+use cinch_architecture as architecture;
+
+use super::bert::Encoder;
 use super::mask::Attention;
 use super::module::{Builder, Linear, Lora};
-use crate::eager::checkpoint::Checkpointing;
+use super::replay::{Replay, Setup};
 use crate::eager::line::at;
 use crate::eager::op::{
     cast, creation, dropout, index, loss, norm, pointwise, reduce, softmax, view,
@@ -12,44 +14,7 @@ use crate::eager::op::{
 use crate::eager::training::Program;
 use crate::eager::{Context, DType, Tensor};
 
-#[derive(Clone, Debug)]
-pub struct NaicsConfig {
-    pub encoder: BertConfig,
-    /// Negatives for each anchor.
-    pub negatives: u64,
-    /// Tokens of the first channel; the others have the run's length.
-    pub title_length: u64,
-    pub experts: u64,
-    /// Experts that each text takes.
-    pub chosen: u64,
-    pub expert_width: u64,
-    /// Of the encoders' layers; the system's own code always has it on.
-    pub checkpoints: Checkpointing,
-}
-
-impl NaicsConfig {
-    pub fn new(negatives: u64) -> NaicsConfig {
-        let encoder = BertConfig {
-            width: 384,
-            layers: 6,
-            heads: 12,
-            inner: 1536,
-            ..BertConfig::default()
-        };
-        NaicsConfig {
-            encoder,
-            negatives,
-            title_length: 24,
-            experts: 4,
-            chosen: 2,
-            expert_width: 1024,
-            checkpoints: Checkpointing::NonReentrant,
-        }
-    }
-}
-
-/// Texts have four channels, each with its encoder.
-pub const CHANNELS: usize = 4;
+const CHANNELS: usize = architecture::Naics::CHANNELS as usize;
 
 /// The loss of a batch, and what is trained.
 pub struct Naics {
@@ -59,7 +24,7 @@ pub struct Naics {
     experts: Vec<[Linear; 2]>,
     projection: Linear,
     hyperbolic: Linear,
-    config: NaicsConfig,
+    config: architecture::Naics,
     batch: [u64; 2],
     trainable: Vec<Tensor>,
 }
@@ -67,13 +32,14 @@ pub struct Naics {
 const DROPOUT: f64 = 0.1;
 
 impl Naics {
-    pub fn new(context: &Context, dtype: DType, config: NaicsConfig, batch: [u64; 2]) -> Naics {
+    fn new(setup: &Setup, config: architecture::Naics) -> Naics {
+        let (context, dtype, batch) = (&setup.context, setup.dtype, setup.batch);
         let width = config.encoder.width;
         let joined = CHANNELS as u64 * width;
         // Encoders are moved to the device in fp32 and get their adapters there; `.to(dtype)` then takes them to the
         // run's type.
         let lora = Lora {
-            rank: 8,
+            rank: config.adapter_rank,
             dropout: DROPOUT,
             targets: ["query", "key", "value", "dense"]
                 .map(String::from)
@@ -85,7 +51,7 @@ impl Naics {
                 builder,
                 &config.encoder,
                 Attention::Sdpa,
-                config.checkpoints,
+                setup.checkpoints,
                 true,
             );
             builder.add_adapters(encoder.linears());
@@ -305,5 +271,11 @@ impl Program for Naics {
 
     fn trainable(&self) -> Vec<Tensor> {
         self.trainable.clone()
+    }
+}
+
+impl Replay for architecture::Naics {
+    fn program(&self, setup: &Setup) -> Box<dyn Program> {
+        Box::new(Naics::new(setup, self.clone()))
     }
 }

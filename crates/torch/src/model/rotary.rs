@@ -1,7 +1,7 @@
 //! Rotary positions of LLaMA and its relatives: their frequencies, the cosines and sines of a step, and the turn of queries and
 //! keys.
 
-use super::llama_lines::Lines;
+use super::decoder_lines::Lines;
 use crate::eager::op::{cast, creation, matmul, pointwise, view};
 use crate::eager::{Context, DType, Line, Tensor, autocast};
 

@@ -1,16 +1,11 @@
 //! A training run, and the prediction of its memory.
 
-use super::bert::{Bert, BertConfig};
-use super::gpt2::{Gpt2, Gpt2Config};
-use super::gsa::{Gsa, GsaConfig};
-use super::llama::{Llama, LlamaConfig};
-use super::mamba::{Mamba, MambaConfig};
-use super::mamba_hugging_face::{HuggingFaceMamba, HuggingFaceMambaConfig};
+use cinch_architecture::Architecture;
+
 use super::mask::Attention;
-use super::module::{Builder, Lora, touch_device};
-use super::mu::{Mu, MuConfig};
-use super::naics::{Naics, NaicsConfig};
+use super::module::{Lora, touch_device};
 use super::profile::Profile;
+use super::replay::{self, Setup};
 use crate::TorchError;
 use crate::allocator::AllocatorConfig;
 use crate::eager::checkpoint::Checkpointing;
@@ -19,19 +14,6 @@ use crate::eager::memory::{Caching, Ledger, Memory};
 use crate::eager::optimizer::Optimizer;
 use crate::eager::training::{self, Phase, Precision, Program, Reading, Recipe};
 use crate::eager::{Context, DType, Event};
-
-/// A model's shape.
-#[derive(Clone, Debug)]
-pub enum Architecture {
-    Gpt2(Gpt2Config),
-    Llama(LlamaConfig),
-    Bert(BertConfig),
-    Mamba(MambaConfig),
-    HuggingFaceMamba(HuggingFaceMambaConfig),
-    Gsa(GsaConfig),
-    Mu(MuConfig),
-    Naics(NaicsConfig),
-}
 
 /// Everything that decides a run's memory.
 #[derive(Clone, Debug)]
@@ -167,32 +149,22 @@ impl Workload {
             });
         }
         at_most("length", self.length, MOST_LENGTH)?;
-        let negatives = match &self.architecture {
-            Architecture::Naics(config) => config.negatives,
-            _ => 1,
-        };
+        if let Some(problem) = self.architecture.beyond_the_replay() {
+            return Err(TorchError::Beyond { problem });
+        }
         let tokens = self
             .batch
             .saturating_mul(self.length)
-            .saturating_mul(negatives);
+            .saturating_mul(self.architecture.sequences_per_sample());
         at_most("tokens in a micro batch", tokens, MOST_TOKENS)?;
-        match &self.architecture {
-            Architecture::Gpt2(config) => at_most("length", self.length, config.positions)?,
-            Architecture::Bert(config) => at_most("length", self.length, config.positions)?,
-            Architecture::Naics(config) => {
-                at_most("length", self.length, config.encoder.positions)?;
-            }
-            Architecture::Mamba(_) | Architecture::HuggingFaceMamba(_) => {
-                at_most("length", self.length, MOST_TIMESTEPS)?;
-                let timesteps = self.length.saturating_mul(self.architecture.layers());
-                at_most("timesteps in all layers", timesteps, MOST_LAYER_TIMESTEPS)?;
-                if let Architecture::HuggingFaceMamba(config) = &self.architecture {
-                    let channels = tokens.saturating_mul(config.inner);
-                    let states = channels.saturating_mul(config.states);
-                    at_most("states of a layer's tokens", states, MOST_STATES)?;
-                }
-            }
-            Architecture::Llama(_) | Architecture::Gsa(_) | Architecture::Mu(_) => {}
+        if let Some(scanned) = self.architecture.scanned_states() {
+            at_most("length", self.length, MOST_TIMESTEPS)?;
+            let timesteps = self.length.saturating_mul(self.architecture.layers());
+            at_most("timesteps in all layers", timesteps, MOST_LAYER_TIMESTEPS)?;
+            let states = tokens.saturating_mul(scanned);
+            at_most("states of a layer's tokens", states, MOST_STATES)?;
+        } else if let Some(positions) = self.architecture.positions() {
+            at_most("length", self.length, positions)?;
         }
         if let Some(lora) = &self.lora {
             at_most("rank of the adapters", lora.rank, MOST_RANK)?;
@@ -206,14 +178,9 @@ impl Workload {
         if self.recipe.precision == Precision::AutocastFloat16 {
             list.push("the gradient scaler skips no step: a skipped first step leaves the optimizer's state to the second");
         }
-        if let Architecture::Naics(_) = self.architecture {
-            list.push("all texts take the same experts, as they do before training");
-        }
-        if let Architecture::HuggingFaceMamba(_) = self.architecture {
-            list.push("the kernels of mamba-ssm are not installed: transformers scans timestep by timestep in Python");
-            if self.lora.is_some() {
-                list.push("adapters in transformers' Mamba follow its source; only full training was measured");
-            }
+        list.extend(self.architecture.family().assumptions);
+        if self.lora.is_some() && matches!(self.architecture, Architecture::HuggingFaceMamba(_)) {
+            list.push("adapters in transformers' Mamba follow its source; only full training was measured");
         }
         if self.recipe.optimizer == Optimizer::Adam8Bit {
             list.push("bitsandbytes' states are sized as its documentation says, not measured");
@@ -259,49 +226,14 @@ impl Workload {
     }
 
     fn program(&self, context: &Context) -> Box<dyn Program> {
-        let builder = Builder::new(context, self.recipe.precision.weights(), self.lora.clone());
-        let batch = [self.batch, self.length];
-        match &self.architecture {
-            Architecture::Gpt2(config) => Box::new(Gpt2::new(
-                &builder,
-                config.clone(),
-                self.attention,
-                self.checkpoints,
-                batch,
-            )),
-            Architecture::Llama(config) => Box::new(Llama::new(
-                &builder,
-                config.clone(),
-                self.attention,
-                self.checkpoints,
-                batch,
-            )),
-            Architecture::Bert(config) => Box::new(Bert::new(
-                &builder,
-                config,
-                self.attention,
-                self.checkpoints,
-                batch,
-            )),
-            Architecture::Gsa(config) => {
-                Box::new(Gsa::new(&builder, config, self.checkpoints, batch))
-            }
-            Architecture::Mu(config) => Box::new(Mu::new(&builder, config, batch)),
-            Architecture::Naics(config) => Box::new(Naics::new(
-                context,
-                self.recipe.precision.weights(),
-                config.clone(),
-                batch,
-            )),
-            Architecture::Mamba(config) => {
-                Box::new(Mamba::new(&builder, config, self.checkpoints, batch))
-            }
-            Architecture::HuggingFaceMamba(config) => Box::new(HuggingFaceMamba::new(
-                &builder,
-                config,
-                self.checkpoints,
-                batch,
-            )),
-        }
+        let setup = Setup {
+            context: context.clone(),
+            dtype: self.recipe.precision.weights(),
+            lora: self.lora.clone(),
+            attention: self.attention,
+            checkpoints: self.checkpoints,
+            batch: [self.batch, self.length],
+        };
+        replay::program(&self.architecture, &setup)
     }
 }

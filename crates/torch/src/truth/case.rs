@@ -1,5 +1,8 @@
 //! What ran, as a line of measurements has it, and the workload that it describes.
 
+use cinch_architecture::{
+    Architecture, Describe, Gsa, LayerCheckpointing, Mamba, Mu, Naics, configured,
+};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -9,14 +12,9 @@ use crate::convention::Convention;
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::optimizer::{Execution, Optimizer};
 use crate::eager::training::{Precision, Recipe};
-use crate::model::gsa::GsaConfig;
-use crate::model::hugging_face;
-use crate::model::mamba::MambaConfig;
+use crate::model::Workload;
 use crate::model::mask::Attention;
 use crate::model::module::Lora;
-use crate::model::mu::MuConfig;
-use crate::model::naics::NaicsConfig;
-use crate::model::{Architecture, Workload};
 
 /// What ran. Fields that do not decide memory are not read.
 #[derive(Clone, Debug, Deserialize)]
@@ -94,8 +92,13 @@ impl Case {
     /// The run that was measured.
     pub fn workload(&self) -> Result<Workload, TorchError> {
         let accumulation = self.accum.unwrap_or(1);
+        let architecture = self.architecture()?;
+        let by_itself = matches!(
+            architecture.family().checkpointing,
+            LayerCheckpointing::Usual | LayerCheckpointing::Always
+        );
         Ok(Workload {
-            architecture: self.architecture()?,
+            architecture,
             batch: self.batch,
             length: self.seq,
             attention: match self.attn.as_deref() {
@@ -103,7 +106,7 @@ impl Case {
                 Some("eager") => Attention::Eager,
                 Some(other) => return Err(self.problem("attn", other, "sdpa or eager")),
             },
-            checkpoints: match self.ckpt.unwrap_or(self.family == "gsa") {
+            checkpoints: match self.ckpt.unwrap_or(by_itself) {
                 true if self.reentrant == Some(true) => Checkpointing::Reentrant,
                 true => Checkpointing::NonReentrant,
                 false => Checkpointing::Off,
@@ -134,7 +137,7 @@ impl Case {
         match self.family.as_str() {
             "hf-causal" | "hf-mlm" => {
                 let name = self.model.as_deref().unwrap_or_default();
-                let architecture = hugging_face::preset(name, &self.arch)?;
+                let architecture = configured(name, &self.arch)?.architecture;
                 let masked = matches!(architecture, Architecture::Bert(_));
                 if masked != (self.family == "hf-mlm") {
                     return Err(self.problem(
@@ -147,17 +150,15 @@ impl Case {
             }
             "mamba" => {
                 let size = self.size.as_deref().unwrap_or_default();
-                match MambaConfig::named(size) {
-                    Some(config) => Ok(Architecture::Mamba(config)),
-                    None => Err(self.problem("size", size, "small, medium or large")),
+                match Mamba::FAMILY.size(size) {
+                    Some(size) => Ok((size.shape)()),
+                    None => Err(self.problem("size", size, "a size of the family mamba")),
                 }
             }
-            "gsa" => Ok(Architecture::Gsa(GsaConfig::default())),
-            "mu" => Ok(Architecture::Mu(MuConfig::default())),
+            "gsa" => Ok(Architecture::Gsa(Gsa::default())),
+            "mu" => Ok(Architecture::Mu(Mu::default())),
             "naics" => match self.n_negatives {
-                Some(negatives) if negatives > 0 => {
-                    Ok(Architecture::Naics(NaicsConfig::new(negatives)))
-                }
+                Some(negatives) if negatives > 0 => Ok(Architecture::Naics(Naics::new(negatives))),
                 other => {
                     Err(self.problem("n_negatives", other.unwrap_or(0), "the number of negatives"))
                 }

@@ -3,7 +3,7 @@
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::PathBuf;
 
-use cinch_config::{Application, Change, Explained, Settings, Source, config_files};
+use cinch_config::{Application, Explained, FileChange, Settings, Source, config_files};
 use cinch_fit::search::SettingValue;
 use serde::Serialize;
 use serde_json::json;
@@ -12,15 +12,26 @@ use crate::args::FitArguments;
 use crate::command::print;
 use crate::failure::usage;
 
-/// The files that `--apply` and `--undo` mean.
-pub fn files(arguments: &FitArguments) -> anyhow::Result<Vec<PathBuf>> {
-    match (&arguments.config_path, &arguments.settings.config) {
+/// The error that no file was named.
+pub fn no_file() -> anyhow::Error {
+    usage(
+        "which file should hold the settings?\n\
+         hint: name it first (cinch fit FILE --apply), or several with --config-path FOLDER",
+    )
+}
+
+/// The files that `--undo` means.
+fn files(arguments: &FitArguments) -> anyhow::Result<Vec<PathBuf>> {
+    let plain = &arguments.settings.plain;
+    let subject = arguments.subject.as_ref().map(PathBuf::from);
+    match (
+        &plain.config_path,
+        plain.config.as_ref().or(subject.as_ref()),
+    ) {
         (Some(path), _) => Ok(config_files(path)?),
+        (None, Some(path)) if path.is_dir() => Ok(config_files(path)?),
         (None, Some(file)) => Ok(vec![file.clone()]),
-        (None, None) => Err(usage(
-            "which file should hold the settings?\n\
-             hint: name it with --config FILE, or several with --config-path FOLDER",
-        )),
+        (None, None) => Err(no_file()),
     }
 }
 
@@ -50,12 +61,12 @@ pub fn apply(
     let mut changes = Vec::new();
     for one in values {
         let Some(value) = &one.value else { continue };
-        let change = Change::parse(one.key, value)?;
+        let change = FileChange::parse(one.key, value)?;
         if !holds_already(&explained, &change) {
             changes.push(change);
         }
     }
-    let application = Application::prepare(files, &changes)?;
+    let application = Application::prepare_with(files, &changes, arguments.add_keys)?;
     let remarks: Vec<String> = application
         .unplaced()
         .iter()
@@ -108,7 +119,7 @@ pub fn apply(
 
 /// Whether the files give a setting that value without a word more: they say it, or it is the
 /// default, or it follows from the model.
-fn holds_already(explained: &[Explained], change: &Change) -> bool {
+fn holds_already(explained: &[Explained], change: &FileChange) -> bool {
     let stays = |source: &Source| match source {
         Source::Default | Source::File { .. } => true,
         Source::Derived(from) => from.starts_with("model."),

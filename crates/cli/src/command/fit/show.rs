@@ -225,7 +225,7 @@ pub fn train_command(
     is_written: bool,
 ) -> String {
     let mut words = vec!["cinch train".to_owned()];
-    if let Some(file) = &arguments.settings.config {
+    if let Some(file) = &arguments.settings.plain.config {
         words.push(format!("--config {}", quoted(&file.to_string_lossy())));
     }
     let decided = |key: &str| report.values.iter().any(|one| one.key == key);
@@ -250,8 +250,8 @@ pub fn train_command(
         if is_default && !settings.is_explicit(one.key) {
             continue;
         }
-        words.push(match arguments.settings.flag_of(one.key) {
-            Some(flag) if value == "true" => flag.to_owned(),
+        words.push(match crate::settings::flag_of(one.key) {
+            Some(flag) if value == "true" => flag,
             Some(_) if value == "false" => continue,
             Some(flag) => format!("{flag} {value}"),
             None if value == "false" => continue,

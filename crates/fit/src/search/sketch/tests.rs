@@ -1,6 +1,7 @@
 //! Sketches against whole plans.
 
-use cinch_config::{Config, SIZES};
+use cinch_architecture::trained_sizes;
+use cinch_config::Config;
 
 use super::super::tests::config;
 use super::*;
@@ -24,7 +25,7 @@ fn compare(config: &Config, card: &Card, length: Length) {
             sketch.bytes[count] as i64 - machine.overhead_bytes as i64,
             peak as i64,
             "{:?} {:?} {} of {blocks} blocks recomputed; peak at {}",
-            config.model.size(),
+            config.model.size_name(),
             card.target,
             count,
             step.training.nodes[step.plan.peak_node].name
@@ -46,9 +47,9 @@ fn h200() -> Card {
 
 #[test]
 fn a_short_chain_says_all_about_every_size() {
-    for size in SIZES {
+    for (family, size) in trained_sizes() {
         let mut own = vec![
-            ("model.type", size.model.name()),
+            ("model.type", family.name),
             ("model.size", size.name),
             ("vram.batch_size", "4"),
             ("vram.gradient_accumulation_steps", "4"),

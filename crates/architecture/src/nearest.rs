@@ -27,10 +27,7 @@ fn tolerance(name: &str) -> usize {
 }
 
 /// The closest of `names`, if it is close enough to be what was meant.
-pub(crate) fn nearest_name<'a>(
-    wrong: &str,
-    names: impl IntoIterator<Item = &'a str>,
-) -> Option<&'a str> {
+pub fn nearest_name<'a>(wrong: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let wrong = normalized(wrong);
     names
         .into_iter()
@@ -43,10 +40,7 @@ pub(crate) fn nearest_name<'a>(
 /// The closest dotted key. A key put into the wrong section, or into none, is
 /// as common as a misspelt one, so the last segment is compared on its own too,
 /// at the price of one slip for the section.
-pub(crate) fn nearest_key<'a>(
-    wrong: &str,
-    keys: impl IntoIterator<Item = &'a str>,
-) -> Option<&'a str> {
+pub fn nearest_key<'a>(wrong: &str, keys: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let wrong = normalized(wrong);
     let wrong_leaf = leaf(&wrong);
     keys.into_iter()

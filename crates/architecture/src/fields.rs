@@ -5,17 +5,17 @@ use std::ops::RangeInclusive;
 
 use serde_json::Value;
 
-use super::activation::Activation;
-use crate::TorchError;
+use crate::activation::Activation;
+use crate::error::ArchitectureError;
 
 /// The largest number of anything that a configuration may ask for: it keeps products of sizes far from overflow.
-pub(super) const LARGEST: u64 = 1 << 20;
+pub(crate) const LARGEST: u64 = 1 << 20;
 /// The same for heads, which multiply the square of the length.
-pub(super) const MOST_HEADS: u64 = 1 << 10;
+pub(crate) const MOST_HEADS: u64 = 1 << 10;
 /// The same for layers, of which each costs time.
-pub(super) const MOST_LAYERS: u64 = 4096;
+pub(crate) const MOST_LAYERS: u64 = 4096;
 /// The same for states of a channel, which multiply the tokens and the channels.
-pub(super) const MOST_STATES: u64 = 1 << 10;
+pub(crate) const MOST_STATES: u64 = 1 << 10;
 
 /// The window of Mistral and Qwen2 where the configuration does not name one.
 const WINDOW: u64 = 4096;
@@ -23,11 +23,12 @@ const WINDOW: u64 = 4096;
 const FULL_LAYERS: u64 = 28;
 
 /// The fields of a `config.json`.
-pub(super) struct Fields<'a>(pub &'a Value);
+#[derive(Debug)]
+pub struct Fields<'a>(pub &'a Value);
 
 impl Fields<'_> {
-    pub fn problem(&self, key: &str, value: impl ToString, wanted: &str) -> TorchError {
-        TorchError::ModelConfig {
+    pub fn problem(&self, key: &str, value: impl ToString, wanted: &str) -> ArchitectureError {
+        ArchitectureError::Field {
             origin: "config.json".into(),
             key: key.into(),
             value: value.to_string(),
@@ -35,7 +36,7 @@ impl Fields<'_> {
         }
     }
 
-    pub fn text(&self, key: &str) -> Result<&str, TorchError> {
+    pub fn text(&self, key: &str) -> Result<&str, ArchitectureError> {
         match self.0.get(key) {
             Some(Value::String(text)) => Ok(text),
             other => Err(self.problem(key, other.unwrap_or(&Value::Null), "a name")),
@@ -49,7 +50,7 @@ impl Fields<'_> {
         value: &Value,
         range: RangeInclusive<u64>,
         or: &str,
-    ) -> Result<u64, TorchError> {
+    ) -> Result<u64, ArchitectureError> {
         match value.as_u64() {
             Some(number) if range.contains(&number) => Ok(number),
             _ => {
@@ -61,7 +62,7 @@ impl Fields<'_> {
     }
 
     /// A positive number under one of the names it goes by.
-    pub fn optional(&self, keys: &[&str], most: u64) -> Result<Option<u64>, TorchError> {
+    pub fn optional(&self, keys: &[&str], most: u64) -> Result<Option<u64>, ArchitectureError> {
         for key in keys {
             match self.0.get(key) {
                 None | Some(Value::Null) => {}
@@ -71,15 +72,15 @@ impl Fields<'_> {
         Ok(None)
     }
 
-    pub fn number(&self, keys: &[&str], default: u64) -> Result<u64, TorchError> {
+    pub fn number(&self, keys: &[&str], default: u64) -> Result<u64, ArchitectureError> {
         Ok(self.optional(keys, LARGEST)?.unwrap_or(default))
     }
 
-    pub fn layers(&self, keys: &[&str], default: u64) -> Result<u64, TorchError> {
+    pub fn layers(&self, keys: &[&str], default: u64) -> Result<u64, ArchitectureError> {
         Ok(self.optional(keys, MOST_LAYERS)?.unwrap_or(default))
     }
 
-    pub fn probability(&self, key: &str, default: f64) -> Result<f64, TorchError> {
+    pub fn probability(&self, key: &str, default: f64) -> Result<f64, ArchitectureError> {
         match self.0.get(key) {
             None | Some(Value::Null) => Ok(default),
             Some(value) => match value.as_f64() {
@@ -89,7 +90,11 @@ impl Fields<'_> {
         }
     }
 
-    pub fn activation(&self, key: &str, default: Activation) -> Result<Activation, TorchError> {
+    pub fn activation(
+        &self,
+        key: &str,
+        default: Activation,
+    ) -> Result<Activation, ArchitectureError> {
         match self.0.get(key) {
             None | Some(Value::Null) => Ok(default),
             Some(value) => value.as_str().and_then(Activation::named).ok_or_else(|| {
@@ -98,7 +103,7 @@ impl Fields<'_> {
         }
     }
 
-    pub fn flag(&self, key: &str, default: bool) -> Result<bool, TorchError> {
+    pub fn flag(&self, key: &str, default: bool) -> Result<bool, ArchitectureError> {
         match self.0.get(key) {
             None | Some(Value::Null) => Ok(default),
             Some(Value::Bool(flag)) => Ok(*flag),
@@ -107,7 +112,7 @@ impl Fields<'_> {
     }
 
     /// Settings that make another program of a model, which is not written down here.
-    pub fn refuse(&self, keys: &[&str]) -> Result<(), TorchError> {
+    pub fn refuse(&self, keys: &[&str]) -> Result<(), ArchitectureError> {
         for key in keys {
             if self.flag(key, false)? {
                 return Err(self.problem(key, true, "false: the replay does not have it"));
@@ -117,7 +122,7 @@ impl Fields<'_> {
     }
 
     /// The tokens that a layer looks back over; null for all of them.
-    pub fn window(&self) -> Result<Option<u64>, TorchError> {
+    pub fn window(&self) -> Result<Option<u64>, ArchitectureError> {
         const KEY: &str = "sliding_window";
         match self.0.get(KEY) {
             None => Ok(Some(WINDOW)),
@@ -129,7 +134,7 @@ impl Fields<'_> {
     }
 
     /// The first layers of Qwen2 that look back over everything even where windows are on; there may be none.
-    pub fn full_layers(&self) -> Result<u64, TorchError> {
+    pub fn full_layers(&self) -> Result<u64, ArchitectureError> {
         const KEY: &str = "max_window_layers";
         match self.0.get(KEY) {
             None | Some(Value::Null) => Ok(FULL_LAYERS),
@@ -138,7 +143,7 @@ impl Fields<'_> {
     }
 
     /// Heads must divide the width.
-    pub fn heads(&self, keys: &[&str], default: u64, width: u64) -> Result<u64, TorchError> {
+    pub fn heads(&self, keys: &[&str], default: u64, width: u64) -> Result<u64, ArchitectureError> {
         let heads = self.optional(keys, MOST_HEADS)?.unwrap_or(default);
         if width.is_multiple_of(heads) {
             Ok(heads)

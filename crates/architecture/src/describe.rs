@@ -1,0 +1,63 @@
+//! What every architecture says of itself.
+
+use crate::Architecture;
+use crate::adapter::Adapters;
+use crate::family::Family;
+
+/// A model's shape, as far as planner, replay and settings ask for it.
+pub trait Describe {
+    /// What does not depend on the sizes.
+    const FAMILY: &'static Family;
+
+    fn vocabulary(&self) -> u64;
+
+    /// Layers that repeat; of several encoders, those of one.
+    fn layers(&self) -> u64;
+
+    fn set_layers(&mut self, layers: u64);
+
+    /// The longest sequence, where learned positions limit it.
+    fn positions(&self) -> Option<u64> {
+        None
+    }
+
+    /// Sequences that a sample of the batch becomes in the model: one, or an anchor with others.
+    fn sequences_per_sample(&self) -> u64 {
+        1
+    }
+
+    /// Encoders of the same layers that stand beside each other.
+    fn towers(&self) -> u64 {
+        1
+    }
+
+    /// States of a scan that runs timestep by timestep in Python: channels × states, of each
+    /// token. None where there is no such loop.
+    fn scanned_states(&self) -> Option<u64> {
+        None
+    }
+
+    /// The weights and biases, each counted once.
+    fn parameters(&self) -> u64;
+
+    /// Which layers adapters can be put on.
+    fn adapters(&self) -> Option<&'static Adapters> {
+        Self::FAMILY.adapters
+    }
+
+    /// Whether the weights are those of another model, but for the number of positions.
+    fn has_the_weights_of(&self, _other: &Architecture) -> bool {
+        false
+    }
+
+    /// What of the shape cinch's own engine does not build, as a sentence; `None` where it builds
+    /// all of it.
+    fn beyond_the_engine(&self) -> Option<String> {
+        None
+    }
+
+    /// What of the shape the replay of PyTorch does not know, as a sentence.
+    fn beyond_the_replay(&self) -> Option<String> {
+        None
+    }
+}

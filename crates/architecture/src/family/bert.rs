@@ -1,0 +1,117 @@
+//! BERT and its small relatives (MiniLM), trained as masked language models.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Architecture;
+use crate::activation::Activation;
+use crate::adapter::Adapters;
+use crate::describe::Describe;
+use crate::error::ArchitectureError;
+use crate::family::{Family, PLAIN};
+use crate::fields::Fields;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Bert {
+    pub vocabulary: u64,
+    pub positions: u64,
+    pub token_types: u64,
+    pub width: u64,
+    pub inner: u64,
+    pub layers: u64,
+    pub heads: u64,
+    pub hidden_dropout: f64,
+    pub attention_dropout: f64,
+    pub activation: Activation,
+    pub tied: bool,
+}
+
+impl Default for Bert {
+    fn default() -> Bert {
+        Bert {
+            vocabulary: 30522,
+            positions: 512,
+            token_types: 2,
+            width: 768,
+            inner: 3072,
+            layers: 12,
+            heads: 12,
+            hidden_dropout: 0.1,
+            attention_dropout: 0.1,
+            activation: Activation::Gelu,
+            tied: true,
+        }
+    }
+}
+
+impl Bert {
+    /// Embeddings and layers, without pooler and head.
+    pub fn encoder_parameters(&self) -> u64 {
+        let (d, inner) = (self.width, self.inner);
+        let norm = 2 * d;
+        let embeddings = (self.vocabulary + self.positions + self.token_types) * d + norm;
+        let attention = 4 * (d * d + d) + norm;
+        let feed = d * inner + inner + inner * d + d + norm;
+        embeddings + self.layers * (attention + feed)
+    }
+}
+
+impl Describe for Bert {
+    const FAMILY: &'static Family = &BERT;
+
+    fn vocabulary(&self) -> u64 {
+        self.vocabulary
+    }
+
+    fn layers(&self) -> u64 {
+        self.layers
+    }
+
+    fn set_layers(&mut self, layers: u64) {
+        self.layers = layers;
+    }
+
+    fn positions(&self) -> Option<u64> {
+        Some(self.positions)
+    }
+
+    /// The masked language model: its head has a layer, a norm and a bias of its own.
+    fn parameters(&self) -> u64 {
+        let d = self.width;
+        let decoder = if self.tied { 0 } else { self.vocabulary * d };
+        self.encoder_parameters() + (d * d + d) + 2 * d + self.vocabulary + decoder
+    }
+}
+
+static BERT: Family = Family {
+    name: "bert",
+    title: "BERT",
+    model_types: &["bert"],
+    classes: &["BertForMaskedLM", "BertForPreTraining", "BertModel"],
+    read: Some(|fields| read(fields).map(Architecture::Bert)),
+    adapters: Some(&Adapters {
+        linear: &["query", "key", "value", "dense"],
+        usual: &["query", "value"],
+    }),
+    chooses_attention: true,
+    ..PLAIN
+};
+
+fn read(fields: &Fields<'_>) -> Result<Bert, ArchitectureError> {
+    let default = Bert::default();
+    fields.refuse(&["add_cross_attention", "is_decoder"])?;
+    let width = fields.number(&["hidden_size"], default.width)?;
+    Ok(Bert {
+        vocabulary: fields.number(&["vocab_size"], default.vocabulary)?,
+        positions: fields.number(&["max_position_embeddings"], default.positions)?,
+        token_types: fields.number(&["type_vocab_size"], default.token_types)?,
+        width,
+        inner: fields.number(&["intermediate_size"], default.inner)?,
+        layers: fields.layers(&["num_hidden_layers"], default.layers)?,
+        heads: fields.heads(&["num_attention_heads"], default.heads, width)?,
+        hidden_dropout: fields.probability("hidden_dropout_prob", default.hidden_dropout)?,
+        attention_dropout: fields
+            .probability("attention_probs_dropout_prob", default.attention_dropout)?,
+        activation: fields.activation("hidden_act", default.activation)?,
+        tied: fields.flag("tie_word_embeddings", true)?,
+    })
+}

@@ -1,0 +1,131 @@
+//! A decoder with gated sparse attention: an indexer chooses the keys that each query sees.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Architecture;
+use crate::describe::Describe;
+use crate::family::{Family, LayerCheckpointing, NamedSize, PLAIN};
+use crate::setting::{
+    MOST_HEADS, MOST_LAYERS, MOST_TOKENS, MOST_WIDTH, Range, ShapeSetting, count, shape_setting,
+};
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Gsa {
+    pub vocabulary: u64,
+    pub width: u64,
+    pub layers: u64,
+    pub heads: u64,
+    pub key_heads: u64,
+    pub inner: u64,
+    pub indexer_heads: u64,
+    pub indexer_width: u64,
+    /// The most keys that a query attends to.
+    pub most_keys: u64,
+}
+
+impl Default for Gsa {
+    fn default() -> Gsa {
+        low_memory()
+    }
+}
+
+const fn low_memory() -> Gsa {
+    Gsa {
+        vocabulary: 151_936,
+        width: 512,
+        layers: 8,
+        heads: 8,
+        key_heads: 2,
+        inner: 1536,
+        indexer_heads: 4,
+        indexer_width: 64,
+        most_keys: 1024,
+    }
+}
+
+impl Describe for Gsa {
+    const FAMILY: &'static Family = &GSA;
+
+    fn vocabulary(&self) -> u64 {
+        self.vocabulary
+    }
+
+    fn layers(&self) -> u64 {
+        self.layers
+    }
+
+    fn set_layers(&mut self, layers: u64) {
+        self.layers = layers;
+    }
+
+    fn parameters(&self) -> u64 {
+        let d = self.width;
+        let keys = d / self.heads * self.key_heads;
+        let attention = d * d + 2 * d * keys + d * d;
+        // Gates of values and outputs, with biases.
+        let gates = (d * keys + keys) + (d * d + d);
+        let indexer = d * self.indexer_heads * self.indexer_width
+            + d * self.indexer_width
+            + (d * self.indexer_heads + self.indexer_heads)
+            + self.indexer_heads;
+        let feed = 3 * d * self.inner;
+        let layer = attention + gates + indexer + feed + 2 * d;
+        2 * self.vocabulary * d + self.layers * layer + d
+    }
+
+    fn has_the_weights_of(&self, other: &Architecture) -> bool {
+        matches!(other, Architecture::Gsa(other) if self == other)
+    }
+
+    fn beyond_the_replay(&self) -> Option<String> {
+        let even =
+            self.width.is_multiple_of(self.heads) && self.heads.is_multiple_of(self.key_heads);
+        (!even).then(|| {
+            format!(
+                "model.num_heads {} and model.num_kv_heads {}: the heads divide the width {}, and the key heads the heads",
+                self.heads, self.key_heads, self.width
+            )
+        })
+    }
+}
+
+static GSA: Family = Family {
+    name: "gsa",
+    title: "gated sparse attention",
+    settings: SETTINGS,
+    sizes: &[
+        NamedSize {
+            name: "512m-low-memory",
+            aliases: &["pretrain-512m-low-memory", "gsa"],
+            shape: || Architecture::Gsa(low_memory()),
+            tokenizer: "gpt2",
+        },
+        NamedSize {
+            name: "1b",
+            aliases: &["pretrain-1b"],
+            shape: || {
+                Architecture::Gsa(Gsa {
+                    width: 896,
+                    layers: 14,
+                    inner: 2304,
+                    ..low_memory()
+                })
+            },
+            tokenizer: "gpt2",
+        },
+    ],
+    checkpointing: LayerCheckpointing::Usual,
+    ..PLAIN
+};
+
+const SETTINGS: &[ShapeSetting] = &[
+    shape_setting!(Gsa.width: whole, "d_model", ["hidden_size", "n_embd"], count(MOST_WIDTH), "Width of the residual stream"),
+    shape_setting!(Gsa.layers: whole, "n_layers", ["num_layers", "n_layer", "num_hidden_layers"], count(MOST_LAYERS), "Number of blocks"),
+    shape_setting!(Gsa.heads: whole, "n_heads", ["num_heads", "n_head", "num_attention_heads"], count(MOST_HEADS), "Attention heads; they divide d_model"),
+    shape_setting!(Gsa.key_heads: whole, "n_kv_heads", ["num_kv_heads", "num_key_value_heads"], count(MOST_HEADS), "Heads of keys and values"),
+    shape_setting!(Gsa.inner: whole, "d_ffn", ["intermediate_size", "ffn_dim"], count(MOST_TOKENS), "Width of the feed-forward part"),
+    shape_setting!(Gsa.vocabulary: whole, "vocab_size", [], Range::Whole { min: 2, max: MOST_TOKENS }, "Tokens in the vocabulary"),
+    shape_setting!(Gsa.indexer_width: whole, "d_indexer", [], count(MOST_WIDTH), "Width of an indexer head"),
+    shape_setting!(Gsa.indexer_heads: whole, "n_indexer_heads", [], count(MOST_HEADS), "Heads of the indexer"),
+    shape_setting!(Gsa.most_keys: whole, "k_max", [], count(MOST_TOKENS), "Most keys that a query sees"),
+];

@@ -1,0 +1,405 @@
+//! axolotl: one YAML file a run, everything at its top.
+
+use super::draft::Draft;
+use super::{
+    ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, ATTENTION, ATTENTION_WORDS, BATCH, BETA1, BETA2,
+    CHECKPOINTING, CLIP, DECAY, DOUBLE_QUANTIZATION, Dialect, EPSILON, EVALUATION, Keys, LOGGING,
+    LOOP, MODEL, OPTIMIZER, OPTIMIZER_WORDS, OTHER_OPTIMIZER, OUTPUT, PACKING, Program,
+    QUANTIZATION, RANK, RANKS, RATE, REENTRANT, Rule, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED,
+    SEQUENCE, SHARDING, STEPS, TARGETS, TORCH_PRECISION, WARMUP, combined, harmless, list, refused,
+    refused_unless, same, saves, switch, switch_or, words,
+};
+use crate::error::ConfigError;
+
+pub(super) static AXOLOTL: Dialect = Dialect {
+    name: "axolotl",
+    program: Program::PyTorch,
+    recognise,
+    rules: &[RULES],
+    defaults: &[
+        (BATCH, "1"),
+        (ACCUMULATION, "1"),
+        (SEQUENCE, "512"),
+        (CHECKPOINTING, "none"),
+        (TORCH_PRECISION, "fp32"),
+        (OPTIMIZER, "adamw_fused"),
+        (LOOP, "trainer"),
+        (DOUBLE_QUANTIZATION, "true"),
+        (CLIP, "1.0"),
+    ],
+    adds_keys: true,
+    arithmetic: Some(arithmetic),
+};
+
+fn recognise(keys: &Keys<'_>) -> Option<Vec<String>> {
+    let own = [
+        "base_model",
+        "micro_batch_size",
+        "sequence_len",
+        "adapter",
+        "sample_packing",
+        "lora_target_linear",
+        "dataset_prepared_path",
+    ];
+    let found = keys.of_these(&own);
+    (keys.has("base_model") && found.len() >= 2).then_some(found)
+}
+
+const PARALLEL: &str = "one model divided over several GPUs is not computed";
+const PREFERENCES: &str =
+    "only supervised training is computed, not training on preferences or rewards";
+const IMAGES: &str = "only text is computed, not images, video or audio";
+const EXPERTS: &str = "mixtures of experts are not computed";
+const PARTLY: &str = "training a part of the weights is not computed";
+
+const RULES: &[Rule] = &[
+    same("base_model", MODEL),
+    same("micro_batch_size", BATCH),
+    same("gradient_accumulation_steps", ACCUMULATION),
+    same("sequence_len", SEQUENCE),
+    switch_or(
+        "gradient_checkpointing",
+        CHECKPOINTING,
+        ["full", "none"],
+        &[("unsloth", "full")],
+    )
+    .otherwise("keeping checkpoints elsewhere is not computed"),
+    switch(
+        "gradient_checkpointing_kwargs.use_reentrant",
+        REENTRANT,
+        "true",
+        "false",
+    ),
+    switch_or(
+        "bf16",
+        TORCH_PRECISION,
+        ["bf16_amp", "fp32"],
+        &[("auto", "bf16_amp"), ("full", "bf16")],
+    ),
+    switch("fp16", TORCH_PRECISION, "fp16_amp", "fp32"),
+    switch("bfloat16", TORCH_PRECISION, "bf16", "fp32"),
+    switch("float16", TORCH_PRECISION, "fp16", "fp32"),
+    words(
+        "adapter",
+        ADAPTER,
+        &[("lora", "lora"), ("qlora", "lora"), ("none", "none")],
+    )
+    .otherwise("only LoRA adapters are known here"),
+    same("lora_r", RANK),
+    same("lora_alpha", ALPHA),
+    same("lora_dropout", ADAPTER_DROPOUT),
+    list("lora_target_modules", TARGETS),
+    combined("lora_target_linear"),
+    switch("load_in_4bit", QUANTIZATION, "4bit", "none"),
+    switch("load_in_8bit", QUANTIZATION, "8bit", "none"),
+    switch(
+        "bnb_config_kwargs.bnb_4bit_use_double_quant",
+        DOUBLE_QUANTIZATION,
+        "true",
+        "false",
+    ),
+    words("optimizer", OPTIMIZER, OPTIMIZER_WORDS).otherwise(OTHER_OPTIMIZER),
+    combined("attn_implementation"),
+    combined("flash_attention"),
+    combined("sdp_attention"),
+    combined("xformers_attention"),
+    combined("flex_attention"),
+    combined("eager_attention"),
+    switch("sample_packing", PACKING, "true", "false"),
+    combined("deepspeed"),
+    combined("fsdp"),
+    same("dp_shard_size", RANKS),
+    refused(
+        "fsdp_config.offload_params",
+        "parameters in host memory are not computed",
+    ),
+    refused(
+        "fsdp_config.fsdp_offload_params",
+        "parameters in host memory are not computed",
+    ),
+    refused(
+        "fsdp_config.cpu_offload_pin_memory",
+        "parameters in host memory are not computed",
+    ),
+    harmless("fsdp_config*"),
+    harmless("fsdp_version"),
+    harmless("fsdp_final_state_dict_type"),
+    refused_unless("tensor_parallel_size", &["1"], PARALLEL),
+    refused_unless("context_parallel_size", &["1"], PARALLEL),
+    refused_unless("sequence_parallel_degree", &["1"], PARALLEL),
+    refused_unless("expert_parallel_size", &["1"], PARALLEL),
+    refused_unless("dp_replicate_size", &["1"], PARALLEL),
+    refused("rl", PREFERENCES),
+    refused("reward_model", PREFERENCES),
+    refused("process_reward_model", PREFERENCES),
+    refused("trl*", PREFERENCES),
+    refused("ebft*", PREFERENCES),
+    refused(
+        "num_labels",
+        "another head than that of the language model is not computed",
+    ),
+    refused("processor_type", IMAGES),
+    refused("image_size", IMAGES),
+    refused("is_multimodal", IMAGES),
+    refused("freeze_mm_modules", IMAGES),
+    refused(
+        "is_mistral_derived_model*",
+        "nothing is computed from this key; leave it out",
+    ),
+    refused("unfrozen_parameters", PARTLY),
+    refused(
+        "lora_modules_to_save",
+        "layers that are trained beside the adapters are not computed",
+    ),
+    refused(
+        "lora_target_parameters",
+        "adapters on bare parameters are not computed",
+    ),
+    refused(
+        "lora_layers_to_transform",
+        "adapters on some of the layers are not computed",
+    ),
+    refused(
+        "peft_layers_to_transform",
+        "adapters on some of the layers are not computed",
+    ),
+    refused("peft_use_dora", "DoRA is not computed"),
+    refused("peft.loftq_config*", "LoftQ is not computed"),
+    refused("relora*", "ReLoRA is not computed"),
+    refused("qat*", "quantisation-aware training is not computed"),
+    refused("gptq", "weights quantised by GPTQ are not computed"),
+    harmless("gptq_*"),
+    refused(
+        "model_quantization_config*",
+        "quantised weights of this kind are not computed",
+    ),
+    refused("quantize_moe_experts", EXPERTS),
+    refused("llama4_linearized_experts", EXPERTS),
+    refused("experts_implementation", EXPERTS),
+    refused("use_scattermoe", EXPERTS),
+    refused("use_sonicmoe", EXPERTS),
+    refused(
+        "model_config*",
+        "another configuration of the model than its own is not read",
+    ),
+    refused(
+        "overrides_of_model_config*",
+        "another configuration of the model than its own is not read",
+    ),
+    refused(
+        "overrides_of_model_kwargs*",
+        "another configuration of the model than its own is not read",
+    ),
+    refused(
+        "torch_compile",
+        "what torch.compile allocates is not predicted",
+    ),
+    refused("fp8", "fp8 is not computed"),
+    refused("diffusion*", "only next-token training is computed"),
+    refused(
+        "llmcompressor*",
+        "sparse or quantised training by llm-compressor is not computed",
+    ),
+    refused("kd_*", "distillation is not computed"),
+    refused("neat_packing", "this packing is not computed"),
+    combined("plugins"),
+    combined("model_type"),
+    saves(
+        "liger_fused_linear_cross_entropy",
+        "the logits never exist whole",
+    ),
+    saves("cut_cross_entropy", "the logits never exist whole"),
+    saves("chunked_cross_entropy", "the logits never exist whole"),
+    saves(
+        "liger_cross_entropy",
+        "the gradient of the logits takes their place",
+    ),
+    saves(
+        "flash_attn_cross_entropy",
+        "the gradient of the logits takes their place",
+    ),
+    saves(
+        "unsloth_cross_entropy_loss",
+        "the gradient of the logits takes their place",
+    ),
+    saves("liger_rms_norm", "fused norms keep less"),
+    saves("liger_rms_norm_gated", "fused norms keep less"),
+    saves("liger_layer_norm", "fused norms keep less"),
+    saves("flash_attn_rms_norm", "fused norms keep less"),
+    saves("unsloth_rms_norm", "fused norms keep less"),
+    saves("liger_glu_activation", "a fused gate keeps less"),
+    saves("liger_swiglu", "a fused gate keeps less"),
+    saves(
+        "flash_attn_fuse_mlp",
+        "a fused feed-forward part keeps less",
+    ),
+    saves("flash_attn_fuse_qkv", "fused projections keep less"),
+    saves("liger_rope", "fused rotary positions keep less"),
+    saves("unsloth_rope", "fused rotary positions keep less"),
+    saves("lora_mlp_kernel", "fused adapters keep less"),
+    saves("lora_qkv_kernel", "fused adapters keep less"),
+    saves("lora_o_kernel", "fused adapters keep less"),
+    saves("lora_embedding_kernel", "fused adapters keep less"),
+    saves("unsloth_lora_*", "fused adapters keep less"),
+    saves("fused_attn_kernel", "fused attention keeps less"),
+    saves("use_kernels", "kernels from the hub keep less"),
+    saves(
+        "activation_offloading",
+        "checkpoints are kept in host memory",
+    ),
+    harmless("flex_attn_compile_kwargs*"),
+    harmless("lora_fan_in_fan_out"),
+    harmless("lora_model_dir"),
+    harmless("lora_on_cpu"),
+    harmless("loraplus_lr_ratio"),
+    harmless("peft*"),
+    harmless("pad_to_sequence_len"),
+    harmless("eval_*"),
+    harmless("max_packed_sequence_len"),
+    harmless("group_by_length"),
+    harmless("dataset_*"),
+    harmless("datasets*"),
+    harmless("special_tokens*"),
+    harmless("tokens*"),
+    harmless("tokenizer_*"),
+    harmless("wandb_*"),
+    harmless("experimental_skip_move_to_device"),
+    harmless("low_cpu_mem_usage"),
+    harmless("flash_optimum"),
+    harmless("batch_flattening"),
+    harmless("sample_packing_*"),
+    harmless("excess_length_strategy"),
+    harmless("min_sample_len"),
+    harmless("torchdistx_path"),
+    harmless("bnb_config_kwargs*"),
+    same("max_grad_norm", CLIP),
+    same("learning_rate", RATE),
+    words("lr_scheduler", SCHEDULE, SCHEDULE_WORDS),
+    same("max_steps", STEPS),
+    same("warmup_steps", WARMUP),
+    same("weight_decay", DECAY),
+    same("adam_beta1", BETA1),
+    same("adam_beta2", BETA2),
+    same("adam_epsilon", EPSILON),
+    same("logging_steps", LOGGING),
+    same("eval_steps", EVALUATION),
+    same("save_steps", SAVING),
+    same("seed", SEED),
+    same("output_dir", OUTPUT),
+];
+
+fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
+    if let Some(entry) = draft.find("lora_target_linear") {
+        match draft.is_on("lora_target_linear") {
+            // Of both, every linear layer is the wider.
+            true => {
+                draft.unsay(TARGETS);
+                draft.say(entry, TARGETS, "all-linear");
+            }
+            false => draft.harmless(),
+        }
+    }
+    attention(draft)?;
+    precision(draft);
+    shards(draft);
+    if let Some(entry) = draft.find("model_type") {
+        let class = draft.text(entry).unwrap_or_default();
+        if class.contains("Classification") || class.contains("Reward") {
+            return Err(draft.refuse(
+                entry,
+                "another head than that of the language model is not computed",
+            ));
+        }
+        draft.harmless();
+    }
+    if let Some(entry) = draft.find("plugins") {
+        plugins(draft, entry)?;
+    }
+    if let Some(entry) = draft.find("bf16")
+        && draft.text(entry).as_deref() == Some("auto")
+    {
+        draft.assume("bf16: auto means bf16, as on every card from the A100 and RTX 30 on");
+    }
+    Ok(())
+}
+
+fn attention(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
+    if let Some(entry) = draft.find("attn_implementation") {
+        let name = draft.text(entry).unwrap_or_default();
+        let known = ATTENTION_WORDS.iter().find(|(word, _)| *word == name);
+        match (known, name.as_str()) {
+            (Some((_, kind)), _) => draft.say(entry, ATTENTION, kind),
+            (None, "xformers" | "sage") => draft.say(entry, ATTENTION, "sdpa"),
+            (None, name) if name.contains("flash-attn") => {
+                draft.say(entry, ATTENTION, "flash_attention_2");
+            }
+            _ => return Err(draft.refuse(entry, "this attention is not known here")),
+        }
+    }
+    for (name, kind) in [
+        ("flash_attention", "flash_attention_2"),
+        ("sdp_attention", "sdpa"),
+        ("xformers_attention", "sdpa"),
+        ("flex_attention", "flex_attention"),
+        ("eager_attention", "eager"),
+    ] {
+        let Some(entry) = draft.find(name) else {
+            continue;
+        };
+        if draft.is_on(name) && !draft.says(ATTENTION) {
+            draft.say(entry, ATTENTION, kind);
+        } else {
+            draft.harmless();
+        }
+    }
+    Ok(())
+}
+
+/// `bf16` outweighs `bfloat16`, which converts the weights alone.
+fn precision(draft: &mut Draft<'_>) {
+    for (stronger, weaker) in [("bf16", "bfloat16"), ("fp16", "float16")] {
+        if let (Some(entry), true) = (draft.find(stronger), draft.is_on(stronger))
+            && draft.is_on(weaker)
+        {
+            let word = match draft.text(entry).as_deref() {
+                Some("full") => stronger.to_owned(),
+                _ => format!("{stronger}_amp"),
+            };
+            draft.unsay(TORCH_PRECISION);
+            draft.say(entry, TORCH_PRECISION, &word);
+        }
+    }
+}
+
+fn shards(draft: &mut Draft<'_>) {
+    if let Some(entry) = draft.find("deepspeed") {
+        draft.link(entry);
+    }
+    let fsdp = draft.find("fsdp").or_else(|| {
+        let sections = draft.beginning("fsdp_config.");
+        sections.first().copied()
+    });
+    if let Some(entry) = fsdp {
+        draft.say(entry, SHARDING, "fsdp");
+    }
+}
+
+fn plugins(draft: &mut Draft<'_>, entry: usize) -> Result<(), ConfigError> {
+    for plugin in draft.items(entry) {
+        let name = plugin.rsplit('.').next().unwrap_or(&plugin);
+        match name {
+            // Its switches are keys of their own.
+            "LigerPlugin" | "SpectrumPlugin" | "GrokfastPlugin" | "SwanLabPlugin"
+            | "DenseMixerPlugin" => {}
+            "CutCrossEntropyPlugin" => {
+                draft.saves(entry, "the logits never exist whole");
+            }
+            _ => {
+                let why = format!("what {name} does to memory is not known here");
+                return Err(draft.refuse(entry, &why));
+            }
+        }
+    }
+    draft.harmless();
+    Ok(())
+}

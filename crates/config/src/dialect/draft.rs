@@ -1,0 +1,486 @@
+//! The reading of one file of another program: what each key was taken for, what was not
+//! understood, and what cannot be computed.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use super::{Dialect, Keys, Naming, Program, Says, speaks_of_memory, stands_for};
+use crate::document::{Document, Entry, Scalar};
+use crate::error::ConfigError;
+use crate::registry;
+use crate::setting::{Meaning, Setting};
+use crate::settings::{Settings, interpret};
+use crate::source::Source;
+use crate::value::Value;
+
+/// What was read of one file.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Reading {
+    pub path: PathBuf,
+    pub dialect: &'static str,
+    pub program: Program,
+    /// The keys by which it was recognised.
+    pub because_of: Vec<String>,
+    pub read: Vec<ReadKey>,
+    /// Keys that may bear on memory and were not understood.
+    pub not_understood: Vec<UnreadKey>,
+    /// Keys that save memory in a way that is not computed.
+    pub savings: Vec<Saving>,
+    /// How many keys bear on nothing that is planned.
+    pub num_harmless: usize,
+    /// What the file does not say and was taken for granted.
+    pub assumed: Vec<String>,
+    /// What the program takes where the file is silent.
+    #[serde(skip)]
+    pub(crate) defaults: Vec<(&'static str, String)>,
+    /// Files that this one names, with the key.
+    #[serde(skip)]
+    pub(crate) linked: Vec<Link>,
+}
+
+/// A key that was understood.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ReadKey {
+    /// As the file has it.
+    pub key: String,
+    pub value: String,
+    pub line: usize,
+    /// The setting it was taken for, and its value there.
+    pub setting: &'static str,
+    pub means: String,
+}
+
+/// A key that was not.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct UnreadKey {
+    pub key: String,
+    pub value: String,
+    pub line: usize,
+}
+
+/// A key that makes the figure an upper bound.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Saving {
+    pub key: String,
+    pub value: String,
+    pub line: usize,
+    pub why: &'static str,
+}
+
+/// A file that another one names.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Link {
+    pub key: String,
+    pub value: String,
+    pub line: usize,
+}
+
+/// A value that a key gives a setting.
+struct Statement {
+    entry: usize,
+    setting: &'static Setting,
+    value: Value,
+    /// A switch that is off says "not this one" where another key says which.
+    is_off: bool,
+}
+
+/// A file while it is being read.
+pub(crate) struct Draft<'a> {
+    document: &'a Document,
+    names: Vec<String>,
+    statements: Vec<Statement>,
+    reading: Reading,
+}
+
+impl<'a> Draft<'a> {
+    pub(crate) fn read(
+        document: &'a Document,
+        dialect: &'static Dialect,
+        because_of: Vec<String>,
+    ) -> Result<Draft<'a>, ConfigError> {
+        let defaults = dialect.defaults.iter();
+        let mut draft = Draft {
+            document,
+            names: Keys::of(document).names,
+            statements: Vec::new(),
+            reading: Reading {
+                path: document.path.clone(),
+                dialect: dialect.name,
+                program: dialect.program,
+                because_of,
+                read: Vec::new(),
+                not_understood: Vec::new(),
+                savings: Vec::new(),
+                num_harmless: 0,
+                assumed: Vec::new(),
+                defaults: defaults
+                    .map(|(key, value)| (*key, (*value).to_owned()))
+                    .collect(),
+                linked: Vec::new(),
+            },
+        };
+        for index in 0..document.entries.len() {
+            draft.key(index, dialect)?;
+        }
+        if let Some(arithmetic) = dialect.arithmetic {
+            arithmetic(&mut draft)?;
+        }
+        Ok(draft)
+    }
+
+    fn key(&mut self, index: usize, dialect: &'static Dialect) -> Result<(), ConfigError> {
+        let entry = &self.document.entries[index];
+        if unset(&entry.scalar) {
+            self.reading.num_harmless += 1;
+            return Ok(());
+        }
+        let name = &self.names[index];
+        let Some(rule) = dialect.rule(name) else {
+            match speaks_of_memory(name) && !switched_off(&entry.scalar) {
+                true => self.reading.not_understood.push(unread(entry)),
+                false => self.reading.num_harmless += 1,
+            }
+            return Ok(());
+        };
+        match rule.says {
+            Says::Combined => {}
+            Says::Harmless => self.reading.num_harmless += 1,
+            Says::Saves(_) | Says::Refused { .. } if switched_off(&entry.scalar) => {
+                self.reading.num_harmless += 1;
+            }
+            Says::Saves(why) => self.saves(index, why),
+            Says::Refused { unless, why } => {
+                let word = word(&entry.scalar);
+                let allowed = word.is_some_and(|word| {
+                    unless.iter().any(|known| known.eq_ignore_ascii_case(&word))
+                });
+                if !allowed {
+                    return Err(self.refuse(index, why));
+                }
+                self.reading.num_harmless += 1;
+            }
+            Says::Setting { key, meaning } => {
+                let Some((setting, _)) = registry::find(key) else {
+                    unreachable!("{key} is in a rule and no setting");
+                };
+                match (value_of(setting, meaning, &entry.scalar), rule.otherwise) {
+                    (Some(value), _) => self.state(index, setting, meaning, value),
+                    (None, _) if is_auto(&entry.scalar) => self.reading.num_harmless += 1,
+                    (None, Some(why)) if !entry.scalar.is_composite() => {
+                        return Err(self.refuse(index, why));
+                    }
+                    (None, _) if bears_on_memory(setting) => {
+                        self.reading.not_understood.push(unread(entry));
+                    }
+                    (None, _) => self.reading.num_harmless += 1,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn state(&mut self, entry: usize, setting: &'static Setting, meaning: Meaning, value: Value) {
+        let off = match meaning {
+            Meaning::Switch { off, .. } | Meaning::SwitchOr { off, .. } => Some(off),
+            _ => None,
+        };
+        let scalar = &self.document.entries[entry].scalar;
+        let is_off = off.is_some() && switched_off(scalar);
+        self.statements.push(Statement {
+            entry,
+            setting,
+            value,
+            is_off,
+        });
+    }
+
+    /// Says a setting on behalf of a key.
+    pub(crate) fn say(&mut self, entry: usize, key: &str, text: &str) {
+        let Some((setting, _)) = registry::find(key) else {
+            unreachable!("{key} is no setting");
+        };
+        match setting.kind.parse(setting.plain_word(text)) {
+            Ok(value) => self.state(entry, setting, Meaning::Same, value),
+            Err(_) => {
+                let unread = unread(&self.document.entries[entry]);
+                self.reading.not_understood.push(unread);
+            }
+        }
+    }
+
+    pub(crate) fn saves(&mut self, entry: usize, why: &'static str) {
+        let UnreadKey { key, value, line } = unread(&self.document.entries[entry]);
+        self.reading.savings.push(Saving {
+            key,
+            value,
+            line,
+            why,
+        });
+    }
+
+    /// The error that a key asks for something that cannot be computed.
+    pub(crate) fn refuse(&self, entry: usize, why: &str) -> ConfigError {
+        let UnreadKey { key, value, line } = unread(&self.document.entries[entry]);
+        ConfigError::NotComputed {
+            path: self.document.path.clone(),
+            line,
+            key,
+            value,
+            dialect: self.reading.dialect,
+            why: why.to_owned(),
+        }
+    }
+
+    pub(crate) fn harmless(&mut self) {
+        self.reading.num_harmless += 1;
+    }
+
+    pub(crate) fn not_understood(&mut self, entry: usize) {
+        let unread = unread(&self.document.entries[entry]);
+        self.reading.not_understood.push(unread);
+    }
+
+    pub(crate) fn assume(&mut self, sentence: impl Into<String>) {
+        self.reading.assumed.push(sentence.into());
+    }
+
+    /// Replaces what the program takes where the file is silent.
+    pub(crate) fn default(&mut self, key: &'static str, value: impl Into<String>) {
+        let defaults = &mut self.reading.defaults;
+        defaults.retain(|(known, _)| *known != key);
+        defaults.push((key, value.into()));
+    }
+
+    pub(crate) fn link(&mut self, entry: usize) {
+        let UnreadKey { key, line, .. } = unread(&self.document.entries[entry]);
+        if let Some(value) = self.text(entry) {
+            self.reading.linked.push(Link { key, value, line });
+        }
+    }
+
+    /// The first key of a plain name that has a value.
+    pub(crate) fn find(&self, name: &str) -> Option<usize> {
+        (0..self.names.len()).find(|&index| {
+            stands_for(name, &self.names[index]) && !unset(&self.document.entries[index].scalar)
+        })
+    }
+
+    /// All keys that begin so.
+    pub(crate) fn beginning(&self, beginning: &str) -> Vec<usize> {
+        (0..self.names.len())
+            .filter(|&index| self.names[index].starts_with(beginning))
+            .collect()
+    }
+
+    pub(crate) fn scalar(&self, entry: usize) -> &'a Scalar {
+        &self.document.entries[entry].scalar
+    }
+
+    pub(crate) fn text(&self, entry: usize) -> Option<String> {
+        word(self.scalar(entry))
+    }
+
+    /// Whether a key is there and not switched off.
+    pub(crate) fn is_on(&self, name: &str) -> bool {
+        self.find(name)
+            .is_some_and(|entry| !switched_off(self.scalar(entry)))
+    }
+
+    pub(crate) fn number(&self, name: &str) -> Option<u64> {
+        self.text(self.find(name)?)?.parse().ok()
+    }
+
+    /// The items of a list, or the parts of a text with commas.
+    pub(crate) fn items(&self, entry: usize) -> Vec<String> {
+        items(self.scalar(entry))
+    }
+
+    /// Whether a setting was said.
+    pub(crate) fn says(&self, key: &str) -> bool {
+        self.statements
+            .iter()
+            .any(|statement| statement.setting.key == key && !statement.is_off)
+    }
+
+    pub(crate) fn value(&self, key: &str) -> Option<&Value> {
+        self.statements
+            .iter()
+            .rev()
+            .find(|statement| statement.setting.key == key && !statement.is_off)
+            .map(|statement| &statement.value)
+    }
+
+    /// Drops what was said of a setting.
+    pub(crate) fn unsay(&mut self, key: &str) {
+        self.statements
+            .retain(|statement| statement.setting.key != key);
+    }
+
+    /// Gives the settings what was read. On an error they are as far as it got.
+    pub(crate) fn finish(mut self, settings: &mut Settings) -> Result<Reading, ConfigError> {
+        let statements = std::mem::take(&mut self.statements);
+        for (index, statement) in statements.iter().enumerate() {
+            let entry = &self.document.entries[statement.entry];
+            let earlier = statements[..index].iter().find(|earlier| {
+                let other = &self.document.entries[earlier.entry];
+                earlier.entry != statement.entry && other.path == entry.path
+            });
+            if let Some(earlier) = earlier {
+                return Err(ConfigError::DuplicateKey {
+                    path: self.document.path.clone(),
+                    key: entry.key(),
+                    first_line: self.document.entries[earlier.entry].name_at.line,
+                    line: entry.name_at.line,
+                });
+            }
+            let outspoken = statements
+                .iter()
+                .any(|other| other.setting.key == statement.setting.key && !other.is_off);
+            if statement.is_off && outspoken {
+                self.reading.num_harmless += 1;
+                continue;
+            }
+            let source = Source::File {
+                path: self.document.path.clone(),
+                line: entry.value_at.line,
+                column: entry.value_at.column,
+            };
+            settings.assign(
+                statement.setting,
+                &entry.key(),
+                statement.value.clone(),
+                source,
+            )?;
+            self.reading.read.push(ReadKey {
+                key: entry.key(),
+                value: entry.scalar.to_string(),
+                line: entry.name_at.line,
+                setting: statement.setting.key,
+                means: statement.value.to_string(),
+            });
+        }
+        Ok(self.reading)
+    }
+}
+
+impl Reading {
+    /// A file of cinch's own, every key of which is a setting.
+    pub(crate) fn own(document: &Document, because_of: Vec<String>) -> Reading {
+        let key = |entry: &Entry| {
+            let (setting, _) = Naming::Own.find(&entry.path)?;
+            Some(ReadKey {
+                key: entry.key(),
+                value: entry.scalar.to_string(),
+                line: entry.name_at.line,
+                setting: setting.key,
+                means: entry.scalar.to_string(),
+            })
+        };
+        Reading {
+            path: document.path.clone(),
+            dialect: Naming::Own.name(),
+            program: Program::Cinch,
+            because_of,
+            read: document.entries.iter().filter_map(key).collect(),
+            not_understood: Vec::new(),
+            savings: Vec::new(),
+            num_harmless: 0,
+            assumed: Vec::new(),
+            defaults: Vec::new(),
+            linked: Vec::new(),
+        }
+    }
+
+    /// Whether the file names a model.
+    pub fn names_a_model(&self) -> bool {
+        self.read.iter().any(|read| read.setting == super::MODEL)
+    }
+}
+
+/// Settings that decide memory; what is wrong with others is none of a plan's business.
+fn bears_on_memory(setting: &Setting) -> bool {
+    matches!(setting.section(), "model" | "vram" | "lora" | "pytorch")
+}
+
+fn unread(entry: &Entry) -> UnreadKey {
+    UnreadKey {
+        key: entry.key(),
+        value: entry.scalar.to_string(),
+        line: entry.name_at.line,
+    }
+}
+
+/// Other programs write -1 where a count is not set, and leave texts empty.
+pub(crate) fn unset(scalar: &Scalar) -> bool {
+    match scalar {
+        Scalar::Null => true,
+        Scalar::Number(text) => text == "-1",
+        Scalar::Text(text) => text.trim().is_empty(),
+        Scalar::List(items) => items.is_empty(),
+        _ => false,
+    }
+}
+
+pub(crate) fn switched_off(scalar: &Scalar) -> bool {
+    match scalar {
+        Scalar::Bool(on) => !on,
+        Scalar::Number(text) => matches!(text.as_str(), "0" | "0.0"),
+        Scalar::Text(text) => matches!(
+            text.to_ascii_lowercase().as_str(),
+            "false" | "none" | "no" | "off" | "0" | ""
+        ),
+        other => unset(other),
+    }
+}
+
+/// A value that the program finds out when it runs.
+pub(crate) fn is_auto(scalar: &Scalar) -> bool {
+    matches!(scalar, Scalar::Text(text) if text.eq_ignore_ascii_case("auto"))
+}
+
+/// A word as another program would read it: `precision: 16` is the word `16`.
+pub(crate) fn word(scalar: &Scalar) -> Option<String> {
+    match scalar {
+        Scalar::Text(text) | Scalar::Number(text) => Some(text.clone()),
+        // YAML reads accelerate's `no` as a switch.
+        Scalar::Bool(false) => Some("no".to_owned()),
+        Scalar::Bool(true) => Some("yes".to_owned()),
+        _ => None,
+    }
+}
+
+fn items(scalar: &Scalar) -> Vec<String> {
+    match scalar {
+        Scalar::List(items) => items.iter().filter_map(word).collect(),
+        other => word(other)
+            .map(|text| text.split(',').map(|part| part.trim().to_owned()).collect())
+            .unwrap_or_default(),
+    }
+}
+
+/// The value that a foreign key gives a setting; none where it says nothing that is known.
+fn value_of(setting: &Setting, meaning: Meaning, scalar: &Scalar) -> Option<Value> {
+    match meaning {
+        Meaning::List => {
+            let items = items(scalar);
+            (!items.is_empty()).then(|| Value::Text(items.join(",")))
+        }
+        Meaning::Words(_) | Meaning::SwitchOr { .. } | Meaning::Switch { .. } => {
+            interpret(setting, meaning, |kind| match (meaning, scalar) {
+                (Meaning::Words(_), scalar) => {
+                    word(scalar).map(Value::Text).ok_or_else(Default::default)
+                }
+                (_, scalar @ Scalar::Bool(_)) => kind.read(scalar),
+                (_, scalar) => word(scalar).map(Value::Text).ok_or_else(Default::default),
+            })
+            .ok()
+        }
+        Meaning::Same => match scalar {
+            Scalar::Text(text) | Scalar::Number(text) => {
+                setting.kind.parse(setting.plain_word(text)).ok()
+            }
+            scalar => setting.kind.read(scalar).ok(),
+        },
+    }
+}

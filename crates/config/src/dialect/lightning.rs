@@ -1,0 +1,134 @@
+//! PyTorch Lightning's command line and the Hydra layouts that people build on it: a section for
+//! the trainer, one for the data, and a model of the user's own.
+
+use super::draft::Draft;
+use super::{
+    ACCUMULATION, BATCH, CLIP, DECAY, Dialect, Keys, LOGGING, MODEL, Program, RANKS, RATE, Rule,
+    SEED, SEQUENCE, SHARDING, STEPS, TORCH_PRECISION, WARMUP, combined, harmless, refused, same,
+    words,
+};
+use crate::error::ConfigError;
+
+pub(super) static LIGHTNING: Dialect = Dialect {
+    name: "Lightning",
+    program: Program::PyTorch,
+    recognise,
+    rules: &[TRAINER, RULES],
+    defaults: &[(ACCUMULATION, "1"), (TORCH_PRECISION, "fp32"), (CLIP, "0")],
+    adds_keys: true,
+    arithmetic: Some(strategy),
+};
+
+fn recognise(keys: &Keys<'_>) -> Option<Vec<String>> {
+    let own = [
+        "trainer.accumulate_grad_batches",
+        "trainer.gradient_clip_val",
+        "trainer.precision",
+        "trainer.max_epochs",
+        "trainer.devices",
+        "trainer.strategy",
+        "fit.trainer.precision",
+        "model.class_path",
+        "data.class_path",
+        "model._target_",
+        "trainer._target_",
+    ];
+    let found: Vec<String> = own
+        .iter()
+        .filter(|name| keys.names.iter().any(|known| known == *name))
+        .map(|name| (*name).to_owned())
+        .collect();
+    let bare = keys.of_these(&["accumulate_grad_batches", "gradient_clip_val"]);
+    match found.is_empty() {
+        false => Some(found),
+        true => (!bare.is_empty()).then_some(bare),
+    }
+}
+
+/// Lightning's words; the plain ones convert the weights too where they end in `true`.
+pub(super) const PRECISION_WORDS: &[(&str, &str)] = &[
+    ("bf16-mixed", "amp_bf16"),
+    ("16-mixed", "amp_fp16"),
+    ("32-true", "fp32"),
+    ("bf16-true", "bf16"),
+    ("16-true", "fp16"),
+    ("bf16", "amp_bf16"),
+    ("16", "amp_fp16"),
+    ("32", "fp32"),
+    ("32-bit", "fp32"),
+];
+
+const TRAINER: &[Rule] = &[
+    same("trainer.accumulate_grad_batches", ACCUMULATION),
+    same("accumulate_grad_batches", ACCUMULATION),
+    words("trainer.precision", TORCH_PRECISION, PRECISION_WORDS)
+        .otherwise("this precision is not computed"),
+    same("trainer.gradient_clip_val", CLIP),
+    same("gradient_clip_val", CLIP),
+    same("trainer.max_steps", STEPS),
+    same("trainer.log_every_n_steps", LOGGING),
+    combined("trainer.devices"),
+    combined("trainer.strategy"),
+    harmless("trainer.*"),
+];
+
+const RULES: &[Rule] = &[
+    same("data.batch_size", BATCH),
+    same("data.init_args.batch_size", BATCH),
+    same("datamodule.batch_size", BATCH),
+    same("data_module.batch_size", BATCH),
+    same("batch_size", BATCH),
+    same("data.init_args.max_length", SEQUENCE),
+    same("data.max_length", SEQUENCE),
+    same("data.init_args.block_size", SEQUENCE),
+    same("data.block_size", SEQUENCE),
+    same("datamodule.max_length", SEQUENCE),
+    same("model.model_name_or_path", MODEL),
+    same("model.init_args.model_name_or_path", MODEL),
+    same("model.init_args.model_name", MODEL),
+    same("model.model_name", MODEL),
+    refused(
+        "model.init_args.compile",
+        "what torch.compile allocates is not predicted",
+    ),
+    same("seed_everything", SEED),
+    same("seed", SEED),
+    same("model.init_args.lr", RATE),
+    same("model.init_args.learning_rate", RATE),
+    same("model.init_args.weight_decay", DECAY),
+    same("model.init_args.warmup_steps", WARMUP),
+    harmless("optimizer*"),
+    harmless("lr_scheduler*"),
+    harmless("ckpt_path"),
+];
+
+/// GPUs and how they share.
+pub(super) fn strategy(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
+    let devices = ["trainer.devices", "training.trainer.devices"];
+    if let Some(entry) = devices.iter().find_map(|name| draft.find(name)) {
+        let items = draft.items(entry);
+        match items.as_slice() {
+            [one] if one == "auto" => draft.harmless(),
+            [one] => draft.say(entry, RANKS, &one.clone()),
+            many => draft.say(entry, RANKS, &many.len().to_string()),
+        }
+    }
+    let strategies = ["trainer.strategy", "training.trainer.strategy"];
+    if let Some(entry) = strategies.iter().find_map(|name| draft.find(name)) {
+        let word = draft.text(entry).unwrap_or_default();
+        let sharding = match word.as_str() {
+            "auto" | "single_device" => None,
+            word if word.starts_with("ddp") => Some("ddp"),
+            "deepspeed" | "deepspeed_stage_2" => Some("zero2"),
+            "deepspeed_stage_1" => Some("zero1"),
+            "deepspeed_stage_3" => Some("zero3"),
+            "fsdp" => Some("fsdp"),
+            _ => return Err(draft.refuse(entry, "this way to divide a run is not computed")),
+        };
+        match sharding {
+            Some(sharding) => draft.say(entry, SHARDING, sharding),
+            None => draft.harmless(),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,369 @@
+//! LLaMA-Factory: Hugging Face's TrainingArguments with keys of its own for model, adapters and
+//! data; and its newer files, which have a section for each part.
+
+use super::draft::Draft;
+use super::training_arguments::COMMON;
+use super::{
+    ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, ATTENTION, BATCH, CHECKPOINTING, CLIP,
+    DOUBLE_QUANTIZATION, Dialect, Keys, LOOP, MODEL, OPTIMIZER, PACKING, Program, QUANTIZATION,
+    RANK, REENTRANT, Rule, SEQUENCE, SHARDING, TARGETS, TORCH_PRECISION, combined, harmless, list,
+    refused, refused_unless, same, saves, switch, words,
+};
+use crate::error::ConfigError;
+
+pub(super) static LLAMA_FACTORY: Dialect = Dialect {
+    name: "LLaMA-Factory",
+    program: Program::PyTorch,
+    recognise,
+    rules: &[RULES, COMMON],
+    defaults: &[
+        (BATCH, "8"),
+        (ACCUMULATION, "1"),
+        (SEQUENCE, "2048"),
+        // It checkpoints unless told otherwise.
+        (CHECKPOINTING, "full"),
+        (REENTRANT, "true"),
+        (ADAPTER, "lora"),
+        (RANK, "8"),
+        (TARGETS, "all-linear"),
+        (TORCH_PRECISION, "fp32"),
+        (OPTIMIZER, "adamw_fused"),
+        (LOOP, "trainer"),
+        (DOUBLE_QUANTIZATION, "true"),
+        (CLIP, "1.0"),
+    ],
+    adds_keys: true,
+    arithmetic: Some(arithmetic),
+};
+
+fn recognise(keys: &Keys<'_>) -> Option<Vec<String>> {
+    let own = [
+        "finetuning_type",
+        "stage",
+        "cutoff_len",
+        "template",
+        "dataset_dir",
+        "infer_backend",
+        "export_dir",
+        "lora_target",
+        "quantization_bit",
+    ];
+    let found = keys.of_these(&own);
+    let named = keys.has("model_name_or_path");
+    (named && !found.is_empty() && !keys.has("base_model") || found.len() >= 3).then_some(found)
+}
+
+const PREFERENCES: &str =
+    "only supervised training and pretraining are computed, not training on preferences or rewards";
+const OPTIMIZERS: &str = super::OTHER_OPTIMIZER;
+const PARALLEL: &str = "one model divided over several GPUs is not computed";
+const PARTLY: &str = "training a part of the weights is not computed";
+const NO_TRAINING: &str = "this file does not train";
+
+const RULES: &[Rule] = &[
+    same("model_name_or_path", MODEL),
+    refused_unless("stage", &["sft", "pt"], PREFERENCES),
+    words(
+        "finetuning_type",
+        ADAPTER,
+        &[("lora", "lora"), ("full", "none")],
+    )
+    .otherwise("only LoRA and full training are known here"),
+    combined("do_train"),
+    refused("do_predict", NO_TRAINING),
+    refused("infer_backend", NO_TRAINING),
+    refused("export_dir", NO_TRAINING),
+    same("cutoff_len", SEQUENCE),
+    same("lora_rank", RANK),
+    same("lora_alpha", ALPHA),
+    same("lora_dropout", ADAPTER_DROPOUT),
+    list("lora_target", TARGETS),
+    combined("bf16"),
+    combined("fp16"),
+    combined("pure_bf16"),
+    combined("disable_gradient_checkpointing"),
+    switch("use_reentrant_gc", REENTRANT, "true", "false"),
+    words(
+        "quantization_bit",
+        QUANTIZATION,
+        &[("4", "4bit"), ("8", "8bit")],
+    )
+    .otherwise("weights of this many bits are not computed"),
+    refused_unless(
+        "quantization_method",
+        &["bnb", "bitsandbytes"],
+        "weights quantised by this method are not computed",
+    ),
+    switch("double_quantization", DOUBLE_QUANTIZATION, "true", "false"),
+    refused_unless(
+        "quantization_type",
+        &["nf4", "fp4"],
+        "this quantisation is not computed",
+    ),
+    words(
+        "flash_attn",
+        ATTENTION,
+        &[
+            ("fa2", "flash_attention_2"),
+            ("fa3", "flash_attention_3"),
+            ("sdpa", "sdpa"),
+            ("auto", "sdpa"),
+            ("disabled", "eager"),
+            ("no", "eager"),
+        ],
+    ),
+    switch("packing", PACKING, "true", "false"),
+    switch("neat_packing", PACKING, "true", "false"),
+    saves(
+        "enable_liger_kernel",
+        "fused kernels keep less, and the logits never exist whole",
+    ),
+    refused("use_unsloth", "unsloth's own model code is not computed"),
+    refused(
+        "use_unsloth_gc",
+        "keeping checkpoints elsewhere is not computed",
+    ),
+    refused("use_galore", OPTIMIZERS),
+    refused("use_apollo", OPTIMIZERS),
+    refused("use_badam", OPTIMIZERS),
+    refused("use_adam_mini", OPTIMIZERS),
+    refused("use_muon", OPTIMIZERS),
+    refused("use_dora", "DoRA is not computed"),
+    refused("use_llama_pro", PARTLY),
+    refused("freeze_trainable_layers", PARTLY),
+    refused("freeze_trainable_modules", PARTLY),
+    refused("freeze_extra_modules", PARTLY),
+    refused(
+        "additional_target",
+        "layers that are trained beside the adapters are not computed",
+    ),
+    refused("mixture_of_depths", "mixture of depths is not computed"),
+    refused("shift_attn", "shifted attention is not computed"),
+    refused("use_kt", "KTransformers is not computed"),
+    refused("kt_*", "KTransformers is not computed"),
+    refused("fp8", "fp8 is not computed"),
+    harmless("fp8_*"),
+    refused("oft_*", "only LoRA adapters are known here"),
+    refused_unless("tensor_model_parallel_size", &["1"], PARALLEL),
+    refused_unless("pipeline_model_parallel_size", &["1"], PARALLEL),
+    refused_unless("expert_model_parallel_size", &["1"], PARALLEL),
+    refused_unless("context_parallel_size", &["1"], PARALLEL),
+    refused_unless("cp_size", &["1"], PARALLEL),
+    refused("use_asft_loss", "this loss keeps a second model"),
+    refused("ref_model*", PREFERENCES),
+    refused(
+        "upcast_lmhead_output",
+        "logits raised to fp32 by the head are not computed",
+    ),
+    refused(
+        "upcast_layernorm",
+        "norms in fp32 beside weights in bf16 are not computed",
+    ),
+    refused(
+        "train_from_scratch",
+        "random weights in another type are not computed",
+    ),
+    refused("resize_vocab", "a larger vocabulary is not computed"),
+    harmless("use_dft_loss"),
+    harmless("use_eaft_loss"),
+    harmless("eaft_*"),
+    harmless("asft_alpha"),
+    harmless("pissa_*"),
+    harmless("loraplus_*"),
+    harmless("adapter_name_or_path"),
+    harmless("use_rslora"),
+    harmless("galore_*"),
+    harmless("apollo_*"),
+    harmless("badam_*"),
+    harmless("pref_*"),
+    harmless("image_max_pixels"),
+    harmless("image_min_pixels"),
+    harmless("video_*"),
+    harmless("crop_to_patches"),
+    harmless("freeze_vision_tower"),
+    harmless("freeze_multi_modal_projector"),
+    harmless("freeze_language_model"),
+    harmless("template"),
+    harmless("use_v1_kernels"),
+    harmless("ray_*"),
+    harmless("use_distributed_optimizer"),
+    harmless("overlap_*"),
+    harmless("bias_activation_fusion"),
+    harmless("apply_rope_fusion"),
+    harmless("moe_grouped_gemm"),
+    harmless("sequence_parallel"),
+    harmless("max_samples"),
+];
+
+fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
+    match draft.find("do_train") {
+        Some(entry) if !draft.is_on("do_train") => return Err(draft.refuse(entry, NO_TRAINING)),
+        Some(_) => draft.harmless(),
+        None => {
+            // Inference, web interfaces and merging have no training keys.
+            let trains = [
+                "stage",
+                "dataset",
+                "learning_rate",
+                "output_dir",
+                "num_train_epochs",
+            ];
+            if !trains.iter().any(|name| draft.find(name).is_some())
+                && let Some(entry) = draft.find("model_name_or_path")
+            {
+                return Err(draft.refuse(entry, NO_TRAINING));
+            }
+        }
+    }
+    // Without a type of training it is LoRA, and then only its own keys count.
+    let has_adapters = match draft.value(ADAPTER) {
+        Some(adapter) => adapter.to_string() == "lora",
+        None => true,
+    };
+    for name in ["pure_bf16", "bf16", "fp16"] {
+        let Some(entry) = draft.find(name) else {
+            continue;
+        };
+        if !draft.is_on(name) || draft.says(TORCH_PRECISION) {
+            draft.harmless();
+            continue;
+        }
+        // What is trained is raised to fp32 unless it is pure_bf16; frozen weights stay as loaded.
+        let precision = match (name, has_adapters) {
+            ("pure_bf16", _) => "bf16",
+            ("bf16", true) => "bf16_amp",
+            ("bf16", false) => "amp_bf16",
+            (_, true) => "fp16_amp",
+            _ => "amp_fp16",
+        };
+        draft.say(entry, TORCH_PRECISION, precision);
+    }
+    if let Some(entry) = draft.find("disable_gradient_checkpointing") {
+        let word = match draft.is_on("disable_gradient_checkpointing") {
+            true => "none",
+            false => "full",
+        };
+        draft.say(entry, CHECKPOINTING, word);
+    }
+    Ok(())
+}
+
+/// The files of its newer interface.
+pub(super) static LLAMA_FACTORY_V1: Dialect = Dialect {
+    name: "LLaMA-Factory (v1)",
+    program: Program::PyTorch,
+    recognise: recognise_v1,
+    rules: &[RULES_V1],
+    defaults: &[
+        (BATCH, "1"),
+        (ACCUMULATION, "1"),
+        (SEQUENCE, "2048"),
+        (CHECKPOINTING, "full"),
+        (TORCH_PRECISION, "fp32"),
+        (CLIP, "1.0"),
+    ],
+    adds_keys: false,
+    arithmetic: Some(arithmetic_v1),
+};
+
+fn recognise_v1(keys: &Keys<'_>) -> Option<Vec<String>> {
+    let own = [
+        "train_dataset",
+        "model_class",
+        "sample_backend",
+        "dist_config.name",
+        "kernel_config.name",
+        "peft_config.name",
+        "init_config.name",
+    ];
+    let found: Vec<String> = own
+        .iter()
+        .filter(|name| {
+            let plain = name.replace("_config.", ".");
+            keys.names
+                .iter()
+                .any(|known| known == *name || *known == plain)
+        })
+        .map(|name| (*name).to_owned())
+        .collect();
+    let has_model = keys.names.iter().any(|name| name == "model");
+    (has_model && !found.is_empty()).then_some(found)
+}
+
+const RULES_V1: &[Rule] = &[
+    same("model", MODEL),
+    same("micro_batch_size", BATCH),
+    same("cutoff_len", SEQUENCE),
+    combined("global_batch_size"),
+    combined("bf16"),
+    switch(
+        "enable_activation_checkpointing",
+        CHECKPOINTING,
+        "full",
+        "none",
+    ),
+    words("peft.name", ADAPTER, &[("lora", "lora")])
+        .otherwise("only LoRA and full training are known here"),
+    same("peft.r", RANK),
+    same("peft.lora_alpha", ALPHA),
+    same("peft.lora_dropout", ADAPTER_DROPOUT),
+    list("peft.target_modules", TARGETS),
+    refused("peft.export_dir", NO_TRAINING),
+    words(
+        "dist.name",
+        SHARDING,
+        &[("fsdp2", "fsdp"), ("fsdp", "fsdp"), ("ddp", "ddp")],
+    )
+    .otherwise("this way to divide a run is read from its own file"),
+    refused_unless("dist.ep_size", &["1"], PARALLEL),
+    harmless("dist.*"),
+    refused(
+        "quant.*",
+        "quantised weights are not read from files of this kind yet",
+    ),
+    refused(
+        "quant",
+        "quantised weights are not read from files of this kind yet",
+    ),
+    refused("optim.name", OPTIMIZERS),
+    harmless("optim.*"),
+    saves("kernel.name", "fused kernels keep less"),
+    harmless("kernel.*"),
+    refused("sample_backend", NO_TRAINING),
+    refused_unless("cp_size", &["1"], PARALLEL),
+    refused_unless("model_class", &["llm"], "only language models are computed"),
+    refused(
+        "batching_strategy",
+        "batches of another kind than padded rows are not computed",
+    ),
+    harmless("cp_mode"),
+    harmless("init.*"),
+    harmless("train_dataset"),
+];
+
+fn arithmetic_v1(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
+    if let Some(entry) = draft.find("bf16") {
+        let word = match draft.is_on("bf16") {
+            true => "bf16",
+            false => "fp32",
+        };
+        draft.say(entry, TORCH_PRECISION, word);
+    }
+    if let Some(entry) = draft.find("global_batch_size") {
+        let ranks = 1;
+        match (
+            draft.number("global_batch_size"),
+            draft.number("micro_batch_size"),
+        ) {
+            (Some(all), Some(micro)) if micro > 0 && all % (micro * ranks) == 0 => {
+                draft.say(entry, ACCUMULATION, &(all / micro).to_string());
+                draft.assume(format!(
+                    "global_batch_size {all} is met by one GPU: {} micro batches",
+                    all / micro
+                ));
+            }
+            _ => draft.not_understood(entry),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,121 @@
+//! Names of a file in a plain form, so that one table serves `TRAINING_CONFIG["lr"]`,
+//! `training.lr` and `TrainingArguments(lr=…)`.
+
+/// Words that only say "this is a config".
+const WRAPPINGS: [&str; 12] = [
+    "config",
+    "configs",
+    "cfg",
+    "conf",
+    "settings",
+    "options",
+    "args",
+    "arguments",
+    "params",
+    "hyperparameters",
+    "hparams",
+    "hp",
+];
+
+/// Sections in which names without a dot are looked for, besides the top.
+const TRAINING: [&str; 8] = [
+    "training",
+    "train",
+    "trainer",
+    "training.trainer",
+    "sft",
+    "script",
+    "model",
+    "peft",
+];
+
+/// Whether a name of a table is the name in a file, both plain. A name that ends in `*` is a
+/// beginning.
+pub(crate) fn stands_for(known: &str, name: &str) -> bool {
+    if let Some(beginning) = known.strip_suffix('*') {
+        return name.starts_with(beginning);
+    }
+    if known == name {
+        return true;
+    }
+    let inside = name
+        .strip_suffix(known)
+        .and_then(|section| section.strip_suffix('.'));
+    !known.contains('.') && inside.is_some_and(|section| TRAINING.contains(&section))
+}
+
+/// A path in lower case without wrappings: `TRAINING_CONFIG.Batch-Size` is
+/// `training.batch_size`, and `Config.lr` is `lr`.
+pub(crate) fn plain_name(path: &[String]) -> String {
+    let Some((leaf, sections)) = path.split_last() else {
+        return String::new();
+    };
+    let mut parts: Vec<String> = sections
+        .iter()
+        .map(|section| plain_section(section))
+        .filter(|section| !section.is_empty())
+        .collect();
+    parts.push(leaf.to_lowercase().replace('-', "_"));
+    parts.join(".")
+}
+
+fn plain_section(name: &str) -> String {
+    let words = words_of(name);
+    let kept: Vec<&str> = words
+        .iter()
+        .map(String::as_str)
+        .filter(|word| !WRAPPINGS.contains(word))
+        .collect();
+    kept.join("_")
+}
+
+/// The words of `TrainingConfig`, `TRAINING_CONFIG` or `training-config`.
+fn words_of(name: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    let mut small_before = false;
+    for c in name.chars() {
+        let boundary = matches!(c, '_' | '-' | ' ' | '.');
+        if boundary || (c.is_uppercase() && small_before) {
+            words.push(String::new());
+        }
+        if let (false, Some(word)) = (boundary, words.last_mut()) {
+            word.extend(c.to_lowercase());
+        }
+        small_before = c.is_lowercase() || c.is_ascii_digit();
+    }
+    words.retain(|word| !word.is_empty());
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrappings_fall_away() {
+        for (path, plain) in [
+            (vec!["TRAINING_CONFIG", "Batch-Size"], "training.batch_size"),
+            (vec!["Config", "lr"], "lr"),
+            (vec!["TrainingArguments", "bf16"], "training.bf16"),
+            (vec!["ModelConfig", "d_model"], "model.d_model"),
+            (vec!["EVAL_CONFIG", "batch_size"], "eval.batch_size"),
+            (vec!["MAX_SEQ_LENGTH"], "max_seq_length"),
+        ] {
+            let path: Vec<String> = path.into_iter().map(str::to_owned).collect();
+            assert_eq!(plain_name(&path), plain);
+        }
+    }
+
+    #[test]
+    fn a_name_stands_at_the_top_or_in_a_section_about_training() {
+        for (known, name, answer) in [
+            ("lr", "lr", true),
+            ("lr", "training.lr", true),
+            ("lr", "eval.lr", false),
+            ("training.trainer.precision", "precision", false),
+            ("wandb_*", "wandb_project", true),
+        ] {
+            assert_eq!(stands_for(known, name), answer, "{known} {name}");
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! Hugging Face's TrainingArguments and what people give beside them: as JSON or YAML, as a call
+//! in Python, or as flags of a command line; TRL's configs, which extend them.
+
+use super::draft::Draft;
+use super::{
+    ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, ATTENTION, ATTENTION_WORDS, BATCH, BETA1, BETA2,
+    CHECKPOINTING, CLIP, DECAY, DOUBLE_QUANTIZATION, Dialect, EPSILON, EVALUATION, Keys, LOGGING,
+    LOOP, MODEL, OPTIMIZER, OPTIMIZER_WORDS, OTHER_OPTIMIZER, OUTPUT, PACKING, Program,
+    QUANTIZATION, RANK, RATE, REENTRANT, Rule, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED, SEQUENCE,
+    SHARDING, STEPS, TARGETS, TORCH_PRECISION, WARMUP, combined, harmless, list, refused,
+    refused_unless, same, saves, switch, words,
+};
+use crate::error::ConfigError;
+
+pub(super) static TRAINING_ARGUMENTS: Dialect = Dialect {
+    name: "Hugging Face TrainingArguments",
+    program: Program::PyTorch,
+    recognise,
+    rules: &[RULES, COMMON],
+    defaults: &[
+        (BATCH, "8"),
+        (ACCUMULATION, "1"),
+        (CHECKPOINTING, "none"),
+        (OPTIMIZER, "adamw_fused"),
+        (LOOP, "trainer"),
+        (CLIP, "1.0"),
+    ],
+    adds_keys: true,
+    arithmetic: Some(arithmetic),
+};
+
+fn recognise(keys: &Keys<'_>) -> Option<Vec<String>> {
+    let own = [
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "num_train_epochs",
+        "lr_scheduler_type",
+        "gradient_checkpointing",
+        "bf16",
+        "fp16",
+        "model_name_or_path",
+        "dataset_text_field",
+        "max_seq_length",
+    ];
+    let found = keys.of_these(&own);
+    // Two of the rest may be anybody's.
+    let certain = keys.has("per_device_train_batch_size")
+        || keys.has("lr_scheduler_type")
+        || keys.has("num_train_epochs");
+    (certain || found.len() >= 3).then_some(found)
+}
+
+const PREFERENCES: &str =
+    "only supervised training is computed, not training on preferences or rewards";
+
+const RULES: &[Rule] = &[
+    same("model_name_or_path", MODEL),
+    same("model_id", MODEL),
+    same("pretrained_model_name_or_path", MODEL),
+    same("model.pretrained_model_name_or_path", MODEL),
+    same("max_seq_length", SEQUENCE),
+    same("max_length", SEQUENCE),
+    same("model_max_length", SEQUENCE),
+    same("block_size", SEQUENCE),
+    switch("packing", PACKING, "true", "false"),
+    combined("bf16"),
+    combined("fp16"),
+    combined("mixed_precision"),
+    combined("torch_dtype"),
+    combined("dtype"),
+    combined("bf16_full_eval"),
+    switch("gradient_checkpointing", CHECKPOINTING, "full", "none"),
+    switch(
+        "gradient_checkpointing_kwargs.use_reentrant",
+        REENTRANT,
+        "true",
+        "false",
+    ),
+    words("attn_implementation", ATTENTION, ATTENTION_WORDS)
+        .otherwise("this attention is not known here"),
+    combined("use_flash_attention_2"),
+    combined("use_peft"),
+    combined("use_lora"),
+    same("lora_r", RANK),
+    same("lora_rank", RANK),
+    same("lora.r", RANK),
+    same("peft.r", RANK),
+    same("lora_alpha", ALPHA),
+    same("lora.lora_alpha", ALPHA),
+    same("lora_dropout", ADAPTER_DROPOUT),
+    same("lora.lora_dropout", ADAPTER_DROPOUT),
+    list("lora_target_modules", TARGETS),
+    list("target_modules", TARGETS),
+    list("lora.target_modules", TARGETS),
+    list("peft.target_modules", TARGETS),
+    refused(
+        "lora_modules_to_save",
+        "layers that are trained beside the adapters are not computed",
+    ),
+    refused(
+        "modules_to_save",
+        "layers that are trained beside the adapters are not computed",
+    ),
+    refused(
+        "lora.modules_to_save",
+        "layers that are trained beside the adapters are not computed",
+    ),
+    refused("use_dora", "DoRA is not computed"),
+    refused("lora.use_dora", "DoRA is not computed"),
+    switch("load_in_4bit", QUANTIZATION, "4bit", "none"),
+    switch("load_in_8bit", QUANTIZATION, "8bit", "none"),
+    switch("bits_and_bytes.load_in_4bit", QUANTIZATION, "4bit", "none"),
+    switch("bits_and_bytes.load_in_8bit", QUANTIZATION, "8bit", "none"),
+    switch(
+        "bnb_4bit_use_double_quant",
+        DOUBLE_QUANTIZATION,
+        "true",
+        "false",
+    ),
+    switch("use_bnb_nested_quant", DOUBLE_QUANTIZATION, "true", "false"),
+    harmless("bnb_4bit_*"),
+    harmless("bits_and_bytes.*"),
+    harmless("lora.*"),
+    harmless("lora_task_type"),
+    harmless("use_rslora"),
+    saves(
+        "use_liger_kernel",
+        "fused kernels keep less, and the logits never exist whole",
+    ),
+    saves(
+        "use_liger",
+        "fused kernels keep less, and the logits never exist whole",
+    ),
+    saves(
+        "activation_offloading",
+        "activations are kept in host memory",
+    ),
+    refused("beta", PREFERENCES),
+    refused("loss_type", PREFERENCES),
+    refused("max_prompt_length", PREFERENCES),
+    refused("max_completion_length", PREFERENCES),
+    refused("num_generations", PREFERENCES),
+    refused("reward_model_path", PREFERENCES),
+    refused("reward_funcs", PREFERENCES),
+    refused("ref_model*", PREFERENCES),
+    refused("sft_model_path", PREFERENCES),
+    refused("teacher_model_name_or_path", "distillation is not computed"),
+    refused(
+        "auto_find_batch_size",
+        "the batch is found while the program runs",
+    ),
+    refused(
+        "torch_compile",
+        "what torch.compile allocates is not predicted",
+    ),
+    refused(
+        "neftune_noise_alpha*",
+        "noise on the embeddings is not computed",
+    ),
+    refused(
+        "freeze_layers",
+        "training a part of the weights is not computed",
+    ),
+    refused_unless(
+        "task_type",
+        &["CAUSAL_LM"],
+        "another head than that of the language model is not computed",
+    ),
+];
+
+/// What TrainingArguments have in every program that is built on them.
+pub(super) const COMMON: &[Rule] = &[
+    same("per_device_train_batch_size", BATCH),
+    same("gradient_accumulation_steps", ACCUMULATION),
+    words("optim", OPTIMIZER, OPTIMIZER_WORDS).otherwise(OTHER_OPTIMIZER),
+    combined("deepspeed"),
+    combined("fsdp"),
+    harmless("fsdp_config"),
+    harmless("fsdp_transformer_layer_cls_to_wrap"),
+    harmless("fsdp.*"),
+    same("max_grad_norm", CLIP),
+    same("learning_rate", RATE),
+    words("lr_scheduler_type", SCHEDULE, SCHEDULE_WORDS),
+    same("max_steps", STEPS),
+    same("warmup_steps", WARMUP),
+    same("weight_decay", DECAY),
+    same("adam_beta1", BETA1),
+    same("adam_beta2", BETA2),
+    same("adam_epsilon", EPSILON),
+    same("label_smoothing_factor", "training.label_smoothing"),
+    same("logging_steps", LOGGING),
+    same("eval_steps", EVALUATION),
+    same("save_steps", SAVING),
+    same("save_total_limit", "training.save_total_limit"),
+    same("seed", SEED),
+    same("output_dir", OUTPUT),
+    harmless("per_device_eval_batch_size"),
+    harmless("per_gpu_eval_batch_size"),
+    harmless("eval_accumulation_steps"),
+    harmless("dataloader_*"),
+    harmless("group_by_length"),
+    harmless("dataset_*"),
+    harmless("trust_remote_code"),
+    harmless("tf32"),
+    harmless("optim_args"),
+    harmless("gradient_checkpointing_kwargs"),
+    harmless("ddp_*"),
+    harmless("preprocessing_num_workers"),
+];
+
+fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
+    flash(draft);
+    adapters(draft);
+    shards(draft);
+    precision(draft);
+    if !draft.says(MODEL) && !draft.says(SEQUENCE) {
+        return Ok(());
+    }
+    if !draft.says(SEQUENCE) {
+        draft.assume("the length is not in the file: say --seq-len");
+    }
+    Ok(())
+}
+
+fn flash(draft: &mut Draft<'_>) {
+    if let Some(entry) = draft.find("use_flash_attention_2") {
+        match draft.is_on("use_flash_attention_2") {
+            true => draft.say(entry, ATTENTION, "flash_attention_2"),
+            false => draft.harmless(),
+        }
+    }
+}
+
+/// Adapters are on where a switch says so, or, without one, where a rank is given.
+fn adapters(draft: &mut Draft<'_>) {
+    let switch = draft.find("use_peft").or_else(|| draft.find("use_lora"));
+    let switch_on = draft.is_on("use_peft") || draft.is_on("use_lora");
+    match switch {
+        Some(entry) if switch_on => {
+            draft.say(entry, ADAPTER, "lora");
+            // peft's own, where a program asks for adapters and names no rank.
+            draft.default(RANK, "16");
+        }
+        Some(entry) => draft.say(entry, ADAPTER, "none"),
+        None => {}
+    }
+}
+
+pub(super) fn shards(draft: &mut Draft<'_>) {
+    if let Some(entry) = draft.find("deepspeed") {
+        draft.link(entry);
+    }
+    if let Some(entry) = draft.find("fsdp") {
+        match draft.is_on("fsdp") {
+            true => draft.say(entry, SHARDING, "fsdp"),
+            false => draft.harmless(),
+        }
+    }
+}
+
+/// The type that the model is loaded in, and the autocast that runs over it.
+fn precision(draft: &mut Draft<'_>) {
+    let loaded = draft
+        .find("torch_dtype")
+        .or_else(|| draft.find("dtype"))
+        .and_then(|entry| Some((entry, draft.text(entry)?)));
+    let weights = loaded.as_ref().and_then(|(_, text)| half(text));
+    let mixed = draft
+        .find("mixed_precision")
+        .and_then(|entry| Some((entry, draft.text(entry)?)));
+    let autocast = ["bf16", "fp16"]
+        .into_iter()
+        .find(|name| draft.is_on(name))
+        .and_then(|name| Some((draft.find(name)?, name)))
+        .or_else(|| mixed.and_then(|(entry, text)| Some((entry, half(&text)?))));
+    let said = match (&loaded, weights, autocast) {
+        (_, Some("bf16"), Some((entry, "bf16"))) => Some((entry, "bf16_amp")),
+        (_, Some("fp16"), Some((entry, "fp16"))) => Some((entry, "fp16_amp")),
+        (Some((entry, _)), Some(weights), None) => Some((*entry, weights)),
+        (_, _, Some((entry, "bf16"))) => Some((entry, "amp_bf16")),
+        (_, _, Some((entry, _))) => Some((entry, "amp_fp16")),
+        (Some((entry, text)), None, None) if text.contains("32") => Some((*entry, "fp32")),
+        _ => None,
+    };
+    if let Some((entry, word)) = said {
+        draft.say(entry, TORCH_PRECISION, word);
+    }
+    let says_weights = loaded.is_some_and(|(_, text)| text != "auto");
+    if draft.says(MODEL) && !says_weights {
+        draft.assume(match said {
+            Some(_) => "the weights are loaded in fp32, as from_pretrained did before transformers 5; newer ones load them as they are saved: say --torch-precision bf16_amp",
+            None => "weights and computation are in fp32: say --torch-precision",
+        });
+    }
+}
+
+fn half(text: &str) -> Option<&'static str> {
+    match text.trim_start_matches("torch.") {
+        "bf16" | "bfloat16" => Some("bf16"),
+        "fp16" | "float16" | "half" => Some("fp16"),
+        _ => None,
+    }
+}

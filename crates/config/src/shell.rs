@@ -1,0 +1,243 @@
+//! Reads the flags of a command line in a shell script without running it: `--name value`,
+//! `--name=value`, switches, and variables that are set to plain values.
+//!
+//! A flag whose value is a variable has the value that the script gives it; that value is changed
+//! where it is set, not where it is used.
+
+use std::collections::BTreeMap;
+
+use crate::document::Scalar;
+use crate::number;
+use crate::outline::{Fault, Hold, Leaf, Outline, Span};
+
+/// One word of the script.
+struct Word {
+    /// Quotation marks included.
+    span: Span,
+    /// What the program gets: quotation marks taken off, variables not replaced.
+    text: String,
+    /// Whether it opens a line or a command.
+    is_first: bool,
+}
+
+/// Reads `text`, which has no byte order mark.
+pub(crate) fn outline(text: &str) -> Result<Outline, Fault> {
+    let words = words(text)?;
+    if words.is_empty() {
+        return Err(Fault::Empty);
+    }
+    let mut outline = Outline::default();
+    let mut variables: BTreeMap<String, Scalar> = BTreeMap::new();
+    let mut at = 0;
+    while at < words.len() {
+        let word = &words[at];
+        at += 1;
+        if let Some((name, value)) = assigned(word) {
+            let start = word.span.start + name.len() + 1;
+            let scalar = scalar_of(value);
+            variables.insert(name.to_owned(), scalar.clone());
+            outline.leaves.push(Leaf {
+                path: vec![name.to_owned()],
+                name: word.span.start..start - 1,
+                value: start..word.span.end,
+                scalar,
+                hold: None,
+            });
+            continue;
+        }
+        let Some(flag) = word.text.strip_prefix("--").filter(|name| !name.is_empty()) else {
+            continue;
+        };
+        let (name, value, span) = match flag.split_once('=') {
+            Some((name, value)) => {
+                let start = word.span.start + 2 + name.len() + 1;
+                (name, Some(value.to_owned()), start..word.span.end)
+            }
+            None => match words.get(at).filter(|next| is_value(next)) {
+                Some(next) => {
+                    at += 1;
+                    (flag, Some(next.text.clone()), next.span.clone())
+                }
+                None => (flag, None, word.span.end..word.span.end),
+            },
+        };
+        let (scalar, hold) = match value {
+            None => (Scalar::Bool(true), Some(Hold::Unwritable("a switch"))),
+            Some(value) => match variable(&value).map(|name| variables.get(name)) {
+                Some(Some(known)) => (
+                    known.clone(),
+                    Some(Hold::Unwritable("a variable, which is set above")),
+                ),
+                Some(None) => (
+                    Scalar::Composite("a variable"),
+                    Some(Hold::Unwritable("a variable")),
+                ),
+                None => (scalar_of(&value), None),
+            },
+        };
+        outline.leaves.push(Leaf {
+            path: vec![name.replace('-', "_")],
+            name: word.span.start + 2..word.span.start + 2 + name.len(),
+            value: span,
+            scalar,
+            hold,
+        });
+    }
+    match outline.leaves.is_empty() {
+        true => Err(Fault::NotSections),
+        false => Ok(outline),
+    }
+}
+
+/// `NAME=value` where a command begins.
+fn assigned(word: &Word) -> Option<(&str, &str)> {
+    let (name, value) = word.text.split_once('=')?;
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let is_name = !name.is_empty()
+        && name.chars().all(plain)
+        && !name.starts_with(|c: char| c.is_ascii_digit());
+    (word.is_first && is_name && !value.is_empty()).then_some((name, value))
+}
+
+/// Whether a word can be the value of the flag before it.
+fn is_value(word: &Word) -> bool {
+    let negative = word
+        .text
+        .strip_prefix('-')
+        .is_some_and(|rest| rest.parse::<f64>().is_ok());
+    !word.is_first && (negative || !word.text.starts_with('-'))
+}
+
+/// The name of a word that is one variable and nothing else.
+fn variable(text: &str) -> Option<&str> {
+    let name = text.strip_prefix('$')?;
+    let name = name
+        .strip_prefix('{')
+        .and_then(|name| name.strip_suffix('}'))
+        .unwrap_or(name);
+    Some(name)
+}
+
+fn scalar_of(text: &str) -> Scalar {
+    match text {
+        "True" | "true" => Scalar::Bool(true),
+        "False" | "false" => Scalar::Bool(false),
+        _ if text.contains('$') => Scalar::Composite("a text with variables"),
+        _ => match number::canonical(text) {
+            Some(number) => Scalar::Number(number),
+            None => Scalar::Text(text.to_owned()),
+        },
+    }
+}
+
+/// The words of a script; comments are passed over, and a backslash joins lines.
+fn words(text: &str) -> Result<Vec<Word>, Fault> {
+    let bytes = text.as_bytes();
+    let mut words = Vec::new();
+    let mut is_first = true;
+    let mut at = 0;
+    while at < bytes.len() {
+        match bytes[at] {
+            b'\n' | b';' | b'&' | b'|' | b'(' | b')' => {
+                is_first = true;
+                at += 1;
+            }
+            b' ' | b'\t' | b'\r' => at += 1,
+            b'\\' if matches!(bytes.get(at + 1), Some(b'\n' | b'\r')) => at += 2,
+            b'#' => {
+                while at < bytes.len() && bytes[at] != b'\n' {
+                    at += 1;
+                }
+            }
+            _ => {
+                let start = at;
+                let (word, end) = word(text, start)?;
+                // `export NAME=value` sets a variable too.
+                let still_first = is_first && matches!(word.as_str(), "export" | "set" | "env");
+                words.push(Word {
+                    span: start..end,
+                    text: word,
+                    is_first,
+                });
+                is_first = still_first;
+                at = end;
+            }
+        }
+    }
+    Ok(words)
+}
+
+/// The word that begins at `start`, and where it ends.
+fn word(text: &str, start: usize) -> Result<(String, usize), Fault> {
+    let mut word = String::new();
+    let mut quote: Option<char> = None;
+    let mut characters = text[start..].char_indices().peekable();
+    while let Some((offset, c)) = characters.next() {
+        match (quote, c) {
+            (Some(open), c) if c == open => quote = None,
+            (Some('"') | None, '\\') => match characters.next() {
+                // A backslash at the end of a line joins it with the next.
+                Some((_, '\n' | '\r')) if quote.is_none() => return Ok((word, start + offset)),
+                Some((_, '\n' | '\r')) => {}
+                Some((_, escaped)) => word.push(escaped),
+                None => {}
+            },
+            (Some(_), c) => word.push(c),
+            (None, '"' | '\'') => quote = Some(c),
+            (None, c) if c.is_whitespace() || matches!(c, ';' | '&' | '|' | '(' | ')') => {
+                return Ok((word, start + offset));
+            }
+            (None, c) => word.push(c),
+        }
+    }
+    match quote {
+        Some(open) => Err(Fault::syntax(
+            start,
+            format!("the quotation mark {open} is not closed"),
+        )),
+        None => Ok((word, text.len())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use crate::document::Document;
+
+    fn read(text: &str) -> Vec<String> {
+        let document = Document::read(Path::new("run.sh"), text).unwrap();
+        let leaf = |entry: &crate::document::Entry| {
+            format!("{}={} @{}", entry.key(), entry.scalar, entry.value_at.line)
+        };
+        document.entries.iter().map(leaf).collect()
+    }
+
+    #[test]
+    fn flags_variables_and_switches_are_read() {
+        let text = "#!/bin/bash\n# --per_device_train_batch_size 1\nexport BATCH=4\n\
+                    CUDA_VISIBLE_DEVICES=0 torchrun --nproc_per_node=2 train.py \\\n\
+                    \x20   --per_device_train_batch_size $BATCH \\\n\
+                    \x20   --learning-rate 2e-5 --bf16 True --gradient_checkpointing \\\n\
+                    \x20   --output_dir \"out dir\"  # here\n";
+        assert_eq!(
+            read(text),
+            [
+                "BATCH=4 @3",
+                "CUDA_VISIBLE_DEVICES=0 @4",
+                "nproc_per_node=2 @4",
+                "per_device_train_batch_size=4 @5",
+                "learning_rate=2e-5 @6",
+                "bf16=true @6",
+                "gradient_checkpointing=true @6",
+                "output_dir=\"out dir\" @7",
+            ]
+        );
+    }
+
+    #[test]
+    fn an_open_quotation_mark_is_told() {
+        let error = Document::read(Path::new("a.sh"), "run --a 'b\n").unwrap_err();
+        assert!(error.to_string().contains("not closed"), "{error}");
+    }
+}

@@ -1,0 +1,206 @@
+//! From a resolved configuration to the run in PyTorch that it describes, each guess said.
+
+use cinch_architecture::{Architecture, LayerCheckpointing, Quantization};
+use cinch_config::{
+    Checkpointing as Asked, Config, FrozenWeights, LoraConfig, LoraTargets, StateFormat,
+    TorchAttention, TorchOptimizer, TorchPrecision, TrainingLoop,
+};
+
+use crate::TorchError;
+use crate::allocator::AllocatorConfig;
+use crate::convention::Convention;
+use crate::eager::checkpoint::Checkpointing;
+use crate::eager::optimizer::{Execution, Optimizer};
+use crate::eager::training::{Precision, Recipe};
+use crate::model::Workload;
+use crate::model::mask::Attention;
+use crate::model::module::Lora;
+
+/// A run, and what was taken for granted about it.
+#[derive(Clone, Debug)]
+pub struct Configured {
+    pub workload: Workload,
+    pub assumed: Vec<String>,
+}
+
+impl Configured {
+    /// The run of a configuration, with the allocator's settings as text.
+    pub fn of(config: &Config, alloc_conf: &str) -> Result<Configured, TorchError> {
+        let torch = &config.torch;
+        let mut assumed = torch.assumed.clone();
+        refuse_quantization(config)?;
+        let convention = match torch.training_loop {
+            TrainingLoop::Plain => Convention::PlainLoop,
+            TrainingLoop::Trainer => Convention::Trainer,
+        };
+        let recipe = Recipe {
+            precision: precision(torch.precision)?,
+            optimizer: optimizer(config)?,
+            accumulation: u32::try_from(config.batch.accumulation).unwrap_or(u32::MAX),
+            clips_gradients: config.training.max_grad_norm > 0.0,
+        };
+        let stated = torch.optimizer.map(|_| recipe.optimizer);
+        let mut recipe = convention.recipe(recipe);
+        recipe.optimizer = stated.unwrap_or(recipe.optimizer);
+        recipe.clips_gradients = config.training.max_grad_norm > 0.0;
+        if stated.is_none() {
+            assumed.extend(convention.assumptions().iter().map(|&one| one.to_owned()));
+        }
+        let workload = Workload {
+            architecture: config.model.clone(),
+            batch: config.batch.batch_size as u64,
+            length: config.batch.seq_len as u64,
+            attention: attention(config, &mut assumed),
+            checkpoints: checkpoints(config)?,
+            lora: torch
+                .lora
+                .as_ref()
+                .map(|lora| adapters(lora, &config.model))
+                .transpose()?,
+            recipe,
+            allocator: AllocatorConfig::parse(alloc_conf)?,
+            memory_limit: None,
+        };
+        Ok(Configured { workload, assumed })
+    }
+}
+
+fn beyond(problem: impl Into<String>) -> TorchError {
+    TorchError::Beyond {
+        problem: problem.into(),
+    }
+}
+
+fn refuse_quantization(config: &Config) -> Result<(), TorchError> {
+    let bits = match (&config.torch.frozen, &config.named.quantization) {
+        (FrozenWeights::FourBit, _) => "4-bit",
+        (FrozenWeights::EightBit, _) => "8-bit",
+        (FrozenWeights::InTheirType, Some(Quantization::FourBit { .. })) => "4-bit",
+        (FrozenWeights::InTheirType, Some(Quantization::EightBit)) => "8-bit",
+        (FrozenWeights::InTheirType, Some(Quantization::Other(name))) => {
+            return Err(beyond(format!(
+                "weights quantised by {name} are not computed"
+            )));
+        }
+        (FrozenWeights::InTheirType, None) => return Ok(()),
+    };
+    Err(beyond(format!(
+        "{bits} weights of bitsandbytes are not computed yet"
+    )))
+}
+
+fn precision(stated: TorchPrecision) -> Result<Precision, TorchError> {
+    Ok(match stated {
+        TorchPrecision::Fp32 => Precision::Float32,
+        TorchPrecision::AmpBf16 => Precision::AutocastBFloat16,
+        TorchPrecision::AmpFp16 => Precision::AutocastFloat16,
+        TorchPrecision::Bf16 => Precision::BFloat16,
+        TorchPrecision::Fp16 => Precision::Float16,
+        TorchPrecision::Bf16Amp | TorchPrecision::Fp16Amp => {
+            return Err(beyond(
+                "weights in half precision under autocast are not computed yet",
+            ));
+        }
+    })
+}
+
+fn optimizer(config: &Config) -> Result<Optimizer, TorchError> {
+    let sgd = |momentum| Optimizer::Sgd {
+        momentum,
+        execution: Execution::Foreach,
+    };
+    Ok(match config.torch.optimizer {
+        None if config.batch.states == StateFormat::EightBit => Optimizer::Adam8Bit,
+        None | Some(TorchOptimizer::Adamw | TorchOptimizer::Adam) => {
+            Optimizer::Adam(Execution::Foreach)
+        }
+        Some(TorchOptimizer::AdamwFused) => Optimizer::Adam(Execution::Fused),
+        Some(TorchOptimizer::AdamwLoop) => Optimizer::Adam(Execution::Loop),
+        Some(TorchOptimizer::Adamw8bit) => Optimizer::Adam8Bit,
+        Some(TorchOptimizer::Sgd) => sgd(false),
+        Some(TorchOptimizer::Sgdm) => sgd(true),
+        Some(TorchOptimizer::PagedAdamw8bit | TorchOptimizer::PagedAdamw32bit) => {
+            return Err(beyond(
+                "paged optimizers of bitsandbytes are not computed yet",
+            ));
+        }
+    })
+}
+
+fn attention(config: &Config, assumed: &mut Vec<String>) -> Attention {
+    let kind = config.torch.attention;
+    match kind {
+        TorchAttention::Eager => Attention::Eager,
+        TorchAttention::Sdpa => Attention::Sdpa,
+        TorchAttention::Flash2 | TorchAttention::Flash3 | TorchAttention::Flex => {
+            if config.model.family().chooses_attention {
+                assumed.push(format!(
+                    "{} is replayed as PyTorch's own fused attention (sdpa), which keeps the same tensors",
+                    kind.name()
+                ));
+            }
+            Attention::Sdpa
+        }
+    }
+}
+
+/// Every layer or none.
+fn checkpoints(config: &Config) -> Result<Checkpointing, TorchError> {
+    let habit = config.model.family().checkpointing;
+    let by_itself = matches!(
+        habit,
+        LayerCheckpointing::Usual | LayerCheckpointing::Always
+    );
+    let is_on = match (config.batch.checkpointing, habit) {
+        (_, LayerCheckpointing::Always) => true,
+        (Asked::Auto, _) => by_itself,
+        (Asked::None, _) => false,
+        (Asked::Full, LayerCheckpointing::Never) => {
+            return Err(beyond(format!(
+                "the program of {} has no checkpointing",
+                config.model.family().title
+            )));
+        }
+        (Asked::Full, _) => true,
+        (Asked::Blocks(blocks), _) => {
+            return Err(beyond(format!(
+                "checkpointing of {blocks} blocks: PyTorch's models checkpoint every layer or none (say full or none)"
+            )));
+        }
+    };
+    Ok(match (is_on, config.torch.reentrant) {
+        (false, _) => Checkpointing::Off,
+        (true, false) => Checkpointing::NonReentrant,
+        (true, true) => Checkpointing::Reentrant,
+    })
+}
+
+fn adapters(lora: &LoraConfig, model: &Architecture) -> Result<Lora, TorchError> {
+    let Some(known) = model.adapters() else {
+        return Err(beyond(format!(
+            "adapters in {} are not known here",
+            model.family().title
+        )));
+    };
+    let targets: Vec<String> = match &lora.targets {
+        LoraTargets::AllLinear => known.linear.iter().map(|name| (*name).to_owned()).collect(),
+        LoraTargets::Names(names) => {
+            let unknown = names
+                .iter()
+                .find(|name| !known.linear.contains(&name.as_str()));
+            if let Some(name) = unknown {
+                return Err(beyond(format!(
+                    "an adapter on {name}: known are {}",
+                    known.linear.join(", ")
+                )));
+            }
+            names.clone()
+        }
+    };
+    Ok(Lora {
+        rank: lora.rank,
+        dropout: lora.dropout,
+        targets,
+        in_float32: lora.in_float32,
+    })
+}
