@@ -1,5 +1,6 @@
 //! The graph itself: tensors, nodes in execution order, parameters and blocks.
 
+use crate::cost::Cost;
 use crate::error::GraphError;
 use crate::op::Op;
 use crate::types::{DType, Shape, TensorType};
@@ -397,5 +398,12 @@ impl Graph {
         node.op
             .declaration()
             .bytes(&self.types(&node.inputs), &self.types(&node.outputs))
+    }
+
+    /// The kernels that a GPU runs for one node.
+    pub fn cuda_cost(&self, node: &Node) -> Cost {
+        node.op
+            .declaration()
+            .cuda_cost(&self.types(&node.inputs), &self.types(&node.outputs))
     }
 }
