@@ -135,6 +135,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
 fn fit_code(error: &FitError) -> u8 {
     match error {
         FitError::DoesNotFit(_) => 3,
+        error if error.is_too_large() => 2,
         FitError::Model(ModelError::SequenceTooLong { .. })
         | FitError::Config(_)
         | FitError::Device(_)

@@ -126,7 +126,10 @@ fn changes(config: &Config, machine: Machine, budget: u64) -> Result<Vec<Change>
         });
     }
     let mut attempt = |change: String, config: &Config| -> Result<bool, FitError> {
-        let step = StepPlan::new(config, machine, config.model.num_blocks())?;
+        let step = match StepPlan::new(config, machine, config.model.num_blocks()) {
+            Err(error) if error.is_too_large() => return Ok(false),
+            other => other?,
+        };
         let fits = step.total_bytes() <= budget;
         if fits {
             let recompute = if full { "" } else { " --checkpointing full" };

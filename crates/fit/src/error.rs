@@ -59,6 +59,16 @@ pub enum FitError {
     DoesNotFit(Box<DoesNotFit>),
 }
 
+impl FitError {
+    /// Whether the sizes are more than can be counted.
+    pub fn is_too_large(&self) -> bool {
+        matches!(
+            self,
+            Self::Graph(GraphError::TooLarge { .. }) | Self::Plan(PlanError::TooLarge { .. })
+        )
+    }
+}
+
 fn stated_values(stated: &[(&str, usize)]) -> String {
     let values = stated.iter().map(|(key, value)| format!("{key} = {value}"));
     values.collect::<Vec<_>>().join(" and ")

@@ -53,19 +53,26 @@ pub fn plan(config: &Config, machine: impl Into<Machine>) -> Result<StepPlan, Fi
     };
     let budget = budget.get();
     let asked = asked_blocks(config);
-    let mut smallest = None;
+    let (mut smallest, mut uncounted) = (None, None);
     for (micro, accumulation) in budget::splits(config) {
         let mut split = config.clone();
         split.batch.batch_size = micro;
         split.batch.accumulation = accumulation;
-        let step = StepPlan::new(&split, machine, asked.unwrap_or(0))?;
+        let step = match StepPlan::new(&split, machine, asked.unwrap_or(0)) {
+            // What cannot be counted does not fit; a smaller micro batch may.
+            Err(error) if error.is_too_large() => {
+                uncounted = Some(error);
+                continue;
+            }
+            other => other?,
+        };
         if step.total_bytes() <= budget {
             return Ok(step);
         }
         smallest = Some((split, step));
     }
     let Some((split, step)) = smallest else {
-        return Err(FitError::EmptyBatch);
+        return Err(uncounted.unwrap_or(FitError::EmptyBatch));
     };
     for loss_chunk in budget::loss_chunks(&split) {
         let mut chunked = split.clone();

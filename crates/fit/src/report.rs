@@ -2,7 +2,7 @@
 
 use cinch_graph::{Role, Target};
 use cinch_plan::{Breakdown, LiveTensor, Moment};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::StepPlan;
 
@@ -18,11 +18,22 @@ pub struct PlanReport {
     pub budget_bytes: Option<u64>,
     pub fits: bool,
     /// Operations of one optimizer step as it runs.
-    pub step_flops: u64,
+    #[serde(serialize_with = "count")]
+    pub step_flops: u128,
     /// Those of them that are not recomputation.
-    pub useful_flops: u64,
+    #[serde(serialize_with = "count")]
+    pub useful_flops: u128,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub timeline: Vec<Moment>,
+}
+
+/// What 64 bits do not hold is written in floating point: few readers of JSON have larger
+/// integers.
+fn count<S: Serializer>(count: &u128, serializer: S) -> Result<S::Ok, S::Error> {
+    match u64::try_from(*count) {
+        Ok(count) => serializer.serialize_u64(count),
+        Err(_) => serializer.serialize_f64(*count as f64),
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]

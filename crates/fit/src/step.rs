@@ -30,9 +30,13 @@ impl StepPlan {
     ) -> Result<Self, FitError> {
         let machine = machine.into();
         let training = recomputed(&differentiated(config, machine.target)?, config, blocks)?;
+        training.check_sizes()?;
         let plan = Plan::new(&training, options(config, machine));
+        plan.check_sizes(&training)?;
         let evaluation = evaluation_graph(config, machine.target)?;
+        evaluation.check_sizes()?;
         let evaluation_plan = plan.sharing(&training, &evaluation)?;
+        evaluation_plan.check_sizes(&evaluation)?;
         Ok(Self {
             config: config.clone(),
             training,
@@ -66,15 +70,15 @@ impl StepPlan {
     }
 
     /// Operations of one optimizer step as it runs, recomputation included.
-    pub fn step_flops(&self) -> u64 {
+    pub fn step_flops(&self) -> u128 {
         let micro = self.training.micro_flops();
-        micro * self.config.batch.accumulation as u64 + self.training.update_flops()
+        micro * self.config.batch.accumulation as u128 + self.training.update_flops()
     }
 
     /// Operations of one optimizer step that the result needs.
-    pub fn useful_flops(&self) -> u64 {
+    pub fn useful_flops(&self) -> u128 {
         let micro = self.training.useful_flops();
-        micro * self.config.batch.accumulation as u64 + self.training.update_flops()
+        micro * self.config.batch.accumulation as u128 + self.training.update_flops()
     }
 }
 

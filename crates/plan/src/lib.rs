@@ -122,6 +122,11 @@ pub struct Plan {
 pub enum PlanError {
     #[error("`{tensor}` of the second graph has no place in the first one's plan")]
     NotShared { tensor: String },
+    #[error(
+        "what is alive at `{node}` takes more than 2^64 bytes, which no plan counts\n\
+         hint: a smaller batch, shorter sequences or a smaller model"
+    )]
+    TooLarge { node: String },
 }
 
 /// The next multiple of [`ALIGNMENT`]; the last one there is for a size beyond it. All sums
@@ -241,6 +246,19 @@ impl Plan {
             timeline,
             buffers,
         }
+    }
+
+    /// Refuses a plan whose sums 64 bits do not count. They stop at the largest number, so what
+    /// reaches it is not the sum any more. `graph` is the one that was planned.
+    pub fn check_sizes(&self, graph: &Graph) -> Result<(), PlanError> {
+        let device = self.arena_bytes.saturating_add(self.options.overhead_bytes);
+        let most = device.saturating_add(self.host_bytes);
+        if most > u64::MAX - ALIGNMENT {
+            let peak = graph.nodes.get(self.peak_node);
+            let node = peak.map_or_else(String::new, |node| node.name.clone());
+            return Err(PlanError::TooLarge { node });
+        }
+        Ok(())
     }
 
     pub fn placement(&self, tensor: TensorId) -> Option<Placement> {

@@ -191,7 +191,7 @@ impl Outcome {
         let kind = config.model.kind();
         let factor = request.calibration.factor(&card.name, kind, precision);
         let seconds = step.predict(card, request.tf32).seconds * factor;
-        let tokens = (config.batch.effective_batch() * config.batch.seq_len) as f64;
+        let tokens = config.batch.effective_batch() as f64 * config.batch.seq_len as f64;
         let rate = card.matrix_flops(compute_type(precision), request.tf32);
         let total = step.total_bytes();
         let share = |of: u64| total as f64 / of.max(1) as f64;

@@ -307,7 +307,7 @@ impl Site {
     /// Seconds for a token.
     fn pace(&self, recomputed: usize) -> f64 {
         let batch = &self.config.batch;
-        let tokens = (batch.effective_batch() * batch.seq_len) as f64;
+        let tokens = batch.effective_batch() as f64 * batch.seq_len as f64;
         self.sketch.seconds[recomputed] * self.factor / tokens
     }
 

@@ -300,7 +300,8 @@ fn alive(groups: &[Group<'_>], own: &Group<'_>, block: usize, visit: usize) -> u
             [runs_of; 2]
         };
         let kept = |runs_of| other.profile.kept(holder, runs_of, visit);
-        earlier.len() as u64 * kept(after) + later.len() as u64 * kept(before)
+        let held = |blocks: Range<usize>, kept: u64| kept.saturating_mul(blocks.len() as u64);
+        held(earlier, kept(after)).saturating_add(held(later, kept(before)))
     });
     held.fold(own.profile.local(own.stand_in, visit), u64::saturating_add)
 }
