@@ -5,9 +5,10 @@
 use std::time::Instant;
 
 use cinch_config::{ModelKind, Settings, Source, sizes_of};
+use cinch_device::Card;
 use cinch_fit::search::{Request, fit};
-use cinch_fit::{Card, StepPlan};
 use cinch_graph::Target;
+use cinch_step::StepPlan;
 
 const RUNS: usize = 20;
 

@@ -5,9 +5,10 @@ use std::fmt;
 use cinch_config::{Bytes, Checkpointing, Config, Precision, StateFormat};
 use cinch_graph::Target;
 use cinch_plan::{Breakdown, LiveTensor};
+use cinch_step::{StepPlan, StepTarget};
 use serde::Serialize;
 
-use crate::{FitError, Machine, StepPlan};
+use crate::FitError;
 
 /// Ways to cut the effective batch, largest micro batch first, none larger than asked for. An
 /// update inside the backward leaves nothing to add a second micro batch to, so then there is one
@@ -35,7 +36,7 @@ pub(crate) fn loss_chunks(config: &Config) -> Vec<Option<usize>> {
 /// The plan with the fewest recomputed blocks that fits.
 pub(crate) fn fewest_blocks(
     config: &Config,
-    machine: Machine,
+    machine: StepTarget,
     budget: u64,
 ) -> Result<Option<StepPlan>, FitError> {
     // The peak does not grow with the number of recomputed blocks, so the first that fits can
@@ -84,7 +85,7 @@ impl DoesNotFit {
     pub(crate) fn new(
         config: &Config,
         smallest: &StepPlan,
-        machine: Machine,
+        machine: StepTarget,
         budget: u64,
     ) -> Result<Self, FitError> {
         let mut best = smallest.clone();
@@ -114,7 +115,7 @@ impl DoesNotFit {
 
 /// The smallest changes that fit, tried one by one and, where none does alone, on top of full
 /// recomputation.
-fn changes(config: &Config, machine: Machine, budget: u64) -> Result<Vec<Change>, FitError> {
+fn changes(config: &Config, machine: StepTarget, budget: u64) -> Result<Vec<Change>, FitError> {
     let mut found = Vec::new();
     let full = config.batch.checkpointing == Checkpointing::Auto
         || config.batch.checkpointing == Checkpointing::Full;

@@ -1,8 +1,9 @@
 //! `cinch plan`: what a configuration needs.
 
 use cinch_config::Bytes;
-use cinch_fit::{FitError, StepPlan};
+use cinch_fit::FitError;
 use cinch_graph::Target;
+use cinch_step::StepPlan;
 use serde_json::json;
 
 use super::{print, print_json};

@@ -5,12 +5,11 @@ use std::collections::BTreeMap;
 use cinch_config::{Bytes, Config};
 use cinch_model::{compute_type, tunables};
 use cinch_plan::Breakdown;
+use cinch_step::{CheckpointingReport, StepPlan};
 use serde::Serialize;
 
 use super::axis::Effect;
 use super::request::Request;
-use crate::StepPlan;
-use crate::report::CheckpointingReport;
 
 /// Everything there is to say about a configuration on a card.
 #[derive(Clone, Debug, PartialEq, Serialize)]

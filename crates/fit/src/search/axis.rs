@@ -8,12 +8,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use cinch_config::{Config, Precision, StateFormat};
+use cinch_device::Card;
 use cinch_graph::Target;
 use cinch_model::{Tunable, tunables};
 use serde::Serialize;
 
 use super::request::{Permission, Request};
-use crate::Card;
 use crate::budget::FEWEST_ROWS;
 
 pub(crate) const MICRO_BATCH: &str = "vram.batch_size";

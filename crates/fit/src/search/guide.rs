@@ -8,11 +8,12 @@ use cinch_config::{
     Bytes, Checkpointing, Config, ModelKind, Settings, Source, VRAM_PRESETS, sizes_of,
 };
 use cinch_device::{Gpu, find};
+use cinch_step::{StepPlan, StepTarget};
 use serde::Serialize;
 
 use super::answer::Outcome;
 use super::request::Request;
-use crate::{FitError, Machine, StepPlan};
+use crate::FitError;
 
 /// One line of the guide.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -170,7 +171,7 @@ fn row(entry: Entry, known: &mut Vec<(Entry, Option<Outcome>)>) -> Result<GuideR
     } else {
         0
     };
-    let step = StepPlan::new(&asked, Machine::from(card.target), blocks)?;
+    let step = StepPlan::new(&asked, StepTarget::from(card.target), blocks)?;
     let plan = Outcome::new(&step, &Request::new(&asked, &card, memory_bytes));
     let same = |(other, _): &&(Entry, _)| {
         let key = |e: &Entry| (e.size, e.memory_gb, e.effective_batch());

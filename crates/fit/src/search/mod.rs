@@ -36,8 +36,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cinch_config::Config;
+use cinch_step::StepPlan;
 
-use crate::{DoesNotFit, FitError, StepPlan};
+use crate::{DoesNotFit, FitError};
 use explore::{Candidate, Explored, Halt};
 use sketch::Length;
 use space::{Space, Tier};

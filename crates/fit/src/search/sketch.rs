@@ -28,12 +28,13 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use cinch_config::Config;
+use cinch_device::Card;
 use cinch_graph::{Graph, Target, TrainingGraph};
 use cinch_model::with_num_blocks;
 use cinch_plan::{Demand, aligned};
+use cinch_step::{StepTarget, beside_arena, differentiated, evaluation_graph, options, recomputed};
 
-use crate::step::{beside_arena, differentiated, evaluation_graph, options, recomputed};
-use crate::{Card, FitError, Machine};
+use crate::FitError;
 use profile::{BlockTimes, Profile, peak};
 
 /// A first block, one between, its neighbour, and a last one.
@@ -63,13 +64,13 @@ pub(crate) enum Length {
 /// What a step is predicted for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Processor<'a> {
-    pub machine: Machine,
+    pub machine: StepTarget,
     pub card: &'a Card,
     pub tf32: bool,
 }
 
 /// The steps that a sketch is taken from. They are the same whatever is done with the optimizer's
-/// states on the machine (`step::same_graph`).
+/// states on the machine (`same_graph`).
 pub(crate) struct Steps {
     /// By the number of recomputed blocks.
     recomputed: Vec<TrainingGraph>,

@@ -11,10 +11,11 @@ mod tests;
 use std::collections::BTreeMap;
 
 use cinch_config::Config;
+use cinch_device::Card;
 use cinch_graph::{Arithmetic, DType, Graph, KernelCost, Node, Target, TrainingGraph};
 use cinch_plan::num_micro_nodes;
 
-use crate::{Card, StepPlan};
+use crate::StepPlan;
 
 /// The predicted time of one optimizer step.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,7 +41,7 @@ impl StepPlan {
 }
 
 /// What each node adds to a step, over all micro batches.
-pub(crate) struct StepTimes {
+pub struct StepTimes {
     pub by_node: Vec<f64>,
     /// Besides the nodes.
     pub host: f64,
