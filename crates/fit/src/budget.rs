@@ -60,7 +60,7 @@ pub(crate) fn fewest_blocks(
 
 /// One change that makes the configuration fit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Change {
+pub struct BudgetChange {
     /// What to do, as flags.
     pub change: String,
     /// What it takes then.
@@ -76,7 +76,7 @@ pub struct DoesNotFit {
     pub breakdown: Breakdown,
     /// Largest tensors and parts.
     pub consumers: Vec<LiveTensor>,
-    pub changes: Vec<Change>,
+    pub changes: Vec<BudgetChange>,
 }
 
 const NUM_CONSUMERS: usize = 5;
@@ -115,13 +115,17 @@ impl DoesNotFit {
 
 /// The smallest changes that fit, tried one by one and, where none does alone, on top of full
 /// recomputation.
-fn changes(config: &Config, machine: StepTarget, budget: u64) -> Result<Vec<Change>, FitError> {
+fn changes(
+    config: &Config,
+    machine: StepTarget,
+    budget: u64,
+) -> Result<Vec<BudgetChange>, FitError> {
     let mut found = Vec::new();
     let full = config.batch.checkpointing == Checkpointing::Auto
         || config.batch.checkpointing == Checkpointing::Full;
     if !full && let Some(step) = fewest_blocks(config, machine, budget)? {
         let count = step.training.num_recomputed;
-        found.push(Change {
+        found.push(BudgetChange {
             change: format!("--checkpointing {count}"),
             bytes: step.total_bytes(),
         });
@@ -134,7 +138,7 @@ fn changes(config: &Config, machine: StepTarget, budget: u64) -> Result<Vec<Chan
         let fits = step.total_bytes() <= budget;
         if fits {
             let recompute = if full { "" } else { " --checkpointing full" };
-            found.push(Change {
+            found.push(BudgetChange {
                 change: change + recompute,
                 bytes: step.total_bytes(),
             });

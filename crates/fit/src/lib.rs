@@ -9,7 +9,7 @@ mod budget;
 mod error;
 pub mod search;
 
-pub use budget::{Change, DoesNotFit};
+pub use budget::{BudgetChange, DoesNotFit};
 pub use error::FitError;
 
 use cinch_config::{Checkpointing, Config};

@@ -27,7 +27,7 @@ pub const ALIGNMENT: u64 = 256;
 
 /// Which allocation a tensor lies in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Memory {
+pub enum Residence {
     /// The device's one allocation.
     Arena,
     /// A second one in the host's memory, which the device reads and writes where it is.
@@ -37,7 +37,7 @@ pub enum Memory {
 /// A range of one of the two allocations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
-    pub memory: Memory,
+    pub residence: Residence,
     pub offset: u64,
     /// What the tensor needs; the next offset is aligned.
     pub bytes: u64,
@@ -49,7 +49,7 @@ impl Placement {
 
     pub const fn in_arena(offset: u64, bytes: u64) -> Self {
         Self {
-            memory: Memory::Arena,
+            residence: Residence::Arena,
             offset,
             bytes,
         }
@@ -80,11 +80,11 @@ impl Options {
     }
 
     /// Where tensors of this role lie.
-    fn memory(self, role: Role) -> Memory {
+    fn residence(self, role: Role) -> Residence {
         if self.offload_states && role == Role::State {
-            Memory::Host
+            Residence::Host
         } else {
-            Memory::Arena
+            Residence::Arena
         }
     }
 }
@@ -149,13 +149,13 @@ impl Plan {
         let reserved = reserved(graph, options.target);
         let mut persistent = Persistent { arena: 0, host: 0 };
         for id in persistent_order(graph) {
-            let memory = options.memory(graph.tensor(id).role);
-            let end = match memory {
-                Memory::Arena => &mut persistent.arena,
-                Memory::Host => &mut persistent.host,
+            let residence = options.residence(graph.tensor(id).role);
+            let end = match residence {
+                Residence::Arena => &mut persistent.arena,
+                Residence::Host => &mut persistent.host,
             };
             placements[id.index()] = Some(Placement {
-                memory,
+                residence,
                 offset: *end,
                 bytes: graph.ty(id).bytes(),
             });
@@ -228,7 +228,7 @@ impl Plan {
         let timeline = summary::timeline(&buffers, graph.nodes.len(), persistent_bytes, align);
         let resident = persistent_order(graph)
             .map(|id| graph.tensor(id))
-            .filter(|tensor| options.memory(tensor.role) == Memory::Arena);
+            .filter(|tensor| options.residence(tensor.role) == Residence::Arena);
         let raw_persistent = sum(resident.map(|tensor| tensor.ty.bytes()));
         let raw = summary::timeline(&buffers, graph.nodes.len(), raw_persistent, |b| b);
         let peak_bytes = timeline.iter().copied().max().unwrap_or(persistent_bytes);

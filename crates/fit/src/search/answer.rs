@@ -22,14 +22,14 @@ pub struct FitReport {
     pub budget_bytes: u64,
     /// Whether a measured step stands behind the predicted times.
     pub is_calibrated: bool,
-    pub recommended: Outcome,
+    pub recommended: FitOutcome,
     /// Every setting that the search decided, as the user would write it.
     pub values: Vec<SettingValue>,
     /// What differs from what the user wrote, and why.
     pub changes: Vec<SettingChange>,
     pub ladder: Vec<Rung>,
     /// Memory against speed: each takes more than the one before and is faster.
-    pub front: Vec<Outcome>,
+    pub front: Vec<FitOutcome>,
     pub techniques: Vec<Technique>,
     /// What had to be given up, in sentences.
     pub notes: Vec<String>,
@@ -40,7 +40,7 @@ pub struct FitReport {
 
 /// Settings with what they take and give.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Outcome {
+pub struct FitOutcome {
     pub settings: FitSettings,
     /// Arena and overhead.
     pub total_bytes: u64,
@@ -96,7 +96,7 @@ pub struct Rung {
     pub share: f64,
     pub budget_bytes: u64,
     /// None where nothing fits.
-    pub outcome: Option<Outcome>,
+    pub outcome: Option<FitOutcome>,
 }
 
 /// One change from the recommended settings, and what it alone does.
@@ -182,7 +182,7 @@ impl FitSettings {
     }
 }
 
-impl Outcome {
+impl FitOutcome {
     /// A plan, predicted for the card of a request.
     pub fn new(step: &StepPlan, request: &Request<'_>) -> Self {
         let (config, card) = (&step.config, request.card);

@@ -11,7 +11,7 @@ use cinch_device::{Gpu, find};
 use cinch_step::{StepPlan, StepTarget};
 use serde::Serialize;
 
-use super::answer::Outcome;
+use super::answer::FitOutcome;
 use super::request::Request;
 use crate::FitError;
 
@@ -29,10 +29,10 @@ pub struct GuideRow {
     /// What the guide says of it, where it gives a figure.
     pub claim: Option<GuideClaim>,
     /// The plan of the guide's setting.
-    pub plan: Outcome,
+    pub plan: FitOutcome,
     pub fits: bool,
     /// At the guide's effective batch and the full sequence length; none where nothing fits.
-    pub recommendation: Option<Outcome>,
+    pub recommendation: Option<FitOutcome>,
 }
 
 /// A figure of the guide, and the planned one beside it.
@@ -138,7 +138,7 @@ const PRINTED: [Entry; 18] = [
 
 /// Every row of the guide.
 pub fn guide_rows() -> Result<Vec<GuideRow>, FitError> {
-    let mut known: Vec<(Entry, Option<Outcome>)> = Vec::new();
+    let mut known: Vec<(Entry, Option<FitOutcome>)> = Vec::new();
     let entries = PRINTED[..5].iter().copied().chain(presets());
     let entries = entries.chain(PRINTED[5..].iter().copied());
     entries.map(|entry| row(entry, &mut known)).collect()
@@ -162,7 +162,7 @@ fn presets() -> impl Iterator<Item = Entry> {
     })
 }
 
-fn row(entry: Entry, known: &mut Vec<(Entry, Option<Outcome>)>) -> Result<GuideRow, FitError> {
+fn row(entry: Entry, known: &mut Vec<(Entry, Option<FitOutcome>)>) -> Result<GuideRow, FitError> {
     let gpu = entry.gpu()?;
     let (card, memory_bytes) = (gpu.card(), gpu.memory.usable_bytes());
     let asked = entry.config(entry.seq_len, [entry.batch_size, entry.accumulation])?;
@@ -172,7 +172,7 @@ fn row(entry: Entry, known: &mut Vec<(Entry, Option<Outcome>)>) -> Result<GuideR
         0
     };
     let step = StepPlan::new(&asked, StepTarget::from(card.target), blocks)?;
-    let plan = Outcome::new(&step, &Request::new(&asked, &card, memory_bytes));
+    let plan = FitOutcome::new(&step, &Request::new(&asked, &card, memory_bytes));
     let same = |(other, _): &&(Entry, _)| {
         let key = |e: &Entry| (e.size, e.memory_gb, e.effective_batch());
         key(other) == key(&entry)
@@ -243,7 +243,7 @@ impl Entry {
     }
 
     /// The best at the guide's effective batch and the size's full sequence length.
-    fn recommend(&self, gpu: &Gpu) -> Result<Option<Outcome>, FitError> {
+    fn recommend(&self, gpu: &Gpu) -> Result<Option<FitOutcome>, FitError> {
         let size = sizes_of(ModelKind::Mamba).find(|size| size.name == self.size);
         let seq_len = size.map_or(self.seq_len, |size| size.max_seq_len);
         let config = self.config(seq_len, [self.effective_batch(), 1])?;
@@ -251,7 +251,7 @@ impl Entry {
         let mut request = Request::new(&config, &card, memory_bytes);
         request.fixed = vec!["vram.precision", "vram.max_seq_len"];
         match super::best(&request) {
-            Ok(step) => Ok(Some(Outcome::new(&step, &request))),
+            Ok(step) => Ok(Some(FitOutcome::new(&step, &request))),
             Err(FitError::DoesNotFit(_)) => Ok(None),
             Err(other) => Err(other),
         }
@@ -259,7 +259,7 @@ impl Entry {
 }
 
 impl Claim {
-    fn beside(self, plan: &Outcome) -> GuideClaim {
+    fn beside(self, plan: &FitOutcome) -> GuideClaim {
         let parts = &plan.breakdown;
         let (what, claimed_bytes, planned_bytes) = match self {
             Self::Weights(claimed) => ("model weights", claimed, parts.weights),

@@ -3,7 +3,7 @@
 use super::{Gigabytes, Guide, GuideClaim, activations, percent, run};
 use crate::TorchError;
 use crate::eager::training::Precision;
-use crate::eager::{Category, Event};
+use crate::eager::{AllocationCategory, Event};
 use crate::model::mu::MuConfig;
 use crate::model::{Architecture, Workload};
 
@@ -30,7 +30,9 @@ impl Attentions {
         let events = workload.events()?;
         let forward: Vec<&Event> = events
             .iter()
-            .filter(|event| event.scope.layer == Some(0) && event.category == Category::Activation)
+            .filter(|event| {
+                event.scope.layer == Some(0) && event.category == AllocationCategory::Activation
+            })
             .filter(|event| !event.is_free && matches!(event.op, "mm" | "addmm" | "_softmax"))
             .collect();
         let layer: Vec<&[&Event]> = forward
