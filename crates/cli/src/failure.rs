@@ -9,6 +9,7 @@ use cinch_data::DataError;
 use cinch_device::DeviceError;
 use cinch_fit::FitError;
 use cinch_model::ModelError;
+use cinch_step::StepError;
 use cinch_torch::TorchError;
 use cinch_torch::allocator::ConfigError as AllocatorSettings;
 use cinch_train::TrainError;
@@ -119,7 +120,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         return checkpoint_code(error);
     }
     match error.downcast_ref::<TrainError>() {
-        Some(TrainError::Fit(error)) => fit_code(error),
+        Some(TrainError::Step(error)) => step_code(error),
         Some(TrainError::Data(error)) => data_code(error),
         Some(TrainError::Checkpoint(error)) => checkpoint_code(error),
         Some(
@@ -135,14 +136,21 @@ fn exit_code(error: &anyhow::Error) -> u8 {
 fn fit_code(error: &FitError) -> u8 {
     match error {
         FitError::DoesNotFit(_) => 3,
-        FitError::Model(ModelError::SequenceTooLong { .. })
-        | FitError::Config(_)
+        FitError::Step(error) => step_code(error),
+        FitError::Config(_)
         | FitError::Device(_)
         | FitError::EmptyBatch
         | FitError::EffectiveBatch { .. }
         | FitError::NothingToChoose { .. }
-        | FitError::Margin { .. }
-        | FitError::UpdateInBackward { .. } => 2,
+        | FitError::Margin { .. } => 2,
+    }
+}
+
+fn step_code(error: &StepError) -> u8 {
+    match error {
+        StepError::Model(ModelError::SequenceTooLong { .. })
+        | StepError::UpdateInBackward { .. } => 2,
+        error if error.is_too_large() => 2,
         _ => 1,
     }
 }

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cinch_engine::{Engine, cuda};
-use cinch_fit::Machine;
 use cinch_graph::Target;
+use cinch_step::StepTarget;
 use serde::{Deserialize, Serialize};
 
 use crate::files;
@@ -57,14 +57,14 @@ impl Measured {
 }
 
 /// What a plan for this target holds on this machine.
-pub fn machine(target: Target) -> Machine {
+pub fn machine(target: Target) -> StepTarget {
     let measured = match target {
         Target::Cpu => None,
         Target::Cuda => known(),
     };
     measured.map_or_else(
-        || Machine::from(target),
-        |measured| Machine {
+        || StepTarget::from(target),
+        |measured| StepTarget {
             target,
             overhead_bytes: measured.total_bytes(),
         },

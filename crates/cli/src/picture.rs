@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use cinch_config::Bytes;
-use cinch_fit::StepPlan;
 use cinch_fit::search::{FitReport, FitSettings};
 use cinch_report::{FrontPicture, FrontPoint, Scene, StepPicture, front, timeline};
+use cinch_step::StepPlan;
 
 use crate::failure::usage;
 use crate::files;

@@ -1,7 +1,7 @@
 //! Plans and lists as tables.
 
 use cinch_config::{Bytes, Explained};
-use cinch_fit::PlanReport;
+use cinch_step::PlanReport;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 
 pub fn new(header: &[&str]) -> Table {
@@ -50,7 +50,7 @@ pub fn explain<'a>(settings: impl IntoIterator<Item = &'a Explained>) -> Table {
 }
 
 /// The host's side of a plan for a GPU, or of one that keeps states beside the arena.
-fn host(memory: &cinch_fit::MemoryReport) -> String {
+fn host(memory: &cinch_step::MemoryReport) -> String {
     let host = &memory.host;
     let parts = [
         ("optimizer states", host.offloaded_states),
@@ -68,7 +68,7 @@ fn host(memory: &cinch_fit::MemoryReport) -> String {
 }
 
 /// What is not the default about the optimizer.
-fn optimizer(settings: &cinch_fit::SettingsReport) -> String {
+fn optimizer(settings: &cinch_step::SettingsReport) -> String {
     let mut text = String::new();
     if settings.optimizer_states != "fp32" || settings.offload {
         text += &format!(", {} optimizer states", settings.optimizer_states);

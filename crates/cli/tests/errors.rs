@@ -342,3 +342,23 @@ fn without(line: &str, names: &[&str]) -> String {
     }
     kept.join(" ")
 }
+
+/// Settings that are each within bounds and together beyond what 64 bits count.
+#[test]
+fn sizes_that_cannot_be_counted() {
+    let sandbox = Sandbox::new();
+    let wide = "plan --set model.d_model=65536 --set model.max_seq_len=16777216 \
+                --batch-size 1000000 --seq-len 16777216";
+    for line in [wide.to_owned(), format!("{wide} --json")] {
+        let parts = ["more than 2^64 operations", "hint: a smaller batch"];
+        sandbox.cinch(&line).fails(2, &parts);
+    }
+    // A smaller micro batch of the same effective batch can be counted, and fits.
+    let cut = "plan --model-size small --set model.max_seq_len=16777216 --seq-len 1048576 \
+               --batch-size 1048576 --grad-accum 1 --vram 2000gb --json";
+    assert_eq!(sandbox.cinch(cut).succeeds().json()["fits"], true);
+    // Operations of a step may be more than 64 bits hold: nothing wraps.
+    let many = "plan --model-size small --batch-size 1048576 --grad-accum 4096 --json";
+    let plan = sandbox.cinch(many).succeeds().json();
+    assert!(plan["step_flops"].as_f64().expect("a number") > 1e21);
+}

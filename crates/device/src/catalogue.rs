@@ -23,7 +23,7 @@ pub struct Gpu {
     pub generation: Generation,
     /// `None` for what is not of NVIDIA.
     pub compute_capability: Option<ComputeCapability>,
-    pub memory: Memory,
+    pub memory: CardMemory,
     /// What the data sheet promises.
     pub peaks: Peaks,
     /// What was reached in a measurement, where there was one.
@@ -34,7 +34,7 @@ pub struct Gpu {
 
 /// The memory of a card, from the box to what a program gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Memory {
+pub struct CardMemory {
     /// What the name of the card says.
     pub marketed_gb: u64,
     /// The total that `nvidia-smi` shows, in MiB.
@@ -45,7 +45,7 @@ pub struct Memory {
     pub provenance: Provenance,
 }
 
-impl Memory {
+impl CardMemory {
     pub const fn shown_bytes(self) -> u64 {
         self.shown_mib << 20
     }

@@ -18,7 +18,7 @@ mod visible;
 
 pub use architecture::{ComputeCapability, Generation};
 pub use card::Card;
-pub use catalogue::{CATALOGUE, Gpu, Link, Memory, Peaks, Provenance, Training};
+pub use catalogue::{CATALOGUE, CardMemory, Gpu, Link, Peaks, Provenance, Training};
 pub use error::DeviceError;
 pub use find::{find, find_detected};
 pub use host::Host;

@@ -13,6 +13,7 @@ use cinch_engine::cpu::kernel::{
     activation, convolution, eight_bit, embedding, norm, optimizer, scan,
 };
 use cinch_engine::cpu::parallel::Accumulate;
+use cinch_graph::op::{ActivationKind, NormKind};
 use rayon::prelude::*;
 
 const RUNS: usize = 30;
@@ -111,7 +112,7 @@ fn squares(len: usize) {
 }
 
 fn scan_passes() {
-    let shape = scan::Shape {
+    let shape = scan::ScanShape {
         batch: 1,
         seq: ROWS,
         inner: INNER,
@@ -163,7 +164,7 @@ fn scan_passes() {
 }
 
 fn convolution_passes() {
-    let shape = convolution::Shape {
+    let shape = convolution::ConvolutionShape {
         batch: 1,
         seq: ROWS,
         channels: INNER,
@@ -194,8 +195,8 @@ fn dropout() -> Dropout {
 }
 
 fn norm_passes() {
-    let shape = norm::Shape {
-        kind: norm::Kind::Layer,
+    let shape = norm::NormShape {
+        kind: NormKind::Layer,
         rows: ROWS,
         width: WIDTH,
     };
@@ -240,10 +241,14 @@ fn norm_passes() {
 }
 
 fn activations() {
-    use activation::Kind;
     let x = numbers(ROWS * 4 * WIDTH);
     let (mut y, mut dx) = (x.clone(), x.clone());
-    for kind in [Kind::GeluTanh, Kind::Gelu, Kind::Silu, Kind::Relu] {
+    for kind in [
+        ActivationKind::GeluTanh,
+        ActivationKind::Gelu,
+        ActivationKind::Silu,
+        ActivationKind::Relu,
+    ] {
         measure(&format!("{kind:?} forward"), Some(x.len() * 8), || {
             activation::forward(kind, Some(&x), &mut y);
         });

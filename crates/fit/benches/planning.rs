@@ -6,9 +6,10 @@ use std::time::Instant;
 
 use cinch_architecture::trained_sizes;
 use cinch_config::{Settings, Source};
+use cinch_device::Card;
 use cinch_fit::search::{Request, fit};
-use cinch_fit::{Card, StepPlan};
 use cinch_graph::Target;
+use cinch_step::StepPlan;
 
 const RUNS: usize = 20;
 

@@ -6,9 +6,10 @@ use cinch_architecture::Architecture;
 use cinch_config::{Bytes, Checkpointing, Config, Precision, StateFormat};
 use cinch_graph::Target;
 use cinch_plan::{Breakdown, LiveTensor};
+use cinch_step::{StepPlan, StepTarget};
 use serde::Serialize;
 
-use crate::{FitError, Machine, StepPlan};
+use crate::FitError;
 
 /// Ways to cut the effective batch, largest micro batch first, none larger than asked for. An
 /// update inside the backward leaves nothing to add a second micro batch to, so then there is one
@@ -36,7 +37,7 @@ pub(crate) fn loss_chunks(config: &Config) -> Vec<Option<usize>> {
 /// The plan with the fewest recomputed blocks that fits.
 pub(crate) fn fewest_blocks(
     config: &Config,
-    machine: Machine,
+    machine: StepTarget,
     budget: u64,
 ) -> Result<Option<StepPlan>, FitError> {
     // The peak does not grow with the number of recomputed blocks, so the first that fits can
@@ -60,7 +61,7 @@ pub(crate) fn fewest_blocks(
 
 /// One change that makes the configuration fit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Change {
+pub struct BudgetChange {
     /// What to do, as flags.
     pub change: String,
     /// What it takes then.
@@ -76,7 +77,7 @@ pub struct DoesNotFit {
     pub breakdown: Breakdown,
     /// Largest tensors and parts.
     pub consumers: Vec<LiveTensor>,
-    pub changes: Vec<Change>,
+    pub changes: Vec<BudgetChange>,
 }
 
 const NUM_CONSUMERS: usize = 5;
@@ -85,7 +86,7 @@ impl DoesNotFit {
     pub(crate) fn new(
         config: &Config,
         smallest: &StepPlan,
-        machine: Machine,
+        machine: StepTarget,
         budget: u64,
     ) -> Result<Self, FitError> {
         let mut best = smallest.clone();
@@ -115,23 +116,30 @@ impl DoesNotFit {
 
 /// The smallest changes that fit, tried one by one and, where none does alone, on top of full
 /// recomputation.
-fn changes(config: &Config, machine: Machine, budget: u64) -> Result<Vec<Change>, FitError> {
+fn changes(
+    config: &Config,
+    machine: StepTarget,
+    budget: u64,
+) -> Result<Vec<BudgetChange>, FitError> {
     let mut found = Vec::new();
     let full = config.batch.checkpointing == Checkpointing::Auto
         || config.batch.checkpointing == Checkpointing::Full;
     if !full && let Some(step) = fewest_blocks(config, machine, budget)? {
         let count = step.training.num_recomputed;
-        found.push(Change {
+        found.push(BudgetChange {
             change: format!("--checkpointing {count}"),
             bytes: step.total_bytes(),
         });
     }
     let mut attempt = |change: String, config: &Config| -> Result<bool, FitError> {
-        let step = StepPlan::new(config, machine, config.model.num_blocks())?;
+        let step = match StepPlan::new(config, machine, config.model.num_blocks()) {
+            Err(error) if error.is_too_large() => return Ok(false),
+            other => other?,
+        };
         let fits = step.total_bytes() <= budget;
         if fits {
             let recompute = if full { "" } else { " --checkpointing full" };
-            found.push(Change {
+            found.push(BudgetChange {
                 change: change + recompute,
                 bytes: step.total_bytes(),
             });

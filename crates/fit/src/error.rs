@@ -2,9 +2,7 @@
 
 use cinch_config::ConfigError;
 use cinch_device::DeviceError;
-use cinch_graph::GraphError;
-use cinch_model::ModelError;
-use cinch_plan::PlanError;
+use cinch_step::StepError;
 use thiserror::Error;
 
 use crate::DoesNotFit;
@@ -16,11 +14,7 @@ pub enum FitError {
     #[error(transparent)]
     Device(#[from] DeviceError),
     #[error(transparent)]
-    Model(#[from] ModelError),
-    #[error(transparent)]
-    Graph(#[from] GraphError),
-    #[error(transparent)]
-    Plan(#[from] PlanError),
+    Step(#[from] StepError),
     #[error(
         "the effective batch is empty: batch_size and gradient_accumulation_steps must be 1 or more"
     )]
@@ -47,13 +41,6 @@ pub enum FitError {
         "a margin of {margin} leaves nothing\nhint: the margin is a share from 0 to just below 1, such as 0.1"
     )]
     Margin { margin: f64 },
-    #[error(
-        "vram.update_in_backward needs vram.gradient_accumulation_steps 1, but it is \
-         {accumulation}: a gradient that is gone after its update cannot be added to\n\
-         hint: leave out --update-in-backward, or give --grad-accum 1 and a --batch-size of the \
-         whole effective batch, with --checkpointing full if that is too large"
-    )]
-    UpdateInBackward { accumulation: usize },
     /// An answer, not a failure: what is needed, and what would fit.
     #[error("{0}")]
     DoesNotFit(Box<DoesNotFit>),

@@ -6,38 +6,14 @@
 //! gradient.
 
 mod budget;
-mod cost;
 mod error;
-mod report;
 pub mod search;
-mod step;
 
-pub use budget::{Change, DoesNotFit};
-pub use cinch_device::Card;
-pub use cost::Prediction;
+pub use budget::{BudgetChange, DoesNotFit};
 pub use error::FitError;
-pub use report::{HostMemory, Memory as MemoryReport, PlanReport, Settings as SettingsReport};
-pub use step::StepPlan;
 
 use cinch_config::{Checkpointing, Config};
-use cinch_graph::Target;
-
-/// What a step is planned for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Machine {
-    pub target: Target,
-    /// What the device loses besides the arena: the plan's own figure, or a measured one.
-    pub overhead_bytes: u64,
-}
-
-impl From<Target> for Machine {
-    fn from(target: Target) -> Self {
-        Self {
-            target,
-            overhead_bytes: cinch_plan::overhead_bytes(target),
-        }
-    }
-}
+use cinch_step::{StepPlan, StepTarget};
 
 /// The plan of a configuration: as it stands, or within its budget.
 ///
@@ -45,27 +21,34 @@ impl From<Target> for Machine {
 /// does, a micro batch of one with the fewest recomputed blocks, and with fewer rows of logits at
 /// once only if that is not enough. A configuration that says how many blocks to recompute, or
 /// how many rows of logits to hold, is taken at its word.
-pub fn plan(config: &Config, machine: impl Into<Machine>) -> Result<StepPlan, FitError> {
+pub fn plan(config: &Config, machine: impl Into<StepTarget>) -> Result<StepPlan, FitError> {
     let machine = machine.into();
     let Some(budget) = config.batch.budget else {
         let blocks = asked_blocks(config).unwrap_or(0);
-        return StepPlan::new(config, machine, blocks);
+        return Ok(StepPlan::new(config, machine, blocks)?);
     };
     let budget = budget.get();
     let asked = asked_blocks(config);
-    let mut smallest = None;
+    let (mut smallest, mut uncounted) = (None, None);
     for (micro, accumulation) in budget::splits(config) {
         let mut split = config.clone();
         split.batch.batch_size = micro;
         split.batch.accumulation = accumulation;
-        let step = StepPlan::new(&split, machine, asked.unwrap_or(0))?;
+        let step = match StepPlan::new(&split, machine, asked.unwrap_or(0)) {
+            // What cannot be counted does not fit; a smaller micro batch may.
+            Err(error) if error.is_too_large() => {
+                uncounted = Some(error);
+                continue;
+            }
+            other => other?,
+        };
         if step.total_bytes() <= budget {
             return Ok(step);
         }
         smallest = Some((split, step));
     }
     let Some((split, step)) = smallest else {
-        return Err(FitError::EmptyBatch);
+        return Err(uncounted.map_or(FitError::EmptyBatch, FitError::Step));
     };
     for loss_chunk in budget::loss_chunks(&split) {
         let mut chunked = split.clone();

@@ -4,11 +4,11 @@
 use std::fmt::Write;
 
 use cinch_config::Bytes;
-use cinch_fit::search::{GuideRow, Outcome, guide_rows};
+use cinch_fit::search::{FitOutcome, GuideRow, guide_rows};
 
 const KEPT: &str = include_str!("fixtures/guide_000.txt");
 
-fn outcome(outcome: &Outcome) -> String {
+fn outcome(outcome: &FitOutcome) -> String {
     let bytes = Bytes::new(outcome.total_bytes).exact();
     format!("{bytes} bytes, {:.0} tokens/s", outcome.tokens_per_second)
 }

@@ -49,25 +49,26 @@ impl Deref for TrainingGraph {
 
 impl TrainingGraph {
     /// Operations of one micro step that the gradient needs, recomputation not counted.
-    pub fn useful_flops(&self) -> u64 {
+    pub fn useful_flops(&self) -> u128 {
         self.phase_flops(|phase| matches!(phase, Phase::Forward | Phase::Backward))
     }
 
     /// Operations of one micro step as it is run.
-    pub fn micro_flops(&self) -> u64 {
+    pub fn micro_flops(&self) -> u128 {
         self.phase_flops(|phase| phase != Phase::Update)
     }
 
-    pub fn update_flops(&self) -> u64 {
+    pub fn update_flops(&self) -> u128 {
         self.phase_flops(|phase| phase == Phase::Update)
     }
 
-    fn phase_flops(&self, which: impl Fn(Phase) -> bool) -> u64 {
+    /// A step may have more operations than 64 bits count where none of its nodes has.
+    fn phase_flops(&self, which: impl Fn(Phase) -> bool) -> u128 {
         self.nodes
             .iter()
             .filter(|node| which(node.phase))
-            .map(|node| self.flops(node))
-            .fold(0, u64::saturating_add)
+            .map(|node| u128::from(self.flops(node)))
+            .sum()
     }
 }
 

@@ -20,6 +20,11 @@ pub enum GraphError {
     },
     #[error("tensor `{tensor}`: {problem}")]
     Tensor { tensor: String, problem: String },
+    #[error(
+        "{what} more than 2^64 {unit}, which no plan counts\n\
+         hint: a smaller batch, shorter sequences or a smaller model"
+    )]
+    TooLarge { what: String, unit: &'static str },
     #[error("the graph has no loss, so there is nothing to differentiate")]
     NoLoss,
     #[error("{op} `{node}` has no derivative: it belongs after training, not in it")]

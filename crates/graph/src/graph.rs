@@ -1,5 +1,6 @@
 //! The graph itself: tensors, nodes in execution order, parameters and blocks.
 
+use crate::cost::Cost;
 use crate::error::GraphError;
 use crate::op::Op;
 use crate::types::{DType, Shape, TensorType};
@@ -397,5 +398,33 @@ impl Graph {
         node.op
             .declaration()
             .bytes(&self.types(&node.inputs), &self.types(&node.outputs))
+    }
+
+    /// Refuses a tensor or a node whose bytes or operations 64 bits do not count. Figures stop at
+    /// the largest number, so what reaches it is not the figure any more.
+    pub fn check_sizes(&self) -> Result<(), GraphError> {
+        let counted = |figure: u64, unit, what: &dyn Fn() -> String| match figure {
+            u64::MAX => Err(GraphError::TooLarge { what: what(), unit }),
+            _ => Ok(()),
+        };
+        for tensor in &self.tensors {
+            let what = || format!("the tensor `{}` {} has", tensor.name, tensor.ty);
+            counted(tensor.ty.bytes(), "bytes", &what)?;
+        }
+        for node in &self.nodes {
+            let what = |verb| format!("{} `{}` {verb}", node.op.name(), node.name);
+            counted(self.flops(node), "operations", &|| what("takes"))?;
+            counted(self.bytes(node), "bytes", &|| what("moves"))?;
+        }
+        counted(self.num_parameters(), "parameters", &|| {
+            "the model has".to_owned()
+        })
+    }
+
+    /// The kernels that a GPU runs for one node.
+    pub fn cuda_cost(&self, node: &Node) -> Cost {
+        node.op
+            .declaration()
+            .cuda_cost(&self.types(&node.inputs), &self.types(&node.outputs))
     }
 }

@@ -34,10 +34,10 @@ impl TrainingGraph {
         let mut result = self.clone();
         let mut parts = Parts::of(&mut result.graph);
         let kept = kept_gradients(&result.graph, &parts);
-        let needs_norm = parts.updates.iter().any(|node| match &node.op {
-            Op::GradientNorm(op) => op.max_norm.is_some() || op.scaled,
-            _ => false,
-        });
+        let needs_norm = parts
+            .updates
+            .iter()
+            .any(|node| node.op.declaration().changes_updates());
         let squares = add_squares(&mut result.graph, &mut parts);
         let (norm, updates): (Vec<Node>, Vec<Node>) = parts.updates.into_iter().partition(is_norm);
         let (mut late, mut early): (Vec<Node>, Vec<Node>) = updates
@@ -95,7 +95,7 @@ impl Parts {
 }
 
 fn is_norm(node: &Node) -> bool {
-    matches!(node.op, Op::GradientNorm(_))
+    node.op.declaration().over_squares().is_some()
 }
 
 /// By tensor: whether it is a gradient that stays an accumulator. A node that writes such a one
@@ -133,9 +133,14 @@ fn kept_gradients(graph: &Graph, parts: &Parts) -> Vec<bool> {
 /// The tensor of all sums of squares, from which the norm now comes, and the nodes that fill it:
 /// the blocks of one gradient after those of another, in the order of the norm's inputs.
 fn add_squares(graph: &mut Graph, parts: &mut Parts) -> Vec<Node> {
-    let Some(norm) = parts.updates.iter_mut().find(|node| is_norm(node)) else {
+    let mut norms = parts.updates.iter_mut().filter_map(|node| {
+        let op = node.op.declaration().over_squares()?;
+        Some((node, op))
+    });
+    let Some((norm, op)) = norms.next() else {
         return Vec::new();
     };
+    norm.op = op;
     let gradients = std::mem::take(&mut norm.inputs);
     let blocks = |id: &TensorId| GradientNorm::num_blocks(&graph.ty(*id));
     let total = gradients.iter().map(blocks).fold(0, usize::saturating_add);
@@ -149,9 +154,6 @@ fn add_squares(graph: &mut Graph, parts: &mut Parts) -> Vec<Node> {
     }
     let sums = graph.add_tensor("gradient_squares", ty, Role::Result);
     norm.inputs = vec![sums];
-    if let Op::GradientNorm(op) = &mut norm.op {
-        op.from_squares = true;
-    }
     let node = |(gradient, name, first): (TensorId, String, usize)| Node {
         op: Op::from(GradientSquares { first, total }),
         name,
@@ -173,9 +175,9 @@ fn make_transient(graph: &mut Graph, gradient: TensorId) {
 
 /// The updates without the factor: before the backward is over there is none, and it would be 1.
 fn without_factor(update: &mut Node) {
-    if let Op::AdamW(op) = &mut update.op {
-        op.factor = false;
-        update.inputs.truncate(2);
+    if let Some(op) = update.op.declaration().without_factor() {
+        update.op = op;
+        update.inputs.pop();
     }
 }
 

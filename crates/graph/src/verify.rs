@@ -44,7 +44,8 @@ pub fn verify(graph: &Graph) -> Result<(), GraphError> {
             spend(graph, node, &mut spent);
         }
     }
-    check_results(graph, &written)
+    check_results(graph, &written)?;
+    graph.check_sizes()
 }
 
 /// Whether nobody but the graph's own nodes fills tensors of this role.

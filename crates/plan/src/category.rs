@@ -7,7 +7,7 @@ use cinch_graph::{Graph, Role};
 use serde::Serialize;
 
 use crate::buffer::{Buffer, Owner};
-use crate::{Memory, Plan, align, reserved};
+use crate::{Plan, Residence, align, reserved};
 
 /// What a byte of the arena is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -108,7 +108,7 @@ impl Plan {
         let mut persistent = BytesByCategory::default();
         let reserved = reserved(graph, self.options.target);
         for (tensor, bytes) in graph.tensors.iter().zip(reserved) {
-            let in_arena = self.options.memory(tensor.role) == Memory::Arena;
+            let in_arena = self.options.residence(tensor.role) == Residence::Arena;
             if tensor.role.is_persistent() && in_arena {
                 let slot = &mut persistent[Category::of(tensor.role).index()];
                 *slot = slot.saturating_add(align(bytes));

@@ -4,7 +4,7 @@
 use cinch_graph::{Graph, TensorId};
 
 use crate::buffer::{Buffer, buffers};
-use crate::{Memory, Options, align, persistent_order, reserved, sum};
+use crate::{Options, Residence, align, persistent_order, reserved, sum};
 
 /// The sizes and lifetimes that a plan would place.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ impl Demand {
     pub fn new(graph: &Graph, options: Options) -> Self {
         let reserved = reserved(graph, options.target);
         let (persistent, host): (Vec<TensorId>, Vec<TensorId>) = persistent_order(graph)
-            .partition(|&id| options.memory(graph.tensor(id).role) == Memory::Arena);
+            .partition(|&id| options.residence(graph.tensor(id).role) == Residence::Arena);
         let persistent = persistent.into_iter();
         Self {
             persistent: persistent.map(|id| (id, reserved[id.index()])).collect(),

@@ -27,7 +27,7 @@ pub const ALIGNMENT: u64 = 256;
 
 /// Which allocation a tensor lies in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Memory {
+pub enum Residence {
     /// The device's one allocation.
     Arena,
     /// A second one in the host's memory, which the device reads and writes where it is.
@@ -37,7 +37,7 @@ pub enum Memory {
 /// A range of one of the two allocations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
-    pub memory: Memory,
+    pub residence: Residence,
     pub offset: u64,
     /// What the tensor needs; the next offset is aligned.
     pub bytes: u64,
@@ -49,7 +49,7 @@ impl Placement {
 
     pub const fn in_arena(offset: u64, bytes: u64) -> Self {
         Self {
-            memory: Memory::Arena,
+            residence: Residence::Arena,
             offset,
             bytes,
         }
@@ -80,11 +80,11 @@ impl Options {
     }
 
     /// Where tensors of this role lie.
-    fn memory(self, role: Role) -> Memory {
+    fn residence(self, role: Role) -> Residence {
         if self.offload_states && role == Role::State {
-            Memory::Host
+            Residence::Host
         } else {
-            Memory::Arena
+            Residence::Arena
         }
     }
 }
@@ -122,6 +122,11 @@ pub struct Plan {
 pub enum PlanError {
     #[error("`{tensor}` of the second graph has no place in the first one's plan")]
     NotShared { tensor: String },
+    #[error(
+        "what is alive at `{node}` takes more than 2^64 bytes, which no plan counts\n\
+         hint: a smaller batch, shorter sequences or a smaller model"
+    )]
+    TooLarge { node: String },
 }
 
 /// The next multiple of [`ALIGNMENT`]; the last one there is for a size beyond it. All sums
@@ -144,13 +149,13 @@ impl Plan {
         let reserved = reserved(graph, options.target);
         let mut persistent = Persistent { arena: 0, host: 0 };
         for id in persistent_order(graph) {
-            let memory = options.memory(graph.tensor(id).role);
-            let end = match memory {
-                Memory::Arena => &mut persistent.arena,
-                Memory::Host => &mut persistent.host,
+            let residence = options.residence(graph.tensor(id).role);
+            let end = match residence {
+                Residence::Arena => &mut persistent.arena,
+                Residence::Host => &mut persistent.host,
             };
             placements[id.index()] = Some(Placement {
-                memory,
+                residence,
                 offset: *end,
                 bytes: graph.ty(id).bytes(),
             });
@@ -223,7 +228,7 @@ impl Plan {
         let timeline = summary::timeline(&buffers, graph.nodes.len(), persistent_bytes, align);
         let resident = persistent_order(graph)
             .map(|id| graph.tensor(id))
-            .filter(|tensor| options.memory(tensor.role) == Memory::Arena);
+            .filter(|tensor| options.residence(tensor.role) == Residence::Arena);
         let raw_persistent = sum(resident.map(|tensor| tensor.ty.bytes()));
         let raw = summary::timeline(&buffers, graph.nodes.len(), raw_persistent, |b| b);
         let peak_bytes = timeline.iter().copied().max().unwrap_or(persistent_bytes);
@@ -241,6 +246,19 @@ impl Plan {
             timeline,
             buffers,
         }
+    }
+
+    /// Refuses a plan whose sums 64 bits do not count. They stop at the largest number, so what
+    /// reaches it is not the sum any more. `graph` is the one that was planned.
+    pub fn check_sizes(&self, graph: &Graph) -> Result<(), PlanError> {
+        let device = self.arena_bytes.saturating_add(self.options.overhead_bytes);
+        let most = device.saturating_add(self.host_bytes);
+        if most > u64::MAX - ALIGNMENT {
+            let peak = graph.nodes.get(self.peak_node);
+            let node = peak.map_or_else(String::new, |node| node.name.clone());
+            return Err(PlanError::TooLarge { node });
+        }
+        Ok(())
     }
 
     pub fn placement(&self, tensor: TensorId) -> Option<Placement> {

@@ -4,7 +4,7 @@ use cinch_graph::{Graph, Phase, Role};
 use serde::Serialize;
 
 use crate::buffer::{Buffer, Owner};
-use crate::{Memory, Plan, align, reserved};
+use crate::{Plan, Residence, align, reserved};
 
 /// Bytes by purpose at the peak. The sum is the arena plus the overhead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -91,7 +91,7 @@ impl Plan {
         };
         let reserved = reserved(graph, self.options.target);
         for (tensor, bytes) in graph.tensors.iter().zip(reserved) {
-            if self.options.memory(tensor.role) == Memory::Host {
+            if self.options.residence(tensor.role) == Residence::Host {
                 continue;
             }
             let bytes = align(bytes);

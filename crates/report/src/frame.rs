@@ -6,7 +6,7 @@ use cinch_config::Bytes;
 use crate::axis::Tick;
 use crate::label::{elide, shorten, spread};
 use crate::palette::Ink;
-use crate::scene::{Anchor, Place, Point, Rectangle, Scene, Shape, Style};
+use crate::scene::{Anchor, Mark, Place, Point, Rectangle, Scene, Style};
 
 pub(crate) const SIZE: (u32, u32) = (1200, 640);
 
@@ -82,7 +82,7 @@ pub(crate) fn marks(scene: &mut Scene, plot: &Place, ticks: &[Tick], x: impl Fn(
 
 /// A text on a piece of paper, so that it can be read over anything.
 pub(crate) fn chip(scene: &mut Scene, place: Place, style: Style, text: String) {
-    scene.shapes.push(Shape::Rectangle(Rectangle {
+    scene.marks.push(Mark::Rectangle(Rectangle {
         place,
         radius: 4.0,
         fill: Ink::Paper,

@@ -10,7 +10,7 @@ use crate::axis::{byte_ticks, decimal_ticks, short};
 use crate::frame::{self, CHIP, Headline, SIZE, SMALL, bytes, centered, chip, chip_width};
 use crate::label::{Room, shorten, spread};
 use crate::palette::Ink;
-use crate::scene::{Anchor, Area, Circle, Line, Place, Point, Rectangle, Scene, Shape, Style};
+use crate::scene::{Anchor, Area, Circle, Line, Mark, Place, Point, Rectangle, Scene, Style};
 
 const PLOT: Place = Place {
     height: 474.0,
@@ -197,13 +197,13 @@ impl<'a> Chart<'a> {
         }
         let mut under = steps.clone();
         under.extend([(PLOT.right(), PLOT.bottom()), (first.0, PLOT.bottom())]);
-        scene.shapes.push(Shape::Area(Area {
+        scene.marks.push(Mark::Area(Area {
             points: under,
             fill: Ink::Front,
             opacity: 0.1,
             hover: Some("the best speed at each size of memory".to_owned()),
         }));
-        scene.shapes.push(Shape::Line(Line {
+        scene.marks.push(Mark::Line(Line {
             points: steps,
             ink: Ink::Front,
             width: 2.0,
@@ -216,7 +216,7 @@ impl<'a> Chart<'a> {
         let budget = self.picture.budget_bytes;
         if let Some(budget) = budget.filter(|&bytes| bytes as f64 <= self.right) {
             let left = self.x(budget as f64);
-            scene.shapes.push(Shape::Rectangle(Rectangle {
+            scene.marks.push(Mark::Rectangle(Rectangle {
                 place: Place {
                     left,
                     width: PLOT.right() - left,
@@ -276,7 +276,7 @@ impl<'a> Chart<'a> {
             };
             let center = self.at(point);
             let (rate, memory) = (self.rate(point.rate), self.picture.memory(point));
-            scene.shapes.push(Shape::Circle(Circle {
+            scene.marks.push(Mark::Circle(Circle {
                 center,
                 radius,
                 fill,

@@ -1,6 +1,6 @@
 //! Pictures of memory: the timeline of one training step, and memory against speed.
 //!
-//! A picture is a [`Scene`], a list of shapes, made from plain figures. The same scene is
+//! A picture is a [`Scene`], a list of marks, made from plain figures. The same scene is
 //! written as SVG, drawn as PNG, or shown in a few lines of a terminal; nothing here depends on
 //! fonts, a clock or the system, and the same figures give the same bytes.
 
@@ -22,7 +22,7 @@ mod timeline;
 pub use error::ReportError;
 pub use front::{FrontPicture, FrontPoint, front};
 pub use palette::{Color, Ink, Theme};
-pub use scene::{Anchor, Area, Circle, Line, Place, Point, Rectangle, Scene, Shape, Text};
+pub use scene::{Anchor, Area, Circle, Line, Mark, Place, Point, Rectangle, Scene, Text};
 pub use step::{Held, Moment, StepPicture};
 pub use terminal::{TextChart, sparkline, text_chart};
 pub use timeline::timeline;

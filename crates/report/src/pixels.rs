@@ -1,4 +1,4 @@
-//! A scene as PNG: the same shapes, filled and stroked on a grid of pixels.
+//! A scene as PNG: the same marks, filled and stroked on a grid of pixels.
 //!
 //! The rasterizer works in single precision on one thread, and the encoder has no clock and no
 //! names in it: the same scene gives the same bytes.
@@ -11,7 +11,7 @@ use tiny_skia::{
 use crate::error::ReportError;
 use crate::font::{self, Segment};
 use crate::palette::{Ink, Theme};
-use crate::scene::{Anchor, Circle, Line, Place, Point, Scene, Shape, Text};
+use crate::scene::{Anchor, Circle, Line, Mark, Place, Point, Scene, Text};
 
 /// More than this on a side is no picture to look at, and half a gigabyte of pixels.
 const MAX_SIDE: u32 = 12_000;
@@ -24,8 +24,8 @@ impl Scene {
 
     pub fn to_png_in(&self, theme: Theme, scale: f64) -> Result<Vec<u8>, ReportError> {
         let mut canvas = Canvas::new(self, theme, scale)?;
-        for shape in &self.shapes {
-            canvas.draw(shape);
+        for mark in &self.marks {
+            canvas.draw(mark);
         }
         encode(&canvas.pixels)
     }
@@ -65,20 +65,20 @@ impl Canvas {
         })
     }
 
-    fn draw(&mut self, shape: &Shape) {
-        match shape {
-            Shape::Rectangle(rectangle) => {
+    fn draw(&mut self, mark: &Mark) {
+        match mark {
+            Mark::Rectangle(rectangle) => {
                 let path = rounded(rectangle.place, rectangle.radius);
                 self.fill(path, rectangle.fill, rectangle.opacity);
             }
-            Shape::Area(area) => {
+            Mark::Area(area) => {
                 let mut builder = polyline(&area.points);
                 builder.close();
                 self.fill(builder.finish(), area.fill, area.opacity);
             }
-            Shape::Line(line) => self.line(line),
-            Shape::Circle(circle) => self.circle(circle),
-            Shape::Text(text) => self.text(text),
+            Mark::Line(line) => self.line(line),
+            Mark::Circle(circle) => self.circle(circle),
+            Mark::Text(text) => self.text(text),
         }
     }
 

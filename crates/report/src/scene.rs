@@ -1,4 +1,4 @@
-//! A picture as a list of shapes, drawn in order: what both back ends show.
+//! A picture as a list of marks, drawn in order: what both back ends show.
 //!
 //! Coordinates are pixels at scale 1, x to the right and y down, as in SVG.
 
@@ -16,11 +16,11 @@ pub struct Scene {
     pub title: String,
     /// The picture in a sentence or two.
     pub description: String,
-    pub shapes: Vec<Shape>,
+    pub marks: Vec<Mark>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Shape {
+pub enum Mark {
     Rectangle(Rectangle),
     Area(Area),
     Line(Line),
@@ -148,7 +148,7 @@ impl Scene {
             height: size.1,
             title: title.to_owned(),
             description: String::new(),
-            shapes: Vec::new(),
+            marks: Vec::new(),
         };
         scene.rectangle(scene.place(), 0.0, Ink::Paper);
         scene
@@ -164,7 +164,7 @@ impl Scene {
     }
 
     pub(crate) fn rectangle(&mut self, place: Place, radius: f64, fill: Ink) {
-        self.shapes.push(Shape::Rectangle(Rectangle {
+        self.marks.push(Mark::Rectangle(Rectangle {
             place,
             radius,
             fill,
@@ -174,7 +174,7 @@ impl Scene {
     }
 
     pub(crate) fn line(&mut self, from: Point, to: Point, ink: Ink, width: f64) {
-        self.shapes.push(Shape::Line(Line {
+        self.marks.push(Mark::Line(Line {
             points: vec![from, to],
             ink,
             width,
@@ -183,7 +183,7 @@ impl Scene {
     }
 
     pub(crate) fn dashed(&mut self, from: Point, to: Point, ink: Ink, dash: (f64, f64)) {
-        self.shapes.push(Shape::Line(Line {
+        self.marks.push(Mark::Line(Line {
             points: vec![from, to],
             ink,
             width: 1.5,
@@ -195,7 +195,7 @@ impl Scene {
         // A line break or a tab in a name is shown as a gap.
         let text = text.into().replace(char::is_control, " ");
         if !text.is_empty() {
-            self.shapes.push(Shape::Text(style.text(at, text)));
+            self.marks.push(Mark::Text(style.text(at, text)));
         }
     }
 }

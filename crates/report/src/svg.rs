@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use crate::palette::{Ink, Theme};
-use crate::scene::{Anchor, Area, Circle, Line, Point, Rectangle, Scene, Shape, Text};
+use crate::scene::{Anchor, Area, Circle, Line, Mark, Point, Rectangle, Scene, Text};
 
 impl Scene {
     /// The picture as an SVG document.
@@ -23,8 +23,8 @@ impl Scene {
         let _ = writeln!(svg, "<title id=\"title\">{title}</title>");
         let _ = writeln!(svg, "<desc id=\"desc\">{description}</desc>");
         svg.push_str(&self.style());
-        for shape in &self.shapes {
-            svg.push_str(&element(shape));
+        for mark in &self.marks {
+            svg.push_str(&element(mark));
             svg.push('\n');
         }
         svg.push_str("</svg>\n");
@@ -35,18 +35,18 @@ impl Scene {
     fn style(&self) -> String {
         let mut fills = BTreeSet::new();
         let mut strokes = BTreeSet::new();
-        for shape in &self.shapes {
-            match shape {
-                Shape::Rectangle(Rectangle { fill, .. }) | Shape::Area(Area { fill, .. }) => {
+        for mark in &self.marks {
+            match mark {
+                Mark::Rectangle(Rectangle { fill, .. }) | Mark::Area(Area { fill, .. }) => {
                     fills.insert(*fill);
                 }
-                Shape::Text(text) => {
+                Mark::Text(text) => {
                     fills.insert(text.ink);
                 }
-                Shape::Line(line) => {
+                Mark::Line(line) => {
                     strokes.insert(line.ink);
                 }
-                Shape::Circle(circle) => {
+                Mark::Circle(circle) => {
                     fills.insert(circle.fill);
                     strokes.extend(circle.ring);
                 }
@@ -74,9 +74,9 @@ fn rule(prefix: &str, property: &str, ink: Ink, theme: Theme) -> String {
     format!(".{prefix}-{class}{{{property}:#{red:02x}{green:02x}{blue:02x}}}")
 }
 
-fn element(shape: &Shape) -> String {
-    match shape {
-        Shape::Rectangle(rectangle) => {
+fn element(mark: &Mark) -> String {
+    match mark {
+        Mark::Rectangle(rectangle) => {
             let place = rectangle.place;
             let radius = match rectangle.radius {
                 0.0 => String::new(),
@@ -93,7 +93,7 @@ fn element(shape: &Shape) -> String {
             );
             hovering("rect", &attributes, rectangle.hover.as_deref())
         }
-        Shape::Area(area) => {
+        Mark::Area(area) => {
             let attributes = format!(
                 "d=\"{}Z\" class=\"f-{}\"{}",
                 path(&area.points),
@@ -102,9 +102,9 @@ fn element(shape: &Shape) -> String {
             );
             hovering("path", &attributes, area.hover.as_deref())
         }
-        Shape::Line(line) => line_element(line),
-        Shape::Circle(circle) => circle_element(circle),
-        Shape::Text(text) => text_element(text),
+        Mark::Line(line) => line_element(line),
+        Mark::Circle(circle) => circle_element(circle),
+        Mark::Text(text) => text_element(text),
     }
 }
 

@@ -11,7 +11,7 @@ use crate::columns::{Columns, columns, runs};
 use crate::frame::{self, CHIP, Level, PLOT, SIZE, SMALL, bytes, chip, chip_width};
 use crate::label::{Room, elide, shorten};
 use crate::palette::Ink;
-use crate::scene::{Area, Circle, Line, Place, Point, Scene, Shape, Style};
+use crate::scene::{Area, Circle, Line, Mark, Place, Point, Scene, Style};
 use crate::step::{Moment, StepPicture};
 use figures::{describe, headline, largest, legend};
 pub(crate) use phases::{PHASES, phase_name};
@@ -124,7 +124,7 @@ impl<'a> Chart<'a> {
             let edge = self.moments().map(|m| self.y(below(m)));
             let points = self.steps(0, PLOT.bottom(), edge);
             let at_peak = peak.map_or(0, |moment| layer.bytes(self.picture, moment));
-            scene.shapes.push(Shape::Area(Area {
+            scene.marks.push(Mark::Area(Area {
                 points,
                 fill: layer.ink(),
                 opacity: 1.0,
@@ -149,13 +149,13 @@ impl<'a> Chart<'a> {
             let heights = self.moments().map(|m| self.y(total(m) as f64));
             let heights = heights.skip(start).take(end - start);
             let points = self.steps(start, floor, heights);
-            scene.shapes.push(Shape::Area(Area {
+            scene.marks.push(Mark::Area(Area {
                 points: points.clone(),
                 fill: Ink::Paper,
                 opacity: 0.45,
                 hover: Some("above the budget".to_owned()),
             }));
-            scene.shapes.push(Shape::Line(Line {
+            scene.marks.push(Mark::Line(Line {
                 points,
                 ink: Ink::Budget,
                 width: 1.5,
@@ -227,7 +227,7 @@ impl<'a> Chart<'a> {
         let moment = &self.picture.moments[peak];
         let total = self.picture.peak_bytes();
         let figure = format!("peak {}", bytes(total));
-        scene.shapes.push(Shape::Circle(Circle {
+        scene.marks.push(Mark::Circle(Circle {
             center,
             radius: RADIUS,
             fill: Ink::Peak,

@@ -4,7 +4,7 @@
 //! not add up to the run's peak.
 
 use crate::TorchError;
-use crate::eager::{Category, Event};
+use crate::eager::{AllocationCategory, Event};
 use crate::model::Workload;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,7 +32,8 @@ impl Holdings {
 
     pub fn from_events(events: &[Event]) -> Holdings {
         // What a block was for is known for certain when it is freed: a gradient is made as any other tensor.
-        let mut purpose: Vec<Category> = events.iter().map(|event| event.category).collect();
+        let mut purpose: Vec<AllocationCategory> =
+            events.iter().map(|event| event.category).collect();
         for event in events.iter().filter(|event| event.is_free) {
             if let Some(category) = purpose.get_mut(event.id as usize) {
                 *category = event.category;
@@ -48,27 +49,29 @@ impl Holdings {
             counters[category as usize].count(event);
             if matches!(
                 category,
-                Category::Batch | Category::Activation | Category::Backward
+                AllocationCategory::Batch
+                    | AllocationCategory::Activation
+                    | AllocationCategory::Backward
             ) {
                 activations.count(event);
             }
         }
-        let of = |category: Category| counters[category as usize];
-        let optimizer = of(Category::Optimizer);
+        let of = |category: AllocationCategory| counters[category as usize];
+        let optimizer = of(AllocationCategory::Optimizer);
         Holdings {
-            parameters: of(Category::Parameter).current,
+            parameters: of(AllocationCategory::Parameter).current,
             optimizer: optimizer.current,
             optimizer_temporaries: optimizer.peak - optimizer.current,
-            gradients: of(Category::Gradient).peak,
+            gradients: of(AllocationCategory::Gradient).peak,
             activations: activations.peak,
-            batch: of(Category::Batch).peak,
-            workspaces: of(Category::Workspace).peak,
+            batch: of(AllocationCategory::Batch).peak,
+            workspaces: of(AllocationCategory::Workspace).peak,
         }
     }
 }
 
 /// Kinds of memory: one more than the last of them.
-const CATEGORIES: usize = Category::Workspace as usize + 1;
+const CATEGORIES: usize = AllocationCategory::Workspace as usize + 1;
 
 #[derive(Clone, Copy, Default)]
 struct Counter {

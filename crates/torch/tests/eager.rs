@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use cinch_torch::eager::checkpoint::Checkpointing;
 use cinch_torch::eager::optimizer::{Execution, Optimizer};
 use cinch_torch::eager::training::Precision;
-use cinch_torch::eager::{Category, Event};
+use cinch_torch::eager::{AllocationCategory, Event};
 use cinch_torch::model::Workload;
 use cinch_torch::truth::{self, Case};
 
@@ -349,7 +349,7 @@ fn the_profile_adds_up() {
         let parameters: u64 = profile
             .alive
             .iter()
-            .filter(|alive| alive.category == Category::Parameter)
+            .filter(|alive| alive.category == AllocationCategory::Parameter)
             .map(|alive| alive.bytes)
             .sum();
         assert!(parameters > 0 && parameters < profile.peak.bytes);

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cinch_torch::eager::{Category, Event, Line};
+use cinch_torch::eager::{AllocationCategory, Event, Line};
 use cinch_torch::model::Workload;
 use cinch_torch::truth;
 
@@ -76,13 +76,13 @@ fn forward(events: &[Event], step: usize) -> Vec<Event> {
         .copied()
         .collect();
     let batches = (0..allocations.len()).filter(|&at| {
-        let is_batch = |at: usize| allocations[at].category == Category::Batch;
+        let is_batch = |at: usize| allocations[at].category == AllocationCategory::Batch;
         is_batch(at) && (at == 0 || !is_batch(at - 1))
     });
     let start = batches.into_iter().nth(step).unwrap();
     allocations[start..]
         .iter()
-        .take_while(|event| event.category != Category::Backward)
+        .take_while(|event| event.category != AllocationCategory::Backward)
         .copied()
         .collect()
 }
@@ -165,7 +165,7 @@ fn every_model_names_its_lines() {
         let (mut of_model, mut of_loop) = (0, 0);
         for event in events.iter().filter(|event| !event.is_free) {
             let line = *event.line.unwrap();
-            if event.category == Category::Backward {
+            if event.category == AllocationCategory::Backward {
                 match LOOP.map(Line::Statement).contains(&line) {
                     true => of_loop += 1,
                     false => of_model += 1,
@@ -188,8 +188,9 @@ fn recomputation_has_the_lines_of_the_forward() {
             r#""model": "gpt2", "arch": {{"n_layer": 1}}, "batch": 2, "seq": 64, "ckpt": {checkpointing}"#
         );
         let events = case(&fields).trace().unwrap();
-        let in_layer =
-            |event: &&Event| event.scope.layer.is_some() && event.category == Category::Activation;
+        let in_layer = |event: &&Event| {
+            event.scope.layer.is_some() && event.category == AllocationCategory::Activation
+        };
         let place = |event: &Event| (event.bytes, *event.line.unwrap());
         let first = forward(&events, 0);
         let once: Vec<_> = first.iter().filter(in_layer).map(place).collect();

@@ -6,7 +6,9 @@ use std::io::Cursor;
 use std::path::Path;
 
 use cinch_torch::allocator::AllocatorConfig;
-use cinch_torch::snapshot::{Batches, CannotTell, Category, Explanation, Phase, Snapshot, explain};
+use cinch_torch::snapshot::{
+    Batches, CannotTell, Explanation, RecordedCategory, RecordedPhase, Snapshot, explain,
+};
 use cinch_torch::trace::compare;
 
 const LINES: &str = include_str!("fixtures/recorded.jsonl");
@@ -27,7 +29,7 @@ fn pickle() -> Snapshot {
     Snapshot::read_from(Cursor::new(PICKLE), true, Path::new("recorded.pickle")).unwrap()
 }
 
-fn bytes_of(explanation: &Explanation, category: Category) -> u64 {
+fn bytes_of(explanation: &Explanation, category: RecordedCategory) -> u64 {
     let found = explanation
         .categories
         .iter()
@@ -41,7 +43,7 @@ fn figures_are_those_that_were_measured() {
         let explanation = explain(&snapshot).unwrap();
         assert_eq!(explanation.peak_allocated, PEAK_ALLOCATED);
         assert_eq!(explanation.peak_reserved, PEAK_RESERVED);
-        assert_eq!(explanation.peak_phase, Phase::Backward);
+        assert_eq!(explanation.peak_phase, RecordedPhase::Backward);
         assert!(explanation.fidelity.unwrap().exact);
         let program = snapshot.program(0).unwrap();
         let comparison = compare(&program, &AllocatorConfig::default());
@@ -80,13 +82,19 @@ fn categories_are_those_of_the_model() {
         + (inner * width + width)
         + 2 * width
         + (width * vocabulary + vocabulary);
-    assert_eq!(bytes_of(&explanation, Category::Parameters), 4 * parameters);
     assert_eq!(
-        bytes_of(&explanation, Category::OptimizerStates),
+        bytes_of(&explanation, RecordedCategory::Parameters),
+        4 * parameters
+    );
+    assert_eq!(
+        bytes_of(&explanation, RecordedCategory::OptimizerStates),
         8 * parameters
     );
     // The batch is 16 × 128 numbers of eight bytes; four bytes more are the last loss.
-    assert_eq!(bytes_of(&explanation, Category::Loop), 16 * 128 * 8 + 4);
+    assert_eq!(
+        bytes_of(&explanation, RecordedCategory::Loop),
+        16 * 128 * 8 + 4
+    );
     let sum: u64 = explanation.categories.iter().map(|one| one.bytes).sum();
     let highest = explanation.timeline.iter().max_by_key(|one| one.allocated);
     assert_eq!(highest.unwrap().categories.values().sum::<u64>(), sum);
@@ -95,7 +103,7 @@ fn categories_are_those_of_the_model() {
 #[test]
 fn lines_are_the_users() {
     let explanation = explain(&lines(LINES)).unwrap();
-    let found: Vec<(Option<&str>, Option<String>, Category)> = explanation
+    let found: Vec<(Option<&str>, Option<String>, RecordedCategory)> = explanation
         .lines
         .iter()
         .map(|line| {
@@ -105,18 +113,22 @@ fn lines_are_the_users() {
         .collect();
     let own = |number: u32| format!("…/project/src/record.py:{number}");
     for (number, op, category) in [
-        (3, Some("module.py:1097 cuda"), Category::Parameters),
-        (7, None, Category::Loop),
-        (9, Some("linear.py:134 forward"), Category::Activations),
+        (3, Some("module.py:1097 cuda"), RecordedCategory::Parameters),
+        (7, None, RecordedCategory::Loop),
+        (
+            9,
+            Some("linear.py:134 forward"),
+            RecordedCategory::Activations,
+        ),
         (
             9,
             Some("functional.py:2935 layer_norm"),
-            Category::Activations,
+            RecordedCategory::Activations,
         ),
         (
             10,
             Some("adam.py:178 _init_group"),
-            Category::OptimizerStates,
+            RecordedCategory::OptimizerStates,
         ),
     ] {
         let own = own(number);
@@ -126,10 +138,10 @@ fn lines_are_the_users() {
     // Autograd's thread has no Python: such blocks are the backward's, and of no line.
     let first = &explanation.lines[0];
     assert_eq!((&first.origin.line, &first.origin.op), (&None, &None));
-    assert_eq!(first.phase, Phase::Backward);
+    assert_eq!(first.phase, RecordedPhase::Backward);
     for line in &explanation.lines {
         if line.origin.line.is_none() {
-            assert_eq!(line.phase, Phase::Backward, "{line:?}");
+            assert_eq!(line.phase, RecordedPhase::Backward, "{line:?}");
         }
     }
 }
@@ -306,12 +318,15 @@ fn a_run_that_ran_out_keeps_its_activations() {
     let ran_out = explanation.ran_out.as_ref().unwrap();
     // PyTorch said: tried to allocate 130.00 MiB, of which the tensor is 32 × 128 × 5000 numbers less rounding.
     assert!(ran_out.bytes <= 130 << 20 && ran_out.bytes > 129 << 20);
-    assert_eq!(ran_out.phase, Phase::Backward);
+    assert_eq!(ran_out.phase, RecordedPhase::Backward);
     // The scores, their logarithms and the layers' results are 32 × 128 rows; workspaces are what BLAS keeps.
-    let activations = bytes_of(&explanation, Category::Activations);
+    let activations = bytes_of(&explanation, RecordedCategory::Activations);
     assert!(
         activations > 32 * 128 * (5000 + 2 * 1024 + 3 * 256) * 4,
         "{activations}"
     );
-    assert_eq!(bytes_of(&explanation, Category::Workspaces), 65 << 20);
+    assert_eq!(
+        bytes_of(&explanation, RecordedCategory::Workspaces),
+        65 << 20
+    );
 }

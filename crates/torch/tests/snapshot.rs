@@ -8,7 +8,7 @@ use std::path::Path;
 
 use cinch_torch::TorchError;
 use cinch_torch::allocator::AllocatorConfig;
-use cinch_torch::snapshot::{Batches, CannotTell, Category, Snapshot, explain};
+use cinch_torch::snapshot::{Batches, CannotTell, RecordedCategory, Snapshot, explain};
 use cinch_torch::trace::compare;
 use proptest::prelude::*;
 use scene::{BACKWARD, FORWARD, LOOP, MIB, OPTIMIZER, Scene, training};
@@ -55,13 +55,16 @@ fn explains_a_run_block_for_block() {
             .find(|sum| sum.category == category)
             .map_or(0, |sum| sum.bytes)
     };
-    assert_eq!(bytes(Category::Activations), 3 * 8 * MIB + 60_000);
-    assert_eq!(bytes(Category::OptimizerStates), 2 * (6 * MIB + 300_000));
-    assert_eq!(bytes(Category::Parameters), 6 * MIB + 300_000);
-    assert_eq!(bytes(Category::Workspaces), 8 * MIB);
-    assert_eq!(bytes(Category::Loop), 4 * 4096);
-    assert_eq!(bytes(Category::Gradients), 0);
-    assert_eq!(bytes(Category::Temporaries), 4 * MIB);
+    assert_eq!(bytes(RecordedCategory::Activations), 3 * 8 * MIB + 60_000);
+    assert_eq!(
+        bytes(RecordedCategory::OptimizerStates),
+        2 * (6 * MIB + 300_000)
+    );
+    assert_eq!(bytes(RecordedCategory::Parameters), 6 * MIB + 300_000);
+    assert_eq!(bytes(RecordedCategory::Workspaces), 8 * MIB);
+    assert_eq!(bytes(RecordedCategory::Loop), 4 * 4096);
+    assert_eq!(bytes(RecordedCategory::Gradients), 0);
+    assert_eq!(bytes(RecordedCategory::Temporaries), 4 * MIB);
     assert_eq!(explanation.largest[0].bytes, 8 * MIB + 30_000);
     assert!(explanation.largest[0].frames[0].ends_with("functional.py:2567:linear"));
     let fragmentation = explanation.fragmentation;

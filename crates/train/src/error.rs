@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use cinch_data::DataError;
 use cinch_engine::EngineError;
-use cinch_fit::FitError;
+use cinch_step::StepError;
 use thiserror::Error;
 
 use crate::checkpoint::CheckpointError;
@@ -13,7 +13,7 @@ use crate::record::RecordError;
 #[derive(Debug, Error)]
 pub enum TrainError {
     #[error(transparent)]
-    Fit(#[from] FitError),
+    Step(#[from] StepError),
     #[error(transparent)]
     Engine(#[from] EngineError),
     #[error(transparent)]

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use cinch_engine::Engine;
-use cinch_fit::StepPlan;
+use cinch_step::StepPlan;
 use serde::Serialize;
 
 /// One line of progress.

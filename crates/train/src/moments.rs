@@ -6,8 +6,8 @@
 
 use cinch_engine::Engine;
 use cinch_engine::cpu::kernel::eight_bit::Code;
-use cinch_fit::StepPlan;
 use cinch_graph::{Graph, TensorId};
+use cinch_step::StepPlan;
 
 use crate::checkpoint::{Dtype, TensorFile, TensorView};
 use crate::session::{copy_tensor, placement};

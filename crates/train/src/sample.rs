@@ -81,7 +81,7 @@ impl Generator {
                 compute: DType::F32,
                 purpose: Purpose::Generate,
             };
-            let graph = build(model, form).map_err(cinch_fit::FitError::from)?;
+            let graph = build(model, form).map_err(cinch_step::StepError::from)?;
             let plan = Plan::new(&graph, Options::new(target));
             plans.push((length, graph, plan));
             if length >= longest {

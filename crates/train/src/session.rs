@@ -5,11 +5,11 @@ use std::ops::Range;
 use std::time::Duration;
 
 use cinch_engine::{Arena, Engine, EngineError, EngineOptions, Part};
-use cinch_fit::StepPlan;
 use cinch_graph::op::{IGNORE_INDEX, LossScale};
 use cinch_graph::{DType, Graph, Parameter, Role, TensorId};
 use cinch_model::input;
 use cinch_plan::{Placement, Plan, num_micro_nodes};
+use cinch_step::StepPlan;
 
 use crate::checkpoint::{Dtype, TensorFile, TensorView};
 use crate::error::TrainError;

@@ -8,8 +8,8 @@ use std::time::Instant;
 use cinch_config::Config;
 use cinch_data::{Corpus, DataOptions, Progress, Source, Split, Tokenizer, TokenizerSpec};
 use cinch_engine::{EngineError, EngineOptions};
-use cinch_fit::StepPlan;
 use cinch_graph::op::LossScale;
+use cinch_step::StepPlan;
 use serde::Serialize;
 
 use crate::checkpoint::{self, Store};

@@ -18,8 +18,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use account::Account;
 use cinch_config::{Settings, Source};
 use cinch_engine::EngineOptions;
-use cinch_fit::StepPlan;
 use cinch_graph::Target;
+use cinch_step::StepPlan;
 use cinch_train::{Session, peak_resident_bytes};
 
 /// The system's allocator, counting what watched threads ask for.

@@ -10,8 +10,8 @@ use std::sync::atomic::AtomicBool;
 use cinch_config::{Config, Precision};
 use cinch_data::NoProgress;
 use cinch_engine::EngineOptions;
-use cinch_fit::StepPlan;
 use cinch_graph::{DType, Target};
+use cinch_step::StepPlan;
 use cinch_train::checkpoint::{MODEL_FILE, Store, load};
 use cinch_train::{Event, Resume, Run, State, TrainError, train};
 

@@ -5,9 +5,9 @@
 mod tiny;
 
 use cinch_config::{Config, Settings, Source};
-use cinch_fit::{FitError, StepPlan};
 use cinch_graph::op::MomentFormat;
 use cinch_graph::{Role, Target};
+use cinch_step::{StepError, StepPlan};
 use cinch_train::checkpoint::{Store, load};
 use cinch_train::{Batch, Session, TrainError};
 use serde_json::json;
@@ -318,7 +318,7 @@ fn savings_of_the_smallest_sizes() {
 fn updates_inside_the_backward_take_one_micro_batch() {
     let config = tiny::config(tiny::MAMBA, &[INSIDE]);
     let refused = StepPlan::new(&config, Target::Cpu, 0);
-    let Err(error @ FitError::UpdateInBackward { accumulation: 2 }) = refused else {
+    let Err(error @ StepError::UpdateInBackward { accumulation: 2 }) = refused else {
         panic!("accepted");
     };
     let message = error.to_string();

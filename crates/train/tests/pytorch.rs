@@ -5,8 +5,8 @@ use std::path::Path;
 
 use cinch_config::{Config, Settings, Source};
 use cinch_engine::EngineOptions;
-use cinch_fit::StepPlan;
 use cinch_graph::Target;
+use cinch_step::StepPlan;
 use cinch_train::checkpoint::{TensorFile, load_weights};
 use cinch_train::{Batch, Session};
 

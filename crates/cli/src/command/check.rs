@@ -7,8 +7,9 @@ use std::path::Path;
 
 use cinch_config::{Bytes, Config, Explained, Settings};
 use cinch_device::{Machine, detect};
-use cinch_fit::{FitError, StepPlan};
+use cinch_fit::FitError;
 use cinch_graph::{Role, Target};
+use cinch_step::StepPlan;
 use serde::Serialize;
 use serde_json::json;
 

@@ -8,9 +8,10 @@ use std::path::PathBuf;
 use cinch_config::{Config, Explained, Settings, Source};
 use cinch_device::Card;
 use cinch_engine::{Executor, cuda};
+use cinch_fit::FitError;
 use cinch_fit::search::{self, Fit, Permission, Permissions, Request};
-use cinch_fit::{FitError, Machine};
 use cinch_graph::Target;
+use cinch_step::StepTarget;
 use serde_json::json;
 
 use super::profile::{self, Steps};
@@ -125,7 +126,7 @@ pub struct Hardware {
     pub card: Card,
     /// Whether the rates are those of the card that was named or found.
     pub is_known: bool,
-    machine: Machine,
+    machine: StepTarget,
 }
 
 impl Hardware {

@@ -1,8 +1,9 @@
 //! `cinch plan`: what a configuration needs.
 
 use cinch_config::Bytes;
-use cinch_fit::{FitError, StepPlan};
+use cinch_fit::FitError;
 use cinch_graph::Target;
+use cinch_step::StepPlan;
 use serde_json::json;
 
 use super::{print, print_json};
@@ -84,11 +85,11 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
 
 /// Live memory over the step, a bar a node.
 fn timeline(step: &StepPlan) -> String {
-    const WIDTH: u64 = 50;
+    const WIDTH: u128 = 50;
     let mut text = String::from("\n");
-    let peak = step.plan.peak_bytes.max(1);
+    let peak = u128::from(step.plan.peak_bytes.max(1));
     for moment in step.plan.moments(&step.training) {
-        let bar = "█".repeat((moment.bytes * WIDTH / peak) as usize);
+        let bar = "█".repeat((u128::from(moment.bytes) * WIDTH / peak) as usize);
         text += &format!(
             "{:>10}  {bar:<50}  {:<9} {}\n",
             Bytes::new(moment.bytes).to_string(),

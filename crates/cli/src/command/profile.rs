@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use cinch_config::Bytes;
 use cinch_engine::{Engine, EngineOptions};
-use cinch_fit::{Prediction, StepPlan};
 use cinch_graph::Target;
 use cinch_plan::{ALIGNMENT, Placement};
+use cinch_step::{Prediction, StepPlan};
 use cinch_train::{Batch, Session, resident_bytes};
 use serde::Serialize;
 use serde_json::json;

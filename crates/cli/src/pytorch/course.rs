@@ -7,7 +7,7 @@ use cinch_graph::Phase;
 use cinch_plan::{BytesByCategory, Category};
 use cinch_report::{Held, Moment, StepPicture, TextChart, text_chart};
 use cinch_torch::TorchError;
-use cinch_torch::eager;
+use cinch_torch::eager::{self, AllocationCategory};
 use cinch_torch::model::{Alive, Origin, Workload};
 use serde_json::{Value, json};
 
@@ -27,7 +27,7 @@ const CHART: TextChart = TextChart {
 pub fn picture(run: &Run, estimate: &Estimate, alive: &[Alive]) -> Result<StepPicture, TorchError> {
     let weights = estimate.prediction.readings.first();
     let held = alive.iter().filter(|one| {
-        use eager::Category::{Gradient, Optimizer, Parameter};
+        use AllocationCategory::{Gradient, Optimizer, Parameter};
         !matches!(one.category, Parameter | Gradient | Optimizer)
     });
     Ok(StepPicture {
@@ -137,12 +137,14 @@ fn categories(events: &[eager::Event]) -> HashMap<u32, Category> {
     let mut categories = HashMap::new();
     for event in events {
         let category = match (event.category, event.is_free) {
-            (eager::Category::Parameter, _) => Category::Weights,
-            (eager::Category::Batch, _) => Category::Batch,
-            (eager::Category::Activation | eager::Category::Backward, _) => Category::Activations,
-            (eager::Category::Gradient, _) => Category::Gradients,
-            (eager::Category::Optimizer, false) => Category::Optimizer,
-            (eager::Category::Optimizer, true) | (eager::Category::Workspace, _) => {
+            (AllocationCategory::Parameter, _) => Category::Weights,
+            (AllocationCategory::Batch, _) => Category::Batch,
+            (AllocationCategory::Activation | AllocationCategory::Backward, _) => {
+                Category::Activations
+            }
+            (AllocationCategory::Gradient, _) => Category::Gradients,
+            (AllocationCategory::Optimizer, false) => Category::Optimizer,
+            (AllocationCategory::Optimizer, true) | (AllocationCategory::Workspace, _) => {
                 Category::Workspace
             }
         };
@@ -153,13 +155,13 @@ fn categories(events: &[eager::Event]) -> HashMap<u32, Category> {
 
 /// What runs when such memory is asked for. Activations that are asked for after the backward
 /// began are made a second time, until a new batch comes.
-fn phase_of(category: eager::Category, before: Phase) -> Phase {
+fn phase_of(category: AllocationCategory, before: Phase) -> Phase {
     match (category, before) {
-        (eager::Category::Batch, _) => Phase::Forward,
-        (eager::Category::Activation, Phase::Backward | Phase::Recompute) => Phase::Recompute,
-        (eager::Category::Activation, _) => Phase::Forward,
-        (eager::Category::Backward | eager::Category::Gradient, _) => Phase::Backward,
-        (eager::Category::Optimizer, _) => Phase::Update,
-        (eager::Category::Parameter | eager::Category::Workspace, before) => before,
+        (AllocationCategory::Batch, _) => Phase::Forward,
+        (AllocationCategory::Activation, Phase::Backward | Phase::Recompute) => Phase::Recompute,
+        (AllocationCategory::Activation, _) => Phase::Forward,
+        (AllocationCategory::Backward | AllocationCategory::Gradient, _) => Phase::Backward,
+        (AllocationCategory::Optimizer, _) => Phase::Update,
+        (AllocationCategory::Parameter | AllocationCategory::Workspace, before) => before,
     }
 }

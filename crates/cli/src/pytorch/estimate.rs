@@ -6,7 +6,7 @@ use cinch_device::Generation;
 use cinch_torch::TorchError;
 use cinch_torch::eager::checkpoint::Checkpointing;
 use cinch_torch::eager::optimizer::{Execution, Optimizer};
-use cinch_torch::eager::training::{Phase, Precision};
+use cinch_torch::eager::training::{Precision, ReadingPoint};
 use cinch_torch::model::mask::Attention;
 use cinch_torch::model::{Prediction, Workload};
 use cinch_torch::overhead::Overhead;
@@ -68,12 +68,12 @@ impl Estimate {
     }
 
     /// Where the peak is first reached.
-    pub fn peak_phase(&self) -> Phase {
+    pub fn peak_phase(&self) -> ReadingPoint {
         let peak = self.prediction.peak_allocated;
         let mut readings = self.prediction.readings.iter();
         readings
             .find(|reading| reading.peak_allocated == peak)
-            .map_or(Phase::Model, |reading| reading.phase)
+            .map_or(ReadingPoint::Model, |reading| reading.phase)
     }
 
     pub fn memory_json(&self) -> Value {
@@ -101,20 +101,20 @@ fn generation(budget: Option<&Budget>) -> Option<Generation> {
 }
 
 /// A phase in words.
-pub fn phase_text(phase: Phase, accumulation: u32) -> String {
+pub fn phase_text(phase: ReadingPoint, accumulation: u32) -> String {
     match phase {
-        Phase::Model => "while the model is built".to_owned(),
-        Phase::Forward(step) => format!("in the forward of step {}", step + 1),
-        Phase::Backward(step) => format!("in the backward of step {}", step + 1),
-        Phase::Clip(step) if accumulation > 1 => {
+        ReadingPoint::Model => "while the model is built".to_owned(),
+        ReadingPoint::Forward(step) => format!("in the forward of step {}", step + 1),
+        ReadingPoint::Backward(step) => format!("in the backward of step {}", step + 1),
+        ReadingPoint::Clip(step) if accumulation > 1 => {
             format!(
                 "in a later micro batch of step {}, or while clipping",
                 step + 1
             )
         }
-        Phase::Clip(step) => format!("while gradients are clipped in step {}", step + 1),
-        Phase::Optimizer(step) => format!("in the optimizer of step {}", step + 1),
-        Phase::End(step) => format!("at the end of step {}", step + 1),
+        ReadingPoint::Clip(step) => format!("while gradients are clipped in step {}", step + 1),
+        ReadingPoint::Optimizer(step) => format!("in the optimizer of step {}", step + 1),
+        ReadingPoint::End(step) => format!("at the end of step {}", step + 1),
     }
 }
 

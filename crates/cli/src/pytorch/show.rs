@@ -1,7 +1,7 @@
 //! A PyTorch run as tables.
 
 use cinch_config::Bytes;
-use cinch_torch::eager::{Category, Line};
+use cinch_torch::eager::{AllocationCategory, Line};
 use cinch_torch::model::{Alive, LINES_OF, Origin, Profile};
 use comfy_table::Cell;
 use serde_json::{Value, json};
@@ -124,20 +124,20 @@ pub fn assumed(sentences: &[String]) -> String {
 /// The part of the model; the optimizer runs outside of it.
 fn place(one: &Alive) -> &'static str {
     match one.category {
-        Category::Optimizer => "optimizer.step",
+        AllocationCategory::Optimizer => "optimizer.step",
         _ => one.scope,
     }
 }
 
-fn category_name(category: Category) -> &'static str {
+fn category_name(category: AllocationCategory) -> &'static str {
     match category {
-        Category::Parameter => "weights",
-        Category::Batch => "batch",
-        Category::Activation => "activations",
-        Category::Backward => "backward",
-        Category::Gradient => "gradients",
-        Category::Optimizer => "optimizer",
-        Category::Workspace => "workspace",
+        AllocationCategory::Parameter => "weights",
+        AllocationCategory::Batch => "batch",
+        AllocationCategory::Activation => "activations",
+        AllocationCategory::Backward => "backward",
+        AllocationCategory::Gradient => "gradients",
+        AllocationCategory::Optimizer => "optimizer",
+        AllocationCategory::Workspace => "workspace",
     }
 }
 

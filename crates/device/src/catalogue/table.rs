@@ -4,7 +4,7 @@
 //! sees), peaks (TFLOP/s of fp16 with fp32 sums, tf32 and fp32 without sparsity; GB/s),
 //! multiprocessors, link to the host. Laptop chips run at the clock of their usual power.
 
-use super::{Gpu, Link, Memory, Peaks, Provenance};
+use super::{CardMemory, Gpu, Link, Peaks, Provenance};
 use crate::architecture::{ComputeCapability, Generation};
 
 const SM70: ComputeCapability = ComputeCapability::new(7, 0);
@@ -110,8 +110,8 @@ const fn pcie(generation: u32, lanes: u32) -> Link {
     Link::Pcie { generation, lanes }
 }
 
-const fn reported(marketed_gb: u64, shown_mib: u64, usable_mib: u64) -> Memory {
-    Memory {
+const fn reported(marketed_gb: u64, shown_mib: u64, usable_mib: u64) -> CardMemory {
+    CardMemory {
         marketed_gb,
         shown_mib,
         usable_mib,
@@ -119,8 +119,8 @@ const fn reported(marketed_gb: u64, shown_mib: u64, usable_mib: u64) -> Memory {
     }
 }
 
-const fn assumed(marketed_gb: u64, shown_mib: u64, usable_mib: u64) -> Memory {
-    Memory {
+const fn assumed(marketed_gb: u64, shown_mib: u64, usable_mib: u64) -> CardMemory {
+    CardMemory {
         provenance: Provenance::Assumed,
         ..reported(marketed_gb, shown_mib, usable_mib)
     }
@@ -147,7 +147,7 @@ const fn half(half: f64, single: f64, bandwidth: f64) -> Peaks {
 const fn nvidia(
     name: &'static str,
     chip: ComputeCapability,
-    memory: Memory,
+    memory: CardMemory,
     peaks: Peaks,
     multiprocessors: usize,
     link: Link,
@@ -164,7 +164,7 @@ const fn nvidia(
 const fn amd(
     name: &'static str,
     generation: Generation,
-    memory: Memory,
+    memory: CardMemory,
     peaks: Peaks,
     multiprocessors: usize,
     link: Link,

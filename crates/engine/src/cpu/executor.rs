@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use cinch_graph::{DType, Graph};
-use cinch_plan::{Memory, Placement, Plan};
+use cinch_plan::{Placement, Plan, Residence};
 
 use super::kernel::scratch;
 use super::op::execute;
@@ -68,16 +68,16 @@ impl Executor {
 
     /// The allocation that a place is in.
     pub(crate) fn memory(&self, place: Placement) -> &Arena {
-        match place.memory {
-            Memory::Arena => &self.arena,
-            Memory::Host => &self.host,
+        match place.residence {
+            Residence::Arena => &self.arena,
+            Residence::Host => &self.host,
         }
     }
 
     pub(crate) fn memory_mut(&mut self, place: Placement) -> &mut Arena {
-        match place.memory {
-            Memory::Arena => &mut self.arena,
-            Memory::Host => &mut self.host,
+        match place.residence {
+            Residence::Arena => &mut self.arena,
+            Residence::Host => &mut self.host,
         }
     }
 

@@ -1,6 +1,6 @@
 //! From an op to its kernel: which tensor is which argument.
 
-use cinch_graph::op::{self, ActivationKind, NormKind, Op};
+use cinch_graph::op::{self, NormKind, Op};
 
 use super::kernel::columns::{Columns, ColumnsMut};
 use super::kernel::{
@@ -26,11 +26,11 @@ pub(crate) fn execute<F: Real + Element>(x: &Operands<'_>) -> Result<(), EngineE
         Op::LinearGradWeight(op) => multiply_grad_weight::<F>(x, op),
         Op::Activation(op) => {
             let input = x.input_unless_in_place::<F>(0, 0);
-            activation::forward(activation_kind(op.kind), input, x.output(0));
+            activation::forward(op.kind, input, x.output(0));
         }
         Op::ActivationBackward(op) => {
             let dy = x.input_unless_in_place::<F>(0, 0);
-            activation::backward(activation_kind(op.kind), dy, x.input(1), x.output(0));
+            activation::backward(op.kind, dy, x.input(1), x.output(0));
         }
         Op::Gated(op) => gate::<F>(x, op),
         Op::GatedBackward(op) => gate_backward::<F>(x, op),
@@ -81,13 +81,10 @@ fn embed_backward<F: Real + Element>(
         .map_err(|error| failed(x, error))
 }
 
-fn norm_shape(x: &Operands<'_>, kind: NormKind) -> norm::Shape {
+fn norm_shape(x: &Operands<'_>, kind: NormKind) -> norm::NormShape {
     let ty = x.input_type(0);
-    norm::Shape {
-        kind: match kind {
-            NormKind::Layer => norm::Kind::Layer,
-            NormKind::Rms => norm::Kind::Rms,
-        },
+    norm::NormShape {
+        kind,
         rows: ty.rows(),
         width: ty.width(),
     }
@@ -232,18 +229,9 @@ fn multiply_grad_weight<F: Real + Element>(x: &Operands<'_>, op: &op::LinearGrad
     }
 }
 
-fn activation_kind(kind: ActivationKind) -> activation::Kind {
-    match kind {
-        ActivationKind::GeluTanh => activation::Kind::GeluTanh,
-        ActivationKind::Gelu => activation::Kind::Gelu,
-        ActivationKind::Silu => activation::Kind::Silu,
-        ActivationKind::Relu => activation::Kind::Relu,
-    }
-}
-
 fn gate<F: Real + Element>(x: &Operands<'_>, op: &op::Gated) {
     gated::forward(
-        activation_kind(op.kind),
+        op.kind,
         x.input_unless_in_place::<F>(0, 0),
         x.input_unless_in_place(1, 0),
         x.output(0),
@@ -253,7 +241,7 @@ fn gate<F: Real + Element>(x: &Operands<'_>, op: &op::Gated) {
 fn gate_backward<F: Real + Element>(x: &Operands<'_>, op: &op::GatedBackward) {
     let dy_taken = x.is_in_place(0, 0) || x.is_in_place(0, 1);
     gated::backward(
-        activation_kind(op.kind),
+        op.kind,
         (!dy_taken).then(|| x.input::<F>(0)),
         x.input_unless_in_place(1, 0),
         x.input_unless_in_place(2, 1),
@@ -264,7 +252,7 @@ fn gate_backward<F: Real + Element>(x: &Operands<'_>, op: &op::GatedBackward) {
 
 fn rotate<F: Real + Element>(x: &Operands<'_>, op: &op::Rotary) {
     let ty = x.input_type(0);
-    let shape = rotary::Shape {
+    let shape = rotary::RotaryShape {
         batch: ty.shape.dims()[0],
         seq: ty.shape.dims()[1],
         heads: ty.width() / op.head_dim,
@@ -290,9 +278,9 @@ fn attention_inputs<'a, F: Element>(
     op: &op::Attention,
     first: usize,
     extras: usize,
-) -> (attention::Shape, attention::Inputs<'a, F>) {
+) -> (attention::AttentionShape, attention::Inputs<'a, F>) {
     let dims = x.input_type(first).shape;
-    let shape = attention::Shape {
+    let shape = attention::AttentionShape {
         batch: dims.dims()[0],
         seq: dims.dims()[1],
         heads: op.heads,
@@ -350,9 +338,13 @@ fn attend_backward<F: Real + Element>(x: &Operands<'_>, op: &op::Attention) {
     );
 }
 
-fn convolution_shape(x: &Operands<'_>, source: usize, weight: usize) -> convolution::Shape {
+fn convolution_shape(
+    x: &Operands<'_>,
+    source: usize,
+    weight: usize,
+) -> convolution::ConvolutionShape {
     let (source, weight) = (x.input_type(source).shape, x.input_type(weight).shape);
-    convolution::Shape {
+    convolution::ConvolutionShape {
         batch: source.dims()[0],
         seq: source.dims()[1],
         channels: weight.rows(),
@@ -393,9 +385,9 @@ fn scan_inputs<'a, F: Element>(
     x: &Operands<'a>,
     op: &op::Scan,
     first: usize,
-) -> (scan::Shape, scan::Inputs<'a, F>) {
+) -> (scan::ScanShape, scan::Inputs<'a, F>) {
     let dims = x.input_type(first).shape;
-    let shape = scan::Shape {
+    let shape = scan::ScanShape {
         batch: dims.dims()[0],
         seq: dims.dims()[1],
         inner: op.inner,
@@ -459,7 +451,7 @@ fn scan_backward<F: Real + Element>(x: &Operands<'_>, op: &op::Scan) {
 
 fn loss<F: Real + Element>(x: &Operands<'_>, op: &op::CrossEntropy) -> Result<(), EngineError> {
     let (h, w) = (x.input_type(0), x.input_type(1));
-    let shape = cross_entropy::Shape {
+    let shape = cross_entropy::CrossEntropyShape {
         rows: h.rows(),
         width: h.width(),
         vocab: w.rows(),

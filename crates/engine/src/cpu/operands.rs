@@ -1,7 +1,7 @@
 //! A node's tensors as slices of the arena, or of the host memory beside it.
 
 use cinch_graph::{Dropout as DropoutSpec, Graph, Node, TensorId, TensorType};
-use cinch_plan::{Memory, Placement, Plan};
+use cinch_plan::{Placement, Plan, Residence};
 
 use super::dropout::{Dropout, RandomState};
 use super::parallel::Accumulate;
@@ -29,9 +29,9 @@ impl<'a> Operands<'a> {
 
     /// The allocation that a place is in.
     fn memory(&self, place: Placement) -> &'a Arena {
-        match place.memory {
-            Memory::Arena => self.arena,
-            Memory::Host => self.host,
+        match place.residence {
+            Residence::Arena => self.arena,
+            Residence::Host => self.host,
         }
     }
 
@@ -73,7 +73,7 @@ impl<'a> Operands<'a> {
     pub fn is_in_place(&self, input: usize, output: usize) -> bool {
         let from = self.place(self.node.inputs[input]);
         let to = self.place(self.node.outputs[output]);
-        (from.memory, from.offset) == (to.memory, to.offset)
+        (from.residence, from.offset) == (to.residence, to.offset)
     }
 
     /// Whether an accumulator starts over with this write.

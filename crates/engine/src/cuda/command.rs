@@ -28,13 +28,13 @@ pub enum Argument {
 
 /// Grid, block and dynamic shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct LaunchShape {
     pub grid: [u32; 3],
     pub block: [u32; 3],
     pub shared_bytes: u32,
 }
 
-impl Shape {
+impl LaunchShape {
     /// A one-dimensional launch without dynamic shared memory.
     pub fn linear(blocks: usize, threads: u32) -> Self {
         Self {
@@ -77,13 +77,13 @@ pub struct Product {
 pub enum Command {
     Launch {
         kernel: Kernel,
-        shape: Shape,
+        shape: LaunchShape,
         arguments: Vec<Argument>,
     },
     /// As `Launch`; the kernel's first argument is a structure of 32-bit words, passed by value.
     LaunchTable {
         kernel: Kernel,
-        shape: Shape,
+        shape: LaunchShape,
         table: Box<[u32]>,
         arguments: Vec<Argument>,
     },

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cinch_graph::{DType, Graph};
-use cinch_plan::{Memory, Placement, Plan, twin};
+use cinch_plan::{Placement, Plan, Residence, twin};
 use cudarc::driver::{result, sys};
 
 use super::blas::Blas;
-use super::command::{Argument, Command, Kernel, MatrixAt, Product, Shape};
+use super::command::{Argument, Command, Kernel, LaunchShape, MatrixAt, Product};
 use super::compile::cubin;
 use super::driver::{
     Context, DeviceInfo, DeviceMemory, HostMemory, Module, Replay, Stream, failed,
@@ -164,7 +164,12 @@ impl CudaExecutor {
         }
     }
 
-    fn load(&mut self, kernel: Kernel, dtype: DType, shape: &Shape) -> Result<(), EngineError> {
+    fn load(
+        &mut self,
+        kernel: Kernel,
+        dtype: DType,
+        shape: &LaunchShape,
+    ) -> Result<(), EngineError> {
         if self.functions.contains_key(&(kernel, dtype)) && shape.shared_bytes == 0 {
             return Ok(());
         }
@@ -215,7 +220,7 @@ impl CudaExecutor {
         &self,
         kernel: Kernel,
         dtype: DType,
-        shape: &Shape,
+        shape: &LaunchShape,
         table: Option<&[u32]>,
         arguments: &[Argument],
     ) -> Result<(), EngineError> {
@@ -294,7 +299,7 @@ impl CudaExecutor {
 
     /// Copies from the arena or from host memory, after what was started before is done.
     pub fn read(&self, place: Placement, into: &mut [u8]) -> Result<(), EngineError> {
-        if place.memory == Memory::Host {
+        if place.residence == Residence::Host {
             self.synchronize()?;
             if let Some(host) = &self.host {
                 into.copy_from_slice(host.view(place));
@@ -310,7 +315,7 @@ impl CudaExecutor {
 
     /// Copies into the arena or into host memory, after what was started before is done.
     pub fn write(&mut self, place: Placement, from: &[u8]) -> Result<(), EngineError> {
-        if place.memory == Memory::Host {
+        if place.residence == Residence::Host {
             self.synchronize()?;
             if let Some(host) = &mut self.host {
                 host.view_mut(place).copy_from_slice(from);
@@ -351,7 +356,7 @@ impl CudaExecutor {
             let elements = graph.ty(parameter.master).shape.elements();
             let command = Command::Launch {
                 kernel: COPY_TO_REAL,
-                shape: Shape::linear(elements.div_ceil(1024).min(4096), 256),
+                shape: LaunchShape::linear(elements.div_ceil(1024).min(4096), 256),
                 arguments: vec![
                     Argument::Address(at(parameter.master)),
                     Argument::Address(at(parameter.compute)),

@@ -1,9 +1,9 @@
 //! What a node's lowering sees and emits.
 
 use cinch_graph::{DType, Dropout, Graph, Node, TensorId, TensorType};
-use cinch_plan::{Memory, Placement, Plan};
+use cinch_plan::{Placement, Plan, Residence};
 
-use super::command::{Argument, Command, Kernel, Product, Shape};
+use super::command::{Argument, Command, Kernel, LaunchShape, Product};
 
 /// Multiprocessors, for launches whose size is the card's rather than the problem's. A fixed
 /// number would do; this one fills the largest cards.
@@ -65,9 +65,9 @@ impl<'a> Lowering<'a> {
     /// The output as a kernel argument, in whichever memory it is.
     pub fn output_argument(&self, output: usize) -> Argument {
         let place = self.place(self.node.outputs[output]);
-        match place.memory {
-            Memory::Arena => Argument::Address(place.offset),
-            Memory::Host => Argument::Host(place.offset),
+        match place.residence {
+            Residence::Arena => Argument::Address(place.offset),
+            Residence::Host => Argument::Host(place.offset),
         }
     }
 
@@ -120,7 +120,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    pub fn launch(&mut self, kernel: Kernel, shape: Shape, arguments: Vec<Argument>) {
+    pub fn launch(&mut self, kernel: Kernel, shape: LaunchShape, arguments: Vec<Argument>) {
         self.commands.push(Command::Launch {
             kernel,
             shape,
@@ -131,7 +131,7 @@ impl<'a> Lowering<'a> {
     pub fn launch_table(
         &mut self,
         kernel: Kernel,
-        shape: Shape,
+        shape: LaunchShape,
         table: Box<[u32]>,
         arguments: Vec<Argument>,
     ) {

@@ -5,12 +5,11 @@ use std::collections::BTreeMap;
 use cinch_config::{Bytes, Config};
 use cinch_model::compute_type;
 use cinch_plan::Breakdown;
+use cinch_step::{CheckpointingReport, StepPlan};
 use serde::Serialize;
 
 use super::axis::Effect;
 use super::request::Request;
-use crate::StepPlan;
-use crate::report::CheckpointingReport;
 
 /// Everything there is to say about a configuration on a card.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -23,14 +22,14 @@ pub struct FitReport {
     pub budget_bytes: u64,
     /// Whether a measured step stands behind the predicted times.
     pub is_calibrated: bool,
-    pub recommended: Outcome,
+    pub recommended: FitOutcome,
     /// Every setting that the search decided, as the user would write it.
     pub values: Vec<SettingValue>,
     /// What differs from what the user wrote, and why.
     pub changes: Vec<SettingChange>,
     pub ladder: Vec<Rung>,
     /// Memory against speed: each takes more than the one before and is faster.
-    pub front: Vec<Outcome>,
+    pub front: Vec<FitOutcome>,
     pub techniques: Vec<Technique>,
     /// What had to be given up, in sentences.
     pub notes: Vec<String>,
@@ -41,7 +40,7 @@ pub struct FitReport {
 
 /// Settings with what they take and give.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Outcome {
+pub struct FitOutcome {
     pub settings: FitSettings,
     /// Arena and overhead.
     pub total_bytes: u64,
@@ -97,7 +96,7 @@ pub struct Rung {
     pub share: f64,
     pub budget_bytes: u64,
     /// None where nothing fits.
-    pub outcome: Option<Outcome>,
+    pub outcome: Option<FitOutcome>,
 }
 
 /// One change from the recommended settings, and what it alone does.
@@ -183,7 +182,7 @@ impl FitSettings {
     }
 }
 
-impl Outcome {
+impl FitOutcome {
     /// A plan, predicted for the card of a request.
     pub fn new(step: &StepPlan, request: &Request<'_>) -> Self {
         let (config, card) = (&step.config, request.card);
@@ -191,7 +190,7 @@ impl Outcome {
         let kind = config.model.name();
         let factor = request.calibration.factor(&card.name, kind, precision);
         let seconds = step.predict(card, request.tf32).seconds * factor;
-        let tokens = (config.batch.effective_batch() * config.batch.seq_len) as f64;
+        let tokens = config.batch.effective_batch() as f64 * config.batch.seq_len as f64;
         let rate = card.matrix_flops(compute_type(precision), request.tf32);
         let total = step.total_bytes();
         let share = |of: u64| total as f64 / of.max(1) as f64;

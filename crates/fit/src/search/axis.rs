@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use cinch_architecture::{Number, Tunable};
 use cinch_config::{Config, Precision, StateFormat};
+use cinch_device::Card;
 use cinch_graph::Target;
 use serde::Serialize;
 
 use super::request::{Permission, Request};
-use crate::Card;
 use crate::budget::FEWEST_ROWS;
 
 pub(crate) const MICRO_BATCH: &str = "vram.batch_size";

@@ -12,13 +12,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use cinch_config::Config;
+use cinch_step::{CUDA_CHUNK_BYTES, StepPlan, same_graph};
 use rayon::prelude::*;
 
 use super::request::Request;
 use super::sketch::{Length, Processor, Sketch, Steps};
 use super::space::{Point, Space, Tier, is_sensible, with_recomputed};
-use crate::step::{CUDA_CHUNK_BYTES, same_graph};
-use crate::{FitError, StepPlan};
+use crate::FitError;
 
 /// Speeds that differ by less are one.
 pub(crate) const SAME_SPEED: f64 = 0.005;
@@ -307,7 +307,7 @@ impl Site {
     /// Seconds for a token.
     fn pace(&self, recomputed: usize) -> f64 {
         let batch = &self.config.batch;
-        let tokens = (batch.effective_batch() * batch.seq_len) as f64;
+        let tokens = batch.effective_batch() as f64 * batch.seq_len as f64;
         self.sketch.seconds[recomputed] * self.factor / tokens
     }
 

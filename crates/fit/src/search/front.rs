@@ -1,6 +1,6 @@
 //! The ladder of guide 001 and the front of memory against speed.
 
-use super::answer::{Outcome, Rung};
+use super::answer::{FitOutcome, Rung};
 use super::explore::{Candidate, Explored, Halt, SAME_SPEED};
 
 /// How much of a card each rung takes at the most: what the guide calls 60–70 %, 70–80 %,
@@ -24,21 +24,21 @@ pub(crate) fn ladder(explored: &mut Explored<'_>) -> Result<Vec<Rung>, Halt> {
             name,
             share,
             budget_bytes,
-            outcome: best.map(|(_, plan)| Outcome::new(&plan, request)),
+            outcome: best.map(|(_, plan)| FitOutcome::new(&plan, request)),
         })
     };
     RUNGS.into_iter().map(rung).collect()
 }
 
 /// Points that nothing beats in both memory and speed, from the smallest to the fastest.
-pub(crate) fn front(explored: &mut Explored<'_>) -> Result<Vec<Outcome>, Halt> {
+pub(crate) fn front(explored: &mut Explored<'_>) -> Result<Vec<FitOutcome>, Halt> {
     let request = explored.request;
     let limit = request.memory_bytes.max(request.budget_bytes);
     let chosen = thinned(undominated(&explored.candidates, limit), FRONT);
     explored.plan_all(&chosen)?;
-    let mut front: Vec<Outcome> = Vec::with_capacity(chosen.len());
+    let mut front: Vec<FitOutcome> = Vec::with_capacity(chosen.len());
     for candidate in chosen {
-        let outcome = Outcome::new(&*explored.plan(candidate)?, request);
+        let outcome = FitOutcome::new(&*explored.plan(candidate)?, request);
         // A plan may take more than its sketch said.
         let goes_on = front.last().is_none_or(|last| {
             last.total_bytes < outcome.total_bytes

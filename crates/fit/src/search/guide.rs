@@ -7,11 +7,12 @@
 use cinch_architecture::{Describe, Mamba};
 use cinch_config::{Bytes, Checkpointing, Config, Settings, Source, VRAM_PRESETS};
 use cinch_device::{Gpu, find};
+use cinch_step::{StepPlan, StepTarget};
 use serde::Serialize;
 
-use super::answer::Outcome;
+use super::answer::FitOutcome;
 use super::request::Request;
-use crate::{FitError, Machine, StepPlan};
+use crate::FitError;
 
 /// One line of the guide.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -27,10 +28,10 @@ pub struct GuideRow {
     /// What the guide says of it, where it gives a figure.
     pub claim: Option<GuideClaim>,
     /// The plan of the guide's setting.
-    pub plan: Outcome,
+    pub plan: FitOutcome,
     pub fits: bool,
     /// At the guide's effective batch and the full sequence length; none where nothing fits.
-    pub recommendation: Option<Outcome>,
+    pub recommendation: Option<FitOutcome>,
 }
 
 /// A figure of the guide, and the planned one beside it.
@@ -136,7 +137,7 @@ const PRINTED: [Entry; 18] = [
 
 /// Every row of the guide.
 pub fn guide_rows() -> Result<Vec<GuideRow>, FitError> {
-    let mut known: Vec<(Entry, Option<Outcome>)> = Vec::new();
+    let mut known: Vec<(Entry, Option<FitOutcome>)> = Vec::new();
     let entries = PRINTED[..5].iter().copied().chain(presets());
     let entries = entries.chain(PRINTED[5..].iter().copied());
     entries.map(|entry| row(entry, &mut known)).collect()
@@ -160,7 +161,7 @@ fn presets() -> impl Iterator<Item = Entry> {
     })
 }
 
-fn row(entry: Entry, known: &mut Vec<(Entry, Option<Outcome>)>) -> Result<GuideRow, FitError> {
+fn row(entry: Entry, known: &mut Vec<(Entry, Option<FitOutcome>)>) -> Result<GuideRow, FitError> {
     let gpu = entry.gpu()?;
     let (card, memory_bytes) = (gpu.card(), gpu.memory.usable_bytes());
     let asked = entry.config(entry.seq_len, [entry.batch_size, entry.accumulation])?;
@@ -169,8 +170,8 @@ fn row(entry: Entry, known: &mut Vec<(Entry, Option<Outcome>)>) -> Result<GuideR
     } else {
         0
     };
-    let step = StepPlan::new(&asked, Machine::from(card.target), blocks)?;
-    let plan = Outcome::new(&step, &Request::new(&asked, &card, memory_bytes));
+    let step = StepPlan::new(&asked, StepTarget::from(card.target), blocks)?;
+    let plan = FitOutcome::new(&step, &Request::new(&asked, &card, memory_bytes));
     let same = |(other, _): &&(Entry, _)| {
         let key = |e: &Entry| (e.size, e.memory_gb, e.effective_batch());
         key(other) == key(&entry)
@@ -241,7 +242,7 @@ impl Entry {
     }
 
     /// The best at the guide's effective batch and the size's full sequence length.
-    fn recommend(&self, gpu: &Gpu) -> Result<Option<Outcome>, FitError> {
+    fn recommend(&self, gpu: &Gpu) -> Result<Option<FitOutcome>, FitError> {
         let size = Mamba::FAMILY.size(self.size);
         let positions = size.and_then(|size| (size.shape)().positions());
         let seq_len = positions.map_or(self.seq_len, |positions| positions as usize);
@@ -250,7 +251,7 @@ impl Entry {
         let mut request = Request::new(&config, &card, memory_bytes);
         request.fixed = vec!["vram.precision", "vram.max_seq_len"];
         match super::best(&request) {
-            Ok(step) => Ok(Some(Outcome::new(&step, &request))),
+            Ok(step) => Ok(Some(FitOutcome::new(&step, &request))),
             Err(FitError::DoesNotFit(_)) => Ok(None),
             Err(other) => Err(other),
         }
@@ -258,7 +259,7 @@ impl Entry {
 }
 
 impl Claim {
-    fn beside(self, plan: &Outcome) -> GuideClaim {
+    fn beside(self, plan: &FitOutcome) -> GuideClaim {
         let parts = &plan.breakdown;
         let (what, claimed_bytes, planned_bytes) = match self {
             Self::Weights(claimed) => ("model weights", claimed, parts.weights),

@@ -24,7 +24,7 @@ mod technique;
 mod tests;
 
 pub use answer::{
-    FitReport, FitSettings, Outcome, Rung, SettingChange, SettingValue, Technique,
+    FitOutcome, FitReport, FitSettings, Rung, SettingChange, SettingValue, Technique,
     recomputation_text,
 };
 pub use axis::{Axis, Choice, Effect, best_precision};
@@ -36,8 +36,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cinch_config::Config;
+use cinch_step::StepPlan;
 
-use crate::{DoesNotFit, FitError, StepPlan};
+use crate::{DoesNotFit, FitError};
 use explore::{Candidate, Explored, Halt};
 use sketch::Length;
 use space::{Space, Tier};
@@ -130,7 +131,7 @@ fn answer<'a>(request: &'a Request<'a>, space: &'a Space, length: Length) -> Res
         plan,
         tier,
     } = search(request, space, length)?;
-    let recommended = Outcome::new(&plan, request);
+    let recommended = FitOutcome::new(&plan, request);
     let ladder = front::ladder(&mut explored)?;
     let front = front::front(&mut explored)?;
     let techniques = technique::techniques(&explored, best)?;

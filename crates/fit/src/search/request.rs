@@ -1,16 +1,18 @@
 //! What is asked of a search.
 
 use cinch_config::{Config, Precision, SETTINGS, Settings};
+use cinch_device::Card;
+use cinch_step::StepTarget;
 use serde::{Deserialize, Serialize};
 
 use super::calibration::Calibration;
-use crate::{Card, FitError, Machine};
+use crate::FitError;
 
 /// A configuration, a processor, and how free the search is.
 #[derive(Clone, Debug)]
 pub struct Request<'a> {
     pub config: &'a Config,
-    pub machine: Machine,
+    pub machine: StepTarget,
     pub card: &'a Card,
     pub tf32: bool,
     /// What the card has.
@@ -30,7 +32,7 @@ impl<'a> Request<'a> {
     pub fn new(config: &'a Config, card: &'a Card, memory_bytes: u64) -> Self {
         Self {
             config,
-            machine: Machine::from(card.target),
+            machine: StepTarget::from(card.target),
             card,
             tf32: false,
             memory_bytes,

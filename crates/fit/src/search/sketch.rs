@@ -28,11 +28,12 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use cinch_config::Config;
+use cinch_device::Card;
 use cinch_graph::{Graph, Target, TrainingGraph};
 use cinch_plan::{Demand, aligned};
+use cinch_step::{StepTarget, beside_arena, differentiated, evaluation_graph, options, recomputed};
 
-use crate::step::{beside_arena, differentiated, evaluation_graph, options, recomputed};
-use crate::{Card, FitError, Machine};
+use crate::FitError;
 use profile::{BlockTimes, Profile, peak};
 
 /// A first block, one between, its neighbour, and a last one.
@@ -62,13 +63,13 @@ pub(crate) enum Length {
 /// What a step is predicted for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Processor<'a> {
-    pub machine: Machine,
+    pub machine: StepTarget,
     pub card: &'a Card,
     pub tf32: bool,
 }
 
 /// The steps that a sketch is taken from. They are the same whatever is done with the optimizer's
-/// states on the machine (`step::same_graph`).
+/// states on the machine (`same_graph`).
 pub(crate) struct Steps {
     /// By the number of recomputed blocks.
     recomputed: Vec<TrainingGraph>,
@@ -299,7 +300,8 @@ fn alive(groups: &[Group<'_>], own: &Group<'_>, block: usize, visit: usize) -> u
             [runs_of; 2]
         };
         let kept = |runs_of| other.profile.kept(holder, runs_of, visit);
-        earlier.len() as u64 * kept(after) + later.len() as u64 * kept(before)
+        let held = |blocks: Range<usize>, kept: u64| kept.saturating_mul(blocks.len() as u64);
+        held(earlier, kept(after)).saturating_add(held(later, kept(before)))
     });
     held.fold(own.profile.local(own.stand_in, visit), u64::saturating_add)
 }

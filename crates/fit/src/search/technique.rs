@@ -28,7 +28,10 @@ pub(crate) fn techniques(
     let budget = explored.request.budget_bytes;
     let technique = |trial: Trial| {
         let there = explored.look_at(&trial.config, trial.recomputed)?;
-        let difference = |with: u64, without: u64| (i128::from(with) - i128::from(without)) as i64;
+        let difference = |with: u64, without: u64| {
+            let difference = i128::from(with) - i128::from(without);
+            difference.clamp(i64::MIN.into(), i64::MAX.into()) as i64
+        };
         Ok(Technique {
             change: trial.change,
             values: trial.values,

@@ -1,6 +1,7 @@
 //! The search against brute force, and what it promises.
 
 use cinch_config::{Bytes, Config, Settings, Source};
+use cinch_device::Card;
 use cinch_graph::Target;
 use proptest::prelude::*;
 use rayon::prelude::*;
@@ -8,7 +9,6 @@ use rayon::prelude::*;
 use super::explore::SAME_SPEED;
 use super::space::{is_sensible, with_recomputed};
 use super::*;
-use crate::Card;
 
 pub(super) fn config(own: &[(&str, &str)]) -> Config {
     let mut settings = Settings::new();
@@ -419,7 +419,7 @@ fn memory_grows_with_the_micro_batch() {
                 let step = StepPlan::new(&config, target, config.model.num_blocks()).unwrap();
                 let bytes = step.total_bytes();
                 assert!(
-                    bytes + crate::step::CUDA_CHUNK_BYTES >= most,
+                    bytes + cinch_step::CUDA_CHUNK_BYTES >= most,
                     "{model} {micro}"
                 );
                 most = most.max(bytes);

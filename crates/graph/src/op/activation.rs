@@ -8,11 +8,14 @@ use crate::types::TensorType;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ActivationKind {
-    /// GELU by its tanh approximation, as GPT-2 has it.
+    /// GELU by its tanh approximation, as GPT-2 has it:
+    /// `x/2 · (1 + tanh(√(2/π)·(x + 0.044715 x³)))`.
     GeluTanh,
-    /// GELU by the error function.
+    /// GELU by the error function: `x · Φ(x) = x/2 · (1 + erf(x/√2))`.
     Gelu,
+    /// `x · σ(x)`.
     Silu,
+    /// `max(x, 0)`.
     Relu,
 }
 

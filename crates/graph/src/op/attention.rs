@@ -5,6 +5,7 @@ use super::{
     Declare, expect, expect_dropout, expect_dtype, expect_float, expect_inputs, expect_same,
     expect_shape, expect_small, product,
 };
+use crate::cost::{Arithmetic, Cost, KernelCost};
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::graph::{Dropout, Graph, Node, Target, TensorId};
@@ -179,7 +180,47 @@ impl Attention {
         };
         product([batch, self.heads as u64, per_sequence])
     }
+
+    /// The products of a GPU's kernels. Blocks of later rows have more keys to read.
+    fn cuda_arithmetic(&self, source: &TensorType, flops: u64, shares: CudaShares) -> Arithmetic {
+        /// Rows of a block, and blocks that a multiprocessor holds.
+        const ROWS: usize = 64;
+        const RESIDENT: usize = 2;
+        let dims = source.shape.dims();
+        let blocks = [dims[0], self.heads, dims[1].div_ceil(ROWS)];
+        Arithmetic::Blocks {
+            flops,
+            share: match self.dropout {
+                _ if source.dtype == source.dtype.accumulator() => SINGLE_SHARE,
+                None => shares.plain,
+                Some(_) => shares.dropout,
+            },
+            blocks: blocks.into_iter().fold(1, usize::saturating_mul),
+            resident: RESIDENT,
+        }
+    }
 }
+
+/// The share of the matrix rate that a GPU's kernels reach on their products: these are as small
+/// as a head is wide, and exponentials stand between them.
+struct CudaShares {
+    plain: f64,
+    /// Every probability needs a random number, made again in the backward.
+    dropout: f64,
+}
+
+const FORWARD_SHARES: CudaShares = CudaShares {
+    plain: 0.25,
+    dropout: 0.158,
+};
+/// Of the five products that are counted (it computes seven).
+const BACKWARD_SHARES: CudaShares = CudaShares {
+    plain: 0.228,
+    dropout: 0.168,
+};
+/// Single precision, of the single-precision rate.
+const SINGLE_SHARE: f64 = 0.15;
+const CPU_SHARE: f64 = 0.5;
 
 impl Declare for Attention {
     fn name(&self) -> &'static str {
@@ -224,6 +265,17 @@ impl Declare for Attention {
         // Scores and the weighted sum: two products, two operations a multiply-add.
         product([4, self.pairs(&inputs[0]), self.head_dim as u64])
     }
+
+    fn cpu_share(&self) -> f64 {
+        CPU_SHARE
+    }
+
+    fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        let flops = self.flops(inputs, outputs);
+        let arithmetic = self.cuda_arithmetic(&inputs[0], flops, FORWARD_SHARES);
+        let bytes = self.bytes(inputs, outputs);
+        Cost::of([KernelCost::computing(1, bytes, arithmetic)])
+    }
 }
 
 impl Declare for AttentionBackward {
@@ -260,5 +312,16 @@ impl Declare for AttentionBackward {
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
         // Five products: scores, dP, dV, dQ, dK.
         product([10, self.0.pairs(&inputs[1]), self.0.head_dim as u64])
+    }
+
+    fn cpu_share(&self) -> f64 {
+        CPU_SHARE
+    }
+
+    fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        let flops = self.flops(inputs, outputs);
+        let arithmetic = self.0.cuda_arithmetic(&inputs[1], flops, BACKWARD_SHARES);
+        let bytes = self.bytes(inputs, outputs);
+        Cost::of([KernelCost::computing(3, bytes, arithmetic)])
     }
 }

@@ -4,6 +4,7 @@ use super::{
     Declare, expect, expect_columns, expect_float, expect_inputs, expect_same, expect_small,
     product, sum,
 };
+use crate::cost::{Cost, KernelCost};
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::graph::{Graph, Node, Target, TensorId};
@@ -164,5 +165,10 @@ impl Declare for ConvolutionBackward {
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
         let per_element = product([6, inputs[2].width() as u64]).saturating_add(16);
         product([inputs[0].shape.elements() as u64, per_element])
+    }
+
+    /// The second launch adds up what the runs give the parameters.
+    fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        Cost::of([KernelCost::streamed(2, self.bytes(inputs, outputs))])
     }
 }

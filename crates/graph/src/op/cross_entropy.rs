@@ -6,6 +6,7 @@ use super::{
     CUDA_GEMM_WORKSPACE, Declare, LossScale, Op, aligned, expect, expect_dtype, expect_inputs,
     expect_matrix, expect_rows, expect_shape, product, sum,
 };
+use crate::cost::{ChunkedCost, Cost, KernelCost};
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::graph::{Graph, Node, Role, Target, TensorId};
@@ -184,5 +185,45 @@ impl Declare for CrossEntropy {
             product([2, rows, w.shape.elements() as u64, products]),
             product([12, rows, vocabulary]),
         ])
+    }
+
+    fn cpu_share(&self) -> f64 {
+        0.85
+    }
+
+    /// Chunk by chunk: logits, their gradient in place, and the products of that gradient.
+    fn cuda_cost(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> Cost {
+        let (h, w) = (&inputs[0], &inputs[1]);
+        let (rows, width, vocabulary) = (h.rows(), h.width(), w.rows());
+        let chunk = self.chunk_rows.clamp(1, rows.max(1));
+        let size = h.dtype.size();
+        let logits = product([chunk as u64, vocabulary as u64, size]);
+        let hidden = product([chunk as u64, width as u64, size]);
+        let operands = sum([hidden, w.bytes(), logits]);
+        let mut kernels = vec![
+            KernelCost::product([chunk, vocabulary, width], h.dtype, operands),
+            // Read twice (the largest and the sum, then the gradient), written once.
+            KernelCost::streamed(1, product([3, logits])),
+        ];
+        if self.gradient {
+            let shape = [chunk, width, vocabulary];
+            kernels.push(KernelCost::product(shape, h.dtype, operands));
+        }
+        if self.weight {
+            let accumulator = h.dtype.accumulator();
+            let sums = product([2, vocabulary as u64, width as u64, accumulator.size()]);
+            let shape = [vocabulary, width, chunk];
+            let operands = sum([hidden, logits, sums]);
+            kernels.push(KernelCost::product(shape, accumulator, operands));
+        }
+        Cost {
+            // The losses of the rows, added up.
+            kernels: vec![KernelCost::streamed(1, 0)],
+            chunks: Some(ChunkedCost {
+                kernels,
+                rows,
+                chunk_rows: chunk,
+            }),
+        }
     }
 }

@@ -4,6 +4,7 @@ use super::{
     Declare, aligned, expect, expect_dropout, expect_dtype, expect_float, expect_inputs,
     expect_matrix, expect_shape, product, sum,
 };
+use crate::cost::{Cost, KernelCost};
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::graph::{Dropout, Graph, Node, Target, TensorId};
@@ -196,5 +197,10 @@ impl Declare for EmbeddingBackward {
 
     fn bytes(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
         product([inputs[0].bytes(), 3])
+    }
+
+    /// The rows are sorted by token before they are added up.
+    fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        Cost::of([KernelCost::streamed(6, self.bytes(inputs, outputs))])
     }
 }

@@ -2,9 +2,10 @@
 //! read where they lie, without a copy.
 
 use super::{
-    CUDA_GEMM_WORKSPACE, Declare, aligned, expect, expect_columns, expect_dtype, expect_inputs,
-    expect_matrix, expect_rows, expect_same, expect_small, product, sum,
+    CPU_PRODUCT_SHARE, CUDA_GEMM_WORKSPACE, Declare, aligned, expect, expect_columns, expect_dtype,
+    expect_inputs, expect_matrix, expect_rows, expect_same, expect_small, product, sum,
 };
+use crate::cost::{Cost, KernelCost};
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::graph::{Graph, Node, Target, TensorId};
@@ -174,6 +175,21 @@ impl Declare for Linear {
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
         product_flops(inputs[0].rows(), &inputs[1])
     }
+
+    fn cpu_share(&self) -> f64 {
+        CPU_PRODUCT_SHARE
+    }
+
+    fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        let (x, w) = (&inputs[0], &inputs[1]);
+        let shape = [x.rows(), w.rows(), w.width()];
+        let product = KernelCost::product(shape, outputs[0].dtype, self.bytes(inputs, outputs));
+        if self.cuda_bias_bytes(&outputs[0]) > 0 {
+            // The bias in the type of y: a launch, and next to no bytes.
+            return Cost::of([KernelCost::streamed(1, 0), product]);
+        }
+        Cost::of([product])
+    }
 }
 
 impl Declare for LinearGradInput {
@@ -208,6 +224,21 @@ impl Declare for LinearGradInput {
 
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
         product_flops(inputs[0].rows(), &inputs[1])
+    }
+
+    fn cpu_share(&self) -> f64 {
+        CPU_PRODUCT_SHARE
+    }
+
+    fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        let (dy, w, dx) = (&inputs[0], &inputs[1], &outputs[0]);
+        let shape = [dy.rows(), w.width(), dy.width()];
+        let product = KernelCost::product(shape, dx.dtype, self.bytes(inputs, outputs));
+        if !self.accumulate && w.width() < self.width {
+            // Columns that get no gradient are zeroed first.
+            return Cost::of([KernelCost::streamed(1, dx.bytes()), product]);
+        }
+        Cost::of([product])
     }
 }
 
@@ -251,5 +282,20 @@ impl Declare for LinearGradWeight {
 
     fn flops(&self, inputs: &[TensorType], outputs: &[TensorType]) -> u64 {
         product_flops(inputs[0].rows(), &outputs[0])
+    }
+
+    fn cpu_share(&self) -> f64 {
+        CPU_PRODUCT_SHARE
+    }
+
+    fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        let dy = &inputs[0];
+        let shape = [dy.width(), self.inputs, dy.rows()];
+        let product = KernelCost::product(shape, outputs[0].dtype, self.bytes(inputs, outputs));
+        if self.bias {
+            // Sums of columns, block by block and then of the blocks.
+            return Cost::of([KernelCost::streamed(2, dy.bytes()), product]);
+        }
+        Cost::of([product])
     }
 }

@@ -1,8 +1,8 @@
 //! The logits of one position, for sampling.
 
 use super::{
-    CUDA_GEMM_WORKSPACE, Declare, aligned, expect, expect_dtype, expect_float, expect_inputs,
-    expect_matrix, product, sum,
+    CPU_PRODUCT_SHARE, CUDA_GEMM_WORKSPACE, Declare, aligned, expect, expect_dtype, expect_float,
+    expect_inputs, expect_matrix, product, sum,
 };
 use crate::error::GraphError;
 use crate::graph::{Graph, Target, TensorId};
@@ -72,5 +72,9 @@ impl Declare for Logits {
             outputs[0].shape.elements() as u64,
             inputs[0].width() as u64,
         ])
+    }
+
+    fn cpu_share(&self) -> f64 {
+        CPU_PRODUCT_SHARE
     }
 }

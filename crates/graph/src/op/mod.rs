@@ -1,5 +1,6 @@
 //! Kernel-sized ops. Each file declares one op and its backward: shapes, what the backward
-//! keeps, workspace, floating-point operations, and the builder method that models call.
+//! keeps, workspace, floating-point operations, bytes, the kernels of a GPU, and the builder
+//! method that models call.
 //!
 //! Memory follows from these declarations: a backward node keeps exactly the tensors it
 //! names as inputs, so an op that names less makes every plan smaller.
@@ -34,6 +35,7 @@ pub use optimizer::{AdamW, AdamWLayout, GradientNorm, GradientSquares, MomentFor
 pub use rotary::Rotary;
 pub use scan::{Scan, ScanBackward, ScanInputs, ScanPartition};
 
+use crate::cost::{Cost, KernelCost};
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::graph::{Dropout, Node, Target};
@@ -41,6 +43,9 @@ use crate::types::{DType, TensorType};
 
 /// Device memory that cuBLASLt wants for one matrix product on current cards.
 pub const CUDA_GEMM_WORKSPACE: u64 = 32 << 20;
+
+/// The share of the rate of large products that any product reaches on the CPU.
+const CPU_PRODUCT_SHARE: f64 = 0.9;
 
 /// How an output is computed again, cheaply, from other tensors of its node.
 #[derive(Clone, Debug, PartialEq)]
@@ -111,6 +116,33 @@ pub trait Declare {
     /// Bytes read and written at the least.
     fn bytes(&self, inputs: &[TensorType], outputs: &[TensorType]) -> u64 {
         sum(inputs.iter().chain(outputs).map(TensorType::bytes))
+    }
+
+    /// The share of the CPU's rate of matrix products that the arithmetic reaches: that of vector
+    /// code with exponentials against fused multiply-adds, unless the op says otherwise.
+    fn cpu_share(&self) -> f64 {
+        0.4
+    }
+
+    /// The kernels that a GPU runs.
+    fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        Cost::of([KernelCost::streamed(1, self.bytes(inputs, outputs))])
+    }
+
+    /// For an op that reads nothing of its inputs but the sums of their squares: the op over
+    /// those sums.
+    fn over_squares(&self) -> Option<Op> {
+        None
+    }
+
+    /// Whether an update reads a factor of this op's that can differ from 1.
+    fn changes_updates(&self) -> bool {
+        false
+    }
+
+    /// For an update by a factor, its last input: the op without it.
+    fn without_factor(&self) -> Option<Op> {
+        None
     }
 }
 

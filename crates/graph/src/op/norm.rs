@@ -8,6 +8,7 @@ use super::{
     Declare, Op, Operand, Recipe, expect, expect_dropout, expect_inputs, expect_rows, expect_same,
     expect_small, product,
 };
+use crate::cost::{Cost, KernelCost};
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::graph::{Dropout, Graph, Node, Target, TensorId};
@@ -153,6 +154,12 @@ impl Norm {
 const FLOPS_PER_ELEMENT: u64 = 8;
 const BACKWARD_FLOPS_PER_ELEMENT: u64 = 14;
 
+/// The share of the copy bandwidth that a GPU's kernel reaches: it reads a row, waits for its
+/// statistics and draws random numbers before it writes it.
+const FORWARD_SHARE: f64 = 0.55;
+/// The norm from known statistics, and the backward.
+const APPLY_SHARE: f64 = 0.72;
+
 impl Declare for Norm {
     fn name(&self) -> &'static str {
         match self.kind {
@@ -289,6 +296,11 @@ impl Declare for Norm {
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
         product([inputs[0].shape.elements() as u64, FLOPS_PER_ELEMENT])
     }
+
+    fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        let bytes = self.bytes(inputs, outputs);
+        Cost::of([KernelCost::waiting(1, bytes, FORWARD_SHARE)])
+    }
 }
 
 impl Declare for NormApply {
@@ -318,6 +330,11 @@ impl Declare for NormApply {
 
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
         product([inputs[0].shape.elements() as u64, 4])
+    }
+
+    fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        let bytes = self.bytes(inputs, outputs);
+        Cost::of([KernelCost::waiting(1, bytes, APPLY_SHARE)])
     }
 }
 
@@ -435,5 +452,11 @@ impl Declare for NormBackward {
             inputs[0].shape.elements() as u64,
             BACKWARD_FLOPS_PER_ELEMENT,
         ])
+    }
+
+    /// The second launch adds up the blocks' parts of dgamma and dbeta.
+    fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        let bytes = self.bytes(inputs, outputs);
+        Cost::of([KernelCost::waiting(2, bytes, APPLY_SHARE)])
     }
 }

@@ -1,9 +1,10 @@
 //! The optimizer's part of a step: the norm of all gradients, and AdamW, fused and in place.
 
 use super::{
-    Declare, LossScale, expect, expect_dtype, expect_float, expect_inputs, expect_shape, product,
-    sum,
+    Declare, LossScale, Op, expect, expect_dtype, expect_float, expect_inputs, expect_shape,
+    product, sum,
 };
+use crate::cost::{Cost, KernelCost};
 use crate::graph::Target;
 use crate::types::{DType, TensorType};
 
@@ -183,6 +184,22 @@ impl Declare for GradientNorm {
         let elements = inputs.iter().map(|ty| ty.shape.elements() as u64);
         product([2, sum(elements)])
     }
+
+    /// The second launch adds up the blocks.
+    fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        Cost::of([KernelCost::streamed(2, self.bytes(inputs, outputs))])
+    }
+
+    fn over_squares(&self) -> Option<Op> {
+        Some(Op::from(Self {
+            from_squares: true,
+            ..self.clone()
+        }))
+    }
+
+    fn changes_updates(&self) -> bool {
+        self.max_norm.is_some() || self.scaled
+    }
 }
 
 impl Declare for GradientSquares {
@@ -263,5 +280,25 @@ impl Declare for AdamW {
         let read = &outputs[..outputs.len() - usize::from(self.copy.is_some())];
         let all = outputs.iter().chain(read).map(TensorType::bytes);
         sum([inputs[0].bytes(), sum(all)])
+    }
+
+    fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        let layout = self.layout();
+        let states = [layout.m, layout.v].into_iter();
+        let states = states.chain(layout.scales.into_iter().flatten());
+        Cost::of([KernelCost {
+            merges: true,
+            state_bytes: sum(states.map(|output| outputs[output].bytes())),
+            ..KernelCost::streamed(1, self.bytes(inputs, outputs))
+        }])
+    }
+
+    fn without_factor(&self) -> Option<Op> {
+        self.factor.then(|| {
+            Op::from(Self {
+                factor: false,
+                ..self.clone()
+            })
+        })
     }
 }

@@ -1,5 +1,5 @@
 //! Sizes beyond all machines: figures stop at the largest number instead of wrapping around
-//! to one that looks reasonable.
+//! to one that looks reasonable, and a graph that has such a figure is refused.
 
 use cinch_graph::op::{ActivationKind, NormKind};
 use cinch_graph::{
@@ -49,7 +49,6 @@ fn elements_and_bytes_stop_at_the_largest_number() {
 fn a_million_by_a_million_is_counted_exactly_while_it_can_be() {
     let (batch, length, width) = (1_000_000, 1_000_000, 768);
     let step = step(batch, length, width, 50_257);
-    verify(&step).unwrap();
     let rows = 1_000_000_000_000_u128;
     for node in &step.nodes {
         match node.name.as_str() {
@@ -68,7 +67,54 @@ fn a_million_by_a_million_is_counted_exactly_while_it_can_be() {
             _ => {}
         }
     }
-    assert_eq!(step.useful_flops(), u64::MAX);
+    let error = step.check_sizes().unwrap_err().to_string();
+    let what = "attention `attend` takes more than 2^64 operations, which no plan counts";
+    assert!(error.starts_with(what), "{error}");
+    assert_eq!(verify(&step).unwrap_err().to_string(), error);
+    // The sum over the nodes is wider than they are.
+    assert!(step.useful_flops() > u128::from(u64::MAX));
+}
+
+/// 2^61 numbers of four bytes are 2^63 bytes; of eight, one more than the largest figure.
+#[test]
+fn the_last_size_that_can_be_counted_is_taken_and_the_next_is_not() {
+    let graph = |elements: usize, dtype: DType| {
+        let mut graph = Graph::new(DType::F32);
+        graph.batch("x", [elements], dtype);
+        graph
+    };
+    graph(1 << 61, DType::F32).check_sizes().unwrap();
+    graph((1 << 62) - 1, DType::F32).check_sizes().unwrap();
+    graph(usize::MAX - 1, DType::U8).check_sizes().unwrap();
+    for (elements, dtype) in [(1 << 61, DType::F64), (1 << 62, DType::F32)] {
+        let error = graph(elements, dtype).check_sizes().unwrap_err();
+        let expected = format!(
+            "the tensor `x` {dtype}[{elements}] has more than 2^64 bytes, which no plan counts\n\
+             hint: a smaller batch, shorter sequences or a smaller model"
+        );
+        assert_eq!(error.to_string(), expected);
+    }
+}
+
+/// A product's operations, with all tensors well within bounds: 2·2^31·2^15·2^k.
+#[test]
+fn operations_are_counted_up_to_the_border() {
+    let step = |width: usize| {
+        let mut g = Graph::new(DType::F32);
+        let x = g.batch("x", [1 << 31, width], DType::F32);
+        let weight = g.weight("w", [1 << 15, width], Init::Zeros);
+        g.linear("y", x, weight, None).unwrap();
+        g
+    };
+    let below = step((1 << 17) - 1);
+    below.check_sizes().unwrap();
+    assert_eq!(below.flops(&below.nodes[0]), u64::MAX - ((1 << 47) - 1));
+    let beyond = step(1 << 17);
+    let error = beyond.check_sizes().unwrap_err().to_string();
+    assert!(
+        error.starts_with("linear `y` takes more than 2^64 operations"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -77,7 +123,7 @@ fn nothing_wraps_at_any_level() {
         let base = step(size, size, 64, size);
         for choice in [Recompute::None, Recompute::Full] {
             let step = base.recompute(choice).unwrap();
-            verify(&step).unwrap();
+            assert!(verify(&step).is_err(), "{size}");
             for node in &step.nodes {
                 let (inputs, outputs) = (step.types(&node.inputs), step.types(&node.outputs));
                 for target in [Target::Cpu, Target::Cuda] {
@@ -90,7 +136,7 @@ fn nothing_wraps_at_any_level() {
                     assert!(step.bytes(node) >= elements, "{}", node.name);
                 }
             }
-            assert_eq!(step.micro_flops(), u64::MAX);
+            assert!(step.micro_flops() > u128::from(u64::MAX));
         }
     }
 }

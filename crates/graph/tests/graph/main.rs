@@ -2,6 +2,7 @@
 //! verifier, and the passes, over a small model built by hand and over random ones.
 
 mod absurd_sizes;
+mod cost;
 mod differentiate;
 mod infer;
 mod mutations;

@@ -69,10 +69,10 @@ proptest! {
             prop_assert_eq!(step.useful_flops(), base.useful_flops());
             prop_assert_eq!(step.update_flops(), base.update_flops());
             let again = step.nodes.iter().filter(|n| n.phase == Phase::Recompute);
-            let again: u64 = again.map(|n| step.flops(n)).sum();
+            let again: u128 = again.map(|n| u128::from(step.flops(n))).sum();
             prop_assert_eq!(step.micro_flops(), step.useful_flops() + again);
         }
-        let work: Vec<u64> = levels.iter().map(|step| step.micro_flops()).collect();
+        let work: Vec<u128> = levels.iter().map(|step| step.micro_flops()).collect();
         prop_assert!(work.is_sorted(), "{:?}", work);
     }
 

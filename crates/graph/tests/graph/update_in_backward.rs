@@ -135,9 +135,9 @@ proptest! {
         for step in steps(&model) {
             let inside = step.update_in_backward();
             prop_assert_eq!(inside.useful_flops(), step.useful_flops());
-            let flops = |phase: Phase| -> u64 {
+            let flops = |phase: Phase| -> u128 {
                 let nodes = step.nodes.iter().filter(|n| n.phase == phase);
-                nodes.map(|n| step.flops(n)).sum()
+                nodes.map(|n| u128::from(step.flops(n))).sum()
             };
             let once = flops(Phase::Recompute) + flops(Phase::Backward);
             let more = inside.micro_flops() - step.micro_flops();

@@ -76,6 +76,7 @@ fn what_cannot_be_counted_does_not_fit() {
             assert!(plan.peak_bytes >= NO_MACHINE, "{what}");
             assert!(plan.lower_bound_bytes >= NO_MACHINE, "{what}");
             assert!(plan.arena_bytes >= plan.persistent_bytes, "{what}");
+            assert!(plan.check_sizes(&graph).is_err(), "{what}");
             let breakdown = plan.breakdown(&graph);
             assert!(breakdown.total() >= NO_MACHINE, "{what}");
             plan.alive_at_peak(&graph);
@@ -93,11 +94,33 @@ fn two_halves_are_not_nothing() {
     let y = graph.activation("y", x, ActivationKind::Relu).unwrap();
     graph.result = Some(y);
     let plan = Plan::new(&graph, Options::new(Target::Cpu));
+    let refused = plan.check_sizes(&graph).unwrap_err().to_string();
+    assert!(refused.starts_with("what is alive at `y` takes more than 2^64 bytes"));
     assert_eq!(plan.persistent_bytes, 1 << 63);
     assert_eq!(plan.timeline(), [u64::MAX]);
     assert_eq!(plan.peak_bytes, u64::MAX);
     assert_eq!(plan.lower_bound_bytes, u64::MAX);
     assert_eq!(plan.arena_bytes, u64::MAX);
+}
+
+/// Up to the last multiple of the alignment below 2^64, overhead included.
+#[test]
+fn a_plan_is_counted_up_to_the_border() {
+    let planned = |elements: usize| {
+        let mut graph = Graph::new(DType::F32);
+        graph.batch("x", [elements], DType::U8);
+        let options = Options {
+            overhead_bytes: 0,
+            ..Options::new(Target::Cpu)
+        };
+        let plan = Plan::new(&graph, options);
+        let counted = plan.check_sizes(&graph).is_ok();
+        (plan.arena_bytes, counted)
+    };
+    let last = usize::MAX - 511;
+    assert_eq!(planned(last), (last as u64, true));
+    assert!(!planned(last + 1).1);
+    assert!(!planned(usize::MAX - 1).1);
 }
 
 #[test]

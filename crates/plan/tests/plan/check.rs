@@ -5,7 +5,7 @@
 //! an input of its own node, where the op declares the pair and nobody reads the input later.
 
 use cinch_graph::{Graph, Node, Role, TensorId};
-use cinch_plan::{ALIGNMENT, Memory, Placement, Plan};
+use cinch_plan::{ALIGNMENT, Placement, Plan, Residence};
 
 /// Panics with the names of what is wrong.
 pub fn check(graph: &Graph, plan: &Plan) {
@@ -47,10 +47,10 @@ struct Live {
 }
 
 /// Where tensors of this role belong.
-fn memory(plan: &Plan, role: Role) -> Memory {
+fn residence(plan: &Plan, role: Role) -> Residence {
     match role {
-        Role::State if plan.options.offload_states => Memory::Host,
-        _ => Memory::Arena,
+        Role::State if plan.options.offload_states => Residence::Host,
+        _ => Residence::Arena,
     }
 }
 
@@ -61,7 +61,7 @@ fn ids(graph: &Graph) -> impl Iterator<Item = TensorId> {
 fn persistent_bytes(graph: &Graph, plan: &Plan) -> u64 {
     let persistent = ids(graph).filter(|&id| {
         let role = graph.tensor(id).role;
-        role.is_persistent() && memory(plan, role) == Memory::Arena
+        role.is_persistent() && residence(plan, role) == Residence::Arena
     });
     persistent.map(|id| graph.ty(id).bytes()).sum()
 }
@@ -76,22 +76,27 @@ fn check_persistent(graph: &Graph, plan: &Plan) {
             continue;
         }
         let place = plan.placement(id).expect("a persistent tensor has a place");
-        assert_eq!(place.memory, memory(plan, tensor.role), "`{}`", tensor.name);
+        assert_eq!(
+            place.residence,
+            residence(plan, tensor.role),
+            "`{}`",
+            tensor.name
+        );
         assert_eq!(place.bytes, tensor.ty.bytes(), "`{}`", tensor.name);
         assert_eq!(place.offset % ALIGNMENT, 0, "`{}`", tensor.name);
-        let end = match place.memory {
-            Memory::Arena => plan.persistent_bytes,
-            Memory::Host => plan.host_bytes,
+        let end = match place.residence {
+            Residence::Arena => plan.persistent_bytes,
+            Residence::Host => plan.host_bytes,
         };
         assert!(place.end() <= end, "`{}`", tensor.name);
         ranges.push((place, &tensor.name));
     }
-    ranges.sort_by_key(|(place, _)| (place.memory == Memory::Host, place.offset));
+    ranges.sort_by_key(|(place, _)| (place.residence == Residence::Host, place.offset));
     for pair in ranges.windows(2) {
         let [(a, first), (b, second)] = pair else {
             unreachable!("windows of two")
         };
-        let apart = a.memory != b.memory || a.end() <= b.offset;
+        let apart = a.residence != b.residence || a.end() <= b.offset;
         assert!(apart, "`{first}` and `{second}`");
     }
 }

@@ -2,7 +2,7 @@
 
 use cinch_graph::op::ActivationKind;
 use cinch_graph::{DType, Graph, Recompute, Role, Target, TensorId, TrainingGraph};
-use cinch_plan::{Memory, Options, Owner, Plan};
+use cinch_plan::{Options, Owner, Plan, Residence};
 use proptest::prelude::*;
 
 use crate::check::check;
@@ -55,7 +55,7 @@ proptest! {
         for (index, tensor) in step.tensors.iter().enumerate() {
             if tensor.role == Role::State {
                 let place = away.placement(TensorId(index as u32)).unwrap();
-                prop_assert_eq!(place.memory, Memory::Host);
+                prop_assert_eq!(place.residence, Residence::Host);
                 prop_assert!(place.end() <= bytes);
             }
         }

@@ -4,7 +4,7 @@ use super::{Chart, FrontPoint, Standing};
 use crate::frame::{BODY, MUTED, SIDE, SMALL, bytes, entry, heading};
 use crate::label::shorten;
 use crate::palette::Ink;
-use crate::scene::{Circle, Scene, Shape};
+use crate::scene::{Circle, Mark, Scene};
 
 impl Chart<'_> {
     /// The front in figures, in the order of memory.
@@ -25,7 +25,7 @@ impl Chart<'_> {
                 Standing::OnFront => (Ink::Front, BODY),
                 Standing::Beaten | Standing::OverBudget => (Ink::Beaten, MUTED),
             };
-            scene.shapes.push(Shape::Circle(Circle {
+            scene.marks.push(Mark::Circle(Circle {
                 center: (SIDE.left + DOT, y - DOT),
                 radius: DOT,
                 fill,

@@ -9,7 +9,7 @@ use crate::columns::runs;
 use crate::frame::{self, PLOT, SMALL, bytes};
 use crate::label::spread;
 use crate::palette::Ink;
-use crate::scene::{Place, Rectangle, Scene, Shape, Style};
+use crate::scene::{Mark, Place, Rectangle, Scene, Style};
 
 /// In the order in which they are named.
 pub(crate) const PHASES: [Phase; 4] = [
@@ -51,7 +51,7 @@ impl Chart<'_> {
             };
             // Blocks that follow each other are told apart by shade.
             let odd = block.is_some_and(|block| block % 2 == 1);
-            scene.shapes.push(Shape::Rectangle(Rectangle {
+            scene.marks.push(Mark::Rectangle(Rectangle {
                 place: strip_place(start, end),
                 radius: 0.0,
                 fill: Ink::Phase(phase),

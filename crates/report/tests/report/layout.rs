@@ -2,7 +2,7 @@
 
 use cinch_graph::Phase;
 use cinch_report::{
-    FrontPicture, FrontPoint, Held, Ink, Moment, Scene, Shape, StepPicture, front, timeline,
+    FrontPicture, FrontPoint, Held, Ink, Mark, Moment, Scene, StepPicture, front, timeline,
 };
 use proptest::prelude::*;
 
@@ -11,9 +11,9 @@ use crate::sample::{Sample, choices};
 fn check(scene: &Scene) {
     let paper = scene.place();
     let mut texts: Vec<(cinch_report::Place, &str)> = Vec::new();
-    for shape in &scene.shapes {
-        match shape {
-            Shape::Text(text) => {
+    for mark in &scene.marks {
+        match mark {
+            Mark::Text(text) => {
                 let place = text.place();
                 assert!(paper.contains(&place), "`{}` is at {place:?}", text.text);
                 for (other, name) in &texts {
@@ -22,14 +22,14 @@ fn check(scene: &Scene) {
                 texts.push((place, &text.text));
             }
             // What a label lies on hides no other label.
-            Shape::Rectangle(chip) if chip.fill == Ink::Paper => {
+            Mark::Rectangle(chip) if chip.fill == Ink::Paper => {
                 for (text, name) in &texts {
                     assert!(!chip.place.overlaps(text), "`{name}` is covered");
                 }
             }
-            Shape::Area(area) => finite(area.points.iter()),
-            Shape::Line(line) => finite(line.points.iter()),
-            Shape::Rectangle(_) | Shape::Circle(_) => {}
+            Mark::Area(area) => finite(area.points.iter()),
+            Mark::Line(line) => finite(line.points.iter()),
+            Mark::Rectangle(_) | Mark::Circle(_) => {}
         }
     }
 }
@@ -160,8 +160,8 @@ fn the_peak_is_named_wherever_it_is() {
             turned.moments.rotate_left(turn);
             let scene = timeline(&turned);
             check(&scene);
-            let named = scene.shapes.iter().any(|shape| match shape {
-                Shape::Text(text) => text.text.starts_with("peak "),
+            let named = scene.marks.iter().any(|mark| match mark {
+                Mark::Text(text) => text.text.starts_with("peak "),
                 _ => false,
             });
             assert!(named, "budget {share}, turned by {turn}");
@@ -182,8 +182,8 @@ fn the_recommended_choice_is_named_and_listed() {
     }
     let scene = front(&choices);
     check(&scene);
-    let texts = scene.shapes.iter().filter(|shape| match shape {
-        Shape::Text(text) => text.text == "aggressive",
+    let texts = scene.marks.iter().filter(|mark| match mark {
+        Mark::Text(text) => text.text == "aggressive",
         _ => false,
     });
     assert_eq!(texts.count(), 2, "beside the point and in the list");
@@ -202,8 +202,8 @@ fn the_front_is_what_nothing_beats() {
     };
     let expected = choices.points.iter().filter(|p| !beaten(p)).count();
     let scene = front(&choices);
-    let corners = scene.shapes.iter().find_map(|shape| match shape {
-        Shape::Line(line) if line.ink == Ink::Front => Some(line.points.len()),
+    let corners = scene.marks.iter().find_map(|mark| match mark {
+        Mark::Line(line) if line.ink == Ink::Front => Some(line.points.len()),
         _ => None,
     });
     // Two corners a point, one for the first, and the end at the right edge.

@@ -3,7 +3,7 @@
 use cinch_graph::Phase;
 use cinch_plan::{BytesByCategory, Category};
 use cinch_report::{
-    Color, Ink, Moment, ReportError, Scene, Shape, StepPicture, Theme, front, timeline,
+    Color, Ink, Mark, Moment, ReportError, Scene, StepPicture, Theme, front, timeline,
 };
 
 use crate::sample::{GIB, MIB, Sample, choices};
@@ -47,8 +47,8 @@ const SCALE: f64 = 2.0;
 /// areas.
 fn axes(scene: &Scene) -> (f64, f64) {
     let label = |wanted: &str| {
-        let texts = scene.shapes.iter().filter_map(|shape| match shape {
-            Shape::Text(text) if text.text == wanted => Some(text.at),
+        let texts = scene.marks.iter().filter_map(|mark| match mark {
+            Mark::Text(text) if text.text == wanted => Some(text.at),
             _ => None,
         });
         texts.collect::<Vec<_>>()
@@ -125,8 +125,8 @@ fn the_peak_is_marked_where_it_is() {
     let most = *totals.iter().max().unwrap();
     let peak = totals.iter().position(|&total| total == most).unwrap();
     let scene = timeline(&picture);
-    let texts = scene.shapes.iter().filter_map(|shape| match shape {
-        Shape::Text(text) => Some(text),
+    let texts = scene.marks.iter().filter_map(|mark| match mark {
+        Mark::Text(text) => Some(text),
         _ => None,
     });
     let texts: Vec<_> = texts.collect();
@@ -163,14 +163,14 @@ fn a_short_peak_survives_thousands_of_nodes() {
     picture.moments[spike].seconds = Some(1e-9);
     picture.arena_bytes = 0;
     let scene = timeline(&picture);
-    let areas = scene.shapes.iter().filter_map(|shape| match shape {
-        Shape::Area(area) => Some(area),
+    let areas = scene.marks.iter().filter_map(|mark| match mark {
+        Mark::Area(area) => Some(area),
         _ => None,
     });
     let top = areas.flat_map(|area| &area.points).map(|point| point.1);
     let top = top.fold(f64::INFINITY, f64::min);
-    let dot = scene.shapes.iter().find_map(|shape| match shape {
-        Shape::Circle(circle) => Some(circle.center),
+    let dot = scene.marks.iter().find_map(|mark| match mark {
+        Mark::Circle(circle) => Some(circle.center),
         _ => None,
     });
     assert_eq!(dot.unwrap().1, top);

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use cinch_config::{Config, Settings, Source};
-use cinch_fit::StepPlan;
 use cinch_graph::{Phase, Target};
 use cinch_plan::Category;
 use cinch_report::{Moment, StepPicture, timeline};
+use cinch_step::StepPlan;
 
 fn config() -> Config {
     let mut settings = Settings::new();

@@ -1,6 +1,6 @@
 //! The SVG is XML, says what the scene says, and survives any text.
 
-use cinch_report::{Scene, Shape, StepPicture, front, timeline};
+use cinch_report::{Mark, Scene, StepPicture, front, timeline};
 use roxmltree::{Document, Node};
 
 use crate::sample::{GIB, Sample, choices};
@@ -103,15 +103,15 @@ fn paths_lead_where_the_scene_says() {
     let document = Document::parse(&svg).unwrap();
     let paths = document.descendants().filter_map(|n| n.attribute("d"));
     let mut areas = 0;
-    for (path, shape) in paths.zip(
+    for (path, mark) in paths.zip(
         scene
-            .shapes
+            .marks
             .iter()
-            .filter(|shape| matches!(shape, Shape::Area(_) | Shape::Line(_))),
+            .filter(|mark| matches!(mark, Mark::Area(_) | Mark::Line(_))),
     ) {
-        let points = match shape {
-            Shape::Area(area) => &area.points,
-            Shape::Line(line) => &line.points,
+        let points = match mark {
+            Mark::Area(area) => &area.points,
+            Mark::Line(line) => &line.points,
             _ => unreachable!(),
         };
         let followed = follow(path);

@@ -5,7 +5,7 @@ use cinch_architecture::{Architecture, Mu};
 use super::{Gigabytes, Guide, GuideClaim, activations, percent, run};
 use crate::TorchError;
 use crate::eager::training::Precision;
-use crate::eager::{Category, Event};
+use crate::eager::{AllocationCategory, Event};
 use crate::model::Workload;
 
 fn layered(layers: u64, batch: u64, length: u64, precision: Precision) -> Workload {
@@ -31,7 +31,9 @@ impl Attentions {
         let events = workload.events()?;
         let forward: Vec<&Event> = events
             .iter()
-            .filter(|event| event.scope.layer == Some(0) && event.category == Category::Activation)
+            .filter(|event| {
+                event.scope.layer == Some(0) && event.category == AllocationCategory::Activation
+            })
             .filter(|event| !event.is_free && matches!(event.op, "mm" | "addmm" | "_softmax"))
             .collect();
         let layer: Vec<&[&Event]> = forward

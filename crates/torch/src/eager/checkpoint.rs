@@ -8,7 +8,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
 use super::autocast;
-use super::context::{Category, Context};
+use super::context::{AllocationCategory, Context};
 use super::dtype::DType;
 use super::engine;
 use super::node::grads;
@@ -116,7 +116,7 @@ fn recompute(context: &Context, frame: &Rc<Frame>) {
     });
     context.hooks.borrow_mut().push(hook);
     let grad_mode = context.set_grad_enabled(true);
-    let category = context.set_category(Category::Activation);
+    let category = context.set_category(AllocationCategory::Activation);
     autocast::with(context, frame.autocast, || (frame.run)());
     context.set_category(category);
     context.set_grad_enabled(grad_mode);
@@ -192,7 +192,7 @@ fn reentrant(
         let leaf = step.saved(0).detach();
         leaf.set_requires_grad(true);
         let grad_mode = context.set_grad_enabled(true);
-        let category = context.set_category(Category::Activation);
+        let category = context.set_category(AllocationCategory::Activation);
         let output = autocast::with(context, dtype, || function(&leaf));
         context.set_category(category);
         context.set_grad_enabled(grad_mode);

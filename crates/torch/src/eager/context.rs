@@ -9,7 +9,7 @@ use super::checkpoint::Hook;
 use super::dtype::DType;
 use super::layout::{Layout, Layouts};
 use super::line::Line;
-use super::memory::{Block, Memory};
+use super::memory::{Block, MemoryModel};
 use super::place::{Place, PlaceId, Places, Scope};
 use super::shape::Dims;
 use super::storage::Storages;
@@ -19,7 +19,7 @@ use super::tensor::{SpareTensors, Tensor};
 /// What a block of memory is for. Decided by the phase that allocates it; a gradient becomes one
 /// when a leaf takes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Category {
+pub enum AllocationCategory {
     Parameter,
     Batch,
     Activation,
@@ -37,7 +37,7 @@ pub struct Event {
     /// Number of the allocation, counted from the start of the recording.
     pub id: u32,
     pub is_free: bool,
-    pub category: Category,
+    pub category: AllocationCategory,
     /// The op that asked, in PyTorch's name for it.
     pub op: &'static str,
     /// The part of the model that ran, and its layer.
@@ -73,14 +73,14 @@ const CUBLAS_WORKSPACE: u64 = 32 << 20;
 const CUBLAS_LT_WORKSPACE: u64 = 1 << 20;
 
 pub struct State {
-    memory: RefCell<Box<dyn Memory>>,
+    memory: RefCell<Box<dyn MemoryModel>>,
     grad_enabled: Cell<bool>,
     /// Set when nothing more is to happen: after a recomputation has all it needs, or when the
     /// device is full. Ops then make tensors without memory and record nothing.
     stopped: Cell<bool>,
     out_of_memory: Cell<Option<u64>>,
     thread: Cell<Thread>,
-    category: Cell<Category>,
+    category: Cell<AllocationCategory>,
     place: Cell<Place>,
     places: RefCell<Places>,
     libraries: Cell<Libraries>,
@@ -107,14 +107,14 @@ impl std::ops::Deref for Context {
 }
 
 impl Context {
-    pub fn new(memory: Box<dyn Memory>) -> Context {
+    pub fn new(memory: Box<dyn MemoryModel>) -> Context {
         Context(Rc::new(State {
             memory: RefCell::new(memory),
             grad_enabled: Cell::new(true),
             stopped: Cell::new(false),
             out_of_memory: Cell::new(None),
             thread: Cell::new(Thread::Main),
-            category: Cell::new(Category::Parameter),
+            category: Cell::new(AllocationCategory::Parameter),
             place: Cell::new(Place {
                 scope: Scope {
                     name: "model",
@@ -201,7 +201,7 @@ impl State {
         Some((block, id))
     }
 
-    pub(super) fn free(&self, block: Block, id: u32, category: Category) {
+    pub(super) fn free(&self, block: Block, id: u32, category: AllocationCategory) {
         self.memory.borrow_mut().free(block);
         if self.recording.get() && id != u32::MAX {
             let mut events = self.events.borrow_mut();
@@ -228,7 +228,7 @@ impl State {
         self.events.take()
     }
 
-    pub fn memory(&self) -> std::cell::Ref<'_, Box<dyn Memory>> {
+    pub fn memory(&self) -> std::cell::Ref<'_, Box<dyn MemoryModel>> {
         self.memory.borrow()
     }
 
@@ -266,11 +266,11 @@ impl State {
         result
     }
 
-    pub fn category(&self) -> Category {
+    pub fn category(&self) -> AllocationCategory {
         self.category.get()
     }
 
-    pub fn set_category(&self, category: Category) -> Category {
+    pub fn set_category(&self, category: AllocationCategory) -> AllocationCategory {
         self.category.replace(category)
     }
 
@@ -316,7 +316,7 @@ impl State {
     pub(super) fn use_cublas(&self) {
         let mut workspaces = self.workspaces[self.thread.get() as usize].borrow_mut();
         if workspaces.cublas.is_none() && !self.stopped.get() {
-            let category = self.category.replace(Category::Workspace);
+            let category = self.category.replace(AllocationCategory::Workspace);
             workspaces.cublas = self
                 .allocate("cublas workspace", CUBLAS_WORKSPACE)
                 .map(|(block, _)| block);
@@ -329,7 +329,7 @@ impl State {
         self.use_cublas();
         let mut workspaces = self.workspaces[self.thread.get() as usize].borrow_mut();
         if workspaces.cublas_lt.is_none() && !self.stopped.get() {
-            let category = self.category.replace(Category::Workspace);
+            let category = self.category.replace(AllocationCategory::Workspace);
             workspaces.cublas_lt = self
                 .allocate("cublasLt workspace", CUBLAS_LT_WORKSPACE)
                 .map(|(block, _)| block);

@@ -6,7 +6,7 @@
 use std::collections::BinaryHeap;
 use std::rc::Rc;
 
-use super::context::{Category, Context, Thread};
+use super::context::{AllocationCategory, Context, Thread};
 use super::node::{self, Grads};
 use super::op::pointwise::like;
 use super::op::{cast, reduce};
@@ -39,7 +39,7 @@ impl Ord for Ready {
 /// `loss.backward()`: makes the loss's own gradient, then runs the graph.
 pub fn backward(loss: &Tensor) {
     let context = loss.context().clone();
-    let category = context.set_category(Category::Backward);
+    let category = context.set_category(AllocationCategory::Backward);
     let ones = context.no_grad(|| context.empty("ones_like", loss.sizes(), loss.dtype()));
     run(&context, loss, &ones);
     drop(ones);

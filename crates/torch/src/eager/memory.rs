@@ -8,7 +8,7 @@ use crate::allocator::{Allocator, AllocatorConfig, BlockId, MIN_BLOCK};
 pub struct Block(pub u32);
 
 /// A device's memory.
-pub trait Memory {
+pub trait MemoryModel {
     /// A block for this many bytes, or none when the device is full.
     fn allocate(&mut self, bytes: u64) -> Option<Block>;
     fn free(&mut self, block: Block);
@@ -43,7 +43,7 @@ fn rounded(bytes: u64) -> u64 {
     bytes.div_ceil(MIN_BLOCK) * MIN_BLOCK
 }
 
-impl Memory for Ledger {
+impl MemoryModel for Ledger {
     fn allocate(&mut self, bytes: u64) -> Option<Block> {
         self.allocated += rounded(bytes);
         self.requested += bytes;
@@ -117,7 +117,7 @@ impl Caching {
 /// The stream that eager programs run on.
 const DEFAULT_STREAM: u64 = 0;
 
-impl Memory for Caching {
+impl MemoryModel for Caching {
     fn allocate(&mut self, bytes: u64) -> Option<Block> {
         let block = self.allocator.allocate(bytes, DEFAULT_STREAM).ok()?;
         let is_below = self.allocated() <= self.ceiling;

@@ -24,10 +24,10 @@ mod tape;
 pub mod tensor;
 pub mod training;
 
-pub use context::{Category, Context, Event};
+pub use context::{AllocationCategory, Context, Event};
 pub use dtype::DType;
 pub use line::Line;
-pub use memory::{Block, Ledger, Memory};
+pub use memory::{Block, Ledger, MemoryModel};
 pub use place::Scope;
 pub use shape::Dims;
 pub use tensor::Tensor;

@@ -3,7 +3,7 @@
 //! They lie side by side in one vector and are named by their number. A long loop keeps half a million of them: a dozen
 //! bytes each, and a place that is left is taken again, so that none is ever asked of the system.
 
-use super::context::{Category, State};
+use super::context::{AllocationCategory, State};
 use super::memory::Block;
 
 /// The number of a storage.
@@ -17,7 +17,7 @@ struct Storage {
     block: Option<Block>,
     /// The event of the allocation.
     event: u32,
-    category: Category,
+    category: AllocationCategory,
 }
 
 #[derive(Default)]
@@ -78,11 +78,11 @@ impl State {
         self.storages.borrow().slots[id.0 as usize].references
     }
 
-    pub(super) fn storage_category(&self, id: StorageId) -> Category {
+    pub(super) fn storage_category(&self, id: StorageId) -> AllocationCategory {
         self.storages.borrow().slots[id.0 as usize].category
     }
 
-    pub(super) fn set_storage_category(&self, id: StorageId, category: Category) {
+    pub(super) fn set_storage_category(&self, id: StorageId, category: AllocationCategory) {
         self.storages.borrow_mut().slots[id.0 as usize].category = category;
     }
 }

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use super::context::{Category, Context};
+use super::context::{AllocationCategory, Context};
 use super::dtype::DType;
 use super::layout::Layout;
 use super::shape::Dims;
@@ -172,7 +172,7 @@ impl Tensor {
 
     /// Whether its bytes were made with the model.
     pub(super) fn is_parameter(&self) -> bool {
-        self.context().storage_category(self.0.storage) == Category::Parameter
+        self.context().storage_category(self.0.storage) == AllocationCategory::Parameter
     }
 
     /// Marks a leaf as trained, or as frozen.
@@ -257,7 +257,7 @@ impl Tensor {
         if let Some(grad) = &grad {
             let storage = grad.0.storage;
             self.context()
-                .set_storage_category(storage, Category::Gradient);
+                .set_storage_category(storage, AllocationCategory::Gradient);
         }
         // The old gradient must go after the borrow has ended: freeing it may reach this tensor.
         let mut autograd = self.0.autograd.borrow_mut();

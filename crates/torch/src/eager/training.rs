@@ -2,7 +2,7 @@
 
 use super::autocast;
 use super::clip::clip_grad_norm;
-use super::context::{Category, Context};
+use super::context::{AllocationCategory, Context};
 use super::dtype::DType;
 use super::engine;
 use super::line::at;
@@ -66,7 +66,7 @@ pub struct Recipe {
 
 /// A point of the run at which memory was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum ReadingPoint {
     Model,
     Forward(u32),
     Backward(u32),
@@ -75,16 +75,16 @@ pub enum Phase {
     End(u32),
 }
 
-impl Phase {
+impl ReadingPoint {
     /// The name in measured runs.
     pub fn name(self) -> String {
         match self {
-            Phase::Model => "model".into(),
-            Phase::Forward(step) => format!("step{step}.forward"),
-            Phase::Backward(step) => format!("step{step}.backward"),
-            Phase::Clip(step) => format!("step{step}.clip"),
-            Phase::Optimizer(step) => format!("step{step}.optim"),
-            Phase::End(step) => format!("step{step}.end"),
+            ReadingPoint::Model => "model".into(),
+            ReadingPoint::Forward(step) => format!("step{step}.forward"),
+            ReadingPoint::Backward(step) => format!("step{step}.backward"),
+            ReadingPoint::Clip(step) => format!("step{step}.clip"),
+            ReadingPoint::Optimizer(step) => format!("step{step}.optim"),
+            ReadingPoint::End(step) => format!("step{step}.end"),
         }
     }
 }
@@ -92,7 +92,7 @@ impl Phase {
 /// The allocator's counters at a phase.
 #[derive(Clone, Copy, Debug)]
 pub struct Reading {
-    pub phase: Phase,
+    pub phase: ReadingPoint,
     pub allocated: u64,
     pub peak_allocated: u64,
     /// What tensors asked for, before rounding.
@@ -102,7 +102,7 @@ pub struct Reading {
 }
 
 /// Reads the counters.
-pub fn read(context: &Context, phase: Phase) -> Reading {
+pub fn read(context: &Context, phase: ReadingPoint) -> Reading {
     let memory = context.memory();
     Reading {
         phase,
@@ -165,10 +165,10 @@ pub fn train(
         let mut loss_value = None;
         let mut accumulation = Accumulation::new(recipe.accumulation);
         for micro in 0.. {
-            context.set_category(Category::Batch);
+            context.set_category(AllocationCategory::Batch);
             at!(context, "batch = next(loader)");
             let batch = program.batch();
-            context.set_category(Category::Activation);
+            context.set_category(AllocationCategory::Activation);
             // Until the model names its own lines.
             at!(context, "loss = model(batch)");
             let dtype = recipe.precision.autocast();
@@ -179,7 +179,7 @@ pub fn train(
             at!(context, "loss = loss / accumulation");
             let loss = mul_number(loss);
             if micro == 0 {
-                readings.push(read(context, Phase::Forward(step)));
+                readings.push(read(context, ReadingPoint::Forward(step)));
             }
             at!(context, "loss.backward()");
             match &mut scaler {
@@ -187,7 +187,7 @@ pub fn train(
                 None => engine::backward(&loss),
             }
             if micro == 0 {
-                readings.push(read(context, Phase::Backward(step)));
+                readings.push(read(context, ReadingPoint::Backward(step)));
             }
             drop(loss_value.replace(loss.detach()));
             drop(loss);
@@ -196,7 +196,7 @@ pub fn train(
                 break;
             }
         }
-        context.set_category(Category::Optimizer);
+        context.set_category(AllocationCategory::Optimizer);
         if let Some(scaler) = &mut scaler {
             at!(context, "scaler.unscale_(optimizer)");
             scaler.unscale();
@@ -205,16 +205,16 @@ pub fn train(
             at!(context, "clip_grad_norm_(parameters)");
             clip_grad_norm(&parameters);
         }
-        readings.push(read(context, Phase::Clip(step)));
+        readings.push(read(context, ReadingPoint::Clip(step)));
         at!(context, "optimizer.step()");
         optimizer.step();
         if let Some(scaler) = &mut scaler {
             scaler.update();
         }
-        readings.push(read(context, Phase::Optimizer(step)));
+        readings.push(read(context, ReadingPoint::Optimizer(step)));
         optimizer.zero_grad();
         last_loss = loss_value;
-        readings.push(read(context, Phase::End(step)));
+        readings.push(read(context, ReadingPoint::End(step)));
     }
     // What follows is Python leaving the process.
     context.stop_recording();

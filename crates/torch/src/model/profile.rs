@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use crate::eager::{Category, Event, Line, Scope};
+use crate::eager::{AllocationCategory, Event, Line, Scope};
 
 /// Tensors of one kind that are alive at the peak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Alive {
-    pub category: Category,
+    pub category: AllocationCategory,
     /// The part of the model that made them, all layers together.
     pub scope: &'static str,
     /// The op that made them.
@@ -33,8 +33,12 @@ impl Origin {
     pub fn of(event: &Event) -> Origin {
         match (event.line, event.category) {
             // Parameters were made before; a workspace is its thread's, whichever product came first.
-            (None, _) | (_, Category::Parameter | Category::Workspace) => Origin::Nowhere,
-            (Some(line), Category::Backward | Category::Gradient) => Origin::BackwardOf(line),
+            (None, _) | (_, AllocationCategory::Parameter | AllocationCategory::Workspace) => {
+                Origin::Nowhere
+            }
+            (Some(line), AllocationCategory::Backward | AllocationCategory::Gradient) => {
+                Origin::BackwardOf(line)
+            }
             (Some(line), _) => Origin::Line(line),
         }
     }
@@ -141,7 +145,7 @@ fn alive_at(events: &[Event], end: usize) -> Vec<Alive> {
             alive.category = event.category;
         }
     }
-    let mut groups: HashMap<(Category, &str, &str, Origin), Alive> = HashMap::new();
+    let mut groups: HashMap<(AllocationCategory, &str, &str, Origin), Alive> = HashMap::new();
     for event in living.values() {
         let origin = Origin::of(event);
         let key = (event.category, event.scope.name, event.op, origin);

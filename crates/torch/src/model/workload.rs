@@ -10,9 +10,9 @@ use crate::TorchError;
 use crate::allocator::AllocatorConfig;
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::context::Libraries;
-use crate::eager::memory::{Caching, Ledger, Memory};
+use crate::eager::memory::{Caching, Ledger, MemoryModel};
 use crate::eager::optimizer::Optimizer;
-use crate::eager::training::{self, Phase, Precision, Program, Reading, Recipe};
+use crate::eager::training::{self, Precision, Program, Reading, ReadingPoint, Recipe};
 use crate::eager::{Context, DType, Event};
 
 /// Everything that decides a run's memory.
@@ -188,7 +188,7 @@ impl Workload {
         list
     }
 
-    fn run(&self, memory: Box<dyn Memory>, record: Record) -> (Prediction, Vec<Event>) {
+    fn run(&self, memory: Box<dyn MemoryModel>, record: Record) -> (Prediction, Vec<Event>) {
         let context = Context::new(memory);
         touch_device(&context);
         if record == Record::Everything {
@@ -196,7 +196,7 @@ impl Workload {
         }
         context.reset_peaks();
         let program = self.program(&context);
-        let mut readings = vec![training::read(&context, Phase::Model)];
+        let mut readings = vec![training::read(&context, ReadingPoint::Model)];
         if record == Record::Steps {
             context.start_recording();
         }

@@ -12,7 +12,7 @@ use crate::trace::{Frames, Program, StackId};
 /// What a step was doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Phase {
+pub enum RecordedPhase {
     /// Models are built and moved to the device.
     Build,
     Forward,
@@ -27,7 +27,7 @@ pub enum Phase {
     Unknown,
 }
 
-impl Phase {
+impl RecordedPhase {
     /// As a sentence has it: "in the …".
     pub fn name(self) -> &'static str {
         match self {
@@ -45,7 +45,7 @@ impl Phase {
 /// What a block was for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Category {
+pub enum RecordedCategory {
     /// Allocated while models were built.
     Parameters,
     /// Alive before the recording began, and nothing says what for: mostly parameters, and
@@ -64,7 +64,7 @@ pub enum Category {
     Unknown,
 }
 
-impl Category {
+impl RecordedCategory {
     pub const ALL: [Self; 9] = [
         Self::Parameters,
         Self::BeforeRecording,
@@ -94,16 +94,16 @@ impl Category {
 
 /// The phase of every stack.
 pub(super) struct Phases {
-    by_stack: Vec<Phase>,
-    empty: Phase,
+    by_stack: Vec<RecordedPhase>,
+    empty: RecordedPhase,
 }
 
 impl Phases {
     pub fn new(frames: &Frames) -> Self {
         let empty = if frames.num_stacks() > 1 {
-            Phase::Backward
+            RecordedPhase::Backward
         } else {
-            Phase::Unknown
+            RecordedPhase::Unknown
         };
         let mut by_stack = vec![empty];
         by_stack.extend(
@@ -112,7 +112,7 @@ impl Phases {
         Self { by_stack, empty }
     }
 
-    pub fn get(&self, stack: StackId) -> Phase {
+    pub fn get(&self, stack: StackId) -> RecordedPhase {
         self.by_stack
             .get(stack.index())
             .copied()
@@ -138,7 +138,7 @@ const OPTIMIZERS: [&str; 14] = [
     "clip_grad.py",
 ];
 
-fn phase(frames: &Frames, stack: StackId) -> Phase {
+fn phase(frames: &Frames, stack: StackId) -> RecordedPhase {
     let mut is_forward = false;
     let mut is_build = false;
     let mut is_backward = false;
@@ -150,12 +150,12 @@ fn phase(frames: &Frames, stack: StackId) -> Phase {
             || file == "grad_scaler.py"
             || OPTIMIZERS.contains(&file);
         if in_optimizers {
-            return Phase::Optimizer;
+            return RecordedPhase::Optimizer;
         }
         match (file, frame.function) {
             // The checkpointed function runs below these only when backward asks for it.
             ("checkpoint.py", "unpack_hook" | "recompute_fn" | "backward") => {
-                return Phase::Recompute;
+                return RecordedPhase::Recompute;
             }
             ("graph.py", "_engine_run_backward")
             | ("_tensor.py", "backward")
@@ -171,18 +171,18 @@ fn phase(frames: &Frames, stack: StackId) -> Phase {
         }
     }
     if is_forward {
-        Phase::Forward
+        RecordedPhase::Forward
     } else if is_backward {
-        Phase::Backward
+        RecordedPhase::Backward
     } else if is_build {
-        Phase::Build
+        RecordedPhase::Build
     } else {
-        Phase::Loop
+        RecordedPhase::Loop
     }
 }
 
 /// The category of every allocation of a program.
-pub(super) fn categories(program: &Program, phases: &Phases) -> Vec<Category> {
+pub(super) fn categories(program: &Program, phases: &Phases) -> Vec<RecordedCategory> {
     let count = program.num_allocations() as u32;
     let lives = |allocation| {
         let born = phases.get(program.stack(allocation));
@@ -194,13 +194,14 @@ pub(super) fn categories(program: &Program, phases: &Phases) -> Vec<Category> {
     // If gradients are released once in a while, what lives longer than one release is none.
     let is_gradient = |allocation| {
         let (born, freed) = lives(allocation);
-        born == Phase::Backward && matches!(freed, Some(Phase::Optimizer | Phase::Loop))
+        born == RecordedPhase::Backward
+            && matches!(freed, Some(RecordedPhase::Optimizer | RecordedPhase::Loop))
     };
     // A recording may end inside a step, as it does when memory runs out: what the forward of that step saved was never
     // freed. Steps end with the optimizer.
     let last_step = (0..count)
         .rev()
-        .find(|&allocation| lives(allocation).0 == Phase::Optimizer);
+        .find(|&allocation| lives(allocation).0 == RecordedPhase::Optimizer);
     let is_finished = |allocation| last_step.is_some_and(|last| allocation < last);
     let last_released = (0..count).rev().find(|&allocation| is_gradient(allocation));
     (0..count)
@@ -208,32 +209,43 @@ pub(super) fn categories(program: &Program, phases: &Phases) -> Vec<Category> {
             let (born, freed) = lives(allocation);
             let survivor = (allocation as usize) < program.num_survivors();
             if survivor && program.stack(allocation) == StackId::EMPTY {
-                return Category::BeforeRecording;
+                return RecordedCategory::BeforeRecording;
             }
             match (born, freed) {
-                (Phase::Unknown, _) => Category::Unknown,
-                (Phase::Build, _) => Category::Parameters,
-                (Phase::Optimizer, Some(Phase::Optimizer)) => Category::Temporaries,
-                (Phase::Optimizer, _) => Category::OptimizerStates,
+                (RecordedPhase::Unknown, _) => RecordedCategory::Unknown,
+                (RecordedPhase::Build, _) => RecordedCategory::Parameters,
+                (RecordedPhase::Optimizer, Some(RecordedPhase::Optimizer)) => {
+                    RecordedCategory::Temporaries
+                }
+                (RecordedPhase::Optimizer, _) => RecordedCategory::OptimizerStates,
                 // The loss is often computed outside of any module.
                 (
-                    Phase::Forward | Phase::Recompute | Phase::Loop,
-                    Some(Phase::Backward | Phase::Recompute),
-                ) => Category::Activations,
-                (Phase::Loop, _) => Category::Loop,
-                (Phase::Forward | Phase::Recompute, Some(_)) => Category::Temporaries,
-                (Phase::Forward | Phase::Recompute, None) if is_finished(allocation) => {
-                    Category::Workspaces
+                    RecordedPhase::Forward | RecordedPhase::Recompute | RecordedPhase::Loop,
+                    Some(RecordedPhase::Backward | RecordedPhase::Recompute),
+                ) => RecordedCategory::Activations,
+                (RecordedPhase::Loop, _) => RecordedCategory::Loop,
+                (RecordedPhase::Forward | RecordedPhase::Recompute, Some(_)) => {
+                    RecordedCategory::Temporaries
                 }
-                (Phase::Forward | Phase::Recompute, None) => Category::Activations,
-                (Phase::Backward, Some(Phase::Optimizer | Phase::Loop | Phase::Build)) => {
-                    Category::Gradients
+                (RecordedPhase::Forward | RecordedPhase::Recompute, None)
+                    if is_finished(allocation) =>
+                {
+                    RecordedCategory::Workspaces
                 }
-                (Phase::Backward, Some(_)) => Category::Temporaries,
-                (Phase::Backward, None) if last_released.is_some_and(|last| allocation < last) => {
-                    Category::Workspaces
+                (RecordedPhase::Forward | RecordedPhase::Recompute, None) => {
+                    RecordedCategory::Activations
                 }
-                (Phase::Backward, None) => Category::Gradients,
+                (
+                    RecordedPhase::Backward,
+                    Some(RecordedPhase::Optimizer | RecordedPhase::Loop | RecordedPhase::Build),
+                ) => RecordedCategory::Gradients,
+                (RecordedPhase::Backward, Some(_)) => RecordedCategory::Temporaries,
+                (RecordedPhase::Backward, None)
+                    if last_released.is_some_and(|last| allocation < last) =>
+                {
+                    RecordedCategory::Workspaces
+                }
+                (RecordedPhase::Backward, None) => RecordedCategory::Gradients,
             }
         })
         .collect()

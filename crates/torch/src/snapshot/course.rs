@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::category::{Category, Phase, Phases};
+use super::category::{Phases, RecordedCategory, RecordedPhase};
 use super::restore;
 use crate::allocator::{Allocator, AllocatorConfig, BlockId, SegmentView};
 use crate::trace::{Operation, Program};
@@ -18,11 +18,11 @@ const NUM_MOMENTS: usize = 400;
 pub struct TimelinePoint {
     /// The operation at which it was reached.
     pub operation: usize,
-    pub phase: Phase,
+    pub phase: RecordedPhase,
     pub allocated: u64,
     pub reserved: u64,
     /// What tensors asked for, by what for.
-    pub categories: BTreeMap<Category, u64>,
+    pub categories: BTreeMap<RecordedCategory, u64>,
 }
 
 /// Where the bytes are that were reserved but that no tensor asked for, when the most was
@@ -47,7 +47,7 @@ pub struct Fragmentation {
 pub(super) struct Run {
     pub peak_allocated: u64,
     pub peak_allocated_at: usize,
-    pub peak_phase: Phase,
+    pub peak_phase: RecordedPhase,
     pub peak_reserved: u64,
     pub timeline: Vec<TimelinePoint>,
     pub fragmentation: Fragmentation,
@@ -58,10 +58,10 @@ impl Run {
         program: &Program,
         config: &AllocatorConfig,
         phases: &Phases,
-        categories: &[Category],
+        categories: &[RecordedCategory],
     ) -> Self {
         let mut points: Vec<Point> = Vec::new();
-        let mut phase = Phase::Loop;
+        let mut phase = RecordedPhase::Loop;
         let mut living = Living::new(program, categories);
         let num_operations = program.operations().len() - program.num_prelude();
         let width = num_operations.div_ceil(NUM_MOMENTS).max(1);
@@ -125,15 +125,15 @@ impl Run {
 /// A point of the timeline while it may still be replaced by a higher one.
 struct Point {
     operation: usize,
-    phase: Phase,
+    phase: RecordedPhase,
     allocated: u64,
     reserved: u64,
-    sums: [u64; Category::ALL.len()],
+    sums: [u64; RecordedCategory::ALL.len()],
 }
 
 impl Point {
     fn named(&self) -> TimelinePoint {
-        let named = Category::ALL.into_iter().zip(self.sums);
+        let named = RecordedCategory::ALL.into_iter().zip(self.sums);
         TimelinePoint {
             operation: self.operation,
             phase: self.phase,
@@ -146,19 +146,19 @@ impl Point {
 
 /// The bytes that living tensors asked for, by category.
 struct Living<'program> {
-    categories: &'program [Category],
+    categories: &'program [RecordedCategory],
     /// By allocation; zero once it is free.
     bytes: Vec<u64>,
-    sums: [u64; Category::ALL.len()],
+    sums: [u64; RecordedCategory::ALL.len()],
 }
 
 impl<'program> Living<'program> {
     /// What is alive when the recording begins.
-    fn new(program: &Program, categories: &'program [Category]) -> Self {
+    fn new(program: &Program, categories: &'program [RecordedCategory]) -> Self {
         let mut living = Self {
             categories,
             bytes: Vec::with_capacity(program.num_allocations()),
-            sums: [0; Category::ALL.len()],
+            sums: [0; RecordedCategory::ALL.len()],
         };
         for operation in &program.operations()[..program.num_prelude()] {
             living.take(operation);

@@ -4,7 +4,7 @@
 use serde::Serialize;
 
 use super::Snapshot;
-use super::category::{Phase, Phases, categories};
+use super::category::{Phases, RecordedPhase, categories};
 use super::course::{Fragmentation, Run, TimelinePoint};
 use super::origin::Origin;
 use super::peak::{CategoryBytes, LiveBlock, LiveLine, Peak};
@@ -53,7 +53,7 @@ pub struct RanOut {
     pub bytes: u64,
     /// Free on the device then.
     pub device_free: u64,
-    pub phase: Phase,
+    pub phase: RecordedPhase,
     #[serde(flatten)]
     pub origin: Origin,
 }
@@ -68,7 +68,7 @@ pub struct Explanation {
     pub peak_allocated: u64,
     pub peak_reserved: u64,
     /// What the run was doing when the most was allocated.
-    pub peak_phase: Phase,
+    pub peak_phase: RecordedPhase,
     /// The marked step of that moment, counted from 1, if there are marks.
     pub peak_step: Option<Step>,
     /// Where memory ran out, if it did; of several times the last.
@@ -151,7 +151,7 @@ fn nothing(snapshot: &Snapshot) -> Explanation {
         settings: snapshot.settings.clone().unwrap_or_default(),
         peak_allocated: 0,
         peak_reserved: 0,
-        peak_phase: Phase::Unknown,
+        peak_phase: RecordedPhase::Unknown,
         peak_step: None,
         ran_out: None,
         categories: Vec::new(),

@@ -23,7 +23,7 @@ use crate::allocator::{AllocatorConfig, RestoredState};
 use crate::trace::{Event, Frames, Program, StackId, Trace};
 
 pub use batch::{BatchEffect, Batches, CannotTell};
-pub use category::{Category, Phase};
+pub use category::{RecordedCategory, RecordedPhase};
 pub use course::{Fragmentation, TimelinePoint};
 pub use explain::{Explanation, Fidelity, RanOut, explain};
 pub use origin::Origin;

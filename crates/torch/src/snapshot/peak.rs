@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use serde::Serialize;
 
 use super::Snapshot;
-use super::category::{Category, Phase, Phases};
+use super::category::{Phases, RecordedCategory, RecordedPhase};
 use super::origin::Origin;
 use crate::trace::{Operation, Program, StackId};
 
@@ -21,7 +21,7 @@ const NUM_FRAMES: usize = 6;
 /// Bytes of a category.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct CategoryBytes {
-    pub category: Category,
+    pub category: RecordedCategory,
     pub bytes: u64,
     pub num_blocks: usize,
 }
@@ -30,7 +30,7 @@ pub struct CategoryBytes {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LiveBlock {
     pub bytes: u64,
-    pub category: Category,
+    pub category: RecordedCategory,
     /// Innermost first, as `file:line:function`.
     pub frames: Vec<String>,
 }
@@ -40,9 +40,9 @@ pub struct LiveBlock {
 pub struct LiveLine {
     #[serde(flatten)]
     pub origin: Origin,
-    pub category: Category,
+    pub category: RecordedCategory,
     /// What the step was doing when it asked for them.
-    pub phase: Phase,
+    pub phase: RecordedPhase,
     pub bytes: u64,
     pub num_blocks: usize,
 }
@@ -59,7 +59,7 @@ impl Peak {
         snapshot: &Snapshot,
         program: &Program,
         phases: &Phases,
-        categories: &[Category],
+        categories: &[RecordedCategory],
         operation: usize,
     ) -> Self {
         let mut alive = living_at(program, operation);
@@ -90,18 +90,19 @@ fn lines(
     snapshot: &Snapshot,
     program: &Program,
     phases: &Phases,
-    categories: &[Category],
+    categories: &[RecordedCategory],
     alive: &[(u32, u64)],
 ) -> Vec<LiveLine> {
     // First by stack, of which there are few, then by what is shown of them.
-    let mut by_stack: HashMap<(StackId, Category), (u64, usize)> = HashMap::new();
+    let mut by_stack: HashMap<(StackId, RecordedCategory), (u64, usize)> = HashMap::new();
     for &(allocation, bytes) in alive {
         let key = (program.stack(allocation), categories[allocation as usize]);
         let (sum, count) = by_stack.entry(key).or_default();
         *sum += bytes;
         *count += 1;
     }
-    let mut by_line: HashMap<(Origin, Category, Phase), (u64, usize)> = HashMap::new();
+    let mut by_line: HashMap<(Origin, RecordedCategory, RecordedPhase), (u64, usize)> =
+        HashMap::new();
     for ((stack, category), (bytes, count)) in by_stack {
         let origin = Origin::new(&snapshot.frames, stack);
         let (sum, counted) = by_line
@@ -132,8 +133,8 @@ fn lines(
     lines
 }
 
-fn sums(alive: &[(u32, u64)], categories: &[Category]) -> Vec<CategoryBytes> {
-    let mut sums: Vec<CategoryBytes> = Category::ALL
+fn sums(alive: &[(u32, u64)], categories: &[RecordedCategory]) -> Vec<CategoryBytes> {
+    let mut sums: Vec<CategoryBytes> = RecordedCategory::ALL
         .iter()
         .map(|&category| {
             let of_category = alive

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use serde::Serialize;
 
 pub use program::{Operation, Program};
-pub use replay::{Comparison, Difference, Outcome, WhatIf, compare, replay, what_if};
+pub use replay::{Comparison, Difference, ReplayOutcome, WhatIf, compare, replay, what_if};
 
 /// The kinds of events in `device_traces`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -12,7 +12,7 @@ use crate::snapshot::restore;
 
 /// What a program needs under some settings.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct ReplayOutcome {
     pub statistics: Statistics,
     /// The request at which memory ran out, with its place in the program.
     pub out_of_memory: Option<(usize, OutOfMemory)>,
@@ -20,7 +20,11 @@ pub struct Outcome {
 
 /// Runs a program from an empty allocator. Blocks that were alive when the recording began are
 /// allocated first, in the order of their addresses.
-pub fn replay(program: &Program, config: &AllocatorConfig, device_total: Option<u64>) -> Outcome {
+pub fn replay(
+    program: &Program,
+    config: &AllocatorConfig,
+    device_total: Option<u64>,
+) -> ReplayOutcome {
     let mut allocator = Allocator::new(config.clone(), device_total);
     let mut blocks: Vec<Option<BlockId>> = Vec::with_capacity(program.num_allocations());
     let mut out_of_memory = None;
@@ -35,7 +39,7 @@ pub fn replay(program: &Program, config: &AllocatorConfig, device_total: Option<
         // Nobody compares them here.
         allocator.take_segment_events();
     }
-    Outcome {
+    ReplayOutcome {
         statistics: *allocator.statistics(),
         out_of_memory,
     }

@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use cinch_engine::Arena;
 use cinch_graph::{Node, Role, TensorId, TrainingGraph};
-use cinch_plan::{ALIGNMENT, Memory, Placement, Plan};
+use cinch_plan::{ALIGNMENT, Placement, Plan, Residence};
 use cinch_train::Session;
 
 /// Every bit set is a NaN in single and in double precision.
@@ -147,7 +147,7 @@ impl Account {
     /// Only the node's outputs and workspace may have changed.
     fn check_writes(&self, arena: &Arena, index: usize, node: &Node) {
         let outputs = node.outputs.iter().map(|&id| self.place(id));
-        let outputs = outputs.filter(|place| place.memory == Memory::Arena);
+        let outputs = outputs.filter(|place| place.residence == Residence::Arena);
         let written = outputs.chain(self.plan.workspace(index)).map(range);
         let now: &[u8] = arena.read(whole(arena));
         for gap in gaps(written.collect(), 0..now.len()) {

@@ -4,9 +4,9 @@
 
 use cinch_config::{Config, Settings, Source};
 use cinch_engine::EngineOptions;
-use cinch_fit::StepPlan;
 use cinch_graph::Target;
 use cinch_graph::op::IGNORE_INDEX;
+use cinch_step::StepPlan;
 use cinch_train::{Batch, Session};
 
 const SHARED: &[(&str, &str)] = &[

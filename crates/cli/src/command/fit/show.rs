@@ -1,7 +1,7 @@
 //! The answer of a search as text.
 
 use cinch_config::{Bytes, SETTINGS, Settings, Source};
-use cinch_fit::search::{Fit, FitReport, GuideRow, Outcome};
+use cinch_fit::search::{Fit, FitOutcome, FitReport, GuideRow};
 use comfy_table::Cell;
 
 use super::Hardware;
@@ -49,7 +49,7 @@ pub fn report(fit: &Fit, hardware: &Hardware, settings: &Settings) -> String {
     text
 }
 
-fn sentence(outcome: &Outcome, is_calibrated: bool) -> String {
+fn sentence(outcome: &FitOutcome, is_calibrated: bool) -> String {
     format!(
         "{}, {:.0} % of the memory, {:.0} % of the budget; {} a step, {}tokens/s, {:.0} % of the \
          matrix rate ({})\n",
@@ -74,7 +74,7 @@ fn seconds(seconds: f64) -> String {
     }
 }
 
-fn breakdown(outcome: &Outcome) -> String {
+fn breakdown(outcome: &FitOutcome) -> String {
     let mut table = table::new(&["memory", "size", "bytes"]);
     let total = ("total", outcome.breakdown.total());
     for (name, bytes) in outcome.breakdown.parts().into_iter().chain([total]) {
@@ -193,7 +193,7 @@ pub fn guide(rows: &[GuideRow]) -> String {
                 Bytes::new(claim.planned_bytes)
             )
         });
-        let rate = |outcome: &Outcome| scaled(outcome.tokens_per_second).trim_end().to_owned();
+        let rate = |outcome: &FitOutcome| scaled(outcome.tokens_per_second).trim_end().to_owned();
         let fits = if row.fits { "" } else { " (does not fit)" };
         let recommendation = row.recommendation.as_ref();
         table.add_row([

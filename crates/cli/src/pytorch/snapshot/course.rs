@@ -6,7 +6,9 @@ use cinch_config::Bytes;
 use cinch_graph::Phase;
 use cinch_plan::{BytesByCategory, Category};
 use cinch_report::{Held, Moment, StepPicture, TextChart, sparkline, text_chart};
-use cinch_torch::snapshot::{self, Explanation, LiveLine, Snapshot, TimelinePoint};
+use cinch_torch::snapshot::{
+    Explanation, LiveLine, RecordedCategory, RecordedPhase, Snapshot, TimelinePoint,
+};
 
 use super::table::{known, nobody};
 
@@ -23,7 +25,7 @@ const NAME: &str = "reserved  ";
 pub fn picture(path: &Path, snapshot: &Snapshot, explanation: &Explanation) -> StepPicture {
     let name = path.file_name().unwrap_or(path.as_os_str());
     let held = explanation.lines.iter().filter(|line| {
-        use snapshot::Category::{Gradients, OptimizerStates, Parameters};
+        use RecordedCategory::{Gradients, OptimizerStates, Parameters};
         !matches!(line.category, Parameters | Gradients | OptimizerStates)
     });
     StepPicture {
@@ -111,24 +113,24 @@ fn moments(timeline: &[TimelinePoint]) -> Vec<Moment> {
 }
 
 /// Pictures know the phases of a step alone; what lies between two steps belongs to the next.
-fn phase_of(phase: snapshot::Phase, before: Phase) -> Phase {
+fn phase_of(phase: RecordedPhase, before: Phase) -> Phase {
     match phase {
-        snapshot::Phase::Build | snapshot::Phase::Forward | snapshot::Phase::Loop => Phase::Forward,
-        snapshot::Phase::Backward => Phase::Backward,
-        snapshot::Phase::Recompute => Phase::Recompute,
-        snapshot::Phase::Optimizer => Phase::Update,
-        snapshot::Phase::Unknown => before,
+        RecordedPhase::Build | RecordedPhase::Forward | RecordedPhase::Loop => Phase::Forward,
+        RecordedPhase::Backward => Phase::Backward,
+        RecordedPhase::Recompute => Phase::Recompute,
+        RecordedPhase::Optimizer => Phase::Update,
+        RecordedPhase::Unknown => before,
     }
 }
 
-fn category_of(category: snapshot::Category) -> Category {
+fn category_of(category: RecordedCategory) -> Category {
     match category {
-        snapshot::Category::Parameters => Category::Weights,
-        snapshot::Category::Gradients => Category::Gradients,
-        snapshot::Category::OptimizerStates => Category::Optimizer,
-        snapshot::Category::Activations => Category::Activations,
-        snapshot::Category::Temporaries | snapshot::Category::Workspaces => Category::Workspace,
-        snapshot::Category::Loop => Category::Batch,
-        snapshot::Category::BeforeRecording | snapshot::Category::Unknown => Category::Other,
+        RecordedCategory::Parameters => Category::Weights,
+        RecordedCategory::Gradients => Category::Gradients,
+        RecordedCategory::OptimizerStates => Category::Optimizer,
+        RecordedCategory::Activations => Category::Activations,
+        RecordedCategory::Temporaries | RecordedCategory::Workspaces => Category::Workspace,
+        RecordedCategory::Loop => Category::Batch,
+        RecordedCategory::BeforeRecording | RecordedCategory::Unknown => Category::Other,
     }
 }

@@ -2,7 +2,8 @@
 
 use cinch_config::Bytes;
 use cinch_torch::snapshot::{
-    BatchEffect, Category, Explanation, Fragmentation, LiveLine, Origin, Phase, RanOut, Snapshot,
+    BatchEffect, Explanation, Fragmentation, LiveLine, Origin, RanOut, RecordedCategory,
+    RecordedPhase, Snapshot,
 };
 use cinch_torch::trace::WhatIf;
 use comfy_table::Cell;
@@ -142,8 +143,8 @@ fn described(origin: &Origin) -> Option<String> {
 /// What stands in the place of a line where no Python code was running.
 pub fn nobody(line: &LiveLine) -> &'static str {
     match (line.category, line.phase) {
-        (Category::BeforeRecording, _) => "(before the recording)",
-        (_, Phase::Backward) => "(backward)",
+        (RecordedCategory::BeforeRecording, _) => "(before the recording)",
+        (_, RecordedPhase::Backward) => "(backward)",
         _ => "(not recorded)",
     }
 }
@@ -270,7 +271,7 @@ pub fn advice(explanation: &Explanation) -> Vec<String> {
             ));
         }
     }
-    let share_of = |wanted: &[Category]| -> f64 {
+    let share_of = |wanted: &[RecordedCategory]| -> f64 {
         let bytes = explanation
             .categories
             .iter()
@@ -279,21 +280,21 @@ pub fn advice(explanation: &Explanation) -> Vec<String> {
             .sum();
         share(bytes, explanation.peak_allocated)
     };
-    let activations = share_of(&[Category::Activations]);
+    let activations = share_of(&[RecordedCategory::Activations]);
     if activations >= LARGE_SHARE {
         advice.push(format!(
             "{:.0} % of the peak is kept for the backward: a smaller batch with more accumulation, or checkpointing, lowers it",
             100.0 * activations
         ));
     }
-    let states = share_of(&[Category::OptimizerStates]);
+    let states = share_of(&[RecordedCategory::OptimizerStates]);
     if states >= LARGE_SHARE {
         advice.push(format!(
             "{:.0} % of the peak is the optimizer's: states of eight bits take a quarter of it",
             100.0 * states
         ));
     }
-    let flowing = share_of(&[Category::Temporaries]);
+    let flowing = share_of(&[RecordedCategory::Temporaries]);
     if flowing >= LARGE_SHARE {
         advice.push(format!(
             "{:.0} % of the peak are temporaries of the {}: a smaller batch lowers them",

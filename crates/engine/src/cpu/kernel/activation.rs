@@ -1,5 +1,7 @@
 //! Pointwise functions and the sum of two tensors.
 
+use cinch_graph::op::ActivationKind;
+
 use crate::cpu::parallel::{Shared, for_each};
 use crate::cpu::real::Real;
 use crate::cpu::simd::simd;
@@ -7,20 +9,8 @@ use crate::cpu::simd::simd;
 /// Elements of one task.
 pub(super) const TASK: usize = 16 * 1024;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// `x/2 · (1 + tanh(√(2/π)·(x + 0.044715 x³)))`
-    GeluTanh,
-    /// `x · Φ(x) = x/2 · (1 + erf(x/√2))`
-    Gelu,
-    /// `x · σ(x)`
-    Silu,
-    /// `max(x, 0)`
-    Relu,
-}
-
 /// `y = f(x)`; without `x`, of what `y` holds.
-pub fn forward<F: Real>(kind: Kind, x: Option<&[F]>, y: &mut [F]) {
+pub fn forward<F: Real>(kind: ActivationKind, x: Option<&[F]>, y: &mut [F]) {
     check_len("activation input", x, y);
     for_each_task(y, |start, y| {
         forward_block(kind, x.map(|x| &x[start..start + y.len()]), y);
@@ -28,7 +18,7 @@ pub fn forward<F: Real>(kind: Kind, x: Option<&[F]>, y: &mut [F]) {
 }
 
 /// `dx = dy · f′(x)`; without `dy`, of what `dx` holds.
-pub fn backward<F: Real>(kind: Kind, dy: Option<&[F]>, x: &[F], dx: &mut [F]) {
+pub fn backward<F: Real>(kind: ActivationKind, dy: Option<&[F]>, x: &[F], dx: &mut [F]) {
     check_len("activation output gradient", dy, dx);
     check_len("activation input", Some(x), dx);
     for_each_task(dx, |start, dx| {
@@ -67,23 +57,23 @@ pub(super) fn for_each_task<F: Real>(
 }
 
 simd! {
-    fn forward_block<F: Real>(kind: Kind, x: Option<&[F]>, y: &mut [F]) {
+    fn forward_block<F: Real>(kind: ActivationKind, x: Option<&[F]>, y: &mut [F]) {
         match kind {
-            Kind::GeluTanh => map(x, y, gelu_tanh),
-            Kind::Gelu => map(x, y, gelu),
-            Kind::Silu => map(x, y, silu),
-            Kind::Relu => map(x, y, relu),
+            ActivationKind::GeluTanh => map(x, y, gelu_tanh),
+            ActivationKind::Gelu => map(x, y, gelu),
+            ActivationKind::Silu => map(x, y, silu),
+            ActivationKind::Relu => map(x, y, relu),
         }
     }
 }
 
 simd! {
-    fn backward_block<F: Real>(kind: Kind, dy: Option<&[F]>, x: &[F], dx: &mut [F]) {
+    fn backward_block<F: Real>(kind: ActivationKind, dy: Option<&[F]>, x: &[F], dx: &mut [F]) {
         match kind {
-            Kind::GeluTanh => map_with(dy, x, dx, |dy, x| dy * gelu_tanh_slope(x)),
-            Kind::Gelu => map_with(dy, x, dx, |dy, x| dy * gelu_slope(x)),
-            Kind::Silu => map_with(dy, x, dx, |dy, x| dy * silu_slope(x)),
-            Kind::Relu => map_with(dy, x, dx, |dy, x| {
+            ActivationKind::GeluTanh => map_with(dy, x, dx, |dy, x| dy * gelu_tanh_slope(x)),
+            ActivationKind::Gelu => map_with(dy, x, dx, |dy, x| dy * gelu_slope(x)),
+            ActivationKind::Silu => map_with(dy, x, dx, |dy, x| dy * silu_slope(x)),
+            ActivationKind::Relu => map_with(dy, x, dx, |dy, x| {
                 if x > F::ZERO { dy } else { F::ZERO }
             }),
         }
@@ -195,20 +185,25 @@ mod tests {
     use super::*;
     use crate::cpu::kernel::check::*;
 
-    const KINDS: [Kind; 4] = [Kind::GeluTanh, Kind::Gelu, Kind::Silu, Kind::Relu];
+    const KINDS: [ActivationKind; 4] = [
+        ActivationKind::GeluTanh,
+        ActivationKind::Gelu,
+        ActivationKind::Silu,
+        ActivationKind::Relu,
+    ];
 
     fn points(len: usize) -> Vec<f64> {
         random(len, 1).iter().map(|v| v * 8.0).collect()
     }
 
     /// The definitions; Φ by integrating the density with Simpson's rule.
-    fn reference(kind: Kind, x: f64) -> f64 {
+    fn reference(kind: ActivationKind, x: f64) -> f64 {
         match kind {
-            Kind::GeluTanh => {
+            ActivationKind::GeluTanh => {
                 let k = (2.0 / std::f64::consts::PI).sqrt();
                 0.5 * x * (1.0 + (k * (x + 0.044715 * x.powi(3))).tanh())
             }
-            Kind::Gelu => {
+            ActivationKind::Gelu => {
                 let density = |t: f64| (-0.5 * t * t).exp() / (2.0 * std::f64::consts::PI).sqrt();
                 let steps = 2000;
                 let width = x / f64::from(steps);
@@ -219,8 +214,8 @@ mod tests {
                 }
                 x * (0.5 + area * width / 3.0)
             }
-            Kind::Silu => x / (1.0 + (-x).exp()),
-            Kind::Relu => x.max(0.0),
+            ActivationKind::Silu => x / (1.0 + (-x).exp()),
+            ActivationKind::Relu => x.max(0.0),
         }
     }
 
@@ -282,8 +277,8 @@ mod tests {
         let run = |threads| {
             with_threads(threads, || {
                 let mut y = vec![0.0; x.len()];
-                forward(Kind::Gelu, Some(&x), &mut y);
-                backward(Kind::GeluTanh, None, &x, &mut y);
+                forward(ActivationKind::Gelu, Some(&x), &mut y);
+                backward(ActivationKind::GeluTanh, None, &x, &mut y);
                 y
             })
         };

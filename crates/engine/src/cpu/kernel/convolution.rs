@@ -25,7 +25,7 @@ const GROUP: usize = 64;
 
 /// The sizes of a convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct ConvolutionShape {
     pub batch: usize,
     pub seq: usize,
     pub channels: usize,
@@ -33,7 +33,7 @@ pub struct Shape {
     pub width: usize,
 }
 
-impl Shape {
+impl ConvolutionShape {
     fn rows(&self) -> usize {
         self.batch * self.seq
     }
@@ -68,7 +68,7 @@ impl Shape {
 }
 
 /// `y` [rows, channels] from x and the parameters `w` [channels, width], `b` [channels].
-pub fn forward<F: Real>(shape: Shape, x: Columns<'_, F>, w: &[F], b: &[F], y: &mut [F]) {
+pub fn forward<F: Real>(shape: ConvolutionShape, x: Columns<'_, F>, w: &[F], b: &[F], y: &mut [F]) {
     shape.check(&x, w, b, y);
     let y = Shared::new(y);
     let groups = shape.num_groups();
@@ -85,7 +85,7 @@ pub type ParameterGradients<'a, F> = [(&'a mut [F], Accumulate); 2];
 /// Adds to `dx`, whose other columns stay as they are, and writes or adds to the parameters'
 /// gradients where they are trained.
 pub fn backward<F: Real>(
-    shape: Shape,
+    shape: ConvolutionShape,
     dy: &[F],
     x: Columns<'_, F>,
     w: &[F],
@@ -182,7 +182,7 @@ fn read<F: Real>(x: &Columns<'_, F>, row: usize, channel: usize, lanes: usize) -
 
 simd! {
     fn forward_register<F: Real>(
-        shape: Shape,
+        shape: ConvolutionShape,
         batch: usize,
         channel: usize,
         lanes: usize,
@@ -207,7 +207,7 @@ simd! {
 #[inline(always)]
 fn convolve<F: Real>(
     width: usize,
-    shape: Shape,
+    shape: ConvolutionShape,
     batch: usize,
     channel: usize,
     lanes: usize,
@@ -235,7 +235,7 @@ struct Sums<F> {
 
 simd! {
     fn backward_register<F: Real>(
-        shape: Shape,
+        shape: ConvolutionShape,
         channel: usize,
         lanes: usize,
         dy: &[F],
@@ -262,7 +262,7 @@ simd! {
 #[inline(always)]
 fn reverse<F: Real>(
     width: usize,
-    shape: Shape,
+    shape: ConvolutionShape,
     channel: usize,
     lanes: usize,
     dy: &[F],

@@ -1,19 +1,21 @@
 //! The gated activation f(gate)·up and its gradient.
 
+use cinch_graph::op::ActivationKind;
+
 use crate::cpu::parallel::{Shared, for_each};
 use crate::cpu::real::Real;
 use crate::cpu::simd::simd;
 
 use super::activation::{
-    Kind, TASK, check_len, for_each_task, gelu, gelu_slope, gelu_tanh, gelu_tanh_slope, map_with,
-    relu, silu, silu_slope,
+    TASK, check_len, for_each_task, gelu, gelu_slope, gelu_tanh, gelu_tanh_slope, map_with, relu,
+    silu, silu_slope,
 };
 
 /// `y = f(gate)·up`. One of the two may be absent: it is then what `y` holds.
 ///
 /// # Panics
 /// Where lengths differ or both are absent.
-pub fn forward<F: Real>(kind: Kind, gate: Option<&[F]>, up: Option<&[F]>, y: &mut [F]) {
+pub fn forward<F: Real>(kind: ActivationKind, gate: Option<&[F]>, up: Option<&[F]>, y: &mut [F]) {
     assert!(gate.is_some() || up.is_some(), "y holds one of the two");
     check_len("gate", gate, y);
     check_len("up", up, y);
@@ -35,7 +37,7 @@ pub fn forward<F: Real>(kind: Kind, gate: Option<&[F]>, up: Option<&[F]>, y: &mu
 /// # Panics
 /// Where lengths differ or all three are absent.
 pub fn backward<F: Real>(
-    kind: Kind,
+    kind: ActivationKind,
     dy: Option<&[F]>,
     gate: Option<&[F]>,
     up: Option<&[F]>,
@@ -61,12 +63,12 @@ pub fn backward<F: Real>(
 }
 
 simd! {
-    fn forward_block<F: Real>(kind: Kind, gate: Option<&[F]>, up: Option<&[F]>, y: &mut [F]) {
+    fn forward_block<F: Real>(kind: ActivationKind, gate: Option<&[F]>, up: Option<&[F]>, y: &mut [F]) {
         match kind {
-            Kind::GeluTanh => multiply(gate, up, y, gelu_tanh),
-            Kind::Gelu => multiply(gate, up, y, gelu),
-            Kind::Silu => multiply(gate, up, y, silu),
-            Kind::Relu => multiply(gate, up, y, relu),
+            ActivationKind::GeluTanh => multiply(gate, up, y, gelu_tanh),
+            ActivationKind::Gelu => multiply(gate, up, y, gelu),
+            ActivationKind::Silu => multiply(gate, up, y, silu),
+            ActivationKind::Relu => multiply(gate, up, y, relu),
         }
     }
 }
@@ -82,7 +84,7 @@ fn multiply<F: Real>(gate: Option<&[F]>, up: Option<&[F]>, y: &mut [F], f: impl 
 
 simd! {
     fn backward_block<F: Real>(
-        kind: Kind,
+        kind: ActivationKind,
         dy: Option<&[F]>,
         gate: Option<&[F]>,
         up: Option<&[F]>,
@@ -90,10 +92,10 @@ simd! {
         dup: &mut [F],
     ) {
         match kind {
-            Kind::GeluTanh => slopes(dy, gate, up, dgate, dup, gelu_tanh, gelu_tanh_slope),
-            Kind::Gelu => slopes(dy, gate, up, dgate, dup, gelu, gelu_slope),
-            Kind::Silu => slopes(dy, gate, up, dgate, dup, silu, silu_slope),
-            Kind::Relu => slopes(dy, gate, up, dgate, dup, relu, |x| {
+            ActivationKind::GeluTanh => slopes(dy, gate, up, dgate, dup, gelu_tanh, gelu_tanh_slope),
+            ActivationKind::Gelu => slopes(dy, gate, up, dgate, dup, gelu, gelu_slope),
+            ActivationKind::Silu => slopes(dy, gate, up, dgate, dup, silu, silu_slope),
+            ActivationKind::Relu => slopes(dy, gate, up, dgate, dup, relu, |x| {
                 if x > F::ZERO { F::ONE } else { F::ZERO }
             }),
         }
@@ -136,22 +138,27 @@ mod tests {
     use super::*;
     use crate::cpu::kernel::check::*;
 
-    const KINDS: [Kind; 4] = [Kind::GeluTanh, Kind::Gelu, Kind::Silu, Kind::Relu];
+    const KINDS: [ActivationKind; 4] = [
+        ActivationKind::GeluTanh,
+        ActivationKind::Gelu,
+        ActivationKind::Silu,
+        ActivationKind::Relu,
+    ];
 
     fn gates(len: usize) -> Vec<f64> {
         random(len, 1).iter().map(|v| v * 6.0).collect()
     }
 
     /// The definitions, as the activations' own tests have them.
-    fn reference(kind: Kind, x: f64) -> f64 {
+    fn reference(kind: ActivationKind, x: f64) -> f64 {
         match kind {
-            Kind::GeluTanh => {
+            ActivationKind::GeluTanh => {
                 let k = (2.0 / std::f64::consts::PI).sqrt();
                 0.5 * x * (1.0 + (k * (x + 0.044715 * x.powi(3))).tanh())
             }
-            Kind::Gelu => 0.5 * x * (1.0 + Real::erf(x / std::f64::consts::SQRT_2)),
-            Kind::Silu => x / (1.0 + (-x).exp()),
-            Kind::Relu => x.max(0.0),
+            ActivationKind::Gelu => 0.5 * x * (1.0 + Real::erf(x / std::f64::consts::SQRT_2)),
+            ActivationKind::Silu => x / (1.0 + (-x).exp()),
+            ActivationKind::Relu => x.max(0.0),
         }
     }
 
@@ -224,7 +231,7 @@ mod tests {
                 given(&gate, no_gate),
                 given(&up, no_up),
             );
-            backward(Kind::Silu, dy, gate, up, &mut dgate, &mut dup);
+            backward(ActivationKind::Silu, dy, gate, up, &mut dgate, &mut dup);
             (dgate, dup)
         };
         let expected = run([&nothing, &nothing], [false, false, false]);
@@ -247,8 +254,15 @@ mod tests {
         let run = |threads| {
             with_threads(threads, || {
                 let (mut y, mut dgate, mut dup) = (up.clone(), gate.clone(), up.clone());
-                forward(Kind::Silu, Some(&gate), None, &mut y);
-                backward(Kind::GeluTanh, Some(&y), None, None, &mut dgate, &mut dup);
+                forward(ActivationKind::Silu, Some(&gate), None, &mut y);
+                backward(
+                    ActivationKind::GeluTanh,
+                    Some(&y),
+                    None,
+                    None,
+                    &mut dgate,
+                    &mut dup,
+                );
                 (y, dgate, dup)
             })
         };

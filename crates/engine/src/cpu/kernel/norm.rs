@@ -11,6 +11,8 @@ mod backward;
 #[cfg(test)]
 mod tests;
 
+use cinch_graph::op::NormKind;
+
 use super::lanes::sum;
 use crate::cpu::dropout::Dropout;
 use crate::cpu::parallel::{Shared, for_each};
@@ -21,21 +23,15 @@ pub use backward::{Backward, Residual, backward};
 /// Elements of one task, as whole rows.
 const TASK: usize = 8192;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    Layer,
-    Rms,
-}
-
 /// The kind and the sizes of a norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
-    pub kind: Kind,
+pub struct NormShape {
+    pub kind: NormKind,
     pub rows: usize,
     pub width: usize,
 }
 
-impl Shape {
+impl NormShape {
     fn len(&self) -> usize {
         self.rows * self.width
     }
@@ -61,8 +57,8 @@ impl Shape {
     #[inline(always)]
     fn mean<F: Real>(&self, mean: Option<&[F]>, row: usize) -> F {
         match self.kind {
-            Kind::Layer => mean.expect("layer norm keeps its means")[row],
-            Kind::Rms => F::ZERO,
+            NormKind::Layer => mean.expect("layer norm keeps its means")[row],
+            NormKind::Rms => F::ZERO,
         }
     }
 }
@@ -88,7 +84,7 @@ pub struct Forward<'a, F> {
 }
 
 /// Adds the branch to the residual stream and norms the sum.
-pub fn forward<F: Real>(shape: Shape, epsilon: f64, args: Forward<'_, F>) {
+pub fn forward<F: Real>(shape: NormShape, epsilon: f64, args: Forward<'_, F>) {
     assert_eq!(args.y.len(), shape.len(), "norm output");
     assert!(
         args.x_new.is_some() || (args.x.is_some() && args.branch.is_none()),
@@ -96,7 +92,7 @@ pub fn forward<F: Real>(shape: Shape, epsilon: f64, args: Forward<'_, F>) {
     );
     assert_eq!(
         args.mean.is_some(),
-        shape.kind == Kind::Layer,
+        shape.kind == NormKind::Layer,
         "layer norm keeps means, RMS norm has none"
     );
     let (x, branch, gamma, beta) = (args.x, args.branch, args.gamma, args.beta);
@@ -139,7 +135,7 @@ pub fn forward<F: Real>(shape: Shape, epsilon: f64, args: Forward<'_, F>) {
 
 /// y again from kept statistics, with the bits [`forward`] gave it.
 pub fn apply<F: Real>(
-    shape: Shape,
+    shape: NormShape,
     x_new: &[F],
     mean: Option<&[F]>,
     rstd: &[F],
@@ -188,11 +184,11 @@ simd! {
 simd! {
     /// Mean and reciprocal standard deviation, in two passes: the mean first, then the mean
     /// square distance from it.
-    fn statistics<F: Real>(kind: Kind, epsilon: F, x: &[F]) -> (F, F) {
+    fn statistics<F: Real>(kind: NormKind, epsilon: F, x: &[F]) -> (F, F) {
         let scale = F::ONE / F::from_f64(x.len() as f64);
         let mean = match kind {
-            Kind::Layer => sum(x, |v| v) * scale,
-            Kind::Rms => F::ZERO,
+            NormKind::Layer => sum(x, |v| v) * scale,
+            NormKind::Rms => F::ZERO,
         };
         let variance = sum(x, |v| (v - mean) * (v - mean)) * scale;
         (mean, F::ONE / (variance + epsilon).sqrt())

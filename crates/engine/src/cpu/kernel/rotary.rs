@@ -18,7 +18,7 @@ const POSITIONS: usize = 8;
 pub(super) const SCRATCH_BYTES: usize = POSITIONS * 128 * size_of::<f32>();
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Shape {
+pub struct RotaryShape {
     pub batch: usize,
     pub seq: usize,
     pub heads: usize,
@@ -33,8 +33,8 @@ pub struct Shape {
 ///
 /// # Panics
 /// Where a buffer does not fit the shape.
-pub fn rotate<F: Real>(shape: &Shape, x: Option<&[F]>, y: &mut [F]) {
-    let &Shape {
+pub fn rotate<F: Real>(shape: &RotaryShape, x: Option<&[F]>, y: &mut [F]) {
+    let &RotaryShape {
         batch,
         seq,
         heads,
@@ -70,7 +70,7 @@ pub fn rotate<F: Real>(shape: &Shape, x: Option<&[F]>, y: &mut [F]) {
 }
 
 /// For each position, head_dim/2 cosines, then as many sines.
-fn fill<F: Real>(shape: &Shape, positions: std::ops::Range<usize>, table: &mut [F]) {
+fn fill<F: Real>(shape: &RotaryShape, positions: std::ops::Range<usize>, table: &mut [F]) {
     let half = shape.head_dim / 2;
     let sign = if shape.inverse { -1.0 } else { 1.0 };
     for i in 0..half {
@@ -103,8 +103,8 @@ mod tests {
     use super::*;
     use crate::cpu::kernel::check::*;
 
-    fn shape(batch: usize, seq: usize, heads: usize, head_dim: usize) -> Shape {
-        Shape {
+    fn shape(batch: usize, seq: usize, heads: usize, head_dim: usize) -> RotaryShape {
+        RotaryShape {
             batch,
             seq,
             heads,
@@ -114,12 +114,12 @@ mod tests {
         }
     }
 
-    fn len(shape: &Shape) -> usize {
+    fn len(shape: &RotaryShape) -> usize {
         shape.batch * shape.seq * shape.heads * shape.head_dim
     }
 
     /// Complex multiplication by powers of `e^{iθ}`, no angle beyond θ ever formed.
-    fn naive(shape: &Shape, x: &[f64]) -> Vec<f64> {
+    fn naive(shape: &RotaryShape, x: &[f64]) -> Vec<f64> {
         let (half, width) = (shape.head_dim / 2, shape.heads * shape.head_dim);
         let mut y = x.to_vec();
         for b in 0..shape.batch {
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn the_inverse_undoes_it_and_is_its_gradient() {
         let shape = shape(2, 7, 2, 6);
-        let inverse = Shape {
+        let inverse = RotaryShape {
             inverse: true,
             ..shape
         };

@@ -36,7 +36,7 @@ pub const MAX_STATE: usize = 64;
 
 /// The sizes of a scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct ScanShape {
     pub batch: usize,
     pub seq: usize,
     /// Channels.
@@ -49,7 +49,7 @@ pub struct Shape {
     pub chunk: usize,
 }
 
-impl Shape {
+impl ScanShape {
     pub fn rows(&self) -> usize {
         self.batch * self.seq
     }
@@ -149,7 +149,7 @@ pub struct Inputs<'a, F> {
 impl<F> Inputs<'_, F> {
     /// Asks for a row that will be read [`AHEAD`] steps later; it may lie outside.
     #[inline(always)]
-    fn prefetch(&self, shape: &Shape, register: Register, row: usize) {
+    fn prefetch(&self, shape: &ScanShape, register: Register, row: usize) {
         let index = |stride: usize, offset: usize| {
             row.wrapping_mul(stride)
                 .wrapping_add(offset + register.channel)

@@ -2,16 +2,16 @@
 
 use cinch_graph::op::{Activation, ActivationBackward, ActivationKind, Add};
 
-use crate::cuda::command::{Argument, Kernel, Shape};
+use crate::cuda::command::{Argument, Kernel, LaunchShape};
 use crate::cuda::lowering::{Lowering, MULTIPROCESSORS};
 
 const THREADS: usize = 256;
 
 /// A launch over elements, `vector` of them to a thread at a time: a thread for each vector as
 /// far as several waves of blocks go, each thread taking several beyond.
-pub(super) fn elementwise(elements: usize, vector: usize) -> Shape {
+pub(super) fn elementwise(elements: usize, vector: usize) -> LaunchShape {
     let blocks = elements.div_ceil(vector * THREADS);
-    Shape::linear(blocks.min(64 * MULTIPROCESSORS), THREADS as u32)
+    LaunchShape::linear(blocks.min(64 * MULTIPROCESSORS), THREADS as u32)
 }
 
 fn launch(x: &mut Lowering<'_>, function: &'static str, inputs: usize) {

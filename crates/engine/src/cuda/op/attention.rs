@@ -4,7 +4,7 @@
 
 use cinch_graph::{DType, op};
 
-use crate::cuda::command::{Argument, Kernel, Shape};
+use crate::cuda::command::{Argument, Kernel, LaunchShape};
 use crate::cuda::lowering::Lowering;
 
 /// Rows of the result that a block has on the tensor cores.
@@ -171,7 +171,7 @@ impl<'a> Site<'a> {
         let (kernel, shape) = match self.tensor_cores {
             Some(instance) => {
                 let (function, threads, bytes) = cores(instance);
-                let shape = Shape {
+                let shape = LaunchShape {
                     grid: [blocks(ROWS), 1, 1],
                     block: [threads, 1, 1],
                     shared_bytes: bytes as u32,
@@ -180,7 +180,7 @@ impl<'a> Site<'a> {
             }
             None => {
                 let chunks = chunks(self.op.head_dim).0 as u32;
-                let shape = Shape {
+                let shape = LaunchShape {
                     grid: [blocks(SIDE), chunks, 1],
                     block: [256, 1, 1],
                     shared_bytes: any.1 as u32,
@@ -223,7 +223,7 @@ pub fn attention_backward(x: &mut Lowering<'_>, op: &op::AttentionBackward) {
     let blocks = (rows * op.heads * 8).div_ceil(256);
     x.launch(
         kernel("attention", "attention_delta"),
-        Shape::linear(blocks, 256),
+        LaunchShape::linear(blocks, 256),
         vec![
             x.input_argument(0),
             x.input_argument(sources + 1),
@@ -363,7 +363,7 @@ mod tests {
             .collect()
     }
 
-    fn launches(commands: &[Command]) -> Vec<(Kernel, Shape, &[Argument])> {
+    fn launches(commands: &[Command]) -> Vec<(Kernel, LaunchShape, &[Argument])> {
         commands
             .iter()
             .filter_map(|command| match command {

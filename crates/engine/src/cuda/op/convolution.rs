@@ -6,7 +6,7 @@ mod tests;
 use cinch_graph::TensorType;
 use cinch_graph::op;
 
-use crate::cuda::command::{Argument, Kernel, Shape};
+use crate::cuda::command::{Argument, Kernel, LaunchShape};
 use crate::cuda::lowering::Lowering;
 
 const THREADS: usize = 128;
@@ -25,7 +25,7 @@ struct Sizes {
     /// Whether the window fits the kernels for four steps, whose threads take four channels.
     narrow: bool,
     arguments: [Argument; 6],
-    shape: Shape,
+    shape: LaunchShape,
 }
 
 impl Sizes {
@@ -50,7 +50,7 @@ impl Sizes {
                 usize::from(vector || !narrow),
             ]
             .map(|size| Argument::U32(size as u32)),
-            shape: Shape::linear(threads.div_ceil(THREADS), THREADS as u32),
+            shape: LaunchShape::linear(threads.div_ceil(THREADS), THREADS as u32),
         }
     }
 }
@@ -118,6 +118,6 @@ pub fn convolution_backward(x: &mut Lowering<'_>, op: &op::ConvolutionBackward) 
         Argument::U32(u32::from(x.adds(2))),
     ];
     let elements = sizes.channels * (sizes.width + 1);
-    let shape = Shape::linear(elements.div_ceil(32), 256);
+    let shape = LaunchShape::linear(elements.div_ceil(32), 256);
     x.launch(kernel("convolution_parameters"), shape, arguments);
 }

@@ -3,7 +3,7 @@
 
 use cinch_graph::op::{CUDA_GEMM_WORKSPACE, CrossEntropy};
 
-use crate::cuda::command::{Argument, Kernel, MatrixAt, Product, Shape};
+use crate::cuda::command::{Argument, Kernel, LaunchShape, MatrixAt, Product};
 use crate::cuda::lowering::Lowering;
 
 use super::linear::{matrix, transposed};
@@ -68,7 +68,7 @@ pub fn cross_entropy(x: &mut Lowering<'_>, op: &CrossEntropy) {
             Argument::F32(op.label_smoothing as f32),
             Argument::U32(u32::from(op.gradient)),
         ];
-        let shape = Shape::linear(chunk, threads);
+        let shape = LaunchShape::linear(chunk, threads);
         x.launch(kernel("cross_entropy_rows"), shape, arguments);
         if op.gradient {
             let dh = matrix(x.output(1) + first as u64 * row_bytes, h, 0);
@@ -92,7 +92,7 @@ pub fn cross_entropy(x: &mut Lowering<'_>, op: &CrossEntropy) {
     ];
     x.launch(
         kernel("cross_entropy_loss"),
-        Shape::linear(1, 1024),
+        LaunchShape::linear(1, 1024),
         arguments,
     );
 }

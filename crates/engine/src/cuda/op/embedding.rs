@@ -3,7 +3,7 @@
 use cinch_graph::TensorType;
 use cinch_graph::op::{Embedding, EmbeddingBackward};
 
-use crate::cuda::command::{Argument, Kernel, Shape};
+use crate::cuda::command::{Argument, Kernel, LaunchShape};
 use crate::cuda::lowering::Lowering;
 
 fn kernel(function: &'static str) -> Kernel {
@@ -50,7 +50,11 @@ pub fn embedding(x: &mut Lowering<'_>, op: &Embedding) {
     ]);
     let (vector, threads) = row_threads(y);
     let kernel = choose(vector, "embedding", "embedding_any");
-    x.launch(kernel, Shape::linear(y.rows(), threads as u32), arguments);
+    x.launch(
+        kernel,
+        LaunchShape::linear(y.rows(), threads as u32),
+        arguments,
+    );
 }
 
 pub fn embedding_backward(x: &mut Lowering<'_>, op: &EmbeddingBackward) {
@@ -90,8 +94,8 @@ fn table(x: &mut Lowering<'_>, op: &EmbeddingBackward, vocabulary: usize) {
     let tokens = x.input_argument(1);
     let num_rows = Argument::U32(rows as u32);
     let num_tokens = Argument::U32(vocabulary as u32);
-    let by_row = Shape::linear(rows.div_ceil(THREADS), THREADS as u32);
-    let by_token = Shape::linear(vocabulary.div_ceil(THREADS), THREADS as u32);
+    let by_row = LaunchShape::linear(rows.div_ceil(THREADS), THREADS as u32);
+    let by_token = LaunchShape::linear(vocabulary.div_ceil(THREADS), THREADS as u32);
     x.launch(
         kernel("embedding_count"),
         by_row,
@@ -114,7 +118,7 @@ fn table(x: &mut Lowering<'_>, op: &EmbeddingBackward, vocabulary: usize) {
     );
 
     let (vector, threads) = row_threads(dy);
-    let shape = Shape {
+    let shape = LaunchShape {
         grid: [rows.max(1) as u32, 1, 1],
         block: [threads as u32, GROUPS as u32, 1],
         shared_bytes: (GROUPS * threads * vector * size_of::<f32>()) as u32,
@@ -152,5 +156,9 @@ fn positions(x: &mut Lowering<'_>, op: &EmbeddingBackward, output: usize, rows: 
     ]);
     let (vector, threads) = row_threads(dy);
     let kernel = choose(vector, "embedding_positions", "embedding_positions_any");
-    x.launch(kernel, Shape::linear(length, threads as u32), arguments);
+    x.launch(
+        kernel,
+        LaunchShape::linear(length, threads as u32),
+        arguments,
+    );
 }

@@ -6,7 +6,7 @@ mod tests;
 use cinch_graph::TensorType;
 use cinch_graph::op::{CUDA_GEMM_WORKSPACE, Linear, LinearGradInput, LinearGradWeight};
 
-use crate::cuda::command::{Argument, Kernel, MatrixAt, Product, Shape};
+use crate::cuda::command::{Argument, Kernel, LaunchShape, MatrixAt, Product};
 use crate::cuda::lowering::Lowering;
 
 use super::COPY_TO_REAL;
@@ -126,7 +126,7 @@ fn column_sums(x: &mut Lowering<'_>, dy: TensorType) {
         file: "column_sum",
         function,
     };
-    let shape = Shape {
+    let shape = LaunchShape {
         grid: [column_blocks as u32, row_blocks as u32, 1],
         block: [COLUMN_THREADS as u32, ROW_THREADS as u32, 1],
         shared_bytes: 0,
@@ -154,7 +154,7 @@ pub(super) fn sum_partials(
         file: "column_sum",
         function: "sum_partials",
     };
-    let shape = Shape {
+    let shape = LaunchShape {
         grid: [
             width.div_ceil(32) as u32,
             1 + u32::from(second.is_some()),

@@ -3,7 +3,7 @@
 use cinch_graph::TensorType;
 use cinch_graph::op::{CUDA_GEMM_WORKSPACE, Logits};
 
-use crate::cuda::command::{Argument, Kernel, Product, Shape};
+use crate::cuda::command::{Argument, Kernel, LaunchShape, Product};
 use crate::cuda::lowering::Lowering;
 
 use super::linear::{matrix, transposed};
@@ -23,7 +23,7 @@ pub fn logits(x: &mut Lowering<'_>, _op: &Logits) {
         Argument::U32(length as u32),
         Argument::U32(width as u32),
     ];
-    x.launch(kernel, Shape::linear(batch, 256), arguments);
+    x.launch(kernel, LaunchShape::linear(batch, 256), arguments);
     let product = Product {
         m: batch,
         n: out.width(),

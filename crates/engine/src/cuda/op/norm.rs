@@ -2,7 +2,7 @@
 
 use cinch_graph::op::{Norm, NormApply, NormBackward, NormKind};
 
-use crate::cuda::command::{Argument, Kernel, Shape};
+use crate::cuda::command::{Argument, Kernel, LaunchShape};
 use crate::cuda::lowering::{Lowering, MULTIPROCESSORS};
 
 use super::linear::sum_partials;
@@ -46,18 +46,18 @@ impl Rows {
 
     /// The launch with at most `most` blocks. Blocks have about 512 threads: several rows side
     /// by side, but no more than there are barriers for.
-    fn shape(&self, most: usize) -> Shape {
+    fn shape(&self, most: usize) -> LaunchShape {
         match self.threads {
             Some(threads) => {
                 let side_by_side = (512 / threads).clamp(1, 8);
                 let blocks = self.rows.div_ceil(side_by_side).min(most);
-                Shape {
+                LaunchShape {
                     grid: [blocks.max(1) as u32, 1, 1],
                     block: [threads as u32, side_by_side as u32, 1],
                     shared_bytes: 0,
                 }
             }
-            None => Shape::linear(self.rows.min(8 * MULTIPROCESSORS), ANY_THREADS),
+            None => LaunchShape::linear(self.rows.min(8 * MULTIPROCESSORS), ANY_THREADS),
         }
     }
 
@@ -150,7 +150,7 @@ pub fn norm_backward(x: &mut Lowering<'_>, op: &NormBackward) {
         let blocks = rows.rows.div_ceil(ANY_ROWS).min(NormBackward::CUDA_BLOCKS);
         if op.parameters {
             // First, because dx may be about to replace dy.
-            let shape = Shape {
+            let shape = LaunchShape {
                 grid: [rows.width.div_ceil(ANY_COLUMNS) as u32, blocks as u32, 1],
                 block: [ANY_COLUMNS as u32, ANY_ROWS as u32, 1],
                 shared_bytes: 0,

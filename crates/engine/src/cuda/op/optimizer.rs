@@ -7,7 +7,7 @@ use cinch_graph::op::{AdamW, GradientNorm, GradientSquares, MomentFormat, Op};
 use cinch_graph::{Node, TensorId};
 use cinch_plan::ALIGNMENT;
 
-use crate::cuda::command::{Argument, Kernel, Shape};
+use crate::cuda::command::{Argument, Kernel, LaunchShape};
 use crate::cuda::lowering::Lowering;
 
 fn kernel(function: &'static str) -> Kernel {
@@ -51,7 +51,7 @@ fn squares(x: &mut Lowering<'_>, (address, elements): (u64, usize), sums: u64) -
     ];
     x.launch(
         kernel("gradient_squares"),
-        Shape::linear(blocks, 512),
+        LaunchShape::linear(blocks, 512),
         arguments,
     );
     blocks
@@ -85,7 +85,11 @@ pub fn gradient_norm(x: &mut Lowering<'_>, op: &GradientNorm) {
         Argument::U32(count as u32),
         Argument::F32(max_norm),
     ];
-    x.launch(kernel("gradient_norm"), Shape::linear(1, 1024), arguments);
+    x.launch(
+        kernel("gradient_norm"),
+        LaunchShape::linear(1, 1024),
+        arguments,
+    );
 }
 
 /// Parameters in one launch: as many as fit into the 4 KiB that arguments may take. The number
@@ -148,7 +152,7 @@ pub fn adamw_8bit(x: &mut Lowering<'_>, op: &AdamW) {
         Argument::F32(op.epsilon as f32),
     ];
     let blocks = elements.div_ceil(MomentFormat::BLOCK * CODE_BLOCKS);
-    let shape = Shape::linear(blocks, UPDATE_THREADS);
+    let shape = LaunchShape::linear(blocks, UPDATE_THREADS);
     x.launch(kernel("adamw_8bit"), shape, arguments);
 }
 
@@ -183,7 +187,7 @@ pub fn adamw(x: &mut Lowering<'_>, op: &AdamW, count: usize) {
             Argument::F32((1.0 - op.beta2) as f32),
             Argument::F32(op.epsilon as f32),
         ];
-        let shape = Shape::linear(blocks, UPDATE_THREADS);
+        let shape = LaunchShape::linear(blocks, UPDATE_THREADS);
         x.launch_table(kernel("adamw"), shape, words.into(), arguments);
     }
 }

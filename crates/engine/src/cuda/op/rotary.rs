@@ -2,7 +2,7 @@
 
 use cinch_graph::op;
 
-use crate::cuda::command::{Argument, Kernel, Shape};
+use crate::cuda::command::{Argument, Kernel, LaunchShape};
 use crate::cuda::lowering::{Lowering, MULTIPROCESSORS};
 
 const THREADS: usize = 256;
@@ -28,7 +28,7 @@ pub fn rotary(x: &mut Lowering<'_>, op: &op::Rotary) {
         file: "rotary",
         function: "rotary",
     };
-    let shape = Shape {
+    let shape = LaunchShape {
         grid: [seq.max(1) as u32, parts as u32, 1],
         block: [THREADS as u32, 1, 1],
         shared_bytes: (op.head_dim * size_of::<f32>()) as u32,
@@ -55,7 +55,12 @@ mod tests {
     use super::*;
     use crate::cuda::command::Command;
 
-    fn lower(batch: usize, seq: usize, heads: usize, head_dim: usize) -> (Shape, Vec<Argument>) {
+    fn lower(
+        batch: usize,
+        seq: usize,
+        heads: usize,
+        head_dim: usize,
+    ) -> (LaunchShape, Vec<Argument>) {
         let mut graph = Graph::new(DType::Bf16);
         let x = graph.batch("x", [batch, seq, heads * head_dim], DType::Bf16);
         graph.rotary("rotary", x, head_dim, 10_000.0).unwrap();

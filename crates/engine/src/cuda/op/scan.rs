@@ -7,7 +7,7 @@ use cinch_graph::TensorType;
 use cinch_graph::op;
 use cinch_graph::op::ScanPartition;
 
-use crate::cuda::command::{Argument, Kernel, Shape};
+use crate::cuda::command::{Argument, Kernel, LaunchShape};
 use crate::cuda::lowering::Lowering;
 
 /// Threads of the launches that have one for each element.
@@ -122,8 +122,8 @@ impl Operands {
         }
     }
 
-    fn shape(&self, segments: usize, shared_bytes: u32) -> Shape {
-        Shape {
+    fn shape(&self, segments: usize, shared_bytes: u32) -> LaunchShape {
+        LaunchShape {
             grid: [
                 self.partition.blocks as u32,
                 segments as u32,
@@ -272,6 +272,6 @@ pub fn scan_backward(x: &mut Lowering<'_>, op: &op::ScanBackward) {
     );
 }
 
-fn elementwise(elements: usize) -> Shape {
-    Shape::linear(elements.div_ceil(ELEMENT_THREADS), ELEMENT_THREADS as u32)
+fn elementwise(elements: usize) -> LaunchShape {
+    LaunchShape::linear(elements.div_ceil(ELEMENT_THREADS), ELEMENT_THREADS as u32)
 }

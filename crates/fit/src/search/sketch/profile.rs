@@ -4,9 +4,9 @@
 use cinch_config::Config;
 use cinch_graph::{Graph, TrainingGraph};
 use cinch_plan::{Demand, Options};
+use cinch_step::StepTimes;
 
 use super::Processor;
-use crate::cost::StepTimes;
 
 pub(super) struct Profile {
     /// The most that is alive besides what is persistent.

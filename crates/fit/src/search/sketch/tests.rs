@@ -2,13 +2,13 @@
 
 use cinch_architecture::trained_sizes;
 use cinch_config::Config;
+use cinch_step::StepPlan;
 
 use super::super::tests::config;
 use super::*;
-use crate::StepPlan;
 
 fn compare(config: &Config, card: &Card, length: Length) {
-    let machine = Machine::from(card.target);
+    let machine = StepTarget::from(card.target);
     let processor = Processor {
         machine,
         card,

@@ -20,10 +20,10 @@ use crate::cpu::parallel::{self, Accumulate, Shared};
 use crate::cpu::real::Real;
 use crate::cpu::simd::simd;
 
-use super::{BLOCK, Inputs, Matrix, Shape, TileMask};
+use super::{AttentionShape, BLOCK, Inputs, Matrix, TileMask};
 
 /// Elements of workspace: δ for every sequence, head and query.
-pub fn backward_workspace(shape: &Shape) -> usize {
+pub fn backward_workspace(shape: &AttentionShape) -> usize {
     shape.rows() * shape.heads
 }
 
@@ -36,7 +36,7 @@ pub fn backward_workspace(shape: &Shape) -> usize {
     reason = "the operands and their gradients"
 )]
 pub fn backward<F: Real>(
-    shape: &Shape,
+    shape: &AttentionShape,
     grad_output: &[F],
     inputs: &Inputs<'_, F>,
     o: &[F],
@@ -88,7 +88,7 @@ pub fn backward<F: Real>(
 }
 
 struct Pass<'a, F> {
-    shape: &'a Shape,
+    shape: &'a AttentionShape,
     grad_output: Columns<'a, F>,
     inputs: &'a Inputs<'a, F>,
     o: Columns<'a, F>,
@@ -295,7 +295,7 @@ simd! {
     /// Turns a tile of raw scores into P∘M and `dO·Vᵀ` into dS; 0 where a query does not see
     /// a key.
     fn score_gradients<F: Real>(
-        shape: &Shape,
+        shape: &AttentionShape,
         columns: usize,
         t0: usize,
         k0: usize,

@@ -10,7 +10,7 @@ use crate::cpu::parallel::{self, Accumulate, Shared};
 use crate::cpu::real::Real;
 use crate::cpu::simd::simd;
 
-use super::{BLOCK, Inputs, Matrix, Shape, TileMask};
+use super::{AttentionShape, BLOCK, Inputs, Matrix, TileMask};
 
 /// `o [rows, heads·head_dim]` and `lse [batch, heads, seq]`, the natural logarithm of
 /// `Σ_s e^{scale·q·k_s}` before dropout; zeroes for queries beyond the length of their sequence.
@@ -18,7 +18,7 @@ use super::{BLOCK, Inputs, Matrix, Shape, TileMask};
 /// # Panics
 /// Where a buffer does not fit the shape.
 pub fn forward<F: Real>(
-    shape: &Shape,
+    shape: &AttentionShape,
     inputs: &Inputs<'_, F>,
     dropout: Option<Dropout>,
     o: &mut [F],
@@ -109,7 +109,7 @@ impl<'a, F: Real> State<'a, F> {
 
     fn add_keys(
         &mut self,
-        shape: &Shape,
+        shape: &AttentionShape,
         inputs: &Inputs<'_, F>,
         (b, h): (usize, usize),
         t0: usize,
@@ -194,7 +194,7 @@ simd! {
     /// Turns a tile of raw scores into `e^{s − m}` and brings m and l up to date. Keys that a
     /// query does not see, and the columns that fill up the last lanes, become 0.
     fn exponentials<F: Real>(
-        shape: &Shape,
+        shape: &AttentionShape,
         rows: usize,
         columns: usize,
         t0: usize,

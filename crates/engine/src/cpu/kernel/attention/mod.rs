@@ -26,7 +26,7 @@ const BLOCK: usize = 64;
 pub(super) const SCRATCH_BYTES: usize = BLOCK * (2 * BLOCK + 3 * 128) * size_of::<f32>();
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Shape {
+pub struct AttentionShape {
     pub batch: usize,
     pub seq: usize,
     pub heads: usize,
@@ -39,7 +39,7 @@ pub struct Shape {
     pub scale: f64,
 }
 
-impl Shape {
+impl AttentionShape {
     fn rows(&self) -> usize {
         self.batch * self.seq
     }
@@ -74,12 +74,12 @@ pub struct Inputs<'a, F> {
 
 impl<F> Inputs<'_, F> {
     /// Positions of sequence `b` that count, whatever number the lengths hold.
-    fn length(&self, shape: &Shape, b: usize) -> usize {
+    fn length(&self, shape: &AttentionShape, b: usize) -> usize {
         let length = self.lengths.map(|lengths| lengths[b].max(0) as usize);
         length.map_or(shape.seq, |length| length.min(shape.seq))
     }
 
-    fn check(&self, shape: &Shape) {
+    fn check(&self, shape: &AttentionShape) {
         assert!(
             shape.kv_heads > 0 && shape.heads.is_multiple_of(shape.kv_heads),
             "{} heads do not share {} key/value heads",

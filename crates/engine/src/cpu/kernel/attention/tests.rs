@@ -3,8 +3,14 @@ use super::super::columns::ColumnsMut;
 use super::*;
 use crate::cpu::dropout::RandomState;
 
-fn shape(batch: usize, seq: usize, heads: [usize; 2], head_dim: usize, causal: bool) -> Shape {
-    Shape {
+fn shape(
+    batch: usize,
+    seq: usize,
+    heads: [usize; 2],
+    head_dim: usize,
+    causal: bool,
+) -> AttentionShape {
+    AttentionShape {
         batch,
         seq,
         heads: heads[0],
@@ -15,7 +21,7 @@ fn shape(batch: usize, seq: usize, heads: [usize; 2], head_dim: usize, causal: b
     }
 }
 
-fn some_dropout(shape: &Shape) -> Dropout {
+fn some_dropout(shape: &AttentionShape) -> Dropout {
     let state = RandomState {
         key: [5, 6],
         row_offset: 3 * shape.seq as u32,
@@ -38,7 +44,7 @@ impl Mask<'static> {
 
     /// None, dropout, lengths of two sequences, and both. Some end inside a tile, some outside of
     /// what there is.
-    fn all(shape: &Shape) -> Vec<Self> {
+    fn all(shape: &AttentionShape) -> Vec<Self> {
         let dropouts = [None, Some(some_dropout(shape))];
         let lengths: [Option<&[i32]>; 4] = [None, Some(&[5, 1]), Some(&[99, 0]), Some(&[68, -3])];
         let lengths = lengths.map(|lengths| lengths.map(|lengths| &lengths[..shape.batch]));
@@ -50,7 +56,11 @@ impl Mask<'static> {
 }
 
 /// One packed buffer `[rows, (H + 2·KV)·Dh]` of queries, keys and values.
-fn packed<'a, F>(shape: &Shape, data: &'a [F], lengths: Option<&'a [i32]>) -> Inputs<'a, F> {
+fn packed<'a, F>(
+    shape: &AttentionShape,
+    data: &'a [F],
+    lengths: Option<&'a [i32]>,
+) -> Inputs<'a, F> {
     let (q, kv) = (
         shape.heads * shape.head_dim,
         shape.kv_heads * shape.head_dim,
@@ -69,13 +79,13 @@ fn packed<'a, F>(shape: &Shape, data: &'a [F], lengths: Option<&'a [i32]>) -> In
     }
 }
 
-fn packed_width(shape: &Shape) -> usize {
+fn packed_width(shape: &AttentionShape) -> usize {
     (shape.heads + 2 * shape.kv_heads) * shape.head_dim
 }
 
 /// The definition, one query at a time. Padding is the absence of its positions.
-fn naive(shape: &Shape, data: &[f64], mask: Mask<'_>) -> (Vec<f64>, Vec<f64>) {
-    let &Shape {
+fn naive(shape: &AttentionShape, data: &[f64], mask: Mask<'_>) -> (Vec<f64>, Vec<f64>) {
+    let &AttentionShape {
         seq,
         heads,
         kv_heads,
@@ -124,7 +134,7 @@ fn naive(shape: &Shape, data: &[f64], mask: Mask<'_>) -> (Vec<f64>, Vec<f64>) {
     (o, lse)
 }
 
-fn run_forward<F: Real>(shape: &Shape, data: &[F], mask: Mask<'_>) -> (Vec<F>, Vec<F>) {
+fn run_forward<F: Real>(shape: &AttentionShape, data: &[F], mask: Mask<'_>) -> (Vec<F>, Vec<F>) {
     let seven = F::from_f64(7.0);
     let mut o = vec![seven; shape.rows() * shape.heads * shape.head_dim];
     let mut lse = vec![seven; shape.rows() * shape.heads];
@@ -134,7 +144,12 @@ fn run_forward<F: Real>(shape: &Shape, data: &[F], mask: Mask<'_>) -> (Vec<F>, V
 }
 
 /// The gradient of `Σ o ∘ weights` in the packed layout.
-fn run_backward<F: Real>(shape: &Shape, data: &[F], weights: &[F], mask: Mask<'_>) -> Vec<F> {
+fn run_backward<F: Real>(
+    shape: &AttentionShape,
+    data: &[F],
+    weights: &[F],
+    mask: Mask<'_>,
+) -> Vec<F> {
     let (o, lse) = run_forward(shape, data, mask);
     let mut gradient = vec![F::from_f64(7.0); data.len()];
     let mut space = vec![F::ZERO; backward_workspace(shape)];
@@ -240,7 +255,7 @@ fn f32_gradients_are_close_and_threads_do_not_change_a_bit() {
 
 #[test]
 fn large_scores_do_not_overflow() {
-    let shape = Shape {
+    let shape = AttentionShape {
         scale: 40.0,
         ..shape(1, 80, [1, 1], 8, true)
     };

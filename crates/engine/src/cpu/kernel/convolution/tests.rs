@@ -6,7 +6,7 @@ use crate::cpu::kernel::check::*;
 /// x is a column block of [rows, channels + 4], from column 3.
 #[derive(Clone)]
 struct Case {
-    shape: Shape,
+    shape: ConvolutionShape,
     packed: Vec<f64>,
     w: Vec<f64>,
     b: Vec<f64>,
@@ -15,7 +15,7 @@ struct Case {
 
 fn case(batch: usize, seq: usize, channels: usize, width: usize) -> Case {
     Case {
-        shape: Shape {
+        shape: ConvolutionShape {
             batch,
             seq,
             channels,
@@ -39,7 +39,7 @@ fn cases() -> [Case; 6] {
     ]
 }
 
-fn columns<F>(shape: Shape, packed: &[F]) -> Columns<'_, F> {
+fn columns<F>(shape: ConvolutionShape, packed: &[F]) -> Columns<'_, F> {
     Columns {
         data: packed,
         row_stride: shape.channels + 4,
@@ -50,7 +50,7 @@ fn columns<F>(shape: Shape, packed: &[F]) -> Columns<'_, F> {
 
 impl Case {
     fn reference(&self) -> Vec<f64> {
-        let Shape {
+        let ConvolutionShape {
             batch,
             seq,
             channels,

@@ -25,7 +25,7 @@ const TASK_LOGITS: usize = 16_384;
 
 /// h is `[rows, width]`, W `[vocab, width]`; logits exist for `chunk_rows` rows at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct CrossEntropyShape {
     pub rows: usize,
     pub width: usize,
     pub vocab: usize,
@@ -54,7 +54,7 @@ pub struct TargetOutOfRange {
 }
 
 /// Elements of workspace: the logits of a chunk, then the losses of its rows.
-pub fn workspace(shape: Shape) -> usize {
+pub fn workspace(shape: CrossEntropyShape) -> usize {
     shape.chunk_rows.min(shape.rows) * (shape.vocab + 1)
 }
 
@@ -70,7 +70,7 @@ pub fn workspace(shape: Shape) -> usize {
     reason = "the operands and their gradients"
 )]
 pub fn forward_backward<F: Real>(
-    shape: Shape,
+    shape: CrossEntropyShape,
     h: &[F],
     w: &[F],
     targets: &[i32],
@@ -81,7 +81,7 @@ pub fn forward_backward<F: Real>(
     mut dw: Option<(&mut [F], Accumulate)>,
 ) -> Result<(), TargetOutOfRange> {
     check_targets(shape, targets)?;
-    let Shape { width, vocab, .. } = shape;
+    let CrossEntropyShape { width, vocab, .. } = shape;
     let mut total = 0.0;
     for_each_chunk(shape, |start, rows| {
         let h = &h[start * width..][..rows * width];
@@ -132,7 +132,7 @@ pub fn forward_backward<F: Real>(
 /// # Panics
 /// Where a slice is too short for its shape.
 pub fn forward_only<F: Real>(
-    shape: Shape,
+    shape: CrossEntropyShape,
     h: &[F],
     w: &[F],
     targets: &[i32],
@@ -175,7 +175,7 @@ pub fn logits<F: Real>(h: &[F], w: &[F], out: &mut [F]) {
     );
 }
 
-fn check_targets(shape: Shape, targets: &[i32]) -> Result<(), TargetOutOfRange> {
+fn check_targets(shape: CrossEntropyShape, targets: &[i32]) -> Result<(), TargetOutOfRange> {
     let wrong = targets[..shape.rows].iter().position(|&target| {
         target != IGNORE && !usize::try_from(target).is_ok_and(|target| target < shape.vocab)
     });
@@ -188,7 +188,7 @@ fn check_targets(shape: Shape, targets: &[i32]) -> Result<(), TargetOutOfRange> 
     })
 }
 
-fn for_each_chunk(shape: Shape, mut chunk: impl FnMut(usize, usize)) {
+fn for_each_chunk(shape: CrossEntropyShape, mut chunk: impl FnMut(usize, usize)) {
     let step = shape.chunk_rows.max(1);
     for start in (0..shape.rows).step_by(step) {
         chunk(start, step.min(shape.rows - start));
@@ -199,12 +199,12 @@ fn for_each_chunk(shape: Shape, mut chunk: impl FnMut(usize, usize)) {
 /// logits and the rows' losses.
 fn logits_of<'a, F: Real>(
     rows: usize,
-    shape: Shape,
+    shape: CrossEntropyShape,
     h: &[F],
     w: &[F],
     workspace: &'a mut [F],
 ) -> &'a mut [F] {
-    let Shape { width, vocab, .. } = shape;
+    let CrossEntropyShape { width, vocab, .. } = shape;
     let workspace = &mut workspace[..rows * (vocab + 1)];
     let weight = Matrix::row_major(w, width).transposed();
     let h = Matrix::row_major(h, width);

@@ -1,26 +1,26 @@
 use super::super::check::{assert_gradient, random, single, with_threads};
 use super::*;
 
-const SHAPES: [Shape; 4] = [
-    Shape {
+const SHAPES: [CrossEntropyShape; 4] = [
+    CrossEntropyShape {
         rows: 1,
         width: 3,
         vocab: 5,
         chunk_rows: 4,
     },
-    Shape {
+    CrossEntropyShape {
         rows: 7,
         width: 5,
         vocab: 37,
         chunk_rows: 3,
     },
-    Shape {
+    CrossEntropyShape {
         rows: 6,
         width: 4,
         vocab: 33,
         chunk_rows: 2,
     },
-    Shape {
+    CrossEntropyShape {
         rows: 5,
         width: 2,
         vocab: 1,
@@ -28,7 +28,7 @@ const SHAPES: [Shape; 4] = [
     },
 ];
 
-fn targets(shape: Shape) -> Vec<i32> {
+fn targets(shape: CrossEntropyShape) -> Vec<i32> {
     (0..shape.rows)
         .map(|row| {
             if row % 3 == 1 {
@@ -41,7 +41,13 @@ fn targets(shape: Shape) -> Vec<i32> {
 }
 
 /// The definition, term by term.
-fn naive(shape: Shape, h: &[f64], w: &[f64], targets: &[i32], weighting: Weighting) -> f64 {
+fn naive(
+    shape: CrossEntropyShape,
+    h: &[f64],
+    w: &[f64],
+    targets: &[i32],
+    weighting: Weighting,
+) -> f64 {
     let mut total = 0.0;
     for (row, &target) in targets.iter().enumerate() {
         if target == IGNORE {
@@ -75,7 +81,7 @@ struct Outcome<F> {
 }
 
 fn run<F: Real>(
-    shape: Shape,
+    shape: CrossEntropyShape,
     h: &[F],
     w: &[F],
     weighting: Weighting,
@@ -161,7 +167,7 @@ fn gradients_are_finite_differences() {
 
 #[test]
 fn f32_is_close_and_large_logits_are_safe() {
-    let shape = Shape {
+    let shape = CrossEntropyShape {
         rows: 9,
         width: 20,
         vocab: 301,
@@ -197,7 +203,7 @@ fn f32_is_close_and_large_logits_are_safe() {
 
 #[test]
 fn threads_do_not_change_a_bit() {
-    let shape = Shape {
+    let shape = CrossEntropyShape {
         rows: 40,
         width: 32,
         vocab: 1501,
@@ -229,7 +235,7 @@ fn logits_of_one_row_are_the_products() {
 
 #[test]
 fn a_target_outside_the_vocabulary_is_named() {
-    let shape = Shape {
+    let shape = CrossEntropyShape {
         rows: 3,
         width: 1,
         vocab: 4,

@@ -8,7 +8,7 @@
 //! dγ = Σ_rows dy ⊙ x̂        dβ = Σ_rows dy        dbranch = mask ⊙ dx
 //! ```
 
-use super::{Kind, Shape};
+use super::{NormKind, NormShape};
 use crate::cpu::dropout::Dropout;
 use crate::cpu::kernel::lanes::two_sums;
 use crate::cpu::parallel::{Accumulate, Shared, for_each};
@@ -53,7 +53,7 @@ pub struct Backward<'a, F> {
 }
 
 /// Writes all gradients.
-pub fn backward<F: Real>(shape: Shape, args: Backward<'_, F>) {
+pub fn backward<F: Real>(shape: NormShape, args: Backward<'_, F>) {
     assert_eq!(args.dx.len(), shape.len(), "norm input gradient");
     assert!(
         args.dy.is_some() || !matches!(args.residual, Residual::InPlace),
@@ -102,7 +102,7 @@ pub fn backward<F: Real>(shape: Shape, args: Backward<'_, F>) {
 
 /// What the forward pass left behind.
 struct Kept<'a, F> {
-    shape: Shape,
+    shape: NormShape,
     x: &'a [F],
     mean: Option<&'a [F]>,
     rstd: &'a [F],
@@ -127,8 +127,8 @@ simd! {
         });
         let scale = F::ONE / F::from_f64(shape.width as f64);
         let mean_g = match shape.kind {
-            Kind::Layer => sum_g * scale,
-            Kind::Rms => F::ZERO,
+            NormKind::Layer => sum_g * scale,
+            NormKind::Rms => F::ZERO,
         };
         let mean_gx = sum_gx * scale;
         let term = |dy: F, x: F, gamma: F| {

@@ -9,7 +9,7 @@ const EPSILON: f64 = 1e-5;
 
 #[derive(Clone)]
 struct Case {
-    shape: Shape,
+    shape: NormShape,
     dropout: Option<Dropout>,
     x: Vec<f64>,
     branch: Vec<f64>,
@@ -20,13 +20,13 @@ struct Case {
     along: Vec<f64>,
 }
 
-fn case(kind: Kind, rows: usize, width: usize, rate: Option<f64>) -> Case {
+fn case(kind: NormKind, rows: usize, width: usize, rate: Option<f64>) -> Case {
     let state = RandomState {
         key: [7, 8],
         row_offset: 3,
     };
     Case {
-        shape: Shape { kind, rows, width },
+        shape: NormShape { kind, rows, width },
         dropout: rate.map(|rate| Dropout::new(state, 1, rate)),
         x: random(rows * width, 1).iter().map(|v| v + 0.3).collect(),
         branch: random(rows * width, 2),
@@ -45,7 +45,7 @@ impl Case {
 
     /// (x_new, y) by the definition.
     fn reference(&self) -> (Vec<f64>, Vec<f64>) {
-        let Shape { kind, rows, width } = self.shape;
+        let NormShape { kind, rows, width } = self.shape;
         let mut x_new = self.x.clone();
         let mut y = vec![0.0; rows * width];
         for row in 0..rows {
@@ -56,13 +56,13 @@ impl Case {
             let line = &x_new[line];
             let count = width as f64;
             let mean = match kind {
-                Kind::Layer => line.iter().sum::<f64>() / count,
-                Kind::Rms => 0.0,
+                NormKind::Layer => line.iter().sum::<f64>() / count,
+                NormKind::Rms => 0.0,
             };
             let variance = line.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / count;
             for column in 0..width {
                 let normed = (line[column] - mean) / (variance + EPSILON).sqrt();
-                let beta = if kind == Kind::Layer {
+                let beta = if kind == NormKind::Layer {
                     self.beta[column]
                 } else {
                     0.0
@@ -97,7 +97,7 @@ fn run_forward<F: Real>(case: &Case, in_place: bool) -> Outputs<F> {
     let shape = case.shape;
     let (x, branch) = (cast::<F>(&case.x), cast::<F>(&case.branch));
     let (gamma, beta) = (cast::<F>(&case.gamma), cast::<F>(&case.beta));
-    let layer = shape.kind == Kind::Layer;
+    let layer = shape.kind == NormKind::Layer;
     let mut outputs = Outputs {
         x_new: if in_place {
             x.clone()
@@ -127,7 +127,7 @@ fn run_forward<F: Real>(case: &Case, in_place: bool) -> Outputs<F> {
 
 fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    for kind in [Kind::Layer, Kind::Rms] {
+    for kind in [NormKind::Layer, NormKind::Rms] {
         for (rows, width) in [(1, 1), (1, 7), (5, 37), (3, 64), (2, 131)] {
             for rate in [None, Some(0.3)] {
                 cases.push(case(kind, rows, width, rate));
@@ -152,12 +152,12 @@ fn forward_is_the_definition() {
 
 #[test]
 fn without_a_branch_it_norms_x() {
-    for kind in [Kind::Layer, Kind::Rms] {
+    for kind in [NormKind::Layer, NormKind::Rms] {
         let mut case = case(kind, 3, 37, None);
         case.branch.fill(0.0);
         let (_, expected) = case.reference();
         let mut y = vec![0.0; expected.len()];
-        let layer = kind == Kind::Layer;
+        let layer = kind == NormKind::Layer;
         let mut mean = vec![0.0; 3];
         forward(
             case.shape,
@@ -182,7 +182,7 @@ fn applying_kept_statistics_gives_the_same_bits() {
     for case in cases() {
         let ours = run_forward::<f32>(&case, false);
         let (gamma, beta) = (single(&case.gamma), single(&case.beta));
-        let beta = (case.shape.kind == Kind::Layer).then_some(&beta[..]);
+        let beta = (case.shape.kind == NormKind::Layer).then_some(&beta[..]);
         let mut y = vec![0.0; ours.y.len()];
         let mean = ours.mean.as_deref();
         apply(
@@ -229,7 +229,7 @@ fn run_backward<F: Real>(case: &Case, placement: Placement, mode: Accumulate) ->
         dgamma: vec![F::ONE; width],
         dbeta: vec![F::ONE; width],
     };
-    let layer = case.shape.kind == Kind::Layer;
+    let layer = case.shape.kind == NormKind::Layer;
     backward(
         case.shape,
         Backward {
@@ -271,7 +271,7 @@ fn gradients_are_those_of_the_definition() {
         assert_gradient("gamma", &case.gamma, &ours.dgamma, |v| {
             with(&|c| c.gamma = v.to_vec())
         });
-        if case.shape.kind == Kind::Layer {
+        if case.shape.kind == NormKind::Layer {
             assert_gradient("beta", &case.beta, &ours.dbeta, |v| {
                 with(&|c| c.beta = v.to_vec())
             });
@@ -284,7 +284,7 @@ fn gradients_are_those_of_the_definition() {
 
 #[test]
 fn placement_and_threads_do_not_change_a_bit() {
-    for kind in [Kind::Layer, Kind::Rms] {
+    for kind in [NormKind::Layer, NormKind::Rms] {
         let case = case(kind, 300, 131, Some(0.1));
         let reference = run_backward::<f32>(&case, Placement::Apart, Accumulate::Overwrite);
         let kept = run_forward::<f32>(&case, false);
@@ -306,7 +306,7 @@ fn placement_and_threads_do_not_change_a_bit() {
 
 #[test]
 fn without_a_residual_only_the_norm_counts() {
-    let mut case = case(Kind::Layer, 4, 37, None);
+    let mut case = case(NormKind::Layer, 4, 37, None);
     case.along.fill(0.0);
     let expected = run_backward::<f64>(&case, Placement::Apart, Accumulate::Overwrite);
     let kept = run_forward::<f64>(&case, false);
@@ -337,7 +337,7 @@ fn without_a_residual_only_the_norm_counts() {
 
 #[test]
 fn parameter_gradients_are_added_to_what_is_there() {
-    let case = case(Kind::Layer, 5, 37, None);
+    let case = case(NormKind::Layer, 5, 37, None);
     let first = run_backward::<f64>(&case, Placement::Apart, Accumulate::Overwrite);
     let added = run_backward::<f64>(&case, Placement::Apart, Accumulate::Add);
     let plus_one = |x: &[f64]| x.iter().map(|v| v + 1.0).collect::<Vec<_>>();

@@ -16,7 +16,7 @@
 //! array, and registers of a group take turns in the same workspace.
 
 use super::forward::{Step, negative_exp};
-use super::{AHEAD, Gradients, Inputs, MAX_STATE, Register, Shape, row_part};
+use super::{AHEAD, Gradients, Inputs, MAX_STATE, Register, ScanShape, row_part};
 use crate::cpu::kernel::columns::ColumnsMut;
 use crate::cpu::kernel::lanes::{LANES, Lanes, add_totals, load, prefetch, store};
 use crate::cpu::parallel::{Accumulate, Shared, for_each};
@@ -28,18 +28,18 @@ const ROWS_PER_TASK: usize = 32;
 
 /// Elements of workspace: per group, the states of one register over one chunk and the
 /// group's share of dB and dC over one sequence.
-pub fn backward_workspace(shape: Shape) -> usize {
+pub fn backward_workspace(shape: ScanShape) -> usize {
     shape.num_groups() * (chunk_states(&shape) + shape.seq * 2 * shape.state)
 }
 
 /// Elements of the states of one register over one chunk, [chunk, state, lanes].
-fn chunk_states(shape: &Shape) -> usize {
+fn chunk_states(shape: &ScanShape) -> usize {
     shape.chunk.min(shape.seq) * shape.state * LANES
 }
 
 /// Writes all gradients; `states` are those of the forward pass, `dy` is [rows, inner].
 pub fn backward<F: Real>(
-    shape: Shape,
+    shape: ScanShape,
     inputs: &Inputs<'_, F>,
     states: &[F],
     dy: &[F],
@@ -115,7 +115,7 @@ struct Output<'a, F> {
 simd! {
     /// One register with 16 states, the usual number: a constant makes the arrays small.
     fn backward_register_of_16<F: Real>(
-        shape: Shape,
+        shape: ScanShape,
         inputs: &Inputs<'_, F>,
         states: &[F],
         dy: &[F],
@@ -131,7 +131,7 @@ simd! {
 simd! {
     /// One register with any number of states.
     fn backward_register<F: Real>(
-        shape: Shape,
+        shape: ScanShape,
         inputs: &Inputs<'_, F>,
         states: &[F],
         dy: &[F],
@@ -156,7 +156,7 @@ simd! {
 #[inline(always)]
 fn reverse<F: Real, const MAX: usize>(
     state: usize,
-    shape: Shape,
+    shape: ScanShape,
     inputs: &Inputs<'_, F>,
     states: &[F],
     dy: &[F],
@@ -278,7 +278,7 @@ fn reverse<F: Real, const MAX: usize>(
 #[inline(always)]
 fn states_of_chunk<F: Real, const MAX: usize>(
     state: usize,
-    shape: &Shape,
+    shape: &ScanShape,
     inputs: &Inputs<'_, F>,
     register: Register,
     start: usize,
@@ -309,7 +309,7 @@ fn states_of_chunk<F: Real, const MAX: usize>(
 }
 
 /// dB and dC of one batch element: the groups' shares added in order, zero in front.
-fn add_groups<F: Real>(shape: &Shape, partials: &[F], projection: &mut [F]) {
+fn add_groups<F: Real>(shape: &ScanShape, partials: &[F], projection: &mut [F]) {
     let columns = 2 * shape.state;
     let groups = shape.num_groups();
     let target = Shared::new(projection);

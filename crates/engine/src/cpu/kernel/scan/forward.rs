@@ -1,15 +1,15 @@
 //! The scan forwards in time.
 
-use super::{AHEAD, Inputs, MAX_STATE, Register, Shape, row_part};
+use super::{AHEAD, Inputs, MAX_STATE, Register, ScanShape, row_part};
 use crate::cpu::kernel::lanes::{LANES, Lanes, load, store};
 use crate::cpu::parallel::{Shared, for_each};
 use crate::cpu::real::Real;
 use crate::cpu::simd::simd;
 
 /// Writes `y` [rows, inner] and, where a gradient will be wanted, `states` (of
-/// [`Shape::states_len`]): the state before each chunk's first step.
+/// [`ScanShape::states_len`]): the state before each chunk's first step.
 pub fn forward<F: Real>(
-    shape: Shape,
+    shape: ScanShape,
     inputs: &Inputs<'_, F>,
     y: &mut [F],
     states: Option<&mut [F]>,
@@ -35,7 +35,7 @@ pub fn forward<F: Real>(
 simd! {
     /// One register with 16 states, the usual number: a constant makes the arrays small.
     fn forward_register_of_16<F: Real>(
-        shape: Shape,
+        shape: ScanShape,
         inputs: &Inputs<'_, F>,
         register: Register,
         y: Shared<'_, F>,
@@ -48,7 +48,7 @@ simd! {
 simd! {
     /// One register with any number of states.
     fn forward_register<F: Real>(
-        shape: Shape,
+        shape: ScanShape,
         inputs: &Inputs<'_, F>,
         register: Register,
         y: Shared<'_, F>,
@@ -62,7 +62,7 @@ simd! {
 #[inline(always)]
 fn scan<F: Real, const MAX: usize>(
     state: usize,
-    shape: Shape,
+    shape: ScanShape,
     inputs: &Inputs<'_, F>,
     register: Register,
     y: Shared<'_, F>,
@@ -152,7 +152,7 @@ pub(super) struct Step<'a, F> {
 
 impl<'a, F: Real> Step<'a, F> {
     #[inline(always)]
-    pub fn read(shape: &Shape, inputs: &Inputs<'a, F>, register: Register, row: usize) -> Self {
+    pub fn read(shape: &ScanShape, inputs: &Inputs<'a, F>, register: Register, row: usize) -> Self {
         let Register { channel, width, .. } = register;
         let x = load(row_part(&inputs.x, row, register), width);
         let dt = load(&inputs.dt[row * shape.inner + channel..], width);

@@ -9,7 +9,7 @@ use crate::cpu::real::Real;
 /// x first, so that strides and offsets matter.
 #[derive(Clone)]
 struct Case<F> {
-    shape: Shape,
+    shape: ScanShape,
     gated: bool,
     packed: Vec<F>,
     dt: Vec<F>,
@@ -33,8 +33,8 @@ struct Results<F> {
 /// What the columns between x and z hold before and after.
 const UNTOUCHED: f64 = 5.0;
 
-fn shape(batch: usize, seq: usize, inner: usize, state: usize, chunk: usize) -> Shape {
-    Shape {
+fn shape(batch: usize, seq: usize, inner: usize, state: usize, chunk: usize) -> ScanShape {
+    ScanShape {
         batch,
         seq,
         inner,
@@ -44,7 +44,7 @@ fn shape(batch: usize, seq: usize, inner: usize, state: usize, chunk: usize) -> 
     }
 }
 
-fn case(shape: Shape, gated: bool) -> Case<f64> {
+fn case(shape: ScanShape, gated: bool) -> Case<f64> {
     let rows = shape.rows();
     let times = |factor: f64, x: Vec<f64>| x.into_iter().map(|v| v * factor).collect();
     Case {
@@ -75,7 +75,7 @@ impl Case<f64> {
 
     /// ⟨y, dy⟩ by the definition, one number at a time.
     fn reference(&self) -> Vec<f64> {
-        let Shape {
+        let ScanShape {
             batch,
             seq,
             inner,
@@ -175,7 +175,7 @@ impl<F: Real> Case<F> {
 }
 
 /// Odd sizes: one step, one state, a ragged register, a ragged group, a ragged chunk.
-fn odd_shapes() -> [Shape; 6] {
+fn odd_shapes() -> [ScanShape; 6] {
     [
         shape(1, 1, 1, 1, 1),
         shape(2, 7, 5, 16, 3),

@@ -36,7 +36,7 @@ pub fn num_parameters(source: &str, family: &str, groups: &[(&str, usize)]) -> u
 }
 
 /// Launches by function name.
-pub fn launches(commands: &[Command]) -> Vec<(&'static str, Shape, &[Argument])> {
+pub fn launches(commands: &[Command]) -> Vec<(&'static str, LaunchShape, &[Argument])> {
     commands
         .iter()
         .filter_map(|command| match command {

@@ -2,7 +2,7 @@
 
 use cinch_graph::{Role, Target};
 use cinch_plan::{Breakdown, LiveTensor, Moment};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::StepPlan;
 
@@ -13,20 +13,31 @@ pub struct PlanReport {
     pub parameters: u64,
     pub trainable: u64,
     pub device: &'static str,
-    pub settings: Settings,
-    pub memory: Memory,
+    pub settings: SettingsReport,
+    pub memory: MemoryReport,
     pub budget_bytes: Option<u64>,
     pub fits: bool,
     /// Operations of one optimizer step as it runs.
-    pub step_flops: u64,
+    #[serde(serialize_with = "count")]
+    pub step_flops: u128,
     /// Those of them that are not recomputation.
-    pub useful_flops: u64,
+    #[serde(serialize_with = "count")]
+    pub useful_flops: u128,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub timeline: Vec<Moment>,
 }
 
+/// What 64 bits do not hold is written in floating point: few readers of JSON have larger
+/// integers.
+fn count<S: Serializer>(count: &u128, serializer: S) -> Result<S::Ok, S::Error> {
+    match u64::try_from(*count) {
+        Ok(count) => serializer.serialize_u64(count),
+        Err(_) => serializer.serialize_f64(*count as f64),
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Settings {
+pub struct SettingsReport {
     pub batch_size: usize,
     pub accumulation: usize,
     pub effective_batch: usize,
@@ -45,7 +56,7 @@ pub struct CheckpointingReport {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Memory {
+pub struct MemoryReport {
     /// The most that is in use inside the arena at once.
     pub peak_bytes: u64,
     /// What is allocated.
@@ -126,7 +137,7 @@ impl StepPlan {
                 Target::Cpu => "cpu",
                 Target::Cuda => "cuda",
             },
-            settings: Settings {
+            settings: SettingsReport {
                 batch_size: config.batch.batch_size,
                 accumulation: config.batch.accumulation,
                 effective_batch: config.batch.effective_batch(),
@@ -140,7 +151,7 @@ impl StepPlan {
                 optimizer_states: config.batch.states.name(),
                 update_in_backward: config.batch.update_in_backward,
             },
-            memory: Memory {
+            memory: MemoryReport {
                 peak_bytes: self.plan.peak_bytes,
                 arena_bytes: self.arena_bytes(),
                 overhead_bytes: self.overhead_bytes(),

@@ -1,0 +1,119 @@
+//! What an op costs on a GPU, told without a card: its kernels in order, each with its bytes and
+//! its arithmetic. The rates of a card make seconds of it.
+//!
+//! Shares and times of a step are those that the kernels were measured at, so they stand with
+//! the op whose kernels they are.
+
+use crate::types::DType;
+
+/// The kernels of one op.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cost {
+    /// Each runs once.
+    pub kernels: Vec<KernelCost>,
+    /// What runs chunk by chunk after them.
+    pub chunks: Option<ChunkedCost>,
+}
+
+/// Kernels that run for some rows at a time, until all rows are done.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChunkedCost {
+    /// Of a whole chunk.
+    pub kernels: Vec<KernelCost>,
+    pub rows: usize,
+    pub chunk_rows: usize,
+}
+
+/// A kernel, or a few that belong together: it takes the longer of its bytes and its arithmetic.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KernelCost {
+    pub launches: u32,
+    /// Whether neighbouring nodes of this op share their launches.
+    pub merges: bool,
+    /// Read and written.
+    pub bytes: u64,
+    /// Bytes of optimizer states, which are both read and written, and may lie in host memory.
+    pub state_bytes: u64,
+    /// The share of the copy bandwidth that the kernel reaches; `None` for one that reads and
+    /// writes every element once and waits for nothing.
+    pub bandwidth_share: Option<f64>,
+    pub arithmetic: Arithmetic,
+}
+
+/// What a kernel computes, by how it fills a card.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Arithmetic {
+    /// Nothing that takes longer than its bytes.
+    Hidden,
+    /// A matrix product [m, k]·[k, n] of a library, stored as `stored`.
+    Product {
+        m: usize,
+        n: usize,
+        k: usize,
+        stored: DType,
+    },
+    /// Products inside a kernel of blocks of unequal length.
+    Blocks {
+        flops: u64,
+        /// Of the matrix rate.
+        share: f64,
+        blocks: usize,
+        /// Blocks that a multiprocessor holds at once.
+        resident: usize,
+    },
+    /// Steps of time, each of which waits for the one before it.
+    Recurrence {
+        blocks: usize,
+        /// Of one block.
+        steps: usize,
+        /// Seconds of a block's step on a multiprocessor that it shares with others.
+        step: f64,
+        /// Seconds that a step takes at the least.
+        latency: f64,
+        /// How often all steps run.
+        passes: f64,
+    },
+}
+
+impl Cost {
+    pub fn of(kernels: impl Into<Vec<KernelCost>>) -> Self {
+        Self {
+            kernels: kernels.into(),
+            chunks: None,
+        }
+    }
+}
+
+impl KernelCost {
+    /// Reads and writes so many bytes, in so many launches.
+    pub fn streamed(launches: u32, bytes: u64) -> Self {
+        Self {
+            launches,
+            merges: false,
+            bytes,
+            state_bytes: 0,
+            bandwidth_share: None,
+            arithmetic: Arithmetic::Hidden,
+        }
+    }
+
+    /// A library's product [m, n, k], with the bytes of its operands.
+    pub fn product([m, n, k]: [usize; 3], stored: DType, bytes: u64) -> Self {
+        Self::computing(1, bytes, Arithmetic::Product { m, n, k, stored })
+    }
+
+    pub fn computing(launches: u32, bytes: u64, arithmetic: Arithmetic) -> Self {
+        Self {
+            arithmetic,
+            ..Self::streamed(launches, bytes)
+        }
+    }
+
+    /// As [`Self::streamed`], at a share of the copy bandwidth.
+    pub fn waiting(launches: u32, bytes: u64, bandwidth_share: f64) -> Self {
+        Self {
+            bandwidth_share: Some(bandwidth_share),
+            ..Self::streamed(launches, bytes)
+        }
+    }
+}

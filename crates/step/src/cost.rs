@@ -1,0 +1,229 @@
+//! How long a step will take: what each node declares to cost against the rates of a card.
+//!
+//! A kernel takes the longer of its arithmetic and its traffic, and each launch costs the time
+//! between two kernels. Matrix products run at the card's matrix rate where their tiles fill the
+//! multiprocessors; what no library runs, at the share of the card's rates that its op declares.
+//! Pure, like the plan it reads.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+use cinch_config::Config;
+use cinch_device::Card;
+use cinch_graph::{Arithmetic, DType, Graph, KernelCost, Node, Target, TrainingGraph};
+use cinch_plan::num_micro_nodes;
+
+use crate::StepPlan;
+
+/// The predicted time of one optimizer step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Prediction {
+    pub seconds: f64,
+    /// By the name of the op; what the host adds is not among them.
+    pub by_op: BTreeMap<&'static str, f64>,
+}
+
+impl StepPlan {
+    /// Predicts a step on a card. `tf32` as in training.
+    pub fn predict(&self, card: &Card, tf32: bool) -> Prediction {
+        let times = StepTimes::new(&self.training, &self.config, card, tf32);
+        let mut by_op = BTreeMap::new();
+        for (node, seconds) in self.training.nodes.iter().zip(&times.by_node) {
+            *by_op.entry(node.op.name()).or_insert(0.0) += seconds;
+        }
+        Prediction {
+            seconds: times.host + by_op.values().sum::<f64>(),
+            by_op,
+        }
+    }
+}
+
+/// What each node adds to a step, over all micro batches.
+pub struct StepTimes {
+    pub by_node: Vec<f64>,
+    /// Besides the nodes.
+    pub host: f64,
+}
+
+impl StepTimes {
+    pub fn new(graph: &TrainingGraph, config: &Config, card: &Card, tf32: bool) -> Self {
+        let micro = num_micro_nodes(graph);
+        let accumulation = config.batch.accumulation as f64;
+        let rates = Rates {
+            card,
+            matrix: card.matrix_flops(graph.compute, tf32),
+            offloaded: config.batch.offload,
+            update_launches: graph.backward_passes.is_some(),
+        };
+        let by_node = graph.nodes.iter().enumerate().map(|(index, node)| {
+            let times = if index < micro { accumulation } else { 1.0 };
+            times
+                * match card.target {
+                    Target::Cpu => rates.cpu_node(graph, node),
+                    Target::Cuda => rates.gpu_node(graph, node),
+                }
+        });
+        let host = match card.target {
+            Target::Cpu => 0.0,
+            Target::Cuda => HOST_STEP + accumulation * HOST_MICRO,
+        };
+        Self {
+            by_node: by_node.collect(),
+            host,
+        }
+    }
+}
+
+/// What the host does between two steps of a GPU while the GPU waits: a replay is started, the
+/// loss and the norm are read back.
+const HOST_STEP: f64 = 60e-6;
+/// And per micro batch: tokens and targets are copied in.
+const HOST_MICRO: f64 = 25e-6;
+
+/// From the end of one kernel of a recorded step to the time at which the next one runs at full
+/// speed.
+const LAUNCH: f64 = 2.0e-6;
+
+/// The share of the copy bandwidth that kernels reach which read and write every element once
+/// and wait for nothing.
+const STREAM_SHARE: f64 = 0.93;
+
+/// Tiles of an output that a multiprocessor computes at once: rows, columns, and the share of the
+/// matrix rate with such a tile. Smaller tiles read each operand more often from shared memory.
+const TILES: [(usize, usize, f64); 4] = [
+    (128, 256, 1.0),
+    (256, 128, 1.0),
+    (128, 128, 0.85),
+    (64, 128, 0.60),
+];
+/// Into how many parts the inner dimension may be cut where the tiles are too few.
+const SPLITS: [usize; 7] = [1, 2, 3, 4, 6, 8, 16];
+/// A part of the inner dimension is not shorter.
+const SHORTEST_PART: usize = 256;
+/// Filling the pipeline of a tile and storing it, which only partly overlaps the next tile.
+const TILE_EDGE: f64 = 1.0e-6;
+
+struct Rates<'a> {
+    card: &'a Card,
+    matrix: f64,
+    /// Optimizer states are in host memory.
+    offloaded: bool,
+    /// Updates stand apart, so that none shares its launch with others.
+    update_launches: bool,
+}
+
+impl Rates<'_> {
+    fn gpu_node(&self, graph: &Graph, node: &Node) -> f64 {
+        let cost = graph.cuda_cost(node);
+        let seconds = self.kernels(&cost.kernels);
+        match cost.chunks {
+            None => seconds,
+            Some(chunks) => {
+                let chunk = self.kernels(&chunks.kernels);
+                seconds + chunk * chunks.rows as f64 / chunks.chunk_rows as f64
+            }
+        }
+    }
+
+    fn kernels(&self, kernels: &[KernelCost]) -> f64 {
+        kernels.iter().map(|kernel| self.kernel(kernel)).sum()
+    }
+
+    fn kernel(&self, kernel: &KernelCost) -> f64 {
+        let launches = if kernel.merges && !self.update_launches {
+            0.0
+        } else {
+            f64::from(kernel.launches) * LAUNCH
+        };
+        let arithmetic = self.arithmetic(&kernel.arithmetic);
+        launches + self.traffic(kernel).max(arithmetic)
+    }
+
+    /// A kernel's bytes on the card, or those of the states over the bus, which runs in both
+    /// directions at once.
+    fn traffic(&self, kernel: &KernelCost) -> f64 {
+        if self.offloaded && kernel.state_bytes > 0 {
+            let moved = kernel.state_bytes.saturating_mul(2);
+            let here = self.stream(kernel.bytes.saturating_sub(moved));
+            return here.max(kernel.state_bytes as f64 / self.card.host_bandwidth);
+        }
+        let stream = self.stream(kernel.bytes);
+        match kernel.bandwidth_share {
+            None => stream,
+            Some(share) => stream * STREAM_SHARE / share,
+        }
+    }
+
+    fn arithmetic(&self, arithmetic: &Arithmetic) -> f64 {
+        let processors = self.card.multiprocessors;
+        match *arithmetic {
+            Arithmetic::Hidden => 0.0,
+            Arithmetic::Product { m, n, k, stored } => self.tiles([m, n, k], stored),
+            Arithmetic::Blocks {
+                flops,
+                share,
+                blocks,
+                resident,
+            } => {
+                // Blocks end at different times, so that about one wave of them runs on a card
+                // that is no longer full.
+                let resident = resident.saturating_mul(processors);
+                let tail = 1.0 + resident as f64 / blocks.max(resident) as f64;
+                tail * flops as f64 / (self.matrix * share)
+            }
+            Arithmetic::Recurrence {
+                blocks,
+                steps,
+                step,
+                latency,
+                passes,
+            } => {
+                let share = blocks.div_ceil(processors) as f64;
+                passes * steps as f64 * (share * step).max(latency)
+            }
+        }
+    }
+
+    /// Bytes that are read or written once.
+    fn stream(&self, bytes: u64) -> f64 {
+        bytes as f64 / (self.card.bandwidth * STREAM_SHARE)
+    }
+
+    /// The best of the ways to cut a product into tiles: as many waves as it takes to give every
+    /// tile to a multiprocessor, each as long as one tile.
+    fn tiles(&self, [m, n, k]: [usize; 3], stored: DType) -> f64 {
+        let processors = self.card.multiprocessors;
+        let rate = self.matrix / processors as f64;
+        let mut best = f64::INFINITY;
+        for (rows, columns, share) in TILES {
+            let tiles = m.div_ceil(rows).saturating_mul(n.div_ceil(columns));
+            for split in SPLITS {
+                if split > 1 && k / split < SHORTEST_PART {
+                    break;
+                }
+                let waves = tiles.saturating_mul(split).div_ceil(processors) as f64;
+                let operations = (2 * rows * columns) as f64 * k.div_ceil(split) as f64;
+                // The parts' sums are written and read again, in single precision.
+                let sums = if split > 1 {
+                    let parts = (m as u64)
+                        .saturating_mul(n as u64)
+                        .saturating_mul(2 * split as u64 * DType::F32.size() + stored.size());
+                    LAUNCH + self.stream(parts)
+                } else {
+                    0.0
+                };
+                best = best.min(waves * (operations / (rate * share) + TILE_EDGE) + sums);
+            }
+        }
+        best
+    }
+
+    /// On the CPU the arithmetic runs at its share of the measured rate, whatever its shape.
+    fn cpu_node(&self, graph: &Graph, node: &Node) -> f64 {
+        let share = node.op.declaration().cpu_share();
+        let arithmetic = graph.flops(node) as f64 / (self.matrix * share);
+        arithmetic.max(graph.bytes(node) as f64 / self.card.bandwidth)
+    }
+}

@@ -1,0 +1,38 @@
+//! One planned training step: its graph, its plan, evaluation in the same arena, the predicted
+//! time on a card, and the report of all that.
+//!
+//! A step is planned as its configuration stands. Choosing the configuration so that a budget is
+//! met is not done here but in the crate that searches.
+
+mod cost;
+mod error;
+mod graph;
+mod plan;
+mod report;
+
+pub use cost::{Prediction, StepTimes};
+pub use error::StepError;
+pub use graph::{
+    CUDA_CHUNK_BYTES, differentiated, evaluation_graph, options, recomputed, same_graph,
+};
+pub use plan::{StepPlan, beside_arena};
+pub use report::{CheckpointingReport, HostMemory, MemoryReport, PlanReport, SettingsReport};
+
+use cinch_graph::Target;
+
+/// What a step is planned for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepTarget {
+    pub target: Target,
+    /// What the device loses besides the arena: the plan's own figure, or a measured one.
+    pub overhead_bytes: u64,
+}
+
+impl From<Target> for StepTarget {
+    fn from(target: Target) -> Self {
+        Self {
+            target,
+            overhead_bytes: cinch_plan::overhead_bytes(target),
+        }
+    }
+}
