@@ -41,6 +41,12 @@ impl Settings {
     /// What was filled in or moved, in sentences. Empty where the settings do
     /// not resolve: then the error is the message.
     pub fn notes(&self) -> Vec<String> {
+        let notes = |resolution: Resolution| [resolution.notes, resolution.filled].concat();
+        Resolution::of(self).map_or_else(|_| Vec::new(), notes)
+    }
+
+    /// As [`Self::notes`], without what files left to defaults: that is the same in every run.
+    pub fn adjustments(&self) -> Vec<String> {
         Resolution::of(self).map_or_else(|_| Vec::new(), |resolution| resolution.notes)
     }
 }
@@ -49,6 +55,8 @@ struct Resolution {
     config: Config,
     settings: Settings,
     notes: Vec<String>,
+    /// What files left open, a sentence a file.
+    filled: Vec<String>,
 }
 
 impl Resolution {
@@ -63,7 +71,7 @@ impl Resolution {
         let training = completion.training()?;
         let data = completion.data(&model)?;
         let output = completion.output(&model);
-        completion.note_filled(kind);
+        let filled = completion.filled(kind);
         Ok(Resolution {
             config: Config {
                 model,
@@ -74,6 +82,7 @@ impl Resolution {
             },
             settings: completion.settings,
             notes: completion.notes,
+            filled,
         })
     }
 }
@@ -235,8 +244,9 @@ impl Completion {
     }
 
     /// One sentence a file about what its sections left open.
-    fn note_filled(&mut self, kind: ModelKind) {
+    fn filled(&self, kind: ModelKind) -> Vec<String> {
         const NAMED: usize = 8;
+        let mut notes = Vec::new();
         for file in &self.settings.files {
             let filled: Vec<Stated> = SETTINGS
                 .iter()
@@ -273,7 +283,8 @@ impl Completion {
                     )
                 }
             };
-            self.notes.push(note);
+            notes.push(note);
         }
+        notes
     }
 }

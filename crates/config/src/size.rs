@@ -153,7 +153,8 @@ impl ModelSize {
         format!("{} {}", self.model.name(), self.name)
     }
 
-    fn answers_to(&self, name: &str) -> bool {
+    /// Whether a user means this size by that name.
+    pub fn answers_to(&self, name: &str) -> bool {
         let name = name.trim().replace('_', "-");
         std::iter::once(&self.name)
             .chain(self.aliases)
