@@ -75,10 +75,6 @@ impl Margin {
 }
 
 impl MemoryArguments {
-    pub fn is_given(&self) -> bool {
-        self.vram.is_some() || self.gpu_memory.is_some() || self.gpu.is_some() || self.auto
-    }
-
     /// The budget that the flags give, if they give one.
     pub fn budget(&self) -> anyhow::Result<Option<Budget>> {
         let margin = self.safety_margin.as_deref().map(Margin::parse);

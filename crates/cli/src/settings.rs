@@ -11,19 +11,6 @@ use crate::failure::usage;
 const OTHER_VARIABLES: [&str; 1] = ["CINCH_CACHE"];
 
 impl SettingArguments {
-    /// Whether the user said anything about what to train on which data. If not, it is the
-    /// built-in example.
-    pub fn asks_for_a_model(&self) -> bool {
-        self.config.is_some()
-            || self.model.is_some()
-            || self.model_size.is_some()
-            || self.memory.is_given()
-            || self.vram_preset.is_some()
-            || self.training_preset.is_some()
-            || self.data_dir.is_some()
-            || self.sets_the_model()
-    }
-
     /// Whether `--set` says something of the model's shape.
     pub fn sets_the_model(&self) -> bool {
         self.set.iter().any(|set| set.starts_with("model."))

@@ -35,4 +35,6 @@ pub struct TrainingOutcome {
     pub best: Option<MeasuredLoss>,
     pub seconds: f64,
     pub planned_bytes: u64,
+    /// The most that the process had in host memory after a step.
+    pub most_resident_bytes: Option<u64>,
 }

@@ -52,6 +52,14 @@ pub struct Difference {
 /// The product of two settings: how it is cut may change, what it is may not.
 pub const EFFECTIVE_BATCH: &str = "effective batch";
 
+/// Settings outside the model that must stay, besides the effective batch.
+const FIXED: [&str; 4] = [
+    "data.tokenizer",
+    "vram.max_seq_len",
+    "training.seed",
+    "data.val_split",
+];
+
 /// Settings of a model that change neither its weights nor what they mean: the name that its
 /// shape has, a rate of the training, and how the scan is cut.
 const FREE_IN_MODEL: [&str; 3] = ["size", "dropout", "scan_chunk"];
@@ -67,6 +75,15 @@ impl fmt::Display for Difference {
 }
 
 impl State {
+    /// Whether a resumed run must have the value of this key that it began with. A size is a name
+    /// for several of them.
+    pub fn is_fixed(key: &str) -> bool {
+        match key.strip_prefix("model.") {
+            Some(field) => !FREE_IN_MODEL.contains(&field),
+            None => FIXED.contains(&key),
+        }
+    }
+
     /// What keeps a run with these settings from going on here. The model and the tokenizer give
     /// the weights their shape and meaning; seed, length and share of the validation say which
     /// text was held out; the effective batch, what a step is. Everything else may change.
@@ -246,6 +263,26 @@ mod tests {
             let found = state().differences(&config(own));
             assert!(found.contains(&expected), "{own:?}: {found:?}");
         }
+    }
+
+    #[test]
+    fn what_differs_is_among_what_is_fixed() {
+        let other = config(&[
+            ("model.size", "tiny"),
+            ("training.seed", "7"),
+            ("data.val_split", "0.1"),
+        ]);
+        let found = state().differences(&other);
+        assert!(found.len() > FIXED.len(), "{found:?}");
+        for one in &found {
+            assert!(State::is_fixed(&one.key), "{}", one.key);
+        }
+        assert!(
+            FIXED
+                .iter()
+                .all(|key| found.iter().any(|one| one.key == *key))
+        );
+        assert!(!State::is_fixed("model.dropout") && !State::is_fixed("vram.batch_size"));
     }
 
     #[test]

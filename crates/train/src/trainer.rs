@@ -69,6 +69,7 @@ struct Trainer<'a> {
     started: Instant,
     /// Steps and time since the last log line.
     pace: Pace,
+    most_resident_bytes: Option<u64>,
 }
 
 /// Tokens per second over the last steps.
@@ -181,6 +182,7 @@ impl<'a> Trainer<'a> {
             loss_scale: None,
             started: Instant::now(),
             pace: Pace::new(),
+            most_resident_bytes: None,
         })
     }
 
@@ -263,6 +265,7 @@ impl<'a> Trainer<'a> {
         let log = interval > 0 && (step.is_multiple_of(interval) || step == max_steps);
         let mut report = self.report(&result, max_steps, tokens);
         report.step_seconds = begun.elapsed().as_secs_f64();
+        self.most_resident_bytes = self.most_resident_bytes.max(report.memory.resident_bytes);
         if log {
             report.memory.device_used_bytes = self.device_used_bytes();
             self.record.step(&report)?;
@@ -401,6 +404,7 @@ impl<'a> Trainer<'a> {
             }),
             seconds: self.started.elapsed().as_secs_f64(),
             planned_bytes: self.session.plan().total_bytes(),
+            most_resident_bytes: self.most_resident_bytes,
         })
     }
 }

@@ -53,7 +53,7 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
     if arguments.json {
         return print_json(&report);
     }
-    print(&table::plan(&report))?;
+    print(&table::plan(&report, "budget"))?;
     for note in notes {
         print(&format!("note: {note}"))?;
     }
