@@ -21,7 +21,8 @@ use clap::{FromArgMatches, Parser, Subcommand, ValueEnum};
         cinch plan --model-size medium --vram 16gb         what a model needs, to the byte\n  \
         cinch train --model-size small --vram 8gb --data-dir my_code\n  \
         cinch train --config config_16gb_safe.json --data-dir my_code\n\n\
-        Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 does not fit.\n\
+        Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 does not fit,\n\
+        130 interrupted (Ctrl-C, SIGTERM).\n\
         Flags may be written with - or _ (--model_size = --model-size).",
     disable_help_subcommand = false
 )]
@@ -130,7 +131,7 @@ pub struct PlainArguments {
     pub config_path: Option<PathBuf>,
     #[command(flatten)]
     pub memory: MemoryArguments,
-    /// Settings for a card of a size: 8gb, 12gb, … (see `cinch presets`)
+    /// Batch, length and precision for a card's memory: 8gb, 12gb, … (see `cinch presets`)
     #[arg(long, value_name = "NAME", help_heading = "Settings")]
     pub vram_preset: Option<String>,
     /// Training preset: default, fast or careful
@@ -368,8 +369,13 @@ pub enum Allowed {
 #[command(after_help = "Examples:\n  \
     cinch train                                   a small model on built-in text, two minutes\n  \
     cinch train --model-size small --vram 8gb --data-dir my_code\n  \
-    cinch train --resume runs/mamba-small         go on where a run ended")]
+    cinch train --resume runs/mamba-small         go on where a run ended\n\n\
+    Ctrl-C saves a checkpoint of the last whole step and exits with 130; the resumed run ends\n\
+    with the same bits as one that was never stopped. A second Ctrl-C ends without saving.")]
 pub struct TrainArguments {
+    /// A configuration file or a model's name
+    #[arg(value_name = "FILE|MODEL")]
+    pub subject: Option<String>,
     #[command(flatten)]
     pub settings: SettingArguments,
     #[arg(long, value_enum, default_value = "auto")]

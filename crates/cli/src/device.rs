@@ -53,18 +53,15 @@ pub fn adapt_to_cpu(config: &mut Config) -> Vec<String> {
 }
 
 /// Without a budget, what is free on the device is one: a run that starts does not run out
-/// later. Returns a note where that was done.
-pub fn default_budget(config: &mut Config, target: Target) -> Option<String> {
+/// later. Returns what that memory is where it was done.
+pub fn default_budget(config: &mut Config, target: Target) -> Option<&'static str> {
     if config.batch.budget.is_some() {
         return None;
     }
-    let (free, whose) = match target {
-        Target::Cpu => (free_host_memory()?, "host"),
-        Target::Cuda => (cuda::memory().ok()?.0, "GPU"),
+    let (free, name) = match target {
+        Target::Cpu => (free_host_memory()?, "free host memory"),
+        Target::Cuda => (cuda::memory().ok()?.0, "free GPU memory"),
     };
-    let free = Bytes::new(free);
-    config.batch.budget = Some(free);
-    Some(format!(
-        "no --vram given: the budget is the free {whose} memory, {free}"
-    ))
+    config.batch.budget = Some(Bytes::new(free));
+    Some(name)
 }

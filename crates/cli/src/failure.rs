@@ -1,5 +1,5 @@
 //! From an error to a message and an exit code: 1 failed, 2 wrong usage or configuration, 3
-//! does not fit.
+//! does not fit, 130 interrupted.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -42,6 +42,22 @@ impl std::fmt::Display for NoGo {
 
 impl std::error::Error for NoGo {}
 
+/// The exit code of a program that was told to stop: 128 and the number of SIGINT, as shells
+/// have it.
+pub const INTERRUPTED: u8 = 130;
+
+/// A run that was stopped by Ctrl-C or SIGTERM. What there is to say of it has been said.
+#[derive(Debug)]
+pub struct Interrupted;
+
+impl std::fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("interrupted")
+    }
+}
+
+impl std::error::Error for Interrupted {}
+
 /// A run that the budget has no room for, with the way out.
 #[derive(Debug)]
 pub struct DoesNotFit(pub String);
@@ -68,6 +84,9 @@ pub fn tell(text: &str) {
 pub fn report(error: &anyhow::Error) -> ExitCode {
     if broken_pipe(error) {
         return ExitCode::SUCCESS;
+    }
+    if error.is::<Interrupted>() {
+        return ExitCode::from(INTERRUPTED);
     }
     tell(&format!("error: {error}"));
     // Libraries' messages hold their causes already; what the binary adds does not.
@@ -126,6 +145,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         Some(
             TrainError::Vocabulary { .. }
             | TrainError::OtherData { .. }
+            | TrainError::OtherSettings { .. }
             | TrainError::OtherModel { .. }
             | TrainError::RunExists { .. },
         ) => 2,

@@ -12,6 +12,8 @@ mod overhead;
 mod picture;
 mod progress;
 mod pytorch;
+mod resume;
+mod run;
 mod settings;
 mod table;
 

@@ -75,10 +75,6 @@ impl Margin {
 }
 
 impl MemoryArguments {
-    pub fn is_given(&self) -> bool {
-        self.vram.is_some() || self.gpu_memory.is_some() || self.gpu.is_some() || self.auto
-    }
-
     /// Whether a card is named, by its name or its size. A budget (`--vram`) is one on any device.
     pub fn names_a_gpu(&self) -> bool {
         self.gpu.is_some() || self.gpu_memory.is_some() || self.vram.is_some()

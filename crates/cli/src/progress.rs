@@ -3,19 +3,34 @@
 use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use cinch_config::Bytes;
 use cinch_data::Progress;
-use cinch_train::{Event, Observer, StepReport, resident_bytes};
+use cinch_engine::Engine;
+use cinch_step::StepPlan;
+use cinch_train::{DataReport, Event, Observer, StepReport};
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 
 use crate::failure::tell;
-use crate::table::{scaled, thousands};
+use crate::table::{counted, scaled, thousands, wrapped};
 
 /// Bytes of text read, while data is prepared.
 #[derive(Default)]
-pub struct DataBar(Mutex<Option<ProgressBar>>);
+pub struct DataBar {
+    bar: Mutex<Option<ProgressBar>>,
+    stop: Option<&'static AtomicBool>,
+}
+
+impl DataBar {
+    /// A bar whose work ends early once `stop` is set.
+    pub fn until(stop: &'static AtomicBool) -> Self {
+        Self {
+            stop: Some(stop),
+            ..Self::default()
+        }
+    }
+}
 
 impl Progress for DataBar {
     fn begin(&self, what: &str, total_bytes: u64) {
@@ -27,13 +42,13 @@ impl Progress for DataBar {
             bar.set_style(style.progress_chars("=> "));
         }
         bar.set_message(what.to_owned());
-        if let Ok(mut slot) = self.0.lock() {
+        if let Ok(mut slot) = self.bar.lock() {
             *slot = Some(bar);
         }
     }
 
     fn advance(&self, bytes: u64) {
-        if let Ok(slot) = self.0.lock()
+        if let Ok(slot) = self.bar.lock()
             && let Some(bar) = slot.as_ref()
         {
             bar.inc(bytes);
@@ -41,11 +56,15 @@ impl Progress for DataBar {
     }
 
     fn end(&self) {
-        if let Ok(mut slot) = self.0.lock()
+        if let Ok(mut slot) = self.bar.lock()
             && let Some(bar) = slot.take()
         {
             bar.finish_and_clear();
         }
+    }
+
+    fn is_interrupted(&self) -> bool {
+        self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed))
     }
 }
 
@@ -75,68 +94,147 @@ impl Drop for Waiting {
 
 /// The progress of a training run, on standard error.
 pub struct TrainBar {
-    bar: ProgressBar,
-    live: bool,
-    planned: u64,
-    budget: Option<u64>,
-    on_gpu: bool,
+    /// On a terminal, once steps begin.
+    bar: Option<ProgressBar>,
+    data: Option<DataReport>,
 }
 
 impl TrainBar {
     pub fn new() -> Self {
         Self {
-            bar: ProgressBar::hidden(),
-            live: std::io::stderr().is_terminal(),
-            planned: 0,
-            budget: None,
-            on_gpu: false,
+            bar: None,
+            data: None,
         }
     }
 
     fn line(&self, text: &str) {
-        if self.live {
-            self.bar.println(text);
-        } else {
-            tell(text);
+        match &self.bar {
+            Some(bar) => bar.println(text),
+            None => tell(text),
         }
-    }
-
-    fn describe(&self, report: &StepReport) -> String {
-        // On a GPU the arena is all there is: what was planned is what is used.
-        let resident = resident_bytes().filter(|_| !self.on_gpu);
-        let memory = resident.unwrap_or(self.planned);
-        let budget = self.budget.unwrap_or(self.planned);
-        format!(
-            "loss {:.4}  lr {:.2e}  |g| {:.2}  {}{}tok/s  mem {}/{}",
-            report.loss,
-            report.learning_rate,
-            report.gradient_norm,
-            loss_scale(report),
-            scaled(report.tokens_per_second),
-            Bytes::new(memory),
-            Bytes::new(budget)
-        )
     }
 
     fn step(&self, report: &StepReport, log: bool) {
-        let text = self.describe(report);
-        if self.live {
-            self.bar.set_position(report.step);
-            self.bar.set_message(format!("{text}  eta {}", eta(report)));
-        }
-        if log && !self.live {
+        let pace = format!(
+            "{}tok/s  eta {:#}",
+            scaled(report.tokens_per_second),
+            eta(report)
+        );
+        let epoch = fraction(report.epoch);
+        let StepReport {
+            loss,
+            gradient_norm,
+            learning_rate,
+            ..
+        } = report;
+        let scale = loss_scale(report);
+        if let Some(bar) = &self.bar {
+            bar.set_position(report.step);
+            bar.set_message(format!(
+                "epoch {epoch}  loss {loss:.4}  |g| {gradient_norm:.2}  {scale}{pace}"
+            ));
+        } else if log {
             self.line(&format!(
-                "step {}/{}  {text}  eta {}",
-                report.step,
-                report.max_steps,
-                eta(report)
+                "step {}/{}  epoch {epoch}  loss {loss:.4}  lr {learning_rate:.1e}  \
+                 |g| {gradient_norm:.2}  {scale}{pace}",
+                report.step, report.max_steps
             ));
         }
     }
 
-    pub fn finish(&self) {
-        self.bar.finish_and_clear();
+    fn begin(&mut self, plan: &StepPlan, step: u64, engine: &Engine) {
+        let max_steps = plan.config.training.max_steps;
+        if step >= max_steps {
+            return self.line(&format!(
+                "step {step} of {max_steps} is done already: a larger --max-steps goes on"
+            ));
+        }
+        let passes = self.data.map_or_else(String::new, |data| {
+            format!(", {} over the data", epochs(data.epochs()))
+        });
+        self.line(&format!(
+            "training steps {} to {max_steps} on {}{passes}",
+            step + 1,
+            engine.describe()
+        ));
+        if std::io::stderr().is_terminal() {
+            let bar = ProgressBar::new(max_steps);
+            // A message that is too long for the terminal is cut, not wrapped.
+            let style = ProgressStyle::with_template("step {pos}/{len} [{bar:8}] {wide_msg}");
+            if let Ok(style) = style {
+                bar.set_style(style.progress_chars("=> "));
+            }
+            bar.set_position(step);
+            self.bar = Some(bar);
+        }
     }
+
+    pub fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// What there is to train on.
+fn describe_data(data: &DataReport) -> String {
+    format!(
+        "data: {} in {}{}\n      {} to train on, {} to validate, of {} each",
+        counted(data.tokens, "token"),
+        counted(data.documents, "document"),
+        if data.cached { " (from the cache)" } else { "" },
+        counted(data.training, "sequence"),
+        thousands(data.validation),
+        counted(data.seq_len, "token"),
+    )
+}
+
+/// Columns of a message on standard error, which may go to a file.
+const WIDTH: usize = 80;
+
+/// What is to be expected of very little data, and what to do.
+fn small_data_warning(data: &DataReport) -> Option<String> {
+    if !data.is_small() {
+        return None;
+    }
+    let meaning = if data.is_less_than_a_step() {
+        format!(
+            "A step takes {}: it repeats the same text",
+            counted(data.step_sequences, "sequence")
+        )
+    } else {
+        "That is about a page".to_owned()
+    };
+    let warning = format!(
+        "warning: the data has {}, {} of {} to train on. {meaning}, and the model will learn it \
+         by heart.",
+        counted(data.tokens, "token"),
+        counted(data.training, "sequence"),
+        counted(data.seq_len, "token"),
+    );
+    let hint = "hint: give more text with --data-dir, or shorter and fewer sequences a step with \
+                --seq-len, --batch-size and --grad-accum";
+    Some(format!(
+        "{}\n{}",
+        wrapped(&warning, "warning: ".len(), WIDTH),
+        wrapped(hint, "hint: ".len(), WIDTH)
+    ))
+}
+
+/// A number of passes: enough digits to see it change.
+fn fraction(passes: f64) -> String {
+    match passes {
+        10.0.. => format!("{passes:.1}"),
+        0.1.. => format!("{passes:.2}"),
+        _ => format!("{passes:.4}"),
+    }
+}
+
+/// `0.25 epochs`.
+pub fn epochs(passes: f64) -> String {
+    let text = fraction(passes);
+    let plural = if text == "1.00" { "" } else { "s" };
+    format!("{text} epoch{plural}")
 }
 
 /// In half precision, what the loss is multiplied by, and how often that was too much.
@@ -166,47 +264,14 @@ pub fn shown(path: &Path) -> String {
 impl Observer for TrainBar {
     fn event(&mut self, event: Event<'_>) {
         match event {
-            Event::Data {
-                tokens,
-                documents,
-                training,
-                validation,
-                cached,
-            } => self.line(&format!(
-                "data: {} tokens in {} documents{}, {} sequences to train on, {} to validate",
-                thousands(tokens),
-                thousands(documents),
-                if cached { " (from the cache)" } else { "" },
-                thousands(training),
-                thousands(validation)
-            )),
-            Event::Ready { plan, step, engine } => {
-                self.on_gpu = engine.cuda().is_some();
-                self.planned = plan.total_bytes();
-                self.budget = plan.config.batch.budget.map(Bytes::get);
-                let max_steps = plan.config.training.max_steps;
-                if step >= max_steps {
-                    self.line(&format!(
-                        "step {step} of {max_steps} is done already: a larger --max-steps goes on"
-                    ));
-                    return;
+            Event::Data(data) => {
+                self.line(&describe_data(&data));
+                if let Some(warning) = small_data_warning(&data) {
+                    self.line(&warning);
                 }
-                self.line(&format!(
-                    "training steps {} to {max_steps} on {}",
-                    step + 1,
-                    engine.describe()
-                ));
-                if self.live {
-                    self.bar = ProgressBar::new(max_steps);
-                    let style = ProgressStyle::with_template(
-                        "step {pos}/{len} [{bar:20}] {msg} [{elapsed}]",
-                    );
-                    if let Ok(style) = style {
-                        self.bar.set_style(style.progress_chars("=> "));
-                    }
-                    self.bar.set_position(step);
-                }
+                self.data = Some(data);
             }
+            Event::Ready { plan, step, engine } => self.begin(plan, step, engine),
             Event::Step { report, log } => self.step(&report, log),
             Event::Evaluated { step, loss, best } => self.line(&format!(
                 "step {step}: validation loss {loss:.4}, perplexity {:.2}{}",
@@ -218,5 +283,50 @@ impl Observer for TrainBar {
             }
             Event::Note(text) => self.line(text),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DATA: DataReport = DataReport {
+        tokens: 340,
+        documents: 1,
+        training: 1,
+        validation: 0,
+        cached: false,
+        seq_len: 256,
+        step_sequences: 8,
+        max_steps: 100,
+    };
+
+    #[test]
+    fn little_data_is_warned_of_with_a_way_out() {
+        let warning = small_data_warning(&DATA).unwrap();
+        for part in ["340 tokens", "1 sequence of 256", "8 sequences", "hint:"] {
+            assert!(warning.contains(part), "no {part} in {warning}");
+        }
+        assert!(warning.lines().all(|line| line.len() <= WIDTH), "{warning}");
+        let page = DataReport {
+            step_sequences: 1,
+            ..DATA
+        };
+        let warning = small_data_warning(&page).unwrap();
+        assert!(!warning.contains("A step takes"), "{warning}");
+        let enough = DataReport {
+            tokens: 100_000,
+            training: 380,
+            ..DATA
+        };
+        assert_eq!(small_data_warning(&enough), None);
+    }
+
+    #[test]
+    fn epochs_have_the_digits_that_change() {
+        assert_eq!(epochs(1.0), "1.00 epoch");
+        assert_eq!(epochs(0.25), "0.25 epochs");
+        assert_eq!(epochs(0.001), "0.0010 epochs");
+        assert_eq!(epochs(123.456), "123.5 epochs");
     }
 }

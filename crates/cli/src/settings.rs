@@ -8,6 +8,7 @@ use cinch_config::{Config, Preset, Program, SETTINGS, Settings, Source, config_f
 
 use crate::args::{Engine, SettingArguments};
 use crate::failure::usage;
+use crate::pytorch::refuse_flags_of_pytorch;
 
 /// Environment variables of cinch that are not settings.
 const OTHER_VARIABLES: [&str; 1] = ["CINCH_CACHE"];
@@ -94,7 +95,7 @@ fn is_model(path: &Path) -> bool {
 
 impl SettingArguments {
     /// The arguments with the command's first one in its place: a file, a folder or a model.
-    fn about(&self, subject: Option<&str>) -> anyhow::Result<SettingArguments> {
+    pub fn about(&self, subject: Option<&str>) -> anyhow::Result<SettingArguments> {
         let mut arguments = self.clone();
         let Some(subject) = subject else {
             return Ok(arguments);
@@ -168,21 +169,6 @@ impl SettingArguments {
             .or_else(|| flag.map(|flag| flag.flag.clone()))
     }
 
-    /// Whether the user said anything about what to train on which data. If not, it is the
-    /// built-in example.
-    pub fn asks_for_a_model(&self) -> bool {
-        let plain = &self.plain;
-        plain.config.is_some()
-            || plain.config_path.is_some()
-            || plain.memory.is_given()
-            || plain.vram_preset.is_some()
-            || plain.training_preset.is_some()
-            || self.value("model.type").is_some()
-            || self.value("model.size").is_some()
-            || self.value("data.source").is_some()
-            || plain.set.iter().any(|set| set.starts_with("model."))
-    }
-
     /// The settings: defaults, presets, file, environment, flags.
     pub fn settings(&self) -> anyhow::Result<Settings> {
         self.settings_over(Settings::new())
@@ -229,6 +215,22 @@ impl SettingArguments {
         }
         Ok(settings)
     }
+}
+
+/// Settings for cinch's own engine: those of a PyTorch run, and models that it does not train, are
+/// refused with the way out.
+pub fn for_the_engine(arguments: &SettingArguments, config: &Config) -> anyhow::Result<()> {
+    refuse_flags_of_pytorch(arguments.of_pytorch().as_deref())?;
+    if config.model.is_trained() {
+        return Ok(());
+    }
+    Err(usage(format!(
+        "cinch's engine does not train {} yet ({})\n\
+         hint: `cinch plan` with the same arguments predicts what PyTorch takes for it; \
+         `cinch models` lists what can be trained",
+        config.model.family().title,
+        config.model_title()
+    )))
 }
 
 /// The flag that stands for a key.

@@ -1,8 +1,50 @@
 //! Plans and lists as tables.
 
-use cinch_config::{Bytes, Explained};
+use cinch_config::{Bytes, Explained, Source};
 use cinch_step::PlanReport;
-use comfy_table::{Cell, CellAlignment, Table, presets};
+use comfy_table::{Cell, CellAlignment, ColumnConstraint, ContentArrangement, Table, presets};
+
+/// Where no terminal says how wide it is.
+const PLAIN_WIDTH: u16 = 80;
+
+/// Columns of the terminal that standard output is.
+pub fn line_width() -> u16 {
+    Table::new().width().unwrap_or(PLAIN_WIDTH)
+}
+
+/// A note; on a terminal broken between words, elsewhere one line.
+pub fn note(text: &str) -> String {
+    const MARK: &str = "note: ";
+    match Table::new().width() {
+        Some(width) => MARK.to_owned() + &wrapped(text, MARK.len(), width.into()),
+        None => MARK.to_owned() + text,
+    }
+}
+
+/// Text broken between words into lines of at most `width` columns, of which `indent` are left
+/// empty from the second line on. Lines that begin with a blank have a layout of their own and
+/// stay as they are.
+pub fn wrapped(text: &str, indent: usize, width: usize) -> String {
+    let room = width.saturating_sub(indent);
+    let mut lines: Vec<String> = Vec::new();
+    for line in text.lines() {
+        let mut words = line.split(' ');
+        let mut current = match line.starts_with(' ') {
+            true => words.by_ref().collect::<Vec<_>>().join(" "),
+            false => words.next().unwrap_or_default().to_owned(),
+        };
+        for word in words {
+            if current.chars().count() + 1 + word.chars().count() > room {
+                lines.push(std::mem::take(&mut current));
+            } else {
+                current.push(' ');
+            }
+            current.push_str(word);
+        }
+        lines.push(current);
+    }
+    lines.join(&format!("\n{}", " ".repeat(indent)))
+}
 
 pub fn new(header: &[&str]) -> Table {
     let mut table = Table::new();
@@ -20,6 +62,12 @@ pub fn thousands(number: u64) -> String {
     Bytes::new(number).exact()
 }
 
+/// `1 sequence`, `1,024 sequences`.
+pub fn counted(number: u64, what: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{} {what}{plural}", thousands(number))
+}
+
 /// A rate or count with a unit prefix: 1.23 T.
 pub fn scaled(number: f64) -> String {
     for (unit, prefix) in [(1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")] {
@@ -30,21 +78,37 @@ pub fn scaled(number: f64) -> String {
     format!("{number:.0} ")
 }
 
-/// Settings, where each came from, and what it overrode.
+/// Settings, where each came from, and what it overrode, in lines that fit.
 pub fn explain<'a>(settings: impl IntoIterator<Item = &'a Explained>) -> Table {
-    let mut table = new(&["setting", "value", "from", "instead of"]);
-    for one in settings {
-        let overridden: Vec<String> = one
-            .overridden
-            .iter()
+    let settings: Vec<&Explained> = settings.into_iter().collect();
+    // That a default gave way is no news, nor that a weaker place says the same.
+    let others = |one: &Explained| {
+        let others = one.overridden.iter();
+        let others =
+            others.filter(|other| other.value != one.value && other.source != Source::Default);
+        let texts: Vec<String> = others
             .map(|other| format!("{} ({})", other.value, other.source))
             .collect();
-        table.add_row([
+        texts.join(", ")
+    };
+    let overrides = settings.iter().any(|one| !others(one).is_empty());
+    let mut header = vec!["setting", "value", "from"];
+    header.extend(overrides.then_some("instead of"));
+    let mut table = new(&header);
+    table.set_content_arrangement(ContentArrangement::Dynamic);
+    table.set_width(line_width());
+    for one in settings {
+        let mut row = vec![
             one.key.to_owned(),
             one.value.to_string(),
             one.source.to_string(),
-            overridden.join(", "),
-        ]);
+        ];
+        row.extend(overrides.then(|| others(one)));
+        table.add_row(row);
+    }
+    // A key that is broken in two cannot be looked for.
+    if let Some(keys) = table.column_mut(0) {
+        keys.set_constraint(ColumnConstraint::ContentWidth);
     }
     table
 }
@@ -82,8 +146,8 @@ fn optimizer(settings: &cinch_step::SettingsReport) -> String {
     text
 }
 
-/// The settings, the breakdown and whether it fits.
-pub fn plan(report: &PlanReport) -> String {
+/// The settings, the breakdown and whether it fits the budget, by the name that it has.
+pub fn plan(report: &PlanReport, budget_name: &str) -> String {
     let settings = &report.settings;
     let mut text = format!(
         "{}{}: {} parameters{}\n",
@@ -91,6 +155,7 @@ pub fn plan(report: &PlanReport) -> String {
         report
             .size
             .as_ref()
+            .filter(|size| **size != report.model)
             .map_or_else(String::new, |size| format!(" {size}")),
         thousands(report.parameters),
         if report.trainable == report.parameters {
@@ -100,10 +165,10 @@ pub fn plan(report: &PlanReport) -> String {
         }
     );
     text += &format!(
-        "batch {} × {} = {} sequences of {} tokens, {}, {} of {} blocks recomputed{}, on {}\n",
+        "batch {} × {} = {} of {} tokens, {}, {} of {} blocks recomputed{}, on {}\n",
         settings.batch_size,
         settings.accumulation,
-        settings.effective_batch,
+        counted(settings.effective_batch as u64, "sequence"),
         settings.seq_len,
         settings.precision,
         settings.checkpointing.blocks,
@@ -144,10 +209,32 @@ pub fn plan(report: &PlanReport) -> String {
     if let Some(budget) = report.budget_bytes {
         let share = 100.0 * b.total() as f64 / budget as f64;
         text += &format!(
-            "{} the budget of {}: {share:.1} %\n",
+            "{} the {budget_name} of {}: {share:.1} %\n",
             if report.fits { "fits" } else { "does not fit" },
             Bytes::new(budget)
         );
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_broken_between_words() {
+        let text = "one two three four\nfive";
+        assert_eq!(wrapped(text, 2, 12), "one two\n  three four\n  five");
+        // A word that fits nowhere stays whole.
+        assert_eq!(wrapped("a/long/path b", 0, 4), "a/long/path\nb");
+        assert_eq!(wrapped("", 4, 80), "");
+        // A layout of its own stays.
+        assert_eq!(wrapped("a b\n    c   d", 2, 5), "a b\n      c   d");
+    }
+
+    #[test]
+    fn one_has_no_plural() {
+        assert_eq!(counted(1, "sequence"), "1 sequence");
+        assert_eq!(counted(1024, "sequence"), "1,024 sequences");
+    }
 }

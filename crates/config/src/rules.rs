@@ -42,20 +42,26 @@ impl Completion {
         })
     }
 
-    /// A size asked for by name yields to any part of the shape stated next to
-    /// it, even by a file when the size was a flag. That must not go unsaid.
+    /// A size asked for by name yields to any part of the shape that is stated, even by a file
+    /// when the size was a flag. That must not go unsaid; a part stated beside the size, or in a
+    /// stronger place, is what the user meant.
     pub(crate) fn note_outweighed_size(&mut self, family: &Family, model: &Architecture) {
         let stated = family.size(&self.stated("model.size").value.to_string());
         let built = model.size().map(|size| size.name);
         if !self.settings.is_explicit("model.size") || built == stated.map(|size| size.name) {
             return;
         }
+        let layer = |key| self.settings.effective(key).map(|given| given.layer);
         let outweighing: Vec<String> = SETTINGS
             .iter()
             .filter(|setting| setting.section() == "model" && setting.key != "model.size")
             .filter(|setting| setting.key != "model.type" && self.settings.is_explicit(setting.key))
+            .filter(|setting| layer(setting.key) < layer("model.size"))
             .map(|setting| self.stated(setting.key).to_string())
             .collect();
+        if outweighing.is_empty() {
+            return;
+        }
         self.notes.push(format!(
             "{} is not the shape that is built: {} outweighs it",
             self.stated("model.size"),

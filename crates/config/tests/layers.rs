@@ -422,6 +422,30 @@ fn a_size_outweighed_by_a_file_is_told() {
 }
 
 #[test]
+fn a_shape_stated_beside_its_size_is_meant() {
+    let settings = from_text("\"model\": {\"size\": \"tiny\", \"d_conv\": 4}");
+    let notes = settings.notes();
+    assert!(
+        notes.iter().all(|note| !note.contains("outweighs")),
+        "{notes:#?}"
+    );
+}
+
+#[test]
+fn what_a_file_leaves_to_defaults_is_no_adjustment() {
+    let settings = from_text("\"training\": {\"max_steps\": 3000, \"warmup_steps\": 5}");
+    assert!(settings.notes()[0].contains("keys were not in run.json"));
+    assert_eq!(settings.adjustments(), Vec::<String>::new());
+    let mut settings = settings;
+    settings
+        .set("training.max_steps", "3", flag("--max-steps"))
+        .unwrap();
+    let adjustments = settings.adjustments();
+    assert_eq!(adjustments.len(), 1, "{adjustments:#?}");
+    assert!(adjustments[0].contains("shortened"), "{adjustments:#?}");
+}
+
+#[test]
 fn floats_survive_a_checkpoint_to_the_last_bit() {
     let mut settings = Settings::new();
     let awkward = 0.1_f64 + 0.2;

@@ -146,11 +146,7 @@ fn identify(input: &Input, progress: &dyn Progress) -> Result<Vec<SourceRecord>,
             progress.begin("reading", files.iter().map(size).sum());
             let records: Result<Vec<SourceRecord>, DataError> = files
                 .par_iter()
-                .map(|file| {
-                    let record = document::identify(file)?;
-                    progress.advance(record.bytes);
-                    Ok(record)
-                })
+                .map(|file| document::identify(file, progress))
                 .collect();
             progress.end();
             records
@@ -289,6 +285,9 @@ impl Batch<'_> {
             .map(|piece| {
                 let ids = tokenizer.encode(&piece.text);
                 progress.advance(piece.source_bytes);
+                if progress.is_interrupted() {
+                    return Err(DataError::Interrupted);
+                }
                 ids
             })
             .collect::<Result<_, DataError>>()?;

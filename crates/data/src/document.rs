@@ -11,6 +11,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::error::DataError;
+use crate::progress::Progress;
 use crate::source::SourceFile;
 
 /// Documents are cut into pieces of about this size: large enough that the work of a piece
@@ -72,7 +73,10 @@ fn read_error(path: &Path, source: io::Error) -> DataError {
 
 /// Identifies a file by reading all of it: sizes and times do not change when an editor or a
 /// checkout restores them.
-pub(crate) fn identify(file: &SourceFile) -> Result<SourceRecord, DataError> {
+pub(crate) fn identify(
+    file: &SourceFile,
+    progress: &dyn Progress,
+) -> Result<SourceRecord, DataError> {
     let mut reader = open(&file.path)?;
     let mut buffer = vec![0; 1 << 18];
     let mut bytes = 0;
@@ -84,6 +88,10 @@ pub(crate) fn identify(file: &SourceFile) -> Result<SourceRecord, DataError> {
             break;
         }
         bytes += count as u64;
+        progress.advance(count as u64);
+        if progress.is_interrupted() {
+            return Err(DataError::Interrupted);
+        }
     }
     Ok(SourceRecord {
         name: file.name.clone(),
@@ -263,6 +271,7 @@ fn text_of_line(path: &Path, line: u64, text: &str, column: &str) -> Result<Stri
 mod tests {
     use super::*;
     use crate::boundary;
+    use crate::progress::NoProgress;
     use crate::source::single_file;
 
     fn read_all(
@@ -274,7 +283,7 @@ mod tests {
         let path = folder.path().join(name);
         std::fs::write(&path, content).unwrap();
         let file = single_file(&path).unwrap();
-        let record = identify(&file).unwrap();
+        let record = identify(&file, &NoProgress).unwrap();
         assert_eq!(record.bytes, content.len() as u64);
         let mut pieces = Vec::new();
         read(&file, &record, "text", last_cut, &mut |piece| {
@@ -384,7 +393,7 @@ mod tests {
         let path = folder.path().join("a.txt");
         std::fs::write(&path, "before").unwrap();
         let file = single_file(&path).unwrap();
-        let record = identify(&file).unwrap();
+        let record = identify(&file, &NoProgress).unwrap();
         std::fs::write(&path, "after!").unwrap();
         let result = read(&file, &record, "text", &whole, &mut |_| Ok(()));
         assert!(matches!(result, Err(DataError::Changed { .. })));

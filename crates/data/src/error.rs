@@ -107,6 +107,9 @@ pub enum DataError {
     )]
     CacheWrite { folder: PathBuf, source: io::Error },
 
+    #[error("interrupted while the data was prepared")]
+    Interrupted,
+
     #[error("a sequence length of 0 holds no token\nhint: use a length of 1 or more")]
     ZeroSequenceLength,
 

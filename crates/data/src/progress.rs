@@ -8,6 +8,11 @@ pub trait Progress: Sync {
     fn advance(&self, bytes: u64);
     /// The current phase is over.
     fn end(&self);
+    /// Whether the work should end early, with [`DataError::Interrupted`](crate::DataError). Asked
+    /// after every piece of about a megabyte.
+    fn is_interrupted(&self) -> bool {
+        false
+    }
 }
 
 /// Ignores all progress.

@@ -291,6 +291,37 @@ fn progress_adds_up_to_the_bytes_read() {
     );
 }
 
+#[test]
+fn interrupted_work_leaves_nothing_behind() {
+    /// Interrupts once that many bytes are done.
+    struct Until {
+        limit: u64,
+        done: AtomicU64,
+    }
+    impl Progress for Until {
+        fn begin(&self, _what: &str, _total_bytes: u64) {}
+        fn advance(&self, bytes: u64) {
+            self.done.fetch_add(bytes, Ordering::Relaxed);
+        }
+        fn end(&self) {}
+        fn is_interrupted(&self) -> bool {
+            self.done.load(Ordering::Relaxed) >= self.limit
+        }
+    }
+    let text = "words and words\n".repeat(200_000);
+    let setup = Setup::new(&[("a.txt", &text)]);
+    let options = setup.options(TokenizerSpec::Bytes);
+    let tokenizer = Tokenizer::load(&TokenizerSpec::Bytes).unwrap();
+    // At once, while the file is identified, and while it is tokenised.
+    for limit in [0, 1 << 20, text.len() as u64 + 1] {
+        let done = AtomicU64::new(0);
+        let result = Corpus::prepare(&options, &tokenizer, &Until { limit, done });
+        assert!(matches!(result, Err(DataError::Interrupted)), "{limit}");
+        assert_eq!(fs::read_dir(setup.cache.path()).unwrap().count(), 0);
+    }
+    setup.prepare(TokenizerSpec::Bytes).unwrap();
+}
+
 /// A corpus of the numbers 0..n as bytes, so that each window is known by its first token.
 fn counted(n: u8) -> (Setup, Corpus) {
     let text: String = (0..n).map(char::from).collect();

@@ -2,7 +2,6 @@
 //! the runs is compared in `eager.rs`.
 
 use cinch_architecture::{Architecture, ArchitectureError, Model, configured};
-use cinch_torch::TorchError;
 use cinch_torch::model::Workload;
 use cinch_torch::truth::{self, Measurement};
 use serde_json::{Map, Value, json};

@@ -9,6 +9,7 @@ use thiserror::Error;
 
 use crate::checkpoint::CheckpointError;
 use crate::record::RecordError;
+use crate::state::Difference;
 
 #[derive(Debug, Error)]
 pub enum TrainError {
@@ -69,13 +70,22 @@ pub enum TrainError {
     NoTargets { step: u64 },
     #[error(
         "{path} was trained on other data: its fingerprint is {saved}, that of {source_name} is {now}\n\
-         hint: give the same --data-dir, or start a new run in another --output-dir"
+         hint: give the same --data-dir and --tokenizer, or start a new run in another --output-dir"
     )]
     OtherData {
         path: PathBuf,
         saved: String,
         now: String,
         source_name: String,
+    },
+    #[error(
+        "{path} cannot go on with other settings\n{}\n\
+         hint: leave them as they were, or start a new run in another --output-dir",
+        .differences.iter().map(|one| format!("  {one}")).collect::<Vec<_>>().join("\n")
+    )]
+    OtherSettings {
+        path: PathBuf,
+        differences: Vec<Difference>,
     },
     #[error(
         "{path}: {problem}\nhint: the checkpoint is of another model; check --model and the sizes"

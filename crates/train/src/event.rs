@@ -6,7 +6,9 @@ use cinch_engine::Engine;
 use cinch_step::StepPlan;
 use serde::Serialize;
 
-/// One line of progress.
+use crate::data::DataReport;
+
+/// One line of progress, and of `metrics.jsonl`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct StepReport {
     /// Steps done.
@@ -26,19 +28,33 @@ pub struct StepReport {
     pub tokens_per_second: f64,
     /// Tokens seen since the start of training.
     pub tokens: u64,
+    /// Passes over the training data so far.
+    pub epoch: f64,
+    /// What this step took.
+    pub step_seconds: f64,
+    #[serde(flatten)]
+    pub memory: MemoryUse,
     #[serde(skip)]
     pub seconds_left: f64,
 }
 
+/// Memory at a step: what was planned, and what is in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct MemoryUse {
+    /// The one allocation that holds all tensors.
+    pub arena_bytes: u64,
+    /// The arena and what the plan has outside it.
+    pub planned_bytes: u64,
+    /// What the process has in host memory; null where the system does not say.
+    pub resident_bytes: Option<u64>,
+    /// On a GPU what is used of the card, by other programs too. Read where a line is logged.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device_used_bytes: Option<u64>,
+}
+
 pub enum Event<'a> {
-    /// The data is there: windows for training and validation.
-    Data {
-        tokens: u64,
-        documents: u64,
-        training: u64,
-        validation: u64,
-        cached: bool,
-    },
+    /// The data is there.
+    Data(DataReport),
     /// The arena is allocated, weights are in place, step `step` comes next.
     Ready {
         plan: &'a StepPlan,

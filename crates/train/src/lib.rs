@@ -4,10 +4,12 @@
 //! files. [`train`] is the run around it: data, schedule, evaluation, checkpoints, record.
 
 pub mod checkpoint;
+mod data;
 mod error;
 mod event;
 mod initialize;
 mod moments;
+mod outcome;
 pub mod record;
 mod sample;
 mod schedule;
@@ -17,11 +19,13 @@ mod step;
 mod trainer;
 
 pub use cinch_device::{available_host_bytes, peak_resident_bytes, resident_bytes};
+pub use data::DataReport;
 pub use error::TrainError;
-pub use event::{Event, Observer, StepReport};
+pub use event::{Event, MemoryUse, Observer, StepReport};
+pub use outcome::{Ending, MeasuredLoss, TrainingOutcome};
 pub use sample::{Generator, Sampling};
 pub use schedule::learning_rate;
 pub use session::{Batch, Session};
-pub use state::State;
+pub use state::{Difference, EFFECTIVE_BATCH, State};
 pub use step::StepResult;
-pub use trainer::{Ending, Outcome, Resume, Run, train};
+pub use trainer::{Resume, Run, train};

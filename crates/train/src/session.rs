@@ -174,6 +174,22 @@ impl Session {
         })
     }
 
+    /// As [`Self::train_step`], asking `stop` before each micro batch. None where it was told to
+    /// stop: weights and optimizer states are then those of the step before, and the gradients
+    /// added up so far are overwritten by the first micro batch that runs next.
+    pub fn train_step_unless(
+        &mut self,
+        batch: &Batch,
+        step: u64,
+        stop: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<StepResult>, TrainError> {
+        let run: &mut RunPart<'_> = &mut |engine, graph, plan, part| engine.run(graph, plan, part);
+        if !self.accumulate_by(batch, step, run, stop)? {
+            return Ok(None);
+        }
+        self.update_by(step, run).map(Some)
+    }
+
     /// As [`Self::train_step`], telling how long each node took, by the name of its op.
     pub fn train_step_traced(
         &mut self,
@@ -204,13 +220,18 @@ impl Session {
         step: u64,
         run: &mut RunPart<'_>,
     ) -> Result<StepResult, TrainError> {
-        let learning_rate = self.accumulate_by(batch, step, run)?;
+        self.accumulate_by(batch, step, run, &mut || false)?;
+        self.update_by(step, run)
+    }
+
+    /// The end of a step: the optimizer over the gradients that were added up.
+    fn update_by(&mut self, step: u64, run: &mut RunPart<'_>) -> Result<StepResult, TrainError> {
         let (graph, plan) = (&self.step.training, &self.step.plan);
         run(&mut self.engine, graph, plan, &self.update)?;
         Ok(StepResult {
             loss: self.loss()?,
             gradient_norm: f64::from(self.engine.scalar(self.gradient_norm)?),
-            learning_rate,
+            learning_rate: self.learning_rate(step),
             loss_scale: self.loss_scale()?,
         })
     }
@@ -221,26 +242,31 @@ impl Session {
         if self.step.training.backward_passes.is_some() {
             return Err(TrainError::NoGradients);
         }
-        self.accumulate_by(batch, step, &mut |engine, graph, plan, part| {
-            engine.run(graph, plan, part)
-        })
+        let run: &mut RunPart<'_> = &mut |engine, graph, plan, part| engine.run(graph, plan, part);
+        self.accumulate_by(batch, step, run, &mut || false)?;
+        Ok(self.learning_rate(step))
     }
 
+    fn learning_rate(&self, step: u64) -> f64 {
+        learning_rate(&self.step.config.training, step)
+    }
+
+    /// Whether all micro batches ran: `stop` is asked before each.
     fn accumulate_by(
         &mut self,
         batch: &Batch,
         step: u64,
         run: &mut RunPart<'_>,
-    ) -> Result<f64, TrainError> {
+        stop: &mut dyn FnMut() -> bool,
+    ) -> Result<bool, TrainError> {
         let config = &self.step.config;
-        let learning_rate = learning_rate(&config.training, step);
         let targets = batch.num_targets();
         if targets == 0 {
             return Err(TrainError::NoTargets { step });
         }
         let (beta1, beta2) = (config.training.adam_beta1, config.training.adam_beta2);
         let scalars = [
-            learning_rate as f32,
+            self.learning_rate(step) as f32,
             (1.0 - beta1.powf((step + 1) as f64)) as f32,
             (1.0 - beta2.powf((step + 1) as f64)) as f32,
         ];
@@ -253,6 +279,9 @@ impl Session {
         let rows_of = |micro: usize| micro * micro_tokens..(micro + 1) * micro_tokens;
         self.stage(batch, rows_of(0))?;
         for micro in 0..accumulation {
+            if stop() {
+                return Ok(false);
+            }
             let rows = rows_of(micro);
             if let Some(random) = self.random {
                 let words = [key as u32, (key >> 32) as u32, rows.start as u32, 0];
@@ -266,7 +295,7 @@ impl Session {
                 self.stage(batch, rows_of(micro + 1))?;
             }
         }
-        Ok(learning_rate)
+        Ok(true)
     }
 
     /// The sum of the losses of one micro batch and the number of its targets.

@@ -1,9 +1,12 @@
 //! What a checkpoint holds besides tensors.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::Path;
 
+use cinch_architecture::Architecture;
 use cinch_config::Config;
+use cinch_data::TokenizerSpec;
 use serde::{Deserialize, Serialize};
 
 use crate::error::TrainError;
@@ -27,6 +30,9 @@ pub struct State {
     pub best_step: Option<u64>,
     /// The first loss of the run, to compare the last one with.
     pub first_loss: Option<f64>,
+    /// The evaluation that is due at this step was interrupted: it comes before the next step.
+    #[serde(default)]
+    pub evaluation_pending: bool,
     /// What the data and the tokenizer were.
     pub corpus: String,
     /// As it was run.
@@ -35,7 +41,88 @@ pub struct State {
     pub settings: BTreeMap<String, String>,
 }
 
+/// A setting with which a run cannot go on, because the checkpoint has another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// The setting's key, or [`EFFECTIVE_BATCH`].
+    pub key: String,
+    pub saved: String,
+    pub asked: String,
+}
+
+/// The product of two settings: how it is cut may change, what it is may not.
+pub const EFFECTIVE_BATCH: &str = "effective batch";
+
+/// Settings outside the model that must stay, besides the effective batch.
+const FIXED: [&str; 4] = [
+    "data.tokenizer",
+    "vram.max_seq_len",
+    "training.seed",
+    "data.val_split",
+];
+
+/// Settings of a model that change neither its weights nor what they mean: the name that its
+/// shape has, a rate of the training, and how the scan is cut.
+const FREE_IN_MODEL: [&str; 3] = ["size", "dropout", "scan_chunk"];
+
+impl fmt::Display for Difference {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { key, saved, asked } = self;
+        write!(
+            formatter,
+            "{key}: {saved} in the checkpoint, {asked} asked for"
+        )
+    }
+}
+
 impl State {
+    /// Whether a resumed run must have the value of this key that it began with. A size is a name
+    /// for several of them.
+    pub fn is_fixed(key: &str) -> bool {
+        match key.strip_prefix("model.") {
+            Some(field) => !FREE_IN_MODEL.contains(&field),
+            None => FIXED.contains(&key),
+        }
+    }
+
+    /// What keeps a run with these settings from going on here. The model and the tokenizer give
+    /// the weights their shape and meaning; seed, length and share of the validation say which
+    /// text was held out; the effective batch, what a step is. Everything else may change.
+    pub fn differences(&self, config: &Config) -> Vec<Difference> {
+        let saved = &self.config;
+        let mut found = model_differences(&saved.model, &config.model);
+        let mut compare = |key: &str, saved: String, asked: String| {
+            if saved != asked {
+                found.push(Difference {
+                    key: key.to_owned(),
+                    saved,
+                    asked,
+                });
+            }
+        };
+        // A tokenizer's file may have moved: its contents are compared with those of the data.
+        let tokenizers = [saved, config].map(|config| match config.data.tokenizer.parse() {
+            Ok(spec) => spec,
+            Err(never) => match never {},
+        });
+        if !matches!(tokenizers, [TokenizerSpec::File(_), TokenizerSpec::File(_)]) {
+            let [saved, asked] = tokenizers.map(|spec: TokenizerSpec| spec.to_string());
+            compare("data.tokenizer", saved, asked);
+        }
+        let values = |config: &Config| {
+            [
+                (EFFECTIVE_BATCH, config.batch.effective_batch().to_string()),
+                ("vram.max_seq_len", config.batch.seq_len.to_string()),
+                ("training.seed", config.training.seed.to_string()),
+                ("data.val_split", config.data.val_split.to_string()),
+            ]
+        };
+        for ((key, saved), (_, asked)) in values(saved).into_iter().zip(values(config)) {
+            compare(key, saved, asked);
+        }
+        found
+    }
+
     pub const FORMAT: u32 = 1;
 
     pub fn from_json(path: &Path, value: serde_json::Value) -> Result<Self, TrainError> {
@@ -56,5 +143,171 @@ impl State {
 
     pub fn to_json(&self) -> Result<serde_json::Value, serde_json::Error> {
         serde_json::to_value(self)
+    }
+}
+
+/// Field by field; of another architecture, that alone.
+fn model_differences(saved: &Architecture, asked: &Architecture) -> Vec<Difference> {
+    let difference = |key: &str, saved: String, asked: String| Difference {
+        key: format!("model.{key}"),
+        saved,
+        asked,
+    };
+    if saved.name() != asked.name() {
+        let (saved, asked) = (saved.name().to_owned(), asked.name().to_owned());
+        return vec![difference("type", saved, asked)];
+    }
+    let fields = |model: &Architecture| match serde_json::to_value(model) {
+        Ok(serde_json::Value::Object(fields)) => fields,
+        _ => serde_json::Map::new(),
+    };
+    let asked = fields(asked);
+    fields(saved)
+        .into_iter()
+        .filter(|(key, _)| !FREE_IN_MODEL.contains(&key.as_str()))
+        .filter_map(|(key, saved)| {
+            let asked = asked.get(&key).filter(|asked| **asked != saved)?;
+            Some(difference(&key, saved.to_string(), asked.to_string()))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use cinch_config::{Settings, Source};
+
+    use super::*;
+
+    fn config(own: &[(&str, &str)]) -> Config {
+        let mut settings = Settings::new();
+        for (key, value) in own {
+            let source = Source::Flag("test".to_owned());
+            settings.set(key, value, source).unwrap();
+        }
+        settings.resolve().unwrap()
+    }
+
+    fn state() -> State {
+        State {
+            format: State::FORMAT,
+            step: 3,
+            samples: 48,
+            tokens: 1,
+            seed: 42,
+            best_loss: None,
+            best_step: None,
+            first_loss: None,
+            evaluation_pending: false,
+            corpus: String::new(),
+            config: config(&[]),
+            settings: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn what_a_step_means_must_stay_as_it_was() {
+        for (own, key, saved, asked) in [
+            (
+                &[("model.size", "medium-lite")][..],
+                "model.d_model",
+                "512",
+                "640",
+            ),
+            (&[("model.type", "gpt2")], "model.type", "mamba", "gpt2"),
+            (&[("model.d_state", "8")], "model.d_state", "16", "8"),
+            (
+                &[("model.vocab_size", "60000")],
+                "model.vocab_size",
+                "50257",
+                "60000",
+            ),
+            (
+                &[("data.tokenizer", "bytes")],
+                "data.tokenizer",
+                "gpt2",
+                "bytes",
+            ),
+            (
+                &[("data.tokenizer", "my.json")],
+                "data.tokenizer",
+                "gpt2",
+                "my.json",
+            ),
+            (
+                &[("vram.max_seq_len", "512")],
+                "vram.max_seq_len",
+                "1024",
+                "512",
+            ),
+            (&[("training.seed", "7")], "training.seed", "42", "7"),
+            (
+                &[("data.val_split", "0.1")],
+                "data.val_split",
+                "0.05",
+                "0.1",
+            ),
+            (
+                &[
+                    ("vram.batch_size", "8"),
+                    ("vram.gradient_accumulation_steps", "4"),
+                ],
+                EFFECTIVE_BATCH,
+                "16",
+                "32",
+            ),
+        ] {
+            let expected = Difference {
+                key: key.to_owned(),
+                saved: saved.to_owned(),
+                asked: asked.to_owned(),
+            };
+            let found = state().differences(&config(own));
+            assert!(found.contains(&expected), "{own:?}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn what_differs_is_among_what_is_fixed() {
+        let other = config(&[
+            ("model.size", "tiny"),
+            ("training.seed", "7"),
+            ("data.val_split", "0.1"),
+        ]);
+        let found = state().differences(&other);
+        assert!(found.len() > FIXED.len(), "{found:?}");
+        for one in &found {
+            assert!(State::is_fixed(&one.key), "{}", one.key);
+        }
+        assert!(
+            FIXED
+                .iter()
+                .all(|key| found.iter().any(|one| one.key == *key))
+        );
+        assert!(!State::is_fixed("model.dropout") && !State::is_fixed("vram.batch_size"));
+    }
+
+    #[test]
+    fn how_a_step_is_carried_out_may_change() {
+        let own = [
+            ("model.dropout", "0.3"),
+            ("model.scan_chunk", "16"),
+            ("vram.batch_size", "4"),
+            ("vram.gradient_accumulation_steps", "4"),
+            ("vram.precision", "bf16"),
+            ("vram.optimizer_states", "8bit"),
+            ("training.max_steps", "7000"),
+            ("training.learning_rate", "1e-3"),
+            ("data.source", "elsewhere"),
+            ("output.output_dir", "elsewhere"),
+        ];
+        assert_eq!(state().differences(&config(&own)), []);
+    }
+
+    #[test]
+    fn a_state_from_before_evaluations_could_be_interrupted_is_read() {
+        let mut json = state().to_json().unwrap();
+        json.as_object_mut().unwrap().remove("evaluation_pending");
+        let read = State::from_json(Path::new("state.json"), json).unwrap();
+        assert_eq!(read, state());
     }
 }

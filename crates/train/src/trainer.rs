@@ -6,16 +6,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use cinch_config::Config;
-use cinch_data::{Corpus, DataOptions, Progress, Source, Split, Tokenizer, TokenizerSpec};
+use cinch_data::Progress;
+use cinch_device::resident_bytes;
 use cinch_engine::{EngineError, EngineOptions};
 use cinch_graph::op::LossScale;
 use cinch_step::StepPlan;
-use serde::Serialize;
 
 use crate::checkpoint::{self, Store};
+use crate::data::Data;
 use crate::error::TrainError;
-use crate::event::{Event, Observer, StepReport};
-use crate::record::{EventWriter, MetricsLog};
+use crate::event::{Event, MemoryUse, Observer, StepReport};
+use crate::outcome::{Ending, MeasuredLoss, TrainingOutcome};
+use crate::record::RunRecord;
 use crate::session::{Batch, Session};
 use crate::state::State;
 use crate::step::StepResult;
@@ -36,48 +38,19 @@ pub struct Run<'a> {
     pub settings: BTreeMap<String, String>,
     pub resume: Resume,
     pub options: EngineOptions,
-    /// Set from outside to end the run after the step in progress.
+    /// Set from outside to end the run after the micro batch in progress.
     pub stop: &'a AtomicBool,
     /// Shown while the data is tokenised.
     pub progress: &'a dyn Progress,
 }
 
-/// How a run ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
-    Finished,
-    Interrupted,
-}
-
-/// What came of it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Outcome {
-    pub ending: Ending,
-    pub step: u64,
-    /// Before the first step of the run, or at it where no evaluation was due.
-    pub first_loss: Option<f64>,
-    pub last_loss: Option<f64>,
-    /// Whether those two are validation losses.
-    pub validated: bool,
-    pub checkpoint: Option<PathBuf>,
-    pub best: Option<(u64, f64)>,
-    pub seconds: f64,
-}
-
-/// One line of `metrics.jsonl` for an evaluation.
-#[derive(Serialize)]
-struct Validation {
-    validation_loss: f64,
-    validation_perplexity: f64,
-}
-
 /// Trains until the last step or until told to stop.
-pub fn train(run: Run<'_>, observer: &mut dyn Observer) -> Result<Outcome, TrainError> {
+pub fn train(run: Run<'_>, observer: &mut dyn Observer) -> Result<TrainingOutcome, TrainError> {
     let mut trainer = Trainer::prepare(run, observer)?;
     let outcome = trainer.run(observer);
     let outcome = outcome.map_err(|error| trainer.with_last_checkpoint(error));
     // What was logged is on disk even if the run failed.
-    trainer.events.flush()?;
+    trainer.record.flush()?;
     outcome
 }
 
@@ -86,23 +59,17 @@ struct Trainer<'a> {
     data: Data,
     batch: Batch,
     store: Store,
-    metrics: MetricsLog,
-    events: EventWriter,
+    record: RunRecord,
     stop: &'a AtomicBool,
     state: State,
     last_saved: Option<(u64, PathBuf)>,
-    last_loss: Option<f64>,
+    last_loss: Option<MeasuredLoss>,
     /// After the last step, in half precision.
     loss_scale: Option<LossScale>,
     started: Instant,
     /// Steps and time since the last log line.
     pace: Pace,
-}
-
-struct Data {
-    training: Split,
-    validation: Split,
-    fingerprint: String,
+    most_resident_bytes: Option<u64>,
 }
 
 /// Tokens per second over the last steps.
@@ -146,7 +113,8 @@ impl<'a> Trainer<'a> {
                 step: entry.step,
             });
         }
-        let data = Data::prepare(&config, run.progress, observer)?;
+        let data = Data::prepare(&config, run.progress)?;
+        observer.event(Event::Data(data.report));
         let mut session = Session::new(run.plan, run.options)?;
         let (state, last_saved) = match run.resume {
             Resume::Fresh => {
@@ -160,6 +128,7 @@ impl<'a> Trainer<'a> {
                     best_loss: None,
                     best_step: None,
                     first_loss: None,
+                    evaluation_pending: false,
                     corpus: data.fingerprint.clone(),
                     config: config.clone(),
                     settings: run.settings,
@@ -170,6 +139,10 @@ impl<'a> Trainer<'a> {
                 let (mut state, note) = resume(&mut session, &path, &data, &config)?;
                 if let Some(note) = note {
                     observer.event(Event::Note(&note));
+                }
+                // The first loss is compared with later ones of its own kind only.
+                if is_validated(&data, &state.config) != is_validated(&data, &config) {
+                    state.first_loss = None;
                 }
                 state.config = config.clone();
                 state.settings = run.settings;
@@ -185,16 +158,10 @@ impl<'a> Trainer<'a> {
                 (state, Some((step, path)))
             }
         };
-        let (metrics, events) = if last_saved.is_some() {
-            (
-                MetricsLog::resume(&folder, state.step)?,
-                EventWriter::resume(folder.join("tensorboard"), state.step)?,
-            )
+        let record = if last_saved.is_some() {
+            RunRecord::resume(&folder, state.step, !state.evaluation_pending)?
         } else {
-            (
-                MetricsLog::create(&folder)?,
-                EventWriter::create(folder.join("tensorboard"))?,
-            )
+            RunRecord::create(&folder)?
         };
         observer.event(Event::Ready {
             plan: session.plan(),
@@ -207,8 +174,7 @@ impl<'a> Trainer<'a> {
             session,
             data,
             store,
-            metrics,
-            events,
+            record,
             stop: run.stop,
             state,
             last_saved,
@@ -216,6 +182,7 @@ impl<'a> Trainer<'a> {
             loss_scale: None,
             started: Instant::now(),
             pace: Pace::new(),
+            most_resident_bytes: None,
         })
     }
 
@@ -223,48 +190,56 @@ impl<'a> Trainer<'a> {
         &self.session.plan().config
     }
 
-    /// Whether the losses that the outcome names are validation losses. Where no evaluation falls
-    /// into the run, there is none before it either.
-    fn validated(&self) -> bool {
-        let training = &self.config().training;
-        !self.data.validation.is_empty()
-            && (1..=training.max_steps).contains(&training.eval_interval)
+    fn is_told_to_stop(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
     }
 
-    fn run(&mut self, observer: &mut dyn Observer) -> Result<Outcome, TrainError> {
+    fn run(&mut self, observer: &mut dyn Observer) -> Result<TrainingOutcome, TrainError> {
         let training = self.config().training.clone();
-        let validated = self.validated();
-        if self.state.step == 0 && validated {
-            let loss = self.evaluate(observer)?;
-            self.state.first_loss = Some(loss);
-            self.last_loss = Some(loss);
+        let validated = is_validated(&self.data, self.config());
+        if validated && (self.state.evaluation_pending || self.state.step == 0) {
+            let Some(loss) = self.evaluate(observer)? else {
+                return self.end(Ending::Interrupted, observer);
+            };
+            if self.state.step == 0 {
+                self.state.first_loss = Some(loss);
+            }
         }
+        self.state.evaluation_pending = false;
         self.pace.reset();
         while self.state.step < training.max_steps {
-            if self.stop.load(Ordering::Relaxed) {
-                return self.end(Ending::Interrupted, validated, observer);
+            if self.is_told_to_stop() || !self.step(observer)? {
+                return self.end(Ending::Interrupted, observer);
             }
-            self.step(observer)?;
             let (step, last) = (self.state.step, self.state.step == training.max_steps);
             let due = |interval: u64| interval > 0 && step.is_multiple_of(interval);
-            if validated && (due(training.eval_interval) || last) {
-                let loss = self.evaluate(observer)?;
-                self.last_loss = Some(loss);
+            if validated
+                && (due(training.eval_interval) || last)
+                && self.evaluate(observer)?.is_none()
+            {
+                self.state.evaluation_pending = true;
+                return self.end(Ending::Interrupted, observer);
             }
             if due(training.save_interval) || last {
                 self.save(observer)?;
             }
         }
-        self.end(Ending::Finished, validated, observer)
+        self.end(Ending::Finished, observer)
     }
 
-    fn step(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
+    /// One step; false where it was cut off and nothing has changed.
+    fn step(&mut self, observer: &mut dyn Observer) -> Result<bool, TrainError> {
+        let begun = Instant::now();
         let config = self.config();
         let (seed, seq_len) = (config.training.seed, config.batch.seq_len);
         let (max_steps, interval) = (config.training.max_steps, config.training.logging_steps);
         self.data
             .fill_training(self.state.samples, seed, seq_len, &mut self.batch);
-        let result = self.session.train_step(&self.batch, self.state.step)?;
+        let (batch, step, told) = (&self.batch, self.state.step, self.stop);
+        let stop = &mut || told.load(Ordering::Relaxed);
+        let Some(result) = self.session.train_step_unless(batch, step, stop)? else {
+            return Ok(false);
+        };
         if result.has_diverged(self.loss_scale) {
             return Err(TrainError::Diverged {
                 step: self.state.step + 1,
@@ -278,20 +253,31 @@ impl<'a> Trainer<'a> {
         self.state.step += 1;
         self.state.samples += tokens / seq_len as u64;
         self.state.tokens += tokens;
-        self.state.first_loss.get_or_insert(result.loss);
-        if !self.validated() {
-            self.last_loss = Some(result.loss);
+        if !is_validated(&self.data, self.config()) {
+            self.state.first_loss.get_or_insert(result.loss);
+            self.last_loss = Some(MeasuredLoss {
+                step: self.state.step,
+                loss: result.loss,
+            });
         }
         self.pace.step(tokens);
-        let report = self.report(&result, max_steps, tokens);
-        let log =
-            interval > 0 && (report.step.is_multiple_of(interval) || report.step == max_steps);
+        let step = self.state.step;
+        let log = interval > 0 && (step.is_multiple_of(interval) || step == max_steps);
+        let mut report = self.report(&result, max_steps, tokens);
+        report.step_seconds = begun.elapsed().as_secs_f64();
+        self.most_resident_bytes = self.most_resident_bytes.max(report.memory.resident_bytes);
         if log {
-            self.record(&report)?;
+            report.memory.device_used_bytes = self.device_used_bytes();
+            self.record.step(&report)?;
             self.pace.reset();
         }
         observer.event(Event::Step { report, log });
-        Ok(())
+        Ok(true)
+    }
+
+    /// What is used of a GPU's memory. A card that cannot be asked keeps no run from going on.
+    fn device_used_bytes(&self) -> Option<u64> {
+        self.session.engine().cuda()?.used_bytes().ok()
     }
 
     /// A GPU that fails in the middle of a run takes everything since the last checkpoint with
@@ -313,31 +299,21 @@ impl<'a> Trainer<'a> {
             skipped_steps: result.loss_scale.map(|state| state.skipped_steps as u64),
             tokens_per_second: self.pace.rate,
             tokens: self.state.tokens,
+            epoch: self.data.report.epochs_of(self.state.samples),
+            step_seconds: 0.0,
+            memory: MemoryUse {
+                arena_bytes: self.session.plan().arena_bytes(),
+                planned_bytes: self.session.plan().total_bytes(),
+                resident_bytes: resident_bytes(),
+                device_used_bytes: None,
+            },
             seconds_left: left as f64 / self.pace.rate.max(1e-9),
         }
     }
 
-    fn record(&mut self, report: &StepReport) -> Result<(), TrainError> {
-        self.metrics.append(report.step, report)?;
-        for (tag, value) in [
-            ("train/loss", report.loss),
-            ("train/learning_rate", report.learning_rate),
-            ("train/gradient_norm", report.gradient_norm),
-            ("train/tokens_per_second", report.tokens_per_second),
-        ] {
-            self.events.scalar(tag, report.step, value as f32)?;
-        }
-        if let Some(scale) = report.loss_scale {
-            self.events
-                .scalar("train/loss_scale", report.step, scale as f32)?;
-        }
-        self.events.flush()?;
-        Ok(())
-    }
-
-    /// The mean loss over the validation windows that the settings ask for. A new best is
-    /// saved and marked.
-    fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<f64, TrainError> {
+    /// The mean loss over the validation windows that the settings ask for; None where it was
+    /// cut off. A new best is saved and marked.
+    fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<Option<f64>, TrainError> {
         let config = self.config();
         let (micro, seq_len) = (config.batch.batch_size, config.batch.seq_len);
         let all = self.data.validation.len().div_ceil(micro as u64);
@@ -348,6 +324,9 @@ impl<'a> Trainer<'a> {
         let mut batch = Batch::new(micro, seq_len);
         let (mut loss, mut targets) = (0.0, 0);
         for index in 0..batches {
+            if self.is_told_to_stop() {
+                return Ok(None);
+            }
             self.data
                 .fill_validation(index * micro as u64, seq_len, &mut batch);
             let (batch_loss, batch_targets) = self.session.evaluate(&batch)?;
@@ -356,17 +335,10 @@ impl<'a> Trainer<'a> {
         }
         let loss = loss / targets.max(1) as f64;
         let step = self.state.step;
+        self.last_loss = Some(MeasuredLoss { step, loss });
         let best = step > 0 && self.state.best_loss.is_none_or(|best| loss < best);
         observer.event(Event::Evaluated { step, loss, best });
-        self.metrics.append(
-            step,
-            &Validation {
-                validation_loss: loss,
-                validation_perplexity: loss.exp(),
-            },
-        )?;
-        self.events.scalar("validation/loss", step, loss as f32)?;
-        self.events.flush()?;
+        self.record.evaluation(step, loss)?;
         if best && loss.is_finite() {
             self.state.best_loss = Some(loss);
             self.state.best_step = Some(step);
@@ -374,20 +346,17 @@ impl<'a> Trainer<'a> {
             self.store.mark_best(step, loss)?;
         }
         self.pace.reset();
-        Ok(loss)
+        Ok(Some(loss))
     }
 
     fn save(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
         let step = self.state.step;
-        if self
-            .last_saved
-            .as_ref()
-            .is_some_and(|(saved, _)| *saved == step)
-        {
+        // A run that was taken up from a checkpoint elsewhere has none of its own yet.
+        let target = self.store.path_of(step);
+        if self.last_saved == Some((step, target)) {
             return Ok(());
         }
-        self.metrics.sync()?;
-        self.events.flush()?;
+        self.record.sync()?;
         let state = self.state.to_json().map_err(|error| TrainError::State {
             path: self.store.path_of(step),
             problem: error.to_string(),
@@ -409,88 +378,42 @@ impl<'a> Trainer<'a> {
     fn end(
         &mut self,
         ending: Ending,
-        validated: bool,
         observer: &mut dyn Observer,
-    ) -> Result<Outcome, TrainError> {
+    ) -> Result<TrainingOutcome, TrainError> {
         if self.state.step > 0 {
             self.save(observer)?;
         }
         let best = self.store.best()?;
-        Ok(Outcome {
+        let validated = is_validated(&self.data, self.config());
+        let first_loss = self.state.first_loss.map(|loss| MeasuredLoss {
+            step: u64::from(!validated),
+            loss,
+        });
+        Ok(TrainingOutcome {
             ending,
             step: self.state.step,
-            first_loss: self.state.first_loss,
+            max_steps: self.config().training.max_steps,
+            epoch: self.data.report.epochs_of(self.state.samples),
+            first_loss,
             last_loss: self.last_loss,
             validated,
             checkpoint: self.last_saved.as_ref().map(|(_, path)| path.clone()),
-            best: best.map(|best| (best.step, best.metric)),
+            best: best.map(|best| MeasuredLoss {
+                step: best.step,
+                loss: best.metric,
+            }),
             seconds: self.started.elapsed().as_secs_f64(),
+            planned_bytes: self.session.plan().total_bytes(),
+            most_resident_bytes: self.most_resident_bytes,
         })
     }
 }
 
-impl Data {
-    fn prepare(
-        config: &Config,
-        progress: &dyn Progress,
-        observer: &mut dyn Observer,
-    ) -> Result<Self, TrainError> {
-        let spec: TokenizerSpec = match config.data.tokenizer.parse() {
-            Ok(spec) => spec,
-            Err(never) => match never {},
-        };
-        let tokenizer = Tokenizer::load(&spec)?;
-        let vocabulary = config.model.vocab_size();
-        if tokenizer.vocab_size() > vocabulary {
-            return Err(TrainError::Vocabulary {
-                tokenizer: config.data.tokenizer.clone(),
-                tokens: tokenizer.vocab_size(),
-                vocabulary,
-            });
-        }
-        let source = match &config.data.source {
-            None => Source::Embedded,
-            Some(path) if path.is_file() => Source::File(path.clone()),
-            Some(path) => Source::Folder(path.clone()),
-        };
-        let options = DataOptions {
-            source,
-            tokenizer: spec,
-            text_column: config.data.text_column.clone(),
-            cache_dir: config.data.cache_dir.clone(),
-        };
-        let corpus = Corpus::prepare(&options, &tokenizer, progress)?;
-        let windows = corpus.windows(config.batch.seq_len)?;
-        let (training, validation) = windows.split(config.data.val_split, config.training.seed);
-        observer.event(Event::Data {
-            tokens: corpus.num_tokens(),
-            documents: corpus.num_documents(),
-            training: training.len(),
-            validation: validation.len(),
-            cached: corpus.was_cached(),
-        });
-        Ok(Self {
-            training,
-            validation,
-            fingerprint: corpus.fingerprint().to_owned(),
-        })
-    }
-
-    fn fill_training(&self, samples: u64, seed: u64, seq_len: usize, batch: &mut Batch) {
-        let tokens = batch.tokens.chunks_exact_mut(seq_len);
-        let targets = batch.targets.chunks_exact_mut(seq_len);
-        for (sample, (tokens, targets)) in (samples..).zip(tokens.zip(targets)) {
-            self.training.fill(sample, seed, tokens, targets);
-        }
-    }
-
-    fn fill_validation(&self, first: u64, seq_len: usize, batch: &mut Batch) {
-        let tokens = batch.tokens.chunks_exact_mut(seq_len);
-        let targets = batch.targets.chunks_exact_mut(seq_len);
-        for (index, (tokens, targets)) in (first..).zip(tokens.zip(targets)) {
-            self.validation.fill_in_order(index, tokens, targets);
-        }
-    }
+/// Whether the losses that the outcome names are validation losses. Where no evaluation falls
+/// into the run, there is none before it either.
+fn is_validated(data: &Data, config: &Config) -> bool {
+    let training = &config.training;
+    !data.validation.is_empty() && (1..=training.max_steps).contains(&training.eval_interval)
 }
 
 /// Loads weights, states and position from a checkpoint, and checks that they belong here. The
@@ -503,6 +426,13 @@ fn resume(
 ) -> Result<(State, Option<String>), TrainError> {
     let loaded = checkpoint::load(path)?;
     let state = State::from_json(path, loaded.state.clone())?;
+    let differences = state.differences(config);
+    if !differences.is_empty() {
+        return Err(TrainError::OtherSettings {
+            path: path.to_owned(),
+            differences,
+        });
+    }
     if state.corpus != data.fingerprint {
         let source = config.data.source.as_ref();
         return Err(TrainError::OtherData {

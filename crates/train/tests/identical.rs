@@ -99,6 +99,58 @@ fn recomputation_changes_no_bit() {
     }
 }
 
+/// Weights and optimizer states, in bits.
+fn all_saved(session: &Session) -> Vec<(String, Vec<u8>)> {
+    let (weights, states) = (session.weights().unwrap(), session.states().unwrap());
+    let views = weights.views().into_iter().chain(states.views());
+    views
+        .map(|view| (view.name.to_owned(), view.bytes.to_vec()))
+        .collect()
+}
+
+#[test]
+fn a_step_that_is_cut_off_changes_no_bit() {
+    const STEPS: u64 = 4;
+    const CUT: u64 = 2;
+    for (model, variant) in tiny::MODELS
+        .into_iter()
+        .flat_map(|model| tiny::VARIANTS.map(|variant| (model, variant)))
+    {
+        // Three micro batches where the variant takes more than one.
+        let mut config = tiny::config(model, variant);
+        if config.batch.accumulation > 1 {
+            config.batch.accumulation = 3;
+        }
+        let mut whole = tiny::session(&config, 0, 2);
+        let mut cut = tiny::session(&config, 0, 2);
+        for step in 0..STEPS {
+            let batch = tiny::batch(&config, step);
+            let expected = whole.train_step(&batch, step).unwrap();
+            if step == CUT {
+                let before = all_saved(&cut);
+                for allowed in 0..config.batch.accumulation {
+                    let mut asked = 0;
+                    let result = cut.train_step_unless(&batch, step, &mut || {
+                        asked += 1;
+                        asked > allowed
+                    });
+                    assert_eq!(result.unwrap(), None);
+                    assert!(
+                        all_saved(&cut) == before,
+                        "{model:?} {variant:?}: {allowed}"
+                    );
+                }
+            }
+            let result = cut.train_step_unless(&batch, step, &mut || false);
+            assert_eq!(result.unwrap(), Some(expected), "{model:?} {variant:?}");
+        }
+        assert!(
+            all_saved(&cut) == all_saved(&whole),
+            "{model:?} {variant:?}"
+        );
+    }
+}
+
 #[test]
 fn the_scans_chunks_change_no_bit() {
     for model in [tiny::MAMBA, tiny::MAMBA_WITH_CONVOLUTION] {

@@ -5,17 +5,20 @@
 
 use std::path::Path;
 
-use cinch_config::{Bytes, Config, Explained, Settings};
+use cinch_config::{Bytes, Config, Explained};
 use cinch_device::{Machine, detect};
 use cinch_fit::FitError;
 use cinch_graph::{Role, Target};
 use cinch_step::StepPlan;
+use cinch_train::checkpoint::Store;
 use serde::Serialize;
 use serde_json::json;
 
 use super::{print, print_json};
 use crate::args::CheckArguments;
 use crate::failure::NoGo;
+use crate::progress::shown;
+use crate::run::{AskedRun, Origin};
 use crate::{device, overhead, table};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -65,18 +68,14 @@ impl Findings {
 }
 
 pub fn run(arguments: &CheckArguments) -> anyhow::Result<()> {
-    let settings = arguments.settings.settings()?;
-    let mut config = settings.resolve()?;
     let target = device::train_target(arguments.device)?;
-    let mut notes = settings.notes();
-    if target == Target::Cpu {
-        notes.extend(device::adapt_to_cpu(&mut config));
-    }
+    let settings = arguments.settings.about(arguments.subject.as_deref())?;
+    let asked = AskedRun::new(&settings, None, target)?;
+    let config = &asked.config;
     let machine = detect();
     let mut findings = Findings(Vec::new());
     check_device(&mut findings, &machine, target);
-    device::default_budget(&mut config, target);
-    let (step, does_not_fit) = match cinch_fit::plan(&config, overhead::machine(target)) {
+    let (step, does_not_fit) = match cinch_fit::plan(config, overhead::machine(target)) {
         Ok(step) => (Some(step), false),
         Err(FitError::DoesNotFit(answer)) => {
             findings.add("plan", Verdict::Bad, answer.to_string());
@@ -85,26 +84,31 @@ pub fn run(arguments: &CheckArguments) -> anyhow::Result<()> {
         Err(other) => return Err(other.into()),
     };
     if let Some(step) = &step {
-        check_plan(&mut findings, step);
+        check_plan(&mut findings, step, asked.budget_name);
         check_free_memory(&mut findings, &machine, step, target);
         check_host(&mut findings, &machine, step, target);
         check_disk(&mut findings, step);
     }
     check_programs(&mut findings, &machine, target);
     check_environment(&mut findings, target);
-    check_data(&mut findings, &config);
+    check_folder(&mut findings, config);
+    check_data(&mut findings, config);
     let bad = findings.bad();
     if arguments.json {
         print_json(&json!({
             "go": bad.is_empty(),
             "findings": findings.0,
-            "settings": settings.explain(),
-            "notes": notes,
+            "run": {
+                "demo": matches!(asked.origin, Origin::Demo),
+                "folder": config.output.output_dir,
+            },
+            "settings": asked.settings.explain(),
+            "notes": asked.notes,
             "machine": machine,
             "plan": step.as_ref().map(|step| step.report(target, false)),
         }))?;
     } else {
-        print(&describe(&settings, arguments.all, &findings, &notes))?;
+        print(&describe(&asked, arguments.all, &findings))?;
     }
     if bad.is_empty() {
         return Ok(());
@@ -161,20 +165,21 @@ fn check_device(findings: &mut Findings, machine: &Machine, target: Target) {
     }
 }
 
-fn check_plan(findings: &mut Findings, step: &StepPlan) {
+fn check_plan(findings: &mut Findings, step: &StepPlan, budget_name: &str) {
     let batch = &step.config.batch;
     let fits = batch.budget.map_or_else(String::new, |budget| {
         let share = 100.0 * step.total_bytes() as f64 / budget.get() as f64;
-        format!(", {share:.0} % of the budget of {budget}")
+        format!(", {share:.1} % of the {budget_name} of {budget}")
     });
     findings.add(
         "plan",
         Verdict::Good,
         format!(
-            "{} for {} × {} sequences of {} tokens in {}{fits}",
+            "{} for {} × {} = {} of {} tokens in {}{fits}",
             Bytes::new(step.total_bytes()),
             batch.batch_size,
             batch.accumulation,
+            table::counted(batch.effective_batch() as u64, "sequence"),
             batch.seq_len,
             batch.precision.name()
         ),
@@ -343,7 +348,8 @@ fn check_disk(findings: &mut Findings, step: &StepPlan) {
     let (one, most) = (checkpoint_bytes(step), most_checkpoints(&step.config));
     let needed = one.saturating_mul(most);
     let plan = format!(
-        "up to {most} checkpoints of {} in {}",
+        "up to {} of {} in {}",
+        table::counted(most, "checkpoint"),
         Bytes::new(one),
         folder.display()
     );
@@ -372,6 +378,23 @@ fn check_disk(findings: &mut Findings, step: &StepPlan) {
         findings.add(topic, Verdict::Bad, message);
     } else {
         findings.add(topic, Verdict::Good, shown);
+    }
+}
+
+/// A folder that was named and holds a run is not written into by a new one.
+fn check_folder(findings: &mut Findings, config: &Config) {
+    let folder = &config.output.output_dir;
+    let newest = Store::look(folder).and_then(|store| store.newest());
+    if let Ok(Some(entry)) = newest {
+        let (run, step) = (shown(folder), entry.step);
+        findings.add(
+            "folder",
+            Verdict::Bad,
+            format!(
+                "{run} already holds a run (step {step}); go on with `cinch train --resume {run}`, \
+                 or choose another --output-dir"
+            ),
+        );
     }
 }
 
@@ -433,12 +456,22 @@ fn check_data(findings: &mut Findings, config: &Config) {
             let text = bytes_below(path);
             let cache = text.saturating_mul(token_bytes(config));
             let message = format!(
-                "the {kind} {}, {} in files; their tokens take at most {} of mapped cache",
+                "the {kind} {}, {} in files; their tokens take at most {} on disk",
                 path.display(),
                 Bytes::new(text),
                 Bytes::new(cache)
             );
             findings.add(topic, Verdict::Good, message);
+            let (step, seq_len) = (config.batch.effective_batch(), config.batch.seq_len);
+            let most = text / seq_len as u64;
+            if most < step as u64 {
+                let message = format!(
+                    "at most {} of {seq_len} tokens, fewer than the {step} of one step: give more \
+                     text, or lower --seq-len, --batch-size or --grad-accum",
+                    table::counted(most.max(1), "sequence"),
+                );
+                findings.add(topic, Verdict::Warning, message);
+            }
         }
     }
 }
@@ -465,27 +498,30 @@ fn bytes_below(path: &Path) -> u64 {
     sizes.fold(0, u64::saturating_add)
 }
 
-fn describe(settings: &Settings, all: bool, findings: &Findings, notes: &[String]) -> String {
+fn describe(asked: &AskedRun, all: bool, findings: &Findings) -> String {
+    /// Where messages begin.
+    const INDENT: usize = 24;
+    let width = usize::from(table::line_width());
+    let settings = &asked.settings;
     let explained = settings.explain();
     let is_shown =
         |one: &&Explained| all || settings.is_explicit(one.key) || one.key.starts_with("vram.");
     let shown: Vec<&Explained> = explained.iter().filter(is_shown).collect();
     let hidden = explained.len() - shown.len();
-    let table = table::explain(shown);
-    let mut text = format!("{table}\n");
+    let mut text = format!("{}\n{}\n", asked.describe(), table::explain(shown));
     if hidden > 0 {
-        text += &format!("{hidden} more are as they come; --all shows them\n");
+        text += &format!("{hidden} more settings; --all shows them\n");
     }
-    for note in notes {
-        text += &format!("note: {note}\n");
+    for note in &asked.notes {
+        text += &format!("{}\n", table::note(note));
     }
     text.push('\n');
     for one in &findings.0 {
-        let message = one.message.replace('\n', "\n                        ");
         text += &format!(
-            "  {:>2}  {:<16}  {message}\n",
+            "  {:>2}  {:<16}  {}\n",
             one.verdict.mark(),
-            one.topic
+            one.topic,
+            table::wrapped(&one.message, INDENT, width)
         );
     }
     if findings.bad().is_empty() {

@@ -20,7 +20,7 @@ use crate::args::{Allowed, Device, Engine, FitArguments};
 use crate::failure::usage;
 use crate::measure::cpu_card;
 use crate::memory::{self, Budget};
-use crate::settings::Asked;
+use crate::settings::{Asked, for_the_engine};
 use crate::{calibration, device, overhead, picture, pytorch};
 
 pub use apply::{Written, apply};
@@ -44,7 +44,7 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
     if asked.engine == Engine::Pytorch {
         return pytorch::chosen::run(arguments, &asked);
     }
-    pytorch::refuse_flags_of_pytorch(arguments.settings.of_pytorch().as_deref())?;
+    for_the_engine(&arguments.settings, &asked.config)?;
     // Before the search, so that nothing is computed for a file that is not there.
     let files = files_to_write(arguments, &asked)?;
     let Asked {

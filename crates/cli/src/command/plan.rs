@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::{print, print_json};
 use crate::args::{Engine, PlanArguments};
-use crate::settings::Asked;
+use crate::settings::{Asked, for_the_engine};
 use crate::{device, overhead, picture, pytorch, table};
 
 pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
@@ -29,7 +29,7 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
     if asked.engine == Engine::Pytorch {
         return pytorch::plan::run(arguments, &asked);
     }
-    pytorch::refuse_flags_of_pytorch(arguments.settings.of_pytorch().as_deref())?;
+    for_the_engine(&arguments.settings, &asked.config)?;
     pytorch::refuse_flags_of_pytorch(arguments.questions.given().first().copied())?;
     let Asked {
         settings,
@@ -67,7 +67,7 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
     if arguments.json {
         return print_json(&report);
     }
-    print(&table::plan(&report))?;
+    print(&table::plan(&report, "budget"))?;
     for note in notes {
         print(&format!("note: {note}"))?;
     }

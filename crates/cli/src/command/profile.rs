@@ -17,6 +17,7 @@ use crate::args::ProfileArguments;
 use crate::failure::usage;
 use crate::measure::{card, median, synthetic_batch};
 use crate::overhead::{self, Measured};
+use crate::settings::for_the_engine;
 use crate::table::{right, thousands};
 use crate::{calibration, device, table};
 
@@ -88,6 +89,7 @@ pub fn run(arguments: &ProfileArguments) -> anyhow::Result<()> {
     let target = device::train_target(arguments.device)?;
     let settings = arguments.settings.settings()?;
     let mut config = settings.resolve()?;
+    for_the_engine(&arguments.settings, &config)?;
     if target == Target::Cpu {
         device::adapt_to_cpu(&mut config);
     }

@@ -1,66 +1,62 @@
 //! `cinch train`: plan, then train inside the plan.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::io::IsTerminal;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context;
-use cinch_config::{Preset, Settings, Source, Value};
+use cinch_config::{Bytes, Settings, Source, Value};
+use cinch_data::DataError;
 use cinch_engine::EngineOptions;
 use cinch_graph::Target;
-use cinch_train::checkpoint::{self, CheckpointError};
-use cinch_train::{Ending, Event, Observer, Outcome, Resume, Run, State, train};
+use cinch_train::{Ending, Event, MeasuredLoss, Observer, Run, TrainError, TrainingOutcome, train};
 use serde_json::json;
 
-use super::{open_run, print, print_json};
-use crate::args::{SettingArguments, TrainArguments};
-use crate::failure::{tell, usage};
+use super::{print, print_json};
+use crate::args::TrainArguments;
+use crate::failure::{INTERRUPTED, Interrupted, tell};
 use crate::overhead::{self, Measured};
-use crate::progress::{DataBar, TrainBar, shown};
+use crate::progress::{DataBar, TrainBar, epochs, shown};
+use crate::run::AskedRun;
 use crate::{device, table};
 
 static STOP: AtomicBool = AtomicBool::new(false);
 
 pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
     let target = device::train_target(arguments.device)?;
-    let (settings, resume) = settings(arguments)?;
-    let mut config = settings.resolve()?;
-    let mut notes = settings.notes();
-    if target == Target::Cpu {
-        notes.extend(device::adapt_to_cpu(&mut config));
-    }
-    notes.extend(device::default_budget(&mut config, target));
-    if resume == Resume::Fresh && !settings.is_explicit("output.output_dir") {
-        config.output.output_dir = free_folder(&config.output.output_dir)?;
-    }
-    let plan = cinch_fit::plan(&config, overhead::machine(target))?;
-    let say = |text: &str| if arguments.json { Ok(()) } else { print(text) };
-    say(&table::plan(&plan.report(target, false)))?;
-    for note in notes {
-        say(&format!("note: {note}"))?;
-    }
-    if plan.config.batch.batch_size != config.batch.batch_size {
-        say(&format!(
-            "note: micro batch {} × {} instead of {} × {}, to stay within the budget",
-            plan.config.batch.batch_size,
-            plan.config.batch.accumulation,
-            config.batch.batch_size,
-            config.batch.accumulation
-        ))?;
+    let from = arguments.resume.as_ref().map(Option::as_deref);
+    let asked = AskedRun::new(
+        &arguments.settings.about(arguments.subject.as_deref())?,
+        from,
+        target,
+    )?;
+    let plan = cinch_fit::plan(&asked.config, overhead::machine(target))?;
+    if !arguments.json {
+        let report = plan.report(target, false);
+        print(&asked.describe())?;
+        print(&table::plan(&report, asked.budget_name))?;
+        for note in asked
+            .notes
+            .iter()
+            .chain(&asked.cut_note(&plan.config.batch))
+        {
+            print(&table::note(note))?;
+        }
     }
     stop_on_ctrl_c()?;
-    let asked = asked_for(&settings, &config.output.output_dir);
+    let folder = &asked.config.output.output_dir;
     let run = Run {
         plan,
-        settings: asked,
-        resume,
+        settings: settings_to_keep(&asked.settings, folder),
+        resume: asked.resume(),
         options: EngineOptions {
             threads: arguments.threads,
             tf32: arguments.tf32,
             deterministic: arguments.deterministic,
         },
         stop: &STOP,
-        progress: &DataBar::default(),
+        progress: &DataBar::until(&STOP),
     };
     let mut bar = TrainBar::new();
     let outcome = train(run, &mut |event: Event<'_>| {
@@ -72,88 +68,29 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
         bar.event(event);
     });
     bar.finish();
-    let outcome = outcome?;
+    let outcome = match outcome {
+        Err(TrainError::Data(DataError::Interrupted)) => {
+            tell("stopped while the data was prepared");
+            return Err(Interrupted.into());
+        }
+        outcome => outcome?,
+    };
     if arguments.json {
-        print_json(&as_json(&outcome))
+        print_json(&as_json(&outcome))?;
     } else {
-        print(&describe(&outcome, &config.output.output_dir))
+        print(&describe(&outcome, folder, target))?;
     }
-}
-
-/// The settings of a new run, or those of the checkpoint that is resumed with the flags on
-/// top.
-fn settings(arguments: &TrainArguments) -> anyhow::Result<(Settings, Resume)> {
-    let flags = &arguments.settings;
-    let Some(from) = &arguments.resume else {
-        return Ok((flags.settings_over(new_run(flags)?)?, Resume::Fresh));
-    };
-    let run = match from {
-        Some(folder) => folder.clone(),
-        None => {
-            let settings = flags.settings_over(new_run(flags)?)?;
-            settings.resolve()?.output.output_dir
-        }
-    };
-    let path = newest_checkpoint(&run)?;
-    let state = State::from_json(&path, checkpoint::load_state(&path)?)?;
-    let mut settings = Settings::new();
-    let file = path.join(checkpoint::STATE_FILE);
-    for (key, value) in &state.settings {
-        let source = Source::File {
-            path: file.clone(),
-            line: 0,
-            column: 0,
-        };
-        settings.set(key, value, source)?;
+    match outcome.ending {
+        Ending::Finished => Ok(()),
+        Ending::Interrupted => Err(Interrupted.into()),
     }
-    // The run goes on in the folder it is found in, which may have been moved since.
-    if let Some(folder) = run_of(&path) {
-        let source = Source::Flag("--resume".to_owned());
-        settings.set("output.output_dir", &folder.to_string_lossy(), source)?;
-    }
-    Ok((flags.settings_over(settings)?, Resume::From(path)))
-}
-
-/// The checkpoint that `--resume` means. A run that has none yet is told apart from a wrong path.
-fn newest_checkpoint(run: &Path) -> anyhow::Result<PathBuf> {
-    match checkpoint::resolve(&open_run(run)?, Some(run)) {
-        Err(CheckpointError::NotACheckpoint { .. } | CheckpointError::NoCheckpoint { .. })
-            if run.join("metrics.jsonl").is_file() =>
-        {
-            let run = shown(run);
-            Err(usage(format!(
-                "the run in {run} has no checkpoint: it ended before the first one was saved\n\
-                 hint: start it again with the same flags and --output-dir {run}, without --resume"
-            )))
-        }
-        result => Ok(result?),
-    }
-}
-
-/// What a new run starts from: nothing, or the built-in example where no model was asked for.
-fn new_run(flags: &SettingArguments) -> anyhow::Result<Settings> {
-    let mut settings = Settings::new();
-    if !flags.asks_for_a_model() {
-        settings.apply_preset(Preset::Demo)?;
-    }
-    Ok(settings)
-}
-
-/// `<run>` of `<run>/checkpoints/step-…`; none for a checkpoint that lies elsewhere.
-fn run_of(checkpoint: &Path) -> Option<&Path> {
-    let checkpoints = checkpoint.parent()?;
-    let run = match checkpoints.parent()? {
-        here if here.as_os_str().is_empty() => Path::new("."),
-        run => run,
-    };
-    checkpoints.ends_with("checkpoints").then_some(run)
 }
 
 /// The settings of the run, key by key, so that a resumed one starts from the same. A value that
 /// a rule put in the place of another (half of a preset's batch, say) is one of them: what it was
 /// worked out from is not known later.
-fn asked_for(settings: &Settings, output_dir: &Path) -> BTreeMap<String, String> {
-    let mut asked: BTreeMap<String, String> = settings
+fn settings_to_keep(settings: &Settings, output_dir: &Path) -> BTreeMap<String, String> {
+    let mut kept: BTreeMap<String, String> = settings
         .explain()
         .into_iter()
         .filter(|one| match one.source {
@@ -164,8 +101,8 @@ fn asked_for(settings: &Settings, output_dir: &Path) -> BTreeMap<String, String>
         .map(|one| (one.key.to_owned(), exact(&one.value)))
         .collect();
     let folder = output_dir.to_string_lossy().into_owned();
-    asked.insert("output.output_dir".to_owned(), folder);
-    asked
+    kept.insert("output.output_dir".to_owned(), folder);
+    kept
 }
 
 /// A value as text that reads back the same: sizes are shown rounded elsewhere.
@@ -176,83 +113,188 @@ fn exact(value: &Value) -> String {
     }
 }
 
-/// The folder itself, or the first of `folder-2`, `folder-3`, … that holds no run.
-fn free_folder(folder: &Path) -> anyhow::Result<PathBuf> {
-    for number in 1_u32.. {
-        let candidate = if number == 1 {
-            folder.to_owned()
-        } else {
-            PathBuf::from(format!("{}-{number}", folder.display()))
-        };
-        if !candidate.exists() {
-            return Ok(candidate);
-        }
-    }
-    Ok(folder.to_owned())
-}
-
-/// The first Ctrl-C ends the run after the step in progress, the second at once.
+/// The first Ctrl-C ends the run after the micro batch in progress, the second at once.
 fn stop_on_ctrl_c() -> anyhow::Result<()> {
     ctrlc::set_handler(|| {
         if STOP.swap(true, Ordering::Relaxed) {
             #[expect(clippy::exit, reason = "the user asked twice")]
-            std::process::exit(130);
+            std::process::exit(INTERRUPTED.into());
         }
-        tell("\nfinishing the step, then saving (Ctrl-C again to stop at once)");
+        // On a terminal the cursor stands behind a progress bar.
+        let above = match std::io::stderr().is_terminal() {
+            true => "\n",
+            false => "",
+        };
+        tell(&format!(
+            "{above}stopping: the last whole step is saved (Ctrl-C again to stop without saving)"
+        ));
     })
     .context("cannot listen for Ctrl-C")
 }
 
-fn describe(outcome: &Outcome, folder: &Path) -> String {
-    let mut text = String::new();
-    let kind = if outcome.validated {
-        "validation"
-    } else {
-        "training"
+/// What was measured of the loss, and when.
+fn losses(outcome: &TrainingOutcome) -> Option<String> {
+    let last = outcome.last_loss?;
+    let first = outcome.first_loss.filter(|first| first.step != last.step);
+    let at = |one: MeasuredLoss| match one.step {
+        0 => format!("{:.4} before", one.loss),
+        step => format!("{:.4} at step {step}", one.loss),
     };
-    if let (Some(first), Some(last)) = (outcome.first_loss, outcome.last_loss) {
-        text += &format!(
-            "{kind} loss {first:.4} before, {last:.4} after {} steps",
-            outcome.step
-        );
-        if let Some((step, loss)) = outcome.best {
-            text += &format!(" (best {loss:.4} at step {step})");
-        }
-        text.push('\n');
+    let mut text = match outcome.validated {
+        true => "validation loss ".to_owned(),
+        false => "training loss ".to_owned(),
+    };
+    if let Some(first) = first {
+        text += &format!("{}, ", at(first));
     }
-    text += &format!("took {:.1} s\n", outcome.seconds);
-    let run = shown(folder);
-    if let Some(path) = &outcome.checkpoint {
-        text += &format!("checkpoint: {}\n", shown(path));
+    text += &match (outcome.validated, last.step) {
+        (true, step) if step > 0 && step == outcome.step => {
+            format!("{:.4} after {}", last.loss, table::counted(step, "step"))
+        }
+        _ => at(last),
+    };
+    if let Some(best) = outcome.best.filter(|_| outcome.validated) {
+        text += &format!(" (best {:.4} at step {})", best.loss, best.step);
     }
-    match outcome.ending {
-        Ending::Finished => {
-            text += &format!(
-                "sample from it: cinch generate {run} --prompt \"The memory of a training step\"\n\
-                 curves: tensorboard --logdir {run}/tensorboard\n"
-            );
-        }
-        Ending::Interrupted if outcome.checkpoint.is_none() => {
-            text += "stopped before the first step: there is nothing to resume\n";
-        }
-        Ending::Interrupted => {
-            text += &format!("stopped; go on with: cinch train --resume {run}\n");
-        }
-    }
-    text
+    Some(text)
 }
 
-fn as_json(outcome: &Outcome) -> serde_json::Value {
+fn describe(outcome: &TrainingOutcome, folder: &Path, target: Target) -> String {
+    let mut lines = Vec::from_iter(losses(outcome));
+    lines.push(format!(
+        "{} and {} in {:.1} s",
+        table::counted(outcome.step, "step"),
+        epochs(outcome.epoch),
+        outcome.seconds
+    ));
+    // On a GPU the process holds other memory than the plan's.
+    if let Some(most) = outcome
+        .most_resident_bytes
+        .filter(|_| target == Target::Cpu)
+    {
+        lines.push(format!(
+            "memory: {} planned, {} in use at most",
+            Bytes::new(outcome.planned_bytes),
+            Bytes::new(most)
+        ));
+    }
+    let run = shown(folder);
+    if let Some(path) = &outcome.checkpoint {
+        lines.push(format!("checkpoint: {}", shown(path)));
+    }
+    match outcome.ending {
+        Ending::Finished => lines.extend([
+            format!("sample from it: cinch generate {run} --prompt \"The weights\""),
+            format!("curves: tensorboard --logdir {run}/tensorboard"),
+        ]),
+        Ending::Interrupted if outcome.checkpoint.is_none() => {
+            lines.push("stopped before the first step: there is nothing to resume".to_owned());
+        }
+        Ending::Interrupted => lines.push(format!(
+            "stopped after step {} of {}; go on with: cinch train --resume {run}",
+            outcome.step, outcome.max_steps
+        )),
+    }
+    lines.join("\n")
+}
+
+fn as_json(outcome: &TrainingOutcome) -> serde_json::Value {
+    let loss = |one: Option<MeasuredLoss>| one.map(|one| one.loss);
+    let step = |one: Option<MeasuredLoss>| one.map(|one| one.step);
     json!({
         "finished": outcome.ending == Ending::Finished,
         "step": outcome.step,
-        "first_loss": outcome.first_loss,
-        "last_loss": outcome.last_loss,
+        "max_steps": outcome.max_steps,
+        "epoch": outcome.epoch,
+        "first_loss": loss(outcome.first_loss),
+        "first_loss_step": step(outcome.first_loss),
+        "last_loss": loss(outcome.last_loss),
+        "last_loss_step": step(outcome.last_loss),
         "validated": outcome.validated,
-        "best_step": outcome.best.map(|(step, _)| step),
-        "best_loss": outcome.best.map(|(_, loss)| loss),
+        "best_step": step(outcome.best),
+        "best_loss": loss(outcome.best),
         "checkpoint": outcome.checkpoint,
         "seconds": outcome.seconds,
+        "planned_bytes": outcome.planned_bytes,
         "peak_resident_bytes": cinch_train::peak_resident_bytes(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(step: u64, loss: f64) -> Option<MeasuredLoss> {
+        Some(MeasuredLoss { step, loss })
+    }
+
+    fn outcome() -> TrainingOutcome {
+        TrainingOutcome {
+            ending: Ending::Interrupted,
+            step: 37,
+            max_steps: 150,
+            epoch: 0.25,
+            first_loss: at(0, 5.5),
+            last_loss: None,
+            validated: true,
+            checkpoint: None,
+            best: None,
+            seconds: 1.0,
+            planned_bytes: 1 << 20,
+            most_resident_bytes: None,
+        }
+    }
+
+    #[test]
+    fn only_losses_that_were_measured_are_told() {
+        let told = |change: &dyn Fn(&mut TrainingOutcome)| {
+            let mut outcome = outcome();
+            change(&mut outcome);
+            losses(&outcome).unwrap_or_default()
+        };
+        assert_eq!(told(&|_| ()), "");
+        let before = told(&|outcome| outcome.last_loss = at(0, 5.5));
+        assert_eq!(before, "validation loss 5.5000 before");
+        let earlier = told(&|outcome| outcome.last_loss = at(30, 4.0));
+        assert_eq!(earlier, "validation loss 5.5000 before, 4.0000 at step 30");
+        let now = told(&|outcome| {
+            outcome.last_loss = at(37, 3.0);
+            outcome.best = at(37, 3.0);
+        });
+        assert_eq!(
+            now,
+            "validation loss 5.5000 before, 3.0000 after 37 steps (best 3.0000 at step 37)"
+        );
+        // The loss of a step is that of the weights before it.
+        let training = told(&|outcome| {
+            outcome.validated = false;
+            outcome.first_loss = at(1, 5.0);
+            outcome.last_loss = at(37, 3.0);
+        });
+        assert_eq!(
+            training,
+            "training loss 5.0000 at step 1, 3.0000 at step 37"
+        );
+        let single = told(&|outcome| {
+            outcome.validated = false;
+            outcome.first_loss = at(1, 5.0);
+            outcome.last_loss = at(1, 5.0);
+        });
+        assert_eq!(single, "training loss 5.0000 at step 1");
+    }
+
+    #[test]
+    fn the_end_fits_eighty_columns() {
+        let mut outcome = outcome();
+        outcome.ending = Ending::Finished;
+        outcome.last_loss = at(37, 3.0);
+        outcome.most_resident_bytes = Some(1 << 30);
+        outcome.checkpoint = Some("runs/mamba-tiny/checkpoints/step-00000037".into());
+        let text = describe(&outcome, Path::new("runs/mamba-tiny"), Target::Cpu);
+        assert!(text.contains("37 steps and 0.25 epochs in 1.0 s"), "{text}");
+        assert!(
+            text.lines().all(|line| line.chars().count() <= 80),
+            "{text}"
+        );
+    }
 }

@@ -57,8 +57,14 @@ struct Contents<'a> {
 impl Store {
     /// Opens the checkpoints of a run and removes what killed processes left there.
     pub fn open(run_folder: impl AsRef<Path>) -> Result<Self, CheckpointError> {
+        let store = Self::look(run_folder)?;
+        folder::sweep(&store.folder);
+        Ok(store)
+    }
+
+    /// As [`Self::open`], touching nothing.
+    pub fn look(run_folder: impl AsRef<Path>) -> Result<Self, CheckpointError> {
         let folder = run_folder.as_ref().join(CHECKPOINTS_FOLDER);
-        folder::sweep(&folder);
         // Finds out now, and not at the first save hours later, that the name is taken by a file.
         folder::steps_in(&folder).at("read", &folder)?;
         Ok(Self {

@@ -8,6 +8,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use super::error::{IoContext, RecordError};
@@ -35,6 +36,7 @@ struct Line<'a, T> {
 #[derive(Deserialize)]
 struct LineStep {
     step: Option<u64>,
+    validation_loss: Option<IgnoredAny>,
 }
 
 impl MetricsLog {
@@ -58,9 +60,14 @@ impl MetricsLog {
         Self::append_to(path)
     }
 
-    /// Continues the metrics of a run resumed after `step`: lines of later steps are dropped.
+    /// Continues the metrics of a run resumed after `step`: lines of later steps are dropped, and
+    /// so is an evaluation of `step` itself unless the checkpoint is from after it (`evaluated`).
     /// Without a file it starts one.
-    pub fn resume(run_folder: impl AsRef<Path>, step: u64) -> Result<Self, RecordError> {
+    pub fn resume(
+        run_folder: impl AsRef<Path>,
+        step: u64,
+        evaluated: bool,
+    ) -> Result<Self, RecordError> {
         let folder = run_folder.as_ref();
         fs::create_dir_all(folder).at("create", folder)?;
         let path = folder.join(FILE_NAME);
@@ -68,7 +75,7 @@ impl MetricsLog {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             result => result.at("read", &path)?,
         };
-        let kept = lines_up_to(&text, step, &path)?;
+        let kept = lines_up_to(&text, step, evaluated, &path)?;
         if kept != text {
             replace(&path, &kept).at("write", &path)?;
         }
@@ -119,8 +126,13 @@ impl MetricsLog {
     }
 }
 
-/// The lines of `text` whose step is at most `step`, without the last line if it is torn.
-fn lines_up_to(text: &[u8], step: u64, path: &Path) -> Result<Vec<u8>, RecordError> {
+/// The lines of `text` that a checkpoint of `step` holds, without the last line if it is torn.
+fn lines_up_to(
+    text: &[u8],
+    step: u64,
+    evaluated: bool,
+    path: &Path,
+) -> Result<Vec<u8>, RecordError> {
     let mut kept = Vec::with_capacity(text.len());
     for (index, line) in text.split_inclusive(|&byte| byte == b'\n').enumerate() {
         // Without a line end it was torn, even if what is there happens to parse: `"step":12`
@@ -142,7 +154,8 @@ fn lines_up_to(text: &[u8], step: u64, path: &Path) -> Result<Vec<u8>, RecordErr
         }
         let found: LineStep =
             serde_json::from_slice(line).map_err(|error| bad_line(error.to_string()))?;
-        if found.step.is_none_or(|found| found <= step) {
+        let is_pending = |at| at == step && !evaluated && found.validation_loss.is_some();
+        if found.step.is_none_or(|at| at <= step && !is_pending(at)) {
             kept.extend_from_slice(line);
         }
     }
@@ -231,7 +244,7 @@ mod tests {
         text.push_str("\n{\"note\":\"by hand\"}\n{\"step\":3}");
         fs::write(&path, text).unwrap();
 
-        let mut log = MetricsLog::resume(run.path(), 3).unwrap();
+        let mut log = MetricsLog::resume(run.path(), 3, true).unwrap();
         assert_eq!(read(run.path()).len(), 4);
         write_steps(&mut log, 4..=6);
         let lines = read(run.path());
@@ -245,6 +258,23 @@ mod tests {
     }
 
     #[test]
+    fn an_evaluation_that_comes_again_is_dropped() {
+        let run = tempfile::tempdir().unwrap();
+        let mut log = MetricsLog::create(run.path()).unwrap();
+        for step in [1, 2] {
+            log.append(step, &json!({ "loss": 0.5 })).unwrap();
+            log.append(step, &json!({ "validation_loss": 0.6 }))
+                .unwrap();
+        }
+        drop(log);
+        MetricsLog::resume(run.path(), 2, true).unwrap();
+        assert_eq!(steps(run.path()), [1, 1, 2, 2]);
+        MetricsLog::resume(run.path(), 2, false).unwrap();
+        assert_eq!(steps(run.path()), [1, 1, 2]);
+        assert_eq!(read(run.path())[2]["loss"], 0.5);
+    }
+
+    #[test]
     fn every_possible_tear_of_the_last_line_is_tolerated() {
         let run = tempfile::tempdir().unwrap();
         let mut log = MetricsLog::create(run.path()).unwrap();
@@ -253,7 +283,7 @@ mod tests {
         let first = whole.iter().position(|&byte| byte == b'\n').unwrap() + 1;
         for length in first..whole.len() {
             fs::write(log.path(), &whole[..length]).unwrap();
-            let mut log = MetricsLog::resume(run.path(), 2).unwrap();
+            let mut log = MetricsLog::resume(run.path(), 2, true).unwrap();
             write_steps(&mut log, [3]);
             assert_eq!(steps(run.path()), [1, 3], "torn at byte {length}");
         }
@@ -278,7 +308,9 @@ mod tests {
         let path = run.path().join(FILE_NAME);
         for bad in ["{\"step\":", "17", "[1]", "{\"step\":-1}", "\u{0}\u{0}"] {
             fs::write(&path, format!("{{\"step\":1}}\n{bad}\n{{\"step\":2}}\n")).unwrap();
-            let message = MetricsLog::resume(run.path(), 9).unwrap_err().to_string();
+            let message = MetricsLog::resume(run.path(), 9, true)
+                .unwrap_err()
+                .to_string();
             assert!(message.contains("metrics.jsonl line 2"), "{message}");
         }
     }

@@ -5,8 +5,10 @@
 mod crc32c;
 mod error;
 mod metrics;
+mod run;
 mod tensorboard;
 
 pub use error::RecordError;
 pub use metrics::MetricsLog;
+pub(crate) use run::RunRecord;
 pub use tensorboard::EventWriter;
