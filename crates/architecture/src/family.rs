@@ -116,8 +116,9 @@ impl Family {
 
     /// The size that a family has where none is named.
     pub fn usual_size(&self) -> Option<&'static NamedSize> {
-        // The first is for demonstrations where there are several.
-        self.sizes.get(1).or_else(|| self.sizes.first())
+        // Sizes over bytes are for demonstrations.
+        let usual = self.sizes.iter().find(|size| size.tokenizer != "bytes");
+        usual.or_else(|| self.sizes.first())
     }
 
     pub fn size(&self, name: &str) -> Option<&'static NamedSize> {

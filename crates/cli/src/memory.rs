@@ -2,10 +2,11 @@
 
 use cinch_config::{Bytes, Settings, Source};
 use cinch_device::{CATALOGUE, Card, Gpu, Machine, detect, find};
+use cinch_fit::FitError;
 use cinch_graph::Target;
 
 use crate::args::MemoryArguments;
-use crate::failure::usage;
+use crate::failure::{DoesNotFit, usage};
 
 /// What stays free of memory that is detected or a card's, where nothing else is said: other
 /// programs come and go.
@@ -17,6 +18,10 @@ pub struct Budget {
     pub bytes: u64,
     /// What there is, of which the budget is a part.
     pub capacity: u64,
+    /// What may be used before a margin is taken off: all of a card, or what is free.
+    pub available: u64,
+    /// Whether the user said what stays free.
+    pub margin_is_stated: bool,
     pub flag: &'static str,
     /// Whose memory it is, for people.
     pub whose: String,
@@ -82,6 +87,14 @@ impl MemoryArguments {
 
     /// The budget that the flags give, if they give one.
     pub fn budget(&self) -> anyhow::Result<Option<Budget>> {
+        let budget = self.unmarked_budget()?;
+        Ok(budget.map(|budget| Budget {
+            margin_is_stated: self.safety_margin.is_some(),
+            ..budget
+        }))
+    }
+
+    fn unmarked_budget(&self) -> anyhow::Result<Option<Budget>> {
         let margin = self.safety_margin.as_deref().map(Margin::parse);
         let margin = margin.transpose()?;
         if let Some(text) = &self.vram {
@@ -123,6 +136,16 @@ impl MemoryArguments {
     }
 }
 
+/// A plan that does not fit, with the margin that would let it where one does.
+pub fn refused(answer: Box<cinch_fit::DoesNotFit>, memory: &MemoryArguments) -> anyhow::Error {
+    let budget = memory.budget().ok().flatten();
+    let hint = budget.and_then(|budget| budget.margin_hint(answer.needed_bytes));
+    match hint {
+        None => FitError::DoesNotFit(answer).into(),
+        Some(hint) => DoesNotFit(format!("{answer}\nhint: it {hint}")).into(),
+    }
+}
+
 impl Budget {
     fn new(
         bytes: u64,
@@ -141,6 +164,8 @@ impl Budget {
         Ok(Self {
             bytes,
             capacity,
+            available: capacity,
+            margin_is_stated: false,
             flag,
             whose,
             gpu,
@@ -154,14 +179,34 @@ impl Budget {
         Self::new(bytes, bytes, setting, whose, Some(of_size(bytes)))
     }
 
+    /// The budget of a PyTorch run, whose safe figure has a margin of its own: one margin, not
+    /// two. A margin that the user states replaces it.
+    pub fn of_pytorch(mut self) -> Self {
+        if !self.margin_is_stated {
+            self.bytes = self.available;
+        }
+        self
+    }
+
+    /// What to say where a run does not fit because of the margin alone.
+    pub fn margin_hint(&self, needed_bytes: u64) -> Option<String> {
+        if needed_bytes > self.available || self.bytes == self.available {
+            return None;
+        }
+        let share = 1.0 - needed_bytes as f64 / self.available as f64;
+        // Down to a hundredth, so that it fits for sure.
+        let share = (share * 100.0).floor() / 100.0;
+        Some(format!("fits with --safety-margin {share}"))
+    }
+
     /// Where the figure comes from, with the margin that was taken off.
     pub fn explained(&self) -> String {
-        match self.capacity.checked_sub(self.bytes) {
+        match self.available.checked_sub(self.bytes) {
             None | Some(0) => self.flag.to_owned(),
             Some(free) => format!(
                 "{} of {}, less a safety margin of {}",
                 self.flag,
-                Bytes::new(self.capacity),
+                Bytes::new(self.available),
                 Bytes::new(free)
             ),
         }
@@ -221,6 +266,7 @@ fn detected(machine: &Machine, margin: Margin) -> anyhow::Result<Budget> {
         let budget = Budget::new(margin.taken_from(free), all, "--auto", whose, Some(rates))?;
         return Ok(Budget {
             host_free: machine.host.available_bytes,
+            available: free,
             ..budget
         });
     }
@@ -232,7 +278,11 @@ fn detected(machine: &Machine, margin: Margin) -> anyhow::Result<Budget> {
     };
     let reason = machine.reason.as_deref().unwrap_or("no GPU to use");
     let whose = format!("host memory ({} free; {reason})", Bytes::new(free));
-    Budget::new(margin.taken_from(free), all, "--auto", whose, None)
+    let budget = Budget::new(margin.taken_from(free), all, "--auto", whose, None)?;
+    Ok(Budget {
+        available: free,
+        ..budget
+    })
 }
 
 /// The rates of a card of about that size: of those nearest in memory on which cinch trains, the

@@ -235,11 +235,14 @@ fn guide_004s_files_are_written_together() {
     sandbox.write("conf/config.yaml", main);
     sandbox.write("conf/text_curriculum/01_stage.yaml", "n_negatives: 24\n");
     sandbox
-        .cinch(
-            "fit --gpu-memory 24 --model gpt2 --target-effective-batch 256 --config-path conf \
-             --apply --yes",
-        )
-        .succeeds();
+        .cinch("fit conf --gpu-memory 24 --target-effective-batch 256 --apply --yes")
+        .succeeds()
+        .prints(&[
+            "naics",
+            "text embedder",
+            "data_loader.batch_size",
+            "negatives",
+        ]);
     let written = fs::read_to_string(sandbox.join("conf/config.yaml")).unwrap();
     assert!(written.contains("# per step"), "{written}");
     assert!(!written.contains("batch_size: 45"), "{written}");
@@ -274,7 +277,9 @@ fn wrong_input_is_told() {
             .run(["fit", "--gpu-memory", "24", &batch])
             .fails(2, &["--target-effective-batch", "from 1 on"]);
     }
-    sandbox.cinch("fit --apply").fails(2, &["--config FILE"]);
+    sandbox
+        .cinch("fit --apply")
+        .fails(2, &["--config-path FOLDER"]);
     sandbox.write("broken.yaml", "vram:\n  batch_size: [1\nmodel: x\n");
     sandbox
         .cinch("fit --gpu-memory 8 --config broken.yaml")

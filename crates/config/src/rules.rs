@@ -6,6 +6,7 @@
 use cinch_architecture::{Architecture, Family, Number, families};
 
 use crate::completion::Completion;
+use crate::dialect::Program;
 use crate::error::ConfigError;
 use crate::registry::SETTINGS;
 use crate::source::{Layer, Source};
@@ -26,9 +27,21 @@ pub(crate) const ACCUMULATION: &str = "vram.gradient_accumulation_steps";
 
 impl Completion {
     pub(crate) fn check_keys_belong(&self, family: &Family) -> Result<(), ConfigError> {
-        let stray = SETTINGS
-            .iter()
-            .find(|setting| !setting.belongs_to(family) && self.settings.is_explicit(setting.key));
+        // Someone who names a model for another program's file wants that file's way of training,
+        // not its shape.
+        let foreign = self.is_typed("model.type")
+            && self
+                .settings
+                .files
+                .iter()
+                .any(|file| file.program == Program::PyTorch);
+        let stray = SETTINGS.iter().find(|setting| {
+            let stated = match foreign {
+                true => self.is_typed(setting.key),
+                false => self.settings.is_explicit(setting.key),
+            };
+            stated && !setting.belongs_to(family)
+        });
         let Some(setting) = stray else {
             return Ok(());
         };
@@ -209,6 +222,18 @@ impl Completion {
         const STEPS: &str = "training.max_steps";
         let steps = self.unsigned(STEPS);
         if self.unsigned(WARMUP) <= steps {
+            return Ok(());
+        }
+        // Another program's steps are its own business.
+        if self
+            .settings
+            .files
+            .iter()
+            .any(|file| file.program == Program::PyTorch)
+        {
+            let source = Source::Derived(STEPS.to_owned());
+            let value = Value::Unsigned(steps);
+            self.settings.push(WARMUP, Layer::Adjusted, value, source);
             return Ok(());
         }
         let layer = |key| self.settings.effective(key).map(|given| given.layer);

@@ -21,6 +21,9 @@ pub struct Overhead {
     pub measured: bool,
     /// Where the figures come from, as a sentence for the user.
     pub basis: &'static str,
+    /// Whether the safe figure is above the prediction. Without it the margin is taken elsewhere:
+    /// there is one, not two.
+    pub has_margin: bool,
 }
 
 /// An H200 with CUDA 13.0 and PyTorch 2.11: read from the driver over the runs in the fixtures.
@@ -31,6 +34,7 @@ pub const H200: Overhead = Overhead {
     nonzero: 4 << 20,
     measured: true,
     basis: "measured on an H200 with CUDA 13.0 and PyTorch 2.11",
+    has_margin: true,
 };
 
 /// Room for what no model knows: the addresses that the driver gives to segments, by which free blocks of one size are
@@ -89,14 +93,29 @@ impl Overhead {
         prediction.reserved_at_end + self.bytes(prediction.libraries)
     }
 
+    /// The same without a margin of its own, for a budget that has one.
+    pub fn without_margin(self) -> Overhead {
+        Overhead {
+            has_margin: false,
+            ..self
+        }
+    }
+
     /// The figure to plan with, above the prediction by the safety margin.
     pub fn safe_bytes(&self, prediction: &Prediction) -> u64 {
         let reserved = prediction.peak_reserved;
-        reserved + reserved / SAFETY_SHARE + SAFETY_BYTES + self.bytes(prediction.libraries)
+        let margin = match self.has_margin {
+            true => reserved / SAFETY_SHARE + SAFETY_BYTES,
+            false => 0,
+        };
+        reserved + margin + self.bytes(prediction.libraries)
     }
 
     /// With more than this reserved the safe figure is above the budget, whatever libraries the run uses.
     pub fn most_reserved(&self, budget: u64) -> u64 {
+        if !self.has_margin {
+            return budget.saturating_sub(self.bytes(Libraries::default()));
+        }
         let rest = budget.saturating_sub(SAFETY_BYTES + self.bytes(Libraries::default()));
         rest - rest / (SAFETY_SHARE + 1)
     }

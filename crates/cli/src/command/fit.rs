@@ -60,9 +60,11 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
     config.batch.budget = Some(cinch_config::Bytes::new(hardware.budget.bytes));
     let request = request(arguments, &settings, &config, &hardware);
     let fit = match search::fit(&request) {
-        Err(FitError::DoesNotFit(answer)) if arguments.json => {
-            print_json(&json!({ "fits": false, "answer": answer }))?;
-            return Err(FitError::DoesNotFit(answer).into());
+        Err(FitError::DoesNotFit(answer)) => {
+            if arguments.json {
+                print_json(&json!({ "fits": false, "answer": answer }))?;
+            }
+            return Err(memory::refused(answer, &arguments.settings.plain.memory));
         }
         other => other?,
     };

@@ -53,19 +53,16 @@ fn as_json() -> serde_json::Value {
             })
         })
         .collect();
-    let hub: Vec<serde_json::Value> = catalogue()
-        .iter()
-        .map(|entry| {
-            json!({
-                "ids": entry.ids,
-                "names": entry.names,
-                "family": entry.model_type(),
-                "parameters": entry.parameters,
-                "can": ability(entry),
-            })
+    let hub = catalogue().iter().map(|entry| {
+        json!({
+            "ids": entry.ids,
+            "names": entry.names,
+            "family": entry.model_type(),
+            "parameters": entry.parameters,
+            "can": ability(entry),
         })
-        .collect();
-    json!({ "sizes": sizes, "hub": hub })
+    });
+    sizes.into_iter().chain(hub).collect()
 }
 
 fn describe(all: bool) -> String {

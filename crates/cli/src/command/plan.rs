@@ -9,7 +9,7 @@ use serde_json::json;
 use super::{print, print_json};
 use crate::args::{Engine, PlanArguments};
 use crate::settings::{Asked, for_the_engine};
-use crate::{device, overhead, picture, pytorch, table};
+use crate::{device, memory, overhead, picture, pytorch, table};
 
 pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
     if let Some(path) = &arguments.questions.snapshot {
@@ -46,7 +46,10 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
         notes.extend(device::adapt_to_cpu(&mut config));
     }
     let step = match cinch_fit::plan(&config, overhead::machine(target)) {
-        Err(FitError::DoesNotFit(answer)) if arguments.json => {
+        Err(FitError::DoesNotFit(answer)) => {
+            if !arguments.json {
+                return Err(memory::refused(answer, &arguments.settings.plain.memory));
+            }
             print_json(&json!({
                 "model": config.model.name(),
                 "fits": false,
@@ -56,7 +59,7 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
                 "consumers": answer.consumers,
                 "changes": answer.changes,
             }))?;
-            return Err(FitError::DoesNotFit(answer).into());
+            return Err(memory::refused(answer, &arguments.settings.plain.memory));
         }
         other => other?,
     };

@@ -51,7 +51,8 @@ pub fn run(arguments: &FitArguments, asked: &Asked) -> anyhow::Result<()> {
         (Some(budget), _) => budget,
         (None, Some(size)) => Budget::of_size(size.get(), "vram.budget")?,
         (None, None) => memory::detected_now()?,
-    };
+    }
+    .of_pytorch();
     if budget.gpu.is_none() {
         return Err(usage(
             "there is no GPU here to fit for\n\

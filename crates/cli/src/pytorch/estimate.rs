@@ -92,7 +92,11 @@ impl Estimate {
 /// What a card loses before any tensor: of the budget's card where it was named or found, else
 /// of a card that nothing is known of.
 pub fn overhead(budget: Option<&Budget>) -> Overhead {
-    Overhead::of(generation(budget))
+    let overhead = Overhead::of(generation(budget));
+    match budget.is_some_and(|budget| budget.margin_is_stated) {
+        true => overhead.without_margin(),
+        false => overhead,
+    }
 }
 
 fn generation(budget: Option<&Budget>) -> Option<Generation> {

@@ -72,7 +72,8 @@ impl Answer {
             (Some(budget), _) => Some(budget),
             (None, Some(size)) => Some(Budget::of_size(size.get(), "vram.budget")?),
             (None, None) => None,
-        };
+        }
+        .map(Budget::of_pytorch);
         let estimate = Estimate::new(&run.workload, estimate::overhead(budget.as_ref()))?;
         let what_if = arguments.questions.what_if;
         let fits = budget
@@ -185,10 +186,14 @@ impl Answer {
         let Some(budget) = self.budget.as_ref().filter(|_| self.fits() == Some(false)) else {
             return Ok(());
         };
+        let margin = budget
+            .margin_hint(self.needed_bytes())
+            .map_or_else(String::new, |hint| format!("\nhint: it {hint}"));
         Err(DoesNotFit(format!(
-            "PyTorch needs {} to be safe, and the budget is {}\nhint: {}",
+            "PyTorch needs {} to be safe, and the budget is {} ({}){margin}\nhint: {}",
             Bytes::new(self.needed_bytes()),
             Bytes::new(budget.bytes),
+            budget.explained(),
             super::remedies::hint(&self.remedies, budget.bytes)
         ))
         .into())

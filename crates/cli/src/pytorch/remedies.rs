@@ -88,9 +88,10 @@ pub fn hint(remedies: &[Remedy], budget_bytes: u64) -> String {
         .iter()
         .map(|remedy| {
             format!(
-                "{} ({}): {}",
+                "{} ({}): saves {}, leaves {}",
                 remedy.name,
                 remedy.change,
+                Bytes::new(remedy.device.unsigned_abs()),
                 Bytes::new(remedy.totals.safe)
             )
         })
