@@ -15,6 +15,7 @@ const MAMBA: &str = include_str!("fixtures/mamba.jsonl");
 const HELD_OUT: &str = include_str!("fixtures/held_out.jsonl");
 const MISTRAL: &str = include_str!("fixtures/mistral.jsonl");
 const AUTOCAST: &str = include_str!("fixtures/autocast.jsonl");
+const QWEN3: &str = include_str!("fixtures/qwen3.jsonl");
 
 macro_rules! trace {
     ($text:expr, $run:expr, $file:literal) => {
@@ -97,6 +98,14 @@ const TRACES: &[(&str, &str, &str)] = &[
     trace!(
         AUTOCAST,
         "qwen-2layer-bf16-peft16-ckpt", "qwen-2layer-bf16-peft16-ckpt"
+    ),
+    trace!(
+        QWEN3,
+        "qwen3-0.6b-2layer-b2-t512-bf16-ckpt", "qwen3-0.6b-2layer-b2-t512-bf16-ckpt"
+    ),
+    trace!(
+        QWEN3,
+        "qwen3-0.6b-2layer-b2-t512-amp_bf16", "qwen3-0.6b-2layer-b2-t512-amp_bf16"
     ),
 ];
 

@@ -18,6 +18,7 @@ mod multihead;
 mod naics;
 pub mod profile;
 mod qwen2;
+mod qwen3;
 mod replay;
 mod rotary;
 pub mod workload;
