@@ -11,6 +11,7 @@ pub mod mistral;
 pub mod mu;
 pub mod naics;
 pub mod qwen2;
+pub mod qwen3;
 
 use crate::adapter::Adapters;
 use crate::error::ArchitectureError;

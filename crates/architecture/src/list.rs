@@ -12,7 +12,7 @@ macro_rules! with_architectures {
     ($callback:ident) => {
         $callback! {
             trained { Mamba, Gpt2 }
-            predicted { Llama, Mistral, Qwen2, Bert, HuggingFaceMamba, Gsa, Mu, Naics }
+            predicted { Llama, Mistral, Qwen2, Qwen3, Bert, HuggingFaceMamba, Gsa, Mu, Naics }
         }
     };
 }

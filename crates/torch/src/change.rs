@@ -8,8 +8,8 @@ use crate::eager::checkpoint::Checkpointing;
 use crate::eager::optimizer::{Execution, Optimizer};
 use crate::eager::training::Precision;
 use crate::model::Workload;
+use crate::model::adapter::{Lora, LoraLibrary};
 use crate::model::mask::Attention;
-use crate::model::module::Lora;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
@@ -71,6 +71,8 @@ impl Change {
             Change::Precision(Precision::AutocastFloat16) => "fp16 autocast",
             Change::Precision(Precision::BFloat16) => "bf16 weights",
             Change::Precision(Precision::Float16) => "fp16 weights",
+            Change::Precision(Precision::BFloat16UnderAutocast) => "bf16 weights under autocast",
+            Change::Precision(Precision::Float16UnderAutocast) => "fp16 weights under autocast",
             Change::Precision(Precision::Float32) => "fp32",
             Change::FusedOptimizer => "fused optimizer",
             Change::EightBitOptimizer => "8-bit AdamW",
@@ -160,6 +162,7 @@ impl Change {
                     dropout: 0.0,
                     targets: targets.iter().map(|name| (*name).into()).collect(),
                     in_float32: true,
+                    library: LoraLibrary::Peft,
                 });
             }
             Change::HalfRank => {

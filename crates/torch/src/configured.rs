@@ -13,8 +13,8 @@ use crate::eager::checkpoint::Checkpointing;
 use crate::eager::optimizer::{Execution, Optimizer};
 use crate::eager::training::{Precision, Recipe};
 use crate::model::Workload;
+use crate::model::adapter::{Lora, LoraLibrary};
 use crate::model::mask::Attention;
-use crate::model::module::Lora;
 
 /// A run, and what was taken for granted about it.
 #[derive(Clone, Debug)]
@@ -34,7 +34,7 @@ impl Configured {
             TrainingLoop::Trainer => Convention::Trainer,
         };
         let recipe = Recipe {
-            precision: precision(torch.precision)?,
+            precision: precision(torch.precision),
             optimizer: optimizer(config)?,
             accumulation: u32::try_from(config.batch.accumulation).unwrap_or(u32::MAX),
             clips_gradients: config.training.max_grad_norm > 0.0,
@@ -89,19 +89,16 @@ fn refuse_quantization(config: &Config) -> Result<(), TorchError> {
     )))
 }
 
-fn precision(stated: TorchPrecision) -> Result<Precision, TorchError> {
-    Ok(match stated {
+fn precision(stated: TorchPrecision) -> Precision {
+    match stated {
         TorchPrecision::Fp32 => Precision::Float32,
         TorchPrecision::AmpBf16 => Precision::AutocastBFloat16,
         TorchPrecision::AmpFp16 => Precision::AutocastFloat16,
         TorchPrecision::Bf16 => Precision::BFloat16,
         TorchPrecision::Fp16 => Precision::Float16,
-        TorchPrecision::Bf16Amp | TorchPrecision::Fp16Amp => {
-            return Err(beyond(
-                "weights in half precision under autocast are not computed yet",
-            ));
-        }
-    })
+        TorchPrecision::Bf16Amp => Precision::BFloat16UnderAutocast,
+        TorchPrecision::Fp16Amp => Precision::Float16UnderAutocast,
+    }
 }
 
 fn optimizer(config: &Config) -> Result<Optimizer, TorchError> {
@@ -202,5 +199,6 @@ fn adapters(lora: &LoraConfig, model: &Architecture) -> Result<Lora, TorchError>
         dropout: lora.dropout,
         targets,
         in_float32: lora.in_float32,
+        library: LoraLibrary::Peft,
     })
 }

@@ -14,6 +14,8 @@ const LAYERS: &str = include_str!("fixtures/layers.jsonl");
 const MAMBA: &str = include_str!("fixtures/mamba.jsonl");
 const HELD_OUT: &str = include_str!("fixtures/held_out.jsonl");
 const MISTRAL: &str = include_str!("fixtures/mistral.jsonl");
+const AUTOCAST: &str = include_str!("fixtures/autocast.jsonl");
+const QWEN3: &str = include_str!("fixtures/qwen3.jsonl");
 
 macro_rules! trace {
     ($text:expr, $run:expr, $file:literal) => {
@@ -26,7 +28,7 @@ macro_rules! trace {
 }
 
 /// A run of the fixtures and its recorded requests.
-const TRACES: [(&str, &str, &str); 24] = [
+const TRACES: &[(&str, &str, &str)] = &[
     trace!(PEAKS, "gpt2-b4-t512-fp32", "gpt2-b4-t512-fp32"),
     trace!(PEAKS, "gpt2-b4-t512-amp_bf16", "gpt2-b4-t512-amp_bf16"),
     trace!(
@@ -81,6 +83,30 @@ const TRACES: [(&str, &str, &str); 24] = [
         MISTRAL,
         "mistral-2layer-b2-t777-w512-fp16", "mistral-2layer-b2-t777-w512-fp16"
     ),
+    trace!(
+        AUTOCAST,
+        "qwen-2layer-bf16-auto-peft16-ckpt", "qwen-2layer-bf16-auto-peft16-ckpt"
+    ),
+    trace!(
+        AUTOCAST,
+        "qwen-2layer-bf16-auto-full-reentrant", "qwen-2layer-bf16-auto-full-reentrant"
+    ),
+    trace!(
+        AUTOCAST,
+        "qwen-2layer-fp16-auto-peft16", "qwen-2layer-fp16-auto-peft16"
+    ),
+    trace!(
+        AUTOCAST,
+        "qwen-2layer-bf16-peft16-ckpt", "qwen-2layer-bf16-peft16-ckpt"
+    ),
+    trace!(
+        QWEN3,
+        "qwen3-0.6b-2layer-b2-t512-bf16-ckpt", "qwen3-0.6b-2layer-b2-t512-bf16-ckpt"
+    ),
+    trace!(
+        QWEN3,
+        "qwen3-0.6b-2layer-b2-t512-amp_bf16", "qwen3-0.6b-2layer-b2-t512-amp_bf16"
+    ),
 ];
 
 fn case(text: &str, name: &str) -> Case {
@@ -130,16 +156,11 @@ fn predicted(events: &[Event]) -> Vec<Request> {
 /// autocast frees its cached casts in the order of a hash table of addresses.
 #[test]
 fn requests_match_the_recorded_ones_event_for_event() {
-    for (text, name, trace) in TRACES {
+    for &(text, name, trace) in TRACES {
         let case = case(text, name);
-        let uses_autocast = case
-            .precision
-            .as_deref()
-            .is_some_and(|precision| precision.starts_with("amp"));
-        let (recorded, predicted) = (
-            recorded(trace),
-            predicted(&case.workload().unwrap().trace().unwrap()),
-        );
+        let workload = case.workload().unwrap();
+        let uses_autocast = workload.recipe.precision.autocast().is_some();
+        let (recorded, predicted) = (recorded(trace), predicted(&workload.trace().unwrap()));
         assert_eq!(recorded.len(), predicted.len(), "{name}");
         let mut at = 0;
         while at < recorded.len() {
@@ -216,6 +237,8 @@ fn a_step_leaves_nothing_behind() {
         Precision::AutocastFloat16,
         Precision::BFloat16,
         Precision::Float16,
+        Precision::BFloat16UnderAutocast,
+        Precision::Float16UnderAutocast,
     ];
     let optimizers = [
         Optimizer::Adam(Execution::Foreach),

@@ -44,6 +44,8 @@ fn transformers() -> Vec<Recording> {
         include_str!("fixtures/llama-fp32.lines"),
         include_str!("fixtures/mistral-2layer-b1-t4600-amp_bf16.lines"),
         include_str!("fixtures/mistral-2layer-b2-t600-w512-bf16-eager.lines"),
+        include_str!("fixtures/qwen3-0.6b-2layer-b2-t512-amp_bf16.lines"),
+        include_str!("fixtures/qwen3-0.6b-2layer-b2-t512-bf16-eager.lines"),
         include_str!("fixtures/bert-amp.lines"),
         include_str!("fixtures/hfmamba-2layer-b2-t64-bf16.lines"),
     ]

@@ -138,8 +138,10 @@ struct Fitted {
 fn plain_precision(precision: Precision) -> &'static str {
     match precision {
         Precision::Float32 => "fp32",
-        Precision::AutocastBFloat16 | Precision::BFloat16 => "bf16",
-        Precision::AutocastFloat16 | Precision::Float16 => "fp16",
+        Precision::AutocastBFloat16 | Precision::BFloat16 | Precision::BFloat16UnderAutocast => {
+            "bf16"
+        }
+        Precision::AutocastFloat16 | Precision::Float16 | Precision::Float16UnderAutocast => "fp16",
     }
 }
 

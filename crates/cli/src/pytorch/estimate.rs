@@ -129,6 +129,8 @@ pub fn precision_name(precision: Precision) -> &'static str {
         Precision::AutocastBFloat16 => "amp_bf16",
         Precision::AutocastFloat16 => "amp_fp16",
         Precision::BFloat16 => "bf16",
+        Precision::BFloat16UnderAutocast => "bf16_amp",
+        Precision::Float16UnderAutocast => "fp16_amp",
         Precision::Float16 => "fp16",
     }
 }

@@ -281,7 +281,7 @@ impl Tensor {
 }
 
 impl Drop for Tensor {
-    /// With the last handle go the bytes, then the base, then the history.
+    /// With the last handle go a leaf's gradient, the bytes, then the base, then the history.
     fn drop(&mut self) {
         let Some(tensor) = Rc::get_mut(&mut self.0) else {
             return;
@@ -289,9 +289,17 @@ impl Drop for Tensor {
         let Some(context) = tensor.context.take() else {
             return;
         };
+        let edge = match tensor.autograd.take() {
+            Autograd::Result(edge) => Some(edge),
+            Autograd::Leaf(leaf) => {
+                drop(leaf);
+                None
+            }
+            Autograd::Unknown => None,
+        };
         context.release_storage(tensor.storage);
         drop(tensor.base.take());
-        if let Autograd::Result(edge) = tensor.autograd.take() {
+        if let Some(edge) = edge {
             context.release_node(edge.node);
         }
         let spare = &mut context.spare_tensors.borrow_mut().0;

@@ -32,14 +32,18 @@ pub enum Precision {
     /// Weights in the type itself.
     BFloat16,
     Float16,
+    /// Weights in the type itself, under autocast to it as well.
+    BFloat16UnderAutocast,
+    /// The same in fp16, with a gradient scaler.
+    Float16UnderAutocast,
 }
 
 impl Precision {
     /// The type of the weights.
     pub fn weights(self) -> DType {
         match self {
-            Precision::BFloat16 => DType::BFloat16,
-            Precision::Float16 => DType::Float16,
+            Precision::BFloat16 | Precision::BFloat16UnderAutocast => DType::BFloat16,
+            Precision::Float16 | Precision::Float16UnderAutocast => DType::Float16,
             _ => DType::Float32,
         }
     }
@@ -47,10 +51,15 @@ impl Precision {
     /// The type that autocast lowers to.
     pub fn autocast(self) -> Option<DType> {
         match self {
-            Precision::AutocastBFloat16 => Some(DType::BFloat16),
-            Precision::AutocastFloat16 => Some(DType::Float16),
+            Precision::AutocastBFloat16 | Precision::BFloat16UnderAutocast => Some(DType::BFloat16),
+            Precision::AutocastFloat16 | Precision::Float16UnderAutocast => Some(DType::Float16),
             _ => None,
         }
+    }
+
+    /// Whether the loss is scaled: gradients of fp16 would lose their small values.
+    pub fn scales_loss(self) -> bool {
+        self.autocast() == Some(DType::Float16)
     }
 }
 
@@ -157,8 +166,10 @@ pub fn train(
     let mut readings = Vec::new();
     let parameters = program.trainable();
     let mut optimizer = optimizer::State::new(recipe.optimizer, parameters.clone());
-    let mut scaler =
-        (recipe.precision == Precision::AutocastFloat16).then(|| GradScaler::new(context));
+    let mut scaler = recipe
+        .precision
+        .scales_loss()
+        .then(|| GradScaler::new(context));
     let mut last_loss: Option<Tensor> = None;
     for step in 0..steps {
         context.reset_peaks();

@@ -1,6 +1,7 @@
 //! Models as their Python code runs, on the ops of [`crate::eager`]. Each statement is preceded by the line it stands for.
 
 mod activation;
+pub mod adapter;
 mod bert;
 mod decoder;
 mod decoder_lines;
@@ -17,6 +18,7 @@ mod multihead;
 mod naics;
 pub mod profile;
 mod qwen2;
+mod qwen3;
 mod replay;
 mod rotary;
 pub mod workload;

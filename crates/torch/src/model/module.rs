@@ -4,8 +4,9 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 
+use super::adapter::{Adapter, Lora};
 use crate::eager::line::at;
-use crate::eager::op::{cast, creation, dropout, embedding, loss, matmul, norm, pointwise, view};
+use crate::eager::op::{creation, embedding, loss, matmul, norm, pointwise, view};
 use crate::eager::{Context, DType, Dims, Tensor};
 
 /// Makes a model's parameters and keeps the list of them.
@@ -16,17 +17,6 @@ pub struct Builder {
     /// What the next parameters take the place of.
     replaced: RefCell<VecDeque<Tensor>>,
     lora: Option<Lora>,
-}
-
-/// Adapters on linear layers.
-#[derive(Clone, Debug)]
-pub struct Lora {
-    pub rank: u64,
-    pub dropout: f64,
-    /// Names of the layers that get one.
-    pub targets: Vec<String>,
-    /// The adapters' type: fp32 as peft makes them, or that of the layer.
-    pub in_float32: bool,
 }
 
 impl Builder {
@@ -130,18 +120,10 @@ impl Builder {
             parameter.set_requires_grad(false);
         }
         for layer in layers.filter(|layer| lora.targets.iter().any(|target| target == layer.name)) {
-            let dtype = if lora.in_float32 {
-                DType::Float32
-            } else {
-                layer.weight.dtype()
-            };
+            let dtype = Adapter::dtype(lora, layer.weight.dtype());
             let a = self.parameter_in(dtype, [lora.rank, layer.weight.size(1)]);
             let b = self.parameter_in(dtype, [layer.weight.size(0), lora.rank]);
-            layer.adapter.replace(Some(Adapter {
-                a,
-                b,
-                dropout: lora.dropout,
-            }));
+            layer.adapter.replace(Some(Adapter::new(a, b, lora)));
         }
     }
 
@@ -172,12 +154,6 @@ pub struct Linear {
     adapter: RefCell<Option<Adapter>>,
 }
 
-struct Adapter {
-    a: Tensor,
-    b: Tensor,
-    dropout: f64,
-}
-
 impl Linear {
     /// Weight and bias.
     pub fn parameters(&self) -> impl Iterator<Item = Tensor> + use<> {
@@ -188,20 +164,10 @@ impl Linear {
 
     pub fn forward(&self, x: &Tensor) -> Tensor {
         let y = matmul::linear(x, &self.weight, self.bias.as_ref());
-        let adapter = self.adapter.borrow();
-        let Some(adapter) = adapter.as_ref() else {
-            return y;
-        };
-        // (y + B(A(drop(x))) · s).to(y.dtype), with x in the adapter's type.
-        let x = cast::to(x, adapter.a.dtype());
-        let down = matmul::linear(dropout::dropout(&x, adapter.dropout), &adapter.a, None);
-        let up = matmul::linear(down, &adapter.b, None);
-        let sum = pointwise::add(&y, pointwise::mul_number(up));
-        let out = cast::to(&sum, y.dtype());
-        drop(sum);
-        drop(x);
-        drop(y);
-        out
+        match &*self.adapter.borrow() {
+            Some(adapter) => adapter.add_to(y, x),
+            None => y,
+        }
     }
 }
 

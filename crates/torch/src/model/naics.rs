@@ -3,9 +3,10 @@
 
 use cinch_architecture as architecture;
 
+use super::adapter::{Lora, LoraLibrary};
 use super::bert::Encoder;
 use super::mask::Attention;
-use super::module::{Builder, Linear, Lora};
+use super::module::{Builder, Linear};
 use super::replay::{Replay, Setup};
 use crate::eager::line::at;
 use crate::eager::op::{
@@ -45,6 +46,7 @@ impl Naics {
                 .map(String::from)
                 .to_vec(),
             in_float32: false,
+            library: LoraLibrary::Plain,
         };
         let with_adapters = |builder: &Builder| {
             let encoder = Encoder::new(

@@ -2,8 +2,9 @@
 
 use cinch_architecture::{Architecture, with_architectures};
 
+use super::adapter::Lora;
 use super::mask::Attention;
-use super::module::{Builder, Lora};
+use super::module::Builder;
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::training::Program;
 use crate::eager::{Context, DType};

@@ -2,8 +2,9 @@
 
 use cinch_architecture::Architecture;
 
+use super::adapter::Lora;
 use super::mask::Attention;
-use super::module::{Lora, touch_device};
+use super::module::touch_device;
 use super::profile::Profile;
 use super::replay::{self, Setup};
 use crate::TorchError;
@@ -12,7 +13,7 @@ use crate::eager::checkpoint::Checkpointing;
 use crate::eager::context::Libraries;
 use crate::eager::memory::{Caching, Ledger, MemoryModel};
 use crate::eager::optimizer::Optimizer;
-use crate::eager::training::{self, Precision, Program, Reading, ReadingPoint, Recipe};
+use crate::eager::training::{self, Program, Reading, ReadingPoint, Recipe};
 use crate::eager::{Context, DType, Event};
 
 /// Everything that decides a run's memory.
@@ -175,7 +176,7 @@ impl Workload {
     /// What the prediction takes for granted because only the run can tell.
     pub fn assumptions(&self) -> Vec<&'static str> {
         let mut list = Vec::new();
-        if self.recipe.precision == Precision::AutocastFloat16 {
+        if self.recipe.precision.scales_loss() {
             list.push("the gradient scaler skips no step: a skipped first step leaves the optimizer's state to the second");
         }
         list.extend(self.architecture.family().assumptions);

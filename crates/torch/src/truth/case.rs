@@ -13,8 +13,8 @@ use crate::eager::checkpoint::Checkpointing;
 use crate::eager::optimizer::{Execution, Optimizer};
 use crate::eager::training::{Precision, Recipe};
 use crate::model::Workload;
+use crate::model::adapter::{Lora, LoraLibrary};
 use crate::model::mask::Attention;
-use crate::model::module::Lora;
 
 /// What ran. Fields that do not decide memory are not read.
 #[derive(Clone, Debug, Deserialize)]
@@ -34,6 +34,9 @@ pub struct Case {
     pub n_negatives: Option<u64>,
     #[serde(default)]
     pub precision: Option<String>,
+    /// What autocast lowers to over weights that are in half precision already.
+    #[serde(default)]
+    pub autocast: Option<String>,
     #[serde(default)]
     pub ckpt: Option<bool>,
     /// Checkpointing with `use_reentrant=True`.
@@ -73,6 +76,9 @@ pub struct CaseLora {
     pub targets: Vec<String>,
     #[serde(default = "default_adapter")]
     pub adapter_fp32: bool,
+    /// Whose adapters they are: peft's, or else a module of one's own.
+    #[serde(default)]
+    pub library: Option<String>,
 }
 
 fn default_adapter() -> bool {
@@ -111,12 +117,7 @@ impl Case {
                 true => Checkpointing::NonReentrant,
                 false => Checkpointing::Off,
             },
-            lora: self.lora.as_ref().map(|lora| Lora {
-                rank: lora.r,
-                dropout: lora.dropout,
-                targets: lora.targets.clone(),
-                in_float32: lora.adapter_fp32,
-            }),
+            lora: self.lora()?,
             recipe: self.convention()?.recipe(Recipe {
                 precision: self.precision()?,
                 optimizer: self.optimizer()?,
@@ -171,6 +172,24 @@ impl Case {
         }
     }
 
+    fn lora(&self) -> Result<Option<Lora>, TorchError> {
+        let Some(lora) = &self.lora else {
+            return Ok(None);
+        };
+        let library = match lora.library.as_deref() {
+            None => LoraLibrary::Plain,
+            Some("peft") => LoraLibrary::Peft,
+            Some(other) => return Err(self.problem("lora.library", other, "peft, or none")),
+        };
+        Ok(Some(Lora {
+            rank: lora.r,
+            dropout: lora.dropout,
+            targets: lora.targets.clone(),
+            in_float32: lora.adapter_fp32,
+            library,
+        }))
+    }
+
     fn convention(&self) -> Result<Convention, TorchError> {
         match self.convention.as_deref() {
             None | Some("plain") => Ok(Convention::PlainLoop),
@@ -180,6 +199,18 @@ impl Case {
     }
 
     fn precision(&self) -> Result<Precision, TorchError> {
+        let under_autocast = match (self.precision.as_deref(), self.autocast.as_deref()) {
+            (_, None) => None,
+            (Some("bf16"), Some("bf16")) => Some(Precision::BFloat16UnderAutocast),
+            (Some("fp16"), Some("fp16")) => Some(Precision::Float16UnderAutocast),
+            (_, Some(other)) => {
+                let wanted = "bf16 or fp16, and the same as the precision";
+                return Err(self.problem("autocast", other, wanted));
+            }
+        };
+        if let Some(precision) = under_autocast {
+            return Ok(precision);
+        }
         Ok(match self.precision.as_deref() {
             None | Some("fp32") => Precision::Float32,
             Some("amp_bf16") => Precision::AutocastBFloat16,
