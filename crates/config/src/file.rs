@@ -3,6 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
+use cinch_architecture::{ARCHITECTURES, Family};
+
 use crate::ConfigError;
 use crate::dialect::draft::{Draft, Link, Reading};
 use crate::dialect::{Dialect, Naming, Program, Recognised, SHARDING, known_dialects};
@@ -243,7 +245,7 @@ fn source_at(document: &Document, at: Position) -> Source {
 
 /// The only family that all keys of a file about its shape can be of, where it names none.
 fn model_of_keys(document: &Document) -> Option<(&'static str, &Entry)> {
-    let mut families: Option<Vec<&'static cinch_architecture::Family>> = None;
+    let mut families: Option<Vec<&'static Family>> = None;
     let mut evidence = None;
     let stated = document
         .entries
@@ -264,13 +266,26 @@ fn model_of_keys(document: &Document) -> Option<(&'static str, &Entry)> {
                 .filter(|family| setting.families.contains(family))
                 .collect(),
         };
-        if narrowed.len() == 1 && evidence.is_none() {
+        if only_one(&narrowed).is_some() && evidence.is_none() {
             evidence = Some(entry);
         }
         families = Some(narrowed);
     }
-    match families?.as_slice() {
-        [only] => Some((only.name, evidence?)),
+    Some((only_one(&families?)?.name, evidence?))
+}
+
+/// Of several families, a file of cinch's own is for the one that cinch trains.
+fn only_one(families: &[&'static Family]) -> Option<&'static Family> {
+    let trained = |family: &Family| {
+        let mut listed = ARCHITECTURES.iter();
+        listed.any(|one| one.family == family && one.is_trained)
+    };
+    if let [only] = families {
+        return Some(only);
+    }
+    let mut among = families.iter().filter(|family| trained(family));
+    match (among.next(), among.next()) {
+        (Some(only), None) => Some(only),
         _ => None,
     }
 }

@@ -185,7 +185,7 @@ pub struct TorchConfig {
     pub ranks: Option<u64>,
     pub lora: Option<LoraConfig>,
     /// What nobody said of it, in sentences.
-    #[serde(skip)]
+    #[serde(default)]
     pub assumed: Vec<String>,
 }
 

@@ -130,11 +130,15 @@ impl Completion {
         };
         let preset = weaker(BATCH).zip(weaker(ACCUMULATION)).map(|(a, b)| a * b);
         let effective = preset.unwrap_or(DEFAULT_EFFECTIVE_BATCH);
+        // Where a program is silent, its own default holds and no rule of ours.
+        let decided = |key| self.settings.program_says(key).is_some();
         let (stated, missing) = match (
             self.settings.is_explicit(BATCH),
             self.settings.is_explicit(ACCUMULATION),
         ) {
             (true, true) => return,
+            (true, false) if decided(ACCUMULATION) => return,
+            (false, true) if decided(BATCH) => return,
             (true, false) => (BATCH, ACCUMULATION),
             (false, true) => (ACCUMULATION, BATCH),
             (false, false) if preset.is_some() => return,

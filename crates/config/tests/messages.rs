@@ -35,6 +35,10 @@ fn unknown_keys() {
     );
     assert_eq!(
         message("\"max_steps\": 4", &[]),
+        "run.json is of no program that is known here: none of its keys (max_steps) says anything about a model, a batch or a length\nhint: known are cinch's own files and those of torchtune, DeepSpeed, accelerate, axolotl, LLaMA-Factory, LLaMA-Factory (v1), gated sparse attention, text embedder (Lightning), Hugging Face TrainingArguments, Lightning, constants of a program"
+    );
+    assert_eq!(
+        message("\"vram\": {\"batch_size\": 4}, \"max_steps\": 4", &[]),
         "unknown key `max_steps` in run.json line 1; did you mean `training.max_steps`?"
     );
     assert_eq!(
@@ -42,8 +46,11 @@ fn unknown_keys() {
         "unknown key `output.colour` in run.json line 1\nhint: the keys of `output` are output_dir"
     );
     assert_eq!(
-        message("\"plugins\": {\"colour\": 4}", &[]),
-        "unknown key `plugins.colour` in run.json line 1\nhint: the sections are model, vram, training, data, output"
+        message(
+            "\"plugins\": {\"colour\": 4}, \"vram\": {\"batch_size\": 4}",
+            &[]
+        ),
+        "unknown key `plugins.colour` in run.json line 1\nhint: the sections are model, vram, training, data, output, lora, pytorch"
     );
     assert_eq!(
         message("{}", &[("--set", "vram.bugdet", "8gb")]),
@@ -71,7 +78,7 @@ fn wrong_values() {
     );
     assert_eq!(
         message("\"model\": {\"d_model\": [512]}", &[]),
-        "run.json line 1 column 22: `model.d_model` is a list; expected an integer from 1 to 65536"
+        "run.json line 1 column 22: `model.d_model` is [512]; expected an integer from 1 to 65536"
     );
     assert_eq!(
         message("\"output\": \"here\"", &[]),
@@ -141,35 +148,53 @@ fn two_names_that_disagree() {
 fn configs_of_another_model() {
     let mamba = [("--model", "model.type", "mamba")];
     assert_eq!(
-        message("{\"model\": {\n\"type\": \"gpt2\"}}", &mamba),
-        "run.json is a config for gpt2, but --model mamba was given\nhint: line 2 (`model.type`) makes it one for gpt2; drop one of the two"
-    );
-    assert_eq!(
         message("{\"model\": {\n\"n_heads\": 8}}", &mamba),
-        "run.json is a config for gpt2, but --model mamba was given\nhint: line 2 (`model.n_heads`) makes it one for gpt2; drop one of the two"
+        "`model.n_heads` (run.json line 2) is a setting of gpt2 or gsa, but the model is mamba (--model)\nhint: set model.type to gpt2 or gsa, or leave model.n_heads out"
     );
     assert_eq!(
         message(
             "{\"model\": {\"d_state\": 8}}",
             &[("--model", "model.type", "gpt2")]
         ),
-        "run.json is a config for mamba, but --model gpt2 was given\nhint: line 1 (`model.d_state`) makes it one for mamba; drop one of the two"
-    );
-    let gsa = "{\"model\": {\"hidden\": 512},\n\"gsa\": {\"k_base\": 512}}";
-    assert_eq!(
-        message(gsa, &[]),
-        "run.json is a config for gsa (line 2: `gsa`), which is not one of the models known here\nhint: known are mamba, gpt2"
+        "`model.d_state` (run.json line 1) is a setting of mamba, but the model is gpt2 (--model)\nhint: set model.type to mamba, or leave model.d_state out"
     );
     assert_eq!(
         message("{\"model\": {\"type\": \"mamba\",\n\"n_heads\": 8}}", &[]),
-        "`model.n_heads` (run.json line 2) is a setting of gpt2, but the model is mamba (run.json line 1)\nhint: set model.type to gpt2, or leave model.n_heads out"
+        "`model.n_heads` (run.json line 2) is a setting of gpt2 or gsa, but the model is mamba (run.json line 1)\nhint: set model.type to gpt2 or gsa, or leave model.n_heads out"
     );
     assert_eq!(
         message("{}", &[("--n-heads", "model.n_heads", "8")]),
-        "`model.n_heads` (--n-heads) is a setting of gpt2, but the model is mamba (default)\nhint: set model.type to gpt2, or leave model.n_heads out"
+        "`model.n_heads` (--n-heads) is a setting of gpt2 or gsa, but the model is mamba (default)\nhint: set model.type to gpt2 or gsa, or leave model.n_heads out"
     );
     let both = message("\"model\": {\"n_heads\": 8, \"d_state\": 16}", &[]);
-    assert!(both.contains("is a setting of gpt2"), "{both}");
+    assert!(both.contains("is a setting of gpt2 or gsa"), "{both}");
+}
+
+#[test]
+fn models_that_are_not_known() {
+    let text = message("\"model\": {\"type\": \"nobody/knows-it\"}", &[]);
+    assert!(
+        text.contains("nobody/knows-it") && text.contains("(run.json line 1)"),
+        "{text}"
+    );
+    assert!(
+        text.contains("cinch trace") && text.contains("config.json"),
+        "{text}"
+    );
+    assert_eq!(
+        message(
+            "\"model\": {\"type\": \"Qwen/Qwen2.5-7B\", \"size\": \"small\"}",
+            &[]
+        ),
+        "`model.size` (run.json line 1) says nothing of Qwen/Qwen2.5-7B, whose shape its name or file gives\nhint: leave it out, or name a family that has sizes: mamba, gpt2, gsa"
+    );
+    assert_eq!(
+        message(
+            "\"per_device_train_batch_size\": 2, \"bf16\": true, \"max_steps\": 9",
+            &[]
+        ),
+        "run.json names no model\nhint: say which with --model: a hub id, a folder, or the path of a config.json"
+    );
 }
 
 #[test]

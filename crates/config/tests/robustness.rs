@@ -124,7 +124,7 @@ fn odd_values_for_every_setting() {
         "{}",
         "null",
     ];
-    for setting in SETTINGS {
+    for setting in SETTINGS.iter() {
         let names =
             std::iter::once(setting.key).chain(setting.aliases.iter().map(|alias| alias.key));
         for key in names {

@@ -359,8 +359,13 @@ impl Naming {
 impl Recognised {
     pub(crate) fn of(document: &Document) -> Recognised {
         let keys = Keys::of(document);
-        let own = || keys.names.iter().any(|name| name.starts_with("vram."));
-        if document.format != Format::Python && document.format != Format::Shell && own() {
+        // In a program `VRAM_CONFIG` may be anybody's; a section of that very name is ours.
+        let own = || match document.format {
+            Format::Shell => false,
+            Format::Python => document.sections.iter().any(|name| name == "vram"),
+            _ => keys.names.iter().any(|name| name.starts_with("vram.")),
+        };
+        if own() {
             return Recognised {
                 naming: Naming::Own,
                 evidence: vec!["vram".to_owned()],

@@ -55,7 +55,10 @@ const PREFERENCES: &str =
 
 const RULES: &[Rule] = &[
     same("model_name_or_path", MODEL),
+    same("model_name", MODEL),
     same("model_id", MODEL),
+    same("base_model", MODEL),
+    same("base_model_name", MODEL),
     same("pretrained_model_name_or_path", MODEL),
     same("model.pretrained_model_name_or_path", MODEL),
     same("max_seq_length", SEQUENCE),

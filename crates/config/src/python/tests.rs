@@ -40,7 +40,7 @@ Q: int
             row("G", "an expression", "f\"run-{A}\"", false),
             row("H", "\"ab\"", "\"a\" \\\n    \"b\"", true),
             row("I", "a chained assignment", "J = 3", false),
-            row("M", "a list", "[1, 2]", false),
+            row("M", "[1, 2]", "[1, 2]", false),
             row("N", "null", "None", false),
             row("O", "an expression", "A == 4", false),
             row("P", "true", "True", false),

@@ -83,17 +83,17 @@ fn settings_are_found_under_any_name() {
         (
             "hf.json",
             "{\n  \"per_device_train_batch_size\": 1,\n  \"fp16\": true\n}\n",
-            "{\n  \"per_device_train_batch_size\": 2,\n  \"gradient_checkpointing\": true,\n  \"gradient_accumulation_steps\": 8,\n  \"fp16\": false,\n  \"bf16\": true\n}\n",
+            "{\n  \"per_device_train_batch_size\": 2,\n  \"gradient_checkpointing\": true,\n  \"gradient_accumulation_steps\": 8,\n  \"fp16\": true\n}\n",
         ),
         (
             "pair.yaml",
             "per_device_train_batch_size: 4\ngradient_accumulation_steps: 4\nbf16: false\nfp16: true\ngradient_checkpointing: false\n",
-            "per_device_train_batch_size: 2\ngradient_accumulation_steps: 8\nbf16: true\nfp16: false\ngradient_checkpointing: true\n",
+            "per_device_train_batch_size: 2\ngradient_accumulation_steps: 8\nbf16: false\nfp16: true\ngradient_checkpointing: true\n",
         ),
         (
             "trainer.yaml",
             "data_loader:\n  batch_size: 45\ntraining:\n  trainer:\n    precision: 16-mixed\n",
-            "data_loader:\n  batch_size: 2\ntraining:\n  trainer:\n    precision: bf16-mixed\n    accumulate_grad_batches: 8\n",
+            "data_loader:\n  batch_size: 2\ntraining:\n  trainer:\n    precision: 16-mixed\n    accumulate_grad_batches: 8\n",
         ),
         (
             "config.py",
@@ -107,21 +107,22 @@ fn settings_are_found_under_any_name() {
         ),
     ] {
         let (_folder, files) = folder_with(&[(name, before)]);
-        let application = Application::prepare(&files, &changes).unwrap();
+        let application = Application::prepare_with(&files, &changes, true).unwrap();
         let unplaced: Vec<&str> = application
             .unplaced()
             .iter()
             .map(|one| one.key.as_str())
             .collect();
-        let expected: &[&str] = if name == "trainer.yaml" {
-            &["vram.checkpointing"]
-        } else {
-            &[]
+        // What another program computes in is a setting of its own.
+        let expected: &[&str] = match name {
+            "trainer.yaml" => &["vram.precision", "vram.checkpointing"],
+            "hf.json" | "pair.yaml" => &["vram.precision"],
+            _ => &[],
         };
         assert_eq!(unplaced, expected, "{name}");
         application.commit().unwrap();
         assert_eq!(fs::read_to_string(&files[0]).unwrap(), after, "{name}");
-        let again = Application::prepare(&files, &changes).unwrap();
+        let again = Application::prepare_with(&files, &changes, true).unwrap();
         assert!(again.is_empty() && again.diff().is_empty(), "{name}");
         assert_eq!(again.commit().unwrap().files, []);
     }
@@ -132,14 +133,30 @@ fn every_name_a_file_has_for_a_setting_follows() {
     assert_eq!(
         applied(
             "config.py",
-            "BATCH_SIZE = 4\nARGS = {'per_device_train_batch_size': 4, 'gradient_accumulation_steps': STEPS}\nSTEPS = 3\nGRADIENT_ACCUMULATION_STEPS = 4\n",
+            "BATCH_SIZE = 4\nARGS = {'batch_size': 4, 'gradient_accumulation_steps': STEPS}\nSTEPS = 3\nGRADIENT_ACCUMULATION_STEPS = 4\n",
             &[
                 unsigned("vram.batch_size", 1),
                 unsigned("vram.gradient_accumulation_steps", 16)
             ],
         ),
-        "BATCH_SIZE = 1\nARGS = {'per_device_train_batch_size': 1, 'gradient_accumulation_steps': STEPS}\nSTEPS = 3\nGRADIENT_ACCUMULATION_STEPS = 16\n"
+        "BATCH_SIZE = 1\nARGS = {'batch_size': 1, 'gradient_accumulation_steps': STEPS}\nSTEPS = 3\nGRADIENT_ACCUMULATION_STEPS = 16\n"
     );
+}
+
+#[test]
+fn keys_that_nobody_may_read_are_added_only_when_asked() {
+    let (_folder, files) = folder_with(&[("config.py", "BATCH_SIZE = 4\n")]);
+    let changes = [
+        unsigned("vram.batch_size", 2),
+        unsigned("vram.gradient_accumulation_steps", 2),
+    ];
+    let application = Application::prepare(&files, &changes).unwrap();
+    let [unplaced] = application.unplaced() else {
+        panic!("{:?}", application.unplaced());
+    };
+    assert_eq!(unplaced.key, "vram.gradient_accumulation_steps");
+    assert!(unplaced.reason.contains("--add-keys"), "{unplaced:?}");
+    assert_eq!(application.applied().len(), 1);
 }
 
 #[test]
@@ -150,7 +167,6 @@ fn what_was_done_is_told() {
         unsigned("vram.batch_size", 1),
         unsigned("vram.checkpointing", 3),
         unsigned("vram.loss_chunk", 64),
-        text("vram.precision", "fp32"),
     ];
     let application = Application::prepare(&files, &changes).unwrap();
     let told: Vec<(&str, usize, Option<&str>, &str)> = application
@@ -176,7 +192,6 @@ fn what_was_done_is_told() {
         application.remarks()[0]
             .starts_with("`gradient_checkpointing` knows only all blocks or none")
     );
-    // fp32 is what a file without switches says already.
     let unplaced: Vec<&str> = application
         .unplaced()
         .iter()

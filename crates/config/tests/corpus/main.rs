@@ -11,7 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use cases::{CASES, Change as Case, Value as CaseValue};
-use cinch_config::{Application, Change, Format, KeyPath, Scalar, Value, edit, undo};
+use cinch_config::{Application, FileChange, Format, KeyPath, Scalar, Value, edit, undo};
 
 fn corpus() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/edit")
@@ -136,9 +136,9 @@ fn every_file_is_applied_undone_and_applied_again() {
             CaseValue::Null => Value::Text("null".to_owned()),
         };
         // Keys that are no settings are found by their path if they exist.
-        let changes: Vec<Change> = changes
+        let changes: Vec<FileChange> = changes
             .iter()
-            .map(|case| Change::new(case.0.replace('/', "."), value(case.1)))
+            .map(|case| FileChange::new(case.0.replace('/', "."), value(case.1)))
             .collect();
         let prepare = || Application::prepare(std::slice::from_ref(&copy), &changes);
         let application = prepare().unwrap_or_else(|error| panic!("{file}: {error}"));
