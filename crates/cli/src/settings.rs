@@ -8,7 +8,7 @@ use crate::args::SettingArguments;
 use crate::failure::usage;
 
 /// Environment variables of cinch that are not settings.
-const OTHER_VARIABLES: [&str; 1] = ["CINCH_CACHE"];
+const OTHER_VARIABLES: [&str; 1] = [cinch_files::CACHE_VARIABLE];
 
 impl SettingArguments {
     /// Whether the user said anything about what to train on which data. If not, it is the
