@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use cinch_engine::cuda::compile::cache_folder;
+use cinch_files::cache_folder;
 use cinch_fit::search::Calibration;
 
 use crate::files;

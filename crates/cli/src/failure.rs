@@ -163,6 +163,7 @@ fn fit_code(error: &FitError) -> u8 {
         | FitError::EffectiveBatch { .. }
         | FitError::NothingToChoose { .. }
         | FitError::Margin { .. } => 2,
+        FitError::GuideData { .. } => 1,
     }
 }
 

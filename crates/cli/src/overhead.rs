@@ -87,7 +87,7 @@ pub fn keep(measured: &Measured) {
 }
 
 fn path() -> Option<PathBuf> {
-    Some(cuda::compile::cache_folder()?.join("overhead.json"))
+    Some(cinch_files::cache_folder()?.join("overhead.json"))
 }
 
 /// A file that is not there or not readable holds nothing.

@@ -11,7 +11,7 @@ use crate::failure::usage;
 use crate::pytorch::refuse_flags_of_pytorch;
 
 /// Environment variables of cinch that are not settings.
-const OTHER_VARIABLES: [&str; 1] = ["CINCH_CACHE"];
+const OTHER_VARIABLES: [&str; 1] = [cinch_files::CACHE_VARIABLE];
 
 /// Everything that was asked for, resolved: one value from flags to plan for every command.
 pub struct Asked {

@@ -31,7 +31,7 @@ impl Settings {
                 continue;
             };
             // CINCH_CACHE is the cache folder, no setting.
-            if !name.starts_with("CINCH_") || name == "CINCH_CACHE" {
+            if !name.starts_with("CINCH_") || name == cinch_files::CACHE_VARIABLE {
                 continue;
             }
             if let Some((_, key)) = known.iter().find(|(variable, _)| *variable == name) {

@@ -1,23 +1,22 @@
 //! The token cache: a corpus is tokenised once and then mapped into memory.
 //!
 //! An entry is two files named after the corpus' fingerprint: `<key>.tokens`, little-endian ids
-//! of two or four bytes, and `<key>.json`, the header. Both are written to temporary files in the
-//! same folder, flushed to disk and renamed, the header last: an entry is complete or absent. The
+//! of two or four bytes, and `<key>.json`, the header. Both are put in place whole and in that
+//! order, the header last: an entry is complete or absent. The
 //! content follows from the key, so two processes that write the same entry write the same bytes
 //! and it does not matter whose rename comes last. An entry that does not match its header in
 //! length or checksum counts as absent and is written anew.
 
-use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use cinch_files::Replacement;
 use memmap2::Mmap;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use tempfile::NamedTempFile;
 
 use crate::document::SourceRecord;
 use crate::error::DataError;
@@ -50,19 +49,7 @@ pub(crate) fn bytes_per_token(vocab_size: usize) -> usize {
 
 /// Where the cache lies unless the user names a folder.
 pub fn default_cache_folder() -> PathBuf {
-    cache_folder_from(|name| std::env::var_os(name))
-}
-
-fn cache_folder_from(variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
-    let set = |name: &str| {
-        variable(name)
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from)
-    };
-    set("CINCH_CACHE")
-        .or_else(|| set("XDG_CACHE_HOME").map(|folder| folder.join("cinch")))
-        .or_else(|| set("HOME").map(|folder| folder.join(".cache").join("cinch")))
-        .unwrap_or_else(|| std::env::temp_dir().join("cinch-cache"))
+    cinch_files::cache_folder().unwrap_or_else(|| std::env::temp_dir().join("cinch-cache"))
 }
 
 /// The ids of a corpus, read where they lie.
@@ -171,7 +158,7 @@ impl Entry {
 pub(crate) struct EntryWriter<'a> {
     entry: &'a Entry,
     tokenizer: &'a Tokenizer,
-    file: BufWriter<NamedTempFile>,
+    file: BufWriter<Replacement>,
     bytes_per_token: usize,
     num_tokens: u64,
     block: Vec<u8>,
@@ -182,7 +169,7 @@ impl<'a> EntryWriter<'a> {
     pub(crate) fn create(entry: &'a Entry, tokenizer: &'a Tokenizer) -> Result<Self, DataError> {
         fs::create_dir_all(&entry.folder).map_err(|error| entry.write_error(error))?;
         let file =
-            NamedTempFile::new_in(&entry.folder).map_err(|error| entry.write_error(error))?;
+            Replacement::create(&entry.tokens_path()).map_err(|error| entry.write_error(error))?;
         Ok(Self {
             entry,
             tokenizer,
@@ -248,59 +235,25 @@ impl<'a> EntryWriter<'a> {
             sources,
         };
         let place = || -> io::Result<()> {
-            put(self.file, &entry.tokens_path())?;
-            let mut file = BufWriter::new(NamedTempFile::new_in(&entry.folder)?);
+            put(self.file)?;
+            let mut file = BufWriter::new(Replacement::create(&entry.header_path())?);
             serde_json::to_writer_pretty(&mut file, &header)?;
-            put(file, &entry.header_path())?;
-            sync_folder(&entry.folder)
+            put(file)
         };
         place().map_err(|error| entry.write_error(error))
     }
 }
 
-fn put(file: BufWriter<NamedTempFile>, path: &Path) -> io::Result<()> {
-    let file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
-    file.as_file().sync_all()?;
-    file.persist(path)?;
-    Ok(())
-}
-
-/// A rename survives a power cut only once the folder is on disk; elsewhere than on Unix a
-/// folder cannot be opened for that.
-fn sync_folder(folder: &Path) -> io::Result<()> {
-    if cfg!(unix) {
-        File::open(folder)?.sync_all()?;
-    }
-    Ok(())
+fn put(file: BufWriter<Replacement>) -> io::Result<()> {
+    file.into_inner()
+        .map_err(io::IntoInnerError::into_error)?
+        .put()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::tokenizer::TokenizerSpec;
-
-    #[test]
-    fn the_cache_folder_follows_the_environment() {
-        let folder = |pairs: &[(&str, &str)]| {
-            cache_folder_from(|name| {
-                let pair = pairs.iter().find(|(key, _)| *key == name);
-                pair.map(|(_, value)| OsString::from(value))
-            })
-        };
-        let all = [
-            ("HOME", "/h"),
-            ("XDG_CACHE_HOME", "/x"),
-            ("CINCH_CACHE", "/c"),
-        ];
-        assert_eq!(folder(&all), Path::new("/c"));
-        assert_eq!(folder(&all[..2]), Path::new("/x/cinch"));
-        assert_eq!(folder(&all[..1]), Path::new("/h/.cache/cinch"));
-        assert_eq!(
-            folder(&[("CINCH_CACHE", ""), ("HOME", "/h")]),
-            Path::new("/h/.cache/cinch")
-        );
-        assert!(folder(&[]).starts_with(std::env::temp_dir()));
-    }
 
     #[test]
     fn ids_survive_the_file_at_both_widths() {

@@ -27,4 +27,4 @@ pub use error::DataError;
 pub use progress::{NoProgress, Progress};
 pub use source::{READ_EXTENSIONS, Source};
 pub use tokenizer::{Tokenizer, TokenizerSpec};
-pub use window::{IGNORE_INDEX, Split, Windows};
+pub use window::{Split, Windows};

@@ -4,13 +4,12 @@
 //! and place follow from it, and the order of an epoch is a computed permutation, so a resumed
 //! run continues with exactly the sample it would have seen next.
 
+use cinch_graph::op::IGNORE_INDEX;
+
 use crate::cache::TokenStore;
 use crate::error::DataError;
 use crate::permutation::Permutation;
 use crate::random::mix;
-
-/// The target of a position that has no next token; the loss leaves such positions out.
-pub const IGNORE_INDEX: i32 = -100;
 
 /// A corpus as windows of `seq_len` inputs that do not overlap. Window `i` holds the inputs
 /// `i·T .. i·T + T` and the targets one further on; what is left at the end and fills no window
@@ -66,7 +65,8 @@ impl Windows {
         (part(wanted, self.len - wanted), part(0, wanted))
     }
 
-    /// Writes window `index`: tokens [T], targets [T].
+    /// Writes window `index`: tokens [T], targets [T]. A position that has no next token gets the
+    /// target that the loss leaves out.
     fn fill(&self, index: u64, tokens: &mut [i32], targets: &mut [i32]) {
         assert_eq!(tokens.len(), self.seq_len, "one window of tokens");
         assert_eq!(targets.len(), self.seq_len, "one window of targets");

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cinch_data::{
-    Corpus, DataError, DataOptions, IGNORE_INDEX, NoProgress, Progress, Source, Tokenizer,
-    TokenizerSpec, synth,
+    Corpus, DataError, DataOptions, NoProgress, Progress, Source, Tokenizer, TokenizerSpec, synth,
 };
+use cinch_graph::op::IGNORE_INDEX;
 
 struct Setup {
     folder: tempfile::TempDir,

@@ -41,6 +41,8 @@ pub enum FitError {
         "a margin of {margin} leaves nothing\nhint: the margin is a share from 0 to just below 1, such as 0.1"
     )]
     Margin { margin: f64 },
+    #[error("the guide's figures in {file} cannot be read: {problem}")]
+    GuideData { file: &'static str, problem: String },
     /// An answer, not a failure: what is needed, and what would fit.
     #[error("{0}")]
     DoesNotFit(Box<DoesNotFit>),

@@ -9,6 +9,7 @@
 //! 4. [`TrainingGraph::update_in_backward`] lets gradients go as soon as they are complete;
 //! 5. [`verify`] says whether the result is well formed.
 
+mod align;
 mod cost;
 mod differentiate;
 mod error;
@@ -20,6 +21,7 @@ mod types;
 mod update_in_backward;
 mod verify;
 
+pub use align::{ALIGNMENT, aligned};
 pub use cost::{Arithmetic, ChunkedCost, Cost, KernelCost};
 pub use differentiate::{Backward, Optimizer, TrainingGraph, differentiate};
 pub use error::GraphError;

@@ -3,11 +3,11 @@
 //! [`Plan::breakdown`] says what the arena is spent on at the peak. A picture of the step also
 //! needs the moments before and after it, with weights and their compute copies told apart.
 
-use cinch_graph::{Graph, Role};
+use cinch_graph::{Graph, Role, aligned};
 use serde::Serialize;
 
 use crate::buffer::{Buffer, Owner};
-use crate::{Plan, Residence, align, reserved};
+use crate::{Plan, Residence, reserved};
 
 /// What a byte of the arena is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -89,7 +89,7 @@ impl Plan {
         let mut change = vec![[0_i128; Category::ALL.len()]; graph.nodes.len() + 1];
         for buffer in self.buffers() {
             let category = Category::of_buffer(buffer).index();
-            let bytes = i128::from(align(buffer.bytes));
+            let bytes = i128::from(aligned(buffer.bytes));
             change[buffer.start][category] += bytes;
             change[buffer.end + 1][category] -= bytes;
         }
@@ -111,7 +111,7 @@ impl Plan {
             let in_arena = self.options.residence(tensor.role) == Residence::Arena;
             if tensor.role.is_persistent() && in_arena {
                 let slot = &mut persistent[Category::of(tensor.role).index()];
-                *slot = slot.saturating_add(align(bytes));
+                *slot = slot.saturating_add(aligned(bytes));
             }
         }
         let named = crate::sum(persistent.into_iter());

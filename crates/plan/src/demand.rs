@@ -1,10 +1,10 @@
 //! What a graph needs before anything is placed: enough to bound the arena from below, in a
 //! fraction of the time that placing takes.
 
-use cinch_graph::{Graph, TensorId};
+use cinch_graph::{Graph, TensorId, aligned};
 
 use crate::buffer::{Buffer, buffers};
-use crate::{Options, Residence, align, persistent_order, reserved, sum};
+use crate::{Options, Residence, persistent_order, reserved, sum};
 
 /// The sizes and lifetimes that a plan would place.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,25 +25,20 @@ impl Demand {
         let persistent = persistent.into_iter();
         Self {
             persistent: persistent.map(|id| (id, reserved[id.index()])).collect(),
-            host_bytes: sum(host.iter().map(|id| align(reserved[id.index()]))),
+            host_bytes: sum(host.iter().map(|id| aligned(reserved[id.index()]))),
             buffers: buffers(graph, options.target),
         }
     }
 
     /// Their part of the arena.
     pub fn persistent_bytes(&self) -> u64 {
-        sum(self.persistent.iter().map(|&(_, bytes)| align(bytes)))
+        sum(self.persistent.iter().map(|&(_, bytes)| aligned(bytes)))
     }
 }
 
 impl Buffer {
     /// What the buffer takes in the arena.
     pub fn aligned_bytes(&self) -> u64 {
-        align(self.bytes)
+        aligned(self.bytes)
     }
-}
-
-/// What so many bytes take in the arena.
-pub fn aligned(bytes: u64) -> u64 {
-    align(bytes)
 }

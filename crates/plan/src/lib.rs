@@ -12,18 +12,14 @@ mod summary;
 
 use std::collections::HashMap;
 
-use cinch_graph::{Graph, Phase, Role, Target, Tensor, TensorId};
+use cinch_graph::{ALIGNMENT, Graph, Phase, Role, Target, Tensor, TensorId, aligned};
 use thiserror::Error;
 
 pub use buffer::{Buffer, Owner};
 pub use category::{BytesByCategory, Category};
-pub use demand::{Demand, aligned};
+pub use demand::Demand;
 pub use place::place;
 pub use summary::{Breakdown, LiveTensor, Moment};
-
-/// Offsets are multiples of this: what CUDA's allocator guarantees and more than any vector
-/// load asks for.
-pub const ALIGNMENT: u64 = 256;
 
 /// Which allocation a tensor lies in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,15 +125,7 @@ pub enum PlanError {
     TooLarge { node: String },
 }
 
-/// The next multiple of [`ALIGNMENT`]; the last one there is for a size beyond it. All sums
-/// of sizes stop at the largest number too, so that a graph of absurd sizes does not fit,
-/// rather than wrap around to one that does.
-pub(crate) fn align(bytes: u64) -> u64 {
-    bytes
-        .checked_next_multiple_of(ALIGNMENT)
-        .unwrap_or(u64::MAX - (ALIGNMENT - 1))
-}
-
+/// A sum that stops at the largest number.
 pub(crate) fn sum(sizes: impl Iterator<Item = u64>) -> u64 {
     sizes.fold(0, u64::saturating_add)
 }
@@ -159,7 +147,7 @@ impl Plan {
                 offset: *end,
                 bytes: graph.ty(id).bytes(),
             });
-            *end = end.saturating_add(align(reserved[id.index()]));
+            *end = end.saturating_add(aligned(reserved[id.index()]));
         }
         Self::with_persistent(graph, options, placements, persistent)
     }
@@ -210,7 +198,7 @@ impl Plan {
         let mut workspaces = vec![None; graph.nodes.len()];
         let mut extent = 0;
         for (buffer, offset) in buffers.iter().zip(offsets) {
-            extent = extent.max(offset.saturating_add(align(buffer.bytes)));
+            extent = extent.max(offset.saturating_add(aligned(buffer.bytes)));
             let offset = persistent_bytes.saturating_add(offset);
             for &owner in &buffer.owners {
                 match owner {
@@ -225,7 +213,7 @@ impl Plan {
                 }
             }
         }
-        let timeline = summary::timeline(&buffers, graph.nodes.len(), persistent_bytes, align);
+        let timeline = summary::timeline(&buffers, graph.nodes.len(), persistent_bytes, aligned);
         let resident = persistent_order(graph)
             .map(|id| graph.tensor(id))
             .filter(|tensor| options.residence(tensor.role) == Residence::Arena);
@@ -294,7 +282,7 @@ struct Persistent {
 /// Where the next content of a batch tensor is staged on a GPU: right behind it.
 pub fn twin(place: Placement) -> Placement {
     Placement {
-        offset: place.offset + align(place.bytes),
+        offset: place.offset + aligned(place.bytes),
         ..place
     }
 }
@@ -303,7 +291,7 @@ pub fn twin(place: Placement) -> Placement {
 pub(crate) fn reserved(graph: &Graph, target: Target) -> Vec<u64> {
     let own = |tensor: &Tensor| match (tensor.role, target) {
         // The next micro batch arrives beside this one.
-        (Role::Batch, Target::Cuda) => align(tensor.ty.bytes()).saturating_add(tensor.ty.bytes()),
+        (Role::Batch, Target::Cuda) => aligned(tensor.ty.bytes()).saturating_add(tensor.ty.bytes()),
         _ => tensor.ty.bytes(),
     };
     let mut reserved: Vec<u64> = graph.tensors.iter().map(own).collect();

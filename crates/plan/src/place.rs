@@ -6,7 +6,8 @@
 //! lower bound on nearly all graphs; where none does, buffers that stick out are moved to the
 //! front and the greedy runs again.
 
-use crate::align;
+use cinch_graph::aligned;
+
 use crate::buffer::Buffer;
 
 /// How often the greedy is tried again with another order.
@@ -51,7 +52,7 @@ pub fn place(buffers: &[Buffer]) -> Vec<u64> {
 }
 
 fn end(offset: u64, buffer: &Buffer) -> u64 {
-    offset.saturating_add(align(buffer.bytes))
+    offset.saturating_add(aligned(buffer.bytes))
 }
 
 fn extent(buffers: &[Buffer], offsets: &[u64]) -> u64 {
@@ -67,7 +68,7 @@ fn greedy(buffers: &[Buffer], order: &[usize]) -> Vec<u64> {
     let mut placed: Vec<(u64, u64, u32, u32)> = Vec::with_capacity(buffers.len());
     for &index in order {
         let buffer = &buffers[index];
-        let size = align(buffer.bytes);
+        let size = aligned(buffer.bytes);
         let (start_node, end_node) = (buffer.start as u32, buffer.end as u32);
         let mut offset = 0_u64;
         for &(start, end, first, last) in &placed {
@@ -91,6 +92,6 @@ fn greedy(buffers: &[Buffer], order: &[usize]) -> Vec<u64> {
 
 fn largest_live_sum(buffers: &[Buffer]) -> u64 {
     let nodes = buffers.iter().map(|b| b.end + 1).max().unwrap_or(0);
-    let timeline = crate::summary::timeline(buffers, nodes, 0, align);
+    let timeline = crate::summary::timeline(buffers, nodes, 0, aligned);
     timeline.into_iter().max().unwrap_or(0)
 }

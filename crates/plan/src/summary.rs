@@ -1,10 +1,10 @@
 //! What there is to say about a plan: bytes by purpose, and what is alive when.
 
-use cinch_graph::{Graph, Phase, Role};
+use cinch_graph::{Graph, Phase, Role, aligned};
 use serde::Serialize;
 
 use crate::buffer::{Buffer, Owner};
-use crate::{Plan, Residence, align, reserved};
+use crate::{Plan, Residence, reserved};
 
 /// Bytes by purpose at the peak. The sum is the arena plus the overhead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -94,7 +94,7 @@ impl Plan {
             if self.options.residence(tensor.role) == Residence::Host {
                 continue;
             }
-            let bytes = align(bytes);
+            let bytes = aligned(bytes);
             let part = match tensor.role {
                 Role::Parameter | Role::ComputeCopy => &mut breakdown.weights,
                 Role::Gradient => &mut breakdown.gradients,
@@ -106,7 +106,7 @@ impl Plan {
             *part = part.saturating_add(bytes);
         }
         let peak = self.workspaces.get(self.peak_node).copied().flatten();
-        let scratch = peak.map_or(0, |placement| align(placement.bytes));
+        let scratch = peak.map_or(0, |placement| aligned(placement.bytes));
         breakdown.workspace = breakdown.workspace.saturating_add(scratch);
         let inside = breakdown.total() - breakdown.overhead;
         breakdown.activations = self.arena_bytes.saturating_sub(inside);

@@ -78,6 +78,8 @@ pub enum TorchError {
         length: u64,
         remedy: String,
     },
+    #[error("{file}: {problem}")]
+    GuideFile { file: &'static str, problem: String },
     #[error(transparent)]
     Config(#[from] ConfigError),
     #[error(transparent)]

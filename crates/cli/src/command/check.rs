@@ -273,7 +273,7 @@ const VARIABLES: [(&str, Option<Target>, &str); 9] = [
         "nothing here; --threads sets CPU threads",
     ),
     (
-        "CINCH_CACHE",
+        cinch_files::CACHE_VARIABLE,
         None,
         "where tokenised data and kernels are kept",
     ),

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use cinch_config::Bytes;
 use cinch_engine::{Engine, EngineOptions};
-use cinch_graph::Target;
-use cinch_plan::{ALIGNMENT, Placement};
+use cinch_graph::{ALIGNMENT, Target};
+use cinch_plan::Placement;
 use cinch_step::{Prediction, StepPlan};
 use cinch_train::{Batch, Session, resident_bytes};
 use serde::Serialize;

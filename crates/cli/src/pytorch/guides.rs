@@ -33,7 +33,7 @@ fn text(claims: &[GuideClaim]) -> String {
     let mut table = table::new(&["guide", "about", "it says", "computed", "which makes it"]);
     for claim in claims {
         table.add_row([
-            claim.guide,
+            &claim.guide,
             &claim.quote,
             &claim.claimed,
             &claim.computed,

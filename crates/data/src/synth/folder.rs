@@ -9,10 +9,10 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Component, Path, PathBuf};
 
+use cinch_files::{Replacement, parent_of};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use tempfile::NamedTempFile;
 
 use super::{Language, sized_program};
 use crate::error::DataError;
@@ -199,13 +199,13 @@ fn foreign_file(
 
 /// Complete or absent, like everything that is written.
 fn place(path: &Path, content: &[u8]) -> Result<(), DataError> {
-    let parent = path.parent().unwrap_or(Path::new("."));
+    let parent = parent_of(path);
     let write = || -> io::Result<()> {
         fs::create_dir_all(parent)?;
-        let mut file = NamedTempFile::new_in(parent)?;
+        let mut file = Replacement::create(path)?;
         file.write_all(content)?;
-        file.persist(path)?;
-        Ok(())
+        // The same options make it again, so nothing waits for the disk.
+        file.put_unsynced()
     };
     write().map_err(write_error(path))
 }

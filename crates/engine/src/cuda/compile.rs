@@ -2,8 +2,9 @@
 //! and version.
 
 use std::ffi::{CString, c_char};
-use std::path::PathBuf;
+use std::path::Path;
 
+use cinch_files::cache_folder;
 use cinch_graph::DType;
 use cudarc::nvrtc::{result, sys};
 use sha2::{Digest, Sha256};
@@ -82,15 +83,6 @@ fn options(dtype: DType, architecture: &str) -> Vec<String> {
     ]
 }
 
-/// Where what was found out about a card is kept: `$CINCH_CACHE`, or the user's cache folder.
-pub fn cache_folder() -> Option<PathBuf> {
-    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-    variable("CINCH_CACHE")
-        .map(PathBuf::from)
-        .or_else(|| variable("XDG_CACHE_HOME").map(|path| PathBuf::from(path).join("cinch")))
-        .or_else(|| variable("HOME").map(|path| PathBuf::from(path).join(".cache/cinch")))
-}
-
 fn key(source: &str, options: &[String]) -> String {
     let (mut major, mut minor) = (0, 0);
     // SAFETY: both pointers are to live integers. A failure leaves zeros, which is a key as well.
@@ -108,17 +100,13 @@ fn key(source: &str, options: &[String]) -> String {
 }
 
 /// Writes to the cache; one that cannot be written only costs time.
-fn keep(path: &std::path::Path, cubin: &[u8]) {
+fn keep(path: &Path, cubin: &[u8]) {
     let Some(folder) = path.parent() else { return };
     if std::fs::create_dir_all(folder).is_err() {
         return;
     }
-    if let Ok(mut file) = tempfile::NamedTempFile::new_in(folder)
-        && std::io::Write::write_all(&mut file, cubin).is_ok()
-    {
-        // A failed rename leaves the cache without this entry, nothing else.
-        let _ = file.persist(path);
-    }
+    // A failure leaves the cache without this entry, nothing else.
+    let _ = cinch_files::replace(path, cubin);
 }
 
 fn compile(

@@ -1,25 +1,29 @@
 //! Guide 000 beside the plan: every row of its tables, its presets, its two configurations and
 //! its estimates, as the guide's setting, the plan of it, and what is recommended instead.
 //!
+//! What the guide says is data (`data/guide_000.json`); the presets are those of the registry.
 //! The recommendation keeps the guide's effective batch and its fp16, and trains at the full
 //! sequence length of the model size, which the guide mostly gives up.
 
 use cinch_architecture::{Describe, Mamba};
-use cinch_config::{Bytes, Checkpointing, Config, Settings, Source, VRAM_PRESETS};
+use cinch_config::{Bytes, Checkpointing, Config, Settings, Source, VRAM_PRESETS, VramPreset};
 use cinch_device::{Gpu, find};
 use cinch_step::{StepPlan, StepTarget};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::answer::FitOutcome;
 use super::request::Request;
 use crate::FitError;
 
+const FILE: &str = "data/guide_000.json";
+const TEXT: &str = include_str!("../../data/guide_000.json");
+
 /// One line of the guide.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GuideRow {
     /// Where in the guide it stands.
-    pub source: &'static str,
-    pub size: &'static str,
+    pub source: String,
+    pub size: String,
     /// The card that stands for the guide's memory.
     pub card: &'static str,
     pub memory_bytes: u64,
@@ -42,211 +46,189 @@ pub struct GuideClaim {
     pub planned_bytes: u64,
 }
 
+/// What the file holds.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Guide {
+    guide: String,
+    /// A card of each memory that the guide names.
+    cards: Vec<GuideCard>,
+    /// The size that the guide's table has on cards from so much memory on, for presets that
+    /// name none; in rising order.
+    preset_sizes: Vec<PresetSize>,
+    /// In the order of the guide.
+    sections: Vec<Section>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GuideCard {
+    memory_gb: u64,
+    card: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PresetSize {
+    from_gb: u64,
+    size: String,
+}
+
+/// Rows of one place in the guide: those that are listed, or the presets behind `--vram`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Section {
+    source: String,
+    #[serde(default)]
+    entries: Vec<Entry>,
+    #[serde(default)]
+    presets: bool,
+}
+
 /// What the guide puts into a configuration.
-#[derive(Clone, Copy)]
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Entry {
-    source: &'static str,
-    size: &'static str,
+    size: String,
     memory_gb: u64,
     batch_size: usize,
     accumulation: usize,
     seq_len: usize,
-    checkpointed: bool,
+    checkpointing: bool,
+    #[serde(default)]
     offload: bool,
     claim: Option<Claim>,
 }
 
 /// What a figure of the guide is about, and the figure.
-#[derive(Clone, Copy)]
-enum Claim {
-    Weights(u64),
-    Activations(u64),
-    Optimizer(u64),
-    Total(u64),
+#[derive(Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Claim {
+    part: ClaimedPart,
+    bytes: u64,
 }
 
-/// A card of each memory that the guide names.
-const CARDS: [(u64, &str); 6] = [
-    (8, "RTX 3070"),
-    (12, "RTX 3060"),
-    (16, "RTX 4080"),
-    (24, "RTX 3090"),
-    (32, "RTX 5090"),
-    (48, "RTX A6000"),
-];
-
-const TABLE: &str = "Recommended Settings by GPU";
-const PRESETS: &str = "VRAM presets";
-const ESTIMATES: &str = "Memory Usage Estimation";
-
-/// Below 24 GB the guide checkpoints.
-const CHECKPOINTED_BELOW: u64 = 24;
-
-const fn entry(
-    source: &'static str,
-    memory_gb: u64,
-    size: &'static str,
-    [batch_size, accumulation, seq_len]: [usize; 3],
-) -> Entry {
-    Entry {
-        source,
-        size,
-        memory_gb,
-        batch_size,
-        accumulation,
-        seq_len,
-        checkpointed: memory_gb < CHECKPOINTED_BELOW,
-        offload: false,
-        claim: None,
-    }
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum ClaimedPart {
+    Weights,
+    Activations,
+    Optimizer,
+    Total,
 }
-
-/// The estimates name neither a card nor checkpointing; the guide says of them that they "fit in
-/// 16GB easily".
-const fn estimate(size: &'static str, shape: [usize; 3], claim: Claim) -> Entry {
-    Entry {
-        checkpointed: false,
-        claim: Some(claim),
-        ..entry(ESTIMATES, 16, size, shape)
-    }
-}
-
-const MB: u64 = 1_000_000;
-
-/// What the guide prints, in its order.
-const PRINTED: [Entry; 18] = [
-    entry(TABLE, 8, "small", [1, 16, 256]),
-    entry(TABLE, 12, "small", [2, 8, 512]),
-    entry(TABLE, 16, "small", [2, 8, 512]),
-    entry(TABLE, 16, "medium", [1, 16, 256]),
-    entry(TABLE, 24, "medium", [4, 4, 1024]),
-    entry("config_16gb_safe.json", 16, "small", [1, 16, 256]),
-    entry("Ultra-Safe 16GB Config", 16, "small", [1, 16, 256]),
-    entry("config_balanced_16gb.json", 16, "small", [2, 8, 512]),
-    estimate("small", [1, 16, 256], Claim::Weights(200 * MB)),
-    estimate("medium", [1, 16, 256], Claim::Weights(600 * MB)),
-    estimate("large", [1, 16, 256], Claim::Weights(1600 * MB)),
-    estimate("medium", [1, 16, 256], Claim::Activations(100 * MB)),
-    estimate("medium", [2, 8, 512], Claim::Activations(400 * MB)),
-    estimate("medium", [4, 4, 1024], Claim::Activations(1600 * MB)),
-    estimate("small", [1, 16, 256], Claim::Optimizer(400 * MB)),
-    estimate("medium", [1, 16, 256], Claim::Optimizer(1200 * MB)),
-    estimate("large", [1, 16, 256], Claim::Optimizer(3200 * MB)),
-    estimate("medium", [2, 8, 512], Claim::Total(2200 * MB)),
-];
 
 /// Every row of the guide.
 pub fn guide_rows() -> Result<Vec<GuideRow>, FitError> {
+    let guide: Guide = serde_json::from_str(TEXT).map_err(|error| FitError::GuideData {
+        file: FILE,
+        problem: error.to_string(),
+    })?;
     let mut known: Vec<(Entry, Option<FitOutcome>)> = Vec::new();
-    let entries = PRINTED[..5].iter().copied().chain(presets());
-    let entries = entries.chain(PRINTED[5..].iter().copied());
-    entries.map(|entry| row(entry, &mut known)).collect()
+    let mut rows = Vec::new();
+    for section in &guide.sections {
+        let presets = VRAM_PRESETS.iter().filter(|_| section.presets);
+        let presets = presets.map(|preset| guide.preset(preset));
+        for entry in section.entries.iter().cloned().chain(presets) {
+            rows.push(guide.row(&section.source, &entry, &mut known)?);
+        }
+    }
+    Ok(rows)
 }
 
-/// The presets behind `--vram`, with the size that the guide's table has on such a card.
-fn presets() -> impl Iterator<Item = Entry> {
-    VRAM_PRESETS.iter().map(|preset| {
+impl Guide {
+    fn preset(&self, preset: &VramPreset) -> Entry {
         let memory_gb = preset.memory.get() / Bytes::GIB.get();
-        let by_table = match memory_gb {
-            ..CHECKPOINTED_BELOW => "small",
-            _ => "medium",
+        let mut sizes = self.preset_sizes.iter().rev();
+        let by_table = sizes.find(|size| size.from_gb <= memory_gb);
+        let size = match preset.size {
+            Some(size) => size.to_owned(),
+            None => by_table.map_or_else(String::new, |by_table| by_table.size.clone()),
         };
-        let shape = [preset.batch_size, preset.accumulation, preset.seq_len];
-        let size = preset.size.unwrap_or(by_table);
         Entry {
-            checkpointed: preset.checkpointing == Checkpointing::Full,
+            size,
+            memory_gb,
+            batch_size: preset.batch_size,
+            accumulation: preset.accumulation,
+            seq_len: preset.seq_len,
+            checkpointing: preset.checkpointing == Checkpointing::Full,
             offload: preset.offload,
-            ..entry(PRESETS, memory_gb, size, shape)
+            claim: None,
         }
-    })
-}
-
-fn row(entry: Entry, known: &mut Vec<(Entry, Option<FitOutcome>)>) -> Result<GuideRow, FitError> {
-    let gpu = entry.gpu()?;
-    let (card, memory_bytes) = (gpu.card(), gpu.memory.usable_bytes());
-    let asked = entry.config(entry.seq_len, [entry.batch_size, entry.accumulation])?;
-    let blocks = if entry.checkpointed {
-        asked.model.num_blocks()
-    } else {
-        0
-    };
-    let step = StepPlan::new(&asked, StepTarget::from(card.target), blocks)?;
-    let plan = FitOutcome::new(&step, &Request::new(&asked, &card, memory_bytes));
-    let same = |(other, _): &&(Entry, _)| {
-        let key = |e: &Entry| (e.size, e.memory_gb, e.effective_batch());
-        key(other) == key(&entry)
-    };
-    let recommendation = match known.iter().find(same) {
-        Some((_, outcome)) => outcome.clone(),
-        None => {
-            let outcome = entry.recommend(gpu)?;
-            known.push((entry, outcome.clone()));
-            outcome
-        }
-    };
-    Ok(GuideRow {
-        source: entry.source,
-        size: entry.size,
-        card: gpu.name,
-        memory_bytes,
-        setting: entry.setting(),
-        claim: entry.claim.map(|claim| claim.beside(&plan)),
-        fits: plan.total_bytes <= memory_bytes,
-        plan,
-        recommendation,
-    })
-}
-
-impl Entry {
-    fn effective_batch(&self) -> usize {
-        self.batch_size * self.accumulation
     }
 
-    fn setting(&self) -> String {
-        let mut text = format!(
-            "batch {} × {}, {} tokens, fp16",
-            self.batch_size, self.accumulation, self.seq_len
-        );
-        if self.checkpointed {
-            text += ", checkpointing";
-        }
-        if self.offload {
-            text += ", CPU offload";
-        }
-        text
+    fn row(
+        &self,
+        source: &str,
+        entry: &Entry,
+        known: &mut Vec<(Entry, Option<FitOutcome>)>,
+    ) -> Result<GuideRow, FitError> {
+        let gpu = self.gpu(entry.memory_gb)?;
+        let (card, memory_bytes) = (gpu.card(), gpu.memory.usable_bytes());
+        let cut = [entry.batch_size, entry.accumulation];
+        let asked = self.config(entry, entry.seq_len, cut)?;
+        let blocks = if entry.checkpointing {
+            asked.model.num_blocks()
+        } else {
+            0
+        };
+        let step = StepPlan::new(&asked, StepTarget::from(card.target), blocks)?;
+        let plan = FitOutcome::new(&step, &Request::new(&asked, &card, memory_bytes));
+        let same = |(other, _): &&(Entry, _)| other.recommends_as(entry);
+        let recommendation = match known.iter().find(same) {
+            Some((_, outcome)) => outcome.clone(),
+            None => {
+                let outcome = self.recommend(entry, gpu)?;
+                known.push((entry.clone(), outcome.clone()));
+                outcome
+            }
+        };
+        Ok(GuideRow {
+            source: source.to_owned(),
+            size: entry.size.clone(),
+            card: gpu.name,
+            memory_bytes,
+            setting: entry.setting(),
+            claim: entry.claim.map(|claim| claim.beside(&plan)),
+            fits: plan.total_bytes <= memory_bytes,
+            plan,
+            recommendation,
+        })
     }
 
-    fn gpu(&self) -> Result<&'static Gpu, FitError> {
-        let card = CARDS.iter().find(|(memory, _)| *memory == self.memory_gb);
-        Ok(find(card.map_or("", |(_, name)| name))?)
+    fn gpu(&self, memory_gb: u64) -> Result<&'static Gpu, FitError> {
+        let mut cards = self.cards.iter();
+        let card = cards.find(|card| card.memory_gb == memory_gb);
+        Ok(find(card.map_or("", |card| &card.card))?)
     }
 
     fn config(
         &self,
+        entry: &Entry,
         seq_len: usize,
         [micro, accumulation]: [usize; 2],
     ) -> Result<Config, FitError> {
         let mut settings = Settings::new();
         for (key, value) in [
             ("model.type", Mamba::FAMILY.name.to_owned()),
-            ("model.size", self.size.to_owned()),
+            ("model.size", entry.size.clone()),
             ("vram.batch_size", micro.to_string()),
             ("vram.gradient_accumulation_steps", accumulation.to_string()),
             ("vram.max_seq_len", seq_len.to_string()),
             ("vram.use_fp16", true.to_string()),
-            ("vram.use_cpu_offload", self.offload.to_string()),
+            ("vram.use_cpu_offload", entry.offload.to_string()),
         ] {
-            settings.set(key, &value, Source::Preset("guide 000".to_owned()))?;
+            let source = Source::Preset(format!("guide {}", self.guide));
+            settings.set(key, &value, source)?;
         }
         Ok(settings.resolve()?)
     }
 
     /// The best at the guide's effective batch and the size's full sequence length.
-    fn recommend(&self, gpu: &Gpu) -> Result<Option<FitOutcome>, FitError> {
-        let size = Mamba::FAMILY.size(self.size);
+    fn recommend(&self, entry: &Entry, gpu: &Gpu) -> Result<Option<FitOutcome>, FitError> {
+        let size = Mamba::FAMILY.size(&entry.size);
         let positions = size.and_then(|size| (size.shape)().positions());
-        let seq_len = positions.map_or(self.seq_len, |positions| positions as usize);
-        let config = self.config(seq_len, [self.effective_batch(), 1])?;
+        let seq_len = positions.map_or(entry.seq_len, |positions| positions as usize);
+        let config = self.config(entry, seq_len, [entry.effective_batch(), 1])?;
         let (card, memory_bytes) = (gpu.card(), gpu.memory.usable_bytes());
         let mut request = Request::new(&config, &card, memory_bytes);
         request.fixed = vec!["vram.precision", "vram.max_seq_len"];
@@ -258,24 +240,47 @@ impl Entry {
     }
 }
 
+impl Entry {
+    fn effective_batch(&self) -> usize {
+        self.batch_size * self.accumulation
+    }
+
+    /// Whether the same is recommended for both.
+    fn recommends_as(&self, other: &Self) -> bool {
+        let key = |e: &Self| (e.memory_gb, e.effective_batch());
+        self.size == other.size && key(self) == key(other)
+    }
+
+    fn setting(&self) -> String {
+        let mut text = format!(
+            "batch {} × {}, {} tokens, fp16",
+            self.batch_size, self.accumulation, self.seq_len
+        );
+        if self.checkpointing {
+            text += ", checkpointing";
+        }
+        if self.offload {
+            text += ", CPU offload";
+        }
+        text
+    }
+}
+
 impl Claim {
     fn beside(self, plan: &FitOutcome) -> GuideClaim {
         let parts = &plan.breakdown;
-        let (what, claimed_bytes, planned_bytes) = match self {
-            Self::Weights(claimed) => ("model weights", claimed, parts.weights),
-            Self::Activations(claimed) => {
-                let planned = parts.activations + parts.workspace;
-                ("activations", claimed, planned)
-            }
-            Self::Optimizer(claimed) => ("optimizer states", claimed, parts.optimizer),
-            Self::Total(claimed) => {
+        let (what, planned_bytes) = match self.part {
+            ClaimedPart::Weights => ("model weights", parts.weights),
+            ClaimedPart::Activations => ("activations", parts.activations + parts.workspace),
+            ClaimedPart::Optimizer => ("optimizer states", parts.optimizer),
+            ClaimedPart::Total => {
                 let planned = plan.total_bytes - parts.overhead;
-                ("total without overhead", claimed, planned)
+                ("total without overhead", planned)
             }
         };
         GuideClaim {
             what,
-            claimed_bytes,
+            claimed_bytes: self.bytes,
             planned_bytes,
         }
     }

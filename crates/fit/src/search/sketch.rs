@@ -29,8 +29,8 @@ use std::ops::Range;
 
 use cinch_config::Config;
 use cinch_device::Card;
-use cinch_graph::{Graph, Target, TrainingGraph};
-use cinch_plan::{Demand, aligned};
+use cinch_graph::{Graph, Target, TrainingGraph, aligned};
+use cinch_plan::Demand;
 use cinch_step::{StepTarget, beside_arena, differentiated, evaluation_graph, options, recomputed};
 
 use crate::FitError;

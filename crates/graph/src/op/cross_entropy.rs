@@ -12,7 +12,7 @@ use crate::error::GraphError;
 use crate::graph::{Graph, Node, Role, Target, TensorId};
 use crate::types::{DType, TensorType};
 
-/// A target that counts for nothing: padding.
+/// A target that counts for nothing: padding, and a position that has no next token.
 pub const IGNORE_INDEX: i32 = -100;
 
 /// Inputs: h [.., d], W [V, d], targets i32 [..], the inverse of the number of targets.

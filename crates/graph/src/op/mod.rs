@@ -35,6 +35,7 @@ pub use optimizer::{AdamW, AdamWLayout, GradientNorm, GradientSquares, MomentFor
 pub use rotary::Rotary;
 pub use scan::{Scan, ScanBackward, ScanInputs, ScanPartition};
 
+use crate::align::aligned;
 use crate::cost::{Cost, KernelCost};
 use crate::differentiate::Backward;
 use crate::error::GraphError;
@@ -216,14 +217,6 @@ fn expect(condition: bool, problem: impl FnOnce() -> String) -> Result<(), Strin
 /// are out of all proportion must give figures that are too, not ones that have wrapped around.
 fn product<const N: usize>(factors: [u64; N]) -> u64 {
     factors.into_iter().fold(1, u64::saturating_mul)
-}
-
-/// Bytes up to where the next part of a workspace may begin: what a plan aligns tensors to.
-fn aligned(bytes: u64) -> u64 {
-    const ALIGNMENT: u64 = 256;
-    bytes
-        .checked_next_multiple_of(ALIGNMENT)
-        .unwrap_or(u64::MAX)
 }
 
 /// A sum that stops likewise.

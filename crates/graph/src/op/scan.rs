@@ -7,14 +7,14 @@
 //! again before it runs it backward.
 
 use super::{
-    Declare, Op, expect, expect_columns, expect_float, expect_inputs, expect_same, expect_small,
-    product, sum,
+    Declare, Op, aligned, expect, expect_columns, expect_float, expect_inputs, expect_same,
+    expect_small, product, sum,
 };
 use crate::cost::{Arithmetic, Cost, KernelCost};
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::graph::{Graph, Node, Target, TensorId};
-use crate::types::TensorType;
+use crate::types::{DType, TensorType};
 
 /// Inputs: x [B, T, inner or more], z likewise unless `packed` (then both are columns of the
 /// first input), p [B, T, rank + 2N] whose last columns are B and C, dt [B, T, inner],
@@ -276,8 +276,7 @@ impl ScanPartition {
 
 /// The bytes of so many floats, as a part of a workspace.
 fn cuda_part(floats: u64) -> u64 {
-    let bytes = product([floats, 4]);
-    bytes.checked_next_multiple_of(256).unwrap_or(bytes)
+    aligned(product([floats, DType::F32.size()]))
 }
 
 impl Declare for Scan {

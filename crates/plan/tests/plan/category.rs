@@ -1,8 +1,8 @@
 //! The timeline by category: it adds up to the timeline, and each part is the one that the
 //! breakdown and the placements show.
 
-use cinch_graph::{Graph, Recompute, Target};
-use cinch_plan::{ALIGNMENT, Category, Options, Plan};
+use cinch_graph::{ALIGNMENT, Graph, Recompute, Target};
+use cinch_plan::{Category, Options, Plan};
 use proptest::prelude::*;
 
 use crate::random_model::{ModelSpec, cases, models};

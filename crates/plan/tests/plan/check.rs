@@ -4,8 +4,8 @@
 //! that live during one node are compared. The only overlap allowed is an output exactly over
 //! an input of its own node, where the op declares the pair and nobody reads the input later.
 
-use cinch_graph::{Graph, Node, Role, TensorId};
-use cinch_plan::{ALIGNMENT, Placement, Plan, Residence};
+use cinch_graph::{ALIGNMENT, Graph, Node, Role, TensorId};
+use cinch_plan::{Placement, Plan, Residence};
 
 /// Panics with the names of what is wrong.
 pub fn check(graph: &Graph, plan: &Plan) {

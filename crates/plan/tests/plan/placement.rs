@@ -1,6 +1,7 @@
 //! Offsets for buffers with random lifetimes and sizes.
 
-use cinch_plan::{ALIGNMENT, Buffer, place};
+use cinch_graph::ALIGNMENT;
+use cinch_plan::{Buffer, place};
 use proptest::prelude::*;
 
 use crate::random_model::cases;

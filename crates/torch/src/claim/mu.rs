@@ -1,22 +1,71 @@
 //! Guide 003: a model with sixteen small attentions and a large one in every layer.
 
 use cinch_architecture::{Architecture, Mu};
+use serde::Deserialize;
 
-use super::{Gigabytes, Guide, GuideClaim, activations, percent, run};
+use super::file::{self, Figure};
+use super::{GuideClaim, activations, percent, run};
 use crate::TorchError;
 use crate::eager::training::Precision;
 use crate::eager::{AllocationCategory, Event};
 use crate::model::Workload;
 
-fn layered(layers: u64, batch: u64, length: u64, precision: Precision) -> Workload {
-    let config = Mu {
-        layers,
-        ..Mu::default()
-    };
-    run(Architecture::Mu(config), batch, length, precision)
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Asked {
+    /// Queries, keys and values of a layer's small attentions.
+    BlockProjections(Run),
+    /// Their weights.
+    BlockWeights(Run),
+    /// The same of its large one.
+    CrossProjections(Run),
+    CrossWeights(Run),
+    /// All that a layer keeps.
+    Layer(Run),
+    Peak(Run),
+    /// What remains with half of them.
+    HalfTheLayers(Run),
+    /// What deleting a Python name frees while autograd holds the tensor.
+    DeletedName,
+    EffectiveBatch(u64),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Run {
+    batch: u64,
+    length: u64,
+    precision: RunPrecision,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum RunPrecision {
+    Fp32,
+    /// Under autocast.
+    Fp16,
+}
+
+impl Run {
+    fn workload(self) -> Workload {
+        self.layered(Mu::default().layers)
+    }
+
+    fn layered(self, layers: u64) -> Workload {
+        let config = Mu {
+            layers,
+            ..Mu::default()
+        };
+        let precision = match self.precision {
+            RunPrecision::Fp32 => Precision::Float32,
+            RunPrecision::Fp16 => Precision::AutocastFloat16,
+        };
+        run(Architecture::Mu(config), self.batch, self.length, precision)
+    }
 }
 
 /// What the attentions of a layer make in forward.
+#[derive(Clone, Copy)]
 struct Attentions {
     block_projections: u64,
     block_weights: u64,
@@ -66,82 +115,36 @@ impl Attentions {
 }
 
 pub(super) fn claims() -> Result<Vec<GuideClaim>, TorchError> {
-    let guide = Guide("003");
-    let layers = Mu::default().layers;
-    let large = layered(layers, 32, 512, Precision::Float32);
-    let fixed = layered(layers, 4, 256, Precision::AutocastFloat16);
-    let attentions = Attentions::of(&large)?;
-    let one_layer =
-        activations(&large)? - activations(&layered(layers - 1, 32, 512, Precision::Float32))?;
-    let own_product = "its own product of the shapes, at four bytes a value, is this figure";
-    let mut claims = vec![
-        guide.bytes(
-            "query, key and value of a layer's 16 block attentions, batch 32, length 512",
-            Gigabytes(1.57, 1.57),
-            attentions.block_projections,
-            own_product,
-        ),
-        guide.bytes(
-            "attention weights of a layer's 16 block attentions",
-            Gigabytes(2.15, 2.15),
-            attentions.block_weights,
-            own_product,
-        ),
-        guide.bytes(
-            "query, key and value of a layer's cross attention",
-            Gigabytes(0.12, 0.12),
-            attentions.cross_projections,
-            own_product,
-        ),
-        guide.bytes(
-            "attention weights of a layer's cross attention",
-            Gigabytes(1.07, 1.07),
-            attentions.cross_weights,
-            own_product,
-        ),
-        guide.bytes(
-            "a layer, batch 32, length 512",
-            Gigabytes(5.71, 5.71),
-            one_layer,
-            "attention weights are kept after softmax, after dropout and as its mask, and all of it still is less",
-        ),
-        guide.run(
-            "the model, batch 32, length 512, in fp32",
-            Gigabytes(136.9, 136.9),
-            &large,
-            "24 times a layer that is too large",
-        )?,
-        guide.run(
-            "the model, batch 4, length 256, in fp16",
-            Gigabytes(4.3, 4.3),
-            &fixed,
-            "",
-        )?,
-    ];
-    let (whole, half) = (
-        fixed.predict()?,
-        layered(layers / 2, 4, 256, Precision::AutocastFloat16).predict()?,
-    );
-    claims.push(guide.statement(
-        "half the layers",
-        "half the memory",
-        format!(
-            "{} of the tensors' peak remains",
-            percent(half.peak_allocated, whole.peak_allocated)
-        ),
-        "less than half is saved: what is around the layers stays",
-    ));
-    claims.push(guide.statement(
-        "del of block outputs in forward",
-        "frees them at once",
-        "0 bytes".into(),
-        "wrong: autograd holds what backward needs, whatever Python calls it",
-    ));
-    claims.push(guide.statement(
-        "batch 4 instead of 32",
-        "the same gradients",
-        "an effective batch of 4".into(),
-        "wrong without accumulation: eight micro batches a step would make them the same",
-    ));
-    Ok(claims)
+    // Four claims are about the attentions of one run.
+    let mut known: Option<(Run, Attentions)> = None;
+    let mut attentions = |run: Run| {
+        if let Some((_, attentions)) = known.filter(|(of, _)| *of == run) {
+            return Ok(attentions);
+        }
+        let attentions = Attentions::of(&run.workload())?;
+        known = Some((run, attentions));
+        Ok::<_, TorchError>(attentions)
+    };
+    file::answer("mu.json", include_str!("mu.json"), |asked| {
+        let layers = Mu::default().layers;
+        Ok(match asked {
+            Asked::BlockProjections(run) => Figure::bytes(attentions(run)?.block_projections),
+            Asked::BlockWeights(run) => Figure::bytes(attentions(run)?.block_weights),
+            Asked::CrossProjections(run) => Figure::bytes(attentions(run)?.cross_projections),
+            Asked::CrossWeights(run) => Figure::bytes(attentions(run)?.cross_weights),
+            Asked::Layer(run) => {
+                let one_less = activations(&run.layered(layers - 1))?;
+                Figure::bytes(activations(&run.workload())? - one_less)
+            }
+            Asked::Peak(run) => Figure::peak(&run.workload())?,
+            Asked::HalfTheLayers(run) => {
+                let (whole, half) = (run.workload(), run.layered(layers / 2));
+                let (whole, half) = (whole.predict()?, half.predict()?);
+                let share = percent(half.peak_allocated, whole.peak_allocated);
+                Figure::words(format!("{share} of the tensors' peak remains"))
+            }
+            Asked::DeletedName => Figure::words("0 bytes"),
+            Asked::EffectiveBatch(batch) => Figure::words(format!("an effective batch of {batch}")),
+        })
+    })
 }

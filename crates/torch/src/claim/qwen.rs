@@ -1,9 +1,11 @@
 //! Guide 002: Qwen2.5-7B with adapters of rank 128.
 
 use cinch_architecture::configured;
+use serde::Deserialize;
 use serde_json::Map;
 
-use super::{Gigabytes, Guide, GuideClaim, Trained, activations, run, size};
+use super::file::{self, Figure};
+use super::{GuideClaim, Trained, activations, run, size};
 use crate::TorchError;
 use crate::allocator::AllocatorConfig;
 use crate::change::Change;
@@ -13,111 +15,102 @@ use crate::model::Workload;
 
 const RANK: u64 = 128;
 
-/// The base in half precision, adapters in fp32 on every linear layer, checkpointed.
-fn tuned(batch: u64, length: u64) -> Result<Workload, TorchError> {
-    let architecture = configured("qwen2.5-7b", &Map::new())?.architecture;
-    let base = run(architecture, batch, length, Precision::BFloat16);
-    let mut tuned = Change::Adapters.apply(&base).unwrap_or(base);
-    tuned.checkpoints = Checkpointing::NonReentrant;
-    if let Some(lora) = &mut tuned.lora {
-        lora.rank = RANK;
-        lora.dropout = 0.05;
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Asked {
+    /// How many parameters are trained.
+    TrainedValues(Run),
+    /// Bytes of what is trained, and of its gradients.
+    Trained(Run),
+    /// Bytes of what is not.
+    Base(Run),
+    /// Of the optimizer.
+    Moments(Run),
+    Activations(Run),
+    Peak(Run),
+    Saving {
+        before: Run,
+        after: Run,
+    },
+    /// What checkpointing saves.
+    Checkpointing(Run),
+    /// Two settings of the allocator together, beside the one of them that helps.
+    Allocator {
+        run: Run,
+        unsplit: String,
+        expandable: String,
+    },
+    /// How much less is trained.
+    TrainedDifference {
+        before: Run,
+        after: Run,
+    },
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Run {
+    batch: u64,
+    length: u64,
+}
+
+impl Run {
+    /// The base in half precision, adapters in fp32 on every linear layer, checkpointed.
+    fn workload(&self) -> Result<Workload, TorchError> {
+        let architecture = configured("qwen2.5-7b", &Map::new())?.architecture;
+        let base = run(architecture, self.batch, self.length, Precision::BFloat16);
+        let mut tuned = Change::Adapters.apply(&base).unwrap_or(base);
+        tuned.checkpoints = Checkpointing::NonReentrant;
+        if let Some(lora) = &mut tuned.lora {
+            lora.rank = RANK;
+            lora.dropout = 0.05;
+        }
+        Ok(tuned)
     }
-    Ok(tuned)
+
+    fn trained(&self) -> Result<Trained, TorchError> {
+        Trained::of(&self.workload()?)
+    }
 }
 
 pub(super) fn claims() -> Result<Vec<GuideClaim>, TorchError> {
-    let guide = Guide("002");
-    let (before, after) = (tuned(2, 2048)?, tuned(1, 1536)?);
-    let trained = Trained::of(&before)?;
-    let base = before.weights()?.bytes - trained.bytes;
-    let whole = Workload {
-        checkpoints: Checkpointing::Off,
-        ..after.clone()
-    };
-    let mut claims = vec![
-        guide.statement(
-            "parameters trained at rank 128",
-            "239 M",
-            format!("{} M", trained.values / 1_000_000),
-            "too low: it is the figure of a smaller model",
-        ),
-        guide.bytes(
-            "the base model in half precision",
-            Gigabytes(14.0, 14.0),
-            base,
-            "",
-        ),
-        guide.bytes(
-            "adapters",
-            Gigabytes(0.5, 0.5),
-            trained.bytes,
-            "peft makes them in fp32",
-        ),
-        guide.bytes(
-            "gradients at batch 2",
-            Gigabytes(2.5, 2.5),
-            trained.bytes,
-            "one fp32 value for each trained parameter, whatever the batch",
-        ),
-        guide.bytes(
-            "optimizer states at batch 2",
-            Gigabytes(1.5, 1.5),
-            trained.moments,
-            "two fp32 moments for each trained parameter",
-        ),
-        guide.bytes(
-            "activations at batch 2, length 2048",
-            Gigabytes(5.0, 5.0),
-            activations(&before)?,
-            "most of it is the loss: logits over the whole vocabulary, in half precision and in fp32, and their gradient",
-        ),
-        guide.run(
-            "total at batch 2, length 2048",
-            Gigabytes(25.0, 25.0),
-            &before,
-            "",
-        )?,
-        guide.run(
-            "total at batch 1, length 1536, where 18 GB free are said to be enough",
-            Gigabytes(18.0, 20.0),
-            &after,
-            "a card of 24 GB is not enough with the allocator's defaults",
-        )?,
-        guide.saving(
-            "length 1536 instead of 2048, at batch 2",
-            Gigabytes(1.5, 2.0),
-            &before,
-            &tuned(2, 1536)?,
-            "",
-        )?,
-        guide.saving(
-            "batch 1 instead of 2, at length 1536",
-            Gigabytes(2.0, 3.0),
-            &tuned(2, 1536)?,
-            &after,
-            "",
-        )?,
-        guide.saving(
-            "gradient checkpointing at batch 1, length 1536",
-            Gigabytes(1.0, 2.0),
-            &whole,
-            &after,
-            "by far the largest saving, and listed among the small ones",
-        )?,
-    ];
-    claims.push(allocator(&guide, &after)?);
-    claims.push(guide.bytes(
-        "gradients and states saved by the smaller batch",
-        Gigabytes(1.0, 1.0),
-        trained.bytes - Trained::of(&after)?.bytes,
-        "their size depends on the parameters alone",
-    ));
-    Ok(claims)
+    file::answer("qwen.json", include_str!("qwen.json"), |asked| {
+        Ok(match asked {
+            Asked::TrainedValues(run) => {
+                Figure::words(format!("{} M", run.trained()?.values / 1_000_000))
+            }
+            Asked::Trained(run) => Figure::bytes(run.trained()?.bytes),
+            Asked::Base(run) => {
+                let workload = run.workload()?;
+                Figure::bytes(workload.weights()?.bytes - Trained::of(&workload)?.bytes)
+            }
+            Asked::Moments(run) => Figure::bytes(run.trained()?.moments),
+            Asked::Activations(run) => Figure::bytes(activations(&run.workload()?)?),
+            Asked::Peak(run) => Figure::peak(&run.workload()?)?,
+            Asked::Saving { before, after } => {
+                Figure::saving(&before.workload()?, &after.workload()?)?
+            }
+            Asked::Checkpointing(run) => {
+                let after = run.workload()?;
+                let whole = Workload {
+                    checkpoints: Checkpointing::Off,
+                    ..after.clone()
+                };
+                Figure::saving(&whole, &after)?
+            }
+            Asked::Allocator {
+                run,
+                unsplit,
+                expandable,
+            } => allocator(&run.workload()?, &unsplit, &expandable)?,
+            Asked::TrainedDifference { before, after } => {
+                Figure::bytes(before.trained()?.bytes - after.trained()?.bytes)
+            }
+        })
+    })
 }
 
-/// The guide's two settings together, and the one of them that helps.
-fn allocator(guide: &Guide, run: &Workload) -> Result<GuideClaim, TorchError> {
+fn allocator(run: &Workload, unsplit: &str, expandable: &str) -> Result<Figure, TorchError> {
     let reserved = |settings: &str| {
         let workload = Workload {
             allocator: AllocatorConfig::parse(settings)?,
@@ -125,22 +118,13 @@ fn allocator(guide: &Guide, run: &Workload) -> Result<GuideClaim, TorchError> {
         };
         Ok::<_, TorchError>(workload.predict()?.peak_reserved)
     };
-    let (plain, expandable) = (reserved("")?, reserved("expandable_segments:True")?);
-    let both = reserved("max_split_size_mb:128,expandable_segments:True")?;
-    let verdict = if both < plain {
-        "it saves, in what is reserved"
-    } else {
-        "wrong: blocks that may not be split undo what expandable segments save"
-    };
-    Ok(guide.statement(
-        "max_split_size_mb:128 with expandable_segments:True, at batch 1, length 1536",
-        "saves 0.5 to 1 GB",
-        format!(
-            "reserved: {} by default, {} with both, {} with expandable segments alone",
-            size(plain as f64),
-            size(both as f64),
-            size(expandable as f64)
-        ),
-        verdict,
-    ))
+    let (plain, alone) = (reserved("")?, reserved(expandable)?);
+    let both = reserved(&format!("{unsplit},{expandable}"))?;
+    let words = format!(
+        "reserved: {} by default, {} with both, {} with expandable segments alone",
+        size(plain as f64),
+        size(both as f64),
+        size(alone as f64)
+    );
+    Ok(Figure::words(words).holding(both < plain))
 }

@@ -5,16 +5,17 @@
 //! the user's to delete. Everything here keeps that reading true across kills and power cuts.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::{Mutex, PoisonError};
 
+use cinch_files::{PARTIAL_PREFIX, parent_of, sync_folder};
+
 use super::error::{CheckpointError, IoContext};
 
 const STEP_PREFIX: &str = "step-";
-const PARTIAL_PREFIX: &str = ".partial-";
 const TRASH_PREFIX: &str = ".trash-";
 
 /// What this process is writing at the moment. Needed because process ids come back: in a
@@ -56,43 +57,6 @@ fn children(folder: &Path) -> io::Result<Vec<fs::DirEntry>> {
     }
 }
 
-/// Forces a folder's entries to the disk: without it a finished rename can be undone by a power
-/// cut. Systems that cannot sync a folder (Windows, some network mounts) order renames themselves.
-pub(super) fn sync(folder: &Path) -> io::Result<()> {
-    if cfg!(not(unix)) {
-        return Ok(());
-    }
-    match File::open(folder)?.sync_all() {
-        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
-        result => result,
-    }
-}
-
-/// Creates a folder and its missing parents so that they survive a power cut.
-pub(super) fn create(folder: &Path) -> io::Result<()> {
-    if folder.is_dir() {
-        return Ok(());
-    }
-    let parent = parent_of(folder);
-    if parent != folder {
-        create(parent)?;
-    }
-    match fs::create_dir(folder) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && folder.is_dir() => Ok(()),
-        Err(error) => Err(error),
-        Ok(()) => sync(parent),
-    }
-}
-
-/// The folder that holds `path`; `.` for a bare name.
-pub(super) fn parent_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
-        Some(parent) => parent,
-        None => path,
-    }
-}
-
 /// A `.partial-…` folder under construction. Dropped without [`Partial::publish`], it removes
 /// itself: a failed save leaves nothing behind and gives its bytes back.
 pub(super) struct Partial {
@@ -125,9 +89,9 @@ impl Partial {
 
     /// Gives the finished folder its name. Its files must have been synced already.
     pub(super) fn publish(self, target: &Path) -> Result<(), CheckpointError> {
-        sync(&self.path).at("sync", &self.path)?;
+        sync_folder(&self.path).at("sync", &self.path)?;
         fs::rename(&self.path, target).at("give the finished checkpoint its name", target)?;
-        sync(parent_of(target)).at("sync", parent_of(target))
+        sync_folder(parent_of(target)).at("sync", parent_of(target))
     }
 }
 
@@ -144,21 +108,9 @@ fn in_flight() -> std::sync::MutexGuard<'static, BTreeSet<PathBuf>> {
     IN_FLIGHT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Replaces a small file whole: readers see the old contents or the new, never a mixture.
+/// Replaces a small file whole.
 pub(super) fn replace_file(path: &Path, contents: &[u8]) -> Result<(), CheckpointError> {
-    let parent = parent_of(path);
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let partial = parent.join(format!("{PARTIAL_PREFIX}{name}-{}", process::id()));
-    let written = File::create(&partial).and_then(|mut file| {
-        file.write_all(contents)?;
-        file.sync_all()?;
-        fs::rename(&partial, path)
-    });
-    if written.is_err() {
-        let _ = fs::remove_file(&partial);
-    }
-    written.at("write", path)?;
-    sync(parent).at("sync", parent)
+    cinch_files::replace(path, contents).at("write", path)
 }
 
 /// Removes a complete checkpoint. The rename comes first, so that a removal killed halfway leaves
@@ -169,7 +121,7 @@ pub(super) fn discard(path: &Path) -> Result<(), CheckpointError> {
     let trash = parent.join(format!("{TRASH_PREFIX}{name}-{}", process::id()));
     remove(&trash).at("remove", &trash)?;
     fs::rename(path, &trash).at("remove", path)?;
-    sync(parent).at("sync", parent)?;
+    sync_folder(parent).at("sync", parent)?;
     remove(&trash).at("remove", &trash)
 }
 
@@ -186,7 +138,7 @@ pub(super) fn set_aside(path: &Path) -> Result<PathBuf, CheckpointError> {
         number += 1;
     };
     fs::rename(path, &aside).at("move aside", path)?;
-    sync(parent).at("sync", parent)?;
+    sync_folder(parent).at("sync", parent)?;
     Ok(aside)
 }
 

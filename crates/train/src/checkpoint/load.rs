@@ -176,7 +176,7 @@ fn damaged(path: &Path, finding: Finding) -> CheckpointError {
 /// Looks through the older checkpoints beside `path`, newest first, for one that verifies.
 fn newest_intact_before(path: &Path) -> Option<PathBuf> {
     let step = folder::step_of(path.file_name()?.to_str()?)?;
-    let steps = folder::steps_in(folder::parent_of(path)).ok()?;
+    let steps = folder::steps_in(cinch_files::parent_of(path)).ok()?;
     steps
         .into_iter()
         .rev()

@@ -121,7 +121,7 @@ impl Store {
     }
 
     fn write(&self, step: u64, contents: &Contents<'_>) -> Result<(), CheckpointError> {
-        folder::create(&self.folder).at("create", &self.folder)?;
+        cinch_files::create_folder(&self.folder).at("create", &self.folder)?;
         folder::sweep(&self.folder);
         let partial = Partial::create(&self.folder, step)?;
         let folder = partial.path();

@@ -77,7 +77,7 @@ impl MetricsLog {
         };
         let kept = lines_up_to(&text, step, evaluated, &path)?;
         if kept != text {
-            replace(&path, &kept).at("write", &path)?;
+            cinch_files::replace(&path, &kept).at("write", &path)?;
         }
         Self::append_to(path)
     }
@@ -160,16 +160,6 @@ fn lines_up_to(
         }
     }
     Ok(kept)
-}
-
-/// Replaces the file whole: a kill leaves the old lines or the new.
-fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
-    // One run writes here, so one fixed name is enough; the next resume overwrites a leftover.
-    let partial = path.with_extension("jsonl.partial");
-    let mut file = File::create(&partial)?;
-    file.write_all(contents)?;
-    file.sync_all()?;
-    fs::rename(&partial, path)
 }
 
 #[cfg(test)]

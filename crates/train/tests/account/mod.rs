@@ -13,8 +13,8 @@
 use std::ops::Range;
 
 use cinch_engine::Arena;
-use cinch_graph::{Node, Role, TensorId, TrainingGraph};
-use cinch_plan::{ALIGNMENT, Placement, Plan, Residence};
+use cinch_graph::{ALIGNMENT, Node, Role, TensorId, TrainingGraph};
+use cinch_plan::{Placement, Plan, Residence};
 use cinch_train::Session;
 
 /// Every bit set is a NaN in single and in double precision.

@@ -197,8 +197,8 @@ pub fn guide(rows: &[GuideRow]) -> String {
         let fits = if row.fits { "" } else { " (does not fit)" };
         let recommendation = row.recommendation.as_ref();
         table.add_row([
-            Cell::new(row.source),
-            Cell::new(row.size),
+            Cell::new(&row.source),
+            Cell::new(&row.size),
             Cell::new(row.card),
             Cell::new(&row.setting),
             Cell::new(claim),

@@ -4,8 +4,7 @@
 mod tests;
 
 use cinch_graph::op::{AdamW, GradientNorm, GradientSquares, MomentFormat, Op};
-use cinch_graph::{Node, TensorId};
-use cinch_plan::ALIGNMENT;
+use cinch_graph::{ALIGNMENT, Node, TensorId};
 
 use crate::cuda::command::{Argument, Kernel, LaunchShape};
 use crate::cuda::lowering::Lowering;
