@@ -6,7 +6,7 @@
 use crate::completion::Completion;
 use crate::config::{ModelConfig, ModelKind};
 use crate::error::ConfigError;
-use crate::preset::effective_batch_for;
+use crate::preset::{Preset, effective_batch_for};
 use crate::registry::SETTINGS;
 use crate::size::{BYTES_VOCABULARY, GPT2_VOCABULARY, ModelSize};
 use crate::source::{Layer, Source};
@@ -277,10 +277,13 @@ impl Completion {
             ));
         }
         let shortened = steps / 10;
-        self.notes.push(format!(
-            "{} is longer than the run of {steps} steps: shortened to {shortened}",
-            self.stated(WARMUP)
-        ));
+        // What nobody chose may give way in silence: the default's, and the demo's.
+        let stated = self.stated(WARMUP);
+        if ![Source::Default, Source::Preset(Preset::Demo.title())].contains(&stated.source) {
+            self.notes.push(format!(
+                "{stated} is longer than the run of {steps} steps: shortened to {shortened}"
+            ));
+        }
         let source = Source::Derived(STEPS.to_owned());
         self.settings
             .push(WARMUP, Layer::Adjusted, Value::Unsigned(shortened), source);

@@ -499,14 +499,18 @@ fn bytes_below(path: &Path) -> u64 {
 fn describe(asked: &AskedRun, all: bool, findings: &Findings) -> String {
     /// Where messages begin.
     const INDENT: usize = 24;
-    let width = usize::from(table::line_width());
+    let width = table::line_width();
     let settings = &asked.settings;
     let explained = settings.explain();
     let is_shown =
         |one: &&Explained| all || settings.is_explicit(one.key) || one.key.starts_with("vram.");
     let shown: Vec<&Explained> = explained.iter().filter(is_shown).collect();
     let hidden = explained.len() - shown.len();
-    let mut text = format!("{}\n{}\n", asked.describe(), table::explain(shown));
+    let mut text = format!(
+        "{}\n{}\n",
+        asked.describe(),
+        table::explain(shown, Some(width))
+    );
     if hidden > 0 {
         text += &format!("{hidden} more settings; --all shows them\n");
     }
@@ -519,7 +523,7 @@ fn describe(asked: &AskedRun, all: bool, findings: &Findings) -> String {
             "  {:>2}  {:<16}  {}\n",
             one.verdict.mark(),
             one.topic,
-            table::wrapped(&one.message, INDENT, width)
+            table::wrapped(&one.message, INDENT, width.into())
         );
     }
     if findings.bad().is_empty() {
