@@ -306,7 +306,7 @@ pub struct PlanArguments {
     cinch fit --auto --config my.json --apply           write them into my.json, after a diff\n  \
     cinch fit --config my.json --undo                   and take that back\n  \
     cinch fit --auto --profile                          run real steps of what is recommended\n  \
-    cinch fit --guide                                   the guide's tables beside the plan\n  \
+    cinch fit --guide                                   settings of docs/guides/000-mamba.md\n  \
     cinch fit --engine pytorch --gpu-memory 24 --config my.yaml --apply\n\n\
     What flags state is kept; batch, recomputation and memory settings of a file may change.\n\
     The effective batch is kept exactly. Sequences get shorter, and states 8-bit, only where\n\
@@ -339,7 +339,7 @@ pub struct FitArguments {
     /// Draw memory against speed into a file: .svg or .png
     #[arg(long, value_name = "FILE")]
     pub front_picture: Vec<PathBuf>,
-    /// The guide's tables: its setting, the plan of it, and what is recommended
+    /// The settings in docs/guides/000-mamba.md, their plans, and what is recommended instead
     #[arg(long)]
     pub guide: bool,
     /// Run real steps of the recommended settings and compare with the plan
