@@ -379,7 +379,7 @@ pub enum Allowed {
 
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  \
-    cinch train                                   a small model on built-in text, two minutes\n  \
+    cinch train                                   a small model on built-in text\n  \
     cinch train --model-size small --vram 8gb --data-dir my_code\n  \
     cinch train --resume runs/mamba-small         go on where a run ended\n\n\
     Ctrl-C saves a checkpoint of the last whole step and exits with 130; the resumed run ends\n\
