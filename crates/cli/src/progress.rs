@@ -35,7 +35,7 @@ impl DataBar {
 impl Progress for DataBar {
     fn begin(&self, what: &str, total_bytes: u64) {
         let style = ProgressStyle::with_template(
-            "{msg} [{bar:30}] {bytes}/{total_bytes} {binary_bytes_per_sec} eta {eta}",
+            "{msg} [{bar:8}] {bytes}/{total_bytes} {binary_bytes_per_sec} eta {eta}",
         );
         let bar = ProgressBar::new(total_bytes);
         if let Ok(style) = style {
@@ -129,10 +129,10 @@ impl TrainBar {
         } = report;
         let scale = loss_scale(report);
         if let Some(bar) = &self.bar {
-            bar.set_position(report.step);
             bar.set_message(format!(
                 "epoch {epoch}  loss {loss:.4}  |g| {gradient_norm:.2}  {scale}{pace}"
             ));
+            bar.set_position(report.step);
         } else if log {
             self.line(&format!(
                 "step {}/{}  epoch {epoch}  loss {loss:.4}  lr {learning_rate:.1e}  \

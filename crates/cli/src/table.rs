@@ -8,14 +8,19 @@ use comfy_table::{Cell, CellAlignment, ColumnConstraint, ContentArrangement, Tab
 const PLAIN_WIDTH: u16 = 80;
 
 /// Columns of the terminal that standard output is.
+pub fn terminal_width() -> Option<u16> {
+    Table::new().width()
+}
+
+/// Columns of what is laid out for people to read, wherever it goes.
 pub fn line_width() -> u16 {
-    Table::new().width().unwrap_or(PLAIN_WIDTH)
+    terminal_width().unwrap_or(PLAIN_WIDTH)
 }
 
 /// A note; on a terminal broken between words, elsewhere one line.
 pub fn note(text: &str) -> String {
     const MARK: &str = "note: ";
-    match Table::new().width() {
+    match terminal_width() {
         Some(width) => MARK.to_owned() + &wrapped(text, MARK.len(), width.into()),
         None => MARK.to_owned() + text,
     }
@@ -78,8 +83,8 @@ pub fn scaled(number: f64) -> String {
     format!("{number:.0} ")
 }
 
-/// Settings, where each came from, and what it overrode, in lines that fit.
-pub fn explain<'a>(settings: impl IntoIterator<Item = &'a Explained>) -> Table {
+/// Settings, where each came from, and what it overrode, in lines of that width if one is given.
+pub fn explain<'a>(settings: impl IntoIterator<Item = &'a Explained>, width: Option<u16>) -> Table {
     let settings: Vec<&Explained> = settings.into_iter().collect();
     // That a default gave way is no news, nor that a weaker place says the same.
     let others = |one: &Explained| {
@@ -95,8 +100,10 @@ pub fn explain<'a>(settings: impl IntoIterator<Item = &'a Explained>) -> Table {
     let mut header = vec!["setting", "value", "from"];
     header.extend(overrides.then_some("instead of"));
     let mut table = new(&header);
-    table.set_content_arrangement(ContentArrangement::Dynamic);
-    table.set_width(line_width());
+    if let Some(width) = width {
+        table.set_content_arrangement(ContentArrangement::Dynamic);
+        table.set_width(width);
+    }
     for one in settings {
         let mut row = vec![
             one.key.to_owned(),

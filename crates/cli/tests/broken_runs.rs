@@ -124,11 +124,140 @@ fn other_data_and_other_models_are_not_mixed_into_a_run() {
         .fails(2, &["other data", "run/checkpoints/step-00000002", "hint:"]);
     sandbox
         .cinch("train --resume run --max-steps 4 --set model.d_model=48")
-        .fails(
-            2,
-            &["run/checkpoints/step-00000002", "hint:", "another model"],
-        );
+        .fails(2, &["the run in run ", "model.d_model: 32", "48", "hint:"]);
     sandbox.cinch("train --resume run --max-steps 4").succeeds();
+}
+
+/// What a flag asks for, what the checkpoint has, and the way out, in one message.
+#[test]
+fn a_run_does_not_go_on_as_another_one() {
+    let sandbox = Sandbox::new();
+    sandbox
+        .cinch("train --max-steps 2 --output-dir run")
+        .succeeds();
+    sandbox.write("other.json", "{\"model\": {\"n_layers\": 3}}");
+    for (flags, difference, culprit) in [
+        (
+            "--model-size small",
+            "model.size: tiny in the checkpoint, small asked for (--model-size)",
+            "--model-size",
+        ),
+        (
+            "--model gpt2",
+            "model.type: mamba in the checkpoint, gpt2 asked for (--model)",
+            "--model",
+        ),
+        (
+            "--set model.d_model=64",
+            "model.d_model: 128 in the checkpoint, 64 asked for (--set)",
+            "--set",
+        ),
+        (
+            "--set model.vocab_size=300",
+            "model.vocab_size: 257 in the checkpoint, 300 asked for (--set)",
+            "--set",
+        ),
+        (
+            "--config other.json",
+            "model.n_layers: 4 in the checkpoint, 3 asked for (other.json line 1)",
+            "--config",
+        ),
+        // The tokenizer and the vocabulary do not even go together.
+        (
+            "--tokenizer gpt2",
+            "data.tokenizer: bytes in the checkpoint, gpt2 asked for (--tokenizer)",
+            "--tokenizer",
+        ),
+        (
+            "--batch-size 4",
+            "effective batch: 8 in the checkpoint, 4 asked for (--batch-size)",
+            "--batch-size",
+        ),
+        (
+            "--seq-len 128",
+            "vram.max_seq_len: 256 in the checkpoint, 128 asked for (--seq-len)",
+            "--seq-len",
+        ),
+        (
+            "--seed 1",
+            "training.seed: 42 in the checkpoint, 1 asked for (--seed)",
+            "--seed",
+        ),
+        (
+            "--val-split 0.2",
+            "data.val_split: 0.05 in the checkpoint, 0.2 asked for (--val-split)",
+            "--val-split",
+        ),
+    ] {
+        let hint = format!("hint: leave out {culprit}");
+        sandbox
+            .cinch(&format!("train --resume run --max-steps 4 {flags}"))
+            .fails(
+                2,
+                &["the run in run ", difference, &hint, "another --output-dir"],
+            );
+    }
+    let mut command = sandbox.command(["train", "--resume", "run"]);
+    let output = command.env("CINCH_MODEL_SIZE", "small").output();
+    let output = output.expect("the program starts");
+    assert_eq!(output.status.code(), Some(2));
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(stderr.contains("the variable CINCH_MODEL_SIZE"), "{stderr}");
+    assert_eq!(checkpoints(&sandbox.join("run")), ["step-00000002"]);
+}
+
+#[test]
+fn a_size_by_name_is_no_shape_of_its_own() {
+    let sandbox = Sandbox::new();
+    let line = "train --model-size tiny --set model.d_model=16 --set model.n_layers=1 \
+                --set model.d_state=4 --tokenizer bytes --batch-size 2 --grad-accum 1 \
+                --seq-len 32 --warmup-steps 1";
+    sandbox
+        .cinch(&format!("{line} --max-steps 2 --output-dir run"))
+        .succeeds();
+    sandbox
+        .cinch("train --resume run --max-steps 4 --model-size small")
+        .fails(2, &["model.size: a shape of its own", "small asked for"]);
+    // The flags that it began with are no others.
+    sandbox
+        .cinch(&format!("{line} --max-steps 4 --resume run"))
+        .succeeds()
+        .says(&["training steps 3 to 4"]);
+}
+
+#[test]
+fn what_leaves_the_run_the_same_may_change() {
+    let sandbox = Sandbox::new();
+    sandbox
+        .train_tiny("--max-steps 2 --output-dir run")
+        .succeeds();
+    sandbox
+        .cinch(
+            "train --resume run --max-steps 4 --save-steps 1 --log-steps 1 --eval-steps 2 \
+             --lr 1e-4 --dropout 0.2 --checkpointing full --threads 2 --device cpu \
+             --batch-size 1 --grad-accum 4 --vram 1gb --save-total-limit 2",
+        )
+        .succeeds()
+        .prints(&["micro batch 1 × 4, before 2 × 2"])
+        .says(&["training steps 3 to 4"]);
+}
+
+#[test]
+fn a_checkpoint_elsewhere_becomes_the_first_of_a_new_run() {
+    let sandbox = Sandbox::new();
+    sandbox
+        .train_tiny("--max-steps 2 --output-dir first")
+        .succeeds();
+    let from = "train --resume first/checkpoints/step-00000002 --output-dir second";
+    sandbox
+        .cinch(from)
+        .succeeds()
+        .prints(&["checkpoint: second/checkpoints/step-00000002"]);
+    sandbox
+        .cinch("train --resume second --max-steps 3")
+        .succeeds()
+        .prints(&["checkpoint: second/checkpoints/step-00000003"]);
+    assert_eq!(checkpoints(&sandbox.join("first")), ["step-00000002"]);
 }
 
 #[test]

@@ -24,6 +24,48 @@ fn a_run_that_can_start_is_a_go() {
 }
 
 #[test]
+fn check_and_train_speak_of_the_same_run() {
+    let sandbox = Sandbox::new();
+    for (flags, run) in [
+        ("", "run: the built-in demo, in runs/mamba-tiny\n"),
+        ("", "run: the built-in demo, in runs/mamba-tiny-2\n"),
+        (
+            "--model gpt2 --model-size tiny --warmup-steps 0",
+            "run: a new one, in runs/gpt2-tiny\n",
+        ),
+    ] {
+        let line = format!("{flags} --max-steps 1");
+        let check = sandbox.cinch(&format!("check {line}")).succeeds();
+        let train = sandbox.cinch(&format!("train {line}")).succeeds();
+        assert!(check.stdout.starts_with(run), "{}", check.stdout);
+        assert!(train.stdout.starts_with(run), "{}", train.stdout);
+        let batch = |text: &str| {
+            let from = text.find(" × ").expect("a batch") - 1;
+            let end = from + text[from..].find(" tokens").expect("a length");
+            text[from..end].to_owned()
+        };
+        assert_eq!(batch(&check.stdout), batch(&train.stdout));
+    }
+    sandbox
+        .cinch("check --output-dir runs/mamba-tiny")
+        .fails(1, &["no go: folder"])
+        .prints(&["runs/mamba-tiny already holds a run (step 1)", "--resume"]);
+    let json = sandbox.cinch("check --json").succeeds().json();
+    assert_eq!(json["run"]["demo"], true);
+    assert_eq!(json["run"]["folder"], "runs/mamba-tiny-3");
+}
+
+#[test]
+fn little_data_is_a_warning() {
+    let sandbox = Sandbox::new();
+    sandbox.write("few/a.txt", "just a few words");
+    sandbox
+        .cinch("check --model-size tiny --data-dir few")
+        .succeeds()
+        .prints(&["!  data", "fewer than the 16", "\ngo\n"]);
+}
+
+#[test]
 fn every_value_has_its_origin() {
     let sandbox = Sandbox::new();
     sandbox.write("my.json", "{\"vram\": {\"max_seq_len\": 128}}");

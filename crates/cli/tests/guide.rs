@@ -136,7 +136,7 @@ fn trains_a_step(name: &str) {
             "shortened to 0",
             "checkpoint: run/checkpoints/step-00000001",
         ])
-        .says(&["step 1/1  epoch"]);
+        .says(&["step 1/1  epoch ", "  loss "]);
     let run = sandbox.join("run");
     assert_eq!(checkpoints(&run), ["step-00000001"]);
     let loss = metrics(&run)[0]["loss"].as_f64().expect("a loss");

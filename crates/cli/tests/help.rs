@@ -32,6 +32,7 @@ fn every_command_has_examples() {
 fn the_help_names_exit_codes_and_underscores() {
     Sandbox::new().cinch("--help").succeeds().prints(&[
         "3 does not fit",
+        "130 interrupted",
         "--model_size",
         "plan",
         "train",

@@ -1,16 +1,17 @@
-//! Ctrl-C: the step in progress is finished and saved, and the run goes on later as if it had
-//! never stopped.
+//! Ctrl-C: the micro batch in progress is finished and the last whole step saved, and the run
+//! goes on later as if it had never stopped.
 #![cfg(unix)]
 
 mod common;
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::Child;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use common::{Ran, Sandbox, metrics, signal, tensors, tiny};
+use common::{Ran, Sandbox, metrics, record, signal, tensors, tiny};
 use serde_json::Value;
 
 /// Long enough that no machine finishes it between two looks at the metrics.
@@ -32,6 +33,19 @@ fn wait_for_steps(run: &Path, steps: usize, child: &mut Child) {
     }
 }
 
+/// Waits until the run says that steps begin.
+fn wait_for_training(child: &mut Child) {
+    let stderr = child.stderr.take().expect("a pipe");
+    let mut lines = BufReader::new(stderr);
+    let mut line = String::new();
+    while !line.starts_with("training steps") {
+        line.clear();
+        let read = lines.read_line(&mut line).expect("a line");
+        assert!(read > 0, "the run ended early");
+    }
+    child.stderr = Some(lines.into_inner());
+}
+
 fn finish(sandbox: &Sandbox, child: Child) -> Ran {
     let output = child.wait_with_output().expect("the program ends");
     Ran::new(&sandbox.command([]), &output)
@@ -46,14 +60,15 @@ fn ctrl_c_ends_the_step_and_saves() {
     wait_for_steps(&run, 20, &mut child);
     signal(&child, "INT");
     let stopped = finish(&sandbox, child)
-        .succeeds()
-        .says(&["finishing the step, then saving"])
-        .prints(&["stopped; go on with: cinch train --resume run"]);
+        .exits(130)
+        .says(&["stopping: the last whole step is saved"])
+        .prints(&["; go on with: cinch train --resume run"]);
 
     let steps = metrics(&run).len() as u64;
     assert!((20..3000).contains(&steps), "stopped after {steps}");
     let saved = format!("checkpoint: run/checkpoints/step-{steps:08}");
-    stopped.prints(&[&saved]);
+    let stopped = stopped.prints(&[&saved, &format!("stopped after step {steps} of 3000")]);
+    assert!(!stopped.stderr.contains("error"), "{}", stopped.stderr);
     for file in ["state.json", "checksums.json"] {
         let path = run.join(format!("checkpoints/step-{steps:08}/{file}"));
         let text = fs::read(&path).expect("a whole checkpoint");
@@ -80,7 +95,7 @@ fn an_interrupted_and_resumed_run_equals_an_uninterrupted_one() {
     wait_for_steps(&parts, 30, &mut child);
     signal(&child, "INT");
     finish(&sandbox, child)
-        .succeeds()
+        .exits(130)
         .prints(&["--resume parts"]);
     sandbox
         .cinch("train --resume parts --threads 1")
@@ -89,30 +104,24 @@ fn an_interrupted_and_resumed_run_equals_an_uninterrupted_one() {
     let whole = sandbox.join("whole");
     assert_eq!(tensors(&whole, 400), tensors(&parts, 400));
     // The record reads as if nothing had happened, but for the speed.
-    let record = |run: &Path| -> Vec<Value> {
-        let mut lines = metrics(run);
-        for line in &mut lines {
-            let fields = line.as_object_mut().expect("an object");
-            fields.remove("tokens_per_second");
-        }
-        lines
-    };
     assert_eq!(record(&whole), record(&parts));
 }
 
 #[test]
 fn a_run_stopped_before_its_first_step_offers_nothing_to_resume() {
     let sandbox = Sandbox::new();
-    // The evaluation of 300 batches before the first step leaves time to stop.
+    // The evaluation of all batches before the first step leaves time to stop.
     let line = "--max-steps 5 --eval-steps 5 --set training.eval_batches=100000 \
                 --set data.val_split=0.9 --set model.d_model=64 --output-dir run";
     let mut child = sandbox.start(tiny(line));
-    wait_for_folder(&sandbox.join("run/tensorboard"), &mut child);
-    signal(&child, "INT");
+    wait_for_training(&mut child);
+    signal(&child, "TERM");
     let stopped = finish(&sandbox, child)
-        .succeeds()
+        .exits(130)
         .prints(&["stopped before the first step"]);
     assert!(!stopped.stdout.contains("--resume"), "{}", stopped.stdout);
+    // Neither was measured.
+    assert!(!stopped.stdout.contains("loss"), "{}", stopped.stdout);
     sandbox
         .cinch("train --resume run")
         .fails(2, &["run", "no checkpoint", "hint:", "without --resume"]);
@@ -122,30 +131,129 @@ fn a_run_stopped_before_its_first_step_offers_nothing_to_resume() {
         .succeeds();
 }
 
-fn wait_for_folder(folder: &Path, child: &mut Child) {
+/// A step of many micro batches, each of which takes some milliseconds.
+const LONG_STEPS: &str = "train --model-size tiny --tokenizer bytes --seq-len 64 --batch-size 2 \
+                          --grad-accum 100 --warmup-steps 1 --max-steps 3 --eval-steps 0 \
+                          --log-steps 1 --threads 1 --output-dir";
+
+#[test]
+fn a_step_is_cut_off_between_micro_batches_and_comes_again() {
+    let sandbox = Sandbox::new();
+    sandbox.cinch(&format!("{LONG_STEPS} whole")).succeeds();
+    let line = format!("{LONG_STEPS} parts");
+    let mut child = sandbox.start(line.split_whitespace());
+    let parts = sandbox.join("parts");
+    wait_for_steps(&parts, 1, &mut child);
+    let step = metrics(&parts)[0]["step_seconds"].as_f64().expect("a time");
+    // Well inside the second step.
+    sleep(Duration::from_secs_f64(0.25 * step));
+    let begun = Instant::now();
+    signal(&child, "INT");
+    finish(&sandbox, child)
+        .exits(130)
+        .prints(&["stopped after step 1 of 3", "--resume parts"]);
+    let answered = begun.elapsed().as_secs_f64();
+    assert!(
+        answered < 0.5 * step,
+        "{answered} s, where a step takes {step} s"
+    );
+    sandbox
+        .cinch("train --resume parts --threads 1")
+        .succeeds()
+        .says(&["training steps 2 to 3"]);
+    let whole = sandbox.join("whole");
+    assert_eq!(tensors(&whole, 3), tensors(&parts, 3));
+    assert_eq!(record(&whole), record(&parts));
+}
+
+#[test]
+fn an_evaluation_that_is_cut_off_comes_again() {
+    let sandbox = Sandbox::new();
+    // One step in a few milliseconds, then many batches of validation.
+    let run = "--max-steps 2 --eval-steps 1 --log-steps 1 --set training.eval_batches=100000 \
+               --set data.val_split=0.5 --set model.d_model=64 --output-dir";
+    sandbox.train_tiny(&format!("{run} whole")).succeeds();
+    let line = format!("{run} parts");
+    let mut child = sandbox.start(tiny(&line));
+    let parts = sandbox.join("parts");
+    // The evaluation before the first step, and that step.
+    wait_for_steps(&parts, 2, &mut child);
+    signal(&child, "INT");
+    finish(&sandbox, child)
+        .exits(130)
+        .prints(&["stopped after step 1 of 2", "validation loss"]);
+    assert_eq!(metrics(&parts).len(), 2, "the evaluation was cut off");
+    sandbox.cinch("train --resume parts --threads 1").succeeds();
+    let whole = sandbox.join("whole");
+    assert_eq!(tensors(&whole, 2), tensors(&parts, 2));
+    assert_eq!(record(&whole), record(&parts));
+    let best = |run: &Path| fs::read(run.join("checkpoints/best.json")).expect("a best");
+    assert_eq!(best(&whole), best(&parts));
+}
+
+#[test]
+fn losses_that_were_not_measured_are_not_told() {
+    let sandbox = Sandbox::new();
+    // The next evaluation would be long after the signal.
+    let line = "--max-steps 3000 --eval-steps 2000 --log-steps 1 --output-dir run";
+    let mut child = sandbox.start(tiny(line));
+    wait_for_steps(&sandbox.join("run"), 10, &mut child);
+    signal(&child, "INT");
+    let stopped = finish(&sandbox, child)
+        .exits(130)
+        .prints(&["validation loss ", " before\n"]);
+    for word in ["before,", " after "] {
+        let told = stopped.stdout.lines().filter(|line| line.contains("loss"));
+        assert!(
+            told.clone().all(|line| !line.contains(word)),
+            "{}",
+            stopped.stdout
+        );
+    }
+}
+
+#[test]
+fn data_that_is_being_prepared_can_be_interrupted() {
+    let sandbox = Sandbox::new();
+    sandbox.write(
+        "data/a.txt",
+        "some words of a long text\n".repeat(2_000_000),
+    );
+    let line = "train --model-size tiny --tokenizer gpt2 --set model.vocab_size=50257 \
+                --data-dir data --cache-dir cache --max-steps 5 --output-dir run";
+    let mut child = sandbox.start(line.split_whitespace());
+    let cached = || fs::read_dir(sandbox.join("cache")).map_or(0, Iterator::count);
     let deadline = Instant::now() + Duration::from_secs(30);
-    while !folder.exists() {
+    while cached() == 0 {
         let ended = child.try_wait().expect("a child can be asked");
         assert!(ended.is_none(), "the run ended early: {ended:?}");
-        assert!(Instant::now() < deadline, "the run does not begin");
+        assert!(Instant::now() < deadline, "no data is prepared");
         sleep(Duration::from_millis(1));
     }
+    signal(&child, "INT");
+    finish(&sandbox, child)
+        .exits(130)
+        .says(&["stopped while the data was prepared"]);
+    assert_eq!(cached(), 0, "what was begun is removed");
 }
 
 #[test]
 fn a_second_ctrl_c_ends_at_once() {
     let sandbox = Sandbox::new();
-    // One step takes many seconds, and is in progress half a second after the folder is made.
-    let line = "train --model-size tiny --seq-len 256 --batch-size 8 --grad-accum 400 \
-                --max-steps 2 --eval-steps 0 --threads 1 --output-dir run";
+    // One micro batch takes seconds, so that the first signal is not answered at once.
+    let line = "train --model-size tiny --set model.max_seq_len=4096 --seq-len 4096 \
+                --batch-size 32 --grad-accum 2 --max-steps 2 --eval-steps 0 --threads 1 \
+                --output-dir run";
     let mut child = sandbox.start(line.split_whitespace());
-    wait_for_folder(&sandbox.join("run/tensorboard"), &mut child);
-    sleep(Duration::from_millis(500));
+    wait_for_training(&mut child);
+    sleep(Duration::from_millis(200));
     signal(&child, "INT");
     sleep(Duration::from_millis(100));
     signal(&child, "INT");
     let begun = Instant::now();
     let ended = finish(&sandbox, child);
     assert_eq!(ended.code, Some(130), "{}", ended.stderr);
-    assert!(begun.elapsed() < Duration::from_secs(3));
+    assert!(begun.elapsed() < Duration::from_secs(2));
+    // It ended by the second: the first would have had something to say.
+    assert!(!ended.stdout.contains("stopped"), "{}", ended.stdout);
 }

@@ -8,8 +8,7 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
 
-use common::{Sandbox, checkpoints, metrics, tensors, tiny};
-use serde_json::Value;
+use common::{Sandbox, checkpoints, record, tensors, tiny};
 
 const REPETITIONS: u64 = 20;
 /// Kills of one run, after which it is left alone: a machine so slow that no checkpoint is
@@ -31,16 +30,6 @@ impl Random {
         x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         (x ^ (x >> 31)) % limit
     }
-}
-
-/// The lines of the metrics that do not depend on the clock.
-fn record(run: &Path) -> Vec<Value> {
-    let mut lines = metrics(run);
-    for line in &mut lines {
-        let fields = line.as_object_mut().expect("an object");
-        fields.remove("tokens_per_second");
-    }
-    lines
 }
 
 /// Starts the program, kills it after `delay` and says whether it was still running.

@@ -8,17 +8,17 @@ use std::fs;
 use common::{Sandbox, checkpoint_file, checkpoints, metrics, tensors, tiny};
 use serde_json::Value;
 
-/// The two numbers of "… loss A before, B after N steps".
+/// The two numbers of "… loss A before, B after N steps", or of "… A at step 1, B at step N".
 #[track_caller]
 fn losses(stdout: &str) -> (f64, f64) {
-    let line = stdout.lines().find(|line| line.contains(" before, "));
+    let line = stdout.lines().find(|line| line.contains(" loss "));
     let line = line.unwrap_or_else(|| panic!("no losses in\n{stdout}"));
-    let number_before = |end: &str| {
-        let text = line.split(end).next().expect("a split has a first part");
-        let word = text.split_whitespace().last().expect("a word");
-        word.parse::<f64>().expect("a number")
-    };
-    (number_before(" before,"), number_before(" after"))
+    let mut numbers = line
+        .split_whitespace()
+        .filter(|word| word.contains('.'))
+        .map(|word| word.parse::<f64>().expect("a number"));
+    let mut next = || numbers.next().expect("two numbers");
+    (next(), next())
 }
 
 #[test]
@@ -32,9 +32,11 @@ fn nothing_but_the_command_trains_a_model() {
             "weights",
             "activations",
             "total",
-            "fits the budget",
-            "no --vram given: the budget is the free host memory",
+            "run: the built-in demo, in runs/mamba-tiny\n",
+            "fits the free host memory of ",
             "validation loss ",
+            "12 steps and 0.0803 epochs in ",
+            "memory: ",
             "checkpoint: runs/mamba-tiny/checkpoints/step-00000012",
             "sample from it: cinch generate runs/mamba-tiny --prompt ",
             "tensorboard --logdir runs/mamba-tiny/tensorboard",
@@ -42,8 +44,9 @@ fn nothing_but_the_command_trains_a_model() {
         .says(&[
             "data: ",
             "training steps 1 to 12 on ",
+            ", 0.0803 epochs over the data",
             "step 0: validation loss ",
-            "step 3/12  loss ",
+            "step 3/12  epoch 0.0201  loss ",
             "  lr ",
             "tok/s",
             "eta ",
@@ -69,6 +72,95 @@ fn nothing_but_the_command_trains_a_model() {
         .expect("a folder of curves")
         .collect();
     assert_eq!(events.len(), 1);
+}
+
+#[test]
+fn every_logged_step_has_its_time_and_memory() {
+    let sandbox = Sandbox::new();
+    let run = sandbox.join("run");
+    sandbox
+        .train_tiny("--max-steps 4 --log-steps 2 --output-dir run")
+        .succeeds();
+    // As a version before these fields wrote it.
+    let old = "{\"step\":2,\"loss\":5.5,\"learning_rate\":0.1,\"gradient_norm\":1.0,\
+               \"tokens_per_second\":1.0,\"tokens\":256}\n";
+    fs::write(run.join("metrics.jsonl"), old).expect("a metrics file");
+    sandbox
+        .cinch("train --resume run --max-steps 6 --threads 1")
+        .succeeds();
+    let lines = metrics(&run);
+    assert_eq!((lines.len(), &lines[0]["loss"]), (2, &Value::from(5.5)));
+    let last = &lines[1];
+    for field in ["loss", "learning_rate", "gradient_norm", "tokens"] {
+        assert!(last[field].is_number(), "{field} in {last}");
+    }
+    let positive = |field: &str| {
+        let number = last[field].as_f64();
+        number.filter(|number| *number > 0.0).expect(field)
+    };
+    // One step of 4 sequences of 32 tokens.
+    assert!(positive("step_seconds") < 60.0 && positive("tokens_per_second") > 1.0);
+    assert!(positive("epoch") < 1.0);
+    assert!(positive("arena_bytes") < positive("planned_bytes"));
+    if cfg!(target_os = "linux") {
+        assert!(positive("resident_bytes") > positive("arena_bytes"));
+    }
+    assert!(last.get("device_used_bytes").is_none());
+    let curves: Vec<u8> = fs::read_dir(run.join("tensorboard"))
+        .expect("a folder of curves")
+        .flat_map(|file| fs::read(file.expect("a file").path()).expect("a readable file"))
+        .collect();
+    for tag in ["train/step_seconds", "memory/arena_bytes", "train/epoch"] {
+        let mut windows = curves.windows(tag.len());
+        assert!(windows.any(|window| window == tag.as_bytes()), "{tag}");
+    }
+}
+
+#[test]
+fn little_data_is_warned_of_before_the_first_step() {
+    let sandbox = Sandbox::new();
+    sandbox.write("few/a.txt", "just a few words");
+    let warned = sandbox
+        .train_tiny("--max-steps 2 --data-dir few --output-dir run")
+        .succeeds()
+        .says(&[
+            "warning: the data has 17 tokens, 1 sequence of 32 tokens to train on.",
+            "4 sequences: it repeats",
+            "hint: give more text with --data-dir",
+            "8.00 epochs over the data",
+        ]);
+    let place = |part: &str| warned.stderr.find(part).expect(part);
+    assert!(place("warning:") < place("training steps"));
+    let enough = sandbox
+        .train_tiny("--max-steps 2 --output-dir other")
+        .succeeds();
+    assert!(!enough.stderr.contains("warning"), "{}", enough.stderr);
+}
+
+/// What is printed is read at 80 columns, and nothing in it is the same in every run.
+#[test]
+fn the_output_is_narrow_and_without_standing_notes() {
+    let sandbox = Sandbox::new();
+    sandbox.write(
+        "my.json",
+        "{\"model\": {\"size\": \"tiny\", \"d_conv\": 4}, \"vram\": {\"batch_size\": 2, \
+         \"gradient_accumulation_steps\": 1, \"max_seq_len\": 32}}",
+    );
+    for line in [
+        "train --max-steps 30 --eval-steps 10 --log-steps 10",
+        "train --config my.json --max-steps 2 --warmup-steps 1",
+        "check",
+        "check --config my.json",
+        "check --all",
+    ] {
+        let ran = sandbox.cinch(line).succeeds();
+        for text in [&ran.stdout, &ran.stderr] {
+            assert!(!text.contains("note:"), "{line}:\n{text}");
+            assert!(!text.contains('\r') && !text.contains('\u{1b}'), "{text:?}");
+            let wide = text.lines().find(|line| line.chars().count() > 80);
+            assert_eq!(wide, None, "{line}:\n{text}");
+        }
+    }
 }
 
 #[test]
@@ -256,7 +348,7 @@ fn losses_are_told_without_evaluations_too() {
     let trained = sandbox
         .train_tiny("--max-steps 30 --eval-steps 0 --output-dir run")
         .succeeds()
-        .prints(&["training loss "]);
+        .prints(&["training loss ", " at step 1, ", " at step 30\n"]);
     let (before, after) = losses(&trained.stdout);
     assert!(after < before, "{before} before, {after} after");
 }
@@ -327,6 +419,21 @@ fn resume_without_a_folder_takes_the_one_a_new_run_would_have() {
         .cinch("train --resume --max-steps 3")
         .succeeds()
         .prints(&["runs/mamba-tiny/checkpoints/step-00000003"]);
+}
+
+#[test]
+fn losses_of_two_kinds_are_not_compared() {
+    let sandbox = Sandbox::new();
+    // Too short for an evaluation, and then long enough.
+    sandbox
+        .train_tiny("--max-steps 4 --eval-steps 5 --output-dir run")
+        .succeeds()
+        .prints(&["training loss "]);
+    let longer = sandbox
+        .cinch("train --resume run --max-steps 6 --threads 1")
+        .succeeds()
+        .prints(&["validation loss ", " after 6 steps"]);
+    assert!(!longer.stdout.contains("before"), "{}", longer.stdout);
 }
 
 #[test]

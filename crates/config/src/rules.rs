@@ -8,6 +8,7 @@ use cinch_architecture::{Architecture, Family, Number, families};
 use crate::completion::Completion;
 use crate::dialect::Program;
 use crate::error::ConfigError;
+use crate::preset::Preset;
 use crate::registry::SETTINGS;
 use crate::source::{Layer, Source};
 use crate::value::Value;
@@ -250,10 +251,13 @@ impl Completion {
             ));
         }
         let shortened = steps / 10;
-        self.notes.push(format!(
-            "{} is longer than the run of {steps} steps: shortened to {shortened}",
-            self.stated(WARMUP)
-        ));
+        // What nobody chose may give way in silence: the default's, and the demo's.
+        let stated = self.stated(WARMUP);
+        if ![Source::Default, Source::Preset(Preset::Demo.title())].contains(&stated.source) {
+            self.notes.push(format!(
+                "{stated} is longer than the run of {steps} steps: shortened to {shortened}"
+            ));
+        }
         let source = Source::Derived(STEPS.to_owned());
         self.settings
             .push(WARMUP, Layer::Adjusted, Value::Unsigned(shortened), source);

@@ -315,9 +315,19 @@ fn sequences_follow_positions() {
 fn an_unstated_warmup_gives_way_to_a_short_run() {
     let settings = from_text("\"training\": {\"max_steps\": 500}");
     assert_eq!(settings.resolve().unwrap().training.warmup_steps, 50);
+    // Nobody chose the 2000 of the default; whoever chose a preset is told.
+    assert_eq!(settings.adjustments(), Vec::<String>::new());
+    let mut careful = Settings::new();
+    careful
+        .apply_preset(Preset::training("careful").unwrap())
+        .unwrap();
+    let steps = flag("--max-steps");
+    careful.set("training.max_steps", "500", steps).unwrap();
     assert_eq!(
-        settings.notes()[0],
-        "`training.warmup_steps` = 2000 (default) is longer than the run of 500 steps: shortened to 50"
+        careful.adjustments(),
+        [
+            "`training.warmup_steps` = 5000 (preset training careful) is longer than the run of 500 steps: shortened to 50"
+        ]
     );
 }
 

@@ -94,7 +94,10 @@ impl Engine {
     /// What it runs on, for people.
     pub fn describe(&self) -> String {
         match self {
-            Self::Cpu(executor) => format!("{} threads", executor.num_threads()),
+            Self::Cpu(executor) => match executor.num_threads() {
+                1 => "1 thread".to_owned(),
+                threads => format!("{threads} threads"),
+            },
             Self::Cuda(executor) => executor.info().name.clone(),
         }
     }

@@ -75,7 +75,9 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
         print(&format!("note: {note}"))?;
     }
     if arguments.explain {
-        print(&format!("\n{}", table::explain(&settings.explain())))?;
+        let explained = settings.explain();
+        let table = table::explain(&explained, table::terminal_width());
+        print(&format!("\n{table}"))?;
     }
     if arguments.timeline {
         print(&timeline(&step))?;

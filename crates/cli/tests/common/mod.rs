@@ -193,6 +193,18 @@ pub fn metrics(run: &Path) -> Vec<Value> {
         .collect()
 }
 
+/// The lines of a run's `metrics.jsonl` without what depends on the clock and the process.
+pub fn record(run: &Path) -> Vec<Value> {
+    let mut lines = metrics(run);
+    for line in &mut lines {
+        let fields = line.as_object_mut().expect("an object");
+        for field in ["tokens_per_second", "step_seconds", "resident_bytes"] {
+            fields.remove(field);
+        }
+    }
+    lines
+}
+
 /// The names in a run's `checkpoints` folder, sorted.
 pub fn checkpoints(run: &Path) -> Vec<String> {
     let entries = fs::read_dir(run.join("checkpoints")).expect("a run has checkpoints");
