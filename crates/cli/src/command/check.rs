@@ -19,7 +19,7 @@ use crate::args::CheckArguments;
 use crate::failure::NoGo;
 use crate::progress::shown;
 use crate::run::{AskedRun, Origin};
-use crate::{device, overhead, table};
+use crate::{device, overhead, table, voice};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -512,9 +512,7 @@ fn describe(asked: &AskedRun, all: bool, findings: &Findings) -> String {
     if hidden > 0 {
         text += &format!("{hidden} more settings; --all shows them\n");
     }
-    for note in &asked.notes {
-        text += &format!("{}\n", table::note(note));
-    }
+    text += &voice::notes(&asked.notes);
     text.push('\n');
     for one in &findings.0 {
         text += &format!(

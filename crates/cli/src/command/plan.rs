@@ -6,10 +6,10 @@ use cinch_graph::Target;
 use cinch_step::StepPlan;
 use serde_json::json;
 
-use super::{print, print_json};
+use super::{print, print_all, print_json, print_raw};
 use crate::args::{Engine, PlanArguments};
 use crate::settings::{Asked, for_the_engine};
-use crate::{device, overhead, picture, pytorch, table};
+use crate::{device, overhead, picture, pytorch, table, voice};
 
 pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
     if let Some(path) = &arguments.questions.snapshot {
@@ -68,9 +68,7 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
         return print_json(&report);
     }
     print(&table::plan(&report, "budget"))?;
-    for note in notes {
-        print(&format!("note: {note}"))?;
-    }
+    print_all(&voice::notes(&notes))?;
     if arguments.explain {
         print(&format!("\n{}", table::explain(&settings.explain())))?;
     }
@@ -78,7 +76,7 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
         print(&timeline(&step))?;
     }
     if arguments.graph {
-        print(&format!("\n{}", &*step.training))?;
+        print_raw(format!("\n{}", &*step.training).as_bytes())?;
     }
     Ok(())
 }
