@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 pub use pytorch::{Engine, TorchQuestions, TraceArguments, given};
 
+use crate::voice::Verbosity;
 use cinch_config::SETTINGS;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command as CommandLine, CommandFactory};
 use clap::{FromArgMatches, Parser, Subcommand, ValueEnum};
@@ -14,7 +15,7 @@ use clap::{FromArgMatches, Parser, Subcommand, ValueEnum};
 #[derive(Debug, Parser)]
 #[command(
     name = "cinch",
-    version,
+    version = VERSION,
     about = "Plans the memory of a training step before it runs, and trains inside that plan.",
     after_help = "Examples:\n  \
         cinch train                                        train a small model on built-in text\n  \
@@ -29,19 +30,39 @@ use clap::{FromArgMatches, Parser, Subcommand, ValueEnum};
 pub struct Arguments {
     #[command(subcommand)]
     pub command: Command,
+    /// Print the answer and errors only: no notes, no progress
+    #[arg(long, short, global = true, conflicts_with = "verbose")]
+    pub quiet: bool,
+    /// Print more: where each setting came from
+    #[arg(long, short, global = true)]
+    pub verbose: bool,
 }
 
+/// The package's version, and what it was built from, as the build found it.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), env!("CINCH_BUILD"));
+
 impl Arguments {
+    pub fn verbosity(&self) -> Verbosity {
+        match (self.quiet, self.verbose) {
+            (true, _) => Verbosity::Quiet,
+            (_, true) => Verbosity::Verbose,
+            _ => Verbosity::Normal,
+        }
+    }
+
     /// Reads the command line; one that cannot be read ends the program with a message.
     pub fn read() -> Self {
-        let matches = command_line().get_matches_from(with_dashes(std::env::args_os()));
+        let typed = with_negative_values(with_dashes(std::env::args_os()));
+        let matches = command_line().get_matches_from(typed);
         Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
     }
 }
 
+/// The whole command line as clap knows it: for reading, and for completions and manual pages.
+///
 /// A number below zero is a value and not an unknown flag, so that the message about it names
 /// the setting and its range.
-fn command_line() -> CommandLine {
+pub fn command_line() -> CommandLine {
     fn with_negative_numbers(command: CommandLine) -> CommandLine {
         command
             .mut_args(|arg| {
@@ -92,11 +113,18 @@ pub enum Command {
     #[command(after_help = "Examples:\n  cinch presets\n  \
         cinch train --vram-preset 8gb --training-preset fast --data-dir my_code")]
     Presets(ListArguments),
+    /// Write a configuration for a model and a card, with settings that fit
+    Init(InitArguments),
+    /// Print a script that completes cinch's commands and flags in a shell
+    Completions(CompletionsArguments),
+    /// Print cinch's manual page, or write those of all commands into a folder
+    Man(ManArguments),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Device {
     /// What fits the precision (plan), or what the machine has (train)
+    #[default]
     Auto,
     Cpu,
     Cuda,
@@ -283,7 +311,7 @@ pub struct PlanArguments {
     pub json: bool,
 }
 
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Default)]
 #[command(after_help = "Examples:\n  \
     cinch fit --gpu-memory 24 --model-size medium       the fastest settings for a card\n  \
     cinch fit --gpu \"A100 80GB\" --model gpt2 --target-effective-batch 256\n  \
@@ -598,6 +626,44 @@ pub struct ListArguments {
     pub json: bool,
 }
 
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    cinch init                                    cinch.yaml for what this machine has\n  \
+    cinch init mamba --model-size medium --gpu \"RTX 4090\"\n  \
+    cinch init Qwen/Qwen2.5-0.5B --gpu-memory 24 --output qwen.toml\n\n\
+    The file's ending says how it is written: .yaml, .json or .toml. A file that is there is\n\
+    left alone. `cinch plan FILE` and `cinch train FILE` read it.")]
+pub struct InitArguments {
+    /// A model's name, a hub id or a config.json
+    #[arg(value_name = "MODEL")]
+    pub subject: Option<String>,
+    #[command(flatten)]
+    pub settings: SettingArguments,
+    /// The file to write
+    #[arg(long, short, value_name = "FILE", default_value = "cinch.yaml")]
+    pub output: PathBuf,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    cinch completions bash > ~/.local/share/bash-completion/completions/cinch\n  \
+    cinch completions zsh > ~/.zfunc/_cinch\n  \
+    cinch completions fish > ~/.config/fish/completions/cinch.fish")]
+pub struct CompletionsArguments {
+    #[arg(value_enum)]
+    pub shell: clap_complete::Shell,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    cinch man | man -l -                          read it now\n  \
+    cinch man --output ~/.local/share/man/man1    a page for each command")]
+pub struct ManArguments {
+    /// The folder for the pages of all commands
+    #[arg(long, short, value_name = "FOLDER")]
+    pub output: Option<PathBuf>,
+}
+
 /// A whole number above zero.
 fn count(text: &str) -> Result<usize, String> {
     match text.parse() {
@@ -617,6 +683,31 @@ fn with_dashes(arguments: impl Iterator<Item = OsString>) -> impl Iterator<Item 
     })
 }
 
+/// `--vram -8gb` as `--vram=-8gb`: nothing that begins with a dash and a digit is a flag, so it is
+/// the value of the one before, and the message about it is that of the setting.
+fn with_negative_values(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let is_negative = |text: &str| {
+        let mut letters = text.chars();
+        letters.next() == Some('-') && letters.next().is_some_and(|one| one.is_ascii_digit())
+    };
+    let is_open_flag = |text: &str| text.len() > 2 && text.starts_with("--") && !text.contains('=');
+    let mut joined: Vec<OsString> = Vec::new();
+    for argument in arguments {
+        let value = argument.to_str().filter(|text| is_negative(text));
+        let flag = joined
+            .last_mut()
+            .filter(|last| last.to_str().is_some_and(is_open_flag));
+        match (flag, value) {
+            (Some(flag), Some(value)) => {
+                flag.push("=");
+                flag.push(value);
+            }
+            _ => joined.push(argument),
+        }
+    }
+    joined
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -624,6 +715,17 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         command_line().debug_assert();
+    }
+
+    #[test]
+    fn a_size_below_zero_is_the_value_of_its_flag() {
+        let read = |typed: &[&str]| with_negative_values(typed.iter().map(OsString::from));
+        assert_eq!(read(&["plan", "--vram", "-8gb"]), ["plan", "--vram=-8gb"]);
+        assert_eq!(read(&["--vram=1", "-8gb"]), ["--vram=1", "-8gb"]);
+        assert_eq!(
+            read(&["--vram", "-q", "--", "-8"]),
+            ["--vram", "-q", "--", "-8"]
+        );
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! From an error to a message and an exit code: 1 failed, 2 wrong usage or configuration, 3
 //! does not fit, 130 interrupted.
 
-use std::io::Write;
 use std::process::ExitCode;
 
 use cinch_config::ConfigError;
@@ -14,6 +13,8 @@ use cinch_torch::TorchError;
 use cinch_torch::allocator::ConfigError as AllocatorSettings;
 use cinch_train::TrainError;
 use cinch_train::checkpoint::CheckpointError;
+
+use crate::voice::{self, tell};
 
 /// Something the user typed that cannot be done.
 #[derive(Debug)]
@@ -74,12 +75,6 @@ pub fn usage(message: impl Into<String>) -> anyhow::Error {
     Usage(message.into()).into()
 }
 
-/// A line on standard error. Where nobody reads it any more, the work goes on: a training run
-/// does not end because the terminal that showed its progress did.
-pub fn tell(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
-}
-
 /// Prints the error and gives its exit code.
 pub fn report(error: &anyhow::Error) -> ExitCode {
     if broken_pipe(error) {
@@ -88,7 +83,7 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
     if error.is::<Interrupted>() {
         return ExitCode::from(INTERRUPTED);
     }
-    tell(&format!("error: {error}"));
+    tell(&voice::error(&format!("error: {error}")));
     // Libraries' messages hold their causes already; what the binary adds does not.
     let mut last = error.to_string();
     for cause in error.chain().skip(1) {

@@ -16,6 +16,7 @@ mod resume;
 mod run;
 mod settings;
 mod table;
+mod voice;
 
 use std::process::ExitCode;
 
@@ -23,6 +24,7 @@ use args::{Arguments, Command};
 
 fn main() -> ExitCode {
     let arguments = Arguments::read();
+    voice::set(arguments.verbosity());
     let result = match arguments.command {
         Command::Plan(arguments) => command::plan::run(&arguments),
         Command::Fit(arguments) => command::fit::run(&arguments),
@@ -36,6 +38,9 @@ fn main() -> ExitCode {
         Command::Models(arguments) => command::models::run(&arguments),
         Command::Gpus(arguments) => command::gpus::run(&arguments),
         Command::Presets(arguments) => command::presets::run(&arguments),
+        Command::Init(arguments) => command::init::run(&arguments),
+        Command::Completions(arguments) => command::completions::run(&arguments),
+        Command::Man(arguments) => command::man::run(&arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

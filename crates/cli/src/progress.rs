@@ -12,8 +12,8 @@ use cinch_step::StepPlan;
 use cinch_train::{DataReport, Event, Observer, StepReport};
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 
-use crate::failure::tell;
 use crate::table::{counted, scaled, thousands, wrapped};
+use crate::voice::{is_quiet, tell};
 
 /// Bytes of text read, while data is prepared.
 #[derive(Default)]
@@ -37,7 +37,10 @@ impl Progress for DataBar {
         let style = ProgressStyle::with_template(
             "{msg} [{bar:8}] {bytes}/{total_bytes} {binary_bytes_per_sec} eta {eta}",
         );
-        let bar = ProgressBar::new(total_bytes);
+        let bar = match is_quiet() {
+            true => ProgressBar::hidden(),
+            false => ProgressBar::new(total_bytes),
+        };
         if let Ok(style) = style {
             bar.set_style(style.progress_chars("=> "));
         }
@@ -73,7 +76,7 @@ pub struct Waiting(ProgressBar);
 
 impl Waiting {
     pub fn new(what: &'static str) -> Self {
-        if !std::io::stderr().is_terminal() {
+        if !std::io::stderr().is_terminal() || is_quiet() {
             return Self(ProgressBar::hidden());
         }
         let bar = ProgressBar::new_spinner();
@@ -109,6 +112,7 @@ impl TrainBar {
 
     fn line(&self, text: &str) {
         match &self.bar {
+            _ if is_quiet() => {}
             Some(bar) => bar.println(text),
             None => tell(text),
         }
@@ -157,7 +161,7 @@ impl TrainBar {
             step + 1,
             engine.describe()
         ));
-        if std::io::stderr().is_terminal() {
+        if std::io::stderr().is_terminal() && !is_quiet() {
             let bar = ProgressBar::new(max_steps);
             // A message that is too long for the terminal is cut, not wrapped.
             let style = ProgressStyle::with_template("step {pos}/{len} [{bar:8}] {wide_msg}");

@@ -9,6 +9,7 @@ use cinch_config::{Config, Preset, Program, SETTINGS, Settings, Source, config_f
 use crate::args::{Engine, SettingArguments};
 use crate::failure::usage;
 use crate::pytorch::refuse_flags_of_pytorch;
+use crate::voice;
 
 /// Environment variables of cinch that are not settings.
 const OTHER_VARIABLES: [&str; 1] = [cinch_files::CACHE_VARIABLE];
@@ -34,6 +35,7 @@ impl Asked {
         let arguments = arguments.about(subject)?;
         let files = arguments.files()?;
         let settings = arguments.settings()?;
+        voice::explain(&settings);
         let config = settings.resolve()?;
         let (engine, because) = match engine {
             Some(engine) => (engine, None),

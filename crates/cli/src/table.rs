@@ -4,26 +4,58 @@ use cinch_config::{Bytes, Explained, Source};
 use cinch_step::PlanReport;
 use comfy_table::{Cell, CellAlignment, ColumnConstraint, ContentArrangement, Table, presets};
 
+use crate::voice;
+
 /// Where no terminal says how wide it is.
 const PLAIN_WIDTH: u16 = 80;
 
-/// Columns of the terminal that standard output is.
-pub fn terminal_width() -> Option<u16> {
-    Table::new().width()
+/// Columns of the terminal that standard output is, if it is one.
+pub fn terminal_width() -> Option<usize> {
+    Table::new().width().map(usize::from)
 }
 
-/// Columns of what is laid out for people to read, wherever it goes.
+/// Columns that a table may take.
 pub fn line_width() -> u16 {
-    terminal_width().unwrap_or(PLAIN_WIDTH)
+    terminal_width().map_or(PLAIN_WIDTH, |width| width as u16)
 }
 
-/// A note; on a terminal broken between words, elsewhere one line.
+/// A note, in one line: `print` breaks it where it has to be.
 pub fn note(text: &str) -> String {
-    const MARK: &str = "note: ";
-    match terminal_width() {
-        Some(width) => MARK.to_owned() + &wrapped(text, MARK.len(), width.into()),
-        None => MARK.to_owned() + text,
+    format!("note: {text}")
+}
+
+/// Lines of at most `width` columns, those that are too long broken between words. What follows is
+/// set in under the line's own indent, or under what comes after its mark (`note: `). Tables are
+/// as wide as they are.
+pub fn broken(text: &str, width: usize) -> String {
+    const MARKS: [&str; 5] = ["note: ", "assumed: ", "what helps: ", "hint: ", "skipped: "];
+    let line = |line: &str| {
+        let starts_table = line.starts_with(['│', '┌', '╞', '└']);
+        if starts_table || visible_width(line) <= width {
+            return line.to_owned();
+        }
+        let mark = MARKS.iter().find(|mark| line.starts_with(**mark));
+        let own = line.len() - line.trim_start_matches(' ').len();
+        let indent = mark.map_or(own, |mark| mark.len());
+        let (first, rest) = line.split_at(indent);
+        first.to_owned() + &wrapped(rest, indent, width)
+    };
+    let mut lines: Vec<String> = text.lines().map(line).collect();
+    if text.ends_with('\n') {
+        lines.push(String::new());
     }
+    lines.join("\n")
+}
+
+/// Columns of a line, without those of colour codes.
+fn visible_width(line: &str) -> usize {
+    let mut parts = line.split('\u{1b}');
+    let first = parts.next().map_or(0, |part| part.chars().count());
+    let others = parts.map(|part| {
+        let text = part.split_once('m').map_or("", |(_, text)| text);
+        text.chars().count()
+    });
+    first + others.sum::<usize>()
 }
 
 /// Text broken between words into lines of at most `width` columns, of which `indent` are left
@@ -39,7 +71,7 @@ pub fn wrapped(text: &str, indent: usize, width: usize) -> String {
             false => words.next().unwrap_or_default().to_owned(),
         };
         for word in words {
-            if current.chars().count() + 1 + word.chars().count() > room {
+            if visible_width(&current) + 1 + visible_width(word) > room {
                 lines.push(std::mem::take(&mut current));
             } else {
                 current.push(' ');
@@ -54,6 +86,8 @@ pub fn wrapped(text: &str, indent: usize, width: usize) -> String {
 pub fn new(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_BORDERS_ONLY);
+    table.set_content_arrangement(ContentArrangement::Dynamic);
+    table.set_width(line_width());
     table.set_header(header.iter().map(Cell::new));
     table
 }
@@ -83,8 +117,8 @@ pub fn scaled(number: f64) -> String {
     format!("{number:.0} ")
 }
 
-/// Settings, where each came from, and what it overrode, in lines of that width if one is given.
-pub fn explain<'a>(settings: impl IntoIterator<Item = &'a Explained>, width: Option<u16>) -> Table {
+/// Settings, where each came from, and what it overrode.
+pub fn explain<'a>(settings: impl IntoIterator<Item = &'a Explained>) -> Table {
     let settings: Vec<&Explained> = settings.into_iter().collect();
     // That a default gave way is no news, nor that a weaker place says the same.
     let others = |one: &Explained| {
@@ -100,10 +134,6 @@ pub fn explain<'a>(settings: impl IntoIterator<Item = &'a Explained>, width: Opt
     let mut header = vec!["setting", "value", "from"];
     header.extend(overrides.then_some("instead of"));
     let mut table = new(&header);
-    if let Some(width) = width {
-        table.set_content_arrangement(ContentArrangement::Dynamic);
-        table.set_width(width);
-    }
     for one in settings {
         let mut row = vec![
             one.key.to_owned(),
@@ -217,7 +247,7 @@ pub fn plan(report: &PlanReport, budget_name: &str) -> String {
         let share = 100.0 * b.total() as f64 / budget as f64;
         text += &format!(
             "{} the {budget_name} of {}: {share:.1} %\n",
-            if report.fits { "fits" } else { "does not fit" },
+            voice::verdict(report.fits),
             Bytes::new(budget)
         );
     }
@@ -237,6 +267,15 @@ mod tests {
         assert_eq!(wrapped("", 4, 80), "");
         // A layout of its own stays.
         assert_eq!(wrapped("a b\n    c   d", 2, 5), "a b\n      c   d");
+    }
+
+    #[test]
+    fn lines_are_broken_under_their_marks_and_tables_are_left() {
+        let text = "note: one two three\n  four five six\n│ a table of its own │\n";
+        let expected = "note: one two\n      three\n  four five\n  six\n│ a table of its own │\n";
+        assert_eq!(broken(text, 14), expected);
+        let colored = "\u{1b}[1;32mfits\u{1b}[0m the budget";
+        assert_eq!(broken(colored, 15), colored);
     }
 
     #[test]

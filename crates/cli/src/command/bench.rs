@@ -19,6 +19,7 @@ use crate::measure::{self, PRODUCT, median, synthetic_batch};
 use crate::overhead::{self, Measured};
 use crate::settings::for_the_engine;
 use crate::table::{right, scaled};
+use crate::voice;
 
 /// A matrix product to hold the step against.
 enum Yardstick {
@@ -54,6 +55,7 @@ pub fn run(arguments: &BenchArguments) -> anyhow::Result<()> {
     }
     let target = device::train_target(arguments.device)?;
     let settings = arguments.settings.settings()?;
+    voice::explain(&settings);
     let mut config = settings.resolve()?;
     for_the_engine(&arguments.settings, &config)?;
     if target == Target::Cpu {

@@ -18,7 +18,7 @@ use super::{print, print_json};
 use crate::args::CheckArguments;
 use crate::failure::NoGo;
 use crate::run::{AskedRun, Origin};
-use crate::{device, overhead, table};
+use crate::{device, overhead, table, voice};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -352,17 +352,11 @@ fn describe(asked: &AskedRun, all: bool, findings: &Findings) -> String {
         |one: &&Explained| all || settings.is_explicit(one.key) || one.key.starts_with("vram.");
     let shown: Vec<&Explained> = explained.iter().filter(is_shown).collect();
     let hidden = explained.len() - shown.len();
-    let mut text = format!(
-        "{}\n{}\n",
-        asked.describe(),
-        table::explain(shown, Some(width))
-    );
+    let mut text = format!("{}\n{}\n", asked.describe(), table::explain(shown));
     if hidden > 0 {
         text += &format!("{hidden} more settings; --all shows them\n");
     }
-    for note in &asked.notes {
-        text += &format!("{}\n", table::note(note));
-    }
+    text += &voice::notes(&asked.notes);
     text.push('\n');
     for one in &findings.0 {
         text += &format!(

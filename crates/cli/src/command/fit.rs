@@ -14,14 +14,15 @@ use cinch_graph::Target;
 use cinch_step::StepTarget;
 use serde_json::json;
 
+use super::init::Fitting;
 use super::profile::{self, Steps};
-use super::{print, print_json};
+use super::{print, print_all, print_json, print_raw};
 use crate::args::{Allowed, Device, Engine, FitArguments};
 use crate::failure::usage;
 use crate::measure::cpu_card;
 use crate::memory::{self, Budget};
 use crate::settings::{Asked, for_the_engine};
-use crate::{calibration, device, overhead, picture, pytorch};
+use crate::{calibration, device, overhead, picture, pytorch, voice};
 
 pub use apply::{Written, apply};
 
@@ -82,9 +83,7 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
     }
     if !arguments.json {
         print(&show::report(&fit, &hardware, &settings))?;
-        for note in &notes {
-            print(&format!("note: {note}"))?;
-        }
+        print_all(&voice::notes(&notes))?;
     }
     let profiled = arguments
         .profile
@@ -106,8 +105,24 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
             "notes": notes,
         }))
     } else {
-        print(&format!("\ntrain with it: {command}"))
+        print_raw(format!("\ntrain with it: {command}").as_bytes())
     }
+}
+
+/// What fits best, for `cinch init` to write down.
+pub fn fitting(arguments: &FitArguments, asked: &Asked) -> anyhow::Result<Fitting> {
+    let mut config = asked.config.clone();
+    let hardware = Hardware::new(arguments, &config)?;
+    if hardware.target() == Target::Cpu {
+        device::adapt_to_cpu(&mut config);
+    }
+    config.batch.budget = Some(cinch_config::Bytes::new(hardware.budget.bytes));
+    let fit = search::fit(&request(arguments, &asked.settings, &config, &hardware))?;
+    Ok(Fitting {
+        values: fit.report.values,
+        bytes: fit.report.recommended.total_bytes,
+        budget: hardware.budget,
+    })
 }
 
 /// The files of `--apply`, where it was given.

@@ -2,10 +2,13 @@
 
 pub mod bench;
 pub mod check;
+pub mod completions;
 pub mod data;
 pub mod fit;
 pub mod generate;
 pub mod gpus;
+pub mod init;
+pub mod man;
 pub mod models;
 pub mod plan;
 pub mod presets;
@@ -19,6 +22,8 @@ use std::path::Path;
 use cinch_train::checkpoint::{CheckpointError, Store};
 use serde::Serialize;
 
+use crate::table;
+
 /// The checkpoints of the run in a folder; a path to a file is told what a checkpoint is.
 pub fn open_run(path: &Path) -> Result<Store, CheckpointError> {
     if path.is_file() {
@@ -30,16 +35,33 @@ pub fn open_run(path: &Path) -> Result<Store, CheckpointError> {
     Store::open(path)
 }
 
-/// Writes to standard output; a closed pipe is an error, not a panic.
+/// Writes to standard output, on a terminal with lines broken between words; a closed pipe is an
+/// error, not a panic.
 pub fn print(text: &str) -> anyhow::Result<()> {
+    match table::terminal_width() {
+        Some(width) => print_raw(table::broken(text, width).as_bytes()),
+        None => print_raw(text.as_bytes()),
+    }
+}
+
+/// Writes to standard output as it is, for programs and for copying.
+pub fn print_raw(text: &[u8]) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    if !text.ends_with('\n') {
+    out.write_all(text)?;
+    if text.last() != Some(&b'\n') {
         out.write_all(b"\n")?;
     }
     Ok(out.flush()?)
 }
 
+/// Writes lines that are whole already; nothing for none.
+pub fn print_all(lines: &str) -> anyhow::Result<()> {
+    match lines.is_empty() {
+        true => Ok(()),
+        false => print(lines),
+    }
+}
+
 pub fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
-    print(&serde_json::to_string_pretty(value)?)
+    print_raw(serde_json::to_string_pretty(value)?.as_bytes())
 }

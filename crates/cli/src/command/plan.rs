@@ -6,10 +6,10 @@ use cinch_graph::Target;
 use cinch_step::StepPlan;
 use serde_json::json;
 
-use super::{print, print_json};
+use super::{print, print_all, print_json, print_raw};
 use crate::args::{Engine, PlanArguments};
 use crate::settings::{Asked, for_the_engine};
-use crate::{device, memory, overhead, picture, pytorch, table};
+use crate::{device, memory, overhead, picture, pytorch, table, voice};
 
 pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
     if let Some(path) = &arguments.questions.snapshot {
@@ -71,19 +71,17 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
         return print_json(&report);
     }
     print(&table::plan(&report, "budget"))?;
-    for note in notes {
-        print(&format!("note: {note}"))?;
-    }
+    print_all(&voice::notes(&notes))?;
     if arguments.explain {
         let explained = settings.explain();
-        let table = table::explain(&explained, table::terminal_width());
+        let table = table::explain(&explained);
         print(&format!("\n{table}"))?;
     }
     if arguments.timeline {
         print(&timeline(&step))?;
     }
     if arguments.graph {
-        print(&format!("\n{}", &*step.training))?;
+        print_raw(format!("\n{}", &*step.training).as_bytes())?;
     }
     Ok(())
 }

@@ -19,7 +19,7 @@ use crate::measure::{card, median, synthetic_batch};
 use crate::overhead::{self, Measured};
 use crate::settings::for_the_engine;
 use crate::table::{right, thousands};
-use crate::{calibration, device, table};
+use crate::{calibration, device, table, voice};
 
 /// How far a GPU's memory may be from the plan.
 const TOLERANCE: u64 = 16 << 20;
@@ -88,6 +88,7 @@ pub fn run(arguments: &ProfileArguments) -> anyhow::Result<()> {
     }
     let target = device::train_target(arguments.device)?;
     let settings = arguments.settings.settings()?;
+    voice::explain(&settings);
     let mut config = settings.resolve()?;
     for_the_engine(&arguments.settings, &config)?;
     if target == Target::Cpu {

@@ -2,13 +2,13 @@
 
 use cinch_torch::snapshot::RECORDER;
 
-use super::print;
+use super::print_raw;
 use crate::args::TraceArguments;
 use crate::pytorch::snapshot::replay_file;
 
 pub fn run(arguments: &TraceArguments) -> anyhow::Result<()> {
     match &arguments.file {
         Some(path) => replay_file(path, &arguments.alloc_conf, arguments.json),
-        None => print(RECORDER),
+        None => print_raw(RECORDER.as_bytes()),
     }
 }

@@ -13,12 +13,13 @@ use cinch_graph::Target;
 use cinch_train::{Ending, Event, MeasuredLoss, Observer, Run, TrainError, TrainingOutcome, train};
 use serde_json::json;
 
-use super::{print, print_json};
+use super::{print, print_all, print_json};
 use crate::args::TrainArguments;
-use crate::failure::{INTERRUPTED, Interrupted, tell};
+use crate::failure::{INTERRUPTED, Interrupted};
 use crate::overhead::{self, Measured};
 use crate::progress::{DataBar, TrainBar, epochs, shown};
 use crate::run::AskedRun;
+use crate::voice::{self, tell};
 use crate::{device, table};
 
 static STOP: AtomicBool = AtomicBool::new(false);
@@ -32,17 +33,13 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
         target,
     )?;
     let plan = cinch_fit::plan(&asked.config, overhead::machine(target))?;
-    if !arguments.json {
+    voice::explain(&asked.settings);
+    if !arguments.json && !voice::is_quiet() {
         let report = plan.report(target, false);
+        let cut = asked.cut_note(&plan.config.batch);
         print(&asked.describe())?;
         print(&table::plan(&report, asked.budget_name))?;
-        for note in asked
-            .notes
-            .iter()
-            .chain(&asked.cut_note(&plan.config.batch))
-        {
-            print(&table::note(note))?;
-        }
+        print_all(&voice::notes(asked.notes.iter().chain(&cut)))?;
     }
     stop_on_ctrl_c()?;
     let folder = &asked.config.output.output_dir;

@@ -16,6 +16,7 @@ use super::workload::Run;
 use super::{course, read_as, refuse_flags_of_cinch, show};
 use crate::args::{Allowed, Device, FitArguments, given};
 use crate::command::fit::{Written, apply, files_to_write};
+use crate::command::init::Fitting;
 use crate::command::{print, print_json};
 use crate::failure::usage;
 use crate::memory::{self, Budget};
@@ -38,36 +39,7 @@ pub fn run(arguments: &FitArguments, asked: &Asked) -> anyhow::Result<()> {
     // Before the search, so that nothing is computed for a file that is not there.
     let files = files_to_write(arguments, asked)?;
     let run = Run::new(&arguments.settings, asked)?;
-    if run.config.torch.ranks.is_some_and(|ranks| ranks > 1) {
-        return Err(usage(
-            "settings are chosen for one GPU, and this run has several\n\
-             hint: `cinch plan` tells the sizes on each GPU; --ranks 1 plans for one",
-        ));
-    }
-    let budget = match (
-        arguments.settings.plain.memory.budget()?,
-        run.config.batch.budget,
-    ) {
-        (Some(budget), _) => budget,
-        (None, Some(size)) => Budget::of_size(size.get(), "vram.budget")?,
-        (None, None) => memory::detected_now()?,
-    }
-    .of_pytorch();
-    if budget.gpu.is_none() {
-        return Err(usage(
-            "there is no GPU here to fit for\n\
-             hint: name one with --gpu \"RTX 4090\", or its size with --gpu-memory 24",
-        ));
-    }
-    let limits = Limits {
-        budget_bytes: budget.bytes,
-        overhead: estimate::overhead(Some(&budget)),
-        effective_batch: match arguments.target_effective_batch {
-            Some(rows) => rows as u64,
-            None => run.workload.batch * u64::from(run.workload.recipe.accumulation),
-        },
-        may: permissions(arguments, &run.settings),
-    };
+    let (budget, limits) = limits(arguments, &run)?;
     let waiting = Waiting::new("replaying runs to find one that fits");
     let choice = choose(&run.workload, &limits);
     if let (true, Err(TorchError::DoesNotFit { budget, needed, .. })) = (arguments.json, &choice) {
@@ -100,6 +72,56 @@ pub fn run(arguments: &FitArguments, asked: &Asked) -> anyhow::Result<()> {
         true => print_json(&fitted.json(&run, &budget, applied.as_ref())),
         false => Ok(()),
     }
+}
+
+/// What fits best, for `cinch init` to write down.
+pub fn fitting(arguments: &FitArguments, asked: &Asked) -> anyhow::Result<Fitting> {
+    let run = Run::new(&arguments.settings, asked)?;
+    let (budget, limits) = limits(arguments, &run)?;
+    let waiting = Waiting::new("replaying runs to find one that fits");
+    let choice = choose(&run.workload, &limits)?;
+    let fitted = Fitted::new(&run, &limits, choice)?;
+    drop(waiting);
+    Ok(Fitting {
+        values: fitted.values(&run),
+        bytes: fitted.estimate.safe_bytes,
+        budget,
+    })
+}
+
+/// What a run on one GPU may take, and what may be chosen for it.
+fn limits(arguments: &FitArguments, run: &Run) -> anyhow::Result<(Budget, Limits)> {
+    if run.config.torch.ranks.is_some_and(|ranks| ranks > 1) {
+        return Err(usage(
+            "settings are chosen for one GPU, and this run has several\n\
+             hint: `cinch plan` tells the sizes on each GPU; --ranks 1 plans for one",
+        ));
+    }
+    let budget = match (
+        arguments.settings.plain.memory.budget()?,
+        run.config.batch.budget,
+    ) {
+        (Some(budget), _) => budget,
+        (None, Some(size)) => Budget::of_size(size.get(), "vram.budget")?,
+        (None, None) => memory::detected_now()?,
+    }
+    .of_pytorch();
+    if budget.gpu.is_none() {
+        return Err(usage(
+            "there is no GPU here to fit for\n\
+             hint: name one with --gpu \"RTX 4090\", or its size with --gpu-memory 24",
+        ));
+    }
+    let limits = Limits {
+        budget_bytes: budget.bytes,
+        overhead: estimate::overhead(Some(&budget)),
+        effective_batch: match arguments.target_effective_batch {
+            Some(rows) => rows as u64,
+            None => run.workload.batch * u64::from(run.workload.recipe.accumulation),
+        },
+        may: permissions(arguments, &run.settings),
+    };
+    Ok((budget, limits))
 }
 
 /// What was typed now stays as it is. States in eight bits come last, as for cinch's own engine;

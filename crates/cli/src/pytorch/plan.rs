@@ -16,6 +16,7 @@ use crate::memory::Budget;
 use crate::picture;
 use crate::progress::Waiting;
 use crate::settings::Asked;
+use crate::voice;
 
 /// Questions about measured runs and guides, which need no run of the user's.
 pub fn questions(arguments: &PlanArguments) -> Option<anyhow::Result<()>> {
@@ -137,10 +138,7 @@ impl Answer {
             let share = 100.0 * self.needed_bytes() as f64 / budget.bytes as f64;
             text += &format!(
                 "{} the budget of {}: the safe figure is {share:.1} % of it\n",
-                match self.fits() {
-                    Some(false) => "does not fit",
-                    _ => "fits",
-                },
+                voice::verdict(self.fits() != Some(false)),
                 Bytes::new(budget.bytes),
             );
         }

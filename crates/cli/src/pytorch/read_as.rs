@@ -6,11 +6,15 @@ use comfy_table::Cell;
 
 use super::workload::Run;
 use crate::table::{self, right};
+use crate::voice;
 
 /// Values that are longer are cut, so that a row stays within a line.
 const WIDEST_VALUE: usize = 28;
 
 pub fn text(run: &Run) -> String {
+    if voice::is_quiet() {
+        return String::new();
+    }
     let readings = run.settings.readings();
     let mut text = String::new();
     for reading in readings {

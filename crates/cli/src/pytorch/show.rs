@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::estimate::{Estimate, phase_text, settings_text};
 use super::workload::Run;
 use crate::table::{self, right, thousands};
+use crate::voice;
 
 /// Kinds of tensors that the table shows; `--json` has all.
 const MOST_KINDS: usize = 12;
@@ -115,6 +116,9 @@ pub fn line_json(origin: Origin) -> Value {
 }
 
 pub fn assumed(sentences: &[String]) -> String {
+    if voice::is_quiet() {
+        return String::new();
+    }
     sentences
         .iter()
         .map(|one| format!("assumed: {one}\n"))

@@ -16,6 +16,7 @@ use crate::failure::usage;
 use crate::picture;
 use crate::progress::Waiting;
 use crate::table::thousands;
+use crate::voice;
 
 /// As the setting's limit.
 const MOST_BATCH: u64 = 1 << 20;
@@ -190,9 +191,7 @@ fn text(
     for line in table::advice(explanation) {
         text += &format!("what helps: {line}\n");
     }
-    for note in &explanation.notes {
-        text += &format!("note: {note}\n");
-    }
+    text += &voice::notes(&explanation.notes);
     text
 }
 

@@ -9,8 +9,9 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::args::FitArguments;
-use crate::command::print;
+use crate::command::{print, print_all};
 use crate::failure::usage;
+use crate::voice;
 
 /// The error that no file was named.
 pub fn no_file() -> anyhow::Error {
@@ -84,14 +85,14 @@ pub fn apply(
         true => Ok(()),
         false => print(text),
     };
-    for remark in &outcome.remarks {
-        say(&format!("note: {remark}"))?;
+    if !arguments.json {
+        print_all(&voice::notes(&outcome.remarks))?;
     }
     if application.is_empty() {
         say("the files say so already: nothing to write")?;
         return Ok(outcome);
     }
-    say(&format!("\n{}", colored(&outcome.diff)))?;
+    say(&format!("\n{}", voice::diff(&outcome.diff)))?;
     if !arguments.yes && !confirmed()? {
         say("nothing was written")?;
         return Ok(outcome);
@@ -157,17 +158,4 @@ fn confirmed() -> anyhow::Result<bool> {
     let mut answer = String::new();
     stdin.lock().read_line(&mut answer)?;
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
-}
-
-/// A diff with green and red lines, where a person reads it.
-fn colored(diff: &str) -> String {
-    if !std::io::stdout().is_terminal() || std::env::var_os("NO_COLOR").is_some() {
-        return diff.to_owned();
-    }
-    let line = |line: &str| match line.as_bytes().first() {
-        Some(b'+') if !line.starts_with("+++") => format!("\u{1b}[32m{line}\u{1b}[0m\n"),
-        Some(b'-') if !line.starts_with("---") => format!("\u{1b}[31m{line}\u{1b}[0m\n"),
-        _ => format!("{line}\n"),
-    };
-    diff.lines().map(line).collect()
 }

@@ -7,6 +7,7 @@ use comfy_table::Cell;
 use super::Hardware;
 use crate::args::FitArguments;
 use crate::table::{self, right, scaled, thousands};
+use crate::voice;
 
 /// Techniques and points of the front that a table shows; `--json` has all.
 const MOST_ROWS: usize = 12;
@@ -40,9 +41,7 @@ pub fn report(fit: &Fit, hardware: &Hardware, settings: &Settings) -> String {
     text += &sentence(&report.recommended, report.is_calibrated);
     text += &breakdown(&report.recommended);
     text += &changes(report);
-    for note in &report.notes {
-        text += &format!("note: {note}\n");
-    }
+    text += &voice::notes(&report.notes);
     text += &ladder(report);
     text += &techniques(report);
     text += &front(report);
