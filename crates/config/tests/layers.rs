@@ -316,7 +316,7 @@ fn an_unstated_warmup_gives_way_to_a_short_run() {
     let settings = from_text("\"training\": {\"max_steps\": 500}");
     assert_eq!(settings.resolve().unwrap().training.warmup_steps, 50);
     // Nobody chose the 2000 of the default; whoever chose a preset is told.
-    assert_eq!(settings.adjustments(), Vec::<String>::new());
+    assert_eq!(settings.notes(), Vec::<String>::new());
     let mut careful = Settings::new();
     careful
         .apply_preset(Preset::training("careful").unwrap())
@@ -324,7 +324,7 @@ fn an_unstated_warmup_gives_way_to_a_short_run() {
     let steps = flag("--max-steps");
     careful.set("training.max_steps", "500", steps).unwrap();
     assert_eq!(
-        careful.adjustments(),
+        careful.notes(),
         [
             "`training.warmup_steps` = 5000 (preset training careful) is longer than the run of 500 steps: shortened to 50"
         ]
@@ -447,12 +447,12 @@ fn a_shape_stated_beside_its_size_is_meant() {
 fn what_a_file_leaves_to_defaults_is_no_adjustment() {
     let settings = from_text("\"training\": {\"max_steps\": 3000, \"warmup_steps\": 5}");
     assert!(settings.notes()[0].contains("keys were not in run.json"));
-    assert_eq!(settings.adjustments(), Vec::<String>::new());
+    assert_eq!(settings.notes(), Vec::<String>::new());
     let mut settings = settings;
     settings
         .set("training.max_steps", "3", flag("--max-steps"))
         .unwrap();
-    let adjustments = settings.adjustments();
+    let adjustments = settings.notes();
     assert_eq!(adjustments.len(), 1, "{adjustments:#?}");
     assert!(adjustments[0].contains("shortened"), "{adjustments:#?}");
 }
