@@ -39,6 +39,7 @@ def of_axolotl(config):
         "accumulation": config.get("gradient_accumulation_steps"),
         "seq_len": config.get("sequence_len"),
         "lora_rank": config.get("lora_r") if has_adapter else None,
+        "adapters": has_adapter,
     }
 
 
@@ -50,6 +51,7 @@ def of_llama_factory(config):
         "accumulation": config.get("gradient_accumulation_steps"),
         "seq_len": config.get("cutoff_len"),
         "lora_rank": (config.get("lora_rank") or get(config, "peft_config", "r")) if has_adapter else None,
+        "adapters": has_adapter,
     }
 
 
@@ -62,6 +64,7 @@ def of_torchtune(config):
         "accumulation": config.get("gradient_accumulation_steps"),
         "seq_len": get(config, "tokenizer", "max_seq_len"),
         "lora_rank": get(config, "model", "lora_rank") if has_adapter else None,
+        "adapters": has_adapter,
     }
 
 
@@ -70,13 +73,13 @@ def differences(own, answer):
     read = dict(answer["settings"], model=answer["model"])
     found = []
     for key, value in own.items():
-        if value is None or value == "auto":
+        if key == "adapters" or value is None or value == "auto":
             continue
         if key == "lora_rank" and read.get(key) is None:
             found.append(f"{key}: the file says {value}, read as none")
         elif str(read.get(key)) != str(value):
             found.append(f"{key}: the file says {value}, read as {read.get(key)}")
-    if own["lora_rank"] is None and read.get("lora_rank") is not None and own.get("strict", True):
+    if not own["adapters"] and read.get("lora_rank") is not None:
         found.append(f"lora_rank: the file has no adapters, read as {read.get('lora_rank')}")
     return found
 

@@ -360,6 +360,7 @@ impl<'a> Draft<'a> {
                 means: statement.value.to_string(),
             });
         }
+        self.reading.read.sort_by_key(|read| read.line);
         Ok(self.reading)
     }
 }

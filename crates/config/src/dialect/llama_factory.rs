@@ -186,7 +186,10 @@ const RULES: &[Rule] = &[
     harmless("template"),
     harmless("use_v1_kernels"),
     harmless("ray_*"),
-    harmless("use_distributed_optimizer"),
+    refused(
+        "use_distributed_optimizer",
+        "Megatron's own model code is not computed",
+    ),
     harmless("overlap_*"),
     harmless("bias_activation_fusion"),
     harmless("apply_rope_fusion"),
