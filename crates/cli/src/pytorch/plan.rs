@@ -137,9 +137,13 @@ impl Answer {
         if let Some(budget) = &self.budget {
             let share = 100.0 * self.needed_bytes() as f64 / budget.bytes as f64;
             text += &format!(
-                "{} the budget of {}: the safe figure is {share:.1} % of it\n",
+                "{} the budget of {}: {} is {share:.1} % of it\n",
                 voice::verdict(self.fits() != Some(false)),
                 Bytes::new(budget.bytes),
+                match self.shares {
+                    None => "the safe figure",
+                    Some(_) => "each rank's share, with context,",
+                },
             );
         }
         Ok(text)

@@ -19,8 +19,11 @@ pub fn shares_of(torch: &TorchConfig, workload: &Workload) -> anyhow::Result<Opt
         Sharding::Zero3 => Scheme::Zero3,
         Sharding::FullShard => Scheme::FullShard,
     };
-    let ranks = match (torch.ranks.and_then(NonZeroU64::new), torch.sharding) {
-        (Some(ranks), _) if ranks.get() > 1 => ranks,
+    let divides = !matches!(torch.sharding, Sharding::None | Sharding::Replicated);
+    let ranks = match torch.ranks.and_then(NonZeroU64::new) {
+        Some(ranks) if ranks.get() > 1 || divides => ranks,
+        // DeepSpeed and FSDP keep copies of their own on one GPU too.
+        None if divides => NonZeroU64::MIN,
         _ => return Ok(None),
     };
     let all = shares(workload, ranks)?;
@@ -58,9 +61,12 @@ pub fn text(shares: &Shares) -> String {
         ]);
     }
     format!(
-        "\n{} on {} ranks, computed and not measured; without fragmentation and context:\n{table}\n",
+        "\n{} on {}, computed and not measured; without fragmentation and context:\n{table}\n",
         shares.scheme.name(),
-        shares.ranks
+        match shares.ranks.get() {
+            1 => "one rank".to_owned(),
+            many => format!("{many} ranks"),
+        }
     )
 }
 

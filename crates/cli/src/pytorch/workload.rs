@@ -1,6 +1,6 @@
 //! The run in PyTorch that a configuration describes, with all that was taken for granted.
 
-use cinch_config::{Config, Settings};
+use cinch_config::{Config, Settings, Sharding};
 use cinch_torch::configured::Configured;
 use cinch_torch::model::Workload;
 
@@ -58,6 +58,13 @@ impl Run {
             assumed.push(format!(
                 "a batch of {} × {}: say --batch-size and --grad-accum",
                 workload.batch, workload.recipe.accumulation
+            ));
+        }
+        let divides = !matches!(config.torch.sharding, Sharding::None | Sharding::Replicated);
+        if divides && config.torch.ranks.is_none() {
+            assumed.push(format!(
+                "one GPU, although states are divided ({}): say --ranks",
+                config.torch.sharding.name()
             ));
         }
         if let Some(found) = config
