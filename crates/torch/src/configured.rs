@@ -14,6 +14,7 @@ use crate::eager::optimizer::{Execution, Optimizer};
 use crate::eager::training::{Precision, Recipe};
 use crate::model::Workload;
 use crate::model::adapter::{Lora, LoraLibrary};
+use crate::model::frozen::Frozen;
 use crate::model::mask::Attention;
 
 /// A run, and what was taken for granted about it.
@@ -28,7 +29,13 @@ impl Configured {
     pub fn of(config: &Config, alloc_conf: &str) -> Result<Configured, TorchError> {
         let torch = &config.torch;
         let mut assumed = torch.assumed.clone();
-        refuse_quantization(config)?;
+        let frozen = frozen(config)?;
+        if frozen.is_quantised() {
+            assumed.push(
+                "the model is prepared for training as peft does it (prepare_model_for_kbit_training): what is not quantised is in fp32"
+                    .into(),
+            );
+        }
         let convention = match torch.training_loop {
             TrainingLoop::Plain => Convention::PlainLoop,
             TrainingLoop::Trainer => Convention::Trainer,
@@ -57,6 +64,8 @@ impl Configured {
                 .as_ref()
                 .map(|lora| adapters(lora, &config.model))
                 .transpose()?,
+            frozen,
+            prepared: frozen.is_quantised(),
             recipe,
             allocator: AllocatorConfig::parse(alloc_conf)?,
             memory_limit: None,
@@ -71,22 +80,26 @@ fn beyond(problem: impl Into<String>) -> TorchError {
     }
 }
 
-fn refuse_quantization(config: &Config) -> Result<(), TorchError> {
-    let bits = match (&config.torch.frozen, &config.named.quantization) {
-        (FrozenWeights::FourBit, _) => "4-bit",
-        (FrozenWeights::EightBit, _) => "8-bit",
-        (FrozenWeights::InTheirType, Some(Quantization::FourBit { .. })) => "4-bit",
-        (FrozenWeights::InTheirType, Some(Quantization::EightBit)) => "8-bit",
+/// As the run says, else as the files are stored.
+fn frozen(config: &Config) -> Result<Frozen, TorchError> {
+    let torch = &config.torch;
+    let frozen = match (&torch.frozen, &config.named.quantization) {
+        (FrozenWeights::FourBit, _) => Frozen::FourBit {
+            double: torch.double_quantization,
+        },
+        (FrozenWeights::EightBit, _) => Frozen::EightBit,
+        (FrozenWeights::InTheirType, Some(Quantization::FourBit { double })) => {
+            Frozen::FourBit { double: *double }
+        }
+        (FrozenWeights::InTheirType, Some(Quantization::EightBit)) => Frozen::EightBit,
         (FrozenWeights::InTheirType, Some(Quantization::Other(name))) => {
             return Err(beyond(format!(
                 "weights quantised by {name} are not computed"
             )));
         }
-        (FrozenWeights::InTheirType, None) => return Ok(()),
+        (FrozenWeights::InTheirType, None) => Frozen::InTheirType,
     };
-    Err(beyond(format!(
-        "{bits} weights of bitsandbytes are not computed yet"
-    )))
+    Ok(frozen)
 }
 
 fn precision(stated: TorchPrecision) -> Precision {

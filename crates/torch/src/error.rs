@@ -41,6 +41,10 @@ pub enum TorchError {
         accumulation: u32,
     },
     #[error(
+        "nothing is trained: quantised weights are frozen\nhint: train adapters on them (--lora-rank 16), or leave the weights in their type"
+    )]
+    NothingTrained,
+    #[error(
         "this run cannot be replayed: {what} is {value}, and at most {most} is\nhint: the replay runs every op of the step, one by one"
     )]
     TooLarge {

@@ -17,6 +17,8 @@ pub struct Overhead {
     pub cudnn: u64,
     /// Compaction of indices (`nonzero`), where it runs.
     pub nonzero: u64,
+    /// bitsandbytes' cuBLASLt and its kernels for eight-bit integers, where they run.
+    pub int8: u64,
     /// Whether these were measured on such a card, or taken over from another.
     pub measured: bool,
     /// Where the figures come from, as a sentence for the user.
@@ -32,6 +34,7 @@ pub const H200: Overhead = Overhead {
     kernels: 130 << 20,
     cudnn: 16 << 20,
     nonzero: 4 << 20,
+    int8: 64 << 20,
     measured: true,
     basis: "measured on an H200 with CUDA 13.0 and PyTorch 2.11",
     has_margin: true,
@@ -122,9 +125,13 @@ impl Overhead {
 
     /// The overhead of a run that uses these libraries.
     pub fn bytes(&self, libraries: Libraries) -> u64 {
-        let cudnn = if libraries.cudnn { self.cudnn } else { 0 };
-        let nonzero = if libraries.nonzero { self.nonzero } else { 0 };
-        self.context + self.kernels + cudnn + nonzero
+        let parts = [
+            (libraries.cudnn, self.cudnn),
+            (libraries.nonzero, self.nonzero),
+            (libraries.int8, self.int8),
+        ];
+        let used = parts.iter().filter(|(is_used, _)| *is_used);
+        self.context + self.kernels + used.map(|(_, bytes)| bytes).sum::<u64>()
     }
 }
 

@@ -7,6 +7,7 @@ use cinch_torch::eager::optimizer::{Execution, Optimizer};
 use cinch_torch::eager::training::Precision;
 use cinch_torch::eager::{AllocationCategory, Event};
 use cinch_torch::model::Workload;
+use cinch_torch::model::frozen::Frozen;
 use cinch_torch::truth::{self, Case};
 
 const PEAKS: &str = include_str!("fixtures/peaks.jsonl");
@@ -16,6 +17,7 @@ const HELD_OUT: &str = include_str!("fixtures/held_out.jsonl");
 const MISTRAL: &str = include_str!("fixtures/mistral.jsonl");
 const AUTOCAST: &str = include_str!("fixtures/autocast.jsonl");
 const QWEN3: &str = include_str!("fixtures/qwen3.jsonl");
+const QLORA: &str = include_str!("fixtures/qlora.jsonl");
 
 macro_rules! trace {
     ($text:expr, $run:expr, $file:literal) => {
@@ -106,6 +108,19 @@ const TRACES: &[(&str, &str, &str)] = &[
     trace!(
         QWEN3,
         "qwen3-0.6b-2layer-b2-t512-amp_bf16", "qwen3-0.6b-2layer-b2-t512-amp_bf16"
+    ),
+    trace!(
+        QLORA,
+        "qwen-2layer-nf4dq-prep-ckpt", "qwen-2layer-nf4dq-prep-ckpt"
+    ),
+    trace!(
+        QLORA,
+        "qwen-2layer-nf4dq-auto-prep", "qwen-2layer-nf4dq-auto-prep"
+    ),
+    trace!(QLORA, "qwen-2layer-nf4", "qwen-2layer-nf4"),
+    trace!(
+        QLORA,
+        "qwen-2layer-int8-auto-prep-ckpt", "qwen-2layer-int8-auto-prep-ckpt"
     ),
 ];
 
@@ -273,6 +288,47 @@ fn a_step_leaves_nothing_behind() {
             }
         }
     }
+}
+
+/// The same for weights in few bits, under every kind of checkpointing, and they hold less than weights in their type.
+#[test]
+fn quantised_weights_are_smaller_and_leave_nothing_behind() {
+    let mut workload = small(
+        "qwen2.5-0.5b",
+        r#""arch": {"num_hidden_layers": 2}, "precision": "bf16", "lora": {"r": 4, "targets": ["q_proj"], "library": "peft"}"#,
+    );
+    let plain = workload.weights().unwrap().bytes;
+    for frozen in [
+        Frozen::FourBit { double: false },
+        Frozen::FourBit { double: true },
+        Frozen::EightBit,
+    ] {
+        workload.frozen = frozen;
+        assert!(workload.weights().unwrap().bytes < plain);
+        for checkpoints in [
+            Checkpointing::Off,
+            Checkpointing::NonReentrant,
+            Checkpointing::Reentrant,
+        ] {
+            workload.checkpoints = checkpoints;
+            workload.recipe.accumulation = 2;
+            let readings = workload.predict().unwrap().readings;
+            let ends: Vec<u64> = readings
+                .iter()
+                .filter(|reading| reading.phase.name().ends_with("end"))
+                .map(|reading| reading.requested)
+                .collect();
+            assert_eq!(ends[0], ends[1], "{workload:?}");
+        }
+    }
+    workload.lora = None;
+    assert!(
+        workload
+            .predict()
+            .unwrap_err()
+            .to_string()
+            .contains("frozen")
+    );
 }
 
 /// Both kinds of checkpointing give every parameter its gradient and keep less than the plain run.

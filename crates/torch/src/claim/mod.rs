@@ -18,6 +18,7 @@ use crate::eager::optimizer::{Execution, Optimizer};
 use crate::eager::training::{Precision, Recipe};
 use crate::holdings::Holdings;
 use crate::model::Workload;
+use crate::model::frozen::Frozen;
 use crate::model::mask::Attention;
 use cinch_architecture::Architecture;
 
@@ -73,6 +74,8 @@ fn run(architecture: Architecture, batch: u64, length: u64, precision: Precision
         attention: Attention::Sdpa,
         checkpoints: Checkpointing::Off,
         lora: None,
+        frozen: Frozen::InTheirType,
+        prepared: false,
         recipe: Recipe {
             precision,
             optimizer: Optimizer::Adam(Execution::Foreach),

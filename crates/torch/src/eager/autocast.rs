@@ -47,6 +47,11 @@ pub fn with<T>(context: &Context, dtype: Option<DType>, body: impl FnOnce() -> T
     result
 }
 
+/// `torch.is_autocast_enabled()`.
+pub fn is_enabled(context: &Context) -> bool {
+    context.autocast.borrow().dtype.is_some()
+}
+
 /// An operand of an op that autocast runs in the low precision.
 pub fn lower(tensor: &Tensor) -> Tensor {
     let context = tensor.context();

@@ -58,6 +58,8 @@ pub enum Thread {
 pub struct Libraries {
     pub cudnn: bool,
     pub nonzero: bool,
+    /// bitsandbytes multiplies eight-bit integers through a cuBLASLt handle of its own.
+    pub int8: bool,
 }
 
 /// Workspaces of the thread's BLAS handles, kept by the allocator once they exist.
@@ -162,6 +164,13 @@ impl Context {
     ) -> Tensor {
         let storage = self.new_storage(op, layout.numel * dtype.size());
         Tensor::new(self, storage, layout, dtype)
+    }
+
+    /// A tensor whose memory comes later, by [`Tensor::set_data`]: one on the device `meta`.
+    pub fn meta(&self, sizes: impl Into<Dims>, dtype: DType) -> Tensor {
+        let sizes = sizes.into();
+        let layout = self.layout(sizes, sizes.contiguous_strides());
+        Tensor::new(self, self.new_empty_storage(), layout, dtype)
     }
 
     /// Bytes that a kernel needs while it runs.

@@ -52,6 +52,33 @@ impl State {
         })
     }
 
+    /// Storage without bytes, as on the device `meta`.
+    pub(super) fn new_empty_storage(&self) -> StorageId {
+        self.storages.borrow_mut().add(Storage {
+            references: 1,
+            block: None,
+            event: u32::MAX,
+            category: self.category(),
+        })
+    }
+
+    /// Other bytes for a storage: the new ones are there before the old ones go.
+    pub(super) fn replace_bytes(&self, id: StorageId, op: &'static str, bytes: u64) {
+        let (block, event) = match self.allocate(op, bytes) {
+            Some((block, event)) => (Some(block), event),
+            None => (None, u32::MAX),
+        };
+        let mut storages = self.storages.borrow_mut();
+        let storage = &mut storages.slots[id.0 as usize];
+        let old = std::mem::replace(&mut storage.block, block);
+        let old_event = std::mem::replace(&mut storage.event, event);
+        let category = storage.category;
+        drop(storages);
+        if let Some(old) = old {
+            self.free(old, old_event, category);
+        }
+    }
+
     /// One owner more.
     pub(super) fn share_storage(&self, id: StorageId) -> StorageId {
         self.storages.borrow_mut().slots[id.0 as usize].references += 1;

@@ -215,6 +215,11 @@ impl Tensor {
         Tensor::new(self.context(), self.shared_storage(), layout, self.0.dtype)
     }
 
+    /// `x.data = other`: memory of so many bytes in the place of what it has.
+    pub fn set_data(&self, op: &'static str, bytes: u64) {
+        self.context().replace_bytes(self.0.storage, op, bytes);
+    }
+
     /// Takes over the node's reference for this output.
     pub(super) fn set_history(&self, edge: Edge) {
         // What it replaces goes after the borrow has ended: it may reach this tensor.

@@ -350,7 +350,7 @@ impl Bert {
             own
         };
         builder.forget(&own_bias);
-        builder.put_before(&head_bias, &transform.weight);
+        builder.put_before(&head_bias, transform.weight());
         builder.add_adapters(encoder.linears().chain([&transform]));
         Bert {
             context: builder.context.clone(),

@@ -119,6 +119,28 @@ impl Layer {
         ]
     }
 
+    /// Its parameters in the order of their names, which is that of a file.
+    fn sorted_by_name(&self) -> Vec<Tensor> {
+        let mut sorted = vec![self.first_norm.weight.clone()];
+        let with_bias = |linear: &Linear| {
+            let mut parameters: Vec<Tensor> = linear.parameters().collect();
+            parameters.reverse();
+            parameters
+        };
+        for linear in [&self.down, &self.gate, &self.up] {
+            sorted.extend(with_bias(linear));
+        }
+        sorted.push(self.second_norm.weight.clone());
+        let norms = self.head_norms.as_ref();
+        sorted.extend(norms.map(|[_, key]| key.weight.clone()));
+        sorted.extend(with_bias(&self.key));
+        sorted.extend(with_bias(&self.output));
+        sorted.extend(norms.map(|[query, _]| query.weight.clone()));
+        sorted.extend(with_bias(&self.query));
+        sorted.extend(with_bias(&self.value));
+        sorted
+    }
+
     fn forward(&self, x: &Tensor, around: &Surroundings) -> Tensor {
         let (context, lines) = (x.context().clone(), self.lines);
         let mut residual = x.clone();
@@ -278,9 +300,25 @@ impl Decoder {
             .map(|index| Rc::new(Layer::new(builder, config, lines, kind, index as u32)))
             .collect();
         let norm = RmsNorm::new(builder, config.width);
-        let rotary = context.no_grad(|| Rotary::new(&context, config.head_width));
+        let made = match builder.loader() {
+            None => Some(context.no_grad(|| Rotary::new(&context, config.head_width))),
+            Some(_) => None,
+        };
         let (head, scalar) = builder.head(&tokens.table, config.tied);
-        let rotary = rotary.cast(builder.dtype);
+        if let Some(loader) = builder.loader() {
+            let mut names = Vec::new();
+            if !config.tied {
+                names.push(head.clone());
+            }
+            names.push(tokens.table.clone());
+            names.extend(layers.iter().flat_map(|layer| layer.sorted_by_name()));
+            names.push(norm.weight.clone());
+            loader.load(&context, &names);
+        }
+        let rotary = match made {
+            Some(rotary) => rotary.cast(builder.dtype),
+            None => Rotary::loaded(&context, config.head_width),
+        };
         builder.add_adapters(layers.iter().flat_map(|layer| layer.linears()));
         let trainable = builder.trainable();
         Decoder {

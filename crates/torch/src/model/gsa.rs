@@ -398,7 +398,7 @@ impl Gsa {
         context.set_scope("head", None);
         let normed = self.norm.forward(&x);
         at!(context, "logits = Wh norm(x)");
-        let logits = matmul::linear(normed, &self.head.weight, None);
+        let logits = matmul::linear(normed, self.head.weight(), None);
         drop(x);
         logits
     }

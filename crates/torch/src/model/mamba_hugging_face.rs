@@ -191,11 +191,11 @@ impl Layer {
         let context = self.skip.context();
         let in_float32 = |tensor: &Tensor| cast::to(tensor, DType::Float32);
         at!(context, FILE, 382);
-        let output_bias = self.output.bias.as_ref().map(in_float32);
+        let output_bias = self.output.bias().as_ref().map(in_float32);
         at!(context, FILE, 386);
         let skip = in_float32(&self.skip);
         at!(context, FILE, 387);
-        let step_bias = self.steps.bias.as_ref().map(in_float32);
+        let step_bias = self.steps.bias().as_ref().map(in_float32);
         drop(skip);
         drop(output_bias);
         drop(step_bias);
@@ -211,11 +211,11 @@ impl Layer {
         else {
             unreachable!("three parts")
         };
-        let Linear { weight, bias, .. } = &self.steps;
+        let (weight, bias) = (self.steps.weight(), self.steps.bias());
         at!(context, FILE, 437);
         let step = matmul::matrix_by_batch(weight, view::transpose(&low, 1, 2));
         drop(low);
-        let Some(bias) = bias else {
+        let Some(bias) = &bias else {
             unreachable!("step sizes have a bias")
         };
         at!(context, FILE, 438);

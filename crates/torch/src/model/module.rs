@@ -4,7 +4,9 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 
-use super::adapter::{Adapter, Lora};
+use super::adapter::{Adapter, Base, Lora};
+use super::frozen::Weight;
+use super::load::Loader;
 use crate::eager::line::at;
 use crate::eager::op::{creation, embedding, loss, matmul, norm, pointwise, view};
 use crate::eager::{Context, DType, Dims, Tensor};
@@ -17,6 +19,8 @@ pub struct Builder {
     /// What the next parameters take the place of.
     replaced: RefCell<VecDeque<Tensor>>,
     lora: Option<Lora>,
+    /// Of a model whose weights are read from a file and quantised on the way.
+    loader: Option<Loader>,
 }
 
 impl Builder {
@@ -27,7 +31,16 @@ impl Builder {
             parameters: RefCell::default(),
             replaced: RefCell::default(),
             lora,
+            loader: None,
         }
+    }
+
+    pub fn loading(self, loader: Option<Loader>) -> Builder {
+        Builder { loader, ..self }
+    }
+
+    pub fn loader(&self) -> Option<&Loader> {
+        self.loader.as_ref()
     }
 
     /// `model.to(dtype)` of a model that is on the device already: every parameter is made anew, and the one that it
@@ -41,11 +54,13 @@ impl Builder {
 
     /// A parameter; trained unless only adapters are.
     pub fn parameter(&self, sizes: impl Into<Dims>) -> Tensor {
-        self.parameter_in(self.dtype, sizes)
+        match &self.loader {
+            None => self.listed(self.context.empty("parameter", sizes, self.dtype)),
+            Some(loader) => self.listed(loader.parameter(&self.context, sizes.into())),
+        }
     }
 
-    fn parameter_in(&self, dtype: DType, sizes: impl Into<Dims>) -> Tensor {
-        let tensor = self.context.empty("parameter", sizes, dtype);
+    fn listed(&self, tensor: Tensor) -> Tensor {
         tensor.set_requires_grad(true);
         self.parameters.borrow_mut().push(tensor.clone());
         drop(self.replaced.borrow_mut().pop_front());
@@ -77,12 +92,16 @@ impl Builder {
     }
 
     pub fn linear(&self, name: &'static str, input: u64, output: u64, bias: bool) -> Linear {
-        let weight = self.parameter([output, input]);
+        let weight = match &self.loader {
+            None => Weight::Plain(self.parameter([output, input])),
+            Some(loader) => Weight::Quantised(loader.linear(&self.context, output, input)),
+        };
         let bias = bias.then(|| self.parameter([output]));
         Linear {
             name,
+            sizes: [output, input],
             weight,
-            bias,
+            bias: RefCell::new(bias),
             adapter: RefCell::new(None),
         }
     }
@@ -103,8 +122,14 @@ impl Builder {
     /// The output head of a transformers language model, and a number that its construction leaves behind. A tied
     /// head has its own weight until the model is whole.
     pub fn head(&self, tokens: &Tensor, tied: bool) -> (Tensor, Tensor) {
+        if tied && self.loader.is_some() {
+            return (tokens.clone(), self.context.meta([], self.dtype));
+        }
         let own = self.parameter(tokens.sizes());
-        let scalar = self.context.empty("scalar", [], self.dtype);
+        let scalar = match self.loader {
+            None => self.context.empty("scalar", [], self.dtype),
+            Some(_) => self.context.meta([], self.dtype),
+        };
         if !tied {
             return (own, scalar);
         }
@@ -119,11 +144,26 @@ impl Builder {
         for parameter in self.parameters.borrow().iter() {
             parameter.set_requires_grad(false);
         }
+        if let Some(loader) = &self.loader {
+            loader.prepare();
+        }
+        let mut casts = Vec::new();
         for layer in layers.filter(|layer| lora.targets.iter().any(|target| target == layer.name)) {
-            let dtype = Adapter::dtype(lora, layer.weight.dtype());
-            let a = self.parameter_in(dtype, [lora.rank, layer.weight.size(1)]);
-            let b = self.parameter_in(dtype, [layer.weight.size(0), lora.rank]);
+            let made_in = layer.dtype();
+            let [output, input] = layer.sizes;
+            let [a, b] = [[lora.rank, input], [output, lora.rank]].map(|sizes| {
+                let factor = self.context.meta(sizes, lora.dtype(made_in));
+                let first = lora.library.first_dtype(made_in, factor.dtype());
+                factor.set_data("parameter", factor.numel() * first.size());
+                if first != factor.dtype() {
+                    casts.push(factor.clone());
+                }
+                self.listed(factor)
+            });
             layer.adapter.replace(Some(Adapter::new(a, b, lora)));
+        }
+        for factor in casts {
+            factor.set_data("_to_copy", factor.bytes());
         }
     }
 
@@ -149,23 +189,51 @@ impl Builder {
 /// `nn.Linear`, with an adapter where one was added.
 pub struct Linear {
     name: &'static str,
-    pub weight: Tensor,
-    pub bias: Option<Tensor>,
+    /// Output and input.
+    sizes: [u64; 2],
+    weight: Weight,
+    bias: RefCell<Option<Tensor>>,
     adapter: RefCell<Option<Adapter>>,
 }
 
 impl Linear {
+    /// The weight's values.
+    pub fn weight(&self) -> &Tensor {
+        match &self.weight {
+            Weight::Plain(weight) => weight,
+            Weight::Quantised(weight) => &weight.packed,
+        }
+    }
+
+    pub fn bias(&self) -> Option<Tensor> {
+        self.bias.borrow().clone()
+    }
+
     /// Weight and bias.
     pub fn parameters(&self) -> impl Iterator<Item = Tensor> + use<> {
-        [Some(self.weight.clone()), self.bias.clone()]
+        [Some(self.weight().clone()), self.bias()]
             .into_iter()
             .flatten()
     }
 
+    /// The type it computes in.
+    fn dtype(&self) -> DType {
+        match &self.weight {
+            Weight::Plain(weight) => weight.dtype(),
+            Weight::Quantised(weight) => weight.dtype(),
+        }
+    }
+
     pub fn forward(&self, x: &Tensor) -> Tensor {
-        let y = matmul::linear(x, &self.weight, self.bias.as_ref());
+        let (y, base) = match &self.weight {
+            Weight::Plain(weight) => {
+                let y = matmul::linear(x, weight, self.bias.borrow().as_ref());
+                (y, Base::Plain)
+            }
+            Weight::Quantised(weight) => (weight.forward(x, &self.bias), weight.base()),
+        };
         match &*self.adapter.borrow() {
-            Some(adapter) => adapter.add_to(y, x),
+            Some(adapter) => adapter.add_to(y, x, base),
             None => y,
         }
     }

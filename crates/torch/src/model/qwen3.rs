@@ -11,6 +11,10 @@ impl Replay for architecture::Qwen3 {
     fn program(&self, setup: &Setup) -> Box<dyn Program> {
         Box::new(Decoder::new(setup, &self.0, &LINES))
     }
+
+    fn can_be_quantised(&self) -> bool {
+        true
+    }
 }
 
 static LINES: Lines = lines! { "modeling_qwen3.py":

@@ -3,6 +3,8 @@
 use cinch_architecture::{Architecture, with_architectures};
 
 use super::adapter::Lora;
+use super::frozen::Frozen;
+use super::load::Loader;
 use super::mask::Attention;
 use super::module::Builder;
 use crate::eager::checkpoint::Checkpointing;
@@ -15,6 +17,9 @@ pub struct Setup {
     /// Of the weights.
     pub dtype: DType,
     pub lora: Option<Lora>,
+    pub frozen: Frozen,
+    /// `prepare_model_for_kbit_training`.
+    pub prepared: bool,
     pub attention: Attention,
     pub checkpoints: Checkpointing,
     /// Rows and tokens of a micro batch.
@@ -23,13 +28,22 @@ pub struct Setup {
 
 impl Setup {
     pub fn builder(&self) -> Builder {
-        Builder::new(&self.context, self.dtype, self.lora.clone())
+        let loader = self
+            .frozen
+            .format()
+            .map(|format| Loader::new(format, self.dtype, self.prepared));
+        Builder::new(&self.context, self.dtype, self.lora.clone()).loading(loader)
     }
 }
 
 /// An architecture as its Python code runs it. Every one of the list has it.
 pub trait Replay {
     fn program(&self, setup: &Setup) -> Box<dyn Program>;
+
+    /// Whether all its linear layers are made by [`Builder::linear`], so that they can be quantised.
+    fn can_be_quantised(&self) -> bool {
+        false
+    }
 }
 
 macro_rules! dispatch {
@@ -39,6 +53,13 @@ macro_rules! dispatch {
             match architecture {
                 $(Architecture::$trained(shape) => shape.program(setup),)*
                 $(Architecture::$predicted(shape) => shape.program(setup),)*
+            }
+        }
+
+        pub fn can_be_quantised(architecture: &Architecture) -> bool {
+            match architecture {
+                $(Architecture::$trained(shape) => shape.can_be_quantised(),)*
+                $(Architecture::$predicted(shape) => shape.can_be_quantised(),)*
             }
         }
     };

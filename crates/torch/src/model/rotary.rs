@@ -58,6 +58,16 @@ impl Rotary {
         }
     }
 
+    /// Of a model that was read from a file: both in fp32, copied from the host.
+    pub fn loaded(context: &Context, width: u64) -> Rotary {
+        let [frequencies, original] =
+            [0; 2].map(|_| context.empty("inv_freq", [width / 2], DType::Float32));
+        Rotary {
+            frequencies,
+            _original: original,
+        }
+    }
+
     /// `model.to(dtype)`.
     pub fn cast(self, dtype: DType) -> Rotary {
         let frequencies = cast::to(self.frequencies, dtype);

@@ -3,6 +3,7 @@
 use cinch_architecture::Architecture;
 
 use super::adapter::Lora;
+use super::frozen::Frozen;
 use super::mask::Attention;
 use super::module::touch_device;
 use super::profile::Profile;
@@ -26,6 +27,10 @@ pub struct Workload {
     /// Activation checkpointing of every layer.
     pub checkpoints: Checkpointing,
     pub lora: Option<Lora>,
+    /// Of the weights that are not trained.
+    pub frozen: Frozen,
+    /// `prepare_model_for_kbit_training`, which brings what is not quantised to fp32.
+    pub prepared: bool,
     pub recipe: Recipe,
     pub allocator: AllocatorConfig,
     /// The most that the allocator may reserve: the card's memory less its overhead, or a cap. Without it memory never runs
@@ -167,6 +172,19 @@ impl Workload {
         } else if let Some(positions) = self.architecture.positions() {
             at_most("length", self.length, positions)?;
         }
+        if self.frozen.is_quantised() {
+            if self.lora.is_none() {
+                return Err(TorchError::NothingTrained);
+            }
+            if !replay::can_be_quantised(&self.architecture) {
+                return Err(TorchError::Beyond {
+                    problem: format!(
+                        "quantised weights in {} are not computed",
+                        self.architecture.family().title
+                    ),
+                });
+            }
+        }
         if let Some(lora) = &self.lora {
             at_most("rank of the adapters", lora.rank, MOST_RANK)?;
         }
@@ -182,6 +200,9 @@ impl Workload {
         list.extend(self.architecture.family().assumptions);
         if self.lora.is_some() && matches!(self.architecture, Architecture::HuggingFaceMamba(_)) {
             list.push("adapters in transformers' Mamba follow its source; only full training was measured");
+        }
+        if self.frozen == Frozen::EightBit {
+            list.push("no activation is an outlier to LLM.int8(): columns of outliers are multiplied apart and kept");
         }
         if self.recipe.optimizer == Optimizer::Adam8Bit {
             list.push("bitsandbytes' states are sized as its documentation says, not measured");
@@ -231,6 +252,8 @@ impl Workload {
             context: context.clone(),
             dtype: self.recipe.precision.weights(),
             lora: self.lora.clone(),
+            frozen: self.frozen,
+            prepared: self.prepared,
             attention: self.attention,
             checkpoints: self.checkpoints,
             batch: [self.batch, self.length],

@@ -14,6 +14,7 @@ use crate::eager::optimizer::{Execution, Optimizer};
 use crate::eager::training::{Precision, Recipe};
 use crate::model::Workload;
 use crate::model::adapter::{Lora, LoraLibrary};
+use crate::model::frozen::Frozen;
 use crate::model::mask::Attention;
 
 /// What ran. Fields that do not decide memory are not read.
@@ -55,6 +56,11 @@ pub struct Case {
     pub clip: Option<f64>,
     #[serde(default)]
     pub lora: Option<CaseLora>,
+    #[serde(default)]
+    pub quant: Option<CaseQuantization>,
+    /// peft's `prepare_model_for_kbit_training`.
+    #[serde(default)]
+    pub kbit_prepare: Option<bool>,
     /// A cap on what may be reserved, in GiB.
     #[serde(default)]
     pub cap_gb: Option<f64>,
@@ -79,6 +85,15 @@ pub struct CaseLora {
     /// Whose adapters they are: peft's, or else a module of one's own.
     #[serde(default)]
     pub library: Option<String>,
+}
+
+/// bitsandbytes' settings of frozen weights.
+#[derive(Clone, Debug, Deserialize)]
+pub struct CaseQuantization {
+    pub bits: u64,
+    /// The scales of four-bit weights are quantised too.
+    #[serde(default)]
+    pub double: bool,
 }
 
 fn default_adapter() -> bool {
@@ -118,6 +133,8 @@ impl Case {
                 false => Checkpointing::Off,
             },
             lora: self.lora()?,
+            frozen: self.frozen()?,
+            prepared: self.kbit_prepare.unwrap_or(false),
             recipe: self.convention()?.recipe(Recipe {
                 precision: self.precision()?,
                 optimizer: self.optimizer()?,
@@ -188,6 +205,17 @@ impl Case {
             in_float32: lora.adapter_fp32,
             library,
         }))
+    }
+
+    fn frozen(&self) -> Result<Frozen, TorchError> {
+        Ok(match &self.quant {
+            None => Frozen::InTheirType,
+            Some(quant) if quant.bits == 4 => Frozen::FourBit {
+                double: quant.double,
+            },
+            Some(quant) if quant.bits == 8 => Frozen::EightBit,
+            Some(quant) => return Err(self.problem("quant.bits", quant.bits, "4 or 8")),
+        })
     }
 
     fn convention(&self) -> Result<Convention, TorchError> {

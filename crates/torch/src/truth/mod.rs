@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::TorchError;
 use crate::overhead::{H200, Overhead};
 
-pub use case::{Case, CaseLora};
+pub use case::{Case, CaseLora, CaseQuantization};
 
 /// One measured run.
 #[derive(Clone, Debug, Deserialize)]

@@ -228,10 +228,11 @@ fn math(query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
     let weights = softmax::safe_softmax(&scores);
     drop(scores);
     let out = matmul::matmul(&weights, &value);
-    drop(weights);
     drop((key, value));
     drop(query);
     drop(mask);
+    // The function returns them too: they go when its caller takes the result.
+    drop(weights);
     out
 }
 

@@ -15,6 +15,7 @@ pub mod loss;
 pub mod matmul;
 pub mod norm;
 pub mod pointwise;
+pub mod quantised;
 pub mod reduce;
 pub mod scan;
 pub mod softmax;

@@ -145,7 +145,8 @@ pub fn staging(sizes: &[u64], strides: &[u64], reduced: &[bool], itemsize: u64) 
     })
 }
 
-/// The reduction kernel: the result exists, the buffers come and go. Partial sums are fp32.
+/// The reduction kernel: the result exists, the buffers come and go. Partial sums are fp32, partial answers of truth values a
+/// byte.
 fn run(context: &Context, input: &Tensor, over: [bool; MAX_DIMS]) {
     let layout = input.layout();
     let mut reductions = layout.reductions.borrow_mut();
@@ -153,14 +154,19 @@ fn run(context: &Context, input: &Tensor, over: [bool; MAX_DIMS]) {
     let staging = match known {
         Some(known) => known.staging,
         None => {
-            let staging = staging(&layout.sizes, &layout.strides, &over, 4);
+            let staging = staging(&layout.sizes, &layout.strides, &over, 1);
             reductions.push(Reduction { over, staging });
             staging
         }
     };
     drop(reductions);
     if let Some(staging) = staging {
-        let buffer = context.workspace("reduction buffer", staging.buffer);
+        let item = if input.dtype() == DType::Bool {
+            1
+        } else {
+            DType::Float32.size()
+        };
+        let buffer = context.workspace("reduction buffer", item * staging.buffer);
         let semaphores = context.workspace("reduction semaphores", staging.semaphores);
         drop(semaphores);
         drop(buffer);
