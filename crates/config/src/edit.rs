@@ -237,9 +237,22 @@ impl File<'_> {
         if let (Some(name), Some(last)) = (&edit.rename, target.last_mut()) {
             last.clone_from(name);
         }
+        // A literal that several names stand for changes under all of them.
+        let shared: Vec<&KeyPath> = before
+            .find(&edit.path)
+            .flat_map(|changed| {
+                before
+                    .leaves
+                    .iter()
+                    .filter(|leaf| leaf.value == changed.value)
+            })
+            .filter(|leaf| !leaf.value.is_empty())
+            .map(|leaf| &leaf.path)
+            .collect();
         // A section that had no value yet vanishes when it gets a member.
         let gives_way = |leaf: &&Leaf| {
             leaf.path == edit.path
+                || shared.contains(&&leaf.path)
                 || leaf.scalar == Scalar::Null && edit.path.starts_with(&leaf.path)
         };
         let kept = |leaf: &Leaf, text: &str| {
@@ -258,7 +271,7 @@ impl File<'_> {
         let mut found: Vec<_> = after
             .leaves
             .iter()
-            .filter(|leaf| leaf.path != target)
+            .filter(|leaf| leaf.path != target && !shared.contains(&&leaf.path))
             .map(|leaf| kept(leaf, edited))
             .collect();
         expected.sort_by(|left, right| left.0.cmp(&right.0));

@@ -27,7 +27,8 @@ pub(crate) fn outline(text: &str) -> Result<Outline, Fault> {
         return Err(Fault::Empty);
     }
     let mut outline = Outline::default();
-    let mut variables: BTreeMap<String, Scalar> = BTreeMap::new();
+    let mut variables: BTreeMap<String, (Scalar, Span)> = BTreeMap::new();
+    let mut set_again: Vec<String> = Vec::new();
     let mut at = 0;
     while at < words.len() {
         let word = &words[at];
@@ -35,7 +36,10 @@ pub(crate) fn outline(text: &str) -> Result<Outline, Fault> {
         if let Some((name, value)) = assigned(word) {
             let start = word.span.start + name.len() + 1;
             let scalar = scalar_of(value);
-            variables.insert(name.to_owned(), scalar.clone());
+            let literal = (scalar.clone(), start..word.span.end);
+            if variables.insert(name.to_owned(), literal).is_some() {
+                set_again.push(name.to_owned());
+            }
             outline.leaves.push(Leaf {
                 path: vec![name.to_owned()],
                 name: word.span.start..start - 1,
@@ -61,18 +65,25 @@ pub(crate) fn outline(text: &str) -> Result<Outline, Fault> {
                 None => (flag, None, word.span.end..word.span.end),
             },
         };
-        let (scalar, hold) = match value {
-            None => (Scalar::Bool(true), Some(Hold::Unwritable("a switch"))),
-            Some(value) => match variable(&value).map(|name| variables.get(name)) {
-                Some(Some(known)) => (
-                    known.clone(),
-                    Some(Hold::Unwritable("a variable, which is set above")),
-                ),
-                Some(None) => (
+        let (scalar, span, hold) = match value {
+            None => (
+                Scalar::Bool(true),
+                span,
+                Some(Hold::Unwritable("a switch without a value")),
+            ),
+            Some(value) => match variable(&value).map(|name| (name, variables.get(name))) {
+                // Where it is set once, it is changed there.
+                Some((name, Some((known, literal)))) => {
+                    let again = set_again.iter().any(|other| other == name);
+                    let hold = again.then_some(Hold::Unwritable("a variable that is set twice"));
+                    (known.clone(), literal.clone(), hold)
+                }
+                Some((_, None)) => (
                     Scalar::Composite("a variable"),
+                    span,
                     Some(Hold::Unwritable("a variable")),
                 ),
-                None => (scalar_of(&value), None),
+                None => (scalar_of(&value), span, None),
             },
         };
         outline.leaves.push(Leaf {
@@ -226,7 +237,7 @@ mod tests {
                 "BATCH=4 @3",
                 "CUDA_VISIBLE_DEVICES=0 @4",
                 "nproc_per_node=2 @4",
-                "per_device_train_batch_size=4 @5",
+                "per_device_train_batch_size=4 @3",
                 "learning_rate=2e-5 @6",
                 "bf16=true @6",
                 "gradient_checkpointing=true @6",

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::{Dialect, Keys, Naming, Program, Says, speaks_of_memory, stands_for};
+use super::{Dialect, Keys, Naming, Program, Says, plain_name, speaks_of_memory, stands_for};
 use crate::document::{Document, Entry, Scalar};
 use crate::error::ConfigError;
 use crate::registry;
@@ -137,7 +137,11 @@ impl<'a> Draft<'a> {
         }
         let name = &self.names[index];
         let Some(rule) = dialect.rule(name) else {
-            match speaks_of_memory(name) && !switched_off(&entry.scalar) {
+            // What a key that is known takes its value from is understood with it.
+            let is_source = self.document.entries.iter().any(|other| {
+                other.value_at == entry.value_at && dialect.rule(&plain_name(&other.path)).is_some()
+            });
+            match speaks_of_memory(name) && !switched_off(&entry.scalar) && !is_source {
                 true => self.reading.not_understood.push(unread(entry)),
                 false => self.reading.num_harmless += 1,
             }

@@ -18,12 +18,14 @@ const WRAPPINGS: [&str; 12] = [
 ];
 
 /// Sections in which names without a dot are looked for, besides the top.
-const TRAINING: [&str; 8] = [
+const TRAINING: [&str; 10] = [
     "training",
     "train",
     "trainer",
     "training.trainer",
+    "seq2_seq_training",
     "sft",
+    "sft_trainer",
     "script",
     "model",
     "peft",
@@ -69,13 +71,15 @@ fn plain_section(name: &str) -> String {
     kept.join("_")
 }
 
-/// The words of `TrainingConfig`, `TRAINING_CONFIG` or `training-config`.
+/// The words of `TrainingConfig`, `TRAINING_CONFIG`, `SFTConfig` or `training-config`.
 fn words_of(name: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     let mut small_before = false;
-    for c in name.chars() {
+    let mut characters = name.chars().peekable();
+    while let Some(c) = characters.next() {
         let boundary = matches!(c, '_' | '-' | ' ' | '.');
-        if boundary || (c.is_uppercase() && small_before) {
+        let small_after = characters.peek().is_some_and(|next| next.is_lowercase());
+        if boundary || (c.is_uppercase() && (small_before || small_after)) {
             words.push(String::new());
         }
         if let (false, Some(word)) = (boundary, words.last_mut()) {
@@ -98,6 +102,11 @@ mod tests {
             (vec!["Config", "lr"], "lr"),
             (vec!["TrainingArguments", "bf16"], "training.bf16"),
             (vec!["ModelConfig", "d_model"], "model.d_model"),
+            (vec!["SFTConfig", "bf16"], "sft.bf16"),
+            (
+                vec!["BitsAndBytesConfig", "load_in_4bit"],
+                "bits_and_bytes.load_in_4bit",
+            ),
             (vec!["EVAL_CONFIG", "batch_size"], "eval.batch_size"),
             (vec!["MAX_SEQ_LENGTH"], "max_seq_length"),
         ] {

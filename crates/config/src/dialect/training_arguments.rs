@@ -11,6 +11,7 @@ use super::{
     refused_unless, same, saves, switch, words,
 };
 use crate::error::ConfigError;
+use crate::format::Format;
 
 pub(super) static TRAINING_ARGUMENTS: Dialect = Dialect {
     name: "Hugging Face TrainingArguments",
@@ -47,8 +48,36 @@ fn recognise(keys: &Keys<'_>) -> Option<Vec<String>> {
     let certain = keys.has("per_device_train_batch_size")
         || keys.has("lr_scheduler_type")
         || keys.has("num_train_epochs");
-    (certain || found.len() >= 3).then_some(found)
+    if certain || found.len() >= 3 {
+        return Some(found);
+    }
+    // In a program the classes themselves say it.
+    let called: Vec<String> = CLASSES
+        .iter()
+        .filter(|_| keys.document.format == Format::Python)
+        .filter(|class| keys.document.sections.iter().any(|name| name == *class))
+        .map(|class| (*class).to_owned())
+        .collect();
+    (!called.is_empty()).then_some(called)
 }
+
+/// Classes that no other library has.
+const CLASSES: &[&str] = &[
+    "TrainingArguments",
+    "Seq2SeqTrainingArguments",
+    "SFTConfig",
+    "SFTTrainer",
+    "DPOConfig",
+    "DPOTrainer",
+    "ORPOConfig",
+    "KTOConfig",
+    "CPOConfig",
+    "GRPOConfig",
+    "PPOConfig",
+    "RLOOConfig",
+    "RewardConfig",
+    "FastLanguageModel",
+];
 
 const PREFERENCES: &str =
     "only supervised training is computed, not training on preferences or rewards";
@@ -137,6 +166,19 @@ const RULES: &[Rule] = &[
     saves(
         "activation_offloading",
         "activations are kept in host memory",
+    ),
+    refused("dpo.*", PREFERENCES),
+    refused("dpo_trainer.*", PREFERENCES),
+    refused("orpo.*", PREFERENCES),
+    refused("kto.*", PREFERENCES),
+    refused("cpo.*", PREFERENCES),
+    refused("grpo.*", PREFERENCES),
+    refused("ppo.*", PREFERENCES),
+    refused("rloo.*", PREFERENCES),
+    refused("reward.*", PREFERENCES),
+    refused(
+        "fast_language_model.*",
+        "unsloth's own model code is not computed",
     ),
     refused("beta", PREFERENCES),
     refused("loss_type", PREFERENCES),
@@ -263,6 +305,14 @@ pub(super) fn shards(draft: &mut Draft<'_>) {
 
 /// The type that the model is loaded in, and the autocast that runs over it.
 fn precision(draft: &mut Draft<'_>) {
+    for name in ["torch_dtype", "dtype"] {
+        if let Some(entry) = draft
+            .find(name)
+            .filter(|entry| draft.text(*entry).is_none())
+        {
+            draft.not_understood(entry);
+        }
+    }
     let loaded = draft
         .find("torch_dtype")
         .or_else(|| draft.find("dtype"))

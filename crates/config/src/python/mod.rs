@@ -4,16 +4,24 @@
 //!
 //! Only literals are values. Whatever Python would have to compute is seen as
 //! an expression, kept as it is, and never guessed at. What happens inside
-//! functions is not configuration; what happens under a condition makes the
-//! name's value uncertain, so such names are not edited.
+//! functions is not configuration, except for the calls that `call` knows; what
+//! happens under a condition makes the name's value uncertain, so such names
+//! are not edited.
+//!
+//! A keyword of such a call may be a name that was given a literal once: its
+//! value is then that literal, where it stands.
 
+mod call;
 mod literal;
 mod statement;
 mod token;
 
+use call::{calls, is_class, keywords};
 use literal::{Literal, interpret, split};
 use statement::{assignment, augmented, body};
 use token::{Line, Placed, Token, lines};
+
+use std::collections::BTreeMap;
 
 use crate::document::Scalar;
 use crate::outline::{Fault, Hold, KeyPath, Layout, Leaf, Member, Outline, Span, Table};
@@ -31,10 +39,15 @@ pub(crate) fn outline(text: &str) -> Result<Outline, Fault> {
         text,
         outline: Outline::default(),
         uncertain: Vec::new(),
+        names: BTreeMap::new(),
+        follows_names: false,
     };
     reader.open_table(Vec::new(), Layout::Lines { opened: 0 });
     reader.module(&lines);
     reader.mark_uncertain();
+    reader.calls(&lines);
+    // Calls were read last; a file's values are told as they stand.
+    reader.outline.leaves.sort_by_key(|leaf| leaf.name.start);
     if reader.outline.leaves.is_empty() && reader.outline.tables.len() == 1 {
         return Err(Fault::NotSections);
     }
@@ -63,6 +76,11 @@ struct Reader<'a> {
     outline: Outline,
     /// Paths that are set again somewhere we cannot follow, and where.
     uncertain: Vec<(KeyPath, usize)>,
+    /// Names without a dot that are set in any scope, with the literal where there is one and it
+    /// is the only one.
+    names: BTreeMap<String, Option<(Scalar, Span)>>,
+    /// Whether a name stands for the literal it was given.
+    follows_names: bool,
 }
 
 impl Reader<'_> {
@@ -96,9 +114,11 @@ impl Reader<'_> {
                 });
             let tokens = &line.tokens[..line.tokens.len() - 1];
             let Some(opened) = self.compound(tokens) else {
+                self.note_names(tokens, path.is_empty() || kind == ScopeKind::Hidden);
                 self.statements(tokens, &path, kind);
                 continue;
             };
+            self.note_bound_names(tokens);
             let mut inner = Scope {
                 indent: line.indent,
                 path,
@@ -153,6 +173,103 @@ impl Reader<'_> {
         for statement in split(tokens, b';') {
             self.statement(statement, path, kind);
         }
+    }
+
+    /// Remembers what names are set to, in whichever scope.
+    fn note_names(&mut self, tokens: &[Placed], outside_class: bool) {
+        for statement in split(tokens, b';') {
+            let [name, rest @ ..] = statement else {
+                continue;
+            };
+            if name.token != Token::Name || !outside_class {
+                continue;
+            }
+            let value = match assignment(rest) {
+                Some(equals) if equals == 0 || rest[0].token == Token::Mark(b':') => {
+                    &rest[equals + 1..]
+                }
+                None if augmented(rest) => &[],
+                // Several names at once: none of them is followed.
+                Some(equals) if rest[0].token == Token::Mark(b',') => {
+                    let several = statement[..=equals].iter();
+                    let several = several.filter(|one| one.token == Token::Name);
+                    let several = several.map(|one| (self.text[one.span.clone()].to_owned(), None));
+                    self.names.extend(several);
+                    continue;
+                }
+                _ => continue,
+            };
+            let literal = match interpret(self.text, value) {
+                Literal::Scalar(scalar, span) => Some((scalar, span)),
+                _ => torch_name(self.text, value).map(|text| (text, span_of(value))),
+            };
+            let again = self.names.contains_key(self.word(name));
+            let name = self.word(name).to_owned();
+            self.names.insert(name, literal.filter(|_| !again));
+        }
+    }
+
+    /// Parameters and loop variables have values that only a run knows.
+    fn note_bound_names(&mut self, tokens: &[Placed]) {
+        let head = tokens.len() - body(tokens).len();
+        let binds = matches!(
+            tokens.first().map(|first| self.word(first)),
+            Some("def" | "async" | "for" | "with")
+        );
+        let names = tokens[..head]
+            .iter()
+            .filter(|one| binds && one.token == Token::Name);
+        let names: Vec<String> = names.map(|name| self.word(name).to_owned()).collect();
+        self.names
+            .extend(names.into_iter().map(|name| (name, None)));
+    }
+
+    /// The calls that `call` knows, in every scope.
+    fn calls(&mut self, lines: &[Line]) {
+        self.follows_names = true;
+        for line in lines {
+            let tokens = &line.tokens[..line.tokens.len() - 1];
+            for call in calls(self.text, tokens, line.indent > 0) {
+                let path = vec![call.section.to_owned()];
+                let (named, others) = keywords(call.arguments);
+                // A model that is loaded again later is the same one.
+                let again = call.first.is_some() && self.outline.table(&path).is_some();
+                if (named.is_empty() && call.first.is_none()) || again {
+                    continue;
+                }
+                let brackets = span_of(call.arguments);
+                let layout = Layout::Arguments {
+                    open: brackets.start + 1,
+                    close: brackets.end - 1,
+                };
+                let table = self.open_table(path.clone(), layout);
+                if let (Some(name), Some(first)) = (call.first, others.first()) {
+                    let mut path = path.clone();
+                    path.push(name.to_owned());
+                    self.value(path, span_of(first), first, 0);
+                }
+                for (key, value) in named {
+                    let keyword = self.word(key).to_owned();
+                    self.member(&path, table, keyword, key.span.clone(), value, 0);
+                }
+            }
+        }
+    }
+
+    /// What a name was given, where that is one literal and certain.
+    fn followed(&self, tokens: &[Placed]) -> Option<(Scalar, Span)> {
+        let (names, length) = self.target(tokens).filter(|_| self.follows_names)?;
+        if length != tokens.len() {
+            return None;
+        }
+        let path: KeyPath = names.into_iter().map(|(name, _)| name).collect();
+        if let [name] = path.as_slice() {
+            return self.names.get(name)?.clone();
+        }
+        let mut leaves = self.outline.find(&path);
+        let leaf = leaves.next().filter(|leaf| leaf.hold.is_none())?;
+        let certain = leaves.next().is_none() && !leaf.scalar.is_composite();
+        certain.then(|| (leaf.scalar.clone(), leaf.value.clone()))
     }
 
     fn statement(&mut self, tokens: &[Placed], scope: &KeyPath, kind: ScopeKind) {
@@ -259,7 +376,19 @@ impl Reader<'_> {
             Literal::Call { callee, arguments } if depth < MAX_DEPTH => {
                 self.call(path, name, span, callee, arguments, depth);
             }
-            _ => self.leaf(path, name, span, Scalar::Composite("an expression"), None),
+            _ => match (self.followed(tokens), torch_name(self.text, tokens)) {
+                (Some((scalar, literal)), _) => {
+                    let hold = match &scalar {
+                        Scalar::Text(text) if text.starts_with("torch.") => Some(A_NAME),
+                        _ => None,
+                    };
+                    self.leaf(path, name, literal, scalar, hold);
+                }
+                (None, Some(scalar)) => self.leaf(path, name, span, scalar, Some(A_NAME)),
+                (None, None) => {
+                    self.leaf(path, name, span, Scalar::Composite("an expression"), None);
+                }
+            },
         }
     }
 
@@ -305,25 +434,14 @@ impl Reader<'_> {
         arguments: &[Placed],
         depth: usize,
     ) {
-        let items = split(&arguments[1..arguments.len() - 1], b',');
-        let keywords: Vec<(&Placed, &[Placed])> = items
-            .iter()
-            .filter_map(|item| match item {
-                [key, equals, value @ ..]
-                    if key.token == Token::Name
-                        && equals.token == Token::Mark(b'=')
-                        && !value.is_empty()
-                        && value[0].token != Token::Mark(b'=') =>
-                {
-                    Some((key, value))
-                }
-                _ => None,
-            })
-            .collect();
+        let (keywords, others) = keywords(arguments);
+        if is_class(callee) && !keywords.is_empty() {
+            // Read with the calls of every scope.
+            return;
+        }
         if matches!(callee, "field" | "Field") {
             let default = keywords.iter().find(|(key, _)| self.word(key) == "default");
-            let positional = items.first().filter(|_| callee == "Field").copied();
-            let positional = positional.filter(|item| assignment(item).is_none());
+            let positional = others.first().filter(|_| callee == "Field").copied();
             if let Some(value) = default.map(|(_, value)| *value).or(positional) {
                 self.value(path, name, value, depth + 1);
                 return;
@@ -371,6 +489,19 @@ enum Opened {
     Class(Span),
     Function,
     Branch,
+}
+
+/// A name of torch, which stands for itself and cannot be written as a text.
+const A_NAME: Hold = Hold::Unwritable("a name of the program");
+
+/// `torch.bfloat16` and its like, as the text that they are.
+fn torch_name(text: &str, tokens: &[Placed]) -> Option<Scalar> {
+    let [torch, dot, name] = tokens else {
+        return None;
+    };
+    let is_name = torch.token == Token::Name && name.token == Token::Name;
+    (is_name && dot.token == Token::Mark(b'.') && &text[torch.span.clone()] == "torch")
+        .then(|| Scalar::Text(text[span_of(tokens)].to_owned()))
 }
 
 fn span_of(tokens: &[Placed]) -> Span {

@@ -57,9 +57,14 @@ fn dictionaries_calls_and_classes() {
             row("TRAINING.batch", "1", "1", false),
             row("TRAINING.deep.x", "2", "2", false),
             row("TRAINING.lr", "an expression", "2e-4 if A else 1", false),
-            row("args.bf16", "true", "True", false),
-            row("args.n.m", "1", "1", false),
-            row("args.warm", "an expression", "max(1, 2)", false),
+            row("TrainingArguments.bf16", "true", "True", false),
+            row("TrainingArguments.n.m", "1", "1", false),
+            row(
+                "TrainingArguments.warm",
+                "an expression",
+                "max(1, 2)",
+                false
+            ),
             row("Config.batch_size", "2", "2", false),
             row("Config.rate", "1e-3", "1e-3", false),
             row("Config.steps", "10", "10", false),
@@ -89,6 +94,43 @@ fn what_is_set_elsewhere_is_uncertain() {
             row("cfg.rate", "3", "3", false),
         ]
     );
+}
+
+#[test]
+fn calls_are_read_wherever_they_stand() {
+    let text = "BATCH = 4\nEVAL = BATCH * 2\ndef main(steps=3):\n    model_id = 'a/b'\n    model = AutoModelForCausalLM.from_pretrained(model_id, torch_dtype=torch.bfloat16)\n    tokenizer = AutoTokenizer.from_pretrained('other')\n    args = SFTConfig(per_device_train_batch_size=BATCH, max_steps=steps, lr=RATES['x'],\n        eval=BATCH * 2)\n    trainer = Trainer(model, peft_config=LoraConfig(r=8), other=Thing(r=9))\n    again = AutoModelForCausalLM.from_pretrained('c/d')\nRATES = {'x': 1e-3}\nif __name__ == '__main__':\n    main()\n";
+    assert_eq!(
+        read(text),
+        [
+            row("BATCH", "4", "4", false),
+            row("EVAL", "an expression", "BATCH * 2", false),
+            row(
+                "model.pretrained_model_name_or_path",
+                "\"a/b\"",
+                "'a/b'",
+                false
+            ),
+            row(
+                "model.torch_dtype",
+                "\"torch.bfloat16\"",
+                "torch.bfloat16",
+                true
+            ),
+            row("SFTConfig.per_device_train_batch_size", "4", "4", false),
+            row("SFTConfig.max_steps", "an expression", "steps", false),
+            row("SFTConfig.lr", "1e-3", "1e-3", false),
+            row("SFTConfig.eval", "an expression", "BATCH * 2", false),
+            row("LoraConfig.r", "8", "8", false),
+            row("RATES.x", "1e-3", "1e-3", false),
+        ]
+    );
+}
+
+#[test]
+fn names_that_are_set_twice_are_not_followed() {
+    let text = "A = 1\nA = 2\nB = 1\nB += 1\nC, D = 1, 2\nfor E in r: pass\nTrainingArguments(a=A, b=B, c=C, e=E, f=F)\n";
+    let values = read(text).into_iter().filter(|row| row.0.contains('.'));
+    assert!(values.clone().count() == 5 && values.into_iter().all(|row| row.1 == "an expression"));
 }
 
 #[test]

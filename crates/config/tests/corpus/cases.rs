@@ -340,10 +340,10 @@ pub const CASES: &[(&str, &[Change])] = &[
         ("empty/x", N("1"), "empty = dict()", "empty = dict(x=1)"),
     ]),
     ("python/training_arguments.py", &[
-        ("training_args/per_device_train_batch_size", N("4"), "batch_size=2", "batch_size=4"),
-        ("training_args/bf16", B(false), "bf16=True", "bf16=False"),
-        ("training_args/learning_rate", N("1e-5"), "2e-5", "1e-5"),
-        ("training_args/gradient_checkpointing", B(true), "\"adamw_torch\",\n", "\"adamw_torch\",\n    gradient_checkpointing=True,\n"),
+        ("TrainingArguments/per_device_train_batch_size", N("4"), "batch_size=2", "batch_size=4"),
+        ("TrainingArguments/bf16", B(false), "bf16=True", "bf16=False"),
+        ("TrainingArguments/learning_rate", N("1e-5"), "2e-5", "1e-5"),
+        ("TrainingArguments/gradient_checkpointing", B(true), "\"adamw_torch\",\n", "\"adamw_torch\",\n    gradient_checkpointing=True,\n"),
     ]),
     ("python/nested.py", &[
         ("CONFIG/training/batch_size", N("8"), "'batch_size': 4,", "'batch_size': 8,"),
