@@ -183,26 +183,19 @@ fn optimizer(settings: &cinch_step::SettingsReport) -> String {
     text
 }
 
-/// The settings, the breakdown and whether it fits the budget, by the name that it has.
-pub fn plan(report: &PlanReport, budget_name: &str) -> String {
+/// `mamba small`, `gpt2`: a size that says nothing more is left out.
+pub fn model_name(model: &str, size: Option<&str>) -> String {
+    match size {
+        Some(size) if size != model => format!("{model} {size}"),
+        Some(_) | None => model.to_owned(),
+    }
+}
+
+/// What a step is made of, in a line.
+pub fn settings_line(report: &PlanReport) -> String {
     let settings = &report.settings;
-    let mut text = format!(
-        "{}{}: {} parameters{}\n",
-        report.model,
-        report
-            .size
-            .as_ref()
-            .filter(|size| **size != report.model)
-            .map_or_else(String::new, |size| format!(" {size}")),
-        thousands(report.parameters),
-        if report.trainable == report.parameters {
-            String::new()
-        } else {
-            format!(", {} trainable", thousands(report.trainable))
-        }
-    );
-    text += &format!(
-        "batch {} × {} = {} of {} tokens, {}, {} of {} blocks recomputed{}, on {}\n",
+    format!(
+        "batch {} × {} = {} of {} tokens, {}, {} of {} blocks recomputed{}, on {}",
         settings.batch_size,
         settings.accumulation,
         counted(settings.effective_batch as u64, "sequence"),
@@ -212,7 +205,22 @@ pub fn plan(report: &PlanReport, budget_name: &str) -> String {
         settings.checkpointing.of,
         optimizer(settings),
         report.device
+    )
+}
+
+/// The settings, the breakdown and whether it fits the budget, by the name that it has.
+pub fn plan(report: &PlanReport, budget_name: &str) -> String {
+    let mut text = format!(
+        "{}: {} parameters{}\n",
+        model_name(&report.model, report.size.as_deref()),
+        thousands(report.parameters),
+        if report.trainable == report.parameters {
+            String::new()
+        } else {
+            format!(", {} trainable", thousands(report.trainable))
+        }
     );
+    text += &format!("{}\n", settings_line(report));
     let memory = &report.memory;
     let b = &memory.breakdown;
     let mut table = new(&["memory", "size", "bytes"]);

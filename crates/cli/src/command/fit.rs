@@ -77,7 +77,7 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
         picture::write(&scene, path)?;
     }
     for path in &arguments.front_picture {
-        picture::write(&picture::of_front(&fit.report), path)?;
+        picture::write(&picture::of_front(&fit.report, &hardware.card_name()), path)?;
     }
     if !arguments.json {
         print(&show::report(&fit, &hardware, &settings))?;
@@ -180,6 +180,18 @@ impl Hardware {
 
     fn target(&self) -> Target {
         self.machine.target
+    }
+
+    /// The card that is planned for; one that only its size is known of is none by name.
+    fn card_name(&self) -> String {
+        match self.is_known {
+            true => self.card.name.to_string(),
+            false => format!(
+                "a card of {} (rates of {})",
+                cinch_config::Bytes::new(self.budget.capacity),
+                self.card.name
+            ),
+        }
     }
 }
 

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use cinch_config::Bytes;
 use cinch_device::{
-    CATALOGUE, DetectedGpu, Gpu, Host, Machine, Process, Provenance, ReadBy, Training, detect, find,
+    CATALOGUE, DetectedGpu, Gpu, Host, Machine, Process, Provenance, ReadBy, Training, detect,
+    find_boards,
 };
 use comfy_table::Cell;
 use serde_json::{Value, json};
@@ -15,7 +16,7 @@ use crate::table;
 
 pub fn run(arguments: &GpusArguments) -> anyhow::Result<()> {
     let gpus: Vec<&Gpu> = match &arguments.name {
-        Some(name) => vec![find(name)?],
+        Some(name) => find_boards(name)?,
         None => CATALOGUE.iter().collect(),
     };
     let machine = detect();
