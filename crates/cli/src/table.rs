@@ -92,6 +92,39 @@ pub fn new(header: &[&str]) -> Table {
     table
 }
 
+/// Makes a finished table fit its width: columns that can be spared are left out, the first named
+/// first, until figures and short words stay whole and sentences keep some room. `--json` has
+/// what is left out.
+pub fn settle(table: &mut Table, spare: &[usize]) {
+    /// Figures and words: a column of at most this width is never broken.
+    const SHORT: u16 = 17;
+    /// What a column of sentences needs.
+    const SENTENCE: u16 = 22;
+    /// Beside its content, a column has blanks and a border.
+    const AROUND: u16 = 3;
+    let room = table.width().unwrap_or(PLAIN_WIDTH).saturating_sub(1);
+    let widths = table.column_max_content_widths();
+    let mut shown: Vec<usize> = (0..widths.len()).collect();
+    let needed = |shown: &[usize]| -> u16 {
+        let columns = shown.iter().map(|&column| widths[column].min(SENTENCE));
+        columns.map(|width| width + AROUND).sum()
+    };
+    for &column in spare {
+        if needed(&shown) > room {
+            shown.retain(|&one| one != column);
+        }
+    }
+    for (place, &width) in widths.iter().enumerate() {
+        let constraint = match shown.contains(&place) {
+            false => Some(ColumnConstraint::Hidden),
+            true => (width <= SHORT).then_some(ColumnConstraint::ContentWidth),
+        };
+        if let (Some(column), Some(constraint)) = (table.column_mut(place), constraint) {
+            column.set_constraint(constraint);
+        }
+    }
+}
+
 pub fn right(text: impl ToString) -> Cell {
     Cell::new(text).set_alignment(CellAlignment::Right)
 }
@@ -284,6 +317,28 @@ mod tests {
         assert_eq!(broken(text, 14), expected);
         let colored = "\u{1b}[1;32mfits\u{1b}[0m the budget";
         assert_eq!(broken(colored, 15), colored);
+    }
+
+    #[test]
+    fn a_table_without_room_leaves_out_what_can_be_spared() {
+        let table = |width: u16| {
+            let mut table = new(&["name", "size", "why"]);
+            table.set_width(width);
+            let why = "a sentence that has to be broken somewhere";
+            table.add_row(["a name", "1.00 GiB", why]);
+            settle(&mut table, &[1]);
+            table.to_string()
+        };
+        let (wide, narrow) = (table(80), table(42));
+        assert!(wide.contains("size") && wide.contains(" a sentence that has to be broken some"));
+        assert!(
+            !narrow.contains("size") && narrow.contains("a name"),
+            "{narrow}"
+        );
+        assert!(
+            narrow.lines().all(|line| line.chars().count() <= 42),
+            "{narrow}"
+        );
     }
 
     #[test]

@@ -71,14 +71,16 @@ fn catalogue(gpus: &[&Gpu]) -> String {
             Cell::new(purpose(gpu.training())),
         ]);
     }
+    // The rate to the host, tf32, what the name says of the memory, the chip.
+    table::settle(&mut rows, &[9, 6, 2, 1]);
     let measured: Vec<&str> = (CATALOGUE.iter())
         .filter(|gpu| gpu.measured.is_some())
         .map(|gpu| gpu.name)
         .collect();
     let mut text = format!(
         "{rows}\n\
-         Rates as programs reach them: TFLOP/s of matrix products, GB/s of copies. Measured on the \
-         {},\nelsewhere the data sheet's times the share that was reached there.\n\
+         Rates as programs reach them: TFLOP/s of matrix products, GB/s of copies.\n\
+         Measured on the {}, elsewhere the data sheet's times the share reached there.\n\
          Usable is what a program sees of the memory; ~ where that is assumed.\n",
         measured.join(", ")
     );

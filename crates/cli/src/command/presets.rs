@@ -30,6 +30,8 @@ pub fn run(arguments: &ListArguments) -> anyhow::Result<()> {
             .collect();
         table.add_row([preset.title(), flag(&preset), values.join("\n")]);
     }
+    // The flag has the preset's name.
+    table::settle(&mut table, &[0]);
     print(&format!(
         "{table}\nA budget (--vram 8gb) keeps batch and sequence length and finds what fits; \
          a preset (--vram-preset 8gb) takes the settings above."
