@@ -74,8 +74,9 @@ pub fn of_step(step: &StepPlan, capacity_bytes: Option<u64>) -> Scene {
     timeline(&picture)
 }
 
-/// Memory against speed on a card, by the name that it has.
-pub fn of_front(report: &FitReport, card: &str) -> Scene {
+/// Memory against speed on a card, by the name that it has; `rates` names the card whose speed it
+/// is, where that is another one.
+pub fn of_front(report: &FitReport, card: &str, rates: Option<&str>) -> Scene {
     let recommended = &report.recommended;
     let mut points: Vec<FrontPoint> = report
         .front
@@ -113,7 +114,11 @@ pub fn of_front(report: &FitReport, card: &str) -> Scene {
             "{} on {card}: memory against speed",
             table::model_name(&report.model, report.size.as_deref()),
         ),
-        subtitle: format!("recommended: {}", recommended.settings.text()),
+        subtitle: format!(
+            "recommended: {}{}",
+            recommended.settings.text(),
+            rates.map_or_else(String::new, |name| format!("; rates of {name}"))
+        ),
         unit: "tokens/s".to_owned(),
         budget_bytes: Some(report.budget_bytes),
         capacity_bytes: Some(report.memory_bytes),

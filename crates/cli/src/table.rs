@@ -2,7 +2,9 @@
 
 use cinch_config::{Bytes, Explained, Source};
 use cinch_step::PlanReport;
-use comfy_table::{Cell, CellAlignment, ColumnConstraint, ContentArrangement, Table, presets};
+use comfy_table::{
+    Cell, CellAlignment, ColumnConstraint, ContentArrangement, Table, Width, presets,
+};
 
 use crate::voice;
 
@@ -93,36 +95,59 @@ pub fn new(header: &[&str]) -> Table {
 }
 
 /// Makes a finished table fit its width: columns that can be spared are left out, the first named
-/// first, until figures and short words stay whole and sentences keep some room. `--json` has
-/// what is left out.
+/// first, until figures and words stay whole and sentences keep some room. `--json` has what is
+/// left out.
 pub fn settle(table: &mut Table, spare: &[usize]) {
-    /// Figures and words: a column of at most this width is never broken.
+    /// Figures and names: a column of at most this width is never broken.
     const SHORT: u16 = 17;
     /// What a column of sentences needs.
-    const SENTENCE: u16 = 22;
+    const SENTENCE: u16 = 20;
+    /// Longer words may be broken.
+    const LONGEST: u16 = 36;
     /// Beside its content, a column has blanks and a border.
     const AROUND: u16 = 3;
     let room = table.width().unwrap_or(PLAIN_WIDTH).saturating_sub(1);
     let widths = table.column_max_content_widths();
-    let mut shown: Vec<usize> = (0..widths.len()).collect();
-    let needed = |shown: &[usize]| -> u16 {
-        let columns = shown.iter().map(|&column| widths[column].min(SENTENCE));
-        columns.map(|width| width + AROUND).sum()
+    let words: Vec<u16> = longest_words(table, widths.len());
+    let least = |column: usize| match widths[column] {
+        short if short <= SHORT => short,
+        long => words[column].min(LONGEST).max(long.min(SENTENCE)),
     };
+    let needed = |shown: &[usize]| -> u16 {
+        let columns = shown.iter().map(|&column| least(column));
+        columns.map(|width| width.saturating_add(AROUND)).sum()
+    };
+    let mut shown: Vec<usize> = (0..widths.len()).collect();
     for &column in spare {
         if needed(&shown) > room {
             shown.retain(|&one| one != column);
         }
     }
+    let has_room = needed(&shown) <= room;
     for (place, &width) in widths.iter().enumerate() {
         let constraint = match shown.contains(&place) {
-            false => Some(ColumnConstraint::Hidden),
-            true => (width <= SHORT).then_some(ColumnConstraint::ContentWidth),
+            false => ColumnConstraint::Hidden,
+            true if width <= SHORT => ColumnConstraint::ContentWidth,
+            true if has_room => ColumnConstraint::LowerBoundary(Width::Fixed(least(place) + 2)),
+            true => continue,
         };
-        if let (Some(column), Some(constraint)) = (table.column_mut(place), constraint) {
+        if let Some(column) = table.column_mut(place) {
             column.set_constraint(constraint);
         }
     }
+}
+
+/// Of each column, the width of its longest word, the header's included.
+fn longest_words(table: &Table, columns: usize) -> Vec<u16> {
+    let mut longest = vec![0; columns];
+    for row in table.header().into_iter().chain(table.row_iter()) {
+        for (cell, longest) in row.cell_iter().zip(&mut longest) {
+            let words = cell.content();
+            let words = words.split_whitespace().map(|word| word.chars().count());
+            *longest = words.max().map_or(0, |width| width as u16).max(*longest);
+        }
+    }
+    longest
 }
 
 pub fn right(text: impl ToString) -> Cell {

@@ -39,6 +39,8 @@ pub struct Words {
     pub unused: &'static str,
     /// All of it.
     pub total: &'static str,
+    /// What that is, below the figure.
+    pub meaning: &'static str,
     /// What the axis counts, where it is not nodes: a whole caption.
     pub axis: Option<String>,
 }
@@ -49,6 +51,7 @@ impl Default for Words {
             outside: "outside the arena",
             unused: "between tensors",
             total: "total",
+            meaning: "allocated for the step",
             axis: None,
         }
     }

@@ -249,7 +249,9 @@ impl<'a> Chart<'a> {
             height: side,
         });
         let left = WIDEST - STYLE.room(&figure) - STYLE.room(" · ");
-        let text = match elide(&moment.name, STYLE, left) {
+        // After a comma comes the line of the code, which the figure has no room for.
+        let name = moment.name.split(", ").next().unwrap_or_default();
+        let text = match elide(name, STYLE, left) {
             name if name.is_empty() => figure,
             name => format!("{figure} · {name}"),
         };

@@ -77,7 +77,10 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
         picture::write(&scene, path)?;
     }
     for path in &arguments.front_picture {
-        picture::write(&picture::of_front(&fit.report, &hardware.card_name()), path)?;
+        picture::write(
+            &picture::of_front(&fit.report, &hardware.card_name(), hardware.stand_in()),
+            path,
+        )?;
     }
     if !arguments.json {
         print(&show::report(&fit, &hardware, &settings))?;
@@ -187,11 +190,15 @@ impl Hardware {
         match self.is_known {
             true => self.card.name.to_string(),
             false => format!(
-                "a card of {} (rates of {})",
-                cinch_config::Bytes::new(self.budget.capacity),
-                self.card.name
+                "a card of {}",
+                cinch_config::Bytes::new(self.budget.capacity)
             ),
         }
+    }
+
+    /// The card whose rates stand for those of one that only its size is known of.
+    fn stand_in(&self) -> Option<&str> {
+        (!self.is_known).then_some(self.card.name.as_str())
     }
 }
 

@@ -71,8 +71,8 @@ fn catalogue(gpus: &[&Gpu]) -> String {
             Cell::new(purpose(gpu.training())),
         ]);
     }
-    // The rate to the host, tf32, what the name says of the memory, the chip.
-    table::settle(&mut rows, &[9, 6, 2, 1]);
+    // The rate to the host, tf32, what the name says of the memory, the chip, fp32.
+    table::settle(&mut rows, &[9, 6, 2, 1, 7]);
     let measured: Vec<&str> = (CATALOGUE.iter())
         .filter(|gpu| gpu.measured.is_some())
         .map(|gpu| gpu.name)

@@ -26,7 +26,7 @@ pub fn run(arguments: &ListArguments) -> anyhow::Result<()> {
         let values: Vec<String> = preset
             .values()
             .iter()
-            .map(|(key, value)| format!("{key} {value}"))
+            .map(|(key, value)| format!("{key}={value}"))
             .collect();
         table.add_row([preset.title(), flag(&preset), values.join("\n")]);
     }

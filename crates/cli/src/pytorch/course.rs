@@ -46,8 +46,9 @@ pub fn picture(run: &Run, estimate: &Estimate, alive: &[Alive]) -> Result<StepPi
         safe_bytes: Some(estimate.safe_bytes),
         words: Words {
             outside: "context, kernels, libraries",
-            unused: "rounding, fragmentation, cache",
+            unused: "rounding, holes, cache",
             total: "device use",
+            meaning: "of the card",
             axis: Some(STEPS.to_owned()),
         },
         ..StepPicture::default()

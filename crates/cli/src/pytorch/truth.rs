@@ -102,8 +102,7 @@ fn cases(verdicts: &[Verdict]) -> String {
         "ms",
     ]);
     for verdict in verdicts {
-        // The parts of a name are joined by dashes, where it may be broken.
-        let mut row = vec![Cell::new(&verdict.name).set_delimiter('-')];
+        let mut row = vec![Cell::new(&verdict.name)];
         for compared in [&verdict.allocated, &verdict.reserved, &verdict.device] {
             row.extend(cells(compared));
         }
@@ -111,8 +110,8 @@ fn cases(verdicts: &[Verdict]) -> String {
         row.push(right(format!("{:.1}", verdict.milliseconds)));
         table.add_row(row);
     }
-    // Times and the safe figure, what was measured, then what tensors take.
-    table::settle(&mut table, &[11, 10, 2, 5, 8, 1, 3]);
+    // Times and the safe figure, what was measured, then all but the device.
+    table::settle(&mut table, &[11, 10, 2, 5, 8, 1, 3, 6, 4]);
     table.to_string()
 }
 
@@ -134,13 +133,7 @@ fn percent_signed(error: f64) -> String {
 }
 
 fn against_others(verdicts: &[Verdict], summary: &Summary) -> String {
-    let mut table = table::new(&[
-        "errors",
-        "allocated",
-        "reserved",
-        "device",
-        "a prediction takes",
-    ]);
+    let mut table = table::new(&["errors", "allocated", "reserved", "device", "takes"]);
     let slowest = verdicts.iter().map(|verdict| verdict.milliseconds);
     let slowest = slowest.fold(0.0, f64::max);
     let spread = |spread: Spread, compared: fn(&Verdict) -> &Compared| {
@@ -149,13 +142,13 @@ fn against_others(verdicts: &[Verdict], summary: &Summary) -> String {
             return right("not measured");
         }
         right(format!(
-            "median {:.2} %, worst {:.2} %",
+            "{:.2}, {:.2} %",
             100.0 * spread.median,
             100.0 * spread.worst
         ))
     };
     table.add_row([
-        Cell::new(format!("cinch, {} runs", verdicts.len())),
+        Cell::new(format!("cinch, {} runs: median, worst", verdicts.len())),
         spread(summary.allocated, |verdict| &verdict.allocated),
         spread(summary.reserved, |verdict| &verdict.reserved),
         spread(summary.device, |verdict| &verdict.device),

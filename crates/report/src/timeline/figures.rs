@@ -12,7 +12,7 @@ pub(super) fn headline(picture: &StepPicture) -> Headline {
     let figure = bytes(planned);
     let (meaning, ink) = match picture.budget_bytes {
         None => match picture.safe_bytes {
-            None => ("allocated for the step".to_owned(), Ink::Text),
+            None => (picture.words.meaning.to_owned(), Ink::Text),
             Some(safe) => (format!("safe figure {}", bytes(safe)), Ink::Text),
         },
         Some(budget) if planned > budget => {

@@ -55,6 +55,7 @@ pub fn picture(path: &Path, snapshot: &Snapshot, explanation: &Explanation) -> S
         words: Words {
             unused: "rounding, holes, cache",
             total: "reserved",
+            meaning: "reserved at the peak",
             axis: Some("the recording, request by request".to_owned()),
             ..Words::default()
         },

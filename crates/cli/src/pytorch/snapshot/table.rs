@@ -192,8 +192,8 @@ pub fn settings(lines: &[WhatIf]) -> String {
     let mut table = table::new(&[
         "PYTORCH_ALLOC_CONF",
         "reserved",
-        "against the first",
-        "calls of the driver",
+        "change",
+        "driver calls",
         "retries",
     ]);
     let first = lines.first().map_or(0, |line| line.peak_reserved);
