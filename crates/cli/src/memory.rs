@@ -1,7 +1,7 @@
 //! How much memory a command may plan with: the flags that say so, and what the machine has.
 
 use cinch_config::{Bytes, Settings, Source};
-use cinch_device::{CATALOGUE, Card, Gpu, Machine, detect, find};
+use cinch_device::{CATALOGUE, Card, Gpu, Machine, detect, find, find_boards};
 use cinch_fit::FitError;
 use cinch_graph::Target;
 
@@ -83,6 +83,21 @@ impl MemoryArguments {
     /// Whether a card is named, by its name or its size. A budget (`--vram`) is one on any device.
     pub fn names_a_gpu(&self) -> bool {
         self.gpu.is_some() || self.gpu_memory.is_some() || self.vram.is_some()
+    }
+
+    /// Which board was taken, where a name stands for several that differ in speed.
+    pub fn board_note(&self) -> Option<String> {
+        let name = self.gpu.as_deref()?;
+        let boards = find_boards(name).ok()?;
+        let (taken, others) = boards.split_first()?;
+        let others: Vec<&str> = others.iter().map(|gpu| gpu.name).collect();
+        (!others.is_empty()).then(|| {
+            format!(
+                "\"{name}\" is taken for {}, the slower board; the other is {}",
+                taken.name,
+                others.join(", ")
+            )
+        })
     }
 
     /// The budget that the flags give, if they give one.
@@ -341,6 +356,17 @@ mod tests {
         let budget = budget.budget().unwrap().unwrap();
         assert_eq!(budget.bytes, budget.capacity - (1 << 30));
         assert!(budget.gpu.unwrap().is_known);
+    }
+
+    #[test]
+    fn a_name_of_two_boards_says_which_is_taken() {
+        let note = |name: &str| memory(|m| m.gpu = Some(name.into())).board_note();
+        let taken = note("A100 80GB").unwrap();
+        for name in ["A100 PCIe 80GB", "A100 SXM4 80GB"] {
+            assert!(taken.contains(name), "{taken}");
+        }
+        assert_eq!(note("A100 SXM4 80GB"), None);
+        assert_eq!(note("no such card"), None);
     }
 
     #[test]

@@ -3,12 +3,14 @@
 use std::path::Path;
 
 use cinch_config::Bytes;
-use cinch_fit::search::{FitReport, FitSettings};
-use cinch_report::{FrontPicture, FrontPoint, Scene, StepPicture, front, timeline};
+use cinch_fit::search::FitReport;
+use cinch_report::{
+    FrontPicture, FrontPoint, Scene, StepPicture, TextChart, front, text_chart, timeline,
+};
 use cinch_step::StepPlan;
 
 use crate::failure::usage;
-use crate::files;
+use crate::{files, table};
 
 /// Pixels for each unit of the picture.
 const SCALE: f64 = 2.0;
@@ -29,26 +31,52 @@ pub fn write(scene: &Scene, path: &Path) -> anyhow::Result<()> {
     files::replace(path, &bytes)
 }
 
+/// The size of a chart in a terminal: with the lines around it, a screen of 24.
+pub fn terminal_chart() -> TextChart {
+    TextChart {
+        width: usize::from(table::line_width()),
+        height: 16,
+        categories: true,
+    }
+}
+
+/// Live memory over a step, in lines of text.
+pub fn chart_of_step(step: &StepPlan) -> String {
+    let picture = StepPicture {
+        budget_bytes: step.config.batch.budget.map(Bytes::get),
+        ..StepPicture::of_plan(&step.training, &step.plan)
+    };
+    let micro_batches = match step.config.batch.accumulation {
+        1 => String::new(),
+        times => format!("; forward and backward run {times} times, then the update"),
+    };
+    format!(
+        "\nlive memory over {} nodes{micro_batches} (--json has each):\n{}\n",
+        picture.moments.len(),
+        text_chart(&picture, terminal_chart())
+    )
+}
+
 /// Live memory over a step.
 pub fn of_step(step: &StepPlan, capacity_bytes: Option<u64>) -> Scene {
     let config = &step.config;
-    let settings = FitSettings::new(config, step.training.num_recomputed);
+    let report = step.report(step.plan.options.target, false);
     let mut picture = StepPicture::of_plan(&step.training, &step.plan);
     picture.title = format!(
-        "{} {}: one step in {}",
-        config.model.name(),
-        config.model.size_name().unwrap_or("(custom)"),
+        "{}: one step in {}",
+        table::model_name(&report.model, report.size.as_deref()),
         Bytes::new(step.total_bytes())
     );
-    picture.subtitle = settings.text();
+    picture.subtitle = table::settings_line(&report);
     picture.budget_bytes = config.batch.budget.map(Bytes::get);
     picture.capacity_bytes = capacity_bytes;
     picture.micro_batches = config.batch.accumulation as u64;
     timeline(&picture)
 }
 
-/// Memory against speed.
-pub fn of_front(report: &FitReport) -> Scene {
+/// Memory against speed on a card, by the name that it has; `rates` names the card whose speed it
+/// is, where that is another one.
+pub fn of_front(report: &FitReport, card: &str, rates: Option<&str>) -> Scene {
     let recommended = &report.recommended;
     let mut points: Vec<FrontPoint> = report
         .front
@@ -76,23 +104,20 @@ pub fn of_front(report: &FitReport) -> Scene {
         }
     }
     points.push(FrontPoint {
-        label: recommended.settings.text(),
+        label: "recommended".to_owned(),
         bytes: recommended.total_bytes,
         rate: recommended.tokens_per_second,
         recommended: true,
     });
     front(&FrontPicture {
         title: format!(
-            "{} {} on {}: memory against speed",
-            report.model,
-            report.size.as_deref().unwrap_or("(custom)"),
-            report.card
+            "{} on {card}: memory against speed",
+            table::model_name(&report.model, report.size.as_deref()),
         ),
         subtitle: format!(
-            "effective batch {}, {} tokens, {}",
-            recommended.settings.effective_batch,
-            recommended.settings.seq_len,
-            recommended.settings.precision
+            "recommended: {}{}",
+            recommended.settings.text(),
+            rates.map_or_else(String::new, |name| format!("; rates of {name}"))
         ),
         unit: "tokens/s".to_owned(),
         budget_bytes: Some(report.budget_bytes),

@@ -36,6 +36,7 @@ impl Asked {
         let files = arguments.files()?;
         let settings = arguments.settings()?;
         voice::explain(&settings);
+        voice::aside(arguments.plain.memory.board_note());
         let config = settings.resolve()?;
         let (engine, because) = match engine {
             Some(engine) => (engine, None),

@@ -2,7 +2,9 @@
 
 use cinch_config::{Bytes, Explained, Source};
 use cinch_step::PlanReport;
-use comfy_table::{Cell, CellAlignment, ColumnConstraint, ContentArrangement, Table, presets};
+use comfy_table::{
+    Cell, CellAlignment, ColumnConstraint, ContentArrangement, Table, Width, presets,
+};
 
 use crate::voice;
 
@@ -90,6 +92,62 @@ pub fn new(header: &[&str]) -> Table {
     table.set_width(line_width());
     table.set_header(header.iter().map(Cell::new));
     table
+}
+
+/// Makes a finished table fit its width: columns that can be spared are left out, the first named
+/// first, until figures and words stay whole and sentences keep some room. `--json` has what is
+/// left out.
+pub fn settle(table: &mut Table, spare: &[usize]) {
+    /// Figures and names: a column of at most this width is never broken.
+    const SHORT: u16 = 17;
+    /// What a column of sentences needs.
+    const SENTENCE: u16 = 20;
+    /// Longer words may be broken.
+    const LONGEST: u16 = 36;
+    /// Beside its content, a column has blanks and a border.
+    const AROUND: u16 = 3;
+    let room = table.width().unwrap_or(PLAIN_WIDTH).saturating_sub(1);
+    let widths = table.column_max_content_widths();
+    let words: Vec<u16> = longest_words(table, widths.len());
+    let least = |column: usize| match widths[column] {
+        short if short <= SHORT => short,
+        long => words[column].min(LONGEST).max(long.min(SENTENCE)),
+    };
+    let needed = |shown: &[usize]| -> u16 {
+        let columns = shown.iter().map(|&column| least(column));
+        columns.map(|width| width.saturating_add(AROUND)).sum()
+    };
+    let mut shown: Vec<usize> = (0..widths.len()).collect();
+    for &column in spare {
+        if needed(&shown) > room {
+            shown.retain(|&one| one != column);
+        }
+    }
+    let has_room = needed(&shown) <= room;
+    for (place, &width) in widths.iter().enumerate() {
+        let constraint = match shown.contains(&place) {
+            false => ColumnConstraint::Hidden,
+            true if width <= SHORT => ColumnConstraint::ContentWidth,
+            true if has_room => ColumnConstraint::LowerBoundary(Width::Fixed(least(place) + 2)),
+            true => continue,
+        };
+        if let Some(column) = table.column_mut(place) {
+            column.set_constraint(constraint);
+        }
+    }
+}
+
+/// Of each column, the width of its longest word, the header's included.
+fn longest_words(table: &Table, columns: usize) -> Vec<u16> {
+    let mut longest = vec![0; columns];
+    for row in table.header().into_iter().chain(table.row_iter()) {
+        for (cell, longest) in row.cell_iter().zip(&mut longest) {
+            let words = cell.content();
+            let words = words.split_whitespace().map(|word| word.chars().count());
+            *longest = words.max().map_or(0, |width| width as u16).max(*longest);
+        }
+    }
+    longest
 }
 
 pub fn right(text: impl ToString) -> Cell {
@@ -183,26 +241,19 @@ fn optimizer(settings: &cinch_step::SettingsReport) -> String {
     text
 }
 
-/// The settings, the breakdown and whether it fits the budget, by the name that it has.
-pub fn plan(report: &PlanReport, budget_name: &str) -> String {
+/// `mamba small`, `gpt2`: a size that says nothing more is left out.
+pub fn model_name(model: &str, size: Option<&str>) -> String {
+    match size {
+        Some(size) if size != model => format!("{model} {size}"),
+        Some(_) | None => model.to_owned(),
+    }
+}
+
+/// What a step is made of, in a line.
+pub fn settings_line(report: &PlanReport) -> String {
     let settings = &report.settings;
-    let mut text = format!(
-        "{}{}: {} parameters{}\n",
-        report.model,
-        report
-            .size
-            .as_ref()
-            .filter(|size| **size != report.model)
-            .map_or_else(String::new, |size| format!(" {size}")),
-        thousands(report.parameters),
-        if report.trainable == report.parameters {
-            String::new()
-        } else {
-            format!(", {} trainable", thousands(report.trainable))
-        }
-    );
-    text += &format!(
-        "batch {} × {} = {} of {} tokens, {}, {} of {} blocks recomputed{}, on {}\n",
+    format!(
+        "batch {} × {} = {} of {} tokens, {}, {} of {} blocks recomputed{}, on {}",
         settings.batch_size,
         settings.accumulation,
         counted(settings.effective_batch as u64, "sequence"),
@@ -212,7 +263,22 @@ pub fn plan(report: &PlanReport, budget_name: &str) -> String {
         settings.checkpointing.of,
         optimizer(settings),
         report.device
+    )
+}
+
+/// The settings, the breakdown and whether it fits the budget, by the name that it has.
+pub fn plan(report: &PlanReport, budget_name: &str) -> String {
+    let mut text = format!(
+        "{}: {} parameters{}\n",
+        model_name(&report.model, report.size.as_deref()),
+        thousands(report.parameters),
+        if report.trainable == report.parameters {
+            String::new()
+        } else {
+            format!(", {} trainable", thousands(report.trainable))
+        }
     );
+    text += &format!("{}\n", settings_line(report));
     let memory = &report.memory;
     let b = &memory.breakdown;
     let mut table = new(&["memory", "size", "bytes"]);
@@ -276,6 +342,28 @@ mod tests {
         assert_eq!(broken(text, 14), expected);
         let colored = "\u{1b}[1;32mfits\u{1b}[0m the budget";
         assert_eq!(broken(colored, 15), colored);
+    }
+
+    #[test]
+    fn a_table_without_room_leaves_out_what_can_be_spared() {
+        let table = |width: u16| {
+            let mut table = new(&["name", "size", "why"]);
+            table.set_width(width);
+            let why = "a sentence that has to be broken somewhere";
+            table.add_row(["a name", "1.00 GiB", why]);
+            settle(&mut table, &[1]);
+            table.to_string()
+        };
+        let (wide, narrow) = (table(80), table(42));
+        assert!(wide.contains("size") && wide.contains(" a sentence that has to be broken some"));
+        assert!(
+            !narrow.contains("size") && narrow.contains("a name"),
+            "{narrow}"
+        );
+        assert!(
+            narrow.lines().all(|line| line.chars().count() <= 42),
+            "{narrow}"
+        );
     }
 
     #[test]

@@ -53,6 +53,13 @@ pub fn notes<'a>(notes: impl IntoIterator<Item = &'a String>) -> String {
     lines.collect()
 }
 
+/// A note beside the answer, on standard error, if there is one; none with `--quiet`.
+pub fn aside(note: Option<String>) {
+    if let Some(note) = note.filter(|_| !is_quiet()) {
+        tell(&table::note(&note));
+    }
+}
+
 /// With `--verbose`, where each setting came from, on standard error.
 pub fn explain(settings: &Settings) {
     if is_verbose() {

@@ -4,6 +4,7 @@
 //! `nvidia-smi` and CUDA report: `gb`, `g` and `GiB` all mean 2^30 bytes. A bare
 //! number is taken as GiB, since nobody buys a card of 24 bytes.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Mul};
@@ -90,14 +91,19 @@ impl fmt::Display for Bytes {
     }
 }
 
+/// The most that is taken for GiB without a unit: more than any device has, and less than any
+/// device has in MiB.
+const MOST_BARE: Bytes = Bytes::TIB;
+
 impl FromStr for Bytes {
     type Err = ConfigError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let reject = |reason| ConfigError::InvalidSize {
+        let refuse = |reason: Cow<'static, str>| ConfigError::InvalidSize {
             text: text.to_owned(),
             reason,
         };
+        let reject = |reason: &'static str| refuse(reason.into());
         let trimmed = text.trim();
         if trimmed.starts_with('-') {
             return Err(reject("a size cannot be negative"));
@@ -106,6 +112,7 @@ impl FromStr for Bytes {
             .find(|c: char| !c.is_ascii_digit() && c != '.')
             .unwrap_or(trimmed.len());
         let (number, unit) = trimmed.split_at(number_end);
+        let is_bare = unit.trim().is_empty();
         let unit = match unit.trim().to_ascii_lowercase().as_str() {
             "" | "g" | "gb" | "gib" => Bytes::GIB,
             "t" | "tb" | "tib" => Bytes::TIB,
@@ -130,6 +137,13 @@ impl FromStr for Bytes {
             .ok_or_else(|| reject("it is more than 64 bits can count"))?;
         if count == 0 {
             return Err(reject("a size must be above zero"));
+        }
+        if is_bare && count > MOST_BARE.0 {
+            let megabytes = Bytes(count >> 10);
+            return Err(refuse(Cow::Owned(format!(
+                "a bare number means GiB, and no device has {number} of them; {number}mb is \
+                 {megabytes}"
+            ))));
         }
         Ok(Bytes(count))
     }
@@ -180,6 +194,8 @@ mod tests {
             assert_eq!(parse(text), 8_589_934_592, "{text}");
         }
         assert_eq!(parse("24"), 25_769_803_776);
+        assert_eq!(parse("1024"), 1 << 40);
+        assert_eq!(parse("8000gb"), 8000 << 30);
         assert_eq!(parse("512mb"), 536_870_912);
         assert_eq!(parse("1.5g"), 1_610_612_736);
         assert_eq!(parse(".5g"), 536_870_912);
@@ -206,6 +222,8 @@ mod tests {
             ("8 GiB of it", "the unit is not one of b, kb, mb, gb, tb"),
             ("18446744073709551616b", "it is more than 64 bits can count"),
             ("99999999999999tb", "it is more than 64 bits can count"),
+            ("8000", "no device has 8000 of them; 8000mb is 7.81 GiB"),
+            ("1024.5", "a bare number means GiB"),
             (&"9".repeat(400), "it is more than 64 bits can count"),
         ] {
             let message = text.parse::<Bytes>().unwrap_err().to_string();

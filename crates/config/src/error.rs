@@ -2,6 +2,7 @@
 //!
 //! A message names the place, the key, the value found and the way out.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -209,7 +210,10 @@ pub enum ConfigError {
     #[error(
         "{text:?} is not a size: {reason}\nhint: write \"8gb\", \"512mb\" or \"24\"; a bare number means GiB"
     )]
-    InvalidSize { text: String, reason: &'static str },
+    InvalidSize {
+        text: String,
+        reason: Cow<'static, str>,
+    },
 
     #[error("{first}, but {second}\nhint: keep one of them")]
     Disagreement {

@@ -58,6 +58,15 @@ pub fn find(name: &str) -> Result<&'static Gpu, DeviceError> {
     }
 }
 
+/// All cards that a name which [`find`] understands stands for: one, or the boards of one chip
+/// with one memory, the one that [`find`] takes first.
+pub fn find_boards(name: &str) -> Result<Vec<&'static Gpu>, DeviceError> {
+    let taken = find(name)?;
+    let others = candidates(name).1.into_iter();
+    let others = others.filter(|gpu| gpu.name != taken.name);
+    Ok([taken].into_iter().chain(others).collect())
+}
+
 /// The card that a driver found. Drivers do not put the memory into the names of GeForce cards,
 /// so the total they show decides between cards of one name.
 pub fn find_detected(name: &str, total_bytes: Option<u64>) -> Option<&'static Gpu> {

@@ -20,7 +20,7 @@ pub use architecture::{ComputeCapability, Generation};
 pub use card::Card;
 pub use catalogue::{CATALOGUE, CardMemory, Gpu, Link, Peaks, Provenance, Training};
 pub use error::DeviceError;
-pub use find::{find, find_detected};
+pub use find::{find, find_boards, find_detected};
 pub use host::Host;
 pub use machine::{
     Chosen, DetectedGpu, Instance, Machine, Process, ProcessKind, ReadBy, Readings, detect,

@@ -130,8 +130,15 @@ impl<'a> Chart<'a> {
         })
     }
 
+    /// A speed as tables have it, with two decimals and a prefix.
     fn rate(&self, rate: f64) -> String {
-        format!("{} {}", short(rate), self.picture.unit)
+        const PREFIXES: [(f64, &str); 3] = [(1e9, "G"), (1e6, "M"), (1e3, "k")];
+        let prefix = PREFIXES.iter().find(|(least, _)| rate >= *least);
+        let figure = match prefix {
+            Some((unit, prefix)) => format!("{:.2} {prefix}", rate / unit),
+            None => format!("{rate:.0} "),
+        };
+        format!("{figure}{}", self.picture.unit)
     }
 
     fn headline(&self) -> Headline {

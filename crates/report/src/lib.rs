@@ -23,6 +23,6 @@ pub use error::ReportError;
 pub use front::{FrontPicture, FrontPoint, front};
 pub use palette::{Color, Ink, Theme};
 pub use scene::{Anchor, Area, Circle, Line, Mark, Place, Point, Rectangle, Scene, Text};
-pub use step::{Held, Moment, StepPicture};
+pub use step::{Held, Moment, StepPicture, Words};
 pub use terminal::{TextChart, sparkline, text_chart};
 pub use timeline::timeline;

@@ -24,6 +24,37 @@ pub struct StepPicture {
     pub moments: Vec<Moment>,
     /// What is alive at the peak besides weights, gradients and states, largest first.
     pub largest: Vec<Held>,
+    /// What the budget must hold, where that is more than what is allocated.
+    pub safe_bytes: Option<u64>,
+    pub words: Words,
+}
+
+/// What the figures are called that belong to no category: those of cinch's own plan, unless the
+/// picture is of another program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Words {
+    /// What lies outside the arena.
+    pub outside: &'static str,
+    /// What is allocated and holds no tensor at the peak.
+    pub unused: &'static str,
+    /// All of it.
+    pub total: &'static str,
+    /// What that is, below the figure.
+    pub meaning: &'static str,
+    /// What the axis counts, where it is not nodes: a whole caption.
+    pub axis: Option<String>,
+}
+
+impl Default for Words {
+    fn default() -> Self {
+        Self {
+            outside: "outside the arena",
+            unused: "between tensors",
+            total: "total",
+            meaning: "allocated for the step",
+            axis: None,
+        }
+    }
 }
 
 /// The memory while one node runs.

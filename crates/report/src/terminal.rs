@@ -151,7 +151,7 @@ impl Curve<'_> {
         let ceiling = (level as u128 + 1) * most / height;
         let middle = u128::midpoint(floor, ceiling.min(u128::from(self.total(moment))));
         let mut below = u128::from(self.picture.overhead_bytes);
-        let mut shown = OUTSIDE.0;
+        let mut shown = OUTSIDE;
         for category in self.picture.stack() {
             if middle < below {
                 break;
@@ -167,7 +167,8 @@ impl Curve<'_> {
 
     /// The shades that occur.
     fn keys(&self) -> Vec<(char, &'static str)> {
-        let outside = (self.picture.overhead_bytes > 0).then_some(OUTSIDE);
+        let outside = (OUTSIDE, self.picture.words.outside);
+        let outside = (self.picture.overhead_bytes > 0).then_some(outside);
         let stack = self.picture.stack().into_iter().map(shade);
         let mut keys: Vec<(char, &str)> = outside.into_iter().chain(stack).collect();
         keys.dedup();
@@ -175,7 +176,8 @@ impl Curve<'_> {
     }
 }
 
-const OUTSIDE: (char, &str) = ('░', "outside the arena");
+/// The shade of what lies outside the arena.
+const OUTSIDE: char = '░';
 
 /// Four shades are as many as one can tell apart; what stays over the whole step has one.
 fn shade(category: Category) -> (char, &'static str) {
@@ -200,18 +202,20 @@ fn mark(phase: Phase) -> char {
     }
 }
 
-/// Signs and what they mean, as many as fit in a line.
+/// Signs and what they mean, in as many lines as they take; one that is wider than a line is left
+/// out.
 fn keys(keys: &[(char, &str)], width: usize) -> String {
-    let mut line = " ".repeat(SCALE);
-    let mut used = SCALE;
-    for (index, (sign, meaning)) in keys.iter().enumerate() {
-        let gap = if index == 0 { "" } else { "  " };
-        let key = format!("{gap}{sign} {meaning}");
-        used += key.chars().count();
-        if used > width {
-            break;
+    let room = width - SCALE;
+    let mut lines: Vec<String> = Vec::new();
+    for (sign, meaning) in keys {
+        let key = format!("{sign} {meaning}");
+        let needed = key.chars().count();
+        match lines.last_mut() {
+            _ if needed > room => {}
+            Some(line) if line.chars().count() + 2 + needed <= room => *line += &format!("  {key}"),
+            _ => lines.push(key),
         }
-        line += &key;
     }
-    line
+    let lines = lines.into_iter().map(|line| " ".repeat(SCALE) + &line);
+    lines.collect::<Vec<_>>().join("\n")
 }

@@ -68,9 +68,9 @@ impl Layer {
         overhead.into_iter().chain(categories).collect()
     }
 
-    fn name(self) -> &'static str {
+    fn name(self, picture: &StepPicture) -> &'static str {
         match self {
-            Self::Overhead => "outside the arena",
+            Self::Overhead => picture.words.outside,
             Self::Category(category) => category.name(),
         }
     }
@@ -128,7 +128,11 @@ impl<'a> Chart<'a> {
                 points,
                 fill: layer.ink(),
                 opacity: 1.0,
-                hover: Some(format!("{}: {} at the peak", layer.name(), bytes(at_peak))),
+                hover: Some(format!(
+                    "{}: {} at the peak",
+                    layer.name(self.picture),
+                    bytes(at_peak)
+                )),
             }));
             layers.pop();
         }
@@ -199,6 +203,9 @@ impl<'a> Chart<'a> {
     }
 
     fn caption(&self) -> String {
+        if let Some(caption) = &self.picture.words.axis {
+            return caption.clone();
+        }
         let mut caption = match self.picture.total_seconds() {
             Some(_) => "predicted time".to_owned(),
             None => match self.picture.moments.len() {
@@ -242,7 +249,9 @@ impl<'a> Chart<'a> {
             height: side,
         });
         let left = WIDEST - STYLE.room(&figure) - STYLE.room(" · ");
-        let text = match elide(&moment.name, STYLE, left) {
+        // After a comma comes the line of the code, which the figure has no room for.
+        let name = moment.name.split(", ").next().unwrap_or_default();
+        let text = match elide(name, STYLE, left) {
             name if name.is_empty() => figure,
             name => format!("{figure} · {name}"),
         };

@@ -79,7 +79,10 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
         picture::write(&scene, path)?;
     }
     for path in &arguments.front_picture {
-        picture::write(&picture::of_front(&fit.report), path)?;
+        picture::write(
+            &picture::of_front(&fit.report, &hardware.card_name(), hardware.stand_in()),
+            path,
+        )?;
     }
     if !arguments.json {
         print(&show::report(&fit, &hardware, &settings))?;
@@ -182,6 +185,22 @@ impl Hardware {
 
     fn target(&self) -> Target {
         self.machine.target
+    }
+
+    /// The card that is planned for; one that only its size is known of is none by name.
+    fn card_name(&self) -> String {
+        match self.is_known {
+            true => self.card.name.to_string(),
+            false => format!(
+                "a card of {}",
+                cinch_config::Bytes::new(self.budget.capacity)
+            ),
+        }
+    }
+
+    /// The card whose rates stand for those of one that only its size is known of.
+    fn stand_in(&self) -> Option<&str> {
+        (!self.is_known).then_some(self.card.name.as_str())
     }
 }
 

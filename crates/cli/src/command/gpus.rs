@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use cinch_config::Bytes;
 use cinch_device::{
-    CATALOGUE, DetectedGpu, Gpu, Host, Machine, Process, Provenance, ReadBy, Training, detect, find,
+    CATALOGUE, DetectedGpu, Gpu, Host, Machine, Process, Provenance, ReadBy, Training, detect,
+    find_boards,
 };
 use comfy_table::Cell;
 use serde_json::{Value, json};
@@ -15,7 +16,7 @@ use crate::table;
 
 pub fn run(arguments: &GpusArguments) -> anyhow::Result<()> {
     let gpus: Vec<&Gpu> = match &arguments.name {
-        Some(name) => vec![find(name)?],
+        Some(name) => find_boards(name)?,
         None => CATALOGUE.iter().collect(),
     };
     let machine = detect();
@@ -70,14 +71,16 @@ fn catalogue(gpus: &[&Gpu]) -> String {
             Cell::new(purpose(gpu.training())),
         ]);
     }
+    // The rate to the host, tf32, what the name says of the memory, the chip, fp32.
+    table::settle(&mut rows, &[9, 6, 2, 1, 7]);
     let measured: Vec<&str> = (CATALOGUE.iter())
         .filter(|gpu| gpu.measured.is_some())
         .map(|gpu| gpu.name)
         .collect();
     let mut text = format!(
         "{rows}\n\
-         Rates as programs reach them: TFLOP/s of matrix products, GB/s of copies. Measured on the \
-         {},\nelsewhere the data sheet's times the share that was reached there.\n\
+         Rates as programs reach them: TFLOP/s of matrix products, GB/s of copies.\n\
+         Measured on the {}, elsewhere the data sheet's times the share reached there.\n\
          Usable is what a program sees of the memory; ~ where that is assumed.\n",
         measured.join(", ")
     );

@@ -97,15 +97,18 @@ fn write_new(path: &Path, text: &str) -> anyhow::Result<()> {
 /// What the file opens with: what it is for, and what to do with it.
 fn heading(asked: &Asked, fitting: &Fitting, trains: bool, path: &Path) -> Vec<String> {
     let budget = &fitting.budget;
+    let card = match budget.gpu.as_ref().is_some_and(|rates| rates.is_known) {
+        true => budget.whose.clone(),
+        false => format!("{} of {}", budget.whose, Bytes::new(budget.capacity)),
+    };
     let program = match trains {
         true => "cinch",
         false => "PyTorch",
     };
     let mut lines = vec![
         format!(
-            "{} on {}: {program} takes {} of the budget of {}.",
+            "{} on {card}: {program} takes {} of the budget of {}.",
             asked.config.model_title(),
-            budget.whose,
             Bytes::new(fitting.bytes),
             Bytes::new(budget.bytes)
         ),
@@ -113,6 +116,9 @@ fn heading(asked: &Asked, fitting: &Fitting, trains: bool, path: &Path) -> Vec<S
     ];
     if trains {
         lines.push(format!("Train with it:     cinch train {}", shown(path)));
+        lines.push(
+            "Without data.source, a folder or a file, it trains on built-in text.".to_owned(),
+        );
     }
     lines
 }
@@ -151,10 +157,9 @@ fn entries(asked: &Asked, fitting: &Fitting, trains: bool) -> Vec<Entry> {
     entries
 }
 
-/// Whether the user gave a setting, and not one that the search answers.
+/// Whether the user gave a setting; the budget is written as it was worked out.
 fn is_stated(settings: &Settings, one: &Explained) -> bool {
-    let is_found = one.key.starts_with("vram.") || one.key.starts_with("output.");
-    settings.is_explicit(one.key) && !is_found
+    settings.is_explicit(one.key) && one.key != "vram.budget"
 }
 
 fn value(explained: &[Explained], key: &str) -> Option<Value> {

@@ -88,6 +88,8 @@ fn describe(all: bool) -> String {
             table::right(model.positions().unwrap_or_default()),
         ]);
     }
+    // The weights' size follows from their number.
+    table::settle(&mut sizes, &[3]);
     let mut text = format!(
         "trained by cinch, and predicted for PyTorch (--model NAME --model-size SIZE):\n{sizes}\n"
     );
@@ -122,6 +124,7 @@ fn describe(all: bool) -> String {
             can.into(),
         ]);
     }
+    table::settle(&mut hub, &[]);
     text += &format!("\n{hub}\n");
     if left_out > 0 {
         text += &format!(

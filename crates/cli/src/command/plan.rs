@@ -1,9 +1,7 @@
 //! `cinch plan`: what a configuration needs.
 
-use cinch_config::Bytes;
 use cinch_fit::FitError;
 use cinch_graph::Target;
-use cinch_step::StepPlan;
 use serde_json::json;
 
 use super::{print, print_all, print_json, print_raw};
@@ -78,27 +76,10 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
         print(&format!("\n{table}"))?;
     }
     if arguments.timeline {
-        print(&timeline(&step))?;
+        print(&picture::chart_of_step(&step))?;
     }
     if arguments.graph {
         print_raw(format!("\n{}", &*step.training).as_bytes())?;
     }
     Ok(())
-}
-
-/// Live memory over the step, a bar a node.
-fn timeline(step: &StepPlan) -> String {
-    const WIDTH: u128 = 50;
-    let mut text = String::from("\n");
-    let peak = u128::from(step.plan.peak_bytes.max(1));
-    for moment in step.plan.moments(&step.training) {
-        let bar = "█".repeat((u128::from(moment.bytes) * WIDTH / peak) as usize);
-        text += &format!(
-            "{:>10}  {bar:<50}  {:<9} {}\n",
-            Bytes::new(moment.bytes).to_string(),
-            moment.phase,
-            moment.node
-        );
-    }
-    text
 }

@@ -26,10 +26,12 @@ pub fn run(arguments: &ListArguments) -> anyhow::Result<()> {
         let values: Vec<String> = preset
             .values()
             .iter()
-            .map(|(key, value)| format!("{key} {value}"))
+            .map(|(key, value)| format!("{key}={value}"))
             .collect();
         table.add_row([preset.title(), flag(&preset), values.join("\n")]);
     }
+    // The flag has the preset's name.
+    table::settle(&mut table, &[0]);
     print(&format!(
         "{table}\nA budget (--vram 8gb) keeps batch and sequence length and finds what fits; \
          a preset (--vram-preset 8gb) takes the settings above."

@@ -34,6 +34,7 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
     )?;
     let plan = cinch_fit::plan(&asked.config, overhead::machine(target))?;
     voice::explain(&asked.settings);
+    voice::aside(arguments.settings.plain.memory.board_note());
     if !arguments.json && !voice::is_quiet() {
         let report = plan.report(target, false);
         let cut = asked.cut_note(&plan.config.batch);

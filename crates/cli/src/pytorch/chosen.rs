@@ -83,7 +83,7 @@ pub fn fitting(arguments: &FitArguments, asked: &Asked) -> anyhow::Result<Fittin
     let fitted = Fitted::new(&run, &limits, choice)?;
     drop(waiting);
     Ok(Fitting {
-        values: fitted.values(&run),
+        values: fitted.all_values(),
         bytes: fitted.estimate.safe_bytes,
         budget,
     })
@@ -224,6 +224,40 @@ impl Fitted {
             false => {}
         }
         values
+    }
+
+    /// All that decides the run's memory, whatever was stated before, for a file that is new.
+    fn all_values(&self) -> Vec<SettingValue> {
+        let workload = &self.choice.workload;
+        let recipe = &workload.recipe;
+        let mut values = vec![
+            ("vram.batch_size", workload.batch.to_string()),
+            (
+                "vram.gradient_accumulation_steps",
+                recipe.accumulation.to_string(),
+            ),
+            ("vram.max_seq_len", workload.length.to_string()),
+            (
+                "vram.checkpointing",
+                checkpointing_name(workload.checkpoints).to_owned(),
+            ),
+            (
+                "pytorch.precision",
+                precision_name(recipe.precision).to_owned(),
+            ),
+            (
+                "pytorch.optimizer",
+                estimate::optimizer_name(recipe.optimizer).to_owned(),
+            ),
+        ];
+        if !self.alloc_conf.is_empty() {
+            values.push(("pytorch.alloc_conf", self.alloc_conf.clone()));
+        }
+        let value = |(key, value)| SettingValue {
+            key,
+            value: Some(value),
+        };
+        values.into_iter().map(value).collect()
     }
 
     /// What a configuration file has no word for.

@@ -1,11 +1,11 @@
 //! Memory over the steps of a PyTorch run, by what it is for.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use cinch_config::Bytes;
 use cinch_graph::Phase;
 use cinch_plan::{BytesByCategory, Category};
-use cinch_report::{Held, Moment, StepPicture, TextChart, text_chart};
+use cinch_report::{Held, Moment, StepPicture, Words, text_chart};
 use cinch_torch::TorchError;
 use cinch_torch::eager::{self, AllocationCategory};
 use cinch_torch::model::{Alive, Origin, Workload};
@@ -13,15 +13,13 @@ use serde_json::{Value, json};
 
 use super::estimate::{Estimate, settings_text};
 use super::workload::Run;
+use crate::picture;
 
 /// Moments that the steps are thinned to.
 const MOMENTS: usize = 512;
-/// The chart in a terminal.
-const CHART: TextChart = TextChart {
-    width: 100,
-    height: 16,
-    categories: true,
-};
+/// What the chart shows.
+const STEPS: &str =
+    "two steps, of at most two micro batches; the first makes the optimizer's states";
 
 /// The steps as a picture: what tensors asked for, below what is reserved.
 pub fn picture(run: &Run, estimate: &Estimate, alive: &[Alive]) -> Result<StepPicture, TorchError> {
@@ -44,20 +42,23 @@ pub fn picture(run: &Run, estimate: &Estimate, alive: &[Alive]) -> Result<StepPi
             &run.outline(),
             weights.map_or(0, |reading| reading.requested),
         )?,
-        largest: held
-            .map(|one| Held {
-                name: held_name(one),
-                bytes: one.bytes,
-            })
-            .collect(),
+        largest: largest(held),
+        safe_bytes: Some(estimate.safe_bytes),
+        words: Words {
+            outside: "context, kernels, libraries",
+            unused: "rounding, holes, cache",
+            total: "device use",
+            meaning: "of the card",
+            axis: Some(STEPS.to_owned()),
+        },
         ..StepPicture::default()
     })
 }
 
-pub fn chart(picture: &StepPicture) -> String {
+pub fn chart(course: &StepPicture) -> String {
     format!(
-        "\nthe first two steps, of at most two micro batches; the first makes the optimizer's states:\n{}\n",
-        text_chart(picture, CHART)
+        "\n{STEPS}:\n{}\n",
+        text_chart(course, picture::terminal_chart())
     )
 }
 
@@ -123,12 +124,27 @@ fn moment_name(event: &eager::Event) -> String {
     }
 }
 
-/// Tensors that are alive at the peak: by their line, else by the part of the model.
-fn held_name(one: &Alive) -> String {
-    match one.origin {
-        Origin::Nowhere => format!("{} × {} of {}", one.count, one.op, one.scope),
-        origin => format!("{} × {}, {origin}", one.count, one.op),
+/// Tensors that are alive at the peak, those of one op in one part of the model together, largest
+/// first.
+fn largest<'a>(alive: impl Iterator<Item = &'a Alive>) -> Vec<Held> {
+    let mut kinds: BTreeMap<(&str, &str), (u64, u64)> = BTreeMap::new();
+    for one in alive {
+        let (count, bytes) = kinds.entry((one.op, one.scope)).or_default();
+        *count += one.count;
+        *bytes += one.bytes;
     }
+    let mut kinds: Vec<Held> = kinds
+        .into_iter()
+        .map(|((op, scope), (count, bytes))| Held {
+            name: match count {
+                1 => format!("{op} of {scope}"),
+                count => format!("{count} × {op} of {scope}"),
+            },
+            bytes,
+        })
+        .collect();
+    kinds.sort_by_key(|held| std::cmp::Reverse(held.bytes));
+    kinds
 }
 
 /// What each allocation was for. Who frees it may know better than who asked: a gradient is one

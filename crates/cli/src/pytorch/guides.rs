@@ -1,14 +1,10 @@
 //! `cinch plan --engine pytorch --guides`: what five guides say beside what is computed.
 
 use cinch_torch::claim::{GuideClaim, claims};
-use comfy_table::ContentArrangement;
 use serde_json::{Value, json};
 
 use crate::command::{print, print_json};
 use crate::table;
-
-/// Columns of the table: its sentences are wrapped, the same in a terminal and in the documents.
-const WIDTH: u16 = 150;
 
 pub fn run(as_json: bool) -> anyhow::Result<()> {
     let claims = claims()?;
@@ -40,7 +36,6 @@ fn text(claims: &[GuideClaim]) -> String {
             &claim.verdict,
         ]);
     }
-    table.set_content_arrangement(ContentArrangement::Dynamic);
-    table.set_width(WIDTH);
+    table::settle(&mut table, &[]);
     table.to_string()
 }

@@ -31,6 +31,7 @@ pub fn table(remedies: &[Remedy]) -> String {
             right(Bytes::new(remedy.totals.safe)),
         ]);
     }
+    table::settle(&mut table, &[2, 3]);
     let mut text = format!("\nwhat each remedy alone would do:\n{table}\n");
     for remedy in remedies {
         if let Some(note) = &remedy.note {

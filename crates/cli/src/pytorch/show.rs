@@ -73,6 +73,7 @@ pub fn peak(run: &Run, estimate: &Estimate, profile: &Profile) -> String {
             right(Bytes::new(one.bytes)),
         ]);
     }
+    table::settle(&mut table, &[4, 1]);
     text += &format!("{table}\n");
     if let Some(rest) = profile
         .alive

@@ -10,11 +10,13 @@ impl Chart<'_> {
     /// The front in figures, in the order of memory.
     pub(super) fn list(&self, scene: &mut Scene) {
         const ROW: f64 = 41.0;
+        /// Of a row, what its name takes.
+        const LABEL: f64 = 16.0;
         const DOT: f64 = 4.0;
         const INDENT: f64 = 17.0;
         let mut y = SIDE.top + 10.0;
         heading(scene, y, "memory and speed");
-        let rows: Vec<_> = self.on_front().filter(|p| !p.0.label.is_empty()).collect();
+        let rows: Vec<_> = self.on_front().collect();
         let most = ((SIDE.bottom() - y) / ROW) as usize;
         let shown = choose(&rows, most);
         let hidden = rows.len() - shown.len();
@@ -32,17 +34,16 @@ impl Chart<'_> {
                 ring: None,
                 hover: None,
             }));
-            let label = shorten(&point.label, style, SIDE.width - INDENT);
-            scene.text((SIDE.left + INDENT, y), style, label);
-            let at = (SIDE.left + INDENT, y + 16.0);
-            entry(
-                scene,
-                at,
-                &bytes(point.bytes),
-                &self.rate(point.rate),
-                SMALL,
-            );
-            y += ROW;
+            // Where there is no name, the figures are all.
+            if !point.label.is_empty() {
+                let label = shorten(&point.label, style, SIDE.width - INDENT);
+                scene.text((SIDE.left + INDENT, y), style, label);
+                y += LABEL;
+            }
+            let at = (SIDE.left + INDENT, y);
+            let rate = self.rate(point.rate);
+            entry(scene, at, &bytes(point.bytes), &rate, SMALL);
+            y += ROW - LABEL;
         }
         if hidden > 0 {
             let text = format!("and {hidden} more");

@@ -11,16 +11,30 @@ pub(super) fn headline(picture: &StepPicture) -> Headline {
     let planned = picture.planned_bytes();
     let figure = bytes(planned);
     let (meaning, ink) = match picture.budget_bytes {
-        None => ("allocated for the step".to_owned(), Ink::Text),
+        None => match picture.safe_bytes {
+            None => (picture.words.meaning.to_owned(), Ink::Text),
+            Some(safe) => (format!("safe figure {}", bytes(safe)), Ink::Text),
+        },
         Some(budget) if planned > budget => {
             let over = bytes(planned - budget);
             (format!("{over} over the budget"), Ink::Budget)
         }
-        Some(budget) => {
-            let share = percent(planned, budget);
-            let meaning = format!("{share} of the budget of {}", bytes(budget));
-            (meaning, Ink::Recommended)
-        }
+        Some(budget) => match picture.safe_bytes {
+            None => {
+                let share = percent(planned, budget);
+                let meaning = format!("{share} of the budget of {}", bytes(budget));
+                (meaning, Ink::Recommended)
+            }
+            Some(safe) => {
+                let share = percent(safe, budget);
+                let meaning = format!("safe {}, {share} of {}", bytes(safe), bytes(budget));
+                let ink = match safe > budget {
+                    true => Ink::Budget,
+                    false => Ink::Recommended,
+                };
+                (meaning, ink)
+            }
+        },
     };
     Headline {
         figure,
@@ -32,7 +46,7 @@ pub(super) fn headline(picture: &StepPicture) -> Headline {
 fn percent(part: u64, whole: u64) -> String {
     match whole {
         0 => "100 %".to_owned(),
-        whole => format!("{:.0} %", 100.0 * part as f64 / whole as f64),
+        whole => format!("{:.1} %", 100.0 * part as f64 / whole as f64),
     }
 }
 
@@ -56,19 +70,20 @@ pub(super) fn legend(scene: &mut Scene, picture: &StepPicture) -> f64 {
         scene.rectangle(swatch, 2.5, layer.ink());
         let count = peak.map_or(0, |moment| layer.bytes(picture, moment));
         let at = (SIDE.left + SWATCH + 8.0, y);
-        entry(scene, at, layer.name(), &bytes(count), BODY);
+        entry(scene, at, layer.name(picture), &bytes(count), BODY);
     }
     let unused = picture.planned_bytes() - picture.peak_bytes();
     if unused > 0 {
         y += ROW;
         let at = (SIDE.left + SWATCH + 8.0, y);
-        entry(scene, at, "between tensors", &bytes(unused), MUTED);
+        entry(scene, at, picture.words.unused, &bytes(unused), MUTED);
     }
     y += 9.0;
     scene.line((SIDE.left, y), (SIDE.right(), y), Ink::Grid, 1.0);
     y += 18.0;
     let total = bytes(picture.planned_bytes());
-    entry(scene, (SIDE.left, y), "allocated", &total, BODY.bold());
+    let name = picture.words.total;
+    entry(scene, (SIDE.left, y), name, &total, BODY.bold());
     y
 }
 

@@ -128,6 +128,7 @@ fn ladder(report: &FitReport) -> String {
         };
         table.add_row(first.into_iter().chain(rest));
     }
+    table::settle(&mut table, &[3, 1]);
     format!("\n{table}\n")
 }
 
@@ -213,6 +214,8 @@ pub fn guide(rows: &[GuideRow]) -> String {
             right(recommendation.map_or_else(String::new, rate)),
         ]);
     }
+    // The guide's heading, its other claims, and the rates.
+    table::settle(&mut table, &[0, 4, 6, 9]);
     table.to_string()
 }
 

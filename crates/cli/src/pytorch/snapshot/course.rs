@@ -5,19 +5,14 @@ use std::path::Path;
 use cinch_config::Bytes;
 use cinch_graph::Phase;
 use cinch_plan::{BytesByCategory, Category};
-use cinch_report::{Held, Moment, StepPicture, TextChart, sparkline, text_chart};
+use cinch_report::{Held, Moment, StepPicture, Words, sparkline, text_chart};
 use cinch_torch::snapshot::{
     Explanation, LiveLine, RecordedCategory, RecordedPhase, Snapshot, TimelinePoint,
 };
 
 use super::table::{known, nobody};
+use crate::picture;
 
-/// Columns of the chart in a terminal, and lines.
-const CHART: TextChart = TextChart {
-    width: 100,
-    height: 16,
-    categories: true,
-};
 /// The chart's scale stands left of its curve, and so does the name of the line below it.
 const NAME: &str = "reserved  ";
 
@@ -57,6 +52,13 @@ pub fn picture(path: &Path, snapshot: &Snapshot, explanation: &Explanation) -> S
                 bytes: line.bytes,
             })
             .collect(),
+        words: Words {
+            unused: "rounding, holes, cache",
+            total: "reserved",
+            meaning: "reserved at the peak",
+            axis: Some("the recording, request by request".to_owned()),
+            ..Words::default()
+        },
         ..StepPicture::default()
     }
 }
@@ -83,10 +85,11 @@ pub fn chart(picture: &StepPicture, explanation: &Explanation) -> String {
         .iter()
         .map(|point| point.reserved)
         .collect();
-    let width = CHART.width - NAME.len();
+    let size = picture::terminal_chart();
+    let width = size.width.saturating_sub(NAME.len());
     format!(
         "what tensors asked for, over the recording:\n{}\n{NAME}{}\n",
-        text_chart(picture, CHART),
+        text_chart(picture, size),
         sparkline(&reserved, width)
     )
 }

@@ -121,6 +121,7 @@ pub fn peak(explanation: &Explanation) -> String {
             right(Bytes::new(line.bytes)),
         ]);
     }
+    table::settle(&mut table, &[3]);
     text += &format!("{table}\n");
     let listed: u64 = explanation.lines[..shown]
         .iter()
@@ -191,8 +192,8 @@ pub fn settings(lines: &[WhatIf]) -> String {
     let mut table = table::new(&[
         "PYTORCH_ALLOC_CONF",
         "reserved",
-        "against the first",
-        "calls of the driver",
+        "change",
+        "driver calls",
         "retries",
     ]);
     let first = lines.first().map_or(0, |line| line.peak_reserved);
@@ -214,6 +215,7 @@ pub fn settings(lines: &[WhatIf]) -> String {
             right(line.num_alloc_retries),
         ]);
     }
+    table::settle(&mut table, &[4, 3]);
     format!("{table}\n")
 }
 
