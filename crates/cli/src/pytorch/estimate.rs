@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 
 use crate::memory::Budget;
 
-/// Where a replay ends: more than any card has.
-const MOST_BYTES: u64 = 512 << 30;
+/// Where a replay ends: more than any card has, and room for what several share.
+const MOST_BYTES: u64 = 16 << 40;
 
 /// A prediction with what the card loses besides.
 pub struct Estimate {

@@ -315,28 +315,39 @@ const RULES_V1: &[Rule] = &[
     words(
         "dist.name",
         SHARDING,
-        &[("fsdp2", "fsdp"), ("fsdp", "fsdp"), ("ddp", "ddp")],
+        &[
+            ("fsdp2", "fsdp"),
+            ("fsdp", "fsdp"),
+            ("ddp", "ddp"),
+            // Its file says more.
+            ("deepspeed", "ddp"),
+        ],
     )
-    .otherwise("this way to divide a run is read from its own file"),
+    .otherwise("this way to divide a run is not computed"),
     refused_unless("dist.ep_size", &["1"], PARALLEL),
     harmless("dist.*"),
-    refused(
-        "quant.*",
-        "quantised weights are not read from files of this kind yet",
+    refused_unless(
+        "quant.name",
+        &["bnb", "auto"],
+        "weights quantised by this method are not computed",
     ),
-    refused(
-        "quant",
-        "quantised weights are not read from files of this kind yet",
-    ),
+    words(
+        "quant.quantization_bit",
+        QUANTIZATION,
+        &[("4", "4bit"), ("8", "8bit")],
+    )
+    .otherwise("weights of this many bits are not computed"),
+    combined("dist.config_file"),
     refused("optim.name", OPTIMIZERS),
     harmless("optim.*"),
     saves("kernel.name", "fused kernels keep less"),
     harmless("kernel.*"),
-    refused("sample_backend", NO_TRAINING),
+    combined("sample_backend"),
     refused_unless("cp_size", &["1"], PARALLEL),
     refused_unless("model_class", &["llm"], "only language models are computed"),
-    refused(
+    refused_unless(
         "batching_strategy",
+        &["normal"],
         "batches of another kind than padded rows are not computed",
     ),
     harmless("cp_mode"),
@@ -345,6 +356,15 @@ const RULES_V1: &[Rule] = &[
 ];
 
 fn arithmetic_v1(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
+    if let Some(entry) = draft.find("dist.config_file") {
+        draft.link(entry);
+    }
+    if let Some(entry) = draft.find("sample_backend") {
+        if draft.find("train_dataset").is_none() {
+            return Err(draft.refuse(entry, NO_TRAINING));
+        }
+        draft.harmless();
+    }
     if let Some(entry) = draft.find("bf16") {
         let word = match draft.is_on("bf16") {
             true => "bf16",

@@ -19,7 +19,11 @@ const MERGE: &str = "<<";
 
 /// Reads `text`, which has no byte order mark.
 pub(crate) fn outline(text: &str) -> Result<Outline, Fault> {
-    let Some(root) = compose(text)? else {
+    let composed = compose(text).or_else(|fault| match with_brackets_drawn_up(text) {
+        Some(drawn_up) => compose(&drawn_up).map_err(|_| fault),
+        None => Err(fault),
+    });
+    let Some(root) = composed? else {
         return Err(Fault::Empty);
     };
     match &root.content {
@@ -241,6 +245,27 @@ impl<'a> Reader<'a> {
 
 fn encloses(outer: &Node, inner: &Node) -> bool {
     outer.span.start <= inner.span.start && inner.span.end <= outer.span.end
+}
+
+/// The text with closing brackets moved to the line before, byte for byte in the same places, where
+/// they begin a line. YAML wants them further in than their key, and PyYAML, which reads most
+/// training configs, does not. None where there are none.
+fn with_brackets_drawn_up(text: &str) -> Option<String> {
+    let mut drawn_up = text.as_bytes().to_vec();
+    let mut start = 0;
+    let mut is_changed = false;
+    for line in text.split_inclusive('\n') {
+        let next = start + line.len();
+        let closes = text[next..].trim_start_matches(' ').starts_with([']', '}']);
+        // Behind a comment a bracket would be part of it.
+        if closes && line.ends_with('\n') && !line.contains('#') {
+            drawn_up[next - 1] = b' ';
+            is_changed = true;
+        }
+        start = next;
+    }
+    let drawn_up = String::from_utf8(drawn_up).ok()?;
+    is_changed.then_some(drawn_up)
 }
 
 /// The plain values of a list; aliases and sections are not followed.

@@ -1,4 +1,7 @@
+use std::path::Path;
+
 use super::*;
+use crate::document::Document;
 use crate::outline::rows::{Row, row, rows};
 
 fn read(text: &str) -> Vec<Row> {
@@ -114,4 +117,19 @@ fn no_text_exhausts_stack_or_memory() {
     assert!(outline(&"[".repeat(100_000)).is_err());
     assert!(outline(&"a: {".repeat(10_000)).is_err());
     assert!(outline("a: &a {b: *a, <<: *a}\n").is_ok());
+}
+
+#[test]
+fn a_bracket_may_close_below_its_key() {
+    let text = "top:\n  files: [\n    \"a\",\n    \"b\",\n  ]\n  after: 1\n";
+    let document = Document::read(Path::new("a.yaml"), text).unwrap();
+    let keys: Vec<(String, usize)> = document
+        .entries
+        .iter()
+        .map(|entry| (entry.key(), entry.value_at.line))
+        .collect();
+    assert_eq!(
+        keys,
+        [("top.files".to_owned(), 2), ("top.after".to_owned(), 6)]
+    );
 }
