@@ -62,6 +62,11 @@ impl Sandbox {
         path
     }
 
+    /// Where the program looks for models that were downloaded.
+    pub fn hub(&self) -> PathBuf {
+        self.folder.path().join("hub")
+    }
+
     /// The program, ready to be started with these arguments.
     pub fn command<'a>(&self, arguments: impl IntoIterator<Item = &'a str>) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cinch"));
@@ -74,6 +79,7 @@ impl Sandbox {
         command
             .args(arguments)
             .env("CINCH_CACHE", self.folder.path().join("cache"))
+            .env("HF_HUB_CACHE", self.folder.path().join("hub"))
             // No card, so that the answers are the same on every machine.
             .env("CUDA_VISIBLE_DEVICES", "")
             .current_dir(self.path())

@@ -68,6 +68,7 @@ pub fn apply(
         }
     }
     let application = Application::prepare_with(files, &changes, arguments.add_keys)?;
+    refuse_half_a_batch(&application)?;
     let remarks: Vec<String> = application
         .unplaced()
         .iter()
@@ -116,6 +117,24 @@ pub fn apply(
         })
         .collect();
     Ok(outcome)
+}
+
+/// A micro batch without its accumulation would be another effective batch.
+fn refuse_half_a_batch(application: &Application) -> anyhow::Result<()> {
+    const PAIR: [&str; 2] = ["vram.batch_size", "vram.gradient_accumulation_steps"];
+    let written = |key: &str| application.applied().iter().any(|one| one.key == key);
+    for (key, other) in [(PAIR[0], PAIR[1]), (PAIR[1], PAIR[0])] {
+        let unplaced = application.unplaced().iter().find(|one| one.key == key);
+        if let Some(one) = unplaced.filter(|_| written(other)) {
+            return Err(usage(format!(
+                "nothing was written: {} = {} has no place ({}), and without it the effective \
+                 batch would change\n\
+                 hint: --add-keys adds the key if your program reads it; or change both by hand",
+                one.key, one.value, one.reason
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Whether the files give a setting that value without a word more: they say it, or it is the
