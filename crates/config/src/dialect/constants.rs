@@ -14,7 +14,7 @@ pub(super) static CONSTANTS: Dialect = Dialect {
     program: Program::PyTorch,
     recognise,
     rules: &[RULES],
-    defaults: &[],
+    defaults: &[(ACCUMULATION, "1")],
     adds_keys: false,
     arithmetic: None,
 };

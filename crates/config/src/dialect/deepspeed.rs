@@ -13,7 +13,7 @@ pub(super) static DEEPSPEED: Dialect = Dialect {
     program: Program::PyTorch,
     recognise,
     rules: &[RULES],
-    defaults: &[],
+    defaults: &[(ACCUMULATION, "1")],
     adds_keys: true,
     arithmetic: Some(arithmetic),
 };
