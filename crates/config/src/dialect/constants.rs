@@ -14,8 +14,9 @@ pub(super) static CONSTANTS: Dialect = Dialect {
     program: Program::PyTorch,
     recognise,
     rules: &[RULES],
-    defaults: &[],
+    defaults: &[(ACCUMULATION, "1")],
     adds_keys: false,
+    whole_batch: None,
     arithmetic: None,
 };
 

@@ -4,7 +4,7 @@
 use super::draft::{Draft, is_auto};
 use super::{
     ACCUMULATION, BATCH, CLIP, Dialect, Keys, OPTIMIZER, Program, RANKS, Rule, SHARDING,
-    TORCH_PRECISION, combined, harmless, refused, refused_unless, same, switch,
+    TORCH_PRECISION, WholeBatch, combined, harmless, refused, refused_unless, same, switch,
 };
 use crate::error::ConfigError;
 
@@ -13,8 +13,12 @@ pub(super) static DEEPSPEED: Dialect = Dialect {
     program: Program::PyTorch,
     recognise,
     rules: &[RULES],
-    defaults: &[],
+    defaults: &[(ACCUMULATION, "1")],
     adds_keys: true,
+    whole_batch: Some(WholeBatch {
+        whole: "train_batch_size",
+        has_accumulation: true,
+    }),
     arithmetic: Some(arithmetic),
 };
 
