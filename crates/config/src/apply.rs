@@ -17,19 +17,24 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::dialect::Naming;
+use crate::derived::derived;
+use crate::dialect::{ACCUMULATION, BATCH, Naming, plain_name, stands_for};
 use crate::diff;
 use crate::disk::{Disk, LocalDisk};
-use crate::document::Document;
-use crate::edit::perform;
+use crate::document::{Document, Scalar};
+use crate::edit::{Edit, perform};
 use crate::error::ConfigError;
-use crate::file::read_text;
+use crate::file::{linked_file, read_text};
 use crate::format::{EXTENSIONS, Format, without_mark};
 use crate::manifest::{self, Manifest, Record, RecordedFile};
 use crate::outline::KeyPath;
-use crate::place::{Candidate, FileChange, Placement, place};
+use crate::place::{Candidate, FileChange, Placement, echo, place};
 use crate::transaction::{self, Step};
 use crate::value::Value;
+use crate::whole_batch::{self, Changed, Following};
+
+/// Keys whose value is another file of the same run.
+const LINKS: [&str; 2] = ["deepspeed", "deepspeed.deepspeed_config_file"];
 
 /// New texts for some files, not yet written.
 #[derive(Debug)]
@@ -48,6 +53,9 @@ struct Target {
     path: PathBuf,
     before: String,
     after: String,
+    naming: Naming,
+    /// Named by another file and not by the user: it only follows.
+    is_linked: bool,
 }
 
 /// A value that changes.
@@ -107,51 +115,83 @@ impl Application {
             unplaced: Vec::new(),
             remarks: Vec::new(),
         };
-        let mut namings = Vec::new();
         for given in files {
-            let text = read_text(given)?;
-            let path = fs::canonicalize(given).map_err(|source| ConfigError::Unreadable {
-                path: given.clone(),
-                source,
-            })?;
-            if application.targets.iter().any(|target| target.path == path) {
-                continue;
-            }
-            namings.push(Naming::of(&Document::read(given, &text)?));
-            application.targets.push(Target {
-                given: given.clone(),
-                path,
-                after: text.clone(),
-                before: text,
-            });
+            application.add_target(given, false)?;
+        }
+        for given in application.linked_files()? {
+            application.add_target(&given, true)?;
         }
         for change in changes {
-            application.place(change, &namings, add_keys)?;
+            application.place(change, add_keys)?;
         }
+        application.follow(changes)?;
         application.number_lines()?;
         Ok(application)
     }
 
-    fn place(
-        &mut self,
-        change: &FileChange,
-        namings: &[Naming],
-        add_keys: bool,
-    ) -> Result<(), ConfigError> {
+    fn add_target(&mut self, given: &Path, is_linked: bool) -> Result<(), ConfigError> {
+        let text = read_text(given)?;
+        let path = fs::canonicalize(given).map_err(|source| ConfigError::Unreadable {
+            path: given.to_owned(),
+            source,
+        })?;
+        if self.targets.iter().any(|target| target.path == path) {
+            return Ok(());
+        }
+        self.targets.push(Target {
+            given: given.to_owned(),
+            path,
+            naming: Naming::of(&Document::read(given, &text)?),
+            after: text.clone(),
+            before: text,
+            is_linked,
+        });
+        Ok(())
+    }
+
+    /// The files that the user's name, such as DeepSpeed's, where they are here.
+    fn linked_files(&self) -> Result<Vec<PathBuf>, ConfigError> {
+        let mut files = Vec::new();
+        for target in &self.targets {
+            let document = Document::read(&target.given, &target.before)?;
+            let foreign = matches!(target.naming, Naming::Foreign(_));
+            for entry in document.entries.iter().filter(|_| foreign) {
+                let name = plain_name(&entry.path);
+                if let Scalar::Text(value) = &entry.scalar
+                    && LINKS.iter().any(|known| stands_for(known, &name))
+                {
+                    files.extend(linked_file(&target.given, value));
+                }
+            }
+        }
+        Ok(files)
+    }
+
+    fn candidates(&self) -> Result<Vec<Candidate<'_>>, ConfigError> {
         let mut candidates = Vec::new();
-        for (target, naming) in self.targets.iter().zip(namings) {
+        for target in &self.targets {
             candidates.push(Candidate {
                 path: &target.given,
                 document: Document::read(&target.given, &target.after)?,
-                naming: *naming,
+                naming: target.naming,
+                is_linked: target.is_linked,
             });
         }
-        let (file, edits, remark) = match place(&candidates, change, add_keys)? {
-            Placement::Edits {
-                file,
-                edits,
-                remark,
-            } => (file, edits, remark),
+        Ok(candidates)
+    }
+
+    fn place(&mut self, change: &FileChange, add_keys: bool) -> Result<(), ConfigError> {
+        let candidates = self.candidates()?;
+        let by_whole = change.key == ACCUMULATION
+            && candidates.iter().any(|candidate| {
+                whole_batch::says_accumulation_by_whole(candidate.naming, &candidate.document)
+            });
+        if by_whole {
+            return Ok(());
+        }
+        let num_given = self.targets.iter().filter(|one| !one.is_linked).count();
+        let mut placements = Vec::new();
+        match place(&candidates[..num_given], change, add_keys)? {
             Placement::Implied => return Ok(()),
             Placement::Nowhere(reason) => {
                 self.unplaced.push(Unplaced {
@@ -161,8 +201,81 @@ impl Application {
                 });
                 return Ok(());
             }
-        };
+            Placement::Edits {
+                file,
+                edits,
+                remark,
+            } => {
+                // The factors of a step are the same in every file of a run.
+                if [BATCH, ACCUMULATION].contains(&change.key.as_str()) {
+                    placements.extend(echo(&candidates, file, change)?);
+                }
+                let primary = Placement::Edits {
+                    file,
+                    edits,
+                    remark,
+                };
+                placements.insert(0, primary);
+            }
+        }
         drop(candidates);
+        for placement in placements {
+            match placement {
+                Placement::Edits {
+                    file,
+                    edits,
+                    remark,
+                } => self.perform(file, &change.key, edits, remark)?,
+                Placement::Nowhere(remark) => self.remarks.push(remark),
+                Placement::Implied => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps the whole batch that a file states beside its factors the product of them.
+    fn follow(&mut self, changes: &[FileChange]) -> Result<(), ConfigError> {
+        let mut documents = Vec::new();
+        for target in &self.targets {
+            documents.push((
+                Document::read(&target.given, &target.before)?,
+                Document::read(&target.given, &target.after)?,
+            ));
+        }
+        let files: Vec<Changed<'_>> = documents
+            .iter()
+            .zip(&self.targets)
+            .map(|((before, after), target)| Changed {
+                before,
+                after,
+                naming: target.naming,
+            })
+            .collect();
+        let mut following = Vec::new();
+        for index in 0..files.len() {
+            following.push(whole_batch::follow(&files, index, changes)?);
+        }
+        for (index, following) in following.into_iter().enumerate() {
+            match following {
+                Some(Following::Edit(edit)) => {
+                    let key = edit.path.join(".");
+                    self.perform(index, &key, vec![edit], None)?;
+                }
+                Some(Following::Broken(remark)) => self.remarks.push(remark),
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes edits of one file, and tells what else they change.
+    fn perform(
+        &mut self,
+        file: usize,
+        key: &str,
+        edits: Vec<Edit>,
+        remark: Option<String>,
+    ) -> Result<(), ConfigError> {
         let target = &mut self.targets[file];
         let format = Format::of(&target.given, &target.before);
         let mut touched = false;
@@ -172,6 +285,12 @@ impl Application {
                 continue;
             }
             touched = true;
+            let body = without_mark(&target.after);
+            let outline = format
+                .outline(body)
+                .map_err(|fault| fault.in_file(&target.given, format, body))?;
+            let derived = derived(format, body, &outline, target.naming, &edit.path);
+            self.remarks.extend(derived);
             let mut path = edit.path.clone();
             let before = written(&target.given, format, &target.after, &path)?;
             if let (Some(name), Some(last)) = (&edit.rename, path.last_mut()) {
@@ -179,7 +298,7 @@ impl Application {
             }
             let after = written(&target.given, format, &text, &path)?;
             self.applied.push(Applied {
-                key: change.key.clone(),
+                key: key.to_owned(),
                 file: target.given.clone(),
                 spelled: path.join("."),
                 line: 0,

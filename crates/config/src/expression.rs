@@ -10,8 +10,8 @@ use crate::value::Value;
 /// How a value is said under a name.
 pub(crate) enum Expression {
     Exact(Scalar),
-    /// All blocks, where some were meant and only all or none can be said.
-    AllBlocks,
+    /// All blocks, where some were meant and only all or none can be said, and the switch for it.
+    AllBlocks(bool),
     /// The switch of another value, which must be off.
     NotThis,
 }
@@ -20,13 +20,13 @@ impl Expression {
     pub(crate) fn scalar(&self) -> Scalar {
         match self {
             Expression::Exact(scalar) => scalar.clone(),
-            Expression::AllBlocks => Scalar::Bool(true),
+            Expression::AllBlocks(switch) => Scalar::Bool(*switch),
             Expression::NotThis => Scalar::Bool(false),
         }
     }
 
     pub(crate) fn remark(&self, key: &str, value: &Value) -> Option<String> {
-        matches!(self, Expression::AllBlocks).then(|| {
+        matches!(self, Expression::AllBlocks(_)).then(|| {
             format!(
                 "`{key}` knows only all blocks or none: it recomputes all, where {value} would do; that takes less memory and more time"
             )
@@ -53,7 +53,9 @@ pub(crate) fn express(meaning: Meaning, value: &Value, old: Option<&Scalar>) -> 
             _ if own == on => Some(Expression::Exact(Scalar::Bool(true))),
             _ if own == off => Some(Expression::Exact(Scalar::Bool(false))),
             Value::Unsigned(0) if off == "none" => Some(Expression::Exact(Scalar::Bool(false))),
-            Value::Unsigned(_) if on == "full" => Some(Expression::AllBlocks),
+            Value::Unsigned(0) if on == "none" => Some(Expression::Exact(Scalar::Bool(true))),
+            Value::Unsigned(_) if on == "full" => Some(Expression::AllBlocks(true)),
+            Value::Unsigned(_) if off == "full" => Some(Expression::AllBlocks(false)),
             // `fp16` when bf16 is meant; a file of ours says it in one key.
             Value::Text(_) if is_precision(on) => Some(Expression::NotThis),
             _ => None,

@@ -17,6 +17,7 @@
 //! - `dialect`: what other programs call our settings;
 //! - `edit`, `insert`, `literal`: values changed in place, byte for byte;
 //! - `place`, `expression`, `apply`, `diff`: which files say what, and what would change;
+//! - `whole_batch`, `derived`: what must follow a change, and what follows it by itself;
 //! - `transaction`, `disk`, `manifest`, `undo`: all files or none, and back.
 //!
 //! Nothing here looks at a device or a clock: the same inputs give the same
@@ -26,6 +27,7 @@ mod apply;
 mod bytes;
 mod completion;
 mod config;
+mod derived;
 mod dialect;
 mod diff;
 mod disk;
@@ -57,6 +59,7 @@ mod toml;
 mod transaction;
 mod undo;
 mod value;
+mod whole_batch;
 mod yaml;
 
 pub use apply::{Application, Applied, ChangedFile, Report, Unplaced, config_files};

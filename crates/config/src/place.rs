@@ -3,12 +3,14 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::dialect::Naming;
+use crate::dialect::draft::is_auto;
+use crate::dialect::{ACCUMULATION, BATCH, CHECKPOINTING, Naming, plain_name};
 use crate::document::{Document, Entry, Scalar};
 use crate::edit::Edit;
 use crate::error::ConfigError;
 use crate::expression::{Expression, express, scalar};
 use crate::format::Format;
+use crate::literal::is_same;
 use crate::outline::KeyPath;
 use crate::registry;
 use crate::setting::{Meaning, Setting};
@@ -53,6 +55,8 @@ pub(crate) struct Candidate<'a> {
     pub path: &'a Path,
     pub document: Document,
     pub naming: Naming,
+    /// Named by another file.
+    pub is_linked: bool,
 }
 
 /// What is to be done about a change.
@@ -87,7 +91,14 @@ pub(crate) fn place(
         let entries = said(&candidates[*index], setting);
         (!entries.is_empty()).then_some((*index, entries))
     });
+    let left_open = wanted
+        .iter()
+        .find_map(|index| left_open(&candidates[*index], setting));
     match found {
+        None if left_open.is_some() => Ok(Placement::Nowhere(format!(
+            "`{}` is auto: it follows what the program is given elsewhere",
+            left_open.unwrap_or_default()
+        ))),
         Some((index, entries)) => Ok(rewrite(
             &candidates[index],
             index,
@@ -140,6 +151,73 @@ fn place_path(
     })
 }
 
+/// The other files of the same run that state what the changed one did, in their own terms: the
+/// edits that keep them true, and a remark for a file that stated something else. A file that the
+/// changed one names must agree with it.
+pub(crate) fn echo(
+    candidates: &[Candidate<'_>],
+    changed: usize,
+    change: &FileChange,
+) -> Result<Vec<Placement>, ConfigError> {
+    let Some((setting, _)) = registry::find(&change.key) else {
+        return Ok(Vec::new());
+    };
+    let value_in = |index: usize| {
+        let entries = said(&candidates[index], setting);
+        entries.first().map(|(entry, _)| entry.scalar.clone())
+    };
+    let Some(old) = value_in(changed) else {
+        return Ok(Vec::new());
+    };
+    let mut placements = Vec::new();
+    for (index, candidate) in candidates.iter().enumerate() {
+        let other = candidate.naming.name() != candidates[changed].naming.name();
+        let foreign = matches!(candidate.naming, Naming::Foreign(_));
+        if index == changed || !other || !foreign {
+            continue;
+        }
+        let entries = said(candidate, setting);
+        match entries.first() {
+            Some((entry, _)) if is_same(&entry.scalar, &old) => {
+                placements.push(rewrite(candidate, index, setting, &entries, &change.value));
+            }
+            Some((entry, _)) if !entry.scalar.is_composite() => {
+                let other = candidates[changed].path.display();
+                let differs = format!("it is {}, not {old} as in {other}", entry.scalar);
+                if candidate.is_linked {
+                    return Err(ConfigError::EditRefused {
+                        path: candidate.path.to_owned(),
+                        key: entry.key(),
+                        value: change.value.to_string(),
+                        problem: differs,
+                    });
+                }
+                placements.push(Placement::Nowhere(format!(
+                    "`{}` in {} is left as it is: {differs}",
+                    entry.key(),
+                    candidate.path.display(),
+                )));
+            }
+            _ => {}
+        }
+    }
+    Ok(placements)
+}
+
+/// The key of a setting that a file leaves to its program.
+fn left_open(candidate: &Candidate<'_>, setting: &Setting) -> Option<String> {
+    let mut entries = candidate.document.entries.iter();
+    entries.find_map(|entry| {
+        let (found, meaning) = candidate.naming.find(&entry.path)?;
+        (found.key == setting.key && is_left_open(candidate, entry, meaning)).then(|| entry.key())
+    })
+}
+
+fn is_left_open(candidate: &Candidate<'_>, entry: &Entry, meaning: Meaning) -> bool {
+    let foreign = matches!(candidate.naming, Naming::Foreign(_));
+    foreign && matches!(meaning, Meaning::Same) && is_auto(&entry.scalar)
+}
+
 /// The entries that say a setting: the literal ones, or else computed ones.
 fn said<'a>(candidate: &'a Candidate<'_>, setting: &Setting) -> Vec<(&'a Entry, Meaning)> {
     let all: Vec<(&Entry, Meaning)> = candidate
@@ -148,7 +226,8 @@ fn said<'a>(candidate: &'a Candidate<'_>, setting: &Setting) -> Vec<(&'a Entry, 
         .iter()
         .filter_map(|entry| {
             let (found, meaning) = candidate.naming.find(&entry.path)?;
-            (found.key == setting.key).then_some((entry, meaning))
+            (found.key == setting.key && !is_left_open(candidate, entry, meaning))
+                .then_some((entry, meaning))
         })
         .collect();
     let literal: Vec<(&Entry, Meaning)> = all
@@ -253,28 +332,23 @@ fn add(
             remark: None,
         };
     }
+    let mut reason = "the program these files are for has no name for it";
     for file in wanted {
         let candidate = &candidates[*file];
-        let Some(neighbour) = neighbour(candidate) else {
+        let named = candidate.naming.spellings(setting.key).next().is_some();
+        let Some(neighbour) = neighbour(candidate).filter(|_| named) else {
             continue;
         };
-        // Where there is a switch, leaving it out means off.
-        let implied = candidate.naming.spellings(setting.key).any(|(_, meaning)| {
-            matches!(meaning, Meaning::Switch { off, .. } | Meaning::SwitchOr { off, .. }
-                if off == value.to_string())
-        });
-        if implied {
+        if is_implied(candidate, setting, value) {
             return Placement::Implied;
         }
         if candidate.document.format == Format::Shell {
-            return Placement::Nowhere(
-                "a flag that the command does not have yet is added by hand".to_owned(),
-            );
+            reason = "a flag that the command does not have yet is added by hand";
+            continue;
         }
         if !add_keys && !candidate.naming.adds_keys() {
-            return Placement::Nowhere(
-                "the file has no such key, and its program may not read one: --add-keys writes it all the same".to_owned(),
-            );
+            reason = "the file has no such key, and its program may not read one: --add-keys writes it all the same";
+            continue;
         }
         if let Some((edit, remark)) = beside(candidate, setting, value, neighbour) {
             return Placement::Edits {
@@ -284,21 +358,58 @@ fn add(
             };
         }
     }
-    Placement::Nowhere("the program these files are for has no name for it".to_owned())
+    Placement::Nowhere(reason.to_owned())
 }
 
-/// The entry whose company a new key should have: one about memory, as what is
-/// written usually is, or else any setting.
+/// Whether a file says a value by leaving its key out: what the program takes by default, or else
+/// the off of a switch.
+fn is_implied(candidate: &Candidate<'_>, setting: &Setting, value: &Value) -> bool {
+    if let Some(default) = candidate.naming.default(setting.key) {
+        // Only all blocks or none can be said there.
+        let some_blocks = matches!(value, Value::Unsigned(1..)) && setting.key == CHECKPOINTING;
+        return default == value.to_string() || (default == "full" && some_blocks);
+    }
+    candidate.naming.spellings(setting.key).any(|(_, meaning)| {
+        matches!(meaning, Meaning::Switch { off, .. } | Meaning::SwitchOr { off, .. }
+            if off == value.to_string())
+    })
+}
+
+/// The entry whose company a new key should have: the batch, as what is written
+/// usually belongs to it, or else one about memory, about training, or any at the top.
 fn neighbour<'a>(candidate: &'a Candidate<'_>) -> Option<&'a Entry> {
-    let literal = |entry: &&Entry| !entry.scalar.is_composite();
-    let entries = || candidate.document.entries.iter().filter(literal);
-    let about = |entry: &&Entry, section: &str| {
-        let found = candidate.naming.find(&entry.path);
-        found.is_some_and(|(setting, _)| setting.section() == section)
+    let python = candidate.document.format == Format::Python;
+    let adds = candidate.naming.adds_keys();
+    // A constant of a program that reads arguments is one that nobody asked for: a new argument
+    // goes where the others are given.
+    let among_arguments = |entry: &&Entry| {
+        let plain = plain_name(&entry.path);
+        let section = plain.rsplit_once('.').map_or("", |(section, _)| section);
+        !python || !adds || (entry.path.len() > 1 && !matches!(section, "model" | "sft_trainer"))
     };
-    entries()
-        .find(|entry| about(entry, "vram"))
-        .or_else(|| entries().find(|entry| about(entry, "training")))
+    let literal = |entry: &&Entry| !entry.scalar.is_composite() && among_arguments(entry);
+    let entries = || candidate.document.entries.iter().filter(literal);
+    let setting = |entry: &&Entry| candidate.naming.find(&entry.path).map(|(one, _)| one);
+    let says = |key: &str| {
+        let mut entries = entries();
+        entries.find(|entry| setting(entry).is_some_and(|one| one.key == key))
+    };
+    let about = |section: &str| {
+        let mut entries = entries();
+        entries.find(|entry| setting(entry).is_some_and(|one| one.section() == section))
+    };
+    let at_the_top = || {
+        let known = |entry: &&Entry| match candidate.naming {
+            Naming::Own => false,
+            Naming::Foreign(dialect) => dialect.rule(&plain_name(&entry.path)).is_some(),
+        };
+        entries().find(|entry| entry.path.len() == 1 && known(entry))
+    };
+    says(BATCH)
+        .or_else(|| says(ACCUMULATION))
+        .or_else(|| about("vram"))
+        .or_else(|| about("training"))
+        .or_else(at_the_top)
 }
 
 /// The edit that says `value` under a new key, with what should be known of it.
@@ -308,6 +419,8 @@ fn beside(
     value: &Value,
     neighbour: &Entry,
 ) -> Option<(Edit, Option<String>)> {
+    // Off is what a switch is without a word, unless the program takes something else.
+    let off_is_news = candidate.naming.default(setting.key).is_some();
     let (name, expression) =
         candidate
             .naming
@@ -315,7 +428,7 @@ fn beside(
             .find_map(|(name, meaning)| {
                 let expression = express(meaning, value, None)?;
                 let says = !matches!(expression, Expression::NotThis)
-                    && expression.scalar() != Scalar::Bool(false);
+                    && (off_is_news || expression.scalar() != Scalar::Bool(false));
                 says.then_some((name, expression))
             })?;
     let dotted = name.contains('.');
@@ -337,8 +450,9 @@ fn beside(
         path
     };
     let remark = expression.remark(&path.join("."), value);
+    let together = path[..path.len() - 1] == neighbour.path[..neighbour.path.len() - 1];
     let edit = Edit {
-        after: (!dotted).then(|| neighbour.path.clone()),
+        after: together.then(|| neighbour.path.clone()),
         ..set(&path, expression.scalar())
     };
     Some((edit, remark))

@@ -195,6 +195,22 @@ fn word(text: &str, start: usize) -> Result<(String, usize), Fault> {
             },
             (Some(_), c) => word.push(c),
             (None, '"' | '\'') => quote = Some(c),
+            // What the shell computes belongs to the word: `$((BATCH * 2))`.
+            (None, '$') if matches!(characters.peek(), Some((_, '('))) => {
+                word.push(c);
+                let mut depth = 0_usize;
+                for (_, c) in characters.by_ref() {
+                    word.push(c);
+                    match c {
+                        '(' => depth += 1,
+                        ')' => depth = depth.saturating_sub(1),
+                        _ => {}
+                    }
+                    if depth == 0 {
+                        break;
+                    }
+                }
+            }
             (None, c) if c.is_whitespace() || matches!(c, ';' | '&' | '|' | '(' | ')') => {
                 return Ok((word, start + offset));
             }

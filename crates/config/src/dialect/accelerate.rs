@@ -14,6 +14,7 @@ pub(super) static ACCELERATE: Dialect = Dialect {
     rules: &[RULES],
     defaults: &[],
     adds_keys: false,
+    whole_batch: None,
     arithmetic: Some(arithmetic),
 };
 

@@ -28,6 +28,7 @@ pub(super) static AXOLOTL: Dialect = Dialect {
         (CLIP, "1.0"),
     ],
     adds_keys: true,
+    whole_batch: None,
     arithmetic: Some(arithmetic),
 };
 

@@ -16,6 +16,7 @@ pub(super) static CONSTANTS: Dialect = Dialect {
     rules: &[RULES],
     defaults: &[(ACCUMULATION, "1")],
     adds_keys: false,
+    whole_batch: None,
     arithmetic: None,
 };
 

@@ -4,7 +4,7 @@
 use super::draft::{Draft, is_auto};
 use super::{
     ACCUMULATION, BATCH, CLIP, Dialect, Keys, OPTIMIZER, Program, RANKS, Rule, SHARDING,
-    TORCH_PRECISION, combined, harmless, refused, refused_unless, same, switch,
+    TORCH_PRECISION, WholeBatch, combined, harmless, refused, refused_unless, same, switch,
 };
 use crate::error::ConfigError;
 
@@ -15,6 +15,10 @@ pub(super) static DEEPSPEED: Dialect = Dialect {
     rules: &[RULES],
     defaults: &[(ACCUMULATION, "1")],
     adds_keys: true,
+    whole_batch: Some(WholeBatch {
+        whole: "train_batch_size",
+        has_accumulation: true,
+    }),
     arithmetic: Some(arithmetic),
 };
 

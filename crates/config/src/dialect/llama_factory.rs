@@ -2,12 +2,12 @@
 //! data; and its newer files, which have a section for each part.
 
 use super::draft::Draft;
-use super::training_arguments::COMMON;
+use super::training_arguments::{COMMON, shards};
 use super::{
     ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, ATTENTION, BATCH, CHECKPOINTING, CLIP,
     DOUBLE_QUANTIZATION, Dialect, Keys, LOOP, MODEL, OPTIMIZER, PACKING, Program, QUANTIZATION,
-    RANK, REENTRANT, Rule, SEQUENCE, SHARDING, TARGETS, TORCH_PRECISION, combined, harmless, list,
-    refused, refused_unless, same, saves, switch, words,
+    RANK, REENTRANT, Rule, SEQUENCE, SHARDING, TARGETS, TORCH_PRECISION, WholeBatch, combined,
+    harmless, list, refused, refused_unless, same, saves, switch, words,
 };
 use crate::error::ConfigError;
 
@@ -33,6 +33,7 @@ pub(super) static LLAMA_FACTORY: Dialect = Dialect {
         (CLIP, "1.0"),
     ],
     adds_keys: true,
+    whole_batch: None,
     arithmetic: Some(arithmetic),
 };
 
@@ -81,7 +82,12 @@ const RULES: &[Rule] = &[
     combined("bf16"),
     combined("fp16"),
     combined("pure_bf16"),
-    combined("disable_gradient_checkpointing"),
+    switch(
+        "disable_gradient_checkpointing",
+        CHECKPOINTING,
+        "none",
+        "full",
+    ),
     switch("use_reentrant_gc", REENTRANT, "true", "false"),
     words(
         "quantization_bit",
@@ -241,13 +247,7 @@ fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
         };
         draft.say(entry, TORCH_PRECISION, precision);
     }
-    if let Some(entry) = draft.find("disable_gradient_checkpointing") {
-        let word = match draft.is_on("disable_gradient_checkpointing") {
-            true => "none",
-            false => "full",
-        };
-        draft.say(entry, CHECKPOINTING, word);
-    }
+    shards(draft);
     Ok(())
 }
 
@@ -266,6 +266,10 @@ pub(super) static LLAMA_FACTORY_V1: Dialect = Dialect {
         (CLIP, "1.0"),
     ],
     adds_keys: false,
+    whole_batch: Some(WholeBatch {
+        whole: "global_batch_size",
+        has_accumulation: false,
+    }),
     arithmetic: Some(arithmetic_v1),
 };
 

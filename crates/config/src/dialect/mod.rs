@@ -20,6 +20,8 @@ mod seeds;
 mod torchtune;
 mod training_arguments;
 
+use std::fmt;
+
 use crate::document::Document;
 use crate::error::ConfigError;
 use crate::format::Format;
@@ -28,7 +30,7 @@ use crate::setting::{Meaning, Setting};
 
 use draft::Draft;
 pub(crate) use names::plain_name;
-use names::stands_for;
+pub(crate) use names::stands_for;
 
 /// Whose run a file describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -51,8 +53,18 @@ pub(crate) struct Dialect {
     /// Whether the program reads a key of its own that a file does not have yet. A stranger's
     /// constants may be read by nobody.
     pub adds_keys: bool,
+    /// The keys of a whole step's sequences, where a file can state the product.
+    pub whole_batch: Option<WholeBatch>,
     /// What takes more than one key to say.
     pub arithmetic: Option<fn(&mut Draft<'_>) -> Result<(), ConfigError>>,
+}
+
+/// `whole = micro batch × accumulation × GPUs`, as a file states it.
+pub(crate) struct WholeBatch {
+    /// The key of the product.
+    pub whole: &'static str,
+    /// Whether the accumulation has a key too; else the program finds it from the product.
+    pub has_accumulation: bool,
 }
 
 /// What one key means.
@@ -301,6 +313,12 @@ pub(crate) enum Naming {
     Foreign(&'static Dialect),
 }
 
+impl fmt::Debug for Naming {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
 /// A file's dialect, and the keys that say so.
 pub(crate) struct Recognised {
     pub naming: Naming,
@@ -345,6 +363,19 @@ impl Naming {
                 Says::Setting { key: own, meaning } if own == key => Some((rule.name, meaning)),
                 _ => None,
             })
+    }
+
+    /// What its program takes for a setting where a file is silent.
+    pub(crate) fn default(self, key: &str) -> Option<&'static str> {
+        match self {
+            Naming::Own => None,
+            Naming::Foreign(dialect) => {
+                let mut defaults = dialect.defaults.iter();
+                defaults
+                    .find(|(known, _)| *known == key)
+                    .map(|(_, value)| *value)
+            }
+        }
     }
 
     /// Whether a key may be added that the file does not have.

@@ -6,7 +6,8 @@ use super::lightning::{PRECISION_WORDS, strategy};
 use super::{
     ACCUMULATION, BATCH, BETA1, BETA2, CHECKPOINTING, CLIP, DECAY, Dialect, EPSILON, EVALUATION,
     Keys, LOGGING, MODEL, Program, RANKS, RATE, Rule, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED,
-    SEQUENCE, STEPS, TORCH_PRECISION, WARMUP, combined, harmless, refused, same, switch, words,
+    SEQUENCE, STEPS, TORCH_PRECISION, WARMUP, WholeBatch, combined, harmless, refused, same,
+    switch, words,
 };
 use crate::error::ConfigError;
 
@@ -22,6 +23,10 @@ pub(super) static SPARSE_ATTENTION: Dialect = Dialect {
         (CLIP, "1.0"),
     ],
     adds_keys: true,
+    whole_batch: Some(WholeBatch {
+        whole: "training.global_batch_size",
+        has_accumulation: true,
+    }),
     arithmetic: Some(global_batch),
 };
 
@@ -146,6 +151,7 @@ pub(super) static EMBEDDER: Dialect = Dialect {
         (CLIP, "1.0"),
     ],
     adds_keys: true,
+    whole_batch: None,
     arithmetic: Some(strategy),
 };
 

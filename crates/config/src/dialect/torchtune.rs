@@ -27,6 +27,7 @@ pub(super) static TORCHTUNE: Dialect = Dialect {
         (CLIP, "0"),
     ],
     adds_keys: true,
+    whole_batch: None,
     arithmetic: Some(arithmetic),
 };
 

@@ -6,8 +6,8 @@ use super::{
     ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, ATTENTION, ATTENTION_WORDS, BATCH, BETA1, BETA2,
     CHECKPOINTING, CLIP, DECAY, DOUBLE_QUANTIZATION, Dialect, EPSILON, EVALUATION, Keys, LOGGING,
     LOOP, MODEL, OPTIMIZER, OPTIMIZER_WORDS, OTHER_OPTIMIZER, OUTPUT, PACKING, Program,
-    QUANTIZATION, RANK, RATE, REENTRANT, Rule, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED, SEQUENCE,
-    SHARDING, STEPS, TARGETS, TORCH_PRECISION, WARMUP, combined, harmless, list, refused,
+    QUANTIZATION, RANK, RANKS, RATE, REENTRANT, Rule, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED,
+    SEQUENCE, SHARDING, STEPS, TARGETS, TORCH_PRECISION, WARMUP, combined, harmless, list, refused,
     refused_unless, same, saves, switch, words,
 };
 use crate::error::ConfigError;
@@ -27,6 +27,7 @@ pub(super) static TRAINING_ARGUMENTS: Dialect = Dialect {
         (CLIP, "1.0"),
     ],
     adds_keys: true,
+    whole_batch: None,
     arithmetic: Some(arithmetic),
 };
 
@@ -150,6 +151,15 @@ const RULES: &[Rule] = &[
         "false",
     ),
     switch("use_bnb_nested_quant", DOUBLE_QUANTIZATION, "true", "false"),
+    switch(
+        "bits_and_bytes.bnb_4bit_use_double_quant",
+        DOUBLE_QUANTIZATION,
+        "true",
+        "false",
+    ),
+    // The objects that programs hand on; what they hold stands where they are made.
+    harmless("quantization_config"),
+    harmless("peft_config"),
     harmless("bnb_4bit_*"),
     harmless("bits_and_bytes.*"),
     harmless("lora.*"),
@@ -220,6 +230,9 @@ pub(super) const COMMON: &[Rule] = &[
     words("optim", OPTIMIZER, OPTIMIZER_WORDS).otherwise(OTHER_OPTIMIZER),
     combined("deepspeed"),
     combined("fsdp"),
+    combined("nproc_per_node"),
+    combined("num_processes"),
+    combined("num_gpus"),
     harmless("fsdp_config"),
     harmless("fsdp_transformer_layer_cls_to_wrap"),
     harmless("fsdp.*"),
@@ -301,6 +314,27 @@ pub(super) fn shards(draft: &mut Draft<'_>) {
             false => draft.harmless(),
         }
     }
+    launched(draft);
+}
+
+/// The GPUs that a launcher is given; without a word more, each holds everything.
+fn launched(draft: &mut Draft<'_>) {
+    let alone = draft.find("deepspeed").is_none() && !draft.says(SHARDING);
+    for name in ["nproc_per_node", "num_processes", "num_gpus"] {
+        let Some(entry) = draft.find(name) else {
+            continue;
+        };
+        match draft.number(name) {
+            Some(1) => draft.harmless(),
+            Some(ranks) => {
+                draft.say(entry, RANKS, &ranks.to_string());
+                if alone {
+                    draft.say(entry, SHARDING, "ddp");
+                }
+            }
+            None => draft.not_understood(entry),
+        }
+    }
 }
 
 /// The type that the model is loaded in, and the autocast that runs over it.
@@ -337,6 +371,9 @@ fn precision(draft: &mut Draft<'_>) {
     };
     if let Some((entry, word)) = said {
         draft.say(entry, TORCH_PRECISION, word);
+    }
+    if draft.says(MODEL) && said.is_none() {
+        draft.default(TORCH_PRECISION, "fp32");
     }
     let says_weights = loaded.is_some_and(|(_, text)| text != "auto");
     if draft.says(MODEL) && !says_weights {

@@ -439,6 +439,10 @@ impl Reader<'_> {
             // Read with the calls of every scope.
             return;
         }
+        if callee == "from_pretrained" {
+            self.leaf(path, name, span, Scalar::Composite("an expression"), None);
+            return;
+        }
         if matches!(callee, "field" | "Field") {
             let default = keywords.iter().find(|(key, _)| self.word(key) == "default");
             let positional = others.first().filter(|_| callee == "Field").copied();

@@ -1,6 +1,8 @@
 //! Files of other programs, and cinch's own in every format: which settings
 //! they give, what is left alone, and what is said about it.
 
+mod cases;
+
 use std::path::{Path, PathBuf};
 
 use cinch_config::{
