@@ -291,7 +291,7 @@ impl Change {
                 "weights, gradients and states stay in fp32, and a copy of the weights in half precision is added"
             }
             Change::EightBitOptimizer => {
-                "changes the result slightly; sized from the documentation of bitsandbytes, not measured"
+                "changes the result slightly: states are rounded to a byte"
             }
             Change::PlainSgd => "changes the result: no moments are kept",
             Change::Adapters => "changes what is trained: the base is frozen",

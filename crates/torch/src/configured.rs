@@ -129,11 +129,8 @@ fn optimizer(config: &Config) -> Result<Optimizer, TorchError> {
         Some(TorchOptimizer::Adamw8bit) => Optimizer::Adam8Bit,
         Some(TorchOptimizer::Sgd) => sgd(false),
         Some(TorchOptimizer::Sgdm) => sgd(true),
-        Some(TorchOptimizer::PagedAdamw8bit | TorchOptimizer::PagedAdamw32bit) => {
-            return Err(beyond(
-                "paged optimizers of bitsandbytes are not computed yet",
-            ));
-        }
+        Some(TorchOptimizer::PagedAdamw8bit) => Optimizer::PagedAdam { eight_bit: true },
+        Some(TorchOptimizer::PagedAdamw32bit) => Optimizer::PagedAdam { eight_bit: false },
     })
 }
 

@@ -45,6 +45,9 @@ pub const H200: Overhead = Overhead {
 const SAFETY_SHARE: u64 = 25;
 const SAFETY_BYTES: u64 = 64 << 20;
 
+/// The driver was seen to take managed memory in multiples of this.
+const MANAGED_CHUNK: u64 = 128 << 20;
+
 impl Overhead {
     /// The overhead on a card of this generation; without one, the largest of all.
     ///
@@ -93,7 +96,8 @@ impl Overhead {
 
     /// What the driver would show for the run: the allocator's segments and what lies outside them.
     pub fn device_bytes(&self, prediction: &Prediction) -> u64 {
-        prediction.reserved_at_end + self.bytes(prediction.libraries)
+        let paged = prediction.paged.next_multiple_of(MANAGED_CHUNK);
+        prediction.reserved_at_end + paged + self.bytes(prediction.libraries)
     }
 
     /// The same without a margin of its own, for a budget that has one.

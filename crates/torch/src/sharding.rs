@@ -222,10 +222,15 @@ impl Model {
 
 /// What an optimizer keeps for this many values of this size.
 fn state_bytes(optimizer: Optimizer, values: u64, size: u64) -> u64 {
+    // A byte a value, and an fp32 scale for every 256.
+    let eight_bit = values + values.div_ceil(256) * DType::Float32.size();
     match optimizer {
         Optimizer::Adam(_) => 2 * values * size,
         Optimizer::Sgd { momentum, .. } => u64::from(momentum) * values * size,
-        // Two states of a byte a value, and an fp32 scale for every 256.
-        Optimizer::Adam8Bit => 2 * (values + values.div_ceil(256) * DType::Float32.size()),
+        Optimizer::Adam8Bit | Optimizer::PagedAdam { eight_bit: true } => 2 * eight_bit,
+        Optimizer::PagedAdam { eight_bit: false } => 2 * values * DType::Float32.size(),
+        Optimizer::Lion8Bit => eight_bit,
+        // Rows and columns of matrices are small beside them.
+        Optimizer::Adafactor => 0,
     }
 }

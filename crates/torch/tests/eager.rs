@@ -18,6 +18,7 @@ const MISTRAL: &str = include_str!("fixtures/mistral.jsonl");
 const AUTOCAST: &str = include_str!("fixtures/autocast.jsonl");
 const QWEN3: &str = include_str!("fixtures/qwen3.jsonl");
 const QLORA: &str = include_str!("fixtures/qlora.jsonl");
+const OPTIMIZERS: &str = include_str!("fixtures/optimizers.jsonl");
 
 macro_rules! trace {
     ($text:expr, $run:expr, $file:literal) => {
@@ -121,6 +122,26 @@ const TRACES: &[(&str, &str, &str)] = &[
     trace!(
         QLORA,
         "qwen-2layer-int8-auto-prep-ckpt", "qwen-2layer-int8-auto-prep-ckpt"
+    ),
+    trace!(
+        OPTIMIZERS,
+        "gpt2-2layer-b2-t64-fp32-adamw_8bit", "gpt2-2layer-b2-t64-fp32-adamw_8bit"
+    ),
+    trace!(
+        OPTIMIZERS,
+        "gpt2-2layer-b2-t64-fp32-paged_adamw_32bit", "gpt2-2layer-b2-t64-fp32-paged_adamw_32bit"
+    ),
+    trace!(
+        OPTIMIZERS,
+        "gpt2-2layer-b2-t64-fp32-lion_8bit", "gpt2-2layer-b2-t64-fp32-lion_8bit"
+    ),
+    trace!(
+        OPTIMIZERS,
+        "qwen-2layer-b2-t64-bf16-paged_adamw_8bit", "qwen-2layer-b2-t64-bf16-paged_adamw_8bit"
+    ),
+    trace!(
+        OPTIMIZERS,
+        "qwen-2layer-b2-t64-bf16-adafactor", "qwen-2layer-b2-t64-bf16-adafactor"
     ),
 ];
 
@@ -260,6 +281,9 @@ fn a_step_leaves_nothing_behind() {
         Optimizer::Adam(Execution::Fused),
         Optimizer::Adam(Execution::Loop),
         Optimizer::Adam8Bit,
+        Optimizer::PagedAdam { eight_bit: true },
+        Optimizer::Lion8Bit,
+        Optimizer::Adafactor,
         Optimizer::Sgd {
             momentum: true,
             execution: Execution::Foreach,

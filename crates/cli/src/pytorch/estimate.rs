@@ -142,6 +142,10 @@ pub fn optimizer_name(optimizer: Optimizer) -> &'static str {
         Optimizer::Adam(Execution::Fused) => "adamw_fused",
         Optimizer::Adam(Execution::Loop) => "adamw_loop",
         Optimizer::Adam8Bit => "adamw_8bit",
+        Optimizer::PagedAdam { eight_bit: true } => "paged_adamw_8bit",
+        Optimizer::PagedAdam { eight_bit: false } => "paged_adamw_32bit",
+        Optimizer::Lion8Bit => "lion_8bit",
+        Optimizer::Adafactor => "adafactor",
         Optimizer::Sgd {
             momentum: false, ..
         } => "sgd",

@@ -86,6 +86,8 @@ pub struct State {
     place: Cell<Place>,
     places: RefCell<Places>,
     libraries: Cell<Libraries>,
+    /// Managed memory, outside the allocator.
+    paged: Cell<u64>,
     workspaces: [RefCell<Workspaces>; 2],
     pub(super) autocast: RefCell<Autocast>,
     pub(super) hooks: RefCell<Vec<Rc<dyn Hook>>>,
@@ -126,6 +128,7 @@ impl Context {
             }),
             places: RefCell::default(),
             libraries: Cell::new(Libraries::default()),
+            paged: Cell::new(0),
             workspaces: [RefCell::default(), RefCell::default()],
             autocast: RefCell::new(Autocast::default()),
             hooks: RefCell::new(Vec::new()),
@@ -308,6 +311,15 @@ impl State {
 
     pub fn libraries(&self) -> Libraries {
         self.libraries.get()
+    }
+
+    /// Managed memory that was asked for so far.
+    pub fn paged(&self) -> u64 {
+        self.paged.get()
+    }
+
+    pub(super) fn page(&self, bytes: u64) {
+        self.paged.set(self.paged.get() + bytes);
     }
 
     pub(super) fn uses(&self, mark: impl FnOnce(&mut Libraries)) {

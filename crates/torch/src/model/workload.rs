@@ -70,6 +70,8 @@ pub struct Prediction {
     /// Held from the driver when the last step ends.
     pub reserved_at_end: u64,
     pub libraries: Libraries,
+    /// Managed memory, which the driver keeps on the card while there is room.
+    pub paged: u64,
     /// The request that found no memory under the limit; the run ends there.
     pub out_of_memory: Option<u64>,
 }
@@ -204,8 +206,8 @@ impl Workload {
         if self.frozen == Frozen::EightBit {
             list.push("no activation is an outlier to LLM.int8(): columns of outliers are multiplied apart and kept");
         }
-        if self.recipe.optimizer == Optimizer::Adam8Bit {
-            list.push("bitsandbytes' states are sized as its documentation says, not measured");
+        if let Optimizer::PagedAdam { .. } = self.recipe.optimizer {
+            list.push("paged states are in managed memory, outside the allocator: on the card while it has room, and moved to the host by the driver where it has none; the figure to plan with leaves them out");
         }
         list
     }
@@ -241,6 +243,7 @@ impl Workload {
                 .unwrap_or(0),
             reserved_at_end: readings.last().map_or(0, |reading| reading.reserved),
             libraries: context.libraries(),
+            paged: context.paged(),
             out_of_memory: context.out_of_memory(),
             readings,
         };

@@ -265,10 +265,14 @@ impl Case {
             Some("adamw_fused") => Optimizer::Adam(Execution::Fused),
             Some("adamw_loop") => Optimizer::Adam(Execution::Loop),
             Some("adamw_8bit") => Optimizer::Adam8Bit,
+            Some("paged_adamw_8bit") => Optimizer::PagedAdam { eight_bit: true },
+            Some("paged_adamw_32bit") => Optimizer::PagedAdam { eight_bit: false },
+            Some("lion_8bit") => Optimizer::Lion8Bit,
+            Some("adafactor") => Optimizer::Adafactor,
             Some("sgd") => sgd(false),
             Some("sgdm") => sgd(true),
             Some(other) => {
-                let known = "one of adamw, adamw_fused, adamw_loop, adamw_8bit, adam, sgd, sgdm";
+                let known = "one of adamw, adamw_fused, adamw_loop, adamw_8bit, paged_adamw_8bit, paged_adamw_32bit, lion_8bit, adafactor, adam, sgd, sgdm";
                 return Err(self.problem("optimizer", other, known));
             }
         })

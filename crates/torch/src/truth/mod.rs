@@ -184,7 +184,7 @@ pub fn judge(measurement: &Measurement, overhead: &Overhead) -> Result<Verdict, 
     let start = Instant::now();
     let prediction = workload.predict()?;
     let milliseconds = start.elapsed().as_secs_f64() * 1e3;
-    let device = prediction.reserved_at_end + overhead.bytes(prediction.libraries);
+    let device = overhead.device_bytes(&prediction);
     Ok(Verdict {
         name: measurement.case.name.clone(),
         allocated: Compared {

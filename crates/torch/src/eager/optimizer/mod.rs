@@ -1,10 +1,12 @@
 //! Optimizers: state made in the first step, and the temporaries of each way to run one.
 
+mod adafactor;
 mod adam;
-mod bits8;
+mod bits_and_bytes;
 mod sgd;
 
 use super::tensor::Tensor;
+use bits_and_bytes::States;
 
 /// An optimizer and the way it is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +19,29 @@ pub enum Optimizer {
     },
     /// bitsandbytes' AdamW with states of eight bits.
     Adam8Bit,
+    /// The same, or with states of 32 bits, in memory that the driver pages between the card and the host.
+    PagedAdam { eight_bit: bool },
+    /// bitsandbytes' Lion: one state of eight bits.
+    Lion8Bit,
+    /// Adafactor of transformers, without a first moment.
+    Adafactor,
+}
+
+impl Optimizer {
+    /// What bitsandbytes keeps; none of other optimizers.
+    fn bits_and_bytes(self) -> Option<States> {
+        let (count, eight_bit, paged) = match self {
+            Optimizer::Adam8Bit => (2, true, false),
+            Optimizer::PagedAdam { eight_bit } => (2, eight_bit, true),
+            Optimizer::Lion8Bit => (1, true, false),
+            Optimizer::Adam(_) | Optimizer::Sgd { .. } | Optimizer::Adafactor => return None,
+        };
+        Some(States {
+            count,
+            eight_bit,
+            paged,
+        })
+    }
 }
 
 /// How PyTorch runs an optimizer over its parameters.
@@ -36,6 +61,8 @@ pub struct State {
     parameters: Vec<Tensor>,
     /// Of each parameter that had a gradient once.
     states: Vec<Vec<Tensor>>,
+    /// bitsandbytes' code books.
+    books: Vec<Tensor>,
 }
 
 impl State {
@@ -45,10 +72,14 @@ impl State {
             optimizer,
             parameters,
             states,
+            books: Vec::new(),
         }
     }
 
     pub fn step(&mut self) {
+        if let Some(kind) = self.optimizer.bits_and_bytes() {
+            bits_and_bytes::step(kind, &self.parameters, &mut self.states, &mut self.books);
+        }
         match self.optimizer {
             Optimizer::Adam(execution) => adam::step(execution, &self.parameters, &mut self.states),
             Optimizer::Sgd {
@@ -57,7 +88,8 @@ impl State {
             } => {
                 sgd::step(momentum, execution, &self.parameters, &mut self.states);
             }
-            Optimizer::Adam8Bit => bits8::step(&self.parameters, &mut self.states),
+            Optimizer::Adafactor => adafactor::step(&self.parameters, &mut self.states),
+            Optimizer::Adam8Bit | Optimizer::PagedAdam { .. } | Optimizer::Lion8Bit => {}
         }
     }
 
