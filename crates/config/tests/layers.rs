@@ -444,17 +444,16 @@ fn a_shape_stated_beside_its_size_is_meant() {
 }
 
 #[test]
-fn what_a_file_leaves_to_defaults_is_no_adjustment() {
+fn what_a_file_leaves_to_defaults_is_no_note() {
     let settings = from_text("\"training\": {\"max_steps\": 3000, \"warmup_steps\": 5}");
-    assert!(settings.notes()[0].contains("keys were not in run.json"));
     assert_eq!(settings.notes(), Vec::<String>::new());
     let mut settings = settings;
     settings
         .set("training.max_steps", "3", flag("--max-steps"))
         .unwrap();
-    let adjustments = settings.notes();
-    assert_eq!(adjustments.len(), 1, "{adjustments:#?}");
-    assert!(adjustments[0].contains("shortened"), "{adjustments:#?}");
+    let notes = settings.notes();
+    assert_eq!(notes.len(), 1, "{notes:#?}");
+    assert!(notes[0].contains("shortened"), "{notes:#?}");
 }
 
 #[test]
