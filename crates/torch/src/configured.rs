@@ -45,6 +45,7 @@ impl Configured {
             optimizer: optimizer(config)?,
             accumulation: u32::try_from(config.batch.accumulation).unwrap_or(u32::MAX),
             clips_gradients: config.training.max_grad_norm > 0.0,
+            convention,
         };
         let stated = torch.optimizer.map(|_| recipe.optimizer);
         let mut recipe = convention.recipe(recipe);

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use cinch_torch::convention::Convention;
 use cinch_torch::eager::checkpoint::Checkpointing;
 use cinch_torch::eager::optimizer::{Execution, Optimizer};
 use cinch_torch::eager::training::Precision;
@@ -19,6 +20,7 @@ const AUTOCAST: &str = include_str!("fixtures/autocast.jsonl");
 const QWEN3: &str = include_str!("fixtures/qwen3.jsonl");
 const QLORA: &str = include_str!("fixtures/qlora.jsonl");
 const OPTIMIZERS: &str = include_str!("fixtures/optimizers.jsonl");
+const TRAINER: &str = include_str!("fixtures/trainer.jsonl");
 
 macro_rules! trace {
     ($text:expr, $run:expr, $file:literal) => {
@@ -142,6 +144,18 @@ const TRACES: &[(&str, &str, &str)] = &[
     trace!(
         OPTIMIZERS,
         "qwen-2layer-b2-t64-bf16-adafactor", "qwen-2layer-b2-t64-bf16-adafactor"
+    ),
+    trace!(
+        TRAINER,
+        "qwen-2layer-trainer-bf16-auto-peft16", "qwen-2layer-trainer-bf16-auto-peft16"
+    ),
+    trace!(
+        TRAINER,
+        "qwen-2layer-trainer-amp_bf16-accum2", "qwen-2layer-trainer-amp_bf16-accum2"
+    ),
+    trace!(
+        TRAINER,
+        "qwen-2layer-b2-t64-trainer-adamw_8bit", "qwen-2layer-b2-t64-trainer-adamw_8bit"
     ),
 ];
 
@@ -310,6 +324,25 @@ fn a_step_leaves_nothing_behind() {
                     assert_eq!(ends[0], ends[1], "{workload:?}");
                 }
             }
+        }
+    }
+}
+
+/// The same for the Trainer, which any model can be given to.
+#[test]
+fn a_step_of_the_trainer_leaves_nothing_behind() {
+    for mut workload in models() {
+        workload.recipe = Convention::Trainer.recipe(workload.recipe);
+        for precision in [Precision::Float32, Precision::AutocastFloat16] {
+            workload.recipe.precision = precision;
+            workload.recipe.accumulation = 3;
+            let readings = workload.predict().unwrap().readings;
+            let ends: Vec<u64> = readings
+                .iter()
+                .filter(|reading| reading.phase.name().ends_with("end"))
+                .map(|reading| reading.requested)
+                .collect();
+            assert_eq!(ends[0], ends[1], "{workload:?}");
         }
     }
 }

@@ -9,6 +9,7 @@ const AUTOCAST: &str = include_str!("fixtures/autocast.jsonl");
 const QWEN3: &str = include_str!("fixtures/qwen3.jsonl");
 const QLORA: &str = include_str!("fixtures/qlora.jsonl");
 const OPTIMIZERS: &str = include_str!("fixtures/optimizers.jsonl");
+const TRAINER: &str = include_str!("fixtures/trainer.jsonl");
 
 fn measured(text: &str) -> (Vec<Measurement>, Vec<Verdict>, Summary) {
     let measurements = truth::parse(text, "fixture").unwrap();
@@ -96,6 +97,25 @@ fn half_precision_under_autocast_is_predicted_to_the_byte() {
 #[test]
 fn qwen3_is_predicted_to_the_byte() {
     assert_exact(QWEN3, 22, 1);
+}
+
+/// The Trainer's own loop: full training and adapters, quantised weights, accumulation, checkpointing, other optimizers.
+#[test]
+fn runs_of_the_trainer_are_predicted_to_the_byte() {
+    let (_, verdicts, _) = measured(TRAINER);
+    assert_eq!(verdicts.len(), 16);
+    for verdict in verdicts {
+        let more = |bytes| verdict.allocated.measured.map(|measured| measured + bytes);
+        let allocated = Some(verdict.allocated.predicted);
+        assert!(
+            allocated == more(0) || allocated == more(512),
+            "{verdict:?}"
+        );
+        assert_eq!(verdict.reserved.error(), Some(0.0), "{verdict:?}");
+        if verdict.device.measured.is_some() {
+            assert_eq!(verdict.device.error(), Some(0.0), "{verdict:?}");
+        }
+    }
 }
 
 /// Eight bits, paged, Lion and Adafactor, the card's use with managed memory included. The rounding of two small runs depends

@@ -13,6 +13,7 @@ mod qwen;
 
 use crate::TorchError;
 use crate::allocator::AllocatorConfig;
+use crate::convention::Convention;
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::optimizer::{Execution, Optimizer};
 use crate::eager::training::{Precision, Recipe};
@@ -81,6 +82,7 @@ fn run(architecture: Architecture, batch: u64, length: u64, precision: Precision
             optimizer: Optimizer::Adam(Execution::Foreach),
             accumulation: 1,
             clips_gradients: true,
+            convention: Convention::PlainLoop,
         },
         allocator: AllocatorConfig::default(),
         memory_limit: None,

@@ -10,11 +10,10 @@ use super::tensor::Tensor;
 const CHUNK: u64 = 65536;
 
 /// A norm of each gradient through one buffer of partial sums per type, the norm of the norms, and the factor;
-/// gradients are scaled in place.
-pub fn clip_grad_norm(parameters: &[Tensor]) {
+/// gradients are scaled in place. The total is given back.
+pub fn clip_grad_norm(parameters: &[Tensor]) -> Option<Tensor> {
     let grads: Vec<Tensor> = parameters.iter().filter_map(Tensor::grad).collect();
-    let Some(first) = grads.first() else { return };
-    let context = first.context().clone();
+    let context = grads.first()?.context().clone();
     context.no_grad(|| {
         let mut types: Vec<DType> = Vec::new();
         for grad in &grads {
@@ -47,6 +46,6 @@ pub fn clip_grad_norm(parameters: &[Tensor]) {
         let clamped = apply(&coefficient, "clamp", dtype);
         drop(coefficient);
         drop(clamped);
-        drop(total);
-    });
+        Some(total)
+    })
 }

@@ -244,6 +244,10 @@ impl State {
         self.memory.borrow()
     }
 
+    pub fn empty_cache(&self) {
+        self.memory.borrow_mut().empty_cache();
+    }
+
     pub fn reset_peaks(&self) {
         self.memory.borrow_mut().reset_peaks();
     }

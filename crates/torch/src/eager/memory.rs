@@ -23,6 +23,8 @@ pub trait MemoryModel {
     /// The largest `reserved` since the last reset.
     fn peak_reserved(&self) -> u64;
     fn reset_peaks(&mut self);
+    /// `torch.cuda.empty_cache()`: gives segments that hold nothing back to the driver.
+    fn empty_cache(&mut self);
     /// A number that stands for where everything lies: equal ones mean that the same requests have the same effect.
     fn arrangement(&self) -> u64;
 }
@@ -87,6 +89,8 @@ impl MemoryModel for Ledger {
         self.peak = self.allocated;
     }
 
+    fn empty_cache(&mut self) {}
+
     fn arrangement(&self) -> u64 {
         self.allocated
     }
@@ -150,6 +154,10 @@ impl MemoryModel for Caching {
 
     fn reset_peaks(&mut self) {
         self.allocator.reset_peaks();
+    }
+
+    fn empty_cache(&mut self) {
+        self.allocator.release_cached();
     }
 
     fn arrangement(&self) -> u64 {

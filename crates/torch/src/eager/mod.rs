@@ -22,6 +22,7 @@ pub mod shape;
 mod storage;
 mod tape;
 pub mod tensor;
+pub mod trainer;
 pub mod training;
 
 pub use context::{AllocationCategory, Context, Event};

@@ -10,6 +10,8 @@ use super::op::pointwise::mul_number;
 use super::optimizer::{self, Optimizer};
 use super::scaler::GradScaler;
 use super::tensor::Tensor;
+use super::trainer;
+use crate::convention::Convention;
 
 /// A model with its loss, as the loop sees it.
 pub trait Program {
@@ -17,6 +19,20 @@ pub trait Program {
     fn batch(&self) -> Vec<Tensor>;
     /// The loss of a batch, with all that Python keeps alive on the way.
     fn loss(&self, batch: &[Tensor]) -> Tensor;
+    /// Loss and logits, as a language model of transformers gives them: of labels apart from the ids, divided by the number of
+    /// labelled tokens where one is given. None of other programs.
+    fn outputs(
+        &self,
+        _ids: &Tensor,
+        _labels: &Tensor,
+        _items: Option<&Tensor>,
+    ) -> Option<(Tensor, Tensor)> {
+        None
+    }
+    /// Weights of `nn.Embedding`, as far as the program says.
+    fn embeddings(&self) -> Vec<Tensor> {
+        Vec::new()
+    }
     /// The parameters given to the optimizer.
     fn trainable(&self) -> Vec<Tensor>;
 }
@@ -71,6 +87,8 @@ pub struct Recipe {
     /// Micro batches of a step.
     pub accumulation: u32,
     pub clips_gradients: bool,
+    /// Whose loop runs.
+    pub convention: Convention,
 }
 
 /// A point of the run at which memory was read.
@@ -128,14 +146,14 @@ const MICRO_BATCHES: u32 = 8;
 
 /// Counts the micro batches of a step. From the second on each adds into gradients that exist, and soon finds memory as an
 /// earlier one left it: whole rounds of what follows would change nothing, and are not run.
-struct Accumulation {
+pub(super) struct Accumulation {
     left: u32,
     seen: Vec<u64>,
     repeats: bool,
 }
 
 impl Accumulation {
-    fn new(micro_batches: u32) -> Accumulation {
+    pub(super) fn new(micro_batches: u32) -> Accumulation {
         Accumulation {
             left: micro_batches,
             seen: Vec::new(),
@@ -144,7 +162,7 @@ impl Accumulation {
     }
 
     /// Whether another follows after one that left memory so.
-    fn goes_on(&mut self, arrangement: u64) -> bool {
+    pub(super) fn goes_on(&mut self, arrangement: u64) -> bool {
         self.left -= 1;
         let before = self.seen.iter().rev().position(|&seen| seen == arrangement);
         if let Some(distance) = before {
@@ -163,6 +181,9 @@ pub fn train(
     recipe: &Recipe,
     steps: u32,
 ) -> Vec<Reading> {
+    if recipe.convention == Convention::Trainer {
+        return trainer::train(context, program, recipe, steps);
+    }
     let mut readings = Vec::new();
     let parameters = program.trainable();
     let mut optimizer = optimizer::State::new(recipe.optimizer, parameters.clone());
@@ -214,7 +235,7 @@ pub fn train(
         }
         if recipe.clips_gradients {
             at!(context, "clip_grad_norm_(parameters)");
-            clip_grad_norm(&parameters);
+            drop(clip_grad_norm(&parameters));
         }
         readings.push(read(context, ReadingPoint::Clip(step)));
         at!(context, "optimizer.step()");

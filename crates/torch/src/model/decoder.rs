@@ -393,21 +393,40 @@ impl Decoder {
     }
 }
 
+impl Decoder {
+    /// Loss and logits.
+    fn run(&self, ids: &Tensor, labels: &Tensor, items: Option<&Tensor>) -> (Tensor, Tensor) {
+        let (context, lines) = (&self.context, self.lines);
+        let hidden = self.transform(ids);
+        context.at(&lines.logits);
+        let logits = matmul::linear(view::alias(&hidden), &self.head, None);
+        context.at(&lines.loss);
+        let loss = loss::causal_language_model(&logits, labels, self.config.vocabulary, items);
+        drop(hidden);
+        (loss, logits)
+    }
+}
+
 impl Program for Decoder {
     fn batch(&self) -> Vec<Tensor> {
         vec![creation::filled(&self.context, self.batch, DType::Int64)]
     }
 
     fn loss(&self, batch: &[Tensor]) -> Tensor {
-        let (context, lines) = (&self.context, self.lines);
-        let hidden = self.transform(&batch[0]);
-        context.at(&lines.logits);
-        let logits = matmul::linear(view::alias(&hidden), &self.head, None);
-        context.at(&lines.loss);
-        let loss = loss::causal_language_model(&logits, &batch[0], self.config.vocabulary);
-        drop(hidden);
-        drop(logits);
-        loss
+        self.run(&batch[0], &batch[0], None).0
+    }
+
+    fn outputs(
+        &self,
+        ids: &Tensor,
+        labels: &Tensor,
+        items: Option<&Tensor>,
+    ) -> Option<(Tensor, Tensor)> {
+        Some(self.run(ids, labels, items))
+    }
+
+    fn embeddings(&self) -> Vec<Tensor> {
+        vec![self.tokens.table.clone()]
     }
 
     fn trainable(&self) -> Vec<Tensor> {

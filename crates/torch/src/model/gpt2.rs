@@ -259,21 +259,40 @@ impl Gpt2 {
     }
 }
 
+impl Gpt2 {
+    /// Loss and logits.
+    fn run(&self, ids: &Tensor, labels: &Tensor, items: Option<&Tensor>) -> (Tensor, Tensor) {
+        let context = &self.context;
+        let hidden = self.transform(ids);
+        at!(context, FILE, 697);
+        let logits = matmul::linear(view::alias(&hidden), &self.head, None);
+        at!(context, FILE, 702);
+        let loss = loss::causal_language_model(&logits, labels, self.config.vocabulary, items);
+        drop(hidden);
+        (loss, logits)
+    }
+}
+
 impl Program for Gpt2 {
     fn batch(&self) -> Vec<Tensor> {
         vec![creation::filled(&self.context, self.batch, DType::Int64)]
     }
 
     fn loss(&self, batch: &[Tensor]) -> Tensor {
-        let context = &self.context;
-        let hidden = self.transform(&batch[0]);
-        at!(context, FILE, 697);
-        let logits = matmul::linear(view::alias(&hidden), &self.head, None);
-        at!(context, FILE, 702);
-        let loss = loss::causal_language_model(&logits, &batch[0], self.config.vocabulary);
-        drop(hidden);
-        drop(logits);
-        loss
+        self.run(&batch[0], &batch[0], None).0
+    }
+
+    fn outputs(
+        &self,
+        ids: &Tensor,
+        labels: &Tensor,
+        items: Option<&Tensor>,
+    ) -> Option<(Tensor, Tensor)> {
+        Some(self.run(ids, labels, items))
+    }
+
+    fn embeddings(&self) -> Vec<Tensor> {
+        vec![self.tokens.table.clone(), self.positions.table.clone()]
     }
 
     fn trainable(&self) -> Vec<Tensor> {

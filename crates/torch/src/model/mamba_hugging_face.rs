@@ -356,21 +356,40 @@ impl HuggingFaceMamba {
     }
 }
 
+impl HuggingFaceMamba {
+    /// Loss and logits.
+    fn run(&self, ids: &Tensor, labels: &Tensor, items: Option<&Tensor>) -> (Tensor, Tensor) {
+        let hidden = self.transform(ids);
+        at!(self.context, FILE, 789);
+        let lowered = cast::to(view::alias(&hidden), self.head.dtype());
+        let logits = cast::to(matmul::linear(lowered, &self.head, None), DType::Float32);
+        at!(self.context, FILE, 793);
+        let loss = loss::causal_language_model(&logits, labels, self.vocabulary, items);
+        drop(hidden);
+        (loss, logits)
+    }
+}
+
 impl Program for HuggingFaceMamba {
     fn batch(&self) -> Vec<Tensor> {
         vec![creation::filled(&self.context, self.batch, DType::Int64)]
     }
 
     fn loss(&self, batch: &[Tensor]) -> Tensor {
-        let hidden = self.transform(&batch[0]);
-        at!(self.context, FILE, 789);
-        let lowered = cast::to(view::alias(&hidden), self.head.dtype());
-        let logits = cast::to(matmul::linear(lowered, &self.head, None), DType::Float32);
-        at!(self.context, FILE, 793);
-        let result = loss::causal_language_model(&logits, &batch[0], self.vocabulary);
-        drop(hidden);
-        drop(logits);
-        result
+        self.run(&batch[0], &batch[0], None).0
+    }
+
+    fn outputs(
+        &self,
+        ids: &Tensor,
+        labels: &Tensor,
+        items: Option<&Tensor>,
+    ) -> Option<(Tensor, Tensor)> {
+        Some(self.run(ids, labels, items))
+    }
+
+    fn embeddings(&self) -> Vec<Tensor> {
+        vec![self.tokens.table.clone()]
     }
 
     fn trainable(&self) -> Vec<Tensor> {

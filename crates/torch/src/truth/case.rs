@@ -140,6 +140,7 @@ impl Case {
                 optimizer: self.optimizer()?,
                 accumulation,
                 clips_gradients: self.clip.is_none_or(|clip| clip != 0.0),
+                convention: Convention::PlainLoop,
             }),
             memory_limit: self
                 .cap_gb

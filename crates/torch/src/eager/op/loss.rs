@@ -6,7 +6,7 @@ use super::super::autocast;
 use super::super::dtype::DType;
 use super::super::node::grads;
 use super::super::tensor::Tensor;
-use super::{softmax, view};
+use super::{pointwise, softmax, view};
 
 /// `F.cross_entropy(logits, target)`, mean over rows: log-probabilities of the logits' size and type, then the
 /// loss and the weight it was divided by. Keeps the log-probabilities, the target and the weight; the
@@ -44,8 +44,13 @@ pub fn pad_one(labels: &Tensor) -> Tensor {
 }
 
 /// `ForCausalLMLoss` of transformers: logits in fp32; labels padded on the right and shifted by a copy,
-/// so that logits need no shift.
-pub fn causal_language_model(logits: &Tensor, labels: &Tensor, vocabulary: u64) -> Tensor {
+/// so that logits need no shift. The mean over rows, or the sum over a number of items.
+pub fn causal_language_model(
+    logits: &Tensor,
+    labels: &Tensor,
+    vocabulary: u64,
+    items: Option<&Tensor>,
+) -> Tensor {
     let logits = super::cast::to(logits, DType::Float32);
     let padded = pad_one(labels);
     let last = padded.dim() - 1;
@@ -53,7 +58,10 @@ pub fn causal_language_model(logits: &Tensor, labels: &Tensor, vocabulary: u64) 
     let rows = logits.numel() / vocabulary;
     let logits = view::view(logits, [rows, vocabulary]);
     let shifted = view::view(shifted, [rows]);
-    let loss = cross_entropy(&logits, &shifted);
+    let mut loss = cross_entropy(&logits, &shifted);
+    if let Some(items) = items {
+        loss = pointwise::div(&loss, items);
+    }
     drop(logits);
     drop(padded);
     loss

@@ -145,6 +145,14 @@ pub fn mul_number(a: impl Borrow<Tensor>) -> Tensor {
     out
 }
 
+/// `a *= 2.0`: no memory in the forward.
+pub fn mul_number_in_place(a: &Tensor) {
+    let recorder = a.context().record(&[a]);
+    recorder.finish(&[a], |step| {
+        grads![Some(like(step.grad(), step.grad().dtype(), "mul"))]
+    });
+}
+
 /// `1.0 / a`: `a.reciprocal() * 1.0`.
 pub fn reciprocal(a: impl Borrow<Tensor>) -> Tensor {
     let x = a.borrow();

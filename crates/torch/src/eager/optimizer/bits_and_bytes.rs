@@ -28,6 +28,7 @@ const CODES: u64 = 256;
 pub fn step(
     kind: States,
     parameters: &[Tensor],
+    in_float32: impl Fn(&Tensor) -> bool,
     states: &mut [Vec<Tensor>],
     books: &mut Vec<Tensor>,
 ) {
@@ -36,7 +37,7 @@ pub fn step(
             continue;
         }
         let (context, n) = (parameter.context(), parameter.numel());
-        let eight_bit = kind.eight_bit && n >= MIN_QUANTISED;
+        let eight_bit = kind.eight_bit && n >= MIN_QUANTISED && !in_float32(parameter);
         let dtype = if eight_bit {
             DType::UInt8
         } else {

@@ -63,6 +63,8 @@ pub struct State {
     states: Vec<Vec<Tensor>>,
     /// bitsandbytes' code books.
     books: Vec<Tensor>,
+    /// Parameters whose states bitsandbytes keeps in fp32.
+    in_float32: Vec<Tensor>,
 }
 
 impl State {
@@ -73,12 +75,26 @@ impl State {
             parameters,
             states,
             books: Vec::new(),
+            in_float32: Vec::new(),
         }
+    }
+
+    /// What bitsandbytes is told to keep in 32 bits: the Trainer says so of embeddings.
+    pub fn keep_in_float32(&mut self, parameters: Vec<Tensor>) {
+        self.in_float32 = parameters;
     }
 
     pub fn step(&mut self) {
         if let Some(kind) = self.optimizer.bits_and_bytes() {
-            bits_and_bytes::step(kind, &self.parameters, &mut self.states, &mut self.books);
+            let in_float32 =
+                |parameter: &Tensor| self.in_float32.iter().any(|kept| kept.same_as(parameter));
+            bits_and_bytes::step(
+                kind,
+                &self.parameters,
+                in_float32,
+                &mut self.states,
+                &mut self.books,
+            );
         }
         match self.optimizer {
             Optimizer::Adam(execution) => adam::step(execution, &self.parameters, &mut self.states),
