@@ -74,6 +74,8 @@ impl Sandbox {
         command
             .args(arguments)
             .env("CINCH_CACHE", self.folder.path().join("cache"))
+            .env_remove("COLUMNS")
+            .env_remove("NO_COLOR")
             // No card, so that the answers are the same on every machine.
             .env("CUDA_VISIBLE_DEVICES", "")
             .current_dir(self.path())
@@ -91,6 +93,14 @@ impl Sandbox {
     /// Runs a command line without blanks inside its arguments.
     pub fn cinch(&self, line: &str) -> Ran {
         self.run(line.split_whitespace())
+    }
+
+    /// As [`Self::cinch`], in lines of so many columns.
+    pub fn cinch_in(&self, columns: u16, line: &str) -> Ran {
+        let mut command = self.command(line.split_whitespace());
+        command.env("COLUMNS", columns.to_string());
+        let output = command.output().expect("the program starts");
+        Ran::new(&command, &output)
     }
 
     /// `cinch train` of the [`TINY`] model with more arguments.
