@@ -18,6 +18,11 @@ pub fn terminal_width() -> Option<usize> {
     Table::new().width().map(usize::from)
 }
 
+/// Columns of the terminal that standard error is, if it is one.
+pub fn error_width() -> Option<usize> {
+    Table::new().use_stderr().width().map(usize::from)
+}
+
 /// Columns that a table may take: the terminal's, else those that `COLUMNS` says.
 pub fn line_width() -> u16 {
     const USABLE: RangeInclusive<u16> = 40..=1000;
@@ -38,7 +43,14 @@ pub fn note(text: &str) -> String {
 /// set in under the line's own indent, or under what comes after its mark (`note: `). Tables are
 /// as wide as they are.
 pub fn broken(text: &str, width: usize) -> String {
-    const MARKS: [&str; 5] = ["note: ", "assumed: ", "what helps: ", "hint: ", "skipped: "];
+    const MARKS: [&str; 6] = [
+        "note: ",
+        "assumed: ",
+        "what helps: ",
+        "error: ",
+        "hint: ",
+        "skipped: ",
+    ];
     let line = |line: &str| {
         let starts_table = line.starts_with(['│', '┌', '╞', '└']);
         if starts_table || visible_width(line) <= width {
