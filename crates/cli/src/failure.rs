@@ -83,7 +83,7 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
     if error.is::<Interrupted>() {
         return ExitCode::from(INTERRUPTED);
     }
-    tell(&voice::error(&format!("error: {error}")));
+    tell(&voice::message(&format!("error: {error}")));
     // Libraries' messages hold their causes already; what the binary adds does not.
     let mut last = error.to_string();
     for cause in error.chain().skip(1) {

@@ -1,5 +1,7 @@
 //! Plans and lists as tables.
 
+use std::ops::RangeInclusive;
+
 use cinch_config::{Bytes, Explained, Source};
 use cinch_step::PlanReport;
 use comfy_table::{
@@ -16,9 +18,20 @@ pub fn terminal_width() -> Option<usize> {
     Table::new().width().map(usize::from)
 }
 
-/// Columns that a table may take.
+/// Columns of the terminal that standard error is, if it is one.
+pub fn error_width() -> Option<usize> {
+    Table::new().use_stderr().width().map(usize::from)
+}
+
+/// Columns that a table may take: the terminal's, else those that `COLUMNS` says.
 pub fn line_width() -> u16 {
-    terminal_width().map_or(PLAIN_WIDTH, |width| width as u16)
+    const USABLE: RangeInclusive<u16> = 40..=1000;
+    let stated = || {
+        let columns = std::env::var("COLUMNS").ok()?;
+        columns.parse().ok().filter(|width| USABLE.contains(width))
+    };
+    let width = Table::new().width().or_else(stated);
+    width.unwrap_or(PLAIN_WIDTH)
 }
 
 /// A note, in one line: `print` breaks it where it has to be.
@@ -30,7 +43,14 @@ pub fn note(text: &str) -> String {
 /// set in under the line's own indent, or under what comes after its mark (`note: `). Tables are
 /// as wide as they are.
 pub fn broken(text: &str, width: usize) -> String {
-    const MARKS: [&str; 5] = ["note: ", "assumed: ", "what helps: ", "hint: ", "skipped: "];
+    const MARKS: [&str; 6] = [
+        "note: ",
+        "assumed: ",
+        "what helps: ",
+        "error: ",
+        "hint: ",
+        "skipped: ",
+    ];
     let line = |line: &str| {
         let starts_table = line.starts_with(['│', '┌', '╞', '└']);
         if starts_table || visible_width(line) <= width {
@@ -100,8 +120,9 @@ pub fn new(header: &[&str]) -> Table {
 pub fn settle(table: &mut Table, spare: &[usize]) {
     /// Figures and names: a column of at most this width is never broken.
     const SHORT: u16 = 17;
-    /// What a column of sentences needs.
-    const SENTENCE: u16 = 20;
+    /// What a column of phrases needs, and one of sentences, which are wider than `LONGEST`.
+    const PHRASE: u16 = 14;
+    const SENTENCE: u16 = 22;
     /// Longer words may be broken.
     const LONGEST: u16 = 36;
     /// Beside its content, a column has blanks and a border.
@@ -111,7 +132,8 @@ pub fn settle(table: &mut Table, spare: &[usize]) {
     let words: Vec<u16> = longest_words(table, widths.len());
     let least = |column: usize| match widths[column] {
         short if short <= SHORT => short,
-        long => words[column].min(LONGEST).max(long.min(SENTENCE)),
+        long if long <= LONGEST => words[column].min(LONGEST).max(PHRASE),
+        _ => words[column].min(LONGEST).max(SENTENCE),
     };
     let needed = |shown: &[usize]| -> u16 {
         let columns = shown.iter().map(|&column| least(column));

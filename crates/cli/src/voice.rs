@@ -56,7 +56,7 @@ pub fn notes<'a>(notes: impl IntoIterator<Item = &'a String>) -> String {
 /// A note beside the answer, on standard error, if there is one; none with `--quiet`.
 pub fn aside(note: Option<String>) {
     if let Some(note) = note.filter(|_| !is_quiet()) {
-        tell(&table::note(&note));
+        tell(&message(&table::note(&note)));
     }
 }
 
@@ -124,11 +124,15 @@ pub fn diff(text: &str) -> String {
     text.lines().map(line).collect()
 }
 
-/// An error message: its first word, and what its lines begin with.
-pub fn error(message: &str) -> String {
+/// A message for standard error: on a terminal broken between words, its marks coloured.
+pub fn message(text: &str) -> String {
+    let text = match table::error_width() {
+        Some(width) => table::broken(text, width),
+        None => text.to_owned(),
+    };
     match is_colored(&std::io::stderr()) {
-        true => marked(message),
-        false => message.to_owned(),
+        true => marked(&text),
+        false => text,
     }
 }
 

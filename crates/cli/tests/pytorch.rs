@@ -674,7 +674,7 @@ fn a_flag_of_the_other_engine_is_refused() {
 /// The table in the documents is the one that the program prints.
 #[test]
 fn the_guides_claims_are_in_the_documents() {
-    let ran = Sandbox::new().cinch("plan --engine pytorch --guides");
+    let ran = Sandbox::new().cinch_in(150, "plan --engine pytorch --guides");
     let printed = ran.succeeds().stdout;
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/guides/pytorch.md");
     let page = fs::read_to_string(path).unwrap();

@@ -22,6 +22,18 @@
 //!
 //! Nothing here looks at a device or a clock: the same inputs give the same
 //! config. Only config files are touched, and what is kept beside them.
+//!
+//! ```
+//! use cinch_config::{Settings, Source};
+//!
+//! let mut settings = Settings::new();
+//! settings.set("model.type", "gpt2", Source::Flag("--model".to_owned()))?;
+//! settings.set("vram.budget", "8gb", Source::Flag("--vram".to_owned()))?;
+//! let config = settings.resolve()?;
+//! assert_eq!(config.model_title(), "gpt2");
+//! assert_eq!(config.batch.budget.map(|size| size.to_string()).as_deref(), Some("8.00 GiB"));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod apply;
 mod bytes;

@@ -4,6 +4,16 @@
 //! documents, a [`Tokenizer`] turns them into ids, a cache keeps those on disk, and
 //! [`Corpus::windows`] cuts them into samples whose order is a function of a seed and a sample
 //! number. [`synth`] writes code-like files for those who have no data yet.
+//!
+//! ```
+//! use cinch_data::{Tokenizer, TokenizerSpec};
+//!
+//! let tokenizer = Tokenizer::load(&TokenizerSpec::Gpt2)?;
+//! let ids = tokenizer.encode("The arena holds every tensor.")?;
+//! assert_eq!(tokenizer.decode(&ids), "The arena holds every tensor.");
+//! assert_eq!(tokenizer.vocab_size(), 50257);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod boundary;
 mod cache;

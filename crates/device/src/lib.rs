@@ -2,6 +2,15 @@
 //!
 //! The catalogue and the search by name are pure. Only [`detect`] and [`detect_host`] look at
 //! the machine, and through a [`Probe`] [`detect_by`] can be shown any machine.
+//!
+//! ```
+//! use cinch_device::find;
+//!
+//! let card = find("rtx4090")?;
+//! assert_eq!(card.name, "RTX 4090");
+//! assert!(card.memory.usable_bytes() < 24 << 30);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod architecture;
 mod card;

@@ -3,6 +3,26 @@
 //!
 //! This is the only crate with unsafe code: the arena hands out disjoint views of one
 //! allocation, and the kernels use vector instructions chosen at run time.
+//!
+//! ```
+//! use cinch_engine::Executor;
+//! use cinch_graph::{DType, Graph, Init, Target};
+//! use cinch_plan::{Options, Plan};
+//!
+//! let mut graph = Graph::new(DType::F32);
+//! let x = graph.batch("x", [1, 2], DType::F32);
+//! let weight = graph.weight("weight", [1, 2], Init::Zeros);
+//! let y = graph.linear("y", x, weight, None)?;
+//! let plan = Plan::new(&graph, Options::new(Target::Cpu));
+//!
+//! let mut executor = Executor::new(plan.arena_bytes, Some(1))?;
+//! let place = |tensor| plan.placement(tensor).expect("every tensor has a place");
+//! executor.arena_mut().write(place(x)).copy_from_slice(&[3.0_f32, 4.0]);
+//! executor.arena_mut().write(place(weight)).copy_from_slice(&[2.0_f32, 0.5]);
+//! executor.run(&graph, &plan, 0..graph.nodes.len(), true)?;
+//! assert_eq!(executor.arena().read::<f32>(place(y)), [8.0]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![expect(
     unsafe_code,
     reason = "arena views and vector instructions; each block says why it is sound"

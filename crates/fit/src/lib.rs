@@ -4,6 +4,24 @@
 //! change to meet a budget is how the effective batch is cut into micro batches, how many blocks
 //! are recomputed and how many rows of logits exist at once, because none of these changes the
 //! gradient.
+//!
+//! ```
+//! use cinch_config::{Settings, Source};
+//! use cinch_graph::Target;
+//!
+//! let mut settings = Settings::new();
+//! settings.set("vram.budget", "2gb", Source::Flag("--vram".to_owned()))?;
+//! let config = settings.resolve()?;
+//! let step = cinch_fit::plan(&config, Target::Cuda)?;
+//! assert!(step.total_bytes() <= 2 << 30);
+//! // The batch is cut otherwise; what a step learns from stays.
+//! let (asked, planned) = (&config.batch, &step.config.batch);
+//! assert_eq!(
+//!     asked.batch_size * asked.accumulation,
+//!     planned.batch_size * planned.accumulation
+//! );
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod budget;
 mod error;

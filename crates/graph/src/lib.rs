@@ -8,6 +8,18 @@
 //! 3. [`TrainingGraph::recompute`] trades stored activations for repeated work, block by block;
 //! 4. [`TrainingGraph::update_in_backward`] lets gradients go as soon as they are complete;
 //! 5. [`verify`] says whether the result is well formed.
+//!
+//! ```
+//! use cinch_graph::{DType, Graph, Init, verify};
+//!
+//! let mut graph = Graph::new(DType::F32);
+//! let x = graph.batch("x", [2, 8], DType::F32);
+//! let weight = graph.weight("weight", [4, 8], Init::Normal { std: 0.02 });
+//! let y = graph.linear("y", x, weight, None)?;
+//! verify(&graph)?;
+//! assert_eq!(graph.ty(y).to_string(), "f32[2, 4]");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod align;
 mod cost;

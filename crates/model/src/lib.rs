@@ -1,6 +1,25 @@
 //! The architectures, each a function that builds a graph from its configuration.
 //!
 //! A model says what is computed; what that costs in memory follows from the ops it uses.
+//!
+//! ```
+//! use cinch_architecture::{Architecture, Gpt2};
+//! use cinch_graph::DType;
+//! use cinch_model::{Build, Purpose, build};
+//!
+//! let graph = build(
+//!     &Architecture::Gpt2(Gpt2::default()),
+//!     Build {
+//!         batch: 1,
+//!         seq_len: 128,
+//!         compute: DType::Bf16,
+//!         purpose: Purpose::Evaluate { loss_chunk: None },
+//!     },
+//! )?;
+//! assert!(graph.loss.is_some());
+//! assert_eq!(graph.blocks.len(), 12);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod gpt2;
 mod mamba;

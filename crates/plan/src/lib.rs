@@ -3,6 +3,21 @@
 //!
 //! A plan is pure: it needs no device, clock or randomness, and the same graph gives the same
 //! plan, byte for byte.
+//!
+//! ```
+//! use cinch_graph::{DType, Graph, Init, Target};
+//! use cinch_plan::{Options, Plan};
+//!
+//! let mut graph = Graph::new(DType::F32);
+//! let x = graph.batch("x", [2, 8], DType::F32);
+//! let weight = graph.weight("weight", [4, 8], Init::Zeros);
+//! let y = graph.linear("y", x, weight, None)?;
+//! let plan = Plan::new(&graph, Options::new(Target::Cpu));
+//! let place = plan.placement(y).expect("every tensor has a place");
+//! assert_eq!(place.bytes, 2 * 4 * 4);
+//! assert!(place.end() <= plan.arena_bytes);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod buffer;
 mod category;

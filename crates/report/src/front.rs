@@ -135,7 +135,7 @@ impl<'a> Chart<'a> {
         const PREFIXES: [(f64, &str); 3] = [(1e9, "G"), (1e6, "M"), (1e3, "k")];
         let prefix = PREFIXES.iter().find(|(least, _)| rate >= *least);
         let figure = match prefix {
-            Some((unit, prefix)) => format!("{:.2} {prefix}", rate / unit),
+            Some((unit, prefix)) => format!("{:.2} {prefix} ", rate / unit),
             None => format!("{rate:.0} "),
         };
         format!("{figure}{}", self.picture.unit)

@@ -3,6 +3,25 @@
 //! A picture is a [`Scene`], a list of marks, made from plain figures. The same scene is
 //! written as SVG, drawn as PNG, or shown in a few lines of a terminal; nothing here depends on
 //! fonts, a clock or the system, and the same figures give the same bytes.
+//!
+//! ```
+//! use cinch_report::{FrontPicture, FrontPoint, front, sparkline};
+//!
+//! assert_eq!(sparkline(&[1, 4, 8, 2], 4), "▁▄█▂");
+//! let picture = FrontPicture {
+//!     title: "memory against speed".to_owned(),
+//!     unit: "tokens/s".to_owned(),
+//!     budget_bytes: Some(8 << 30),
+//!     points: vec![FrontPoint {
+//!         label: "recommended".to_owned(),
+//!         bytes: 6 << 30,
+//!         rate: 90_600.0,
+//!         recommended: true,
+//!     }],
+//!     ..FrontPicture::default()
+//! };
+//! assert!(front(&picture).to_svg().contains("90.60 k tokens/s"));
+//! ```
 
 mod axis;
 mod columns;

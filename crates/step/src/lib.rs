@@ -3,6 +3,17 @@
 //!
 //! A step is planned as its configuration stands. Choosing the configuration so that a budget is
 //! met is not done here but in the crate that searches.
+//!
+//! ```
+//! use cinch_config::Settings;
+//! use cinch_graph::Target;
+//! use cinch_step::StepPlan;
+//!
+//! let config = Settings::new().resolve()?;
+//! let step = StepPlan::new(&config, Target::Cuda, 0)?;
+//! assert_eq!(step.breakdown().total(), step.total_bytes());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod cost;
 mod error;

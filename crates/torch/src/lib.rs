@@ -1,5 +1,19 @@
 //! What PyTorch would use: its eager ops replayed as sizes, its caching allocator, and the
 //! traces it records of itself.
+//!
+//! ```
+//! use cinch_config::{Settings, Source};
+//! use cinch_torch::configured::Configured;
+//!
+//! let mut settings = Settings::new();
+//! let flag = || Source::Flag("--model".to_owned());
+//! settings.set("model.type", "gpt2", flag())?;
+//! settings.set("vram.batch_size", "1", flag())?;
+//! let run = Configured::of(&settings.resolve()?, "")?;
+//! let prediction = run.workload.predict()?;
+//! assert!(prediction.peak_allocated <= prediction.peak_reserved);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 pub mod allocator;
 pub mod change;

@@ -2,6 +2,33 @@
 //!
 //! [`Session`] is the model in its arena: it runs steps and evaluations and knows nothing of
 //! files. [`train`] is the run around it: data, schedule, evaluation, checkpoints, record.
+//!
+//! ```
+//! use cinch_config::{Settings, Source};
+//! use cinch_engine::EngineOptions;
+//! use cinch_graph::Target;
+//! use cinch_step::StepPlan;
+//! use cinch_train::{Batch, Session};
+//!
+//! let mut settings = Settings::new();
+//! for (key, value) in [
+//!     ("model.size", "tiny"),
+//!     ("vram.batch_size", "1"),
+//!     ("vram.gradient_accumulation_steps", "1"),
+//!     ("vram.max_seq_len", "16"),
+//! ] {
+//!     settings.set(key, value, Source::Flag("--set".to_owned()))?;
+//! }
+//! let plan = StepPlan::new(&settings.resolve()?, Target::Cpu, 0)?;
+//! let mut session = Session::new(plan, EngineOptions::default())?;
+//! session.initialize(42)?;
+//! let mut batch = Batch::new(1, 16);
+//! batch.targets.fill(7);
+//! let first = session.train_step(&batch, 0)?.loss;
+//! let second = session.train_step(&batch, 1)?.loss;
+//! assert!(second < first);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 pub mod checkpoint;
 mod data;

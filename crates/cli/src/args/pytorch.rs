@@ -22,7 +22,7 @@ pub struct TorchQuestions {
     /// Predict measured runs, a JSON line each, and compare
     #[arg(long, value_name = "FILE", conflicts_with_all = ["guides", "snapshot"], help_heading = super::PYTORCH)]
     pub truth: Option<PathBuf>,
-    /// What five published memory guides say, beside what is computed
+    /// What five guides to GPU memory on the web say, beside what is computed
     #[arg(
         long,
         conflicts_with = "snapshot",

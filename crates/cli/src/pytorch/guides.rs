@@ -36,6 +36,5 @@ fn text(claims: &[GuideClaim]) -> String {
             &claim.verdict,
         ]);
     }
-    table::settle(&mut table, &[]);
     table.to_string()
 }

@@ -80,6 +80,8 @@ impl Sandbox {
             .args(arguments)
             .env("CINCH_CACHE", self.folder.path().join("cache"))
             .env("HF_HUB_CACHE", self.folder.path().join("hub"))
+            .env_remove("COLUMNS")
+            .env_remove("NO_COLOR")
             // No card, so that the answers are the same on every machine.
             .env("CUDA_VISIBLE_DEVICES", "")
             .current_dir(self.path())
@@ -97,6 +99,14 @@ impl Sandbox {
     /// Runs a command line without blanks inside its arguments.
     pub fn cinch(&self, line: &str) -> Ran {
         self.run(line.split_whitespace())
+    }
+
+    /// As [`Self::cinch`], in lines of so many columns.
+    pub fn cinch_in(&self, columns: u16, line: &str) -> Ran {
+        let mut command = self.command(line.split_whitespace());
+        command.env("COLUMNS", columns.to_string());
+        let output = command.output().expect("the program starts");
+        Ran::new(&command, &output)
     }
 
     /// `cinch train` of the [`TINY`] model with more arguments.

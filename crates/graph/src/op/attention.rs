@@ -20,7 +20,7 @@ pub enum AttentionInputs {
     Separate,
 }
 
-/// Inputs: qkv, or q, k and v; random state with dropout; lengths i32 [B] with padding. Outputs:
+/// Inputs: qkv, or q, k and v; random state with dropout; lengths i32 `[B]` with padding. Outputs:
 /// o [B, T, heads·head_dim], lse [B, heads, T].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {

@@ -10,7 +10,7 @@ use crate::error::GraphError;
 use crate::graph::{Graph, Node, Target, TensorId};
 use crate::types::TensorType;
 
-/// Inputs: x [B, T, C or more], weight [C, width], bias [C]. Output: [B, T, C],
+/// Inputs: x [B, T, C or more], weight [C, width], bias `[C]`. Output: [B, T, C],
 /// `silu(b + Σ_j w[j]·x[t − width + 1 + j])`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Convolution {

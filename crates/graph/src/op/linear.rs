@@ -11,7 +11,7 @@ use crate::error::GraphError;
 use crate::graph::{Graph, Node, Target, TensorId};
 use crate::types::TensorType;
 
-/// Inputs: x [.., K or more], W [N, K], bias [N] when `bias`. Output: y [.., N].
+/// Inputs: x [.., K or more], W [N, K], bias `[N]` when `bias`. Output: y [.., N].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Linear {
     /// The first column of x that is read; K columns follow.
@@ -31,7 +31,7 @@ pub struct LinearGradInput {
 }
 
 /// Inputs: dy [.., N], x [.., K or more]. Adds `dyᵀ·x` to dW [N, K] and, with `bias`, the
-/// column sums of dy to db [N].
+/// column sums of dy to db `[N]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinearGradWeight {
     pub first_column: usize,

@@ -8,7 +8,7 @@ use crate::error::GraphError;
 use crate::graph::{Graph, Target, TensorId};
 use crate::types::{DType, TensorType};
 
-/// Inputs: h [B, T, d], W [V, d], positions i32 [B]. Output: the logits of each sequence's
+/// Inputs: h [B, T, d], W [V, d], positions i32 `[B]`. Output: the logits of each sequence's
 /// position [B, V].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logits;

@@ -24,7 +24,7 @@ pub struct GradientNorm {
     pub from_squares: bool,
 }
 
-/// Input: one gradient. Output: the sums of squares of the blocks of all gradients, f64 [total],
+/// Input: one gradient. Output: the sums of squares of the blocks of all gradients, f64 `[total]`,
 /// of which this node writes those from `first` on. Adding all of them up in order is what
 /// [`GradientNorm`] does with the gradients at hand.
 #[derive(Clone, Debug, PartialEq)]

@@ -18,7 +18,7 @@ use crate::types::{DType, TensorType};
 
 /// Inputs: x [B, T, inner or more], z likewise unless `packed` (then both are columns of the
 /// first input), p [B, T, rank + 2N] whose last columns are B and C, dt [B, T, inner],
-/// A_log [inner, N], D [inner]. Outputs: y [B, T, inner], and with `keep_states` the states
+/// A_log [inner, N], D `[inner]`. Outputs: y [B, T, inner], and with `keep_states` the states
 /// [B, chunks, inner, N].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scan {

@@ -2,7 +2,7 @@
 
 use cinch_graph::Phase;
 use cinch_report::{
-    FrontPicture, FrontPoint, Held, Ink, Mark, Moment, Scene, StepPicture, front, timeline,
+    FrontPicture, FrontPoint, Held, Ink, Mark, Moment, Scene, StepPicture, Words, front, timeline,
 };
 use proptest::prelude::*;
 
@@ -82,7 +82,7 @@ fn moments() -> impl Strategy<Value = Moment> {
 prop_compose! {
     fn steps()(
         texts in (names(), names()),
-        limits in (limits(), limits()),
+        limits in (limits(), limits(), limits()),
         sizes in (sizes(), sizes()),
         micro_batches in 0..100_u64,
         moments in prop::collection::vec(moments(), 0..40),
@@ -98,6 +98,8 @@ prop_compose! {
             micro_batches,
             moments,
             largest: largest.into_iter().map(|(name, bytes)| Held { name, bytes }).collect(),
+            safe_bytes: limits.2,
+            words: Words::default(),
         }
     }
 }

@@ -3,9 +3,9 @@
 //!
 //! A *segment* is what the driver gives; *blocks* cover it without gaps. A free block serves the
 //! smallest request it fits best, may be split, and merges with free neighbours when it comes
-//! back. Segments return to the driver only when memory runs out ([`release`]). With expandable
+//! back. Segments return to the driver only when memory runs out (`release`). With expandable
 //! segments a pool is one long range of addresses whose pages are mapped as needed
-//! ([`expandable`]).
+//! (`expandable`).
 //!
 //! Blocks live in one vector and are named by their index, so that a million requests take
 //! a fraction of a second.

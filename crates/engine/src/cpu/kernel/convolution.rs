@@ -67,7 +67,7 @@ impl ConvolutionShape {
     }
 }
 
-/// `y` [rows, channels] from x and the parameters `w` [channels, width], `b` [channels].
+/// `y` [rows, channels] from x and the parameters `w` [channels, width], `b` `[channels]`.
 pub fn forward<F: Real>(shape: ConvolutionShape, x: Columns<'_, F>, w: &[F], b: &[F], y: &mut [F]) {
     shape.check(&x, w, b, y);
     let y = Shared::new(y);
@@ -79,7 +79,7 @@ pub fn forward<F: Real>(shape: ConvolutionShape, x: Columns<'_, F>, w: &[F], b: 
     });
 }
 
-/// The gradients of the weight [channels, width] and the bias [channels].
+/// The gradients of the weight [channels, width] and the bias `[channels]`.
 pub type ParameterGradients<'a, F> = [(&'a mut [F], Accumulate); 2];
 
 /// Adds to `dx`, whose other columns stay as they are, and writes or adds to the parameters'

@@ -69,17 +69,17 @@ pub struct Forward<'a, F> {
     pub x: Option<&'a [F]>,
     /// What is added to it, [rows, width], after dropout.
     pub branch: Option<(&'a [F], Option<Dropout>)>,
-    /// [width].
+    /// `[width]`.
     pub gamma: &'a [F],
-    /// [width].
+    /// `[width]`.
     pub beta: Option<&'a [F]>,
     /// The new residual stream, [rows, width]; needed where there is a branch or no `x`.
     pub x_new: Option<&'a mut [F]>,
     /// [rows, width].
     pub y: &'a mut [F],
-    /// [rows]; needed by layer norm.
+    /// `[rows]`; needed by layer norm.
     pub mean: Option<&'a mut [F]>,
-    /// [rows].
+    /// `[rows]`.
     pub rstd: &'a mut [F],
 }
 

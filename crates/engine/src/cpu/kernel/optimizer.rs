@@ -73,7 +73,7 @@ impl<F: Real> Update<F> {
     }
 }
 
-/// [`Update`] of every number of a parameter.
+/// `Update` of every number of a parameter.
 pub fn adamw<F: Real>(
     parameter: &mut [F],
     gradient: &[F],
@@ -120,12 +120,12 @@ simd! {
     }
 }
 
-/// Elements of the partial sums of [`sum_of_squares`].
+/// Elements of the partial sums of `sum_of_squares`.
 pub fn partials_len(len: usize) -> usize {
     len.div_ceil(TASK)
 }
 
-/// `Σ x²` of each [`TASK`] elements, as many as [`partials_len`]. Their sum in order is that of
+/// `Σ x²` of each `TASK` elements, as many as [`partials_len`]. Their sum in order is that of
 /// all.
 pub fn squares<F: Real>(x: &[F], partials: &mut [f64]) {
     let count = partials_len(x.len());

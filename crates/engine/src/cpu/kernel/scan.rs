@@ -11,7 +11,7 @@
 //! sum's order depends on the chunk length, so it is a choice of memory alone.
 //!
 //! Channels are independent except in the gradients of B and C. Work is cut into groups of
-//! [`GROUP`] channels, and inside a group it runs register by register: [`LANES`] channels
+//! `GROUP` channels, and inside a group it runs register by register: [`LANES`] channels
 //! side by side, all time steps, all states.
 
 mod backward;
@@ -142,7 +142,7 @@ pub struct Inputs<'a, F> {
     pub projection: &'a [F],
     /// [inner, state].
     pub a_log: &'a [F],
-    /// D, [inner].
+    /// D, `[inner]`.
     pub skip: &'a [F],
 }
 
@@ -173,6 +173,6 @@ pub struct Gradients<'a, F> {
     pub projection: &'a mut [F],
     /// [inner, state].
     pub a_log: (&'a mut [F], Accumulate),
-    /// [inner].
+    /// `[inner]`.
     pub skip: (&'a mut [F], Accumulate),
 }

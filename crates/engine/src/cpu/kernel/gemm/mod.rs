@@ -1,6 +1,6 @@
 //! Matrix products: `C = A·B`, the bulk of the time of a training step.
 //!
-//! C is cut into tiles, one task each. A task walks k in blocks of [`DEPTH`], packs its block
+//! C is cut into tiles, one task each. A task walks k in blocks of `DEPTH`, packs its block
 //! of A into panels, then packs and uses one panel of B at a time. Tasks share nothing, so
 //! there are no barriers, and the scratch is per thread.
 //!

@@ -36,19 +36,19 @@ pub struct Backward<'a, F> {
     pub residual: Residual<'a, F>,
     /// [rows, width].
     pub x_new: &'a [F],
-    /// [rows], of layer norm.
+    /// `[rows]`, of layer norm.
     pub mean: Option<&'a [F]>,
-    /// [rows].
+    /// `[rows]`.
     pub rstd: &'a [F],
-    /// [width].
+    /// `[width]`.
     pub gamma: &'a [F],
     /// [rows, width].
     pub dx: &'a mut [F],
     /// [rows, width], with the dropout that the branch had.
     pub dbranch: Option<(&'a mut [F], Option<Dropout>)>,
-    /// [width].
+    /// `[width]`.
     pub dgamma: Option<(&'a mut [F], Accumulate)>,
-    /// [width].
+    /// `[width]`.
     pub dbeta: Option<(&'a mut [F], Accumulate)>,
 }
 
