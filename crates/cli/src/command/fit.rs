@@ -82,7 +82,7 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
         picture::write(&picture::of_front(&fit.report), path)?;
     }
     if !arguments.json {
-        print(&show::report(&fit, &hardware, &settings))?;
+        print(&show::report(&fit, &hardware, arguments.details))?;
         print_all(&voice::notes(&notes))?;
     }
     let profiled = arguments
