@@ -141,21 +141,94 @@ fn a_card_is_found_by_name_and_its_memory_less_the_margin_is_the_budget() {
     assert_eq!(budget("--safety-margin 2gb"), whole - (2 << 30));
 }
 
+/// Settings, memory and speed come first; nothing else is asked for, so nothing else is shown.
 #[test]
-fn the_report_is_for_people() {
-    Sandbox::new()
-        .cinch("fit --gpu-memory 12 --model-size medium")
-        .succeeds()
-        .prints(&[
-            "recommended: micro batch",
+fn the_answer_is_the_first_three_lines() {
+    let ran = Sandbox::new().cinch("fit --gpu-memory 12 --model-size medium");
+    let ran = ran.succeeds();
+    let lines: Vec<&str> = ran.stdout.lines().collect();
+    assert!(
+        lines[0].starts_with("mamba medium: micro batch "),
+        "{lines:?}"
+    );
+    let memory = "of the budget of 10.80 GiB (--gpu-memory of 12.00 GiB, less a safety margin of";
+    assert!(
+        lines[1].starts_with("needs ") && lines[1].contains(memory),
+        "{lines:?}"
+    );
+    assert!(
+        lines[2].starts_with("predicted: ") && lines[2].contains("tokens/s"),
+        "{lines:?}"
+    );
+    let ran = ran.prints(&[
+        "--details",
+        "train with it: cinch train --model-size medium",
+    ]);
+    assert!(!ran.stdout.contains("memory against speed"));
+}
+
+#[test]
+fn details_show_all_that_was_found_in_tables_of_80_columns() {
+    let sandbox = Sandbox::new();
+    for size in ["small", "medium", "xxlarge"] {
+        let ran = sandbox.cinch(&format!(
+            "fit --gpu-memory 12 --model-size {size} --details"
+        ));
+        let ran = ran.succeeds();
+        let ran = ran.prints(&[
+            "activations",
+            "instead of",
             "safe",
-            "balanced",
-            "aggressive",
             "maximum",
             "from there, each alone:",
             "memory against speed:",
-            "train with it: cinch train --model-size medium",
+            "recommended",
         ]);
+        let is_table = |line: &&str| line.starts_with(['│', '┌', '╞', '└']);
+        for line in ran.stdout.lines().filter(is_table) {
+            assert!(line.chars().count() <= 80, "{size}: {line}");
+        }
+    }
+}
+
+/// A card that holds far more than the model takes has one rung.
+#[test]
+fn rungs_that_end_at_the_same_settings_are_one() {
+    Sandbox::new()
+        .cinch("fit --vram 24 --model-size small --details")
+        .succeeds()
+        .prints(&["safe to maximum"]);
+}
+
+/// A point that only the card holds is marked, because the margin is the user's.
+#[test]
+fn what_is_over_the_budget_is_marked() {
+    Sandbox::new()
+        .cinch("fit --gpu-memory 12 --model-size xxlarge --details")
+        .succeeds()
+        .prints(&["over budget"]);
+}
+
+/// The micro batch of the file is weighed at the effective batch that is asked for.
+#[test]
+fn reasons_compare_equal_effective_batches() {
+    let sandbox = Sandbox::new();
+    for (preset, target, expected) in [
+        ("8gb", 96, "micro batch 1 × 96"),
+        ("48gb", 7, "the effective batch is 7"),
+    ] {
+        let answer = fit(
+            &sandbox,
+            &format!("--gpu-memory 24 --vram-preset {preset} --target-effective-batch {target}"),
+        );
+        let changes = answer["fit"]["changes"].as_array().unwrap();
+        let batch = changes.iter().find(|change| {
+            let from = change["from"].as_str();
+            from.is_some_and(|from| from.starts_with("micro batch"))
+        });
+        let reason = batch.unwrap()["reason"].as_str().unwrap();
+        assert!(reason.contains(expected), "{target}: {reason}");
+    }
 }
 
 #[test]

@@ -85,7 +85,7 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
         )?;
     }
     if !arguments.json {
-        print(&show::report(&fit, &hardware, &settings))?;
+        print(&show::report(&fit, &hardware, arguments.details))?;
         print_all(&voice::notes(&notes))?;
     }
     let profiled = arguments

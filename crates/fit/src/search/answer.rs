@@ -28,7 +28,8 @@ pub struct FitReport {
     /// What differs from what the user wrote, and why.
     pub changes: Vec<SettingChange>,
     pub ladder: Vec<Rung>,
-    /// Memory against speed: each takes more than the one before and is faster.
+    /// Memory against speed: each takes more than the one before and is faster. The
+    /// recommendation is one of them; what is above the budget still fits the card.
     pub front: Vec<FitOutcome>,
     pub techniques: Vec<Technique>,
     /// What had to be given up, in sentences.

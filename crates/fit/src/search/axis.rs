@@ -130,25 +130,28 @@ impl Axis {
     }
 }
 
+/// One way to cut an effective batch.
+pub(crate) fn split(micro: usize, accumulation: usize) -> Choice {
+    Choice::new(
+        format!("micro batch {micro} × {accumulation}"),
+        vec![
+            (MICRO_BATCH, Some(micro.to_string())),
+            (ACCUMULATION, Some(accumulation.to_string())),
+        ],
+        move |config| {
+            config.batch.batch_size = micro;
+            config.batch.accumulation = accumulation;
+        },
+    )
+}
+
 /// The ways to cut an effective batch, given as (micro batch, accumulation).
 pub(crate) fn micro_batch(
     config: &Config,
     splits: impl IntoIterator<Item = (usize, usize)>,
 ) -> Axis {
-    let choice = |(micro, accumulation): (usize, usize)| {
-        Choice::new(
-            format!("micro batch {micro} × {accumulation}"),
-            vec![
-                (MICRO_BATCH, Some(micro.to_string())),
-                (ACCUMULATION, Some(accumulation.to_string())),
-            ],
-            move |config| {
-                config.batch.batch_size = micro;
-                config.batch.accumulation = accumulation;
-            },
-        )
-    };
     let written = (config.batch.batch_size, config.batch.accumulation);
+    let choice = |(micro, accumulation)| split(micro, accumulation);
     Axis::new(&[MICRO_BATCH, ACCUMULATION], written, splits, choice)
 }
 

@@ -30,24 +30,33 @@ pub(crate) fn ladder(explored: &mut Explored<'_>) -> Result<Vec<Rung>, Halt> {
     RUNGS.into_iter().map(rung).collect()
 }
 
-/// Points that nothing beats in both memory and speed, from the smallest to the fastest.
-pub(crate) fn front(explored: &mut Explored<'_>) -> Result<Vec<FitOutcome>, Halt> {
+/// Points that nothing beats in both memory and speed, from the smallest to the fastest, the
+/// recommended one among them; those that only the card holds are above the budget.
+pub(crate) fn front(
+    explored: &mut Explored<'_>,
+    recommended: &FitOutcome,
+) -> Result<Vec<FitOutcome>, Halt> {
     let request = explored.request;
     let limit = request.memory_bytes.max(request.budget_bytes);
-    let chosen = thinned(undominated(&explored.candidates, limit), FRONT);
+    let chosen = thinned(undominated(&explored.candidates, limit), FRONT - 1);
     explored.plan_all(&chosen)?;
-    let mut front: Vec<FitOutcome> = Vec::with_capacity(chosen.len());
+    let mut front = vec![recommended.clone()];
     for candidate in chosen {
         let outcome = FitOutcome::new(&*explored.plan(candidate)?, request);
-        // A plan may take more than its sketch said.
-        let goes_on = front.last().is_none_or(|last| {
-            last.total_bytes < outcome.total_bytes
-                && last.tokens_per_second < outcome.tokens_per_second
-        });
-        if goes_on && outcome.total_bytes <= limit {
+        // A plan may take more than its sketch said, and speeds that are the same to the search
+        // may still differ, so a point is shown only where it is a step from each of the others.
+        let is_step = |other: &FitOutcome| {
+            let by_memory = outcome.total_bytes.cmp(&other.total_bytes);
+            let by_speed = outcome
+                .tokens_per_second
+                .total_cmp(&other.tokens_per_second);
+            by_memory.is_ne() && by_memory == by_speed
+        };
+        if outcome.total_bytes <= limit && front.iter().all(is_step) {
             front.push(outcome);
         }
     }
+    front.sort_by_key(|outcome| outcome.total_bytes);
     Ok(front)
 }
 

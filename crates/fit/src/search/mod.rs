@@ -133,7 +133,7 @@ fn answer<'a>(request: &'a Request<'a>, space: &'a Space, length: Length) -> Res
     } = search(request, space, length)?;
     let recommended = FitOutcome::new(&plan, request);
     let ladder = front::ladder(&mut explored)?;
-    let front = front::front(&mut explored)?;
+    let front = front::front(&mut explored, &recommended)?;
     let techniques = technique::techniques(&explored, best)?;
     let changes = technique::changes(&explored, best)?;
     let config = &plan.config;

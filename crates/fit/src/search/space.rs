@@ -50,13 +50,6 @@ impl Space {
         config
     }
 
-    /// The configuration at a point, but for one axis, which stays as the user wrote it.
-    pub fn config_without(&self, base: &Config, point: &[usize], without: usize) -> Config {
-        let mut config = self.config(base, point);
-        self.axes[without].written.write(&mut config);
-        config
-    }
-
     /// The tiers of the search, those that give up least first; the first takes no last resort.
     /// The axis that weighs most comes first, so every length of sequence is tried with all else
     /// before a shorter one.

@@ -5,8 +5,9 @@ use cinch_config::{Bytes, Config};
 use rayon::prelude::*;
 
 use super::answer::{SettingChange, SettingValue, Technique, recomputation_text};
-use super::axis::{CHECKPOINTING, Choice, Effect, MICRO_BATCH};
+use super::axis::{CHECKPOINTING, Choice, Effect, MICRO_BATCH, split};
 use super::explore::{Candidate, Explored, Glance, SAME_SPEED};
+use super::request::Request;
 use super::space::{is_sensible, with_recomputed};
 use crate::FitError;
 
@@ -103,12 +104,22 @@ pub(crate) fn changes(
         if choice.is_in(request.config) {
             continue;
         }
-        let kept = space.config_without(request.config, &site.point, index);
-        let reason = if is_sensible(&kept, request.config) {
-            let kept = explored.look_at(&kept, best.recomputed)?;
-            reason(&axis.written.description, kept, best, request.budget_bytes)
-        } else {
-            "the other settings leave no other choice".to_owned()
+        let kept = match axis.keys.contains(&MICRO_BATCH) {
+            true => kept_micro_batch(request),
+            false => Some(axis.written.clone()),
+        };
+        let reason = match kept {
+            Some(kept) if kept.description != choice.description => {
+                let mut config = site.config.clone();
+                kept.write(&mut config);
+                if is_sensible(&config, request.config) {
+                    let look = explored.look_at(&config, best.recomputed)?;
+                    reason(&kept.description, look, best, request.budget_bytes)
+                } else {
+                    "the other settings leave no other choice".to_owned()
+                }
+            }
+            _ => format!("the effective batch is {}", request.effective_batch()),
         };
         changes.push(SettingChange {
             from: axis.written.description.clone(),
@@ -133,6 +144,15 @@ pub(crate) fn changes(
         });
     }
     Ok(changes)
+}
+
+/// The user's micro batch at the effective batch that is asked for, so that what is compared
+/// trains on as many sequences a step; none where it does not divide it.
+fn kept_micro_batch(request: &Request<'_>) -> Option<Choice> {
+    let effective = request.effective_batch();
+    let micro = request.config.batch.batch_size;
+    let divides = effective.is_multiple_of(micro);
+    divides.then(|| split(micro, effective / micro))
 }
 
 /// Why not what the user wrote, from a look at the recommendation with only that put back.

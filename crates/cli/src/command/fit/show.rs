@@ -1,68 +1,79 @@
 //! The answer of a search as text.
 
 use cinch_config::{Bytes, SETTINGS, Settings, Source};
-use cinch_fit::search::{Fit, FitOutcome, FitReport, GuideRow};
+use cinch_fit::search::{Fit, FitOutcome, FitReport, GuideRow, Rung};
 use comfy_table::Cell;
 
 use super::Hardware;
 use crate::args::FitArguments;
+use crate::memory::Budget;
 use crate::table::{self, right, scaled, thousands};
 use crate::voice;
 
-/// Techniques and points of the front that a table shows; `--json` has all.
-const MOST_ROWS: usize = 12;
+/// Techniques that are shown; `--json` has all.
+const MOST_TECHNIQUES: usize = 12;
 
-pub fn report(fit: &Fit, hardware: &Hardware, settings: &Settings) -> String {
+/// The answer in three lines; the rest with `--details`.
+pub fn report(fit: &Fit, hardware: &Hardware, details: bool) -> String {
     let report = &fit.report;
-    let budget = &hardware.budget;
+    let recommended = &report.recommended;
     let mut text = format!(
-        "{} {} on {}: {} parameters\n",
+        "{} {}: {}\n",
         report.model,
         report.size.as_deref().unwrap_or("(custom)"),
-        budget.whose,
-        thousands(report.parameters),
+        recommended.settings.text()
     );
-    text += &format!(
-        "budget {} of {} ({})\n",
-        Bytes::new(budget.bytes),
-        Bytes::new(budget.capacity),
-        match settings.is_explicit("vram.budget") {
-            true => budget.flag,
-            false => "what is free, less the margin",
-        }
-    );
-    if !hardware.is_known {
-        text += &format!(
-            "times are for {}, a card of about this size; name yours with --gpu\n",
-            report.card
-        );
-    }
-    text += &format!("\nrecommended: {}\n", report.recommended.settings.text());
-    text += &sentence(&report.recommended, report.is_calibrated);
-    text += &breakdown(&report.recommended);
-    text += &changes(report);
+    text += &memory(recommended, &hardware.budget);
+    text += &speed(report, hardware);
     text += &voice::notes(&report.notes);
+    if !details {
+        text += "more: --details shows the parts, the changes, the ladder and what each technique \
+                 does\n";
+        return text;
+    }
+    text += &format!(
+        "\n{} parameters; {:.0} % of the memory of {}, {:.0} % of its matrix rate\n",
+        thousands(report.parameters),
+        100.0 * recommended.share_of_card,
+        hardware.budget.whose,
+        100.0 * recommended.matrix_share,
+    );
+    text += &breakdown(recommended);
+    text += &changes(report);
     text += &ladder(report);
     text += &techniques(report);
     text += &front(report);
     text
 }
 
-fn sentence(outcome: &FitOutcome, is_calibrated: bool) -> String {
+/// What it takes, of which budget, with which margin.
+fn memory(outcome: &FitOutcome, budget: &Budget) -> String {
     format!(
-        "{}, {:.0} % of the memory, {:.0} % of the budget; {} a step, {}tokens/s, {:.0} % of the \
-         matrix rate ({})\n",
+        "needs {}, {:.0} % of the budget of {} ({})\n",
         Bytes::new(outcome.total_bytes),
-        100.0 * outcome.share_of_card,
         100.0 * outcome.share_of_budget,
-        seconds(outcome.step_seconds),
+        Bytes::new(budget.bytes),
+        budget.explained(),
+    )
+}
+
+fn speed(report: &FitReport, hardware: &Hardware) -> String {
+    let outcome = &report.recommended;
+    let calibrated = match report.is_calibrated {
+        true => ", calibrated by measured steps",
+        false => "",
+    };
+    let card = match hardware.is_known {
+        true => format!(" on {}", report.card),
+        false => format!(
+            " on {}, of about this size (name yours: --gpu)",
+            report.card
+        ),
+    };
+    format!(
+        "predicted{calibrated}: {}tokens/s, {} a step{card}\n",
         scaled(outcome.tokens_per_second),
-        100.0 * outcome.matrix_share,
-        if is_calibrated {
-            "predicted, calibrated by measured steps"
-        } else {
-            "predicted"
-        }
+        seconds(outcome.step_seconds),
     )
 }
 
@@ -101,40 +112,50 @@ fn changes(report: &FitReport) -> String {
     format!("\n{table}\n")
 }
 
+/// The rungs of the ladder, those that end at the same settings in one row.
 fn ladder(report: &FitReport) -> String {
-    let mut table = table::new(&["ladder", "up to", "takes", "step", "tokens/s", "settings"]);
-    for rung in &report.ladder {
-        let first = [
-            Cell::new(rung.name),
-            right(format!(
-                "{:.0} %, {}",
-                100.0 * rung.share,
-                Bytes::new(rung.budget_bytes)
-            )),
-        ];
-        let rest = match &rung.outcome {
-            Some(outcome) => [
-                right(Bytes::new(outcome.total_bytes)),
-                right(seconds(outcome.step_seconds)),
-                right(scaled(outcome.tokens_per_second).trim_end()),
-                Cell::new(outcome.settings.text()),
-            ],
-            None => [
-                Cell::new(""),
-                Cell::new(""),
-                Cell::new(""),
-                Cell::new("nothing fits"),
-            ],
+    let mut table = table::new(&["ladder", "up to", "takes", "tokens/s", "settings"]);
+    let settings = |rung: &Rung| {
+        rung.outcome
+            .as_ref()
+            .map(|outcome| outcome.settings.clone())
+    };
+    let alike = |a: &Rung, b: &Rung| settings(a) == settings(b);
+    for rungs in report.ladder.chunk_by(alike) {
+        let (Some(first), Some(last)) = (rungs.first(), rungs.last()) else {
+            continue;
         };
-        table.add_row(first.into_iter().chain(rest));
+        let name = match rungs.len() {
+            1 => last.name.to_owned(),
+            _ => format!("{} to {}", first.name, last.name),
+        };
+        table.add_row(rung(name, last));
     }
     table::settle(&mut table, &[3, 1]);
     format!("\n{table}\n")
 }
 
+fn rung(name: String, rung: &Rung) -> Vec<Cell> {
+    let up_to = format!(
+        "{:.0} %, {}",
+        100.0 * rung.share,
+        Bytes::new(rung.budget_bytes)
+    );
+    let mut row = vec![Cell::new(name), right(up_to)];
+    row.extend(match &rung.outcome {
+        Some(outcome) => [
+            right(Bytes::new(outcome.total_bytes)),
+            right(scaled(outcome.tokens_per_second).trim_end()),
+            Cell::new(outcome.settings.text()),
+        ],
+        None => ["", "", "nothing fits"].map(Cell::new),
+    });
+    row
+}
+
 fn techniques(report: &FitReport) -> String {
     let mut text = String::from("\nfrom there, each alone:\n");
-    for technique in report.techniques.iter().take(MOST_ROWS) {
+    for technique in report.techniques.iter().take(MOST_TECHNIQUES) {
         let fits = if technique.fits {
             ""
         } else {
@@ -145,73 +166,54 @@ fn techniques(report: &FitReport) -> String {
     text
 }
 
+/// Memory against speed, with a mark at what is recommended and at what only the card holds.
 fn front(report: &FitReport) -> String {
-    let mut table = table::new(&["memory", "tokens/s", "settings"]);
-    let points = &report.front;
-    // The ends and what lies between them, evenly.
-    let shown = points.len().min(MOST_ROWS);
-    let index = |row: usize| row * (points.len() - 1) / (shown - 1).max(1);
-    for point in (0..shown).map(|row| &points[index(row)]) {
+    let mut table = table::new(&["memory", "tokens/s", "", "settings"]);
+    for point in &report.front {
         let mark = match point.settings == report.recommended.settings {
-            true => " ←",
+            true => "recommended",
+            false if point.total_bytes > report.budget_bytes => "over budget",
             false => "",
         };
         table.add_row([
             right(Bytes::new(point.total_bytes)),
             right(scaled(point.tokens_per_second).trim_end()),
-            Cell::new(format!("{}{mark}", point.settings.text())),
+            Cell::new(mark),
+            Cell::new(point.settings.text()),
         ]);
     }
-    let left_out = points.len() - shown;
-    let rest = match left_out {
-        0 => String::new(),
-        more => format!("{more} points between them: --json\n"),
-    };
-    format!("\nmemory against speed:\n{table}\n{rest}")
+    format!("\nmemory against speed:\n{table}\n")
 }
 
 /// The guide's rows: its setting, the plan of it, what is recommended.
 pub fn guide(rows: &[GuideRow]) -> String {
-    let mut table = table::new(&[
-        "guide",
-        "model",
-        "card",
-        "its setting",
-        "it says",
-        "planned",
-        "tokens/s",
-        "recommended",
-        "takes",
-        "tokens/s",
-    ]);
+    let mut table = table::new(&["guide", "its setting, planned", "recommended"]);
+    let takes = |outcome: &FitOutcome| {
+        format!(
+            "{}, {}tokens/s",
+            Bytes::new(outcome.total_bytes),
+            scaled(outcome.tokens_per_second)
+        )
+    };
     for row in rows {
-        let claim = row.claim.as_ref().map_or_else(String::new, |claim| {
-            format!(
-                "{} {}, is {}",
+        let fits = if row.fits { "" } else { " (does not fit)" };
+        let mut planned = format!("{}\n{}{fits}", row.setting, takes(&row.plan));
+        if let Some(claim) = &row.claim {
+            planned += &format!(
+                "\nsays {} {}, is {}",
                 claim.what,
                 Bytes::new(claim.claimed_bytes),
                 Bytes::new(claim.planned_bytes)
-            )
-        });
-        let rate = |outcome: &FitOutcome| scaled(outcome.tokens_per_second).trim_end().to_owned();
-        let fits = if row.fits { "" } else { " (does not fit)" };
-        let recommendation = row.recommendation.as_ref();
+            );
+        }
+        let recommended = row.recommendation.as_ref().map_or_else(
+            || "nothing fits".to_owned(),
+            |outcome| format!("{}\n{}", outcome.settings.text(), takes(outcome)),
+        );
         table.add_row([
-            Cell::new(&row.source),
-            Cell::new(&row.size),
-            Cell::new(row.card),
-            Cell::new(&row.setting),
-            Cell::new(claim),
-            right(format!("{}{fits}", Bytes::new(row.plan.total_bytes))),
-            right(rate(&row.plan)),
-            Cell::new(recommendation.map_or_else(
-                || "nothing fits".to_owned(),
-                |outcome| outcome.settings.text(),
-            )),
-            right(recommendation.map_or_else(String::new, |outcome| {
-                Bytes::new(outcome.total_bytes).to_string()
-            })),
-            right(recommendation.map_or_else(String::new, rate)),
+            format!("{}\n{} on {}", row.source, row.size, row.card),
+            planned,
+            recommended,
         ]);
     }
     // The guide's heading, its other claims, and the rates.
