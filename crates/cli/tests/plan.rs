@@ -199,6 +199,7 @@ fn explain_tells_where_values_came_from() {
     let ran = sandbox
         .command("plan --config run.json --lr 0.002 --training-preset fast --explain".split(' '))
         .env("CINCH_TRAINING_SEED", "7")
+        .env("COLUMNS", "160")
         .output()
         .expect("the program starts");
     let text = String::from_utf8_lossy(&ran.stdout);
