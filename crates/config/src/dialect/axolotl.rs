@@ -94,7 +94,7 @@ const RULES: &[Rule] = &[
     switch("load_in_4bit", QUANTIZATION, "4bit", "none"),
     switch("load_in_8bit", QUANTIZATION, "8bit", "none"),
     switch(
-        "bnb_config_kwargs.bnb_4bit_use_double_quant",
+        "bnb_kwargs.bnb_4bit_use_double_quant",
         DOUBLE_QUANTIZATION,
         "true",
         "false",
@@ -111,18 +111,20 @@ const RULES: &[Rule] = &[
     combined("fsdp"),
     same("dp_shard_size", RANKS),
     refused(
-        "fsdp_config.offload_params",
+        "fsdp.offload_params",
         "parameters in host memory are not computed",
     ),
     refused(
-        "fsdp_config.fsdp_offload_params",
+        "fsdp.fsdp_offload_params",
         "parameters in host memory are not computed",
     ),
     refused(
-        "fsdp_config.cpu_offload_pin_memory",
+        "fsdp.cpu_offload_pin_memory",
         "parameters in host memory are not computed",
     ),
+    combined("fsdp.activation_checkpointing"),
     harmless("fsdp_config*"),
+    harmless("fsdp.*"),
     harmless("fsdp_version"),
     harmless("fsdp_final_state_dict_type"),
     refused_unless("tensor_parallel_size", &["1"], PARALLEL),
@@ -165,13 +167,13 @@ const RULES: &[Rule] = &[
         "adapters on some of the layers are not computed",
     ),
     refused("peft_use_dora", "DoRA is not computed"),
-    refused("peft.loftq_config*", "LoftQ is not computed"),
+    refused("peft.loftq*", "LoftQ is not computed"),
     refused("relora*", "ReLoRA is not computed"),
     refused("qat*", "quantisation-aware training is not computed"),
     refused("gptq", "weights quantised by GPTQ are not computed"),
     harmless("gptq_*"),
     refused(
-        "model_quantization_config*",
+        "model_quantization*",
         "quantised weights of this kind are not computed",
     ),
     refused("quantize_moe_experts", EXPERTS),
@@ -180,15 +182,15 @@ const RULES: &[Rule] = &[
     refused("use_scattermoe", EXPERTS),
     refused("use_sonicmoe", EXPERTS),
     refused(
+        "model.*",
+        "another configuration of the model than its own is not read",
+    ),
+    refused(
         "model_config*",
         "another configuration of the model than its own is not read",
     ),
     refused(
-        "overrides_of_model_config*",
-        "another configuration of the model than its own is not read",
-    ),
-    refused(
-        "overrides_of_model_kwargs*",
+        "overrides_of_model*",
         "another configuration of the model than its own is not read",
     ),
     refused(
@@ -272,7 +274,7 @@ const RULES: &[Rule] = &[
     harmless("excess_length_strategy"),
     harmless("min_sample_len"),
     harmless("torchdistx_path"),
-    harmless("bnb_config_kwargs*"),
+    harmless("bnb_kwargs*"),
     same("max_grad_norm", CLIP),
     same("learning_rate", RATE),
     words("lr_scheduler", SCHEDULE, SCHEDULE_WORDS),
@@ -377,11 +379,17 @@ fn shards(draft: &mut Draft<'_>) {
         draft.link(entry);
     }
     let fsdp = draft.find("fsdp").or_else(|| {
-        let sections = draft.beginning("fsdp_config.");
+        let sections = draft.beginning("fsdp.");
         sections.first().copied()
     });
     if let Some(entry) = fsdp {
         draft.say(entry, SHARDING, "fsdp");
+    }
+    if let Some(entry) = draft.find("fsdp.activation_checkpointing") {
+        match draft.is_on("fsdp.activation_checkpointing") && !draft.says(CHECKPOINTING) {
+            true => draft.say(entry, CHECKPOINTING, "full"),
+            false => draft.harmless(),
+        }
     }
 }
 
