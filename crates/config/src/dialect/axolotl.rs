@@ -6,8 +6,8 @@ use super::{
     CHECKPOINTING, CLIP, DECAY, DOUBLE_QUANTIZATION, Dialect, EPSILON, EVALUATION, Keys, LOGGING,
     LOOP, MODEL, OPTIMIZER, OPTIMIZER_WORDS, OTHER_OPTIMIZER, OUTPUT, PACKING, Program,
     QUANTIZATION, RANK, RANKS, RATE, REENTRANT, Rule, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED,
-    SEQUENCE, SHARDING, STEPS, TARGETS, TORCH_PRECISION, WARMUP, combined, harmless, list, refused,
-    refused_unless, same, saves, switch, switch_or, words,
+    SEQUENCE, SHARDING, STEPS, TARGETS, TORCH_PRECISION, WARMUP, WholeBatch, combined, harmless,
+    list, refused, refused_unless, same, saves, switch, switch_or, words,
 };
 use crate::error::ConfigError;
 
@@ -28,7 +28,11 @@ pub(super) static AXOLOTL: Dialect = Dialect {
         (CLIP, "1.0"),
     ],
     adds_keys: true,
-    whole_batch: None,
+    // A file that states it leaves the accumulation out.
+    whole_batch: Some(WholeBatch {
+        whole: "batch_size",
+        has_accumulation: false,
+    }),
     arithmetic: Some(arithmetic),
 };
 
@@ -57,6 +61,7 @@ const RULES: &[Rule] = &[
     same("base_model", MODEL),
     same("micro_batch_size", BATCH),
     same("gradient_accumulation_steps", ACCUMULATION),
+    combined("batch_size"),
     same("sequence_len", SEQUENCE),
     switch_or(
         "gradient_checkpointing",
@@ -150,6 +155,7 @@ const RULES: &[Rule] = &[
         "nothing is computed from this key; leave it out",
     ),
     refused("unfrozen_parameters", PARTLY),
+    refused("lisa_*", PARTLY),
     refused(
         "lora_modules_to_save",
         "layers that are trained beside the adapters are not computed",
@@ -302,6 +308,7 @@ fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
             false => draft.harmless(),
         }
     }
+    whole_batch(draft);
     attention(draft)?;
     precision(draft);
     shards(draft);
@@ -324,6 +331,20 @@ fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
         draft.assume("bf16: auto means bf16, as on every card from the A100 and RTX 30 on");
     }
     Ok(())
+}
+
+/// `batch_size` is the micro batch times the accumulation, in its place.
+fn whole_batch(draft: &mut Draft<'_>) {
+    let Some(entry) = draft.find("batch_size") else {
+        return;
+    };
+    let micro = draft.number("micro_batch_size").unwrap_or(1).max(1);
+    match draft.number("batch_size") {
+        Some(whole) if whole.is_multiple_of(micro) && !draft.says(ACCUMULATION) => {
+            draft.say(entry, ACCUMULATION, &(whole / micro).to_string());
+        }
+        _ => draft.not_understood(entry),
+    }
 }
 
 fn attention(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
