@@ -20,6 +20,9 @@ use crate::nearest::nearest_name;
 use crate::setting::{ShapeSetting, Tunable};
 use crate::{ARCHITECTURES, Architecture};
 
+/// A shape from the fields of a `config.json`.
+pub type ReadShape = fn(&Fields<'_>) -> Result<Architecture, ArchitectureError>;
+
 /// The description of a family. Every field is a fact or a function of the shape alone.
 #[derive(Debug)]
 pub struct Family {
@@ -32,7 +35,7 @@ pub struct Family {
     /// Classes of `architectures` in a `config.json` whose training step is known here.
     pub classes: &'static [&'static str],
     /// The shape that a `config.json` describes.
-    pub read: Option<fn(&Fields<'_>) -> Result<Architecture, ArchitectureError>>,
+    pub read: Option<ReadShape>,
     pub settings: &'static [ShapeSetting],
     /// Named shapes, smallest first.
     pub sizes: &'static [NamedSize],

@@ -407,11 +407,10 @@ fn what_is_chosen_fits_as_planned_at_the_exact_effective_batch() {
         ),
     );
     assert_eq!(bytes(&planned["memory"]["safe_bytes"]), safe);
-    sandbox.cinch(&line).succeeds().prints(&[
-        "= 48 sequences",
-        "changed: ",
-        "to be safe",
-    ]);
+    sandbox
+        .cinch(&line)
+        .succeeds()
+        .prints(&["= 48 sequences", "changed: ", "to be safe"]);
 }
 
 #[test]

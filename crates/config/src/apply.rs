@@ -125,6 +125,7 @@ impl Application {
             application.place(change, add_keys)?;
         }
         application.follow(changes)?;
+        application.remark_on_half_a_batch();
         application.number_lines()?;
         Ok(application)
     }
@@ -266,6 +267,21 @@ impl Application {
             }
         }
         Ok(())
+    }
+
+    /// Micro batch and accumulation keep the effective batch only together.
+    fn remark_on_half_a_batch(&mut self) {
+        for (written, missing) in [(BATCH, ACCUMULATION), (ACCUMULATION, BATCH)] {
+            let unplaced = self.unplaced.iter().find(|one| one.key == missing);
+            if let (Some(unplaced), true) =
+                (unplaced, self.applied.iter().any(|one| one.key == written))
+            {
+                self.remarks.push(format!(
+                    "{written} alone changes the effective batch, because {missing} = {} has no place in these files",
+                    unplaced.value
+                ));
+            }
+        }
     }
 
     /// Makes edits of one file, and tells what else they change.

@@ -318,7 +318,7 @@ fn add(
     let own: Vec<usize> = wanted
         .iter()
         .copied()
-        .filter(|index| matches!(candidates[*index].naming, Naming::Own))
+        .filter(|index| is_ours(&candidates[*index]))
         .collect();
     let with_section = own.iter().find(|index| {
         let sections = &candidates[**index].document.sections;
@@ -332,7 +332,11 @@ fn add(
             remark: None,
         };
     }
-    let mut reason = "the program these files are for has no name for it";
+    let unknown = |index: &usize| matches!(candidates[*index].naming, Naming::Own);
+    let mut reason = match wanted.iter().any(unknown) {
+        true => "the file is of no program that is known here",
+        false => "the program these files are for has no name for it",
+    };
     for file in wanted {
         let candidate = &candidates[*file];
         let named = candidate.naming.spellings(setting.key).next().is_some();
@@ -359,6 +363,13 @@ fn add(
         }
     }
     Placement::Nowhere(reason.to_owned())
+}
+
+/// Whether a file is cinch's own, or could become it: it has a section of ours, or nothing.
+fn is_ours(candidate: &Candidate<'_>) -> bool {
+    let sections = &candidate.document.sections;
+    let known = |name: &String| registry::sections().contains(&name.as_str());
+    matches!(candidate.naming, Naming::Own) && (sections.is_empty() || sections.iter().any(known))
 }
 
 /// Whether a file says a value by leaving its key out: what the program takes by default, or else

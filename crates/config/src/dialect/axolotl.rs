@@ -6,8 +6,8 @@ use super::{
     CHECKPOINTING, CLIP, DECAY, DOUBLE_QUANTIZATION, Dialect, EPSILON, EVALUATION, Keys, LOGGING,
     LOOP, MODEL, OPTIMIZER, OPTIMIZER_WORDS, OTHER_OPTIMIZER, OUTPUT, PACKING, Program,
     QUANTIZATION, RANK, RANKS, RATE, REENTRANT, Rule, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED,
-    SEQUENCE, SHARDING, STEPS, TARGETS, TORCH_PRECISION, WARMUP, combined, harmless, list, refused,
-    refused_unless, same, saves, switch, switch_or, words,
+    SEQUENCE, SHARDING, STEPS, TARGETS, TORCH_PRECISION, WARMUP, WholeBatch, combined, harmless,
+    list, refused, refused_unless, same, saves, switch, switch_or, words,
 };
 use crate::error::ConfigError;
 
@@ -28,7 +28,11 @@ pub(super) static AXOLOTL: Dialect = Dialect {
         (CLIP, "1.0"),
     ],
     adds_keys: true,
-    whole_batch: None,
+    // A file that states it leaves the accumulation out.
+    whole_batch: Some(WholeBatch {
+        whole: "batch_size",
+        has_accumulation: false,
+    }),
     arithmetic: Some(arithmetic),
 };
 
@@ -57,6 +61,7 @@ const RULES: &[Rule] = &[
     same("base_model", MODEL),
     same("micro_batch_size", BATCH),
     same("gradient_accumulation_steps", ACCUMULATION),
+    combined("batch_size"),
     same("sequence_len", SEQUENCE),
     switch_or(
         "gradient_checkpointing",
@@ -94,7 +99,7 @@ const RULES: &[Rule] = &[
     switch("load_in_4bit", QUANTIZATION, "4bit", "none"),
     switch("load_in_8bit", QUANTIZATION, "8bit", "none"),
     switch(
-        "bnb_config_kwargs.bnb_4bit_use_double_quant",
+        "bnb_kwargs.bnb_4bit_use_double_quant",
         DOUBLE_QUANTIZATION,
         "true",
         "false",
@@ -111,18 +116,20 @@ const RULES: &[Rule] = &[
     combined("fsdp"),
     same("dp_shard_size", RANKS),
     refused(
-        "fsdp_config.offload_params",
+        "fsdp.offload_params",
         "parameters in host memory are not computed",
     ),
     refused(
-        "fsdp_config.fsdp_offload_params",
+        "fsdp.fsdp_offload_params",
         "parameters in host memory are not computed",
     ),
     refused(
-        "fsdp_config.cpu_offload_pin_memory",
+        "fsdp.cpu_offload_pin_memory",
         "parameters in host memory are not computed",
     ),
+    combined("fsdp.activation_checkpointing"),
     harmless("fsdp_config*"),
+    harmless("fsdp.*"),
     harmless("fsdp_version"),
     harmless("fsdp_final_state_dict_type"),
     refused_unless("tensor_parallel_size", &["1"], PARALLEL),
@@ -148,6 +155,7 @@ const RULES: &[Rule] = &[
         "nothing is computed from this key; leave it out",
     ),
     refused("unfrozen_parameters", PARTLY),
+    refused("lisa_*", PARTLY),
     refused(
         "lora_modules_to_save",
         "layers that are trained beside the adapters are not computed",
@@ -173,7 +181,7 @@ const RULES: &[Rule] = &[
     refused("gptq", "weights quantised by GPTQ are not computed"),
     harmless("gptq_*"),
     refused(
-        "model_quantization_config*",
+        "model_quantization*",
         "quantised weights of this kind are not computed",
     ),
     refused("quantize_moe_experts", EXPERTS),
@@ -182,15 +190,15 @@ const RULES: &[Rule] = &[
     refused("use_scattermoe", EXPERTS),
     refused("use_sonicmoe", EXPERTS),
     refused(
+        "model.*",
+        "another configuration of the model than its own is not read",
+    ),
+    refused(
         "model_config*",
         "another configuration of the model than its own is not read",
     ),
     refused(
-        "overrides_of_model_config*",
-        "another configuration of the model than its own is not read",
-    ),
-    refused(
-        "overrides_of_model_kwargs*",
+        "overrides_of_model*",
         "another configuration of the model than its own is not read",
     ),
     refused(
@@ -274,7 +282,7 @@ const RULES: &[Rule] = &[
     harmless("excess_length_strategy"),
     harmless("min_sample_len"),
     harmless("torchdistx_path"),
-    harmless("bnb_config_kwargs*"),
+    harmless("bnb_kwargs*"),
     same("max_grad_norm", CLIP),
     same("learning_rate", RATE),
     words("lr_scheduler", SCHEDULE, SCHEDULE_WORDS),
@@ -302,6 +310,7 @@ fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
             false => draft.harmless(),
         }
     }
+    whole_batch(draft);
     attention(draft)?;
     precision(draft);
     shards(draft);
@@ -324,6 +333,20 @@ fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
         draft.assume("bf16: auto means bf16, as on every card from the A100 and RTX 30 on");
     }
     Ok(())
+}
+
+/// `batch_size` is the micro batch times the accumulation, in its place.
+fn whole_batch(draft: &mut Draft<'_>) {
+    let Some(entry) = draft.find("batch_size") else {
+        return;
+    };
+    let micro = draft.number("micro_batch_size").unwrap_or(1).max(1);
+    match draft.number("batch_size") {
+        Some(whole) if whole.is_multiple_of(micro) && !draft.says(ACCUMULATION) => {
+            draft.say(entry, ACCUMULATION, &(whole / micro).to_string());
+        }
+        _ => draft.not_understood(entry),
+    }
 }
 
 fn attention(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
@@ -379,11 +402,17 @@ fn shards(draft: &mut Draft<'_>) {
         draft.link(entry);
     }
     let fsdp = draft.find("fsdp").or_else(|| {
-        let sections = draft.beginning("fsdp_config.");
+        let sections = draft.beginning("fsdp.");
         sections.first().copied()
     });
     if let Some(entry) = fsdp {
         draft.say(entry, SHARDING, "fsdp");
+    }
+    if let Some(entry) = draft.find("fsdp.activation_checkpointing") {
+        match draft.is_on("fsdp.activation_checkpointing") && !draft.says(CHECKPOINTING) {
+            true => draft.say(entry, CHECKPOINTING, "full"),
+            false => draft.harmless(),
+        }
     }
 }
 

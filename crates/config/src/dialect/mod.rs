@@ -56,8 +56,11 @@ pub(crate) struct Dialect {
     /// The keys of a whole step's sequences, where a file can state the product.
     pub whole_batch: Option<WholeBatch>,
     /// What takes more than one key to say.
-    pub arithmetic: Option<fn(&mut Draft<'_>) -> Result<(), ConfigError>>,
+    pub arithmetic: Option<Arithmetic>,
 }
+
+/// What several keys say together, added to what each says alone.
+pub(crate) type Arithmetic = fn(&mut Draft<'_>) -> Result<(), ConfigError>;
 
 /// `whole = micro batch × accumulation × GPUs`, as a file states it.
 pub(crate) struct WholeBatch {
@@ -536,6 +539,17 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+
+    /// A rule is looked for by a plain name, so it must be one itself.
+    #[test]
+    fn every_rule_has_a_plain_name() {
+        for dialect in DIALECTS {
+            for rule in dialect.rules.iter().flat_map(|rules| rules.iter()) {
+                let path: Vec<String> = rule.name.split('.').map(str::to_owned).collect();
+                assert_eq!(plain_name(&path), rule.name, "{}", dialect.name);
+            }
+        }
+    }
 
     #[test]
     fn every_rule_leads_to_a_value_of_its_setting() {

@@ -92,6 +92,7 @@ const RULES: &[Rule] = &[
     same("pretrained_model_name_or_path", MODEL),
     same("model.pretrained_model_name_or_path", MODEL),
     same("max_seq_length", SEQUENCE),
+    same("max_seq_len", SEQUENCE),
     same("max_length", SEQUENCE),
     same("model_max_length", SEQUENCE),
     same("block_size", SEQUENCE),
@@ -112,8 +113,10 @@ const RULES: &[Rule] = &[
     words("attn_implementation", ATTENTION, ATTENTION_WORDS)
         .otherwise("this attention is not known here"),
     combined("use_flash_attention_2"),
+    combined("use_flash_attn"),
     combined("use_peft"),
     combined("use_lora"),
+    combined("use_peft_lora"),
     same("lora_r", RANK),
     same("lora_rank", RANK),
     same("lora.r", RANK),
@@ -142,6 +145,8 @@ const RULES: &[Rule] = &[
     refused("lora.use_dora", "DoRA is not computed"),
     switch("load_in_4bit", QUANTIZATION, "4bit", "none"),
     switch("load_in_8bit", QUANTIZATION, "8bit", "none"),
+    switch("use_4bit_quantization", QUANTIZATION, "4bit", "none"),
+    switch("use_8bit_quantization", QUANTIZATION, "8bit", "none"),
     switch("bits_and_bytes.load_in_4bit", QUANTIZATION, "4bit", "none"),
     switch("bits_and_bytes.load_in_8bit", QUANTIZATION, "8bit", "none"),
     switch(
@@ -151,6 +156,7 @@ const RULES: &[Rule] = &[
         "false",
     ),
     switch("use_bnb_nested_quant", DOUBLE_QUANTIZATION, "true", "false"),
+    switch("use_nested_quant", DOUBLE_QUANTIZATION, "true", "false"),
     switch(
         "bits_and_bytes.bnb_4bit_use_double_quant",
         DOUBLE_QUANTIZATION,
@@ -233,6 +239,11 @@ pub(super) const COMMON: &[Rule] = &[
     combined("nproc_per_node"),
     combined("num_processes"),
     combined("num_gpus"),
+    refused_unless(
+        "nnodes",
+        &["1"],
+        "a run on several machines is not computed",
+    ),
     harmless("fsdp_config"),
     harmless("fsdp_transformer_layer_cls_to_wrap"),
     harmless("fsdp.*"),
@@ -281,18 +292,21 @@ fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
 }
 
 fn flash(draft: &mut Draft<'_>) {
-    if let Some(entry) = draft.find("use_flash_attention_2") {
-        match draft.is_on("use_flash_attention_2") {
-            true => draft.say(entry, ATTENTION, "flash_attention_2"),
-            false => draft.harmless(),
+    for name in ["use_flash_attention_2", "use_flash_attn"] {
+        if let Some(entry) = draft.find(name) {
+            match draft.is_on(name) {
+                true => draft.say(entry, ATTENTION, "flash_attention_2"),
+                false => draft.harmless(),
+            }
         }
     }
 }
 
 /// Adapters are on where a switch says so, or, without one, where a rank is given.
 fn adapters(draft: &mut Draft<'_>) {
-    let switch = draft.find("use_peft").or_else(|| draft.find("use_lora"));
-    let switch_on = draft.is_on("use_peft") || draft.is_on("use_lora");
+    let switches = ["use_peft", "use_lora", "use_peft_lora"];
+    let switch = switches.iter().find_map(|name| draft.find(name));
+    let switch_on = switches.iter().any(|name| draft.is_on(name));
     match switch {
         Some(entry) if switch_on => {
             draft.say(entry, ADAPTER, "lora");

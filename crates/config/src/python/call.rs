@@ -98,8 +98,15 @@ fn model_section(owner: &str) -> Option<&str> {
     }
 }
 
-/// The keyword arguments of a call, whose tokens run from bracket to bracket, and the others.
-pub(super) fn keywords(arguments: &[Placed]) -> (Vec<(&Placed, &[Placed])>, Vec<&[Placed]>) {
+/// The arguments of a call.
+pub(super) struct Arguments<'t> {
+    /// Those with a name: its token, and those of the value.
+    pub named: Vec<(&'t Placed, &'t [Placed])>,
+    pub others: Vec<&'t [Placed]>,
+}
+
+/// The arguments of a call whose tokens run from bracket to bracket.
+pub(super) fn arguments_of(arguments: &[Placed]) -> Arguments<'_> {
     let mut named = Vec::new();
     let mut others = Vec::new();
     for item in split(&arguments[1..arguments.len() - 1], b',') {
@@ -115,5 +122,5 @@ pub(super) fn keywords(arguments: &[Placed]) -> (Vec<(&Placed, &[Placed])>, Vec<
             _ => others.push(item),
         }
     }
-    (named, others)
+    Arguments { named, others }
 }

@@ -16,7 +16,7 @@ mod literal;
 mod statement;
 mod token;
 
-use call::{calls, is_class, keywords};
+use call::{Arguments, arguments_of, calls, is_class};
 use literal::{Literal, interpret, split};
 use statement::{assignment, augmented, body};
 use token::{Line, Placed, Token, lines};
@@ -231,7 +231,7 @@ impl Reader<'_> {
             let tokens = &line.tokens[..line.tokens.len() - 1];
             for call in calls(self.text, tokens, line.indent > 0) {
                 let path = vec![call.section.to_owned()];
-                let (named, others) = keywords(call.arguments);
+                let Arguments { named, others } = arguments_of(call.arguments);
                 // A model that is loaded again later is the same one.
                 let again = call.first.is_some() && self.outline.table(&path).is_some();
                 if (named.is_empty() && call.first.is_none()) || again {
@@ -434,7 +434,10 @@ impl Reader<'_> {
         arguments: &[Placed],
         depth: usize,
     ) {
-        let (keywords, others) = keywords(arguments);
+        let Arguments {
+            named: keywords,
+            others,
+        } = arguments_of(arguments);
         if is_class(callee) && !keywords.is_empty() {
             // Read with the calls of every scope.
             return;

@@ -1,0 +1,15 @@
+python train.py \
+--seed 100 \
+--model_name_or_path "Qwen/Qwen2.5-7B" \
+--max_seq_len 2048 \
+--bf16 True \
+--per_device_train_batch_size 8 \
+--gradient_accumulation_steps 4 \
+--gradient_checkpointing True \
+--use_peft_lora True \
+--lora_r 8 \
+--lora_target_modules "all-linear" \
+--use_4bit_quantization True \
+--use_nested_quant True \
+--bnb_4bit_compute_dtype "bfloat16" \
+--use_flash_attn True
