@@ -324,7 +324,7 @@ pub struct PlanArguments {
     cinch fit --auto --config my.json --apply           write them into my.json, after a diff\n  \
     cinch fit --config my.json --undo                   and take that back\n  \
     cinch fit --auto --profile                          run real steps of what is recommended\n  \
-    cinch fit --guide                                   a guide's settings from the web, planned\n  \
+    cinch fit --guide                                   settings of docs/guides/000-mamba.md\n  \
     cinch fit axolotl.yaml --gpu-memory 24 --apply      the same for another trainer's file\n\n\
     What flags state is kept; batch, recomputation and memory settings of a file may change.\n\
     The effective batch is kept exactly. Sequences get shorter, and states 8-bit, only where\n\
@@ -358,7 +358,7 @@ pub struct FitArguments {
     /// Draw memory against speed into a file: .svg or .png
     #[arg(long, value_name = "FILE")]
     pub front_picture: Vec<PathBuf>,
-    /// The settings that a guide on the web recommends, planned, beside what is recommended here
+    /// The settings in docs/guides/000-mamba.md, their plans, and what is recommended instead
     #[arg(long)]
     pub guide: bool,
     /// Show all that was found: breakdown, changes, ladder, memory against speed

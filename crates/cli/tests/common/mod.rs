@@ -74,12 +74,11 @@ impl Sandbox {
         command
             .args(arguments)
             .env("CINCH_CACHE", self.folder.path().join("cache"))
-            .env_remove("COLUMNS")
-            .env_remove("NO_COLOR")
             // No card, so that the answers are the same on every machine.
             .env("CUDA_VISIBLE_DEVICES", "")
             .current_dir(self.path())
-            .stdin(Stdio::null());
+            .stdin(Stdio::null())
+            .env_remove("COLUMNS");
         command
     }
 
