@@ -74,11 +74,12 @@ impl Sandbox {
         command
             .args(arguments)
             .env("CINCH_CACHE", self.folder.path().join("cache"))
+            .env_remove("COLUMNS")
+            .env_remove("NO_COLOR")
             // No card, so that the answers are the same on every machine.
             .env("CUDA_VISIBLE_DEVICES", "")
             .current_dir(self.path())
-            .stdin(Stdio::null())
-            .env_remove("COLUMNS");
+            .stdin(Stdio::null());
         command
     }
 
