@@ -32,6 +32,7 @@ fn another_programs_memory_has_its_own_words() {
     };
     let picture = StepPicture {
         arena_bytes: picture.arena_bytes + GIB,
+        budget_bytes: None,
         ..picture
     };
     let svg = timeline(&picture).to_svg();
