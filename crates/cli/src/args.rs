@@ -31,10 +31,16 @@ pub struct Arguments {
     #[command(subcommand)]
     pub command: Command,
     /// Print the answer and errors only: no notes, no progress
-    #[arg(long, short, global = true, conflicts_with = "verbose")]
+    #[arg(
+        long,
+        short,
+        global = true,
+        conflicts_with = "verbose",
+        display_order = 900
+    )]
     pub quiet: bool,
     /// Print more: where each setting came from
-    #[arg(long, short, global = true)]
+    #[arg(long, short, global = true, display_order = 901)]
     pub verbose: bool,
 }
 

@@ -93,9 +93,9 @@ impl MemoryArguments {
         let others: Vec<&str> = others.iter().map(|gpu| gpu.name).collect();
         (!others.is_empty()).then(|| {
             format!(
-                "\"{name}\" is taken for {}, the slower board; the other is {}",
-                taken.name,
-                others.join(", ")
+                "\"{name}\" can be {taken} or {}; {taken} is planned for, which is no faster",
+                others.join(" or "),
+                taken = taken.name,
             )
         })
     }

@@ -17,7 +17,7 @@
 //! let weight = graph.weight("weight", [4, 8], Init::Normal { std: 0.02 });
 //! let y = graph.linear("y", x, weight, None)?;
 //! verify(&graph)?;
-//! assert_eq!(graph.ty(y).to_string(), "f32[2, 4]");
+//! assert_eq!(graph.ty(y).to_string(), "f32[2,4]");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 

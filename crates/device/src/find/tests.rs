@@ -90,6 +90,18 @@ fn boards_of_one_card_are_one_answer() {
 }
 
 #[test]
+fn all_boards_of_one_card_are_told() {
+    let boards = |typed: &str| -> Vec<&str> {
+        let boards = find_boards(typed).expect("a known card");
+        boards.into_iter().map(|gpu| gpu.name).collect()
+    };
+    assert_eq!(boards("a100 80"), ["A100 PCIe 80GB", "A100 SXM4 80GB"]);
+    assert_eq!(boards("A100 SXM4 80GB"), ["A100 SXM4 80GB"]);
+    assert_eq!(boards("rtx4090"), ["RTX 4090"]);
+    assert!(find_boards("a100").is_err(), "two memories are two cards");
+}
+
+#[test]
 fn every_card_is_found_by_its_own_names() {
     for gpu in CATALOGUE {
         assert_eq!(found(gpu.name), gpu.name);

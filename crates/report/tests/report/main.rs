@@ -6,3 +6,4 @@ mod planned;
 mod sample;
 mod svg;
 mod terminal;
+mod words;

@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::args::FitArguments;
-use crate::command::{print, print_all};
+use crate::command::{print, print_all, print_raw};
 use crate::failure::usage;
 use crate::voice;
 
@@ -93,7 +93,10 @@ pub fn apply(
         say("the files say so already: nothing to write")?;
         return Ok(outcome);
     }
-    say(&format!("\n{}", voice::diff(&outcome.diff)))?;
+    if !arguments.json {
+        // Its lines are those of the file, however long.
+        print_raw(format!("\n{}", voice::diff(&outcome.diff)).as_bytes())?;
+    }
     if !arguments.yes && !confirmed()? {
         say("nothing was written")?;
         return Ok(outcome);
