@@ -7,6 +7,7 @@
 //! - `format`, `json`, `yaml`, `toml`, `python`: a file as text → an `outline`
 //!   of bytes, and a `document` of leaves with their places;
 //! - `setting`, `registry`, `value`: the settings there are, their types and ranges;
+//! - `remedy`: the changes that alter what a run takes, each declared once;
 //! - `preset`: named sets of values (named shapes are of `cinch-architecture`);
 //! - `source`, `settings`, `file`, `environment`: the layers, and who overrode whom;
 //! - `completion`, `rules`, `resolve`, `config`: what follows from what, what
@@ -61,6 +62,7 @@ mod preset;
 mod python;
 mod pytorch;
 mod registry;
+pub mod remedy;
 mod resolve;
 mod rules;
 mod setting;

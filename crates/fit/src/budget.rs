@@ -3,6 +3,7 @@
 use std::fmt;
 
 use cinch_architecture::Architecture;
+use cinch_config::remedy::{Effect, RemedyKind};
 use cinch_config::{Bytes, Checkpointing, Config, Precision, StateFormat};
 use cinch_graph::Target;
 use cinch_plan::{Breakdown, LiveTensor};
@@ -62,10 +63,23 @@ pub(crate) fn fewest_blocks(
 /// One change that makes the configuration fit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BudgetChange {
+    pub kind: RemedyKind,
+    pub effect: Effect,
     /// What to do, as flags.
     pub change: String,
     /// What it takes then.
     pub bytes: u64,
+}
+
+impl BudgetChange {
+    fn new(kind: RemedyKind, change: String, step: &StepPlan) -> Self {
+        Self {
+            kind,
+            effect: kind.effect(),
+            change,
+            bytes: step.total_bytes(),
+        }
+    }
 }
 
 /// The answer when nothing that keeps the training as asked fits the budget.
@@ -126,23 +140,22 @@ fn changes(
         || config.batch.checkpointing == Checkpointing::Full;
     if !full && let Some(step) = fewest_blocks(config, machine, budget)? {
         let count = step.training.num_recomputed;
-        found.push(BudgetChange {
-            change: format!("--checkpointing {count}"),
-            bytes: step.total_bytes(),
-        });
+        found.push(BudgetChange::new(
+            RemedyKind::Recomputation,
+            RemedyKind::Recomputation.flags(&[&count.to_string()]),
+            &step,
+        ));
     }
-    let mut attempt = |change: String, config: &Config| -> Result<bool, FitError> {
+    let mut attempt = |kind, change: String, config: &Config| -> Result<bool, FitError> {
         let step = match StepPlan::new(config, machine, config.model.num_blocks()) {
             Err(error) if error.is_too_large() => return Ok(false),
             other => other?,
         };
         let fits = step.total_bytes() <= budget;
         if fits {
-            let recompute = if full { "" } else { " --checkpointing full" };
-            found.push(BudgetChange {
-                change: change + recompute,
-                bytes: step.total_bytes(),
-            });
+            let mut flags = vec![change];
+            flags.extend((!full).then(|| RemedyKind::Recomputation.flags(&["full"])));
+            found.push(BudgetChange::new(kind, flags.join(" "), &step));
         }
         Ok(fits)
     };
@@ -150,7 +163,8 @@ fn changes(
     while seq_len > 0 {
         let mut shorter = config.clone();
         shorter.batch.seq_len = seq_len;
-        if attempt(format!("--seq-len {seq_len}"), &shorter)? {
+        let kind = RemedyKind::SequenceLength;
+        if attempt(kind, kind.flags(&[&seq_len.to_string()]), &shorter)? {
             break;
         }
         seq_len /= 2;
@@ -158,8 +172,8 @@ fn changes(
     if config.batch.states == StateFormat::Fp32 {
         let mut coarser = config.clone();
         coarser.batch.states = StateFormat::EightBit;
-        let format = StateFormat::EightBit.name();
-        attempt(format!("--optimizer-states {format}"), &coarser)?;
+        let kind = RemedyKind::EightBitStates;
+        attempt(kind, kind.flags(&[StateFormat::EightBit.name()]), &coarser)?;
     }
     if !config.batch.update_in_backward {
         // A gradient is complete only after the last micro batch, so there is to be one.
@@ -167,24 +181,27 @@ fn changes(
         early.batch.update_in_backward = true;
         early.batch.batch_size = config.batch.effective_batch();
         early.batch.accumulation = 1;
-        let cut = if config.batch.accumulation > 1 {
-            let micro = early.batch.batch_size;
-            format!("--batch-size {micro} --grad-accum 1 ")
-        } else {
-            String::new()
-        };
-        attempt(format!("{cut}--update-in-backward"), &early)?;
+        let kind = RemedyKind::UpdateInBackward;
+        let mut flags = Vec::new();
+        if config.batch.accumulation > 1 {
+            let micro = early.batch.batch_size.to_string();
+            flags.push(RemedyKind::MicroBatch.flags(&[&micro, "1"]));
+        }
+        flags.push(kind.flags(&["true"]));
+        attempt(kind, flags.join(" "), &early)?;
     }
     if machine.target == Target::Cuda {
         if config.batch.precision == Precision::Fp32 {
             let mut lower = config.clone();
             lower.batch.precision = Precision::Bf16;
-            attempt("--precision bf16".to_owned(), &lower)?;
+            let kind = RemedyKind::Bf16;
+            attempt(kind, kind.flags(&[Precision::Bf16.name()]), &lower)?;
         }
         if !config.batch.offload {
             let mut away = config.clone();
             away.batch.offload = true;
-            attempt("--offload".to_owned(), &away)?;
+            let kind = RemedyKind::Offload;
+            attempt(kind, kind.flags(&["true"]), &away)?;
         }
     }
     for (name, model) in smaller_sizes(config) {
@@ -194,12 +211,12 @@ fn changes(
         });
         smaller.model = model;
         smaller.batch.seq_len = seq_len;
-        let shorter = if seq_len < config.batch.seq_len {
-            format!(" --seq-len {seq_len}")
-        } else {
-            String::new()
-        };
-        if attempt(format!("--model-size {name}{shorter}"), &smaller)? {
+        let kind = RemedyKind::ModelSize;
+        let mut flags = vec![kind.flags(&[name])];
+        if seq_len < config.batch.seq_len {
+            flags.push(RemedyKind::SequenceLength.flags(&[&seq_len.to_string()]));
+        }
+        if attempt(kind, flags.join(" "), &smaller)? {
             break;
         }
     }

@@ -11,8 +11,10 @@
 //! Micro batches are divisors of the effective batch, so that it is met exactly. Memory grows with the batch, which
 //! makes the largest that fits a matter of bisection; the answer and the next larger one have both been predicted.
 
+use cinch_config::remedy::{Effect, RemedyKind};
+
 use crate::TorchError;
-use crate::change::Change;
+use crate::change;
 use crate::eager::training::Precision;
 use crate::model::{Prediction, Workload};
 use crate::overhead::Overhead;
@@ -144,10 +146,10 @@ struct Variant {
 
 impl Variant {
     /// The variant with one more change, where it applies.
-    fn with(&self, change: Change) -> Option<Variant> {
-        let workload = change.apply(&self.workload)?;
+    fn with(&self, kind: RemedyKind) -> Option<Variant> {
+        let workload = change::apply(kind, &self.workload)?;
         let mut changes = self.changes.clone();
-        changes.push(change.describe(&self.workload, &workload));
+        changes.push(change::describe(kind, &self.workload, &workload));
         Some(Variant { workload, changes })
     }
 }
@@ -164,17 +166,13 @@ fn variants(base: &Workload, may: Permissions) -> Vec<Vec<Variant>> {
         changes: Vec::new(),
     }];
     let result_changes = [
-        (may.optimizer_8bit, Change::EightBitOptimizer),
-        (
-            may.precision,
-            Change::Precision(Precision::AutocastBFloat16),
-        ),
-        (may.precision, Change::Precision(Precision::BFloat16)),
+        (may.optimizer_8bit, RemedyKind::EightBitStates),
+        (may.precision, RemedyKind::Bf16),
+        (may.precision, RemedyKind::Bf16Weights),
     ];
     for (allowed, change) in result_changes {
         // Autocast is a step down from fp32 only.
-        let useful = change != Change::Precision(Precision::AutocastBFloat16)
-            || base.recipe.precision == Precision::Float32;
+        let useful = change != RemedyKind::Bf16 || base.recipe.precision == Precision::Float32;
         let last = starts.last().filter(|_| allowed && useful);
         if let Some(next) = last.and_then(|last| last.with(change)) {
             starts.push(next);
@@ -185,9 +183,9 @@ fn variants(base: &Workload, may: Permissions) -> Vec<Vec<Variant>> {
         .map(|start| {
             let mut group = vec![start];
             let free = [
-                (may.fused_optimizer, Change::FusedOptimizer),
-                (may.expandable_segments, Change::ExpandableSegments),
-                (may.checkpointing, Change::Checkpointing),
+                (may.fused_optimizer, RemedyKind::FusedOptimizer),
+                (may.expandable_segments, RemedyKind::ExpandableSegments),
+                (may.checkpointing, RemedyKind::Recomputation),
             ];
             for (_, change) in free.into_iter().filter(|(allowed, _)| *allowed) {
                 let more: Vec<Variant> = group.iter().filter_map(|v| v.with(change)).collect();
@@ -378,7 +376,7 @@ fn does_not_fit(smallest: Option<(u64, Workload)>, base: &Workload, limits: &Lim
         .and_then(|remedies| {
             let mut saving = remedies
                 .into_iter()
-                .filter(|remedy| remedy.device < 0 && remedy.kind.keeps_the_model());
+                .filter(|remedy| remedy.device < 0 && remedy.kind.effect() != Effect::ChangesModel);
             let first = saving.next()?;
             // The mildest that is enough on its own; if none is, the largest.
             let enough = |remedy: &Remedy| remedy.totals.safe <= limits.budget_bytes;

@@ -1,7 +1,9 @@
 //! What each remedy of the guides would do to a run, in bytes: the run is predicted with and without it.
 
+use cinch_config::remedy::{REMEDIES, RemedyKind};
+
 use crate::TorchError;
-use crate::change::{ALL, Change};
+use crate::change;
 use crate::model::{Prediction, Workload};
 use crate::overhead::Overhead;
 use crate::parallel;
@@ -33,7 +35,7 @@ impl Totals {
 /// One change, and what it does to the run's memory. Differences are after minus before: a saving is negative.
 #[derive(Clone, Debug)]
 pub struct Remedy {
-    pub kind: Change,
+    pub kind: RemedyKind,
     pub name: &'static str,
     /// What to set, with this run's values.
     pub change: String,
@@ -56,14 +58,14 @@ pub fn remedies(workload: &Workload, overhead: &Overhead) -> Result<Vec<Remedy>,
         ..workload.clone()
     };
     let before = Totals::of(&workload.predict()?, overhead);
-    let changed: Vec<(Change, Workload)> = ALL
-        .into_iter()
-        .filter_map(|kind| Some((kind, kind.apply(workload)?)))
+    let changed: Vec<(RemedyKind, Workload)> = REMEDIES
+        .iter()
+        .filter_map(|declared| Some((declared.kind, change::apply(declared.kind, workload)?)))
         .collect();
     let totals: Vec<Result<Totals, TorchError>> =
         parallel::map(&changed, |(kind, changed)| match kind {
             // The two that only drop names and free segments leave the replay as it is.
-            Change::EmptyCache | Change::DeleteNames => Ok(before),
+            RemedyKind::EmptyCache | RemedyKind::DeleteNames => Ok(before),
             _ => Ok(Totals::of(&changed.predict()?, overhead)),
         });
     let mut remedies = Vec::new();
@@ -71,14 +73,14 @@ pub fn remedies(workload: &Workload, overhead: &Overhead) -> Result<Vec<Remedy>,
         let totals = totals?;
         remedies.push(Remedy {
             kind,
-            name: kind.name(),
-            change: kind.describe(workload, &changed),
+            name: kind.declaration().name,
+            change: change::describe(kind, workload, &changed),
             workload: changed,
             allocated: difference(totals.allocated, before.allocated),
             reserved: difference(totals.reserved, before.reserved),
             device: difference(totals.device, before.device),
             totals,
-            note: kind.note().map(String::from),
+            note: kind.declaration().note.map(String::from),
         });
     }
     // Stable: equal savings stay in the order of their cost.

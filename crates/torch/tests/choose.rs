@@ -1,8 +1,9 @@
 //! The chosen settings against a search of everything that is permitted.
 
 use cinch_architecture::configured;
+use cinch_config::remedy::RemedyKind;
 use cinch_torch::TorchError;
-use cinch_torch::change::Change;
+use cinch_torch::change;
 use cinch_torch::choose::{Choice, Limits, Permissions, choose};
 use cinch_torch::eager::optimizer::Optimizer;
 use cinch_torch::eager::training::Precision;
@@ -42,16 +43,16 @@ fn cost(workload: &Workload) -> u64 {
 /// The least cost of all subsets of the permitted changes at all divisors.
 fn exhaustive(base: &Workload, limits: &Limits) -> Option<u64> {
     let changes = [
-        Change::FusedOptimizer,
-        Change::ExpandableSegments,
-        Change::Checkpointing,
+        RemedyKind::FusedOptimizer,
+        RemedyKind::ExpandableSegments,
+        RemedyKind::Recomputation,
     ];
     let mut least = None;
     for subset in 0..1 << changes.len() {
         let mut workload = base.clone();
         for (bit, change) in changes.iter().enumerate() {
             if subset >> bit & 1 == 1 {
-                workload = change.apply(&workload).unwrap();
+                workload = change::apply(*change, &workload).unwrap();
             }
         }
         for batch in

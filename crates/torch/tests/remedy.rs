@@ -1,7 +1,8 @@
 //! Remedies beside pairs of measured runs that differ in one setting, and the loops and cards they are priced for.
 
+use cinch_config::remedy::RemedyKind;
 use cinch_device::Generation;
-use cinch_torch::change::Change;
+use cinch_torch::change;
 use cinch_torch::convention::Convention;
 use cinch_torch::eager::optimizer::{Execution, Optimizer};
 use cinch_torch::model::Workload;
@@ -23,7 +24,7 @@ fn workload(name: &str) -> Workload {
     measured(name).case.workload().unwrap()
 }
 
-fn remedy(list: &[Remedy], kind: Change) -> Option<&Remedy> {
+fn remedy(list: &[Remedy], kind: RemedyKind) -> Option<&Remedy> {
     list.iter().find(|remedy| remedy.kind == kind)
 }
 
@@ -32,37 +33,37 @@ fn a_remedy_saves_what_two_measured_runs_differ_by() {
     let pairs = [
         (
             "gpt2-b8-t1024-amp_bf16",
-            Change::Checkpointing,
+            RemedyKind::Recomputation,
             "gpt2-b8-t1024-amp_bf16-ckpt",
         ),
         (
             "gpt2-b8-t1024-amp_bf16",
-            Change::ExpandableSegments,
+            RemedyKind::ExpandableSegments,
             "gpt2-b8-t1024-amp_bf16-expandable",
         ),
         (
             "gpt2-b4-t512-fp32",
-            Change::PlainSgd,
+            RemedyKind::PlainSgd,
             "gpt2-b4-t512-fp32-sgd",
         ),
         (
             "gpt2-b4-t512-fp32",
-            Change::FusedOptimizer,
+            RemedyKind::FusedOptimizer,
             "gpt2-b4-t512-fp32-adamw_fused",
         ),
         (
             "gpt2-b4-t512-amp_bf16-eager",
-            Change::FusedAttention,
+            RemedyKind::FusedAttention,
             "gpt2-b4-t512-amp_bf16",
         ),
         (
             "qwen2.5-0.5b-b4-t1024-bf16",
-            Change::Checkpointing,
+            RemedyKind::Recomputation,
             "qwen2.5-0.5b-b4-t1024-bf16-ckpt",
         ),
         (
             "qwen2.5-7b-lora128-b2-t2048-a32",
-            Change::Checkpointing,
+            RemedyKind::Recomputation,
             "qwen2.5-7b-lora128-b2-t2048-ckpt-a32",
         ),
     ];
@@ -101,7 +102,7 @@ fn remedies_are_sorted_and_those_that_do_nothing_say_why() {
     let run = workload("gpt2-b8-t1024-amp_bf16");
     let list = remedies(&run, &H200).unwrap();
     assert!(list.is_sorted_by_key(|remedy| remedy.device));
-    for kind in [Change::EmptyCache, Change::DeleteNames] {
+    for kind in [RemedyKind::EmptyCache, RemedyKind::DeleteNames] {
         let remedy = remedy(&list, kind).unwrap();
         assert_eq!(
             (remedy.allocated, remedy.reserved, remedy.device),
@@ -111,10 +112,10 @@ fn remedies_are_sorted_and_those_that_do_nothing_say_why() {
     }
     // It has SDPA already, no adapters to shrink, and GPT-2's layers are not plain linear ones.
     for kind in [
-        Change::FusedAttention,
-        Change::HalfRank,
-        Change::Adapters,
-        Change::HalfKeys,
+        RemedyKind::FusedAttention,
+        RemedyKind::AdapterRank,
+        RemedyKind::Adapters,
+        RemedyKind::SelectedKeys,
     ] {
         assert!(remedy(&list, kind).is_none(), "{kind:?}");
     }
@@ -126,7 +127,7 @@ fn half_the_batch_keeps_the_effective_batch() {
         let mut run = workload("gpt2-b4-t512-fp32");
         run.batch = batch;
         run.recipe.accumulation = accumulation;
-        let changed = Change::HalfBatch.apply(&run).unwrap();
+        let changed = change::apply(RemedyKind::MicroBatch, &run).unwrap();
         assert_eq!(changed.batch, half, "{batch} × {accumulation}");
         assert_eq!(
             changed.batch * u64::from(changed.recipe.accumulation),
@@ -135,13 +136,13 @@ fn half_the_batch_keeps_the_effective_batch() {
     }
     let mut run = workload("gpt2-b4-t512-fp32");
     run.batch = 1;
-    assert!(Change::HalfBatch.apply(&run).is_none());
+    assert!(change::apply(RemedyKind::MicroBatch, &run).is_none());
 }
 
 #[test]
 fn adapters_train_a_fraction() {
     let run = workload("qwen2.5-0.5b-b4-t1024-bf16");
-    let tuned = Change::Adapters.apply(&run).unwrap();
+    let tuned = change::apply(RemedyKind::Adapters, &run).unwrap();
     // r·(in + out) for each of the seven linear layers of the 24 layers of Qwen2.5-0.5B.
     let shapes = [
         (896, 896),
@@ -215,7 +216,7 @@ fn every_architecture_has_remedies_that_save() {
     ] {
         let list = remedies(&workload(name), &H200).unwrap();
         assert!(list.len() >= 8, "{name}: {}", list.len());
-        let length = remedy(&list, Change::HalfLength).unwrap();
+        let length = remedy(&list, RemedyKind::SequenceLength).unwrap();
         assert!(length.device < 0, "{name}");
     }
 }

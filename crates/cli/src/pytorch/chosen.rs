@@ -1,5 +1,6 @@
 //! `cinch fit --engine pytorch`: the settings with which a PyTorch run fits a card.
 
+use cinch_config::remedy::{self, RemedyKind};
 use cinch_config::{Bytes, Program, Settings, Source};
 use cinch_fit::search::SettingValue;
 use cinch_torch::TorchError;
@@ -128,22 +129,19 @@ fn limits(arguments: &FitArguments, run: &Run) -> anyhow::Result<(Budget, Limits
 /// another precision only where that is allowed.
 fn permissions(arguments: &FitArguments, settings: &Settings) -> Permissions {
     let explained = settings.explain();
-    let typed = |key: &str| {
+    let typed = |kind: RemedyKind| {
         explained.iter().any(|one| {
-            one.key == key && matches!(one.source, Source::Flag(_) | Source::Environment(_))
+            kind.writes(one.key) && matches!(one.source, Source::Flag(_) | Source::Environment(_))
         })
     };
-    // Another optimizer than AdamW is the user's choice.
-    let of_file = |key: &str| settings.is_explicit(key);
     let allows = |what| arguments.allow.contains(&what);
     Permissions {
-        checkpointing: !typed("vram.checkpointing"),
-        expandable_segments: !typed("pytorch.alloc_conf"),
-        fused_optimizer: !of_file("pytorch.optimizer"),
-        optimizer_8bit: !typed("pytorch.optimizer") && !arguments.strict,
-        precision: allows(Allowed::Precision)
-            && !typed("pytorch.precision")
-            && !typed("vram.precision"),
+        checkpointing: !typed(RemedyKind::Recomputation),
+        expandable_segments: !typed(RemedyKind::ExpandableSegments),
+        // Another optimizer than AdamW is the user's choice, in a file as well.
+        fused_optimizer: !settings.is_explicit(remedy::TORCH_OPTIMIZER),
+        optimizer_8bit: !typed(RemedyKind::EightBitStates) && !arguments.strict,
+        precision: allows(Allowed::Precision) && !typed(RemedyKind::Bf16),
     }
 }
 
@@ -197,29 +195,26 @@ impl Fitted {
                 value: Some(value.to_owned()),
             });
         };
-        value("vram.batch_size", &after.batch.to_string());
-        value(
-            "vram.gradient_accumulation_steps",
-            &after.recipe.accumulation.to_string(),
-        );
+        value(remedy::BATCH_SIZE, &after.batch.to_string());
+        value(remedy::ACCUMULATION, &after.recipe.accumulation.to_string());
         let checkpointing = checkpointing_name(after.checkpoints);
         if own || before.checkpoints.is_on() != after.checkpoints.is_on() {
-            value("vram.checkpointing", checkpointing);
+            value(remedy::CHECKPOINTING, checkpointing);
         }
         let precision = after.recipe.precision;
         match own {
-            true => value("vram.precision", plain_precision(precision)),
+            true => value(remedy::PRECISION, plain_precision(precision)),
             false if before.recipe.precision != precision => {
-                value("pytorch.precision", precision_name(precision));
+                value(remedy::TORCH_PRECISION, precision_name(precision));
             }
             false => {}
         }
         let optimizer = after.recipe.optimizer;
         match own {
-            true if optimizer == Optimizer::Adam8Bit => value("vram.optimizer_states", "8bit"),
-            true => value("vram.optimizer_states", "fp32"),
+            true if optimizer == Optimizer::Adam8Bit => value(remedy::OPTIMIZER_STATES, "8bit"),
+            true => value(remedy::OPTIMIZER_STATES, "fp32"),
             false if before.recipe.optimizer != optimizer => {
-                value("pytorch.optimizer", estimate::optimizer_name(optimizer));
+                value(remedy::TORCH_OPTIMIZER, estimate::optimizer_name(optimizer));
             }
             false => {}
         }
@@ -231,27 +226,24 @@ impl Fitted {
         let workload = &self.choice.workload;
         let recipe = &workload.recipe;
         let mut values = vec![
-            ("vram.batch_size", workload.batch.to_string()),
+            (remedy::BATCH_SIZE, workload.batch.to_string()),
+            (remedy::ACCUMULATION, recipe.accumulation.to_string()),
+            (remedy::SEQUENCE, workload.length.to_string()),
             (
-                "vram.gradient_accumulation_steps",
-                recipe.accumulation.to_string(),
-            ),
-            ("vram.max_seq_len", workload.length.to_string()),
-            (
-                "vram.checkpointing",
+                remedy::CHECKPOINTING,
                 checkpointing_name(workload.checkpoints).to_owned(),
             ),
             (
-                "pytorch.precision",
+                remedy::TORCH_PRECISION,
                 precision_name(recipe.precision).to_owned(),
             ),
             (
-                "pytorch.optimizer",
+                remedy::TORCH_OPTIMIZER,
                 estimate::optimizer_name(recipe.optimizer).to_owned(),
             ),
         ];
         if !self.alloc_conf.is_empty() {
-            values.push(("pytorch.alloc_conf", self.alloc_conf.clone()));
+            values.push((remedy::ALLOC_CONF, self.alloc_conf.clone()));
         }
         let value = |(key, value)| SettingValue {
             key,

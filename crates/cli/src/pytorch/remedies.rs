@@ -1,7 +1,7 @@
 //! What could be done about a run: a table of remedies, and the best in a sentence.
 
 use cinch_config::Bytes;
-use cinch_torch::change::{self, Change};
+use cinch_config::remedy::Effect;
 use cinch_torch::remedy::Remedy;
 use comfy_table::Cell;
 use serde_json::{Value, json};
@@ -59,19 +59,13 @@ pub fn as_json(remedies: &[Remedy]) -> Value {
 /// The remedies that bring a run into its budget, those that cost least first; where none does
 /// alone, those that save most. Another model is no remedy.
 fn best(remedies: &[Remedy], budget_bytes: u64) -> Vec<&Remedy> {
-    let same_model = |kind| {
-        !matches!(
-            kind,
-            Change::HalfLayers | Change::HalfKeys | Change::FewerNegatives
-        )
-    };
     let saving = remedies
         .iter()
-        .filter(|remedy| remedy.device < 0 && same_model(remedy.kind));
+        .filter(|remedy| remedy.device < 0 && remedy.kind.effect() != Effect::ChangesModel);
     let saving: Vec<&Remedy> = saving.collect();
     let fits = |remedy: &&&Remedy| remedy.totals.safe <= budget_bytes;
     let mut best: Vec<&Remedy> = saving.iter().filter(fits).copied().collect();
-    best.sort_by_key(|remedy| change::ALL.iter().position(|kind| *kind == remedy.kind));
+    best.sort_by_key(|remedy| remedy.kind.rank());
     if best.is_empty() {
         best = saving;
     }

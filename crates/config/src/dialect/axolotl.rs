@@ -155,7 +155,6 @@ const RULES: &[Rule] = &[
         "nothing is computed from this key; leave it out",
     ),
     refused("unfrozen_parameters", PARTLY),
-    refused("lisa_*", PARTLY),
     refused(
         "lora_modules_to_save",
         "layers that are trained beside the adapters are not computed",

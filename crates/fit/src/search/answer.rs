@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use cinch_config::remedy::{Effect, RemedyKind};
 use cinch_config::{Bytes, Config};
 use cinch_model::compute_type;
 use cinch_plan::Breakdown;
 use cinch_step::{CheckpointingReport, StepPlan};
 use serde::Serialize;
 
-use super::axis::Effect;
 use super::request::Request;
 
 /// Everything there is to say about a configuration on a card.
@@ -132,10 +132,8 @@ impl Technique {
 
 /// "recompute 3 of 8 blocks".
 pub fn recomputation_text(recomputed: usize, blocks: usize) -> String {
-    match recomputed {
-        0 => "no recomputation".to_owned(),
-        _ => format!("recompute {recomputed} of {blocks} blocks"),
-    }
+    let values = [recomputed, blocks].map(|count| count.to_string());
+    RemedyKind::Recomputation.said(&values.each_ref().map(String::as_str))
 }
 
 impl FitSettings {

@@ -1,5 +1,5 @@
-//! What a search may choose, declared: each axis names the settings it writes, its choices, and
-//! whether a choice changes what is learned.
+//! What a search may choose: each axis is a change that `cinch_config::remedy` declares (the
+//! settings it writes, what it does to the result, what is preferred to what) with its choices.
 //!
 //! The search itself knows none of them. A model adds its own by declaring them in its
 //! description (`cinch_architecture::Family`).
@@ -8,32 +8,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use cinch_architecture::{Number, Tunable};
+use cinch_config::remedy::{Effect, PRECISION, REMEDIES, RemedyKind};
 use cinch_config::{Config, Precision, StateFormat};
 use cinch_device::Card;
 use cinch_graph::Target;
-use serde::Serialize;
 
 use super::request::{Permission, Request};
 use crate::budget::FEWEST_ROWS;
-
-pub(crate) const MICRO_BATCH: &str = "vram.batch_size";
-pub(crate) const ACCUMULATION: &str = "vram.gradient_accumulation_steps";
-pub(crate) const CHECKPOINTING: &str = "vram.checkpointing";
-const LOSS_CHUNK: &str = "vram.loss_chunk";
-const STATES: &str = "vram.optimizer_states";
-const UPDATE_IN_BACKWARD: &str = "vram.update_in_backward";
-const OFFLOAD: &str = "vram.use_cpu_offload";
-const PRECISION: &str = "vram.precision";
-const SEQUENCE: &str = "vram.max_seq_len";
-
-/// Whether choosing differently trains the same model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Effect {
-    /// The same gradient, up to the order of additions.
-    KeepsResult,
-    ChangesResult,
-}
 
 /// One setting, or a few that go together, and what it may be.
 #[derive(Clone, Debug)]
@@ -72,6 +53,18 @@ impl Choice {
         }
     }
 
+    /// A value of a declared change; none for each key that is left to the planner.
+    fn of(
+        kind: RemedyKind,
+        values: Vec<Option<String>>,
+        write: impl Fn(&mut Config) + Send + Sync + 'static,
+    ) -> Self {
+        let said: Vec<&str> = values.iter().filter_map(Option::as_deref).collect();
+        let description = kind.said(&said);
+        let keys = kind.declaration().keys.iter().copied();
+        Self::new(description, keys.zip(values).collect(), write)
+    }
+
     pub fn write(&self, config: &mut Config) {
         (self.write)(config);
     }
@@ -91,7 +84,21 @@ impl fmt::Debug for Choice {
 }
 
 impl Axis {
-    /// An axis over values, each told as a choice by `choice`.
+    /// A declared change over values, each told as a choice by `choice`.
+    fn of<T>(
+        kind: RemedyKind,
+        written: T,
+        values: impl IntoIterator<Item = T>,
+        choice: impl Fn(T) -> Choice,
+    ) -> Self {
+        let axis = Self::new(kind.declaration().keys, written, values, choice);
+        Self {
+            effect: kind.effect(),
+            ..axis
+        }
+    }
+
+    /// An axis over values that keep the result.
     fn new<T>(
         keys: &'static [&'static str],
         written: T,
@@ -111,7 +118,6 @@ impl Axis {
 
     /// Choices but the first change the result, and are as free as the user says.
     fn changing(mut self, permission: Permission) -> Self {
-        self.effect = Effect::ChangesResult;
         match permission {
             Permission::Never => self.choices.truncate(1),
             Permission::LastResort => self.num_free = self.num_free.min(1),
@@ -132,17 +138,11 @@ impl Axis {
 
 /// One way to cut an effective batch.
 pub(crate) fn split(micro: usize, accumulation: usize) -> Choice {
-    Choice::new(
-        format!("micro batch {micro} × {accumulation}"),
-        vec![
-            (MICRO_BATCH, Some(micro.to_string())),
-            (ACCUMULATION, Some(accumulation.to_string())),
-        ],
-        move |config| {
-            config.batch.batch_size = micro;
-            config.batch.accumulation = accumulation;
-        },
-    )
+    let values = [micro, accumulation].map(|count| Some(count.to_string()));
+    Choice::of(RemedyKind::MicroBatch, values.into(), move |config| {
+        config.batch.batch_size = micro;
+        config.batch.accumulation = accumulation;
+    })
 }
 
 /// The ways to cut an effective batch, given as (micro batch, accumulation).
@@ -152,22 +152,17 @@ pub(crate) fn micro_batch(
 ) -> Axis {
     let written = (config.batch.batch_size, config.batch.accumulation);
     let choice = |(micro, accumulation)| split(micro, accumulation);
-    Axis::new(&[MICRO_BATCH, ACCUMULATION], written, splits, choice)
+    Axis::of(RemedyKind::MicroBatch, written, splits, choice)
 }
 
-/// Everything but the micro batch and the recomputed blocks.
+/// Everything but the micro batch and the recomputed blocks: the changes that weigh most first,
+/// then what the model itself has.
 pub(crate) fn axes(request: &Request<'_>) -> Vec<Axis> {
     let config = request.config;
-    let mut axes = vec![
-        sequence_length(config.batch.seq_len).changing(request.permissions.sequence_length),
-        states(config).changing(request.permissions.states),
-        precision(request),
-        loss_chunk(config, request.machine.target),
-        update_in_backward(config),
-    ];
-    if request.machine.target == Target::Cuda {
-        axes.push(offload(config));
-    }
+    let declared = REMEDIES.iter().rev();
+    let mut axes: Vec<Axis> = declared
+        .filter_map(|declared| axis(declared.kind, request))
+        .collect();
     axes.extend(config.model.family().tunables.iter().filter_map(|tunable| {
         let written = config.model.get(tunable.key)?.whole()?;
         Some(tuned(tunable, config, written))
@@ -175,59 +170,55 @@ pub(crate) fn axes(request: &Request<'_>) -> Vec<Axis> {
     axes.into_iter().map(|axis| axis.settle(request)).collect()
 }
 
-/// What a switch is called when it is on and when it is off.
-fn switch(
-    keys: &'static [&'static str],
-    written: bool,
-    [on, off]: [&'static str; 2],
-    set: fn(&mut Config, bool),
-) -> Axis {
-    Axis::new(keys, written, [false, true], |value| {
-        let values = vec![(keys[0], Some(value.to_string()))];
-        let description = if value { on } else { off };
-        Choice::new(description, values, move |config| set(config, value))
+/// The axis of a change; none where the engine or the machine has none.
+fn axis(kind: RemedyKind, request: &Request<'_>) -> Option<Axis> {
+    let config = request.config;
+    let permissions = &request.permissions;
+    let is_cuda = request.machine.target == Target::Cuda;
+    Some(match kind {
+        RemedyKind::SequenceLength => {
+            sequence_length(config.batch.seq_len).changing(permissions.sequence_length)
+        }
+        RemedyKind::EightBitStates => states(config).changing(permissions.states),
+        RemedyKind::Bf16 => precision(request),
+        RemedyKind::LossChunk => loss_chunk(config, request.machine.target),
+        RemedyKind::UpdateInBackward => {
+            switch(kind, config.batch.update_in_backward, |config, on| {
+                config.batch.update_in_backward = on;
+            })
+        }
+        RemedyKind::Offload if is_cuda => switch(kind, config.batch.offload, |config, on| {
+            config.batch.offload = on;
+        }),
+        _ => return None,
     })
 }
 
-fn update_in_backward(config: &Config) -> Axis {
-    switch(
-        &[UPDATE_IN_BACKWARD],
-        config.batch.update_in_backward,
-        ["update inside backward", "update after backward"],
-        |config, on| config.batch.update_in_backward = on,
-    )
-}
-
-fn offload(config: &Config) -> Axis {
-    switch(
-        &[OFFLOAD],
-        config.batch.offload,
-        [
-            "optimizer states in host memory",
-            "optimizer states on the card",
-        ],
-        |config, on| config.batch.offload = on,
-    )
+/// A setting that is on or off.
+fn switch(kind: RemedyKind, written: bool, set: fn(&mut Config, bool)) -> Axis {
+    Axis::of(kind, written, [false, true], |value| {
+        let values = vec![Some(value.to_string())];
+        Choice::of(kind, values, move |config| set(config, value))
+    })
 }
 
 /// Eight-bit states are close to those of 32 bits, not the same, so they are a last resort
 /// unless the user allows them.
 fn states(config: &Config) -> Axis {
+    let kind = RemedyKind::EightBitStates;
     let choice = |format: StateFormat| {
-        Choice::new(
-            format!("{} optimizer states", format.name()),
-            vec![(STATES, Some(format.name().to_owned()))],
-            move |config| config.batch.states = format,
-        )
+        let values = vec![Some(format.name().to_owned())];
+        Choice::of(kind, values, move |config| config.batch.states = format)
     };
     let written = config.batch.states;
     let mut formats = [StateFormat::Fp32, StateFormat::EightBit];
     formats.sort_by_key(|&format| format != written);
-    Axis::new(&[STATES], written, formats, choice)
+    Axis::of(kind, written, formats, choice)
 }
 
 /// The type of the computation: what the user stated or allows, else what the processor runs best.
 fn precision(request: &Request<'_>) -> Axis {
+    let kind = RemedyKind::Bf16;
     let stated = request.fixed.contains(&PRECISION);
     let written = request.config.batch.precision;
     let candidates = match &request.permissions.precisions {
@@ -236,16 +227,12 @@ fn precision(request: &Request<'_>) -> Axis {
         None => vec![best_precision(request.card)],
     };
     let choice = |precision: Precision| {
-        Choice::new(
-            precision.name(),
-            vec![(PRECISION, Some(precision.name().to_owned()))],
-            move |config| config.batch.precision = precision,
-        )
+        let values = vec![Some(precision.name().to_owned())];
+        Choice::of(kind, values, move |config| {
+            config.batch.precision = precision;
+        })
     };
-    Axis {
-        effect: Effect::ChangesResult,
-        ..Axis::new(&[PRECISION], written, candidates, choice)
-    }
+    Axis::of(kind, written, candidates, choice)
 }
 
 /// bf16 has the range of fp32 and needs no loss scale, so it goes before fp16.
@@ -272,20 +259,17 @@ fn loss_chunk(config: &Config, target: Target) -> Axis {
         Some(FEWEST_ROWS),
     ];
     rows.dedup();
+    let kind = RemedyKind::LossChunk;
     let choice = |rows: Option<usize>| {
-        let description = match rows {
-            Some(rows) => format!("{rows} rows of logits at once"),
-            None => "as many rows of logits as run well".to_owned(),
-        };
-        let values = vec![(LOSS_CHUNK, rows.map(|rows| rows.to_string()))];
-        Choice::new(description, values, move |config| {
+        let values = vec![rows.map(|rows| rows.to_string())];
+        Choice::of(kind, values, move |config| {
             config.batch.loss_chunk = rows;
         })
     };
     let num_free = rows.len() - 1;
     Axis {
         num_free,
-        ..Axis::new(&[LOSS_CHUNK], config.batch.loss_chunk, rows, choice)
+        ..Axis::of(kind, config.batch.loss_chunk, rows, choice)
     }
 }
 
@@ -296,13 +280,12 @@ fn sequence_length(asked: usize) -> Axis {
         Some(length / 2).filter(|&half| half >= SHORTEST)
     });
     let choice = |length: usize| {
-        Choice::new(
-            format!("sequences of {length} tokens"),
-            vec![(SEQUENCE, Some(length.to_string()))],
-            move |config| config.batch.seq_len = length,
-        )
+        let values = vec![Some(length.to_string())];
+        Choice::of(RemedyKind::SequenceLength, values, move |config| {
+            config.batch.seq_len = length;
+        })
     };
-    Axis::new(&[SEQUENCE], asked, halves, choice)
+    Axis::of(RemedyKind::SequenceLength, asked, halves, choice)
 }
 
 fn tuned(tunable: &'static Tunable, config: &Config, written: u64) -> Axis {

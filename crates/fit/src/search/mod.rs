@@ -27,7 +27,7 @@ pub use answer::{
     FitOutcome, FitReport, FitSettings, Rung, SettingChange, SettingValue, Technique,
     recomputation_text,
 };
-pub use axis::{Axis, Choice, Effect, best_precision};
+pub use axis::{Axis, Choice, best_precision};
 pub use calibration::{Calibration, CalibrationFactor};
 pub use guide::{GuideClaim, GuideRow, guide_rows};
 pub use request::{Permission, Permissions, Request, budget_with_margin, stated_keys};
@@ -36,6 +36,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cinch_config::Config;
+use cinch_config::remedy::Effect;
 use cinch_step::StepPlan;
 
 use crate::{DoesNotFit, FitError};
@@ -178,6 +179,7 @@ fn notes(space: &Space, tier: &Tier) -> Vec<String> {
         let price = match axis.effect {
             Effect::KeepsResult => "which is slower",
             Effect::ChangesResult => "which changes the result",
+            Effect::ChangesModel => "which changes the model",
         };
         format!(
             "nothing with {} fits the budget: {}, {price}",

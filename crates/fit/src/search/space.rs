@@ -3,9 +3,10 @@
 
 use std::ops::Range;
 
+use cinch_config::remedy::{ACCUMULATION, BATCH_SIZE, CHECKPOINTING};
 use cinch_config::{Checkpointing, Config};
 
-use super::axis::{ACCUMULATION, Axis, CHECKPOINTING, MICRO_BATCH, axes, micro_batch};
+use super::axis::{Axis, axes, micro_batch};
 use super::request::Request;
 use crate::FitError;
 
@@ -128,7 +129,7 @@ fn splits(request: &Request<'_>) -> Result<Vec<(usize, usize)>, FitError> {
         return Err(FitError::EmptyBatch);
     }
     let stated: Vec<(&'static str, usize)> = [
-        (MICRO_BATCH, batch.batch_size),
+        (BATCH_SIZE, batch.batch_size),
         (ACCUMULATION, batch.accumulation),
     ]
     .into_iter()
@@ -150,7 +151,7 @@ fn splits(request: &Request<'_>) -> Result<Vec<(usize, usize)>, FitError> {
             let around = [effective / unit * unit, effective.div_ceil(unit) * unit];
             refuse(around.into_iter().filter(|&exact| exact > 0).collect())
         }
-        [(MICRO_BATCH, micro)] => Ok(vec![(micro, effective / micro)]),
+        [(BATCH_SIZE, micro)] => Ok(vec![(micro, effective / micro)]),
         [(_, accumulation)] => Ok(vec![(effective / accumulation, accumulation)]),
         _ if batch.effective_batch() == effective => {
             Ok(vec![(batch.batch_size, batch.accumulation)])

@@ -1,11 +1,12 @@
 //! What each technique does alone, from the recommended settings; and why the recommendation
 //! differs from what the user wrote.
 
+use cinch_config::remedy::{BATCH_SIZE, CHECKPOINTING, Effect, RemedyKind};
 use cinch_config::{Bytes, Config};
 use rayon::prelude::*;
 
 use super::answer::{SettingChange, SettingValue, Technique, recomputation_text};
-use super::axis::{CHECKPOINTING, Choice, Effect, MICRO_BATCH, split};
+use super::axis::{Choice, split};
 use super::explore::{Candidate, Explored, Glance, SAME_SPEED};
 use super::request::Request;
 use super::space::{is_sensible, with_recomputed};
@@ -62,7 +63,7 @@ fn trials(explored: &Explored<'_>, best: Candidate) -> Vec<Trial> {
                 recomputed,
                 change: recomputation_text(recomputed, blocks),
                 values: checkpointing_value(recomputed, blocks),
-                effect: Effect::KeepsResult,
+                effect: RemedyKind::Recomputation.effect(),
             });
         }
     }
@@ -70,7 +71,7 @@ fn trials(explored: &Explored<'_>, best: Candidate) -> Vec<Trial> {
         let chosen = site.point[index];
         for (other, choice) in axis.choices.iter().enumerate() {
             // Of the many ways to cut a batch or a sequence, the neighbours.
-            let is_count = axis.choices.len() > 4 || axis.keys.contains(&MICRO_BATCH);
+            let is_count = axis.choices.len() > 4 || axis.keys.contains(&BATCH_SIZE);
             if other == chosen || (is_count && chosen.abs_diff(other) > 1) {
                 continue;
             }
@@ -104,7 +105,7 @@ pub(crate) fn changes(
         if choice.is_in(request.config) {
             continue;
         }
-        let kept = match axis.keys.contains(&MICRO_BATCH) {
+        let kept = match axis.keys.contains(&BATCH_SIZE) {
             true => kept_micro_batch(request),
             false => Some(axis.written.clone()),
         };
@@ -140,7 +141,7 @@ pub(crate) fn changes(
             from,
             to: recomputation_text(best.recomputed, blocks),
             values: checkpointing_value(best.recomputed, blocks),
-            effect: Effect::KeepsResult,
+            effect: RemedyKind::Recomputation.effect(),
         });
     }
     Ok(changes)

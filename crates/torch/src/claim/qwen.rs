@@ -1,6 +1,7 @@
 //! Guide 002: Qwen2.5-7B with adapters of rank 128.
 
 use cinch_architecture::configured;
+use cinch_config::remedy::RemedyKind;
 use serde::Deserialize;
 use serde_json::Map;
 
@@ -8,7 +9,7 @@ use super::file::{self, Figure};
 use super::{GuideClaim, Trained, activations, run, size};
 use crate::TorchError;
 use crate::allocator::AllocatorConfig;
-use crate::change::Change;
+use crate::change;
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::training::Precision;
 use crate::model::Workload;
@@ -59,7 +60,7 @@ impl Run {
     fn workload(&self) -> Result<Workload, TorchError> {
         let architecture = configured("qwen2.5-7b", &Map::new())?.architecture;
         let base = run(architecture, self.batch, self.length, Precision::BFloat16);
-        let mut tuned = Change::Adapters.apply(&base).unwrap_or(base);
+        let mut tuned = change::apply(RemedyKind::Adapters, &base).unwrap_or(base);
         tuned.checkpoints = Checkpointing::NonReentrant;
         if let Some(lora) = &mut tuned.lora {
             lora.rank = RANK;
