@@ -33,6 +33,9 @@ fn recognise(keys: &Keys<'_>) -> Option<Vec<String>> {
         "data.class_path",
         "model._target_",
         "trainer._target_",
+        // Hydra's: the list of a layout's parts, and a part in a file of its own.
+        "defaults",
+        "_target_",
     ];
     let found: Vec<String> = own
         .iter()
@@ -70,6 +73,10 @@ const TRAINER: &[Rule] = &[
     same("trainer.log_every_n_steps", LOGGING),
     combined("trainer.devices"),
     combined("trainer.strategy"),
+    words("precision", TORCH_PRECISION, PRECISION_WORDS)
+        .otherwise("this precision is not computed"),
+    combined("devices"),
+    combined("strategy"),
     harmless("trainer.*"),
 ];
 
@@ -85,6 +92,10 @@ const RULES: &[Rule] = &[
     same("data.init.block_size", SEQUENCE),
     same("data.block_size", SEQUENCE),
     same("datamodule.max_length", SEQUENCE),
+    same("max_length", SEQUENCE),
+    same("block_size", SEQUENCE),
+    same("model_name_or_path", MODEL),
+    same("model_name", MODEL),
     same("model.model_name_or_path", MODEL),
     same("model.init.model_name_or_path", MODEL),
     same("model.init.model_name", MODEL),
@@ -102,11 +113,16 @@ const RULES: &[Rule] = &[
     harmless("optimizer*"),
     harmless("lr_scheduler*"),
     harmless("ckpt_path"),
+    harmless("defaults"),
+    harmless("hydra*"),
+    harmless("callbacks*"),
+    harmless("logger*"),
+    harmless("paths*"),
 ];
 
 /// GPUs and how they share.
 pub(super) fn strategy(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
-    let devices = ["trainer.devices", "training.trainer.devices"];
+    let devices = ["trainer.devices", "training.trainer.devices", "devices"];
     if let Some(entry) = devices.iter().find_map(|name| draft.find(name)) {
         let items = draft.items(entry);
         match items.as_slice() {
@@ -115,7 +131,7 @@ pub(super) fn strategy(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
             many => draft.say(entry, RANKS, &many.len().to_string()),
         }
     }
-    let strategies = ["trainer.strategy", "training.trainer.strategy"];
+    let strategies = ["trainer.strategy", "training.trainer.strategy", "strategy"];
     if let Some(entry) = strategies.iter().find_map(|name| draft.find(name)) {
         let word = draft.text(entry).unwrap_or_default();
         let sharding = match word.as_str() {
