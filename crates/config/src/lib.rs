@@ -8,7 +8,7 @@
 //!   of bytes, and a `document` of leaves with their places;
 //! - `setting`, `registry`, `value`: the settings there are, their types and ranges;
 //! - `preset`: named sets of values (named shapes are of `cinch-architecture`);
-//! - `source`, `settings`, `file`, `environment`: the layers, and who overrode whom;
+//! - `source`, `settings`, `file`, `folder`, `environment`: the layers, and who overrode whom;
 //! - `completion`, `rules`, `resolve`, `config`: what follows from what, what
 //!   cannot stand together, and the typed result.
 //!
@@ -37,6 +37,7 @@ mod environment;
 mod error;
 mod expression;
 mod file;
+mod folder;
 mod format;
 mod insert;
 mod json;
@@ -62,7 +63,7 @@ mod value;
 mod whole_batch;
 mod yaml;
 
-pub use apply::{Application, Applied, ChangedFile, Report, Unplaced, config_files};
+pub use apply::{Application, Applied, ChangedFile, Report, Unplaced};
 pub use bytes::Bytes;
 pub use config::{
     BatchConfig, Checkpointing, Config, DataConfig, NamedModel, OutputConfig, Precision, Schedule,
@@ -74,6 +75,7 @@ pub use disk::{Disk, LocalDisk};
 pub use document::{Document, Entry, Position, Scalar};
 pub use edit::edit;
 pub use error::{ConfigError, Given, Stated};
+pub use folder::config_files;
 pub use format::Format;
 pub use outline::KeyPath;
 pub use place::FileChange;
