@@ -9,7 +9,7 @@
 //! - `setting`, `registry`, `value`: the settings there are, their types and ranges;
 //! - `remedy`: the changes that alter what a run takes, each declared once;
 //! - `preset`: named sets of values (named shapes are of `cinch-architecture`);
-//! - `source`, `settings`, `file`, `environment`: the layers, and who overrode whom;
+//! - `source`, `settings`, `file`, `folder`, `environment`: the layers, and who overrode whom;
 //! - `completion`, `rules`, `resolve`, `config`: what follows from what, what
 //!   cannot stand together, and the typed result.
 //!
@@ -50,6 +50,7 @@ mod environment;
 mod error;
 mod expression;
 mod file;
+mod folder;
 mod format;
 mod insert;
 mod json;
@@ -76,7 +77,7 @@ mod value;
 mod whole_batch;
 mod yaml;
 
-pub use apply::{Application, Applied, ChangedFile, Report, Unplaced, config_files};
+pub use apply::{Application, Applied, ChangedFile, Report, Unplaced};
 pub use bytes::Bytes;
 pub use config::{
     BatchConfig, Checkpointing, Config, DataConfig, NamedModel, OutputConfig, Precision, Schedule,
@@ -88,6 +89,7 @@ pub use disk::{Disk, LocalDisk};
 pub use document::{Document, Entry, Position, Scalar};
 pub use edit::edit;
 pub use error::{ConfigError, Given, Stated};
+pub use folder::config_files;
 pub use format::Format;
 pub use outline::KeyPath;
 pub use place::FileChange;

@@ -109,7 +109,8 @@ pub(super) struct Arguments<'t> {
 pub(super) fn arguments_of(arguments: &[Placed]) -> Arguments<'_> {
     let mut named = Vec::new();
     let mut others = Vec::new();
-    for item in split(&arguments[1..arguments.len() - 1], b',') {
+    let inner = arguments.get(1..arguments.len().saturating_sub(1));
+    for item in split(inner.unwrap_or_default(), b',') {
         match item {
             [key, equals, value @ ..]
                 if key.token == Token::Name

@@ -337,3 +337,27 @@ fn check_rest(shown: &str, folder: &Path, copy: &Path, name: &str, case: &Case) 
     let found = facts(&load(copy, name, case).unwrap().1);
     assert_eq!(found, expected, "{shown}");
 }
+
+/// Whatever is left of a file, reading it gives settings or an error that names it.
+#[test]
+fn no_part_of_a_file_is_a_surprise() {
+    let mut count = 0;
+    for folder in folders() {
+        for (name, bytes) in contents(&folder) {
+            let text = String::from_utf8(bytes).unwrap();
+            let cuts = (0..text.len()).filter(|at| text.is_char_boundary(*at));
+            for at in cuts.step_by(5) {
+                for part in [&text[..at], &text[at..]] {
+                    let mut settings = Settings::new();
+                    if let Err(error) = settings.load_text(Path::new(&name), part) {
+                        let error = error.to_string();
+                        assert!(error.contains(&name), "{name} at {at}: {error}");
+                    }
+                    settings.explain();
+                    count += 1;
+                }
+            }
+        }
+    }
+    assert!(count > 10_000, "{count}");
+}
