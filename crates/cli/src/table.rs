@@ -132,8 +132,8 @@ pub fn settle(table: &mut Table, spare: &[usize]) {
     let words: Vec<u16> = longest_words(table, widths.len());
     let least = |column: usize| match widths[column] {
         short if short <= SHORT => short,
-        long if long <= LONGEST => words[column].min(LONGEST).max(PHRASE),
-        _ => words[column].min(LONGEST).max(SENTENCE),
+        long if long <= LONGEST => words[column].clamp(PHRASE, LONGEST),
+        _ => words[column].clamp(SENTENCE, LONGEST),
     };
     let needed = |shown: &[usize]| -> u16 {
         let columns = shown.iter().map(|&column| least(column));

@@ -499,7 +499,7 @@ fn a_real_recording_is_explained_in_the_users_lines() {
             "231,313,920",
             "375,390,208",
             "…/project/src/record.py:9",
-            "linear.py:134 forward",
+            "linear.py:134",
             "(backward)",
             "event for event",
             "what helps: PYTORCH_ALLOC_CONF=expandable_segments:True",

@@ -211,3 +211,11 @@ fn tables_and_charts_fit_a_terminal() {
         assert!(chart <= 20, "{line}: {chart} lines of chart");
     }
 }
+
+/// Debug builds have symbols and are not optimised; what is given to people is small.
+#[cfg(not(debug_assertions))]
+#[test]
+fn the_program_is_small() {
+    let size = fs::metadata(env!("CARGO_BIN_EXE_cinch")).expect("the program is built");
+    assert!(size.len() < 20_000_000, "{} bytes", size.len());
+}
