@@ -421,10 +421,7 @@ fn real_steps_prove_what_is_recommended() {
 /// The table of the guide in the documents is the one that the program prints.
 #[test]
 fn the_guides_rows_are_in_the_documents() {
-    let printed = Sandbox::new()
-        .cinch_in(400, "fit --guide")
-        .succeeds()
-        .stdout;
+    let printed = Sandbox::new().cinch("fit --guide").succeeds().stdout;
     let path = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../../docs/guides/000-mamba.md"

@@ -33,7 +33,7 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
     if arguments.undo {
         return apply::undo(arguments);
     }
-    if arguments.guide {
+    if arguments.guide && arguments.engine != Some(Engine::Pytorch) {
         let rows = search::guide_rows()?;
         return match arguments.json {
             true => print_json(&rows),
