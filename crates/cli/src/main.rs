@@ -1,6 +1,7 @@
 //! `cinch`: plan a training step, fit it into a budget, train inside the plan.
 
 mod args;
+mod budget;
 mod calibration;
 mod command;
 mod device;

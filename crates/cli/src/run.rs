@@ -4,13 +4,15 @@
 use std::path::{Path, PathBuf};
 
 use cinch_config::{BatchConfig, Config, Preset, SETTINGS, Settings};
+use cinch_fit::FitError;
 use cinch_graph::Target;
+use cinch_step::StepPlan;
 use cinch_train::Resume;
 
-use crate::args::SettingArguments;
+use crate::args::{MemoryArguments, SettingArguments};
 use crate::progress::shown;
 use crate::settings::for_the_engine;
-use crate::{device, resume};
+use crate::{budget, device, overhead, resume};
 
 /// A run that was asked for, as it would be on this machine.
 pub struct AskedRun {
@@ -70,6 +72,21 @@ impl AskedRun {
             notes,
             budget_name,
         })
+    }
+
+    /// The plan of the run. One that goes on keeps the settings it has; a new one within a budget
+    /// gets those that `cinch fit` finds.
+    pub fn plan(
+        &self,
+        memory: &MemoryArguments,
+        target: Target,
+    ) -> anyhow::Result<Result<StepPlan, FitError>> {
+        match self.origin {
+            Origin::Checkpoint(_) => Ok(cinch_fit::plan(&self.config, overhead::machine(target))),
+            Origin::Demo | Origin::New => {
+                budget::plan(&self.settings, &self.config, memory, target)
+            }
+        }
     }
 
     /// Which run it is, in a line.

@@ -290,7 +290,7 @@ fn a_budget_that_is_too_small() {
     let sandbox = Sandbox::new();
     for line in [
         "--model-size small --vram 680mb --device cpu",
-        "--model-size small --vram 1350mb --precision bf16 --seq-len 1024",
+        "--model-size small --vram 1050mb --precision bf16 --seq-len 1024",
         "--model-size large --vram 2gb --device cpu",
         "--model gpt2 --vram 1990mb --device cpu",
         "--model-size small --vram 760mb --checkpointing none --seq-len 1024 --device cpu",

@@ -432,3 +432,52 @@ fn the_guides_rows_are_in_the_documents() {
         "docs/guides/000-mamba.md does not hold what `cinch fit --guide` prints:\n{printed}"
     );
 }
+
+/// `plan --vram` and `fit` give one answer to one budget, where nothing else is stated.
+#[test]
+fn one_budget_has_one_answer() {
+    let sandbox = Sandbox::new();
+    for model in [
+        "--model-size small",
+        "--model-size medium",
+        "--model gpt2",
+        "--model gpt2 --model-size large",
+        "--model gpt2 --precision fp16",
+    ] {
+        for budget in [
+            "--vram 3gb",
+            "--vram 8gb",
+            "--gpu-memory 24",
+            "--vram 1800mb",
+        ] {
+            let planned = sandbox.cinch(&format!("plan {model} {budget} --json"));
+            let fitted = sandbox.cinch(&format!("fit {model} {budget} --strict --json"));
+            let line = format!("{model} {budget}");
+            if fitted.code == Some(3) {
+                assert_eq!(planned.code, Some(3), "{line}");
+                continue;
+            }
+            let (planned, fitted) = (planned.succeeds().json(), fitted.succeeds().json());
+            let recommended = &fitted["fit"]["recommended"];
+            for key in [
+                "batch_size",
+                "accumulation",
+                "seq_len",
+                "precision",
+                "checkpointing",
+                "optimizer_states",
+                "update_in_backward",
+                "offload",
+            ] {
+                assert_eq!(
+                    planned["settings"][key], recommended["settings"][key],
+                    "{line}: {key}"
+                );
+            }
+            assert_eq!(
+                planned["memory"]["breakdown"], recommended["breakdown"],
+                "{line}"
+            );
+        }
+    }
+}

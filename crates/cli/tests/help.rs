@@ -84,7 +84,7 @@ fn lists_are_tables_and_json() {
     assert_eq!(small["parameters"], 40_306_176);
 
     sandbox
-        .cinch("presets")
+        .cinch_in(120, "presets")
         .succeeds()
         .prints(&["--vram-preset 16gb-medium", "--training-preset careful"]);
     let presets = sandbox.cinch("presets --json").succeeds().json();

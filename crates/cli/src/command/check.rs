@@ -18,7 +18,7 @@ use super::{print, print_json};
 use crate::args::CheckArguments;
 use crate::failure::NoGo;
 use crate::run::{AskedRun, Origin};
-use crate::{device, overhead, table, voice};
+use crate::{device, table, voice};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -74,7 +74,7 @@ pub fn run(arguments: &CheckArguments) -> anyhow::Result<()> {
     let machine = detect();
     let mut findings = Findings(Vec::new());
     check_device(&mut findings, &machine, target);
-    let (step, does_not_fit) = match cinch_fit::plan(config, overhead::machine(target)) {
+    let (step, does_not_fit) = match asked.plan(&settings.plain.memory, target)? {
         Ok(step) => (Some(step), false),
         Err(FitError::DoesNotFit(answer)) => {
             findings.add("plan", Verdict::Bad, answer.to_string());

@@ -5,7 +5,7 @@ mod show;
 
 use std::path::PathBuf;
 
-use cinch_config::{Config, Explained, Settings, Source};
+use cinch_config::{Config, Settings};
 use cinch_device::Card;
 use cinch_engine::{Executor, cuda};
 use cinch_fit::FitError;
@@ -22,7 +22,7 @@ use crate::failure::usage;
 use crate::measure::cpu_card;
 use crate::memory::{self, Budget};
 use crate::settings::{Asked, for_the_engine};
-use crate::{calibration, device, overhead, picture, pytorch, voice};
+use crate::{budget, calibration, device, overhead, picture, pytorch, voice};
 
 pub use apply::{Written, apply};
 
@@ -216,12 +216,7 @@ fn request<'a>(
         (false, true) => Permission::Never,
         (false, false) => Permission::LastResort,
     };
-    let explained = settings.explain();
-    let fixed = explained
-        .iter()
-        .filter(|one| is_fixed(one, allows(Allowed::Precision)))
-        .map(|one| one.key)
-        .collect();
+    let fixed = budget::fixed(settings, allows(Allowed::Precision));
     Request {
         machine: hardware.machine,
         tf32: arguments.tf32,
@@ -235,16 +230,6 @@ fn request<'a>(
         },
         calibration: calibration::known(),
         ..Request::new(config, &hardware.card, hardware.budget.capacity)
-    }
-}
-
-/// What the search leaves alone: what was typed now, and the precision of a file, because
-/// another one gives other results.
-fn is_fixed(one: &Explained, any_precision: bool) -> bool {
-    match one.source {
-        Source::Flag(_) | Source::Environment(_) => true,
-        Source::File { .. } | Source::Preset(_) => one.key == "vram.precision" && !any_precision,
-        _ => false,
     }
 }
 

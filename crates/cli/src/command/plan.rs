@@ -7,7 +7,7 @@ use serde_json::json;
 use super::{print, print_all, print_json, print_raw};
 use crate::args::{Engine, PlanArguments};
 use crate::settings::{Asked, for_the_engine};
-use crate::{device, memory, overhead, picture, pytorch, table, voice};
+use crate::{budget, device, memory, picture, pytorch, table, voice};
 
 pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
     if let Some(path) = &arguments.questions.snapshot {
@@ -43,7 +43,8 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
     if target == Target::Cpu {
         notes.extend(device::adapt_to_cpu(&mut config));
     }
-    let step = match cinch_fit::plan(&config, overhead::machine(target)) {
+    let memory_arguments = &arguments.settings.plain.memory;
+    let step = match budget::plan(&settings, &config, memory_arguments, target)? {
         Err(FitError::DoesNotFit(answer)) => {
             if !arguments.json {
                 return Err(memory::refused(answer, &arguments.settings.plain.memory));

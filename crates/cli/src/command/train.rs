@@ -32,7 +32,7 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
         from,
         target,
     )?;
-    let plan = cinch_fit::plan(&asked.config, overhead::machine(target))?;
+    let plan = asked.plan(&arguments.settings.plain.memory, target)??;
     voice::explain(&asked.settings);
     voice::aside(arguments.settings.plain.memory.board_note());
     if !arguments.json && !voice::is_quiet() {
