@@ -179,6 +179,8 @@ pub struct TorchConfig {
     pub training_loop: TrainingLoop,
     pub frozen: FrozenWeights,
     pub double_quantization: bool,
+    /// Whether what is not quantised is raised to fp32 beside weights that are.
+    pub prepared: bool,
     pub reentrant: bool,
     pub packing: bool,
     pub sharding: Sharding,
@@ -199,6 +201,7 @@ impl Default for TorchConfig {
             training_loop: TrainingLoop::Plain,
             frozen: FrozenWeights::InTheirType,
             double_quantization: false,
+            prepared: true,
             reentrant: false,
             packing: false,
             sharding: Sharding::None,

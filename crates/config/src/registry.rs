@@ -332,6 +332,12 @@ fn others() -> Vec<Setting> {
     Setting::new("pytorch.quantization", Kind::Choice(&QUANTIZATIONS), "How frozen weights are kept")
         .flag("quantization", "KIND")
         .flag_help("How frozen weights are kept: none, 4bit (NF4) or 8bit"),
+    Setting::new(
+        "pytorch.prepared",
+        Kind::Bool,
+        "Whether what is not quantised is raised to fp32, as prepare_model_for_kbit_training does",
+    )
+    .default("true"),
     Setting::new("pytorch.double_quantization", Kind::Bool, "Whether the scales of four-bit weights are quantised too")
         .default("false"),
     Setting::new("pytorch.reentrant", Kind::Bool, "Checkpointing with use_reentrant=True").default("false"),

@@ -307,6 +307,7 @@ impl Completion {
                 .and_then(FrozenWeights::named)
                 .unwrap_or(usual.frozen),
             double_quantization: on("pytorch.double_quantization"),
+            prepared: on("pytorch.prepared"),
             reentrant: on("pytorch.reentrant"),
             packing: on("pytorch.packing"),
             sharding: word("pytorch.sharding")

@@ -30,7 +30,7 @@ impl Configured {
         let torch = &config.torch;
         let mut assumed = torch.assumed.clone();
         let frozen = frozen(config)?;
-        if frozen.is_quantised() {
+        if frozen.is_quantised() && torch.prepared {
             assumed.push(
                 "the model is prepared for training as peft does it (prepare_model_for_kbit_training): what is not quantised is in fp32"
                     .into(),
@@ -66,7 +66,7 @@ impl Configured {
                 .map(|lora| adapters(lora, &config.model))
                 .transpose()?,
             frozen,
-            prepared: frozen.is_quantised(),
+            prepared: frozen.is_quantised() && torch.prepared,
             recipe,
             allocator: AllocatorConfig::parse(alloc_conf)?,
             memory_limit: None,

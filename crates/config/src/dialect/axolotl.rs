@@ -4,7 +4,7 @@ use super::draft::Draft;
 use super::{
     ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, ATTENTION, ATTENTION_WORDS, BATCH, BETA1, BETA2,
     CHECKPOINTING, CLIP, DECAY, DOUBLE_QUANTIZATION, Dialect, EPSILON, EVALUATION, Keys, LOGGING,
-    LOOP, MODEL, OPTIMIZER, OPTIMIZER_WORDS, OTHER_OPTIMIZER, OUTPUT, PACKING, Program,
+    LOOP, MODEL, OPTIMIZER, OPTIMIZER_WORDS, OTHER_OPTIMIZER, OUTPUT, PACKING, PREPARED, Program,
     QUANTIZATION, RANK, RANKS, RATE, REENTRANT, Rule, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED,
     SEQUENCE, SHARDING, STEPS, TARGETS, TORCH_PRECISION, WARMUP, WholeBatch, combined, harmless,
     list, refused, refused_unless, same, saves, switch, switch_or, words,
@@ -25,6 +25,8 @@ pub(super) static AXOLOTL: Dialect = Dialect {
         (OPTIMIZER, "adamw_fused"),
         (LOOP, "trainer"),
         (DOUBLE_QUANTIZATION, "true"),
+        // It converts norms and embeddings back once adapters are on.
+        (PREPARED, "false"),
         (CLIP, "1.0"),
     ],
     adds_keys: true,

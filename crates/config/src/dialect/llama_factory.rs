@@ -5,9 +5,9 @@ use super::draft::Draft;
 use super::training_arguments::{COMMON, shards};
 use super::{
     ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, ATTENTION, BATCH, CHECKPOINTING, CLIP,
-    DOUBLE_QUANTIZATION, Dialect, Keys, LOOP, MODEL, OPTIMIZER, PACKING, Program, QUANTIZATION,
-    RANK, REENTRANT, Rule, SEQUENCE, SHARDING, TARGETS, TORCH_PRECISION, WholeBatch, combined,
-    harmless, list, refused, refused_unless, same, saves, switch, words,
+    DOUBLE_QUANTIZATION, Dialect, Keys, LOOP, MODEL, OPTIMIZER, PACKING, PREPARED, Program,
+    QUANTIZATION, RANK, REENTRANT, Rule, SEQUENCE, SHARDING, TARGETS, TORCH_PRECISION, WholeBatch,
+    combined, harmless, list, refused, refused_unless, same, saves, switch, words,
 };
 use crate::error::ConfigError;
 
@@ -30,6 +30,7 @@ pub(super) static LLAMA_FACTORY: Dialect = Dialect {
         (OPTIMIZER, "adamw_fused"),
         (LOOP, "trainer"),
         (DOUBLE_QUANTIZATION, "true"),
+        (PREPARED, "false"),
         (CLIP, "1.0"),
     ],
     adds_keys: true,
@@ -263,6 +264,7 @@ pub(super) static LLAMA_FACTORY_V1: Dialect = Dialect {
         (SEQUENCE, "2048"),
         (CHECKPOINTING, "full"),
         (TORCH_PRECISION, "fp32"),
+        (PREPARED, "false"),
         (CLIP, "1.0"),
     ],
     adds_keys: false,

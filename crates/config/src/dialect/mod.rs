@@ -216,6 +216,7 @@ pub(crate) const OPTIMIZER: &str = "pytorch.optimizer";
 pub(crate) const LOOP: &str = "pytorch.loop";
 pub(crate) const QUANTIZATION: &str = "pytorch.quantization";
 pub(crate) const DOUBLE_QUANTIZATION: &str = "pytorch.double_quantization";
+pub(crate) const PREPARED: &str = "pytorch.prepared";
 pub(crate) const REENTRANT: &str = "pytorch.reentrant";
 pub(crate) const PACKING: &str = "pytorch.packing";
 pub(crate) const SHARDING: &str = "pytorch.sharding";
