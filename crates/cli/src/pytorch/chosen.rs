@@ -155,13 +155,16 @@ struct Fitted {
     effective_batch: u64,
 }
 
-fn plain_precision(precision: Precision) -> &'static str {
+/// The word of a precision under autocast; none where the weights are in it too.
+fn plain_precision(precision: Precision) -> Option<&'static str> {
     match precision {
-        Precision::Float32 => "fp32",
-        Precision::AutocastBFloat16 | Precision::BFloat16 | Precision::BFloat16UnderAutocast => {
-            "bf16"
-        }
-        Precision::AutocastFloat16 | Precision::Float16 | Precision::Float16UnderAutocast => "fp16",
+        Precision::Float32 => Some("fp32"),
+        Precision::AutocastBFloat16 => Some("bf16"),
+        Precision::AutocastFloat16 => Some("fp16"),
+        Precision::BFloat16
+        | Precision::Float16
+        | Precision::BFloat16UnderAutocast
+        | Precision::Float16UnderAutocast => None,
     }
 }
 
@@ -202,12 +205,12 @@ impl Fitted {
             value(remedy::CHECKPOINTING, checkpointing);
         }
         let precision = after.recipe.precision;
-        match own {
-            true => value(remedy::PRECISION, plain_precision(precision)),
-            false if before.recipe.precision != precision => {
-                value(remedy::TORCH_PRECISION, precision_name(precision));
+        if before.recipe.precision != precision {
+            // Our own key means autocast; weights in another type have a key of their own.
+            match plain_precision(precision).filter(|_| own) {
+                Some(word) => value(remedy::PRECISION, word),
+                None => value(remedy::TORCH_PRECISION, precision_name(precision)),
             }
-            false => {}
         }
         let optimizer = after.recipe.optimizer;
         match own {
