@@ -280,6 +280,8 @@ const RULES: &[Rule] = &[
     harmless("flash_optimum"),
     harmless("batch_flattening"),
     harmless("sample_packing_*"),
+    harmless("streaming_multipack_*"),
+    harmless("pretrain_multipack_*"),
     harmless("excess_length_strategy"),
     harmless("min_sample_len"),
     harmless("torchdistx_path"),

@@ -500,6 +500,7 @@ const ABOUT_MEMORY: &[&str] = &[
 
 /// Of those, parts that do not.
 const NOT_ABOUT_MEMORY: &[&str] = &[
+    "revision",
     "eval",
     "val_",
     "test",
