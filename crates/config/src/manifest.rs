@@ -69,6 +69,18 @@ impl Manifest {
         for file in records.iter_mut().flat_map(|record| &mut record.files) {
             file.path = plain(&folder.join(&file.path));
             file.backup = plain(&folder.join(&file.backup));
+            // Undoing removes the backup: a record from elsewhere must not
+            // choose which file that is.
+            if !is_backup_of(&file.path, &file.backup) {
+                return Err(ConfigError::DamagedManifest {
+                    path,
+                    reason: format!(
+                        "{} is no backup of {}",
+                        file.backup.display(),
+                        file.path.display()
+                    ),
+                });
+            }
         }
         Ok(Manifest {
             path,
@@ -155,6 +167,24 @@ pub(crate) fn folders(record: &Record) -> Vec<PathBuf> {
     folders.sort();
     folders.dedup();
     folders
+}
+
+/// Whether a path is one that backups of a file have: in its folder, `NAME.backup`
+/// or `NAME.backup.1` and so on.
+fn is_backup_of(path: &Path, backup: &Path) -> bool {
+    let (Some(name), Some(kept)) = (path.file_name(), backup.file_name()) else {
+        return false;
+    };
+    let ending = kept
+        .as_encoded_bytes()
+        .strip_prefix(name.as_encoded_bytes())
+        .and_then(|rest| rest.strip_prefix(b".backup"));
+    let is_named_so = match ending {
+        Some([]) => true,
+        Some([b'.', number @ ..]) => !number.is_empty() && number.iter().all(u8::is_ascii_digit),
+        _ => false,
+    };
+    is_named_so && path.parent() == backup.parent()
 }
 
 /// `path` seen from `folder`; both are absolute.

@@ -90,8 +90,9 @@ fn last_records(disk: &dyn Disk, paths: &[PathBuf]) -> Result<Vec<Record>, Confi
         for file in &record.files {
             let folder = file.path.parent().unwrap_or(Path::new("/"));
             let manifest = Manifest::read(disk, folder)?;
-            let last = manifest.last_of(&file.path).map(|last| &last.id);
-            last_everywhere &= last == Some(&record.id);
+            // Another folder's files are touched only where its own manifest
+            // says the same to the letter.
+            last_everywhere &= manifest.last_of(&file.path) == Some(record);
         }
         if last_everywhere && !records.iter().any(|known| known.id == record.id) {
             records.push(record.clone());

@@ -355,6 +355,68 @@ fn damaged_memory_of_an_application_is_an_error() {
 }
 
 #[test]
+fn a_record_that_names_another_file_as_backup_is_refused() {
+    let (folder, files) = folder_with(&[
+        ("project/c.yaml", "vram: {batch_size: 1}\n"),
+        ("victim/known.txt", "known"),
+        ("project/known.txt", "known"),
+    ]);
+    let changes = [unsigned("vram.batch_size", 2)];
+    let file = &files[..1];
+    Application::prepare(file, &changes)
+        .unwrap()
+        .commit()
+        .unwrap();
+    let manifest = folder.path().join("project/.cinch-applied.json");
+    let sound = fs::read_to_string(&manifest).unwrap();
+    let absolute = files[1].display().to_string();
+    for planted in [
+        "../victim/known.txt",
+        absolute.as_str(),
+        "known.txt",
+        "c.yaml",
+        "c.yaml.backup.x",
+        "../c.yaml.backup",
+        "..",
+    ] {
+        fs::write(&manifest, sound.replace("c.yaml.backup", planted)).unwrap();
+        let before = snapshot(folder.path());
+        for force in [false, true] {
+            let message = undo(file, force).unwrap_err().to_string();
+            assert!(message.contains("is damaged"), "{planted}: {message}");
+            assert_eq!(snapshot(folder.path()), before, "{planted}");
+        }
+    }
+    fs::write(&manifest, sound).unwrap();
+    undo(file, false).unwrap();
+}
+
+#[test]
+fn another_folder_is_undone_only_where_its_own_record_says_the_same() {
+    let (folder, files) = folder_with(&[
+        ("a/c.yaml", "vram: {batch_size: 1}\n"),
+        ("b/d.yaml", "training: {max_steps: 5}\n"),
+    ]);
+    let changes = [
+        unsigned("vram.batch_size", 2),
+        unsigned("training.max_steps", 6),
+    ];
+    Application::prepare(&files, &changes)
+        .unwrap()
+        .commit()
+        .unwrap();
+    let manifest = folder.path().join("a/.cinch-applied.json");
+    let sound = fs::read_to_string(&manifest).unwrap();
+    let planted = sound.replace("d.yaml.backup", "d.yaml.backup.1");
+    assert_ne!(planted, sound);
+    fs::write(&manifest, planted).unwrap();
+    fs::write(folder.path().join("b/d.yaml.backup.1"), "mine").unwrap();
+    let before = snapshot(folder.path());
+    undo(&files[..1], true).unwrap_err();
+    assert_eq!(snapshot(folder.path()), before);
+}
+
+#[test]
 fn a_change_between_prepare_and_commit_is_noticed() {
     let (folder, files) = folder_with(&[
         ("a.yaml", "vram: {batch_size: 1}\n"),
