@@ -460,9 +460,13 @@ pub(crate) fn check_writable(path: &Path) -> Result<(), ConfigError> {
 
 /// The first backup name that is free.
 pub(crate) fn free_backup(path: &Path) -> PathBuf {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let first = path.with_file_name(format!("{name}.backup"));
-    let numbered = (1_u64..).map(|number| path.with_file_name(format!("{name}.backup.{number}")));
+    let with_ending = |ending: &str| {
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(ending);
+        path.with_file_name(name)
+    };
+    let first = with_ending(".backup");
+    let numbered = (1_u64..).map(|number| with_ending(&format!(".backup.{number}")));
     std::iter::once(first.clone())
         .chain(numbered)
         .find(|backup| fs::symlink_metadata(backup).is_err())

@@ -28,7 +28,9 @@ pub(crate) struct Record {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct RecordedFile {
+    #[serde(with = "lossless")]
     pub path: PathBuf,
+    #[serde(with = "lossless")]
     pub backup: PathBuf,
     /// Fingerprints of the content before and after.
     pub before: String,
@@ -94,7 +96,7 @@ impl Manifest {
     }
 
     /// The step that brings the manifest onto disk; no file for no records.
-    pub(crate) fn step(self) -> Step {
+    pub(crate) fn step(self) -> Result<Step, ConfigError> {
         let folder = self.folder().to_owned();
         let relative: Vec<Record> = self
             .records
@@ -108,14 +110,18 @@ impl Manifest {
                 record
             })
             .collect();
-        // Paths that are no text are written as the text nearest to them.
-        let after = serde_json::to_vec_pretty(&relative).unwrap_or_default();
-        Step {
+        let after =
+            serde_json::to_vec_pretty(&relative).map_err(|error| ConfigError::NotWritten {
+                path: self.path.clone(),
+                what: "be written",
+                source: error.into(),
+            })?;
+        Ok(Step {
             target: self.path,
             before: self.stored,
             after: (!relative.is_empty()).then_some(after),
             backup: None,
-        }
+        })
     }
 
     /// The steps that record an application in every folder it touches.
@@ -129,7 +135,7 @@ impl Manifest {
             identity.update(manifest.stored.as_deref().unwrap_or_default());
         }
         for file in &record.files {
-            identity.update(file.path.to_string_lossy().as_bytes());
+            identity.update(file.path.as_os_str().as_encoded_bytes());
             identity.update(&file.before);
             identity.update(&file.after);
         }
@@ -139,13 +145,13 @@ impl Manifest {
             .take(8)
             .map(|byte| format!("{byte:02x}"))
             .collect();
-        Ok(manifests
+        manifests
             .into_iter()
             .map(|mut manifest| {
                 manifest.records.push(record.clone());
                 manifest.step()
             })
-            .collect())
+            .collect()
     }
 
     /// The last application that changed a file.
@@ -185,6 +191,59 @@ fn is_backup_of(path: &Path, backup: &Path) -> bool {
         _ => false,
     };
     is_named_so && path.parent() == backup.parent()
+}
+
+/// Paths in JSON: as text, or as the list of their bytes where they are no text.
+mod lossless {
+    use std::path::{Path, PathBuf};
+
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Stored {
+        Text(PathBuf),
+        Bytes(Vec<u8>),
+    }
+
+    pub fn serialize<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+        match bytes_of(path).filter(|_| path.to_str().is_none()) {
+            Some(bytes) => bytes.serialize(serializer),
+            None => path.serialize(serializer),
+        }
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
+        match Stored::deserialize(deserializer)? {
+            Stored::Text(path) => Ok(path),
+            Stored::Bytes(bytes) => path_of(bytes)
+                .ok_or_else(|| D::Error::custom("a path in bytes is of another system")),
+        }
+    }
+
+    #[cfg(unix)]
+    fn bytes_of(path: &Path) -> Option<&[u8]> {
+        use std::os::unix::ffi::OsStrExt;
+        Some(path.as_os_str().as_bytes())
+    }
+
+    #[cfg(unix)]
+    fn path_of(bytes: Vec<u8>) -> Option<PathBuf> {
+        use std::os::unix::ffi::OsStringExt;
+        Some(std::ffi::OsString::from_vec(bytes).into())
+    }
+
+    // Elsewhere names are not bytes: one that is no text is refused.
+    #[cfg(not(unix))]
+    fn bytes_of(_path: &Path) -> Option<&[u8]> {
+        None
+    }
+
+    #[cfg(not(unix))]
+    fn path_of(_bytes: Vec<u8>) -> Option<PathBuf> {
+        None
+    }
 }
 
 /// `path` seen from `folder`; both are absolute.

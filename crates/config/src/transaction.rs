@@ -7,6 +7,7 @@
 //! When a rename fails, those before it are taken back from the backups. A crash
 //! between two renames leaves every file whole and every old content beside it.
 
+use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -186,8 +187,10 @@ fn discard<'a>(disk: &dyn Disk, paths: impl Iterator<Item = &'a Path>) -> Vec<Pa
 
 /// A name in the same folder, where a rename is possible and at once.
 fn beside_target(target: &Path, role: &str) -> PathBuf {
-    let name = target.file_name().unwrap_or_default().to_string_lossy();
-    target.with_file_name(format!(".{name}.cinch-{}-{role}", std::process::id()))
+    let mut name = OsString::from(".");
+    name.push(target.file_name().unwrap_or_default());
+    name.push(format!(".cinch-{}-{role}", std::process::id()));
+    target.with_file_name(name)
 }
 
 fn failed(path: &Path, what: &'static str, source: io::Error) -> ConfigError {

@@ -63,7 +63,7 @@ pub fn undo_on(disk: &dyn Disk, paths: &[PathBuf], force: bool) -> Result<Report
         manifest
             .records
             .retain(|record| records.iter().all(|undone| undone.id != record.id));
-        steps.push(manifest.step());
+        steps.push(manifest.step()?);
     }
     let left_behind = transaction::perform(disk, &steps)?;
     Ok(Report { files, left_behind })

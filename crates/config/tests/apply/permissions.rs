@@ -1,6 +1,8 @@
-//! Permissions, links, and what is read-only.
+//! Permissions, links, names that are no text, and what is read-only.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
@@ -75,4 +77,52 @@ fn read_only_files_and_folders_are_told_before_anything_is_written() {
         assert_eq!(snapshot(folder.path()), before);
         set_mode(&place, writable);
     }
+}
+
+#[test]
+fn names_that_are_no_text_are_applied_and_undone_like_others() {
+    let (folder, mut files) = folder_with(&[("a.yaml", "vram: {batch_size: 1}\n")]);
+    // A file system that takes only text has no such names.
+    let sub = folder.path().join(OsStr::from_bytes(b"stage\xfe"));
+    if fs::create_dir(&sub).is_err() {
+        return;
+    }
+    for (path, text) in [
+        (
+            folder.path().join(OsStr::from_bytes(b"b\xff.yaml")),
+            "training: {max_steps: 5}\n",
+        ),
+        // Both names look the same where they are shown.
+        (
+            folder.path().join(OsStr::from_bytes(b"b\xfe.yaml")),
+            "training: {seed: 5}\n",
+        ),
+        (sub.join("c.yaml"), "optimizer: {learning_rate: 0.1}\n"),
+    ] {
+        fs::write(&path, text).unwrap();
+        files.push(path);
+    }
+    let original = snapshot(folder.path());
+    let first = [unsigned("vram.batch_size", 2)];
+    Application::prepare(&files[..1], &first)
+        .unwrap()
+        .commit()
+        .unwrap();
+    let once = snapshot(folder.path());
+    let second = [
+        unsigned("training.max_steps", 6),
+        unsigned("training.seed", 7),
+        unsigned("optimizer.learning_rate", 1),
+    ];
+    let report = Application::prepare(&files[1..], &second)
+        .unwrap()
+        .commit()
+        .unwrap();
+    let backup = report.files[0].backup.as_ref().unwrap();
+    assert!(backup.ends_with(OsStr::from_bytes(b"b\xff.yaml.backup")));
+    assert_eq!(report.files.len(), 3);
+    undo(&files[1..2], false).unwrap();
+    assert_eq!(snapshot(folder.path()), once);
+    undo(&files[..1], false).unwrap();
+    assert_eq!(snapshot(folder.path()), original);
 }

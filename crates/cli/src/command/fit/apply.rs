@@ -47,8 +47,8 @@ pub struct Written {
 
 #[derive(Debug, Serialize)]
 struct WrittenFile {
-    path: PathBuf,
-    backup: Option<PathBuf>,
+    path: String,
+    backup: Option<String>,
 }
 
 /// Shows the difference, asks, and writes all files or none.
@@ -115,8 +115,8 @@ pub fn apply(
         .files
         .into_iter()
         .map(|file| WrittenFile {
-            path: file.path,
-            backup: file.backup,
+            path: file.path.display().to_string(),
+            backup: file.backup.map(|backup| backup.display().to_string()),
         })
         .collect();
     Ok(outcome)
