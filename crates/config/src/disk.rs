@@ -32,12 +32,13 @@ impl Disk for LocalDisk {
     }
 
     fn create(&self, path: &Path, contents: &[u8], like: Option<&Path>) -> io::Result<()> {
-        let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
-        file.write_all(contents)?;
         let Some(like) = like else {
-            return Ok(());
+            let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
+            return file.write_all(contents);
         };
         let metadata = fs::metadata(like)?;
+        let mut file = create_guarded(path, &metadata)?;
+        file.write_all(contents)?;
         keep_owner(path, &metadata);
         file.set_permissions(metadata.permissions())
     }
@@ -60,6 +61,25 @@ impl Disk for LocalDisk {
     }
 }
 
+/// Makes an empty file that nobody may read who may not read the one it is a copy
+/// of. Group and others get their share when the file has its owner and group: until
+/// then it has ours, who are not those of the original.
+#[cfg(unix)]
+fn create_guarded(path: &Path, like: &fs::Metadata) -> io::Result<File> {
+    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+    const OWNER: u32 = 0o700;
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(like.permissions().mode() & OWNER)
+        .open(path)
+}
+
+#[cfg(not(unix))]
+fn create_guarded(path: &Path, _like: &fs::Metadata) -> io::Result<File> {
+    OpenOptions::new().write(true).create_new(true).open(path)
+}
+
 /// A file of somebody else stays theirs where we may give it away; where not,
 /// the system does not let us change owners at all, and ours it becomes.
 #[cfg(unix)]
@@ -70,3 +90,32 @@ fn keep_owner(path: &Path, metadata: &fs::Metadata) {
 
 #[cfg(not(unix))]
 fn keep_owner(_path: &Path, _metadata: &fs::Metadata) {}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_copy_is_never_more_readable_than_its_original() {
+        let folder = tempfile::tempdir().unwrap();
+        let original = folder.path().join("original");
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+        fs::write(&original, "secret").unwrap();
+        for (index, (whole, guarded)) in [(0o600, 0o600), (0o644, 0o600), (0o400, 0o400)]
+            .into_iter()
+            .enumerate()
+        {
+            fs::set_permissions(&original, fs::Permissions::from_mode(whole)).unwrap();
+            let metadata = fs::metadata(&original).unwrap();
+            let empty = folder.path().join(format!("empty{index}"));
+            create_guarded(&empty, &metadata).unwrap();
+            assert_eq!(mode(&empty), guarded, "{whole:o}");
+            create_guarded(&empty, &metadata).unwrap_err();
+            let copy = folder.path().join(format!("copy{index}"));
+            LocalDisk.create(&copy, b"secret", Some(&original)).unwrap();
+            assert_eq!(mode(&copy), whole);
+        }
+    }
+}
