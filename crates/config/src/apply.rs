@@ -26,6 +26,7 @@ use crate::edit::{Edit, perform};
 use crate::error::ConfigError;
 use crate::file::{linked_file, read_text};
 use crate::format::{Format, without_mark};
+use crate::lock::FolderLocks;
 use crate::manifest::{self, Manifest, Record, RecordedFile};
 use crate::outline::KeyPath;
 use crate::place::{Candidate, FileChange, Placement, echo, place};
@@ -391,6 +392,7 @@ impl Application {
         if changed.is_empty() {
             return Ok(Report::default());
         }
+        let _locks = FolderLocks::of(changed.iter().map(|target| target.path.as_path()))?;
         let mut steps = Vec::new();
         let mut record = Record::default();
         for target in &changed {

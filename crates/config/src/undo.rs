@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::apply::{ChangedFile, Report, check_writable, free_backup};
 use crate::disk::{Disk, LocalDisk};
 use crate::error::ConfigError;
+use crate::lock::FolderLocks;
 use crate::manifest::{Manifest, Record, fingerprint, folders};
 use crate::transaction::{self, Step};
 
@@ -19,7 +20,14 @@ pub fn undo(paths: &[PathBuf], force: bool) -> Result<Report, ConfigError> {
 
 /// As [`undo`], on a disk of the caller's choice.
 pub fn undo_on(disk: &dyn Disk, paths: &[PathBuf], force: bool) -> Result<Report, ConfigError> {
+    // The records say which folders to lock, and are read again once these are.
+    let locks = FolderLocks::of(files_of(&last_records(disk, paths)?))?;
     let records = last_records(disk, paths)?;
+    if let Some(path) = files_of(&records).find(|path| !locks.cover(path)) {
+        return Err(ConfigError::ChangedMeanwhile {
+            path: path.to_owned(),
+        });
+    }
     let mut steps = Vec::new();
     let mut files = Vec::new();
     for file in records.iter().flat_map(|record| &record.files) {
@@ -67,6 +75,11 @@ pub fn undo_on(disk: &dyn Disk, paths: &[PathBuf], force: bool) -> Result<Report
     }
     let left_behind = transaction::perform(disk, &steps)?;
     Ok(Report { files, left_behind })
+}
+
+fn files_of(records: &[Record]) -> impl Iterator<Item = &Path> {
+    let files = records.iter().flat_map(|record| &record.files);
+    files.map(|file| file.path.as_path())
 }
 
 /// The applications to take back: the last one of each path, where it is also

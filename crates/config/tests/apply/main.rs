@@ -1,6 +1,8 @@
 //! Settings written into the user's files: where they go, all files or none,
 //! backups, links, permissions, and back again.
 
+#[cfg(unix)]
+mod at_once;
 mod faults;
 #[cfg(unix)]
 mod permissions;
