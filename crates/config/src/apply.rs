@@ -127,6 +127,7 @@ impl Application {
         }
         application.follow(changes)?;
         application.remark_on_half_a_batch();
+        application.remark_on_hard_links();
         application.number_lines()?;
         Ok(application)
     }
@@ -285,6 +286,20 @@ impl Application {
         }
     }
 
+    /// A file is replaced by a new one, and only under the name it was found by.
+    fn remark_on_hard_links(&mut self) {
+        let changed = self.targets.iter().filter(|one| one.before != one.after);
+        for target in changed {
+            let num_others = num_hard_links(&target.path).saturating_sub(1);
+            if num_others > 0 {
+                self.remarks.push(format!(
+                    "{} is a hard link: the other names of the file ({num_others}) keep the former text and are cut off from it; --undo does not join them again",
+                    target.given.display(),
+                ));
+            }
+        }
+    }
+
     /// Makes edits of one file, and tells what else they change.
     fn perform(
         &mut self,
@@ -438,6 +453,20 @@ fn written(
         .map_err(|fault| fault.in_file(path, format, text))?;
     let leaf = outline.find(key).next();
     Ok(leaf.map(|leaf| text[leaf.value.clone()].to_owned()))
+}
+
+/// How many names a file has; one where the system does not tell.
+fn num_hard_links(path: &Path) -> u64 {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        fs::metadata(path).map_or(1, |metadata| metadata.nlink())
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = path;
+        1
+    }
 }
 
 /// Told before anything is written, and for the superuser too, whom the system

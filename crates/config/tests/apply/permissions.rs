@@ -126,3 +126,30 @@ fn names_that_are_no_text_are_applied_and_undone_like_others() {
     undo(&files[..1], false).unwrap();
     assert_eq!(snapshot(folder.path()), original);
 }
+
+#[test]
+fn a_hard_link_that_is_cut_is_told() {
+    let (folder, files) = folder_with(&[
+        ("a.yaml", "vram: {batch_size: 1}\n"),
+        ("b.yaml", "training: {max_steps: 5}\n"),
+    ]);
+    let other = folder.path().join("other.yaml");
+    fs::hard_link(&files[0], &other).unwrap();
+    let unconcerned = [unsigned("training.max_steps", 6)];
+    let application = Application::prepare(&files, &unconcerned).unwrap();
+    assert!(application.remarks().is_empty());
+    let changes = [unsigned("vram.batch_size", 2)];
+    let application = Application::prepare(&files, &changes).unwrap();
+    let [remark] = application.remarks() else {
+        panic!("{:?}", application.remarks());
+    };
+    assert!(
+        remark.contains("a.yaml is a hard link: the other names of the file (1) keep"),
+        "{remark}"
+    );
+    application.commit().unwrap();
+    assert_eq!(
+        fs::read_to_string(other).unwrap(),
+        "vram: {batch_size: 1}\n"
+    );
+}
