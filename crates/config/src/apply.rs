@@ -26,6 +26,7 @@ use crate::edit::{Edit, perform};
 use crate::error::ConfigError;
 use crate::file::{linked_file, read_text};
 use crate::format::{Format, without_mark};
+use crate::leftover;
 use crate::lock::FolderLocks;
 use crate::manifest::{self, Manifest, Record, RecordedFile};
 use crate::outline::KeyPath;
@@ -407,7 +408,8 @@ impl Application {
         if changed.is_empty() {
             return Ok(Report::default());
         }
-        let _locks = FolderLocks::of(changed.iter().map(|target| target.path.as_path()))?;
+        let locks = FolderLocks::of(changed.iter().map(|target| target.path.as_path()))?;
+        leftover::clear(disk, &locks);
         let mut steps = Vec::new();
         let mut record = Record::default();
         for target in &changed {
@@ -434,7 +436,8 @@ impl Application {
                 backup: Some(recorded.backup.clone()),
             })
             .collect();
-        steps.extend(Manifest::add(disk, record)?);
+        // First: what is killed on the way can be undone, and its backups are known.
+        steps.splice(..0, Manifest::add(disk, record)?);
         let left_behind = transaction::perform(disk, &steps)?;
         Ok(Report { files, left_behind })
     }

@@ -19,7 +19,7 @@
 //! - `edit`, `insert`, `literal`: values changed in place, byte for byte;
 //! - `place`, `expression`, `apply`, `diff`: which files say what, and what would change;
 //! - `whole_batch`, `derived`: what must follow a change, and what follows it by itself;
-//! - `transaction`, `disk`, `lock`, `manifest`, `undo`: all files or none, and back.
+//! - `transaction`, `disk`, `lock`, `leftover`, `manifest`, `undo`: all files or none, and back.
 //!
 //! Nothing here looks at a device or a clock: the same inputs give the same
 //! config. Only config files are touched, and what is kept beside them.
@@ -54,6 +54,7 @@ mod folder;
 mod format;
 mod insert;
 mod json;
+mod leftover;
 mod literal;
 mod lock;
 mod manifest;

@@ -20,7 +20,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 #[derive(Debug)]
 pub(crate) struct FolderLocks {
     folders: Vec<PathBuf>,
-    _held: Vec<File>,
+    held: Vec<(PathBuf, File)>,
 }
 
 impl FolderLocks {
@@ -47,12 +47,14 @@ impl FolderLocks {
                 what: "be locked",
                 source,
             })?;
-            held.extend(lock);
+            held.extend(lock.map(|lock| (folder.clone(), lock)));
         }
-        Ok(FolderLocks {
-            folders,
-            _held: held,
-        })
+        Ok(FolderLocks { folders, held })
+    }
+
+    /// The folders that could be locked.
+    pub(crate) fn held(&self) -> impl Iterator<Item = &Path> {
+        self.held.iter().map(|(folder, _)| folder.as_path())
     }
 
     /// Whether the folder of a file is among them.

@@ -53,7 +53,12 @@ pub(crate) fn fingerprint(bytes: &[u8]) -> String {
 impl Manifest {
     /// The manifest of a folder; empty where there is none.
     pub(crate) fn read(disk: &dyn Disk, folder: &Path) -> Result<Manifest, ConfigError> {
-        let path = folder.join(MANIFEST);
+        Manifest::read_from(disk, folder.join(MANIFEST))
+    }
+
+    /// The same, of a file in its folder that need not have the manifest's name.
+    pub(crate) fn read_from(disk: &dyn Disk, path: PathBuf) -> Result<Manifest, ConfigError> {
+        let folder = path.parent().unwrap_or(Path::new(".")).to_owned();
         let stored = match disk.read(&path) {
             Ok(bytes) => Some(bytes),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -91,7 +96,12 @@ impl Manifest {
         })
     }
 
-    fn folder(&self) -> &Path {
+    /// Every file of every application.
+    pub(crate) fn files(&self) -> impl Iterator<Item = &RecordedFile> {
+        self.records.iter().flat_map(|record| &record.files)
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
         self.path.parent().unwrap_or(Path::new("."))
     }
 

@@ -6,13 +6,14 @@
 //! what it was, and only then the new ones are renamed over the old, one by one.
 //! When a rename fails, those before it are taken back from the backups. A crash
 //! between two renames leaves every file whole and every old content beside it.
+//! What it leaves beside them, `leftover` clears.
 
-use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::disk::Disk;
 use crate::error::ConfigError;
+use crate::leftover::{self, Role};
 
 /// What becomes of one file.
 #[derive(Clone, Debug)]
@@ -89,11 +90,11 @@ fn stage_all(disk: &dyn Disk, steps: &[Step], staged: &mut Vec<Staged>) -> Resul
             let kept = step
                 .backup
                 .clone()
-                .unwrap_or_else(|| beside_target(&step.target, "old"));
+                .unwrap_or_else(|| leftover::beside(&step.target, Role::Old));
             create(disk, &kept, before, Some(&step.target), &mut beside.kept)?;
         }
         if let Some(after) = &step.after {
-            let fresh = beside_target(&step.target, "new");
+            let fresh = leftover::beside(&step.target, Role::New);
             let like = step.before.is_some().then_some(step.target.as_path());
             create(disk, &fresh, after, like, &mut beside.fresh)?;
         }
@@ -139,7 +140,7 @@ fn swap(disk: &dyn Disk, step: &Step, beside: &mut Staged) -> io::Result<()> {
     match &beside.fresh {
         Some(fresh) => disk.rename(fresh, &step.target),
         None if step.before.is_some() => {
-            let aside = beside_target(&step.target, "old");
+            let aside = leftover::beside(&step.target, Role::Old);
             disk.rename(&step.target, &aside)?;
             beside.kept = Some(aside);
             Ok(())
@@ -183,14 +184,6 @@ fn discard<'a>(disk: &dyn Disk, paths: impl Iterator<Item = &'a Path>) -> Vec<Pa
         .filter(|path| disk.remove(path).is_err())
         .map(Path::to_owned)
         .collect()
-}
-
-/// A name in the same folder, where a rename is possible and at once.
-fn beside_target(target: &Path, role: &str) -> PathBuf {
-    let mut name = OsString::from(".");
-    name.push(target.file_name().unwrap_or_default());
-    name.push(format!(".cinch-{}-{role}", std::process::id()));
-    target.with_file_name(name)
 }
 
 fn failed(path: &Path, what: &'static str, source: io::Error) -> ConfigError {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::apply::{ChangedFile, Report, check_writable, free_backup};
 use crate::disk::{Disk, LocalDisk};
 use crate::error::ConfigError;
+use crate::leftover;
 use crate::lock::FolderLocks;
 use crate::manifest::{Manifest, Record, fingerprint, folders};
 use crate::transaction::{self, Step};
@@ -22,6 +23,7 @@ pub fn undo(paths: &[PathBuf], force: bool) -> Result<Report, ConfigError> {
 pub fn undo_on(disk: &dyn Disk, paths: &[PathBuf], force: bool) -> Result<Report, ConfigError> {
     // The records say which folders to lock, and are read again once these are.
     let locks = FolderLocks::of(files_of(&last_records(disk, paths)?))?;
+    leftover::clear(disk, &locks);
     let records = last_records(disk, paths)?;
     if let Some(path) = files_of(&records).find(|path| !locks.cover(path)) {
         return Err(ConfigError::ChangedMeanwhile {
@@ -33,9 +35,12 @@ pub fn undo_on(disk: &dyn Disk, paths: &[PathBuf], force: bool) -> Result<Report
     for file in records.iter().flat_map(|record| &record.files) {
         let backup = restorable(disk, &file.backup, &file.before, force)?;
         let current = disk.read(&file.path).ok();
+        // An application or an undoing that was killed left some files as they were
+        // before it.
         let untouched = current
             .as_ref()
-            .is_some_and(|bytes| fingerprint(bytes) == file.after);
+            .map(|bytes| fingerprint(bytes))
+            .is_some_and(|now| now == file.after || now == file.before);
         if !untouched && !force {
             return Err(ConfigError::EditedSince {
                 path: file.path.clone(),

@@ -184,7 +184,8 @@ fn what_cannot_be_taken_back_is_named_with_its_backup() {
     let (folder, files) = guide_004();
     let before = fs::read(&files[0]).unwrap();
     let application = Application::prepare(&files, &guide_004_changes()).unwrap();
-    let disk = DyingDisk { left: Cell::new(1) };
+    // Two manifests, and the first of the files.
+    let disk = DyingDisk { left: Cell::new(3) };
     let message = application.commit_on(&disk).unwrap_err().to_string();
     assert!(
         message.contains("config.yaml (its former content is "),

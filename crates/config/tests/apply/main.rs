@@ -5,6 +5,8 @@
 mod at_once;
 mod faults;
 #[cfg(unix)]
+mod killed;
+#[cfg(unix)]
 mod permissions;
 
 use std::collections::BTreeMap;
