@@ -17,6 +17,7 @@ use crate::data::Data;
 use crate::error::TrainError;
 use crate::event::{Event, MemoryUse, Observer, StepReport};
 use crate::outcome::{Ending, MeasuredLoss, TrainingOutcome};
+use crate::owner::Ownership;
 use crate::record::RunRecord;
 use crate::session::{Batch, Session};
 use crate::state::State;
@@ -70,6 +71,8 @@ struct Trainer<'a> {
     /// Steps and time since the last log line.
     pace: Pace,
     most_resident_bytes: Option<u64>,
+    /// Held until nothing more is written: fields are dropped in their order.
+    _ownership: Ownership,
 }
 
 /// Tokens per second over the last steps.
@@ -104,6 +107,10 @@ impl<'a> Trainer<'a> {
     fn prepare(run: Run<'a>, observer: &mut dyn Observer) -> Result<Self, TrainError> {
         let config = run.plan.config.clone();
         let folder = config.output.output_dir.clone();
+        let ownership = Ownership::take(&folder)?;
+        if let Some(note) = ownership.note() {
+            observer.event(Event::Note(note));
+        }
         let store = Store::open(&folder)?;
         if run.resume == Resume::Fresh
             && let Some(entry) = store.newest()?
@@ -183,6 +190,7 @@ impl<'a> Trainer<'a> {
             started: Instant::now(),
             pace: Pace::new(),
             most_resident_bytes: None,
+            _ownership: ownership,
         })
     }
 
