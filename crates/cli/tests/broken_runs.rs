@@ -112,6 +112,67 @@ fn a_best_checkpoint_saved_but_not_marked_is_marked_on_resume() {
 }
 
 #[test]
+fn a_damaged_mark_of_the_best_ends_no_run() {
+    let sandbox = Sandbox::new();
+    let run = sandbox.join("run");
+    sandbox
+        .train_tiny("--max-steps 6 --eval-steps 3 --output-dir run")
+        .succeeds()
+        .prints(&["at step 6)"]);
+    let mark = run.join("checkpoints/best.json");
+    let before = fs::read_to_string(&mark).expect("a mark");
+    fs::write(&mark, before.replace('{', "[")).expect("damage");
+    sandbox
+        .cinch("train --resume run --max-steps 8 --save-total-limit 1")
+        .succeeds()
+        .says(&[
+            "damaged and is kept as run/checkpoints/aside-best.json-1",
+            "step 6 is marked again",
+        ]);
+    let names = checkpoints(&run);
+    for name in ["aside-best.json-1", "best.json", "step-00000008"] {
+        assert!(names.contains(&name.to_owned()), "{names:?}");
+    }
+    sandbox
+        .cinch("generate run --best --max-tokens 3")
+        .succeeds();
+}
+
+#[test]
+fn a_damaged_line_of_the_metrics_ends_no_run() {
+    let sandbox = Sandbox::new();
+    let run = sandbox.join("run");
+    sandbox
+        .train_tiny("--max-steps 4 --eval-steps 0 --log-steps 1 --output-dir run")
+        .succeeds();
+    let file = run.join("metrics.jsonl");
+    let mut bytes = fs::read(&file).expect("metrics");
+    let second = 1 + bytes
+        .iter()
+        .position(|&byte| byte == b'\n')
+        .expect("a line");
+    bytes[second] ^= 1;
+    fs::write(&file, &bytes).expect("damage");
+    sandbox
+        .cinch("train --resume run --max-steps 5")
+        .succeeds()
+        .says(&[
+            "run/metrics.jsonl line 2 is damaged",
+            "kept as run/metrics.1.jsonl",
+        ]);
+    let lines = metrics(&run);
+    let steps: Vec<u64> = lines
+        .iter()
+        .filter_map(|line| line["step"].as_u64())
+        .collect();
+    assert_eq!(steps, [1, 3, 4, 5]);
+    assert_eq!(
+        fs::read(run.join("metrics.1.jsonl")).expect("a copy"),
+        bytes
+    );
+}
+
+#[test]
 fn other_data_and_other_models_are_not_mixed_into_a_run() {
     let sandbox = Sandbox::new();
     sandbox.write("a/a.txt", "some words of the first text. ".repeat(100));

@@ -153,6 +153,7 @@ impl<'a> Trainer<'a> {
                 }
                 state.config = config.clone();
                 state.settings = run.settings;
+                mend_best(&store, &state, observer)?;
                 store.set_aside_after(state.step)?;
                 // A kill between the save of a best checkpoint and its mark left it unmarked.
                 if state.best_step == Some(state.step)
@@ -170,6 +171,9 @@ impl<'a> Trainer<'a> {
         } else {
             RunRecord::create(&folder)?
         };
+        if let Some(note) = record.note() {
+            observer.event(Event::Note(note));
+        }
         observer.event(Event::Ready {
             plan: session.plan(),
             step: state.step,
@@ -365,6 +369,7 @@ impl<'a> Trainer<'a> {
             return Ok(());
         }
         self.record.sync()?;
+        mend_best(&self.store, &self.state, observer)?;
         let state = self.state.to_json().map_err(|error| TrainError::State {
             path: self.store.path_of(step),
             problem: error.to_string(),
@@ -391,6 +396,7 @@ impl<'a> Trainer<'a> {
         if self.state.step > 0 {
             self.save(observer)?;
         }
+        mend_best(&self.store, &self.state, observer)?;
         let best = self.store.best()?;
         let validated = is_validated(&self.data, self.config());
         let first_loss = self.state.first_loss.map(|loss| MeasuredLoss {
@@ -460,6 +466,35 @@ fn resume(
             problem,
         })?;
     Ok((state, note))
+}
+
+/// Sets a damaged mark of the best checkpoint aside: the run does not need it, and knows itself
+/// which one is the best, unless that was removed or is another run's.
+fn mend_best(store: &Store, state: &State, observer: &mut dyn Observer) -> Result<(), TrainError> {
+    let Some(aside) = store.set_aside_damaged_best()? else {
+        return Ok(());
+    };
+    let mut note = format!(
+        "the mark of the best checkpoint was damaged and is kept as {}",
+        aside.display()
+    );
+    if let (Some(step), Some(loss)) = (state.best_step, state.best_loss)
+        && is_saved_best(&store.path_of(step), step, loss)
+        && store.mark_best(step, loss).is_ok()
+    {
+        note += &format!("; step {step} is marked again");
+    }
+    observer.event(Event::Note(&note));
+    Ok(())
+}
+
+/// Whether the checkpoint at `path` was saved as the best, with this loss.
+fn is_saved_best(path: &Path, step: u64, loss: f64) -> bool {
+    let Ok(saved) = checkpoint::load_state(path) else {
+        return false;
+    };
+    State::from_json(path, saved)
+        .is_ok_and(|saved| (saved.best_step, saved.best_loss) == (Some(step), Some(loss)))
 }
 
 /// The failure of a GPU with the step it came in and the checkpoint to go on from; any other
