@@ -6,7 +6,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use cinch_train::checkpoint::{Store, load_state};
 use common::{Sandbox, checkpoints, metrics};
+use serde_json::json;
 
 /// The path after `--resume` in a message.
 #[track_caller]
@@ -170,6 +172,39 @@ fn a_damaged_line_of_the_metrics_ends_no_run() {
         fs::read(run.join("metrics.1.jsonl")).expect("a copy"),
         bytes
     );
+}
+
+/// Files with good checksums whose state no run has saved.
+#[test]
+fn a_state_of_a_model_that_cannot_be_is_refused() {
+    let sandbox = Sandbox::new();
+    let (mamba, gpt2) = ("mamba", "gpt2 --set model.n_heads=4");
+    for (number, (model, field, value, key)) in [
+        (mamba, "max_seq_len", json!(0), "model.max_seq_len is 0"),
+        (mamba, "n_layers", json!(1_u64 << 31), "model.n_layers is 2"),
+        (mamba, "d_model", json!(0), "model.d_model is 0"),
+        (mamba, "dropout", json!(1.5), "model.dropout is 1.5"),
+        (gpt2, "n_heads", json!(0), "model.n_heads is 0"),
+        (gpt2, "n_heads", json!(3), "model.n_heads 3 does not"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let name = format!("run-{number}");
+        let line = format!("--model {model} --max-steps 1 --eval-steps 0 --output-dir {name}");
+        sandbox.train_tiny(&line).succeeds();
+        let store = Store::open(sandbox.join(&name)).expect("a run");
+        let mut state = load_state(&store.path_of(1)).expect("a state");
+        state["config"]["model"][field] = value;
+        store.save(2, &[], &[], &state).expect("a checkpoint");
+        let parts = ["step-00000002: state.json", "no such model", key, "hint:"];
+        sandbox
+            .cinch(&format!("generate {name} --max-tokens 1"))
+            .fails(1, &parts);
+        sandbox
+            .cinch(&format!("train --resume {name}"))
+            .fails(1, &parts);
+    }
 }
 
 #[test]
