@@ -5,8 +5,14 @@ mod common;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+#[cfg(unix)]
+use std::thread::sleep;
+#[cfg(unix)]
+use std::time::{Duration, Instant};
 
 use cinch_train::checkpoint::{Store, load_state};
+#[cfg(unix)]
+use common::{Ran, signal, tiny};
 use common::{Sandbox, checkpoints, metrics};
 use serde_json::json;
 
@@ -138,6 +144,32 @@ fn a_damaged_mark_of_the_best_ends_no_run() {
     sandbox
         .cinch("generate run --best --max-tokens 3")
         .succeeds();
+}
+
+#[cfg(unix)]
+#[test]
+fn a_mark_that_is_damaged_during_a_run_ends_it_neither() {
+    let sandbox = Sandbox::new();
+    let line = "--max-steps 100000 --save-steps 2 --eval-steps 2 --output-dir run";
+    let mut child = sandbox.start(tiny(line));
+    let mark = sandbox.join("run/checkpoints/best.json");
+    let aside = sandbox.join("run/checkpoints/aside-best.json-1");
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !aside.exists() {
+        let ended = child.try_wait().expect("a child can be asked");
+        assert!(ended.is_none(), "the run ended early: {ended:?}");
+        assert!(Instant::now() < deadline, "nothing is set aside in 30 s");
+        // A better checkpoint may have been marked since.
+        if mark.exists() {
+            fs::write(&mark, "{\"step\": ").expect("damage");
+        }
+        sleep(Duration::from_millis(2));
+    }
+    signal(&child, "TERM");
+    let output = child.wait_with_output().expect("the program ends");
+    Ran::new(&sandbox.command([]), &output)
+        .exits(130)
+        .says(&["the mark of the best checkpoint was damaged"]);
 }
 
 #[test]

@@ -382,6 +382,8 @@ impl<'a> Trainer<'a> {
         self.last_saved = Some((step, path));
         let limit = self.config().training.save_total_limit;
         if limit > 0 {
+            // Once more: writing large tensors takes long enough for the mark to change.
+            mend_best(&self.store, &self.state, observer)?;
             self.store.prune(limit)?;
         }
         self.pace.reset();
