@@ -418,7 +418,7 @@ pub struct TrainArguments {
     #[arg(long, value_name = "FOLDER")]
     pub resume: Option<Option<PathBuf>>,
     /// CPU threads [default: all cores]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
     /// On a GPU in fp32: let the matrix units round to tf32
     #[arg(long)]
@@ -463,7 +463,7 @@ pub struct GenerateArguments {
     #[arg(long, value_enum, default_value = "auto")]
     pub device: Device,
     /// CPU threads [default: all cores]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
     #[arg(long)]
     pub json: bool,
@@ -485,7 +485,7 @@ pub struct BenchArguments {
     #[arg(long, value_enum, default_value = "auto")]
     pub device: Device,
     /// CPU threads [default: all cores]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
     /// On a GPU in fp32: let the matrix units round to tf32
     #[arg(long)]
@@ -514,7 +514,7 @@ pub struct ProfileArguments {
     #[arg(long, value_enum, default_value = "auto")]
     pub device: Device,
     /// CPU threads [default: all cores]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
     /// On a GPU in fp32: let the matrix units round to tf32
     #[arg(long)]
@@ -676,6 +676,24 @@ fn count(text: &str) -> Result<usize, String> {
         Ok(number) if number > 0 => Ok(number),
         _ => Err("expected a whole number from 1 on".to_owned()),
     }
+}
+
+/// Threads beyond the cores only wait for each other, and each has memory of its own: so many for
+/// a core leave room to measure that, and far more are a slip of the keyboard.
+const MOST_THREADS_A_CORE: usize = 8;
+
+fn threads(text: &str) -> Result<usize, String> {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let most = cores * MOST_THREADS_A_CORE;
+    let number = text.parse::<usize>().ok();
+    number
+        .filter(|number| (1..=most).contains(number))
+        .ok_or_else(|| {
+            format!(
+                "from 1 to {most}, {MOST_THREADS_A_CORE} for each core that this process may use \
+                 ({cores})\nhint: leave --threads out for one on each core"
+            )
+        })
 }
 
 /// `--model_size=x` as `--model-size=x`: only the flag's name is touched.

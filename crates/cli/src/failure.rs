@@ -142,7 +142,8 @@ fn exit_code(error: &anyhow::Error) -> u8 {
             | TrainError::OtherData { .. }
             | TrainError::OtherSettings { .. }
             | TrainError::OtherModel { .. }
-            | TrainError::RunExists { .. },
+            | TrainError::RunExists { .. }
+            | TrainError::InUse { .. },
         ) => 2,
         _ => 1,
     }

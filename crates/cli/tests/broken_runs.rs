@@ -5,8 +5,16 @@ mod common;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+#[cfg(unix)]
+use std::thread::sleep;
+#[cfg(unix)]
+use std::time::{Duration, Instant};
 
+use cinch_train::checkpoint::{Store, load_state};
+#[cfg(unix)]
+use common::{Ran, signal, tiny};
 use common::{Sandbox, checkpoints, metrics};
+use serde_json::json;
 
 /// The path after `--resume` in a message.
 #[track_caller]
@@ -109,6 +117,126 @@ fn a_best_checkpoint_saved_but_not_marked_is_marked_on_resume() {
     fs::remove_file(&mark).expect("it can be removed");
     sandbox.cinch("train --resume run").succeeds();
     assert_eq!(fs::read_to_string(&mark).expect("a mark"), before);
+}
+
+#[test]
+fn a_damaged_mark_of_the_best_ends_no_run() {
+    let sandbox = Sandbox::new();
+    let run = sandbox.join("run");
+    sandbox
+        .train_tiny("--max-steps 6 --eval-steps 3 --output-dir run")
+        .succeeds()
+        .prints(&["at step 6)"]);
+    let mark = run.join("checkpoints/best.json");
+    let before = fs::read_to_string(&mark).expect("a mark");
+    fs::write(&mark, before.replace('{', "[")).expect("damage");
+    sandbox
+        .cinch("train --resume run --max-steps 8 --save-total-limit 1")
+        .succeeds()
+        .says(&[
+            "damaged and is kept as run/checkpoints/aside-best.json-1",
+            "step 6 is marked again",
+        ]);
+    let names = checkpoints(&run);
+    for name in ["aside-best.json-1", "best.json", "step-00000008"] {
+        assert!(names.contains(&name.to_owned()), "{names:?}");
+    }
+    sandbox
+        .cinch("generate run --best --max-tokens 3")
+        .succeeds();
+}
+
+#[cfg(unix)]
+#[test]
+fn a_mark_that_is_damaged_during_a_run_ends_it_neither() {
+    let sandbox = Sandbox::new();
+    let line = "--max-steps 100000 --save-steps 2 --eval-steps 2 --output-dir run";
+    let mut child = sandbox.start(tiny(line));
+    let mark = sandbox.join("run/checkpoints/best.json");
+    let aside = sandbox.join("run/checkpoints/aside-best.json-1");
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !aside.exists() {
+        let ended = child.try_wait().expect("a child can be asked");
+        assert!(ended.is_none(), "the run ended early: {ended:?}");
+        assert!(Instant::now() < deadline, "nothing is set aside in 30 s");
+        // A better checkpoint may have been marked since.
+        if mark.exists() {
+            fs::write(&mark, "{\"step\": ").expect("damage");
+        }
+        sleep(Duration::from_millis(2));
+    }
+    signal(&child, "TERM");
+    let output = child.wait_with_output().expect("the program ends");
+    Ran::new(&sandbox.command([]), &output)
+        .exits(130)
+        .says(&["the mark of the best checkpoint was damaged"]);
+}
+
+#[test]
+fn a_damaged_line_of_the_metrics_ends_no_run() {
+    let sandbox = Sandbox::new();
+    let run = sandbox.join("run");
+    sandbox
+        .train_tiny("--max-steps 4 --eval-steps 0 --log-steps 1 --output-dir run")
+        .succeeds();
+    let file = run.join("metrics.jsonl");
+    let mut bytes = fs::read(&file).expect("metrics");
+    let second = 1 + bytes
+        .iter()
+        .position(|&byte| byte == b'\n')
+        .expect("a line");
+    bytes[second] ^= 1;
+    fs::write(&file, &bytes).expect("damage");
+    sandbox
+        .cinch("train --resume run --max-steps 5")
+        .succeeds()
+        .says(&[
+            "run/metrics.jsonl line 2 is damaged",
+            "kept as run/metrics.1.jsonl",
+        ]);
+    let lines = metrics(&run);
+    let steps: Vec<u64> = lines
+        .iter()
+        .filter_map(|line| line["step"].as_u64())
+        .collect();
+    assert_eq!(steps, [1, 3, 4, 5]);
+    assert_eq!(
+        fs::read(run.join("metrics.1.jsonl")).expect("a copy"),
+        bytes
+    );
+}
+
+/// Files with good checksums whose state no run has saved.
+#[test]
+fn a_state_of_a_model_that_cannot_be_is_refused() {
+    let sandbox = Sandbox::new();
+    let (mamba, gpt2) = ("mamba", "gpt2 --set model.n_heads=4");
+    for (number, (model, field, value, key)) in [
+        (mamba, "max_seq_len", json!(0), "model.max_seq_len is 0"),
+        (mamba, "n_layers", json!(1_u64 << 31), "model.n_layers is 2"),
+        (mamba, "d_model", json!(0), "model.d_model is 0"),
+        (mamba, "dropout", json!(1.5), "model.dropout is 1.5"),
+        (gpt2, "n_heads", json!(0), "model.n_heads is 0"),
+        (gpt2, "n_heads", json!(3), "model.n_heads 3 does not"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let name = format!("run-{number}");
+        let line = format!("--model {model} --max-steps 1 --eval-steps 0 --output-dir {name}");
+        sandbox.train_tiny(&line).succeeds();
+        let store = Store::open(sandbox.join(&name)).expect("a run");
+        let mut state = load_state(&store.path_of(1)).expect("a state");
+        state["config"]["model"][field] = value;
+        store.save(2, &[], &[], &state).expect("a checkpoint");
+        let parts = ["step-00000002: state.json", "no such model", key, "hint:"];
+        sandbox
+            .cinch(&format!("generate {name} --max-tokens 1"))
+            .fails(1, &parts);
+        sandbox
+            .cinch(&format!("train --resume {name}"))
+            .fails(1, &parts);
+    }
 }
 
 #[test]

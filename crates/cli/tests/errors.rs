@@ -346,6 +346,34 @@ fn without(line: &str, names: &[&str]) -> String {
     kept.join(" ")
 }
 
+/// More threads than the cores have use for, of each command that takes a number.
+#[test]
+fn threads_without_sense() {
+    let sandbox = Sandbox::new();
+    let cores = std::thread::available_parallelism().expect("cores").get();
+    let beyond = 8 * cores + 1;
+    for command in ["train", "generate run", "bench", "profile"] {
+        for wrong in ["20000", "0", "18446744073709551616", &beyond.to_string()] {
+            sandbox
+                .cinch(&format!("{command} --threads {wrong}"))
+                .fails(
+                    2,
+                    &[
+                        wrong,
+                        "--threads",
+                        &format!("from 1 to {}", 8 * cores),
+                        "hint: leave --threads out",
+                    ],
+                );
+        }
+    }
+    let most = format!("--max-steps 1 --threads {}", 8 * cores);
+    let mut line = vec!["train", "--model-size", "tiny", "--batch-size", "1"];
+    line.extend(["--grad-accum", "1", "--seq-len", "32", "--eval-steps", "0"]);
+    line.extend(most.split_whitespace());
+    sandbox.run(line).succeeds();
+}
+
 /// Settings that are each within bounds and together beyond what 64 bits count.
 #[test]
 fn sizes_that_cannot_be_counted() {

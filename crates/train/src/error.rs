@@ -8,6 +8,7 @@ use cinch_step::StepError;
 use thiserror::Error;
 
 use crate::checkpoint::CheckpointError;
+use crate::owner::Owner;
 use crate::record::RecordError;
 use crate::state::Difference;
 
@@ -98,6 +99,18 @@ pub enum TrainError {
          hint: go on with --resume {folder}, or choose another --output-dir"
     )]
     RunExists { folder: PathBuf, step: u64 },
+    #[error(
+        "{folder} is in use: {} trains there\n\
+         hint: wait until it ends, stop it there with `kill {}`, which saves its last step, or \
+         choose another --output-dir",
+        .owner.as_ref().map_or_else(|| "another process".to_owned(), Owner::to_string),
+        .owner.as_ref().map_or_else(|| "PID".to_owned(), |owner| owner.process.to_string())
+    )]
+    InUse {
+        folder: PathBuf,
+        /// None where it did not say.
+        owner: Option<Owner>,
+    },
     #[error("{path}: {problem}")]
     Output { path: PathBuf, problem: String },
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
-use cinch_architecture::Architecture;
+use cinch_architecture::{Architecture, Number, Range};
 use cinch_config::Config;
 use cinch_data::TokenizerSpec;
 use serde::{Deserialize, Serialize};
@@ -138,12 +138,42 @@ impl State {
                 Self::FORMAT
             )));
         }
-        serde_json::from_value(value).map_err(|error| fail(error.to_string()))
+        let state: Self = serde_json::from_value(value).map_err(|error| fail(error.to_string()))?;
+        match impossible(&state.config.model) {
+            None => Ok(state),
+            Some(reason) => Err(fail(format!(
+                "there is no such model: {reason}\n\
+                 hint: the file was changed after it was saved; take another checkpoint of the run"
+            ))),
+        }
     }
 
     pub fn to_json(&self) -> Result<serde_json::Value, serde_json::Error> {
         serde_json::to_value(self)
     }
+}
+
+/// Why no model has this shape. Settings are held to the same ranges before a run begins, so a
+/// saved shape outside of them was not saved by one.
+fn impossible(model: &Architecture) -> Option<String> {
+    let wrong = model.family().settings.iter().find_map(|setting| {
+        let (value, wanted) = match (setting.range, (setting.get)(model)?) {
+            (Range::Whole { min, max }, Number::Whole(number)) => (!(min..=max).contains(&number))
+                .then(|| (number.to_string(), format!("from {min} to {max}")))?,
+            (Range::Rate, Number::Real(number)) => (!(0.0..1.0).contains(&number))
+                .then(|| (number.to_string(), "from 0 to below 1".to_owned()))?,
+            (Range::Positive, Number::Real(number)) => (!(number > 0.0 && number.is_finite()))
+                .then(|| (number.to_string(), "above 0".to_owned()))?,
+            _ => return None,
+        };
+        Some(format!("{} is {value}, not {wanted}", setting.key))
+    });
+    let whole = |key: &str| model.get(key).and_then(Number::whole);
+    wrong.or_else(|| {
+        let (width, heads) = (whole("model.d_model")?, whole("model.n_heads")?);
+        let uneven = !width.is_multiple_of(heads);
+        uneven.then(|| format!("model.n_heads {heads} does not divide model.d_model {width}"))
+    })
 }
 
 /// Field by field; of another architecture, that alone.

@@ -17,6 +17,7 @@ use crate::data::Data;
 use crate::error::TrainError;
 use crate::event::{Event, MemoryUse, Observer, StepReport};
 use crate::outcome::{Ending, MeasuredLoss, TrainingOutcome};
+use crate::owner::Ownership;
 use crate::record::RunRecord;
 use crate::session::{Batch, Session};
 use crate::state::State;
@@ -70,6 +71,8 @@ struct Trainer<'a> {
     /// Steps and time since the last log line.
     pace: Pace,
     most_resident_bytes: Option<u64>,
+    /// Held until nothing more is written: fields are dropped in their order.
+    _ownership: Ownership,
 }
 
 /// Tokens per second over the last steps.
@@ -104,6 +107,10 @@ impl<'a> Trainer<'a> {
     fn prepare(run: Run<'a>, observer: &mut dyn Observer) -> Result<Self, TrainError> {
         let config = run.plan.config.clone();
         let folder = config.output.output_dir.clone();
+        let ownership = Ownership::take(&folder)?;
+        if let Some(note) = ownership.note() {
+            observer.event(Event::Note(note));
+        }
         let store = Store::open(&folder)?;
         if run.resume == Resume::Fresh
             && let Some(entry) = store.newest()?
@@ -146,6 +153,7 @@ impl<'a> Trainer<'a> {
                 }
                 state.config = config.clone();
                 state.settings = run.settings;
+                mend_best(&store, &state, observer)?;
                 store.set_aside_after(state.step)?;
                 // A kill between the save of a best checkpoint and its mark left it unmarked.
                 if state.best_step == Some(state.step)
@@ -163,6 +171,9 @@ impl<'a> Trainer<'a> {
         } else {
             RunRecord::create(&folder)?
         };
+        if let Some(note) = record.note() {
+            observer.event(Event::Note(note));
+        }
         observer.event(Event::Ready {
             plan: session.plan(),
             step: state.step,
@@ -183,6 +194,7 @@ impl<'a> Trainer<'a> {
             started: Instant::now(),
             pace: Pace::new(),
             most_resident_bytes: None,
+            _ownership: ownership,
         })
     }
 
@@ -357,6 +369,7 @@ impl<'a> Trainer<'a> {
             return Ok(());
         }
         self.record.sync()?;
+        mend_best(&self.store, &self.state, observer)?;
         let state = self.state.to_json().map_err(|error| TrainError::State {
             path: self.store.path_of(step),
             problem: error.to_string(),
@@ -369,6 +382,8 @@ impl<'a> Trainer<'a> {
         self.last_saved = Some((step, path));
         let limit = self.config().training.save_total_limit;
         if limit > 0 {
+            // Once more: writing large tensors takes long enough for the mark to change.
+            mend_best(&self.store, &self.state, observer)?;
             self.store.prune(limit)?;
         }
         self.pace.reset();
@@ -383,6 +398,7 @@ impl<'a> Trainer<'a> {
         if self.state.step > 0 {
             self.save(observer)?;
         }
+        mend_best(&self.store, &self.state, observer)?;
         let best = self.store.best()?;
         let validated = is_validated(&self.data, self.config());
         let first_loss = self.state.first_loss.map(|loss| MeasuredLoss {
@@ -452,6 +468,35 @@ fn resume(
             problem,
         })?;
     Ok((state, note))
+}
+
+/// Sets a damaged mark of the best checkpoint aside: the run does not need it, and knows itself
+/// which one is the best, unless that was removed or is another run's.
+fn mend_best(store: &Store, state: &State, observer: &mut dyn Observer) -> Result<(), TrainError> {
+    let Some(aside) = store.set_aside_damaged_best()? else {
+        return Ok(());
+    };
+    let mut note = format!(
+        "the mark of the best checkpoint was damaged and is kept as {}",
+        aside.display()
+    );
+    if let (Some(step), Some(loss)) = (state.best_step, state.best_loss)
+        && is_saved_best(&store.path_of(step), step, loss)
+        && store.mark_best(step, loss).is_ok()
+    {
+        note += &format!("; step {step} is marked again");
+    }
+    observer.event(Event::Note(&note));
+    Ok(())
+}
+
+/// Whether the checkpoint at `path` was saved as the best, with this loss.
+fn is_saved_best(path: &Path, step: u64, loss: f64) -> bool {
+    let Ok(saved) = checkpoint::load_state(path) else {
+        return false;
+    };
+    State::from_json(path, saved)
+        .is_ok_and(|saved| (saved.best_step, saved.best_loss) == (Some(step), Some(loss)))
 }
 
 /// The failure of a GPU with the step it came in and the checkpoint to go on from; any other

@@ -125,7 +125,7 @@ pub(super) fn discard(path: &Path) -> Result<(), CheckpointError> {
     remove(&trash).at("remove", &trash)
 }
 
-/// Moves a folder to the first free `aside-…` name beside it and returns that name.
+/// Moves a folder or a file to the first free `aside-…` name beside it and returns that name.
 pub(super) fn set_aside(path: &Path) -> Result<PathBuf, CheckpointError> {
     let parent = parent_of(path);
     let name = path.file_name().unwrap_or_default().to_string_lossy();

@@ -224,6 +224,14 @@ impl Store {
         }))
     }
 
+    /// Moves a `best.json` that cannot be read to an `aside-…` name, which is returned.
+    pub fn set_aside_damaged_best(&self) -> Result<Option<PathBuf>, CheckpointError> {
+        match self.best() {
+            Ok(_) => Ok(None),
+            Err(_) => folder::set_aside(&self.folder.join(BEST_FILE)).map(Some),
+        }
+    }
+
     /// Removes the oldest complete checkpoints until `keep_last` are left, and returns the
     /// removed ones. The newest and the best stay whatever the limit is. Folders that are not
     /// complete are left for the user to judge.

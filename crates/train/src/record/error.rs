@@ -21,18 +21,6 @@ pub enum RecordError {
         step: u64,
         source: serde_json::Error,
     },
-
-    #[error(
-        "{} line {line} is not a JSON object: {reason}\n\
-         hint: correct or delete that line, or move the file away; \
-         the run can go on without its earlier metrics",
-        path.display()
-    )]
-    BadLine {
-        path: PathBuf,
-        line: usize,
-        reason: String,
-    },
 }
 
 /// Lets an `io::Result` say what was being done to which path.

@@ -22,6 +22,14 @@ pub struct MetricsLog {
     file: File,
     /// Length of the whole lines, to which a failed write is cut back.
     length: u64,
+    /// What became of lines that could not be read.
+    note: Option<String>,
+}
+
+/// The first line that could not be read, and why.
+struct BadLine {
+    number: usize,
+    reason: String,
 }
 
 /// A line as it is written: the step first, then the caller's fields.
@@ -47,22 +55,15 @@ impl MetricsLog {
         fs::create_dir_all(folder).at("create", folder)?;
         let path = folder.join(FILE_NAME);
         if fs::symlink_metadata(&path).is_ok() {
-            let mut number = 1_u32;
-            let kept = loop {
-                let candidate = folder.join(format!("metrics.{number}.jsonl"));
-                if fs::symlink_metadata(&candidate).is_err() {
-                    break candidate;
-                }
-                number += 1;
-            };
-            fs::rename(&path, &kept).at("move aside", &path)?;
+            fs::rename(&path, free_name(folder)).at("move aside", &path)?;
         }
         Self::append_to(path)
     }
 
     /// Continues the metrics of a run resumed after `step`: lines of later steps are dropped, and
     /// so is an evaluation of `step` itself unless the checkpoint is from after it (`evaluated`).
-    /// Without a file it starts one.
+    /// Without a file it starts one. Lines that cannot be read keep no run from going on: they are
+    /// left out, and the file as it was is kept under the next free name.
     pub fn resume(
         run_folder: impl AsRef<Path>,
         step: u64,
@@ -75,11 +76,32 @@ impl MetricsLog {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             result => result.at("read", &path)?,
         };
-        let kept = lines_up_to(&text, step, evaluated, &path)?;
+        let (kept, bad) = lines_up_to(&text, step, evaluated);
+        let note = match bad {
+            None => None,
+            Some(BadLine { number, reason }) => {
+                // Copied before it is changed: a kill in between loses nothing.
+                let aside = free_name(folder);
+                cinch_files::replace(&aside, &text).at("write", &aside)?;
+                Some(format!(
+                    "{} line {number} is damaged ({reason}): what cannot be read was left out, \
+                     and the file as it was is kept as {}",
+                    path.display(),
+                    aside.display()
+                ))
+            }
+        };
         if kept != text {
             cinch_files::replace(&path, &kept).at("write", &path)?;
         }
-        Self::append_to(path)
+        let mut log = Self::append_to(path)?;
+        log.note = note;
+        Ok(log)
+    }
+
+    /// What is worth telling of the file that was found.
+    pub fn note(&self) -> Option<&str> {
+        self.note.as_deref()
     }
 
     fn append_to(path: PathBuf) -> Result<Self, RecordError> {
@@ -89,7 +111,12 @@ impl MetricsLog {
             .open(&path)
             .at("open", &path)?;
         let length = file.metadata().at("read", &path)?.len();
-        Ok(Self { path, file, length })
+        Ok(Self {
+            path,
+            file,
+            length,
+            note: None,
+        })
     }
 
     /// `<run>/metrics.jsonl`.
@@ -126,14 +153,23 @@ impl MetricsLog {
     }
 }
 
-/// The lines of `text` that a checkpoint of `step` holds, without the last line if it is torn.
-fn lines_up_to(
-    text: &[u8],
-    step: u64,
-    evaluated: bool,
-    path: &Path,
-) -> Result<Vec<u8>, RecordError> {
+/// The first free name among `metrics.1.jsonl`, `metrics.2.jsonl`, ….
+fn free_name(folder: &Path) -> PathBuf {
+    let mut number = 1_u32;
+    loop {
+        let candidate = folder.join(format!("metrics.{number}.jsonl"));
+        if fs::symlink_metadata(&candidate).is_err() {
+            return candidate;
+        }
+        number += 1;
+    }
+}
+
+/// The lines of `text` that a checkpoint of `step` holds, without the last line if it is torn and
+/// without those that cannot be read, and the first of these.
+fn lines_up_to(text: &[u8], step: u64, evaluated: bool) -> (Vec<u8>, Option<BadLine>) {
     let mut kept = Vec::with_capacity(text.len());
+    let mut bad = None;
     for (index, line) in text.split_inclusive(|&byte| byte == b'\n').enumerate() {
         // Without a line end it was torn, even if what is there happens to parse: `"step":12`
         // may be the beginning of `"step":120`.
@@ -143,23 +179,30 @@ fn lines_up_to(
         if line.trim_ascii().is_empty() {
             continue;
         }
-        let bad_line = |reason: String| RecordError::BadLine {
-            path: path.to_path_buf(),
-            line: index + 1,
-            reason,
-        };
-        // An array would pass for the struct below, its first element for the step.
-        if line.trim_ascii_start().first() != Some(&b'{') {
-            return Err(bad_line("it does not begin with `{`".to_owned()));
-        }
-        let found: LineStep =
-            serde_json::from_slice(line).map_err(|error| bad_line(error.to_string()))?;
-        let is_pending = |at| at == step && !evaluated && found.validation_loss.is_some();
-        if found.step.is_none_or(|at| at <= step && !is_pending(at)) {
-            kept.extend_from_slice(line);
+        match read_line(line) {
+            Ok(found) => {
+                let is_pending = |at| at == step && !evaluated && found.validation_loss.is_some();
+                if found.step.is_none_or(|at| at <= step && !is_pending(at)) {
+                    kept.extend_from_slice(line);
+                }
+            }
+            Err(reason) => {
+                bad.get_or_insert(BadLine {
+                    number: index + 1,
+                    reason,
+                });
+            }
         }
     }
-    Ok(kept)
+    (kept, bad)
+}
+
+fn read_line(line: &[u8]) -> Result<LineStep, String> {
+    // An array would pass for the struct, its first element for the step.
+    if line.trim_ascii_start().first() != Some(&b'{') {
+        return Err("it does not begin with `{`".to_owned());
+    }
+    serde_json::from_slice(line).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
@@ -293,15 +336,24 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_line_in_the_middle_is_named() {
-        let run = tempfile::tempdir().unwrap();
-        let path = run.path().join(FILE_NAME);
+    fn a_bad_line_in_the_middle_is_set_aside_and_named() {
         for bad in ["{\"step\":", "17", "[1]", "{\"step\":-1}", "\u{0}\u{0}"] {
-            fs::write(&path, format!("{{\"step\":1}}\n{bad}\n{{\"step\":2}}\n")).unwrap();
-            let message = MetricsLog::resume(run.path(), 9, true)
-                .unwrap_err()
-                .to_string();
-            assert!(message.contains("metrics.jsonl line 2"), "{message}");
+            let run = tempfile::tempdir().unwrap();
+            let path = run.path().join(FILE_NAME);
+            let text = format!("{{\"step\":1}}\n{bad}\n{{\"step\":2}}\n");
+            fs::write(&path, &text).unwrap();
+            let mut log = MetricsLog::resume(run.path(), 2, true).unwrap();
+            write_steps(&mut log, [3]);
+            let note = log.note().unwrap();
+            for part in ["metrics.jsonl line 2", "metrics.1.jsonl"] {
+                assert!(note.contains(part), "{note}");
+            }
+            assert_eq!(steps(run.path()), [1, 2, 3]);
+            let aside = fs::read_to_string(run.path().join("metrics.1.jsonl")).unwrap();
+            assert_eq!(aside, text);
+            // It is told once.
+            let log = MetricsLog::resume(run.path(), 3, true).unwrap();
+            assert_eq!(log.note(), None);
         }
     }
 

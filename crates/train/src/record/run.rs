@@ -42,6 +42,11 @@ impl RunRecord {
         })
     }
 
+    /// What is worth telling of the record that was found.
+    pub fn note(&self) -> Option<&str> {
+        self.metrics.note()
+    }
+
     pub fn step(&mut self, report: &StepReport) -> Result<(), RecordError> {
         self.metrics.append(report.step, report)?;
         let bytes = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64);

@@ -24,6 +24,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::crc32c::masked_crc32c;
 use super::error::{IoContext, RecordError};
+use crate::host::host_name;
 
 const FILE_PREFIX: &str = "events.out.tfevents.";
 const FILE_VERSION: &str = "brain.Event:2";
@@ -151,26 +152,6 @@ fn create_file(folder: &Path) -> Result<(PathBuf, File), RecordError> {
 fn seconds_in_name(name: &str) -> Option<u64> {
     let (seconds, _) = name.strip_prefix(FILE_PREFIX)?.split_once('.')?;
     seconds.parse().ok()
-}
-
-/// The name of this machine, reduced to what is safe in a file name.
-fn host_name() -> String {
-    #[cfg(unix)]
-    let name = rustix::system::uname()
-        .nodename()
-        .to_string_lossy()
-        .into_owned();
-    #[cfg(not(unix))]
-    let name = std::env::var("COMPUTERNAME").unwrap_or_default();
-    let safe: String = name
-        .chars()
-        .filter(|character| character.is_ascii_alphanumeric() || "-_.".contains(*character))
-        .collect();
-    if safe.is_empty() {
-        "localhost".to_owned()
-    } else {
-        safe
-    }
 }
 
 /// A clock before 1970 reads as 1970: a wrong time of day must not stop a run.

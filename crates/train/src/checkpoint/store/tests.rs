@@ -263,6 +263,11 @@ fn the_best_mark_is_checked() {
         Err(CheckpointError::BestFile { .. })
     ));
     assert!(store.prune(1).is_err(), "the best could be removed");
+    let aside = store.set_aside_damaged_best().unwrap().unwrap();
+    assert_eq!(fs::read(&aside).unwrap(), b"{\"step\": 1");
+    assert!(store.best().unwrap().is_none());
+    store.mark_best(1, 1.0).unwrap();
+    assert_eq!(store.set_aside_damaged_best().unwrap(), None);
 }
 
 /// `/dev/full` is the kernel's own full disk: opening works, every write answers ENOSPC.
