@@ -8,6 +8,7 @@ use cinch_plan::Placement;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
+use super::image;
 use crate::error::EngineError;
 
 /// Whether a CUDA driver with at least one device is on this machine.
@@ -299,7 +300,11 @@ const SHARED_DEFAULT: u32 = 48 << 10;
 
 impl Module {
     pub fn load(cubin: &[u8]) -> Result<Self, EngineError> {
-        // SAFETY: the image is a whole cubin that outlives the call.
+        image::check(cubin).map_err(|problem| EngineError::Cuda {
+            action: "load a module".to_owned(),
+            problem,
+        })?;
+        // SAFETY: the image's tables and contents lie within its bytes, which outlive the call.
         let handle = unsafe { result::module::load_data(cubin.as_ptr().cast::<c_void>()) };
         handle
             .map(|handle| Self { handle })
