@@ -108,7 +108,7 @@ impl Blas {
         let (mut ready, candidates) = suggest(self.handle, product, self.tf32, self.candidates)
             .map_err(failed(describe(product)))?;
         if candidates.len() > 1 {
-            let stopwatch = Stopwatch::new()?;
+            let stopwatch = Stopwatch::new(stream)?;
             let chosen = fastest(candidates.len(), |candidate, runs| {
                 ready.algorithm = candidates[candidate];
                 stopwatch.time(stream, || {
