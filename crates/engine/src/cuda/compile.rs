@@ -2,9 +2,9 @@
 //! and version.
 
 use std::ffi::{CString, c_char};
-use std::path::Path;
+use std::path::PathBuf;
 
-use cinch_files::cache_folder;
+use cinch_files::{cache_folder, private_folder};
 use cinch_graph::DType;
 use cudarc::nvrtc::{result, sys};
 use sha2::{Digest, Sha256};
@@ -59,15 +59,23 @@ pub fn cubin(file: &'static str, dtype: DType, architecture: &str) -> Result<Vec
             package: "nvidia-cuda-nvrtc",
         });
     }
-    let path = cache_folder().map(|folder| folder.join("kernels").join(key(&source, &options)));
+    let path = kernels_folder().map(|folder| folder.join(key(&source, &options)));
     if let Some(cached) = path.as_ref().and_then(|path| std::fs::read(path).ok()) {
         return Ok(cached);
     }
     let cubin = compile(file, &source, &options, architecture)?;
     if let Some(path) = path {
-        keep(&path, &cubin);
+        // A failure leaves the cache without this entry, which only costs time.
+        let _ = cinch_files::replace(&path, &cubin);
     }
     Ok(cubin)
+}
+
+/// Where compiled kernels are kept: nowhere, if anybody else could put some there.
+fn kernels_folder() -> Option<PathBuf> {
+    let folder = cache_folder()?.join("kernels");
+    private_folder(&folder).ok()?;
+    Some(folder)
 }
 
 fn options(dtype: DType, architecture: &str) -> Vec<String> {
@@ -97,16 +105,6 @@ fn key(source: &str, options: &[String]) -> String {
         .map(|byte| format!("{byte:02x}"))
         .collect();
     name + ".cubin"
-}
-
-/// Writes to the cache; one that cannot be written only costs time.
-fn keep(path: &Path, cubin: &[u8]) {
-    let Some(folder) = path.parent() else { return };
-    if std::fs::create_dir_all(folder).is_err() {
-        return;
-    }
-    // A failure leaves the cache without this entry, nothing else.
-    let _ = cinch_files::replace(path, cubin);
 }
 
 fn compile(
