@@ -2,7 +2,11 @@
 //! precision; and the loss scale of half precision. Without a GPU the tests say so and pass.
 #![expect(clippy::print_stderr, reason = "a skipped test says why")]
 
-use cinch_engine::{Engine, EngineOptions, Part, cuda};
+mod card;
+
+use std::sync::MutexGuard;
+
+use cinch_engine::{Engine, EngineOptions, Part};
 use cinch_graph::op::{LossScale, MomentFormat};
 use cinch_graph::{
     DType, Graph, Init, Optimizer, Target, TensorId, TrainingGraph, differentiate, verify,
@@ -65,6 +69,8 @@ struct Device {
     plan: Plan,
     engine: Engine,
     update: Part,
+    /// Given back after the engine.
+    _card: MutexGuard<'static, ()>,
 }
 
 /// The state of all parameters, one after the other.
@@ -77,10 +83,7 @@ struct Weights {
 
 impl Device {
     fn new(dtype: DType) -> Option<Self> {
-        if !cuda::is_available() {
-            eprintln!("skipped: no GPU");
-            return None;
-        }
+        let card = card::card()?;
         let graph = graph(dtype);
         let plan = Plan::new(&graph, Options::new(Target::Cuda));
         let options = EngineOptions::default();
@@ -92,6 +95,7 @@ impl Device {
             plan,
             engine,
             update,
+            _card: card,
         })
     }
 

@@ -3,6 +3,8 @@
 //! tests say so and pass.
 #![expect(clippy::print_stderr, reason = "a skipped test says why")]
 
+#[path = "../card/mod.rs"]
+mod card;
 #[path = "../gradients/graphs.rs"]
 mod graphs;
 mod node;
@@ -13,11 +15,11 @@ mod real;
 mod shared;
 
 use cinch_architecture::{Architecture, Gpt2, Mamba};
-use cinch_engine::cuda;
 use cinch_graph::op::ActivationKind;
 use cinch_graph::{DType, Graph};
 use cinch_model::{Build, Purpose, build};
 
+use card::card;
 use graphs::Transformer;
 use node::{compare, granted};
 
@@ -33,10 +35,9 @@ const PRECISIONS: [(DType, f64); 3] = [
 
 /// Compares a graph on both executors in every precision.
 fn check(what: &str, make: impl Fn(DType) -> Graph) {
-    if !cuda::is_available() {
-        eprintln!("skipped: no GPU");
+    let Some(_card) = card() else {
         return;
-    }
+    };
     let mut failures = Vec::new();
     for (dtype, tolerance) in PRECISIONS {
         let reports = compare(what, make(DType::F32), make(dtype));
@@ -52,7 +53,7 @@ fn check(what: &str, make: impl Fn(DType) -> Graph) {
     assert!(failures.is_empty(), "{} outputs differ", failures.len());
 }
 
-/// One test for each graph, so that they can be chosen by name and run side by side.
+/// One test for each graph, so that they can be chosen by name.
 macro_rules! graphs {
     ($($test:ident: $what:literal,)*) => {
         const TESTED: &[&str] = &[$($what),*];
