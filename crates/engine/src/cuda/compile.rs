@@ -5,7 +5,7 @@ use std::ffi::{CString, c_char};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use cinch_files::{cache_folder, private_folder};
+use cinch_files::{Refused, find_cache_folder, private_folder};
 use cinch_graph::DType;
 use cudarc::nvrtc::{result, sys};
 use sha2::{Digest, Sha256};
@@ -60,7 +60,8 @@ pub fn cubin(file: &'static str, dtype: DType, architecture: &str) -> Result<Vec
             package: "nvidia-cuda-nvrtc",
         });
     }
-    let path = kernels_folder().map(|folder| folder.join(key(&source, &options)));
+    let path = kernels_folder().ok();
+    let path = path.map(|folder| folder.join(key(&source, &options)));
     if let Some(cached) = path.as_deref().and_then(kept) {
         return Ok(cached);
     }
@@ -73,10 +74,10 @@ pub fn cubin(file: &'static str, dtype: DType, architecture: &str) -> Result<Vec
 }
 
 /// Where compiled kernels are kept: nowhere, if anybody else could put some there.
-fn kernels_folder() -> Option<PathBuf> {
-    let folder = cache_folder()?.join("kernels");
-    private_folder(&folder).ok()?;
-    Some(folder)
+pub fn kernels_folder() -> Result<PathBuf, Refused> {
+    let folder = find_cache_folder()?.join("kernels");
+    private_folder(&folder)?;
+    Ok(folder)
 }
 
 /// What a file of the cache begins with: a digest of the machine code that follows.
