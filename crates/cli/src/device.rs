@@ -1,6 +1,7 @@
 //! What the commands plan for and run on.
 
 use cinch_config::{Bytes, Config, Precision};
+use cinch_engine::cuda::compile::kernels_folder;
 use cinch_engine::{EngineError, cuda};
 use cinch_graph::Target;
 
@@ -50,6 +51,21 @@ pub fn adapt_to_cpu(config: &mut Config) -> Vec<String> {
         );
     }
     notes
+}
+
+/// Why compiled kernels are not kept, where they are not.
+pub fn cache_note(target: Target) -> Option<String> {
+    let refused = match target {
+        Target::Cuda => kernels_folder().err()?,
+        Target::Cpu => return None,
+    };
+    Some(format!(
+        "kernels are compiled anew in every run, because `{}` is not used: {}; {} names another \
+         cache folder",
+        refused.folder.display(),
+        refused.reason,
+        cinch_files::CACHE_VARIABLE
+    ))
 }
 
 /// Without a budget, what is free on the device is one: a run that starts does not run out

@@ -48,8 +48,11 @@ pub(crate) fn bytes_per_token(vocab_size: usize) -> usize {
 }
 
 /// Where the cache lies unless the user names a folder.
-pub fn default_cache_folder() -> PathBuf {
-    cinch_files::cache_folder().unwrap_or_else(|| std::env::temp_dir().join("cinch-cache"))
+pub fn default_cache_folder() -> Result<PathBuf, DataError> {
+    cinch_files::find_cache_folder().map_err(|refused| DataError::CacheWrite {
+        folder: refused.folder,
+        source: io::Error::other(refused.reason),
+    })
 }
 
 /// The ids of a corpus, read where they lie.

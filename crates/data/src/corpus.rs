@@ -75,10 +75,10 @@ impl Corpus {
         };
         let records = identify(&input, progress)?;
         let fingerprint = fingerprint(&input, &records, &options.text_column, tokenizer);
-        let folder = options
-            .cache_dir
-            .clone()
-            .unwrap_or_else(default_cache_folder);
+        let folder = match &options.cache_dir {
+            Some(folder) => folder.clone(),
+            None => default_cache_folder()?,
+        };
         let entry = Entry::new(folder, fingerprint);
 
         let (was_cached, (header, tokens)) = match entry.open() {

@@ -23,12 +23,20 @@ unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}
 
-/// Element types that any bits are a value of.
-pub trait Element: Copy + 'static {}
-impl Element for f32 {}
-impl Element for f64 {}
-impl Element for i32 {}
-impl Element for u8 {}
+/// Element types whose memory may be read as bytes and filled with any.
+///
+/// # Safety
+/// Any bits are a value of the type, it has no padding, and its alignment is at most its size,
+/// which is a power of two up to 64.
+pub unsafe trait Element: Copy + 'static {}
+// SAFETY: a plain number of four bytes.
+unsafe impl Element for f32 {}
+// SAFETY: a plain number of eight bytes.
+unsafe impl Element for f64 {}
+// SAFETY: a plain number of four bytes.
+unsafe impl Element for i32 {}
+// SAFETY: a plain number of one byte.
+unsafe impl Element for u8 {}
 
 impl Arena {
     pub fn new(bytes: u64) -> Result<Self, EngineError> {
@@ -53,7 +61,7 @@ impl Arena {
             place.end() <= self.len() as u64 && place.offset.is_multiple_of(size_of::<T>() as u64),
             "a tensor outside the arena"
         );
-        // SAFETY: inside the allocation by the assertion.
+        // SAFETY: inside the allocation by the assertion, whose sum saturates.
         unsafe { self.start.as_ptr().add(place.offset as usize).cast() }
     }
 
@@ -63,8 +71,9 @@ impl Arena {
     /// No mutable view of an overlapping range may be in use.
     pub unsafe fn view<T: Element>(&self, place: Placement) -> &[T] {
         let len = place.bytes as usize / size_of::<T>();
-        // SAFETY: in bounds and aligned by `pointer`; initialised because the arena was zeroed;
-        // not written meanwhile by the caller's contract.
+        // SAFETY: in bounds and aligned by `pointer`; initialised because the arena was zeroed,
+        // and a value whatever was written since, by the contract of `Element`; not written
+        // meanwhile by the caller's contract.
         unsafe { std::slice::from_raw_parts(self.pointer(place), len) }
     }
 

@@ -273,6 +273,6 @@ impl Engine {
 }
 
 fn as_bytes<T: Element>(values: &[T]) -> &[u8] {
-    // SAFETY: elements are plain numbers without padding.
+    // SAFETY: elements have no padding by the contract of `Element`.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }

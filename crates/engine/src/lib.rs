@@ -1,8 +1,9 @@
 //! Runs a plan. The executor makes one allocation, the arena, and every op reads
 //! and writes inside it at the offsets the plan chose.
 //!
-//! This is the only crate with unsafe code: the arena hands out disjoint views of one
-//! allocation, and the kernels use vector instructions chosen at run time.
+//! Nearly all of cinch's unsafe code is here (the rest maps files into memory): the arena hands
+//! out disjoint views of one allocation, the kernels use vector instructions chosen at run time,
+//! and the CUDA driver and its libraries are called.
 //!
 //! ```
 //! use cinch_engine::Executor;
@@ -25,7 +26,7 @@
 //! ```
 #![expect(
     unsafe_code,
-    reason = "arena views and vector instructions; each block says why it is sound"
+    reason = "arena views, vector instructions and CUDA; each block says why it is sound"
 )]
 
 mod arena;

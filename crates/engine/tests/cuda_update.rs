@@ -1,8 +1,12 @@
 //! The end of a step on the GPU, all parameters at once, against AdamW written out in double
-//! precision; and the loss scale of half precision. Without a GPU the tests say so and pass.
-#![expect(clippy::print_stderr, reason = "a skipped test says why")]
+//! precision; and the loss scale of half precision. The tests need a GPU and are ignored by
+//! default: `-- --include-ignored` runs them.
 
-use cinch_engine::{Engine, EngineOptions, Part, cuda};
+mod card;
+
+use std::sync::MutexGuard;
+
+use cinch_engine::{Engine, EngineOptions, Part};
 use cinch_graph::op::{LossScale, MomentFormat};
 use cinch_graph::{
     DType, Graph, Init, Optimizer, Target, TensorId, TrainingGraph, differentiate, verify,
@@ -65,6 +69,8 @@ struct Device {
     plan: Plan,
     engine: Engine,
     update: Part,
+    /// Given back after the engine.
+    _card: MutexGuard<'static, ()>,
 }
 
 /// The state of all parameters, one after the other.
@@ -76,23 +82,21 @@ struct Weights {
 }
 
 impl Device {
-    fn new(dtype: DType) -> Option<Self> {
-        if !cuda::is_available() {
-            eprintln!("skipped: no GPU");
-            return None;
-        }
+    fn new(dtype: DType) -> Self {
+        let card = card::card();
         let graph = graph(dtype);
         let plan = Plan::new(&graph, Options::new(Target::Cuda));
         let options = EngineOptions::default();
         let mut engine = Engine::new(Target::Cuda, plan.arena_bytes, options).unwrap();
         let nodes = num_micro_nodes(&graph)..graph.nodes.len();
         let update = engine.prepare(&graph, &plan, nodes, false).unwrap();
-        Some(Self {
+        Self {
             graph,
             plan,
             engine,
             update,
-        })
+            _card: card,
+        }
     }
 
     fn place(&self, id: TensorId) -> Placement {
@@ -201,11 +205,10 @@ fn assert_close(ours: &Weights, expected: &Weights) {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn all_parameters_are_updated_at_once() {
     for dtype in [DType::F32, DType::Bf16] {
-        let Some(mut device) = Device::new(dtype) else {
-            return;
-        };
+        let mut device = Device::new(dtype);
         let gradients = device.fill(1.0);
         let before = device.weights();
         let (norm, _) = device.run();
@@ -229,10 +232,9 @@ fn all_parameters_are_updated_at_once() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn the_scale_is_taken_out_of_gradients() {
-    let Some(mut device) = Device::new(DType::F16) else {
-        return;
-    };
+    let mut device = Device::new(DType::F16);
     let state = device.graph.loss_scale.unwrap();
     for start in [[1024.0, 7.0, 5.0, 1.0], [65536.0, 1999.0, 0.0, 0.0]] {
         let gradients = device.fill(start[0]);
@@ -250,10 +252,9 @@ fn the_scale_is_taken_out_of_gradients() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn gradients_that_are_not_finite_change_nothing() {
-    let Some(mut device) = Device::new(DType::F16) else {
-        return;
-    };
+    let mut device = Device::new(DType::F16);
     let state = device.graph.loss_scale.unwrap();
     let mut scaling = [4.0, 1500.0, 0.0, 0.0];
     device.fill(scaling[0]);
@@ -275,10 +276,9 @@ fn gradients_that_are_not_finite_change_nothing() {
 
 /// The gradient of the loss is multiplied, the loss is not.
 #[test]
+#[ignore = "needs a GPU"]
 fn the_loss_itself_is_not_scaled() {
-    let Some(mut device) = Device::new(DType::F16) else {
-        return;
-    };
+    let mut device = Device::new(DType::F16);
     let graph = device.graph.clone();
     let index = graph.nodes.iter().position(|node| node.name == "loss");
     let index = index.unwrap();

@@ -5,6 +5,6 @@ mod cache;
 mod folder;
 mod replace;
 
-pub use cache::{CACHE_VARIABLE, cache_folder};
+pub use cache::{CACHE_VARIABLE, Refused, cache_folder, find_cache_folder, private_folder};
 pub use folder::{create_folder, parent_of, sync_folder};
 pub use replace::{PARTIAL_PREFIX, Replacement, replace};

@@ -1,7 +1,6 @@
 //! Training on a GPU beside training on the CPU: the same losses, reproducible bits, checkpoints
-//! that move between the two, and memory saved without a change of the result. Without a GPU the
-//! tests say so and pass.
-#![expect(clippy::print_stderr, reason = "a skipped test says why")]
+//! that move between the two, and memory saved without a change of the result. The tests need a
+//! GPU and are ignored by default: `-- --include-ignored` runs them.
 
 mod tiny;
 
@@ -31,15 +30,15 @@ const DETERMINISTIC: EngineOptions = EngineOptions {
 };
 
 /// The card, one test at a time: algorithms are timed while a session is prepared, and another
-/// test's work would be timed with them. `None`, with a word, where there is no card.
-fn card() -> Option<MutexGuard<'static, ()>> {
+/// test's work would be timed with them.
+///
+/// # Panics
+/// Where there is no card.
+fn card() -> MutexGuard<'static, ()> {
     static CARD: Mutex<()> = Mutex::new(());
-    if !cuda::is_available() {
-        eprintln!("skipped: no GPU");
-        return None;
-    }
+    assert!(cuda::is_available(), "this test needs a GPU");
     // A test that failed leaves nothing on the card.
-    Some(CARD.lock().unwrap_or_else(PoisonError::into_inner))
+    CARD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn gpu(config: &Config, recomputed_blocks: usize) -> Session {
@@ -68,10 +67,9 @@ fn relative(ours: f64, expected: f64) -> f64 {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn losses_track_those_of_the_cpu() {
-    let Some(_card) = card() else {
-        return;
-    };
+    let _card = card();
     for model in tiny::MODELS {
         let config = tiny::config(model, &[]);
         let expected = run(&mut tiny::session(&config, 0, 2), STEPS);
@@ -106,10 +104,9 @@ fn losses_track_those_of_the_cpu() {
 /// Each way to spend less on the optimizer: the CPU's losses in fp32, and where it only moves
 /// memory, the bits of the plain step on the card.
 #[test]
+#[ignore = "needs a GPU"]
 fn the_optimizers_variants_track_the_cpu() {
-    let Some(_card) = card() else {
-        return;
-    };
+    let _card = card();
     for model in tiny::MODELS {
         for own in tiny::VARIANTS {
             let config = tiny::config(model, own);
@@ -139,10 +136,9 @@ fn the_optimizers_variants_track_the_cpu() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn the_same_seed_gives_the_same_bits() {
-    let Some(_card) = card() else {
-        return;
-    };
+    let _card = card();
     for model in tiny::MODELS {
         for precision in [Precision::Fp32, Precision::Bf16, Precision::Fp16] {
             let config = with_precision(&tiny::config(model, &[]), precision);
@@ -186,10 +182,9 @@ fn assert_same(what: &str, a: &Session, b: &Session) {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn a_checkpoint_moves_to_the_cpu_and_back() {
-    let Some(_card) = card() else {
-        return;
-    };
+    let _card = card();
     for model in tiny::MODELS {
         for precision in [Precision::Fp32, Precision::Bf16, Precision::Fp16] {
             let what = format!("{model:?} in {precision:?}");
@@ -231,10 +226,9 @@ fn evaluate(session: &mut Session) -> f64 {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn evaluation_gives_what_the_cpu_gives() {
-    let Some(_card) = card() else {
-        return;
-    };
+    let _card = card();
     for model in tiny::MODELS {
         let config = tiny::config(model, &[]);
         let (mut here, mut there) = (tiny::session(&config, 0, 2), gpu(&config, 0));
@@ -247,10 +241,9 @@ fn evaluation_gives_what_the_cpu_gives() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn the_cut_into_micro_batches_does_not_change_the_gradient() {
-    let Some(_card) = card() else {
-        return;
-    };
+    let _card = card();
     for model in tiny::MODELS {
         let mut config = tiny::config(model, &[]);
         let [whole, cut] = [(4, 1), (1, 4)].map(|(micro, accumulation)| {
@@ -285,10 +278,9 @@ fn distance(ours: &[f32], expected: &[f32]) -> f64 {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn recomputation_does_not_change_the_losses() {
-    let Some(_card) = card() else {
-        return;
-    };
+    let _card = card();
     for model in tiny::MODELS {
         let config = tiny::config(model, &[]);
         let blocks = config.model.num_blocks();

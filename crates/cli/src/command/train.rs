@@ -38,9 +38,10 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
     if !arguments.json && !voice::is_quiet() {
         let report = plan.report(target, false);
         let cut = asked.cut_note(&plan.config.batch);
+        let cache = device::cache_note(target);
         print(&asked.describe())?;
         print(&table::plan(&report, asked.budget_name))?;
-        print_all(&voice::notes(asked.notes.iter().chain(&cut)))?;
+        print_all(&voice::notes(asked.notes.iter().chain(&cut).chain(&cache)))?;
     }
     stop_on_ctrl_c()?;
     let folder = &asked.config.output.output_dir;

@@ -5,15 +5,16 @@ use std::fmt::Debug;
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, DivAssign, Mul, MulAssign, Neg, Sub, SubAssign};
 
+use crate::arena::Element;
+
 /// `f32` (training) or `f64` (gradient checks).
 pub trait Real:
-    Copy
+    Element
     + Debug
     + Default
     + PartialOrd
     + Send
     + Sync
-    + 'static
     + Add<Output = Self>
     + Sub<Output = Self>
     + Mul<Output = Self>

@@ -20,9 +20,14 @@ pub fn level() -> Level {
     *LEVEL.get_or_init(detect)
 }
 
+/// A level is there only with every feature that `simd!` enables for it: a virtual machine may
+/// hide any of them.
 #[cfg(target_arch = "x86_64")]
 fn detect() -> Level {
-    let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+    let avx2 = is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("bmi1")
+        && is_x86_feature_detected!("bmi2");
     let avx512 = is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512dq")
@@ -68,9 +73,9 @@ macro_rules! simd {
                     body($($arg),*)
                 }
                 match $crate::cpu::simd::level() {
-                    // SAFETY: the level was detected on this machine.
+                    // SAFETY: every feature of the level was detected on this machine.
                     $crate::cpu::simd::Level::Avx512 => return unsafe { avx512($($arg),*) },
-                    // SAFETY: the level was detected on this machine.
+                    // SAFETY: as above.
                     $crate::cpu::simd::Level::Avx2 => return unsafe { avx2($($arg),*) },
                     $crate::cpu::simd::Level::Baseline => {}
                 }
@@ -80,3 +85,28 @@ macro_rules! simd {
     };
 }
 pub(crate) use simd;
+
+#[cfg(test)]
+mod tests {
+    /// Calling a function with a feature that the machine lacks is undefined behaviour, so every
+    /// one that is enabled has to be among those that `detect` asks for.
+    #[test]
+    fn every_enabled_feature_is_detected() {
+        let mut enabled = 0;
+        for source in [
+            include_str!("simd.rs"),
+            include_str!("kernel/gemm/pack.rs"),
+            include_str!("kernel/gemm/tile.rs"),
+        ] {
+            for list in source.split("#[target_feature(enable = \"").skip(1) {
+                let list = list.split('"').next().unwrap();
+                for feature in list.split(',').filter(|feature| !feature.is_empty()) {
+                    let asked = format!("is_x86_feature_detected!(\"{feature}\")");
+                    assert!(include_str!("simd.rs").contains(&asked), "{feature}");
+                    enabled += 1;
+                }
+            }
+        }
+        assert!(enabled > 0);
+    }
+}

@@ -15,8 +15,9 @@ use super::timing::{Stopwatch, fastest};
 use crate::engine::EngineOptions;
 use crate::error::EngineError;
 
-/// What decides which algorithm is best: everything but the addresses, of which only the
-/// alignment counts.
+/// What decides which algorithm is best, and which may be used: everything but the addresses, of
+/// which only the alignment counts. An algorithm must not get less workspace than it was chosen
+/// for, so its size counts too.
 type Key = (
     usize,
     usize,
@@ -24,6 +25,7 @@ type Key = (
     [(usize, DType, bool, u32); 3],
     bool,
     bool,
+    u64,
 );
 
 /// Algorithms that are timed for a product.
@@ -31,24 +33,53 @@ const CANDIDATES: usize = 8;
 
 /// The library's handle and the products prepared so far.
 pub(crate) struct Blas {
-    handle: sys::cublasLtHandle_t,
+    // Dropped in this order: what was made with the handle before the handle.
+    ready: HashMap<Key, Ready>,
+    handle: Handle,
     tf32: bool,
     /// How many of the library's suggestions are timed. With one, its first is taken: the same
     /// every time.
     candidates: usize,
-    ready: HashMap<Key, Ready>,
 }
 
-// SAFETY: the handle may be used from any thread, one at a time.
+// SAFETY: the handle and descriptors may be used from any thread, one at a time.
 unsafe impl Send for Blas {}
 
 /// Descriptors and the chosen algorithm of one shape.
 struct Ready {
-    description: sys::cublasLtMatmulDesc_t,
-    first: sys::cublasLtMatrixLayout_t,
-    second: sys::cublasLtMatrixLayout_t,
-    output: sys::cublasLtMatrixLayout_t,
+    description: Description,
+    first: Layout,
+    second: Layout,
+    output: Layout,
     algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+/// A thing of the library's that its owner gives back, on every way out. A failure to do so has
+/// nobody to be told to.
+macro_rules! owned {
+    ($($(#[$meta:meta])* $name:ident($raw:ty): $destroy:path;)*) => {
+        $(
+            $(#[$meta])*
+            struct $name($raw);
+
+            impl Drop for $name {
+                fn drop(&mut self) {
+                    // SAFETY: created by the library, handed to this owner alone, destroyed once.
+                    let _ = unsafe { $destroy(self.0) };
+                }
+            }
+        )*
+    };
+}
+
+owned! {
+    Handle(sys::cublasLtHandle_t): result::destroy_handle;
+    /// How the operands are multiplied.
+    Description(sys::cublasLtMatmulDesc_t): result::destroy_matmul_desc;
+    /// How an operand lies in memory.
+    Layout(sys::cublasLtMatrixLayout_t): result::destroy_matrix_layout;
+    /// What an algorithm may use.
+    Preference(sys::cublasLtMatmulPreference_t): result::destroy_matmul_pref;
 }
 
 fn failed(action: String) -> impl FnOnce(CublasError) -> EngineError {
@@ -86,10 +117,10 @@ impl Blas {
         }
         let handle = result::create_handle().map_err(failed("start cuBLASLt".to_owned()))?;
         Ok(Self {
-            handle,
+            ready: HashMap::new(),
+            handle: Handle(handle),
             tf32: options.tf32,
             candidates: if options.deterministic { 1 } else { CANDIDATES },
-            ready: HashMap::new(),
         })
     }
 
@@ -105,24 +136,22 @@ impl Blas {
         if self.ready.contains_key(&key) {
             return Ok(());
         }
-        let (mut ready, candidates) = suggest(self.handle, product, self.tf32, self.candidates)
+        let (mut ready, candidates) = suggest(&self.handle, product, self.tf32, self.candidates)
             .map_err(failed(describe(product)))?;
         if candidates.len() > 1 {
-            let stopwatch = Stopwatch::new()?;
+            let stopwatch = Stopwatch::new(stream)?;
             let chosen = fastest(candidates.len(), |candidate, runs| {
                 ready.algorithm = candidates[candidate];
                 stopwatch.time(stream, || {
                     (0..runs).try_for_each(|_| self.issue(&ready, product, base, stream))
                 })
-            });
-            let chosen = chosen.inspect_err(|_| ready.destroy())?;
+            })?;
             ready.algorithm = candidates[chosen];
         } else {
             // Once for real: the library loads its kernel with the first use, which is not
             // allowed while a stream is being recorded.
             self.issue(&ready, product, base, stream)
-                .and_then(|()| stream.synchronize())
-                .inspect_err(|_| ready.destroy())?;
+                .and_then(|()| stream.synchronize())?;
         }
         self.ready.insert(key, ready);
         Ok(())
@@ -152,24 +181,24 @@ impl Blas {
             let pointer = at(bias);
             let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
             // SAFETY: the attribute is a pointer, and one is given.
-            unsafe { set(ready.description, attribute, &pointer) }
+            unsafe { set(&ready.description, attribute, &pointer) }
                 .map_err(failed(describe(product)))?;
         }
         // SAFETY: descriptors are live; addresses are inside the arena by the plan.
         unsafe {
             result::matmul(
-                self.handle,
-                ready.description,
+                self.handle.0,
+                ready.description.0,
                 (&raw const alpha).cast(),
                 (&raw const beta).cast(),
                 at(product.b.address),
-                ready.first,
+                ready.first.0,
                 at(product.a.address),
-                ready.second,
+                ready.second.0,
                 at(product.c.address),
-                ready.output,
+                ready.output.0,
                 at(product.c.address),
-                ready.output,
+                ready.output.0,
                 &raw const ready.algorithm,
                 at(product.workspace),
                 product.workspace_bytes as usize,
@@ -177,28 +206,6 @@ impl Blas {
             )
         }
         .map_err(failed(describe(product)))
-    }
-}
-
-impl Drop for Blas {
-    fn drop(&mut self) {
-        for ready in self.ready.values() {
-            ready.destroy();
-        }
-        // SAFETY: created in `new`, destroyed once.
-        let _ = unsafe { result::destroy_handle(self.handle) };
-    }
-}
-
-impl Ready {
-    fn destroy(&self) {
-        // SAFETY: created in `suggest`, destroyed once, when the library's handle is.
-        unsafe {
-            let _ = result::destroy_matmul_desc(self.description);
-            for layout in [self.first, self.second, self.output] {
-                let _ = result::destroy_matrix_layout(layout);
-            }
-        }
     }
 }
 
@@ -211,20 +218,21 @@ fn key(product: &Product) -> Key {
         [part(&product.a), part(&product.b), part(&product.c)],
         product.accumulate,
         product.bias.is_some(),
+        product.workspace_bytes,
     )
 }
 
 /// # Safety
 /// The attribute's value must be a `T`.
 unsafe fn set<T>(
-    description: sys::cublasLtMatmulDesc_t,
+    description: &Description,
     attribute: sys::cublasLtMatmulDescAttributes_t,
     value: &T,
 ) -> Result<(), CublasError> {
-    // SAFETY: the value is live and has the size that is given.
+    // SAFETY: descriptor and value are live, and the value has the size that is given.
     unsafe {
         result::set_matmul_desc_attribute(
-            description,
+            description.0,
             attribute,
             std::ptr::from_ref(value).cast(),
             size_of::<T>(),
@@ -233,16 +241,14 @@ unsafe fn set<T>(
 }
 
 /// A matrix as the library sees it: the stored rows are its columns.
-fn layout(
-    matrix: &MatrixAt,
-    (rows, columns): (usize, usize),
-) -> Result<sys::cublasLtMatrixLayout_t, CublasError> {
-    result::create_matrix_layout(
+fn layout(matrix: &MatrixAt, (rows, columns): (usize, usize)) -> Result<Layout, CublasError> {
+    let layout = result::create_matrix_layout(
         data_type(matrix.dtype),
         columns as u64,
         rows as u64,
         matrix.row_stride as i64,
-    )
+    )?;
+    Ok(Layout(layout))
 }
 
 /// What an address is a multiple of, as far as it matters: a column block of a packed tensor may
@@ -254,7 +260,7 @@ fn alignment(address: u64) -> u32 {
 /// A product's descriptors, and up to `count` algorithms for it, best first by the library's
 /// reckoning.
 fn suggest(
-    handle: sys::cublasLtHandle_t,
+    handle: &Handle,
     product: &Product,
     tf32: bool,
     count: usize,
@@ -267,31 +273,32 @@ fn suggest(
         sys::cublasComputeType_t::CUBLAS_COMPUTE_32F
     };
     let description = result::create_matmul_desc(compute, sys::cudaDataType::CUDA_R_32F)?;
+    let description = Description(description);
     // The library's CUBLAS_OP_N and CUBLAS_OP_T, which the bindings leave out.
     let operation = i32::from;
     let (m, n, k) = (product.m, product.n, product.k);
     // SAFETY: each attribute is given the type that the library documents for it.
     unsafe {
         set(
-            description,
+            &description,
             Attribute::CUBLASLT_MATMUL_DESC_TRANSA,
             &operation(product.b.transposed),
         )?;
         set(
-            description,
+            &description,
             Attribute::CUBLASLT_MATMUL_DESC_TRANSB,
             &operation(product.a.transposed),
         )?;
         if product.bias.is_some() {
             let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
             set(
-                description,
+                &description,
                 Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE,
                 &epilogue,
             )?;
             let kind = data_type(product.c.dtype);
             set(
-                description,
+                &description,
                 Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
                 &kind,
             )?;
@@ -307,7 +314,7 @@ fn suggest(
     let first = layout(&product.b, stored(product.b.transposed, k, n))?;
     let second = layout(&product.a, stored(product.a.transposed, m, k))?;
     let output = layout(&product.c, (m, n))?;
-    let preference = result::create_matmul_pref()?;
+    let preference = Preference(result::create_matmul_pref()?);
     let limit = product.workspace_bytes as usize;
     let attributes = [
         sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
@@ -327,7 +334,7 @@ fn suggest(
     // room for as many results as are asked for.
     let status = unsafe {
         result::set_matmul_pref_attribute(
-            preference,
+            preference.0,
             sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
             (&raw const limit).cast(),
             size_of::<usize>(),
@@ -335,27 +342,25 @@ fn suggest(
         for (attribute, address) in attributes.into_iter().zip(addresses) {
             let value = alignment(address);
             result::set_matmul_pref_attribute(
-                preference,
+                preference.0,
                 attribute,
                 (&raw const value).cast(),
                 size_of::<u32>(),
             )?;
         }
         sys::cublasLtMatmulAlgoGetHeuristic(
-            handle,
-            description,
-            first,
-            second,
-            output,
-            output,
-            preference,
+            handle.0,
+            description.0,
+            first.0,
+            second.0,
+            output.0,
+            output.0,
+            preference.0,
             count as i32,
             results.as_mut_ptr().cast(),
             &raw mut found,
         )
     };
-    // SAFETY: created above, destroyed once.
-    unsafe { result::destroy_matmul_pref(preference)? };
     status.result()?;
     let found = usize::try_from(found).unwrap_or(0).min(count);
     let mut candidates = Vec::with_capacity(found);

@@ -1,10 +1,11 @@
-//! Kernels from source, by NVRTC, for the card at hand; kept on disk, keyed by source, options
-//! and version.
+//! Kernels from source, by NVRTC, for the card at hand; kept on disk with a checksum, keyed by
+//! source, options and version.
 
 use std::ffi::{CString, c_char};
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 
-use cinch_files::cache_folder;
+use cinch_files::{Refused, find_cache_folder, private_folder};
 use cinch_graph::DType;
 use cudarc::nvrtc::{result, sys};
 use sha2::{Digest, Sha256};
@@ -59,15 +60,39 @@ pub fn cubin(file: &'static str, dtype: DType, architecture: &str) -> Result<Vec
             package: "nvidia-cuda-nvrtc",
         });
     }
-    let path = cache_folder().map(|folder| folder.join("kernels").join(key(&source, &options)));
-    if let Some(cached) = path.as_ref().and_then(|path| std::fs::read(path).ok()) {
+    let path = kernels_folder().ok();
+    let path = path.map(|folder| folder.join(key(&source, &options)));
+    if let Some(cached) = path.as_deref().and_then(kept) {
         return Ok(cached);
     }
     let cubin = compile(file, &source, &options, architecture)?;
     if let Some(path) = path {
-        keep(&path, &cubin);
+        // A failure leaves the cache without this entry, which only costs time.
+        let _ = keep(&path, &cubin);
     }
     Ok(cubin)
+}
+
+/// Where compiled kernels are kept: nowhere, if anybody else could put some there.
+pub fn kernels_folder() -> Result<PathBuf, Refused> {
+    let folder = find_cache_folder()?.join("kernels");
+    private_folder(&folder)?;
+    Ok(folder)
+}
+
+/// What a file of the cache begins with: a digest of the machine code that follows.
+const DIGEST_BYTES: usize = 32;
+
+fn keep(path: &Path, cubin: &[u8]) -> io::Result<()> {
+    let digest: [u8; DIGEST_BYTES] = Sha256::digest(cubin).into();
+    cinch_files::replace(path, &[&digest, cubin].concat())
+}
+
+/// The machine code that was kept; none where it is not there or not what was written.
+fn kept(path: &Path) -> Option<Vec<u8>> {
+    let file = std::fs::read(path).ok()?;
+    let (digest, cubin) = file.split_at_checked(DIGEST_BYTES)?;
+    (Sha256::digest(cubin).as_slice() == digest).then(|| cubin.to_vec())
 }
 
 fn options(dtype: DType, architecture: &str) -> Vec<String> {
@@ -97,16 +122,6 @@ fn key(source: &str, options: &[String]) -> String {
         .map(|byte| format!("{byte:02x}"))
         .collect();
     name + ".cubin"
-}
-
-/// Writes to the cache; one that cannot be written only costs time.
-fn keep(path: &Path, cubin: &[u8]) {
-    let Some(folder) = path.parent() else { return };
-    if std::fs::create_dir_all(folder).is_err() {
-        return;
-    }
-    // A failure leaves the cache without this entry, nothing else.
-    let _ = cinch_files::replace(path, cubin);
 }
 
 fn compile(
@@ -152,4 +167,31 @@ fn read_log(program: sys::nvrtcProgram) -> String {
     String::from_utf8_lossy(&bytes)
         .trim_end_matches('\0')
         .to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kept_kernel_that_was_changed_counts_as_absent() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kernel.cubin");
+        assert_eq!(kept(&path), None);
+        let cubin: Vec<u8> = (0..200).collect();
+        keep(&path, &cubin).unwrap();
+        assert_eq!(kept(&path), Some(cubin.clone()));
+        let whole = std::fs::read(&path).unwrap();
+        for cut in 0..whole.len() {
+            std::fs::write(&path, &whole[..cut]).unwrap();
+            assert_eq!(kept(&path), None, "{cut} bytes");
+            let mut changed = whole.clone();
+            changed[cut] ^= 1;
+            std::fs::write(&path, &changed).unwrap();
+            assert_eq!(kept(&path), None, "byte {cut}");
+        }
+        // Machine code without a digest, as it was kept once.
+        std::fs::write(&path, &cubin).unwrap();
+        assert_eq!(kept(&path), None);
+    }
 }

@@ -8,6 +8,7 @@ use cinch_plan::Placement;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
+use super::image;
 use crate::error::EngineError;
 
 /// Whether a CUDA driver with at least one device is on this machine.
@@ -164,14 +165,16 @@ impl DeviceMemory {
                 needed: bytes,
             });
         };
-        // SAFETY: the range was just allocated.
-        unsafe { result::memset_d8_sync(address, 0, bytes as usize) }
-            .map_err(failed("clear the arena"))?;
-        Ok(Self {
+        // Owned before it is cleared, so that it is freed where that fails.
+        let memory = Self {
             context: Arc::clone(context),
             address,
             bytes,
-        })
+        };
+        // SAFETY: the range was just allocated.
+        unsafe { result::memset_d8_sync(address, 0, bytes as usize) }
+            .map_err(failed("clear the arena"))?;
+        Ok(memory)
     }
 }
 
@@ -251,7 +254,7 @@ impl Drop for HostMemory {
 
 /// An ordered queue of device work.
 pub(crate) struct Stream {
-    context: Arc<Context>,
+    pub context: Arc<Context>,
     pub handle: sys::CUstream,
 }
 
@@ -285,7 +288,37 @@ impl Drop for Stream {
     }
 }
 
-/// A loaded module and its functions.
+/// A point in a stream's work that other work can wait for.
+pub(crate) struct Event {
+    context: Arc<Context>,
+    pub handle: sys::CUevent,
+}
+
+// SAFETY: events belong to a context, not to a thread.
+unsafe impl Send for Event {}
+
+impl Event {
+    /// The context must be current.
+    pub fn new(context: &Arc<Context>, flags: sys::CUevent_flags) -> Result<Self, EngineError> {
+        let handle = result::event::create(flags).map_err(failed("create an event"))?;
+        Ok(Self {
+            context: Arc::clone(context),
+            handle,
+        })
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: created in `new`, destroyed once. A failure has nobody to be told to.
+            let _ = unsafe { result::event::destroy(self.handle) };
+        }
+    }
+}
+
+/// A loaded module and its functions. It is never unloaded: the context's end does that, and
+/// functions stay valid till then.
 pub(crate) struct Module {
     handle: sys::CUmodule,
 }
@@ -299,7 +332,11 @@ const SHARED_DEFAULT: u32 = 48 << 10;
 
 impl Module {
     pub fn load(cubin: &[u8]) -> Result<Self, EngineError> {
-        // SAFETY: the image is a whole cubin that outlives the call.
+        image::check(cubin).map_err(|problem| EngineError::Cuda {
+            action: "load a module".to_owned(),
+            problem,
+        })?;
+        // SAFETY: the image's tables and contents lie within its bytes, which outlive the call.
         let handle = unsafe { result::module::load_data(cubin.as_ptr().cast::<c_void>()) };
         handle
             .map(|handle| Self { handle })
@@ -327,12 +364,23 @@ impl Module {
 
 /// A captured sequence of commands, ready to be replayed.
 pub(crate) struct Replay {
-    graph: sys::CUgraph,
     exec: sys::CUgraphExec,
+    /// Dropped after what was made of it.
+    _recording: Recording,
 }
 
 // SAFETY: graphs belong to a context, not to a thread.
 unsafe impl Send for Replay {}
+
+/// The commands as they were recorded.
+struct Recording(sys::CUgraph);
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        // SAFETY: recorded in `Replay::capture`, destroyed once.
+        let _ = unsafe { result::graph::destroy(self.0) };
+    }
+}
 
 impl Replay {
     /// Records what `work` puts on the stream.
@@ -347,12 +395,22 @@ impl Replay {
         let worked = work();
         // SAFETY: the capture was begun above; it has to end even if the work failed.
         let graph = unsafe { result::stream::end_capture(stream.handle) };
+        // A recording that was cut off by an error may have no graph.
+        let recording = graph.map(|graph| (!graph.is_null()).then(|| Recording(graph)));
         worked?;
-        let graph = graph.map_err(failed("end recording"))?;
+        let recording = recording.map_err(failed("end recording"))?;
+        let recording = recording.ok_or_else(|| EngineError::Cuda {
+            action: "end recording".to_owned(),
+            problem: "the driver gave no graph".to_owned(),
+        })?;
+        let flags = sys::CUgraphInstantiate_flags(0);
         // SAFETY: the graph was just recorded.
-        let exec = unsafe { result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0)) }
+        let exec = unsafe { result::graph::instantiate(recording.0, flags) }
             .map_err(failed("prepare the recorded step"))?;
-        Ok(Self { graph, exec })
+        Ok(Self {
+            exec,
+            _recording: recording,
+        })
     }
 
     pub fn launch(&self, stream: &Stream) -> Result<(), EngineError> {
@@ -365,9 +423,6 @@ impl Replay {
 impl Drop for Replay {
     fn drop(&mut self) {
         // SAFETY: created in `capture`, destroyed once.
-        unsafe {
-            let _ = result::graph::exec_destroy(self.exec);
-            let _ = result::graph::destroy(self.graph);
-        }
+        let _ = unsafe { result::graph::exec_destroy(self.exec) };
     }
 }

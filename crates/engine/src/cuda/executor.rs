@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cinch_graph::{DType, Graph};
-use cinch_plan::{Placement, Plan, Residence, twin};
+use cinch_plan::{Placement, Plan, Residence};
 use cudarc::driver::{result, sys};
 
 use super::blas::Blas;
@@ -280,7 +280,7 @@ impl CudaExecutor {
         told: &mut (dyn FnMut(&'static str, Duration) + Send),
     ) -> Result<(), EngineError> {
         self.context.bind()?;
-        let stopwatch = Stopwatch::new()?;
+        let stopwatch = Stopwatch::new(&self.stream)?;
         let program = &self.programs[program.0];
         for Lowered { op, node, commands } in &program.nodes {
             let issue = |command| self.issue(command, program.dtype);
@@ -334,15 +334,14 @@ impl CudaExecutor {
 
     /// Starts sending the next content of a batch tensor, while the last is still in use.
     pub fn stage(&mut self, place: Placement, from: &[u8]) -> Result<(), EngineError> {
-        assert!(twin(place).end() <= self.arena.bytes && from.len() as u64 == place.bytes);
         self.context.bind()?;
-        self.staging.stage(self.arena.address, place, from)
+        self.staging.stage(&self.arena, place, from)
     }
 
     /// Puts staged content in its place, once what was started before is done with the last.
     pub fn commit(&mut self, place: Placement) -> Result<(), EngineError> {
         self.context.bind()?;
-        self.staging.commit(self.arena.address, place, &self.stream)
+        self.staging.commit(&self.arena, place, &self.stream)
     }
 
     /// Makes the compute copies of all weights anew, after the masters were written.

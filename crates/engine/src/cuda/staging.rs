@@ -4,13 +4,12 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::ffi::c_void;
 use std::sync::Arc;
 
-use cinch_plan::{Placement, twin};
+use cinch_plan::{Placement, Residence, twin};
 use cudarc::driver::{result, sys};
 
-use super::driver::{Context, Stream, failed};
+use super::driver::{Context, DeviceMemory, Event, HostMemory, Stream, failed};
 use crate::error::EngineError;
 
 pub(crate) struct Staging {
@@ -22,15 +21,12 @@ pub(crate) struct Staging {
 
 /// The way of one batch tensor.
 struct Slot {
-    host: *mut c_void,
+    host: HostMemory,
     /// The twin is filled.
-    copied: sys::CUevent,
+    copied: Event,
     /// The twin has been copied over and may be filled again.
-    consumed: sys::CUevent,
+    consumed: Event,
 }
-
-// SAFETY: pinned memory and events belong to the context, not to a thread.
-unsafe impl Send for Staging {}
 
 impl Staging {
     pub fn new(context: &Arc<Context>) -> Result<Self, EngineError> {
@@ -41,77 +37,137 @@ impl Staging {
         })
     }
 
-    /// Starts copying `from` to the twin of `place` in the arena at `base`.
-    pub fn stage(&mut self, base: u64, place: Placement, from: &[u8]) -> Result<(), EngineError> {
+    /// Starts copying `from` to the twin of `place` in the arena.
+    ///
+    /// # Panics
+    /// Where `from` has not the size of the place, the place is not in the arena with its twin,
+    /// or another size was staged there before.
+    pub fn stage(
+        &mut self,
+        arena: &DeviceMemory,
+        place: Placement,
+        from: &[u8],
+    ) -> Result<(), EngineError> {
+        check(place, arena.bytes, from.len());
+        if from.is_empty() {
+            return Ok(());
+        }
         let slot = match self.slots.entry(place.offset) {
             Entry::Occupied(slot) => slot.into_mut(),
-            Entry::Vacant(empty) => empty.insert(Slot::new(from.len())?),
+            Entry::Vacant(empty) => {
+                let Some(slot) = Slot::new(&self.context, place.bytes)? else {
+                    return Ok(());
+                };
+                empty.insert(slot)
+            }
         };
-        let stream = self.stream.handle;
-        // SAFETY: the events and the stream are live. The pinned memory has the size of the
-        // tensor, and its last copy is over before it is written again; the twin lies inside the
-        // arena by the plan.
+        assert_eq!(slot.host.bytes, place.bytes, "another size was staged here");
+        let (stream, whole) = (self.stream.handle, Placement::in_arena(0, place.bytes));
+        // SAFETY: the event is live.
+        unsafe { result::event::synchronize(slot.copied.handle) }
+            .map_err(failed("wait for the last batch to be copied"))?;
+        // Nothing reads the pinned memory now: its last copy is over.
+        slot.host.view_mut(whole).copy_from_slice(from);
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        let to = arena.address + twin(place).offset;
+        // SAFETY: events and stream are live; the twin lies inside the arena by `check`; the
+        // pinned memory is not written before the copy is over, nor freed (see `Drop`).
         unsafe {
-            result::event::synchronize(slot.copied)
-                .map_err(failed("wait for the last batch to be copied"))?;
-            std::ptr::copy_nonoverlapping(from.as_ptr(), slot.host.cast::<u8>(), from.len());
-            let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-            result::stream::wait_event(stream, slot.consumed, flags)
-                .and_then(|()| {
-                    let pinned = std::slice::from_raw_parts(slot.host.cast::<u8>(), from.len());
-                    result::memcpy_htod_async(base + twin(place).offset, pinned, stream)
-                })
-                .and_then(|()| result::event::record(slot.copied, stream))
-                .map_err(failed("send the next batch"))
+            result::stream::wait_event(stream, slot.consumed.handle, flags)
+                .and_then(|()| result::memcpy_htod_async(to, slot.host.view(whole), stream))
+                .and_then(|()| result::event::record(slot.copied.handle, stream))
         }
+        .map_err(failed("send the next batch"))
     }
 
     /// Puts the staged batch in its place, in the order of `main`.
-    pub fn commit(&self, base: u64, place: Placement, main: &Stream) -> Result<(), EngineError> {
+    ///
+    /// # Panics
+    /// Where what was staged there has another size, or the place is not in the arena.
+    pub fn commit(
+        &self,
+        arena: &DeviceMemory,
+        place: Placement,
+        main: &Stream,
+    ) -> Result<(), EngineError> {
         let Some(slot) = self.slots.get(&place.offset) else {
             return Ok(());
         };
+        let bytes = slot.host.bytes as usize;
+        check(place, arena.bytes, bytes);
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        let (from, to) = (base + twin(place).offset, base + place.offset);
-        let bytes = place.bytes as usize;
-        // SAFETY: events and streams are live; both ranges lie inside the arena by the plan.
+        let [from, to] = [twin(place), place].map(|place| arena.address + place.offset);
+        // SAFETY: events and streams are live; both ranges lie inside the arena by `check`.
         unsafe {
-            result::stream::wait_event(main.handle, slot.copied, flags)
+            result::stream::wait_event(main.handle, slot.copied.handle, flags)
                 .and_then(|()| result::memcpy_dtod_async(to, from, bytes, main.handle))
-                .and_then(|()| result::event::record(slot.consumed, main.handle))
-                .map_err(failed("take the next batch"))
+                .and_then(|()| result::event::record(slot.consumed.handle, main.handle))
         }
+        .map_err(failed("take the next batch"))
     }
 }
 
+/// # Panics
+/// Where `bytes` are not the place's, or it lies outside the arena, itself or its twin.
+fn check(place: Placement, arena_bytes: u64, bytes: usize) {
+    assert!(
+        place.residence == Residence::Arena
+            && place.end() <= arena_bytes
+            && twin(place).end() <= arena_bytes,
+        "a batch outside the arena"
+    );
+    assert_eq!(bytes as u64, place.bytes, "a batch of another size");
+}
+
 impl Slot {
-    fn new(bytes: usize) -> Result<Self, EngineError> {
-        let event = || {
-            let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
-            result::event::create(flags).map_err(failed("create an event"))
+    /// None for zero bytes, which need no way.
+    fn new(context: &Arc<Context>, bytes: u64) -> Result<Option<Self>, EngineError> {
+        let event = || Event::new(context, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
+        let host = HostMemory::new(context, bytes).map_err(|_| EngineError::Cuda {
+            action: "send the next batch".to_owned(),
+            problem: format!("{bytes} bytes of host memory cannot be pinned"),
+        })?;
+        let Some(host) = host else {
+            return Ok(None);
         };
-        // SAFETY: a plain pinned allocation, freed in `Drop` of `Staging`.
-        let host = unsafe { result::malloc_host(bytes.max(1), 0) };
-        Ok(Self {
-            host: host.map_err(failed("pin host memory"))?,
+        Ok(Some(Self {
+            host,
             copied: event()?,
             consumed: event()?,
-        })
+        }))
     }
 }
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        if self.context.bind().is_err() || self.stream.synchronize().is_err() {
+        if self.context.bind().is_ok() && self.stream.synchronize().is_ok() {
             return;
         }
-        for slot in self.slots.values() {
-            // SAFETY: created in `Slot::new`, released once, after the copies are over.
-            unsafe {
-                let _ = result::event::destroy(slot.copied);
-                let _ = result::event::destroy(slot.consumed);
-                let _ = result::free_host(slot.host);
-            }
-        }
+        // A copy may still read the pinned memory, so it is given up instead of freed.
+        std::mem::forget(std::mem::take(&mut self.slots));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLACE: Placement = Placement::in_arena(256, 100);
+
+    #[test]
+    fn a_batch_and_its_twin_fit_the_arena() {
+        check(PLACE, twin(PLACE).end(), 100);
+    }
+
+    #[test]
+    #[should_panic(expected = "outside the arena")]
+    fn a_twin_beyond_the_arena_is_refused() {
+        check(PLACE, twin(PLACE).end() - 1, 100);
+    }
+
+    #[test]
+    #[should_panic(expected = "another size")]
+    fn a_batch_of_another_size_is_refused() {
+        check(PLACE, 1 << 20, 99);
     }
 }

@@ -4,20 +4,20 @@ use std::time::Duration;
 
 use cudarc::driver::{result, sys};
 
-use super::driver::{Stream, failed};
+use super::driver::{Event, Stream, failed};
 use crate::error::EngineError;
 
 /// Two events of the driver around some work.
 pub(crate) struct Stopwatch {
-    start: sys::CUevent,
-    end: sys::CUevent,
+    start: Event,
+    end: Event,
 }
 
 impl Stopwatch {
-    /// The context must be current.
-    pub fn new() -> Result<Self, EngineError> {
+    /// The stream's context must be current.
+    pub fn new(stream: &Stream) -> Result<Self, EngineError> {
         let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
-        let create = || result::event::create(flags).map_err(failed("create an event"));
+        let create = || Event::new(&stream.context, flags);
         Ok(Self {
             start: create()?,
             end: create()?,
@@ -31,27 +31,17 @@ impl Stopwatch {
         work: impl FnOnce() -> Result<(), EngineError>,
     ) -> Result<Duration, EngineError> {
         // SAFETY: events and stream are live.
-        unsafe { result::event::record(self.start, stream.handle) }
+        unsafe { result::event::record(self.start.handle, stream.handle) }
             .map_err(failed("record an event"))?;
         work()?;
         // SAFETY: as above.
-        unsafe { result::event::record(self.end, stream.handle) }
+        unsafe { result::event::record(self.end.handle, stream.handle) }
             .map_err(failed("record an event"))?;
         stream.synchronize()?;
         // SAFETY: both events were recorded and have completed.
-        let milliseconds = unsafe { result::event::elapsed(self.start, self.end) }
+        let milliseconds = unsafe { result::event::elapsed(self.start.handle, self.end.handle) }
             .map_err(failed("read an event"))?;
         Ok(Duration::from_secs_f64(f64::from(milliseconds) / 1e3))
-    }
-}
-
-impl Drop for Stopwatch {
-    fn drop(&mut self) {
-        // SAFETY: created in `new`, destroyed once. A failure here has nobody to be told to.
-        unsafe {
-            let _ = result::event::destroy(self.start);
-            let _ = result::event::destroy(self.end);
-        }
     }
 }
 

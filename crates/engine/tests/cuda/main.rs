@@ -1,8 +1,10 @@
 //! Every op on the GPU against the CPU: each node of real training graphs gets the CPU's inputs,
-//! rounded to its element types, and must give what the CPU gives for those. Without a GPU the
-//! tests say so and pass.
-#![expect(clippy::print_stderr, reason = "a skipped test says why")]
+//! rounded to its element types, and must give what the CPU gives for those. Tests that need the
+//! GPU are ignored by default: `-- --include-ignored` runs them.
+#![expect(clippy::print_stderr, reason = "a failed test says where")]
 
+#[path = "../card/mod.rs"]
+mod card;
 #[path = "../gradients/graphs.rs"]
 mod graphs;
 mod node;
@@ -13,11 +15,11 @@ mod real;
 mod shared;
 
 use cinch_architecture::{Architecture, Gpt2, Mamba};
-use cinch_engine::cuda;
 use cinch_graph::op::ActivationKind;
 use cinch_graph::{DType, Graph};
 use cinch_model::{Build, Purpose, build};
 
+use card::card;
 use graphs::Transformer;
 use node::{compare, granted};
 
@@ -33,10 +35,7 @@ const PRECISIONS: [(DType, f64); 3] = [
 
 /// Compares a graph on both executors in every precision.
 fn check(what: &str, make: impl Fn(DType) -> Graph) {
-    if !cuda::is_available() {
-        eprintln!("skipped: no GPU");
-        return;
-    }
+    let _card = card();
     let mut failures = Vec::new();
     for (dtype, tolerance) in PRECISIONS {
         let reports = compare(what, make(DType::F32), make(dtype));
@@ -52,13 +51,14 @@ fn check(what: &str, make: impl Fn(DType) -> Graph) {
     assert!(failures.is_empty(), "{} outputs differ", failures.len());
 }
 
-/// One test for each graph, so that they can be chosen by name and run side by side.
+/// One test for each graph, so that they can be chosen by name.
 macro_rules! graphs {
     ($($test:ident: $what:literal,)*) => {
         const TESTED: &[&str] = &[$($what),*];
 
         $(
             #[test]
+            #[ignore = "needs a GPU"]
             fn $test() {
                 let graph = graphs::ALL.into_iter().find(|(what, _)| *what == $what);
                 let (what, make) = graph.expect("a graph of this name");
@@ -92,6 +92,7 @@ macro_rules! models {
     ($($test:ident: $config:expr, $batch:literal x $seq_len:literal;)*) => {
         $(
             #[test]
+            #[ignore = "needs a GPU"]
             fn $test() {
                 let config = $config;
                 check(stringify!($test), |compute| model(&config, $batch, $seq_len, compute));
@@ -119,6 +120,7 @@ macro_rules! transformers {
     ($($test:ident: $shape:expr;)*) => {
         $(
             #[test]
+            #[ignore = "needs a GPU"]
             fn $test() {
                 let shape = $shape;
                 check(stringify!($test), |compute| graphs::transformer(&shape, compute).unwrap());

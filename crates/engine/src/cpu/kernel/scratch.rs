@@ -57,8 +57,8 @@ pub(super) fn with<F: Real, R>(owner: Owner, len: usize, body: impl FnOnce(&mut 
     if block.len() < lines {
         block.resize(lines, Line([0; 8]));
     }
-    // SAFETY: the block holds at least `len` elements, is aligned to 64 bytes and fully
-    // initialised, and any bits are a value of `F`, which is f32 or f64.
+    // SAFETY: the block holds at least `len` elements and is fully initialised; it is aligned to
+    // 64 bytes, and any bits are a value of `F`, by the contract of `Element`.
     let elements = unsafe { std::slice::from_raw_parts_mut(block.as_mut_ptr().cast::<F>(), len) };
     let result = body(elements);
     BLOCKS.with(|blocks| blocks[owner as usize].set(block));
