@@ -76,11 +76,11 @@ fn application(files: &[PathBuf], value: u64) -> Application {
 
 /// Kills an operation at each of its points, and each time applies once more and
 /// undoes all there is: nothing may be in the way, and nothing be left.
-fn killed_anywhere(num_applied: u64, operation: impl Fn(&dyn Disk, &[PathBuf])) {
+fn killed_anywhere(num_applied: u64, second: &str, operation: impl Fn(&dyn Disk, &[PathBuf])) {
     for num_operations in 0.. {
         let (folder, mut files) = folder_with(&[
             ("a.yaml", "vram: {batch_size: 1}\n"),
-            ("b.yaml", "training: {max_steps: 1}\n"),
+            (second, "training: {max_steps: 1}\n"),
             ("a.yaml.backup", "vram: {batch_size: 1}\n"),
             (".mine.cinch-new", "mine"),
         ]);
@@ -116,8 +116,8 @@ fn killed_anywhere(num_applied: u64, operation: impl Fn(&dyn Disk, &[PathBuf])) 
 
 #[test]
 fn after_a_killed_application_all_can_be_applied_and_undone() {
-    for num_applied in [0, 1] {
-        killed_anywhere(num_applied, |disk, files| {
+    for (num_applied, second) in [(0, "stages/b.yaml"), (1, "b.yaml")] {
+        killed_anywhere(num_applied, second, |disk, files| {
             let _ = application(files, 20).commit_on(disk);
         });
     }
@@ -125,8 +125,8 @@ fn after_a_killed_application_all_can_be_applied_and_undone() {
 
 #[test]
 fn after_a_killed_undoing_all_can_be_applied_and_undone() {
-    for num_applied in [1, 2] {
-        killed_anywhere(num_applied, |disk, files| {
+    for (num_applied, second) in [(1, "stages/b.yaml"), (2, "b.yaml")] {
+        killed_anywhere(num_applied, second, |disk, files| {
             let _ = undo_on(disk, files, false);
         });
     }
