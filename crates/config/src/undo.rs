@@ -104,16 +104,9 @@ fn last_records(disk: &dyn Disk, paths: &[PathBuf]) -> Result<Vec<Record>, Confi
         let Some(record) = manifest.last_of(&path) else {
             continue;
         };
-        let mut last_everywhere = true;
-        for file in &record.files {
-            let folder = file.path.parent().unwrap_or(Path::new("/"));
-            let manifest = Manifest::read(disk, folder)?;
-            // Another folder's files are touched only where its own manifest
-            // says the same to the letter.
-            last_everywhere &= manifest.last_of(&file.path) == Some(record);
-        }
-        if last_everywhere && !records.iter().any(|known| known.id == record.id) {
-            records.push(record.clone());
+        let known = records.iter().any(|known| known.id == record.id);
+        if !known && let Some(record) = last_everywhere(disk, record)? {
+            records.push(record);
         }
     }
     if records.is_empty() {
@@ -126,6 +119,31 @@ fn last_records(disk: &dyn Disk, paths: &[PathBuf]) -> Result<Vec<Record>, Confi
         });
     }
     Ok(records)
+}
+
+/// The record, where it is the last one of each of its files by the manifests of
+/// their own folders: another folder's files are touched only where that folder says
+/// the same to the letter. A folder that does not know the application was not
+/// reached before it was killed, or was left already when its undoing was: its files
+/// are left out, if they are as they were before.
+fn last_everywhere(disk: &dyn Disk, record: &Record) -> Result<Option<Record>, ConfigError> {
+    let mut concerned = record.clone();
+    concerned.files.clear();
+    for file in &record.files {
+        let folder = file.path.parent().unwrap_or(Path::new("/"));
+        let manifest = Manifest::read(disk, folder)?;
+        if manifest.last_of(&file.path) == Some(record) {
+            concerned.files.push(file.clone());
+            continue;
+        }
+        let is_known = manifest.records.iter().any(|known| known.id == record.id);
+        let current = disk.read(&file.path);
+        let is_as_before = current.is_ok_and(|bytes| fingerprint(&bytes) == file.before);
+        if is_known || !is_as_before {
+            return Ok(None);
+        }
+    }
+    Ok(Some(concerned))
 }
 
 /// For a file that is gone: its folder must still be there.
