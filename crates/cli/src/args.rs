@@ -690,7 +690,7 @@ fn threads(text: &str) -> Result<usize, String> {
         .filter(|number| (1..=most).contains(number))
         .ok_or_else(|| {
             format!(
-                "from 1 to {most}, {MOST_THREADS_A_CORE} for each core that this process may use \
+                "expected from 1 to {most}: {MOST_THREADS_A_CORE} for each core that may be used \
                  ({cores})\nhint: leave --threads out for one on each core"
             )
         })
