@@ -4,7 +4,9 @@
 use std::path::{Path, PathBuf};
 
 use cinch_architecture::HubFolders;
-use cinch_config::{Config, Preset, Program, SETTINGS, Settings, Source, config_files};
+use cinch_config::{
+    Config, ConfigError, Preset, Program, SETTINGS, Settings, Source, config_files,
+};
 
 use crate::args::{Engine, SettingArguments};
 use crate::failure::usage;
@@ -118,6 +120,13 @@ impl SettingArguments {
                 false => arguments.plain.config = Some(path.to_owned()),
             }
             return Ok(arguments);
+        }
+        let endings = ["yaml", "yml", "toml", "py", "sh", "jsonc"];
+        let ending = path.extension().and_then(|ending| ending.to_str());
+        let names_a_file = ending.is_some_and(|ending| endings.contains(&ending));
+        if !path.exists() && (names_a_file || subject.ends_with('/')) {
+            let path = path.to_owned();
+            return Err(ConfigError::NoSuchFile { path }.into());
         }
         if self.value("model.type").is_some() {
             return Err(taken("--model"));

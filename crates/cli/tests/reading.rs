@@ -121,6 +121,16 @@ fn no_model_is_made_up() {
         .cinch("plan what.yaml")
         .fails(2, &["what.yaml", "no program", "axolotl"]);
     sandbox
+        .cinch("plan missing.yaml")
+        .fails(2, &["missing.yaml does not exist"]);
+    sandbox.write(
+        "run.yaml",
+        AXOLOTL.replace("micro_batch_size: 2", "micro_batch_size: -2"),
+    );
+    sandbox
+        .cinch("plan run.yaml")
+        .fails(2, &["run.yaml line 7", "micro_batch_size", "-2"]);
+    sandbox
         .cinch("plan someone/unheard-of")
         .fails(2, &["someone/unheard-of", "config.json", "cinch trace"]);
     sandbox

@@ -174,6 +174,23 @@ impl<'a> Draft<'a> {
                     (None, Some(why)) if !entry.scalar.is_composite() => {
                         return Err(self.refuse(index, why));
                     }
+                    // A number that cannot be is a mistake, not something to take a default for.
+                    (None, _)
+                        if bears_on_memory(setting)
+                            && matches!(entry.scalar, Scalar::Number(_)) =>
+                    {
+                        return Err(ConfigError::WrongValue {
+                            origin: Box::new(Source::File {
+                                path: self.document.path.clone(),
+                                line: entry.value_at.line,
+                                column: entry.value_at.column,
+                            }),
+                            key: entry.key(),
+                            found: entry.scalar.to_string(),
+                            accepted: setting.kind.accepts(),
+                            hint: None,
+                        });
+                    }
                     (None, _) if bears_on_memory(setting) => {
                         self.reading.not_understood.push(unread(entry));
                     }
