@@ -30,6 +30,7 @@
 )]
 
 mod arena;
+mod codes;
 pub mod copy_rate;
 pub mod cpu;
 pub mod cuda;

@@ -76,9 +76,9 @@ pub enum Arithmetic {
 }
 
 impl Cost {
-    pub fn of(kernels: impl Into<Vec<KernelCost>>) -> Self {
+    pub fn of(kernels: impl IntoIterator<Item = KernelCost>) -> Self {
         Self {
-            kernels: kernels.into(),
+            kernels: kernels.into_iter().collect(),
             chunks: None,
         }
     }

@@ -125,7 +125,7 @@ fn add_gradients(graph: &mut Graph, reached: &[bool], format: MomentFormat) {
     let trained: Vec<usize> = (0..graph.parameters.len())
         .filter(|&index| {
             let parameter = &graph.parameters[index];
-            parameter.trainable && reached[parameter.compute.index()]
+            parameter.is_trained() && reached[parameter.compute.index()]
         })
         .collect();
     for &index in &trained {

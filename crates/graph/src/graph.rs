@@ -2,7 +2,8 @@
 
 use crate::cost::Cost;
 use crate::error::GraphError;
-use crate::op::Op;
+use crate::op::{Dequantise, Op, Quantisation};
+use crate::parameter::{FilePart, Init, Parameter, Storage};
 use crate::types::{DType, Shape, TensorType};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -96,47 +97,6 @@ pub struct Node {
     pub phase: Phase,
 }
 
-/// How a parameter starts.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Init {
-    Zeros,
-    Ones,
-    Normal {
-        std: f64,
-    },
-    Uniform {
-        bound: f64,
-    },
-    /// `ln 1, ln 2, … ln N` along the last dimension: Mamba's `A_log`.
-    LogRange,
-    /// The inverse softplus of values spread log-uniformly over `low..high`: Mamba's time step
-    /// bias.
-    InverseSoftplus {
-        low: f64,
-        high: f64,
-    },
-}
-
-/// A weight and all that belongs to it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Parameter {
-    /// What the optimizer updates.
-    pub master: TensorId,
-    /// What the forward and backward pass read; the same tensor unless the precisions differ.
-    pub compute: TensorId,
-    pub trainable: bool,
-    /// Whether weight decay applies (not to biases, norms and the like).
-    pub decay: bool,
-    pub init: Init,
-    /// Set by differentiation, for a trainable parameter; none where the gradient is gone
-    /// before the backward is over.
-    pub gradient: Option<TensorId>,
-    /// First and second moment, or their codes; set by differentiation.
-    pub moments: Option<[TensorId; 2]>,
-    /// The scales of the codes, where moments are kept in eight bits.
-    pub scales: Option<[TensorId; 2]>,
-}
-
 /// A repeated part of the model: the unit in which recomputation is chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
@@ -177,14 +137,6 @@ pub struct Graph {
     pub loss_scale: Option<TensorId>,
     open_block: Option<BlockId>,
     num_streams: u32,
-}
-
-impl Parameter {
-    /// All that the optimizer remembers of it.
-    pub fn states(&self) -> impl Iterator<Item = TensorId> + use<> {
-        let moments = self.moments.into_iter().flatten();
-        moments.chain(self.scales.into_iter().flatten())
-    }
 }
 
 impl Graph {
@@ -245,15 +197,71 @@ impl Graph {
         self.add_tensor(name, TensorType::new(shape, dtype), Role::Batch)
     }
 
-    /// A trainable weight read by matrix products, in the compute precision.
+    /// A trained weight read by matrix products, in the compute precision.
     pub fn weight(&mut self, name: &str, shape: impl Into<Shape>, init: Init) -> TensorId {
         self.parameter(name, shape.into(), init, true, self.compute)
     }
 
-    /// A trainable weight that is always read in the accumulator's precision and never
+    /// A trained weight that is always read in the accumulator's precision and never
     /// decays: biases, norms, and what enters an exponential.
     pub fn small_weight(&mut self, name: &str, shape: impl Into<Shape>, init: Init) -> TensorId {
         self.parameter(name, shape.into(), init, false, self.compute.accumulator())
+    }
+
+    /// A weight that is read as [`Self::weight`] and never updated.
+    pub fn frozen_weight(&mut self, name: &str, shape: impl Into<Shape>, init: Init) -> TensorId {
+        self.frozen(name, shape.into(), init, self.compute)
+    }
+
+    /// A weight that is read as [`Self::small_weight`] and never updated.
+    pub fn frozen_small_weight(
+        &mut self,
+        name: &str,
+        shape: impl Into<Shape>,
+        init: Init,
+    ) -> TensorId {
+        self.frozen(name, shape.into(), init, self.compute.accumulator())
+    }
+
+    /// A matrix that is kept as codes and never updated. What is returned is a transient matrix
+    /// of numbers: it exists while it is read, and is made again for the backward.
+    pub fn quantised_weight(
+        &mut self,
+        name: &str,
+        shape: impl Into<Shape>,
+        init: Init,
+        quantisation: Quantisation,
+    ) -> Result<TensorId, GraphError> {
+        let shape = shape.into();
+        let tensors = quantisation.tensors(&shape);
+        let master = self.add_tensor(name, tensors.codes, Role::Parameter);
+        let code_scales: Vec<TensorId> = tensors
+            .scales
+            .into_iter()
+            .map(|(kind, ty)| self.add_tensor(format!("{name}.{kind}"), ty, Role::Parameter))
+            .collect();
+        let op = Dequantise {
+            quantisation,
+            shape,
+            dtype: self.compute,
+        };
+        let inputs = [master].into_iter().chain(code_scales.clone()).collect();
+        let compute = self.emit(format!("{name}.numbers"), op, inputs)?[0];
+        self.parameters.push(Parameter {
+            code_scales,
+            storage: Storage::Quantised(quantisation),
+            ..new_parameter(name, (master, compute), shape, init)
+        });
+        Ok(compute)
+    }
+
+    fn frozen(&mut self, name: &str, shape: Shape, init: Init, dtype: DType) -> TensorId {
+        let id = self.add_tensor(name, TensorType::new(shape, dtype), Role::Parameter);
+        self.parameters.push(Parameter {
+            storage: Storage::Frozen,
+            ..new_parameter(name, (id, id), shape, init)
+        });
+        id
     }
 
     fn parameter(
@@ -273,16 +281,18 @@ impl Graph {
             self.add_tensor(name, TensorType::new(shape, compute), Role::ComputeCopy)
         };
         self.parameters.push(Parameter {
-            master,
-            compute: copy,
-            trainable: true,
             decay,
-            init,
-            gradient: None,
-            moments: None,
-            scales: None,
+            ..new_parameter(name, (master, copy), shape, init)
         });
         copy
+    }
+
+    /// Says under which names files keep the rows of the parameter that was added last.
+    pub fn name_parts(&mut self, parts: impl IntoIterator<Item = (String, usize)>) {
+        if let Some(parameter) = self.parameters.last_mut() {
+            let part = |(name, rows)| FilePart { name, rows };
+            parameter.parts = parts.into_iter().map(part).collect();
+        }
     }
 
     /// Everything emitted until [`Self::leave_block`] belongs to one block.
@@ -375,14 +385,14 @@ impl Graph {
     }
 
     pub fn num_trainable(&self) -> u64 {
-        self.count_parameters(|p| p.trainable)
+        self.count_parameters(Parameter::is_trained)
     }
 
     fn count_parameters(&self, which: impl Fn(&Parameter) -> bool) -> u64 {
         self.parameters
             .iter()
             .filter(|p| which(p))
-            .map(|p| self.ty(p.master).shape.elements() as u64)
+            .map(|p| p.shape.elements() as u64)
             .fold(0, u64::saturating_add)
     }
 
@@ -426,5 +436,30 @@ impl Graph {
         node.op
             .declaration()
             .cuda_cost(&self.types(&node.inputs), &self.types(&node.outputs))
+    }
+}
+
+/// A trained parameter without decay, gradient and states, named as itself in files.
+fn new_parameter(
+    name: &str,
+    (master, compute): (TensorId, TensorId),
+    shape: Shape,
+    init: Init,
+) -> Parameter {
+    Parameter {
+        master,
+        compute,
+        shape,
+        storage: Storage::Trained,
+        decay: false,
+        init,
+        parts: vec![FilePart {
+            name: name.to_owned(),
+            rows: shape.dims().first().copied().unwrap_or(1),
+        }],
+        code_scales: Vec::new(),
+        gradient: None,
+        moments: None,
+        scales: None,
     }
 }

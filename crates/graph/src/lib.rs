@@ -27,6 +27,7 @@ mod differentiate;
 mod error;
 mod graph;
 pub mod op;
+mod parameter;
 mod print;
 mod recompute;
 mod types;
@@ -38,9 +39,9 @@ pub use cost::{Arithmetic, ChunkedCost, Cost, KernelCost};
 pub use differentiate::{Backward, Optimizer, TrainingGraph, differentiate};
 pub use error::GraphError;
 pub use graph::{
-    Block, BlockId, Dropout, Graph, Init, Node, NodeId, Parameter, Phase, Role, Target, Tensor,
-    TensorId,
+    Block, BlockId, Dropout, Graph, Node, NodeId, Phase, Role, Target, Tensor, TensorId,
 };
+pub use parameter::{FilePart, Init, Parameter, Storage};
 pub use recompute::Recompute;
 pub use types::{DType, Shape, TensorType};
 pub use verify::verify;

@@ -3,17 +3,25 @@
 use std::fmt;
 
 use crate::graph::{Graph, Node, Phase, TensorId};
+use crate::parameter::Storage;
 
 impl fmt::Display for Graph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for parameter in &self.parameters {
-            let tensor = self.tensor(parameter.compute);
-            let frozen = if parameter.trainable { "" } else { "  frozen" };
-            let id = parameter.compute.0;
+            let id = match parameter.storage {
+                Storage::Quantised(_) => parameter.master,
+                Storage::Trained | Storage::Frozen => parameter.compute,
+            };
+            let tensor = self.tensor(id);
+            let frozen = if parameter.is_trained() {
+                ""
+            } else {
+                "  frozen"
+            };
             writeln!(
                 f,
-                "%{id} = parameter {} `{}`{frozen}",
-                tensor.ty, tensor.name
+                "%{} = parameter {} `{}`{frozen}",
+                id.0, tensor.ty, tensor.name
             )?;
         }
         let mut section = None;

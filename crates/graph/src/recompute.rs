@@ -48,9 +48,13 @@ impl TrainingGraph {
         }
         let mut result = self.clone();
         result.num_recomputed = count;
+        // What comes from weights alone has its own place in the backward before blocks are
+        // repeated: otherwise the numbers of a block's quantised weights would all be alive from
+        // the repeated forward on.
+        apply_recipes(&mut result.graph, Sources::Weights)?;
         recompute_blocks(&mut result.graph, count);
         drop_unread_outputs(&mut result.graph)?;
-        apply_recipes(&mut result.graph)?;
+        apply_recipes(&mut result.graph, Sources::Any)?;
         Ok(result)
     }
 }
@@ -219,7 +223,15 @@ fn drop_unread_outputs(graph: &mut Graph) -> Result<(), GraphError> {
     Ok(())
 }
 
-fn apply_recipes(graph: &mut Graph) -> Result<(), GraphError> {
+/// What the recipes read that are applied.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sources {
+    /// Nothing but what keeps its place over the whole step.
+    Weights,
+    Any,
+}
+
+fn apply_recipes(graph: &mut Graph, sources: Sources) -> Result<(), GraphError> {
     // First and last use of each tensor in the backward part.
     let mut first: Vec<Option<usize>> = vec![None; graph.tensors.len()];
     let mut last = first.clone();
@@ -255,7 +267,7 @@ fn apply_recipes(graph: &mut Graph) -> Result<(), GraphError> {
             // Worth it only if what the recipe reads is there anyway.
             let free = inputs.iter().all(|input| {
                 graph.tensor(*input).role.is_persistent()
-                    || last[input.index()].is_some_and(|l| l >= at)
+                    || (sources == Sources::Any && last[input.index()].is_some_and(|l| l >= at))
             });
             if !free {
                 continue;

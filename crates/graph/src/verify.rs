@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use crate::error::GraphError;
 use crate::graph::{Graph, Node, Phase, Role, TensorId};
+use crate::parameter::Storage;
 
 /// Rejects a malformed graph with a message that names the node or the tensor.
 pub fn verify(graph: &Graph) -> Result<(), GraphError> {
@@ -83,8 +84,14 @@ fn check_parameters(graph: &Graph) -> Result<(), GraphError> {
     };
     for parameter in &graph.parameters {
         check(parameter.master, "a parameter", &[Role::Parameter])?;
-        let compute = [Role::Parameter, Role::ComputeCopy];
-        check(parameter.compute, "a parameter's compute copy", &compute)?;
+        if let Storage::Quantised(_) = parameter.storage {
+            for &id in &parameter.code_scales {
+                check(id, "a quantised parameter's scales", &[Role::Parameter])?;
+            }
+        } else {
+            let compute = [Role::Parameter, Role::ComputeCopy];
+            check(parameter.compute, "a parameter's compute copy", &compute)?;
+        }
         if let Some(id) = parameter.gradient {
             check(id, "a gradient", &[Role::Gradient])?;
         }

@@ -2,10 +2,11 @@
 
 use cinch_graph::op::{self, NormKind, Op};
 
+use super::dropout::Dropout;
 use super::kernel::columns::{Columns, ColumnsMut};
 use super::kernel::{
-    activation, attention, convolution, cross_entropy, eight_bit, embedding, gated, linear, norm,
-    optimizer, rotary, scan,
+    activation, attention, convolution, cross_entropy, dequantise, eight_bit, embedding, gated,
+    linear, norm, optimizer, rotary, scan,
 };
 use super::operands::Operands;
 use super::parallel::Accumulate;
@@ -22,6 +23,7 @@ pub(crate) fn execute<F: Real + Element>(x: &Operands<'_>) -> Result<(), EngineE
         Op::NormApply(op) => normalize_again::<F>(x, op),
         Op::NormBackward(op) => normalize_backward::<F>(x, op),
         Op::Linear(op) => multiply::<F>(x, op),
+        Op::LinearAdd(op) => multiply_add::<F>(x, op),
         Op::LinearGradInput(op) => multiply_grad_input::<F>(x, op),
         Op::LinearGradWeight(op) => multiply_grad_weight::<F>(x, op),
         Op::Activation(op) => {
@@ -36,6 +38,8 @@ pub(crate) fn execute<F: Real + Element>(x: &Operands<'_>) -> Result<(), EngineE
         Op::GatedBackward(op) => gate_backward::<F>(x, op),
         Op::Add(op::Add) => add::<F>(x),
         Op::Rotary(op) => rotate::<F>(x, op),
+        Op::View(_) => view::<F>(x),
+        Op::Dequantise(op) => dequantise::<F>(x, op),
         Op::Attention(op) => attend::<F>(x, op),
         Op::AttentionBackward(op) => attend_backward::<F>(x, &op.0),
         Op::Convolution(op) => convolve::<F>(x, op),
@@ -178,20 +182,41 @@ fn columns<'a, F: Element>(
 }
 
 fn multiply<F: Real + Element>(x: &Operands<'_>, op: &op::Linear) {
-    let width = x.input_type(1).width();
-    let source = columns::<F>(x, 0, op.first_column, width);
+    let (rows, width) = (x.input_type(0).rows(), x.input_type(1).width());
+    let mut source = columns::<F>(x, 0, op.first_column, width);
     let bias = op.bias.then(|| x.input(2));
-    linear::forward(
-        x.input_type(0).rows(),
-        source,
-        x.input(1),
-        bias,
-        x.output(0),
-    );
+    if let Some(dropout) = x.dropout(op.dropout, Some(x.node.inputs.len() - 1)) {
+        source = dropped(x, rows, source, dropout);
+    }
+    linear::forward(rows, source, x.input(1), bias, x.output(0));
+}
+
+/// The columns after dropout, in the workspace.
+fn dropped<'a, F: Real + Element>(
+    x: &Operands<'a>,
+    rows: usize,
+    source: Columns<'a, F>,
+    dropout: Dropout,
+) -> Columns<'a, F> {
+    let out = x.workspace::<F>();
+    linear::drop_columns(rows, source, dropout, out);
+    Columns::whole(out, source.width)
+}
+
+fn multiply_add<F: Real + Element>(x: &Operands<'_>, op: &op::LinearAdd) {
+    let (rows, width) = (x.input_type(1).rows(), x.input_type(2).width());
+    let y = x.output::<F>(0);
+    if let Some(before) = x.input_unless_in_place(0, 0) {
+        y.copy_from_slice(before);
+    }
+    let source = columns::<F>(x, 1, op.first_column, width);
+    let place = (x.output_type(0).width(), op.y_column);
+    linear::forward_add(rows, source, x.input(2), F::from_f64(op.scale), y, place);
 }
 
 fn multiply_grad_input<F: Real + Element>(x: &Operands<'_>, op: &op::LinearGradInput) {
-    let width = x.input_type(1).width();
+    let (outputs, width) = (x.input_type(1).rows(), x.input_type(1).width());
+    let rows = x.input_type(0).rows();
     let dx = x.output::<F>(0);
     let mode = if op.accumulate {
         if let Some(partial) = x.input_unless_in_place(2, 0) {
@@ -204,25 +229,35 @@ fn multiply_grad_input<F: Real + Element>(x: &Operands<'_>, op: &op::LinearGradI
         }
         Accumulate::Overwrite
     };
-    let rows = x.input_type(0).rows();
-    linear::grad_input(
-        rows,
-        width,
-        x.input(0),
-        x.input(1),
-        dx,
-        op.width,
-        op.first_column,
-        mode,
-    );
+    let dy = columns::<F>(x, 0, op.dy_column, outputs);
+    let (weight, scale) = (x.input(1), F::from_f64(op.scale));
+    let place = (op.width, op.first_column);
+    let dropout = x.dropout(op.dropout, Some(x.node.inputs.len() - 1));
+    match dropout {
+        None => linear::grad_input(rows, width, dy, weight, scale, dx, place, mode),
+        // All of dx is this product: it is dropped where it lies.
+        Some(dropout) if !op.accumulate && width == op.width => {
+            linear::grad_input(rows, width, dy, weight, scale, dx, place, mode);
+            linear::drop_in_place(rows, width, dropout, dx);
+        }
+        Some(dropout) => {
+            let apart = x.workspace::<F>();
+            let overwrite = Accumulate::Overwrite;
+            linear::grad_input(rows, width, dy, weight, scale, apart, (width, 0), overwrite);
+            linear::add_dropped(rows, width, dropout, apart, dx, place);
+        }
+    }
 }
 
 fn multiply_grad_weight<F: Real + Element>(x: &Operands<'_>, op: &op::LinearGradWeight) {
     let rows = x.input_type(0).rows();
-    let dy = x.input::<F>(0);
-    let source = columns(x, 1, op.first_column, op.inputs);
+    let dy = columns::<F>(x, 0, op.dy_column, op.outputs);
+    let mut source = columns(x, 1, op.first_column, op.inputs);
+    if let Some(dropout) = x.dropout(op.dropout, Some(2)) {
+        source = dropped(x, rows, source, dropout);
+    }
     let (dw, mode) = x.accumulator(0);
-    linear::grad_weight(rows, dy, source, dw, mode);
+    linear::grad_weight(rows, dy, source, F::from_f64(op.scale), dw, mode);
     if op.bias {
         let (db, mode) = x.accumulator(1);
         linear::grad_bias(rows, dy, db, mode);
@@ -255,12 +290,39 @@ fn rotate<F: Real + Element>(x: &Operands<'_>, op: &op::Rotary) {
     let shape = rotary::RotaryShape {
         batch: ty.shape.dims()[0],
         seq: ty.shape.dims()[1],
-        heads: ty.width() / op.head_dim,
-        head_dim: op.head_dim,
-        base: op.base,
+        width: ty.width(),
+        columns: op.columns,
+        frequencies: &op.frequencies,
+        scale: op.scale,
         inverse: op.inverse,
     };
-    rotary::rotate(&shape, x.input_unless_in_place::<F>(0, 0), x.output(0));
+    let positions = op.positions.then(|| x.input(1));
+    let source = x.input_unless_in_place::<F>(0, 0);
+    rotary::rotate(&shape, positions, source, x.output(0));
+}
+
+fn view<F: Real + Element>(x: &Operands<'_>) {
+    if let Some(input) = x.input_unless_in_place::<F>(0, 0) {
+        x.output(0).copy_from_slice(input);
+    }
+}
+
+fn dequantise<F: Real + Element>(x: &Operands<'_>, op: &op::Dequantise) {
+    let (codes, out) = (x.input::<u8>(0), x.output::<F>(0));
+    match op.quantisation {
+        op::Quantisation::Nf4 { double: false } => {
+            dequantise::nf4(codes, dequantise::Scales::Numbers(x.input(1)), out);
+        }
+        op::Quantisation::Nf4 { double: true } => {
+            let scales = dequantise::Scales::Codes {
+                codes: x.input(1),
+                units: x.input(2),
+                mean: x.input::<f32>(3)[0],
+            };
+            dequantise::nf4(codes, scales, out);
+        }
+        op::Quantisation::Int8 => dequantise::int8(codes, x.input(1), out),
+    }
 }
 
 fn add<F: Real + Element>(x: &Operands<'_>) {

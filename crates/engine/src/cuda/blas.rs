@@ -176,7 +176,10 @@ impl Blas {
         stream: &Stream,
     ) -> Result<(), EngineError> {
         let at = |address: u64| (base + address) as *mut c_void;
-        let (alpha, beta) = (1.0_f32, if product.accumulate { 1.0_f32 } else { 0.0 });
+        let (alpha, beta) = (
+            product.scale,
+            if product.accumulate { 1.0_f32 } else { 0.0 },
+        );
         if let Some(bias) = product.bias {
             let pointer = at(bias);
             let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;

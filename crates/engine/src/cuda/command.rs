@@ -56,8 +56,8 @@ pub struct MatrixAt {
     pub transposed: bool,
 }
 
-/// `C[m,n] (+)= A[m,k]·B[k,n] (+ bias[n])`, accumulated in single precision.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// `C[m,n] (+)= scale·A[m,k]·B[k,n] (+ bias[n])`, accumulated in single precision.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Product {
     pub m: usize,
     pub n: usize,
@@ -65,6 +65,7 @@ pub struct Product {
     pub a: MatrixAt,
     pub b: MatrixAt,
     pub c: MatrixAt,
+    pub scale: f32,
     pub accumulate: bool,
     /// In C's type.
     pub bias: Option<u64>,

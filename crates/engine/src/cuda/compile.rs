@@ -22,13 +22,15 @@ const HEADERS: [(&str, &str); 2] = [
 ];
 
 /// Every source, by the name that commands use.
-pub const SOURCES: [(&str, &str); 12] = [
+pub const SOURCES: [(&str, &str); 14] = [
     ("activation", include_str!("kernels/activation.cu")),
     ("attention", include_str!("kernels/attention.cu")),
     ("attention_any", include_str!("kernels/attention_any.cu")),
     ("column_sum", include_str!("kernels/column_sum.cu")),
     ("convolution", include_str!("kernels/convolution.cu")),
     ("cross_entropy", include_str!("kernels/cross_entropy.cu")),
+    ("dequantise", include_str!("kernels/dequantise.cu")),
+    ("dropout", include_str!("kernels/dropout.cu")),
     ("embedding", include_str!("kernels/embedding.cu")),
     ("norm", include_str!("kernels/norm.cu")),
     ("optimizer", include_str!("kernels/optimizer.cu")),

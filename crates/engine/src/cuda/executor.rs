@@ -409,6 +409,7 @@ pub fn matrix_rate(dtype: DType, tf32: bool) -> Result<f64, EngineError> {
         a: at(0),
         b: at(bytes),
         c: at(2 * bytes),
+        scale: 1.0,
         accumulate: false,
         bias: None,
         workspace: 3 * bytes,

@@ -77,6 +77,8 @@ graphs! {
     many_consumers: "many consumers",
     decoder: "decoder",
     padded_encoder: "padded encoder",
+    adapters: "adapters",
+    adapters_without_dropout: "adapters without dropout",
     column_blocks: "column blocks",
     scans_of_wide_tensors: "scans of wide tensors",
 }

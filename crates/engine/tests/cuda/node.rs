@@ -5,12 +5,12 @@ use std::fmt;
 use cinch_engine::{Engine, EngineOptions, Executor};
 use cinch_graph::op::{LossScale, Op};
 use cinch_graph::{
-    DType, Graph, Init, Node, Recompute, Role, Target, TensorId, TrainingGraph, differentiate,
-    verify,
+    DType, Graph, Init, Node, Recompute, Role, Storage, Target, TensorId, TrainingGraph,
+    differentiate, verify,
 };
 use cinch_plan::{Options, Placement, Plan};
 
-use crate::numbers::{fill_lengths, random};
+use crate::numbers::{fill_codes, fill_lengths, fill_positions, random};
 use crate::real::{decode, encode, roundoff};
 use crate::shared::OPTIMIZER;
 
@@ -93,9 +93,11 @@ fn under_sanitizer() -> bool {
 /// Ops that have no kernel of ours are left out then.
 fn is_left_out(op: &Op) -> bool {
     let only_products = match op {
-        Op::Linear(_) | Op::LinearGradInput(_) | Op::Logits(_) => true,
+        Op::Linear(op) => op.dropout.is_none(),
+        Op::LinearGradInput(op) => op.dropout.is_none(),
+        Op::LinearAdd(_) | Op::Logits(_) => true,
         // A bias has the sums of columns.
-        Op::LinearGradWeight(op) => !op.bias,
+        Op::LinearGradWeight(op) => !op.bias && op.dropout.is_none(),
         _ => false,
     };
     only_products && under_sanitizer()
@@ -183,7 +185,7 @@ fn expect(cpu: &Side, host: &mut Executor, gpu: &Side, index: usize) -> Vec<Expe
     let mut outputs_for = |shake: u64| -> Vec<Vec<f32>> {
         for (from, to) in given(cpu, a, b) {
             let dtype = gpu.graph.ty(to).dtype;
-            if !matches!(dtype, DType::I32) {
+            if !matches!(dtype, DType::I32 | DType::U8) {
                 let values = host.arena_mut().write::<f32>(cpu.place(from));
                 let mut rounded = decode(&encode(values, dtype), dtype);
                 if shake > 0 {
@@ -259,7 +261,17 @@ fn fill(side: &Side, host: &mut Executor) {
         let name = tensor.name.as_str();
         match tensor.role {
             Role::Parameter => {
-                let parameter = graph.parameters.iter().find(|p| p.master == id).unwrap();
+                let Some(parameter) = graph.parameters.iter().find(|p| p.master == id) else {
+                    // Scales, which are filled with their codes.
+                    continue;
+                };
+                if let Storage::Quantised(_) = parameter.storage {
+                    fill_codes(graph, parameter, &mut |id, bytes| {
+                        let place = side.plan.placement(id).unwrap();
+                        host.arena_mut().write::<u8>(place).copy_from_slice(bytes);
+                    });
+                    continue;
+                }
                 let values = host.arena_mut().write::<f32>(place);
                 for (i, (value, r)) in values.iter_mut().zip(numbers).enumerate() {
                     *value = match parameter.init {
@@ -284,6 +296,9 @@ fn fill(side: &Side, host: &mut Executor) {
                 for (value, r) in values.iter_mut().zip(numbers) {
                     *value = (1e-3 * r.abs()) as f32;
                 }
+            }
+            Role::Batch if name == "positions" => {
+                fill_positions(host.arena_mut().write::<i32>(place));
             }
             Role::Batch if name == "lengths" => {
                 let seq = graph.find("tokens").map_or(1, |id| graph.ty(id).width());
@@ -332,9 +347,9 @@ fn give(
 ) {
     let place = gpu.place(to);
     let dtype = gpu.graph.ty(to).dtype;
-    if dtype == DType::I32 {
-        let values = host.arena().read::<i32>(cpu.place(from));
-        device.write(place, values).unwrap();
+    if matches!(dtype, DType::I32 | DType::U8) {
+        let bytes = host.arena().read::<u8>(cpu.place(from));
+        device.write(place, bytes).unwrap();
     } else {
         let bytes = encode(host.arena().read::<f32>(cpu.place(from)), dtype);
         device.write(place, &bytes).unwrap();

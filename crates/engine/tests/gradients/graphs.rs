@@ -2,7 +2,9 @@
 //! by hand. Sizes are odd on purpose.
 
 use cinch_architecture::{Architecture, Gpt2, Mamba};
-use cinch_graph::op::{ActivationKind, Attention, AttentionInputs, NormKind, ScanInputs};
+use cinch_graph::op::{
+    ActivationKind, Attention, AttentionInputs, NormKind, Quantisation, Rotary, ScanInputs,
+};
 use cinch_graph::{DType, Graph, GraphError, Init, TensorId};
 use cinch_model::{Build, Purpose, build};
 
@@ -17,7 +19,7 @@ const LAYER: (NormKind, f64) = (NormKind::Layer, 1e-5);
 /// A graph in either precision.
 pub type Builder = fn(DType) -> Graph;
 
-pub const ALL: [(&str, Builder); 10] = [
+pub const ALL: [(&str, Builder); 12] = [
     ("mamba", |compute| model(&mamba(0), compute)),
     ("mamba with convolution", |compute| {
         model(&mamba(4), compute)
@@ -29,6 +31,10 @@ pub const ALL: [(&str, Builder); 10] = [
     ("decoder", |compute| transformer(&DECODER, compute).unwrap()),
     ("padded encoder", |compute| {
         transformer(&ENCODER, compute).unwrap()
+    }),
+    ("adapters", |compute| adapters(0.2, compute).unwrap()),
+    ("adapters without dropout", |compute| {
+        adapters(0.0, compute).unwrap()
     }),
     ("column blocks", |compute| column_blocks(compute).unwrap()),
     ("scans of wide tensors", |compute| {
@@ -254,8 +260,9 @@ pub fn transformer(shape: &Transformer, compute: DType) -> Result<Graph, GraphEr
         let q = linear(&mut g, &part("q"), normed, width)?;
         let k = linear(&mut g, &part("k"), normed, kv_width)?;
         let v = linear(&mut g, &part("v"), normed, kv_width)?;
-        let q = g.rotary(&part("q.rotary"), q, shape.head_dim, BASE)?;
-        let k = g.rotary(&part("k.rotary"), k, shape.head_dim, BASE)?;
+        let frequencies = Rotary::frequencies(BASE, shape.head_dim);
+        let q = g.rotary(&part("q.rotary"), q, &frequencies, None)?;
+        let k = g.rotary(&part("k.rotary"), k, &frequencies, None)?;
         let op = Attention {
             inputs: AttentionInputs::Separate,
             heads: shape.heads,
@@ -274,6 +281,66 @@ pub fn transformer(shape: &Transformer, compute: DType) -> Result<Graph, GraphEr
         let up = linear(&mut g, &part("up"), normed, 2 * width + 1)?;
         let hidden = g.gated(&part("gated"), gate, up, shape.gate)?;
         let branch = linear(&mut g, &part("down"), hidden, width)?;
+        (stream, normed) = rms_sum(&mut g, &part("norm"), (stream, branch), 0.0)?;
+        g.leave_block();
+    }
+    finish(&mut g, normed)?;
+    Ok(g)
+}
+
+/// Frozen and quantised weights under adapters: one that adds to columns of a packed projection,
+/// two that share their first product, heads normed one by one, positions that are given.
+pub fn adapters(dropout: f64, compute: DType) -> Result<Graph, GraphError> {
+    const HEADS: usize = 3;
+    const HEAD: usize = 4;
+    const RANK: usize = 2;
+    let width = HEADS * HEAD;
+    let mut g = Graph::new(compute);
+    let mut stream = start_of(&mut g, [BATCH, SEQ], width)?;
+    let positions = g.batch("positions", [BATCH, SEQ], DType::I32);
+    let frequencies = Rotary::frequencies(100.0, HEAD);
+    let first = gamma(&mut g, "norm", stream);
+    let mut normed = g.norm("norm", stream, RMS, first, None)?;
+    for layer in ["first", "second"] {
+        g.enter_block(layer);
+        let part = |part: &str| format!("{layer}.{part}");
+        let weight = g.frozen_weight(&part("qkv.weight"), [3 * width, width], WEIGHT);
+        let bias = g.frozen_small_weight(&part("qkv.bias"), [3 * width], Init::Zeros);
+        let mut qkv = g.linear(&part("qkv"), normed, weight, Some(bias))?;
+        let down = g.weight(&part("down"), [2 * RANK, width], WEIGHT);
+        let drop = g.dropout(dropout);
+        let low = g.linear_of_dropped(&part("low"), normed, down, drop)?;
+        for (index, column) in [0, 2 * width].into_iter().enumerate() {
+            let up = g.weight(&part(&format!("up.{index}")), [width, RANK], WEIGHT);
+            let name = part(&format!("adapted.{index}"));
+            let from = (low, index * RANK);
+            qkv = g.linear_add(&name, (qkv, column), from, up, 1.5)?;
+        }
+        let op = Rotary {
+            frequencies: frequencies.clone(),
+            columns: 2 * width,
+            scale: 1.25,
+            positions: true,
+            inverse: false,
+        };
+        let qkv = g.emit(part("rotary"), op, vec![qkv, positions])?[0];
+        let o = g.attention(&part("attention"), qkv, HEADS, true, None)?;
+        let heads = g.view(&part("heads"), o, [BATCH, SEQ, HEADS, HEAD])?;
+        let scale = gamma(&mut g, &part("heads"), heads);
+        let heads = g.norm(&part("heads.norm"), heads, RMS, scale, None)?;
+        let o = g.view(&part("joined"), heads, [BATCH, SEQ, width])?;
+        let quantisation = match layer {
+            "first" => Quantisation::Nf4 { double: true },
+            _ => Quantisation::Int8,
+        };
+        let name = part("out.weight");
+        let weight = g.quantised_weight(&name, [width, width], WEIGHT, quantisation)?;
+        let mut branch = g.linear(&part("out"), o, weight, None)?;
+        let down = g.weight(&part("out.down"), [RANK, width], WEIGHT);
+        let drop = g.dropout(dropout);
+        let low = g.linear_of_dropped(&part("out.low"), o, down, drop)?;
+        let up = g.weight(&part("out.up"), [width, RANK], WEIGHT);
+        branch = g.linear_add(&part("out.adapted"), (branch, 0), (low, 0), up, 0.5)?;
         (stream, normed) = rms_sum(&mut g, &part("norm"), (stream, branch), 0.0)?;
         g.leave_block();
     }

@@ -1,5 +1,7 @@
 //! The numbers that graphs are filled with, the same in every run and for every executor.
 
+use cinch_graph::{DType, Graph, Parameter, TensorId};
+
 /// Numbers spread evenly over [−1, 1), rounded to single precision so that both precisions
 /// start from the same.
 pub fn random(len: usize, seed: u64) -> Vec<f64> {
@@ -21,5 +23,28 @@ pub fn fill_lengths(lengths: &mut [i32], seq: usize) {
         .zip([seq * 2 / 3, seq, 0, 1].iter().cycle())
     {
         *length = *kind;
+    }
+}
+
+/// Positions that start again after every five.
+pub fn fill_positions(positions: &mut [i32]) {
+    for (position, index) in positions.iter_mut().zip(0..) {
+        *position = index % 5;
+    }
+}
+
+/// Gives `write` the codes of a quantised parameter, all of them different, and its scales.
+pub fn fill_codes(graph: &Graph, parameter: &Parameter, write: &mut dyn FnMut(TensorId, &[u8])) {
+    let tensors = [parameter.master].into_iter();
+    for id in tensors.chain(parameter.code_scales.iter().copied()) {
+        let ty = graph.ty(id);
+        let elements = 0..ty.shape.elements();
+        let bytes: Vec<u8> = match ty.dtype {
+            DType::U8 => elements.map(|i| (i * 37 % 251) as u8).collect(),
+            _ => elements
+                .flat_map(|i| (0.3 + 0.05 * (i % 7) as f32).to_ne_bytes())
+                .collect(),
+        };
+        write(id, &bytes);
     }
 }

@@ -3,12 +3,12 @@
 
 use cinch_engine::Executor;
 use cinch_graph::{
-    DType, Graph, Init, Parameter, Recompute, Target, TensorId, TrainingGraph, differentiate,
-    verify,
+    DType, Graph, Init, Parameter, Recompute, Storage, Target, TensorId, TrainingGraph,
+    differentiate, verify,
 };
 use cinch_plan::{Options, Plan, num_micro_nodes};
 
-use crate::numbers::{fill_lengths, random};
+use crate::numbers::{fill_codes, fill_lengths, fill_positions, random};
 use crate::shared::{OPTIMIZER, VOCABULARY};
 
 pub struct Planned {
@@ -37,6 +37,14 @@ impl Planned {
     fn fill(&mut self) {
         for (index, parameter) in self.graph.parameters.clone().iter().enumerate() {
             let ty = self.graph.ty(parameter.master);
+            if let Storage::Quantised(_) = parameter.storage {
+                fill_codes(&self.graph, parameter, &mut |id, bytes| {
+                    let place = self.plan.placement(id).unwrap();
+                    let memory = self.executor.arena_mut().write::<u8>(place);
+                    memory.copy_from_slice(bytes);
+                });
+                continue;
+            }
             let numbers = random(ty.shape.elements(), index as u64 + 1);
             let values = numbers
                 .iter()
@@ -64,6 +72,11 @@ impl Planned {
             if id == targets {
                 values[3] = cinch_graph::op::IGNORE_INDEX;
             }
+        }
+        if let Some(positions) = self.graph.find("positions") {
+            let place = self.plan.placement(positions).unwrap();
+            let values = self.executor.arena_mut().write::<i32>(place);
+            fill_positions(values);
         }
         if let Some(lengths) = self.graph.find("lengths") {
             let place = self.plan.placement(lengths).unwrap();
@@ -132,7 +145,7 @@ impl Planned {
 
     pub fn trained(&self) -> Vec<Parameter> {
         let parameters = self.graph.parameters.iter();
-        parameters.filter(|p| p.trainable).cloned().collect()
+        parameters.filter(|p| p.is_trained()).cloned().collect()
     }
 
     pub fn name(&self, parameter: &Parameter) -> String {

@@ -2,45 +2,80 @@
 //! read where they lie, without a copy.
 
 use super::{
-    CPU_PRODUCT_SHARE, CUDA_GEMM_WORKSPACE, Declare, aligned, expect, expect_columns, expect_dtype,
-    expect_inputs, expect_matrix, expect_rows, expect_same, expect_small, product, sum,
+    CPU_PRODUCT_SHARE, CUDA_GEMM_WORKSPACE, Declare, aligned, expect, expect_columns,
+    expect_dropout, expect_dtype, expect_inputs, expect_matrix, expect_rows, expect_same,
+    expect_small, product, sum,
 };
 use crate::cost::{Cost, KernelCost};
 use crate::differentiate::Backward;
 use crate::error::GraphError;
-use crate::graph::{Graph, Node, Target, TensorId};
-use crate::types::TensorType;
+use crate::graph::{Dropout, Graph, Node, Target, TensorId};
+use crate::types::{DType, TensorType};
 
-/// Inputs: x [.., K or more], W [N, K], bias `[N]` when `bias`. Output: y [.., N].
-#[derive(Clone, Debug, PartialEq)]
+/// Inputs: x [.., K or more], W [N, K], bias `[N]` when `bias`, random state with dropout.
+/// Output: y [.., N].
+#[derive(Clone, Debug, PartialEq, Default)]
 pub struct Linear {
     /// The first column of x that is read; K columns follow.
     pub first_column: usize,
     pub bias: bool,
+    /// Of the columns that are read, before they are multiplied.
+    pub dropout: Option<Dropout>,
 }
 
-/// Inputs: dy [.., N], W [N, K], and when `accumulate` the gradient so far [.., width].
-/// Output: dx [.., width], of which K columns from `first_column` on receive `dy·W`; the
-/// others are what they were, or zero.
+/// Inputs: y [.., N or more], x [.., K or more], W [N, K]. Output: y, where `scale·x·Wᵀ` has been
+/// added to the N columns from `y_column` on: the second half of an adapter, added in the product.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LinearAdd {
+    pub first_column: usize,
+    pub y_column: usize,
+    pub scale: f64,
+}
+
+/// Inputs: dy [.., N or more], W [N, K], when `accumulate` the gradient so far [.., width], and
+/// random state with dropout. Output: dx [.., width], of which K columns from `first_column` on
+/// receive `scale·dy·W`; the others are what they were, or zero.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinearGradInput {
+    /// The first column of dy that is read; N columns follow.
+    pub dy_column: usize,
+    pub scale: f64,
     pub first_column: usize,
     /// Columns of x as a whole.
     pub width: usize,
     pub accumulate: bool,
+    pub dropout: Option<Dropout>,
 }
 
-/// Inputs: dy [.., N], x [.., K or more]. Adds `dyᵀ·x` to dW [N, K] and, with `bias`, the
-/// column sums of dy to db `[N]`.
+/// Inputs: dy [.., N or more], x [.., K or more], random state with dropout. Adds `scale·dyᵀ·x` to
+/// dW [N, K] and, with `bias`, the column sums of dy to db `[N]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinearGradWeight {
+    pub dy_column: usize,
+    /// N.
+    pub outputs: usize,
+    pub scale: f64,
     pub first_column: usize,
     /// K.
     pub inputs: usize,
     pub bias: bool,
+    pub dropout: Option<Dropout>,
+}
+
+/// Bytes of the rows of x after dropout, which exist while the product reads them.
+fn dropped_bytes(dropout: Option<Dropout>, rows: usize, columns: usize, dtype: DType) -> u64 {
+    match dropout {
+        Some(_) => aligned(product([rows as u64, columns as u64, dtype.size()])),
+        None => 0,
+    }
 }
 
 impl Linear {
+    /// Bytes of the columns of x that are read, after dropout.
+    pub fn dropped_bytes(&self, x: &TensorType, w: &TensorType) -> u64 {
+        dropped_bytes(self.dropout, x.rows(), w.width(), x.dtype)
+    }
+
     /// Bytes of the bias in the type of y, in which cuBLASLt wants it, where that is not the
     /// type in which it is kept.
     pub fn cuda_bias_bytes(&self, y: &TensorType) -> u64 {
@@ -52,7 +87,21 @@ impl Linear {
     }
 }
 
+impl LinearGradInput {
+    /// Bytes of `dy·W` before its dropout, where that cannot happen in dx itself.
+    pub fn dropped_bytes(&self, dy: &TensorType, w: &TensorType) -> u64 {
+        let apart = self.accumulate || w.width() < self.width;
+        let dropout = self.dropout.filter(|_| apart);
+        dropped_bytes(dropout, dy.rows(), w.width(), dy.dtype)
+    }
+}
+
 impl LinearGradWeight {
+    /// Bytes of the columns of x that are read, after dropout.
+    pub fn dropped_bytes(&self, x: &TensorType) -> u64 {
+        dropped_bytes(self.dropout, x.rows(), self.inputs, x.dtype)
+    }
+
     /// Blocks of rows in which a GPU sums the columns of dy: enough to fill a large card
     /// together with `column_blocks` blocks of columns, and no more sums than fit in the memory
     /// that the product before has used.
@@ -91,15 +140,60 @@ impl Graph {
         let op = Linear {
             first_column,
             bias: bias.is_some(),
+            dropout: None,
         };
         let inputs = [x, weight].into_iter().chain(bias).collect();
         Ok(self.emit(name, op, inputs)?[0])
+    }
+
+    /// `dropout(x)·Wᵀ`.
+    pub fn linear_of_dropped(
+        &mut self,
+        name: &str,
+        x: TensorId,
+        weight: TensorId,
+        dropout: Option<Dropout>,
+    ) -> Result<TensorId, GraphError> {
+        let random = dropout.map(|_| self.random_state());
+        let op = Linear {
+            dropout,
+            ..Linear::default()
+        };
+        let inputs = [x, weight].into_iter().chain(random).collect();
+        Ok(self.emit(name, op, inputs)?[0])
+    }
+
+    /// y with `scale·x·Wᵀ` added to its columns from `y_column` on; x is read from
+    /// `first_column` on.
+    pub fn linear_add(
+        &mut self,
+        name: &str,
+        (y, y_column): (TensorId, usize),
+        (x, first_column): (TensorId, usize),
+        weight: TensorId,
+        scale: f64,
+    ) -> Result<TensorId, GraphError> {
+        let op = LinearAdd {
+            first_column,
+            y_column,
+            scale,
+        };
+        Ok(self.emit(name, op, vec![y, x, weight])?[0])
     }
 }
 
 /// Multiply-adds of a product count twice.
 fn product_flops(rows: usize, weight: &TensorType) -> u64 {
     product([2, rows as u64, weight.shape.elements() as u64])
+}
+
+/// x [.., K or more] and W [N, K], of which N is returned.
+fn expect_operands(x: &TensorType, w: &TensorType, first_column: usize) -> Result<usize, String> {
+    expect_rows("x", x)?;
+    expect_matrix("the weight", w)?;
+    expect_dtype("the weight", w, x.dtype)?;
+    expect_columns("x", x, first_column, w.width())?;
+    Ok(w.rows())
 }
 
 fn gemm_workspace(target: Target) -> u64 {
@@ -116,15 +210,15 @@ impl Declare for Linear {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
-        expect_inputs(inputs, 2 + usize::from(self.bias))?;
+        let random = 2 + usize::from(self.bias);
+        expect_inputs(inputs, random + usize::from(self.dropout.is_some()))?;
         let (x, w) = (&inputs[0], &inputs[1]);
-        expect_rows("x", x)?;
-        expect_matrix("the weight", w)?;
-        expect_dtype("the weight", w, x.dtype)?;
-        let (outputs, width) = (w.shape.dims()[0], w.shape.dims()[1]);
-        expect_columns("x", x, self.first_column, width)?;
+        let outputs = expect_operands(x, w, self.first_column)?;
         if self.bias {
             expect_small("the bias", &inputs[2], &[outputs], x)?;
+        }
+        if let Some(dropout) = self.dropout {
+            expect_dropout(dropout, &inputs[random])?;
         }
         Ok(vec![TensorType::new(x.shape.with_width(outputs), x.dtype)])
     }
@@ -133,42 +227,30 @@ impl Declare for Linear {
         let Some(dy) = backward.gradient_of(node.outputs[0]) else {
             return Ok(());
         };
-        let (x, weight) = (node.inputs[0], node.inputs[1]);
-        let bias = self.bias.then(|| node.inputs[2]);
-        let x_type = backward.graph().ty(x);
-        // The weight's gradient first: x is often dead after it, before dx exists.
-        let dw = backward.parameter_gradient(node, weight)?;
-        let db = match bias {
-            Some(bias) => backward.parameter_gradient(node, bias)?,
-            None => None,
-        };
-        if dw.is_some() || db.is_some() {
-            let op = LinearGradWeight {
-                first_column: self.first_column,
-                inputs: backward.graph().ty(weight).width(),
-                bias: db.is_some(),
-            };
-            let into = [dw].into_iter().chain(db.map(Some)).collect();
-            backward.accumulate(node, "weight", op, vec![dy, x], into)?;
+        let random = self.dropout.map(|_| node.inputs[node.inputs.len() - 1]);
+        ProductBackward {
+            node,
+            dy,
+            dy_column: 0,
+            scale: 1.0,
+            x: node.inputs[0],
+            first_column: self.first_column,
+            weight: node.inputs[1],
+            bias: self.bias.then(|| node.inputs[2]),
+            dropout: self.dropout.zip(random),
         }
-        if backward.wants(x) {
-            let partial = backward.take_partial(x);
-            let op = LinearGradInput {
-                first_column: self.first_column,
-                width: x_type.width(),
-                accumulate: partial.is_some(),
-            };
-            let inputs = [dy, weight].into_iter().chain(partial).collect();
-            let dx = backward.emit(node, "input", op, inputs)?[0];
-            backward.contribute(node, x, dx)?;
-        }
-        Ok(())
+        .emit(backward)
     }
 
-    fn workspace(&self, _: &[TensorType], outputs: &[TensorType], target: Target) -> u64 {
+    fn workspace(&self, inputs: &[TensorType], outputs: &[TensorType], target: Target) -> u64 {
+        let dropped = self.dropped_bytes(&inputs[0], &inputs[1]);
         match target {
-            Target::Cpu => 0,
-            Target::Cuda => sum([self.cuda_bias_bytes(&outputs[0]), gemm_workspace(target)]),
+            Target::Cpu => dropped,
+            Target::Cuda => sum([
+                dropped,
+                self.cuda_bias_bytes(&outputs[0]),
+                gemm_workspace(target),
+            ]),
         }
     }
 
@@ -183,12 +265,141 @@ impl Declare for Linear {
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         let (x, w) = (&inputs[0], &inputs[1]);
         let shape = [x.rows(), w.rows(), w.width()];
-        let product = KernelCost::product(shape, outputs[0].dtype, self.bytes(inputs, outputs));
-        if self.cuda_bias_bytes(&outputs[0]) > 0 {
-            // The bias in the type of y: a launch, and next to no bytes.
-            return Cost::of([KernelCost::streamed(1, 0), product]);
+        let multiply = KernelCost::product(shape, outputs[0].dtype, self.bytes(inputs, outputs));
+        let dropped = self.dropped_bytes(x, w);
+        // The bias in the type of y is a launch, and next to no bytes.
+        let bias = self.cuda_bias_bytes(&outputs[0]) > 0;
+        Cost::of(
+            (dropped > 0)
+                .then(|| KernelCost::streamed(1, product([2, dropped])))
+                .into_iter()
+                .chain(bias.then(|| KernelCost::streamed(1, 0)))
+                .chain([multiply]),
+        )
+    }
+}
+
+impl Declare for LinearAdd {
+    fn name(&self) -> &'static str {
+        "linear_add"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
+        expect_inputs(inputs, 3)?;
+        let (y, x, w) = (&inputs[0], &inputs[1], &inputs[2]);
+        let outputs = expect_operands(x, w, self.first_column)?;
+        let same_rows = TensorType::new(x.shape.with_width(y.width()), x.dtype);
+        expect_same("y", y, &same_rows)?;
+        expect_columns("y", y, self.y_column, outputs)?;
+        Ok(vec![*y])
+    }
+
+    /// The gradient reaches y as it is.
+    fn backward(&self, backward: &mut Backward<'_>, node: &Node) -> Result<(), GraphError> {
+        let Some(dy) = backward.gradient_of(node.outputs[0]) else {
+            return Ok(());
+        };
+        ProductBackward {
+            node,
+            dy,
+            dy_column: self.y_column,
+            scale: self.scale,
+            x: node.inputs[1],
+            first_column: self.first_column,
+            weight: node.inputs[2],
+            bias: None,
+            dropout: None,
         }
-        Cost::of([product])
+        .emit(backward)?;
+        backward.contribute(node, node.inputs[0], dy)
+    }
+
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        &[(0, 0)]
+    }
+
+    fn workspace(&self, _: &[TensorType], _: &[TensorType], target: Target) -> u64 {
+        gemm_workspace(target)
+    }
+
+    fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
+        product_flops(inputs[1].rows(), &inputs[2])
+    }
+
+    fn cpu_share(&self) -> f64 {
+        CPU_PRODUCT_SHARE
+    }
+
+    fn bytes(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
+        let (x, w) = (&inputs[1], &inputs[2]);
+        let row = sum([w.width() as u64, product([2, w.rows() as u64])]);
+        sum([product([x.rows() as u64, row, x.dtype.size()]), w.bytes()])
+    }
+
+    fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        let (x, w) = (&inputs[1], &inputs[2]);
+        let shape = [x.rows(), w.rows(), w.width()];
+        let bytes = self.bytes(inputs, outputs);
+        Cost::of([KernelCost::product(shape, outputs[0].dtype, bytes)])
+    }
+}
+
+/// The backward of a product, whatever becomes of its result: the gradients of its weight and
+/// bias, then that of x.
+struct ProductBackward<'a> {
+    node: &'a Node,
+    dy: TensorId,
+    dy_column: usize,
+    scale: f64,
+    x: TensorId,
+    first_column: usize,
+    weight: TensorId,
+    bias: Option<TensorId>,
+    dropout: Option<(Dropout, TensorId)>,
+}
+
+impl ProductBackward<'_> {
+    fn emit(&self, backward: &mut Backward<'_>) -> Result<(), GraphError> {
+        let &Self { node, dy, x, .. } = self;
+        let x_width = backward.graph().ty(x).width();
+        let weight = backward.graph().ty(self.weight);
+        let dropout = self.dropout.map(|(dropout, _)| dropout);
+        let random = self.dropout.map(|(_, random)| random);
+        // The weight's gradient first: x is often dead after it, before dx exists.
+        let dw = backward.parameter_gradient(node, self.weight)?;
+        let db = match self.bias {
+            Some(bias) => backward.parameter_gradient(node, bias)?,
+            None => None,
+        };
+        if dw.is_some() || db.is_some() {
+            let op = LinearGradWeight {
+                dy_column: self.dy_column,
+                outputs: weight.rows(),
+                scale: self.scale,
+                first_column: self.first_column,
+                inputs: weight.width(),
+                bias: db.is_some(),
+                dropout,
+            };
+            let into = [dw].into_iter().chain(db.map(Some)).collect();
+            let inputs = [dy, x].into_iter().chain(random).collect();
+            backward.accumulate(node, "weight", op, inputs, into)?;
+        }
+        if backward.wants(x) {
+            let partial = backward.take_partial(x);
+            let op = LinearGradInput {
+                dy_column: self.dy_column,
+                scale: self.scale,
+                first_column: self.first_column,
+                width: x_width,
+                accumulate: partial.is_some(),
+                dropout,
+            };
+            let inputs = [dy, self.weight].into_iter().chain(partial).chain(random);
+            let dx = backward.emit(node, "input", op, inputs.collect())?[0];
+            backward.contribute(node, x, dx)?;
+        }
+        Ok(())
     }
 }
 
@@ -198,14 +409,16 @@ impl Declare for LinearGradInput {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
-        expect_inputs(inputs, 2 + usize::from(self.accumulate))?;
+        let random = 2 + usize::from(self.accumulate);
+        expect_inputs(inputs, random + usize::from(self.dropout.is_some()))?;
         let (dy, w) = (&inputs[0], &inputs[1]);
         expect_rows("dy", dy)?;
         expect_matrix("the weight", w)?;
         expect_dtype("the weight", w, dy.dtype)?;
-        expect(dy.width() == w.shape.dims()[0], || {
-            format!("dy {} does not meet the weight {}", dy.shape, w.shape)
-        })?;
+        expect_columns("dy", dy, self.dy_column, w.rows())?;
+        if let Some(dropout) = self.dropout {
+            expect_dropout(dropout, &inputs[random])?;
+        }
         let dx = TensorType::new(dy.shape.with_width(self.width), dy.dtype);
         expect_columns("dx", &dx, self.first_column, w.width())?;
         if self.accumulate {
@@ -218,12 +431,26 @@ impl Declare for LinearGradInput {
         if self.accumulate { &[(2, 0)] } else { &[] }
     }
 
-    fn workspace(&self, _: &[TensorType], _: &[TensorType], target: Target) -> u64 {
-        gemm_workspace(target)
+    fn workspace(&self, inputs: &[TensorType], _: &[TensorType], target: Target) -> u64 {
+        sum([
+            self.dropped_bytes(&inputs[0], &inputs[1]),
+            gemm_workspace(target),
+        ])
     }
 
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
         product_flops(inputs[0].rows(), &inputs[1])
+    }
+
+    fn bytes(&self, inputs: &[TensorType], outputs: &[TensorType]) -> u64 {
+        let (dy, w) = (&inputs[0], &inputs[1]);
+        let read = product([dy.rows() as u64, w.rows() as u64, dy.dtype.size()]);
+        let so_far = if self.accumulate {
+            inputs[2].bytes()
+        } else {
+            0
+        };
+        sum([read, w.bytes(), so_far, outputs[0].bytes()])
     }
 
     fn cpu_share(&self) -> f64 {
@@ -232,13 +459,20 @@ impl Declare for LinearGradInput {
 
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         let (dy, w, dx) = (&inputs[0], &inputs[1], &outputs[0]);
-        let shape = [dy.rows(), w.width(), dy.width()];
-        let product = KernelCost::product(shape, dx.dtype, self.bytes(inputs, outputs));
-        if !self.accumulate && w.width() < self.width {
-            // Columns that get no gradient are zeroed first.
-            return Cost::of([KernelCost::streamed(1, dx.bytes()), product]);
-        }
-        Cost::of([product])
+        let shape = [dy.rows(), w.width(), w.rows()];
+        let multiply = KernelCost::product(shape, dx.dtype, self.bytes(inputs, outputs));
+        // Columns that get no gradient are zeroed first.
+        let zeroed = !self.accumulate && w.width() < self.width;
+        Cost::of(
+            zeroed
+                .then(|| KernelCost::streamed(1, dx.bytes()))
+                .into_iter()
+                .chain([multiply])
+                .chain(
+                    self.dropout
+                        .map(|_| KernelCost::streamed(1, product([2, dx.bytes()]))),
+                ),
+        )
     }
 }
 
@@ -252,30 +486,36 @@ impl Declare for LinearGradWeight {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
-        expect_inputs(inputs, 2)?;
+        expect_inputs(inputs, 2 + usize::from(self.dropout.is_some()))?;
         let (dy, x) = (&inputs[0], &inputs[1]);
         expect_rows("dy", dy)?;
+        expect_columns("dy", dy, self.dy_column, self.outputs)?;
+        expect(!self.bias || dy.width() == self.outputs, || {
+            format!("a bias of {} columns for dy {}", self.outputs, dy.shape)
+        })?;
+        if let Some(dropout) = self.dropout {
+            expect_dropout(dropout, &inputs[2])?;
+        }
         let same_rows = TensorType::new(dy.shape.with_width(x.width()), dy.dtype);
         expect_same("x", x, &same_rows)?;
         expect_columns("x", x, self.first_column, self.inputs)?;
         let dtype = dy.dtype.accumulator();
-        let mut outputs = vec![TensorType::new([dy.width(), self.inputs], dtype)];
+        let mut outputs = vec![TensorType::new([self.outputs, self.inputs], dtype)];
         if self.bias {
-            outputs.push(TensorType::new([dy.width()], dtype));
+            outputs.push(TensorType::new([self.outputs], dtype));
         }
         Ok(outputs)
     }
 
     fn workspace(&self, inputs: &[TensorType], _: &[TensorType], target: Target) -> u64 {
+        let dropped = self.dropped_bytes(&inputs[1]);
         match target {
-            Target::Cpu => 0,
+            Target::Cpu => dropped,
             // Sums of columns come after the product, in the same memory.
             Target::Cuda => {
-                let row = product([
-                    inputs[0].width() as u64,
-                    inputs[0].dtype.accumulator().size(),
-                ]);
-                gemm_workspace(target).max(if self.bias { row } else { 0 })
+                let row = product([self.outputs as u64, inputs[0].dtype.accumulator().size()]);
+                let sums = if self.bias { row } else { 0 };
+                sum([dropped, gemm_workspace(target).max(sums)])
             }
         }
     }
@@ -290,12 +530,24 @@ impl Declare for LinearGradWeight {
 
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         let dy = &inputs[0];
-        let shape = [dy.width(), self.inputs, dy.rows()];
-        let product = KernelCost::product(shape, outputs[0].dtype, self.bytes(inputs, outputs));
-        if self.bias {
-            // Sums of columns, block by block and then of the blocks.
-            return Cost::of([KernelCost::streamed(2, dy.bytes()), product]);
-        }
-        Cost::of([product])
+        let shape = [self.outputs, self.inputs, dy.rows()];
+        let multiply = KernelCost::product(shape, outputs[0].dtype, self.bytes(inputs, outputs));
+        let dropped = self.dropped_bytes(&inputs[1]);
+        // Sums of columns, block by block and then of the blocks.
+        let bias = self.bias.then(|| KernelCost::streamed(2, dy.bytes()));
+        Cost::of(
+            (dropped > 0)
+                .then(|| KernelCost::streamed(1, product([2, dropped])))
+                .into_iter()
+                .chain(bias)
+                .chain([multiply]),
+        )
+    }
+
+    fn bytes(&self, inputs: &[TensorType], outputs: &[TensorType]) -> u64 {
+        let (dy, x) = (&inputs[0], &inputs[1]);
+        let row = sum([self.outputs as u64, self.inputs as u64]);
+        let read = product([dy.rows() as u64, row, x.dtype.size()]);
+        sum([read, sum(outputs.iter().map(TensorType::bytes))])
     }
 }

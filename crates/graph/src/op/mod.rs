@@ -10,6 +10,7 @@ mod add;
 mod attention;
 mod convolution;
 mod cross_entropy;
+mod dequantise;
 mod embedding;
 mod gated;
 mod linear;
@@ -19,21 +20,24 @@ mod norm;
 mod optimizer;
 mod rotary;
 mod scan;
+mod view;
 
 pub use activation::{Activation, ActivationBackward, ActivationKind};
 pub use add::Add;
 pub use attention::{Attention, AttentionBackward, AttentionInputs};
 pub use convolution::{Convolution, ConvolutionBackward};
 pub use cross_entropy::{CrossEntropy, IGNORE_INDEX};
+pub use dequantise::{Dequantise, Quantisation, QuantisedTensors};
 pub use embedding::{Embedding, EmbeddingBackward};
 pub use gated::{Gated, GatedBackward};
-pub use linear::{Linear, LinearGradInput, LinearGradWeight};
+pub use linear::{Linear, LinearAdd, LinearGradInput, LinearGradWeight};
 pub use logits::Logits;
 pub use loss_scale::LossScale;
 pub use norm::{Norm, NormApply, NormBackward, NormKind, Normed};
 pub use optimizer::{AdamW, AdamWLayout, GradientNorm, GradientSquares, MomentFormat};
 pub use rotary::Rotary;
 pub use scan::{Scan, ScanBackward, ScanInputs, ScanPartition};
+pub use view::View;
 
 use crate::align::aligned;
 use crate::cost::{Cost, KernelCost};
@@ -179,6 +183,7 @@ ops!(
     NormApply,
     NormBackward,
     Linear,
+    LinearAdd,
     LinearGradInput,
     LinearGradWeight,
     Activation,
@@ -187,6 +192,8 @@ ops!(
     GatedBackward,
     Add,
     Rotary,
+    View,
+    Dequantise,
     Attention,
     AttentionBackward,
     Convolution,

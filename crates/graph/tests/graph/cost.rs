@@ -39,8 +39,8 @@ fn the_products_of_a_linear_layer_are_its_operations() {
     let half = |dims: &[usize]| TensorType::new(cinch_graph::Shape::new(dims), DType::Bf16);
     let bias = TensorType::new([24], DType::F32);
     let with_bias = Linear {
-        first_column: 0,
         bias: true,
+        ..Linear::default()
     };
     let inputs = [half(&[2, 5, 16]), half(&[24, 16]), bias];
     let (cost, flops, bytes) = cost_of(&with_bias, &inputs);
@@ -50,6 +50,9 @@ fn the_products_of_a_linear_layer_are_its_operations() {
     assert_eq!(cost.kernels[1].bytes, bytes);
 
     let into_columns = LinearGradInput {
+        dy_column: 0,
+        scale: 1.0,
+        dropout: None,
         first_column: 4,
         width: 32,
         accumulate: false,
@@ -60,6 +63,10 @@ fn the_products_of_a_linear_layer_are_its_operations() {
     assert_eq!(cost.kernels[0], KernelCost::streamed(1, dx.bytes()));
 
     let weight = LinearGradWeight {
+        dy_column: 0,
+        outputs: 24,
+        scale: 1.0,
+        dropout: None,
         first_column: 0,
         inputs: 16,
         bias: false,

@@ -3,8 +3,8 @@
 
 use cinch_graph::op::{ActivationKind, AttentionInputs, NormKind, Op};
 use cinch_graph::{
-    DType, Graph, GraphError, Init, Node, Phase, Role, TensorId, TensorType, TrainingGraph,
-    differentiate, verify,
+    DType, Graph, GraphError, Init, Node, Phase, Role, Storage, TensorId, TensorType,
+    TrainingGraph, differentiate, verify,
 };
 use proptest::prelude::*;
 
@@ -25,7 +25,7 @@ fn forward_nodes(graph: &Graph) -> impl Iterator<Item = &Node> {
 fn wanted(graph: &Graph) -> Vec<bool> {
     let mut wanted = vec![false; graph.tensors.len()];
     for parameter in &graph.parameters {
-        wanted[parameter.compute.index()] = parameter.trainable;
+        wanted[parameter.compute.index()] = parameter.is_trained();
     }
     for node in forward_nodes(graph) {
         let any = node.inputs.iter().any(|id| wanted[id.index()]);
@@ -99,7 +99,7 @@ proptest! {
     #[test]
     fn each_reading_of_a_trained_parameter_adds_to_its_gradient(model in models()) {
         let step = model.training();
-        for parameter in step.parameters.iter().filter(|p| p.trainable) {
+        for parameter in step.parameters.iter().filter(|p| p.is_trained()) {
             let name = &step.tensor(parameter.master).name;
             let gradient = parameter.gradient.expect(name);
             let readings = forward_nodes(&step)
@@ -114,7 +114,7 @@ proptest! {
     #[test]
     fn frozen_parameters_cost_nothing(model in models()) {
         let step = model.training();
-        for parameter in step.parameters.iter().filter(|p| !p.trainable) {
+        for parameter in step.parameters.iter().filter(|p| !p.is_trained()) {
             let name = &step.tensor(parameter.master).name;
             prop_assert_eq!(parameter.gradient, None);
             prop_assert_eq!(parameter.moments, None);
@@ -126,7 +126,7 @@ proptest! {
         }
         // A node that computes only parameters' gradients is there only if one is trained.
         let trained = |id: &TensorId| {
-            step.parameters.iter().any(|p| p.trainable && p.compute == *id)
+            step.parameters.iter().any(|p| p.is_trained() && p.compute == *id)
         };
         for node in forward_nodes(&step) {
             let suffix = match &node.op {
@@ -212,7 +212,7 @@ impl Toy {
         let master = small_model::tensor(graph, name);
         let parameters = &mut graph.parameters;
         let found = parameters.iter_mut().find(|p| p.master == master);
-        found.unwrap().trainable = false;
+        found.unwrap().storage = Storage::Frozen;
     }
 }
 
@@ -368,7 +368,7 @@ fn what_cannot_be_differentiated_is_named() {
 
     let mut graph = small_model::forward();
     for parameter in &mut graph.parameters {
-        parameter.trainable = false;
+        parameter.storage = Storage::Frozen;
     }
     let message = differentiate(graph, &optimizer).unwrap_err().to_string();
     assert!(message.contains("no trainable parameter"), "{message}");

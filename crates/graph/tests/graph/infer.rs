@@ -6,9 +6,10 @@
 
 use cinch_graph::op::{
     Activation, ActivationBackward, ActivationKind, AdamW, Add, Attention, AttentionBackward,
-    AttentionInputs, Convolution, ConvolutionBackward, CrossEntropy, Embedding, EmbeddingBackward,
-    Gated, GatedBackward, GradientNorm, GradientSquares, Linear, LinearGradInput, LinearGradWeight,
-    Logits, MomentFormat, Norm, NormApply, NormBackward, NormKind, Op, Rotary, Scan, ScanBackward,
+    AttentionInputs, Convolution, ConvolutionBackward, CrossEntropy, Dequantise, Embedding,
+    EmbeddingBackward, Gated, GatedBackward, GradientNorm, GradientSquares, Linear, LinearAdd,
+    LinearGradInput, LinearGradWeight, Logits, MomentFormat, Norm, NormApply, NormBackward,
+    NormKind, Op, Quantisation, Rotary, Scan, ScanBackward, View,
 };
 use cinch_graph::{DType, Dropout, Graph, Shape, TensorType};
 
@@ -254,27 +255,50 @@ fn norms() {
 
 #[test]
 fn linear() {
-    let (dy, weight, x) = (f(&[2, 3, 5]), f(&[5, 4]), f(&[2, 3, 6]));
-    let op = Linear {
+    let (dy, weight, x) = (f(&[2, 3, 6]), f(&[5, 4]), f(&[2, 3, 6]));
+    let (rate, stream) = (0.1, 3);
+    for dropout in [None, Some(Dropout { rate, stream })] {
+        let random = dropout.map(|_| random());
+        let with_random = |inputs: Vec<TensorType>| inputs.into_iter().chain(random).collect();
+        let op = Linear {
+            first_column: 2,
+            bias: true,
+            dropout,
+        };
+        Case::new(op, with_random(vec![x, weight, f(&[5])]))
+            .any_rank(&[0])
+            .any_size(&[(0, 0), (0, 1), (0, 2)])
+            .check_all();
+        let op = LinearGradInput {
+            dy_column: 1,
+            scale: 2.0,
+            first_column: 2,
+            width: 6,
+            accumulate: true,
+            dropout,
+        };
+        Case::new(op, with_random(vec![dy, weight, x]))
+            .any_size(&[(0, 2)])
+            .check_all();
+        let op = LinearGradWeight {
+            dy_column: 1,
+            outputs: 5,
+            scale: 2.0,
+            first_column: 2,
+            inputs: 4,
+            bias: false,
+            dropout,
+        };
+        Case::new(op, with_random(vec![dy, x]))
+            .any_size(&[(0, 2), (1, 2)])
+            .check_all();
+    }
+    let op = LinearAdd {
         first_column: 2,
-        bias: true,
+        y_column: 1,
+        scale: 2.0,
     };
-    Case::new(op, vec![x, weight, f(&[5])])
-        .any_rank(&[0])
-        .any_size(&[(0, 0), (0, 1), (0, 2)])
-        .check_all();
-    let op = LinearGradInput {
-        first_column: 2,
-        width: 6,
-        accumulate: true,
-    };
-    Case::new(op, vec![dy, weight, x]).check_all();
-    let op = LinearGradWeight {
-        first_column: 2,
-        inputs: 4,
-        bias: true,
-    };
-    Case::new(op, vec![dy, x])
+    Case::new(op, vec![dy, x, weight])
         .any_size(&[(0, 2), (1, 2)])
         .check_all();
 }
@@ -295,8 +319,10 @@ fn pointwise() {
 
 fn rotary() -> Rotary {
     Rotary {
-        base: 10_000.0,
-        head_dim: 4,
+        frequencies: Rotary::frequencies(10_000.0, 4),
+        columns: 8,
+        scale: 1.0,
+        positions: false,
         inverse: false,
     }
 }
@@ -305,8 +331,41 @@ fn rotary() -> Rotary {
 fn rotations() {
     Case::new(rotary(), vec![f(&[2, 3, 8])])
         .any_float(&[0])
-        .any_size(&[(0, 0), (0, 1)])
+        .any_size(&[(0, 0), (0, 1), (0, 2)])
         .check_all();
+    let op = Rotary {
+        positions: true,
+        ..rotary()
+    };
+    let positions = TensorType::new([2, 3], DType::I32);
+    Case::new(op, vec![f(&[2, 3, 8]), positions])
+        .any_float(&[0])
+        .any_size(&[(0, 2)])
+        .check_all();
+}
+
+#[test]
+fn views_and_codes() {
+    let shape = [6, 4].into();
+    let view = Op::from(View { shape });
+    assert!(view.declaration().infer(&[f(&[2, 3, 4])]).is_ok());
+    for inputs in [vec![f(&[2, 3, 5])], vec![i(&[2, 3, 4])], vec![]] {
+        assert!(view.declaration().infer(&inputs).is_err(), "{inputs:?}");
+    }
+    for quantisation in [
+        Quantisation::Nf4 { double: false },
+        Quantisation::Nf4 { double: true },
+        Quantisation::Int8,
+    ] {
+        let tensors = quantisation.tensors(&shape);
+        let scales = tensors.scales.into_iter().map(|(_, ty)| ty);
+        let op = Dequantise {
+            quantisation,
+            shape,
+            dtype: DType::Bf16,
+        };
+        Case::new(op, [tensors.codes].into_iter().chain(scales).collect()).check_all();
+    }
 }
 
 #[test]
@@ -470,21 +529,29 @@ fn settings_out_of_range() {
     };
     refuses(op.into(), &[packed], "a source is");
 
-    for head_dim in [0, 1, 8, 3] {
+    for head_dim in [0, 1, 16, 6, 1024] {
         let op = Rotary {
-            head_dim,
+            frequencies: Rotary::frequencies(10_000.0, head_dim),
             ..rotary()
         };
         refuses(op.into(), &[f(&[2, 3, 12])], "head");
     }
-    for base in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-        let op = Rotary { base, ..rotary() };
-        refuses(op.into(), &[packed], "base");
+    for base in [0.0, f64::NAN] {
+        let op = Rotary {
+            frequencies: Rotary::frequencies(base, 4),
+            ..rotary()
+        };
+        refuses(op.into(), &[f(&[2, 3, 12])], "finite");
     }
+    let op = Rotary {
+        columns: 16,
+        ..rotary()
+    };
+    refuses(op.into(), &[f(&[2, 3, 12])], "columns");
 
     let op = Linear {
         first_column: usize::MAX,
-        bias: false,
+        ..Linear::default()
     };
     refuses(op.into(), &[x, f(&[5, 4])], "columns");
     let op = Convolution {

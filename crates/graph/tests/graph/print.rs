@@ -1,7 +1,7 @@
 //! The text of a graph.
 
 use cinch_graph::op::NormKind;
-use cinch_graph::{DType, Graph, Init, Recompute, differentiate};
+use cinch_graph::{DType, Graph, Init, Recompute, Storage, differentiate};
 
 use crate::random_model::optimizer;
 
@@ -37,7 +37,7 @@ fn the_forward_reads_from_parameters_to_loss() {
 #[test]
 fn a_training_step_marks_its_phases() {
     let mut graph = tiny();
-    graph.parameters[1].trainable = false;
+    graph.parameters[1].storage = Storage::Frozen;
     let step = differentiate(graph, &optimizer()).unwrap();
     let step = step.recompute(Recompute::Full).unwrap();
     assert_eq!(step.to_string(), TRAINING);

@@ -2,10 +2,10 @@
 //! from, with tensors read by several nodes, across layers and blocks.
 
 use cinch_graph::op::{
-    ActivationKind, Attention, AttentionInputs, MomentFormat, NormKind, ScanInputs,
+    ActivationKind, Attention, AttentionInputs, MomentFormat, NormKind, Rotary, ScanInputs,
 };
 use cinch_graph::{
-    DType, Graph, GraphError, Init, Optimizer, TensorId, TrainingGraph, differentiate,
+    DType, Graph, GraphError, Init, Optimizer, Storage, TensorId, TrainingGraph, differentiate,
 };
 use proptest::prelude::*;
 
@@ -134,7 +134,9 @@ impl ModelSpec {
         for (index, parameter) in graph.parameters.iter_mut().enumerate() {
             // The last one is always trained: a step has to have something to do.
             let frozen = self.frozen >> (index % 64) & 1 == 1;
-            parameter.trainable = !frozen || index + 1 == count;
+            if frozen && index + 1 < count {
+                parameter.storage = Storage::Frozen;
+            }
         }
         graph
     }
@@ -328,8 +330,12 @@ impl<'a> Builder<'a> {
 
     fn turned(&mut self, x: TensorId) -> Result<TensorId, GraphError> {
         let name = format!("{}.turned", self.graph.tensor(x).name);
-        self.graph
-            .rotary(&name, x, self.spec.width / HEADS, 10_000.0)
+        self.graph.rotary(
+            &name,
+            x,
+            &Rotary::frequencies(10_000.0, self.spec.width / HEADS),
+            None,
+        )
     }
 
     fn linear(

@@ -1,12 +1,13 @@
 //! Linear layers: `y = x·Wᵀ + b` with W `[N, K]`, and their gradients
 //! `dx = dy·W`, `dW = dyᵀ·x`, `db = Σ_rows dy`.
 
+use crate::cpu::dropout::Dropout;
 use crate::cpu::parallel::{self, Accumulate, Shared};
 use crate::cpu::real::Real;
 use crate::cpu::simd::simd;
 
 use super::columns::Columns;
-use super::gemm::{Matrix, gemm};
+use super::gemm::{Matrix, gemm, gemm_scaled};
 
 /// Columns a task of [`grad_bias`] sums: whole cache lines, and sums that fit in registers.
 const BIAS_BLOCK: usize = 64;
@@ -34,7 +35,95 @@ pub fn forward<F: Real>(rows: usize, x: Columns<'_, F>, w: &[F], bias: Option<&[
     }
 }
 
-/// `dx[:, offset..offset + K] (+)= dy·W` with dy `[rows, N]`; the other columns of dx, whose
+/// Adds `scale·x·Wᵀ` to the columns of y from `y_offset` on; rows of y are `y_row_stride` apart.
+///
+/// # Panics
+/// Where a slice is too short for its shape.
+pub fn forward_add<F: Real>(
+    rows: usize,
+    x: Columns<'_, F>,
+    w: &[F],
+    scale: F,
+    y: &mut [F],
+    (y_row_stride, y_offset): (usize, usize),
+) {
+    x.check("x", rows);
+    let (k, n) = (x.width, w.len() / x.width.max(1));
+    assert!(y_offset + n <= y_row_stride, "y reaches past its rows");
+    let weight = Matrix::row_major(w, k).transposed();
+    if rows > 0 {
+        let (x, y) = (x.matrix_at(0, 0), &mut y[y_offset..]);
+        let mode = Accumulate::Add;
+        gemm_scaled(rows, n, k, scale, x, weight, y, y_row_stride, mode);
+    }
+}
+
+/// The columns of x after dropout, side by side: `out [rows, x.width]`.
+///
+/// # Panics
+/// Where a slice is too short for its shape.
+pub fn drop_columns<F: Real>(rows: usize, x: Columns<'_, F>, dropout: Dropout, out: &mut [F]) {
+    x.check("x", rows);
+    for_rows(rows, x.width, out, |row, out| {
+        let source = &x.data[row * x.row_stride + x.offset..][..x.width];
+        let base = dropout.row(row);
+        for (column, (out, &x)) in out.iter_mut().zip(source).enumerate() {
+            *out = x * dropout.factor(base, column);
+        }
+    });
+}
+
+/// Multiplies `x [rows, width]` by the factors of dropout, where it lies: the gradient of what
+/// was dropped.
+pub fn drop_in_place<F: Real>(rows: usize, width: usize, dropout: Dropout, x: &mut [F]) {
+    for_rows(rows, width, x, |row, x| {
+        let base = dropout.row(row);
+        for (column, x) in x.iter_mut().enumerate() {
+            *x = *x * dropout.factor(base, column);
+        }
+    });
+}
+
+/// Adds `x [rows, width]`, where dropout has kept it, to columns of dx from `offset` on.
+pub fn add_dropped<F: Real>(
+    rows: usize,
+    width: usize,
+    dropout: Dropout,
+    x: &[F],
+    dx: &mut [F],
+    (dx_row_stride, offset): (usize, usize),
+) {
+    for_rows(rows, dx_row_stride, dx, |row, dx| {
+        let base = dropout.row(row);
+        let source = &x[row * width..][..width];
+        for (column, (dx, &x)) in dx[offset..].iter_mut().zip(source).enumerate() {
+            *dx += x * dropout.factor(base, column);
+        }
+    });
+}
+
+/// Calls `work` with each row of `out [rows, width]`, on all cores.
+fn for_rows<F: Real>(
+    rows: usize,
+    width: usize,
+    out: &mut [F],
+    work: impl Fn(usize, &mut [F]) + Sync,
+) {
+    const ROWS: usize = 16;
+    assert!(
+        out.len() >= rows * width,
+        "shorter than {rows} rows of {width}"
+    );
+    let out = Shared::new(out);
+    parallel::for_each(rows.div_ceil(ROWS), |task| {
+        for row in task * ROWS..rows.min((task + 1) * ROWS) {
+            // SAFETY: each task has its own rows.
+            work(row, unsafe { out.part(row * width, width) });
+        }
+    });
+}
+
+/// `dx[:, offset..offset + K] (+)= scale·dy·W` with dy `[rows, N]`; the other columns of dx, whose
 /// rows are `dx_row_stride` apart, keep their values.
 ///
 /// # Panics
@@ -46,50 +135,58 @@ pub fn forward<F: Real>(rows: usize, x: Columns<'_, F>, w: &[F], bias: Option<&[
 pub fn grad_input<F: Real>(
     rows: usize,
     width: usize,
-    dy: &[F],
+    dy: Columns<'_, F>,
     w: &[F],
+    scale: F,
     dx: &mut [F],
-    dx_row_stride: usize,
-    dx_offset: usize,
+    (dx_row_stride, dx_offset): (usize, usize),
     mode: Accumulate,
 ) {
+    dy.check("dy", rows);
     assert!(
         dx_offset + width <= dx_row_stride,
         "dx reaches past its rows"
     );
-    let n = w.len() / width.max(1);
-    let (dy, w) = (Matrix::row_major(dy, n), Matrix::row_major(w, width));
+    let w = Matrix::row_major(w, width);
     if rows > 0 {
-        let dx = &mut dx[dx_offset..];
-        gemm(rows, width, n, dy, w, dx, dx_row_stride, mode, None);
+        let (dx, n) = (&mut dx[dx_offset..], dy.width);
+        let dy = dy.matrix_at(0, 0);
+        gemm_scaled(rows, width, n, scale, dy, w, dx, dx_row_stride, mode);
     }
 }
 
-/// `dW [N, K] (+)= dyᵀ·x` with dy `[rows, N]`.
+/// `dW [N, K] (+)= scale·dyᵀ·x` with dy `[rows, N]`.
 ///
 /// # Panics
 /// Where a slice is too short for its shape.
 pub fn grad_weight<F: Real>(
     rows: usize,
-    dy: &[F],
+    dy: Columns<'_, F>,
     x: Columns<'_, F>,
+    scale: F,
     dw: &mut [F],
     mode: Accumulate,
 ) {
     x.check("x", rows);
-    let (k, n) = (x.width, dw.len() / x.width.max(1));
-    let dy = Matrix::row_major(dy, n).transposed();
-    let x = Matrix::row_major(x.data.get(x.offset..).unwrap_or(&[]), x.row_stride);
-    gemm(n, k, rows, dy, x, dw, k, mode, None);
+    dy.check("dy", rows);
+    let (k, n) = (x.width, dy.width);
+    let (dy, x) = (matrix(dy).transposed(), matrix(x));
+    gemm_scaled(n, k, rows, scale, dy, x, dw, k, mode);
+}
+
+/// The columns as a matrix, of no elements where there are no rows.
+fn matrix<'a, F>(of: Columns<'a, F>) -> Matrix<'a, F> {
+    Matrix::row_major(of.data.get(of.offset..).unwrap_or(&[]), of.row_stride)
 }
 
 /// `db [N] (+)= Σ_rows dy [rows, N]`, summed in the order of the rows.
 ///
 /// # Panics
 /// Where dy is not `[rows, N]`.
-pub fn grad_bias<F: Real>(rows: usize, dy: &[F], db: &mut [F], mode: Accumulate) {
+pub fn grad_bias<F: Real>(rows: usize, dy: Columns<'_, F>, db: &mut [F], mode: Accumulate) {
+    dy.check("dy", rows);
     let n = db.len();
-    assert!(dy.len() >= rows * n, "dy is shorter than [{rows}, {n}]");
+    assert!(dy.width >= n, "dy has fewer columns than the bias");
     let db = Shared::new(db);
     parallel::for_each(n.div_ceil(BIAS_BLOCK), |block| {
         let start = block * BIAS_BLOCK;
@@ -97,7 +194,8 @@ pub fn grad_bias<F: Real>(rows: usize, dy: &[F], db: &mut [F], mode: Accumulate)
         // SAFETY: each task has its own columns.
         let out = unsafe { db.part(start, width) };
         let mut sums = [F::ZERO; BIAS_BLOCK];
-        sum_rows(&dy[..rows * n], n, start, width, &mut sums);
+        let data = &dy.data[..rows * dy.row_stride];
+        sum_rows(data, dy.row_stride, dy.offset + start, width, &mut sums);
         for (out, &sum) in out.iter_mut().zip(&sums) {
             *out = match mode {
                 Accumulate::Overwrite => sum,
@@ -221,7 +319,8 @@ mod tests {
                 let change = |after: &[f64]| after.iter().map(|x| x - before).collect::<Vec<_>>();
 
                 let mut dx = vec![3.0; x.len()];
-                grad_input(rows, k, dy, w, &mut dx, stride, offset, mode);
+                let dy_columns = Columns::whole(dy, n);
+                grad_input(rows, k, dy_columns, w, 1.0, &mut dx, (stride, offset), mode);
                 for (place, dx) in dx.iter_mut().enumerate() {
                     if !(offset..offset + k).contains(&(place % stride)) {
                         assert_eq!(*dx, 3.0, "a column outside the block was written");
@@ -231,11 +330,11 @@ mod tests {
                 assert_gradient("x", x, &change(&dx), |x| layer.loss(x, w, bias));
 
                 let mut dw = vec![3.0; w.len()];
-                grad_weight(rows, dy, layer.columns(x), &mut dw, mode);
+                grad_weight(rows, dy_columns, layer.columns(x), 1.0, &mut dw, mode);
                 assert_gradient("w", w, &change(&dw), |w| layer.loss(x, w, bias));
 
                 let mut db = vec![3.0; n];
-                grad_bias(rows, dy, &mut db, mode);
+                grad_bias(rows, dy_columns, &mut db, mode);
                 assert_gradient("bias", bias, &change(&db), |b| layer.loss(x, w, b));
             }
         }
@@ -248,14 +347,16 @@ mod tests {
         let run = |threads| {
             with_threads(threads, || {
                 let (mut dw, mut db) = (vec![0.0; n * k], vec![0.0; n]);
+                let dy = Columns::whole(&dy, n);
                 grad_weight(
                     rows,
-                    &dy,
+                    dy,
                     Columns::whole(&x, k),
+                    1.0,
                     &mut dw,
                     Accumulate::Overwrite,
                 );
-                grad_bias(rows, &dy, &mut db, Accumulate::Overwrite);
+                grad_bias(rows, dy, &mut db, Accumulate::Overwrite);
                 (dw, db)
             })
         };

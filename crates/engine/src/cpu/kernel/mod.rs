@@ -12,6 +12,7 @@ mod check;
 pub mod columns;
 pub mod convolution;
 pub mod cross_entropy;
+pub mod dequantise;
 pub mod eight_bit;
 pub mod embedding;
 pub mod gated;

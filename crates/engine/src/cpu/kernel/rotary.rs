@@ -1,9 +1,9 @@
 //! Rotary position embedding: of each head, the columns i and i + head_dim/2 at position t turn
-//! by t·base^(−2i/head_dim).
+//! by t·frequency[i].
 //!
 //! Angles and their sines are computed in double precision whatever the element type: in single
-//! precision an angle of 10⁵ would be off by a hundredth. A position's sines serve every head of
-//! every sequence.
+//! precision an angle of 10⁵ would be off by a hundredth. A position's sines serve every head,
+//! and every sequence where all have the same positions.
 
 use crate::cpu::parallel::{self, Shared};
 use crate::cpu::real::Real;
@@ -11,75 +11,93 @@ use crate::cpu::simd::simd;
 
 use super::scratch::{self, Owner};
 
-/// Positions of one task: a frequency, which takes a power, serves them all.
+/// Positions of one task.
 const POSITIONS: usize = 8;
 
 /// What a task needs in single precision with heads of 128 columns.
 pub(super) const SCRATCH_BYTES: usize = POSITIONS * 128 * size_of::<f32>();
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RotaryShape {
+pub struct RotaryShape<'a> {
     pub batch: usize,
     pub seq: usize,
-    pub heads: usize,
-    /// Even.
-    pub head_dim: usize,
-    pub base: f64,
-    /// Turns the other way, which undoes the rotation and is its gradient.
+    /// Columns of a row, and how many of them turn: a whole number of heads.
+    pub width: usize,
+    pub columns: usize,
+    /// What each pair of a head turns by from one position to the next.
+    pub frequencies: &'a [f64],
+    /// Of what has turned.
+    pub scale: f64,
+    /// Turns the other way, which undoes the rotation and, but for the scale, is its gradient.
     pub inverse: bool,
 }
 
-/// Turns `x [batch, seq, heads·head_dim]` into `y`; without `x`, what `y` holds.
+impl RotaryShape<'_> {
+    fn head_dim(&self) -> usize {
+        2 * self.frequencies.len()
+    }
+}
+
+/// Turns `x [batch, seq, width]` into `y`; without `x`, what `y` holds. Positions are those given
+/// (`[batch, seq]`), or count from zero in each sequence.
 ///
 /// # Panics
 /// Where a buffer does not fit the shape.
-pub fn rotate<F: Real>(shape: &RotaryShape, x: Option<&[F]>, y: &mut [F]) {
+pub fn rotate<F: Real>(
+    shape: &RotaryShape<'_>,
+    positions: Option<&[i32]>,
+    x: Option<&[F]>,
+    y: &mut [F],
+) {
     let &RotaryShape {
-        batch,
-        seq,
-        heads,
-        head_dim,
-        ..
+        batch, seq, width, ..
     } = shape;
-    assert!(head_dim.is_multiple_of(2), "{head_dim} columns do not pair");
-    let width = heads * head_dim;
+    let head_dim = shape.head_dim();
+    assert!(shape.columns <= width && shape.columns.is_multiple_of(head_dim));
     assert_eq!(y.len(), batch * seq * width, "y");
     if let Some(x) = x {
         assert_eq!(x.len(), y.len(), "x");
     }
+    if let Some(positions) = positions {
+        assert_eq!(positions.len(), batch * seq, "positions");
+    }
     let y = Shared::new(y);
     parallel::for_each(seq.div_ceil(POSITIONS), |task| {
         let first = task * POSITIONS;
-        let positions = first..seq.min(first + POSITIONS);
+        let own = first..seq.min(first + POSITIONS);
         scratch::with(Owner::Rotary, POSITIONS * head_dim, |table: &mut [F]| {
-            fill(shape, positions.clone(), table);
-            for (t, turn) in positions.zip(table.chunks_exact(head_dim)) {
-                let (cosines, sines) = turn.split_at(head_dim / 2);
-                for b in 0..batch {
+            if positions.is_none() {
+                for (t, turn) in own.clone().zip(table.chunks_exact_mut(head_dim)) {
+                    fill(shape, t as f64, turn);
+                }
+            }
+            for b in 0..batch {
+                for (t, turn) in own.clone().zip(table.chunks_exact_mut(head_dim)) {
+                    if let Some(positions) = positions {
+                        fill(shape, f64::from(positions[b * seq + t]), turn);
+                    }
                     let start = (b * seq + t) * width;
                     // SAFETY: each task has its own positions.
                     let row = unsafe { y.part(start, width) };
                     if let Some(x) = x {
                         row.copy_from_slice(&x[start..start + width]);
                     }
-                    turn_row(cosines, sines, row);
+                    let (cosines, sines) = turn.split_at(head_dim / 2);
+                    turn_row(cosines, sines, &mut row[..shape.columns]);
                 }
             }
         });
     });
 }
 
-/// For each position, head_dim/2 cosines, then as many sines.
-fn fill<F: Real>(shape: &RotaryShape, positions: std::ops::Range<usize>, table: &mut [F]) {
-    let half = shape.head_dim / 2;
+/// A position's cosines, then as many sines.
+fn fill<F: Real>(shape: &RotaryShape<'_>, position: f64, turn: &mut [F]) {
+    let half = shape.frequencies.len();
     let sign = if shape.inverse { -1.0 } else { 1.0 };
-    for i in 0..half {
-        let frequency = shape.base.powf(-(i as f64) / half as f64);
-        for (t, turn) in positions.clone().zip(table.chunks_exact_mut(2 * half)) {
-            let (sine, cosine) = (t as f64 * frequency).sin_cos();
-            turn[i] = F::from_f64(cosine);
-            turn[half + i] = F::from_f64(sign * sine);
-        }
+    for (i, frequency) in shape.frequencies.iter().enumerate() {
+        let (sine, cosine) = (position * frequency).sin_cos();
+        turn[i] = F::from_f64(shape.scale * cosine);
+        turn[half + i] = F::from_f64(shape.scale * sign * sine);
     }
 }
 
@@ -103,41 +121,49 @@ mod tests {
     use super::*;
     use crate::cpu::kernel::check::*;
 
-    fn shape(batch: usize, seq: usize, heads: usize, head_dim: usize) -> RotaryShape {
+    fn frequencies(head_dim: usize) -> Vec<f64> {
+        let power = |i| 10_000_f64.powf(-2.0 * i as f64 / head_dim as f64);
+        (0..head_dim / 2).map(power).collect()
+    }
+
+    /// Two columns of each row do not turn.
+    fn shape(batch: usize, seq: usize, heads: usize, frequencies: &[f64]) -> RotaryShape<'_> {
+        let columns = heads * 2 * frequencies.len();
         RotaryShape {
             batch,
             seq,
-            heads,
-            head_dim,
-            base: 10_000.0,
+            width: columns + 2,
+            columns,
+            frequencies,
+            scale: 1.5,
             inverse: false,
         }
     }
 
-    fn len(shape: &RotaryShape) -> usize {
-        shape.batch * shape.seq * shape.heads * shape.head_dim
+    fn len(shape: &RotaryShape<'_>) -> usize {
+        shape.batch * shape.seq * shape.width
     }
 
     /// Complex multiplication by powers of `e^{iθ}`, no angle beyond θ ever formed.
-    fn naive(shape: &RotaryShape, x: &[f64]) -> Vec<f64> {
-        let (half, width) = (shape.head_dim / 2, shape.heads * shape.head_dim);
+    fn naive(shape: &RotaryShape<'_>, positions: Option<&[i32]>, x: &[f64]) -> Vec<f64> {
+        let half = shape.frequencies.len();
         let mut y = x.to_vec();
-        for b in 0..shape.batch {
-            for i in 0..half {
-                let theta = 1.0 / shape.base.powf(2.0 * i as f64 / shape.head_dim as f64);
-                let step = (theta.cos(), theta.sin());
-                let mut turn = (1.0, 0.0);
-                for t in 0..shape.seq {
-                    for h in 0..shape.heads {
-                        let at = (b * shape.seq + t) * width + h * shape.head_dim + i;
-                        let (re, im) = (x[at], x[at + half]);
-                        y[at] = re * turn.0 - im * turn.1;
-                        y[at + half] = re * turn.1 + im * turn.0;
-                    }
+        for row in 0..shape.batch * shape.seq {
+            let position = positions.map_or((row % shape.seq) as i32, |p| p[row]);
+            for (i, theta) in shape.frequencies.iter().enumerate() {
+                let mut turn = (shape.scale, 0.0);
+                for _ in 0..position {
+                    let (re, im) = turn;
                     turn = (
-                        turn.0 * step.0 - turn.1 * step.1,
-                        turn.0 * step.1 + turn.1 * step.0,
+                        re * theta.cos() - im * theta.sin(),
+                        re * theta.sin() + im * theta.cos(),
                     );
+                }
+                for head in 0..shape.columns / (2 * half) {
+                    let at = row * shape.width + head * 2 * half + i;
+                    let (re, im) = (x[at], x[at + half]);
+                    y[at] = re * turn.0 - im * turn.1;
+                    y[at + half] = re * turn.1 + im * turn.0;
                 }
             }
         }
@@ -146,64 +172,85 @@ mod tests {
 
     #[test]
     fn rotates_as_complex_numbers_do_in_place_or_not() {
-        for shape in [
-            shape(1, 1, 1, 2),
-            shape(2, 7, 3, 6),
-            shape(3, 37, 1, 20),
-            shape(1, 130, 2, 64),
-        ] {
+        for (batch, seq, heads, head_dim) in [(1, 1, 1, 2), (2, 7, 3, 6), (3, 37, 1, 20)] {
+            let frequencies = frequencies(head_dim);
+            let shape = shape(batch, seq, heads, &frequencies);
             let x = random(len(&shape), 1);
-            let expected = naive(&shape, &x);
-            let mut y = vec![7.0; x.len()];
-            rotate(&shape, Some(&x), &mut y);
-            assert_close("y", &y, &expected, 1e-12);
-            let mut in_place = x.clone();
-            rotate(&shape, None, &mut in_place);
-            assert_eq!(in_place, y);
-            let mut y = single(&x);
-            rotate(&shape, None, &mut y);
-            assert_single_close("y in f32", &y, &expected, 2e-7);
+            let count = batch * seq;
+            let given: Vec<i32> = (0..count).map(|row| (row * 5 % 11) as i32).collect();
+            for positions in [None, Some(&given[..])] {
+                let expected = naive(&shape, positions, &x);
+                let mut y = vec![7.0; x.len()];
+                rotate(&shape, positions, Some(&x), &mut y);
+                assert_close("y", &y, &expected, 1e-12);
+                let mut in_place = x.clone();
+                rotate(&shape, positions, None, &mut in_place);
+                assert_eq!(in_place, y);
+                let mut y = single(&x);
+                rotate(&shape, positions, None, &mut y);
+                assert_single_close("y in f32", &y, &expected, 2e-7);
+            }
         }
     }
 
     #[test]
     fn single_precision_is_exact_at_large_positions() {
-        let shape = shape(1, 100_000, 1, 8);
+        let frequencies = frequencies(8);
+        let shape = shape(1, 1, 1, &frequencies);
         let x = random(len(&shape), 2);
         let mut y = single(&x);
-        rotate(&shape, None, &mut y);
-        assert_single_close("y", &y, &naive(&shape, &x), 2e-7);
+        rotate(&shape, Some(&[99_999]), None, &mut y);
+        let expected = naive(&shape, Some(&[99_999]), &x);
+        assert_single_close("y", &y, &expected, 2e-7);
     }
 
     #[test]
     fn the_inverse_undoes_it_and_is_its_gradient() {
-        let shape = shape(2, 7, 2, 6);
+        let frequencies = frequencies(6);
+        let shape = shape(2, 7, 2, &frequencies);
         let inverse = RotaryShape {
             inverse: true,
             ..shape
         };
         let (x, dy) = (random(len(&shape), 1), random(len(&shape), 2));
         let mut back = x.clone();
-        rotate(&shape, None, &mut back);
-        rotate(&inverse, None, &mut back);
+        rotate(
+            &RotaryShape {
+                scale: 1.0,
+                ..shape
+            },
+            None,
+            None,
+            &mut back,
+        );
+        rotate(
+            &RotaryShape {
+                scale: 1.0,
+                ..inverse
+            },
+            None,
+            None,
+            &mut back,
+        );
         assert_close("x", &back, &x, 1e-14);
         let mut dx = vec![0.0; dy.len()];
-        rotate(&inverse, Some(&dy), &mut dx);
+        rotate(&inverse, None, Some(&dy), &mut dx);
         assert_gradient("x", &x, &dx, |x| {
             let mut y = vec![0.0; x.len()];
-            rotate(&shape, Some(x), &mut y);
+            rotate(&shape, None, Some(x), &mut y);
             inner_product(&y, &dy)
         });
     }
 
     #[test]
     fn threads_do_not_change_a_bit() {
-        let shape = shape(2, 77, 2, 32);
+        let frequencies = frequencies(32);
+        let shape = shape(2, 77, 2, &frequencies);
         let x = single(&random(len(&shape), 3));
         let run = |threads| {
             with_threads(threads, || {
                 let mut y = vec![0.0; x.len()];
-                rotate(&shape, Some(&x), &mut y);
+                rotate(&shape, None, Some(&x), &mut y);
                 y
             })
         };

@@ -44,6 +44,7 @@ pub fn cross_entropy(x: &mut Lowering<'_>, op: &CrossEntropy) {
             a,
             b,
             c,
+            scale: 1.0,
             accumulate: false,
             bias: None,
             workspace,
@@ -77,6 +78,7 @@ pub fn cross_entropy(x: &mut Lowering<'_>, op: &CrossEntropy) {
         if op.weight {
             let dw = matrix(x.output(2), x.output_type(2), 0);
             x.product(Product {
+                scale: 1.0,
                 accumulate: weight_adds,
                 ..product(vocabulary, width, chunk, [transposed(z), hidden, dw])
             });

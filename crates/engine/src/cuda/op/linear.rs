@@ -3,8 +3,8 @@
 #[cfg(test)]
 mod tests;
 
-use cinch_graph::TensorType;
-use cinch_graph::op::{CUDA_GEMM_WORKSPACE, Linear, LinearGradInput, LinearGradWeight};
+use cinch_graph::op::{CUDA_GEMM_WORKSPACE, Linear, LinearAdd, LinearGradInput, LinearGradWeight};
+use cinch_graph::{Dropout, TensorType};
 
 use crate::cuda::command::{Argument, Kernel, LaunchShape, MatrixAt, Product};
 use crate::cuda::lowering::Lowering;
@@ -32,7 +32,17 @@ pub(super) fn transposed(matrix: MatrixAt) -> MatrixAt {
 /// `y = x·Wᵀ + bias`
 pub fn linear(x: &mut Lowering<'_>, op: &Linear) {
     let (source, weight, y) = (x.input_type(0), x.input_type(1), x.output_type(0));
-    let (workspace, _) = x.workspace();
+    let (mut workspace, _) = x.workspace();
+    let mut a = matrix(x.input(0), source, op.first_column);
+    if let Some(dropout) = op.dropout {
+        let random = x.node.inputs.len() - 1;
+        let shape = source.shape.with_width(weight.width());
+        let out = matrix(workspace, TensorType { shape, ..source }, 0);
+        let size = (source.rows(), weight.width());
+        drop_rows(x, (dropout, random), size, a, out, false);
+        a = out;
+        workspace += op.dropped_bytes(&source, &weight);
+    }
     // The library adds a bias of the type of y only.
     let bias_bytes = op.cuda_bias_bytes(&y);
     let bias = op.bias.then(|| {
@@ -52,9 +62,10 @@ pub fn linear(x: &mut Lowering<'_>, op: &Linear) {
         m: source.rows(),
         n: y.width(),
         k: weight.width(),
-        a: matrix(x.input(0), source, op.first_column),
+        a,
         b: transposed(matrix(x.input(1), weight, 0)),
         c: matrix(x.output(0), y, 0),
+        scale: 1.0,
         accumulate: false,
         bias,
         workspace: workspace + bias_bytes,
@@ -63,7 +74,66 @@ pub fn linear(x: &mut Lowering<'_>, op: &Linear) {
     x.product(product);
 }
 
-/// `dx (+)= dy·W` in some columns of dx.
+/// Rows of a matrix after dropout, written to another one or added to it.
+fn drop_rows(
+    x: &mut Lowering<'_>,
+    (dropout, random): (Dropout, usize),
+    (rows, width): (usize, usize),
+    from: MatrixAt,
+    to: MatrixAt,
+    adds: bool,
+) {
+    const THREADS: usize = 256;
+    let size = to.dtype.size();
+    let each = 16 / size as usize;
+    let whole = |matrix: &MatrixAt| {
+        matrix.address.is_multiple_of(16) && matrix.row_stride.is_multiple_of(each)
+    };
+    let vector = whole(&from) && whole(&to) && width.is_multiple_of(each);
+    let pieces = width.div_ceil(if vector { each } else { 1 });
+    let shape = LaunchShape {
+        grid: [rows.max(1) as u32, pieces.div_ceil(4 * THREADS) as u32, 1],
+        block: [THREADS as u32, 1, 1],
+        shared_bytes: 0,
+    };
+    let mut arguments = vec![
+        Argument::Address(from.address),
+        Argument::Address(to.address),
+        Argument::U32(width as u32),
+        Argument::U32(from.row_stride as u32),
+        Argument::U32(to.row_stride as u32),
+        Argument::U32(u32::from(adds)),
+        Argument::U32(u32::from(vector)),
+    ];
+    arguments.extend(x.dropout_arguments(Some(dropout), Some(random)));
+    let kernel = Kernel {
+        file: "dropout",
+        function: "drop_rows",
+    };
+    x.launch(kernel, shape, arguments);
+}
+
+/// `y[:, columns] += scale·x·Wᵀ`
+pub fn linear_add(x: &mut Lowering<'_>, op: &LinearAdd) {
+    let (y, source, weight) = (x.input_type(0), x.input_type(1), x.input_type(2));
+    x.copy(x.input(0), x.output(0), y.bytes());
+    let product = Product {
+        m: source.rows(),
+        n: weight.rows(),
+        k: weight.width(),
+        a: matrix(x.input(1), source, op.first_column),
+        b: transposed(matrix(x.input(2), weight, 0)),
+        c: matrix(x.output(0), y, op.y_column),
+        scale: op.scale as f32,
+        accumulate: true,
+        bias: None,
+        workspace: x.workspace().0,
+        workspace_bytes: CUDA_GEMM_WORKSPACE,
+    };
+    x.product(product);
+}
+
+/// `dx (+)= scale·dy·W` in some columns of dx.
 pub fn linear_grad_input(x: &mut Lowering<'_>, op: &LinearGradInput) {
     let (dy, weight, dx) = (x.input_type(0), x.input_type(1), x.output_type(0));
     let to = x.output(0);
@@ -72,34 +142,59 @@ pub fn linear_grad_input(x: &mut Lowering<'_>, op: &LinearGradInput) {
     } else if weight.width() < op.width {
         x.clear(to, dx.bytes());
     }
+    let place = matrix(to, dx, op.first_column);
+    let (workspace, _) = x.workspace();
+    let apart_bytes = op.dropped_bytes(&dy, &weight);
+    let c = if apart_bytes > 0 {
+        let shape = dx.shape.with_width(weight.width());
+        matrix(workspace, TensorType { shape, ..dx }, 0)
+    } else {
+        place
+    };
     let product = Product {
         m: dy.rows(),
         n: weight.width(),
-        k: dy.width(),
-        a: matrix(x.input(0), dy, 0),
+        k: weight.rows(),
+        a: matrix(x.input(0), dy, op.dy_column),
         b: matrix(x.input(1), weight, 0),
-        c: matrix(to, dx, op.first_column),
-        accumulate: op.accumulate,
+        c,
+        scale: op.scale as f32,
+        accumulate: op.accumulate && apart_bytes == 0,
         bias: None,
-        workspace: x.workspace().0,
+        workspace: workspace + apart_bytes,
         workspace_bytes: CUDA_GEMM_WORKSPACE,
     };
     x.product(product);
+    if let Some(dropout) = op.dropout {
+        let random = x.node.inputs.len() - 1;
+        let size = (dy.rows(), weight.width());
+        drop_rows(x, (dropout, random), size, c, place, apart_bytes > 0);
+    }
 }
 
-/// `dW (+)= dyᵀ·x`, `db (+)= Σ_rows dy`
+/// `dW (+)= scale·dyᵀ·x`, `db (+)= Σ_rows dy`
 pub fn linear_grad_weight(x: &mut Lowering<'_>, op: &LinearGradWeight) {
     let (dy, source, dw) = (x.input_type(0), x.input_type(1), x.output_type(0));
+    let (mut workspace, _) = x.workspace();
+    let mut b = matrix(x.input(1), source, op.first_column);
+    if let Some(dropout) = op.dropout {
+        let shape = source.shape.with_width(op.inputs);
+        let out = matrix(workspace, TensorType { shape, ..source }, 0);
+        drop_rows(x, (dropout, 2), (source.rows(), op.inputs), b, out, false);
+        b = out;
+        workspace += op.dropped_bytes(&source);
+    }
     let product = Product {
-        m: dy.width(),
+        m: op.outputs,
         n: op.inputs,
         k: dy.rows(),
-        a: transposed(matrix(x.input(0), dy, 0)),
-        b: matrix(x.input(1), source, op.first_column),
+        a: transposed(matrix(x.input(0), dy, op.dy_column)),
+        b,
         c: matrix(x.output(0), dw, 0),
+        scale: op.scale as f32,
         accumulate: x.adds(0),
         bias: None,
-        workspace: x.workspace().0,
+        workspace,
         workspace_bytes: CUDA_GEMM_WORKSPACE,
     };
     x.product(product);

@@ -31,6 +31,7 @@ pub fn logits(x: &mut Lowering<'_>, _op: &Logits) {
         a: matrix(gathered, TensorType::new([batch, width], h.dtype), 0),
         b: transposed(matrix(x.input(1), w, 0)),
         c: matrix(x.output(0), out, 0),
+        scale: 1.0,
         accumulate: false,
         bias: None,
         workspace: gathered + Logits::cuda_gathered_bytes(&h),

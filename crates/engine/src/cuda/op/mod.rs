@@ -4,6 +4,7 @@ mod activation;
 mod attention;
 mod convolution;
 mod cross_entropy;
+mod dequantise;
 mod embedding;
 mod gated;
 mod linear;
@@ -38,6 +39,7 @@ pub fn lower(mut x: Lowering<'_>) -> Vec<Command> {
         Op::NormApply(op) => norm::norm_apply(&mut x, op),
         Op::NormBackward(op) => norm::norm_backward(&mut x, op),
         Op::Linear(op) => linear::linear(&mut x, op),
+        Op::LinearAdd(op) => linear::linear_add(&mut x, op),
         Op::LinearGradInput(op) => linear::linear_grad_input(&mut x, op),
         Op::LinearGradWeight(op) => linear::linear_grad_weight(&mut x, op),
         Op::Activation(op) => activation::activation(&mut x, op),
@@ -46,6 +48,8 @@ pub fn lower(mut x: Lowering<'_>) -> Vec<Command> {
         Op::GatedBackward(op) => gated::gated_backward(&mut x, op),
         Op::Add(op) => activation::add(&mut x, op),
         Op::Rotary(op) => rotary::rotary(&mut x, op),
+        Op::View(_) => view(&mut x),
+        Op::Dequantise(op) => dequantise::dequantise(&mut x, op),
         Op::Attention(op) => attention::attention(&mut x, op),
         Op::AttentionBackward(op) => attention::attention_backward(&mut x, op),
         Op::Convolution(op) => convolution::convolution(&mut x, op),
@@ -62,6 +66,11 @@ pub fn lower(mut x: Lowering<'_>) -> Vec<Command> {
         },
     }
     x.finish()
+}
+
+/// The same bytes: a copy only where the input is read later.
+fn view(x: &mut Lowering<'_>) {
+    x.copy(x.input(0), x.output(0), x.output_type(0).bytes());
 }
 
 /// Commands that belong together, and what they are called in traces and errors.

@@ -1,5 +1,7 @@
 //! Rotary position embedding: one launch, a block for each position.
 
+use std::f64::consts::TAU;
+
 use cinch_graph::op;
 
 use crate::cuda::command::{Argument, Kernel, LaunchShape};
@@ -13,17 +15,22 @@ const BLOCKS: usize = 8 * MULTIPROCESSORS;
 
 pub fn rotary(x: &mut Lowering<'_>, op: &op::Rotary) {
     let ty = x.input_type(0);
-    let (batch, seq) = (ty.shape.dims()[0], ty.shape.dims()[1]);
-    let (heads, half) = (ty.width() / op.head_dim, op.head_dim / 2);
+    let dims = ty.shape.dims();
+    // Where every row has a position of its own, all rows are one sequence.
+    let (batch, seq) = if op.positions {
+        (1, dims[0] * dims[1])
+    } else {
+        (dims[0], dims[1])
+    };
+    let (heads, half) = (op.columns / op.head_dim(), op.frequencies.len());
     let per_vector = 16 / ty.dtype.size() as usize;
-    let vector = half.is_multiple_of(per_vector);
+    let vector = half.is_multiple_of(per_vector) && ty.width().is_multiple_of(per_vector);
     // Short sequences leave room for several blocks to a position, each with part of the batch.
     let pieces = batch * heads * half / if vector { per_vector } else { 1 };
     let parts = BLOCKS
         .div_ceil(seq.max(1))
         .min(pieces.div_ceil(THREADS))
         .max(1);
-    let rate = op.base.log2() / half as f64;
     let kernel = Kernel {
         file: "rotary",
         function: "rotary",
@@ -31,20 +38,42 @@ pub fn rotary(x: &mut Lowering<'_>, op: &op::Rotary) {
     let shape = LaunchShape {
         grid: [seq.max(1) as u32, parts as u32, 1],
         block: [THREADS as u32, 1, 1],
-        shared_bytes: (op.head_dim * size_of::<f32>()) as u32,
+        shared_bytes: (op.head_dim() * size_of::<f32>()) as u32,
+    };
+    // Columns that do not turn are copied with the rest, which then turns where it lies.
+    let source = if op.columns < ty.width() {
+        x.copy(x.input(0), x.output(0), ty.bytes());
+        x.output_argument(0)
+    } else {
+        x.input_argument(0)
     };
     let arguments = vec![
-        x.input_argument(0),
+        source,
         x.output_argument(0),
-        Argument::U64(rate.to_bits()),
+        x.optional_input(op.positions.then_some(1)),
         Argument::I32(batch as i32),
         Argument::I32(seq as i32),
         Argument::I32(heads as i32),
-        Argument::I32(op.head_dim as i32),
+        Argument::I32(op.head_dim() as i32),
+        Argument::U32(ty.width() as u32),
+        Argument::F32(op.scale as f32),
         Argument::F32(if op.inverse { -1.0 } else { 1.0 }),
         Argument::I32(i32::from(vector)),
     ];
-    x.launch(kernel, shape, arguments);
+    x.launch_table(kernel, shape, table(&op.frequencies), arguments);
+}
+
+/// The kernel's table: frequencies in turns, as the sum of two floats each.
+fn table(frequencies: &[f64]) -> Box<[u32]> {
+    let most = op::Rotary::MOST_PAIRS;
+    let mut table = vec![0; 2 * most].into_boxed_slice();
+    for (i, frequency) in frequencies.iter().enumerate() {
+        let turns = frequency / TAU;
+        let high = turns as f32;
+        table[i] = high.to_bits();
+        table[most + i] = ((turns - f64::from(high)) as f32).to_bits();
+    }
+    table
 }
 
 #[cfg(test)]
@@ -60,22 +89,28 @@ mod tests {
         seq: usize,
         heads: usize,
         head_dim: usize,
-    ) -> (LaunchShape, Vec<Argument>) {
+    ) -> (LaunchShape, Box<[u32]>, Vec<Argument>) {
         let mut graph = Graph::new(DType::Bf16);
         let x = graph.batch("x", [batch, seq, heads * head_dim], DType::Bf16);
-        graph.rotary("rotary", x, head_dim, 10_000.0).unwrap();
+        let frequencies = op::Rotary::frequencies(10_000.0, head_dim);
+        graph.rotary("rotary", x, &frequencies, None).unwrap();
         let plan = Plan::new(&graph, Options::new(Target::Cuda));
         let mut x = Lowering::new(&graph, &plan, 0, true);
         let op = op::Rotary {
-            base: 10_000.0,
-            head_dim,
+            frequencies,
+            columns: heads * head_dim,
+            scale: 1.0,
+            positions: false,
             inverse: true,
         };
         rotary(&mut x, &op);
         match x.finish().pop().unwrap() {
-            Command::Launch {
-                shape, arguments, ..
-            } => (shape, arguments),
+            Command::LaunchTable {
+                shape,
+                table,
+                arguments,
+                ..
+            } => (shape, table, arguments),
             other => panic!("{other:?}"),
         }
     }
@@ -93,20 +128,19 @@ mod tests {
     #[test]
     fn vectors_need_halves_that_they_divide() {
         for (head_dim, vector) in [(64, 1), (16, 1), (24, 0), (6, 0)] {
-            let (shape, arguments) = lower(1, 3, 2, head_dim);
-            assert_eq!(arguments[8], Argument::I32(vector), "{head_dim}");
+            let (shape, _, arguments) = lower(1, 3, 2, head_dim);
+            assert_eq!(arguments[10], Argument::I32(vector), "{head_dim}");
             assert_eq!(shape.shared_bytes as usize, head_dim * 4);
-            assert_eq!(arguments[7], Argument::F32(-1.0));
+            assert_eq!(arguments[9], Argument::F32(-1.0));
         }
     }
 
     #[test]
-    fn the_last_frequency_is_one_step_above_the_inverse_base() {
-        let (_, arguments) = lower(1, 3, 2, 64);
-        let Argument::U64(bits) = arguments[2] else {
-            panic!("{:?}", arguments[2]);
-        };
-        let frequency = (-31.0 * f64::from_bits(bits)).exp2();
-        assert!((frequency - 10_000_f64.powf(-62.0 / 64.0)).abs() < 1e-18);
+    fn the_table_has_the_turns_to_the_last_bit_of_two_floats() {
+        let (_, table, _) = lower(1, 3, 2, 64);
+        let turns = 10_000_f64.powf(-62.0 / 64.0) / TAU;
+        let part = |at: usize| f64::from(f32::from_bits(table[at]));
+        let stored = part(31) + part(op::Rotary::MOST_PAIRS + 31);
+        assert!((stored - turns).abs() < 1e-14 * turns);
     }
 }

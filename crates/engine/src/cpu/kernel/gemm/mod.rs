@@ -98,19 +98,31 @@ pub fn gemm<F: Real>(
     mode: Accumulate,
     bias: Option<&[F]>,
 ) {
-    let Some(product) = Product::new((m, n, k), (a, b), c, c_row_stride, mode, bias) else {
-        return;
-    };
-    if m * n * k.max(1) < SERIAL_WORK {
-        product.run_serial();
-        return;
+    if let Some(product) = Product::new((m, n, k), (a, b), c, c_row_stride, mode, bias) {
+        product.run();
     }
-    let (rows, columns) = product.cut(rayon::current_num_threads());
-    let (down, across) = (m.div_ceil(rows), n.div_ceil(columns));
-    // Neighbours in a column of tiles use the same panels of B.
-    parallel::for_each(down * across, |task| {
-        product.tile((task % down) * rows, (task / down) * columns, rows, columns);
-    });
+}
+
+/// `C[m,n] (+)= scale·A[m,k]·B[k,n]` on all cores. A is scaled as it is packed.
+///
+/// # Panics
+/// Where a matrix does not fit its slice.
+#[expect(clippy::too_many_arguments, reason = "the operands of a product")]
+pub fn gemm_scaled<F: Real>(
+    m: usize,
+    n: usize,
+    k: usize,
+    scale: F,
+    a: Matrix<'_, F>,
+    b: Matrix<'_, F>,
+    c: &mut [F],
+    c_row_stride: usize,
+    mode: Accumulate,
+) {
+    if let Some(product) = Product::new((m, n, k), (a, b), c, c_row_stride, mode, None) {
+        let scale = (scale != F::ONE).then_some(scale);
+        Product { scale, ..product }.run();
+    }
 }
 
 /// [`gemm`] on the calling thread, with the same bits.
@@ -144,6 +156,8 @@ struct Product<'a, F> {
     c: Destination<'a, F>,
     mode: Accumulate,
     bias: Option<&'a [F]>,
+    /// Of A.
+    scale: Option<F>,
     level: Level,
     shape: TileShape,
 }
@@ -178,6 +192,7 @@ impl<'a, F: Real> Product<'a, F> {
             c: Destination::new(c, c_row_stride),
             mode,
             bias,
+            scale: None,
             level,
             shape: TileShape::of::<F>(level),
         })
@@ -207,6 +222,18 @@ impl<'a, F: Real> Product<'a, F> {
                 down *= 2;
             }
         }
+    }
+
+    fn run(&self) {
+        if self.m * self.n * self.k.max(1) < SERIAL_WORK {
+            return self.run_serial();
+        }
+        let (rows, columns) = self.cut(rayon::current_num_threads());
+        let (down, across) = (self.m.div_ceil(rows), self.n.div_ceil(columns));
+        // Neighbours in a column of tiles use the same panels of B.
+        parallel::for_each(down * across, |task| {
+            self.tile((task % down) * rows, (task / down) * columns, rows, columns);
+        });
     }
 
     fn run_serial(&self) {
@@ -269,6 +296,11 @@ impl<'a, F: Real> Product<'a, F> {
                 height,
                 panel,
             );
+            if let Some(scale) = self.scale {
+                for x in panel {
+                    *x = *x * scale;
+                }
+            }
         }
         let first = p0 == 0;
         let add = !first || self.mode == Accumulate::Add;
