@@ -333,8 +333,8 @@ fn add<F: Real + Element>(x: &Operands<'_>) {
     }
 }
 
-/// The shape, and queries, keys and values, whose first source is input `first`; lengths are
-/// counted from input `extras` on.
+/// The shape, and queries, keys and values, whose first source is input `first`; lengths and starts
+/// are counted from input `extras` on.
 fn attention_inputs<'a, F: Element>(
     x: &Operands<'a>,
     op: &op::Attention,
@@ -350,6 +350,7 @@ fn attention_inputs<'a, F: Element>(
         head_dim: op.head_dim,
         causal: op.causal,
         scale: op.scale,
+        window: op.window,
     };
     let [q, k, v] = op.places();
     let (query_width, key_width) = (op.heads * op.head_dim, op.kv_heads * op.head_dim);
@@ -358,6 +359,7 @@ fn attention_inputs<'a, F: Element>(
         k: columns(x, first + k.0, k.1, key_width),
         v: columns(x, first + v.0, v.1, key_width),
         lengths: op.lengths().map(|lengths| x.input(extras + lengths)),
+        starts: op.starts().map(|starts| x.input(extras + starts)),
     };
     (shape, inputs)
 }

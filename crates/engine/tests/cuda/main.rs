@@ -79,6 +79,7 @@ graphs! {
     padded_encoder: "padded encoder",
     adapters: "adapters",
     adapters_without_dropout: "adapters without dropout",
+    packed_decoder: "packed decoder",
     column_blocks: "column blocks",
     scans_of_wide_tensors: "scans of wide tensors",
 }
@@ -161,6 +162,45 @@ transformers! {
         kv_heads: 1,
         head_dim: 128,
         dropout: 0.1,
+        ..PADDED
+    };
+    decoder_head_64_of_777_tokens_in_windows: Transformer {
+        batch: 1,
+        seq: 777,
+        padding: false,
+        window: Some(150),
+        ..PADDED
+    };
+    decoder_head_64_of_400_tokens_packed: Transformer {
+        seq: 400,
+        documents: true,
+        dropout: 0.1,
+        ..PADDED
+    };
+    decoder_head_128_of_500_tokens_packed_in_windows: Transformer {
+        batch: 2,
+        seq: 500,
+        heads: 6,
+        head_dim: 128,
+        padding: false,
+        documents: true,
+        window: Some(70),
+        ..PADDED
+    };
+    decoder_head_32_of_333_tokens_packed_in_windows: Transformer {
+        batch: 3,
+        seq: 333,
+        head_dim: 32,
+        documents: true,
+        window: Some(100),
+        ..PADDED
+    };
+    decoder_head_20_of_130_tokens_packed_in_windows: Transformer {
+        batch: 3,
+        seq: 130,
+        head_dim: 20,
+        documents: true,
+        window: Some(41),
         ..PADDED
     };
     encoder_head_20_of_65_tokens_padded: Transformer {

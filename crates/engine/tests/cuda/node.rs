@@ -10,7 +10,7 @@ use cinch_graph::{
 };
 use cinch_plan::{Options, Placement, Plan};
 
-use crate::numbers::{fill_codes, fill_lengths, fill_positions, random};
+use crate::numbers::{fill_codes, fill_lengths, fill_positions, fill_starts, random};
 use crate::real::{decode, encode, roundoff};
 use crate::shared::OPTIMIZER;
 
@@ -303,6 +303,9 @@ fn fill(side: &Side, host: &mut Executor) {
             Role::Batch if name == "lengths" => {
                 let seq = graph.find("tokens").map_or(1, |id| graph.ty(id).width());
                 fill_lengths(host.arena_mut().write::<i32>(place), seq);
+            }
+            Role::Batch if name == "starts" => {
+                fill_starts(host.arena_mut().write::<i32>(place), tensor.ty.width());
             }
             Role::Batch => {
                 let table = graph.find("embedding.weight");

@@ -19,7 +19,7 @@ const LAYER: (NormKind, f64) = (NormKind::Layer, 1e-5);
 /// A graph in either precision.
 pub type Builder = fn(DType) -> Graph;
 
-pub const ALL: [(&str, Builder); 12] = [
+pub const ALL: [(&str, Builder); 13] = [
     ("mamba", |compute| model(&mamba(0), compute)),
     ("mamba with convolution", |compute| {
         model(&mamba(4), compute)
@@ -35,6 +35,9 @@ pub const ALL: [(&str, Builder); 12] = [
     ("adapters", |compute| adapters(0.2, compute).unwrap()),
     ("adapters without dropout", |compute| {
         adapters(0.0, compute).unwrap()
+    }),
+    ("packed decoder", |compute| {
+        transformer(&PACKED, compute).unwrap()
     }),
     ("column blocks", |compute| column_blocks(compute).unwrap()),
     ("scans of wide tensors", |compute| {
@@ -165,7 +168,7 @@ fn rms_norms(compute: DType) -> Result<Graph, GraphError> {
 }
 
 /// Four query heads on two key heads in three tensors that look both ways, then three on one
-/// in one tensor, causal.
+/// in one tensor, causal and no further than five positions back.
 fn grouped_heads(compute: DType) -> Result<Graph, GraphError> {
     let mut g = Graph::new(compute);
     let stream = start(&mut g, 12)?;
@@ -184,8 +187,10 @@ fn grouped_heads(compute: DType) -> Result<Graph, GraphError> {
         scale: 0.7,
         dropout: g.dropout(0.2),
         padding: false,
+        window: None,
+        documents: false,
     };
-    let branch = g.attend("separate", op, &[q, k, v], None)?;
+    let branch = g.attend("separate", op, &[q, k, v], None, None)?;
     let (stream, normed) = rms_sum(&mut g, "separate.norm", (stream, branch), 0.0)?;
     g.leave_block();
     g.enter_block("packed");
@@ -199,8 +204,10 @@ fn grouped_heads(compute: DType) -> Result<Graph, GraphError> {
         scale: 0.5,
         dropout: None,
         padding: false,
+        window: Some(5),
+        documents: false,
     };
-    let branch = g.attend("packed", op, &[qkv], None)?;
+    let branch = g.attend("packed", op, &[qkv], None, None)?;
     let (_, normed) = rms_sum(&mut g, "packed.norm", (stream, branch), 0.2)?;
     g.leave_block();
     finish(&mut g, normed)?;
@@ -218,6 +225,9 @@ pub struct Transformer {
     pub causal: bool,
     /// Whether sequences have lengths of their own.
     pub padding: bool,
+    pub window: Option<usize>,
+    /// Whether several documents follow one another in a sequence.
+    pub documents: bool,
     pub dropout: f64,
     pub gate: ActivationKind,
 }
@@ -230,8 +240,19 @@ pub const DECODER: Transformer = Transformer {
     head_dim: 6,
     causal: true,
     padding: false,
+    window: None,
+    documents: false,
     dropout: 0.0,
     gate: ActivationKind::Silu,
+};
+
+/// Packed documents, in windows that the longer ones exceed.
+pub const PACKED: Transformer = Transformer {
+    padding: true,
+    window: Some(4),
+    documents: true,
+    dropout: 0.2,
+    ..DECODER
 };
 
 pub const ENCODER: Transformer = Transformer {
@@ -252,6 +273,9 @@ pub fn transformer(shape: &Transformer, compute: DType) -> Result<Graph, GraphEr
     let lengths = shape
         .padding
         .then(|| g.batch("lengths", [shape.batch], DType::I32));
+    let starts = shape
+        .documents
+        .then(|| g.batch("starts", [shape.batch, shape.seq], DType::I32));
     let first = gamma(&mut g, "norm", stream);
     let mut normed = g.norm("norm", stream, RMS, first, None)?;
     for layer in ["first", "second"] {
@@ -272,8 +296,10 @@ pub fn transformer(shape: &Transformer, compute: DType) -> Result<Graph, GraphEr
             scale: 1.0 / (shape.head_dim as f64).sqrt(),
             dropout: g.dropout(shape.dropout),
             padding: shape.padding,
+            window: shape.window,
+            documents: shape.documents,
         };
-        let attended = g.attend(&part("attention"), op, &[q, k, v], lengths)?;
+        let attended = g.attend(&part("attention"), op, &[q, k, v], lengths, starts)?;
         let branch = linear(&mut g, &part("o"), attended, width)?;
         let name = part("attention.norm");
         (stream, normed) = rms_sum(&mut g, &name, (stream, branch), 0.0)?;

@@ -15,6 +15,21 @@ pub fn random(len: usize, seed: u64) -> Vec<f64> {
     (0..len).map(|_| f64::from(next() as f32)).collect()
 }
 
+/// The first positions of documents: in each sequence some that grow from one on, one more from
+/// sequence to sequence. The first entry is one that counts as 0.
+pub fn fill_starts(starts: &mut [i32], seq: usize) {
+    for (b, starts) in starts.chunks_mut(seq.max(1)).enumerate() {
+        let (mut first, mut length) = (0, 1 + b);
+        for (t, start) in starts.iter_mut().enumerate() {
+            if t == first + length {
+                first = t;
+                length = length * 5 / 2 + 1;
+            }
+            *start = if t == 0 { -7 } else { first as i32 };
+        }
+    }
+}
+
 /// The lengths of a batch's sequences: in part, whole, none at all, and one position.
 pub fn fill_lengths(lengths: &mut [i32], seq: usize) {
     let seq = seq as i32;

@@ -8,7 +8,7 @@ use cinch_graph::{
 };
 use cinch_plan::{Options, Plan, num_micro_nodes};
 
-use crate::numbers::{fill_codes, fill_lengths, fill_positions, random};
+use crate::numbers::{fill_codes, fill_lengths, fill_positions, fill_starts, random};
 use crate::shared::{OPTIMIZER, VOCABULARY};
 
 pub struct Planned {
@@ -82,6 +82,11 @@ impl Planned {
             let place = self.plan.placement(lengths).unwrap();
             let values = self.executor.arena_mut().write::<i32>(place);
             fill_lengths(values, self.graph.ty(tokens).width());
+        }
+        if let Some(starts) = self.graph.find("starts") {
+            let place = self.plan.placement(starts).unwrap();
+            let values = self.executor.arena_mut().write::<i32>(place);
+            fill_starts(values, self.graph.ty(tokens).width());
         }
         if let Some(random) = self.graph.random {
             let place = self.plan.placement(random).unwrap();

@@ -20,8 +20,8 @@ pub enum AttentionInputs {
     Separate,
 }
 
-/// Inputs: qkv, or q, k and v; random state with dropout; lengths i32 `[B]` with padding. Outputs:
-/// o [B, T, heads·head_dim], lse [B, heads, T].
+/// Inputs: qkv, or q, k and v; random state with dropout; lengths i32 `[B]` with padding; starts
+/// i32 `[B, T]` with documents. Outputs: o [B, T, heads·head_dim], lse [B, heads, T].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {
     pub inputs: AttentionInputs,
@@ -37,9 +37,16 @@ pub struct Attention {
     /// and as queries give zeroes (o and lse) and pass no gradient on. Lengths below 0 count as 0,
     /// those beyond T as T.
     pub padding: bool,
+    /// How many keys a causal query sees at most: its own position and those just before it.
+    pub window: Option<usize>,
+    /// Whether several documents follow one another in a sequence: a causal query sees no key
+    /// before its entry of the starts, the position where its document begins. Along a sequence
+    /// starts never fall. Those below 0 count as 0, those beyond their own position as that.
+    pub documents: bool,
 }
 
-/// Inputs: do, qkv or q, k and v, o, lse, random state with dropout, lengths with padding.
+/// Inputs: do, qkv or q, k and v, o, lse, random state with dropout, lengths with padding, starts
+/// with documents.
 /// Outputs: dqkv, or dq, dk and dv.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionBackward(pub Attention);
@@ -69,24 +76,30 @@ impl Graph {
             scale: 1.0 / (head_dim as f64).sqrt(),
             dropout,
             padding: false,
+            window: None,
+            documents: false,
         };
-        self.attend(name, op, &[qkv], None)
+        self.attend(name, op, &[qkv], None, None)
     }
 
-    /// Attention of any form over its sources; with lengths, `op` gets padding.
+    /// Attention of any form over its sources; with lengths, `op` gets padding, with starts
+    /// documents.
     pub fn attend(
         &mut self,
         name: &str,
         op: Attention,
         sources: &[TensorId],
         lengths: Option<TensorId>,
+        starts: Option<TensorId>,
     ) -> Result<TensorId, GraphError> {
         let random = op.dropout.map(|_| self.random_state());
         let op = Attention {
             padding: lengths.is_some(),
+            documents: starts.is_some(),
             ..op
         };
-        let inputs = sources.iter().copied().chain(random).chain(lengths);
+        let extras = [random, lengths, starts].into_iter().flatten();
+        let inputs = sources.iter().copied().chain(extras);
         Ok(self.emit(name, op, inputs.collect())?[0])
     }
 }
@@ -102,12 +115,19 @@ impl Attention {
 
     /// How many inputs there are after the sources (and, of the backward, o and lse).
     fn num_extras(&self) -> usize {
-        usize::from(self.dropout.is_some()) + usize::from(self.padding)
+        usize::from(self.dropout.is_some())
+            + usize::from(self.padding)
+            + usize::from(self.documents)
     }
 
     /// Which of the extra inputs holds the lengths.
     pub fn lengths(&self) -> Option<usize> {
         self.padding.then_some(usize::from(self.dropout.is_some()))
+    }
+
+    /// Which of the extra inputs holds the starts.
+    pub fn starts(&self) -> Option<usize> {
+        self.documents.then(|| self.num_extras() - 1)
     }
 
     /// Columns of the queries, and of the keys or values.
@@ -137,6 +157,13 @@ impl Attention {
             self.heads > 0 && self.kv_heads > 0 && self.heads.is_multiple_of(self.kv_heads),
             || format!("{} heads over {} key heads", self.heads, self.kv_heads),
         )?;
+        expect(
+            self.causal || (self.window.is_none() && !self.documents),
+            || "a window or documents without a causal order".to_owned(),
+        )?;
+        expect(self.window != Some(0), || {
+            "a window of 0 positions, in which a query does not even see itself".to_owned()
+        })?;
         expect(self.head_dim > 0, || {
             format!(
                 "{} columns leave nothing for {} heads",
@@ -159,7 +186,11 @@ impl Attention {
         Ok((batch, length))
     }
 
-    fn check_extras(&self, extras: &[TensorType], batch: usize) -> Result<(), String> {
+    fn check_extras(
+        &self,
+        extras: &[TensorType],
+        (batch, length): (usize, usize),
+    ) -> Result<(), String> {
         if let Some(dropout) = self.dropout {
             expect_dropout(dropout, &extras[0])?;
         }
@@ -167,14 +198,24 @@ impl Attention {
             expect_dtype("lengths", &extras[lengths], DType::I32)?;
             expect_shape("lengths", &extras[lengths], &[batch])?;
         }
+        if let Some(starts) = self.starts() {
+            expect_dtype("starts", &extras[starts], DType::I32)?;
+            expect_shape("starts", &extras[starts], &[batch, length])?;
+        }
         Ok(())
     }
 
-    /// Pairs of positions that meet, padding included: how much there is, no plan knows.
+    /// Pairs of positions that meet, padding and pairs of different documents included: how many
+    /// there are, no plan knows.
     fn pairs(&self, source: &TensorType) -> u64 {
         let (batch, length) = (source.shape.dims()[0] as u64, source.shape.dims()[1] as u64);
         let per_sequence = if self.causal {
-            product([length, length.saturating_add(1)]) / 2
+            // The first queries see all before them, the others a whole window.
+            let window = self
+                .window
+                .map_or(length, |window| length.min(window as u64));
+            let growing = product([window, window.saturating_add(1)]) / 2;
+            growing.saturating_add(product([length - window, window]))
         } else {
             product([length, length])
         };
@@ -235,7 +276,7 @@ impl Declare for Attention {
         let sources = self.num_sources();
         expect_inputs(inputs, sources + self.num_extras())?;
         let (batch, length) = self.check_sources(&inputs[..sources])?;
-        self.check_extras(&inputs[sources..], batch)?;
+        self.check_extras(&inputs[sources..], (batch, length))?;
         let dtype = inputs[0].dtype;
         Ok(vec![
             TensorType::new([batch, length, self.widths().0], dtype),
@@ -300,7 +341,8 @@ impl Declare for AttentionBackward {
         expect_same("o", &inputs[sources + 1], &o)?;
         let (lse, rows) = (&inputs[sources + 2], [batch, self.0.heads, length]);
         expect_small("the log-sum-exp", lse, &rows, &o)?;
-        self.0.check_extras(&inputs[sources + 3..], batch)?;
+        self.0
+            .check_extras(&inputs[sources + 3..], (batch, length))?;
         Ok(qkv.to_vec())
     }
 

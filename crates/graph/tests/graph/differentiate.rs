@@ -240,6 +240,8 @@ fn three_projections_of_one_tensor_add_to_one_gradient() {
         scale: 1.0,
         dropout: None,
         padding: false,
+        window: None,
+        documents: false,
     };
     let h = toy.graph.emit("attend", op, sources.to_vec()).unwrap()[0];
     let step = step(toy.finish(h));
@@ -266,6 +268,8 @@ fn a_tensor_that_is_its_own_query_key_and_value_has_two_sums() {
         scale: 1.0,
         dropout: None,
         padding: false,
+        window: None,
+        documents: false,
     };
     let h = toy.graph.emit("attend", op, vec![x; 3]).unwrap()[0];
     let step = step(toy.finish(h));

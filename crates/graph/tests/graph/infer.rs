@@ -156,6 +156,8 @@ fn attention(inputs: AttentionInputs, dropout: Option<Dropout>) -> Attention {
         scale: 1.0,
         dropout,
         padding: false,
+        window: None,
+        documents: false,
     }
 }
 
@@ -399,6 +401,25 @@ fn attentions() {
         let inputs = with_extras(&[o, packed, o, lse]);
         Case::new(AttentionBackward(op), inputs).check_all();
     }
+    for (padding, dropout) in [(false, None), (true, DROPOUT)] {
+        let random = dropout.map(|_| random());
+        let lengths = padding.then(|| i(&[2]));
+        let with_extras = |inputs: &[TensorType]| {
+            let extras = [random, lengths, Some(i(&[2, 3]))].into_iter().flatten();
+            inputs.iter().copied().chain(extras).collect()
+        };
+        let op = Attention {
+            padding,
+            documents: true,
+            window: Some(2),
+            ..attention(AttentionInputs::Packed, dropout)
+        };
+        Case::new(op.clone(), with_extras(&[packed]))
+            .any_float(&[0])
+            .check_all();
+        let inputs = with_extras(&[o, packed, o, lse]);
+        Case::new(AttentionBackward(op), inputs).check_all();
+    }
 }
 
 #[test]
@@ -528,6 +549,22 @@ fn settings_out_of_range() {
         ..attention(AttentionInputs::Packed, None)
     };
     refuses(op.into(), &[packed], "a source is");
+    let op = Attention {
+        window: Some(0),
+        ..attention(AttentionInputs::Packed, None)
+    };
+    refuses(op.into(), &[packed], "window of 0");
+    for (window, documents) in [(Some(2), false), (None, true)] {
+        let op = Attention {
+            window,
+            documents,
+            causal: false,
+            ..attention(AttentionInputs::Packed, None)
+        };
+        let starts = documents.then(|| i(&[2, 3]));
+        let inputs: Vec<_> = [packed].into_iter().chain(starts).collect();
+        refuses(op.into(), &inputs, "causal order");
+    }
 
     for head_dim in [0, 1, 16, 6, 1024] {
         let op = Rotary {
@@ -622,4 +659,22 @@ fn attention_over_no_heads_is_an_error() {
         let message = problem.unwrap_err().to_string();
         assert!(message.contains("`attend`"), "{message}");
     }
+}
+
+#[test]
+fn a_window_leaves_out_the_pairs_beyond_it() {
+    let flops = |window, length| {
+        let op = Op::from(Attention {
+            window,
+            ..attention(AttentionInputs::Packed, None)
+        });
+        let inputs = [f(&[1, length, 12])];
+        let outputs = op.declaration().infer(&inputs).unwrap();
+        op.declaration().flops(&inputs, &outputs)
+    };
+    // Five queries of two heads of three columns: 1 + 2 + 3 + 3 + 3 pairs in a window of three.
+    assert_eq!(flops(Some(3), 5), 12 * 2 * 3 * 4);
+    assert_eq!(flops(Some(5), 5), flops(None, 5));
+    assert_eq!(flops(Some(usize::MAX), 5), flops(None, 5));
+    assert_eq!(flops(Some(1), 5), 5 * 2 * 3 * 4);
 }

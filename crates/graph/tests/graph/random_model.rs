@@ -316,9 +316,11 @@ impl<'a> Builder<'a> {
             scale: 1.0,
             dropout: None,
             padding: false,
+            window: None,
+            documents: false,
         };
         let lengths = self.spec.padding.then(|| self.lengths());
-        self.graph.attend(name, op, &sources, lengths)
+        self.graph.attend(name, op, &sources, lengths, None)
     }
 
     /// The length of each sequence, one tensor for all layers.

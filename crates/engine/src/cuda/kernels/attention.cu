@@ -16,7 +16,10 @@
 // q, k and v point at their first column; `q_stride` and `kv_stride` are elements from one
 // position to the next, for the gradients as well. o and do are [B, T, heads·D], lse and delta
 // [B, heads, T]. With `lengths` [B] a sequence ends before T: its other positions are nobody's
-// keys, and what belongs to them in o, lse and the gradients is zero.
+// keys, and what belongs to them in o, lse and the gradients is zero. In a causal order a query
+// sees at most `window` keys up to its own, and with `starts` [B, T] none before its start; where
+// there is no window it is T. Starts never fall along a sequence, so that the first query of a
+// block says where its keys begin.
 
 #include "common.cuh"
 
@@ -258,6 +261,28 @@ __device__ __forceinline__ int sequence_length(const i32* lengths, int b, int se
     return lengths ? min(max(lengths[b], 0), seq) : seq;
 }
 
+// The first key that the query at `row` sees, never one behind its own.
+__device__ __forceinline__ int first_key(const i32* starts, int window, int row, int seq) {
+    int start = starts ? starts[min(row, seq - 1)] : 0;
+    return min(max(max(start, row + 1 - window), 0), row);
+}
+
+// The end of the queries that see a key up to `last`.
+__device__ __forceinline__ int queries_end(const i32* starts, int window, int last, int length) {
+    int end = (int)min((long long)last + window, (long long)length);
+    if (starts) {
+        int low = min(last + 1, end);
+        while (low < end) {
+            int middle = (low + end) / 2;
+            if (starts[middle] > last)
+                end = middle;
+            else
+                low = middle + 1;
+        }
+    }
+    return end;
+}
+
 // Zeroes what a block that has the ROWS positions from `first` on owns beyond `length`.
 template <int D, int ROWS, int THREADS>
 __device__ __forceinline__ void clear_padding(real* matrix, u64 stride, int first, int length,
@@ -279,7 +304,8 @@ template <int D, int TILES, int WARPS, int KEYS>
 __device__ __forceinline__ void forward(const real* q, const real* k, const real* v, real* o,
                                         float* lse, u32 q_stride, u32 kv_stride, int seq, int heads,
                                         int kv_heads, float scale, int causal, const u32* random,
-                                        u32 stream, u32 threshold, const i32* lengths) {
+                                        u32 stream, u32 threshold, const i32* lengths, int window,
+                                        const i32* starts) {
     constexpr int ROWS = 16 * TILES * WARPS, THREADS = 32 * WARPS, N = KEYS / 8;
     constexpr u32 STAGE = KEYS * D * 2;
     extern __shared__ __align__(128) u8 shared[];
@@ -320,12 +346,17 @@ __device__ __forceinline__ void forward(const real* q, const real* k, const real
         }
 
     int end = causal ? min(length, first + ROWS) : length;
+    bool bounded = window < seq || starts;
+    if (starts) starts += (u64)b * seq;
+    int begin = bounded ? first_key(starts, window, first, seq) / KEYS * KEYS : 0;
+    // From here on every row of the warp sees the keys before its own.
+    int all_see = bounded ? first_key(starts, window, row0 + 16 * TILES - 1, seq) : 0;
     fetch<D, ROWS, THREADS>(queries, q, q_stride, first, length);
-    fetch<D, KEYS, THREADS>(keys, k, kv_stride, 0, length);
-    fetch<D, KEYS, THREADS>(values, v, kv_stride, 0, length);
+    fetch<D, KEYS, THREADS>(keys, k, kv_stride, begin, length);
+    fetch<D, KEYS, THREADS>(values, v, kv_stride, begin, length);
 
     u32 stage = 0;
-    for (int k0 = 0; k0 < end; k0 += KEYS, stage ^= STAGE) {
+    for (int k0 = begin; k0 < end; k0 += KEYS, stage ^= STAGE) {
         copies_arrive();
         // After this barrier the tile is complete, and nobody reads the other stage any more.
         __syncthreads();
@@ -333,7 +364,7 @@ __device__ __forceinline__ void forward(const real* q, const real* k, const real
             fetch<D, KEYS, THREADS>(keys + (stage ^ STAGE), k, kv_stride, k0 + KEYS, length);
             fetch<D, KEYS, THREADS>(values + (stage ^ STAGE), v, kv_stride, k0 + KEYS, length);
         }
-        if (k0 == 0) query.take(lanes);
+        if (k0 == begin) query.take(lanes);
         if (causal && k0 >= row0 + 16 * TILES) continue;
 
         lanes.forget();
@@ -352,6 +383,20 @@ __device__ __forceinline__ void forward(const real* q, const real* k, const real
                         if (n * 8 >= visible) s[i][n][e] = MINUS_INFINITY;
                 }
         }
+        if (k0 < all_see) {
+#pragma unroll
+            for (int i = 0; i < TILES; i++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    int row = row0 + i * 16 + half * 8 + g;
+                    int hidden = first_key(starts, window, row, seq) - k0 - 2 * t;
+#pragma unroll
+                    for (int n = 0; n < N; n++)
+#pragma unroll
+                        for (int e = 0; e < 2; e++)
+                            if (n * 8 + e < hidden) s[i][n][2 * half + e] = MINUS_INFINITY;
+                }
+        }
 
 #pragma unroll
         for (int i = 0; i < TILES; i++)
@@ -364,7 +409,9 @@ __device__ __forceinline__ void forward(const real* q, const real* k, const real
                 // The four lanes of a row.
                 top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
                 top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-                float shrink = exp2_fast((largest[i][half] - top) * c), offset = top * c;
+                // A row that has seen no key yet has no largest score, and nothing to shrink.
+                float offset = top == MINUS_INFINITY ? 0.0f : top * c;
+                float shrink = exp2_fast(fmaf(largest[i][half], c, -offset));
                 float added = 0.0f;
 #pragma unroll
                 for (int n = 0; n < N; n++)
@@ -426,7 +473,8 @@ __device__ __forceinline__ void backward_keys(const real* d_o, const real* q, co
                                               real* dk, real* dv, u32 q_stride, u32 kv_stride,
                                               int seq, int heads, int kv_heads, float scale,
                                               int causal, const u32* random, u32 stream,
-                                              u32 threshold, const i32* lengths) {
+                                              u32 threshold, const i32* lengths, int window,
+                                              const i32* starts) {
     constexpr int ROWS = 16 * TILES * WARPS, THREADS = 32 * WARPS, N = STEP / 8;
     // A stage: queries, gradients of the output, then lse and delta of the queries.
     constexpr u32 TILE = QUERIES * D * 2, STATISTICS = 2 * TILE, STAGE = 2 * TILE + QUERIES * 8;
@@ -461,9 +509,12 @@ __device__ __forceinline__ void backward_keys(const real* d_o, const real* q, co
     clear(grad_key);
     clear(grad_value);
 
+    bool bounded = window < seq || starts;
     // Queries before the first key see none of them.
     int begin = causal ? first / QUERIES * QUERIES : 0;
-    int per_head = (length - begin + QUERIES - 1) / QUERIES, total = per_head * group;
+    if (starts) starts += (u64)b * seq;
+    int end = causal ? queries_end(starts, window, min(first + ROWS, seq) - 1, length) : length;
+    int per_head = (end - begin + QUERIES - 1) / QUERIES, total = per_head * group;
     auto fetch_queries = [&](int index) {
         int member = index / per_head, q0 = begin + index % per_head * QUERIES;
         u32 stage = stages + (index & 1) * STAGE;
@@ -511,6 +562,23 @@ __device__ __forceinline__ void backward_keys(const real* d_o, const real* q, co
 #pragma unroll
                         for (int n = 0; n < N; n++)
                             if (n * 8 < seen) p[i][n][e] = MINUS_INFINITY;
+                    }
+            }
+
+            // Whether the last of these queries does not see all keys of the warp.
+            if (bounded && first_key(starts, window, column0 + STEP - 1, seq) > row0) {
+#pragma unroll
+                for (int n = 0; n < N; n++)
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        int query = column0 + n * 8 + 2 * t + e;
+                        int seen = first_key(starts, window, query, seq) - row0 - g;
+#pragma unroll
+                        for (int i = 0; i < TILES; i++)
+#pragma unroll
+                            for (int half = 0; half < 2; half++)
+                                if (i * 16 + half * 8 < seen)
+                                    p[i][n][2 * half + e] = MINUS_INFINITY;
                     }
             }
 
@@ -575,7 +643,8 @@ __device__ __forceinline__ void backward_queries(const real* d_o, const real* q,
                                                  const float* delta, real* dq, u32 q_stride,
                                                  u32 kv_stride, int seq, int heads, int kv_heads,
                                                  float scale, int causal, const u32* random,
-                                                 u32 stream, u32 threshold, const i32* lengths) {
+                                                 u32 stream, u32 threshold, const i32* lengths,
+                                                 int window, const i32* starts) {
     constexpr int ROWS = 16 * TILES * WARPS, THREADS = 32 * WARPS, N = STEP / 8;
     constexpr u32 STAGE = KEYS * D * 2;
     extern __shared__ __align__(128) u8 shared[];
@@ -614,21 +683,25 @@ __device__ __forceinline__ void backward_queries(const real* d_o, const real* q,
         }
 
     int end = causal ? min(length, first + ROWS) : length;
+    bool bounded = window < seq || starts;
+    if (starts) starts += (u64)b * seq;
+    int begin = bounded ? first_key(starts, window, first, seq) / KEYS * KEYS : 0;
+    int all_see = bounded ? first_key(starts, window, row0 + 16 * TILES - 1, seq) : 0;
     d_o += (u64)b * seq * width + (u64)h * D;
     fetch<D, ROWS, THREADS>(queries, q + q_start, q_stride, first, length);
     fetch<D, ROWS, THREADS>(gradients, d_o, width, first, length);
-    fetch<D, KEYS, THREADS>(keys, k, kv_stride, 0, length);
-    fetch<D, KEYS, THREADS>(values, v, kv_stride, 0, length);
+    fetch<D, KEYS, THREADS>(keys, k, kv_stride, begin, length);
+    fetch<D, KEYS, THREADS>(values, v, kv_stride, begin, length);
 
     u32 stage = 0;
-    for (int k0 = 0; k0 < end; k0 += KEYS, stage ^= STAGE) {
+    for (int k0 = begin; k0 < end; k0 += KEYS, stage ^= STAGE) {
         copies_arrive();
         __syncthreads();
         if (k0 + KEYS < end) {
             fetch<D, KEYS, THREADS>(keys + (stage ^ STAGE), k, kv_stride, k0 + KEYS, length);
             fetch<D, KEYS, THREADS>(values + (stage ^ STAGE), v, kv_stride, k0 + KEYS, length);
         }
-        if (k0 == 0) {
+        if (k0 == begin) {
             query.take(lanes);
             gradient.take(lanes);
         }
@@ -654,6 +727,20 @@ __device__ __forceinline__ void backward_queries(const real* d_o, const real* q,
 #pragma unroll
                         for (int n = 0; n < N; n++)
                             if (n * 8 >= visible) p[i][n][e] = MINUS_INFINITY;
+                    }
+            }
+            if (column0 < all_see) {
+#pragma unroll
+                for (int i = 0; i < TILES; i++)
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        int row = row0 + i * 16 + half * 8 + g;
+                        int hidden = first_key(starts, window, row, seq) - column0 - 2 * t;
+#pragma unroll
+                        for (int n = 0; n < N; n++)
+#pragma unroll
+                            for (int e = 0; e < 2; e++)
+                                if (n * 8 + e < hidden) p[i][n][2 * half + e] = MINUS_INFINITY;
                     }
             }
 
@@ -696,9 +783,11 @@ __device__ __forceinline__ void backward_queries(const real* d_o, const real* q,
 // many blocks a multiprocessor holds, by registers and by shared memory.
 #define SCALARS                                                                                    \
     u32 q_stride, u32 kv_stride, int seq, int heads, int kv_heads, float scale, int causal,        \
-        const u32 *random, u32 stream, u32 threshold, const i32 *lengths
+        const u32 *random, u32 stream, u32 threshold, const i32 *lengths, int window,              \
+        const i32 *starts
 #define SCALAR_NAMES                                                                               \
-    q_stride, kv_stride, seq, heads, kv_heads, scale, causal, random, stream, threshold, lengths
+    q_stride, kv_stride, seq, heads, kv_heads, scale, causal, random, stream, threshold, lengths,  \
+        window, starts
 #define INSTANCES(D, FORWARD, FORWARD_BLOCKS, KEYS, KEYS_THREADS, KEYS_BLOCKS, QUERIES)            \
     KERNEL __launch_bounds__(128, FORWARD_BLOCKS) attention_forward_##D(                           \
         const real* q, const real* k, const real* v, real* o, float* lse, SCALARS) {               \

@@ -1,6 +1,7 @@
 // Softmax attention for any head width and element type, in single precision without tensor
 // cores: float graphs, and heads that are not 32, 64 or 128 wide. The equations are those of
-// attention.cu, where δ is computed as well; `lengths` is what it is there.
+// attention.cu, where δ is computed as well; `lengths`, `window` and `starts` are what they are
+// there.
 //
 // A block of 16×16 threads works on tiles of 32 queries × 32 keys in shared memory; a thread has
 // the four scores (y, x), (y, x+16), (y+16, x), (y+16, x+16). Heads are read in chunks of `chunk`
@@ -21,6 +22,9 @@ struct Problem {
     float scale;
     // Positions of the block's sequence that count.
     int length;
+    int window;
+    // Of the block's sequence, or null.
+    const i32* starts;
 
     __device__ __forceinline__ int columns(int chunk_start) const {
         return min(chunk, width - chunk_start);
@@ -28,9 +32,32 @@ struct Problem {
     __device__ __forceinline__ int row_length() const { return chunk | 1; }
     __device__ __forceinline__ int tile() const { return SIDE * row_length(); }
 
+    // The first key that the query at t sees.
+    __device__ __forceinline__ int first_key(int t) const {
+        int start = starts ? starts[min(t, seq - 1)] : 0;
+        return causal ? min(max(max(start, t + 1 - window), 0), t) : 0;
+    }
+
+    // The end of the queries that see a key up to `last`.
+    __device__ __forceinline__ int queries_end(int last) const {
+        int end = (int)min((long long)last + window, (long long)length);
+        if (!causal) return length;
+        if (starts) {
+            int low = min(last + 1, end);
+            while (low < end) {
+                int middle = (low + end) / 2;
+                if (starts[middle] > last)
+                    end = middle;
+                else
+                    low = middle + 1;
+            }
+        }
+        return end;
+    }
+
     // Whether the query at t sees the key at s.
     __device__ __forceinline__ bool sees(int t, int s) const {
-        return t < length && s < length && (!causal || s <= t);
+        return t < length && s < length && (!causal || (s <= t && s >= first_key(t)));
     }
 };
 
@@ -97,22 +124,24 @@ __device__ __forceinline__ void add_product(const Problem& x, float* out, const 
 
 #define PARAMETERS                                                                                 \
     u32 q_stride, u32 kv_stride, int seq, int heads, int kv_heads, int width, int chunk,           \
-        float scale, int causal, const u32 *random, u32 stream, u32 threshold, const i32 *lengths
+        float scale, int causal, const u32 *random, u32 stream, u32 threshold,                     \
+        const i32 *lengths, int window, const i32 *starts
 #define PROBLEM                                                                                    \
-    Problem x = {q_stride, kv_stride, seq, heads, heads / kv_heads, width, chunk, causal, scale,   \
-                 seq};                                                                             \
+    Problem x = {q_stride, kv_stride, seq,    heads, heads / kv_heads, width,                      \
+                 chunk,    causal,    scale,  seq,   window,           starts};                    \
     Dropout dropout(random, stream, threshold, heads)
 
 // The kernels' grids are (tiles of the sequence × heads × batch, chunks of the result).
 struct Place {
     int b, head, first, column;
 
-    __device__ __forceinline__ Place(const Problem& x, int heads) {
+    __device__ __forceinline__ Place(Problem& x, int heads) {
         int tiles = (x.seq + SIDE - 1) / SIDE, index = blockIdx.x / tiles;
         b = index / heads;
         head = index % heads;
         first = (int)(blockIdx.x % tiles) * SIDE;
         column = blockIdx.y * x.chunk;
+        if (x.starts) x.starts += (u64)b * x.seq;
     }
 
     // Beyond its sequence's length a block has nothing to compute, only zeroes to write.
@@ -148,11 +177,12 @@ KERNEL __launch_bounds__(256, 2) attention_forward_any(const real* q, const real
         sums[threadIdx.x] = 0.0f;
     }
     int end = at.is_padding(x, lengths) ? 0 : causal ? min(x.length, first + SIDE) : x.length;
-    for (int k0 = 0; k0 < end; k0 += SIDE) {
+    int begin = x.first_key(first) / SIDE * SIDE;
+    for (int k0 = begin; k0 < end; k0 += SIDE) {
         float s[2][2] = {};
         for (int d = 0; d < width; d += chunk) {
             __syncthreads();
-            if (k0 == 0 || chunk < width) read_tile(x, queries, q, q_stride, first, d);
+            if (k0 == begin || chunk < width) read_tile(x, queries, q, q_stride, first, d);
             read_tile(x, keys, k, kv_stride, k0, d);
             __syncthreads();
             add_scores(x, s, queries, keys, x.columns(d));
@@ -161,21 +191,23 @@ KERNEL __launch_bounds__(256, 2) attention_forward_any(const real* q, const real
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             int r = row + i / 2 * 16, c = column + i % 2 * 16;
-            bool seen = k0 + c < x.length && (!causal || k0 + c <= first + r);
+            int t = first + r, key = k0 + c;
+            bool seen = key < x.length && (!causal || (key <= t && key >= x.first_key(t)));
             scores[r * SCORE_STRIDE + c] = seen ? s[i / 2][i % 2] * scale : MINUS_INFINITY;
         }
         __syncthreads();
-        // A warp has four queries, a lane one key. Key 0 is seen by all, so the largest score is
-        // finite from the first tile on.
+        // A warp has four queries, a lane one key. Where a query has seen no key yet, there is no
+        // largest score, and nothing is added.
         for (int r = warp * 4; r < warp * 4 + 4; r++) {
             float score = scores[r * SCORE_STRIDE + lane], before = largest[r];
             float top = fmaxf(before, warp_max(score));
-            float p = expf(score - top), added = warp_sum(p);
+            float offset = top == MINUS_INFINITY ? 0.0f : top;
+            float p = expf(score - offset), added = warp_sum(p);
             u32 base = dropout.row((u32)head * seq + first + r);
             scores[r * SCORE_STRIDE + lane] = p * dropout.factor(base, k0 + lane);
             __syncwarp();
             if (lane == 0) {
-                float shrink = expf(before - top);
+                float shrink = expf(before - offset);
                 shrinks[r] = shrink;
                 sums[r] = sums[r] * shrink + added;
                 largest[r] = top;
@@ -249,7 +281,7 @@ KERNEL __launch_bounds__(256, 2) attention_backward_keys_any(const real* d_o, co
     bool single = chunk >= width;
     clear_tile(x, grad_keys);
     clear_tile(x, grad_values);
-    int end = at.is_padding(x, lengths) ? 0 : x.length;
+    int end = at.is_padding(x, lengths) ? 0 : x.queries_end(min(at.first + SIDE, seq) - 1);
     int begin = causal ? at.first : 0, columns = x.columns(at.column);
     for (int h = at.head * x.group; h < (at.head + 1) * x.group; h++) {
         const real* query = q + (u64)at.b * seq * q_stride + (u64)h * width;
@@ -301,11 +333,12 @@ KERNEL __launch_bounds__(256, 2) attention_backward_queries_any(const real* d_o,
     bool single = chunk >= width;
     clear_tile(x, output);
     int end = at.is_padding(x, lengths) ? 0 : causal ? min(x.length, at.first + SIDE) : x.length;
-    for (int k0 = 0; k0 < end; k0 += SIDE) {
+    int begin = x.first_key(at.first) / SIDE * SIDE;
+    for (int k0 = begin; k0 < end; k0 += SIDE) {
         float s[2][2] = {}, dp[2][2] = {};
         for (int d = 0; d < width; d += chunk) {
             __syncthreads();
-            if (k0 == 0 || !single) {
+            if (k0 == begin || !single) {
                 read_tile(x, queries, q + q_start, q_stride, at.first, d);
                 read_tile(x, gradients, gradient, o_stride, at.first, d);
             }

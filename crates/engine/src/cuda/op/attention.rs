@@ -119,7 +119,7 @@ struct Site<'a> {
 
 impl<'a> Site<'a> {
     /// `first` is the input that holds the queries, `extras` the first of those that hold random
-    /// state and lengths.
+    /// state, lengths and starts.
     fn new(x: &Lowering<'_>, op: &'a op::Attention, first: usize, extras: usize) -> Self {
         let source = x.input_type(first);
         let element_bytes = source.dtype.size();
@@ -145,6 +145,8 @@ impl<'a> Site<'a> {
         scalars.push(Argument::I32(i32::from(op.causal)));
         scalars.extend(x.dropout_arguments(op.dropout, Some(extras)));
         scalars.push(x.optional_input(op.lengths().map(|lengths| extras + lengths)));
+        scalars.push(Argument::I32(op.window.unwrap_or(seq).min(seq) as i32));
+        scalars.push(x.optional_input(op.starts().map(|starts| extras + starts)));
         Self {
             op,
             batch,
@@ -288,6 +290,8 @@ mod tests {
                 stream: 3,
             }),
             padding: true,
+            window: Some(33),
+            documents: true,
         }
     }
 
@@ -311,11 +315,12 @@ mod tests {
             .collect();
         let random = graph.random_state();
         let lengths = graph.batch("lengths", [batch], DType::I32);
-        inputs.extend([random, lengths]);
+        let starts = graph.batch("starts", [batch, seq], DType::I32);
+        inputs.extend([random, lengths, starts]);
         let outputs = graph.emit("attention", op.clone(), inputs.clone()).unwrap();
         let mut all = vec![graph.batch("do", [batch, seq, q], dtype)];
         all.extend(&inputs[..op.num_sources()]);
-        all.extend([outputs[0], outputs[1], random, lengths]);
+        all.extend([outputs[0], outputs[1], random, lengths, starts]);
         graph
             .emit("backward", op::AttentionBackward(op.clone()), all)
             .unwrap();

@@ -20,7 +20,7 @@ use crate::cpu::parallel::{self, Accumulate, Shared};
 use crate::cpu::real::Real;
 use crate::cpu::simd::simd;
 
-use super::{AttentionShape, BLOCK, Inputs, Matrix, TileMask};
+use super::{AttentionShape, BLOCK, Inputs, Matrix, Sight, TileMask};
 
 /// Elements of workspace: δ for every sequence, head and query.
 pub fn backward_workspace(shape: &AttentionShape) -> usize {
@@ -141,7 +141,7 @@ impl<F: Real> Pass<'_, F> {
                     let first_query = if shape.causal { k0 } else { 0 };
                     for h in heads.clone() {
                         for t0 in (first_query..length).step_by(BLOCK) {
-                            self.tile((b, h, kv), length, t0, k0, &mut tiles);
+                            self.add_tile((b, h, kv), length, t0, k0, &mut tiles);
                         }
                     }
                     for j in 0..BLOCK.min(length - k0) {
@@ -179,7 +179,7 @@ impl<F: Real> Pass<'_, F> {
     }
 
     /// Adds what queries `t0..` of head h and keys `k0..` give each other.
-    fn tile(
+    fn add_tile(
         &self,
         (b, h, kv): (usize, usize, usize),
         length: usize,
@@ -190,6 +190,11 @@ impl<F: Real> Pass<'_, F> {
         let shape = self.shape;
         let (seq, dim) = (shape.seq, shape.head_dim);
         let (rows, columns) = (BLOCK.min(length - t0), BLOCK.min(length - k0));
+        let sight = self.inputs.sight(shape, b);
+        let first_block = sight.first_block(t0..t0 + rows);
+        if k0 < first_block {
+            return;
+        }
         let q = self.inputs.q.matrix_at(b * seq + t0, h * dim);
         let k = self.inputs.k.matrix_at(b * seq + k0, kv * dim);
         let v = self.inputs.v.matrix_at(b * seq + k0, kv * dim);
@@ -227,7 +232,10 @@ impl<F: Real> Pass<'_, F> {
             row,
             key: k0,
         });
-        score_gradients(shape, columns, t0, k0, lse, delta, tiles.p, tiles.ds, mask);
+        let scale = F::from_f64(shape.scale);
+        score_gradients(
+            scale, &sight, columns, t0, k0, lse, delta, tiles.p, tiles.ds, mask,
+        );
 
         let p = Matrix::row_major(&*tiles.p, BLOCK);
         let ds = Matrix::row_major(&*tiles.ds, BLOCK);
@@ -259,7 +267,7 @@ impl<F: Real> Pass<'_, F> {
             // SAFETY: a query head belongs to one task.
             let dq = unsafe { self.dq.part(b * seq + t0 + i, h * dim, dim) };
             let new = &tiles.dq[i * dim..][..dim];
-            if k0 == 0 {
+            if k0 == first_block {
                 dq.copy_from_slice(new);
             } else {
                 for (dq, &new) in dq.iter_mut().zip(new) {
@@ -295,7 +303,8 @@ simd! {
     /// Turns a tile of raw scores into P∘M and `dO·Vᵀ` into dS; 0 where a query does not see
     /// a key.
     fn score_gradients<F: Real>(
-        shape: &AttentionShape,
+        scale: F,
+        sight: &Sight<'_>,
         columns: usize,
         t0: usize,
         k0: usize,
@@ -305,10 +314,10 @@ simd! {
         ds: &mut [F],
         mask: Option<TileMask>,
     ) {
-        let scale = F::from_f64(shape.scale);
         let width = columns.next_multiple_of(LANES);
         for i in 0..lse.len() {
-            let visible = shape.visible(t0 + i, k0, columns) as u32;
+            let visible = sight.visible(t0 + i, k0, columns);
+            let (start, end) = (visible.start as u32, visible.end as u32);
             let (lse, delta) = (lse[i], delta[i]);
             let p = &mut p[i * BLOCK..][..width];
             let ds = &mut ds[i * BLOCK..][..width];
@@ -319,7 +328,8 @@ simd! {
             for (c, (p, ds)) in chunks.enumerate() {
                 let first = (c * LANES) as u32;
                 for l in 0..LANES {
-                    let seen = first + (l as u32) < visible;
+                    let key = first + l as u32;
+                    let seen = key >= start && key < end;
                     let probability = (p[l] * scale - lse).exp();
                     let gradient = probability * (ds[l] - delta) * scale;
                     p[l] = if seen { probability } else { F::ZERO };

@@ -1,5 +1,5 @@
 //! Forward: one task per (sequence, head, block of queries), which walks the blocks of keys
-//! from the first on and keeps for each query the running maximum m, the sum l of `e^{s − m}`
+//! from the first that it sees on and keeps for each query the running maximum m, the sum l of `e^{s − m}`
 //! and the unnormalised output; when m grows, l and the output shrink by `e^{m_old − m_new}`.
 
 use crate::cpu::dropout::Dropout;
@@ -10,7 +10,7 @@ use crate::cpu::parallel::{self, Accumulate, Shared};
 use crate::cpu::real::Real;
 use crate::cpu::simd::simd;
 
-use super::{AttentionShape, BLOCK, Inputs, Matrix, TileMask};
+use super::{AttentionShape, BLOCK, Inputs, Matrix, Sight, TileMask};
 
 /// `o [rows, heads·head_dim]` and `lse [batch, heads, seq]`, the natural logarithm of
 /// `Σ_s e^{scale·q·k_s}` before dropout; zeroes for queries beyond the length of their sequence.
@@ -45,7 +45,9 @@ pub fn forward<F: Real>(
                 (_, true) => t0 + live,
                 (_, false) => length,
             };
-            for k0 in (0..keys).step_by(BLOCK) {
+            let sight = inputs.sight(shape, b);
+            let first = sight.first_block(t0..t0 + live);
+            for k0 in (first..keys).step_by(BLOCK) {
                 let mask = dropout.map(|dropout| TileMask {
                     dropout,
                     row: head * shape.seq + t0,
@@ -135,7 +137,8 @@ impl<'a, F: Real> State<'a, F> {
             None,
         );
         exponentials(
-            shape,
+            F::from_f64(shape.scale),
+            &inputs.sight(shape, b),
             rows,
             columns,
             t0,
@@ -146,9 +149,7 @@ impl<'a, F: Real> State<'a, F> {
             self.shrink,
             mask,
         );
-        if k0 > 0 {
-            scale_rows(rows, dim, self.shrink, self.output);
-        }
+        scale_rows(rows, dim, self.shrink, self.output);
         let p = Matrix::row_major(&*scores, BLOCK);
         gemm_serial(
             rows,
@@ -194,7 +195,8 @@ simd! {
     /// Turns a tile of raw scores into `e^{s − m}` and brings m and l up to date. Keys that a
     /// query does not see, and the columns that fill up the last lanes, become 0.
     fn exponentials<F: Real>(
-        shape: &AttentionShape,
+        scale: F,
+        sight: &Sight<'_>,
         rows: usize,
         columns: usize,
         t0: usize,
@@ -206,16 +208,23 @@ simd! {
         mask: Option<TileMask>,
     ) {
         let lowest = F::from_f64(f64::NEG_INFINITY);
-        let scale = F::from_f64(shape.scale);
         let width = columns.next_multiple_of(LANES);
         for i in 0..rows {
-            let visible = shape.visible(t0 + i, k0, columns) as u32;
+            let visible = sight.visible(t0 + i, k0, columns);
             let line = &mut scores[i * BLOCK..][..width];
+            // Its window or its document begins behind this block: there is no maximum yet.
+            if visible.is_empty() {
+                line.fill(F::ZERO);
+                shrink[i] = F::ONE;
+                continue;
+            }
+            let (start, end) = (visible.start as u32, visible.end as u32);
             let mut lanes = [maxima[i]; LANES];
             for (c, chunk) in line.chunks_exact_mut(LANES).enumerate() {
                 let first = (c * LANES) as u32;
                 for l in 0..LANES {
-                    let x = if first + (l as u32) < visible { chunk[l] * scale } else { lowest };
+                    let key = first + l as u32;
+                    let x = if key >= start && key < end { chunk[l] * scale } else { lowest };
                     chunk[l] = x;
                     lanes[l] = x.larger(lanes[l]);
                 }

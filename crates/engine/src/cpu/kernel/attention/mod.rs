@@ -8,6 +8,8 @@
 mod backward;
 mod forward;
 
+use std::ops::Range;
+
 pub use backward::{backward, backward_workspace};
 pub use forward::forward;
 
@@ -37,6 +39,8 @@ pub struct AttentionShape {
     pub causal: bool,
     /// What scores are multiplied by, commonly `1/√head_dim`.
     pub scale: f64,
+    /// How many keys up to its own a query sees, in a causal order.
+    pub window: Option<usize>,
 }
 
 impl AttentionShape {
@@ -48,14 +52,45 @@ impl AttentionShape {
     fn group(&self) -> usize {
         self.heads / self.kv_heads
     }
+}
 
-    /// Of the `columns` keys from `k0` on, how many the query at `t` sees.
+/// Keys that the queries of a sequence see.
+#[derive(Clone, Copy)]
+struct Sight<'a> {
+    causal: bool,
+    window: Option<usize>,
+    /// Of this sequence.
+    starts: Option<&'a [i32]>,
+}
+
+impl Sight<'_> {
+    /// The first key that the query at `t` sees, never one behind its own.
     #[inline(always)]
-    fn visible(&self, t: usize, k0: usize, columns: usize) -> usize {
+    fn first(&self, t: usize) -> usize {
+        let start = self.starts.map_or(0, |starts| starts[t].max(0) as usize);
+        let window = self
+            .window
+            .map_or(0, |window| (t + 1).saturating_sub(window));
+        start.max(window).min(t)
+    }
+
+    /// The first block of keys that any of the queries sees.
+    fn first_block(&self, queries: Range<usize>) -> usize {
+        if self.window.is_none() && self.starts.is_none() {
+            return 0;
+        }
+        let first = queries.map(|t| self.first(t)).min();
+        first.map_or(0, |first| first / BLOCK * BLOCK)
+    }
+
+    /// Of the `columns` keys from `k0` on, those that the query at `t` sees.
+    #[inline(always)]
+    fn visible(&self, t: usize, k0: usize, columns: usize) -> Range<usize> {
         if self.causal {
-            columns.min((t + 1).saturating_sub(k0))
+            let end = columns.min((t + 1).saturating_sub(k0));
+            self.first(t).saturating_sub(k0).min(end)..end
         } else {
-            columns
+            0..columns
         }
     }
 }
@@ -63,16 +98,27 @@ impl AttentionShape {
 /// Queries `[rows, heads·head_dim]`, keys and values `[rows, kv_heads·head_dim]`, rows
 /// batch-major: blocks of one packed buffer or three buffers. With `lengths [batch]` a sequence
 /// ends before `seq`: what lies beyond is nobody's key, and as a query gives zeroes and passes no
-/// gradient on.
+/// gradient on. With `starts [batch, seq]` a causal query sees no key before its start.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'a, F> {
     pub q: Columns<'a, F>,
     pub k: Columns<'a, F>,
     pub v: Columns<'a, F>,
     pub lengths: Option<&'a [i32]>,
+    pub starts: Option<&'a [i32]>,
 }
 
-impl<F> Inputs<'_, F> {
+impl<'a, F> Inputs<'a, F> {
+    fn sight(&self, shape: &AttentionShape, b: usize) -> Sight<'a> {
+        Sight {
+            causal: shape.causal,
+            window: shape.window,
+            starts: self
+                .starts
+                .map(|starts| &starts[b * shape.seq..][..shape.seq]),
+        }
+    }
+
     /// Positions of sequence `b` that count, whatever number the lengths hold.
     fn length(&self, shape: &AttentionShape, b: usize) -> usize {
         let length = self.lengths.map(|lengths| lengths[b].max(0) as usize);
@@ -89,6 +135,13 @@ impl<F> Inputs<'_, F> {
         if let Some(lengths) = self.lengths {
             assert_eq!(lengths.len(), shape.batch, "lengths");
         }
+        if let Some(starts) = self.starts {
+            assert_eq!(starts.len(), shape.rows(), "starts");
+        }
+        assert!(
+            shape.causal || (shape.window.is_none() && self.starts.is_none()),
+            "a window or starts without a causal order"
+        );
         let kv_width = shape.kv_heads * shape.head_dim;
         for (name, columns, width) in [
             ("q", &self.q, shape.heads * shape.head_dim),

@@ -18,6 +18,7 @@ fn shape(
         head_dim,
         causal,
         scale: 1.0 / (head_dim as f64).sqrt(),
+        window: None,
     }
 }
 
@@ -34,12 +35,14 @@ fn some_dropout(shape: &AttentionShape) -> Dropout {
 struct Mask<'a> {
     dropout: Option<Dropout>,
     lengths: Option<&'a [i32]>,
+    starts: Option<&'a [i32]>,
 }
 
 impl Mask<'static> {
     const NONE: Self = Self {
         dropout: None,
         lengths: None,
+        starts: None,
     };
 
     /// None, dropout, lengths of two sequences, and both. Some end inside a tile, some outside of
@@ -48,19 +51,36 @@ impl Mask<'static> {
         let dropouts = [None, Some(some_dropout(shape))];
         let lengths: [Option<&[i32]>; 4] = [None, Some(&[5, 1]), Some(&[99, 0]), Some(&[68, -3])];
         let lengths = lengths.map(|lengths| lengths.map(|lengths| &lengths[..shape.batch]));
-        let pairs = dropouts
-            .into_iter()
-            .flat_map(|dropout| lengths.map(|lengths| Self { dropout, lengths }));
+        let pairs = dropouts.into_iter().flat_map(|dropout| {
+            lengths.map(|lengths| Self {
+                dropout,
+                lengths,
+                starts: None,
+            })
+        });
         pairs.collect()
     }
 }
 
+/// Documents of 1, 4, 20, 45 and 70 positions, then the rest; the second sequence begins inside
+/// the one of 20. Where they begin is not where tiles do, and the first and last entries lie
+/// outside of what there is.
+fn some_starts(shape: &AttentionShape) -> Vec<i32> {
+    let firsts = [0, 1, 5, 25, 70, 140];
+    let start = |t: usize| firsts.into_iter().filter(|&first| first <= t).max();
+    let mut starts: Vec<i32> = (0..shape.rows())
+        .map(|row| {
+            let (b, t) = (row / shape.seq, row % shape.seq);
+            (start(t + 11 * b).unwrap_or(0) as i32 - 11 * b as i32).max(0)
+        })
+        .collect();
+    starts[0] = -5;
+    starts[shape.rows() - 1] = 1000;
+    starts
+}
+
 /// One packed buffer `[rows, (H + 2·KV)·Dh]` of queries, keys and values.
-fn packed<'a, F>(
-    shape: &AttentionShape,
-    data: &'a [F],
-    lengths: Option<&'a [i32]>,
-) -> Inputs<'a, F> {
+fn packed<'a, F>(shape: &AttentionShape, data: &'a [F], mask: Mask<'a>) -> Inputs<'a, F> {
     let (q, kv) = (
         shape.heads * shape.head_dim,
         shape.kv_heads * shape.head_dim,
@@ -75,7 +95,8 @@ fn packed<'a, F>(
         q: block(0, q),
         k: block(q, kv),
         v: block(q + kv, kv),
-        lengths,
+        lengths: mask.lengths,
+        starts: mask.starts,
     }
 }
 
@@ -104,7 +125,11 @@ fn naive(shape: &AttentionShape, data: &[f64], mask: Mask<'_>) -> (Vec<f64>, Vec
             for t in 0..length {
                 let at = |s: usize, column: usize| data[(b * seq + s) * width + column];
                 let keys = if shape.causal { t + 1 } else { length };
-                let scores: Vec<f64> = (0..keys)
+                let start = mask.starts.map_or(0, |s| s[b * seq + t].clamp(0, t as i32));
+                let first = (0..keys)
+                    .find(|s| *s >= start as usize && shape.window.is_none_or(|w| t - s < w))
+                    .unwrap();
+                let scores: Vec<f64> = (first..keys)
                     .map(|s| {
                         let dot: f64 = (0..dim)
                             .map(|c| at(t, h * dim + c) * at(s, (heads + kv) * dim + c))
@@ -114,7 +139,7 @@ fn naive(shape: &AttentionShape, data: &[f64], mask: Mask<'_>) -> (Vec<f64>, Vec
                     .collect();
                 let sum: f64 = scores.iter().map(|s| s.exp()).sum();
                 lse[(b * heads + h) * seq + t] = sum.ln();
-                for (s, score) in scores.iter().enumerate() {
+                for (s, score) in (first..).zip(&scores) {
                     let kept = mask.dropout.map_or(1.0, |dropout| {
                         // Three sequences of the effective batch come before this micro batch.
                         let mut state = dropout;
@@ -138,7 +163,7 @@ fn run_forward<F: Real>(shape: &AttentionShape, data: &[F], mask: Mask<'_>) -> (
     let seven = F::from_f64(7.0);
     let mut o = vec![seven; shape.rows() * shape.heads * shape.head_dim];
     let mut lse = vec![seven; shape.rows() * shape.heads];
-    let inputs = packed(shape, data, mask.lengths);
+    let inputs = packed(shape, data, mask);
     forward(shape, &inputs, mask.dropout, &mut o, &mut lse);
     (o, lse)
 }
@@ -159,7 +184,7 @@ fn run_backward<F: Real>(
     );
     let blocks = [(0, q), (q, kv), (q + kv, kv)];
     let [dq, dk, dv] = ColumnsMut::split(&mut gradient, q + 2 * kv, blocks);
-    let inputs = packed(shape, data, mask.lengths);
+    let inputs = packed(shape, data, mask);
     backward(
         shape,
         weights,
@@ -229,12 +254,91 @@ fn gradients_are_finite_differences() {
     }
 }
 
+/// Windows shorter than a tile, than the sequence, and longer; documents; both, with padding and
+/// dropout.
+fn bounded(shape: AttentionShape, mut check: impl FnMut(AttentionShape, Mask<'_>)) {
+    let starts = some_starts(&shape);
+    let lengths = &[shape.seq as i32 - 2, shape.seq as i32][..shape.batch];
+    for window in [None, Some(1), Some(6), Some(70), Some(1000)] {
+        for starts in [None, Some(&starts[..])] {
+            let shape = AttentionShape { window, ..shape };
+            let plain = Mask {
+                starts,
+                ..Mask::NONE
+            };
+            check(shape, plain);
+            let both = Mask {
+                dropout: Some(some_dropout(&shape)),
+                lengths: Some(lengths),
+                starts,
+            };
+            check(shape, both);
+        }
+    }
+}
+
+#[test]
+fn windows_and_documents_are_the_definition() {
+    for shape in [shape(2, 7, [4, 2], 5, true), shape(2, 200, [2, 1], 8, true)] {
+        let data = random(shape.rows() * packed_width(&shape), 1);
+        bounded(shape, |shape, mask| {
+            let (o, lse) = naive(&shape, &data, mask);
+            let (o64, lse64) = run_forward(&shape, &data, mask);
+            for (ours, exact) in o64.iter().zip(&o).chain(lse64.iter().zip(&lse)) {
+                assert!((ours - exact).abs() < 1e-12, "{shape:?} {mask:?}");
+            }
+        });
+    }
+}
+
+#[test]
+fn gradients_in_windows_and_documents_are_finite_differences() {
+    for shape in [shape(2, 7, [4, 2], 5, true), shape(1, 75, [2, 1], 2, true)] {
+        let data = random(shape.rows() * packed_width(&shape), 1);
+        let weights = random(shape.rows() * shape.heads * shape.head_dim, 2);
+        bounded(shape, |shape, mask| {
+            let ours = run_backward(&shape, &data, &weights, mask);
+            let loss = |data: &[f64]| -> f64 {
+                let (o, _) = run_forward(&shape, data, mask);
+                o.iter().zip(&weights).map(|(o, r)| o * r).sum()
+            };
+            assert_gradient("q, k, v", &data, &ours, loss);
+        });
+    }
+}
+
+/// What is cut off from the rest by starts is what it would be alone.
+#[test]
+fn a_document_is_what_it_is_alone() {
+    let whole = shape(1, 150, [2, 1], 8, true);
+    let alone = shape(1, 80, [2, 1], 8, true);
+    let data = random(whole.rows() * packed_width(&whole), 8);
+    let weights = random(whole.rows() * whole.heads * whole.head_dim, 9);
+    let starts: Vec<i32> = (0..150).map(|t| if t < 70 { 0 } else { 70 }).collect();
+    let mask = Mask {
+        starts: Some(&starts),
+        ..Mask::NONE
+    };
+    let (width, o_width) = (packed_width(&whole), whole.heads * whole.head_dim);
+    let ours = run_backward(&whole, &data, &weights, mask);
+    let expected = run_backward(
+        &alone,
+        &data[70 * width..],
+        &weights[70 * o_width..],
+        Mask::NONE,
+    );
+    for (ours, expected) in ours[70 * width..].iter().zip(&expected) {
+        assert!((ours - expected).abs() < 1e-12);
+    }
+}
+
 #[test]
 fn f32_gradients_are_close_and_threads_do_not_change_a_bit() {
     let shape = shape(2, 150, [4, 2], 24, true);
     let mask = Mask {
         dropout: Some(some_dropout(&shape)),
         lengths: Some(&[90, 150]),
+        starts: None,
     };
     let data = random(shape.rows() * packed_width(&shape), 3);
     let weights = random(shape.rows() * shape.heads * shape.head_dim, 4);
