@@ -90,6 +90,17 @@ impl Fields<'_> {
         }
     }
 
+    /// A number above zero, where there is one.
+    pub fn positive(&self, key: &str) -> Result<Option<f64>, ArchitectureError> {
+        match self.0.get(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => match value.as_f64() {
+                Some(number) if number > 0.0 && number.is_finite() => Ok(Some(number)),
+                _ => Err(self.problem(key, value, "a positive number")),
+            },
+        }
+    }
+
     pub fn activation(
         &self,
         key: &str,

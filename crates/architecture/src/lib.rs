@@ -26,6 +26,7 @@ mod hub;
 mod list;
 mod model;
 mod nearest;
+mod rotary;
 mod setting;
 mod window;
 
@@ -52,6 +53,7 @@ pub use family::{Family, LayerCheckpointing, NamedSize, families};
 pub use hub::{HubFolders, configured, find};
 pub use model::{Model, Quantization, TypeOfWeights};
 pub use nearest::{nearest_key, nearest_name};
+pub use rotary::{RotaryPositions, RotaryScaling};
 pub use setting::{Number, Range, ShapeSetting, Tunable};
 pub use window::{SlidingLayers, Windows};
 

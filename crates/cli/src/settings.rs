@@ -175,7 +175,7 @@ impl SettingArguments {
         let flag = self
             .flags
             .iter()
-            .find(|flag| flag.key.starts_with("pytorch.") || flag.key.starts_with("lora."));
+            .find(|flag| flag.key.starts_with("pytorch."));
         plain
             .map(|(name, _)| (*name).to_owned())
             .or_else(|| flag.map(|flag| flag.flag.clone()))

@@ -9,6 +9,7 @@ use cinch_architecture::{Architecture, Quantization, TypeOfWeights};
 use serde::{Deserialize, Serialize};
 
 use crate::pytorch::TorchConfig;
+use crate::tuning::TuningConfig;
 use crate::{Bytes, ConfigError};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -18,6 +19,8 @@ pub struct Config {
     #[serde(default)]
     pub named: NamedModel,
     pub batch: BatchConfig,
+    #[serde(default)]
+    pub tuning: TuningConfig,
     pub training: TrainingConfig,
     pub data: DataConfig,
     pub output: OutputConfig,
@@ -207,6 +210,9 @@ pub struct DataConfig {
     /// `gpt2`, `bytes`, or the path of a tokenizer.
     pub tokenizer: String,
     pub val_split: f64,
+    /// Whether several samples share a row, none of which sees another.
+    #[serde(default)]
+    pub packing: bool,
     pub cache_dir: Option<PathBuf>,
 }
 

@@ -74,6 +74,7 @@ mod shell;
 mod source;
 mod toml;
 mod transaction;
+mod tuning;
 mod undo;
 mod value;
 mod whole_batch;
@@ -97,12 +98,13 @@ pub use outline::KeyPath;
 pub use place::FileChange;
 pub use preset::{Preset, TRAINING_PRESETS, TrainingPreset, VRAM_PRESETS, VramPreset};
 pub use pytorch::{
-    FrozenWeights, LoraConfig, LoraTargets, Sharding, TorchAttention, TorchConfig, TorchOptimizer,
-    TorchPrecision, TrainingLoop,
+    FrozenWeights, Sharding, TorchAttention, TorchConfig, TorchOptimizer, TorchPrecision,
+    TrainingLoop,
 };
 pub use registry::SETTINGS;
 pub use setting::{Alias, Flag, Meaning, Setting};
 pub use settings::{Explained, Overridden, Settings};
 pub use source::Source;
+pub use tuning::{LoraConfig, LoraTargets, TuningConfig};
 pub use undo::{undo, undo_on};
 pub use value::{Interval, Kind, Value};

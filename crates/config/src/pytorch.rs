@@ -177,15 +177,12 @@ pub struct TorchConfig {
     /// The allocator's settings; none for those of the environment.
     pub alloc_conf: Option<String>,
     pub training_loop: TrainingLoop,
-    pub frozen: FrozenWeights,
-    pub double_quantization: bool,
     /// Whether what is not quantised is raised to fp32 beside weights that are.
     pub prepared: bool,
     pub reentrant: bool,
     pub packing: bool,
     pub sharding: Sharding,
     pub ranks: Option<u64>,
-    pub lora: Option<LoraConfig>,
     /// What nobody said of it, in sentences.
     #[serde(default)]
     pub assumed: Vec<String>,
@@ -199,52 +196,19 @@ impl Default for TorchConfig {
             optimizer: None,
             alloc_conf: None,
             training_loop: TrainingLoop::Plain,
-            frozen: FrozenWeights::InTheirType,
-            double_quantization: false,
             prepared: true,
             reentrant: false,
             packing: false,
             sharding: Sharding::None,
             ranks: None,
-            lora: None,
             assumed: Vec::new(),
         }
     }
 }
 
-/// Adapters on linear layers.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct LoraConfig {
-    pub rank: u64,
-    pub dropout: f64,
-    pub targets: LoraTargets,
-    /// In fp32, as peft makes them; else in the type of the weights.
-    pub in_float32: bool,
-}
-
-/// Which layers get adapters.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum LoraTargets {
-    /// Every linear layer of the blocks.
-    AllLinear,
-    Names(Vec<String>),
-}
-
-impl LoraTargets {
-    /// `all-linear`, or names with commas between them.
-    pub(crate) fn parse(text: &str) -> LoraTargets {
-        let names: Vec<String> = text
-            .split([',', ' '])
-            .map(str::trim)
-            .filter(|name| !name.is_empty())
-            .map(str::to_owned)
-            .collect();
-        match names.as_slice() {
-            [] => LoraTargets::AllLinear,
-            [one] if matches!(one.as_str(), "all" | "all-linear" | "all_linear") => {
-                LoraTargets::AllLinear
-            }
-            _ => LoraTargets::Names(names),
-        }
+#[expect(clippy::derivable_impls, reason = "the words are a macro's")]
+impl Default for FrozenWeights {
+    fn default() -> Self {
+        Self::InTheirType
     }
 }

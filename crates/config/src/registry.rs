@@ -292,6 +292,12 @@ fn others() -> Vec<Setting> {
         "Share of the data kept for evaluation",
     ).flag("val-split", "SHARE")
     .default("0.05"),
+    Setting::new(
+        "data.packing",
+        Kind::Bool,
+        "Whether several samples share a row, none of which sees another",
+    )
+    .switch_flag("packing"),
     Setting::new("data.cache_dir", Kind::Path, "Where tokenised data is kept").flag("cache-dir", "FOLDER"),
     Setting::new(
         "output.output_dir",
@@ -303,13 +309,24 @@ fn others() -> Vec<Setting> {
     Setting::new("lora.rank", count(1 << 16), "Rank of the adapters")
         .flag("lora-rank", "N")
         .flag_help("Train adapters of this rank, as peft does it"),
-    Setting::new("lora.alpha", Kind::Float(Interval::ABOVE_ZERO), "Scale of the adapters, over their rank"),
-    Setting::new("lora.dropout", Kind::Float(Interval::BELOW_ONE), "Dropout before the adapters").default("0"),
-    Setting::new("lora.targets", Kind::Text, "Layers that get adapters: names, or all-linear")
+    Setting::new("lora.alpha", Kind::Float(Interval::ABOVE_ZERO), "Scale of the adapters, over their rank; twice the rank unless given")
+        .flag("lora-alpha", "X"),
+    Setting::new("lora.dropout", Kind::Float(Interval::BELOW_ONE), "Dropout before the adapters").default("0").flag("lora-dropout", "RATE"),
+    Setting::new("lora.targets", Kind::Text, "Layers that get adapters: names, a regular expression, or all-linear")
         .default("all-linear")
         .flag("lora-targets", "NAMES"),
     Setting::new("lora.dtype", Kind::Choice(&ADAPTER_TYPES), "Type of the adapters: fp32, or that of the weights")
         .default("fp32"),
+    Setting::new("lora.quantization", Kind::Choice(&QUANTIZATIONS), "How frozen weights are kept")
+        .flag("quantization", "KIND")
+        .flag_help("How frozen weights are kept: none, 4bit (NF4) or 8bit")
+        .aliases(&[same("pytorch.quantization")]),
+    Setting::new("lora.double_quantization", Kind::Bool, "Whether the scales of four-bit weights are quantised too")
+        .default("false")
+        .aliases(&[same("pytorch.double_quantization")]),
+    Setting::new("lora.rank_stabilised", Kind::Bool, "Whether the scale is over the root of the rank (rsLoRA)")
+        .default("false")
+        .aliases(&[same("lora.use_rslora")]),
     Setting::new("pytorch.precision", Kind::Choice(&TorchPrecision::NAMES), "Types of weights and computation in PyTorch")
         .flag("torch-precision", "TYPE")
         .flag_help("Weights and computation: fp32, amp_bf16 and amp_fp16 (fp32 weights under autocast), bf16, fp16 (weights in it), bf16_amp (bf16 weights under autocast)"),
@@ -329,17 +346,12 @@ fn others() -> Vec<Setting> {
         .default("plain")
         .flag("loop", "KIND")
         .flag_help("Whose training loop runs: plain, or trainer (Hugging Face's) [default: plain]"),
-    Setting::new("pytorch.quantization", Kind::Choice(&QUANTIZATIONS), "How frozen weights are kept")
-        .flag("quantization", "KIND")
-        .flag_help("How frozen weights are kept: none, 4bit (NF4) or 8bit"),
     Setting::new(
         "pytorch.prepared",
         Kind::Bool,
         "Whether what is not quantised is raised to fp32, as prepare_model_for_kbit_training does",
     )
     .default("true"),
-    Setting::new("pytorch.double_quantization", Kind::Bool, "Whether the scales of four-bit weights are quantised too")
-        .default("false"),
     Setting::new("pytorch.reentrant", Kind::Bool, "Checkpointing with use_reentrant=True").default("false"),
     Setting::new("pytorch.packing", Kind::Bool, "Whether samples are packed into full sequences").default("false"),
     Setting::new("pytorch.sharding", Kind::Choice(&Sharding::NAMES), "How states are divided among GPUs")

@@ -16,12 +16,13 @@ use crate::config::{
 use crate::dialect::Program;
 use crate::error::ConfigError;
 use crate::pytorch::{
-    FrozenWeights, LoraConfig, LoraTargets, Sharding, TorchAttention, TorchConfig, TorchOptimizer,
-    TorchPrecision, TrainingLoop,
+    FrozenWeights, Sharding, TorchAttention, TorchConfig, TorchOptimizer, TorchPrecision,
+    TrainingLoop,
 };
 use crate::rules::{ACCUMULATION, BATCH};
 use crate::settings::{Explained, Settings};
 use crate::source::{Layer, Source};
+use crate::tuning::{LoraConfig, LoraTargets, TuningConfig};
 use crate::value::Value;
 
 impl Settings {
@@ -61,6 +62,7 @@ impl Resolution {
         let mut completion = Completion::new(given);
         let (model, named) = completion.model()?;
         let batch = completion.batch(&model)?;
+        let tuning = completion.tuning()?;
         let training = completion.training()?;
         let data = completion.data(&model)?;
         let output = completion.output(&model, &named);
@@ -70,6 +72,7 @@ impl Resolution {
                 model,
                 named,
                 batch,
+                tuning,
                 training,
                 data,
                 output,
@@ -303,10 +306,6 @@ impl Completion {
             training_loop: word("pytorch.loop")
                 .and_then(TrainingLoop::named)
                 .unwrap_or(usual.training_loop),
-            frozen: word("pytorch.quantization")
-                .and_then(FrozenWeights::named)
-                .unwrap_or(usual.frozen),
-            double_quantization: on("pytorch.double_quantization"),
             prepared: on("pytorch.prepared"),
             reentrant: on("pytorch.reentrant"),
             packing: on("pytorch.packing"),
@@ -316,8 +315,20 @@ impl Completion {
             ranks: self
                 .value("pytorch.ranks")
                 .map(|_| self.unsigned("pytorch.ranks")),
-            lora: self.lora()?,
             assumed,
+        })
+    }
+
+    fn tuning(&self) -> Result<TuningConfig, ConfigError> {
+        let frozen = match self.value("lora.quantization") {
+            Some(Value::Text(word)) => FrozenWeights::named(word).unwrap_or_default(),
+            _ => FrozenWeights::default(),
+        };
+        let double = self.value("lora.double_quantization");
+        Ok(TuningConfig {
+            lora: self.lora()?,
+            frozen,
+            double_quantization: matches!(double, Some(Value::Bool(true))),
         })
     }
 
@@ -338,6 +349,12 @@ impl Completion {
         };
         Ok(Some(LoraConfig {
             rank,
+            // Twice the rank, as most people choose it.
+            alpha: match self.value("lora.alpha") {
+                Some(_) => self.float("lora.alpha"),
+                None => 2.0 * rank as f64,
+            },
+            rank_stabilised: matches!(self.value("lora.rank_stabilised"), Some(Value::Bool(true))),
             dropout: self.float("lora.dropout"),
             targets: LoraTargets::parse(&self.text("lora.targets")),
             in_float32: self.text("lora.dtype") == "fp32",
@@ -351,6 +368,7 @@ impl Completion {
             text_column: self.text("data.text_column"),
             tokenizer: self.text("data.tokenizer"),
             val_split: self.float("data.val_split"),
+            packing: matches!(self.value("data.packing"), Some(Value::Bool(true))),
             cache_dir: self.path("data.cache_dir"),
         })
     }

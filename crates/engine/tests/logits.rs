@@ -47,13 +47,8 @@ struct Forward {
 
 impl Forward {
     fn new(model: &Architecture, compute: DType, purpose: Purpose) -> Self {
-        let options = Build {
-            batch: BATCH,
-            seq_len: SEQ,
-            compute,
-            purpose,
-        };
-        let graph = build(model, options).unwrap();
+        let options = Build::plain(BATCH, SEQ, compute, purpose);
+        let graph = build(model, &options).unwrap();
         let plan = Plan::new(&graph, Options::new(Target::Cpu));
         let executor = Executor::new(plan.arena_bytes, Some(2)).unwrap();
         let mut forward = Self {

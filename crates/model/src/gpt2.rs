@@ -10,12 +10,12 @@ use crate::{Build, Builds, norm_weights};
 const WEIGHT: Init = Init::Normal { std: 0.02 };
 
 impl Builds for Gpt2 {
-    fn build(&self, graph: &mut Graph, build: Build) -> Result<(), GraphError> {
+    fn build(&self, graph: &mut Graph, build: &Build) -> Result<(), GraphError> {
         model(graph, self, build)
     }
 }
 
-fn model(g: &mut Graph, config: &Gpt2, build: Build) -> Result<(), GraphError> {
+fn model(g: &mut Graph, config: &Gpt2, build: &Build) -> Result<(), GraphError> {
     let d = config.width as usize;
     let norm = (NormKind::Layer, config.norm_epsilon);
     let rate = build.dropout(config.residual_dropout);

@@ -9,23 +9,24 @@
 //!
 //! let graph = build(
 //!     &Architecture::Gpt2(Gpt2::default()),
-//!     Build {
-//!         batch: 1,
-//!         seq_len: 128,
-//!         compute: DType::Bf16,
-//!         purpose: Purpose::Evaluate { loss_chunk: None },
-//!     },
+//!     &Build::plain(1, 128, DType::Bf16, Purpose::Evaluate { loss_chunk: None }),
 //! )?;
 //! assert!(graph.loss.is_some());
 //! assert_eq!(graph.blocks.len(), 12);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod decoder;
 mod gpt2;
 mod mamba;
+mod rotary;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use cinch_architecture::{Architecture, with_architectures};
 use cinch_config::Precision;
+use cinch_graph::op::Quantisation;
 use cinch_graph::{DType, Graph, GraphError, Init, TensorId};
 use thiserror::Error;
 
@@ -40,6 +41,12 @@ pub enum ModelError {
         "cinch's engine does not train {family} yet\nhint: `cinch plan --engine pytorch` predicts what PyTorch takes for it; `cinch models` lists what can be trained"
     )]
     NotTrained { family: &'static str },
+    #[error(
+        "cinch trains {family} whole and from rows of one piece: adapters and packed documents \
+         are there for Qwen2, Qwen3, LLaMA and Mistral\n\
+         hint: leave out --lora-rank and --packing"
+    )]
+    WholeOnly { family: &'static str },
     #[error("{problem}\nhint: `cinch plan --engine pytorch` predicts what PyTorch takes for it")]
     Beyond { problem: String },
     #[error(transparent)]
@@ -61,14 +68,46 @@ pub enum Purpose {
     Generate,
 }
 
-/// The sizes that do not belong to the model.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// What does not belong to the model itself.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Build {
     pub batch: usize,
     pub seq_len: usize,
     /// What activations are computed in.
     pub compute: DType,
     pub purpose: Purpose,
+    /// Whether a row holds several documents, none of which sees another.
+    pub packed: bool,
+    /// What is trained in place of the weights.
+    pub adapters: Option<AdapterShape>,
+}
+
+impl Build {
+    /// All weights are trained, and rows are of one piece.
+    pub fn plain(batch: usize, seq_len: usize, compute: DType, purpose: Purpose) -> Self {
+        Self {
+            batch,
+            seq_len,
+            compute,
+            purpose,
+            packed: false,
+            adapters: None,
+        }
+    }
+}
+
+/// Adapters of low rank on linear layers, whose own weights are frozen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdapterShape {
+    pub rank: usize,
+    /// Of what an adapter adds.
+    pub scale: f64,
+    /// Of what it reads.
+    pub dropout: f64,
+    /// The modules that have one, of those that [`linear_modules`] lists.
+    pub modules: Arc<BTreeSet<String>>,
+    /// How the weights of linear layers are kept.
+    pub quantisation: Option<Quantisation>,
 }
 
 /// The element type of a precision's activations.
@@ -82,7 +121,12 @@ pub fn compute_type(precision: Precision) -> DType {
 
 /// An architecture that cinch's engine trains. Every one that the list calls trained has it.
 trait Builds {
-    fn build(&self, graph: &mut Graph, build: Build) -> Result<(), GraphError>;
+    fn build(&self, graph: &mut Graph, build: &Build) -> Result<(), GraphError>;
+
+    /// The linear layers that can have adapters, as Hugging Face's files name them.
+    fn linear_modules(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 macro_rules! dispatch {
@@ -90,7 +134,7 @@ macro_rules! dispatch {
         fn build_into(
             model: &Architecture,
             graph: &mut Graph,
-            build: Build,
+            build: &Build,
         ) -> Result<(), ModelError> {
             match model {
                 $(Architecture::$trained(shape) => Ok(Builds::build(shape, graph, build)?),)*
@@ -99,12 +143,20 @@ macro_rules! dispatch {
                 }),
             }
         }
+
+        /// The linear layers of a model that can have adapters, in the order in which they run.
+        pub fn linear_modules(model: &Architecture) -> Vec<String> {
+            match model {
+                $(Architecture::$trained(shape) => Builds::linear_modules(shape),)*
+                $(Architecture::$predicted(_))|* => Vec::new(),
+            }
+        }
     };
 }
 with_architectures!(dispatch);
 
 /// Builds the forward graph of a model.
-pub fn build(model: &Architecture, build: Build) -> Result<Graph, ModelError> {
+pub fn build(model: &Architecture, build: &Build) -> Result<Graph, ModelError> {
     if let Some(problem) = model.beyond_the_engine() {
         return Err(ModelError::Beyond { problem });
     }
@@ -116,6 +168,12 @@ pub fn build(model: &Architecture, build: Build) -> Result<Graph, ModelError> {
             positions: positions as usize,
         });
     }
+    let without_modules = linear_modules(model).is_empty();
+    if without_modules && (build.adapters.is_some() || build.packed) {
+        return Err(ModelError::WholeOnly {
+            family: model.family().title,
+        });
+    }
     let mut graph = Graph::new(build.compute);
     build_into(model, &mut graph, build)?;
     Ok(graph)
@@ -125,6 +183,10 @@ pub fn build(model: &Architecture, build: Build) -> Result<Graph, ModelError> {
 pub mod input {
     pub const TOKENS: &str = "tokens";
     pub const TARGETS: &str = "targets";
+    /// Of each token in its document.
+    pub const POSITIONS: &str = "positions";
+    /// Where each token's document begins in its row.
+    pub const STARTS: &str = "starts";
     /// The position whose logits are wanted.
     pub const POSITION: &str = "position";
 }
@@ -132,6 +194,18 @@ pub mod input {
 impl Build {
     fn tokens(&self, graph: &mut Graph) -> TensorId {
         graph.batch(input::TOKENS, [self.batch, self.seq_len], DType::I32)
+    }
+
+    /// Positions and starts of documents, where rows hold several.
+    fn documents(&self, graph: &mut Graph) -> Option<[TensorId; 2]> {
+        self.packed.then(|| {
+            [input::POSITIONS, input::STARTS]
+                .map(|name| graph.batch(name, [self.batch, self.seq_len], DType::I32))
+        })
+    }
+
+    fn quantisation(&self) -> Option<Quantisation> {
+        self.adapters.as_ref()?.quantisation
     }
 
     /// The rate while training, zero otherwise.

@@ -19,12 +19,12 @@ const TIME_STEP: Init = Init::InverseSoftplus {
 };
 
 impl Builds for Mamba {
-    fn build(&self, graph: &mut Graph, build: Build) -> Result<(), GraphError> {
+    fn build(&self, graph: &mut Graph, build: &Build) -> Result<(), GraphError> {
         model(graph, self, build)
     }
 }
 
-fn model(g: &mut Graph, config: &Mamba, build: Build) -> Result<(), GraphError> {
+fn model(g: &mut Graph, config: &Mamba, build: &Build) -> Result<(), GraphError> {
     let d = config.width as usize;
     let tokens = build.tokens(g);
     let table = g.weight("embedding.weight", [config.vocabulary as usize, d], WEIGHT);

@@ -24,13 +24,8 @@ fn forward(kind: &Family, size: &str, batch: usize, seq_len: usize, compute: DTy
         label_smoothing: 0.0,
         loss_chunk: None,
     };
-    let options = Build {
-        batch,
-        seq_len,
-        compute,
-        purpose,
-    };
-    build(&model_config(kind, size), options).unwrap()
+    let options = Build::plain(batch, seq_len, compute, purpose);
+    build(&model_config(kind, size), &options).unwrap()
 }
 
 fn training(graph: Graph) -> TrainingGraph {

@@ -1,11 +1,15 @@
 //! The graphs of a configuration: the training step, with blocks recomputed and weights updated
 //! as it says, and the evaluation.
 
-use cinch_config::{Config, StateFormat};
-use cinch_graph::op::MomentFormat;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use cinch_config::{Config, FrozenWeights, LoraTargets, StateFormat};
+use cinch_graph::op::{MomentFormat, Quantisation};
 use cinch_graph::{Graph, Optimizer, Recompute, Target, TrainingGraph, differentiate};
-use cinch_model::{Build, Purpose, build, compute_type};
+use cinch_model::{AdapterShape, Build, Purpose, build, compute_type, linear_modules};
 use cinch_plan::Options;
+use regex::Regex;
 
 use crate::{StepError, StepTarget};
 
@@ -15,7 +19,7 @@ pub fn differentiated(config: &Config, target: Target) -> Result<TrainingGraph, 
         label_smoothing: config.training.label_smoothing,
         loss_chunk: loss_chunk(config, target),
     };
-    let forward = build(&config.model, form(config, purpose))?;
+    let forward = build(&config.model, &form(config, purpose)?)?;
     Ok(differentiate(forward, &optimizer(config))?)
 }
 
@@ -39,7 +43,7 @@ pub fn recomputed(
 pub fn evaluation_graph(config: &Config, target: Target) -> Result<Graph, StepError> {
     let loss_chunk = loss_chunk(config, target);
     let purpose = Purpose::Evaluate { loss_chunk };
-    Ok(build(&config.model, form(config, purpose))?)
+    Ok(build(&config.model, &form(config, purpose)?)?)
 }
 
 /// The configuration without what its graph does not depend on: two that are equal then have the
@@ -59,12 +63,77 @@ pub fn options(config: &Config, machine: StepTarget) -> Options {
     }
 }
 
-fn form(config: &Config, purpose: Purpose) -> Build {
-    Build {
+fn form(config: &Config, purpose: Purpose) -> Result<Build, StepError> {
+    Ok(Build {
         batch: config.batch.batch_size,
         seq_len: config.batch.seq_len,
         compute: compute_type(config.batch.precision),
         purpose,
+        packed: config.data.packing,
+        adapters: adapters(config)?,
+    })
+}
+
+fn adapters(config: &Config) -> Result<Option<AdapterShape>, StepError> {
+    let tuning = &config.tuning;
+    let quantisation = match (tuning.frozen, &config.named.quantization) {
+        (FrozenWeights::FourBit, _) => Some(Quantisation::Nf4 {
+            double: tuning.double_quantization,
+        }),
+        (FrozenWeights::EightBit, _) => Some(Quantisation::Int8),
+        (FrozenWeights::InTheirType, None) => None,
+        (FrozenWeights::InTheirType, Some(_)) => return Err(StepError::SavedQuantised),
+    };
+    let Some(lora) = &tuning.lora else {
+        return match quantisation {
+            Some(_) => Err(StepError::QuantisedAndTrained),
+            None => Ok(None),
+        };
+    };
+    if !lora.in_float32 {
+        return Err(StepError::AdapterType);
+    }
+    let modules = linear_modules(&config.model);
+    let chosen = targeted(&lora.targets, &modules)?;
+    Ok(Some(AdapterShape {
+        rank: lora.rank as usize,
+        scale: lora.scale(),
+        dropout: lora.dropout,
+        modules: Arc::new(chosen),
+        quantisation,
+    }))
+}
+
+/// The modules that get adapters, by peft's rules: a name is a module's whole name or its end after
+/// a point, a pattern must match the whole name.
+fn targeted(targets: &LoraTargets, modules: &[String]) -> Result<BTreeSet<String>, StepError> {
+    let chosen: BTreeSet<String> = match targets {
+        LoraTargets::AllLinear => modules.iter().cloned().collect(),
+        LoraTargets::Names(names) => {
+            let ends =
+                |module: &str, name: &str| module == name || module.ends_with(&format!(".{name}"));
+            let unknown = names
+                .iter()
+                .find(|name| !modules.iter().any(|module| ends(module, name)));
+            if let Some(name) = unknown {
+                return Err(StepError::no_target(name, modules));
+            }
+            let chosen = |module: &&String| names.iter().any(|name| ends(module, name));
+            modules.iter().filter(chosen).cloned().collect()
+        }
+        LoraTargets::Pattern(pattern) => {
+            let whole = Regex::new(&format!("^(?:{pattern})$"));
+            let whole = whole.map_err(|error| StepError::Pattern {
+                pattern: pattern.clone(),
+                problem: error.to_string(),
+            })?;
+            let matches = |module: &&String| whole.is_match(module);
+            modules.iter().filter(matches).cloned().collect()
+        }
+    };
+    match (chosen.is_empty(), targets) {
+        (true, LoraTargets::Pattern(pattern)) => Err(StepError::no_target(pattern, modules)),
+        _ => Ok(chosen),
     }
 }
 

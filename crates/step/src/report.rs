@@ -131,7 +131,7 @@ impl StepPlan {
         PlanReport {
             model: config.model.name().to_owned(),
             size: config.model.size_name().map(str::to_owned),
-            parameters: self.training.num_parameters(),
+            parameters: config.model.parameters(),
             trainable: self.training.num_trainable(),
             device: match target {
                 Target::Cpu => "cpu",

@@ -60,7 +60,8 @@ impl Configured {
             length: config.batch.seq_len as u64,
             attention: attention(config, &mut assumed),
             checkpoints: checkpoints(config)?,
-            lora: torch
+            lora: config
+                .tuning
                 .lora
                 .as_ref()
                 .map(|lora| adapters(lora, &config.model))
@@ -83,10 +84,10 @@ fn beyond(problem: impl Into<String>) -> TorchError {
 
 /// As the run says, else as the files are stored.
 fn frozen(config: &Config) -> Result<Frozen, TorchError> {
-    let torch = &config.torch;
-    let frozen = match (&torch.frozen, &config.named.quantization) {
+    let tuning = &config.tuning;
+    let frozen = match (&tuning.frozen, &config.named.quantization) {
         (FrozenWeights::FourBit, _) => Frozen::FourBit {
-            double: torch.double_quantization,
+            double: tuning.double_quantization,
         },
         (FrozenWeights::EightBit, _) => Frozen::EightBit,
         (FrozenWeights::InTheirType, Some(Quantization::FourBit { double })) => {
@@ -192,6 +193,12 @@ fn adapters(lora: &LoraConfig, model: &Architecture) -> Result<Lora, TorchError>
     };
     let targets: Vec<String> = match &lora.targets {
         LoraTargets::AllLinear => known.linear.iter().map(|name| (*name).to_owned()).collect(),
+        LoraTargets::Pattern(pattern) => {
+            return Err(beyond(format!(
+                "adapters chosen by the regular expression `{pattern}` are not predicted\n\
+                 hint: list the names of the layers, --lora-targets q_proj,v_proj"
+            )));
+        }
         LoraTargets::Names(names) => {
             let unknown = names
                 .iter()

@@ -23,8 +23,8 @@ fn configured(values: &[(&str, &str)]) -> Result<Configured, Box<dyn std::error:
 #[test]
 fn quantised_weights_and_paged_states_are_taken_over() {
     let run = configured(&[
-        ("pytorch.quantization", "4bit"),
-        ("pytorch.double_quantization", "true"),
+        ("lora.quantization", "4bit"),
+        ("lora.double_quantization", "true"),
         ("pytorch.precision", "bf16_amp"),
         ("pytorch.optimizer", "paged_adamw_8bit"),
     ])
@@ -47,7 +47,7 @@ fn quantised_weights_and_paged_states_are_taken_over() {
             .any(|sentence| sentence.contains("prepare_model_for_kbit_training"))
     );
     let four = workload.predict().unwrap();
-    let eight = configured(&[("pytorch.quantization", "8bit")]).unwrap();
+    let eight = configured(&[("lora.quantization", "8bit")]).unwrap();
     assert_eq!(eight.workload.frozen, Frozen::EightBit);
     let plain = configured(&[]).unwrap();
     assert_eq!(plain.workload.frozen, Frozen::InTheirType);

@@ -75,13 +75,8 @@ impl Generator {
         let mut plans = Vec::new();
         let mut length = SHORTEST.min(max_seq_len);
         loop {
-            let form = Build {
-                batch: 1,
-                seq_len: length,
-                compute: DType::F32,
-                purpose: Purpose::Generate,
-            };
-            let graph = build(model, form).map_err(cinch_step::StepError::from)?;
+            let form = Build::plain(1, length, DType::F32, Purpose::Generate);
+            let graph = build(model, &form).map_err(cinch_step::StepError::from)?;
             let plan = Plan::new(&graph, Options::new(target));
             plans.push((length, graph, plan));
             if length >= longest {

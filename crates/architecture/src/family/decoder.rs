@@ -8,6 +8,7 @@ use crate::adapter::Adapters;
 use crate::error::ArchitectureError;
 use crate::family::{Family, PLAIN};
 use crate::fields::{Fields, LARGEST, MOST_HEADS};
+use crate::rotary::{RotaryPositions, RotaryScaling};
 use crate::window::Windows;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -32,6 +33,10 @@ pub struct Decoder {
     pub activation: Activation,
     pub tied: bool,
     pub windows: Windows,
+    pub rotary: RotaryPositions,
+    pub norm_epsilon: f64,
+    /// Of new weights.
+    pub initial_std: f64,
 }
 
 impl Decoder {
@@ -47,6 +52,26 @@ impl Decoder {
         let table = self.vocabulary * self.width;
         let tables = if self.tied { table } else { 2 * table };
         tables + self.layers * (attention + feed + norms) + self.width
+    }
+}
+
+impl Decoder {
+    /// The layer's window, where it looks back over one only.
+    pub fn window(&self, layer: u64) -> Option<u64> {
+        match self.windows {
+            Windows::Shared { window } => window,
+            Windows::ByKind { sliding } => sliding
+                .filter(|sliding| layer >= sliding.first)
+                .map(|sliding| sliding.window),
+        }
+    }
+
+    pub(crate) fn beyond_the_engine(&self) -> Option<String> {
+        if let RotaryScaling::Other(name) = &self.rotary.scaling {
+            return Some(format!("cinch's engine does not have {name} yet"));
+        }
+        let known = matches!(self.activation, Activation::Silu | Activation::Relu);
+        (!known).then(|| "cinch's decoders have SiLU and ReLU gates only".to_owned())
     }
 }
 
@@ -82,6 +107,8 @@ pub(crate) struct Defaults {
     pub head_width: Option<u64>,
     pub biases: Biases,
     pub head_norms: bool,
+    /// The longest sequence that the model was made for.
+    pub positions: f64,
     pub windows: fn(&Fields<'_>, u64) -> Result<Windows, ArchitectureError>,
 }
 
@@ -141,6 +168,12 @@ impl Defaults {
             activation: fields.activation("hidden_act", Activation::Silu)?,
             tied: fields.flag("tie_word_embeddings", false)?,
             windows: (self.windows)(fields, layers)?,
+            rotary: {
+                let positions = fields.positive("max_position_embeddings")?;
+                RotaryPositions::read(fields, positions.unwrap_or(self.positions))?
+            },
+            norm_epsilon: fields.positive("rms_norm_eps")?.unwrap_or(1e-6),
+            initial_std: fields.positive("initializer_range")?.unwrap_or(0.02),
         })
     }
 }
@@ -165,6 +198,10 @@ macro_rules! describe_decoder {
 
             fn parameters(&self) -> u64 {
                 self.0.parameters()
+            }
+
+            fn beyond_the_engine(&self) -> Option<String> {
+                self.0.beyond_the_engine()
             }
         }
     };

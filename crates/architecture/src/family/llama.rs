@@ -32,6 +32,7 @@ const DEFAULTS: Defaults = Defaults {
     head_width: None,
     biases: Biases::Stated,
     head_norms: false,
+    positions: 2048.0,
     windows: no_window,
 };
 

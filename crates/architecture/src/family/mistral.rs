@@ -32,6 +32,7 @@ const DEFAULTS: Defaults = Defaults {
     head_width: None,
     biases: Biases::None,
     head_norms: false,
+    positions: 131_072.0,
     windows: window_of_all_layers,
 };
 

@@ -33,6 +33,7 @@ const DEFAULTS: Defaults = Defaults {
     head_width: None,
     biases: Biases::QueryKeyValue,
     head_norms: false,
+    positions: 32_768.0,
     windows: window_of_late_layers,
 };
 

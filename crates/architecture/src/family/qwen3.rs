@@ -31,5 +31,6 @@ const DEFAULTS: Defaults = Defaults {
     head_width: Some(128),
     biases: Biases::Stated,
     head_norms: true,
+    positions: 32_768.0,
     windows: window_of_late_layers,
 };

@@ -91,7 +91,7 @@ fn taken_for(key: &str, means: &str) -> String {
         "pytorch.precision" | "vram.precision" => "precision",
         "pytorch.optimizer" => "optimizer",
         "pytorch.attention" => "attention",
-        "pytorch.quantization" => "frozen weights",
+        "lora.quantization" => "frozen weights",
         "pytorch.sharding" => "sharding",
         "pytorch.ranks" => "GPUs",
         "lora.adapter" => "adapters",

@@ -141,20 +141,24 @@ fn facts(config: &Config) -> BTreeMap<String, String> {
     if let Some(optimizer) = torch.optimizer {
         fact("optimizer", optimizer.name().to_owned());
     }
-    if let Some(lora) = &torch.lora {
+    if let Some(lora) = &config.tuning.lora {
         let targets = match &lora.targets {
             LoraTargets::AllLinear => "all-linear".to_owned(),
             LoraTargets::Names(names) => names.join(","),
+            LoraTargets::Pattern(pattern) => pattern.clone(),
         };
         fact("adapters", format!("{} on {targets}", lora.rank));
     }
-    if torch.frozen != FrozenWeights::InTheirType {
-        let doubly = if torch.double_quantization {
+    if config.tuning.frozen != FrozenWeights::InTheirType {
+        let doubly = if config.tuning.double_quantization {
             " doubly"
         } else {
             ""
         };
-        fact("quantisation", format!("{}{doubly}", torch.frozen.name()));
+        fact(
+            "quantisation",
+            format!("{}{doubly}", config.tuning.frozen.name()),
+        );
     }
     if torch.sharding != Sharding::None {
         fact("sharding", torch.sharding.name().to_owned());

@@ -142,7 +142,7 @@ fn guide_002() {
     assert_eq!(config.torch.precision, TorchPrecision::AmpFp16);
     assert_eq!(config.torch.optimizer, Some(TorchOptimizer::Adamw));
     assert_eq!(batch.checkpointing, Checkpointing::Full);
-    let lora = config.torch.lora.as_ref().unwrap();
+    let lora = config.tuning.lora.as_ref().unwrap();
     assert_eq!((lora.rank, lora.dropout), (128, 0.05));
     let layers = ["q_proj", "k_proj", "v_proj", "o_proj"].map(str::to_owned);
     assert_eq!(lora.targets, LoraTargets::Names(layers.to_vec()));

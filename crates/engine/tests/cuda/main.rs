@@ -261,14 +261,9 @@ fn gpt2_of(d_model: usize, n_heads: usize, vocab_size: usize) -> Architecture {
 }
 
 fn model(config: &Architecture, batch: usize, seq_len: usize, compute: DType) -> Graph {
-    let options = Build {
-        batch,
-        seq_len,
-        compute,
-        purpose: Purpose::Train {
-            label_smoothing: 0.1,
-            loss_chunk: Some(100),
-        },
+    let purpose = Purpose::Train {
+        label_smoothing: 0.1,
+        loss_chunk: Some(100),
     };
-    build(config, options).unwrap()
+    build(config, &Build::plain(batch, seq_len, compute, purpose)).unwrap()
 }

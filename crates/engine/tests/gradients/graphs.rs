@@ -80,13 +80,7 @@ pub fn model(config: &Architecture, compute: DType) -> Graph {
 }
 
 pub fn with_purpose(config: &Architecture, compute: DType, purpose: Purpose) -> Graph {
-    let options = Build {
-        batch: BATCH,
-        seq_len: SEQ,
-        compute,
-        purpose,
-    };
-    build(config, options).unwrap()
+    build(config, &Build::plain(BATCH, SEQ, compute, purpose)).unwrap()
 }
 
 fn start(g: &mut Graph, width: usize) -> Result<TensorId, GraphError> {

@@ -152,7 +152,7 @@ fn answer<'a>(request: &'a Request<'a>, space: &'a Space, length: Length) -> Res
     let report = FitReport {
         model: config.model.name().to_owned(),
         size: config.model.size_name().map(str::to_owned),
-        parameters: plan.training.num_parameters(),
+        parameters: plan.config.model.parameters(),
         card: card.clone(),
         memory_bytes: request.memory_bytes,
         budget_bytes: request.budget_bytes,

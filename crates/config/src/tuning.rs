@@ -1,0 +1,74 @@
+//! What is trained: all weights, or adapters on frozen ones.
+
+use serde::{Deserialize, Serialize};
+
+use crate::pytorch::FrozenWeights;
+
+/// Which weights are trained, and how the others are kept.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TuningConfig {
+    /// Adapters; none where all weights are trained.
+    pub lora: Option<LoraConfig>,
+    pub frozen: FrozenWeights,
+    pub double_quantization: bool,
+}
+
+/// Adapters on linear layers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LoraConfig {
+    pub rank: u64,
+    /// What an adapter adds is multiplied by this over the rank, or over its root.
+    pub alpha: f64,
+    pub rank_stabilised: bool,
+    pub dropout: f64,
+    pub targets: LoraTargets,
+    /// In fp32, as peft makes them; else in the type of the weights.
+    pub in_float32: bool,
+}
+
+impl LoraConfig {
+    /// The factor of what an adapter adds.
+    pub fn scale(&self) -> f64 {
+        let rank = self.rank as f64;
+        self.alpha
+            / if self.rank_stabilised {
+                rank.sqrt()
+            } else {
+                rank
+            }
+    }
+}
+
+/// Which layers get adapters.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum LoraTargets {
+    /// Every linear layer of the blocks.
+    AllLinear,
+    /// Ends of modules' names.
+    Names(Vec<String>),
+    /// A regular expression that a module's whole name matches.
+    Pattern(String),
+}
+
+impl LoraTargets {
+    /// `all-linear`, names with commas between them, or a regular expression.
+    pub(crate) fn parse(text: &str) -> LoraTargets {
+        let is_pattern = |c: char| "*+?|()[]^$\\".contains(c);
+        if text.contains(is_pattern) {
+            return LoraTargets::Pattern(text.trim().to_owned());
+        }
+        let names: Vec<String> = text
+            .split([',', ' '])
+            .map(str::trim)
+            .filter(|name| !name.is_empty())
+            .map(str::to_owned)
+            .collect();
+        match names.as_slice() {
+            [] => LoraTargets::AllLinear,
+            [one] if matches!(one.as_str(), "all" | "all-linear" | "all_linear") => {
+                LoraTargets::AllLinear
+            }
+            _ => LoraTargets::Names(names),
+        }
+    }
+}
