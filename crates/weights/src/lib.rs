@@ -1,0 +1,31 @@
+//! Files of models and adapters: what is in them, in which type and shape, and how it gets into
+//! memory and back to a disk. Nothing here knows a graph, a plan or a device.
+//!
+//! [`WeightFiles`] opens a model folder (one safetensors file, or shards with their index), checks
+//! every header and reads tensors by rows, in their own type or converted.
+//!
+//! ```no_run
+//! use cinch_weights::WeightFiles;
+//! use std::path::Path;
+//!
+//! # fn main() -> Result<(), cinch_weights::WeightError> {
+//! let files = WeightFiles::open(Path::new("models/tiny"))?;
+//! let embedding = files.tensor("model.embed_tokens.weight")?;
+//! let mut row = vec![0.0; embedding.row_elements()];
+//! files.read_f32("model.embed_tokens.weight", 5..6, &mut row)?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod error;
+mod find;
+mod half;
+mod header;
+mod open;
+mod read;
+
+pub use error::WeightError;
+pub use find::find_folder;
+pub use half::{bf16_bits, bf16_value, f16_bits, f16_value};
+pub use open::{Tensor, WeightFiles};
+pub use safetensors::Dtype;
