@@ -22,10 +22,16 @@ mod find;
 mod half;
 mod header;
 mod open;
+mod quantize;
 mod read;
 
 pub use error::WeightError;
 pub use find::find_folder;
 pub use half::{bf16_bits, bf16_value, f16_bits, f16_value};
 pub use open::{Tensor, WeightFiles};
+pub use quantize::{
+    DYNAMIC_MAP, NF4_MAP, Nf4, Nf4Layout, Nf4Parts, dequantize_int8, dequantize_nf4,
+    dequantize_scales, quantize_int8, quantize_nf4, quantize_nf4_bf16, quantize_scales,
+    scale_offset,
+};
 pub use safetensors::Dtype;

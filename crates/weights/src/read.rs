@@ -18,7 +18,7 @@ use crate::open::{OpenFile, Tensor, WeightFiles};
 /// Bytes that one thread reads at once without conversion: enough to keep a disk busy.
 const RAW_PIECE: usize = 4 << 20;
 /// Elements that one thread converts at once: a piece that stays in its core's cache.
-const CONVERTED_PIECE: usize = 64 << 10;
+pub(crate) const CONVERTED_PIECE: usize = 64 << 10;
 
 /// Fills `into` from a place of the file, without moving a cursor that threads would share.
 #[cfg(unix)]
@@ -242,7 +242,7 @@ impl WeightFiles {
         }
     }
 
-    fn check_length(
+    pub(crate) fn check_length(
         &self,
         tensor: &Tensor,
         unit: &'static str,
