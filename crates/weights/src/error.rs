@@ -130,6 +130,20 @@ pub enum WeightError {
         found: Dtype,
         wanted: Dtype,
     },
+
+    #[error("tensor `{tensor}` cannot be written: {problem}")]
+    Unwritable { tensor: String, problem: String },
+
+    #[error(
+        "the disk is full: `{}` takes {needed} bytes; nothing of it was kept\n\
+         hint: free some space, or name a folder on another disk",
+        path.display()
+    )]
+    DiskFull {
+        path: PathBuf,
+        needed: u64,
+        source: io::Error,
+    },
 }
 
 impl WeightError {

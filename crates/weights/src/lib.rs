@@ -24,6 +24,7 @@ mod header;
 mod open;
 mod quantize;
 mod read;
+mod write;
 
 pub use error::WeightError;
 pub use find::find_folder;
@@ -35,3 +36,4 @@ pub use quantize::{
     scale_offset,
 };
 pub use safetensors::Dtype;
+pub use write::{Contents, Layout, TensorSpec, TensorWriter, cut_shards, write_file, write_model};
