@@ -131,6 +131,63 @@ pub enum WeightError {
         wanted: Dtype,
     },
 
+    #[error("`{}`: {key}: {problem}", path.display())]
+    AdapterConfig {
+        path: PathBuf,
+        key: String,
+        problem: String,
+    },
+
+    #[error(
+        "`{}` has {key} = {value}, which is not supported: {reason}\n\
+         hint: merge this adapter with peft (`merge_and_unload`) and use the merged model",
+        path.display()
+    )]
+    UnsupportedAdapter {
+        path: PathBuf,
+        key: String,
+        value: String,
+        reason: &'static str,
+    },
+
+    #[error("{key}: `{pattern}` is not a regular expression that can be used: {problem}")]
+    Pattern {
+        key: &'static str,
+        pattern: String,
+        problem: String,
+    },
+
+    #[error(
+        "no module matches the target `{target}`\n\
+         hint: linear modules of this model end in {}{}",
+        ends.join(", "), for_example(example.as_deref())
+    )]
+    NoTarget {
+        target: String,
+        /// Last parts of the modules' names.
+        ends: Vec<String>,
+        example: Option<String>,
+    },
+
+    #[error(
+        "the adapter `{}` does not belong to `{}`: {problem}{}",
+        adapter.display(), base.display(), named_base(named.as_deref())
+    )]
+    AnotherBase {
+        adapter: PathBuf,
+        base: PathBuf,
+        /// The tensor with its shape here and there.
+        problem: String,
+        /// What the adapter says about its base.
+        named: Option<String>,
+    },
+
+    #[error("there is already something at `{}`\nhint: name a new or an empty folder", path.display())]
+    Taken { path: PathBuf },
+
+    #[error("stopped; nothing was kept of `{}`", path.display())]
+    Stopped { path: PathBuf },
+
     #[error("tensor `{tensor}` cannot be written: {problem}")]
     Unwritable { tensor: String, problem: String },
 
@@ -185,4 +242,14 @@ fn conversion_hint(found: Dtype) -> &'static str {
         Dtype::F8_E4M3 | Dtype::F8_E5M2 => "take the upload of this model in bf16",
         _ => "fp32, bf16, fp16 and fp64 are converted; other types are read as they are",
     }
+}
+
+fn for_example(name: Option<&str>) -> String {
+    name.map_or_else(String::new, |name| format!(", as in `{name}`"))
+}
+
+fn named_base(named: Option<&str>) -> String {
+    named.map_or_else(String::new, |name| {
+        format!("\nhint: it was trained on `{name}`, as its adapter_config.json says")
+    })
 }

@@ -17,18 +17,27 @@
 //! # }
 //! ```
 
+mod adapter;
+mod companions;
 mod error;
 mod find;
 mod half;
 mod header;
+mod merge;
 mod open;
 mod quantize;
 mod read;
 mod write;
 
+pub use adapter::{
+    ADAPTER_CONFIG_FILE, ADAPTER_FILE, AdaptedModule, Adapter, AdapterConfig, AdapterModule, Bias,
+    Factor, Factors, Modules, Replaced, Targets, write_adapter, write_adapter_files,
+};
+pub use companions::copy_companions;
 pub use error::WeightError;
 pub use find::find_folder;
 pub use half::{bf16_bits, bf16_value, f16_bits, f16_value};
+pub use merge::{MergeProgress, Merged, merge};
 pub use open::{Tensor, WeightFiles};
 pub use quantize::{
     DYNAMIC_MAP, NF4_MAP, Nf4, Nf4Layout, Nf4Parts, dequantize_int8, dequantize_nf4,

@@ -15,6 +15,7 @@ use serde::Deserialize;
 
 use crate::error::WeightError;
 use crate::header::Header;
+use crate::write::TensorSpec;
 
 pub(crate) const SINGLE_FILE: &str = "model.safetensors";
 pub(crate) const INDEX_FILE: &str = "model.safetensors.index.json";
@@ -66,6 +67,15 @@ impl Tensor {
 
     pub fn num_elements(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    /// What a file with this tensor declares.
+    pub fn spec(&self) -> TensorSpec<'_> {
+        TensorSpec {
+            name: &self.name,
+            dtype: self.dtype,
+            shape: &self.shape,
+        }
     }
 
     /// Bytes in the file.

@@ -261,7 +261,7 @@ impl WeightFiles {
         })
     }
 
-    fn not_converted(&self, tensor: &Tensor, wanted: Dtype) -> WeightError {
+    pub(crate) fn not_converted(&self, tensor: &Tensor, wanted: Dtype) -> WeightError {
         WeightError::NotConverted {
             path: self.file_of(tensor).to_owned(),
             tensor: tensor.name.clone(),

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use cinch_files::Replacement;
+use cinch_files::{NewFolder, Replacement};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
@@ -253,6 +253,16 @@ pub fn write_model(
     cinch_files::replace(&path, text.as_bytes()).map_err(WeightError::io("write", &path))?;
     paths.push(path);
     Ok(paths)
+}
+
+/// Begins a folder; a place that has something in it is refused.
+pub(crate) fn new_folder(path: &Path) -> Result<NewFolder, WeightError> {
+    NewFolder::create(path).map_err(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => WeightError::Taken {
+            path: path.to_owned(),
+        },
+        _ => WeightError::io("create", path)(error),
+    })
 }
 
 fn failed(path: &Path, needed: u64, source: io::Error) -> WeightError {
