@@ -36,9 +36,9 @@ impl HubFolders {
         }
     }
 
-    /// The `config.json` of an id that was downloaded: of the revision that `main` names, else of
-    /// any.
-    fn downloaded(&self, id: &str) -> Option<PathBuf> {
+    /// The folder of an id that was downloaded, if it holds a file of that name: of the revision
+    /// that `main` names, else of any.
+    pub fn downloaded(&self, id: &str, holds: &str) -> Option<PathBuf> {
         let folder = format!("models--{}", id.replace('/', "--"));
         self.caches.iter().find_map(|cache| {
             let model = cache.join(&folder);
@@ -54,8 +54,7 @@ impl HubFolders {
             named
                 .into_iter()
                 .chain(folders)
-                .map(|folder| folder.join("config.json"))
-                .find(|path| path.is_file())
+                .find(|folder| folder.join(holds).is_file())
         })
     }
 }
@@ -86,7 +85,7 @@ pub fn find(name: &str, folders: &HubFolders) -> Result<Model, ArchitectureError
         }
         return Ok(model);
     }
-    if let Some(path) = folders.downloaded(name) {
+    if let Some(path) = folders.downloaded(name, "config.json") {
         return read_path(&path, name);
     }
     if let Some((entry, quantization)) = of_reupload(name) {

@@ -99,7 +99,7 @@ impl Drop for Partial {
 }
 
 /// Threads that write the same file at once do not share a name.
-fn next_number() -> u64 {
+pub(crate) fn next_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }

@@ -1,0 +1,332 @@
+//! The tensors of an adapter: opened, checked against a base model, and written.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use safetensors::Dtype;
+
+use super::config::AdapterConfig;
+use super::{ADAPTER_CONFIG_FILE, ADAPTER_FILE};
+use crate::error::WeightError;
+use crate::open::{Tensor, WeightFiles};
+use crate::write::{TensorSpec, TensorWriter, new_folder, write_file};
+
+/// What peft puts before the names of the model's own modules.
+const PREFIX: &str = "base_model.model.";
+/// Where peft keeps what a module was before it had an adapter.
+const BASE_LAYER: &str = "base_layer.";
+/// Files of older versions of peft.
+const PICKLE: &str = "adapter_model.bin";
+
+/// The two factors of a module's adapter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Factor {
+    /// [rank, inputs]
+    A,
+    /// [outputs, rank]
+    B,
+}
+
+/// The sizes of a module's adapter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdapterModule {
+    /// Of the base model, such as `model.layers.0.self_attn.q_proj`.
+    pub name: String,
+    pub rank: usize,
+    pub inputs: usize,
+    pub outputs: usize,
+}
+
+impl AdapterModule {
+    pub fn shape(&self, factor: Factor) -> [usize; 2] {
+        match factor {
+            Factor::A => [self.rank, self.inputs],
+            Factor::B => [self.outputs, self.rank],
+        }
+    }
+
+    /// The name of a factor in `adapter_model.safetensors`.
+    pub fn tensor(&self, factor: Factor) -> String {
+        format!("{PREFIX}{}.lora_{factor:?}.weight", self.name)
+    }
+
+    /// The base's tensor that it adapts.
+    pub fn weight(&self) -> String {
+        format!("{}.weight", self.name)
+    }
+}
+
+/// A tensor that was trained whole and takes the place of the base's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Replaced {
+    /// The name in the base.
+    pub tensor: String,
+    /// The name in the adapter's file.
+    pub stored: String,
+}
+
+/// An adapter's open files.
+#[derive(Debug)]
+pub struct Adapter {
+    pub folder: PathBuf,
+    pub config: AdapterConfig,
+    pub files: WeightFiles,
+    /// In the order of their names.
+    pub modules: Vec<AdapterModule>,
+    /// Modules and biases that were trained whole.
+    pub replaced: Vec<Replaced>,
+    /// The stored names of A and B of each module.
+    stored: Vec<[String; 2]>,
+}
+
+impl Adapter {
+    /// Opens the folder of an adapter and checks that its two files belong together.
+    pub fn open(folder: &Path) -> Result<Adapter, WeightError> {
+        let config_path = folder.join(ADAPTER_CONFIG_FILE);
+        if !config_path.is_file() {
+            return Err(WeightError::NoWeights {
+                path: folder.to_owned(),
+                problem: format!("it holds no {ADAPTER_CONFIG_FILE}"),
+                hint: "name the folder that peft or cinch saved an adapter in",
+            });
+        }
+        let config = AdapterConfig::read(&config_path)?;
+        let path = folder.join(ADAPTER_FILE);
+        let pickle = folder.join(PICKLE);
+        let files = match !path.exists() && pickle.exists() {
+            true => WeightFiles::open(&pickle),
+            false => WeightFiles::open(&path),
+        }?;
+        let mut adapter = Adapter {
+            folder: folder.to_owned(),
+            config,
+            files,
+            modules: Vec::new(),
+            replaced: Vec::new(),
+            stored: Vec::new(),
+        };
+        adapter.sort_tensors()?;
+        Ok(adapter)
+    }
+
+    /// Sorts the file's tensors into factors and replaced ones.
+    fn sort_tensors(&mut self) -> Result<(), WeightError> {
+        let mut factors: BTreeMap<String, [Option<&Tensor>; 2]> = BTreeMap::new();
+        for tensor in self.files.tensors() {
+            match self.part(tensor)? {
+                Part::Factor(module, factor) => {
+                    factors.entry(module).or_default()[factor as usize] = Some(tensor);
+                }
+                Part::Whole(name) => self.replaced.push(Replaced {
+                    tensor: name,
+                    stored: tensor.name.clone(),
+                }),
+            }
+        }
+        let mut modules = Vec::with_capacity(factors.len());
+        let mut stored = Vec::with_capacity(factors.len());
+        for (name, factors) in factors {
+            let [Some(a), Some(b)] = factors else {
+                let problem = format!("module `{name}` has only one of lora_A and lora_B");
+                return Err(self.damaged(problem));
+            };
+            modules.push(self.module(name, a, b)?);
+            stored.push([a.name.clone(), b.name.clone()]);
+        }
+        if modules.is_empty() && self.replaced.is_empty() {
+            return Err(self.damaged("it holds no tensors".to_owned()));
+        }
+        (self.modules, self.stored) = (modules, stored);
+        Ok(())
+    }
+
+    fn module(&self, name: String, a: &Tensor, b: &Tensor) -> Result<AdapterModule, WeightError> {
+        let (&[rank, inputs], &[outputs, of_b]) = (a.shape.as_slice(), b.shape.as_slice()) else {
+            let problem = format!(
+                "module `{name}`: factors of shapes {:?} and {:?} are not matrices",
+                a.shape, b.shape
+            );
+            return Err(self.damaged(problem));
+        };
+        let expected = self.config.rank_of(&name)?;
+        if (rank, of_b) != (expected, expected) {
+            return Err(self.damaged(format!(
+                "module `{name}`: {ADAPTER_CONFIG_FILE} gives rank {expected}, and lora_A is \
+                 {:?}, lora_B {:?}",
+                a.shape, b.shape
+            )));
+        }
+        Ok(AdapterModule {
+            name,
+            rank,
+            inputs,
+            outputs,
+        })
+    }
+
+    fn part(&self, tensor: &Tensor) -> Result<Part, WeightError> {
+        let refuse = |reason| WeightError::UnsupportedAdapter {
+            path: self.files.path().to_owned(),
+            key: tensor.name.clone(),
+            value: format!("{:?}", tensor.shape),
+            reason,
+        };
+        let Some(name) = tensor.name.strip_prefix(PREFIX) else {
+            return Err(refuse("names of peft begin with base_model.model."));
+        };
+        for (mark, factor) in [(".lora_A.", Factor::A), (".lora_B.", Factor::B)] {
+            // `default` is the adapter's name in files that were not saved by `save_pretrained`.
+            match name.split_once(mark) {
+                Some((module, "weight" | "default.weight")) => {
+                    return Ok(Part::Factor(module.to_owned(), factor));
+                }
+                Some(_) => return Err(refuse("of a factor only the weight is read")),
+                None => {}
+            }
+        }
+        if name.contains("lora_embedding_") {
+            return Err(refuse("adapters of embeddings are not read"));
+        }
+        if name.contains("lora_") {
+            return Err(refuse("only lora_A and lora_B are read"));
+        }
+        Ok(Part::Whole(name.replace(BASE_LAYER, "")))
+    }
+
+    /// Reads a factor of a module as f32.
+    pub fn read_f32(
+        &self,
+        module: usize,
+        factor: Factor,
+        into: &mut [f32],
+    ) -> Result<(), WeightError> {
+        let name = &self.stored[module][factor as usize];
+        let rows = self.files.tensor(name)?.rows();
+        self.files.read_f32(name, 0..rows, into)
+    }
+
+    /// Checks that this is an adapter of that base: every module is there with its sizes, and so
+    /// is every replaced tensor. Gives notes on what the names say.
+    pub fn check_base(&self, base: &WeightFiles) -> Result<Vec<String>, WeightError> {
+        let check = |name: &str, shape: &[usize]| {
+            let problem = match base.get(name) {
+                Some(tensor) if tensor.shape == shape => return Ok(()),
+                Some(tensor) => format!(
+                    "it expects `{name}` of {shape:?}, and the base has {:?}",
+                    tensor.shape
+                ),
+                None => format!("it expects `{name}` of {shape:?}, which the base does not have"),
+            };
+            Err(WeightError::AnotherBase {
+                adapter: self.folder.clone(),
+                base: base.path().to_owned(),
+                problem,
+                named: self.config.base_model.clone(),
+            })
+        };
+        for module in &self.modules {
+            check(&module.weight(), &[module.outputs, module.inputs])?;
+        }
+        for replaced in &self.replaced {
+            let shape = &self.files.tensor(&replaced.stored)?.shape;
+            check(&replaced.tensor, shape)?;
+        }
+        Ok(self.note_on_base(base.folder()).into_iter().collect())
+    }
+
+    /// What is to be said where the adapter names another base than the one that is used. Sizes
+    /// are the same in all models of one shape, so that only the name tells them apart.
+    fn note_on_base(&self, base: &Path) -> Option<String> {
+        let named = self.config.base_model.as_deref()?;
+        let used = hub_id(base);
+        let last = |name: &str| {
+            name.trim_end_matches('/')
+                .rsplit('/')
+                .next()
+                .map(str::to_lowercase)
+        };
+        (last(named) != last(&used)).then(|| {
+            format!(
+                "{ADAPTER_CONFIG_FILE} names `{named}` as its base; the one used is `{used}`, which \
+                 has the same sizes"
+            )
+        })
+    }
+
+    fn damaged(&self, problem: String) -> WeightError {
+        WeightError::Damaged {
+            path: self.files.path().to_owned(),
+            problem,
+        }
+    }
+}
+
+enum Part {
+    Factor(String, Factor),
+    Whole(String),
+}
+
+/// The id of a folder in the hub's cache (`models--owner--name/snapshots/…`), else its path.
+fn hub_id(folder: &Path) -> String {
+    let cached = folder
+        .components()
+        .filter_map(|part| part.as_os_str().to_str()?.strip_prefix("models--"))
+        .next_back();
+    match cached {
+        Some(id) => id.replace("--", "/"),
+        None => folder
+            .canonicalize()
+            .unwrap_or_else(|_| folder.to_owned())
+            .display()
+            .to_string(),
+    }
+}
+
+/// What gives the bytes of each factor, one after the other.
+pub type Factors<'a> =
+    dyn FnMut(&AdapterModule, Factor, &mut TensorWriter<'_>) -> Result<(), WeightError> + 'a;
+
+/// Writes the folder of an adapter, whole or not at all; there is nothing at `folder` yet but an
+/// empty folder at most.
+pub fn write_adapter(
+    folder: &Path,
+    config: &AdapterConfig,
+    modules: &[AdapterModule],
+    dtype: Dtype,
+    factors: &mut Factors<'_>,
+) -> Result<(), WeightError> {
+    let new = new_folder(folder)?;
+    write_adapter_files(new.path(), config, modules, dtype, factors)?;
+    new.put().map_err(WeightError::io("create", folder))
+}
+
+/// Writes the two files of an adapter into a folder that is there, each of them whole.
+pub fn write_adapter_files(
+    folder: &Path,
+    config: &AdapterConfig,
+    modules: &[AdapterModule],
+    dtype: Dtype,
+    factors: &mut Factors<'_>,
+) -> Result<(), WeightError> {
+    let mut places = BTreeMap::new();
+    for (number, module) in modules.iter().enumerate() {
+        for factor in [Factor::A, Factor::B] {
+            places.insert(
+                module.tensor(factor),
+                (number, factor, module.shape(factor)),
+            );
+        }
+    }
+    let specs: Vec<TensorSpec<'_>> = places
+        .iter()
+        .map(|(name, (_, _, shape))| TensorSpec { name, dtype, shape })
+        .collect();
+    let mut contents = |spec: &TensorSpec<'_>, out: &mut TensorWriter<'_>| {
+        let (number, factor, _) = places[spec.name];
+        factors(&modules[number], factor, out)
+    };
+    write_file(&folder.join(ADAPTER_FILE), &specs, &mut contents)?;
+    let path = folder.join(ADAPTER_CONFIG_FILE);
+    let text = format!("{:#}\n", config.to_json());
+    cinch_files::replace(&path, text.as_bytes()).map_err(WeightError::io("write", &path))
+}

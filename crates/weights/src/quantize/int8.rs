@@ -1,0 +1,69 @@
+//! Eight bits with one scale for each row, as LLM.int8() keeps weights.
+//!
+//! A row's scale is its largest magnitude; `code = round(x · (127 / scale))`, a half to even, and
+//! `x ≈ code · scale · (1 / 127)`. bitsandbytes rounds weights to fp16 first; what is read from bf16
+//! or fp16 files has the same value there, unless it is below 2^-24 or above 65504.
+
+use rayon::prelude::*;
+
+/// The largest code.
+const LARGEST_CODE: f32 = 127.0;
+
+/// Quantises whole rows.
+///
+/// # Panics
+/// Where `codes` has not the length of `values`, or `scales` not that of the rows.
+pub fn quantize_int8(values: &[f32], columns: usize, codes: &mut [i8], scales: &mut [f32]) {
+    check_lengths(values.len(), columns, codes.len(), scales.len());
+    if columns == 0 {
+        scales.fill(0.0);
+        return;
+    }
+    (
+        values.par_chunks(columns),
+        codes.par_chunks_mut(columns),
+        scales.par_iter_mut(),
+    )
+        .into_par_iter()
+        .for_each(|(values, codes, scale)| *scale = quantize_row(values, codes));
+}
+
+/// Quantises a row and gives its scale.
+pub(super) fn quantize_row(values: &[f32], codes: &mut [i8]) -> f32 {
+    let largest = values
+        .iter()
+        .fold(0.0_f32, |largest, value| largest.max(value.abs()));
+    let factor = LARGEST_CODE / largest;
+    for (&value, code) in values.iter().zip(codes) {
+        // A row of zeros gives NaN here, and the conversion makes 0 of it.
+        *code = (value * factor).round_ties_even() as i8;
+    }
+    largest
+}
+
+/// The values of whole rows.
+///
+/// # Panics
+/// As [`quantize_int8`].
+pub fn dequantize_int8(codes: &[i8], columns: usize, scales: &[f32], values: &mut [f32]) {
+    check_lengths(values.len(), columns, codes.len(), scales.len());
+    if columns == 0 {
+        return;
+    }
+    (
+        codes.par_chunks(columns),
+        scales.par_iter(),
+        values.par_chunks_mut(columns),
+    )
+        .into_par_iter()
+        .for_each(|(codes, &scale, values)| {
+            for (&code, value) in codes.iter().zip(values) {
+                *value = f32::from(code) * scale * (1.0 / LARGEST_CODE);
+            }
+        });
+}
+
+fn check_lengths(values: usize, columns: usize, codes: usize, scales: usize) {
+    assert_eq!(codes, values, "codes");
+    assert_eq!(scales * columns, values, "scales");
+}

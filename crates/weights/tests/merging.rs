@@ -1,0 +1,173 @@
+//! Merged models against those of peft: `fixtures/make_adapters.py` wrote them.
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use cinch_weights::{
+    Adapter, AdapterConfig, AdapterModule, Dtype, Modules, Targets, TensorSpec, TensorWriter,
+    WeightError, WeightFiles, merge, write_adapter, write_file,
+};
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/merge")
+}
+
+fn bits(files: &WeightFiles, name: &str) -> Vec<u16> {
+    let tensor = files.tensor(name).unwrap();
+    assert_eq!(tensor.dtype, Dtype::BF16, "{name}");
+    let mut bits = vec![0; tensor.num_elements()];
+    files.read_bf16(name, 0..tensor.rows(), &mut bits).unwrap();
+    bits
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let mut names: Vec<String> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_merged_model_is_that_of_peft() {
+    let base = WeightFiles::open(&fixtures().join("base")).unwrap();
+    let adapter = Adapter::open(&fixtures().join("adapter")).unwrap();
+    let expected = WeightFiles::open(&fixtures().join("expected.safetensors")).unwrap();
+    let place = tempfile::tempdir().unwrap();
+    for (number, shard_bytes) in [None, Some(6000), Some(1 << 30)].into_iter().enumerate() {
+        let to = place.path().join(number.to_string());
+        let mut last = 0;
+        let mut total = 0;
+        let mut progress = |progress: cinch_weights::MergeProgress<'_>| {
+            assert!(progress.bytes_done > last, "{progress:?}");
+            (last, total) = (progress.bytes_done, progress.bytes_total);
+            ControlFlow::Continue(())
+        };
+        let done = merge(&base, &adapter, &to, shard_bytes, &mut progress).unwrap();
+        assert_eq!((last, total), (base.num_bytes(), base.num_bytes()));
+        assert_eq!(done.num_modules, 9);
+        assert!(done.notes.is_empty(), "{:?}", done.notes);
+        assert!(done.files.iter().all(|path| path.is_file()));
+
+        let merged = WeightFiles::open(&to).unwrap();
+        let files = merged.files().len();
+        assert_eq!(files, [base.files().len(), 3, 1][number]);
+        assert_eq!(merged.tensors().len(), expected.tensors().len());
+        for tensor in expected.tensors() {
+            let (found, wanted) = (bits(&merged, &tensor.name), bits(&expected, &tensor.name));
+            assert_eq!(found, wanted, "{}", tensor.name);
+        }
+        for name in ["config.json", "generation_config.json"] {
+            let [copy, original] = [to.join(name), fixtures().join("base").join(name)];
+            assert_eq!(fs::read(copy).unwrap(), fs::read(original).unwrap());
+        }
+    }
+    // The adapter changed something, so that the comparison is one.
+    let changed = expected
+        .tensors()
+        .iter()
+        .filter(|tensor| bits(&base, &tensor.name) != bits(&expected, &tensor.name));
+    assert_eq!(changed.count(), 9 + 6 + 1);
+}
+
+/// A base of one matrix, and an adapter of rank 1 on it.
+fn small(place: &Path, dtype: Dtype, rows: usize, columns: usize) -> (WeightFiles, Adapter) {
+    let path = place.join("model.safetensors");
+    let shape = [rows, columns];
+    let spec = TensorSpec {
+        name: "layer.up_proj.weight",
+        dtype,
+        shape: &shape,
+    };
+    let mut ones = |spec: &TensorSpec<'_>, out: &mut TensorWriter<'_>| {
+        let one: &[u8] = match dtype {
+            Dtype::F32 => &[0, 0, 0x80, 0x3f],
+            Dtype::F16 => &[0, 0x3c],
+            Dtype::BF16 => &[0x80, 0x3f],
+            _ => &[1],
+        };
+        out.put(&one.repeat(spec.shape.iter().product()))
+    };
+    write_file(&path, &[spec], &mut ones).unwrap();
+
+    let modules = Modules::Names(vec!["up_proj".to_owned()]);
+    let config = AdapterConfig::new(1, 0.5, Targets::Modules(modules));
+    let module = AdapterModule {
+        name: "layer.up_proj".to_owned(),
+        rank: 1,
+        inputs: columns,
+        outputs: rows,
+    };
+    // The product is row · column.
+    let mut factors = |module: &AdapterModule, factor, out: &mut TensorWriter<'_>| {
+        let count: usize = module.shape(factor).iter().product();
+        (0..count).try_for_each(|n| out.put(&(n as f32).to_le_bytes()))
+    };
+    let folder = place.join("adapter");
+    write_adapter(&folder, &config, &[module], Dtype::F32, &mut factors).unwrap();
+    (
+        WeightFiles::open(place).unwrap(),
+        Adapter::open(&folder).unwrap(),
+    )
+}
+
+#[test]
+fn every_row_of_every_type_gets_its_product() {
+    // More rows than a block has.
+    for (dtype, rows, columns) in [
+        (Dtype::F32, 1100, 1000),
+        (Dtype::F16, 5, 7),
+        (Dtype::BF16, 5, 7),
+    ] {
+        let place = tempfile::tempdir().unwrap();
+        let (base, adapter) = small(place.path(), dtype, rows, columns);
+        let to = place.path().join("merged");
+        let done = merge(&base, &adapter, &to, None, &mut |_| {
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+        assert!(done.notes[0].contains("no config.json"), "{:?}", done.notes);
+        let merged = WeightFiles::open(&to).unwrap();
+        assert_eq!(merged.tensors()[0].dtype, dtype);
+        let mut values = vec![0.0; rows * columns];
+        merged
+            .read_f32("layer.up_proj.weight", 0..rows, &mut values)
+            .unwrap();
+        for (n, &value) in values.iter().enumerate() {
+            let expected = 1.0 + 0.5 * (n / columns * (n % columns)) as f32;
+            assert_eq!(value, expected, "{dtype} {n}");
+        }
+    }
+}
+
+#[test]
+fn a_merge_that_does_not_end_leaves_nothing() {
+    let place = tempfile::tempdir().unwrap();
+    let (base, adapter) = small(place.path(), Dtype::BF16, 5, 7);
+    let before = names(place.path());
+    let to = place.path().join("merged");
+    let stopped = merge(&base, &adapter, &to, None, &mut |_| ControlFlow::Break(()));
+    assert!(matches!(stopped, Err(WeightError::Stopped { .. })));
+    assert_eq!(names(place.path()), before);
+
+    fs::create_dir(&to).unwrap();
+    fs::write(to.join("mine"), "x").unwrap();
+    let mut go = |_: cinch_weights::MergeProgress<'_>| ControlFlow::Continue(());
+    let taken = merge(&base, &adapter, &to, None, &mut go).unwrap_err();
+    assert!(taken.to_string().contains("already something"), "{taken}");
+    assert_eq!(names(&to), ["mine"]);
+}
+
+/// A quantised base has no weights that could be added to.
+#[test]
+fn a_base_of_codes_is_refused() {
+    let place = tempfile::tempdir().unwrap();
+    let (base, adapter) = small(place.path(), Dtype::I8, 5, 7);
+    let to = place.path().join("merged");
+    let mut go = |_: cinch_weights::MergeProgress<'_>| ControlFlow::Continue(());
+    let error = merge(&base, &adapter, &to, None, &mut go).unwrap_err();
+    assert!(error.to_string().contains("stored as I8"), "{error}");
+    assert!(!to.exists());
+}
