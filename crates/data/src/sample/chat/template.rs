@@ -19,7 +19,7 @@ const NAME: &str = "chat_template";
 
 /// Instructions that one rendering may run: a long conversation takes some ten thousand, and a
 /// template that never ends must not stop a run.
-const MOST_INSTRUCTIONS: u64 = 50_000_000;
+const MOST_INSTRUCTIONS: u64 = 5_000_000;
 
 /// Noncharacters, which Unicode keeps for uses such as this and which no text may hold.
 const SPAN_BEGINS: char = '\u{FDD0}';
