@@ -124,6 +124,90 @@ pub enum DataError {
 
     #[error("unknown language `{name}`\nhint: one of {known}")]
     UnknownLanguage { name: String, known: String },
+
+    #[error("`{}` does not exist\nhint: name a file of samples, or a folder of them", path.display())]
+    SamplesMissing { path: PathBuf },
+
+    #[error("no file in `{}` holds samples\nhint: files ending in{endings} are read", folder.display())]
+    NoSampleFile { folder: PathBuf, endings: String },
+
+    #[error(
+        "`{}` cannot be read as samples: .{ending} is not supported\nhint: convert it to JSON lines (`datasets.load_dataset(…).to_json(\"data.jsonl\")`)",
+        path.display()
+    )]
+    SampleFormat { path: PathBuf, ending: String },
+
+    #[error("`{}` line {line}: {problem}", path.display())]
+    BadRecord {
+        path: PathBuf,
+        line: u64,
+        problem: String,
+    },
+
+    #[error(
+        "`{}` line {line}: the kind of its records cannot be told; it has {keys}\nhint: `messages`, `conversations`, `prompt` with `completion`, `instruction` with `output`, `question` with `answer`, or `text` are read",
+        path.display()
+    )]
+    UnknownRecord {
+        path: PathBuf,
+        line: u64,
+        keys: String,
+    },
+
+    #[error("there are no samples in {}", path_list(paths))]
+    NoSamples { paths: Vec<PathBuf> },
+
+    #[error(
+        "`{}` line {line}: the sample has {num_tokens} tokens, and a row {limit}\nhint: choose longer rows, or let long samples be cut or left out",
+        path.display()
+    )]
+    SampleTooLong {
+        path: PathBuf,
+        line: u64,
+        num_tokens: usize,
+        limit: usize,
+    },
+
+    #[error(
+        "no sample is left within {limit} tokens; the shortest has {shortest}\nhint: choose longer rows"
+    )]
+    NoSampleShortEnough { limit: usize, shortest: usize },
+
+    #[error("`{}` line {line}: the record is longer than {limit} bytes", path.display())]
+    LongRecord {
+        path: PathBuf,
+        line: u64,
+        limit: usize,
+    },
+
+    #[error("`{}` cannot be used: {problem}", path.display())]
+    TokenizerConfig { path: PathBuf, problem: String },
+
+    #[error(
+        "`{}` line {line}: a conversation needs a chat template, and the model has none\nhint: name a folder whose tokenizer_config.json has a `chat_template`, or give prompts with completions",
+        path.display()
+    )]
+    NoTemplate { path: PathBuf, line: u64 },
+
+    #[error(
+        "`{}` line {line}: the chat template in `{}` does not take this conversation{template_line}: {problem}",
+        path.display(),
+        template.display()
+    )]
+    TemplateRender {
+        path: PathBuf,
+        line: u64,
+        template: PathBuf,
+        template_line: String,
+        problem: String,
+    },
+
+    #[error("the chat template in `{}` cannot be read, line {line} of it: {problem}", path.display())]
+    TemplateParse {
+        path: PathBuf,
+        line: usize,
+        problem: String,
+    },
 }
 
 fn extension_list() -> String {
@@ -136,6 +220,11 @@ fn column_list(columns: &[String]) -> String {
         return "none at all".to_owned();
     }
     let quoted: Vec<String> = columns.iter().map(|c| format!("`{c}`")).collect();
+    quoted.join(", ")
+}
+
+fn path_list(paths: &[PathBuf]) -> String {
+    let quoted: Vec<String> = paths.iter().map(|p| format!("`{}`", p.display())).collect();
     quoted.join(", ")
 }
 

@@ -25,6 +25,7 @@ mod error;
 mod permutation;
 mod progress;
 mod random;
+pub mod sample;
 mod source;
 pub mod synth;
 mod tokenizer;

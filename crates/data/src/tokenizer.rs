@@ -3,6 +3,8 @@
 //! Input text is always ordinary text. A document that happens to contain `<|endoftext|>` gets
 //! the tokens of those thirteen characters: only the corpus itself places the real token.
 
+pub(crate) mod special;
+
 use std::convert::Infallible;
 use std::fmt;
 use std::path::PathBuf;

@@ -1,0 +1,608 @@
+//! What one record of a fine-tuning file says, by the keys that its kind has.
+//!
+//! The kind is recognised from the first record of a file; every further record has to be of the
+//! same kind, and one that is not is refused with its reason. Nothing is skipped.
+
+use std::fmt;
+
+use serde_json::{Map, Value, json};
+
+use super::chat::Conversation;
+
+type Object = Map<String, Value>;
+
+/// Columns that hold a question and its answer, with the column of more input, if the convention
+/// has one. Where the prompt is the user's own text, it is taken as it is; the others are turns
+/// of a conversation, which something has to keep apart.
+const PAIR_COLUMNS: [PairColumns; 7] = [
+    PairColumns::new("prompt", None, "completion", false),
+    PairColumns::new("prompt", None, "response", false),
+    PairColumns::new("instruction", Some("input"), "output", true),
+    PairColumns::new("instruction", Some("context"), "response", true),
+    PairColumns::new("question", None, "answer", true),
+    PairColumns::new("query", None, "response", true),
+    PairColumns::new("input", None, "output", true),
+];
+
+/// Columns that say that a record is for something other than fine-tuning on text.
+const REFUSED_COLUMNS: [(&str, &str); 6] = [
+    ("chosen", "is one of a preference pair"),
+    ("rejected", "is one of a preference pair"),
+    ("images", "names pictures"),
+    ("videos", "names videos"),
+    ("audios", "names sounds"),
+    ("image", "names a picture"),
+];
+
+/// The shape of the records of one file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// `messages` of `role` and `content`.
+    Messages,
+    /// ShareGPT's `conversations` of `from` and `value`.
+    Conversations,
+    /// A prompt and what follows it.
+    Pair(PairColumns),
+    /// `text` alone.
+    Text,
+    /// Lines of a text file.
+    Lines,
+    /// A whole text file.
+    File,
+    /// `#::snt` sentences with their Penman graphs.
+    Penman,
+}
+
+/// The column names of a pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PairColumns {
+    pub prompt: &'static str,
+    pub input: Option<&'static str>,
+    pub completion: &'static str,
+    /// Whether the prompt is a turn of a conversation.
+    pub is_turn: bool,
+}
+
+impl PairColumns {
+    const fn new(
+        prompt: &'static str,
+        input: Option<&'static str>,
+        completion: &'static str,
+        is_turn: bool,
+    ) -> Self {
+        Self {
+            prompt,
+            input,
+            completion,
+            is_turn,
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Messages => f.write_str("conversations (`messages`)"),
+            Self::Conversations => f.write_str("conversations (`conversations`)"),
+            Self::Pair(columns) => {
+                write!(f, "pairs (`{}`", columns.prompt)?;
+                if let Some(input) = columns.input {
+                    write!(f, ", `{input}`")?;
+                }
+                write!(f, ", `{}`)", columns.completion)
+            }
+            Self::Text => f.write_str("texts (`text`)"),
+            Self::Lines => f.write_str("lines of text"),
+            Self::File => f.write_str("whole text files"),
+            Self::Penman => f.write_str("sentences with graphs (`#::snt`)"),
+        }
+    }
+}
+
+/// One record, before any template.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Record {
+    Text(String),
+    Pair(Pair),
+    Chat(Chat),
+}
+
+/// A prompt and its completion.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Pair {
+    pub system: Option<String>,
+    /// Earlier questions and answers, which are not learned.
+    pub history: Vec<(String, String)>,
+    pub prompt: String,
+    pub completion: String,
+    pub is_turn: bool,
+}
+
+/// A conversation, and which of its messages are learned.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Chat {
+    pub conversation: Conversation,
+    /// One for each message; true only for the assistant's.
+    pub counted: Vec<bool>,
+}
+
+impl Kind {
+    /// The kind of a JSON record by its keys.
+    pub(super) fn of(object: &Object) -> Option<Self> {
+        if object.get("messages").is_some_and(Value::is_array) {
+            return Some(Self::Messages);
+        }
+        if object.get("conversations").is_some_and(Value::is_array) {
+            return Some(Self::Conversations);
+        }
+        let pair = PAIR_COLUMNS
+            .iter()
+            .find(|c| object.contains_key(c.prompt) && object.contains_key(c.completion));
+        match pair {
+            Some(columns) => Some(Self::Pair(*columns)),
+            None if object.contains_key("text") => Some(Self::Text),
+            None => None,
+        }
+    }
+
+    /// The record in `object`, or why it is not one of this kind.
+    pub(super) fn record(self, object: &Object) -> Result<Record, String> {
+        for (column, reason) in REFUSED_COLUMNS {
+            if object.get(column).is_some_and(|value| !is_empty(value)) {
+                return Err(format!("`{column}` {reason}, which cannot be trained on"));
+            }
+        }
+        match self {
+            Self::Messages | Self::Conversations => {
+                if object.get("label").is_some_and(Value::is_boolean) {
+                    return Err(
+                        "`label` says whether the answer is wanted, which cannot be trained on"
+                            .to_owned(),
+                    );
+                }
+                let key = if self == Self::Messages {
+                    "messages"
+                } else {
+                    "conversations"
+                };
+                let mut messages = Vec::new();
+                if let Some(system) = optional_text(object, "system")? {
+                    messages.push(message("system", &system));
+                }
+                for value in list(object, key)? {
+                    messages.push(read_message(value, key)?);
+                }
+                chat(messages, object)
+            }
+            Self::Pair(columns) => read_pair(object, columns),
+            Self::Text => {
+                let text = text(object, "text")?;
+                if text.is_empty() {
+                    return Err("`text` is empty".to_owned());
+                }
+                Ok(Record::Text(text))
+            }
+            Self::Lines | Self::File | Self::Penman => Err(format!("found JSON among {self}")),
+        }
+    }
+}
+
+impl Pair {
+    /// The pair as turns of a conversation; only the last answer is learned.
+    pub fn into_chat(self) -> Chat {
+        let mut messages = Vec::new();
+        if let Some(system) = &self.system {
+            messages.push(message("system", system));
+        }
+        for (question, answer) in &self.history {
+            messages.push(message("user", question));
+            messages.push(message("assistant", answer));
+        }
+        messages.push(message("user", &self.prompt));
+        messages.push(message("assistant", &self.completion));
+        let mut counted = vec![false; messages.len()];
+        if let Some(last) = counted.last_mut() {
+            *last = true;
+        }
+        Chat {
+            conversation: Conversation {
+                messages,
+                tools: None,
+            },
+            counted,
+        }
+    }
+}
+
+fn message(role: &str, content: &str) -> Object {
+    Object::from_iter([
+        ("role".to_owned(), Value::from(role)),
+        ("content".to_owned(), Value::from(content)),
+    ])
+}
+
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        _ => false,
+    }
+}
+
+pub(super) fn kind_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+fn text(object: &Object, key: &str) -> Result<String, String> {
+    match object.get(key) {
+        Some(Value::String(text)) => Ok(text.clone()),
+        Some(other) => Err(format!(
+            "`{key}` is {}, but a string is needed",
+            kind_of(other)
+        )),
+        None => Err(format!("there is no `{key}`")),
+    }
+}
+
+fn optional_text(object: &Object, key: &str) -> Result<Option<String>, String> {
+    match object.get(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(_) => text(object, key).map(|text| Some(text).filter(|text| !text.is_empty())),
+    }
+}
+
+fn list<'a>(object: &'a Object, key: &str) -> Result<&'a [Value], String> {
+    match object.get(key) {
+        Some(Value::Array(list)) if list.is_empty() => Err(format!("`{key}` is empty")),
+        Some(Value::Array(list)) => Ok(list),
+        Some(other) => Err(format!(
+            "`{key}` is {}, but a list is needed",
+            kind_of(other)
+        )),
+        None => Err(format!("there is no `{key}`")),
+    }
+}
+
+fn read_pair(object: &Object, columns: PairColumns) -> Result<Record, String> {
+    let is_list = |key: &str| object.get(key).is_some_and(Value::is_array);
+    if is_list(columns.prompt) && is_list(columns.completion) {
+        return read_chat_pair(object, columns);
+    }
+    let mut prompt = text(object, columns.prompt)?;
+    if let Some(column) = columns.input
+        && let Some(input) = optional_text(object, column)?
+    {
+        prompt = format!("{prompt}\n{input}");
+    }
+    let mut history = Vec::new();
+    if object.get("history").is_some_and(|value| !is_empty(value)) {
+        for turn in list(object, "history")? {
+            let text = |index: usize| turn.get(index).and_then(Value::as_str);
+            let (Some(question), Some(answer)) = (text(0), text(1)) else {
+                return Err("`history` is not a list of questions with answers".to_owned());
+            };
+            history.push((question.to_owned(), answer.to_owned()));
+        }
+    }
+    Ok(Record::Pair(Pair {
+        system: optional_text(object, "system")?,
+        history,
+        prompt,
+        completion: text(object, columns.completion)?,
+        is_turn: columns.is_turn,
+    }))
+}
+
+/// A pair whose two sides are lists of messages: only the second side is learned.
+fn read_chat_pair(object: &Object, columns: PairColumns) -> Result<Record, String> {
+    let mut messages = Vec::new();
+    let mut num_prompt = 0;
+    for key in [columns.prompt, columns.completion] {
+        num_prompt = messages.len();
+        for value in list(object, key)? {
+            messages.push(read_message(value, key)?);
+        }
+    }
+    match chat(messages, object)? {
+        Record::Chat(mut chat) => {
+            chat.counted[..num_prompt].fill(false);
+            if !chat.counted.contains(&true) {
+                return Err(no_turn(columns.completion));
+            }
+            Ok(Record::Chat(chat))
+        }
+        other => Ok(other),
+    }
+}
+
+fn no_turn(key: &str) -> String {
+    format!("`{key}` has no turn of the assistant to learn from")
+}
+
+fn chat(messages: Vec<Object>, object: &Object) -> Result<Record, String> {
+    let counted = messages
+        .iter()
+        .map(is_counted)
+        .collect::<Result<Vec<_>, _>>()?;
+    if !counted.contains(&true) {
+        return Err(no_turn("messages"));
+    }
+    let tools = match object.get("tools") {
+        Some(value) if is_empty(value) => None,
+        // Some files hold the list as a string of JSON.
+        Some(Value::String(text)) => Some(
+            serde_json::from_str(text)
+                .map_err(|error| format!("`tools` is a string that is not JSON: {error}"))?,
+        ),
+        other => other.cloned(),
+    };
+    Ok(Record::Chat(Chat {
+        conversation: Conversation { messages, tools },
+        counted,
+    }))
+}
+
+/// Whether a message is learned: the assistant's are, unless the record says otherwise.
+fn is_counted(message: &Object) -> Result<bool, String> {
+    if message.get("role").and_then(Value::as_str) != Some("assistant") {
+        return Ok(false);
+    }
+    for key in ["weight", "loss_weight", "train"] {
+        match message.get(key) {
+            None | Some(Value::Null) => {}
+            Some(Value::Bool(train)) => return Ok(*train),
+            Some(value) if value.as_f64() == Some(0.0) => return Ok(false),
+            Some(value) if value.as_f64() == Some(1.0) => {}
+            Some(other) => {
+                return Err(format!(
+                    "`{key}` of a message is {other}, but 0 or 1 is needed"
+                ));
+            }
+        }
+    }
+    Ok(true)
+}
+
+fn read_message(value: &Value, key: &str) -> Result<Object, String> {
+    let Value::Object(object) = value else {
+        return Err(format!("`{key}` holds {}, not an object", kind_of(value)));
+    };
+    let is_sharegpt = object.contains_key("from") && !object.contains_key("role");
+    let (role_key, content_key) = if is_sharegpt {
+        ("from", "value")
+    } else {
+        ("role", "content")
+    };
+    let role = text(object, role_key).map_err(|problem| format!("in `{key}`: {problem}"))?;
+    if is_sharegpt {
+        return read_sharegpt(&role, &text(object, content_key)?);
+    }
+    let mut message = object.clone();
+    let content = match object.get(content_key) {
+        Some(Value::String(_)) => return Ok(message),
+        Some(Value::Array(parts)) => parts
+            .iter()
+            .map(text_part)
+            .collect::<Result<String, String>>()?,
+        None | Some(Value::Null) if object.contains_key("tool_calls") => String::new(),
+        None => return Err(format!("a message of `{key}` has no `{content_key}`")),
+        Some(other) => {
+            return Err(format!(
+                "`{content_key}` of a message is {}, but a string is needed",
+                kind_of(other)
+            ));
+        }
+    };
+    message.insert(content_key.to_owned(), Value::from(content));
+    Ok(message)
+}
+
+/// A part of a message whose content is a list.
+fn text_part(part: &Value) -> Result<String, String> {
+    let kind = part.get("type").and_then(Value::as_str).unwrap_or("text");
+    let text = part.get("text").or_else(|| part.get("value"));
+    match (kind, text.and_then(Value::as_str)) {
+        ("text", Some(text)) => Ok(text.to_owned()),
+        ("text", None) => Err("a part of a message has no `text`".to_owned()),
+        (other, _) => Err(format!(
+            "a message has a part of the type `{other}`, but only text can be trained on"
+        )),
+    }
+}
+
+/// ShareGPT's roles by the names that templates know.
+fn read_sharegpt(role: &str, value: &str) -> Result<Object, String> {
+    match role {
+        "human" | "user" => Ok(message("user", value)),
+        "gpt" | "assistant" | "chatgpt" | "bing" | "bard" => Ok(message("assistant", value)),
+        "system" => Ok(message("system", value)),
+        "observation" | "tool" => Ok(message("tool", value)),
+        "function_call" => {
+            let call: Value = serde_json::from_str(value)
+                .map_err(|error| format!("a `function_call` is not JSON: {error}"))?;
+            let calls = match call {
+                Value::Array(calls) => calls,
+                call => vec![call],
+            };
+            let calls: Vec<Value> = calls
+                .into_iter()
+                .map(|call| json!({"type": "function", "function": call}))
+                .collect();
+            let mut message = message("assistant", "");
+            message.insert("tool_calls".to_owned(), Value::from(calls));
+            Ok(message)
+        }
+        other => Err(format!("`from` is `{other}`, which is not known")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(json: Value) -> (Option<Kind>, Result<Record, String>) {
+        let object = json.as_object().unwrap();
+        let kind = Kind::of(object);
+        let record = match kind {
+            Some(kind) => kind.record(object),
+            None => Err("no kind".to_owned()),
+        };
+        (kind, record)
+    }
+
+    fn chat(json: Value) -> Chat {
+        match read(json).1 {
+            Ok(Record::Chat(chat)) => chat,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn pairs_are_known_by_their_columns() {
+        let (kind, record) = read(json!({"prompt": "a", "completion": "b"}));
+        assert_eq!(kind.unwrap().to_string(), "pairs (`prompt`, `completion`)");
+        let Ok(Record::Pair(pair)) = record else {
+            panic!()
+        };
+        assert!(!pair.is_turn && pair.prompt == "a" && pair.completion == "b");
+        let (kind, record) = read(json!({
+            "instruction": "Add.", "input": "1 2", "output": "3", "system": "Be exact.",
+            "history": [["q", "a"]]
+        }));
+        assert_eq!(
+            kind.unwrap().to_string(),
+            "pairs (`instruction`, `input`, `output`)"
+        );
+        let Ok(Record::Pair(pair)) = record else {
+            panic!()
+        };
+        assert!(pair.is_turn);
+        assert_eq!(pair.prompt, "Add.\n1 2");
+        let chat = pair.into_chat();
+        assert_eq!(chat.counted, [false, false, false, false, true]);
+        assert_eq!(chat.conversation.messages[2]["content"], "a");
+        let (_, record) = read(json!({"question": "a", "answer": "b"}));
+        assert!(matches!(record, Ok(Record::Pair(_))));
+        assert_eq!(read(json!({"title": "a"})).0, None);
+    }
+
+    #[test]
+    fn conversations_keep_what_templates_read() {
+        let chat = chat(json!({
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "value": "b"}]},
+                {"role": "assistant", "content": "x", "weight": 0},
+                {"role": "assistant", "content": null, "tool_calls": [{"function": {"name": "f"}}]},
+            ],
+            "tools": "[{\"name\": \"f\"}]"
+        }));
+        assert_eq!(chat.counted, [false, false, true]);
+        assert_eq!(chat.conversation.messages[0]["content"], "ab");
+        assert_eq!(chat.conversation.messages[2]["content"], "");
+        assert_eq!(
+            chat.conversation.messages[2]["tool_calls"][0]["function"]["name"],
+            "f"
+        );
+        assert_eq!(chat.conversation.tools, Some(json!([{"name": "f"}])));
+    }
+
+    #[test]
+    fn sharegpt_roles_become_those_of_templates() {
+        let chat = chat(json!({
+            "system": "s",
+            "conversations": [
+                {"from": "human", "value": "a"},
+                {"from": "function_call", "value": "{\"name\": \"f\", \"arguments\": {}}"},
+                {"from": "observation", "value": "b"},
+                {"from": "gpt", "value": "c"},
+            ]
+        }));
+        let roles: Vec<&str> = chat
+            .conversation
+            .messages
+            .iter()
+            .map(|message| message["role"].as_str().unwrap())
+            .collect();
+        assert_eq!(roles, ["system", "user", "assistant", "tool", "assistant"]);
+        assert_eq!(chat.counted, [false, false, true, false, true]);
+    }
+
+    #[test]
+    fn a_prompt_of_messages_is_not_learned() {
+        let chat = chat(json!({
+            "prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+            "completion": [{"role": "assistant", "content": "c"}]
+        }));
+        assert_eq!(chat.counted, [false, false, true]);
+    }
+
+    #[test]
+    fn what_cannot_be_trained_on_is_refused_by_name() {
+        for (json, word) in [
+            (
+                json!({"messages": [{"role": "user", "content": "a"}]}),
+                "no turn of the assistant",
+            ),
+            (json!({"messages": []}), "empty"),
+            (json!({"messages": ["a"]}), "a string, not an object"),
+            (json!({"messages": [{"role": "assistant"}]}), "no `content`"),
+            (
+                json!({"messages": [{"role": "assistant", "content": 3}]}),
+                "a number",
+            ),
+            (json!({"messages": [{"content": "a"}]}), "no `role`"),
+            (
+                json!({"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]}),
+                "0 or 1",
+            ),
+            (
+                json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
+                "`image_url`",
+            ),
+            (
+                json!({"messages": [{"role": "assistant", "content": "a"}], "label": false}),
+                "`label`",
+            ),
+            (
+                json!({"messages": [{"role": "assistant", "content": "a"}], "images": ["x.png"]}),
+                "`images`",
+            ),
+            (
+                json!({"conversations": [{"from": "human", "value": "a"}], "chosen": {"from": "gpt"}}),
+                "`chosen`",
+            ),
+            (
+                json!({"conversations": [{"from": "judge", "value": "a"}]}),
+                "`judge`",
+            ),
+            (
+                json!({"conversations": [{"from": "function_call", "value": "f("}]}),
+                "not JSON",
+            ),
+            (
+                json!({"prompt": "a", "completion": 1}),
+                "`completion` is a number",
+            ),
+            (
+                json!({"instruction": "a", "output": "b", "history": [1]}),
+                "`history`",
+            ),
+            (json!({"text": ""}), "`text` is empty"),
+            (
+                json!({"messages": [{"role": "assistant", "content": "a"}], "tools": "["}),
+                "`tools`",
+            ),
+        ] {
+            let problem = read(json.clone()).1.unwrap_err();
+            assert!(problem.contains(word), "{json}: {problem}");
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Encoding text in which special tokens are meant as such.
+//!
+//! A corpus is ordinary text, and `Tokenizer::encode` never gives a special token. A rendered
+//! chat template is the opposite: its `<|im_end|>` is the token. Both views of a tokenizer.json
+//! need settings of their own inside the library, so this is a second copy, for as long as
+//! samples are prepared.
+
+use std::ops::Range;
+
+use super::{BYTES_END_OF_TEXT, END_OF_TEXT, GPT2_END_OF_TEXT, Kind, Tokenizer};
+use crate::error::DataError;
+
+/// A text that no tokenizer joins with what surrounds it, to see what is put around a text.
+const PROBE: &str = "a";
+
+/// An id and the bytes of the text that it stands for.
+pub(crate) type Placed = (u32, Range<usize>);
+
+/// A tokenizer that recognises special tokens.
+pub(crate) struct SpecialTokenizer<'a> {
+    tokenizer: &'a Tokenizer,
+    inner: Option<Box<tokenizers::Tokenizer>>,
+    beginning: Vec<u32>,
+}
+
+impl<'a> SpecialTokenizer<'a> {
+    pub(crate) fn new(tokenizer: &'a Tokenizer) -> Result<Self, DataError> {
+        let mut beginning = Vec::new();
+        let inner = match &tokenizer.kind {
+            Kind::Bytes | Kind::Gpt2(_) => None,
+            Kind::File(inner) => {
+                let mut inner = inner.clone();
+                inner.set_encode_special_tokens(false);
+                let encode = |add_special| {
+                    let encoding = inner.encode_fast(PROBE, add_special);
+                    encoding
+                        .map(|encoding| encoding.get_ids().to_vec())
+                        .map_err(|problem| encode_error(tokenizer, problem.to_string()))
+                };
+                let (bare, surrounded) = (encode(false)?, encode(true)?);
+                let place = surrounded
+                    .windows(bare.len().max(1))
+                    .position(|window| window == bare);
+                beginning.extend_from_slice(&surrounded[..place.unwrap_or(0)]);
+                // It adds nothing here, but some move the ends of tokens off their whitespace.
+                inner.with_post_processor(None::<tokenizers::PostProcessorWrapper>);
+                Some(inner)
+            }
+        };
+        Ok(Self {
+            tokenizer,
+            inner,
+            beginning,
+        })
+    }
+
+    /// What the tokenizer puts before a text by itself, such as LLaMA's beginning-of-text.
+    pub(crate) fn beginning(&self) -> &[u32] {
+        &self.beginning
+    }
+
+    /// The id of one token by its text.
+    pub(crate) fn id(&self, token: &str) -> Option<u32> {
+        match &self.inner {
+            Some(inner) => inner.token_to_id(token),
+            None => self
+                .tokenizer
+                .end_of_text()
+                .filter(|_| token == END_OF_TEXT),
+        }
+    }
+
+    /// The ids of `text` with their places in it.
+    pub(crate) fn encode(&self, text: &str) -> Result<Vec<Placed>, DataError> {
+        let Some(inner) = &self.inner else {
+            return self.encode_parts(text);
+        };
+        let encoding = inner
+            .encode(text, false)
+            .map_err(|problem| encode_error(self.tokenizer, problem.to_string()))?;
+        let places = encoding
+            .get_offsets()
+            .iter()
+            .map(|&(start, end)| start..end);
+        Ok(encoding.get_ids().iter().copied().zip(places).collect())
+    }
+
+    /// The tokenizers without a file have one special token, and their ids have bytes.
+    fn encode_parts(&self, text: &str) -> Result<Vec<Placed>, DataError> {
+        let end_of_text = match self.tokenizer.kind {
+            Kind::Bytes => BYTES_END_OF_TEXT,
+            _ => GPT2_END_OF_TEXT,
+        };
+        let mut placed = Vec::new();
+        let mut at = 0;
+        let mut bytes = Vec::new();
+        for (index, part) in text.split(END_OF_TEXT).enumerate() {
+            if index > 0 {
+                placed.push((end_of_text, at..at + END_OF_TEXT.len()));
+                at += END_OF_TEXT.len();
+            }
+            for id in self.tokenizer.encode(part)? {
+                bytes.clear();
+                self.tokenizer.push_bytes(id, &mut bytes);
+                placed.push((id, at..at + bytes.len()));
+                at += bytes.len();
+            }
+        }
+        Ok(placed)
+    }
+}
+
+fn encode_error(tokenizer: &Tokenizer, problem: String) -> DataError {
+    DataError::Encode {
+        tokenizer: tokenizer.name().to_owned(),
+        problem,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::TokenizerSpec;
+
+    #[test]
+    fn the_end_of_text_is_a_token_and_places_are_bytes() {
+        for spec in [TokenizerSpec::Bytes, TokenizerSpec::Gpt2] {
+            let tokenizer = Tokenizer::load(&spec).unwrap();
+            let special = SpecialTokenizer::new(&tokenizer).unwrap();
+            let text = "né <|endoftext|><|endoftext|> b";
+            let placed = special.encode(text).unwrap();
+            let end = tokenizer.end_of_text().unwrap();
+            let ends: Vec<_> = placed.iter().filter(|(id, _)| *id == end).collect();
+            assert_eq!(ends.len(), 2, "{placed:?}");
+            assert_eq!(&text[ends[1].1.clone()], END_OF_TEXT);
+            assert_eq!(placed.last().unwrap().1.end, text.len());
+            assert!(
+                placed
+                    .windows(2)
+                    .all(|pair| pair[0].1.end == pair[1].1.start)
+            );
+            assert_eq!(special.id(END_OF_TEXT), Some(end));
+            assert_eq!(special.id("</s>"), None);
+            assert!(special.beginning().is_empty());
+        }
+    }
+}
