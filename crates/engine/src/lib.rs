@@ -30,7 +30,6 @@
 )]
 
 mod arena;
-mod codes;
 pub mod copy_rate;
 pub mod cpu;
 pub mod cuda;

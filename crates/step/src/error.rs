@@ -3,6 +3,7 @@
 use cinch_graph::GraphError;
 use cinch_model::ModelError;
 use cinch_plan::PlanError;
+use cinch_weights::WeightError;
 use thiserror::Error;
 
 #[derive(Debug, Error)]
@@ -20,16 +21,8 @@ pub enum StepError {
          whole effective batch, with --checkpointing full if that is too large"
     )]
     UpdateInBackward { accumulation: usize },
-    #[error(
-        "no linear layer of the model matches the adapters' target `{target}`\n\
-         hint: the layers are {modules}; or say --lora-targets all-linear"
-    )]
-    NoTarget { target: String, modules: String },
-    #[error(
-        "the adapters' target `{pattern}` is no regular expression: {problem}\n\
-         hint: list names, --lora-targets q_proj,v_proj, or say all-linear"
-    )]
-    Pattern { pattern: String, problem: String },
+    #[error(transparent)]
+    Adapters(#[from] WeightError),
     #[error(
         "quantised weights cannot be trained\n\
          hint: train adapters on them, --lora-rank 16, or leave out --quantization"
@@ -49,21 +42,6 @@ pub enum StepError {
 }
 
 impl StepError {
-    /// Names the modules there are by their ends, each once.
-    pub(crate) fn no_target(target: &str, modules: &[String]) -> Self {
-        let mut ends: Vec<&str> = Vec::new();
-        for module in modules {
-            let end = module.rsplit('.').next().unwrap_or(module);
-            if !ends.contains(&end) {
-                ends.push(end);
-            }
-        }
-        Self::NoTarget {
-            target: target.to_owned(),
-            modules: ends.join(", "),
-        }
-    }
-
     /// Whether the sizes are more than can be counted.
     pub fn is_too_large(&self) -> bool {
         matches!(

@@ -1,15 +1,14 @@
 //! The graphs of a configuration: the training step, with blocks recomputed and weights updated
 //! as it says, and the evaluation.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use cinch_config::{Config, FrozenWeights, LoraTargets, StateFormat};
+use cinch_config::{Config, FrozenWeights, LoraConfig, LoraTargets, StateFormat};
 use cinch_graph::op::{MomentFormat, Quantisation};
 use cinch_graph::{Graph, Optimizer, Recompute, Target, TrainingGraph, differentiate};
 use cinch_model::{AdapterShape, Build, Purpose, build, compute_type, linear_modules};
 use cinch_plan::Options;
-use regex::Regex;
+use cinch_weights::{AdapterConfig, Modules, Targets};
 
 use crate::{StepError, StepTarget};
 
@@ -94,46 +93,28 @@ fn adapters(config: &Config) -> Result<Option<AdapterShape>, StepError> {
         return Err(StepError::AdapterType);
     }
     let modules = linear_modules(&config.model);
-    let chosen = targeted(&lora.targets, &modules)?;
+    let adapted = adapter_config(config, lora).adapted(&modules, None)?;
     Ok(Some(AdapterShape {
         rank: lora.rank as usize,
         scale: lora.scale(),
         dropout: lora.dropout,
-        modules: Arc::new(chosen),
+        modules: Arc::new(adapted.into_iter().map(|module| module.name).collect()),
         quantisation,
     }))
 }
 
-/// The modules that get adapters, by peft's rules: a name is a module's whole name or its end after
-/// a point, a pattern must match the whole name.
-fn targeted(targets: &LoraTargets, modules: &[String]) -> Result<BTreeSet<String>, StepError> {
-    let chosen: BTreeSet<String> = match targets {
-        LoraTargets::AllLinear => modules.iter().cloned().collect(),
-        LoraTargets::Names(names) => {
-            let ends =
-                |module: &str, name: &str| module == name || module.ends_with(&format!(".{name}"));
-            let unknown = names
-                .iter()
-                .find(|name| !modules.iter().any(|module| ends(module, name)));
-            if let Some(name) = unknown {
-                return Err(StepError::no_target(name, modules));
-            }
-            let chosen = |module: &&String| names.iter().any(|name| ends(module, name));
-            modules.iter().filter(chosen).cloned().collect()
-        }
-        LoraTargets::Pattern(pattern) => {
-            let whole = Regex::new(&format!("^(?:{pattern})$"));
-            let whole = whole.map_err(|error| StepError::Pattern {
-                pattern: pattern.clone(),
-                problem: error.to_string(),
-            })?;
-            let matches = |module: &&String| whole.is_match(module);
-            modules.iter().filter(matches).cloned().collect()
-        }
+/// The adapters as their file describes them.
+pub fn adapter_config(config: &Config, lora: &LoraConfig) -> AdapterConfig {
+    let targets = match &lora.targets {
+        LoraTargets::AllLinear => Targets::AllLinear,
+        LoraTargets::Names(names) => Targets::Modules(Modules::Names(names.clone())),
+        LoraTargets::Pattern(pattern) => Targets::Modules(Modules::Pattern(pattern.clone())),
     };
-    match (chosen.is_empty(), targets) {
-        (true, LoraTargets::Pattern(pattern)) => Err(StepError::no_target(pattern, modules)),
-        _ => Ok(chosen),
+    AdapterConfig {
+        base_model: config.named.title.clone(),
+        dropout: lora.dropout,
+        use_rslora: lora.rank_stabilised,
+        ..AdapterConfig::new(lora.rank as usize, lora.alpha, targets)
     }
 }
 

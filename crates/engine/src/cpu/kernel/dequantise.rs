@@ -1,8 +1,8 @@
 //! Codes of quantised weights back into numbers.
 
 use cinch_graph::op::Quantisation;
+use cinch_weights::{DYNAMIC_MAP, NF4_MAP};
 
-use crate::codes;
 use crate::cpu::parallel::{self, Shared};
 use crate::cpu::real::Real;
 
@@ -26,7 +26,7 @@ pub enum Scales<'a> {
 /// # Panics
 /// Where there are fewer codes or scales than numbers.
 pub fn nf4<F: Real>(packed: &[u8], scales: Scales<'_>, out: &mut [F]) {
-    let values = codes::scale_values();
+    let values = &DYNAMIC_MAP;
     let scale = |block: usize| match scales {
         Scales::Numbers(numbers) => numbers[block],
         Scales::Codes { codes, units, mean } => {
@@ -47,7 +47,7 @@ pub fn nf4<F: Real>(packed: &[u8], scales: Scales<'_>, out: &mut [F]) {
                 let at = first + offset;
                 let byte = packed[at / 2];
                 let code = if at % 2 == 0 { byte >> 4 } else { byte & 15 };
-                *x = F::from_f64(f64::from(codes::NF4[usize::from(code)] * scale));
+                *x = F::from_f64(f64::from(NF4_MAP[usize::from(code)] * scale));
             }
         }
     });
@@ -83,7 +83,6 @@ mod tests {
         nf4(&packed, Scales::Numbers(&[2.0, 3.0]), &mut out);
         assert_eq!(out[..2], [0.0, 2.0]);
         assert_eq!(out[64..66], [3.0, -3.0]);
-        let values = codes::scale_values();
         let scales = Scales::Codes {
             codes: &[255, 0],
             units: &[0.5],
@@ -91,7 +90,7 @@ mod tests {
         };
         nf4(&packed, scales, &mut out);
         assert_eq!(out[1], 4.5);
-        assert_eq!(out[64], 4.0 + 0.5 * values[0]);
+        assert_eq!(out[64], 4.0 + 0.5 * DYNAMIC_MAP[0]);
     }
 
     #[test]

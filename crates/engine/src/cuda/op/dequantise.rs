@@ -1,8 +1,8 @@
 //! Codes of quantised weights back into numbers: one launch.
 
 use cinch_graph::op::{Dequantise, Quantisation};
+use cinch_weights::{DYNAMIC_MAP, NF4_MAP};
 
-use crate::codes;
 use crate::cuda::command::{Argument, Kernel, LaunchShape};
 use crate::cuda::lowering::{Lowering, MULTIPROCESSORS};
 
@@ -29,7 +29,7 @@ pub fn dequantise(x: &mut Lowering<'_>, op: &Dequantise) {
             let mut arguments = vec![x.input_argument(0)];
             arguments.extend(scales);
             arguments.extend([x.output_argument(0), Argument::U64(elements as u64)]);
-            let values = codes::NF4.into_iter().chain(codes::scale_values());
+            let values = NF4_MAP.into_iter().chain(DYNAMIC_MAP);
             let table = values.map(f32::to_bits).collect();
             let blocks = elements.div_ceil(EACH * THREADS).min(32 * MULTIPROCESSORS);
             let shape = LaunchShape::linear(blocks, THREADS as u32);
