@@ -61,8 +61,8 @@ impl HubFolders {
 
 /// The model of a name.
 ///
-/// Families come first, then a path that holds a `config.json`, short names and ids of the
-/// catalogue, ids in the local cache, and re-uploads of what the catalogue has.
+/// Families come first, then a path that holds a `config.json`, ids in the local cache, short names
+/// and ids of the catalogue, and re-uploads of what the catalogue has.
 pub fn find(name: &str, folders: &HubFolders) -> Result<Model, ArchitectureError> {
     let name = name.trim();
     if let Some(family) = Family::named(name)
@@ -71,6 +71,10 @@ pub fn find(name: &str, folders: &HubFolders) -> Result<Model, ArchitectureError
         return Ok(model);
     }
     if let Some(path) = existing(name, folders) {
+        return read_path(&path, name);
+    }
+    // What was downloaded says more than the catalogue: it is the file itself.
+    if let Some(path) = folders.downloaded(name, "config.json") {
         return read_path(&path, name);
     }
     if let Some(entry) = of_catalogue(name) {
@@ -84,9 +88,6 @@ pub fn find(name: &str, folders: &HubFolders) -> Result<Model, ArchitectureError
             model.weights = None;
         }
         return Ok(model);
-    }
-    if let Some(path) = folders.downloaded(name, "config.json") {
-        return read_path(&path, name);
     }
     if let Some((entry, quantization)) = of_reupload(name) {
         let mut model = of_entry(entry, name)?;
@@ -152,7 +153,9 @@ fn read_path(path: &Path, name: &str) -> Result<Model, ArchitectureError> {
             path: file.clone(),
             problem: problem.to_string(),
         })?;
-    Model::of_config(&config, name, &file.display().to_string())
+    let mut model = Model::of_config(&config, name, &file.display().to_string())?;
+    model.folder = file.parent().map(Path::to_owned);
+    Ok(model)
 }
 
 fn of_entry(entry: &Entry, name: &str) -> Result<Model, ArchitectureError> {

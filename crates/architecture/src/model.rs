@@ -1,5 +1,7 @@
 //! A model as a name or a file gives it: its shape, and what else the file says about its weights.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -19,6 +21,8 @@ pub struct Model {
     pub quantization: Option<Quantization>,
     /// How the shape was found, in words: "the catalogue", a path.
     pub found_in: String,
+    /// Where its files are, if they are here.
+    pub folder: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -113,6 +117,7 @@ impl Model {
             weights: type_of_weights(&fields).map_err(in_place)?,
             quantization: Quantization::read(&fields),
             found_in: origin.to_owned(),
+            folder: None,
         })
     }
 
@@ -128,6 +133,7 @@ impl Model {
             weights: None,
             quantization: None,
             found_in: format!("size {}", size.name),
+            folder: None,
         })
     }
 }

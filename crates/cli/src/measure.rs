@@ -3,6 +3,8 @@
 
 use cinch_device::{Card, find_detected};
 use cinch_engine::{Engine, Executor, copy_rate, gemm_rate};
+use cinch_model::input;
+use cinch_step::StepPlan;
 use cinch_train::Batch;
 
 /// The square product that stands for the CPU's matrix rate: large enough to reach it.
@@ -10,10 +12,18 @@ pub const PRODUCT: usize = 1536;
 const PRODUCT_RUNS: usize = 3;
 
 /// Tokens that look random to the model; the arithmetic is the same for any.
-pub fn synthetic_batch(sequences: usize, seq_len: usize, vocabulary: usize) -> Batch {
-    let mut batch = Batch::new(sequences, seq_len);
+pub fn synthetic_batch(plan: &StepPlan) -> Batch {
+    let config = &plan.config;
+    let (seq_len, vocabulary) = (config.batch.seq_len, config.model.vocab_size());
+    let mut batch = Batch::of(&plan.training, config.batch.effective_batch());
+    // Rows are of one piece, also where they could hold several.
+    let positions = batch.get_mut(input::POSITIONS).iter_mut();
+    for (place, position) in positions.enumerate() {
+        *position = (place % seq_len) as i32;
+    }
+    let [tokens, targets] = batch.get_disjoint_mut([input::TOKENS, input::TARGETS]);
     let mut state = 1_u32;
-    for token in batch.tokens.iter_mut().chain(&mut batch.targets) {
+    for token in tokens.iter_mut().chain(targets) {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         *token = ((state >> 8) as usize % vocabulary) as i32;
     }
@@ -56,13 +66,29 @@ pub fn cpu_card(executor: &Executor, matrix_flops: Option<f64>) -> Card {
 
 #[cfg(test)]
 mod tests {
+    use cinch_config::{Settings, Source};
+    use cinch_graph::Target;
+
     use super::*;
 
     #[test]
     fn a_batch_has_tokens_of_the_vocabulary_and_all_targets() {
-        let batch = synthetic_batch(3, 50, 7);
+        let mut settings = Settings::new();
+        for (key, value) in [
+            ("model.size", "tiny"),
+            ("model.vocab_size", "7"),
+            ("data.tokenizer", "bytes"),
+            ("vram.batch_size", "3"),
+            ("vram.gradient_accumulation_steps", "1"),
+            ("vram.max_seq_len", "50"),
+        ] {
+            let source = Source::Flag("--set".to_owned());
+            settings.set(key, value, source).unwrap();
+        }
+        let plan = StepPlan::new(&settings.resolve().unwrap(), Target::Cpu, 0).unwrap();
+        let batch = synthetic_batch(&plan);
         assert_eq!(batch.num_targets(), 150);
-        let all = batch.tokens.iter().chain(&batch.targets);
+        let all = batch.tokens().iter().chain(batch.targets());
         assert!(all.clone().all(|token| (0..7).contains(token)));
         assert!((0..7).all(|token| all.clone().any(|&other| other == token)));
     }

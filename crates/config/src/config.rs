@@ -19,6 +19,10 @@ pub struct Config {
     #[serde(default)]
     pub named: NamedModel,
     pub batch: BatchConfig,
+    /// Where the first weights come from: a folder, a file, or `initial`; none for the model's
+    /// own files, where it was named by them.
+    #[serde(default)]
+    pub weights: Option<String>,
     #[serde(default)]
     pub tuning: TuningConfig,
     pub training: TrainingConfig,
@@ -50,6 +54,9 @@ pub struct NamedModel {
     pub quantization: Option<Quantization>,
     /// How the shape was found, in words.
     pub found_in: Option<String>,
+    /// Where its files are, if they are here.
+    #[serde(default)]
+    pub folder: Option<PathBuf>,
 }
 
 impl Config {

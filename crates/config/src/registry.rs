@@ -94,6 +94,13 @@ fn choice_of_model() -> Vec<Setting> {
         .flag("model-size", "SIZE")
         .flag_help("Named size of mamba or gpt2 (see `cinch models`)")
         .aliases(&[same("model.model_size")]),
+        Setting::new(
+            "model.weights",
+            Kind::Text,
+            "Where the first weights come from: a folder, a file, or initial",
+        )
+        .flag("weights", "PATH")
+        .flag_help("First weights: a folder or file of safetensors, or initial [default: the model's own files]"),
     ]
 }
 

@@ -71,6 +71,7 @@ impl Resolution {
             config: Config {
                 model,
                 named,
+                weights: completion.optional_text("model.weights"),
                 batch,
                 tuning,
                 training,
@@ -120,11 +121,21 @@ impl Completion {
                 })?;
                 self.check_size_unstated(&found.title)?;
                 self.push_shape(&found.architecture, &found.title);
+                if let Some(folder) = &found.folder {
+                    let path = folder.join("tokenizer.json");
+                    if path.is_file() {
+                        let tokenizer = Value::Text(path.display().to_string());
+                        let source = Source::Preset(found.title.clone());
+                        self.settings
+                            .push("data.tokenizer", Layer::Size, tokenizer, source);
+                    }
+                }
                 let named = NamedModel {
                     title: Some(found.title),
                     weights: found.weights,
                     quantization: found.quantization,
                     found_in: Some(found.found_in),
+                    folder: found.folder,
                 };
                 (found.architecture, named)
             }
@@ -317,6 +328,13 @@ impl Completion {
                 .map(|_| self.unsigned("pytorch.ranks")),
             assumed,
         })
+    }
+
+    fn optional_text(&self, key: &str) -> Option<String> {
+        match self.value(key) {
+            Some(Value::Text(text)) => Some(text.clone()),
+            _ => None,
+        }
     }
 
     fn tuning(&self) -> Result<TuningConfig, ConfigError> {

@@ -287,7 +287,9 @@ impl Completion {
         let Some(&(_, needed)) = TOKENIZERS.iter().find(|(name, _)| *name == tokenizer) else {
             return Ok(());
         };
-        if model.vocabulary() >= needed || !model.is_trained() {
+        // What a file or an id describes has no vocabulary to set; training counts its tokens.
+        let is_named = self.value(VOCABULARY).is_none();
+        if model.vocabulary() >= needed || !model.is_trained() || is_named {
             return Ok(());
         }
         if self.settings.is_explicit(TOKENIZER) {

@@ -3,9 +3,10 @@
 
 use cinch_config::Config;
 use cinch_data::{Corpus, DataOptions, Progress, Source, Split, Tokenizer, TokenizerSpec};
+use cinch_model::input;
 
+use crate::batch::Batch;
 use crate::error::TrainError;
-use crate::session::Batch;
 
 /// Fewer tokens than this are a page of text: a model can only learn them by heart.
 const FEW_TOKENS: u64 = 500;
@@ -105,8 +106,9 @@ impl Data {
 
     /// The batch that follows after `samples` sequences.
     pub fn fill_training(&self, samples: u64, seed: u64, seq_len: usize, batch: &mut Batch) {
-        let tokens = batch.tokens.chunks_exact_mut(seq_len);
-        let targets = batch.targets.chunks_exact_mut(seq_len);
+        let [tokens, targets] = batch.get_disjoint_mut([input::TOKENS, input::TARGETS]);
+        let tokens = tokens.chunks_exact_mut(seq_len);
+        let targets = targets.chunks_exact_mut(seq_len);
         for (sample, (tokens, targets)) in (samples..).zip(tokens.zip(targets)) {
             self.training.fill(sample, seed, tokens, targets);
         }
@@ -114,8 +116,9 @@ impl Data {
 
     /// The batch of validation sequences from `first` on.
     pub fn fill_validation(&self, first: u64, seq_len: usize, batch: &mut Batch) {
-        let tokens = batch.tokens.chunks_exact_mut(seq_len);
-        let targets = batch.targets.chunks_exact_mut(seq_len);
+        let [tokens, targets] = batch.get_disjoint_mut([input::TOKENS, input::TARGETS]);
+        let tokens = tokens.chunks_exact_mut(seq_len);
+        let targets = targets.chunks_exact_mut(seq_len);
         for (index, (tokens, targets)) in (first..).zip(tokens.zip(targets)) {
             self.validation.fill_in_order(index, tokens, targets);
         }

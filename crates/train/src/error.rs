@@ -7,6 +7,8 @@ use cinch_engine::EngineError;
 use cinch_step::StepError;
 use thiserror::Error;
 
+use cinch_weights::WeightError;
+
 use crate::checkpoint::CheckpointError;
 use crate::owner::Owner;
 use crate::record::RecordError;
@@ -67,6 +69,36 @@ pub enum TrainError {
          hint: leave out --update-in-backward (vram.update_in_backward)"
     )]
     NoGradients,
+    #[error("the batch has {found} numbers for `{name}`, the step reads {needed}")]
+    BatchTensor {
+        name: String,
+        needed: usize,
+        found: usize,
+    },
+    #[error(transparent)]
+    Weights(#[from] WeightError),
+    #[error(
+        "the weights of {model} are not here, and adapters are trained on weights that were trained\n\
+         hint: give the folder with its config.json and .safetensors files as --model, or \
+         --weights FOLDER; --weights initial trains adapters on random weights"
+    )]
+    NoWeights { model: String },
+    #[error(
+        "{path}: `{name}` is {found:?}, the model's is {expected:?}\n\
+         hint: these are the weights of another model than its config.json describes"
+    )]
+    WeightShape {
+        path: PathBuf,
+        name: String,
+        found: Vec<usize>,
+        expected: Vec<usize>,
+    },
+    #[error(
+        "{folder}: {problem}\n\
+         hint: give the --lora-rank and --lora-targets that these adapters were made with, and \
+         their base as --model"
+    )]
+    OtherAdapter { folder: PathBuf, problem: String },
     #[error("no token of the batch at step {step} counts for the loss: the data is empty")]
     NoTargets { step: u64 },
     #[error(

@@ -23,13 +23,14 @@
 //! let mut session = Session::new(plan, EngineOptions::default())?;
 //! session.initialize(42)?;
 //! let mut batch = Batch::new(1, 16);
-//! batch.targets.fill(7);
+//! batch.targets_mut().fill(7);
 //! let first = session.train_step(&batch, 0)?.loss;
 //! let second = session.train_step(&batch, 1)?.loss;
 //! assert!(second < first);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod batch;
 pub mod checkpoint;
 mod data;
 mod error;
@@ -39,6 +40,7 @@ mod initialize;
 mod moments;
 mod outcome;
 mod owner;
+mod pretrained;
 pub mod record;
 mod sample;
 mod schedule;
@@ -47,15 +49,17 @@ mod state;
 mod step;
 mod trainer;
 
+pub use batch::Batch;
 pub use cinch_device::{available_host_bytes, peak_resident_bytes, resident_bytes};
 pub use data::DataReport;
 pub use error::TrainError;
 pub use event::{Event, MemoryUse, Observer, StepReport};
 pub use outcome::{Ending, MeasuredLoss, TrainingOutcome};
 pub use owner::Owner;
+pub use pretrained::FirstWeights;
 pub use sample::{Generator, Sampling};
 pub use schedule::learning_rate;
-pub use session::{Batch, Session};
+pub use session::Session;
 pub use state::{Difference, EFFECTIVE_BATCH, State};
 pub use step::StepResult;
 pub use trainer::{Resume, Run, train};

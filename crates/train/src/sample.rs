@@ -13,7 +13,7 @@ use cinch_plan::{Options, Plan};
 use crate::checkpoint::TensorFile;
 use crate::error::TrainError;
 use crate::initialize::mix;
-use crate::session::{copy_tensor, placement};
+use crate::session::{copy_parameter, placement};
 
 /// How the next token is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -101,7 +101,7 @@ impl Generator {
             for parameter in &graph.parameters {
                 let place = placement(plan, parameter.master);
                 let copied = engine.write_with(place, |bytes: &mut [u8]| {
-                    copy_tensor(graph, parameter.master, weights, bytes)
+                    copy_parameter(graph, parameter, weights, bytes)
                 })?;
                 copied.map_err(|problem| TrainError::OtherModel {
                     path: "the checkpoint".into(),

@@ -2,56 +2,36 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
+use std::path::Path;
 use std::time::Duration;
 
-use cinch_engine::{Arena, Engine, EngineError, EngineOptions, Part};
-use cinch_graph::op::{IGNORE_INDEX, LossScale};
+use cinch_data::Progress;
+use cinch_engine::{Arena, Engine, EngineError, EngineOptions, Part as GraphPart};
+use cinch_graph::op::LossScale;
 use cinch_graph::{DType, Graph, Parameter, Role, TensorId};
-use cinch_model::input;
 use cinch_plan::{Placement, Plan, num_micro_nodes};
 use cinch_step::StepPlan;
+use cinch_weights::{Adapter, WeightFiles};
 
+use crate::batch::Batch;
 use crate::checkpoint::{Dtype, TensorFile, TensorView};
 use crate::error::TrainError;
 use crate::initialize::{initialize, mix};
 use crate::moments::load_states;
+use crate::pretrained;
 use crate::schedule::learning_rate;
 use crate::step::StepResult;
 
-/// Tokens and shifted targets of one effective batch, sequence after sequence.
-#[derive(Clone, Debug, Default)]
-pub struct Batch {
-    pub tokens: Vec<i32>,
-    pub targets: Vec<i32>,
-}
-
-impl Batch {
-    pub fn new(sequences: usize, seq_len: usize) -> Self {
-        Self {
-            tokens: vec![0; sequences * seq_len],
-            targets: vec![IGNORE_INDEX; sequences * seq_len],
-        }
-    }
-
-    /// Targets that count.
-    pub fn num_targets(&self) -> usize {
-        let counted = self
-            .targets
-            .iter()
-            .filter(|&&target| target != IGNORE_INDEX);
-        counted.count()
-    }
-}
-
 /// Runs a part of the step.
-type RunPart<'a> = dyn FnMut(&mut Engine, &Graph, &Plan, &Part) -> Result<(), EngineError> + 'a;
+type RunPart<'a> =
+    dyn FnMut(&mut Engine, &Graph, &Plan, &GraphPart) -> Result<(), EngineError> + 'a;
 
 /// Tensors as they are in the arena, or copies of them.
 pub struct Snapshot<'a>(Vec<Saved<'a>>);
 
 struct Saved<'a> {
     name: &'a str,
-    shape: &'a [usize],
+    shape: Vec<usize>,
     dtype: Dtype,
     bytes: Cow<'a, [u8]>,
 }
@@ -62,11 +42,32 @@ impl Snapshot<'_> {
             .iter()
             .map(|saved| TensorView {
                 name: saved.name,
-                shape: saved.shape,
+                shape: &saved.shape,
                 dtype: saved.dtype,
                 bytes: &saved.bytes,
             })
             .collect()
+    }
+}
+
+/// A tensor that a micro batch fills.
+struct BatchTensor {
+    name: String,
+    place: Placement,
+    elements: usize,
+}
+
+impl BatchTensor {
+    /// What a micro batch brings of it.
+    fn part<'b>(&self, batch: &'b Batch, micro: usize) -> Result<&'b [i32], TrainError> {
+        let values = batch.get(&self.name);
+        let start = micro * self.elements;
+        let part = values.get(start..start + self.elements);
+        part.ok_or_else(|| TrainError::BatchTensor {
+            name: self.name.clone(),
+            needed: start + self.elements,
+            found: values.len(),
+        })
     }
 }
 
@@ -76,12 +77,11 @@ pub struct Session {
     engine: Engine,
     /// Forward and backward of the first micro batch of a step, and of later ones; with the
     /// updates that stand among the backward.
-    micro: [Part; 2],
-    update: Part,
-    evaluation: Part,
+    micro: [GraphPart; 2],
+    update: GraphPart,
+    evaluation: GraphPart,
     /// Where the loop reads and writes.
-    tokens: Placement,
-    targets: Placement,
+    batch: Vec<BatchTensor>,
     random: Option<Placement>,
     inverse_count: Placement,
     step_scalars: Placement,
@@ -112,10 +112,15 @@ impl Session {
         let nodes = 0..step.evaluation.nodes.len();
         let evaluation = engine.prepare(&step.evaluation, &step.evaluation_plan, nodes, true)?;
         let place = |id| placement(&step.plan, id);
-        let named = |name: &str| graph.find(name).map_or(Placement::EMPTY, place);
+        let batch = (0..graph.tensors.len() as u32).map(TensorId);
+        let batch = batch.filter(|&id| graph.tensor(id).role == Role::Batch);
+        let batch = batch.map(|id| BatchTensor {
+            name: graph.tensor(id).name.clone(),
+            place: place(id),
+            elements: graph.ty(id).shape.elements(),
+        });
         Ok(Self {
-            tokens: named(input::TOKENS),
-            targets: named(input::TARGETS),
+            batch: batch.collect(),
             random: graph.random.map(place),
             inverse_count: graph.inverse_count.map_or(Placement::EMPTY, place),
             step_scalars: place(graph.step_scalars),
@@ -145,14 +150,31 @@ impl Session {
 
     /// Initial weights from a seed; moments are zero.
     pub fn initialize(&mut self, seed: u64) -> Result<(), TrainError> {
+        self.initialize_where(seed, &|_| true)
+    }
+
+    /// As [`Self::initialize`], only the weights that `which` picks.
+    fn initialize_where(
+        &mut self,
+        seed: u64,
+        which: &dyn Fn(&Parameter) -> bool,
+    ) -> Result<(), TrainError> {
         let graph = &self.step.training;
         for parameter in &graph.parameters {
             let tensor = graph.tensor(parameter.master);
-            let (width, init) = (tensor.ty.width(), parameter.init);
-            let place = placement(&self.step.plan, parameter.master);
-            self.engine.write_with(place, |values: &mut [f32]| {
-                initialize(values, width, init, &tensor.name, seed);
-            })?;
+            let (width, init) = (parameter.shape.width(), parameter.init);
+            if !which(parameter) {
+                // Its weights come from elsewhere.
+            } else if parameter.is_trained() || tensor.ty.dtype == DType::F32 {
+                let place = placement(&self.step.plan, parameter.master);
+                self.engine.write_with(place, |values: &mut [f32]| {
+                    initialize(values, width, init, &tensor.name, seed);
+                })?;
+            } else {
+                let mut values = vec![0.0; parameter.shape.elements()];
+                initialize(&mut values, width, init, &tensor.name, seed);
+                pretrained::write_numbers(&self.step, &mut self.engine, parameter, &values)?;
+            }
             // Zero in either format.
             for id in parameter.states() {
                 let place = placement(&self.step.plan, id);
@@ -164,6 +186,38 @@ impl Session {
             self.engine.write(place, &LossScale::START.values())?;
         }
         Ok(self.engine.refresh(graph, &self.step.plan)?)
+    }
+
+    /// As [`Self::initialize`], with all but adapters from a model's files.
+    pub fn load_pretrained(
+        &mut self,
+        files: &WeightFiles,
+        seed: u64,
+        progress: &dyn Progress,
+    ) -> Result<(), TrainError> {
+        let has_adapters = self.step.config.tuning.lora.is_some();
+        let adapters = |parameter: &Parameter| has_adapters && parameter.is_trained();
+        self.initialize_where(seed, &adapters)?;
+        let (step, engine) = (&self.step, &mut self.engine);
+        pretrained::load(step, engine, files, |p| !adapters(p), progress)?;
+        Ok(self.engine.refresh(&self.step.training, &self.step.plan)?)
+    }
+
+    /// Fills the adapters from a folder in peft's format, which has just those of this model.
+    pub fn load_adapter(&mut self, folder: &Path) -> Result<(), TrainError> {
+        let adapter = Adapter::open(folder)?;
+        pretrained::load_adapter(&self.step, &mut self.engine, &adapter)?;
+        Ok(self.engine.refresh(&self.step.training, &self.step.plan)?)
+    }
+
+    /// Fills what is not trained from a model's files.
+    pub fn load_frozen(
+        &mut self,
+        files: &WeightFiles,
+        progress: &dyn Progress,
+    ) -> Result<(), TrainError> {
+        let (step, engine) = (&self.step, &mut self.engine);
+        pretrained::load(step, engine, files, |p| !p.is_trained(), progress)
     }
 
     /// One optimizer step over an effective batch. `step` counts from 0; it gives the
@@ -271,28 +325,27 @@ impl Session {
             (1.0 - beta2.powf((step + 1) as f64)) as f32,
         ];
         let key = mix(config.training.seed ^ mix(step));
-        let micro_tokens = config.batch.batch_size * config.batch.seq_len;
+        let micro_rows = config.batch.batch_size * config.batch.seq_len;
         let accumulation = config.batch.accumulation;
         self.engine.write(self.step_scalars, &scalars)?;
         self.engine
             .write(self.inverse_count, &[1.0 / targets as f32])?;
-        let rows_of = |micro: usize| micro * micro_tokens..(micro + 1) * micro_tokens;
-        self.stage(batch, rows_of(0))?;
+        self.stage(batch, 0)?;
         for micro in 0..accumulation {
             if stop() {
                 return Ok(false);
             }
-            let rows = rows_of(micro);
             if let Some(random) = self.random {
-                let words = [key as u32, (key >> 32) as u32, rows.start as u32, 0];
+                let first = (micro * micro_rows) as u32;
+                let words = [key as u32, (key >> 32) as u32, first, 0];
                 self.engine.write(random, &words.map(u32::cast_signed))?;
             }
-            self.commit(batch, rows)?;
+            self.commit(batch, micro)?;
             let part = &self.micro[usize::from(micro > 0)];
             let (graph, plan) = (&self.step.training, &self.step.plan);
             run(&mut self.engine, graph, plan, part)?;
             if micro + 1 < accumulation {
-                self.stage(batch, rows_of(micro + 1))?;
+                self.stage(batch, micro + 1)?;
             }
         }
         Ok(true)
@@ -301,29 +354,33 @@ impl Session {
     /// The sum of the losses of one micro batch and the number of its targets.
     pub fn evaluate(&mut self, batch: &Batch) -> Result<(f64, usize), TrainError> {
         self.engine.write(self.inverse_count, &[1.0_f32])?;
-        let rows = 0..batch.tokens.len();
-        self.stage(batch, rows.clone())?;
-        self.commit(batch, rows)?;
+        self.stage(batch, 0)?;
+        self.commit(batch, 0)?;
         let (graph, plan) = (&self.step.evaluation, &self.step.evaluation_plan);
         self.engine.run(graph, plan, &self.evaluation)?;
         Ok((self.loss()?, batch.num_targets()))
     }
 
-    /// Starts sending some rows of the batch.
-    fn stage(&mut self, batch: &Batch, rows: Range<usize>) -> Result<(), TrainError> {
-        self.engine
-            .stage(self.tokens, &batch.tokens[rows.clone()])?;
-        Ok(self.engine.stage(self.targets, &batch.targets[rows])?)
+    /// Starts sending a micro batch.
+    fn stage(&mut self, batch: &Batch, micro: usize) -> Result<(), TrainError> {
+        for tensor in &self.batch {
+            self.engine
+                .stage(tensor.place, tensor.part(batch, micro)?)?;
+        }
+        Ok(())
     }
 
-    /// Puts the rows that were staged in their place.
-    fn commit(&mut self, batch: &Batch, rows: Range<usize>) -> Result<(), TrainError> {
-        self.engine
-            .commit(self.tokens, &batch.tokens[rows.clone()])?;
-        Ok(self.engine.commit(self.targets, &batch.targets[rows])?)
+    /// Puts the micro batch that was staged in its place.
+    fn commit(&mut self, batch: &Batch, micro: usize) -> Result<(), TrainError> {
+        for tensor in &self.batch {
+            self.engine
+                .commit(tensor.place, tensor.part(batch, micro)?)?;
+        }
+        Ok(())
     }
 
-    /// The gradient that the last [`Self::accumulate_gradients`] left, by parameter name.
+    /// The gradient that the last [`Self::accumulate_gradients`] left, by the names that files
+    /// have for the rows of a parameter.
     pub fn gradients(&self) -> Result<Vec<(&str, Vec<f32>)>, TrainError> {
         let graph: &Graph = &self.step.training;
         let scale = self.loss_scale()?.map_or(1.0, |state| state.scale);
@@ -331,11 +388,11 @@ impl Session {
         for parameter in &graph.parameters {
             if let Some(id) = parameter.gradient {
                 let bytes = self.engine.bytes(placement(&self.step.plan, id))?;
-                let words = bytes.as_chunks::<4>().0;
-                let values = words.iter().map(|&word| f32::from_ne_bytes(word) / scale);
-                let values = values.collect();
-                let name = graph.tensor(parameter.master).name.as_str();
-                gradients.push((name, values));
+                for part in parts(parameter) {
+                    let words = bytes[part.range(&bytes)].as_chunks::<4>().0;
+                    let values = words.iter().map(|&word| f32::from_ne_bytes(word) / scale);
+                    gradients.push((part.name, values.collect()));
+                }
             }
         }
         Ok(gradients)
@@ -359,28 +416,47 @@ impl Session {
         Ok(Some(LossScale::from_values(values)))
     }
 
-    /// Weights as they are saved.
+    /// What is trained, as it is saved: by the names that files have for the rows of a parameter.
     pub fn weights(&self) -> Result<Snapshot<'_>, TrainError> {
+        let mut saved = Vec::new();
+        for parameter in self.trained() {
+            let tensor = self.step.training.ty(parameter.master);
+            let bytes = self
+                .engine
+                .bytes(placement(&self.step.plan, parameter.master))?;
+            for part in parts(parameter) {
+                let range = part.range(&bytes);
+                saved.push(Saved {
+                    name: part.name,
+                    shape: part.shape,
+                    dtype: saved_type(tensor.dtype),
+                    bytes: match &bytes {
+                        Cow::Borrowed(bytes) => Cow::Borrowed(&bytes[range]),
+                        Cow::Owned(bytes) => Cow::Owned(bytes[range].to_vec()),
+                    },
+                });
+            }
+        }
+        Ok(Snapshot(saved))
+    }
+
+    /// The parameters that are updated.
+    fn trained(&self) -> impl Iterator<Item = &Parameter> {
         let parameters = self.step.training.parameters.iter();
-        self.snapshot(parameters.map(|parameter| parameter.master))
+        parameters.filter(|parameter| parameter.is_trained())
     }
 
     /// Optimizer states as they are saved.
     pub fn states(&self) -> Result<Snapshot<'_>, TrainError> {
         let graph: &Graph = &self.step.training;
         let states = graph.parameters.iter().flat_map(Parameter::states);
-        self.snapshot(states.chain(graph.loss_scale))
-    }
-
-    fn snapshot(&self, which: impl Iterator<Item = TensorId>) -> Result<Snapshot<'_>, TrainError> {
-        let graph: &Graph = &self.step.training;
         let mut tensors = Vec::new();
-        for id in which {
+        for id in states.chain(graph.loss_scale) {
             let tensor = graph.tensor(id);
             let bytes = self.engine.bytes(placement(&self.step.plan, id))?;
             tensors.push(Saved {
                 name: &tensor.name,
-                shape: tensor.ty.shape.dims(),
+                shape: tensor.ty.shape.dims().to_vec(),
                 dtype: saved_type(tensor.ty.dtype),
                 bytes,
             });
@@ -396,7 +472,7 @@ impl Session {
         states: &TensorFile,
     ) -> Result<Option<String>, String> {
         self.load_by_name(weights)?;
-        let expected = self.step.training.parameters.len();
+        let expected: usize = self.trained().map(|parameter| parameter.parts.len()).sum();
         if weights.num_tensors() != expected {
             return Err(format!(
                 "it has {} tensors, the model {expected}",
@@ -422,10 +498,17 @@ impl Session {
             .map_err(|error| error.to_string())
     }
 
-    /// Copies the weights from a file that may hold other tensors as well.
+    /// Copies what is trained from a file that may hold other tensors as well.
     pub fn load_by_name(&mut self, weights: &TensorFile) -> Result<(), String> {
-        let parameters = self.step.training.parameters.iter();
-        self.copy_from(weights, parameters.map(|p| p.master).collect())?;
+        let graph: &Graph = &self.step.training;
+        for parameter in graph.parameters.iter().filter(|p| p.is_trained()) {
+            let place = placement(&self.step.plan, parameter.master);
+            self.engine
+                .write_with(place, |bytes: &mut [u8]| {
+                    copy_parameter(graph, parameter, weights, bytes)
+                })
+                .map_err(|error| error.to_string())??;
+        }
         self.refresh()
     }
 
@@ -450,6 +533,57 @@ impl Session {
     }
 }
 
+/// Rows of a parameter under the name that files have for them.
+pub(crate) struct Part<'a> {
+    pub name: &'a str,
+    pub shape: Vec<usize>,
+    /// Which of the parameter's rows, of how many.
+    rows: Range<usize>,
+    all: usize,
+}
+
+impl Part<'_> {
+    /// Where the rows lie among those of the whole parameter.
+    pub fn range<T>(&self, whole: &[T]) -> Range<usize> {
+        let row = whole.len() / self.all.max(1);
+        self.rows.start * row..self.rows.end * row
+    }
+}
+
+pub(crate) fn parts(parameter: &Parameter) -> impl Iterator<Item = Part<'_>> {
+    let all = parameter.parts.iter().map(|part| part.rows).sum();
+    let mut first = 0;
+    parameter.parts.iter().map(move |part| {
+        let rows = first..first + part.rows;
+        first = rows.end;
+        let mut shape = parameter.shape.dims().to_vec();
+        if let Some(outermost) = shape.first_mut() {
+            *outermost = part.rows;
+        }
+        Part {
+            name: &part.name,
+            shape,
+            rows,
+            all,
+        }
+    })
+}
+
+/// Copies the tensors of a file that make up a parameter into its place.
+pub(crate) fn copy_parameter(
+    graph: &Graph,
+    parameter: &Parameter,
+    file: &TensorFile,
+    into: &mut [u8],
+) -> Result<(), String> {
+    let dtype = saved_type(graph.ty(parameter.master).dtype);
+    for part in parts(parameter) {
+        let range = part.range(into);
+        copy_named(part.name, &part.shape, dtype, file, &mut into[range])?;
+    }
+    Ok(())
+}
+
 /// Copies a tensor of a file into the place of a graph's tensor.
 pub(crate) fn copy_tensor(
     graph: &Graph,
@@ -462,21 +596,28 @@ pub(crate) fn copy_tensor(
         tensor.role,
         Role::Parameter | Role::State | Role::LossScale
     ));
-    let Some(saved) = file.get(&tensor.name) else {
-        return Err(format!("it has no tensor `{}`", tensor.name));
-    };
     let dtype = saved_type(tensor.ty.dtype);
-    if saved.shape != tensor.ty.shape.dims() || saved.dtype != dtype {
+    copy_named(&tensor.name, tensor.ty.shape.dims(), dtype, file, into)
+}
+
+fn copy_named(
+    name: &str,
+    shape: &[usize],
+    dtype: Dtype,
+    file: &TensorFile,
+    into: &mut [u8],
+) -> Result<(), String> {
+    let Some(saved) = file.get(name) else {
+        return Err(format!("it has no tensor `{name}`"));
+    };
+    if saved.shape != shape || saved.dtype != dtype {
         return Err(format!(
-            "`{}` is {:?} {:?}, the model's is {dtype:?} {:?}",
-            tensor.name,
-            saved.dtype,
-            saved.shape,
-            tensor.ty.shape.dims()
+            "`{name}` is {:?} {:?}, the model's is {dtype:?} {shape:?}",
+            saved.dtype, saved.shape,
         ));
     }
     file.read_into(&saved, into)
-        .map_err(|error| format!("`{}` cannot be read: {error}", tensor.name))
+        .map_err(|error| format!("`{name}` cannot be read: {error}"))
 }
 
 /// The type in which a tensor is saved: what training keeps is fp32, or codes of one byte.

@@ -11,15 +11,18 @@ use cinch_device::resident_bytes;
 use cinch_engine::{EngineError, EngineOptions};
 use cinch_graph::op::LossScale;
 use cinch_step::StepPlan;
+use cinch_weights::WeightFiles;
 
+use crate::batch::Batch;
 use crate::checkpoint::{self, Store};
 use crate::data::Data;
 use crate::error::TrainError;
 use crate::event::{Event, MemoryUse, Observer, StepReport};
 use crate::outcome::{Ending, MeasuredLoss, TrainingOutcome};
 use crate::owner::Ownership;
+use crate::pretrained::FirstWeights;
 use crate::record::RunRecord;
-use crate::session::{Batch, Session};
+use crate::session::Session;
 use crate::state::State;
 use crate::step::StepResult;
 
@@ -125,7 +128,13 @@ impl<'a> Trainer<'a> {
         let mut session = Session::new(run.plan, run.options)?;
         let (state, last_saved) = match run.resume {
             Resume::Fresh => {
-                session.initialize(config.training.seed)?;
+                match FirstWeights::of(&config)? {
+                    FirstWeights::Initial => session.initialize(config.training.seed)?,
+                    FirstWeights::Files(path) => {
+                        let files = WeightFiles::open(&path)?;
+                        session.load_pretrained(&files, config.training.seed, run.progress)?;
+                    }
+                }
                 let state = State {
                     format: State::FORMAT,
                     step: 0,
@@ -143,6 +152,7 @@ impl<'a> Trainer<'a> {
                 (state, None)
             }
             Resume::From(path) => {
+                load_frozen(&mut session, &config, run.progress)?;
                 let (mut state, note) = resume(&mut session, &path, &data, &config)?;
                 if let Some(note) = note {
                     observer.event(Event::Note(&note));
@@ -181,7 +191,7 @@ impl<'a> Trainer<'a> {
         });
         let sequences = config.batch.effective_batch();
         Ok(Self {
-            batch: Batch::new(sequences, config.batch.seq_len),
+            batch: Batch::of(&session.plan().training, sequences),
             session,
             data,
             store,
@@ -261,7 +271,7 @@ impl<'a> Trainer<'a> {
             });
         }
         self.loss_scale = result.loss_scale;
-        let tokens = self.batch.tokens.len() as u64;
+        let tokens = self.batch.tokens().len() as u64;
         self.state.step += 1;
         self.state.samples += tokens / seq_len as u64;
         self.state.tokens += tokens;
@@ -333,7 +343,7 @@ impl<'a> Trainer<'a> {
             0 => all,
             limit => all.min(limit),
         };
-        let mut batch = Batch::new(micro, seq_len);
+        let mut batch = Batch::of(&self.session.plan().evaluation, micro);
         let (mut loss, mut targets) = (0.0, 0);
         for index in 0..batches {
             if self.is_told_to_stop() {
@@ -509,6 +519,21 @@ fn device_failed(error: TrainError, step: u64, last: Option<PathBuf>) -> TrainEr
             last,
         },
         other => other,
+    }
+}
+
+/// What a checkpoint does not hold, because it is not trained.
+fn load_frozen(
+    session: &mut Session,
+    config: &Config,
+    progress: &dyn Progress,
+) -> Result<(), TrainError> {
+    if config.tuning.lora.is_none() {
+        return Ok(());
+    }
+    match FirstWeights::of(config)? {
+        FirstWeights::Initial => session.initialize(config.training.seed),
+        FirstWeights::Files(path) => session.load_frozen(&WeightFiles::open(&path)?, progress),
     }
 }
 

@@ -161,9 +161,7 @@ fn nothing_dead_is_read() {
                     session.train_step(&batch, step).unwrap().loss.to_bits()
                 });
                 let mut held_out = tiny::batch(&config, 100 + step);
-                let rows = config.batch.batch_size * config.batch.seq_len;
-                held_out.tokens.truncate(rows);
-                held_out.targets.truncate(rows);
+                held_out.truncate(config.batch.batch_size);
                 losses.push(session.evaluate(&held_out).unwrap().0.to_bits());
             }
             (losses, tiny::weights(&session))

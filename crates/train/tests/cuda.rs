@@ -218,9 +218,7 @@ fn a_checkpoint_moves_to_the_cpu_and_back() {
 fn evaluate(session: &mut Session) -> f64 {
     let config = session.plan().config.clone();
     let mut held_out = tiny::batch(&config, 1000);
-    let rows = config.batch.batch_size * config.batch.seq_len;
-    held_out.tokens.truncate(rows);
-    held_out.targets.truncate(rows);
+    held_out.truncate(config.batch.batch_size);
     let (sum, count) = session.evaluate(&held_out).unwrap();
     sum / count as f64
 }

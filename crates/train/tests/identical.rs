@@ -56,9 +56,7 @@ fn run(config: &Config, steps: u64, manner: Manner) -> Trace {
         norms.push(result.gradient_norm.to_bits());
         if manner.evaluates && step % 3 == 0 {
             let mut held_out = tiny::batch(config, 1000 + step);
-            let rows = config.batch.batch_size * config.batch.seq_len;
-            held_out.tokens.truncate(rows);
-            held_out.targets.truncate(rows);
+            held_out.truncate(config.batch.batch_size);
             session.evaluate(&held_out).unwrap();
         }
     }
@@ -303,7 +301,7 @@ fn the_cut_into_micro_batches_does_not_change_the_gradient() {
         // The first micro batches have hardly any targets, one of them none at all.
         let mut uneven = even.clone();
         let seq_len = config.batch.seq_len;
-        uneven.targets[2..3 * seq_len].fill(IGNORE_INDEX);
+        uneven.targets_mut()[2..3 * seq_len].fill(IGNORE_INDEX);
         for batch in [even, uneven] {
             (config.batch.batch_size, config.batch.accumulation) = (8, 1);
             let expected = gradients(&config, &batch);

@@ -123,7 +123,7 @@ fn eight_bit_states_are_the_same_wherever_the_update_is() {
 fn learnable(config: &Config, step: u64) -> Batch {
     let vocabulary = config.model.vocab_size() as i32;
     let mut batch = tiny::batch(config, step);
-    for tokens in batch.tokens.chunks_exact_mut(config.batch.seq_len) {
+    for tokens in batch.tokens_mut().chunks_exact_mut(config.batch.seq_len) {
         let mut last = tokens[0];
         for (place, token) in tokens.iter_mut().enumerate() {
             if place % 11 != 0 {
@@ -132,9 +132,9 @@ fn learnable(config: &Config, step: u64) -> Batch {
             last = *token;
         }
     }
-    let targets = batch.targets.iter_mut();
-    for (index, target) in targets.enumerate() {
-        if let Some(&next) = batch.tokens.get(index + 1) {
+    let [tokens, targets] = batch.get_disjoint_mut(["tokens", "targets"]);
+    for (index, target) in targets.iter_mut().enumerate() {
+        if let Some(&next) = tokens.get(index + 1) {
             *target = next;
         }
     }

@@ -71,10 +71,11 @@ fn matches_pytorch(model: &str, own: &[(&str, &str)], recomputed: usize) {
     };
     let mut session = Session::new(plan, options).unwrap();
     session.load_by_name(&expected).unwrap();
-    let batch = Batch {
-        tokens: integers(&expected, "tokens"),
-        targets: integers(&expected, "targets"),
-    };
+    let mut batch = Batch::of(&session.plan().training, 2);
+    for name in ["tokens", "targets"] {
+        let values = integers(&expected, name);
+        batch.get_mut(name).copy_from_slice(&values);
+    }
 
     session.accumulate_gradients(&batch, 0).unwrap();
     let loss = f64::from(floats(&expected, "loss")[0]);

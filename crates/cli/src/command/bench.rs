@@ -64,7 +64,7 @@ pub fn run(arguments: &BenchArguments) -> anyhow::Result<()> {
     let plan = cinch_fit::plan(&config, overhead::machine(target))?;
     let config = plan.config.clone();
     let (useful, arena) = (plan.useful_flops() as f64, plan.arena_bytes());
-    let (vocabulary, sequences) = (config.model.vocab_size(), config.batch.effective_batch());
+    let sequences = config.batch.effective_batch();
     let mut yardstick = Yardstick::new(target, &config, arguments.tf32)?;
     let options = EngineOptions {
         threads: arguments.threads,
@@ -76,7 +76,7 @@ pub fn run(arguments: &BenchArguments) -> anyhow::Result<()> {
     if let Some(measured) = Measured::read(session.engine())? {
         overhead::keep(&measured);
     }
-    let batch = synthetic_batch(sequences, config.batch.seq_len, vocabulary);
+    let batch = synthetic_batch(session.plan());
 
     let mut times = Vec::new();
     let mut rates = Vec::new();

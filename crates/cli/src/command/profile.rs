@@ -182,8 +182,7 @@ fn measure(session: &mut Session, steps: Steps) -> anyhow::Result<Profile> {
     session.initialize(config.training.seed)?;
     let known = overhead::known();
     let measured = Measured::read(session.engine())?;
-    let (sequences, vocabulary) = (config.batch.effective_batch(), config.model.vocab_size());
-    let batch = synthetic_batch(sequences, config.batch.seq_len, vocabulary);
+    let batch = synthetic_batch(session.plan());
     let mut step_seconds = Vec::new();
     let mut used = Vec::new();
     for step in 0..=steps.count as u64 {

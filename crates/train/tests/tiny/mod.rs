@@ -94,7 +94,8 @@ pub fn batch(config: &Config, step: u64) -> Batch {
         state ^= state << 17;
         state >> 20
     };
-    for (token, target) in batch.tokens.iter_mut().zip(&mut batch.targets) {
+    let [tokens, targets] = batch.get_disjoint_mut(["tokens", "targets"]);
+    for (token, target) in tokens.iter_mut().zip(targets) {
         *token = (next() % vocabulary) as i32;
         *target = match next() % 7 {
             0 => IGNORE_INDEX,

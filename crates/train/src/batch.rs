@@ -1,0 +1,110 @@
+//! What a step reads: the contents of a graph's batch tensors, whatever they are, for all
+//! sequences of an effective batch.
+
+use cinch_graph::op::IGNORE_INDEX;
+use cinch_graph::{Graph, Role};
+use cinch_model::input;
+
+/// The contents of batch tensors, sequence after sequence.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Batch {
+    columns: Vec<Column>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Column {
+    name: String,
+    /// Numbers of one sequence.
+    width: usize,
+    values: Vec<i32>,
+}
+
+impl Batch {
+    /// Tokens and targets of sequences that are one piece each. Targets count for nothing until
+    /// they are filled.
+    pub fn new(sequences: usize, seq_len: usize) -> Self {
+        let names = [input::TOKENS, input::TARGETS];
+        Self::with(names.map(|name| (name, seq_len)), sequences)
+    }
+
+    /// What a graph reads, for that many sequences.
+    pub fn of(graph: &Graph, sequences: usize) -> Self {
+        let tensors = graph.tensors.iter();
+        let batch = tensors.filter(|tensor| tensor.role == Role::Batch);
+        let columns = batch.map(|tensor| {
+            let micro = tensor.ty.shape.dims().first().copied().unwrap_or(1);
+            let width = tensor.ty.shape.elements() / micro.max(1);
+            (tensor.name.as_str(), width)
+        });
+        Self::with(columns, sequences)
+    }
+
+    fn with<'a>(columns: impl IntoIterator<Item = (&'a str, usize)>, sequences: usize) -> Self {
+        let column = |(name, width): (&str, usize)| Column {
+            name: name.to_owned(),
+            width,
+            values: vec![
+                if name == input::TARGETS {
+                    IGNORE_INDEX
+                } else {
+                    0
+                };
+                sequences * width
+            ],
+        };
+        Self {
+            columns: columns.into_iter().map(column).collect(),
+        }
+    }
+
+    /// The contents of the tensor of that name; nothing where there is no such tensor.
+    pub fn get(&self, name: &str) -> &[i32] {
+        let found = self.columns.iter().find(|column| column.name == name);
+        found.map_or(&[], |column| &column.values)
+    }
+
+    pub fn get_mut(&mut self, name: &str) -> &mut [i32] {
+        let found = self.columns.iter_mut().find(|column| column.name == name);
+        found.map_or(&mut [], |column| &mut column.values)
+    }
+
+    /// As [`Self::get_mut`], of several at once.
+    pub fn get_disjoint_mut<const N: usize>(&mut self, names: [&str; N]) -> [&mut [i32]; N] {
+        let mut found = [const { None }; N];
+        for column in &mut self.columns {
+            if let Some(index) = names.iter().position(|name| *name == column.name) {
+                found[index] = Some(&mut column.values[..]);
+            }
+        }
+        found.map(|values| values.unwrap_or(&mut []))
+    }
+
+    pub fn tokens(&self) -> &[i32] {
+        self.get(input::TOKENS)
+    }
+
+    pub fn tokens_mut(&mut self) -> &mut [i32] {
+        self.get_mut(input::TOKENS)
+    }
+
+    pub fn targets(&self) -> &[i32] {
+        self.get(input::TARGETS)
+    }
+
+    pub fn targets_mut(&mut self) -> &mut [i32] {
+        self.get_mut(input::TARGETS)
+    }
+
+    /// The first sequences only.
+    pub fn truncate(&mut self, sequences: usize) {
+        for column in &mut self.columns {
+            column.values.truncate(sequences * column.width);
+        }
+    }
+
+    /// Targets that count.
+    pub fn num_targets(&self) -> usize {
+        let counted = self.targets().iter().filter(|&&t| t != IGNORE_INDEX);
+        counted.count()
+    }
+}

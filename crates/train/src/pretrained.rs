@@ -1,0 +1,336 @@
+//! Weights from a model's files into a session's arena: read where they go, in the type in which
+//! they are kept there, or quantised on the way, so that a model never exists a second time.
+
+use std::path::{Path, PathBuf};
+
+use cinch_config::Config;
+use cinch_data::Progress;
+use cinch_engine::Engine;
+use cinch_graph::op::Quantisation;
+use cinch_graph::{DType, Graph, Parameter, Storage};
+use cinch_step::StepPlan;
+use cinch_weights::{
+    Adapter, Dtype, Factor, Nf4, Nf4Parts, WeightError, WeightFiles, bf16_bits, f16_bits,
+    quantize_int8, quantize_nf4, quantize_scales, scale_offset,
+};
+
+use crate::error::TrainError;
+use crate::session::{parts, placement};
+
+/// Where a run's first weights come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FirstWeights {
+    /// Made from the seed.
+    Initial,
+    /// A folder or a file of a model.
+    Files(PathBuf),
+}
+
+impl FirstWeights {
+    /// The files of a model that was named by its folder or by a hub id, where they are here.
+    /// Adapters are put on weights that were trained, so there initial ones have to be asked for.
+    pub fn of(config: &Config) -> Result<Self, TrainError> {
+        let (tuned, asked) = (config.tuning.lora.is_some(), config.weights.as_deref());
+        match asked {
+            Some(INITIAL) => return Ok(Self::Initial),
+            Some(path) => return Ok(Self::Files(path.into())),
+            None => {}
+        }
+        let here = config.named.folder.as_deref();
+        match (here.filter(|folder| holds_weights(folder)), tuned) {
+            (Some(folder), _) => Ok(Self::Files(folder.to_owned())),
+            (None, false) => Ok(Self::Initial),
+            (None, true) => Err(TrainError::NoWeights {
+                model: config.model_title(),
+            }),
+        }
+    }
+}
+
+/// What `model.weights` says for weights made from the seed.
+const INITIAL: &str = "initial";
+
+fn holds_weights(folder: &Path) -> bool {
+    let mut names = ["model.safetensors", "model.safetensors.index.json"].iter();
+    names.any(|name| folder.join(name).exists())
+}
+
+/// Fills the parameters that `which` picks from a model's files.
+pub(crate) fn load(
+    step: &StepPlan,
+    engine: &mut Engine,
+    files: &WeightFiles,
+    which: impl Fn(&Parameter) -> bool,
+    progress: &dyn Progress,
+) -> Result<(), TrainError> {
+    let graph: &Graph = &step.training;
+    let chosen: Vec<&Parameter> = graph.parameters.iter().filter(|p| which(p)).collect();
+    let mut total = 0;
+    for parameter in &chosen {
+        for part in parts(parameter) {
+            let tensor = files.tensor(part.name)?;
+            if tensor.shape != part.shape {
+                return Err(TrainError::WeightShape {
+                    path: files.file_of(tensor).to_owned(),
+                    name: part.name.to_owned(),
+                    found: tensor.shape.clone(),
+                    expected: part.shape,
+                });
+            }
+            total += tensor.num_bytes();
+        }
+    }
+    progress.begin("loading weights", total);
+    let outcome = chosen.into_iter().try_for_each(|parameter| {
+        fill(step, engine, parameter, files)?;
+        for part in parts(parameter) {
+            progress.advance(files.tensor(part.name)?.num_bytes());
+        }
+        match progress.is_interrupted() {
+            true => Err(TrainError::Data(cinch_data::DataError::Interrupted)),
+            false => Ok(()),
+        }
+    });
+    progress.end();
+    outcome
+}
+
+/// Fills all trained parameters from an adapter's files, whose modules and rank must be theirs.
+pub(crate) fn load_adapter(
+    step: &StepPlan,
+    engine: &mut Engine,
+    adapter: &Adapter,
+) -> Result<(), TrainError> {
+    let graph: &Graph = &step.training;
+    let trained = || graph.parameters.iter().filter(|p| p.is_trained());
+    let num_parts: usize = trained().map(|parameter| parameter.parts.len()).sum();
+    let num_saved = 2 * adapter.modules.len();
+    if num_parts != num_saved {
+        return Err(TrainError::OtherAdapter {
+            folder: adapter.folder.clone(),
+            problem: format!("it has {num_saved} tensors, the model's adapters {num_parts}"),
+        });
+    }
+    for parameter in trained() {
+        let place = placement(&step.plan, parameter.master);
+        let read = engine.write_with(place, |values: &mut [f32]| {
+            for part in parts(parameter) {
+                let range = part.range(values);
+                read_factor(adapter, part.name, &part.shape, &mut values[range])?;
+            }
+            Ok::<(), TrainError>(())
+        })?;
+        read?;
+    }
+    Ok(())
+}
+
+/// `<module>.lora_A.weight` or `<module>.lora_B.weight` of an adapter.
+fn read_factor(
+    adapter: &Adapter,
+    name: &str,
+    shape: &[usize],
+    into: &mut [f32],
+) -> Result<(), TrainError> {
+    let other = |problem: String| TrainError::OtherAdapter {
+        folder: adapter.folder.clone(),
+        problem,
+    };
+    let factors = [(".lora_A.weight", Factor::A), (".lora_B.weight", Factor::B)];
+    let found = factors
+        .into_iter()
+        .find_map(|(ending, factor)| Some((name.strip_suffix(ending)?, factor)));
+    let module = found.and_then(|(module, factor)| {
+        let mut modules = adapter.modules.iter();
+        Some((modules.position(|saved| saved.name == module)?, factor))
+    });
+    let Some((module, factor)) = module else {
+        return Err(other(format!("it has no tensor `{name}`")));
+    };
+    let found = adapter.modules[module].shape(factor);
+    if found != shape {
+        return Err(other(format!(
+            "`{name}` is {found:?}, the model's is {shape:?}"
+        )));
+    }
+    Ok(adapter.read_f32(module, factor, into)?)
+}
+
+fn fill(
+    step: &StepPlan,
+    engine: &mut Engine,
+    parameter: &Parameter,
+    files: &WeightFiles,
+) -> Result<(), TrainError> {
+    let place = placement(&step.plan, parameter.master);
+    if let Storage::Quantised(quantisation) = parameter.storage {
+        // A quantised parameter is one tensor of the files: its codes have scales of their own.
+        for part in parts(parameter) {
+            let codes = Codes::read(quantisation, parameter, files, part.name)?;
+            codes.write(step, engine, parameter)?;
+        }
+        return Ok(());
+    }
+    let wanted = match step.training.ty(parameter.master).dtype {
+        DType::Bf16 => Dtype::BF16,
+        DType::F16 => Dtype::F16,
+        _ => Dtype::F32,
+    };
+    let read = engine.write_with(place, |bytes: &mut [u8]| {
+        for part in parts(parameter) {
+            let rows = part.shape.first().copied().unwrap_or(1);
+            let range = part.range(bytes);
+            files.read_as(part.name, 0..rows, wanted, &mut bytes[range])?;
+        }
+        Ok::<(), WeightError>(())
+    })?;
+    Ok(read?)
+}
+
+/// Numbers as they are kept in a frozen or quantised parameter, for weights made from a seed.
+pub(crate) fn write_numbers(
+    step: &StepPlan,
+    engine: &mut Engine,
+    parameter: &Parameter,
+    numbers: &[f32],
+) -> Result<(), TrainError> {
+    let place = placement(&step.plan, parameter.master);
+    if let Storage::Quantised(quantisation) = parameter.storage {
+        return Codes::of(quantisation, parameter, numbers).write(step, engine, parameter);
+    }
+    let halves = |bits: fn(f32) -> u16| -> Vec<u8> {
+        let pairs = numbers.iter().map(|&number| bits(number).to_ne_bytes());
+        pairs.flatten().collect()
+    };
+    match step.training.ty(parameter.master).dtype {
+        DType::Bf16 => engine.write(place, &halves(bf16_bits))?,
+        DType::F16 => engine.write(place, &halves(f16_bits))?,
+        _ => engine.write(place, numbers)?,
+    }
+    Ok(engine.synchronize()?)
+}
+
+/// A quantised matrix in host memory, on its way to its place.
+struct Codes {
+    codes: Vec<u8>,
+    /// In the order of the parameter's scales, as bytes.
+    scales: Vec<Vec<u8>>,
+}
+
+fn bytes_of(numbers: &[f32]) -> Vec<u8> {
+    numbers.iter().flat_map(|x| x.to_ne_bytes()).collect()
+}
+
+impl Codes {
+    fn read(
+        quantisation: Quantisation,
+        parameter: &Parameter,
+        files: &WeightFiles,
+        name: &str,
+    ) -> Result<Self, WeightError> {
+        let elements = parameter.shape.elements();
+        match quantisation {
+            Quantisation::Nf4 { double } => {
+                let mut buffers = Nf4Buffers::new(double, elements);
+                files.read_nf4(name, Nf4 { double }, buffers.parts())?;
+                Ok(buffers.into_codes(double))
+            }
+            Quantisation::Int8 => {
+                let mut codes = vec![0_i8; elements];
+                let mut scales = vec![0.0; parameter.shape.rows()];
+                files.read_int8(name, &mut codes, &mut scales)?;
+                Ok(Self::of_bytes(&codes, &scales))
+            }
+        }
+    }
+
+    fn of(quantisation: Quantisation, parameter: &Parameter, numbers: &[f32]) -> Self {
+        match quantisation {
+            Quantisation::Nf4 { double } => {
+                let mut buffers = Nf4Buffers::new(double, numbers.len());
+                buffers.quantise(double, numbers);
+                buffers.into_codes(double)
+            }
+            Quantisation::Int8 => {
+                let mut codes = vec![0_i8; numbers.len()];
+                let mut scales = vec![0.0; parameter.shape.rows()];
+                quantize_int8(numbers, parameter.shape.width(), &mut codes, &mut scales);
+                Self::of_bytes(&codes, &scales)
+            }
+        }
+    }
+
+    fn of_bytes(codes: &[i8], scales: &[f32]) -> Self {
+        Self {
+            codes: codes.iter().map(|code| code.cast_unsigned()).collect(),
+            scales: vec![bytes_of(scales)],
+        }
+    }
+
+    fn write(
+        &self,
+        step: &StepPlan,
+        engine: &mut Engine,
+        parameter: &Parameter,
+    ) -> Result<(), TrainError> {
+        engine.write(placement(&step.plan, parameter.master), &self.codes)?;
+        for (&id, scales) in parameter.code_scales.iter().zip(&self.scales) {
+            engine.write(placement(&step.plan, id), scales)?;
+        }
+        Ok(engine.synchronize()?)
+    }
+}
+
+struct Nf4Buffers {
+    codes: Vec<u8>,
+    scale_codes: Vec<u8>,
+    scales: Vec<f32>,
+    offset: Vec<f32>,
+}
+
+impl Nf4Buffers {
+    fn new(double: bool, elements: usize) -> Self {
+        let layout = Nf4 { double }.layout(elements);
+        Self {
+            codes: vec![0; layout.codes],
+            scale_codes: vec![0; layout.scale_codes],
+            scales: vec![0.0; layout.scales],
+            offset: vec![0.0; layout.offsets],
+        }
+    }
+
+    fn parts(&mut self) -> Nf4Parts<'_> {
+        Nf4Parts {
+            codes: &mut self.codes,
+            scale_codes: &mut self.scale_codes,
+            scales: &mut self.scales,
+            offset: &mut self.offset,
+        }
+    }
+
+    fn quantise(&mut self, double: bool, numbers: &[f32]) {
+        if !double {
+            return quantize_nf4(numbers, &mut self.codes, &mut self.scales);
+        }
+        let mut largest = vec![0.0; self.scale_codes.len()];
+        quantize_nf4(numbers, &mut self.codes, &mut largest);
+        let offset = scale_offset(&largest);
+        quantize_scales(&largest, offset, &mut self.scale_codes, &mut self.scales);
+        self.offset.fill(offset);
+    }
+
+    fn into_codes(self, double: bool) -> Codes {
+        let scales = match double {
+            true => vec![
+                self.scale_codes,
+                bytes_of(&self.scales),
+                bytes_of(&self.offset),
+            ],
+            false => vec![bytes_of(&self.scales)],
+        };
+        Codes {
+            codes: self.codes,
+            scales,
+        }
+    }
+}
