@@ -201,7 +201,9 @@ impl<'a> SampleEncoder<'a> {
             .iter()
             .flat_map(|span| [span.start, span.end])
             .filter(|cut| {
-                let mut places = whole.iter().map(|(_, place)| place);
+                // Templates may end turns by different special tokens, which begin alike.
+                let ordinary = |(id, _): &&Placed| !self.tokenizer.is_added(*id);
+                let mut places = whole.iter().filter(ordinary).map(|(_, place)| place);
                 places.any(|place| place.start < *cut && *cut < place.end)
             })
             .collect();
