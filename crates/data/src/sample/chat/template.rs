@@ -266,41 +266,42 @@ mod tests {
             (
                 "a {% generation %} b {% endgeneration %} c",
                 "a  b  c",
-                vec![2..5],
+                &[" b "][..],
             ),
             (
                 "a {%- generation -%} b {%- endgeneration -%} c",
                 "abc",
-                vec![1..2],
+                &["b"],
             ),
             (
                 "a\n  {% generation %}\nb\n  {% endgeneration %}\nc",
                 "a\nb\nc",
-                vec![2..4],
+                &["b\n"],
             ),
             (
                 "a\n  {%+ generation +%}\nb{% endgeneration %}",
                 "a\n  \nb",
-                vec![4..6],
+                &["\nb"],
             ),
             (
                 "{% for i in [1, 2] %}{% generation %}{{ i }}{% endgeneration %}-{% endfor %}",
                 "1-2-",
-                vec![0..1, 2..3],
+                &["1", "2"],
             ),
             // Inside a string it is no tag.
             (
                 "{{ '{% generation' }}{% generation %}x{% endgeneration %}",
                 "{% generationx",
-                vec![13..14],
+                &["x"],
             ),
         ] {
             let rendered = render(source).unwrap();
-            assert_eq!(
-                (rendered.text.as_str(), rendered.generated),
-                (text, spans),
-                "{source}"
-            );
+            assert_eq!(rendered.text, text, "{source}");
+            let found = rendered
+                .generated
+                .into_iter()
+                .map(|span| &rendered.text[span]);
+            assert!(found.eq(spans.iter().copied()), "{source}");
         }
     }
 
