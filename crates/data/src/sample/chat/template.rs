@@ -178,6 +178,15 @@ fn mark_generation(source: &str) -> (String, bool) {
     let mut rest = source;
     let mut found = false;
     while let Some(open) = rest.find("{%") {
+        // What a comment says of the tags is no tag.
+        if let Some(comment) = rest[..open].find("{#")
+            && let Some(end) = rest[comment..].find("#}")
+        {
+            let end = comment + end + 2;
+            marked.push_str(&rest[..end]);
+            rest = &rest[end..];
+            continue;
+        }
         let tag = &rest[open + 2..];
         let Some(close) = tag.find("%}") else { break };
         let inner = &tag[..close];
@@ -200,7 +209,7 @@ fn mark_generation(source: &str) -> (String, bool) {
                 marked.push_str(&replacement);
                 rest = &rest[end..];
             }
-            // A tag may stand in a string or a comment: only its opening is passed over.
+            // A tag may stand in a string: only its opening is passed over.
             None => {
                 marked.push_str(&rest[..open + 2]);
                 rest = &rest[open + 2..];
@@ -288,6 +297,11 @@ mod tests {
                 "1-2-",
                 &["1", "2"],
             ),
+            (
+                "{# {% generation %} #}a{% generation %}b{% endgeneration %}{# x #}",
+                "ab",
+                &["b"],
+            ),
             // Inside a string it is no tag.
             (
                 "{{ '{% generation' }}{% generation %}x{% endgeneration %}",
@@ -303,6 +317,14 @@ mod tests {
                 .map(|span| &rendered.text[span]);
             assert!(found.eq(spans.iter().copied()), "{source}");
         }
+    }
+
+    #[test]
+    fn a_comment_marks_nothing() {
+        let source = "{#- {% generation %} {% endgeneration %} -#}a{% if true %}b{% endif %}";
+        let template = Template::new(Path::new("t"), source, Moment(0)).unwrap();
+        assert!(!template.marks_generation());
+        assert_eq!(render(source).unwrap().text, "ab");
     }
 
     #[test]
