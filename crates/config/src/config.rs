@@ -188,6 +188,9 @@ pub struct TrainingConfig {
     pub min_learning_rate: f64,
     pub schedule: Schedule,
     pub max_steps: u64,
+    /// Passes over the data that the run makes, where no steps are stated.
+    #[serde(default)]
+    pub epochs: Option<f64>,
     pub warmup_steps: u64,
     pub weight_decay: f64,
     pub adam_beta1: f64,
@@ -220,7 +223,33 @@ pub struct DataConfig {
     /// Whether several samples share a row, none of which sees another.
     #[serde(default)]
     pub packing: bool,
+    /// Of samples that are longer than a row.
+    #[serde(default)]
+    pub too_long: TooLong,
+    /// Samples that are read at most.
+    #[serde(default)]
+    pub max_samples: Option<usize>,
+    /// Whether prompts are learned too, not only what follows them.
+    #[serde(default)]
+    pub train_on_inputs: bool,
     pub cache_dir: Option<PathBuf>,
+}
+
+/// What becomes of a sample that is longer than a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TooLong {
+    /// Its beginning is kept.
+    #[default]
+    Truncate,
+    /// It is left out.
+    Drop,
+    /// It ends the run before it starts.
+    Error,
+}
+
+impl TooLong {
+    pub const NAMES: [&'static str; 3] = ["truncate", "drop", "error"];
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

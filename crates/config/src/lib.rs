@@ -84,7 +84,7 @@ pub use apply::{Application, Applied, ChangedFile, Report, Unplaced};
 pub use bytes::Bytes;
 pub use config::{
     BatchConfig, Checkpointing, Config, DataConfig, NamedModel, OutputConfig, Precision, Schedule,
-    StateFormat, TrainingConfig,
+    StateFormat, TooLong, TrainingConfig,
 };
 pub use dialect::Program;
 pub use dialect::draft::{ReadKey, Reading, Saving, UnreadKey};

@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 
 use cinch_architecture::{Range, families};
 
-use crate::config::{Precision, Schedule, StateFormat};
+use crate::config::{Precision, Schedule, StateFormat, TooLong};
 use crate::pytorch::{Sharding, TorchAttention, TorchOptimizer, TorchPrecision};
 use crate::setting::{Alias, Meaning, Setting, same, switch};
 use crate::value::{Interval, Kind};
@@ -194,6 +194,12 @@ fn others() -> Vec<Setting> {
     ).flag("max-steps", "N")
     .default("100000"),
     Setting::new(
+        "training.epochs",
+        Kind::Float(Interval::ABOVE_ZERO),
+        "Passes over the data, where no steps are stated",
+    ).flag("epochs", "N").flag_aliases(&["num-train-epochs"])
+    .aliases(&[same("training.num_train_epochs"), same("training.num_epochs")]),
+    Setting::new(
         "training.warmup_steps",
         count_from_zero(MAX_STEPS),
         "Steps of linear warm-up",
@@ -305,6 +311,26 @@ fn others() -> Vec<Setting> {
         "Whether several samples share a row, none of which sees another",
     )
     .switch_flag("packing"),
+    Setting::new(
+        "data.too_long",
+        Kind::Choice(&TooLong::NAMES),
+        "What becomes of a sample that is longer than a row",
+    )
+    .flag("too-long", "WHAT")
+    .flag_help("A sample longer than a row: truncate, drop or error [default: truncate]")
+    .default("truncate"),
+    Setting::new(
+        "data.max_samples",
+        count(1 << 40),
+        "Samples that are read at most",
+    )
+    .flag("max-samples", "N"),
+    Setting::new(
+        "data.train_on_inputs",
+        Kind::Bool,
+        "Whether prompts are learned too, not only what follows them",
+    )
+    .switch_flag("train-on-inputs"),
     Setting::new("data.cache_dir", Kind::Path, "Where tokenised data is kept").flag("cache-dir", "FOLDER"),
     Setting::new(
         "output.output_dir",

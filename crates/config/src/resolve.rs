@@ -11,7 +11,7 @@ use cinch_architecture::{Architecture, Family, NamedSize, Number};
 use crate::completion::Completion;
 use crate::config::{
     BatchConfig, Checkpointing, Config, DataConfig, NamedModel, OutputConfig, Precision, Schedule,
-    StateFormat, TrainingConfig,
+    StateFormat, TooLong, TrainingConfig,
 };
 use crate::dialect::Program;
 use crate::error::ConfigError;
@@ -275,6 +275,12 @@ impl Completion {
                 _ => Schedule::Linear,
             },
             max_steps: self.unsigned("training.max_steps"),
+            epochs: match self.settings.is_explicit("training.max_steps") {
+                true => None,
+                false => self
+                    .value("training.epochs")
+                    .map(|_| self.float("training.epochs")),
+            },
             warmup_steps: self.unsigned("training.warmup_steps"),
             weight_decay: self.float("training.weight_decay"),
             adam_beta1: self.float("training.adam_beta1"),
@@ -328,6 +334,10 @@ impl Completion {
                 .map(|_| self.unsigned("pytorch.ranks")),
             assumed,
         })
+    }
+
+    fn is_on(&self, key: &str) -> bool {
+        matches!(self.value(key), Some(Value::Bool(true)))
     }
 
     fn optional_text(&self, key: &str) -> Option<String> {
@@ -386,7 +396,16 @@ impl Completion {
             text_column: self.text("data.text_column"),
             tokenizer: self.text("data.tokenizer"),
             val_split: self.float("data.val_split"),
-            packing: matches!(self.value("data.packing"), Some(Value::Bool(true))),
+            packing: self.is_on("data.packing"),
+            too_long: match self.text("data.too_long").as_str() {
+                "drop" => TooLong::Drop,
+                "error" => TooLong::Error,
+                _ => TooLong::Truncate,
+            },
+            max_samples: self
+                .value("data.max_samples")
+                .map(|_| self.count("data.max_samples")),
+            train_on_inputs: self.is_on("data.train_on_inputs"),
             cache_dir: self.path("data.cache_dir"),
         })
     }

@@ -3,7 +3,8 @@
 //! In the order in which text flows: [`Source`] names it, the files are found and read as
 //! documents, a [`Tokenizer`] turns them into ids, a cache keeps those on disk, and
 //! [`Corpus::windows`] cuts them into samples whose order is a function of a seed and a sample
-//! number. [`synth`] writes code-like files for those who have no data yet.
+//! number. [`synth`] writes code-like files for those who have no data yet. [`sample`] is for
+//! fine-tuning: prompts and conversations, of which only a part is learned.
 //!
 //! ```
 //! use cinch_data::{Tokenizer, TokenizerSpec};

@@ -545,3 +545,52 @@ fn preparing_can_be_interrupted_and_tells_its_progress() {
     assert_eq!(all.bytes.load(Ordering::Relaxed), content.len());
     assert_eq!(all.calls.load(Ordering::Relaxed), 1);
 }
+
+/// A file with one byte changed, taken out or doubled, by a number.
+fn damaged(content: &[u8], number: u64) -> Vec<u8> {
+    let mixed = number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let place = (mixed >> 33) as usize % content.len();
+    let mut bytes = content.to_vec();
+    match number % 4 {
+        0 => bytes[place] ^= 1 << (mixed % 8),
+        1 => drop(bytes.remove(place)),
+        2 => bytes.insert(place, bytes[place]),
+        _ => bytes.truncate(place),
+    }
+    bytes
+}
+
+#[test]
+fn damaged_files_are_read_or_refused_with_their_name() {
+    let chat =
+        r#"{"messages":[{"role":"user","content":"a\né"},{"role":"assistant","content":"b"}]}"#;
+    let config = config(TEMPLATE);
+    let folder = tempfile::tempdir().unwrap();
+    let mut num_refused = 0;
+    for (name, content) in [
+        ("a.jsonl", format!("{chat}\n{chat}\n")),
+        ("a.json", format!("[\n{chat},\n{chat}]\n")),
+        (
+            "b.json",
+            "[{\"instruction\": \"a\", \"input\": \"[\", \"output\": \"\\\"]\"}]".to_owned(),
+        ),
+        (
+            "a.amr",
+            "# ::id 1\n# ::snt A.\n(a / b\n  :c \"d\")\n\n# ::snt E.\n(e / f)\n".to_owned(),
+        ),
+    ] {
+        let path = folder.path().join(name);
+        let options = SampleOptions {
+            paths: vec![path.clone()],
+            ..SampleOptions::default()
+        };
+        for number in 0..200 {
+            std::fs::write(&path, damaged(content.as_bytes(), number)).unwrap();
+            if let Err(error) = Samples::prepare(&options, &bytes(), Some(&config), &NoProgress) {
+                assert!(error.to_string().contains(name), "{error}");
+                num_refused += 1;
+            }
+        }
+    }
+    assert!(num_refused > 200, "{num_refused}");
+}

@@ -6,6 +6,9 @@
 //! completion, and the model would learn to continue from a cut it never sees. A rendered
 //! conversation is encoded whole, as transformers does, and cut only where a token would reach
 //! across the beginning or the end of a turn.
+//!
+//! Special tokens are recognised in all of it, in records as in templates: files with prompts
+//! that were rendered beforehand are common.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -201,8 +204,10 @@ impl<'a> SampleEncoder<'a> {
             .iter()
             .flat_map(|span| [span.start, span.end])
             .filter(|cut| {
-                let mut places = whole.iter().map(|(_, place)| place);
-                places.any(|place| place.start < *cut && *cut < place.end)
+                // Templates may end turns by different special tokens, which begin alike.
+                whole.iter().any(|(id, place)| {
+                    place.start < *cut && *cut < place.end && !self.tokenizer.is_added(*id)
+                })
             })
             .collect();
         if cuts.is_empty() {

@@ -169,14 +169,10 @@ fn best_ends(candidates: &[(usize, u64)], most: usize) -> Vec<usize> {
                 continue;
             }
             let middle = low + (high - low) / 2;
-            let mut found = from;
-            let mut least = u64::MAX;
-            for begin in from..=to.min(middle - 1) {
-                let total = best[begin] + cost(begin, middle);
-                if total < least {
-                    (least, found) = (total, begin);
-                }
-            }
+            let total = |begin: usize| best[begin] + cost(begin, middle);
+            let begins = from..=to.min(middle - 1);
+            let found = begins.min_by_key(|begin| total(*begin)).unwrap_or(from);
+            let least = total(found);
             if least < next[middle] {
                 next[middle] = least;
                 begin_of[middle] = found;

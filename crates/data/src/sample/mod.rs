@@ -5,11 +5,14 @@
 //! of it; [`Samples::limit`] deals with what is too long; [`Samples::split`] sets samples apart
 //! for validation; [`Selection::rows`] packs or pads them; [`Rows::fill`] writes one row.
 
+mod array;
 mod chat;
 mod encode;
 mod length;
+mod message;
 mod pack;
 mod penman;
+mod prepare;
 mod read;
 mod record;
 mod row;
@@ -19,7 +22,8 @@ mod turns;
 pub use chat::{Conversation, Moment, Rendered, Template, TemplateProblem, TokenizerConfig};
 pub use encode::{Sample, Templating};
 pub use length::{Bucket, Buckets, Lengths};
+pub use prepare::SampleOptions;
 pub use read::{LONGEST_RECORD_BYTES, TextUnit};
 pub use record::{Chat, Kind, Pair, PairColumns, Record};
 pub use row::{Row, RowStyle, Rows, Selection};
-pub use store::{Limited, SampleFile, SampleOptions, SampleView, Samples, TooLong};
+pub use store::{Limited, SampleFile, SampleView, Samples, TooLong};

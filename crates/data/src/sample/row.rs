@@ -179,11 +179,10 @@ impl Rows {
         1.0 - self.num_tokens as f64 / places as f64
     }
 
-    /// What rows and samples take of host memory, in bytes. Samples are shared between the parts
-    /// of a split.
+    /// What the layout takes of host memory, in bytes. The samples, which all parts of a split
+    /// share, are counted by [`Samples::host_bytes`].
     pub fn host_bytes(&self) -> usize {
-        self.samples.host_bytes()
-            + (self.members.capacity() + self.offsets.capacity()) * size_of::<usize>()
+        (self.members.capacity() + self.offsets.capacity()) * size_of::<usize>()
     }
 
     /// Identifies the rows: the tokens, which are learned, and how they are laid out. A resumed

@@ -3,8 +3,8 @@
 //! A template that has `{% generation %}` says it itself. Without it, a turn is what follows
 //! when the conversation before it has been rendered with the generation prompt, for that is
 //! what a model has to continue. Some templates write earlier turns otherwise than the last one
-//! (they drop thoughts), so that the text before a turn is not a prefix of the whole; there the
-//! turn is found by putting a mark in its place, and seeing what stays the same around it.
+//! (they drop thoughts), so that the text before a turn is not a prefix of the whole; there a
+//! mark is put in the place of the turn's content, to see what stays the same around it.
 
 use std::ops::Range;
 
@@ -46,7 +46,7 @@ pub(super) fn render(
         let after = counted.last().map_or(0, |span| span.end);
         let span = match view.by_prefix(index, &full.text) {
             Some(span) => span,
-            None => view.by_mark(index, &full.text, after)?,
+            None => view.by_parts(index, &full.text, after)?,
         };
         counted.push(span);
     }
@@ -115,70 +115,131 @@ impl View<'_> {
         let before = self.start(index, true)?;
         let through = self.start(index + 1, false)?;
         let is_prefix = through.starts_with(&before) && full.starts_with(&through);
-        (is_prefix && before.len() < through.len()).then(|| before.len()..through.len())
+        (is_prefix && before.len() < through.len()).then_some(before.len()..through.len())
     }
 
-    /// The turn as what a mark takes the place of, with what the template puts around it.
-    fn by_mark(
+    /// The turn in a text whose beginning depends on what follows.
+    fn by_parts(
         &self,
         index: usize,
         full: &str,
         after: usize,
     ) -> Result<Range<usize>, TemplateProblem> {
-        let lost = || {
-            problem(format!(
+        let content = self.by_mark(index, full);
+        let begin = content.as_ref().map(|turn| turn.content.start);
+        let start = self.after_prompt(index, full, begin.map(|begin| after..begin));
+        let start = start.or(begin);
+        let end = match (&content, start) {
+            (Some(turn), _) => Some(turn.end),
+            (None, Some(start)) => self.end_after(index, full, start),
+            (None, None) => None,
+        };
+        match (start, end) {
+            (Some(start), Some(end)) if after <= start && start < end => Ok(start..end),
+            _ => Err(problem(format!(
                 "the text of message {} cannot be found in what it renders\nhint: mark the assistant's part in the template with `{{% generation %}}`",
                 index + 1
-            ))
-        };
+            ))),
+        }
+    }
+
+    /// The place of a message's content as what a mark takes the place of, and the end of what
+    /// the template puts after it.
+    fn by_mark(&self, index: usize, full: &str) -> Option<Marked> {
         let mut marked = self.conversation.clone();
         marked.messages[index].insert("content".to_owned(), MARK.into());
         let render = |num_messages| {
-            self.config
-                .render(self.template, &marked, num_messages, false)
+            let rendered = self
+                .config
+                .render(self.template, &marked, num_messages, false);
+            rendered.ok().map(|rendered| rendered.text)
         };
-        let whole = render(marked.messages.len())?.text;
-        let (prefix, suffix) = whole.split_once(MARK).ok_or_else(lost)?;
+        let whole = render(marked.messages.len())?;
+        let (prefix, suffix) = whole.split_once(MARK)?;
         let is_around = full.len() >= prefix.len() + suffix.len()
             && full.starts_with(prefix)
             && full.ends_with(suffix)
             && !suffix.contains(MARK);
-        if !is_around {
-            return Err(lost());
-        }
-        let content = prefix.len()..full.len() - suffix.len();
-
+        let content = prefix.len()..full.len().saturating_sub(suffix.len());
         // What ends the turn: as far as it stands there too when nothing comes after.
-        let alone = render(index + 1).ok().map(|rendered| rendered.text);
-        let tail = alone.as_deref().and_then(|text| text.split_once(MARK));
-        let end = content.end + common_prefix(tail.map_or("", |(_, tail)| tail), suffix);
+        let alone = render(index + 1)?;
+        let (_, tail) = alone.split_once(MARK)?;
+        let end = content.end + common_end(tail, suffix);
+        (is_around && !content.is_empty()).then_some(Marked { content, end })
+    }
 
-        // What the model continues from is given; what lies between it and the content is not.
-        let prompt = self.start(index, true).and_then(|prompted| {
-            let plain = self.start(index, false)?;
-            prompted.strip_prefix(plain.as_str()).map(str::to_owned)
-        });
-        let start = prompt
-            .filter(|prompt| !prompt.is_empty())
-            .and_then(|prompt| {
-                let between = full.get(after..content.start)?;
-                Some(after + between.rfind(&prompt)? + prompt.len())
-            })
-            .unwrap_or(content.start);
-        if start < after || start >= end {
-            return Err(lost());
+    /// The place up to which the generation prompt is given, as far as the text has it in whole
+    /// lines: a prompt may open a thought that the turn does not have. Where the text before it
+    /// is not the same, the prompt is looked for in `within`.
+    fn after_prompt(
+        &self,
+        index: usize,
+        full: &str,
+        within: Option<Range<usize>>,
+    ) -> Option<usize> {
+        let plain = self.start(index, false)?;
+        let prompted = self.start(index, true)?;
+        let prompt = prompted.strip_prefix(plain.as_str())?;
+        if prompt.is_empty() && full.starts_with(&plain) {
+            return Some(plain.len());
         }
-        Ok(start..end)
+        let mut given = prompt;
+        while !given.is_empty() {
+            let found = if full.starts_with(&plain) {
+                full[plain.len()..]
+                    .starts_with(given)
+                    .then_some(plain.len())
+            } else {
+                let within = within.clone()?;
+                let between = full.get(within.clone())?;
+                between.rfind(given).map(|place| within.start + place)
+            };
+            if let Some(place) = found {
+                return Some(place + given.len());
+            }
+            let shorter = given[..given.len() - 1].rfind('\n');
+            given = &given[..shorter.map_or(0, |place| place + 1)];
+        }
+        None
+    }
+
+    /// The end of a turn that begins at `start`, by what ends a turn of plain text there.
+    fn end_after(&self, index: usize, full: &str, start: usize) -> Option<usize> {
+        if index + 1 == self.conversation.messages.len() {
+            return Some(full.len());
+        }
+        let mut marked = self.conversation.clone();
+        marked.messages.truncate(index + 1);
+        marked.messages[index].retain(|key, _| key == "role");
+        marked.messages[index].insert("content".to_owned(), MARK.into());
+        let rendered = self.config.render(self.template, &marked, index + 1, false);
+        let text = rendered.ok()?.text;
+        let (_, tail) = text.split_once(MARK).filter(|(_, tail)| !tail.is_empty())?;
+        let found = full.get(start..)?.find(tail)?;
+        Some(start + found + tail.len())
     }
 }
 
-/// The number of bytes that two texts begin with in common, in whole characters.
-fn common_prefix(left: &str, right: &str) -> usize {
-    left.chars()
-        .zip(right.chars())
+/// Where a mark says that a message's content lies.
+struct Marked {
+    content: Range<usize>,
+    /// The end of the turn.
+    end: usize,
+}
+
+/// How much of `tail`, which ends a turn where nothing follows, ends it also before `suffix`: all
+/// of it, or the whole lines of it, or what both begin with.
+fn common_end(tail: &str, suffix: &str) -> usize {
+    let common: usize = tail
+        .chars()
+        .zip(suffix.chars())
         .take_while(|(left, right)| left == right)
         .map(|(character, _)| character.len_utf8())
-        .sum()
+        .sum();
+    if common == tail.len() {
+        return common;
+    }
+    tail[..common].rfind('\n').map_or(common, |place| place + 1)
 }
 
 #[cfg(test)]
@@ -255,6 +316,33 @@ mod tests {
         let spans = learned(&template, two_turns()).unwrap();
         // The first turn does begin with it, and continues from there.
         assert_eq!(spans, ["t</think>b<end>\n", "d<end>\n"]);
+    }
+
+    #[test]
+    fn a_prompt_is_given_as_far_as_the_turn_has_it_in_whole_lines() {
+        let template = "{% for m in messages %}<{{ m.role }}>\n{% if m.role == 'assistant' and '<think>' not in m.content %}<think></think>{% endif %}{{ m.content }}<end>{% endfor %}{% if add_generation_prompt %}<assistant>\n<think>\n{% endif %}";
+        let spans = learned(template, two_turns()).unwrap();
+        assert_eq!(spans, ["<think>t</think>b<end>", "<think></think>d<end>"]);
+    }
+
+    #[test]
+    fn the_end_of_a_conversation_does_not_end_every_turn() {
+        let template = "{% for m in messages %}<{{ m.role }}>{{ '<think>' if loop.last and m.role == 'assistant' else '' }}{{ m.content }}<end>\n{% endfor %}{% if add_generation_prompt %}<assistant>{% else %}<eos>{% endif %}";
+        let spans = learned(template, two_turns()).unwrap();
+        assert_eq!(spans, ["<think>t</think>b<end>\n", "<think>d<end>\n<eos>"]);
+    }
+
+    #[test]
+    fn a_turn_without_text_ends_where_one_with_text_would() {
+        let template = "{% for m in messages %}<{{ m.role }}>{% if loop.last and m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}{% if m.tool_calls %}{% if m.content %}\n{% endif %}<call>{% endif %}<end>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+        let record = json!({"messages": [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]},
+            {"role": "tool", "content": "c"},
+            {"role": "assistant", "content": "d"},
+        ]});
+        let spans = learned(template, record).unwrap();
+        assert_eq!(spans, ["<call><end>", "<think></think>d<end>"]);
     }
 
     #[test]

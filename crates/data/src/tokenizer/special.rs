@@ -70,6 +70,17 @@ impl<'a> SpecialTokenizer<'a> {
         }
     }
 
+    /// Whether an id stands for a text of its own, such as a special token, that must stay whole.
+    pub(crate) fn is_added(&self, id: u32) -> bool {
+        match &self.inner {
+            Some(inner) => inner
+                .get_added_vocabulary()
+                .get_added_tokens_decoder()
+                .contains_key(&id),
+            None => self.tokenizer.end_of_text() == Some(id),
+        }
+    }
+
     /// The ids of `text` with their places in it.
     pub(crate) fn encode(&self, text: &str) -> Result<Vec<Placed>, DataError> {
         let Some(inner) = &self.inner else {
@@ -140,6 +151,7 @@ mod tests {
                     .all(|pair| pair[0].1.end == pair[1].1.start)
             );
             assert_eq!(special.id(END_OF_TEXT), Some(end));
+            assert!(special.is_added(end) && !special.is_added(98));
             assert_eq!(special.id("</s>"), None);
             assert!(special.beginning().is_empty());
         }

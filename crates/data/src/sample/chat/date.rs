@@ -6,6 +6,9 @@
 use minijinja::{Error, ErrorKind};
 
 const SECONDS_PER_DAY: u64 = 86_400;
+/// After so many years the calendar repeats, whichever year they begin with.
+const YEARS_PER_CYCLE: u64 = 400;
+const DAYS_PER_CYCLE: u64 = 146_097;
 const MONTHS: [&str; 12] = [
     "January",
     "February",
@@ -43,8 +46,9 @@ impl Moment {
 
     /// (year, month from 1, day from 1), in the Gregorian calendar.
     fn date(self) -> (u64, usize, u64) {
-        let mut day = self.0 / SECONDS_PER_DAY;
-        let mut year = 1970;
+        let days = self.0 / SECONDS_PER_DAY;
+        let mut day = days % DAYS_PER_CYCLE;
+        let mut year = 1970 + days / DAYS_PER_CYCLE * YEARS_PER_CYCLE;
         while day >= days_of_year(year) {
             day -= days_of_year(year);
             year += 1;
@@ -152,5 +156,9 @@ mod tests {
             ErrorKind::InvalidOperation
         );
         assert_eq!(last.format("%Y-%m-%d").unwrap(), "2000-02-29");
+        // 1 January of the year that is four cycles after 1970.
+        let late = Moment(4 * DAYS_PER_CYCLE * SECONDS_PER_DAY);
+        assert_eq!(late.format("%Y-%m-%d").unwrap(), "3570-01-01");
+        assert!(Moment(u64::MAX).format("%Y").is_ok());
     }
 }

@@ -9,6 +9,9 @@ use std::fmt::Write;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
+/// A template is a stranger's program: it may not ask for memory without bound.
+const WIDEST_INDENT: usize = 64;
+
 /// How the text is laid out; the arguments of `json.dumps`.
 #[derive(Debug, Clone)]
 struct Style {
@@ -24,7 +27,15 @@ pub(super) fn tojson(value: &Value, arguments: Kwargs) -> Result<String, Error> 
     let indent = match arguments.get::<Option<Value>>("indent")? {
         None => None,
         Some(text) if text.as_str().is_some() => text.as_str().map(str::to_owned),
-        Some(number) => Some(" ".repeat(usize::try_from(number)?)),
+        Some(number) => match usize::try_from(number)? {
+            width if width <= WIDEST_INDENT => Some(" ".repeat(width)),
+            width => {
+                return Err(Error::new(
+                    ErrorKind::InvalidOperation,
+                    format!("an indent of {width} spaces is too wide"),
+                ));
+            }
+        },
     };
     let separators: Option<(String, String)> = arguments
         .get::<Option<Value>>("separators")?

@@ -70,7 +70,9 @@ pub struct Template {
 impl Template {
     /// Compiles `source`, which was read from `path`; `moment` is what `strftime_now` writes.
     pub fn new(path: &Path, source: &str, moment: Moment) -> Result<Self, DataError> {
-        let (source, marks_generation) = mark_generation(source);
+        // Jinja2 reads every line break as this one.
+        let source = source.replace("\r\n", "\n").replace('\r', "\n");
+        let (source, marks_generation) = mark_generation(&source);
         let mut environment = Environment::new();
         let compiled = configure(&mut environment, moment)
             .and_then(|()| environment.add_template_owned(NAME, source));
@@ -137,6 +139,9 @@ fn configure(environment: &mut Environment<'static>, moment: Moment) -> Result<(
             ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Iterable
         )
     });
+    environment.add_filter("string", |value: &Value| {
+        json::python_float(value).unwrap_or_else(|| value.to_string())
+    });
     environment.add_filter("tojson", json::tojson);
     environment.add_function("raise_exception", |message: String| {
         Err::<Value, _>(Error::new(ErrorKind::InvalidOperation, message))
@@ -173,6 +178,15 @@ fn mark_generation(source: &str) -> (String, bool) {
     let mut rest = source;
     let mut found = false;
     while let Some(open) = rest.find("{%") {
+        // What a comment says of the tags is no tag.
+        if let Some(comment) = rest[..open].find("{#")
+            && let Some(end) = rest[comment..].find("#}")
+        {
+            let end = comment + end + 2;
+            marked.push_str(&rest[..end]);
+            rest = &rest[end..];
+            continue;
+        }
         let tag = &rest[open + 2..];
         let Some(close) = tag.find("%}") else { break };
         let inner = &tag[..close];
@@ -195,7 +209,7 @@ fn mark_generation(source: &str) -> (String, bool) {
                 marked.push_str(&replacement);
                 rest = &rest[end..];
             }
-            // A tag may stand in a string or a comment: only its opening is passed over.
+            // A tag may stand in a string: only its opening is passed over.
             None => {
                 marked.push_str(&rest[..open + 2]);
                 rest = &rest[open + 2..];
@@ -244,4 +258,100 @@ fn take_marks(marked: &str) -> Result<Rendered, TemplateProblem> {
         }
     }
     Ok(Rendered { text, generated })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn render(source: &str) -> Result<Rendered, TemplateProblem> {
+        let template = Template::new(Path::new("t"), source, Moment(0)).unwrap();
+        template.render(Value::from_pairs([("n", Value::from(1e-5))]))
+    }
+
+    #[test]
+    fn generated_spans_keep_the_whitespace_of_their_tags() {
+        for (source, text, spans) in [
+            (
+                "a {% generation %} b {% endgeneration %} c",
+                "a  b  c",
+                &[" b "][..],
+            ),
+            (
+                "a {%- generation -%} b {%- endgeneration -%} c",
+                "abc",
+                &["b"],
+            ),
+            (
+                "a\n  {% generation %}\nb\n  {% endgeneration %}\nc",
+                "a\nb\nc",
+                &["b\n"],
+            ),
+            (
+                "a\n  {%+ generation +%}\nb{% endgeneration %}",
+                "a\n  \nb",
+                &["\nb"],
+            ),
+            (
+                "{% for i in [1, 2] %}{% generation %}{{ i }}{% endgeneration %}-{% endfor %}",
+                "1-2-",
+                &["1", "2"],
+            ),
+            (
+                "{# {% generation %} #}a{% generation %}b{% endgeneration %}{# x #}",
+                "ab",
+                &["b"],
+            ),
+            // Inside a string it is no tag.
+            (
+                "{{ '{% generation' }}{% generation %}x{% endgeneration %}",
+                "{% generationx",
+                &["x"],
+            ),
+        ] {
+            let rendered = render(source).unwrap();
+            assert_eq!(rendered.text, text, "{source}");
+            let found = rendered
+                .generated
+                .into_iter()
+                .map(|span| &rendered.text[span]);
+            assert!(found.eq(spans.iter().copied()), "{source}");
+        }
+    }
+
+    #[test]
+    fn a_comment_marks_nothing() {
+        let source = "{#- {% generation %} {% endgeneration %} -#}a{% if true %}b{% endif %}";
+        let template = Template::new(Path::new("t"), source, Moment(0)).unwrap();
+        assert!(!template.marks_generation());
+        assert_eq!(render(source).unwrap().text, "ab");
+    }
+
+    #[test]
+    fn what_is_set_in_a_generated_span_stays_there() {
+        let source =
+            "{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}";
+        assert_eq!(render(source).unwrap().text, "21");
+    }
+
+    #[test]
+    fn a_mark_in_a_turn_is_refused() {
+        let problem = render("{% generation %}\u{FDD0}{% endgeneration %}").unwrap_err();
+        assert!(problem.problem.contains("U+FDD0"), "{problem:?}");
+    }
+
+    #[test]
+    fn values_print_as_in_python() {
+        let source =
+            "{{ n }} {{ n | string }} {{ none }} {{ true }} {{ [1, 'a'] }}\r\n{{ missing }}";
+        let text = render(source).unwrap().text;
+        assert_eq!(text, "1e-05 1e-05 None True [1, 'a']\n");
+        assert_eq!(
+            render("{{ 'abc'.removeprefix('a').removesuffix('c') }}")
+                .unwrap()
+                .text,
+            "b"
+        );
+        assert!(render("{{ n | tojson(indent=999999999999) }}").is_err());
+    }
 }
