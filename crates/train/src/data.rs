@@ -1,8 +1,18 @@
-//! The data of a run: tokens cut into windows, those for training and those for validation, and
-//! how often the run goes over them.
+//! The data of a run: texts cut into windows or samples laid out in rows, those for training and
+//! those for validation, and how often the run goes over them.
 
-use cinch_config::Config;
-use cinch_data::{Corpus, DataOptions, Progress, Source, Split, Tokenizer, TokenizerSpec};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+
+use cinch_config::{Config, TrainingConfig};
+use cinch_data::sample::{
+    Kind, LONGEST_RECORD_BYTES, Moment, Row, RowStyle, Rows, SampleOptions, Samples,
+    TokenizerConfig, TooLong,
+};
+use cinch_data::{
+    Corpus, DataOptions, NoProgress, Progress, Source, Split, Tokenizer, TokenizerSpec,
+};
 use cinch_model::input;
 
 use crate::batch::Batch;
@@ -39,6 +49,19 @@ impl DataReport {
         self.epochs_of(self.max_steps.saturating_mul(self.step_sequences))
     }
 
+    /// Steps of a run: those that were stated, or as many as the epochs take.
+    pub(crate) fn steps_of(&self, training: &TrainingConfig) -> u64 {
+        match training.epochs {
+            None => training.max_steps,
+            Some(epochs) => {
+                let sequences = epochs * self.training as f64;
+                (sequences / self.step_sequences.max(1) as f64)
+                    .ceil()
+                    .max(1.0) as u64
+            }
+        }
+    }
+
     /// Whether one step takes some sequence more than once.
     pub fn is_less_than_a_step(&self) -> bool {
         self.training < self.step_sequences
@@ -50,11 +73,67 @@ impl DataReport {
     }
 }
 
+/// Where rows come from.
+enum RowSource {
+    /// Texts that follow each other, cut into windows.
+    Windows(Split),
+    /// Samples, one to a row or several.
+    Samples(Rows),
+}
+
+impl RowSource {
+    fn len(&self) -> u64 {
+        match self {
+            Self::Windows(split) => split.len(),
+            Self::Samples(rows) => rows.len(),
+        }
+    }
+
+    /// Writes rows to a batch, the first of which is `first`: in the order of epochs drawn by a
+    /// seed, or in one that never changes.
+    fn fill(&self, first: u64, seed: Option<u64>, seq_len: usize, batch: &mut Batch) {
+        let names = [
+            input::TOKENS,
+            input::TARGETS,
+            input::POSITIONS,
+            input::STARTS,
+        ];
+        let [tokens, targets, positions, starts] = batch.get_disjoint_mut(names);
+        let tokens = tokens.chunks_exact_mut(seq_len);
+        let targets = targets.chunks_exact_mut(seq_len);
+        // A graph whose rows are of one piece has no tensors for these.
+        let mut unread = [vec![0; seq_len], vec![0; seq_len]];
+        let mut positions = positions.chunks_exact_mut(seq_len);
+        let mut starts = starts.chunks_exact_mut(seq_len);
+        for (number, (tokens, targets)) in (first..).zip(tokens.zip(targets)) {
+            match (self, seed) {
+                (Self::Windows(split), Some(seed)) => split.fill(number, seed, tokens, targets),
+                (Self::Windows(split), None) => split.fill_in_order(number, tokens, targets),
+                (Self::Samples(rows), seed) => {
+                    let [unread_positions, unread_starts] = &mut unread;
+                    let mut row = Row {
+                        tokens,
+                        targets,
+                        positions: positions.next().unwrap_or(unread_positions),
+                        starts: starts.next().unwrap_or(unread_starts),
+                    };
+                    match seed {
+                        Some(seed) => rows.fill(number, seed, &mut row),
+                        None => rows.fill_in_order(number, &mut row),
+                    }
+                }
+            }
+        }
+    }
+}
+
 pub(crate) struct Data {
-    pub training: Split,
-    pub validation: Split,
+    training: RowSource,
+    validation: RowSource,
     pub fingerprint: String,
     pub report: DataReport,
+    /// What was found and what became of it, in sentences.
+    pub notes: Vec<String>,
 }
 
 impl Data {
@@ -71,6 +150,14 @@ impl Data {
                 tokens: tokenizer.vocab_size(),
                 vocabulary,
             });
+        }
+        if let Some(path) = &config.data.source
+            && holds_samples(path, config, &tokenizer)?
+        {
+            return Self::of_samples(path, config, &tokenizer, progress);
+        }
+        if config.data.packing {
+            return Err(TrainError::NothingToPack);
         }
         let source = match &config.data.source {
             None => Source::Embedded,
@@ -94,35 +181,162 @@ impl Data {
             cached: corpus.was_cached(),
             seq_len: config.batch.seq_len as u64,
             step_sequences: config.batch.effective_batch() as u64,
-            max_steps: config.training.max_steps,
+            max_steps: 0,
         };
-        Ok(Self {
+        let parts = (RowSource::Windows(training), RowSource::Windows(validation));
+        let fingerprint = corpus.fingerprint().to_owned();
+        Ok(Self::new(parts, fingerprint, report, Vec::new(), config))
+    }
+
+    fn of_samples(
+        path: &Path,
+        config: &Config,
+        tokenizer: &Tokenizer,
+        progress: &dyn Progress,
+    ) -> Result<Self, TrainError> {
+        let (seq_len, seed) = (config.batch.seq_len, config.training.seed);
+        let template = tokenizer_config(config)?;
+        let options = sample_options(path, config, config.data.max_samples);
+        let samples = Samples::prepare(&options, tokenizer, template.as_ref(), progress)?;
+        let mut notes: Vec<String> = samples
+            .files()
+            .iter()
+            .map(|file| {
+                let count = file.num_samples;
+                format!("{}: {count} samples, {}", file.path.display(), file.kind)
+            })
+            .collect();
+        notes.push(format!("lengths: {}", samples.lengths()));
+        let too_long = match config.data.too_long {
+            cinch_config::TooLong::Truncate => TooLong::Truncate,
+            cinch_config::TooLong::Drop => TooLong::Drop,
+            cinch_config::TooLong::Error => TooLong::Error,
+        };
+        let (samples, limited) = samples.limit(seq_len, too_long)?;
+        notes.push(limited.to_string());
+        let style = match config.data.packing {
+            true => RowStyle::Packed,
+            false => RowStyle::Padded,
+        };
+        let (tokens, documents) = (samples.lengths().num_tokens, samples.len() as u64);
+        let (training, validation) = samples.split(config.data.val_split, seed);
+        let training = training.rows(seq_len, style, seed)?;
+        let validation = validation.rows(seq_len, style, seed)?;
+        notes.push(format!(
+            "{} rows of {seq_len} tokens to train on, {:.1} % of them padding",
+            training.len(),
+            100.0 * training.padding_share()
+        ));
+        let report = DataReport {
+            tokens,
+            documents,
+            training: training.len(),
+            validation: validation.len(),
+            cached: false,
+            seq_len: seq_len as u64,
+            step_sequences: config.batch.effective_batch() as u64,
+            max_steps: 0,
+        };
+        let fingerprint = training.fingerprint();
+        let parts = (RowSource::Samples(training), RowSource::Samples(validation));
+        Ok(Self::new(parts, fingerprint, report, notes, config))
+    }
+
+    fn new(
+        (training, validation): (RowSource, RowSource),
+        fingerprint: String,
+        report: DataReport,
+        notes: Vec<String>,
+        config: &Config,
+    ) -> Self {
+        let max_steps = report.steps_of(&config.training);
+        Self {
             training,
             validation,
-            fingerprint: corpus.fingerprint().to_owned(),
-            report,
-        })
+            fingerprint,
+            report: DataReport {
+                max_steps,
+                ..report
+            },
+            notes,
+        }
+    }
+
+    /// Rows to validate on.
+    pub fn num_validation(&self) -> u64 {
+        self.validation.len()
     }
 
     /// The batch that follows after `samples` sequences.
     pub fn fill_training(&self, samples: u64, seed: u64, seq_len: usize, batch: &mut Batch) {
-        let [tokens, targets] = batch.get_disjoint_mut([input::TOKENS, input::TARGETS]);
-        let tokens = tokens.chunks_exact_mut(seq_len);
-        let targets = targets.chunks_exact_mut(seq_len);
-        for (sample, (tokens, targets)) in (samples..).zip(tokens.zip(targets)) {
-            self.training.fill(sample, seed, tokens, targets);
-        }
+        self.training.fill(samples, Some(seed), seq_len, batch);
     }
 
     /// The batch of validation sequences from `first` on.
     pub fn fill_validation(&self, first: u64, seq_len: usize, batch: &mut Batch) {
-        let [tokens, targets] = batch.get_disjoint_mut([input::TOKENS, input::TARGETS]);
-        let tokens = tokens.chunks_exact_mut(seq_len);
-        let targets = targets.chunks_exact_mut(seq_len);
-        for (index, (tokens, targets)) in (first..).zip(tokens.zip(targets)) {
-            self.validation.fill_in_order(index, tokens, targets);
+        self.validation.fill(first, None, seq_len, batch);
+    }
+}
+
+/// The day on which chat templates that print a date are rendered, 1 January 2025: a run that is
+/// resumed later sees the same tokens.
+const TEMPLATE_DAY: Moment = Moment(1_735_689_600);
+
+/// What the model's folder says of its text, where there is such a folder.
+fn tokenizer_config(config: &Config) -> Result<Option<TokenizerConfig>, TrainError> {
+    let folder = config.named.folder.as_deref();
+    let folder = folder.filter(|folder| folder.join("tokenizer_config.json").is_file());
+    let read = folder.map(|folder| TokenizerConfig::from_folder(folder, TEMPLATE_DAY));
+    Ok(read.transpose()?)
+}
+
+fn sample_options(path: &Path, config: &Config, max_samples: Option<usize>) -> SampleOptions {
+    SampleOptions {
+        paths: vec![path.to_owned()],
+        train_on_inputs: config.data.train_on_inputs,
+        max_samples,
+        ..SampleOptions::default()
+    }
+}
+
+/// Whether the data is prompts with what follows them, by its first record. Plain texts, also
+/// those in the text column of a `.jsonl` file, are cut into windows instead.
+fn holds_samples(path: &Path, config: &Config, tokenizer: &Tokenizer) -> Result<bool, TrainError> {
+    let ending = path.extension().and_then(|ending| ending.to_str());
+    if !path.is_file() || !matches!(ending, Some("json" | "jsonl" | "txt" | "amr")) {
+        return Ok(false);
+    }
+    if ending == Some("jsonl") && has_column(path, &config.data.text_column) {
+        return Ok(false);
+    }
+    let template = tokenizer_config(config)?;
+    let options = sample_options(path, config, Some(1));
+    let first = Samples::prepare(&options, tokenizer, template.as_ref(), &NoProgress);
+    match (first, ending) {
+        // A text that is no list of samples is read as a text, and what is wrong with it is
+        // told there.
+        (Err(_), Some("txt")) => Ok(false),
+        (first, _) => {
+            let kind = first?.files().first().map(|file| file.kind);
+            let plain = matches!(kind, None | Some(Kind::Text | Kind::Lines | Kind::File));
+            Ok(!plain)
         }
     }
+}
+
+/// Whether the first line of a file is an object with that field.
+fn has_column(path: &Path, column: &str) -> bool {
+    let Ok(file) = File::open(path) else {
+        return false;
+    };
+    let mut line = String::new();
+    let mut start = BufReader::new(file).take(LONGEST_RECORD_BYTES as u64);
+    let read = start.read_line(&mut line);
+    let value: serde_json::Value = match read {
+        Ok(_) => serde_json::from_str(&line).unwrap_or_default(),
+        Err(_) => return false,
+    };
+    value.get(column).is_some_and(serde_json::Value::is_string)
 }
 
 #[cfg(test)]

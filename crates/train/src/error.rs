@@ -99,6 +99,11 @@ pub enum TrainError {
          their base as --model"
     )]
     OtherAdapter { folder: PathBuf, problem: String },
+    #[error(
+        "there is nothing to pack: the data is plain text, which is cut into full rows anyway\n\
+         hint: leave out --packing, or give --data-dir a file of prompts and completions"
+    )]
+    NothingToPack,
     #[error("no token of the batch at step {step} counts for the loss: the data is empty")]
     NoTargets { step: u64 },
     #[error(

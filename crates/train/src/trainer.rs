@@ -124,8 +124,14 @@ impl<'a> Trainer<'a> {
             });
         }
         let data = Data::prepare(&config, run.progress)?;
+        for note in &data.notes {
+            observer.event(Event::Note(note));
+        }
         observer.event(Event::Data(data.report));
-        let mut session = Session::new(run.plan, run.options)?;
+        let mut plan = run.plan;
+        plan.config.training.max_steps = data.report.max_steps;
+        let config = plan.config.clone();
+        let mut session = Session::new(plan, run.options)?;
         let (state, last_saved) = match run.resume {
             Resume::Fresh => {
                 match FirstWeights::of(&config)? {
@@ -338,7 +344,7 @@ impl<'a> Trainer<'a> {
     fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<Option<f64>, TrainError> {
         let config = self.config();
         let (micro, seq_len) = (config.batch.batch_size, config.batch.seq_len);
-        let all = self.data.validation.len().div_ceil(micro as u64);
+        let all = self.data.num_validation().div_ceil(micro as u64);
         let batches = match config.training.eval_batches as u64 {
             0 => all,
             limit => all.min(limit),
@@ -439,7 +445,7 @@ impl<'a> Trainer<'a> {
 /// into the run, there is none before it either.
 fn is_validated(data: &Data, config: &Config) -> bool {
     let training = &config.training;
-    !data.validation.is_empty() && (1..=training.max_steps).contains(&training.eval_interval)
+    data.num_validation() > 0 && (1..=training.max_steps).contains(&training.eval_interval)
 }
 
 /// Loads weights, states and position from a checkpoint, and checks that they belong here. The
