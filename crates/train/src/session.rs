@@ -11,7 +11,7 @@ use cinch_model::input;
 use cinch_plan::{Placement, Plan, num_micro_nodes};
 use cinch_step::StepPlan;
 
-use crate::checkpoint::{Dtype, TensorFile, TensorView};
+use crate::checkpoint::{Dtype, TensorView, WeightFiles};
 use crate::error::TrainError;
 use crate::initialize::{initialize, mix};
 use crate::moments::load_states;
@@ -392,15 +392,15 @@ impl Session {
     /// model. States in another format are converted, which the note that is returned says.
     pub fn load(
         &mut self,
-        weights: &TensorFile,
-        states: &TensorFile,
+        weights: &WeightFiles,
+        states: &WeightFiles,
     ) -> Result<Option<String>, String> {
         self.load_by_name(weights)?;
         let expected = self.step.training.parameters.len();
-        if weights.num_tensors() != expected {
+        if weights.tensors().len() != expected {
             return Err(format!(
                 "it has {} tensors, the model {expected}",
-                weights.num_tensors()
+                weights.tensors().len()
             ));
         }
         let converted = load_states(&self.step, &mut self.engine, states)?;
@@ -410,7 +410,7 @@ impl Session {
     }
 
     /// A run in another precision has left no scale: then it starts anew.
-    fn load_loss_scale(&mut self, states: &TensorFile) -> Result<(), String> {
+    fn load_loss_scale(&mut self, states: &WeightFiles) -> Result<(), String> {
         let (Some(id), Some(place)) = (self.step.training.loss_scale, self.loss_scale) else {
             return Ok(());
         };
@@ -423,7 +423,7 @@ impl Session {
     }
 
     /// Copies the weights from a file that may hold other tensors as well.
-    pub fn load_by_name(&mut self, weights: &TensorFile) -> Result<(), String> {
+    pub fn load_by_name(&mut self, weights: &WeightFiles) -> Result<(), String> {
         let parameters = self.step.training.parameters.iter();
         self.copy_from(weights, parameters.map(|p| p.master).collect())?;
         self.refresh()
@@ -436,7 +436,7 @@ impl Session {
             .map_err(|error| error.to_string())
     }
 
-    fn copy_from(&mut self, file: &TensorFile, which: Vec<TensorId>) -> Result<(), String> {
+    fn copy_from(&mut self, file: &WeightFiles, which: Vec<TensorId>) -> Result<(), String> {
         let graph: &Graph = &self.step.training;
         for id in which {
             let place = placement(&self.step.plan, id);
@@ -454,7 +454,7 @@ impl Session {
 pub(crate) fn copy_tensor(
     graph: &Graph,
     id: TensorId,
-    file: &TensorFile,
+    file: &WeightFiles,
     into: &mut [u8],
 ) -> Result<(), String> {
     let tensor = graph.tensor(id);
@@ -475,8 +475,8 @@ pub(crate) fn copy_tensor(
             tensor.ty.shape.dims()
         ));
     }
-    file.read_into(&saved, into)
-        .map_err(|error| format!("`{}` cannot be read: {error}", tensor.name))
+    file.read(&tensor.name, 0..saved.rows(), into)
+        .map_err(|error| error.to_string())
 }
 
 /// The type in which a tensor is saved: what training keeps is fp32, or codes of one byte.
