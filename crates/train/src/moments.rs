@@ -8,15 +8,16 @@ use cinch_engine::Engine;
 use cinch_engine::cpu::kernel::eight_bit::Code;
 use cinch_graph::{Graph, TensorId};
 use cinch_step::StepPlan;
+use cinch_weights::Tensor;
 
-use crate::checkpoint::{Dtype, TensorFile, TensorView};
+use crate::checkpoint::{Dtype, WeightFiles};
 use crate::session::{copy_tensor, placement};
 
 /// Fills all moments from `file`; says so where some were converted.
 pub(crate) fn load_states(
     step: &StepPlan,
     engine: &mut Engine,
-    file: &TensorFile,
+    file: &WeightFiles,
 ) -> Result<Option<String>, String> {
     let graph: &Graph = &step.training;
     let mut states = States { step, engine, file };
@@ -59,10 +60,10 @@ pub(crate) fn load_states(
 struct States<'a> {
     step: &'a StepPlan,
     engine: &'a mut Engine,
-    file: &'a TensorFile,
+    file: &'a WeightFiles,
 }
 
-impl States<'_> {
+impl<'a> States<'a> {
     fn copy(&mut self, id: TensorId) -> Result<(), String> {
         let graph: &Graph = &self.step.training;
         let (place, file) = (placement(&self.step.plan, id), self.file);
@@ -76,7 +77,7 @@ impl States<'_> {
     fn encode(&mut self, code: Code, moment: TensorId, scales: TensorId) -> Result<(), String> {
         let graph: &Graph = &self.step.training;
         let saved = self.named(&graph.tensor(moment).name, graph.ty(moment).shape.dims())?;
-        let values = self.floats(&saved)?;
+        let values = self.floats(saved)?;
         let mut codes = vec![0; values.len()];
         let mut of_blocks = vec![0.0; graph.ty(scales).shape.elements()];
         code.encode(&values, &mut codes, &mut of_blocks);
@@ -92,12 +93,14 @@ impl States<'_> {
         let graph: &Graph = &self.step.training;
         let (name, ty) = (&graph.tensor(moment).name, graph.ty(moment));
         let saved = self.named(name, ty.shape.dims())?;
-        let mut codes = vec![0; saved.bytes.len()];
-        self.read(&saved, &mut codes)?;
+        let mut codes = vec![0; saved.num_bytes() as usize];
+        self.file
+            .read(name, 0..saved.rows(), &mut codes)
+            .map_err(|error| error.to_string())?;
         let scales = format!("{name}.scales");
         let blocks = codes.len().div_ceil(cinch_graph::op::MomentFormat::BLOCK);
         let scales = self.named(&scales, &[blocks])?;
-        let scales = self.floats(&scales)?;
+        let scales = self.floats(scales)?;
         let place = placement(&self.step.plan, moment);
         self.engine
             .write_with(place, |values: &mut [f32]| {
@@ -107,10 +110,7 @@ impl States<'_> {
     }
 
     /// The file's tensor of that name, which has to have that shape.
-    fn named<'f>(&self, name: &'f str, shape: &[usize]) -> Result<TensorView<'f>, String>
-    where
-        Self: 'f,
-    {
+    fn named(&self, name: &str, shape: &[usize]) -> Result<&'a Tensor, String> {
         let saved = self.file.get(name);
         let saved = saved.ok_or_else(|| format!("it has no tensor `{name}`"))?;
         if saved.shape == shape {
@@ -122,19 +122,14 @@ impl States<'_> {
         ))
     }
 
-    fn floats(&self, saved: &TensorView<'_>) -> Result<Vec<f32>, String> {
+    fn floats(&self, saved: &Tensor) -> Result<Vec<f32>, String> {
         if saved.dtype != Dtype::F32 {
             return Err(format!("`{}` is {:?}, not F32", saved.name, saved.dtype));
         }
-        let mut bytes = vec![0; saved.bytes.len()];
-        self.read(saved, &mut bytes)?;
-        let words = bytes.as_chunks::<4>().0;
-        Ok(words.iter().map(|&word| f32::from_le_bytes(word)).collect())
-    }
-
-    fn read(&self, saved: &TensorView<'_>, into: &mut [u8]) -> Result<(), String> {
+        let mut values = vec![0.0; saved.num_elements()];
         self.file
-            .read_into(saved, into)
-            .map_err(|error| format!("`{}` cannot be read: {error}", saved.name))
+            .read_f32(&saved.name, 0..saved.rows(), &mut values)
+            .map_err(|error| error.to_string())?;
+        Ok(values)
     }
 }

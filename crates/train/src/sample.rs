@@ -10,7 +10,7 @@ use cinch_graph::{DType, Graph, Target};
 use cinch_model::{Build, Purpose, build, input};
 use cinch_plan::{Options, Plan};
 
-use crate::checkpoint::TensorFile;
+use crate::checkpoint::WeightFiles;
 use crate::error::TrainError;
 use crate::initialize::mix;
 use crate::session::{copy_parameter, placement};
@@ -65,7 +65,7 @@ impl Generator {
     /// weights.
     pub fn new(
         model: &Architecture,
-        weights: &TensorFile,
+        weights: &WeightFiles,
         longest: usize,
         target: Target,
         options: EngineOptions,

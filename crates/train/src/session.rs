@@ -14,7 +14,7 @@ use cinch_step::StepPlan;
 use cinch_weights::{Adapter, WeightFiles};
 
 use crate::batch::Batch;
-use crate::checkpoint::{Dtype, TensorFile, TensorView};
+use crate::checkpoint::{Dtype, TensorView};
 use crate::error::TrainError;
 use crate::initialize::{initialize, mix};
 use crate::moments::load_states;
@@ -468,15 +468,15 @@ impl Session {
     /// model. States in another format are converted, which the note that is returned says.
     pub fn load(
         &mut self,
-        weights: &TensorFile,
-        states: &TensorFile,
+        weights: &WeightFiles,
+        states: &WeightFiles,
     ) -> Result<Option<String>, String> {
         self.load_by_name(weights)?;
         let expected: usize = self.trained().map(|parameter| parameter.parts.len()).sum();
-        if weights.num_tensors() != expected {
+        if weights.tensors().len() != expected {
             return Err(format!(
                 "it has {} tensors, the model {expected}",
-                weights.num_tensors()
+                weights.tensors().len()
             ));
         }
         let converted = load_states(&self.step, &mut self.engine, states)?;
@@ -486,7 +486,7 @@ impl Session {
     }
 
     /// A run in another precision has left no scale: then it starts anew.
-    fn load_loss_scale(&mut self, states: &TensorFile) -> Result<(), String> {
+    fn load_loss_scale(&mut self, states: &WeightFiles) -> Result<(), String> {
         let (Some(id), Some(place)) = (self.step.training.loss_scale, self.loss_scale) else {
             return Ok(());
         };
@@ -499,7 +499,7 @@ impl Session {
     }
 
     /// Copies what is trained from a file that may hold other tensors as well.
-    pub fn load_by_name(&mut self, weights: &TensorFile) -> Result<(), String> {
+    pub fn load_by_name(&mut self, weights: &WeightFiles) -> Result<(), String> {
         let graph: &Graph = &self.step.training;
         for parameter in graph.parameters.iter().filter(|p| p.is_trained()) {
             let place = placement(&self.step.plan, parameter.master);
@@ -519,7 +519,7 @@ impl Session {
             .map_err(|error| error.to_string())
     }
 
-    fn copy_from(&mut self, file: &TensorFile, which: Vec<TensorId>) -> Result<(), String> {
+    fn copy_from(&mut self, file: &WeightFiles, which: Vec<TensorId>) -> Result<(), String> {
         let graph: &Graph = &self.step.training;
         for id in which {
             let place = placement(&self.step.plan, id);
@@ -573,7 +573,7 @@ pub(crate) fn parts(parameter: &Parameter) -> impl Iterator<Item = Part<'_>> {
 pub(crate) fn copy_parameter(
     graph: &Graph,
     parameter: &Parameter,
-    file: &TensorFile,
+    file: &WeightFiles,
     into: &mut [u8],
 ) -> Result<(), String> {
     let dtype = saved_type(graph.ty(parameter.master).dtype);
@@ -588,7 +588,7 @@ pub(crate) fn copy_parameter(
 pub(crate) fn copy_tensor(
     graph: &Graph,
     id: TensorId,
-    file: &TensorFile,
+    file: &WeightFiles,
     into: &mut [u8],
 ) -> Result<(), String> {
     let tensor = graph.tensor(id);
@@ -604,7 +604,7 @@ fn copy_named(
     name: &str,
     shape: &[usize],
     dtype: Dtype,
-    file: &TensorFile,
+    file: &WeightFiles,
     into: &mut [u8],
 ) -> Result<(), String> {
     let Some(saved) = file.get(name) else {
@@ -616,8 +616,8 @@ fn copy_named(
             saved.dtype, saved.shape,
         ));
     }
-    file.read_into(&saved, into)
-        .map_err(|error| format!("`{name}` cannot be read: {error}"))
+    file.read(name, 0..saved.rows(), into)
+        .map_err(|error| error.to_string())
 }
 
 /// The type in which a tensor is saved: what training keeps is fp32, or codes of one byte.

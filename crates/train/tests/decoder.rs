@@ -9,7 +9,7 @@ use cinch_data::NoProgress;
 use cinch_engine::EngineOptions;
 use cinch_graph::Target;
 use cinch_step::StepPlan;
-use cinch_train::checkpoint::{TensorFile, load_weights};
+use cinch_train::checkpoint::load_weights;
 use cinch_train::{Batch, Session};
 use cinch_weights::WeightFiles;
 
@@ -42,20 +42,29 @@ fn config(model: &Path, own: &[(&str, &str)]) -> Config {
     settings.resolve().unwrap()
 }
 
-fn tensors(path: &Path) -> TensorFile {
+fn tensors(path: &Path) -> WeightFiles {
     load_weights(path).unwrap()
 }
 
-fn floats(file: &TensorFile, name: &str) -> Vec<f32> {
-    let bytes = file.get(name).unwrap_or_else(|| panic!("no {name}")).bytes;
-    let words = bytes.as_chunks::<4>().0;
-    words.iter().map(|&word| f32::from_le_bytes(word)).collect()
+fn words(file: &WeightFiles, name: &str) -> Vec<[u8; 4]> {
+    let tensor = file.tensor(name).unwrap();
+    let mut bytes = vec![0; tensor.num_bytes() as usize];
+    file.read(name, 0..tensor.rows(), &mut bytes).unwrap();
+    bytes.as_chunks::<4>().0.to_vec()
 }
 
-fn integers(file: &TensorFile, name: &str) -> Vec<i32> {
-    let bytes = file.get(name).unwrap_or_else(|| panic!("no {name}")).bytes;
-    let words = bytes.as_chunks::<4>().0;
-    words.iter().map(|&word| i32::from_le_bytes(word)).collect()
+fn floats(file: &WeightFiles, name: &str) -> Vec<f32> {
+    words(file, name)
+        .into_iter()
+        .map(f32::from_le_bytes)
+        .collect()
+}
+
+fn integers(file: &WeightFiles, name: &str) -> Vec<i32> {
+    words(file, name)
+        .into_iter()
+        .map(i32::from_le_bytes)
+        .collect()
 }
 
 fn distance(ours: &[f32], expected: &[f32]) -> f64 {
@@ -78,7 +87,7 @@ fn session(config: &Config, recomputed: usize, weights: &Path) -> Session {
     session
 }
 
-fn batch(session: &Session, expected: &TensorFile) -> Batch {
+fn batch(session: &Session, expected: &WeightFiles) -> Batch {
     let mut batch = Batch::of(&session.plan().training, BATCH);
     for name in ["tokens", "targets", "positions", "starts"] {
         let values = batch.get_mut(name);
@@ -90,7 +99,7 @@ fn batch(session: &Session, expected: &TensorFile) -> Batch {
 }
 
 /// The loss and the gradients there are in the file; how many were compared.
-fn compare(session: &mut Session, expected: &TensorFile, prefix: &str, what: &str) -> usize {
+fn compare(session: &mut Session, expected: &WeightFiles, prefix: &str, what: &str) -> usize {
     let batch = batch(session, expected);
     session.accumulate_gradients(&batch, 0).unwrap();
     let loss = f64::from(floats(expected, "loss")[0]);

@@ -12,8 +12,9 @@ use cinch_data::NoProgress;
 use cinch_engine::EngineOptions;
 use cinch_graph::{DType, Target};
 use cinch_step::StepPlan;
-use cinch_train::checkpoint::{MODEL_FILE, Store, load};
+use cinch_train::checkpoint::{MODEL_FILE, Store, TensorView, WeightFiles, load};
 use cinch_train::{Event, Resume, Run, State, TrainError, train};
+use cinch_weights::Tensor;
 
 /// Name, shape and type of everything of a parameter that a checkpoint holds.
 fn saved_tensors(plan: &StepPlan) -> Vec<(String, Vec<usize>, DType)> {
@@ -75,6 +76,28 @@ fn run(config: &Config, resume: Resume) -> Result<u64, TrainError> {
     train(run, &mut |_: Event<'_>| {}).map(|outcome| outcome.step)
 }
 
+/// The tensors of a file with their bytes.
+fn contents(file: &WeightFiles) -> Vec<(&Tensor, Vec<u8>)> {
+    let read = |tensor: &Tensor| {
+        let mut bytes = vec![0; tensor.num_bytes() as usize];
+        file.read(&tensor.name, 0..tensor.rows(), &mut bytes)
+            .unwrap();
+        bytes
+    };
+    let tensors = file.tensors().iter();
+    tensors.map(|tensor| (tensor, read(tensor))).collect()
+}
+
+fn views<'a>(tensors: &'a [(&Tensor, Vec<u8>)]) -> Vec<TensorView<'a>> {
+    let view = |(tensor, bytes): &'a (&Tensor, Vec<u8>)| TensorView {
+        name: &tensor.name,
+        shape: &tensor.shape,
+        dtype: tensor.dtype,
+        bytes,
+    };
+    tensors.iter().map(view).collect()
+}
+
 #[test]
 fn a_run_that_was_saved_in_bf16_goes_on_here() {
     let folder = tempfile::tempdir().unwrap();
@@ -91,10 +114,10 @@ fn a_run_that_was_saved_in_bf16_goes_on_here() {
     state.config.batch.batch_size *= 2;
     state.config.batch.accumulation = 1;
     let elsewhere = Store::open(folder.path().join("elsewhere")).unwrap();
-    let model: Vec<_> = saved.model.iter().collect();
-    let optimizer: Vec<_> = saved.optimizer.iter().collect();
+    let [model, optimizer] = [&saved.model, &saved.optimizer].map(contents);
+    let state = state.to_json().unwrap();
     let moved = elsewhere
-        .save(2, &model, &optimizer, &state.to_json().unwrap())
+        .save(2, &views(&model), &views(&optimizer), &state)
         .unwrap();
 
     let mut longer = config(folder.path(), "4");

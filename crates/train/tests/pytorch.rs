@@ -7,7 +7,7 @@ use cinch_config::{Config, Settings, Source};
 use cinch_engine::EngineOptions;
 use cinch_graph::Target;
 use cinch_step::StepPlan;
-use cinch_train::checkpoint::{TensorFile, load_weights};
+use cinch_train::checkpoint::{WeightFiles, load_weights};
 use cinch_train::{Batch, Session};
 
 const SHARED: &[(&str, &str)] = &[
@@ -36,21 +36,29 @@ fn config(model: &str, own: &[(&str, &str)]) -> Config {
     settings.resolve().unwrap()
 }
 
-fn fixture(model: &str) -> TensorFile {
+fn fixture(model: &str) -> WeightFiles {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
     load_weights(&folder.join(format!("{model}.safetensors"))).unwrap()
 }
 
-fn floats(file: &TensorFile, name: &str) -> Vec<f32> {
-    let bytes = file.get(name).unwrap_or_else(|| panic!("no {name}")).bytes;
-    let words = bytes.as_chunks::<4>().0;
-    words.iter().map(|&word| f32::from_le_bytes(word)).collect()
+fn floats(file: &WeightFiles, name: &str) -> Vec<f32> {
+    bytes(file, name, f32::from_le_bytes)
 }
 
-fn integers(file: &TensorFile, name: &str) -> Vec<i32> {
-    let bytes = file.get(name).unwrap_or_else(|| panic!("no {name}")).bytes;
-    let words = bytes.as_chunks::<4>().0;
-    words.iter().map(|&word| i32::from_le_bytes(word)).collect()
+fn integers(file: &WeightFiles, name: &str) -> Vec<i32> {
+    bytes(file, name, i32::from_le_bytes)
+}
+
+fn bytes<T>(file: &WeightFiles, name: &str, word: fn([u8; 4]) -> T) -> Vec<T> {
+    let tensor = file.tensor(name).unwrap();
+    let mut bytes = vec![0; tensor.num_bytes() as usize];
+    file.read(name, 0..tensor.rows(), &mut bytes).unwrap();
+    bytes
+        .as_chunks()
+        .0
+        .iter()
+        .map(|&bytes| word(bytes))
+        .collect()
 }
 
 /// The norm of the difference relative to the norm of what is expected.

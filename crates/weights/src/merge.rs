@@ -14,11 +14,10 @@ use rayon::prelude::*;
 use safetensors::Dtype;
 
 use crate::adapter::{Adapter, Factor};
-use crate::companions::copy_companions;
 use crate::error::WeightError;
 use crate::half::{bf16_bits, f16_bits};
 use crate::open::{Tensor, WeightFiles};
-use crate::write::{TensorSpec, TensorWriter, cut_shards, new_folder, write_model};
+use crate::write::{TensorSpec, TensorWriter, cut_shards, write_model_folder};
 
 /// Elements of a block of rows.
 const BLOCK_ELEMENTS: usize = 1 << 20;
@@ -64,27 +63,20 @@ pub fn merge(
             .map(specs)
             .collect(),
     };
-    let folder = new_folder(to)?;
     let mut merging = Merging::new(base, adapter, to, progress);
     let mut contents = |tensor: &TensorSpec<'_>, out: &mut TensorWriter<'_>| {
         merging.write(base.tensor(tensor.name)?, out)
     };
-    let written = write_model(folder.path(), &shards, &mut contents)?;
-    let copied = copy_companions(base.folder(), folder.path())?;
-    if !copied.contains(&"config.json") {
+    let written = write_model_folder(to, &shards, base.folder(), &mut contents)?;
+    if !written.companions.contains(&"config.json") {
         notes.push(format!(
             "`{}` has no config.json, without which transformers does not load the merged model",
             base.folder().display()
         ));
     }
-    folder.put().map_err(WeightError::io("create", to))?;
     Ok(Merged {
         num_modules: adapter.modules.len(),
-        files: written
-            .iter()
-            .filter_map(|path| path.file_name())
-            .map(|name| to.join(name))
-            .collect(),
+        files: written.weights,
         notes,
     })
 }

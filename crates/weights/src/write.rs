@@ -9,6 +9,7 @@ use cinch_files::{NewFolder, Replacement};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
+use crate::companions::copy_companions;
 use crate::error::WeightError;
 use crate::header::{METADATA_KEY, num_bytes};
 use crate::open::{INDEX_FILE, SINGLE_FILE};
@@ -213,8 +214,8 @@ pub fn cut_shards<'a>(
 /// Writes the weights of a model into a folder: one file, or shards with their index, under the
 /// names that transformers reads. Gives the names of the files.
 ///
-/// Each file is written whole, one after the other; for a folder that is whole or not there, fill
-/// a [`cinch_files::NewFolder`].
+/// Each file is written whole, one after the other; [`write_model_folder`] makes a folder that is
+/// whole or not there.
 pub fn write_model(
     folder: &Path,
     shards: &[Vec<TensorSpec<'_>>],
@@ -253,6 +254,35 @@ pub fn write_model(
     cinch_files::replace(&path, text.as_bytes()).map_err(WeightError::io("write", &path))?;
     paths.push(path);
     Ok(paths)
+}
+
+/// Writes the folder of a model, whole or not at all: its weights, and configuration and tokenizer
+/// copied from the folder of the model that it came from. There is nothing at `to` yet but an
+/// empty folder at most.
+pub fn write_model_folder(
+    to: &Path,
+    shards: &[Vec<TensorSpec<'_>>],
+    companions_from: &Path,
+    contents: &mut Contents<'_>,
+) -> Result<WrittenFolder, WeightError> {
+    let folder = new_folder(to)?;
+    let files = write_model(folder.path(), shards, contents)?;
+    let companions = copy_companions(companions_from, folder.path())?;
+    folder.put().map_err(WeightError::io("create", to))?;
+    let names = files.iter().filter_map(|path| path.file_name());
+    Ok(WrittenFolder {
+        weights: names.map(|name| to.join(name)).collect(),
+        companions,
+    })
+}
+
+/// What a model folder was filled with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WrittenFolder {
+    /// Files of weights, and the index where there are several.
+    pub weights: Vec<PathBuf>,
+    /// Names of copied files.
+    pub companions: Vec<&'static str>,
 }
 
 /// Begins a folder; a place that has something in it is refused.

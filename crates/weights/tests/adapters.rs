@@ -135,6 +135,7 @@ fn what_would_mean_something_else_is_refused_by_name() {
         ("target_modules", json!([3])),
         ("bias", json!("some")),
         ("rank_pattern", json!([1])),
+        ("rank_pattern", json!({ "q_proj": 0 })),
         ("peft_type", Value::Null),
     ] {
         let message = with(key, value).unwrap_err();
@@ -152,7 +153,7 @@ fn what_would_mean_something_else_is_refused_by_name() {
 
 #[test]
 fn the_files_of_peft_are_opened() {
-    let adapter = Adapter::open(&fixtures().join("merge/adapter")).unwrap();
+    let mut adapter = Adapter::open(&fixtures().join("merge/adapter")).unwrap();
     assert_eq!(adapter.modules.len(), 9);
     let place = |name: &str| {
         let mut modules = adapter.modules.iter();
@@ -180,6 +181,10 @@ fn the_files_of_peft_are_opened() {
         adapter.check_base(&base).unwrap().is_empty(),
         "both are called base"
     );
+    // Another model of the same shape can only be told by its name.
+    adapter.config.base_model = Some("owner/another".to_owned());
+    let notes = adapter.check_base(&base).unwrap();
+    assert!(notes[0].contains("names `owner/another`"), "{notes:?}");
 }
 
 fn module() -> AdapterModule {

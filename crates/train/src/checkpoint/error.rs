@@ -58,25 +58,9 @@ pub enum CheckpointError {
     )]
     NoCheckpoint { folder: PathBuf },
 
-    #[error("{} is not a readable safetensors file: {reason}", path.display())]
-    WeightsFile { path: PathBuf, reason: String },
-
-    #[error(
-        "tensor `{name}`: shape {shape:?} of {dtype} takes {expected} bytes, {found} were given"
-    )]
-    TensorLength {
-        name: String,
-        shape: Vec<usize>,
-        dtype: safetensors::Dtype,
-        expected: u64,
-        found: u64,
-    },
-
-    #[error("two tensors are called `{name}`; names in one file must differ")]
-    DuplicateTensor { name: String },
-
-    #[error("no tensor may be called `{name}`: the safetensors format keeps that name for itself")]
-    ReservedName { name: String },
+    /// About tensors that are to be written, or about a file that is not of a checkpoint.
+    #[error(transparent)]
+    Weights(#[from] cinch_weights::WeightError),
 
     #[error("cannot mark step {step} as best: its metric is {metric}, not a finite number")]
     MetricNotFinite { step: u64, metric: f64 },

@@ -4,12 +4,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use cinch_weights::{WeightError, WeightFiles};
 use serde_json::Value;
 
 use super::checksums::{Checksums, Finding, unreadable};
 use super::error::{CheckpointError, Damage};
 use super::store::Store;
-use super::tensor_file::{OpenError, TensorFile};
 use super::{CHECKSUMS_FILE, MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, folder};
 
 /// An open checkpoint whose checksums held.
@@ -18,8 +18,8 @@ pub struct Loaded {
     pub path: PathBuf,
     /// What the save was given as state.
     pub state: Value,
-    pub model: TensorFile,
-    pub optimizer: TensorFile,
+    pub model: WeightFiles,
+    pub optimizer: WeightFiles,
 }
 
 /// Compares every file of a checkpoint with its checksum.
@@ -45,19 +45,9 @@ pub fn load_state(path: &Path) -> Result<Value, CheckpointError> {
 
 /// Opens weights only: those of a checkpoint folder, which are verified, or any other
 /// safetensors file, which has no checksum to be verified by.
-pub fn load_weights(path: &Path) -> Result<TensorFile, CheckpointError> {
+pub fn load_weights(path: &Path) -> Result<WeightFiles, CheckpointError> {
     if path.is_file() {
-        return TensorFile::open(path).map_err(|error| match error {
-            OpenError::Io(source) => CheckpointError::Io {
-                action: "read",
-                path: path.to_path_buf(),
-                source,
-            },
-            OpenError::Format(reason) => CheckpointError::WeightsFile {
-                path: path.to_path_buf(),
-                reason,
-            },
-        });
+        return Ok(WeightFiles::open(path)?);
     }
     require_checkpoint(path)?;
     Checksums::read(path)
@@ -154,11 +144,13 @@ fn open(path: &Path) -> Result<Loaded, Finding> {
     })
 }
 
-fn open_tensors(path: &Path, name: &str) -> Result<TensorFile, Finding> {
-    TensorFile::open(&path.join(name)).map_err(|error| {
+fn open_tensors(path: &Path, name: &str) -> Result<WeightFiles, Finding> {
+    WeightFiles::open(&path.join(name)).map_err(|error| {
         let damage = match error {
-            OpenError::Io(error) => unreadable(&error),
-            OpenError::Format(reason) => Damage::Tensors { reason },
+            WeightError::Io { source, .. } => unreadable(&source),
+            error => Damage::Tensors {
+                reason: error.to_string(),
+            },
         };
         Finding::new(name, damage)
     })

@@ -23,11 +23,11 @@ mod load;
 mod store;
 mod tensor_file;
 
+pub use cinch_weights::{Dtype, WeightFiles};
 pub use error::{CheckpointError, Damage};
 pub use load::{Loaded, load, load_state, load_weights, resolve, verify};
-pub use safetensors::Dtype;
 pub use store::{Best, Entry, Store};
-pub use tensor_file::{TensorFile, TensorView};
+pub use tensor_file::TensorView;
 
 /// The weights.
 pub const MODEL_FILE: &str = "model.safetensors";

@@ -1,26 +1,9 @@
-//! Tensors in a safetensors file: laid out and streamed on the way out, mapped on the way in.
-//!
-//! The file is written here and not by the safetensors crate because a save must not hold a second
-//! copy of the weights: the header is small and known beforehand, and each tensor's bytes go from
-//! where they lie straight to the file. Reading uses the crate's header parser, which also checks
-//! that offsets are contiguous and match the shapes.
+//! Tensors on the way into a safetensors file, from where they lie: a save must not hold a second
+//! copy of the weights.
 
-use std::collections::HashSet;
-use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::path::Path;
+use std::io::{self, Write};
 
-use memmap2::Mmap;
-use safetensors::tensor::{Metadata, TensorInfo};
-use safetensors::{Dtype, SafeTensors};
-use serde_json::{Map, Value, json};
-
-use super::error::CheckpointError;
-
-/// The key under which the format keeps text about the whole file.
-const METADATA_KEY: &str = "__metadata__";
-/// The file begins with the header's length as a little-endian u64.
-const LENGTH_PREFIX: usize = size_of::<u64>();
+use cinch_weights::{Dtype, TensorSpec, WeightError};
 
 /// A named tensor: row-major elements, little-endian, where they lie.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,63 +17,43 @@ pub struct TensorView<'a> {
 /// A safetensors file before it is written: the header, and the tensors in the file's order.
 #[derive(Debug)]
 pub(super) struct Layout<'a> {
-    /// Length prefix, JSON, and spaces up to a multiple of 8.
-    header: Vec<u8>,
+    layout: cinch_weights::Layout,
     tensors: Vec<&'a TensorView<'a>>,
-    num_bytes: u64,
 }
 
 impl<'a> Layout<'a> {
-    pub(super) fn new(tensors: &'a [TensorView<'a>]) -> Result<Self, CheckpointError> {
-        let mut names = HashSet::new();
+    pub(super) fn new(tensors: &'a [TensorView<'a>]) -> Result<Self, WeightError> {
+        let mut specs = Vec::with_capacity(tensors.len());
         for tensor in tensors {
-            check(tensor)?;
-            if !names.insert(tensor.name) {
-                return Err(CheckpointError::DuplicateTensor {
-                    name: tensor.name.to_owned(),
+            let spec = TensorSpec {
+                name: tensor.name,
+                dtype: tensor.dtype,
+                shape: tensor.shape,
+            };
+            let (expected, found) = (spec.num_bytes()?, tensor.bytes.len());
+            if expected != found as u64 {
+                return Err(WeightError::Unwritable {
+                    tensor: tensor.name.to_owned(),
+                    problem: format!("its shape takes {expected} bytes, {found} were given"),
                 });
             }
+            specs.push(spec);
         }
-        // Wide elements first: the data begins at a multiple of 8, so every tensor of a mapped
-        // file is then aligned for its element, also after an odd number of bytes.
-        let mut ordered: Vec<_> = tensors.iter().collect();
-        ordered.sort_by_key(|tensor| std::cmp::Reverse(tensor.dtype.bitsize()));
-
-        let mut entries = Map::new();
-        // "pt" is what the loaders of the PyTorch world look for.
-        entries.insert(METADATA_KEY.to_owned(), json!({ "format": "pt" }));
-        let mut offset = 0;
-        for tensor in &ordered {
-            let end = offset + tensor.bytes.len();
-            entries.insert(
-                tensor.name.to_owned(),
-                json!(TensorInfo {
-                    dtype: tensor.dtype,
-                    shape: tensor.shape.to_vec(),
-                    data_offsets: (offset, end),
-                }),
-            );
-            offset = end;
-        }
-        let mut text = Value::Object(entries).to_string().into_bytes();
-        text.resize(text.len().next_multiple_of(8), b' ');
-        let mut header = (text.len() as u64).to_le_bytes().to_vec();
-        header.append(&mut text);
-        let num_bytes = (header.len() + offset) as u64;
+        let layout = cinch_weights::Layout::new(&specs)?;
+        let order = layout.order().iter();
         Ok(Self {
-            header,
-            tensors: ordered,
-            num_bytes,
+            tensors: order.map(|&place| &tensors[place]).collect(),
+            layout,
         })
     }
 
     /// Length of the whole file.
     pub(super) fn num_bytes(&self) -> u64 {
-        self.num_bytes
+        self.layout.num_bytes()
     }
 
     pub(super) fn write_to(&self, out: &mut impl Write) -> io::Result<()> {
-        out.write_all(&self.header)?;
+        out.write_all(self.layout.header())?;
         for tensor in &self.tensors {
             out.write_all(tensor.bytes)?;
         }
@@ -98,169 +61,12 @@ impl<'a> Layout<'a> {
     }
 }
 
-fn check(tensor: &TensorView<'_>) -> Result<(), CheckpointError> {
-    if tensor.name == METADATA_KEY {
-        return Err(CheckpointError::ReservedName {
-            name: tensor.name.to_owned(),
-        });
-    }
-    let bits = tensor
-        .shape
-        .iter()
-        .try_fold(tensor.dtype.bitsize() as u64, |product, &extent| {
-            product.checked_mul(extent as u64)
-        });
-    let expected = bits.map_or(u64::MAX, |bits| bits.div_ceil(8));
-    let found = tensor.bytes.len() as u64;
-    if expected == found && bits.is_some_and(|bits| bits % 8 == 0) {
-        return Ok(());
-    }
-    Err(CheckpointError::TensorLength {
-        name: tensor.name.to_owned(),
-        shape: tensor.shape.to_vec(),
-        dtype: tensor.dtype,
-        expected,
-        found,
-    })
-}
-
-/// An open safetensors file, memory-mapped: its tensors are views into the file.
-#[derive(Debug)]
-pub struct TensorFile {
-    file: File,
-    map: Mmap,
-    metadata: Metadata,
-    /// In the order of the data.
-    names: Vec<String>,
-    data_start: usize,
-}
-
-impl TensorFile {
-    /// Maps a file and reads its header.
-    pub(super) fn open(path: &Path) -> Result<Self, OpenError> {
-        let file = File::open(path).map_err(OpenError::Io)?;
-        let map = map_file(&file).map_err(OpenError::Io)?;
-        let (header_length, metadata) = SafeTensors::read_metadata(&map)
-            .map_err(|error| OpenError::Format(error.to_string()))?;
-        let names = metadata.offset_keys();
-        Ok(Self {
-            file,
-            map,
-            metadata,
-            names,
-            data_start: LENGTH_PREFIX + header_length,
-        })
-    }
-
-    pub fn num_tensors(&self) -> usize {
-        self.names.len()
-    }
-
-    /// The tensor of that name, if the file has one.
-    pub fn get<'a>(&'a self, name: &'a str) -> Option<TensorView<'a>> {
-        let info = self.metadata.info(name)?;
-        let (start, end) = info.data_offsets;
-        let bytes = self
-            .map
-            .get(self.data_start.checked_add(start)?..self.data_start.checked_add(end)?)?;
-        Some(TensorView {
-            name,
-            shape: &info.shape,
-            dtype: info.dtype,
-            bytes,
-        })
-    }
-
-    /// Reads a tensor of this file into memory of its size. Unlike a copy from the mapped view,
-    /// this leaves nothing of the file resident.
-    pub fn read_into(&self, tensor: &TensorView<'_>, into: &mut [u8]) -> io::Result<()> {
-        let offset = tensor.bytes.as_ptr().addr() - self.map.as_ptr().addr();
-        let mut file = &self.file;
-        file.seek(SeekFrom::Start(offset as u64))?;
-        file.read_exact(into)
-    }
-
-    /// All tensors in the order of the file.
-    pub fn iter(&self) -> impl Iterator<Item = TensorView<'_>> {
-        self.names.iter().filter_map(|name| self.get(name))
-    }
-}
-
-/// Why a safetensors file could not be opened; the caller adds which one.
-#[derive(Debug)]
-pub(super) enum OpenError {
-    Io(io::Error),
-    Format(String),
-}
-
-#[expect(
-    unsafe_code,
-    reason = "mapping avoids a second copy of weights that may fill most of the memory"
-)]
-fn map_file(file: &File) -> io::Result<Mmap> {
-    // SAFETY: the mapping is read-only and private to this process, and lives in a `Mmap` that
-    // unmaps it. Its bytes stay unchanged as long as nobody rewrites the file in place; a save
-    // never does (it renames finished folders), and a removal only unlinks, which keeps the
-    // mapped pages.
-    unsafe { Mmap::map(file) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn written(tensors: &[TensorView<'_>]) -> Vec<u8> {
-        let layout = Layout::new(tensors).unwrap();
-        let mut out = Vec::new();
-        layout.write_to(&mut out).unwrap();
-        assert_eq!(out.len() as u64, layout.num_bytes());
-        out
-    }
-
     #[test]
-    fn the_safetensors_crate_reads_what_is_written() {
-        let halves = [1_u8, 2, 3, 4, 5, 6];
-        let floats: Vec<u8> = [1.5_f32, -2.0, 0.25, 8.0]
-            .iter()
-            .flat_map(|x| x.to_le_bytes())
-            .collect();
-        let flags = [7_u8, 8, 9];
-        let counters = 42_i64.to_le_bytes();
-        let tensors = [
-            view("flags", &[3], Dtype::U8, &flags),
-            view("half", &[3, 1], Dtype::BF16, &halves),
-            view("quoted \"ñ\"", &[2, 2], Dtype::F32, &floats),
-            view("empty", &[0, 4], Dtype::F32, &[]),
-            view("scalar", &[], Dtype::I64, &counters),
-        ];
-        let out = written(&tensors);
-        let parsed = SafeTensors::deserialize(&out).unwrap();
-        assert_eq!(parsed.len(), tensors.len());
-        for tensor in &tensors {
-            let found = parsed.tensor(tensor.name).unwrap();
-            assert_eq!(found.shape(), tensor.shape);
-            assert_eq!(found.dtype(), tensor.dtype);
-            assert_eq!(found.data(), tensor.bytes);
-            // Alignment within the file, which a mapping carries over to memory.
-            let position = found.data().as_ptr() as usize - out.as_ptr() as usize;
-            assert_eq!(
-                position % (tensor.dtype.bitsize() / 8),
-                0,
-                "{}",
-                tensor.name
-            );
-        }
-        let (_, metadata) = SafeTensors::read_metadata(&out).unwrap();
-        assert_eq!(metadata.metadata().as_ref().unwrap()["format"], "pt");
-    }
-
-    #[test]
-    fn a_file_without_tensors_is_valid() {
-        assert!(SafeTensors::deserialize(&written(&[])).unwrap().is_empty());
-    }
-
-    #[test]
-    fn a_mapped_file_gives_the_tensors_back() {
+    fn what_is_written_is_read_back_in_the_order_of_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("weights.safetensors");
         let bytes = [1_u8, 2, 3, 4, 5, 6, 7, 8];
@@ -268,27 +74,38 @@ mod tests {
             view("a", &[2, 2], Dtype::F16, &bytes),
             view("b", &[2], Dtype::F32, &bytes),
         ];
-        std::fs::write(&path, written(&tensors)).unwrap();
-        let file = TensorFile::open(&path).unwrap();
-        assert_eq!(file.num_tensors(), 2);
-        assert_eq!(file.iter().collect::<Vec<_>>(), [tensors[1], tensors[0]]);
-        assert_eq!(file.get("a"), Some(tensors[0]));
-        assert_eq!(file.get("c"), None);
+        let layout = Layout::new(&tensors).unwrap();
+        let mut out = Vec::new();
+        layout.write_to(&mut out).unwrap();
+        assert_eq!(out.len() as u64, layout.num_bytes());
+        std::fs::write(&path, out).unwrap();
+        let files = cinch_weights::WeightFiles::open(&path).unwrap();
+        let names: Vec<&str> = files
+            .tensors()
+            .iter()
+            .map(|one| one.name.as_str())
+            .collect();
+        assert_eq!(names, ["b", "a"]);
+        for tensor in &tensors {
+            let found = files.tensor(tensor.name).unwrap();
+            assert_eq!((found.dtype, &*found.shape), (tensor.dtype, tensor.shape));
+            let mut read = [0; 8];
+            files.read(tensor.name, 0..2, &mut read).unwrap();
+            assert_eq!(read, bytes);
+        }
     }
 
     #[test]
     fn inconsistent_tensors_are_refused() {
         let bytes = [0_u8; 8];
         let refusal = |tensors: &[TensorView<'_>]| Layout::new(tensors).unwrap_err().to_string();
-        assert_eq!(
-            refusal(&[view("w", &[3], Dtype::F32, &bytes)]),
-            "tensor `w`: shape [3] of F32 takes 12 bytes, 8 were given"
+        let message = refusal(&[view("w", &[3], Dtype::F32, &bytes)]);
+        assert!(
+            message.contains("takes 12 bytes, 8 were given"),
+            "{message}"
         );
         let twice = view("w", &[2], Dtype::F32, &bytes);
-        assert!(refusal(&[twice, twice]).contains("two tensors are called `w`"));
-        assert!(
-            refusal(&[view("__metadata__", &[2], Dtype::F32, &bytes)]).contains("__metadata__")
-        );
+        assert!(refusal(&[twice, twice]).contains("two tensors have this name"));
         let huge = [usize::MAX, 3];
         refusal(&[view("overflow", &huge, Dtype::F32, &bytes)]);
     }

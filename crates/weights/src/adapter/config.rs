@@ -253,7 +253,8 @@ impl Keys<'_> {
             })?,
             modules_to_save: self.or("modules_to_save", Vec::new(), texts)?,
             rank_pattern: self.or("rank_pattern", Vec::new(), |value| {
-                pairs(value, |rank| rank.as_u64().map(|rank| rank as usize))
+                let rank = |value: &Value| value.as_u64().filter(|&rank| rank > 0);
+                pairs(value, |value| rank(value).map(|rank| rank as usize))
             })?,
             alpha_pattern: self.or("alpha_pattern", Vec::new(), |value| {
                 pairs(value, Value::as_f64)

@@ -273,7 +273,7 @@ fn hub_id(folder: &Path) -> String {
         .filter_map(|part| part.as_os_str().to_str()?.strip_prefix("models--"))
         .next_back();
     match cached {
-        Some(id) => id.replace("--", "/"),
+        Some(id) => id.replacen("--", "/", 1),
         None => folder
             .canonicalize()
             .unwrap_or_else(|_| folder.to_owned())

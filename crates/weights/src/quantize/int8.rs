@@ -6,8 +6,13 @@
 
 use rayon::prelude::*;
 
+use super::largest_magnitude;
+
 /// The largest code.
 const LARGEST_CODE: f32 = 127.0;
+/// Added to a small number, it leaves no bits for a fraction: what is lost is rounded to nearest,
+/// a half to even. Unlike the rounding of the library this is done in vectors.
+const ROUNDER: f32 = (3 << 22) as f32;
 
 /// Quantises whole rows.
 ///
@@ -30,13 +35,11 @@ pub fn quantize_int8(values: &[f32], columns: usize, codes: &mut [i8], scales: &
 
 /// Quantises a row and gives its scale.
 pub(super) fn quantize_row(values: &[f32], codes: &mut [i8]) -> f32 {
-    let largest = values
-        .iter()
-        .fold(0.0_f32, |largest, value| largest.max(value.abs()));
+    let largest = largest_magnitude(values);
     let factor = LARGEST_CODE / largest;
     for (&value, code) in values.iter().zip(codes) {
         // A row of zeros gives NaN here, and the conversion makes 0 of it.
-        *code = (value * factor).round_ties_even() as i8;
+        *code = (value * factor + ROUNDER - ROUNDER) as i8;
     }
     largest
 }
@@ -66,4 +69,22 @@ pub fn dequantize_int8(codes: &[i8], columns: usize, scales: &[f32], values: &mu
 fn check_lengths(values: usize, columns: usize, codes: usize, scales: usize) {
     assert_eq!(codes, values, "codes");
     assert_eq!(scales * columns, values, "scales");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_half_goes_to_the_even_code() {
+        let values: Vec<f32> = (-254..=254).map(|n: i16| f32::from(n) / 2.0).collect();
+        let mut codes = vec![0; values.len()];
+        assert_eq!(quantize_row(&values, &mut codes), LARGEST_CODE);
+        for (&value, &code) in values.iter().zip(&codes) {
+            assert_eq!(f32::from(code), value.round_ties_even());
+        }
+        let mut codes = [1; 3];
+        assert_eq!(quantize_row(&[0.0; 3], &mut codes), 0.0);
+        assert_eq!(codes, [0; 3]);
+    }
 }

@@ -62,7 +62,7 @@ impl WeightFiles {
     }
 
     /// Reads a tensor into eight bits with one scale for each row. Besides its destination this
-    /// takes one row for each thread.
+    /// takes a piece for each thread, one row at least.
     pub fn read_int8(
         &self,
         name: &str,
@@ -77,17 +77,24 @@ impl WeightFiles {
             scales.fill(0.0);
             return Ok(());
         }
-        let work = |values: &mut Vec<f32>,
-                    (row, (codes, scale)): (usize, (&mut [i8], &mut f32))| {
-            values.resize(columns, 0.0);
-            self.read_f32(&tensor.name, row..row + 1, values)?;
-            *scale = quantize_row(values, codes);
+        let rows = (CONVERTED_PIECE / columns).max(1);
+        let work = |values: &mut Vec<f32>, (number, (codes, scales)): (usize, Piece<'_, i8>)| {
+            let start = number * rows;
+            values.resize(codes.len(), 0.0);
+            self.read_f32(&tensor.name, start..start + scales.len(), values)?;
+            let rows = values.chunks(columns).zip(codes.chunks_mut(columns));
+            for ((values, codes), scale) in rows.zip(scales) {
+                *scale = quantize_row(values, codes);
+            }
             Ok(())
         };
         codes
-            .par_chunks_mut(columns)
-            .zip(scales.par_iter_mut())
+            .par_chunks_mut(rows * columns)
+            .zip(scales.par_chunks_mut(rows))
             .enumerate()
             .try_for_each_init(Vec::new, work)
     }
 }
+
+/// The codes and scales of a piece.
+type Piece<'a, Code> = (&'a mut [Code], &'a mut [f32]);

@@ -16,3 +16,10 @@ pub use nf4::{
     NF4_MAP, Nf4, Nf4Layout, Nf4Parts, dequantize_nf4, dequantize_scales, quantize_nf4,
     quantize_nf4_bf16, quantize_scales, scale_offset,
 };
+
+/// The largest magnitude; a NaN counts as larger than any number. Compared as integers, which have
+/// the order of the magnitudes and, unlike floats, are compared by vectors.
+fn largest_magnitude(values: &[f32]) -> f32 {
+    let bits = values.iter().map(|value| value.abs().to_bits() as i32);
+    f32::from_bits(bits.fold(0, i32::max) as u32)
+}

@@ -13,6 +13,7 @@
 use rayon::prelude::*;
 
 use super::dynamic::{DYNAMIC_MAP, nearest};
+use super::largest_magnitude;
 use crate::half::bf16_value;
 
 /// The values of the codes: quantiles of the normal distribution, scaled to reach -1 and 1.
@@ -41,6 +42,9 @@ const MIDDLES: [f32; 15] = middles();
 const SMALLEST_SCALE: f32 = 1e-38;
 /// Blocks that one thread quantises at once.
 const BLOCKS_PER_PIECE: usize = 1024;
+
+/// Values whose codes are counted at once, in as many registers as there are.
+const GROUP: usize = 16;
 
 const fn middles() -> [f32; 15] {
     let mut middles = [0.0; 15];
@@ -155,7 +159,8 @@ fn quantize<T: Copy + Sync>(
         .for_each(|(values, codes, absmax)| quantize_blocks(values, &value, codes, absmax));
 }
 
-/// The work of one thread.
+/// The work of one thread. Loops run over arrays of a fixed length, so that they become vector
+/// instructions; what a short block lacks counts as zeros.
 pub(super) fn quantize_blocks<T: Copy>(
     values: &[T],
     value: impl Fn(T) -> f32,
@@ -164,25 +169,35 @@ pub(super) fn quantize_blocks<T: Copy>(
 ) {
     let blocks = values.chunks(Nf4::BLOCK);
     let codes = codes.chunks_mut(Nf4::codes_bytes(Nf4::BLOCK));
-    for ((block, codes), absmax) in blocks.zip(codes).zip(absmax) {
-        let largest = block.iter().fold(0.0_f32, |largest, &element| {
-            largest.max(value(element).abs())
-        });
-        *absmax = largest;
-        let reciprocal = 1.0 / largest.max(SMALLEST_SCALE);
-        let code = |element: Option<&T>| code_of(element.map_or(0.0, |&e| value(e) * reciprocal));
-        for (pair, byte) in block.chunks(2).zip(codes) {
-            *byte = code(pair.first()) << 4 | code(pair.get(1));
+    for ((block, bytes), absmax) in blocks.zip(codes).zip(absmax) {
+        let mut scaled = [0.0; Nf4::BLOCK];
+        for (scaled, &element) in scaled.iter_mut().zip(block) {
+            *scaled = value(element);
+        }
+        *absmax = largest_magnitude(&scaled);
+        let reciprocal = 1.0 / absmax.max(SMALLEST_SCALE);
+        for scaled in &mut scaled {
+            *scaled *= reciprocal;
+        }
+        let (groups, _) = scaled.as_chunks();
+        for (group, bytes) in groups.iter().zip(bytes.chunks_mut(GROUP / 2)) {
+            let codes = codes_of(group);
+            for (pair, byte) in codes.as_chunks::<2>().0.iter().zip(bytes) {
+                *byte = (pair[0] << 4 | pair[1]) as u8;
+            }
         }
     }
 }
 
-fn code_of(scaled: f32) -> u8 {
-    // As many as there are middles below it: without branches, so that it is done in vectors.
-    MIDDLES
-        .iter()
-        .map(|&middle| u8::from(scaled > middle))
-        .sum()
+/// The codes of scaled values: as many as there are middles below each.
+fn codes_of(scaled: &[f32; GROUP]) -> [u32; GROUP] {
+    let mut codes = [0; GROUP];
+    for &middle in &MIDDLES {
+        for (code, &scaled) in codes.iter_mut().zip(scaled) {
+            *code += u32::from(scaled > middle);
+        }
+    }
+    codes
 }
 
 /// What double quantisation subtracts from the scales: their mean.
@@ -307,12 +322,13 @@ mod tests {
 
     #[test]
     fn a_middle_goes_to_the_lower_value() {
+        let code_of = |value| codes_of(&[value; GROUP])[GROUP - 1] as usize;
         for (code, &middle) in MIDDLES.iter().enumerate() {
-            assert_eq!(usize::from(code_of(middle)), code);
-            assert_eq!(usize::from(code_of(middle.next_up())), code + 1);
+            assert_eq!(code_of(middle), code);
+            assert_eq!(code_of(middle.next_up()), code + 1);
         }
         for (code, &value) in NF4_MAP.iter().enumerate() {
-            assert_eq!(usize::from(code_of(value)), code);
+            assert_eq!(code_of(value), code);
         }
     }
 
