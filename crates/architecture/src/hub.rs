@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use cinch_files::{MAX_READ, read_regular_text};
 use serde_json::Value;
 
 use crate::catalogue::{Entry, catalogue, naming};
@@ -42,7 +43,7 @@ impl HubFolders {
         let folder = format!("models--{}", id.replace('/', "--"));
         self.caches.iter().find_map(|cache| {
             let model = cache.join(&folder);
-            let main = std::fs::read_to_string(model.join("refs").join("main")).ok();
+            let main = read_regular_text(&model.join("refs").join("main"), MAX_READ).ok();
             let snapshots = model.join("snapshots");
             let named = main.map(|revision| snapshots.join(revision.trim()));
             let others = std::fs::read_dir(&snapshots)
@@ -144,7 +145,7 @@ fn read_path(path: &Path, name: &str) -> Result<Model, ArchitectureError> {
         true => path.join("config.json"),
         false => path.to_owned(),
     };
-    let text = std::fs::read_to_string(&file).map_err(|source| ArchitectureError::File {
+    let text = read_regular_text(&file, MAX_READ).map_err(|source| ArchitectureError::File {
         path: file.clone(),
         source,
     })?;

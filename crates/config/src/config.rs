@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use cinch_architecture::{Architecture, Quantization, TypeOfWeights};
 use serde::{Deserialize, Serialize};
 
+use crate::lossless;
 use crate::pytorch::TorchConfig;
 use crate::{Bytes, ConfigError};
 
@@ -201,16 +202,19 @@ pub struct TrainingConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DataConfig {
     /// A folder or a file; `None` is the text built into the program.
+    #[serde(with = "lossless::optional", default)]
     pub source: Option<PathBuf>,
     /// The field that holds the text in files with fields.
     pub text_column: String,
     /// `gpt2`, `bytes`, or the path of a tokenizer.
     pub tokenizer: String,
     pub val_split: f64,
+    #[serde(with = "lossless::optional", default)]
     pub cache_dir: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OutputConfig {
+    #[serde(with = "lossless")]
     pub output_dir: PathBuf,
 }

@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::Bytes;
 use crate::document::Scalar;
+use crate::lossless;
 use cinch_architecture::nearest_name;
 
 /// A value that passed its setting's type and range.
@@ -23,7 +24,7 @@ pub enum Value {
     Float(f64),
     Text(String),
     Size(Bytes),
-    Path(PathBuf),
+    Path(#[serde(serialize_with = "lossless::shown")] PathBuf),
 }
 
 impl fmt::Display for Value {
@@ -38,7 +39,7 @@ impl fmt::Display for Value {
             Value::Float(value) => write!(formatter, "{value:?}"),
             Value::Text(text) => formatter.write_str(text),
             Value::Size(size) => write!(formatter, "{size}"),
-            Value::Path(path) => write!(formatter, "{}", path.display()),
+            Value::Path(path) => write!(formatter, "{}", cinch_files::shown(path)),
         }
     }
 }

@@ -37,7 +37,7 @@ pub enum TrainError {
         "the loss at step {step} is {loss}: training has diverged\n\
          hint: lower training.learning_rate, which was {learning_rate:e} at that step{}",
         .last.as_ref().map_or_else(String::new, |path| format!(
-            ", and go on from the last checkpoint with --resume {}", path.display()
+            ", and go on from the last checkpoint with --resume {}", cinch_files::shown(&path)
         ))
     )]
     Diverged {
@@ -53,7 +53,7 @@ pub enum TrainError {
             || "nothing was saved yet: start again, with a shorter training.save_interval".to_owned(),
             |path| format!(
                 "the last checkpoint is {0}; once the GPU answers again, go on with --resume {0}",
-                path.display()
+                cinch_files::shown(&path)
             )
         )
     )]

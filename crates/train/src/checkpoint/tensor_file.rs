@@ -138,7 +138,7 @@ pub struct TensorFile {
 impl TensorFile {
     /// Maps a file and reads its header.
     pub(super) fn open(path: &Path) -> Result<Self, OpenError> {
-        let file = File::open(path).map_err(OpenError::Io)?;
+        let file = cinch_files::open_regular(path).map_err(OpenError::Io)?;
         let map = map_file(&file).map_err(OpenError::Io)?;
         let (header_length, metadata) = SafeTensors::read_metadata(&map)
             .map_err(|error| OpenError::Format(error.to_string()))?;
