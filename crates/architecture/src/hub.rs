@@ -1,9 +1,10 @@
 //! What a name means: a family, a short name, a hub id, a folder, a `config.json`, or an id whose
 //! files lie in the local Hugging Face cache.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use cinch_files::{MAX_READ, read_regular_text};
+use cinch_files::{MAX_READ, open_regular, read_regular_text};
 use serde_json::Value;
 
 use crate::catalogue::{Entry, catalogue, naming};
@@ -100,9 +101,12 @@ pub fn find(name: &str, folders: &HubFolders) -> Result<Model, ArchitectureError
         return Err(ArchitectureError::NoConfig { path: name.into() });
     }
     if looks_like_a_path(name) {
+        // What is there and no file says what it is.
+        let other = open_regular(Path::new(name)).err();
+        let other = other.filter(|error| error.kind() != ErrorKind::NotFound);
         return Err(ArchitectureError::File {
             path: name.into(),
-            source: std::io::ErrorKind::NotFound.into(),
+            source: other.unwrap_or_else(|| ErrorKind::NotFound.into()),
         });
     }
     Err(ArchitectureError::UnknownModel {

@@ -124,7 +124,7 @@ fn a_run_is_taken_before_its_checkpoint_is_chosen() {
     owner.lock().unwrap();
     for from in ["run", "run/checkpoints", "--output-dir run"] {
         ran(&sandbox, &format!("train --resume {from}"))
-            .exits(1)
+            .exits(2)
             .says(&["is in use"]);
     }
     drop(owner);

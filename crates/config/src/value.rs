@@ -159,7 +159,11 @@ impl Kind {
 
     /// Reads bare text, as a flag or the environment carries it.
     pub(crate) fn parse(&self, text: &str) -> Result<Value, Refusal> {
-        let text = text.trim();
+        // Spaces are part of a file's name.
+        let text = match self {
+            Kind::Path => text,
+            _ => text.trim(),
+        };
         match self {
             Kind::Bool => match text.to_ascii_lowercase().as_str() {
                 "true" | "1" | "yes" | "on" => Ok(Value::Bool(true)),
@@ -189,7 +193,7 @@ impl Kind {
                     _ => Refusal::default(),
                 }),
             Kind::Text if !text.is_empty() => Ok(Value::Text(text.to_owned())),
-            Kind::Path if !text.is_empty() => Ok(Value::Path(PathBuf::from(text))),
+            Kind::Path if !text.trim().is_empty() => Ok(Value::Path(PathBuf::from(text))),
             Kind::Text | Kind::Path => Err(Refusal::default()),
         }
     }
