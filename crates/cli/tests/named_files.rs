@@ -132,7 +132,7 @@ fn a_run_is_taken_before_its_checkpoint_is_chosen() {
         .exits(2)
         .says(&["has no checkpoint"]);
     // Where there is no run, none is made.
-    ran(&sandbox, "train --resume other").exits(1);
+    ran(&sandbox, "train --resume other").exits(2);
     assert!(!sandbox.join("other").exists());
 }
 
