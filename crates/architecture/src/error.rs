@@ -6,14 +6,14 @@ use thiserror::Error;
 
 #[derive(Debug, Error)]
 pub enum ArchitectureError {
-    #[error("{} cannot be read: {source}\nhint: the path is seen from the current folder", path.display())]
+    #[error("{} cannot be read: {source}\nhint: the path is seen from the current folder", cinch_files::shown(&path))]
     File {
         path: PathBuf,
         source: std::io::Error,
     },
-    #[error("{} has no config.json\nhint: a folder stands for the model that is saved in it", path.display())]
+    #[error("{} has no config.json\nhint: a folder stands for the model that is saved in it", cinch_files::shown(&path))]
     NoConfig { path: PathBuf },
-    #[error("{}: {problem}\nhint: the config.json of a Hugging Face model is one JSON object", path.display())]
+    #[error("{}: {problem}\nhint: the config.json of a Hugging Face model is one JSON object", cinch_files::shown(&path))]
     NotJson { path: PathBuf, problem: String },
     #[error("{origin}: {key} is {value}, and should be {wanted}")]
     Field {

@@ -1,8 +1,10 @@
 //! What a name means: a family, a short name, a hub id, a folder, a `config.json`, or an id whose
 //! files lie in the local Hugging Face cache.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use cinch_files::{MAX_READ, open_regular, read_regular_text};
 use serde_json::Value;
 
 use crate::catalogue::{Entry, catalogue, naming};
@@ -42,7 +44,7 @@ impl HubFolders {
         let folder = format!("models--{}", id.replace('/', "--"));
         self.caches.iter().find_map(|cache| {
             let model = cache.join(&folder);
-            let main = std::fs::read_to_string(model.join("refs").join("main")).ok();
+            let main = read_regular_text(&model.join("refs").join("main"), MAX_READ).ok();
             let snapshots = model.join("snapshots");
             let named = main.map(|revision| snapshots.join(revision.trim()));
             let others = std::fs::read_dir(&snapshots)
@@ -99,9 +101,12 @@ pub fn find(name: &str, folders: &HubFolders) -> Result<Model, ArchitectureError
         return Err(ArchitectureError::NoConfig { path: name.into() });
     }
     if looks_like_a_path(name) {
+        // What is there and no file says what it is.
+        let other = open_regular(Path::new(name)).err();
+        let other = other.filter(|error| error.kind() != ErrorKind::NotFound);
         return Err(ArchitectureError::File {
             path: name.into(),
-            source: std::io::ErrorKind::NotFound.into(),
+            source: other.unwrap_or_else(|| ErrorKind::NotFound.into()),
         });
     }
     Err(ArchitectureError::UnknownModel {
@@ -144,7 +149,7 @@ fn read_path(path: &Path, name: &str) -> Result<Model, ArchitectureError> {
         true => path.join("config.json"),
         false => path.to_owned(),
     };
-    let text = std::fs::read_to_string(&file).map_err(|source| ArchitectureError::File {
+    let text = read_regular_text(&file, MAX_READ).map_err(|source| ArchitectureError::File {
         path: file.clone(),
         source,
     })?;

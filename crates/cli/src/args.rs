@@ -8,7 +8,7 @@ use std::path::PathBuf;
 pub use pytorch::{Engine, TorchQuestions, TraceArguments, given};
 
 use crate::voice::Verbosity;
-use cinch_config::SETTINGS;
+use cinch_config::{Kind, SETTINGS};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command as CommandLine, CommandFactory};
 use clap::{FromArgMatches, Parser, Subcommand, ValueEnum};
 
@@ -150,7 +150,8 @@ pub struct SettingArguments {
 pub struct SettingFlag {
     pub flag: String,
     pub key: &'static str,
-    pub text: String,
+    /// A path need not be text.
+    pub text: OsString,
 }
 
 /// Arguments about settings that are no setting themselves.
@@ -196,6 +197,10 @@ impl Args for SettingArguments {
                 .help(flag.help.unwrap_or(setting.help))
                 .help_heading(flag.heading);
             arg = match flag.value {
+                Some(name) if matches!(setting.kind, Kind::Path) => arg
+                    .value_name(name)
+                    .action(ArgAction::Set)
+                    .value_parser(clap::value_parser!(OsString)),
                 Some(name) => arg.value_name(name).action(ArgAction::Set),
                 None => arg.action(ArgAction::SetTrue),
             };
@@ -215,8 +220,11 @@ impl FromArgMatches for SettingArguments {
         for setting in SETTINGS.iter() {
             let Some(flag) = setting.flag else { continue };
             let text = match flag.value {
-                Some(_) => matches.get_one::<String>(flag.name).cloned(),
-                None => matches.get_flag(flag.name).then(|| "true".to_owned()),
+                Some(_) if matches!(setting.kind, Kind::Path) => {
+                    matches.get_one::<OsString>(flag.name).cloned()
+                }
+                Some(_) => matches.get_one::<String>(flag.name).map(OsString::from),
+                None => matches.get_flag(flag.name).then(|| "true".into()),
             };
             flags.extend(text.map(|text| SettingFlag {
                 flag: format!("--{}", flag.name),

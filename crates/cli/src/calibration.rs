@@ -25,7 +25,7 @@ fn path() -> Option<PathBuf> {
 }
 
 fn load(path: &Path) -> Calibration {
-    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let text = cinch_files::read_regular_text(path, cinch_files::MAX_READ).unwrap_or_default();
     serde_json::from_str(&text).unwrap_or_default()
 }
 

@@ -83,17 +83,28 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
     if error.is::<Interrupted>() {
         return ExitCode::from(INTERRUPTED);
     }
-    tell(&voice::message(&format!("error: {error}")));
+    tell(&voice::message(&printable(&format!("error: {error}"))));
     // Libraries' messages hold their causes already; what the binary adds does not.
     let mut last = error.to_string();
     for cause in error.chain().skip(1) {
         let text = cause.to_string();
         if !last.contains(&text) {
-            tell(&format!("caused by: {text}"));
+            tell(&printable(&format!("caused by: {text}")));
         }
         last = text;
     }
     ExitCode::from(exit_code(error))
+}
+
+/// Without what a terminal would obey: a file's key or value can hold any character.
+fn printable(text: &str) -> String {
+    text.chars().fold(String::new(), |mut shown, c| {
+        match c.is_control() && c != '\n' {
+            true => shown.extend(c.escape_default()),
+            false => shown.push(c),
+        }
+        shown
+    })
 }
 
 /// Whoever read our output has seen enough.

@@ -92,7 +92,7 @@ fn path() -> Option<PathBuf> {
 
 /// A file that is not there or not readable holds nothing.
 fn list(path: &Path) -> Vec<Measured> {
-    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let text = cinch_files::read_regular_text(path, cinch_files::MAX_READ).unwrap_or_default();
     serde_json::from_str(&text).unwrap_or_default()
 }
 

@@ -262,7 +262,7 @@ fn eta(report: &StepReport) -> HumanDuration {
 pub fn shown(path: &Path) -> String {
     let here = std::env::current_dir().unwrap_or_default();
     let path = path.strip_prefix(&here).unwrap_or(path);
-    path.display().to_string()
+    cinch_files::shown(path).to_string()
 }
 
 impl Observer for TrainBar {

@@ -14,6 +14,17 @@ use crate::command::open_run;
 use crate::failure::usage;
 use crate::progress::shown;
 
+/// The folder of the run that is meant by its own path, by that of its checkpoints or of one of
+/// them; none where there is no run.
+pub fn run_of(from: &Path) -> Option<PathBuf> {
+    let from = std::fs::canonicalize(from).ok()?;
+    let holds_a_run = |folder: &&Path| {
+        folder.join("checkpoints").is_dir() || folder.join("metrics.jsonl").is_file()
+    };
+    let mut folders = from.ancestors().take(3);
+    folders.find(holds_a_run).map(Path::to_owned)
+}
+
 /// A checkpoint to go on from.
 pub struct Checkpoint {
     pub path: PathBuf,
@@ -74,9 +85,24 @@ impl Checkpoint {
             };
             settings.set(key, value, source)?;
         }
+        // Paths that are no text are not among the texts.
+        let data = &self.state.config.data;
+        for (key, path) in [
+            ("data.source", &data.source),
+            ("data.cache_dir", &data.cache_dir),
+        ] {
+            if let Some(path) = path.as_ref().filter(|path| path.to_str().is_none()) {
+                let source = Source::File {
+                    path: self.state_file(),
+                    line: 0,
+                    column: 0,
+                };
+                settings.set_path(key, path, source)?;
+            }
+        }
         if let Some(folder) = self.run() {
             let source = Source::Flag("--resume".to_owned());
-            settings.set("output.output_dir", &folder.to_string_lossy(), source)?;
+            settings.set_path("output.output_dir", folder, source)?;
         }
         Ok(settings)
     }

@@ -34,11 +34,13 @@ pub enum Origin {
 }
 
 impl AskedRun {
-    /// `from` is what `--resume` says: nothing, the run of the settings, or a folder.
+    /// `from` is what `--resume` says: nothing, the run of the settings, or a folder. Before the
+    /// checkpoint is chosen, `found` is told where.
     pub fn new(
         flags: &SettingArguments,
         from: Option<Option<&Path>>,
         target: Target,
+        found: impl FnOnce(&Path) -> anyhow::Result<()>,
     ) -> anyhow::Result<Self> {
         let (mut settings, is_demo) = new_run(flags)?;
         let mut origin = match is_demo {
@@ -50,6 +52,7 @@ impl AskedRun {
                 Some(folder) => folder.to_owned(),
                 None => settings.resolve()?.output.output_dir,
             };
+            found(&folder)?;
             let checkpoint = resume::Checkpoint::newest_of(&folder)?;
             settings = checkpoint.settings_with(flags)?;
             origin = Origin::Checkpoint(Box::new(checkpoint));
@@ -167,7 +170,11 @@ fn asks_for_a_model(flags: &SettingArguments, settings: &Settings) -> bool {
 fn free_folder(folder: &Path) -> PathBuf {
     let numbered = |number: u32| match number {
         1 => folder.to_owned(),
-        _ => PathBuf::from(format!("{}-{number}", folder.display())),
+        _ => {
+            let mut name = folder.as_os_str().to_owned();
+            name.push(format!("-{number}"));
+            PathBuf::from(name)
+        }
     };
     let mut names = (1..).map(numbered);
     let free = names.find(|candidate| !candidate.exists());

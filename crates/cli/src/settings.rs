@@ -89,7 +89,7 @@ fn is_model(path: &Path) -> bool {
     };
     let is_json = file.extension().is_some_and(|ending| ending == "json");
     let text = match is_json {
-        true => std::fs::read_to_string(&file).unwrap_or_default(),
+        true => cinch_files::read_regular_text(&file, cinch_files::MAX_READ).unwrap_or_default(),
         false => return false,
     };
     let value: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
@@ -134,7 +134,7 @@ impl SettingArguments {
         arguments.flags.push(crate::args::SettingFlag {
             flag: "the first argument".to_owned(),
             key: "model.type",
-            text: subject.to_owned(),
+            text: subject.into(),
         });
         Ok(arguments)
     }
@@ -162,7 +162,7 @@ impl SettingArguments {
     pub fn value(&self, key: &str) -> Option<&str> {
         let mut flags = self.flags.iter();
         let found = flags.find(|flag| flag.key == key);
-        found.map(|flag| flag.text.as_str())
+        found.and_then(|flag| flag.text.to_str())
     }
 
     /// Flags that only a PyTorch run has, where one was given.
@@ -203,7 +203,8 @@ impl SettingArguments {
             .filter(|(name, _)| OTHER_VARIABLES.iter().all(|other| name != *other));
         settings.load_environment(variables)?;
         for flag in &self.flags {
-            settings.set(flag.key, &flag.text, Source::Flag(flag.flag.clone()))?;
+            let source = Source::Flag(flag.flag.clone());
+            settings.set_path(flag.key, Path::new(&flag.text), source)?;
         }
         if let Some(stage) = plain.zero {
             let source = Source::Flag("--zero".to_owned());

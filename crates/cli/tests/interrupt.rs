@@ -20,7 +20,7 @@ const RUN: &str = "--max-steps 3000 --save-steps 100000 --eval-steps 0 --log-ste
 
 /// Waits until the run has done `steps` steps.
 fn wait_for_steps(run: &Path, steps: usize, child: &mut Child) {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(300);
     loop {
         let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default();
         if text.lines().count() >= steps {
@@ -28,22 +28,19 @@ fn wait_for_steps(run: &Path, steps: usize, child: &mut Child) {
         }
         let ended = child.try_wait().expect("a child can be asked");
         assert!(ended.is_none(), "the run ended early: {ended:?}");
-        assert!(Instant::now() < deadline, "no {steps} steps in 30 s");
+        assert!(Instant::now() < deadline, "no {steps} steps in 300 s");
         sleep(Duration::from_millis(2));
     }
 }
 
-/// Waits until the run says that steps begin.
-fn wait_for_training(child: &mut Child) {
-    let stderr = child.stderr.take().expect("a pipe");
-    let mut lines = BufReader::new(stderr);
+/// Waits until the run says something that begins so.
+fn wait_for_line(lines: &mut impl BufRead, beginning: &str) {
     let mut line = String::new();
-    while !line.starts_with("training steps") {
+    while !line.starts_with(beginning) {
         line.clear();
         let read = lines.read_line(&mut line).expect("a line");
         assert!(read > 0, "the run ended early");
     }
-    child.stderr = Some(lines.into_inner());
 }
 
 fn finish(sandbox: &Sandbox, child: Child) -> Ran {
@@ -114,7 +111,8 @@ fn a_run_stopped_before_its_first_step_offers_nothing_to_resume() {
     let line = "--max-steps 5 --eval-steps 5 --set training.eval_batches=100000 \
                 --set data.val_split=0.9 --set model.d_model=64 --output-dir run";
     let mut child = sandbox.start(tiny(line));
-    wait_for_training(&mut child);
+    let mut said = BufReader::new(child.stderr.take().expect("a pipe"));
+    wait_for_line(&mut said, "training steps");
     signal(&child, "TERM");
     let stopped = finish(&sandbox, child)
         .exits(130)
@@ -144,19 +142,12 @@ fn a_step_is_cut_off_between_micro_batches_and_comes_again() {
     let mut child = sandbox.start(line.split_whitespace());
     let parts = sandbox.join("parts");
     wait_for_steps(&parts, 1, &mut child);
-    let step = metrics(&parts)[0]["step_seconds"].as_f64().expect("a time");
-    // Well inside the second step.
-    sleep(Duration::from_secs_f64(0.25 * step));
-    let begun = Instant::now();
+    // In the second step, of which a hundred micro batches are left: a run that ended its step
+    // would say that it stopped after the second.
     signal(&child, "INT");
     finish(&sandbox, child)
         .exits(130)
         .prints(&["stopped after step 1 of 3", "--resume parts"]);
-    let answered = begun.elapsed().as_secs_f64();
-    assert!(
-        answered < 0.5 * step,
-        "{answered} s, where a step takes {step} s"
-    );
     sandbox
         .cinch("train --resume parts --threads 1")
         .succeeds()
@@ -223,7 +214,7 @@ fn data_that_is_being_prepared_can_be_interrupted() {
                 --data-dir data --cache-dir cache --max-steps 5 --output-dir run";
     let mut child = sandbox.start(line.split_whitespace());
     let cached = || fs::read_dir(sandbox.join("cache")).map_or(0, Iterator::count);
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(300);
     while cached() == 0 {
         let ended = child.try_wait().expect("a child can be asked");
         assert!(ended.is_none(), "the run ended early: {ended:?}");
@@ -245,15 +236,14 @@ fn a_second_ctrl_c_ends_at_once() {
                 --batch-size 32 --grad-accum 2 --max-steps 2 --eval-steps 0 --threads 1 \
                 --output-dir run";
     let mut child = sandbox.start(line.split_whitespace());
-    wait_for_training(&mut child);
-    sleep(Duration::from_millis(200));
+    let mut said = BufReader::new(child.stderr.take().expect("a pipe"));
+    wait_for_line(&mut said, "training steps");
     signal(&child, "INT");
-    sleep(Duration::from_millis(100));
+    // The second signal is told from the first once that was heard.
+    wait_for_line(&mut said, "stopping");
     signal(&child, "INT");
-    let begun = Instant::now();
     let ended = finish(&sandbox, child);
     assert_eq!(ended.code, Some(130), "{}", ended.stderr);
-    assert!(begun.elapsed() < Duration::from_secs(2));
     // It ended by the second: the first would have had something to say.
     assert!(!ended.stdout.contains("stopped"), "{}", ended.stdout);
 }

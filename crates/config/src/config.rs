@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use cinch_architecture::{Architecture, Quantization, TypeOfWeights};
 use serde::{Deserialize, Serialize};
 
+use crate::lossless;
 use crate::pytorch::TorchConfig;
 use crate::tuning::TuningConfig;
 use crate::{Bytes, ConfigError};
@@ -214,6 +215,7 @@ pub struct TrainingConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DataConfig {
     /// A folder or a file; `None` is the text built into the program.
+    #[serde(with = "lossless::optional", default)]
     pub source: Option<PathBuf>,
     /// The field that holds the text in files with fields.
     pub text_column: String,
@@ -232,6 +234,7 @@ pub struct DataConfig {
     /// Whether prompts are learned too, not only what follows them.
     #[serde(default)]
     pub train_on_inputs: bool,
+    #[serde(with = "lossless::optional", default)]
     pub cache_dir: Option<PathBuf>,
 }
 
@@ -254,5 +257,6 @@ impl TooLong {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OutputConfig {
+    #[serde(with = "lossless")]
     pub output_dir: PathBuf,
 }

@@ -28,7 +28,7 @@ pub struct LocalDisk;
 
 impl Disk for LocalDisk {
     fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
-        fs::read(path)
+        cinch_files::read_regular(path, cinch_files::MAX_READ)
     }
 
     fn create(&self, path: &Path, contents: &[u8], like: Option<&Path>) -> io::Result<()> {

@@ -36,7 +36,7 @@ impl Entry {
 }
 
 /// 1-based, columns in characters, as editors count them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Position {
     pub line: usize,
     pub column: usize,

@@ -15,14 +15,14 @@ use crate::value::Value;
 pub enum ConfigError {
     #[error(
         "{} does not exist\nhint: --config takes the path of a JSON, YAML, TOML or Python file, --config-path also a folder of them, seen from the current folder",
-        path.display()
+        cinch_files::shown(&path)
     )]
     NoSuchFile { path: PathBuf },
 
-    #[error("{} is a folder, not a config file\nhint: name the file inside it", path.display())]
+    #[error("{} is a folder, not a config file\nhint: name the file inside it", cinch_files::shown(&path))]
     IsFolder { path: PathBuf },
 
-    #[error("{} cannot be read: {source}", path.display())]
+    #[error("{} cannot be read: {source}", cinch_files::shown(&path))]
     Unreadable {
         path: PathBuf,
         source: std::io::Error,
@@ -30,17 +30,17 @@ pub enum ConfigError {
 
     #[error(
         "{} is not UTF-8 text: the byte at offset {offset} is no character\nhint: save the file as UTF-8",
-        path.display()
+        cinch_files::shown(&path)
     )]
     NotUtf8 { path: PathBuf, offset: usize },
 
-    #[error("{} is empty\nhint: the smallest config is {smallest}", path.display())]
+    #[error("{} is empty\nhint: the smallest config is {smallest}", cinch_files::shown(&path))]
     EmptyFile {
         path: PathBuf,
         smallest: &'static str,
     },
 
-    #[error("{} line {line} column {column}: {message}\nhint: {advice}", path.display())]
+    #[error("{} line {line} column {column}: {message}\nhint: {advice}", cinch_files::shown(&path))]
     Syntax {
         path: PathBuf,
         line: usize,
@@ -50,7 +50,7 @@ pub enum ConfigError {
         advice: &'static str,
     },
 
-    #[error("{} holds no sections\nhint: a config looks like {example}", path.display())]
+    #[error("{} holds no sections\nhint: a config looks like {example}", cinch_files::shown(&path))]
     NotSections {
         path: PathBuf,
         example: &'static str,
@@ -58,7 +58,7 @@ pub enum ConfigError {
 
     #[error(
         "`{key}` stands twice in {}, on lines {first_line} and {line}\nhint: keep one of them",
-        path.display()
+        cinch_files::shown(&path)
     )]
     DuplicateKey {
         path: PathBuf,
@@ -67,7 +67,7 @@ pub enum ConfigError {
         line: usize,
     },
 
-    #[error("{} line {line}: `{key}` cannot be changed: {reason}\nhint: {hint}", path.display())]
+    #[error("{} line {line}: `{key}` cannot be changed: {reason}\nhint: {hint}", cinch_files::shown(&path))]
     NotEditable {
         path: PathBuf,
         line: usize,
@@ -78,7 +78,7 @@ pub enum ConfigError {
 
     #[error(
         "`{key}` has no place in {}: {reason}\nhint: add the key by hand, then it can be changed",
-        path.display()
+        cinch_files::shown(&path)
     )]
     NoPlace {
         path: PathBuf,
@@ -88,7 +88,7 @@ pub enum ConfigError {
 
     #[error(
         "`{key}` could not be set to {value} in {} without harm: {problem}; nothing was written\nhint: change it by hand",
-        path.display()
+        cinch_files::shown(&path)
     )]
     EditRefused {
         path: PathBuf,
@@ -99,8 +99,8 @@ pub enum ConfigError {
 
     #[error(
         "`{key}` stands in {} and in {}\nhint: name the file it is to be changed in",
-        first.display(),
-        second.display()
+        cinch_files::shown(&first),
+        cinch_files::shown(&second)
     )]
     SeveralPlaces {
         key: String,
@@ -108,14 +108,14 @@ pub enum ConfigError {
         second: PathBuf,
     },
 
-    #[error("{} holds no config files\nhint: name a file, or the folder with config.yaml", path.display())]
+    #[error("{} holds no config files\nhint: name a file, or the folder with config.yaml", cinch_files::shown(&path))]
     NoConfigFiles { path: PathBuf },
 
     #[error(
         "{} cannot be changed: the {what} {} is read-only; nothing was written\nhint: chmod u+w {}, or apply to a copy",
-        path.display(),
-        place.display(),
-        place.display()
+        cinch_files::shown(&path),
+        cinch_files::shown(&place),
+        cinch_files::shown(&place)
     )]
     ReadOnly {
         path: PathBuf,
@@ -123,7 +123,7 @@ pub enum ConfigError {
         place: PathBuf,
     },
 
-    #[error("{} cannot {what}: {source}; no file was changed", path.display())]
+    #[error("{} cannot {what}: {source}; no file was changed", cinch_files::shown(&path))]
     NotWritten {
         path: PathBuf,
         what: &'static str,
@@ -132,7 +132,7 @@ pub enum ConfigError {
 
     #[error(
         "{} was changed by someone else in the meantime; no file was changed\nhint: run the command again",
-        path.display()
+        cinch_files::shown(&path)
     )]
     ChangedMeanwhile { path: PathBuf },
 
@@ -150,12 +150,12 @@ pub enum ConfigError {
 
     #[error(
         "{} was edited since the settings were applied; undoing would lose that\nhint: the former content is {}; --force restores it and keeps the edited file as a backup",
-        path.display(),
-        backup.display()
+        cinch_files::shown(&path),
+        cinch_files::shown(&backup)
     )]
     EditedSince { path: PathBuf, backup: PathBuf },
 
-    #[error("the backup {} cannot be read: {source}; nothing was undone", backup.display())]
+    #[error("the backup {} cannot be read: {source}; nothing was undone", cinch_files::shown(&backup))]
     BackupGone {
         backup: PathBuf,
         source: std::io::Error,
@@ -163,13 +163,13 @@ pub enum ConfigError {
 
     #[error(
         "the backup {} is not what was saved; nothing was undone\nhint: look at it, and --force to restore it as it is",
-        backup.display()
+        cinch_files::shown(&backup)
     )]
     BackupChanged { backup: PathBuf },
 
     #[error(
         "{} is damaged: {reason}\nhint: it lists what was applied; remove it, and restore files from their backups by hand",
-        path.display()
+        cinch_files::shown(&path)
     )]
     DamagedManifest { path: PathBuf, reason: String },
 
@@ -285,7 +285,7 @@ pub enum ConfigError {
 
     #[error(
         "{} line {line}: `{key}: {value}` ({dialect}) cannot be predicted: {why}\nhint: leave it out to plan the run without it, or record a run with `cinch trace --script` and explain the recording with `cinch plan --snapshot FILE`",
-        path.display()
+        cinch_files::shown(&path)
     )]
     NotComputed {
         path: PathBuf,
@@ -298,13 +298,13 @@ pub enum ConfigError {
 
     #[error(
         "{} names no model\nhint: say which with --model: a hub id, a folder, or the path of a config.json",
-        path.display()
+        cinch_files::shown(&path)
     )]
     NoModel { path: PathBuf },
 
     #[error(
         "{} line {line}: `{key}: {value}` names a file that is not here\nhint: paths are seen from the config's folder and from the current one",
-        path.display()
+        cinch_files::shown(&path)
     )]
     NoLinkedFile {
         path: PathBuf,
@@ -315,7 +315,7 @@ pub enum ConfigError {
 
     #[error(
         "{} is of no program that is known here: none of its keys ({keys}) says anything about a model, a batch or a length\nhint: known are cinch's own files and those of {known}",
-        path.display()
+        cinch_files::shown(&path)
     )]
     NoDialect {
         path: PathBuf,
@@ -377,10 +377,10 @@ fn stuck_files(stuck: &[(PathBuf, Option<PathBuf>)]) -> String {
         .map(|(path, kept)| match kept {
             Some(kept) => format!(
                 "{} (its former content is {})",
-                path.display(),
-                kept.display()
+                cinch_files::shown(&path),
+                cinch_files::shown(&kept)
             ),
-            None => path.display().to_string(),
+            None => cinch_files::shown(&path).to_string(),
         })
         .collect();
     files.join(", ")

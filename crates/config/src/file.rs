@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use cinch_architecture::{ARCHITECTURES, Family};
+use cinch_files::{MAX_READ, read_regular};
 
 use crate::ConfigError;
 use crate::dialect::draft::{Draft, Link, Reading};
@@ -309,7 +310,7 @@ pub(crate) fn read_text(path: &Path) -> Result<String, ConfigError> {
             path: path.to_owned(),
         });
     }
-    let bytes = std::fs::read(path).map_err(|source| match source.kind() {
+    let bytes = read_regular(path, MAX_READ).map_err(|source| match source.kind() {
         std::io::ErrorKind::NotFound => ConfigError::NoSuchFile {
             path: path.to_owned(),
         },

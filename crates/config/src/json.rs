@@ -4,12 +4,15 @@
 //! Beyond that JSON is taken strictly: a missing comma or an unquoted name is
 //! more often a slip than an intention.
 
+use std::collections::HashMap;
+
 use jsonc_parser::ast::{Object, ObjectPropName, Value};
 use jsonc_parser::common::Ranged;
+use jsonc_parser::errors::ParseErrorKind;
 use jsonc_parser::{CollectOptions, ParseOptions, parse_to_ast};
 
 use crate::document::Scalar;
-use crate::outline::{Fault, KeyPath, Layout, Leaf, Member, Outline, Span, Table};
+use crate::outline::{Fault, KeyPath, Layout, Leaf, MAX_DEPTH, Member, Outline, Span, Table};
 
 const SYNTAX: ParseOptions = ParseOptions {
     allow_comments: true,
@@ -44,12 +47,18 @@ pub(crate) fn outline(text: &str) -> Result<Outline, Fault> {
         outline: Outline::default(),
     };
     let parsed = parse_to_ast(source, &CollectOptions::default(), &SYNTAX).map_err(|error| {
-        let message = lowercase_first(&error.kind().to_string());
-        Fault::syntax(reader.place(error.range().start), message)
+        let place = reader.place(error.range().start);
+        match error.kind() {
+            ParseErrorKind::NestingDepthExceeded => Fault::too_deep(place),
+            kind => Fault::syntax(place, lowercase_first(&kind.to_string())),
+        }
     })?;
     let Some(Value::Object(object)) = &parsed.value else {
         return Err(Fault::NotSections);
     };
+    if let Some(offset) = too_deep(object.properties.iter().map(|one| &one.value), 1) {
+        return Err(Fault::too_deep(reader.place(offset)));
+    }
     reader.object(object, &mut KeyPath::new())?;
     Ok(reader.outline)
 }
@@ -71,6 +80,7 @@ impl Reader {
     }
 
     fn object(&mut self, object: &Object<'_>, path: &mut KeyPath) -> Result<(), Fault> {
+        Fault::of_section(path, self.place(object.start()))?;
         let bare = path.is_empty() && self.added > 0;
         let table = self.outline.tables.len();
         self.outline.tables.push(Table {
@@ -82,17 +92,15 @@ impl Reader {
             members: Vec::new(),
             hold: None,
         });
-        for (index, property) in object.properties.iter().enumerate() {
+        let mut known: HashMap<&str, Span> = HashMap::new();
+        for property in &object.properties {
             let name = self.name(&property.name);
             let value = self.span(&property.value);
             path.push(property.name.as_str().to_owned());
-            if let Some(first) = object.properties[..index]
-                .iter()
-                .find(|earlier| earlier.name.as_str() == property.name.as_str())
-            {
+            if let Some(first) = known.insert(property.name.as_str(), name.clone()) {
                 return Err(Fault::Duplicate {
                     key: path.join("."),
-                    first: self.name(&first.name).start,
+                    first: first.start,
                     second: name.start,
                 });
             }
@@ -126,6 +134,25 @@ impl Reader {
             ObjectPropName::Word(literal) => self.span(literal),
         }
     }
+}
+
+/// Where values are nested too deep; the parser stops this from going on without end.
+fn too_deep<'a>(mut values: impl Iterator<Item = &'a Value<'a>>, depth: usize) -> Option<usize> {
+    values.find_map(|value| match value {
+        Value::Object(_) | Value::Array(_) if depth == MAX_DEPTH => Some(value.start()),
+        Value::Object(object) => {
+            let inside = object.properties.iter().map(|one| &one.value);
+            too_deep(
+                &mut inside.into_iter() as &mut dyn Iterator<Item = _>,
+                depth + 1,
+            )
+        }
+        Value::Array(array) => too_deep(
+            &mut array.elements.iter() as &mut dyn Iterator<Item = _>,
+            depth + 1,
+        ),
+        _ => None,
+    })
 }
 
 fn scalar(value: &Value<'_>) -> Scalar {

@@ -88,17 +88,30 @@ fn clear_folder(disk: &dyn Disk, folder: &Path, manifest: &Manifest) {
     }
 }
 
-/// The name that a temporary file stands beside. Names that are no text are left
-/// alone: they cannot be cut on every system.
-fn target_of(name: &OsStr) -> Option<(&str, Role)> {
-    let name = name.to_str()?;
+/// The name that a temporary file stands beside.
+fn target_of(name: &OsStr) -> Option<(&OsStr, Role)> {
+    let name = name.as_encoded_bytes();
     let (stem, role) = [Role::New, Role::Old]
         .into_iter()
-        .find_map(|role| Some((name.strip_suffix(role.ending())?, role)))?;
-    let (target, which) = stem.strip_prefix('.')?.rsplit_once(MARK)?;
-    let is_number =
-        |part: &str| !part.is_empty() && part.bytes().all(|digit| digit.is_ascii_digit());
-    (!target.is_empty() && which.split('.').all(is_number)).then_some((target, role))
+        .find_map(|role| Some((name.strip_suffix(role.ending().as_bytes())?, role)))?;
+    let stem = stem.strip_prefix(b".")?;
+    let mark = MARK.as_bytes();
+    let at = stem.windows(mark.len()).rposition(|part| part == mark)?;
+    let (target, which) = (&stem[..at], &stem[at + mark.len()..]);
+    let is_number = |part: &[u8]| !part.is_empty() && part.iter().all(u8::is_ascii_digit);
+    let is_ours = !target.is_empty() && which.split(|byte| *byte == b'.').all(is_number);
+    Some((name_of(target).filter(|_| is_ours)?, role))
+}
+
+#[cfg(unix)]
+fn name_of(bytes: &[u8]) -> Option<&OsStr> {
+    Some(std::os::unix::ffi::OsStrExt::from_bytes(bytes))
+}
+
+/// Elsewhere a name that is no text cannot be cut, and is left alone.
+#[cfg(not(unix))]
+fn name_of(bytes: &[u8]) -> Option<&OsStr> {
+    std::str::from_utf8(bytes).ok().map(OsStr::new)
 }
 
 /// Removes the backups, whole or half written, that a manifest without its name lists

@@ -57,6 +57,7 @@ mod json;
 mod leftover;
 mod literal;
 mod lock;
+mod lossless;
 mod manifest;
 mod number;
 mod outline;

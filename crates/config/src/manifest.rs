@@ -13,6 +13,7 @@ use sha2::{Digest, Sha256};
 
 use crate::disk::Disk;
 use crate::error::ConfigError;
+use crate::lossless;
 use crate::transaction::Step;
 
 pub(crate) const MANIFEST: &str = ".cinch-applied.json";
@@ -201,59 +202,6 @@ fn is_backup_of(path: &Path, backup: &Path) -> bool {
         _ => false,
     };
     is_named_so && path.parent() == backup.parent()
-}
-
-/// Paths in JSON: as text, or as the list of their bytes where they are no text.
-mod lossless {
-    use std::path::{Path, PathBuf};
-
-    use serde::de::Error;
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Stored {
-        Text(PathBuf),
-        Bytes(Vec<u8>),
-    }
-
-    pub fn serialize<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
-        match bytes_of(path).filter(|_| path.to_str().is_none()) {
-            Some(bytes) => bytes.serialize(serializer),
-            None => path.serialize(serializer),
-        }
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
-        match Stored::deserialize(deserializer)? {
-            Stored::Text(path) => Ok(path),
-            Stored::Bytes(bytes) => path_of(bytes)
-                .ok_or_else(|| D::Error::custom("a path in bytes is of another system")),
-        }
-    }
-
-    #[cfg(unix)]
-    fn bytes_of(path: &Path) -> Option<&[u8]> {
-        use std::os::unix::ffi::OsStrExt;
-        Some(path.as_os_str().as_bytes())
-    }
-
-    #[cfg(unix)]
-    fn path_of(bytes: Vec<u8>) -> Option<PathBuf> {
-        use std::os::unix::ffi::OsStringExt;
-        Some(std::ffi::OsString::from_vec(bytes).into())
-    }
-
-    // Elsewhere names are not bytes: one that is no text is refused.
-    #[cfg(not(unix))]
-    fn bytes_of(_path: &Path) -> Option<&[u8]> {
-        None
-    }
-
-    #[cfg(not(unix))]
-    fn path_of(_bytes: Vec<u8>) -> Option<PathBuf> {
-        None
-    }
 }
 
 /// `path` seen from `folder`; both are absolute.

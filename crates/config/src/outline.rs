@@ -6,6 +6,7 @@
 //! `text[leaf.value]` is the literal itself, without comments or anchors, so
 //! that replacing those bytes replaces the value and nothing else.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::path::Path;
 
@@ -17,6 +18,14 @@ use crate::format::Format;
 pub type KeyPath = Vec<String>;
 
 pub(crate) type Span = Range<usize>;
+
+/// How deep sections and brackets may be nested, in every format. Deeper than any config is, less
+/// deep than where the parsers of the formats stop, and shallow enough for every stack.
+pub(crate) const MAX_DEPTH: usize = 64;
+
+/// How long the name of a section may be with those around it, in bytes. Every value in a section
+/// is kept under its whole path, so a name of megabytes would be copied once for each value.
+pub(crate) const MAX_SECTION_NAME: usize = 1024;
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Outline {
@@ -104,6 +113,26 @@ impl Fault {
         }
     }
 
+    /// Sections or brackets inside of others, more than anybody writes.
+    pub(crate) fn too_deep(offset: usize) -> Fault {
+        Fault::syntax(offset, format!("nested more than {MAX_DEPTH} levels deep"))
+    }
+
+    /// Refuses a section that is too deep or whose name is too long.
+    pub(crate) fn of_section(path: &[String], offset: usize) -> Result<(), Fault> {
+        // The file itself is the first level.
+        if path.len() >= MAX_DEPTH {
+            return Err(Fault::too_deep(offset));
+        }
+        if path.iter().map(String::len).sum::<usize>() > MAX_SECTION_NAME {
+            return Err(Fault::syntax(
+                offset,
+                format!("the name of this section is longer than {MAX_SECTION_NAME} bytes"),
+            ));
+        }
+        Ok(())
+    }
+
     /// The same, for a reader who has the file before them.
     pub(crate) fn in_file(self, path: &Path, format: Format, text: &str) -> ConfigError {
         let path = path.to_owned();
@@ -150,10 +179,11 @@ impl Outline {
     pub(crate) fn document(&self, path: &Path, format: Format, text: &str) -> Document {
         let places = Places::of(text);
         let mut sections: Vec<String> = Vec::new();
+        let mut known: HashSet<&str> = HashSet::new();
         let tops = self.tables.iter().map(|table| &table.path);
         let tops = tops.chain(self.leaves.iter().map(|leaf| &leaf.path));
         for name in tops.filter_map(|path| path.first()) {
-            if !sections.contains(name) {
+            if known.insert(name) {
                 sections.push(name.clone());
             }
         }
@@ -175,28 +205,67 @@ impl Outline {
     }
 }
 
-/// Where lines begin, so that many offsets become positions in one pass.
+/// Where lines begin and how many characters stand before each block, so that an offset becomes a
+/// position without a look at all of its line: a file may be one line.
 struct Places<'a> {
     text: &'a str,
     starts: Vec<usize>,
+    /// Characters before every `BLOCK` bytes.
+    characters: Vec<usize>,
 }
+
+const BLOCK: usize = 256;
 
 impl<'a> Places<'a> {
     fn of(text: &'a str) -> Self {
         let newlines = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
         let starts = std::iter::once(0).chain(newlines.map(|(index, _)| index + 1));
+        let blocks = text.as_bytes().chunks(BLOCK);
+        let counted = blocks.scan(0, |before, block| {
+            *before += num_characters(block);
+            Some(*before)
+        });
         Places {
             text,
             starts: starts.collect(),
+            characters: std::iter::once(0).chain(counted).collect(),
         }
     }
 
     fn of_offset(&self, offset: usize) -> Position {
+        let offset = offset.min(self.text.len());
         let line = self.starts.partition_point(|start| *start <= offset);
-        let before = self.text.get(self.starts[line - 1]..offset);
+        let start = self.starts[line - 1];
         Position {
             line,
-            column: before.map_or(0, |before| before.chars().count()) + 1,
+            column: self.before(offset) - self.before(start) + 1,
+        }
+    }
+
+    /// How many characters begin before an offset.
+    fn before(&self, offset: usize) -> usize {
+        let block = offset / BLOCK;
+        self.characters[block] + num_characters(&self.text.as_bytes()[block * BLOCK..offset])
+    }
+}
+
+/// How many characters of a text begin among some of its bytes.
+fn num_characters(bytes: &[u8]) -> usize {
+    let begins = |byte: &&u8| **byte & 0b1100_0000 != 0b1000_0000;
+    bytes.iter().filter(begins).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_those_that_counting_finds() {
+        let line = "añ→😀 ".repeat(BLOCK / 3);
+        let text = format!("{line}\n\n{line}{line}\nend");
+        let places = Places::of(&text);
+        for (offset, _) in text.char_indices().chain([(text.len(), ' ')]) {
+            assert_eq!(places.of_offset(offset), Position::of(&text, offset));
         }
     }
 }

@@ -6,7 +6,7 @@
 //! [`Settings::resolve`], when all layers are there.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
@@ -89,6 +89,23 @@ impl Settings {
     pub fn set(&mut self, key: &str, text: &str, source: Source) -> Result<(), ConfigError> {
         let (setting, value) = parse(key, text, &source)?;
         self.assign(setting, key, value, source)
+    }
+
+    /// The same for a path, which need not be text. Only settings that are paths take one.
+    pub fn set_path(&mut self, key: &str, path: &Path, source: Source) -> Result<(), ConfigError> {
+        match (registry::find(key), path.to_str()) {
+            (Some((setting, Meaning::Same)), None) if matches!(setting.kind, Kind::Path) => {
+                self.assign(setting, key, Value::Path(path.to_owned()), source)
+            }
+            (_, Some(text)) => self.set(key, text, source),
+            (_, None) => Err(ConfigError::WrongValue {
+                origin: Box::new(source),
+                key: key.to_owned(),
+                found: cinch_files::shown(path).to_string(),
+                accepted: "UTF-8 text".to_owned(),
+                hint: None,
+            }),
+        }
     }
 
     /// Applies a preset; it outweighs defaults and nothing else.

@@ -4,7 +4,7 @@
 //! A flag whose value is a variable has the value that the script gives it; that value is changed
 //! where it is set, not where it is used.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::document::Scalar;
 use crate::number;
@@ -28,7 +28,7 @@ pub(crate) fn outline(text: &str) -> Result<Outline, Fault> {
     }
     let mut outline = Outline::default();
     let mut variables: BTreeMap<String, (Scalar, Span)> = BTreeMap::new();
-    let mut set_again: Vec<String> = Vec::new();
+    let mut set_again: BTreeSet<String> = BTreeSet::new();
     let mut at = 0;
     while at < words.len() {
         let word = &words[at];
@@ -38,7 +38,7 @@ pub(crate) fn outline(text: &str) -> Result<Outline, Fault> {
             let scalar = scalar_of(value);
             let literal = (scalar.clone(), start..word.span.end);
             if variables.insert(name.to_owned(), literal).is_some() {
-                set_again.push(name.to_owned());
+                set_again.insert(name.to_owned());
             }
             outline.leaves.push(Leaf {
                 path: vec![name.to_owned()],
@@ -74,7 +74,7 @@ pub(crate) fn outline(text: &str) -> Result<Outline, Fault> {
             Some(value) => match variable(&value).map(|name| (name, variables.get(name))) {
                 // Where it is set once, it is changed there.
                 Some((name, Some((known, literal)))) => {
-                    let again = set_again.iter().any(|other| other == name);
+                    let again = set_again.contains(name);
                     let hold = again.then_some(Hold::Unwritable("a variable that is set twice"));
                     (known.clone(), literal.clone(), hold)
                 }

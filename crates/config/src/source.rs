@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+use crate::lossless;
+
 /// The origin of one value, precise enough to go there and change it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -16,6 +18,7 @@ pub enum Source {
     /// What the program of a file takes where the file is silent.
     Program(String),
     File {
+        #[serde(serialize_with = "lossless::shown")]
         path: PathBuf,
         line: usize,
         column: usize,
@@ -42,7 +45,7 @@ impl Source {
     pub(crate) fn place(&self) -> String {
         match self {
             Source::File { path, line, column } => {
-                format!("{} line {line} column {column}", path.display())
+                format!("{} line {line} column {column}", cinch_files::shown(&path))
             }
             other => other.to_string(),
         }
@@ -56,7 +59,9 @@ impl fmt::Display for Source {
             Source::Derived(key) => write!(formatter, "follows {key}"),
             Source::Preset(name) => write!(formatter, "preset {name}"),
             Source::Program(name) => formatter.write_str(name),
-            Source::File { path, line, .. } => write!(formatter, "{} line {line}", path.display()),
+            Source::File { path, line, .. } => {
+                write!(formatter, "{} line {line}", cinch_files::shown(&path))
+            }
             Source::Environment(name) => write!(formatter, "environment {name}"),
             Source::Flag(name) => formatter.write_str(name),
         }

@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::Bytes;
 use crate::document::Scalar;
+use crate::lossless;
 use cinch_architecture::nearest_name;
 
 /// A value that passed its setting's type and range.
@@ -23,7 +24,7 @@ pub enum Value {
     Float(f64),
     Text(String),
     Size(Bytes),
-    Path(PathBuf),
+    Path(#[serde(serialize_with = "lossless::shown")] PathBuf),
 }
 
 impl fmt::Display for Value {
@@ -38,7 +39,7 @@ impl fmt::Display for Value {
             Value::Float(value) => write!(formatter, "{value:?}"),
             Value::Text(text) => formatter.write_str(text),
             Value::Size(size) => write!(formatter, "{size}"),
-            Value::Path(path) => write!(formatter, "{}", path.display()),
+            Value::Path(path) => write!(formatter, "{}", cinch_files::shown(path)),
         }
     }
 }
@@ -158,7 +159,11 @@ impl Kind {
 
     /// Reads bare text, as a flag or the environment carries it.
     pub(crate) fn parse(&self, text: &str) -> Result<Value, Refusal> {
-        let text = text.trim();
+        // Spaces are part of a file's name.
+        let text = match self {
+            Kind::Path => text,
+            _ => text.trim(),
+        };
         match self {
             Kind::Bool => match text.to_ascii_lowercase().as_str() {
                 "true" | "1" | "yes" | "on" => Ok(Value::Bool(true)),
@@ -188,7 +193,7 @@ impl Kind {
                     _ => Refusal::default(),
                 }),
             Kind::Text if !text.is_empty() => Ok(Value::Text(text.to_owned())),
-            Kind::Path if !text.is_empty() => Ok(Value::Path(PathBuf::from(text))),
+            Kind::Path if !text.trim().is_empty() => Ok(Value::Path(PathBuf::from(text))),
             Kind::Text | Kind::Path => Err(Refusal::default()),
         }
     }

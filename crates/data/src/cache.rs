@@ -7,12 +7,12 @@
 //! and it does not matter whose rename comes last. An entry that does not match its header in
 //! length or checksum counts as absent and is written anew.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use cinch_files::Replacement;
+use cinch_files::{MAX_READ, Replacement};
 use memmap2::Mmap;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -84,7 +84,7 @@ impl TokenStore {
 
 #[expect(unsafe_code, reason = "a memory map is only as constant as its file")]
 fn map(path: &Path) -> io::Result<Mmap> {
-    let file = File::open(path)?;
+    let file = cinch_files::open_regular(path)?;
     // SAFETY: entries are replaced by renaming a new file over them and never written in place,
     // so the mapped file does not change under the map.
     unsafe { Mmap::map(&file) }
@@ -127,7 +127,7 @@ impl Entry {
 
     /// The entry if it is there and undamaged.
     pub(crate) fn open(&self) -> Option<(Header, TokenStore)> {
-        let header = fs::read(self.header_path()).ok()?;
+        let header = cinch_files::read_regular(&self.header_path(), MAX_READ).ok()?;
         let header: Header = serde_json::from_slice(&header).ok()?;
         if header.format_version != FORMAT_VERSION
             || header.fingerprint != self.fingerprint

@@ -57,7 +57,7 @@ type Sink<'a> = &'a mut dyn FnMut(Piece) -> Result<(), DataError>;
 type LastCut<'a> = &'a dyn Fn(&str) -> Option<usize>;
 
 fn open(path: &Path) -> Result<Hashing<File>, DataError> {
-    let inner = File::open(path).map_err(|source| read_error(path, source))?;
+    let inner = cinch_files::open_regular(path).map_err(|source| read_error(path, source))?;
     Ok(Hashing {
         inner,
         hash: Sha256::new(),

@@ -13,11 +13,11 @@ use crate::source::READ_EXTENSIONS;
 pub enum DataError {
     #[error(
         "the data {what} `{}` does not exist\nhint: check the path, or leave it out to train on the embedded text",
-        path.display()
+        cinch_files::shown(&path)
     )]
     SourceMissing { what: &'static str, path: PathBuf },
 
-    #[error("`{}` is {found}, but a {wanted} is needed here", path.display())]
+    #[error("`{}` is {found}, but a {wanted} is needed here", cinch_files::shown(&path))]
     WrongKind {
         path: PathBuf,
         wanted: &'static str,
@@ -26,12 +26,12 @@ pub enum DataError {
 
     #[error(
         "no file in `{}` can be used as text: {num_skipped} skipped\nhint: files ending in {} are read; name a single file directly to read it whatever its ending",
-        folder.display(),
+        cinch_files::shown(&folder),
         extension_list()
     )]
     NoUsableFile { folder: PathBuf, num_skipped: usize },
 
-    #[error("`{}` holds no text: {num_files} file(s) were read and all are empty", path.display())]
+    #[error("`{}` holds no text: {num_files} file(s) were read and all are empty", cinch_files::shown(&path))]
     NoText { path: PathBuf, num_files: usize },
 
     #[error(
@@ -41,17 +41,17 @@ pub enum DataError {
 
     #[error(
         "`{}` is not UTF-8 text: the byte at offset {offset} does not belong to any character\nhint: convert it (`iconv -f LATIN1 -t UTF-8 old > new`, or `-f UTF-16`), or move it out of the data folder",
-        path.display()
+        cinch_files::shown(&path)
     )]
     NotUtf8 { path: PathBuf, offset: u64 },
 
-    #[error("cannot read `{}`: {source}", path.display())]
+    #[error("cannot read `{}`: {source}", cinch_files::shown(&path))]
     Read { path: PathBuf, source: io::Error },
 
-    #[error("`{}` changed while it was being read\nhint: run again once nothing writes to it", path.display())]
+    #[error("`{}` changed while it was being read\nhint: run again once nothing writes to it", cinch_files::shown(&path))]
     Changed { path: PathBuf },
 
-    #[error("`{}` line {line}: {problem}\nhint: each line of a .jsonl file is one JSON object", path.display())]
+    #[error("`{}` line {line}: {problem}\nhint: each line of a .jsonl file is one JSON object", cinch_files::shown(&path))]
     BadJsonLine {
         path: PathBuf,
         line: u64,
@@ -60,7 +60,7 @@ pub enum DataError {
 
     #[error(
         "`{}` line {line} has no column `{column}`; it has {}\nhint: choose one of them with `--text-column`",
-        path.display(),
+        cinch_files::shown(&path),
         column_list(columns)
     )]
     MissingColumn {
@@ -70,7 +70,7 @@ pub enum DataError {
         columns: Vec<String>,
     },
 
-    #[error("`{}` line {line}: the column `{column}` is {found}, but a string is needed", path.display())]
+    #[error("`{}` line {line}: the column `{column}` is {found}, but a string is needed", cinch_files::shown(&path))]
     ColumnNotText {
         path: PathBuf,
         line: u64,
@@ -80,13 +80,13 @@ pub enum DataError {
 
     #[error(
         "cannot read the tokenizer `{}`: {source}\nhint: a tokenizer is `bytes`, `gpt2`, or the path of a Hugging Face tokenizer.json",
-        path.display()
+        cinch_files::shown(&path)
     )]
     TokenizerRead { path: PathBuf, source: io::Error },
 
     #[error(
         "`{}` is not a tokenizer.json that can be used: {problem}\nhint: save it again with `tokenizer.save_pretrained(folder)` of a fast tokenizer",
-        path.display()
+        cinch_files::shown(&path)
     )]
     TokenizerParse { path: PathBuf, problem: String },
 
@@ -102,7 +102,7 @@ pub enum DataError {
 
     #[error(
         "cannot write the token cache in `{}`: {source}\nhint: {}; another folder can be named with `--cache-dir`",
-        folder.display(),
+        cinch_files::shown(&folder),
         cache_hint(source)
     )]
     CacheWrite { folder: PathBuf, source: io::Error },
@@ -115,11 +115,11 @@ pub enum DataError {
 
     #[error(
         "`{}` already holds `{example}`, which the generator did not write or which was edited since\nhint: name an empty folder, or ask to overwrite",
-        folder.display()
+        cinch_files::shown(&folder)
     )]
     FolderInUse { folder: PathBuf, example: String },
 
-    #[error("cannot write `{}`: {source}", path.display())]
+    #[error("cannot write `{}`: {source}", cinch_files::shown(&path))]
     Write { path: PathBuf, source: io::Error },
 
     #[error("unknown language `{name}`\nhint: one of {known}")]

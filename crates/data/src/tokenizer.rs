@@ -19,6 +19,8 @@ use crate::error::DataError;
 pub(crate) const LARGEST_TOKEN_ID: u32 = i32::MAX as u32;
 
 /// The byte tokenizer's end-of-text, the first id that is no byte.
+/// The most that is read of a tokenizer's file. The largest that are published have 40 MB.
+const MAX_TOKENIZER: u64 = 256 << 20;
 const BYTES_END_OF_TEXT: u32 = 256;
 const GPT2_END_OF_TEXT: u32 = 50_256;
 const END_OF_TEXT: &str = "<|endoftext|>";
@@ -122,7 +124,7 @@ impl Tokenizer {
     }
 
     fn load_file(path: PathBuf) -> Result<Self, DataError> {
-        let content = match std::fs::read(&path) {
+        let content = match cinch_files::read_regular(&path, MAX_TOKENIZER) {
             Ok(content) => content,
             Err(source) => return Err(DataError::TokenizerRead { path, source }),
         };

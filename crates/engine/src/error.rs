@@ -56,6 +56,14 @@ pub enum EngineError {
          what a process may pin"
     )]
     PinnedMemory { bytes: u64 },
+    #[error(
+        "the plan needs {needed} bytes of {memory}, but the executor was made with {allocated}"
+    )]
+    OtherPlan {
+        memory: &'static str,
+        needed: u64,
+        allocated: u64,
+    },
     #[error("CUDA failed to {action}: {problem}")]
     Cuda { action: String, problem: String },
     #[error("kernels/{file}.cu does not compile for {architecture}:\n{log}")]

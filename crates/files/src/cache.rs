@@ -23,7 +23,7 @@ impl fmt::Display for Refused {
             f,
             "the cache folder `{}` is not used: {}\n\
              hint: name a folder of your own by {CACHE_VARIABLE}",
-            self.folder.display(),
+            crate::shown(&self.folder),
             self.reason
         )
     }

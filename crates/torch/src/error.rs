@@ -9,24 +9,24 @@ use crate::allocator::ConfigError;
 
 #[derive(Debug, Error)]
 pub enum TorchError {
-    #[error("{} cannot be read: {source}\nhint: the path is seen from the current folder", path.display())]
+    #[error("{} cannot be read: {source}\nhint: the path is seen from the current folder", cinch_files::shown(&path))]
     File {
         path: PathBuf,
         source: std::io::Error,
     },
-    #[error("{}, byte {offset}: {problem}\nhint: the file must come from torch.cuda.memory._dump_snapshot or from the script of `cinch trace --script`, complete and unchanged", path.display())]
+    #[error("{}, byte {offset}: {problem}\nhint: the file must come from torch.cuda.memory._dump_snapshot or from the script of `cinch trace --script`, complete and unchanged", cinch_files::shown(&path))]
     Pickle {
         path: PathBuf,
         offset: u64,
         problem: String,
     },
-    #[error("{}, line {line}: {problem}\nhint: one JSON object a line, as the script of `cinch trace --script` writes it", path.display())]
+    #[error("{}, line {line}: {problem}\nhint: one JSON object a line, as the script of `cinch trace --script` writes it", cinch_files::shown(&path))]
     JsonLine {
         path: PathBuf,
         line: u64,
         problem: String,
     },
-    #[error("{}: {problem}", path.display())]
+    #[error("{}: {problem}", cinch_files::shown(&path))]
     Snapshot { path: PathBuf, problem: String },
     #[error(
         "this run cannot be replayed: {problem}\nhint: record a run with `cinch trace --script`, and explain it with `cinch plan --snapshot FILE`"

@@ -39,7 +39,7 @@ pub enum TrainError {
         "the loss at step {step} is {loss}: training has diverged\n\
          hint: lower training.learning_rate, which was {learning_rate:e} at that step{}",
         .last.as_ref().map_or_else(String::new, |path| format!(
-            ", and go on from the last checkpoint with --resume {}", path.display()
+            ", and go on from the last checkpoint with --resume {}", cinch_files::shown(&path)
         ))
     )]
     Diverged {
@@ -55,7 +55,7 @@ pub enum TrainError {
             || "nothing was saved yet: start again, with a shorter training.save_interval".to_owned(),
             |path| format!(
                 "the last checkpoint is {0}; once the GPU answers again, go on with --resume {0}",
-                path.display()
+                cinch_files::shown(&path)
             )
         )
     )]
@@ -104,6 +104,12 @@ pub enum TrainError {
          hint: leave out --packing, or give --data-dir a file of prompts and completions"
     )]
     NothingToPack,
+    #[error(
+        "{model} has no form that other programs load\n\
+         hint: adapters are exported for peft, and models that were named by a folder with their \
+         config.json for transformers"
+    )]
+    NothingToExport { model: String },
     #[error("no token of the batch at step {step} counts for the loss: the data is empty")]
     NoTargets { step: u64 },
     #[error(

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process;
 
 use serde::{Deserialize, Serialize};
@@ -41,7 +41,9 @@ impl fmt::Display for Owner {
 
 /// Ownership of a run folder, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Ownership {
+pub struct Ownership {
+    /// Without links, so that it can be compared.
+    folder: PathBuf,
     file: File,
     /// Why other processes are not kept out.
     unlocked: Option<String>,
@@ -49,7 +51,7 @@ pub(crate) struct Ownership {
 
 impl Ownership {
     /// Takes the folder, which is created where it is missing.
-    pub(crate) fn take(folder: &Path) -> Result<Self, TrainError> {
+    pub fn take(folder: &Path) -> Result<Self, TrainError> {
         let path = folder.join(FILE_NAME);
         let failed = |path: &Path| {
             let path = path.to_owned();
@@ -59,6 +61,13 @@ impl Ownership {
             }
         };
         cinch_files::create_folder(folder).map_err(failed(folder))?;
+        // A pipe of that name would be waited for without end.
+        if fs::metadata(&path).is_ok_and(|found| !found.is_file()) {
+            return Err(TrainError::Output {
+                path,
+                problem: "it is not a regular file".to_owned(),
+            });
+        }
         // Not truncated: until the lock is held, the contents are another's.
         let mut options = OpenOptions::new();
         let options = options.write(true).create(true).truncate(false);
@@ -73,10 +82,20 @@ impl Ownership {
             }
             Err(TryLockError::Error(error)) => Some(unlocked_note(folder, &error)),
         };
-        let mut ownership = Self { file, unlocked };
+        let folder = fs::canonicalize(folder).map_err(failed(folder))?;
+        let mut ownership = Self {
+            folder,
+            file,
+            unlocked,
+        };
         // The lock keeps others out with or without a name to tell them.
         let _ = ownership.sign();
         Ok(ownership)
+    }
+
+    /// Whether it is that folder which is owned.
+    pub(crate) fn is_of(&self, folder: &Path) -> bool {
+        fs::canonicalize(folder).is_ok_and(|folder| folder == self.folder)
     }
 
     /// What to tell where the file system has no locks.
@@ -101,13 +120,13 @@ impl Drop for Ownership {
 
 /// Who signed the file; none where it cannot be read or was not signed yet.
 fn owner_in(path: &Path) -> Option<Owner> {
-    serde_json::from_slice(&fs::read(path).ok()?).ok()
+    serde_json::from_slice(&cinch_files::read_regular(path, cinch_files::MAX_READ).ok()?).ok()
 }
 
 fn unlocked_note(folder: &Path, error: &io::Error) -> String {
     format!(
         "{} cannot be locked ({error}): start no second run in it while this one lasts",
-        folder.display()
+        cinch_files::shown(&folder)
     )
 }
 

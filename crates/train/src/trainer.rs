@@ -18,6 +18,7 @@ use crate::checkpoint::{self, Store};
 use crate::data::Data;
 use crate::error::TrainError;
 use crate::event::{Event, MemoryUse, Observer, StepReport};
+use crate::export::keep_adapters;
 use crate::outcome::{Ending, MeasuredLoss, TrainingOutcome};
 use crate::owner::Ownership;
 use crate::pretrained::FirstWeights;
@@ -50,7 +51,17 @@ pub struct Run<'a> {
 
 /// Trains until the last step or until told to stop.
 pub fn train(run: Run<'_>, observer: &mut dyn Observer) -> Result<TrainingOutcome, TrainError> {
-    let mut trainer = Trainer::prepare(run, observer)?;
+    train_owned(run, None, observer)
+}
+
+/// The same, by whoever took the run's folder before: what a resumed run goes on from must not
+/// change between the choice of it and its use.
+pub fn train_owned(
+    run: Run<'_>,
+    owned: Option<Ownership>,
+    observer: &mut dyn Observer,
+) -> Result<TrainingOutcome, TrainError> {
+    let mut trainer = Trainer::prepare(run, owned, observer)?;
     let outcome = trainer.run(observer);
     let outcome = outcome.map_err(|error| trainer.with_last_checkpoint(error));
     // What was logged is on disk even if the run failed.
@@ -74,8 +85,9 @@ struct Trainer<'a> {
     /// Steps and time since the last log line.
     pace: Pace,
     most_resident_bytes: Option<u64>,
-    /// Held until nothing more is written: fields are dropped in their order.
-    _ownership: Ownership,
+    /// Held until nothing more is written: fields are dropped in their order. The folder that a
+    /// run goes on from may be another than the one it writes.
+    _ownership: [Option<Ownership>; 2],
 }
 
 /// Tokens per second over the last steps.
@@ -107,11 +119,19 @@ impl Pace {
 }
 
 impl<'a> Trainer<'a> {
-    fn prepare(run: Run<'a>, observer: &mut dyn Observer) -> Result<Self, TrainError> {
+    fn prepare(
+        run: Run<'a>,
+        owned: Option<Ownership>,
+        observer: &mut dyn Observer,
+    ) -> Result<Self, TrainError> {
         let config = run.plan.config.clone();
         let folder = config.output.output_dir.clone();
-        let ownership = Ownership::take(&folder)?;
-        if let Some(note) = ownership.note() {
+        let taken = match &owned {
+            Some(owned) if owned.is_of(&folder) => None,
+            _ => Some(Ownership::take(&folder)?),
+        };
+        let ownership = [taken, owned];
+        if let Some(note) = ownership.iter().flatten().find_map(Ownership::note) {
             observer.event(Event::Note(note));
         }
         let store = Store::open(&folder)?;
@@ -394,6 +414,10 @@ impl<'a> Trainer<'a> {
         let path = self
             .store
             .save(step, &weights.views(), &states.views(), &state)?;
+        if let Some(lora) = &self.config().tuning.lora {
+            let config = self.config();
+            keep_adapters(&config.output.output_dir, config, lora, &weights.views())?;
+        }
         observer.event(Event::Saved { step, path: &path });
         self.last_saved = Some((step, path));
         let limit = self.config().training.save_total_limit;
@@ -473,7 +497,7 @@ fn resume(
             now: data.fingerprint.clone(),
             source_name: source.map_or_else(
                 || "the embedded text".to_owned(),
-                |source| source.display().to_string(),
+                |source| cinch_files::shown(&source).to_string(),
             ),
         });
     }
@@ -494,7 +518,7 @@ fn mend_best(store: &Store, state: &State, observer: &mut dyn Observer) -> Resul
     };
     let mut note = format!(
         "the mark of the best checkpoint was damaged and is kept as {}",
-        aside.display()
+        cinch_files::shown(&aside)
     );
     if let (Some(step), Some(loss)) = (state.best_step, state.best_loss)
         && is_saved_best(&store.path_of(step), step, loss)

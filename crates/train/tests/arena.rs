@@ -1,6 +1,6 @@
 //! The arena is the memory of a step: its peak and extent are the planned ones, nothing is
-//! read that is dead or written that is not an output, nothing of a tensor's size is allocated
-//! beside it, and the process is no larger than it by more than a little.
+//! read that is dead or written that is not an output, and nothing of a tensor's size is allocated
+//! beside it. `process_size.rs` looks at the process.
 #![expect(
     unsafe_code,
     reason = "a global allocator that counts is an unsafe trait"
@@ -11,16 +11,10 @@ mod tiny;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::io::Write as _;
-use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use account::Account;
-use cinch_config::{Settings, Source};
-use cinch_engine::EngineOptions;
-use cinch_graph::Target;
-use cinch_step::StepPlan;
-use cinch_train::{Session, peak_resident_bytes};
+use cinch_train::Session;
 
 /// The system's allocator, counting what watched threads ask for.
 struct Counting;
@@ -180,59 +174,4 @@ fn poisoned_step(session: &mut Session, step: u64) -> u64 {
     let loss = result.unwrap().loss;
     assert!(loss.is_finite(), "{loss}");
     loss.to_bits()
-}
-
-/// What a process may have in memory besides the arena: the program, the batch, stacks.
-const BESIDE_ARENA: u64 = 200 << 20;
-
-#[test]
-fn the_process_is_little_larger_than_the_arena() {
-    if peak_resident_bytes().is_none() {
-        let reason = "skipped: the peak of the resident size is read from Linux's /proc";
-        writeln!(std::io::stderr(), "{reason}").unwrap();
-        return;
-    }
-    // In a process of its own, whose peak is that of one step and nothing else.
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "one_step_of_mamba_small"])
-        .output()
-        .unwrap();
-    let printed = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{printed}");
-    assert!(printed.contains("1 passed"), "{printed}");
-}
-
-#[test]
-#[ignore = "run in a process of its own by the test above"]
-fn one_step_of_mamba_small() {
-    let mut settings = Settings::new();
-    for (key, value) in [
-        ("model.type", "mamba"),
-        ("model.size", "small"),
-        ("vram.batch_size", "1"),
-        ("vram.gradient_accumulation_steps", "1"),
-        ("vram.max_seq_len", "64"),
-    ] {
-        let source = Source::Flag("test".to_owned());
-        settings.set(key, value, source).unwrap();
-    }
-    let config = settings.resolve().unwrap();
-    let plan = StepPlan::new(&config, Target::Cpu, 0).unwrap();
-    let (arena, persistent) = (plan.arena_bytes(), plan.plan.persistent_bytes);
-    let options = EngineOptions {
-        threads: Some(2),
-        ..EngineOptions::default()
-    };
-    let mut session = Session::new(plan, options).unwrap();
-    session.initialize(config.training.seed).unwrap();
-    session.train_step(&tiny::batch(&config, 0), 0).unwrap();
-    let peak = peak_resident_bytes().unwrap();
-    assert!(
-        peak >= persistent,
-        "{peak} bytes, less than the {persistent} of weights and states: not a measurement"
-    );
-    assert!(
-        peak <= arena + BESIDE_ARENA,
-        "{peak} bytes with an arena of {arena}"
-    );
 }

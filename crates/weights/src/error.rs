@@ -204,7 +204,7 @@ pub enum WeightError {
 }
 
 impl WeightError {
-    pub(crate) fn io(
+    pub fn io(
         action: &'static str,
         path: impl Into<PathBuf>,
     ) -> impl FnOnce(io::Error) -> WeightError {

@@ -45,4 +45,7 @@ pub use quantize::{
     scale_offset,
 };
 pub use safetensors::Dtype;
-pub use write::{Contents, Layout, TensorSpec, TensorWriter, cut_shards, write_file, write_model};
+pub use write::{
+    Contents, Layout, TensorSpec, TensorWriter, WrittenFolder, cut_shards, write_file, write_model,
+    write_model_folder,
+};

@@ -69,7 +69,7 @@ impl Findings {
 pub fn run(arguments: &CheckArguments) -> anyhow::Result<()> {
     let target = device::train_target(arguments.device)?;
     let settings = arguments.settings.about(arguments.subject.as_deref())?;
-    let asked = AskedRun::new(&settings, None, target)?;
+    let asked = AskedRun::new(&settings, None, target, |_| Ok(()))?;
     let config = &asked.config;
     let machine = detect();
     let mut findings = Findings(Vec::new());
@@ -99,7 +99,7 @@ pub fn run(arguments: &CheckArguments) -> anyhow::Result<()> {
             "findings": findings.0,
             "run": {
                 "demo": matches!(asked.origin, Origin::Demo),
-                "folder": config.output.output_dir,
+                "folder": cinch_files::shown(&config.output.output_dir).to_string(),
             },
             "settings": asked.settings.explain(),
             "notes": asked.notes,

@@ -37,7 +37,7 @@ fn synthesize(arguments: &SynthArguments) -> anyhow::Result<()> {
             .map(|(language, files)| (language.to_string(), json!(files)))
             .collect();
         return print_json(&json!({
-            "folder": arguments.folder,
+            "folder": cinch_files::shown(&arguments.folder).to_string(),
             "files": report.num_files,
             "bytes": report.num_bytes,
             "languages": counts,
@@ -75,12 +75,12 @@ fn prepare(arguments: &PrepareArguments) -> anyhow::Result<()> {
     let corpus = Corpus::prepare(&options, &tokenizer, &DataBar::default())?;
     if arguments.json {
         return print_json(&json!({
-            "path": arguments.path,
+            "path": cinch_files::shown(&arguments.path).to_string(),
             "tokenizer": tokenizer.name(),
             "vocabulary": tokenizer.vocab_size(),
             "tokens": corpus.num_tokens(),
             "documents": corpus.num_documents(),
-            "cache": corpus.cache_path(),
+            "cache": cinch_files::shown(corpus.cache_path()).to_string(),
             "was_cached": corpus.was_cached(),
         }));
     }

@@ -71,7 +71,7 @@ pub fn run(arguments: &GenerateArguments) -> anyhow::Result<()> {
     if arguments.json {
         drop(out);
         return print_json(&json!({
-            "checkpoint": path,
+            "checkpoint": cinch_files::shown(&path).to_string(),
             "prompt": arguments.prompt,
             "text": text + &rest,
             "prompt_tokens": num_prompt,

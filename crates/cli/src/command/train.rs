@@ -10,7 +10,9 @@ use cinch_config::{Bytes, Settings, Source, Value};
 use cinch_data::DataError;
 use cinch_engine::EngineOptions;
 use cinch_graph::Target;
-use cinch_train::{Ending, Event, MeasuredLoss, Observer, Run, TrainError, TrainingOutcome, train};
+use cinch_train::{
+    Ending, Event, MeasuredLoss, Observer, Ownership, Run, TrainError, TrainingOutcome, train_owned,
+};
 use serde_json::json;
 
 use super::{print, print_all, print_json};
@@ -20,17 +22,22 @@ use crate::overhead::{self, Measured};
 use crate::progress::{DataBar, TrainBar, epochs, shown};
 use crate::run::AskedRun;
 use crate::voice::{self, tell};
-use crate::{device, table};
+use crate::{device, resume, table};
 
 static STOP: AtomicBool = AtomicBool::new(false);
 
 pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
     let target = device::train_target(arguments.device)?;
     let from = arguments.resume.as_ref().map(Option::as_deref);
+    let mut owned = None;
     let asked = AskedRun::new(
         &arguments.settings.about(arguments.subject.as_deref())?,
         from,
         target,
+        |folder| {
+            owned = take_run(folder)?;
+            Ok(())
+        },
     )?;
     let plan = asked.plan(&arguments.settings.plain.memory, target)??;
     voice::explain(&asked.settings);
@@ -58,7 +65,7 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
         progress: &DataBar::until(&STOP),
     };
     let mut bar = TrainBar::new();
-    let outcome = train(run, &mut |event: Event<'_>| {
+    let outcome = train_owned(run, owned, &mut |event: Event<'_>| {
         if let Event::Ready { engine, .. } = &event
             && let Ok(Some(measured)) = Measured::read(engine)
         {
@@ -85,6 +92,20 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
     }
 }
 
+/// Takes the run that a folder or a checkpoint is of, so that no other process adds or removes
+/// checkpoints once one was chosen. A folder that cannot be taken for another reason than that it
+/// is in use, such as a read-only one, can still be read.
+fn take_run(from: &Path) -> anyhow::Result<Option<Ownership>> {
+    let Some(run) = resume::run_of(from) else {
+        return Ok(None);
+    };
+    match Ownership::take(&run) {
+        Ok(owned) => Ok(Some(owned)),
+        Err(error @ TrainError::InUse { .. }) => Err(error.into()),
+        Err(_) => Ok(None),
+    }
+}
+
 /// The settings of the run, key by key, so that a resumed one starts from the same. A value that
 /// a rule put in the place of another (half of a preset's batch, say) is one of them: what it was
 /// worked out from is not known later.
@@ -97,18 +118,23 @@ fn settings_to_keep(settings: &Settings, output_dir: &Path) -> BTreeMap<String, 
             Source::Derived(_) => !one.overridden.is_empty(),
             _ => true,
         })
-        .map(|one| (one.key.to_owned(), exact(&one.value)))
+        .filter_map(|one| Some((one.key.to_owned(), exact(&one.value)?)))
         .collect();
-    let folder = output_dir.to_string_lossy().into_owned();
-    kept.insert("output.output_dir".to_owned(), folder);
+    // A folder that is no text is in the configuration, and a run that goes on is in its own.
+    match output_dir.to_str() {
+        Some(folder) => kept.insert("output.output_dir".to_owned(), folder.to_owned()),
+        None => kept.remove("output.output_dir"),
+    };
     kept
 }
 
-/// A value as text that reads back the same: sizes are shown rounded elsewhere.
-fn exact(value: &Value) -> String {
+/// A value as text that reads back the same: sizes are shown rounded elsewhere, paths escaped. None
+/// for a path that is no text.
+fn exact(value: &Value) -> Option<String> {
     match value {
-        Value::Size(size) => format!("{}b", size.get()),
-        other => other.to_string(),
+        Value::Size(size) => Some(format!("{}b", size.get())),
+        Value::Path(path) => path.to_str().map(str::to_owned),
+        other => Some(other.to_string()),
     }
 }
 
@@ -212,7 +238,7 @@ fn as_json(outcome: &TrainingOutcome) -> serde_json::Value {
         "validated": outcome.validated,
         "best_step": step(outcome.best),
         "best_loss": loss(outcome.best),
-        "checkpoint": outcome.checkpoint,
+        "checkpoint": outcome.checkpoint.as_deref().map(|path| cinch_files::shown(path).to_string()),
         "seconds": outcome.seconds,
         "planned_bytes": outcome.planned_bytes,
         "peak_resident_bytes": cinch_train::peak_resident_bytes(),

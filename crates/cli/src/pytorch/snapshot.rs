@@ -45,7 +45,7 @@ pub fn explain_file(path: &Path, showing: &Showing<'_>) -> anyhow::Result<()> {
     }
     if showing.json {
         return print_json(&json!({
-            "snapshot": path,
+            "snapshot": cinch_files::shown(path).to_string(),
             "device_name": snapshot.device_name,
             "torch_version": snapshot.torch_version,
             "device_used_bytes": snapshot.device_used,
@@ -217,7 +217,7 @@ pub fn replay_file(path: &Path, alloc_confs: &[String], as_json: bool) -> anyhow
     let comparison = program.initial().map(|_| compare(&program, &config));
     if as_json {
         return print_json(&json!({
-            "trace": path,
+            "trace": cinch_files::shown(path).to_string(),
             "device": device,
             "operations": program.operations().len(),
             "exact": comparison.as_ref().map(|comparison| comparison.is_exact()),

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use cinch_config::Bytes;
+use cinch_files::read_regular_text;
 use cinch_torch::TorchError;
 use cinch_torch::truth::{self, Compared, Comparison, Skipped, Spread, Summary, Verdict};
 use comfy_table::Cell;
@@ -46,8 +47,11 @@ const OTHER_TOOLS: [OtherTool; 3] = [
     },
 ];
 
+/// The most that is read of a file of measurements, whose runs have a line each.
+const MAX_MEASUREMENTS: u64 = 256 << 20;
+
 pub fn run(path: &Path, as_json: bool) -> anyhow::Result<()> {
-    let text = std::fs::read_to_string(path).map_err(|source| TorchError::File {
+    let text = read_regular_text(path, MAX_MEASUREMENTS).map_err(|source| TorchError::File {
         path: path.to_owned(),
         source,
     })?;

@@ -1,13 +1,15 @@
 //! The reading of one file of another program: what each key was taken for, what was not
 //! understood, and what cannot be computed.
 
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::{Dialect, Keys, Naming, Program, Says, plain_name, speaks_of_memory, stands_for};
-use crate::document::{Document, Entry, Scalar};
+use super::{Dialect, Keys, Naming, Program, Rule, Says, speaks_of_memory, stands_for};
+use crate::document::{Document, Entry, Position, Scalar};
 use crate::error::ConfigError;
+use crate::lossless;
 use crate::registry;
 use crate::setting::{Meaning, Setting};
 use crate::settings::{Settings, interpret};
@@ -17,6 +19,7 @@ use crate::value::Value;
 /// What was read of one file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Reading {
+    #[serde(serialize_with = "lossless::shown")]
     pub path: PathBuf,
     pub dialect: &'static str,
     pub program: Program,
@@ -120,8 +123,16 @@ impl<'a> Draft<'a> {
                 linked: Vec::new(),
             },
         };
-        for index in 0..document.entries.len() {
-            draft.key(index, dialect)?;
+        let rules = draft.names.iter().map(|name| dialect.rule(name));
+        let rules: Vec<Option<&Rule>> = rules.collect();
+        // What a key that is known takes its value from is understood with it.
+        let known = document.entries.iter().zip(&rules);
+        let understood: HashSet<Position> = known
+            .filter(|(_, rule)| rule.is_some())
+            .map(|(entry, _)| entry.value_at)
+            .collect();
+        for (index, rule) in rules.into_iter().enumerate() {
+            draft.key(index, rule, &understood)?;
         }
         if let Some(arithmetic) = dialect.arithmetic {
             arithmetic(&mut draft)?;
@@ -129,18 +140,20 @@ impl<'a> Draft<'a> {
         Ok(draft)
     }
 
-    fn key(&mut self, index: usize, dialect: &'static Dialect) -> Result<(), ConfigError> {
+    fn key(
+        &mut self,
+        index: usize,
+        rule: Option<&'static Rule>,
+        understood: &HashSet<Position>,
+    ) -> Result<(), ConfigError> {
         let entry = &self.document.entries[index];
         if unset(&entry.scalar) {
             self.reading.num_harmless += 1;
             return Ok(());
         }
         let name = &self.names[index];
-        let Some(rule) = dialect.rule(name) else {
-            // What a key that is known takes its value from is understood with it.
-            let is_source = self.document.entries.iter().any(|other| {
-                other.value_at == entry.value_at && dialect.rule(&plain_name(&other.path)).is_some()
-            });
+        let Some(rule) = rule else {
+            let is_source = understood.contains(&entry.value_at);
             match speaks_of_memory(name) && !switched_off(&entry.scalar) && !is_source {
                 true => self.reading.not_understood.push(unread(entry)),
                 false => self.reading.num_harmless += 1,
@@ -341,24 +354,22 @@ impl<'a> Draft<'a> {
     /// Gives the settings what was read. On an error they are as far as it got.
     pub(crate) fn finish(mut self, settings: &mut Settings) -> Result<Reading, ConfigError> {
         let statements = std::mem::take(&mut self.statements);
-        for (index, statement) in statements.iter().enumerate() {
+        let outspoken = statements.iter().filter(|statement| !statement.is_off);
+        let outspoken: BTreeSet<&str> = outspoken.map(|one| one.setting.key).collect();
+        // The first entry of each path.
+        let mut said: HashMap<&[String], usize> = HashMap::new();
+        for statement in &statements {
             let entry = &self.document.entries[statement.entry];
-            let earlier = statements[..index].iter().find(|earlier| {
-                let other = &self.document.entries[earlier.entry];
-                earlier.entry != statement.entry && other.path == entry.path
-            });
-            if let Some(earlier) = earlier {
+            let earlier = *said.entry(&entry.path).or_insert(statement.entry);
+            if earlier != statement.entry {
                 return Err(ConfigError::DuplicateKey {
                     path: self.document.path.clone(),
                     key: entry.key(),
-                    first_line: self.document.entries[earlier.entry].name_at.line,
+                    first_line: self.document.entries[earlier].name_at.line,
                     line: entry.name_at.line,
                 });
             }
-            let outspoken = statements
-                .iter()
-                .any(|other| other.setting.key == statement.setting.key && !other.is_off);
-            if statement.is_off && outspoken {
+            if statement.is_off && outspoken.contains(statement.setting.key) {
                 self.reading.num_harmless += 1;
                 continue;
             }

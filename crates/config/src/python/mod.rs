@@ -23,13 +23,10 @@ use names::torch_name;
 use statement::{assignment, augmented, body};
 use token::{Line, Placed, Token, lines};
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use crate::document::Scalar;
-use crate::outline::{Fault, Hold, KeyPath, Layout, Leaf, Member, Outline, Span, Table};
-
-/// Deeper than any config, and shallow enough for every stack.
-const MAX_DEPTH: usize = 100;
+use crate::outline::{Fault, Hold, KeyPath, Layout, Leaf, MAX_DEPTH, Member, Outline, Span, Table};
 
 /// Reads `text`, which has no byte order mark.
 pub(crate) fn outline(text: &str) -> Result<Outline, Fault> {
@@ -40,7 +37,9 @@ pub(crate) fn outline(text: &str) -> Result<Outline, Fault> {
     let mut reader = Reader {
         text,
         outline: Outline::default(),
-        uncertain: Vec::new(),
+        tables: HashMap::new(),
+        leaves: HashMap::new(),
+        uncertain: HashMap::new(),
         names: BTreeMap::new(),
         follows_names: false,
     };
@@ -76,8 +75,12 @@ enum ScopeKind {
 struct Reader<'a> {
     text: &'a str,
     outline: Outline,
-    /// Paths that are set again somewhere we cannot follow, and where.
-    uncertain: Vec<(KeyPath, usize)>,
+    /// The last table of each path.
+    tables: HashMap<KeyPath, usize>,
+    /// Of each path the first leaf, and whether there is another.
+    leaves: HashMap<KeyPath, (usize, bool)>,
+    /// Paths that are set again somewhere we cannot follow, and where first.
+    uncertain: HashMap<KeyPath, usize>,
     /// Names without a dot that are set in any scope, with the literal where there is one and it
     /// is the only one.
     names: BTreeMap<String, Option<(Scalar, Span)>>,
@@ -91,13 +94,15 @@ impl Reader<'_> {
     }
 
     fn open_table(&mut self, path: KeyPath, layout: Layout) -> usize {
+        let index = self.outline.tables.len();
+        self.tables.insert(path.clone(), index);
         self.outline.tables.push(Table {
             path,
             layout,
             members: Vec::new(),
             hold: None,
         });
-        self.outline.tables.len() - 1
+        index
     }
 
     fn module(&mut self, lines: &[Line]) {
@@ -133,6 +138,11 @@ impl Reader<'_> {
             let body = body(tokens);
             if let Opened::Class(name) = opened {
                 inner.path.push(self.text[name].to_owned());
+                // Whose attributes are no settings then.
+                if Fault::of_section(&inner.path, line.indent).is_err() {
+                    inner.path.clear();
+                    inner.kind = ScopeKind::Hidden;
+                }
                 if inner.kind == ScopeKind::Settings {
                     let opened = tokens.last().map_or(0, |last| last.span.end);
                     self.open_table(inner.path.clone(), Layout::Lines { opened });
@@ -189,7 +199,7 @@ impl Reader<'_> {
         let rest = &tokens[after..];
         let Some(equals) = assignment(rest) else {
             if augmented(rest) {
-                self.uncertain.push((path, name.start));
+                self.uncertain.entry(path).or_insert(name.start);
             }
             return;
         };
@@ -198,7 +208,7 @@ impl Reader<'_> {
             return;
         }
         if kind == ScopeKind::Conditional {
-            self.uncertain.push((path, name.start));
+            self.uncertain.entry(path).or_insert(name.start);
             return;
         }
         let value = &rest[equals + 1..];
@@ -208,13 +218,8 @@ impl Reader<'_> {
         let span = first.span.start..last.span.end;
         if let [_] = target.as_slice() {
             // Classes and the module list what stands on lines of its own.
-            let table = self
-                .outline
-                .tables
-                .iter_mut()
-                .rfind(|table| table.path == *scope);
-            if let Some(table) = table {
-                table.members.push(Member {
+            if let Some(table) = self.tables.get(scope) {
+                self.outline.tables[*table].members.push(Member {
                     name: name.clone(),
                     value: span.clone(),
                 });
@@ -240,6 +245,9 @@ impl Reader<'_> {
         let mut names = vec![(self.word(first).to_owned(), first.span.clone())];
         let mut at = 1;
         loop {
+            if names.len() > MAX_DEPTH {
+                return None;
+            }
             match tokens.get(at..).unwrap_or(&[]) {
                 [dot, name, ..] if dot.token == Token::Mark(b'.') && name.token == Token::Name => {
                     names.push((self.word(name).to_owned(), name.span.clone()));
@@ -261,13 +269,14 @@ impl Reader<'_> {
 
     fn value(&mut self, path: KeyPath, name: Span, tokens: &[Placed], depth: usize) {
         let span = span_of(tokens);
+        let is_section = depth < MAX_DEPTH && Fault::of_section(&path, span.start).is_ok();
         match interpret(self.text, tokens) {
             Literal::Scalar(scalar, span) => {
                 let several_lines = self.text[span.clone()].contains('\n');
                 let hold = several_lines.then_some(Hold::Unwritable("a text of several lines"));
                 self.leaf(path, name, span, scalar, hold);
             }
-            Literal::Dictionary(inner) if depth < MAX_DEPTH => {
+            Literal::Dictionary(inner) if is_section => {
                 let span = span_of(inner);
                 let layout = Layout::Brackets {
                     open: span.start + 1,
@@ -278,7 +287,7 @@ impl Reader<'_> {
                     self.dictionary_item(&path, table, item, depth);
                 }
             }
-            Literal::Call { callee, arguments } if depth < MAX_DEPTH => {
+            Literal::Call { callee, arguments } if is_section => {
                 self.call(path, name, span, callee, arguments, depth);
             }
             _ => match (self.followed(tokens), torch_name(self.text, tokens)) {
@@ -375,6 +384,11 @@ impl Reader<'_> {
     }
 
     fn leaf(&mut self, path: KeyPath, name: Span, value: Span, scalar: Scalar, hold: Option<Hold>) {
+        let index = self.outline.leaves.len();
+        let known = self.leaves.entry(path.clone());
+        known
+            .and_modify(|(_, again)| *again = true)
+            .or_insert((index, false));
         self.outline.leaves.push(Leaf {
             path,
             name,
@@ -386,11 +400,9 @@ impl Reader<'_> {
 
     fn mark_uncertain(&mut self) {
         for leaf in &mut self.outline.leaves {
-            let again = self
-                .uncertain
-                .iter()
-                .find(|(path, _)| leaf.path.starts_with(path));
-            if let Some((_, offset)) = again {
+            let sections = (0..=leaf.path.len()).map(|length| &leaf.path[..length]);
+            let again = sections.filter_map(|path| self.uncertain.get(path)).min();
+            if let Some(offset) = again {
                 leaf.hold = Some(Hold::Conditional(*offset));
             }
         }

@@ -70,7 +70,7 @@ impl Reader<'_> {
                 let path = vec![call.section.to_owned()];
                 let Arguments { named, others } = arguments_of(call.arguments);
                 // A model that is loaded again later is the same one.
-                let again = call.first.is_some() && self.outline.table(&path).is_some();
+                let again = call.first.is_some() && self.tables.contains_key(&path);
                 if (named.is_empty() && call.first.is_none()) || again {
                     continue;
                 }
@@ -103,9 +103,9 @@ impl Reader<'_> {
         if let [name] = path.as_slice() {
             return self.names.get(name)?.clone();
         }
-        let mut leaves = self.outline.find(&path);
-        let leaf = leaves.next().filter(|leaf| leaf.hold.is_none())?;
-        let certain = leaves.next().is_none() && !leaf.scalar.is_composite();
+        let (index, again) = *self.leaves.get(&path)?;
+        let leaf = &self.outline.leaves[index];
+        let certain = leaf.hold.is_none() && !again && !leaf.scalar.is_composite();
         certain.then(|| (leaf.scalar.clone(), leaf.value.clone()))
     }
 }

@@ -4,7 +4,7 @@
 //! backslash. Comments and blank lines disappear; every logical line ends in
 //! [`Token::End`] and knows its indentation.
 
-use crate::outline::{Fault, Span};
+use crate::outline::{Fault, MAX_DEPTH, Span};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Token {
@@ -144,6 +144,9 @@ impl Scanner<'_> {
             return Err(Fault::syntax(self.at, format!("`{first}` is no Python")));
         };
         match mark {
+            b'(' | b'[' | b'{' if self.brackets.len() == MAX_DEPTH => {
+                return Err(Fault::too_deep(self.at));
+            }
             b'(' | b'[' | b'{' => self.brackets.push((mark, self.at)),
             b')' | b']' | b'}' => {
                 let open = match mark {

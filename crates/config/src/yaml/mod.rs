@@ -11,10 +11,11 @@ use saphyr_parser::ScalarStyle;
 pub(crate) use scalar::plain_is_safe;
 
 use crate::document::Scalar;
-use crate::outline::{Fault, Hold, KeyPath, Layout, Leaf, Member, Outline, Table};
+use crate::outline::{Fault, Hold, KeyPath, Layout, Leaf, MAX_DEPTH, Member, Outline, Table};
 
-/// Far more than a config has; aliases of aliases of aliases can be more.
-const MAX_VALUES: usize = 100_000;
+/// How many values aliases may add to those that are written: far more than a config has. Aliases
+/// of aliases of aliases can be more than any memory holds.
+const MAX_REPEATED: usize = 100_000;
 const MERGE: &str = "<<";
 
 /// Reads `text`, which has no byte order mark.
@@ -35,7 +36,9 @@ pub(crate) fn outline(text: &str) -> Result<Outline, Fault> {
         text,
         anchors: BTreeMap::new(),
         repeated: BTreeSet::new(),
+        written: 0,
         visits: 0,
+        depth: 0,
         outline: Outline::default(),
     };
     reader.collect(&root);
@@ -48,13 +51,18 @@ struct Reader<'a> {
     anchors: BTreeMap<usize, &'a Node>,
     /// Anchors that some alias names.
     repeated: BTreeSet<usize>,
+    /// Nodes in the file.
+    written: usize,
     /// Nodes looked at, aliases followed.
     visits: usize,
+    /// Sections that are being read, one inside the other. A merged one does not lengthen the path.
+    depth: usize,
     outline: Outline,
 }
 
 impl<'a> Reader<'a> {
     fn collect(&mut self, node: &'a Node) {
+        self.written += 1;
         if node.anchor > 0 {
             self.anchors.insert(node.anchor, node);
         }
@@ -83,6 +91,12 @@ impl<'a> Reader<'a> {
         let Content::Map { pairs, flow } = &node.content else {
             return Ok(());
         };
+        Fault::of_section(path, node.span.start)?;
+        self.visit(node)?;
+        self.depth += 1;
+        if self.depth > MAX_DEPTH {
+            return Err(Fault::too_deep(node.span.start));
+        }
         let hold = self.hold(node, outer);
         self.outline.tables.push(Table {
             path: path.clone(),
@@ -130,6 +144,19 @@ impl<'a> Reader<'a> {
         for value in merged {
             self.merge(value, path, &own, outer)?;
         }
+        self.depth -= 1;
+        Ok(())
+    }
+
+    /// Counts what is read, since aliases of aliases can have no end in practice.
+    fn visit(&mut self, node: &Node) -> Result<(), Fault> {
+        self.visits += 1;
+        if self.visits > self.written + MAX_REPEATED {
+            return Err(Fault::syntax(
+                node.span.start,
+                format!("the aliases of this file repeat more than {MAX_REPEATED} values"),
+            ));
+        }
         Ok(())
     }
 
@@ -140,12 +167,8 @@ impl<'a> Reader<'a> {
         path: &mut KeyPath,
         outer: Option<Hold>,
     ) -> Result<(), Fault> {
-        self.visits += 1;
-        if self.visits > MAX_VALUES {
-            return Err(Fault::syntax(
-                key.span.start,
-                format!("with its aliases written out, the file has over {MAX_VALUES} values"),
-            ));
+        if !matches!(value.content, Content::Map { .. }) {
+            self.visit(key)?;
         }
         let hold = self.hold(value, outer);
         let (scalar, hold) = match &value.content {
@@ -182,9 +205,12 @@ impl<'a> Reader<'a> {
         };
         // Where there is no value it belongs behind the colon.
         let missing = value.span.is_empty();
-        let after_colon = self.text[key.span.end..]
-            .find(':')
-            .map_or(key.span.end, |colon| key.span.end + colon + 1);
+        let behind = &self.text[key.span.end..];
+        let space = behind.len() - behind.trim_start().len();
+        let after_colon = match behind[space..].starts_with(':') {
+            true => key.span.end + space + 1,
+            false => key.span.end,
+        };
         self.outline.leaves.push(Leaf {
             path: path.clone(),
             name: key.span.clone(),
@@ -229,15 +255,13 @@ impl<'a> Reader<'a> {
             // The base is no section of its own here.
             self.outline.tables.truncate(tables);
             let depth = path.len();
-            let mut index = 0;
-            self.outline.leaves.retain(|leaf| {
-                index += 1;
-                index <= leaves || !given.contains(&leaf.path[depth])
-            });
-            for leaf in &mut self.outline.leaves[leaves..] {
+            let mut added = self.outline.leaves.split_off(leaves);
+            added.retain(|leaf| !given.contains(&leaf.path[depth]));
+            for leaf in &mut added {
                 leaf.hold = Some(Hold::Merged(base.span.start));
                 given.insert(leaf.path[depth].clone());
             }
+            self.outline.leaves.extend(added);
         }
         Ok(())
     }

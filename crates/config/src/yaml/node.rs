@@ -6,10 +6,10 @@
 
 use saphyr_parser::{Event, Parser, ScalarStyle};
 
-use crate::outline::{Fault, Span};
+use crate::outline::{Fault, MAX_DEPTH, Span};
 
-/// Deeper than any config, and shallow enough for every stack.
-const MAX_DEPTH: usize = 100;
+/// How the parser says that something is nested too deep.
+const PARSER_STOPS: &str = "recursion limit";
 
 #[derive(Debug)]
 pub(super) struct Node {
@@ -90,21 +90,22 @@ impl<'a> Composer<'a> {
                 let end = self.byte(span.end.index()).max(start);
                 Ok((event, start..end))
             }
-            Some(Err(error)) => Err(Fault::syntax(
-                self.byte(error.marker().index()),
-                error.info().to_owned(),
-            )),
+            Some(Err(error)) => {
+                let place = self.byte(error.marker().index());
+                match error.info() {
+                    message if message.contains(PARSER_STOPS) => Err(Fault::too_deep(place)),
+                    message => Err(Fault::syntax(place, message)),
+                }
+            }
             None => Ok((Event::StreamEnd, self.text.len()..self.text.len())),
         }
     }
 
     fn node(&mut self, (event, span): (Event<'a>, Span)) -> Result<Node, Fault> {
         self.depth += 1;
-        if self.depth > MAX_DEPTH {
-            return Err(Fault::syntax(
-                span.start,
-                format!("nested more than {MAX_DEPTH} levels deep"),
-            ));
+        let opens = matches!(event, Event::SequenceStart(..) | Event::MappingStart(..));
+        if opens && self.depth > MAX_DEPTH {
+            return Err(Fault::too_deep(span.start));
         }
         let node = match event {
             Event::Alias(anchor) => Node {

@@ -134,6 +134,85 @@ fn after_a_killed_undoing_all_can_be_applied_and_undone() {
     }
 }
 
+/// Nothing but an undoing after the kill, by either file: both files are as they were.
+#[test]
+fn an_undoing_takes_back_the_whole_of_a_killed_application() {
+    let lasting = KilledDisk::after(usize::MAX);
+    for second in ["b.yaml", "stages/b.yaml"] {
+        for by in 0..2 {
+            for num_operations in 0.. {
+                let (folder, files) = folder_with(&[
+                    ("a.yaml", "vram: {batch_size: 1}\n"),
+                    (second, "training: {max_steps: 1}\n"),
+                ]);
+                let original = snapshot(folder.path());
+                let disk = KilledDisk::after(num_operations);
+                let applied = application(&files, 20).commit_on(&disk);
+                assert_eq!(applied.is_err(), disk.is_killed.get());
+                let texts = || [0, 1].map(|index| fs::read_to_string(&files[index]).unwrap());
+                let was_begun =
+                    texts() != ["vram: {batch_size: 1}\n", "training: {max_steps: 1}\n"];
+                let undone = undo_on(&lasting, &files[by..=by], false);
+                assert!(
+                    undone.is_ok() || !was_begun,
+                    "killed at {num_operations}: {undone:?}"
+                );
+                assert_eq!(
+                    texts(),
+                    ["vram: {batch_size: 1}\n", "training: {max_steps: 1}\n"],
+                    "killed at {num_operations}"
+                );
+                if undone.is_ok() && second == "b.yaml" {
+                    assert_eq!(
+                        snapshot(folder.path()),
+                        original,
+                        "killed at {num_operations}"
+                    );
+                }
+                if !disk.is_killed.get() {
+                    assert!(num_operations > 16, "{num_operations}");
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// The same for an undoing that was killed, and for names that are no text.
+#[cfg(unix)]
+#[test]
+fn an_undoing_finishes_a_killed_one() {
+    use std::os::unix::ffi::OsStrExt;
+    let lasting = KilledDisk::after(usize::MAX);
+    let odd = std::ffi::OsStr::from_bytes(b"b\xff.yaml");
+    for num_operations in 0.. {
+        let (folder, mut files) = folder_with(&[("a.yaml", "vram: {batch_size: 1}\n")]);
+        files.push(folder.path().join(odd));
+        fs::write(&files[1], "training: {max_steps: 1}\n").unwrap();
+        let original = snapshot(folder.path());
+        application(&files, 20).commit_on(&lasting).unwrap();
+        let disk = KilledDisk::after(num_operations);
+        let _ = undo_on(&disk, &files, false);
+        let again = undo_on(&lasting, &files, false);
+        let texts = [0, 1].map(|index| fs::read_to_string(&files[index]).unwrap());
+        assert_eq!(
+            texts,
+            ["vram: {batch_size: 1}\n", "training: {max_steps: 1}\n"],
+            "killed at {num_operations}: {again:?}"
+        );
+        if again.is_ok() {
+            assert_eq!(
+                snapshot(folder.path()),
+                original,
+                "killed at {num_operations}"
+            );
+        }
+        if !disk.is_killed.get() {
+            return;
+        }
+    }
+}
+
 #[test]
 fn leftovers_of_the_same_process_number_are_in_nobodys_way() {
     let (folder, files) = folder_with(&[("a.yaml", "vram: {batch_size: 1}\n")]);

@@ -9,7 +9,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Component, Path, PathBuf};
 
-use cinch_files::{Replacement, parent_of};
+use cinch_files::{Replacement, parent_of, read_regular};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -133,9 +133,12 @@ pub fn generate(options: &SynthOptions, progress: &dyn Progress) -> Result<Synth
     })
 }
 
+/// The most that is read of a generated file, and of the list of them.
+const MAX_GENERATED: u64 = 256 << 20;
+
 /// A missing or damaged manifest lists nothing, which makes every file the user's.
 fn read_manifest(folder: &Path) -> Manifest {
-    fs::read(folder.join(MANIFEST))
+    read_regular(&folder.join(MANIFEST), MAX_GENERATED)
         .ok()
         .and_then(|json| serde_json::from_slice(&json).ok())
         .unwrap_or_default()
@@ -149,7 +152,8 @@ fn is_ours(path: &Path, name: &str, manifest: &Manifest) -> bool {
     let Some(hash) = manifest.files.get(name).filter(|_| inside) else {
         return false;
     };
-    fs::read(path).is_ok_and(|content| format!("{:x}", Sha256::digest(&content)) == *hash)
+    read_regular(path, MAX_GENERATED)
+        .is_ok_and(|content| format!("{:x}", Sha256::digest(&content)) == *hash)
 }
 
 /// Some file below `current` that the generator did not write. Hidden ones are left alone by it

@@ -92,7 +92,7 @@ fn keep(path: &Path, cubin: &[u8]) -> io::Result<()> {
 
 /// The machine code that was kept; none where it is not there or not what was written.
 fn kept(path: &Path) -> Option<Vec<u8>> {
-    let file = std::fs::read(path).ok()?;
+    let file = cinch_files::read_regular(path, cinch_files::MAX_READ).ok()?;
     let (digest, cubin) = file.split_at_checked(DIGEST_BYTES)?;
     (Sha256::digest(cubin).as_slice() == digest).then(|| cubin.to_vec())
 }

@@ -222,20 +222,26 @@ impl HostMemory {
         self.start.addr() as u64
     }
 
-    /// The bytes of a place, while no kernel runs.
-    pub fn view(&self, place: Placement) -> &[u8] {
+    /// The bytes of a place.
+    ///
+    /// # Safety
+    /// Nothing on the device may write them while the view is in use.
+    pub unsafe fn view(&self, place: Placement) -> &[u8] {
         assert!(place.end() <= self.bytes, "a tensor outside host memory");
-        // SAFETY: inside the allocation, which is initialised; nothing runs by the contract.
+        // SAFETY: inside the allocation, which is initialised; not written by the contract.
         unsafe {
             let start = self.start.add(place.offset as usize);
             std::slice::from_raw_parts(start, place.bytes as usize)
         }
     }
 
-    /// As [`Self::view`], to be written.
-    pub fn view_mut(&mut self, place: Placement) -> &mut [u8] {
+    /// The same, to be written.
+    ///
+    /// # Safety
+    /// Nothing on the device may read or write them while the view is in use.
+    pub unsafe fn view_mut(&mut self, place: Placement) -> &mut [u8] {
         assert!(place.end() <= self.bytes, "a tensor outside host memory");
-        // SAFETY: as in `view`, and exclusive by `&mut self`.
+        // SAFETY: as in `view`, and exclusive by `&mut self` and the contract.
         unsafe {
             let start = self.start.add(place.offset as usize);
             std::slice::from_raw_parts_mut(start, place.bytes as usize)

@@ -53,8 +53,43 @@ pub struct CudaExecutor {
     allocated_bytes: u64,
 }
 
-// SAFETY: functions belong to modules of the context; every call binds the context first.
+// SAFETY: what is inside belongs to the context, not to a thread. Every public call that reaches
+// the driver binds the context first, and so does `drop`.
 unsafe impl Send for CudaExecutor {}
+
+impl Drop for CudaExecutor {
+    /// What is dropped after this needs the context on this thread, and memory that nothing on
+    /// the device uses any more. A failure has nobody to be told to.
+    fn drop(&mut self) {
+        let _ = self.synchronize();
+    }
+}
+
+/// The memory that a plan's places are in.
+#[derive(Clone, Copy, Debug)]
+struct Memory {
+    arena_bytes: u64,
+    host_bytes: u64,
+}
+
+impl Memory {
+    /// Whether all places of a plan are inside: commands are issued without a look at each.
+    fn holds(self, plan: Memory) -> Result<(), EngineError> {
+        for (memory, needed, allocated) in [
+            ("GPU memory", plan.arena_bytes, self.arena_bytes),
+            ("host memory", plan.host_bytes, self.host_bytes),
+        ] {
+            if needed > allocated {
+                return Err(EngineError::OtherPlan {
+                    memory,
+                    needed,
+                    allocated,
+                });
+            }
+        }
+        Ok(())
+    }
+}
 
 impl CudaExecutor {
     /// Opens the card and allocates the arena.
@@ -125,6 +160,7 @@ impl CudaExecutor {
         nodes: Range<usize>,
         first_micro: bool,
     ) -> Result<ProgramId, EngineError> {
+        self.check(plan)?;
         self.context.bind()?;
         let dtype = graph.compute;
         let lowered = lower_all(graph, plan, nodes, first_micro);
@@ -149,6 +185,18 @@ impl CudaExecutor {
             replay,
         });
         Ok(ProgramId(self.programs.len() - 1))
+    }
+
+    /// Refuses a plan of other memory than was allocated.
+    fn check(&self, plan: &Plan) -> Result<(), EngineError> {
+        let memory = Memory {
+            arena_bytes: self.arena.bytes,
+            host_bytes: self.host.as_ref().map_or(0, |host| host.bytes),
+        };
+        memory.holds(Memory {
+            arena_bytes: plan.arena_bytes,
+            host_bytes: plan.host_bytes,
+        })
     }
 
     /// Loads the kernel or chooses the algorithm that a command needs.
@@ -203,13 +251,14 @@ impl CudaExecutor {
             Command::Product(product) => self.blas.run(product, base, &self.stream),
             Command::Clear { address, bytes } => {
                 let (at, bytes) = (base + address, *bytes as usize);
-                // SAFETY: inside the arena by the plan.
+                // SAFETY: inside the arena by the plan, which `check` holds against it.
                 unsafe { result::memset_d8_async(at, 0, bytes, self.stream.handle) }
                     .map_err(failed("clear memory"))
             }
             Command::Copy { from, to, bytes } => {
                 let (from, to) = (base + from, base + to);
-                // SAFETY: both ranges are inside the arena by the plan.
+                // SAFETY: both ranges are inside the arena by the plan, which `check` holds
+                // against it.
                 unsafe { result::memcpy_dtod_async(to, from, *bytes as usize, self.stream.handle) }
                     .map_err(failed("copy memory"))
             }
@@ -231,20 +280,11 @@ impl CudaExecutor {
             });
         };
         // Each argument in a word of its own; the driver reads as many bytes as the parameter has.
-        let mut words: Vec<u64> = arguments
+        let host = self.host.as_ref().map(HostMemory::address);
+        let words = arguments
             .iter()
-            .map(|argument| match *argument {
-                Argument::Address(offset) => self.arena.address + offset,
-                Argument::Host(offset) => {
-                    self.host.as_ref().map_or(0, HostMemory::address) + offset
-                }
-                Argument::Null => 0,
-                Argument::I32(value) => u64::from(value.cast_unsigned()),
-                Argument::U32(value) => u64::from(value),
-                Argument::U64(value) => value,
-                Argument::F32(value) => u64::from(value.to_bits()),
-            })
-            .collect();
+            .map(|argument| word(*argument, self.arena.address, host));
+        let mut words = words.collect::<Result<Vec<u64>, EngineError>>()?;
         // The driver copies a table and writes nothing to it.
         let table = table.map(|table| table.as_ptr().cast_mut().cast());
         let arguments = words.iter_mut().map(|word| std::ptr::from_mut(word).cast());
@@ -252,7 +292,8 @@ impl CudaExecutor {
         let [gx, gy, gz] = shape.grid;
         let [bx, by, bz] = shape.block;
         // SAFETY: the arguments match the kernel's parameters by the lowering's contract, which
-        // tests check against the sources; addresses are inside the arena.
+        // tests check against the sources; addresses are inside the arena or the host memory by
+        // the plan, which `check` holds against them.
         unsafe {
             result::launch_kernel(
                 function,
@@ -301,9 +342,9 @@ impl CudaExecutor {
     pub fn read(&self, place: Placement, into: &mut [u8]) -> Result<(), EngineError> {
         if place.residence == Residence::Host {
             self.synchronize()?;
-            if let Some(host) = &self.host {
-                into.copy_from_slice(host.view(place));
-            }
+            let host = self.host.as_ref().ok_or_else(no_host)?;
+            // SAFETY: the stream is done, and nothing is put on it while this borrow lasts.
+            into.copy_from_slice(unsafe { host.view(place) });
             return Ok(());
         }
         assert!(place.end() <= self.arena.bytes && into.len() as u64 == place.bytes);
@@ -317,9 +358,9 @@ impl CudaExecutor {
     pub fn write(&mut self, place: Placement, from: &[u8]) -> Result<(), EngineError> {
         if place.residence == Residence::Host {
             self.synchronize()?;
-            if let Some(host) = &mut self.host {
-                host.view_mut(place).copy_from_slice(from);
-            }
+            let host = self.host.as_mut().ok_or_else(no_host)?;
+            // SAFETY: as in `read`.
+            unsafe { host.view_mut(place) }.copy_from_slice(from);
             return Ok(());
         }
         assert!(place.end() <= self.arena.bytes && from.len() as u64 == place.bytes);
@@ -346,6 +387,7 @@ impl CudaExecutor {
 
     /// Makes the compute copies of all weights anew, after the masters were written.
     pub fn refresh_copies(&mut self, graph: &Graph, plan: &Plan) -> Result<(), EngineError> {
+        self.check(plan)?;
         self.context.bind()?;
         for parameter in &graph.parameters {
             if parameter.compute == parameter.master {
@@ -430,10 +472,67 @@ pub fn matrix_rate(dtype: DType, tf32: bool) -> Result<f64, EngineError> {
     Ok(best)
 }
 
+/// What the driver is given for an argument, of which it reads as many bytes as the parameter has.
+fn word(argument: Argument, arena: u64, host: Option<u64>) -> Result<u64, EngineError> {
+    Ok(match argument {
+        Argument::Address(offset) => arena + offset,
+        Argument::Host(offset) => host.ok_or_else(no_host)? + offset,
+        Argument::Null => 0,
+        Argument::I32(value) => u64::from(value.cast_unsigned()),
+        Argument::U32(value) => u64::from(value),
+        Argument::U64(value) => value,
+        Argument::F32(value) => u64::from(value.to_bits()),
+    })
+}
+
+/// A tensor is in host memory, and the executor was made without any.
+fn no_host() -> EngineError {
+    EngineError::Cuda {
+        action: "find a tensor in host memory".to_owned(),
+        problem: "the executor was made without host memory".to_owned(),
+    }
+}
+
 fn named(op: &'static str, node: &str, error: EngineError) -> EngineError {
     EngineError::Op {
         op,
         node: node.to_owned(),
         problem: error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_in_host_memory_needs_host_memory() {
+        let host = |memory| word(Argument::Host(8), 1 << 20, memory);
+        assert_eq!(host(Some(4096)).unwrap(), 4104);
+        let message = host(None).unwrap_err().to_string();
+        assert!(message.contains("without host memory"), "{message}");
+        assert_eq!(
+            word(Argument::Address(8), 1 << 20, None).unwrap(),
+            1_048_584
+        );
+        assert_eq!(word(Argument::I32(-1), 0, None).unwrap(), 0xffff_ffff);
+    }
+
+    #[test]
+    fn a_plan_of_other_memory_is_refused() {
+        let memory = |arena_bytes, host_bytes| Memory {
+            arena_bytes,
+            host_bytes,
+        };
+        assert!(memory(100, 10).holds(memory(100, 10)).is_ok());
+        for (plan, part) in [
+            (memory(101, 0), "101 bytes of GPU memory"),
+            (memory(1, 11), "11 bytes of host memory"),
+        ] {
+            let message = memory(100, 10).holds(plan).unwrap_err().to_string();
+            assert!(message.contains(part), "{message}");
+        }
+        // What passed an address counted from zero before.
+        assert!(memory(100, 0).holds(memory(100, 1)).is_err());
     }
 }

@@ -66,12 +66,13 @@ impl Staging {
         // SAFETY: the event is live.
         unsafe { result::event::synchronize(slot.copied.handle) }
             .map_err(failed("wait for the last batch to be copied"))?;
-        // Nothing reads the pinned memory now: its last copy is over.
-        slot.host.view_mut(whole).copy_from_slice(from);
+        // SAFETY: nothing reads the pinned memory now: its last copy is over.
+        unsafe { slot.host.view_mut(whole) }.copy_from_slice(from);
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         let to = arena.address + twin(place).offset;
         // SAFETY: events and stream are live; the twin lies inside the arena by `check`; the
-        // pinned memory is not written before the copy is over, nor freed (see `Drop`).
+        // pinned memory is only read by the device, and neither written before the copy is over
+        // nor freed (see `Drop`).
         unsafe {
             result::stream::wait_event(stream, slot.consumed.handle, flags)
                 .and_then(|()| result::memcpy_htod_async(to, slot.host.view(whole), stream))

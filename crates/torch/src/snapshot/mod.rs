@@ -14,7 +14,6 @@ mod pickled;
 mod rewind;
 mod steps;
 
-use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
@@ -170,7 +169,8 @@ impl Snapshot {
             path: path.to_owned(),
             source,
         };
-        let mut reader = BufReader::with_capacity(1 << 20, File::open(path).map_err(failed)?);
+        let mut reader =
+            BufReader::with_capacity(1 << 20, cinch_files::open_regular(path).map_err(failed)?);
         let is_pickle = reader.fill_buf().map_err(failed)?.first() == Some(&0x80);
         Self::read_from(reader, is_pickle, path)
     }

@@ -3,10 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read, Write};
 use std::path::Path;
 
+use cinch_files::MAX_READ;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -92,8 +93,8 @@ impl Checksums {
     pub(super) fn read(folder: &Path) -> Result<Self, Finding> {
         let refused = |damage| Finding::new(CHECKSUMS_FILE, damage);
         let json = |reason: String| refused(Damage::Json { reason });
-        let text =
-            fs::read(folder.join(CHECKSUMS_FILE)).map_err(|error| refused(unreadable(&error)))?;
+        let text = cinch_files::read_regular(&folder.join(CHECKSUMS_FILE), MAX_READ)
+            .map_err(|error| refused(unreadable(&error)))?;
         let checksums: Self =
             serde_json::from_slice(&text).map_err(|error| json(error.to_string()))?;
         for required in [MODEL_FILE, OPTIMIZER_FILE, STATE_FILE] {
@@ -185,7 +186,7 @@ pub(super) fn unreadable(error: &io::Error) -> Damage {
 }
 
 fn hash_file(path: &Path) -> io::Result<FileDigest> {
-    let mut file = File::open(path)?;
+    let mut file = cinch_files::open_regular(path)?;
     let mut hashed = Hashed::new(io::sink());
     let mut piece = vec![0; PIECE];
     loop {

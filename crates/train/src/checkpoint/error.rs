@@ -9,7 +9,7 @@ use thiserror::Error;
 /// An error while saving, listing, verifying or loading checkpoints.
 #[derive(Debug, Error)]
 pub enum CheckpointError {
-    #[error("cannot {action} {}: {source}", path.display())]
+    #[error("cannot {action} {}: {source}", cinch_files::shown(&path))]
     Io {
         action: &'static str,
         path: PathBuf,
@@ -20,7 +20,7 @@ pub enum CheckpointError {
         "the disk is full: saving {} needs {}, and {}\n\
          nothing of the unfinished save was kept; {}\n\
          hint: free some space, or keep fewer checkpoints (save_total_limit)",
-        folder.display(), Size(*needed), free_words(*free), previous_words(previous.as_deref())
+        cinch_files::shown(&folder), Size(*needed), free_words(*free), previous_words(previous.as_deref())
     )]
     DiskFull {
         /// The checkpoint that was being saved.
@@ -34,7 +34,7 @@ pub enum CheckpointError {
         source: io::Error,
     },
 
-    #[error("checkpoint {} is damaged: {file}: {damage}{}", folder.display(), intact_hint(intact.as_deref()))]
+    #[error("checkpoint {} is damaged: {file}: {damage}{}", cinch_files::shown(&folder), intact_hint(intact.as_deref()))]
     Damaged {
         folder: PathBuf,
         file: String,
@@ -47,14 +47,14 @@ pub enum CheckpointError {
         "{} is not a checkpoint: {reason}\n\
          hint: a checkpoint is a folder such as <run>/checkpoints/step-00001000; \
          the run folder itself is accepted too and means its newest checkpoint",
-        path.display()
+        cinch_files::shown(&path)
     )]
     NotACheckpoint { path: PathBuf, reason: &'static str },
 
     #[error(
         "there is no checkpoint in {}\n\
          hint: leave --resume out to start from the beginning, or name a checkpoint folder",
-        folder.display()
+        cinch_files::shown(&folder)
     )]
     NoCheckpoint { folder: PathBuf },
 
@@ -65,13 +65,13 @@ pub enum CheckpointError {
     #[error("cannot mark step {step} as best: its metric is {metric}, not a finite number")]
     MetricNotFinite { step: u64, metric: f64 },
 
-    #[error("cannot mark step {step} as best: {} has no complete checkpoint of it", folder.display())]
+    #[error("cannot mark step {step} as best: {} has no complete checkpoint of it", cinch_files::shown(&folder))]
     BestWithoutCheckpoint { step: u64, folder: PathBuf },
 
     #[error(
         "{} does not hold a step and a metric: {reason}\n\
          hint: remove the file; the next evaluation that improves writes it anew",
-        path.display()
+        cinch_files::shown(&path)
     )]
     BestFile { path: PathBuf, reason: String },
 }
@@ -137,7 +137,10 @@ fn free_words(free: Option<u64>) -> String {
 
 fn previous_words(previous: Option<&Path>) -> String {
     match previous {
-        Some(path) => format!("the previous checkpoint is untouched: {}", path.display()),
+        Some(path) => format!(
+            "the previous checkpoint is untouched: {}",
+            cinch_files::shown(&path)
+        ),
         None => "there is no earlier checkpoint of this run".to_owned(),
     }
 }
@@ -146,7 +149,7 @@ fn intact_hint(intact: Option<&Path>) -> String {
     match intact {
         Some(path) => format!(
             "\nhint: the newest older checkpoint that is intact: --resume {}",
-            path.display()
+            cinch_files::shown(&path)
         ),
         None => "\nhint: no older checkpoint beside it is intact".to_owned(),
     }

@@ -1,7 +1,6 @@
 //! Finding, verifying and opening a checkpoint. A damaged one is refused, never used in part; the
 //! refusal names the newest older one that is intact, so that the way on is one flag away.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use cinch_weights::{WeightError, WeightFiles};
@@ -127,7 +126,7 @@ fn check(path: &Path) -> Result<(), Finding> {
 }
 
 fn read_state(path: &Path) -> Result<Value, Finding> {
-    let text = fs::read(path.join(STATE_FILE))
+    let text = cinch_files::read_regular(&path.join(STATE_FILE), cinch_files::MAX_READ)
         .map_err(|error| Finding::new(STATE_FILE, unreadable(&error)))?;
     serde_json::from_slice(&text).map_err(|error| {
         let reason = error.to_string();

@@ -17,8 +17,6 @@
 mod checksums;
 mod error;
 mod folder;
-#[cfg(test)]
-mod kill_tests;
 mod load;
 mod store;
 mod tensor_file;

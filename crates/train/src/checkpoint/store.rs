@@ -207,7 +207,7 @@ impl Store {
     /// The checkpoint marked as best, unless none was marked or it has been removed.
     pub fn best(&self) -> Result<Option<Best>, CheckpointError> {
         let path = self.folder.join(BEST_FILE);
-        let text = match fs::read(&path) {
+        let text = match cinch_files::read_regular(&path, cinch_files::MAX_READ) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             result => result.at("read", &path)?,
         };

@@ -8,14 +8,14 @@ use thiserror::Error;
 /// An error while writing metrics or TensorBoard events.
 #[derive(Debug, Error)]
 pub enum RecordError {
-    #[error("cannot {action} {}: {source}", path.display())]
+    #[error("cannot {action} {}: {source}", cinch_files::shown(&path))]
     Io {
         action: &'static str,
         path: PathBuf,
         source: io::Error,
     },
 
-    #[error("the metrics of step {step} cannot be written to {} as one JSON object: {source}", path.display())]
+    #[error("the metrics of step {step} cannot be written to {} as one JSON object: {source}", cinch_files::shown(&path))]
     NotAnObject {
         path: PathBuf,
         step: u64,

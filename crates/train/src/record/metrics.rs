@@ -72,7 +72,7 @@ impl MetricsLog {
         let folder = run_folder.as_ref();
         fs::create_dir_all(folder).at("create", folder)?;
         let path = folder.join(FILE_NAME);
-        let text = match fs::read(&path) {
+        let text = match cinch_files::read_regular(&path, u64::MAX) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             result => result.at("read", &path)?,
         };
@@ -86,8 +86,8 @@ impl MetricsLog {
                 Some(format!(
                     "{} line {number} is damaged ({reason}): what cannot be read was left out, \
                      and the file as it was is kept as {}",
-                    path.display(),
-                    aside.display()
+                    cinch_files::shown(&path),
+                    cinch_files::shown(&aside)
                 ))
             }
         };

@@ -230,7 +230,12 @@ pub fn train_command(
 ) -> String {
     let mut words = vec!["cinch train".to_owned()];
     if let Some(file) = &arguments.settings.plain.config {
-        words.push(format!("--config {}", quoted(&file.to_string_lossy())));
+        // What is no plain text is written as bash does.
+        let plain = file
+            .to_str()
+            .filter(|name| !name.chars().any(char::is_control));
+        let name = plain.map_or_else(|| cinch_files::shown(file).to_string(), quoted);
+        words.push(format!("--config {name}"));
     }
     let decided = |key: &str| report.values.iter().any(|one| one.key == key);
     for one in settings.explain() {

@@ -1,5 +1,7 @@
 //! Damaging saved checkpoints in every way a disk or a copy can, and checking the refusal.
 
+use std::fs;
+
 use cinch_weights::Dtype;
 use serde_json::json;
 

@@ -1,0 +1,138 @@
+//! What was trained, in the files that others read: adapters as peft writes them, whole models as
+//! transformers does.
+
+use std::path::{Path, PathBuf};
+
+use cinch_config::{Config, LoraConfig};
+use cinch_step::adapter_config;
+use cinch_weights::{
+    AdapterModule, Dtype, Factor, TensorSpec, TensorWriter, WeightError, WeightFiles,
+    write_adapter, write_adapter_files, write_model_folder,
+};
+
+use crate::checkpoint::{MODEL_FILE, TensorView};
+use crate::error::TrainError;
+
+/// The folder of a run that holds the adapters of its newest checkpoint.
+pub const ADAPTER_FOLDER: &str = "adapter";
+
+const ENDINGS: [(&str, Factor); 2] = [(".lora_A.weight", Factor::A), (".lora_B.weight", Factor::B)];
+
+/// What an export has written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Exported {
+    /// An adapter in peft's format.
+    Adapter { modules: usize },
+    /// A model that transformers loads, and the files besides its weights that were copied.
+    Model { copied: Vec<&'static str> },
+}
+
+/// The modules of adapters, from the names and shapes of their tensors.
+fn modules<'a>(tensors: impl Iterator<Item = (&'a str, &'a [usize])>) -> Vec<AdapterModule> {
+    let mut modules: Vec<AdapterModule> = Vec::new();
+    for (name, shape) in tensors {
+        let found = ENDINGS
+            .iter()
+            .find_map(|(ending, factor)| Some((name.strip_suffix(ending)?, *factor)));
+        let (Some((name, factor)), [rows, width]) = (found, shape) else {
+            continue;
+        };
+        let at = modules.iter().position(|module| module.name == name);
+        let at = at.unwrap_or_else(|| {
+            modules.push(AdapterModule {
+                name: name.to_owned(),
+                rank: 0,
+                inputs: 0,
+                outputs: 0,
+            });
+            modules.len() - 1
+        });
+        let module = &mut modules[at];
+        match factor {
+            Factor::A => (module.rank, module.inputs) = (*rows, *width),
+            Factor::B => module.outputs = *rows,
+        }
+    }
+    modules
+}
+
+/// Our name of a module's factor.
+fn tensor_name(module: &AdapterModule, factor: Factor) -> String {
+    let (ending, _) = ENDINGS[factor as usize];
+    format!("{}{ending}", module.name)
+}
+
+/// Puts the adapters that a checkpoint was saved with into the run's folder.
+pub(crate) fn keep_adapters(
+    run: &Path,
+    config: &Config,
+    lora: &LoraConfig,
+    tensors: &[TensorView<'_>],
+) -> Result<PathBuf, TrainError> {
+    let folder = run.join(ADAPTER_FOLDER);
+    cinch_files::create_folder(&folder).map_err(WeightError::io("create", &folder))?;
+    let named = tensors.iter().map(|tensor| (tensor.name, tensor.shape));
+    let modules = modules(named);
+    let mut factors = |module: &AdapterModule, factor, out: &mut TensorWriter<'_>| {
+        let name = tensor_name(module, factor);
+        match tensors.iter().find(|tensor| tensor.name == name) {
+            Some(tensor) => out.put(tensor.bytes),
+            None => Ok(()),
+        }
+    };
+    let adapter = adapter_config(config, lora);
+    write_adapter_files(&folder, &adapter, &modules, Dtype::F32, &mut factors)?;
+    Ok(folder)
+}
+
+/// Writes a checkpoint as a folder that others load; there is nothing at `to` yet.
+pub fn export(checkpoint: &Path, config: &Config, to: &Path) -> Result<Exported, TrainError> {
+    let files = WeightFiles::open(&checkpoint.join(MODEL_FILE))?;
+    if let Some(lora) = &config.tuning.lora {
+        let tensors = files.tensors().iter();
+        let modules = modules(tensors.map(|tensor| (tensor.name.as_str(), &tensor.shape[..])));
+        let mut factors = |module: &AdapterModule, factor, out: &mut TensorWriter<'_>| {
+            copy_tensor(&files, &tensor_name(module, factor), out)
+        };
+        let adapter = adapter_config(config, lora);
+        write_adapter(to, &adapter, &modules, Dtype::F32, &mut factors)?;
+        return Ok(Exported::Adapter {
+            modules: modules.len(),
+        });
+    }
+    let Some(folder) = &config.named.folder else {
+        return Err(TrainError::NothingToExport {
+            model: config.model_title(),
+        });
+    };
+    let specs = files.tensors().iter().map(|tensor| tensor.spec()).collect();
+    let mut contents =
+        |spec: &TensorSpec<'_>, out: &mut TensorWriter<'_>| copy_tensor(&files, spec.name, out);
+    let written = write_model_folder(to, &[specs], folder, &mut contents)?;
+    Ok(Exported::Model {
+        copied: written.companions,
+    })
+}
+
+/// A tensor's bytes, some rows at a time.
+fn copy_tensor(
+    files: &WeightFiles,
+    name: &str,
+    out: &mut TensorWriter<'_>,
+) -> Result<(), WeightError> {
+    const PIECE_BYTES: usize = 16 << 20;
+    let tensor = files.tensor(name)?;
+    let rows = tensor.rows();
+    let row_bytes = tensor.num_bytes() as usize / rows.max(1);
+    let step = (PIECE_BYTES / row_bytes.max(1)).max(1);
+    let mut bytes = Vec::new();
+    let mut first = 0;
+    while first < rows {
+        let last = rows.min(first + step);
+        bytes.resize((last - first) * row_bytes, 0);
+        files.read(name, first..last, &mut bytes)?;
+        out.put(&bytes)?;
+        first = last;
+    }
+    Ok(())
+}
