@@ -16,15 +16,20 @@
 //! ```
 
 mod boundary;
+mod bounded;
 mod cache;
 mod corpus;
 mod decoder;
 mod document;
 mod embedded;
+mod encode;
 mod error;
+mod guard;
+mod json_line;
 mod permutation;
 mod progress;
 mod random;
+mod rules;
 mod source;
 pub mod synth;
 mod tokenizer;

@@ -2,7 +2,9 @@
 //! how often the run goes over them.
 
 use cinch_config::Config;
-use cinch_data::{Corpus, DataOptions, Progress, Source, Split, Tokenizer, TokenizerSpec};
+use cinch_data::{
+    Corpus, DataError, DataOptions, Progress, Source, Split, Tokenizer, TokenizerSpec,
+};
 
 use crate::error::TrainError;
 use crate::session::Batch;
@@ -104,21 +106,34 @@ impl Data {
     }
 
     /// The batch that follows after `samples` sequences.
-    pub fn fill_training(&self, samples: u64, seed: u64, seq_len: usize, batch: &mut Batch) {
+    pub fn fill_training(
+        &self,
+        samples: u64,
+        seed: u64,
+        seq_len: usize,
+        batch: &mut Batch,
+    ) -> Result<(), DataError> {
         let tokens = batch.tokens.chunks_exact_mut(seq_len);
         let targets = batch.targets.chunks_exact_mut(seq_len);
         for (sample, (tokens, targets)) in (samples..).zip(tokens.zip(targets)) {
-            self.training.fill(sample, seed, tokens, targets);
+            self.training.fill(sample, seed, tokens, targets)?;
         }
+        Ok(())
     }
 
     /// The batch of validation sequences from `first` on.
-    pub fn fill_validation(&self, first: u64, seq_len: usize, batch: &mut Batch) {
+    pub fn fill_validation(
+        &self,
+        first: u64,
+        seq_len: usize,
+        batch: &mut Batch,
+    ) -> Result<(), DataError> {
         let tokens = batch.tokens.chunks_exact_mut(seq_len);
         let targets = batch.targets.chunks_exact_mut(seq_len);
         for (index, (tokens, targets)) in (first..).zip(tokens.zip(targets)) {
-            self.validation.fill_in_order(index, tokens, targets);
+            self.validation.fill_in_order(index, tokens, targets)?;
         }
+        Ok(())
     }
 }
 

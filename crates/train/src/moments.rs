@@ -9,7 +9,7 @@ use cinch_engine::cpu::kernel::eight_bit::Code;
 use cinch_graph::{Graph, TensorId};
 use cinch_step::StepPlan;
 
-use crate::checkpoint::{Dtype, TensorFile, TensorView};
+use crate::checkpoint::{Dtype, SavedTensor, TensorFile};
 use crate::session::{copy_tensor, placement};
 
 /// Fills all moments from `file`; says so where some were converted.
@@ -92,8 +92,7 @@ impl States<'_> {
         let graph: &Graph = &self.step.training;
         let (name, ty) = (&graph.tensor(moment).name, graph.ty(moment));
         let saved = self.named(name, ty.shape.dims())?;
-        let mut codes = vec![0; saved.bytes.len()];
-        self.read(&saved, &mut codes)?;
+        let codes = self.read(&saved)?;
         let scales = format!("{name}.scales");
         let blocks = codes.len().div_ceil(cinch_graph::op::MomentFormat::BLOCK);
         let scales = self.named(&scales, &[blocks])?;
@@ -107,7 +106,7 @@ impl States<'_> {
     }
 
     /// The file's tensor of that name, which has to have that shape.
-    fn named<'f>(&self, name: &'f str, shape: &[usize]) -> Result<TensorView<'f>, String>
+    fn named<'f>(&self, name: &'f str, shape: &[usize]) -> Result<SavedTensor<'f>, String>
     where
         Self: 'f,
     {
@@ -122,19 +121,18 @@ impl States<'_> {
         ))
     }
 
-    fn floats(&self, saved: &TensorView<'_>) -> Result<Vec<f32>, String> {
+    fn floats(&self, saved: &SavedTensor<'_>) -> Result<Vec<f32>, String> {
         if saved.dtype != Dtype::F32 {
             return Err(format!("`{}` is {:?}, not F32", saved.name, saved.dtype));
         }
-        let mut bytes = vec![0; saved.bytes.len()];
-        self.read(saved, &mut bytes)?;
+        let bytes = self.read(saved)?;
         let words = bytes.as_chunks::<4>().0;
         Ok(words.iter().map(|&word| f32::from_le_bytes(word)).collect())
     }
 
-    fn read(&self, saved: &TensorView<'_>, into: &mut [u8]) -> Result<(), String> {
+    fn read(&self, saved: &SavedTensor<'_>) -> Result<Vec<u8>, String> {
         self.file
-            .read_into(saved, into)
+            .read(saved)
             .map_err(|error| format!("`{}` cannot be read: {error}", saved.name))
     }
 }

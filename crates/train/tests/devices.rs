@@ -12,7 +12,7 @@ use cinch_data::NoProgress;
 use cinch_engine::EngineOptions;
 use cinch_graph::{DType, Target};
 use cinch_step::StepPlan;
-use cinch_train::checkpoint::{MODEL_FILE, Store, load};
+use cinch_train::checkpoint::{MODEL_FILE, SavedTensor, Store, TensorFile, TensorView, load};
 use cinch_train::{Event, Resume, Run, State, TrainError, train};
 
 /// Name, shape and type of everything of a parameter that a checkpoint holds.
@@ -75,6 +75,25 @@ fn run(config: &Config, resume: Resume) -> Result<u64, TrainError> {
     train(run, &mut |_: Event<'_>| {}).map(|outcome| outcome.step)
 }
 
+/// The tensors of a file with their bytes.
+fn contents(file: &TensorFile) -> Vec<(SavedTensor<'_>, Vec<u8>)> {
+    file.iter()
+        .map(|tensor| (tensor, file.read(&tensor).unwrap()))
+        .collect()
+}
+
+fn views<'a>(contents: &'a [(SavedTensor<'a>, Vec<u8>)]) -> Vec<TensorView<'a>> {
+    contents
+        .iter()
+        .map(|(tensor, bytes)| TensorView {
+            name: tensor.name,
+            shape: tensor.shape,
+            dtype: tensor.dtype,
+            bytes,
+        })
+        .collect()
+}
+
 #[test]
 fn a_run_that_was_saved_in_bf16_goes_on_here() {
     let folder = tempfile::tempdir().unwrap();
@@ -91,10 +110,14 @@ fn a_run_that_was_saved_in_bf16_goes_on_here() {
     state.config.batch.batch_size *= 2;
     state.config.batch.accumulation = 1;
     let elsewhere = Store::open(folder.path().join("elsewhere")).unwrap();
-    let model: Vec<_> = saved.model.iter().collect();
-    let optimizer: Vec<_> = saved.optimizer.iter().collect();
+    let (model, optimizer) = (contents(&saved.model), contents(&saved.optimizer));
     let moved = elsewhere
-        .save(2, &model, &optimizer, &state.to_json().unwrap())
+        .save(
+            2,
+            &views(&model),
+            &views(&optimizer),
+            &state.to_json().unwrap(),
+        )
         .unwrap();
 
     let mut longer = config(folder.path(), "4");

@@ -42,13 +42,15 @@ fn fixture(model: &str) -> TensorFile {
 }
 
 fn floats(file: &TensorFile, name: &str) -> Vec<f32> {
-    let bytes = file.get(name).unwrap_or_else(|| panic!("no {name}")).bytes;
+    let saved = file.get(name).unwrap_or_else(|| panic!("no {name}"));
+    let bytes = file.read(&saved).unwrap();
     let words = bytes.as_chunks::<4>().0;
     words.iter().map(|&word| f32::from_le_bytes(word)).collect()
 }
 
 fn integers(file: &TensorFile, name: &str) -> Vec<i32> {
-    let bytes = file.get(name).unwrap_or_else(|| panic!("no {name}")).bytes;
+    let saved = file.get(name).unwrap_or_else(|| panic!("no {name}"));
+    let bytes = file.read(&saved).unwrap();
     let words = bytes.as_chunks::<4>().0;
     words.iter().map(|&word| i32::from_le_bytes(word)).collect()
 }

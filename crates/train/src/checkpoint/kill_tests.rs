@@ -67,7 +67,8 @@ fn a_process_killed_at_any_moment_leaves_whole_checkpoints_or_none() {
             let loaded = load(&entry.path).unwrap();
             assert_eq!(loaded.state["step"], entry.step);
             let weight = loaded.model.get("w").unwrap();
-            assert!(weight.bytes.iter().all(|&byte| byte == entry.step as u8));
+            let bytes = loaded.model.read(&weight).unwrap();
+            assert!(bytes.iter().all(|&byte| byte == entry.step as u8));
         }
         // Nothing but complete checkpoints and the mark: every step folder is whole, and the
         // dead child's leftovers went when the store was opened.

@@ -27,7 +27,7 @@ pub use error::{CheckpointError, Damage};
 pub use load::{Loaded, load, load_state, load_weights, resolve, verify};
 pub use safetensors::Dtype;
 pub use store::{Best, Entry, Store};
-pub use tensor_file::{TensorFile, TensorView};
+pub use tensor_file::{SavedTensor, TensorFile, TensorView};
 
 /// The weights.
 pub const MODEL_FILE: &str = "model.safetensors";

@@ -1,18 +1,21 @@
-//! Tensors in a safetensors file: laid out and streamed on the way out, mapped on the way in.
+//! Tensors in a safetensors file: laid out and streamed on the way out, read one by one on the
+//! way in.
 //!
 //! The file is written here and not by the safetensors crate because a save must not hold a second
 //! copy of the weights: the header is small and known beforehand, and each tensor's bytes go from
 //! where they lie straight to the file. Reading uses the crate's header parser, which also checks
-//! that offsets are contiguous and match the shapes.
+//! that offsets are contiguous and match the shapes. The file is not mapped: a tensor is read to
+//! where it is needed, which leaves nothing of the file resident, and a file that somebody cuts
+//! off meanwhile is an error.
 
 use std::collections::HashSet;
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Write};
 use std::path::Path;
 
-use memmap2::Mmap;
+use cinch_files::read_exact_at;
 use safetensors::tensor::{Metadata, TensorInfo};
-use safetensors::{Dtype, SafeTensors};
+use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use serde_json::{Map, Value, json};
 
 use super::error::CheckpointError;
@@ -21,6 +24,8 @@ use super::error::CheckpointError;
 const METADATA_KEY: &str = "__metadata__";
 /// The file begins with the header's length as a little-endian u64.
 const LENGTH_PREFIX: usize = size_of::<u64>();
+/// Headers that the format's own reader refuses are not read: 100 million bytes.
+const LARGEST_HEADER: u64 = 100_000_000 + LENGTH_PREFIX as u64;
 
 /// A named tensor: row-major elements, little-endian, where they lie.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -51,8 +56,8 @@ impl<'a> Layout<'a> {
                 });
             }
         }
-        // Wide elements first: the data begins at a multiple of 8, so every tensor of a mapped
-        // file is then aligned for its element, also after an odd number of bytes.
+        // Wide elements first: the data begins at a multiple of 8, so every tensor is aligned for
+        // its element in a reader that maps the file, also after an odd number of bytes.
         let mut ordered: Vec<_> = tensors.iter().collect();
         ordered.sort_by_key(|tensor| std::cmp::Reverse(tensor.dtype.bitsize()));
 
@@ -124,31 +129,54 @@ fn check(tensor: &TensorView<'_>) -> Result<(), CheckpointError> {
     })
 }
 
-/// An open safetensors file, memory-mapped: its tensors are views into the file.
+/// An open safetensors file.
 #[derive(Debug)]
 pub struct TensorFile {
     file: File,
-    map: Mmap,
     metadata: Metadata,
     /// In the order of the data.
     names: Vec<String>,
-    data_start: usize,
+    data_start: u64,
+}
+
+/// A tensor of an open file: what is known of it without reading it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SavedTensor<'a> {
+    pub name: &'a str,
+    pub shape: &'a [usize],
+    pub dtype: Dtype,
+    pub num_bytes: usize,
+    /// From the beginning of the file.
+    offset: u64,
 }
 
 impl TensorFile {
-    /// Maps a file and reads its header.
+    /// Opens a file and reads its header.
     pub(super) fn open(path: &Path) -> Result<Self, OpenError> {
         let file = File::open(path).map_err(OpenError::Io)?;
-        let map = map_file(&file).map_err(OpenError::Io)?;
-        let (header_length, metadata) = SafeTensors::read_metadata(&map)
-            .map_err(|error| OpenError::Format(error.to_string()))?;
+        let length = file.metadata().map_err(OpenError::Io)?.len();
+        let header = read_header(&file, length).map_err(OpenError::Io)?;
+        let format = |error: SafeTensorError| OpenError::Format(error.to_string());
+        let metadata: Metadata = match SafeTensors::read_metadata(&header) {
+            Ok((_, metadata)) => metadata,
+            // The parser misses the data only after it has found the header to be in order.
+            Err(SafeTensorError::MetadataIncompleteBuffer) => {
+                let text = header.get(LENGTH_PREFIX..).unwrap_or_default();
+                serde_json::from_slice(text)
+                    .map_err(|error| format(SafeTensorError::InvalidHeaderDeserialization(error)))?
+            }
+            Err(error) => return Err(format(error)),
+        };
+        let data_start = header.len() as u64;
+        if data_start.checked_add(metadata.data_len() as u64) != Some(length) {
+            return Err(format(SafeTensorError::MetadataIncompleteBuffer));
+        }
         let names = metadata.offset_keys();
         Ok(Self {
             file,
-            map,
             metadata,
             names,
-            data_start: LENGTH_PREFIX + header_length,
+            data_start,
         })
     }
 
@@ -157,31 +185,32 @@ impl TensorFile {
     }
 
     /// The tensor of that name, if the file has one.
-    pub fn get<'a>(&'a self, name: &'a str) -> Option<TensorView<'a>> {
+    pub fn get<'a>(&'a self, name: &'a str) -> Option<SavedTensor<'a>> {
         let info = self.metadata.info(name)?;
         let (start, end) = info.data_offsets;
-        let bytes = self
-            .map
-            .get(self.data_start.checked_add(start)?..self.data_start.checked_add(end)?)?;
-        Some(TensorView {
+        Some(SavedTensor {
             name,
             shape: &info.shape,
             dtype: info.dtype,
-            bytes,
+            num_bytes: end.checked_sub(start)?,
+            offset: self.data_start.checked_add(start as u64)?,
         })
     }
 
-    /// Reads a tensor of this file into memory of its size. Unlike a copy from the mapped view,
-    /// this leaves nothing of the file resident.
-    pub fn read_into(&self, tensor: &TensorView<'_>, into: &mut [u8]) -> io::Result<()> {
-        let offset = tensor.bytes.as_ptr().addr() - self.map.as_ptr().addr();
-        let mut file = &self.file;
-        file.seek(SeekFrom::Start(offset as u64))?;
-        file.read_exact(into)
+    /// Reads a tensor of this file into memory of its size.
+    pub fn read_into(&self, tensor: &SavedTensor<'_>, into: &mut [u8]) -> io::Result<()> {
+        read_exact_at(&self.file, into, tensor.offset)
+    }
+
+    /// Reads a tensor of this file: row-major elements, little-endian.
+    pub fn read(&self, tensor: &SavedTensor<'_>) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; tensor.num_bytes];
+        self.read_into(tensor, &mut bytes)?;
+        Ok(bytes)
     }
 
     /// All tensors in the order of the file.
-    pub fn iter(&self) -> impl Iterator<Item = TensorView<'_>> {
+    pub fn iter(&self) -> impl Iterator<Item = SavedTensor<'_>> {
         self.names.iter().filter_map(|name| self.get(name))
     }
 }
@@ -193,16 +222,19 @@ pub(super) enum OpenError {
     Format(String),
 }
 
-#[expect(
-    unsafe_code,
-    reason = "mapping avoids a second copy of weights that may fill most of the memory"
-)]
-fn map_file(file: &File) -> io::Result<Mmap> {
-    // SAFETY: the mapping is read-only and private to this process, and lives in a `Mmap` that
-    // unmaps it. Its bytes stay unchanged as long as nobody rewrites the file in place; a save
-    // never does (it renames finished folders), and a removal only unlinks, which keeps the
-    // mapped pages.
-    unsafe { Mmap::map(file) }
+/// The length prefix and as much of the header as it speaks of and the file has. A length that
+/// cannot be is left to the parser to refuse: only the prefix is read then.
+fn read_header(file: &File, length: u64) -> io::Result<Vec<u8>> {
+    let mut header = vec![0; LENGTH_PREFIX.min(length as usize)];
+    read_exact_at(file, &mut header, 0)?;
+    if let Ok(prefix) = <[u8; LENGTH_PREFIX]>::try_from(header.as_slice()) {
+        let end = u64::from_le_bytes(prefix).checked_add(LENGTH_PREFIX as u64);
+        if let Some(end) = end.filter(|&end| end <= length.min(LARGEST_HEADER)) {
+            header.resize(end as usize, 0);
+            read_exact_at(file, &mut header[LENGTH_PREFIX..], LENGTH_PREFIX as u64)?;
+        }
+    }
+    Ok(header)
 }
 
 #[cfg(test)]
@@ -260,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mapped_file_gives_the_tensors_back() {
+    fn a_file_gives_the_tensors_back() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("weights.safetensors");
         let bytes = [1_u8, 2, 3, 4, 5, 6, 7, 8];
@@ -271,9 +303,49 @@ mod tests {
         std::fs::write(&path, written(&tensors)).unwrap();
         let file = TensorFile::open(&path).unwrap();
         assert_eq!(file.num_tensors(), 2);
-        assert_eq!(file.iter().collect::<Vec<_>>(), [tensors[1], tensors[0]]);
-        assert_eq!(file.get("a"), Some(tensors[0]));
+        let found: Vec<_> = file.iter().collect();
+        for (found, tensor) in found.iter().zip([&tensors[1], &tensors[0]]) {
+            assert_eq!(
+                (found.name, found.shape, found.dtype),
+                (tensor.name, tensor.shape, tensor.dtype)
+            );
+            assert_eq!(file.read(found).unwrap(), tensor.bytes);
+        }
+        assert_eq!(file.get("a"), Some(found[1]));
         assert_eq!(file.get("c"), None);
+    }
+
+    #[test]
+    fn a_file_that_is_cut_off_while_it_is_open_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("weights.safetensors");
+        // Larger than a page, so that a mapping would have lost whole ones.
+        let bytes = vec![7_u8; 1 << 16];
+        std::fs::write(&path, written(&[view("w", &[1 << 14], Dtype::F32, &bytes)])).unwrap();
+        let file = TensorFile::open(&path).unwrap();
+        let writer = File::options().write(true).open(&path).unwrap();
+        writer.set_len(4096).unwrap();
+        let tensor = file.get("w").unwrap();
+        let error = file.read(&tensor).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn headers_that_cannot_be_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("weights.safetensors");
+        let bytes = [0_u8; 8];
+        let whole = written(&[view("w", &[2], Dtype::F32, &bytes)]);
+        let mut long = whole.clone();
+        long.push(0);
+        let short = whole[..whole.len() - 1].to_vec();
+        let absurd = u64::MAX.to_le_bytes().to_vec();
+        let beyond = 1000_u64.to_le_bytes().to_vec();
+        for content in [Vec::new(), vec![1, 2], absurd, beyond, short, long] {
+            std::fs::write(&path, &content).unwrap();
+            let result = TensorFile::open(&path);
+            assert!(matches!(result, Err(OpenError::Format(_))), "{content:?}");
+        }
     }
 
     #[test]
