@@ -588,7 +588,12 @@ pub struct SynthArguments {
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  \
     cinch data prepare my_code\n  \
-    cinch data prepare texts.jsonl --text-column content --tokenizer bytes")]
+    cinch data prepare texts.jsonl --text-column content --tokenizer bytes\n\n\
+    Limits: a .jsonl line of 64 MiB, a tokenizer.json of 64 MiB with tokens of up\n\
+    to 4 KiB, folders 256 levels deep. Text files may have any size. A word above\n\
+    1 MiB (with a tokenizer.json any text above 256 KiB, if its rules say no place\n\
+    for it) is cut, which a note tells. Memory stays below 1 GiB, and 200 MiB for\n\
+    each core with a tokenizer.json.")]
 pub struct PrepareArguments {
     /// A folder, a text file or a .jsonl file
     pub path: PathBuf,

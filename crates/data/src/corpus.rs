@@ -57,6 +57,7 @@ pub struct Corpus {
     cache_path: PathBuf,
     was_cached: bool,
     padding: i32,
+    piece_bytes: usize,
 }
 
 /// Where the text of a corpus is, once it is known what there is.
@@ -104,6 +105,7 @@ impl Corpus {
             cache_path: entry.tokens_path(),
             was_cached,
             padding: tokenizer.end_of_text().unwrap_or(0) as i32,
+            piece_bytes: tokenizer.piece_bytes(),
         })
     }
 
@@ -120,6 +122,19 @@ impl Corpus {
     /// with the tokenizers that are built in.
     pub fn num_cuts(&self) -> u64 {
         self.header.num_cuts
+    }
+
+    /// What a user should know of such cuts, if there are any.
+    pub fn cut_note(&self) -> Option<String> {
+        let count = self.num_cuts();
+        (count > 0).then(|| {
+            let places = if count == 1 { "place" } else { "places" };
+            format!(
+                "long texts were cut at {count} {places} (a piece has at most {} KiB), beside \
+                 which a token may differ from that of the uncut text",
+                self.piece_bytes >> 10
+            )
+        })
     }
 
     /// The file that holds the tokens.

@@ -56,6 +56,8 @@ pub(crate) struct Data {
     pub validation: Split,
     pub fingerprint: String,
     pub report: DataReport,
+    /// What is worth saying of how the text was read.
+    pub note: Option<String>,
 }
 
 impl Data {
@@ -102,6 +104,7 @@ impl Data {
             validation,
             fingerprint: corpus.fingerprint().to_owned(),
             report,
+            note: corpus.cut_note(),
         })
     }
 

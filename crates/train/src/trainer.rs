@@ -122,6 +122,9 @@ impl<'a> Trainer<'a> {
         }
         let data = Data::prepare(&config, run.progress)?;
         observer.event(Event::Data(data.report));
+        if let Some(note) = &data.note {
+            observer.event(Event::Note(note));
+        }
         let mut session = Session::new(run.plan, run.options)?;
         let (state, last_saved) = match run.resume {
             Resume::Fresh => {
