@@ -590,10 +590,10 @@ pub struct SynthArguments {
     cinch data prepare my_code\n  \
     cinch data prepare texts.jsonl --text-column content --tokenizer bytes\n\n\
     Limits: a .jsonl line of 64 MiB, a tokenizer.json of 64 MiB with tokens of up\n\
-    to 4 KiB, folders 256 levels deep. Text files may have any size. A word above\n\
-    1 MiB (with a tokenizer.json any text above 256 KiB, if its rules say no place\n\
-    for it) is cut, which a note tells. Memory stays below 1 GiB, and 200 MiB for\n\
-    each core with a tokenizer.json.")]
+    to 4 KiB, folders 256 levels deep. Text files may have any size. Text is cut\n\
+    into pieces of 256 KiB where no token changes; where there is no such place (in\n\
+    a longer word, or with many a tokenizer.json) a note tells how often. Memory\n\
+    stays below 512 MiB, and with a tokenizer.json 200 MiB for each core more.")]
 pub struct PrepareArguments {
     /// A folder, a text file or a .jsonl file
     pub path: PathBuf,

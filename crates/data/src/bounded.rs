@@ -34,7 +34,7 @@ thread_local! {
     static REFUSAL: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Runs `work` with a fresh allowance. A refusal in it, if there was any, is the error.
+/// Runs `work` with a fresh allowance. The first refusal in it, if there was any, is the error.
 pub(crate) fn allowing<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     MADE.set(0);
     REFUSAL.take();
@@ -49,7 +49,10 @@ fn refuse<T>(what: &str, bytes: usize, most: usize) -> tokenizers::Result<T> {
     let refusal = format!(
         "its {what} can make {bytes} bytes of a piece of text, and more than {most} are not made"
     );
-    REFUSAL.set(Some(refusal.clone()));
+    REFUSAL.with_borrow_mut(|kept| {
+        // What follows on a refusal that was dropped is refused for its sake.
+        kept.get_or_insert_with(|| refusal.clone());
+    });
     Err(refusal.into())
 }
 

@@ -18,7 +18,7 @@ use crate::encode::encode_all;
 use crate::error::DataError;
 use crate::progress::Progress;
 use crate::source::{self, Source, SourceFile};
-use crate::tokenizer::{Tokenizer, TokenizerSpec};
+use crate::tokenizer::{PIECE_BYTES, Tokenizer, TokenizerSpec};
 use crate::window::Windows;
 
 /// Text held in memory at a time; its tokens take up to four times as much on top.
@@ -57,7 +57,6 @@ pub struct Corpus {
     cache_path: PathBuf,
     was_cached: bool,
     padding: i32,
-    piece_bytes: usize,
 }
 
 /// Where the text of a corpus is, once it is known what there is.
@@ -105,7 +104,6 @@ impl Corpus {
             cache_path: entry.tokens_path(),
             was_cached,
             padding: tokenizer.end_of_text().unwrap_or(0) as i32,
-            piece_bytes: tokenizer.piece_bytes(),
         })
     }
 
@@ -132,7 +130,7 @@ impl Corpus {
             format!(
                 "long texts were cut at {count} {places} (a piece has at most {} KiB), beside \
                  which a token may differ from that of the uncut text",
-                self.piece_bytes >> 10
+                PIECE_BYTES >> 10
             )
         })
     }

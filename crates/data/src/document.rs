@@ -1,7 +1,7 @@
 //! Reading files into pieces of documents, with memory bounded by the piece and not by the file.
 //!
 //! A text file is one document; a JSON-lines file holds one in each line, which may have up to
-//! 64 MiB. A document longer than a piece of the tokenizer (`Tokenizer::piece_bytes`) comes in
+//! 64 MiB. A document longer than a piece (`PIECE_BYTES`) comes in
 //! several, cut where no token changes, or, where there is no such place, at one that is counted
 //! and told. A text file of any length takes the memory of two pieces, a line about three times
 //! its bytes.
@@ -16,7 +16,7 @@ use crate::error::DataError;
 use crate::json_line::{self, Line};
 use crate::progress::Progress;
 use crate::source::SourceFile;
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{PIECE_BYTES, Tokenizer};
 
 /// Longer lines of a JSON-lines file are refused: a line is held whole.
 const LONGEST_LINE_BYTES: u64 = 64 << 20;
@@ -136,7 +136,7 @@ fn read_text(
     tokenizer: &Tokenizer,
     sink: Sink<'_>,
 ) -> Result<Sha256, DataError> {
-    let wanted = tokenizer.piece_bytes() as u64;
+    let wanted = PIECE_BYTES as u64;
     // Bytes read and not handed on yet; the first of them lies at `offset` in the file.
     let mut held: Vec<u8> = Vec::new();
     let mut offset = 0u64;
@@ -331,7 +331,7 @@ mod tests {
         for (name, content) in [("a.txt", &text), ("a.jsonl", &line)] {
             let pieces = read_all(name, content.as_bytes()).unwrap();
             assert!(pieces.len() > 2);
-            let longest = gpt2().piece_bytes();
+            let longest = PIECE_BYTES;
             assert!(pieces.iter().all(|piece| piece.text.len() <= longest));
             assert!(pieces.iter().all(|piece| piece.is_exact));
             assert_eq!(texts(&pieces).concat(), text);
@@ -345,7 +345,7 @@ mod tests {
 
     #[test]
     fn a_document_of_whole_pieces_is_ended_once() {
-        let longest = gpt2().piece_bytes();
+        let longest = PIECE_BYTES;
         for (len, num_pieces) in [(longest, 1), (2 * longest, 2), (2 * longest + 1, 3)] {
             let text = "x".repeat(len);
             let pieces = read_all("a.txt", text.as_bytes()).unwrap();

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use crate::document::Piece;
 use crate::error::DataError;
 use crate::progress::Progress;
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{PIECE_BYTES, Tokenizer};
 
 /// How often an interruption is looked for.
 const LOOK: Duration = Duration::from_millis(50);
@@ -76,7 +76,7 @@ pub(crate) fn encode_all(
             Err(RecvTimeoutError::Timeout) if last.elapsed() > PATIENCE => {
                 return Err(DataError::Stuck {
                     tokenizer: tokenizer.name().to_owned(),
-                    piece_bytes: tokenizer.piece_bytes(),
+                    piece_bytes: PIECE_BYTES,
                     seconds: PATIENCE.as_secs(),
                 });
             }

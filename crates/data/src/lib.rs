@@ -41,5 +41,7 @@ pub use decoder::Decoder;
 pub use error::DataError;
 pub use progress::{NoProgress, Progress};
 pub use source::{READ_EXTENSIONS, Source};
+#[doc(hidden)]
+pub use tokenizer::exercise_tokenizer_json;
 pub use tokenizer::{Tokenizer, TokenizerSpec};
 pub use window::{Split, Windows};

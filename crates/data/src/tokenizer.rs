@@ -3,12 +3,12 @@
 //! Input text is always ordinary text. A document that happens to contain `<|endoftext|>` gets
 //! the tokens of those thirteen characters: only the corpus itself places the real token.
 //!
-//! Text is encoded in pieces of a megabyte, with a tokenizer.json of a quarter, so that memory and
-//! the time of a piece are bounded whatever the text: GPT-2's pairs of a word take some 50 times
-//! its bytes, a tokenizer.json some 300 times a piece. A piece ends where the tokens beside the
-//! cut are those of the uncut text. A text without such a place (a word of a megabyte, or a
-//! tokenizer.json whose rules are not known to have one) is cut where it looks best, and the
-//! corpus counts such cuts for its user.
+//! Text is encoded in pieces of 256 KiB, so that memory and the time of a piece are bounded
+//! whatever the text: GPT-2's pairs of a word take some 50 times its bytes, a tokenizer.json up to
+//! some 300 times a piece. A piece ends where the tokens beside the cut are those of the uncut
+//! text. A text without such a place (a word above 256 KiB, or a tokenizer.json whose rules are
+//! not known to have one) is cut where it looks best, and the corpus counts such cuts for its
+//! user.
 //!
 //! A tokenizer.json may come from anywhere. The file may have 64 MiB and a token 4 KiB, its rules
 //! are checked (`rules`), run under limits (`bounded`) and behind a wall (`guard`): a bad file is
@@ -42,9 +42,9 @@ const BYTES_END_OF_TEXT: u32 = 256;
 const GPT2_END_OF_TEXT: u32 = 50_256;
 const END_OF_TEXT: &str = "<|endoftext|>";
 
-/// Longest pieces of text that are encoded at once.
-const PIECE_BYTES: usize = 1 << 20;
-const FILE_PIECE_BYTES: usize = 256 << 10;
+/// The longest text that is encoded at once: large enough that the work of a piece dwarfs the
+/// cost of handing it to a thread.
+pub(crate) const PIECE_BYTES: usize = 256 << 10;
 
 /// The largest tokenizer.json that is read: twice the largest that is published. Loading takes
 /// some 20 times its bytes.
@@ -322,21 +322,13 @@ impl Tokenizer {
         true
     }
 
-    /// The longest text that is encoded at once.
-    pub(crate) fn piece_bytes(&self) -> usize {
-        match &self.kind {
-            Kind::Bytes | Kind::Gpt2(_) => PIECE_BYTES,
-            Kind::File { .. } => FILE_PIECE_BYTES,
-        }
-    }
-
     /// Where the first piece of a text ends that is longer than one. It depends on that piece
     /// alone, so that a text is cut at the same places however it is read.
     pub(crate) fn cut(&self, text: &str) -> Option<Cut> {
-        if text.len() <= self.piece_bytes() {
+        if text.len() <= PIECE_BYTES {
             return None;
         }
-        let piece = &text[..text.floor_char_boundary(self.piece_bytes())];
+        let piece = &text[..text.floor_char_boundary(PIECE_BYTES)];
         let whitespace = || boundary::last_cut(piece);
         let change = || boundary::last_change(piece);
         let (found, is_exact) = match &self.kind {
@@ -355,6 +347,16 @@ impl Tokenizer {
             },
         })
     }
+}
+
+/// Loads a tokenizer.json from any bytes and sends any text through it and back: the number of
+/// its ids, or None where there was an error. For fuzzing: it returns, whatever it is given.
+#[doc(hidden)]
+pub fn exercise_tokenizer_json(json: &[u8], text: &str) -> Option<usize> {
+    let tokenizer = Tokenizer::from_json_bytes(Path::new("tokenizer.json"), json).ok()?;
+    let ids = tokenizer.encode(text).ok()?;
+    tokenizer.decode(&ids);
+    Some(ids.len())
 }
 
 /// Reads a tokenizer.json, which is not larger than one may be.
