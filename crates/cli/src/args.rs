@@ -593,7 +593,8 @@ pub struct SynthArguments {
     to 4 KiB, folders 256 levels deep. Text files may have any size. Text is cut\n\
     into pieces of 256 KiB where no token changes; where there is no such place (in\n\
     a longer word, or with many a tokenizer.json) a note tells how often. Memory\n\
-    stays below 512 MiB, and with a tokenizer.json 200 MiB for each core more.")]
+    stays below 512 MiB; a tokenizer.json takes some 100 MiB for each core more, and\n\
+    at most 1 GiB if its rules make text grow.")]
 pub struct PrepareArguments {
     /// A folder, a text file or a .jsonl file
     pub path: PathBuf,
