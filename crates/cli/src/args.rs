@@ -596,7 +596,13 @@ pub struct SynthArguments {
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  \
     cinch data prepare my_code\n  \
-    cinch data prepare texts.jsonl --text-column content --tokenizer bytes")]
+    cinch data prepare texts.jsonl --text-column content --tokenizer bytes\n\n\
+    Limits: a .jsonl line of 64 MiB, a tokenizer.json of 64 MiB with tokens of up\n\
+    to 4 KiB, folders 256 levels deep. Text files may have any size. Text is cut\n\
+    into pieces of 256 KiB where no token changes; where there is no such place (in\n\
+    a longer word, or with many a tokenizer.json) a note tells how often. Memory\n\
+    stays below 512 MiB; a tokenizer.json takes some 100 MiB for each core more, and\n\
+    at most 1 GiB if its rules make text grow.")]
 pub struct PrepareArguments {
     /// A folder, a text file or a .jsonl file
     pub path: PathBuf,

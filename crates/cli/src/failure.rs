@@ -196,7 +196,9 @@ fn data_code(error: &DataError) -> u8 {
     match error {
         DataError::Read { .. }
         | DataError::Changed { .. }
+        | DataError::CacheRead { .. }
         | DataError::CacheWrite { .. }
+        | DataError::Stuck { .. }
         | DataError::Write { .. } => 1,
         _ => 2,
     }

@@ -7,6 +7,7 @@ mod command;
 mod device;
 mod failure;
 mod files;
+mod interrupt;
 mod measure;
 mod memory;
 mod overhead;

@@ -1,29 +1,36 @@
-//! The token cache: a corpus is tokenised once and then mapped into memory.
+//! The token cache: a corpus is tokenised once and then read from the file, window by window.
 //!
 //! An entry is two files named after the corpus' fingerprint: `<key>.tokens`, little-endian ids
 //! of two or four bytes, and `<key>.json`, the header. Both are put in place whole and in that
-//! order, the header last: an entry is complete or absent. The
-//! content follows from the key, so two processes that write the same entry write the same bytes
+//! order, the header last: an entry is complete or absent. The content follows from the key, so two processes that write the same entry write the same bytes
 //! and it does not matter whose rename comes last. An entry that does not match its header in
-//! length or checksum counts as absent and is written anew.
+//! length or checksum counts as absent and is written anew. What a killed process left is cleared
+//! by the next one that looks for an entry.
+//!
+//! The file is not mapped: anybody who may write in the folder can cut it off while it is used,
+//! which for a mapping ends the process and for a read is an error.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use cinch_files::{MAX_READ, Replacement};
-use memmap2::Mmap;
+use cinch_files::{MAX_READ, Replacement, read_exact_at, sweep};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::document::SourceRecord;
 use crate::error::DataError;
+use crate::progress::Progress;
 use crate::tokenizer::Tokenizer;
 
 /// Raised whenever the files' layout or the way text becomes tokens changes.
-pub(crate) const FORMAT_VERSION: u32 = 1;
+pub(crate) const FORMAT_VERSION: u32 = 2;
+
+/// Endings of an entry's two files.
+const TOKENS: &str = ".tokens";
+const HEADER: &str = ".json";
 
 /// The checksum is a hash of the hashes of blocks of this size, so that all cores can check it.
 const CHECKSUM_BLOCK_BYTES: usize = 4 << 20;
@@ -38,6 +45,9 @@ pub(crate) struct Header {
     pub(crate) bytes_per_token: usize,
     pub(crate) num_tokens: u64,
     pub(crate) num_documents: u64,
+    /// Places where a text was cut for its length and the tokens beside them may differ from
+    /// those of the uncut text.
+    pub(crate) num_cuts: u64,
     pub(crate) checksum: String,
     pub(crate) sources: Vec<SourceRecord>,
 }
@@ -55,51 +65,83 @@ pub fn default_cache_folder() -> Result<PathBuf, DataError> {
     })
 }
 
-/// The ids of a corpus, read where they lie.
+/// The ids of a corpus in their file.
 #[derive(Debug, Clone)]
 pub(crate) struct TokenStore {
-    map: Arc<Mmap>,
+    file: Arc<File>,
+    path: PathBuf,
     bytes_per_token: usize,
+    vocab_size: usize,
+    len: u64,
 }
 
 impl TokenStore {
     pub(crate) fn len(&self) -> u64 {
-        (self.map.len() / self.bytes_per_token) as u64
+        self.len
     }
 
-    /// The ids from `start` on, at most up to the end.
-    pub(crate) fn tokens_from(&self, start: u64) -> impl Iterator<Item = i32> + '_ {
+    /// Appends up to `count` ids from `start` on: fewer at the end.
+    pub(crate) fn read(
+        &self,
+        start: u64,
+        count: usize,
+        ids: &mut Vec<i32>,
+    ) -> Result<(), DataError> {
         let width = self.bytes_per_token;
-        let first = (start.min(self.len()) as usize) * width;
-        self.map[first..].chunks_exact(width).map(move |bytes| {
-            let high = if width == 4 {
-                [bytes[2], bytes[3]]
-            } else {
-                [0, 0]
-            };
-            i32::from_le_bytes([bytes[0], bytes[1], high[0], high[1]])
-        })
+        let count = self.len.saturating_sub(start).min(count as u64) as usize;
+        let mut bytes = vec![0; count * width];
+        read_exact_at(&self.file, &mut bytes, start * width as u64)
+            .map_err(|source| self.read_error(source))?;
+        for id in bytes.chunks_exact(width) {
+            let mut wide = [0; 4];
+            wide[..width].copy_from_slice(id);
+            let id = u32::from_le_bytes(wide);
+            // The checksum held when the file was opened, and ids index the embedding.
+            if id as usize >= self.vocab_size {
+                let changed = format!("it was changed: the id {id} is not in the vocabulary");
+                return Err(self.read_error(io::Error::other(changed)));
+            }
+            ids.push(id as i32);
+        }
+        Ok(())
     }
-}
 
-#[expect(unsafe_code, reason = "a memory map is only as constant as its file")]
-fn map(path: &Path) -> io::Result<Mmap> {
-    let file = cinch_files::open_regular(path)?;
-    // SAFETY: entries are replaced by renaming a new file over them and never written in place,
-    // so the mapped file does not change under the map.
-    unsafe { Mmap::map(&file) }
-}
-
-fn checksum_of(bytes: &[u8]) -> String {
-    let blocks: Vec<_> = bytes
-        .par_chunks(CHECKSUM_BLOCK_BYTES)
-        .map(Sha256::digest)
-        .collect();
-    let mut whole = Sha256::new();
-    for block in blocks {
-        whole.update(block);
+    fn read_error(&self, source: io::Error) -> DataError {
+        let source = match source.kind() {
+            io::ErrorKind::UnexpectedEof => {
+                io::Error::new(source.kind(), "it was cut off since it was opened")
+            }
+            _ => source,
+        };
+        DataError::CacheRead {
+            path: self.path.clone(),
+            source,
+        }
     }
-    format!("{:x}", whole.finalize())
+
+    /// The hash of the hashes of the file's blocks.
+    fn checksum(&self, progress: &dyn Progress) -> Result<String, DataError> {
+        let num_bytes = self.len * self.bytes_per_token as u64;
+        let blocks: Vec<_> = (0..num_bytes.div_ceil(CHECKSUM_BLOCK_BYTES as u64))
+            .into_par_iter()
+            .map(|block| {
+                if progress.is_interrupted() {
+                    return Err(DataError::Interrupted);
+                }
+                let start = block * CHECKSUM_BLOCK_BYTES as u64;
+                let count = (num_bytes - start).min(CHECKSUM_BLOCK_BYTES as u64);
+                let mut bytes = vec![0; count as usize];
+                read_exact_at(&self.file, &mut bytes, start)
+                    .map_err(|source| self.read_error(source))?;
+                Ok(Sha256::digest(&bytes))
+            })
+            .collect::<Result<_, DataError>>()?;
+        let mut whole = Sha256::new();
+        for block in blocks {
+            whole.update(block);
+        }
+        Ok(format!("{:x}", whole.finalize()))
+    }
 }
 
 /// One entry of a cache folder, present or not.
@@ -118,15 +160,43 @@ impl Entry {
     }
 
     pub(crate) fn tokens_path(&self) -> PathBuf {
-        self.folder.join(format!("{}.tokens", self.fingerprint))
+        self.folder.join(format!("{}{TOKENS}", self.fingerprint))
     }
 
     fn header_path(&self) -> PathBuf {
-        self.folder.join(format!("{}.json", self.fingerprint))
+        self.folder.join(format!("{}{HEADER}", self.fingerprint))
     }
 
-    /// The entry if it is there and undamaged.
-    pub(crate) fn open(&self) -> Option<(Header, TokenStore)> {
+    /// Removes what processes that were killed left unfinished in the folder.
+    pub(crate) fn sweep(&self) {
+        let is_entry = |name: &str| {
+            let key = name
+                .strip_suffix(TOKENS)
+                .or_else(|| name.strip_suffix(HEADER));
+            key.is_some_and(|key| {
+                key.len() == self.fingerprint.len()
+                    && key.bytes().all(|byte| byte.is_ascii_hexdigit())
+            })
+        };
+        sweep(&self.folder, is_entry);
+    }
+
+    /// The entry if it is there and undamaged. The only error is an interruption.
+    pub(crate) fn open(
+        &self,
+        progress: &dyn Progress,
+    ) -> Result<Option<(Header, TokenStore)>, DataError> {
+        let Some((header, store)) = self.open_unchecked() else {
+            return Ok(None);
+        };
+        match store.checksum(progress) {
+            Err(DataError::Interrupted) => Err(DataError::Interrupted),
+            Ok(checksum) if checksum == header.checksum => Ok(Some((header, store))),
+            _ => Ok(None),
+        }
+    }
+
+    fn open_unchecked(&self) -> Option<(Header, TokenStore)> {
         let header = cinch_files::read_regular(&self.header_path(), MAX_READ).ok()?;
         let header: Header = serde_json::from_slice(&header).ok()?;
         if header.format_version != FORMAT_VERSION
@@ -135,16 +205,20 @@ impl Entry {
         {
             return None;
         }
-        let map = map(&self.tokens_path()).ok()?;
+        let path = self.tokens_path();
+        let file = cinch_files::open_regular(&path).ok()?;
         let expected = header
             .num_tokens
             .checked_mul(header.bytes_per_token as u64)?;
-        if map.len() as u64 != expected || checksum_of(&map) != header.checksum {
+        if file.metadata().ok()?.len() != expected {
             return None;
         }
         let store = TokenStore {
-            map: Arc::new(map),
+            file: Arc::new(file),
+            path,
             bytes_per_token: header.bytes_per_token,
+            vocab_size: header.vocab_size,
+            len: header.num_tokens,
         };
         Some((header, store))
     }
@@ -220,6 +294,7 @@ impl<'a> EntryWriter<'a> {
     pub(crate) fn finish(
         mut self,
         num_documents: u64,
+        num_cuts: u64,
         sources: Vec<SourceRecord>,
     ) -> Result<(), DataError> {
         if !self.block.is_empty() {
@@ -234,6 +309,7 @@ impl<'a> EntryWriter<'a> {
             bytes_per_token: self.bytes_per_token,
             num_tokens: self.num_tokens,
             num_documents,
+            num_cuts,
             checksum: format!("{:x}", self.checksum.finalize()),
             sources,
         };
@@ -256,6 +332,7 @@ fn put(file: BufWriter<Replacement>) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::progress::NoProgress;
     use crate::tokenizer::TokenizerSpec;
 
     #[test]
@@ -274,13 +351,18 @@ mod tests {
             let entry = Entry::new(folder.path().join("cache"), format!("key{width}"));
             let mut writer = EntryWriter::create(&entry, &tokenizer).unwrap();
             writer.append(ids).unwrap();
-            writer.finish(1, Vec::new()).unwrap();
-            let (header, store) = entry.open().unwrap();
+            writer.finish(1, 0, Vec::new()).unwrap();
+            let (header, store) = entry.open(&NoProgress).unwrap().unwrap();
             assert_eq!(header.bytes_per_token, width);
-            let back: Vec<u32> = store.tokens_from(0).map(|id| id as u32).collect();
-            assert_eq!(back, ids);
-            assert_eq!(store.tokens_from(2).next(), Some(ids[2] as i32));
-            assert_eq!(store.tokens_from(99).next(), None);
+            let from = |start, count| {
+                let mut back = Vec::new();
+                store.read(start, count, &mut back).unwrap();
+                back.into_iter().map(|id| id as u32).collect::<Vec<_>>()
+            };
+            assert_eq!(from(0, ids.len()), ids);
+            assert_eq!(from(2, 1), ids[2..3]);
+            assert_eq!(from(1, 99), ids[1..]);
+            assert!(from(99, 1).is_empty());
         }
     }
 
@@ -295,8 +377,9 @@ mod tests {
         for _ in 0..45 {
             writer.append(&portion).unwrap();
         }
-        writer.finish(1, Vec::new()).unwrap();
-        assert_eq!(entry.open().unwrap().1.len(), 45 * 100_003);
+        writer.finish(1, 0, Vec::new()).unwrap();
+        let (_, store) = entry.open(&NoProgress).unwrap().unwrap();
+        assert_eq!(store.len(), 45 * 100_003);
     }
 
     #[test]

@@ -1,9 +1,12 @@
 //! From a source to a stream of tokens: identify, look in the cache, tokenise if need be.
 //!
 //! Tokenising runs on all cores and holds one batch of text at a time, whatever the size of the
-//! corpus. The result does not depend on the number of threads.
+//! corpus: 32 MiB of text and four times as much for its tokens, beside what is read (`document`)
+//! and what a piece takes on each core (`tokenizer`). The result does not depend on the number of
+//! threads.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
@@ -11,10 +14,11 @@ use sha2::{Digest, Sha256};
 use crate::cache::{Entry, EntryWriter, FORMAT_VERSION, Header, TokenStore, default_cache_folder};
 use crate::document::{self, Piece, SourceRecord};
 use crate::embedded;
+use crate::encode::encode_all;
 use crate::error::DataError;
 use crate::progress::Progress;
 use crate::source::{self, Source, SourceFile};
-use crate::tokenizer::{Tokenizer, TokenizerSpec};
+use crate::tokenizer::{PIECE_BYTES, Tokenizer, TokenizerSpec};
 use crate::window::Windows;
 
 /// Text held in memory at a time; its tokens take up to four times as much on top.
@@ -42,7 +46,7 @@ impl Default for DataOptions {
     }
 }
 
-/// A tokenised text, memory-mapped.
+/// A tokenised text.
 ///
 /// Every document is followed by the tokenizer's end-of-text, the last one too, so that a model
 /// learns where documents end; with a tokenizer that has none they follow each other directly.
@@ -70,7 +74,7 @@ impl Corpus {
     ) -> Result<Self, DataError> {
         let input = match &options.source {
             Source::Embedded => Input::Embedded(embedded::documents()),
-            Source::Folder(path) => Input::Files(source::folder_files(path)?),
+            Source::Folder(path) => Input::Files(source::folder_files(path, progress)?),
             Source::File(path) => Input::Files(vec![source::single_file(path)?]),
         };
         let records = identify(&input, progress)?;
@@ -80,8 +84,9 @@ impl Corpus {
             None => default_cache_folder()?,
         };
         let entry = Entry::new(folder, fingerprint);
+        entry.sweep();
 
-        let (was_cached, (header, tokens)) = match entry.open() {
+        let (was_cached, (header, tokens)) = match entry.open(progress)? {
             Some(found) => (true, found),
             None => {
                 tokenize(&input, records, options, tokenizer, &entry, progress)?;
@@ -90,7 +95,7 @@ impl Corpus {
                         "what was written does not read back the same",
                     ))
                 };
-                (false, entry.open().ok_or_else(vanished)?)
+                (false, entry.open(progress)?.ok_or_else(vanished)?)
             }
         };
         Ok(Self {
@@ -108,6 +113,26 @@ impl Corpus {
 
     pub fn num_documents(&self) -> u64 {
         self.header.num_documents
+    }
+
+    /// Places where a text that is too long to be encoded at once was cut although the tokens
+    /// beside the cut may differ from those of the uncut text. There are none in ordinary text
+    /// with the tokenizers that are built in.
+    pub fn num_cuts(&self) -> u64 {
+        self.header.num_cuts
+    }
+
+    /// What a user should know of such cuts, if there are any.
+    pub fn cut_note(&self) -> Option<String> {
+        let count = self.num_cuts();
+        (count > 0).then(|| {
+            let places = if count == 1 { "place" } else { "places" };
+            format!(
+                "long texts were cut at {count} {places} (a piece has at most {} KiB), beside \
+                 which a token may differ from that of the uncut text",
+                PIECE_BYTES >> 10
+            )
+        })
     }
 
     /// The file that holds the tokens.
@@ -198,6 +223,7 @@ fn tokenize(
         pieces: Vec::new(),
         num_bytes: 0,
         num_documents: 0,
+        num_cuts: 0,
     };
     progress.begin(
         "tokenizing",
@@ -221,7 +247,9 @@ fn tokenize(
             tokenizer: tokenizer.name().to_owned(),
         });
     }
-    batch.writer.finish(batch.num_documents, records)
+    batch
+        .writer
+        .finish(batch.num_documents, batch.num_cuts, records)
 }
 
 fn read_all(
@@ -230,13 +258,14 @@ fn read_all(
     options: &DataOptions,
     batch: &mut Batch<'_>,
 ) -> Result<(), DataError> {
-    let tokenizer = batch.tokenizer;
+    let (tokenizer, progress) = (batch.tokenizer, batch.progress);
     match input {
         Input::Embedded(documents) => {
             for document in documents {
                 batch.push(Piece {
                     text: document.text.clone(),
                     ends_document: true,
+                    is_exact: true,
                     source_bytes: document.text.len() as u64,
                 })?;
             }
@@ -247,7 +276,8 @@ fn read_all(
                     file,
                     record,
                     &options.text_column,
-                    &|text| tokenizer.last_cut(text),
+                    tokenizer,
+                    progress,
                     &mut |piece| batch.push(piece),
                 )?;
             }
@@ -264,10 +294,14 @@ struct Batch<'a> {
     pieces: Vec<Piece>,
     num_bytes: usize,
     num_documents: u64,
+    num_cuts: u64,
 }
 
 impl Batch<'_> {
     fn push(&mut self, piece: Piece) -> Result<(), DataError> {
+        if self.progress.is_interrupted() {
+            return Err(DataError::Interrupted);
+        }
         self.num_bytes += piece.text.len();
         self.pieces.push(piece);
         if self.num_bytes >= BATCH_BYTES {
@@ -278,28 +312,18 @@ impl Batch<'_> {
 
     /// Encodes in parallel, writes in order.
     fn flush(&mut self) -> Result<(), DataError> {
-        let (tokenizer, progress) = (self.tokenizer, self.progress);
-        let encoded: Vec<Vec<u32>> = self
-            .pieces
-            .par_iter()
-            .map(|piece| {
-                let ids = tokenizer.encode(&piece.text);
-                progress.advance(piece.source_bytes);
-                if progress.is_interrupted() {
-                    return Err(DataError::Interrupted);
-                }
-                ids
-            })
-            .collect::<Result<_, DataError>>()?;
-        for (piece, ids) in self.pieces.iter().zip(encoded) {
+        let pieces = Arc::new(std::mem::take(&mut self.pieces));
+        self.num_bytes = 0;
+        let encoded = encode_all(self.tokenizer, &pieces, self.progress)?;
+        for (piece, ids) in pieces.iter().zip(encoded) {
             self.writer.append(&ids)?;
             if piece.ends_document {
-                self.writer.append(tokenizer.end_of_text().as_slice())?;
+                self.writer
+                    .append(self.tokenizer.end_of_text().as_slice())?;
                 self.num_documents += 1;
             }
+            self.num_cuts += u64::from(!piece.is_exact);
         }
-        self.pieces.clear();
-        self.num_bytes = 0;
         Ok(())
     }
 }

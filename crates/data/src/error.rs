@@ -31,6 +31,12 @@ pub enum DataError {
     )]
     NoUsableFile { folder: PathBuf, num_skipped: usize },
 
+    #[error(
+        "`{}` lies more than {deepest} folders below the data folder\nhint: name a folder closer to the text, or move this one out",
+        cinch_files::shown(&folder)
+    )]
+    TooDeep { folder: PathBuf, deepest: usize },
+
     #[error("`{}` holds no text: {num_files} file(s) were read and all are empty", cinch_files::shown(&path))]
     NoText { path: PathBuf, num_files: usize },
 
@@ -56,6 +62,17 @@ pub enum DataError {
         path: PathBuf,
         line: u64,
         problem: String,
+    },
+
+    #[error(
+        "`{}` line {line} is longer than {} MiB, the most that a line of a .jsonl file may have\nhint: put its text into several lines, or into a .txt file, which may be of any length",
+        cinch_files::shown(&path),
+        longest_bytes >> 20
+    )]
+    LineTooLong {
+        path: PathBuf,
+        line: u64,
+        longest_bytes: u64,
     },
 
     #[error(
@@ -101,11 +118,27 @@ pub enum DataError {
     Encode { tokenizer: String, problem: String },
 
     #[error(
+        "the tokenizer `{tokenizer}` has not encoded {} KiB of text within {seconds} s\nhint: its rules take too long; use another tokenizer.json",
+        piece_bytes >> 10
+    )]
+    Stuck {
+        tokenizer: String,
+        piece_bytes: usize,
+        seconds: u64,
+    },
+
+    #[error(
         "cannot write the token cache in `{}`: {source}\nhint: {}; another folder can be named with `--cache-dir`",
         cinch_files::shown(&folder),
         cache_hint(source)
     )]
     CacheWrite { folder: PathBuf, source: io::Error },
+
+    #[error(
+        "cannot read the token cache `{}`: {source}\nhint: run again: a cache that was changed is made anew",
+        path.display()
+    )]
+    CacheRead { path: PathBuf, source: io::Error },
 
     #[error("interrupted while the data was prepared")]
     Interrupted,

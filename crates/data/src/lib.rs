@@ -17,15 +17,20 @@
 //! ```
 
 mod boundary;
+mod bounded;
 mod cache;
 mod corpus;
 mod decoder;
 mod document;
 mod embedded;
+mod encode;
 mod error;
+mod guard;
+mod json_line;
 mod permutation;
 mod progress;
 mod random;
+mod rules;
 pub mod sample;
 mod source;
 pub mod synth;
@@ -38,5 +43,7 @@ pub use decoder::Decoder;
 pub use error::DataError;
 pub use progress::{NoProgress, Progress};
 pub use source::{READ_EXTENSIONS, Source};
+#[doc(hidden)]
+pub use tokenizer::exercise_tokenizer_json;
 pub use tokenizer::{Tokenizer, TokenizerSpec};
 pub use window::{Split, Windows};

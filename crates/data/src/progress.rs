@@ -9,7 +9,7 @@ pub trait Progress: Sync {
     /// The current phase is over.
     fn end(&self);
     /// Whether the work should end early, with [`DataError::Interrupted`](crate::DataError). Asked
-    /// after every piece of about a megabyte.
+    /// at least every 50 ms while text is tokenised, and after every few megabytes elsewhere.
     fn is_interrupted(&self) -> bool {
         false
     }

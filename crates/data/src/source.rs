@@ -9,6 +9,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::error::DataError;
+use crate::progress::Progress;
+
+/// Folders this many levels below the one that was named are refused: deeper than people nest
+/// them, and shallow enough that a path stays short for the system.
+const DEEPEST_FOLDER: usize = 256;
 
 /// Endings of the files that a folder is searched for, compared without regard to case. `.json`
 /// is left out on purpose: it is mostly configuration and data, while `.jsonl` is text.
@@ -92,50 +97,97 @@ pub(crate) fn single_file(path: &Path) -> Result<SourceFile, DataError> {
     })
 }
 
+/// Something that a search has come across.
+struct Place {
+    path: PathBuf,
+    /// The same without links, by which it is known whether it was seen.
+    resolved: PathBuf,
+    /// Folders between it and the one that was named.
+    depth: usize,
+}
+
 /// What a search of a folder has found so far.
 #[derive(Default)]
 struct Search {
     found: Vec<PathBuf>,
     num_skipped: usize,
-    /// Links, followed only after everything that is really there: what is reachable both ways
-    /// is then read once, under its own name.
-    links: Vec<PathBuf>,
+    /// Links with their depth, followed only after everything that is really there: what is
+    /// reachable both ways is then read once, under its own name.
+    links: Vec<(PathBuf, usize)>,
     /// Resolved paths of visited folders and listed files, so that a loop of links ends.
     seen: HashSet<PathBuf>,
 }
 
 impl Search {
-    fn visit(&mut self, path: PathBuf) -> Result<(), DataError> {
-        let mut waiting = vec![path];
-        while let Some(path) = waiting.pop() {
-            // A broken link or a link to itself has no metadata: nothing to read there.
-            let Ok(metadata) = fs::metadata(&path) else {
+    /// Searches a folder or looks at a file. The way to it is resolved once; below it no
+    /// component is a link, so that names are only appended.
+    fn visit(
+        &mut self,
+        path: PathBuf,
+        depth: usize,
+        progress: &dyn Progress,
+    ) -> Result<(), DataError> {
+        // A broken link or a link to itself leads nowhere: nothing to read there.
+        let Ok(resolved) = fs::canonicalize(&path) else {
+            self.num_skipped += 1;
+            return Ok(());
+        };
+        let mut waiting = vec![Place {
+            path,
+            resolved,
+            depth,
+        }];
+        while let Some(place) = waiting.pop() {
+            if progress.is_interrupted() {
+                return Err(DataError::Interrupted);
+            }
+            let path = &place.path;
+            let Ok(metadata) = fs::metadata(path) else {
                 self.num_skipped += 1;
                 continue;
             };
-            let usable = metadata.is_file() && READ_EXTENSIONS.contains(&extension(&path).as_str());
+            let usable = metadata.is_file() && READ_EXTENSIONS.contains(&extension(path).as_str());
             if !metadata.is_dir() && !usable {
                 self.num_skipped += 1;
                 continue;
             }
-            let resolved = fs::canonicalize(&path).map_err(read_error(&path))?;
-            if !self.seen.insert(resolved) {
+            if self.seen.contains(&place.resolved) {
                 continue;
             }
             if usable {
-                self.found.push(path);
+                self.seen.insert(place.resolved);
+                self.found.push(place.path);
                 continue;
             }
-            for entry in fs::read_dir(&path).map_err(read_error(&path))? {
-                let entry = entry.map_err(read_error(&path))?;
-                let child = entry.path();
-                if is_hidden(&child) {
-                    self.num_skipped += 1;
-                } else if entry.file_type().map_err(read_error(&child))?.is_symlink() {
-                    self.links.push(child);
-                } else {
-                    waiting.push(child);
-                }
+            if place.depth > DEEPEST_FOLDER {
+                return Err(DataError::TooDeep {
+                    folder: place.path,
+                    deepest: DEEPEST_FOLDER,
+                });
+            }
+            self.list(&place, &mut waiting)?;
+            self.seen.insert(place.resolved);
+        }
+        Ok(())
+    }
+
+    /// Adds what a folder holds to what is waiting.
+    fn list(&mut self, folder: &Place, waiting: &mut Vec<Place>) -> Result<(), DataError> {
+        let entries = fs::read_dir(&folder.path).map_err(read_error(&folder.path))?;
+        for entry in entries {
+            let entry = entry.map_err(read_error(&folder.path))?;
+            let child = entry.path();
+            let depth = folder.depth + 1;
+            if is_hidden(&child) {
+                self.num_skipped += 1;
+            } else if entry.file_type().map_err(read_error(&child))?.is_symlink() {
+                self.links.push((child, depth));
+            } else {
+                waiting.push(Place {
+                    resolved: folder.resolved.join(entry.file_name()),
+                    path: child,
+                    depth,
+                });
             }
         }
         Ok(())
@@ -143,7 +195,10 @@ impl Search {
 }
 
 /// Every file below `folder` that is read, sorted by name.
-pub(crate) fn folder_files(folder: &Path) -> Result<Vec<SourceFile>, DataError> {
+pub(crate) fn folder_files(
+    folder: &Path,
+    progress: &dyn Progress,
+) -> Result<Vec<SourceFile>, DataError> {
     if !named(folder, "folder")?.is_dir() {
         return Err(DataError::WrongKind {
             path: folder.to_path_buf(),
@@ -152,12 +207,12 @@ pub(crate) fn folder_files(folder: &Path) -> Result<Vec<SourceFile>, DataError> 
         });
     }
     let mut search = Search::default();
-    search.visit(folder.to_path_buf())?;
+    search.visit(folder.to_path_buf(), 0, progress)?;
     while !search.links.is_empty() {
         let mut links = std::mem::take(&mut search.links);
         links.sort();
-        for link in links {
-            search.visit(link)?;
+        for (link, depth) in links {
+            search.visit(link, depth, progress)?;
         }
     }
     if search.found.is_empty() {
@@ -191,6 +246,7 @@ fn name_below(folder: &Path, path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::progress::NoProgress;
 
     fn write(folder: &Path, name: &str) {
         let path = folder.join(name);
@@ -199,7 +255,7 @@ mod tests {
     }
 
     fn names(folder: &Path) -> Vec<String> {
-        let files = folder_files(folder).unwrap();
+        let files = folder_files(folder, &NoProgress).unwrap();
         files.into_iter().map(|file| file.name).collect()
     }
 
@@ -224,7 +280,7 @@ mod tests {
             names(folder.path()),
             ["a.md", "b/a.jsonl", "b/deep/er/x.Py", "b/y.RS", "z.txt"]
         );
-        assert!(folder_files(folder.path()).unwrap()[1].json_lines);
+        assert!(folder_files(folder.path(), &NoProgress).unwrap()[1].json_lines);
     }
 
     #[cfg(unix)]
@@ -249,11 +305,44 @@ mod tests {
     }
 
     #[test]
+    fn a_folder_that_is_too_deep_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let below = |levels: usize| {
+            let mut path = folder.path().to_path_buf();
+            path.extend(std::iter::repeat_n("d", levels));
+            path
+        };
+        fs::create_dir_all(below(DEEPEST_FOLDER)).unwrap();
+        fs::write(below(DEEPEST_FOLDER).join("a.txt"), "x").unwrap();
+        assert_eq!(names(folder.path()).len(), 1);
+        fs::create_dir_all(below(DEEPEST_FOLDER + 1)).unwrap();
+        let message = folder_files(folder.path(), &NoProgress)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            message.contains("256") && message.contains("/d/d/d") && message.contains("hint:"),
+            "{message}"
+        );
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_loop_of_links_is_no_deep_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), "one/a.txt");
+        std::os::unix::fs::symlink("..", folder.path().join("one/up")).unwrap();
+        std::os::unix::fs::symlink("one", folder.path().join("two")).unwrap();
+        assert_eq!(names(folder.path()), ["one/a.txt"]);
+    }
+
+    #[test]
     fn a_folder_without_text_says_what_is_read() {
         let folder = tempfile::tempdir().unwrap();
         write(folder.path(), "a.bin");
         write(folder.path(), "b.json");
-        let message = folder_files(folder.path()).unwrap_err().to_string();
+        let message = folder_files(folder.path(), &NoProgress)
+            .unwrap_err()
+            .to_string();
         assert!(message.contains("2 skipped"), "{message}");
         assert!(
             message.contains(".jsonl") && message.contains(".adb"),
@@ -269,7 +358,7 @@ mod tests {
         assert_eq!(single_file(&file).unwrap().name, "odd.ending");
         let missing = folder.path().join("missing");
         assert!(matches!(
-            folder_files(&missing),
+            folder_files(&missing, &NoProgress),
             Err(DataError::SourceMissing { what: "folder", .. })
         ));
         assert!(matches!(
@@ -277,7 +366,7 @@ mod tests {
             Err(DataError::SourceMissing { what: "file", .. })
         ));
         assert!(matches!(
-            folder_files(&file),
+            folder_files(&file, &NoProgress),
             Err(DataError::WrongKind { .. })
         ));
         assert!(matches!(

@@ -2,28 +2,58 @@
 //!
 //! Input text is always ordinary text. A document that happens to contain `<|endoftext|>` gets
 //! the tokens of those thirteen characters: only the corpus itself places the real token.
+//!
+//! Text is encoded in pieces of 256 KiB, so that memory and the time of a piece are bounded
+//! whatever the text: GPT-2's pairs of a word take some 50 times its bytes, a tokenizer.json up to
+//! some 300 times a piece. A piece ends where the tokens beside the cut are those of the uncut
+//! text. A text without such a place (a word above 256 KiB, or a tokenizer.json whose rules are
+//! not known to have one) is cut where it looks best, and the corpus counts such cuts for its
+//! user.
+//!
+//! A tokenizer.json may come from anywhere. The file may have 64 MiB and a token 4 KiB, its rules
+//! are checked (`rules`), run under limits (`bounded`) and behind a wall (`guard`): a bad file is
+//! an error that names it.
 
+mod beginning;
 pub(crate) mod special;
 
 use std::convert::Infallible;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
+use tokenizers::TokenizerImpl;
+use tokenizers::models::ModelWrapper;
 
 use crate::boundary;
+use crate::bounded::{
+    BoundedDecoder, BoundedNormalizer, BoundedPreTokenizer, NoPostProcessor, allowing,
+};
 use crate::error::DataError;
+use crate::guard::guarded;
+use crate::rules::Rules;
 
 /// Targets are `i32` on every device, so this is the largest id a batch can hold.
 pub(crate) const LARGEST_TOKEN_ID: u32 = i32::MAX as u32;
 
 /// The byte tokenizer's end-of-text, the first id that is no byte.
-/// The most that is read of a tokenizer's file. The largest that are published have 40 MB.
-const MAX_TOKENIZER: u64 = 256 << 20;
 const BYTES_END_OF_TEXT: u32 = 256;
 const GPT2_END_OF_TEXT: u32 = 50_256;
 const END_OF_TEXT: &str = "<|endoftext|>";
+
+/// The longest text that is encoded at once: large enough that the work of a piece dwarfs the
+/// cost of handing it to a thread.
+pub(crate) const PIECE_BYTES: usize = 256 << 10;
+
+/// The largest tokenizer.json that is read: twice the largest that is published. Loading takes
+/// some 20 times its bytes.
+const LARGEST_FILE: u64 = 64 << 20;
+
+/// The longest token that a tokenizer.json may have: a text may be nothing but that token, and
+/// the library writes it out each time.
+const LONGEST_TOKEN: usize = 4 << 10;
 
 /// Whitespace runs beyond this many bytes are handed to the regex engine on their own: far below
 /// where it fails, far above what ordinary text holds.
@@ -77,7 +107,25 @@ impl fmt::Display for TokenizerSpec {
     }
 }
 
+/// The library's tokenizer with its parts under limits.
+type FileTokenizer = TokenizerImpl<
+    ModelWrapper,
+    BoundedNormalizer,
+    BoundedPreTokenizer,
+    NoPostProcessor,
+    BoundedDecoder,
+>;
+
+/// A place to cut a text at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Cut {
+    pub(crate) at: usize,
+    /// Whether the tokens of both sides are those of the uncut text.
+    pub(crate) is_exact: bool,
+}
+
 /// A loaded tokenizer. Encoding and decoding may be called from any number of threads.
+#[derive(Clone)]
 pub struct Tokenizer {
     name: String,
     kind: Kind,
@@ -86,10 +134,17 @@ pub struct Tokenizer {
     fingerprint: String,
 }
 
+#[derive(Clone)]
 enum Kind {
     Bytes,
     Gpt2(&'static tiktoken_rs::CoreBPE),
-    File(Box<tokenizers::Tokenizer>),
+    File {
+        inner: Arc<FileTokenizer>,
+        /// See `Rules::can_be_cut_at_whitespace`.
+        can_be_cut: bool,
+        /// What its post-processor puts before a text.
+        beginning: Arc<[u32]>,
+    },
 }
 
 impl fmt::Debug for Tokenizer {
@@ -119,32 +174,37 @@ impl Tokenizer {
                 end_of_text: Some(GPT2_END_OF_TEXT),
                 fingerprint: "gpt2-50257".to_owned(),
             }),
-            TokenizerSpec::File(path) => Self::load_file(path.clone()),
+            TokenizerSpec::File(path) => Self::from_json_bytes(path, &read_file(path)?),
         }
     }
 
-    fn load_file(path: PathBuf) -> Result<Self, DataError> {
-        let content = match cinch_files::read_regular(&path, MAX_TOKENIZER) {
-            Ok(content) => content,
-            Err(source) => return Err(DataError::TokenizerRead { path, source }),
-        };
+    /// The tokenizer of a tokenizer.json with that content; `path` names it in messages. Whatever
+    /// the content, this returns.
+    pub fn from_json_bytes(path: &Path, content: &[u8]) -> Result<Self, DataError> {
         let name = path.display().to_string();
         let unusable = |problem: String| DataError::TokenizerParse {
-            path: path.clone(),
+            path: path.to_path_buf(),
             problem,
         };
-        let mut inner = tokenizers::Tokenizer::from_bytes(&content)
-            .map_err(|problem| unusable(problem.to_string()))?;
-        // Many published files carry the truncation and padding of the run they were saved from;
-        // a corpus must be neither cut nor filled up.
-        inner
-            .with_truncation(None)
-            .map_err(|problem| unusable(problem.to_string()))?;
-        inner.with_padding(None);
-        inner.set_encode_special_tokens(true);
+        if content.len() as u64 > LARGEST_FILE {
+            return Err(unusable(too_large()));
+        }
+        let rules = Rules::read(content).map_err(unusable)?;
+        let inner = guarded(|| allowing(|| build(content)))
+            .and_then(|built| built)
+            .and_then(|built| built)
+            .map_err(unusable)?;
 
+        let vocabulary = inner.get_vocab(true);
+        if let Some(longest) = vocabulary.keys().map(String::len).max()
+            && longest > LONGEST_TOKEN
+        {
+            return Err(unusable(format!(
+                "a token of its vocabulary has {longest} bytes, and at most {LONGEST_TOKEN} are read"
+            )));
+        }
         // Ids may have gaps, so the embedding needs the largest one, not the number of entries.
-        let Some(largest) = inner.get_vocab(true).into_values().max() else {
+        let Some(largest) = vocabulary.into_values().max() else {
             return Err(unusable("its vocabulary is empty".to_owned()));
         };
         if largest > LARGEST_TOKEN_ID {
@@ -159,10 +219,14 @@ impl Tokenizer {
             .find_map(|spelling| inner.token_to_id(spelling));
         Ok(Self {
             name,
-            kind: Kind::File(Box::new(inner)),
+            kind: Kind::File {
+                inner: Arc::new(inner),
+                can_be_cut: rules.can_be_cut_at_whitespace(),
+                beginning: beginning::beginning(content).into(),
+            },
             vocab_size: largest as usize + 1,
             end_of_text,
-            fingerprint: format!("tokenizer-json-{:x}", Sha256::digest(&content)),
+            fingerprint: format!("tokenizer-json-{:x}", Sha256::digest(content)),
         })
     }
 
@@ -189,35 +253,51 @@ impl Tokenizer {
 
     /// The ids of `text`, without any special token added or recognised.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
-        match &self.kind {
+        let mut rest = text;
+        let mut ids = Vec::new();
+        while let Some(cut) = self.cut(rest) {
+            ids.append(&mut self.encode_piece(&rest[..cut.at])?);
+            rest = &rest[cut.at..];
+        }
+        ids.append(&mut self.encode_piece(rest)?);
+        Ok(ids)
+    }
+
+    /// The ids of a text that is not longer than a piece.
+    fn encode_piece(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        let encoded = match &self.kind {
             Kind::Bytes => Ok(text.bytes().map(u32::from).collect()),
-            Kind::Gpt2(inner) => {
+            Kind::Gpt2(inner) => guarded(|| {
                 let parts = boundary::parts(text, LONGEST_WHITESPACE_RUN);
-                Ok(match parts.as_slice() {
+                match parts.as_slice() {
                     [whole] => inner.encode_ordinary(whole),
                     parts => parts
                         .iter()
                         .flat_map(|part| inner.encode_ordinary(part))
                         .collect(),
-                })
-            }
-            Kind::File(inner) => match inner.encode_fast(text, false) {
-                Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-                Err(problem) => Err(DataError::Encode {
-                    tokenizer: self.name.clone(),
-                    problem: problem.to_string(),
+                }
+            }),
+            Kind::File { inner, .. } => guarded(|| allowing(|| inner.encode_fast(text, false)))
+                .and_then(|encoding| encoding)
+                .and_then(|encoding| match encoding {
+                    Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+                    Err(problem) => Err(problem.to_string()),
                 }),
-            },
-        }
+        };
+        encoded.map_err(|problem| DataError::Encode {
+            tokenizer: self.name.clone(),
+            problem,
+        })
     }
 
     /// The text of `ids`. Bytes that form no character, and ids outside the vocabulary, become
     /// U+FFFD: a half-trained model may produce any of them.
     pub fn decode(&self, ids: &[u32]) -> String {
         match &self.kind {
-            Kind::File(inner) => inner
-                .decode(ids, false)
-                .unwrap_or_else(|_| char::REPLACEMENT_CHARACTER.to_string()),
+            Kind::File { inner, .. } => match guarded(|| inner.decode(ids, false)) {
+                Ok(Ok(text)) => text,
+                _ => char::REPLACEMENT_CHARACTER.to_string(),
+            },
             _ => {
                 let mut bytes = Vec::with_capacity(ids.len() * 4);
                 for &id in ids {
@@ -241,20 +321,73 @@ impl Tokenizer {
                 Ok(token) => bytes.extend(token),
                 Err(_) => bytes.extend("\u{FFFD}".bytes()),
             },
-            Kind::File(_) => return false,
+            Kind::File { .. } => return false,
         }
         true
     }
 
-    /// The last place where `text` can be cut without changing its tokens. None where no place
-    /// is known, which for a tokenizer.json is always: its rules may look across any boundary.
-    pub(crate) fn last_cut(&self, text: &str) -> Option<usize> {
-        match &self.kind {
-            Kind::Bytes => Some(text.len()).filter(|&end| end > 0),
-            Kind::Gpt2(_) => boundary::last_cut(text),
-            Kind::File(_) => None,
+    /// Where the first piece of a text ends that is longer than one. It depends on that piece
+    /// alone, so that a text is cut at the same places however it is read.
+    pub(crate) fn cut(&self, text: &str) -> Option<Cut> {
+        if text.len() <= PIECE_BYTES {
+            return None;
         }
+        let piece = &text[..text.floor_char_boundary(PIECE_BYTES)];
+        let whitespace = || boundary::last_cut(piece);
+        let change = || boundary::last_change(piece);
+        let (found, is_exact) = match &self.kind {
+            Kind::Bytes => (Some(piece.len()), true),
+            Kind::Gpt2(_) => (whitespace().or_else(change), true),
+            Kind::File { can_be_cut, .. } => match whitespace() {
+                Some(at) => (Some(at), *can_be_cut),
+                None => (change(), false),
+            },
+        };
+        Some(match found {
+            Some(at) => Cut { at, is_exact },
+            None => Cut {
+                at: piece.len(),
+                is_exact: false,
+            },
+        })
     }
+}
+
+/// Loads a tokenizer.json from any bytes and sends any text through it and back: the number of
+/// its ids, or None where there was an error. For fuzzing: it returns, whatever it is given.
+#[doc(hidden)]
+pub fn exercise_tokenizer_json(json: &[u8], text: &str) -> Option<usize> {
+    let tokenizer = Tokenizer::from_json_bytes(Path::new("tokenizer.json"), json).ok()?;
+    let ids = tokenizer.encode(text).ok()?;
+    tokenizer.decode(&ids);
+    Some(ids.len())
+}
+
+/// Reads a tokenizer.json, which is not larger than one may be.
+fn read_file(path: &Path) -> Result<Vec<u8>, DataError> {
+    cinch_files::read_regular(path, LARGEST_FILE).map_err(|source| DataError::TokenizerRead {
+        path: path.to_path_buf(),
+        source,
+    })
+}
+
+fn too_large() -> String {
+    format!("it has more than {} MiB", LARGEST_FILE >> 20)
+}
+
+fn build(content: &[u8]) -> Result<FileTokenizer, String> {
+    let mut inner = FileTokenizer::from_bytes(content).map_err(|problem| problem.to_string())?;
+    // Many published files carry the truncation and padding of the run they were saved from;
+    // a corpus must be neither cut nor filled up.
+    inner
+        .with_truncation(None)
+        .map_err(|problem| problem.to_string())?;
+    inner.with_padding(None);
+    inner.set_encode_special_tokens(true);
+    if inner.get_pre_tokenizer().is_none() {
+        inner.with_pre_tokenizer(Some(BoundedPreTokenizer::default()));
+    }
+    Ok(inner)
 }
 
 #[cfg(test)]

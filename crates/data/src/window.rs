@@ -67,17 +67,17 @@ impl Windows {
 
     /// Writes window `index`: tokens [T], targets [T]. A position that has no next token gets the
     /// target that the loss leaves out.
-    fn fill(&self, index: u64, tokens: &mut [i32], targets: &mut [i32]) {
+    fn fill(&self, index: u64, tokens: &mut [i32], targets: &mut [i32]) -> Result<(), DataError> {
         assert_eq!(tokens.len(), self.seq_len, "one window of tokens");
         assert_eq!(targets.len(), self.seq_len, "one window of targets");
-        let mut stream = self.tokens.tokens_from(index * self.seq_len as u64);
-        let mut current = stream.next();
-        for (token, target) in tokens.iter_mut().zip(targets) {
-            let next = stream.next();
-            *token = current.unwrap_or(self.padding);
-            *target = next.unwrap_or(IGNORE_INDEX);
-            current = next;
+        let mut ids = Vec::with_capacity(self.seq_len + 1);
+        self.tokens
+            .read(index * self.seq_len as u64, self.seq_len + 1, &mut ids)?;
+        for (position, (token, target)) in tokens.iter_mut().zip(targets).enumerate() {
+            *token = ids.get(position).copied().unwrap_or(self.padding);
+            *target = ids.get(position + 1).copied().unwrap_or(IGNORE_INDEX);
         }
+        Ok(())
     }
 }
 
@@ -106,7 +106,13 @@ impl Split {
 
     /// Writes the sample that is drawn `sample`-th, counting from 0 over all epochs. Each epoch
     /// visits every window once, in an order of its own that depends on `seed`.
-    pub fn fill(&self, sample: u64, seed: u64, tokens: &mut [i32], targets: &mut [i32]) {
+    pub fn fill(
+        &self,
+        sample: u64,
+        seed: u64,
+        tokens: &mut [i32],
+        targets: &mut [i32],
+    ) -> Result<(), DataError> {
         let index = match self.len {
             0 => 0,
             len => {
@@ -114,18 +120,23 @@ impl Split {
                 Permutation::new(len, mix(seed) ^ epoch).apply(place)
             }
         };
-        self.fill_in_order(index, tokens, targets);
+        self.fill_in_order(index, tokens, targets)
     }
 
     /// Writes window `index` of the part, in an order that never changes. Beyond the end, as in
     /// an empty part, it is a window of padding that counts for no loss.
-    pub fn fill_in_order(&self, index: u64, tokens: &mut [i32], targets: &mut [i32]) {
+    pub fn fill_in_order(
+        &self,
+        index: u64,
+        tokens: &mut [i32],
+        targets: &mut [i32],
+    ) -> Result<(), DataError> {
         if index >= self.len {
             tokens.fill(self.windows.padding);
             targets.fill(IGNORE_INDEX);
-            return;
+            return Ok(());
         }
         let window = self.order.apply(self.start + index);
-        self.windows.fill(window, tokens, targets);
+        self.windows.fill(window, tokens, targets)
     }
 }

@@ -57,7 +57,7 @@ fn tokens(corpus: &Corpus) -> Vec<u32> {
     let len = corpus.num_tokens() as usize;
     let (train, _) = corpus.windows(len).unwrap().split(0.0, 0);
     let (mut tokens, mut targets) = (vec![0; len], vec![0; len]);
-    train.fill_in_order(0, &mut tokens, &mut targets);
+    train.fill_in_order(0, &mut tokens, &mut targets).unwrap();
     assert_eq!(
         tokens[1..],
         targets[..len - 1],
@@ -342,7 +342,9 @@ fn windows_tile_the_corpus() {
     for split in [&train, &validation] {
         for index in 0..split.len() {
             let (mut tokens, mut targets) = ([0; 10], [0; 10]);
-            split.fill_in_order(index, &mut tokens, &mut targets);
+            split
+                .fill_in_order(index, &mut tokens, &mut targets)
+                .unwrap();
             let start = tokens[0];
             assert!(tokens.iter().copied().eq(start..start + 10));
             let last = if start == 90 { 256 } else { start + 10 };
@@ -367,7 +369,7 @@ fn each_epoch_visits_every_window_once_in_its_own_order() {
         samples
             .map(|sample| {
                 let (mut tokens, mut targets) = ([0; 4], [0; 4]);
-                train.fill(sample, seed, &mut tokens, &mut targets);
+                train.fill(sample, seed, &mut tokens, &mut targets).unwrap();
                 tokens[0]
             })
             .collect()
@@ -412,10 +414,10 @@ fn a_corpus_shorter_than_a_window_is_padded_and_masked() {
         .unwrap()
         .split(0.5, 0);
     let (mut tokens, mut targets) = ([0; 5], [0; 5]);
-    train.fill(17, 0, &mut tokens, &mut targets);
+    train.fill(17, 0, &mut tokens, &mut targets).unwrap();
     assert_eq!(tokens, [97, 98, 256, 256, 256]);
     assert_eq!(targets, [98, 256, IGNORE_INDEX, IGNORE_INDEX, IGNORE_INDEX]);
-    validation.fill(3, 0, &mut tokens, &mut targets);
+    validation.fill(3, 0, &mut tokens, &mut targets).unwrap();
     assert_eq!(
         targets, [IGNORE_INDEX; 5],
         "an empty part counts for nothing"

@@ -3,9 +3,10 @@
 //!
 //! The new contents are written beside the place, under a hidden name that ends with the
 //! process, and renamed. A writer that was killed leaves that file, which nobody takes for the
-//! real one.
+//! real one. The writer holds an advisory lock on it that ends with its process: by that
+//! [`sweep`] tells what a killed one left from what is being written.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process;
@@ -41,16 +42,18 @@ impl Replacement {
             let partial = format!("{PARTIAL_PREFIX}{name}-{number}-{process}");
             let partial = parent_of(path).join(partial);
             let mut options = OpenOptions::new();
-            match options.write(true).create_new(true).open(&partial) {
+            let file = match options.write(true).create_new(true).open(&partial) {
                 // Process numbers come back, and a dead one's file may have this name.
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                opened => {
-                    return Ok(Self {
-                        file: opened?,
-                        partial: Partial(partial),
-                        path: path.to_path_buf(),
-                    });
-                }
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+                opened => opened?,
+            };
+            // Between the two calls a sweep may have taken the file for a leftover.
+            if is_held(&file)? {
+                return Ok(Self {
+                    file,
+                    partial: Partial(partial),
+                    path: path.to_path_buf(),
+                });
             }
         }
     }
@@ -71,10 +74,65 @@ impl Replacement {
             partial,
             file,
         } = self;
-        // Closed first: not every system renames an open file.
-        drop(file);
-        fs::rename(&partial.0, path)
+        // Not every system renames an open file; where it can be done, the lock is held until
+        // the file has its name.
+        let lock = cfg!(unix).then_some(file);
+        fs::rename(&partial.0, path)?;
+        drop(lock);
+        Ok(())
     }
+}
+
+/// Locks a file that was just made and says whether it is still there. A file system without
+/// locks has no sweep either.
+fn is_held(file: &File) -> io::Result<bool> {
+    match file.try_lock() {
+        Ok(()) => has_name(file),
+        Err(TryLockError::WouldBlock) => Ok(false),
+        Err(TryLockError::Error(_)) => Ok(true),
+    }
+}
+
+#[cfg(unix)]
+fn has_name(file: &File) -> io::Result<bool> {
+    use std::os::unix::fs::MetadataExt;
+    Ok(file.metadata()?.nlink() > 0)
+}
+
+/// Elsewhere an open file cannot be removed.
+#[cfg(not(unix))]
+fn has_name(_: &File) -> io::Result<bool> {
+    Ok(true)
+}
+
+/// Removes the unfinished files in `folder` whose writer is gone, of those whose finished name
+/// is `ours`. What cannot be looked at or removed stays: it is in nobody's way.
+pub fn sweep(folder: &Path, ours: impl Fn(&str) -> bool) {
+    let Ok(entries) = fs::read_dir(folder) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let is_partial = name.to_str().and_then(finished_name).is_some_and(&ours);
+        // A link is nobody's unfinished file, and opening a pipe would wait.
+        if !is_partial || !entry.file_type().is_ok_and(|kind| kind.is_file()) {
+            continue;
+        }
+        if let Ok(file) = File::open(entry.path())
+            && file.try_lock().is_ok()
+        {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// The name that an unfinished file is to have: what stands between the prefix and the two
+/// numbers.
+fn finished_name(partial: &str) -> Option<&str> {
+    let (rest, process) = partial.strip_prefix(PARTIAL_PREFIX)?.rsplit_once('-')?;
+    let (name, number) = rest.rsplit_once('-')?;
+    let is_number = |part: &str| part.parse::<u64>().is_ok();
+    (is_number(process) && is_number(number)).then_some(name)
 }
 
 impl Write for Replacement {
@@ -164,6 +222,58 @@ mod tests {
         });
         assert!(contents.contains(&fs::read(&path).unwrap()));
         assert_eq!(names(folder.path()), ["shared"]);
+    }
+
+    #[test]
+    fn a_sweep_takes_what_a_killed_writer_left_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let left = [".partial-old.tokens-0-4000000", ".partial-a-b.tokens-12-1"];
+        let others = [
+            ".partial-old.svg-0-4000000",
+            ".partial-old.tokens-0-x",
+            ".partial-old.tokens",
+            "old.tokens-0-1",
+        ];
+        for name in left.iter().chain(&others) {
+            fs::write(path(name), b"x").unwrap();
+        }
+        fs::create_dir(path(".partial-folder.tokens-0-1")).unwrap();
+        let mut running = Replacement::create(&path("new.tokens")).unwrap();
+        running.write_all(b"whole").unwrap();
+        sweep(folder.path(), |name| name.ends_with(".tokens"));
+        for name in left {
+            assert!(!path(name).exists(), "{name}");
+        }
+        for name in others {
+            assert!(path(name).exists(), "{name}");
+        }
+        assert!(path(".partial-folder.tokens-0-1").is_dir());
+        running.put().unwrap();
+        assert_eq!(fs::read(path("new.tokens")).unwrap(), b"whole");
+        sweep(&path("absent"), |_| true);
+    }
+
+    #[test]
+    fn writers_and_sweeps_at_once_lose_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        std::thread::scope(|scope| {
+            for writer in 0..4 {
+                let path = folder.path().join(format!("file-{writer}"));
+                scope.spawn(move || {
+                    for round in 0..200_u32 {
+                        let mut file = Replacement::create(&path).unwrap();
+                        file.write_all(&round.to_le_bytes()).unwrap();
+                        file.put_unsynced().unwrap();
+                        assert_eq!(fs::read(&path).unwrap(), round.to_le_bytes());
+                    }
+                });
+            }
+            for _ in 0..2 {
+                scope.spawn(|| (0..400).for_each(|_| sweep(folder.path(), |_| true)));
+            }
+        });
+        assert_eq!(names(folder.path()).len(), 4);
     }
 
     /// A file that others may read stays one, unlike what temporary folders make.

@@ -11,7 +11,7 @@ use cinch_data::sample::{
     TokenizerConfig, TooLong,
 };
 use cinch_data::{
-    Corpus, DataOptions, NoProgress, Progress, Source, Split, Tokenizer, TokenizerSpec,
+    Corpus, DataError, DataOptions, NoProgress, Progress, Source, Split, Tokenizer, TokenizerSpec,
 };
 use cinch_model::input;
 
@@ -91,7 +91,13 @@ impl RowSource {
 
     /// Writes rows to a batch, the first of which is `first`: in the order of epochs drawn by a
     /// seed, or in one that never changes.
-    fn fill(&self, first: u64, seed: Option<u64>, seq_len: usize, batch: &mut Batch) {
+    fn fill(
+        &self,
+        first: u64,
+        seed: Option<u64>,
+        seq_len: usize,
+        batch: &mut Batch,
+    ) -> Result<(), DataError> {
         let names = [
             input::TOKENS,
             input::TARGETS,
@@ -107,8 +113,8 @@ impl RowSource {
         let mut starts = starts.chunks_exact_mut(seq_len);
         for (number, (tokens, targets)) in (first..).zip(tokens.zip(targets)) {
             match (self, seed) {
-                (Self::Windows(split), Some(seed)) => split.fill(number, seed, tokens, targets),
-                (Self::Windows(split), None) => split.fill_in_order(number, tokens, targets),
+                (Self::Windows(split), Some(seed)) => split.fill(number, seed, tokens, targets)?,
+                (Self::Windows(split), None) => split.fill_in_order(number, tokens, targets)?,
                 (Self::Samples(rows), seed) => {
                     let [unread_positions, unread_starts] = &mut unread;
                     let mut row = Row {
@@ -124,6 +130,7 @@ impl RowSource {
                 }
             }
         }
+        Ok(())
     }
 }
 
@@ -185,7 +192,8 @@ impl Data {
         };
         let parts = (RowSource::Windows(training), RowSource::Windows(validation));
         let fingerprint = corpus.fingerprint().to_owned();
-        Ok(Self::new(parts, fingerprint, report, Vec::new(), config))
+        let notes = corpus.cut_note().into_iter().collect();
+        Ok(Self::new(parts, fingerprint, report, notes, config))
     }
 
     fn of_samples(
@@ -268,13 +276,24 @@ impl Data {
     }
 
     /// The batch that follows after `samples` sequences.
-    pub fn fill_training(&self, samples: u64, seed: u64, seq_len: usize, batch: &mut Batch) {
-        self.training.fill(samples, Some(seed), seq_len, batch);
+    pub fn fill_training(
+        &self,
+        samples: u64,
+        seed: u64,
+        seq_len: usize,
+        batch: &mut Batch,
+    ) -> Result<(), DataError> {
+        self.training.fill(samples, Some(seed), seq_len, batch)
     }
 
     /// The batch of validation sequences from `first` on.
-    pub fn fill_validation(&self, first: u64, seq_len: usize, batch: &mut Batch) {
-        self.validation.fill(first, None, seq_len, batch);
+    pub fn fill_validation(
+        &self,
+        first: u64,
+        seq_len: usize,
+        batch: &mut Batch,
+    ) -> Result<(), DataError> {
+        self.validation.fill(first, None, seq_len, batch)
     }
 }
 

@@ -282,7 +282,7 @@ impl<'a> Trainer<'a> {
         let (seed, seq_len) = (config.training.seed, config.batch.seq_len);
         let (max_steps, interval) = (config.training.max_steps, config.training.logging_steps);
         self.data
-            .fill_training(self.state.samples, seed, seq_len, &mut self.batch);
+            .fill_training(self.state.samples, seed, seq_len, &mut self.batch)?;
         let (batch, step, told) = (&self.batch, self.state.step, self.stop);
         let stop = &mut || told.load(Ordering::Relaxed);
         let Some(result) = self.session.train_step_unless(batch, step, stop)? else {
@@ -376,7 +376,7 @@ impl<'a> Trainer<'a> {
                 return Ok(None);
             }
             self.data
-                .fill_validation(index * micro as u64, seq_len, &mut batch);
+                .fill_validation(index * micro as u64, seq_len, &mut batch)?;
             let (batch_loss, batch_targets) = self.session.evaluate(&batch)?;
             loss += batch_loss;
             targets += batch_targets;

@@ -1,13 +1,16 @@
 //! `cinch data`: make or prepare training data.
 
 use cinch_data::synth::{self, Language, SynthOptions};
-use cinch_data::{Corpus, DataOptions, Source, Tokenizer, TokenizerSpec};
+use cinch_data::{Corpus, DataError, DataOptions, Source, Tokenizer, TokenizerSpec};
 use serde_json::json;
 
 use super::{print, print_json};
 use crate::args::{DataArguments, DataCommand, PrepareArguments, SynthArguments};
+use crate::failure::Interrupted;
+use crate::interrupt;
 use crate::progress::{DataBar, shown};
 use crate::table::thousands;
+use crate::voice::{self, tell};
 
 pub fn run(arguments: &DataArguments) -> anyhow::Result<()> {
     match &arguments.command {
@@ -72,7 +75,16 @@ fn prepare(arguments: &PrepareArguments) -> anyhow::Result<()> {
         text_column: arguments.text_column.clone(),
         cache_dir: arguments.cache_dir.clone(),
     };
-    let corpus = Corpus::prepare(&options, &tokenizer, &DataBar::default())?;
+    interrupt::listen("stopping (Ctrl-C again to stop at once)")?;
+    let bar = DataBar::until(&interrupt::STOP);
+    let corpus = match Corpus::prepare(&options, &tokenizer, &bar) {
+        Err(DataError::Interrupted) => {
+            tell("stopped while the data was prepared");
+            return Err(Interrupted.into());
+        }
+        prepared => prepared?,
+    };
+    voice::aside(corpus.cut_note());
     if arguments.json {
         return print_json(&json!({
             "path": cinch_files::shown(&arguments.path).to_string(),
@@ -80,6 +92,7 @@ fn prepare(arguments: &PrepareArguments) -> anyhow::Result<()> {
             "vocabulary": tokenizer.vocab_size(),
             "tokens": corpus.num_tokens(),
             "documents": corpus.num_documents(),
+            "cuts": corpus.num_cuts(),
             "cache": cinch_files::shown(corpus.cache_path()).to_string(),
             "was_cached": corpus.was_cached(),
         }));

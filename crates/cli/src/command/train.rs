@@ -1,11 +1,8 @@
 //! `cinch train`: plan, then train inside the plan.
 
 use std::collections::BTreeMap;
-use std::io::IsTerminal;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::Context;
 use cinch_config::{Bytes, Settings, Source, Value};
 use cinch_data::DataError;
 use cinch_engine::EngineOptions;
@@ -17,14 +14,16 @@ use serde_json::json;
 
 use super::{print, print_all, print_json};
 use crate::args::TrainArguments;
-use crate::failure::{INTERRUPTED, Interrupted};
+use crate::failure::Interrupted;
 use crate::overhead::{self, Measured};
 use crate::progress::{DataBar, TrainBar, epochs, shown};
 use crate::run::AskedRun;
 use crate::voice::{self, tell};
-use crate::{device, resume, table};
+use crate::{device, interrupt, resume, table};
 
-static STOP: AtomicBool = AtomicBool::new(false);
+/// The first Ctrl-C ends the run after the micro batch in progress, the second at once.
+const STOPPING: &str =
+    "stopping: the last whole step is saved (Ctrl-C again to stop without saving)";
 
 pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
     let target = device::train_target(arguments.device)?;
@@ -50,7 +49,7 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
         print(&table::plan(&report, asked.budget_name))?;
         print_all(&voice::notes(asked.notes.iter().chain(&cut).chain(&cache)))?;
     }
-    stop_on_ctrl_c()?;
+    interrupt::listen(STOPPING)?;
     let folder = &asked.config.output.output_dir;
     let run = Run {
         plan,
@@ -61,8 +60,8 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
             tf32: arguments.tf32,
             deterministic: arguments.deterministic,
         },
-        stop: &STOP,
-        progress: &DataBar::until(&STOP),
+        stop: &interrupt::STOP,
+        progress: &DataBar::until(&interrupt::STOP),
     };
     let mut bar = TrainBar::new();
     let outcome = train_owned(run, owned, &mut |event: Event<'_>| {
@@ -136,25 +135,6 @@ fn exact(value: &Value) -> Option<String> {
         Value::Path(path) => path.to_str().map(str::to_owned),
         other => Some(other.to_string()),
     }
-}
-
-/// The first Ctrl-C ends the run after the micro batch in progress, the second at once.
-fn stop_on_ctrl_c() -> anyhow::Result<()> {
-    ctrlc::set_handler(|| {
-        if STOP.swap(true, Ordering::Relaxed) {
-            #[expect(clippy::exit, reason = "the user asked twice")]
-            std::process::exit(INTERRUPTED.into());
-        }
-        // On a terminal the cursor stands behind a progress bar.
-        let above = match std::io::stderr().is_terminal() {
-            true => "\n",
-            false => "",
-        };
-        tell(&format!(
-            "{above}stopping: the last whole step is saved (Ctrl-C again to stop without saving)"
-        ));
-    })
-    .context("cannot listen for Ctrl-C")
 }
 
 /// What was measured of the loss, and when.

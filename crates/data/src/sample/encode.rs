@@ -83,7 +83,7 @@ impl<'a> SampleEncoder<'a> {
         templating: Templating,
         train_on_inputs: bool,
     ) -> Result<Self, DataError> {
-        let special = SpecialTokenizer::new(tokenizer)?;
+        let special = SpecialTokenizer::new(tokenizer);
         let named = config.and_then(|config| Some((config, config.token("eos_token")?)));
         let end_of_text = match named {
             None => tokenizer.end_of_text(),

@@ -6,12 +6,12 @@
 //! samples are prepared.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use super::{BYTES_END_OF_TEXT, END_OF_TEXT, GPT2_END_OF_TEXT, Kind, Tokenizer};
+use super::{BYTES_END_OF_TEXT, END_OF_TEXT, FileTokenizer, GPT2_END_OF_TEXT, Kind, Tokenizer};
+use crate::bounded::allowing;
 use crate::error::DataError;
-
-/// A text that no tokenizer joins with what surrounds it, to see what is put around a text.
-const PROBE: &str = "a";
+use crate::guard::guarded;
 
 /// An id and the bytes of the text that it stands for.
 pub(crate) type Placed = (u32, Range<usize>);
@@ -19,39 +19,27 @@ pub(crate) type Placed = (u32, Range<usize>);
 /// A tokenizer that recognises special tokens.
 pub(crate) struct SpecialTokenizer<'a> {
     tokenizer: &'a Tokenizer,
-    inner: Option<Box<tokenizers::Tokenizer>>,
-    beginning: Vec<u32>,
+    inner: Option<Box<FileTokenizer>>,
+    beginning: Arc<[u32]>,
 }
 
 impl<'a> SpecialTokenizer<'a> {
-    pub(crate) fn new(tokenizer: &'a Tokenizer) -> Result<Self, DataError> {
-        let mut beginning = Vec::new();
-        let inner = match &tokenizer.kind {
-            Kind::Bytes | Kind::Gpt2(_) => None,
-            Kind::File(inner) => {
-                let mut inner = inner.clone();
+    pub(crate) fn new(tokenizer: &'a Tokenizer) -> Self {
+        let (inner, beginning) = match &tokenizer.kind {
+            Kind::Bytes | Kind::Gpt2(_) => (None, Arc::default()),
+            Kind::File {
+                inner, beginning, ..
+            } => {
+                let mut inner = FileTokenizer::clone(inner);
                 inner.set_encode_special_tokens(false);
-                let encode = |add_special| {
-                    let encoding = inner.encode_fast(PROBE, add_special);
-                    encoding
-                        .map(|encoding| encoding.get_ids().to_vec())
-                        .map_err(|problem| encode_error(tokenizer, problem.to_string()))
-                };
-                let (bare, surrounded) = (encode(false)?, encode(true)?);
-                let place = surrounded
-                    .windows(bare.len().max(1))
-                    .position(|window| window == bare);
-                beginning.extend_from_slice(&surrounded[..place.unwrap_or(0)]);
-                // It adds nothing here, but some move the ends of tokens off their whitespace.
-                inner.with_post_processor(None::<tokenizers::PostProcessorWrapper>);
-                Some(inner)
+                (Some(Box::new(inner)), beginning.clone())
             }
         };
-        Ok(Self {
+        Self {
             tokenizer,
             inner,
             beginning,
-        })
+        }
     }
 
     /// What the tokenizer puts before a text by itself, such as LLaMA's beginning-of-text.
@@ -86,9 +74,10 @@ impl<'a> SpecialTokenizer<'a> {
         let Some(inner) = &self.inner else {
             return self.encode_parts(text);
         };
-        let encoding = inner
-            .encode(text, false)
-            .map_err(|problem| encode_error(self.tokenizer, problem.to_string()))?;
+        let encoding = guarded(|| allowing(|| inner.encode(text, false)))
+            .and_then(|encoding| encoding)
+            .and_then(|encoding| encoding.map_err(|problem| problem.to_string()))
+            .map_err(|problem| encode_error(self.tokenizer, problem))?;
         let places = encoding
             .get_offsets()
             .iter()
@@ -137,7 +126,7 @@ mod tests {
     fn the_end_of_text_is_a_token_and_places_are_bytes() {
         for spec in [TokenizerSpec::Bytes, TokenizerSpec::Gpt2] {
             let tokenizer = Tokenizer::load(&spec).unwrap();
-            let special = SpecialTokenizer::new(&tokenizer).unwrap();
+            let special = SpecialTokenizer::new(&tokenizer);
             let text = "né <|endoftext|><|endoftext|> b";
             let placed = special.encode(text).unwrap();
             let end = tokenizer.end_of_text().unwrap();
