@@ -2,7 +2,10 @@
 //! memory and back to a disk. Nothing here knows a graph, a plan or a device.
 //!
 //! [`WeightFiles`] opens a model folder (one safetensors file, or shards with their index), checks
-//! every header and reads tensors by rows, in their own type or converted.
+//! every header and reads tensors by rows, in their own type, converted, or quantised.
+//! [`write_model_folder`] and [`write_adapter`] write tensor by tensor, whole folders or none.
+//! [`Adapter`] is one of peft's, [`AdapterConfig::adapted`] says which modules it is put on, and
+//! [`merge`] makes one model of it and its base.
 //!
 //! ```no_run
 //! use cinch_weights::WeightFiles;

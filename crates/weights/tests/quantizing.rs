@@ -156,7 +156,7 @@ fn double_quantisation_is_that_of_bitsandbytes() {
 #[test]
 fn int8_is_that_of_bitsandbytes() {
     let fixture = Fixture::open();
-    for case in ["odd", "half"] {
+    for case in CASES {
         let name = format!("{case}.weight");
         let (values, columns) = (fixture.floats(&name), fixture.columns(&name));
         let mut codes = vec![0; values.len()];
@@ -173,13 +173,13 @@ fn int8_is_that_of_bitsandbytes() {
             &scales,
             &fixture.floats(&format!("{case}.int8.scales")),
         );
-        let mut back = vec![0.0; values.len()];
-        dequantize_int8(&codes, columns, &scales, &mut back);
-        assert_same(
-            &format!("{case}.int8.dequantized"),
-            &back,
-            &fixture.floats(&format!("{case}.int8.dequantized")),
-        );
+        // The fixture of the largest has no room for its values.
+        if case != "large" {
+            let mut back = vec![0.0; values.len()];
+            dequantize_int8(&codes, columns, &scales, &mut back);
+            let expected = fixture.floats(&format!("{case}.int8.dequantized"));
+            assert_same(&format!("{case}.int8.dequantized"), &back, &expected);
+        }
 
         let mut read = (vec![0; codes.len()], vec![0.0; scales.len()]);
         fixture

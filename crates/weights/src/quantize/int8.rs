@@ -1,7 +1,9 @@
 //! Eight bits with one scale for each row, as LLM.int8() keeps weights.
 //!
-//! A row's scale is its largest magnitude; `code = round(x · (127 / scale))`, a half to even, and
-//! `x ≈ code · scale · (1 / 127)`. bitsandbytes rounds weights to fp16 first; what is read from bf16
+//! A row's scale is its largest magnitude; `code = round(x · (1 / scale · 127))`, a half to even, and
+//! `x ≈ code · scale · (1 / 127)`. The reciprocal comes first, as PyTorch divides a number by a
+//! tensor and CUDA's fast division works; in bf16, where many values lie on a half, a quotient of
+//! 127 would give one code in some thousands otherwise. bitsandbytes rounds weights to fp16 first; what is read from bf16
 //! or fp16 files has the same value there, unless it is below 2^-24 or above 65504.
 
 use rayon::prelude::*;
@@ -36,7 +38,7 @@ pub fn quantize_int8(values: &[f32], columns: usize, codes: &mut [i8], scales: &
 /// Quantises a row and gives its scale.
 pub(super) fn quantize_row(values: &[f32], codes: &mut [i8]) -> f32 {
     let largest = largest_magnitude(values);
-    let factor = LARGEST_CODE / largest;
+    let factor = 1.0 / largest * LARGEST_CODE;
     for (&value, code) in values.iter().zip(codes) {
         // A row of zeros gives NaN here, and the conversion makes 0 of it.
         *code = (value * factor + ROUNDER - ROUNDER) as i8;
