@@ -18,6 +18,7 @@ use super::driver::{
 };
 use super::op::{COPY_TO_REAL, Lowered, lower_all};
 use super::staging::Staging;
+use super::tensor_map;
 use super::timing::Stopwatch;
 use crate::engine::EngineOptions;
 use crate::error::EngineError;
@@ -51,6 +52,21 @@ pub struct CudaExecutor {
     context_bytes: u64,
     /// The same after the arena was allocated.
     allocated_bytes: u64,
+}
+
+/// What a kernel gets for an argument; the driver reads as many bytes as the parameter has.
+enum ArgumentValue {
+    Word(u64),
+    Map(Box<sys::CUtensorMap>),
+}
+
+impl ArgumentValue {
+    fn pointer(&mut self) -> *mut c_void {
+        match self {
+            Self::Word(word) => std::ptr::from_mut(word).cast(),
+            Self::Map(map) => std::ptr::from_mut(map.as_mut()).cast(),
+        }
+    }
 }
 
 // SAFETY: functions belong to modules of the context; every call binds the context first.
@@ -127,7 +143,7 @@ impl CudaExecutor {
     ) -> Result<ProgramId, EngineError> {
         self.context.bind()?;
         let dtype = graph.compute;
-        let lowered = lower_all(graph, plan, nodes, first_micro);
+        let lowered = lower_all(graph, plan, nodes, first_micro, self.context.info.card());
         for Lowered { op, node, commands } in &lowered {
             for command in commands {
                 self.make_ready(command, dtype)
@@ -230,24 +246,13 @@ impl CudaExecutor {
                 problem: "it was not loaded".to_owned(),
             });
         };
-        // Each argument in a word of its own; the driver reads as many bytes as the parameter has.
-        let mut words: Vec<u64> = arguments
+        let mut values: Vec<ArgumentValue> = arguments
             .iter()
-            .map(|argument| match *argument {
-                Argument::Address(offset) => self.arena.address + offset,
-                Argument::Host(offset) => {
-                    self.host.as_ref().map_or(0, HostMemory::address) + offset
-                }
-                Argument::Null => 0,
-                Argument::I32(value) => u64::from(value.cast_unsigned()),
-                Argument::U32(value) => u64::from(value),
-                Argument::U64(value) => value,
-                Argument::F32(value) => u64::from(value.to_bits()),
-            })
-            .collect();
+            .map(|argument| self.value(argument, dtype))
+            .collect::<Result<_, _>>()?;
         // The driver copies a table and writes nothing to it.
         let table = table.map(|table| table.as_ptr().cast_mut().cast());
-        let arguments = words.iter_mut().map(|word| std::ptr::from_mut(word).cast());
+        let arguments = values.iter_mut().map(ArgumentValue::pointer);
         let mut pointers: Vec<*mut c_void> = table.into_iter().chain(arguments).collect();
         let [gx, gy, gz] = shape.grid;
         let [bx, by, bz] = shape.block;
@@ -264,6 +269,22 @@ impl CudaExecutor {
             )
         }
         .map_err(failed(format!("launch {}", kernel.function)))
+    }
+
+    fn value(&self, argument: &Argument, dtype: DType) -> Result<ArgumentValue, EngineError> {
+        Ok(ArgumentValue::Word(match *argument {
+            Argument::Address(offset) => self.arena.address + offset,
+            Argument::Host(offset) => self.host.as_ref().map_or(0, HostMemory::address) + offset,
+            Argument::Null => 0,
+            Argument::I32(value) => u64::from(value.cast_unsigned()),
+            Argument::U32(value) => u64::from(value),
+            Argument::U64(value) => value,
+            Argument::F32(value) => u64::from(value.to_bits()),
+            Argument::TensorMap(at) => {
+                let map = tensor_map::encode(&at, self.arena.address, dtype)?;
+                return Ok(ArgumentValue::Map(Box::new(map)));
+            }
+        }))
     }
 
     /// Replays a recorded part. Returns at once; reads wait for it.

@@ -178,7 +178,7 @@ __device__ __forceinline__ void exponentials(float (&s)[KEYS / 2], float c, floa
 }
 
 // A warpgroup with 64 queries of each piece.
-template <int D, int GROUPS, int STAGES, bool DROPOUT, bool TURNS>
+template <int D, int GROUPS, int STAGES, bool DROPOUT>
 __device__ __forceinline__ void attend(const Problem& x, const Memory<D, GROUPS, STAGES>& at,
                                        u8* shared_output, real* o, float* lse) {
     constexpr int ROWS = 64 * GROUPS;
@@ -197,13 +197,12 @@ __device__ __forceinline__ void attend(const Problem& x, const Memory<D, GROUPS,
     };
     // Warpgroups take turns in giving work to the matrix units.
     auto take_turn = [&]() {
-        if (TURNS) meet(1 + group, 256);
+        meet(1 + group, 256);
     };
     auto give_turn = [&]() {
-        if (TURNS)
-            asm volatile("bar.arrive %0, 256;" ::"r"(1 + (group + 1) % GROUPS) : "memory");
+        asm volatile("bar.arrive %0, 256;" ::"r"(1 + (group + 1) % GROUPS) : "memory");
     };
-    if (TURNS && group == GROUPS - 1) give_turn();
+    if (group == GROUPS - 1) give_turn();
 
     Piece<ROWS> piece;
     for (int round = 0; piece.take(x, round); round++) {
@@ -357,7 +356,7 @@ __device__ __forceinline__ void attend(const Problem& x, const Memory<D, GROUPS,
     }
 }
 
-template <int D, int GROUPS, int STAGES, bool DROPOUT, bool TURNS>
+template <int D, int GROUPS, int STAGES, bool DROPOUT>
 __device__ __forceinline__ void forward(const TensorMap* q, const TensorMap* k, const TensorMap* v,
                                         real* o, float* lse, const Problem& x) {
     extern __shared__ __align__(1024) u8 shared[];
@@ -380,7 +379,7 @@ __device__ __forceinline__ void forward(const TensorMap* q, const TensorMap* k, 
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(GROUPS == 3 ? 160 : 240));
         u8* output = shared + (at.output() - at.base);
-        attend<D, GROUPS, STAGES, DROPOUT, TURNS>(x, at, output, o, lse);
+        attend<D, GROUPS, STAGES, DROPOUT>(x, at, output, o, lse);
     }
 }
 
@@ -389,24 +388,18 @@ __device__ __forceinline__ void forward(const TensorMap* q, const TensorMap* k, 
 #define SCALARS                                                                                    \
     int batch, int seq, int heads, int kv_heads, float scale, int causal, const u32 *random,       \
         u32 stream, u32 threshold, const i32 *lengths, int window, const i32 *starts, int together
-#define INSTANCE(NAME, D, GROUPS, STAGES, DROPOUT, TURNS)                                          \
+#define INSTANCE(NAME, D, GROUPS, STAGES, DROPOUT)                                                 \
     KERNEL __launch_bounds__(128 + 128 * GROUPS, 1)                                                \
         NAME(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,             \
              const __grid_constant__ TensorMap v, real* o, float* lse, SCALARS) {                  \
         Problem x = {batch,  seq,       heads,   kv_heads, causal, scale,   random,                \
                      stream, threshold, lengths, window,   starts, together};                      \
-        forward<D, GROUPS, STAGES, DROPOUT, TURNS>(&q, &k, &v, o, lse, x);                         \
+        forward<D, GROUPS, STAGES, DROPOUT>(&q, &k, &v, o, lse, x);                                \
     }
 
-INSTANCE(attention_forward_hopper_64, 64, 3, 4, false, true)
-INSTANCE(attention_forward_hopper_64_dropout, 64, 3, 4, true, true)
-INSTANCE(attention_forward_hopper_128, 128, 2, 2, false, true)
-INSTANCE(attention_forward_hopper_128_dropout, 128, 2, 2, true, true)
-#ifdef VARIANTS
-INSTANCE(attention_forward_hopper_64_free, 64, 3, 4, false, false)
-INSTANCE(attention_forward_hopper_64_dropout_two, 64, 2, 4, true, true)
-INSTANCE(attention_forward_hopper_64_dropout_two_free, 64, 2, 4, true, false)
-INSTANCE(attention_forward_hopper_64_dropout_free, 64, 3, 4, true, false)
-#endif
+INSTANCE(attention_forward_hopper_64, 64, 3, 4, false)
+INSTANCE(attention_forward_hopper_64_dropout, 64, 2, 4, true)
+INSTANCE(attention_forward_hopper_128, 128, 2, 2, false)
+INSTANCE(attention_forward_hopper_128_dropout, 128, 2, 2, true)
 
 #endif  // !REAL_F32

@@ -15,8 +15,9 @@
 // head from the end. A block that had the most queries of one head gets the fewest of the next.
 //
 // Where several query heads share a key head, their dK and dV are summed in the order of the heads
-// in the same way. Nobody waits for a block that is not running, as long as all blocks of the
-// launch find room at the same time: there are never more than multiprocessors.
+// in the same way, in one of `key_places` for the key heads under way. Nobody waits for a block
+// that is not running, as long as all blocks of the launch find room at the same time: there are
+// never more than multiprocessors.
 
 #include "hopper.cuh"
 
@@ -40,6 +41,8 @@ struct Problem {
     const i32* starts;
     // Which heads a team has: one after the other, `rounds` of them, and how far apart they are.
     int rounds, apart;
+    // Key heads that have sums at the same time.
+    int key_places;
 
     // Blocks of keys of a sequence.
     __device__ __forceinline__ int blocks() const { return (seq + KEYS - 1) / KEYS; }
@@ -375,6 +378,25 @@ __device__ __forceinline__ void write_rows(const float (&y)[D / 2], float factor
     }
 }
 
+// Where the query heads of a key head sum dK and dV of a block of keys: [warpgroup][dK, dV] in the
+// order of the threads' registers, with a counter.
+struct KeySums {
+    u64 place;
+    u32 use;
+
+    __device__ __forceinline__ KeySums(const Problem& x, int round, int kv_head, int block) {
+        int group = x.heads / x.kv_heads, places = x.key_places, index = kv_head, first = 0;
+        if (places < x.batch * x.kv_heads && x.apart == 1) {
+            // A team has two places for its own heads.
+            places = 2;
+            first = blockIdx.x / x.blocks() * 2;
+            index = round / group;
+        }
+        place = (u64)(first + index % places) * x.blocks() + block;
+        use = index / places * TURNS_OF_A_USE;
+    }
+};
+
 // Adds what earlier heads left (`part` > 0) and leaves the sum for later ones.
 template <int N>
 __device__ __forceinline__ void pass_on(float (&y)[N], float* sums, int part, bool is_last) {
@@ -430,7 +452,16 @@ __device__ __forceinline__ void differentiate(const Problem& x, const Memory<D, 
             }
         }
         int steps = round.num_tiles(x);
-        if (steps == 0) continue;
+        KeySums key_sums(x, r, round.b * x.kv_heads + kv_head, round.block);
+        u32 next_turn = is_last_part ? key_sums.use + TURNS_OF_A_USE : key_sums.use + part + 1;
+        if (steps == 0) {
+            // Nothing to add: the counter goes on all the same.
+            if (heads_of_key > 1 && threadIdx.x == 128) {
+                wait_for_turn(x.key_turns + key_sums.place, key_sums.use + part);
+                set_turn(x.key_turns + key_sums.place, next_turn);
+            }
+            continue;
+        }
         const i32* starts = x.starts ? x.starts + (u64)round.b * x.seq : nullptr;
         u32 head = round.b * x.heads + round.h;
         int own = first + group * 64, key = first + own_row;
@@ -540,21 +571,16 @@ __device__ __forceinline__ void differentiate(const Problem& x, const Memory<D, 
         // Both are done with the last dS, whose place is now free for rows on their way out.
         meet(1, 256);
         if (heads_of_key > 1) {
-            u64 place = ((u64)round.b * x.kv_heads + kv_head) * x.blocks() + round.block;
-            u32* turns = x.key_turns + place;
-            float* sums = x.key_sums + place * KEYS * D * 2 + group * 64 * D * 2;
-            if (part > 0) {
-                if (lane == 0) wait_for_turn(turns, part);
-                __syncwarp();
-            }
+            u32* turns = x.key_turns + key_sums.place;
+            float* sums = x.key_sums + (key_sums.place * 2 + group) * 64 * D * 2;
+            if (lane == 0) wait_for_turn(turns, key_sums.use + part);
+            __syncwarp();
             pass_on(grad_key, sums, part, is_last_part);
             pass_on(grad_value, sums + 64 * D, part, is_last_part);
-            if (!is_last_part) {
-                __threadfence();
-                meet(1, 256);
-                if (threadIdx.x == 128) set_turn(turns, part + 1);
-                continue;
-            }
+            __threadfence();
+            meet(1, 256);
+            if (threadIdx.x == 128) set_turn(turns, next_turn);
+            if (!is_last_part) continue;
         }
         u8* space = shared + (at.scores(0) - at.base) + (group * 64 + warp * 16) * 128;
         int row = own + warp * 16;
@@ -604,7 +630,7 @@ __device__ __forceinline__ void backward(const TensorMap* q, const TensorMap* k,
 #define SCALARS                                                                                    \
     u32 q_stride, u32 kv_stride, int batch, int seq, int heads, int kv_heads, float scale,         \
         int causal, const u32 *random, u32 stream, u32 threshold, const i32 *lengths, int window,  \
-        const i32 *starts, int rounds, int apart
+        const i32 *starts, int rounds, int apart, int key_places
 #define INSTANCE(NAME, D, ROWS, DROPOUT)                                                           \
     KERNEL __launch_bounds__(384, 1)                                                               \
         NAME(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,             \
@@ -614,7 +640,7 @@ __device__ __forceinline__ void backward(const TensorMap* q, const TensorMap* k,
         Problem x = {lse,      delta,     sums,    key_sums, turns,    key_turns, lows,   dq,      \
                      dk,       dv,        q_stride, kv_stride, batch,  seq,       heads,  kv_heads, \
                      causal,   scale,     random,  stream,   threshold, lengths,  window, starts,  \
-                     rounds,   apart};                                                             \
+                     rounds,   apart,     key_places};                                             \
         backward<D, ROWS, DROPOUT>(&q, &k, &v, &d_o, x);                                           \
     }
 

@@ -54,6 +54,7 @@ mod tests {
 
     use super::*;
     use crate::cuda::command::Command;
+    use crate::cuda::lowering::Card;
 
     fn lower(
         batch: usize,
@@ -65,7 +66,7 @@ mod tests {
         let x = graph.batch("x", [batch, seq, heads * head_dim], DType::Bf16);
         graph.rotary("rotary", x, head_dim, 10_000.0).unwrap();
         let plan = Plan::new(&graph, Options::new(Target::Cuda));
-        let mut x = Lowering::new(&graph, &plan, 0, true);
+        let mut x = Lowering::new(&graph, &plan, 0, true, Card::ANY);
         let op = op::Rotary {
             base: 10_000.0,
             head_dim,
