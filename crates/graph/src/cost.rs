@@ -55,11 +55,9 @@ pub enum Arithmetic {
     /// Products inside a kernel of blocks of unequal length.
     Blocks {
         flops: u64,
-        /// Of the matrix rate.
-        share: f64,
-        blocks: usize,
-        /// Blocks that a multiprocessor holds at once.
-        resident: usize,
+        any: BlockWork,
+        /// On a Hopper card, where it has a kernel of its own.
+        hopper: Option<BlockWork>,
     },
     /// Steps of time, each of which waits for the one before it.
     Recurrence {
@@ -73,6 +71,16 @@ pub enum Arithmetic {
         /// How often all steps run.
         passes: f64,
     },
+}
+
+/// How blocks of unequal length fill a card.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BlockWork {
+    /// Of the matrix rate.
+    pub share: f64,
+    pub blocks: usize,
+    /// Blocks that a multiprocessor holds at once.
+    pub resident: usize,
 }
 
 impl Cost {

@@ -35,7 +35,7 @@ mod update_in_backward;
 mod verify;
 
 pub use align::{ALIGNMENT, aligned};
-pub use cost::{Arithmetic, ChunkedCost, Cost, KernelCost};
+pub use cost::{Arithmetic, BlockWork, ChunkedCost, Cost, KernelCost};
 pub use differentiate::{Backward, Optimizer, TrainingGraph, differentiate};
 pub use error::GraphError;
 pub use graph::{

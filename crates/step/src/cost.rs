@@ -11,8 +11,8 @@ mod tests;
 use std::collections::BTreeMap;
 
 use cinch_config::Config;
-use cinch_device::Card;
-use cinch_graph::{Arithmetic, DType, Graph, KernelCost, Node, Target, TrainingGraph};
+use cinch_device::{Card, Generation};
+use cinch_graph::{Arithmetic, BlockWork, DType, Graph, KernelCost, Node, Target, TrainingGraph};
 use cinch_plan::num_micro_nodes;
 
 use crate::StepPlan;
@@ -161,12 +161,13 @@ impl Rates<'_> {
         match *arithmetic {
             Arithmetic::Hidden => 0.0,
             Arithmetic::Product { m, n, k, stored } => self.tiles([m, n, k], stored),
-            Arithmetic::Blocks {
-                flops,
-                share,
-                blocks,
-                resident,
-            } => {
+            Arithmetic::Blocks { flops, any, hopper } => {
+                let is_hopper = self.card.generation == Some(Generation::Hopper);
+                let BlockWork {
+                    share,
+                    blocks,
+                    resident,
+                } = hopper.filter(|_| is_hopper).unwrap_or(any);
                 // Blocks end at different times, so that about one wave of them runs on a card
                 // that is no longer full.
                 let resident = resident.saturating_mul(processors);

@@ -20,10 +20,26 @@ pub enum Argument {
     Host(u64),
     /// A null pointer, for something optional that is absent.
     Null,
+    /// A tensor in the arena, for the copy engine of Hopper cards; passed by value.
+    TensorMap(TensorMapAt),
     I32(i32),
     U32(u32),
     U64(u64),
     F32(f32),
+}
+
+/// The rows of all heads of [batch, rows, heads, columns], 16 bits an element, as columns of a wider
+/// tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorMapAt {
+    pub address: u64,
+    /// Of one head; a multiple of 64.
+    pub columns: usize,
+    pub heads: usize,
+    pub rows: usize,
+    pub batch: usize,
+    /// Elements from one row to the next; a multiple of 8.
+    pub row_stride: usize,
 }
 
 /// Grid, block and dynamic shared memory.

@@ -13,7 +13,11 @@ use sha2::{Digest, Sha256};
 use crate::error::EngineError;
 
 /// What sources include, each before those that it includes itself.
-const HEADERS: [(&str, &str); 2] = [
+const HEADERS: [(&str, &str); 3] = [
+    (
+        "#include \"hopper.cuh\"",
+        include_str!("kernels/hopper.cuh"),
+    ),
     ("#include \"scan.cuh\"", include_str!("kernels/scan.cuh")),
     (
         "#include \"common.cuh\"",
@@ -22,10 +26,18 @@ const HEADERS: [(&str, &str); 2] = [
 ];
 
 /// Every source, by the name that commands use.
-pub const SOURCES: [(&str, &str); 14] = [
+pub const SOURCES: [(&str, &str); 16] = [
     ("activation", include_str!("kernels/activation.cu")),
     ("attention", include_str!("kernels/attention.cu")),
     ("attention_any", include_str!("kernels/attention_any.cu")),
+    (
+        "attention_hopper",
+        include_str!("kernels/attention_hopper.cu"),
+    ),
+    (
+        "attention_hopper_backward",
+        include_str!("kernels/attention_hopper_backward.cu"),
+    ),
     ("column_sum", include_str!("kernels/column_sum.cu")),
     ("convolution", include_str!("kernels/convolution.cu")),
     ("cross_entropy", include_str!("kernels/cross_entropy.cu")),
@@ -45,8 +57,25 @@ pub fn is_available() -> bool {
     unsafe { sys::is_culib_present() }
 }
 
+/// What a source is compiled for on a card of this architecture, in this precision; `None` where it
+/// has nothing for it. Sources for Hopper use instructions that only its own variant has.
+pub fn target(file: &str, dtype: DType, architecture: &str) -> Option<String> {
+    if !matches!(file, "attention_hopper" | "attention_hopper_backward") {
+        return Some(architecture.to_owned());
+    }
+    let is_built = architecture == "sm_90" && matches!(dtype, DType::Bf16 | DType::F16);
+    is_built.then(|| "sm_90a".to_owned())
+}
+
 /// The machine code of a source, from the cache or compiled.
 pub fn cubin(file: &'static str, dtype: DType, architecture: &str) -> Result<Vec<u8>, EngineError> {
+    let Some(architecture) = &target(file, dtype, architecture) else {
+        return Err(EngineError::Compile {
+            file,
+            architecture: architecture.to_owned(),
+            log: format!("the source has nothing for {dtype} there"),
+        });
+    };
     let source = SOURCES.iter().find(|(name, _)| *name == file);
     let source = source.map_or("", |(_, source)| source);
     let source = HEADERS

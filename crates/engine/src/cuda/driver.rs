@@ -9,6 +9,7 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
 use super::image;
+use super::lowering::Card;
 use crate::error::EngineError;
 
 /// Whether a CUDA driver with at least one device is on this machine.
@@ -64,6 +65,13 @@ impl DeviceInfo {
     /// The architecture that kernels are compiled for.
     pub fn architecture(&self) -> String {
         format!("sm_{}{}", self.major, self.minor)
+    }
+
+    pub(crate) fn card(&self) -> Card {
+        Card {
+            is_hopper: (self.major, self.minor) == (9, 0),
+            multiprocessors: self.multiprocessors.max(1) as usize,
+        }
     }
 }
 

@@ -18,6 +18,7 @@ use super::driver::{
 };
 use super::op::{COPY_TO_REAL, Lowered, lower_all};
 use super::staging::Staging;
+use super::tensor_map;
 use super::timing::Stopwatch;
 use crate::engine::EngineOptions;
 use crate::error::EngineError;
@@ -51,6 +52,21 @@ pub struct CudaExecutor {
     context_bytes: u64,
     /// The same after the arena was allocated.
     allocated_bytes: u64,
+}
+
+/// What a kernel gets for an argument; the driver reads as many bytes as the parameter has.
+enum ArgumentValue {
+    Word(u64),
+    Map(Box<sys::CUtensorMap>),
+}
+
+impl ArgumentValue {
+    fn pointer(&mut self) -> *mut c_void {
+        match self {
+            Self::Word(word) => std::ptr::from_mut(word).cast(),
+            Self::Map(map) => std::ptr::from_mut(map.as_mut()).cast(),
+        }
+    }
 }
 
 // SAFETY: what is inside belongs to the context, not to a thread. Every public call that reaches
@@ -163,7 +179,7 @@ impl CudaExecutor {
         self.check(plan)?;
         self.context.bind()?;
         let dtype = graph.compute;
-        let lowered = lower_all(graph, plan, nodes, first_micro);
+        let lowered = lower_all(graph, plan, nodes, first_micro, self.context.info.card());
         for Lowered { op, node, commands } in &lowered {
             for command in commands {
                 self.make_ready(command, dtype)
@@ -279,15 +295,13 @@ impl CudaExecutor {
                 problem: "it was not loaded".to_owned(),
             });
         };
-        // Each argument in a word of its own; the driver reads as many bytes as the parameter has.
-        let host = self.host.as_ref().map(HostMemory::address);
-        let words = arguments
+        let mut values: Vec<ArgumentValue> = arguments
             .iter()
-            .map(|argument| word(*argument, self.arena.address, host));
-        let mut words = words.collect::<Result<Vec<u64>, EngineError>>()?;
+            .map(|argument| self.value(argument, dtype))
+            .collect::<Result<_, _>>()?;
         // The driver copies a table and writes nothing to it.
         let table = table.map(|table| table.as_ptr().cast_mut().cast());
-        let arguments = words.iter_mut().map(|word| std::ptr::from_mut(word).cast());
+        let arguments = values.iter_mut().map(ArgumentValue::pointer);
         let mut pointers: Vec<*mut c_void> = table.into_iter().chain(arguments).collect();
         let [gx, gy, gz] = shape.grid;
         let [bx, by, bz] = shape.block;
@@ -305,6 +319,15 @@ impl CudaExecutor {
             )
         }
         .map_err(failed(format!("launch {}", kernel.function)))
+    }
+
+    fn value(&self, argument: &Argument, dtype: DType) -> Result<ArgumentValue, EngineError> {
+        if let Argument::TensorMap(at) = argument {
+            let map = tensor_map::encode(at, self.arena.address, dtype)?;
+            return Ok(ArgumentValue::Map(Box::new(map)));
+        }
+        let host = self.host.as_ref().map(HostMemory::address);
+        word(*argument, self.arena.address, host).map(ArgumentValue::Word)
     }
 
     /// Replays a recorded part. Returns at once; reads wait for it.
@@ -482,6 +505,8 @@ fn word(argument: Argument, arena: u64, host: Option<u64>) -> Result<u64, Engine
         Argument::U32(value) => u64::from(value),
         Argument::U64(value) => value,
         Argument::F32(value) => u64::from(value.to_bits()),
+        // A structure of its own, which the caller makes.
+        Argument::TensorMap(_) => 0,
     })
 }
 

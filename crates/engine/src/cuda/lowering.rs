@@ -9,6 +9,27 @@ use super::command::{Argument, Command, Kernel, LaunchShape, Product};
 /// number would do; this one fills the largest cards.
 pub const MULTIPROCESSORS: usize = 132;
 
+/// What lowering needs to know of the card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Card {
+    /// Whether it runs what is written for sm_90a.
+    pub is_hopper: bool,
+    pub multiprocessors: usize,
+}
+
+impl Card {
+    /// One that takes only what runs on every card.
+    pub const ANY: Self = Self {
+        is_hopper: false,
+        multiprocessors: MULTIPROCESSORS,
+    };
+    /// The largest Hopper card.
+    pub const HOPPER: Self = Self {
+        is_hopper: true,
+        multiprocessors: MULTIPROCESSORS,
+    };
+}
+
 /// One node being lowered.
 pub struct Lowering<'a> {
     pub graph: &'a Graph,
@@ -17,17 +38,25 @@ pub struct Lowering<'a> {
     pub index: usize,
     /// Whether accumulators start over.
     pub first_micro: bool,
+    pub card: Card,
     commands: Vec<Command>,
 }
 
 impl<'a> Lowering<'a> {
-    pub fn new(graph: &'a Graph, plan: &'a Plan, index: usize, first_micro: bool) -> Self {
+    pub fn new(
+        graph: &'a Graph,
+        plan: &'a Plan,
+        index: usize,
+        first_micro: bool,
+        card: Card,
+    ) -> Self {
         Self {
             graph,
             plan,
             node: &graph.nodes[index],
             index,
             first_micro,
+            card,
             commands: Vec::new(),
         }
     }

@@ -13,6 +13,7 @@ mod image;
 pub mod lowering;
 pub mod op;
 mod staging;
+mod tensor_map;
 mod timing;
 
 pub use driver::{DeviceInfo, card, is_available, memory};

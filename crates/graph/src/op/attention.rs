@@ -1,11 +1,15 @@
 //! Softmax attention that never holds the T×T scores: forward keeps one number per row and
 //! head (the log-sum-exp), backward computes the probabilities again, block by block.
 
+mod hopper;
+
+pub use hopper::{HopperBackward, HopperParts};
+
 use super::{
     Declare, expect, expect_dropout, expect_dtype, expect_float, expect_inputs, expect_same,
     expect_shape, expect_small, product,
 };
-use crate::cost::{Arithmetic, Cost, KernelCost};
+use crate::cost::{Arithmetic, BlockWork, Cost, KernelCost};
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::graph::{Dropout, Graph, Node, Target, TensorId};
@@ -223,41 +227,58 @@ impl Attention {
     }
 
     /// The products of a GPU's kernels. Blocks of later rows have more keys to read.
-    fn cuda_arithmetic(&self, source: &TensorType, flops: u64, shares: CudaShares) -> Arithmetic {
+    fn cuda_arithmetic(&self, source: &TensorType, flops: u64, shares: &CudaShares) -> Arithmetic {
         /// Rows of a block, and blocks that a multiprocessor holds.
         const ROWS: usize = 64;
         const RESIDENT: usize = 2;
+        const HOPPER_ROWS: usize = 128;
         let dims = source.shape.dims();
-        let blocks = [dims[0], self.heads, dims[1].div_ceil(ROWS)];
+        let blocks = |rows: usize| {
+            let factors = [dims[0], self.heads, dims[1].div_ceil(rows)];
+            factors.into_iter().fold(1, usize::saturating_mul)
+        };
+        let share = |[plain, dropout]: [f64; 2]| match self.dropout {
+            None => plain,
+            Some(_) => dropout,
+        };
+        let single = source.dtype == source.dtype.accumulator();
         Arithmetic::Blocks {
             flops,
-            share: match self.dropout {
-                _ if source.dtype == source.dtype.accumulator() => SINGLE_SHARE,
-                None => shares.plain,
-                Some(_) => shares.dropout,
+            any: BlockWork {
+                share: if single {
+                    SINGLE_SHARE
+                } else {
+                    share(shares.any)
+                },
+                blocks: blocks(ROWS),
+                resident: RESIDENT,
             },
-            blocks: blocks.into_iter().fold(1, usize::saturating_mul),
-            resident: RESIDENT,
+            hopper: self.suits_hopper(source).then(|| BlockWork {
+                share: share(shares.hopper[usize::from(self.head_dim == 128)]),
+                blocks: blocks(HOPPER_ROWS),
+                resident: 1,
+            }),
         }
     }
 }
 
 /// The share of the matrix rate that a GPU's kernels reach on their products: these are as small
-/// as a head is wide, and exponentials stand between them.
+/// as a head is wide, and exponentials stand between them. Of each pair the second is with dropout:
+/// every probability needs a random number, made again in the backward.
 struct CudaShares {
-    plain: f64,
-    /// Every probability needs a random number, made again in the backward.
-    dropout: f64,
+    any: [f64; 2],
+    /// Of Hopper's own kernels, for heads of 64 and of 128 columns.
+    hopper: [[f64; 2]; 2],
 }
 
 const FORWARD_SHARES: CudaShares = CudaShares {
-    plain: 0.25,
-    dropout: 0.158,
+    any: [0.25, 0.158],
+    hopper: [[0.41, 0.21], [0.80, 0.56]],
 };
-/// Of the five products that are counted (it computes seven).
+/// Of the five products that are counted (the kernels for any card compute seven).
 const BACKWARD_SHARES: CudaShares = CudaShares {
-    plain: 0.228,
-    dropout: 0.168,
+    any: [0.228, 0.168],
+    hopper: [[0.38, 0.22], [0.60, 0.46]],
 };
 /// Single precision, of the single-precision rate.
 const SINGLE_SHARE: f64 = 0.15;
@@ -313,7 +334,7 @@ impl Declare for Attention {
 
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         let flops = self.flops(inputs, outputs);
-        let arithmetic = self.cuda_arithmetic(&inputs[0], flops, FORWARD_SHARES);
+        let arithmetic = self.cuda_arithmetic(&inputs[0], flops, &FORWARD_SHARES);
         let bytes = self.bytes(inputs, outputs);
         Cost::of([KernelCost::computing(1, bytes, arithmetic)])
     }
@@ -346,9 +367,14 @@ impl Declare for AttentionBackward {
         Ok(qkv.to_vec())
     }
 
-    /// Per row and head the sum of do∘o.
-    fn workspace(&self, inputs: &[TensorType], _outputs: &[TensorType], _target: Target) -> u64 {
-        inputs[self.0.num_sources() + 2].bytes()
+    /// Per row and head the sum of do∘o; on a GPU, which may be a Hopper card, what its own
+    /// kernel sums besides.
+    fn workspace(&self, inputs: &[TensorType], _outputs: &[TensorType], target: Target) -> u64 {
+        let delta = inputs[self.0.num_sources() + 2].bytes();
+        match target {
+            Target::Cpu => delta,
+            Target::Cuda => delta.max(self.0.hopper_workspace(&inputs[1])),
+        }
     }
 
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
@@ -362,7 +388,7 @@ impl Declare for AttentionBackward {
 
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         let flops = self.flops(inputs, outputs);
-        let arithmetic = self.0.cuda_arithmetic(&inputs[1], flops, BACKWARD_SHARES);
+        let arithmetic = self.0.cuda_arithmetic(&inputs[1], flops, &BACKWARD_SHARES);
         let bytes = self.bytes(inputs, outputs);
         Cost::of([KernelCost::computing(3, bytes, arithmetic)])
     }

@@ -24,7 +24,7 @@ mod view;
 
 pub use activation::{Activation, ActivationBackward, ActivationKind};
 pub use add::Add;
-pub use attention::{Attention, AttentionBackward, AttentionInputs};
+pub use attention::{Attention, AttentionBackward, AttentionInputs, HopperBackward, HopperParts};
 pub use convolution::{Convolution, ConvolutionBackward};
 pub use cross_entropy::{CrossEntropy, IGNORE_INDEX};
 pub use dequantise::{Dequantise, Quantisation, QuantisedTensors};

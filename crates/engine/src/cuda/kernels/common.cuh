@@ -149,9 +149,13 @@ struct Dropout {
 
     __device__ __forceinline__ u32 row(u32 row) const { return mix((row + row_offset) ^ key); }
 
+    __device__ __forceinline__ bool keeps(u32 base, u32 column) const {
+        return mix(base + column * 0x9e3779b9u) >= threshold;
+    }
+
     // 0 for a dropped element, 1/(1 − rate) for a kept one.
     __device__ __forceinline__ float factor(u32 base, u32 column) const {
         if (threshold == 0u) return 1.0f;
-        return mix(base + column * 0x9e3779b9u) < threshold ? 0.0f : scale;
+        return keeps(base, column) ? scale : 0.0f;
     }
 };

@@ -1,9 +1,10 @@
 //! Attention: on the tensor cores for heads of 32, 64 or 128 columns in 16 bits, in plain
 //! arithmetic for the rest. The backward is three launches: δ into the workspace, the gradients
-//! of keys and values, those of queries.
+//! of keys and values, those of queries. Hopper cards have kernels of their own for most of it.
 
 use cinch_graph::{DType, op};
 
+use super::attention_hopper;
 use crate::cuda::command::{Argument, Kernel, LaunchShape};
 use crate::cuda::lowering::Lowering;
 
@@ -199,6 +200,9 @@ fn kernel(file: &'static str, function: &'static str) -> Kernel {
 }
 
 pub fn attention(x: &mut Lowering<'_>, op: &op::Attention) {
+    if x.card.is_hopper && op.suits_hopper(&x.input_type(0)) {
+        return attention_hopper::attention(x, op);
+    }
     let site = Site::new(x, op, 0, op.num_sources());
     let mut arguments = site.sources.to_vec();
     arguments.extend([x.output_argument(0), x.output_argument(1)]);
@@ -213,6 +217,11 @@ pub fn attention(x: &mut Lowering<'_>, op: &op::Attention) {
 
 pub fn attention_backward(x: &mut Lowering<'_>, op: &op::AttentionBackward) {
     let op = &op.0;
+    if x.card.is_hopper
+        && let Some(layout) = op.hopper_backward(&x.input_type(1), x.card.multiprocessors)
+    {
+        return attention_hopper::attention_backward(x, op, &layout);
+    }
     let sources = op.num_sources();
     let site = Site::new(x, op, 1, sources + 3);
     let [dq, dk, dv] = op.places().map(|(output, column)| {
@@ -261,18 +270,21 @@ pub fn attention_backward(x: &mut Lowering<'_>, op: &op::AttentionBackward) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use cinch_graph::op::AttentionInputs::{Packed, Separate};
     use cinch_graph::{Dropout, Graph, Target};
     use cinch_plan::{Options, Plan};
 
     use super::*;
     use crate::cuda::command::Command;
+    use crate::cuda::lowering::Card;
 
     const TENSOR_CORE_SOURCE: &str = include_str!("../kernels/attention.cu");
     const ANY_SOURCE: &str = include_str!("../kernels/attention_any.cu");
+    const HOPPER_SOURCE: &str = include_str!("../kernels/attention_hopper.cu");
+    const HOPPER_BACKWARD_SOURCE: &str = include_str!("../kernels/attention_hopper_backward.cu");
 
-    fn op(
+    pub fn op(
         inputs: op::AttentionInputs,
         heads: usize,
         kv_heads: usize,
@@ -302,6 +314,16 @@ mod tests {
         batch: usize,
         seq: usize,
     ) -> (Graph, Plan, Vec<Command>) {
+        lower_for(op, dtype, batch, seq, Card::ANY)
+    }
+
+    pub fn lower_for(
+        op: &op::Attention,
+        dtype: DType,
+        batch: usize,
+        seq: usize,
+        card: Card,
+    ) -> (Graph, Plan, Vec<Command>) {
         let mut graph = Graph::new(dtype);
         let (q, kv) = (op.heads * op.head_dim, op.kv_heads * op.head_dim);
         let widths = match op.inputs {
@@ -325,10 +347,10 @@ mod tests {
             .emit("backward", op::AttentionBackward(op.clone()), all)
             .unwrap();
         let plan = Plan::new(&graph, Options::new(Target::Cuda));
-        let mut x = Lowering::new(&graph, &plan, 0, true);
+        let mut x = Lowering::new(&graph, &plan, 0, true, card);
         attention(&mut x, op);
         let mut commands = x.finish();
-        let mut x = Lowering::new(&graph, &plan, 1, true);
+        let mut x = Lowering::new(&graph, &plan, 1, true, card);
         attention_backward(&mut x, &op::AttentionBackward(op.clone()));
         commands.extend(x.finish());
         (graph, plan, commands)
@@ -338,19 +360,23 @@ mod tests {
     fn parameters(kernel: Kernel) -> Vec<String> {
         let source = match kernel.file {
             "attention" => TENSOR_CORE_SOURCE,
+            "attention_hopper" => HOPPER_SOURCE,
+            "attention_hopper_backward" => HOPPER_BACKWARD_SOURCE,
             _ => ANY_SOURCE,
         };
         let source = source.replace('\\', " ");
         // The parameters that a source's kernels share are a macro of it.
         let shared_name = match kernel.file {
-            "attention" => "SCALARS",
-            _ => "PARAMETERS",
+            "attention_any" => "PARAMETERS",
+            _ => "SCALARS",
         };
         let define = format!("#define {shared_name} ");
         let (_, shared) = source.split_once(&define).unwrap();
         let shared = shared.split('#').next().unwrap_or_default();
         let (stem, width) = kernel.function.rsplit_once('_').unwrap();
+        let is_instance = source.contains(&format!("INSTANCE({}", kernel.function));
         let name = match width.parse::<u32>() {
+            _ if is_instance => " NAME(".to_owned(),
             Ok(_) => format!(" {stem}_##D("),
             Err(_) => format!(" {}(", kernel.function),
         };
@@ -360,6 +386,7 @@ mod tests {
             .split(',')
             .map(|parameter| {
                 let kind = parameter.trim().trim_start_matches("const ");
+                let kind = kind.trim_start_matches("__grid_constant__ ");
                 match parameter.contains('*') {
                     true => "pointer".to_owned(),
                     false => kind.split(' ').next().unwrap().to_owned(),
@@ -368,7 +395,7 @@ mod tests {
             .collect()
     }
 
-    fn launches(commands: &[Command]) -> Vec<(Kernel, LaunchShape, &[Argument])> {
+    pub fn launches(commands: &[Command]) -> Vec<(Kernel, LaunchShape, &[Argument])> {
         commands
             .iter()
             .filter_map(|command| match command {
@@ -384,14 +411,16 @@ mod tests {
 
     #[test]
     fn arguments_are_the_kernels_parameters() {
-        for (dtype, head_dim) in [
-            (DType::Bf16, 32),
-            (DType::F16, 64),
-            (DType::Bf16, 128),
-            (DType::Bf16, 24),
-            (DType::F32, 64),
+        for (dtype, head_dim, card) in [
+            (DType::Bf16, 32, Card::ANY),
+            (DType::F16, 64, Card::ANY),
+            (DType::Bf16, 128, Card::ANY),
+            (DType::Bf16, 24, Card::ANY),
+            (DType::F32, 64, Card::ANY),
+            (DType::F16, 64, Card::HOPPER),
+            (DType::Bf16, 128, Card::HOPPER),
         ] {
-            let (_, _, commands) = lower(&op(Packed, 4, 2, head_dim), dtype, 2, 50);
+            let (_, _, commands) = lower_for(&op(Packed, 4, 2, head_dim), dtype, 2, 50, card);
             for (kernel, _, arguments) in launches(&commands) {
                 let given: Vec<_> = arguments
                     .iter()
@@ -401,6 +430,7 @@ mod tests {
                         Argument::U32(_) => "u32",
                         Argument::U64(_) => "u64",
                         Argument::F32(_) => "float",
+                        Argument::TensorMap(_) => "TensorMap",
                     })
                     .collect();
                 assert_eq!(parameters(kernel), given, "{}", kernel.function);
@@ -476,7 +506,7 @@ mod tests {
         // Both strides are the packed width; the workspace holds δ.
         assert_eq!(launches[0].2[5..7], [Argument::U32(8 * 64); 2]);
         let workspace = plan.workspace(1).unwrap();
-        assert_eq!(workspace.bytes, 2 * 4 * 50 * 4);
+        assert!(workspace.bytes >= 2 * 4 * 50 * 4);
         assert_eq!(launches[1].2[2], Argument::Address(workspace.offset));
     }
 }

@@ -2,6 +2,7 @@
 
 mod activation;
 mod attention;
+mod attention_hopper;
 mod convolution;
 mod cross_entropy;
 mod dequantise;
@@ -21,7 +22,7 @@ use cinch_graph::op::{MomentFormat, Op};
 use cinch_plan::Plan;
 
 use super::command::{Command, Kernel};
-use super::lowering::Lowering;
+use super::lowering::{Card, Lowering};
 
 /// Master weights to their compute copies, after loading: (float*, real*, u64).
 pub const COPY_TO_REAL: Kernel = Kernel {
@@ -88,13 +89,14 @@ pub fn lower_all(
     plan: &Plan,
     nodes: Range<usize>,
     first_micro: bool,
+    card: Card,
 ) -> Vec<Lowered> {
     let mut lowered = Vec::new();
     let mut index = nodes.start;
     while index < nodes.end {
         let node = &graph.nodes[index];
         let count = optimizer::num_together(&graph.nodes[index..nodes.end]).max(1);
-        let mut x = Lowering::new(graph, plan, index, first_micro);
+        let mut x = Lowering::new(graph, plan, index, first_micro, card);
         let (name, commands) = match &node.op {
             Op::AdamW(op) if count > 1 => {
                 optimizer::adamw(&mut x, op, count);

@@ -83,6 +83,7 @@ mod tests {
 
     use super::*;
     use crate::cuda::command::Command;
+    use crate::cuda::lowering::Card;
 
     fn lower(
         batch: usize,
@@ -95,7 +96,7 @@ mod tests {
         let frequencies = op::Rotary::frequencies(10_000.0, head_dim);
         graph.rotary("rotary", x, &frequencies, None).unwrap();
         let plan = Plan::new(&graph, Options::new(Target::Cuda));
-        let mut x = Lowering::new(&graph, &plan, 0, true);
+        let mut x = Lowering::new(&graph, &plan, 0, true, Card::ANY);
         let op = op::Rotary {
             frequencies,
             columns: heads * head_dim,

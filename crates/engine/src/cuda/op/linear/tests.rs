@@ -9,6 +9,7 @@ use cinch_plan::{Options, Plan};
 
 use super::*;
 use crate::cuda::command::Command;
+use crate::cuda::lowering::Card;
 use crate::cuda::op::lower;
 
 const INIT: Init = Init::Normal { std: 0.02 };
@@ -85,7 +86,7 @@ fn commands_of(graph: &Graph, name: &str, first_micro: bool) -> Vec<Command> {
     let plan = plan(graph);
     let index = graph.nodes.iter().position(|node| node.name == name);
     let index = index.unwrap_or_else(|| panic!("no node {name}"));
-    lower(Lowering::new(graph, &plan, index, first_micro))
+    lower(Lowering::new(graph, &plan, index, first_micro, Card::ANY))
 }
 
 fn functions(commands: &[Command]) -> Vec<&'static str> {
@@ -143,6 +144,7 @@ fn check_arguments(kernel: Kernel, parameters: &[String], arguments: &[Argument]
             Argument::U32(_) => parameter.starts_with("u32 "),
             Argument::U64(_) => parameter.starts_with("u64 "),
             Argument::F32(_) => parameter.starts_with("float "),
+            Argument::TensorMap(_) => parameter.contains("TensorMap "),
         };
         assert!(fits, "{kernel:?}: {argument:?} as `{parameter}`");
     }
@@ -169,7 +171,7 @@ fn every_launch_fits_its_kernel_and_every_product_the_arena() {
         let plan = plan(&graph);
         for index in 0..graph.nodes.len() {
             for first_micro in [true, false] {
-                for command in lower(Lowering::new(&graph, &plan, index, first_micro)) {
+                for command in lower(Lowering::new(&graph, &plan, index, first_micro, Card::ANY)) {
                     match command {
                         Command::Launch {
                             kernel, arguments, ..

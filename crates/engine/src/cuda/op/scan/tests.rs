@@ -6,6 +6,7 @@ use cinch_plan::{Options, Plan};
 
 use super::*;
 use crate::cuda::command::Command;
+use crate::cuda::lowering::Card;
 use crate::cuda::op::lower;
 
 /// The commands of a graph of one op, and the bytes of its workspace.
@@ -19,7 +20,10 @@ pub fn lowered(op: impl Into<op::Op>, inputs: &[TensorType]) -> (Vec<Command>, u
     graph.emit("node", op, inputs).expect("inputs that fit");
     let plan = Plan::new(&graph, Options::new(Target::Cuda));
     let workspace = plan.workspace(0).map_or(0, |place| place.bytes);
-    (lower(Lowering::new(&graph, &plan, 0, true)), workspace)
+    (
+        lower(Lowering::new(&graph, &plan, 0, true, Card::ANY)),
+        workspace,
+    )
 }
 
 /// How many parameters the kernel has in the source; `family` is its name as the macro that

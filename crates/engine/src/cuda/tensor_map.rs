@@ -1,0 +1,50 @@
+//! Tensors as the copy engine of Hopper cards takes them, encoded by the driver.
+
+use cinch_graph::DType;
+use cudarc::driver::sys;
+
+use super::command::TensorMapAt;
+use super::driver::failed;
+use crate::error::EngineError;
+
+/// What one copy brings: 64 columns, 128 bytes, of 64 rows of one head.
+const BOX_SIDE: u32 = 64;
+
+/// Encodes [batch, rows, heads, columns] at `base`, in 16-bit elements. Rows beyond the end come as
+/// zeroes; in shared memory the 16-byte pieces of a row are permuted as the matrix units want them.
+pub fn encode(at: &TensorMapAt, base: u64, dtype: DType) -> Result<sys::CUtensorMap, EngineError> {
+    let element = dtype.size();
+    let row = at.row_stride as u64 * element;
+    let sizes = [at.columns, at.heads, at.rows, at.batch].map(|size| size as u64);
+    // From one head, row and sequence to the next.
+    let strides = [at.columns as u64 * element, row, row * at.rows as u64];
+    let sides = [BOX_SIDE, 1, BOX_SIDE, 1];
+    let steps = [1; 4];
+    let kind = match dtype {
+        DType::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        _ => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+    };
+    let mut map = sys::CUtensorMap { opaque: [0; 16] };
+    // SAFETY: the arrays have as many entries as the rank says, strides one less; the driver only
+    // writes the map.
+    let encoded = unsafe {
+        sys::cuTensorMapEncodeTiled(
+            &raw mut map,
+            kind,
+            sizes.len() as u32,
+            (base + at.address) as *mut _,
+            sizes.as_ptr(),
+            strides.as_ptr(),
+            sides.as_ptr(),
+            steps.as_ptr(),
+            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    };
+    encoded
+        .result()
+        .map_err(failed("describe a tensor to the copy engine"))?;
+    Ok(map)
+}

@@ -1,0 +1,278 @@
+//! What Hopper's kernels take of an attention, and how their backward is laid out: which blocks
+//! run together and what they sum in the workspace. Plan and lowering both ask here.
+
+use super::super::{aligned, product, sum};
+use super::Attention;
+use crate::types::{DType, TensorType};
+
+/// The kernels' launches and workspaces are for no more multiprocessors: no Hopper card has more.
+const MOST_MULTIPROCESSORS: usize = 132;
+
+/// The one-pass backward on a card. A team of blocks has one query head at a time, one block for
+/// each [`HopperBackward::KEYS`] keys; all teams run at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HopperBackward {
+    /// Blocks of keys of a sequence, and blocks of a team.
+    pub blocks: usize,
+    pub teams: usize,
+    /// Heads that a team has, one after the other.
+    pub rounds: usize,
+    /// From one head of a team to the next; 1 where a team has neighbours.
+    pub apart: usize,
+    /// Queries of a tile.
+    pub tile_rows: usize,
+    /// Key heads whose gradients are summed at the same time.
+    pub key_places: usize,
+    most_teams: usize,
+    batch: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+}
+
+/// Bytes of each part of the backward's workspace, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HopperParts {
+    pub lse: u64,
+    pub delta: u64,
+    pub query_sums: u64,
+    pub key_sums: u64,
+    /// Counters of both.
+    pub turns: u64,
+    pub lows: u64,
+}
+
+impl Attention {
+    /// Whether Hopper's kernels take it: 16 bits, heads of 64 or 128 columns, and a positive
+    /// scale, because the largest score is looked for before scaling.
+    pub fn suits_hopper(&self, source: &TensorType) -> bool {
+        matches!(source.dtype, DType::Bf16 | DType::F16)
+            && matches!(self.head_dim, 64 | 128)
+            && self.scale > 0.0
+            && source.shape.dims().iter().all(|size| *size > 0)
+    }
+
+    /// Its backward on a Hopper card of so many multiprocessors; `None` where it does not suit, or
+    /// where a sequence has more blocks than run at the same time.
+    pub fn hopper_backward(
+        &self,
+        source: &TensorType,
+        multiprocessors: usize,
+    ) -> Option<HopperBackward> {
+        let (batch, length) = (source.shape.dims()[0], source.shape.dims()[1]);
+        let blocks = length.div_ceil(HopperBackward::KEYS);
+        let multiprocessors = multiprocessors.min(MOST_MULTIPROCESSORS);
+        if !self.suits_hopper(source) || blocks > multiprocessors {
+            return None;
+        }
+        let heads = batch.saturating_mul(self.heads);
+        let kv_heads = batch.saturating_mul(self.kv_heads);
+        let group = self.heads / self.kv_heads;
+        let most_teams = (multiprocessors / blocks).min(heads);
+        let fewest = heads.div_ceil(most_teams);
+        // Query heads of one key head are best one after the other: they sum into one place.
+        // Where that leaves teams without work, they are taken by different teams.
+        let whole = kv_heads.div_ceil(most_teams).saturating_mul(group);
+        let together = whole <= fewest + fewest / 10;
+        let rounds = if together { whole } else { fewest };
+        let teams = heads.div_ceil(rounds);
+        Some(HopperBackward {
+            blocks,
+            teams,
+            rounds,
+            apart: if together { 1 } else { teams },
+            // Twice as many columns leave registers for half as many queries.
+            tile_rows: HopperBackward::KEYS * 64 / self.head_dim,
+            key_places: kv_heads.min(2 * teams + 2),
+            most_teams,
+            batch,
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+        })
+    }
+
+    /// The largest workspace of the backward on any Hopper card.
+    pub(super) fn hopper_workspace(&self, source: &TensorType) -> u64 {
+        let backward = self.hopper_backward(source, MOST_MULTIPROCESSORS);
+        backward.map_or(0, |backward| backward.parts().bytes())
+    }
+}
+
+impl HopperBackward {
+    /// Keys of a block.
+    pub const KEYS: usize = 128;
+    /// Heads of a team that have sums at the same time: some of its blocks are ahead of others.
+    const HEADS_WITH_SUMS: usize = 4;
+
+    /// Positions of a sequence with all of its last block.
+    pub fn padded(&self) -> usize {
+        self.blocks * Self::KEYS
+    }
+
+    pub fn tiles(&self) -> usize {
+        self.padded() / self.tile_rows
+    }
+
+    /// Counters of tiles of queries, and of blocks of keys after them.
+    pub fn turns(&self) -> [usize; 2] {
+        [
+            self.teams * Self::HEADS_WITH_SUMS * self.tiles(),
+            self.key_places * self.blocks,
+        ]
+    }
+
+    /// As large as any card needs that has no more multiprocessors.
+    pub fn parts(&self) -> HopperParts {
+        let words = |factors: [usize; 3]| {
+            let words = product(factors.map(|factor| factor as u64));
+            aligned(product([words, DType::F32.size()]))
+        };
+        let (padded, teams) = (self.padded(), self.most_teams);
+        let positions = words([self.batch, self.heads, padded]);
+        let places = self.batch.saturating_mul(self.kv_heads);
+        let places = places.min(2 * teams + 2);
+        let shared_keys = if self.heads > self.kv_heads {
+            places
+        } else {
+            0
+        };
+        let counters = teams * Self::HEADS_WITH_SUMS * self.tiles() + places * self.blocks;
+        HopperParts {
+            lse: positions,
+            delta: positions,
+            query_sums: words([teams * Self::HEADS_WITH_SUMS, padded, self.head_dim]),
+            key_sums: words([shared_keys, padded, 2 * self.head_dim]),
+            turns: words([counters, 1, 1]),
+            lows: words([self.batch, self.tiles(), 1]),
+        }
+    }
+}
+
+impl HopperParts {
+    fn in_order(&self) -> [u64; 6] {
+        [
+            self.lse,
+            self.delta,
+            self.query_sums,
+            self.key_sums,
+            self.turns,
+            self.lows,
+        ]
+    }
+
+    pub fn bytes(&self) -> u64 {
+        sum(self.in_order())
+    }
+
+    /// Where each part begins.
+    pub fn offsets(&self) -> [u64; 6] {
+        let mut next = 0;
+        self.in_order().map(|bytes| {
+            let offset = next;
+            next += bytes;
+            offset
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::AttentionInputs;
+
+    fn attention(heads: usize, kv_heads: usize, head_dim: usize) -> Attention {
+        Attention {
+            inputs: AttentionInputs::Separate,
+            heads,
+            kv_heads,
+            head_dim,
+            causal: true,
+            scale: 0.125,
+            dropout: None,
+            padding: false,
+            window: None,
+            documents: false,
+        }
+    }
+
+    fn queries(batch: usize, length: usize, op: &Attention) -> TensorType {
+        TensorType::new([batch, length, op.heads * op.head_dim], DType::Bf16)
+    }
+
+    #[test]
+    fn every_head_is_taken_once() {
+        for (heads, kv_heads) in [(12, 12), (28, 4), (7, 1), (6, 2), (1, 1)] {
+            let op = attention(heads, kv_heads, 128);
+            for (batch, length) in [
+                (1, 1),
+                (1, 1536),
+                (1, 8192),
+                (3, 300),
+                (32, 1024),
+                (2, 16896),
+            ] {
+                for multiprocessors in [132, 114, 78] {
+                    let source = queries(batch, length, &op);
+                    let Some(back) = op.hopper_backward(&source, multiprocessors) else {
+                        assert!(length.div_ceil(128) > multiprocessors);
+                        continue;
+                    };
+                    assert!(back.teams * back.blocks <= multiprocessors);
+                    let mut taken: Vec<usize> = (0..back.teams)
+                        .flat_map(|team| {
+                            (0..back.rounds).map(move |round| match back.apart {
+                                1 => team * back.rounds + round,
+                                apart => team + round * apart,
+                            })
+                        })
+                        .filter(|head| *head < batch * heads)
+                        .collect();
+                    taken.sort_unstable();
+                    assert_eq!(taken, (0..batch * heads).collect::<Vec<_>>());
+                    // Teams that have whole groups begin with one.
+                    let group = heads / kv_heads;
+                    assert!(back.apart != 1 || back.teams == 1 || back.rounds % group == 0);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_smaller_card_needs_more_than_the_plan_has() {
+        for (heads, kv_heads, head_dim) in [(12, 12, 64), (28, 4, 128), (6, 2, 64)] {
+            let op = attention(heads, kv_heads, head_dim);
+            for (batch, length) in [(1, 1), (1, 1536), (5, 4000), (32, 1024)] {
+                let source = queries(batch, length, &op);
+                let planned = op.hopper_workspace(&source);
+                for multiprocessors in 1..=200 {
+                    let Some(back) = op.hopper_backward(&source, multiprocessors) else {
+                        continue;
+                    };
+                    assert!(back.parts().bytes() <= planned);
+                    let counters = back.turns().into_iter().sum::<usize>() as u64 * 4;
+                    assert!(counters <= back.parts().turns);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn other_widths_types_and_lengths_are_not_hoppers() {
+        let op = attention(4, 4, 64);
+        let source = queries(1, 100, &op);
+        assert!(op.suits_hopper(&source));
+        assert!(!attention(4, 4, 32).suits_hopper(&source));
+        assert!(!op.suits_hopper(&TensorType::new([1, 100, 256], DType::F32)));
+        let negative = Attention {
+            scale: -1.0,
+            ..op.clone()
+        };
+        assert!(!negative.suits_hopper(&source));
+        assert!(
+            op.hopper_backward(&queries(1, 133 * 128, &op), 132)
+                .is_none()
+        );
+        assert_eq!(op.hopper_workspace(&queries(1, 133 * 128, &op)), 0);
+    }
+}
