@@ -79,6 +79,7 @@ impl Corpus {
             Some(folder) => folder.clone(),
             None => default_cache_folder()?,
         };
+        cinch_files::clear_abandoned(&folder);
         let entry = Entry::new(folder, fingerprint);
 
         let (was_cached, (header, tokens)) = match entry.open() {

@@ -7,4 +7,4 @@ mod replace;
 
 pub use cache::{CACHE_VARIABLE, Refused, cache_folder, find_cache_folder, private_folder};
 pub use folder::{create_folder, parent_of, sync_folder};
-pub use replace::{PARTIAL_PREFIX, Replacement, replace};
+pub use replace::{PARTIAL_PREFIX, Replacement, clear_abandoned, replace};

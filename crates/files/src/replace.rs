@@ -3,9 +3,10 @@
 //!
 //! The new contents are written beside the place, under a hidden name that ends with the
 //! process, and renamed. A writer that was killed leaves that file, which nobody takes for the
-//! real one.
+//! real one. It is locked while its writer lives, so that one without a lock is known to be
+//! abandoned.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process;
@@ -45,11 +46,15 @@ impl Replacement {
                 // Process numbers come back, and a dead one's file may have this name.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 opened => {
-                    return Ok(Self {
-                        file: opened?,
-                        partial: Partial(partial),
-                        path: path.to_path_buf(),
-                    });
+                    let file = opened?;
+                    let partial = Partial(partial);
+                    if is_kept(&file, &partial.0) {
+                        return Ok(Self {
+                            file,
+                            partial,
+                            path: path.to_path_buf(),
+                        });
+                    }
                 }
             }
         }
@@ -71,9 +76,15 @@ impl Replacement {
             partial,
             file,
         } = self;
-        // Closed first: not every system renames an open file.
+        if cfg!(not(unix)) {
+            // Not every system renames an open file.
+            drop(file);
+            return fs::rename(&partial.0, path);
+        }
+        // Open, and so locked, until it has its name.
+        let renamed = fs::rename(&partial.0, path);
         drop(file);
-        fs::rename(&partial.0, path)
+        renamed
     }
 }
 
@@ -84,6 +95,37 @@ impl Write for Replacement {
 
     fn flush(&mut self) -> io::Result<()> {
         self.file.flush()
+    }
+}
+
+/// Removes the unfinished files of a folder whose writers are gone. What cannot be locked or
+/// removed stays: it is in nobody's way.
+pub fn clear_abandoned(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_name().to_str().is_some_and(is_partial)
+            && entry.file_type().is_ok_and(|kind| kind.is_file())
+            && let Ok(file) = File::open(entry.path())
+            && file.try_lock().is_ok()
+        {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// Whether a name is one that [`Replacement::create`] gives.
+fn is_partial(name: &str) -> bool {
+    let is_number = |part: Option<&str>| part.is_some_and(|part| part.parse::<u64>().is_ok());
+    let mut parts = name.rsplitn(3, '-');
+    is_number(parts.next()) && is_number(parts.next()) && name.starts_with(PARTIAL_PREFIX)
+}
+
+/// Locks a new file. False where somebody took it for an abandoned one before it was locked.
+fn is_kept(file: &File, path: &Path) -> bool {
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => false,
+        Ok(()) => fs::symlink_metadata(path).is_ok(),
+        // Where there are no locks, nothing is taken to be abandoned.
+        Err(TryLockError::Error(_)) => true,
     }
 }
 
@@ -146,6 +188,25 @@ mod tests {
         drop(unfinished);
         assert_eq!(names(folder.path()), ["tokens"]);
         assert_eq!(fs::read(&path).unwrap(), b"old");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn only_what_nobody_writes_any_more_is_cleared() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokens");
+        let mut written = Replacement::create(&path).unwrap();
+        let abandoned = format!("{PARTIAL_PREFIX}tokens-0-{}", u32::MAX);
+        for name in [&abandoned, ".partial-theirs"] {
+            fs::write(folder.path().join(name), b"x").unwrap();
+        }
+        clear_abandoned(folder.path());
+        let left = names(folder.path());
+        assert!(left.len() == 2 && !left.contains(&abandoned), "{left:?}");
+        written.write_all(b"new").unwrap();
+        written.put().unwrap();
+        assert_eq!(names(folder.path()), [".partial-theirs", "tokens"]);
+        clear_abandoned(&folder.path().join("absent"));
     }
 
     #[test]
