@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use crate::random::Random;
 
-/// Inputs are cut here: nothing that is read is long in an interesting way beyond it.
-pub const LONGEST: usize = 64 << 10;
+/// Inputs are cut here: long enough that the square of it is seen, short enough that many are read.
+pub const LONGEST: usize = 16 << 10;
 
 /// Numbers at the borders of types, and texts that some readers take for numbers.
 const EXTREMES: [&str; 26] = [

@@ -78,6 +78,7 @@ pub fn watch(campaign: &Campaign, program: &Path) -> io::Result<Summary> {
                 Stop::Inputs(inputs) => ["--inputs".to_owned(), inputs.to_string()],
                 Stop::After(time) => ["--seconds".to_owned(), time.as_secs().to_string()],
             })
+            .env("RUST_BACKTRACE", "0")
             .stdin(Stdio::null())
             .stdout(File::create(folder.join("stdout"))?)
             .stderr(File::create(folder.join("stderr"))?)

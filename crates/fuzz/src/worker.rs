@@ -160,7 +160,10 @@ impl Worker {
         let result = memory::bounded(memory_bound(input.len()), || {
             panic::catch_unwind(AssertUnwindSafe(|| (target.run)(input, scratch)))
         });
-        self.longest = self.longest.max(start.elapsed());
+        if start.elapsed() > self.longest {
+            self.longest = start.elapsed();
+            fs::write(self.folder.join("slowest"), input)?;
+        }
         for entry in fs::read_dir(scratch)? {
             let path = entry?.path();
             if path.is_dir() {

@@ -95,7 +95,7 @@ fn apply(path: &Path, text: &[u8]) {
         ("vram.batch_size", "3"),
         ("vram.gradient_accumulation_steps", "5"),
         ("vram.max_seq_len", "96"),
-        ("vram.gradient_checkpointing", "full"),
+        ("vram.checkpointing", "full"),
     ];
     let changes: Vec<FileChange> = changes
         .iter()
@@ -170,13 +170,10 @@ fn undo_by_record(input: &[u8], folder: &Path) {
     let paths = [path.clone()];
     for force in [false, true] {
         fs::write(run.join(RECORD), input).expect("the folder can be written");
+        let before = read(&path);
         if let Err(error) = undo_on(&Unsynced, &paths, force) {
             assert!(!error.to_string().is_empty());
-            assert_eq!(
-                read(&path),
-                AFTER.as_bytes(),
-                "a refusal changes the config"
-            );
+            assert!(read(&path) == before, "a refusal changes the config");
         }
         let now = read(&path);
         assert!(

@@ -92,7 +92,8 @@ pub fn answer(settings: &Settings) {
     }
 }
 
-/// Changes a value and changes it back: then everything is read as it was.
+/// Changes a value and changes it back: then every key is read as it was. The order may be
+/// another, as a value that came from a merge is now written out.
 fn change(path: &Path, text: &str, document: &Document, entry: &Entry) {
     let other = match &entry.scalar {
         Scalar::Bool(value) => Scalar::Bool(!value),
@@ -111,13 +112,24 @@ fn change(path: &Path, text: &str, document: &Document, entry: &Entry) {
     );
     if let Some(back) = back {
         let again = Document::read(path, &back).expect("an edited file can be read");
-        let values = |document: &Document| -> Vec<(KeyPath, Scalar)> {
+        let values = |document: &Document| {
             let entries = document.entries.iter();
-            entries
-                .map(|entry| (entry.path.clone(), entry.scalar.clone()))
-                .collect()
+            let value = |entry: &Entry| (entry.path.clone(), meaning(&entry.scalar));
+            let mut values: Vec<(KeyPath, String)> = entries.map(value).collect();
+            values.sort();
+            values
         };
         assert_eq!(values(&again), values(document), "changed and changed back");
+    }
+}
+
+/// A value without the manner it is written in: 3e-4 is 3.0e-4.
+fn meaning(scalar: &Scalar) -> String {
+    match scalar {
+        Scalar::Number(text) => text
+            .parse::<f64>()
+            .map_or_else(|_| text.clone(), |number| format!("{number:e}")),
+        other => other.to_string(),
     }
 }
 

@@ -41,7 +41,7 @@ fn run(input: &[u8], folder: &Path) {
     fs::write(create.expect("the folder can be written"), input).expect("it can be written");
     match MetricsLog::resume(folder, STEP, true) {
         Ok(mut log) => log
-            .append(STEP + 1, &0)
+            .append(STEP + 1, &serde_json::json!({ "loss": 1.5 }))
             .expect("a resumed log can be written"),
         Err(error) => assert!(!error.to_string().is_empty()),
     }
