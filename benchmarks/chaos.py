@@ -435,23 +435,24 @@ def main():
         if has_small:
             sandboxes.append(Sandbox(cinch, root / "small" / "sandbox"))
         episodes = {"train": training, "save": training, "apply": applying, "undo": applying, "cache": caching}
-        while sum(count["kills"] for count in counts.values()) < arguments.kills:
-            # The phase with the fewest kills is next; resuming follows from the others.
-            phase = min(episodes, key=lambda name: (counts[name]["kills"], chaos.random.random()))
-            small = has_small and chaos.random.random() < 0.2
-            sandbox = sandboxes[small]
-            try:
-                episodes[phase].episode(phase, sandbox, chaos, small)
-            except Loss as loss:
-                losses.append((phase, str(loss)))
-                print(f"LOSS in {phase}: {loss}\n  kept in {sandbox.root}", flush=True)
-                if len(losses) >= 10:
-                    break
-                kept = root / f"loss-{len(losses)}"
-                shutil.copytree(sandbox.root, kept, symlinks=True)
-                for folder in (sandbox.work, sandbox.cache, sandbox.elsewhere):
-                    for path in folder.iterdir():
-                        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        with contextlib.suppress(KeyboardInterrupt):
+            while sum(count["kills"] for count in counts.values()) < arguments.kills:
+                # The phase with the fewest kills is next; resuming follows from the others.
+                phase = min(episodes, key=lambda name: (counts[name]["kills"], chaos.random.random()))
+                small = has_small and chaos.random.random() < 0.2
+                sandbox = sandboxes[small]
+                try:
+                    episodes[phase].episode(phase, sandbox, chaos, small)
+                except Loss as loss:
+                    losses.append((phase, str(loss)))
+                    kept = root / f"loss-{len(losses)}"
+                    shutil.copytree(sandbox.root, kept, symlinks=True)
+                    print(f"LOSS in {phase}: {loss}\n  kept in {kept}", flush=True)
+                    if len(losses) >= 10:
+                        break
+                    for folder in (sandbox.work, sandbox.cache, sandbox.elsewhere):
+                        for path in folder.iterdir():
+                            shutil.rmtree(path) if path.is_dir() else path.unlink()
         show(counts, losses)
         before = sum(count["ended before"] for count in counts.values())
         print(f"\n{before} runs ended before they were killed; {time.monotonic() - start:.0f} s, seed {arguments.seed}")

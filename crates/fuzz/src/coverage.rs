@@ -63,17 +63,16 @@ impl Coverage {
 
     /// Whether an edge was reached for the first time, or a new number of times by magnitude.
     pub fn has_grown(&mut self) -> bool {
-        const WORD: usize = size_of::<u64>();
         let mut grown = false;
         let mut base = 0;
         for part in &self.counters {
-            for (index, word) in part.chunks(WORD).enumerate() {
-                // Nearly all are zero.
-                if word.iter().all(|&count| count == 0) {
+            for (index, block) in part.chunks(BLOCK).enumerate() {
+                // Nearly all are zero, and the system's comparison is not counted itself.
+                if *block == ZEROS[..block.len()] {
                     continue;
                 }
-                for (offset, &count) in word.iter().enumerate() {
-                    let seen = &mut self.seen[base + index * WORD + offset];
+                for (offset, &count) in block.iter().enumerate() {
+                    let seen = &mut self.seen[base + index * BLOCK + offset];
                     let magnitude = magnitude(count);
                     if *seen & magnitude != magnitude {
                         self.num_edges += usize::from(*seen == 0);
@@ -87,6 +86,10 @@ impl Coverage {
         grown
     }
 }
+
+/// Counters that are looked at together.
+const BLOCK: usize = 256;
+const ZEROS: [u8; BLOCK] = [0; BLOCK];
 
 #[expect(unsafe_code, reason = "the counters are LLVM's statics")]
 fn part((address, length): (usize, usize)) -> &'static mut [u8] {
