@@ -245,7 +245,7 @@ class Training:
         run = sandbox.work / "run"
         resume = ["train", "--resume", "run", "--threads", "1", "-q"]
         outcome = None
-        for _ in range(chaos.random.randint(1, 4)):
+        for _ in range(chaos.random.randint(2, 6)):
             has_checkpoint = any(run.glob("checkpoints/step-*"))
             arguments = resume if has_checkpoint else self.fresh(phase, "run")
             outcome = chaos.disturb(
