@@ -26,11 +26,16 @@ fn tolerance(name: &str) -> usize {
     (name.chars().count() / 3).max(1)
 }
 
+/// No known name is near so long, and comparing takes the product of the lengths: a file may hold a
+/// page of text where a name belongs.
+const LONGEST_NAME: usize = 256;
+
 /// The closest of `names`, if it is close enough to be what was meant.
 pub fn nearest_name<'a>(wrong: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let wrong = normalized(wrong);
     names
         .into_iter()
+        .filter(|_| wrong.len() <= LONGEST_NAME)
         .map(|name| (edit_distance(&wrong, &normalized(name)), name))
         .min_by_key(|&(distance, _)| distance)
         .filter(|&(distance, _)| distance <= tolerance(&wrong))
@@ -44,6 +49,7 @@ pub fn nearest_key<'a>(wrong: &str, keys: impl IntoIterator<Item = &'a str>) -> 
     let wrong = normalized(wrong);
     let wrong_leaf = leaf(&wrong);
     keys.into_iter()
+        .filter(|_| wrong.len() <= LONGEST_NAME)
         .map(|key| {
             let whole = edit_distance(&wrong, key);
             let moved = 1 + edit_distance(wrong_leaf, leaf(key));
@@ -91,5 +97,8 @@ mod tests {
     fn a_far_name_is_not_suggested() {
         assert_eq!(nearest_name("smal", ["small", "large"]), Some("small"));
         assert_eq!(nearest_name("gigantic", ["small", "large"]), None);
+        let page = "small ".repeat(LONGEST_NAME);
+        assert_eq!(nearest_name(&page, [page.as_str()]), None);
+        assert_eq!(nearest_key(&page, [page.as_str()]), None);
     }
 }

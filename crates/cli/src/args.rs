@@ -100,6 +100,10 @@ pub enum Command {
     Train(TrainArguments),
     /// Sample text from a checkpoint
     Generate(GenerateArguments),
+    /// Write a checkpoint as files that peft or transformers load
+    Export(ExportArguments),
+    /// Add adapters to the weights they were trained on
+    Merge(MergeArguments),
     /// Measure a training step against the speed of a matrix product in the same run
     Bench(BenchArguments),
     /// Run real steps and compare memory and time with the plan
@@ -435,6 +439,42 @@ pub struct TrainArguments {
     #[arg(long)]
     pub deterministic: bool,
     /// Print the outcome as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    cinch export runs/qwen2 --to my-adapter\n  \
+    cinch export runs/qwen2 --best --to my-model")]
+pub struct ExportArguments {
+    /// A run's folder or a checkpoint
+    pub checkpoint: PathBuf,
+    /// A folder that is not there yet
+    #[arg(long, value_name = "FOLDER")]
+    pub to: PathBuf,
+    /// Take the best checkpoint of the run, not the newest
+    #[arg(long)]
+    pub best: bool,
+    /// Print what was written as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    cinch merge runs/qwen2 --to merged\n  \
+    cinch merge my-adapter --base models/Qwen2.5-0.5B --to merged")]
+pub struct MergeArguments {
+    /// A folder that peft or `cinch export` wrote, or a run's folder
+    pub adapter: PathBuf,
+    /// The model that the adapters belong to [default: the one they name]
+    #[arg(long, value_name = "FOLDER")]
+    pub base: Option<PathBuf>,
+    /// A folder that is not there yet
+    #[arg(long, value_name = "FOLDER")]
+    pub to: PathBuf,
+    /// Print what was written as JSON
     #[arg(long)]
     pub json: bool,
 }

@@ -13,6 +13,7 @@ use cinch_torch::TorchError;
 use cinch_torch::allocator::ConfigError as AllocatorSettings;
 use cinch_train::TrainError;
 use cinch_train::checkpoint::CheckpointError;
+use cinch_weights::WeightError;
 
 use crate::voice::{self, tell};
 
@@ -144,6 +145,9 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     if let Some(error) = error.downcast_ref::<CheckpointError>() {
         return checkpoint_code(error);
     }
+    if let Some(error) = error.downcast_ref::<WeightError>() {
+        return weight_code(error);
+    }
     match error.downcast_ref::<TrainError>() {
         Some(TrainError::Step(error)) => step_code(error),
         Some(TrainError::Data(error)) => data_code(error),
@@ -154,8 +158,14 @@ fn exit_code(error: &anyhow::Error) -> u8 {
             | TrainError::OtherSettings { .. }
             | TrainError::OtherModel { .. }
             | TrainError::RunExists { .. }
-            | TrainError::InUse { .. },
+            | TrainError::InUse { .. }
+            | TrainError::NoWeights { .. }
+            | TrainError::WeightShape { .. }
+            | TrainError::OtherAdapter { .. }
+            | TrainError::NothingToPack
+            | TrainError::NothingToExport { .. },
         ) => 2,
+        Some(TrainError::Weights(error)) => weight_code(error),
         _ => 1,
     }
 }
@@ -177,9 +187,26 @@ fn fit_code(error: &FitError) -> u8 {
 fn step_code(error: &StepError) -> u8 {
     match error {
         StepError::Model(ModelError::SequenceTooLong { .. })
+        | StepError::Model(
+            ModelError::WholeOnly { .. }
+            | ModelError::NotTrained { .. }
+            | ModelError::Beyond { .. },
+        )
+        | StepError::QuantisedAndTrained
+        | StepError::SavedQuantised
+        | StepError::AdapterType
         | StepError::UpdateInBackward { .. } => 2,
+        StepError::Adapters(error) => weight_code(error),
         error if error.is_too_large() => 2,
         _ => 1,
+    }
+}
+
+/// What the user's files and names cause is wrong input; what the disk causes is a failure.
+fn weight_code(error: &WeightError) -> u8 {
+    match error {
+        WeightError::Io { .. } => 1,
+        _ => 2,
     }
 }
 

@@ -32,6 +32,8 @@ fn main() -> ExitCode {
         Command::Fit(arguments) => command::fit::run(&arguments),
         Command::Train(arguments) => command::train::run(&arguments),
         Command::Generate(arguments) => command::generate::run(&arguments),
+        Command::Export(arguments) => command::export::run(&arguments),
+        Command::Merge(arguments) => command::merge::run(&arguments),
         Command::Bench(arguments) => command::bench::run(&arguments),
         Command::Profile(arguments) => command::profile::run(&arguments),
         Command::Trace(arguments) => command::trace::run(&arguments),

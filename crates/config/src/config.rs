@@ -101,9 +101,10 @@ pub struct BatchConfig {
 }
 
 impl BatchConfig {
-    /// Sequences per optimizer step.
+    /// Sequences per optimizer step. A state that somebody changed may have factors that no
+    /// setting allows; such a batch is larger than any, not a small one.
     pub fn effective_batch(&self) -> usize {
-        self.batch_size * self.accumulation
+        self.batch_size.saturating_mul(self.accumulation)
     }
 }
 

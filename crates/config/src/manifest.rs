@@ -173,16 +173,15 @@ impl Manifest {
     }
 }
 
-/// The folders of a record's files, each once.
+/// The folders of a record's files, each once, in the order of the files: those that the user
+/// named come first.
 pub(crate) fn folders(record: &Record) -> Vec<PathBuf> {
-    let mut folders: Vec<PathBuf> = record
-        .files
-        .iter()
-        .filter_map(|file| file.path.parent())
-        .map(Path::to_owned)
-        .collect();
-    folders.sort();
-    folders.dedup();
+    let mut folders: Vec<PathBuf> = Vec::new();
+    for folder in record.files.iter().filter_map(|file| file.path.parent()) {
+        if !folders.iter().any(|known| known == folder) {
+            folders.push(folder.to_owned());
+        }
+    }
     folders
 }
 

@@ -33,7 +33,8 @@ pub(crate) fn outline(text: &str) -> Result<Outline, Fault> {
     while at < words.len() {
         let word = &words[at];
         at += 1;
-        if let Some((name, value)) = assigned(word) {
+        let written = &text[word.span.clone()];
+        if let Some((name, value)) = assigned(word).filter(|(name, _)| written.starts_with(name)) {
             let start = word.span.start + name.len() + 1;
             let scalar = scalar_of(value);
             let literal = (scalar.clone(), start..word.span.end);
@@ -52,7 +53,15 @@ pub(crate) fn outline(text: &str) -> Result<Outline, Fault> {
         let Some(flag) = word.text.strip_prefix("--").filter(|name| !name.is_empty()) else {
             continue;
         };
+        // Quotation marks inside of a name: where it ends is not known by its length.
+        let is_literal = |name: &str| {
+            let rest = written.strip_prefix("--");
+            rest.is_some_and(|rest| rest.starts_with(name))
+        };
         let (name, value, span) = match flag.split_once('=') {
+            Some((name, value)) if !is_literal(name) => {
+                (name, Some(value.to_owned()), word.span.clone())
+            }
             Some((name, value)) => {
                 let start = word.span.start + 2 + name.len() + 1;
                 (name, Some(value.to_owned()), start..word.span.end)
@@ -86,9 +95,16 @@ pub(crate) fn outline(text: &str) -> Result<Outline, Fault> {
                 None => (scalar_of(&value), span, None),
             },
         };
+        let (name_span, hold) = if is_literal(name) {
+            let start = word.span.start + 2;
+            (start..start + name.len(), hold)
+        } else {
+            let quoted = Hold::Unwritable("a flag with quotation marks in its name");
+            (word.span.clone(), Some(quoted))
+        };
         outline.leaves.push(Leaf {
             path: vec![name.replace('-', "_")],
-            name: word.span.start + 2..word.span.start + 2 + name.len(),
+            name: name_span,
             value: span,
             scalar,
             hold,
@@ -211,7 +227,8 @@ fn word(text: &str, start: usize) -> Result<(String, usize), Fault> {
                     }
                 }
             }
-            (None, c) if c.is_whitespace() || matches!(c, ';' | '&' | '|' | '(' | ')') => {
+            // Other blanks, such as a form feed, are part of a word to the shell too.
+            (None, ' ' | '\t' | '\r' | '\n' | ';' | '&' | '|' | '(' | ')') => {
                 return Ok((word, start + offset));
             }
             (None, c) => word.push(c),
@@ -260,6 +277,18 @@ mod tests {
                 "output_dir=\"out dir\" @7",
             ]
         );
+    }
+
+    #[test]
+    fn blanks_that_the_shell_does_not_know_end() {
+        let read = read("run --a \u{a0}4 --b\u{c} 5\n");
+        assert_eq!(read, ["a=\"\\u{a0}4\" @1", "b\u{c}=5 @1"]);
+    }
+
+    #[test]
+    fn names_in_quotation_marks_are_read() {
+        let read = read("run '--é=3' \"--é\" 4 -'-é'=5\n");
+        assert_eq!(read, ["é=3 @1", "é=4 @1", "é=5 @1"]);
     }
 
     #[test]

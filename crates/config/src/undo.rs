@@ -68,9 +68,16 @@ pub fn undo_on(disk: &dyn Disk, paths: &[PathBuf], force: bool) -> Result<Report
             backup: None,
         });
     }
+    // The records of the files that were named go last: while one is there, the same command
+    // finishes an undoing that was killed.
+    let named: Vec<PathBuf> = paths
+        .iter()
+        .filter_map(|path| Some(fs::canonicalize(path).ok()?.parent()?.to_owned()))
+        .collect();
     let mut touched: Vec<PathBuf> = records.iter().flat_map(folders).collect();
     touched.sort();
     touched.dedup();
+    touched.sort_by_key(|folder| named.contains(folder));
     for folder in touched {
         let mut manifest = Manifest::read(disk, &folder)?;
         manifest

@@ -143,3 +143,12 @@ fn odd_values_for_every_setting() {
         }
     }
 }
+
+/// The parser puts the missing value behind the bracket.
+#[test]
+fn keys_alone_in_brackets() {
+    for text in ["{e}", "training: {e}\n", "training: {a: 1, e}\n"] {
+        load_as("run.yaml", text);
+        edit_damaged("run.yaml", text);
+    }
+}

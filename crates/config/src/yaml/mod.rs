@@ -98,6 +98,12 @@ impl<'a> Reader<'a> {
             return Err(Fault::too_deep(node.span.start));
         }
         let hold = self.hold(node, outer);
+        // The parser puts a value that is missing before a closing bracket behind it: `{key}`.
+        let last = if *flow {
+            node.span.end - 1
+        } else {
+            self.text.len()
+        };
         self.outline.tables.push(Table {
             path: path.clone(),
             layout: if *flow {
@@ -112,9 +118,13 @@ impl<'a> Reader<'a> {
             },
             members: pairs
                 .iter()
-                .map(|(key, value)| Member {
-                    name: key.span.clone(),
-                    value: value.span.start.max(key.span.end)..value.span.end.max(key.span.end),
+                .map(|(key, value)| {
+                    let start = value.span.start.max(key.span.end).min(last);
+                    let end = value.span.end.max(key.span.end).min(last);
+                    Member {
+                        name: key.span.clone(),
+                        value: start..end,
+                    }
                 })
                 .collect(),
             hold,

@@ -11,6 +11,11 @@ use crate::outline::{Fault, MAX_DEPTH, Span};
 /// How the parser says that something is nested too deep.
 const PARSER_STOPS: &str = "recursion limit";
 
+/// Brackets open at once, those in texts and comments included. The parser looks through a whole
+/// line for a key before it says anything, and at each token through all that are open: without a
+/// bound, a line of brackets takes the square of its length.
+const MAX_OPEN_BRACKETS: usize = 10 * MAX_DEPTH;
+
 #[derive(Debug)]
 pub(super) struct Node {
     /// The bytes of the value: quotation marks and brackets included, anchor and
@@ -39,6 +44,7 @@ pub(super) enum Content {
 
 /// The one document of `text`; `None` if there is nothing in it.
 pub(super) fn compose(text: &str) -> Result<Option<Node>, Fault> {
+    check_brackets(text)?;
     let mut composer = Composer {
         text,
         offsets: text
@@ -66,6 +72,24 @@ pub(super) fn compose(text: &str) -> Result<Option<Node>, Fault> {
             _ => {}
         }
     }
+}
+
+fn check_brackets(text: &str) -> Result<(), Fault> {
+    let mut num_open = 0_usize;
+    for (offset, byte) in text.bytes().enumerate() {
+        match byte {
+            b'[' | b'{' => num_open += 1,
+            b']' | b'}' => num_open = num_open.saturating_sub(1),
+            _ => {}
+        }
+        if num_open > MAX_OPEN_BRACKETS {
+            return Err(Fault::syntax(
+                offset,
+                format!("more than {MAX_OPEN_BRACKETS} brackets are open here"),
+            ));
+        }
+    }
+    Ok(())
 }
 
 struct Composer<'a> {

@@ -230,3 +230,35 @@ fn leftovers_of_the_same_process_number_are_in_nobodys_way() {
     undo(&files, false).unwrap();
     assert_eq!(snapshot(folder.path()), original);
 }
+
+/// One of the files is named, and the other lies in another folder.
+#[test]
+fn a_killed_undoing_is_finished_by_the_same_command() {
+    let lasting = KilledDisk::after(usize::MAX);
+    for named in 0..2 {
+        for num_operations in 0.. {
+            let (folder, files) = folder_with(&[
+                ("a.yaml", "vram: {batch_size: 1}\n"),
+                ("stages/b.yaml", "training: {max_steps: 1}\n"),
+            ]);
+            application(&files, 10).commit_on(&lasting).unwrap();
+            let disk = KilledDisk::after(num_operations);
+            let path = &files[named..=named];
+            let _ = undo_on(&disk, path, false);
+            while undo_on(&lasting, path, false).is_ok() {}
+            for (file, text) in [
+                ("a.yaml", "vram: {batch_size: 1}\n"),
+                ("stages/b.yaml", "training: {max_steps: 1}\n"),
+            ] {
+                let now = fs::read_to_string(folder.path().join(file)).unwrap();
+                assert_eq!(now, text, "killed at {num_operations}");
+            }
+            let is_record = |name: &PathBuf| name.ends_with(".cinch-applied.json");
+            let record = snapshot(folder.path()).into_keys().find(is_record);
+            assert_eq!(record, None, "killed at {num_operations}, {named} named");
+            if !disk.is_killed.get() {
+                break;
+            }
+        }
+    }
+}

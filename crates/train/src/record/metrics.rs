@@ -52,7 +52,7 @@ impl MetricsLog {
     /// name `metrics.1.jsonl`, `metrics.2.jsonl`, ….
     pub fn create(run_folder: impl AsRef<Path>) -> Result<Self, RecordError> {
         let folder = run_folder.as_ref();
-        fs::create_dir_all(folder).at("create", folder)?;
+        prepare(folder)?;
         let path = folder.join(FILE_NAME);
         if fs::symlink_metadata(&path).is_ok() {
             fs::rename(&path, free_name(folder)).at("move aside", &path)?;
@@ -70,7 +70,7 @@ impl MetricsLog {
         evaluated: bool,
     ) -> Result<Self, RecordError> {
         let folder = run_folder.as_ref();
-        fs::create_dir_all(folder).at("create", folder)?;
+        prepare(folder)?;
         let path = folder.join(FILE_NAME);
         let text = match cinch_files::read_regular(&path, u64::MAX) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
@@ -151,6 +151,13 @@ impl MetricsLog {
     pub fn sync(&self) -> Result<(), RecordError> {
         self.file.sync_data().at("sync", &self.path)
     }
+}
+
+/// Makes the folder where it is missing, and clears what a killed process left unfinished in it.
+fn prepare(folder: &Path) -> Result<(), RecordError> {
+    fs::create_dir_all(folder).at("create", folder)?;
+    cinch_files::sweep(folder, |name| name == FILE_NAME);
+    Ok(())
 }
 
 /// The first free name among `metrics.1.jsonl`, `metrics.2.jsonl`, ….
@@ -288,6 +295,18 @@ mod tests {
             .collect();
         assert_eq!(numbered, [1, 2, 3, 4, 5, 6]);
         assert!(!run.path().join("metrics.jsonl.partial").exists());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_a_killed_process_left_unfinished_is_cleared() {
+        let run = tempfile::tempdir().unwrap();
+        let left = run
+            .path()
+            .join(format!("{}{FILE_NAME}-0-1", cinch_files::PARTIAL_PREFIX));
+        fs::write(&left, "{\"step\"").unwrap();
+        MetricsLog::resume(run.path(), 3, true).unwrap();
+        assert!(!left.exists());
     }
 
     #[test]
