@@ -77,7 +77,6 @@ mod tests {
         for (key, value) in [
             ("model.size", "tiny"),
             ("model.vocab_size", "7"),
-            ("data.tokenizer", "bytes"),
             ("vram.batch_size", "3"),
             ("vram.gradient_accumulation_steps", "1"),
             ("vram.max_seq_len", "50"),

@@ -68,9 +68,6 @@ fn engine_of(settings: &Settings, config: &Config) -> (Engine, Option<String>) {
         );
         return (Engine::Pytorch, Some(because));
     }
-    if config.model.is_trained() && config.named.title.is_none() {
-        return (Engine::Cinch, None);
-    }
     let because = format!(
         "cinch's own engine does not train {} yet",
         config.model.family().title

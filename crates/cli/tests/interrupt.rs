@@ -228,22 +228,27 @@ fn data_that_is_being_prepared_can_be_interrupted() {
     assert_eq!(cached(), 0, "what was begun is removed");
 }
 
+/// The first signal can arrive before the micro batch begins and is then answered at once; so it
+/// is tried again until the second one has something to end.
 #[test]
 fn a_second_ctrl_c_ends_at_once() {
-    let sandbox = Sandbox::new();
-    // One micro batch takes seconds, so that the first signal is not answered at once.
-    let line = "train --model-size tiny --set model.max_seq_len=4096 --seq-len 4096 \
-                --batch-size 32 --grad-accum 2 --max-steps 2 --eval-steps 0 --threads 1 \
-                --output-dir run";
-    let mut child = sandbox.start(line.split_whitespace());
-    let mut said = BufReader::new(child.stderr.take().expect("a pipe"));
-    wait_for_line(&mut said, "training steps");
-    signal(&child, "INT");
-    // The second signal is told from the first once that was heard.
-    wait_for_line(&mut said, "stopping");
-    signal(&child, "INT");
-    let ended = finish(&sandbox, child);
-    assert_eq!(ended.code, Some(130), "{}", ended.stderr);
-    // It ended by the second: the first would have had something to say.
-    assert!(!ended.stdout.contains("stopped"), "{}", ended.stdout);
+    let ended_by_the_second = (0..5).any(|_| {
+        let sandbox = Sandbox::new();
+        // One micro batch takes seconds, so that the first signal is not answered at once.
+        let line = "train --model-size tiny --set model.max_seq_len=4096 --seq-len 4096 \
+                    --batch-size 32 --grad-accum 2 --max-steps 2 --eval-steps 0 --threads 1 \
+                    --output-dir run";
+        let mut child = sandbox.start(line.split_whitespace());
+        let mut said = BufReader::new(child.stderr.take().expect("a pipe"));
+        wait_for_line(&mut said, "training steps");
+        signal(&child, "INT");
+        // The second signal is told from the first once that was heard.
+        wait_for_line(&mut said, "stopping");
+        signal(&child, "INT");
+        let ended = finish(&sandbox, child);
+        assert_eq!(ended.code, Some(130), "{}", ended.stderr);
+        // The first would have had something to say.
+        !ended.stdout.contains("stopped")
+    });
+    assert!(ended_by_the_second);
 }

@@ -58,7 +58,7 @@ fn only_regular_files_of_a_sane_size_are_read() {
     }
     for (flags, limit) in [
         ("plan --engine pytorch --model ./", "more than 16 MiB"),
-        ("train --max-steps 1 --tokenizer ", "more than 256 MiB"),
+        ("train --max-steps 1 --tokenizer ", "more than 64 MiB"),
     ] {
         for (file, reason) in cases {
             if file == "folder" || (file == "/dev/zero" && flags.ends_with("./")) {

@@ -636,7 +636,6 @@ fn a_flag_of_the_other_engine_is_refused() {
     let sandbox = Sandbox::new();
     for flag in [
         "--attention eager",
-        "--lora-rank 8",
         "--torch-precision bf16",
         "--loop trainer",
         "--what-if",

@@ -47,10 +47,10 @@ fn a_new_configuration_states_what_was_asked_for() {
 fn a_model_that_pytorch_trains_gets_a_configuration_that_fits_too() {
     let sandbox = Sandbox::new();
     sandbox
-        .cinch("init Qwen/Qwen2.5-0.5B --gpu-memory 24 --output qwen.toml")
+        .cinch("init google-bert/bert-base-uncased --gpu-memory 24 --output bert.toml")
         .succeeds()
-        .prints(&["cinch plan qwen.toml"]);
-    let plan = sandbox.cinch("plan qwen.toml --json").succeeds().json();
+        .prints(&["cinch plan bert.toml"]);
+    let plan = sandbox.cinch("plan bert.toml --json").succeeds().json();
     assert_eq!(plan["engine"], "pytorch");
     assert_eq!(plan["fits"], true);
 }
@@ -193,7 +193,7 @@ fn tables_and_charts_fit_a_terminal() {
     let sandbox = Sandbox::new();
     for line in [
         "plan --explain --timeline",
-        "plan Qwen/Qwen2.5-0.5B --batch-size 2 --seq-len 256 --timeline --what-if",
+        "plan Qwen/Qwen2.5-0.5B --engine pytorch --batch-size 2 --seq-len 256 --timeline --what-if",
         "fit --gpu-memory 8 --model-size tiny --details",
         "fit --guide",
         "models --all",

@@ -130,6 +130,13 @@ impl Completion {
                             .push("data.tokenizer", Layer::Size, tokenizer, source);
                     }
                 }
+                // Weights in 16 bits are computed with in that type.
+                if let Some(saved) = found.weights {
+                    let precision = Value::Text(saved.name().to_owned());
+                    let source = Source::Preset(found.title.clone());
+                    self.settings
+                        .push("vram.precision", Layer::Size, precision, source);
+                }
                 let named = NamedModel {
                     title: Some(found.title),
                     weights: found.weights,

@@ -153,7 +153,7 @@ fn files_and_tokens_beyond_the_limits_are_named() {
 #[test]
 fn a_tokenizer_that_is_no_file_is_not_waited_for() {
     let error = Tokenizer::load(&TokenizerSpec::File("/dev/zero".into())).unwrap_err();
-    assert!(error.to_string().contains("not a file"), "{error}");
+    assert!(error.to_string().contains("not a regular file"), "{error}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cinch_config::{Config, FrozenWeights, LoraConfig, LoraTargets, StateFormat};
 use cinch_graph::op::{MomentFormat, Quantisation};
 use cinch_graph::{Graph, Optimizer, Recompute, Target, TrainingGraph, differentiate};
-use cinch_model::{AdapterShape, Build, Purpose, build, compute_type, linear_modules};
+use cinch_model::{AdapterShape, Build, ModelError, Purpose, build, compute_type, linear_modules};
 use cinch_plan::Options;
 use cinch_weights::{AdapterConfig, Modules, Targets};
 
@@ -93,6 +93,10 @@ fn adapters(config: &Config) -> Result<Option<AdapterShape>, StepError> {
         return Err(StepError::AdapterType);
     }
     let modules = linear_modules(&config.model);
+    if modules.is_empty() {
+        let family = config.model.family().title;
+        return Err(ModelError::WholeOnly { family }.into());
+    }
     let adapted = adapter_config(config, lora).adapted(&modules, None)?;
     Ok(Some(AdapterShape {
         rank: lora.rank as usize,

@@ -325,7 +325,8 @@ fn holds_samples(path: &Path, config: &Config, tokenizer: &Tokenizer) -> Result<
     if !path.is_file() || !matches!(ending, Some("json" | "jsonl" | "txt" | "amr")) {
         return Ok(false);
     }
-    if ending == Some("jsonl") && has_column(path, &config.data.text_column) {
+    // What has none of these is text in a column, also where the column's name is another.
+    if ending == Some("jsonl") && !has_column(path, &SAMPLE_COLUMNS) {
         return Ok(false);
     }
     let template = tokenizer_config(config)?;
@@ -343,8 +344,17 @@ fn holds_samples(path: &Path, config: &Config, tokenizer: &Tokenizer) -> Result<
     }
 }
 
-/// Whether the first line of a file is an object with that field.
-fn has_column(path: &Path, column: &str) -> bool {
+/// Columns of records that are samples.
+const SAMPLE_COLUMNS: [&str; 5] = [
+    "messages",
+    "conversations",
+    "prompt",
+    "instruction",
+    "question",
+];
+
+/// Whether the first line of a file is an object with one of these fields.
+fn has_column(path: &Path, columns: &[&str]) -> bool {
     let Ok(file) = File::open(path) else {
         return false;
     };
@@ -355,7 +365,7 @@ fn has_column(path: &Path, column: &str) -> bool {
         Ok(_) => serde_json::from_str(&line).unwrap_or_default(),
         Err(_) => return false,
     };
-    value.get(column).is_some_and(serde_json::Value::is_string)
+    columns.iter().any(|column| value.get(column).is_some())
 }
 
 #[cfg(test)]

@@ -143,6 +143,8 @@ impl<'a> Trainer<'a> {
                 step: entry.step,
             });
         }
+        // What is missing is told before the data is read.
+        let first_weights = FirstWeights::of(&config)?;
         let data = Data::prepare(&config, run.progress)?;
         for note in &data.notes {
             observer.event(Event::Note(note));
@@ -154,7 +156,7 @@ impl<'a> Trainer<'a> {
         let mut session = Session::new(plan, run.options)?;
         let (state, last_saved) = match run.resume {
             Resume::Fresh => {
-                match FirstWeights::of(&config)? {
+                match first_weights {
                     FirstWeights::Initial => session.initialize(config.training.seed)?,
                     FirstWeights::Files(path) => {
                         let files = WeightFiles::open(&path)?;

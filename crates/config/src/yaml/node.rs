@@ -83,10 +83,7 @@ fn check_brackets(text: &str) -> Result<(), Fault> {
             _ => {}
         }
         if num_open > MAX_OPEN_BRACKETS {
-            return Err(Fault::syntax(
-                offset,
-                format!("more than {MAX_OPEN_BRACKETS} brackets are open here"),
-            ));
+            return Err(Fault::too_deep(offset));
         }
     }
     Ok(())

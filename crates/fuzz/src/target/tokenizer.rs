@@ -1,7 +1,6 @@
 //! A tokenizer.json from anywhere.
 
 use std::fs;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use cinch_data::{Tokenizer, TokenizerSpec};
@@ -69,10 +68,7 @@ const TEXTS: [&str; 5] = [
 fn run(input: &[u8], folder: &Path) {
     let path = folder.join("tokenizer.json");
     fs::write(&path, input).expect("the folder can be written");
-    // The library that reads these files panics at some. What is looked for beyond that are
-    // aborts, hangs, memory, and ids that no embedding has.
-    let read = AssertUnwindSafe(|| read(path));
-    if let Ok(Some((id, vocab_size))) = catch_unwind(read) {
+    if let Some((id, vocab_size)) = read(path) {
         assert!((id as usize) < vocab_size, "an id without a row: {id}");
     }
 }

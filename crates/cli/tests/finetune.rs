@@ -1,0 +1,219 @@
+//! Fine-tuning from files to files: a model in Hugging Face's format, adapters trained on it, whole
+//! or quantised, resumed, exported and merged; and what is said where the files are wrong.
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use common::{Ran, Sandbox};
+use serde_json::Value;
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+
+fn words(line: &str) -> Vec<&str> {
+    line.split_whitespace().collect()
+}
+
+fn run(sandbox: &Sandbox, line: &str) -> Ran {
+    sandbox.run(words(line))
+}
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(ROOT)
+        .join("crates/train/tests/fixtures/decoder")
+        .join(name)
+}
+
+/// A small model with the bytes' vocabulary, trained for a few steps, as a folder of files.
+fn base(sandbox: &Sandbox) {
+    let config = Path::new(ROOT).join("examples/finetune/base/config.json");
+    let config = fs::read_to_string(config).unwrap();
+    let config = config
+        .replace("\"hidden_size\": 128", "\"hidden_size\": 64")
+        .replace("\"intermediate_size\": 320", "\"intermediate_size\": 128")
+        .replace("\"num_hidden_layers\": 3", "\"num_hidden_layers\": 2");
+    sandbox.write("base/config.json", config);
+    let line = "train --model base --tokenizer bytes --batch-size 4 --grad-accum 1 --seq-len 32 \
+                --max-steps 20 --warmup-steps 5 --lr 2e-3 --eval-steps 0 --output-dir first";
+    assert_eq!(run(sandbox, line).code, Some(0));
+    let exported = run(sandbox, "export first --to model");
+    assert_eq!(exported.code, Some(0), "{}", exported.stderr);
+}
+
+const TUNE: &str = "train --model model --tokenizer bytes --data-dir sums.jsonl --lora-rank 16 \
+                    --batch-size 4 --grad-accum 1 --seq-len 48 --packing --warmup-steps 5 --lr 2e-2 \
+                    --val-split 0 --log-steps 1 --save-steps 30 --save-total-limit 0 --threads 1";
+
+fn sums(sandbox: &Sandbox) {
+    let sums = Path::new(ROOT).join("examples/finetune/sums.jsonl");
+    sandbox.write("sums.jsonl", fs::read(sums).unwrap());
+}
+
+fn losses(sandbox: &Sandbox, run: &str) -> Vec<f64> {
+    let text = fs::read_to_string(sandbox.join(run).join("metrics.jsonl")).unwrap();
+    text.lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok()?["loss"].as_f64())
+        .collect()
+}
+
+#[test]
+fn adapters_learn_on_whole_and_on_quantised_weights_and_resume_bit_for_bit() {
+    let sandbox = Sandbox::new();
+    base(&sandbox);
+    sums(&sandbox);
+    for (name, how) in [
+        ("whole", ""),
+        ("four", "--quantization 4bit"),
+        ("eight", "--quantization 8bit"),
+    ] {
+        let line = format!("{TUNE} {how} --max-steps 60 --output-dir {name}");
+        let ran = run(&sandbox, &line);
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        let losses = losses(&sandbox, name);
+        let (first, last) = (losses[0], losses[losses.len() - 1]);
+        assert!(last < 0.5 * first, "{name}: {first} to {last}");
+
+        let half = format!("{name}-half");
+        let line = format!("{TUNE} {how} --max-steps 60 --output-dir {half}");
+        assert_eq!(run(&sandbox, &line).code, Some(0));
+        fs::remove_dir_all(sandbox.join(&half).join("checkpoints/step-00000060")).unwrap();
+        let resumed = run(&sandbox, &format!("train --resume {half} --threads 1"));
+        assert_eq!(resumed.code, Some(0), "{}", resumed.stderr);
+        let adapter = |run: &str| {
+            let path = sandbox.join(run).join("adapter/adapter_model.safetensors");
+            fs::read(path).unwrap()
+        };
+        assert!(adapter(name) == adapter(&half), "{name}");
+    }
+    let merged = run(&sandbox, "merge whole --to merged");
+    assert_eq!(merged.code, Some(0), "{}", merged.stderr);
+    for file in ["config.json", "model.safetensors"] {
+        assert!(sandbox.join("merged").join(file).is_file(), "{file}");
+    }
+    let again = run(&sandbox, "merge whole --to merged");
+    assert_eq!(again.code, Some(2), "{}", again.stderr);
+}
+
+#[test]
+fn a_plan_of_a_model_that_is_not_here_is_quick_and_has_its_numbers() {
+    let sandbox = Sandbox::new();
+    let line = "plan --model qwen2.5-7b --lora-rank 128 --device cuda --precision bf16 \
+                --batch-size 1 --grad-accum 1 --seq-len 1536 --json";
+    let ran = run(&sandbox, line);
+    let plan: Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(plan["parameters"], 7_615_616_512_u64);
+    assert_eq!(plan["trainable"], 322_961_408_u64);
+    let arena = plan["memory"]["arena_bytes"].as_u64().unwrap();
+    assert!(arena < 25 << 30, "{arena}");
+}
+
+/// Copies a fixture's folder.
+fn copy(sandbox: &Sandbox, name: &str) -> PathBuf {
+    let to = sandbox.join(name);
+    fs::create_dir_all(&to).unwrap();
+    for entry in fs::read_dir(fixture(name)).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+    to
+}
+
+/// Runs a fine-tuning of a folder that must fail, and returns what is said.
+fn refusal(sandbox: &Sandbox, model: &str, more: &str) -> String {
+    let line = format!(
+        "train --model {model} --tokenizer bytes --data-dir sums.jsonl --lora-rank 4 --batch-size 1 \
+         --grad-accum 1 --seq-len 16 --max-steps 1 {more}"
+    );
+    let ran = run(sandbox, &line);
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    ran.stderr
+}
+
+#[test]
+fn wrong_files_and_settings_are_told_by_name() {
+    let sandbox = Sandbox::new();
+    base(&sandbox);
+    sums(&sandbox);
+    let says = |said: String, parts: &[&str]| {
+        for part in parts {
+            assert!(said.contains(part), "no `{part}` in: {said}");
+        }
+    };
+    says(
+        refusal(&sandbox, "model", "--lora-targets q_proj,qproj"),
+        &["qproj", "q_proj, k_proj"],
+    );
+    says(
+        refusal(&sandbox, "qwen2.5-0.5b", ""),
+        &["weights", "--weights"],
+    );
+    says(refusal(&sandbox, "mamba", ""), &["adapters", "--lora-rank"]);
+
+    // A shard cut off, one that is not there, and a tensor of another size.
+    let model = sandbox.join("model/model.safetensors");
+    let whole = fs::read(&model).unwrap();
+    fs::write(&model, &whole[..whole.len() - 100]).unwrap();
+    says(refusal(&sandbox, "model", ""), &["model.safetensors"]);
+    fs::write(&model, &whole).unwrap();
+    let config = sandbox.join("model/config.json");
+    let text = fs::read_to_string(&config).unwrap();
+    let other = text.replace("\"intermediate_size\": 128", "\"intermediate_size\": 160");
+    fs::write(&config, other).unwrap();
+    says(
+        refusal(&sandbox, "model", ""),
+        &["gate_proj", "[128, 64]", "[160, 64]"],
+    );
+    fs::write(&config, text).unwrap();
+    let sharded = copy(&sandbox, "qwen3");
+    fs::remove_file(sharded.join("model-00003-of-00005.safetensors")).unwrap();
+    says(
+        refusal(&sandbox, "qwen3", ""),
+        &["model-00003-of-00005.safetensors"],
+    );
+
+    // A sample that is longer than a row.
+    sandbox.write(
+        "sums.jsonl",
+        "{\"prompt\": \"1 + 1 =\", \"completion\": \" two, which is a very long way of saying it\"}\n",
+    );
+    says(
+        refusal(&sandbox, "model", "--too-long error"),
+        &["sums.jsonl", "line 1", "16"],
+    );
+    let line = "train --model model --tokenizer bytes --data-dir sums.jsonl --lora-rank 4 \
+                --batch-size 1 --grad-accum 1 --seq-len 16 --max-steps 1 --val-split 0 --output-dir cut";
+    let cut = run(&sandbox, line);
+    assert_eq!(cut.code, Some(0), "{}", cut.stderr);
+    says(cut.stderr, &["1 cut at the end"]);
+
+    // A template that fails, and adapters of another base.
+    sandbox.write(
+        "model/tokenizer_config.json",
+        "{\"chat_template\": \"{{ raise_exception('only poems') }}\", \"eos_token\": \"x\"}",
+    );
+    sandbox.write(
+        "sums.jsonl",
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"1\"}, \
+         {\"role\": \"assistant\", \"content\": \"2\"}]}\n",
+    );
+    says(
+        refusal(&sandbox, "model", ""),
+        &["only poems", "sums.jsonl"],
+    );
+    let adapter = fixture("qwen2_lora").display().to_string();
+    let ran = run(
+        &sandbox,
+        &format!("merge {adapter} --base model --to other"),
+    );
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    says(ran.stderr, &["adapter", "layers"]);
+    assert!(!sandbox.join("other").exists());
+
+    // Frozen weights that are more than the budget.
+    let line = "plan --model qwen2.5-7b --lora-rank 8 --device cuda --precision bf16 --seq-len 512 \
+                --vram 8";
+    let ran = run(&sandbox, line);
+    assert_eq!(ran.code, Some(3), "{}", ran.stderr);
+    says(ran.stderr, &["8"]);
+}
