@@ -340,8 +340,7 @@ pub(crate) struct Module {
 // SAFETY: modules belong to a context, not to a thread.
 unsafe impl Send for Module {}
 
-/// Dynamic shared memory that a kernel may ask for beyond the driver's default of 48 KiB.
-const SHARED_LIMIT: i32 = 200 << 10;
+/// Dynamic shared memory that a kernel has without asking for more.
 const SHARED_DEFAULT: u32 = 48 << 10;
 
 impl Module {
@@ -368,9 +367,16 @@ impl Module {
         if shared_bytes > SHARED_DEFAULT {
             let attribute =
                 sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // SAFETY: the function was just found.
-            unsafe { result::function::set_function_attribute(function, attribute, SHARED_LIMIT) }
-                .map_err(failed(format!("raise the shared memory of {name}")))?;
+            let raise = || {
+                // SAFETY: the function was just found.
+                let allowed =
+                    unsafe { result::function::get_function_attribute(function, attribute) }?;
+                // Other launches may need more than this one.
+                let limit = allowed.max(shared_bytes.cast_signed());
+                // SAFETY: as above.
+                unsafe { result::function::set_function_attribute(function, attribute, limit) }
+            };
+            raise().map_err(failed(format!("raise the shared memory of {name}")))?;
         }
         Ok(function)
     }

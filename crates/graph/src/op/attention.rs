@@ -273,12 +273,12 @@ struct CudaShares {
 
 const FORWARD_SHARES: CudaShares = CudaShares {
     any: [0.25, 0.158],
-    hopper: [[0.41, 0.21], [0.80, 0.56]],
+    hopper: [[0.39, 0.20], [0.80, 0.56]],
 };
 /// Of the five products that are counted (the kernels for any card compute seven).
 const BACKWARD_SHARES: CudaShares = CudaShares {
     any: [0.228, 0.168],
-    hopper: [[0.38, 0.22], [0.60, 0.46]],
+    hopper: [[0.36, 0.21], [0.60, 0.47]],
 };
 /// Single precision, of the single-precision rate.
 const SINGLE_SHARE: f64 = 0.15;

@@ -206,7 +206,8 @@ __device__ __forceinline__ void attend(const Problem& x, const Memory<D, GROUPS,
 
     Piece<ROWS> piece;
     for (int round = 0; piece.take(x, round); round++) {
-        int own = piece.first + group * 64, row = own + warp * 16 + g, head = piece.b * x.heads + piece.h;
+        int own = piece.first + group * 64, row = own + warp * 16 + g;
+        int head = piece.b * x.heads + piece.h;
         real* out_rows = o + (u64)piece.b * x.seq * width + (u64)piece.h * D;
         if (x.lengths) {
             int begin = max(own, piece.length), end = min(own + 64, x.seq);

@@ -235,8 +235,8 @@ template <int D, int ROWS> struct Sums {
     }
 };
 
-// One thread of each of two warps, which take every other tile: while one waits for the copy engine,
-// the other starts the next.
+// One thread of each of two warps, which take every other tile: while one waits for the copy
+// engine, the other starts the next.
 template <int D, int ROWS>
 __device__ __forceinline__ void send(const Problem& x, const Memory<D, ROWS>& at, u32 stage) {
     u32 parity = 0, steps_before = 0;
@@ -253,9 +253,10 @@ __device__ __forceinline__ void send(const Problem& x, const Memory<D, ROWS>& at
             wait_for_turn(to.turns + tile, to.use + rank);
             with_copy_engine();
             if (rank == 0)
-                asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(sum),
-                             "r"(at.sums(stage)), "r"(at.SUM)
-                             : "memory");
+                asm volatile(
+                    "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(sum),
+                    "r"(at.sums(stage)), "r"(at.SUM)
+                    : "memory");
             else
                 asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 "
                              "[%0], [%1], %2;" ::"l"(sum),
@@ -637,10 +638,10 @@ __device__ __forceinline__ void backward(const TensorMap* q, const TensorMap* k,
              const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap d_o,           \
              const float* lse, const float* delta, float* sums, float* key_sums, u32* turns,       \
              u32* key_turns, const i32* lows, real* dq, real* dk, real* dv, SCALARS) {             \
-        Problem x = {lse,      delta,     sums,    key_sums, turns,    key_turns, lows,   dq,      \
-                     dk,       dv,        q_stride, kv_stride, batch,  seq,       heads,  kv_heads, \
-                     causal,   scale,     random,  stream,   threshold, lengths,  window, starts,  \
-                     rounds,   apart,     key_places};                                             \
+        Problem x = {lse,      delta,     sums,      key_sums, turns,     key_turns, lows,         \
+                     dq,       dk,        dv,        q_stride, kv_stride, batch,     seq,          \
+                     heads,    kv_heads,  causal,    scale,    random,    stream,    threshold,    \
+                     lengths,  window,    starts,    rounds,   apart,     key_places};             \
         backward<D, ROWS, DROPOUT>(&q, &k, &v, &d_o, x);                                           \
     }
 

@@ -33,7 +33,8 @@ __device__ __forceinline__ float exp2_fast(float x) {
 // ---------------------------------------------------------------- barriers
 
 __device__ __forceinline__ void barrier_init(u32 barrier, int arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals)
+                 : "memory");
 }
 // Makes initialised barriers known to the copy engine.
 __device__ __forceinline__ void barriers_are_there() {
@@ -94,9 +95,8 @@ __device__ __forceinline__ void copy_bytes(u32 to, const void* from, u32 bytes, 
                  : "memory");
 }
 
-// Rows of a tile of D columns at `row`, by one thread; `limit` is where rows end for this sequence.
-// Rows between it and the tensor's own end hold anything: a tile that has some is filled by
-// `fill_cut` instead.
+// The rows of a tile of D columns from `row` on, by one thread. Rows between the end of a sequence
+// and that of the tensor hold anything: a tile that has some is filled by `fill_cut` instead.
 template <int D, int ROWS>
 __device__ __forceinline__ void copy_tile(u32 to, const TensorMap* map, u32 barrier, int head,
                                           int row, int b) {
@@ -183,8 +183,8 @@ __device__ __forceinline__ void multiply(float (&d)[32], u64 a, u64 b, int add) 
                    "+f"(d[30]), "+f"(d[31])
                  : "l"(a), "l"(b), "r"(add), "n"(TA), "n"(TB));
 }
-template <int TB> __device__ __forceinline__ void multiply_registers(float (&d)[32], const u32 (&a)[4],
-                                                           u64 b) {
+template <int TB>
+__device__ __forceinline__ void multiply_registers(float (&d)[32], const u32 (&a)[4], u64 b) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." ELEMENTS " {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -219,8 +219,8 @@ __device__ __forceinline__ void multiply(float (&d)[64], u64 a, u64 b, int add) 
                    "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
                  : "l"(a), "l"(b), "r"(add), "n"(TA), "n"(TB));
 }
-template <int TB> __device__ __forceinline__ void multiply_registers(float (&d)[64], const u32 (&a)[4],
-                                                           u64 b) {
+template <int TB>
+__device__ __forceinline__ void multiply_registers(float (&d)[64], const u32 (&a)[4], u64 b) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." ELEMENTS " {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
