@@ -34,13 +34,13 @@ pub mod checkpoint;
 mod data;
 mod error;
 mod event;
+mod generate;
 mod host;
 mod initialize;
 mod moments;
 mod outcome;
 mod owner;
 pub mod record;
-mod sample;
 mod schedule;
 mod session;
 mod state;
@@ -51,9 +51,11 @@ pub use cinch_device::{available_host_bytes, peak_resident_bytes, resident_bytes
 pub use data::DataReport;
 pub use error::TrainError;
 pub use event::{Event, MemoryUse, Observer, StepReport};
+pub use generate::{
+    Generator, GeneratorMemory, GeneratorOptions, Sampling, WeightPart, WeightSource,
+};
 pub use outcome::{Ending, MeasuredLoss, TrainingOutcome};
 pub use owner::Owner;
-pub use sample::{Generator, Sampling};
 pub use schedule::learning_rate;
 pub use session::{Batch, Session};
 pub use state::{Difference, EFFECTIVE_BATCH, State};
