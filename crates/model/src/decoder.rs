@@ -71,6 +71,8 @@ struct Model<'a> {
 impl<'a> Model<'a> {
     fn new(g: &'a mut Graph, config: &'a Decoder, build: &'a Build) -> Self {
         let head_dim = config.head_width as usize;
+        // A scaling that grows with the length follows the longest text that there may be, because
+        // keys in a cache have turned already.
         let (frequencies, rotary_scale) = frequencies(&config.rotary, head_dim, build.context());
         Self {
             g,

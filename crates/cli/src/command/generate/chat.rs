@@ -8,14 +8,11 @@ use anyhow::Context;
 
 use super::answer::{Ends, Writer};
 use super::format::{ChatFormat, Speaker, Turn};
-use crate::voice;
+use crate::{failure, voice};
 
 /// Whether an answer is being written, which Ctrl-C ends instead of the program.
 static ANSWERING: AtomicBool = AtomicBool::new(false);
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
-
-/// What a shell reports of a program that Ctrl-C has ended.
-const INTERRUPTED_CODE: i32 = 130;
 
 pub fn talk(
     writer: &mut Writer<'_>,
@@ -25,10 +22,14 @@ pub fn talk(
     ctrlc::set_handler(|| {
         // A second one in the same answer means the program.
         if !ANSWERING.load(Ordering::SeqCst) || INTERRUPTED.swap(true, Ordering::SeqCst) {
-            process::exit(INTERRUPTED_CODE);
+            #[expect(
+                clippy::exit,
+                reason = "nothing is being written, or the user asked twice"
+            )]
+            process::exit(failure::INTERRUPTED.into());
         }
     })
-    .context("Ctrl-C cannot be handled")?;
+    .context("cannot listen for Ctrl-C")?;
     voice::aside(format.note());
     let is_terminal = std::io::stdin().is_terminal();
     if is_terminal && !voice::is_quiet() {
