@@ -86,7 +86,7 @@ pub fn drop_in_place<F: Real>(rows: usize, width: usize, dropout: Dropout, x: &m
     for_rows(rows, width, x, |row, x| {
         let base = dropout.row(row);
         for (column, x) in x.iter_mut().enumerate() {
-            *x = *x * dropout.factor(base, column);
+            *x *= dropout.factor(base, column);
         }
     });
 }
