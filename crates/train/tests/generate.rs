@@ -80,9 +80,17 @@ impl WeightSource for Invented {
         dtype: DType,
         into: &mut [u8],
     ) -> Result<(), String> {
-        assert_eq!(dtype, DType::F32);
         let width: usize = part.shape[1..].iter().product();
         let numbers = &self.numbers(part)[rows.start * width..rows.end * width];
+        if dtype == DType::Bf16 {
+            for (to, number) in into.as_chunks_mut::<2>().0.iter_mut().zip(numbers) {
+                // Of what is cut off, the larger half counts as one.
+                let bits = number.to_bits() + 0x8000;
+                *to = ((bits >> 16) as u16).to_ne_bytes();
+            }
+            return Ok(());
+        }
+        assert_eq!(dtype, DType::F32);
         for (to, number) in into.as_chunks_mut::<4>().0.iter_mut().zip(numbers) {
             *to = number.to_ne_bytes();
         }
@@ -426,4 +434,42 @@ fn the_cache_is_part_of_the_plan() {
     // Keys and values of two layers with two heads of 16 columns, in single precision.
     assert_eq!(short.cache, 2 * 2 * 32 * 2 * 16 * 4);
     assert_eq!(long.cache, 4 * short.cache);
+}
+
+/// Both executors, over a prompt in several runs and then token by token; in bf16 within what its
+/// roundings come to over the layers.
+#[test]
+#[ignore = "needs a GPU"]
+fn a_gpu_reads_as_the_cpu_does() {
+    let models = [
+        tiny::config(tiny::MAMBA_WITH_CONVOLUTION, &[]).model,
+        tiny::config(tiny::GPT2, &[]).model,
+        decoder("qwen2"),
+        decoder("qwen3"),
+        decoder("mistral"),
+    ];
+    for model in models {
+        for (compute, tolerance) in [(DType::F32, 1e-4), (DType::Bf16, 6e-2)] {
+            let mut weights = Invented::default();
+            let on_gpu = GeneratorOptions {
+                target: Target::Cuda,
+                compute,
+                ..options(40)
+            };
+            let mut cpu = Generator::new(&model, &mut weights, &options(40)).unwrap();
+            let mut gpu = Generator::new(&model, &mut weights, &on_gpu).unwrap();
+            let text = prompt(&model, 40);
+            for length in 27..=text.len() {
+                let expected = cpu.logits(&text[..length]).unwrap();
+                let ours = gpu.logits(&text[..length]).unwrap();
+                let square = |x: f32| f64::from(x) * f64::from(x);
+                let norm: f64 = expected.iter().map(|&x| square(x)).sum();
+                let pairs = ours.iter().zip(expected);
+                let difference: f64 = pairs.map(|(a, b)| square(a - b)).sum();
+                let error = (difference / norm).sqrt();
+                let what = format!("{} in {compute} after {length} tokens", model.name());
+                assert!(error <= tolerance, "{what}: {error:e}");
+            }
+        }
+    }
 }

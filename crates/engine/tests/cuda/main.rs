@@ -251,7 +251,15 @@ fn hardly_any_output_needs_more_than_the_tolerance() {
         let single = one_token
             .iter()
             .map(|config| (model(config, 1, 1, DType::F32), model(config, 1, 1, dtype)));
-        for (reference, tested) in all.into_iter().chain(single) {
+        let cached = [
+            mamba_of(33, 5, 4, 16),
+            Mistral(decoder_of(Some(5), false)).into(),
+        ];
+        let cached = cached.iter().map(|config| {
+            let graph = |compute| continuing(config, 2, 13, 64, compute);
+            (graph(DType::F32), graph(dtype))
+        });
+        for (reference, tested) in all.into_iter().chain(single).chain(cached) {
             let outputs = granted(reference, tested);
             let num_outputs = outputs.len();
             let more: Vec<_> = outputs
