@@ -3,10 +3,10 @@
 
 mod common;
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::process::Stdio;
 
-use common::Sandbox;
+use common::{Sandbox, signal};
 
 /// What the program answers to the lines of a conversation: its standard output and error.
 fn talk(sandbox: &Sandbox, line: &str, said: &str) -> (String, String) {
@@ -96,6 +96,34 @@ fn a_conversation_goes_through_pipes() {
     let quiet = format!("{line} --quiet");
     let (again, nothing) = talk(&sandbox, &quiet, "hello\n\nand you?\n");
     assert_eq!((again, nothing), (stdout, String::new()));
+}
+
+/// Ctrl-C during an answer ends that answer, and the conversation goes on to its end.
+#[test]
+#[cfg(unix)]
+fn an_answer_can_be_cut_off() {
+    let sandbox = trained();
+    let line = "generate run --chat --max-tokens 100000000 --top-k 20";
+    let mut child = sandbox
+        .command(line.split_whitespace())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    let mut input = child.stdin.take().expect("a pipe");
+    input.write_all(b"hello\n").expect("it reads");
+    // The end of the text is not among the 20 likeliest bytes: the answer goes on until it is cut.
+    let mut first = [0];
+    let out = child.stdout.as_mut().expect("a pipe");
+    out.read_exact(&mut first).expect("an answer begins");
+    signal(&child, "INT");
+    drop(input);
+    let output = child.wait_with_output().expect("it ends");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    assert!(stderr.contains(", the first after "), "{stderr}");
+    assert!(output.stdout.ends_with(b"\n"));
 }
 
 #[test]

@@ -53,33 +53,42 @@ fn penalize(logits: &mut [f32], seen: &[u32], penalty: f64) {
     }
 }
 
+/// Tokens that are put in order at first.
+const FIRST_SORTED: usize = 256;
+
 /// The token that `uniform` in [0, 1) falls on among those that the settings leave.
 fn choose(logits: &[f32], sampling: &Sampling, uniform: f64) -> u32 {
     let mut order: Vec<u32> = (0..logits.len() as u32).collect();
     let logit = |token: u32| logits[token as usize];
     let by_likelihood = |a: &u32, b: &u32| logit(*b).total_cmp(&logit(*a)).then(a.cmp(b));
-    let keep = match sampling.top_k {
-        _ if sampling.temperature <= 0.0 => 1,
-        0 => order.len(),
-        k => k.min(order.len()),
-    };
-    if keep < order.len() {
-        order.select_nth_unstable_by(keep, by_likelihood);
-        order.truncate(keep);
-    }
-    order.sort_unstable_by(by_likelihood);
-    let Some(&likeliest) = order.first() else {
+    let Some(likeliest) = order.iter().copied().min_by(by_likelihood) else {
         return 0;
     };
     if sampling.temperature <= 0.0 {
         return likeliest;
     }
+    if sampling.top_k > 0 && sampling.top_k < order.len() {
+        order.select_nth_unstable_by(sampling.top_k, by_likelihood);
+        order.truncate(sampling.top_k);
+    }
+    // Their sum has one order, however they were selected.
+    order.sort_unstable();
     let top = f64::from(logit(likeliest));
     let weight = |token: u32| ((f64::from(logit(token)) - top) / sampling.temperature).exp();
     let total: f64 = order.iter().map(|&token| weight(token)).sum();
     let mut reached = 0.0;
-    let mut kept = 0;
+    let (mut kept, mut sorted) = (0, 0);
     while kept < order.len() && (kept == 0 || reached < sampling.top_p * total) {
+        if kept == sorted {
+            // Mostly a few tokens have all the probability: only so many are put in order.
+            let rest = &mut order[sorted..];
+            let more = (sorted * 3).max(FIRST_SORTED).min(rest.len());
+            if more < rest.len() {
+                rest.select_nth_unstable_by(more, by_likelihood);
+            }
+            rest[..more].sort_unstable_by(by_likelihood);
+            sorted += more;
+        }
         reached += weight(order[kept]);
         kept += 1;
     }
@@ -121,6 +130,25 @@ mod tests {
         assert_eq!(drawn(&sampling(1.0, 0, 1.0)), [0, 1, 2, 3]);
         assert_eq!(drawn(&sampling(1.0, 0, 0.8)), [1, 2]);
         assert_eq!(drawn(&sampling(1.0, 0, 0.0)), [1]);
+    }
+
+    /// A vocabulary in which many tokens are as likely as others: they are put in order piece by
+    /// piece.
+    #[test]
+    fn a_flat_distribution_reaches_every_token() {
+        let logits = vec![0.5; 3000];
+        let drawn: std::collections::HashSet<u32> = (0..3000)
+            .map(|i| {
+                choose(
+                    &logits,
+                    &sampling(1.0, 0, 1.0),
+                    (f64::from(i) + 0.5) / 3000.0,
+                )
+            })
+            .collect();
+        assert_eq!(drawn.len(), 3000);
+        let half = |uniform| choose(&logits, &sampling(1.0, 0, 0.5), uniform);
+        assert_eq!((half(0.0), half(0.9999)), (0, 1499));
     }
 
     #[test]
