@@ -140,6 +140,13 @@ pub enum Device {
     Cuda,
 }
 
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum GeneratePrecision {
+    #[default]
+    Fp32,
+    Bf16,
+}
+
 /// Settings that every command about a model takes: the flags that the registry declares, and
 /// what sets several at once.
 #[derive(Clone, Debug, Default)]
@@ -482,15 +489,30 @@ pub struct MergeArguments {
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  \
     cinch generate runs/mamba-tiny --prompt \"The weights\"\n  \
-    cinch generate runs/gpt2/checkpoints/step-00001000 --max-tokens 100 --temperature 0")]
+    cinch generate runs/gpt2/checkpoints/step-00001000 --max-tokens 100 --temperature 0\n  \
+    cinch generate runs/gpt2 --chat\n  \
+    echo \"What is a weight?\" | cinch generate runs/gpt2 --chat --quiet\n\n\
+    A text that outgrows the context loses its oldest half; what is left is read again.")]
 pub struct GenerateArguments {
-    /// A run's folder or a checkpoint
+    /// A run's folder, a checkpoint, or a folder with a model's files
     pub checkpoint: PathBuf,
     /// What the text begins with
     #[arg(long, default_value = "")]
     pub prompt: String,
+    /// Talk with the model: lines are read, answers written as they come; Ctrl-C ends an answer,
+    /// Ctrl-D the conversation
+    #[arg(long, conflicts_with_all = ["prompt", "json"])]
+    pub chat: bool,
+    /// Tokens to write at the most, in each answer
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub max_tokens: usize,
+    /// Tokens in sight, which the cache has room for; at most the model's positions [default: the
+    /// prompt's and --max-tokens, or 4096 with --chat]
+    #[arg(long, value_name = "N")]
+    pub context: Option<usize>,
+    /// What weights and activations are in: bf16, on a GPU, takes half the memory
+    #[arg(long, value_enum, default_value = "fp32")]
+    pub precision: GeneratePrecision,
     /// 0 always takes the likeliest token
     #[arg(long, default_value_t = 0.8)]
     pub temperature: f64,

@@ -21,6 +21,7 @@ use cinch_engine::cuda::compile::{SOURCES, cubin, is_available, target};
 use cinch_engine::cuda::lowering::Card;
 use cinch_engine::cuda::op::{COPY_TO_REAL, lower_all};
 use cinch_graph::{DType, Graph, Target, differentiate};
+use cinch_model::Purpose;
 use cinch_plan::{Options, Plan};
 
 const ARCHITECTURES: [&str; 2] = ["sm_80", "sm_90"];
@@ -110,11 +111,17 @@ fn functions(code: &[u8]) -> BTreeSet<String> {
         .collect()
 }
 
-/// Every launch of a training step names a kernel that its source has.
+/// Every launch of a training step, or of a text's continuation, names a kernel that its source has.
 fn assert_lowering_finds_its_kernels(dtype: DType, compiled: &Functions) {
     let models = [32, 64, 128].map(|head| graphs::model(&gpt2(head), dtype));
     let graphs = graphs::ALL.map(|(_, make)| make(dtype));
-    for graph in graphs.into_iter().chain(models) {
+    let generate = Purpose::Generate {
+        context: 15,
+        longest_run: 13,
+    };
+    let generating =
+        [graphs::mamba(4), graphs::gpt2()].map(|c| graphs::with_purpose(&c, dtype, generate));
+    for graph in graphs.into_iter().chain(models).chain(generating) {
         for kernel in launched(graph) {
             let functions = &compiled[&(kernel.file, dtype)];
             let (file, function) = (kernel.file, kernel.function);
@@ -127,7 +134,10 @@ fn assert_lowering_finds_its_kernels(dtype: DType, compiled: &Functions) {
 }
 
 fn launched(graph: Graph) -> BTreeSet<command::Kernel> {
-    let graph = differentiate(graph, &shared::OPTIMIZER).unwrap();
+    let graph = match graph.loss {
+        Some(_) => Graph::clone(&differentiate(graph, &shared::OPTIMIZER).unwrap()),
+        None => graph,
+    };
     let plan = Plan::new(&graph, Options::new(Target::Cuda));
     let nodes = 0..graph.nodes.len();
     let lowered = [Card::ANY, Card::HOPPER]

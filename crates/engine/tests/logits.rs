@@ -14,6 +14,12 @@ const VOCABULARY: usize = 17;
 /// The position of each sequence whose logits are asked for: first, inside, last.
 const POSITIONS: [usize; BATCH] = [0, 7, SEQ - 1];
 
+/// Whole sequences, which nothing comes before.
+const GENERATE: Purpose = Purpose::Generate {
+    context: SEQ,
+    longest_run: SEQ,
+};
+
 fn models() -> [Architecture; 2] {
     let mamba = Mamba {
         width: 11,
@@ -103,7 +109,8 @@ impl Forward {
 }
 
 fn logits(model: &Architecture, compute: DType) -> Vec<f64> {
-    let mut forward = Forward::new(model, compute, Purpose::Generate);
+    let mut forward = Forward::new(model, compute, GENERATE);
+    forward.integers(input::POSITIONS, |i| (i % SEQ) as i32);
     forward.integers(input::POSITION, |sequence| POSITIONS[sequence] as i32);
     forward.run()
 }
@@ -152,7 +159,8 @@ fn single_precision_agrees_with_double() {
 fn a_position_outside_the_sequence_is_an_error() {
     let [model, _] = models();
     for position in [-1, SEQ as i32] {
-        let mut forward = Forward::new(&model, DType::F32, Purpose::Generate);
+        let mut forward = Forward::new(&model, DType::F32, GENERATE);
+        forward.integers(input::POSITIONS, |i| (i % SEQ) as i32);
         forward.integers(input::POSITION, |_| position);
         let nodes = 0..forward.graph.nodes.len();
         let (graph, plan) = (&forward.graph, &forward.plan);

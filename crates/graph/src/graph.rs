@@ -46,6 +46,9 @@ pub enum Role {
     State,
     /// What the loss is multiplied by in half precision, from step to step.
     LossScale,
+    /// What the tokens read so far have left for those that follow: keys and values, states. An
+    /// op that has it as an output reads it too.
+    Cache,
     /// What a micro batch brings: filled from outside before the micro step.
     Batch,
     /// Scalars of the step: random key, learning rate, number of targets.
@@ -323,6 +326,53 @@ impl Graph {
         let id = self.add_tensor("random", ty, Role::Control);
         self.random = Some(id);
         id
+    }
+
+    /// What a run of the graph leaves for the next one.
+    pub fn cache(&mut self, name: &str, ty: TensorType) -> TensorId {
+        self.add_tensor(name, ty, Role::Cache)
+    }
+
+    /// As [`Self::emit`], where the node's last outputs are `caches`; returns the others.
+    pub fn emit_into(
+        &mut self,
+        name: impl Into<String>,
+        op: impl Into<Op>,
+        inputs: Vec<TensorId>,
+        caches: &[TensorId],
+    ) -> Result<Vec<TensorId>, GraphError> {
+        let (op, name) = (op.into(), name.into());
+        let problem = |problem: String| GraphError::Op {
+            op: op.name(),
+            node: name.clone(),
+            problem,
+        };
+        let types = op
+            .declaration()
+            .infer(&self.types(&inputs))
+            .map_err(problem)?;
+        let fresh = types.len().checked_sub(caches.len());
+        let fresh = fresh.ok_or_else(|| problem(format!("has no {} caches", caches.len())))?;
+        for (expected, &cache) in types[fresh..].iter().zip(caches) {
+            let tensor = self.tensor(cache);
+            if tensor.ty != *expected {
+                let found = format!("`{}` is {}, expected {expected}", tensor.name, tensor.ty);
+                return Err(problem(found));
+            }
+        }
+        let outputs: Vec<TensorId> = types[..fresh]
+            .iter()
+            .map(|&ty| self.add_tensor(name.clone(), ty, Role::Activation))
+            .collect();
+        self.nodes.push(Node {
+            op,
+            name,
+            inputs,
+            outputs: outputs.iter().chain(caches).copied().collect(),
+            block: self.open_block,
+            phase: Phase::Forward,
+        });
+        Ok(outputs)
     }
 
     /// Appends a forward node in the open block; returns its outputs.

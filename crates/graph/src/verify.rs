@@ -210,6 +210,7 @@ fn check_write(
         Role::Activation => node.phase != Phase::Update,
         Role::Gradient => node.phase != Phase::Update,
         Role::Result => true,
+        Role::Cache => node.phase == Phase::Forward,
         Role::Parameter | Role::ComputeCopy | Role::State | Role::LossScale => {
             node.phase == Phase::Update
         }

@@ -12,7 +12,7 @@ use cinch_graph::op::{ActivationKind, Attention, AttentionInputs, NormKind, Rota
 use cinch_graph::{Graph, GraphError, Init, TensorId};
 
 use crate::rotary::frequencies;
-use crate::{AdapterShape, Build, Builds};
+use crate::{AdapterShape, Build, Builds, Rows};
 
 macro_rules! decoders {
     ($($family:ident),*) => {
@@ -61,9 +61,9 @@ struct Model<'a> {
     g: &'a mut Graph,
     config: &'a Decoder,
     build: &'a Build,
-    /// Of documents that share a row.
+    /// Of tokens, where they are not 0 to T − 1.
     positions: Option<TensorId>,
-    starts: Option<TensorId>,
+    rows: Rows,
     frequencies: Arc<[f64]>,
     rotary_scale: f64,
 }
@@ -71,13 +71,15 @@ struct Model<'a> {
 impl<'a> Model<'a> {
     fn new(g: &'a mut Graph, config: &'a Decoder, build: &'a Build) -> Self {
         let head_dim = config.head_width as usize;
-        let (frequencies, rotary_scale) = frequencies(&config.rotary, head_dim, build.seq_len);
+        // A scaling that grows with the length follows the longest text that there may be, because
+        // keys in a cache have turned already.
+        let (frequencies, rotary_scale) = frequencies(&config.rotary, head_dim, build.context());
         Self {
             g,
             config,
             build,
             positions: None,
-            starts: None,
+            rows: Rows::default(),
             frequencies,
             rotary_scale,
         }
@@ -87,8 +89,12 @@ impl<'a> Model<'a> {
         let config = self.config;
         let (vocabulary, d) = (config.vocabulary as usize, config.width as usize);
         let tokens = self.build.tokens(self.g);
-        if let Some([positions, starts]) = self.build.documents(self.g) {
-            (self.positions, self.starts) = (Some(positions), Some(starts));
+        if let Some(positions) = self.build.continued(self.g) {
+            self.positions = Some(positions);
+            self.rows.continued = Some(positions);
+        } else if let Some([positions, starts]) = self.build.documents(self.g) {
+            self.positions = Some(positions);
+            self.rows.starts = Some(starts);
         }
         let table = self.matrix("model.embed_tokens.weight", [vocabulary, d]);
         let mut stream = self.g.embedding("embedding", tokens, table, None, None)?;
@@ -173,12 +179,11 @@ impl<'a> Model<'a> {
             window: config
                 .window(layer)
                 .map(|window| window as usize)
-                .filter(|&window| window < self.build.seq_len),
+                .filter(|&window| window < self.build.context()),
             documents: false,
         };
-        let o = self
-            .g
-            .attend(&name("attention"), op, &sources, None, self.starts)?;
+        let (name, rows) = (name("attention"), self.rows);
+        let o = self.build.attend(self.g, &name, op, &sources, rows)?;
         let modules = Modules {
             parent: &parent,
             members: &[("o_proj", config.width as usize)],
@@ -283,9 +288,7 @@ impl<'a> Model<'a> {
             _ => format!("{}.{first}_and_more.lora_A", modules.parent),
         };
         let shape = [targets.len() * rank, inputs];
-        let down = self
-            .g
-            .weight(&format!("{name}.weight"), shape, Init::Uniform { bound });
+        let down = self.adapter_matrix(&name, shape, Init::Uniform { bound });
         let part = |name: &str| (format!("{}.lora_A.weight", path(name)), rank);
         self.g
             .name_parts(targets.iter().map(|(name, ..)| part(name)));
@@ -294,9 +297,7 @@ impl<'a> Model<'a> {
         let low = self.g.linear_of_dropped(&name, x, down, dropout)?;
         for (index, &(name, rows, (output, column))) in targets.iter().enumerate() {
             let name = format!("{}.lora_B", path(name));
-            let up = self
-                .g
-                .weight(&format!("{name}.weight"), [rows, rank], Init::Zeros);
+            let up = self.adapter_matrix(&name, [rows, rank], Init::Zeros);
             let (to, from) = ((outputs[output], column), (low, index * rank));
             outputs[output] = self.g.linear_add(&name, to, from, up, adapters.scale)?;
         }
@@ -342,9 +343,15 @@ impl<'a> Model<'a> {
     /// An embedding or the head: trained, or frozen under adapters.
     fn matrix(&mut self, name: &str, shape: [usize; 2]) -> TensorId {
         let init = self.init();
-        match self.build.adapters {
-            Some(_) => self.g.frozen_weight(name, shape, init),
-            None => self.g.weight(name, shape, init),
+        self.build.weight(self.g, name, shape, init)
+    }
+
+    /// One of the two matrices of adapters, which are trained under a frozen model.
+    fn adapter_matrix(&mut self, name: &str, shape: [usize; 2], init: Init) -> TensorId {
+        let name = format!("{name}.weight");
+        match self.build.trains() {
+            true => self.g.weight(&name, shape, init),
+            false => self.g.frozen_weight(&name, shape, init),
         }
     }
 
@@ -361,9 +368,6 @@ impl<'a> Model<'a> {
 
     /// A norm's scale or a bias.
     fn small(&mut self, name: &str, width: usize, init: Init) -> TensorId {
-        match self.build.adapters {
-            Some(_) => self.g.frozen_small_weight(name, [width], init),
-            None => self.g.small_weight(name, [width], init),
-        }
+        self.build.small_weight(self.g, name, [width], init)
     }
 }

@@ -26,8 +26,8 @@ use std::sync::Arc;
 
 use cinch_architecture::{Architecture, with_architectures};
 use cinch_config::Precision;
-use cinch_graph::op::Quantisation;
-use cinch_graph::{DType, Graph, GraphError, Init, TensorId};
+use cinch_graph::op::{Add, Attention, CachedAttention, Quantisation};
+use cinch_graph::{DType, Dropout, Graph, GraphError, Init, Shape, TensorId};
 use thiserror::Error;
 
 #[derive(Debug, Error)]
@@ -64,8 +64,14 @@ pub enum Purpose {
     },
     /// The loss, without dropout or smoothing.
     Evaluate { loss_chunk: Option<usize> },
-    /// The logits of one position of each sequence.
-    Generate,
+    /// The logits of one of the tokens, which follow those whose keys, values and states are in
+    /// the cache. Weights are frozen, in the compute type.
+    Generate {
+        /// The most tokens that a text has.
+        context: usize,
+        /// The most tokens that any graph which shares the cache reads at once.
+        longest_run: usize,
+    },
 }
 
 /// What does not belong to the model itself.
@@ -161,10 +167,10 @@ pub fn build(model: &Architecture, build: &Build) -> Result<Graph, ModelError> {
         return Err(ModelError::Beyond { problem });
     }
     if let Some(positions) = model.positions()
-        && build.seq_len as u64 > positions
+        && build.seq_len.max(build.context()) as u64 > positions
     {
         return Err(ModelError::SequenceTooLong {
-            seq_len: build.seq_len,
+            seq_len: build.seq_len.max(build.context()),
             positions: positions as usize,
         });
     }
@@ -183,11 +189,11 @@ pub fn build(model: &Architecture, build: &Build) -> Result<Graph, ModelError> {
 pub mod input {
     pub const TOKENS: &str = "tokens";
     pub const TARGETS: &str = "targets";
-    /// Of each token in its document.
+    /// Of each token in its document, or in the text that is generated.
     pub const POSITIONS: &str = "positions";
     /// Where each token's document begins in its row.
     pub const STARTS: &str = "starts";
-    /// The position whose logits are wanted.
+    /// Which of the tokens of a row has its logits computed.
     pub const POSITION: &str = "position";
 }
 
@@ -212,8 +218,105 @@ impl Build {
     fn dropout(&self, rate: f64) -> f64 {
         match self.purpose {
             Purpose::Train { .. } => rate,
-            Purpose::Evaluate { .. } | Purpose::Generate => 0.0,
+            Purpose::Evaluate { .. } | Purpose::Generate { .. } => 0.0,
         }
+    }
+
+    /// The tokens that a query may have before it, its own included.
+    fn context(&self) -> usize {
+        match self.purpose {
+            Purpose::Generate { context, .. } => context,
+            Purpose::Train { .. } | Purpose::Evaluate { .. } => self.seq_len,
+        }
+    }
+
+    /// The positions of tokens that follow those in a cache.
+    fn continued(&self, graph: &mut Graph) -> Option<TensorId> {
+        matches!(self.purpose, Purpose::Generate { .. })
+            .then(|| graph.batch(input::POSITIONS, [self.batch, self.seq_len], DType::I32))
+    }
+
+    /// Whether no weight of the model is trained; those of adapters may be.
+    fn is_frozen(&self) -> bool {
+        self.adapters.is_some() || !self.trains()
+    }
+
+    /// Whether anything is trained.
+    fn trains(&self) -> bool {
+        !matches!(self.purpose, Purpose::Generate { .. })
+    }
+
+    /// A weight that is read by matrix products.
+    fn weight(&self, graph: &mut Graph, name: &str, shape: [usize; 2], init: Init) -> TensorId {
+        match self.is_frozen() {
+            true => graph.frozen_weight(name, shape, init),
+            false => graph.weight(name, shape, init),
+        }
+    }
+
+    /// A weight that is read in the precision of sums.
+    fn small_weight(
+        &self,
+        graph: &mut Graph,
+        name: &str,
+        shape: impl Into<Shape>,
+        init: Init,
+    ) -> TensorId {
+        match self.is_frozen() {
+            true => graph.frozen_small_weight(name, shape, init),
+            false => graph.small_weight(name, shape, init),
+        }
+    }
+
+    /// Scale and shift of a layer norm.
+    fn norm_weights(&self, graph: &mut Graph, name: &str, width: usize) -> (TensorId, TensorId) {
+        let gamma = self.small_weight(graph, &format!("{name}.weight"), [width], Init::Ones);
+        let beta = self.small_weight(graph, &format!("{name}.bias"), [width], Init::Zeros);
+        (gamma, beta)
+    }
+
+    /// The sum of the embeddings of tokens and of their positions: those given, or 0 to T − 1.
+    fn embedding(
+        &self,
+        graph: &mut Graph,
+        [tokens, table, learned]: [TensorId; 3],
+        positions: Option<TensorId>,
+        dropout: Option<Dropout>,
+    ) -> Result<TensorId, GraphError> {
+        let Some(positions) = positions else {
+            return graph.embedding("embedding", tokens, table, Some(learned), dropout);
+        };
+        let words = graph.embedding("embedding", tokens, table, None, None)?;
+        let places = graph.embedding("position_embedding", positions, learned, None, None)?;
+        Ok(graph.emit("embedding_sum", Add, vec![words, places])?[0])
+    }
+
+    /// Causal attention over the sequence, or over the cache as well.
+    fn attend(
+        &self,
+        graph: &mut Graph,
+        name: &str,
+        attention: Attention,
+        sources: &[TensorId],
+        rows: Rows,
+    ) -> Result<TensorId, GraphError> {
+        let (
+            Purpose::Generate {
+                context,
+                longest_run,
+            },
+            Some(positions),
+        ) = (self.purpose, rows.continued)
+        else {
+            return graph.attend(name, attention, sources, None, rows.starts);
+        };
+        // Of a window, what the first of the tokens that are read at once sees must outlast the
+        // arrival of the others.
+        let slots = attention.window.map_or(context, |window| {
+            context.min(window.saturating_add(longest_run).saturating_sub(1))
+        });
+        let op = CachedAttention { attention, slots };
+        graph.attend_cached(name, op, sources, positions)
     }
 
     /// What comes after the last norm: the loss, or the logits.
@@ -224,7 +327,7 @@ impl Build {
                 loss_chunk,
             } => (label_smoothing, loss_chunk),
             Purpose::Evaluate { loss_chunk } => (0.0, loss_chunk),
-            Purpose::Generate => {
+            Purpose::Generate { .. } => {
                 let position = graph.batch(input::POSITION, [self.batch], DType::I32);
                 graph.logits("logits", h, weight, position)?;
                 return Ok(());
@@ -236,9 +339,11 @@ impl Build {
     }
 }
 
-/// Scale and shift of a layer norm.
-fn norm_weights(graph: &mut Graph, name: &str, width: usize) -> (TensorId, TensorId) {
-    let gamma = graph.small_weight(&format!("{name}.weight"), [width], Init::Ones);
-    let beta = graph.small_weight(&format!("{name}.bias"), [width], Init::Zeros);
-    (gamma, beta)
+/// What tells the tokens of a row apart besides their order.
+#[derive(Clone, Copy, Default)]
+struct Rows {
+    /// Where documents begin that share a row.
+    starts: Option<TensorId>,
+    /// Positions of tokens that follow those in a cache.
+    continued: Option<TensorId>,
 }

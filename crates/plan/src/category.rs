@@ -21,13 +21,15 @@ pub enum Category {
     /// Scratch memory of an op, staging of states that live in host memory included.
     Workspace,
     Batch,
+    /// What tokens leave for those that follow: keys and values, states.
+    Cache,
     /// The step's scalars, and what a plan that shares its arena with another leaves alone.
     Other,
 }
 
 impl Category {
     /// In the order of the arrays that [`Plan::timeline_by_category`] returns.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Weights,
         Self::ComputeCopies,
         Self::Gradients,
@@ -35,6 +37,7 @@ impl Category {
         Self::Activations,
         Self::Workspace,
         Self::Batch,
+        Self::Cache,
         Self::Other,
     ];
 
@@ -47,6 +50,7 @@ impl Category {
             Self::Activations => "activations",
             Self::Workspace => "workspace",
             Self::Batch => "batch",
+            Self::Cache => "cache",
             Self::Other => "other",
         }
     }
@@ -63,6 +67,7 @@ impl Category {
             Role::Gradient => Self::Gradients,
             Role::State => Self::Optimizer,
             Role::Batch => Self::Batch,
+            Role::Cache => Self::Cache,
             Role::Activation => Self::Activations,
             Role::Control | Role::LossScale | Role::Result => Self::Other,
         }

@@ -167,9 +167,10 @@ impl Plan {
         Self::with_persistent(graph, options, placements, persistent)
     }
 
-    /// Plans a second graph (evaluation) in the arena of a first (training): what both name
-    /// is shared, and the transient part is used in turn. The arena must have room for the
-    /// larger of the two.
+    /// Plans a second graph (evaluation, or fewer tokens at once) in the arena of a first
+    /// (training, or more of them): what both name is shared, and the transient part is used in
+    /// turn. What a batch brings may be smaller than the first graph's. The arena must have room
+    /// for the larger of the two.
     pub fn sharing(&self, first: &Graph, graph: &Graph) -> Result<Self, PlanError> {
         let persistent = first.tensors.iter().enumerate();
         let persistent = persistent.filter(|(_, tensor)| tensor.role.is_persistent());
@@ -183,9 +184,17 @@ impl Plan {
             placements[id.index()] = index
                 .filter(|&index| {
                     let shared = &first.tensors[index];
-                    shared.ty == tensor.ty && shared.role == tensor.role
+                    let fits = match tensor.role {
+                        Role::Batch => tensor.ty.bytes() <= shared.ty.bytes(),
+                        _ => shared.ty == tensor.ty,
+                    };
+                    fits && shared.role == tensor.role
                 })
-                .map(|index| self.placements[index])
+                .and_then(|index| self.placements[index])
+                .map(|place| {
+                    let bytes = tensor.ty.bytes();
+                    Some(Placement { bytes, ..place })
+                })
                 .ok_or_else(|| PlanError::NotShared {
                     tensor: tensor.name.clone(),
                 })?;
@@ -326,12 +335,13 @@ pub(crate) fn reserved(graph: &Graph, target: Target) -> Vec<u64> {
 /// Persistent tensors that the graph touches, in the order of their places: weights first, so
 /// that graphs of one model agree on them.
 fn persistent_order(graph: &Graph) -> impl Iterator<Item = TensorId> + '_ {
-    const ORDER: [Role; 8] = [
+    const ORDER: [Role; 9] = [
         Role::Parameter,
         Role::ComputeCopy,
         Role::Gradient,
         Role::State,
         Role::LossScale,
+        Role::Cache,
         Role::Batch,
         Role::Control,
         Role::Result,

@@ -13,7 +13,7 @@ pub struct Breakdown {
     pub gradients: u64,
     pub optimizer: u64,
     /// Everything between forward and backward that is alive at the peak, and what placement
-    /// could not use.
+    /// could not use; of a graph that generates, its caches too.
     pub activations: u64,
     pub batch: u64,
     /// Scratch memory of the op at the peak, and the step's scalars.
@@ -101,7 +101,7 @@ impl Plan {
                 Role::State => &mut breakdown.optimizer,
                 Role::Batch => &mut breakdown.batch,
                 Role::Control | Role::LossScale | Role::Result => &mut breakdown.workspace,
-                Role::Activation => continue,
+                Role::Activation | Role::Cache => continue,
             };
             *part = part.saturating_add(bytes);
         }

@@ -180,11 +180,12 @@ impl StepPicture {
     /// The categories that occur, in the order of the stack: what never changes lies below what
     /// comes and goes.
     pub(crate) fn stack(&self) -> Vec<Category> {
-        const ORDER: [Category; 8] = [
+        const ORDER: [Category; 9] = [
             Category::Weights,
             Category::ComputeCopies,
             Category::Optimizer,
             Category::Gradients,
+            Category::Cache,
             Category::Other,
             Category::Batch,
             Category::Activations,

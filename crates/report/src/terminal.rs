@@ -189,6 +189,7 @@ fn shade(category: Category) -> (char, &'static str) {
         | Category::Gradients
         | Category::Optimizer
         | Category::Batch
+        | Category::Cache
         | Category::Other => ('█', "weights, gradients, states"),
     }
 }

@@ -69,11 +69,12 @@ fn form(config: &Config, purpose: Purpose) -> Result<Build, StepError> {
         compute: compute_type(config.batch.precision),
         purpose,
         packed: config.data.packing,
-        adapters: adapters(config)?,
+        adapters: adapter_shape(config)?,
     })
 }
 
-fn adapters(config: &Config) -> Result<Option<AdapterShape>, StepError> {
+/// The adapters of a configuration, where it has any.
+pub fn adapter_shape(config: &Config) -> Result<Option<AdapterShape>, StepError> {
     let tuning = &config.tuning;
     let quantisation = match (tuning.frozen, &config.named.quantization) {
         (FrozenWeights::FourBit, _) => Some(Quantisation::Nf4 {

@@ -7,7 +7,7 @@ use cinch_config::Config;
 use cinch_data::Progress;
 use cinch_engine::Engine;
 use cinch_graph::op::Quantisation;
-use cinch_graph::{DType, Graph, Parameter, Storage};
+use cinch_graph::{DType, Graph, Parameter, Shape, Storage};
 use cinch_step::StepPlan;
 use cinch_weights::{
     Adapter, Dtype, Factor, Nf4, Nf4Parts, WeightError, WeightFiles, bf16_bits, f16_bits,
@@ -166,7 +166,7 @@ fn fill(
     if let Storage::Quantised(quantisation) = parameter.storage {
         // A quantised parameter is one tensor of the files: its codes have scales of their own.
         for part in parts(parameter) {
-            let codes = Codes::read(quantisation, parameter, files, part.name)?;
+            let codes = Codes::read(quantisation, &parameter.shape, files, part.name)?;
             codes.write(step, engine, parameter)?;
         }
         return Ok(());
@@ -211,10 +211,10 @@ pub(crate) fn write_numbers(
 }
 
 /// A quantised matrix in host memory, on its way to its place.
-struct Codes {
-    codes: Vec<u8>,
+pub(crate) struct Codes {
+    pub codes: Vec<u8>,
     /// In the order of the parameter's scales, as bytes.
-    scales: Vec<Vec<u8>>,
+    pub scales: Vec<Vec<u8>>,
 }
 
 fn bytes_of(numbers: &[f32]) -> Vec<u8> {
@@ -222,13 +222,14 @@ fn bytes_of(numbers: &[f32]) -> Vec<u8> {
 }
 
 impl Codes {
-    fn read(
+    /// The tensor of that name, quantised as it is read.
+    pub fn read(
         quantisation: Quantisation,
-        parameter: &Parameter,
+        shape: &Shape,
         files: &WeightFiles,
         name: &str,
     ) -> Result<Self, WeightError> {
-        let elements = parameter.shape.elements();
+        let elements = shape.elements();
         match quantisation {
             Quantisation::Nf4 { double } => {
                 let mut buffers = Nf4Buffers::new(double, elements);
@@ -237,7 +238,7 @@ impl Codes {
             }
             Quantisation::Int8 => {
                 let mut codes = vec![0_i8; elements];
-                let mut scales = vec![0.0; parameter.shape.rows()];
+                let mut scales = vec![0.0; shape.rows()];
                 files.read_int8(name, &mut codes, &mut scales)?;
                 Ok(Self::of_bytes(&codes, &scales))
             }

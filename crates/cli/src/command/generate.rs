@@ -1,86 +1,225 @@
-//! `cinch generate`: text from a checkpoint.
+//! `cinch generate`: text from a checkpoint or a model's folder, or a conversation with it.
+
+mod answer;
+mod chat;
+mod format;
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use cinch_data::{Decoder, Tokenizer, TokenizerSpec};
+use cinch_config::{Bytes, Config, Settings, Source};
+use cinch_data::sample::{Moment, TemplateTokenizer, TokenizerConfig};
+use cinch_data::{Tokenizer, TokenizerSpec};
 use cinch_engine::EngineOptions;
+use cinch_graph::{DType, Target};
+use cinch_step::adapter_shape;
 use cinch_train::checkpoint;
-use cinch_train::{Generator, Sampling, State};
+use cinch_train::{
+    FirstWeights, Generator, GeneratorOptions, Sampling, State, TunedWeights, WeightSource,
+};
+use cinch_weights::WeightFiles;
 use serde_json::json;
 
 use super::{open_run, print_json};
-use crate::args::GenerateArguments;
-use crate::device;
+use crate::args::{GenerateArguments, GeneratePrecision};
 use crate::failure::usage;
+use crate::{device, voice};
+
+use answer::{Ends, Writer};
+use format::{ChatFormat, PlainFormat, TemplateFormat};
+
+/// Tokens that a conversation has in sight, unless told, of a model that has positions for more.
+const CHAT_CONTEXT: usize = 4096;
 
 pub fn run(arguments: &GenerateArguments) -> anyhow::Result<()> {
     check(arguments)?;
     let target = device::train_target(arguments.device)?;
-    let path = checkpoint_folder(arguments)?;
-    let state = State::from_json(&path, checkpoint::load_state(&path)?)?;
-    let weights = checkpoint::load_weights(&path)?;
-    let spec: TokenizerSpec = match state.config.data.tokenizer.parse() {
+    let compute = compute_type(arguments, target)?;
+    let subject = Subject::open(arguments)?;
+    let config = &subject.config;
+    let spec: TokenizerSpec = match config.data.tokenizer.parse() {
         Ok(spec) => spec,
         Err(never) => match never {},
     };
     let tokenizer = Tokenizer::load(&spec)?;
-    let mut context = tokenizer.encode(&arguments.prompt)?;
-    let num_prompt = context.len();
-    if context.is_empty() {
+    let mut text = tokenizer.encode(&arguments.prompt)?;
+    let num_prompt = text.len();
+    if text.is_empty() {
         // A text begins where another one ended.
-        context.push(tokenizer.end_of_text().unwrap_or(0));
+        text.push(tokenizer.end_of_text().unwrap_or(0));
     }
-    let longest = context.len().saturating_add(arguments.max_tokens);
-    let options = EngineOptions {
-        threads: arguments.threads,
-        ..EngineOptions::default()
+    let context = arguments.context.unwrap_or(match arguments.chat {
+        true => CHAT_CONTEXT,
+        false => text.len().saturating_add(arguments.max_tokens),
+    });
+    let options = GeneratorOptions {
+        context,
+        compute,
+        adapters: adapter_shape(config)?,
+        target,
+        engine: EngineOptions {
+            threads: arguments.threads,
+            ..EngineOptions::default()
+        },
     };
-    let model = &state.config.model;
-    let mut generator = Generator::new(model, &weights, longest, target, options)?;
-    let sampling = Sampling {
-        temperature: arguments.temperature,
-        top_k: arguments.top_k,
-        top_p: arguments.top_p,
-        repetition_penalty: arguments.repetition_penalty,
-        seed: arguments.seed,
+    let mut tuned = subject.base.as_ref().map(|base| TunedWeights {
+        trained: &subject.weights,
+        base,
+    });
+    let mut whole = &subject.weights;
+    let source: &mut dyn WeightSource = match &mut tuned {
+        Some(tuned) => tuned,
+        None => &mut whole,
     };
-    let mut out = std::io::stdout().lock();
-    let mut decoder = Decoder::new(&tokenizer);
-    let mut text = String::new();
-    if !arguments.json {
-        out.write_all(arguments.prompt.as_bytes())?;
+    let generator = Generator::new(&config.model, source, &options)?;
+    if voice::is_verbose() {
+        voice::tell(&describe(&generator));
     }
-    let mut num_tokens = 0;
-    for index in 0..arguments.max_tokens as u64 {
-        let token = generator.next(&context, &sampling, index)?;
-        if Some(token) == tokenizer.end_of_text() {
-            break;
-        }
-        context.push(token);
-        num_tokens += 1;
-        let piece = decoder.push(token);
-        if arguments.json {
-            text += &piece;
-        } else {
-            out.write_all(piece.as_bytes())?;
-            out.flush()?;
-        }
+    let mut writer = Writer {
+        generator,
+        tokenizer: &tokenizer,
+        sampling: Sampling {
+            temperature: arguments.temperature,
+            top_k: arguments.top_k,
+            top_p: arguments.top_p,
+            repetition_penalty: arguments.repetition_penalty,
+            seed: arguments.seed,
+        },
+        drawn: 0,
+    };
+    if arguments.chat {
+        let template = subject.template()?;
+        let format: &dyn ChatFormat = match &template {
+            Some(config) => &TemplateFormat {
+                config,
+                tokenizer: TemplateTokenizer::new(&tokenizer),
+            },
+            None => &PlainFormat {
+                tokenizer: &tokenizer,
+            },
+        };
+        return chat::talk(&mut writer, format, arguments.max_tokens);
     }
-    let rest = decoder.finish();
+    let ends = Ends {
+        max_tokens: arguments.max_tokens,
+        tokens: tokenizer.end_of_text().into_iter().collect(),
+        texts: Vec::new(),
+    };
     if arguments.json {
-        drop(out);
+        let answer = writer.write(&mut text, &ends, &mut |_| Ok(true))?;
         return print_json(&json!({
-            "checkpoint": cinch_files::shown(&path).to_string(),
+            "checkpoint": cinch_files::shown(&subject.path).to_string(),
             "prompt": arguments.prompt,
-            "text": text + &rest,
+            "text": answer.text,
             "prompt_tokens": num_prompt,
-            "tokens": num_tokens,
+            "tokens": answer.tokens,
+            "seconds_to_first_token": answer.first_after.map(|first| first.as_secs_f64()),
+            "tokens_per_second": answer.tokens_per_second(),
+            "context": writer.generator.context(),
+            "weights_bytes": writer.generator.memory().weights,
+            "cache_bytes": writer.generator.memory().cache,
+            "transient_bytes": writer.generator.memory().transient,
         }));
     }
-    out.write_all(rest.as_bytes())?;
+    let mut out = std::io::stdout().lock();
+    out.write_all(arguments.prompt.as_bytes())?;
+    let answer = writer.write(&mut text, &ends, &mut |piece| {
+        out.write_all(piece.as_bytes())?;
+        out.flush()?;
+        Ok(true)
+    })?;
     out.write_all(b"\n")?;
-    Ok(out.flush()?)
+    out.flush()?;
+    if !voice::is_quiet() {
+        voice::tell(&answer.speed());
+    }
+    Ok(())
+}
+
+/// What is asked: a checkpoint, or a model's folder.
+struct Subject {
+    path: PathBuf,
+    config: Config,
+    /// What was trained, or all of it.
+    weights: WeightFiles,
+    /// What adapters were trained on.
+    base: Option<WeightFiles>,
+}
+
+impl Subject {
+    fn open(arguments: &GenerateArguments) -> anyhow::Result<Self> {
+        let given = &arguments.checkpoint;
+        if given.join("config.json").is_file() && !given.join("checkpoints").exists() {
+            return Self::of_model(given);
+        }
+        let path = checkpoint_folder(arguments)?;
+        let state = State::from_json(&path, checkpoint::load_state(&path)?)?;
+        let base = match state.config.tuning.lora {
+            None => None,
+            Some(_) => match FirstWeights::of(&state.config)? {
+                FirstWeights::Files(folder) => Some(WeightFiles::open(&folder)?),
+                FirstWeights::Initial => {
+                    return Err(usage(
+                        "these adapters were trained on random weights, which are not kept\n\
+                         hint: train them on a model's files",
+                    ));
+                }
+            },
+        };
+        Ok(Self {
+            weights: checkpoint::load_weights(&path)?,
+            config: state.config,
+            path,
+            base,
+        })
+    }
+
+    fn of_model(folder: &Path) -> anyhow::Result<Self> {
+        let mut settings = Settings::new();
+        let name = folder.display().to_string();
+        let source = Source::Flag("the first argument".to_owned());
+        settings.set("model.type", &name, source)?;
+        Ok(Self {
+            path: folder.to_owned(),
+            config: settings.resolve()?,
+            weights: WeightFiles::open(folder)?,
+            base: None,
+        })
+    }
+
+    /// The model's chat template, where it has one.
+    fn template(&self) -> anyhow::Result<Option<TokenizerConfig>> {
+        let folder = self.config.named.folder.as_deref();
+        let folder = folder.filter(|folder| folder.join("tokenizer_config.json").is_file());
+        let Some(folder) = folder else {
+            return Ok(None);
+        };
+        let config = TokenizerConfig::from_folder(folder, Moment::now())?;
+        Ok(config.template(false).is_some().then_some(config))
+    }
+}
+
+fn describe(generator: &Generator) -> String {
+    let memory = generator.memory();
+    format!(
+        "on {}: weights {}, cache {} for {} tokens, {} besides",
+        generator.describe(),
+        Bytes::new(memory.weights),
+        Bytes::new(memory.cache),
+        generator.context(),
+        Bytes::new(memory.transient)
+    )
+}
+
+fn compute_type(arguments: &GenerateArguments, target: Target) -> anyhow::Result<DType> {
+    match (arguments.precision, target) {
+        (GeneratePrecision::Fp32, _) => Ok(DType::F32),
+        (GeneratePrecision::Bf16, Target::Cuda) => Ok(DType::Bf16),
+        (GeneratePrecision::Bf16, Target::Cpu) => Err(usage(
+            "--precision bf16 is for GPUs: the CPU generates in fp32\n\
+             hint: leave out --precision, or add --device cuda",
+        )),
+    }
 }
 
 fn check(arguments: &GenerateArguments) -> anyhow::Result<()> {
@@ -101,6 +240,11 @@ fn check(arguments: &GenerateArguments) -> anyhow::Result<()> {
             "--repetition-penalty {} must be above 0\nhint: 1 is none, 1.2 is usual",
             arguments.repetition_penalty
         )));
+    }
+    if arguments.context == Some(0) {
+        return Err(usage(
+            "--context 0 leaves nothing in sight\nhint: leave it out, or give some thousands",
+        ));
     }
     Ok(())
 }

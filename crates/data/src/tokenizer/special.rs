@@ -110,6 +110,24 @@ impl<'a> SpecialTokenizer<'a> {
     }
 }
 
+/// A tokenizer for text in which special tokens are meant as such, as templates write them.
+pub struct TemplateTokenizer<'a>(SpecialTokenizer<'a>);
+
+impl<'a> TemplateTokenizer<'a> {
+    pub fn new(tokenizer: &'a Tokenizer) -> Self {
+        Self(SpecialTokenizer::new(tokenizer))
+    }
+
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        Ok(self.0.encode(text)?.into_iter().map(|(id, _)| id).collect())
+    }
+
+    /// The id of one token by its text.
+    pub fn id(&self, token: &str) -> Option<u32> {
+        self.0.id(token)
+    }
+}
+
 fn encode_error(tokenizer: &Tokenizer, problem: String) -> DataError {
     DataError::Encode {
         tokenizer: tokenizer.name().to_owned(),

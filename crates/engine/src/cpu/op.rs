@@ -42,10 +42,13 @@ pub(crate) fn execute<F: Real + Element>(x: &Operands<'_>) -> Result<(), EngineE
         Op::Dequantise(op) => dequantise::<F>(x, op),
         Op::Attention(op) => attend::<F>(x, op),
         Op::AttentionBackward(op) => attend_backward::<F>(x, &op.0),
+        Op::CachedAttention(op) => return attend_cached::<F>(x, op),
         Op::Convolution(op) => convolve::<F>(x, op),
         Op::ConvolutionBackward(op) => convolve_backward::<F>(x, op),
+        Op::CachedConvolution(op) => return convolve_cached::<F>(x, op),
         Op::Scan(op) => scan_forward::<F>(x, op),
         Op::ScanBackward(op) => scan_backward::<F>(x, &op.0),
+        Op::CachedScan(op) => return scan_cached::<F>(x, &op.0),
         Op::CrossEntropy(op) => return loss::<F>(x, op),
         Op::Logits(op::Logits) => return logits::<F>(x),
         Op::GradientSquares(op) => gradient_squares::<F>(x, op),
@@ -402,6 +405,49 @@ fn attend_backward<F: Real + Element>(x: &Operands<'_>, op: &op::Attention) {
     );
 }
 
+/// The positions that rows of input `input` begin at.
+fn first_positions(x: &Operands<'_>, input: usize) -> Result<Vec<usize>, EngineError> {
+    let length = x.input_type(input).width().max(1);
+    let firsts = x.input::<i32>(input).chunks_exact(length);
+    firsts
+        .map(|row| usize::try_from(row[0]).map_err(|_| failed(x, format!("position {}", row[0]))))
+        .collect()
+}
+
+/// For each sequence, whether nothing came before its tokens.
+fn begins(x: &Operands<'_>, input: usize) -> Result<Vec<bool>, EngineError> {
+    let first = first_positions(x, input)?;
+    Ok(first.into_iter().map(|first| first == 0).collect())
+}
+
+fn attend_cached<F: Real + Element>(
+    x: &Operands<'_>,
+    op: &op::CachedAttention,
+) -> Result<(), EngineError> {
+    let sources = op.attention.num_sources();
+    let (shape, inputs) = attention_inputs::<F>(x, &op.attention, 0, sources);
+    let first = first_positions(x, sources)?;
+    let overwritten = |&first: &usize| {
+        let most = op.slots.saturating_sub(shape.seq);
+        let window = op
+            .attention
+            .window
+            .is_some_and(|window| window.saturating_add(shape.seq) <= op.slots.saturating_add(1));
+        first > most && !window
+    };
+    if let Some(first) = first.iter().find(|first| overwritten(first)) {
+        let problem = format!("position {first} and {} slots for keys", op.slots);
+        return Err(failed(x, problem));
+    }
+    let cache = attention::Cache {
+        keys: x.output(1),
+        values: x.output(2),
+        slots: op.slots,
+    };
+    attention::forward_cached(&shape, &inputs, &first, cache, x.output(0));
+    Ok(())
+}
+
 fn convolution_shape(
     x: &Operands<'_>,
     source: usize,
@@ -420,6 +466,18 @@ fn convolve<F: Real + Element>(x: &Operands<'_>, op: &op::Convolution) {
     let shape = convolution_shape(x, 0, 1);
     let source = columns::<F>(x, 0, op.first_column, shape.channels);
     convolution::forward(shape, source, x.input(1), x.input(2), x.output(0));
+}
+
+fn convolve_cached<F: Real + Element>(
+    x: &Operands<'_>,
+    op: &op::CachedConvolution,
+) -> Result<(), EngineError> {
+    let shape = convolution_shape(x, 0, 1);
+    let source = columns::<F>(x, 0, op.first_column, shape.channels);
+    let begins = begins(x, 3)?;
+    let parameters = (x.input(1), x.input(2));
+    convolution::forward_from(shape, source, parameters, &begins, x.output(1), x.output(0));
+    Ok(())
 }
 
 fn convolve_backward<F: Real + Element>(x: &Operands<'_>, op: &op::ConvolutionBackward) {
@@ -475,6 +533,13 @@ fn scan_forward<F: Real + Element>(x: &Operands<'_>, op: &op::Scan) {
     let (shape, inputs) = scan_inputs::<F>(x, op, 0);
     let states = op.keep_states.then(|| x.output(1));
     scan::forward(shape, &inputs, x.output(0), states);
+}
+
+fn scan_cached<F: Real + Element>(x: &Operands<'_>, op: &op::Scan) -> Result<(), EngineError> {
+    let (shape, inputs) = scan_inputs::<F>(x, op, 0);
+    let begins = begins(x, op.num_sources() + 4)?;
+    scan::forward_from(shape, &inputs, &begins, x.output(1), x.output(0));
+    Ok(())
 }
 
 fn scan_backward<F: Real + Element>(x: &Operands<'_>, op: &op::Scan) {

@@ -26,7 +26,7 @@ const HEADERS: [(&str, &str); 3] = [
 ];
 
 /// Every source, by the name that commands use.
-pub const SOURCES: [(&str, &str); 16] = [
+pub const SOURCES: [(&str, &str); 19] = [
     ("activation", include_str!("kernels/activation.cu")),
     ("attention", include_str!("kernels/attention.cu")),
     ("attention_any", include_str!("kernels/attention_any.cu")),
@@ -38,6 +38,15 @@ pub const SOURCES: [(&str, &str); 16] = [
         "attention_hopper_backward",
         include_str!("kernels/attention_hopper_backward.cu"),
     ),
+    (
+        "cached_attention",
+        include_str!("kernels/cached_attention.cu"),
+    ),
+    (
+        "cached_convolution",
+        include_str!("kernels/cached_convolution.cu"),
+    ),
+    ("cached_scan", include_str!("kernels/cached_scan.cu")),
     ("column_sum", include_str!("kernels/column_sum.cu")),
     ("convolution", include_str!("kernels/convolution.cu")),
     ("cross_entropy", include_str!("kernels/cross_entropy.cu")),

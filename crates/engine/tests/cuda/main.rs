@@ -14,7 +14,10 @@ mod real;
 #[path = "../gradients/shared.rs"]
 mod shared;
 
-use cinch_architecture::{Architecture, Gpt2, Mamba};
+use cinch_architecture::{
+    Activation, Architecture, Decoder, Gpt2, Mamba, Mistral, Qwen3, RotaryPositions, RotaryScaling,
+    Windows,
+};
 use cinch_graph::op::ActivationKind;
 use cinch_graph::{DType, Graph};
 use cinch_model::{Build, Purpose, build};
@@ -115,6 +118,33 @@ models! {
     gpt2_head_128_of_200_tokens: gpt2_of(256, 2, 61), 2 x 200;
     gpt2_head_20_of_65_tokens: gpt2_of(60, 3, 61), 2 x 65;
     gpt2_head_64_of_one_token: gpt2_of(64, 1, 61), 1 x 1;
+}
+
+/// What continues from a cache, over odd numbers of tokens and one. The rows of a batch begin at
+/// different positions, one of them at 0.
+macro_rules! continued {
+    ($($test:ident: $config:expr, $batch:literal x $seq_len:literal of $context:literal;)*) => {
+        $(
+            #[test]
+            #[ignore = "needs a GPU"]
+            fn $test() {
+                let config = $config;
+                check(stringify!($test), |compute| {
+                    continuing(&config, $batch, $seq_len, $context, compute)
+                });
+            }
+        )*
+    };
+}
+
+continued! {
+    mamba_continues_with_13_tokens: mamba_of(33, 5, 4, 16), 2 x 13 of 50;
+    mamba_continues_with_2_tokens: mamba_of(64, 40, 16, 16), 3 x 2 of 50;
+    gpt2_continues_with_13_tokens: gpt2_of(192, 3, 61), 2 x 13 of 777;
+    gpt2_continues_with_2_tokens: gpt2_of(256, 2, 61), 3 x 2 of 777;
+    gpt2_continues_with_heads_of_20: gpt2_of(60, 3, 61), 3 x 2 of 30;
+    qwen3_continues_with_13_tokens: Qwen3(decoder_of(None, true)).into(), 2 x 13 of 64;
+    mistral_continues_in_a_window: Mistral(decoder_of(Some(5), false)).into(), 2 x 13 of 64;
 }
 
 /// Rotary positions, grouped heads, gates and padding, at the widths that tensor cores take and
@@ -221,7 +251,15 @@ fn hardly_any_output_needs_more_than_the_tolerance() {
         let single = one_token
             .iter()
             .map(|config| (model(config, 1, 1, DType::F32), model(config, 1, 1, dtype)));
-        for (reference, tested) in all.into_iter().chain(single) {
+        let cached = [
+            mamba_of(33, 5, 4, 16),
+            Mistral(decoder_of(Some(5), false)).into(),
+        ];
+        let cached = cached.iter().map(|config| {
+            let graph = |compute| continuing(config, 2, 13, 64, compute);
+            (graph(DType::F32), graph(dtype))
+        });
+        for (reference, tested) in all.into_iter().chain(single).chain(cached) {
             let outputs = granted(reference, tested);
             let num_outputs = outputs.len();
             let more: Vec<_> = outputs
@@ -231,6 +269,47 @@ fn hardly_any_output_needs_more_than_the_tolerance() {
             assert!(more.len() * 30 <= num_outputs, "{dtype}: {more:?}");
             assert!(dtype != DType::F32 || more.is_empty(), "{more:?}");
         }
+    }
+}
+
+fn continuing(
+    config: &Architecture,
+    batch: usize,
+    seq_len: usize,
+    context: usize,
+    compute: DType,
+) -> Graph {
+    let purpose = Purpose::Generate {
+        context,
+        longest_run: seq_len,
+    };
+    build(config, &Build::plain(batch, seq_len, compute, purpose)).unwrap()
+}
+
+/// A decoder that is small in all but the width of its heads.
+fn decoder_of(window: Option<u64>, head_norms: bool) -> Decoder {
+    Decoder {
+        vocabulary: shared::VOCABULARY as u64,
+        width: 40,
+        inner: 24,
+        layers: 1,
+        heads: 6,
+        key_heads: 2,
+        head_width: 128,
+        attention_bias: true,
+        output_bias: false,
+        feed_bias: false,
+        head_norms,
+        attention_dropout: 0.0,
+        activation: Activation::Silu,
+        tied: true,
+        windows: Windows::Shared { window },
+        rotary: RotaryPositions {
+            base: 10_000.0,
+            scaling: RotaryScaling::None,
+        },
+        norm_epsilon: 1e-6,
+        initial_std: 0.02,
     }
 }
 

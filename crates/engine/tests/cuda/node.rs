@@ -1,12 +1,11 @@
-//! One training graph on both executors, node by node.
+//! One graph on both executors, node by node: of training, or of generation.
 
 use std::fmt;
 
 use cinch_engine::{Engine, EngineOptions, Executor};
 use cinch_graph::op::{LossScale, Op};
 use cinch_graph::{
-    DType, Graph, Init, Node, Recompute, Role, Storage, Target, TensorId, TrainingGraph,
-    differentiate, verify,
+    DType, Graph, Init, Node, Recompute, Role, Storage, Target, TensorId, differentiate, verify,
 };
 use cinch_plan::{Options, Placement, Plan};
 
@@ -54,15 +53,21 @@ impl fmt::Display for Report {
 
 /// A graph with its plan for one target.
 struct Side {
-    graph: TrainingGraph,
+    graph: Graph,
     plan: Plan,
 }
 
 impl Side {
     fn new(graph: Graph, target: Target) -> Self {
         let blocks = graph.blocks.len() / 2;
-        let graph = differentiate(graph, &OPTIMIZER).unwrap();
-        let graph = graph.recompute(Recompute::Blocks(blocks)).unwrap();
+        let graph = match graph.loss {
+            Some(_) => {
+                let graph = differentiate(graph, &OPTIMIZER).unwrap();
+                let graph = graph.recompute(Recompute::Blocks(blocks)).unwrap();
+                Graph::clone(&graph)
+            }
+            None => graph,
+        };
         verify(&graph).unwrap();
         let plan = Plan::new(&graph, Options::new(target));
         Self { graph, plan }
@@ -299,6 +304,16 @@ fn fill(side: &Side, host: &mut Executor) {
             }
             Role::Batch if name == "positions" => {
                 fill_positions(host.arena_mut().write::<i32>(place));
+            }
+            // Which of the tokens of a row has its logits computed.
+            Role::Batch if name == "position" => {
+                host.arena_mut().write::<i32>(place).fill(1);
+            }
+            Role::Cache => {
+                let values = host.arena_mut().write::<f32>(place);
+                for (value, r) in values.iter_mut().zip(numbers) {
+                    *value = r as f32;
+                }
             }
             Role::Batch if name == "lengths" => {
                 let seq = graph.find("tokens").map_or(1, |id| graph.ty(id).width());

@@ -135,7 +135,7 @@ impl Attention {
     }
 
     /// Columns of the queries, and of the keys or values.
-    fn widths(&self) -> (usize, usize) {
+    pub(super) fn widths(&self) -> (usize, usize) {
         (
             self.heads.saturating_mul(self.head_dim),
             self.kv_heads.saturating_mul(self.head_dim),
@@ -151,7 +151,7 @@ impl Attention {
         }
     }
 
-    fn check_sources(&self, sources: &[TensorType]) -> Result<(usize, usize), String> {
+    pub(super) fn check_sources(&self, sources: &[TensorType]) -> Result<(usize, usize), String> {
         let first = &sources[0];
         expect(first.shape.rank() == 3, || {
             format!("{} is not [batch,length,width]", first.shape)

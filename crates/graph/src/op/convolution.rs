@@ -40,7 +40,7 @@ impl Graph {
     }
 }
 
-fn check(
+pub(super) fn check(
     first_column: usize,
     x: &TensorType,
     w: &TensorType,

@@ -8,6 +8,9 @@
 mod activation;
 mod add;
 mod attention;
+mod cached_attention;
+mod cached_convolution;
+mod cached_scan;
 mod convolution;
 mod cross_entropy;
 mod dequantise;
@@ -25,6 +28,9 @@ mod view;
 pub use activation::{Activation, ActivationBackward, ActivationKind};
 pub use add::Add;
 pub use attention::{Attention, AttentionBackward, AttentionInputs, HopperBackward, HopperParts};
+pub use cached_attention::CachedAttention;
+pub use cached_convolution::CachedConvolution;
+pub use cached_scan::CachedScan;
 pub use convolution::{Convolution, ConvolutionBackward};
 pub use cross_entropy::{CrossEntropy, IGNORE_INDEX};
 pub use dequantise::{Dequantise, Quantisation, QuantisedTensors};
@@ -196,10 +202,13 @@ ops!(
     Dequantise,
     Attention,
     AttentionBackward,
+    CachedAttention,
     Convolution,
     ConvolutionBackward,
+    CachedConvolution,
     Scan,
     ScanBackward,
+    CachedScan,
     CrossEntropy,
     Logits,
     GradientSquares,
@@ -275,6 +284,12 @@ fn expect_matrix(what: &str, ty: &TensorType) -> Result<(), String> {
     expect(ty.shape.rank() == 2, || {
         format!("{what} is {}, expected a matrix", ty.shape)
     })
+}
+
+/// Positions of the tokens of x [batch, length, width].
+fn expect_positions(positions: &TensorType, x: &TensorType) -> Result<(), String> {
+    expect_dtype("the positions", positions, DType::I32)?;
+    expect_shape("the positions", positions, x.shape.without_width().dims())
 }
 
 /// Columns `first..first + count` of `ty`.

@@ -62,6 +62,17 @@ impl Graph {
         rank: usize,
         chunk: usize,
     ) -> Result<TensorId, GraphError> {
+        let (op, operands) = self.scan_operands(inputs, rank, chunk);
+        Ok(self.emit(name, op, operands)?[0])
+    }
+
+    /// The op over `inputs`, and these in its order.
+    pub(super) fn scan_operands(
+        &self,
+        inputs: ScanInputs,
+        rank: usize,
+        chunk: usize,
+    ) -> (Scan, Vec<TensorId>) {
         let a_log = self.ty(inputs.a_log).shape;
         let packed = inputs.x == inputs.z;
         let op = Scan {
@@ -79,7 +90,7 @@ impl Graph {
             .chain((!packed).then_some(inputs.z))
             .chain([inputs.p, inputs.dt, inputs.a_log, inputs.d])
             .collect();
-        Ok(self.emit(name, op, operands)?[0])
+        (op, operands)
     }
 }
 
@@ -96,7 +107,7 @@ impl Scan {
         if self.packed { 1 } else { 2 }
     }
 
-    fn check(&self, inputs: &[TensorType]) -> Result<(), String> {
+    pub(super) fn check(&self, inputs: &[TensorType]) -> Result<(), String> {
         let sources = self.num_sources();
         expect_inputs(inputs, sources + 4)?;
         let x = &inputs[0];
@@ -140,7 +151,7 @@ impl Scan {
         TensorType::new(shape, x.dtype.accumulator())
     }
 
-    fn elements(&self, x: &TensorType) -> u64 {
+    pub(super) fn elements(&self, x: &TensorType) -> u64 {
         product([x.rows() as u64, self.inner as u64, self.state as u64])
     }
 
@@ -238,7 +249,7 @@ const BACKWARD_TIMES: StepTimes = StepTimes {
     latency: 300e-9,
     local: 0.15,
 };
-const CPU_SHARE: f64 = 0.25;
+pub(super) const CPU_SHARE: f64 = 0.25;
 
 /// How a GPU cuts up a scan. A block has 32 channels of a sequence, four threads for each, and a
 /// segment of time.

@@ -6,10 +6,11 @@
 
 use cinch_graph::op::{
     Activation, ActivationBackward, ActivationKind, AdamW, Add, Attention, AttentionBackward,
-    AttentionInputs, Convolution, ConvolutionBackward, CrossEntropy, Dequantise, Embedding,
-    EmbeddingBackward, Gated, GatedBackward, GradientNorm, GradientSquares, Linear, LinearAdd,
-    LinearGradInput, LinearGradWeight, Logits, MomentFormat, Norm, NormApply, NormBackward,
-    NormKind, Op, Quantisation, Rotary, Scan, ScanBackward, View,
+    AttentionInputs, CachedAttention, CachedConvolution, CachedScan, Convolution,
+    ConvolutionBackward, CrossEntropy, Dequantise, Embedding, EmbeddingBackward, Gated,
+    GatedBackward, GradientNorm, GradientSquares, Linear, LinearAdd, LinearGradInput,
+    LinearGradWeight, Logits, MomentFormat, Norm, NormApply, NormBackward, NormKind, Op,
+    Quantisation, Rotary, Scan, ScanBackward, View,
 };
 use cinch_graph::{DType, Dropout, Graph, Shape, TensorType};
 
@@ -456,6 +457,68 @@ fn scans() {
     Case::new(ScanBackward(scan(false)), inputs)
         .any_size(&[(1, 2), (2, 2)])
         .check_all();
+}
+
+#[test]
+fn what_continues_from_a_cache() {
+    let cached = |inputs| CachedAttention {
+        attention: attention(inputs, None),
+        slots: 9,
+    };
+    let (o, packed, key) = (f(&[2, 3, 6]), f(&[2, 3, 12]), f(&[2, 3, 3]));
+    let positions = i(&[2, 3]);
+    Case::new(cached(AttentionInputs::Packed), vec![packed, positions])
+        .any_float(&[0])
+        .check_all();
+    let inputs = vec![o, key, key, positions];
+    Case::new(cached(AttentionInputs::Separate), inputs).check_all();
+    let (x, weight, bias) = (f(&[2, 3, 6]), f(&[4, 3]), f(&[4]));
+    let op = CachedConvolution { first_column: 1 };
+    Case::new(op, vec![x, weight, bias, positions])
+        .any_size(&[(0, 2), (1, 1)])
+        .check_all();
+    let (wide, narrow, p) = (f(&[2, 3, 8]), f(&[2, 3, 4]), f(&[2, 3, 5]));
+    let (a_log, d) = (f(&[4, 2]), f(&[4]));
+    let cached = |packed| {
+        CachedScan(Scan {
+            keep_states: false,
+            ..scan(packed)
+        })
+    };
+    Case::new(cached(true), vec![wide, p, narrow, a_log, d, positions])
+        .any_size(&[(0, 2)])
+        .check_all();
+    let inputs = vec![narrow, wide, p, narrow, a_log, d, positions];
+    Case::new(cached(false), inputs)
+        .any_size(&[(0, 2), (1, 2)])
+        .check_all();
+}
+
+#[test]
+fn a_cache_is_refused_for_what_it_cannot_hold() {
+    let op = CachedAttention {
+        attention: attention(AttentionInputs::Packed, None),
+        slots: 9,
+    };
+    let with = |change: &dyn Fn(&mut CachedAttention)| {
+        let mut op = op.clone();
+        change(&mut op);
+        let width = 4 * op.attention.head_dim;
+        let inputs = [f(&[2, 3, width]), i(&[2, 3])];
+        Op::from(op).declaration().infer(&inputs)
+    };
+    assert!(with(&|_| {}).is_ok());
+    assert!(with(&|op| op.attention.causal = false).is_err());
+    assert!(with(&|op| op.attention.padding = true).is_err());
+    assert!(with(&|op| op.attention.head_dim = 513).is_err());
+    let error = with(&|op| op.slots = 2).unwrap_err();
+    assert!(
+        error.contains("3 tokens at once do not fit 2 slots"),
+        "{error}"
+    );
+    let one_step = [f(&[2, 3, 6]), f(&[4, 1]), f(&[4]), i(&[2, 3])];
+    let op = Op::from(CachedConvolution { first_column: 1 });
+    assert!(op.declaration().infer(&one_step).is_err());
 }
 
 #[test]

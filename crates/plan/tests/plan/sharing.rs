@@ -103,3 +103,72 @@ fn a_transient_of_the_same_name_is_no_place_for_an_input() {
         Err(PlanError::NotShared { tensor })
     );
 }
+
+/// A graph that keeps something between runs, over so many rows of a batch.
+fn caching(rows: usize, batch: usize) -> Graph {
+    use cinch_graph::op::{Attention, AttentionInputs, CachedAttention};
+    let mut graph = Graph::new(cinch_graph::DType::F32);
+    let x = graph.batch("x", [batch, rows, 12], cinch_graph::DType::F32);
+    let positions = graph.batch("positions", [batch, rows], cinch_graph::DType::I32);
+    let attention = Attention {
+        inputs: AttentionInputs::Packed,
+        heads: 2,
+        kv_heads: 1,
+        head_dim: 3,
+        causal: true,
+        scale: 1.0,
+        dropout: None,
+        padding: false,
+        window: None,
+        documents: false,
+    };
+    let op = CachedAttention {
+        attention,
+        slots: 16,
+    };
+    let o = graph
+        .attend_cached("attention", op, &[x], positions)
+        .unwrap();
+    graph.result = Some(o);
+    verify(&graph).unwrap();
+    graph
+}
+
+#[test]
+fn graphs_that_read_fewer_tokens_share_the_cache() {
+    for target in [Target::Cpu, Target::Cuda] {
+        let (many, one) = (caching(8, 1), caching(1, 1));
+        let plan = Plan::new(&many, Options::new(target));
+        let shared = plan.sharing(&many, &one).unwrap();
+        for name in ["attention.keys", "attention.values"] {
+            let (here, there) = (by_name(&one, name), by_name(&many, name));
+            assert_eq!(one.tensor(here).role, Role::Cache);
+            assert_eq!(shared.placement(here), plan.placement(there));
+        }
+        // What a batch brings is smaller, in the same place.
+        let (here, there) = (by_name(&one, "x"), by_name(&many, "x"));
+        let (here, there) = (
+            shared.placement(here).unwrap(),
+            plan.placement(there).unwrap(),
+        );
+        assert_eq!(here.offset, there.offset);
+        assert_eq!(8 * here.bytes, there.bytes);
+        let cache = cinch_plan::Category::Cache.index();
+        let bytes = plan.timeline_by_category(&many)[0][cache];
+        assert!(bytes >= 2 * 16 * 3 * 4, "{bytes}");
+        // A batch that is larger has no room.
+        let tensor = "x".to_owned();
+        let refused = shared.sharing(&one, &many).unwrap_err();
+        assert_eq!(refused, PlanError::NotShared { tensor });
+    }
+}
+
+#[test]
+fn a_cache_of_another_size_is_not_shared() {
+    let plan = Plan::new(&caching(8, 2), Options::new(Target::Cpu));
+    let tensor = "attention.keys".to_owned();
+    assert_eq!(
+        plan.sharing(&caching(8, 2), &caching(8, 1)),
+        Err(PlanError::NotShared { tensor })
+    );
+}

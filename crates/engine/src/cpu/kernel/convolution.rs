@@ -70,11 +70,44 @@ impl ConvolutionShape {
 /// `y` [rows, channels] from x and the parameters `w` [channels, width], `b` `[channels]`.
 pub fn forward<F: Real>(shape: ConvolutionShape, x: Columns<'_, F>, w: &[F], b: &[F], y: &mut [F]) {
     shape.check(&x, w, b, y);
-    let y = Shared::new(y);
+    run(shape, &x, w, b, Shared::new(y), None);
+}
+
+/// As [`forward`], where `past` [batch, width − 1, channels] holds the last x of each sequence,
+/// oldest first, and afterwards the last of these. Sequences that have just begun (`begins`) have
+/// no past.
+pub fn forward_from<F: Real>(
+    shape: ConvolutionShape,
+    x: Columns<'_, F>,
+    (w, b): (&[F], &[F]),
+    begins: &[bool],
+    past: &mut [F],
+    y: &mut [F],
+) {
+    shape.check(&x, w, b, y);
+    assert_eq!(begins.len(), shape.batch, "convolution sequences");
+    let per_sequence = (shape.width - 1) * shape.channels;
+    assert_eq!(past.len(), shape.batch * per_sequence, "convolution past");
+    for (b, &begins) in begins.iter().enumerate() {
+        if begins {
+            past[b * per_sequence..][..per_sequence].fill(F::ZERO);
+        }
+    }
+    run(shape, &x, w, b, Shared::new(y), Some(Shared::new(past)));
+}
+
+fn run<F: Real>(
+    shape: ConvolutionShape,
+    x: &Columns<'_, F>,
+    w: &[F],
+    b: &[F],
+    y: Shared<'_, F>,
+    past: Option<Shared<'_, F>>,
+) {
     let groups = shape.num_groups();
     for_each(shape.batch * groups, |task| {
         for (channel, lanes) in shape.registers(task % groups) {
-            forward_register(shape, task / groups, channel, lanes, &x, w, b, y);
+            forward_register(shape, task / groups, channel, lanes, x, w, b, y, past);
         }
     });
 }
@@ -190,12 +223,13 @@ simd! {
         w: &[F],
         b: &[F],
         y: Shared<'_, F>,
+        past: Option<Shared<'_, F>>,
     ) {
         // The usual width as a constant: the window then stays in registers.
         if shape.width == 4 {
-            convolve(4, shape, batch, channel, lanes, x, w, b, y);
+            convolve(4, shape, batch, channel, lanes, x, w, b, y, past);
         } else {
-            convolve(shape.width, shape, batch, channel, lanes, x, w, b, y);
+            convolve(shape.width, shape, batch, channel, lanes, x, w, b, y, past);
         }
     }
 }
@@ -215,8 +249,16 @@ fn convolve<F: Real>(
     w: &[F],
     b: &[F],
     y: Shared<'_, F>,
+    past: Option<Shared<'_, F>>,
 ) {
     let mut window = Window::new(width, channel, lanes, w, b);
+    let past_place = |j: usize| (batch * (width - 1) + j - 1) * shape.channels + channel;
+    if let Some(past) = past {
+        for j in 1..width {
+            // SAFETY: these channels of this sequence are this call's.
+            window.x[j] = load(unsafe { past.part(past_place(j), lanes) }, lanes);
+        }
+    }
     for row in batch * shape.seq..(batch + 1) * shape.seq {
         let mut u = window.advance(read(x, row, channel, lanes));
         for value in u.iter_mut() {
@@ -224,6 +266,12 @@ fn convolve<F: Real>(
         }
         // SAFETY: these channels of this sequence are this call's.
         store(&u, unsafe { y.part(row * shape.channels + channel, lanes) });
+    }
+    if let Some(past) = past {
+        for j in 1..width {
+            // SAFETY: as above.
+            store(&window.x[j], unsafe { past.part(past_place(j), lanes) });
+        }
     }
 }
 

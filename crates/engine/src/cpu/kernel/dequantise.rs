@@ -46,7 +46,11 @@ pub fn nf4<F: Real>(packed: &[u8], scales: Scales<'_>, out: &mut [F]) {
             for (offset, x) in block.iter_mut().enumerate() {
                 let at = first + offset;
                 let byte = packed[at / 2];
-                let code = if at % 2 == 0 { byte >> 4 } else { byte & 15 };
+                let code = if at.is_multiple_of(2) {
+                    byte >> 4
+                } else {
+                    byte & 15
+                };
                 *x = F::from_f64(f64::from(NF4_MAP[usize::from(code)] * scale));
             }
         }

@@ -142,6 +142,26 @@ pub fn sum<F: Real>(x: &[F], term: impl Fn(F) -> F) -> F {
     fold(&lanes)
 }
 
+/// `Σ xᵢ·yᵢ` over as many elements as both have.
+#[inline(always)]
+pub fn dot<F: Real>(x: &[F], y: &[F]) -> F {
+    let len = x.len().min(y.len());
+    let (x, y) = (&x[..len], &y[..len]);
+    let mut lanes = [F::ZERO; SUM_LANES];
+    let whole = len / SUM_LANES * SUM_LANES;
+    for start in (0..whole).step_by(SUM_LANES) {
+        let x = &x[start..start + SUM_LANES];
+        let y = &y[start..start + SUM_LANES];
+        for i in 0..SUM_LANES {
+            lanes[i] = x[i].fma(y[i], lanes[i]);
+        }
+    }
+    for i in whole..len {
+        lanes[i - whole] = x[i].fma(y[i], lanes[i - whole]);
+    }
+    fold(&lanes)
+}
+
 /// `Σ (a(xᵢ, yᵢ, zᵢ), b(xᵢ, yᵢ, zᵢ))`: two sums in one pass over three slices of one length.
 #[inline(always)]
 pub fn two_sums<F: Real>(x: &[F], y: &[F], z: &[F], terms: impl Fn(F, F, F) -> (F, F)) -> (F, F) {
@@ -190,6 +210,7 @@ mod tests {
             assert_eq!(sum(&x, |v| v), n * (n + 1.0) / 2.0);
             let both = two_sums(&x, &x, &x, |a, b, c| (a * b, c));
             assert_eq!(both, (squares, n * (n + 1.0) / 2.0));
+            assert_eq!(dot(&x, &x), squares);
         }
     }
 

@@ -8,6 +8,7 @@ use crate::cpu::simd::simd;
 
 use super::columns::Columns;
 use super::gemm::{Matrix, gemm, gemm_scaled};
+use super::matvec::matvec;
 
 /// Columns a task of [`grad_bias`] sums: whole cache lines, and sums that fit in registers.
 const BIAS_BLOCK: usize = 64;
@@ -20,7 +21,10 @@ pub fn forward<F: Real>(rows: usize, x: Columns<'_, F>, w: &[F], bias: Option<&[
     x.check("x", rows);
     let (k, n) = (x.width, w.len() / x.width.max(1));
     let weight = Matrix::row_major(w, k).transposed();
-    if rows > 0 {
+    if rows == 1 {
+        let x = &x.data[x.offset..][..k];
+        matvec(x, w, F::ONE, bias, false, &mut y[..n]);
+    } else if rows > 0 {
         gemm(
             rows,
             n,
@@ -51,7 +55,10 @@ pub fn forward_add<F: Real>(
     let (k, n) = (x.width, w.len() / x.width.max(1));
     assert!(y_offset + n <= y_row_stride, "y reaches past its rows");
     let weight = Matrix::row_major(w, k).transposed();
-    if rows > 0 {
+    if rows == 1 {
+        let x = &x.data[x.offset..][..k];
+        matvec(x, w, scale, None, true, &mut y[y_offset..][..n]);
+    } else if rows > 0 {
         let (x, y) = (x.matrix_at(0, 0), &mut y[y_offset..]);
         let mode = Accumulate::Add;
         gemm_scaled(rows, n, k, scale, x, weight, y, y_row_stride, mode);
@@ -79,7 +86,7 @@ pub fn drop_in_place<F: Real>(rows: usize, width: usize, dropout: Dropout, x: &m
     for_rows(rows, width, x, |row, x| {
         let base = dropout.row(row);
         for (column, x) in x.iter_mut().enumerate() {
-            *x = *x * dropout.factor(base, column);
+            *x *= dropout.factor(base, column);
         }
     });
 }

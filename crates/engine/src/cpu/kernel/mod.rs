@@ -19,6 +19,7 @@ pub mod gated;
 pub mod gemm;
 pub mod lanes;
 pub mod linear;
+pub mod matvec;
 pub mod norm;
 pub mod optimizer;
 pub mod rotary;

@@ -23,7 +23,7 @@ use super::columns::{Columns, ColumnsMut};
 use super::lanes::{LANES, prefetch};
 use crate::cpu::parallel::Accumulate;
 pub use backward::{backward, backward_workspace};
-pub use forward::forward;
+pub use forward::{forward, forward_from};
 
 /// Channels of one task, a whole number of registers.
 const GROUP: usize = 64;

@@ -3,6 +3,9 @@
 mod activation;
 mod attention;
 mod attention_hopper;
+mod cached_attention;
+mod cached_convolution;
+mod cached_scan;
 mod convolution;
 mod cross_entropy;
 mod dequantise;
@@ -53,10 +56,13 @@ pub fn lower(mut x: Lowering<'_>) -> Vec<Command> {
         Op::Dequantise(op) => dequantise::dequantise(&mut x, op),
         Op::Attention(op) => attention::attention(&mut x, op),
         Op::AttentionBackward(op) => attention::attention_backward(&mut x, op),
+        Op::CachedAttention(op) => cached_attention::cached_attention(&mut x, op),
         Op::Convolution(op) => convolution::convolution(&mut x, op),
         Op::ConvolutionBackward(op) => convolution::convolution_backward(&mut x, op),
+        Op::CachedConvolution(op) => cached_convolution::cached_convolution(&mut x, op),
         Op::Scan(op) => scan::scan(&mut x, op),
         Op::ScanBackward(op) => scan::scan_backward(&mut x, op),
+        Op::CachedScan(op) => cached_scan::cached_scan(&mut x, op),
         Op::CrossEntropy(op) => cross_entropy::cross_entropy(&mut x, op),
         Op::Logits(op) => logits::logits(&mut x, op),
         Op::GradientSquares(op) => optimizer::gradient_squares(&mut x, op),

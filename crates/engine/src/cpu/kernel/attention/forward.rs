@@ -37,43 +37,46 @@ pub fn forward<F: Real>(
         let rows = BLOCK.min(shape.seq - t0);
         let length = inputs.length(shape, b);
         let live = rows.min(length.saturating_sub(t0));
-        let scratch_len = BLOCK * (BLOCK + shape.head_dim + 3);
-        scratch::with(Owner::Attention, scratch_len, |block: &mut [F]| {
-            let mut state = State::new(block, live, length, shape.head_dim);
-            let keys = match (live, shape.causal) {
-                (0, _) => 0,
-                (_, true) => t0 + live,
-                (_, false) => length,
-            };
-            let sight = inputs.sight(shape, b);
-            let first = sight.first_block(t0..t0 + live);
-            for k0 in (first..keys).step_by(BLOCK) {
-                let mask = dropout.map(|dropout| TileMask {
-                    dropout,
-                    row: head * shape.seq + t0,
-                    key: k0,
-                });
-                state.add_keys(shape, inputs, (b, h), t0, k0, mask);
-            }
-            // SAFETY: each task has its own queries of its own head.
-            let lse = unsafe { lse.part(head * shape.seq + t0, rows) };
-            for (i, lse) in lse.iter_mut().enumerate() {
-                let place = (b * shape.seq + t0 + i) * width + h * shape.head_dim;
-                // SAFETY: as above.
-                let out = unsafe { o.part(place, shape.head_dim) };
-                *lse = if i < live {
-                    state.finish(i, out)
-                } else {
-                    out.fill(F::ZERO);
-                    F::ZERO
+        scratch::with(
+            Owner::Attention,
+            State::<F>::len(shape.head_dim),
+            |block: &mut [F]| {
+                let mut state = State::new(block, live, length, shape.head_dim);
+                let keys = match (live, shape.causal) {
+                    (0, _) => 0,
+                    (_, true) => t0 + live,
+                    (_, false) => length,
                 };
-            }
-        });
+                let sight = inputs.sight(shape, b);
+                let first = sight.first_block(t0..t0 + live);
+                for k0 in (first..keys).step_by(BLOCK) {
+                    let mask = dropout.map(|dropout| TileMask {
+                        dropout,
+                        row: head * shape.seq + t0,
+                        key: k0,
+                    });
+                    state.add_keys(shape, inputs, (b, h), t0, k0, mask);
+                }
+                // SAFETY: each task has its own queries of its own head.
+                let lse = unsafe { lse.part(head * shape.seq + t0, rows) };
+                for (i, lse) in lse.iter_mut().enumerate() {
+                    let place = (b * shape.seq + t0 + i) * width + h * shape.head_dim;
+                    // SAFETY: as above.
+                    let out = unsafe { o.part(place, shape.head_dim) };
+                    *lse = if i < live {
+                        state.finish(i, out)
+                    } else {
+                        out.fill(F::ZERO);
+                        F::ZERO
+                    };
+                }
+            },
+        );
     });
 }
 
 /// What a task keeps per query of its block.
-struct State<'a, F> {
+pub(super) struct State<'a, F> {
     rows: usize,
     /// Keys of the sequence.
     length: usize,
@@ -88,8 +91,26 @@ struct State<'a, F> {
     shrink: &'a mut [F],
 }
 
+/// Queries and keys that meet, and the values of the keys.
+pub(super) struct Tile<'a, F> {
+    pub q: Matrix<'a, F>,
+    /// A key in each row.
+    pub k: Matrix<'a, F>,
+    pub v: Matrix<'a, F>,
+    /// Keys, at most [`BLOCK`].
+    pub columns: usize,
+    /// Positions of the first query and the first key.
+    pub query: usize,
+    pub key: usize,
+}
+
 impl<'a, F: Real> State<'a, F> {
-    fn new(block: &'a mut [F], rows: usize, length: usize, head_dim: usize) -> Self {
+    /// Elements of the block that [`Self::new`] takes.
+    pub(super) fn len(head_dim: usize) -> usize {
+        BLOCK * (BLOCK + head_dim + 3)
+    }
+
+    pub(super) fn new(block: &'a mut [F], rows: usize, length: usize, head_dim: usize) -> Self {
         let (scores, rest) = block.split_at_mut(BLOCK * BLOCK);
         let (output, rest) = rest.split_at_mut(BLOCK * head_dim);
         let (maxima, rest) = rest.split_at_mut(BLOCK);
@@ -118,31 +139,56 @@ impl<'a, F: Real> State<'a, F> {
         k0: usize,
         mask: Option<TileMask>,
     ) {
-        let (rows, dim) = (self.rows, self.head_dim);
         let columns = BLOCK.min(self.length - k0);
-        let kv = h / shape.group() * dim;
-        let q = inputs.q.matrix_at(b * shape.seq + t0, h * dim);
-        let k = inputs.k.matrix_at(b * shape.seq + k0, kv).transposed();
-        let v = inputs.v.matrix_at(b * shape.seq + k0, kv);
-        let scores = &mut *self.scores;
-        gemm_serial(
-            rows,
+        let kv = h / shape.group() * self.head_dim;
+        let tile = Tile {
+            q: inputs.q.matrix_at(b * shape.seq + t0, h * self.head_dim),
+            k: inputs.k.matrix_at(b * shape.seq + k0, kv),
+            v: inputs.v.matrix_at(b * shape.seq + k0, kv),
             columns,
-            dim,
-            q,
-            k,
-            scores,
-            BLOCK,
-            Accumulate::Overwrite,
-            None,
-        );
-        exponentials(
+            query: t0,
+            key: k0,
+        };
+        self.add_tile(
             F::from_f64(shape.scale),
             &inputs.sight(shape, b),
+            &tile,
+            mask,
+        );
+    }
+
+    /// Brings the queries of a tile up to date with its keys.
+    pub(super) fn add_tile(
+        &mut self,
+        scale: F,
+        sight: &Sight<'_>,
+        tile: &Tile<'_, F>,
+        mask: Option<TileMask>,
+    ) {
+        let (rows, dim, columns) = (self.rows, self.head_dim, tile.columns);
+        let scores = &mut *self.scores;
+        if rows == 1 {
+            row_scores(dim, columns, tile, scores);
+        } else {
+            gemm_serial(
+                rows,
+                columns,
+                dim,
+                tile.q,
+                tile.k.transposed(),
+                scores,
+                BLOCK,
+                Accumulate::Overwrite,
+                None,
+            );
+        }
+        exponentials(
+            scale,
+            sight,
             rows,
             columns,
-            t0,
-            k0,
+            tile.query,
+            tile.key,
             scores,
             self.maxima,
             self.sums,
@@ -150,24 +196,58 @@ impl<'a, F: Real> State<'a, F> {
             mask,
         );
         scale_rows(rows, dim, self.shrink, self.output);
-        let p = Matrix::row_major(&*scores, BLOCK);
-        gemm_serial(
-            rows,
-            dim,
-            columns,
-            p,
-            v,
-            self.output,
-            dim,
-            Accumulate::Add,
-            None,
-        );
+        if rows == 1 {
+            add_values(dim, columns, tile, scores, self.output);
+        } else {
+            let p = Matrix::row_major(&*scores, BLOCK);
+            gemm_serial(
+                rows,
+                dim,
+                columns,
+                p,
+                tile.v,
+                self.output,
+                dim,
+                Accumulate::Add,
+                None,
+            );
+        }
     }
 
     /// Writes the output of query `i`; its log-sum-exp.
-    fn finish(&self, i: usize, out: &mut [F]) -> F {
+    pub(super) fn finish(&self, i: usize, out: &mut [F]) -> F {
         let output = &self.output[i * self.head_dim..][..self.head_dim];
         normalise(output, self.maxima[i], self.sums[i], out)
+    }
+}
+
+simd! {
+    /// The scores of one query: packing keys for a matrix product would cost more than it.
+    fn row_scores<F: Real>(dim: usize, columns: usize, tile: &Tile<'_, F>, scores: &mut [F]) {
+        let q = &tile.q.data[..dim];
+        for (j, score) in scores[..columns].iter_mut().enumerate() {
+            let k = &tile.k.data[j * tile.k.row_stride..][..dim];
+            *score = lanes::dot(q, k);
+        }
+    }
+}
+
+simd! {
+    /// Adds the values of one query, weighted.
+    fn add_values<F: Real>(
+        dim: usize,
+        columns: usize,
+        tile: &Tile<'_, F>,
+        weights: &[F],
+        output: &mut [F],
+    ) {
+        let output = &mut output[..dim];
+        for (j, &weight) in weights[..columns].iter().enumerate() {
+            let v = &tile.v.data[j * tile.v.row_stride..][..dim];
+            for (out, &v) in output.iter_mut().zip(v) {
+                *out = weight.fma(v, *out);
+            }
+        }
     }
 }
 

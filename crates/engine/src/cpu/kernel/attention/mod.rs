@@ -6,11 +6,13 @@
 //! `heads / kv_heads` consecutive query heads.
 
 mod backward;
+mod cached;
 mod forward;
 
 use std::ops::Range;
 
 pub use backward::{backward, backward_workspace};
+pub use cached::{Cache, forward_cached};
 pub use forward::forward;
 
 use crate::cpu::dropout::Dropout;

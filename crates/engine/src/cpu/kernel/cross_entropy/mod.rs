@@ -16,6 +16,7 @@ use crate::cpu::simd::simd;
 
 use super::gemm::{Matrix, gemm};
 use super::lanes::{self, LANES};
+use super::matvec::matvec;
 
 /// The target that takes a row out of the loss.
 pub const IGNORE: i32 = -100;
@@ -159,20 +160,7 @@ pub fn forward_only<F: Real>(
 /// # Panics
 /// Where w is not `[out.len(), h.len()]`.
 pub fn logits<F: Real>(h: &[F], w: &[F], out: &mut [F]) {
-    let (width, vocab) = (h.len(), out.len());
-    let weight = Matrix::row_major(w, width).transposed();
-    let h = Matrix::row_major(h, width);
-    gemm(
-        1,
-        vocab,
-        width,
-        h,
-        weight,
-        out,
-        vocab,
-        Accumulate::Overwrite,
-        None,
-    );
+    matvec(h, w, F::ONE, None, false, out);
 }
 
 fn check_targets(shape: CrossEntropyShape, targets: &[i32]) -> Result<(), TargetOutOfRange> {

@@ -298,7 +298,7 @@ impl<'a, F: Real> Product<'a, F> {
             );
             if let Some(scale) = self.scale {
                 for x in panel {
-                    *x = *x * scale;
+                    *x *= scale;
                 }
             }
         }

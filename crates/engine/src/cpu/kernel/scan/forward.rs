@@ -19,14 +19,67 @@ pub fn forward<F: Real>(
     if let Some(states) = &states {
         assert_eq!(states.len(), shape.states_len(), "scan states");
     }
-    let y = Shared::new(y);
     let states = states.map(Shared::new);
+    run(
+        shape,
+        inputs,
+        Shared::new(y),
+        Kept {
+            states,
+            carried: None,
+        },
+    );
+}
+
+/// Writes `y` [rows, inner] from the state [batch, inner, state] on and leaves the state after the
+/// last step. Sequences that have just begun (`begins`) start from zero instead.
+pub fn forward_from<F: Real>(
+    shape: ScanShape,
+    inputs: &Inputs<'_, F>,
+    begins: &[bool],
+    state: &mut [F],
+    y: &mut [F],
+) {
+    shape.check(inputs);
+    assert_eq!(y.len(), shape.rows() * shape.inner, "scan output");
+    assert_eq!(begins.len(), shape.batch, "scan sequences");
+    let per_sequence = shape.inner * shape.state;
+    assert_eq!(state.len(), shape.batch * per_sequence, "scan state");
+    for (state, _) in state
+        .chunks_exact_mut(per_sequence)
+        .zip(begins)
+        .filter(|(_, b)| **b)
+    {
+        state.fill(F::ZERO);
+    }
+    let carried = Some(Shared::new(state));
+    run(
+        shape,
+        inputs,
+        Shared::new(y),
+        Kept {
+            states: None,
+            carried,
+        },
+    );
+}
+
+/// What outlives the scan besides y.
+#[derive(Clone, Copy)]
+struct Kept<'a, F> {
+    /// The states before chunks.
+    states: Option<Shared<'a, F>>,
+    /// The state before the first step, and after the last.
+    carried: Option<Shared<'a, F>>,
+}
+
+fn run<F: Real>(shape: ScanShape, inputs: &Inputs<'_, F>, y: Shared<'_, F>, kept: Kept<'_, F>) {
     let groups = shape.num_groups();
     for_each(shape.batch * groups, |task| {
         for register in shape.registers(task / groups, task % groups) {
             match shape.state {
-                16 => forward_register_of_16(shape, inputs, register, y, states),
-                _ => forward_register(shape, inputs, register, y, states),
+                16 => forward_register_of_16(shape, inputs, register, y, kept),
+                _ => forward_register(shape, inputs, register, y, kept),
             }
         }
     });
@@ -39,9 +92,9 @@ simd! {
         inputs: &Inputs<'_, F>,
         register: Register,
         y: Shared<'_, F>,
-        states: Option<Shared<'_, F>>,
+        kept: Kept<'_, F>,
     ) {
-        scan::<F, 16>(16, shape, inputs, register, y, states);
+        scan::<F, 16>(16, shape, inputs, register, y, kept);
     }
 }
 
@@ -52,9 +105,9 @@ simd! {
         inputs: &Inputs<'_, F>,
         register: Register,
         y: Shared<'_, F>,
-        states: Option<Shared<'_, F>>,
+        kept: Kept<'_, F>,
     ) {
-        scan::<F, MAX_STATE>(shape.state, shape, inputs, register, y, states);
+        scan::<F, MAX_STATE>(shape.state, shape, inputs, register, y, kept);
     }
 }
 
@@ -66,7 +119,7 @@ fn scan<F: Real, const MAX: usize>(
     inputs: &Inputs<'_, F>,
     register: Register,
     y: Shared<'_, F>,
-    states: Option<Shared<'_, F>>,
+    kept: Kept<'_, F>,
 ) {
     let Register {
         batch,
@@ -76,18 +129,24 @@ fn scan<F: Real, const MAX: usize>(
     let a = negative_exp::<F, MAX>(inputs.a_log, state, register);
     let skip = load(&inputs.skip[channel..], width);
     let mut h = [Lanes::ZERO; MAX];
+    // SAFETY: the channels of this register in this batch element are this call's.
+    let mut carried = kept.carried.map(|carried| unsafe {
+        carried.part((batch * shape.inner + channel) * state, width * state)
+    });
+    if let Some(carried) = &carried {
+        for (lane, carried) in carried.chunks_exact(state).enumerate() {
+            for n in 0..state {
+                h[n][lane] = carried[n];
+            }
+        }
+    }
     for time in 0..shape.seq {
-        if let Some(states) = states
+        if let Some(states) = kept.states
             && time % shape.chunk == 0
         {
             let offset = shape.state_offset(batch, time / shape.chunk, channel);
-            // SAFETY: the channels of this register in this batch element are this call's.
-            let kept = unsafe { states.part(offset, width * state) };
-            for (lane, kept) in kept.chunks_exact_mut(state).enumerate() {
-                for n in 0..state {
-                    kept[n] = h[n][lane];
-                }
-            }
+            // SAFETY: as above.
+            put(&h, state, unsafe { states.part(offset, width * state) });
         }
         let row = batch * shape.seq + time;
         inputs.prefetch(&shape, register, row + AHEAD);
@@ -111,6 +170,19 @@ fn scan<F: Real, const MAX: usize>(
         }
         // SAFETY: as above.
         store(&s, unsafe { y.part(row * shape.inner + channel, width) });
+    }
+    if let Some(carried) = &mut carried {
+        put(&h, state, carried);
+    }
+}
+
+/// Turns a register's states to [lane][state].
+#[inline(always)]
+fn put<F: Real>(h: &[Lanes<F>], state: usize, to: &mut [F]) {
+    for (lane, to) in to.chunks_exact_mut(state).enumerate() {
+        for n in 0..state {
+            to[n] = h[n][lane];
+        }
     }
 }
 
