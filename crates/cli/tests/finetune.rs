@@ -34,16 +34,19 @@ fn base(sandbox: &Sandbox) {
         .replace("\"intermediate_size\": 320", "\"intermediate_size\": 128")
         .replace("\"num_hidden_layers\": 3", "\"num_hidden_layers\": 2");
     sandbox.write("base/config.json", config);
-    let line = "train --model base --tokenizer bytes --batch-size 4 --grad-accum 1 --seq-len 32 \
-                --max-steps 20 --warmup-steps 5 --lr 2e-3 --eval-steps 0 --output-dir first";
+    let differences = Path::new(ROOT).join("examples/finetune/differences.txt");
+    sandbox.write("differences.txt", fs::read(differences).unwrap());
+    let line = "train --model base --tokenizer bytes --data-dir differences.txt --batch-size 8 \
+                --grad-accum 1 --seq-len 64 --max-steps 200 --warmup-steps 10 --lr 3e-3 \
+                --eval-steps 0 --output-dir first";
     assert_eq!(run(sandbox, line).code, Some(0));
     let exported = run(sandbox, "export first --to model");
     assert_eq!(exported.code, Some(0), "{}", exported.stderr);
 }
 
 const TUNE: &str = "train --model model --tokenizer bytes --data-dir sums.jsonl --lora-rank 16 \
-                    --batch-size 4 --grad-accum 1 --seq-len 48 --packing --warmup-steps 5 --lr 2e-2 \
-                    --val-split 0 --log-steps 1 --save-steps 30 --save-total-limit 0 --threads 1";
+                    --batch-size 4 --grad-accum 1 --seq-len 48 --packing --warmup-steps 5 --lr 3e-3 \
+                    --val-split 0 --log-steps 1 --save-steps 50 --save-total-limit 0 --threads 1";
 
 fn sums(sandbox: &Sandbox) {
     let sums = Path::new(ROOT).join("examples/finetune/sums.jsonl");
@@ -67,17 +70,17 @@ fn adapters_learn_on_whole_and_on_quantised_weights_and_resume_bit_for_bit() {
         ("four", "--quantization 4bit"),
         ("eight", "--quantization 8bit"),
     ] {
-        let line = format!("{TUNE} {how} --max-steps 60 --output-dir {name}");
+        let line = format!("{TUNE} {how} --max-steps 100 --output-dir {name}");
         let ran = run(&sandbox, &line);
         assert_eq!(ran.code, Some(0), "{}", ran.stderr);
         let losses = losses(&sandbox, name);
         let (first, last) = (losses[0], losses[losses.len() - 1]);
-        assert!(last < 0.5 * first, "{name}: {first} to {last}");
+        assert!(last < 0.6 * first, "{name}: {first} to {last}");
 
         let half = format!("{name}-half");
-        let line = format!("{TUNE} {how} --max-steps 60 --output-dir {half}");
+        let line = format!("{TUNE} {how} --max-steps 100 --output-dir {half}");
         assert_eq!(run(&sandbox, &line).code, Some(0));
-        fs::remove_dir_all(sandbox.join(&half).join("checkpoints/step-00000060")).unwrap();
+        fs::remove_dir_all(sandbox.join(&half).join("checkpoints/step-00000100")).unwrap();
         let resumed = run(&sandbox, &format!("train --resume {half} --threads 1"));
         assert_eq!(resumed.code, Some(0), "{}", resumed.stderr);
         let adapter = |run: &str| {
@@ -142,7 +145,7 @@ fn wrong_files_and_settings_are_told_by_name() {
     };
     says(
         refusal(&sandbox, "model", "--lora-targets q_proj,qproj"),
-        &["qproj", "q_proj, k_proj"],
+        &["qproj", "q_proj, up_proj"],
     );
     says(
         refusal(&sandbox, "qwen2.5-0.5b", ""),

@@ -31,6 +31,7 @@ fn config(model: &Path, own: &[(&str, &str)]) -> Config {
         ("vram.batch_size", &batch),
         ("vram.gradient_accumulation_steps", "1"),
         ("vram.max_seq_len", &seq),
+        ("vram.precision", "fp32"),
         ("training.schedule", "constant"),
         ("training.warmup_steps", "0"),
         ("data.tokenizer", "bytes"),
