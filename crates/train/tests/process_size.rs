@@ -17,7 +17,8 @@ const BESIDE_ARENA: u64 = 200 << 20;
 fn main() {
     if peak_resident_bytes().is_none() {
         let reason = "skipped: the peak of the resident size is read from Linux's /proc";
-        writeln!(std::io::stderr(), "{reason}").unwrap();
+        let mut said = std::io::stderr();
+        writeln!(said, "{reason}").unwrap();
         return;
     }
     let mut settings = Settings::new();
