@@ -504,6 +504,9 @@ pub struct GenerateArguments {
     #[arg(long, conflicts_with_all = ["prompt", "json"])]
     pub chat: bool,
     /// Tokens to write at the most, in each answer
+    /// gpt2, bytes, or the path of a tokenizer [default: the run's or the model's own]
+    #[arg(long, value_name = "NAME")]
+    pub tokenizer: Option<String>,
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub max_tokens: usize,
     /// Tokens in sight, which the cache has room for; at most the model's positions [default: the

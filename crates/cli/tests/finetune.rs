@@ -94,6 +94,29 @@ fn adapters_learn_on_whole_and_on_quantised_weights_and_resume_bit_for_bit() {
     for file in ["config.json", "model.safetensors"] {
         assert!(sandbox.join("merged").join(file).is_file(), "{file}");
     }
+    // What was learned is told by the run and by the merged model alike.
+    let asked = [
+        "--prompt",
+        "7 + 8 =",
+        "--temperature",
+        "0",
+        "--max-tokens",
+        "4",
+    ];
+    let answers = [
+        vec!["generate", "whole"],
+        vec!["generate", "merged", "--tokenizer", "bytes"],
+        vec!["generate", "four"],
+    ]
+    .map(|words| sandbox.run(words.into_iter().chain(asked)));
+    for answer in &answers {
+        assert_eq!(answer.code, Some(0), "{}", answer.stderr);
+        assert!(answer.stdout.starts_with("7 + 8 ="), "{}", answer.stdout);
+    }
+    assert_eq!(answers[0].stdout, answers[1].stdout);
+    let other = run(&sandbox, "generate merged --tokenizer gpt2");
+    assert_eq!(other.code, Some(2), "{}", other.stderr);
+    assert!(other.stderr.contains("--tokenizer"), "{}", other.stderr);
     let again = run(&sandbox, "merge whole --to merged");
     assert_eq!(again.code, Some(2), "{}", again.stderr);
 }

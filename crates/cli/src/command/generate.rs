@@ -37,11 +37,21 @@ pub fn run(arguments: &GenerateArguments) -> anyhow::Result<()> {
     let compute = compute_type(arguments, target)?;
     let subject = Subject::open(arguments)?;
     let config = &subject.config;
-    let spec: TokenizerSpec = match config.data.tokenizer.parse() {
+    let named = arguments.tokenizer.as_ref();
+    let named = named.unwrap_or(&config.data.tokenizer);
+    let spec: TokenizerSpec = match named.parse() {
         Ok(spec) => spec,
         Err(never) => match never {},
     };
     let tokenizer = Tokenizer::load(&spec)?;
+    let vocabulary = config.model.vocab_size();
+    if tokenizer.vocab_size() > vocabulary {
+        return Err(usage(format!(
+            "the tokenizer {named} has {} tokens, the model a vocabulary of {vocabulary}\n\
+             hint: name the model's own with --tokenizer",
+            tokenizer.vocab_size()
+        )));
+    }
     let mut text = tokenizer.encode(&arguments.prompt)?;
     let num_prompt = text.len();
     if text.is_empty() {
