@@ -216,7 +216,7 @@ fn wrong_files_and_settings_are_told_by_name() {
     // A template that fails, and adapters of another base.
     sandbox.write(
         "model/tokenizer_config.json",
-        "{\"chat_template\": \"{{ raise_exception('only poems') }}\", \"eos_token\": \"x\"}",
+        "{\"chat_template\": \"{{ raise_exception('only poems') }}\", \"eos_token\": \"<|endoftext|>\"}",
     );
     sandbox.write(
         "sums.jsonl",
@@ -228,10 +228,9 @@ fn wrong_files_and_settings_are_told_by_name() {
         &["only poems", "sums.jsonl"],
     );
     let adapter = fixture("qwen2_lora").display().to_string();
-    let ran = run(
-        &sandbox,
-        &format!("merge {adapter} --base model --to other"),
-    );
+    let narrow = fixture("llama2").display().to_string();
+    let line = format!("merge {adapter} --base {narrow} --to other");
+    let ran = run(&sandbox, &line);
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
     says(ran.stderr, &["adapter", "layers"]);
     assert!(!sandbox.join("other").exists());

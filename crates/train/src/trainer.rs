@@ -144,7 +144,15 @@ impl<'a> Trainer<'a> {
             });
         }
         // What is missing is told before the data is read.
-        let first_weights = FirstWeights::of(&config)?;
+        // A run that goes on has everything in its checkpoint but what is not trained.
+        let needs_files = run.resume == Resume::Fresh || config.tuning.lora.is_some();
+        let first_weights = match needs_files.then(|| FirstWeights::of(&config)) {
+            None => None,
+            Some(weights) => match weights? {
+                FirstWeights::Initial => None,
+                FirstWeights::Files(path) => Some(WeightFiles::open(&path)?),
+            },
+        };
         let data = Data::prepare(&config, run.progress)?;
         for note in &data.notes {
             observer.event(Event::Note(note));
@@ -156,12 +164,10 @@ impl<'a> Trainer<'a> {
         let mut session = Session::new(plan, run.options)?;
         let (state, last_saved) = match run.resume {
             Resume::Fresh => {
-                match first_weights {
-                    FirstWeights::Initial => session.initialize(config.training.seed)?,
-                    FirstWeights::Files(path) => {
-                        let files = WeightFiles::open(&path)?;
-                        session.load_pretrained(&files, config.training.seed, run.progress)?;
-                    }
+                let seed = config.training.seed;
+                match &first_weights {
+                    None => session.initialize(seed)?,
+                    Some(files) => session.load_pretrained(files, seed, run.progress)?,
                 }
                 let state = State {
                     format: State::FORMAT,
@@ -180,7 +186,7 @@ impl<'a> Trainer<'a> {
                 (state, None)
             }
             Resume::From(path) => {
-                load_frozen(&mut session, &config, run.progress)?;
+                load_frozen(&mut session, &config, first_weights.as_ref(), run.progress)?;
                 let (mut state, note) = resume(&mut session, &path, &data, &config)?;
                 if let Some(note) = note {
                     observer.event(Event::Note(&note));
@@ -558,14 +564,13 @@ fn device_failed(error: TrainError, step: u64, last: Option<PathBuf>) -> TrainEr
 fn load_frozen(
     session: &mut Session,
     config: &Config,
+    files: Option<&WeightFiles>,
     progress: &dyn Progress,
 ) -> Result<(), TrainError> {
-    if config.tuning.lora.is_none() {
-        return Ok(());
-    }
-    match FirstWeights::of(config)? {
-        FirstWeights::Initial => session.initialize(config.training.seed),
-        FirstWeights::Files(path) => session.load_frozen(&WeightFiles::open(&path)?, progress),
+    match (config.tuning.lora.is_some(), files) {
+        (false, _) => Ok(()),
+        (true, None) => session.initialize(config.training.seed),
+        (true, Some(files)) => session.load_frozen(files, progress),
     }
 }
 
