@@ -89,6 +89,11 @@ fn adapters_learn_on_whole_and_on_quantised_weights_and_resume_bit_for_bit() {
         };
         assert!(adapter(name) == adapter(&half), "{name}");
     }
+    // Epochs are counted in rows, and a warm-up that is longer than the run is cut.
+    let line = TUNE.replace("--warmup-steps 5 ", "");
+    let ran = run(&sandbox, &format!("{line} --epochs 2 --output-dir epochs"));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stderr.contains("its warm-up takes"), "{}", ran.stderr);
     let merged = run(&sandbox, "merge whole --to merged");
     assert_eq!(merged.code, Some(0), "{}", merged.stderr);
     for file in ["config.json", "model.safetensors"] {

@@ -159,7 +159,18 @@ impl<'a> Trainer<'a> {
         }
         observer.event(Event::Data(data.report));
         let mut plan = run.plan;
-        plan.config.training.max_steps = data.report.max_steps;
+        let training = &mut plan.config.training;
+        training.max_steps = data.report.max_steps;
+        // How long epochs are is known only now, and a warm-up beyond the end has no peak.
+        if training.warmup_steps > training.max_steps {
+            let shorter = training.max_steps / 10;
+            let note = format!(
+                "the run has {} steps: its warm-up takes {shorter} of them, not {}",
+                training.max_steps, training.warmup_steps
+            );
+            observer.event(Event::Note(&note));
+            training.warmup_steps = shorter;
+        }
         let config = plan.config.clone();
         let mut session = Session::new(plan, run.options)?;
         let (state, last_saved) = match run.resume {
