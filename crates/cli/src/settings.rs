@@ -243,6 +243,23 @@ pub fn for_the_engine(arguments: &SettingArguments, config: &Config) -> anyhow::
     )))
 }
 
+/// Data that a file of another program names is not read: training on something else in its place
+/// would be another run than the file asks for.
+pub fn refuse_unread_data(settings: &Settings) -> anyhow::Result<()> {
+    let mut readings = settings.readings().iter();
+    let foreign = readings.find(|reading| reading.program == Program::PyTorch);
+    match foreign {
+        Some(reading) if !settings.is_explicit("data.source") => Err(usage(format!(
+            "{} is a file of {}, and cinch does not read the data that it names\n\
+             hint: give the data with --data-dir FILE; `cinch plan` with the same file predicts \
+             what PyTorch takes",
+            cinch_files::shown(&reading.path),
+            reading.dialect
+        ))),
+        _ => Ok(()),
+    }
+}
+
 /// The flag that stands for a key.
 pub fn flag_of(key: &str) -> Option<String> {
     let mut settings = SETTINGS.iter();

@@ -296,6 +296,10 @@ fn cinch_trains_what_it_trains_and_says_so_of_the_rest() {
     sandbox.write("run.yaml", AXOLOTL);
     sandbox
         .cinch("train run.yaml")
+        .fails(2, &["axolotl", "--data-dir"]);
+    sandbox.write("data.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\n");
+    sandbox
+        .cinch("train run.yaml --data-dir data.jsonl")
         .fails(2, &["weights of NousResearch/Llama-3.2-1B", "--weights"]);
     sandbox
         .cinch("train --model bert-base-uncased")

@@ -18,6 +18,7 @@ use crate::failure::Interrupted;
 use crate::overhead::{self, Measured};
 use crate::progress::{DataBar, TrainBar, epochs, shown};
 use crate::run::AskedRun;
+use crate::settings::refuse_unread_data;
 use crate::voice::{self, tell};
 use crate::{device, interrupt, resume, table};
 
@@ -38,6 +39,7 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
             Ok(())
         },
     )?;
+    refuse_unread_data(&asked.settings)?;
     let plan = asked.plan(&arguments.settings.plain.memory, target)??;
     voice::explain(&asked.settings);
     voice::aside(arguments.settings.plain.memory.board_note());
@@ -50,6 +52,10 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
         print_all(&voice::notes(asked.notes.iter().chain(&cut).chain(&cache)))?;
     }
     interrupt::listen(STOPPING)?;
+    if asked.config.data.source.is_none() && asked.config.named.title.is_some() {
+        let note = "no --data-dir is given: this trains on the text that is built into cinch";
+        voice::aside(Some(note.to_owned()));
+    }
     let folder = &asked.config.output.output_dir;
     let run = Run {
         plan,
