@@ -238,7 +238,7 @@ def main():
     model = ["--model", "gpt2", "--set", "model.dropout=0", *common]
     model += [word for key, value in zip(keys, shape) for word in ("--set", f"model.{key}={value}")]
     first = first_checkpoint(arguments.cinch, model, out / "gpt2-first", [])
-    lines = run_cinch(arguments.cinch, model, out / "gpt2", arguments.steps, ["--lr", "6e-4", "--warmup-steps", 30])
+    lines = run_cinch(arguments.cinch, model, out / "gpt2", arguments.steps, ["--lr", "3e-4", "--warmup-steps", 100])
     module = gpt2(shape, load_file(first / "model.safetensors"))
     theirs = run_torch(module, batches(cache, batch, length), lines, arguments.device, bf16)
     curves.append(("GPT-2, all weights", [entry["loss"] for entry in lines], theirs))
@@ -256,7 +256,7 @@ def main():
     model = ["--model", out / "qwen", *common]
     first_checkpoint(arguments.cinch, model, out / "lora-first", adapters)
     lines = run_cinch(arguments.cinch, model, out / "lora", arguments.steps, 
-                      [*adapters, "--lr", "2e-3", "--warmup-steps", 30])
+                      [*adapters, "--lr", "2e-4", "--warmup-steps", 100])
     base = Adapted.put(base, load_file(out / "lora-first" / "adapter" / "adapter_model.safetensors"))
     theirs = run_torch(base, batches(cache, batch, length), lines, arguments.device, bf16)
     curves.append(("Qwen2 of 0.5B, adapters", [entry["loss"] for entry in lines], theirs))
