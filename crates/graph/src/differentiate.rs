@@ -306,6 +306,11 @@ impl<'g> Backward<'g> {
         Ok(accumulator)
     }
 
+    /// The accumulator of a tensor's gradient, where it is a trained parameter.
+    pub fn accumulator_of(&self, tensor: TensorId) -> Option<TensorId> {
+        self.accumulators[tensor.index()]
+    }
+
     /// Takes what has reached `tensor` so far, for an op that adds to it in place of a
     /// separate addition.
     pub fn take_partial(&mut self, tensor: TensorId) -> Option<TensorId> {

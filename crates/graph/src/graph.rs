@@ -328,6 +328,28 @@ impl Graph {
         id
     }
 
+    /// The inverse of the number of targets in the effective batch, created at its first use.
+    pub fn inverse_count(&mut self) -> TensorId {
+        if let Some(id) = self.inverse_count {
+            return id;
+        }
+        let ty = TensorType::new([1], DType::F32);
+        let id = self.add_tensor("inverse_count", ty, Role::Control);
+        self.inverse_count = Some(id);
+        id
+    }
+
+    /// What all terms of the loss are added to, named after the first of them.
+    pub(crate) fn loss_tensor(&mut self, name: &str) -> TensorId {
+        if let Some(id) = self.loss {
+            return id;
+        }
+        let ty = TensorType::new([1], self.compute.accumulator());
+        let id = self.add_tensor(name, ty, Role::Result);
+        self.loss = Some(id);
+        id
+    }
+
     /// What a run of the graph leaves for the next one.
     pub fn cache(&mut self, name: &str, ty: TensorType) -> TensorId {
         self.add_tensor(name, ty, Role::Cache)

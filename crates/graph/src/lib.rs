@@ -25,6 +25,7 @@ mod align;
 mod cost;
 mod differentiate;
 mod error;
+pub mod expression;
 mod graph;
 pub mod op;
 mod parameter;

@@ -9,7 +9,7 @@ use super::{
 use crate::cost::{ChunkedCost, Cost, KernelCost};
 use crate::differentiate::Backward;
 use crate::error::GraphError;
-use crate::graph::{Graph, Node, Role, Target, TensorId};
+use crate::graph::{Graph, Node, Target, TensorId};
 use crate::types::{DType, TensorType};
 
 /// A target that counts for nothing: padding, and a position that has no next token.
@@ -69,12 +69,7 @@ impl Graph {
         label_smoothing: f64,
         chunk_rows: Option<usize>,
     ) -> Result<TensorId, GraphError> {
-        let inverse_count = self.add_tensor(
-            "inverse_count",
-            TensorType::new([1], DType::F32),
-            Role::Control,
-        );
-        self.inverse_count = Some(inverse_count);
+        let inverse_count = self.inverse_count();
         let h_type = self.ty(h);
         let vocabulary = self.ty(weight).rows();
         let op = CrossEntropy {
@@ -86,9 +81,8 @@ impl Graph {
             weight: false,
             scaled: false,
         };
-        let loss = self.emit(name, op, vec![h, weight, targets, inverse_count])?[0];
-        self.tensors[loss.index()].role = Role::Result;
-        self.loss = Some(loss);
+        let loss = self.loss_tensor(name);
+        self.emit_into(name, op, vec![h, weight, targets, inverse_count], &[loss])?;
         Ok(loss)
     }
 }
