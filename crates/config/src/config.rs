@@ -84,6 +84,9 @@ pub struct BatchConfig {
     pub micro_is_free: bool,
     /// Tokens of a training sequence, at most the model's positions.
     pub seq_len: usize,
+    /// Shorter lengths that rows are padded to where they fit; the longest is `seq_len`.
+    #[serde(default)]
+    pub buckets: Vec<usize>,
     pub precision: Precision,
     pub checkpointing: Checkpointing,
     /// Keep the optimizer's state in host memory.
@@ -105,6 +108,16 @@ impl BatchConfig {
     /// setting allows; such a batch is larger than any, not a small one.
     pub fn effective_batch(&self) -> usize {
         self.batch_size.saturating_mul(self.accumulation)
+    }
+
+    /// The lengths that rows are padded to, the shortest first and `seq_len` last.
+    pub fn lengths(&self) -> Vec<usize> {
+        let shorter = self.buckets.iter().copied();
+        let shorter = shorter.filter(|length| (1..self.seq_len).contains(length));
+        let mut lengths: Vec<usize> = shorter.chain([self.seq_len]).collect();
+        lengths.sort_unstable();
+        lengths.dedup();
+        lengths
     }
 }
 

@@ -218,6 +218,7 @@ impl Completion {
             accumulation: self.count(ACCUMULATION),
             micro_is_free,
             seq_len: self.count("vram.max_seq_len"),
+            buckets: Vec::new(),
             precision: self.precision(),
             checkpointing: self.checkpointing(model)?,
             offload: matches!(self.value("vram.use_cpu_offload"), Some(Value::Bool(true))),

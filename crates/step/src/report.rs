@@ -23,6 +23,10 @@ pub struct PlanReport {
     /// Those of them that are not recomputation.
     #[serde(serialize_with = "count")]
     pub useful_flops: u128,
+    /// The graphs that share the arena, where there are several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub variants: Vec<VariantReport>,
+    /// Of the variant that takes the most.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub timeline: Vec<Moment>,
 }
@@ -47,6 +51,20 @@ pub struct SettingsReport {
     pub offload: bool,
     pub optimizer_states: &'static str,
     pub update_in_backward: bool,
+}
+
+/// One of several graphs that a configuration is trained by.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct VariantReport {
+    pub name: String,
+    pub phase: &'static str,
+    /// The step with which its phase begins.
+    pub first_step: u64,
+    pub seq_len: usize,
+    /// What it uses of the arena at its own peak.
+    pub peak_bytes: u64,
+    /// Whether the plan's peak is this one's.
+    pub is_peak: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -123,6 +141,23 @@ impl StepPlan {
         }
     }
 
+    /// The graphs that share the arena; none where there is only one.
+    pub fn variant_reports(&self) -> Vec<VariantReport> {
+        if self.variants().len() == 1 {
+            return Vec::new();
+        }
+        let variants = self.variants().iter().enumerate();
+        let report = variants.map(|(index, variant)| VariantReport {
+            name: variant.name(),
+            phase: variant.phase.name,
+            first_step: variant.phase.first_step,
+            seq_len: variant.seq_len,
+            peak_bytes: variant.plan.peak_bytes,
+            is_peak: self.is_largest(index),
+        });
+        report.collect()
+    }
+
     pub fn report(&self, target: Target, with_timeline: bool) -> PlanReport {
         let config = &self.config;
         let budget_bytes = config.batch.budget.map(|budget| budget.get());
@@ -166,6 +201,7 @@ impl StepPlan {
             fits: budget_bytes.is_none_or(|budget| self.total_bytes() <= budget),
             step_flops: self.step_flops(),
             useful_flops: self.useful_flops(),
+            variants: self.variant_reports(),
             timeline: if with_timeline {
                 self.plan.moments(&self.training)
             } else {

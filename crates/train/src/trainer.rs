@@ -236,7 +236,7 @@ impl<'a> Trainer<'a> {
         });
         let sequences = config.batch.effective_batch();
         Ok(Self {
-            batch: Batch::of(&session.plan().training, sequences),
+            batch: Batch::of(&session.plan().longest().training, sequences),
             session,
             data,
             store,
@@ -316,9 +316,9 @@ impl<'a> Trainer<'a> {
             });
         }
         self.loss_scale = result.loss_scale;
-        let tokens = self.batch.tokens().len() as u64;
+        let tokens = self.session.num_tokens(&self.batch, self.state.step);
         self.state.step += 1;
-        self.state.samples += tokens / seq_len as u64;
+        self.state.samples += self.batch.num_sequences() as u64;
         self.state.tokens += tokens;
         if !is_validated(&self.data, self.config()) {
             self.state.first_loss.get_or_insert(result.loss);
@@ -388,7 +388,7 @@ impl<'a> Trainer<'a> {
             0 => all,
             limit => all.min(limit),
         };
-        let mut batch = Batch::of(&self.session.plan().evaluation, micro);
+        let mut batch = Batch::of(&self.session.plan().longest().evaluation, micro);
         let (mut loss, mut targets) = (0.0, 0);
         for index in 0..batches {
             if self.is_told_to_stop() {
@@ -396,7 +396,7 @@ impl<'a> Trainer<'a> {
             }
             self.data
                 .fill_validation(index * micro as u64, seq_len, &mut batch)?;
-            let (batch_loss, batch_targets) = self.session.evaluate(&batch)?;
+            let (batch_loss, batch_targets) = self.session.evaluate_at(&batch, self.state.step)?;
             loss += batch_loss;
             targets += batch_targets;
         }
