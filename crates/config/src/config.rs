@@ -242,6 +242,9 @@ pub struct DataConfig {
     /// Of samples that are longer than a row.
     #[serde(default)]
     pub too_long: TooLong,
+    /// Whether rows are padded to one length or to several.
+    #[serde(default)]
+    pub buckets: BucketChoice,
     /// Samples that are read at most.
     #[serde(default)]
     pub max_samples: Option<usize>,
@@ -250,6 +253,19 @@ pub struct DataConfig {
     pub train_on_inputs: bool,
     #[serde(with = "lossless::optional", default)]
     pub cache_dir: Option<PathBuf>,
+}
+
+/// To how many lengths rows are padded. The lengths themselves are in [`BatchConfig::buckets`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BucketChoice {
+    /// To those that the lengths of the samples suggest, where that saves enough.
+    #[default]
+    Auto,
+    /// To one.
+    Off,
+    /// To those that were stated.
+    Stated,
 }
 
 /// What becomes of a sample that is longer than a row.

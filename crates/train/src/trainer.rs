@@ -297,11 +297,10 @@ impl<'a> Trainer<'a> {
     /// One step; false where it was cut off and nothing has changed.
     fn step(&mut self, observer: &mut dyn Observer) -> Result<bool, TrainError> {
         let begun = Instant::now();
-        let config = self.config();
-        let (seed, seq_len) = (config.training.seed, config.batch.seq_len);
+        let config = &self.session.plan().config;
         let (max_steps, interval) = (config.training.max_steps, config.training.logging_steps);
         self.data
-            .fill_training(self.state.samples, seed, seq_len, &mut self.batch)?;
+            .fill_training(self.state.samples, config, &mut self.batch)?;
         let (batch, step, told) = (&self.batch, self.state.step, self.stop);
         let stop = &mut || told.load(Ordering::Relaxed);
         let Some(result) = self.session.train_step_unless(batch, step, stop)? else {
