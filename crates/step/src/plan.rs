@@ -5,7 +5,7 @@ use cinch_config::Config;
 use cinch_graph::{Graph, Target, TrainingGraph};
 use cinch_plan::{Breakdown, Options, Plan};
 
-use crate::graph::{differentiated, evaluation_graph, options, recomputed};
+use crate::graph::{check_cut, differentiated, evaluation_graph, options, recomputed};
 use crate::{StepError, StepTarget};
 
 /// A planned configuration.
@@ -29,10 +29,22 @@ impl StepPlan {
     ) -> Result<Self, StepError> {
         let machine = machine.into();
         let training = recomputed(&differentiated(config, machine.target)?, config, blocks)?;
+        let evaluation = evaluation_graph(config, machine.target)?;
+        Self::of(config, machine, training, evaluation)
+    }
+
+    /// Plans a step of these graphs, whatever made them.
+    pub fn of(
+        config: &Config,
+        machine: impl Into<StepTarget>,
+        training: TrainingGraph,
+        evaluation: Graph,
+    ) -> Result<Self, StepError> {
+        let machine = machine.into();
+        check_cut(&training, config)?;
         training.check_sizes()?;
         let plan = Plan::new(&training, options(config, machine));
         plan.check_sizes(&training)?;
-        let evaluation = evaluation_graph(config, machine.target)?;
         evaluation.check_sizes()?;
         let evaluation_plan = plan.sharing(&training, &evaluation)?;
         evaluation_plan.check_sizes(&evaluation)?;
