@@ -43,18 +43,31 @@ pub fn differentiated(
     variant: VariantForm,
     target: Target,
 ) -> Result<TrainingGraph, StepError> {
-    let purpose = Purpose::Train {
-        label_smoothing: config.training.label_smoothing,
-        loss_chunk: loss_chunk(config, variant, target),
-    };
     let batch = &config.batch;
     let in_half = batch.precision == Precision::Fp16 && !config.tuning.has_masters();
     if in_half && batch.states == StateFormat::Weights {
         return Err(StepError::StatesInHalf);
     }
-    let forward = build(&config.model, &form(config, variant, purpose)?)?;
+    let forward = forward(config, variant, target)?;
     check_cut(&forward, config)?;
     Ok(differentiate(forward, &optimizer(config))?)
+}
+
+/// The model as it is trained, before its backward.
+fn forward(config: &Config, variant: VariantForm, target: Target) -> Result<Graph, StepError> {
+    let purpose = Purpose::Train {
+        label_smoothing: config.training.label_smoothing,
+        loss_chunk: loss_chunk(config, variant, target),
+    };
+    Ok(build(&config.model, &form(config, variant, purpose)?)?)
+}
+
+/// Whether the batch may not be cut into micro batches, because an op needs all of its rows. A
+/// model that cannot be built is told of where its step is planned.
+pub fn needs_whole_batch(config: &Config, target: Target) -> bool {
+    let whole =
+        |variant| forward(config, variant, target).is_ok_and(|graph| graph.whole_batch().is_some());
+    variant_forms(config).into_iter().any(whole)
 }
 
 /// Refuses several micro batches where an op needs all rows at once.

@@ -6,6 +6,8 @@ use std::ops::Range;
 use cinch_config::remedy::{ACCUMULATION, BATCH_SIZE, CHECKPOINTING};
 use cinch_config::{Checkpointing, Config};
 
+use cinch_step::needs_whole_batch;
+
 use super::axis::{Axis, axes, micro_batch};
 use super::request::Request;
 use crate::FitError;
@@ -143,6 +145,7 @@ fn splits(request: &Request<'_>) -> Result<Vec<(usize, usize)>, FitError> {
         })
     };
     match *stated {
+        [] if needs_whole_batch(request.config, request.machine.target) => Ok(vec![(effective, 1)]),
         [] => {
             let divisors = divisors(effective).into_iter();
             Ok(divisors.map(|micro| (micro, effective / micro)).collect())
