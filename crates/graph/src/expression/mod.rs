@@ -8,6 +8,8 @@
 mod broadcast;
 mod build;
 mod derivative;
+#[cfg(test)]
+mod tests;
 
 pub use broadcast::Broadcast;
 pub use build::{Expr, Term};
