@@ -83,37 +83,51 @@ const STEPS: [Step; 21] = [
     (|a, b| (a * 1.0) + b * 0.0, |a, _| a),
     (|a, _| a.tanh().exp(), |a, _| a.tanh().exp()),
     (|a, _| (a.square() + 0.5).ln(), |a, _| (a * a + 0.5).ln()),
-    (|a, b| (a.square() + b.square() + 0.3).sqrt(), |a, b| {
-        (a * a + b * b + 0.3).sqrt()
-    }),
-    (|a, _| (a.square() + 0.3).rsqrt(), |a, _| {
-        1.0 / (a * a + 0.3).sqrt()
-    }),
-    (|a, b| a.silu() - b.softplus(), |a, b| {
-        a / (1.0 + (-a).exp()) - b.exp().ln_1p()
-    }),
-    (|a, _| a.tanh().gelu(), |a, _| {
-        let x = a.tanh();
-        x * normal_distribution(x)
-    }),
-    (|a, b| a.tanh().cosh() * b.tanh().sinh(), |a, b| {
-        a.tanh().cosh() * b.tanh().sinh()
-    }),
-    (|a, _| (a.square() + 1.2).acosh(), |a, _| {
-        (a * a + 1.2).acosh()
-    }),
-    (|a, _| a.tanh().gelu_tanh(), |a, _| {
-        let x = a.tanh();
-        let k = (2.0 / std::f64::consts::PI).sqrt();
-        0.5 * x * (1.0 + (k * (x + 0.044_715 * x.powi(3))).tanh())
-    }),
+    (
+        |a, b| (a.square() + b.square() + 0.3).sqrt(),
+        |a, b| (a * a + b * b + 0.3).sqrt(),
+    ),
+    (
+        |a, _| (a.square() + 0.3).rsqrt(),
+        |a, _| 1.0 / (a * a + 0.3).sqrt(),
+    ),
+    (
+        |a, b| a.silu() - b.softplus(),
+        |a, b| a / (1.0 + (-a).exp()) - b.exp().ln_1p(),
+    ),
+    (
+        |a, _| a.tanh().gelu(),
+        |a, _| {
+            let x = a.tanh();
+            x * normal_distribution(x)
+        },
+    ),
+    (
+        |a, b| a.tanh().cosh() * b.tanh().sinh(),
+        |a, b| a.tanh().cosh() * b.tanh().sinh(),
+    ),
+    (
+        |a, _| (a.square() + 1.2).acosh(),
+        |a, _| (a * a + 1.2).acosh(),
+    ),
+    (
+        |a, _| a.tanh().gelu_tanh(),
+        |a, _| {
+            let x = a.tanh();
+            let k = (2.0 / std::f64::consts::PI).sqrt();
+            0.5 * x * (1.0 + (k * (x + 0.044_715 * x.powi(3))).tanh())
+        },
+    ),
     (|a, b| a.max(b), f64::max),
     (|a, b| a.min(b), f64::min),
     (|a, _| a.abs(), |a, _| a.abs()),
     (|a, _| a.clamp(-0.5, 0.5), |a, _| a.clamp(-0.5, 0.5)),
-    (|a, b| a.where_less(b, b * 2.0, 0.3), |a, b| {
-        if a < b { b * 2.0 } else { 0.3 }
-    }),
+    (
+        |a, b| a.where_less(b, b * 2.0, 0.3),
+        |a, b| {
+            if a < b { b * 2.0 } else { 0.3 }
+        },
+    ),
 ];
 
 /// Random steps, each with the numbers of two earlier results.
@@ -129,7 +143,10 @@ fn build(program: &[(usize, usize, usize)]) -> (Expression, Vec<usize>) {
             let (a, b) = (&steps[a % steps.len()], &steps[b % steps.len()]);
             steps.push(STEPS[kind].0(a, b));
         }
-        [steps[steps.len() - 1].clone(), steps[steps.len() / 2].clone()]
+        [
+            steps[steps.len() - 1].clone(),
+            steps[steps.len() / 2].clone(),
+        ]
     })
 }
 

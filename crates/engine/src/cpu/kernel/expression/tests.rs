@@ -103,7 +103,10 @@ fn run_reduce<F: Real>(op: &Reduce, numbers: &[Vec<F>]) -> Vec<F> {
 
 fn random_inputs(inputs: &[&[usize]]) -> Vec<Vec<f64>> {
     let lengths = inputs.iter().map(|dims| dims.iter().product());
-    (1..).zip(lengths).map(|(seed, len)| random(len, seed)).collect()
+    (1..)
+        .zip(lengths)
+        .map(|(seed, len)| random(len, seed))
+        .collect()
 }
 
 #[test]
@@ -150,7 +153,10 @@ fn functions_have_the_values_of_the_standard_library() {
         (|x| x.exp(), f64::exp),
         (|x| (x.square() + 0.1).ln(), |x| (x * x + 0.1).ln()),
         (|x| x.abs().sqrt(), |x| x.abs().sqrt()),
-        (|x| (x.square() + 0.1).rsqrt(), |x| 1.0 / (x * x + 0.1).sqrt()),
+        (
+            |x| (x.square() + 0.1).rsqrt(),
+            |x| 1.0 / (x * x + 0.1).sqrt(),
+        ),
         (|x| x.sigmoid(), |x| 1.0 / (1.0 + (-x).exp())),
         (|x| x.tanh(), f64::tanh),
         (|x| x.softplus(), |x| x.exp().ln_1p()),
@@ -160,9 +166,12 @@ fn functions_have_the_values_of_the_standard_library() {
         (|x| x.sinh(), f64::sinh),
         (|x| (x.square() + 1.0).acosh(), |x| (x * x + 1.0).acosh()),
         (|x| x.clamp(-0.5, 1.5), |x| x.clamp(-0.5, 1.5)),
-        (|x| x.where_less(0.3, 1.0 / x, -x), |x| {
-            if x < 0.3 { 1.0 / x } else { -x }
-        }),
+        (
+            |x| x.where_less(0.3, 1.0 / x, -x),
+            |x| {
+                if x < 0.3 { 1.0 / x } else { -x }
+            },
+        ),
     ];
     let numbers: Vec<f64> = random(1037, 5).iter().map(|x| x * 4.0).collect();
     for (index, (ours, expected)) in cases.into_iter().enumerate() {
@@ -263,9 +272,8 @@ fn reductions_are_those_of_the_definition() {
     let inputs: [&[usize]; 2] = [&[2, 300, 24], &[24]];
     let numbers = random_inputs(&inputs);
     for (over, place, outputs) in cases {
-        let value = |row: usize, column: usize| {
-            numbers[0][row * 24 + column] * numbers[1][column] + 0.5
-        };
+        let value =
+            |row: usize, column: usize| numbers[0][row * 24 + column] * numbers[1][column] + 0.5;
         let mut sums = vec![0.0; outputs];
         let mut largest = vec![f64::NEG_INFINITY; outputs];
         for row in 0..600 {
