@@ -137,7 +137,7 @@ fn programs(kinds: usize) -> impl Strategy<Value = Vec<(usize, usize, usize)>> {
 
 /// The program as an expression of two results, and the inputs that it reads.
 fn build(program: &[(usize, usize, usize)]) -> (Expression, Vec<usize>) {
-    Expr::build(INPUTS, |inputs| {
+    Expr::build(0..INPUTS, |inputs| {
         let mut steps = inputs.to_vec();
         for &(kind, a, b) in program {
             let (a, b) = (&steps[a % steps.len()], &steps[b % steps.len()]);
@@ -240,7 +240,7 @@ fn assert_slots_hold(expression: &Expression) {
 }
 
 fn one(write: impl FnOnce(&[Expr]) -> Expr) -> Vec<Scalar> {
-    let (expression, _) = Expr::build(2, |v| [write(v)]);
+    let (expression, _) = Expr::build(0..2, |v| [write(v)]);
     expression.scalars().to_vec()
 }
 
@@ -261,7 +261,7 @@ fn what_changes_nothing_vanishes() {
 
 #[test]
 fn nothing_goes_through_what_is_detached() {
-    let (expression, _) = Expr::build(1, |v| [&v[0] * v[0].detach().exp()]);
+    let (expression, _) = Expr::build(0..1, |v| [&v[0] * v[0].detach().exp()]);
     let mut builder = Builder::default();
     let numbers = builder.import(&expression);
     let seed = Some(builder.constant(1.0));
