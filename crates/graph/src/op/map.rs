@@ -190,7 +190,10 @@ impl Graph {
         inputs: &[TensorId],
         write: impl FnOnce(&[Expr]) -> [Expr; N],
     ) -> Result<(Pointwise, Vec<TensorId>), GraphError> {
-        let (expression, used) = Expr::build(inputs.len(), write);
+        // A tensor that is given twice is one input: its gradient is one sum.
+        let first = |id: &TensorId| inputs.iter().position(|other| other == id);
+        let numbers = inputs.iter().filter_map(first);
+        let (expression, used) = Expr::build(numbers, write);
         let mut reads = Vec::with_capacity(used.len());
         let mut tensors = Vec::with_capacity(used.len() + 1);
         for &input in &used {

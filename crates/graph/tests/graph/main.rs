@@ -4,6 +4,7 @@
 mod absurd_sizes;
 mod cost;
 mod differentiate;
+mod expressions;
 mod infer;
 mod mutations;
 mod parameters;
