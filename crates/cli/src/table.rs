@@ -236,6 +236,7 @@ fn host(memory: &cinch_step::MemoryReport) -> String {
     let parts = [
         ("optimizer states", host.offloaded_states),
         ("pinned buffers", host.staging),
+        ("saving or resuming", host.files.of_run()),
     ];
     let parts: Vec<String> = parts
         .into_iter()

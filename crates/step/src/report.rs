@@ -4,7 +4,7 @@ use cinch_graph::{Role, Target};
 use cinch_plan::{Breakdown, LiveTensor, Moment};
 use serde::{Serialize, Serializer};
 
-use crate::StepPlan;
+use crate::{FileMemory, StepPlan};
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PlanReport {
@@ -81,6 +81,8 @@ pub struct HostMemory {
     pub offloaded_states: u64,
     /// Pinned buffers through which batches reach a GPU.
     pub staging: u64,
+    /// What passes through it while a run saves or resumes, and while adapters are merged.
+    pub files: FileMemory,
     /// On the CPU, the arena with all that a step works in; on a GPU it is the device's.
     pub arena: u64,
     /// The process itself: code, tables, thread stacks. Known for the CPU, where it is the plan's
@@ -91,7 +93,8 @@ pub struct HostMemory {
 impl HostMemory {
     /// All that is known.
     pub fn total(&self) -> u64 {
-        let parts = [self.offloaded_states, self.staging, self.arena];
+        let files = self.files.of_run();
+        let parts = [self.offloaded_states, self.staging, files, self.arena];
         let parts = parts.into_iter().chain(self.process);
         parts.fold(0, u64::saturating_add)
     }
@@ -107,16 +110,20 @@ impl StepPlan {
         let batch = batch.filter(|tensor| tensor.role == Role::Batch);
         let batch = batch.fold(0_u64, |sum, tensor| sum.saturating_add(tensor.ty.bytes()));
         let offloaded_states = self.plan.host_bytes;
-        match self.plan.options.target {
+        let target = self.plan.options.target;
+        let files = FileMemory::of(&self.training, target);
+        match target {
             Target::Cpu => HostMemory {
                 offloaded_states,
                 staging: 0,
+                files,
                 arena: self.arena_bytes(),
                 process: Some(self.plan.options.overhead_bytes),
             },
             Target::Cuda => HostMemory {
                 offloaded_states,
                 staging: batch,
+                files,
                 arena: 0,
                 process: None,
             },

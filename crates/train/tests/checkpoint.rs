@@ -18,10 +18,7 @@ fn a_loaded_session_goes_on_bit_by_bit() {
         let mut losses = Vec::new();
         for step in 0..END {
             if step == SAVED {
-                let (weights, states) = (
-                    uninterrupted.weights().unwrap(),
-                    uninterrupted.states().unwrap(),
-                );
+                let (weights, states) = (uninterrupted.weights(), uninterrupted.states());
                 let state = json!({ "step": SAVED });
                 store
                     .save(SAVED, &weights.views(), &states.views(), &state)
@@ -47,9 +44,9 @@ fn a_loaded_session_goes_on_bit_by_bit() {
         let (expected, weights) = (tiny::weights(&uninterrupted), tiny::weights(&continued));
         assert!(weights == expected, "{model:?}");
         let states = |session: &cinch_train::Session| -> Vec<Vec<u8>> {
-            let states = session.states().unwrap();
+            let states = session.states();
             let views = states.views().into_iter();
-            views.map(|state| state.bytes.to_vec()).collect()
+            views.map(|state| state.bytes.to_vec().unwrap()).collect()
         };
         assert!(states(&continued) == states(&uninterrupted), "{model:?}");
     }

@@ -13,7 +13,7 @@ use cinch_step::StepPlan;
 use serde::Serialize;
 use serde_json::json;
 
-use self::files::{check_data, check_disk, check_folder, checkpoint_bytes};
+use self::files::{check_data, check_disk, check_folder};
 use super::{print, print_json};
 use crate::args::CheckArguments;
 use crate::failure::NoGo;
@@ -313,10 +313,7 @@ fn check_host(findings: &mut Findings, machine: &Machine, step: &StepPlan, targe
     let parts = [
         ("optimizer states", host.offloaded_states),
         ("pinned buffers", host.staging),
-        (
-            "a copy while a checkpoint is written",
-            checkpoint_bytes(step),
-        ),
+        ("saving or resuming", host.files.of_run()),
     ];
     let parts = parts.into_iter().filter(|(_, bytes)| *bytes > 0);
     let needed = parts.clone().map(|(_, bytes)| bytes).sum::<u64>();

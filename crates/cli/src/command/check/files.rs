@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use cinch_config::{Bytes, Config};
-use cinch_graph::Role;
 use cinch_step::StepPlan;
 use cinch_train::checkpoint::Store;
 
@@ -11,12 +10,13 @@ use super::{Findings, Verdict};
 use crate::progress::shown;
 use crate::table;
 
-/// Bytes of one checkpoint: weights and optimizer states.
-pub fn checkpoint_bytes(step: &StepPlan) -> u64 {
-    let saved = |role| matches!(role, Role::Parameter | Role::State | Role::LossScale);
-    let tensors = step.training.tensors.iter();
-    let kept = tensors.filter(|tensor| saved(tensor.role));
-    kept.map(|tensor| tensor.ty.bytes()).sum()
+/// Bytes of one checkpoint: what is trained, and optimizer states.
+fn checkpoint_bytes(step: &StepPlan) -> u64 {
+    let graph = &step.training;
+    let trained = graph.parameters.iter().filter(|p| p.is_trained());
+    let tensors = trained.flat_map(|p| [p.master].into_iter().chain(p.states()));
+    let tensors = tensors.chain(graph.loss_scale);
+    tensors.map(|id| graph.ty(id).bytes()).sum()
 }
 
 /// Checkpoints on the disk at once: those that are kept, the best, and the one being written
