@@ -235,6 +235,7 @@ fn host(memory: &cinch_step::MemoryReport) -> String {
     let host = &memory.host;
     let parts = [
         ("optimizer states", host.offloaded_states),
+        ("frozen weights", host.offloaded_weights),
         ("pinned buffers", host.staging),
         ("saving or resuming", host.files.of_run()),
     ];
@@ -257,6 +258,9 @@ fn optimizer(settings: &cinch_step::SettingsReport) -> String {
     }
     if settings.offload {
         text += " in host memory";
+    }
+    if settings.offload_frozen {
+        text += ", frozen weights in host memory";
     }
     if settings.update_in_backward {
         text += ", updates inside the backward";

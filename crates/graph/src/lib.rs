@@ -26,6 +26,7 @@ mod cost;
 mod differentiate;
 mod error;
 mod graph;
+mod offload;
 pub mod op;
 mod parameter;
 mod print;

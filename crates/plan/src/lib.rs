@@ -41,7 +41,8 @@ pub use summary::{Breakdown, LiveTensor, Moment};
 pub enum Residence {
     /// The device's one allocation.
     Arena,
-    /// A second one in the host's memory, which the device reads and writes where it is.
+    /// A second one in the host's memory, which the device reads and writes where it is, or
+    /// copies from.
     Host,
 }
 
@@ -92,10 +93,10 @@ impl Options {
 
     /// Where tensors of this role lie.
     fn residence(self, role: Role) -> Residence {
-        if self.offload_states && role == Role::State {
-            Residence::Host
-        } else {
-            Residence::Arena
+        match role {
+            Role::Offloaded => Residence::Host,
+            Role::State if self.offload_states => Residence::Host,
+            _ => Residence::Arena,
         }
     }
 }
@@ -335,8 +336,9 @@ pub(crate) fn reserved(graph: &Graph, target: Target) -> Vec<u64> {
 /// Persistent tensors that the graph touches, in the order of their places: weights first, so
 /// that graphs of one model agree on them.
 fn persistent_order(graph: &Graph) -> impl Iterator<Item = TensorId> + '_ {
-    const ORDER: [Role; 9] = [
+    const ORDER: [Role; 10] = [
         Role::Parameter,
+        Role::Offloaded,
         Role::ComputeCopy,
         Role::Gradient,
         Role::State,

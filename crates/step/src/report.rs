@@ -45,6 +45,7 @@ pub struct SettingsReport {
     pub precision: &'static str,
     pub checkpointing: CheckpointingReport,
     pub offload: bool,
+    pub offload_frozen: bool,
     pub optimizer_states: &'static str,
     pub update_in_backward: bool,
 }
@@ -79,6 +80,8 @@ pub struct MemoryReport {
 pub struct HostMemory {
     /// Optimizer states that the device reads and writes there.
     pub offloaded_states: u64,
+    /// Frozen weights that are fetched from there.
+    pub offloaded_weights: u64,
     /// Pinned buffers through which batches reach a GPU.
     pub staging: u64,
     /// What passes through it while a run saves or resumes, and while adapters are merged.
@@ -94,7 +97,8 @@ impl HostMemory {
     /// All that is known.
     pub fn total(&self) -> u64 {
         let files = self.files.of_run();
-        let parts = [self.offloaded_states, self.staging, files, self.arena];
+        let offloaded = self.offloaded_states.saturating_add(self.offloaded_weights);
+        let parts = [offloaded, self.staging, files, self.arena];
         let parts = parts.into_iter().chain(self.process);
         parts.fold(0, u64::saturating_add)
     }
@@ -109,12 +113,18 @@ impl StepPlan {
         let batch = self.training.tensors.iter();
         let batch = batch.filter(|tensor| tensor.role == Role::Batch);
         let batch = batch.fold(0_u64, |sum, tensor| sum.saturating_add(tensor.ty.bytes()));
-        let offloaded_states = self.plan.host_bytes;
+        let weights = self.training.tensors.iter();
+        let weights = weights.filter(|tensor| tensor.role == Role::Offloaded);
+        let offloaded_weights = weights
+            .map(|tensor| cinch_graph::aligned(tensor.ty.bytes()))
+            .fold(0, u64::saturating_add);
+        let offloaded_states = self.plan.host_bytes.saturating_sub(offloaded_weights);
         let target = self.plan.options.target;
         let files = FileMemory::of(&self.training, target);
         match target {
             Target::Cpu => HostMemory {
                 offloaded_states,
+                offloaded_weights,
                 staging: 0,
                 files,
                 arena: self.arena_bytes(),
@@ -122,6 +132,7 @@ impl StepPlan {
             },
             Target::Cuda => HostMemory {
                 offloaded_states,
+                offloaded_weights,
                 staging: batch,
                 files,
                 arena: 0,
@@ -155,6 +166,7 @@ impl StepPlan {
                     of: config.model.num_blocks(),
                 },
                 offload: self.plan.options.offload_states,
+                offload_frozen: config.batch.offload_frozen,
                 optimizer_states: config.batch.states.name(),
                 update_in_backward: config.batch.update_in_backward,
             },

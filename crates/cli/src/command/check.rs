@@ -312,6 +312,7 @@ fn check_host(findings: &mut Findings, machine: &Machine, step: &StepPlan, targe
     let host = step.host_memory();
     let parts = [
         ("optimizer states", host.offloaded_states),
+        ("frozen weights", host.offloaded_weights),
         ("pinned buffers", host.staging),
         ("saving or resuming", host.files.of_run()),
     ];

@@ -15,6 +15,7 @@ mod convolution;
 mod cross_entropy;
 mod dequantise;
 mod embedding;
+mod fetch;
 mod gated;
 mod linear;
 mod logits;
@@ -35,6 +36,7 @@ pub use convolution::{Convolution, ConvolutionBackward};
 pub use cross_entropy::{CrossEntropy, IGNORE_INDEX};
 pub use dequantise::{Dequantise, Quantisation, QuantisedTensors};
 pub use embedding::{Embedding, EmbeddingBackward};
+pub use fetch::Fetch;
 pub use gated::{Gated, GatedBackward};
 pub use linear::{Linear, LinearAdd, LinearGradInput, LinearGradWeight};
 pub use logits::Logits;
@@ -200,6 +202,7 @@ ops!(
     Rotary,
     View,
     Dequantise,
+    Fetch,
     Attention,
     AttentionBackward,
     CachedAttention,
