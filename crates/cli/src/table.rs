@@ -273,6 +273,9 @@ fn optimizer(settings: &cinch_step::SettingsReport) -> String {
     if settings.offload {
         text += " in host memory";
     }
+    if settings.offload_frozen {
+        text += ", frozen weights in host memory";
+    }
     if settings.update_in_backward {
         text += ", updates inside the backward";
     }

@@ -203,6 +203,12 @@ fn changes(
             let kind = RemedyKind::Offload;
             attempt(kind, kind.flags(&["true"]), &away)?;
         }
+        if !config.batch.offload_frozen && config.tuning.lora.is_some() {
+            let mut away = config.clone();
+            away.batch.offload_frozen = true;
+            let kind = RemedyKind::OffloadFrozen;
+            attempt(kind, kind.flags(&["true"]), &away)?;
+        }
     }
     for (name, model) in smaller_sizes(config) {
         let mut smaller = config.clone();

@@ -91,14 +91,17 @@ pub fn recomputed(
     config: &Config,
     blocks: usize,
 ) -> Result<TrainingGraph, StepError> {
-    let step = differentiated.recompute(Recompute::Blocks(blocks))?;
-    if !config.batch.update_in_backward {
-        return Ok(step);
+    let mut step = differentiated.recompute(Recompute::Blocks(blocks))?;
+    if config.batch.update_in_backward {
+        step = match config.batch.accumulation {
+            1 => step.update_in_backward(),
+            accumulation => return Err(StepError::UpdateInBackward { accumulation }),
+        };
     }
-    match config.batch.accumulation {
-        1 => Ok(step.update_in_backward()),
-        accumulation => Err(StepError::UpdateInBackward { accumulation }),
-    }
+    Ok(match config.batch.offload_frozen {
+        true => step.offload_frozen(),
+        false => step,
+    })
 }
 
 /// The same model without dropout and gradients.
@@ -109,7 +112,11 @@ pub fn evaluation_graph(
 ) -> Result<Graph, StepError> {
     let loss_chunk = loss_chunk(config, variant, target);
     let purpose = Purpose::Evaluate { loss_chunk };
-    Ok(build(&config.model, &form(config, variant, purpose)?)?)
+    let graph = build(&config.model, &form(config, variant, purpose)?)?;
+    Ok(match config.batch.offload_frozen {
+        true => graph.offload_frozen(),
+        false => graph,
+    })
 }
 
 /// The configuration without what its graph does not depend on: two that are equal then have the

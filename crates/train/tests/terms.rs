@@ -184,10 +184,11 @@ fn a_term_that_nothing_counts_for_is_zero_and_none_at_all_is_an_error() {
 }
 
 fn floats(session: &Session, name: &str) -> Vec<f64> {
-    let weights = session.weights().unwrap();
+    let weights = session.weights();
     let views = weights.views();
     let view = views.iter().find(|view| view.name == name).unwrap();
-    let words = view.bytes.as_chunks::<4>().0.iter();
+    let bytes = view.bytes.to_vec().unwrap();
+    let words = bytes.as_chunks::<4>().0.iter();
     words
         .map(|&word| f64::from(f32::from_ne_bytes(word)))
         .collect()

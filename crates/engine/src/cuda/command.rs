@@ -130,4 +130,21 @@ pub enum Command {
         to: u64,
         bytes: u64,
     },
+    /// Copies from host memory, beside what follows, until [`Command::Await`] of the same number.
+    Fetch {
+        number: usize,
+        copies: Vec<HostCopy>,
+    },
+    /// What follows reads what was fetched.
+    Await {
+        number: usize,
+    },
+}
+
+/// From an offset in host memory to one in the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostCopy {
+    pub from: u64,
+    pub to: u64,
+    pub bytes: u64,
 }

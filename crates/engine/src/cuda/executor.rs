@@ -16,6 +16,7 @@ use super::compile::{cubin, generated_cubin};
 use super::driver::{
     Context, DeviceInfo, DeviceMemory, HostMemory, Module, Replay, Stream, failed,
 };
+use super::fetching::Fetching;
 use super::op::{COPY_TO_REAL, Lowered, lower_all};
 use super::staging::Staging;
 use super::tensor_map;
@@ -44,6 +45,7 @@ pub struct CudaExecutor {
     generated_functions: HashMap<(Generated, DType), sys::CUfunction>,
     generated_modules: HashMap<(Arc<str>, DType), Module>,
     staging: Staging,
+    fetching: Fetching,
     arena: DeviceMemory,
     /// What the plan keeps in host memory.
     host: Option<HostMemory>,
@@ -136,6 +138,7 @@ impl CudaExecutor {
             generated_functions: HashMap::new(),
             generated_modules: HashMap::new(),
             staging: Staging::new(&context)?,
+            fetching: Fetching::new(&context)?,
             arena,
             host,
             stream,
@@ -229,7 +232,8 @@ impl CudaExecutor {
             Command::Product(product) => {
                 self.blas.prepare(product, self.arena.address, &self.stream)
             }
-            Command::Clear { .. } | Command::Copy { .. } => Ok(()),
+            Command::Fetch { number, .. } => self.fetching.make_ready(*number),
+            Command::Clear { .. } | Command::Copy { .. } | Command::Await { .. } => Ok(()),
         }
     }
 
@@ -322,6 +326,12 @@ impl CudaExecutor {
                 unsafe { result::memcpy_dtod_async(to, from, *bytes as usize, self.stream.handle) }
                     .map_err(failed("copy memory"))
             }
+            Command::Fetch { number, copies } => {
+                let host = self.host.as_ref().ok_or_else(no_host)?;
+                self.fetching
+                    .begin(*number, copies, host, base, &self.stream)
+            }
+            Command::Await { number } => self.fetching.wait(*number, &self.stream),
         }
     }
 

@@ -350,7 +350,11 @@ fn fill(side: &Side, host: &mut Executor) {
                     .write::<f32>(place)
                     .copy_from_slice(&scalars);
             }
-            Role::ComputeCopy | Role::LossScale | Role::Result | Role::Activation => {}
+            Role::ComputeCopy
+            | Role::LossScale
+            | Role::Result
+            | Role::Activation
+            | Role::Offloaded => {}
         }
     }
 }

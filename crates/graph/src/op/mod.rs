@@ -16,6 +16,7 @@ mod convolution;
 mod cross_entropy;
 mod dequantise;
 mod embedding;
+mod fetch;
 mod gated;
 mod linear;
 mod logits;
@@ -39,6 +40,7 @@ pub use convolution::{Convolution, ConvolutionBackward};
 pub use cross_entropy::{CrossEntropy, IGNORE_INDEX};
 pub use dequantise::{Dequantise, Quantisation, QuantisedTensors};
 pub use embedding::{Embedding, EmbeddingBackward};
+pub use fetch::Fetch;
 pub use gated::{Gated, GatedBackward};
 pub use linear::{Linear, LinearAdd, LinearGradInput, LinearGradWeight};
 pub use logits::Logits;
@@ -224,6 +226,7 @@ ops!(
     Concat,
     Split,
     Dequantise,
+    Fetch,
     Attention,
     AttentionBackward,
     CachedAttention,

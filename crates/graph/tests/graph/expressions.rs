@@ -3,8 +3,8 @@
 
 use cinch_graph::op::{Domain, Joined, Map, Op, Over, ReduceKind};
 use cinch_graph::{
-    DType, Graph, GraphError, Init, Recompute, Shape, TensorId, TrainingGraph, differentiate,
-    verify,
+    Count, DType, Graph, GraphError, Init, Recompute, Shape, TensorId, TrainingGraph,
+    differentiate, verify,
 };
 
 use crate::random_model::optimizer;
@@ -148,17 +148,19 @@ fn shapes_of_reductions() {
 fn terms_of_a_loss_are_added_up() {
     for compute in [DType::F32, DType::F16] {
         let (mut graph, x) = start(compute);
-        let count = graph.inverse_count();
         let loss = graph
-            .loss_term("squares", &[x, count], |v| v[0].square() * &v[1])
+            .loss_term("squares", Count::Rows(6), &[x], |v| v[0].square())
             .unwrap();
-        let again = graph.loss_term("sizes", &[x], |v| v[0].abs() * 0.1);
-        assert_eq!(again.unwrap(), loss);
+        let again = graph.loss_term("sizes", Count::Batch, &[x], |v| v[0].abs());
+        assert_ne!(again.unwrap(), loss);
+        assert!(graph.weigh_term("sizes", 0.1));
         let step = step(graph);
-        let scaled = reads(&step, "d.squares.input").contains(&"loss_scale".to_owned());
+        let read = reads(&step, "d.squares.input");
+        assert!(read.contains(&"squares.weight".to_owned()), "{read:?}");
+        let scaled = read.contains(&"loss_scale".to_owned());
         assert_eq!(scaled, compute == DType::F16);
-        let writers = step.nodes.iter().filter(|n| n.outputs.contains(&loss));
-        assert_eq!(writers.count(), 2);
+        let names: Vec<_> = step.terms.iter().map(|term| &term.name[..]).collect();
+        assert_eq!(names, ["squares", "sizes"]);
     }
 }
 
@@ -169,7 +171,9 @@ fn what_has_no_gradient_is_named() {
     let largest = largest.unwrap();
     let detached = graph.clone();
     let y = graph.map("y", &[x, largest], |v| &v[0] - &v[1]).unwrap();
-    graph.loss_term("loss", &[y], |v| v[0].clone()).unwrap();
+    graph
+        .loss_term("loss", Count::Batch, &[y], |v| v[0].clone())
+        .unwrap();
     let error = differentiate(graph, &optimizer()).unwrap_err();
     let expected = GraphError::NotDifferentiable {
         op: "reduce_max",
@@ -180,7 +184,7 @@ fn what_has_no_gradient_is_named() {
     let mut graph = detached;
     let y = graph.map("y", &[x, largest], |v| &v[0] - v[1].detach());
     graph
-        .loss_term("loss", &[y.unwrap()], |v| v[0].clone())
+        .loss_term("loss", Count::Batch, &[y.unwrap()], |v| v[0].clone())
         .unwrap();
     step(graph);
 }

@@ -20,10 +20,11 @@ mod optimizer;
 mod rotary;
 mod scan;
 
+use std::collections::HashMap;
 use std::ops::Range;
 
-use cinch_graph::Graph;
 use cinch_graph::op::{MomentFormat, Op};
+use cinch_graph::{Graph, Node, TensorId};
 use cinch_plan::Plan;
 
 use super::command::{Command, Kernel};
@@ -60,6 +61,7 @@ pub fn lower(mut x: Lowering<'_>) -> Vec<Command> {
         Op::Concat(op) => columns::concat(&mut x, op),
         Op::Split(op) => columns::split(&mut x, op),
         Op::Dequantise(op) => dequantise::dequantise(&mut x, op),
+        Op::Fetch(_) => x.fetch(),
         Op::Attention(op) => attention::attention(&mut x, op),
         Op::AttentionBackward(op) => attention::attention_backward(&mut x, op),
         Op::CachedAttention(op) => cached_attention::cached_attention(&mut x, op),
@@ -86,6 +88,22 @@ fn view(x: &mut Lowering<'_>) {
     x.copy(x.input(0), x.output(0), x.output_type(0).bytes());
 }
 
+/// What a node has to wait for: each fetch once, because all of its copies are then done.
+fn awaited(fetched: &mut HashMap<TensorId, usize>, node: &Node, index: usize) -> Vec<Command> {
+    if let Op::Fetch(_) = node.op {
+        fetched.extend(node.outputs.iter().map(|&id| (id, index)));
+        return Vec::new();
+    }
+    let mut waits = Vec::new();
+    for id in &node.inputs {
+        if let Some(&number) = fetched.get(id) {
+            fetched.retain(|_, other| *other != number);
+            waits.push(Command::Await { number });
+        }
+    }
+    waits
+}
+
 /// Commands that belong together, and what they are called in traces and errors.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lowered {
@@ -104,9 +122,12 @@ pub fn lower_all(
     card: Card,
 ) -> Vec<Lowered> {
     let mut lowered = Vec::new();
+    // The node that fetches a tensor, until somebody has waited for it.
+    let mut fetched: HashMap<TensorId, usize> = HashMap::new();
     let mut index = nodes.start;
     while index < nodes.end {
         let node = &graph.nodes[index];
+        let waits = awaited(&mut fetched, node, index);
         let count = optimizer::num_together(&graph.nodes[index..nodes.end]).max(1);
         let mut x = Lowering::new(graph, plan, index, first_micro, card);
         let (name, commands) = match &node.op {
@@ -116,6 +137,7 @@ pub fn lower_all(
             }
             _ => (node.name.clone(), lower(x)),
         };
+        let commands = waits.into_iter().chain(commands).collect();
         lowered.push(Lowered {
             op: node.op.name(),
             node: name,

@@ -94,6 +94,8 @@ fn functions(commands: &[Command]) -> Vec<&'static str> {
     let function = |command: &Command| match command {
         Command::Launch { kernel, .. } | Command::LaunchTable { kernel, .. } => kernel.function,
         Command::LaunchGenerated { .. } => "generated",
+        Command::Fetch { .. } => "fetch",
+        Command::Await { .. } => "await",
         Command::Product(_) => "product",
         Command::Clear { .. } => "clear",
         Command::Copy { .. } => "copy",
@@ -187,8 +189,10 @@ fn every_launch_fits_its_kernel_and_every_product_the_arena() {
                             check_table_launch(kernel, &arguments, plan.arena_bytes);
                             kernels.insert(kernel);
                         }
-                        Command::LaunchGenerated { kernel, .. } => {
-                            panic!("no expression is in this step: {kernel:?}")
+                        other @ (Command::LaunchGenerated { .. }
+                        | Command::Fetch { .. }
+                        | Command::Await { .. }) => {
+                            panic!("nothing in this step asks for {other:?}")
                         }
                         Command::Product(p) => {
                             check_matrix(&p.a, p.m, p.k, plan.arena_bytes);
