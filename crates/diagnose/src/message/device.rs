@@ -12,10 +12,11 @@ pub fn read(text: &Text<'_>) -> Option<Message> {
 }
 
 fn collective(text: &Text<'_>) -> Option<Message> {
+    // The quotation marks are NCCL's own.
+    let is_quoted = text.has("cudafailure") && text.has("'outofmemory'");
     let is_nccl = text.has_any(&["ncclwarn", "ncclerror", "ncclunhandledcudaerror", "rcclwarn"]);
-    let is_memory = text.has_any(&["cudafailure'outofmemory'", "cudafailure2'outofmemory'", "failedtocudacalloc", "failedtocudamalloc", "cudaerroroutofmemory"])
-        || is_nccl && text.has("'outofmemory'");
-    if !is_nccl || !is_memory {
+    let is_memory = text.has_any(&["failedtocudacalloc", "failedtocudamalloc"]);
+    if !is_quoted && !(is_nccl && is_memory) {
         return None;
     }
     let mut message = Message::new(Framework::Nccl, Event::Collective);
