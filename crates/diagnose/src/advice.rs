@@ -253,12 +253,13 @@ fn preference() -> Vec<Fix> {
 /// Changes whose saving was computed for this run: what costs least first.
 fn priced(case: &Case<'_>, run: &Run) -> Vec<Fix> {
     let total = case.numbers.limit.or(case.numbers.total);
-    let is_told = |kind| kind == RemedyKind::ExpandableSegments && case.cause == Cause::Fragmentation;
+    // Only where enough is idle, and then they are told already.
+    let is_of_allocator = |kind| matches!(kind, RemedyKind::ExpandableSegments | RemedyKind::SplitLimit);
     let mut useful: Vec<&Priced> = run
         .priced
         .iter()
         .filter(|priced| is_worthwhile(priced, run) && priced.kind.effect() != Effect::ChangesModel)
-        .filter(|priced| !is_told(priced.kind))
+        .filter(|priced| !is_of_allocator(priced.kind))
         .collect();
     let order = |effect: Effect| match effect {
         Effect::KeepsResult => 0,
@@ -274,9 +275,9 @@ fn priced(case: &Case<'_>, run: &Run) -> Vec<Fix> {
                 Some(total) if priced.safe <= total => " (enough by itself)",
                 _ => "",
             };
-            let change = match priced.change == name {
-                true => String::new(),
-                false => format!(": {}", priced.change),
+            let change = match priced.change.strip_prefix(name) {
+                Some(more) => more.to_owned(),
+                None => format!(": {}", priced.change),
             };
             Fix {
                 what: format!("{name}{change}, which leaves {}{enough}", shown(priced.leaves)),
@@ -402,7 +403,10 @@ pub fn will_not_help(case: &Case<'_>) -> Vec<String> {
         for priced in &run.priced {
             let is_said = matches!(
                 priced.kind,
-                RemedyKind::ExpandableSegments | RemedyKind::EmptyCache | RemedyKind::DeleteNames
+                RemedyKind::ExpandableSegments
+                    | RemedyKind::SplitLimit
+                    | RemedyKind::EmptyCache
+                    | RemedyKind::DeleteNames
             );
             if is_said || is_worthwhile(priced, run) || priced.kind.effect() == Effect::ChangesModel {
                 continue;

@@ -111,6 +111,9 @@ fn figures(numbers: &Numbers, incident: &Incident) -> Vec<String> {
     if let Some(total) = numbers.total {
         let mut parts = vec![format!("the card has {}", shown(total))];
         parts.extend(numbers.allocated.map(|bytes| format!("tensors hold {}", shown(bytes))));
+        if numbers.allocated.is_none() {
+            parts.extend(numbers.process.map(|bytes| format!("this process holds {}", shown(bytes))));
+        }
         parts.extend(
             numbers
                 .reserved_unallocated

@@ -17,15 +17,17 @@ const MOST_BYTES: usize = 4096;
 /// Frames that are kept of a traceback, the innermost.
 const MOST_FRAMES: usize = 96;
 /// Ranks and workers that are kept apart.
-const MOST_SOURCES: usize = 1024;
+const MOST_SOURCES: usize = 512;
 /// Failures that are kept; more are counted.
 pub const MOST_FAILURES: usize = 64;
 /// Lengths of batches that are remembered.
 const MOST_LENGTHS: usize = 512;
 /// A line that a terminal broke is at least so long, and at most.
 const BROKEN: std::ops::Range<usize> = 40..512;
-/// Of a message, what is shown of it.
-const EXCERPT: usize = 200;
+/// Messages that are read in any case, and bytes of the log for each further one. Nothing prints
+/// more of them but a log that was made to take time.
+const SURE_READS: u64 = 50_000;
+const BYTES_A_READ: u64 = 4096;
 
 /// A failure, before its cause is told.
 #[derive(Clone, Debug)]
@@ -45,7 +47,6 @@ pub struct Incident {
     pub steps: u64,
     pub trend: Option<(Measure, Trend)>,
     pub length: Option<LengthChange>,
-    pub excerpt: String,
 }
 
 /// The last batch beside those before.
@@ -81,7 +82,7 @@ struct State {
     broken_frame: Option<String>,
     step: Option<u64>,
     steps: u64,
-    series: HashMap<Measure, Series>,
+    series: Vec<(Measure, Series)>,
     lengths: Vec<f64>,
     is_evaluating: bool,
 }
@@ -96,7 +97,12 @@ pub struct Log {
 #[derive(Debug, Default)]
 struct Reader {
     number: u64,
-    states: HashMap<Source, State>,
+    bytes: u64,
+    reads: u64,
+    states: HashMap<Source, usize>,
+    known: Vec<State>,
+    /// The source that was asked for last, and its place.
+    last: Option<(Source, usize)>,
     incidents: Vec<Incident>,
     left_out: u64,
     told: Told,
@@ -180,6 +186,7 @@ impl Readings {
 impl Reader {
     fn line(&mut self, raw: &[u8]) {
         self.number += 1;
+        self.bytes += raw.len() as u64 + 1;
         let mut escapes = std::mem::take(&mut self.escapes);
         let (source, text) = unprefixed(plain(raw, &mut escapes));
         let source = match self.states.len() < MOST_SOURCES || self.states.contains_key(&source) {
@@ -198,8 +205,7 @@ impl Reader {
     fn read(&mut self, source: Source, text: &[u8]) {
         // A terminal breaks a line after its prefix was printed: the rest has none.
         let is_rest = source == Source::Unnamed && self.before_source != source;
-        let goes_on = is_rest
-            && self.states.get(&self.before_source).is_some_and(|state| state.pending.is_some());
+        let goes_on = is_rest && self.state(self.before_source).pending.is_some();
         let source = match goes_on {
             true => self.before_source,
             false => source,
@@ -216,15 +222,12 @@ impl Reader {
                 _ => self.note(text, found, &mut readings),
             }
         }
-        let frame = match has_frame || self.states.get(&source).is_some_and(|state| state.broken_frame.is_some()) {
-            true => self.frame(source, text),
-            false => false,
-        };
+        let frame = (has_frame || self.state(source).broken_frame.is_some()) && self.frame(source, text);
         if is_traceback {
             self.close(source);
             self.state(source).frames.clear();
         }
-        let is_open = self.states.get(&source).is_some_and(|state| state.pending.is_some());
+        let is_open = self.state(source).pending.is_some();
         let is_blank = text.iter().all(u8::is_ascii_whitespace);
         if is_open {
             let ends = is_blank || is_traceback || frame || begins || readings.is_step();
@@ -236,22 +239,38 @@ impl Reader {
         if frame || is_blank {
             return;
         }
+        let may_go_on = self.before_source == source && !self.before.is_empty();
         if begins || has_figure {
-            return self.open(source, text, self.number, false);
+            // What stands alone of a message may have its beginning in the line before.
+            return self.open(source, text, may_go_on && !begins);
         }
-        if self.before_source == source
-            && !self.before.is_empty()
-            && breaks_a_word(&self.before, text, &mut self.seam)
-        {
-            return self.open(source, text, self.number - 1, true);
+        if may_go_on && breaks_a_word(&self.before, text, &mut self.seam) {
+            return self.open(source, text, true);
         }
         if readings.is_step() || !readings.memory.is_empty() {
             self.take(source, &readings);
         }
     }
 
+    /// The place of a source's state; lines of one source mostly come together.
+    fn place(&mut self, source: Source) -> usize {
+        if let Some((last, place)) = self.last
+            && last == source
+        {
+            return place;
+        }
+        let next = self.known.len();
+        let place = *self.states.entry(source).or_insert(next);
+        if place == next {
+            self.known.push(State::default());
+        }
+        self.last = Some((source, place));
+        place
+    }
+
     fn state(&mut self, source: Source) -> &mut State {
-        self.states.entry(source).or_default()
+        let place = self.place(source);
+        &mut self.known[place]
     }
 
     /// A word that says something of the run.
@@ -315,12 +334,16 @@ impl Reader {
             false => step::value_after(text, found.end),
         };
         let Some(value) = value else { return };
+        let value = match known {
+            Known::Trainable => value.replace(',', ""),
+            _ => value,
+        };
         let lower = value.to_lowercase();
         let is_switch = matches!(lower.as_str(), "true" | "false");
         let is_count = lower.parse::<u64>().is_ok_and(|number| number > 0);
         let fits = match known {
             Known::Model => value.contains('/') && !value.starts_with('/') && !value.contains(".json"),
-            Known::Batch | Known::Accumulation | Known::Length | Known::LoraRank => is_count,
+            Known::Batch | Known::Accumulation | Known::Length | Known::LoraRank | Known::Trainable => is_count,
             Known::Optimizer => ["adamw", "paged_adamw", "sgd"].iter().any(|name| lower.starts_with(name)),
             Known::Attention => ["sdpa", "eager", "flash_attention"].iter().any(|name| lower.starts_with(name)),
             Known::Checkpointing | Known::Bf16 | Known::Fp16 | Known::FourBit | Known::EightBit => is_switch,
@@ -356,11 +379,11 @@ impl Reader {
         begins
     }
 
-    fn open(&mut self, source: Source, text: &[u8], line: u64, with_before: bool) {
+    fn open(&mut self, source: Source, text: &[u8], with_before: bool) {
         let mut pending = Pending {
             text: String::new(),
             lines: 1,
-            line,
+            line: self.number - u64::from(with_before),
         };
         if with_before {
             pending.text.push_str(&String::from_utf8_lossy(&self.before));
@@ -397,9 +420,14 @@ impl Reader {
 
     /// The message of a source is complete.
     fn close(&mut self, source: Source) {
-        let Some(pending) = self.states.get_mut(&source).and_then(|state| state.pending.take()) else {
+        let Some(pending) = self.state(source).pending.take() else {
             return;
         };
+        self.reads += 1;
+        if self.reads > SURE_READS + self.bytes / BYTES_A_READ {
+            self.left_out += 1;
+            return;
+        }
         if let Some(message) = Message::read(&pending.text) {
             let incident = self.incident(source, &pending, message);
             self.record(incident);
@@ -417,13 +445,12 @@ impl Reader {
                 && frame.function != "<module>"
         };
         let place = state.frames.iter().rev().find(is_own).cloned();
-        let excerpt = pending.text.split_whitespace().collect::<Vec<_>>().join(" ");
         let (step, steps) = match state.steps {
             // A rank that prints no steps is where another one is.
             0 => self.furthest(),
             steps => (state.step, steps),
         };
-        let length = self.states.get(&source).and_then(length_change);
+        let length = length_change(self.state(source));
         Incident {
             message,
             source,
@@ -435,25 +462,26 @@ impl Reader {
             steps,
             trend,
             length,
-            excerpt: excerpt.chars().take(EXCERPT).collect(),
         }
     }
 
     fn furthest(&self) -> (Option<u64>, u64) {
-        let furthest = self.states.values().max_by_key(|state| state.steps);
+        let furthest = self.known.iter().max_by_key(|state| state.steps);
         furthest.map_or((None, 0), |state| (state.step, state.steps))
     }
 
     /// What memory did before: of the source itself, or of the one that measured most.
     fn trend(&self, source: Source) -> Option<(Measure, Trend)> {
-        let own = self.states.get(&source).filter(|state| !state.series.is_empty());
+        let own = self.states.get(&source).map(|place| &self.known[*place]);
+        let own = own.filter(|state| !state.series.is_empty());
         let state = own.or_else(|| {
-            let measured = self.states.values().filter(|state| !state.series.is_empty());
+            let measured = self.known.iter().filter(|state| !state.series.is_empty());
             measured.max_by_key(|state| state.steps)
         })?;
         let order = [Measure::Allocated, Measure::Used, Measure::Reserved, Measure::Host];
         let mut trends = order.iter().filter_map(|measure| {
-            let trend = state.series.get(measure)?.trend()?;
+            let (_, series) = state.series.iter().find(|(known, _)| known == measure)?;
+            let trend = series.trend()?;
             Some((*measure, trend))
         });
         let first = trends.next()?;
@@ -474,7 +502,12 @@ impl Reader {
         state.steps += u64::from(readings.is_step());
         let at = state.step.map_or(state.steps as f64, |step| step as f64);
         for (measure, bytes) in &readings.memory {
-            state.series.entry(*measure).or_default().push(at, *bytes);
+            let known = state.series.iter().position(|(known, _)| known == measure);
+            let place = known.unwrap_or(state.series.len());
+            if known.is_none() {
+                state.series.push((*measure, Series::new()));
+            }
+            state.series[place].1.push(at, *bytes);
         }
         if let Some(length) = readings.length {
             if state.lengths.len() == MOST_LENGTHS {

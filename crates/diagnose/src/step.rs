@@ -8,8 +8,8 @@ const REACH: usize = 48;
 /// What follows a word of a step line: its unit in brackets, separators, a device, a number and a
 /// unit of its own. Nothing where no number follows.
 pub fn number_after(line: &[u8], end: usize) -> Option<(f64, Option<f64>)> {
-    let rest = window(line, end)?;
-    let mut rest = rest.as_str();
+    let mut letters = [0; REACH];
+    let mut rest = window(line, end, &mut letters)?;
     let mut unit = None;
     let bracket = rest.trim_start_matches(['_', '/', ' ', '-']);
     if let Some(inside) = bracket.strip_prefix('(')
@@ -66,8 +66,18 @@ pub fn value_after(line: &[u8], end: usize) -> Option<String> {
     if value.len() == rest.len() {
         return None;
     }
-    let is_end = |letter: char| letter.is_whitespace() || "\"',;)}]".contains(letter);
-    let value = value.split(is_end).next()?.trim_end_matches('.');
+    // Commas between digits belong to a number.
+    let letters = value.as_bytes();
+    let is_grouped = |at: usize| {
+        let digit = |place: usize| letters.get(place).is_some_and(u8::is_ascii_digit);
+        at > 0 && digit(at - 1) && (1..4).all(|next| digit(at + next))
+    };
+    let is_end = |(at, letter): &(usize, char)| {
+        let is_mark = "\"';)}]".contains(*letter) || *letter == ',' && !is_grouped(*at);
+        letter.is_whitespace() || is_mark
+    };
+    let end = value.char_indices().find(is_end).map_or(value.len(), |(at, _)| at);
+    let value = value[..end].trim_end_matches('.');
     (!value.is_empty() && value.len() < LONGEST).then(|| value.to_owned())
 }
 
@@ -80,11 +90,13 @@ pub fn progress(line: &[u8]) -> Option<u64> {
     std::str::from_utf8(&before[slash - digits..slash]).ok()?.parse().ok()
 }
 
-fn window(line: &[u8], end: usize) -> Option<String> {
+/// What follows, in small letters, as far as it is ASCII.
+fn window<'a>(line: &[u8], end: usize, letters: &'a mut [u8; REACH]) -> Option<&'a str> {
     let rest = line.get(end..line.len().min(end + REACH))?;
     let ascii = rest.iter().take_while(|byte| byte.is_ascii()).count();
-    let text = std::str::from_utf8(&rest[..ascii]).ok()?;
-    Some(text.to_ascii_lowercase())
+    letters[..ascii].copy_from_slice(&rest[..ascii]);
+    letters[..ascii].make_ascii_lowercase();
+    std::str::from_utf8(&letters[..ascii]).ok()
 }
 
 #[cfg(test)]
@@ -124,6 +136,8 @@ mod tests {
         assert_eq!(value("  Gradient Accumulation steps = 8", "steps").as_deref(), Some("8"));
         assert_eq!(value("\"base_model\": \"a/b-7B\",", "base_model").as_deref(), Some("a/b-7B"));
         assert_eq!(value("--optim adamw_8bit \\", "optim").as_deref(), Some("adamw_8bit"));
+        assert_eq!(value("parameters = 322,961,408", "parameters").as_deref(), Some("322,961,408"));
+        assert_eq!(value("lora_r=16, x=1", "lora_r").as_deref(), Some("16"));
         assert_eq!(value("optimizers are", "optimizer"), None);
         assert_eq!(progress(" 12%|x| 100/5000 [00:12<10:00, 1.2it/s]".as_bytes()), Some(100));
         assert_eq!(progress(b" [x"), None);

@@ -57,6 +57,8 @@ pub enum Known {
     EightBit,
     LoraRank,
     Attention,
+    /// Parameters that are trained.
+    Trainable,
 }
 
 impl Known {
@@ -75,6 +77,7 @@ impl Known {
             Self::EightBit => "load_in_8bit",
             Self::LoraRank => "lora_r",
             Self::Attention => "attn_implementation",
+            Self::Trainable => "trainable_parameters",
         }
     }
 }
@@ -224,6 +227,8 @@ const WORDS: &[(&str, Word)] = {
         ("lora_r", W::Setting(K::LoraRank)),
         ("lora_rank", W::Setting(K::LoraRank)),
         ("attn_implementation", W::Setting(K::Attention)),
+        ("number of trainable parameters", W::Setting(K::Trainable)),
+        ("trainable params", W::Setting(K::Trainable)),
         ("model_name_or_path", W::Setting(K::Model)),
         ("base_model", W::Setting(K::Model)),
         ("_name_or_path", W::Setting(K::Model)),
@@ -277,8 +282,33 @@ pub fn words_of(line: &[u8]) -> impl Iterator<Item = Found> {
 /// Bytes on either side of a break that a word may lie across.
 const SEAM: usize = 44;
 
+/// Pairs of letters that stand in the words above: most breaks between lines have others around
+/// them, and need no search.
+static PAIRS: LazyLock<Vec<bool>> = LazyLock::new(|| {
+    let mut pairs = vec![false; 1 << 16];
+    for (word, kind) in WORDS {
+        if matches!(kind, Word::Failure | Word::Figure) {
+            let letters: Vec<u8> = word.bytes().map(|byte| byte.to_ascii_lowercase()).collect();
+            letters.windows(2).for_each(|pair| pairs[place(pair)] = true);
+        }
+    }
+    pairs
+});
+
+fn place(pair: &[u8]) -> usize {
+    let [a, b] = [pair[0], pair[1]].map(|byte| usize::from(byte.to_ascii_lowercase()));
+    a << 8 | b
+}
+
 /// Whether a message begins across the break between two lines.
 pub fn breaks_a_word(before: &[u8], after: &[u8], scratch: &mut Vec<u8>) -> bool {
+    let (before, after) = (before.trim_ascii_end(), after.trim_ascii_start());
+    if before.len() < 2 || after.len() < 2 {
+        return false;
+    }
+    if !PAIRS[place(&before[before.len() - 2..])] || !PAIRS[place(&after[..2])] {
+        return false;
+    }
     let tail = &before[before.len().saturating_sub(SEAM)..];
     let head = &after[..after.len().min(SEAM)];
     scratch.clear();

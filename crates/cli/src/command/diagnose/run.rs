@@ -7,10 +7,12 @@ use cinch_config::remedy::{self, RemedyKind};
 use cinch_config::{Application, FileChange, Program, Settings};
 use cinch_diagnose::{Framework, Known, Log, Priced, Run, Told};
 use cinch_fit::FitError;
+use cinch_torch::convention::Convention;
 use cinch_torch::model::Workload;
 use cinch_torch::remedy::remedies;
 
 use crate::args::{DiagnoseArguments, Engine};
+use crate::failure::usage;
 use crate::pytorch::estimate::{self, Estimate, optimizer_name, precision_name};
 use crate::pytorch::workload::Run as TorchRun;
 use crate::settings::Asked;
@@ -40,9 +42,14 @@ pub fn of(arguments: &DiagnoseArguments, log: &Log) -> anyhow::Result<Option<Run
         _ => Engine::Pytorch,
     });
     let limit = first.message.numbers.limit;
-    let found = asked(arguments, told, engine, has_file).and_then(|asked| match engine {
-        Engine::Pytorch => in_torch(arguments, &asked),
-        Engine::Cinch => in_cinch(&asked, limit),
+    let found = asked(arguments, told, engine, has_file).and_then(|asked| {
+        if !has_file {
+            says_enough(&asked, told)?;
+        }
+        match engine {
+            Engine::Pytorch => in_torch(arguments, told, &asked),
+            Engine::Cinch => in_cinch(&asked, limit),
+        }
     });
     match found {
         Ok(run) => Ok(Some(run)),
@@ -54,6 +61,25 @@ pub fn of(arguments: &DiagnoseArguments, log: &Log) -> anyhow::Result<Option<Run
             voice::aside(Some(format!("savings are not computed: {reason}")));
             Ok(None)
         }
+    }
+}
+
+/// A log seldom tells all of a run, and a figure for another one would mislead.
+fn says_enough(asked: &Asked, told: &Told) -> anyhow::Result<()> {
+    for (key, flag) in [(remedy::BATCH_SIZE, "--batch-size"), (remedy::SEQUENCE, "--seq-len")] {
+        if !asked.settings.is_explicit(key) {
+            return Err(usage(format!("the log does not tell {key}\nhint: say {flag}")));
+        }
+    }
+    let trainable = told.settings.get(&Known::Trainable).and_then(|(text, _)| text.parse::<u64>().ok());
+    let all = asked.config.model.parameters();
+    match trainable {
+        Some(trainable) if trainable < all / 10 * 9 && asked.config.tuning.lora.is_none() => {
+            Err(usage(format!(
+                "the log tells {trainable} trainable parameters of {all}, and no adapters\nhint: say --lora-rank"
+            )))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -83,6 +109,7 @@ fn as_arguments(told: &Told) -> String {
         has_batch |= *known == Known::Batch;
         // A model's name is text; the rest are words and numbers.
         match known {
+            Known::Trainable => {}
             Known::Model => text += &format!("{}: {}\n", known.name(), serde_json::json!(value)),
             _ => text += &format!("{}: {value}\n", known.name()),
         }
@@ -97,8 +124,10 @@ fn as_arguments(told: &Told) -> String {
     text
 }
 
-fn in_torch(arguments: &DiagnoseArguments, asked: &Asked) -> anyhow::Result<Run> {
+fn in_torch(arguments: &DiagnoseArguments, told: &Told, asked: &Asked) -> anyhow::Result<Run> {
     let run = TorchRun::new(&arguments.settings, asked)?;
+    let mut assumed = run.assumed.clone();
+    assumed.extend(contradictions(told, &run.workload));
     let budget = arguments.settings.plain.memory.budget()?;
     let estimate = Estimate::new(&run.workload, estimate::overhead(budget.as_ref()))?;
     let found = remedies(&run.workload, &estimate.overhead)?;
@@ -122,8 +151,25 @@ fn in_torch(arguments: &DiagnoseArguments, asked: &Asked) -> anyhow::Result<Run>
         by: "the replay of PyTorch",
         predicted: estimate.device_bytes,
         priced,
-        assumed: run.assumed,
+        assumed,
     })
+}
+
+/// Where the log tells another run than the config: the log is what ran.
+fn contradictions(told: &Told, workload: &Workload) -> Vec<String> {
+    let pairs = [
+        (Known::Batch, workload.batch),
+        (Known::Accumulation, u64::from(workload.recipe.accumulation)),
+        (Known::Length, workload.length),
+    ];
+    let differs = |(known, value): &(Known, u64)| {
+        let (text, line) = told.settings.get(known)?;
+        let in_log: u64 = text.parse().ok()?;
+        (in_log != *value).then(|| {
+            format!("{} is {value} here, and line {line} of the log says {in_log}", known.name())
+        })
+    };
+    pairs.iter().filter_map(differs).collect()
 }
 
 /// The exact lines: of the user's file, or as arguments of a Trainer.
@@ -145,21 +191,35 @@ fn command(asked: &Asked, before: &Workload, after: &Workload, kind: RemedyKind)
             return Some(lines.join("\n"));
         }
     }
+    let is_trainer = before.recipe.convention == Convention::Trainer;
     let text = match kind {
         RemedyKind::ExpandableSegments => "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".to_owned(),
-        RemedyKind::SplitLimit => return None,
-        RemedyKind::MicroBatch => format!(
+        RemedyKind::MicroBatch if is_trainer => format!(
             "per_device_train_batch_size={}, gradient_accumulation_steps={}",
             after.batch, after.recipe.accumulation
         ),
-        RemedyKind::Recomputation => "gradient_checkpointing=True, gradient_checkpointing_kwargs={\"use_reentrant\": False}".to_owned(),
-        RemedyKind::SequenceLength => format!("max_length={}", after.length),
-        RemedyKind::Bf16 => "bf16=True".to_owned(),
-        RemedyKind::Fp16 => "fp16=True".to_owned(),
-        RemedyKind::FusedOptimizer => "optim=\"adamw_torch_fused\"".to_owned(),
-        RemedyKind::EightBitStates => "optim=\"adamw_bnb_8bit\"".to_owned(),
+        RemedyKind::MicroBatch => format!(
+            "batch_size={}, gradient_accumulation_steps={}",
+            after.batch, after.recipe.accumulation
+        ),
+        RemedyKind::Recomputation if is_trainer => "gradient_checkpointing=True, gradient_checkpointing_kwargs={\"use_reentrant\": False}".to_owned(),
+        RemedyKind::Recomputation => "torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)".to_owned(),
+        RemedyKind::SequenceLength if is_trainer => format!("max_length={}", after.length),
+        RemedyKind::SequenceLength => format!("max_seq_len={}", after.length),
+        RemedyKind::Bf16 if is_trainer => "bf16=True".to_owned(),
+        RemedyKind::Bf16 => "with torch.autocast(\"cuda\", dtype=torch.bfloat16):".to_owned(),
+        RemedyKind::Fp16 if is_trainer => "fp16=True".to_owned(),
+        RemedyKind::Fp16 => "with torch.autocast(\"cuda\", dtype=torch.float16):".to_owned(),
+        RemedyKind::Bf16Weights => "model.to(torch.bfloat16)".to_owned(),
+        RemedyKind::FusedOptimizer if is_trainer => "optim=\"adamw_torch_fused\"".to_owned(),
+        RemedyKind::FusedOptimizer => "torch.optim.AdamW(parameters, fused=True)".to_owned(),
+        RemedyKind::EightBitStates if is_trainer => "optim=\"adamw_bnb_8bit\"".to_owned(),
+        RemedyKind::EightBitStates => "bitsandbytes.optim.AdamW8bit(parameters)".to_owned(),
+        RemedyKind::PlainSgd => "torch.optim.SGD(parameters, momentum=0)".to_owned(),
+        RemedyKind::FusedAttention => "attn_implementation=\"sdpa\"".to_owned(),
+        RemedyKind::Adapters => format!("LoraConfig(r={}, target_modules=\"all-linear\")", after.lora.as_ref()?.rank),
         RemedyKind::AdapterRank => format!("LoraConfig(r={})", after.lora.as_ref()?.rank),
-        _ => return kind.declaration().in_torch.map(str::to_owned),
+        _ => return None,
     };
     Some(text)
 }
