@@ -150,7 +150,8 @@ impl Log {
         let mut found = self.reader.incidents.clone();
         found.sort_by_key(|incident| incident.line);
         // What follows from running out of memory is no failure of its own.
-        let is_memory = |incident: &Incident| !matches!(incident.message.event, Event::NotMemory(_));
+        let is_memory =
+            |incident: &Incident| !matches!(incident.message.event, Event::NotMemory(_));
         if found.iter().any(is_memory) {
             found.retain(is_memory);
         }
@@ -211,7 +212,8 @@ impl Reader {
             false => source,
         };
         let mut readings = Readings::default();
-        let (mut begins, mut has_figure, mut is_traceback, mut has_frame) = (false, false, false, false);
+        let (mut begins, mut has_figure, mut is_traceback, mut has_frame) =
+            (false, false, false, false);
         for found in words_of(text) {
             match found.word {
                 Word::Failure => begins = true,
@@ -222,7 +224,8 @@ impl Reader {
                 _ => self.note(text, found, &mut readings),
             }
         }
-        let frame = (has_frame || self.state(source).broken_frame.is_some()) && self.frame(source, text);
+        let frame =
+            (has_frame || self.state(source).broken_frame.is_some()) && self.frame(source, text);
         if is_traceback {
             self.close(source);
             self.state(source).frames.clear();
@@ -277,7 +280,9 @@ impl Reader {
     fn note(&mut self, text: &[u8], found: Found, readings: &mut Readings) {
         let is_name = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
         let begins = found.start == 0 || !is_name(&text[found.start - 1]);
-        let ends = text.get(found.end).is_none_or(|byte| !byte.is_ascii_alphanumeric());
+        let ends = text
+            .get(found.end)
+            .is_none_or(|byte| !byte.is_ascii_alphanumeric());
         match found.word {
             Word::Memory(measure) if begins && ends => {
                 if let Some(bytes) = step::bytes_after(text, found.end)
@@ -305,18 +310,25 @@ impl Reader {
             }
             Word::CachedModel => {
                 let rest = &text[found.end..text.len().min(found.end + 120)];
-                let end = rest.iter().position(|byte| matches!(byte, b'/' | b'\\' | b'"' | b'\'' | b' '));
-                let name = String::from_utf8_lossy(&rest[..end.unwrap_or(rest.len())]).replace("--", "/");
+                let end = rest
+                    .iter()
+                    .position(|byte| matches!(byte, b'/' | b'\\' | b'"' | b'\'' | b' '));
+                let name =
+                    String::from_utf8_lossy(&rest[..end.unwrap_or(rest.len())]).replace("--", "/");
                 if name.contains('/') {
                     let line = self.number;
-                    self.told.settings.entry(Known::Model).or_insert((name, line));
+                    self.told
+                        .settings
+                        .entry(Known::Model)
+                        .or_insert((name, line));
                 }
             }
             Word::AllocConf => {
                 let rest = String::from_utf8_lossy(&text[found.end..]).to_lowercase();
                 // The message's own hint says "try setting"; what is set stands behind a sign.
                 let is_hint = memchr::memmem::find(text, b"try setting").is_some();
-                self.told.expandable_segments |= !is_hint && rest.contains("expandable_segments:true");
+                self.told.expandable_segments |=
+                    !is_hint && rest.contains("expandable_segments:true");
             }
             Word::Program(name) if !self.told.programs.contains(&name) => {
                 self.told.programs.push(name);
@@ -342,11 +354,23 @@ impl Reader {
         let is_switch = matches!(lower.as_str(), "true" | "false");
         let is_count = lower.parse::<u64>().is_ok_and(|number| number > 0);
         let fits = match known {
-            Known::Model => value.contains('/') && !value.starts_with('/') && !value.contains(".json"),
-            Known::Batch | Known::Accumulation | Known::Length | Known::LoraRank | Known::Trainable => is_count,
-            Known::Optimizer => ["adamw", "paged_adamw", "sgd"].iter().any(|name| lower.starts_with(name)),
-            Known::Attention => ["sdpa", "eager", "flash_attention"].iter().any(|name| lower.starts_with(name)),
-            Known::Checkpointing | Known::Bf16 | Known::Fp16 | Known::FourBit | Known::EightBit => is_switch,
+            Known::Model => {
+                value.contains('/') && !value.starts_with('/') && !value.contains(".json")
+            }
+            Known::Batch
+            | Known::Accumulation
+            | Known::Length
+            | Known::LoraRank
+            | Known::Trainable => is_count,
+            Known::Optimizer => ["adamw", "paged_adamw", "sgd"]
+                .iter()
+                .any(|name| lower.starts_with(name)),
+            Known::Attention => ["sdpa", "eager", "flash_attention"]
+                .iter()
+                .any(|name| lower.starts_with(name)),
+            Known::Checkpointing | Known::Bf16 | Known::Fp16 | Known::FourBit | Known::EightBit => {
+                is_switch
+            }
         };
         if fits {
             let value = match is_switch {
@@ -386,7 +410,9 @@ impl Reader {
             line: self.number - u64::from(with_before),
         };
         if with_before {
-            pending.text.push_str(&String::from_utf8_lossy(&self.before));
+            pending
+                .text
+                .push_str(&String::from_utf8_lossy(&self.before));
             pending.text.push('\n');
         }
         // Long lines are searched for where the message stands by the readers themselves.
@@ -412,7 +438,9 @@ impl Reader {
         pending.lines += 1;
         pending.text.push('\n');
         let room = MOST_BYTES.saturating_sub(pending.text.len());
-        pending.text.push_str(&String::from_utf8_lossy(&text[..text.len().min(room)]));
+        pending
+            .text
+            .push_str(&String::from_utf8_lossy(&text[..text.len().min(room)]));
         if pending.lines >= MOST_LINES || pending.text.len() >= MOST_BYTES {
             self.close(source);
         }
@@ -478,7 +506,12 @@ impl Reader {
             let measured = self.known.iter().filter(|state| !state.series.is_empty());
             measured.max_by_key(|state| state.steps)
         })?;
-        let order = [Measure::Allocated, Measure::Used, Measure::Reserved, Measure::Host];
+        let order = [
+            Measure::Allocated,
+            Measure::Used,
+            Measure::Reserved,
+            Measure::Host,
+        ];
         let mut trends = order.iter().filter_map(|measure| {
             let (_, series) = state.series.iter().find(|(known, _)| known == measure)?;
             let trend = series.trend()?;
@@ -521,7 +554,10 @@ impl Reader {
     fn record(&mut self, incident: Incident) {
         let event = &incident.message.event;
         let is_weak = incident.message.is_bare()
-            && matches!(event, Event::Driver | Event::Library(_) | Event::Collective | Event::Device);
+            && matches!(
+                event,
+                Event::Driver | Event::Library(_) | Event::Collective | Event::Device
+            );
         for known in &mut self.incidents {
             let (old, new) = (&known.message, &incident.message);
             let same_source = known.source == incident.source;
@@ -553,7 +589,10 @@ impl Reader {
 }
 
 fn is_of_host(event: &Event) -> bool {
-    matches!(event, Event::HostKilled | Event::HostAllocation | Event::SharedMemory)
+    matches!(
+        event,
+        Event::HostKilled | Event::HostAllocation | Event::SharedMemory
+    )
 }
 
 fn length_change(state: &State) -> Option<LengthChange> {
@@ -562,6 +601,8 @@ fn length_change(state: &State) -> Option<LengthChange> {
     let (last, before) = state.lengths.split_last()?;
     let mut before = before.to_vec();
     before.sort_by(f64::total_cmp);
-    let usual = *before.get(before.len() / 2).filter(|_| before.len() >= FEWEST)?;
+    let usual = *before
+        .get(before.len() / 2)
+        .filter(|_| before.len() >= FEWEST)?;
     Some(LengthChange { usual, last: *last })
 }

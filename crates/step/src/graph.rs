@@ -77,8 +77,7 @@ pub fn check_cut(graph: &Graph, config: &Config) -> Result<(), StepError> {
         Some(whole) if batch.accumulation > 1 => Err(StepError::WholeBatch {
             accumulation: batch.accumulation,
             effective: batch.effective_batch(),
-            op: graph.node(whole.node).op.name(),
-            node: graph.node(whole.node).name.clone(),
+            what: whole.what,
             reason: whole.reason,
         }),
         _ => Ok(()),

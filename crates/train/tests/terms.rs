@@ -6,9 +6,9 @@ mod tiny;
 use cinch_config::Config;
 use cinch_engine::EngineOptions;
 use cinch_graph::op::{GradientFormat, IGNORE_INDEX, MomentFormat};
-use cinch_graph::{DType, Graph, Init, Optimizer, Target, differentiate};
+use cinch_graph::{Count, DType, Graph, Init, Optimizer, Target, TrainingGraph, differentiate};
 use cinch_model::TrainingPhase;
-use cinch_step::{StepPlan, VariantGraphs, options};
+use cinch_step::{StepError, StepPlan, VariantGraphs, options};
 use cinch_train::{Batch, Session, TrainError};
 
 const VOCABULARY: usize = 61;
@@ -43,8 +43,8 @@ fn forward(config: &Config) -> Graph {
     g
 }
 
-fn session(config: &Config) -> Session {
-    let optimizer = Optimizer {
+fn optimizer(config: &Config) -> Optimizer {
+    Optimizer {
         beta1: config.training.adam_beta1,
         beta2: config.training.adam_beta2,
         epsilon: config.training.adam_epsilon,
@@ -52,16 +52,22 @@ fn session(config: &Config) -> Session {
         max_norm: None,
         moments: MomentFormat::Full,
         gradients: GradientFormat::Full,
-    };
-    let training = differentiate(forward(config), &optimizer).unwrap();
+    }
+}
+
+fn planned(config: &Config, training: TrainingGraph) -> Result<StepPlan, StepError> {
     let graphs = VariantGraphs {
         phase: TrainingPhase::WHOLE,
         seq_len: config.batch.seq_len,
         training,
         evaluation: forward(config),
     };
-    let options = options(config, Target::Cpu.into());
-    let plan = StepPlan::of_graphs(config, vec![graphs], options).unwrap();
+    StepPlan::of_graphs(config, vec![graphs], options(config, Target::Cpu.into()))
+}
+
+fn session(config: &Config) -> Session {
+    let training = differentiate(forward(config), &optimizer(config)).unwrap();
+    let plan = planned(config, training).unwrap();
     let mut session = Session::new(plan, EngineOptions::default()).unwrap();
     session.initialize(3).unwrap();
     session
@@ -146,6 +152,35 @@ fn a_step_reports_every_term() {
             assert!((value - uniform).abs() < 1.0, "{value} for {uniform}");
             assert!((value - first).abs() < 1e-5, "{value} for {first}");
         }
+    }
+}
+
+/// A term of the whole batch: one micro batch is planned, two are refused with the reason.
+#[test]
+fn a_step_that_needs_the_whole_batch_is_not_cut() {
+    let plan = |config: &Config| {
+        let mut graph = forward(config);
+        graph.terms[1].count = Count::Batch;
+        let training = differentiate(graph, &optimizer(config)).unwrap();
+        planned(config, training)
+    };
+    let whole = config(&[
+        ("vram.batch_size", "4"),
+        ("vram.gradient_accumulation_steps", "1"),
+    ]);
+    let mut session = Session::new(plan(&whole).unwrap(), EngineOptions::default()).unwrap();
+    session.initialize(3).unwrap();
+    let batch = batch(&session);
+    let result = session.train_step(&batch, 0).unwrap();
+    // The sum, because the batch counts as one.
+    let others = batch.num_targets_in("others") as f64;
+    let uniform = (VOCABULARY as f64).ln();
+    let mean = result.terms[1].value / others;
+    assert!((mean - uniform).abs() < 1.0, "{mean} for {uniform}");
+
+    let message = plan(&config(&[])).unwrap_err().to_string();
+    for part in ["2 micro batches", "`others.loss`", "--batch-size", "4"] {
+        assert!(message.contains(part), "{message}");
     }
 }
 

@@ -30,7 +30,8 @@ pub(crate) struct Space {
 
 impl Space {
     pub fn new(request: &Request<'_>) -> Result<Self, FitError> {
-        let mut all = vec![micro_batch(request.config, splits(request)?)];
+        let whole = needs_whole_batch(request.config, request.machine.target);
+        let mut all = vec![micro_batch(request.config, splits(request, whole)?)];
         all.extend(axes(request));
         let blocks = request.config.model.num_blocks();
         let asked = crate::asked_blocks(request.config);
@@ -123,8 +124,9 @@ pub(crate) fn with_recomputed(config: &Config, count: usize) -> Config {
     config
 }
 
-/// The ways to cut the effective batch exactly, the smallest micro batch first.
-fn splits(request: &Request<'_>) -> Result<Vec<(usize, usize)>, FitError> {
+/// The ways to cut the effective batch exactly, the smallest micro batch first; the `whole` alone
+/// where a step needs that.
+fn splits(request: &Request<'_>, whole: bool) -> Result<Vec<(usize, usize)>, FitError> {
     let effective = request.effective_batch();
     let batch = &request.config.batch;
     if effective == 0 || batch.effective_batch() == 0 {
@@ -145,7 +147,7 @@ fn splits(request: &Request<'_>) -> Result<Vec<(usize, usize)>, FitError> {
         })
     };
     match *stated {
-        [] if needs_whole_batch(request.config, request.machine.target) => Ok(vec![(effective, 1)]),
+        [] if whole => Ok(vec![(effective, 1)]),
         [] => {
             let divisors = divisors(effective).into_iter();
             Ok(divisors.map(|micro| (micro, effective / micro)).collect())

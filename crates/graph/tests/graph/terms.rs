@@ -43,6 +43,19 @@ fn each_term_has_a_weight_and_a_count_of_its_own() {
     assert_eq!(graph.whole_batch(), None);
 }
 
+/// A term of the batch as a whole is told by its name.
+#[test]
+fn what_counts_the_batch_needs_all_of_it() {
+    let mut graph = two_heads();
+    graph.terms[1].count = Count::Batch;
+    let whole = graph.whole_batch().unwrap();
+    assert_eq!(whole.what, "the term `second`");
+    assert!(whole.reason.contains("whole batch"), "{}", whole.reason);
+    // The step knows it too.
+    let step = differentiate(graph, &optimizer()).unwrap();
+    assert_eq!(step.whole_batch(), Some(whole));
+}
+
 /// The gradients of both reach what they share, and each head its own.
 #[test]
 fn all_terms_are_differentiated() {
