@@ -15,7 +15,9 @@ use cinch_data::Progress;
 use cinch_data::sample::{Lengths, Limited, Rows};
 use serde::Serialize;
 
-use crate::data::{holds_samples, load_tokenizer, read_samples, row_style, too_long};
+use crate::data::{
+    holds_samples, load_tokenizer, may_hold_samples, read_samples, row_style, too_long,
+};
 use crate::error::TrainError;
 
 /// Lengths that are planned at most where the data decides, the longest included. Each is a graph
@@ -133,7 +135,8 @@ impl RowSurvey {
         length_is_free: bool,
         progress: &dyn Progress,
     ) -> Result<Option<Self>, TrainError> {
-        let Some(path) = config.data.source.as_deref().filter(|path| path.is_file()) else {
+        let source = config.data.source.as_deref();
+        let Some(path) = source.filter(|path| may_hold_samples(path)) else {
             return Ok(None);
         };
         let tokenizer = load_tokenizer(config)?;
