@@ -243,7 +243,7 @@ mod tests {
         assert_eq!(padded(&steps), [(8, 2), (32, 2), (64, 2)]);
         let one = rows.padding(&batch(2, 3, &[]));
         assert_eq!(padded(&one), [(64, 6)]);
-        assert_eq!(one.share, 1.0 - 116.0 / 384.0);
+        assert_eq!(one.share, 268.0 / 384.0);
         assert_eq!(
             one.to_string(),
             "rows to train on: 6 of 64 tokens, 69.8 % of them padding"
