@@ -41,6 +41,7 @@ fn the_longest_row_is_planned_and_shorter_ones_beside_it() {
     let buckets = plan["rows"]["buckets"].as_array().unwrap();
     assert!((2..=4).contains(&buckets.len()), "{buckets:?}");
     let rows = buckets.iter().map(|one| one["rows"].as_u64().unwrap());
+    assert!(rows.clone().all(|rows| rows > 0), "{buckets:?}");
     // A twentieth is held out.
     assert_eq!(rows.sum::<u64>(), 46);
     assert_eq!(buckets[buckets.len() - 1]["length"], seq_len);

@@ -198,12 +198,16 @@ fn worthwhile(rows: &RowLengths, lengths: &Lengths, mut batch: BatchConfig) -> V
     let buckets = lengths.buckets(MOST_LENGTHS, MULTIPLE).buckets.into_iter();
     let shorter = buckets.map(|bucket| bucket.length);
     batch.buckets = shorter.filter(|&length| length < batch.seq_len).collect();
-    let several = rows.padding(&batch).positions;
-    let saved = one.saturating_sub(several) as f64;
-    match one > 0 && saved >= WORTH_IT * one as f64 {
-        true => batch.buckets,
-        false => Vec::new(),
+    let several = rows.padding(&batch);
+    let saved = one.saturating_sub(several.positions) as f64;
+    if one == 0 || saved < WORTH_IT * one as f64 {
+        return Vec::new();
     }
+    // Which lengths are best was asked of single rows; where they share micro batches, one may be
+    // left without any.
+    let used = several.buckets.iter().filter(|one| one.rows > 0);
+    let used = used.map(|one| one.length);
+    used.filter(|&length| length < batch.seq_len).collect()
 }
 
 #[cfg(test)]
