@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use cinch_config::{Config, Precision};
 use cinch_engine::{EngineOptions, cuda};
 use cinch_graph::Target;
+use cinch_graph::op::IGNORE_INDEX;
 use cinch_train::checkpoint::{Loaded, Store, load};
 use cinch_train::{Batch, Session, StepResult};
 use serde_json::json;
@@ -132,6 +133,47 @@ fn the_optimizers_variants_track_the_cpu() {
             );
             assert_same("states", &plain, &session);
         }
+    }
+}
+
+/// Micro batches of several lengths in one step: the CPU's losses, and those of one length.
+#[test]
+#[ignore = "needs a GPU"]
+fn rows_of_several_lengths_track_the_cpu() {
+    let _card = card();
+    for model in tiny::MODELS {
+        let own = [
+            ("model.dropout", "0"),
+            ("vram.gradient_accumulation_steps", "3"),
+        ];
+        let one = tiny::config(model, &own);
+        let mut several = one.clone();
+        several.batch.buckets = vec![10, 20];
+        let batch = |step: u64| {
+            let mut batch = tiny::batch(&one, step);
+            // Short, long and between; each step in another order.
+            let mut row_lens = [9, 3, 37, 12, 17, 20];
+            row_lens.rotate_left(2 * step as usize % 6);
+            for (row, row_len) in row_lens.into_iter().enumerate() {
+                batch.targets_mut()[37 * row + row_len..37 * (row + 1)].fill(IGNORE_INDEX);
+                batch.set_row_len(row, row_len);
+            }
+            batch
+        };
+        let run = |mut session: Session| -> Vec<f64> {
+            let step = |step| session.train_step(&batch(step), step).unwrap().loss;
+            (0..EARLY as u64).map(step).collect()
+        };
+        let expected = run(tiny::session(&several, 0, 2));
+        for config in [&one, &several] {
+            let ours = run(gpu(config, 1));
+            for (step, (ours, expected)) in ours.iter().zip(&expected).enumerate() {
+                let error = relative(*ours, *expected);
+                assert!(error <= 1e-3, "{model:?}, step {step}: {error}");
+            }
+        }
+        // Recorded again, the same bits.
+        assert_eq!(run(gpu(&several, 1)), run(gpu(&several, 1)), "{model:?}");
     }
 }
 
