@@ -188,7 +188,9 @@ fn what_has_no_gradient_is_named() {
 #[test]
 fn parts_that_nobody_reads_have_no_gradient() {
     let (mut graph, x) = start(DType::F32);
-    let parts = graph.split("parts", Joined::Columns, x, &[4, 6, 2]).unwrap();
+    let parts = graph
+        .split("parts", Joined::Columns, x, &[4, 6, 2])
+        .unwrap();
     let sum = graph.concat("some", Joined::Columns, &[parts[2], parts[0]]);
     let step = finish(graph, sum.unwrap());
     let node = step.nodes.iter().find(|n| n.name == "d.parts.input");
