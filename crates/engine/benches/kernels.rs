@@ -36,7 +36,7 @@ fn main() {
     norm_passes();
     activations();
     embedding_passes();
-    expressions(large);
+    expressions(ROWS * 2048);
 }
 
 /// Prints the best time of `RUNS` runs, and the bandwidth where `bytes` are moved.
