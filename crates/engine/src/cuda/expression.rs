@@ -269,8 +269,20 @@ pub fn arguments(pointwise: &Pointwise, input: impl Fn(usize) -> Argument) -> Ve
     arguments
 }
 
-/// Beyond this, places are counted in 64 bits.
-const MOST_SHORT: usize = 1 << 31;
+/// Whether places are counted in 32 bits.
+fn is_short(elements: usize) -> bool {
+    elements < 1 << 31
+}
+
+/// The last argument of `map`.
+pub fn num_vectors(elements: usize, vector: usize) -> Argument {
+    let vectors = elements / vector;
+    if is_short(elements) {
+        Argument::U32(vectors as u32)
+    } else {
+        Argument::U64(vectors as u64)
+    }
+}
 
 /// `map(inputs…, outputs…, adds…, vectors)`: each output has its own number of `adds`, 1 where it
 /// is added to.
@@ -288,7 +300,7 @@ pub fn map(op: &Map) -> Generated {
     };
     let text = Text::new(pointwise, is_flat, run, &op.outputs);
     let vector = text.vector;
-    let index = if shape.elements() < MOST_SHORT {
+    let index = if is_short(shape.elements()) {
         "u32"
     } else {
         "u64"

@@ -34,10 +34,11 @@ pub fn broadcasts(compute: DType) -> Result<Graph, GraphError> {
     let z = linear(&mut g, "z", x, WIDTH)?;
     let x = g.map("mixed", &[x, z, share], |v| &v[0] + (&v[1] - &v[0]) * &v[2])?;
     g.leave_block();
-    let positions = g.small_weight("positions", [SEQ, WIDTH], Init::Zeros);
+    let tokens = g.find("tokens").expect("every graph begins with tokens");
+    let places = g.small_weight("places", [SEQ, WIDTH], Init::Zeros);
     let whole = g.weight("whole", [BATCH, SEQ, WIDTH], Init::Normal { std: 0.02 });
-    let x = g.map("placed", &[x, positions, whole], |v| {
-        &v[0] + &v[1] * 0.5 + &v[2] * &v[0]
+    let x = g.map("placed", &[x, places, whole, tokens], |v| {
+        &v[0] + &v[1] * 0.5 + &v[2] * &v[0] + &v[3] * 0.01
     })?;
     let kind = (ReduceKind::Sum, Over::Sequence, compute);
     let pooled = g.reduce("pooled", kind, &[x], |v| v[0].square() / SEQ as f64)?;

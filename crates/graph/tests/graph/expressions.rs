@@ -1,7 +1,7 @@
 //! Expressions, reductions, and tensors joined and cut apart: what their backward reads, what is
 //! written over what, and what is refused.
 
-use cinch_graph::op::{Domain, Joined, Map, Op, Over, ReduceKind};
+use cinch_graph::op::{Domain, Joined, Map, Op, Operand, Over, ReduceKind};
 use cinch_graph::{
     Count, DType, Graph, GraphError, Init, Recompute, Shape, TensorId, TrainingGraph,
     differentiate, verify,
@@ -84,6 +84,35 @@ fn what_can_be_had_again_is_not_kept() {
     let again = step.nodes.iter().find(|n| n.name == "again.gate").unwrap();
     assert_eq!(reads(&step, "d.z.weight")[1], "again.gate");
     assert!(matches!(again.op, Op::Map(_)));
+}
+
+/// One of two results is needed again: only its own part of the expression is computed.
+#[test]
+fn one_of_several_results_is_had_again_by_itself() {
+    let (mut graph, x) = start(DType::F32);
+    let a = linear(&mut graph, "a", x, 12);
+    let b = linear(&mut graph, "b", x, 12);
+    let domain = Domain {
+        shape: graph.ty(a).shape,
+        dtype: DType::F32,
+    };
+    let both = graph
+        .map_all("both", domain, &[a, b], |v| [v[0].square(), v[1].gelu()])
+        .unwrap();
+    let recipe = graph.nodes.last().unwrap().op.declaration().recipe(1);
+    let recipe = recipe.unwrap();
+    assert_eq!(recipe.inputs, [Operand::Input(1)]);
+    let Op::Map(op) = &recipe.op else {
+        panic!("not a map");
+    };
+    assert_eq!(op.pointwise.expression.outputs().len(), 1);
+    let products = [
+        linear(&mut graph, "c", both[0], 12),
+        linear(&mut graph, "d", both[1], 12),
+    ];
+    let y = graph.map("y", &products, |v| &v[0] + &v[1]).unwrap();
+    let step = finish(graph, y).recompute(Recompute::None).unwrap();
+    verify(&step).unwrap();
 }
 
 #[test]
