@@ -291,3 +291,28 @@ impl fmt::Display for DoesNotFit {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use cinch_config::{Settings, Source};
+
+    use super::*;
+
+    #[test]
+    fn a_whole_batch_is_not_cut() {
+        let mut settings = Settings::new();
+        for (key, value) in [
+            ("vram.batch_size", "6"),
+            ("vram.gradient_accumulation_steps", "1"),
+        ] {
+            let source = Source::Flag("test".to_owned());
+            settings.set(key, value, source).unwrap();
+        }
+        let mut config = settings.resolve().unwrap();
+        let cuts = |config: &Config, whole| splits(config, whole).collect::<Vec<_>>();
+        assert_eq!(cuts(&config, false), [(6, 1), (3, 2), (2, 3), (1, 6)]);
+        assert_eq!(cuts(&config, true), [(6, 1)]);
+        config.batch.update_in_backward = true;
+        assert_eq!(cuts(&config, false), [(6, 1)]);
+    }
+}

@@ -331,3 +331,46 @@ fn recomputation_does_not_change_the_losses() {
         }
     }
 }
+
+/// Weights kept in bf16 alone learn what those with masters learn, whatever their moments are
+/// kept in, and a checkpoint of them goes on bit by bit.
+#[test]
+#[ignore = "needs a GPU"]
+fn weights_without_masters_learn_and_resume() {
+    let _card = card();
+    for model in tiny::MODELS {
+        let expected = run(&mut tiny::session(&tiny::config(model, &[]), 0, 2), STEPS);
+        let (first, last) = (expected[0].loss, expected[STEPS as usize - 1].loss);
+        for states in ["fp32", "weights", "8bit"] {
+            let own = [
+                ("vram.precision", "bf16"),
+                ("training.master_weights", "false"),
+                ("vram.optimizer_states", states),
+            ];
+            let config = tiny::config(model, &own);
+            let mut session = gpu(&config, 1);
+            let results = run(&mut session, STEPS);
+            let ours = results[STEPS as usize - 1].loss;
+            // A tenth of what was learned: the last digits of a weight are eight bits away.
+            let error = (ours - last).abs();
+            assert!(
+                error <= 0.1 * (first - last),
+                "{model:?}, {states} moments: loss {ours} for {last}"
+            );
+            let folder = tempfile::tempdir().unwrap();
+            let store = Store::open(folder.path()).unwrap();
+            let (weights, moments) = (session.weights().unwrap(), session.states().unwrap());
+            let state = json!({ "step": STEPS });
+            store
+                .save(STEPS, &weights.views(), &moments.views(), &state)
+                .unwrap();
+            let saved: Loaded = load(&store.path_of(STEPS)).unwrap();
+            let mut resumed = gpu(&config, 1);
+            let note = resumed.load(&saved.model, &saved.optimizer).unwrap();
+            assert_eq!(note, None);
+            let next = batch(&config, STEPS);
+            let ours = resumed.train_step(&next, STEPS).unwrap();
+            assert_eq!(ours, session.train_step(&next, STEPS).unwrap());
+        }
+    }
+}
