@@ -359,7 +359,7 @@ fn weights_without_masters_learn_and_resume() {
             );
             let folder = tempfile::tempdir().unwrap();
             let store = Store::open(folder.path()).unwrap();
-            let (weights, moments) = (session.weights().unwrap(), session.states().unwrap());
+            let (weights, moments) = (session.weights(), session.states());
             let state = json!({ "step": STEPS });
             store
                 .save(STEPS, &weights.views(), &moments.views(), &state)
