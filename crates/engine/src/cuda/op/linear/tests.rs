@@ -108,6 +108,7 @@ fn functions(commands: &[Command]) -> Vec<&'static str> {
         Command::Fetch { .. } => "fetch",
         Command::Await { .. } => "await",
         Command::Product(_) => "product",
+        Command::Sum(_) => "sum",
         Command::Clear { .. } => "clear",
         Command::Copy { .. } => "copy",
     };
@@ -163,7 +164,7 @@ fn check_arguments(kernel: &str, parameters: &[String], arguments: &[Argument], 
             Argument::U32(_) => parameter.starts_with("u32 "),
             Argument::U64(_) => parameter.starts_with("u64 "),
             Argument::F32(_) => parameter.starts_with("float "),
-            Argument::TensorMap(_) => parameter.contains("TensorMap "),
+            Argument::TensorMap(_) | Argument::MatrixMap(_) => parameter.contains("TensorMap "),
         };
         assert!(fits, "{kernel}: {argument:?} as `{parameter}`");
     }
@@ -212,7 +213,9 @@ fn every_launch_fits_its_kernel_and_every_product_the_arena() {
                             check_table_launch(kernel, &arguments, plan.arena_bytes);
                             kernels.insert(kernel);
                         }
-                        other @ (Command::Fetch { .. } | Command::Await { .. }) => {
+                        other @ (Command::Sum(_)
+                        | Command::Fetch { .. }
+                        | Command::Await { .. }) => {
                             panic!("nothing in this step asks for {other:?}")
                         }
                         Command::Product(p) => {
