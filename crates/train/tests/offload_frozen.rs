@@ -5,11 +5,12 @@ mod account;
 mod tiny;
 
 use account::Account;
-use cinch_config::{Config, Settings, Source};
+use cinch_config::{Config, Precision, Settings, Source};
 use cinch_device::Card;
+use cinch_engine::EngineOptions;
 use cinch_graph::{Phase, Role, Target, verify};
 use cinch_step::StepPlan;
-use cinch_train::Session;
+use cinch_train::{Session, StepResult};
 
 const AWAY: (&str, &str) = ("vram.offload_frozen", "true");
 
@@ -53,8 +54,16 @@ fn settings(own: &[(&str, &str)]) -> Config {
     settings.resolve().unwrap()
 }
 
-/// Losses, norms and weights of some steps, and an evaluation, in bits.
-fn trace(config: &Config, recomputed: usize) -> (Vec<[u64; 2]>, u64, Vec<(String, Vec<u8>)>) {
+/// What came out of some steps and an evaluation, in bits.
+#[derive(PartialEq)]
+struct Trace {
+    /// Loss and norm.
+    steps: Vec<[u64; 2]>,
+    evaluation: u64,
+    weights: Vec<(String, Vec<u8>)>,
+}
+
+fn trace(config: &Config, recomputed: usize) -> Trace {
     let mut session = tiny::session(config, recomputed, 2);
     let steps = (0..4).map(|step| {
         let result = session
@@ -66,7 +75,11 @@ fn trace(config: &Config, recomputed: usize) -> (Vec<[u64; 2]>, u64, Vec<(String
     let mut held_out = tiny::batch(config, 9);
     held_out.truncate(config.batch.batch_size);
     let loss = session.evaluate(&held_out).unwrap().loss();
-    (steps, loss.to_bits(), tiny::weights(&session))
+    Trace {
+        steps,
+        evaluation: loss.to_bits(),
+        weights: tiny::weights(&session),
+    }
 }
 
 #[test]
@@ -75,7 +88,7 @@ fn fetched_weights_change_no_bit() {
         for recomputed in [0, 2, 4] {
             let expected = trace(&config(&[kind]), recomputed);
             let away = trace(&config(&[kind, &[AWAY]]), recomputed);
-            assert_ne!(expected.0[0], expected.0[3], "nothing was learned");
+            assert_ne!(expected.steps[0], expected.steps[3], "nothing was learned");
             assert!(away == expected, "{kind:?}, {recomputed} recomputed");
         }
     }
@@ -107,6 +120,33 @@ fn what_is_planned_is_allocated_and_two_blocks_are_staged() {
         assert_eq!(persistent, offloaded);
         let staged = away.arena_bytes() + offloaded - here.arena_bytes();
         assert!(staged <= offloaded / 2, "{staged} of {offloaded}");
+    }
+}
+
+/// On a GPU the copies run beside the computing, and change no bit either.
+#[test]
+#[ignore = "needs a GPU"]
+fn fetched_weights_change_no_bit_on_a_gpu() {
+    let options = EngineOptions {
+        deterministic: true,
+        ..EngineOptions::default()
+    };
+    for kind in KINDS {
+        for precision in [Precision::Fp32, Precision::Bf16] {
+            let [here, away] = [&[][..], &[AWAY]].map(|own| {
+                let mut config = config(&[kind, own]);
+                config.batch.precision = precision;
+                let mut session = tiny::session_on(Target::Cuda, &config, 2, options);
+                let results = (0..6).map(|step| {
+                    let batch = tiny::batch(&config, step);
+                    session.train_step(&batch, step).unwrap()
+                });
+                let results: Vec<StepResult> = results.collect();
+                (results, tiny::weights(&session))
+            });
+            assert_eq!(here.0, away.0, "{kind:?} in {precision:?}");
+            assert!(here.1 == away.1, "{kind:?} in {precision:?}");
+        }
     }
 }
 

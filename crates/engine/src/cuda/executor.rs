@@ -523,7 +523,8 @@ impl CudaExecutor {
         self.check(plan)?;
         self.context.bind()?;
         for parameter in &graph.parameters {
-            if parameter.compute == parameter.master {
+            // What is frozen has no copy: codes become numbers only while they are read.
+            if parameter.compute == parameter.master || !parameter.is_trained() {
                 continue;
             }
             let at = |id| plan.placement(id).unwrap_or(Placement::EMPTY).offset;

@@ -150,3 +150,61 @@ pub fn lower_all(
     product_sum::join(&mut lowered);
     lowered
 }
+
+#[cfg(test)]
+mod tests {
+    use cinch_graph::{DType, Init, Target};
+    use cinch_plan::Options;
+
+    use super::*;
+
+    /// Blocks of one product each, with frozen weights in host memory.
+    fn offloaded() -> Graph {
+        let mut graph = Graph::new(DType::F32);
+        let mut x = graph.batch("x", [2, 8], DType::F32);
+        for block in 0..4 {
+            graph.enter_block(format!("block.{block}"));
+            let weight = graph.frozen_weight(&format!("w{block}"), [8, 8], Init::Ones);
+            x = graph.linear(&format!("y{block}"), x, weight, None).unwrap();
+            graph.leave_block();
+        }
+        graph.result = Some(x);
+        graph.offload_frozen()
+    }
+
+    #[test]
+    fn a_fetch_is_waited_for_once_right_before_its_first_reader() {
+        let graph = offloaded();
+        let plan = Plan::new(&graph, Options::new(Target::Cuda));
+        let lowered = lower_all(&graph, &plan, 0..graph.nodes.len(), true, Card::ANY);
+        let order: Vec<String> = lowered
+            .iter()
+            .flat_map(|lowered| &lowered.commands)
+            .filter_map(|command| match command {
+                Command::Fetch { number, copies } => {
+                    assert_eq!(copies.len(), 1);
+                    Some(format!("fetch {number}"))
+                }
+                Command::Await { number } => Some(format!("await {number}")),
+                Command::Product(_) => Some("product".to_owned()),
+                _ => None,
+            })
+            .collect();
+        // Each is fetched while the block before it computes; the first two at once.
+        let expected = [
+            "fetch 0", "fetch 1", "await 0", "product", "fetch 3", "await 1", "product", "fetch 5",
+            "await 3", "product", "await 5", "product",
+        ];
+        assert_eq!(order, expected);
+        // Slots are used again, so that two of the four are in the arena.
+        let slots: std::collections::BTreeSet<u64> = lowered
+            .iter()
+            .flat_map(|lowered| &lowered.commands)
+            .filter_map(|command| match command {
+                Command::Fetch { copies, .. } => Some(copies[0].to),
+                _ => None,
+            })
+            .collect();
+        assert!(slots.len() < 4, "{slots:?}");
+    }
+}

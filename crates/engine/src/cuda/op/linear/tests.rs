@@ -111,6 +111,8 @@ fn functions(commands: &[Command]) -> Vec<&'static str> {
         Command::Sum(_) => "sum",
         Command::Clear { .. } => "clear",
         Command::Copy { .. } => "copy",
+        Command::Fetch { .. } => "fetch",
+        Command::Await { .. } => "await",
     };
     commands.iter().map(function).collect()
 }
@@ -232,6 +234,13 @@ fn every_launch_fits_its_kernel_and_every_product_the_arena() {
                         Command::Copy { from, to, bytes } => {
                             assert!(from.max(to) + bytes <= plan.arena_bytes);
                         }
+                        Command::Fetch { copies, .. } => {
+                            for copy in copies {
+                                assert!(copy.from + copy.bytes <= plan.host_bytes);
+                                assert!(copy.to + copy.bytes <= plan.arena_bytes);
+                            }
+                        }
+                        Command::Await { .. } => {}
                     }
                 }
             }
