@@ -262,16 +262,18 @@ fn outputs_may_take_over_inputs() {
 
 #[test]
 fn reductions_are_those_of_the_definition() {
-    let cases: [(Over, fn(usize, usize) -> usize, usize); 5] = [
-        (Over::Columns, |row, _| row, 600),
-        (Over::Groups(4), |row, column| row * 6 + column / 4, 3600),
-        (Over::Rows, |_, column| column, 24),
-        (Over::Sequence, |row, column| row / 300 * 24 + column, 48),
-        (Over::All, |_, _| 0, 1),
+    /// The element that a place belongs to, and how many there are.
+    type Outputs = (fn(usize, usize) -> usize, usize);
+    let cases: [(Over, Outputs); 5] = [
+        (Over::Columns, (|row, _| row, 600)),
+        (Over::Groups(4), (|row, column| row * 6 + column / 4, 3600)),
+        (Over::Rows, (|_, column| column, 24)),
+        (Over::Sequence, (|row, column| row / 300 * 24 + column, 48)),
+        (Over::All, (|_, _| 0, 1)),
     ];
     let inputs: [&[usize]; 2] = [&[2, 300, 24], &[24]];
     let numbers = random_inputs(&inputs);
-    for (over, place, outputs) in cases {
+    for (over, (place, outputs)) in cases {
         let value =
             |row: usize, column: usize| numbers[0][row * 24 + column] * numbers[1][column] + 0.5;
         let mut sums = vec![0.0; outputs];
