@@ -99,8 +99,7 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
     let applied = files
         .map(|files| apply(arguments, &files, &settings, &fit.report.values))
         .transpose()?;
-    let is_written = applied.as_ref().is_some_and(|applied| applied.written);
-    let command = show::train_command(arguments, &settings, &fit.report, is_written);
+    let command = show::train_command(arguments, &settings, &fit.report, applied.as_ref());
     if arguments.json {
         print_json(&json!({
             "fits": true,
