@@ -108,7 +108,6 @@ fn functions(commands: &[Command]) -> Vec<&'static str> {
         Command::Fetch { .. } => "fetch",
         Command::Await { .. } => "await",
         Command::Product(_) => "product",
-        Command::Sum(_) => "sum",
         Command::Clear { .. } => "clear",
         Command::Copy { .. } => "copy",
         Command::Fetch { .. } => "fetch",
@@ -166,7 +165,7 @@ fn check_arguments(kernel: &str, parameters: &[String], arguments: &[Argument], 
             Argument::U32(_) => parameter.starts_with("u32 "),
             Argument::U64(_) => parameter.starts_with("u64 "),
             Argument::F32(_) => parameter.starts_with("float "),
-            Argument::TensorMap(_) | Argument::MatrixMap(_) => parameter.contains("TensorMap "),
+            Argument::TensorMap(_) => parameter.contains("TensorMap "),
         };
         assert!(fits, "{kernel}: {argument:?} as `{parameter}`");
     }
@@ -215,9 +214,7 @@ fn every_launch_fits_its_kernel_and_every_product_the_arena() {
                             check_table_launch(kernel, &arguments, plan.arena_bytes);
                             kernels.insert(kernel);
                         }
-                        other @ (Command::Sum(_)
-                        | Command::Fetch { .. }
-                        | Command::Await { .. }) => {
+                        other @ (Command::Fetch { .. } | Command::Await { .. }) => {
                             panic!("nothing in this step asks for {other:?}")
                         }
                         Command::Product(p) => {
