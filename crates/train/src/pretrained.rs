@@ -14,6 +14,7 @@ use cinch_weights::{
     Adapter, Dtype, Factor, Nf4, Nf4Parts, PIECE_BYTES, WeightError, WeightFiles, bf16_bits,
     bf16_value, f16_bits, f16_value, quantize_int8, quantize_nf4, quantize_scales, scale_offset,
 };
+use rayon::prelude::*;
 
 use crate::error::TrainError;
 use crate::session::{fill_rows, parts, placement, saved_type};
@@ -264,9 +265,11 @@ pub(crate) fn write_numbers(
         for (number, halves) in halves.chunks_mut(NUMBERS_AT_ONCE).enumerate() {
             values.resize(halves.len(), 0.0);
             numbers(first / 2 + number * NUMBERS_AT_ONCE, &mut values);
-            for (half, &value) in halves.iter_mut().zip(&values) {
-                *half = bits(value).to_ne_bytes();
-            }
+            halves
+                .par_iter_mut()
+                .zip(&values)
+                .with_min_len(NUMBERS_AT_ONCE / 64)
+                .for_each(|(half, &value)| *half = bits(value).to_ne_bytes());
         }
         Ok::<(), Infallible>(())
     })?;

@@ -26,7 +26,7 @@ const HEADERS: [(&str, &str); 3] = [
 ];
 
 /// Every source, by the name that commands use.
-pub const SOURCES: [(&str, &str); 21] = [
+pub const SOURCES: [(&str, &str); 20] = [
     ("activation", include_str!("kernels/activation.cu")),
     ("attention", include_str!("kernels/attention.cu")),
     ("attention_any", include_str!("kernels/attention_any.cu")),
@@ -86,8 +86,13 @@ pub fn cubin(file: &'static str, dtype: DType, architecture: &str) -> Result<Vec
             log: format!("the source has nothing for {dtype} there"),
         });
     };
-    let source = SOURCES.iter().find(|(name, _)| *name == file);
-    let source = source.map_or("", |(_, source)| source);
+    let Some((_, source)) = SOURCES.iter().find(|(name, _)| *name == file) else {
+        return Err(EngineError::Compile {
+            file,
+            architecture: architecture.to_owned(),
+            log: "there is no such source".to_owned(),
+        });
+    };
     cubin_of(file, source, dtype, architecture)
 }
 
