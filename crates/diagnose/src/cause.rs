@@ -66,7 +66,15 @@ pub fn verdict(incident: &Incident, told: &Told, run: Option<&Run>) -> Verdict {
         Event::CacheBlocks => (Cause::Cap, 0.85),
         Event::Startup => (Cause::OtherProcess, 0.8),
         Event::Unified => unified(&numbers),
-        Event::HostAllocation | Event::HostKilled => (Cause::Host, 0.95),
+        Event::HostAllocation | Event::HostKilled => {
+            if incident
+                .trend
+                .is_some_and(|(measure, _)| measure == Measure::Host)
+            {
+                climbing(incident, &mut evidence);
+            }
+            (Cause::Host, 0.95)
+        }
         Event::SharedMemory => (Cause::Host, 0.9),
         Event::KilledBySignal => {
             evidence.push("signal 9 is what the kernel sends when host memory runs out; a person or a scheduler can send it too: `dmesg` and `journalctl -k` tell".to_owned());
@@ -74,7 +82,10 @@ pub fn verdict(incident: &Incident, told: &Told, run: Option<&Run>) -> Verdict {
         }
         Event::DoesNotFit => (Cause::Capacity, 0.99),
         Event::Collective => {
-            evidence.push("NCCL's buffers lie outside PyTorch's allocator, which had left nothing for them".to_owned());
+            evidence.push(
+                "NCCL's buffers lie outside PyTorch's allocator, which had left nothing for them"
+                    .to_owned(),
+            );
             (Cause::NonPytorch, 0.8)
         }
         Event::Device | Event::Driver | Event::Library(_) => {
@@ -96,7 +107,11 @@ pub fn verdict(incident: &Incident, told: &Told, run: Option<&Run>) -> Verdict {
 fn figures(numbers: &Numbers, incident: &Incident) -> Vec<String> {
     let mut said = Vec::new();
     if let (Some(needed), Some(limit)) = (numbers.needed, numbers.limit) {
-        said.push(format!("{} is needed, and the budget is {}", shown(needed), shown(limit)));
+        said.push(format!(
+            "{} is needed, and the budget is {}",
+            shown(needed),
+            shown(limit)
+        ));
     }
     if let Some(tried) = numbers.tried {
         let of = match tried {
@@ -105,22 +120,44 @@ fn figures(numbers: &Numbers, incident: &Incident) -> Vec<String> {
             tried if tried == 20 << 20 => " (a segment for a tensor of 1 to 10 MiB)",
             _ => "",
         };
-        let free = numbers.free.map(|free| format!(", and {} was free", shown(free)));
-        said.push(format!("{} was asked for{of}{}", shown(tried), free.unwrap_or_default()));
+        let free = numbers
+            .free
+            .map(|free| format!(", and {} was free", shown(free)));
+        said.push(format!(
+            "{} was asked for{of}{}",
+            shown(tried),
+            free.unwrap_or_default()
+        ));
     }
     if let Some(total) = numbers.total {
         let mut parts = vec![format!("the card has {}", shown(total))];
-        parts.extend(numbers.allocated.map(|bytes| format!("tensors hold {}", shown(bytes))));
+        parts.extend(
+            numbers
+                .allocated
+                .map(|bytes| format!("tensors hold {}", shown(bytes))),
+        );
         if numbers.allocated.is_none() {
-            parts.extend(numbers.process.map(|bytes| format!("this process holds {}", shown(bytes))));
+            parts.extend(
+                numbers
+                    .process
+                    .map(|bytes| format!("this process holds {}", shown(bytes))),
+            );
         }
         parts.extend(
             numbers
                 .reserved_unallocated
                 .map(|bytes| format!("{} is reserved and idle", shown(bytes))),
         );
-        parts.extend(numbers.non_pytorch.map(|bytes| format!("{} of this process is outside the allocator", shown(bytes))));
-        parts.extend(numbers.other.map(|bytes| format!("{} is held by others", shown(bytes))));
+        parts.extend(
+            numbers
+                .non_pytorch
+                .map(|bytes| format!("{} of this process is outside the allocator", shown(bytes))),
+        );
+        parts.extend(
+            numbers
+                .other
+                .map(|bytes| format!("{} is held by others", shown(bytes))),
+        );
         said.push(parts.join("; "));
     } else if let Some(allocated) = numbers.allocated {
         said.push(format!("{} was allocated", shown(allocated)));
@@ -131,16 +168,28 @@ fn figures(numbers: &Numbers, incident: &Incident) -> Vec<String> {
     if let Some(rss) = numbers.rss {
         said.push(format!("the process held {} of host memory", shown(rss)));
     }
-    let holders = incident.message.holders.iter().take(4).filter(|holder| holder.process > 0);
-    said.extend(holders.map(|holder| format!("process {} holds {}", holder.process, shown(holder.bytes))));
+    let holders = incident
+        .message
+        .holders
+        .iter()
+        .take(4)
+        .filter(|holder| holder.process > 0);
+    said.extend(
+        holders.map(|holder| format!("process {} holds {}", holder.process, shown(holder.bytes))),
+    );
     if let Some(frame) = &incident.place {
-        said.push(format!("in {} ({}:{})", frame.function, frame.file, frame.line));
+        said.push(format!(
+            "in {} ({}:{})",
+            frame.function, frame.file, frame.line
+        ));
     }
     said
 }
 
 fn unified(numbers: &Numbers) -> (Cause, f64) {
-    let (Some(allocated), Some(other), Some(limit)) = (numbers.allocated, numbers.other, numbers.limit) else {
+    let (Some(allocated), Some(other), Some(limit)) =
+        (numbers.allocated, numbers.other, numbers.limit)
+    else {
         return (Cause::Capacity, 0.5);
     };
     match other > allocated && other > limit / 10 * 3 {
@@ -149,11 +198,20 @@ fn unified(numbers: &Numbers) -> (Cause, f64) {
     }
 }
 
-fn device(incident: &Incident, numbers: &Numbers, told: &Told, evidence: &mut Vec<String>) -> (Cause, f64) {
+fn device(
+    incident: &Incident,
+    numbers: &Numbers,
+    told: &Told,
+    evidence: &mut Vec<String>,
+) -> (Cause, f64) {
     let tried = numbers.tried.unwrap_or(0);
     let free = numbers.free.unwrap_or(0);
     let total = numbers.total.unwrap_or(0);
-    let held = numbers.process.or(numbers.reserved).or(numbers.allocated).unwrap_or(0);
+    let held = numbers
+        .process
+        .or(numbers.reserved)
+        .or(numbers.allocated)
+        .unwrap_or(0);
     // Without it the request would have been met, and it is a fair share of the card.
     let explains = |bytes: Option<u64>, percent: u64| {
         bytes.is_some_and(|bytes| {
@@ -165,14 +223,16 @@ fn device(incident: &Incident, numbers: &Numbers, told: &Told, evidence: &mut Ve
         })
     };
     if let Some(limit) = numbers.limit
-        && limit < total.max(limit + 1)
+        && (total == 0 || limit < total)
         && held.saturating_add(tried) > limit
         && incident.message.framework == Framework::PyTorch
     {
         return (Cause::Cap, 0.95);
     }
     if total > 0 && tried > total {
-        evidence.push("one request is larger than the card: no setting of the allocator meets it".to_owned());
+        evidence.push(
+            "one request is larger than the card: no setting of the allocator meets it".to_owned(),
+        );
         return (Cause::Capacity, 0.99);
     }
     if explains(numbers.other, 20) {
@@ -182,7 +242,8 @@ fn device(incident: &Incident, numbers: &Numbers, told: &Told, evidence: &mut Ve
     if let Some(found) = climbing(incident, evidence) {
         return found;
     }
-    let is_idle = |percent| explains(numbers.reserved_unallocated, percent) && !told.expandable_segments;
+    let is_idle =
+        |percent| explains(numbers.reserved_unallocated, percent) && !told.expandable_segments;
     if is_idle(20) {
         return (Cause::Fragmentation, 0.9);
     }
@@ -251,7 +312,10 @@ fn climbing(incident: &Incident, evidence: &mut Vec<String>) -> Option<(Cause, f
     };
     let level = shown(trend.level.max(0.0) as u64);
     if !trend.is_rising {
-        evidence.push(format!("{what} stayed at {level} over {} readings: no leak", trend.samples));
+        evidence.push(format!(
+            "{what} stayed at {level} over {} readings: no leak",
+            trend.samples
+        ));
         return None;
     }
     evidence.push(format!(
@@ -266,12 +330,22 @@ fn climbing(incident: &Incident, evidence: &mut Vec<String>) -> Option<(Cause, f
 fn beside_the_step(incident: &Incident, evidence: &mut Vec<String>) -> Option<(Cause, f64)> {
     let phase = incident.phase.filter(|phase| phase.is_beside_the_step())?;
     let why = match phase {
-        Phase::EvaluationOutputs => "outputs of all evaluation batches are kept on the GPU until metrics are computed; for a language model these are logits of length × vocabulary for each sample",
-        Phase::Evaluation => "evaluation has its own batch size, and the memory of training stays reserved beside it",
-        Phase::Saving => "gathering or copying the state for a checkpoint needs room beside the run",
-        Phase::Resuming => "the loaded checkpoint lies in memory beside the states it fills; without map_location it goes to the GPU it was saved from",
+        Phase::EvaluationOutputs => {
+            "outputs of all evaluation batches are kept on the GPU until metrics are computed; for a language model these are logits of length × vocabulary for each sample"
+        }
+        Phase::Evaluation => {
+            "evaluation has its own batch size, and the memory of training stays reserved beside it"
+        }
+        Phase::Saving => {
+            "gathering or copying the state for a checkpoint needs room beside the run"
+        }
+        Phase::Resuming => {
+            "the loaded checkpoint lies in memory beside the states it fills; without map_location it goes to the GPU it was saved from"
+        }
         Phase::Merging => "merging needs the base, the adapters and their product at once",
-        Phase::OptimizerStep if incident.steps <= USUAL_STEPS => "the first step of the optimizer makes its states, which stay from then on",
+        Phase::OptimizerStep if incident.steps <= USUAL_STEPS => {
+            "the first step of the optimizer makes its states, which stay from then on"
+        }
         Phase::OptimizerStep => return None,
         _ => "generation keeps keys and values for every token beside the weights",
     };
@@ -284,10 +358,16 @@ fn long_batch(incident: &Incident, evidence: &mut Vec<String>) -> Option<(Cause,
     if let Some(length) = incident.length
         && length.last >= LONG_BATCH * length.usual
     {
-        evidence.push(format!("the last batch had length {}, and {} is usual", length.last, length.usual));
+        evidence.push(format!(
+            "the last batch had length {}, and {} is usual",
+            length.last, length.usual
+        ));
         return Some((Cause::Spike, 0.9));
     }
-    let in_step = !matches!(incident.phase, Some(Phase::Loading | Phase::Setup | Phase::DataParallel));
+    let in_step = !matches!(
+        incident.phase,
+        Some(Phase::Loading | Phase::Setup | Phase::DataParallel)
+    );
     if incident.steps <= USUAL_STEPS || !in_step {
         return None;
     }
@@ -306,10 +386,15 @@ fn weigh(verdict: &mut Verdict, numbers: &Numbers, run: &Run) {
         return;
     }
     let predicted = shown(run.predicted);
-    verdict.evidence.push(format!("{} computes {predicted} for {}", run.by, run.title));
-    let assumed = run.assumed.iter().map(|one| format!("taken for granted: {one}"));
+    verdict
+        .evidence
+        .push(format!("{} computes {predicted} for {}", run.by, run.title));
+    let assumed = run
+        .assumed
+        .iter()
+        .map(|one| format!("taken for granted: {one}"));
     verdict.evidence.extend(assumed);
-    let Some(total) = numbers.limit.or(numbers.total) else {
+    let Some(total) = numbers.limit.or(numbers.total).or(run.card) else {
         return;
     };
     let is_open = matches!(verdict.cause, Cause::Capacity | Cause::Unclear);

@@ -132,11 +132,16 @@ fn bracketed(line: &[u8]) -> Prefix<'_> {
     let end = memchr(b']', window)?;
     let (inside, after) = (&line[1..end], &line[end + 1..]);
     if let Some(rank) = named_rank(inside) {
-        return Some((Source::Rank(rank), after.strip_prefix(b":").unwrap_or(after)));
+        return Some((
+            Source::Rank(rank),
+            after.strip_prefix(b":").unwrap_or(after),
+        ));
     }
     if let Some(digits) = inside.strip_prefix(b"1,") {
         let rank = whole(digits)?;
-        let stream = after.strip_prefix(b"<stderr>:").or(after.strip_prefix(b"<stdout>:"))?;
+        let stream = after
+            .strip_prefix(b"<stderr>:")
+            .or(after.strip_prefix(b"<stdout>:"))?;
         return Some((Source::Rank(rank), stream));
     }
     if let (Some(rank), Some(after)) = (whole(inside), after.strip_prefix(b":")) {
@@ -151,7 +156,13 @@ fn named_rank(inside: &[u8]) -> Option<u32> {
         inside.len() > name.len() && inside[..name.len()].eq_ignore_ascii_case(name)
     })?;
     let digits = &inside[matched.len()..];
-    whole(digits.trim_ascii_start().strip_prefix(b":").unwrap_or(digits).trim_ascii())
+    whole(
+        digits
+            .trim_ascii_start()
+            .strip_prefix(b":")
+            .unwrap_or(digits)
+            .trim_ascii(),
+    )
 }
 
 /// `(RayTrainWorker pid=1234, ip=10.0.0.1)`, `(pid=1234)`, `(VllmWorker rank=1 pid=1234)`, `(raylet)`.
@@ -186,7 +197,11 @@ fn numbered(line: &[u8]) -> Prefix<'_> {
         return None;
     }
     let is_part = |byte: &u8| byte.is_ascii_digit() || b"-:.,TZ+/ ".contains(byte);
-    let end = line.iter().take(40).take_while(|byte| is_part(byte)).count();
+    let end = line
+        .iter()
+        .take(40)
+        .take_while(|byte| is_part(byte))
+        .count();
     Some((Source::Unnamed, &line[end..]))
 }
 
@@ -232,7 +247,11 @@ mod tests {
             ("[Rank 12] loss", Source::Rank(12), "loss"),
             ("[default1]:step", Source::Rank(1), "step"),
             ("[1,5]<stderr>:step", Source::Rank(5), "step"),
-            ("(RayTrainWorker pid=77, ip=10.0.0.2) x", Source::Process(77), "x"),
+            (
+                "(RayTrainWorker pid=77, ip=10.0.0.2) x",
+                Source::Process(77),
+                "x",
+            ),
             ("(VllmWorker rank=1 pid=77) x", Source::Rank(1), "x"),
             ("10: x", Source::Rank(10), "x"),
             ("2024-05-11 14:10:52.224 x", Source::Unnamed, "x"),
@@ -240,7 +259,11 @@ mod tests {
             ("\u{1b}[36m(pid=5)\u{1b}[0m x", Source::Process(5), "x"),
             ("#033[2m#033[33m(raylet)#033[0m x", Source::Unnamed, "x"),
             ("\u{1b}]0;title\u{7}x", Source::Unnamed, "x"),
-            ("\u{2502}  x.py:3 in f   \u{2502}", Source::Unnamed, "  x.py:3 in f"),
+            (
+                "\u{2502}  x.py:3 in f   \u{2502}",
+                Source::Unnamed,
+                "  x.py:3 in f",
+            ),
             ("3 items", Source::Unnamed, "3 items"),
             ("(no worker) x", Source::Unnamed, "(no worker) x"),
             ("[INFO] x", Source::Unnamed, "[INFO] x"),

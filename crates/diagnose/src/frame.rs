@@ -83,7 +83,10 @@ impl Frame {
         let (file, number, function) = match line.strip_prefix("File \"") {
             Some(rest) => {
                 let (file, rest) = rest.split_once('"')?;
-                let rest = rest.trim_start_matches(',').trim_start().strip_prefix("line")?;
+                let rest = rest
+                    .trim_start_matches(',')
+                    .trim_start()
+                    .strip_prefix("line")?;
                 let (number, function) = rest.split_once(',')?;
                 (file, number, function.trim_start().strip_prefix("in")?)
             }
@@ -130,7 +133,12 @@ const EVALUATION: &[&str] = &["evaluate", "evaluation_loop", "prediction_loop", 
 const PREFERENCE: &[&str] = &["concatenated_forward", "dpo_loss", "get_batch_logps", "get_batch_loss_metrics", "_get_per_token_logps", "_get_per_token_logps_and_entropies", "selective_log_softmax", "get_batch_samples", "_generate_and_score_completions", "compute_reference_log_probs", "grpo_loss", "kto_loss", "orpo_loss", "compute_log_probs", "compute_log_prob"];
 #[rustfmt::skip]
 const LOSS: &[&str] = &["cross_entropy", "ForCausalLMLoss", "fixed_cross_entropy", "log_softmax", "cross_entropy_loss", "loss_function", "fused_linear_cross_entropy_forward"];
-const BACKWARD: &[&str] = &["backward", "_engine_run_backward", "run_backward", "apply_backward"];
+const BACKWARD: &[&str] = &[
+    "backward",
+    "_engine_run_backward",
+    "run_backward",
+    "apply_backward",
+];
 #[rustfmt::skip]
 const GENERATION: &[&str] = &["generate", "_sample", "sample", "greedy_search", "beam_search", "_beam_search", "_greedy_search"];
 #[rustfmt::skip]
@@ -138,15 +146,21 @@ const LOADING: &[&str] = &["from_pretrained", "_load_pretrained_model", "load_mo
 
 /// What the run was doing, by its frames, the outermost first.
 pub fn phase(frames: &[Frame]) -> Option<Phase> {
-    let has = |names: &[&str]| frames.iter().any(|frame| names.contains(&frame.function.as_str()));
-    let has_in = |folder: &str, names: &[&str]| {
+    let has = |names: &[&str]| {
         frames
             .iter()
-            .any(|frame| frame.is_in(folder) && (names.is_empty() || names.contains(&frame.function.as_str())))
+            .any(|frame| names.contains(&frame.function.as_str()))
+    };
+    let has_in = |folder: &str, names: &[&str]| {
+        frames.iter().any(|frame| {
+            frame.is_in(folder) && (names.is_empty() || names.contains(&frame.function.as_str()))
+        })
     };
     let found = if has(MERGING) {
         Phase::Merging
-    } else if has_in("parallel/data_parallel.py", &[]) || has_in("parallel/scatter_gather.py", &["gather"]) {
+    } else if has_in("parallel/data_parallel.py", &[])
+        || has_in("parallel/scatter_gather.py", &["gather"])
+    {
         Phase::DataParallel
     } else if has_in("_utils/pin_memory.py", &[]) {
         Phase::PinnedMemory
@@ -180,7 +194,13 @@ pub fn phase(frames: &[Frame]) -> Option<Phase> {
         Phase::Setup
     } else if has(LOSS) {
         Phase::Loss
-    } else if has(&["forward", "_call_impl", "_wrapped_call_impl", "training_step", "compute_loss"]) {
+    } else if has(&[
+        "forward",
+        "_call_impl",
+        "_wrapped_call_impl",
+        "training_step",
+        "compute_loss",
+    ]) {
         Phase::Forward
     } else if has_in("nn/modules/module.py", &["to", "_apply", "cuda", "convert"]) {
         Phase::Loading
@@ -197,15 +217,35 @@ mod tests {
     #[test]
     fn frames_are_read_in_three_spellings() {
         for (line, file, function) in [
-            ("  File \"/a/trainer.py\", line 12, in evaluation_loop", "/a/trainer.py", "evaluation_loop"),
-            ("File /a/trainer.py:12, in Trainer.evaluate(self, x)", "/a/trainer", "evaluate"),
+            (
+                "  File \"/a/trainer.py\", line 12, in evaluation_loop",
+                "/a/trainer.py",
+                "evaluation_loop",
+            ),
+            (
+                "File /a/trainer.py:12, in Trainer.evaluate(self, x)",
+                "/a/trainer",
+                "evaluate",
+            ),
             ("/a/trainer.py:12 in evaluate", "/a/trainer", "evaluate"),
-            ("  File \"C:\\a\\b.py\", line 12, in <module>", "C:/a/b.py", "<module>"),
+            (
+                "  File \"C:\\a\\b.py\", line 12, in <module>",
+                "C:/a/b.py",
+                "<module>",
+            ),
         ] {
             let frame = Frame::read(line).expect(line);
-            assert_eq!((frame.file.as_str(), frame.line, frame.function.as_str()), (file, 12, function));
+            assert_eq!(
+                (frame.file.as_str(), frame.line, frame.function.as_str()),
+                (file, 12, function)
+            );
         }
-        for line in ["File \"x", "x.py:12", "File \"x\", line y, in z", "File \"x\", line 99999999999, in z"] {
+        for line in [
+            "File \"x",
+            "x.py:12",
+            "File \"x\", line y, in z",
+            "File \"x\", line 99999999999, in z",
+        ] {
             assert_eq!(Frame::read(line), None, "{line}");
         }
     }
@@ -221,10 +261,29 @@ mod tests {
             names.iter().map(frame).collect()
         };
         let told = |names: &[(&str, &str)]| phase(&frames(names));
-        assert_eq!(told(&[("trainer.py", "_maybe_log_save_evaluate"), ("trainer.py", "evaluate"), ("m.py", "forward")]), Some(Phase::Evaluation));
-        assert_eq!(told(&[("trainer.py", "evaluation_loop"), ("u.py", "nested_concat")]), Some(Phase::EvaluationOutputs));
-        assert_eq!(told(&[("t.py", "training_step"), ("a/torch/_tensor.py", "backward")]), Some(Phase::Backward));
-        assert_eq!(told(&[("a/torch/optim/adamw.py", "step")]), Some(Phase::OptimizerStep));
+        assert_eq!(
+            told(&[
+                ("trainer.py", "_maybe_log_save_evaluate"),
+                ("trainer.py", "evaluate"),
+                ("m.py", "forward")
+            ]),
+            Some(Phase::Evaluation)
+        );
+        assert_eq!(
+            told(&[("trainer.py", "evaluation_loop"), ("u.py", "nested_concat")]),
+            Some(Phase::EvaluationOutputs)
+        );
+        assert_eq!(
+            told(&[
+                ("t.py", "training_step"),
+                ("a/torch/_tensor.py", "backward")
+            ]),
+            Some(Phase::Backward)
+        );
+        assert_eq!(
+            told(&[("a/torch/optim/adamw.py", "step")]),
+            Some(Phase::OptimizerStep)
+        );
         assert_eq!(told(&[("x.py", "main")]), None);
     }
 }

@@ -48,7 +48,9 @@ use advice::Case;
 /// that is known.
 pub fn diagnose(log: &Log, run: Option<&Run>) -> Vec<Failure> {
     let incidents = log.incidents();
-    let failures = incidents.iter().map(|incident| failure(incident, log.told(), run));
+    let failures = incidents
+        .iter()
+        .map(|incident| failure(incident, log.told(), run));
     failures.collect()
 }
 
@@ -88,23 +90,49 @@ pub fn failure(incident: &Incident, told: &Told, run: Option<&Run>) -> Failure {
 fn summary(incident: &Incident, cause: Cause) -> String {
     let who = incident.message.framework.title();
     let what = match (&incident.message.event, cause) {
-        (Event::NotMemory(_) | Event::AbsurdSize, _) => format!("{who} failed, and not for lack of memory"),
-        (Event::KilledBySignal, _) => "a process was ended by signal 9, as the kernel does when host memory runs out".to_owned(),
-        (Event::HostKilled, _) => format!("{who} reports a process that was ended because host memory ran out"),
+        (Event::NotMemory(_) | Event::AbsurdSize, _) => {
+            format!("{who} failed, and not for lack of memory")
+        }
+        (Event::KilledBySignal, _) => {
+            "a process was ended by signal 9, as the kernel does when host memory runs out"
+                .to_owned()
+        }
+        (Event::HostKilled, _) => {
+            format!("{who} reports a process that was ended because host memory ran out")
+        }
         (Event::SharedMemory, _) => "a loader worker ran out of shared memory".to_owned(),
         (Event::HostAllocation, _) => format!("{who} could not get host memory"),
         (Event::DoesNotFit, _) => "the run does not fit the budget it was planned for".to_owned(),
-        (Event::CacheBlocks, _) => "vLLM has no memory left for the cache of keys and values".to_owned(),
-        (Event::Startup, _) => "less of the card was free at the start than vLLM is to take".to_owned(),
-        (Event::Library(name), _) if *name != who => format!("{who} ran out of GPU memory: {name} could not get its workspace"),
-        (Event::Unified, _) => format!("{who} ran out of the memory that the GPU of this Mac may use"),
+        (Event::CacheBlocks, _) => {
+            "vLLM has no memory left for the cache of keys and values".to_owned()
+        }
+        (Event::Startup, _) => {
+            "less of the card was free at the start than vLLM is to take".to_owned()
+        }
+        (Event::Library(name), _) if *name != who => {
+            format!("{who} ran out of GPU memory: {name} could not get its workspace")
+        }
+        (Event::Unified, _) => {
+            format!("{who} ran out of the memory that the GPU of this Mac may use")
+        }
         _ => format!("{who} ran out of GPU memory"),
     };
-    let rank = incident.source.rank().map(|rank| format!(" on rank {rank}"));
-    let device = incident.message.device.map(|device| format!(" (GPU {device})"));
+    let rank = incident
+        .source
+        .rank()
+        .map(|rank| format!(" on rank {rank}"));
+    let device = incident
+        .message
+        .device
+        .map(|device| format!(" (GPU {device})"));
     let phase = incident.phase.map(|phase| format!(" {}", phase.said()));
-    let step = incident.step.filter(|_| incident.steps > 0).map(|step| format!(", after step {step}"));
+    let step = incident
+        .step
+        .filter(|_| incident.steps > 0)
+        .map(|step| format!(", after step {step}"));
     let times = (incident.times > 1).then(|| format!(", told {} times", incident.times));
-    let parts = [rank, device, phase, step, times].map(Option::unwrap_or_default).concat();
+    let parts = [rank, device, phase, step, times]
+        .map(Option::unwrap_or_default)
+        .concat();
     format!("{what}{parts}")
 }

@@ -220,7 +220,10 @@ mod tests {
         assert_eq!(lines(&[&marked]), expected);
         assert_eq!(lines(&marked.chunks(3).collect::<Vec<_>>()), expected);
         assert_eq!(lines(&[&[0xfe, 0xff], &big]), expected);
-        let ascii: Vec<u8> = "a line\nb".encode_utf16().flat_map(u16::to_le_bytes).collect();
+        let ascii: Vec<u8> = "a line\nb"
+            .encode_utf16()
+            .flat_map(u16::to_le_bytes)
+            .collect();
         assert_eq!(lines(&[&ascii]), ["a line", "b"]);
     }
 

@@ -1,15 +1,20 @@
 //! A log, line by line: messages with the tracebacks before them, step lines, and what a run says
 //! of itself. What is held is bounded, however long the log is.
 
-use std::collections::{BTreeMap, HashMap};
+mod told;
+
+pub use told::Told;
+
+use std::collections::HashMap;
 
 use crate::clean::{Source, plain, unprefixed};
 use crate::frame::{Frame, Phase, phase};
 use crate::lines::Lines;
 use crate::message::{Event, Message};
-use crate::step;
 use crate::trend::{Series, Trend};
-use crate::words::{Found, Known, Measure, Word, breaks_a_word, words_of};
+use crate::words::{Measure, Word, breaks_a_word, words_of};
+
+use told::Readings;
 
 /// Lines and bytes that a message may have.
 const MOST_LINES: usize = 24;
@@ -54,16 +59,6 @@ pub struct Incident {
 pub struct LengthChange {
     pub usual: f64,
     pub last: f64,
-}
-
-/// What a run says of itself.
-#[derive(Clone, Debug, Default)]
-pub struct Told {
-    /// Settings with the lines they stand in.
-    pub settings: BTreeMap<Known, (String, u64)>,
-    /// Whether the allocator has expandable segments already.
-    pub expandable_segments: bool,
-    pub programs: Vec<&'static str>,
 }
 
 #[derive(Debug, Default)]
@@ -150,7 +145,8 @@ impl Log {
         let mut found = self.reader.incidents.clone();
         found.sort_by_key(|incident| incident.line);
         // What follows from running out of memory is no failure of its own.
-        let is_memory = |incident: &Incident| !matches!(incident.message.event, Event::NotMemory(_));
+        let is_memory =
+            |incident: &Incident| !matches!(incident.message.event, Event::NotMemory(_));
         if found.iter().any(is_memory) {
             found.retain(is_memory);
         }
@@ -164,22 +160,6 @@ impl Log {
 
     pub fn told(&self) -> &Told {
         &self.reader.told
-    }
-}
-
-/// The numbers of a step line.
-#[derive(Debug, Default)]
-struct Readings {
-    memory: Vec<(Measure, f64)>,
-    step: Option<u64>,
-    length: Option<f64>,
-    has_loss: bool,
-    has_progress: bool,
-}
-
-impl Readings {
-    fn is_step(&self) -> bool {
-        self.has_loss || self.has_progress || self.step.is_some() && !self.memory.is_empty()
     }
 }
 
@@ -211,7 +191,8 @@ impl Reader {
             false => source,
         };
         let mut readings = Readings::default();
-        let (mut begins, mut has_figure, mut is_traceback, mut has_frame) = (false, false, false, false);
+        let (mut begins, mut has_figure, mut is_traceback, mut has_frame) =
+            (false, false, false, false);
         for found in words_of(text) {
             match found.word {
                 Word::Failure => begins = true,
@@ -219,10 +200,11 @@ impl Reader {
                 Word::Traceback => is_traceback = true,
                 Word::Frame => has_frame = true,
                 Word::Evaluation => self.state(source).is_evaluating = true,
-                _ => self.note(text, found, &mut readings),
+                _ => self.told.note(self.number, text, found, &mut readings),
             }
         }
-        let frame = (has_frame || self.state(source).broken_frame.is_some()) && self.frame(source, text);
+        let frame =
+            (has_frame || self.state(source).broken_frame.is_some()) && self.frame(source, text);
         if is_traceback {
             self.close(source);
             self.state(source).frames.clear();
@@ -273,90 +255,6 @@ impl Reader {
         &mut self.known[place]
     }
 
-    /// A word that says something of the run.
-    fn note(&mut self, text: &[u8], found: Found, readings: &mut Readings) {
-        let is_name = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
-        let begins = found.start == 0 || !is_name(&text[found.start - 1]);
-        let ends = text.get(found.end).is_none_or(|byte| !byte.is_ascii_alphanumeric());
-        match found.word {
-            Word::Memory(measure) if begins && ends => {
-                if let Some(bytes) = step::bytes_after(text, found.end)
-                    && readings.memory.len() < 8
-                {
-                    readings.memory.push((measure, bytes));
-                }
-            }
-            Word::Step if begins && ends => {
-                let number = step::number_after(text, found.end).map(|(number, _)| number);
-                readings.step = readings.step.or(number.map(|number| number as u64));
-            }
-            Word::Loss if begins => {
-                readings.has_loss |= step::number_after(text, found.end).is_some();
-            }
-            Word::Length if begins && ends => {
-                readings.length = step::number_after(text, found.end).map(|(number, _)| number);
-            }
-            Word::Progress => {
-                readings.has_progress = true;
-                readings.step = readings.step.or(step::progress(text));
-            }
-            Word::Setting(known) if begins || known == Known::Model => {
-                self.setting(text, found, known);
-            }
-            Word::CachedModel => {
-                let rest = &text[found.end..text.len().min(found.end + 120)];
-                let end = rest.iter().position(|byte| matches!(byte, b'/' | b'\\' | b'"' | b'\'' | b' '));
-                let name = String::from_utf8_lossy(&rest[..end.unwrap_or(rest.len())]).replace("--", "/");
-                if name.contains('/') {
-                    let line = self.number;
-                    self.told.settings.entry(Known::Model).or_insert((name, line));
-                }
-            }
-            Word::AllocConf => {
-                let rest = String::from_utf8_lossy(&text[found.end..]).to_lowercase();
-                // The message's own hint says "try setting"; what is set stands behind a sign.
-                let is_hint = memchr::memmem::find(text, b"try setting").is_some();
-                self.told.expandable_segments |= !is_hint && rest.contains("expandable_segments:true");
-            }
-            Word::Program(name) if !self.told.programs.contains(&name) => {
-                self.told.programs.push(name);
-            }
-            _ => {}
-        }
-    }
-
-    fn setting(&mut self, text: &[u8], found: Found, known: Known) {
-        let line = self.number;
-        let is_statement = memchr::memmem::find(&text[found.start..found.end], b" ").is_some()
-            && matches!(known, Known::Bf16 | Known::Fp16);
-        let value = match is_statement {
-            true => Some("true".to_owned()),
-            false => step::value_after(text, found.end),
-        };
-        let Some(value) = value else { return };
-        let value = match known {
-            Known::Trainable => value.replace(',', ""),
-            _ => value,
-        };
-        let lower = value.to_lowercase();
-        let is_switch = matches!(lower.as_str(), "true" | "false");
-        let is_count = lower.parse::<u64>().is_ok_and(|number| number > 0);
-        let fits = match known {
-            Known::Model => value.contains('/') && !value.starts_with('/') && !value.contains(".json"),
-            Known::Batch | Known::Accumulation | Known::Length | Known::LoraRank | Known::Trainable => is_count,
-            Known::Optimizer => ["adamw", "paged_adamw", "sgd"].iter().any(|name| lower.starts_with(name)),
-            Known::Attention => ["sdpa", "eager", "flash_attention"].iter().any(|name| lower.starts_with(name)),
-            Known::Checkpointing | Known::Bf16 | Known::Fp16 | Known::FourBit | Known::EightBit => is_switch,
-        };
-        if fits {
-            let value = match is_switch {
-                true => lower,
-                false => value,
-            };
-            self.told.settings.insert(known, (value, line));
-        }
-    }
-
     /// Takes a frame, whole or in two halves. Whether the line was one.
     fn frame(&mut self, source: Source, text: &[u8]) -> bool {
         let line = String::from_utf8_lossy(text);
@@ -386,7 +284,9 @@ impl Reader {
             line: self.number - u64::from(with_before),
         };
         if with_before {
-            pending.text.push_str(&String::from_utf8_lossy(&self.before));
+            pending
+                .text
+                .push_str(&String::from_utf8_lossy(&self.before));
             pending.text.push('\n');
         }
         // Long lines are searched for where the message stands by the readers themselves.
@@ -412,7 +312,9 @@ impl Reader {
         pending.lines += 1;
         pending.text.push('\n');
         let room = MOST_BYTES.saturating_sub(pending.text.len());
-        pending.text.push_str(&String::from_utf8_lossy(&text[..text.len().min(room)]));
+        pending
+            .text
+            .push_str(&String::from_utf8_lossy(&text[..text.len().min(room)]));
         if pending.lines >= MOST_LINES || pending.text.len() >= MOST_BYTES {
             self.close(source);
         }
@@ -478,7 +380,12 @@ impl Reader {
             let measured = self.known.iter().filter(|state| !state.series.is_empty());
             measured.max_by_key(|state| state.steps)
         })?;
-        let order = [Measure::Allocated, Measure::Used, Measure::Reserved, Measure::Host];
+        let order = [
+            Measure::Allocated,
+            Measure::Used,
+            Measure::Reserved,
+            Measure::Host,
+        ];
         let mut trends = order.iter().filter_map(|measure| {
             let (_, series) = state.series.iter().find(|(known, _)| known == measure)?;
             let trend = series.trend()?;
@@ -521,7 +428,10 @@ impl Reader {
     fn record(&mut self, incident: Incident) {
         let event = &incident.message.event;
         let is_weak = incident.message.is_bare()
-            && matches!(event, Event::Driver | Event::Library(_) | Event::Collective | Event::Device);
+            && matches!(
+                event,
+                Event::Driver | Event::Library(_) | Event::Collective | Event::Device
+            );
         for known in &mut self.incidents {
             let (old, new) = (&known.message, &incident.message);
             let same_source = known.source == incident.source;
@@ -553,7 +463,10 @@ impl Reader {
 }
 
 fn is_of_host(event: &Event) -> bool {
-    matches!(event, Event::HostKilled | Event::HostAllocation | Event::SharedMemory)
+    matches!(
+        event,
+        Event::HostKilled | Event::HostAllocation | Event::SharedMemory
+    )
 }
 
 fn length_change(state: &State) -> Option<LengthChange> {
@@ -562,6 +475,8 @@ fn length_change(state: &State) -> Option<LengthChange> {
     let (last, before) = state.lengths.split_last()?;
     let mut before = before.to_vec();
     before.sort_by(f64::total_cmp);
-    let usual = *before.get(before.len() / 2).filter(|_| before.len() >= FEWEST)?;
+    let usual = *before
+        .get(before.len() / 2)
+        .filter(|_| before.len() >= FEWEST)?;
     Some(LengthChange { usual, last: *last })
 }

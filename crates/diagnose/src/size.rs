@@ -145,7 +145,10 @@ mod tests {
         assert_eq!(before(text, "totalcapacity"), Some(4_090_956_349));
         assert_eq!(before(text, "free"), Some(58_070_139));
         assert_eq!(before(text, "cached"), None);
-        assert_eq!(after("allocate2.00mib.gpu", "allocate").map(|found| found.0), Some(2 << 20));
+        assert_eq!(
+            after("allocate2.00mib.gpu", "allocate").map(|found| found.0),
+            Some(2 << 20)
+        );
         assert_eq!(before("memory.2.44mibisfree", "isfree"), Some(2_558_525));
     }
 }

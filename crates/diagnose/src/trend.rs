@@ -100,7 +100,14 @@ impl Series {
             && self.filled < self.stride
             && let Some(last) = self.points.last_mut()
         {
-            *last = joined(*last, Point { at, low: bytes, weight: 1.0 });
+            *last = joined(
+                *last,
+                Point {
+                    at,
+                    low: bytes,
+                    weight: 1.0,
+                },
+            );
             self.filled += 1;
             return;
         }
@@ -111,7 +118,11 @@ impl Series {
                 .collect();
             self.stride *= 2;
         }
-        self.points.push(Point { at, low: bytes, weight: 1.0 });
+        self.points.push(Point {
+            at,
+            low: bytes,
+            weight: 1.0,
+        });
         self.filled = 1;
     }
 
@@ -180,9 +191,16 @@ impl Block {
         let low = *lows.get(lows.len() / 5)?;
         let middle = *lows.get(lows.len() / 2)?;
         // Differences of neighbours have the noise and hardly any of the slope.
-        let changes = points.windows(2).map(|pair| (pair[1].low - pair[0].low).abs());
+        let changes = points
+            .windows(2)
+            .map(|pair| (pair[1].low - pair[0].low).abs());
         let spread = median(changes).unwrap_or(0.0) / (0.6745 * std::f64::consts::SQRT_2);
-        Some(Block { at, low, middle, spread })
+        Some(Block {
+            at,
+            low,
+            middle,
+            spread,
+        })
     }
 }
 
@@ -247,7 +265,8 @@ fn off_mean(blocks: &[Block]) -> f64 {
 /// Whether the last third rises too: what warms up comes to rest.
 fn goes_on(blocks: &[Block], rise: f64) -> bool {
     let third = blocks.len() / 3;
-    let level = |part: &[Block]| part.iter().map(|block| block.low).sum::<f64>() / part.len() as f64;
+    let level =
+        |part: &[Block]| part.iter().map(|block| block.low).sum::<f64>() / part.len() as f64;
     let begins = level(&blocks[blocks.len() - 2 * third..][..third]);
     let ends = level(&blocks[blocks.len() - third..]);
     // A line rises from one third to the next by the third of its whole, and a little more.
@@ -271,7 +290,10 @@ mod tests {
 
     impl Noise {
         fn uniform(&mut self) -> f64 {
-            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            self.0 = self
+                .0
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
             let mixed = (self.0 ^ (self.0 >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
             (mixed >> 11) as f64 / (1_u64 << 53) as f64
         }
@@ -364,7 +386,9 @@ mod tests {
     #[test]
     fn a_long_series_is_held_in_bounded_memory_and_still_read() {
         let mut random = Noise(3);
-        let leak = series(200_000, |step| 5000.0 + 0.02 * step + 30.0 * random.normal());
+        let leak = series(200_000, |step| {
+            5000.0 + 0.02 * step + 30.0 * random.normal()
+        });
         assert!(leak.points.len() <= MOST_POINTS);
         let trend = leak.trend().expect("it is long enough");
         assert!(trend.is_rising);

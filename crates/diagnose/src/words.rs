@@ -255,11 +255,20 @@ fn automaton(words: impl Iterator<Item = &'static str>) -> AhoCorasick {
     built.unwrap_or_else(|error| unreachable!("{error}"))
 }
 
-static ALL: LazyLock<AhoCorasick> = LazyLock::new(|| automaton(WORDS.iter().map(|(word, _)| *word)));
+static ALL: LazyLock<AhoCorasick> =
+    LazyLock::new(|| automaton(WORDS.iter().map(|(word, _)| *word)));
 
 static FAILURES: LazyLock<AhoCorasick> = LazyLock::new(|| {
-    let long = |word: &&&(&str, Word)| matches!(word.1, Word::Failure | Word::Figure) && word.0.len() > 9;
-    automaton(WORDS.iter().collect::<Vec<_>>().iter().filter(long).map(|(word, _)| *word))
+    let long =
+        |word: &&&(&str, Word)| matches!(word.1, Word::Failure | Word::Figure) && word.0.len() > 9;
+    automaton(
+        WORDS
+            .iter()
+            .collect::<Vec<_>>()
+            .iter()
+            .filter(long)
+            .map(|(word, _)| *word),
+    )
 });
 
 /// A word in a line, and where it begins and ends.
@@ -289,7 +298,9 @@ static PAIRS: LazyLock<Vec<bool>> = LazyLock::new(|| {
     for (word, kind) in WORDS {
         if matches!(kind, Word::Failure | Word::Figure) {
             let letters: Vec<u8> = word.bytes().map(|byte| byte.to_ascii_lowercase()).collect();
-            letters.windows(2).for_each(|pair| pairs[place(pair)] = true);
+            letters
+                .windows(2)
+                .for_each(|pair| pairs[place(pair)] = true);
         }
     }
     pairs

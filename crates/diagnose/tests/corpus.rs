@@ -36,7 +36,11 @@ fn differences(failure: &Failure, expected: &Value) -> Vec<String> {
     for name in ["framework", "cause", "rank", "phase"] {
         compare(name, &found[name], &expected[name]);
     }
-    compare("is_oom", &found["is_oom"], &Value::Bool(expected["cause"] != "not_oom"));
+    compare(
+        "is_oom",
+        &found["is_oom"],
+        &Value::Bool(expected["cause"] != "not_oom"),
+    );
     for (name, value) in expected["numbers"].as_object().expect("a table") {
         compare(name, &found["numbers"][name], value);
     }
@@ -44,7 +48,10 @@ fn differences(failure: &Failure, expected: &Value) -> Vec<String> {
 }
 
 #[test]
-#[expect(clippy::print_stdout, reason = "the table is what the test is run for by hand")]
+#[expect(
+    clippy::print_stdout,
+    reason = "the table is what the test is run for by hand"
+)]
 fn class_and_figures_are_right_for_each() {
     let expected = expected();
     let mut wrong = Vec::new();
@@ -58,7 +65,9 @@ fn class_and_figures_are_right_for_each() {
                 .numbers
                 .named()
                 .iter()
-                .filter_map(|(name, value, _)| Some(format!("{}={}", name.trim_end_matches("_bytes"), (*value)?)))
+                .filter_map(|(name, value, _)| {
+                    Some(format!("{}={}", name.trim_end_matches("_bytes"), (*value)?))
+                })
                 .collect();
             println!(
                 "{name:36} {:14} {:3.0} %  {:?}  {}",
@@ -72,7 +81,11 @@ fn class_and_figures_are_right_for_each() {
             println!("{name:36} nothing");
         }
         if found.len() != expected.len() {
-            wrong.push(format!("{name}: {} failures, not {}: {found:#?}", found.len(), expected.len()));
+            wrong.push(format!(
+                "{name}: {} failures, not {}: {found:#?}",
+                found.len(),
+                expected.len()
+            ));
             continue;
         }
         for (failure, expected) in found.iter().zip(expected) {
@@ -82,7 +95,10 @@ fn class_and_figures_are_right_for_each() {
             }
         }
     }
-    println!("{} files, {without_oom} without a lack of memory", expected.len());
+    println!(
+        "{} files, {without_oom} without a lack of memory",
+        expected.len()
+    );
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(expected.len() >= 80 && without_oom >= 20);
 }
@@ -106,7 +122,10 @@ fn a_log_that_is_cut_off_anywhere_is_read() {
         let step = (bytes.len() / 40).max(1);
         for end in (0..bytes.len()).step_by(step) {
             for failure in failures(&bytes[..end], 1 << 20) {
-                assert!((0.0..=1.0).contains(&failure.confidence), "{name} up to {end}");
+                assert!(
+                    (0.0..=1.0).contains(&failure.confidence),
+                    "{name} up to {end}"
+                );
             }
         }
     }
@@ -124,8 +143,15 @@ fn advice_is_never_what_does_harm_or_nothing() {
                     assert!(!text.contains(harm) || reads, "{name}: {text}");
                 }
                 let expandable = text.contains("expandable_segments");
-                assert!(!expandable || failure.cause.name() == "fragmentation", "{name}: {text}");
-                assert_eq!(fix.saves_bytes.filter(|_| !name.starts_with("cinch")), None, "{name}: nothing was computed");
+                assert!(
+                    !expandable || failure.cause.name() == "fragmentation",
+                    "{name}: {text}"
+                );
+                assert_eq!(
+                    fix.saves_bytes.filter(|_| !name.starts_with("cinch")),
+                    None,
+                    "{name}: nothing was computed"
+                );
             }
         }
     }

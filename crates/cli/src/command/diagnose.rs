@@ -3,6 +3,7 @@
 mod run;
 mod show;
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{IsTerminal, Read, Seek, SeekFrom};
 use std::path::Path;
@@ -27,10 +28,15 @@ const INTERVAL: Duration = Duration::from_millis(100);
 const LOOKS_AT_REST: u32 = 5;
 
 pub fn run(arguments: &DiagnoseArguments) -> anyhow::Result<()> {
-    let path = arguments.file.as_deref().filter(|path| *path != Path::new("-"));
+    let path = arguments
+        .file
+        .as_deref()
+        .filter(|path| *path != Path::new("-"));
     if arguments.follow {
         let Some(path) = path else {
-            return Err(usage("--follow needs a file\nhint: standard input is read as it comes, to its end"));
+            return Err(usage(
+                "--follow needs a file\nhint: standard input is read as it comes, to its end",
+            ));
         };
         return follow(arguments, path);
     }
@@ -43,7 +49,11 @@ pub fn run(arguments: &DiagnoseArguments) -> anyhow::Result<()> {
                  hint: name a log, `cinch diagnose train.log`, or pipe one: `python train.py 2>&1 | cinch diagnose`",
             ));
         }
-        None => feed(&mut log, &mut std::io::stdin().lock(), Path::new("standard input"))?,
+        None => feed(
+            &mut log,
+            &mut std::io::stdin().lock(),
+            Path::new("standard input"),
+        )?,
     }
     log.finish();
     let failures = told(arguments, &log)?;
@@ -68,10 +78,13 @@ fn verdict(failures: &[Failure]) -> anyhow::Result<()> {
 
 fn open(path: &Path) -> anyhow::Result<File> {
     let shown = cinch_files::shown(path);
-    let file = File::open(path).map_err(|error| usage(format!("{shown} cannot be read: {error}")))?;
+    let file =
+        File::open(path).map_err(|error| usage(format!("{shown} cannot be read: {error}")))?;
     let is_folder = file.metadata().is_ok_and(|metadata| metadata.is_dir());
     match is_folder {
-        true => Err(usage(format!("{shown} is a folder\nhint: name the log in it"))),
+        true => Err(usage(format!(
+            "{shown} is a folder\nhint: name the log in it"
+        ))),
         false => Ok(file),
     }
 }
@@ -84,7 +97,8 @@ fn feed(log: &mut Log, from: &mut impl Read, path: &Path) -> anyhow::Result<()> 
             Ok(count) => log.feed(&buffer[..count]),
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
             Err(error) => {
-                return Err(error).with_context(|| format!("{} cannot be read", cinch_files::shown(path)));
+                return Err(error)
+                    .with_context(|| format!("{} cannot be read", cinch_files::shown(path)));
             }
         }
     }
@@ -95,11 +109,15 @@ fn follow(arguments: &DiagnoseArguments, path: &Path) -> anyhow::Result<()> {
     interrupt::listen("stopped reading")?;
     let mut file = open(path)?;
     let mut log = Log::new();
-    let mut shown = 0;
+    // Failures of several ranks need not end in the order of their lines.
+    let mut shown = HashSet::new();
     let mut all = Vec::new();
     let mut at_rest = 0;
     if !arguments.json && !voice::is_quiet() {
-        voice::tell(&format!("reading {} as it grows; Ctrl-C ends", cinch_files::shown(path)));
+        voice::tell(&format!(
+            "reading {} as it grows; Ctrl-C ends",
+            cinch_files::shown(path)
+        ));
     }
     loop {
         let place = file.stream_position()?;
@@ -112,23 +130,28 @@ fn follow(arguments: &DiagnoseArguments, path: &Path) -> anyhow::Result<()> {
         } else if at_rest == LOOKS_AT_REST {
             log.settle();
         }
-        let incidents = log.incidents();
-        if incidents.len() > shown {
-            let failures = told(arguments, &log)?;
-            let new = failures.get(shown..).unwrap_or_default();
+        let places: Vec<u64> = log
+            .incidents()
+            .iter()
+            .map(|incident| incident.line)
+            .collect();
+        if places.iter().any(|place| !shown.contains(place)) {
+            all = told(arguments, &log)?;
+            let is_new = |failure: &&Failure| !shown.contains(&failure.line);
+            let new: Vec<Failure> = all.iter().filter(is_new).cloned().collect();
             match arguments.json {
                 true => print_raw(serde_json::to_string(&json!({ "failures": new }))?.as_bytes())?,
-                false => print(&show::text(new, &log))?,
+                false => print(&show::text(&new, &log))?,
             }
-            shown = incidents.len();
-            all = failures;
+            shown.extend(places);
         }
         if stops {
             return verdict(&all);
         }
         if file.metadata()?.len() < file.stream_position()? {
             file.seek(SeekFrom::Start(0))?;
-            (log, shown) = (Log::new(), 0);
+            log = Log::new();
+            shown.clear();
         }
         if !grew {
             std::thread::sleep(INTERVAL);

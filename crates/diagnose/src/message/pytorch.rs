@@ -28,7 +28,9 @@ fn caching(text: &Text<'_>) -> Option<Message> {
     if whole.contains("triedtoallocatemorethan1ebmemory") {
         return Some(Message::new(Framework::PyTorch, Event::AbsurdSize));
     }
-    let prefix = PREFIXES.iter().find_map(|prefix| Some((prefix, whole.find(prefix)?)));
+    let prefix = PREFIXES
+        .iter()
+        .find_map(|prefix| Some((prefix, whole.find(prefix)?)));
     let tried = after(whole, "triedtoallocate").map(|found| found.0);
     // A story, not a message: "tried to allocate 51+ GB (OOM!)".
     let is_told = tried.is_some() && whole.contains("oom");
@@ -66,12 +68,20 @@ fn caching(text: &Text<'_>) -> Option<Message> {
     numbers.free = before(rest, "isfree").or_else(|| before(rest, "free;"));
     numbers.allocated = before(rest, "isallocatedbypytorch")
         .or_else(|| before(rest, "alreadyallocated"))
-        .or_else(|| after(rest, "after").map(|found| found.0).filter(|_| whole.contains("oomafter")));
+        .or_else(|| {
+            after(rest, "after")
+                .map(|found| found.0)
+                .filter(|_| whole.contains("oomafter"))
+        });
     numbers.reserved_unallocated = before(rest, "isreservedbypytorchbutunallocated");
     numbers.reserved = before(rest, "reservedintotalbypytorch").or_else(|| before(rest, "cached)"));
     numbers.private_pools = before(rest, "allocatedinprivatepools");
     numbers.limit = before(rest, "allowed;");
-    match (numbers.allocated, numbers.reserved, numbers.reserved_unallocated) {
+    match (
+        numbers.allocated,
+        numbers.reserved,
+        numbers.reserved_unallocated,
+    ) {
         (Some(allocated), None, Some(idle)) => numbers.reserved = Some(allocated + idle),
         (Some(allocated), Some(reserved), None) => {
             // Of one that said "cached", that is what is idle.
@@ -86,10 +96,13 @@ fn caching(text: &Text<'_>) -> Option<Message> {
         _ => {}
     }
     holders(rest, &mut message);
-    if whole.contains("preemptivelyrejected") || whole.contains("per_process_memory_fractionlimit") {
+    if whole.contains("preemptivelyrejected") || whole.contains("per_process_memory_fractionlimit")
+    {
         message.event = Event::Rejected;
         let numbers = &mut message.numbers;
-        numbers.tried = numbers.tried.or_else(|| after(whole, "requestedsize:").map(|found| found.0));
+        numbers.tried = numbers
+            .tried
+            .or_else(|| after(whole, "requestedsize:").map(|found| found.0));
         numbers.limit = numbers
             .limit
             .or_else(|| after(whole, "limit:").map(|found| found.0))
@@ -140,7 +153,9 @@ fn holders(text: &str, message: &mut Message) {
     }
     holders.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
     if !holders.is_empty() {
-        let total = holders.iter().fold(0_u64, |sum, holder| sum.saturating_add(holder.bytes));
+        let total = holders
+            .iter()
+            .fold(0_u64, |sum, holder| sum.saturating_add(holder.bytes));
         numbers.other = Some(total);
     }
     numbers.non_pytorch = numbers
@@ -158,7 +173,8 @@ fn asynchronous(text: &Text<'_>) -> Option<Message> {
         return None;
     }
     let mut message = Message::new(Framework::PyTorch, Event::Device);
-    message.device = count_after(whole, "allocationondevice").and_then(|index| u32::try_from(index).ok());
+    message.device =
+        count_after(whole, "allocationondevice").and_then(|index| u32::try_from(index).ok());
     let rest = &whole[at..];
     let figure = |words: &str| after(rest, words).map(|found| found.0);
     let numbers = &mut message.numbers;
@@ -167,7 +183,9 @@ fn asynchronous(text: &Text<'_>) -> Option<Message> {
     numbers.total = figure("devicelimit:");
     numbers.free = figure("free(accordingtocuda):");
     numbers.limit = figure("memoryfraction):").or_else(|| figure("pytorchlimit:"));
-    message.remarks.push("the allocator is cudaMallocAsync's, of the driver".to_owned());
+    message
+        .remarks
+        .push("the allocator is cudaMallocAsync's, of the driver".to_owned());
     if let (Some(limit), Some(total)) = (numbers.limit, numbers.total)
         && limit < total
     {

@@ -31,7 +31,8 @@ fn startup(text: &Text<'_>) -> Option<Message> {
         return None;
     }
     let mut message = Message::new(Framework::Vllm, Event::Startup);
-    let device = super::count_after(whole, "devicecuda:").or_else(|| super::count_after(whole, "cuda:"));
+    let device =
+        super::count_after(whole, "devicecuda:").or_else(|| super::count_after(whole, "cuda:"));
     message.device = device.and_then(|index| u32::try_from(index).ok());
     let rest = &whole[whole.find("freememoryondevice").unwrap_or(0)..];
     let numbers = &mut message.numbers;

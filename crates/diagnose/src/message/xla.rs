@@ -11,7 +11,13 @@ pub fn read(text: &Text<'_>) -> Option<Message> {
 
 /// Which of the two it is: TensorFlow says so.
 fn framework(text: &Text<'_>) -> Framework {
-    match text.has_any(&["tensorflow", "/job:", "resourceexhaustederror", "graphexecution"]) && !text.has("jax") {
+    match text.has_any(&[
+        "tensorflow",
+        "/job:",
+        "resourceexhaustederror",
+        "graphexecution",
+    ]) && !text.has("jax")
+    {
         true => Framework::TensorFlow,
         false => Framework::Jax,
     }
@@ -28,7 +34,9 @@ fn tensor(text: &Text<'_>) -> Option<Message> {
     };
     let mut message = Message::new(Framework::TensorFlow, event);
     message.device = count_after(rest, "device:gpu:").and_then(|index| u32::try_from(index).ok());
-    let inside = rest.split_once('[').and_then(|(_, after)| after.split_once(']'));
+    let inside = rest
+        .split_once('[')
+        .and_then(|(_, after)| after.split_once(']'));
     message.numbers.tried = inside.and_then(|(shape, after)| {
         let kind = &after[after.find("type")? + "type".len()..];
         let mut bytes = width(kind)?;
@@ -37,7 +45,11 @@ fn tensor(text: &Text<'_>) -> Option<Message> {
         }
         Some(bytes)
     });
-    let figure = |words: &str| after(rest, words).map(|found| found.0).or_else(|| count_after(rest, words));
+    let figure = |words: &str| {
+        after(rest, words)
+            .map(|found| found.0)
+            .or_else(|| count_after(rest, words))
+    };
     message.numbers.limit = figure("limit:");
     message.numbers.allocated = figure("inuse:");
     Some(message)
@@ -60,7 +72,9 @@ fn width(kind: &str) -> Option<u64> {
         ("complex64", 8),
     ];
     let mut types = TYPES.iter();
-    types.find(|(name, _)| kind.starts_with(name)).map(|(_, bytes)| *bytes)
+    types
+        .find(|(name, _)| kind.starts_with(name))
+        .map(|(_, bytes)| *bytes)
 }
 
 fn exhausted(text: &Text<'_>) -> Option<Message> {
@@ -73,15 +87,25 @@ fn exhausted(text: &Text<'_>) -> Option<Message> {
         ));
     }
     if is_exhausted && text.has_any(&["quota", "ratelimit", "toomanyrequests"]) {
-        return Some(Message::new(Framework::Python, Event::NotMemory("a service's quota was used up")));
+        return Some(Message::new(
+            Framework::Python,
+            Event::NotMemory("a service's quota was used up"),
+        ));
     }
     if text.has("thisisnotafailure") || text.has("notafailure,butmaymean") {
         return None;
     }
-    let tried = ["outofmemorywhiletryingtoallocate", "outofmemoryallocating", "outofmemorytryingtoallocate", "failedtoallocaterequestfor", "attemptingtoreserve", "attemptingtoallocate"]
-        .iter()
-        .find_map(|words| after(whole, words))
-        .map(|found| found.0);
+    let tried = [
+        "outofmemorywhiletryingtoallocate",
+        "outofmemoryallocating",
+        "outofmemorytryingtoallocate",
+        "failedtoallocaterequestfor",
+        "attemptingtoreserve",
+        "attemptingtoallocate",
+    ]
+    .iter()
+    .find_map(|words| after(whole, words))
+    .map(|found| found.0);
     let is_tpu = whole.contains("ranoutofmemoryinmemoryspace");
     let ran_out = whole.contains("ranoutofmemorytryingtoallocate");
     if tried.is_none() && !is_tpu && !(is_exhausted && whole.contains("outofmemory")) {
@@ -91,13 +115,16 @@ fn exhausted(text: &Text<'_>) -> Option<Message> {
         return None;
     }
     let mut message = Message::new(framework(text), Event::Device);
-    message.device = count_after(whole, "deviceordinal").and_then(|index| u32::try_from(index).ok());
+    message.device =
+        count_after(whole, "deviceordinal").and_then(|index| u32::try_from(index).ok());
     let numbers = &mut message.numbers;
     numbers.tried = tried;
     numbers.needed = after(whole, "totalallocation:").map(|found| found.0);
     if is_tpu {
         numbers.needed = after(whole, "used").map(|found| found.0);
-        numbers.total = after(whole, "of").map(|found| found.0).filter(|_| whole.contains("hbm"));
+        numbers.total = after(whole, "of")
+            .map(|found| found.0)
+            .filter(|_| whole.contains("hbm"));
         numbers.tried = None;
     }
     numbers.free = before(whole, "free").filter(|_| whole.contains("thereare"));
@@ -107,7 +134,11 @@ fn exhausted(text: &Text<'_>) -> Option<Message> {
 /// `failed to allocate 890.06M (933298432 bytes) from device: CUDA_ERROR_OUT_OF_MEMORY`.
 fn from_device(text: &Text<'_>) -> Option<Message> {
     let whole = text.squeezed;
-    let is_driver = text.has_any(&["cuda_error_out_of_memory", "hip_error_outofmemory", "hiperroroutofmemory"]);
+    let is_driver = text.has_any(&[
+        "cuda_error_out_of_memory",
+        "hip_error_outofmemory",
+        "hiperroroutofmemory",
+    ]);
     let at = whole.find("failedtoallocate").filter(|_| is_driver)?;
     let rest = &whole[at..];
     let mut message = Message::new(framework(text), Event::Device);

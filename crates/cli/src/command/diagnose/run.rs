@@ -43,7 +43,7 @@ pub fn of(arguments: &DiagnoseArguments, log: &Log) -> anyhow::Result<Option<Run
     });
     let limit = first.message.numbers.limit;
     let found = asked(arguments, told, engine, has_file).and_then(|asked| {
-        if !has_file {
+        if !is_stated {
             says_enough(&asked, told)?;
         }
         match engine {
@@ -66,12 +66,20 @@ pub fn of(arguments: &DiagnoseArguments, log: &Log) -> anyhow::Result<Option<Run
 
 /// A log seldom tells all of a run, and a figure for another one would mislead.
 fn says_enough(asked: &Asked, told: &Told) -> anyhow::Result<()> {
-    for (key, flag) in [(remedy::BATCH_SIZE, "--batch-size"), (remedy::SEQUENCE, "--seq-len")] {
+    for (key, flag) in [
+        (remedy::BATCH_SIZE, "--batch-size"),
+        (remedy::SEQUENCE, "--seq-len"),
+    ] {
         if !asked.settings.is_explicit(key) {
-            return Err(usage(format!("the log does not tell {key}\nhint: say {flag}")));
+            return Err(usage(format!(
+                "the log does not tell {key}\nhint: say {flag}"
+            )));
         }
     }
-    let trainable = told.settings.get(&Known::Trainable).and_then(|(text, _)| text.parse::<u64>().ok());
+    let trainable = told
+        .settings
+        .get(&Known::Trainable)
+        .and_then(|(text, _)| text.parse::<u64>().ok());
     let all = asked.config.model.parameters();
     match trainable {
         Some(trainable) if trainable < all / 10 * 9 && asked.config.tuning.lora.is_none() => {
@@ -83,7 +91,12 @@ fn says_enough(asked: &Asked, told: &Told) -> anyhow::Result<()> {
     }
 }
 
-fn asked(arguments: &DiagnoseArguments, told: &Told, engine: Engine, has_file: bool) -> anyhow::Result<Asked> {
+fn asked(
+    arguments: &DiagnoseArguments,
+    told: &Told,
+    engine: Engine,
+    has_file: bool,
+) -> anyhow::Result<Asked> {
     let mut base = Settings::new();
     if !has_file && engine == Engine::Pytorch && !told.settings.is_empty() {
         base.load_text(Path::new(IN_THE_LOG), &as_arguments(told))?;
@@ -150,6 +163,7 @@ fn in_torch(arguments: &DiagnoseArguments, told: &Told, asked: &Asked) -> anyhow
         ),
         by: "the replay of PyTorch",
         predicted: estimate.device_bytes,
+        card: budget.map(|budget| budget.capacity),
         priced,
         assumed,
     })
@@ -166,7 +180,10 @@ fn contradictions(told: &Told, workload: &Workload) -> Vec<String> {
         let (text, line) = told.settings.get(known)?;
         let in_log: u64 = text.parse().ok()?;
         (in_log != *value).then(|| {
-            format!("{} is {value} here, and line {line} of the log says {in_log}", known.name())
+            format!(
+                "{} is {value} here, and line {line} of the log says {in_log}",
+                known.name()
+            )
         })
     };
     pairs.iter().filter_map(differs).collect()
@@ -193,7 +210,9 @@ fn command(asked: &Asked, before: &Workload, after: &Workload, kind: RemedyKind)
     }
     let is_trainer = before.recipe.convention == Convention::Trainer;
     let text = match kind {
-        RemedyKind::ExpandableSegments => "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".to_owned(),
+        RemedyKind::ExpandableSegments => {
+            "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".to_owned()
+        }
         RemedyKind::MicroBatch if is_trainer => format!(
             "per_device_train_batch_size={}, gradient_accumulation_steps={}",
             after.batch, after.recipe.accumulation
@@ -202,8 +221,13 @@ fn command(asked: &Asked, before: &Workload, after: &Workload, kind: RemedyKind)
             "batch_size={}, gradient_accumulation_steps={}",
             after.batch, after.recipe.accumulation
         ),
-        RemedyKind::Recomputation if is_trainer => "gradient_checkpointing=True, gradient_checkpointing_kwargs={\"use_reentrant\": False}".to_owned(),
-        RemedyKind::Recomputation => "torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)".to_owned(),
+        RemedyKind::Recomputation if is_trainer => {
+            "gradient_checkpointing=True, gradient_checkpointing_kwargs={\"use_reentrant\": False}"
+                .to_owned()
+        }
+        RemedyKind::Recomputation => {
+            "torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)".to_owned()
+        }
         RemedyKind::SequenceLength if is_trainer => format!("max_length={}", after.length),
         RemedyKind::SequenceLength => format!("max_seq_len={}", after.length),
         RemedyKind::Bf16 if is_trainer => "bf16=True".to_owned(),
@@ -217,7 +241,10 @@ fn command(asked: &Asked, before: &Workload, after: &Workload, kind: RemedyKind)
         RemedyKind::EightBitStates => "bitsandbytes.optim.AdamW8bit(parameters)".to_owned(),
         RemedyKind::PlainSgd => "torch.optim.SGD(parameters, momentum=0)".to_owned(),
         RemedyKind::FusedAttention => "attn_implementation=\"sdpa\"".to_owned(),
-        RemedyKind::Adapters => format!("LoraConfig(r={}, target_modules=\"all-linear\")", after.lora.as_ref()?.rank),
+        RemedyKind::Adapters => format!(
+            "LoraConfig(r={}, target_modules=\"all-linear\")",
+            after.lora.as_ref()?.rank
+        ),
         RemedyKind::AdapterRank => format!("LoraConfig(r={})", after.lora.as_ref()?.rank),
         _ => return None,
     };
@@ -225,7 +252,12 @@ fn command(asked: &Asked, before: &Workload, after: &Workload, kind: RemedyKind)
 }
 
 /// The settings that a change writes, with their values, as the file's program takes them.
-fn changed(asked: &Asked, before: &Workload, after: &Workload, kind: RemedyKind) -> Vec<(&'static str, String)> {
+fn changed(
+    asked: &Asked,
+    before: &Workload,
+    after: &Workload,
+    kind: RemedyKind,
+) -> Vec<(&'static str, String)> {
     let is_foreign = asked.settings.program() == Some(Program::PyTorch);
     match kind {
         RemedyKind::MicroBatch => vec![
@@ -234,13 +266,21 @@ fn changed(asked: &Asked, before: &Workload, after: &Workload, kind: RemedyKind)
         ],
         RemedyKind::Recomputation => vec![(remedy::CHECKPOINTING, "full".to_owned())],
         RemedyKind::SequenceLength => vec![(remedy::SEQUENCE, after.length.to_string())],
-        RemedyKind::FusedOptimizer | RemedyKind::EightBitStates | RemedyKind::PlainSgd if is_foreign => {
-            vec![(remedy::TORCH_OPTIMIZER, optimizer_name(after.recipe.optimizer).to_owned())]
+        RemedyKind::FusedOptimizer | RemedyKind::EightBitStates | RemedyKind::PlainSgd
+            if is_foreign =>
+        {
+            vec![(
+                remedy::TORCH_OPTIMIZER,
+                optimizer_name(after.recipe.optimizer).to_owned(),
+            )]
         }
         RemedyKind::Bf16 | RemedyKind::Fp16 | RemedyKind::Bf16Weights
             if is_foreign && before.recipe.precision != after.recipe.precision =>
         {
-            vec![(remedy::TORCH_PRECISION, precision_name(after.recipe.precision).to_owned())]
+            vec![(
+                remedy::TORCH_PRECISION,
+                precision_name(after.recipe.precision).to_owned(),
+            )]
         }
         _ => Vec::new(),
     }
@@ -276,6 +316,7 @@ fn in_cinch(asked: &Asked, limit: Option<u64>) -> anyhow::Result<Run> {
         title,
         by: "the planner",
         predicted,
+        card: None,
         priced,
         assumed: Vec::new(),
     })

@@ -7,7 +7,10 @@ use crate::voice::{Paint, painted};
 
 pub fn text(failures: &[Failure], log: &Log) -> String {
     if failures.is_empty() {
-        return format!("no sign that memory ran out in {} lines\n", log.lines_read());
+        return format!(
+            "no sign that memory ran out in {} lines\n",
+            log.lines_read()
+        );
     }
     let mut text = String::new();
     let mut told: Vec<&Failure> = Vec::new();
@@ -20,7 +23,10 @@ pub fn text(failures: &[Failure], log: &Log) -> String {
         if !text.is_empty() {
             text += "\n";
         }
-        let alike: Vec<&Failure> = failures.iter().filter(|other| is_alike(other, failure)).collect();
+        let alike: Vec<&Failure> = failures
+            .iter()
+            .filter(|other| is_alike(other, failure))
+            .collect();
         text += &one(failure, &alike);
     }
     if log.left_out() > 0 {
@@ -60,7 +66,9 @@ fn one(failure: &Failure, alike: &[&Failure]) -> String {
         text += "what to do, in order:\n";
     }
     for (index, fix) in failure.fixes.iter().enumerate() {
-        let saves = fix.saves_bytes.map_or_else(String::new, |bytes| format!(": saves {}", Bytes::new(bytes)));
+        let saves = fix.saves_bytes.map_or_else(String::new, |bytes| {
+            format!(": saves {}", Bytes::new(bytes))
+        });
         text += &format!("  {}. {}{saves}\n", index + 1, fix.what);
         for line in fix.command.iter().flat_map(|command| command.lines()) {
             text += &format!("       {}\n", painted(line, Paint::Way));
