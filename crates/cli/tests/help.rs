@@ -15,6 +15,7 @@ fn every_command_has_examples() {
         "bench",
         "profile",
         "trace",
+        "diagnose",
         "data",
         "data synth",
         "data prepare",
