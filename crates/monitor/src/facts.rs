@@ -186,7 +186,9 @@ impl Facts {
             }
         }
         let facts = wanted.iter().filter_map(|(pid, _)| self.known.get(pid));
-        facts.map(|known| known.facts.clone()).collect()
+        let mut facts: Vec<ProcessFacts> = facts.map(|known| known.facts.clone()).collect();
+        facts.sort_by_key(|facts| facts.pid);
+        facts
     }
 
     /// Looks through all processes for those that own a run's folder.

@@ -1,6 +1,6 @@
 //! What is kept of the samples: bounded series, peaks and trends of GPUs, processes and the host.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use cinch_device::GpuReading;
 
@@ -83,7 +83,9 @@ impl Default for History {
 }
 
 impl History {
-    pub fn push(&mut self, sample: Sample) {
+    pub fn push(&mut self, mut sample: Sample) {
+        // A recording may have been put together by hand.
+        sample.processes.sort_by_key(|facts| facts.pid);
         let now = sample.seconds;
         self.num_samples += 1;
         for gpu in self.gpus.values_mut() {
@@ -92,13 +94,13 @@ impl History {
         for reading in &sample.gpus {
             self.push_gpu(reading, now);
         }
-        let mut present = Vec::new();
+        let mut present = HashSet::new();
         for (gpu, process) in sample.on_gpus() {
             let key = ProcessKey {
                 gpu: Some(gpu),
                 pid: process.pid,
             };
-            present.push(process.pid);
+            present.insert(process.pid);
             let total = self.gpus.get(&gpu).and_then(|gpu| gpu.reading.total_bytes);
             self.push_process(key, process.used_bytes, total, now, &sample);
         }

@@ -18,7 +18,8 @@ pub struct Sample {
     pub reason: Option<String>,
     pub gpus: Vec<GpuReading>,
     pub host: Host,
-    /// What the host knows of processes: those on the GPUs, and cinch's own runs.
+    /// What the host knows of processes: those on the GPUs, and cinch's own runs. In the order of
+    /// their numbers, by which they are looked up.
     #[serde(default)]
     pub processes: Vec<ProcessFacts>,
 }
@@ -35,7 +36,8 @@ pub struct Planned {
 
 impl Sample {
     pub fn facts(&self, pid: u32) -> Option<&ProcessFacts> {
-        self.processes.iter().find(|facts| facts.pid == pid)
+        let place = self.processes.binary_search_by_key(&pid, |facts| facts.pid);
+        self.processes.get(place.ok()?)
     }
 
     /// Processes on GPUs, each with its GPU's index.

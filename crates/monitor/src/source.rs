@@ -1,5 +1,6 @@
 //! Where samples come from.
 
+use std::collections::HashMap;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use cinch_device::{Watch, detect_host};
@@ -63,6 +64,12 @@ impl Live {
             .collect();
         pids.extend(self.watched.pid.map(|pid| (pid, u64::MAX)));
         sample.processes = self.facts.read(&pids, sample.seconds);
+        // Where the host sees nothing of a process, the driver's name for it will do.
+        let named = sample.on_gpus().filter_map(|(_, process)| Some((process.pid, process.name.clone()?)));
+        let names: HashMap<u32, String> = named.collect();
+        for facts in sample.processes.iter_mut().filter(|facts| facts.command.is_none()) {
+            facts.command = names.get(&facts.pid).cloned();
+        }
         if let Some(planned) = &self.watched.planned {
             for facts in &mut sample.processes {
                 let is_meant = self.watched.pid.is_none_or(|pid| pid == facts.pid);

@@ -49,6 +49,17 @@ pub fn trend(points: &[(f64, u64)]) -> Option<Trend> {
     if seconds <= 0.0 {
         return None;
     }
+    let values = points.iter().map(|point| point.1);
+    let least = values.clone().min().unwrap_or(0);
+    // Most series are flat, and that is seen without comparing all pairs.
+    if ((values.max().unwrap_or(0) - least) as f64) < LEAST_GROWTH {
+        return Some(Trend {
+            bytes_per_second: (last.1 as f64 - first.1 as f64) / seconds,
+            is_creep: false,
+            growth_bytes: last.1 as f64 - first.1 as f64,
+            seconds,
+        });
+    }
     let bytes_per_second = median_slope(&points)?;
     let growth_bytes = bytes_per_second * seconds;
     let later = &points[points.len() / 2..];
@@ -67,15 +78,19 @@ pub fn trend(points: &[(f64, u64)]) -> Option<Trend> {
 /// Whether each quarter after the first lies above the one before, by a good part of what an even
 /// rise would give. Evaluations at the end and caches filled at the beginning lift one quarter.
 fn every_quarter_rises(points: &[(f64, u64)], growth_bytes: f64) -> bool {
-    const PART: f64 = 0.4;
+    const PART: f64 = 0.5;
     let middle = |points: &[(f64, u64)]| {
         let mut values: Vec<u64> = points.iter().map(|point| point.1).collect();
         let middle = values.len() / 2;
         *values.select_nth_unstable(middle).1 as f64
     };
     let quarters: Vec<f64> = points.chunks(points.len().div_ceil(4)).map(middle).collect();
-    let mut steps = quarters.windows(2).skip(1);
-    steps.all(|pair| pair[1] - pair[0] >= PART * growth_bytes / 4.0)
+    let [_, second, third, fourth] = quarters[..] else {
+        return false;
+    };
+    let least = PART * growth_bytes / 4.0;
+    // The later half by itself has to be worth a third of a word.
+    third - second >= least && fourth - third >= least && fourth - second >= LEAST_GROWTH / 3.0
 }
 
 /// At most [`MOST`] points, evenly chosen, with both ends.
