@@ -1,11 +1,13 @@
 //! What the user typed, word for word. What it means is decided in `settings`.
 
 mod pytorch;
+mod watch;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 pub use pytorch::{Engine, TorchQuestions, TraceArguments, given};
+pub use watch::{MonitorArguments, ReportArguments, RunArguments};
 
 use crate::voice::Verbosity;
 use cinch_config::{Kind, SETTINGS};
@@ -110,6 +112,12 @@ pub enum Command {
     Profile(ProfileArguments),
     /// Record a PyTorch run, or replay a recorded one under other allocator settings
     Trace(TraceArguments),
+    /// Who holds GPU memory, whether it grows, and use against plan
+    Monitor(MonitorArguments),
+    /// Run a training command: watch its memory, and start it again smaller if it runs out
+    Run(RunArguments),
+    /// Write one page about a run, a plan, a snapshot or a recording
+    Report(ReportArguments),
     /// Before a run: settings and their origin, GPU, free memory, disk, a dry plan
     Check(CheckArguments),
     /// Make or prepare training data
