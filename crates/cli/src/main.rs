@@ -25,6 +25,9 @@ use std::process::ExitCode;
 use args::{Arguments, Command};
 
 fn main() -> ExitCode {
+    if let Some(code) = command::run::become_a_command() {
+        return code;
+    }
     let arguments = Arguments::read();
     voice::set(arguments.verbosity());
     let result = match arguments.command {

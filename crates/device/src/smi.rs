@@ -74,9 +74,7 @@ pub(crate) fn read(probe: &dyn Probe) -> Result<Readings, Silence> {
 pub(crate) fn watch(probe: &dyn Probe) -> Result<Vec<GpuReading>, Silence> {
     let query = format!("--query-gpu={}", WATCHED.join(","));
     let text = probe.nvidia_smi(&[&query, FORMAT])?;
-    let mut gpus = parse_gpus(&text, &WATCHED)
-        .map_err(Silence::Failed)?
-        .gpus;
+    let mut gpus = parse_gpus(&text, &WATCHED).map_err(Silence::Failed)?.gpus;
     let query = format!("--query-compute-apps={}", PROCESS_FIELDS.join(","));
     if let Ok(text) = probe.nvidia_smi(&[&query, FORMAT]) {
         add_processes(&mut gpus, &text);

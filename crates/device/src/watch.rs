@@ -229,7 +229,10 @@ mod tests {
             panic!("{:?}", look.gpus);
         };
         assert_eq!(first.temperature_celsius, Some(41));
-        assert_eq!((first.power_watts, first.power_limit_watts), (Some(65.2), Some(450.0)));
+        assert_eq!(
+            (first.power_watts, first.power_limit_watts),
+            (Some(65.2), Some(450.0))
+        );
         assert_eq!(first.processes.as_ref().unwrap()[0].pid, 77);
         assert_eq!((second.used_bytes, second.power_watts), (None, None));
         assert_eq!(second.total_bytes, Some(24_564 << 20));

@@ -57,7 +57,10 @@ impl<W: Write> CsvWriter<W> {
             }
         }
         if sample.gpus.is_empty() {
-            let (used, total) = (field(sample.host_used_bytes()), field(sample.host.total_bytes));
+            let (used, total) = (
+                field(sample.host_used_bytes()),
+                field(sample.host.total_bytes),
+            );
             text += &format!("{:.3},,host,{used},{total},,,,,,,,,,,\n", sample.at);
         }
         self.out.write_all(text.as_bytes())?;

@@ -129,7 +129,11 @@ impl ProcessTable {
     /// Direct children; `None` where the kernel does not list them.
     fn children(&self, pid: u32) -> Option<Vec<u32>> {
         let text = self.text(pid, &format!("task/{pid}/children"))?;
-        Some(text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect())
+        Some(
+            text.split_whitespace()
+                .filter_map(|pid| pid.parse().ok())
+                .collect(),
+        )
     }
 
     fn command(&self, pid: u32) -> Option<String> {
@@ -137,14 +141,21 @@ impl ProcessTable {
         let words = text.split('\0').filter(|word| !word.is_empty());
         let line = words.collect::<Vec<_>>().join(" ");
         // Control characters of a command would move a terminal's cursor.
-        let plain = line.chars().map(|one| if one.is_control() { ' ' } else { one });
+        let plain = line
+            .chars()
+            .map(|one| if one.is_control() { ' ' } else { one });
         let line: String = plain.take(LONGEST_COMMAND).collect();
         (!line.is_empty()).then_some(line)
     }
 
     fn user(&self, pid: u32) -> Option<String> {
         let id = std::fs::metadata(self.folder(pid)).ok()?.uid();
-        Some(self.users.get(&id).cloned().unwrap_or_else(|| id.to_string()))
+        Some(
+            self.users
+                .get(&id)
+                .cloned()
+                .unwrap_or_else(|| id.to_string()),
+        )
     }
 
     fn container(&self, pid: u32) -> Option<String> {
@@ -152,12 +163,18 @@ impl ProcessTable {
     }
 
     fn is_cinch(&self, pid: u32) -> bool {
-        self.text(pid, "comm").is_some_and(|name| name.trim_end() == "cinch")
+        self.text(pid, "comm")
+            .is_some_and(|name| name.trim_end() == "cinch")
     }
 
     fn all(&self) -> Vec<u32> {
-        let entries = std::fs::read_dir(&self.root).into_iter().flatten().flatten();
-        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+        let entries = std::fs::read_dir(&self.root)
+            .into_iter()
+            .flatten()
+            .flatten();
+        entries
+            .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+            .collect()
     }
 }
 
@@ -215,7 +232,10 @@ impl Facts {
             self.known.entry(pid).or_default().facts.pid = pid;
             return;
         };
-        let is_same = self.known.get(&pid).is_some_and(|known| known.start == stat.start);
+        let is_same = self
+            .known
+            .get(&pid)
+            .is_some_and(|known| known.start == stat.start);
         if !is_same {
             self.known.insert(pid, self.first(pid, &stat));
         }
@@ -233,7 +253,9 @@ impl Facts {
         }
         let grown: u64 = children_ticks
             .iter()
-            .filter_map(|(child, ticks)| Some(ticks.saturating_sub(*known.children_ticks.get(child)?)))
+            .filter_map(|(child, ticks)| {
+                Some(ticks.saturating_sub(*known.children_ticks.get(child)?))
+            })
             .sum();
         let facts = &mut known.facts;
         facts.cores_busy = is_later.then(|| cores(stat.ticks.saturating_sub(known.ticks)));
@@ -329,7 +351,10 @@ mod tests {
         fs::write(root.path().join("41/task/41/children"), "42 ").unwrap();
         let mut facts = Facts::new(ProcessTable::new(root.path(), &users, 100.0));
         let first = facts.read(&[(41, 5), (99, 3)], 0.0);
-        assert_eq!(first[0].command.as_deref(), Some("python train.py --x= [2J"));
+        assert_eq!(
+            first[0].command.as_deref(),
+            Some("python train.py --x= [2J")
+        );
         assert_eq!(first[0].user.as_deref(), Some("ann"));
         assert_eq!(first[0].cores_busy, None);
         assert_eq!(first[0].num_children, Some(1));
@@ -348,12 +373,18 @@ mod tests {
         let id = "4f2a".repeat(16);
         for (text, expected) in [
             (format!("0::/docker/{id}"), Some("4f2a4f2a4f2a".to_owned())),
-            (format!("0::/system.slice/docker-{id}.scope"), Some("4f2a4f2a4f2a".to_owned())),
+            (
+                format!("0::/system.slice/docker-{id}.scope"),
+                Some("4f2a4f2a4f2a".to_owned()),
+            ),
             (
                 format!("12:memory:/kubepods/burstable/pod1-2/{id}\n0::/"),
                 Some("4f2a4f2a4f2a".to_owned()),
             ),
-            ("0::/slurm/uid_7/job_81/step_0".to_owned(), Some("job 81".to_owned())),
+            (
+                "0::/slurm/uid_7/job_81/step_0".to_owned(),
+                Some("job 81".to_owned()),
+            ),
             ("4:cpu:/lxc/box/ns".to_owned(), Some("box".to_owned())),
             ("0::/user.slice/user-0.slice".to_owned(), None),
             ("nonsense".to_owned(), None),

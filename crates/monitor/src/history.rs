@@ -104,7 +104,11 @@ impl History {
             let total = self.gpus.get(&gpu).and_then(|gpu| gpu.reading.total_bytes);
             self.push_process(key, process.used_bytes, total, now, &sample);
         }
-        for facts in sample.processes.iter().filter(|facts| !present.contains(&facts.pid)) {
+        for facts in sample
+            .processes
+            .iter()
+            .filter(|facts| !present.contains(&facts.pid))
+        {
             let key = ProcessKey {
                 gpu: None,
                 pid: facts.pid,
@@ -112,7 +116,8 @@ impl History {
             let total = sample.host.total_bytes;
             self.push_process(key, facts.resident_bytes, total, now, &sample);
         }
-        self.processes.retain(|_, process| now - process.last_seen <= FORGET);
+        self.processes
+            .retain(|_, process| now - process.last_seen <= FORGET);
         if let Some(used) = sample.host_used_bytes() {
             self.host.push(now, used);
             self.host_peak_bytes = self.host_peak_bytes.max(used);
@@ -122,14 +127,17 @@ impl History {
     }
 
     fn push_gpu(&mut self, reading: &GpuReading, now: f64) {
-        let gpu = self.gpus.entry(reading.index).or_insert_with(|| GpuHistory {
-            used: Series::new(GPU_POINTS),
-            utilization: Series::new(GPU_POINTS),
-            peak_bytes: 0,
-            trend: None,
-            reading: reading.clone(),
-            is_gone: false,
-        });
+        let gpu = self
+            .gpus
+            .entry(reading.index)
+            .or_insert_with(|| GpuHistory {
+                used: Series::new(GPU_POINTS),
+                utilization: Series::new(GPU_POINTS),
+                peak_bytes: 0,
+                trend: None,
+                reading: reading.clone(),
+                is_gone: false,
+            });
         gpu.is_gone = false;
         gpu.reading = reading.clone();
         if let Some(used) = reading.used_bytes {

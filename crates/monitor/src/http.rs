@@ -63,7 +63,8 @@ impl Server {
 
     /// Whether only this machine can reach it.
     pub fn is_local(&self) -> bool {
-        self.address().is_some_and(|address| address.ip().is_loopback())
+        self.address()
+            .is_some_and(|address| address.ip().is_loopback())
     }
 
     /// Answers requests for ever, one after the other. `reply` gives the answer to a path.
@@ -74,7 +75,11 @@ impl Server {
         }
     }
 
-    fn answer(&self, stream: TcpStream, reply: impl Fn(&str) -> Option<Reply>) -> std::io::Result<()> {
+    fn answer(
+        &self,
+        stream: TcpStream,
+        reply: impl Fn(&str) -> Option<Reply>,
+    ) -> std::io::Result<()> {
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
         let mut reader = BufReader::new(stream.try_clone()?).take(LONGEST);
@@ -158,7 +163,10 @@ mod tests {
         thread::spawn(move || {
             server.serve(|path| (path == "/metrics").then(|| Reply::text("up 1\n".to_owned())));
         });
-        let answer = ask(address, "GET /metrics?x=1 HTTP/1.1\r\nHost: localhost:80\r\n\r\n");
+        let answer = ask(
+            address,
+            "GET /metrics?x=1 HTTP/1.1\r\nHost: localhost:80\r\n\r\n",
+        );
         assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
         assert!(answer.ends_with("\r\n\r\nup 1\n"), "{answer}");
         for (request, status) in [
@@ -177,7 +185,10 @@ mod tests {
         let first = Server::listen("127.0.0.1:0").unwrap();
         let address = first.address().unwrap().to_string();
         let message = Server::listen(&address).unwrap_err().to_string();
-        assert!(message.contains(&address) && message.contains("hint:"), "{message}");
+        assert!(
+            message.contains(&address) && message.contains("hint:"),
+            "{message}"
+        );
         assert!(Server::listen("nowhere").is_err());
     }
 }

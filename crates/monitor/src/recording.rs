@@ -41,7 +41,9 @@ impl Recording {
         loop {
             let mut line = Vec::new();
             let mut limited = self.reader.by_ref().take(LONGEST_LINE);
-            let read = limited.read_until(b'\n', &mut line).at("read", &self.path)?;
+            let read = limited
+                .read_until(b'\n', &mut line)
+                .at("read", &self.path)?;
             if read == 0 {
                 return Ok(None);
             }

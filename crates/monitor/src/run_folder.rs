@@ -55,9 +55,13 @@ pub fn owned_by(process: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(process.join("fd")) else {
         return Vec::new();
     };
-    let links = entries.flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    let links = entries
+        .flatten()
+        .filter_map(|entry| std::fs::read_link(entry.path()).ok());
     let owned = links.filter(|path| path.file_name().is_some_and(|name| name == OWNER));
-    let mut folders: Vec<PathBuf> = owned.filter_map(|path| path.parent().map(Path::to_owned)).collect();
+    let mut folders: Vec<PathBuf> = owned
+        .filter_map(|path| path.parent().map(Path::to_owned))
+        .collect();
     folders.sort();
     folders.dedup();
     folders
@@ -67,7 +71,8 @@ pub fn owned_by(process: &Path) -> Vec<PathBuf> {
 pub(crate) fn last_point(folder: &Path) -> Option<RunPoint> {
     let mut file = cinch_files::open_regular(&folder.join(METRICS)).ok()?;
     let length = file.metadata().ok()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(TAIL))).ok()?;
+    file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))
+        .ok()?;
     let mut tail = Vec::new();
     file.take(TAIL).read_to_end(&mut tail).ok()?;
     let lines = tail.split(|&byte| byte == b'\n').rev();
@@ -135,7 +140,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut text = String::new();
         for step in 1..=20_000 {
-            writeln!(text, "{{\"step\":{step},\"loss\":2.5,\"planned_bytes\":{}}}", 1 << 20).unwrap();
+            writeln!(
+                text,
+                "{{\"step\":{step},\"loss\":2.5,\"planned_bytes\":{}}}",
+                1 << 20
+            )
+            .unwrap();
             if step % 1000 == 0 {
                 writeln!(text, "{{\"step\":{step},\"validation_loss\":3.0}}").unwrap();
             }
@@ -143,7 +153,11 @@ mod tests {
         text += "not json\n{\"step\":20001,\"lo";
         std::fs::write(folder.path().join(METRICS), text).unwrap();
         let curve = read_curve(folder.path()).unwrap();
-        assert!((2000..=4096).contains(&curve.steps.len()), "{}", curve.steps.len());
+        assert!(
+            (2000..=4096).contains(&curve.steps.len()),
+            "{}",
+            curve.steps.len()
+        );
         assert_eq!((curve.evaluations.len(), curve.num_unread), (20, 1));
         assert_eq!(last_point(folder.path()).unwrap().step, 20_000);
     }

@@ -95,7 +95,9 @@ fn of_process(history: &History, key: ProcessKey, process: &ProcessHistory) -> V
     if let Some(trend) = process.trend.filter(|trend| trend.is_creep) {
         let rate = trend.mebibytes_per_minute();
         let full = free_bytes(history, key).and_then(|free| trend.seconds_until(free));
-        let full = full.map_or_else(String::new, |seconds| format!(", full in {}", span(seconds)));
+        let full = full.map_or_else(String::new, |seconds| {
+            format!(", full in {}", span(seconds))
+        });
         sign(
             SignKind::Creep,
             format!(
@@ -197,7 +199,10 @@ fn underuse(history: &History, index: usize, gpu: &GpuHistory) -> Vec<Sign> {
                 Bytes::new(total)
             )
         };
-        return spare.then(|| sign(SignKind::LowMemory, text())).into_iter().collect();
+        return spare
+            .then(|| sign(SignKind::LowMemory, text()))
+            .into_iter()
+            .collect();
     }
     let waits = waiting_for(process, share);
     vec![sign(
@@ -318,7 +323,11 @@ mod tests {
         });
         assert_eq!(kinds(&signs), [SignKind::Creep]);
         // 64 MiB a second; 40 GiB less 12.4 are left: 442 seconds.
-        assert!(signs[0].text.contains("3840.0 MiB a minute"), "{}", signs[0].text);
+        assert!(
+            signs[0].text.contains("3840.0 MiB a minute"),
+            "{}",
+            signs[0].text
+        );
         assert!(signs[0].text.contains("full in 7 min"), "{}", signs[0].text);
     }
 
@@ -340,7 +349,10 @@ mod tests {
             assert_eq!(kinds(&signs), [SignKind::LowUse]);
             assert!(signs[0].text.contains(expected), "{}", signs[0].text);
         }
-        let spare = after(40, |_| Scene { used: 30 * GIB, ..BUSY });
+        let spare = after(40, |_| Scene {
+            used: 30 * GIB,
+            ..BUSY
+        });
         assert_eq!(kinds(&spare), [SignKind::LowMemory]);
     }
 
@@ -356,7 +368,10 @@ mod tests {
             ..BUSY
         });
         assert_eq!(kinds(&retries), [SignKind::Retries]);
-        let above = after(30, |_| Scene { plan: Some(90 * GIB), ..BUSY });
+        let above = after(30, |_| Scene {
+            plan: Some(90 * GIB),
+            ..BUSY
+        });
         assert_eq!(kinds(&above), [SignKind::AbovePlan]);
     }
 

@@ -21,6 +21,8 @@ pub trait Source {
 pub struct Watched {
     /// A process of which facts are wanted wherever it runs.
     pub pid: Option<u32>,
+    /// Another process of which facts are wanted, beside all others.
+    pub also: Option<u32>,
     /// What was predicted for the process of `pid`, or for every one that is not cinch's.
     pub planned: Option<Planned>,
 }
@@ -44,6 +46,11 @@ impl Live {
         }
     }
 
+    /// Wants facts of another process than before.
+    pub fn watch_also(&mut self, pid: u32) {
+        self.watched.also = Some(pid);
+    }
+
     /// Reads everything once.
     pub fn read(&mut self) -> Sample {
         let look = self.watch.look();
@@ -62,12 +69,19 @@ impl Live {
             .on_gpus()
             .map(|(_, process)| (process.pid, process.used_bytes.unwrap_or(0)))
             .collect();
-        pids.extend(self.watched.pid.map(|pid| (pid, u64::MAX)));
+        let wanted = self.watched.pid.into_iter().chain(self.watched.also);
+        pids.extend(wanted.map(|pid| (pid, u64::MAX)));
         sample.processes = self.facts.read(&pids, sample.seconds);
         // Where the host sees nothing of a process, the driver's name for it will do.
-        let named = sample.on_gpus().filter_map(|(_, process)| Some((process.pid, process.name.clone()?)));
+        let named = sample
+            .on_gpus()
+            .filter_map(|(_, process)| Some((process.pid, process.name.clone()?)));
         let names: HashMap<u32, String> = named.collect();
-        for facts in sample.processes.iter_mut().filter(|facts| facts.command.is_none()) {
+        for facts in sample
+            .processes
+            .iter_mut()
+            .filter(|facts| facts.command.is_none())
+        {
             facts.command = names.get(&facts.pid).cloned();
         }
         if let Some(planned) = &self.watched.planned {

@@ -49,19 +49,31 @@ pub fn once(history: &History, signs: &[Sign]) -> String {
     };
     if sample.gpus.is_empty() {
         let reason = sample.reason.as_deref().unwrap_or("no GPU");
-        let _ = writeln!(text, "no GPU: {reason}; host memory and cinch's runs are shown");
+        let _ = writeln!(
+            text,
+            "no GPU: {reason}; host memory and cinch's runs are shown"
+        );
     }
     for reading in &sample.gpus {
         text += &gpu(reading);
         let Some(processes) = &reading.processes else {
-            let _ = writeln!(text, "  processes: not told (another user's, or no permission)");
+            let _ = writeln!(
+                text,
+                "  processes: not told (another user's, or no permission)"
+            );
             continue;
         };
         let mut processes: Vec<_> = processes.iter().collect();
         processes.sort_by_key(|process| (std::cmp::Reverse(process.used_bytes), process.pid));
         for process in processes {
             let facts = sample.facts(process.pid);
-            text += &row(process.pid, process.used_bytes, facts, process.name.as_deref(), true);
+            text += &row(
+                process.pid,
+                process.used_bytes,
+                facts,
+                process.name.as_deref(),
+                true,
+            );
         }
     }
     let _ = writeln!(
@@ -69,11 +81,20 @@ pub fn once(history: &History, signs: &[Sign]) -> String {
         "host memory: {} of {} used, swap {} of {}",
         bytes(sample.host_used_bytes()),
         bytes(sample.host.total_bytes),
-        bytes(sample.host.swap_bytes.zip(sample.host.swap_free_bytes).map(|(all, free)| all.saturating_sub(free))),
+        bytes(
+            sample
+                .host
+                .swap_bytes
+                .zip(sample.host.swap_free_bytes)
+                .map(|(all, free)| all.saturating_sub(free))
+        ),
         bytes(sample.host.swap_bytes),
     );
     for facts in &sample.processes {
-        if !sample.on_gpus().any(|(_, process)| process.pid == facts.pid) {
+        if !sample
+            .on_gpus()
+            .any(|(_, process)| process.pid == facts.pid)
+        {
             text += &row(facts.pid, facts.resident_bytes, Some(facts), None, false);
         }
     }
@@ -102,12 +123,24 @@ fn gpu(reading: &GpuReading) -> String {
         ", {} of {} used, busy {}, {}, {}, PCIe in {} out {}",
         bytes(reading.used_bytes),
         bytes(reading.total_bytes),
-        or_missing(reading.utilization_percent.map(|percent| format!("{percent} %"))),
-        or_missing(reading.temperature_celsius.map(|degrees| format!("{degrees} °C"))),
-        or_missing(reading.power_watts.map(|watts| match reading.power_limit_watts {
-            Some(limit) => format!("{watts:.0} of {limit:.0} W"),
-            None => format!("{watts:.0} W"),
-        })),
+        or_missing(
+            reading
+                .utilization_percent
+                .map(|percent| format!("{percent} %"))
+        ),
+        or_missing(
+            reading
+                .temperature_celsius
+                .map(|degrees| format!("{degrees} °C"))
+        ),
+        or_missing(
+            reading
+                .power_watts
+                .map(|watts| match reading.power_limit_watts {
+                    Some(limit) => format!("{watts:.0} of {limit:.0} W"),
+                    None => format!("{watts:.0} W"),
+                })
+        ),
         rate(reading.pcie_receive),
         rate(reading.pcie_send),
     );
@@ -130,7 +163,9 @@ fn row(
     name: Option<&str>,
     on_gpu: bool,
 ) -> String {
-    let user = facts.and_then(|facts| facts.user.as_deref()).unwrap_or(MISSING);
+    let user = facts
+        .and_then(|facts| facts.user.as_deref())
+        .unwrap_or(MISSING);
     let container = facts.and_then(|facts| facts.container.as_deref());
     let container = container.map_or_else(String::new, |name| format!(" [{name}]"));
     let plan = facts.and_then(|facts| facts.plan.as_ref());

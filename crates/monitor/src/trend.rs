@@ -84,7 +84,10 @@ fn every_quarter_rises(points: &[(f64, u64)], growth_bytes: f64) -> bool {
         let middle = values.len() / 2;
         *values.select_nth_unstable(middle).1 as f64
     };
-    let quarters: Vec<f64> = points.chunks(points.len().div_ceil(4)).map(middle).collect();
+    let quarters: Vec<f64> = points
+        .chunks(points.len().div_ceil(4))
+        .map(middle)
+        .collect();
     let [_, second, third, fourth] = quarters[..] else {
         return false;
     };
@@ -110,8 +113,9 @@ fn pairs(points: &[(f64, u64)]) -> impl Iterator<Item = ((f64, u64), (f64, u64))
 
 fn median_slope(points: &[(f64, u64)]) -> Option<f64> {
     let slopes = pairs(points).filter(|(early, late)| late.0 > early.0);
-    let slope =
-        |(early, late): ((f64, u64), (f64, u64))| (late.1 as f64 - early.1 as f64) / (late.0 - early.0);
+    let slope = |(early, late): ((f64, u64), (f64, u64))| {
+        (late.1 as f64 - early.1 as f64) / (late.0 - early.0)
+    };
     let mut slopes: Vec<f64> = slopes.map(slope).collect();
     let middle = slopes.len().checked_sub(1)? / 2;
     let (_, median, _) = slopes.select_nth_unstable_by(middle, f64::total_cmp);
@@ -130,7 +134,11 @@ fn rising(points: &[(f64, u64)]) -> f64 {
         })
         .sum();
     let deviation = (count * (count - 1.0) * (2.0 * count + 5.0) / 18.0).sqrt();
-    if deviation > 0.0 { score / deviation } else { 0.0 }
+    if deviation > 0.0 {
+        score / deviation
+    } else {
+        0.0
+    }
 }
 
 #[cfg(test)]
@@ -141,7 +149,8 @@ mod tests {
 
     /// Numbers that look like noise and are always the same.
     fn noise(seed: u64, second: u64) -> f64 {
-        let mut bits = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ second.wrapping_mul(0xD134_2543_DE82_EF95);
+        let mut bits =
+            seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ second.wrapping_mul(0xD134_2543_DE82_EF95);
         bits ^= bits >> 31;
         bits = bits.wrapping_mul(0xBF58_476D_1CE4_E5B9);
         bits ^= bits >> 29;
@@ -149,7 +158,9 @@ mod tests {
     }
 
     fn series(seconds: u64, bytes: impl Fn(u64) -> f64) -> Vec<(f64, u64)> {
-        (0..seconds).map(|second| (second as f64, bytes(second).max(0.0) as u64)).collect()
+        (0..seconds)
+            .map(|second| (second as f64, bytes(second).max(0.0) as u64))
+            .collect()
     }
 
     #[test]
@@ -170,7 +181,9 @@ mod tests {
     #[test]
     fn clean_series_are_not_called_leaks() {
         for seed in 0..1000 {
-            let plateau = series(200, |second| (8192.0 + 40.0 * noise(seed, second)) * MIB as f64);
+            let plateau = series(200, |second| {
+                (8192.0 + 40.0 * noise(seed, second)) * MIB as f64
+            });
             // An evaluation every forty seconds, and a cache that is filled in the first thirty.
             let saw = series(200, |second| {
                 let evaluation = if second % 40 > 34 { 900.0 } else { 0.0 };
@@ -186,7 +199,9 @@ mod tests {
     #[test]
     fn a_staircase_of_segments_is_a_creep() {
         // PyTorch takes whole segments: the use rises by 20 MiB every ten seconds.
-        let points = series(300, |second| (1000 + 20 * (second / 10)) as f64 * MIB as f64);
+        let points = series(300, |second| {
+            (1000 + 20 * (second / 10)) as f64 * MIB as f64
+        });
         assert!(trend(&points).unwrap().is_creep);
     }
 

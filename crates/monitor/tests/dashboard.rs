@@ -13,7 +13,9 @@ use ratatui::crossterm::event::{
 };
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures")
+        .join(name)
 }
 
 fn shown(name: &str) -> State {
@@ -41,7 +43,9 @@ fn screen(state: &mut State, (width, height): (u16, u16)) -> String {
 /// Compares with the screen that is kept.
 #[track_caller]
 fn is_kept(name: &str, screen: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/screens").join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/screens")
+        .join(name);
     if std::env::var_os("CINCH_UPDATE").is_some() {
         std::fs::write(&path, screen).unwrap();
     }
@@ -66,7 +70,13 @@ fn a_small_and_a_large_screen() {
     is_kept("training_80x24.txt", &small);
     let large = screen(&mut state, (200, 60));
     is_kept("training_200x60.txt", &large);
-    for part in ["creep", "full in", "waiting for data", "4f2a91c0de77", "PCIe in"] {
+    for part in [
+        "creep",
+        "full in",
+        "waiting for data",
+        "4f2a91c0de77",
+        "PCIe in",
+    ] {
         assert!(large.contains(part), "no {part}\n{large}");
     }
 }
@@ -92,7 +102,12 @@ fn without_a_gpu_the_host_and_runs_are_shown() {
     let mut state = shown("host.jsonl");
     let text = screen(&mut state, (80, 24));
     is_kept("host_80x24.txt", &text);
-    for part in ["no GPU: no NVIDIA driver", "740.0 MiB", "735.0 MiB", "cinch train"] {
+    for part in [
+        "no GPU: no NVIDIA driver",
+        "740.0 MiB",
+        "735.0 MiB",
+        "cinch train",
+    ] {
         assert!(text.contains(part), "no {part}\n{text}");
     }
 }
@@ -115,7 +130,13 @@ fn a_run_is_shown_with_its_curves() {
     state.push(recording.next_sample().unwrap().unwrap());
     for size in [(80, 24), (200, 60)] {
         let text = screen(&mut state, size);
-        for part in ["step 200", "loss 2.04", "tokens/s", "memory against plan", "(98.9"] {
+        for part in [
+            "step 200",
+            "loss 2.04",
+            "tokens/s",
+            "memory against plan",
+            "(98.9",
+        ] {
             assert!(text.contains(part), "no {part}\n{text}");
         }
     }
@@ -133,12 +154,18 @@ fn keys_sort_filter_select_and_pause() {
     assert!(place(&before, "train.py") < place(&before, "cinch train"));
     key(&mut state, KeyCode::Char('p'));
     let by_pid = screen(&mut state, (120, 30));
-    assert!(place(&by_pid, "cinch train") < place(&by_pid, "train.py"), "{by_pid}");
+    assert!(
+        place(&by_pid, "cinch train") < place(&by_pid, "train.py"),
+        "{by_pid}"
+    );
     key(&mut state, KeyCode::Char('/'));
     type_text(&mut state, "BOB");
     key(&mut state, KeyCode::Enter);
     let filtered = screen(&mut state, (120, 30));
-    assert!(filtered.contains("train.py") && !filtered.contains("cinch train"), "{filtered}");
+    assert!(
+        filtered.contains("train.py") && !filtered.contains("cinch train"),
+        "{filtered}"
+    );
     type_text(&mut state, "/zzz");
     assert!(screen(&mut state, (120, 30)).contains("no process matches"));
     key(&mut state, KeyCode::Esc);
@@ -146,7 +173,10 @@ fn keys_sort_filter_select_and_pause() {
     assert!(screen(&mut state, (120, 30)).contains("GPU 1 NVIDIA H200: memory"));
     key(&mut state, KeyCode::Char('o'));
     let only = screen(&mut state, (120, 30));
-    assert!(only.contains("torch.d") && !only.contains("cinch train"), "{only}");
+    assert!(
+        only.contains("torch.d") && !only.contains("cinch train"),
+        "{only}"
+    );
     key(&mut state, KeyCode::Char('?'));
     assert!(screen(&mut state, (80, 24)).contains("No process is ever ended"));
     key(&mut state, KeyCode::Esc);
@@ -171,7 +201,9 @@ fn the_mouse_selects_a_gpu_and_sorts_by_a_title() {
     };
     click(&mut state, 5, 2);
     assert!(screen(&mut state, (120, 30)).contains("GPU 1 NVIDIA H200: memory"));
-    let row = text.lines().position(|line| line.contains("PID") && line.contains("USER"));
+    let row = text
+        .lines()
+        .position(|line| line.contains("PID") && line.contains("USER"));
     click(&mut state, 4, row.unwrap() as u16);
     assert!(screen(&mut state, (120, 30)).contains("PID▾"));
 }
@@ -259,6 +291,9 @@ fn a_sample_of_a_crowd_costs_little() {
     }
     let each = begin.elapsed().as_secs_f64() / 120.0;
     let mut out = std::io::stderr();
-    let _ = std::io::Write::write_all(&mut out, format!("{:.2} ms a sample\n", each * 1e3).as_bytes());
+    let _ = std::io::Write::write_all(
+        &mut out,
+        format!("{:.2} ms a sample\n", each * 1e3).as_bytes(),
+    );
     assert!(each < 0.02);
 }

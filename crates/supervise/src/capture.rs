@@ -77,7 +77,9 @@ impl Capture {
 
     fn consider(&mut self, line: &[u8]) {
         let line = &line[..line.len().min(LONGEST_LINE)];
-        if self.lines.len() < MOST_LINES && self.finders.iter().any(|word| word.find(line).is_some()) {
+        if self.lines.len() < MOST_LINES
+            && self.finders.iter().any(|word| word.find(line).is_some())
+        {
             self.lines.push(String::from_utf8_lossy(line).into_owned());
         }
     }
@@ -118,7 +120,11 @@ mod tests {
                 capture.push(piece);
             }
             capture.finish();
-            assert_eq!(capture.lines(), ["RuntimeError: CUDA out of memory. Tried 2 GiB"], "{size}");
+            assert_eq!(
+                capture.lines(),
+                ["RuntimeError: CUDA out of memory. Tried 2 GiB"],
+                "{size}"
+            );
             assert_eq!(capture.tail().as_bytes(), text);
         }
     }

@@ -16,7 +16,9 @@ pub enum SuperviseError {
     #[error("signals cannot be passed on: {0}")]
     Signals(io::Error),
 
-    #[error("{given} does not say where a value stands\nhint: {name}=FILE:KEY, for example {name}=conf/config.yaml:trainer.batch_size")]
+    #[error(
+        "{given} does not say where a value stands\nhint: {name}=FILE:KEY, for example {name}=conf/config.yaml:trainer.batch_size"
+    )]
     NotAPlace { given: String, name: &'static str },
 
     #[error("--set {name} is not known\nhint: batch_size=FILE:KEY and accumulation=FILE:KEY")]
@@ -42,7 +44,9 @@ pub enum SuperviseError {
     #[error(transparent)]
     Config(#[from] cinch_config::ConfigError),
 
-    #[error("{key} = {value} has no place in the file: {reason}\nhint: name the places with --set batch_size=FILE:KEY and --set accumulation=FILE:KEY")]
+    #[error(
+        "{key} = {value} has no place in the file: {reason}\nhint: name the places with --set batch_size=FILE:KEY and --set accumulation=FILE:KEY"
+    )]
     Unplaced {
         key: String,
         value: String,
@@ -59,9 +63,7 @@ pub enum SuperviseError {
     )]
     NoBatch,
 
-    #[error(
-        "the batch to begin with is not known\nhint: --batch N, or --effective-batch N"
-    )]
+    #[error("the batch to begin with is not known\nhint: --batch N, or --effective-batch N")]
     UnknownBatch,
 
     #[error(

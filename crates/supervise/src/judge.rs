@@ -38,7 +38,10 @@ impl std::fmt::Display for Evidence {
                 formatter.write_str("the kernel ended a process for want of host memory")
             }
             Self::KilledByKernel(count) => {
-                write!(formatter, "the kernel ended {count} processes for want of host memory")
+                write!(
+                    formatter,
+                    "the kernel ended {count} processes for want of host memory"
+                )
             }
         }
     }
@@ -114,17 +117,27 @@ mod tests {
 
     #[test]
     fn ends_are_told_apart() {
-        let oom = capture("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n");
+        let oom =
+            capture("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n");
         let quiet = capture("step 1\nValueError: shapes do not match\n");
         assert_eq!(judge(exited(0), &oom, 1, false), End::Success);
-        assert!(matches!(judge(exited(1), &oom, 0, false), End::OutOfMemory(Evidence::Said(_))));
+        assert!(matches!(
+            judge(exited(1), &oom, 0, false),
+            End::OutOfMemory(Evidence::Said(_))
+        ));
         assert_eq!(judge(exited(1), &oom, 0, true), End::Interrupted);
         assert_eq!(judge(exited(1), &quiet, 0, false), End::Failed);
         let kernel = |kills| End::OutOfMemory(Evidence::KilledByKernel(kills));
-        assert_eq!(judge(ExitStatus::from_raw(KILL), &quiet, 1, false), kernel(1));
+        assert_eq!(
+            judge(ExitStatus::from_raw(KILL), &quiet, 1, false),
+            kernel(1)
+        );
         assert_eq!(judge(exited(KILLED_BELOW), &quiet, 2, false), kernel(2));
         // Nobody knows who sent it: the kernel counted none.
-        assert_eq!(judge(ExitStatus::from_raw(KILL), &quiet, 0, false), End::Failed);
+        assert_eq!(
+            judge(ExitStatus::from_raw(KILL), &quiet, 0, false),
+            End::Failed
+        );
         let talk = capture("memory: 12 GiB allocated\nout of memory-mapped files\n");
         assert_eq!(judge(exited(1), &talk, 0, false), End::Failed);
     }

@@ -33,7 +33,11 @@ impl KernelKills {
                 _ => continue,
             };
             // Inside a container the path can be the host's: then its root is the group.
-            let own = text(root.join(base).join(path.trim_start_matches('/')).join(file));
+            let own = text(
+                root.join(base)
+                    .join(path.trim_start_matches('/'))
+                    .join(file),
+            );
             let outer = text(root.join(base).join(file));
             let counts = [own, outer];
             let count = counts.iter().filter_map(|text| counter(text)).max();
@@ -56,7 +60,9 @@ impl KernelKills {
 
 /// The line `oom_kill 3`.
 fn counter(text: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix("oom_kill "))?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("oom_kill "))?;
     line.trim().parse().ok()
 }
 
@@ -77,13 +83,20 @@ mod tests {
         for (groups, file) in [
             ("0::/job\n", "sys/fs/cgroup/job/memory.events"),
             ("0::/docker/4f2a\n", "sys/fs/cgroup/memory.events"),
-            ("4:memory:/job\n", "sys/fs/cgroup/memory/job/memory.oom_control"),
+            (
+                "4:memory:/job\n",
+                "sys/fs/cgroup/memory/job/memory.oom_control",
+            ),
         ] {
             let root = tempfile::tempdir().unwrap();
             let before = KernelKills::under(root.path());
             assert_eq!(before, KernelKills::default());
             write(root.path(), "proc/self/cgroup", groups);
-            write(root.path(), file, "low 0\noom 1\noom_kill 2\noom_group_kill 0\n");
+            write(
+                root.path(),
+                file,
+                "low 0\noom 1\noom_kill 2\noom_group_kill 0\n",
+            );
             let after = KernelKills::under(root.path());
             assert_eq!(after.since(&before), 2, "{file}");
             write(root.path(), "proc/vmstat", "pgfault 7\noom_kill 9\n");

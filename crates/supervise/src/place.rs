@@ -58,7 +58,10 @@ impl FileKey {
     fn count(&self) -> Result<usize, SuperviseError> {
         let text = self.text()?;
         let document = Document::read(&self.path, &text)?;
-        let entry = document.entries.iter().find(|entry| entry.key() == self.key);
+        let entry = document
+            .entries
+            .iter()
+            .find(|entry| entry.key() == self.key);
         let entry = entry.ok_or_else(|| SuperviseError::NoKey {
             path: self.path.clone(),
             key: self.key.clone(),
@@ -67,11 +70,13 @@ impl FileKey {
             Scalar::Number(digits) | Scalar::Text(digits) => digits.parse().ok(),
             _ => None,
         };
-        number.filter(|number| *number > 0).ok_or_else(|| SuperviseError::NotACount {
-            path: self.path.clone(),
-            key: self.key.clone(),
-            found: entry.scalar.to_string(),
-        })
+        number
+            .filter(|number| *number > 0)
+            .ok_or_else(|| SuperviseError::NotACount {
+                path: self.path.clone(),
+                key: self.key.clone(),
+                found: entry.scalar.to_string(),
+            })
     }
 }
 
@@ -175,7 +180,10 @@ impl Place {
                 before,
             } => {
                 for (path, text) in before.iter() {
-                    let pairs = [(&*batch, values.batch), (&*accumulation, values.accumulation)];
+                    let pairs = [
+                        (&*batch, values.batch),
+                        (&*accumulation, values.accumulation),
+                    ];
                     let changes: Vec<_> = pairs
                         .into_iter()
                         .filter(|(place, _)| place.path == *path)
@@ -243,12 +251,20 @@ impl Place {
     }
 
     /// The command with the values and the checkpoint in their places.
-    pub fn command(command: &[OsString], values: Option<Batch>, checkpoint: Option<&OsStr>) -> Vec<OsString> {
+    pub fn command(
+        command: &[OsString],
+        values: Option<Batch>,
+        checkpoint: Option<&OsStr>,
+    ) -> Vec<OsString> {
         let fill = |word: &OsString| {
             let mut word = word.clone();
             if let Some(values) = values {
                 word = replaced(&word, BATCH, OsStr::new(&values.batch.to_string()));
-                word = replaced(&word, ACCUMULATION, OsStr::new(&values.accumulation.to_string()));
+                word = replaced(
+                    &word,
+                    ACCUMULATION,
+                    OsStr::new(&values.accumulation.to_string()),
+                );
             }
             match checkpoint {
                 Some(checkpoint) => replaced(&word, CHECKPOINT, checkpoint),
@@ -296,16 +312,25 @@ mod tests {
     #[test]
     fn arguments_hold_the_values() {
         let command = words("python t.py --batch={batch} --accum {accum} --from {checkpoint}");
-        assert!(matches!(Place::new(&command, &[], None).unwrap(), Place::Arguments));
+        assert!(matches!(
+            Place::new(&command, &[], None).unwrap(),
+            Place::Arguments
+        ));
         let values = Batch {
             batch: 4,
             accumulation: 16,
         };
         let filled = Place::command(&command, Some(values), Some(OsStr::new("ckpt")));
-        assert_eq!(filled, words("python t.py --batch=4 --accum 16 --from ckpt"));
+        assert_eq!(
+            filled,
+            words("python t.py --batch=4 --accum 16 --from ckpt")
+        );
         let half = Place::new(&words("t {batch}"), &[], None).unwrap_err();
         assert!(matches!(half, SuperviseError::NoAccumulation));
-        assert!(matches!(Place::new(&words("t"), &[], None).unwrap(), Place::Nowhere));
+        assert!(matches!(
+            Place::new(&words("t"), &[], None).unwrap(),
+            Place::Nowhere
+        ));
     }
 
     #[test]
@@ -360,7 +385,11 @@ mod tests {
             place.stated().unwrap_err().to_string()
         };
         assert!(message("nothing").contains("has no key nothing"));
-        assert!(message("batch").contains("no whole number"), "{}", message("batch"));
+        assert!(
+            message("batch").contains("no whole number"),
+            "{}",
+            message("batch")
+        );
         for bad in ["batch_size=x", "size=a:b", "batch_size"] {
             let error = Place::new(&words("t"), &[bad.to_owned()], None).unwrap_err();
             assert!(error.to_string().contains("hint:"), "{error}");

@@ -34,7 +34,9 @@ impl Search {
         if first == 0 || effective == 0 || !effective.is_multiple_of(first) {
             return None;
         }
-        let divisors: Vec<usize> = (1..=first).filter(|one| effective.is_multiple_of(*one)).collect();
+        let divisors: Vec<usize> = (1..=first)
+            .filter(|one| effective.is_multiple_of(*one))
+            .collect();
         Some(Self {
             effective,
             works: 0,
@@ -77,7 +79,9 @@ impl Search {
         if !self.probes {
             // The largest that is at most half of the one that failed.
             let half = self.divisors[self.fails] / 2;
-            let below = self.divisors[..self.fails].iter().rposition(|one| *one <= half);
+            let below = self.divisors[..self.fails]
+                .iter()
+                .rposition(|one| *one <= half);
             return below.or(Some(self.fails - 1));
         }
         Some(self.works + (self.fails - self.works) / 2)
@@ -138,15 +142,26 @@ mod tests {
         for effective in [1, 7, 32, 60, 64, 256, 720, 1024, 5040] {
             for threshold in [0, 1, 2, 3, 5, 16, 17, 100, 255, 720, 10_000] {
                 let (probed, trials) = search(effective, effective, true, threshold);
-                let expected = (1..=effective).filter(|one| effective % one == 0 && *one <= threshold).max();
+                let expected = (1..=effective)
+                    .filter(|one| effective % one == 0 && *one <= threshold)
+                    .max();
                 assert_eq!(probed.largest(), expected, "{effective} {threshold}");
-                assert!(trials <= probed.most_trials() + 1, "{effective} {threshold}: {trials}");
+                assert!(
+                    trials <= probed.most_trials() + 1,
+                    "{effective} {threshold}: {trials}"
+                );
                 let (plain, trials) = search(effective, effective, false, threshold);
-                assert!(trials <= plain.most_trials() + 1, "{effective} {threshold}: {trials}");
+                assert!(
+                    trials <= plain.most_trials() + 1,
+                    "{effective} {threshold}: {trials}"
+                );
                 match (expected, plain.largest()) {
                     (None, found) => assert_eq!(found, None),
                     (Some(best), Some(found)) => {
-                        assert!(found <= best && 4 * found > best, "{effective} {threshold}: {found}");
+                        assert!(
+                            found <= best && 4 * found > best,
+                            "{effective} {threshold}: {found}"
+                        );
                     }
                     (Some(_), None) => panic!("{effective} {threshold}"),
                 }

@@ -58,7 +58,9 @@ struct Shared {
 
 impl Shared {
     fn current(&self) -> MutexGuard<'_, Current> {
-        self.current.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.current
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
@@ -78,7 +80,8 @@ impl Supervisor {
         let shows = io::stdout().is_terminal() || io::stderr().is_terminal();
         let on_terminal = shows && (terminal::is_foreground() || !io::stdin().is_terminal());
         let signals = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH];
-        let mut signals = SignalsInfo::<WithOrigin>::new(signals).map_err(SuperviseError::Signals)?;
+        let mut signals =
+            SignalsInfo::<WithOrigin>::new(signals).map_err(SuperviseError::Signals)?;
         let receiver = Arc::clone(&shared);
         spawn("signals", move || {
             for origin in signals.forever() {
@@ -92,7 +95,8 @@ impl Supervisor {
         };
         if raw.is_some() {
             let (shared, raw) = (Arc::clone(&shared), raw.clone());
-            spawn("input", move || pass_input(&shared, raw.as_deref())).map_err(SuperviseError::Signals)?;
+            spawn("input", move || pass_input(&shared, raw.as_deref()))
+                .map_err(SuperviseError::Signals)?;
         }
         Ok(Self {
             shared,
@@ -136,7 +140,9 @@ impl Supervisor {
         self.shared.current().pid = None;
         drain(&relays, num_relays);
         *self.shared.current() = Current::default();
-        let mut capture = capture.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut capture = capture
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         let mut capture = std::mem::take(&mut *capture);
         capture.finish();
         Ok(Ended {
@@ -148,7 +154,11 @@ impl Supervisor {
         })
     }
 
-    fn wait(&self, child: &mut Child, probe: Option<Duration>) -> Result<(ExitStatus, bool), SuperviseError> {
+    fn wait(
+        &self,
+        child: &mut Child,
+        probe: Option<Duration>,
+    ) -> Result<(ExitStatus, bool), SuperviseError> {
         let failed = |source| SuperviseError::Start {
             command: "the command".to_owned(),
             source,
@@ -195,16 +205,30 @@ impl Supervisor {
     ) -> Result<(Child, usize), SuperviseError> {
         let pair = Pair::open()?;
         let program = std::env::current_exe().map_err(SuperviseError::Terminal)?;
-        let shows = [io::stdin().is_terminal(), io::stdout().is_terminal(), io::stderr().is_terminal()];
+        let shows = [
+            io::stdin().is_terminal(),
+            io::stdout().is_terminal(),
+            io::stderr().is_terminal(),
+        ];
         let stream = shows.iter().position(|shows| *shows).unwrap_or(1);
         let mut starting = Command::new(program);
         starting.arg(LAUNCHER).arg(stream.to_string()).args(command);
         if shows[0] {
             starting.stdin(pair.theirs()?);
         }
-        starting.stdout(if shows[1] { pair.theirs()?.into() } else { Stdio::piped() });
-        starting.stderr(if shows[2] { pair.theirs()?.into() } else { Stdio::piped() });
-        let mut child = starting.spawn().map_err(|source| start_error(command, source))?;
+        starting.stdout(if shows[1] {
+            pair.theirs()?.into()
+        } else {
+            Stdio::piped()
+        });
+        starting.stderr(if shows[2] {
+            pair.theirs()?.into()
+        } else {
+            Stdio::piped()
+        });
+        let mut child = starting
+            .spawn()
+            .map_err(|source| start_error(command, source))?;
         // Only the command holds the other end now: reading ends when it does.
         drop(starting);
         let ours = pair.ours.try_clone().map_err(SuperviseError::Terminal)?;
@@ -238,7 +262,9 @@ fn start_on_pipes(
 }
 
 fn start_error(command: &[OsString], source: io::Error) -> SuperviseError {
-    let name = command.first().map(|program| program.to_string_lossy().into_owned());
+    let name = command
+        .first()
+        .map(|program| program.to_string_lossy().into_owned());
     SuperviseError::Start {
         command: name.unwrap_or_default(),
         source,
@@ -258,7 +284,10 @@ fn relay_pipes(child: &mut Child, capture: &Arc<Mutex<Capture>>, done: &mpsc::Se
 }
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    thread::Builder::new().name(name.to_owned()).spawn(work).map(|_| ())
+    thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(work)
+        .map(|_| ())
 }
 
 /// Passes on what comes, until it ends or nobody takes it any more. Then our end of a pipe is
@@ -283,7 +312,11 @@ fn relay(
             if let Ok(mut capture) = capture.lock() {
                 capture.push(&piece[..length]);
             }
-            if to.write_all(&piece[..length]).and_then(|()| to.flush()).is_err() {
+            if to
+                .write_all(&piece[..length])
+                .and_then(|()| to.flush())
+                .is_err()
+            {
                 break;
             }
         }
@@ -337,7 +370,10 @@ fn pass_input(shared: &Shared, raw: Option<&Raw>) {
         };
         let (pid, terminal) = {
             let current = shared.current();
-            let terminal = current.terminal.as_ref().and_then(|file| file.try_clone().ok());
+            let terminal = current
+                .terminal
+                .as_ref()
+                .and_then(|file| file.try_clone().ok());
             (current.pid, terminal)
         };
         let Some(mut ours) = terminal else { continue };
@@ -381,5 +417,8 @@ pub fn as_the_command_ended(status: ExitStatus) -> u8 {
         let _ = signal_hook::low_level::emulate_default_handler(signal);
         return u8::try_from(128 + signal).unwrap_or(u8::MAX);
     }
-    status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
+    status
+        .code()
+        .and_then(|code| u8::try_from(code).ok())
+        .unwrap_or(1)
 }

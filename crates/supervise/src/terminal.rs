@@ -102,8 +102,14 @@ pub(crate) fn copy_size(ours: &File) {
 
 /// A stream that is the user's terminal.
 fn users_terminal() -> Option<BorrowedFd<'static>> {
-    let streams = [rustix::stdio::stdout(), rustix::stdio::stderr(), rustix::stdio::stdin()];
-    streams.into_iter().find(|stream| rustix::termios::isatty(stream))
+    let streams = [
+        rustix::stdio::stdout(),
+        rustix::stdio::stderr(),
+        rustix::stdio::stdin(),
+    ];
+    streams
+        .into_iter()
+        .find(|stream| rustix::termios::isatty(stream))
 }
 
 /// The user's terminal in raw mode, until it is dropped: every key goes to the command's.
@@ -158,7 +164,9 @@ pub(crate) fn meaning(ours: &File, byte: u8) -> Meaning {
     }
     let codes = &modes.special_codes;
     match byte {
-        _ if byte == codes[SpecialCodeIndex::VINTR] || byte == codes[SpecialCodeIndex::VQUIT] => Meaning::Interrupt,
+        _ if byte == codes[SpecialCodeIndex::VINTR] || byte == codes[SpecialCodeIndex::VQUIT] => {
+            Meaning::Interrupt
+        }
         _ if byte == codes[SpecialCodeIndex::VSUSP] => Meaning::Suspend,
         _ => Meaning::Plain,
     }

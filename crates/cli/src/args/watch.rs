@@ -73,16 +73,17 @@ pub struct RunArguments {
     /// file]
     #[arg(long, value_name = "N", value_parser = super::count)]
     pub effective_batch: Option<usize>,
-    /// After a trial that works, stop it and try larger ones, until the largest is known
-    #[arg(long, requires = "retry")]
-    pub largest: bool,
+    /// Find the largest batch that works: a trial that has run for so many seconds works, and is
+    /// stopped while larger ones are left to try
+    #[arg(long, value_name = "SECONDS", requires = "retry", value_parser = interval)]
+    pub largest: Option<f64>,
     /// A folder whose newest entry {checkpoint} stands for
     #[arg(long, value_name = "FOLDER")]
     pub checkpoints: Option<PathBuf>,
     /// Arguments added where a checkpoint is there, for example --resume={checkpoint}
     #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true)]
     pub resume_with: Vec<String>,
-    /// Keep samples of memory here [default: a new file in the temporary folder]
+    /// Keep samples of memory here, for `cinch report`
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
     /// Write what happened, attempt by attempt, as JSON
@@ -92,14 +93,19 @@ pub struct RunArguments {
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = interval)]
     pub interval: f64,
     /// The command and its arguments
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true, value_name = "COMMAND")]
+    #[arg(
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        required = true,
+        value_name = "COMMAND"
+    )]
     pub command: Vec<OsString>,
 }
 
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  \
     cinch report runs/gpt2                        a page about a run: runs/gpt2.html\n  \
-    cinch report my.yaml --output plan.html       the plan of a configuration\n  \
+    cinch report my.yaml --gpu \"RTX 4090\" --output plan.html     a plan, with the ladder for a card\n  \
     cinch report run.pickle                       a recorded PyTorch run\n  \
     cinch report day.jsonl                        what `cinch monitor --record` kept\n  \
     cinch report runs/gpt2 --serve                a live run, on this machine alone")]
@@ -113,9 +119,8 @@ pub struct ReportArguments {
     /// Serve the page and keep it up to date, on this address
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "0")]
     pub serve: Option<String>,
-    /// A log or an error message, whose diagnosis is added
-    #[arg(long, value_name = "FILE")]
-    pub log: Option<PathBuf>,
+    #[command(flatten)]
+    pub memory: super::MemoryArguments,
 }
 
 fn interval(text: &str) -> Result<f64, String> {

@@ -36,6 +36,7 @@ pub fn run(arguments: &MonitorArguments) -> anyhow::Result<()> {
         Some(path) => Box::new(Recording::open(path)?),
         None => Box::new(Live::new(Watched {
             pid: arguments.pid,
+            also: None,
             planned: arguments.config.as_deref().map(planned).transpose()?,
         })),
     };
@@ -148,7 +149,8 @@ fn on_screen(
 ) -> anyhow::Result<()> {
     static STOP: AtomicBool = AtomicBool::new(false);
     // The terminal has to be given back before the program ends.
-    ctrlc::set_handler(|| STOP.store(true, Ordering::Relaxed)).context("cannot listen for signals")?;
+    ctrlc::set_handler(|| STOP.store(true, Ordering::Relaxed))
+        .context("cannot listen for signals")?;
     let view = match &arguments.run {
         Some(folder) => View::Run(folder.clone()),
         None => View::Machine,
@@ -170,10 +172,13 @@ fn in_lines(
 ) -> anyhow::Result<()> {
     let mut history = History::default();
     let is_endless = arguments.json && !arguments.once;
-    let records = arguments.record.is_some() || arguments.csv.is_some() || arguments.prometheus.is_some();
+    let records =
+        arguments.record.is_some() || arguments.csv.is_some() || arguments.prometheus.is_some();
     loop {
         let begin = Instant::now();
-        let Some(sample) = source.sample()? else { break };
+        let Some(sample) = source.sample()? else {
+            break;
+        };
         outputs.write(&sample)?;
         if arguments.json {
             print_raw(&serde_json::to_vec(&sample)?)?;

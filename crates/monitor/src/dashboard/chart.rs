@@ -42,7 +42,11 @@ pub(super) fn memory(frame: &mut Frame<'_>, area: Rect, state: &State) {
         None => (
             "host memory".to_owned(),
             &state.history.host,
-            state.history.last.as_ref().and_then(|last| last.host.total_bytes),
+            state
+                .history
+                .last
+                .as_ref()
+                .and_then(|last| last.host.total_bytes),
             state.history.host_peak_bytes,
             None,
         ),
@@ -50,12 +54,16 @@ pub(super) fn memory(frame: &mut Frame<'_>, area: Rect, state: &State) {
     let top = total.unwrap_or(peak).max(1) as f64;
     let used = points(series, 1.0);
     // Use is drawn on the same frame: 100 % is the whole height.
-    let percent = use_of.map(|series| points(series, top / 100.0)).unwrap_or_default();
+    let percent = use_of
+        .map(|series| points(series, top / 100.0))
+        .unwrap_or_default();
     let begin = used.first().map_or(0.0, |point| point.0);
     let end = used.last().map_or(1.0, |point| point.0).max(begin + 1.0);
     let plan = planned(state, selected.map(|(index, _)| *index));
     let plan_line = plan.map(|bytes| [(begin, bytes as f64), (end, bytes as f64)]);
-    let now = series.last().map_or_else(|| "-".to_owned(), |bytes| Bytes::new(bytes).to_string());
+    let now = series
+        .last()
+        .map_or_else(|| "-".to_owned(), |bytes| Bytes::new(bytes).to_string());
     let mut title = format!(" {title}: memory {now}, peak {}", Bytes::new(peak));
     if let Some(plan) = plan {
         title += &format!(", planned {}", Bytes::new(plan));
@@ -103,7 +111,9 @@ fn planned(state: &State, gpu: Option<usize>) -> Option<u64> {
 
 fn points(series: &Series, factor: f64) -> Vec<(f64, f64)> {
     let points = series.points();
-    points.map(|(seconds, value)| (seconds, value as f64 * factor)).collect()
+    points
+        .map(|(seconds, value)| (seconds, value as f64 * factor))
+        .collect()
 }
 
 pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, curves: &[Curve<'_>], frames: &Frames<'_>) {
@@ -126,13 +136,18 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, curves: &[Curve<'_>], fram
         }
         _ => labels(frames.y.0, frames.y.1).to_vec(),
     };
-    let block = Block::new().borders(Borders::TOP).title(frames.title.clone());
+    let block = Block::new()
+        .borders(Borders::TOP)
+        .title(frames.title.clone());
     let x = Axis::default()
         .bounds([frames.x.0, frames.x.1])
         .labels(frames.x_labels.clone().map(Span::raw));
     let y = Axis::default()
         .bounds([frames.y.0, frames.y.1])
         .labels(y_labels);
-    let chart = Chart::new(datasets.collect()).block(block).x_axis(x).y_axis(y);
+    let chart = Chart::new(datasets.collect())
+        .block(block)
+        .x_axis(x)
+        .y_axis(y);
     frame.render_widget(chart, area);
 }

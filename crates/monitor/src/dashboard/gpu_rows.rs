@@ -49,7 +49,10 @@ fn line(index: usize, gpu: &GpuHistory, is_selected: bool, width: u16) -> Line<'
     let name = reading.name.trim_start_matches("NVIDIA ").to_owned();
     parts.push(Span::raw(format!("{name:<12.12} ")));
     if gpu.is_gone {
-        parts.push(Span::styled("vanished: the driver no longer tells of it", BOLD));
+        parts.push(Span::styled(
+            "vanished: the driver no longer tells of it",
+            BOLD,
+        ));
         return Line::from(parts);
     }
     if let Some(problem) = &reading.problem {
@@ -74,12 +77,20 @@ fn line(index: usize, gpu: &GpuHistory, is_selected: bool, width: u16) -> Line<'
     };
     parts.push(Span::raw(figures));
     let missing = || MISSING.to_owned();
-    let percent = reading.utilization_percent.map_or_else(missing, |percent| format!("{percent}%"));
-    let degrees = reading.temperature_celsius.map_or_else(missing, |degrees| format!("{degrees}°C"));
-    let watts = reading.power_watts.map_or_else(missing, |watts| format!("{watts:.0}W"));
+    let percent = reading
+        .utilization_percent
+        .map_or_else(missing, |percent| format!("{percent}%"));
+    let degrees = reading
+        .temperature_celsius
+        .map_or_else(missing, |degrees| format!("{degrees}°C"));
+    let watts = reading
+        .power_watts
+        .map_or_else(missing, |watts| format!("{watts:.0}W"));
     parts.push(Span::raw(format!(" {percent:>4} {degrees:>5} {watts:>5}")));
     if width >= 100 {
-        let limit = reading.power_limit_watts.map_or_else(missing, |watts| format!("{watts:.0}W"));
+        let limit = reading
+            .power_limit_watts
+            .map_or_else(missing, |watts| format!("{watts:.0}W"));
         parts.push(Span::styled(format!("/{limit:<5}"), FAINT));
     }
     if width >= 130 {
@@ -87,7 +98,10 @@ fn line(index: usize, gpu: &GpuHistory, is_selected: bool, width: u16) -> Line<'
         parts.push(Span::raw(format!(" PCIe in {receive:>9} out {send:>9}")));
     }
     let is_wide = width >= 100;
-    parts.push(Span::raw(format!(" {}", trend(gpu.trend, reading.free_bytes, is_wide))));
+    parts.push(Span::raw(format!(
+        " {}",
+        trend(gpu.trend, reading.free_bytes, is_wide)
+    )));
     Line::from(parts)
 }
 

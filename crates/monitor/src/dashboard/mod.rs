@@ -82,7 +82,9 @@ pub fn show(
         if stopped() {
             break Ok(());
         }
-        if (is_new || state.is_changed()) && let Err(error) = screen.draw(&mut state) {
+        if (is_new || state.is_changed())
+            && let Err(error) = screen.draw(&mut state)
+        {
             break Err(error);
         }
         match event::poll(TICK) {

@@ -21,7 +21,13 @@ struct Column {
     from: u16,
 }
 
-const fn column(title: &'static str, width: usize, is_right: bool, order: Option<Order>, from: u16) -> Column {
+const fn column(
+    title: &'static str,
+    width: usize,
+    is_right: bool,
+    order: Option<Order>,
+    from: u16,
+) -> Column {
     Column {
         title,
         width,
@@ -46,7 +52,10 @@ const COLUMNS: [Column; 10] = [
 
 pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, state: &mut State) {
     state.places.processes = area;
-    let columns: Vec<&Column> = COLUMNS.iter().filter(|one| area.width >= one.from).collect();
+    let columns: Vec<&Column> = COLUMNS
+        .iter()
+        .filter(|one| area.width >= one.from)
+        .collect();
     let mut lines = vec![titles(&columns, state, area)];
     let room = usize::from(area.height).saturating_sub(1);
     let rows = state.rows();
@@ -74,7 +83,9 @@ fn nobody(state: &State) -> String {
     };
     match &state.history.last {
         _ if !state.filter.is_empty() => "no process matches the filter".to_owned(),
-        Some(last) if hides(last) => "the driver does not tell who holds memory (no permission)".to_owned(),
+        Some(last) if hides(last) => {
+            "the driver does not tell who holds memory (no permission)".to_owned()
+        }
         Some(last) if last.gpus.is_empty() => "no run of cinch on this machine".to_owned(),
         _ => "no process holds GPU memory".to_owned(),
     }
@@ -96,18 +107,31 @@ fn titles(columns: &[&Column], state: &mut State, area: Rect) -> Line<'static> {
         let place = column.order.map(|order| (left, right, order));
         state.places.titles.extend(place);
     }
-    let sorted = format!("COMMAND   sorted by {}, {} shown", state.order.name(), state.rows().len());
+    let sorted = format!(
+        "COMMAND   sorted by {}, {} shown",
+        state.order.name(),
+        state.rows().len()
+    );
     let room = usize::from(area.width).saturating_sub(text.chars().count());
     text += &cell(&sorted, room, false);
     Line::styled(text, BOLD)
 }
 
-fn row(columns: &[&Column], state: &State, key: ProcessKey, process: &ProcessHistory) -> Line<'static> {
+fn row(
+    columns: &[&Column],
+    state: &State,
+    key: ProcessKey,
+    process: &ProcessHistory,
+) -> Line<'static> {
     let last = state.history.last.as_ref();
     let facts = last.and_then(|last| last.facts(key.pid));
     let name = last.and_then(|last| {
         let mut processes = last.on_gpus();
-        processes.find(|(_, process)| process.pid == key.pid)?.1.name.clone()
+        processes
+            .find(|(_, process)| process.pid == key.pid)?
+            .1
+            .name
+            .clone()
     });
     let plan = facts.and_then(|facts| facts.plan.as_ref());
     let plan = plan.filter(|plan| plan.on_gpu == key.gpu.is_some());
@@ -117,20 +141,30 @@ fn row(columns: &[&Column], state: &State, key: ProcessKey, process: &ProcessHis
     for column in columns {
         let value = match column.title {
             "PID" => key.pid.to_string(),
-            "USER" => facts.and_then(|facts| facts.user.clone()).unwrap_or_else(missing),
-            "GPU" => key.gpu.map_or_else(|| "host".to_owned(), |gpu| gpu.to_string()),
+            "USER" => facts
+                .and_then(|facts| facts.user.clone())
+                .unwrap_or_else(missing),
+            "GPU" => key
+                .gpu
+                .map_or_else(|| "host".to_owned(), |gpu| gpu.to_string()),
             "MEMORY" => bytes(used),
             "PEAK" => bytes((process.peak_bytes > 0).then_some(process.peak_bytes)),
             "PLAN" => plan.map_or_else(missing, |plan| Bytes::new(plan.bytes).to_string()),
             "OF PLAN" => plan.zip(used).map_or_else(missing, |(plan, used)| {
                 format!("{:.1}%", 100.0 * used as f64 / plan.bytes.max(1) as f64)
             }),
-            "TREND" => process.trend.map_or_else(missing, |trend| match trend.is_creep {
-                true => format!("{:+.0}", trend.mebibytes_per_minute()),
-                false => "steady".to_owned(),
-            }),
-            "CORES" => process.cores_busy.map_or_else(missing, |cores| format!("{cores:.1}")),
-            _ => facts.and_then(|facts| facts.container.clone()).unwrap_or_else(missing),
+            "TREND" => process
+                .trend
+                .map_or_else(missing, |trend| match trend.is_creep {
+                    true => format!("{:+.0}", trend.mebibytes_per_minute()),
+                    false => "steady".to_owned(),
+                }),
+            "CORES" => process
+                .cores_busy
+                .map_or_else(missing, |cores| format!("{cores:.1}")),
+            _ => facts
+                .and_then(|facts| facts.container.clone())
+                .unwrap_or_else(missing),
         };
         text += &cell(&value, column.width, column.is_right);
         text.push(' ');

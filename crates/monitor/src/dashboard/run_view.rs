@@ -19,7 +19,9 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, state: &State) {
     let [head, body] = Layout::vertical([Constraint::Length(2), Constraint::Min(1)]).areas(area);
     let mut lines = vec![Line::styled(format!("run {}", folder.display()), BOLD)];
     if let Some(problem) = &state.curve_problem {
-        lines.push(Line::from(problem.lines().next().unwrap_or_default().to_owned()));
+        lines.push(Line::from(
+            problem.lines().next().unwrap_or_default().to_owned(),
+        ));
         frame.render_widget(Paragraph::new(lines), head);
         return;
     }
@@ -33,9 +35,11 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, state: &State) {
     let areas: [Rect; 3] = match body.width >= 120 {
         true => {
             let [left, right] =
-                Layout::horizontal([Constraint::Percentage(60), Constraint::Percentage(40)]).areas(body);
+                Layout::horizontal([Constraint::Percentage(60), Constraint::Percentage(40)])
+                    .areas(body);
             let [top, bottom] =
-                Layout::vertical([Constraint::Percentage(50), Constraint::Percentage(50)]).areas(right);
+                Layout::vertical([Constraint::Percentage(50), Constraint::Percentage(50)])
+                    .areas(right);
             [left, top, bottom]
         }
         false => Layout::vertical([Constraint::Ratio(1, 3); 3]).areas(body),
@@ -58,9 +62,19 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, state: &State) {
     let plain = |value: f64| format!("{value:.3}");
     let rate = |value: f64| format!("{value:.0}");
     let size = |value: f64| Bytes::new(value.max(0.0) as u64).to_string();
-    let memory = [curve("planned", &planned, Color::Yellow), curve("measured", &used, Color::Cyan)];
+    let memory = [
+        curve("planned", &planned, Color::Yellow),
+        curve("measured", &used, Color::Cyan),
+    ];
     chart(frame, areas[0], "loss", &loss_curves, false, &plain);
-    chart(frame, areas[1], "tokens/s", &[curve("tokens/s", &speeds, Color::Cyan)], true, &rate);
+    chart(
+        frame,
+        areas[1],
+        "tokens/s",
+        &[curve("tokens/s", &speeds, Color::Cyan)],
+        true,
+        &rate,
+    );
     chart(frame, areas[2], "memory against plan", &memory, true, &size);
 }
 
@@ -78,17 +92,27 @@ fn summary(point: &RunPoint) -> String {
         }
     };
     say(point.loss.map(|loss| format!("loss {loss:.4}")));
-    say(point.tokens_per_second.map(|rate| format!("{rate:.0} tokens/s")));
+    say(point
+        .tokens_per_second
+        .map(|rate| format!("{rate:.0} tokens/s")));
     say(point.epoch.map(|epoch| format!("epoch {epoch:.2}")));
-    say(measured(point).zip(point.planned_bytes).map(|(used, planned)| {
-        let share = 100.0 * used as f64 / planned.max(1) as f64;
-        format!("{} used of {} planned ({share:.1} %)", Bytes::new(used), Bytes::new(planned))
-    }));
+    say(measured(point)
+        .zip(point.planned_bytes)
+        .map(|(used, planned)| {
+            let share = 100.0 * used as f64 / planned.max(1) as f64;
+            format!(
+                "{} used of {} planned ({share:.1} %)",
+                Bytes::new(used),
+                Bytes::new(planned)
+            )
+        }));
     text
 }
 
 fn points(steps: &[RunPoint], value: impl Fn(&RunPoint) -> Option<f64>) -> Vec<(f64, f64)> {
-    let points = steps.iter().filter_map(|point| Some((point.step as f64, value(point)?)));
+    let points = steps
+        .iter()
+        .filter_map(|point| Some((point.step as f64, value(point)?)));
     points.filter(|point| point.1.is_finite()).collect()
 }
 

@@ -157,7 +157,9 @@ impl State {
             last.and_then(|last| last.facts(key.pid)?.user.clone())
         };
         let rate = |process: &ProcessHistory| {
-            process.trend.map_or(i64::MIN, |trend| trend.bytes_per_second as i64)
+            process
+                .trend
+                .map_or(i64::MIN, |trend| trend.bytes_per_second as i64)
         };
         let used = |process: &ProcessHistory| std::cmp::Reverse(process.series.last());
         match self.order {
@@ -169,9 +171,13 @@ impl State {
                 rows.sort_by_key(|(key, process)| (std::cmp::Reverse(rate(process)), *key));
             }
             Order::Gpu => {
-                rows.sort_by_key(|(key, process)| (key.gpu.is_none(), key.gpu, used(process), *key));
+                rows.sort_by_key(|(key, process)| {
+                    (key.gpu.is_none(), key.gpu, used(process), *key)
+                });
             }
-            Order::User => rows.sort_by_cached_key(|(key, process)| (user(key), used(process), *key)),
+            Order::User => {
+                rows.sort_by_cached_key(|(key, process)| (user(key), used(process), *key))
+            }
             Order::Pid => rows.sort_by_key(|(key, _)| key.pid),
         }
         rows
@@ -190,7 +196,10 @@ impl State {
             facts.and_then(|facts| facts.container.clone()),
             Some(key.pid.to_string()),
         ];
-        texts.into_iter().flatten().any(|text| text.to_lowercase().contains(&wanted))
+        texts
+            .into_iter()
+            .flatten()
+            .any(|text| text.to_lowercase().contains(&wanted))
     }
 
     /// Answers a key, the mouse or a new size.
