@@ -65,6 +65,8 @@ pub struct Look {
 /// How long a look may take. PCIe counters take some forty milliseconds a card.
 const PATIENCE: Duration = Duration::from_secs(4);
 
+const NOT_INSTALLED: &str = "NVML is not installed";
+
 type Answer = Result<Vec<GpuReading>, Silence>;
 
 /// Keeps the driver's library open and reads all GPUs on request.
@@ -73,6 +75,8 @@ pub struct Watch {
     nvml: Option<Asked>,
     /// What NVML said when it was given up.
     reason: Option<String>,
+    /// The machine has neither, and is not asked again.
+    has_nobody: bool,
 }
 
 #[derive(Debug)]
@@ -104,10 +108,12 @@ impl Watch {
             Ok(_) => Self {
                 nvml: Some(asked),
                 reason: None,
+                has_nobody: false,
             },
             Err(error) => Self {
                 nvml: None,
                 reason: Some(format!("no thread for NVML: {error}")),
+                has_nobody: false,
             },
         }
     }
@@ -127,14 +133,19 @@ impl Watch {
             }
             // A library that is not there will not come while we run.
             Some(Err(silence)) => {
-                self.reason = Some(silence.said("NVML is not installed"));
+                self.reason = Some(silence.said(NOT_INSTALLED));
                 if silence == Silence::NotInstalled {
                     self.nvml = None;
                 }
             }
             None => {}
         }
-        look_by_tool(&ThisMachine, self.reason.clone())
+        if self.has_nobody {
+            return without_driver();
+        }
+        let (look, is_installed) = look_by_tool(&ThisMachine, self.reason.clone());
+        self.has_nobody = self.nvml.is_none() && !is_installed;
+        look
     }
 
     /// What NVML says; `None` where it is not there or has not answered in time.
@@ -173,26 +184,49 @@ impl Watch {
     }
 }
 
-/// What `nvidia-smi` says, after NVML did not.
-fn look_by_tool(probe: &dyn Probe, without_nvml: Option<String>) -> Look {
+/// A machine without NVIDIA's driver.
+fn without_driver() -> Look {
+    Look {
+        read_by: ReadBy::Nobody,
+        reason: Some("no NVIDIA driver on this machine".to_owned()),
+        gpus: Vec::new(),
+    }
+}
+
+/// What `nvidia-smi` says, after NVML did not, and whether the tool is there at all.
+fn look_by_tool(probe: &dyn Probe, without_nvml: Option<String>) -> (Look, bool) {
     match smi::watch(probe) {
-        Ok(gpus) => Look {
-            read_by: ReadBy::NvidiaSmi,
-            reason: without_nvml,
-            gpus,
+        Ok(gpus) => {
+            let look = Look {
+                read_by: ReadBy::NvidiaSmi,
+                reason: without_nvml,
+                gpus,
+            };
+            (look, true)
+        }
+        Err(Silence::NotInstalled) => match without_nvml {
+            Some(said) if said != NOT_INSTALLED => {
+                let reason = Some(said);
+                (
+                    Look {
+                        reason,
+                        ..without_driver()
+                    },
+                    false,
+                )
+            }
+            _ => (without_driver(), false),
         },
-        Err(silence) => Look {
-            read_by: ReadBy::Nobody,
-            reason: Some(match (&silence, without_nvml) {
-                (Silence::NotInstalled, None) => "no NVIDIA driver on this machine".to_owned(),
-                (Silence::NotInstalled, Some(nvml)) if nvml == "NVML is not installed" => {
-                    "no NVIDIA driver on this machine".to_owned()
-                }
-                (Silence::NotInstalled, Some(nvml)) => nvml,
-                (Silence::Failed(said), _) => said.clone(),
-            }),
-            gpus: Vec::new(),
-        },
+        Err(Silence::Failed(said)) => {
+            let reason = Some(said);
+            (
+                Look {
+                    reason,
+                    ..without_driver()
+                },
+                true,
+            )
+        }
     }
 }
 
@@ -203,7 +237,8 @@ mod tests {
 
     #[test]
     fn without_a_driver_the_reason_is_said() {
-        let look = look_by_tool(&Recorded::default(), None);
+        let (look, is_installed) = look_by_tool(&Recorded::default(), None);
+        assert!(!is_installed);
         assert_eq!(look.read_by, ReadBy::Nobody);
         let reason = look.reason.unwrap();
         assert!(reason.contains("no NVIDIA driver"), "{reason}");
@@ -223,7 +258,7 @@ mod tests {
             ],
             ..Recorded::default()
         };
-        let look = look_by_tool(&probe, Some("NVML is not installed".to_owned()));
+        let (look, _) = look_by_tool(&probe, Some("NVML is not installed".to_owned()));
         assert_eq!(look.read_by, ReadBy::NvidiaSmi);
         let [first, second] = &look.gpus[..] else {
             panic!("{:?}", look.gpus);

@@ -49,12 +49,14 @@ impl KernelKills {
         }
     }
 
-    /// Processes that were ended since `before`.
+    /// Processes that were ended since `before`: those of our control groups where these are
+    /// counted, else those of the whole machine, which may be others'.
     pub fn since(&self, before: &Self) -> u64 {
-        let grown = |now: Option<u64>, then: Option<u64>| {
-            now.unwrap_or(0).saturating_sub(then.unwrap_or(0))
+        let (now, then) = match self.group {
+            Some(now) => (now, before.group),
+            None => (self.machine.unwrap_or(0), before.machine),
         };
-        grown(self.machine, before.machine).max(grown(self.group, before.group))
+        now.saturating_sub(then.unwrap_or(0))
     }
 }
 
@@ -99,8 +101,11 @@ mod tests {
             );
             let after = KernelKills::under(root.path());
             assert_eq!(after.since(&before), 2, "{file}");
+            // Others of the machine do not count where our own do.
             write(root.path(), "proc/vmstat", "pgfault 7\noom_kill 9\n");
-            assert_eq!(KernelKills::under(root.path()).since(&after), 9);
+            assert_eq!(KernelKills::under(root.path()).since(&after), 0);
+            fs::remove_file(root.path().join("proc/self/cgroup")).unwrap();
+            assert_eq!(KernelKills::under(root.path()).since(&before), 9);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::io::{self, IsTerminal, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
@@ -22,9 +22,11 @@ use crate::error::SuperviseError;
 use crate::kernel::KernelKills;
 use crate::terminal::{self, LAUNCHER, Meaning, Pair, Raw};
 
-/// How long output is waited for after the command has ended: what it left running may hold its
-/// streams open.
-const LINGER: Duration = Duration::from_millis(300);
+/// How long nothing may come after the command has ended, before its output is taken for whole:
+/// what it left running may hold its streams open. A reader that is slow is waited for.
+const LINGER: Duration = Duration::from_secs(2);
+/// How often that is looked at.
+const LOOK: Duration = Duration::from_millis(50);
 /// How long a command that was told to stop may take.
 const GRACE: Duration = Duration::from_secs(20);
 /// Bytes that are passed on at once.
@@ -54,6 +56,23 @@ struct Current {
 struct Shared {
     current: Mutex<Current>,
     stopped: AtomicBool,
+}
+
+/// How far the relays of a command are.
+#[derive(Debug, Default)]
+struct Progress {
+    /// Pieces that were read and written.
+    count: AtomicU64,
+    /// Relays that wait for whoever reads from us.
+    num_writing: AtomicUsize,
+}
+
+/// What the relays of a command share.
+#[derive(Clone, Debug)]
+struct Relays {
+    capture: Arc<Mutex<Capture>>,
+    progress: Arc<Progress>,
+    done: mpsc::Sender<()>,
 }
 
 impl Shared {
@@ -110,10 +129,15 @@ impl Supervisor {
         self.shared.stopped.load(Ordering::Relaxed)
     }
 
-    /// The number of the process that runs now.
-    pub fn process(&self) -> Option<u32> {
-        let pid = self.shared.current().pid;
-        pid.and_then(|pid| u32::try_from(pid.as_raw_nonzero().get()).ok())
+    /// Says something while the terminal breaks lines as usual.
+    pub fn aside(&self, say: impl FnOnce()) {
+        if let Some(raw) = &self.raw {
+            raw.leave();
+        }
+        say();
+        if let Some(raw) = &self.raw {
+            raw.again();
+        }
     }
 
     /// Runs a command to its end. With `probe`, it is told to stop when it has run for so long.
@@ -126,24 +150,33 @@ impl Supervisor {
     ) -> Result<Ended, SuperviseError> {
         let before = KernelKills::now();
         let begin = Instant::now();
-        let capture = Arc::new(Mutex::new(Capture::default()));
-        let (done, relays) = mpsc::channel();
-        let (mut child, num_relays) = match self.on_terminal {
-            true => self.start_on_terminal(command, &capture, &done)?,
-            false => start_on_pipes(command, &capture, &done)?,
+        let (done, ended) = mpsc::channel();
+        let relays = Relays {
+            capture: Arc::default(),
+            progress: Arc::default(),
+            done,
         };
-        drop(done);
+        let (mut child, num_relays) = match self.on_terminal {
+            true => self.start_on_terminal(command, &relays)?,
+            false => start_on_pipes(command, &relays)?,
+        };
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         self.shared.current().pid = pid;
+        // A stop that came while there was nobody to pass it on to.
+        if self.is_stopped() {
+            self.tell(pid, Signal::INT);
+        }
         started(child.id());
         let (status, is_probe) = self.wait(&mut child, probe)?;
         self.shared.current().pid = None;
-        drain(&relays, num_relays);
+        drain(&ended, num_relays, &relays.progress);
         *self.shared.current() = Current::default();
-        let mut capture = capture
+        let mut kept = relays
+            .capture
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
-        let mut capture = std::mem::take(&mut *capture);
+        let mut capture = std::mem::take(&mut *kept);
+        drop(kept);
         capture.finish();
         Ok(Ended {
             status,
@@ -200,8 +233,7 @@ impl Supervisor {
     fn start_on_terminal(
         &self,
         command: &[OsString],
-        capture: &Arc<Mutex<Capture>>,
-        done: &mpsc::Sender<()>,
+        relays: &Relays,
     ) -> Result<(Child, usize), SuperviseError> {
         let pair = Pair::open()?;
         let program = std::env::current_exe().map_err(SuperviseError::Terminal)?;
@@ -235,19 +267,15 @@ impl Supervisor {
         self.shared.current().terminal = Some(pair.ours);
         let mut num_relays = 1;
         match shows[1] {
-            true => relay(ours, io::stdout(), capture, done),
-            false => relay(ours, io::stderr(), capture, done),
+            true => relay(ours, io::stdout(), relays),
+            false => relay(ours, io::stderr(), relays),
         }
-        num_relays += relay_pipes(&mut child, capture, done);
+        num_relays += relay_pipes(&mut child, relays);
         Ok((child, num_relays))
     }
 }
 
-fn start_on_pipes(
-    command: &[OsString],
-    capture: &Arc<Mutex<Capture>>,
-    done: &mpsc::Sender<()>,
-) -> Result<(Child, usize), SuperviseError> {
+fn start_on_pipes(command: &[OsString], relays: &Relays) -> Result<(Child, usize), SuperviseError> {
     let Some((program, arguments)) = command.split_first() else {
         return Err(start_error(command, io::ErrorKind::InvalidInput.into()));
     };
@@ -257,7 +285,7 @@ fn start_on_pipes(
         .stderr(Stdio::piped())
         .spawn()
         .map_err(|source| start_error(command, source))?;
-    let num_relays = relay_pipes(&mut child, capture, done);
+    let num_relays = relay_pipes(&mut child, relays);
     Ok((child, num_relays))
 }
 
@@ -271,14 +299,14 @@ fn start_error(command: &[OsString], source: io::Error) -> SuperviseError {
     }
 }
 
-fn relay_pipes(child: &mut Child, capture: &Arc<Mutex<Capture>>, done: &mpsc::Sender<()>) -> usize {
+fn relay_pipes(child: &mut Child, relays: &Relays) -> usize {
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let count = usize::from(stdout.is_some()) + usize::from(stderr.is_some());
     if let Some(stdout) = stdout {
-        relay(stdout, io::stdout(), capture, done);
+        relay(stdout, io::stdout(), relays);
     }
     if let Some(stderr) = stderr {
-        relay(stderr, io::stderr(), capture, done);
+        relay(stderr, io::stderr(), relays);
     }
     count
 }
@@ -295,10 +323,9 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
 fn relay(
     mut from: impl Read + Send + 'static,
     mut to: impl Write + Send + 'static,
-    capture: &Arc<Mutex<Capture>>,
-    done: &mpsc::Sender<()>,
+    relays: &Relays,
 ) {
-    let (capture, done) = (Arc::clone(capture), done.clone());
+    let relays = relays.clone();
     let work = move || {
         let mut piece = vec![0; PIECE];
         loop {
@@ -309,29 +336,41 @@ fn relay(
                 // A terminal whose other end is closed.
                 Err(_) => break,
             };
-            if let Ok(mut capture) = capture.lock() {
+            let progress = &relays.progress;
+            progress.num_writing.fetch_add(1, Ordering::Relaxed);
+            if let Ok(mut capture) = relays.capture.lock() {
                 capture.push(&piece[..length]);
             }
-            if to
-                .write_all(&piece[..length])
-                .and_then(|()| to.flush())
-                .is_err()
-            {
+            let written = to.write_all(&piece[..length]).and_then(|()| to.flush());
+            progress.num_writing.fetch_sub(1, Ordering::Relaxed);
+            progress.count.fetch_add(1, Ordering::Relaxed);
+            if written.is_err() {
                 break;
             }
         }
-        let _ = done.send(());
+        let _ = relays.done.send(());
     };
     // Without a thread the stream is closed, and the command is told.
     let _ = spawn("relay", work);
 }
 
 /// Waits for the rest of the output.
-fn drain(relays: &Receiver<()>, count: usize) {
-    for _ in 0..count {
-        match relays.recv_timeout(LINGER) {
-            Ok(()) => {}
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return,
+fn drain(ended: &Receiver<()>, count: usize, progress: &Progress) {
+    let mut left = count;
+    let mut seen = progress.count.load(Ordering::Relaxed);
+    let mut since = Instant::now();
+    while left > 0 {
+        match ended.recv_timeout(LOOK) {
+            Ok(()) => left -= 1,
+            Err(RecvTimeoutError::Disconnected) => return,
+            Err(RecvTimeoutError::Timeout) => {
+                let now = progress.count.load(Ordering::Relaxed);
+                if now != seen || progress.num_writing.load(Ordering::Relaxed) > 0 {
+                    (seen, since) = (now, Instant::now());
+                } else if since.elapsed() >= LINGER {
+                    return;
+                }
+            }
         }
     }
 }

@@ -77,9 +77,17 @@ fn supervise(arguments: &RunArguments) -> anyhow::Result<ExitStatus> {
             batch,
             accumulation,
         });
-        let is_over = search.is_some() && values.is_none();
+        // What only a trial has shown to work is run to its end.
+        let largest = search.as_ref().and_then(known);
+        let last_run = largest.filter(|_| values.is_none() && finished.is_none());
         let used_up = story.attempts.len() > arguments.retry as usize;
-        if is_over || used_up {
+        let is_over = search.is_some() && values.is_none();
+        let values = match (is_over, used_up) {
+            (true, _) => last_run,
+            (false, true) => None,
+            (false, false) => values,
+        };
+        if (is_over || used_up) && values.is_none() {
             break;
         }
         if let Some(values) = values {
@@ -94,7 +102,7 @@ fn supervise(arguments: &RunArguments) -> anyhow::Result<ExitStatus> {
             &story,
         )?;
         let (status, end, works) = (attempt.status, attempt.end.clone(), attempt.works());
-        voice::aside(attempt.note());
+        supervisor.aside(|| voice::aside(attempt.note()));
         story.attempts.push(attempt);
         last = Some(status);
         let Some(searched) = &mut search else { break };
@@ -109,7 +117,7 @@ fn supervise(arguments: &RunArguments) -> anyhow::Result<ExitStatus> {
         } else {
             break;
         }
-        if supervisor.is_stopped() {
+        if supervisor.is_stopped() || is_over {
             break;
         }
     }
@@ -135,20 +143,22 @@ fn supervise(arguments: &RunArguments) -> anyhow::Result<ExitStatus> {
         .ok_or_else(|| usage("no attempt was made"))
 }
 
+/// The largest batch that works, as far as is known.
+fn known(search: &Search) -> Option<Batch> {
+    let batch = search.largest()?;
+    Some(Batch {
+        batch,
+        accumulation: search.effective() / batch,
+    })
+}
+
 /// Leaves the files with the values that worked, or as they were.
 fn settle(
     place: &mut Place,
     search: Option<&Search>,
     finished: Option<Batch>,
 ) -> Result<(), SuperviseError> {
-    let known = search.and_then(|search| {
-        let batch = search.largest()?;
-        Some(Batch {
-            batch,
-            accumulation: search.effective() / batch,
-        })
-    });
-    match finished.or(known) {
+    match finished.or(search.and_then(known)) {
         Some(values) => place.write(values),
         None => place.restore(),
     }
