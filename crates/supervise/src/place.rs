@@ -239,7 +239,7 @@ impl Place {
             }
             Self::Config { path, is_applied } => {
                 if std::mem::take(is_applied) {
-                    cinch_config::undo(&[path.clone()], false)?;
+                    cinch_config::undo(std::slice::from_ref(path), false)?;
                 }
                 Ok(())
             }

@@ -235,7 +235,7 @@ impl Supervisor {
         command: &[OsString],
         relays: &Relays,
     ) -> Result<(Child, usize), SuperviseError> {
-        let pair = Pair::open()?;
+        let pair = Pair::open(self.raw.as_deref())?;
         let program = std::env::current_exe().map_err(SuperviseError::Terminal)?;
         let shows = [
             io::stdin().is_terminal(),

@@ -8,7 +8,7 @@
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -58,19 +58,23 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// A new terminal with the size and the modes of the user's.
-    pub fn open() -> Result<Self, SuperviseError> {
+    /// A new terminal with the size and the modes of the user's, which `raw` has changed.
+    pub fn open(raw: Option<&Raw>) -> Result<Self, SuperviseError> {
         let failed = |error: rustix::io::Errno| SuperviseError::Terminal(error.into());
         let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).map_err(failed)?;
         grantpt(&ours).map_err(failed)?;
         unlockpt(&ours).map_err(failed)?;
         let name = ptsname(&ours, Vec::new()).map_err(failed)?;
         let pair = Self {
-            ours: File::from(OwnedFd::from(ours)),
+            ours: File::from(ours),
             name,
         };
         pair.copy_size();
-        if let Some(modes) = users_terminal().and_then(|user| tcgetattr(user).ok()) {
+        let modes = match raw {
+            Some(raw) => Some(raw.before.clone()),
+            None => users_terminal().and_then(|user| tcgetattr(user).ok()),
+        };
+        if let Some(modes) = modes {
             let _ = tcsetattr(&pair.ours, OptionalActions::Now, &modes);
         }
         Ok(pair)

@@ -130,7 +130,7 @@ fn bar(share: Option<f64>, width: usize) -> String {
     let filled = (share.clamp(0.0, 1.0) * (width * 8) as f64).round() as usize;
     let mut text = String::from("▕");
     text.extend(std::iter::repeat_n('█', filled / 8));
-    if filled % 8 > 0 {
+    if !filled.is_multiple_of(8) {
         text.push(EIGHTHS[filled % 8]);
     }
     let drawn = filled.div_ceil(8);

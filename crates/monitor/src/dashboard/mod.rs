@@ -14,7 +14,7 @@ mod state;
 mod terminal;
 
 use std::io;
-use std::sync::mpsc::{self, RecvTimeoutError, TryRecvError};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -67,17 +67,12 @@ pub fn show(
     };
     let result = loop {
         let mut is_new = false;
-        loop {
-            match samples.try_recv() {
-                Ok(sample) => {
-                    if let Some(sample) = sample? {
-                        heard(&sample)?;
-                        state.push(sample);
-                    }
-                    is_new = true;
-                }
-                Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
+        while let Ok(sample) = samples.try_recv() {
+            if let Some(sample) = sample? {
+                heard(&sample)?;
+                state.push(sample);
             }
+            is_new = true;
         }
         if stopped() {
             break Ok(());
