@@ -273,7 +273,7 @@ fn a_log_that_grows_is_followed() {
         .spawn()
         .expect("the program starts");
     let mut out = BufReader::new(child.stdout.take().expect("it is piped")).lines();
-    let mut grow = |text: &str| {
+    let grow = |text: &str| {
         let mut file = OpenOptions::new()
             .append(true)
             .open(&path)

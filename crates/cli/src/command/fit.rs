@@ -115,6 +115,18 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
     }
 }
 
+/// Everything that the search found, for a page.
+pub fn found(arguments: &FitArguments, asked: &Asked) -> anyhow::Result<search::FitReport> {
+    let mut config = asked.config.clone();
+    let hardware = Hardware::new(arguments, &config)?;
+    if hardware.target() == Target::Cpu {
+        device::adapt_to_cpu(&mut config);
+    }
+    config.batch.budget = Some(cinch_config::Bytes::new(hardware.budget.bytes));
+    let fit = search::fit(&request(arguments, &asked.settings, &config, &hardware))?;
+    Ok(fit.report)
+}
+
 /// What fits best, for `cinch init` to write down.
 pub fn fitting(arguments: &FitArguments, asked: &Asked) -> anyhow::Result<Fitting> {
     let mut config = asked.config.clone();
