@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::card::card;
-use super::host::put;
+use super::host::{self, put};
 use super::memory;
 use super::runtime::{SUCCESS, exported, nothing_to_do};
 use super::stream::new_handle;
@@ -43,6 +43,20 @@ exported! {
     fn cublasLtCreate(handle: *mut *mut c_void) -> c_int {
         // SAFETY: the same contract.
         unsafe { cublasCreate_v2(handle) }
+    }
+
+    /// The real library's answer where the process has it; where this one stands in for it, that of CUDA 13.0's.
+    fn cublasLtGetVersion() -> usize {
+        type Get = unsafe extern "C" fn() -> usize;
+        let found = [c"libcublasLt.so.13", c"libcublasLt.so.12"]
+            .into_iter()
+            .find_map(|name| host::function_of(name, c"cublasLtGetVersion"))
+            .filter(|&function| function as usize != cublasLtGetVersion as Get as usize);
+        match found {
+            // SAFETY: the name belongs to this signature.
+            Some(function) => unsafe { std::mem::transmute::<*mut c_void, Get>(function)() },
+            None => 130_100,
+        }
     }
 
     fn cublasGetMathMode(_handle: *mut c_void, mode: *mut c_int) -> c_int {

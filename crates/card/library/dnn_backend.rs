@@ -28,6 +28,8 @@ pub const GET: u32 = 5;
 const INTERNAL_ERROR: c_int = 4000;
 const VARIANT_PACK: c_int = 16;
 const EXECUTION_PLAN: c_int = 5;
+/// Forward, of the filter, of the data.
+const CONVOLUTIONS: [c_int; 3] = [10, 11, 12];
 const TYPE_HANDLE: c_int = 0;
 const TYPE_DESCRIPTOR: c_int = 15;
 const HEURISTIC_RESULTS: c_int = 202;
@@ -118,12 +120,17 @@ impl Helper {
     }
 }
 
-/// Where cuDNN finds what it loads by name: the driver's functions here, and the run-time compiler beside it, in the
-/// folders of the other packages.
+/// A folder beside this library, in which it has cuBLAS's names too.
+pub const STAND_INS: &str = "cudnn";
+
+/// Where cuDNN finds what it loads by name: this library for the driver and for cuBLAS, without which it takes its
+/// engines of matrix products for unsupported, and the run-time compiler in the folders of the other packages.
 fn search_path(library: &str) -> OsString {
     let mut folders: Vec<PathBuf> = Vec::new();
     let this = path_of(search_path as fn(&str) -> OsString as *const c_void);
-    folders.extend(this.and_then(|path| Some(Path::new(&path).parent()?.to_owned())));
+    if let Some(folder) = this.as_ref().and_then(|path| Path::new(path).parent()) {
+        folders.extend([folder.join(STAND_INS), folder.to_owned()]);
+    }
     let packages = Path::new(library).ancestors().nth(3);
     let packages = packages.and_then(|packages| packages.read_dir().ok());
     for package in packages.into_iter().flatten().flatten() {
@@ -193,6 +200,9 @@ exported! {
         };
         if kind == EXECUTION_PLAN {
             ledger().add(if asked.is_some() { Entry::AskedPlans } else { Entry::UnaskedPlans }, 1);
+        }
+        if CONVOLUTIONS.contains(&kind) {
+            ledger().add(Entry::Convolutions, 1);
         }
         let (status, pointer) = match asked {
             Some(answer) => (answer.status, answer.number as u64 as *mut c_void),

@@ -33,14 +33,14 @@ pub enum Entry {
     CopiedOut,
     /// Communicators of NCCL.
     Communicators,
-    /// Convolutions whose workspace cuDNN itself gave, and those it could not be asked for.
+    /// Plans whose workspace cuDNN itself gave, and those it could not be asked for.
     AskedPlans,
     UnaskedPlans,
-    /// Which device most of it was on.
-    Device,
+    /// Convolutions that cuDNN was asked about.
+    Convolutions,
 }
 
-const NUM_ENTRIES: usize = Entry::Device as usize + 1;
+const NUM_ENTRIES: usize = Entry::Convolutions as usize + 1;
 
 pub struct Ledger {
     entries: &'static [AtomicU64; NUM_ENTRIES],

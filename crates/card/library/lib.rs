@@ -29,3 +29,6 @@ pub mod runtime;
 pub mod stream;
 pub mod virtual_memory;
 
+#[cfg(test)]
+mod tests;
+

@@ -196,6 +196,12 @@ def _finish(torch):
     except Exception:
         pass
     result = {"torch": torch.__version__, "cuda": torch.version.cuda, "steps": phases.steps, "pid": os.getpid(), "used_cuda": torch.cuda.is_initialized(), "reads": list(reads.found.values())}
+    try:
+        import resource
+
+        result["host_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    except ImportError:
+        pass
     if torch.cuda.is_initialized():
         counts = [torch.cuda.memory_stats(device) for device in range(torch.cuda.device_count())]
         device = max(range(len(counts)), key=lambda i: counts[i].get("reserved_bytes.all.peak", 0))
@@ -210,8 +216,10 @@ def _finish(torch):
             result["problem"] = repr(error)
         result["complete"] = len(events) < _EVENTS
         result["device"] = device
-        result["allocated_bytes"] = max([stats.get("allocated_bytes.all.peak", 0)])
-        result["reserved_bytes"] = stats.get("reserved_bytes.all.peak", 0)
+        # The script may have set PyTorch's peaks back; the record has not.
+        of_phases = lambda key: max([phase[key] for phase in result["phases"]], default=0)
+        result["allocated_bytes"] = max(stats.get("allocated_bytes.all.peak", 0), of_phases("allocated_bytes"))
+        result["reserved_bytes"] = max(stats.get("reserved_bytes.all.peak", 0), of_phases("reserved_bytes"))
         result["retries"] = stats.get("num_alloc_retries", 0)
         result["out_of_memory"] = stats.get("num_ooms", 0)
         if os.environ.get("CINCH_REHEARSAL_TRACE"):
@@ -228,7 +236,14 @@ def _write_trace(torch, snapshot, device):
 
     import cinch_recorder
 
-    cinch_recorder._marks.extend({"mark": "step" if "step" in name else name, "time_us": moment} for name, moment in phases.marks)
+    # Frames of this folder stand between the script's line and its op.
+    here = os.path.dirname(os.path.abspath(__file__))
+    for events in list(snapshot.get("device_traces") or []) + [segment["blocks"] for segment in snapshot["segments"]]:
+        for event in events:
+            if event.get("frames"):
+                event["frames"] = [frame for frame in event["frames"] if not frame["filename"].startswith(here)]
+    torch.cuda.memory._snapshot = lambda *_: snapshot
+    cinch_recorder._marks.extend({"mark": "step" if "step" in name else name, "time_us": moment} for name, moment in phases.marks if name != "load")
     cinch_recorder.start.max_entries = _EVENTS
     with contextlib.redirect_stdout(io.StringIO()):
         cinch_recorder.save(os.path.join(_FOLDER, f"trace-{os.getpid()}.jsonl"), device)

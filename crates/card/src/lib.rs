@@ -5,9 +5,14 @@
 //! this crate it is what the tests call.
 
 pub mod deviceless;
+mod emulated;
 #[path = "../library/lib.rs"]
 #[allow(dead_code, unsafe_code)]
 pub mod library;
+mod record;
+
+pub use emulated::{Emulated, NCCL_BYTES, Outside};
+pub use record::{Entry, Record};
 
 /// The shared object.
 pub const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libcuda.so.1"));

@@ -1,11 +1,13 @@
 //! What the user typed, word for word. What it means is decided in `settings`.
 
 mod pytorch;
+mod rehearse;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 pub use pytorch::{Engine, TorchQuestions, TraceArguments, given};
+pub use rehearse::{AskCudnnArguments, RehearseArguments};
 
 use crate::voice::Verbosity;
 use cinch_config::{Kind, SETTINGS};
@@ -110,6 +112,11 @@ pub enum Command {
     Profile(ProfileArguments),
     /// Record a PyTorch run, or replay a recorded one under other allocator settings
     Trace(TraceArguments),
+    /// Run a PyTorch script on a card that is not there: what it would use, and whether it fits
+    Rehearse(RehearseArguments),
+    /// Answers for a rehearsed process what cuDNN says of a card
+    #[command(name = "__cudnn", hide = true)]
+    AskCudnn(AskCudnnArguments),
     /// Before a run: settings and their origin, GPU, free memory, disk, a dry plan
     Check(CheckArguments),
     /// Make or prepare training data
@@ -777,7 +784,15 @@ fn threads(text: &str) -> Result<usize, String> {
 
 /// `--model_size=x` as `--model-size=x`: only the flag's name is touched.
 fn with_dashes(arguments: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
-    arguments.map(|argument| match argument.to_str() {
+    let mut is_another_programs = false;
+    arguments.map(move |argument| match argument.to_str() {
+        // What follows is another program's command line.
+        _ if is_another_programs => argument,
+        Some("--") => {
+            is_another_programs = true;
+            argument
+        }
+        Some("__cudnn") => argument,
         Some(text) if text.starts_with("--") => {
             let (name, value) = text.split_at(text.find('=').unwrap_or(text.len()));
             (name.replace('_', "-") + value).into()
@@ -795,7 +810,13 @@ fn with_negative_values(arguments: impl Iterator<Item = OsString>) -> Vec<OsStri
     };
     let is_open_flag = |text: &str| text.len() > 2 && text.starts_with("--") && !text.contains('=');
     let mut joined: Vec<OsString> = Vec::new();
+    let mut is_another_programs = false;
     for argument in arguments {
+        is_another_programs |= argument == "--";
+        if is_another_programs {
+            joined.push(argument);
+            continue;
+        }
         let value = argument.to_str().filter(|text| is_negative(text));
         let flag = joined
             .last_mut()

@@ -37,6 +37,8 @@ fn main() -> ExitCode {
         Command::Bench(arguments) => command::bench::run(&arguments),
         Command::Profile(arguments) => command::profile::run(&arguments),
         Command::Trace(arguments) => command::trace::run(&arguments),
+        Command::Rehearse(arguments) => command::rehearse::run(&arguments),
+        Command::AskCudnn(arguments) => command::rehearse::ask_cudnn(&arguments),
         Command::Check(arguments) => command::check::run(&arguments),
         Command::Data(arguments) => command::data::run(&arguments),
         Command::Models(arguments) => command::models::run(&arguments),

@@ -15,6 +15,7 @@ pub mod models;
 pub mod plan;
 pub mod presets;
 pub mod profile;
+pub mod rehearse;
 pub mod trace;
 pub mod train;
 
