@@ -54,8 +54,10 @@ def begin():
 
 
 def _record(torch):
+    # Stacks take most of the time, and only some answers need them.
+    context = "all" if os.environ.get("CINCH_REHEARSAL_TRACE") else None
     try:
-        torch.cuda.memory._record_memory_history(max_entries=_EVENTS, stacks="python")
+        torch.cuda.memory._record_memory_history(context=context, max_entries=_EVENTS, stacks="python")
     except TypeError:
         torch.cuda.memory._record_memory_history(max_entries=_EVENTS)
 

@@ -18,6 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 LARGEST = 4 << 20  # bytes of a tensor whose values are followed: what the card copies for real
+COMPUTED = 128 << 10  # bytes of a result that is computed: what decides shapes is smaller
 LARGE_ON_HOST = 4 << 20  # initial values of larger tensors on the host are not drawn: weights are never real
 
 # Where a value comes from: computed, drawn at random as the card would with other numbers, or assumed.
@@ -172,16 +173,13 @@ class Values(TorchDispatchMode):
         elif name == "equal" and inputs[0].is_cuda:
             return self.equal(func, args, inputs)
         state = self.followed(form, inputs)
-        before = None
-        if state and form.writes and not form.is_random:
-            before = True
         result = func(*args, **kwargs)
         outputs = _tensors((result,), [])
         for i, key in form.writes:
             written = args[i] if i < len(args) else kwargs.get(key)
             if written is not None:
                 _tensors((written,), outputs)
-        self.note(func, form, args, kwargs, inputs, outputs, state, before)
+        self.note(func, form, args, kwargs, inputs, outputs, state)
         return result
 
     # ---- the card's tensors
@@ -204,7 +202,7 @@ class Values(TorchDispatchMode):
                 return 0
         return max(state, DRAWN) if form.is_random else state
 
-    def note(self, func, form, args, kwargs, inputs, outputs, state, in_place):
+    def note(self, func, form, args, kwargs, inputs, outputs, state):
         on_card = [t for t in outputs if t.is_cuda]
         if not on_card:
             self.to_host(form, inputs, outputs)
@@ -220,7 +218,7 @@ class Values(TorchDispatchMode):
             return
         if state and form.is_random and form.name not in _RANDOM:
             state = 0
-        if state and all(t.untyped_storage().nbytes() <= LARGEST for t in on_card) and self.compute(func, form, args, kwargs, outputs, inputs):
+        if state and all(t.untyped_storage().nbytes() <= COMPUTED for t in on_card) and self.compute(func, form, args, kwargs, outputs, inputs):
             for tensor in on_card:
                 self.set(tensor, state)
             return
