@@ -36,9 +36,10 @@ def begin():
 
     if not hasattr(torch._C, "_cuda_init"):
         return
-    from cinch_values import values
+    from cinch_values import leave_backward_alone, values
 
     values.__enter__()
+    leave_backward_alone()
     run = threading.Thread.run
 
     @functools.wraps(run)

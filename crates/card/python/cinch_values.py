@@ -15,7 +15,8 @@ import sys
 import threading
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
 LARGEST = 4 << 20  # bytes of a tensor whose values are followed: what the card copies for real
 COMPUTED = 128 << 10  # bytes of a result that is computed: what decides shapes is smaller
@@ -137,7 +138,7 @@ def _mapped(value, change):
 class Values(TorchDispatchMode):
     def __init__(self):
         super().__init__()
-        self.state = {}  # of the card's storages, by address: where their values come from
+        self.states = {}  # of the card's storages: where their values come from, and a reference that keeps the name unique
         self.unreal = set()  # storages on the host whose values were not drawn
         self.forms = {}
 
@@ -191,7 +192,7 @@ class Values(TorchDispatchMode):
         state = EXACT
         for tensor in inputs:
             if tensor.is_cuda:
-                known = self.state.get(tensor.untyped_storage().data_ptr(), 0)
+                known = self.get(tensor)
                 if not known:
                     # What is overwritten whole needs no value before.
                     if len(form.writes) == 1 and tensor is inputs[0] and form.name in ("fill_", "zero_", "copy_", "normal_", "uniform_", "random_") and tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes:
@@ -214,7 +215,7 @@ class Values(TorchDispatchMode):
         if form.name == "_amp_foreach_non_finite_check_and_unscale_":
             self.set(args[1], ASSUMED)
             for tensor in args[0]:
-                self.state.pop(tensor.untyped_storage().data_ptr(), None)
+                self.drop(tensor)
             return
         if state and form.is_random and form.name not in _RANDOM:
             state = 0
@@ -223,10 +224,26 @@ class Values(TorchDispatchMode):
                 self.set(tensor, state)
             return
         for tensor in on_card:
-            self.state.pop(tensor.untyped_storage().data_ptr(), None)
+            self.drop(tensor)
+
+    def get(self, tensor):
+        found = self.states.get(tensor.untyped_storage()._cdata)
+        return found[0] if found else 0
 
     def set(self, tensor, state):
-        self.state[tensor.untyped_storage().data_ptr()] = state
+        storage = tensor.untyped_storage()
+        # While the weak reference is held, no other storage gets this name.
+        self.states[storage._cdata] = (state, StorageWeakRef(storage), tensor.dtype.is_floating_point)
+        if len(self.states) > 20_000:
+            self.states = {name: found for name, found in self.states.items() if not found[1].expired()}
+
+    def drop(self, tensor):
+        if self.states:
+            self.states.pop(tensor.untyped_storage()._cdata, None)
+
+    def after_backward(self):
+        """What the backward wrote was not followed: no number that was there before is relied on."""
+        self.states = {name: found for name, found in self.states.items() if not found[2] and not found[1].expired()}
 
     def compute(self, func, form, args, kwargs, outputs, inputs):
         """Runs an op again on the host, into the card's memory."""
@@ -260,7 +277,7 @@ class Values(TorchDispatchMode):
 
     def to_host(self, form, inputs, outputs):
         """Copies from the card to the host, and what becomes of them there."""
-        unknown = [t for t in inputs if t.is_cuda and not self.state.get(t.untyped_storage().data_ptr())]
+        unknown = [t for t in inputs if t.is_cuda and not self.get(t)]
         if not unknown:
             if self.unreal and not form.writes:
                 for tensor in outputs:
@@ -276,7 +293,7 @@ class Values(TorchDispatchMode):
 
     def scalar(self, func, tensor):
         pointer = tensor.untyped_storage().data_ptr()
-        state = self.state.get(pointer, 0) if tensor.is_cuda else (0 if pointer in self.unreal else EXACT)
+        state = self.get(tensor) if tensor.is_cuda else (0 if pointer in self.unreal else EXACT)
         if state == EXACT:
             return func(tensor)
         if state:
@@ -290,7 +307,7 @@ class Values(TorchDispatchMode):
         return Number(value) if is_float else value
 
     def equal(self, func, args, inputs):
-        states = [self.state.get(t.untyped_storage().data_ptr(), 0) for t in inputs]
+        states = [self.get(t) for t in inputs]
         if all(states):
             value = func(*[_on_host(t) for t in inputs])
             if max(states) > EXACT:
@@ -312,7 +329,7 @@ class Values(TorchDispatchMode):
             deciding = [args[1]]
         else:
             deciding = inputs[:1]
-        states = [self.state.get(t.untyped_storage().data_ptr(), 0) for t in deciding]
+        states = [self.get(t) for t in deciding]
         device = inputs[0].device
         everything = not all(states) or any(t.untyped_storage().nbytes() > LARGEST for t in deciding)
         if everything or max(states) > EXACT:
@@ -336,7 +353,7 @@ class Values(TorchDispatchMode):
                 result = func(*[_mapped(a, standing) for a in args], **{k: _mapped(v, standing) for k, v in kwargs.items()})
                 return _mapped(result, lambda t: torch.empty(t.shape, dtype=t.dtype, device=device))
             host = lambda t: _on_host(t) if t.is_cuda and t.untyped_storage().nbytes() <= LARGEST else t
-            if form.name in ("index", "masked_select") and not self.state.get(inputs[0].untyped_storage().data_ptr()):
+            if form.name in ("index", "masked_select") and not self.get(inputs[0]):
                 mask = _on_host(deciding[0])
                 count = int(mask.sum())
                 shape = [count] + list(args[0].shape[mask.dim():]) if form.name == "index" else [count]
@@ -381,3 +398,50 @@ class Values(TorchDispatchMode):
 
 
 values = Values()
+
+
+def leave_backward_alone():
+    """Takes the mode away while autograd runs backward: Python objects of gradients would keep it from adding in place,
+    and it would use more memory than without us. What a checkpoint runs again is a forward, and followed."""
+    import torch.autograd
+    import torch.utils.checkpoint as checkpoint
+
+    run = torch.autograd.graph._engine_run_backward
+
+    def run_unfollowed(*args, **kwargs):
+        is_ours = torch._C._len_torch_dispatch_stack() > 0 and torch._C._get_dispatch_stack_at(torch._C._len_torch_dispatch_stack() - 1) is values
+        if not is_ours:
+            return run(*args, **kwargs)
+        _pop_mode()
+        try:
+            return run(*args, **kwargs)
+        finally:
+            _push_mode(values)
+            values.after_backward()
+
+    torch.autograd.graph._engine_run_backward = run_unfollowed
+    for module in (torch.autograd, sys.modules.get("torch.autograd.function")):
+        if getattr(module, "_engine_run_backward", None) is run:
+            module._engine_run_backward = run_unfollowed
+    hook = getattr(checkpoint, "_recomputation_hook", None)
+    if hook is not None:
+
+        class Followed(hook):
+            def __enter__(self):
+                values.__enter__()
+                return super().__enter__()
+
+            def __exit__(self, *error):
+                try:
+                    return super().__exit__(*error)
+                finally:
+                    values.__exit__(*error)
+
+        checkpoint._recomputation_hook = Followed
+    backward = checkpoint.CheckpointFunction.backward
+
+    def backward_followed(*args):
+        with values:
+            return backward(*args)
+
+    checkpoint.CheckpointFunction.backward = staticmethod(backward_followed)

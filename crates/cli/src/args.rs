@@ -792,7 +792,6 @@ fn with_dashes(arguments: impl Iterator<Item = OsString>) -> impl Iterator<Item 
             is_another_programs = true;
             argument
         }
-        Some("__cudnn") => argument,
         Some(text) if text.starts_with("--") => {
             let (name, value) = text.split_at(text.find('=').unwrap_or(text.len()));
             (name.replace('_', "-") + value).into()

@@ -15,6 +15,7 @@ fn every_command_has_examples() {
         "bench",
         "profile",
         "trace",
+        "rehearse",
         "data",
         "data synth",
         "data prepare",

@@ -99,7 +99,7 @@ impl Answer {
 
     fn reserved(&self) -> u64 {
         let counted = self.entry(Entry::Peak).saturating_sub(self.entry(Entry::Outside));
-        self.script.as_ref().map_or(counted, |script| script.reserved_bytes.max(0))
+        self.script.as_ref().map_or(counted, |script| script.reserved_bytes)
     }
 
     fn device(&self) -> u64 {
