@@ -147,10 +147,11 @@ class Values(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
         for kind in types:
             if kind is not torch.Tensor and kind is not torch.nn.Parameter and kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-                return NotImplemented
-        kwargs = kwargs or {}
+                # Tensors without memory have no values; of others the tensors inside are followed.
+                return func(*args, **kwargs) if kind.__name__ in ("FakeTensor", "FunctionalTensor") else NotImplemented
         form = self.forms.get(func)
         if form is None:
             form = self.forms[func] = _Form(func)
