@@ -99,11 +99,12 @@ class Number(float):
 class _Form:
     """What an op's schema says, worked out once."""
 
-    __slots__ = ("name", "writes", "is_view", "is_random", "is_followed")
+    __slots__ = ("name", "writes", "is_view", "is_random", "is_followed", "is_collective")
 
     def __init__(self, func):
         schema = func._schema
         self.name = schema.name.split("::")[-1]
+        self.is_collective = schema.name.startswith("c10d::")
         self.writes = [(i, a.name) for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
         self.is_view = not self.writes and any(r.alias_info is not None for r in schema.returns)
         self.is_random = self.name in _RANDOM or torch.Tag.nondeterministic_seeded in func.tags
@@ -155,7 +156,7 @@ class Values(TorchDispatchMode):
         form = self.forms.get(func)
         if form is None:
             form = self.forms[func] = _Form(func)
-        if form.is_view:
+        if form.is_view and not form.is_collective:
             return func(*args, **kwargs)
         inputs = _tensors(args, [])
         if kwargs:
@@ -174,6 +175,8 @@ class Values(TorchDispatchMode):
                     return result
         elif name == "equal" and inputs[0].is_cuda:
             return self.equal(func, args, inputs)
+        if form.is_collective:
+            return self.collective(func, args, kwargs, inputs)
         state = self.followed(form, inputs)
         result = func(*args, **kwargs)
         outputs = _tensors((result,), [])
@@ -185,6 +188,18 @@ class Values(TorchDispatchMode):
         return result
 
     # ---- the card's tensors
+
+    def collective(self, func, args, kwargs, inputs):
+        """Every rank is taken to have what this one has; the card has copied it."""
+        known = [self.get(t) for t in inputs if t.is_cuda and self.get(t)]
+        result = func(*args, **kwargs)
+        alone = not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1
+        for tensor in inputs:
+            if tensor.is_cuda and known and tensor.untyped_storage().nbytes() <= LARGEST:
+                self.set(tensor, max(max(known), EXACT if alone else ASSUMED))
+            elif tensor.is_cuda:
+                self.drop(tensor)
+        return result
 
     def followed(self, form, inputs):
         """Where a result's values come from; 0 where they are not had."""
