@@ -2,6 +2,7 @@
 
 mod diagnose;
 mod pytorch;
+mod rehearse;
 mod watch;
 
 use std::ffi::OsString;
@@ -9,6 +10,7 @@ use std::path::PathBuf;
 
 pub use diagnose::DiagnoseArguments;
 pub use pytorch::{Engine, TorchQuestions, TraceArguments, given};
+pub use rehearse::{AskCudnnArguments, RehearseArguments};
 pub use watch::{MonitorArguments, ReportArguments, RunArguments};
 
 use crate::voice::Verbosity;
@@ -122,6 +124,11 @@ pub enum Command {
     Run(RunArguments),
     /// Write one page about a run, a plan, a snapshot or a recording
     Report(ReportArguments),
+    /// Run a PyTorch script on a card that is not there: what it would use, and whether it fits
+    Rehearse(RehearseArguments),
+    /// Answers for a rehearsed process what cuDNN says of a card
+    #[command(name = "__cudnn", hide = true)]
+    AskCudnn(AskCudnnArguments),
     /// Before a run: settings and their origin, GPU, free memory, disk, a dry plan
     Check(CheckArguments),
     /// Make or prepare training data
@@ -789,7 +796,14 @@ fn threads(text: &str) -> Result<usize, String> {
 
 /// `--model_size=x` as `--model-size=x`: only the flag's name is touched.
 fn with_dashes(arguments: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
-    arguments.map(|argument| match argument.to_str() {
+    let mut is_another_programs = false;
+    arguments.map(move |argument| match argument.to_str() {
+        // What follows is another program's command line.
+        _ if is_another_programs => argument,
+        Some("--") => {
+            is_another_programs = true;
+            argument
+        }
         Some(text) if text.starts_with("--") => {
             let (name, value) = text.split_at(text.find('=').unwrap_or(text.len()));
             (name.replace('_', "-") + value).into()
@@ -807,7 +821,13 @@ fn with_negative_values(arguments: impl Iterator<Item = OsString>) -> Vec<OsStri
     };
     let is_open_flag = |text: &str| text.len() > 2 && text.starts_with("--") && !text.contains('=');
     let mut joined: Vec<OsString> = Vec::new();
+    let mut is_another_programs = false;
     for argument in arguments {
+        is_another_programs |= argument == "--";
+        if is_another_programs {
+            joined.push(argument);
+            continue;
+        }
         let value = argument.to_str().filter(|text| is_negative(text));
         let flag = joined
             .last_mut()

@@ -75,6 +75,18 @@ impl std::fmt::Display for Interrupted {
 
 impl std::error::Error for Interrupted {}
 
+/// A rehearsed script that ended with this code. What there is to say of it has been said.
+#[derive(Debug)]
+pub struct ScriptEnded(pub u8);
+
+impl std::fmt::Display for ScriptEnded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the script ended with {}", self.0)
+    }
+}
+
+impl std::error::Error for ScriptEnded {}
+
 /// A run that the budget has no room for, with the way out.
 #[derive(Debug)]
 pub struct DoesNotFit(pub String);
@@ -101,6 +113,9 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
     }
     if error.is::<Interrupted>() {
         return ExitCode::from(INTERRUPTED);
+    }
+    if let Some(ScriptEnded(code)) = error.downcast_ref() {
+        return ExitCode::from(*code);
     }
     tell(&voice::message(&printable(&format!("error: {error}"))));
     // Libraries' messages hold their causes already; what the binary adds does not.

@@ -45,6 +45,8 @@ fn main() -> ExitCode {
         Command::Monitor(arguments) => command::monitor::run(&arguments),
         Command::Run(arguments) => return command::run::run(&arguments),
         Command::Report(arguments) => command::report::run(&arguments),
+        Command::Rehearse(arguments) => command::rehearse::run(&arguments),
+        Command::AskCudnn(arguments) => command::rehearse::ask_cudnn(&arguments),
         Command::Check(arguments) => command::check::run(&arguments),
         Command::Data(arguments) => command::data::run(&arguments),
         Command::Models(arguments) => command::models::run(&arguments),

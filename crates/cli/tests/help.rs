@@ -16,6 +16,7 @@ fn every_command_has_examples() {
         "profile",
         "trace",
         "diagnose",
+        "rehearse",
         "data",
         "data synth",
         "data prepare",

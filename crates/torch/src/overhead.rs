@@ -48,6 +48,11 @@ const SAFETY_BYTES: u64 = 64 << 20;
 /// The driver was seen to take managed memory in multiples of this.
 const MANAGED_CHUNK: u64 = 128 << 20;
 
+/// What is added to the reserved bytes of a run that was not measured.
+pub const fn safety_margin(reserved: u64) -> u64 {
+    reserved / SAFETY_SHARE + SAFETY_BYTES
+}
+
 impl Overhead {
     /// The overhead on a card of this generation; without one, the largest of all.
     ///
@@ -112,7 +117,7 @@ impl Overhead {
     pub fn safe_bytes(&self, prediction: &Prediction) -> u64 {
         let reserved = prediction.peak_reserved;
         let margin = match self.has_margin {
-            true => reserved / SAFETY_SHARE + SAFETY_BYTES,
+            true => safety_margin(reserved),
             false => 0,
         };
         reserved + margin + self.bytes(prediction.libraries)

@@ -17,6 +17,7 @@ pub mod monitor;
 pub mod plan;
 pub mod presets;
 pub mod profile;
+pub mod rehearse;
 pub mod report;
 pub mod run;
 pub mod trace;

@@ -15,9 +15,9 @@ const RANGE_MULTIPLE: u64 = 32 * MIB;
 /// What the context leaves free of the range it made when it came up: the first segments go there, from its lowest
 /// address on. Recorded on an H200 (driver 580, CUDA 13.0), in traces of models small enough to end inside it.
 const CONTEXT_HOLE: u64 = 344 * MIB;
-/// The first range ends here. Any value does that leaves room below for every stream's range of
-/// expandable segments: only the order counts.
-const TOP: u64 = 1 << 62;
+/// The first range ends here where no memory stands behind addresses. Any value does that leaves room below for every
+/// stream's range of expandable segments: only the order counts.
+pub(super) const TOP: u64 = 1 << 62;
 
 pub(super) struct AddressSpace {
     /// Reserved ranges: start and length.
@@ -43,9 +43,9 @@ impl Default for AddressSpace {
 }
 
 impl AddressSpace {
-    /// The address space of a process whose CUDA context is up.
-    pub fn of_context() -> Self {
-        let start = TOP - CONTEXT_HOLE;
+    /// The address space of a process whose CUDA context is up, below `top`.
+    pub fn of_context(top: u64) -> Self {
+        let start = top - CONTEXT_HOLE;
         Self {
             ranges: BTreeMap::from([(start, CONTEXT_HOLE)]),
             holes: BTreeMap::from([(start, CONTEXT_HOLE)]),
@@ -156,7 +156,7 @@ mod tests {
     /// until one does not fit, then below, and back where there is room.
     #[test]
     fn fills_the_hole_of_the_context_first() {
-        let mut space = AddressSpace::of_context();
+        let mut space = AddressSpace::of_context(TOP);
         let mut next = space.allocate(2 * MIB) + 2 * MIB;
         for size in [16, 20, 20, 16, 32, 2, 20, 2, 14, 28, 28, 20, 18, 36, 36] {
             assert_eq!(space.allocate(size * MIB), next);

@@ -142,7 +142,7 @@ impl Allocator {
             segments: Vec::new(),
             vacant_segments: Vec::new(),
             pools: Vec::new(),
-            addresses: AddressSpace::of_context(),
+            addresses: AddressSpace::of_context(address::TOP),
             occupied: BTreeMap::new(),
             next_address: None,
             searches: 0,

@@ -1,0 +1,315 @@
+//! What a rehearsal says: memory, phases, reads, and where it would fit.
+
+use std::fmt::Write;
+use std::fs;
+
+use cinch_card::{Entry, Record};
+use cinch_config::Bytes;
+use cinch_device::{CATALOGUE, Gpu};
+use cinch_torch::overhead::{Overhead, safety_margin};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::process::{Ended, Rehearsal};
+
+/// PyTorch's versions that were tried, by major and minor number.
+const TRIED: [&str; 1] = ["2.11"];
+
+/// Reads and cards named in the text; the report has all.
+const NUM_READS: usize = 8;
+const NUM_CARDS: usize = 6;
+
+/// What the script's process wrote at its end.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Script {
+    torch: String,
+    cuda: Option<String>,
+    steps: u64,
+    pid: u32,
+    reads: Vec<Read>,
+    phases: Vec<Phase>,
+    complete: bool,
+    allocated_bytes: u64,
+    reserved_bytes: u64,
+    host_bytes: u64,
+    retries: u64,
+}
+
+/// A value that was read of the card and that nobody computed.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+struct Read {
+    line: String,
+    within: String,
+    what: String,
+    taken_as: String,
+    count: u64,
+    decides: bool,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+struct Phase {
+    name: String,
+    allocated_bytes: u64,
+    reserved_bytes: u64,
+}
+
+pub struct Answer {
+    gpu: &'static Gpu,
+    ended: Ended,
+    script: Option<Script>,
+    record: Option<Record>,
+    world: Option<(u32, u32)>,
+}
+
+impl Answer {
+    pub fn new(gpu: &'static Gpu, rehearsal: &Rehearsal, ended: &Ended) -> anyhow::Result<Self> {
+        let records = Record::read_all(rehearsal.folder())?;
+        let record = records.into_iter().next();
+        let mut scripts = Vec::new();
+        for file in fs::read_dir(rehearsal.folder())? {
+            let path = file?.path();
+            let name = path
+                .file_name()
+                .and_then(|name| name.to_str())
+                .unwrap_or_default();
+            if name.starts_with("script-") && name.ends_with(".json") {
+                let text = fs::read_to_string(&path)?;
+                scripts.extend(serde_json::from_str::<Script>(&text));
+            }
+        }
+        let of_record = |script: &&Script| {
+            record
+                .as_ref()
+                .is_some_and(|record| record.process == script.pid)
+        };
+        let script = scripts
+            .iter()
+            .find(of_record)
+            .or_else(|| scripts.first())
+            .cloned();
+        Ok(Self {
+            gpu,
+            ended: *ended,
+            script,
+            record,
+            world: rehearsal.world,
+        })
+    }
+
+    /// The process that used the card.
+    pub fn process(&self) -> Option<u32> {
+        self.record.as_ref().map(|record| record.process)
+    }
+
+    fn entry(&self, entry: Entry) -> u64 {
+        self.record.as_ref().map_or(0, |record| record.get(entry))
+    }
+
+    fn reserved(&self) -> u64 {
+        let counted = self
+            .entry(Entry::Peak)
+            .saturating_sub(self.entry(Entry::Outside));
+        self.script
+            .as_ref()
+            .map_or(counted, |script| script.reserved_bytes)
+    }
+
+    fn device(&self) -> u64 {
+        self.entry(Entry::Peak)
+    }
+
+    fn safe(&self) -> u64 {
+        self.device() + safety_margin(self.reserved())
+    }
+
+    pub fn ran_out(&self) -> bool {
+        self.entry(Entry::Refused) > 0 && self.ended != Ended::Code(0)
+    }
+
+    pub fn fits(&self) -> bool {
+        self.ended == Ended::Code(0) && self.safe() <= self.gpu.memory.usable_bytes()
+    }
+
+    /// Why the figures are not certain; none where they are.
+    fn doubts(&self) -> Vec<String> {
+        let mut doubts = Vec::new();
+        let Some(script) = &self.script else {
+            doubts.push("the script's process left no word of its own".to_owned());
+            return doubts;
+        };
+        let deciding = script.reads.iter().filter(|read| read.decides).count();
+        if deciding > 0 {
+            doubts.push(format!(
+                "{deciding} lines decide something by values that do not exist"
+            ));
+        }
+        if self.entry(Entry::Convolutions) > 0 {
+            doubts.push(
+                "cuDNN chose convolutions without a card, where it may choose others".to_owned(),
+            );
+        }
+        if self.entry(Entry::UnaskedPlans) > 0 {
+            doubts.push(
+                "this cuDNN cannot be asked without a card: workspaces are not counted".to_owned(),
+            );
+        }
+        if self.entry(Entry::Estimates) > 0 {
+            doubts.push("workspaces of recurrent nets or transforms are estimated".to_owned());
+        }
+        if !script.complete {
+            doubts.push("the record of the run is not complete".to_owned());
+        }
+        if !TRIED
+            .iter()
+            .any(|tried| script.torch.starts_with(&format!("{tried}.")))
+        {
+            doubts.push(format!(
+                "PyTorch {} was not tried; {} was",
+                script.torch,
+                TRIED.join(", ")
+            ));
+        }
+        if !matches!(self.ended, Ended::Code(0)) {
+            doubts.push("the script did not come to its end".to_owned());
+        }
+        doubts
+    }
+
+    /// Cards that hold the safe figure, the smallest first.
+    fn cards(&self) -> Vec<&'static Gpu> {
+        let own = Overhead::of(Some(self.gpu.generation)).context;
+        let without = self.safe().saturating_sub(own);
+        let mut cards: Vec<&Gpu> = CATALOGUE
+            .iter()
+            .filter(|gpu| gpu.compute_capability.is_some())
+            .filter(|gpu| {
+                without + Overhead::of(Some(gpu.generation)).context <= gpu.memory.usable_bytes()
+            })
+            .collect();
+        cards.sort_by_key(|gpu| gpu.memory.usable_mib);
+        cards
+    }
+
+    pub fn report(&self) -> Value {
+        let script = self.script.clone().unwrap_or_default();
+        let doubts = self.doubts();
+        let outside = Overhead::of(Some(self.gpu.generation));
+        json!({
+            "card": {
+                "name": self.gpu.name,
+                "memory_bytes": self.gpu.memory.usable_bytes(),
+                "verified": self.gpu.name == "H200",
+                "overhead": outside.basis,
+            },
+            "certain": doubts.is_empty(),
+            "doubts": doubts,
+            "fits": self.fits(),
+            "ran_out_of_memory": self.ran_out(),
+            "reads": script.reads,
+            "memory": {
+                "allocated_bytes": script.allocated_bytes,
+                "reserved_bytes": self.reserved(),
+                "device_bytes": self.device(),
+                "safe_bytes": self.safe(),
+                "outside_bytes": self.entry(Entry::Outside),
+                "host_bytes": script.host_bytes,
+            },
+            "phases": script.phases,
+            "steps": script.steps,
+            "retries": script.retries,
+            "fits_on": self.cards().iter().map(|gpu| gpu.name).collect::<Vec<_>>(),
+            "torch": script.torch,
+            "cuda": script.cuda,
+            "world": self.world.map(|(world, rank)| json!({ "size": world, "rank": rank })),
+            "ended": match self.ended {
+                Ended::Code(code) => json!({ "code": code }),
+                Ended::Signal(signal) => json!({ "signal": signal }),
+                Ended::TimedOut => json!("timed out"),
+                Ended::Interrupted => json!("interrupted"),
+            },
+            "wrong_frees": self.entry(Entry::WrongFrees),
+            "kernel_launches": self.entry(Entry::Launches),
+        })
+    }
+
+    pub fn text(&self) -> String {
+        let mut text = format!(
+            "rehearsal on {} ({})\n",
+            self.gpu.name,
+            Bytes::new(self.gpu.memory.usable_bytes())
+        );
+        if self.record.is_none() {
+            let reason = match &self.script {
+                Some(script) if script.cuda.is_none() => "its PyTorch is built without CUDA",
+                Some(_) => "it did not use the card",
+                None => "it did not import PyTorch, or ended before it could say",
+            };
+            let _ = writeln!(text, "  nothing to tell of the script: {reason}");
+            return text;
+        }
+        let script = self.script.clone().unwrap_or_default();
+        let verdict = match (self.ran_out(), self.fits()) {
+            (true, _) => format!(
+                "out of memory: {} more were asked for",
+                Bytes::new(self.entry(Entry::RefusedBytes))
+            ),
+            (_, true) => "fits".to_owned(),
+            _ if self.ended != Ended::Code(0) => "the script did not come to its end".to_owned(),
+            _ => "does not fit with a margin".to_owned(),
+        };
+        let _ = writeln!(text, "  {verdict}");
+        for (name, bytes) in [
+            ("allocated", script.allocated_bytes),
+            ("reserved", self.reserved()),
+            ("on the card", self.device()),
+            ("safe figure", self.safe()),
+        ] {
+            let _ = writeln!(text, "  {name:<12} {:>12}", Bytes::new(bytes).to_string());
+        }
+        for phase in &script.phases {
+            let (allocated, reserved) = (
+                Bytes::new(phase.allocated_bytes),
+                Bytes::new(phase.reserved_bytes),
+            );
+            let _ = writeln!(
+                text,
+                "  {:<12} {allocated} allocated, {reserved} reserved",
+                phase.name
+            );
+        }
+        let cards = self.cards();
+        let names: Vec<&str> = cards.iter().take(NUM_CARDS).map(|gpu| gpu.name).collect();
+        if !names.is_empty() {
+            let rest = cards.len() - names.len();
+            let more = if rest > 0 {
+                format!(" and {rest} more")
+            } else {
+                String::new()
+            };
+            let _ = writeln!(text, "  would fit on {}{more}", names.join(", "));
+        }
+        let doubts = self.doubts();
+        match doubts.is_empty() {
+            true => text.push_str("  certain: nothing that was read decides memory\n"),
+            false => {
+                let _ = writeln!(text, "  not certain: {}", doubts.join("; "));
+            }
+        }
+        for read in script
+            .reads
+            .iter()
+            .filter(|read| read.decides)
+            .take(NUM_READS)
+        {
+            let _ = writeln!(
+                text,
+                "    {}: {}, taken as {} ({}×)",
+                read.line, read.what, read.taken_as, read.count
+            );
+        }
+        text
+    }
+}
