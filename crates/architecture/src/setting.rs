@@ -22,20 +22,28 @@ pub struct ShapeSetting {
 pub enum Number {
     Whole(u64),
     Real(f64),
+    Switch(bool),
 }
 
 impl Number {
     pub fn whole(self) -> Option<u64> {
         match self {
             Number::Whole(number) => Some(number),
-            Number::Real(_) => None,
+            Number::Real(_) | Number::Switch(_) => None,
         }
     }
 
     pub fn real(self) -> Option<f64> {
         match self {
-            Number::Whole(_) => None,
+            Number::Whole(_) | Number::Switch(_) => None,
             Number::Real(number) => Some(number),
+        }
+    }
+
+    pub fn switch(self) -> Option<bool> {
+        match self {
+            Number::Whole(_) | Number::Real(_) => None,
+            Number::Switch(is_on) => Some(is_on),
         }
     }
 }
@@ -43,6 +51,12 @@ impl Number {
 impl From<u64> for Number {
     fn from(number: u64) -> Number {
         Number::Whole(number)
+    }
+}
+
+impl From<bool> for Number {
+    fn from(is_on: bool) -> Number {
+        Number::Switch(is_on)
     }
 }
 
@@ -63,6 +77,8 @@ pub enum Range {
     Rate,
     /// Above 0.
     Positive,
+    /// On or off.
+    Switch,
 }
 
 pub(crate) const fn count(max: u64) -> Range {

@@ -406,15 +406,15 @@ impl<'g> Backward<'g> {
 
     /// Replaces the forward node by one whose op has more outputs; returns all of them.
     pub fn upgrade(&mut self, op: Op) -> Result<Vec<TensorId>, GraphError> {
-        self.upgrade_into(op, None, None)
+        self.upgrade_into(op, None, Vec::new())
     }
 
-    /// As [`Self::upgrade`], with one more input, the last output being the accumulator `into`.
+    /// As [`Self::upgrade`], with one more input, the last outputs being the accumulators `into`.
     pub fn upgrade_into(
         &mut self,
         op: Op,
         more: Option<TensorId>,
-        into: Option<TensorId>,
+        into: Vec<TensorId>,
     ) -> Result<Vec<TensorId>, GraphError> {
         let old = self.graph.nodes[self.current].clone();
         let inputs = old.inputs.into_iter().chain(more).collect();
@@ -422,7 +422,7 @@ impl<'g> Backward<'g> {
             .graph
             .build_node(op, old.name, inputs, old.block, old.phase)?;
         new.outputs[..old.outputs.len()].copy_from_slice(&old.outputs);
-        redirect(&mut new, into.map(Some));
+        redirect(&mut new, into.into_iter().map(Some));
         let outputs = new.outputs.clone();
         self.graph.nodes[self.current] = new;
         Ok(outputs)

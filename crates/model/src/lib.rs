@@ -19,6 +19,7 @@
 mod decoder;
 mod gpt2;
 mod mamba;
+mod mu;
 mod rotary;
 
 use std::collections::BTreeSet;
@@ -26,7 +27,7 @@ use std::sync::Arc;
 
 use cinch_architecture::{Architecture, with_architectures};
 use cinch_config::Precision;
-use cinch_graph::op::{Add, Attention, CachedAttention, Quantisation};
+use cinch_graph::op::{Add, Attention, CachedAttention, Head, Quantisation};
 use cinch_graph::{DType, Dropout, Graph, GraphError, Init, Shape, TensorId};
 use thiserror::Error;
 
@@ -359,7 +360,12 @@ impl Build {
     }
 
     /// What comes after the last norm: the loss, or the logits.
-    fn head(&self, graph: &mut Graph, h: TensorId, weight: TensorId) -> Result<(), GraphError> {
+    fn head(
+        &self,
+        graph: &mut Graph,
+        h: TensorId,
+        head: impl Into<Head>,
+    ) -> Result<(), GraphError> {
         let (label_smoothing, loss_chunk) = match self.purpose {
             Purpose::Train {
                 label_smoothing,
@@ -368,12 +374,12 @@ impl Build {
             Purpose::Evaluate { loss_chunk } => (0.0, loss_chunk),
             Purpose::Generate { .. } => {
                 let position = graph.batch(input::POSITION, [self.batch], DType::I32);
-                graph.logits("logits", h, weight, position)?;
+                graph.logits("logits", h, head, position)?;
                 return Ok(());
             }
         };
         let targets = graph.batch(input::TARGETS, [self.batch, self.seq_len], DType::I32);
-        graph.cross_entropy("loss", h, weight, targets, label_smoothing, loss_chunk)?;
+        graph.cross_entropy("loss", h, head, targets, label_smoothing, loss_chunk)?;
         Ok(())
     }
 }

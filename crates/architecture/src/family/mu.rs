@@ -2,15 +2,36 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::Architecture;
 use crate::describe::Describe;
 use crate::family::{Family, LayerCheckpointing, NamedSize, PLAIN};
+use crate::setting::{MOST_LAYERS, MOST_TOKENS, Range, count, shape_setting};
+use crate::{Architecture, ShapeSetting};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Mu {
+    #[serde(rename = "vocab_size")]
     pub vocabulary: u64,
+    #[serde(rename = "n_layers")]
     pub layers: u64,
+    #[serde(rename = "max_seq_len", default = "published_positions")]
+    pub positions: u64,
     pub dropout: f64,
+    /// Whether a token sees none after it. The published program lets each see the one that it
+    /// has to predict.
+    #[serde(default = "usual_order")]
+    pub causal: bool,
+    /// Whether the values that change together are neighbours in the rows of the matrix, as in the
+    /// published program, instead of the blocks that the attentions have.
+    #[serde(default)]
+    pub published_order: bool,
+}
+
+fn published_positions() -> u64 {
+    Mu::POSITIONS
+}
+
+fn usual_order() -> bool {
+    true
 }
 
 impl Default for Mu {
@@ -18,7 +39,10 @@ impl Default for Mu {
         Mu {
             vocabulary: 50_000,
             layers: 24,
+            positions: Mu::POSITIONS,
             dropout: 0.1,
+            causal: true,
+            published_order: false,
         }
     }
 }
@@ -32,6 +56,9 @@ impl Mu {
     pub const POSITIONS: u64 = 512;
     /// Units of the network that says how much each group of values may change.
     pub const SENSITIVITY: u64 = 32;
+    /// Heads of the attention inside a block, and of the one across blocks.
+    pub const BLOCK_HEADS: u64 = 2;
+    pub const CROSS_HEADS: u64 = 8;
 }
 
 impl Describe for Mu {
@@ -49,6 +76,10 @@ impl Describe for Mu {
         self.layers = layers;
     }
 
+    fn positions(&self) -> Option<u64> {
+        Some(self.positions)
+    }
+
     fn parameters(&self) -> u64 {
         let linear = |from: u64, to: u64| from * to + to;
         let attention = |width: u64| 4 * linear(width, width);
@@ -62,7 +93,7 @@ impl Describe for Mu {
             + self.vocabulary * blocks
             + sensitivity
             + blocks;
-        let embeddings = (self.vocabulary + Mu::POSITIONS) * width;
+        let embeddings = (self.vocabulary + self.positions) * width;
         embeddings + self.layers * layer + 2 * width + linear(width, self.vocabulary)
     }
 
@@ -81,6 +112,26 @@ static MU: Family = Family {
         shape: || Architecture::Mu(Mu::default()),
         tokenizer: "gpt2",
     }],
+    settings: SETTINGS,
     checkpointing: LayerCheckpointing::Never,
     ..PLAIN
 };
+
+const SETTINGS: &[ShapeSetting] = &[
+    shape_setting!(Mu.layers: whole, "n_layers", ["n_layer"], count(MOST_LAYERS), "Number of blocks"),
+    shape_setting!(Mu.dropout: real, "dropout", [], Range::Rate, "Dropout rate"),
+    shape_setting!(Mu.positions: whole, "max_seq_len", ["n_positions"], count(MOST_TOKENS), "Positions the model has"),
+    shape_setting!(Mu.vocabulary: whole, "vocab_size", [], Range::Whole { min: 2, max: MOST_TOKENS }, "Tokens in the vocabulary"),
+    shape_setting!(Mu.causal: switch, "causal", [], Range::Switch, "Whether a token sees none after it"),
+    shape_setting!(Mu.published_order: switch, "published_order", [], Range::Switch, "Whether values change in the groups of the published program"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_published_size_has_its_parameters() {
+        assert_eq!(Mu::default().parameters(), 26_905_488);
+    }
+}

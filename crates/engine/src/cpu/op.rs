@@ -49,6 +49,9 @@ pub(crate) fn execute<F: Real + Element>(x: &Operands<'_>) -> Result<(), EngineE
         Op::Attention(op) => attend::<F>(x, op),
         Op::AttentionBackward(op) => attend_backward::<F>(x, &op.0),
         Op::CachedAttention(op) => return attend_cached::<F>(x, op),
+        Op::AttentionEntropy(op) => entropy::<F>(x, op),
+        Op::AttentionEntropyBackward(op) => entropy_backward::<F>(x, &op.0),
+        Op::CachedAttentionEntropy(op) => return entropy_cached::<F>(x, &op.0),
         Op::Convolution(op) => convolve::<F>(x, op),
         Op::ConvolutionBackward(op) => convolve_backward::<F>(x, op),
         Op::CachedConvolution(op) => return convolve_cached::<F>(x, op),
@@ -56,7 +59,7 @@ pub(crate) fn execute<F: Real + Element>(x: &Operands<'_>) -> Result<(), EngineE
         Op::ScanBackward(op) => scan_backward::<F>(x, &op.0),
         Op::CachedScan(op) => return scan_cached::<F>(x, &op.0),
         Op::CrossEntropy(op) => return loss::<F>(x, op),
-        Op::Logits(op::Logits) => return logits::<F>(x),
+        Op::Logits(op) => return logits::<F>(x, op),
         Op::GradientSquares(op) => gradient_squares::<F>(x, op),
         Op::GradientNorm(op) => gradient_norm::<F>(x, op),
         Op::AdamW(op) => update::<F>(x, op),
@@ -496,6 +499,61 @@ fn attend_backward<F: Real + Element>(x: &Operands<'_>, op: &op::Attention) {
     );
 }
 
+/// The shape, and queries and keys, which are in the packed input `qkv`.
+fn entropy_inputs<'a, F: Element>(
+    x: &Operands<'a>,
+    op: &op::AttentionEntropy,
+    qkv: usize,
+) -> (attention::EntropyShape, [Columns<'a, F>; 2]) {
+    let dims = x.input_type(qkv).shape;
+    let shape = attention::EntropyShape {
+        batch: dims.dims()[0],
+        seq: dims.dims()[1],
+        heads: op.heads,
+        head_dim: op.head_dim,
+        causal: op.causal,
+        scale: op.scale,
+        epsilon: op::AttentionEntropy::EPSILON,
+    };
+    let width = op.heads * op.head_dim;
+    let parts = [0, width].map(|offset| columns(x, qkv, offset, width));
+    (shape, parts)
+}
+
+fn entropy<F: Real + Element>(x: &Operands<'_>, op: &op::AttentionEntropy) {
+    let (shape, [q, k]) = entropy_inputs::<F>(x, op, 0);
+    let means = op.keep_means.then(|| x.output(1));
+    attention::entropy(&shape, q, k, x.input(1), x.output(0), means);
+}
+
+fn entropy_backward<F: Real + Element>(x: &Operands<'_>, op: &op::AttentionEntropy) {
+    let (shape, [q, k]) = entropy_inputs::<F>(x, op, 1);
+    let width = op.heads * op.head_dim;
+    let blocks = [(0, width), (width, width), (2 * width, width)];
+    let gradients = ColumnsMut::split(x.output(0), x.output_type(0).width(), blocks);
+    let kept = attention::EntropyRows {
+        lse: x.input(2),
+        means: x.input(3),
+        gradient: x.input(0),
+    };
+    attention::entropy_backward(&shape, q, k, &kept, &gradients);
+}
+
+fn entropy_cached<F: Real + Element>(
+    x: &Operands<'_>,
+    op: &op::AttentionEntropy,
+) -> Result<(), EngineError> {
+    let (shape, [q, _]) = entropy_inputs::<F>(x, op, 0);
+    let first = first_positions(x, 2)?;
+    let slots = x.input_type(1).shape.dims()[2];
+    let last = first.iter().copied().max().unwrap_or(0);
+    if last.saturating_add(shape.seq) > slots {
+        return Err(failed(x, format!("position {last} of {slots} slots")));
+    }
+    attention::entropy_cached(&shape, q, (x.input(1), slots), &first, x.output(0));
+    Ok(())
+}
+
 /// The positions that rows of input `input` begin at.
 fn first_positions(x: &Operands<'_>, input: usize) -> Result<Vec<usize>, EngineError> {
     let length = x.input_type(input).width().max(1);
@@ -690,24 +748,31 @@ fn loss<F: Real + Element>(x: &Operands<'_>, op: &op::CrossEntropy) -> Result<()
         label_smoothing: op.label_smoothing,
     };
     let (loss, mode) = x.accumulator::<F>(0);
+    let head = cross_entropy::Head {
+        weight: x.input(1),
+        bias: op.bias_input().map(|bias| x.input(bias)),
+    };
     let result = if op.gradient {
-        let dw = op.weight.then(|| x.accumulator(2));
+        let gradients = cross_entropy::HeadGradients {
+            weight: op.weight.then(|| x.accumulator(2)),
+            bias: op.bias_output().map(|bias| x.accumulator(bias)),
+        };
         cross_entropy::forward_backward(
             shape,
             x.input(0),
-            x.input(1),
+            head,
             x.input(2),
             weighting,
             x.workspace(),
             (&mut loss[0], mode),
             x.output(1),
-            dw,
+            gradients,
         )
     } else {
         cross_entropy::forward_only(
             shape,
             x.input(0),
-            x.input(1),
+            head,
             x.input(2),
             weighting,
             x.workspace(),
@@ -717,10 +782,14 @@ fn loss<F: Real + Element>(x: &Operands<'_>, op: &op::CrossEntropy) -> Result<()
     result.map_err(|error| failed(x, error))
 }
 
-fn logits<F: Real + Element>(x: &Operands<'_>) -> Result<(), EngineError> {
+fn logits<F: Real + Element>(x: &Operands<'_>, op: &op::Logits) -> Result<(), EngineError> {
     let (h, vocabulary) = (x.input_type(0), x.output_type(0).width());
     let (seq, width) = (h.shape.dims()[1], h.width());
-    let (hidden, weight) = (x.input::<F>(0), x.input(1));
+    let hidden = x.input::<F>(0);
+    let head = cross_entropy::Head {
+        weight: x.input(1),
+        bias: op.bias.then(|| x.input(3)),
+    };
     let rows = x.output(0).chunks_exact_mut(vocabulary);
     for (sequence, (row, &position)) in rows.zip(x.input::<i32>(2)).enumerate() {
         let position = usize::try_from(position)
@@ -728,7 +797,7 @@ fn logits<F: Real + Element>(x: &Operands<'_>) -> Result<(), EngineError> {
             .filter(|&position| position < seq)
             .ok_or_else(|| failed(x, format!("position {position} of a sequence of {seq}")))?;
         let h = &hidden[(sequence * seq + position) * width..][..width];
-        cross_entropy::logits(h, weight, row);
+        cross_entropy::logits(h, head, row);
     }
     Ok(())
 }

@@ -26,10 +26,14 @@ const HEADERS: [(&str, &str); 3] = [
 ];
 
 /// Every source, by the name that commands use.
-pub const SOURCES: [(&str, &str); 20] = [
+pub const SOURCES: [(&str, &str); 21] = [
     ("activation", include_str!("kernels/activation.cu")),
     ("attention", include_str!("kernels/attention.cu")),
     ("attention_any", include_str!("kernels/attention_any.cu")),
+    (
+        "attention_entropy",
+        include_str!("kernels/attention_entropy.cu"),
+    ),
     (
         "attention_hopper",
         include_str!("kernels/attention_hopper.cu"),

@@ -100,7 +100,8 @@ fn is_left_out(op: &Op) -> bool {
     let only_products = match op {
         Op::Linear(op) => op.dropout.is_none(),
         Op::LinearGradInput(op) => op.dropout.is_none(),
-        Op::LinearAdd(_) | Op::Logits(_) => true,
+        Op::LinearAdd(_) => true,
+        Op::Logits(op) => !op.bias,
         // A bias has the sums of columns.
         Op::LinearGradWeight(op) => !op.bias && op.dropout.is_none(),
         _ => false,

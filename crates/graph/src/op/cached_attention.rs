@@ -82,12 +82,24 @@ impl Graph {
         sources: &[TensorId],
         positions: TensorId,
     ) -> Result<TensorId, GraphError> {
+        Ok(self.attend_cached_with_keys(name, op, sources, positions)?[0])
+    }
+
+    /// As [`Self::attend_cached`]: the result, and the cache of keys for who reads it besides.
+    pub fn attend_cached_with_keys(
+        &mut self,
+        name: &str,
+        op: CachedAttention,
+        sources: &[TensorId],
+        positions: TensorId,
+    ) -> Result<[TensorId; 2], GraphError> {
         let source = self.ty(sources[0]);
         let batch = source.shape.dims().first().copied().unwrap_or(0);
         let cache = op.cache(batch, source.dtype);
         let caches = ["keys", "values"].map(|which| self.cache(&format!("{name}.{which}"), cache));
         let inputs = sources.iter().copied().chain([positions]).collect();
-        Ok(self.emit_into(name, op, inputs, &caches)?[0])
+        let outputs = self.emit_into(name, op, inputs, &caches)?;
+        Ok([outputs[0], outputs[1]])
     }
 }
 

@@ -3,8 +3,9 @@
 //! nothing is kept for a backward.
 
 use super::{
-    CUDA_GEMM_WORKSPACE, Declare, LossScale, Op, aligned, expect, expect_dtype, expect_inputs,
-    expect_matrix, expect_rows, expect_same, expect_shape, product, sum,
+    CUDA_GEMM_WORKSPACE, Declare, LossScale, Op, aligned, expect, expect_dtype,
+    expect_inputs, expect_matrix, expect_rows, expect_same, expect_shape, expect_small, product,
+    sum,
 };
 use crate::cost::{ChunkedCost, Cost, KernelCost};
 use crate::differentiate::Backward;
@@ -16,10 +17,11 @@ use crate::types::{DType, TensorType};
 /// A target that counts for nothing: padding, and a position that has no next token.
 pub const IGNORE_INDEX: i32 = -100;
 
-/// Inputs: h [.., d], W [V, d], targets i32 [..], the term's inverse count and weight.
+/// Inputs: h [.., d], W [V, d], targets i32 [..], the term's inverse count and weight; with `bias`
+/// a bias [V] of the logits, with `scaled` the loss scale, by which gradients (not the loss) are
+/// multiplied.
 /// Outputs: the loss (added to), without the weight; with `gradient` also dh [.., d], and, added
-/// to, dW [V, d] when `weight`. With `scaled`, one more input: the loss scale, by which gradients
-/// (not the loss) are multiplied.
+/// to, dW [V, d] when `weight` and the bias's gradient [V] when `bias_gradient`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CrossEntropy {
     pub label_smoothing: f64,
@@ -27,7 +29,24 @@ pub struct CrossEntropy {
     pub chunk_rows: usize,
     pub gradient: bool,
     pub weight: bool,
+    pub bias: bool,
+    pub bias_gradient: bool,
     pub scaled: bool,
+}
+
+/// The last layer of a model that predicts tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct Head {
+    /// [V, d].
+    pub weight: TensorId,
+    /// [V], in the precision of sums.
+    pub bias: Option<TensorId>,
+}
+
+impl From<TensorId> for Head {
+    fn from(weight: TensorId) -> Self {
+        Self { weight, bias: None }
+    }
 }
 
 impl CrossEntropy {
@@ -53,6 +72,21 @@ impl CrossEntropy {
         ]
     }
 
+    /// Which input is the bias of the logits.
+    pub fn bias_input(&self) -> Option<usize> {
+        self.bias.then_some(5)
+    }
+
+    /// Which input is the loss scale.
+    pub fn scale_input(&self) -> Option<usize> {
+        self.scaled.then_some(5 + usize::from(self.bias))
+    }
+
+    /// Which output is the bias's gradient.
+    pub fn bias_output(&self) -> Option<usize> {
+        self.bias_gradient.then_some(2 + usize::from(self.weight))
+    }
+
     fn default_chunk(h: &TensorType, vocabulary: usize) -> usize {
         let row = product([vocabulary as u64, h.dtype.size()]);
         (Self::CHUNK_BYTES / row.max(1)).clamp(1, h.rows().max(1) as u64) as usize
@@ -66,11 +100,12 @@ impl Graph {
         &mut self,
         name: &str,
         h: TensorId,
-        weight: TensorId,
+        head: impl Into<Head>,
         targets: TensorId,
         label_smoothing: f64,
         chunk_rows: Option<usize>,
     ) -> Result<TensorId, GraphError> {
+        let Head { weight, bias } = head.into();
         let term = self.term_inputs(name);
         let h_type = self.ty(h);
         let vocabulary = self.ty(weight).rows();
@@ -81,9 +116,12 @@ impl Graph {
                 .clamp(1, h_type.rows().max(1)),
             gradient: false,
             weight: false,
+            bias: bias.is_some(),
+            bias_gradient: false,
             scaled: false,
         };
-        let inputs = vec![h, weight, targets, term.inverse_count, term.weight];
+        let inputs = [h, weight, targets, term.inverse_count, term.weight];
+        let inputs = inputs.into_iter().chain(bias).collect();
         let value = self.emit(name, op, inputs)?[0];
         self.add_term(LossTerm {
             name: name.to_owned(),
@@ -102,11 +140,12 @@ impl Declare for CrossEntropy {
     }
 
     fn outputs(&self) -> &'static [&'static str] {
-        &["", "hidden", "weight"]
+        &["", "hidden", "weight", "bias"]
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
-        expect_inputs(inputs, 5 + usize::from(self.scaled))?;
+        let extras = usize::from(self.bias) + usize::from(self.scaled);
+        expect_inputs(inputs, 5 + extras)?;
         let (h, w, targets) = (&inputs[0], &inputs[1], &inputs[2]);
         expect_rows("h", h)?;
         expect_matrix("the weight", w)?;
@@ -125,8 +164,14 @@ impl Declare for CrossEntropy {
         expect(self.gradient || !self.weight, || {
             "makes the weight's gradient only along with that of h".to_owned()
         })?;
-        if self.scaled {
-            LossScale::expect(&inputs[5])?;
+        expect((self.bias && self.gradient) || !self.bias_gradient, || {
+            "makes the gradient of a bias that is there, along with that of h".to_owned()
+        })?;
+        if let Some(bias) = self.bias_input() {
+            expect_small("the bias", &inputs[bias], &[w.rows()], h)?;
+        }
+        if let Some(scale) = self.scale_input() {
+            LossScale::expect(&inputs[scale])?;
         }
         let accumulator = h.dtype.accumulator();
         let mut outputs = vec![TensorType::new([1], accumulator)];
@@ -135,6 +180,9 @@ impl Declare for CrossEntropy {
             if self.weight {
                 outputs.push(TensorType::new(w.shape, accumulator));
             }
+            if self.bias_gradient {
+                outputs.push(TensorType::new([w.rows()], accumulator));
+            }
         }
         Ok(outputs)
     }
@@ -142,14 +190,20 @@ impl Declare for CrossEntropy {
     /// The node itself computes the gradient, in the forward pass.
     fn backward(&self, backward: &mut Backward<'_>, node: &Node) -> Result<(), GraphError> {
         let dw = backward.parameter_gradient(node, node.inputs[1])?;
+        let db = match self.bias_input() {
+            Some(bias) => backward.parameter_gradient(node, node.inputs[bias])?,
+            None => None,
+        };
         let scale = backward.graph().loss_scale;
         let op = Self {
             gradient: true,
             weight: dw.is_some(),
+            bias_gradient: db.is_some(),
             scaled: scale.is_some(),
             ..self.clone()
         };
-        let outputs = backward.upgrade_into(Op::from(op), scale, dw)?;
+        let into = dw.into_iter().chain(db).collect();
+        let outputs = backward.upgrade_into(Op::from(op), scale, into)?;
         backward.contribute(node, node.inputs[0], outputs[1])
     }
 
@@ -218,6 +272,9 @@ impl Declare for CrossEntropy {
             let shape = [vocabulary, width, chunk];
             let operands = sum([hidden, logits, sums]);
             kernels.push(KernelCost::product(shape, accumulator, operands));
+        }
+        if self.bias_gradient {
+            kernels.push(KernelCost::streamed(1, logits));
         }
         Cost {
             // The losses of the rows, added up.

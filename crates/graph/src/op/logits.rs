@@ -1,17 +1,19 @@
 //! The logits of one position, for sampling.
 
 use super::{
-    CPU_PRODUCT_SHARE, CUDA_GEMM_WORKSPACE, Declare, aligned, expect, expect_dtype, expect_float,
-    expect_inputs, expect_matrix, product, sum,
+    CPU_PRODUCT_SHARE, CUDA_GEMM_WORKSPACE, Declare, Head, aligned, expect, expect_dtype,
+    expect_float, expect_inputs, expect_matrix, expect_small, product, sum,
 };
 use crate::error::GraphError;
 use crate::graph::{Graph, Target, TensorId};
 use crate::types::{DType, TensorType};
 
-/// Inputs: h [B, T, d], W [V, d], positions i32 `[B]`. Output: the logits of each sequence's
-/// position [B, V].
+/// Inputs: h [B, T, d], W [V, d], positions i32 `[B]`, a bias [V] of the logits where there is one.
+/// Output: the logits of each sequence's position [B, V].
 #[derive(Clone, Debug, PartialEq)]
-pub struct Logits;
+pub struct Logits {
+    pub bias: bool,
+}
 
 impl Logits {
     /// Bytes of the rows of h that a GPU gathers before it multiplies them.
@@ -26,10 +28,15 @@ impl Graph {
         &mut self,
         name: &str,
         h: TensorId,
-        weight: TensorId,
+        head: impl Into<Head>,
         positions: TensorId,
     ) -> Result<TensorId, GraphError> {
-        let logits = self.emit(name, Logits, vec![h, weight, positions])?[0];
+        let Head { weight, bias } = head.into();
+        let op = Logits {
+            bias: bias.is_some(),
+        };
+        let inputs = [h, weight, positions].into_iter().chain(bias);
+        let logits = self.emit(name, op, inputs.collect())?[0];
         self.result = Some(logits);
         Ok(logits)
     }
@@ -41,7 +48,7 @@ impl Declare for Logits {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
-        expect_inputs(inputs, 3)?;
+        expect_inputs(inputs, 3 + usize::from(self.bias))?;
         let (h, w, positions) = (&inputs[0], &inputs[1], &inputs[2]);
         expect_float("h", h)?;
         expect_matrix("the weight", w)?;
@@ -53,6 +60,9 @@ impl Declare for Logits {
         expect(positions.shape.dims() == [h.shape.dims()[0]], || {
             format!("positions {} for h {}", positions.shape, h.shape)
         })?;
+        if self.bias {
+            expect_small("the bias", &inputs[3], &[w.rows()], h)?;
+        }
         Ok(vec![TensorType::new(
             [h.shape.dims()[0], w.rows()],
             h.dtype.accumulator(),

@@ -8,6 +8,7 @@
 mod activation;
 mod add;
 mod attention;
+mod attention_entropy;
 mod cached_attention;
 mod cached_convolution;
 mod cached_scan;
@@ -32,12 +33,13 @@ mod view;
 pub use activation::{Activation, ActivationBackward, ActivationKind};
 pub use add::Add;
 pub use attention::{Attention, AttentionBackward, AttentionInputs, HopperBackward, HopperParts};
+pub use attention_entropy::{AttentionEntropy, AttentionEntropyBackward, CachedAttentionEntropy};
 pub use cached_attention::CachedAttention;
 pub use cached_convolution::CachedConvolution;
 pub use cached_scan::CachedScan;
 pub use concat::{Concat, Joined, Split};
 pub use convolution::{Convolution, ConvolutionBackward};
-pub use cross_entropy::{CrossEntropy, IGNORE_INDEX};
+pub use cross_entropy::{CrossEntropy, Head, IGNORE_INDEX};
 pub use dequantise::{Dequantise, Quantisation, QuantisedTensors};
 pub use embedding::{Embedding, EmbeddingBackward};
 pub use fetch::Fetch;
@@ -230,6 +232,9 @@ ops!(
     Attention,
     AttentionBackward,
     CachedAttention,
+    AttentionEntropy,
+    AttentionEntropyBackward,
+    CachedAttentionEntropy,
     Convolution,
     ConvolutionBackward,
     CachedConvolution,

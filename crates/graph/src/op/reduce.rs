@@ -1,7 +1,7 @@
 //! Sums, means and maxima of an expression over columns, groups of columns, rows or everything,
 //! without the expression ever being stored.
 
-use super::map::{Pointwise, Seed, emit_backward};
+use super::map::{Domain, Pointwise, Seed, emit_backward};
 use super::{Declare, expect, product};
 use crate::cost::{Cost, KernelCost};
 use crate::differentiate::Backward;
@@ -215,7 +215,19 @@ impl Graph {
         inputs: &[TensorId],
         write: impl FnOnce(&[Expr]) -> Expr,
     ) -> Result<TensorId, GraphError> {
-        let shape = self.domain(inputs).shape;
+        let Domain { shape, .. } = self.domain(inputs);
+        self.reduce_over(name, (kind, over), Domain { shape, dtype }, inputs, write)
+    }
+
+    /// As [`Self::reduce`], over a shape of its own, which may be larger than any of the tensors.
+    pub fn reduce_over(
+        &mut self,
+        name: &str,
+        (kind, over): (ReduceKind, Over),
+        Domain { shape, dtype }: Domain,
+        inputs: &[TensorId],
+        write: impl FnOnce(&[Expr]) -> Expr,
+    ) -> Result<TensorId, GraphError> {
         let Some(output) = over.shape(&shape) else {
             return Err(GraphError::Op {
                 op: "reduce",

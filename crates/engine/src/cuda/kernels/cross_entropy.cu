@@ -13,13 +13,24 @@ constexpr float LOWEST = -3.402823466e38f;
 // The target that takes a row out of the loss.
 constexpr i32 IGNORED = -100;
 
+// N logits from `column` on: what the product has made, and the bias, which may be null.
+__device__ __forceinline__ void logits(const real* row, const float* bias, u32 column,
+                                       u32 vocabulary, float (&v)[VECTOR]) {
+    load(row + column, v);
+    if (!bias) return;
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++)
+        if (column + i < vocabulary) v[i] += bias[column + i];
+}
+
 // A block to a row: z[gridDim.x, stride], of which `vocabulary` columns are logits. One pass
 // finds the largest logit and the sum of exponentials together, a second one writes the
 // gradient, unless `gradient` is 0. A target that is no token makes the row's loss NaN, which
 // the host sees in the sum. `loss_scale` multiplies the gradient in half precision and is null otherwise.
 KERNEL __launch_bounds__(1024)
 cross_entropy_rows(real* z, const i32* targets, float* losses, const float* inverse_count,
-                   const float* weight, const float* loss_scale, u32 vocabulary, u32 stride, float smoothing, u32 gradient) {
+                   const float* weight, const float* bias, const float* loss_scale, u32 vocabulary,
+                   u32 stride, float smoothing, u32 gradient) {
     __shared__ float scratch[32];
     real* row = z + (u64)blockIdx.x * stride;
     i32 target = targets[blockIdx.x];
@@ -35,14 +46,14 @@ cross_entropy_rows(real* z, const i32* targets, float* losses, const float* inve
         return;
     }
     // Read before anyone writes the gradient.
-    float wanted = to_float(row[target]);
+    float wanted = to_float(row[target]) + (bias ? bias[target] : 0.0f);
 
     // The sum is relative to the largest logit so far, and rescaled when that grows.
     float largest = LOWEST, sum = 0.0f, total = 0.0f;
 #pragma unroll 2
     for (u32 column = threadIdx.x * VECTOR; column < vocabulary; column += blockDim.x * VECTOR) {
         float v[VECTOR];
-        load(row + column, v);
+        logits(row, bias, column, vocabulary, v);
         float top = largest;
 #pragma unroll
         for (int i = 0; i < VECTOR; i++)
@@ -75,7 +86,7 @@ cross_entropy_rows(real* z, const i32* targets, float* losses, const float* inve
 #pragma unroll 2
     for (u32 column = threadIdx.x * VECTOR; column < vocabulary; column += blockDim.x * VECTOR) {
         float v[VECTOR];
-        load(row + column, v);
+        logits(row, bias, column, vocabulary, v);
 #pragma unroll
         for (int i = 0; i < VECTOR; i++) {
             float d = fmaf(__expf(v[i] - top), scale, -uniform);
@@ -101,4 +112,39 @@ cross_entropy_loss(const float* losses, const float* inverse_count, float* loss,
         float value = (float)(sums[0] * (double)*inverse_count);
         *loss = adds ? *loss + value : value;
     }
+}
+
+// db[vocabulary] (+)= Σ_rows dz[rows, stride]. Blocks of 32×8 threads: a thread has a vector of
+// columns of every eighth row.
+KERNEL __launch_bounds__(256)
+cross_entropy_bias(const real* dz, float* db, u32 rows, u32 vocabulary, u32 stride, u32 adds) {
+    __shared__ float sums[8][32 * VECTOR];
+    u32 column = (blockIdx.x * 32 + threadIdx.x) * VECTOR;
+    float sum[VECTOR] = {};
+    if (column < stride) {
+#pragma unroll 4
+        for (u32 row = threadIdx.y; row < rows; row += 8) {
+            float v[VECTOR];
+            load(dz + (u64)row * stride + column, v);
+#pragma unroll
+            for (int i = 0; i < VECTOR; i++) sum[i] += v[i];
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++) sums[threadIdx.y][threadIdx.x * VECTOR + i] = sum[i];
+    __syncthreads();
+    for (u32 i = threadIdx.y * 32 + threadIdx.x; i < 32 * VECTOR; i += 256) {
+        u32 at = blockIdx.x * 32 * VECTOR + i;
+        if (at >= vocabulary) continue;
+        float total = 0.0f;
+#pragma unroll
+        for (int y = 0; y < 8; y++) total += sums[y][i];
+        db[at] = adds ? db[at] + total : total;
+    }
+}
+
+// logits[gridDim.y, vocabulary] += bias.
+KERNEL __launch_bounds__(256) logits_bias(float* logits, const float* bias, u32 vocabulary) {
+    u32 column = blockIdx.x * 256 + threadIdx.x;
+    if (column < vocabulary) logits[(u64)blockIdx.y * vocabulary + column] += bias[column];
 }

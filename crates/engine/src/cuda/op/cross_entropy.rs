@@ -34,6 +34,7 @@ pub fn cross_entropy(x: &mut Lowering<'_>, op: &CrossEntropy) {
     let threads = (stride / vector).next_multiple_of(32).clamp(32, 1024) as u32;
     let row_bytes = width as u64 * h.dtype.size();
     let mut weight_adds = op.weight && x.adds(2);
+    let mut bias_adds = op.bias_output().is_some_and(|output| x.adds(output));
     for first in (0..rows).step_by(op.chunk_rows) {
         let chunk = op.chunk_rows.min(rows - first);
         let hidden = matrix(x.input(0) + first as u64 * row_bytes, h, 0);
@@ -64,7 +65,8 @@ pub fn cross_entropy(x: &mut Lowering<'_>, op: &CrossEntropy) {
             Argument::Address(losses + 4 * first as u64),
             x.input_argument(3),
             x.input_argument(4),
-            x.optional_input(op.scaled.then_some(5)),
+            x.optional_input(op.bias_input()),
+            x.optional_input(op.scale_input()),
             Argument::U32(vocabulary as u32),
             Argument::U32(stride as u32),
             Argument::F32(op.label_smoothing as f32),
@@ -84,6 +86,23 @@ pub fn cross_entropy(x: &mut Lowering<'_>, op: &CrossEntropy) {
                 ..product(vocabulary, width, chunk, [transposed(z), hidden, dw])
             });
             weight_adds = true;
+        }
+        if let Some(output) = op.bias_output() {
+            let arguments = vec![
+                Argument::Address(logits),
+                x.output_argument(output),
+                Argument::U32(chunk as u32),
+                Argument::U32(vocabulary as u32),
+                Argument::U32(stride as u32),
+                Argument::U32(u32::from(bias_adds)),
+            ];
+            let shape = LaunchShape {
+                grid: [stride.div_ceil(32 * vector) as u32, 1, 1],
+                block: [32, 8, 1],
+                shared_bytes: 0,
+            };
+            x.launch(kernel("cross_entropy_bias"), shape, arguments);
+            bias_adds = true;
         }
     }
     let arguments = vec![

@@ -8,7 +8,7 @@ use crate::cuda::lowering::Lowering;
 
 use super::linear::{matrix, transposed};
 
-pub fn logits(x: &mut Lowering<'_>, _op: &Logits) {
+pub fn logits(x: &mut Lowering<'_>, op: &Logits) {
     let (h, w, out) = (x.input_type(0), x.input_type(1), x.output_type(0));
     let (batch, length, width) = (h.shape.dims()[0], h.shape.dims()[1], h.width());
     let gathered = x.workspace().0;
@@ -38,4 +38,21 @@ pub fn logits(x: &mut Lowering<'_>, _op: &Logits) {
         workspace_bytes: CUDA_GEMM_WORKSPACE,
     };
     x.product(product);
+    if op.bias {
+        let kernel = Kernel {
+            file: "cross_entropy",
+            function: "logits_bias",
+        };
+        let arguments = vec![
+            x.output_argument(0),
+            x.input_argument(3),
+            Argument::U32(out.width() as u32),
+        ];
+        let shape = LaunchShape {
+            grid: [out.width().div_ceil(256) as u32, batch as u32, 1],
+            block: [256, 1, 1],
+            shared_bytes: 0,
+        };
+        x.launch(kernel, shape, arguments);
+    }
 }

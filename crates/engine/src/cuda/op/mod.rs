@@ -2,6 +2,7 @@
 
 mod activation;
 mod attention;
+mod attention_entropy;
 mod attention_hopper;
 mod cached_attention;
 mod cached_convolution;
@@ -65,6 +66,9 @@ pub fn lower(mut x: Lowering<'_>) -> Vec<Command> {
         Op::Attention(op) => attention::attention(&mut x, op),
         Op::AttentionBackward(op) => attention::attention_backward(&mut x, op),
         Op::CachedAttention(op) => cached_attention::cached_attention(&mut x, op),
+        Op::AttentionEntropy(op) => attention_entropy::attention_entropy(&mut x, op),
+        Op::AttentionEntropyBackward(op) => attention_entropy::backward(&mut x, &op.0),
+        Op::CachedAttentionEntropy(op) => attention_entropy::cached(&mut x, &op.0),
         Op::Convolution(op) => convolution::convolution(&mut x, op),
         Op::ConvolutionBackward(op) => convolution::convolution_backward(&mut x, op),
         Op::CachedConvolution(op) => cached_convolution::cached_convolution(&mut x, op),

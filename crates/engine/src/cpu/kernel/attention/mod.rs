@@ -7,12 +7,14 @@
 
 mod backward;
 mod cached;
+mod entropy;
 mod forward;
 
 use std::ops::Range;
 
 pub use backward::{backward, backward_workspace};
 pub use cached::{Cache, forward_cached};
+pub use entropy::{EntropyRows, EntropyShape, entropy, entropy_backward, entropy_cached};
 pub use forward::forward;
 
 use crate::cpu::dropout::Dropout;

@@ -7,15 +7,17 @@
 //! ```text
 //! loss     = (1 − ε)·(lse − z_t) + ε·(lse − mean z),   lse = ln Σ_j e^{z_j}
 //! dloss/dz = softmax(z) − (1 − ε)·onehot(t) − ε/V
-//! dh = dz·W,   dW = dzᵀ·h
+//! dh = dz·W,   dW = dzᵀ·h,   db = Σ_rows dz
 //! ```
 
 use crate::cpu::parallel::{self, Accumulate, Shared};
 use crate::cpu::real::Real;
 use crate::cpu::simd::simd;
 
+use super::columns::Columns;
 use super::gemm::{Matrix, gemm};
 use super::lanes::{self, LANES};
+use super::linear;
 use super::matvec::matvec;
 
 /// The target that takes a row out of the loss.
@@ -61,7 +63,21 @@ pub fn workspace(shape: CrossEntropyShape) -> usize {
     shape.chunk_rows.min(shape.rows) * (shape.vocab + 1)
 }
 
-/// The loss, and the gradients of h (overwritten) and, where it is trained, W.
+/// What makes logits of a hidden state: W `[vocab, width]` and, where there is one, a bias `[vocab]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Head<'a, F> {
+    pub weight: &'a [F],
+    pub bias: Option<&'a [F]>,
+}
+
+/// Where the gradients of a head go, of the parts that are trained.
+#[derive(Debug)]
+pub struct HeadGradients<'a, F> {
+    pub weight: Option<(&'a mut [F], Accumulate)>,
+    pub bias: Option<(&'a mut [F], Accumulate)>,
+}
+
+/// The loss, and the gradients of h (overwritten) and of what is trained of the head.
 ///
 /// # Errors
 /// Where a target is not in the vocabulary; nothing is written then.
@@ -75,21 +91,25 @@ pub fn workspace(shape: CrossEntropyShape) -> usize {
 pub fn forward_backward<F: Real>(
     shape: CrossEntropyShape,
     h: &[F],
-    w: &[F],
+    head: Head<'_, F>,
     targets: &[i32],
     weighting: Weighting,
     workspace: &mut [F],
     loss: (&mut F, Accumulate),
     dh: &mut [F],
-    mut dw: Option<(&mut [F], Accumulate)>,
+    gradients: HeadGradients<'_, F>,
 ) -> Result<(), TargetOutOfRange> {
     check_targets(shape, targets)?;
     let CrossEntropyShape { width, vocab, .. } = shape;
+    let HeadGradients {
+        weight: mut dw,
+        bias: mut db,
+    } = gradients;
     let mut total = 0.0;
     for_each_chunk(shape, |start, rows| {
         let h = &h[start * width..][..rows * width];
         let targets = &targets[start..][..rows];
-        let z = logits_of(rows, shape, h, w, workspace);
+        let z = logits_of(rows, shape, h, head, workspace);
         total += rows_in_parallel(rows, vocab, z, |row, z| {
             row_gradient(
                 z,
@@ -99,7 +119,8 @@ pub fn forward_backward<F: Real>(
             )
         });
         let dz = Matrix::row_major(&workspace[..rows * vocab], vocab);
-        let (w, h) = (Matrix::row_major(w, width), Matrix::row_major(h, width));
+        let w = Matrix::row_major(head.weight, width);
+        let h = Matrix::row_major(h, width);
         let dh = &mut dh[start * width..][..rows * width];
         gemm(
             rows,
@@ -117,11 +138,18 @@ pub fn forward_backward<F: Real>(
             gemm(vocab, width, rows, dz, h, dw, width, *mode, None);
             *mode = Accumulate::Add;
         }
+        if let Some((db, mode)) = &mut db {
+            let dz = Columns::whole(&workspace[..rows * vocab], vocab);
+            linear::grad_bias(rows, dz, db, *mode);
+            *mode = Accumulate::Add;
+        }
     });
-    if let Some((dw, Accumulate::Overwrite)) = dw
-        && shape.rows == 0
-    {
-        dw.fill(F::ZERO);
+    if shape.rows == 0 {
+        for (gradient, mode) in [dw, db].into_iter().flatten() {
+            if mode == Accumulate::Overwrite {
+                gradient.fill(F::ZERO);
+            }
+        }
     }
     add_loss(loss, total * weighting.inverse_count);
     Ok(())
@@ -137,7 +165,7 @@ pub fn forward_backward<F: Real>(
 pub fn forward_only<F: Real>(
     shape: CrossEntropyShape,
     h: &[F],
-    w: &[F],
+    head: Head<'_, F>,
     targets: &[i32],
     weighting: Weighting,
     workspace: &mut [F],
@@ -148,7 +176,7 @@ pub fn forward_only<F: Real>(
     for_each_chunk(shape, |start, rows| {
         let h = &h[start * shape.width..][..rows * shape.width];
         let targets = &targets[start..][..rows];
-        let z = logits_of(rows, shape, h, w, workspace);
+        let z = logits_of(rows, shape, h, head, workspace);
         total += rows_in_parallel(rows, shape.vocab, z, |row, z| {
             row_loss(z, targets[row], weighting.label_smoothing)
         });
@@ -160,9 +188,9 @@ pub fn forward_only<F: Real>(
 /// The logits `[V]` of one row of the hidden state, for generation.
 ///
 /// # Panics
-/// Where w is not `[out.len(), h.len()]`.
-pub fn logits<F: Real>(h: &[F], w: &[F], out: &mut [F]) {
-    matvec(h, w, F::ONE, None, false, out);
+/// Where the weight is not `[out.len(), h.len()]`.
+pub fn logits<F: Real>(h: &[F], head: Head<'_, F>, out: &mut [F]) {
+    matvec(h, head.weight, F::ONE, head.bias, false, out);
 }
 
 fn check_targets(shape: CrossEntropyShape, targets: &[i32]) -> Result<(), TargetOutOfRange> {
@@ -191,12 +219,12 @@ fn logits_of<'a, F: Real>(
     rows: usize,
     shape: CrossEntropyShape,
     h: &[F],
-    w: &[F],
+    head: Head<'_, F>,
     workspace: &'a mut [F],
 ) -> &'a mut [F] {
     let CrossEntropyShape { width, vocab, .. } = shape;
     let workspace = &mut workspace[..rows * (vocab + 1)];
-    let weight = Matrix::row_major(w, width).transposed();
+    let weight = Matrix::row_major(head.weight, width).transposed();
     let h = Matrix::row_major(h, width);
     gemm(
         rows,
@@ -207,7 +235,7 @@ fn logits_of<'a, F: Real>(
         workspace,
         vocab,
         Accumulate::Overwrite,
-        None,
+        head.bias,
     );
     workspace
 }

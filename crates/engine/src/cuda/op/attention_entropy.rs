@@ -1,0 +1,145 @@
+//! The entropy of attention: one launch forward, two backward (queries, keys).
+
+use cinch_graph::op;
+
+use crate::cuda::command::{Argument, Kernel, LaunchShape};
+use crate::cuda::lowering::Lowering;
+
+/// Sides of a tile in `kernels/attention_entropy.cu`.
+const ROWS: usize = 16;
+const KEYS: usize = 32;
+const THREADS: u32 = 256;
+
+fn kernel(function: &'static str) -> Kernel {
+    Kernel {
+        file: "attention_entropy",
+        function,
+    }
+}
+
+/// An op with the tensors of its node.
+struct Site {
+    batch: usize,
+    seq: usize,
+    heads: usize,
+    columns: usize,
+    element_bytes: u64,
+    /// Queries and keys at their first column.
+    sources: [Argument; 2],
+    /// Scalars that every kernel takes after its tensors.
+    scalars: [Argument; 6],
+}
+
+impl Site {
+    /// `qkv` is the input that holds queries and keys.
+    fn new(x: &Lowering<'_>, op: &op::AttentionEntropy, qkv: usize) -> Self {
+        let source = x.input_type(qkv);
+        let columns = op.heads * op.head_dim;
+        let element_bytes = source.dtype.size();
+        let (batch, seq) = (source.shape.dims()[0], source.shape.dims()[1]);
+        let at = |column: usize| Argument::Address(x.input(qkv) + column as u64 * element_bytes);
+        Self {
+            batch,
+            seq,
+            heads: op.heads,
+            columns,
+            element_bytes,
+            sources: [at(0), at(columns)],
+            scalars: [
+                Argument::U32(source.width() as u32),
+                Argument::I32(seq as i32),
+                Argument::I32(op.heads as i32),
+                Argument::I32(op.head_dim as i32),
+                Argument::F32(op.scale as f32),
+                Argument::I32(i32::from(op.causal)),
+            ],
+        }
+    }
+
+    /// The instance whose registers have room for the heads and columns.
+    fn instance(&self, [narrow, wide]: [&'static str; 2]) -> Kernel {
+        kernel(match self.heads <= 8 && self.columns <= 64 {
+            true => narrow,
+            false => wide,
+        })
+    }
+
+    /// Blocks of `rows` positions, with tiles of queries and keys and, for a backward, the
+    /// gradients of their scores in shared memory.
+    fn shape(&self, rows: usize, gradients: bool) -> LaunchShape {
+        let tiles = ROWS * self.columns + KEYS * (self.columns + 1);
+        let scores = match gradients {
+            true => ROWS * self.heads * (KEYS + 1),
+            false => 0,
+        };
+        LaunchShape {
+            grid: [self.seq.div_ceil(rows) as u32, self.batch as u32, 1],
+            block: [THREADS, 1, 1],
+            shared_bytes: ((tiles + scores) * size_of::<f32>()) as u32,
+        }
+    }
+}
+
+pub fn attention_entropy(x: &mut Lowering<'_>, op: &op::AttentionEntropy) {
+    let site = Site::new(x, op, 0);
+    let mut arguments = site.sources.to_vec();
+    arguments.extend([
+        x.input_argument(1),
+        x.output_argument(0),
+        x.optional_output(op.keep_means.then_some(1)),
+    ]);
+    arguments.extend(site.scalars);
+    let kernel = site.instance(["attention_entropy_8", "attention_entropy_16"]);
+    x.launch(kernel, site.shape(ROWS, false), arguments);
+}
+
+pub fn backward(x: &mut Lowering<'_>, op: &op::AttentionEntropy) {
+    let site = Site::new(x, op, 1);
+    let part = |index: usize| {
+        let bytes = (index * site.columns) as u64 * site.element_bytes;
+        Argument::Address(x.output(0) + bytes)
+    };
+    let [dq, dk, dv] = [0, 1, 2].map(part);
+    let [q, k] = site.sources;
+    let shared = [
+        x.input_argument(0),
+        q,
+        k,
+        x.input_argument(2),
+        x.input_argument(3),
+    ];
+
+    let arguments = shared.into_iter().chain([dq, dv]).chain(site.scalars);
+    let queries = ["attention_entropy_queries_8", "attention_entropy_queries_16"];
+    let shape = site.shape(ROWS, true);
+    x.launch(site.instance(queries), shape, arguments.collect());
+
+    let arguments = shared.into_iter().chain([dk]).chain(site.scalars);
+    let keys = ["attention_entropy_keys_8", "attention_entropy_keys_16"];
+    let shape = site.shape(KEYS, true);
+    x.launch(site.instance(keys), shape, arguments.collect());
+}
+
+pub fn cached(x: &mut Lowering<'_>, op: &op::AttentionEntropy) {
+    let site = Site::new(x, op, 0);
+    let [stride, seq, heads, width, scale, _] = site.scalars;
+    let slots = x.input_type(1).shape.dims()[2];
+    let arguments = vec![
+        site.sources[0],
+        x.input_argument(1),
+        x.input_argument(2),
+        x.output_argument(0),
+        stride,
+        seq,
+        heads,
+        width,
+        scale,
+        Argument::I32(slots as i32),
+    ];
+    let shape = LaunchShape {
+        grid: [site.seq as u32, site.batch as u32, 1],
+        block: [THREADS, 1, 1],
+        shared_bytes: 0,
+    };
+    x.launch(kernel("cached_attention_entropy"), shape, arguments);
+}
