@@ -79,7 +79,7 @@ fn matches_pytorch(model: &str, own: &[(&str, &str)], recomputed: usize) {
     };
     let mut session = Session::new(plan, options).unwrap();
     session.load_by_name(&expected).unwrap();
-    let mut batch = Batch::of(&session.plan().training, 2);
+    let mut batch = Batch::of(&session.plan().training, 2, 2);
     for name in ["tokens", "targets"] {
         let values = integers(&expected, name);
         batch.get_mut(name).copy_from_slice(&values);
