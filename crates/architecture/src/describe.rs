@@ -16,6 +16,11 @@ pub trait Describe {
 
     fn set_layers(&mut self, layers: u64);
 
+    /// What is recomputed by itself: layers, unless a model is cut otherwise.
+    fn blocks(&self) -> u64 {
+        self.layers()
+    }
+
     /// The longest sequence, where learned positions limit it.
     fn positions(&self) -> Option<u64> {
         None

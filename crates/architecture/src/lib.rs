@@ -180,7 +180,12 @@ impl Architecture {
 
     /// Blocks, as a planner counts them.
     pub fn num_blocks(&self) -> usize {
-        self.layers() as usize
+        of_shape!(self, shape => shape.blocks()) as usize
+    }
+
+    /// Whether its blocks are a chain of like layers, so that a few of them say all about many.
+    pub fn is_chain(&self) -> bool {
+        self.num_blocks() as u64 == self.layers()
     }
 
     /// Rows of the token embedding, as a planner counts them.

@@ -298,12 +298,13 @@ impl Completion {
     fn checkpointing(&self, model: &Architecture) -> Result<Checkpointing, ConfigError> {
         match self.value("vram.checkpointing") {
             Some(Value::Unsigned(0)) => Ok(Checkpointing::None),
-            Some(Value::Unsigned(blocks)) if *blocks > model.layers() => Err(self.relation(
-                "vram.checkpointing",
-                "model.n_layers",
-                "no more blocks can be recomputed than there are",
-                format!("write \"full\" for all {}", model.layers()),
-            )),
+            Some(Value::Unsigned(blocks)) if *blocks > model.num_blocks() as u64 => Err(self
+                .relation(
+                    "vram.checkpointing",
+                    "model.n_layers",
+                    "no more blocks can be recomputed than there are",
+                    format!("write \"full\" for all {}", model.num_blocks()),
+                )),
             Some(Value::Unsigned(blocks)) => Ok(Checkpointing::Blocks(*blocks as usize)),
             _ => Ok(match self.text("vram.checkpointing").as_str() {
                 "none" => Checkpointing::None,

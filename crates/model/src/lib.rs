@@ -16,10 +16,12 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod bert;
 mod decoder;
 mod gpt2;
 mod mamba;
 mod mu;
+mod naics;
 mod rotary;
 
 use std::collections::BTreeSet;
@@ -65,6 +67,9 @@ pub enum Purpose {
     },
     /// The loss, without dropout or smoothing.
     Evaluate { loss_chunk: Option<usize> },
+    /// The embedding of each text of a batch, without dropout. Weights are frozen, in the compute
+    /// type.
+    Embed,
     /// The logits of one of the tokens, which follow those whose keys, values and states are in
     /// the cache. Weights are frozen, in the compute type.
     Generate {
@@ -235,6 +240,24 @@ pub mod input {
     pub const STARTS: &str = "starts";
     /// Which of the tokens of a row has its logits computed.
     pub const POSITION: &str = "position";
+    /// Of each anchor, which of its positive and its negatives are compared: 1, or 0 for those
+    /// that are left out.
+    pub const COMPARED: &str = "compared";
+
+    /// A chunk of the texts of a channel.
+    pub fn chunk_of(channel: &str, chunk: usize) -> String {
+        format!("{channel}.{chunk}")
+    }
+
+    /// The tokens of a chunk of texts.
+    pub fn tokens_of(chunk: &str) -> String {
+        format!("{chunk}.tokens")
+    }
+
+    /// How many tokens each text of a chunk has.
+    pub fn lengths_of(chunk: &str) -> String {
+        format!("{chunk}.lengths")
+    }
 }
 
 impl Build {
@@ -258,7 +281,7 @@ impl Build {
     fn dropout(&self, rate: f64) -> f64 {
         match self.purpose {
             Purpose::Train { .. } => rate,
-            Purpose::Evaluate { .. } | Purpose::Generate { .. } => 0.0,
+            Purpose::Evaluate { .. } | Purpose::Embed | Purpose::Generate { .. } => 0.0,
         }
     }
 
@@ -266,7 +289,7 @@ impl Build {
     fn context(&self) -> usize {
         match self.purpose {
             Purpose::Generate { context, .. } => context,
-            Purpose::Train { .. } | Purpose::Evaluate { .. } => self.seq_len,
+            Purpose::Train { .. } | Purpose::Evaluate { .. } | Purpose::Embed => self.seq_len,
         }
     }
 
@@ -283,7 +306,7 @@ impl Build {
 
     /// Whether anything is trained.
     fn trains(&self) -> bool {
-        !matches!(self.purpose, Purpose::Generate { .. })
+        !matches!(self.purpose, Purpose::Generate { .. } | Purpose::Embed)
     }
 
     /// A weight that is read by matrix products.
@@ -372,6 +395,10 @@ impl Build {
                 loss_chunk,
             } => (label_smoothing, loss_chunk),
             Purpose::Evaluate { loss_chunk } => (0.0, loss_chunk),
+            Purpose::Embed => {
+                graph.result = Some(h);
+                return Ok(());
+            }
             Purpose::Generate { .. } => {
                 let position = graph.batch(input::POSITION, [self.batch], DType::I32);
                 graph.logits("logits", h, head, position)?;

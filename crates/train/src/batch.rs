@@ -32,12 +32,11 @@ impl Batch {
         Self::with(names.map(|name| (name, seq_len)), sequences)
     }
 
-    /// What a graph reads, for that many sequences.
-    pub fn of(graph: &Graph, sequences: usize) -> Self {
+    /// What a graph of micro batches of `micro` sequences reads, for that many sequences.
+    pub fn of(graph: &Graph, micro: usize, sequences: usize) -> Self {
         let tensors = graph.tensors.iter();
         let batch = tensors.filter(|tensor| tensor.role == Role::Batch);
         let columns = batch.map(|tensor| {
-            let micro = tensor.ty.shape.dims().first().copied().unwrap_or(1);
             let width = tensor.ty.shape.elements() / micro.max(1);
             (tensor.name.as_str(), width)
         });

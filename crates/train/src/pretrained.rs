@@ -1,6 +1,7 @@
 //! Weights from a model's files into a session's arena: read where they go, in the type in which
 //! they are kept there, or quantised on the way, so that a model never exists a second time.
 
+use std::borrow::Cow;
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 
@@ -75,7 +76,7 @@ pub(crate) fn load(
     let outcome = chosen.into_iter().try_for_each(|parameter| {
         fill(step, engine, parameter, files)?;
         for part in parts(parameter) {
-            progress.advance(files.tensor(part.name)?.num_bytes());
+            progress.advance(files.tensor(&name_in(files, part.name))?.num_bytes());
         }
         match progress.is_interrupted() {
             true => Err(TrainError::Data(cinch_data::DataError::Interrupted)),
@@ -90,7 +91,7 @@ pub(crate) fn load(
 fn files_bytes(parameter: &Parameter, files: &WeightFiles) -> Result<u64, TrainError> {
     let mut bytes = 0;
     for part in parts(parameter) {
-        let tensor = files.tensor(part.name)?;
+        let tensor = files.tensor(&name_in(files, part.name))?;
         if tensor.shape != part.shape {
             return Err(TrainError::WeightShape {
                 path: files.file_of(tensor).to_owned(),
@@ -205,12 +206,34 @@ fn fill(
     let whole = placement(&step.plan, parameter.master);
     for part in parts(parameter) {
         let rows = part.shape.first().copied().unwrap_or(1);
+        let name = name_in(files, part.name);
         fill_rows(engine, part.place(whole), rows, |rows, bytes| {
-            files.read_as(part.name, rows, wanted, bytes)
+            files.read_as(&name, rows, wanted, bytes)
         })??;
     }
     Ok(())
 }
+
+/// The name that files have for a tensor. An encoder among others is saved by itself, so there its
+/// tensors lack the encoder's name, and may have that of the class that it was saved from.
+fn name_in<'a>(files: &WeightFiles, name: &'a str) -> Cow<'a, str> {
+    let own = name
+        .strip_prefix(ENCODERS)
+        .and_then(|rest| rest.split_once('.'));
+    let Some((_, own)) = own.filter(|_| files.get(name).is_none()) else {
+        return Cow::Borrowed(name);
+    };
+    let of_class = format!("{ENCODER_CLASS}{own}");
+    match files.get(&of_class) {
+        Some(_) => Cow::Owned(of_class),
+        None => Cow::Borrowed(own),
+    }
+}
+
+/// What the names of encoders begin with, of which a model has several.
+const ENCODERS: &str = "encoders.";
+/// What a model with a head has before the names of its encoder.
+const ENCODER_CLASS: &str = "bert.";
 
 /// The numbers of a tensor, from its bytes.
 pub(crate) fn numbers(dtype: DType, bytes: &[u8]) -> Vec<f32> {

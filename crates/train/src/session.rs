@@ -251,15 +251,17 @@ impl Session {
         Ok(self.engine.refresh(graph, &self.step.plan)?)
     }
 
-    /// As [`Self::initialize`], with all but adapters from a model's files.
+    /// As [`Self::initialize`], with weights from a model's files: all of them, or where some are
+    /// frozen, those.
     pub fn load_pretrained(
         &mut self,
         files: &WeightFiles,
         seed: u64,
         progress: &dyn Progress,
     ) -> Result<(), TrainError> {
-        let has_adapters = self.step.config.tuning.lora.is_some();
-        let adapters = |parameter: &Parameter| has_adapters && parameter.is_trained();
+        let mut parameters = self.step.training.parameters.iter();
+        let has_frozen = parameters.any(|parameter| !parameter.is_trained());
+        let adapters = |parameter: &Parameter| has_frozen && parameter.is_trained();
         self.initialize_where(seed, &adapters)?;
         let (step, engine) = (&self.step, &mut self.engine);
         pretrained::load(step, engine, files, |p| !adapters(p), progress)?;

@@ -9,6 +9,7 @@ use cinch_config::Config;
 use cinch_data::Progress;
 use cinch_device::resident_bytes;
 use cinch_engine::{EngineError, EngineOptions};
+use cinch_graph::Graph;
 use cinch_graph::op::LossScale;
 use cinch_step::StepPlan;
 use cinch_weights::WeightFiles;
@@ -146,7 +147,7 @@ impl<'a> Trainer<'a> {
         }
         // What is missing is told before the data is read.
         // A run that goes on has everything in its checkpoint but what is not trained.
-        let needs_files = run.resume == Resume::Fresh || config.tuning.lora.is_some();
+        let needs_files = run.resume == Resume::Fresh || has_frozen(&run.plan.training);
         let first_weights = match needs_files.then(|| FirstWeights::of(&config)) {
             None => None,
             Some(weights) => match weights? {
@@ -198,7 +199,12 @@ impl<'a> Trainer<'a> {
                 (state, None)
             }
             Resume::From(path) => {
-                load_frozen(&mut session, &config, first_weights.as_ref(), run.progress)?;
+                load_frozen(
+                    &mut session,
+                    config.training.seed,
+                    first_weights.as_ref(),
+                    run.progress,
+                )?;
                 let (mut state, note) = resume(&mut session, &path, &data, &config)?;
                 if let Some(note) = note {
                     observer.event(Event::Note(&note));
@@ -237,7 +243,11 @@ impl<'a> Trainer<'a> {
         });
         let sequences = config.batch.effective_batch();
         Ok(Self {
-            batch: Batch::of(&session.plan().longest().training, sequences),
+            batch: Batch::of(
+                &session.plan().longest().training,
+                config.batch.batch_size,
+                sequences,
+            ),
             session,
             data,
             store,
@@ -392,7 +402,7 @@ impl<'a> Trainer<'a> {
             0 => all,
             limit => all.min(limit),
         };
-        let mut batch = Batch::of(&self.session.plan().longest().evaluation, micro);
+        let mut batch = Batch::of(&self.session.plan().longest().evaluation, micro, micro);
         let mut evaluation = Evaluation::default();
         for index in 0..batches {
             if self.is_told_to_stop() {
@@ -577,16 +587,22 @@ fn device_failed(error: TrainError, step: u64, last: Option<PathBuf>) -> TrainEr
     }
 }
 
+/// Whether there are weights that are not trained.
+fn has_frozen(graph: &Graph) -> bool {
+    let mut parameters = graph.parameters.iter();
+    parameters.any(|parameter| !parameter.is_trained())
+}
+
 /// What a checkpoint does not hold, because it is not trained.
 fn load_frozen(
     session: &mut Session,
-    config: &Config,
+    seed: u64,
     files: Option<&WeightFiles>,
     progress: &dyn Progress,
 ) -> Result<(), TrainError> {
-    match (config.tuning.lora.is_some(), files) {
+    match (has_frozen(&session.plan().training), files) {
         (false, _) => Ok(()),
-        (true, None) => session.initialize(config.training.seed),
+        (true, None) => session.initialize(seed),
         (true, Some(files)) => session.load_frozen(files, progress),
     }
 }

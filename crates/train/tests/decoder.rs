@@ -89,7 +89,7 @@ fn session(config: &Config, recomputed: usize, weights: &Path) -> Session {
 }
 
 fn batch(session: &Session, expected: &WeightFiles) -> Batch {
-    let mut batch = Batch::of(&session.plan().training, BATCH);
+    let mut batch = Batch::of(&session.plan().training, BATCH, BATCH);
     for name in ["tokens", "targets", "positions", "starts"] {
         let values = batch.get_mut(name);
         if !values.is_empty() {

@@ -85,7 +85,7 @@ fn gradients_match(
     };
     let mut session = Session::new(plan, options).unwrap();
     session.load_by_name(&expected).unwrap();
-    let mut batch = Batch::of(&session.plan().training, 2);
+    let mut batch = Batch::of(&session.plan().training, 2, 2);
     for name in ["tokens", "targets"] {
         let values = integers(&expected, name);
         batch.get_mut(name).copy_from_slice(&values);

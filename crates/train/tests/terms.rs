@@ -77,7 +77,11 @@ fn session(config: &Config) -> Session {
 fn batch(session: &Session) -> Batch {
     let config = &session.plan().config;
     let from = tiny::batch(config, 5);
-    let mut batch = Batch::of(&session.plan().training, config.batch.effective_batch());
+    let mut batch = Batch::of(
+        &session.plan().training,
+        config.batch.batch_size,
+        config.batch.effective_batch(),
+    );
     batch.tokens_mut().copy_from_slice(from.tokens());
     batch.targets_mut().copy_from_slice(from.targets());
     for (i, target) in batch.get_mut("others").iter_mut().enumerate() {

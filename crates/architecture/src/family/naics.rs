@@ -5,9 +5,13 @@ use serde::{Deserialize, Serialize};
 
 use super::bert::Bert;
 use crate::Architecture;
+use crate::activation::Activation;
 use crate::describe::Describe;
 use crate::family::{Family, LayerCheckpointing, NamedSize, PLAIN};
-use crate::setting::{ShapeSetting, count, shape_setting};
+use crate::setting::{
+    MOST_HEADS, MOST_LAYERS, MOST_TOKENS, MOST_WIDTH, Range, ShapeSetting, Tunable, count,
+    shape_setting,
+};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Naics {
@@ -20,15 +24,33 @@ pub struct Naics {
     /// Experts that each text takes.
     pub chosen: u64,
     pub expert_width: u64,
+    pub expert_dropout: f64,
     pub adapter_rank: u64,
+    /// What adapters add is multiplied by this over the rank.
+    pub adapter_alpha: f64,
+    pub adapter_dropout: f64,
+    /// Of the contrastive loss.
+    pub temperature: f64,
+    pub curvature: f64,
+    /// Of the term that keeps experts evenly in use.
+    pub balance_weight: f64,
+    /// Texts of each anchor that are encoded at once: what is recomputed together.
+    pub text_chunk: u64,
 }
 
 /// Negatives of an anchor in the first stage of the published curriculum.
 const NEGATIVES: u64 = 24;
+/// A few thousand tokens of each anchor's texts at once fill a card's products already.
+const TEXT_CHUNK: u64 = 2;
+const MOST_NEGATIVES: u64 = 1 << 16;
+const MOST_EXPERTS: u64 = 32;
 
 impl Naics {
     /// Texts have four channels, each with its encoder.
     pub const CHANNELS: u64 = 4;
+    /// Their names, in the order in which they are joined.
+    pub const CHANNEL_NAMES: [&'static str; Self::CHANNELS as usize] =
+        ["title", "description", "excluded", "examples"];
 
     pub fn new(negatives: u64) -> Naics {
         let encoder = Bert {
@@ -45,8 +67,37 @@ impl Naics {
             experts: 4,
             chosen: 2,
             expert_width: 1024,
+            expert_dropout: 0.1,
             adapter_rank: 8,
+            adapter_alpha: 16.0,
+            adapter_dropout: 0.1,
+            temperature: 0.07,
+            curvature: 1.0,
+            balance_weight: 0.01,
+            text_chunk: TEXT_CHUNK,
         }
+    }
+
+    /// Texts of an anchor: itself, its positive and its negatives.
+    pub fn texts(&self) -> u64 {
+        self.negatives.saturating_add(2)
+    }
+
+    /// How many of an anchor's texts each chunk has.
+    pub fn chunks(&self) -> Vec<u64> {
+        let (texts, most) = (self.texts(), self.text_chunk.max(1));
+        let first = (0..texts).step_by(most as usize);
+        first.map(|first| most.min(texts - first)).collect()
+    }
+
+    /// Tokens of each channel, where the run's length is `seq_len`.
+    pub fn channel_lengths(&self, seq_len: u64) -> [u64; Self::CHANNELS as usize] {
+        [self.title_length, seq_len, seq_len, seq_len]
+    }
+
+    /// Numbers of an embedding: one of time, the others of space.
+    pub fn embedding_width(&self) -> u64 {
+        self.encoder.width + 2
     }
 }
 
@@ -69,6 +120,12 @@ impl Describe for Naics {
 
     fn set_layers(&mut self, layers: u64) {
         self.encoder.layers = layers;
+    }
+
+    /// Each encoder over each chunk of texts.
+    fn blocks(&self) -> u64 {
+        let chunks = self.texts().div_ceil(self.text_chunk.max(1));
+        chunks.saturating_mul(Naics::CHANNELS)
     }
 
     fn positions(&self) -> Option<u64> {
@@ -101,6 +158,30 @@ impl Describe for Naics {
     fn has_the_weights_of(&self, other: &Architecture) -> bool {
         matches!(other, Architecture::Naics(other) if self.encoder == other.encoder)
     }
+
+    fn beyond_the_engine(&self) -> Option<String> {
+        if self.chosen > self.experts {
+            return Some(format!(
+                "model.top_k {}: a text cannot take more experts than the {} there are",
+                self.chosen, self.experts
+            ));
+        }
+        let known = [
+            Activation::Gelu,
+            Activation::GeluNew,
+            Activation::Relu,
+            Activation::Silu,
+        ];
+        if !known.contains(&self.encoder.activation) {
+            return Some("an encoder with another activation than GELU, ReLU or SiLU".to_owned());
+        }
+        (self.title_length > self.encoder.positions).then(|| {
+            format!(
+                "model.title_length {}: the encoder has {} positions",
+                self.title_length, self.encoder.positions
+            )
+        })
+    }
 }
 
 static NAICS: Family = Family {
@@ -113,15 +194,178 @@ static NAICS: Family = Family {
         shape: || Architecture::Naics(Naics::default()),
         tokenizer: "gpt2",
     }],
+    tunables: &[Tunable {
+        key: "model.text_chunk",
+        candidates: &[1, 2, 4, 8],
+        describe: |texts| format!("{texts} of an anchor's texts at once"),
+    }],
     checkpointing: LayerCheckpointing::Always,
     assumptions: &["all texts take the same experts, as they do before training"],
     ..PLAIN
 };
 
-const SETTINGS: &[ShapeSetting] = &[shape_setting!(
-    Naics.negatives: whole,
-    "negatives",
-    ["n_negatives"],
-    count(1 << 16),
-    "Negatives for each anchor"
-)];
+/// Declares a setting that is one field of the encoders.
+macro_rules! encoder_setting {
+    ($field:ident, $key:literal, [$($alias:literal),*], $range:expr, $help:literal) => {
+        ShapeSetting {
+            key: concat!("model.", $key),
+            aliases: &[$(concat!("model.", $alias)),*],
+            range: $range,
+            help: $help,
+            get: |architecture| match architecture {
+                Architecture::Naics(shape) => Some(shape.encoder.$field.into()),
+                _ => None,
+            },
+            set: |architecture, number| {
+                if let (Architecture::Naics(shape), Some(number)) = (architecture, number.whole()) {
+                    shape.encoder.$field = number;
+                }
+            },
+        }
+    };
+}
+
+const SETTINGS: &[ShapeSetting] = &[
+    encoder_setting!(
+        vocabulary,
+        "vocab_size",
+        [],
+        count(MOST_TOKENS),
+        "Rows of the token embedding"
+    ),
+    encoder_setting!(
+        width,
+        "d_model",
+        ["hidden_size"],
+        count(MOST_WIDTH),
+        "Width of the residual stream"
+    ),
+    encoder_setting!(
+        layers,
+        "n_layers",
+        ["num_layers"],
+        count(MOST_LAYERS),
+        "Blocks"
+    ),
+    encoder_setting!(
+        heads,
+        "n_heads",
+        ["num_heads"],
+        count(MOST_HEADS),
+        "Attention heads"
+    ),
+    encoder_setting!(
+        inner,
+        "d_ffn",
+        ["intermediate_size"],
+        count(MOST_WIDTH),
+        "Width inside the feed-forward layers"
+    ),
+    encoder_setting!(
+        positions,
+        "max_seq_len",
+        [],
+        count(MOST_TOKENS),
+        "Positions that the model has"
+    ),
+    ShapeSetting {
+        key: "model.dropout",
+        aliases: &[],
+        range: Range::Rate,
+        help: "Dropout rate",
+        get: |architecture| match architecture {
+            Architecture::Naics(shape) => Some(shape.encoder.hidden_dropout.into()),
+            _ => None,
+        },
+        set: |architecture, number| {
+            if let (Architecture::Naics(shape), Some(rate)) = (architecture, number.real()) {
+                shape.encoder.hidden_dropout = rate;
+                shape.encoder.attention_dropout = rate;
+            }
+        },
+    },
+    shape_setting!(
+        Naics.negatives: whole,
+        "negatives",
+        ["n_negatives"],
+        count(MOST_NEGATIVES),
+        "Negatives for each anchor"
+    ),
+    shape_setting!(
+        Naics.title_length: whole,
+        "title_length",
+        [],
+        count(MOST_TOKENS),
+        "Tokens of the title channel"
+    ),
+    shape_setting!(
+        Naics.experts: whole,
+        "n_experts",
+        ["num_experts"],
+        count(MOST_EXPERTS),
+        "Experts of the mixture"
+    ),
+    shape_setting!(
+        Naics.chosen: whole,
+        "top_k",
+        [],
+        count(MOST_EXPERTS),
+        "Experts that each text takes"
+    ),
+    shape_setting!(
+        Naics.expert_width: whole,
+        "d_expert",
+        ["expert_hidden_dim"],
+        count(MOST_WIDTH),
+        "Width inside an expert"
+    ),
+    shape_setting!(
+        Naics.expert_dropout: real,
+        "expert_dropout",
+        [],
+        Range::Rate,
+        "Dropout inside experts"
+    ),
+    shape_setting!(
+        Naics.adapter_rank: whole,
+        "adapter_rank",
+        [],
+        count(MOST_WIDTH),
+        "Rank of the encoders' adapters"
+    ),
+    shape_setting!(
+        Naics.adapter_alpha: real,
+        "adapter_alpha",
+        [],
+        Range::Positive,
+        "Scale of what adapters add, over the rank"
+    ),
+    shape_setting!(
+        Naics.adapter_dropout: real,
+        "adapter_dropout",
+        [],
+        Range::Rate,
+        "Dropout on what adapters read"
+    ),
+    shape_setting!(
+        Naics.temperature: real,
+        "temperature",
+        [],
+        Range::Positive,
+        "Temperature of the contrastive loss"
+    ),
+    shape_setting!(
+        Naics.curvature: real,
+        "curvature",
+        [],
+        Range::Positive,
+        "Curvature of the space of embeddings"
+    ),
+    shape_setting!(
+        Naics.text_chunk: whole,
+        "text_chunk",
+        [],
+        count(MOST_NEGATIVES),
+        "Texts of each anchor that are encoded, and recomputed, at once"
+    ),
+];

@@ -104,8 +104,8 @@ impl VariantSteps {
     ) -> Result<Self, FitError> {
         let blocks = config.model.num_blocks();
         let built = match length {
-            Length::Short => blocks.min(SHORT),
-            Length::Whole => blocks,
+            Length::Short if config.model.is_chain() => blocks.min(SHORT),
+            Length::Short | Length::Whole => blocks,
         };
         let short = with_blocks(config, built);
         let step = differentiated(&short, form, target)?;
@@ -217,7 +217,9 @@ impl VariantSketch {
 
 fn with_blocks(config: &Config, blocks: usize) -> Config {
     let mut config = config.clone();
-    config.model = config.model.with_layers(blocks as u64);
+    if blocks != config.model.num_blocks() {
+        config.model = config.model.with_layers(blocks as u64);
+    }
     config
 }
 

@@ -150,6 +150,28 @@ impl Graph {
         self.reduce(name, (ReduceKind::Sum, over, dtype), inputs, write)
     }
 
+    /// The sum over all rows of a micro batch, which the forward goes on with although each micro
+    /// batch has its own: a term of it is the average of what micro batches come to, and depends
+    /// on how the batch is cut.
+    pub fn sum_of_micro_batch(
+        &mut self,
+        name: &str,
+        inputs: &[TensorId],
+        write: impl FnOnce(&[Expr]) -> Expr,
+    ) -> Result<TensorId, GraphError> {
+        let shape = self.domain(inputs).shape;
+        let write = |v: &[Expr]| [write(v)];
+        let (pointwise, inputs) = self.pointwise("reduce", name, shape, inputs, write)?;
+        let op = Reduce {
+            pointwise,
+            kind: ReduceKind::Sum,
+            broadcast: Over::Rows.broadcast(&shape),
+            output: TensorType::new([shape.width()], self.compute.accumulator()),
+            within_batch: false,
+        };
+        Ok(self.emit(name, op, inputs)?[0])
+    }
+
     /// As [`Self::sum`], divided by the number of summands.
     pub fn mean(
         &mut self,

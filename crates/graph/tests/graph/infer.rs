@@ -181,6 +181,8 @@ fn cross_entropy() -> CrossEntropy {
         chunk_rows: 2,
         gradient: true,
         weight: true,
+        bias: false,
+        bias_gradient: false,
         scaled: false,
     }
 }
@@ -538,7 +540,7 @@ fn losses() {
     Case::new(scaled, [inputs, vec![f(&[4])]].concat())
         .any_size(&[(1, 0)])
         .check_all();
-    Case::new(Logits, vec![h, weight, i(&[2])])
+    Case::new(Logits { bias: false }, vec![h, weight, i(&[2])])
         .any_size(&[(0, 1), (1, 0)])
         .check_all();
 }
