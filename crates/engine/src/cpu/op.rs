@@ -6,7 +6,7 @@ use super::dropout::Dropout;
 use super::kernel::columns::{Columns, ColumnsMut};
 use super::kernel::{
     activation, attention, convolution, cross_entropy, dequantise, eight_bit, embedding, gated,
-    linear, norm, optimizer, rotary, scan,
+    indexer, linear, norm, optimizer, rotary, scan,
 };
 use super::operands::Operands;
 use super::parallel::Accumulate;
@@ -43,6 +43,9 @@ pub(crate) fn execute<F: Real + Element>(x: &Operands<'_>) -> Result<(), EngineE
         Op::Attention(op) => attend::<F>(x, op),
         Op::AttentionBackward(op) => attend_backward::<F>(x, &op.0),
         Op::CachedAttention(op) => return attend_cached::<F>(x, op),
+        Op::IndexerSelection(op) => select_keys::<F>(x, op),
+        Op::IndexerLoss(op) => indexer_loss::<F>(x, op),
+        Op::IndexerLossBackward(op) => indexer_loss_backward::<F>(x, &op.0),
         Op::Convolution(op) => convolve::<F>(x, op),
         Op::ConvolutionBackward(op) => convolve_backward::<F>(x, op),
         Op::CachedConvolution(op) => return convolve_cached::<F>(x, op),
@@ -363,6 +366,7 @@ fn attention_inputs<'a, F: Element>(
         v: columns(x, first + v.0, v.1, key_width),
         lengths: op.lengths().map(|lengths| x.input(extras + lengths)),
         starts: op.starts().map(|starts| x.input(extras + starts)),
+        selection: op.selected().map(|selected| x.input(extras + selected)),
     };
     (shape, inputs)
 }
@@ -403,6 +407,110 @@ fn attend_backward<F: Real + Element>(x: &Operands<'_>, op: &op::Attention) {
         &dk,
         &dv,
     );
+}
+
+/// The shape and inputs of an indexer whose queries are input `first`.
+fn indexer_inputs<'a, F: Element>(
+    x: &Operands<'a>,
+    op: op::Indexer,
+    first: usize,
+) -> (indexer::IndexerShape, indexer::Inputs<'a, F>) {
+    let dims = x.input_type(first).shape;
+    let seq = dims.dims()[1];
+    let shape = indexer::IndexerShape {
+        batch: dims.dims()[0],
+        seq,
+        heads: op.heads,
+        width: op.width,
+        rows: op::Indexer::cpu_rows(seq),
+    };
+    let inputs = indexer::Inputs {
+        queries: x.input(first),
+        keys: x.input(first + 1),
+        weights: x.input(first + 2),
+        weight_bias: x.input(first + 3),
+        score_bias: x.input(first + 4),
+    };
+    (shape, inputs)
+}
+
+fn select_keys<F: Real + Element>(x: &Operands<'_>, op: &op::IndexerSelection) {
+    let (shape, inputs) = indexer_inputs::<F>(x, op.indexer, 0);
+    let count = match op.count {
+        None => indexer::Count::All,
+        Some(op::KeyCount::Fixed(count)) => indexer::Count::Fixed(count),
+        Some(op::KeyCount::Adaptive {
+            base,
+            least,
+            most,
+            temperature,
+        }) => indexer::Count::Adaptive {
+            base,
+            least,
+            most,
+            temperature,
+        },
+    };
+    let bits = op.count.map(|_| x.output(1));
+    indexer::select(&shape, &inputs, count, x.workspace(), x.output(0), bits);
+}
+
+/// What the loss of an indexer reads, whose first input is `first`.
+fn indexer_loss_inputs<'a, F: Element>(
+    x: &Operands<'a>,
+    op: &op::IndexerLoss,
+    first: usize,
+) -> (indexer::IndexerShape, indexer::LossInputs<'a, F>) {
+    let (shape, inputs) = indexer_inputs::<F>(x, op.indexer, first);
+    let of = &op.attention;
+    let source = first + op::IndexerLoss::FIRST_SOURCE;
+    let (query_width, key_width) = (of.heads * of.head_dim, of.kv_heads * of.head_dim);
+    let [q, k, _] = of.places();
+    let keys = columns(x, source + k.0, k.1, key_width);
+    let sources = attention::Inputs {
+        q: columns(x, source + q.0, q.1, query_width),
+        k: keys,
+        // They are not read.
+        v: keys,
+        lengths: None,
+        starts: None,
+        selection: op.selection().map(|selection| x.input(first + selection)),
+    };
+    let attention = attention::AttentionShape {
+        batch: shape.batch,
+        seq: shape.seq,
+        heads: of.heads,
+        kv_heads: of.kv_heads,
+        head_dim: of.head_dim,
+        causal: of.causal,
+        scale: of.scale,
+        window: None,
+    };
+    let inputs = indexer::LossInputs {
+        indexer: inputs,
+        indexer_lse: x.input(first + op::Indexer::NUM_INPUTS),
+        attention,
+        sources,
+        lse: x.input(source + op.num_sources()),
+    };
+    (shape, inputs)
+}
+
+fn indexer_loss<F: Real + Element>(x: &Operands<'_>, op: &op::IndexerLoss) {
+    let (shape, inputs) = indexer_loss_inputs::<F>(x, op, 0);
+    indexer::loss(&shape, &inputs, x.workspace(), x.output(0));
+}
+
+fn indexer_loss_backward<F: Real + Element>(x: &Operands<'_>, op: &op::IndexerLoss) {
+    let (shape, inputs) = indexer_loss_inputs::<F>(x, op, 1);
+    let gradients = indexer::Gradients {
+        queries: x.output(0),
+        keys: x.output(1),
+        weights: x.output(2),
+        weight_bias: x.accumulator(3),
+        score_bias: x.accumulator(4),
+    };
+    indexer::loss_backward(&shape, x.input(0), &inputs, x.workspace(), gradients);
 }
 
 /// The positions that rows of input `input` begin at.

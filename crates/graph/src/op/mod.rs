@@ -16,6 +16,7 @@ mod cross_entropy;
 mod dequantise;
 mod embedding;
 mod gated;
+mod indexer;
 mod linear;
 mod logits;
 mod loss_scale;
@@ -36,6 +37,10 @@ pub use cross_entropy::{CrossEntropy, IGNORE_INDEX};
 pub use dequantise::{Dequantise, Quantisation, QuantisedTensors};
 pub use embedding::{Embedding, EmbeddingBackward};
 pub use gated::{Gated, GatedBackward};
+pub use indexer::{
+    Indexer, IndexerLoss, IndexerLossBackward, IndexerLossParts, IndexerSelection, KeyCount,
+    SelectionParts,
+};
 pub use linear::{Linear, LinearAdd, LinearGradInput, LinearGradWeight};
 pub use logits::Logits;
 pub use loss_scale::LossScale;
@@ -93,6 +98,11 @@ pub trait Declare {
             op: self.name(),
             node: node.name.clone(),
         })
+    }
+
+    /// Whether what the op reads can get a gradient from what it writes.
+    fn passes_gradient(&self) -> bool {
+        true
     }
 
     /// How `output` can be had again for much less than the op itself costs.
@@ -203,6 +213,9 @@ ops!(
     Attention,
     AttentionBackward,
     CachedAttention,
+    IndexerSelection,
+    IndexerLoss,
+    IndexerLossBackward,
     Convolution,
     ConvolutionBackward,
     CachedConvolution,

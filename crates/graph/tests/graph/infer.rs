@@ -159,6 +159,7 @@ fn attention(inputs: AttentionInputs, dropout: Option<Dropout>) -> Attention {
         padding: false,
         window: None,
         documents: false,
+        selection: false,
     }
 }
 
@@ -267,6 +268,7 @@ fn linear() {
             first_column: 2,
             bias: true,
             dropout,
+            detached: false,
         };
         Case::new(op, with_random(vec![x, weight, f(&[5])]))
             .any_rank(&[0])

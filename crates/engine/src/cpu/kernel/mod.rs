@@ -17,6 +17,7 @@ pub mod eight_bit;
 pub mod embedding;
 pub mod gated;
 pub mod gemm;
+pub mod indexer;
 pub mod lanes;
 pub mod linear;
 pub mod matvec;

@@ -11,6 +11,7 @@ mod cross_entropy;
 mod dequantise;
 mod embedding;
 mod gated;
+mod indexer;
 mod linear;
 mod logits;
 mod norm;
@@ -57,6 +58,9 @@ pub fn lower(mut x: Lowering<'_>) -> Vec<Command> {
         Op::Attention(op) => attention::attention(&mut x, op),
         Op::AttentionBackward(op) => attention::attention_backward(&mut x, op),
         Op::CachedAttention(op) => cached_attention::cached_attention(&mut x, op),
+        Op::IndexerSelection(op) => indexer::indexer_selection(&mut x, op),
+        Op::IndexerLoss(op) => indexer::indexer_loss(&mut x, op),
+        Op::IndexerLossBackward(op) => indexer::indexer_loss_backward(&mut x, op),
         Op::Convolution(op) => convolution::convolution(&mut x, op),
         Op::ConvolutionBackward(op) => convolution::convolution_backward(&mut x, op),
         Op::CachedConvolution(op) => cached_convolution::cached_convolution(&mut x, op),
