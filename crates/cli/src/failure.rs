@@ -194,7 +194,8 @@ fn step_code(error: &StepError) -> u8 {
         )
         | StepError::QuantisedAndTrained
         | StepError::SavedQuantised
-        | StepError::AdapterType
+        | StepError::StatesInHalf
+        | StepError::WholeBatch { .. }
         | StepError::UpdateInBackward { .. } => 2,
         StepError::Adapters(error) => weight_code(error),
         error if error.is_too_large() => 2,

@@ -131,7 +131,7 @@ impl TrainBar {
             learning_rate,
             ..
         } = report;
-        let scale = loss_scale(report);
+        let scale = format!("{}{}", terms(report), loss_scale(report));
         if let Some(bar) = &self.bar {
             bar.set_message(format!(
                 "epoch {epoch}  loss {loss:.4}  |g| {gradient_norm:.2}  {scale}{pace}"
@@ -242,6 +242,14 @@ pub fn epochs(passes: f64) -> String {
 }
 
 /// In half precision, what the loss is multiplied by, and how often that was too much.
+/// The terms of the loss, where there are several.
+fn terms(report: &StepReport) -> String {
+    let terms = report.terms.iter();
+    terms
+        .map(|term| format!("{} {:.4}  ", term.name, term.value))
+        .collect()
+}
+
 fn loss_scale(report: &StepReport) -> String {
     let (Some(scale), Some(skipped)) = (report.loss_scale, report.skipped_steps) else {
         return String::new();

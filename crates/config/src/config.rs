@@ -90,6 +90,8 @@ pub struct BatchConfig {
     pub offload: bool,
     #[serde(default)]
     pub states: StateFormat,
+    #[serde(default)]
+    pub gradients: GradientType,
     /// Update each weight as soon as its gradient is complete, so that gradients never exist
     /// all at once. Takes an effective batch in one micro batch.
     #[serde(default)]
@@ -117,21 +119,42 @@ pub enum StateFormat {
     /// A byte a number, with one scale for every block of them.
     #[serde(rename = "8bit")]
     EightBit,
+    /// In the type in which the weight itself is kept.
+    #[serde(rename = "weights")]
+    Weights,
 }
 
 impl StateFormat {
-    pub const NAMES: [&'static str; 2] = ["fp32", "8bit"];
+    pub const NAMES: [&'static str; 3] = ["fp32", "8bit", "weights"];
 
     pub fn name(self) -> &'static str {
         match self {
             StateFormat::Fp32 => "fp32",
             StateFormat::EightBit => "8bit",
+            StateFormat::Weights => "weights",
         }
     }
 }
 
-/// The type activations and matrix products are computed in. Master weights are fp32
-/// throughout.
+/// How the gradients of weights are kept that are trained without an fp32 master; all others are
+/// fp32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum GradientType {
+    /// Rounded once to the weights' type where a step is one micro batch, and fp32 where several
+    /// are added up.
+    #[default]
+    Auto,
+    Fp32,
+    Weights,
+}
+
+impl GradientType {
+    pub const NAMES: [&'static str; 3] = ["auto", "fp32", "weights"];
+}
+
+/// The type activations and matrix products are computed in. Master weights, where there are
+/// any, are fp32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {

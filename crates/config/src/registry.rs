@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 
 use cinch_architecture::{Range, families};
 
-use crate::config::{Precision, Schedule, StateFormat, TooLong};
+use crate::config::{GradientType, Precision, Schedule, StateFormat, TooLong};
 use crate::pytorch::{Sharding, TorchAttention, TorchOptimizer, TorchPrecision};
 use crate::setting::{Alias, Meaning, Setting, same, switch};
 use crate::value::{Interval, Kind};
@@ -154,8 +154,14 @@ fn others() -> Vec<Setting> {
         "vram.optimizer_states",
         Kind::Choice(&StateFormat::NAMES),
         "How the optimizer's two moments are kept",
-    ).flag("optimizer-states", "FORMAT").flag_help("How optimizer states are kept: fp32 or 8bit")
+    ).flag("optimizer-states", "FORMAT").flag_help("How optimizer states are kept: fp32, 8bit, or in the type of the weights")
     .default("fp32"),
+    Setting::new(
+        "vram.gradients",
+        Kind::Choice(&GradientType::NAMES),
+        "How gradients of weights without fp32 masters are kept",
+    )
+    .default("auto"),
     Setting::new(
         "vram.update_in_backward",
         Kind::Bool,
@@ -174,6 +180,12 @@ fn others() -> Vec<Setting> {
     ).flag("lr", "RATE").flag_aliases(&["learning-rate"])
     .default("3e-4")
     .aliases(&[same("training.lr")]),
+    Setting::new(
+        "training.master_weights",
+        Kind::Bool,
+        "Keep an fp32 master of each weight that is trained in bf16 or fp16",
+    ).flag("master-weights", "BOOL").flag_help("Whether weights trained in bf16 or fp16 have fp32 masters [default: true]")
+    .default("true"),
     Setting::new(
         "training.min_learning_rate",
         Kind::Float(Interval::FROM_ZERO),
@@ -349,7 +361,9 @@ fn others() -> Vec<Setting> {
         .default("all-linear")
         .flag("lora-targets", "NAMES"),
     Setting::new("lora.dtype", Kind::Choice(&ADAPTER_TYPES), "Type of the adapters: fp32, or that of the weights")
-        .default("fp32"),
+        .default("fp32")
+        .flag("lora-dtype", "TYPE")
+        .flag_help("How adapters are kept: fp32, or in the type of the weights [default: fp32]"),
     Setting::new("lora.quantization", Kind::Choice(&QUANTIZATIONS), "How frozen weights are kept")
         .flag("quantization", "KIND")
         .flag_help("How frozen weights are kept: none, 4bit (NF4) or 8bit")

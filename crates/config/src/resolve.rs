@@ -10,8 +10,8 @@ use cinch_architecture::{Architecture, Family, NamedSize, Number};
 
 use crate::completion::Completion;
 use crate::config::{
-    BatchConfig, Checkpointing, Config, DataConfig, NamedModel, OutputConfig, Precision, Schedule,
-    StateFormat, TooLong, TrainingConfig,
+    BatchConfig, Checkpointing, Config, DataConfig, GradientType, NamedModel, OutputConfig,
+    Precision, Schedule, StateFormat, TooLong, TrainingConfig,
 };
 use crate::dialect::Program;
 use crate::error::ConfigError;
@@ -223,7 +223,13 @@ impl Completion {
             offload: matches!(self.value("vram.use_cpu_offload"), Some(Value::Bool(true))),
             states: match self.text("vram.optimizer_states").as_str() {
                 "8bit" => StateFormat::EightBit,
+                "weights" => StateFormat::Weights,
                 _ => StateFormat::Fp32,
+            },
+            gradients: match self.text("vram.gradients").as_str() {
+                "fp32" => GradientType::Fp32,
+                "weights" => GradientType::Weights,
+                _ => GradientType::Auto,
             },
             update_in_backward: matches!(
                 self.value("vram.update_in_backward"),
@@ -364,6 +370,7 @@ impl Completion {
             lora: self.lora()?,
             frozen,
             double_quantization: matches!(double, Some(Value::Bool(true))),
+            without_masters: !self.is_on("training.master_weights"),
         })
     }
 

@@ -11,6 +11,17 @@ pub struct TuningConfig {
     pub lora: Option<LoraConfig>,
     pub frozen: FrozenWeights,
     pub double_quantization: bool,
+    /// Trained weights are kept in the type of the computation alone, without fp32 masters.
+    #[serde(default)]
+    pub without_masters: bool,
+}
+
+impl TuningConfig {
+    /// Whether what is trained has masters in fp32.
+    pub fn has_masters(&self) -> bool {
+        let adapters = self.lora.as_ref().is_none_or(|lora| lora.in_float32);
+        adapters && !self.without_masters
+    }
 }
 
 /// Adapters on linear layers.

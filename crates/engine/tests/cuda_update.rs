@@ -7,7 +7,7 @@ mod card;
 use std::sync::MutexGuard;
 
 use cinch_engine::{Engine, EngineOptions, Part};
-use cinch_graph::op::{LossScale, MomentFormat};
+use cinch_graph::op::{GradientFormat, LossScale, MomentFormat};
 use cinch_graph::{
     DType, Graph, Init, Optimizer, Target, TensorId, TrainingGraph, differentiate, verify,
 };
@@ -21,6 +21,7 @@ const OPTIMIZER: Optimizer = Optimizer {
     weight_decay: 0.1,
     max_norm: Some(0.5),
     moments: MomentFormat::Full,
+    gradients: GradientFormat::Full,
 };
 /// Learning rate and bias corrections.
 const SCALARS: [f32; 3] = [0.01, 0.1, 0.05];
@@ -305,7 +306,7 @@ fn the_loss_itself_is_not_scaled() {
         device.engine.write(weight, &weights).unwrap();
         let place = device.place(node.inputs[2]);
         device.engine.write(place, &targets).unwrap();
-        device.write(node.inputs[3], &[0.1]);
+        device.write(node.inputs[3], &[0.1, 1.0]);
         device.write(node.inputs[4], &[scale, 0.0, 0.0, 0.0]);
         device.engine.run(&graph, &device.plan, &part).unwrap();
         (device.read(node.outputs[0]), device.read(node.outputs[2]))

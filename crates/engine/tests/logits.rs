@@ -93,7 +93,13 @@ impl Forward {
         let nodes = 0..self.graph.nodes.len();
         let (graph, plan) = (&self.graph, &self.plan);
         self.executor.run(graph, plan, nodes, true).unwrap();
-        let result = self.graph.loss.or(self.graph.result).unwrap();
+        let result = self
+            .graph
+            .terms
+            .first()
+            .map(|term| term.value)
+            .or(self.graph.result)
+            .unwrap();
         let place = self.plan.placement(result).unwrap();
         let arena = self.executor.arena();
         match self.graph.compute {
@@ -124,9 +130,13 @@ fn logits_are_those_that_the_loss_is_made_of() {
             loss_chunk: Some(5),
         };
         let mut evaluation = Forward::new(&model, DType::F64, purpose);
-        let count = evaluation.graph.inverse_count.unwrap();
+        let count = evaluation.graph.terms[0].scalars;
         let place = evaluation.plan.placement(count).unwrap();
-        evaluation.executor.arena_mut().write::<f32>(place)[0] = 1.0;
+        evaluation
+            .executor
+            .arena_mut()
+            .write::<f32>(place)
+            .fill(1.0);
         for (sequence, row) in logits.chunks(VOCABULARY).enumerate() {
             let sum: f64 = row.iter().map(|logit| logit.exp()).sum();
             for target in [0, 9, VOCABULARY - 1] {

@@ -169,7 +169,7 @@ fn changes(
         }
         seq_len /= 2;
     }
-    if config.batch.states == StateFormat::Fp32 {
+    if config.batch.states != StateFormat::EightBit {
         let mut coarser = config.clone();
         coarser.batch.states = StateFormat::EightBit;
         let kind = RemedyKind::EightBitStates;

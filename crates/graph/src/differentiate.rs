@@ -5,7 +5,8 @@ use std::ops::Deref;
 
 use crate::error::GraphError;
 use crate::graph::{Graph, Node, Phase, Role, TensorId};
-use crate::op::{AdamW, Add, GradientNorm, LossScale, MomentFormat, Op};
+use crate::op::{AdamW, Add, GradientFormat, GradientNorm, LossScale, MomentFormat, Op};
+use crate::parameter::{Parameter, Storage};
 use crate::types::{DType, TensorType};
 
 /// How weights are updated.
@@ -19,6 +20,8 @@ pub struct Optimizer {
     pub max_norm: Option<f64>,
     /// How the moments of all but the smallest parameters are kept.
     pub moments: MomentFormat,
+    /// How the gradients of weights without a master are kept.
+    pub gradients: GradientFormat,
 }
 
 /// A graph with its backward and update: one training step.
@@ -74,12 +77,12 @@ impl TrainingGraph {
 
 /// Differentiates `graph` with respect to its trainable parameters.
 pub fn differentiate(graph: Graph, optimizer: &Optimizer) -> Result<TrainingGraph, GraphError> {
-    if graph.loss.is_none() {
+    if graph.terms.is_empty() {
         return Err(GraphError::NoLoss);
     }
     let mut graph = graph;
     let reached = reaches_loss(&graph);
-    add_gradients(&mut graph, &reached, optimizer.moments);
+    add_gradients(&mut graph, &reached, optimizer);
     add_loss_scale(&mut graph);
     let forward = graph.nodes.len();
     let mut backward = Backward::new(&mut graph);
@@ -105,8 +108,8 @@ pub fn differentiate(graph: Graph, optimizer: &Optimizer) -> Result<TrainingGrap
 /// Whether each tensor takes part in the loss.
 fn reaches_loss(graph: &Graph) -> Vec<bool> {
     let mut reaches = vec![false; graph.tensors.len()];
-    if let Some(id) = graph.loss {
-        reaches[id.index()] = true;
+    for term in &graph.terms {
+        reaches[term.value.index()] = true;
     }
     for node in graph.nodes.iter().rev() {
         let passes = node.op.declaration().passes_gradient();
@@ -122,7 +125,8 @@ fn reaches_loss(graph: &Graph) -> Vec<bool> {
 /// Gives every trainable parameter a gradient and two moments, all gradients first, so that
 /// tensors of one kind are neighbours. A parameter that the loss does not depend on gets none:
 /// no node would ever write its gradient.
-fn add_gradients(graph: &mut Graph, reached: &[bool], format: MomentFormat) {
+fn add_gradients(graph: &mut Graph, reached: &[bool], optimizer: &Optimizer) {
+    let format = optimizer.moments;
     let trained: Vec<usize> = (0..graph.parameters.len())
         .filter(|&index| {
             let parameter = &graph.parameters[index];
@@ -130,7 +134,7 @@ fn add_gradients(graph: &mut Graph, reached: &[bool], format: MomentFormat) {
         })
         .collect();
     for &index in &trained {
-        let ty = graph.ty(graph.parameters[index].master);
+        let ty = gradient_type(graph, &graph.parameters[index], optimizer.gradients);
         let gradient = add_beside(graph, index, "gradient", ty, Role::Gradient);
         graph.parameters[index].gradient = Some(gradient);
     }
@@ -149,6 +153,29 @@ fn add_gradients(graph: &mut Graph, reached: &[bool], format: MomentFormat) {
         graph.parameters[index].scales = format.of(&ty).scales(&ty).map(|ty| {
             ["m.scales", "v.scales"].map(|kind| add_beside(graph, index, kind, ty, Role::State))
         });
+    }
+}
+
+/// Gradients are in the precision of sums, which is also what their op computes them in. That of
+/// a weight without a master may be rounded to the weight's type, where one node makes it in one
+/// piece: several would add up what was rounded.
+fn gradient_type(graph: &Graph, parameter: &Parameter, format: GradientFormat) -> TensorType {
+    let kept = graph.ty(parameter.master);
+    let full = TensorType {
+        dtype: kept.dtype.accumulator(),
+        ..kept
+    };
+    if parameter.storage != Storage::TrainedAsRead || format == GradientFormat::Full {
+        return full;
+    }
+    let mut reads = graph.nodes.iter().flat_map(|node| {
+        let inputs = node.inputs.iter().enumerate();
+        let own = inputs.filter(|(_, id)| **id == parameter.compute);
+        own.map(|(input, _)| node.op.declaration().rounds_gradient(input))
+    });
+    match (reads.next(), reads.next()) {
+        (Some(true), None) => kept,
+        _ => full,
     }
 }
 
@@ -206,6 +233,8 @@ fn add_update(
             } else {
                 0.0
             },
+            learning_rate_scale: parameter.learning_rate_scale,
+            parameter: graph.ty(parameter.master).dtype,
             copy: copy.map(|id| graph.ty(id).dtype),
             moments: optimizer.moments.of(&graph.ty(parameter.master)),
             factor: true,
@@ -271,7 +300,7 @@ impl<'g> Backward<'g> {
     /// reaches one of its outputs.
     fn is_needed(&self, node: &Node) -> bool {
         node.outputs.iter().any(|&id| {
-            Some(id) == self.graph.loss || (self.wants(id) && self.gradients[id.index()].is_some())
+            self.graph.is_term(id) || (self.wants(id) && self.gradients[id.index()].is_some())
         })
     }
 

@@ -2,6 +2,7 @@
 
 use crate::cost::Cost;
 use crate::error::GraphError;
+use crate::loss::LossTerm;
 use crate::op::{Dequantise, Op, Quantisation};
 use crate::parameter::{FilePart, Init, Parameter, Storage};
 use crate::types::{DType, Shape, TensorType};
@@ -129,13 +130,16 @@ pub struct Graph {
     pub blocks: Vec<Block>,
     /// What activations are computed in.
     pub compute: DType,
-    pub loss: Option<TensorId>,
+    /// Whether trained weights that products read in a coarser type than that of sums have a
+    /// master in the latter; otherwise they are kept as they are read. In single precision there
+    /// is no difference.
+    pub masters: bool,
+    /// The loss is the weighted sum of these.
+    pub terms: Vec<LossTerm>,
     /// What a graph without a loss is run for.
     pub result: Option<TensorId>,
     /// The random key, present as soon as an op drops out.
     pub random: Option<TensorId>,
-    /// The inverse of the number of targets in the effective batch, present with a loss.
-    pub inverse_count: Option<TensorId>,
     /// The state of dynamic loss scaling; set by differentiation of a graph in half precision.
     pub loss_scale: Option<TensorId>,
     open_block: Option<BlockId>,
@@ -153,10 +157,10 @@ impl Graph {
             parameters: Vec::new(),
             blocks: Vec::new(),
             compute,
-            loss: None,
+            masters: true,
+            terms: Vec::new(),
             result: None,
             random: None,
-            inverse_count: None,
             loss_scale: None,
             open_block: None,
             num_streams: 0,
@@ -276,18 +280,31 @@ impl Graph {
         compute: DType,
     ) -> TensorId {
         let accumulator = self.compute.accumulator();
-        let master = self.add_tensor(name, TensorType::new(shape, accumulator), Role::Parameter);
-        let copy = if compute == accumulator {
+        let as_read = !self.masters && compute != accumulator;
+        let kept = if as_read { compute } else { accumulator };
+        let master = self.add_tensor(name, TensorType::new(shape, kept), Role::Parameter);
+        let copy = if compute == kept {
             master
         } else {
             let name = format!("{name}.{compute}");
             self.add_tensor(name, TensorType::new(shape, compute), Role::ComputeCopy)
         };
         self.parameters.push(Parameter {
+            storage: match as_read {
+                true => Storage::TrainedAsRead,
+                false => Storage::Trained,
+            },
             decay,
             ..new_parameter(name, (master, copy), shape, init)
         });
         copy
+    }
+
+    /// Multiplies the learning rate of the parameter that was added last.
+    pub fn scale_learning_rate(&mut self, scale: f64) {
+        if let Some(parameter) = self.parameters.last_mut() {
+            parameter.learning_rate_scale = scale;
+        }
     }
 
     /// Says under which names files keep the rows of the parameter that was added last.
@@ -502,6 +519,7 @@ fn new_parameter(
         shape,
         storage: Storage::Trained,
         decay: false,
+        learning_rate_scale: 1.0,
         init,
         parts: vec![FilePart {
             name: name.to_owned(),

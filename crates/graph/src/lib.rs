@@ -26,6 +26,7 @@ mod cost;
 mod differentiate;
 mod error;
 mod graph;
+mod loss;
 pub mod op;
 mod parameter;
 mod print;
@@ -41,6 +42,7 @@ pub use error::GraphError;
 pub use graph::{
     Block, BlockId, Dropout, Graph, Node, NodeId, Phase, Role, Target, Tensor, TensorId,
 };
+pub use loss::{Count, LossTerm, WholeBatch};
 pub use parameter::{FilePart, Init, Parameter, Storage};
 pub use recompute::Recompute;
 pub use types::{DType, Shape, TensorType};

@@ -30,6 +30,9 @@ pub enum Init {
 pub enum Storage {
     /// Updated in the precision of sums; where products are in another, they read a copy.
     Trained,
+    /// Updated in the type in which products read it, which is coarser than that of sums: one
+    /// tensor, and each update is rounded to it.
+    TrainedAsRead,
     /// Never updated: one tensor, in the type in which it is read.
     Frozen,
     /// Never updated, and kept as codes that become numbers only while they are read.
@@ -57,6 +60,8 @@ pub struct Parameter {
     pub storage: Storage,
     /// Whether weight decay applies (not to biases, norms and the like).
     pub decay: bool,
+    /// What the step's learning rate is multiplied by for this parameter, its decay included.
+    pub learning_rate_scale: f64,
     pub init: Init,
     /// From the first row to the last.
     pub parts: Vec<FilePart>,
@@ -73,7 +78,7 @@ pub struct Parameter {
 
 impl Parameter {
     pub fn is_trained(&self) -> bool {
-        self.storage == Storage::Trained
+        matches!(self.storage, Storage::Trained | Storage::TrainedAsRead)
     }
 
     /// All that the optimizer remembers of it.

@@ -10,7 +10,7 @@ impl fmt::Display for Graph {
         for parameter in &self.parameters {
             let id = match parameter.storage {
                 Storage::Quantised(_) => parameter.master,
-                Storage::Trained | Storage::Frozen => parameter.compute,
+                Storage::Trained | Storage::TrainedAsRead | Storage::Frozen => parameter.compute,
             };
             let tensor = self.tensor(id);
             let frozen = if parameter.is_trained() {

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use crate::error::GraphError;
 use crate::graph::{Graph, Node, Phase, Role, TensorId};
+use crate::loss::Count;
 use crate::parameter::Storage;
 
 /// Rejects a malformed graph with a message that names the node or the tensor.
@@ -102,8 +103,12 @@ fn check_parameters(graph: &Graph) -> Result<(), GraphError> {
     if let Some(id) = graph.random {
         check(id, "the random state", &[Role::Control])?;
     }
-    if let Some(id) = graph.inverse_count {
-        check(id, "the inverse count", &[Role::Control])?;
+    for term in &graph.terms {
+        check(term.value, "a term of the loss", &[Role::Result])?;
+        check(term.scalars, "a term's scalars", &[Role::Control])?;
+        if let Count::Targets(id) = term.count {
+            check(id, "what a term counts", &[Role::Batch])?;
+        }
     }
     if let Some(id) = graph.loss_scale {
         check(id, "the loss scale", &[Role::LossScale])?;
@@ -227,7 +232,12 @@ fn check_write(
 }
 
 fn check_results(graph: &Graph, written: &[bool]) -> Result<(), GraphError> {
-    for id in graph.loss.into_iter().chain(graph.result) {
+    for id in graph
+        .terms
+        .iter()
+        .map(|term| term.value)
+        .chain(graph.result)
+    {
         if !written.get(id.index()).copied().unwrap_or(false) {
             let name = graph.tensors.get(id.index()).map_or("?", |t| &t.name);
             return Err(GraphError::Tensor {

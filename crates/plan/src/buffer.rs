@@ -80,7 +80,12 @@ fn last_uses(graph: &Graph) -> Vec<Option<usize>> {
         }
     }
     // A result is read after the graph has run.
-    for id in graph.loss.into_iter().chain(graph.result) {
+    for id in graph
+        .terms
+        .iter()
+        .map(|term| term.value)
+        .chain(graph.result)
+    {
         last[id.index()] = Some(graph.nodes.len().saturating_sub(1));
     }
     last
@@ -99,7 +104,7 @@ fn taken_over(
     for &(input, output) in node.op.declaration().in_place() {
         let id = node.inputs[input];
         let ends_here = last_use[id.index()] == Some(index);
-        let is_result = graph.result == Some(id) || graph.loss == Some(id);
+        let is_result = graph.result == Some(id) || graph.is_term(id);
         let read_once = node.inputs.iter().filter(|&&other| other == id).count() == 1;
         let free = taken.iter().all(|&(i, o)| i != input && o != output);
         let is_transient = graph.tensor(id).role == Role::Activation && !is_result;

@@ -2,7 +2,7 @@
 
 use cinch_architecture::{Architecture, Describe, Family, Gpt2, Mamba};
 use cinch_config::{Settings, Source};
-use cinch_graph::op::MomentFormat;
+use cinch_graph::op::{GradientFormat, MomentFormat};
 use cinch_graph::{
     DType, Graph, Optimizer, Recompute, Target, TrainingGraph, differentiate, verify,
 };
@@ -34,6 +34,7 @@ fn training(graph: Graph) -> TrainingGraph {
         weight_decay: 0.1,
         max_norm: Some(1.0),
         moments: MomentFormat::Full,
+        gradients: GradientFormat::Full,
     };
     differentiate(graph, &optimizer).unwrap()
 }

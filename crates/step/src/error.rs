@@ -35,10 +35,21 @@ pub enum StepError {
     )]
     SavedQuantised,
     #[error(
-        "cinch trains adapters in fp32\n\
-         hint: set lora.dtype to fp32; `--engine pytorch` predicts the others"
+        "optimizer states in fp16 would lose every square below 6e-8 and divide by nothing\n\
+         hint: --optimizer-states 8bit, or --precision bf16"
     )]
-    AdapterType,
+    StatesInHalf,
+    #[error(
+        "the batch cannot be cut into {accumulation} micro batches: {op} `{node}`: {reason}\n\
+         hint: --grad-accum 1 with a --batch-size of the whole batch, {effective}"
+    )]
+    WholeBatch {
+        accumulation: usize,
+        effective: usize,
+        op: &'static str,
+        node: String,
+        reason: &'static str,
+    },
 }
 
 impl StepError {

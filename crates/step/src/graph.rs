@@ -3,8 +3,10 @@
 
 use std::sync::Arc;
 
-use cinch_config::{Config, FrozenWeights, LoraConfig, LoraTargets, StateFormat};
-use cinch_graph::op::{MomentFormat, Quantisation};
+use cinch_config::{
+    Config, FrozenWeights, GradientType, LoraConfig, LoraTargets, Precision, StateFormat,
+};
+use cinch_graph::op::{GradientFormat, MomentFormat, Quantisation};
 use cinch_graph::{Graph, Optimizer, Recompute, Target, TrainingGraph, differentiate};
 use cinch_model::{AdapterShape, Build, ModelError, Purpose, build, compute_type, linear_modules};
 use cinch_plan::Options;
@@ -18,8 +20,29 @@ pub fn differentiated(config: &Config, target: Target) -> Result<TrainingGraph, 
         label_smoothing: config.training.label_smoothing,
         loss_chunk: loss_chunk(config, target),
     };
+    let batch = &config.batch;
+    let in_half = batch.precision == Precision::Fp16 && !config.tuning.has_masters();
+    if in_half && batch.states == StateFormat::Weights {
+        return Err(StepError::StatesInHalf);
+    }
     let forward = build(&config.model, &form(config, purpose)?)?;
+    check_cut(&forward, config)?;
     Ok(differentiate(forward, &optimizer(config))?)
+}
+
+/// Refuses several micro batches where an op needs all rows at once.
+pub fn check_cut(graph: &Graph, config: &Config) -> Result<(), StepError> {
+    let batch = &config.batch;
+    match graph.whole_batch() {
+        Some(whole) if batch.accumulation > 1 => Err(StepError::WholeBatch {
+            accumulation: batch.accumulation,
+            effective: batch.effective_batch(),
+            op: graph.node(whole.node).op.name(),
+            node: graph.node(whole.node).name.clone(),
+            reason: whole.reason,
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// The step as it runs with its first `blocks` blocks recomputed.
@@ -69,6 +92,7 @@ fn form(config: &Config, purpose: Purpose) -> Result<Build, StepError> {
         compute: compute_type(config.batch.precision),
         purpose,
         packed: config.data.packing,
+        masters: config.tuning.has_masters(),
         adapters: adapter_shape(config)?,
     })
 }
@@ -90,9 +114,6 @@ pub fn adapter_shape(config: &Config) -> Result<Option<AdapterShape>, StepError>
             None => Ok(None),
         };
     };
-    if !lora.in_float32 {
-        return Err(StepError::AdapterType);
-    }
     let modules = linear_modules(&config.model);
     if modules.is_empty() {
         let family = config.model.family().title;
@@ -162,6 +183,11 @@ fn optimizer(config: &Config) -> Optimizer {
         moments: match config.batch.states {
             StateFormat::Fp32 => MomentFormat::Full,
             StateFormat::EightBit => MomentFormat::EightBit,
+            StateFormat::Weights => MomentFormat::AsKept,
+        },
+        gradients: match (config.batch.gradients, config.batch.accumulation) {
+            (GradientType::Weights, _) | (GradientType::Auto, 1) => GradientFormat::AsKept,
+            (GradientType::Fp32, _) | (GradientType::Auto, _) => GradientFormat::Full,
         },
     }
 }

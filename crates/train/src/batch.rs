@@ -104,7 +104,12 @@ impl Batch {
 
     /// Targets that count.
     pub fn num_targets(&self) -> usize {
-        let counted = self.targets().iter().filter(|&&t| t != IGNORE_INDEX);
+        self.num_targets_in(input::TARGETS)
+    }
+
+    /// Those of the tensor of that name.
+    pub fn num_targets_in(&self, name: &str) -> usize {
+        let counted = self.get(name).iter().filter(|&&t| t != IGNORE_INDEX);
         counted.count()
     }
 }

@@ -4,12 +4,13 @@ use std::path::Path;
 
 use cinch_engine::Engine;
 use cinch_step::StepPlan;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::data::DataReport;
+use crate::terms::TermValue;
 
 /// One line of progress, and of `metrics.jsonl`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepReport {
     /// Steps done.
     #[serde(skip)]
@@ -17,6 +18,9 @@ pub struct StepReport {
     #[serde(skip)]
     pub max_steps: u64,
     pub loss: f64,
+    /// Where the loss has more than one term: each of them by its name.
+    #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "by_name")]
+    pub terms: Vec<TermValue>,
     pub learning_rate: f64,
     pub gradient_norm: f64,
     /// In half precision: what the loss is multiplied by, and how many steps were skipped
@@ -36,6 +40,10 @@ pub struct StepReport {
     pub memory: MemoryUse,
     #[serde(skip)]
     pub seconds_left: f64,
+}
+
+fn by_name<S: Serializer>(terms: &[TermValue], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(terms.iter().map(|term| (&term.name, term)))
 }
 
 /// Memory at a step: what was planned, and what is in use.

@@ -81,7 +81,8 @@ pub(crate) fn keep_adapters(
         }
     };
     let adapter = adapter_config(config, lora);
-    write_adapter_files(&folder, &adapter, &modules, Dtype::F32, &mut factors)?;
+    let dtype = tensors.first().map_or(Dtype::F32, |tensor| tensor.dtype);
+    write_adapter_files(&folder, &adapter, &modules, dtype, &mut factors)?;
     Ok(folder)
 }
 
@@ -95,7 +96,9 @@ pub fn export(checkpoint: &Path, config: &Config, to: &Path) -> Result<Exported,
             copy_tensor(&files, &tensor_name(module, factor), out)
         };
         let adapter = adapter_config(config, lora);
-        write_adapter(to, &adapter, &modules, Dtype::F32, &mut factors)?;
+        let first = files.tensors().first();
+        let dtype = first.map_or(Dtype::F32, |tensor| tensor.dtype);
+        write_adapter(to, &adapter, &modules, dtype, &mut factors)?;
         return Ok(Exported::Adapter {
             modules: modules.len(),
         });

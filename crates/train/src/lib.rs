@@ -48,6 +48,7 @@ mod schedule;
 mod session;
 mod state;
 mod step;
+mod terms;
 mod trainer;
 
 pub use batch::Batch;
@@ -66,4 +67,5 @@ pub use schedule::learning_rate;
 pub use session::Session;
 pub use state::{Difference, EFFECTIVE_BATCH, State};
 pub use step::StepResult;
+pub use terms::{Evaluation, TermSum, TermValue};
 pub use trainer::{Resume, Run, train, train_owned};

@@ -1,8 +1,8 @@
 //! Optimizer states on the way from a checkpoint: as they were saved, or converted where the run
 //! now keeps them in the other format.
 //!
-//! In the same format a run goes on bit by bit. From fp32 to eight bits each moment is rounded
-//! once, as after any step; from eight bits to fp32 nothing is lost.
+//! In the same format a run goes on bit by bit. To a coarser one each moment is rounded once, as
+//! after any step; from eight bits to fp32 nothing is lost.
 
 use cinch_engine::Engine;
 use cinch_engine::cpu::kernel::eight_bit::Code;
@@ -11,7 +11,8 @@ use cinch_step::StepPlan;
 use cinch_weights::Tensor;
 
 use crate::checkpoint::{Dtype, WeightFiles};
-use crate::session::{copy_tensor, placement};
+use crate::pretrained::bytes_in;
+use crate::session::{copy_tensor, placement, saved_type, type_name};
 
 /// Fills all moments from `file`; says so where some were converted.
 pub(crate) fn load_states(
@@ -21,7 +22,7 @@ pub(crate) fn load_states(
 ) -> Result<Option<String>, String> {
     let graph: &Graph = &step.training;
     let mut states = States { step, engine, file };
-    let (mut encoded, mut decoded) = (0, 0);
+    let mut converted = None;
     for parameter in &graph.parameters {
         let Some(moments) = parameter.moments else {
             continue;
@@ -30,15 +31,15 @@ pub(crate) fn load_states(
             let (moment, scales) = (moments[index], parameter.scales.map(|s| s[index]));
             let name = &graph.tensor(moment).name;
             let saved = file.get(name).map(|saved| saved.dtype);
+            let now = saved_type(graph.ty(moment).dtype);
+            if let Some(saved) = saved.filter(|&saved| saved != now) {
+                converted.get_or_insert((saved, now));
+            }
             match (saved, scales) {
-                (Some(Dtype::F32), Some(scales)) => {
+                (Some(Dtype::F32 | Dtype::BF16 | Dtype::F16), Some(scales)) => {
                     states.encode(code, moment, scales)?;
-                    encoded += 1;
                 }
-                (Some(Dtype::U8), None) => {
-                    states.decode(code, moment)?;
-                    decoded += 1;
-                }
+                (Some(Dtype::U8), None) => states.decode(code, moment)?,
                 (_, scales) => {
                     for id in [moment].into_iter().chain(scales) {
                         states.copy(id)?;
@@ -47,13 +48,14 @@ pub(crate) fn load_states(
             }
         }
     }
-    Ok(match (encoded, decoded) {
-        (0, 0) => None,
-        (0, _) => {
-            Some("the checkpoint's optimizer states were 8-bit: they go on in fp32".to_owned())
-        }
-        _ => Some("the checkpoint's optimizer states were fp32: they go on in 8 bits".to_owned()),
-    })
+    Ok(converted.map(|(saved, now)| {
+        let now = match now {
+            Dtype::U8 => "8 bits",
+            now => type_name(now),
+        };
+        let saved = type_name(saved);
+        format!("the checkpoint's optimizer states were {saved}: they go on in {now}")
+    }))
 }
 
 /// Where states come from and go to.
@@ -101,11 +103,12 @@ impl<'a> States<'a> {
         let blocks = codes.len().div_ceil(cinch_graph::op::MomentFormat::BLOCK);
         let scales = self.named(&scales, &[blocks])?;
         let scales = self.floats(scales)?;
+        let mut values = vec![0.0; codes.len()];
+        code.decode(&codes, &scales, &mut values);
         let place = placement(&self.step.plan, moment);
         self.engine
-            .write_with(place, |values: &mut [f32]| {
-                code.decode(&codes, &scales, values)
-            })
+            .write(place, &bytes_in(ty.dtype, &values))
+            .and_then(|()| self.engine.synchronize())
             .map_err(|error| error.to_string())
     }
 
@@ -123,9 +126,6 @@ impl<'a> States<'a> {
     }
 
     fn floats(&self, saved: &Tensor) -> Result<Vec<f32>, String> {
-        if saved.dtype != Dtype::F32 {
-            return Err(format!("`{}` is {:?}, not F32", saved.name, saved.dtype));
-        }
         let mut values = vec![0.0; saved.num_elements()];
         self.file
             .read_f32(&saved.name, 0..saved.rows(), &mut values)

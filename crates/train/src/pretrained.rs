@@ -10,8 +10,8 @@ use cinch_graph::op::Quantisation;
 use cinch_graph::{DType, Graph, Parameter, Shape, Storage};
 use cinch_step::StepPlan;
 use cinch_weights::{
-    Adapter, Dtype, Factor, Nf4, Nf4Parts, WeightError, WeightFiles, bf16_bits, f16_bits,
-    quantize_int8, quantize_nf4, quantize_scales, scale_offset,
+    Adapter, Dtype, Factor, Nf4, Nf4Parts, WeightError, WeightFiles, bf16_bits, bf16_value,
+    f16_bits, f16_value, quantize_int8, quantize_nf4, quantize_scales, scale_offset,
 };
 
 use crate::error::TrainError;
@@ -112,15 +112,12 @@ pub(crate) fn load_adapter(
         });
     }
     for parameter in trained() {
-        let place = placement(&step.plan, parameter.master);
-        let read = engine.write_with(place, |values: &mut [f32]| {
-            for part in parts(parameter) {
-                let range = part.range(values);
-                read_factor(adapter, part.name, &part.shape, &mut values[range])?;
-            }
-            Ok::<(), TrainError>(())
-        })?;
-        read?;
+        let mut values = vec![0.0; parameter.shape.elements()];
+        for part in parts(parameter) {
+            let range = part.range(&values);
+            read_factor(adapter, part.name, &part.shape, &mut values[range])?;
+        }
+        write_numbers(step, engine, parameter, &values)?;
     }
     Ok(())
 }
@@ -187,7 +184,36 @@ fn fill(
     Ok(read?)
 }
 
-/// Numbers as they are kept in a frozen or quantised parameter, for weights made from a seed.
+/// The numbers of a tensor, from its bytes.
+pub(crate) fn numbers(dtype: DType, bytes: &[u8]) -> Vec<f32> {
+    let halves = |value: fn(u16) -> f32| {
+        let pairs = bytes.as_chunks::<2>().0.iter();
+        pairs.map(|&pair| value(u16::from_ne_bytes(pair))).collect()
+    };
+    match dtype {
+        DType::Bf16 => halves(bf16_value),
+        DType::F16 => halves(f16_value),
+        _ => {
+            let words = bytes.as_chunks::<4>().0.iter();
+            words.map(|&word| f32::from_ne_bytes(word)).collect()
+        }
+    }
+}
+
+/// Numbers in the bytes of a type, each rounded to nearest.
+pub(crate) fn bytes_in(dtype: DType, numbers: &[f32]) -> Vec<u8> {
+    let halves = |bits: fn(f32) -> u16| {
+        let pairs = numbers.iter().map(|&number| bits(number).to_ne_bytes());
+        pairs.flatten().collect()
+    };
+    match dtype {
+        DType::Bf16 => halves(bf16_bits),
+        DType::F16 => halves(f16_bits),
+        _ => bytes_of(numbers),
+    }
+}
+
+/// Numbers as they are kept in a parameter.
 pub(crate) fn write_numbers(
     step: &StepPlan,
     engine: &mut Engine,
@@ -198,14 +224,9 @@ pub(crate) fn write_numbers(
     if let Storage::Quantised(quantisation) = parameter.storage {
         return Codes::of(quantisation, parameter, numbers).write(step, engine, parameter);
     }
-    let halves = |bits: fn(f32) -> u16| -> Vec<u8> {
-        let pairs = numbers.iter().map(|&number| bits(number).to_ne_bytes());
-        pairs.flatten().collect()
-    };
     match step.training.ty(parameter.master).dtype {
-        DType::Bf16 => engine.write(place, &halves(bf16_bits))?,
-        DType::F16 => engine.write(place, &halves(f16_bits))?,
-        _ => engine.write(place, numbers)?,
+        DType::F32 => engine.write(place, numbers)?,
+        dtype => engine.write(place, &bytes_in(dtype, numbers))?,
     }
     Ok(engine.synchronize()?)
 }

@@ -21,6 +21,7 @@ use crate::moments::load_states;
 use crate::pretrained;
 use crate::schedule::learning_rate;
 use crate::step::StepResult;
+use crate::terms::{Evaluation, Terms, loss_of};
 
 /// Runs a part of the step.
 type RunPart<'a> =
@@ -83,9 +84,10 @@ pub struct Session {
     /// Where the loop reads and writes.
     batch: Vec<BatchTensor>,
     random: Option<Placement>,
-    inverse_count: Placement,
+    /// The terms of the loss in training, and in evaluation.
+    terms: Terms,
+    evaluated: Terms,
     step_scalars: Placement,
-    loss: Placement,
     gradient_norm: Placement,
     loss_scale: Option<Placement>,
 }
@@ -122,9 +124,9 @@ impl Session {
         Ok(Self {
             batch: batch.collect(),
             random: graph.random.map(place),
-            inverse_count: graph.inverse_count.map_or(Placement::EMPTY, place),
+            terms: Terms::of(graph, &step.plan),
+            evaluated: Terms::of(&step.evaluation, &step.evaluation_plan),
             step_scalars: place(graph.step_scalars),
-            loss: graph.loss.map_or(Placement::EMPTY, place),
             gradient_norm: place(graph.gradient_norm),
             loss_scale: graph.loss_scale.map(place),
             engine,
@@ -165,7 +167,7 @@ impl Session {
             let (width, init) = (parameter.shape.width(), parameter.init);
             if !which(parameter) {
                 // Its weights come from elsewhere.
-            } else if parameter.is_trained() || tensor.ty.dtype == DType::F32 {
+            } else if tensor.ty.dtype == DType::F32 {
                 let place = placement(&self.step.plan, parameter.master);
                 self.engine.write_with(place, |values: &mut [f32]| {
                     initialize(values, width, init, &tensor.name, seed);
@@ -282,8 +284,10 @@ impl Session {
     fn update_by(&mut self, step: u64, run: &mut RunPart<'_>) -> Result<StepResult, TrainError> {
         let (graph, plan) = (&self.step.training, &self.step.plan);
         run(&mut self.engine, graph, plan, &self.update)?;
+        let terms = self.terms.values(&self.engine)?;
         Ok(StepResult {
-            loss: self.loss()?,
+            loss: loss_of(&terms),
+            terms,
             gradient_norm: f64::from(self.engine.scalar(self.gradient_norm)?),
             learning_rate: self.learning_rate(step),
             loss_scale: self.loss_scale()?,
@@ -314,10 +318,6 @@ impl Session {
         stop: &mut dyn FnMut() -> bool,
     ) -> Result<bool, TrainError> {
         let config = &self.step.config;
-        let targets = batch.num_targets();
-        if targets == 0 {
-            return Err(TrainError::NoTargets { step });
-        }
         let (beta1, beta2) = (config.training.adam_beta1, config.training.adam_beta2);
         let scalars = [
             self.learning_rate(step) as f32,
@@ -328,8 +328,9 @@ impl Session {
         let micro_rows = config.batch.batch_size * config.batch.seq_len;
         let accumulation = config.batch.accumulation;
         self.engine.write(self.step_scalars, &scalars)?;
-        self.engine
-            .write(self.inverse_count, &[1.0 / targets as f32])?;
+        if !self.terms.average(&mut self.engine, batch, accumulation)? {
+            return Err(TrainError::NoTargets { step });
+        }
         self.stage(batch, 0)?;
         for micro in 0..accumulation {
             if stop() {
@@ -351,14 +352,21 @@ impl Session {
         Ok(true)
     }
 
-    /// The sum of the losses of one micro batch and the number of its targets.
-    pub fn evaluate(&mut self, batch: &Batch) -> Result<(f64, usize), TrainError> {
-        self.engine.write(self.inverse_count, &[1.0_f32])?;
+    /// The terms of one micro batch, as sums and what they are over.
+    pub fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation, TrainError> {
+        self.evaluated.add_up(&mut self.engine)?;
         self.stage(batch, 0)?;
         self.commit(batch, 0)?;
         let (graph, plan) = (&self.step.evaluation, &self.step.evaluation_plan);
         self.engine.run(graph, plan, &self.evaluation)?;
-        Ok((self.loss()?, batch.num_targets()))
+        self.evaluated.sums(&self.engine, batch)
+    }
+
+    /// Sets the weight of a term of the loss from the next step on; whether there is such a term.
+    /// Nothing is prepared anew: weights are read from memory.
+    pub fn weigh_term(&mut self, name: &str, weight: f64) -> bool {
+        let evaluated = self.evaluated.weigh(name, weight);
+        self.terms.weigh(name, weight) || evaluated
     }
 
     /// Starts sending a micro batch.
@@ -388,19 +396,19 @@ impl Session {
         for parameter in &graph.parameters {
             if let Some(id) = parameter.gradient {
                 let bytes = self.engine.bytes(placement(&self.step.plan, id))?;
+                let mut values = pretrained::numbers(graph.ty(id).dtype, &bytes);
+                values.iter_mut().for_each(|value| *value /= scale);
                 for part in parts(parameter) {
-                    let words = bytes[part.range(&bytes)].as_chunks::<4>().0;
-                    let values = words.iter().map(|&word| f32::from_ne_bytes(word) / scale);
-                    gradients.push((part.name, values.collect()));
+                    gradients.push((part.name, values[part.range(&values)].to_vec()));
                 }
             }
         }
         Ok(gradients)
     }
 
-    /// The loss that the last run left.
+    /// The loss that the last step left.
     pub fn loss(&self) -> Result<f64, TrainError> {
-        Ok(f64::from(self.engine.scalar(self.loss)?))
+        Ok(loss_of(&self.terms.values(&self.engine)?))
     }
 
     /// The state of loss scaling, in half precision.
@@ -465,13 +473,14 @@ impl Session {
     }
 
     /// Copies weights and states from a checkpoint's files, which must hold just those of this
-    /// model. States in another format are converted, which the note that is returned says.
+    /// model. Weights and states in another type are converted, which the note that is returned
+    /// says.
     pub fn load(
         &mut self,
         weights: &WeightFiles,
         states: &WeightFiles,
     ) -> Result<Option<String>, String> {
-        self.load_by_name(weights)?;
+        let kept = self.load_weights(weights)?;
         let expected: usize = self.trained().map(|parameter| parameter.parts.len()).sum();
         if weights.tensors().len() != expected {
             return Err(format!(
@@ -482,7 +491,8 @@ impl Session {
         let converted = load_states(&self.step, &mut self.engine, states)?;
         self.load_loss_scale(states)?;
         self.refresh()?;
-        Ok(converted)
+        let notes: Vec<String> = kept.into_iter().chain(converted).collect();
+        Ok((!notes.is_empty()).then(|| notes.join("; ")))
     }
 
     /// A run in another precision has left no scale: then it starts anew.
@@ -500,7 +510,14 @@ impl Session {
 
     /// Copies what is trained from a file that may hold other tensors as well.
     pub fn load_by_name(&mut self, weights: &WeightFiles) -> Result<(), String> {
+        self.load_weights(weights)?;
+        self.refresh()
+    }
+
+    /// What is trained, and a note where it was saved in another type.
+    fn load_weights(&mut self, weights: &WeightFiles) -> Result<Option<String>, String> {
         let graph: &Graph = &self.step.training;
+        let mut converted = None;
         for parameter in graph.parameters.iter().filter(|p| p.is_trained()) {
             let place = placement(&self.step.plan, parameter.master);
             self.engine
@@ -508,8 +525,19 @@ impl Session {
                     copy_parameter(graph, parameter, weights, bytes)
                 })
                 .map_err(|error| error.to_string())??;
+            let now = saved_type(graph.ty(parameter.master).dtype);
+            let saved = parameter
+                .parts
+                .first()
+                .and_then(|part| weights.get(&part.name));
+            if let Some(saved) = saved.filter(|saved| saved.dtype != now) {
+                converted.get_or_insert((saved.dtype, now));
+            }
         }
-        self.refresh()
+        Ok(converted.map(|(saved, now)| {
+            let (saved, now) = (type_name(saved), type_name(now));
+            format!("the checkpoint's weights were {saved}: they go on in {now}")
+        }))
     }
 
     fn refresh(&mut self) -> Result<(), String> {
@@ -610,21 +638,35 @@ fn copy_named(
     let Some(saved) = file.get(name) else {
         return Err(format!("it has no tensor `{name}`"));
     };
-    if saved.shape != shape || saved.dtype != dtype {
+    let is_float = |dtype| matches!(dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16);
+    let converts = is_float(saved.dtype) && is_float(dtype);
+    if saved.shape != shape || !(saved.dtype == dtype || converts) {
         return Err(format!(
             "`{name}` is {:?} {:?}, the model's is {dtype:?} {shape:?}",
             saved.dtype, saved.shape,
         ));
     }
-    file.read(name, 0..saved.rows(), into)
+    file.read_as(name, 0..saved.rows(), dtype, into)
         .map_err(|error| error.to_string())
 }
 
-/// The type in which a tensor is saved: what training keeps is fp32, or codes of one byte.
-fn saved_type(dtype: DType) -> Dtype {
+/// The type in which a tensor is saved: the one in which training keeps it.
+pub(crate) fn saved_type(dtype: DType) -> Dtype {
     match dtype {
         DType::U8 => Dtype::U8,
+        DType::Bf16 => Dtype::BF16,
+        DType::F16 => Dtype::F16,
         _ => Dtype::F32,
+    }
+}
+
+/// A type of files as the settings call it.
+pub(crate) fn type_name(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::BF16 => "bf16",
+        Dtype::F16 => "fp16",
+        Dtype::U8 => "8-bit",
+        _ => "fp32",
     }
 }
 

@@ -2,11 +2,14 @@
 
 use cinch_graph::op::LossScale;
 
+use crate::terms::TermValue;
+
 /// What a step did.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct StepResult {
-    /// Mean over the effective batch.
+    /// Over the effective batch: the weighted sum of its terms.
     pub loss: f64,
+    pub terms: Vec<TermValue>,
     /// Before clipping.
     pub gradient_norm: f64,
     pub learning_rate: f64,
@@ -37,6 +40,7 @@ mod tests {
     fn result(loss: f64, gradient_norm: f64, loss_scale: Option<LossScale>) -> StepResult {
         StepResult {
             loss,
+            terms: Vec::new(),
             gradient_norm,
             learning_rate: 1e-3,
             loss_scale,

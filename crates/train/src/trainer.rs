@@ -26,6 +26,7 @@ use crate::record::RunRecord;
 use crate::session::Session;
 use crate::state::State;
 use crate::step::StepResult;
+use crate::terms::Evaluation;
 
 /// Where a run starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -360,6 +361,10 @@ impl<'a> Trainer<'a> {
             step: self.state.step,
             max_steps,
             loss: result.loss,
+            terms: match result.terms.len() {
+                0 | 1 => Vec::new(),
+                _ => result.terms.clone(),
+            },
             learning_rate: result.learning_rate,
             gradient_norm: result.gradient_norm,
             loss_scale: result.loss_scale.map(|state| f64::from(state.scale)),
@@ -389,23 +394,21 @@ impl<'a> Trainer<'a> {
             limit => all.min(limit),
         };
         let mut batch = Batch::of(&self.session.plan().evaluation, micro);
-        let (mut loss, mut targets) = (0.0, 0);
+        let mut evaluation = Evaluation::default();
         for index in 0..batches {
             if self.is_told_to_stop() {
                 return Ok(None);
             }
             self.data
                 .fill_validation(index * micro as u64, seq_len, &mut batch)?;
-            let (batch_loss, batch_targets) = self.session.evaluate(&batch)?;
-            loss += batch_loss;
-            targets += batch_targets;
+            evaluation.add(self.session.evaluate(&batch)?);
         }
-        let loss = loss / targets.max(1) as f64;
+        let loss = evaluation.loss();
         let step = self.state.step;
         self.last_loss = Some(MeasuredLoss { step, loss });
         let best = step > 0 && self.state.best_loss.is_none_or(|best| loss < best);
         observer.event(Event::Evaluated { step, loss, best });
-        self.record.evaluation(step, loss)?;
+        self.record.evaluation(step, loss, &evaluation.means())?;
         if best && loss.is_finite() {
             self.state.best_loss = Some(loss);
             self.state.best_step = Some(step);

@@ -156,7 +156,7 @@ fn nothing_dead_is_read() {
                 });
                 let mut held_out = tiny::batch(&config, 100 + step);
                 held_out.truncate(config.batch.batch_size);
-                losses.push(session.evaluate(&held_out).unwrap().0.to_bits());
+                losses.push(session.evaluate(&held_out).unwrap().loss().to_bits());
             }
             (losses, tiny::weights(&session))
         };

@@ -219,8 +219,7 @@ fn evaluate(session: &mut Session) -> f64 {
     let config = session.plan().config.clone();
     let mut held_out = tiny::batch(&config, 1000);
     held_out.truncate(config.batch.batch_size);
-    let (sum, count) = session.evaluate(&held_out).unwrap();
-    sum / count as f64
+    session.evaluate(&held_out).unwrap().loss()
 }
 
 #[test]

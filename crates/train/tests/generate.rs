@@ -141,7 +141,7 @@ fn whole_text_logits(
     let mut graph = build(model, &form).unwrap();
     let loss = graph.nodes.pop().unwrap();
     assert!(matches!(loss.op, Op::CrossEntropy(_)));
-    graph.loss = None;
+    graph.terms.clear();
     let position = graph.batch(input::POSITION, [1], DType::I32);
     let result = graph
         .logits("logits", loss.inputs[0], loss.inputs[1], position)

@@ -696,6 +696,7 @@ fn loss<F: Real + Element>(x: &Operands<'_>, op: &op::CrossEntropy) -> Result<()
     };
     let weighting = cross_entropy::Weighting {
         inverse_count: f64::from(x.input::<f32>(3)[0]),
+        weight: f64::from(x.input::<f32>(3)[1]),
         label_smoothing: op.label_smoothing,
     };
     let (loss, mode) = x.accumulator::<F>(0);
@@ -785,7 +786,7 @@ fn update<F: Real + Element>(x: &Operands<'_>, op: &op::AdamW) {
         beta2: op.beta2,
         epsilon: op.epsilon,
         weight_decay: op.weight_decay,
-        learning_rate: f64::from(scalars[0]),
+        learning_rate: f64::from(scalars[0]) * op.learning_rate_scale,
         bias_correction1: f64::from(scalars[1]),
         bias_correction2: f64::from(scalars[2]),
         gradient_scale: f64::from(factor),

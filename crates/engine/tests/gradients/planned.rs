@@ -3,7 +3,7 @@
 
 use cinch_engine::Executor;
 use cinch_graph::{
-    DType, Graph, Init, Parameter, Recompute, Storage, Target, TensorId, TrainingGraph,
+    Count, DType, Graph, Init, Parameter, Recompute, Storage, Target, TensorId, TrainingGraph,
     differentiate, verify,
 };
 use cinch_plan::{Options, Plan, num_micro_nodes};
@@ -95,7 +95,14 @@ impl Planned {
             state.copy_from_slice(&words);
         }
         let count = self.graph.ty(targets).shape.elements() - 1;
-        self.write(self.graph.inverse_count.unwrap(), &[1.0 / count as f64]);
+        for term in self.graph.terms.clone() {
+            let count = match term.count {
+                Count::Targets(_) => count,
+                Count::Rows(rows) => rows,
+                Count::Batch => 1,
+            };
+            self.write(term.scalars, &[1.0 / count as f64, term.weight]);
+        }
         // A learning rate, and the bias corrections of the first step.
         let scalars = [0.01, 1.0 - OPTIMIZER.beta1, 1.0 - OPTIMIZER.beta2];
         self.write(self.graph.step_scalars, &scalars);
@@ -145,7 +152,10 @@ impl Planned {
         let forward = self.graph.nodes.iter().take_while(|node| is_forward(node));
         let forward = forward.count();
         self.run(0..forward);
-        self.read(self.graph.loss.unwrap())[0]
+        let terms = self.graph.terms.iter();
+        terms
+            .map(|term| term.weight * self.read(term.value)[0])
+            .sum()
     }
 
     pub fn trained(&self) -> Vec<Parameter> {

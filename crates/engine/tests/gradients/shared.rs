@@ -1,7 +1,7 @@
 //! What all graphs of the tests have in common.
 
 use cinch_graph::Optimizer;
-use cinch_graph::op::MomentFormat;
+use cinch_graph::op::{GradientFormat, MomentFormat};
 
 /// What tokens and targets are drawn from, in every graph here.
 pub const VOCABULARY: usize = 17;
@@ -15,4 +15,5 @@ pub const OPTIMIZER: Optimizer = Optimizer {
     weight_decay: 0.1,
     max_norm: Some(0.5),
     moments: MomentFormat::Full,
+    gradients: GradientFormat::Full,
 };

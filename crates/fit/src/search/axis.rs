@@ -211,8 +211,9 @@ fn states(config: &Config) -> Axis {
         Choice::of(kind, values, move |config| config.batch.states = format)
     };
     let written = config.batch.states;
-    let mut formats = [StateFormat::Fp32, StateFormat::EightBit];
-    formats.sort_by_key(|&format| format != written);
+    let others = [StateFormat::Fp32, StateFormat::EightBit];
+    let others = others.into_iter().filter(|&format| format != written);
+    let formats = [written].into_iter().chain(others);
     Axis::of(kind, written, formats, choice)
 }
 

@@ -4,21 +4,22 @@
 
 use super::{
     CUDA_GEMM_WORKSPACE, Declare, LossScale, Op, aligned, expect, expect_dtype, expect_inputs,
-    expect_matrix, expect_rows, expect_shape, product, sum,
+    expect_matrix, expect_rows, expect_same, expect_shape, product, sum,
 };
 use crate::cost::{ChunkedCost, Cost, KernelCost};
 use crate::differentiate::Backward;
 use crate::error::GraphError;
-use crate::graph::{Graph, Node, Role, Target, TensorId};
+use crate::graph::{Graph, Node, Target, TensorId};
+use crate::loss::{Count, LossTerm};
 use crate::types::{DType, TensorType};
 
 /// A target that counts for nothing: padding, and a position that has no next token.
 pub const IGNORE_INDEX: i32 = -100;
 
-/// Inputs: h [.., d], W [V, d], targets i32 [..], the inverse of the number of targets.
-/// Outputs: the loss (added to); with `gradient` also dh [.., d], and, added to, dW [V, d]
-/// when `weight`. With `scaled`, one more input: the loss scale, by which gradients (not the
-/// loss) are multiplied.
+/// Inputs: h [.., d], W [V, d], targets i32 [..], the term's scalars [inverse count, weight].
+/// Outputs: the loss (added to), without the weight; with `gradient` also dh [.., d], and, added
+/// to, dW [V, d] when `weight`. With `scaled`, one more input: the loss scale, by which gradients
+/// (not the loss) are multiplied.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CrossEntropy {
     pub label_smoothing: f64,
@@ -59,7 +60,8 @@ impl CrossEntropy {
 }
 
 impl Graph {
-    /// The graph's loss. `chunk_rows` is chosen from the vocabulary where it is not given.
+    /// A term of the loss, of weight 1. `chunk_rows` is chosen from the vocabulary where it is
+    /// not given.
     pub fn cross_entropy(
         &mut self,
         name: &str,
@@ -69,12 +71,7 @@ impl Graph {
         label_smoothing: f64,
         chunk_rows: Option<usize>,
     ) -> Result<TensorId, GraphError> {
-        let inverse_count = self.add_tensor(
-            "inverse_count",
-            TensorType::new([1], DType::F32),
-            Role::Control,
-        );
-        self.inverse_count = Some(inverse_count);
+        let scalars = self.term_scalars(name);
         let h_type = self.ty(h);
         let vocabulary = self.ty(weight).rows();
         let op = CrossEntropy {
@@ -86,10 +83,15 @@ impl Graph {
             weight: false,
             scaled: false,
         };
-        let loss = self.emit(name, op, vec![h, weight, targets, inverse_count])?[0];
-        self.tensors[loss.index()].role = Role::Result;
-        self.loss = Some(loss);
-        Ok(loss)
+        let value = self.emit(name, op, vec![h, weight, targets, scalars])?[0];
+        self.add_term(LossTerm {
+            name: name.to_owned(),
+            value,
+            scalars,
+            count: Count::Targets(targets),
+            weight: 1.0,
+        });
+        Ok(value)
     }
 }
 
@@ -113,8 +115,11 @@ impl Declare for CrossEntropy {
         })?;
         expect_dtype("the targets", targets, DType::I32)?;
         expect_shape("the targets", targets, h.shape.without_width().dims())?;
-        expect_dtype("the inverse count", &inputs[3], DType::F32)?;
-        expect_shape("the inverse count", &inputs[3], &[1])?;
+        expect_same(
+            "the term's list of scalars",
+            &inputs[3],
+            &LossTerm::scalars_type(),
+        )?;
         expect((0.0..1.0).contains(&self.label_smoothing), || {
             format!("label smoothing {} is not in [0, 1)", self.label_smoothing)
         })?;

@@ -60,6 +60,8 @@ pub struct LinearGradWeight {
     pub first_column: usize,
     /// K.
     pub inputs: usize,
+    /// What dW is kept in.
+    pub gradient: DType,
     pub bias: bool,
     pub dropout: Option<Dropout>,
 }
@@ -239,6 +241,10 @@ impl Declare for Linear {
         Ok(vec![TensorType::new(x.shape.with_width(outputs), x.dtype)])
     }
 
+    fn rounds_gradient(&self, input: usize) -> bool {
+        input == 1
+    }
+
     fn backward(&self, backward: &mut Backward<'_>, node: &Node) -> Result<(), GraphError> {
         let Some(dy) = backward.gradient_of(node.outputs[0]) else {
             return Ok(());
@@ -309,6 +315,10 @@ impl Declare for LinearAdd {
         expect_same("y", y, &same_rows)?;
         expect_columns("y", y, self.y_column, outputs)?;
         Ok(vec![*y])
+    }
+
+    fn rounds_gradient(&self, input: usize) -> bool {
+        input == 2
     }
 
     /// The gradient reaches y as it is.
@@ -391,7 +401,11 @@ impl ProductBackward<'_> {
             None => None,
         };
         if dw.is_some() || db.is_some() {
+            let dy_type = backward.graph().ty(dy);
             let op = LinearGradWeight {
+                gradient: dw.map_or(dy_type.dtype.accumulator(), |id| {
+                    backward.graph().ty(id).dtype
+                }),
                 dy_column: self.dy_column,
                 outputs: weight.rows(),
                 scale: self.scale,
@@ -518,10 +532,14 @@ impl Declare for LinearGradWeight {
         let same_rows = TensorType::new(dy.shape.with_width(x.width()), dy.dtype);
         expect_same("x", x, &same_rows)?;
         expect_columns("x", x, self.first_column, self.inputs)?;
-        let dtype = dy.dtype.accumulator();
-        let mut outputs = vec![TensorType::new([self.outputs, self.inputs], dtype)];
+        let sums = dy.dtype.accumulator();
+        expect([dy.dtype, sums].contains(&self.gradient), || {
+            format!("a gradient in {} for dy in {}", self.gradient, dy.dtype)
+        })?;
+        let weight = TensorType::new([self.outputs, self.inputs], self.gradient);
+        let mut outputs = vec![weight];
         if self.bias {
-            outputs.push(TensorType::new([self.outputs], dtype));
+            outputs.push(TensorType::new([self.outputs], sums));
         }
         Ok(outputs)
     }

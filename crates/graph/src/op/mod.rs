@@ -45,7 +45,9 @@ pub use linear::{Linear, LinearAdd, LinearGradInput, LinearGradWeight};
 pub use logits::Logits;
 pub use loss_scale::LossScale;
 pub use norm::{Norm, NormApply, NormBackward, NormKind, Normed};
-pub use optimizer::{AdamW, AdamWLayout, GradientNorm, GradientSquares, MomentFormat};
+pub use optimizer::{
+    AdamW, AdamWLayout, GradientFormat, GradientNorm, GradientSquares, MomentFormat,
+};
 pub use rotary::Rotary;
 pub use scan::{Scan, ScanBackward, ScanInputs, ScanPartition};
 pub use view::View;
@@ -103,6 +105,16 @@ pub trait Declare {
     /// Whether what the op reads can get a gradient from what it writes.
     fn passes_gradient(&self) -> bool {
         true
+    /// Whether the gradient of this input, a weight, comes in one piece, so that it can be rounded
+    /// to the weight's own type.
+    fn rounds_gradient(&self, _input: usize) -> bool {
+        false
+    }
+
+    /// Why what the op makes of some rows depends on all rows of the batch, where it does: several
+    /// micro batches would give another result than one.
+    fn whole_batch(&self) -> Option<&'static str> {
+        None
     }
 
     /// How `output` can be had again for much less than the op itself costs.

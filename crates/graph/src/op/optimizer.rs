@@ -36,16 +36,31 @@ pub struct GradientSquares {
 /// How the optimizer's moments are kept between steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MomentFormat {
-    /// In the precision of the gradient.
+    /// In the precision of sums.
     #[default]
     Full,
+    /// In the type in which the weight is kept.
+    AsKept,
     /// One byte a number, in blocks with a scale each.
     EightBit,
+}
+
+/// How the gradient of a weight without a master is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GradientFormat {
+    /// In the precision of sums.
+    #[default]
+    Full,
+    /// In the type of the weight, where the gradient comes in one piece.
+    AsKept,
 }
 
 /// Inputs: gradient, step scalars [learning rate, bias corrections], and with `factor` the
 /// [norm, factor] of all gradients. Updated in place: parameter, first and second moment, and the
 /// compute copy when `copy` is its type. A factor of 0 leaves everything as it is.
+///
+/// The arithmetic is that of sums whatever the parameter, the gradient and the moments are kept
+/// in; what is coarser is rounded to nearest when it is written.
 ///
 /// With moments in eight bits, each is two tensors: codes, and the scales of their blocks.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,6 +69,10 @@ pub struct AdamW {
     pub beta2: f64,
     pub epsilon: f64,
     pub weight_decay: f64,
+    /// Of the learning rate, the decay's too.
+    pub learning_rate_scale: f64,
+    /// What the parameter is kept in.
+    pub parameter: DType,
     pub copy: Option<DType>,
     pub moments: MomentFormat,
     /// Whether gradients are multiplied by a factor: clipping, loss scaling.
@@ -100,7 +119,11 @@ impl MomentFormat {
     /// A moment's type.
     pub fn moment(self, parameter: &TensorType) -> TensorType {
         match self {
-            Self::Full => *parameter,
+            Self::Full => TensorType {
+                dtype: parameter.dtype.accumulator(),
+                ..*parameter
+            },
+            Self::AsKept => *parameter,
             Self::EightBit => TensorType {
                 dtype: DType::U8,
                 ..*parameter
@@ -112,7 +135,7 @@ impl MomentFormat {
     pub fn scales(self, parameter: &TensorType) -> Option<TensorType> {
         let blocks = parameter.shape.elements().div_ceil(Self::BLOCK);
         match self {
-            Self::Full => None,
+            Self::Full | Self::AsKept => None,
             Self::EightBit => Some(TensorType::new([blocks], DType::F32)),
         }
     }
@@ -124,7 +147,7 @@ impl AdamW {
 
     pub fn layout(&self) -> AdamWLayout {
         let (m, v, scales, next) = match self.moments {
-            MomentFormat::Full => (1, 2, None, 3),
+            MomentFormat::Full | MomentFormat::AsKept => (1, 2, None, 3),
             MomentFormat::EightBit => (1, 2, Some([3, 4]), 5),
         };
         AdamWLayout {
@@ -158,7 +181,10 @@ impl Declare for GradientNorm {
         }
         for gradient in inputs {
             expect_float("a gradient", gradient)?;
-            expect_dtype("a gradient", gradient, inputs[0].dtype)?;
+            let (sums, first) = (gradient.dtype.accumulator(), inputs[0].dtype.accumulator());
+            expect(sums == first, || {
+                format!("gradients in {} and {}", gradient.dtype, inputs[0].dtype)
+            })?;
         }
         let norm = TensorType::new([2], DType::F32);
         Ok(if self.scaled {
@@ -237,7 +263,7 @@ impl Declare for AdamW {
 
     fn outputs(&self) -> &'static [&'static str] {
         match self.moments {
-            MomentFormat::Full => &["parameter", "m", "v", "copy"],
+            MomentFormat::Full | MomentFormat::AsKept => &["parameter", "m", "v", "copy"],
             MomentFormat::EightBit => &["parameter", "m", "v", "m.scales", "v.scales", "copy"],
         }
     }
@@ -252,9 +278,27 @@ impl Declare for AdamW {
             expect_dtype("the norm", &inputs[2], DType::F32)?;
             expect_shape("the norm", &inputs[2], &[2])?;
         }
-        let moment = self.moments.moment(&gradient);
-        let mut outputs = vec![gradient, moment, moment];
-        if let Some(scales) = self.moments.scales(&gradient) {
+        let parameter = TensorType {
+            dtype: self.parameter,
+            ..gradient
+        };
+        expect_float("the parameter", &parameter)?;
+        expect(
+            [self.parameter, self.parameter.accumulator()].contains(&gradient.dtype),
+            || {
+                format!(
+                    "a gradient in {} for a parameter in {}",
+                    gradient.dtype, self.parameter
+                )
+            },
+        )?;
+        expect(
+            self.learning_rate_scale >= 0.0 && self.learning_rate_scale.is_finite(),
+            || format!("a learning rate times {}", self.learning_rate_scale),
+        )?;
+        let moment = self.moments.moment(&parameter);
+        let mut outputs = vec![parameter, moment, moment];
+        if let Some(scales) = self.moments.scales(&parameter) {
             outputs.extend([scales; 2]);
         }
         if let Some(dtype) = self.copy {
@@ -269,7 +313,7 @@ impl Declare for AdamW {
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
         // A square root and some more for each code.
         let each = match self.moments {
-            MomentFormat::Full => 14,
+            MomentFormat::Full | MomentFormat::AsKept => 14,
             MomentFormat::EightBit => 26,
         };
         product([each, inputs[0].shape.elements() as u64])

@@ -69,6 +69,7 @@ fn the_products_of_a_linear_layer_are_its_operations() {
         dropout: None,
         first_column: 0,
         inputs: 16,
+        gradient: DType::F32,
         bias: false,
     };
     let (cost, flops, _) = cost_of(&weight, &[half(&[2, 5, 24]), half(&[2, 5, 16])]);

@@ -353,7 +353,7 @@ fn parameters_that_the_loss_does_not_see_are_left_alone() {
 fn what_cannot_be_differentiated_is_named() {
     let optimizer = optimizer();
     let mut graph = small_model::forward();
-    graph.loss = None;
+    graph.terms.clear();
     assert_eq!(differentiate(graph, &optimizer), Err(GraphError::NoLoss));
 
     // Logits are for sampling.

@@ -192,6 +192,8 @@ fn adamw() -> AdamW {
         beta2: 0.95,
         epsilon: 1e-8,
         weight_decay: 0.1,
+        learning_rate_scale: 1.0,
+        parameter: DType::F32,
         copy: Some(DType::Bf16),
         moments: MomentFormat::Full,
         factor: true,
@@ -291,6 +293,7 @@ fn linear() {
             scale: 2.0,
             first_column: 2,
             inputs: 4,
+            gradient: DType::F32,
             bias: false,
             dropout,
         };
@@ -526,7 +529,7 @@ fn a_cache_is_refused_for_what_it_cannot_hold() {
 #[test]
 fn losses() {
     let (h, weight) = (f(&[2, 3, 4]), f(&[7, 4]));
-    let inputs = vec![h, weight, i(&[2, 3]), f(&[1])];
+    let inputs = vec![h, weight, i(&[2, 3]), f(&[2])];
     Case::new(cross_entropy(), inputs.clone())
         .any_size(&[(1, 0)])
         .check_all();
@@ -562,7 +565,11 @@ fn optimizers() {
         .any_rank(&[0])
         .any_size(&[(0, 0), (0, 1)])
         .check_all();
-    for moments in [MomentFormat::Full, MomentFormat::EightBit] {
+    for moments in [
+        MomentFormat::Full,
+        MomentFormat::AsKept,
+        MomentFormat::EightBit,
+    ] {
         for factor in [false, true] {
             let op = AdamW {
                 moments,
@@ -572,7 +579,6 @@ fn optimizers() {
             let mut inputs = vec![f(&[4, 3]), f(&[3])];
             inputs.extend(factor.then(|| f(&[2])));
             Case::new(op, inputs)
-                .any_float(&[0])
                 .any_rank(&[0])
                 .any_size(&[(0, 0), (0, 1)])
                 .check_all();
@@ -675,7 +681,7 @@ fn settings_out_of_range() {
     };
     refuses(op.into(), &inputs, "share some");
 
-    let inputs = [x, f(&[7, 4]), i(&[2, 3]), f(&[1])];
+    let inputs = [x, f(&[7, 4]), i(&[2, 3]), f(&[2])];
     for label_smoothing in [-0.1, 1.0, f64::NAN] {
         let op = CrossEntropy {
             label_smoothing,
@@ -699,6 +705,15 @@ fn settings_out_of_range() {
         ..adamw()
     };
     refuses(op.into(), &[x, f(&[3]), f(&[2])], "a copy in i32");
+    let op = AdamW {
+        learning_rate_scale: -1.0,
+        ..adamw()
+    };
+    refuses(
+        op.into(),
+        &[x, f(&[3]), f(&[2])],
+        "a learning rate times -1",
+    );
     let op = GradientNorm {
         max_norm: None,
         scaled: false,

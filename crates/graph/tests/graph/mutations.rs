@@ -164,7 +164,7 @@ fn mutate(graph: &mut Graph, mutation: &Mutation) -> Effect {
             broken_if(later)
         }
         Mutation::UnwrittenLoss => {
-            graph.loss = Some(graph.add_tensor("nothing", ty(&[1], DType::F32), Role::Result));
+            graph.terms[0].value = graph.add_tensor("nothing", ty(&[1], DType::F32), Role::Result);
             Effect::Broken
         }
         Mutation::OtherType(t, dtype) => {

@@ -2,7 +2,8 @@
 //! from, with tensors read by several nodes, across layers and blocks.
 
 use cinch_graph::op::{
-    ActivationKind, Attention, AttentionInputs, MomentFormat, NormKind, Rotary, ScanInputs,
+    ActivationKind, Attention, AttentionInputs, GradientFormat, MomentFormat, NormKind, Rotary,
+    ScanInputs,
 };
 use cinch_graph::{
     DType, Graph, GraphError, Init, Optimizer, Storage, TensorId, TrainingGraph, differentiate,
@@ -120,6 +121,7 @@ pub fn optimizer() -> Optimizer {
         weight_decay: 0.1,
         max_norm: Some(1.0),
         moments: MomentFormat::Full,
+        gradients: GradientFormat::Full,
     }
 }
 

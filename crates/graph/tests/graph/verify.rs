@@ -1,7 +1,7 @@
 //! The verifier: each kind of malformation, by hand.
 
 use cinch_graph::op::Op;
-use cinch_graph::{BlockId, DType, Graph, Phase, Role, Shape, TensorId, TensorType, verify};
+use cinch_graph::{BlockId, Count, DType, Graph, Phase, Role, Shape, TensorId, TensorType, verify};
 
 use crate::small_model::{forward, node, position, tensor, training};
 
@@ -43,10 +43,16 @@ fn tensors_exist() {
         g.parameters[0].moments = Some([m, missing]);
     });
     rejected(&["random", "does not exist"], |g| g.random = Some(missing));
-    rejected(&["inverse count", "does not exist"], |g| {
-        g.inverse_count = Some(missing);
+    rejected(&["a term's scalars", "does not exist"], |g| {
+        g.terms[0].scalars = missing;
     });
-    rejected(&["no node writes it"], |g| g.loss = Some(missing));
+    rejected(&["a term of the loss", "does not exist"], |g| {
+        g.terms[0].value = missing;
+    });
+    rejected(&["what a term counts", "does not exist"], |g| {
+        g.terms[0].count = Count::Targets(missing);
+    });
+    rejected(&["no node writes it"], |g| g.result = Some(missing));
 }
 
 #[test]

@@ -305,7 +305,7 @@ fn load(
     for parameter in &graph.parameters {
         let loaded = match parameter.storage {
             Storage::Quantised(_) => load_codes(engine, graph, plan, parameter, weights),
-            Storage::Frozen | Storage::Trained => {
+            Storage::Frozen | Storage::Trained | Storage::TrainedAsRead => {
                 load_numbers(engine, graph, plan, parameter, weights)
             }
         };

@@ -1,6 +1,7 @@
 //! Everything that a run writes down: the same numbers as lines of `metrics.jsonl` and as
 //! TensorBoard's curves.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::Serialize;
@@ -9,6 +10,7 @@ use super::error::RecordError;
 use super::metrics::MetricsLog;
 use super::tensorboard::EventWriter;
 use crate::event::StepReport;
+use crate::terms::TermValue;
 
 const CURVES_FOLDER: &str = "tensorboard";
 
@@ -20,9 +22,11 @@ pub(crate) struct RunRecord {
 
 /// One line of `metrics.jsonl` for an evaluation.
 #[derive(Serialize)]
-struct Validation {
+struct Validation<'a> {
     validation_loss: f64,
     validation_perplexity: f64,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    validation_terms: BTreeMap<&'a str, f64>,
 }
 
 impl RunRecord {
@@ -68,16 +72,33 @@ impl RunRecord {
                 self.events.scalar(tag, report.step, value as f32)?;
             }
         }
+        for term in &report.terms {
+            let tag = format!("train/loss/{}", term.name);
+            self.events.scalar(&tag, report.step, term.value as f32)?;
+        }
         self.events.flush()
     }
 
-    pub fn evaluation(&mut self, step: u64, loss: f64) -> Result<(), RecordError> {
+    /// The loss of an evaluation, and its terms where there are several.
+    pub fn evaluation(
+        &mut self,
+        step: u64,
+        loss: f64,
+        terms: &[TermValue],
+    ) -> Result<(), RecordError> {
+        let terms = if terms.len() > 1 { terms } else { &[] };
+        let values = terms.iter().map(|term| (term.name.as_str(), term.value));
         let line = Validation {
             validation_loss: loss,
             validation_perplexity: loss.exp(),
+            validation_terms: values.collect(),
         };
         self.metrics.append(step, &line)?;
         self.events.scalar("validation/loss", step, loss as f32)?;
+        for term in terms {
+            let tag = format!("validation/loss/{}", term.name);
+            self.events.scalar(&tag, step, term.value as f32)?;
+        }
         self.events.flush()
     }
 
@@ -105,6 +126,7 @@ mod tests {
             step: 10,
             max_steps: 100,
             loss: 2.5,
+            terms: Vec::new(),
             learning_rate: 1e-3,
             gradient_norm: 1.0,
             loss_scale: None,

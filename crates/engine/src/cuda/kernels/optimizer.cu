@@ -19,8 +19,8 @@ __device__ __forceinline__ double block_total(double x, double* scratch) {
 
 // partials[b] = Σ x² over elements b·share to (b+1)·share, share being a multiple of 4: each
 // thread adds up its few elements as floats, the rest is in double.
-KERNEL __launch_bounds__(512)
-gradient_squares(const float* x, double* partials, u64 elements, u32 share) {
+template <typename T>
+__device__ __forceinline__ void sum_squares(const T* x, double* partials, u64 elements, u32 share) {
     __shared__ double scratch[32];
     u64 start = (u64)blockIdx.x * share;
     u64 end = start + share < elements ? start + share : elements;
@@ -33,9 +33,23 @@ gradient_squares(const float* x, double* partials, u64 elements, u32 share) {
 #pragma unroll
         for (int j = 0; j < 4; j++) sum = fmaf(v[j], v[j], sum);
     }
-    if (whole + threadIdx.x < end) sum = fmaf(x[whole + threadIdx.x], x[whole + threadIdx.x], sum);
+    if (whole + threadIdx.x < end) {
+        float last = to_float(x[whole + threadIdx.x]);
+        sum = fmaf(last, last, sum);
+    }
     double total = block_total((double)sum, scratch);
     if (threadIdx.x == 0) partials[blockIdx.x] = total;
+}
+
+KERNEL __launch_bounds__(512)
+gradient_squares(const float* x, double* partials, u64 elements, u32 share) {
+    sum_squares(x, partials, elements, share);
+}
+
+// Gradients that are kept in the compute type.
+KERNEL __launch_bounds__(512)
+gradient_squares_real(const real* x, double* partials, u64 elements, u32 share) {
+    sum_squares(x, partials, elements, share);
 }
 
 // Ends of the loss scale and the good steps after which it doubles: see the graph's LossScale.
@@ -88,17 +102,18 @@ struct Update {
     }
 };
 
-// Adam's numbers that are the same for all parameters of a launch.
+// Adam's numbers of a parameter, whose learning rate is `rate` times the step's.
 __device__ __forceinline__ Update make_update(const float* scalars, float factor, float decay,
-                                              float weight1, float beta2, float weight2,
-                                              float epsilon) {
+                                              float rate, float weight1, float beta2,
+                                              float weight2, float epsilon) {
     Update update;
+    float learning_rate = scalars[0] * rate;
     update.factor = factor;
-    update.keep = fmaf(-scalars[0], decay, 1.0f);
+    update.keep = fmaf(-learning_rate, decay, 1.0f);
     update.weight1 = weight1;
     update.beta2 = beta2;
     update.weight2 = weight2;
-    update.step = scalars[0] / scalars[1];
+    update.step = learning_rate / scalars[1];
     update.root2 = 1.0f / sqrtf(scalars[2]);
     update.epsilon = epsilon;
     return update;
@@ -106,14 +121,15 @@ __device__ __forceinline__ Update make_update(const float* scalars, float factor
 
 // A parameter in the table of a launch. Tensors are named by their offset from the arena's start,
 // the moments by that from `states`, in units of 256 bytes; the copy in the compute type may be
-// absent.
+// absent. `kept` says which of them are in the compute type: the rest are floats.
 struct Entry {
     u32 parameter, gradient, m, v, copy;
-    u32 elements, first_block;
-    float decay;
+    u32 elements, first_block, kept;
+    float decay, rate;
 };
 
-constexpr int ENTRIES = 120;
+constexpr u32 PARAMETER_AS_READ = 1, GRADIENT_AS_READ = 2, MOMENTS_AS_READ = 4;
+constexpr int ENTRIES = 96;
 constexpr u32 UNIT = 256, NO_COPY = 0xffffffffu;
 struct Table { Entry entries[ENTRIES]; };
 
@@ -124,30 +140,15 @@ template <typename T> __device__ __forceinline__ T* at(u8* arena, u32 units) {
     return reinterpret_cast<T*>(arena + (u64)units * UNIT);
 }
 
-// AdamW for `count` parameters at once; entries are in the order of their blocks. `states` is the
-// arena or mapped memory of the host: each moment is read and written once, in order, so that it
-// streams over the bus. `clipping`, or null, is [norm, factor], `scalars` [learning rate, c₁, c₂]. A factor of 0 marks a step that is skipped:
-// a finite norm never gives it.
-KERNEL __launch_bounds__(256)
-adamw(const __grid_constant__ Table table, u32 count, u8* arena, u8* states,
-      const float* clipping, const float* scalars, float weight1, float beta2, float weight2, float epsilon) {
-    float factor = clipping ? clipping[1] : 1.0f;
-    if (factor == 0.0f) return;
-    // The last entry that begins at this block or before.
-    u32 low = 0, high = count;
-    while (high - low > 1) {
-        u32 middle = (low + high) / 2;
-        if (table.entries[middle].first_block <= blockIdx.x) low = middle;
-        else high = middle;
-    }
-    const Entry& entry = table.entries[low];
-    float* parameter = at<float>(arena, entry.parameter);
-    const float* gradient = at<float>(arena, entry.gradient);
-    float* m = at<float>(states, entry.m);
-    float* v = at<float>(states, entry.v);
+// A block's share of an entry, of a parameter in P with a gradient in G and moments in M.
+template <typename P, typename G, typename M>
+__device__ __forceinline__ void update_share(const Entry& entry, u8* arena, u8* states,
+                                             const Update& update) {
+    P* parameter = at<P>(arena, entry.parameter);
+    const G* gradient = at<G>(arena, entry.gradient);
+    M* m = at<M>(states, entry.m);
+    M* v = at<M>(states, entry.v);
     real* copy = entry.copy == NO_COPY ? nullptr : at<real>(arena, entry.copy);
-    Update update = make_update(scalars, factor, entry.decay, weight1, beta2, weight2, epsilon);
-
     u32 start = (blockIdx.x - entry.first_block) * SHARE;
     u32 end = entry.elements - start < SHARE ? entry.elements : start + SHARE;
     u32 whole = end - end % 4;
@@ -167,12 +168,43 @@ adamw(const __grid_constant__ Table table, u32 count, u8* arena, u8* states,
     }
     u32 last = whole + threadIdx.x;
     if (last < end) {
-        float p = parameter[last], first = m[last], second = v[last];
-        update.apply(p, gradient[last], first, second);
-        parameter[last] = p;
-        m[last] = first;
-        v[last] = second;
+        float p = to_float(parameter[last]);
+        float first = to_float(m[last]), second = to_float(v[last]);
+        update.apply(p, to_float(gradient[last]), first, second);
+        parameter[last] = from_float<P>(p);
+        m[last] = from_float<M>(first);
+        v[last] = from_float<M>(second);
         if (copy) copy[last] = from_float<real>(p);
+    }
+}
+
+// AdamW for `count` parameters at once; entries are in the order of their blocks. `states` is the
+// arena or mapped memory of the host: each moment is read and written once, in order, so that it
+// streams over the bus. `clipping`, or null, is [norm, factor], `scalars` [learning rate, c₁, c₂]. A factor of 0 marks a step that is skipped:
+// a finite norm never gives it.
+KERNEL __launch_bounds__(256)
+adamw(const __grid_constant__ Table table, u32 count, u8* arena, u8* states,
+      const float* clipping, const float* scalars, float weight1, float beta2, float weight2, float epsilon) {
+    float factor = clipping ? clipping[1] : 1.0f;
+    if (factor == 0.0f) return;
+    // The last entry that begins at this block or before.
+    u32 low = 0, high = count;
+    while (high - low > 1) {
+        u32 middle = (low + high) / 2;
+        if (table.entries[middle].first_block <= blockIdx.x) low = middle;
+        else high = middle;
+    }
+    const Entry& entry = table.entries[low];
+    Update update =
+        make_update(scalars, factor, entry.decay, entry.rate, weight1, beta2, weight2, epsilon);
+    switch (entry.kept) {
+    case 0: return update_share<float, float, float>(entry, arena, states, update);
+    case PARAMETER_AS_READ: return update_share<real, float, float>(entry, arena, states, update);
+    case PARAMETER_AS_READ | GRADIENT_AS_READ:
+        return update_share<real, real, float>(entry, arena, states, update);
+    case PARAMETER_AS_READ | MOMENTS_AS_READ:
+        return update_share<real, float, real>(entry, arena, states, update);
+    default: return update_share<real, real, real>(entry, arena, states, update);
     }
 }
 
@@ -222,14 +254,15 @@ __device__ __forceinline__ float warp_largest(const float (&x)[LANE_CODES]) {
 // AdamW of one parameter [elements] whose moments are codes [elements] and scales
 // [⌈elements/256⌉]: a warp decodes a block, updates it and encodes it again, eight numbers to a
 // lane. Moments may be in mapped memory of the host. `copy` and `clipping` may be null.
-KERNEL __launch_bounds__(256)
-adamw_8bit(float* parameter, const float* gradient, u8* m, u8* v, float* m_scales,
-           float* v_scales, real* copy, const float* clipping, const float* scalars, u64 elements,
-           float decay, float weight1, float beta2, float weight2, float epsilon) {
+template <typename P, typename G>
+__device__ __forceinline__ void
+update_codes(P* parameter, const G* gradient, u8* m, u8* v, float* m_scales, float* v_scales,
+             real* copy, const float* clipping, const float* scalars, u64 elements, float decay,
+             float rate, float weight1, float beta2, float weight2, float epsilon) {
     float factor = clipping ? clipping[1] : 1.0f;
     u64 block = (u64)blockIdx.x * BLOCKS_PER_LAUNCH_BLOCK + threadIdx.x / 32;
     if (factor == 0.0f || block * CODE_BLOCK >= elements) return;
-    Update update = make_update(scalars, factor, decay, weight1, beta2, weight2, epsilon);
+    Update update = make_update(scalars, factor, decay, rate, weight1, beta2, weight2, epsilon);
     u64 start = block * CODE_BLOCK + (threadIdx.x % 32) * LANE_CODES;
     bool whole = start + LANE_CODES <= elements;
     float m_unit = m_scales[block] / (LARGEST_CODE * LARGEST_CODE), v_scale = v_scales[block];
@@ -242,8 +275,8 @@ adamw_8bit(float* parameter, const float* gradient, u8* m, u8* v, float* m_scale
         v_codes = *reinterpret_cast<const Pack<u8, LANE_CODES>*>(v + start);
     } else {
         for (int j = 0; j < LANE_CODES && start + j < elements; j++) {
-            p[j] = parameter[start + j];
-            g[j] = gradient[start + j];
+            p[j] = to_float(parameter[start + j]);
+            g[j] = to_float(gradient[start + j]);
             m_codes.v[j] = m[start + j];
             v_codes.v[j] = v[start + j];
         }
@@ -269,7 +302,7 @@ adamw_8bit(float* parameter, const float* gradient, u8* m, u8* v, float* m_scale
         if (copy) store(copy + start, p);
     } else {
         for (int j = 0; j < LANE_CODES && start + j < elements; j++) {
-            parameter[start + j] = p[j];
+            parameter[start + j] = from_float<P>(p[j]);
             m[start + j] = m_codes.v[j];
             v[start + j] = v_codes.v[j];
             if (copy) copy[start + j] = from_float<real>(p[j]);
@@ -279,6 +312,32 @@ adamw_8bit(float* parameter, const float* gradient, u8* m, u8* v, float* m_scale
         m_scales[block] = m_scale;
         v_scales[block] = v_scale;
     }
+}
+
+KERNEL __launch_bounds__(256)
+adamw_8bit(float* parameter, const float* gradient, u8* m, u8* v, float* m_scales, float* v_scales,
+           real* copy, const float* clipping, const float* scalars, u64 elements, float decay,
+           float rate, float weight1, float beta2, float weight2, float epsilon) {
+    update_codes(parameter, gradient, m, v, m_scales, v_scales, copy, clipping, scalars, elements,
+                 decay, rate, weight1, beta2, weight2, epsilon);
+}
+
+// A parameter without a master.
+KERNEL __launch_bounds__(256)
+adamw_8bit_as_read(real* parameter, const float* gradient, u8* m, u8* v, float* m_scales, float* v_scales,
+                   real* copy, const float* clipping, const float* scalars, u64 elements, float decay,
+                   float rate, float weight1, float beta2, float weight2, float epsilon) {
+    update_codes(parameter, gradient, m, v, m_scales, v_scales, copy, clipping, scalars, elements,
+                 decay, rate, weight1, beta2, weight2, epsilon);
+}
+
+// The same with a gradient that is kept in its type.
+KERNEL __launch_bounds__(256)
+adamw_8bit_all_as_read(real* parameter, const real* gradient, u8* m, u8* v, float* m_scales, float* v_scales,
+                       real* copy, const float* clipping, const float* scalars, u64 elements, float decay,
+                       float rate, float weight1, float beta2, float weight2, float epsilon) {
+    update_codes(parameter, gradient, m, v, m_scales, v_scales, copy, clipping, scalars, elements,
+                 decay, rate, weight1, beta2, weight2, epsilon);
 }
 
 // Floats in the compute type: weights after loading, and the bias that a product adds.

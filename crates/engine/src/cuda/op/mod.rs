@@ -72,7 +72,7 @@ pub fn lower(mut x: Lowering<'_>) -> Vec<Command> {
         Op::GradientSquares(op) => optimizer::gradient_squares(&mut x, op),
         Op::GradientNorm(op) => optimizer::gradient_norm(&mut x, op),
         Op::AdamW(op) => match op.moments {
-            MomentFormat::Full => optimizer::adamw(&mut x, op, 1),
+            MomentFormat::Full | MomentFormat::AsKept => optimizer::adamw(&mut x, op, 1),
             MomentFormat::EightBit => optimizer::adamw_8bit(&mut x, op),
         },
     }

@@ -4,7 +4,7 @@
 mod tests;
 
 use cinch_graph::op::{AdamW, GradientNorm, GradientSquares, MomentFormat, Op};
-use cinch_graph::{ALIGNMENT, Node, TensorId};
+use cinch_graph::{ALIGNMENT, DType, Graph, Node, TensorId};
 
 use crate::cuda::command::{Argument, Kernel, LaunchShape};
 use crate::cuda::lowering::Lowering;
@@ -16,31 +16,56 @@ fn kernel(function: &'static str) -> Kernel {
     }
 }
 
-/// Ranges of floats that hold all gradients: (address, elements). Gradients that follow each
-/// other are one range. The few bytes between them, up to the next multiple of the alignment,
+/// Numbers of one type that follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Range {
+    address: u64,
+    elements: usize,
+    dtype: DType,
+}
+
+/// Ranges that hold all gradients. Gradients of one type that follow each other are one range.
+/// The few bytes between them, up to the next multiple of the alignment,
 /// belong to no tensor: nothing writes them after the arena was cleared, so their squares are
 /// zero.
-fn ranges(x: &Lowering<'_>) -> Vec<(u64, usize)> {
-    let mut gradients: Vec<(u64, usize)> = (0..x.node.inputs.len())
-        .map(|input| (x.input(input), x.input_type(input).shape.elements()))
+fn ranges(x: &Lowering<'_>) -> Vec<Range> {
+    let mut gradients: Vec<Range> = (0..x.node.inputs.len())
+        .map(|input| gradient(x, input))
         .collect();
     gradients.sort_unstable();
-    let mut ranges: Vec<(u64, usize)> = Vec::new();
-    for (address, elements) in gradients {
+    let mut ranges: Vec<Range> = Vec::new();
+    for next in gradients {
+        let size = next.dtype.size();
         match ranges.last_mut() {
-            Some((start, length))
-                if (*start + 4 * *length as u64).next_multiple_of(ALIGNMENT) == address =>
+            Some(range)
+                if range.dtype == next.dtype
+                    && (range.address + size * range.elements as u64)
+                        .next_multiple_of(ALIGNMENT)
+                        == next.address =>
             {
-                *length = ((address - *start) / 4) as usize + elements;
+                let before = (next.address - range.address) / size;
+                range.elements = before as usize + next.elements;
             }
-            _ => ranges.push((address, elements)),
+            _ => ranges.push(next),
         }
     }
     ranges
 }
 
-/// The sums of squares of the blocks of some floats, to `sums`; how many they are.
-fn squares(x: &mut Lowering<'_>, (address, elements): (u64, usize), sums: u64) -> usize {
+fn gradient(x: &Lowering<'_>, input: usize) -> Range {
+    let ty = x.input_type(input);
+    Range {
+        address: x.input(input),
+        elements: ty.shape.elements(),
+        dtype: ty.dtype,
+    }
+}
+
+/// The sums of squares of the blocks of some numbers, to `sums`; how many they are.
+fn squares(x: &mut Lowering<'_>, range: Range, sums: u64) -> usize {
+    let Range {
+        address, elements, ..
+    } = range;
     let blocks = elements.div_ceil(GradientNorm::BLOCK);
     let arguments = vec![
         Argument::Address(address),
@@ -48,8 +73,12 @@ fn squares(x: &mut Lowering<'_>, (address, elements): (u64, usize), sums: u64) -
         Argument::U64(elements as u64),
         Argument::U32(GradientNorm::BLOCK as u32),
     ];
+    let function = match range.dtype {
+        DType::F32 => "gradient_squares",
+        _ => "gradient_squares_real",
+    };
     x.launch(
-        kernel("gradient_squares"),
+        kernel(function),
         LaunchShape::linear(blocks, 512),
         arguments,
     );
@@ -60,9 +89,8 @@ fn squares(x: &mut Lowering<'_>, (address, elements): (u64, usize), sums: u64) -
 const SUM: u64 = size_of::<f64>() as u64;
 
 pub fn gradient_squares(x: &mut Lowering<'_>, op: &GradientSquares) {
-    let gradient = (x.input(0), x.input_type(0).shape.elements());
     let sums = x.output(0) + SUM * op.first as u64;
-    squares(x, gradient, sums);
+    squares(x, gradient(x, 0), sums);
 }
 
 pub fn gradient_norm(x: &mut Lowering<'_>, op: &GradientNorm) {
@@ -93,8 +121,8 @@ pub fn gradient_norm(x: &mut Lowering<'_>, op: &GradientNorm) {
 
 /// Parameters in one launch: as many as fit into the 4 KiB that arguments may take. The number
 /// and the layout of an entry are the kernel's.
-const TABLE_ENTRIES: usize = 120;
-const ENTRY_WORDS: usize = 8;
+const TABLE_ENTRIES: usize = 96;
+const ENTRY_WORDS: usize = 10;
 /// Elements of a block, and its threads.
 const SHARE: usize = 8192;
 const UPDATE_THREADS: u32 = 256;
@@ -103,7 +131,7 @@ const NO_COPY: u32 = u32::MAX;
 const PIECE: usize = 1 << 30;
 
 /// How many of the nodes, from the first on, are one update: AdamW with the same settings and
-/// scalars, the decay aside. Those inside a backward are few at a time.
+/// scalars, decay and scale of the learning rate aside. Those inside a backward are few at a time.
 pub fn num_together(nodes: &[Node]) -> usize {
     let Some((first, op)) = nodes.first().and_then(as_adamw) else {
         return 0;
@@ -117,10 +145,10 @@ pub fn num_together(nodes: &[Node]) -> usize {
     nodes.iter().take_while(|node| joins(node)).count()
 }
 
-/// An update that a table has entries for: one with moments in full.
+/// An update that a table has entries for: one whose moments are numbers.
 fn as_adamw(node: &Node) -> Option<(&Node, &AdamW)> {
     match &node.op {
-        Op::AdamW(op) if op.moments == MomentFormat::Full => Some((node, op)),
+        Op::AdamW(op) if op.moments != MomentFormat::EightBit => Some((node, op)),
         _ => None,
     }
 }
@@ -145,6 +173,7 @@ pub fn adamw_8bit(x: &mut Lowering<'_>, op: &AdamW) {
         x.input_argument(1),
         Argument::U64(elements as u64),
         Argument::F32(op.weight_decay as f32),
+        Argument::F32(op.learning_rate_scale as f32),
         Argument::F32((1.0 - op.beta1) as f32),
         Argument::F32(op.beta2 as f32),
         Argument::F32((1.0 - op.beta2) as f32),
@@ -152,7 +181,12 @@ pub fn adamw_8bit(x: &mut Lowering<'_>, op: &AdamW) {
     ];
     let blocks = elements.div_ceil(MomentFormat::BLOCK * CODE_BLOCKS);
     let shape = LaunchShape::linear(blocks, UPDATE_THREADS);
-    x.launch(kernel("adamw_8bit"), shape, arguments);
+    let function = match kept_as_read(x.graph, x.node, op) {
+        0 => "adamw_8bit",
+        PARAMETER_AS_READ => "adamw_8bit_as_read",
+        _ => "adamw_8bit_all_as_read",
+    };
+    x.launch(kernel(function), shape, arguments);
 }
 
 /// The update of `count` parameters, this node's and those of the nodes that follow.
@@ -171,7 +205,8 @@ pub fn adamw(x: &mut Lowering<'_>, op: &AdamW, count: usize) {
         let mut blocks = 0;
         for entry in entries {
             words.extend(entry.places);
-            words.extend([entry.elements as u32, blocks as u32, entry.decay.to_bits()]);
+            words.extend([entry.elements as u32, blocks as u32, entry.kept]);
+            words.extend([entry.decay, entry.rate].map(f32::to_bits));
             blocks += entry.elements.div_ceil(SHARE);
         }
         words.resize(TABLE_ENTRIES * ENTRY_WORDS, 0);
@@ -197,7 +232,26 @@ struct Entry {
     /// start of the arena or, for the moments, of where they are kept.
     places: [u32; 5],
     elements: usize,
+    /// Which of them are in the compute type.
+    kept: u32,
     decay: f32,
+    /// Of the learning rate.
+    rate: f32,
+}
+
+/// What of an update is kept in the compute type, and not in floats.
+const PARAMETER_AS_READ: u32 = 1;
+const GRADIENT_AS_READ: u32 = 2;
+const MOMENTS_AS_READ: u32 = 4;
+
+fn kept_as_read(graph: &Graph, node: &Node, op: &AdamW) -> u32 {
+    let coarse = |id: TensorId, bit: u32| match graph.ty(id).dtype {
+        DType::Bf16 | DType::F16 => bit,
+        _ => 0,
+    };
+    coarse(node.outputs[0], PARAMETER_AS_READ)
+        | coarse(node.inputs[0], GRADIENT_AS_READ)
+        | coarse(node.outputs[op.layout().m], MOMENTS_AS_READ)
 }
 
 impl Entry {
@@ -219,7 +273,9 @@ impl Entry {
                     op.copy.map_or(NO_COPY, |_| place(node.outputs[3], first)),
                 ],
                 elements: PIECE.min(elements - first),
+                kept: kept_as_read(x.graph, node, op),
                 decay: op.weight_decay as f32,
+                rate: op.learning_rate_scale as f32,
             })
             .collect()
     }

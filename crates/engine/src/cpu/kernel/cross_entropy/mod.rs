@@ -38,6 +38,8 @@ pub struct CrossEntropyShape {
 pub struct Weighting {
     /// One over the number of counted targets in the effective batch.
     pub inverse_count: f64,
+    /// Of the loss among other terms; multiplies its gradient only.
+    pub weight: f64,
     /// ε in [0, 1).
     pub label_smoothing: f64,
 }
@@ -93,7 +95,7 @@ pub fn forward_backward<F: Real>(
                 z,
                 targets[row],
                 weighting.label_smoothing,
-                weighting.inverse_count,
+                weighting.inverse_count * weighting.weight,
             )
         });
         let dz = Matrix::row_major(&workspace[..rows * vocab], vocab);
@@ -282,12 +284,12 @@ simd! {
 }
 
 simd! {
-    /// The row's loss; z becomes dloss/dz times `inverse_count`.
+    /// The row's loss; z becomes dloss/dz times `share`.
     fn row_gradient<F: Real>(
         z: &mut [F],
         target: i32,
         smoothing: f64,
-        inverse_count: f64,
+        share: f64,
     ) -> F {
         if target == IGNORE {
             z.fill(F::ZERO);
@@ -297,12 +299,12 @@ simd! {
         let largest = largest(z);
         let sum = lanes::sum(z, |x| (x - largest).exp());
         let loss = smoothed(z, target, largest + sum.ln(), smoothing);
-        let scale = F::from_f64(inverse_count) / sum;
-        let uniform = F::from_f64(smoothing / z.len() as f64 * inverse_count);
+        let scale = F::from_f64(share) / sum;
+        let uniform = F::from_f64(smoothing / z.len() as f64 * share);
         for x in z.iter_mut() {
             *x = (*x - largest).exp() * scale - uniform;
         }
-        z[target] -= F::from_f64((1.0 - smoothing) * inverse_count);
+        z[target] -= F::from_f64((1.0 - smoothing) * share);
         loss
     }
 }

@@ -115,6 +115,7 @@ fn loss_is_the_definition() {
         for label_smoothing in [0.0, 0.1] {
             let weighting = Weighting {
                 inverse_count: 0.3,
+                weight: 1.0,
                 label_smoothing,
             };
             let h = random(shape.rows * shape.width, 1);
@@ -151,12 +152,15 @@ fn gradients_are_finite_differences() {
         for (label_smoothing, mode) in [(0.0, Accumulate::Add), (0.2, Accumulate::Overwrite)] {
             let weighting = Weighting {
                 inverse_count: 0.3,
+                weight: 0.7,
                 label_smoothing,
             };
             let h = random(shape.rows * shape.width, 3);
             let w = random(shape.vocab * shape.width, 4);
             let out = run(shape, &h, &w, weighting, mode);
-            let loss = |h: &[f64], w: &[f64]| naive(shape, h, w, &targets(shape), weighting);
+            let loss = |h: &[f64], w: &[f64]| {
+                weighting.weight * naive(shape, h, w, &targets(shape), weighting)
+            };
             assert_gradient("h", &h, &out.dh, |h| loss(h, &w));
             let before = if mode == Accumulate::Add { 0.5 } else { 0.0 };
             let dw: Vec<f64> = out.dw.iter().map(|dw| dw - before).collect();
@@ -175,6 +179,7 @@ fn f32_is_close_and_large_logits_are_safe() {
     };
     let weighting = Weighting {
         inverse_count: 0.2,
+        weight: 1.0,
         label_smoothing: 0.1,
     };
     let h = random(shape.rows * shape.width, 5);
@@ -211,6 +216,7 @@ fn threads_do_not_change_a_bit() {
     };
     let weighting = Weighting {
         inverse_count: 0.03,
+        weight: 1.0,
         label_smoothing: 0.1,
     };
     let h = single(&random(shape.rows * shape.width, 7));
@@ -243,6 +249,7 @@ fn a_target_outside_the_vocabulary_is_named() {
     };
     let weighting = Weighting {
         inverse_count: 1.0,
+        weight: 1.0,
         label_smoothing: 0.0,
     };
     let (h, w) = ([0.0_f32; 3], [0.0_f32; 4]);

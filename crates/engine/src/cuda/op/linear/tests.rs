@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use cinch_graph::op::{ActivationKind, MomentFormat, NormKind};
+use cinch_graph::op::{ActivationKind, GradientFormat, MomentFormat, NormKind};
 use cinch_graph::{DType, Graph, Init, Optimizer, Target, TrainingGraph, differentiate};
 use cinch_plan::{Options, Plan};
 
@@ -73,6 +73,7 @@ fn step(dtype: DType, width: usize) -> TrainingGraph {
         weight_decay: 0.1,
         max_norm: Some(1.0),
         moments: MomentFormat::Full,
+        gradients: GradientFormat::Full,
     };
     differentiate(g, &optimizer).unwrap()
 }

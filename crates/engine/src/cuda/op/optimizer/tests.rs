@@ -1,6 +1,6 @@
 //! The update as commands: which parameters are in which launch, and what a table holds.
 
-use cinch_graph::op::LossScale;
+use cinch_graph::op::{GradientFormat, LossScale};
 use cinch_graph::{DType, Graph, Init, Optimizer, Target, TrainingGraph, differentiate};
 use cinch_plan::{Options, Plan, num_micro_nodes};
 
@@ -38,6 +38,7 @@ fn step_with(dtype: DType, layers: usize, moments: MomentFormat) -> TrainingGrap
         weight_decay: 0.1,
         max_norm: Some(1.0),
         moments,
+        gradients: GradientFormat::Full,
     };
     differentiate(g, &optimizer).unwrap()
 }
@@ -104,10 +105,16 @@ fn all_parameters_are_updated_in_one_launch() {
             assert_eq!(entry[5] as usize, elements);
             assert_eq!(entry[6] as usize, first_block);
             let decay = if parameter.decay { 0.1_f32 } else { 0.0 };
-            assert_eq!(f32::from_bits(entry[7]), decay);
+            assert_eq!(entry[7], 0);
+            assert_eq!(f32::from_bits(entry[8]), decay);
+            assert_eq!(f32::from_bits(entry[9]), 1.0);
             first_block += elements.div_ceil(8192);
         }
-        assert!(entries[count..].iter().all(|entry| *entry == [0; 8]));
+        assert!(
+            entries[count..]
+                .iter()
+                .all(|entry| *entry == [0; ENTRY_WORDS])
+        );
     }
 }
 
@@ -119,7 +126,7 @@ fn more_parameters_than_a_table_holds_are_several_launches() {
     assert_eq!(lowered.len(), 2);
     let tables = tables(&lowered[1].commands);
     let counts: Vec<usize> = tables.iter().map(|&(_, count, _)| count).collect();
-    assert_eq!(counts, [120, 120, 61]);
+    assert_eq!(counts, [96, 96, 96, 13]);
     // Each counts its own blocks.
     assert!(tables.iter().all(|&(_, _, words)| words[6] == 0));
     let arguments = TABLE_ENTRIES * ENTRY_WORDS * 4 + 48;

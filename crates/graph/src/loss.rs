@@ -1,0 +1,87 @@
+//! The loss as a sum of terms. Each has a weight, which may change from step to step, and says
+//! what it is averaged over; its op turns both into the scale of its value and of its gradient.
+
+use crate::graph::{Graph, NodeId, Role, TensorId};
+use crate::types::{DType, TensorType};
+
+/// What a term is the average over, in the effective batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Count {
+    /// Elements of a tensor of the batch that are targets: all but
+    /// [`IGNORE_INDEX`](crate::op::IGNORE_INDEX).
+    Targets(TensorId),
+    /// This many in every micro batch: rows, pairs.
+    Rows(usize),
+    /// The micro batch as a whole.
+    Batch,
+}
+
+/// One of the terms of the loss.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LossTerm {
+    pub name: String,
+    /// The average without the weight, added up over the micro batches of a step.
+    pub value: TensorId,
+    /// [inverse count, weight], filled before each step.
+    pub scalars: TensorId,
+    pub count: Count,
+    /// The weight unless the loop sets another.
+    pub weight: f64,
+}
+
+impl LossTerm {
+    /// Inverse count and weight.
+    pub const NUM_SCALARS: usize = 2;
+
+    pub fn scalars_type() -> TensorType {
+        TensorType::new([Self::NUM_SCALARS], DType::F32)
+    }
+}
+
+/// Why the batch of a step may not be cut into micro batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WholeBatch {
+    pub node: NodeId,
+    /// What the op says of itself.
+    pub reason: &'static str,
+}
+
+impl Graph {
+    /// The input by which a term's op multiplies: its inverse count, and its weight.
+    pub fn term_scalars(&mut self, name: &str) -> TensorId {
+        self.add_tensor(
+            format!("{name}.scalars"),
+            LossTerm::scalars_type(),
+            Role::Control,
+        )
+    }
+
+    /// Makes an op's value, one number, a term of the loss.
+    pub fn add_term(&mut self, term: LossTerm) {
+        self.tensors[term.value.index()].role = Role::Result;
+        self.terms.push(term);
+    }
+
+    /// Sets the weight that a term has unless the loop sets another; whether there is such a
+    /// term.
+    pub fn weigh_term(&mut self, name: &str, weight: f64) -> bool {
+        let term = self.terms.iter_mut().find(|term| term.name == name);
+        term.map(|term| term.weight = weight).is_some()
+    }
+
+    /// Whether a tensor is the value of a term.
+    pub fn is_term(&self, id: TensorId) -> bool {
+        self.terms.iter().any(|term| term.value == id)
+    }
+
+    /// The first node whose result for some rows depends on all rows of the batch, so that
+    /// several micro batches would give another result than one.
+    pub fn whole_batch(&self) -> Option<WholeBatch> {
+        let mut nodes = self.nodes.iter().enumerate();
+        nodes.find_map(|(index, node)| {
+            let reason = node.op.declaration().whole_batch()?;
+            let node = NodeId(index as u32);
+            Some(WholeBatch { node, reason })
+        })
+    }
+}

@@ -1,0 +1,171 @@
+//! The terms of a loss in a session: where they lie, what they weigh, and what they came to.
+
+use cinch_engine::Engine;
+use cinch_graph::{Count, Graph};
+use cinch_plan::{Placement, Plan};
+use serde::Serialize;
+
+use crate::batch::Batch;
+use crate::error::TrainError;
+use crate::session::placement;
+
+/// What a term of the loss came to.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TermValue {
+    #[serde(skip)]
+    pub name: String,
+    /// The average without its weight.
+    pub value: f64,
+    pub weight: f64,
+}
+
+/// The loss that the terms make up.
+pub(crate) fn loss_of(terms: &[TermValue]) -> f64 {
+    terms.iter().map(|term| term.weight * term.value).sum()
+}
+
+/// What evaluations have added up of each term.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Evaluation {
+    pub terms: Vec<TermSum>,
+}
+
+/// The sum of a term, and what it is to be divided by.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TermSum {
+    pub name: String,
+    pub sum: f64,
+    pub count: usize,
+    pub weight: f64,
+}
+
+impl Evaluation {
+    /// Adds another evaluation by the same graph.
+    pub fn add(&mut self, other: Self) {
+        if self.terms.is_empty() {
+            self.terms = other.terms;
+            return;
+        }
+        for (term, more) in self.terms.iter_mut().zip(other.terms) {
+            term.sum += more.sum;
+            term.count += more.count;
+        }
+    }
+
+    /// The average of each term.
+    pub fn means(&self) -> Vec<TermValue> {
+        let mean = |term: &TermSum| TermValue {
+            name: term.name.clone(),
+            value: term.sum / term.count.max(1) as f64,
+            weight: term.weight,
+        };
+        self.terms.iter().map(mean).collect()
+    }
+
+    /// The weighted sum of the averages.
+    pub fn loss(&self) -> f64 {
+        loss_of(&self.means())
+    }
+}
+
+/// The terms of one graph.
+pub(crate) struct Terms(Vec<Term>);
+
+struct Term {
+    name: String,
+    value: Placement,
+    scalars: Placement,
+    count: TermCount,
+    weight: f64,
+}
+
+enum TermCount {
+    /// The targets of a tensor of the batch.
+    Targets(String),
+    /// In every micro batch.
+    Each(usize),
+}
+
+impl Terms {
+    pub fn of(graph: &Graph, plan: &Plan) -> Self {
+        let terms = graph.terms.iter().map(|term| Term {
+            name: term.name.clone(),
+            value: placement(plan, term.value),
+            scalars: placement(plan, term.scalars),
+            count: match term.count {
+                Count::Targets(id) => TermCount::Targets(graph.tensor(id).name.clone()),
+                Count::Rows(rows) => TermCount::Each(rows),
+                Count::Batch => TermCount::Each(1),
+            },
+            weight: term.weight,
+        });
+        Self(terms.collect())
+    }
+
+    /// Sets the weight from the next step on; whether there is such a term.
+    pub fn weigh(&mut self, name: &str, weight: f64) -> bool {
+        let term = self.0.iter_mut().find(|term| term.name == name);
+        term.map(|term| term.weight = weight).is_some()
+    }
+
+    /// What each term is averaged over in a batch of that many micro batches.
+    fn counts(&self, batch: &Batch, micro_batches: usize) -> Vec<usize> {
+        let count = |term: &Term| match &term.count {
+            TermCount::Targets(name) => batch.num_targets_in(name),
+            TermCount::Each(count) => count * micro_batches,
+        };
+        self.0.iter().map(count).collect()
+    }
+
+    /// Makes the values averages over the batch. False where there is nothing to average. A term
+    /// without anything that counts is zero.
+    pub fn average(
+        &self,
+        engine: &mut Engine,
+        batch: &Batch,
+        micro_batches: usize,
+    ) -> Result<bool, TrainError> {
+        let counts = self.counts(batch, micro_batches);
+        for (term, &count) in self.0.iter().zip(&counts) {
+            let inverse = if count == 0 { 0.0 } else { 1.0 / count as f32 };
+            engine.write(term.scalars, &[inverse, term.weight as f32])?;
+        }
+        Ok(counts.iter().any(|&count| count > 0))
+    }
+
+    /// Makes the values sums.
+    pub fn add_up(&self, engine: &mut Engine) -> Result<(), TrainError> {
+        for term in &self.0 {
+            engine.write(term.scalars, &[1.0, term.weight as f32])?;
+        }
+        Ok(())
+    }
+
+    /// What the last run left.
+    pub fn values(&self, engine: &Engine) -> Result<Vec<TermValue>, TrainError> {
+        let value = |term: &Term| {
+            Ok(TermValue {
+                name: term.name.clone(),
+                value: f64::from(engine.scalar(term.value)?),
+                weight: term.weight,
+            })
+        };
+        self.0.iter().map(value).collect()
+    }
+
+    /// The sums that the last run over one micro batch left.
+    pub fn sums(&self, engine: &Engine, batch: &Batch) -> Result<Evaluation, TrainError> {
+        let values = self.values(engine)?.into_iter();
+        let terms = values
+            .zip(self.counts(batch, 1))
+            .map(|(term, count)| TermSum {
+                name: term.name,
+                sum: term.value,
+                count,
+                weight: term.weight,
+            });
+        Ok(Evaluation {
+            terms: terms.collect(),
+        })
+    }
+}
