@@ -45,7 +45,7 @@ pub(crate) fn execute<F: Real + Element>(x: &Operands<'_>) -> Result<(), EngineE
         Op::CachedAttention(op) => return attend_cached::<F>(x, op),
         Op::IndexerSelection(op) => select_keys::<F>(x, op),
         Op::IndexerLoss(op) => indexer_loss::<F>(x, op),
-        Op::IndexerLossBackward(op) => indexer_loss_backward::<F>(x, &op.0),
+        Op::IndexerLossBackward(op) => indexer_loss_backward::<F>(x, &op.forward),
         Op::Convolution(op) => convolve::<F>(x, op),
         Op::ConvolutionBackward(op) => convolve_backward::<F>(x, op),
         Op::CachedConvolution(op) => return convolve_cached::<F>(x, op),
@@ -409,13 +409,12 @@ fn attend_backward<F: Real + Element>(x: &Operands<'_>, op: &op::Attention) {
     );
 }
 
-/// The shape and inputs of an indexer whose queries are input `first`.
+/// The shape and inputs of an indexer, the first of the node.
 fn indexer_inputs<'a, F: Element>(
     x: &Operands<'a>,
     op: op::Indexer,
-    first: usize,
 ) -> (indexer::IndexerShape, indexer::Inputs<'a, F>) {
-    let dims = x.input_type(first).shape;
+    let dims = x.input_type(0).shape;
     let seq = dims.dims()[1];
     let shape = indexer::IndexerShape {
         batch: dims.dims()[0],
@@ -425,17 +424,17 @@ fn indexer_inputs<'a, F: Element>(
         rows: op::Indexer::cpu_rows(seq),
     };
     let inputs = indexer::Inputs {
-        queries: x.input(first),
-        keys: x.input(first + 1),
-        weights: x.input(first + 2),
-        weight_bias: x.input(first + 3),
-        score_bias: x.input(first + 4),
+        queries: x.input(0),
+        keys: x.input(1),
+        weights: x.input(2),
+        weight_bias: x.input(3),
+        score_bias: x.input(4),
     };
     (shape, inputs)
 }
 
 fn select_keys<F: Real + Element>(x: &Operands<'_>, op: &op::IndexerSelection) {
-    let (shape, inputs) = indexer_inputs::<F>(x, op.indexer, 0);
+    let (shape, inputs) = indexer_inputs::<F>(x, op.indexer);
     let count = match op.count {
         None => indexer::Count::All,
         Some(op::KeyCount::Fixed(count)) => indexer::Count::Fixed(count),
@@ -455,15 +454,14 @@ fn select_keys<F: Real + Element>(x: &Operands<'_>, op: &op::IndexerSelection) {
     indexer::select(&shape, &inputs, count, x.workspace(), x.output(0), bits);
 }
 
-/// What the loss of an indexer reads, whose first input is `first`.
+/// What the loss of an indexer reads.
 fn indexer_loss_inputs<'a, F: Element>(
     x: &Operands<'a>,
     op: &op::IndexerLoss,
-    first: usize,
 ) -> (indexer::IndexerShape, indexer::LossInputs<'a, F>) {
-    let (shape, inputs) = indexer_inputs::<F>(x, op.indexer, first);
+    let (shape, inputs) = indexer_inputs::<F>(x, op.indexer);
     let of = &op.attention;
-    let source = first + op::IndexerLoss::FIRST_SOURCE;
+    let source = op::IndexerLoss::FIRST_SOURCE;
     let (query_width, key_width) = (of.heads * of.head_dim, of.kv_heads * of.head_dim);
     let [q, k, _] = of.places();
     let keys = columns(x, source + k.0, k.1, key_width);
@@ -474,7 +472,7 @@ fn indexer_loss_inputs<'a, F: Element>(
         v: keys,
         lengths: None,
         starts: None,
-        selection: op.selection().map(|selection| x.input(first + selection)),
+        selection: op.selection().map(|selection| x.input(selection)),
     };
     let attention = attention::AttentionShape {
         batch: shape.batch,
@@ -488,7 +486,7 @@ fn indexer_loss_inputs<'a, F: Element>(
     };
     let inputs = indexer::LossInputs {
         indexer: inputs,
-        indexer_lse: x.input(first + op::Indexer::NUM_INPUTS),
+        indexer_lse: x.input(op::Indexer::NUM_INPUTS),
         attention,
         sources,
         lse: x.input(source + op.num_sources()),
@@ -497,12 +495,18 @@ fn indexer_loss_inputs<'a, F: Element>(
 }
 
 fn indexer_loss<F: Real + Element>(x: &Operands<'_>, op: &op::IndexerLoss) {
-    let (shape, inputs) = indexer_loss_inputs::<F>(x, op, 0);
-    indexer::loss(&shape, &inputs, x.workspace(), x.output(0));
+    let (shape, inputs) = indexer_loss_inputs::<F>(x, op);
+    let kl = indexer::loss(&shape, &inputs, x.workspace());
+    let total: f64 = kl.iter().map(|kl| kl.to_f64()).sum();
+    let inverse_count = f64::from(x.input::<f32>(op.scalars())[0]);
+    let (value, mode) = x.accumulator::<F>(0);
+    mode.put(&mut value[0], F::from_f64(total * inverse_count));
 }
 
 fn indexer_loss_backward<F: Real + Element>(x: &Operands<'_>, op: &op::IndexerLoss) {
-    let (shape, inputs) = indexer_loss_inputs::<F>(x, op, 1);
+    let (shape, inputs) = indexer_loss_inputs::<F>(x, op);
+    let scalars = x.input::<f32>(op.scalars());
+    let gradient = F::from_f64(f64::from(scalars[0]) * f64::from(scalars[1]));
     let gradients = indexer::Gradients {
         queries: x.output(0),
         keys: x.output(1),
@@ -510,7 +514,7 @@ fn indexer_loss_backward<F: Real + Element>(x: &Operands<'_>, op: &op::IndexerLo
         weight_bias: x.accumulator(3),
         score_bias: x.accumulator(4),
     };
-    indexer::loss_backward(&shape, x.input(0), &inputs, x.workspace(), gradients);
+    indexer::loss_backward(&shape, gradient, &inputs, x.workspace(), gradients);
 }
 
 /// The positions that rows of input `input` begin at.

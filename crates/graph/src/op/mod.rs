@@ -105,6 +105,8 @@ pub trait Declare {
     /// Whether what the op reads can get a gradient from what it writes.
     fn passes_gradient(&self) -> bool {
         true
+    }
+
     /// Whether the gradient of this input, a weight, comes in one piece, so that it can be rounded
     /// to the weight's own type.
     fn rounds_gradient(&self, _input: usize) -> bool {

@@ -7,7 +7,7 @@
 // selected. `indexer_loss` and `indexer_loss_backward` walk the same tiles with the attention's
 // probabilities beside them; with p their mean over heads and π = e^(I − lse_I),
 //
-//   KL_t = Σ_s p·(ln p − ln π)        dI = g_t·(π − p)
+//   KL_t = Σ_s p·(ln p − ln π)        dI = g·(π − p)
 //   dw_j = Σ_s dI·σ_j                 dz_j = dI·w_j·σ_j·(1 − σ_j)/√width
 //
 // and dz is written for some rows at a time: its products with keys and queries are the gradients
@@ -468,8 +468,10 @@ __device__ __forceinline__ void store_pair(real* to, float low, float high) {
 // For `num_rows` rows from `first_row` (a multiple of 64) on of the sequences from
 // `first_sequence` on: dz[sequence][row][head][⌈T/64⌉·64], zero where a row does not see a key, up
 // to the last tile of keys that any of the rows sees; partials[tile of keys][row of all][head][2]:
-// dw, and the sum of dz·√width. Grid: (tiles of rows × sequences, tiles of keys).
-KERNEL __launch_bounds__(THREADS) indexer_loss_backward(const float* gradient, INDEXER,
+// dw, and the sum of dz·√width. `term` is [1 / count, weight], and `loss_scale` multiplies the
+// gradient in half precision and is null otherwise. Grid: (tiles of rows × sequences, tiles of keys).
+KERNEL __launch_bounds__(THREADS) indexer_loss_backward(const float* term,
+                                                        const float* loss_scale, INDEXER,
                                                         const float* indexer_lse, ATTENTION,
                                                         real* dz, float* partials, u64 total_rows,
                                                         int seq, int heads, int width,
@@ -502,6 +504,7 @@ KERNEL __launch_bounds__(THREADS) indexer_loss_backward(const float* gradient, I
         return;
     }
 
+    float factor = term[0] * term[1] * (loss_scale ? *loss_scale : 1.0f);
     float d[8][4], score[8][4];
     probabilities(d, tiles, ATTENTION_NAMES, b, seq, t0, s0, rows);
     indexer.scores(score, tiles);
@@ -510,7 +513,6 @@ KERNEL __launch_bounds__(THREADS) indexer_loss_backward(const float* gradient, I
         int row = rows[half];
         u64 seen = seen_keys(selection, b, row, s0, seq) >> (2 * t);
         float offset = row < seq ? indexer_lse[(u64)b * seq + row] : 0.0f;
-        float factor = row < seq ? gradient[(u64)b * seq + row] : 0.0f;
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll

@@ -12,6 +12,12 @@ use super::linear::sum_partials;
 use crate::cuda::command::{Argument, Kernel, LaunchShape, MatrixAt, Product};
 use crate::cuda::lowering::Lowering;
 
+/// The sum of all rows by the term's inverse count: (losses, term, loss, rows, adds).
+const SUM: Kernel = Kernel {
+    file: "cross_entropy",
+    function: "cross_entropy_loss",
+};
+
 /// Threads of a tile's block, and of a row's.
 const THREADS: u32 = 128;
 
@@ -40,9 +46,9 @@ fn grid(rows: usize, keys: usize) -> LaunchShape {
     }
 }
 
-/// The indexer's tensors, of which the queries are input `first`.
-fn sources(x: &Lowering<'_>, first: usize) -> Vec<Argument> {
-    let inputs = first..first + Indexer::NUM_INPUTS;
+/// The indexer's tensors, the first inputs of every node here.
+fn sources(x: &Lowering<'_>) -> Vec<Argument> {
+    let inputs = 0..Indexer::NUM_INPUTS;
     inputs.map(|input| x.input_argument(input)).collect()
 }
 
@@ -55,7 +61,7 @@ pub fn indexer_selection(x: &mut Lowering<'_>, op: &IndexerSelection) {
     let all = batch * tiles(length);
     let starts: Vec<usize> = (0..all).step_by(parts.tiles).collect();
     let score = |x: &mut Lowering<'_>, first: usize| {
-        let mut arguments = sources(x, 0);
+        let mut arguments = sources(x);
         arguments.extend([
             Argument::Address(scores),
             Argument::I32(length as i32),
@@ -117,24 +123,23 @@ pub fn indexer_selection(x: &mut Lowering<'_>, op: &IndexerSelection) {
     }
 }
 
-/// The tensors of a loss, of which the indexer's queries are input `first`: the indexer with its
-/// log-sum-exp, then the attention.
-fn loss_sources(x: &Lowering<'_>, op: &IndexerLoss, first: usize) -> Vec<Argument> {
+/// The tensors of a loss: the indexer with its log-sum-exp, then the attention.
+fn loss_sources(x: &Lowering<'_>, op: &IndexerLoss) -> Vec<Argument> {
     let attention = &op.attention;
-    let source = first + IndexerLoss::FIRST_SOURCE;
+    let source = IndexerLoss::FIRST_SOURCE;
     let [q, k, _] = attention.places();
     let at = |(input, column): (usize, usize)| {
         let size = x.input_type(source + input).dtype.size();
         Argument::Address(x.input(source + input) + column as u64 * size)
     };
     let stride = |(input, _): (usize, usize)| x.input_type(source + input).width() as u32;
-    let mut arguments = sources(x, first);
+    let mut arguments = sources(x);
     arguments.extend([
-        x.input_argument(first + Indexer::NUM_INPUTS),
+        x.input_argument(Indexer::NUM_INPUTS),
         at(q),
         at(k),
         x.input_argument(source + op.num_sources()),
-        x.optional_input(op.selection().map(|selection| first + selection)),
+        x.optional_input(op.selection()),
         Argument::U32(stride(q)),
         Argument::U32(stride(k)),
         Argument::I32(attention.heads as i32),
@@ -149,8 +154,10 @@ pub fn indexer_loss(x: &mut Lowering<'_>, op: &IndexerLoss) {
     let queries = x.input_type(0);
     let (batch, length) = size(&queries);
     let rows = Argument::U64(queries.rows() as u64);
-    let partials = Argument::Address(x.workspace().0);
-    let mut arguments = loss_sources(x, op, 0);
+    let [kl_bytes, _] = op.cuda_row_parts(&queries);
+    let kl = Argument::Address(x.workspace().0);
+    let partials = Argument::Address(x.workspace().0 + kl_bytes);
+    let mut arguments = loss_sources(x, op);
     arguments.extend([
         partials,
         rows,
@@ -160,14 +167,17 @@ pub fn indexer_loss(x: &mut Lowering<'_>, op: &IndexerLoss) {
     ]);
     let shape = grid(batch * tiles(length), tiles(length));
     x.launch(kernel("indexer_loss"), shape, arguments);
-    let arguments = vec![
-        partials,
-        x.output_argument(0),
-        rows,
-        Argument::I32(length as i32),
-    ];
+    let arguments = vec![partials, kl, rows, Argument::I32(length as i32)];
     let shape = LaunchShape::linear(queries.rows().div_ceil(256), 256);
     x.launch(kernel("indexer_loss_rows"), shape, arguments);
+    let arguments = vec![
+        kl,
+        x.input_argument(op.scalars()),
+        x.output_argument(0),
+        Argument::U32(queries.rows() as u32),
+        Argument::U32(u32::from(x.adds(0))),
+    ];
+    x.launch(SUM, LaunchShape::linear(1, 1024), arguments);
 }
 
 /// Some rows of some sequences, whose gradients of scores exist at once.
@@ -183,6 +193,8 @@ struct Span {
 struct Places {
     queries: TensorType,
     indexer: Indexer,
+    /// Of the loss, or null.
+    scale: Argument,
     partials: u64,
     scores: u64,
     keys: u64,
@@ -190,8 +202,9 @@ struct Places {
 }
 
 pub fn indexer_loss_backward(x: &mut Lowering<'_>, op: &IndexerLossBackward) {
-    let op = &op.0;
-    let queries = x.input_type(1);
+    let scale = op.scaled.then(|| x.node.inputs.len() - 1);
+    let op = &op.forward;
+    let queries = x.input_type(0);
     let (batch, length) = size(&queries);
     let parts = op.cuda_parts(&queries);
     let (biases, _) = x.workspace();
@@ -201,6 +214,7 @@ pub fn indexer_loss_backward(x: &mut Lowering<'_>, op: &IndexerLossBackward) {
     let places = Places {
         queries,
         indexer: op.indexer,
+        scale: x.optional_input(scale),
         partials,
         scores,
         keys,
@@ -240,8 +254,8 @@ pub fn indexer_loss_backward(x: &mut Lowering<'_>, op: &IndexerLossBackward) {
 /// The gradients of the scores' products, and partial sums of rows.
 fn tile_gradients(x: &mut Lowering<'_>, op: &IndexerLoss, places: &Places, span: Span) {
     let (_, length) = size(&places.queries);
-    let mut arguments = vec![x.input_argument(0)];
-    arguments.extend(loss_sources(x, op, 1));
+    let mut arguments = vec![x.input_argument(op.scalars()), places.scale];
+    arguments.extend(loss_sources(x, op));
     arguments.extend([
         Argument::Address(places.scores),
         Argument::Address(places.partials),
@@ -290,10 +304,10 @@ fn products(x: &mut Lowering<'_>, places: &Places, span: Span, member: usize, ap
         workspace: places.gemm,
         workspace_bytes: CUDA_GEMM_WORKSPACE,
     };
-    let keys = matrix(x.input(2), sequence * length * width, width);
+    let keys = matrix(x.input(1), sequence * length * width, width);
     let dq = matrix(x.output(0), first * heads * width, width);
     x.product(product(rows, seen, dz, keys, dq, false));
-    let queries = matrix(x.input(1), first * heads * width, width);
+    let queries = matrix(x.input(0), first * heads * width, width);
     let down = MatrixAt {
         transposed: true,
         ..dz
@@ -321,8 +335,8 @@ fn row_gradients(x: &mut Lowering<'_>, op: &IndexerLoss, places: &Places) {
     };
     let arguments = vec![
         Argument::Address(places.partials),
+        x.input_argument(2),
         x.input_argument(3),
-        x.input_argument(4),
         x.output_argument(2),
         Argument::Address(x.workspace().0),
         Argument::U64(places.queries.rows() as u64),

@@ -6,6 +6,8 @@
 //! KL_t = Σ_s p·(ln p − ln π),    dKL_t/dI[t,s] = π − p
 //! ```
 //!
+//! The term is the mean over queries and over the layers that add to it.
+//!
 //! Both are computed from what is kept anyway, tile by tile: the queries and keys of the
 //! attention with its log-sum-exp, those of the indexer with theirs.
 
@@ -14,16 +16,18 @@ use crate::align::aligned;
 use crate::cost::{Arithmetic, BlockWork, Cost, KernelCost};
 use crate::differentiate::Backward;
 use crate::error::GraphError;
-use crate::graph::{Graph, Node, Target, TensorId};
+use crate::graph::{Graph, Node, Role, Target, TensorId};
+use crate::loss::{Count, LossTerm};
 use crate::op::{
-    Attention, AttentionInputs, CUDA_GEMM_WORKSPACE, Declare, expect, expect_inputs, expect_same,
-    expect_small, product, sum,
+    Attention, AttentionInputs, CUDA_GEMM_WORKSPACE, Declare, LossScale, expect, expect_inputs,
+    expect_same, expect_small, product, sum,
 };
 use crate::types::{DType, TensorType};
 
 /// Inputs: those of the indexer, the log-sum-exp of its scores [B, T]; of the attention its
 /// queries and keys (the packed tensor, or two), its log-sum-exp, and its selection where it has
-/// one. Output: KL of every query [B, T], in the precision of sums.
+/// one; the term's scalars [inverse count, weight]. Output: the sum of KL over all queries, by the
+/// inverse count, added to.
 #[derive(Clone, Debug, PartialEq)]
 pub struct IndexerLoss {
     pub indexer: Indexer,
@@ -31,10 +35,13 @@ pub struct IndexerLoss {
     pub attention: Attention,
 }
 
-/// Inputs: dKL [B, T], then those of the forward. Outputs: the gradients of the indexer's
+/// Inputs: those of the forward and, with `scaled`, the loss scale. Outputs: the gradients of the indexer's
 /// queries, keys and weights; added to, those of the biases of the weights and of the scores.
 #[derive(Clone, Debug, PartialEq)]
-pub struct IndexerLossBackward(pub IndexerLoss);
+pub struct IndexerLossBackward {
+    pub forward: IndexerLoss,
+    pub scaled: bool,
+}
 
 /// Bytes of the parts of a GPU's workspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,20 +75,25 @@ impl IndexerLoss {
     }
 
     fn num_inputs(&self) -> usize {
-        Indexer::NUM_INPUTS + 1 + self.num_sources() + 1 + usize::from(self.attention.selection)
+        Indexer::NUM_INPUTS + 3 + self.num_sources() + usize::from(self.attention.selection)
     }
 
-    /// Which of the inputs of the forward is the first source; the log-sum-exp and the selection
+    /// Which of the inputs holds the term's scalars.
+    pub fn scalars(&self) -> usize {
+        self.num_inputs() - 1
+    }
+
+    /// Which of the inputs is the first source; the log-sum-exp and the selection
     /// follow the sources.
     pub const FIRST_SOURCE: usize = Indexer::NUM_INPUTS + 1;
 
-    /// Which of the inputs of the forward holds the selection.
+    /// Which of the inputs holds the selection.
     pub fn selection(&self) -> Option<usize> {
-        let last = self.num_inputs() - 1;
-        self.attention.selection.then_some(last)
+        let before_last = self.num_inputs() - 2;
+        self.attention.selection.then_some(before_last)
     }
 
-    fn check(&self, inputs: &[TensorType]) -> Result<TensorType, String> {
+    fn check(&self, inputs: &[TensorType]) -> Result<(), String> {
         let attention = &self.attention;
         let (batch, length) = self.indexer.check(inputs)?;
         let sums = TensorType::new([batch, length], inputs[0].dtype.accumulator());
@@ -116,7 +128,12 @@ impl IndexerLoss {
             let expected = Attention::selection_type(batch, length);
             expect_same("the selection", &inputs[selection], &expected)?;
         }
-        Ok(sums)
+        let scalars = &inputs[self.scalars()];
+        expect_same(
+            "the term's list of scalars",
+            scalars,
+            &LossTerm::scalars_type(),
+        )
     }
 
     /// Operations of one pair: its probabilities and its score.
@@ -127,16 +144,24 @@ impl IndexerLoss {
         sum([probabilities, self.indexer.pair_flops()])
     }
 
-    fn cpu_tables(&self, queries: &TensorType, tables: u64) -> u64 {
+    /// Probabilities, scores and the product of one head for some rows; then, for every row, KL or
+    /// the gradients of the bias of the scores.
+    fn cpu_workspace(&self, queries: &TensorType, each_row: usize) -> u64 {
         let length = queries.shape.dims()[1];
         let rows = Indexer::cpu_rows(length) as u64;
-        product([tables, rows, length as u64, queries.dtype.size()])
+        let tables = product([3, rows, length as u64]);
+        let each = product([each_row as u64, queries.rows() as u64]);
+        product([sum([tables, each]), queries.dtype.size()])
     }
 
-    /// The forward has partial results alone.
-    pub fn cuda_partial_bytes(&self, queries: &TensorType) -> u64 {
+    /// Bytes of KL of every row, and of its parts, one for each tile of keys.
+    pub fn cuda_row_parts(&self, queries: &TensorType) -> [u64; 2] {
         let tiles = cuda_tiles(queries.shape.dims()[1]) as u64;
-        aligned(product([tiles, queries.rows() as u64, 4]))
+        let rows = queries.rows() as u64;
+        [
+            aligned(product([rows, 4])),
+            aligned(product([tiles, rows, 4])),
+        ]
     }
 
     /// Blocks of rows that sum the partial results of the backward.
@@ -189,15 +214,30 @@ impl IndexerLoss {
 }
 
 impl Graph {
-    /// KL of every query. `sources` are those of the attention, as it reads them.
+    /// A term of the loss to which [`Self::indexer_loss`] adds, `rows` times in all.
+    pub fn indexer_term(&mut self, name: &str, rows: usize, weight: f64) -> LossTerm {
+        let ty = TensorType::new([1], self.compute.accumulator());
+        let term = LossTerm {
+            name: name.to_owned(),
+            value: self.add_tensor(name, ty, Role::Result),
+            scalars: self.term_scalars(name),
+            count: Count::Rows(rows),
+            weight,
+        };
+        self.add_term(term.clone());
+        term
+    }
+
+    /// Adds KL of every query to a term. `sources` are those of the attention, as it reads them.
     pub fn indexer_loss(
         &mut self,
         name: &str,
+        term: &LossTerm,
         op: IndexerLoss,
         indexer: [TensorId; Indexer::NUM_INPUTS],
         indexer_lse: TensorId,
         (sources, lse, selection): (&[TensorId], TensorId, Option<TensorId>),
-    ) -> Result<TensorId, GraphError> {
+    ) -> Result<(), GraphError> {
         let op = IndexerLoss {
             attention: Attention {
                 selection: selection.is_some(),
@@ -213,8 +253,10 @@ impl Graph {
             .chain([indexer_lse])
             .chain(sources)
             .chain([lse])
-            .chain(selection);
-        Ok(self.emit(name, op, inputs.collect())?[0])
+            .chain(selection)
+            .chain([term.scalars]);
+        self.emit_into(name, op, inputs.collect(), &[term.value])?;
+        Ok(())
     }
 }
 
@@ -225,18 +267,20 @@ impl Declare for IndexerLoss {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
         expect_inputs(inputs, self.num_inputs())?;
-        Ok(vec![self.check(inputs)?])
+        self.check(inputs)?;
+        Ok(vec![TensorType::new([1], inputs[0].dtype.accumulator())])
     }
 
     fn backward(&self, backward: &mut Backward<'_>, node: &Node) -> Result<(), GraphError> {
-        let Some(gradient) = backward.gradient_of(node.outputs[0]) else {
-            return Ok(());
-        };
         let biases = [3, 4].map(|input| backward.parameter_gradient(node, node.inputs[input]));
         let [weights, scores] = biases;
         let into = vec![weights?, scores?];
-        let inputs = [gradient].into_iter().chain(node.inputs.iter().copied());
-        let op = IndexerLossBackward(self.clone());
+        let scale = backward.graph().loss_scale;
+        let inputs = node.inputs.iter().copied().chain(scale);
+        let op = IndexerLossBackward {
+            forward: self.clone(),
+            scaled: scale.is_some(),
+        };
         let gradients = backward.accumulate(node, "indexer", op, inputs.collect(), into)?;
         for (&input, gradient) in node.inputs[..3].iter().zip(gradients) {
             backward.contribute(node, input, gradient)?;
@@ -246,9 +290,8 @@ impl Declare for IndexerLoss {
 
     fn workspace(&self, inputs: &[TensorType], _: &[TensorType], target: Target) -> u64 {
         match target {
-            // Probabilities, scores, and the product of one head.
-            Target::Cpu => self.cpu_tables(&inputs[0], 3),
-            Target::Cuda => self.cuda_partial_bytes(&inputs[0]),
+            Target::Cpu => self.cpu_workspace(&inputs[0], 1),
+            Target::Cuda => sum(self.cuda_row_parts(&inputs[0])),
         }
     }
 
@@ -263,7 +306,7 @@ impl Declare for IndexerLoss {
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         let bytes = self.bytes(inputs, outputs);
         let tiles = self.cuda_tiles_cost(&inputs[0], self.pair_flops(), bytes);
-        let rows = KernelCost::streamed(1, self.cuda_partial_bytes(&inputs[0]));
+        let rows = KernelCost::streamed(2, sum(self.cuda_row_parts(&inputs[0])));
         Cost::of([tiles, rows])
     }
 }
@@ -278,23 +321,22 @@ impl Declare for IndexerLossBackward {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
-        expect_inputs(inputs, self.0.num_inputs() + 1)?;
-        let sums = self.0.check(&inputs[1..])?;
-        expect_same("dKL", &inputs[0], &sums)?;
-        Ok(inputs[1..=Indexer::NUM_INPUTS].to_vec())
+        let forward = self.forward.num_inputs();
+        expect_inputs(inputs, forward + usize::from(self.scaled))?;
+        self.forward.check(&inputs[..forward])?;
+        if self.scaled {
+            LossScale::expect(&inputs[forward])?;
+        }
+        Ok(inputs[..Indexer::NUM_INPUTS].to_vec())
     }
 
     fn workspace(&self, inputs: &[TensorType], _: &[TensorType], target: Target) -> u64 {
-        let queries = &inputs[1];
+        let queries = &inputs[0];
+        let forward = &self.forward;
         match target {
-            // As the forward, and the gradients of the two biases of every row.
-            Target::Cpu => {
-                let heads = self.0.indexer.heads as u64;
-                let biases = product([2, heads, queries.rows() as u64, queries.dtype.size()]);
-                sum([self.0.cpu_tables(queries, 3), biases])
-            }
+            Target::Cpu => forward.cpu_workspace(queries, forward.indexer.heads),
             Target::Cuda => {
-                let parts = self.0.cuda_parts(queries);
+                let parts = forward.cuda_parts(queries);
                 let own = [parts.biases, parts.partials, parts.scores, parts.keys];
                 sum([sum(own), CUDA_GEMM_WORKSPACE])
             }
@@ -303,10 +345,10 @@ impl Declare for IndexerLossBackward {
 
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
         // What the forward does, the sigmoids once more, and two products of their gradients.
-        let indexer = self.0.indexer;
+        let indexer = self.forward.indexer;
         let gradients = product([4, indexer.heads as u64, indexer.width as u64]);
-        let pair = sum([self.0.pair_flops(), indexer.pair_flops(), gradients]);
-        product([Indexer::pairs(&inputs[1]), pair])
+        let pair = sum([self.forward.pair_flops(), indexer.pair_flops(), gradients]);
+        product([Indexer::pairs(&inputs[0]), pair])
     }
 
     fn cpu_share(&self) -> f64 {
@@ -314,13 +356,13 @@ impl Declare for IndexerLossBackward {
     }
 
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
-        let queries = &inputs[1];
+        let queries = &inputs[0];
         let (batch, length) = (queries.shape.dims()[0], queries.shape.dims()[1]);
-        let indexer = self.0.indexer;
-        let parts = self.0.cuda_parts(queries);
-        let pair = sum([self.0.pair_flops(), indexer.pair_flops()]);
+        let indexer = self.forward.indexer;
+        let parts = self.forward.cuda_parts(queries);
+        let pair = sum([self.forward.pair_flops(), indexer.pair_flops()]);
         let bytes = sum([self.bytes(inputs, outputs), parts.scores]);
-        let tiles = self.0.cuda_tiles_cost(queries, pair, bytes);
+        let tiles = self.forward.cuda_tiles_cost(queries, pair, bytes);
         let rows = KernelCost::streamed(2, parts.partials);
         let deep = length.saturating_mul(indexer.heads);
         let products = (0..batch).flat_map(|_| {

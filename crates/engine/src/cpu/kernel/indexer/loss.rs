@@ -1,5 +1,5 @@
 //! `KL_t = Σ_s p·(ln p − I + lse_I)` with p the mean over heads of the attention's
-//! probabilities, and its gradient by the indexer: with `dI = g_t·(e^{I − lse_I} − p)`,
+//! probabilities, and its gradient by the indexer: with `dI = g·(e^{I − lse_I} − p)`,
 //!
 //! ```text
 //! dw_j = Σ_s dI·σ_j          dz_j = dI·w_j·σ_j·(1 − σ_j)/√width
@@ -58,20 +58,19 @@ impl<'a, F: Real> Tables<'a, F> {
     }
 }
 
-/// KL of every query `[rows]`.
+/// KL of every query `[rows]`, which the workspace has room for behind its tables.
 ///
 /// # Panics
 /// Where a buffer does not fit the shape.
-pub fn loss<F: Real>(
+pub fn loss<'a, F: Real>(
     shape: &IndexerShape,
     inputs: &LossInputs<'_, F>,
-    workspace: &mut [F],
-    kl: &mut [F],
-) {
+    workspace: &'a mut [F],
+) -> &'a [F] {
     inputs.check(shape);
-    assert_eq!(kl.len(), shape.num_rows(), "KL");
-    let (mut tables, _) = Tables::split(shape, workspace);
-    let kl = Shared::new(kl);
+    let (mut tables, rest) = Tables::split(shape, workspace);
+    let all = &mut rest[..shape.num_rows()];
+    let kl = Shared::new(&mut *all);
     for part in shape.parts() {
         inputs.fill(shape, part, &mut tables);
         let (scores, probabilities) = (&*tables.scores, &*tables.probabilities);
@@ -84,21 +83,21 @@ pub fn loss<F: Real>(
             kl[0] = divergence(p, scores, inputs.indexer_lse[row]);
         });
     }
+    all
 }
 
-/// The gradients of the indexer, where that of KL is `gradient [rows]`.
+/// The gradients of the indexer, where that of the KL of each query is `gradient`.
 ///
 /// # Panics
 /// Where a buffer does not fit the shape.
 pub fn loss_backward<F: Real>(
     shape: &IndexerShape,
-    gradient: &[F],
+    gradient: F,
     inputs: &LossInputs<'_, F>,
     workspace: &mut [F],
     gradients: Gradients<'_, F>,
 ) {
     inputs.check(shape);
-    assert_eq!(gradient.len(), shape.num_rows(), "dKL");
     let (mut tables, rest) = Tables::split(shape, workspace);
     let bias_rows = &mut rest[..shape.num_rows() * shape.heads];
     gradients.keys.fill(F::ZERO);
@@ -223,7 +222,7 @@ impl<F: Real> LossInputs<'_, F> {
         &self,
         shape: &IndexerShape,
         part: Part,
-        gradient: &[F],
+        gradient: F,
         tables: &mut Tables<'_, F>,
     ) {
         let columns = part.columns();
@@ -234,7 +233,7 @@ impl<F: Real> LossInputs<'_, F> {
             // SAFETY: each task has its own row.
             let line = unsafe { table.part(i * columns, t + 1) };
             let scores = &scores[i * columns..][..=t];
-            differences(gradient[row], self.indexer_lse[row], scores, line);
+            differences(gradient, self.indexer_lse[row], scores, line);
         });
     }
 
