@@ -130,13 +130,15 @@ fn logits_are_those_that_the_loss_is_made_of() {
             loss_chunk: Some(5),
         };
         let mut evaluation = Forward::new(&model, DType::F64, purpose);
-        let count = evaluation.graph.terms[0].scalars;
-        let place = evaluation.plan.placement(count).unwrap();
-        evaluation
-            .executor
-            .arena_mut()
-            .write::<f32>(place)
-            .fill(1.0);
+        let term = evaluation.graph.terms[0].inputs;
+        for id in [term.inverse_count, term.weight] {
+            let place = evaluation.plan.placement(id).unwrap();
+            evaluation
+                .executor
+                .arena_mut()
+                .write::<f32>(place)
+                .fill(1.0);
+        }
         for (sequence, row) in logits.chunks(VOCABULARY).enumerate() {
             let sum: f64 = row.iter().map(|logit| logit.exp()).sum();
             for target in [0, 9, VOCABULARY - 1] {

@@ -300,7 +300,7 @@ impl<'g> Backward<'g> {
     /// reaches one of its outputs.
     fn is_needed(&self, node: &Node) -> bool {
         node.outputs.iter().any(|&id| {
-            self.graph.is_term(id) || (self.wants(id) && self.gradients[id.index()].is_some())
+            self.graph.term_of(id).is_some() || (self.wants(id) && self.gradients[id.index()].is_some())
         })
     }
 
@@ -335,6 +335,11 @@ impl<'g> Backward<'g> {
             });
         }
         Ok(accumulator)
+    }
+
+    /// The accumulator of a tensor's gradient, where it is a trained parameter.
+    pub fn accumulator_of(&self, tensor: TensorId) -> Option<TensorId> {
+        self.accumulators[tensor.index()]
     }
 
     /// Takes what has reached `tensor` so far, for an op that adds to it in place of a

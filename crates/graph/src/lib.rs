@@ -25,6 +25,7 @@ mod align;
 mod cost;
 mod differentiate;
 mod error;
+pub mod expression;
 mod graph;
 mod loss;
 pub mod op;
@@ -42,7 +43,7 @@ pub use error::GraphError;
 pub use graph::{
     Block, BlockId, Dropout, Graph, Node, NodeId, Phase, Role, Target, Tensor, TensorId,
 };
-pub use loss::{Count, LossTerm, WholeBatch};
+pub use loss::{Count, LossTerm, TermInputs, WholeBatch};
 pub use parameter::{FilePart, Init, Parameter, Storage};
 pub use recompute::Recompute;
 pub use types::{DType, Shape, TensorType};

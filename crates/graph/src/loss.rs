@@ -22,19 +22,25 @@ pub struct LossTerm {
     pub name: String,
     /// The average without the weight, added up over the micro batches of a step.
     pub value: TensorId,
-    /// [inverse count, weight], filled before each step.
-    pub scalars: TensorId,
+    pub inputs: TermInputs,
     pub count: Count,
     /// The weight unless the loop sets another.
     pub weight: f64,
 }
 
-impl LossTerm {
-    /// Inverse count and weight.
-    pub const NUM_SCALARS: usize = 2;
+/// The two numbers that a term's op reads, filled before each step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TermInputs {
+    /// One over what the term is averaged over: multiplies its value and its gradient.
+    pub inverse_count: TensorId,
+    /// The term's weight: multiplies its gradient.
+    pub weight: TensorId,
+}
 
-    pub fn scalars_type() -> TensorType {
-        TensorType::new([Self::NUM_SCALARS], DType::F32)
+impl TermInputs {
+    /// Of either.
+    pub fn ty() -> TensorType {
+        TensorType::new([1], DType::F32)
     }
 }
 
@@ -47,13 +53,14 @@ pub struct WholeBatch {
 }
 
 impl Graph {
-    /// The input by which a term's op multiplies: its inverse count, and its weight.
-    pub fn term_scalars(&mut self, name: &str) -> TensorId {
-        self.add_tensor(
-            format!("{name}.scalars"),
-            LossTerm::scalars_type(),
-            Role::Control,
-        )
+    pub fn term_inputs(&mut self, name: &str) -> TermInputs {
+        let mut input = |what: &str| {
+            self.add_tensor(format!("{name}.{what}"), TermInputs::ty(), Role::Control)
+        };
+        TermInputs {
+            inverse_count: input("inverse_count"),
+            weight: input("weight"),
+        }
     }
 
     /// Makes an op's value, one number, a term of the loss.
@@ -69,9 +76,9 @@ impl Graph {
         term.map(|term| term.weight = weight).is_some()
     }
 
-    /// Whether a tensor is the value of a term.
-    pub fn is_term(&self, id: TensorId) -> bool {
-        self.terms.iter().any(|term| term.value == id)
+    /// The term whose value a tensor is.
+    pub fn term_of(&self, id: TensorId) -> Option<&LossTerm> {
+        self.terms.iter().find(|term| term.value == id)
     }
 
     /// The first node whose result for some rows depends on all rows of the batch, so that

@@ -104,7 +104,7 @@ fn taken_over(
     for &(input, output) in node.op.declaration().in_place() {
         let id = node.inputs[input];
         let ends_here = last_use[id.index()] == Some(index);
-        let is_result = graph.result == Some(id) || graph.is_term(id);
+        let is_result = graph.result == Some(id) || graph.term_of(id).is_some();
         let read_once = node.inputs.iter().filter(|&&other| other == id).count() == 1;
         let free = taken.iter().all(|&(i, o)| i != input && o != output);
         let is_transient = graph.tensor(id).role == Role::Activation && !is_result;

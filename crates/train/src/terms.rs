@@ -74,9 +74,18 @@ pub(crate) struct Terms(Vec<Term>);
 struct Term {
     name: String,
     value: Placement,
-    scalars: Placement,
+    inverse_count: Placement,
+    factor: Placement,
     count: TermCount,
     weight: f64,
+}
+
+impl Term {
+    /// Writes what its op reads.
+    fn fill(&self, engine: &mut Engine, inverse_count: f32) -> Result<(), TrainError> {
+        engine.write(self.inverse_count, &[inverse_count])?;
+        Ok(engine.write(self.factor, &[self.weight as f32])?)
+    }
 }
 
 enum TermCount {
@@ -91,7 +100,8 @@ impl Terms {
         let terms = graph.terms.iter().map(|term| Term {
             name: term.name.clone(),
             value: placement(plan, term.value),
-            scalars: placement(plan, term.scalars),
+            inverse_count: placement(plan, term.inputs.inverse_count),
+            factor: placement(plan, term.inputs.weight),
             count: match term.count {
                 Count::Targets(id) => TermCount::Targets(graph.tensor(id).name.clone()),
                 Count::Rows(rows) => TermCount::Each(rows),
@@ -128,7 +138,7 @@ impl Terms {
         let counts = self.counts(batch, micro_batches);
         for (term, &count) in self.0.iter().zip(&counts) {
             let inverse = if count == 0 { 0.0 } else { 1.0 / count as f32 };
-            engine.write(term.scalars, &[inverse, term.weight as f32])?;
+            term.fill(engine, inverse)?;
         }
         Ok(counts.iter().any(|&count| count > 0))
     }
@@ -136,7 +146,7 @@ impl Terms {
     /// Makes the values sums.
     pub fn add_up(&self, engine: &mut Engine) -> Result<(), TrainError> {
         for term in &self.0 {
-            engine.write(term.scalars, &[1.0, term.weight as f32])?;
+            term.fill(engine, 1.0)?;
         }
         Ok(())
     }

@@ -1,12 +1,13 @@
 //! From an op to its kernel: which tensor is which argument.
 
+use cinch_graph::DType;
 use cinch_graph::op::{self, NormKind, Op};
 
 use super::dropout::Dropout;
-use super::kernel::columns::{Columns, ColumnsMut};
+use super::kernel::columns::{self, Columns, ColumnsMut};
 use super::kernel::{
-    activation, attention, convolution, cross_entropy, dequantise, eight_bit, embedding, gated,
-    indexer, linear, norm, optimizer, rotary, scan,
+    activation, attention, convolution, cross_entropy, dequantise, eight_bit, embedding,
+    expression, gated, indexer, linear, norm, optimizer, rotary, scan,
 };
 use super::operands::Operands;
 use super::parallel::Accumulate;
@@ -39,6 +40,10 @@ pub(crate) fn execute<F: Real + Element>(x: &Operands<'_>) -> Result<(), EngineE
         Op::Add(op::Add) => add::<F>(x),
         Op::Rotary(op) => rotate::<F>(x, op),
         Op::View(_) => view::<F>(x),
+        Op::Map(op) => map::<F>(x, op),
+        Op::Reduce(op) => reduce::<F>(x, op),
+        Op::Concat(op) => concat::<F>(x, op),
+        Op::Split(op) => split::<F>(x, op),
         Op::Dequantise(op) => dequantise::<F>(x, op),
         Op::Attention(op) => attend::<F>(x, op),
         Op::AttentionBackward(op) => attend_backward::<F>(x, &op.0),
@@ -310,6 +315,91 @@ fn rotate<F: Real + Element>(x: &Operands<'_>, op: &op::Rotary) {
 fn view<F: Real + Element>(x: &Operands<'_>) {
     if let Some(input) = x.input_unless_in_place::<F>(0, 0) {
         x.output(0).copy_from_slice(input);
+    }
+}
+
+/// The inputs of an expression; what the first `outputs` outputs have taken over is in them.
+fn sources<'a, F: Real + Element>(
+    x: &Operands<'a>,
+    pointwise: &op::Pointwise,
+    outputs: usize,
+) -> Vec<expression::Source<'a, F>> {
+    let source = |(input, read): (usize, &op::Read)| {
+        let taken = (0..outputs).find(|&output| x.is_in_place(input, output));
+        let numbers = match (taken, read.dtype) {
+            (Some(output), _) => expression::Numbers::InPlace(output),
+            (None, DType::I32) => expression::Numbers::Integer(x.input(input)),
+            (None, DType::F32) if x.graph.compute == DType::F64 => {
+                expression::Numbers::Single(x.input(input))
+            }
+            (None, _) => expression::Numbers::Real(x.input(input)),
+        };
+        expression::Source {
+            numbers,
+            broadcast: read.broadcast,
+        }
+    };
+    pointwise.reads.iter().enumerate().map(source).collect()
+}
+
+fn places<'a, F>(
+    x: &Operands<'_>,
+    pointwise: &'a op::Pointwise,
+    sources: &'a [expression::Source<'a, F>],
+) -> expression::Places<'a, F> {
+    let random = pointwise.expression.drops();
+    expression::Places {
+        expression: &pointwise.expression,
+        sources,
+        random: random.then(|| x.random_state(pointwise.reads.len())),
+        rows: pointwise.shape.rows(),
+        width: pointwise.shape.width(),
+    }
+}
+
+fn map<F: Real + Element>(x: &Operands<'_>, op: &op::Map) {
+    let sources = sources::<F>(x, &op.pointwise, op.outputs.len());
+    let outputs = 0..op.outputs.len();
+    let mut outputs: Vec<_> = outputs.map(|output| x.accumulator::<F>(output)).collect();
+    expression::map(&places(x, &op.pointwise, &sources), &mut outputs);
+}
+
+fn reduce<F: Real + Element>(x: &Operands<'_>, op: &op::Reduce) {
+    let sources = sources::<F>(x, &op.pointwise, 0);
+    let reduction = expression::Reduction {
+        kind: op.kind,
+        broadcast: op.broadcast,
+        parts: op.cpu_parts(),
+    };
+    let (output, mode) = x.accumulator(0);
+    let places = places(x, &op.pointwise, &sources);
+    expression::reduce(&places, &reduction, x.workspace(), output, mode);
+}
+
+fn concat<F: Real + Element>(x: &Operands<'_>, op: &op::Concat) {
+    let (rows, width) = op.joined.pieces(&x.output_type(0).shape);
+    let whole = x.output::<F>(0);
+    let (mut offset, mut input) = (0, 0);
+    for &(size, is_there) in &op.parts {
+        let count = size * width / op.parts.iter().map(|(size, _)| size).sum::<usize>().max(1);
+        if is_there {
+            columns::put_columns(rows, x.input(input), whole, (width, offset, count));
+            input += 1;
+        } else {
+            columns::clear_columns(rows, whole, (width, offset, count));
+        }
+        offset += count;
+    }
+}
+
+fn split<F: Real + Element>(x: &Operands<'_>, op: &op::Split) {
+    let (rows, width) = op.joined.pieces(&x.input_type(0).shape);
+    let mut offset = 0;
+    for output in 0..op.parts.len() {
+        let (_, count) = op.joined.pieces(&x.output_type(output).shape);
+        let place = (width, offset, count);
+        columns::take_columns(rows, x.input::<F>(0), x.output(output), place);
+        offset += count;
     }
 }
 
@@ -700,7 +790,7 @@ fn loss<F: Real + Element>(x: &Operands<'_>, op: &op::CrossEntropy) -> Result<()
     };
     let weighting = cross_entropy::Weighting {
         inverse_count: f64::from(x.input::<f32>(3)[0]),
-        weight: f64::from(x.input::<f32>(3)[1]),
+        weight: f64::from(x.input::<f32>(4)[0]),
         label_smoothing: op.label_smoothing,
     };
     let (loss, mode) = x.accumulator::<F>(0);

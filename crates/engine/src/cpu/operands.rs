@@ -106,11 +106,16 @@ impl<'a> Operands<'a> {
 
     /// The mask of this node, with its random state at `input`.
     pub fn dropout(&self, spec: Option<DropoutSpec>, input: Option<usize>) -> Option<Dropout> {
-        let (spec, words) = (spec?, self.input::<i32>(input?));
-        let state = RandomState {
+        let (spec, state) = (spec?, self.random_state(input?));
+        Some(Dropout::new(state, spec.stream, spec.rate))
+    }
+
+    /// The random state at `input`.
+    pub fn random_state(&self, input: usize) -> RandomState {
+        let words = self.input::<i32>(input);
+        RandomState {
             key: [words[0].cast_unsigned(), words[1].cast_unsigned()],
             row_offset: words[2].cast_unsigned(),
-        };
-        Some(Dropout::new(state, spec.stream, spec.rate))
+        }
     }
 }

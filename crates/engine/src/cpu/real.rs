@@ -68,6 +68,43 @@ pub trait Real:
     /// `ln(1 + x)` for x in [0, 1], accurate relative to x for small x.
     fn ln_1p_unit(self) -> Self;
 
+    #[inline(always)]
+    fn cosh(self) -> Self {
+        let half = Self::from_f64(0.5);
+        half * self.exp() + half * (-self).exp()
+    }
+
+    /// `(eˣ − e⁻ˣ)/2`, and below 1 its series, where that difference loses digits.
+    #[inline(always)]
+    fn sinh(self) -> Self {
+        let half = Self::from_f64(0.5);
+        let far = half * self.exp() - half * (-self).exp();
+        let square = self * self;
+        let mut series = Self::from_f64(1.0 / 362_880.0);
+        for denominator in [5_040.0, 120.0, 6.0, 1.0] {
+            series = series.fma(square, Self::from_f64(1.0 / denominator));
+        }
+        if square < Self::ONE {
+            self * series
+        } else {
+            far
+        }
+    }
+
+    /// The inverse of cosh: `ln(1 + u)` with `u = t + √(t·(t + 2))` and `t = x − 1`, which loses
+    /// nothing near 1.
+    #[inline(always)]
+    fn acosh(self) -> Self {
+        let t = self - Self::ONE;
+        let u = t + (t * (t + Self::ONE + Self::ONE)).sqrt();
+        let near = if u < Self::ONE { u } else { Self::ONE };
+        if u < Self::ONE {
+            near.ln_1p_unit()
+        } else {
+            (Self::ONE + u).ln()
+        }
+    }
+
     /// The error function, with the absolute error of a few roundings.
     fn erf(self) -> Self;
 }
@@ -221,6 +258,11 @@ impl Real for f64 {
     #[inline(always)]
     fn ln_1p_unit(self) -> Self {
         self.ln_1p()
+    }
+
+    #[inline(always)]
+    fn sinh(self) -> Self {
+        self.sinh()
     }
 
     /// Below 3 the series `2/√π · e^{−x²} · Σ 2ⁿ x^{2n+1} / (2n+1)!!`, whose terms are all

@@ -1,6 +1,8 @@
 //! What a node becomes on a GPU: launches, matrix products, fills and copies, with every address
 //! as an offset into the arena. Pure data, so that lowering is tested without a card.
 
+use std::sync::Arc;
+
 use cinch_graph::DType;
 
 /// A function of one of the sources in `kernels/`, compiled for the graph's element type.
@@ -8,6 +10,13 @@ use cinch_graph::DType;
 pub struct Kernel {
     /// The source's name without its ending.
     pub file: &'static str,
+    pub function: &'static str,
+}
+
+/// A function of a source that was made for one op.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Generated {
+    pub source: Arc<str>,
     pub function: &'static str,
 }
 
@@ -94,6 +103,12 @@ pub struct Product {
 pub enum Command {
     Launch {
         kernel: Kernel,
+        shape: LaunchShape,
+        arguments: Vec<Argument>,
+    },
+    /// As `Launch`, of a source that was made for the op.
+    LaunchGenerated {
+        kernel: Generated,
         shape: LaunchShape,
         arguments: Vec<Argument>,
     },

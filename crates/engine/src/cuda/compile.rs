@@ -51,6 +51,7 @@ pub const SOURCES: [(&str, &str); 20] = [
         include_str!("kernels/cached_convolution.cu"),
     ),
     ("cached_scan", include_str!("kernels/cached_scan.cu")),
+    ("columns", include_str!("kernels/columns.cu")),
     ("column_sum", include_str!("kernels/column_sum.cu")),
     ("convolution", include_str!("kernels/convolution.cu")),
     ("cross_entropy", include_str!("kernels/cross_entropy.cu")),
@@ -92,6 +93,27 @@ pub fn cubin(file: &'static str, dtype: DType, architecture: &str) -> Result<Vec
     };
     let source = SOURCES.iter().find(|(name, _)| *name == file);
     let source = source.map_or("", |(_, source)| source);
+    cubin_of(file, source, dtype, architecture)
+}
+
+/// What a source that was made for one op is called in messages.
+const GENERATED: &str = "expression";
+
+/// The machine code of a source that was made for one op, from the cache or compiled.
+pub fn generated_cubin(
+    source: &str,
+    dtype: DType,
+    architecture: &str,
+) -> Result<Vec<u8>, EngineError> {
+    cubin_of(GENERATED, source, dtype, architecture)
+}
+
+fn cubin_of(
+    file: &'static str,
+    source: &str,
+    dtype: DType,
+    architecture: &str,
+) -> Result<Vec<u8>, EngineError> {
     let source = HEADERS
         .iter()
         .fold(source.to_owned(), |source, (line, header)| {

@@ -11,8 +11,8 @@ use cinch_plan::{Placement, Plan, Residence};
 use cudarc::driver::{result, sys};
 
 use super::blas::Blas;
-use super::command::{Argument, Command, Kernel, LaunchShape, MatrixAt, Product};
-use super::compile::cubin;
+use super::command::{Argument, Command, Generated, Kernel, LaunchShape, MatrixAt, Product};
+use super::compile::{cubin, generated_cubin};
 use super::driver::{
     Context, DeviceInfo, DeviceMemory, HostMemory, Module, Replay, Stream, failed,
 };
@@ -41,6 +41,8 @@ pub struct CudaExecutor {
     blas: Blas,
     functions: HashMap<(Kernel, DType), sys::CUfunction>,
     modules: HashMap<(&'static str, DType), Module>,
+    generated_functions: HashMap<(Generated, DType), sys::CUfunction>,
+    generated_modules: HashMap<(Arc<str>, DType), Module>,
     staging: Staging,
     arena: DeviceMemory,
     /// What the plan keeps in host memory.
@@ -131,6 +133,8 @@ impl CudaExecutor {
             blas: Blas::new(options)?,
             functions: HashMap::new(),
             modules: HashMap::new(),
+            generated_functions: HashMap::new(),
+            generated_modules: HashMap::new(),
             staging: Staging::new(&context)?,
             arena,
             host,
@@ -221,6 +225,7 @@ impl CudaExecutor {
             Command::Launch { kernel, shape, .. } | Command::LaunchTable { kernel, shape, .. } => {
                 self.load(*kernel, dtype, shape)
             }
+            Command::LaunchGenerated { kernel, .. } => self.load_generated(kernel, dtype),
             Command::Product(product) => {
                 self.blas.prepare(product, self.arena.address, &self.stream)
             }
@@ -249,6 +254,25 @@ impl CudaExecutor {
         Ok(())
     }
 
+    fn load_generated(&mut self, kernel: &Generated, dtype: DType) -> Result<(), EngineError> {
+        if self.generated_functions.contains_key(&(kernel.clone(), dtype)) {
+            return Ok(());
+        }
+        let key = (kernel.source.clone(), dtype);
+        if !self.generated_modules.contains_key(&key) {
+            let architecture = self.context.info.architecture();
+            let code = generated_cubin(&kernel.source, dtype, &architecture)?;
+            let module = Module::load(&code)?;
+            self.generated_modules.insert(key.clone(), module);
+        }
+        if let Some(module) = self.generated_modules.get(&key) {
+            let function = module.function(kernel.function, 0)?;
+            let key = (kernel.clone(), dtype);
+            self.generated_functions.insert(key, function);
+        }
+        Ok(())
+    }
+
     /// Puts a command on the stream.
     fn issue(&self, command: &Command, dtype: DType) -> Result<(), EngineError> {
         let base = self.arena.address;
@@ -257,13 +281,30 @@ impl CudaExecutor {
                 kernel,
                 shape,
                 arguments,
-            } => self.launch(*kernel, dtype, shape, None, arguments),
+            } => {
+                let function = self.functions.get(&(*kernel, dtype));
+                let loaded = (kernel.function, function);
+                self.launch(loaded, dtype, shape, None, arguments)
+            }
+            Command::LaunchGenerated {
+                kernel,
+                shape,
+                arguments,
+            } => {
+                let function = self.generated_functions.get(&(kernel.clone(), dtype));
+                let loaded = (kernel.function, function);
+                self.launch(loaded, dtype, shape, None, arguments)
+            }
             Command::LaunchTable {
                 kernel,
                 shape,
                 table,
                 arguments,
-            } => self.launch(*kernel, dtype, shape, Some(table), arguments),
+            } => {
+                let function = self.functions.get(&(*kernel, dtype));
+                let loaded = (kernel.function, function);
+                self.launch(loaded, dtype, shape, Some(table), arguments)
+            }
             Command::Product(product) => self.blas.run(product, base, &self.stream),
             Command::Clear { address, bytes } => {
                 let (at, bytes) = (base + address, *bytes as usize);
@@ -283,15 +324,15 @@ impl CudaExecutor {
 
     fn launch(
         &self,
-        kernel: Kernel,
+        (name, function): (&'static str, Option<&sys::CUfunction>),
         dtype: DType,
         shape: &LaunchShape,
         table: Option<&[u32]>,
         arguments: &[Argument],
     ) -> Result<(), EngineError> {
-        let Some(&function) = self.functions.get(&(kernel, dtype)) else {
+        let Some(&function) = function else {
             return Err(EngineError::Cuda {
-                action: format!("launch {}", kernel.function),
+                action: format!("launch {name}"),
                 problem: "it was not loaded".to_owned(),
             });
         };
@@ -318,7 +359,7 @@ impl CudaExecutor {
                 &mut pointers,
             )
         }
-        .map_err(failed(format!("launch {}", kernel.function)))
+        .map_err(failed(format!("launch {name}")))
     }
 
     fn value(&self, argument: &Argument, dtype: DType) -> Result<ArgumentValue, EngineError> {

@@ -3,7 +3,7 @@
 use cinch_graph::{DType, Dropout, Graph, Node, TensorId, TensorType};
 use cinch_plan::{Placement, Plan, Residence};
 
-use super::command::{Argument, Command, Kernel, LaunchShape, Product};
+use super::command::{Argument, Command, Generated, Kernel, LaunchShape, Product};
 
 /// Multiprocessors, for launches whose size is the card's rather than the problem's. A fixed
 /// number would do; this one fills the largest cards.
@@ -151,6 +151,19 @@ impl<'a> Lowering<'a> {
 
     pub fn launch(&mut self, kernel: Kernel, shape: LaunchShape, arguments: Vec<Argument>) {
         self.commands.push(Command::Launch {
+            kernel,
+            shape,
+            arguments,
+        });
+    }
+
+    pub fn launch_generated(
+        &mut self,
+        kernel: Generated,
+        shape: LaunchShape,
+        arguments: Vec<Argument>,
+    ) {
+        self.commands.push(Command::LaunchGenerated {
             kernel,
             shape,
             arguments,

@@ -9,6 +9,7 @@ pub mod command;
 pub mod compile;
 mod driver;
 pub(crate) mod executor;
+mod expression;
 mod image;
 pub mod lowering;
 pub mod op;

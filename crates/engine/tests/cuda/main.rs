@@ -85,6 +85,9 @@ graphs! {
     packed_decoder: "packed decoder",
     column_blocks: "column blocks",
     scans_of_wide_tensors: "scans of wide tensors",
+    expressions: "expressions",
+    functions: "functions",
+    reductions: "reductions",
 }
 
 #[test]

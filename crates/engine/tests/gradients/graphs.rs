@@ -10,6 +10,9 @@ use cinch_model::{Build, Purpose, build};
 
 use crate::shared::VOCABULARY;
 
+#[path = "expressions.rs"]
+mod expressions;
+
 const BATCH: usize = 2;
 const SEQ: usize = 13;
 const WEIGHT: Init = Init::Normal { std: 0.02 };
@@ -19,7 +22,7 @@ const LAYER: (NormKind, f64) = (NormKind::Layer, 1e-5);
 /// A graph in either precision.
 pub type Builder = fn(DType) -> Graph;
 
-pub const ALL: [(&str, Builder); 13] = [
+pub const ALL: [(&str, Builder); 16] = [
     ("mamba", |compute| model(&mamba(0), compute)),
     ("mamba with convolution", |compute| {
         model(&mamba(4), compute)
@@ -42,6 +45,15 @@ pub const ALL: [(&str, Builder); 13] = [
     ("column blocks", |compute| column_blocks(compute).unwrap()),
     ("scans of wide tensors", |compute| {
         wide_scans(compute).unwrap()
+    }),
+    ("expressions", |compute| {
+        expressions::broadcasts(compute).unwrap()
+    }),
+    ("functions", |compute| {
+        expressions::functions(compute).unwrap()
+    }),
+    ("reductions", |compute| {
+        expressions::reductions(compute).unwrap()
     }),
 ];
 

@@ -160,7 +160,7 @@ fn distance(ours: &[f64], expected: &[f64]) -> f64 {
 }
 
 /// Every op that a training step has; what is not in this list is only in other graphs.
-const TRAINING_OPS: [&str; 30] = [
+const TRAINING_OPS: [&str; 35] = [
     "embedding",
     "embedding_backward",
     "layer_norm",
@@ -170,6 +170,11 @@ const TRAINING_OPS: [&str; 30] = [
     "linear",
     "linear_add",
     "view",
+    "map",
+    "reduce_sum",
+    "reduce_max",
+    "concat",
+    "split",
     "dequantise",
     "linear_grad_input",
     "linear_grad_weight",

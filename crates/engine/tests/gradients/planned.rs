@@ -101,7 +101,8 @@ impl Planned {
                 Count::Rows(rows) => rows,
                 Count::Batch => 1,
             };
-            self.write(term.scalars, &[1.0 / count as f64, term.weight]);
+            self.write(term.inputs.inverse_count, &[1.0 / count as f64]);
+            self.write(term.inputs.weight, &[term.weight]);
         }
         // A learning rate, and the bias corrections of the first step.
         let scalars = [0.01, 1.0 - OPTIMIZER.beta1, 1.0 - OPTIMIZER.beta2];

@@ -10,13 +10,13 @@ use crate::cost::{ChunkedCost, Cost, KernelCost};
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::graph::{Graph, Node, Target, TensorId};
-use crate::loss::{Count, LossTerm};
+use crate::loss::{Count, LossTerm, TermInputs};
 use crate::types::{DType, TensorType};
 
 /// A target that counts for nothing: padding, and a position that has no next token.
 pub const IGNORE_INDEX: i32 = -100;
 
-/// Inputs: h [.., d], W [V, d], targets i32 [..], the term's scalars [inverse count, weight].
+/// Inputs: h [.., d], W [V, d], targets i32 [..], the term's inverse count and weight.
 /// Outputs: the loss (added to), without the weight; with `gradient` also dh [.., d], and, added
 /// to, dW [V, d] when `weight`. With `scaled`, one more input: the loss scale, by which gradients
 /// (not the loss) are multiplied.
@@ -71,7 +71,7 @@ impl Graph {
         label_smoothing: f64,
         chunk_rows: Option<usize>,
     ) -> Result<TensorId, GraphError> {
-        let scalars = self.term_scalars(name);
+        let term = self.term_inputs(name);
         let h_type = self.ty(h);
         let vocabulary = self.ty(weight).rows();
         let op = CrossEntropy {
@@ -83,11 +83,18 @@ impl Graph {
             weight: false,
             scaled: false,
         };
-        let value = self.emit(name, op, vec![h, weight, targets, scalars])?[0];
+        let inputs = vec![
+            h,
+            weight,
+            targets,
+            term.inverse_count,
+            term.weight,
+        ];
+        let value = self.emit(name, op, inputs)?[0];
         self.add_term(LossTerm {
             name: name.to_owned(),
             value,
-            scalars,
+            inputs: term,
             count: Count::Targets(targets),
             weight: 1.0,
         });
@@ -105,7 +112,7 @@ impl Declare for CrossEntropy {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
-        expect_inputs(inputs, 4 + usize::from(self.scaled))?;
+        expect_inputs(inputs, 5 + usize::from(self.scaled))?;
         let (h, w, targets) = (&inputs[0], &inputs[1], &inputs[2]);
         expect_rows("h", h)?;
         expect_matrix("the weight", w)?;
@@ -115,11 +122,8 @@ impl Declare for CrossEntropy {
         })?;
         expect_dtype("the targets", targets, DType::I32)?;
         expect_shape("the targets", targets, h.shape.without_width().dims())?;
-        expect_same(
-            "the term's list of scalars",
-            &inputs[3],
-            &LossTerm::scalars_type(),
-        )?;
+        expect_same("the inverse count", &inputs[3], &TermInputs::ty())?;
+        expect_same("the term's weight", &inputs[4], &TermInputs::ty())?;
         expect((0.0..1.0).contains(&self.label_smoothing), || {
             format!("label smoothing {} is not in [0, 1)", self.label_smoothing)
         })?;
@@ -128,7 +132,7 @@ impl Declare for CrossEntropy {
             "makes the weight's gradient only along with that of h".to_owned()
         })?;
         if self.scaled {
-            LossScale::expect(&inputs[4])?;
+            LossScale::expect(&inputs[5])?;
         }
         let accumulator = h.dtype.accumulator();
         let mut outputs = vec![TensorType::new([1], accumulator)];

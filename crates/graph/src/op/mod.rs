@@ -11,6 +11,7 @@ mod attention;
 mod cached_attention;
 mod cached_convolution;
 mod cached_scan;
+mod concat;
 mod convolution;
 mod cross_entropy;
 mod dequantise;
@@ -20,8 +21,10 @@ mod indexer;
 mod linear;
 mod logits;
 mod loss_scale;
+mod map;
 mod norm;
 mod optimizer;
+mod reduce;
 mod rotary;
 mod scan;
 mod view;
@@ -32,6 +35,7 @@ pub use attention::{Attention, AttentionBackward, AttentionInputs, HopperBackwar
 pub use cached_attention::CachedAttention;
 pub use cached_convolution::CachedConvolution;
 pub use cached_scan::CachedScan;
+pub use concat::{Concat, Joined, Split};
 pub use convolution::{Convolution, ConvolutionBackward};
 pub use cross_entropy::{CrossEntropy, IGNORE_INDEX};
 pub use dequantise::{Dequantise, Quantisation, QuantisedTensors};
@@ -44,10 +48,12 @@ pub use indexer::{
 pub use linear::{Linear, LinearAdd, LinearGradInput, LinearGradWeight};
 pub use logits::Logits;
 pub use loss_scale::LossScale;
+pub use map::{Domain, Map, Pointwise, Read};
 pub use norm::{Norm, NormApply, NormBackward, NormKind, Normed};
 pub use optimizer::{
     AdamW, AdamWLayout, GradientFormat, GradientNorm, GradientSquares, MomentFormat,
 };
+pub use reduce::{CudaReduction, Over, Reduce, ReduceKind};
 pub use rotary::Rotary;
 pub use scan::{Scan, ScanBackward, ScanInputs, ScanPartition};
 pub use view::View;
@@ -130,7 +136,7 @@ pub trait Declare {
     }
 
     /// Pairs (input, output) that may share memory when the input is not needed later.
-    fn in_place(&self) -> &'static [(usize, usize)] {
+    fn in_place(&self) -> &[(usize, usize)] {
         &[]
     }
 
@@ -223,6 +229,10 @@ ops!(
     Add,
     Rotary,
     View,
+    Map,
+    Reduce,
+    Concat,
+    Split,
     Dequantise,
     Attention,
     AttentionBackward,

@@ -43,8 +43,8 @@ fn tensors_exist() {
         g.parameters[0].moments = Some([m, missing]);
     });
     rejected(&["random", "does not exist"], |g| g.random = Some(missing));
-    rejected(&["a term's scalars", "does not exist"], |g| {
-        g.terms[0].scalars = missing;
+    rejected(&["a term's inverse count", "does not exist"], |g| {
+        g.terms[0].inputs.inverse_count = missing;
     });
     rejected(&["a term of the loss", "does not exist"], |g| {
         g.terms[0].value = missing;

@@ -104,7 +104,7 @@ fn check_persistent(graph: &Graph, plan: &Plan) {
 /// The node that writes the transient tensor, and the last one that needs it.
 fn lifetime(graph: &Graph, id: TensorId) -> Option<(usize, usize)> {
     let written = graph.nodes.iter().position(|n| n.outputs.contains(&id))?;
-    if graph.is_term(id) || graph.result == Some(id) {
+    if graph.term_of(id).is_some() || graph.result == Some(id) {
         return Some((written, usize::MAX));
     }
     let read = graph.nodes.iter().rposition(|n| n.inputs.contains(&id));

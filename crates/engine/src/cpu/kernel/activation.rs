@@ -146,7 +146,7 @@ pub(super) fn gelu_tanh_slope<F: Real>(x: F) -> F {
 
 /// Φ, the normal distribution function.
 #[inline(always)]
-fn normal_distribution<F: Real>(x: F) -> F {
+pub(super) fn normal_distribution<F: Real>(x: F) -> F {
     half::<F>() * (F::ONE + (x * F::from_f64(std::f64::consts::FRAC_1_SQRT_2)).erf())
 }
 

@@ -2,7 +2,8 @@
 //! side, or the two halves of a gated input) is one buffer; its parts are read and written
 //! where they lie.
 
-use crate::cpu::parallel::Shared;
+use crate::cpu::parallel::{Shared, for_each};
+use crate::cpu::real::Real;
 
 use super::gemm::Matrix;
 
@@ -116,4 +117,55 @@ impl<'a, F> ColumnsMut<'a, F> {
         let end = self.offset + self.width;
         check(name, self.data.len(), self.row_stride, end, rows);
     }
+}
+
+/// Rows of a task that copies.
+const COPY_ROWS: usize = 64;
+
+/// Writes `part` [rows, count] to the columns from `offset` on of `whole` [rows, width].
+pub fn put_columns<F: Real>(
+    rows: usize,
+    part: &[F],
+    whole: &mut [F],
+    (width, offset, count): (usize, usize, usize),
+) {
+    assert!(part.len() == rows * count && whole.len() == rows * width);
+    let whole = Shared::new(whole);
+    for_each(rows.div_ceil(COPY_ROWS), |task| {
+        for row in task * COPY_ROWS..rows.min((task + 1) * COPY_ROWS) {
+            // SAFETY: each task has its own rows.
+            let to = unsafe { whole.part(row * width + offset, count) };
+            to.copy_from_slice(&part[row * count..][..count]);
+        }
+    });
+}
+
+/// Zeroes the columns from `offset` on of `whole` [rows, width].
+pub fn clear_columns<F: Real>(
+    rows: usize,
+    whole: &mut [F],
+    (width, offset, count): (usize, usize, usize),
+) {
+    assert_eq!(whole.len(), rows * width);
+    for row in whole.chunks_mut(width.max(1)) {
+        row[offset..offset + count].fill(F::ZERO);
+    }
+}
+
+/// Reads `part` [rows, count] from the columns from `offset` on of `whole` [rows, width].
+pub fn take_columns<F: Real>(
+    rows: usize,
+    whole: &[F],
+    part: &mut [F],
+    (width, offset, count): (usize, usize, usize),
+) {
+    assert!(part.len() == rows * count && whole.len() == rows * width);
+    let part = Shared::new(part);
+    for_each(rows.div_ceil(COPY_ROWS), |task| {
+        for row in task * COPY_ROWS..rows.min((task + 1) * COPY_ROWS) {
+            // SAFETY: each task has its own rows.
+            let to = unsafe { part.part(row * count, count) };
+            to.copy_from_slice(&whole[row * width + offset..][..count]);
+        }
+    });
 }

@@ -15,6 +15,7 @@ pub mod cross_entropy;
 pub mod dequantise;
 pub mod eight_bit;
 pub mod embedding;
+pub mod expression;
 pub mod gated;
 pub mod gemm;
 pub mod indexer;

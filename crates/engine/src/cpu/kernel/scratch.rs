@@ -17,20 +17,22 @@ pub(super) enum Owner {
     Gemm,
     Attention,
     Rotary,
+    Expression,
 }
 
 thread_local! {
-    static BLOCKS: [Cell<Vec<Line>>; 3] = const { [const { Cell::new(Vec::new()) }; 3] };
+    static BLOCKS: [Cell<Vec<Line>>; 4] = const { [const { Cell::new(Vec::new()) }; 4] };
 }
 
 impl Owner {
-    const ALL: [Self; 3] = [Self::Gemm, Self::Attention, Self::Rotary];
+    const ALL: [Self; 4] = [Self::Gemm, Self::Attention, Self::Rotary, Self::Expression];
 
     fn largest_bytes(self) -> usize {
         match self {
             Self::Gemm => super::gemm::SCRATCH_BYTES,
             Self::Attention => super::attention::SCRATCH_BYTES,
             Self::Rotary => super::rotary::SCRATCH_BYTES,
+            Self::Expression => super::expression::SCRATCH_BYTES,
         }
     }
 }

@@ -16,11 +16,10 @@ constexpr i32 IGNORED = -100;
 // A block to a row: z[gridDim.x, stride], of which `vocabulary` columns are logits. One pass
 // finds the largest logit and the sum of exponentials together, a second one writes the
 // gradient, unless `gradient` is 0. A target that is no token makes the row's loss NaN, which
-// the host sees in the sum. `term` is [1 / count, weight]. `loss_scale` multiplies the gradient in half precision and is null
-// otherwise.
+// the host sees in the sum. `loss_scale` multiplies the gradient in half precision and is null otherwise.
 KERNEL __launch_bounds__(1024)
-cross_entropy_rows(real* z, const i32* targets, float* losses, const float* term,
-                   const float* loss_scale, u32 vocabulary, u32 stride, float smoothing, u32 gradient) {
+cross_entropy_rows(real* z, const i32* targets, float* losses, const float* inverse_count,
+                   const float* weight, const float* loss_scale, u32 vocabulary, u32 stride, float smoothing, u32 gradient) {
     __shared__ float scratch[32];
     real* row = z + (u64)blockIdx.x * stride;
     i32 target = targets[blockIdx.x];
@@ -69,7 +68,7 @@ cross_entropy_rows(real* z, const i32* targets, float* losses, const float* term
     }
     if (!gradient) return;
 
-    float share = term[0] * term[1] * (loss_scale ? *loss_scale : 1.0f);
+    float share = *inverse_count * *weight * (loss_scale ? *loss_scale : 1.0f);
     float scale = share / sum;
     float uniform = smoothing / (float)vocabulary * share;
     float hit = (1.0f - smoothing) * share;
@@ -89,7 +88,7 @@ cross_entropy_rows(real* z, const i32* targets, float* losses, const float* term
 
 // loss (+)= Σ losses / count, without the term's weight, in a fixed order. One block.
 KERNEL __launch_bounds__(1024)
-cross_entropy_loss(const float* losses, const float* term, float* loss, u32 rows, u32 adds) {
+cross_entropy_loss(const float* losses, const float* inverse_count, float* loss, u32 rows, u32 adds) {
     __shared__ double sums[1024];
     double sum = 0.0;
     for (u32 row = threadIdx.x; row < rows; row += blockDim.x) sum += (double)losses[row];
@@ -99,7 +98,7 @@ cross_entropy_loss(const float* losses, const float* term, float* loss, u32 rows
         if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
     }
     if (threadIdx.x == 0) {
-        float value = (float)(sums[0] * (double)term[0]);
+        float value = (float)(sums[0] * (double)*inverse_count);
         *loss = adds ? *loss + value : value;
     }
 }

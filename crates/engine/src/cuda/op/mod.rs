@@ -6,10 +6,12 @@ mod attention_hopper;
 mod cached_attention;
 mod cached_convolution;
 mod cached_scan;
+mod columns;
 mod convolution;
 mod cross_entropy;
 mod dequantise;
 mod embedding;
+mod expression;
 mod gated;
 mod indexer;
 mod linear;
@@ -54,6 +56,10 @@ pub fn lower(mut x: Lowering<'_>) -> Vec<Command> {
         Op::Add(op) => activation::add(&mut x, op),
         Op::Rotary(op) => rotary::rotary(&mut x, op),
         Op::View(_) => view(&mut x),
+        Op::Map(op) => expression::map(&mut x, op),
+        Op::Reduce(op) => expression::reduce(&mut x, op),
+        Op::Concat(op) => columns::concat(&mut x, op),
+        Op::Split(op) => columns::split(&mut x, op),
         Op::Dequantise(op) => dequantise::dequantise(&mut x, op),
         Op::Attention(op) => attention::attention(&mut x, op),
         Op::AttentionBackward(op) => attention::attention_backward(&mut x, op),

@@ -93,6 +93,7 @@ fn commands_of(graph: &Graph, name: &str, first_micro: bool) -> Vec<Command> {
 fn functions(commands: &[Command]) -> Vec<&'static str> {
     let function = |command: &Command| match command {
         Command::Launch { kernel, .. } | Command::LaunchTable { kernel, .. } => kernel.function,
+        Command::LaunchGenerated { .. } => "generated",
         Command::Product(_) => "product",
         Command::Clear { .. } => "clear",
         Command::Copy { .. } => "copy",
@@ -185,6 +186,9 @@ fn every_launch_fits_its_kernel_and_every_product_the_arena() {
                         } => {
                             check_table_launch(kernel, &arguments, plan.arena_bytes);
                             kernels.insert(kernel);
+                        }
+                        Command::LaunchGenerated { kernel, .. } => {
+                            panic!("no expression is in this step: {kernel:?}")
                         }
                         Command::Product(p) => {
                             check_matrix(&p.a, p.m, p.k, plan.arena_bytes);

@@ -1,0 +1,382 @@
+//! Sums, means and maxima of an expression over columns, groups of columns, rows or everything,
+//! without the expression ever being stored.
+
+use super::map::{Pointwise, Seed, emit_backward};
+use super::{Declare, expect, product};
+use crate::cost::{Cost, KernelCost};
+use crate::differentiate::Backward;
+use crate::error::GraphError;
+use crate::expression::{Broadcast, Expr};
+use crate::graph::{Graph, Node, Target, TensorId};
+use crate::loss::{Count, LossTerm};
+use crate::types::{DType, Shape, TensorType};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReduceKind {
+    Sum,
+    /// Without a gradient: what takes it reads it detached.
+    Max,
+}
+
+/// What is summed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Over {
+    /// A row's columns: `[.., C]` to `[..]`.
+    Columns,
+    /// So many neighbouring columns: `[.., C]` to `[.., C/n]`.
+    Groups(usize),
+    /// All rows: `[.., C]` to `[C]`.
+    Rows,
+    /// The dimension before the last: `[B, T, C]` to `[B, C]`.
+    Sequence,
+    /// Everything: to `[]`.
+    All,
+}
+
+/// Inputs: those of the expression, and the random state where it drops. Output: over all places
+/// that belong to an element of it, the sum or the maximum of the expression; sums are made in
+/// single precision at least.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Reduce {
+    /// Of one result.
+    pub pointwise: Pointwise,
+    pub kind: ReduceKind,
+    /// Which element of the output a place belongs to.
+    pub broadcast: Broadcast,
+    pub output: TensorType,
+    /// Whether the forward pass goes on with a sum over all rows of the batch.
+    pub within_batch: bool,
+}
+
+/// How a GPU makes a reduction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CudaReduction {
+    /// Output columns are the domain's: a column to a thread, rows in parts.
+    Rows { parts: usize },
+    /// Columns are summed: so many threads to an output, its places in parts.
+    Lanes { lanes: usize, parts: usize },
+}
+
+impl CudaReduction {
+    pub fn parts(self) -> usize {
+        match self {
+            Self::Rows { parts } | Self::Lanes { parts, .. } => parts,
+        }
+    }
+}
+
+impl Over {
+    fn shape(self, domain: &Shape) -> Option<Shape> {
+        let dims = domain.dims();
+        match self {
+            Self::Columns => Some(domain.without_width()),
+            Self::Groups(0) => None,
+            Self::Groups(group) => domain
+                .width()
+                .is_multiple_of(group)
+                .then(|| domain.with_width(domain.width() / group)),
+            Self::Rows => Some(Shape::new(&[domain.width()])),
+            Self::Sequence => {
+                let (&width, rows) = dims.split_last()?;
+                let (_, rows) = rows.split_last()?;
+                let dims: Vec<usize> = rows.iter().copied().chain([width]).collect();
+                Some(Shape::new(&dims))
+            }
+            Self::All => Some(Shape::new(&[])),
+        }
+    }
+
+    fn broadcast(self, domain: &Shape) -> Broadcast {
+        let full = Broadcast::full(domain);
+        let columns = Broadcast {
+            column_group: domain.width(),
+            columns: 1,
+            ..full
+        };
+        let rows = |broadcast: Broadcast| Broadcast {
+            row_group: domain.rows(),
+            rows: 1,
+            ..broadcast
+        };
+        match self {
+            Self::Columns => columns,
+            Self::Groups(group) => Broadcast {
+                column_group: group,
+                columns: domain.width() / group.max(1),
+                ..full
+            },
+            Self::Rows => rows(full),
+            Self::Sequence => {
+                let group = domain.dims()[domain.rank() - 2];
+                Broadcast {
+                    row_group: group,
+                    rows: domain.rows() / group.max(1),
+                    ..full
+                }
+            }
+            Self::All => rows(columns),
+        }
+    }
+
+    /// How many places belong to an element of the result.
+    fn count(self, domain: &Shape) -> usize {
+        let broadcast = self.broadcast(domain);
+        domain.elements() / broadcast.elements().max(1)
+    }
+}
+
+impl Graph {
+    /// The sum of an expression of some tensors, over the shape of the largest of them, in the
+    /// precision of sums.
+    ///
+    /// ```
+    /// # use cinch_graph::{DType, Graph};
+    /// # use cinch_graph::op::Over;
+    /// # let mut graph = Graph::new(DType::Bf16);
+    /// # let x = graph.batch("x", [2, 3, 8], DType::Bf16);
+    /// let squares = graph.sum("squares", Over::Columns, &[x], |v| v[0].square())?;
+    /// let length = graph.map("length", &[squares], |v| v[0].max(1e-16).sqrt())?;
+    /// # assert_eq!(graph.ty(length).to_string(), "f32[2,3]");
+    /// # Ok::<(), cinch_graph::GraphError>(())
+    /// ```
+    pub fn sum(
+        &mut self,
+        name: &str,
+        over: Over,
+        inputs: &[TensorId],
+        write: impl FnOnce(&[Expr]) -> Expr,
+    ) -> Result<TensorId, GraphError> {
+        let dtype = self.compute.accumulator();
+        self.reduce(name, (ReduceKind::Sum, over, dtype), inputs, write)
+    }
+
+    /// As [`Self::sum`], divided by the number of summands.
+    pub fn mean(
+        &mut self,
+        name: &str,
+        over: Over,
+        inputs: &[TensorId],
+        write: impl FnOnce(&[Expr]) -> Expr,
+    ) -> Result<TensorId, GraphError> {
+        let count = over.count(&self.domain(inputs).shape);
+        self.sum(name, over, inputs, |v| write(v) / count as f64)
+    }
+
+    /// The largest value. It has no gradient: read it by [`Expr::detach`], as a softmax may.
+    pub fn max(
+        &mut self,
+        name: &str,
+        over: Over,
+        inputs: &[TensorId],
+        write: impl FnOnce(&[Expr]) -> Expr,
+    ) -> Result<TensorId, GraphError> {
+        let dtype = self.compute.accumulator();
+        self.reduce(name, (ReduceKind::Max, over, dtype), inputs, write)
+    }
+
+    /// Makes the mean of an expression a term of the loss: its sum over everything, divided by what
+    /// is counted in the effective batch.
+    pub fn loss_term(
+        &mut self,
+        name: &str,
+        count: Count,
+        inputs: &[TensorId],
+        write: impl FnOnce(&[Expr]) -> Expr,
+    ) -> Result<TensorId, GraphError> {
+        let shape = self.domain(inputs).shape;
+        let term = self.term_inputs(name);
+        let read = [inputs, &[term.inverse_count]].concat();
+        let write = |v: &[Expr]| [write(&v[..v.len() - 1]) * &v[v.len() - 1]];
+        let (pointwise, inputs) = self.pointwise("reduce", name, shape, &read, write)?;
+        let output = TensorType::new([1], self.compute.accumulator());
+        let op = Reduce {
+            pointwise,
+            kind: ReduceKind::Sum,
+            broadcast: Over::All.broadcast(&shape),
+            output,
+            within_batch: false,
+        };
+        let value = self.emit(name, op, inputs)?[0];
+        self.add_term(LossTerm {
+            name: name.to_owned(),
+            value,
+            inputs: term,
+            count,
+            weight: 1.0,
+        });
+        Ok(value)
+    }
+
+    /// A reduction whose result is kept as `dtype`.
+    pub fn reduce(
+        &mut self,
+        name: &str,
+        (kind, over, dtype): (ReduceKind, Over, DType),
+        inputs: &[TensorId],
+        write: impl FnOnce(&[Expr]) -> Expr,
+    ) -> Result<TensorId, GraphError> {
+        let shape = self.domain(inputs).shape;
+        let Some(output) = over.shape(&shape) else {
+            return Err(GraphError::Op {
+                op: "reduce",
+                node: name.to_owned(),
+                problem: format!("{shape} has no {over:?} to reduce"),
+            });
+        };
+        let write = |v: &[Expr]| [write(v)];
+        let (pointwise, inputs) = self.pointwise("reduce", name, shape, inputs, write)?;
+        let op = Reduce {
+            pointwise,
+            kind,
+            broadcast: over.broadcast(&shape),
+            output: TensorType::new(output, dtype),
+            within_batch: matches!(over, Over::Rows | Over::All) && shape.rows() > 1,
+        };
+        Ok(self.emit(name, op, inputs)?[0])
+    }
+}
+
+impl Reduce {
+    /// Places that belong to one element of the output: rows, and columns of each.
+    pub fn span(&self) -> (usize, usize) {
+        let shape = &self.pointwise.shape;
+        (
+            shape.rows() / self.broadcast.rows.max(1),
+            shape.width() / self.broadcast.columns.max(1),
+        )
+    }
+
+    /// Into how many parts the CPU cuts the rows of an output: by the size of the problem, so that
+    /// the order of a sum does not depend on threads.
+    pub fn cpu_parts(&self) -> usize {
+        /// Elements worth a task of their own.
+        const TASK: usize = 1 << 16;
+        /// Output rows that are tasks enough.
+        const ROWS: usize = 16;
+        const MOST: usize = 32;
+        let (rows, _) = self.span();
+        if self.broadcast.rows >= ROWS {
+            return 1;
+        }
+        let parts = self.pointwise.shape.elements().div_ceil(TASK);
+        parts.min(MOST).min(rows).max(1)
+    }
+
+    pub fn cuda_reduction(&self) -> CudaReduction {
+        /// Blocks that fill a large card.
+        const BLOCKS: usize = 528;
+        /// Threads of a block, to all of which one output belongs.
+        const BLOCK: usize = 256;
+        let (rows, columns) = self.span();
+        let outputs = self.broadcast.elements().max(1);
+        if columns == 1 {
+            let blocks = self.broadcast.columns.div_ceil(32) * self.broadcast.rows;
+            let parts = BLOCKS.div_ceil(blocks.max(1)).min(rows.div_ceil(32));
+            return CudaReduction::Rows {
+                parts: parts.max(1),
+            };
+        }
+        let places = rows.saturating_mul(columns);
+        if places >= 4 * BLOCK {
+            let parts = BLOCKS.div_ceil(outputs).min(places.div_ceil(16 * BLOCK));
+            CudaReduction::Lanes {
+                lanes: BLOCK,
+                parts: parts.max(1),
+            }
+        } else {
+            let lanes = places.div_ceil(4).next_power_of_two().min(32);
+            CudaReduction::Lanes { lanes, parts: 1 }
+        }
+    }
+
+    /// The parts of all outputs, where there are several.
+    fn partials(&self, parts: usize) -> u64 {
+        match parts {
+            1 => 0,
+            _ => product([
+                parts as u64,
+                self.broadcast.elements() as u64,
+                self.output.dtype.accumulator().size(),
+            ]),
+        }
+    }
+}
+
+/// The share of the copy bandwidth that a reduction reaches on a GPU: it waits for its sums.
+const BANDWIDTH_SHARE: f64 = 0.6;
+
+impl Declare for Reduce {
+    fn name(&self) -> &'static str {
+        match self.kind {
+            ReduceKind::Sum => "reduce_sum",
+            ReduceKind::Max => "reduce_max",
+        }
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
+        self.pointwise.check(inputs)?;
+        let results = self.pointwise.expression.outputs().len();
+        expect(results == 1, || {
+            format!("an expression of {results} results")
+        })?;
+        let domain = self.pointwise.shape;
+        let fits = self.broadcast.divides(&domain)
+            && self.broadcast.elements() == self.output.shape.elements();
+        expect(fits, || {
+            format!("{} is no reduction of {domain}", self.output.shape)
+        })?;
+        expect(self.output.dtype.is_float(), || {
+            format!(
+                "the result is {}, expected a floating-point type",
+                self.output.dtype
+            )
+        })?;
+        Ok(vec![self.output])
+    }
+
+    fn backward(&self, backward: &mut Backward<'_>, node: &Node) -> Result<(), GraphError> {
+        let graph = backward.graph();
+        let seed = if let Some(term) = graph.term_of(node.outputs[0]) {
+            Seed::Term(term.inputs.weight, graph.loss_scale)
+        } else {
+            let gradient = backward.gradient_of(node.outputs[0]);
+            gradient.map_or(Seed::None, Seed::Tensor)
+        };
+        match self.kind {
+            ReduceKind::Sum => {
+                let broadcast = self.broadcast;
+                emit_backward(&self.pointwise, backward, node, &[seed], broadcast, &[])
+            }
+            ReduceKind::Max => Err(GraphError::NotDifferentiable {
+                op: self.name(),
+                node: node.name.clone(),
+            }),
+        }
+    }
+
+    fn whole_batch(&self) -> Option<&'static str> {
+        let reason = "a sum over all rows of the batch enters the result of each";
+        self.within_batch.then_some(reason)
+    }
+
+    fn workspace(&self, _: &[TensorType], _: &[TensorType], target: Target) -> u64 {
+        let parts = match target {
+            Target::Cpu => self.cpu_parts(),
+            Target::Cuda => self.cuda_reduction().parts(),
+        };
+        self.partials(parts)
+    }
+
+    fn flops(&self, _inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
+        product([
+            self.pointwise.elements(),
+            self.pointwise.expression.flops().saturating_add(1),
+        ])
+    }
+
+    fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        let launches = if self.cuda_reduction().parts() > 1 { 2 } else { 1 };
+        let bytes = self.bytes(inputs, outputs);
+        Cost::of([KernelCost::waiting(launches, bytes, BANDWIDTH_SHARE)])
+    }
+}
