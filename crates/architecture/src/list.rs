@@ -11,8 +11,8 @@
 macro_rules! with_architectures {
     ($callback:ident) => {
         $callback! {
-            trained { Mamba, Gpt2, Llama, Mistral, Qwen2, Qwen3 }
-            predicted { Bert, HuggingFaceMamba, Gsa, Mu, Naics }
+            trained { Mamba, Gpt2, Llama, Mistral, Qwen2, Qwen3, Gsa }
+            predicted { Bert, HuggingFaceMamba, Mu, Naics }
         }
     };
 }

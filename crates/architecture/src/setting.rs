@@ -3,7 +3,7 @@
 
 use crate::Architecture;
 
-/// One number of a shape that a configuration file or a flag can state.
+/// One number or switch of a shape that a configuration file or a flag can state.
 #[derive(Debug)]
 pub struct ShapeSetting {
     /// As files and flags have it: `model.d_model`.
@@ -22,20 +22,28 @@ pub struct ShapeSetting {
 pub enum Number {
     Whole(u64),
     Real(f64),
+    Switch(bool),
 }
 
 impl Number {
     pub fn whole(self) -> Option<u64> {
         match self {
             Number::Whole(number) => Some(number),
-            Number::Real(_) => None,
+            Number::Real(_) | Number::Switch(_) => None,
         }
     }
 
     pub fn real(self) -> Option<f64> {
         match self {
-            Number::Whole(_) => None,
+            Number::Whole(_) | Number::Switch(_) => None,
             Number::Real(number) => Some(number),
+        }
+    }
+
+    pub fn switch(self) -> Option<bool> {
+        match self {
+            Number::Whole(_) | Number::Real(_) => None,
+            Number::Switch(on) => Some(on),
         }
     }
 }
@@ -52,6 +60,12 @@ impl From<f64> for Number {
     }
 }
 
+impl From<bool> for Number {
+    fn from(on: bool) -> Number {
+        Number::Switch(on)
+    }
+}
+
 /// What a setting takes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Range {
@@ -63,6 +77,8 @@ pub enum Range {
     Rate,
     /// Above 0.
     Positive,
+    /// True or false.
+    Switch,
 }
 
 pub(crate) const fn count(max: u64) -> Range {
@@ -75,6 +91,7 @@ pub(crate) const MOST_TOKENS: u64 = 1 << 24;
 pub(crate) const MOST_WIDTH: u64 = 1 << 16;
 pub(crate) const MOST_LAYERS: u64 = 1 << 12;
 pub(crate) const MOST_HEADS: u64 = 1 << 10;
+pub(crate) const MOST_STEPS: u64 = 1 << 48;
 
 /// Declares a setting that is one field of one architecture.
 macro_rules! shape_setting {

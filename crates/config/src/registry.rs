@@ -56,6 +56,7 @@ fn shapes() -> Vec<Setting> {
                 Range::Whole { min, max } => Kind::Unsigned { min, max },
                 Range::Rate => Kind::Float(Interval::BELOW_ONE),
                 Range::Positive => Kind::Float(Interval::ABOVE_ZERO),
+                Range::Switch => Kind::Bool,
             };
             let aliases: Vec<Alias> = declared.aliases.iter().map(|key| same(key)).collect();
             let mut setting = Setting::new(declared.key, kind, declared.help).aliases(&aliases);

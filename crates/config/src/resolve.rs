@@ -184,6 +184,7 @@ impl Completion {
             let value = match (setting.get)(architecture) {
                 Some(Number::Whole(number)) => Value::Unsigned(number),
                 Some(Number::Real(number)) => Value::Float(number),
+                Some(Number::Switch(on)) => Value::Bool(on),
                 None => continue,
             };
             let source = Source::Preset(title.to_owned());
@@ -197,6 +198,7 @@ impl Completion {
             let number = match self.value(setting.key) {
                 Some(Value::Unsigned(number)) => Number::Whole(*number),
                 Some(Value::Float(number)) => Number::Real(*number),
+                Some(Value::Bool(on)) => Number::Switch(*on),
                 _ => continue,
             };
             // A rate that nobody stated stays what the shape says of each of its parts.

@@ -300,7 +300,8 @@ impl<'g> Backward<'g> {
     /// reaches one of its outputs.
     fn is_needed(&self, node: &Node) -> bool {
         node.outputs.iter().any(|&id| {
-            self.graph.term_of(id).is_some() || (self.wants(id) && self.gradients[id.index()].is_some())
+            self.graph.term_of(id).is_some()
+                || (self.wants(id) && self.gradients[id.index()].is_some())
         })
     }
 

@@ -54,9 +54,8 @@ pub struct WholeBatch {
 
 impl Graph {
     pub fn term_inputs(&mut self, name: &str) -> TermInputs {
-        let mut input = |what: &str| {
-            self.add_tensor(format!("{name}.{what}"), TermInputs::ty(), Role::Control)
-        };
+        let mut input =
+            |what: &str| self.add_tensor(format!("{name}.{what}"), TermInputs::ty(), Role::Control);
         TermInputs {
             inverse_count: input("inverse_count"),
             weight: input("weight"),

@@ -9,6 +9,9 @@ use crate::types::Shape;
 pub enum Init {
     Zeros,
     Ones,
+    Constant {
+        value: f64,
+    },
     Normal {
         std: f64,
     },

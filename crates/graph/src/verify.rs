@@ -106,7 +106,11 @@ fn check_parameters(graph: &Graph) -> Result<(), GraphError> {
     for term in &graph.terms {
         check(term.value, "a term of the loss", &[Role::Result])?;
         let inputs = term.inputs;
-        check(inputs.inverse_count, "a term's inverse count", &[Role::Control])?;
+        check(
+            inputs.inverse_count,
+            "a term's inverse count",
+            &[Role::Control],
+        )?;
         check(inputs.weight, "a term's weight", &[Role::Control])?;
         if let Count::Targets(id) = term.count {
             check(id, "what a term counts", &[Role::Batch])?;

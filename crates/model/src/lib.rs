@@ -18,6 +18,7 @@
 
 mod decoder;
 mod gpt2;
+mod gsa;
 mod mamba;
 mod rotary;
 
@@ -79,6 +80,9 @@ pub enum Purpose {
 pub struct Build {
     pub batch: usize,
     pub seq_len: usize,
+    /// Which of the model's [`phases`] it is for. Generation is not part of any: what it builds
+    /// is the model as it is after the last.
+    pub phase: usize,
     /// What activations are computed in.
     pub compute: DType,
     pub purpose: Purpose,
@@ -96,6 +100,7 @@ impl Build {
         Self {
             batch,
             seq_len,
+            phase: 0,
             compute,
             purpose,
             packed: false,
@@ -103,6 +108,22 @@ impl Build {
             adapters: None,
         }
     }
+}
+
+/// A stretch of a run in which a model is trained by one graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TrainingPhase {
+    pub name: &'static str,
+    /// The step with which it begins, counting from 0.
+    pub first_step: u64,
+}
+
+impl TrainingPhase {
+    /// The only one of a model that does not change.
+    pub const WHOLE: Self = Self {
+        name: "training",
+        first_step: 0,
+    };
 }
 
 /// Adapters of low rank on linear layers, whose own weights are frozen.
@@ -136,6 +157,13 @@ trait Builds {
     fn linear_modules(&self) -> Vec<String> {
         Vec::new()
     }
+
+    /// How the model changes while it is trained: phases in the order of their first steps, the
+    /// first of which is 0. All have the same parameters, and [`Build::phase`] says for which of
+    /// them a graph is built.
+    fn phases(&self) -> Vec<TrainingPhase> {
+        vec![TrainingPhase::WHOLE]
+    }
 }
 
 macro_rules! dispatch {
@@ -158,6 +186,14 @@ macro_rules! dispatch {
             match model {
                 $(Architecture::$trained(shape) => Builds::linear_modules(shape),)*
                 $(Architecture::$predicted(_))|* => Vec::new(),
+            }
+        }
+
+        /// How a model changes while it is trained; one phase for most.
+        pub fn phases(model: &Architecture) -> Vec<TrainingPhase> {
+            match model {
+                $(Architecture::$trained(shape) => Builds::phases(shape),)*
+                $(Architecture::$predicted(_))|* => vec![TrainingPhase::WHOLE],
             }
         }
     };

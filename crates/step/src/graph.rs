@@ -89,6 +89,7 @@ fn form(config: &Config, purpose: Purpose) -> Result<Build, StepError> {
     Ok(Build {
         batch: config.batch.batch_size,
         seq_len: config.batch.seq_len,
+        phase: 0,
         compute: compute_type(config.batch.precision),
         purpose,
         packed: config.data.packing,

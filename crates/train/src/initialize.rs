@@ -24,6 +24,7 @@ fn element(init: Init, key: u64, index: usize, width: usize) -> f64 {
     match init {
         Init::Zeros => 0.0,
         Init::Ones => 1.0,
+        Init::Constant { value } => value,
         Init::Normal { std } => std * normal(key, index as u64),
         Init::Uniform { bound } => bound * (2.0 * uniform(key, index as u64) - 1.0),
         Init::LogRange => ((index % width.max(1) + 1) as f64).ln(),

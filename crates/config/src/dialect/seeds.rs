@@ -46,12 +46,13 @@ const SPARSE_RULES: &[Rule] = &[
     same("gsa.d_indexer", "model.d_indexer"),
     same("gsa.n_indexer_heads", "model.n_indexer_heads"),
     same("gsa.k_max", "model.k_max"),
-    harmless("gsa.k_base"),
-    harmless("gsa.k_min"),
+    same("gsa.k_base", "model.k_base"),
+    same("gsa.k_min", "model.k_min"),
     refused("gsa.use_flash", "a kernel of one's own is not computed"),
-    combined("gsa.use_value_gate"),
-    combined("gsa.use_output_gate"),
-    combined("gsa.use_adaptive_k"),
+    same("gsa.use_value_gate", "model.use_value_gate"),
+    same("gsa.use_output_gate", "model.use_output_gate"),
+    same("gsa.use_adaptive_k", "model.use_adaptive_k"),
+    same("gsa.train_indexer", "model.train_indexer"),
     harmless("gsa.*"),
     harmless("model.max_position_embeddings"),
     harmless("model.max_seq_len"),
@@ -89,7 +90,14 @@ const SPARSE_RULES: &[Rule] = &[
     same("training.beta2", BETA2),
     same("training.eps", EPSILON),
     same("training.grad_clip", CLIP),
-    harmless("training.indexer_*"),
+    same(
+        "training.indexer_warmup_steps",
+        "model.indexer_warmup_steps",
+    ),
+    same(
+        "training.indexer_lr_multiplier",
+        "model.indexer_lr_multiplier",
+    ),
     same("logging.log_interval", LOGGING),
     same("logging.eval_interval", EVALUATION),
     same("logging.save_interval", SAVING),
@@ -99,18 +107,6 @@ const SPARSE_RULES: &[Rule] = &[
 
 /// `global_batch_size = micro_batch_size × gradient_accumulation_steps × GPUs`.
 fn global_batch(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
-    for gate in [
-        "gsa.use_value_gate",
-        "gsa.use_output_gate",
-        "gsa.use_adaptive_k",
-    ] {
-        if let Some(entry) = draft.find(gate) {
-            if !draft.is_on(gate) {
-                return Err(draft.refuse(entry, "the model without it is not computed"));
-            }
-            draft.harmless();
-        }
-    }
     let Some(entry) = draft.find("training.global_batch_size") else {
         return Ok(());
     };

@@ -588,15 +588,18 @@ fn indexer_loss<F: Real + Element>(x: &Operands<'_>, op: &op::IndexerLoss) {
     let (shape, inputs) = indexer_loss_inputs::<F>(x, op);
     let kl = indexer::loss(&shape, &inputs, x.workspace());
     let total: f64 = kl.iter().map(|kl| kl.to_f64()).sum();
-    let inverse_count = f64::from(x.input::<f32>(op.scalars())[0]);
+    let [inverse_count, _] = op.term_inputs();
+    let inverse_count = f64::from(x.input::<f32>(inverse_count)[0]);
     let (value, mode) = x.accumulator::<F>(0);
     mode.put(&mut value[0], F::from_f64(total * inverse_count));
 }
 
 fn indexer_loss_backward<F: Real + Element>(x: &Operands<'_>, op: &op::IndexerLoss) {
     let (shape, inputs) = indexer_loss_inputs::<F>(x, op);
-    let scalars = x.input::<f32>(op.scalars());
-    let gradient = F::from_f64(f64::from(scalars[0]) * f64::from(scalars[1]));
+    let [inverse_count, weight] = op
+        .term_inputs()
+        .map(|input| f64::from(x.input::<f32>(input)[0]));
+    let gradient = F::from_f64(inverse_count * weight);
     let gradients = indexer::Gradients {
         queries: x.output(0),
         keys: x.output(1),

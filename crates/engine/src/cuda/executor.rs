@@ -255,7 +255,10 @@ impl CudaExecutor {
     }
 
     fn load_generated(&mut self, kernel: &Generated, dtype: DType) -> Result<(), EngineError> {
-        if self.generated_functions.contains_key(&(kernel.clone(), dtype)) {
+        if self
+            .generated_functions
+            .contains_key(&(kernel.clone(), dtype))
+        {
             return Ok(());
         }
         let key = (kernel.source.clone(), dtype);

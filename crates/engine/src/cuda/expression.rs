@@ -95,7 +95,10 @@ impl<'a> Text<'a> {
         for (number, scalar) in self.scalars() {
             if let Scalar::Kept { stream, rate } = scalar {
                 let limit = (rate.value() * 4_294_967_296.0) as u32;
-                let _ = writeln!(text, "    Dropout drop{number}(random, {stream}u, {limit}u);");
+                let _ = writeln!(
+                    text,
+                    "    Dropout drop{number}(random, {stream}u, {limit}u);"
+                );
             }
         }
         for (input, read) in self.pointwise.reads.iter().enumerate() {
@@ -107,7 +110,12 @@ impl<'a> Text<'a> {
     }
 
     fn scalars(&self) -> impl Iterator<Item = (usize, Scalar)> {
-        self.pointwise.expression.scalars().iter().copied().enumerate()
+        self.pointwise
+            .expression
+            .scalars()
+            .iter()
+            .copied()
+            .enumerate()
     }
 
     /// Loads what belongs to `vector` places from (row, column) on, `place` elements from the
@@ -246,10 +254,7 @@ fn type_name(dtype: DType) -> &'static str {
 }
 
 /// The arguments of [`Text::parameters`], in their order.
-pub fn arguments(
-    pointwise: &Pointwise,
-    input: impl Fn(usize) -> Argument,
-) -> Vec<Argument> {
+pub fn arguments(pointwise: &Pointwise, input: impl Fn(usize) -> Argument) -> Vec<Argument> {
     let mut arguments = Vec::new();
     for (index, read) in pointwise.reads.iter().enumerate() {
         arguments.push(input(index));
@@ -276,14 +281,26 @@ pub fn map(op: &Map) -> Generated {
     let mut scalars = pointwise.expression.scalars().iter();
     let is_flat = pointwise.reads.iter().all(|read| is_whole(&read.broadcast))
         && !scalars.any(|scalar| matches!(scalar, Scalar::Column | Scalar::Kept { .. }));
-    let run = if is_flat { shape.elements() } else { shape.width() };
+    let run = if is_flat {
+        shape.elements()
+    } else {
+        shape.width()
+    };
     let text = Text::new(pointwise, is_flat, run, &op.outputs);
     let vector = text.vector;
-    let index = if shape.elements() < MOST_SHORT { "u32" } else { "u64" };
+    let index = if shape.elements() < MOST_SHORT {
+        "u32"
+    } else {
+        "u64"
+    };
     let mut parameters = text.parameters();
     let mut stores = String::new();
     for (output, dtype) in op.outputs.iter().enumerate() {
-        let _ = write!(parameters, "{}* y{output}, u32 adds{output}, ", type_name(*dtype));
+        let _ = write!(
+            parameters,
+            "{}* y{output}, u32 adds{output}, ",
+            type_name(*dtype)
+        );
         if output + op.accumulated >= op.outputs.len() {
             let _ = write!(
                 stores,
@@ -352,7 +369,9 @@ fn rows_kernel(op: &Reduce, value: &str) -> (String, usize) {
     let width = op.pointwise.shape.width();
     let [columns, rows] = ROW_BLOCK;
     // Vectors only as long as a block's columns are all there.
-    let run = [8, 4, 2].into_iter().find(|&v| width.is_multiple_of(v * columns));
+    let run = [8, 4, 2]
+        .into_iter()
+        .find(|&v| width.is_multiple_of(v * columns));
     let text = Text::new(&op.pointwise, false, run.unwrap_or(1), &[]);
     let vector = text.vector;
     let blocks = width.div_ceil(columns * vector);

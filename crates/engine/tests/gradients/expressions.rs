@@ -32,9 +32,7 @@ pub fn broadcasts(compute: DType) -> Result<Graph, GraphError> {
     let base = g.small_weight("base", [3], Init::Ones);
     let share = g.map("share", &[groups, base], |v| v[0].sigmoid() * &v[1])?;
     let z = linear(&mut g, "z", x, WIDTH)?;
-    let x = g.map("mixed", &[x, z, share], |v| {
-        &v[0] + (&v[1] - &v[0]) * &v[2]
-    })?;
+    let x = g.map("mixed", &[x, z, share], |v| &v[0] + (&v[1] - &v[0]) * &v[2])?;
     g.leave_block();
     let positions = g.small_weight("positions", [SEQ, WIDTH], Init::Zeros);
     let whole = g.weight("whole", [BATCH, SEQ, WIDTH], Init::Normal { std: 0.02 });

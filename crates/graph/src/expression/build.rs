@@ -122,7 +122,11 @@ impl Builder {
     }
 
     pub fn multiply(&mut self, a: u32, b: u32) -> u32 {
-        let (a, b) = if self.value(b).is_some() { (b, a) } else { (a, b) };
+        let (a, b) = if self.value(b).is_some() {
+            (b, a)
+        } else {
+            (a, b)
+        };
         // A constant is now first.
         match (self.value(a), self.scalar(b)) {
             (Some(x), Scalar::Constant(y)) => return self.constant(x * y.value()),
@@ -445,7 +449,12 @@ impl Expr {
         then: impl Into<Term>,
         otherwise: impl Into<Term>,
     ) -> Self {
-        self.select(Comparison::Less, other.into(), then.into(), otherwise.into())
+        self.select(
+            Comparison::Less,
+            other.into(),
+            then.into(),
+            otherwise.into(),
+        )
     }
 
     /// `then` where this is equal to `other`, else `otherwise`.

@@ -43,13 +43,7 @@ fn contribute(builder: &mut Builder, sum: &mut Option<u32>, gradient: u32) {
 }
 
 /// What the gradient `g` of one scalar, whose value is `y`, gives its operands.
-fn through(
-    b: &mut Builder,
-    scalar: &Scalar,
-    numbers: &[u32],
-    y: u32,
-    g: u32,
-) -> Vec<(u32, u32)> {
+fn through(b: &mut Builder, scalar: &Scalar, numbers: &[u32], y: u32, g: u32) -> Vec<(u32, u32)> {
     let at = |operand: u32| numbers[operand as usize];
     let zero = b.constant(0.0);
     match *scalar {

@@ -10,8 +10,8 @@ mod build;
 mod derivative;
 
 pub use broadcast::Broadcast;
-pub use build::{Expr, Term};
 pub(crate) use build::Builder;
+pub use build::{Expr, Term};
 pub(crate) use derivative::adjoints;
 
 use std::sync::Arc;
@@ -219,7 +219,9 @@ fn assign_slots(scalars: &[Scalar], outputs: &[u32]) -> (Vec<u32>, u32) {
         let mut ended: Vec<u32> = scalar.operands().collect();
         ended.sort_unstable();
         ended.dedup();
-        let ended = ended.into_iter().filter(|&o| last_use[o as usize] == number);
+        let ended = ended
+            .into_iter()
+            .filter(|&o| last_use[o as usize] == number);
         free.extend(ended.map(|operand| slots[operand as usize]));
     }
     (slots, count)

@@ -162,7 +162,10 @@ impl Declare for Split {
         let size = self.parts.iter().copied().fold(0, usize::saturating_add);
         let whole = self.joined.size(&x.shape);
         expect(size == whole && x.shape.rank() > 0, || {
-            format!("parts of {:?} in all {size}, but x is {}", self.parts, x.shape)
+            format!(
+                "parts of {:?} in all {size}, but x is {}",
+                self.parts, x.shape
+            )
         })?;
         let part = |&size| TensorType::new(self.joined.with_size(&x.shape, size), x.dtype);
         Ok(self.parts.iter().map(part).collect())

@@ -83,13 +83,7 @@ impl Graph {
             weight: false,
             scaled: false,
         };
-        let inputs = vec![
-            h,
-            weight,
-            targets,
-            term.inverse_count,
-            term.weight,
-        ];
+        let inputs = vec![h, weight, targets, term.inverse_count, term.weight];
         let value = self.emit(name, op, inputs)?[0];
         self.add_term(LossTerm {
             name: name.to_owned(),

@@ -240,7 +240,9 @@ impl Declare for Map {
             })?;
         }
         let shape = self.pointwise.shape;
-        Ok(outputs.map(|&dtype| TensorType::new(shape, dtype)).collect())
+        Ok(outputs
+            .map(|&dtype| TensorType::new(shape, dtype))
+            .collect())
     }
 
     fn backward(&self, backward: &mut Backward<'_>, node: &Node) -> Result<(), GraphError> {

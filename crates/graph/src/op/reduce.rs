@@ -375,7 +375,11 @@ impl Declare for Reduce {
     }
 
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
-        let launches = if self.cuda_reduction().parts() > 1 { 2 } else { 1 };
+        let launches = if self.cuda_reduction().parts() > 1 {
+            2
+        } else {
+            1
+        };
         let bytes = self.bytes(inputs, outputs);
         Cost::of([KernelCost::waiting(launches, bytes, BANDWIDTH_SHARE)])
     }

@@ -468,9 +468,10 @@ __device__ __forceinline__ void store_pair(real* to, float low, float high) {
 // For `num_rows` rows from `first_row` (a multiple of 64) on of the sequences from
 // `first_sequence` on: dz[sequence][row][head][⌈T/64⌉·64], zero where a row does not see a key, up
 // to the last tile of keys that any of the rows sees; partials[tile of keys][row of all][head][2]:
-// dw, and the sum of dz·√width. `term` is [1 / count, weight], and `loss_scale` multiplies the
-// gradient in half precision and is null otherwise. Grid: (tiles of rows × sequences, tiles of keys).
-KERNEL __launch_bounds__(THREADS) indexer_loss_backward(const float* term,
+// dw, and the sum of dz·√width. `inverse_count` and `weight` are the term's, and `loss_scale`
+// multiplies the gradient in half precision and is null otherwise. Grid: (tiles of rows × sequences, tiles of keys).
+KERNEL __launch_bounds__(THREADS) indexer_loss_backward(const float* inverse_count,
+                                                        const float* term_weight,
                                                         const float* loss_scale, INDEXER,
                                                         const float* indexer_lse, ATTENTION,
                                                         real* dz, float* partials, u64 total_rows,
@@ -504,7 +505,7 @@ KERNEL __launch_bounds__(THREADS) indexer_loss_backward(const float* term,
         return;
     }
 
-    float factor = term[0] * term[1] * (loss_scale ? *loss_scale : 1.0f);
+    float factor = *inverse_count * *term_weight * (loss_scale ? *loss_scale : 1.0f);
     float d[8][4], score[8][4];
     probabilities(d, tiles, ATTENTION_NAMES, b, seq, t0, s0, rows);
     indexer.scores(score, tiles);

@@ -61,8 +61,13 @@ pub fn reduce(x: &mut Lowering<'_>, op: &Reduce) {
     let mut arguments = expression::arguments(&op.pointwise, |input| x.input_argument(input));
     arguments.push(to);
     arguments.extend(
-        [outputs, span_rows, op.broadcast.row_group, op.broadcast.rows]
-            .map(|count| Argument::U32(count as u32)),
+        [
+            outputs,
+            span_rows,
+            op.broadcast.row_group,
+            op.broadcast.rows,
+        ]
+        .map(|count| Argument::U32(count as u32)),
     );
     arguments.push(Argument::U32(adds_now));
     x.launch_generated(kernel("reduce"), shape, arguments);

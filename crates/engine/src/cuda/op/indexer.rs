@@ -12,7 +12,8 @@ use super::linear::sum_partials;
 use crate::cuda::command::{Argument, Kernel, LaunchShape, MatrixAt, Product};
 use crate::cuda::lowering::Lowering;
 
-/// The sum of all rows by the term's inverse count: (losses, term, loss, rows, adds).
+/// The sum of all rows by the term's inverse count: (losses, inverse count, loss, rows,
+/// adds).
 const SUM: Kernel = Kernel {
     file: "cross_entropy",
     function: "cross_entropy_loss",
@@ -172,7 +173,7 @@ pub fn indexer_loss(x: &mut Lowering<'_>, op: &IndexerLoss) {
     x.launch(kernel("indexer_loss_rows"), shape, arguments);
     let arguments = vec![
         kl,
-        x.input_argument(op.scalars()),
+        x.input_argument(op.term_inputs()[0]),
         x.output_argument(0),
         Argument::U32(queries.rows() as u32),
         Argument::U32(u32::from(x.adds(0))),
@@ -254,7 +255,8 @@ pub fn indexer_loss_backward(x: &mut Lowering<'_>, op: &IndexerLossBackward) {
 /// The gradients of the scores' products, and partial sums of rows.
 fn tile_gradients(x: &mut Lowering<'_>, op: &IndexerLoss, places: &Places, span: Span) {
     let (_, length) = size(&places.queries);
-    let mut arguments = vec![x.input_argument(op.scalars()), places.scale];
+    let [inverse_count, weight] = op.term_inputs().map(|input| x.input_argument(input));
+    let mut arguments = vec![inverse_count, weight, places.scale];
     arguments.extend(loss_sources(x, op));
     arguments.extend([
         Argument::Address(places.scores),

@@ -17,7 +17,7 @@ use crate::cost::{Arithmetic, BlockWork, Cost, KernelCost};
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::graph::{Graph, Node, Role, Target, TensorId};
-use crate::loss::{Count, LossTerm};
+use crate::loss::{Count, LossTerm, TermInputs};
 use crate::op::{
     Attention, AttentionInputs, CUDA_GEMM_WORKSPACE, Declare, LossScale, expect, expect_inputs,
     expect_same, expect_small, product, sum,
@@ -26,7 +26,7 @@ use crate::types::{DType, TensorType};
 
 /// Inputs: those of the indexer, the log-sum-exp of its scores [B, T]; of the attention its
 /// queries and keys (the packed tensor, or two), its log-sum-exp, and its selection where it has
-/// one; the term's scalars [inverse count, weight]. Output: the sum of KL over all queries, by the
+/// one; the term's inverse count and weight. Output: the sum of KL over all queries, by the
 /// inverse count, added to.
 #[derive(Clone, Debug, PartialEq)]
 pub struct IndexerLoss {
@@ -75,12 +75,13 @@ impl IndexerLoss {
     }
 
     fn num_inputs(&self) -> usize {
-        Indexer::NUM_INPUTS + 3 + self.num_sources() + usize::from(self.attention.selection)
+        Indexer::NUM_INPUTS + 4 + self.num_sources() + usize::from(self.attention.selection)
     }
 
-    /// Which of the inputs holds the term's scalars.
-    pub fn scalars(&self) -> usize {
-        self.num_inputs() - 1
+    /// Which of the inputs are the term's inverse count and weight.
+    pub fn term_inputs(&self) -> [usize; 2] {
+        let count = self.num_inputs();
+        [count - 2, count - 1]
     }
 
     /// Which of the inputs is the first source; the log-sum-exp and the selection
@@ -89,8 +90,8 @@ impl IndexerLoss {
 
     /// Which of the inputs holds the selection.
     pub fn selection(&self) -> Option<usize> {
-        let before_last = self.num_inputs() - 2;
-        self.attention.selection.then_some(before_last)
+        let before_the_term = self.num_inputs() - 3;
+        self.attention.selection.then_some(before_the_term)
     }
 
     fn check(&self, inputs: &[TensorType]) -> Result<(), String> {
@@ -128,12 +129,9 @@ impl IndexerLoss {
             let expected = Attention::selection_type(batch, length);
             expect_same("the selection", &inputs[selection], &expected)?;
         }
-        let scalars = &inputs[self.scalars()];
-        expect_same(
-            "the term's list of scalars",
-            scalars,
-            &LossTerm::scalars_type(),
-        )
+        let [inverse_count, weight] = self.term_inputs().map(|input| &inputs[input]);
+        expect_same("the term's inverse count", inverse_count, &TermInputs::ty())?;
+        expect_same("the term's weight", weight, &TermInputs::ty())
     }
 
     /// Operations of one pair: its probabilities and its score.
@@ -220,7 +218,7 @@ impl Graph {
         let term = LossTerm {
             name: name.to_owned(),
             value: self.add_tensor(name, ty, Role::Result),
-            scalars: self.term_scalars(name),
+            inputs: self.term_inputs(name),
             count: Count::Rows(rows),
             weight,
         };
@@ -254,7 +252,7 @@ impl Graph {
             .chain(sources)
             .chain([lse])
             .chain(selection)
-            .chain([term.scalars]);
+            .chain([term.inputs.inverse_count, term.inputs.weight]);
         self.emit_into(name, op, inputs.collect(), &[term.value])?;
         Ok(())
     }

@@ -4,9 +4,9 @@
 
 mod map;
 mod reduce;
-mod tile;
 #[cfg(test)]
 mod tests;
+mod tile;
 
 pub use map::map;
 pub use reduce::{Reduction, reduce};

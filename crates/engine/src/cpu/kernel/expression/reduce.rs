@@ -54,8 +54,7 @@ pub fn reduce<F: Real>(
             let first = task * block;
             let count = block.min(broadcast.rows - first);
             // SAFETY: each task has its own output rows.
-            let sums =
-                unsafe { output.part(first * broadcast.columns, count * broadcast.columns) };
+            let sums = unsafe { output.part(first * broadcast.columns, count * broadcast.columns) };
             let outer = places.rows / (broadcast.rows * broadcast.row_group);
             with_cells(places, |cells, values| {
                 for turn in 0..outer {
@@ -108,10 +107,7 @@ fn combine<F: Real>(kind: ReduceKind, a: F, b: F) -> F {
     }
 }
 
-fn with_cells<F: Real>(
-    places: &Places<'_, F>,
-    work: impl FnOnce(&mut [F], &mut Values<F>),
-) {
+fn with_cells<F: Real>(places: &Places<'_, F>, work: impl FnOnce(&mut [F], &mut Values<F>)) {
     let cells = places.expression.num_slots() * TILE;
     scratch::with(Owner::Expression, cells, |cells: &mut [F]| {
         prepare(places, cells);

@@ -2,9 +2,7 @@
 
 use std::ops::Range;
 
-use cinch_graph::expression::{
-    Binary, Broadcast, Comparison, Expression, SMALLEST, Scalar, Unary,
-};
+use cinch_graph::expression::{Binary, Broadcast, Comparison, Expression, SMALLEST, Scalar, Unary};
 
 use super::{Numbers, Outputs, Places, Source, TILE};
 use crate::cpu::dropout::Dropout;
@@ -38,7 +36,12 @@ impl<F: Real> Values<F> {
 
 /// Fills the cells of what is the same in every tile.
 pub fn prepare<F: Real>(places: &Places<'_, F>, cells: &mut [F]) {
-    for (scalar, &slot) in places.expression.scalars().iter().zip(places.expression.slots()) {
+    for (scalar, &slot) in places
+        .expression
+        .scalars()
+        .iter()
+        .zip(places.expression.slots())
+    {
         if let Some(value) = constant(places, scalar) {
             cells[slot as usize * TILE..][..TILE].fill(value);
         }
