@@ -15,6 +15,7 @@ mod picture;
 mod progress;
 mod pytorch;
 mod resume;
+mod rows;
 mod run;
 mod settings;
 mod table;

@@ -15,7 +15,7 @@ const PRODUCT_RUNS: usize = 3;
 pub fn synthetic_batch(plan: &StepPlan) -> Batch {
     let config = &plan.config;
     let (seq_len, vocabulary) = (config.batch.seq_len, config.model.vocab_size());
-    let mut batch = Batch::of(&plan.training, config.batch.effective_batch());
+    let mut batch = Batch::of(&plan.longest().training, config.batch.effective_batch());
     // Rows are of one piece, also where they could hold several.
     let positions = batch.get_mut(input::POSITIONS).iter_mut();
     for (place, position) in positions.enumerate() {

@@ -208,7 +208,7 @@ impl Checkpoint {
             .into_iter()
             .filter_map(source_of)
             .filter(|source| match source {
-                Source::Default | Source::Derived(_) => false,
+                Source::Default | Source::Derived(_) | Source::Data(_) => false,
                 Source::File { path, .. } => *path != state_file,
                 Source::Preset(_)
                 | Source::Program(_)

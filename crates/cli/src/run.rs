@@ -10,7 +10,8 @@ use cinch_step::StepPlan;
 use cinch_train::Resume;
 
 use crate::args::{MemoryArguments, SettingArguments};
-use crate::progress::shown;
+use crate::progress::{DataBar, shown};
+use crate::rows::{Reported, Rows};
 use crate::settings::for_the_engine;
 use crate::{budget, device, overhead, resume};
 
@@ -23,6 +24,8 @@ pub struct AskedRun {
     pub notes: Vec<String>,
     /// What the budget is: the one that was given, or memory that is free.
     pub budget_name: &'static str,
+    /// How long the rows of samples are. A run that goes on has the lengths it has.
+    pub rows: Rows,
 }
 
 /// Where a run comes from.
@@ -59,6 +62,12 @@ impl AskedRun {
         }
         let mut config = settings.resolve()?;
         for_the_engine(flags, &config)?;
+        let rows = match origin {
+            Origin::Checkpoint(_) => Rows::None,
+            Origin::Demo | Origin::New => {
+                Rows::settle(&mut settings, &mut config, &DataBar::default())?
+            }
+        };
         let mut notes = settings.notes();
         if target == Target::Cpu {
             notes.extend(device::adapt_to_cpu(&mut config));
@@ -74,7 +83,19 @@ impl AskedRun {
             origin,
             notes,
             budget_name,
+            rows,
         })
+    }
+
+    /// What samples take of the host's memory.
+    pub fn samples_bytes(&self) -> u64 {
+        self.rows.host_bytes()
+    }
+
+    /// The plan as data, with what is known of its rows.
+    pub fn report(&self, step: &StepPlan, target: Target) -> Reported {
+        self.rows
+            .report(step.report(target, false), &step.config.batch)
     }
 
     /// The plan of the run. One that goes on keeps the settings it has; a new one within a budget

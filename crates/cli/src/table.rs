@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use cinch_config::{Bytes, Explained, Source};
-use cinch_step::PlanReport;
+use cinch_step::{HostMemory, PlanReport};
 use comfy_table::{
     Cell, CellAlignment, ColumnConstraint, ContentArrangement, Table, Width, presets,
 };
@@ -230,22 +230,38 @@ pub fn explain<'a>(settings: impl IntoIterator<Item = &'a Explained>) -> Table {
     table
 }
 
-/// The host's side of a plan for a GPU, or of one that keeps states beside the arena.
+/// What the host's memory holds besides the arena and the program, part by part.
+pub fn host_parts(host: &HostMemory) -> String {
+    let parts = host.besides_arena().into_iter();
+    let parts = parts.filter(|(_, bytes)| *bytes > 0);
+    let parts = parts.map(|(name, bytes)| format!("{name} {}", Bytes::new(bytes)));
+    parts.collect::<Vec<_>>().join(", ")
+}
+
+/// The host's side of a plan.
 fn host(memory: &cinch_step::MemoryReport) -> String {
-    let host = &memory.host;
-    let parts = [
-        ("optimizer states", host.offloaded_states),
-        ("pinned buffers", host.staging),
-    ];
-    let parts: Vec<String> = parts
-        .into_iter()
-        .filter(|(_, bytes)| *bytes > 0)
-        .map(|(name, bytes)| format!("{name} {}", Bytes::new(bytes)))
-        .collect();
-    if parts.is_empty() {
-        return String::new();
+    match host_parts(&memory.host) {
+        parts if parts.is_empty() => String::new(),
+        parts => format!("in host memory: {parts}\n"),
     }
-    format!("in host memory: {}\n", parts.join(", "))
+}
+
+/// The graphs that share the arena.
+fn variants(report: &PlanReport) -> String {
+    let mut text = String::new();
+    for variant in &report.variants {
+        let peak = if variant.is_peak { ", the peak" } else { "" };
+        let from = match variant.first_step {
+            0 => String::new(),
+            step => format!(" from step {step} on"),
+        };
+        text += &format!(
+            "graph for {}{from}: {} in use{peak}\n",
+            variant.name,
+            Bytes::new(variant.peak_bytes)
+        );
+    }
+    text
 }
 
 /// What is not the default about the optimizer.
@@ -323,6 +339,7 @@ pub fn plan(report: &PlanReport, budget_name: &str) -> String {
         Bytes::new(memory.arena_bytes),
         Bytes::new(memory.lower_bound_bytes)
     );
+    text += &variants(report);
     text += &host(memory);
     text += &format!("one step: {}FLOP", scaled(report.step_flops as f64));
     if report.useful_flops < report.step_flops {

@@ -84,6 +84,9 @@ pub struct BatchConfig {
     pub micro_is_free: bool,
     /// Tokens of a training sequence, at most the model's positions.
     pub seq_len: usize,
+    /// Shorter lengths that rows are padded to where they fit; the longest is `seq_len`.
+    #[serde(default)]
+    pub buckets: Vec<usize>,
     pub precision: Precision,
     pub checkpointing: Checkpointing,
     /// Keep the optimizer's state in host memory.
@@ -107,6 +110,16 @@ impl BatchConfig {
     /// setting allows; such a batch is larger than any, not a small one.
     pub fn effective_batch(&self) -> usize {
         self.batch_size.saturating_mul(self.accumulation)
+    }
+
+    /// The lengths that rows are padded to, the shortest first and `seq_len` last.
+    pub fn lengths(&self) -> Vec<usize> {
+        let shorter = self.buckets.iter().copied();
+        let shorter = shorter.filter(|length| (1..self.seq_len).contains(length));
+        let mut lengths: Vec<usize> = shorter.chain([self.seq_len]).collect();
+        lengths.sort_unstable();
+        lengths.dedup();
+        lengths
     }
 }
 
@@ -252,6 +265,9 @@ pub struct DataConfig {
     /// Of samples that are longer than a row.
     #[serde(default)]
     pub too_long: TooLong,
+    /// Whether rows are padded to one length or to several.
+    #[serde(default)]
+    pub buckets: BucketChoice,
     /// Samples that are read at most.
     #[serde(default)]
     pub max_samples: Option<usize>,
@@ -260,6 +276,19 @@ pub struct DataConfig {
     pub train_on_inputs: bool,
     #[serde(with = "lossless::optional", default)]
     pub cache_dir: Option<PathBuf>,
+}
+
+/// To how many lengths rows are padded. The lengths themselves are in [`BatchConfig::buckets`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BucketChoice {
+    /// To those that the lengths of the samples suggest, where that saves enough.
+    #[default]
+    Auto,
+    /// To one.
+    Off,
+    /// To those that were stated.
+    Stated,
 }
 
 /// What becomes of a sample that is longer than a row.

@@ -84,8 +84,8 @@ mod yaml;
 pub use apply::{Application, Applied, ChangedFile, Report, Unplaced};
 pub use bytes::Bytes;
 pub use config::{
-    BatchConfig, Checkpointing, Config, DataConfig, GradientType, NamedModel, OutputConfig,
-    Precision, Schedule, StateFormat, TooLong, TrainingConfig,
+    BatchConfig, BucketChoice, Checkpointing, Config, DataConfig, GradientType, NamedModel,
+    OutputConfig, Precision, Schedule, StateFormat, TooLong, TrainingConfig,
 };
 pub use dialect::Program;
 pub use dialect::draft::{ReadKey, Reading, Saving, UnreadKey};

@@ -325,6 +325,14 @@ fn others() -> Vec<Setting> {
     )
     .switch_flag("packing"),
     Setting::new(
+        "data.buckets",
+        Kind::Text,
+        "Lengths that rows of samples are padded to, besides the longest",
+    )
+    .flag("buckets", "LENGTHS")
+    .flag_help("Pad rows of samples to several lengths: auto, off, or such as 128,256 [default: auto]")
+    .default("auto"),
+    Setting::new(
         "data.too_long",
         Kind::Choice(&TooLong::NAMES),
         "What becomes of a sample that is longer than a row",

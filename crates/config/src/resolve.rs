@@ -10,8 +10,8 @@ use cinch_architecture::{Architecture, Family, NamedSize, Number};
 
 use crate::completion::Completion;
 use crate::config::{
-    BatchConfig, Checkpointing, Config, DataConfig, GradientType, NamedModel, OutputConfig,
-    Precision, Schedule, StateFormat, TooLong, TrainingConfig,
+    BatchConfig, BucketChoice, Checkpointing, Config, DataConfig, GradientType, NamedModel,
+    OutputConfig, Precision, Schedule, StateFormat, TooLong, TrainingConfig,
 };
 use crate::dialect::Program;
 use crate::error::ConfigError;
@@ -215,11 +215,13 @@ impl Completion {
             !self.settings.is_explicit(BATCH) && !self.settings.is_explicit(ACCUMULATION);
         self.complete_batch();
         self.complete_sequence(model)?;
+        let (_, buckets) = self.buckets()?;
         Ok(BatchConfig {
             batch_size: self.count(BATCH),
             accumulation: self.count(ACCUMULATION),
             micro_is_free,
             seq_len: self.count("vram.max_seq_len"),
+            buckets,
             precision: self.precision(),
             checkpointing: self.checkpointing(model)?,
             offload: matches!(self.value("vram.use_cpu_offload"), Some(Value::Bool(true))),
@@ -242,6 +244,29 @@ impl Completion {
                 .value("vram.loss_chunk")
                 .map(|_| self.count("vram.loss_chunk")),
         })
+    }
+
+    /// To which lengths rows are padded besides the longest.
+    fn buckets(&self) -> Result<(BucketChoice, Vec<usize>), ConfigError> {
+        const BUCKETS: &str = "data.buckets";
+        let text = self.text(BUCKETS);
+        match text.as_str() {
+            "auto" => return Ok((BucketChoice::Auto, Vec::new())),
+            "off" => return Ok((BucketChoice::Off, Vec::new())),
+            _ => {}
+        }
+        let lengths = text.split([',', ' ']).filter(|word| !word.is_empty());
+        let lengths = lengths.map(|word| word.parse().ok().filter(|length| *length > 0));
+        match lengths.collect::<Option<Vec<usize>>>() {
+            Some(lengths) if !lengths.is_empty() => Ok((BucketChoice::Stated, lengths)),
+            _ => Err(ConfigError::WrongValue {
+                origin: Box::new(self.stated(BUCKETS).source),
+                key: BUCKETS.to_owned(),
+                found: text,
+                accepted: "auto, off, or lengths such as 128,256,512".to_owned(),
+                hint: None,
+            }),
+        }
     }
 
     /// What was stated, or else what a file says of PyTorch.
@@ -418,6 +443,7 @@ impl Completion {
                 "error" => TooLong::Error,
                 _ => TooLong::Truncate,
             },
+            buckets: self.buckets()?.0,
             max_samples: self
                 .value("data.max_samples")
                 .map(|_| self.count("data.max_samples")),

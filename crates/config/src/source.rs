@@ -14,6 +14,8 @@ pub enum Source {
     Default,
     /// Worked out from another setting, named here by its key.
     Derived(String),
+    /// Read off the data that the run is about.
+    Data(#[serde(serialize_with = "lossless::shown")] PathBuf),
     Preset(String),
     /// What the program of a file takes where the file is silent.
     Program(String),
@@ -32,7 +34,7 @@ pub enum Source {
 impl Source {
     pub(crate) fn layer(&self) -> Layer {
         match self {
-            Source::Default | Source::Derived(_) => Layer::Default,
+            Source::Default | Source::Derived(_) | Source::Data(_) => Layer::Default,
             Source::Preset(_) => Layer::Preset,
             Source::Program(_) => Layer::Program,
             Source::File { .. } => Layer::File,
@@ -57,6 +59,7 @@ impl fmt::Display for Source {
         match self {
             Source::Default => formatter.write_str("default"),
             Source::Derived(key) => write!(formatter, "follows {key}"),
+            Source::Data(path) => write!(formatter, "rows of {}", cinch_files::shown(&path)),
             Source::Preset(name) => write!(formatter, "preset {name}"),
             Source::Program(name) => formatter.write_str(name),
             Source::File { path, line, .. } => {

@@ -195,8 +195,8 @@ impl Engine {
         }
     }
 
-    /// Starts sending the next content of a batch tensor while the last is in use. On the CPU
-    /// there is nothing to send.
+    /// Starts sending the next content of a batch tensor while the last is in use; it may be
+    /// shorter than the place, which is the same every time. On the CPU there is nothing to send.
     pub fn stage<T: Element>(&mut self, place: Placement, values: &[T]) -> Result<(), EngineError> {
         match self {
             Self::Cpu(_) => Ok(()),
@@ -212,7 +212,10 @@ impl Engine {
         values: &[T],
     ) -> Result<(), EngineError> {
         match self {
-            Self::Cpu(_) => self.write(place, values),
+            Self::Cpu(_) => {
+                let bytes = size_of_val(values) as u64;
+                self.write(Placement { bytes, ..place }, values)
+            }
             Self::Cuda(executor) => executor.commit(place),
         }
     }

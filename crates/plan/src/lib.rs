@@ -23,12 +23,13 @@ mod buffer;
 mod category;
 mod demand;
 mod place;
+mod shared;
 mod summary;
-
-use std::collections::HashMap;
 
 use cinch_graph::{ALIGNMENT, Graph, Phase, Role, Target, Tensor, TensorId, aligned};
 use thiserror::Error;
+
+use shared::Shared;
 
 pub use buffer::{Buffer, Owner};
 pub use category::{BytesByCategory, Category};
@@ -131,7 +132,7 @@ pub struct Plan {
 
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum PlanError {
-    #[error("`{tensor}` of the second graph has no place in the first one's plan")]
+    #[error("`{tensor}` is not the same in all graphs that share its place")]
     NotShared { tensor: String },
     #[error(
         "what is alive at `{node}` takes more than 2^64 bytes, which no plan counts\n\
@@ -167,47 +168,28 @@ impl Plan {
         Self::with_persistent(graph, options, placements, persistent)
     }
 
-    /// Plans a second graph (evaluation, or fewer tokens at once) in the arena of a first
-    /// (training, or more of them): what both name is shared, and the transient part is used in
-    /// turn. What a batch brings may be smaller than the first graph's. The arena must have room
-    /// for the larger of the two.
-    pub fn sharing(&self, first: &Graph, graph: &Graph) -> Result<Self, PlanError> {
-        let persistent = first.tensors.iter().enumerate();
-        let persistent = persistent.filter(|(_, tensor)| tensor.role.is_persistent());
-        let by_name: HashMap<&str, usize> = persistent
-            .map(|(index, tensor)| (tensor.name.as_str(), index))
-            .collect();
-        let mut placements = vec![None; graph.tensors.len()];
-        for id in persistent_order(graph) {
-            let tensor = graph.tensor(id);
-            let index = by_name.get(tensor.name.as_str()).copied();
-            placements[id.index()] = index
-                .filter(|&index| {
-                    let shared = &first.tensors[index];
-                    let fits = match tensor.role {
-                        Role::Batch => tensor.ty.bytes() <= shared.ty.bytes(),
-                        _ => shared.ty == tensor.ty,
-                    };
-                    fits && shared.role == tensor.role
-                })
-                .and_then(|index| self.placements[index])
-                .map(|place| {
-                    let bytes = tensor.ty.bytes();
-                    Some(Placement { bytes, ..place })
-                })
-                .ok_or_else(|| PlanError::NotShared {
-                    tensor: tensor.name.clone(),
-                })?;
+    /// Plans graphs that run in turn in one arena: training and evaluation, rows of several
+    /// lengths, runs of more and fewer tokens. What several of them name is one tensor in one
+    /// place, and their transient parts overlap. A batch tensor may have another size in each; it
+    /// has room for the largest. The arena must have room for the largest of the plans.
+    pub fn several(graphs: &[&Graph], options: Options) -> Result<Vec<Self>, PlanError> {
+        let mut shared = Shared::default();
+        for (number, graph) in graphs.iter().enumerate() {
+            let reserved = reserved(graph, options.target);
+            for id in persistent_order(graph) {
+                shared.add(number, graph.tensor(id), reserved[id.index()])?;
+            }
         }
-        Ok(Self::with_persistent(
-            graph,
-            self.options,
-            placements,
-            Persistent {
-                arena: self.persistent_bytes,
-                host: self.host_bytes,
-            },
-        ))
+        let persistent = shared.place(options);
+        let plan = |graph: &&Graph| {
+            let mut placements = vec![None; graph.tensors.len()];
+            for id in persistent_order(graph) {
+                let tensor = graph.tensor(id);
+                placements[id.index()] = shared.placement(tensor);
+            }
+            Self::with_persistent(graph, options, placements, persistent)
+        };
+        Ok(graphs.iter().map(plan).collect())
     }
 
     fn with_persistent(
@@ -298,7 +280,8 @@ impl Plan {
 }
 
 /// Ends of what keeps its place, in each allocation.
-struct Persistent {
+#[derive(Clone, Copy)]
+pub(crate) struct Persistent {
     arena: u64,
     host: u64,
 }
@@ -332,21 +315,22 @@ pub(crate) fn reserved(graph: &Graph, target: Target) -> Vec<u64> {
     reserved
 }
 
+const PERSISTENT_ROLES: [Role; 9] = [
+    Role::Parameter,
+    Role::ComputeCopy,
+    Role::Gradient,
+    Role::State,
+    Role::LossScale,
+    Role::Cache,
+    Role::Batch,
+    Role::Control,
+    Role::Result,
+];
+
 /// Persistent tensors that the graph touches, in the order of their places: weights first, so
 /// that graphs of one model agree on them.
 fn persistent_order(graph: &Graph) -> impl Iterator<Item = TensorId> + '_ {
-    const ORDER: [Role; 9] = [
-        Role::Parameter,
-        Role::ComputeCopy,
-        Role::Gradient,
-        Role::State,
-        Role::LossScale,
-        Role::Cache,
-        Role::Batch,
-        Role::Control,
-        Role::Result,
-    ];
-    ORDER.into_iter().flat_map(move |role| {
+    PERSISTENT_ROLES.into_iter().flat_map(move |role| {
         let ids = (0..graph.tensors.len() as u32).map(TensorId);
         ids.filter(move |&id| graph.tensor(id).role == role)
     })

@@ -18,7 +18,7 @@ use cinch_plan::num_micro_nodes;
 use crate::StepPlan;
 
 /// The predicted time of one optimizer step.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Prediction {
     pub seconds: f64,
     /// By the name of the op; what the host adds is not among them.
@@ -26,17 +26,21 @@ pub struct Prediction {
 }
 
 impl StepPlan {
-    /// Predicts a step on a card. `tf32` as in training.
+    /// Predicts a step on a card, of the variant that takes longest. `tf32` as in training.
     pub fn predict(&self, card: &Card, tf32: bool) -> Prediction {
-        let times = StepTimes::new(&self.training, &self.config, card, tf32);
-        let mut by_op = BTreeMap::new();
-        for (node, seconds) in self.training.nodes.iter().zip(&times.by_node) {
-            *by_op.entry(node.op.name()).or_insert(0.0) += seconds;
-        }
-        Prediction {
-            seconds: times.host + by_op.values().sum::<f64>(),
-            by_op,
-        }
+        let predicted = self.variants().iter().map(|variant| {
+            let times = StepTimes::new(&variant.training, &self.config, card, tf32);
+            let mut by_op = BTreeMap::new();
+            for (node, seconds) in variant.training.nodes.iter().zip(&times.by_node) {
+                *by_op.entry(node.op.name()).or_insert(0.0) += seconds;
+            }
+            Prediction {
+                seconds: times.host + by_op.values().sum::<f64>(),
+                by_op,
+            }
+        });
+        let longest = predicted.max_by(|a, b| a.seconds.total_cmp(&b.seconds));
+        longest.unwrap_or_default()
     }
 }
 

@@ -14,6 +14,13 @@ pub enum StepError {
     Graph(#[from] GraphError),
     #[error(transparent)]
     Plan(#[from] PlanError),
+    #[error("a step needs a graph to train by")]
+    NoVariant,
+    #[error(
+        "the phases `{}` and `{}` of a model do not train the same parameters",
+        phases[0], phases[1]
+    )]
+    OtherParameters { phases: [&'static str; 2] },
     #[error(
         "vram.update_in_backward needs vram.gradient_accumulation_steps 1, but it is \
          {accumulation}: a gradient that is gone after its update cannot be added to\n\

@@ -8,24 +8,51 @@ use cinch_config::{
 };
 use cinch_graph::op::{GradientFormat, MomentFormat, Quantisation};
 use cinch_graph::{Graph, Optimizer, Recompute, Target, TrainingGraph, differentiate};
-use cinch_model::{AdapterShape, Build, ModelError, Purpose, build, compute_type, linear_modules};
+use cinch_model::{
+    AdapterShape, Build, ModelError, Purpose, build, compute_type, linear_modules, phases,
+};
 use cinch_plan::Options;
 use cinch_weights::{AdapterConfig, Modules, Targets};
 
 use crate::{StepError, StepTarget};
 
-/// The step of a configuration, before any block is chosen for recomputation.
-pub fn differentiated(config: &Config, target: Target) -> Result<TrainingGraph, StepError> {
+/// Which of the training graphs of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VariantForm {
+    /// Which of the model's phases.
+    pub phase: usize,
+    /// Tokens of a row.
+    pub seq_len: usize,
+}
+
+/// The training graphs of a configuration: for every phase of its model one for each length of
+/// rows, the longest first.
+pub fn variant_forms(config: &Config) -> Vec<VariantForm> {
+    let lengths = config.batch.lengths();
+    let phases = 0..phases(&config.model).len();
+    let of_phase = |phase| {
+        let longest_first = lengths.iter().rev();
+        longest_first.map(move |&seq_len| VariantForm { phase, seq_len })
+    };
+    phases.flat_map(of_phase).collect()
+}
+
+/// A training graph of a configuration, before any block is chosen for recomputation.
+pub fn differentiated(
+    config: &Config,
+    variant: VariantForm,
+    target: Target,
+) -> Result<TrainingGraph, StepError> {
     let purpose = Purpose::Train {
         label_smoothing: config.training.label_smoothing,
-        loss_chunk: loss_chunk(config, target),
+        loss_chunk: loss_chunk(config, variant, target),
     };
     let batch = &config.batch;
     let in_half = batch.precision == Precision::Fp16 && !config.tuning.has_masters();
     if in_half && batch.states == StateFormat::Weights {
         return Err(StepError::StatesInHalf);
     }
-    let forward = build(&config.model, &form(config, purpose)?)?;
+    let forward = build(&config.model, &form(config, variant, purpose)?)?;
     check_cut(&forward, config)?;
     Ok(differentiate(forward, &optimizer(config))?)
 }
@@ -62,10 +89,14 @@ pub fn recomputed(
 }
 
 /// The same model without dropout and gradients.
-pub fn evaluation_graph(config: &Config, target: Target) -> Result<Graph, StepError> {
-    let loss_chunk = loss_chunk(config, target);
+pub fn evaluation_graph(
+    config: &Config,
+    variant: VariantForm,
+    target: Target,
+) -> Result<Graph, StepError> {
+    let loss_chunk = loss_chunk(config, variant, target);
     let purpose = Purpose::Evaluate { loss_chunk };
-    Ok(build(&config.model, &form(config, purpose)?)?)
+    Ok(build(&config.model, &form(config, variant, purpose)?)?)
 }
 
 /// The configuration without what its graph does not depend on: two that are equal then have the
@@ -85,11 +116,11 @@ pub fn options(config: &Config, machine: StepTarget) -> Options {
     }
 }
 
-fn form(config: &Config, purpose: Purpose) -> Result<Build, StepError> {
+fn form(config: &Config, variant: VariantForm, purpose: Purpose) -> Result<Build, StepError> {
     Ok(Build {
         batch: config.batch.batch_size,
-        seq_len: config.batch.seq_len,
-        phase: 0,
+        seq_len: variant.seq_len,
+        phase: variant.phase,
         compute: compute_type(config.batch.precision),
         purpose,
         packed: config.data.packing,
@@ -145,11 +176,13 @@ pub fn adapter_config(config: &Config, lora: &LoraConfig) -> AdapterConfig {
     }
 }
 
-/// Rows of logits that exist at once; `None` leaves it to the op.
-fn loss_chunk(config: &Config, target: Target) -> Option<usize> {
+/// Rows of logits that exist at once; `None` leaves it to the op. Shorter rows have no larger
+/// chunks than the longest, so that they never take more.
+fn loss_chunk(config: &Config, variant: VariantForm, target: Target) -> Option<usize> {
+    let rows = config.batch.batch_size * variant.seq_len;
     config.batch.loss_chunk.or_else(|| match target {
         Target::Cpu => None,
-        Target::Cuda => Some(cuda_loss_chunk(config)),
+        Target::Cuda => Some(cuda_loss_chunk(config).min(rows.max(1))),
     })
 }
 

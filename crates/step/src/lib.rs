@@ -1,4 +1,4 @@
-//! One planned training step: its graph, its plan, evaluation in the same arena, the predicted
+//! One planned training step: its graphs, their plans, evaluation in the same arena, the predicted
 //! time on a card, and the report of all that.
 //!
 //! A step is planned as its configuration stands. Choosing the configuration so that a budget is
@@ -24,11 +24,13 @@ mod report;
 pub use cost::{Prediction, StepTimes};
 pub use error::StepError;
 pub use graph::{
-    CUDA_CHUNK_BYTES, adapter_config, adapter_shape, differentiated, evaluation_graph, options,
-    recomputed, same_graph,
+    CUDA_CHUNK_BYTES, VariantForm, adapter_config, adapter_shape, differentiated, evaluation_graph,
+    options, recomputed, same_graph, variant_forms,
 };
-pub use plan::{StepPlan, beside_arena};
-pub use report::{CheckpointingReport, HostMemory, MemoryReport, PlanReport, SettingsReport};
+pub use plan::{StepPlan, Variant, VariantGraphs, beside_arena};
+pub use report::{
+    CheckpointingReport, HostMemory, MemoryReport, PlanReport, SettingsReport, VariantReport,
+};
 
 use cinch_graph::Target;
 

@@ -1,6 +1,6 @@
 //! The plan as data with stable names: `cinch plan --json`.
 
-use cinch_graph::{Role, Target};
+use cinch_graph::{Graph, Role, Target};
 use cinch_plan::{Breakdown, LiveTensor, Moment};
 use serde::{Serialize, Serializer};
 
@@ -23,6 +23,10 @@ pub struct PlanReport {
     /// Those of them that are not recomputation.
     #[serde(serialize_with = "count")]
     pub useful_flops: u128,
+    /// The graphs that share the arena, where there are several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub variants: Vec<VariantReport>,
+    /// Of the variant that takes the most.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub timeline: Vec<Moment>,
 }
@@ -47,6 +51,20 @@ pub struct SettingsReport {
     pub offload: bool,
     pub optimizer_states: &'static str,
     pub update_in_backward: bool,
+}
+
+/// One of several graphs that a configuration is trained by.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct VariantReport {
+    pub name: String,
+    pub phase: &'static str,
+    /// The step with which its phase begins.
+    pub first_step: u64,
+    pub seq_len: usize,
+    /// What it uses of the arena at its own peak.
+    pub peak_bytes: u64,
+    /// Whether the plan's peak is this one's.
+    pub is_peak: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -81,6 +99,13 @@ pub struct HostMemory {
     pub offloaded_states: u64,
     /// Pinned buffers through which batches reach a GPU.
     pub staging: u64,
+    /// The effective batch of a step, as wide as the longest rows.
+    pub batch: u64,
+    /// Samples with their layout, where the data has been read; text is read from its cache on
+    /// disk as it is needed.
+    pub samples: u64,
+    /// What is trained and its states, copied from a GPU while a checkpoint is written.
+    pub checkpoint: u64,
     /// On the CPU, the arena with all that a step works in; on a GPU it is the device's.
     pub arena: u64,
     /// The process itself: code, tables, thread stacks. Known for the CPU, where it is the plan's
@@ -91,9 +116,21 @@ pub struct HostMemory {
 impl HostMemory {
     /// All that is known.
     pub fn total(&self) -> u64 {
-        let parts = [self.offloaded_states, self.staging, self.arena];
-        let parts = parts.into_iter().chain(self.process);
+        let here = [self.arena, self.process.unwrap_or(0)];
+        let besides = self.besides_arena().map(|(_, bytes)| bytes);
+        let parts = besides.into_iter().chain(here);
         parts.fold(0, u64::saturating_add)
+    }
+
+    /// The parts that are no arena and no program, by name.
+    pub fn besides_arena(&self) -> [(&'static str, u64); 5] {
+        [
+            ("optimizer states", self.offloaded_states),
+            ("pinned buffers", self.staging),
+            ("samples", self.samples),
+            ("the batch of a step", self.batch),
+            ("a copy while a checkpoint is written", self.checkpoint),
+        ]
     }
 }
 
@@ -101,26 +138,59 @@ impl HostMemory {
 const NUM_ALIVE: usize = 10;
 
 impl StepPlan {
-    /// The host's side of the plan.
+    /// Bytes of a checkpoint: what is trained, and the optimizer's states.
+    pub fn checkpoint_bytes(&self) -> u64 {
+        let graph: &Graph = &self.training;
+        let trained = graph.parameters.iter().filter(|one| one.is_trained());
+        let tensors = trained.flat_map(|one| std::iter::once(one.master).chain(one.states()));
+        let tensors = tensors.chain(graph.loss_scale);
+        tensors.fold(0, |sum, id| sum.saturating_add(graph.ty(id).bytes()))
+    }
+
+    /// The host's side of the plan; samples are counted by who reads them.
     pub fn host_memory(&self) -> HostMemory {
-        let batch = self.training.tensors.iter();
+        let batch = self.longest().training.tensors.iter();
         let batch = batch.filter(|tensor| tensor.role == Role::Batch);
         let batch = batch.fold(0_u64, |sum, tensor| sum.saturating_add(tensor.ty.bytes()));
-        let offloaded_states = self.plan.host_bytes;
+        let accumulation = self.config.batch.accumulation as u64;
+        let host = HostMemory {
+            offloaded_states: self.plan.host_bytes,
+            staging: 0,
+            batch: batch.saturating_mul(accumulation),
+            samples: 0,
+            checkpoint: 0,
+            arena: 0,
+            process: None,
+        };
         match self.plan.options.target {
             Target::Cpu => HostMemory {
-                offloaded_states,
-                staging: 0,
                 arena: self.arena_bytes(),
                 process: Some(self.plan.options.overhead_bytes),
+                ..host
             },
             Target::Cuda => HostMemory {
-                offloaded_states,
                 staging: batch,
-                arena: 0,
-                process: None,
+                checkpoint: self.checkpoint_bytes(),
+                ..host
             },
         }
+    }
+
+    /// The graphs that share the arena; none where there is only one.
+    pub fn variant_reports(&self) -> Vec<VariantReport> {
+        if self.variants().len() == 1 {
+            return Vec::new();
+        }
+        let variants = self.variants().iter().enumerate();
+        let report = variants.map(|(index, variant)| VariantReport {
+            name: variant.name(),
+            phase: variant.phase.name,
+            first_step: variant.phase.first_step,
+            seq_len: variant.seq_len,
+            peak_bytes: variant.plan.peak_bytes,
+            is_peak: self.is_largest(index),
+        });
+        report.collect()
     }
 
     pub fn report(&self, target: Target, with_timeline: bool) -> PlanReport {
@@ -166,6 +236,7 @@ impl StepPlan {
             fits: budget_bytes.is_none_or(|budget| self.total_bytes() <= budget),
             step_flops: self.step_flops(),
             useful_flops: self.useful_flops(),
+            variants: self.variant_reports(),
             timeline: if with_timeline {
                 self.plan.moments(&self.training)
             } else {

@@ -1,14 +1,19 @@
 //! What a step reads: the contents of a graph's batch tensors, whatever they are, for all
 //! sequences of an effective batch.
 
+use std::ops::Range;
+
 use cinch_graph::op::IGNORE_INDEX;
 use cinch_graph::{Graph, Role};
 use cinch_model::input;
 
-/// The contents of batch tensors, sequence after sequence.
+/// The contents of batch tensors, sequence after sequence, all as wide as the longest has them. A
+/// step that has graphs for shorter rows leaves out the ends that hold nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
     columns: Vec<Column>,
+    /// Tokens of each sequence without the padding at its end.
+    row_lens: Vec<usize>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -54,7 +59,48 @@ impl Batch {
         };
         Self {
             columns: columns.into_iter().map(column).collect(),
+            row_lens: vec![usize::MAX; sequences],
         }
+    }
+
+    /// Says how many tokens a sequence has before its padding. What is not said is taken to fill
+    /// its row.
+    pub fn set_row_len(&mut self, sequence: usize, tokens: usize) {
+        if let Some(row_len) = self.row_lens.get_mut(sequence) {
+            *row_len = tokens;
+        }
+    }
+
+    /// Tokens of the longest of some sequences.
+    pub fn longest(&self, sequences: Range<usize>) -> usize {
+        let row_lens = self.row_lens.get(sequences).unwrap_or(&[]);
+        row_lens.iter().copied().max().unwrap_or(usize::MAX)
+    }
+
+    pub fn num_sequences(&self) -> usize {
+        self.row_lens.len()
+    }
+
+    /// What some sequences have in the tensor of that name: the first `width` numbers of each,
+    /// where they lie or gathered in `room`. None where there are fewer.
+    pub(crate) fn part<'b>(
+        &'b self,
+        name: &str,
+        sequences: Range<usize>,
+        width: usize,
+        room: &'b mut Vec<i32>,
+    ) -> Option<&'b [i32]> {
+        let column = self.columns.iter().find(|column| column.name == name)?;
+        let rows = sequences.start * column.width..sequences.end * column.width;
+        let values = column.values.get(rows)?;
+        if column.width == width {
+            return Some(values);
+        }
+        room.clear();
+        for row in values.chunks_exact(column.width.max(1)) {
+            room.extend_from_slice(row.get(..width)?);
+        }
+        Some(room)
     }
 
     /// The contents of the tensor of that name; nothing where there is no such tensor.
@@ -100,6 +146,7 @@ impl Batch {
         for column in &mut self.columns {
             column.values.truncate(sequences * column.width);
         }
+        self.row_lens.truncate(sequences);
     }
 
     /// Targets that count.

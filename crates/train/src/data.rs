@@ -17,6 +17,7 @@ use cinch_model::input;
 
 use crate::batch::Batch;
 use crate::error::TrainError;
+use crate::rows::RowLengths;
 
 /// Fewer tokens than this are a page of text: a model can only learn them by heart.
 const FEW_TOKENS: u64 = 500;
@@ -90,14 +91,33 @@ impl RowSource {
     }
 
     /// Writes rows to a batch, the first of which is `first`: in the order of epochs drawn by a
-    /// seed, or in one that never changes.
+    /// seed, or in one that never changes. With `by_length`, the rows of the batch are put in the
+    /// order of their lengths, so that those which share a micro batch are about as long.
     fn fill(
         &self,
         first: u64,
         seed: Option<u64>,
+        by_length: bool,
         seq_len: usize,
         batch: &mut Batch,
     ) -> Result<(), DataError> {
+        let numbers = first..first.saturating_add(batch.num_sequences() as u64);
+        let numbers: Vec<u64> = match (self, seed) {
+            (Self::Windows(_), _) | (_, None) => numbers.collect(),
+            (Self::Samples(rows), Some(seed)) => {
+                let drawn = numbers.map(|number| rows.index(number, seed));
+                let mut drawn: Vec<u64> = drawn.collect();
+                if by_length {
+                    drawn.sort_by_key(|&index| rows.row_len(index));
+                }
+                drawn
+            }
+        };
+        if let Self::Samples(rows) = self {
+            for (sequence, &index) in numbers.iter().enumerate() {
+                batch.set_row_len(sequence, rows.row_len(index));
+            }
+        }
         let names = [
             input::TOKENS,
             input::TARGETS,
@@ -111,11 +131,11 @@ impl RowSource {
         let mut unread = [vec![0; seq_len], vec![0; seq_len]];
         let mut positions = positions.chunks_exact_mut(seq_len);
         let mut starts = starts.chunks_exact_mut(seq_len);
-        for (number, (tokens, targets)) in (first..).zip(tokens.zip(targets)) {
+        for (number, (tokens, targets)) in numbers.into_iter().zip(tokens.zip(targets)) {
             match (self, seed) {
                 (Self::Windows(split), Some(seed)) => split.fill(number, seed, tokens, targets)?,
                 (Self::Windows(split), None) => split.fill_in_order(number, tokens, targets)?,
-                (Self::Samples(rows), seed) => {
+                (Self::Samples(rows), _) => {
                     let [unread_positions, unread_starts] = &mut unread;
                     let mut row = Row {
                         tokens,
@@ -123,10 +143,7 @@ impl RowSource {
                         positions: positions.next().unwrap_or(unread_positions),
                         starts: starts.next().unwrap_or(unread_starts),
                     };
-                    match seed {
-                        Some(seed) => rows.fill(number, seed, &mut row),
-                        None => rows.fill_in_order(number, &mut row),
-                    }
+                    rows.fill_in_order(number, &mut row);
                 }
             }
         }
@@ -149,15 +166,7 @@ impl Data {
             Ok(spec) => spec,
             Err(never) => match never {},
         };
-        let tokenizer = Tokenizer::load(&spec)?;
-        let vocabulary = config.model.vocab_size();
-        if tokenizer.vocab_size() > vocabulary {
-            return Err(TrainError::Vocabulary {
-                tokenizer: config.data.tokenizer.clone(),
-                tokens: tokenizer.vocab_size(),
-                vocabulary,
-            });
-        }
+        let tokenizer = load_tokenizer(config)?;
         if let Some(path) = &config.data.source
             && holds_samples(path, config, &tokenizer)?
         {
@@ -203,9 +212,7 @@ impl Data {
         progress: &dyn Progress,
     ) -> Result<Self, TrainError> {
         let (seq_len, seed) = (config.batch.seq_len, config.training.seed);
-        let template = tokenizer_config(config)?;
-        let options = sample_options(path, config, config.data.max_samples);
-        let samples = Samples::prepare(&options, tokenizer, template.as_ref(), progress)?;
+        let samples = read_samples(path, config, tokenizer, progress)?;
         let mut notes: Vec<String> = samples
             .files()
             .iter()
@@ -215,26 +222,18 @@ impl Data {
             })
             .collect();
         notes.push(format!("lengths: {}", samples.lengths()));
-        let too_long = match config.data.too_long {
-            cinch_config::TooLong::Truncate => TooLong::Truncate,
-            cinch_config::TooLong::Drop => TooLong::Drop,
-            cinch_config::TooLong::Error => TooLong::Error,
-        };
-        let (samples, limited) = samples.limit(seq_len, too_long)?;
+        let (samples, limited) = samples.limit(seq_len, too_long(config))?;
         notes.push(limited.to_string());
-        let style = match config.data.packing {
-            true => RowStyle::Packed,
-            false => RowStyle::Padded,
-        };
+        let style = row_style(config);
         let (tokens, documents) = (samples.lengths().num_tokens, samples.len() as u64);
         let (training, validation) = samples.split(config.data.val_split, seed);
         let training = training.rows(seq_len, style, seed)?;
         let validation = validation.rows(seq_len, style, seed)?;
-        notes.push(format!(
-            "{} rows of {seq_len} tokens to train on, {:.1} % of them padding",
-            training.len(),
-            100.0 * training.padding_share()
-        ));
+        notes.push(
+            RowLengths::of(&training, seed)
+                .padding(&config.batch)
+                .to_string(),
+        );
         let report = DataReport {
             tokens,
             documents,
@@ -279,11 +278,13 @@ impl Data {
     pub fn fill_training(
         &self,
         samples: u64,
-        seed: u64,
-        seq_len: usize,
+        config: &Config,
         batch: &mut Batch,
     ) -> Result<(), DataError> {
-        self.training.fill(samples, Some(seed), seq_len, batch)
+        let by_length = config.batch.lengths().len() > 1;
+        let (seed, seq_len) = (config.training.seed, config.batch.seq_len);
+        self.training
+            .fill(samples, Some(seed), by_length, seq_len, batch)
     }
 
     /// The batch of validation sequences from `first` on.
@@ -293,8 +294,54 @@ impl Data {
         seq_len: usize,
         batch: &mut Batch,
     ) -> Result<(), DataError> {
-        self.validation.fill(first, None, seq_len, batch)
+        self.validation.fill(first, None, false, seq_len, batch)
     }
+}
+
+/// The samples of a file, encoded.
+pub(crate) fn read_samples(
+    path: &Path,
+    config: &Config,
+    tokenizer: &Tokenizer,
+    progress: &dyn Progress,
+) -> Result<Samples, TrainError> {
+    let template = tokenizer_config(config)?;
+    let options = sample_options(path, config, config.data.max_samples);
+    let samples = Samples::prepare(&options, tokenizer, template.as_ref(), progress)?;
+    Ok(samples)
+}
+
+pub(crate) fn too_long(config: &Config) -> TooLong {
+    match config.data.too_long {
+        cinch_config::TooLong::Truncate => TooLong::Truncate,
+        cinch_config::TooLong::Drop => TooLong::Drop,
+        cinch_config::TooLong::Error => TooLong::Error,
+    }
+}
+
+pub(crate) fn row_style(config: &Config) -> RowStyle {
+    match config.data.packing {
+        true => RowStyle::Packed,
+        false => RowStyle::Padded,
+    }
+}
+
+/// The tokenizer of a run, whose tokens the model has embeddings for.
+pub(crate) fn load_tokenizer(config: &Config) -> Result<Tokenizer, TrainError> {
+    let spec: TokenizerSpec = match config.data.tokenizer.parse() {
+        Ok(spec) => spec,
+        Err(never) => match never {},
+    };
+    let tokenizer = Tokenizer::load(&spec)?;
+    let vocabulary = config.model.vocab_size();
+    if tokenizer.vocab_size() > vocabulary {
+        return Err(TrainError::Vocabulary {
+            tokenizer: config.data.tokenizer.clone(),
+            tokens: tokenizer.vocab_size(),
+            vocabulary,
+        });
+    }
+    Ok(tokenizer)
 }
 
 /// The day on which chat templates that print a date are rendered, 1 January 2025: a run that is
@@ -320,7 +367,11 @@ fn sample_options(path: &Path, config: &Config, max_samples: Option<usize>) -> S
 
 /// Whether the data is prompts with what follows them, by its first record. Plain texts, also
 /// those in the text column of a `.jsonl` file, are cut into windows instead.
-fn holds_samples(path: &Path, config: &Config, tokenizer: &Tokenizer) -> Result<bool, TrainError> {
+pub(crate) fn holds_samples(
+    path: &Path,
+    config: &Config,
+    tokenizer: &Tokenizer,
+) -> Result<bool, TrainError> {
     let ending = path.extension().and_then(|ending| ending.to_str());
     if !path.is_file() || !matches!(ending, Some("json" | "jsonl" | "txt" | "amr")) {
         return Ok(false);

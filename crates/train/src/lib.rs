@@ -44,6 +44,7 @@ mod outcome;
 mod owner;
 mod pretrained;
 pub mod record;
+mod rows;
 mod schedule;
 mod session;
 mod state;
@@ -63,6 +64,7 @@ pub use generate::{
 pub use outcome::{Ending, MeasuredLoss, TrainingOutcome};
 pub use owner::{Owner, Ownership};
 pub use pretrained::FirstWeights;
+pub use rows::{PaddedRows, Padding, RowLengths, RowSurvey};
 pub use schedule::learning_rate;
 pub use session::Session;
 pub use state::{Difference, EFFECTIVE_BATCH, State};

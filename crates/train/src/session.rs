@@ -10,7 +10,7 @@ use cinch_engine::{Arena, Engine, EngineError, EngineOptions, Part as GraphPart}
 use cinch_graph::op::LossScale;
 use cinch_graph::{DType, Graph, Parameter, Role, TensorId};
 use cinch_plan::{Placement, Plan, num_micro_nodes};
-use cinch_step::StepPlan;
+use cinch_step::{StepPlan, Variant};
 use cinch_weights::{Adapter, WeightFiles};
 
 use crate::batch::Batch;
@@ -54,39 +54,71 @@ impl Snapshot<'_> {
 /// A tensor that a micro batch fills.
 struct BatchTensor {
     name: String,
+    /// With room for the longest rows.
     place: Placement,
-    elements: usize,
+    /// Numbers of one sequence, by variant.
+    widths: Vec<usize>,
 }
 
-impl BatchTensor {
-    /// What a micro batch brings of it.
-    fn part<'b>(&self, batch: &'b Batch, micro: usize) -> Result<&'b [i32], TrainError> {
-        let values = batch.get(&self.name);
-        let start = micro * self.elements;
-        let part = values.get(start..start + self.elements);
-        part.ok_or_else(|| TrainError::BatchTensor {
-            name: self.name.clone(),
-            needed: start + self.elements,
-            found: values.len(),
+/// What is run of a variant.
+struct VariantParts {
+    /// Forward and backward of the first micro batch of a step, and of later ones; with the
+    /// updates that stand among the backward.
+    micro: [GraphPart; 2],
+    update: GraphPart,
+    evaluation: GraphPart,
+}
+
+impl VariantParts {
+    fn prepare(
+        engine: &mut Engine,
+        variant: &Variant,
+        accumulation: usize,
+    ) -> Result<Self, TrainError> {
+        let graph = &variant.training;
+        let (micro, all) = (num_micro_nodes(graph), graph.nodes.len());
+        let mut part = |nodes, first| engine.prepare(graph, &variant.plan, nodes, first);
+        let first = part(0..micro, true)?;
+        let later = if accumulation > 1 {
+            part(0..micro, false)?
+        } else {
+            first.clone()
+        };
+        let (micro, update) = ([first, later], part(micro..all, false)?);
+        let nodes = 0..variant.evaluation.nodes.len();
+        let evaluation =
+            engine.prepare(&variant.evaluation, &variant.evaluation_plan, nodes, true)?;
+        Ok(Self {
+            micro,
+            update,
+            evaluation,
         })
     }
+}
+
+/// A micro batch of a step, and the graph that it runs.
+#[derive(Clone, Copy)]
+struct Micro {
+    index: usize,
+    variant: usize,
 }
 
 /// A planned model with its weights, gradients and states.
 pub struct Session {
     step: StepPlan,
     engine: Engine,
-    /// Forward and backward of the first micro batch of a step, and of later ones; with the
-    /// updates that stand among the backward.
-    micro: [GraphPart; 2],
-    update: GraphPart,
-    evaluation: GraphPart,
+    /// By variant. All are made ready before the first step, so that nothing is allocated later.
+    parts: Vec<VariantParts>,
     /// Where the loop reads and writes.
     batch: Vec<BatchTensor>,
+    /// Rows of a micro batch without the ends that a variant has no place for.
+    shortened: Vec<i32>,
     random: Option<Placement>,
-    /// The terms of the loss in training, and in evaluation.
-    terms: Terms,
-    evaluated: Terms,
+    /// The terms of the loss in training, and in evaluation, by variant.
+    terms: Vec<Terms>,
+    evaluated: Vec<Terms>,
+    /// Of the micro batch that was trained on last.
+    last_variant: usize,
     step_scalars: Placement,
     gradient_norm: Placement,
     loss_scale: Option<Placement>,
@@ -102,37 +134,35 @@ impl Session {
             step.plan.host_bytes,
             options,
         )?;
-        let (micro, all) = (num_micro_nodes(graph), graph.nodes.len());
-        let mut part = |nodes, first| engine.prepare(graph, &step.plan, nodes, first);
-        let first = part(0..micro, true)?;
-        let later = if step.config.batch.accumulation > 1 {
-            part(0..micro, false)?
-        } else {
-            first.clone()
-        };
-        let (micro, update) = ([first, later], part(micro..all, false)?);
-        let nodes = 0..step.evaluation.nodes.len();
-        let evaluation = engine.prepare(&step.evaluation, &step.evaluation_plan, nodes, true)?;
+        let accumulation = step.config.batch.accumulation;
+        let parts = step.variants().iter();
+        let parts = parts.map(|variant| VariantParts::prepare(&mut engine, variant, accumulation));
+        let parts = parts.collect::<Result<_, _>>()?;
         let place = |id| placement(&step.plan, id);
-        let batch = (0..graph.tensors.len() as u32).map(TensorId);
-        let batch = batch.filter(|&id| graph.tensor(id).role == Role::Batch);
-        let batch = batch.map(|id| BatchTensor {
-            name: graph.tensor(id).name.clone(),
-            place: place(id),
-            elements: graph.ty(id).shape.elements(),
+        let random = step.variants().iter().find_map(|variant| {
+            let id = variant.training.random?;
+            Some(placement(&variant.plan, id))
         });
+        let variants = step.variants().iter();
+        let terms = variants.clone().map(|v| Terms::of(&v.training, &v.plan));
+        let terms = terms.collect();
+        let evaluated = variants.map(|v| Terms::of(&v.evaluation, &v.evaluation_plan));
+        let evaluated = evaluated.collect();
+        let batch = batch_tensors(&step);
+        let longest = batch.iter().map(|tensor| tensor.place.bytes).max();
+        let longest = longest.unwrap_or(0) as usize / size_of::<i32>();
         Ok(Self {
-            batch: batch.collect(),
-            random: graph.random.map(place),
-            terms: Terms::of(graph, &step.plan),
-            evaluated: Terms::of(&step.evaluation, &step.evaluation_plan),
+            batch,
+            shortened: Vec::with_capacity(longest),
+            random,
+            terms,
+            evaluated,
+            last_variant: 0,
             step_scalars: place(graph.step_scalars),
             gradient_norm: place(graph.gradient_norm),
             loss_scale: graph.loss_scale.map(place),
             engine,
-            micro,
-            update,
-            evaluation,
+            parts,
             step,
         })
     }
@@ -240,10 +270,10 @@ impl Session {
         stop: &mut dyn FnMut() -> bool,
     ) -> Result<Option<StepResult>, TrainError> {
         let run: &mut RunPart<'_> = &mut |engine, graph, plan, part| engine.run(graph, plan, part);
-        if !self.accumulate_by(batch, step, run, stop)? {
-            return Ok(None);
+        match self.accumulate_by(batch, step, run, stop)? {
+            None => Ok(None),
+            Some(last) => self.update_by(step, last, run).map(Some),
         }
-        self.update_by(step, run).map(Some)
     }
 
     /// As [`Self::train_step`], telling how long each node took, by the name of its op.
@@ -276,15 +306,24 @@ impl Session {
         step: u64,
         run: &mut RunPart<'_>,
     ) -> Result<StepResult, TrainError> {
-        self.accumulate_by(batch, step, run, &mut || false)?;
-        self.update_by(step, run)
+        match self.accumulate_by(batch, step, run, &mut || false)? {
+            None => Err(TrainError::NoTargets { step }),
+            Some(last) => self.update_by(step, last, run),
+        }
     }
 
-    /// The end of a step: the optimizer over the gradients that were added up.
-    fn update_by(&mut self, step: u64, run: &mut RunPart<'_>) -> Result<StepResult, TrainError> {
-        let (graph, plan) = (&self.step.training, &self.step.plan);
-        run(&mut self.engine, graph, plan, &self.update)?;
-        let terms = self.terms.values(&self.engine)?;
+    /// The end of a step: the optimizer over the gradients that were added up, as the variant of
+    /// the last micro batch has it.
+    fn update_by(
+        &mut self,
+        step: u64,
+        last: usize,
+        run: &mut RunPart<'_>,
+    ) -> Result<StepResult, TrainError> {
+        let variant = &self.step.variants()[last];
+        let (graph, plan) = (&variant.training, &variant.plan);
+        run(&mut self.engine, graph, plan, &self.parts[last].update)?;
+        let terms = self.terms[last].values(&self.engine)?;
         Ok(StepResult {
             loss: loss_of(&terms),
             terms,
@@ -309,14 +348,14 @@ impl Session {
         learning_rate(&self.step.config.training, step)
     }
 
-    /// Whether all micro batches ran: `stop` is asked before each.
+    /// The variant of the last micro batch, once all ran: `stop` is asked before each.
     fn accumulate_by(
         &mut self,
         batch: &Batch,
         step: u64,
         run: &mut RunPart<'_>,
         stop: &mut dyn FnMut() -> bool,
-    ) -> Result<bool, TrainError> {
+    ) -> Result<Option<usize>, TrainError> {
         let config = &self.step.config;
         let (beta1, beta2) = (config.training.adam_beta1, config.training.adam_beta2);
         let scalars = [
@@ -325,64 +364,117 @@ impl Session {
             (1.0 - beta2.powf((step + 1) as f64)) as f32,
         ];
         let key = mix(config.training.seed ^ mix(step));
+        // Rows of a shorter variant count as if they had the longest length, so that no two
+        // sequences share their masks.
         let micro_rows = config.batch.batch_size * config.batch.seq_len;
         let accumulation = config.batch.accumulation;
         self.engine.write(self.step_scalars, &scalars)?;
-        if !self.terms.average(&mut self.engine, batch, accumulation)? {
-            return Err(TrainError::NoTargets { step });
+        for terms in &self.terms {
+            if !terms.average(&mut self.engine, batch, accumulation)? {
+                return Err(TrainError::NoTargets { step });
+            }
         }
-        self.stage(batch, 0)?;
-        for micro in 0..accumulation {
+        let mut micro = self.micro(batch, step, 0);
+        self.stage(batch, micro)?;
+        loop {
             if stop() {
-                return Ok(false);
+                return Ok(None);
             }
             if let Some(random) = self.random {
-                let first = (micro * micro_rows) as u32;
+                let first = (micro.index * micro_rows) as u32;
                 let words = [key as u32, (key >> 32) as u32, first, 0];
                 self.engine.write(random, &words.map(u32::cast_signed))?;
             }
             self.commit(batch, micro)?;
-            let part = &self.micro[usize::from(micro > 0)];
-            let (graph, plan) = (&self.step.training, &self.step.plan);
-            run(&mut self.engine, graph, plan, part)?;
-            if micro + 1 < accumulation {
-                self.stage(batch, micro + 1)?;
+            let variant = &self.step.variants()[micro.variant];
+            let part = &self.parts[micro.variant].micro[usize::from(micro.index > 0)];
+            run(&mut self.engine, &variant.training, &variant.plan, part)?;
+            self.last_variant = micro.variant;
+            if micro.index + 1 >= accumulation {
+                return Ok(Some(micro.variant));
             }
+            micro = self.micro(batch, step, micro.index + 1);
+            self.stage(batch, micro)?;
         }
-        Ok(true)
     }
 
-    /// The terms of one micro batch, as sums and what they are over.
-    pub fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation, TrainError> {
-        self.evaluated.add_up(&mut self.engine)?;
-        self.stage(batch, 0)?;
-        self.commit(batch, 0)?;
-        let (graph, plan) = (&self.step.evaluation, &self.step.evaluation_plan);
-        self.engine.run(graph, plan, &self.evaluation)?;
-        self.evaluated.sums(&self.engine, batch)
+    /// A micro batch of a step, in the shortest graph that holds its rows.
+    fn micro(&self, batch: &Batch, step: u64, index: usize) -> Micro {
+        let longest = batch.longest(self.sequences(index));
+        let variant = self.step.variant_of(step, longest);
+        Micro { index, variant }
+    }
+
+    /// Which of an effective batch's sequences a micro batch has.
+    fn sequences(&self, micro: usize) -> Range<usize> {
+        let batch_size = self.step.config.batch.batch_size;
+        micro * batch_size..(micro + 1) * batch_size
+    }
+
+    /// Tokens that a step computes, padding included.
+    pub fn num_tokens(&self, batch: &Batch, step: u64) -> u64 {
+        let config = &self.step.config.batch;
+        let micros = (0..config.accumulation).map(|index| self.micro(batch, step, index));
+        let rows = micros.map(|micro| self.step.variants()[micro.variant].seq_len as u64);
+        rows.sum::<u64>() * config.batch_size as u64
     }
 
     /// Sets the weight of a term of the loss from the next step on; whether there is such a term.
     /// Nothing is prepared anew: weights are read from memory.
     pub fn weigh_term(&mut self, name: &str, weight: f64) -> bool {
-        let evaluated = self.evaluated.weigh(name, weight);
-        self.terms.weigh(name, weight) || evaluated
+        let all = self.terms.iter_mut().chain(&mut self.evaluated);
+        all.fold(false, |found, terms| terms.weigh(name, weight) || found)
+    }
+
+    /// The terms of one micro batch, as sums and what they are over, by the model as it is trained
+    /// at a step.
+    pub fn evaluate_at(&mut self, batch: &Batch, step: u64) -> Result<Evaluation, TrainError> {
+        let micro = self.micro(batch, step, 0);
+        self.evaluated[micro.variant].add_up(&mut self.engine)?;
+        self.stage(batch, micro)?;
+        self.commit(batch, micro)?;
+        let variant = &self.step.variants()[micro.variant];
+        let (graph, plan) = (&variant.evaluation, &variant.evaluation_plan);
+        let part = &self.parts[micro.variant].evaluation;
+        self.engine.run(graph, plan, part)?;
+        self.evaluated[micro.variant].sums(&self.engine, batch)
+    }
+
+    /// As [`Self::evaluate_at`], by the model as training leaves it.
+    pub fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation, TrainError> {
+        self.evaluate_at(batch, u64::MAX)
     }
 
     /// Starts sending a micro batch.
-    fn stage(&mut self, batch: &Batch, micro: usize) -> Result<(), TrainError> {
-        for tensor in &self.batch {
-            self.engine
-                .stage(tensor.place, tensor.part(batch, micro)?)?;
-        }
-        Ok(())
+    fn stage(&mut self, batch: &Batch, micro: Micro) -> Result<(), TrainError> {
+        self.send(batch, micro, &mut |engine, place, values| {
+            engine.stage(place, values)
+        })
     }
 
     /// Puts the micro batch that was staged in its place.
-    fn commit(&mut self, batch: &Batch, micro: usize) -> Result<(), TrainError> {
+    fn commit(&mut self, batch: &Batch, micro: Micro) -> Result<(), TrainError> {
+        self.send(batch, micro, &mut |engine, place, values| {
+            engine.commit(place, values)
+        })
+    }
+
+    fn send(
+        &mut self,
+        batch: &Batch,
+        micro: Micro,
+        send: &mut dyn FnMut(&mut Engine, Placement, &[i32]) -> Result<(), EngineError>,
+    ) -> Result<(), TrainError> {
+        let sequences = self.sequences(micro.index);
         for tensor in &self.batch {
-            self.engine
-                .commit(tensor.place, tensor.part(batch, micro)?)?;
+            let width = tensor.widths[micro.variant];
+            let part = batch.part(&tensor.name, sequences.clone(), width, &mut self.shortened);
+            let part = part.ok_or_else(|| TrainError::BatchTensor {
+                name: tensor.name.clone(),
+                needed: sequences.end * width,
+                found: batch.get(&tensor.name).len(),
+            })?;
+            send(&mut self.engine, tensor.place, part)?;
         }
         Ok(())
     }
@@ -408,7 +500,9 @@ impl Session {
 
     /// The loss that the last step left.
     pub fn loss(&self) -> Result<f64, TrainError> {
-        Ok(loss_of(&self.terms.values(&self.engine)?))
+        Ok(loss_of(
+            &self.terms[self.last_variant].values(&self.engine)?,
+        ))
     }
 
     /// The state of loss scaling, in half precision.
@@ -559,6 +653,35 @@ impl Session {
         }
         Ok(())
     }
+}
+
+/// What micro batches fill, in the place of the longest.
+fn batch_tensors(step: &StepPlan) -> Vec<BatchTensor> {
+    let mut tensors: Vec<BatchTensor> = Vec::new();
+    for (index, variant) in step.variants().iter().enumerate() {
+        let graph: &Graph = &variant.training;
+        for id in (0..graph.tensors.len() as u32).map(TensorId) {
+            let tensor = graph.tensor(id);
+            if tensor.role != Role::Batch {
+                continue;
+            }
+            let place = placement(&variant.plan, id);
+            let known = tensors.iter().position(|known| known.name == tensor.name);
+            let known = known.unwrap_or_else(|| {
+                tensors.push(BatchTensor {
+                    name: tensor.name.clone(),
+                    place,
+                    widths: vec![0; step.variants().len()],
+                });
+                tensors.len() - 1
+            });
+            let known = &mut tensors[known];
+            known.place.bytes = known.place.bytes.max(place.bytes);
+            let sequences = step.config.batch.batch_size.max(1);
+            known.widths[index] = tensor.ty.shape.elements() / sequences;
+        }
+    }
+    tensors
 }
 
 /// Rows of a parameter under the name that files have for them.

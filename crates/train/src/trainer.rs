@@ -237,7 +237,7 @@ impl<'a> Trainer<'a> {
         });
         let sequences = config.batch.effective_batch();
         Ok(Self {
-            batch: Batch::of(&session.plan().training, sequences),
+            batch: Batch::of(&session.plan().longest().training, sequences),
             session,
             data,
             store,
@@ -298,11 +298,10 @@ impl<'a> Trainer<'a> {
     /// One step; false where it was cut off and nothing has changed.
     fn step(&mut self, observer: &mut dyn Observer) -> Result<bool, TrainError> {
         let begun = Instant::now();
-        let config = self.config();
-        let (seed, seq_len) = (config.training.seed, config.batch.seq_len);
+        let config = &self.session.plan().config;
         let (max_steps, interval) = (config.training.max_steps, config.training.logging_steps);
         self.data
-            .fill_training(self.state.samples, seed, seq_len, &mut self.batch)?;
+            .fill_training(self.state.samples, config, &mut self.batch)?;
         let (batch, step, told) = (&self.batch, self.state.step, self.stop);
         let stop = &mut || told.load(Ordering::Relaxed);
         let Some(result) = self.session.train_step_unless(batch, step, stop)? else {
@@ -317,9 +316,9 @@ impl<'a> Trainer<'a> {
             });
         }
         self.loss_scale = result.loss_scale;
-        let tokens = self.batch.tokens().len() as u64;
+        let tokens = self.session.num_tokens(&self.batch, self.state.step);
         self.state.step += 1;
-        self.state.samples += tokens / seq_len as u64;
+        self.state.samples += self.batch.num_sequences() as u64;
         self.state.tokens += tokens;
         if !is_validated(&self.data, self.config()) {
             self.state.first_loss.get_or_insert(result.loss);
@@ -393,7 +392,7 @@ impl<'a> Trainer<'a> {
             0 => all,
             limit => all.min(limit),
         };
-        let mut batch = Batch::of(&self.session.plan().evaluation, micro);
+        let mut batch = Batch::of(&self.session.plan().longest().evaluation, micro);
         let mut evaluation = Evaluation::default();
         for index in 0..batches {
             if self.is_told_to_stop() {
@@ -401,7 +400,8 @@ impl<'a> Trainer<'a> {
             }
             self.data
                 .fill_validation(index * micro as u64, seq_len, &mut batch)?;
-            evaluation.add(self.session.evaluate(&batch)?);
+            let part = self.session.evaluate_at(&batch, self.state.step)?;
+            evaluation.add(part);
         }
         let loss = evaluation.loss();
         let step = self.state.step;

@@ -89,9 +89,18 @@ const QUEUE_BLOCK: usize = 63;
 fn a_step_allocates_nothing() {
     const STEPS: u64 = 40;
     for model in tiny::MODELS {
-        let config = tiny::config(model, &[]);
+        let mut config = tiny::config(model, &[]);
+        config.batch.buckets = vec![12];
         let mut session = tiny::session(&config, 1, 2);
-        let batches: Vec<_> = (0..STEPS).map(|step| tiny::batch(&config, step)).collect();
+        let batch = |step| {
+            let mut batch = tiny::batch(&config, step);
+            // The first micro batch of every third step is short.
+            for row in (0..config.batch.batch_size).filter(|_| step % 3 == 1) {
+                batch.set_row_len(row, 12);
+            }
+            batch
+        };
+        let batches: Vec<_> = (0..STEPS).map(batch).collect();
         let run = |session: &mut Session, steps: std::ops::Range<u64>| {
             for step in steps {
                 session.train_step(&batches[step as usize], step).unwrap();

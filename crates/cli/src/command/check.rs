@@ -9,11 +9,11 @@ use cinch_config::{Bytes, Explained};
 use cinch_device::{Machine, detect};
 use cinch_fit::FitError;
 use cinch_graph::Target;
-use cinch_step::StepPlan;
+use cinch_step::{HostMemory, StepPlan};
 use serde::Serialize;
 use serde_json::json;
 
-use self::files::{check_data, check_disk, check_folder, checkpoint_bytes};
+use self::files::{check_data, check_disk, check_folder, check_rows};
 use super::{print, print_json};
 use crate::args::CheckArguments;
 use crate::failure::NoGo;
@@ -85,13 +85,16 @@ pub fn run(arguments: &CheckArguments) -> anyhow::Result<()> {
     if let Some(step) = &step {
         check_plan(&mut findings, step, asked.budget_name);
         check_free_memory(&mut findings, &machine, step, target);
-        check_host(&mut findings, &machine, step, target);
+        check_host(&mut findings, &machine, step, asked.samples_bytes());
         check_disk(&mut findings, step);
     }
     check_programs(&mut findings, &machine, target);
     check_environment(&mut findings, target);
     check_folder(&mut findings, config);
     check_data(&mut findings, config);
+    if let Some(step) = &step {
+        check_rows(&mut findings, &asked.rows, step);
+    }
     let bad = findings.bad();
     if arguments.json {
         print_json(&json!({
@@ -104,7 +107,7 @@ pub fn run(arguments: &CheckArguments) -> anyhow::Result<()> {
             "settings": asked.settings.explain(),
             "notes": asked.notes,
             "machine": machine,
-            "plan": step.as_ref().map(|step| step.report(target, false)),
+            "plan": step.as_ref().map(|step| asked.report(step, target)),
         }))?;
     } else {
         print(&describe(&asked, arguments.all, &findings))?;
@@ -303,27 +306,18 @@ fn check_environment(findings: &mut Findings, target: Target) {
     }
 }
 
-fn check_host(findings: &mut Findings, machine: &Machine, step: &StepPlan, target: Target) {
-    if target == Target::Cpu {
-        // The plan itself is in host memory, and was held against it.
-        return;
-    }
+/// On the CPU the plan itself is in host memory too, and is counted with the rest.
+fn check_host(findings: &mut Findings, machine: &Machine, step: &StepPlan, samples: u64) {
     let topic = "host memory";
-    let host = step.host_memory();
-    let parts = [
-        ("optimizer states", host.offloaded_states),
-        ("pinned buffers", host.staging),
-        (
-            "a copy while a checkpoint is written",
-            checkpoint_bytes(step),
-        ),
-    ];
-    let parts = parts.into_iter().filter(|(_, bytes)| *bytes > 0);
-    let needed = parts.clone().map(|(_, bytes)| bytes).sum::<u64>();
-    let parts: Vec<String> = parts
-        .map(|(name, bytes)| format!("{name} {}", Bytes::new(bytes)))
-        .collect();
-    let parts = parts.join(", ");
+    let host = HostMemory {
+        samples,
+        ..step.host_memory()
+    };
+    let needed = host.total();
+    let mut parts = table::host_parts(&host);
+    if host.arena > 0 {
+        parts = format!("the plan's {}, {parts}", Bytes::new(step.total_bytes()));
+    }
     match machine.host.available_bytes {
         Some(free) if needed > free => findings.add(
             topic,

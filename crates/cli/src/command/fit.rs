@@ -21,6 +21,8 @@ use crate::args::{Allowed, Device, Engine, FitArguments};
 use crate::failure::usage;
 use crate::measure::cpu_card;
 use crate::memory::{self, Budget};
+use crate::progress::DataBar;
+use crate::rows::Rows;
 use crate::settings::{Asked, for_the_engine};
 use crate::{budget, calibration, device, overhead, picture, pytorch, voice};
 
@@ -49,10 +51,11 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
     // Before the search, so that nothing is computed for a file that is not there.
     let files = files_to_write(arguments, &asked)?;
     let Asked {
-        settings,
+        mut settings,
         mut config,
         ..
     } = asked;
+    let rows = Rows::settle(&mut settings, &mut config, &DataBar::default())?;
     let mut notes = settings.notes();
     let hardware = Hardware::new(arguments, &config)?;
     if hardware.target() == Target::Cpu {
@@ -84,6 +87,7 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
             path,
         )?;
     }
+    notes.extend(rows.lines(&fit.plan.config.batch));
     if !arguments.json {
         print(&show::report(&fit, &hardware, arguments.details))?;
         print_all(&voice::notes(&notes))?;

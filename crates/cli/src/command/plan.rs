@@ -6,6 +6,8 @@ use serde_json::json;
 
 use super::{print, print_all, print_json, print_raw};
 use crate::args::{Engine, PlanArguments};
+use crate::progress::DataBar;
+use crate::rows::Rows;
 use crate::settings::{Asked, for_the_engine};
 use crate::{budget, device, memory, picture, pytorch, table, voice};
 
@@ -30,10 +32,11 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
     for_the_engine(&arguments.settings, &asked.config)?;
     pytorch::refuse_flags_of_pytorch(arguments.questions.given().first().copied())?;
     let Asked {
-        settings,
+        mut settings,
         mut config,
         ..
     } = asked;
+    let rows = Rows::settle(&mut settings, &mut config, &DataBar::default())?;
     let target = device::plan_target(
         arguments.device,
         &config,
@@ -65,11 +68,13 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
     for path in &arguments.picture {
         picture::write(&picture::of_step(&step, None), path)?;
     }
-    let report = step.report(target, arguments.timeline);
+    let batch = &step.config.batch;
+    let report = rows.report(step.report(target, arguments.timeline), batch);
     if arguments.json {
         return print_json(&report);
     }
-    print(&table::plan(&report, "budget"))?;
+    print(&table::plan(&report.plan, "budget"))?;
+    notes.extend(rows.lines(batch));
     print_all(&voice::notes(&notes))?;
     if arguments.explain {
         let explained = settings.explain();

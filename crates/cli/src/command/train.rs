@@ -44,7 +44,7 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
     voice::explain(&asked.settings);
     voice::aside(arguments.settings.plain.memory.board_note());
     if !arguments.json && !voice::is_quiet() {
-        let report = plan.report(target, false);
+        let report = asked.report(&plan, target).plan;
         let cut = asked.cut_note(&plan.config.batch);
         let cache = device::cache_note(target);
         print(&asked.describe())?;

@@ -202,17 +202,37 @@ impl Rows {
         format!("{:x}", hash.finalize())[..32].to_owned()
     }
 
-    /// Writes the row that is drawn `sample`-th, counting from 0 over all epochs. Each epoch
-    /// visits every row once, in an order of its own that depends on `seed`.
-    pub fn fill(&self, sample: u64, seed: u64, row: &mut Row<'_>) {
-        let index = match self.len() {
+    /// The number of the row that is drawn `sample`-th, counting from 0 over all epochs. Each
+    /// epoch visits every row once, in an order of its own that depends on `seed`.
+    pub fn index(&self, sample: u64, seed: u64) -> u64 {
+        match self.len() {
             0 => 0,
             len => {
                 let (epoch, place) = (sample / len, sample % len);
                 Permutation::new(len, mix(seed) ^ epoch).apply(place)
             }
-        };
-        self.fill_in_order(index, row);
+        }
+    }
+
+    /// Tokens of row `index` without padding; none beyond the end.
+    pub fn row_len(&self, index: u64) -> usize {
+        let lengths = self.members_of(index).iter();
+        lengths.map(|member| self.samples.length(*member)).sum()
+    }
+
+    /// Writes the row that is drawn `sample`-th, as [`Self::index`] has it.
+    pub fn fill(&self, sample: u64, seed: u64, row: &mut Row<'_>) {
+        self.fill_in_order(self.index(sample, seed), row);
+    }
+
+    /// The samples of row `index`; none beyond the end.
+    fn members_of(&self, index: u64) -> &[usize] {
+        match usize::try_from(index) {
+            Ok(index) if (index as u64) < self.len() => {
+                &self.members[self.offsets[index]..self.offsets[index + 1]]
+            }
+            _ => &[],
+        }
     }
 
     /// Writes row `index`, in an order that never changes. Beyond the end, as in an empty part,
@@ -221,14 +241,8 @@ impl Rows {
         for slice in [&row.tokens, &row.targets, &row.positions, &row.starts] {
             assert_eq!(slice.len(), self.seq_len, "one row");
         }
-        let members = match usize::try_from(index) {
-            Ok(index) if (index as u64) < self.len() => {
-                &self.members[self.offsets[index]..self.offsets[index + 1]]
-            }
-            _ => &[],
-        };
         let mut start = 0;
-        for member in members {
+        for member in self.members_of(index) {
             let sample = self.samples.sample(*member);
             let length = sample.tokens.len();
             row.tokens[start..start + length].copy_from_slice(sample.tokens);

@@ -181,7 +181,7 @@ impl<'a> Explored<'a> {
     /// Whether a sketch was right about a plan.
     fn agrees(&self, candidate: Candidate, plan: &StepPlan) -> bool {
         const ROUNDING: f64 = 1e-6;
-        let peak = plan.plan.peak_bytes.max(plan.evaluation_plan.peak_bytes);
+        let peak = plan.peak_bytes();
         let bytes = peak.saturating_add(plan.overhead_bytes());
         let seconds = plan.predict(self.request.card, self.request.tf32).seconds;
         let sketched = self.sites[candidate.site].sketch.seconds[candidate.recomputed];

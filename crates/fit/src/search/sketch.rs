@@ -31,7 +31,10 @@ use cinch_config::Config;
 use cinch_device::Card;
 use cinch_graph::{Graph, Target, TrainingGraph, aligned};
 use cinch_plan::Demand;
-use cinch_step::{StepTarget, beside_arena, differentiated, evaluation_graph, options, recomputed};
+use cinch_step::{
+    StepTarget, VariantForm, beside_arena, differentiated, evaluation_graph, options, recomputed,
+    variant_forms,
+};
 
 use crate::FitError;
 use profile::{BlockTimes, Profile, peak};
@@ -71,6 +74,11 @@ pub(crate) struct Processor<'a> {
 /// The steps that a sketch is taken from. They are the same whatever is done with the optimizer's
 /// states on the machine (`same_graph`).
 pub(crate) struct Steps {
+    /// For each graph that the model is trained by.
+    variants: Vec<VariantSteps>,
+}
+
+struct VariantSteps {
     /// By the number of recomputed blocks.
     recomputed: Vec<TrainingGraph>,
     evaluation: Graph,
@@ -80,16 +88,30 @@ pub(crate) struct Steps {
 
 impl Steps {
     pub fn new(config: &Config, target: Target, length: Length) -> Result<Self, FitError> {
+        let variants = variant_forms(config).into_iter();
+        let variants = variants.map(|form| VariantSteps::new(config, form, target, length));
+        let variants = variants.collect::<Result<_, _>>()?;
+        Ok(Self { variants })
+    }
+}
+
+impl VariantSteps {
+    fn new(
+        config: &Config,
+        form: VariantForm,
+        target: Target,
+        length: Length,
+    ) -> Result<Self, FitError> {
         let blocks = config.model.num_blocks();
         let built = match length {
             Length::Short => blocks.min(SHORT),
             Length::Whole => blocks,
         };
         let short = with_blocks(config, built);
-        let step = differentiated(&short, target)?;
+        let step = differentiated(&short, form, target)?;
         let counts = 0..=built;
         let one_less = if built < blocks {
-            let step = differentiated(&with_blocks(config, built - 1), target)?;
+            let step = differentiated(&with_blocks(config, built - 1), form, target)?;
             Some(recomputed(&step, config, 0)?)
         } else {
             None
@@ -98,7 +120,7 @@ impl Steps {
             recomputed: counts
                 .map(|count| recomputed(&step, config, count))
                 .collect::<Result<_, _>>()?,
-            evaluation: evaluation_graph(&short, target)?,
+            evaluation: evaluation_graph(&short, form, target)?,
             one_less,
         })
     }
@@ -107,6 +129,44 @@ impl Steps {
 impl Sketch {
     /// From steps that were built for a configuration with the same graph.
     pub fn new(config: &Config, steps: &Steps, processor: Processor<'_>) -> Self {
+        let options = options(config, processor.machine);
+        let variants = steps.variants.iter();
+        let variants: Vec<VariantSketch> = variants
+            .map(|steps| VariantSketch::new(config, steps, processor))
+            .collect();
+        // The variants have the same tensors in the same places, those of a batch as large as the
+        // longest rows need them.
+        let most = |of: fn(&VariantSketch) -> u64| variants.iter().map(of).max().unwrap_or(0);
+        let (persistent, host_bytes) = (most(|v| v.persistent), most(|v| v.host_bytes));
+        let base = persistent.saturating_add(beside_arena(options, host_bytes));
+        let counts = 0..=config.model.num_blocks();
+        let bytes = counts.clone().map(|count| {
+            let peaks = variants.iter().map(|variant| variant.transient[count]);
+            base.saturating_add(peaks.max().unwrap_or(0))
+        });
+        let seconds = counts.map(|count| {
+            let seconds = variants.iter().map(|variant| variant.seconds[count]);
+            seconds.fold(0.0, f64::max)
+        });
+        Self {
+            bytes: bytes.collect(),
+            seconds: seconds.collect(),
+            host_bytes,
+        }
+    }
+}
+
+/// What one graph takes, by the number of recomputed blocks.
+struct VariantSketch {
+    persistent: u64,
+    host_bytes: u64,
+    /// The most that is alive besides.
+    transient: Vec<u64>,
+    seconds: Vec<f64>,
+}
+
+impl VariantSketch {
+    fn new(config: &Config, steps: &VariantSteps, processor: Processor<'_>) -> Self {
         let blocks = config.model.num_blocks();
         let options = options(config, processor.machine);
         let demand = Demand::new(&steps.evaluation, options);
@@ -138,17 +198,19 @@ impl Sketch {
                 (
                     persistent,
                     built.host_bytes,
-                    peaks.collect(),
+                    peaks.collect::<Vec<u64>>(),
                     seconds.collect(),
                 )
             }
         };
-        let base = persistent.saturating_add(beside_arena(options, host_bytes));
-        let total = |peak: u64| base.saturating_add(peak.max(evaluation));
         Self {
-            bytes: transient.into_iter().map(total).collect(),
-            seconds,
+            persistent,
             host_bytes,
+            transient: transient
+                .into_iter()
+                .map(|peak| peak.max(evaluation))
+                .collect(),
+            seconds,
         }
     }
 }

@@ -56,7 +56,7 @@ block
   %9 = linear(%5, %8) bf16[2,3,4]  `project`
   %11, %12, %13 = rms_norm(%3, %9, %10) bf16[2,3,4] bf16[2,3,4] f32[2,3]  `last`
 
-  %16 = cross_entropy(%12, %2, %14, %15) += f32[1]  `loss`
+  %17 = cross_entropy(%12, %2, %14, %15, %16) += f32[1]  `loss`
 ";
 
 const TRAINING: &str = "\
@@ -72,21 +72,21 @@ block
   %9 = linear(%5, %8) bf16[2,3,4]  `project`
   %11, %12, %13 = rms_norm(%3, %9, %10) bf16[2,3,4] bf16[2,3,4] f32[2,3]  `last`
 
-  %16, %27, %17 = cross_entropy(%12, %2, %14, %15) += f32[1] bf16[2,3,4] += f32[7,4]  `loss`
+  %17, %28, %18 = cross_entropy(%12, %2, %14, %15, %16) += f32[1] bf16[2,3,4] += f32[7,4]  `loss`
 
 block
-← %29, %19 = norm_backward(%27, %11, %13, %10) bf16[2,3,4] += f32[4]  `d.last.input`
-↻ %38 = norm_apply(%3, %6, %4) bf16[2,3,4]  `again.first`
-← %18 = linear_grad_weight(%29, %38) += f32[4,4]  `d.project.weight`
-← %32 = linear_grad_input(%29, %8) bf16[2,3,4]  `d.project.input`
+← %30, %20 = norm_backward(%28, %11, %13, %10) bf16[2,3,4] += f32[4]  `d.last.input`
+↻ %39 = norm_apply(%3, %6, %4) bf16[2,3,4]  `again.first`
+← %19 = linear_grad_weight(%30, %39) += f32[4,4]  `d.project.weight`
+← %33 = linear_grad_input(%30, %8) bf16[2,3,4]  `d.project.input`
 
-← %33 = norm_backward(%32, %3, %6, %4) bf16[2,3,4]  `d.first.input`
-← %34 = add(%29, %33) bf16[2,3,4]  `d.first.sum`
-← %17 = embedding_backward(%34, %0) += f32[7,4]  `d.embedding.table`
+← %34 = norm_backward(%33, %3, %6, %4) bf16[2,3,4]  `d.first.input`
+← %35 = add(%30, %34) bf16[2,3,4]  `d.first.sum`
+← %18 = embedding_backward(%35, %0) += f32[7,4]  `d.embedding.table`
 
 update
-↑ %36 = gradient_norm(%17, %18, %19) f32[2]  `gradient_norm`
-↑ %1, %20, %23, %2 = adamw(%17, %37, %36) f32[7,4] f32[7,4] f32[7,4] bf16[7,4]  `table.update`
-↑ %7, %21, %24, %8 = adamw(%18, %37, %36) f32[4,4] f32[4,4] f32[4,4] bf16[4,4]  `project.weight.update`
-↑ %10, %22, %25 = adamw(%19, %37, %36) f32[4] f32[4] f32[4]  `last.gamma.update`
+↑ %37 = gradient_norm(%18, %19, %20) f32[2]  `gradient_norm`
+↑ %1, %21, %24, %2 = adamw(%18, %38, %37) f32[7,4] f32[7,4] f32[7,4] bf16[7,4]  `table.update`
+↑ %7, %22, %25, %8 = adamw(%19, %38, %37) f32[4,4] f32[4,4] f32[4,4] bf16[4,4]  `project.weight.update`
+↑ %10, %23, %26 = adamw(%20, %38, %37) f32[4] f32[4] f32[4]  `last.gamma.update`
 ";

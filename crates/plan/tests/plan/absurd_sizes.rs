@@ -81,7 +81,7 @@ fn what_cannot_be_counted_does_not_fit() {
             assert!(breakdown.total() >= NO_MACHINE, "{what}");
             plan.alive_at_peak(&graph);
             plan.moments(&graph);
-            plan.sharing(&graph, &graph).unwrap();
+            Plan::several(&[&graph, &graph], plan.options).unwrap();
         }
     }
 }

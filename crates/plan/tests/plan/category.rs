@@ -54,8 +54,8 @@ proptest! {
     fn a_shared_arena_keeps_what_is_not_its_own(model in models()) {
         let step = model.training();
         let evaluation = ModelSpec { dropout: 0.0, ..model.clone() }.forward();
-        let plan = Plan::new(&step, Options::new(Target::Cpu));
-        let shared = plan.sharing(&step, &evaluation).unwrap();
+        let plans = Plan::several(&[&step, &evaluation], Options::new(Target::Cpu)).unwrap();
+        let [plan, shared] = &plans[..] else { panic!("a plan for each graph") };
         let parts = shared.timeline_by_category(&evaluation);
         for (parts, &bytes) in parts.iter().zip(shared.timeline()) {
             prop_assert_eq!(parts.iter().sum::<u64>(), bytes);

@@ -1,4 +1,4 @@
-//! Evaluation planned into the arena of training.
+//! Several graphs in one arena: training and evaluation, longer and shorter rows.
 
 use cinch_graph::{Graph, Recompute, Role, Target, TensorId, TensorType, verify};
 use cinch_plan::{Options, Plan, PlanError};
@@ -32,9 +32,12 @@ proptest! {
         let step = model.training().recompute(Recompute::Full).unwrap();
         let evaluation = evaluation(&model);
         let options = Options { offload_states, ..Options::new(Target::Cpu) };
-        let training = Plan::new(&step, options);
-        let shared = training.sharing(&step, &evaluation).unwrap();
-        check(&evaluation, &shared);
+        let alone = Plan::new(&step, options);
+        let plans = Plan::several(&[&step, &evaluation], options).unwrap();
+        let [training, shared] = &plans[..] else { panic!("a plan for each graph") };
+        // Who shares has what it has alone.
+        prop_assert_eq!(&alone, training);
+        check(&evaluation, shared);
         prop_assert_eq!(shared.persistent_bytes, training.persistent_bytes);
         for (index, tensor) in evaluation.tensors.iter().enumerate() {
             if tensor.role.is_persistent() {
@@ -74,17 +77,23 @@ fn plain() -> ModelSpec {
     }
 }
 
+fn sharing(graphs: &[&Graph]) -> Result<Vec<Plan>, PlanError> {
+    Plan::several(graphs, Options::new(Target::Cpu))
+}
+
+fn not_shared(tensor: &str) -> Result<Vec<Plan>, PlanError> {
+    let tensor = tensor.to_owned();
+    Err(PlanError::NotShared { tensor })
+}
+
 #[test]
 fn a_weight_of_another_shape_is_not_shared() {
     let step = plain().training();
-    let plan = Plan::new(&step, Options::new(Target::Cpu));
     let larger = ModelSpec {
         vocabulary: 10,
         ..plain()
     };
-    let error = plan.sharing(&step, &evaluation(&larger)).unwrap_err();
-    let tensor = "table".to_owned();
-    assert_eq!(error, PlanError::NotShared { tensor });
+    assert_eq!(sharing(&[&step, &evaluation(&larger)]), not_shared("table"));
 }
 
 /// A transient of the step has the name and type of an input of the other graph: its place
@@ -92,16 +101,57 @@ fn a_weight_of_another_shape_is_not_shared() {
 #[test]
 fn a_transient_of_the_same_name_is_no_place_for_an_input() {
     let step = plain().training();
-    let plan = Plan::new(&step, Options::new(Target::Cpu));
     let mut graph = evaluation(&plain());
     let ty: TensorType = step.ty(by_name(&step, "first"));
-    graph.add_tensor("first", ty, Role::Batch);
+    let input = graph.add_tensor("first", ty, Role::Batch);
     verify(&graph).unwrap();
-    let tensor = "first".to_owned();
-    assert_eq!(
-        plan.sharing(&step, &graph),
-        Err(PlanError::NotShared { tensor })
-    );
+    let plans = sharing(&[&step, &graph]).unwrap();
+    assert!(plans[1].placement(input).unwrap().end() <= plans[0].persistent_bytes);
+    let alone = Plan::new(&step, Options::new(Target::Cpu));
+    assert!(plans[0].persistent_bytes > alone.persistent_bytes);
+}
+
+#[test]
+fn two_tensors_of_one_graph_never_share_a_place() {
+    let graph = evaluation(&plain());
+    assert!(sharing(&[&graph, &graph]).is_ok());
+    let mut twice = graph.clone();
+    twice.add_tensor("tokens", graph.ty(by_name(&graph, "tokens")), Role::Batch);
+    assert_eq!(sharing(&[&twice]), not_shared("tokens"));
+}
+
+/// Rows of several lengths: gradients and states in one place, each graph's transients over the
+/// others', and the arena as large as the largest takes alone.
+#[test]
+fn shorter_rows_take_no_more_than_the_longest() {
+    for target in [Target::Cpu, Target::Cuda] {
+        let options = Options::new(target);
+        let steps = [3, 9, 5].map(|length| {
+            let model = ModelSpec { length, ..plain() };
+            model.training().recompute(Recompute::None).unwrap()
+        });
+        let graphs: Vec<&Graph> = steps.iter().map(|step| -> &Graph { step }).collect();
+        let plans = Plan::several(&graphs, options).unwrap();
+        let alone = Plan::new(&steps[1], options);
+        assert_eq!(plans[1], alone);
+        for (graph, plan) in graphs.iter().zip(&plans) {
+            check(graph, plan);
+            assert!(plan.arena_bytes <= alone.arena_bytes);
+            assert_eq!(plan.persistent_bytes, alone.persistent_bytes);
+            for (index, tensor) in graph.tensors.iter().enumerate() {
+                let place = plan.placement(TensorId(index as u32));
+                let longest = steps[1].find(&tensor.name);
+                if let (Some(place), Some(longest)) = (place, longest)
+                    && tensor.role.is_persistent()
+                {
+                    let there = alone.placement(longest).unwrap();
+                    assert_eq!(place.offset, there.offset, "{}", tensor.name);
+                    let shorter = tensor.role == Role::Batch;
+                    assert!(place.bytes == there.bytes || shorter && place.bytes < there.bytes);
+                }
+            }
+        }
+    }
 }
 
 /// A graph that keeps something between runs, over so many rows of a batch.
@@ -139,8 +189,11 @@ fn caching(rows: usize, batch: usize) -> Graph {
 fn graphs_that_read_fewer_tokens_share_the_cache() {
     for target in [Target::Cpu, Target::Cuda] {
         let (many, one) = (caching(8, 1), caching(1, 1));
-        let plan = Plan::new(&many, Options::new(target));
-        let shared = plan.sharing(&many, &one).unwrap();
+        // Whichever comes first, the longer has room.
+        let plans = Plan::several(&[&one, &many], Options::new(target)).unwrap();
+        let [shared, plan] = &plans[..] else {
+            panic!("a plan for each graph")
+        };
         for name in ["attention.keys", "attention.values"] {
             let (here, there) = (by_name(&one, name), by_name(&many, name));
             assert_eq!(one.tensor(here).role, Role::Cache);
@@ -157,19 +210,13 @@ fn graphs_that_read_fewer_tokens_share_the_cache() {
         let cache = cinch_plan::Category::Cache.index();
         let bytes = plan.timeline_by_category(&many)[0][cache];
         assert!(bytes >= 2 * 16 * 3 * 4, "{bytes}");
-        // A batch that is larger has no room.
-        let tensor = "x".to_owned();
-        let refused = shared.sharing(&one, &many).unwrap_err();
-        assert_eq!(refused, PlanError::NotShared { tensor });
     }
 }
 
 #[test]
 fn a_cache_of_another_size_is_not_shared() {
-    let plan = Plan::new(&caching(8, 2), Options::new(Target::Cpu));
-    let tensor = "attention.keys".to_owned();
     assert_eq!(
-        plan.sharing(&caching(8, 2), &caching(8, 1)),
-        Err(PlanError::NotShared { tensor })
+        sharing(&[&caching(8, 2), &caching(8, 1)]),
+        not_shared("attention.keys")
     );
 }

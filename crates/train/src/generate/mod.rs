@@ -89,30 +89,30 @@ impl Generator {
         let most = model.positions().map_or(usize::MAX, |most| most as usize);
         let context = options.context.clamp(1, most.max(1));
         let lengths = run_lengths(context);
-        let mut planned: Vec<(usize, Graph, Plan)> = Vec::new();
-        for &length in &lengths {
+        let form = |&length: &usize| {
+            let purpose = Purpose::Generate {
+                context,
+                longest_run: lengths[0],
+            };
             let form = Build {
                 adapters: options.adapters.clone(),
-                ..Build::plain(
-                    1,
-                    length,
-                    options.compute,
-                    Purpose::Generate {
-                        context,
-                        longest_run: lengths[0],
-                    },
-                )
+                ..Build::plain(1, length, options.compute, purpose)
             };
-            let graph = build(model, &form).map_err(cinch_step::StepError::from)?;
-            let plan = match planned.first() {
-                None => Plan::new(&graph, Options::new(options.target)),
-                Some((_, first, plan)) => plan
-                    .sharing(first, &graph)
-                    .map_err(cinch_step::StepError::from)?,
-            };
-            plan.check_sizes(&graph)
+            build(model, &form).map_err(cinch_step::StepError::from)
+        };
+        let graphs: Vec<Graph> = lengths.iter().map(form).collect::<Result<_, _>>()?;
+        let plans = Plan::several(
+            &graphs.iter().collect::<Vec<_>>(),
+            Options::new(options.target),
+        )
+        .map_err(cinch_step::StepError::from)?;
+        let planned = lengths.into_iter().zip(graphs).zip(plans);
+        let planned: Vec<(usize, Graph, Plan)> = planned
+            .map(|((length, graph), plan)| (length, graph, plan))
+            .collect();
+        for (_, graph, plan) in &planned {
+            plan.check_sizes(graph)
                 .map_err(cinch_step::StepError::from)?;
-            planned.push((length, graph, plan));
         }
         let arena = planned.iter().map(|(_, _, plan)| plan.arena_bytes).max();
         let arena = arena.unwrap_or(0);

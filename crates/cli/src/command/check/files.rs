@@ -3,21 +3,13 @@
 use std::path::Path;
 
 use cinch_config::{Bytes, Config};
-use cinch_graph::Role;
 use cinch_step::StepPlan;
 use cinch_train::checkpoint::Store;
 
 use super::{Findings, Verdict};
 use crate::progress::shown;
+use crate::rows::{self, Rows};
 use crate::table;
-
-/// Bytes of one checkpoint: weights and optimizer states.
-pub fn checkpoint_bytes(step: &StepPlan) -> u64 {
-    let saved = |role| matches!(role, Role::Parameter | Role::State | Role::LossScale);
-    let tensors = step.training.tensors.iter();
-    let kept = tensors.filter(|tensor| saved(tensor.role));
-    kept.map(|tensor| tensor.ty.bytes()).sum()
-}
 
 /// Checkpoints on the disk at once: those that are kept, the best, and the one being written
 /// before the oldest goes.
@@ -52,7 +44,7 @@ pub fn check_disk(findings: &mut Findings, step: &StepPlan) {
         let message = format!("{} has no folder above it", folder.display());
         return findings.add(topic, Verdict::Bad, message);
     };
-    let (one, most) = (checkpoint_bytes(step), most_checkpoints(&step.config));
+    let (one, most) = (step.checkpoint_bytes(), most_checkpoints(&step.config));
     let needed = one.saturating_mul(most);
     let plan = format!(
         "up to {} of {} in {}",
@@ -140,6 +132,19 @@ pub fn check_data(findings: &mut Findings, config: &Config) {
                 );
                 findings.add(topic, Verdict::Warning, message);
             }
+        }
+    }
+}
+
+/// How long the rows of samples are.
+pub fn check_rows(findings: &mut Findings, rows: &Rows, step: &StepPlan) {
+    let topic = "rows";
+    match rows {
+        Rows::None => {}
+        Rows::Unread(problem) => findings.add(topic, Verdict::Bad, problem.clone()),
+        Rows::Read(survey) => {
+            let lines = rows::describe(survey, &step.config.batch);
+            findings.add(topic, Verdict::Good, lines.join("; "));
         }
     }
 }

@@ -144,7 +144,7 @@ fn refuse_half_a_batch(application: &Application) -> anyhow::Result<()> {
 /// default, or it follows from the model.
 fn holds_already(explained: &[Explained], change: &FileChange) -> bool {
     let stays = |source: &Source| match source {
-        Source::Default | Source::File { .. } => true,
+        Source::Default | Source::Data(_) | Source::File { .. } => true,
         Source::Derived(from) => from.starts_with("model."),
         _ => false,
     };

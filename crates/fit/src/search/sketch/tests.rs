@@ -20,7 +20,7 @@ fn compare(config: &Config, card: &Card, length: Length) {
     assert_eq!(sketch.bytes.len(), blocks + 1);
     for count in 0..=blocks {
         let step = StepPlan::new(config, machine, count).unwrap();
-        let peak = step.plan.peak_bytes.max(step.evaluation_plan.peak_bytes);
+        let peak = step.peak_bytes();
         assert_eq!(
             sketch.bytes[count] as i64 - machine.overhead_bytes as i64,
             peak as i64,
@@ -81,6 +81,32 @@ fn every_length_of_a_chain_is_told_right() {
             for length in [Length::Short, Length::Whole] {
                 compare(&config(&own), &h200(), length);
             }
+        }
+    }
+}
+
+/// Rows of several lengths share an arena, which the longest decide.
+#[test]
+fn several_lengths_are_told_right() {
+    for model in ["mamba", "gpt2"] {
+        let own = [
+            ("model.type", model),
+            ("model.size", "tiny"),
+            ("model.n_layers", "7"),
+            ("vram.batch_size", "3"),
+            ("vram.max_seq_len", "96"),
+        ];
+        let mut bucketed = config(&own);
+        bucketed.batch.buckets = vec![24, 40];
+        for card in [Card::cpu(8, 4e11, 4e10), h200()] {
+            for length in [Length::Short, Length::Whole] {
+                compare(&bucketed, &card, length);
+            }
+            let machine = StepTarget::from(card.target);
+            let step = StepPlan::new(&bucketed, machine, 2).unwrap();
+            assert_eq!(step.variants().len(), 3);
+            let alone = StepPlan::new(&config(&own), machine, 2).unwrap();
+            assert_eq!(step.total_bytes(), alone.total_bytes());
         }
     }
 }
