@@ -119,6 +119,34 @@ impl Completion {
         ))
     }
 
+    /// Key heads share the query heads, and the fewest keys of a query are not more than the most.
+    pub(crate) fn check_selection(&self, model: &Architecture) -> Result<(), ConfigError> {
+        let number = |key: &str| model.get(key).and_then(Number::whole);
+        if let (Some(heads), Some(key_heads)) =
+            (number("model.n_heads"), number("model.n_kv_heads"))
+            && !heads.is_multiple_of(key_heads)
+        {
+            return Err(self.relation(
+                "model.n_kv_heads",
+                "model.n_heads",
+                "each head of keys serves as many heads",
+                format!("set model.n_kv_heads to a divisor of {heads}"),
+            ));
+        }
+        let (Some(least), Some(most)) = (number("model.k_min"), number("model.k_max")) else {
+            return Ok(());
+        };
+        if least <= most {
+            return Ok(());
+        }
+        Err(self.relation(
+            "model.k_min",
+            "model.k_max",
+            "a query cannot have more keys at the least than at the most",
+            format!("set model.k_min to {most} or less, or model.k_max to {least} or more"),
+        ))
+    }
+
     /// Fills in whichever of micro batch and accumulation was not stated, so
     /// that their product stays what it was meant to be: the preset's, or 16.
     pub(crate) fn complete_batch(&mut self) {

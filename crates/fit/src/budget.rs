@@ -13,11 +13,12 @@ use serde::Serialize;
 use crate::FitError;
 
 /// Ways to cut the effective batch, largest micro batch first, none larger than asked for. An
-/// update inside the backward leaves nothing to add a second micro batch to, so then there is one
-/// way only.
+/// update inside the backward leaves nothing to add a second micro batch to, and where the result
+/// depends on the micro batch another one is another run; then there is one way only.
 pub(crate) fn splits(config: &Config) -> impl Iterator<Item = (usize, usize)> + use<> {
     let (micro, effective) = (config.batch.batch_size, config.batch.effective_batch());
-    let whole = config.batch.update_in_backward;
+    let depends = config.model.depends_on_micro_batch().is_some();
+    let whole = config.batch.update_in_backward || depends;
     (1..=micro)
         .rev()
         .filter(move |&size| effective.is_multiple_of(size) && (size == micro || !whole))

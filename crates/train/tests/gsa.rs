@@ -214,3 +214,80 @@ fn the_named_sizes_have_their_parameters() {
         assert_eq!(model.parameters(), parameters, "{size}");
     }
 }
+
+/// A run from its first step on: two of dense attention, then sparse ones.
+#[test]
+fn steps_from_one_phase_to_the_other_are_pytorchs() {
+    let expected = fixture();
+    let own = [
+        ("model.indexer_warmup_steps", "2"),
+        ("model.indexer_lr_multiplier", "10"),
+    ];
+    let (mut session, batch) = session(&own, 1);
+    for (step, &loss) in floats(&expected, "losses").iter().enumerate() {
+        let ours = session.train_step(&batch, step as u64).unwrap().loss;
+        let error = (ours - f64::from(loss)).abs() / f64::from(loss);
+        assert!(error <= 1e-5, "step {step}: {ours} for {loss}");
+    }
+    for weight in session.weights().unwrap().views() {
+        let words = weight.bytes.as_chunks::<4>().0;
+        let ours: Vec<f32> = words.iter().map(|&word| f32::from_le_bytes(word)).collect();
+        let error = distance(&ours, &floats(&expected, &format!("final.{}", weight.name)));
+        assert!(error <= 1e-4, "{} after the steps: {error:e}", weight.name);
+    }
+}
+
+/// Losses and weights of a run over both phases.
+fn run(own: &[(&str, &str)], recomputed: usize, threads: usize) -> (Vec<f64>, Vec<Vec<u8>>) {
+    let expected = fixture();
+    let warmup = ("model.indexer_warmup_steps", "2");
+    let own: Vec<_> = [warmup].iter().chain(own).copied().collect();
+    let plan = StepPlan::new(&config(&own), Target::Cpu, recomputed).unwrap();
+    let options = EngineOptions {
+        threads: Some(threads),
+        ..EngineOptions::default()
+    };
+    let mut session = Session::new(plan, options).unwrap();
+    session.load_by_name(&expected).unwrap();
+    let sequences = session.plan().config.batch.effective_batch();
+    let mut batch = Batch::of(&session.plan().training, sequences);
+    for name in ["tokens", "targets"] {
+        let values = integers(&expected, name).into_iter().cycle();
+        for (to, from) in batch.get_mut(name).iter_mut().zip(values) {
+            *to = from;
+        }
+    }
+    let losses = (0..4).map(|step| session.train_step(&batch, step).unwrap().loss);
+    let losses = losses.collect();
+    let weights = session.weights().unwrap();
+    let views = weights.views().into_iter();
+    let bytes = views.map(|weight| weight.bytes.to_vec()).collect();
+    (losses, bytes)
+}
+
+#[test]
+fn neither_recomputation_nor_threads_change_a_bit() {
+    let own = [("vram.gradient_accumulation_steps", "2")];
+    let expected = run(&own, 0, 2);
+    for (recomputed, threads) in [(1, 2), (2, 1)] {
+        assert!(run(&own, recomputed, threads) == expected);
+    }
+}
+
+/// With a number of keys that is the same for every query, sequences do not know of each other.
+#[test]
+fn the_cut_into_micro_batches_changes_rounding_only() {
+    let fixed = ("model.use_adaptive_k", "false");
+    let whole = run(&[fixed], 0, 2).0;
+    let halves = [
+        fixed,
+        ("vram.batch_size", "1"),
+        ("vram.gradient_accumulation_steps", "2"),
+    ];
+    for (ours, expected) in run(&halves, 0, 2).0.iter().zip(whole) {
+        assert!(
+            (ours - expected).abs() <= 1e-5 * expected,
+            "{ours} for {expected}"
+        );
+    }
+}

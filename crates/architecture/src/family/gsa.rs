@@ -71,7 +71,8 @@ const fn low_memory() -> Gsa {
 /// Small enough to learn letters on a processor.
 const fn tiny() -> Gsa {
     Gsa {
-        vocabulary: 256,
+        // The bytes, and the end of a text.
+        vocabulary: 257,
         width: 96,
         layers: 3,
         heads: 4,
@@ -118,6 +119,12 @@ impl Describe for Gsa {
         2 * self.vocabulary * d + self.layers * layer + d
     }
 
+    fn depends_on_micro_batch(&self) -> Option<&'static str> {
+        self.adaptive_keys.then_some(
+            "the number of keys follows the variance of a query's scores over its mean in the micro batch",
+        )
+    }
+
     fn has_the_weights_of(&self, other: &Architecture) -> bool {
         // What is not trained otherwise may be chosen anew.
         let weights = |shape: &Gsa| Gsa {
@@ -157,16 +164,16 @@ static GSA: Family = Family {
     settings: SETTINGS,
     sizes: &[
         NamedSize {
-            name: "512m-low-memory",
-            aliases: &["pretrain-512m-low-memory", "gsa"],
-            shape: || Architecture::Gsa(low_memory()),
-            tokenizer: "gpt2",
-        },
-        NamedSize {
             name: "tiny",
             aliases: &["demo"],
             shape: || Architecture::Gsa(tiny()),
             tokenizer: "bytes",
+        },
+        NamedSize {
+            name: "512m-low-memory",
+            aliases: &["pretrain-512m-low-memory", "gsa"],
+            shape: || Architecture::Gsa(low_memory()),
+            tokenizer: "gpt2",
         },
         NamedSize {
             name: "1b",

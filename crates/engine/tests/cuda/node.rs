@@ -158,7 +158,7 @@ pub fn compare(what: &str, reference: Graph, tested: Graph) -> Vec<Report> {
         run_on_cpu(&cpu, &mut host, index);
         for (output, (expected, &to)) in expected.iter().zip(&b.outputs).enumerate() {
             let bytes = device.bytes(gpu.place(to)).unwrap();
-            let ours = decode(&bytes, gpu.graph.ty(to).dtype);
+            let ours = numbers(&bytes, gpu.graph.ty(to).dtype);
             reports.push(Report {
                 what: what.to_owned(),
                 node: format!("{} `{}`", a.op.name(), a.name),
@@ -377,7 +377,21 @@ fn give(
 }
 
 fn floats(side: &Side, host: &Executor, id: TensorId) -> Vec<f32> {
-    host.arena().read::<f32>(side.place(id)).to_vec()
+    let dtype = side.graph.ty(id).dtype;
+    numbers(host.arena().read::<u8>(side.place(id)), dtype)
+}
+
+/// What an output is compared by: its numbers or, where it is a selection, its bits.
+fn numbers(bytes: &[u8], dtype: DType) -> Vec<f32> {
+    match dtype {
+        DType::I32 => {
+            let bits = bytes
+                .iter()
+                .flat_map(|byte| (0..8).map(move |bit| byte >> bit & 1));
+            bits.map(f32::from).collect()
+        }
+        dtype => decode(bytes, dtype),
+    }
 }
 
 fn distance(ours: &[f32], expected: &[f32]) -> f64 {
