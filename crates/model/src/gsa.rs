@@ -33,6 +33,10 @@ impl Builds for Gsa {
         Model::new(graph, self, build).build()
     }
 
+    fn generates(&self) -> bool {
+        false
+    }
+
     fn phases(&self) -> Vec<TrainingPhase> {
         if !warms_up(self) {
             return vec![TrainingPhase::WHOLE];

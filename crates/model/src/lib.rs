@@ -48,6 +48,11 @@ pub enum ModelError {
          hint: leave out --lora-rank and --packing"
     )]
     WholeOnly { family: &'static str },
+    #[error(
+        "cinch does not generate text with {family}: what an indexer selects is not kept from token \
+         to token\nhint: `cinch eval` and `cinch train` take the model; `cinch models` lists the others"
+    )]
+    NotGenerated { family: &'static str },
     #[error("{problem}\nhint: `cinch plan --engine pytorch` predicts what PyTorch takes for it")]
     Beyond { problem: String },
     #[error(transparent)]
@@ -158,6 +163,11 @@ trait Builds {
         Vec::new()
     }
 
+    /// Whether the model continues from a cache.
+    fn generates(&self) -> bool {
+        true
+    }
+
     /// How the model changes while it is trained: phases in the order of their first steps, the
     /// first of which is 0. All have the same parameters, and [`Build::phase`] says for which of
     /// them a graph is built.
@@ -189,6 +199,13 @@ macro_rules! dispatch {
             }
         }
 
+        fn generates(model: &Architecture) -> bool {
+            match model {
+                $(Architecture::$trained(shape) => Builds::generates(shape),)*
+                $(Architecture::$predicted(_))|* => false,
+            }
+        }
+
         /// How a model changes while it is trained; one phase for most.
         pub fn phases(model: &Architecture) -> Vec<TrainingPhase> {
             match model {
@@ -211,6 +228,12 @@ pub fn build(model: &Architecture, build: &Build) -> Result<Graph, ModelError> {
         return Err(ModelError::SequenceTooLong {
             seq_len: build.seq_len.max(build.context()),
             positions: positions as usize,
+        });
+    }
+    if matches!(build.purpose, Purpose::Generate { .. }) && model.is_trained() && !generates(model)
+    {
+        return Err(ModelError::NotGenerated {
+            family: model.family().title,
         });
     }
     let without_modules = linear_modules(model).is_empty();
