@@ -50,7 +50,7 @@ pub enum ModelError {
     WholeOnly { family: &'static str },
     #[error(
         "cinch does not generate text with {family}: what an indexer selects is not kept from token \
-         to token\nhint: `cinch eval` and `cinch train` take the model; `cinch models` lists the others"
+         to token\nhint: `cinch train` tells its validation loss; other models of `cinch models` generate"
     )]
     NotGenerated { family: &'static str },
     #[error("{problem}\nhint: `cinch plan --engine pytorch` predicts what PyTorch takes for it")]
