@@ -1,10 +1,12 @@
 //! What the user typed, word for word. What it means is decided in `settings`.
 
+mod diagnose;
 mod pytorch;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+pub use diagnose::DiagnoseArguments;
 pub use pytorch::{Engine, TorchQuestions, TraceArguments, given};
 
 use crate::voice::Verbosity;
@@ -23,7 +25,7 @@ use clap::{FromArgMatches, Parser, Subcommand, ValueEnum};
         cinch train --model-size small --vram 8gb --data-dir my_code\n  \
         cinch train --config config_16gb_safe.json --data-dir my_code\n\n\
         Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 does not fit,\n\
-        130 interrupted (Ctrl-C, SIGTERM).\n\
+        4 a log shows that memory ran out (diagnose), 130 interrupted (Ctrl-C, SIGTERM).\n\
         Flags may be written with - or _ (--model_size = --model-size).",
     disable_help_subcommand = false
 )]
@@ -110,6 +112,8 @@ pub enum Command {
     Profile(ProfileArguments),
     /// Record a PyTorch run, or replay a recorded one under other allocator settings
     Trace(TraceArguments),
+    /// Why memory ran out, from an error message or a log, and what to do about it
+    Diagnose(DiagnoseArguments),
     /// Before a run: settings and their origin, GPU, free memory, disk, a dry plan
     Check(CheckArguments),
     /// Make or prepare training data

@@ -50,6 +50,13 @@ pub fn adapt_to_cpu(config: &mut Config) -> Vec<String> {
                 .to_owned(),
         );
     }
+    if config.batch.offload_frozen {
+        notes.push(
+            "offload of frozen weights saves nothing on the CPU: they get an allocation of their \
+             own in the same memory, and are copied from there"
+                .to_owned(),
+        );
+    }
     notes
 }
 

@@ -1,5 +1,5 @@
 //! From an error to a message and an exit code: 1 failed, 2 wrong usage or configuration, 3
-//! does not fit, 130 interrupted.
+//! does not fit, 4 a log in which memory ran out, 130 interrupted.
 
 use std::process::ExitCode;
 
@@ -48,6 +48,21 @@ impl std::error::Error for NoGo {}
 /// have it.
 pub const INTERRUPTED: u8 = 130;
 
+/// The answer of `cinch diagnose` where memory ran out. What there is to say of it has been said.
+#[derive(Debug)]
+pub struct RanOut;
+
+impl std::fmt::Display for RanOut {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("memory ran out")
+    }
+}
+
+impl std::error::Error for RanOut {}
+
+/// The exit code of a log in which memory ran out.
+const RAN_OUT: u8 = 4;
+
 /// A run that was stopped by Ctrl-C or SIGTERM. What there is to say of it has been said.
 #[derive(Debug)]
 pub struct Interrupted;
@@ -80,6 +95,9 @@ pub fn usage(message: impl Into<String>) -> anyhow::Error {
 pub fn report(error: &anyhow::Error) -> ExitCode {
     if broken_pipe(error) {
         return ExitCode::SUCCESS;
+    }
+    if error.is::<RanOut>() {
+        return ExitCode::from(RAN_OUT);
     }
     if error.is::<Interrupted>() {
         return ExitCode::from(INTERRUPTED);

@@ -38,6 +38,7 @@ fn main() -> ExitCode {
         Command::Bench(arguments) => command::bench::run(&arguments),
         Command::Profile(arguments) => command::profile::run(&arguments),
         Command::Trace(arguments) => command::trace::run(&arguments),
+        Command::Diagnose(arguments) => command::diagnose::run(&arguments),
         Command::Check(arguments) => command::check::run(&arguments),
         Command::Data(arguments) => command::data::run(&arguments),
         Command::Models(arguments) => command::models::run(&arguments),

@@ -240,7 +240,7 @@ impl Budget {
         let free = self.host_free?;
         (host_bytes > free).then(|| {
             format!(
-                "the optimizer's states would take {} of this machine's memory, of which {} is \
+                "what is kept beside the card would take {} of this machine's memory, of which {} is \
                  free; `cinch check` says whether a run can start",
                 Bytes::new(host_bytes),
                 Bytes::new(free)

@@ -137,7 +137,7 @@ impl SettingArguments {
     }
 
     /// The files that hold settings, in the order in which they are read.
-    fn files(&self) -> anyhow::Result<Vec<PathBuf>> {
+    pub fn files(&self) -> anyhow::Result<Vec<PathBuf>> {
         match (&self.plain.config_path, &self.plain.config) {
             (Some(path), None) => Ok(config_files(path)?),
             (None, Some(file)) => Ok(vec![file.clone()]),

@@ -238,12 +238,14 @@ pub fn host_parts(host: &HostMemory) -> String {
     parts.collect::<Vec<_>>().join(", ")
 }
 
-/// The host's side of a plan.
+/// The host's side of a plan, where it is more than the tokens of a step.
 fn host(memory: &cinch_step::MemoryReport) -> String {
-    match host_parts(&memory.host) {
-        parts if parts.is_empty() => String::new(),
-        parts => format!("in host memory: {parts}\n"),
+    let host = &memory.host;
+    let besides: u64 = host.besides_arena().iter().map(|(_, bytes)| bytes).sum();
+    if besides == host.batch {
+        return String::new();
     }
+    format!("in host memory: {}\n", host_parts(host))
 }
 
 /// The graphs that share the arena.
@@ -272,6 +274,9 @@ fn optimizer(settings: &cinch_step::SettingsReport) -> String {
     }
     if settings.offload {
         text += " in host memory";
+    }
+    if settings.offload_frozen {
+        text += ", frozen weights in host memory";
     }
     if settings.update_in_backward {
         text += ", updates inside the backward";

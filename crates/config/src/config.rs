@@ -91,6 +91,9 @@ pub struct BatchConfig {
     pub checkpointing: Checkpointing,
     /// Keep the optimizer's state in host memory.
     pub offload: bool,
+    /// Keep the frozen matrices of blocks in host memory and fetch them block by block.
+    #[serde(default)]
+    pub offload_frozen: bool,
     #[serde(default)]
     pub states: StateFormat,
     #[serde(default)]

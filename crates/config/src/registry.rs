@@ -152,6 +152,12 @@ fn others() -> Vec<Setting> {
     .default("false")
     .aliases(&[same("vram.offload")]),
     Setting::new(
+        "vram.offload_frozen",
+        Kind::Bool,
+        "Keep frozen weights in host memory and fetch them block by block",
+    ).switch_flag("offload-frozen")
+    .default("false"),
+    Setting::new(
         "vram.optimizer_states",
         Kind::Choice(&StateFormat::NAMES),
         "How the optimizer's two moments are kept",

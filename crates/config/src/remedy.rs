@@ -18,6 +18,7 @@ pub const TORCH_OPTIMIZER: &str = "pytorch.optimizer";
 const LOSS_CHUNK: &str = "vram.loss_chunk";
 const UPDATE_IN_BACKWARD: &str = "vram.update_in_backward";
 const OFFLOAD: &str = "vram.use_cpu_offload";
+const OFFLOAD_FROZEN: &str = "vram.offload_frozen";
 pub const SEQUENCE: &str = "vram.max_seq_len";
 pub const ALLOC_CONF: &str = "pytorch.alloc_conf";
 const ATTENTION: &str = "pytorch.attention";
@@ -49,6 +50,8 @@ pub enum RemedyKind {
     MicroBatch,
     Recomputation,
     Offload,
+    /// The matrices of blocks that are not trained, fetched from host memory for each pass.
+    OffloadFrozen,
     UpdateInBackward,
     LossChunk,
     /// The computation in bf16, the weights in fp32.
@@ -133,7 +136,7 @@ impl Declaration {
 /// Every change in the order of preference: what costs least comes first. The last two are what
 /// guides recommend and what does nothing.
 #[rustfmt::skip]
-pub const REMEDIES: [Declaration; 22] = {
+pub const REMEDIES: [Declaration; 23] = {
     use RemedyKind as Kind;
     [
         Declaration::new(Kind::ExpandableSegments, "expandable segments")
@@ -156,6 +159,9 @@ pub const REMEDIES: [Declaration; 22] = {
             .note("the same loss; each layer's forward runs twice (measured steps take 1.4 to 1.9 times as long)"),
         Declaration::new(Kind::Offload, "optimizer states in host memory")
             .keys(&[OFFLOAD]),
+        Declaration::new(Kind::OffloadFrozen, "frozen weights in host memory")
+            .keys(&[OFFLOAD_FROZEN])
+            .note("the same bits; each block's weights cross the bus once for its forward and once for its backward"),
         Declaration::new(Kind::UpdateInBackward, "update inside backward")
             .keys(&[UPDATE_IN_BACKWARD]),
         Declaration::new(Kind::LossChunk, "fewer rows of logits at once")
@@ -254,6 +260,7 @@ impl RemedyKind {
             (Self::Recomputation, ["0", _]) => "no recomputation".to_owned(),
             (Self::Recomputation, [blocks, of]) => format!("recompute {blocks} of {of} blocks"),
             (Self::Offload, ["false"]) => "optimizer states on the card".to_owned(),
+            (Self::OffloadFrozen, ["false"]) => "frozen weights on the card".to_owned(),
             (Self::UpdateInBackward, ["false"]) => "update after backward".to_owned(),
             (Self::LossChunk, []) => "as many rows of logits as run well".to_owned(),
             (Self::LossChunk, [rows]) => format!("{rows} rows of logits at once"),

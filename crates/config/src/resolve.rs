@@ -226,6 +226,7 @@ impl Completion {
             precision: self.precision(),
             checkpointing: self.checkpointing(model)?,
             offload: matches!(self.value("vram.use_cpu_offload"), Some(Value::Bool(true))),
+            offload_frozen: matches!(self.value("vram.offload_frozen"), Some(Value::Bool(true))),
             states: match self.text("vram.optimizer_states").as_str() {
                 "8bit" => StateFormat::EightBit,
                 "weights" => StateFormat::Weights,

@@ -10,10 +10,12 @@ use std::time::Instant;
 use cinch_engine::cpu::dropout::{Dropout, RandomState};
 use cinch_engine::cpu::kernel::columns::{Columns, ColumnsMut};
 use cinch_engine::cpu::kernel::{
-    activation, convolution, eight_bit, embedding, norm, optimizer, scan,
+    activation, convolution, eight_bit, embedding, expression, gated, norm, optimizer, scan,
 };
 use cinch_engine::cpu::parallel::Accumulate;
-use cinch_graph::op::{ActivationKind, NormKind};
+use cinch_graph::expression::Expr;
+use cinch_graph::op::{ActivationKind, NormKind, Op};
+use cinch_graph::{DType, Graph};
 use rayon::prelude::*;
 
 const RUNS: usize = 30;
@@ -34,6 +36,7 @@ fn main() {
     norm_passes();
     activations();
     embedding_passes();
+    expressions(ROWS * 2048);
 }
 
 /// Prints the best time of `RUNS` runs, and the bandwidth where `bytes` are moved.
@@ -280,4 +283,52 @@ fn embedding_passes() {
                 .expect("tokens are inside the table");
         });
     }
+}
+
+/// The expression of a map over `numbers(len)` twice, and its output.
+fn expression_pass(name: &str, len: usize, write: impl FnOnce(&[Expr]) -> Expr) {
+    let mut graph = Graph::new(DType::F32);
+    let inputs = ["x", "y"].map(|name| graph.batch(name, [len / WIDTH, WIDTH], DType::F32));
+    graph.map(name, &inputs, write).expect("an expression");
+    let Op::Map(op) = &graph.nodes[0].op else {
+        return;
+    };
+    let data = [numbers(len), numbers(len)];
+    let reads = op.pointwise.reads.iter().zip(&data);
+    let sources: Vec<_> = reads
+        .map(|(read, data)| expression::Source {
+            numbers: expression::Numbers::Real(data),
+            broadcast: read.broadcast,
+        })
+        .collect();
+    let places = expression::Places {
+        expression: &op.pointwise.expression,
+        sources: &sources,
+        random: None,
+        rows: len / WIDTH,
+        width: WIDTH,
+    };
+    let mut output = vec![0.0; len];
+    let bytes = (sources.len() + 1) * len * 4;
+    measure(name, Some(bytes), || {
+        let mut outputs = [(&mut output[..], Accumulate::Overwrite)];
+        expression::map(&places, &mut outputs);
+    });
+}
+
+fn expressions(len: usize) {
+    expression_pass("expression: x + y", len, |v| &v[0] + &v[1]);
+    expression_pass("expression: gelu", len, |v| v[0].gelu_tanh());
+    expression_pass("expression: swiglu", len, |v| v[0].silu() * &v[1]);
+    let (x, y) = (numbers(len), numbers(len));
+    let mut output = vec![0.0; len];
+    measure("add", Some(len * 12), || {
+        activation::add(Some(&x), &y, &mut output);
+    });
+    measure("gelu_tanh", Some(len * 8), || {
+        activation::forward(ActivationKind::GeluTanh, Some(&x), &mut output);
+    });
+    measure("swiglu", Some(len * 12), || {
+        gated::forward(ActivationKind::Silu, Some(&x), Some(&y), &mut output);
+    });
 }

@@ -238,6 +238,56 @@ impl Engine {
         }
     }
 
+    /// As [`Self::write_with`], in pieces of whole units of `unit` elements; `fill` is told the
+    /// first element of each. Where the tensor is not in host memory, a piece of at most
+    /// `piece_bytes`, or one unit, is; where it is, it is one piece.
+    pub fn write_pieces<T: Element + Default, E>(
+        &mut self,
+        place: Placement,
+        unit: usize,
+        piece_bytes: usize,
+        mut fill: impl FnMut(usize, &mut [T]) -> Result<(), E>,
+    ) -> Result<Result<(), E>, EngineError> {
+        let unit_bytes = (unit * size_of::<T>()).max(1);
+        let largest = match self {
+            Self::Cpu(_) => place.bytes,
+            Self::Cuda(_) => ((piece_bytes / unit_bytes).max(1) * unit_bytes) as u64,
+        };
+        for piece in pieces(place, largest) {
+            let first = (piece.offset - place.offset) as usize / size_of::<T>();
+            let filled = self.write_with(piece, |values: &mut [T]| fill(first, values))?;
+            if filled.is_err() {
+                return Ok(filled);
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    /// Shows a tensor's bytes in order, in pieces of at most `piece_bytes`: where they are, or
+    /// copies of which there is one at a time.
+    pub fn read_pieces<E>(
+        &self,
+        place: Placement,
+        piece_bytes: usize,
+        mut show: impl FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<Result<(), E>, EngineError> {
+        let mut copy = Vec::new();
+        for piece in pieces(place, piece_bytes as u64) {
+            let shown = match self {
+                Self::Cpu(executor) => show(executor.memory(piece).read(piece)),
+                Self::Cuda(executor) => {
+                    copy.resize(piece.bytes as usize, 0);
+                    executor.read(piece, &mut copy)?;
+                    show(&copy)
+                }
+            };
+            if shown.is_err() {
+                return Ok(shown);
+            }
+        }
+        Ok(Ok(()))
+    }
+
     /// A tensor's bytes: where they are, or a copy of them.
     pub fn bytes(&self, place: Placement) -> Result<Cow<'_, [u8]>, EngineError> {
         match self {
@@ -273,6 +323,19 @@ impl Engine {
             Self::Cuda(executor) => executor.refresh_copies(graph, plan),
         }
     }
+}
+
+/// A place cut into parts of at most `largest` bytes.
+fn pieces(place: Placement, largest: u64) -> impl Iterator<Item = Placement> {
+    let largest = largest.max(1);
+    (0..place.bytes.div_ceil(largest)).map(move |number| {
+        let start = number * largest;
+        Placement {
+            offset: place.offset + start,
+            bytes: largest.min(place.bytes - start),
+            ..place
+        }
+    })
 }
 
 fn as_bytes<T: Element>(values: &[T]) -> &[u8] {

@@ -28,9 +28,17 @@ const SCALARS: [f32; 3] = [0.01, 0.1, 0.05];
 const SHAPES: [usize; 4] = [1, 7, 64, 129];
 const LAYERS: usize = 150;
 
+/// Layers learn at different rates.
+fn rate_of(layer: usize) -> f64 {
+    [1.0, 0.25, 10.0][layer % 3]
+}
+
 /// More parameters than one launch takes, of sizes that are no multiples of anything.
 fn graph(dtype: DType) -> TrainingGraph {
-    let mut g = Graph::new(dtype);
+    graph_with(Graph::new(dtype), &OPTIMIZER)
+}
+
+fn graph_with(mut g: Graph, optimizer: &Optimizer) -> TrainingGraph {
     let tokens = g.batch("tokens", [2, 5], DType::I32);
     let table = g.weight("table", [3001, 7], INIT);
     let mut x = g.embedding("embedding", tokens, table, None, None).unwrap();
@@ -38,6 +46,7 @@ fn graph(dtype: DType) -> TrainingGraph {
     for layer in 0..LAYERS {
         let next = SHAPES[layer % SHAPES.len()];
         let weight = g.weight(&format!("{layer}.weight"), [next, width], INIT);
+        g.scale_learning_rate(rate_of(layer));
         let bias =
             (layer % 3 == 1).then(|| g.small_weight(&format!("{layer}.bias"), [next], Init::Zeros));
         x = g.linear(&layer.to_string(), x, weight, bias).unwrap();
@@ -47,9 +56,19 @@ fn graph(dtype: DType) -> TrainingGraph {
     let targets = g.batch("targets", [2, 5], DType::I32);
     g.cross_entropy("loss", x, head, targets, 0.0, None)
         .unwrap();
-    let graph = differentiate(g, &OPTIMIZER).unwrap();
+    let graph = differentiate(g, optimizer).unwrap();
     verify(&graph).unwrap();
     graph
+}
+
+/// The nearest bf16, ties to even.
+fn to_bf16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
+}
+
+fn from_bf16(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
 }
 
 /// Numbers in -1..1 that depend on the seed alone.
@@ -84,8 +103,11 @@ struct Weights {
 
 impl Device {
     fn new(dtype: DType) -> Self {
+        Self::of(graph(dtype))
+    }
+
+    fn of(graph: TrainingGraph) -> Self {
         let card = card::card();
-        let graph = graph(dtype);
         let plan = Plan::new(&graph, Options::new(Target::Cuda));
         let options = EngineOptions::default();
         let mut engine = Engine::new(Target::Cuda, plan.arena_bytes, options).unwrap();
@@ -104,12 +126,26 @@ impl Device {
         self.plan.placement(id).unwrap()
     }
 
+    /// In the type of the tensor: fp32, or bf16, to which all numbers of these tests are rounded
+    /// to nearest.
     fn write(&mut self, id: TensorId, values: &[f32]) {
-        self.engine.write(self.place(id), values).unwrap();
+        let place = self.place(id);
+        if self.graph.ty(id).dtype == DType::Bf16 {
+            let bytes = values.iter().flat_map(|&x| to_bf16(x).to_ne_bytes());
+            let bytes: Vec<u8> = bytes.collect();
+            return self.engine.write(place, &bytes).unwrap();
+        }
+        self.engine.write(place, values).unwrap();
     }
 
     fn read(&self, id: TensorId) -> Vec<f32> {
         let bytes = self.engine.bytes(self.place(id)).unwrap();
+        if self.graph.ty(id).dtype == DType::Bf16 {
+            let words = bytes.as_chunks::<2>().0.iter();
+            return words
+                .map(|&word| from_bf16(u16::from_ne_bytes(word)))
+                .collect();
+        }
         let words = bytes.as_chunks::<4>().0;
         words.iter().map(|&word| f32::from_ne_bytes(word)).collect()
     }
@@ -140,10 +176,12 @@ impl Device {
             self.write(m, &numbers(2, 1e-3));
             let squares: Vec<f32> = numbers(3, 1e-5).iter().map(|x| x.abs()).collect();
             self.write(v, &squares);
-            let gradient = numbers(4, 1e-2);
-            let scaled: Vec<f32> = gradient.iter().map(|g| g * scale).collect();
-            self.write(parameter.gradient.unwrap(), &scaled);
-            gradients.push(gradient);
+            let gradient = parameter.gradient.unwrap();
+            let scaled: Vec<f32> = numbers(4, 1e-2).iter().map(|g| g * scale).collect();
+            self.write(gradient, &scaled);
+            // As it was rounded.
+            let kept = self.read(gradient).into_iter();
+            gradients.push(kept.map(|g| g / scale).collect());
         }
         let scalars = self.graph.step_scalars;
         self.write(scalars, &SCALARS);
@@ -173,6 +211,7 @@ fn expected(graph: &Graph, before: &Weights, gradients: &[Vec<f32>]) -> (Weights
         } else {
             0.0
         };
+        let rate = rate * parameter.learning_rate_scale;
         for (i, &g) in gradients[index].iter().enumerate() {
             let g = f64::from(g) * factor;
             let m = 0.9 * f64::from(before.m[index][i]) + 0.1 * g;
@@ -228,6 +267,98 @@ fn all_parameters_are_updated_at_once() {
                 let copy = f32::from_bits(u32::from(u16::from_ne_bytes(word)) << 16);
                 assert!((copy - value).abs() <= value.abs() / 256.0);
             }
+        }
+    }
+}
+
+/// Weights without masters, with gradients and moments in each type: what comes out is what fp32
+/// gives for the rounded numbers, rounded to nearest once.
+#[test]
+#[ignore = "needs a GPU"]
+fn weights_without_masters_are_updated_in_their_type() {
+    for moments in [MomentFormat::Full, MomentFormat::AsKept] {
+        for gradients in [GradientFormat::Full, GradientFormat::AsKept] {
+            let mut g = Graph::new(DType::Bf16);
+            g.masters = false;
+            let optimizer = Optimizer {
+                moments,
+                gradients,
+                ..OPTIMIZER
+            };
+            let mut device = Device::of(graph_with(g, &optimizer));
+            let gradients = device.fill(1.0);
+            let before = device.weights();
+            let (norm, _) = device.run();
+            let (after, expected_norm) = expected(&device.graph, &before, &gradients);
+            assert!((f64::from(norm) / expected_norm - 1.0).abs() < 1e-6);
+            let ours = device.weights();
+            for (index, parameter) in device.graph.parameters.iter().enumerate() {
+                let [m, v] = parameter.moments.unwrap();
+                for (id, ours, expected) in [
+                    (parameter.master, &ours.parameters, &after.parameters),
+                    (m, &ours.m, &after.m),
+                    (v, &ours.v, &after.v),
+                ] {
+                    let largest = expected[index].iter().fold(0.0_f32, |a, x| a.max(x.abs()));
+                    let half_unit = match device.graph.ty(id).dtype {
+                        DType::Bf16 => 1.0 / 512.0,
+                        _ => 0.0,
+                    };
+                    for (a, b) in ours[index].iter().zip(&expected[index]) {
+                        let tolerance = (1e-5 + half_unit) * b.abs() + 1e-6 * largest;
+                        let name = &device.graph.tensor(id).name;
+                        assert!((a - b).abs() <= tolerance, "{name}: {a}, expected {b}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The same with moments in eight bits, whose scales make them as good as a block allows: the
+/// weights move as those with masters do, up to their rounding.
+#[test]
+#[ignore = "needs a GPU"]
+fn eight_bit_moments_update_weights_of_any_type() {
+    let run = |masters: bool, gradients: GradientFormat| {
+        let mut g = Graph::new(DType::Bf16);
+        g.masters = masters;
+        let optimizer = Optimizer {
+            moments: MomentFormat::EightBit,
+            gradients,
+            ..OPTIMIZER
+        };
+        let mut device = Device::of(graph_with(g, &optimizer));
+        let parameters = device.graph.parameters.clone();
+        for (index, parameter) in parameters.iter().enumerate() {
+            let count = parameter.shape.elements();
+            let numbers = |seed: u64, size: f64| -> Vec<f32> {
+                let numbers = random(count, index as u64 * 8 + seed);
+                let coarse = |r: &f64| from_bf16(to_bf16((size * r) as f32));
+                numbers.iter().map(coarse).collect()
+            };
+            device.write(parameter.master, &numbers(1, 0.1));
+            device.write(parameter.gradient.unwrap(), &numbers(4, 1e-2));
+            for id in parameter.states() {
+                let zeros = vec![0_u8; device.place(id).bytes as usize];
+                device.engine.write(device.place(id), &zeros).unwrap();
+            }
+        }
+        let scalars = device.graph.step_scalars;
+        device.write(scalars, &SCALARS);
+        device.run();
+        // A sum over rows, and a product: gradients in fp32 and, where asked for, in bf16.
+        ["table", "3.weight"].map(|name| device.read(device.graph.find(name).unwrap()))
+    };
+    let expected = run(true, GradientFormat::Full);
+    for gradients in [GradientFormat::Full, GradientFormat::AsKept] {
+        let ours = run(false, gradients);
+        for (ours, expected) in ours.iter().flatten().zip(expected.iter().flatten()) {
+            let tolerance = expected.abs() / 512.0 + 1e-6;
+            assert!(
+                (ours - expected).abs() <= tolerance,
+                "{ours} for {expected}"
+            );
         }
     }
 }

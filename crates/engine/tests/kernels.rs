@@ -17,7 +17,7 @@ use std::thread;
 
 use cinch_architecture::{Architecture, Gpt2};
 use cinch_engine::cuda::command;
-use cinch_engine::cuda::compile::{SOURCES, cubin, is_available, target};
+use cinch_engine::cuda::compile::{SOURCES, cubin, generated_cubin, is_available, target};
 use cinch_engine::cuda::lowering::Card;
 use cinch_engine::cuda::op::{COPY_TO_REAL, lower_all};
 use cinch_graph::{DType, Graph, Target, differentiate};
@@ -54,6 +54,35 @@ fn main() {
         assert_lowering_finds_its_kernels(dtype, &compiled);
     }
     assert_no_kernel_is_left_over(&compiled);
+    for dtype in PRECISIONS {
+        assert_generated_kernels_compile(dtype);
+    }
+}
+
+/// What is made for the expressions of a training step compiles, and has the functions that are
+/// launched.
+fn assert_generated_kernels_compile(dtype: DType) {
+    let graphs = graphs::ALL.map(|(_, make)| make(dtype));
+    let launched = graphs.into_iter().flat_map(commands);
+    let generated: BTreeSet<_> = launched
+        .filter_map(|command| match command {
+            command::Command::LaunchGenerated { kernel, .. } => Some(kernel),
+            _ => None,
+        })
+        .map(|kernel| (kernel.source, kernel.function))
+        .collect();
+    assert!(!generated.is_empty());
+    let jobs = generated
+        .iter()
+        .flat_map(|kernel| ARCHITECTURES.map(|architecture| (kernel, architecture)));
+    on_all_cores(jobs.collect(), |((source, function), architecture)| {
+        let code = generated_cubin(source, dtype, architecture)
+            .unwrap_or_else(|error| panic!("{dtype}: {error}\n{source}"));
+        assert!(
+            functions(&code).contains(*function),
+            "{function} of\n{source}"
+        );
+    });
 }
 
 /// Compiles everything, on all cores.
@@ -68,33 +97,40 @@ fn compile_all() -> Functions {
             }
         }
     }
+    let compiled = Mutex::new(Functions::new());
+    on_all_cores(jobs, |(file, dtype, architecture)| {
+        let code =
+            cubin(file, dtype, architecture).unwrap_or_else(|error| panic!("{dtype}: {error}"));
+        let functions = functions(&code);
+        assert!(!functions.is_empty(), "{file}.cu has no kernel in {dtype}");
+        let mut compiled = compiled.lock().unwrap();
+        let key = (file, dtype);
+        let others = compiled.entry(key).or_insert_with(|| functions.clone());
+        // Otherwise a card would lack what another has.
+        assert_eq!(
+            *others, functions,
+            "{file}.cu in {dtype} for {architecture}"
+        );
+    });
+    compiled.into_inner().unwrap()
+}
+
+fn on_all_cores<T: Send>(jobs: Vec<T>, work: impl Fn(T) + Sync) {
     let num_threads = thread::available_parallelism().map_or(1, usize::from);
-    let (jobs, compiled) = (Mutex::new(jobs.into_iter()), Mutex::new(Functions::new()));
+    let jobs = Mutex::new(jobs.into_iter());
     thread::scope(|scope| {
         for _ in 0..num_threads {
             scope.spawn(|| {
                 loop {
                     let job = jobs.lock().unwrap().next();
-                    let Some((file, dtype, architecture)) = job else {
+                    let Some(job) = job else {
                         break;
                     };
-                    let code = cubin(file, dtype, architecture)
-                        .unwrap_or_else(|error| panic!("{dtype}: {error}"));
-                    let functions = functions(&code);
-                    assert!(!functions.is_empty(), "{file}.cu has no kernel in {dtype}");
-                    let mut compiled = compiled.lock().unwrap();
-                    let key = (file, dtype);
-                    let others = compiled.entry(key).or_insert_with(|| functions.clone());
-                    // Otherwise a card would lack what another has.
-                    assert_eq!(
-                        *others, functions,
-                        "{file}.cu in {dtype} for {architecture}"
-                    );
+                    work(job);
                 }
             });
         }
     });
-    compiled.into_inner().unwrap()
 }
 
 /// The kernels in machine code: each has a section of its own, `.text.` and its name.
@@ -134,6 +170,16 @@ fn assert_lowering_finds_its_kernels(dtype: DType, compiled: &Functions) {
 }
 
 fn launched(graph: Graph) -> BTreeSet<command::Kernel> {
+    let launch = |command| match command {
+        command::Command::Launch { kernel, .. } => Some(kernel),
+        _ => None,
+    };
+    let launches = commands(graph).into_iter().filter_map(launch);
+    launches.chain([COPY_TO_REAL]).collect()
+}
+
+/// The commands of a training step, or of a text's continuation, on both kinds of cards.
+fn commands(graph: Graph) -> Vec<command::Command> {
     let graph = match graph.terms.first() {
         Some(_) => Graph::clone(&differentiate(graph, &shared::OPTIMIZER).unwrap()),
         None => graph,
@@ -143,14 +189,7 @@ fn launched(graph: Graph) -> BTreeSet<command::Kernel> {
     let lowered = [Card::ANY, Card::HOPPER]
         .into_iter()
         .flat_map(|card| lower_all(&graph, &plan, nodes.clone(), true, card));
-    let commands = lowered.flat_map(|node| node.commands);
-    commands
-        .filter_map(|command| match command {
-            command::Command::Launch { kernel, .. } => Some(kernel),
-            _ => None,
-        })
-        .chain([COPY_TO_REAL])
-        .collect()
+    lowered.flat_map(|node| node.commands).collect()
 }
 
 /// One head of a width that tensor cores take.

@@ -1,21 +1,25 @@
 //! Making a folder whole: it has its name once everything is in it, or never.
 //!
 //! It is filled beside its place, under a hidden name that ends with the process, and renamed. A
-//! writer that was killed leaves that folder, which nobody takes for the real one.
+//! writer that was killed leaves that folder, which nobody takes for the real one. On Unix the
+//! writer holds an advisory lock on it that ends with its process: the next folder that is made for
+//! the same place removes what a killed writer left.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process;
 
 use crate::folder::{create_folder, parent_of, sync_folder};
-use crate::replace::{PARTIAL_PREFIX, next_number};
+use crate::replace::{PARTIAL_PREFIX, finished_name, is_held, next_number};
 
 /// A folder under construction. Dropped without being put in place, it removes itself.
 #[derive(Debug)]
 pub struct NewFolder {
     path: PathBuf,
     partial: Partial,
+    /// Held until the folder has its name.
+    lock: Option<File>,
 }
 
 impl NewFolder {
@@ -26,6 +30,7 @@ impl NewFolder {
         let parent = parent_of(path);
         create_folder(parent)?;
         let name = path.file_name().unwrap_or_default().to_string_lossy();
+        sweep(parent, &name);
         loop {
             let number = next_number();
             let process = process::id();
@@ -33,13 +38,21 @@ impl NewFolder {
             match fs::create_dir(&partial) {
                 // Process numbers come back, and a dead one's folder may have this name.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                made => {
-                    made?;
-                    return Ok(Self {
-                        path: path.to_path_buf(),
-                        partial: Partial(partial),
-                    });
-                }
+                made => made?,
+            }
+            // From here on it is removed where something fails.
+            let partial = Partial(partial);
+            let lock = match opened(&partial.0) {
+                // Between the two calls a sweep may have taken the folder for a leftover.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                opened => opened?,
+            };
+            if lock.as_ref().map_or(Ok(true), is_held)? {
+                return Ok(Self {
+                    path: path.to_path_buf(),
+                    partial,
+                    lock,
+                });
             }
         }
     }
@@ -51,7 +64,11 @@ impl NewFolder {
 
     /// Puts the folder in its place, to stay there after a power cut if its files do.
     pub fn put(self) -> io::Result<()> {
-        let Self { path, partial } = self;
+        let Self {
+            path,
+            partial,
+            lock,
+        } = self;
         sync_folder(&partial.0)?;
         refuse_taken(&path)?;
         // Not every system renames over an empty folder; one that is not empty stays.
@@ -59,7 +76,33 @@ impl NewFolder {
             fs::remove_dir(&path)?;
         }
         fs::rename(&partial.0, &path)?;
+        drop(lock);
         sync_folder(parent_of(&path))
+    }
+}
+
+/// An open folder, where the system opens folders.
+fn opened(path: &Path) -> io::Result<Option<File>> {
+    cfg!(unix).then(|| File::open(path)).transpose()
+}
+
+/// Removes the unfinished folders that killed writers of `name` left in `parent`. What cannot be
+/// looked at or removed stays: it is in nobody's way.
+fn sweep(parent: &Path, name: &str) {
+    let Ok(entries) = fs::read_dir(parent) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let file_name = entry.file_name();
+        let is_ours = file_name.to_str().and_then(finished_name) == Some(name);
+        if !is_ours || !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            continue;
+        }
+        if let Ok(Some(folder)) = opened(&entry.path())
+            && folder.try_lock().is_ok()
+        {
+            let _ = fs::remove_dir_all(entry.path());
+        }
     }
 }
 
@@ -116,6 +159,29 @@ mod tests {
         fs::write(folder.path().join("one"), "1").unwrap();
         drop(folder);
         assert!(names(place.path()).is_empty());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_a_killed_writer_left_goes_with_the_next() {
+        let place = tempfile::tempdir().unwrap();
+        let others = [".partial-model-x-1", ".partial-other-0-4000000"];
+        for name in others.iter().chain(&[".partial-model-0-4000000"]) {
+            let folder = place.path().join(name);
+            fs::create_dir(&folder).unwrap();
+            fs::write(folder.join("model.safetensors"), "half").unwrap();
+        }
+        let target = place.path().join("model");
+        let running = NewFolder::create(&target).unwrap();
+        let name = running.path().file_name().unwrap().to_str().unwrap();
+        let mut expected = [name, others[0], others[1]];
+        expected.sort_unstable();
+        assert_eq!(names(place.path()), expected);
+        // One that is being filled is held by its lock.
+        sweep(place.path(), "model");
+        assert!(running.path().exists());
+        running.put().unwrap();
+        assert!(names(&target).is_empty());
     }
 
     #[test]

@@ -83,9 +83,9 @@ impl Replacement {
     }
 }
 
-/// Locks a file that was just made and says whether it is still there. A file system without
+/// Locks a file or folder that was just made and says whether it is still there. A file system without
 /// locks has no sweep either.
-fn is_held(file: &File) -> io::Result<bool> {
+pub(crate) fn is_held(file: &File) -> io::Result<bool> {
     match file.try_lock() {
         Ok(()) => has_name(file),
         Err(TryLockError::WouldBlock) => Ok(false),
@@ -128,7 +128,7 @@ pub fn sweep(folder: &Path, ours: impl Fn(&str) -> bool) {
 
 /// The name that an unfinished file is to have: what stands between the prefix and the two
 /// numbers.
-fn finished_name(partial: &str) -> Option<&str> {
+pub(crate) fn finished_name(partial: &str) -> Option<&str> {
     let (rest, process) = partial.strip_prefix(PARTIAL_PREFIX)?.rsplit_once('-')?;
     let (name, number) = rest.rsplit_once('-')?;
     let is_number = |part: &str| part.parse::<u64>().is_ok();

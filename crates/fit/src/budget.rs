@@ -13,12 +13,13 @@ use serde::Serialize;
 use crate::FitError;
 
 /// Ways to cut the effective batch, largest micro batch first, none larger than asked for. An
-/// update inside the backward leaves nothing to add a second micro batch to, and where the result
-/// depends on the micro batch another one is another run; then there is one way only.
-pub(crate) fn splits(config: &Config) -> impl Iterator<Item = (usize, usize)> + use<> {
+/// update inside the backward leaves nothing to add a second micro batch to, and a step that needs
+/// the `whole` batch has no other, nor has one whose result depends on the micro batch; then there
+/// is one way only.
+pub(crate) fn splits(config: &Config, whole: bool) -> impl Iterator<Item = (usize, usize)> + use<> {
     let (micro, effective) = (config.batch.batch_size, config.batch.effective_batch());
     let depends = config.model.depends_on_micro_batch().is_some();
-    let whole = config.batch.update_in_backward || depends;
+    let whole = whole || depends || config.batch.update_in_backward;
     (1..=micro)
         .rev()
         .filter(move |&size| effective.is_multiple_of(size) && (size == micro || !whole))
@@ -204,6 +205,12 @@ fn changes(
             let kind = RemedyKind::Offload;
             attempt(kind, kind.flags(&["true"]), &away)?;
         }
+        if !config.batch.offload_frozen && config.tuning.lora.is_some() {
+            let mut away = config.clone();
+            away.batch.offload_frozen = true;
+            let kind = RemedyKind::OffloadFrozen;
+            attempt(kind, kind.flags(&["true"]), &away)?;
+        }
     }
     for (name, model) in smaller_sizes(config) {
         let mut smaller = config.clone();
@@ -284,5 +291,30 @@ impl fmt::Display for DoesNotFit {
             }
             Ok(())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cinch_config::{Settings, Source};
+
+    use super::*;
+
+    #[test]
+    fn a_whole_batch_is_not_cut() {
+        let mut settings = Settings::new();
+        for (key, value) in [
+            ("vram.batch_size", "6"),
+            ("vram.gradient_accumulation_steps", "1"),
+        ] {
+            let source = Source::Flag("test".to_owned());
+            settings.set(key, value, source).unwrap();
+        }
+        let mut config = settings.resolve().unwrap();
+        let cuts = |config: &Config, whole| splits(config, whole).collect::<Vec<_>>();
+        assert_eq!(cuts(&config, false), [(6, 1), (3, 2), (2, 3), (1, 6)]);
+        assert_eq!(cuts(&config, true), [(6, 1)]);
+        config.batch.update_in_backward = true;
+        assert_eq!(cuts(&config, false), [(6, 1)]);
     }
 }

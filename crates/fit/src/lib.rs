@@ -48,7 +48,8 @@ pub fn plan(config: &Config, machine: impl Into<StepTarget>) -> Result<StepPlan,
     let budget = budget.get();
     let asked = asked_blocks(config);
     let (mut smallest, mut uncounted) = (None, None);
-    for (micro, accumulation) in budget::splits(config) {
+    let whole = cinch_step::needs_whole_batch(config, machine.target);
+    for (micro, accumulation) in budget::splits(config, whole) {
         let mut split = config.clone();
         split.batch.batch_size = micro;
         split.batch.accumulation = accumulation;

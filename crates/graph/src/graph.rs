@@ -39,6 +39,8 @@ impl BlockId {
 pub enum Role {
     /// A weight in the precision in which it is updated.
     Parameter,
+    /// A frozen weight that lies in host memory; nodes read what is fetched of it.
+    Offloaded,
     /// A weight's copy in the precision in which it is multiplied.
     ComputeCopy,
     /// A parameter's gradient: nodes add to it, over a whole step.

@@ -28,6 +28,7 @@ mod error;
 pub mod expression;
 mod graph;
 mod loss;
+mod offload;
 pub mod op;
 mod parameter;
 mod print;

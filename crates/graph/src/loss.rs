@@ -1,7 +1,7 @@
 //! The loss as a sum of terms. Each has a weight, which may change from step to step, and says
 //! what it is averaged over; its op turns both into the scale of its value and of its gradient.
 
-use crate::graph::{Graph, NodeId, Role, TensorId};
+use crate::graph::{Graph, Role, TensorId};
 use crate::types::{DType, TensorType};
 
 /// What a term is the average over, in the effective batch.
@@ -12,7 +12,7 @@ pub enum Count {
     Targets(TensorId),
     /// This many in every micro batch: rows, pairs.
     Rows(usize),
-    /// The micro batch as a whole.
+    /// The batch as a whole, which can then not be cut into micro batches.
     Batch,
 }
 
@@ -45,10 +45,10 @@ impl TermInputs {
 }
 
 /// Why the batch of a step may not be cut into micro batches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WholeBatch {
-    pub node: NodeId,
-    /// What the op says of itself.
+    /// The op and its node, or the term.
+    pub what: String,
     pub reason: &'static str,
 }
 
@@ -80,14 +80,22 @@ impl Graph {
         self.terms.iter().find(|term| term.value == id)
     }
 
-    /// The first node whose result for some rows depends on all rows of the batch, so that
-    /// several micro batches would give another result than one.
+    /// The first node or term that depends on all rows of the batch, so that several micro
+    /// batches would give another result than one.
     pub fn whole_batch(&self) -> Option<WholeBatch> {
-        let mut nodes = self.nodes.iter().enumerate();
-        nodes.find_map(|(index, node)| {
-            let reason = node.op.declaration().whole_batch()?;
-            let node = NodeId(index as u32);
-            Some(WholeBatch { node, reason })
+        let mut nodes = self.nodes.iter();
+        let node = nodes.find_map(|node| {
+            Some(WholeBatch {
+                what: format!("{} `{}`", node.op.name(), node.name),
+                reason: node.op.declaration().whole_batch()?,
+            })
+        });
+        node.or_else(|| {
+            let term = self.terms.iter().find(|term| term.count == Count::Batch)?;
+            Some(WholeBatch {
+                what: format!("the term `{}`", term.name),
+                reason: "it is one number of the whole batch",
+            })
         })
     }
 }

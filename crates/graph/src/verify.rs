@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use crate::error::GraphError;
 use crate::graph::{Graph, Node, Phase, Role, TensorId};
 use crate::loss::Count;
+use crate::op::Op;
 use crate::parameter::Storage;
 
 /// Rejects a malformed graph with a message that names the node or the tensor.
@@ -31,6 +32,10 @@ pub fn verify(graph: &Graph) -> Result<(), GraphError> {
         }
         for &id in &node.inputs {
             let tensor = graph.tensor(id);
+            if tensor.role == Role::Offloaded && !matches!(node.op, Op::Fetch(_)) {
+                let problem = format!("reads `{}`, which lies in host memory", tensor.name);
+                return Err(fail(problem));
+            }
             if is_made_by_nodes(tensor.role) && !written[id.index()] {
                 return Err(fail(format!(
                     "reads `{}` before it is written",
@@ -84,13 +89,14 @@ fn check_parameters(graph: &Graph) -> Result<(), GraphError> {
         Some(_) => Ok(()),
     };
     for parameter in &graph.parameters {
-        check(parameter.master, "a parameter", &[Role::Parameter])?;
+        let kept = [Role::Parameter, Role::Offloaded];
+        check(parameter.master, "a parameter", &kept)?;
         if let Storage::Quantised(_) = parameter.storage {
             for &id in &parameter.code_scales {
-                check(id, "a quantised parameter's scales", &[Role::Parameter])?;
+                check(id, "a quantised parameter's scales", &kept)?;
             }
         } else {
-            let compute = [Role::Parameter, Role::ComputeCopy];
+            let compute = [Role::Parameter, Role::Offloaded, Role::ComputeCopy];
             check(parameter.compute, "a parameter's compute copy", &compute)?;
         }
         if let Some(id) = parameter.gradient {
@@ -225,7 +231,7 @@ fn check_write(
         Role::Parameter | Role::ComputeCopy | Role::State | Role::LossScale => {
             node.phase == Phase::Update
         }
-        Role::Batch | Role::Control => false,
+        Role::Batch | Role::Control | Role::Offloaded => false,
     };
     if !allowed {
         return Err(format!(

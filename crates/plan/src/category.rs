@@ -62,7 +62,7 @@ impl Category {
 
     fn of(role: Role) -> Self {
         match role {
-            Role::Parameter => Self::Weights,
+            Role::Parameter | Role::Offloaded => Self::Weights,
             Role::ComputeCopy => Self::ComputeCopies,
             Role::Gradient => Self::Gradients,
             Role::State => Self::Optimizer,

@@ -42,7 +42,8 @@ pub use summary::{Breakdown, LiveTensor, Moment};
 pub enum Residence {
     /// The device's one allocation.
     Arena,
-    /// A second one in the host's memory, which the device reads and writes where it is.
+    /// A second one in the host's memory, which the device reads and writes where it is, or
+    /// copies from.
     Host,
 }
 
@@ -93,10 +94,10 @@ impl Options {
 
     /// Where tensors of this role lie.
     fn residence(self, role: Role) -> Residence {
-        if self.offload_states && role == Role::State {
-            Residence::Host
-        } else {
-            Residence::Arena
+        match role {
+            Role::Offloaded => Residence::Host,
+            Role::State if self.offload_states => Residence::Host,
+            _ => Residence::Arena,
         }
     }
 }
@@ -315,8 +316,9 @@ pub(crate) fn reserved(graph: &Graph, target: Target) -> Vec<u64> {
     reserved
 }
 
-const PERSISTENT_ROLES: [Role; 9] = [
+const PERSISTENT_ROLES: [Role; 10] = [
     Role::Parameter,
+    Role::Offloaded,
     Role::ComputeCopy,
     Role::Gradient,
     Role::State,

@@ -96,7 +96,7 @@ impl Plan {
             }
             let bytes = aligned(bytes);
             let part = match tensor.role {
-                Role::Parameter | Role::ComputeCopy => &mut breakdown.weights,
+                Role::Parameter | Role::Offloaded | Role::ComputeCopy => &mut breakdown.weights,
                 Role::Gradient => &mut breakdown.gradients,
                 Role::State => &mut breakdown.optimizer,
                 Role::Batch => &mut breakdown.batch,

@@ -8,11 +8,15 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use cinch_config::Config;
 use cinch_device::{Card, Generation};
-use cinch_graph::{Arithmetic, BlockWork, DType, Graph, KernelCost, Node, Target, TrainingGraph};
+use cinch_graph::op::{Fetch, Op};
+use cinch_graph::{
+    Arithmetic, BlockId, BlockWork, DType, Graph, KernelCost, Node, Phase, Target, TensorId,
+    TrainingGraph,
+};
 use cinch_plan::num_micro_nodes;
 
 use crate::StepPlan;
@@ -34,8 +38,12 @@ impl StepPlan {
             for (node, seconds) in variant.training.nodes.iter().zip(&times.by_node) {
                 *by_op.entry(node.op.name()).or_insert(0.0) += seconds;
             }
+            let bus = times.bus_by_block.iter().sum::<f64>();
+            if bus > 0.0 {
+                *by_op.entry(Op::from(Fetch).name()).or_insert(0.0) += bus;
+            }
             Prediction {
-                seconds: times.host + by_op.values().sum::<f64>(),
+                seconds: times.total(),
                 by_op,
             }
         });
@@ -47,6 +55,8 @@ impl StepPlan {
 /// What each node adds to a step, over all micro batches.
 pub struct StepTimes {
     pub by_node: Vec<f64>,
+    /// What the nodes of each block wait for weights that are fetched.
+    pub bus_by_block: Vec<f64>,
     /// Besides the nodes.
     pub host: f64,
 }
@@ -61,23 +71,65 @@ impl StepTimes {
             offloaded: config.batch.offload,
             update_launches: graph.backward_passes.is_some(),
         };
-        let by_node = graph.nodes.iter().enumerate().map(|(index, node)| {
-            let times = if index < micro { accumulation } else { 1.0 };
-            times
-                * match card.target {
-                    Target::Cpu => rates.cpu_node(graph, node),
-                    Target::Cuda => rates.gpu_node(graph, node),
-                }
-        });
+        let by_node: Vec<f64> = graph
+            .nodes
+            .iter()
+            .enumerate()
+            .map(|(index, node)| {
+                let times = if index < micro { accumulation } else { 1.0 };
+                times
+                    * match card.target {
+                        Target::Cpu => rates.cpu_node(graph, node),
+                        Target::Cuda => rates.gpu_node(graph, node),
+                    }
+            })
+            .collect();
         let host = match card.target {
             Target::Cpu => 0.0,
             Target::Cuda => HOST_STEP + accumulation * HOST_MICRO,
         };
+        let bus_by_block = match card.target {
+            Target::Cpu => vec![0.0; graph.blocks.len()],
+            Target::Cuda => waits(graph, &by_node, accumulation / card.host_bandwidth),
+        };
         Self {
-            by_node: by_node.collect(),
+            by_node,
+            bus_by_block,
             host,
         }
     }
+
+    /// Of the whole step.
+    pub fn total(&self) -> f64 {
+        let of_blocks = self.bus_by_block.iter();
+        self.host + self.by_node.iter().chain(of_blocks).sum::<f64>()
+    }
+}
+
+/// What each block waits for its fetched weights. They cross the bus while the block before
+/// computes, and blocks are alike: so a pass over a block takes as long as its own computing or
+/// its own weights, whichever is longer.
+fn waits(graph: &Graph, by_node: &[f64], seconds_per_byte: f64) -> Vec<f64> {
+    let visit = |node: &Node| Some((node.block?, node.phase == Phase::Forward));
+    let mut bytes: HashMap<TensorId, u64> = HashMap::new();
+    // Computing and bytes of the two passes over each block.
+    let mut passes: BTreeMap<(BlockId, bool), (f64, u64)> = BTreeMap::new();
+    for (node, seconds) in graph.nodes.iter().zip(by_node) {
+        if matches!(node.op, Op::Fetch(_)) {
+            bytes.extend(node.outputs.iter().map(|&id| (id, graph.ty(id).bytes())));
+        } else if let Some(key) = visit(node) {
+            let pass = passes.entry(key).or_default();
+            pass.0 += seconds;
+            // Each is counted where it is read first.
+            let fetched = node.inputs.iter().filter_map(|id| bytes.remove(id));
+            pass.1 = pass.1.saturating_add(fetched.sum::<u64>());
+        }
+    }
+    let mut waits = vec![0.0; graph.blocks.len()];
+    for ((block, _), (computing, bytes)) in passes {
+        waits[block.index()] += (bytes as f64 * seconds_per_byte - computing).max(0.0);
+    }
+    waits
 }
 
 /// What the host does between two steps of a GPU while the GPU waits: a replay is started, the

@@ -47,14 +47,13 @@ pub enum StepError {
     )]
     StatesInHalf,
     #[error(
-        "the batch cannot be cut into {accumulation} micro batches: {op} `{node}`: {reason}\n\
+        "the batch cannot be cut into {accumulation} micro batches because of {what}: {reason}\n\
          hint: --grad-accum 1 with a --batch-size of the whole batch, {effective}"
     )]
     WholeBatch {
         accumulation: usize,
         effective: usize,
-        op: &'static str,
-        node: String,
+        what: String,
         reason: &'static str,
     },
 }

@@ -43,18 +43,31 @@ pub fn differentiated(
     variant: VariantForm,
     target: Target,
 ) -> Result<TrainingGraph, StepError> {
-    let purpose = Purpose::Train {
-        label_smoothing: config.training.label_smoothing,
-        loss_chunk: loss_chunk(config, variant, target),
-    };
     let batch = &config.batch;
     let in_half = batch.precision == Precision::Fp16 && !config.tuning.has_masters();
     if in_half && batch.states == StateFormat::Weights {
         return Err(StepError::StatesInHalf);
     }
-    let forward = build(&config.model, &form(config, variant, purpose)?)?;
+    let forward = forward(config, variant, target)?;
     check_cut(&forward, config)?;
     Ok(differentiate(forward, &optimizer(config))?)
+}
+
+/// The model as it is trained, before its backward.
+fn forward(config: &Config, variant: VariantForm, target: Target) -> Result<Graph, StepError> {
+    let purpose = Purpose::Train {
+        label_smoothing: config.training.label_smoothing,
+        loss_chunk: loss_chunk(config, variant, target),
+    };
+    Ok(build(&config.model, &form(config, variant, purpose)?)?)
+}
+
+/// Whether the batch may not be cut into micro batches, because an op needs all of its rows. A
+/// model that cannot be built is told of where its step is planned.
+pub fn needs_whole_batch(config: &Config, target: Target) -> bool {
+    let whole =
+        |variant| forward(config, variant, target).is_ok_and(|graph| graph.whole_batch().is_some());
+    variant_forms(config).into_iter().any(whole)
 }
 
 /// Refuses several micro batches where an op needs all rows at once.
@@ -64,8 +77,7 @@ pub fn check_cut(graph: &Graph, config: &Config) -> Result<(), StepError> {
         Some(whole) if batch.accumulation > 1 => Err(StepError::WholeBatch {
             accumulation: batch.accumulation,
             effective: batch.effective_batch(),
-            op: graph.node(whole.node).op.name(),
-            node: graph.node(whole.node).name.clone(),
+            what: whole.what,
             reason: whole.reason,
         }),
         _ => Ok(()),
@@ -78,14 +90,17 @@ pub fn recomputed(
     config: &Config,
     blocks: usize,
 ) -> Result<TrainingGraph, StepError> {
-    let step = differentiated.recompute(Recompute::Blocks(blocks))?;
-    if !config.batch.update_in_backward {
-        return Ok(step);
+    let mut step = differentiated.recompute(Recompute::Blocks(blocks))?;
+    if config.batch.update_in_backward {
+        step = match config.batch.accumulation {
+            1 => step.update_in_backward(),
+            accumulation => return Err(StepError::UpdateInBackward { accumulation }),
+        };
     }
-    match config.batch.accumulation {
-        1 => Ok(step.update_in_backward()),
-        accumulation => Err(StepError::UpdateInBackward { accumulation }),
-    }
+    Ok(match config.batch.offload_frozen {
+        true => step.offload_frozen(),
+        false => step,
+    })
 }
 
 /// The same model without dropout and gradients.
@@ -96,7 +111,11 @@ pub fn evaluation_graph(
 ) -> Result<Graph, StepError> {
     let loss_chunk = loss_chunk(config, variant, target);
     let purpose = Purpose::Evaluate { loss_chunk };
-    Ok(build(&config.model, &form(config, variant, purpose)?)?)
+    let graph = build(&config.model, &form(config, variant, purpose)?)?;
+    Ok(match config.batch.offload_frozen {
+        true => graph.offload_frozen(),
+        false => graph,
+    })
 }
 
 /// The configuration without what its graph does not depend on: two that are equal then have the

@@ -17,15 +17,17 @@
 
 mod cost;
 mod error;
+mod files;
 mod graph;
 mod plan;
 mod report;
 
 pub use cost::{Prediction, StepTimes};
 pub use error::StepError;
+pub use files::FileMemory;
 pub use graph::{
-    CUDA_CHUNK_BYTES, VariantForm, adapter_config, adapter_shape, differentiated, evaluation_graph,
-    options, recomputed, same_graph, variant_forms,
+    CUDA_CHUNK_BYTES, VariantForm, adapter_config, adapter_shape, check_cut, differentiated,
+    evaluation_graph, needs_whole_batch, options, recomputed, same_graph, variant_forms,
 };
 pub use plan::{StepPlan, Variant, VariantGraphs, beside_arena};
 pub use report::{

@@ -8,7 +8,7 @@ use cinch_graph::{Graph, Parameter, Target, TrainingGraph};
 use cinch_model::{TrainingPhase, phases};
 use cinch_plan::{Breakdown, Options, Plan};
 
-use crate::graph::{VariantForm, differentiated, evaluation_graph, options, recomputed};
+use crate::graph::{VariantForm, check_cut, differentiated, evaluation_graph, options, recomputed};
 use crate::{StepError, StepTarget, variant_forms};
 
 /// A planned configuration.
@@ -116,6 +116,9 @@ impl StepPlan {
         if let Some(other) = graphs.iter().find(|other| !other.trains_like(first)) {
             let phases = [first, other].map(|variant| variant.phase.name);
             return Err(StepError::OtherParameters { phases });
+        }
+        for variant in &graphs {
+            check_cut(&variant.training, config)?;
         }
         let training = graphs.iter().map(|variant| -> &Graph { &variant.training });
         let evaluation = graphs.iter().map(|variant| &variant.evaluation);

@@ -4,7 +4,7 @@ use cinch_graph::{Graph, Role, Target};
 use cinch_plan::{Breakdown, LiveTensor, Moment};
 use serde::{Serialize, Serializer};
 
-use crate::StepPlan;
+use crate::{FileMemory, StepPlan};
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PlanReport {
@@ -49,6 +49,7 @@ pub struct SettingsReport {
     pub precision: &'static str,
     pub checkpointing: CheckpointingReport,
     pub offload: bool,
+    pub offload_frozen: bool,
     pub optimizer_states: &'static str,
     pub update_in_backward: bool,
 }
@@ -97,6 +98,8 @@ pub struct MemoryReport {
 pub struct HostMemory {
     /// Optimizer states that the device reads and writes there.
     pub offloaded_states: u64,
+    /// Frozen weights that are fetched from there.
+    pub offloaded_weights: u64,
     /// Pinned buffers through which batches reach a GPU.
     pub staging: u64,
     /// The effective batch of a step, as wide as the longest rows.
@@ -104,8 +107,8 @@ pub struct HostMemory {
     /// Samples with their layout, where the data has been read; text is read from its cache on
     /// disk as it is needed.
     pub samples: u64,
-    /// What is trained and its states, copied from a GPU while a checkpoint is written.
-    pub checkpoint: u64,
+    /// What passes through it while a run saves or resumes, and while adapters are merged.
+    pub files: FileMemory,
     /// On the CPU, the arena with all that a step works in; on a GPU it is the device's.
     pub arena: u64,
     /// The process itself: code, tables, thread stacks. Known for the CPU, where it is the plan's
@@ -123,13 +126,14 @@ impl HostMemory {
     }
 
     /// The parts that are no arena and no program, by name.
-    pub fn besides_arena(&self) -> [(&'static str, u64); 5] {
+    pub fn besides_arena(&self) -> [(&'static str, u64); 6] {
         [
             ("optimizer states", self.offloaded_states),
+            ("frozen weights", self.offloaded_weights),
             ("pinned buffers", self.staging),
             ("samples", self.samples),
             ("the batch of a step", self.batch),
-            ("a copy while a checkpoint is written", self.checkpoint),
+            ("saving or resuming", self.files.of_run()),
         ]
     }
 }
@@ -152,17 +156,24 @@ impl StepPlan {
         let batch = self.longest().training.tensors.iter();
         let batch = batch.filter(|tensor| tensor.role == Role::Batch);
         let batch = batch.fold(0_u64, |sum, tensor| sum.saturating_add(tensor.ty.bytes()));
+        let weights = self.training.tensors.iter();
+        let weights = weights.filter(|tensor| tensor.role == Role::Offloaded);
+        let offloaded_weights = weights
+            .map(|tensor| cinch_graph::aligned(tensor.ty.bytes()))
+            .fold(0, u64::saturating_add);
+        let target = self.plan.options.target;
         let accumulation = self.config.batch.accumulation as u64;
         let host = HostMemory {
-            offloaded_states: self.plan.host_bytes,
+            offloaded_states: self.plan.host_bytes.saturating_sub(offloaded_weights),
+            offloaded_weights,
             staging: 0,
             batch: batch.saturating_mul(accumulation),
             samples: 0,
-            checkpoint: 0,
+            files: FileMemory::of(&self.training, target),
             arena: 0,
             process: None,
         };
-        match self.plan.options.target {
+        match target {
             Target::Cpu => HostMemory {
                 arena: self.arena_bytes(),
                 process: Some(self.plan.options.overhead_bytes),
@@ -170,7 +181,6 @@ impl StepPlan {
             },
             Target::Cuda => HostMemory {
                 staging: batch,
-                checkpoint: self.checkpoint_bytes(),
                 ..host
             },
         }
@@ -218,6 +228,7 @@ impl StepPlan {
                     of: config.model.num_blocks(),
                 },
                 offload: self.plan.options.offload_states,
+                offload_frozen: config.batch.offload_frozen,
                 optimizer_states: config.batch.states.name(),
                 update_in_backward: config.batch.update_in_backward,
             },

@@ -384,14 +384,10 @@ pub(crate) fn holds_samples(
     config: &Config,
     tokenizer: &Tokenizer,
 ) -> Result<bool, TrainError> {
+    if !may_hold_samples(path) {
+        return Ok(false);
+    }
     let ending = path.extension().and_then(|ending| ending.to_str());
-    if !path.is_file() || !matches!(ending, Some("json" | "jsonl" | "txt" | "amr")) {
-        return Ok(false);
-    }
-    // What has none of these is text in a column, also where the column's name is another.
-    if ending == Some("jsonl") && !has_column(path, &SAMPLE_COLUMNS) {
-        return Ok(false);
-    }
     let template = tokenizer_config(config)?;
     let options = sample_options(path, config, Some(1));
     let first = Samples::prepare(&options, tokenizer, template.as_ref(), &NoProgress);
@@ -404,6 +400,17 @@ pub(crate) fn holds_samples(
             let plain = matches!(kind, None | Some(Kind::Text | Kind::Lines | Kind::File));
             Ok(!plain)
         }
+    }
+}
+
+/// Whether the name and the first line of a file are those of samples, as far as they tell.
+pub(crate) fn may_hold_samples(path: &Path) -> bool {
+    let ending = path.extension().and_then(|ending| ending.to_str());
+    match ending.filter(|_| path.is_file()) {
+        Some("json" | "txt" | "amr") => true,
+        // What has none of these is text in a column, also where the column's name is another.
+        Some("jsonl") => has_column(path, &SAMPLE_COLUMNS),
+        _ => false,
     }
 }
 
@@ -445,6 +452,57 @@ mod tests {
         step_sequences: 8,
         max_steps: 50,
     };
+
+    /// With lengths and without, a step has the same samples, and an epoch each of them once.
+    #[test]
+    fn lengths_change_the_order_within_a_step_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pairs.jsonl");
+        let line = |index: usize| {
+            let words = "word ".repeat(1 + index * 7 % 12);
+            format!("{{\"prompt\": \"{index}\", \"completion\": \"{words}\"}}\n")
+        };
+        std::fs::write(&path, (0..24).map(line).collect::<String>()).unwrap();
+        let mut settings = cinch_config::Settings::new();
+        for (key, value) in [
+            ("model.size", "tiny"),
+            ("data.tokenizer", "bytes"),
+            ("data.val_split", "0"),
+            ("vram.max_seq_len", "80"),
+            ("vram.batch_size", "2"),
+            ("vram.gradient_accumulation_steps", "4"),
+        ] {
+            let source = cinch_config::Source::Flag("test".to_owned());
+            settings.set(key, value, source).unwrap();
+        }
+        let source = cinch_config::Source::Flag("test".to_owned());
+        settings.set_path("data.source", &path, source).unwrap();
+        let one = settings.resolve().unwrap();
+        let mut several = one.clone();
+        several.batch.buckets = vec![24, 48];
+        let data = Data::prepare(&one, &NoProgress).unwrap();
+        assert_eq!(data.training.len(), 24);
+        let mut batch = Batch::new(8, 80);
+        let mut rows_of = |config: &Config, step: u64| {
+            data.fill_training(8 * step, config, &mut batch).unwrap();
+            let rows = batch.tokens().chunks_exact(80).map(<[i32]>::to_vec);
+            let micros = (0..4).map(|micro| batch.longest(2 * micro..2 * micro + 2));
+            (rows.collect::<Vec<_>>(), micros.collect::<Vec<_>>())
+        };
+        for epoch in 0..2 {
+            let mut seen = std::collections::BTreeSet::new();
+            for step in 3 * epoch..3 * epoch + 3 {
+                let (mut plain, _) = rows_of(&one, step);
+                let (mut sorted, longest) = rows_of(&several, step);
+                assert!(longest.is_sorted(), "{longest:?}");
+                plain.sort();
+                sorted.sort();
+                assert_eq!(plain, sorted);
+                seen.extend(sorted);
+            }
+            assert_eq!(seen.len(), 24);
+        }
+    }
 
     #[test]
     fn epochs_are_passes_over_the_training_sequences() {

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use cinch_config::{Config, LoraConfig};
 use cinch_step::adapter_config;
 use cinch_weights::{
-    AdapterModule, Dtype, Factor, TensorSpec, TensorWriter, WeightError, WeightFiles,
-    write_adapter, write_adapter_files, write_model_folder,
+    AdapterModule, Dtype, Factor, PIECE_BYTES, Tensor, TensorSpec, TensorWriter, WeightError,
+    WeightFiles, write_adapter, write_adapter_files, write_model_folder,
 };
 
-use crate::checkpoint::{MODEL_FILE, TensorView};
+use crate::checkpoint::MODEL_FILE;
 use crate::error::TrainError;
 
 /// The folder of a run that holds the adapters of its newest checkpoint.
@@ -28,13 +28,13 @@ pub enum Exported {
 }
 
 /// The modules of adapters, from the names and shapes of their tensors.
-fn modules<'a>(tensors: impl Iterator<Item = (&'a str, &'a [usize])>) -> Vec<AdapterModule> {
+fn modules(tensors: &[Tensor]) -> Vec<AdapterModule> {
     let mut modules: Vec<AdapterModule> = Vec::new();
-    for (name, shape) in tensors {
+    for tensor in tensors {
         let found = ENDINGS
             .iter()
-            .find_map(|(ending, factor)| Some((name.strip_suffix(ending)?, *factor)));
-        let (Some((name, factor)), [rows, width]) = (found, shape) else {
+            .find_map(|(ending, factor)| Some((tensor.name.strip_suffix(ending)?, *factor)));
+        let (Some((name, factor)), [rows, width]) = (found, &tensor.shape[..]) else {
             continue;
         };
         let at = modules.iter().position(|module| module.name == name);
@@ -62,43 +62,44 @@ fn tensor_name(module: &AdapterModule, factor: Factor) -> String {
     format!("{}{ending}", module.name)
 }
 
-/// Puts the adapters that a checkpoint was saved with into the run's folder.
+/// Puts the adapters of a checkpoint, which was just saved, into the run's folder.
 pub(crate) fn keep_adapters(
     run: &Path,
     config: &Config,
     lora: &LoraConfig,
-    tensors: &[TensorView<'_>],
+    checkpoint: &Path,
 ) -> Result<PathBuf, TrainError> {
     let folder = run.join(ADAPTER_FOLDER);
     cinch_files::create_folder(&folder).map_err(WeightError::io("create", &folder))?;
-    let named = tensors.iter().map(|tensor| (tensor.name, tensor.shape));
-    let modules = modules(named);
-    let mut factors = |module: &AdapterModule, factor, out: &mut TensorWriter<'_>| {
-        let name = tensor_name(module, factor);
-        match tensors.iter().find(|tensor| tensor.name == name) {
-            Some(tensor) => out.put(tensor.bytes),
-            None => Ok(()),
-        }
-    };
+    let files = WeightFiles::open(&checkpoint.join(MODEL_FILE))?;
+    let modules = modules(files.tensors());
+    let mut factors = factors(&files);
     let adapter = adapter_config(config, lora);
-    let dtype = tensors.first().map_or(Dtype::F32, |tensor| tensor.dtype);
-    write_adapter_files(&folder, &adapter, &modules, dtype, &mut factors)?;
+    write_adapter_files(&folder, &adapter, &modules, kept_type(&files), &mut factors)?;
     Ok(folder)
+}
+
+/// The type in which a checkpoint has its adapters: all have the same.
+fn kept_type(files: &WeightFiles) -> Dtype {
+    let first = files.tensors().first();
+    first.map_or(Dtype::F32, |tensor| tensor.dtype)
+}
+
+/// What gives the factors of the adapters in a checkpoint.
+fn factors(
+    files: &WeightFiles,
+) -> impl FnMut(&AdapterModule, Factor, &mut TensorWriter<'_>) -> Result<(), WeightError> {
+    |module, factor, out| copy_tensor(files, &tensor_name(module, factor), out)
 }
 
 /// Writes a checkpoint as a folder that others load; there is nothing at `to` yet.
 pub fn export(checkpoint: &Path, config: &Config, to: &Path) -> Result<Exported, TrainError> {
     let files = WeightFiles::open(&checkpoint.join(MODEL_FILE))?;
     if let Some(lora) = &config.tuning.lora {
-        let tensors = files.tensors().iter();
-        let modules = modules(tensors.map(|tensor| (tensor.name.as_str(), &tensor.shape[..])));
-        let mut factors = |module: &AdapterModule, factor, out: &mut TensorWriter<'_>| {
-            copy_tensor(&files, &tensor_name(module, factor), out)
-        };
+        let modules = modules(files.tensors());
+        let mut factors = factors(&files);
         let adapter = adapter_config(config, lora);
-        let first = files.tensors().first();
-        let dtype = first.map_or(Dtype::F32, |tensor| tensor.dtype);
-        write_adapter(to, &adapter, &modules, dtype, &mut factors)?;
+        write_adapter(to, &adapter, &modules, kept_type(&files), &mut factors)?;
         return Ok(Exported::Adapter {
             modules: modules.len(),
         });
@@ -123,7 +124,6 @@ fn copy_tensor(
     name: &str,
     out: &mut TensorWriter<'_>,
 ) -> Result<(), WeightError> {
-    const PIECE_BYTES: usize = 16 << 20;
     let tensor = files.tensor(name)?;
     let rows = tensor.rows();
     let row_bytes = tensor.num_bytes() as usize / rows.max(1);

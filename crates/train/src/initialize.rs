@@ -7,15 +7,23 @@ use rayon::prelude::*;
 /// Elements filled by one task.
 const TASK: usize = 1 << 16;
 
-/// Fills a parameter whose last dimension is `width`.
-pub(crate) fn initialize(values: &mut [f32], width: usize, init: Init, name: &str, seed: u64) {
+/// Fills a parameter whose last dimension is `width`, or a part of it that begins with the element
+/// `first`.
+pub(crate) fn initialize(
+    values: &mut [f32],
+    first: usize,
+    width: usize,
+    init: Init,
+    name: &str,
+    seed: u64,
+) {
     let key = mix(seed ^ hash(name));
     values
         .par_chunks_mut(TASK)
         .enumerate()
         .for_each(|(task, chunk)| {
             for (i, value) in chunk.iter_mut().enumerate() {
-                *value = element(init, key, task * TASK + i, width) as f32;
+                *value = element(init, key, first + task * TASK + i, width) as f32;
             }
         });
 }
@@ -69,7 +77,7 @@ mod tests {
 
     fn filled(init: Init, name: &str) -> Vec<f32> {
         let mut values = vec![0.0; 200_000];
-        initialize(&mut values, 16, init, name, 7);
+        initialize(&mut values, 0, 16, init, name, 7);
         values
     }
 

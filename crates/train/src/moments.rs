@@ -4,11 +4,15 @@
 //! In the same format a run goes on bit by bit. To a coarser one each moment is rounded once, as
 //! after any step; from eight bits to fp32 nothing is lost.
 
+use std::ops::Range;
+
 use cinch_engine::Engine;
 use cinch_engine::cpu::kernel::eight_bit::Code;
+use cinch_graph::op::MomentFormat;
 use cinch_graph::{Graph, TensorId};
+use cinch_plan::Placement;
 use cinch_step::StepPlan;
-use cinch_weights::Tensor;
+use cinch_weights::{PIECE_BYTES, Tensor, WeightError};
 
 use crate::checkpoint::{Dtype, WeightFiles};
 use crate::pretrained::bytes_in;
@@ -67,49 +71,68 @@ struct States<'a> {
 
 impl<'a> States<'a> {
     fn copy(&mut self, id: TensorId) -> Result<(), String> {
-        let graph: &Graph = &self.step.training;
-        let (place, file) = (placement(&self.step.plan, id), self.file);
-        self.engine
-            .write_with(place, |bytes: &mut [u8]| {
-                copy_tensor(graph, id, file, bytes)
-            })
-            .map_err(|error| error.to_string())?
+        copy_tensor(self.step, self.engine, id, self.file)
     }
 
     fn encode(&mut self, code: Code, moment: TensorId, scales: TensorId) -> Result<(), String> {
         let graph: &Graph = &self.step.training;
         let saved = self.named(&graph.tensor(moment).name, graph.ty(moment).shape.dims())?;
-        let values = self.floats(saved)?;
-        let mut codes = vec![0; values.len()];
-        let mut of_blocks = vec![0.0; graph.ty(scales).shape.elements()];
-        code.encode(&values, &mut codes, &mut of_blocks);
-        let plan = &self.step.plan;
-        self.engine
-            .write(placement(plan, moment), &codes)
-            .and_then(|()| self.engine.write(placement(plan, scales), &of_blocks))
-            .and_then(|()| self.engine.synchronize())
-            .map_err(|error| error.to_string())
+        let places = [moment, scales].map(|id| placement(&self.step.plan, id));
+        for elements in pieces(saved.num_elements()) {
+            let mut values = vec![0.0; elements.len()];
+            self.file
+                .read_elements_f32(&saved.name, elements.clone(), &mut values)
+                .map_err(|error| error.to_string())?;
+            let mut codes = vec![0; values.len()];
+            let mut of_blocks = vec![0.0_f32; values.len().div_ceil(MomentFormat::BLOCK)];
+            code.encode(&values, &mut codes, &mut of_blocks);
+            let codes_at = part(places[0], elements.start, codes.len());
+            let scale_bytes = size_of::<f32>();
+            let first = elements.start / MomentFormat::BLOCK * scale_bytes;
+            let scales_at = part(places[1], first, of_blocks.len() * scale_bytes);
+            self.engine
+                .write(codes_at, &codes)
+                .and_then(|()| self.engine.write(scales_at, &of_blocks))
+                .and_then(|()| self.engine.synchronize())
+                .map_err(|error| error.to_string())?;
+        }
+        Ok(())
     }
 
     fn decode(&mut self, code: Code, moment: TensorId) -> Result<(), String> {
         let graph: &Graph = &self.step.training;
         let (name, ty) = (&graph.tensor(moment).name, graph.ty(moment));
         let saved = self.named(name, ty.shape.dims())?;
-        let mut codes = vec![0; saved.num_bytes() as usize];
-        self.file
-            .read(name, 0..saved.rows(), &mut codes)
-            .map_err(|error| error.to_string())?;
-        let scales = format!("{name}.scales");
-        let blocks = codes.len().div_ceil(cinch_graph::op::MomentFormat::BLOCK);
-        let scales = self.named(&scales, &[blocks])?;
-        let scales = self.floats(scales)?;
-        let mut values = vec![0.0; codes.len()];
-        code.decode(&codes, &scales, &mut values);
+        let blocks = saved.num_elements().div_ceil(MomentFormat::BLOCK);
+        let scales = self.named(&format!("{name}.scales"), &[blocks])?;
+        if scales.dtype != Dtype::F32 {
+            return Err(format!("`{}` is {:?}, not F32", scales.name, scales.dtype));
+        }
         let place = placement(&self.step.plan, moment);
-        self.engine
-            .write(place, &bytes_in(ty.dtype, &values))
-            .and_then(|()| self.engine.synchronize())
-            .map_err(|error| error.to_string())
+        let file = self.file;
+        let size = ty.dtype.size() as usize;
+        let decoded = self.engine.write_pieces(
+            place,
+            MomentFormat::BLOCK * size,
+            PIECE_BYTES,
+            |first, bytes: &mut [u8]| {
+                let first = first / size;
+                let mut codes = vec![0; bytes.len() / size];
+                file.read_elements(name, first..first + codes.len(), &mut codes)?;
+                let block = first / MomentFormat::BLOCK;
+                let mut of_blocks = vec![0.0; codes.len().div_ceil(MomentFormat::BLOCK)];
+                let blocks = block..block + of_blocks.len();
+                file.read_f32(&scales.name, blocks, &mut of_blocks)?;
+                let mut values = vec![0.0; codes.len()];
+                code.decode(&codes, &of_blocks, &mut values);
+                bytes.copy_from_slice(&bytes_in(ty.dtype, &values));
+                Ok::<(), WeightError>(())
+            },
+        );
+        match decoded {
+            Err(error) => Err(error.to_string()),
+            Ok(decoded) => decoded.map_err(|error| error.to_string()),
+        }
     }
 
     /// The file's tensor of that name, which has to have that shape.
@@ -124,12 +147,21 @@ impl<'a> States<'a> {
             saved.shape
         ))
     }
+}
 
-    fn floats(&self, saved: &Tensor) -> Result<Vec<f32>, String> {
-        let mut values = vec![0.0; saved.num_elements()];
-        self.file
-            .read_f32(&saved.name, 0..saved.rows(), &mut values)
-            .map_err(|error| error.to_string())?;
-        Ok(values)
+/// Ranges of elements whose fp32 numbers are one piece, cut between blocks.
+fn pieces(elements: usize) -> impl Iterator<Item = Range<usize>> {
+    const STEP: usize = PIECE_BYTES / size_of::<f32>();
+    const { assert!(STEP.is_multiple_of(MomentFormat::BLOCK)) };
+    (0..elements)
+        .step_by(STEP)
+        .map(move |first| first..elements.min(first + STEP))
+}
+
+fn part(place: Placement, first: usize, bytes: usize) -> Placement {
+    Placement {
+        offset: place.offset + first as u64,
+        bytes: bytes as u64,
+        ..place
     }
 }

@@ -1,6 +1,7 @@
 //! Weights from a model's files into a session's arena: read where they go, in the type in which
 //! they are kept there, or quantised on the way, so that a model never exists a second time.
 
+use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 
 use cinch_config::Config;
@@ -10,12 +11,12 @@ use cinch_graph::op::Quantisation;
 use cinch_graph::{DType, Graph, Parameter, Shape, Storage};
 use cinch_step::StepPlan;
 use cinch_weights::{
-    Adapter, Dtype, Factor, Nf4, Nf4Parts, WeightError, WeightFiles, bf16_bits, bf16_value,
-    f16_bits, f16_value, quantize_int8, quantize_nf4, quantize_scales, scale_offset,
+    Adapter, Dtype, Factor, Nf4, Nf4Parts, PIECE_BYTES, WeightError, WeightFiles, bf16_bits,
+    bf16_value, f16_bits, f16_value, quantize_int8, quantize_nf4, quantize_scales, scale_offset,
 };
 
 use crate::error::TrainError;
-use crate::session::{parts, placement};
+use crate::session::{fill_rows, parts, placement, saved_type};
 
 /// Where a run's first weights come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,23 +113,24 @@ pub(crate) fn load_adapter(
         });
     }
     for parameter in trained() {
-        let mut values = vec![0.0; parameter.shape.elements()];
+        let whole = placement(&step.plan, parameter.master);
+        let kept = saved_type(step.training.ty(parameter.master).dtype);
         for part in parts(parameter) {
-            let range = part.range(&values);
-            read_factor(adapter, part.name, &part.shape, &mut values[range])?;
+            let (module, factor) = find_factor(adapter, part.name, &part.shape)?;
+            fill_rows(engine, part.place(whole), part.shape[0], |rows, bytes| {
+                adapter.read_rows(module, factor, rows, kept, bytes)
+            })??;
         }
-        write_numbers(step, engine, parameter, &values)?;
     }
     Ok(())
 }
 
 /// `<module>.lora_A.weight` or `<module>.lora_B.weight` of an adapter.
-fn read_factor(
+fn find_factor(
     adapter: &Adapter,
     name: &str,
     shape: &[usize],
-    into: &mut [f32],
-) -> Result<(), TrainError> {
+) -> Result<(usize, Factor), TrainError> {
     let other = |problem: String| TrainError::OtherAdapter {
         folder: adapter.folder.clone(),
         problem,
@@ -150,7 +152,7 @@ fn read_factor(
             "`{name}` is {found:?}, the model's is {shape:?}"
         )));
     }
-    Ok(adapter.read_f32(module, factor, into)?)
+    Ok((module, factor))
 }
 
 fn fill(
@@ -159,7 +161,6 @@ fn fill(
     parameter: &Parameter,
     files: &WeightFiles,
 ) -> Result<(), TrainError> {
-    let place = placement(&step.plan, parameter.master);
     if let Storage::Quantised(quantisation) = parameter.storage {
         // A quantised parameter is one tensor of the files: its codes have scales of their own.
         for part in parts(parameter) {
@@ -173,15 +174,14 @@ fn fill(
         DType::F16 => Dtype::F16,
         _ => Dtype::F32,
     };
-    let read = engine.write_with(place, |bytes: &mut [u8]| {
-        for part in parts(parameter) {
-            let rows = part.shape.first().copied().unwrap_or(1);
-            let range = part.range(bytes);
-            files.read_as(part.name, 0..rows, wanted, &mut bytes[range])?;
-        }
-        Ok::<(), WeightError>(())
-    })?;
-    Ok(read?)
+    let whole = placement(&step.plan, parameter.master);
+    for part in parts(parameter) {
+        let rows = part.shape.first().copied().unwrap_or(1);
+        fill_rows(engine, part.place(whole), rows, |rows, bytes| {
+            files.read_as(part.name, rows, wanted, bytes)
+        })??;
+    }
+    Ok(())
 }
 
 /// The numbers of a tensor, from its bytes.
@@ -213,23 +213,41 @@ pub(crate) fn bytes_in(dtype: DType, numbers: &[f32]) -> Vec<u8> {
     }
 }
 
-/// Numbers as they are kept in a parameter.
+/// Gives the numbers of a parameter from an element on.
+type Numbers<'a> = dyn FnMut(usize, &mut [f32]) + 'a;
+
+/// Numbers as they are kept in a parameter other than fp32, for weights made from a seed.
 pub(crate) fn write_numbers(
     step: &StepPlan,
     engine: &mut Engine,
     parameter: &Parameter,
-    numbers: &[f32],
+    numbers: &mut Numbers<'_>,
 ) -> Result<(), TrainError> {
-    let place = placement(&step.plan, parameter.master);
     if let Storage::Quantised(quantisation) = parameter.storage {
-        return Codes::of(quantisation, parameter, numbers).write(step, engine, parameter);
+        return Codes::of(quantisation, &parameter.shape, numbers).write(step, engine, parameter);
     }
-    match step.training.ty(parameter.master).dtype {
-        DType::F32 => engine.write(place, numbers)?,
-        dtype => engine.write(place, &bytes_in(dtype, numbers))?,
-    }
-    Ok(engine.synchronize()?)
+    let bits: fn(f32) -> u16 = match step.training.ty(parameter.master).dtype {
+        DType::F16 => f16_bits,
+        _ => bf16_bits,
+    };
+    let place = placement(&step.plan, parameter.master);
+    let mut values = Vec::new();
+    let Ok(()) = engine.write_pieces(place, 2, PIECE_BYTES, |first, bytes: &mut [u8]| {
+        let (halves, _) = bytes.as_chunks_mut::<2>();
+        for (number, halves) in halves.chunks_mut(NUMBERS_AT_ONCE).enumerate() {
+            values.resize(halves.len(), 0.0);
+            numbers(first / 2 + number * NUMBERS_AT_ONCE, &mut values);
+            for (half, &value) in halves.iter_mut().zip(&values) {
+                *half = bits(value).to_ne_bytes();
+            }
+        }
+        Ok::<(), Infallible>(())
+    })?;
+    Ok(())
 }
+
+/// Numbers that are made at once on their way to another type: whole blocks of any quantisation.
+const NUMBERS_AT_ONCE: usize = 1 << 20;
 
 /// A quantised matrix in host memory, on its way to its place.
 pub(crate) struct Codes {
@@ -261,30 +279,39 @@ impl Codes {
                 let mut codes = vec![0_i8; elements];
                 let mut scales = vec![0.0; shape.rows()];
                 files.read_int8(name, &mut codes, &mut scales)?;
-                Ok(Self::of_bytes(&codes, &scales))
+                Ok(Self::of_bytes(codes, &scales))
             }
         }
     }
 
-    fn of(quantisation: Quantisation, parameter: &Parameter, numbers: &[f32]) -> Self {
+    fn of(quantisation: Quantisation, shape: &Shape, numbers: &mut Numbers<'_>) -> Self {
+        let (elements, width) = (shape.elements(), shape.width().max(1));
         match quantisation {
             Quantisation::Nf4 { double } => {
-                let mut buffers = Nf4Buffers::new(double, numbers.len());
-                buffers.quantise(double, numbers);
+                let mut buffers = Nf4Buffers::new(double, elements);
+                buffers.quantise(double, elements, numbers);
                 buffers.into_codes(double)
             }
             Quantisation::Int8 => {
-                let mut codes = vec![0_i8; numbers.len()];
-                let mut scales = vec![0.0; parameter.shape.rows()];
-                quantize_int8(numbers, parameter.shape.width(), &mut codes, &mut scales);
-                Self::of_bytes(&codes, &scales)
+                let mut codes = vec![0_i8; elements];
+                let mut scales = vec![0.0; shape.rows()];
+                let rows = (NUMBERS_AT_ONCE / width).max(1);
+                let mut values = Vec::new();
+                let pieces = codes.chunks_mut(rows * width).zip(scales.chunks_mut(rows));
+                for (number, (codes, scales)) in pieces.enumerate() {
+                    values.resize(codes.len(), 0.0);
+                    numbers(number * rows * width, &mut values);
+                    quantize_int8(&values, width, codes, scales);
+                }
+                Self::of_bytes(codes, &scales)
             }
         }
     }
 
-    fn of_bytes(codes: &[i8], scales: &[f32]) -> Self {
+    fn of_bytes(codes: Vec<i8>, scales: &[f32]) -> Self {
         Self {
-            codes: codes.iter().map(|code| code.cast_unsigned()).collect(),
+            // In place: both are one byte.
+            codes: codes.into_iter().map(i8::cast_unsigned).collect(),
             scales: vec![bytes_of(scales)],
         }
     }
@@ -330,15 +357,28 @@ impl Nf4Buffers {
         }
     }
 
-    fn quantise(&mut self, double: bool, numbers: &[f32]) {
-        if !double {
-            return quantize_nf4(numbers, &mut self.codes, &mut self.scales);
+    fn quantise(&mut self, double: bool, elements: usize, numbers: &mut Numbers<'_>) {
+        const { assert!(NUMBERS_AT_ONCE.is_multiple_of(Nf4::BLOCK)) };
+        let mut largest = vec![0.0; if double { self.scale_codes.len() } else { 0 }];
+        let scales = if double {
+            &mut largest
+        } else {
+            &mut self.scales
+        };
+        let codes = self.codes.chunks_mut(Nf4::codes_bytes(NUMBERS_AT_ONCE));
+        let scales = scales.chunks_mut(NUMBERS_AT_ONCE / Nf4::BLOCK);
+        let mut values = Vec::new();
+        for (number, (codes, scales)) in codes.zip(scales).enumerate() {
+            let first = number * NUMBERS_AT_ONCE;
+            values.resize(NUMBERS_AT_ONCE.min(elements - first), 0.0);
+            numbers(first, &mut values);
+            quantize_nf4(&values, codes, scales);
         }
-        let mut largest = vec![0.0; self.scale_codes.len()];
-        quantize_nf4(numbers, &mut self.codes, &mut largest);
-        let offset = scale_offset(&largest);
-        quantize_scales(&largest, offset, &mut self.scale_codes, &mut self.scales);
-        self.offset.fill(offset);
+        if double {
+            let offset = scale_offset(&largest);
+            quantize_scales(&largest, offset, &mut self.scale_codes, &mut self.scales);
+            self.offset.fill(offset);
+        }
     }
 
     fn into_codes(self, double: bool) -> Codes {

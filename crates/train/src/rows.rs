@@ -15,7 +15,9 @@ use cinch_data::sample::{Lengths, Limited, Rows};
 use cinch_data::{Corpus, Progress};
 use serde::Serialize;
 
-use crate::data::{holds_samples, load_tokenizer, read_samples, row_style, too_long};
+use crate::data::{
+    holds_samples, load_tokenizer, may_hold_samples, read_samples, row_style, too_long,
+};
 use crate::error::TrainError;
 
 /// Lengths that are planned at most where the data decides, the longest included. Each is a graph
@@ -133,7 +135,8 @@ impl RowSurvey {
         length_is_free: bool,
         progress: &dyn Progress,
     ) -> Result<Option<Self>, TrainError> {
-        let Some(path) = config.data.source.as_deref().filter(|path| path.is_file()) else {
+        let source = config.data.source.as_deref();
+        let Some(path) = source.filter(|path| may_hold_samples(path)) else {
             return Ok(None);
         };
         // Ids that are there already need no tokenizer.
@@ -199,12 +202,16 @@ fn worthwhile(rows: &RowLengths, lengths: &Lengths, mut batch: BatchConfig) -> V
     let buckets = lengths.buckets(MOST_LENGTHS, MULTIPLE).buckets.into_iter();
     let shorter = buckets.map(|bucket| bucket.length);
     batch.buckets = shorter.filter(|&length| length < batch.seq_len).collect();
-    let several = rows.padding(&batch).positions;
-    let saved = one.saturating_sub(several) as f64;
-    match one > 0 && saved >= WORTH_IT * one as f64 {
-        true => batch.buckets,
-        false => Vec::new(),
+    let several = rows.padding(&batch);
+    let saved = one.saturating_sub(several.positions) as f64;
+    if one == 0 || saved < WORTH_IT * one as f64 {
+        return Vec::new();
     }
+    // Which lengths are best was asked of single rows; where they share micro batches, one may be
+    // left without any.
+    let used = several.buckets.iter().filter(|one| one.rows > 0);
+    let used = used.map(|one| one.length);
+    used.filter(|&length| length < batch.seq_len).collect()
 }
 
 #[cfg(test)]
@@ -244,7 +251,7 @@ mod tests {
         assert_eq!(padded(&steps), [(8, 2), (32, 2), (64, 2)]);
         let one = rows.padding(&batch(2, 3, &[]));
         assert_eq!(padded(&one), [(64, 6)]);
-        assert_eq!(one.share, 1.0 - 116.0 / 384.0);
+        assert_eq!(one.share, 268.0 / 384.0);
         assert_eq!(
             one.to_string(),
             "rows to train on: 6 of 64 tokens, 69.8 % of them padding"

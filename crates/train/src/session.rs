@@ -1,6 +1,7 @@
 //! The model in its arena: initial or loaded weights, one step, one evaluation.
 
-use std::borrow::Cow;
+use std::convert::Infallible;
+use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
@@ -11,10 +12,10 @@ use cinch_graph::op::LossScale;
 use cinch_graph::{DType, Graph, Parameter, Role, TensorId};
 use cinch_plan::{Placement, Plan, num_micro_nodes};
 use cinch_step::{StepPlan, Variant};
-use cinch_weights::{Adapter, WeightFiles};
+use cinch_weights::{Adapter, PIECE_BYTES, WeightFiles};
 
 use crate::batch::Batch;
-use crate::checkpoint::{Dtype, TensorView};
+use crate::checkpoint::{CheckpointError, Dtype, TakePiece, TensorBytes, TensorView};
 use crate::error::TrainError;
 use crate::initialize::{initialize, mix};
 use crate::moments::load_states;
@@ -27,14 +28,36 @@ use crate::terms::{Evaluation, Terms, loss_of};
 type RunPart<'a> =
     dyn FnMut(&mut Engine, &Graph, &Plan, &GraphPart) -> Result<(), EngineError> + 'a;
 
-/// Tensors as they are in the arena, or copies of them.
+/// Tensors as they are in the arena, to be read in pieces.
 pub struct Snapshot<'a>(Vec<Saved<'a>>);
 
 struct Saved<'a> {
     name: &'a str,
     shape: Vec<usize>,
     dtype: Dtype,
-    bytes: Cow<'a, [u8]>,
+    bytes: InEngine<'a>,
+}
+
+/// Bytes where a step left them, in host or in GPU memory.
+struct InEngine<'a> {
+    engine: &'a Engine,
+    place: Placement,
+}
+
+impl fmt::Debug for InEngine<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.place.fmt(formatter)
+    }
+}
+
+impl TensorBytes for InEngine<'_> {
+    fn num_bytes(&self) -> u64 {
+        self.place.bytes
+    }
+
+    fn give(&self, take: &mut TakePiece<'_>) -> Result<(), CheckpointError> {
+        self.engine.read_pieces(self.place, PIECE_BYTES, take)?
+    }
 }
 
 impl Snapshot<'_> {
@@ -195,23 +218,31 @@ impl Session {
         for parameter in &graph.parameters {
             let tensor = graph.tensor(parameter.master);
             let (width, init) = (parameter.shape.width(), parameter.init);
+            let mut numbers = |first: usize, values: &mut [f32]| {
+                initialize(values, first, width, init, &tensor.name, seed);
+            };
             if !which(parameter) {
                 // Its weights come from elsewhere.
             } else if tensor.ty.dtype == DType::F32 {
                 let place = placement(&self.step.plan, parameter.master);
-                self.engine.write_with(place, |values: &mut [f32]| {
-                    initialize(values, width, init, &tensor.name, seed);
-                })?;
+                let Ok(()) = self
+                    .engine
+                    .write_pieces(place, 1, PIECE_BYTES, |first, values| {
+                        numbers(first, values);
+                        Ok::<(), Infallible>(())
+                    })?;
             } else {
-                let mut values = vec![0.0; parameter.shape.elements()];
-                initialize(&mut values, width, init, &tensor.name, seed);
-                pretrained::write_numbers(&self.step, &mut self.engine, parameter, &values)?;
+                pretrained::write_numbers(&self.step, &mut self.engine, parameter, &mut numbers)?;
             }
             // Zero in either format.
             for id in parameter.states() {
                 let place = placement(&self.step.plan, id);
-                self.engine
-                    .write_with(place, |bytes: &mut [u8]| bytes.fill(0))?;
+                let Ok(()) =
+                    self.engine
+                        .write_pieces(place, 1, PIECE_BYTES, |_, bytes: &mut [u8]| {
+                            bytes.fill(0);
+                            Ok::<(), Infallible>(())
+                        })?;
             }
         }
         if let Some(place) = self.loss_scale {
@@ -519,27 +550,26 @@ impl Session {
     }
 
     /// What is trained, as it is saved: by the names that files have for the rows of a parameter.
-    pub fn weights(&self) -> Result<Snapshot<'_>, TrainError> {
+    pub fn weights(&self) -> Snapshot<'_> {
         let mut saved = Vec::new();
         for parameter in self.trained() {
-            let tensor = self.step.training.ty(parameter.master);
-            let bytes = self
-                .engine
-                .bytes(placement(&self.step.plan, parameter.master))?;
+            let dtype = self.step.training.ty(parameter.master).dtype;
+            let whole = placement(&self.step.plan, parameter.master);
             for part in parts(parameter) {
-                let range = part.range(&bytes);
                 saved.push(Saved {
                     name: part.name,
+                    dtype: saved_type(dtype),
+                    bytes: self.in_engine(part.place(whole)),
                     shape: part.shape,
-                    dtype: saved_type(tensor.dtype),
-                    bytes: match &bytes {
-                        Cow::Borrowed(bytes) => Cow::Borrowed(&bytes[range]),
-                        Cow::Owned(bytes) => Cow::Owned(bytes[range].to_vec()),
-                    },
                 });
             }
         }
-        Ok(Snapshot(saved))
+        Snapshot(saved)
+    }
+
+    fn in_engine(&self, place: Placement) -> InEngine<'_> {
+        let engine = &self.engine;
+        InEngine { engine, place }
     }
 
     /// The parameters that are updated.
@@ -549,21 +579,19 @@ impl Session {
     }
 
     /// Optimizer states as they are saved.
-    pub fn states(&self) -> Result<Snapshot<'_>, TrainError> {
+    pub fn states(&self) -> Snapshot<'_> {
         let graph: &Graph = &self.step.training;
         let states = graph.parameters.iter().flat_map(Parameter::states);
-        let mut tensors = Vec::new();
-        for id in states.chain(graph.loss_scale) {
+        let saved = states.chain(graph.loss_scale).map(|id| {
             let tensor = graph.tensor(id);
-            let bytes = self.engine.bytes(placement(&self.step.plan, id))?;
-            tensors.push(Saved {
+            Saved {
                 name: &tensor.name,
                 shape: tensor.ty.shape.dims().to_vec(),
                 dtype: saved_type(tensor.ty.dtype),
-                bytes,
-            });
-        }
-        Ok(Snapshot(tensors))
+                bytes: self.in_engine(placement(&self.step.plan, id)),
+            }
+        });
+        Snapshot(saved.collect())
     }
 
     /// Copies weights and states from a checkpoint's files, which must hold just those of this
@@ -595,7 +623,7 @@ impl Session {
             return Ok(());
         };
         if states.get(&self.step.training.tensor(id).name).is_some() {
-            return self.copy_from(states, vec![id]);
+            return copy_tensor(&self.step, &mut self.engine, id, states);
         }
         self.engine
             .write(place, &LossScale::START.values())
@@ -613,19 +641,25 @@ impl Session {
         let graph: &Graph = &self.step.training;
         let mut converted = None;
         for parameter in graph.parameters.iter().filter(|p| p.is_trained()) {
-            let place = placement(&self.step.plan, parameter.master);
-            self.engine
-                .write_with(place, |bytes: &mut [u8]| {
-                    copy_parameter(graph, parameter, weights, bytes)
-                })
-                .map_err(|error| error.to_string())??;
-            let now = saved_type(graph.ty(parameter.master).dtype);
+            let whole = placement(&self.step.plan, parameter.master);
+            let dtype = saved_type(graph.ty(parameter.master).dtype);
+            for part in parts(parameter) {
+                let place = part.place(whole);
+                copy_named(
+                    &mut self.engine,
+                    place,
+                    part.name,
+                    &part.shape,
+                    dtype,
+                    weights,
+                )?;
+            }
             let saved = parameter
                 .parts
                 .first()
                 .and_then(|part| weights.get(&part.name));
-            if let Some(saved) = saved.filter(|saved| saved.dtype != now) {
-                converted.get_or_insert((saved.dtype, now));
+            if let Some(saved) = saved.filter(|saved| saved.dtype != dtype) {
+                converted.get_or_insert((saved.dtype, dtype));
             }
         }
         Ok(converted.map(|(saved, now)| {
@@ -639,19 +673,6 @@ impl Session {
         self.engine
             .refresh(graph, plan)
             .map_err(|error| error.to_string())
-    }
-
-    fn copy_from(&mut self, file: &WeightFiles, which: Vec<TensorId>) -> Result<(), String> {
-        let graph: &Graph = &self.step.training;
-        for id in which {
-            let place = placement(&self.step.plan, id);
-            self.engine
-                .write_with(place, |bytes: &mut [u8]| {
-                    copy_tensor(graph, id, file, bytes)
-                })
-                .map_err(|error| error.to_string())??;
-        }
-        Ok(())
     }
 }
 
@@ -694,6 +715,16 @@ pub(crate) struct Part<'a> {
 }
 
 impl Part<'_> {
+    /// The place of the rows in that of the whole parameter.
+    pub fn place(&self, whole: Placement) -> Placement {
+        let row_bytes = whole.bytes / self.all.max(1) as u64;
+        Placement {
+            offset: whole.offset + self.rows.start as u64 * row_bytes,
+            bytes: self.rows.len() as u64 * row_bytes,
+            ..whole
+        }
+    }
+
     /// Where the rows lie among those of the whole parameter.
     pub fn range<T>(&self, whole: &[T]) -> Range<usize> {
         let row = whole.len() / self.all.max(1);
@@ -720,43 +751,45 @@ pub(crate) fn parts(parameter: &Parameter) -> impl Iterator<Item = Part<'_>> {
     })
 }
 
-/// Copies the tensors of a file that make up a parameter into its place.
-pub(crate) fn copy_parameter(
-    graph: &Graph,
-    parameter: &Parameter,
-    file: &WeightFiles,
-    into: &mut [u8],
-) -> Result<(), String> {
-    let dtype = saved_type(graph.ty(parameter.master).dtype);
-    for part in parts(parameter) {
-        let range = part.range(into);
-        copy_named(part.name, &part.shape, dtype, file, &mut into[range])?;
-    }
-    Ok(())
+/// Fills a place that has the shape of `rows` rows, some rows at a time: `read` puts the rows that
+/// it is told into the bytes that it is given.
+pub(crate) fn fill_rows<E>(
+    engine: &mut Engine,
+    place: Placement,
+    rows: usize,
+    mut read: impl FnMut(Range<usize>, &mut [u8]) -> Result<(), E>,
+) -> Result<Result<(), E>, EngineError> {
+    let row_bytes = (place.bytes as usize / rows.max(1)).max(1);
+    engine.write_pieces(place, row_bytes, PIECE_BYTES, |first, bytes: &mut [u8]| {
+        let first = first / row_bytes;
+        read(first..first + bytes.len() / row_bytes, bytes)
+    })
 }
 
 /// Copies a tensor of a file into the place of a graph's tensor.
 pub(crate) fn copy_tensor(
-    graph: &Graph,
+    step: &StepPlan,
+    engine: &mut Engine,
     id: TensorId,
     file: &WeightFiles,
-    into: &mut [u8],
 ) -> Result<(), String> {
-    let tensor = graph.tensor(id);
+    let tensor = step.training.tensor(id);
     debug_assert!(matches!(
         tensor.role,
         Role::Parameter | Role::State | Role::LossScale
     ));
     let dtype = saved_type(tensor.ty.dtype);
-    copy_named(&tensor.name, tensor.ty.shape.dims(), dtype, file, into)
+    let (place, shape) = (placement(&step.plan, id), tensor.ty.shape.dims());
+    copy_named(engine, place, &tensor.name, shape, dtype, file)
 }
 
 fn copy_named(
+    engine: &mut Engine,
+    place: Placement,
     name: &str,
     shape: &[usize],
     dtype: Dtype,
     file: &WeightFiles,
-    into: &mut [u8],
 ) -> Result<(), String> {
     let Some(saved) = file.get(name) else {
         return Err(format!("it has no tensor `{name}`"));
@@ -769,8 +802,11 @@ fn copy_named(
             saved.dtype, saved.shape,
         ));
     }
-    file.read_as(name, 0..saved.rows(), dtype, into)
-        .map_err(|error| error.to_string())
+    let read = |rows: Range<usize>, bytes: &mut [u8]| file.read_as(name, rows, dtype, bytes);
+    match fill_rows(engine, place, saved.rows(), read) {
+        Err(error) => Err(error.to_string()),
+        Ok(read) => read.map_err(|error| error.to_string()),
+    }
 }
 
 /// The type in which a tensor is saved: the one in which training keeps it.

@@ -14,7 +14,7 @@ use cinch_step::StepPlan;
 use cinch_weights::WeightFiles;
 
 use crate::batch::Batch;
-use crate::checkpoint::{self, Store};
+use crate::checkpoint::{self, CheckpointError, Store};
 use crate::data::Data;
 use crate::error::TrainError;
 use crate::event::{Event, MemoryUse, Observer, StepReport};
@@ -432,13 +432,13 @@ impl<'a> Trainer<'a> {
             path: self.store.path_of(step),
             problem: error.to_string(),
         })?;
-        let (weights, states) = (self.session.weights()?, self.session.states()?);
+        let (weights, states) = (self.session.weights(), self.session.states());
         let path = self
             .store
             .save(step, &weights.views(), &states.views(), &state)?;
         if let Some(lora) = &self.config().tuning.lora {
             let config = self.config();
-            keep_adapters(&config.output.output_dir, config, lora, &weights.views())?;
+            keep_adapters(&config.output.output_dir, config, lora, &path)?;
         }
         observer.event(Event::Saved { step, path: &path });
         self.last_saved = Some((step, path));
@@ -565,11 +565,14 @@ fn is_saved_best(path: &Path, step: u64, loss: f64) -> bool {
 /// error as it is.
 fn device_failed(error: TrainError, step: u64, last: Option<PathBuf>) -> TrainError {
     match error {
-        TrainError::Engine(problem @ EngineError::Cuda { .. }) => TrainError::DeviceFailed {
-            step,
-            problem,
-            last,
-        },
+        TrainError::Engine(problem @ EngineError::Cuda { .. })
+        | TrainError::Checkpoint(CheckpointError::Engine(problem @ EngineError::Cuda { .. })) => {
+            TrainError::DeviceFailed {
+                step,
+                problem,
+                last,
+            }
+        }
         other => other,
     }
 }

@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use cinch_config::{Config, Precision};
 use cinch_engine::{EngineOptions, cuda};
 use cinch_graph::Target;
+use cinch_graph::op::IGNORE_INDEX;
 use cinch_train::checkpoint::{Loaded, Store, load};
 use cinch_train::{Batch, Session, StepResult};
 use serde_json::json;
@@ -135,6 +136,47 @@ fn the_optimizers_variants_track_the_cpu() {
     }
 }
 
+/// Micro batches of several lengths in one step: the CPU's losses, and those of one length.
+#[test]
+#[ignore = "needs a GPU"]
+fn rows_of_several_lengths_track_the_cpu() {
+    let _card = card();
+    for model in tiny::MODELS {
+        let own = [
+            ("model.dropout", "0"),
+            ("vram.gradient_accumulation_steps", "3"),
+        ];
+        let one = tiny::config(model, &own);
+        let mut several = one.clone();
+        several.batch.buckets = vec![10, 20];
+        let batch = |step: u64| {
+            let mut batch = tiny::batch(&one, step);
+            // Short, long and between; each step in another order.
+            let mut row_lens = [9, 3, 37, 12, 17, 20];
+            row_lens.rotate_left(2 * step as usize % 6);
+            for (row, row_len) in row_lens.into_iter().enumerate() {
+                batch.targets_mut()[37 * row + row_len..37 * (row + 1)].fill(IGNORE_INDEX);
+                batch.set_row_len(row, row_len);
+            }
+            batch
+        };
+        let run = |mut session: Session| -> Vec<f64> {
+            let step = |step| session.train_step(&batch(step), step).unwrap().loss;
+            (0..EARLY as u64).map(step).collect()
+        };
+        let expected = run(tiny::session(&several, 0, 2));
+        for config in [&one, &several] {
+            let ours = run(gpu(config, 1));
+            for (step, (ours, expected)) in ours.iter().zip(&expected).enumerate() {
+                let error = relative(*ours, *expected);
+                assert!(error <= 1e-3, "{model:?}, step {step}: {error}");
+            }
+        }
+        // Recorded again, the same bits.
+        assert_eq!(run(gpu(&several, 1)), run(gpu(&several, 1)), "{model:?}");
+    }
+}
+
 #[test]
 #[ignore = "needs a GPU"]
 fn the_same_seed_gives_the_same_bits() {
@@ -158,7 +200,7 @@ fn the_same_seed_gives_the_same_bits() {
 fn saved(session: &Session) -> Loaded {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path()).unwrap();
-    let (weights, states) = (session.weights().unwrap(), session.states().unwrap());
+    let (weights, states) = (session.weights(), session.states());
     let state = json!({ "step": 0 });
     store
         .save(0, &weights.views(), &states.views(), &state)
@@ -171,11 +213,11 @@ fn saved(session: &Session) -> Loaded {
 fn assert_same(what: &str, a: &Session, b: &Session) {
     assert!(tiny::weights(a) == tiny::weights(b), "{what}: weights");
     let moments = |session: &Session| -> Vec<(String, Vec<u8>)> {
-        let states = session.states().unwrap();
+        let states = session.states();
         let views = states.views().into_iter();
         views
             .filter(|state| state.name != "loss_scale")
-            .map(|state| (state.name.to_owned(), state.bytes.to_vec()))
+            .map(|state| (state.name.to_owned(), state.bytes.to_vec().unwrap()))
             .collect()
     };
     assert!(moments(a) == moments(b), "{what}: moments");
@@ -286,6 +328,49 @@ fn recomputation_does_not_change_the_losses() {
         for (step, (ours, expected)) in results.iter().zip(&expected).enumerate() {
             let error = relative(ours.loss, expected.loss);
             assert!(error <= 1e-6, "{model:?}, step {step}: off by {error:e}");
+        }
+    }
+}
+
+/// Weights kept in bf16 alone learn what those with masters learn, whatever their moments are
+/// kept in, and a checkpoint of them goes on bit by bit.
+#[test]
+#[ignore = "needs a GPU"]
+fn weights_without_masters_learn_and_resume() {
+    let _card = card();
+    for model in tiny::MODELS {
+        let expected = run(&mut tiny::session(&tiny::config(model, &[]), 0, 2), STEPS);
+        let (first, last) = (expected[0].loss, expected[STEPS as usize - 1].loss);
+        for states in ["fp32", "weights", "8bit"] {
+            let own = [
+                ("vram.precision", "bf16"),
+                ("training.master_weights", "false"),
+                ("vram.optimizer_states", states),
+            ];
+            let config = tiny::config(model, &own);
+            let mut session = gpu(&config, 1);
+            let results = run(&mut session, STEPS);
+            let ours = results[STEPS as usize - 1].loss;
+            // A tenth of what was learned: the last digits of a weight are eight bits away.
+            let error = (ours - last).abs();
+            assert!(
+                error <= 0.1 * (first - last),
+                "{model:?}, {states} moments: loss {ours} for {last}"
+            );
+            let folder = tempfile::tempdir().unwrap();
+            let store = Store::open(folder.path()).unwrap();
+            let (weights, moments) = (session.weights(), session.states());
+            let state = json!({ "step": STEPS });
+            store
+                .save(STEPS, &weights.views(), &moments.views(), &state)
+                .unwrap();
+            let saved: Loaded = load(&store.path_of(STEPS)).unwrap();
+            let mut resumed = gpu(&config, 1);
+            let note = resumed.load(&saved.model, &saved.optimizer).unwrap();
+            assert_eq!(note, None);
+            let next = batch(&config, STEPS);
+            let ours = resumed.train_step(&next, STEPS).unwrap();
+            assert_eq!(ours, session.train_step(&next, STEPS).unwrap());
         }
     }
 }

@@ -99,10 +99,10 @@ fn recomputation_changes_no_bit() {
 
 /// Weights and optimizer states, in bits.
 fn all_saved(session: &Session) -> Vec<(String, Vec<u8>)> {
-    let (weights, states) = (session.weights().unwrap(), session.states().unwrap());
+    let (weights, states) = (session.weights(), session.states());
     let views = weights.views().into_iter().chain(states.views());
     views
-        .map(|view| (view.name.to_owned(), view.bytes.to_vec()))
+        .map(|view| (view.name.to_owned(), view.bytes.to_vec().unwrap()))
         .collect()
 }
 

@@ -30,10 +30,10 @@ const WIDE_GPT2: [(&str, &str); 4] = [WIDE[0], WIDE[1], WIDE[2], ("model.n_heads
 type Tensors = Vec<(String, Vec<u8>)>;
 
 fn states(session: &Session) -> Tensors {
-    let states = session.states().unwrap();
+    let states = session.states();
     let views = states.views().into_iter();
     views
-        .map(|state| (state.name.to_owned(), state.bytes.to_vec()))
+        .map(|state| (state.name.to_owned(), state.bytes.to_vec().unwrap()))
         .collect()
 }
 
@@ -339,7 +339,7 @@ fn updates_inside_the_backward_take_one_micro_batch() {
 
 /// Saves a session where it stands.
 fn save(session: &Session, store: &Store, step: u64) {
-    let (weights, states) = (session.weights().unwrap(), session.states().unwrap());
+    let (weights, states) = (session.weights(), session.states());
     let state = json!({ "step": step });
     store
         .save(step, &weights.views(), &states.views(), &state)
@@ -457,7 +457,7 @@ fn codes_without_scales_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path()).unwrap();
     let session = tiny::session(&small, 0, 1);
-    let (weights, states) = (session.weights().unwrap(), session.states().unwrap());
+    let (weights, states) = (session.weights(), session.states());
     let states: Vec<_> = states
         .views()
         .into_iter()

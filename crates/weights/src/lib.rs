@@ -40,15 +40,16 @@ pub use companions::copy_companions;
 pub use error::WeightError;
 pub use find::find_folder;
 pub use half::{bf16_bits, bf16_value, f16_bits, f16_value};
-pub use merge::{MergeProgress, Merged, merge};
+pub use merge::{MergeProgress, Merged, merge, merging_bytes};
 pub use open::{Tensor, WeightFiles};
 pub use quantize::{
     DYNAMIC_MAP, NF4_MAP, Nf4, Nf4Layout, Nf4Parts, dequantize_int8, dequantize_nf4,
     dequantize_scales, quantize_int8, quantize_nf4, quantize_nf4_bf16, quantize_scales,
     scale_offset,
 };
+pub use read::PIECE_BYTES;
 pub use safetensors::Dtype;
 pub use write::{
-    Contents, Layout, TensorSpec, TensorWriter, WrittenFolder, cut_shards, write_file, write_model,
-    write_model_folder,
+    Contents, Layout, TensorSpec, TensorWriter, WRITE_BUFFER, WrittenFolder, cut_shards,
+    write_file, write_model, write_model_folder,
 };

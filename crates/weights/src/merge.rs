@@ -17,10 +17,19 @@ use crate::adapter::{Adapter, Factor};
 use crate::error::WeightError;
 use crate::half::{bf16_bits, f16_bits};
 use crate::open::{Tensor, WeightFiles};
-use crate::write::{TensorSpec, TensorWriter, cut_shards, write_model_folder};
+use crate::write::{TensorSpec, TensorWriter, WRITE_BUFFER, cut_shards, write_model_folder};
 
 /// Elements of a block of rows.
 const BLOCK_ELEMENTS: usize = 1 << 20;
+
+/// The most that merging holds at once for factors of so many elements.
+pub fn merging_bytes(a_elements: usize, b_elements: usize) -> u64 {
+    let in_f32 = a_elements
+        .saturating_add(b_elements)
+        .saturating_add(2 * BLOCK_ELEMENTS)
+        .saturating_mul(size_of::<f32>());
+    (in_f32 as u64).saturating_add(WRITE_BUFFER as u64)
+}
 
 /// How far a merge is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,6 +15,9 @@ use crate::error::WeightError;
 use crate::half::{bf16_bits, bf16_value, f16_bits, f16_value};
 use crate::open::{OpenFile, Tensor, WeightFiles};
 
+/// Bytes that are copied at once between files and memory that no file is read into, such as a
+/// GPU's: enough for several threads to read, little beside a model.
+pub const PIECE_BYTES: usize = 16 << 20;
 /// Bytes that one thread reads at once without conversion: enough to keep a disk busy.
 const RAW_PIECE: usize = 4 << 20;
 /// Elements that one thread converts at once: a piece that stays in its core's cache.
@@ -64,12 +67,27 @@ impl OpenFile {
 impl WeightFiles {
     /// Reads rows of a tensor as they are in the file. `into` has the length of these rows.
     pub fn read(&self, name: &str, rows: Range<usize>, into: &mut [u8]) -> Result<(), WeightError> {
+        let elements = self.elements_of(self.tensor(name)?, &rows)?;
+        self.read_elements(name, elements, into)
+    }
+
+    /// Reads elements of a tensor, counted row-major, as they are in the file.
+    pub fn read_elements(
+        &self,
+        name: &str,
+        elements: Range<usize>,
+        into: &mut [u8],
+    ) -> Result<(), WeightError> {
         let tensor = self.tensor(name)?;
-        let elements = self.elements_of(tensor, &rows)?;
+        let num_elements = tensor.num_elements();
+        if elements.start > elements.end || elements.end > num_elements {
+            return Err(self.out_of_range(tensor, "elements", &elements, num_elements));
+        }
         let bits = tensor.dtype.bitsize();
         let (start, end) = (elements.start * bits, elements.end * bits);
         if start % 8 != 0 || end % 8 != 0 {
-            return Err(self.out_of_range(tensor, "rows of whole bytes", &rows, tensor.rows()));
+            let unit = "elements of whole bytes";
+            return Err(self.out_of_range(tensor, unit, &elements, num_elements));
         }
         self.check_length(tensor, "bytes", (end - start) / 8, into.len())?;
         let file = &self.files[tensor.file];

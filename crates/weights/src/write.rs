@@ -15,7 +15,7 @@ use crate::header::{METADATA_KEY, num_bytes};
 use crate::open::{INDEX_FILE, SINGLE_FILE};
 
 /// Bytes that are collected before they go to the file.
-const WRITE_BUFFER: usize = 1 << 20;
+pub const WRITE_BUFFER: usize = 1 << 20;
 /// Data begins at a multiple of this, so that a mapped file is aligned for every element.
 const ALIGNMENT: usize = 8;
 

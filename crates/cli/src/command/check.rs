@@ -316,7 +316,8 @@ fn check_host(findings: &mut Findings, machine: &Machine, step: &StepPlan, sampl
     let needed = host.total();
     let mut parts = table::host_parts(&host);
     if host.arena > 0 {
-        parts = format!("the plan's {}, {parts}", Bytes::new(step.total_bytes()));
+        let program = host.process.unwrap_or(0).saturating_add(host.arena);
+        parts = format!("arena and program {}, {parts}", Bytes::new(program));
     }
     match machine.host.available_bytes {
         Some(free) if needed > free => findings.add(

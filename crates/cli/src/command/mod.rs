@@ -4,6 +4,7 @@ pub mod bench;
 pub mod check;
 pub mod completions;
 pub mod data;
+pub mod diagnose;
 pub mod export;
 pub mod fit;
 pub mod generate;

@@ -102,6 +102,7 @@ fn refuse_other_settings(arguments: &SettingArguments) -> anyhow::Result<()> {
         ("vram.use_cpu_offload", "--offload"),
         ("vram.update_in_backward", "--update-in-backward"),
         ("vram.optimizer_states", "--optimizer-states"),
+        ("training.master_weights", "--master-weights"),
     ]
     .into_iter()
     .filter(|(key, _)| arguments.value(key).is_some())

@@ -45,6 +45,7 @@ pub(crate) fn execute<F: Real + Element>(x: &Operands<'_>) -> Result<(), EngineE
         Op::Concat(op) => concat::<F>(x, op),
         Op::Split(op) => split::<F>(x, op),
         Op::Dequantise(op) => dequantise::<F>(x, op),
+        Op::Fetch(op::Fetch) => fetch(x),
         Op::Attention(op) => attend::<F>(x, op),
         Op::AttentionBackward(op) => attend_backward::<F>(x, &op.0),
         Op::CachedAttention(op) => return attend_cached::<F>(x, op),
@@ -781,6 +782,13 @@ fn scan_backward<F: Real + Element>(x: &Operands<'_>, op: &op::Scan) {
         skip: x.accumulator(sources + 3),
     };
     scan::backward(shape, &inputs, states, x.input(0), x.workspace(), gradients);
+}
+
+/// On the CPU both memories are the same: a plain copy.
+fn fetch(x: &Operands<'_>) {
+    for index in 0..x.node.outputs.len() {
+        x.output::<u8>(index).copy_from_slice(x.input(index));
+    }
 }
 
 fn loss<F: Real + Element>(x: &Operands<'_>, op: &op::CrossEntropy) -> Result<(), EngineError> {

@@ -1,5 +1,6 @@
 //! The source text of an expression's kernels. Widths are written into it, because they belong to
-//! the model; numbers of rows are arguments, so that one kernel serves every batch.
+//! the model; numbers of rows and streams of dropout are arguments, so that one kernel serves every
+//! batch and every layer.
 
 use std::fmt::Write;
 
@@ -74,7 +75,7 @@ impl<'a> Text<'a> {
         rows_of(broadcast, self.pointwise.shape.rows())
     }
 
-    /// Inputs, the random state, and what says which rows are read.
+    /// Inputs with what says which of their rows are read, the random state and streams.
     fn parameters(&self) -> String {
         let mut text = String::new();
         for (input, read) in self.pointwise.reads.iter().enumerate() {
@@ -86,6 +87,11 @@ impl<'a> Text<'a> {
         if self.pointwise.expression.drops() {
             text += "const u32* random, ";
         }
+        for (number, scalar) in self.scalars() {
+            if let Scalar::Kept { .. } = scalar {
+                let _ = write!(text, "u32 stream{number}, ");
+            }
+        }
         text
     }
 
@@ -93,11 +99,11 @@ impl<'a> Text<'a> {
     fn preparation(&self) -> String {
         let mut text = String::new();
         for (number, scalar) in self.scalars() {
-            if let Scalar::Kept { stream, rate } = scalar {
+            if let Scalar::Kept { rate, .. } = scalar {
                 let limit = (rate.value() * 4_294_967_296.0) as u32;
                 let _ = writeln!(
                     text,
-                    "    Dropout drop{number}(random, {stream}u, {limit}u);"
+                    "    Dropout drop{number}(random, stream{number}, {limit}u);"
                 );
             }
         }
@@ -266,11 +272,28 @@ pub fn arguments(pointwise: &Pointwise, input: impl Fn(usize) -> Argument) -> Ve
     if pointwise.expression.drops() {
         arguments.push(input(pointwise.reads.len()));
     }
+    for scalar in pointwise.expression.scalars() {
+        if let Scalar::Kept { stream, .. } = *scalar {
+            arguments.push(Argument::U32(stream));
+        }
+    }
     arguments
 }
 
-/// Beyond this, places are counted in 64 bits.
-const MOST_SHORT: usize = 1 << 31;
+/// Whether places are counted in 32 bits.
+fn is_short(elements: usize) -> bool {
+    elements < 1 << 31
+}
+
+/// The last argument of `map`.
+pub fn num_vectors(elements: usize, vector: usize) -> Argument {
+    let vectors = elements / vector;
+    if is_short(elements) {
+        Argument::U32(vectors as u32)
+    } else {
+        Argument::U64(vectors as u64)
+    }
+}
 
 /// `map(inputs…, outputs…, adds…, vectors)`: each output has its own number of `adds`, 1 where it
 /// is added to.
@@ -288,7 +311,7 @@ pub fn map(op: &Map) -> Generated {
     };
     let text = Text::new(pointwise, is_flat, run, &op.outputs);
     let vector = text.vector;
-    let index = if shape.elements() < MOST_SHORT {
+    let index = if is_short(shape.elements()) {
         "u32"
     } else {
         "u64"
@@ -465,4 +488,46 @@ fn lanes_kernel(op: &Reduce, lanes: usize, value: &str) -> (String, usize) {
         text.body(),
     );
     (body, vector)
+}
+
+#[cfg(test)]
+mod tests {
+    use cinch_graph::op::{Op, Over};
+    use cinch_graph::{DType, Graph};
+
+    use super::*;
+
+    /// The sources of two layers over a batch of so many rows.
+    fn sources(rows: usize) -> Vec<String> {
+        let mut graph = Graph::new(DType::Bf16);
+        let x = graph.batch("x", [rows, 24], DType::Bf16);
+        let row = graph.batch("row", [24], DType::F32);
+        let column = graph.batch("column", [rows], DType::F32);
+        for layer in 0..2 {
+            let dropout = graph.dropout(0.1);
+            let name = format!("{layer}");
+            graph
+                .map(&name, &[x, row, column], |v| {
+                    (v[0].silu() * &v[1] + &v[2]).dropout(dropout)
+                })
+                .unwrap();
+            graph
+                .sum(&name, Over::Columns, &[x], |v| v[0].square())
+                .unwrap();
+        }
+        let source = |op: &Op| match op {
+            Op::Map(op) => map(op).source,
+            Op::Reduce(op) => reduce(op).source,
+            other => panic!("{other:?}"),
+        };
+        graph.nodes.iter().map(|node| source(&node.op)).collect()
+    }
+
+    #[test]
+    fn layers_and_batches_share_their_kernels() {
+        let few = sources(5);
+        assert_eq!(few[..2], few[2..]);
+        assert_eq!(few, sources(300));
+        assert!(few[0].contains("load(p0 + place, x0)"), "{}", few[0]);
+    }
 }

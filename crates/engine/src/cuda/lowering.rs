@@ -3,7 +3,7 @@
 use cinch_graph::{DType, Dropout, Graph, Node, TensorId, TensorType};
 use cinch_plan::{Placement, Plan, Residence};
 
-use super::command::{Argument, Command, Generated, Kernel, LaunchShape, Product};
+use super::command::{Argument, Command, Generated, HostCopy, Kernel, LaunchShape, Product};
 
 /// Multiprocessors, for launches whose size is the card's rather than the problem's. A fixed
 /// number would do; this one fills the largest cards.
@@ -191,6 +191,25 @@ impl<'a> Lowering<'a> {
 
     pub fn clear(&mut self, address: u64, bytes: u64) {
         self.commands.push(Command::Clear { address, bytes });
+    }
+
+    /// Begins to copy all inputs, which are in host memory, to the outputs.
+    pub fn fetch(&mut self) {
+        let pairs = self.node.inputs.iter().zip(&self.node.outputs);
+        let copies = pairs.map(|(&from, &to)| {
+            let (from, to) = (self.place(from), self.place(to));
+            debug_assert_eq!((from.residence, from.bytes), (Residence::Host, to.bytes));
+            HostCopy {
+                from: from.offset,
+                to: to.offset,
+                bytes: to.bytes,
+            }
+        });
+        let copies = copies.collect();
+        self.commands.push(Command::Fetch {
+            number: self.index,
+            copies,
+        });
     }
 
     pub fn copy(&mut self, from: u64, to: u64, bytes: u64) {

@@ -10,6 +10,7 @@ pub mod compile;
 mod driver;
 pub(crate) mod executor;
 mod expression;
+mod fetching;
 mod image;
 pub mod lowering;
 pub mod op;

@@ -69,6 +69,7 @@ pub struct FitSettings {
     pub optimizer_states: &'static str,
     pub update_in_backward: bool,
     pub offload: bool,
+    pub offload_frozen: bool,
     /// What only this model has, by key.
     pub model: BTreeMap<&'static str, u64>,
 }
@@ -155,6 +156,7 @@ impl FitSettings {
             optimizer_states: batch.states.name(),
             update_in_backward: batch.update_in_backward,
             offload: batch.offload,
+            offload_frozen: batch.offload_frozen,
             model: model.collect(),
         }
     }
@@ -176,6 +178,9 @@ impl FitSettings {
         }
         if self.offload {
             parts.push("states in host memory".to_owned());
+        }
+        if self.offload_frozen {
+            parts.push("frozen weights in host memory".to_owned());
         }
         parts.join(", ")
     }

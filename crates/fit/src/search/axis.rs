@@ -190,6 +190,11 @@ fn axis(kind: RemedyKind, request: &Request<'_>) -> Option<Axis> {
         RemedyKind::Offload if is_cuda => switch(kind, config.batch.offload, |config, on| {
             config.batch.offload = on;
         }),
+        RemedyKind::OffloadFrozen if is_cuda && config.tuning.lora.is_some() => {
+            switch(kind, config.batch.offload_frozen, |config, on| {
+                config.batch.offload_frozen = on;
+            })
+        }
         _ => return None,
     })
 }

@@ -255,7 +255,8 @@ fn columns_alike(request: &Request<'_>, space: &Space, tier: &Tier) -> Vec<Vec<V
 }
 
 /// Sketches columns from the smallest micro batch on, each until one is far beyond the limit:
-/// more sequences at once take no less memory, but for the planner's own choice of logits.
+/// more sequences at once take no less memory, but for the planner's own choice of logits, and for
+/// weights without masters, whose gradients may be smaller in the last micro batch, the whole one.
 fn sketch_columns(
     request: &Request<'_>,
     columns: Vec<Vec<Place>>,
@@ -275,10 +276,11 @@ fn sketch_columns(
                 Some(built) => built,
                 None => Steps::new(&config, request.machine.target, length)?,
             };
+            let grows = config.tuning.has_masters();
             let site = Site::new(request, point, config, steps.insert(built));
             let least = site.sketch.bytes.iter().copied().min().unwrap_or(u64::MAX);
             sites.push(site);
-            if least.saturating_sub(CUDA_CHUNK_BYTES) <= limit {
+            if !grows || least.saturating_sub(CUDA_CHUNK_BYTES) <= limit {
                 go_on.push(column);
             }
         }

@@ -6,6 +6,8 @@ use std::ops::Range;
 use cinch_config::remedy::{ACCUMULATION, BATCH_SIZE, CHECKPOINTING};
 use cinch_config::{Checkpointing, Config};
 
+use cinch_step::needs_whole_batch;
+
 use super::axis::{Axis, axes, micro_batch};
 use super::request::Request;
 use crate::FitError;
@@ -28,7 +30,8 @@ pub(crate) struct Space {
 
 impl Space {
     pub fn new(request: &Request<'_>) -> Result<Self, FitError> {
-        let mut all = vec![micro_batch(request.config, splits(request)?)];
+        let whole = needs_whole_batch(request.config, request.machine.target);
+        let mut all = vec![micro_batch(request.config, splits(request, whole)?)];
         all.extend(axes(request));
         let blocks = request.config.model.num_blocks();
         let asked = crate::asked_blocks(request.config);
@@ -121,8 +124,9 @@ pub(crate) fn with_recomputed(config: &Config, count: usize) -> Config {
     config
 }
 
-/// The ways to cut the effective batch exactly, the smallest micro batch first.
-fn splits(request: &Request<'_>) -> Result<Vec<(usize, usize)>, FitError> {
+/// The ways to cut the effective batch exactly, the smallest micro batch first; the `whole` alone
+/// where a step needs that.
+fn splits(request: &Request<'_>, whole: bool) -> Result<Vec<(usize, usize)>, FitError> {
     let effective = request.effective_batch();
     let batch = &request.config.batch;
     if effective == 0 || batch.effective_batch() == 0 {
@@ -143,6 +147,7 @@ fn splits(request: &Request<'_>) -> Result<Vec<(usize, usize)>, FitError> {
         })
     };
     match *stated {
+        [] if whole => Ok(vec![(effective, 1)]),
         // Another micro batch would be another run.
         [] if request.config.model.depends_on_micro_batch().is_some() => {
             let unit = batch.batch_size.min(effective);

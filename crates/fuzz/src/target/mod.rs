@@ -7,6 +7,7 @@
 mod application;
 mod checkpoint;
 mod config;
+mod log;
 mod record;
 mod snapshot;
 mod tokenizer;
@@ -25,7 +26,7 @@ pub struct Target {
     pub run: fn(&[u8], &Path),
 }
 
-pub static TARGETS: [Target; 13] = [
+pub static TARGETS: [Target; 14] = [
     config::JSON,
     config::YAML,
     config::TOML,
@@ -35,6 +36,7 @@ pub static TARGETS: [Target; 13] = [
     application::UNDO,
     checkpoint::STATE,
     checkpoint::SAFETENSORS,
+    log::LOG,
     record::METRICS,
     snapshot::PICKLE,
     snapshot::TRACE,

@@ -77,7 +77,7 @@ impl Broadcast {
         let same = rows.iter().zip(domain_rows).take_while(|(a, b)| a == b);
         let same = same.count();
         let ones = rows[same..].iter().all(|&dim| dim == 1);
-        let count = |dims: &[usize]| dims.iter().product::<usize>();
+        let count = |dims: &[usize]| dims.iter().copied().fold(1, usize::saturating_mul);
         ones.then(|| Self {
             row_group: count(&domain_rows[same..]),
             rows: count(&rows[..same]),

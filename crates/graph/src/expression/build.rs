@@ -270,13 +270,15 @@ impl fmt::Debug for Expr {
 }
 
 impl Expr {
-    /// An expression of so many inputs: what `write` makes of them.
+    /// What `write` makes of some inputs, and the numbers of those that it reads, in the order in
+    /// which the expression counts them.
     pub(crate) fn build<const N: usize>(
-        inputs: usize,
+        inputs: impl IntoIterator<Item = usize>,
         write: impl FnOnce(&[Self]) -> [Self; N],
     ) -> (Expression, Vec<usize>) {
         let builder = Rc::new(RefCell::new(Builder::default()));
-        let inputs: Vec<Self> = (0..inputs)
+        let inputs: Vec<Self> = inputs
+            .into_iter()
             .map(|input| {
                 let number = builder.borrow_mut().input(input);
                 Self {

@@ -8,6 +8,8 @@
 mod broadcast;
 mod build;
 mod derivative;
+#[cfg(test)]
+mod tests;
 
 pub use broadcast::Broadcast;
 pub(crate) use build::Builder;

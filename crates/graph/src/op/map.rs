@@ -190,7 +190,10 @@ impl Graph {
         inputs: &[TensorId],
         write: impl FnOnce(&[Expr]) -> [Expr; N],
     ) -> Result<(Pointwise, Vec<TensorId>), GraphError> {
-        let (expression, used) = Expr::build(inputs.len(), write);
+        // A tensor that is given twice is one input: its gradient is one sum.
+        let first = |id: &TensorId| inputs.iter().position(|other| other == id);
+        let numbers = inputs.iter().filter_map(first);
+        let (expression, used) = Expr::build(numbers, write);
         let mut reads = Vec::with_capacity(used.len());
         let mut tensors = Vec::with_capacity(used.len() + 1);
         for &input in &used {
@@ -262,13 +265,24 @@ impl Declare for Map {
         )
     }
 
-    /// The expression again: what it reads is mostly kept for its derivative.
+    /// The expression of that output again: what it reads is mostly kept for its derivative.
     fn recipe(&self, output: usize) -> Option<Recipe> {
-        let inputs = self.pointwise.reads.len() + usize::from(self.pointwise.expression.drops());
+        let mut builder = Builder::default();
+        let numbers = builder.import(&self.pointwise.expression);
+        let result = *self.pointwise.expression.outputs().get(output)?;
+        let (expression, used) = builder.extract(&[numbers[result as usize]], &[]);
+        let random = expression.drops().then_some(self.pointwise.reads.len());
+        let inputs = used.iter().copied().chain(random).map(Operand::Input);
+        let inputs = inputs.collect();
+        let pointwise = Pointwise {
+            expression,
+            shape: self.pointwise.shape,
+            reads: used.iter().map(|&i| self.pointwise.reads[i]).collect(),
+        };
         Some(Recipe {
-            op: Op::from(self.clone()),
-            inputs: (0..inputs).map(Operand::Input).collect(),
-            output,
+            op: Op::from(Self::new(pointwise, vec![self.outputs[output]], 0)),
+            inputs,
+            output: 0,
         })
     }
 

@@ -16,6 +16,7 @@ mod convolution;
 mod cross_entropy;
 mod dequantise;
 mod embedding;
+mod fetch;
 mod gated;
 mod indexer;
 mod linear;
@@ -40,6 +41,7 @@ pub use convolution::{Convolution, ConvolutionBackward};
 pub use cross_entropy::{CrossEntropy, IGNORE_INDEX};
 pub use dequantise::{Dequantise, Quantisation, QuantisedTensors};
 pub use embedding::{Embedding, EmbeddingBackward};
+pub use fetch::Fetch;
 pub use gated::{Gated, GatedBackward};
 pub use indexer::{
     Indexer, IndexerLoss, IndexerLossBackward, IndexerLossParts, IndexerSelection, KeyCount,
@@ -234,6 +236,7 @@ ops!(
     Concat,
     Split,
     Dequantise,
+    Fetch,
     Attention,
     AttentionBackward,
     CachedAttention,

@@ -270,7 +270,8 @@ impl Reduce {
         let (rows, columns) = self.span();
         let outputs = self.broadcast.elements().max(1);
         if columns == 1 {
-            let blocks = self.broadcast.columns.div_ceil(32) * self.broadcast.rows;
+            let columns = self.broadcast.columns.div_ceil(32);
+            let blocks = columns.saturating_mul(self.broadcast.rows);
             let parts = BLOCKS.div_ceil(blocks.max(1)).min(rows.div_ceil(32));
             return CudaReduction::Rows {
                 parts: parts.max(1),

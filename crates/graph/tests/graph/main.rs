@@ -4,12 +4,15 @@
 mod absurd_sizes;
 mod cost;
 mod differentiate;
+mod expressions;
 mod infer;
 mod mutations;
+mod parameters;
 mod print;
 mod random_model;
 mod recompute;
 mod small_model;
+mod terms;
 mod update_in_backward;
 mod values;
 mod verify;

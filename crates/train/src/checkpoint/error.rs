@@ -62,6 +62,10 @@ pub enum CheckpointError {
     #[error(transparent)]
     Weights(#[from] cinch_weights::WeightError),
 
+    /// A tensor that is saved could not be read from where it lies.
+    #[error(transparent)]
+    Engine(#[from] cinch_engine::EngineError),
+
     #[error("cannot mark step {step} as best: its metric is {metric}, not a finite number")]
     MetricNotFinite { step: u64, metric: f64 },
 

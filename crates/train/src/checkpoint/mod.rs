@@ -13,6 +13,9 @@
 //! the folder itself are forced to the disk, and only then does one rename give it its name.
 //! A removal goes the other way round, through a `.trash-…` name. A process killed at any moment
 //! therefore leaves a whole checkpoint or none.
+//!
+//! Saving takes no host memory for tensors but a write buffer and, where they lie on a GPU, one
+//! piece of [`PIECE_BYTES`](cinch_weights::PIECE_BYTES); loading takes as much.
 
 mod checksums;
 mod error;
@@ -26,7 +29,7 @@ pub use error::{CheckpointError, Damage};
 pub use folder::step_name as folder_name;
 pub use load::{Loaded, load, load_state, load_weights, resolve, verify};
 pub use store::{Best, Entry, Store};
-pub use tensor_file::TensorView;
+pub use tensor_file::{TakePiece, TensorBytes, TensorView};
 
 /// The weights.
 pub const MODEL_FILE: &str = "model.safetensors";

@@ -15,7 +15,6 @@ use super::{CHECKSUMS_FILE, MODEL_FILE, OPTIMIZER_FILE, STATE_FILE};
 
 const CHECKPOINTS_FOLDER: &str = "checkpoints";
 const BEST_FILE: &str = "best.json";
-const WRITE_BUFFER: usize = 1 << 20;
 
 /// The checkpoints of one run, in `<run>/checkpoints/`. The folder is created by the first save.
 #[derive(Clone, Debug)]
@@ -130,20 +129,26 @@ impl Store {
         let mut record = |name: &str, digest| checksums.files.insert(name.to_owned(), digest);
         record(
             MODEL_FILE,
-            self.write_file(folder, MODEL_FILE, |out| contents.model.write_to(out))?,
+            self.write_file(folder, MODEL_FILE, |out, path| {
+                contents.model.write_to(out, path)
+            })?,
         );
         record(
             OPTIMIZER_FILE,
-            self.write_file(folder, OPTIMIZER_FILE, |out| {
-                contents.optimizer.write_to(out)
+            self.write_file(folder, OPTIMIZER_FILE, |out, path| {
+                contents.optimizer.write_to(out, path)
             })?,
         );
         record(
             STATE_FILE,
-            self.write_file(folder, STATE_FILE, |out| out.write_all(&contents.state))?,
+            self.write_file(folder, STATE_FILE, |out, path| {
+                out.write_all(&contents.state).at("write", path)
+            })?,
         );
         let text = checksums_text(&checksums);
-        self.write_file(folder, CHECKSUMS_FILE, |out| out.write_all(&text))?;
+        self.write_file(folder, CHECKSUMS_FILE, |out, path| {
+            out.write_all(&text).at("write", path)
+        })?;
 
         // Only now, with the new one whole, does an unusable one of the same step make room.
         let target = self.path_of(step);
@@ -158,12 +163,12 @@ impl Store {
         &self,
         folder: &Path,
         name: &str,
-        write: impl FnOnce(&mut Hashed<BufWriter<File>>) -> io::Result<()>,
+        write: impl FnOnce(&mut Hashed<BufWriter<File>>, &Path) -> Result<(), CheckpointError>,
     ) -> Result<FileDigest, CheckpointError> {
         let path = folder.join(name);
         let file = (self.create_file)(&path).at("create", &path)?;
-        let mut out = Hashed::new(BufWriter::with_capacity(WRITE_BUFFER, file));
-        write(&mut out).at("write", &path)?;
+        let mut out = Hashed::new(BufWriter::with_capacity(cinch_weights::WRITE_BUFFER, file));
+        write(&mut out, &path)?;
         let (file, digest) = out.finish().at("write", &path)?;
         file.get_ref().sync_all().at("sync", &path)?;
         Ok(digest)
@@ -309,7 +314,7 @@ impl Contents<'_> {
 
 fn digest_of(layout: &Layout<'_>) -> Option<FileDigest> {
     let mut out = Hashed::new(io::sink());
-    layout.write_to(&mut out).ok()?;
+    layout.write_to(&mut out, Path::new("")).ok()?;
     out.finish().ok().map(|(_, digest)| digest)
 }
 

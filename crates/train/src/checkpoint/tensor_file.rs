@@ -1,17 +1,55 @@
 //! Tensors on the way into a safetensors file, from where they lie: a save must not hold a second
-//! copy of the weights.
+//! copy of the weights. What lies in host memory is written from there; anything else comes in
+//! pieces, one of which is in host memory at a time.
 
-use std::io::{self, Write};
+use std::fmt::Debug;
+use std::io::Write;
+use std::path::Path;
 
 use cinch_weights::{Dtype, TensorSpec, WeightError};
 
-/// A named tensor: row-major elements, little-endian, where they lie.
-#[derive(Clone, Copy, Debug, PartialEq)]
+use super::error::{CheckpointError, IoContext};
+
+/// What takes the bytes of a tensor, one piece after the other.
+pub type TakePiece<'a> = dyn FnMut(&[u8]) -> Result<(), CheckpointError> + 'a;
+
+/// The bytes of a tensor, wherever they are: row-major elements, little-endian.
+pub trait TensorBytes: Debug {
+    fn num_bytes(&self) -> u64;
+
+    /// Gives all of them, in order, in pieces of any size.
+    fn give(&self, take: &mut TakePiece<'_>) -> Result<(), CheckpointError>;
+}
+
+impl dyn TensorBytes + '_ {
+    /// A copy of all of them.
+    pub fn to_vec(&self) -> Result<Vec<u8>, CheckpointError> {
+        let mut all = Vec::new();
+        self.give(&mut |piece| {
+            all.extend_from_slice(piece);
+            Ok(())
+        })?;
+        Ok(all)
+    }
+}
+
+impl TensorBytes for Vec<u8> {
+    fn num_bytes(&self) -> u64 {
+        self.len() as u64
+    }
+
+    fn give(&self, take: &mut TakePiece<'_>) -> Result<(), CheckpointError> {
+        take(self)
+    }
+}
+
+/// A named tensor.
+#[derive(Clone, Copy, Debug)]
 pub struct TensorView<'a> {
     pub name: &'a str,
     pub shape: &'a [usize],
     pub dtype: Dtype,
-    pub bytes: &'a [u8],
+    pub bytes: &'a dyn TensorBytes,
 }
 
 /// A safetensors file before it is written: the header, and the tensors in the file's order.
@@ -30,8 +68,8 @@ impl<'a> Layout<'a> {
                 dtype: tensor.dtype,
                 shape: tensor.shape,
             };
-            let (expected, found) = (spec.num_bytes()?, tensor.bytes.len());
-            if expected != found as u64 {
+            let (expected, found) = (spec.num_bytes()?, tensor.bytes.num_bytes());
+            if expected != found {
                 return Err(WeightError::Unwritable {
                     tensor: tensor.name.to_owned(),
                     problem: format!("its shape takes {expected} bytes, {found} were given"),
@@ -52,10 +90,17 @@ impl<'a> Layout<'a> {
         self.layout.num_bytes()
     }
 
-    pub(super) fn write_to(&self, out: &mut impl Write) -> io::Result<()> {
-        out.write_all(self.layout.header())?;
+    /// Writes the file; `path` is what a failure names.
+    pub(super) fn write_to(
+        &self,
+        out: &mut impl Write,
+        path: &Path,
+    ) -> Result<(), CheckpointError> {
+        out.write_all(self.layout.header()).at("write", path)?;
         for tensor in &self.tensors {
-            out.write_all(tensor.bytes)?;
+            tensor
+                .bytes
+                .give(&mut |piece| out.write_all(piece).at("write", path))?;
         }
         Ok(())
     }
@@ -69,14 +114,14 @@ mod tests {
     fn what_is_written_is_read_back_in_the_order_of_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("weights.safetensors");
-        let bytes = [1_u8, 2, 3, 4, 5, 6, 7, 8];
+        let bytes = vec![1_u8, 2, 3, 4, 5, 6, 7, 8];
         let tensors = [
             view("a", &[2, 2], Dtype::F16, &bytes),
             view("b", &[2], Dtype::F32, &bytes),
         ];
         let layout = Layout::new(&tensors).unwrap();
         let mut out = Vec::new();
-        layout.write_to(&mut out).unwrap();
+        layout.write_to(&mut out, &path).unwrap();
         assert_eq!(out.len() as u64, layout.num_bytes());
         std::fs::write(&path, out).unwrap();
         let files = cinch_weights::WeightFiles::open(&path).unwrap();
@@ -91,13 +136,13 @@ mod tests {
             assert_eq!((found.dtype, &*found.shape), (tensor.dtype, tensor.shape));
             let mut read = [0; 8];
             files.read(tensor.name, 0..2, &mut read).unwrap();
-            assert_eq!(read, bytes);
+            assert_eq!(read, *bytes);
         }
     }
 
     #[test]
     fn inconsistent_tensors_are_refused() {
-        let bytes = [0_u8; 8];
+        let bytes = vec![0_u8; 8];
         let refusal = |tensors: &[TensorView<'_>]| Layout::new(tensors).unwrap_err().to_string();
         let message = refusal(&[view("w", &[3], Dtype::F32, &bytes)]);
         assert!(
@@ -114,7 +159,7 @@ mod tests {
         name: &'a str,
         shape: &'a [usize],
         dtype: Dtype,
-        bytes: &'a [u8],
+        bytes: &'a Vec<u8>,
     ) -> TensorView<'a> {
         TensorView {
             name,

@@ -18,6 +18,7 @@ use cinch_graph::op::Op;
 use cinch_graph::{DType, Graph, Parameter, Role, Storage, Target};
 use cinch_model::{AdapterShape, Build, Purpose, build, input};
 use cinch_plan::{Options, Placement, Plan};
+use cinch_weights::PIECE_BYTES;
 
 use crate::error::TrainError;
 use crate::session::placement;
@@ -28,9 +29,6 @@ pub use source::{TunedWeights, WeightPart, WeightSource};
 /// Runs grow by this factor, up to [`LONGEST_RUN`] tokens.
 const RUN_FACTOR: usize = 4;
 const LONGEST_RUN: usize = 256;
-
-/// Bytes of a weight that are read at once.
-const PIECE_BYTES: usize = 16 << 20;
 
 /// How a model is made ready to generate.
 #[derive(Clone, Debug)]

@@ -164,6 +164,26 @@ mod tests {
         assert!(lines[0].get("device_used_bytes").is_none());
         assert_eq!(lines[1]["device_used_bytes"], 1_u64 << 30);
 
+        // One term is the loss itself.
+        assert!(lines[0].get("terms").is_none());
+        let term = |name: &str, value| TermValue {
+            name: name.to_owned(),
+            value,
+            weight: 0.5,
+        };
+        let several = StepReport {
+            terms: vec![term("tokens", 4.0), term("balance", 1.0)],
+            ..report(None)
+        };
+        record.step(&several).unwrap();
+        record.evaluation(10, 2.5, &several.terms).unwrap();
+        let text = fs::read_to_string(run.path().join("metrics.jsonl")).unwrap();
+        let parsed = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap();
+        let lines: Vec<serde_json::Value> = text.lines().map(parsed).collect();
+        assert_eq!(lines[2]["terms"]["balance"]["value"], 1.0);
+        assert_eq!(lines[2]["terms"]["tokens"]["weight"], 0.5);
+        assert_eq!(lines[3]["validation_terms"]["tokens"], 4.0);
+
         let folder = run.path().join(CURVES_FOLDER);
         let file = fs::read_dir(folder).unwrap().next().unwrap().unwrap();
         let curves = fs::read(file.path()).unwrap();
@@ -172,9 +192,11 @@ mod tests {
             windows.filter(|window| *window == tag.as_bytes()).count()
         };
         for (tag, points) in [
-            ("train/step_seconds", 2),
-            ("memory/arena_bytes", 2),
-            ("memory/planned_bytes", 2),
+            ("train/step_seconds", 3),
+            ("train/loss/balance", 1),
+            ("validation/loss/balance", 1),
+            ("memory/arena_bytes", 3),
+            ("memory/planned_bytes", 3),
             ("memory/resident_bytes", 0),
             ("memory/device_used_bytes", 1),
         ] {

@@ -43,7 +43,8 @@ impl Account {
         let arena = session.arena().expect("a session on the CPU");
         let kept = step.training.tensors.iter();
         let kept = kept.filter(|tensor| {
-            let away = tensor.role == Role::State && step.config.batch.offload;
+            let states = tensor.role == Role::State && step.config.batch.offload;
+            let away = states || tensor.role == Role::Offloaded;
             tensor.role.is_persistent() && !away
         });
         let persistent = kept.map(|tensor| aligned(tensor.ty.bytes())).sum();

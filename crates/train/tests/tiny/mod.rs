@@ -129,9 +129,9 @@ pub fn session_on(
 
 /// All weights as they are in memory, to be compared bit by bit.
 pub fn weights(session: &Session) -> Vec<(String, Vec<u8>)> {
-    let weights = session.weights().unwrap();
+    let weights = session.weights();
     let views = weights.views().into_iter();
     views
-        .map(|weight| (weight.name.to_owned(), weight.bytes.to_vec()))
+        .map(|weight| (weight.name.to_owned(), weight.bytes.to_vec().unwrap()))
         .collect()
 }

@@ -1,6 +1,7 @@
 //! The tensors of an adapter: opened, checked against a base model, and written.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
@@ -203,6 +204,19 @@ impl Adapter {
         let name = &self.stored[module][factor as usize];
         let rows = self.files.tensor(name)?.rows();
         self.files.read_f32(name, 0..rows, into)
+    }
+
+    /// Reads rows of a factor as the bytes of f32 numbers.
+    pub fn read_rows(
+        &self,
+        module: usize,
+        factor: Factor,
+        rows: Range<usize>,
+        wanted: Dtype,
+        into: &mut [u8],
+    ) -> Result<(), WeightError> {
+        let name = &self.stored[module][factor as usize];
+        self.files.read_as(name, rows, wanted, into)
     }
 
     /// Checks that this is an adapter of that base: every module is there with its sizes, and so

@@ -17,7 +17,7 @@ pub fn map(x: &mut Lowering<'_>, op: &Map) {
         arguments.push(x.output_argument(output));
         arguments.push(Argument::U32(u32::from(x.adds(output))));
     }
-    arguments.push(Argument::U64((elements / generated.vector) as u64));
+    arguments.push(expression::num_vectors(elements, generated.vector));
     let kernel = Generated {
         source: Arc::from(generated.source),
         function: "map",

@@ -18,13 +18,15 @@ mod linear;
 mod logits;
 mod norm;
 mod optimizer;
+pub mod product_sum;
 mod rotary;
 mod scan;
 
+use std::collections::HashMap;
 use std::ops::Range;
 
-use cinch_graph::Graph;
 use cinch_graph::op::{MomentFormat, Op};
+use cinch_graph::{Graph, Node, TensorId};
 use cinch_plan::Plan;
 
 use super::command::{Command, Kernel};
@@ -61,6 +63,7 @@ pub fn lower(mut x: Lowering<'_>) -> Vec<Command> {
         Op::Concat(op) => columns::concat(&mut x, op),
         Op::Split(op) => columns::split(&mut x, op),
         Op::Dequantise(op) => dequantise::dequantise(&mut x, op),
+        Op::Fetch(_) => x.fetch(),
         Op::Attention(op) => attention::attention(&mut x, op),
         Op::AttentionBackward(op) => attention::attention_backward(&mut x, op),
         Op::CachedAttention(op) => cached_attention::cached_attention(&mut x, op),
@@ -90,6 +93,22 @@ fn view(x: &mut Lowering<'_>) {
     x.copy(x.input(0), x.output(0), x.output_type(0).bytes());
 }
 
+/// What a node has to wait for: each fetch once, because all of its copies are then done.
+fn awaited(fetched: &mut HashMap<TensorId, usize>, node: &Node, index: usize) -> Vec<Command> {
+    if let Op::Fetch(_) = node.op {
+        fetched.extend(node.outputs.iter().map(|&id| (id, index)));
+        return Vec::new();
+    }
+    let mut waits = Vec::new();
+    for id in &node.inputs {
+        if let Some(&number) = fetched.get(id) {
+            fetched.retain(|_, other| *other != number);
+            waits.push(Command::Await { number });
+        }
+    }
+    waits
+}
+
 /// Commands that belong together, and what they are called in traces and errors.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lowered {
@@ -98,8 +117,9 @@ pub struct Lowered {
     pub commands: Vec<Command>,
 }
 
-/// The commands of some of a graph's nodes. Updates that follow each other become one: most
-/// parameters are too small to keep a card busy by themselves.
+/// The commands of some of a graph's nodes. Updates that follow each other become one, since most
+/// parameters are too small to keep a card busy by themselves, and so do products that are added
+/// to one result.
 pub fn lower_all(
     graph: &Graph,
     plan: &Plan,
@@ -108,9 +128,12 @@ pub fn lower_all(
     card: Card,
 ) -> Vec<Lowered> {
     let mut lowered = Vec::new();
+    // The node that fetches a tensor, until somebody has waited for it.
+    let mut fetched: HashMap<TensorId, usize> = HashMap::new();
     let mut index = nodes.start;
     while index < nodes.end {
         let node = &graph.nodes[index];
+        let waits = awaited(&mut fetched, node, index);
         let count = optimizer::num_together(&graph.nodes[index..nodes.end]).max(1);
         let mut x = Lowering::new(graph, plan, index, first_micro, card);
         let (name, commands) = match &node.op {
@@ -120,6 +143,7 @@ pub fn lower_all(
             }
             _ => (node.name.clone(), lower(x)),
         };
+        let commands = waits.into_iter().chain(commands).collect();
         lowered.push(Lowered {
             op: node.op.name(),
             node: name,
@@ -127,5 +151,64 @@ pub fn lower_all(
         });
         index += count;
     }
+    product_sum::join(&mut lowered);
     lowered
+}
+
+#[cfg(test)]
+mod tests {
+    use cinch_graph::{DType, Init, Target};
+    use cinch_plan::Options;
+
+    use super::*;
+
+    /// Blocks of one product each, with frozen weights in host memory.
+    fn offloaded() -> Graph {
+        let mut graph = Graph::new(DType::F32);
+        let mut x = graph.batch("x", [2, 8], DType::F32);
+        for block in 0..4 {
+            graph.enter_block(format!("block.{block}"));
+            let weight = graph.frozen_weight(&format!("w{block}"), [8, 8], Init::Ones);
+            x = graph.linear(&format!("y{block}"), x, weight, None).unwrap();
+            graph.leave_block();
+        }
+        graph.result = Some(x);
+        graph.offload_frozen()
+    }
+
+    #[test]
+    fn a_fetch_is_waited_for_once_right_before_its_first_reader() {
+        let graph = offloaded();
+        let plan = Plan::new(&graph, Options::new(Target::Cuda));
+        let lowered = lower_all(&graph, &plan, 0..graph.nodes.len(), true, Card::ANY);
+        let order: Vec<String> = lowered
+            .iter()
+            .flat_map(|lowered| &lowered.commands)
+            .filter_map(|command| match command {
+                Command::Fetch { number, copies } => {
+                    assert_eq!(copies.len(), 1);
+                    Some(format!("fetch {number}"))
+                }
+                Command::Await { number } => Some(format!("await {number}")),
+                Command::Product(_) => Some("product".to_owned()),
+                _ => None,
+            })
+            .collect();
+        // Each is fetched while the block before it computes; the first two at once.
+        let expected = [
+            "fetch 0", "fetch 1", "await 0", "product", "fetch 3", "await 1", "product", "fetch 5",
+            "await 3", "product", "await 5", "product",
+        ];
+        assert_eq!(order, expected);
+        // Slots are used again, so that two of the four are in the arena.
+        let slots: std::collections::BTreeSet<u64> = lowered
+            .iter()
+            .flat_map(|lowered| &lowered.commands)
+            .filter_map(|command| match command {
+                Command::Fetch { copies, .. } => Some(copies[0].to),
+                _ => None,
+            })
+            .collect();
+        assert!(slots.len() < 4, "{slots:?}");
+    }
 }

@@ -87,8 +87,11 @@ impl BlockTimes {
                 by_block[block.index()] += seconds;
             }
         }
+        for (block, seconds) in times.bus_by_block.iter().enumerate() {
+            by_block[block] += seconds;
+        }
         Self {
-            seconds: times.host + times.by_node.iter().sum::<f64>(),
+            seconds: times.total(),
             by_block,
         }
     }

@@ -9,8 +9,7 @@ use super::super::tensor_file::TensorView;
 use super::*;
 
 fn save(store: &Store, step: u64) -> PathBuf {
-    let weights = [step as u8; 24];
-    let moments = [0_u8; 8];
+    let (weights, moments) = (vec![step as u8; 24], vec![0_u8; 8]);
     let tensor = |name, shape, bytes| TensorView {
         name,
         shape,

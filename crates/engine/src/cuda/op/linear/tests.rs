@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use cinch_graph::op::{ActivationKind, GradientFormat, MomentFormat, NormKind};
+use cinch_graph::op::{ActivationKind, GradientFormat, MomentFormat, NormKind, Over};
 use cinch_graph::{DType, Graph, Init, Optimizer, Target, TrainingGraph, differentiate};
 use cinch_plan::{Options, Plan};
 
@@ -50,6 +50,17 @@ fn step(dtype: DType, width: usize) -> TrainingGraph {
     let branch = g
         .linear_columns("down", active, width, weight, None)
         .unwrap();
+    let scale = g.small_weight("scale", [width], Init::Ones);
+    let squares = g
+        .sum("squares", Over::Sequence, &[branch], |v| v[0].square())
+        .unwrap();
+    let squares = g.view("rows", squares, [2, 1, width]).unwrap();
+    let dropout = g.dropout(0.1);
+    let branch = g
+        .map("scaled", &[branch, scale, squares], |v| {
+            (&v[0] * &v[1] + &v[2]).dropout(dropout)
+        })
+        .unwrap();
     let gamma = g.small_weight("last.gamma", [width], Init::Ones);
     let beta = g.small_weight("last.beta", [width], Init::Zeros);
     let dropout = g.dropout(0.1);
@@ -93,10 +104,15 @@ fn commands_of(graph: &Graph, name: &str, first_micro: bool) -> Vec<Command> {
 fn functions(commands: &[Command]) -> Vec<&'static str> {
     let function = |command: &Command| match command {
         Command::Launch { kernel, .. } | Command::LaunchTable { kernel, .. } => kernel.function,
-        Command::LaunchGenerated { .. } => "generated",
+        Command::LaunchGenerated { kernel, .. } => kernel.function,
+        Command::Fetch { .. } => "fetch",
+        Command::Await { .. } => "await",
         Command::Product(_) => "product",
+        Command::Sum(_) => "sum",
         Command::Clear { .. } => "clear",
         Command::Copy { .. } => "copy",
+        Command::Fetch { .. } => "fetch",
+        Command::Await { .. } => "await",
     };
     commands.iter().map(function).collect()
 }
@@ -115,29 +131,33 @@ fn parameters(kernel: Kernel) -> Vec<String> {
         .iter()
         .find(|(file, _)| *file == kernel.file)
         .unwrap_or_else(|| panic!("no source {}", kernel.file));
-    let opening = format!("{}(", kernel.function);
+    parameters_in(source, kernel.function)
+}
+
+fn parameters_in(source: &str, function: &str) -> Vec<String> {
+    let opening = format!("{function}(");
     let signature = source.split("KERNEL").skip(1).find_map(|text| {
         let (before, rest) = text.split_once(&opening)?;
         let is_start = before.trim().is_empty() || before.trim().starts_with("__launch_bounds__");
         (is_start && !before.contains('{')).then_some(rest)
     });
-    let (list, _) = signature.expect(kernel.function).split_once(')').unwrap();
+    let (list, _) = signature.expect(function).split_once(')').unwrap();
     list.split(',').map(|p| p.trim().to_owned()).collect()
 }
 
 fn check_launch(kernel: Kernel, arguments: &[Argument], arena: u64) {
-    check_arguments(kernel, &parameters(kernel), arguments, arena);
+    check_arguments(kernel.function, &parameters(kernel), arguments, arena);
 }
 
 /// The table is the first parameter.
 fn check_table_launch(kernel: Kernel, arguments: &[Argument], arena: u64) {
     let parameters = parameters(kernel);
     assert_eq!(parameters[0], "const __grid_constant__ Table table");
-    check_arguments(kernel, &parameters[1..], arguments, arena);
+    check_arguments(kernel.function, &parameters[1..], arguments, arena);
 }
 
-fn check_arguments(kernel: Kernel, parameters: &[String], arguments: &[Argument], arena: u64) {
-    assert_eq!(arguments.len(), parameters.len(), "{kernel:?}");
+fn check_arguments(kernel: &str, parameters: &[String], arguments: &[Argument], arena: u64) {
+    assert_eq!(arguments.len(), parameters.len(), "{kernel}");
     for (parameter, argument) in parameters.iter().zip(arguments) {
         let fits = match argument {
             Argument::Address(address) => parameter.contains('*') && *address < arena,
@@ -146,9 +166,9 @@ fn check_arguments(kernel: Kernel, parameters: &[String], arguments: &[Argument]
             Argument::U32(_) => parameter.starts_with("u32 "),
             Argument::U64(_) => parameter.starts_with("u64 "),
             Argument::F32(_) => parameter.starts_with("float "),
-            Argument::TensorMap(_) => parameter.contains("TensorMap "),
+            Argument::TensorMap(_) | Argument::MatrixMap(_) => parameter.contains("TensorMap "),
         };
-        assert!(fits, "{kernel:?}: {argument:?} as `{parameter}`");
+        assert!(fits, "{kernel}: {argument:?} as `{parameter}`");
     }
 }
 
@@ -166,7 +186,7 @@ fn check_matrix(matrix: &MatrixAt, rows: usize, columns: usize, arena: u64) {
 
 #[test]
 fn every_launch_fits_its_kernel_and_every_product_the_arena() {
-    let mut kernels = BTreeSet::new();
+    let (mut kernels, mut generated) = (BTreeSet::new(), BTreeSet::new());
     // Whole vectors, and an odd width that takes the kernels for any.
     for (dtype, width) in [(DType::Bf16, 16), (DType::F32, 7), (DType::F16, 9)] {
         let graph = step(dtype, width);
@@ -181,14 +201,24 @@ fn every_launch_fits_its_kernel_and_every_product_the_arena() {
                             check_launch(kernel, &arguments, plan.arena_bytes);
                             kernels.insert(kernel);
                         }
+                        Command::LaunchGenerated {
+                            kernel, arguments, ..
+                        } => {
+                            let parameters = parameters_in(&kernel.source, kernel.function);
+                            let arena = plan.arena_bytes;
+                            check_arguments(kernel.function, &parameters, &arguments, arena);
+                            generated.insert(kernel.function);
+                        }
                         Command::LaunchTable {
                             kernel, arguments, ..
                         } => {
                             check_table_launch(kernel, &arguments, plan.arena_bytes);
                             kernels.insert(kernel);
                         }
-                        Command::LaunchGenerated { kernel, .. } => {
-                            panic!("no expression is in this step: {kernel:?}")
+                        other @ (Command::Sum(_)
+                        | Command::Fetch { .. }
+                        | Command::Await { .. }) => {
+                            panic!("nothing in this step asks for {other:?}")
                         }
                         Command::Product(p) => {
                             check_matrix(&p.a, p.m, p.k, plan.arena_bytes);
@@ -204,12 +234,20 @@ fn every_launch_fits_its_kernel_and_every_product_the_arena() {
                         Command::Copy { from, to, bytes } => {
                             assert!(from.max(to) + bytes <= plan.arena_bytes);
                         }
+                        Command::Fetch { copies, .. } => {
+                            for copy in copies {
+                                assert!(copy.from + copy.bytes <= plan.host_bytes);
+                                assert!(copy.to + copy.bytes <= plan.arena_bytes);
+                            }
+                        }
+                        Command::Await { .. } => {}
                     }
                 }
             }
         }
     }
     assert!(kernels.len() > 20, "{kernels:?}");
+    assert_eq!(generated, BTreeSet::from(["map", "reduce"]));
 }
 
 #[test]

@@ -11,25 +11,48 @@ use crate::cuda::op::{Lowered, lower_all};
 
 const SOURCE: &str = include_str!("../../kernels/optimizer.cu");
 
+/// What the learning rate of layers is multiplied by, that of the table and of biases is not.
+const LAYER_RATE: f64 = 10.0;
+
 /// A chain of square layers, every second one with a bias, which does not decay.
 fn step(dtype: DType, layers: usize) -> TrainingGraph {
     step_with(dtype, layers, MomentFormat::Full)
 }
 
 fn step_with(dtype: DType, layers: usize, moments: MomentFormat) -> TrainingGraph {
+    step_of(Graph::new(dtype), layers, (moments, GradientFormat::Full))
+}
+
+/// As [`step_with`], of weights that are kept as they are read.
+fn step_as_read(layers: usize, formats: (MomentFormat, GradientFormat)) -> TrainingGraph {
+    let mut g = Graph::new(DType::Bf16);
+    g.masters = false;
+    step_of(g, layers, formats)
+}
+
+fn step_of(mut g: Graph, layers: usize, formats: (MomentFormat, GradientFormat)) -> TrainingGraph {
     const INIT: Init = Init::Normal { std: 0.02 };
-    let mut g = Graph::new(dtype);
     let tokens = g.batch("tokens", [2, 5], DType::I32);
     let table = g.weight("table", [3001, 9], INIT);
     let mut x = g.embedding("embedding", tokens, table, None, None).unwrap();
     for layer in 0..layers {
         let weight = g.weight(&format!("{layer}.weight"), [9, 9], INIT);
+        g.scale_learning_rate(LAYER_RATE);
         let bias =
             (layer % 2 == 1).then(|| g.small_weight(&format!("{layer}.bias"), [9], Init::Zeros));
         x = g.linear(&layer.to_string(), x, weight, bias).unwrap();
     }
+    differentiated(g, x, table, formats)
+}
+
+fn differentiated(
+    mut g: Graph,
+    x: TensorId,
+    head: TensorId,
+    (moments, gradients): (MomentFormat, GradientFormat),
+) -> TrainingGraph {
     let targets = g.batch("targets", [2, 5], DType::I32);
-    g.cross_entropy("loss", x, table, targets, 0.0, None)
+    g.cross_entropy("loss", x, head, targets, 0.0, None)
         .unwrap();
     let optimizer = Optimizer {
         beta1: 0.9,
@@ -38,7 +61,7 @@ fn step_with(dtype: DType, layers: usize, moments: MomentFormat) -> TrainingGrap
         weight_decay: 0.1,
         max_norm: Some(1.0),
         moments,
-        gradients: GradientFormat::Full,
+        gradients,
     };
     differentiate(g, &optimizer).unwrap()
 }
@@ -107,7 +130,8 @@ fn all_parameters_are_updated_in_one_launch() {
             let decay = if parameter.decay { 0.1_f32 } else { 0.0 };
             assert_eq!(entry[7], 0);
             assert_eq!(f32::from_bits(entry[8]), decay);
-            assert_eq!(f32::from_bits(entry[9]), 1.0);
+            let rate = parameter.learning_rate_scale as f32;
+            assert_eq!(f32::from_bits(entry[9]), rate);
             first_block += elements.div_ceil(8192);
         }
         assert!(
@@ -294,6 +318,91 @@ fn updates_inside_the_backward_are_lowered() {
     assert_eq!(arguments[3], Argument::U32(total as u32));
 }
 
+/// Launches of all kinds, by the kernel's name, in order.
+fn launched(lowered: &[Lowered]) -> Vec<&'static str> {
+    let commands = lowered.iter().flat_map(|lowered| &lowered.commands);
+    commands
+        .filter_map(|command| match command {
+            Command::Launch { kernel, .. } | Command::LaunchTable { kernel, .. } => {
+                Some(kernel.function)
+            }
+            _ => None,
+        })
+        .collect()
+}
+
+/// Weights without masters, and biases in single precision, are in one launch; each entry says
+/// what of it is in which type.
+#[test]
+fn weights_without_masters_share_the_launch() {
+    use {GradientFormat as G, MomentFormat as M};
+    for (formats, layer, table) in [
+        ((M::Full, G::Full), 1, 1),
+        // The table is read twice, so that its gradient is a sum in single precision.
+        ((M::Full, G::AsKept), 1 | 2, 1),
+        // The layers are so small that their moments stay in single precision.
+        ((M::AsKept, G::Full), 1, 1 | 4),
+        ((M::AsKept, G::AsKept), 1 | 2, 1 | 4),
+    ] {
+        let graph = step_as_read(3, formats);
+        let plan = plan(&graph);
+        let lowered = update(&graph, &plan);
+        let squares: &[&str] = match formats.1 {
+            G::Full => &["gradient_squares"],
+            G::AsKept => &[
+                "gradient_squares",
+                "gradient_squares_real",
+                "gradient_squares",
+                "gradient_squares_real",
+            ],
+        };
+        let expected = [squares, &["gradient_norm", "adamw"]].concat();
+        assert_eq!(launched(&lowered), expected);
+        let (_, count, words) = tables(&lowered[1].commands)[0];
+        assert_eq!(count, 5);
+        let (entries, _) = words.as_chunks::<ENTRY_WORDS>();
+        for (entry, parameter) in entries.iter().zip(&graph.parameters) {
+            let name = &graph.tensor(parameter.master).name;
+            let kept = match name.as_str() {
+                "table" => table,
+                name if name.ends_with("bias") => 0,
+                _ => layer,
+            };
+            assert_eq!(
+                (entry[4], entry[7]),
+                (NO_COPY, kept),
+                "{name} with {formats:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn eight_bit_updates_have_a_kernel_for_each_type() {
+    for (masters, function) in [(true, "adamw_8bit"), (false, "adamw_8bit_as_read")] {
+        let mut g = Graph::new(DType::Bf16);
+        g.masters = masters;
+        let formats = (MomentFormat::EightBit, GradientFormat::AsKept);
+        let graph = step_of(g, 1, formats);
+        let found = launched(&update(&graph, &plan(&graph)));
+        assert!(found.contains(&function), "{found:?}");
+    }
+    // A weight of one layer alone has its gradient in its type.
+    let mut g = Graph::new(DType::Bf16);
+    g.masters = false;
+    let x = g.batch("x", [2, 5, 64], DType::Bf16);
+    let weight = g.weight("wide", [128, 64], Init::Zeros);
+    let h = g.linear("wide", x, weight, None).unwrap();
+    let head = g.frozen_weight("head", [61, 128], Init::Zeros);
+    let formats = (MomentFormat::EightBit, GradientFormat::AsKept);
+    let graph = differentiated(g, h, head, formats);
+    let found = launched(&update(&graph, &plan(&graph)));
+    assert!(found.contains(&"adamw_8bit_all_as_read"), "{found:?}");
+    for function in ["adamw_8bit_as_read", "adamw_8bit_all_as_read"] {
+        assert_eq!(parameters(function).len(), parameters("adamw_8bit").len());
+    }
+}
+
 /// The kernel repeats what the graph and the lowering say.
 #[test]
 fn constants_are_those_of_the_kernel() {
@@ -303,6 +412,10 @@ fn constants_are_those_of_the_kernel() {
         format!("SMALLEST_SCALE = {small:.1}f, LARGEST_SCALE = {large:.1}f"),
         format!("SCALE_INTERVAL = {interval}.0f"),
         format!("ENTRIES = {TABLE_ENTRIES};"),
+        format!(
+            "PARAMETER_AS_READ = {PARAMETER_AS_READ}, GRADIENT_AS_READ = {GRADIENT_AS_READ}, \
+             MOMENTS_AS_READ = {MOMENTS_AS_READ};"
+        ),
         format!("UNIT = {ALIGNMENT}, NO_COPY = {NO_COPY:#x}u"),
         format!("SHARE = {SHARE}, UPDATE_THREADS = {UPDATE_THREADS};"),
         format!("__launch_bounds__({UPDATE_THREADS})\nadamw("),

@@ -1,0 +1,608 @@
+//! A log, line by line: messages with the tracebacks before them, step lines, and what a run says
+//! of itself. What is held is bounded, however long the log is.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::clean::{Source, plain, unprefixed};
+use crate::frame::{Frame, Phase, phase};
+use crate::lines::Lines;
+use crate::message::{Event, Message};
+use crate::step;
+use crate::trend::{Series, Trend};
+use crate::words::{Found, Known, Measure, Word, breaks_a_word, words_of};
+
+/// Lines and bytes that a message may have.
+const MOST_LINES: usize = 24;
+const MOST_BYTES: usize = 4096;
+/// Frames that are kept of a traceback, the innermost.
+const MOST_FRAMES: usize = 96;
+/// Ranks and workers that are kept apart.
+const MOST_SOURCES: usize = 512;
+/// Failures that are kept; more are counted.
+pub const MOST_FAILURES: usize = 64;
+/// Lengths of batches that are remembered.
+const MOST_LENGTHS: usize = 512;
+/// A line that a terminal broke is at least so long, and at most.
+const BROKEN: std::ops::Range<usize> = 40..512;
+/// Messages that are read in any case, and bytes of the log for each further one. Nothing prints
+/// more of them but a log that was made to take time.
+const SURE_READS: u64 = 50_000;
+const BYTES_A_READ: u64 = 4096;
+
+/// A failure, before its cause is told.
+#[derive(Clone, Debug)]
+pub struct Incident {
+    pub message: Message,
+    pub source: Source,
+    /// Where its message begins.
+    pub line: u64,
+    /// How often it was printed.
+    pub times: u64,
+    pub phase: Option<Phase>,
+    /// The innermost frame outside of installed packages.
+    pub place: Option<Frame>,
+    /// The last step that was told before.
+    pub step: Option<u64>,
+    /// Step lines before it.
+    pub steps: u64,
+    pub trend: Option<(Measure, Trend)>,
+    pub length: Option<LengthChange>,
+}
+
+/// The last batch beside those before.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LengthChange {
+    pub usual: f64,
+    pub last: f64,
+}
+
+/// What a run says of itself.
+#[derive(Clone, Debug, Default)]
+pub struct Told {
+    /// Settings with the lines they stand in.
+    pub settings: BTreeMap<Known, (String, u64)>,
+    /// Whether the allocator has expandable segments already.
+    pub expandable_segments: bool,
+    pub programs: Vec<&'static str>,
+}
+
+#[derive(Debug, Default)]
+struct Pending {
+    text: String,
+    lines: usize,
+    line: u64,
+}
+
+/// What is known of one rank or worker.
+#[derive(Debug, Default)]
+struct State {
+    pending: Option<Pending>,
+    frames: Vec<Frame>,
+    /// The first half of a frame that a terminal broke.
+    broken_frame: Option<String>,
+    step: Option<u64>,
+    steps: u64,
+    series: Vec<(Measure, Series)>,
+    lengths: Vec<f64>,
+    is_evaluating: bool,
+}
+
+/// Reads a log as it comes.
+#[derive(Debug, Default)]
+pub struct Log {
+    lines: Lines,
+    reader: Reader,
+}
+
+#[derive(Debug, Default)]
+struct Reader {
+    number: u64,
+    bytes: u64,
+    reads: u64,
+    states: HashMap<Source, usize>,
+    known: Vec<State>,
+    /// The source that was asked for last, and its place.
+    last: Option<(Source, usize)>,
+    incidents: Vec<Incident>,
+    left_out: u64,
+    told: Told,
+    /// The line before, where a terminal may have broken it.
+    before: Vec<u8>,
+    before_source: Source,
+    escapes: Vec<u8>,
+    seam: Vec<u8>,
+}
+
+impl Log {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes the next bytes of the log.
+    pub fn feed(&mut self, bytes: &[u8]) {
+        let reader = &mut self.reader;
+        self.lines.feed(bytes, |line| reader.line(line));
+    }
+
+    /// The log ends here: what was begun is complete.
+    pub fn finish(&mut self) {
+        let reader = &mut self.reader;
+        self.lines.finish(|line| reader.line(line));
+        self.settle();
+    }
+
+    /// Completes messages that may still go on, as when a log has come to rest.
+    pub fn settle(&mut self) {
+        let sources: Vec<Source> = self.reader.states.keys().copied().collect();
+        let mut sources = sources;
+        sources.sort();
+        for source in sources {
+            self.reader.close(source);
+        }
+    }
+
+    pub fn lines_read(&self) -> u64 {
+        self.reader.number
+    }
+
+    /// Failures that are complete, in the order of their lines.
+    pub fn incidents(&self) -> Vec<Incident> {
+        let mut found = self.reader.incidents.clone();
+        found.sort_by_key(|incident| incident.line);
+        // What follows from running out of memory is no failure of its own.
+        let is_memory =
+            |incident: &Incident| !matches!(incident.message.event, Event::NotMemory(_));
+        if found.iter().any(is_memory) {
+            found.retain(is_memory);
+        }
+        found
+    }
+
+    /// Failures beyond those that are kept.
+    pub fn left_out(&self) -> u64 {
+        self.reader.left_out
+    }
+
+    pub fn told(&self) -> &Told {
+        &self.reader.told
+    }
+}
+
+/// The numbers of a step line.
+#[derive(Debug, Default)]
+struct Readings {
+    memory: Vec<(Measure, f64)>,
+    step: Option<u64>,
+    length: Option<f64>,
+    has_loss: bool,
+    has_progress: bool,
+}
+
+impl Readings {
+    fn is_step(&self) -> bool {
+        self.has_loss || self.has_progress || self.step.is_some() && !self.memory.is_empty()
+    }
+}
+
+impl Reader {
+    fn line(&mut self, raw: &[u8]) {
+        self.number += 1;
+        self.bytes += raw.len() as u64 + 1;
+        let mut escapes = std::mem::take(&mut self.escapes);
+        let (source, text) = unprefixed(plain(raw, &mut escapes));
+        let source = match self.states.len() < MOST_SOURCES || self.states.contains_key(&source) {
+            true => source,
+            false => Source::Unnamed,
+        };
+        self.read(source, text);
+        self.before.clear();
+        if BROKEN.contains(&text.len()) {
+            self.before.extend_from_slice(text);
+        }
+        self.before_source = source;
+        self.escapes = escapes;
+    }
+
+    fn read(&mut self, source: Source, text: &[u8]) {
+        // A terminal breaks a line after its prefix was printed: the rest has none.
+        let is_rest = source == Source::Unnamed && self.before_source != source;
+        let goes_on = is_rest && self.state(self.before_source).pending.is_some();
+        let source = match goes_on {
+            true => self.before_source,
+            false => source,
+        };
+        let mut readings = Readings::default();
+        let (mut begins, mut has_figure, mut is_traceback, mut has_frame) =
+            (false, false, false, false);
+        for found in words_of(text) {
+            match found.word {
+                Word::Failure => begins = true,
+                Word::Figure => has_figure = true,
+                Word::Traceback => is_traceback = true,
+                Word::Frame => has_frame = true,
+                Word::Evaluation => self.state(source).is_evaluating = true,
+                _ => self.note(text, found, &mut readings),
+            }
+        }
+        let frame =
+            (has_frame || self.state(source).broken_frame.is_some()) && self.frame(source, text);
+        if is_traceback {
+            self.close(source);
+            self.state(source).frames.clear();
+        }
+        let is_open = self.state(source).pending.is_some();
+        let is_blank = text.iter().all(u8::is_ascii_whitespace);
+        if is_open {
+            let ends = is_blank || is_traceback || frame || begins || readings.is_step();
+            match ends {
+                true => self.close(source),
+                false => return self.append(source, text),
+            }
+        }
+        if frame || is_blank {
+            return;
+        }
+        let may_go_on = self.before_source == source && !self.before.is_empty();
+        if begins || has_figure {
+            // What stands alone of a message may have its beginning in the line before.
+            return self.open(source, text, may_go_on && !begins);
+        }
+        if may_go_on && breaks_a_word(&self.before, text, &mut self.seam) {
+            return self.open(source, text, true);
+        }
+        if readings.is_step() || !readings.memory.is_empty() {
+            self.take(source, &readings);
+        }
+    }
+
+    /// The place of a source's state; lines of one source mostly come together.
+    fn place(&mut self, source: Source) -> usize {
+        if let Some((last, place)) = self.last
+            && last == source
+        {
+            return place;
+        }
+        let next = self.known.len();
+        let place = *self.states.entry(source).or_insert(next);
+        if place == next {
+            self.known.push(State::default());
+        }
+        self.last = Some((source, place));
+        place
+    }
+
+    fn state(&mut self, source: Source) -> &mut State {
+        let place = self.place(source);
+        &mut self.known[place]
+    }
+
+    /// A word that says something of the run.
+    fn note(&mut self, text: &[u8], found: Found, readings: &mut Readings) {
+        let is_name = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
+        let begins = found.start == 0 || !is_name(&text[found.start - 1]);
+        let ends = text
+            .get(found.end)
+            .is_none_or(|byte| !byte.is_ascii_alphanumeric());
+        match found.word {
+            Word::Memory(measure) if begins && ends => {
+                if let Some(bytes) = step::bytes_after(text, found.end)
+                    && readings.memory.len() < 8
+                {
+                    readings.memory.push((measure, bytes));
+                }
+            }
+            Word::Step if begins && ends => {
+                let number = step::number_after(text, found.end).map(|(number, _)| number);
+                readings.step = readings.step.or(number.map(|number| number as u64));
+            }
+            Word::Loss if begins => {
+                readings.has_loss |= step::number_after(text, found.end).is_some();
+            }
+            Word::Length if begins && ends => {
+                readings.length = step::number_after(text, found.end).map(|(number, _)| number);
+            }
+            Word::Progress => {
+                readings.has_progress = true;
+                readings.step = readings.step.or(step::progress(text));
+            }
+            Word::Setting(known) if begins || known == Known::Model => {
+                self.setting(text, found, known);
+            }
+            Word::CachedModel => {
+                let rest = &text[found.end..text.len().min(found.end + 120)];
+                let end = rest
+                    .iter()
+                    .position(|byte| matches!(byte, b'/' | b'\\' | b'"' | b'\'' | b' '));
+                let name =
+                    String::from_utf8_lossy(&rest[..end.unwrap_or(rest.len())]).replace("--", "/");
+                if name.contains('/') {
+                    let line = self.number;
+                    self.told
+                        .settings
+                        .entry(Known::Model)
+                        .or_insert((name, line));
+                }
+            }
+            Word::AllocConf => {
+                let rest = String::from_utf8_lossy(&text[found.end..]).to_lowercase();
+                // The message's own hint says "try setting"; what is set stands behind a sign.
+                let is_hint = memchr::memmem::find(text, b"try setting").is_some();
+                self.told.expandable_segments |=
+                    !is_hint && rest.contains("expandable_segments:true");
+            }
+            Word::Program(name) if !self.told.programs.contains(&name) => {
+                self.told.programs.push(name);
+            }
+            _ => {}
+        }
+    }
+
+    fn setting(&mut self, text: &[u8], found: Found, known: Known) {
+        let line = self.number;
+        let is_statement = memchr::memmem::find(&text[found.start..found.end], b" ").is_some()
+            && matches!(known, Known::Bf16 | Known::Fp16);
+        let value = match is_statement {
+            true => Some("true".to_owned()),
+            false => step::value_after(text, found.end),
+        };
+        let Some(value) = value else { return };
+        let value = match known {
+            Known::Trainable => value.replace(',', ""),
+            _ => value,
+        };
+        let lower = value.to_lowercase();
+        let is_switch = matches!(lower.as_str(), "true" | "false");
+        let is_count = lower.parse::<u64>().is_ok_and(|number| number > 0);
+        let fits = match known {
+            Known::Model => {
+                value.contains('/') && !value.starts_with('/') && !value.contains(".json")
+            }
+            Known::Batch
+            | Known::Accumulation
+            | Known::Length
+            | Known::LoraRank
+            | Known::Trainable => is_count,
+            Known::Optimizer => ["adamw", "paged_adamw", "sgd"]
+                .iter()
+                .any(|name| lower.starts_with(name)),
+            Known::Attention => ["sdpa", "eager", "flash_attention"]
+                .iter()
+                .any(|name| lower.starts_with(name)),
+            Known::Checkpointing | Known::Bf16 | Known::Fp16 | Known::FourBit | Known::EightBit => {
+                is_switch
+            }
+        };
+        if fits {
+            let value = match is_switch {
+                true => lower,
+                false => value,
+            };
+            self.told.settings.insert(known, (value, line));
+        }
+    }
+
+    /// Takes a frame, whole or in two halves. Whether the line was one.
+    fn frame(&mut self, source: Source, text: &[u8]) -> bool {
+        let line = String::from_utf8_lossy(text);
+        let state = self.state(source);
+        let whole = match state.broken_frame.take() {
+            Some(half) => format!("{half}{line}"),
+            None => line.into_owned(),
+        };
+        if let Some(frame) = Frame::read(&whole) {
+            if state.frames.len() == MOST_FRAMES {
+                state.frames.remove(0);
+            }
+            state.frames.push(frame);
+            return true;
+        }
+        let begins = whole.trim_start().starts_with("File \"");
+        if begins && whole.len() < 512 {
+            state.broken_frame = Some(whole);
+        }
+        begins
+    }
+
+    fn open(&mut self, source: Source, text: &[u8], with_before: bool) {
+        let mut pending = Pending {
+            text: String::new(),
+            lines: 1,
+            line: self.number - u64::from(with_before),
+        };
+        if with_before {
+            pending
+                .text
+                .push_str(&String::from_utf8_lossy(&self.before));
+            pending.text.push('\n');
+        }
+        // Long lines are searched for where the message stands by the readers themselves.
+        let kept = &text[..text.len().min(MOST_BYTES)];
+        let start = match text.len() > MOST_BYTES {
+            true => words_of(text)
+                .find(|found| matches!(found.word, Word::Failure | Word::Figure))
+                .map_or(0, |found| found.start.saturating_sub(256)),
+            false => 0,
+        };
+        let kept = match start {
+            0 => kept,
+            start => &text[start..text.len().min(start + MOST_BYTES)],
+        };
+        pending.text.push_str(&String::from_utf8_lossy(kept));
+        self.state(source).pending = Some(pending);
+    }
+
+    fn append(&mut self, source: Source, text: &[u8]) {
+        let Some(pending) = &mut self.state(source).pending else {
+            return;
+        };
+        pending.lines += 1;
+        pending.text.push('\n');
+        let room = MOST_BYTES.saturating_sub(pending.text.len());
+        pending
+            .text
+            .push_str(&String::from_utf8_lossy(&text[..text.len().min(room)]));
+        if pending.lines >= MOST_LINES || pending.text.len() >= MOST_BYTES {
+            self.close(source);
+        }
+    }
+
+    /// The message of a source is complete.
+    fn close(&mut self, source: Source) {
+        let Some(pending) = self.state(source).pending.take() else {
+            return;
+        };
+        self.reads += 1;
+        if self.reads > SURE_READS + self.bytes / BYTES_A_READ {
+            self.left_out += 1;
+            return;
+        }
+        if let Some(message) = Message::read(&pending.text) {
+            let incident = self.incident(source, &pending, message);
+            self.record(incident);
+        }
+    }
+
+    fn incident(&mut self, source: Source, pending: &Pending, message: Message) -> Incident {
+        let trend = self.trend(source);
+        let state = self.state(source);
+        let phase = phase(&state.frames).or(state.is_evaluating.then_some(Phase::Evaluation));
+        let is_own = |frame: &&Frame| {
+            !["site-packages", "dist-packages", "/lib/python", "<frozen"]
+                .iter()
+                .any(|folder| frame.file.contains(folder))
+                && frame.function != "<module>"
+        };
+        let place = state.frames.iter().rev().find(is_own).cloned();
+        let (step, steps) = match state.steps {
+            // A rank that prints no steps is where another one is.
+            0 => self.furthest(),
+            steps => (state.step, steps),
+        };
+        let length = length_change(self.state(source));
+        Incident {
+            message,
+            source,
+            line: pending.line,
+            times: 1,
+            phase,
+            place,
+            step,
+            steps,
+            trend,
+            length,
+        }
+    }
+
+    fn furthest(&self) -> (Option<u64>, u64) {
+        let furthest = self.known.iter().max_by_key(|state| state.steps);
+        furthest.map_or((None, 0), |state| (state.step, state.steps))
+    }
+
+    /// What memory did before: of the source itself, or of the one that measured most.
+    fn trend(&self, source: Source) -> Option<(Measure, Trend)> {
+        let own = self.states.get(&source).map(|place| &self.known[*place]);
+        let own = own.filter(|state| !state.series.is_empty());
+        let state = own.or_else(|| {
+            let measured = self.known.iter().filter(|state| !state.series.is_empty());
+            measured.max_by_key(|state| state.steps)
+        })?;
+        let order = [
+            Measure::Allocated,
+            Measure::Used,
+            Measure::Reserved,
+            Measure::Host,
+        ];
+        let mut trends = order.iter().filter_map(|measure| {
+            let (_, series) = state.series.iter().find(|(known, _)| known == measure)?;
+            let trend = series.trend()?;
+            Some((*measure, trend))
+        });
+        let first = trends.next()?;
+        match first.1.is_rising {
+            true => Some(first),
+            false => Some(trends.find(|(_, trend)| trend.is_rising).unwrap_or(first)),
+        }
+    }
+
+    fn take(&mut self, source: Source, readings: &Readings) {
+        let state = self.state(source);
+        if readings.has_loss {
+            state.is_evaluating = false;
+        }
+        if let Some(step) = readings.step {
+            state.step = Some(step);
+        }
+        state.steps += u64::from(readings.is_step());
+        let at = state.step.map_or(state.steps as f64, |step| step as f64);
+        for (measure, bytes) in &readings.memory {
+            let known = state.series.iter().position(|(known, _)| known == measure);
+            let place = known.unwrap_or(state.series.len());
+            if known.is_none() {
+                state.series.push((*measure, Series::new()));
+            }
+            state.series[place].1.push(at, *bytes);
+        }
+        if let Some(length) = readings.length {
+            if state.lengths.len() == MOST_LENGTHS {
+                state.lengths.drain(..MOST_LENGTHS / 2);
+            }
+            state.lengths.push(length);
+        }
+    }
+
+    /// Keeps a failure, or counts it where it is one that was told already.
+    fn record(&mut self, incident: Incident) {
+        let event = &incident.message.event;
+        let is_weak = incident.message.is_bare()
+            && matches!(
+                event,
+                Event::Driver | Event::Library(_) | Event::Collective | Event::Device
+            );
+        for known in &mut self.incidents {
+            let (old, new) = (&known.message, &incident.message);
+            let same_source = known.source == incident.source;
+            let is_memory = !matches!(old.event, Event::NotMemory(_));
+            let same = same_source
+                && old.framework == new.framework
+                && old.event == new.event
+                && (old.numbers == new.numbers || old.is_bare() || new.is_bare());
+            let follows = same_source && is_weak && is_memory;
+            let is_signal = *event == Event::KilledBySignal && is_memory;
+            if same || follows || is_signal {
+                known.times += u64::from(same);
+                if old.is_bare() && !new.is_bare() {
+                    known.message = incident.message;
+                }
+                return;
+            }
+            // The kernel says more than the signal.
+            if old.event == Event::KilledBySignal && is_of_host(event) {
+                *known = incident;
+                return;
+            }
+        }
+        match self.incidents.len() < MOST_FAILURES {
+            true => self.incidents.push(incident),
+            false => self.left_out += 1,
+        }
+    }
+}
+
+fn is_of_host(event: &Event) -> bool {
+    matches!(
+        event,
+        Event::HostKilled | Event::HostAllocation | Event::SharedMemory
+    )
+}
+
+fn length_change(state: &State) -> Option<LengthChange> {
+    /// Batches that make a usual one.
+    const FEWEST: usize = 8;
+    let (last, before) = state.lengths.split_last()?;
+    let mut before = before.to_vec();
+    before.sort_by(f64::total_cmp);
+    let usual = *before
+        .get(before.len() / 2)
+        .filter(|_| before.len() >= FEWEST)?;
+    Some(LengthChange { usual, last: *last })
+}

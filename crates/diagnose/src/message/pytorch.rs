@@ -1,0 +1,213 @@
+//! PyTorch's allocators: the message of every version, on every kind of device, and the one of
+//! `cudaMallocAsync`.
+
+use super::{Event, Framework, Holder, Message, Text, count_after};
+use crate::size::{after, before, size};
+
+/// The device whose allocator speaks, as the message begins.
+const PREFIXES: [&str; 9] = [
+    "cudaoutofmemory",
+    "hipoutofmemory",
+    "xpuoutofmemory",
+    "npuoutofmemory",
+    "musaoutofmemory",
+    "mluoutofmemory",
+    "gcuoutofmemory",
+    "hpuoutofmemory",
+    "cudaoom",
+];
+
+pub fn read(text: &Text<'_>) -> Option<Message> {
+    unified(text)
+        .or_else(|| asynchronous(text))
+        .or_else(|| caching(text))
+}
+
+fn caching(text: &Text<'_>) -> Option<Message> {
+    let whole = text.squeezed;
+    if whole.contains("triedtoallocatemorethan1ebmemory") {
+        return Some(Message::new(Framework::PyTorch, Event::AbsurdSize));
+    }
+    let prefix = PREFIXES
+        .iter()
+        .find_map(|prefix| Some((prefix, whole.find(prefix)?)));
+    let tried = after(whole, "triedtoallocate").map(|found| found.0);
+    // A story, not a message: "tried to allocate 51+ GB (OOM!)".
+    let is_told = tried.is_some() && whole.contains("oom");
+    let (rest, is_error) = match prefix {
+        Some((prefix, at)) => {
+            let is_error = whole[..at].ends_with(':') || whole[..at].ends_with("error");
+            (&whole[at + prefix.len()..], is_error)
+        }
+        None if is_told => (whole, true),
+        None => return None,
+    };
+    let says_more = tried.is_some()
+        || rest.starts_with(".triedtoallocate")
+        || rest.contains("hasatotalcap")
+        || rest.starts_with("after");
+    if !says_more && (!is_error || text.is_prose("outofmemory")) {
+        let is_short = rest.is_empty() || rest == "." || rest == "!";
+        if !is_short || text.is_prose("outofmemory") {
+            return None;
+        }
+    }
+    if tried.is_none() && text.is_prose("outofmemory") {
+        return None;
+    }
+    let mut message = Message::new(Framework::PyTorch, Event::Device);
+    message.device = count_after(rest, "gpu")
+        .or_else(|| count_after(rest, "(gpu"))
+        .and_then(|index| u32::try_from(index).ok());
+    let numbers = &mut message.numbers;
+    numbers.tried = tried;
+    numbers.total = after(rest, "totalcapacityof")
+        .or_else(|| after(rest, "totalcapactyof"))
+        .map(|found| found.0)
+        .or_else(|| before(rest, "totalcapacity"));
+    numbers.free = before(rest, "isfree").or_else(|| before(rest, "free;"));
+    numbers.allocated = before(rest, "isallocatedbypytorch")
+        .or_else(|| before(rest, "alreadyallocated"))
+        .or_else(|| {
+            after(rest, "after")
+                .map(|found| found.0)
+                .filter(|_| whole.contains("oomafter"))
+        });
+    numbers.reserved_unallocated = before(rest, "isreservedbypytorchbutunallocated");
+    numbers.reserved = before(rest, "reservedintotalbypytorch").or_else(|| before(rest, "cached)"));
+    numbers.private_pools = before(rest, "allocatedinprivatepools");
+    numbers.limit = before(rest, "allowed;");
+    match (
+        numbers.allocated,
+        numbers.reserved,
+        numbers.reserved_unallocated,
+    ) {
+        (Some(allocated), None, Some(idle)) => numbers.reserved = Some(allocated + idle),
+        (Some(allocated), Some(reserved), None) => {
+            // Of one that said "cached", that is what is idle.
+            match rest.contains("cached)") {
+                true => {
+                    numbers.reserved_unallocated = Some(reserved);
+                    numbers.reserved = Some(allocated + reserved);
+                }
+                false => numbers.reserved_unallocated = Some(reserved.saturating_sub(allocated)),
+            }
+        }
+        _ => {}
+    }
+    holders(rest, &mut message);
+    if whole.contains("preemptivelyrejected") || whole.contains("per_process_memory_fractionlimit")
+    {
+        message.event = Event::Rejected;
+        let numbers = &mut message.numbers;
+        numbers.tried = numbers
+            .tried
+            .or_else(|| after(whole, "requestedsize:").map(|found| found.0));
+        numbers.limit = numbers
+            .limit
+            .or_else(|| after(whole, "limit:").map(|found| found.0))
+            .or_else(|| after(whole, "memory_limit=").map(|found| found.0));
+    }
+    Some(message)
+}
+
+/// Who holds the card. In a container the process does not find itself in the driver's list, so
+/// that its own line reads like that of a stranger: it is the one that holds a little more than
+/// the allocator does.
+fn holders(text: &str, message: &mut Message) {
+    let numbers = &mut message.numbers;
+    let own = after(text, "thisprocesshas").map(|found| found.0);
+    numbers.process = own;
+    let mut holders = Vec::new();
+    let mut rest = text;
+    while let Some(at) = rest.find("process") {
+        let is_own = rest[..at].ends_with("this");
+        rest = &rest[at + "process".len()..];
+        let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+        let Some(said) = rest[digits..].strip_prefix("has") else {
+            continue;
+        };
+        let Some((bytes, _)) = size(said).filter(|_| !is_own) else {
+            continue;
+        };
+        let process = rest[..digits].parse().unwrap_or(0);
+        holders.push(Holder { process, bytes });
+        // More than a card can have is not a list of processes.
+        if holders.len() == 256 {
+            break;
+        }
+    }
+    if own.is_none() {
+        let reserved = numbers.reserved.unwrap_or(0);
+        let itself = holders
+            .iter()
+            .enumerate()
+            .filter(|(_, holder)| holder.bytes.saturating_add(1 << 25) >= reserved)
+            .min_by_key(|(_, holder)| holder.bytes.saturating_sub(reserved))
+            .map(|(index, _)| index);
+        // Without figures of PyTorch's, only a process alone can be itself.
+        let is_known = numbers.reserved.is_some() || holders.len() == 1;
+        if let Some(index) = itself.filter(|_| is_known) {
+            numbers.process = Some(holders.remove(index).bytes);
+        }
+    }
+    holders.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
+    if !holders.is_empty() {
+        let total = holders
+            .iter()
+            .fold(0_u64, |sum, holder| sum.saturating_add(holder.bytes));
+        numbers.other = Some(total);
+    }
+    numbers.non_pytorch = numbers
+        .process
+        .zip(numbers.reserved)
+        .map(|(process, reserved)| process.saturating_sub(reserved));
+    message.holders = holders;
+}
+
+/// `backend:cudaMallocAsync`.
+fn asynchronous(text: &Text<'_>) -> Option<Message> {
+    let whole = text.squeezed;
+    let at = whole.find("wouldexceedallowedmemory")?;
+    if text.is_prose("wouldexceed") {
+        return None;
+    }
+    let mut message = Message::new(Framework::PyTorch, Event::Device);
+    message.device =
+        count_after(whole, "allocationondevice").and_then(|index| u32::try_from(index).ok());
+    let rest = &whole[at..];
+    let figure = |words: &str| after(rest, words).map(|found| found.0);
+    let numbers = &mut message.numbers;
+    numbers.allocated = figure("currentlyallocated:");
+    numbers.tried = figure("requested:");
+    numbers.total = figure("devicelimit:");
+    numbers.free = figure("free(accordingtocuda):");
+    numbers.limit = figure("memoryfraction):").or_else(|| figure("pytorchlimit:"));
+    message
+        .remarks
+        .push("the allocator is cudaMallocAsync's, of the driver".to_owned());
+    if let (Some(limit), Some(total)) = (numbers.limit, numbers.total)
+        && limit < total
+    {
+        message.event = Event::Rejected;
+    }
+    Some(message)
+}
+
+/// Apple's GPUs, which share the host's memory.
+fn unified(text: &Text<'_>) -> Option<Message> {
+    let whole = text.squeezed;
+    let at = whole.find("mpsbackendoutofmemory")?;
+    let rest = &whole[at..];
+    let figure = |words: &str| after(rest, words).map(|found| found.0);
+    let mut message = Message::new(Framework::PyTorch, Event::Unified);
+    let numbers = &mut message.numbers;
+    numbers.allocated = figure("mpsallocated:");
+    numbers.other = figure("otherallocations:");
+    numbers.limit = figure("maxallowed:");
+    numbers.tried = figure("triedtoallocate");
+    if message.is_bare() && text.is_prose("mpsbackend") {
+        return None;
+    }
+    Some(message)
+}
