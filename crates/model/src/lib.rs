@@ -199,7 +199,8 @@ macro_rules! dispatch {
             }
         }
 
-        fn generates(model: &Architecture) -> bool {
+        /// Whether text can be generated with a model.
+        pub fn generates(model: &Architecture) -> bool {
             match model {
                 $(Architecture::$trained(shape) => Builds::generates(shape),)*
                 $(Architecture::$predicted(_))|* => false,
