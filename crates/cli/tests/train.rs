@@ -484,7 +484,7 @@ fn sparse_attention_goes_on_as_if_it_had_not_been_interrupted() {
          training:\n  micro_batch_size: 2\n  gradient_accumulation_steps: 1\n  \
          global_batch_size: 8\n  max_seq_len: 24\n  max_steps: 6\n  warmup_steps: 2\n  \
          learning_rate: 3.0e-3\n  indexer_warmup_steps: 3\n  precision: fp32\n\
-         data: {data_dir: tokens}\nlogging: {log_interval: 1, eval_interval: 3, save_interval: 2}\n",
+         data: {data_dir: tokens}\nlogging: {log_interval: 1, eval_interval: 9, save_interval: 2}\n",
     );
     sandbox
         .cinch("train --config gsa.yaml --output_dir whole --seed 5 --threads 1")
@@ -497,7 +497,7 @@ fn sparse_attention_goes_on_as_if_it_had_not_been_interrupted() {
         .cinch("train --config gsa.yaml --output_dir cut --seed 5 --threads 1")
         .succeeds();
     for step in [6, 4] {
-        let folder = sandbox.join(&format!("cut/checkpoints/step-{step:08}"));
+        let folder = sandbox.join(format!("cut/checkpoints/step-{step:08}"));
         fs::remove_dir_all(folder).expect("a checkpoint");
     }
     sandbox

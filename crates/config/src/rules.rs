@@ -3,6 +3,8 @@
 //!
 //! A value the user stated is moved by no rule without an error or a note.
 
+use std::path::Path;
+
 use cinch_architecture::{Architecture, Family, Number, families};
 
 use crate::completion::Completion;
@@ -310,6 +312,12 @@ impl Completion {
     pub(crate) fn check_vocabulary(&mut self, model: &Architecture) -> Result<(), ConfigError> {
         const TOKENIZER: &str = "data.tokenizer";
         const VOCABULARY: &str = "model.vocab_size";
+        // Ids that are there already need no tokenizer, and are counted when they are read.
+        if let Some(Value::Path(source)) = self.value("data.source")
+            && is_token_file(source)
+        {
+            return Ok(());
+        }
         let tokenizer = self.text(TOKENIZER);
         // A tokenizer in a file is counted when it is read.
         let Some(&(_, needed)) = TOKENIZERS.iter().find(|(name, _)| *name == tokenizer) else {
@@ -334,5 +342,13 @@ impl Completion {
             self.stated(VOCABULARY)
         ));
         Ok(())
+    }
+}
+
+/// Whether a path holds token ids rather than text: `train.bin` in a folder, or such a file.
+fn is_token_file(path: &Path) -> bool {
+    match path.is_dir() {
+        true => path.join("train.bin").is_file(),
+        false => path.extension().is_some_and(|ending| ending == "bin"),
     }
 }

@@ -306,7 +306,7 @@ mod tests {
         outcome.last_loss = at(37, 3.0);
         outcome.most_resident_bytes = Some(1 << 30);
         outcome.checkpoint = Some("runs/mamba-tiny/checkpoints/step-00000037".into());
-        let text = describe(&outcome, Path::new("runs/mamba-tiny"), Target::Cpu);
+        let text = describe(&outcome, Path::new("runs/mamba-tiny"), Target::Cpu, true);
         assert!(text.contains("37 steps and 0.25 epochs in 1.0 s"), "{text}");
         assert!(
             text.lines().all(|line| line.chars().count() <= 80),
