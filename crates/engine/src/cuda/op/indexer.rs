@@ -1,6 +1,9 @@
 //! The indexer: scores of tiles, then rows of them. Scores, and the gradients of their products,
 //! exist for as many rows as the op's declaration has room for.
 
+#[cfg(test)]
+mod tests;
+
 use cinch_graph::op::{
     CUDA_GEMM_WORKSPACE, Indexer, IndexerLoss, IndexerLossBackward, IndexerSelection, KeyCount,
 };
