@@ -2,12 +2,14 @@
 
 mod diagnose;
 mod pytorch;
+mod watch;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 pub use diagnose::DiagnoseArguments;
 pub use pytorch::{Engine, TorchQuestions, TraceArguments, given};
+pub use watch::{MonitorArguments, ReportArguments, RunArguments};
 
 use crate::voice::Verbosity;
 use cinch_config::{Kind, SETTINGS};
@@ -114,6 +116,12 @@ pub enum Command {
     Trace(TraceArguments),
     /// Why memory ran out, from an error message or a log, and what to do about it
     Diagnose(DiagnoseArguments),
+    /// Who holds GPU memory, whether it grows, and use against plan
+    Monitor(MonitorArguments),
+    /// Run a training command: watch its memory, and start it again smaller if it runs out
+    Run(RunArguments),
+    /// Write one page about a run, a plan, a snapshot or a recording
+    Report(ReportArguments),
     /// Before a run: settings and their origin, GPU, free memory, disk, a dry plan
     Check(CheckArguments),
     /// Make or prepare training data

@@ -26,6 +26,9 @@ use std::process::ExitCode;
 use args::{Arguments, Command};
 
 fn main() -> ExitCode {
+    if let Some(code) = command::run::become_a_command() {
+        return code;
+    }
     let arguments = Arguments::read();
     voice::set(arguments.verbosity());
     let result = match arguments.command {
@@ -39,6 +42,9 @@ fn main() -> ExitCode {
         Command::Profile(arguments) => command::profile::run(&arguments),
         Command::Trace(arguments) => command::trace::run(&arguments),
         Command::Diagnose(arguments) => command::diagnose::run(&arguments),
+        Command::Monitor(arguments) => command::monitor::run(&arguments),
+        Command::Run(arguments) => return command::run::run(&arguments),
+        Command::Report(arguments) => command::report::run(&arguments),
         Command::Check(arguments) => command::check::run(&arguments),
         Command::Data(arguments) => command::data::run(&arguments),
         Command::Models(arguments) => command::models::run(&arguments),

@@ -16,6 +16,9 @@ use crate::voice;
 /// Environment variables of cinch that are not settings.
 const OTHER_VARIABLES: [&str; 1] = [cinch_files::CACHE_VARIABLE];
 
+/// What a model that is the first argument of a command was given by.
+pub const FIRST_ARGUMENT: &str = "the first argument";
+
 /// Everything that was asked for, resolved: one value from flags to plan for every command.
 pub struct Asked {
     pub settings: Settings,
@@ -132,7 +135,7 @@ impl SettingArguments {
             return Err(taken("--model"));
         }
         arguments.flags.push(crate::args::SettingFlag {
-            flag: "the first argument".to_owned(),
+            flag: FIRST_ARGUMENT.to_owned(),
             key: "model.type",
             text: subject.into(),
         });

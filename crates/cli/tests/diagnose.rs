@@ -218,6 +218,24 @@ fn a_log_that_tells_too_little_is_given_no_figures() {
 }
 
 #[test]
+fn a_log_that_tells_its_settings_needs_no_flags() {
+    let failure = only(&diagnose("axolotl-log", "--json").exits(4));
+    assert!(failure["numbers"]["predicted_bytes"].as_u64() > Some(24 << 30));
+    let evidence = failure["evidence"].to_string();
+    assert!(
+        evidence.contains("batch 4 × 2 = 8 sequences of 4096 tokens, "),
+        "{evidence}"
+    );
+    assert!(evidence.contains("LoRA of rank 32"), "{evidence}");
+    let first = &failure["fixes"][0];
+    assert_eq!(
+        first["command"],
+        "per_device_train_batch_size=2, gradient_accumulation_steps=4"
+    );
+    assert!(first["saves_bytes"].is_u64());
+}
+
+#[test]
 fn cinchs_own_answer_is_diagnosed_in_the_same_form() {
     let sandbox = Sandbox::new();
     let refused = sandbox

@@ -272,14 +272,23 @@ impl Completion {
     }
 
     /// What was stated, or else what a file says of PyTorch.
-    fn precision(&self) -> Precision {
-        let torch = match self.value("pytorch.precision") {
-            Some(Value::Text(word)) => TorchPrecision::named(word),
+    fn precision(&mut self) -> Precision {
+        let given = self.settings.effective("pytorch.precision").cloned();
+        let torch = given.and_then(|given| match &given.value {
+            Value::Text(word) => Some((TorchPrecision::named(word)?, given)),
             _ => None,
-        };
-        if let (Some(torch), false) = (torch, self.settings.is_stated("vram.precision")) {
-            return torch.compute();
+        });
+        if let (Some((torch, given)), false) = (torch, self.settings.is_stated("vram.precision")) {
+            // The value that holds is shown with the place that it comes from.
+            let value = Value::Text(torch.compute().name().to_owned());
+            let layer = given.layer.max(Layer::Preset);
+            self.settings
+                .push("vram.precision", layer, value, given.source);
         }
+        self.stated_precision()
+    }
+
+    fn stated_precision(&self) -> Precision {
         match self.text("vram.precision").as_str() {
             "bf16" => Precision::Bf16,
             "fp16" => Precision::Fp16,
@@ -350,7 +359,7 @@ impl Completion {
         let precision = word("pytorch.precision").and_then(TorchPrecision::named);
         let precision = precision.unwrap_or_else(|| {
             let is_stated = self.settings.is_stated("vram.precision");
-            let stated = is_stated.then(|| self.precision());
+            let stated = is_stated.then(|| self.stated_precision());
             let (precision, note) = TorchPrecision::usual(stated, named.weights);
             assumed.extend(note);
             precision

@@ -4,13 +4,14 @@
 //! limit of its control group is killed however much the machine has left, so the limit counts:
 //! that of the process's own group and of every group above it.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::probe::Probe;
 
 /// Memory and cores of the host as far as this process may use them. A reading that is not to
 /// be had is `None`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Host {
     pub cores: Option<usize>,
     /// Memory of the machine, or less where a container is limited to less.

@@ -24,6 +24,7 @@ mod probe;
 mod process;
 mod smi;
 mod visible;
+mod watch;
 
 pub use architecture::{ComputeCapability, Generation};
 pub use card::Card;
@@ -38,3 +39,4 @@ pub use machine::{
 pub use probe::{Probe, Silence, ThisMachine};
 pub use process::{available_host_bytes, peak_resident_bytes, resident_bytes};
 pub use visible::Visible;
+pub use watch::{GpuReading, Look, Watch};

@@ -1,6 +1,6 @@
 //! A machine as it was found: its GPUs, who uses them, the host, and how that was learned.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::architecture::ComputeCapability;
 use crate::card::Card;
@@ -30,7 +30,7 @@ pub struct Machine {
 }
 
 /// Who told us of the GPUs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReadBy {
     Nvml,
@@ -89,7 +89,7 @@ pub struct Instance {
 }
 
 /// A program that holds memory of a GPU.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
     pub pid: u32,
     /// `None` where it is another user's, or outside of this container.
@@ -98,7 +98,7 @@ pub struct Process {
     pub kind: ProcessKind,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProcessKind {
     Compute,

@@ -2,7 +2,9 @@
 //! time, so that nothing of NVIDIA's is needed to build or to start.
 
 use std::ffi::OsStr;
+use std::sync::mpsc::{Receiver, Sender};
 
+use nvml_wrapper::enum_wrappers::device::{PcieUtilCounter, TemperatureSensor};
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
@@ -13,6 +15,7 @@ use nvml_wrapper::{
 use crate::architecture::ComputeCapability;
 use crate::machine::{DetectedGpu, Instance, Process, ProcessKind, Readings};
 use crate::probe::Silence;
+use crate::watch::GpuReading;
 
 /// Drivers install the first name; the second comes with development packages.
 #[cfg(not(windows))]
@@ -24,10 +27,7 @@ const LIBRARIES: [&str; 1] = ["nvml.dll"];
 const NAME_LENGTH: usize = 256;
 
 pub(crate) fn read() -> Result<Readings, Silence> {
-    let nvml = open().map_err(|error| match error {
-        NvmlError::LibloadingError(_) => Silence::NotInstalled,
-        other => failed(&other),
-    })?;
+    let nvml = open().map_err(|error| silence(&error))?;
     let count = nvml.device_count().map_err(|error| failed(&error))?;
     let gpus = (0..count).map(|index| {
         // A GPU that has fallen off the bus leaves its place, so that the others keep theirs.
@@ -44,6 +44,74 @@ pub(crate) fn read() -> Result<Readings, Silence> {
             .ok()
             .map(|version| format!("{}.{}", major(version), minor(version))),
     })
+}
+
+/// Reads all GPUs for each request, until nobody asks any more. A driver that cannot be opened is
+/// tried again for the next request: it may have been loaded meanwhile.
+pub(crate) fn serve(requests: &Receiver<()>, answers: &Sender<Result<Vec<GpuReading>, Silence>>) {
+    let mut opened = None;
+    while requests.recv().is_ok() {
+        let answer = match &opened {
+            Some(nvml) => watch(nvml),
+            None => match open() {
+                Ok(nvml) => watch(opened.insert(nvml)),
+                Err(error) => Err(silence(&error)),
+            },
+        };
+        // After a reset of the driver the old handle answers no more.
+        if answer.is_err() {
+            opened = None;
+        }
+        if answers.send(answer).is_err() {
+            return;
+        }
+    }
+}
+
+fn watch(nvml: &Nvml) -> Result<Vec<GpuReading>, Silence> {
+    let count = nvml.device_count().map_err(|error| failed(&error))?;
+    let gpus = (0..count).map(|index| match nvml.device_by_index(index) {
+        Ok(device) => watch_gpu(nvml, &device, index as usize),
+        Err(error) => GpuReading::unreadable(index as usize, error.to_string()),
+    });
+    Ok(gpus.collect())
+}
+
+fn watch_gpu(nvml: &Nvml, device: &Device<'_>, index: usize) -> GpuReading {
+    let name = match device.name() {
+        Ok(name) => name,
+        Err(error) => return GpuReading::unreadable(index, error.to_string()),
+    };
+    let memory = device.memory_info().ok();
+    let watts = |milliwatts: Result<u32, NvmlError>| milliwatts.ok().map(|mw| f64::from(mw) / 1e3);
+    // The driver counts kilobytes a second.
+    let pcie = |counter| {
+        let kilobytes = device.pcie_throughput(counter).ok();
+        kilobytes.map(|kilobytes| u64::from(kilobytes) * 1000)
+    };
+    GpuReading {
+        index,
+        name,
+        problem: None,
+        uuid: device.uuid().ok(),
+        total_bytes: memory.as_ref().map(|memory| memory.total),
+        used_bytes: memory.as_ref().map(|memory| memory.used),
+        free_bytes: memory.as_ref().map(|memory| memory.free),
+        utilization_percent: device.utilization_rates().ok().map(|rates| rates.gpu),
+        temperature_celsius: device.temperature(TemperatureSensor::Gpu).ok(),
+        power_watts: watts(device.power_usage()),
+        power_limit_watts: watts(device.enforced_power_limit()),
+        pcie_receive: pcie(PcieUtilCounter::Receive),
+        pcie_send: pcie(PcieUtilCounter::Send),
+        processes: read_processes(nvml, device),
+    }
+}
+
+fn silence(error: &NvmlError) -> Silence {
+    match error {
+        NvmlError::LibloadingError(_) => Silence::NotInstalled,
+        other => failed(other),
+    }
 }
 
 fn failed(error: &NvmlError) -> Silence {

@@ -19,6 +19,16 @@ pub enum Silence {
     Failed(String),
 }
 
+impl Silence {
+    /// In words; `missing` where there is nobody to ask.
+    pub(crate) fn said(&self, missing: &str) -> String {
+        match self {
+            Self::NotInstalled => missing.to_owned(),
+            Self::Failed(said) => said.clone(),
+        }
+    }
+}
+
 /// What can be asked of a machine. A reading that is not to be had is a value, never a panic.
 pub trait Probe {
     /// What NVML says.

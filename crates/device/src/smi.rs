@@ -3,6 +3,7 @@
 
 use crate::machine::{DetectedGpu, Process, ProcessKind, Readings};
 use crate::probe::{Probe, Silence};
+use crate::watch::GpuReading;
 
 /// What is asked of each GPU, in the order of the fields of a line. The name comes last, since
 /// it is the one that might hold a comma.
@@ -22,6 +23,20 @@ const FIELDS: [&str; 11] = [
 
 /// Fields that drivers of some years ago do not know; one such field spoils the whole question.
 const LATE_FIELDS: [&str; 2] = ["compute_cap", "mig.mode.current"];
+
+/// What a monitor asks of each GPU, the name last.
+const WATCHED: [&str; 10] = [
+    "index",
+    "uuid",
+    "memory.total",
+    "memory.free",
+    "memory.used",
+    "utilization.gpu",
+    "temperature.gpu",
+    "power.draw",
+    "enforced.power.limit",
+    "name",
+];
 
 const PROCESS_FIELDS: [&str; 4] = ["gpu_uuid", "pid", "used_memory", "process_name"];
 
@@ -53,6 +68,43 @@ pub(crate) fn read(probe: &dyn Probe) -> Result<Readings, Silence> {
     let head = probe.nvidia_smi(&[]).ok();
     readings.cuda_version = head.and_then(|text| cuda_version(&text));
     Ok(readings)
+}
+
+/// What changes from second to second. The tool has no counters of PCIe in this form.
+pub(crate) fn watch(probe: &dyn Probe) -> Result<Vec<GpuReading>, Silence> {
+    let query = format!("--query-gpu={}", WATCHED.join(","));
+    let text = probe.nvidia_smi(&[&query, FORMAT])?;
+    let mut gpus = parse_gpus(&text, &WATCHED).map_err(Silence::Failed)?.gpus;
+    let query = format!("--query-compute-apps={}", PROCESS_FIELDS.join(","));
+    if let Ok(text) = probe.nvidia_smi(&[&query, FORMAT]) {
+        add_processes(&mut gpus, &text);
+    }
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let readings = gpus.into_iter().zip(lines).map(|(gpu, line)| {
+        let fields: Vec<&str> = line.splitn(WATCHED.len(), ',').map(str::trim).collect();
+        let get = |name| {
+            let place = WATCHED.iter().position(|field| *field == name)?;
+            value(fields.get(place)?)
+        };
+        let watts = |name| get(name).and_then(|text| text.parse().ok());
+        GpuReading {
+            index: gpu.index,
+            name: gpu.name,
+            problem: None,
+            uuid: gpu.uuid,
+            total_bytes: gpu.total_bytes,
+            used_bytes: gpu.used_bytes,
+            free_bytes: gpu.free_bytes,
+            utilization_percent: gpu.utilization_percent,
+            temperature_celsius: get("temperature.gpu").and_then(|text| text.parse().ok()),
+            power_watts: watts("power.draw"),
+            power_limit_watts: watts("enforced.power.limit"),
+            pcie_receive: None,
+            pcie_send: None,
+            processes: gpu.processes,
+        }
+    });
+    Ok(readings.collect())
 }
 
 /// Reads the lines that `--query-gpu` prints for these fields. Text that is no line of fields is

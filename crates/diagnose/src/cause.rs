@@ -66,7 +66,15 @@ pub fn verdict(incident: &Incident, told: &Told, run: Option<&Run>) -> Verdict {
         Event::CacheBlocks => (Cause::Cap, 0.85),
         Event::Startup => (Cause::OtherProcess, 0.8),
         Event::Unified => unified(&numbers),
-        Event::HostAllocation | Event::HostKilled => (Cause::Host, 0.95),
+        Event::HostAllocation | Event::HostKilled => {
+            if incident
+                .trend
+                .is_some_and(|(measure, _)| measure == Measure::Host)
+            {
+                climbing(incident, &mut evidence);
+            }
+            (Cause::Host, 0.95)
+        }
         Event::SharedMemory => (Cause::Host, 0.9),
         Event::KilledBySignal => {
             evidence.push("signal 9 is what the kernel sends when host memory runs out; a person or a scheduler can send it too: `dmesg` and `journalctl -k` tell".to_owned());
@@ -215,7 +223,7 @@ fn device(
         })
     };
     if let Some(limit) = numbers.limit
-        && limit < total.max(limit + 1)
+        && (total == 0 || limit < total)
         && held.saturating_add(tried) > limit
         && incident.message.framework == Framework::PyTorch
     {
@@ -386,7 +394,7 @@ fn weigh(verdict: &mut Verdict, numbers: &Numbers, run: &Run) {
         .iter()
         .map(|one| format!("taken for granted: {one}"));
     verdict.evidence.extend(assumed);
-    let Some(total) = numbers.limit.or(numbers.total) else {
+    let Some(total) = numbers.limit.or(numbers.total).or(run.card) else {
         return;
     };
     let is_open = matches!(verdict.cause, Cause::Capacity | Cause::Unclear);

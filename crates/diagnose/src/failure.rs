@@ -110,6 +110,8 @@ pub struct Run {
     /// What computed it.
     pub by: &'static str,
     pub predicted: u64,
+    /// The memory of the card, where the user named one.
+    pub card: Option<u64>,
     pub priced: Vec<Priced>,
     /// What nobody said of the run, in sentences.
     pub assumed: Vec<String>,

@@ -76,7 +76,7 @@ impl Lines {
 
     fn settle(&mut self, each: &mut impl FnMut(&[u8])) {
         let head = std::mem::take(&mut self.head);
-        self.encoding = encoding_of(&head);
+        self.encoding = encoding_of(&head[..head.len().min(HEAD)]);
         let mark = match (self.encoding, head.as_slice()) {
             (Encoding::Utf16 { .. }, [0xff, 0xfe, ..] | [0xfe, 0xff, ..]) => 2,
             (Encoding::Bytes, [0xef, 0xbb, 0xbf, ..]) => 3,
@@ -225,6 +225,14 @@ mod tests {
             .flat_map(u16::to_le_bytes)
             .collect();
         assert_eq!(lines(&[&ascii]), ["a line", "b"]);
+    }
+
+    #[test]
+    fn the_first_bytes_alone_decide_the_encoding() {
+        let mut text: Vec<u8> = [b'a', 0].repeat(HEAD / 2);
+        text.extend_from_slice(b"plain\nplain");
+        let pieces: Vec<&[u8]> = text.chunks(HEAD).collect();
+        assert_eq!(lines(&[&text]), lines(&pieces));
     }
 
     #[test]

@@ -1,15 +1,20 @@
 //! A log, line by line: messages with the tracebacks before them, step lines, and what a run says
 //! of itself. What is held is bounded, however long the log is.
 
-use std::collections::{BTreeMap, HashMap};
+mod told;
+
+pub use told::Told;
+
+use std::collections::HashMap;
 
 use crate::clean::{Source, plain, unprefixed};
 use crate::frame::{Frame, Phase, phase};
 use crate::lines::Lines;
 use crate::message::{Event, Message};
-use crate::step;
 use crate::trend::{Series, Trend};
-use crate::words::{Found, Known, Measure, Word, breaks_a_word, words_of};
+use crate::words::{Measure, Word, breaks_a_word, words_of};
+
+use told::Readings;
 
 /// Lines and bytes that a message may have.
 const MOST_LINES: usize = 24;
@@ -54,16 +59,6 @@ pub struct Incident {
 pub struct LengthChange {
     pub usual: f64,
     pub last: f64,
-}
-
-/// What a run says of itself.
-#[derive(Clone, Debug, Default)]
-pub struct Told {
-    /// Settings with the lines they stand in.
-    pub settings: BTreeMap<Known, (String, u64)>,
-    /// Whether the allocator has expandable segments already.
-    pub expandable_segments: bool,
-    pub programs: Vec<&'static str>,
 }
 
 #[derive(Debug, Default)]
@@ -168,22 +163,6 @@ impl Log {
     }
 }
 
-/// The numbers of a step line.
-#[derive(Debug, Default)]
-struct Readings {
-    memory: Vec<(Measure, f64)>,
-    step: Option<u64>,
-    length: Option<f64>,
-    has_loss: bool,
-    has_progress: bool,
-}
-
-impl Readings {
-    fn is_step(&self) -> bool {
-        self.has_loss || self.has_progress || self.step.is_some() && !self.memory.is_empty()
-    }
-}
-
 impl Reader {
     fn line(&mut self, raw: &[u8]) {
         self.number += 1;
@@ -221,7 +200,7 @@ impl Reader {
                 Word::Traceback => is_traceback = true,
                 Word::Frame => has_frame = true,
                 Word::Evaluation => self.state(source).is_evaluating = true,
-                _ => self.note(text, found, &mut readings),
+                _ => self.told.note(self.number, text, found, &mut readings),
             }
         }
         let frame =
@@ -274,111 +253,6 @@ impl Reader {
     fn state(&mut self, source: Source) -> &mut State {
         let place = self.place(source);
         &mut self.known[place]
-    }
-
-    /// A word that says something of the run.
-    fn note(&mut self, text: &[u8], found: Found, readings: &mut Readings) {
-        let is_name = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
-        let begins = found.start == 0 || !is_name(&text[found.start - 1]);
-        let ends = text
-            .get(found.end)
-            .is_none_or(|byte| !byte.is_ascii_alphanumeric());
-        match found.word {
-            Word::Memory(measure) if begins && ends => {
-                if let Some(bytes) = step::bytes_after(text, found.end)
-                    && readings.memory.len() < 8
-                {
-                    readings.memory.push((measure, bytes));
-                }
-            }
-            Word::Step if begins && ends => {
-                let number = step::number_after(text, found.end).map(|(number, _)| number);
-                readings.step = readings.step.or(number.map(|number| number as u64));
-            }
-            Word::Loss if begins => {
-                readings.has_loss |= step::number_after(text, found.end).is_some();
-            }
-            Word::Length if begins && ends => {
-                readings.length = step::number_after(text, found.end).map(|(number, _)| number);
-            }
-            Word::Progress => {
-                readings.has_progress = true;
-                readings.step = readings.step.or(step::progress(text));
-            }
-            Word::Setting(known) if begins || known == Known::Model => {
-                self.setting(text, found, known);
-            }
-            Word::CachedModel => {
-                let rest = &text[found.end..text.len().min(found.end + 120)];
-                let end = rest
-                    .iter()
-                    .position(|byte| matches!(byte, b'/' | b'\\' | b'"' | b'\'' | b' '));
-                let name =
-                    String::from_utf8_lossy(&rest[..end.unwrap_or(rest.len())]).replace("--", "/");
-                if name.contains('/') {
-                    let line = self.number;
-                    self.told
-                        .settings
-                        .entry(Known::Model)
-                        .or_insert((name, line));
-                }
-            }
-            Word::AllocConf => {
-                let rest = String::from_utf8_lossy(&text[found.end..]).to_lowercase();
-                // The message's own hint says "try setting"; what is set stands behind a sign.
-                let is_hint = memchr::memmem::find(text, b"try setting").is_some();
-                self.told.expandable_segments |=
-                    !is_hint && rest.contains("expandable_segments:true");
-            }
-            Word::Program(name) if !self.told.programs.contains(&name) => {
-                self.told.programs.push(name);
-            }
-            _ => {}
-        }
-    }
-
-    fn setting(&mut self, text: &[u8], found: Found, known: Known) {
-        let line = self.number;
-        let is_statement = memchr::memmem::find(&text[found.start..found.end], b" ").is_some()
-            && matches!(known, Known::Bf16 | Known::Fp16);
-        let value = match is_statement {
-            true => Some("true".to_owned()),
-            false => step::value_after(text, found.end),
-        };
-        let Some(value) = value else { return };
-        let value = match known {
-            Known::Trainable => value.replace(',', ""),
-            _ => value,
-        };
-        let lower = value.to_lowercase();
-        let is_switch = matches!(lower.as_str(), "true" | "false");
-        let is_count = lower.parse::<u64>().is_ok_and(|number| number > 0);
-        let fits = match known {
-            Known::Model => {
-                value.contains('/') && !value.starts_with('/') && !value.contains(".json")
-            }
-            Known::Batch
-            | Known::Accumulation
-            | Known::Length
-            | Known::LoraRank
-            | Known::Trainable => is_count,
-            Known::Optimizer => ["adamw", "paged_adamw", "sgd"]
-                .iter()
-                .any(|name| lower.starts_with(name)),
-            Known::Attention => ["sdpa", "eager", "flash_attention"]
-                .iter()
-                .any(|name| lower.starts_with(name)),
-            Known::Checkpointing | Known::Bf16 | Known::Fp16 | Known::FourBit | Known::EightBit => {
-                is_switch
-            }
-        };
-        if fits {
-            let value = match is_switch {
-                true => lower,
-                false => value,
-            };
-            self.told.settings.insert(known, (value, line));
-        }
     }
 
     /// Takes a frame, whole or in two halves. Whether the line was one.

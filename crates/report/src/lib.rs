@@ -30,6 +30,7 @@ mod font;
 mod frame;
 mod front;
 mod label;
+mod page;
 mod palette;
 mod pixels;
 mod scene;
@@ -40,6 +41,7 @@ mod timeline;
 
 pub use error::ReportError;
 pub use front::{FrontPicture, FrontPoint, front};
+pub use page::{Page, PageChart, Part, Section, Unit, held_table};
 pub use palette::{Color, Ink, Theme};
 pub use scene::{Anchor, Area, Circle, Line, Mark, Place, Point, Rectangle, Scene, Text};
 pub use step::{Held, Moment, StepPicture, Words};

@@ -63,7 +63,7 @@ pub use generate::{
 };
 pub use outcome::{Ending, MeasuredLoss, TrainingOutcome};
 pub use owner::{Owner, Ownership};
-pub use pretrained::FirstWeights;
+pub use pretrained::{FirstWeights, test_load};
 pub use rows::{PaddedRows, Padding, RowLengths, RowSurvey};
 pub use schedule::learning_rate;
 pub use session::Session;

@@ -14,6 +14,7 @@ use cinch_weights::{
     Adapter, Dtype, Factor, Nf4, Nf4Parts, PIECE_BYTES, WeightError, WeightFiles, bf16_bits,
     bf16_value, f16_bits, f16_value, quantize_int8, quantize_nf4, quantize_scales, scale_offset,
 };
+use rayon::prelude::*;
 
 use crate::error::TrainError;
 use crate::session::{fill_rows, parts, placement, saved_type};
@@ -68,18 +69,7 @@ pub(crate) fn load(
     let chosen: Vec<&Parameter> = graph.parameters.iter().filter(|p| which(p)).collect();
     let mut total = 0;
     for parameter in &chosen {
-        for part in parts(parameter) {
-            let tensor = files.tensor(part.name)?;
-            if tensor.shape != part.shape {
-                return Err(TrainError::WeightShape {
-                    path: files.file_of(tensor).to_owned(),
-                    name: part.name.to_owned(),
-                    found: tensor.shape.clone(),
-                    expected: part.shape,
-                });
-            }
-            total += tensor.num_bytes();
-        }
+        total += files_bytes(parameter, files)?;
     }
     progress.begin("loading weights", total);
     let outcome = chosen.into_iter().try_for_each(|parameter| {
@@ -94,6 +84,44 @@ pub(crate) fn load(
     });
     progress.end();
     outcome
+}
+
+/// Bytes of a parameter's tensors in the files, which have to have its shape.
+fn files_bytes(parameter: &Parameter, files: &WeightFiles) -> Result<u64, TrainError> {
+    let mut bytes = 0;
+    for part in parts(parameter) {
+        let tensor = files.tensor(part.name)?;
+        if tensor.shape != part.shape {
+            return Err(TrainError::WeightShape {
+                path: files.file_of(tensor).to_owned(),
+                name: part.name.to_owned(),
+                found: tensor.shape.clone(),
+                expected: part.shape,
+            });
+        }
+        bytes += tensor.num_bytes();
+    }
+    Ok(bytes)
+}
+
+/// Looks whether a step's first weights can be loaded from files: each tensor is there in its
+/// shape, and its first and last row can be read. Returns their bytes.
+pub fn test_load(step: &StepPlan, files: &WeightFiles) -> Result<u64, TrainError> {
+    let has_adapters = step.config.tuning.lora.is_some();
+    let needed = |parameter: &&Parameter| !(has_adapters && parameter.is_trained());
+    let mut total = 0;
+    for parameter in step.training.parameters.iter().filter(needed) {
+        total += files_bytes(parameter, files)?;
+        for part in parts(parameter) {
+            let rows = files.tensor(part.name)?.rows();
+            let elements = files.tensor(part.name)?.row_elements();
+            let mut row = vec![0.0; elements];
+            for number in [0, rows.saturating_sub(1)] {
+                files.read_f32(part.name, number..rows.min(number + 1), &mut row)?;
+            }
+        }
+    }
+    Ok(total)
 }
 
 /// Fills all trained parameters from an adapter's files, whose modules and rank must be theirs.
@@ -237,9 +265,11 @@ pub(crate) fn write_numbers(
         for (number, halves) in halves.chunks_mut(NUMBERS_AT_ONCE).enumerate() {
             values.resize(halves.len(), 0.0);
             numbers(first / 2 + number * NUMBERS_AT_ONCE, &mut values);
-            for (half, &value) in halves.iter_mut().zip(&values) {
-                *half = bits(value).to_ne_bytes();
-            }
+            halves
+                .par_iter_mut()
+                .zip(&values)
+                .with_min_len(NUMBERS_AT_ONCE / 64)
+                .for_each(|(half, &value)| *half = bits(value).to_ne_bytes());
         }
         Ok::<(), Infallible>(())
     })?;

@@ -8,8 +8,8 @@ use super::{Engine, SettingArguments};
 
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  \
-    python train.py 2>&1 | cinch diagnose            read what is printed\n  \
     cinch diagnose train.log --config axolotl.yaml   with savings computed for that run\n  \
+    python train.py 2>&1 | cinch diagnose            read what is printed\n  \
     cinch diagnose train.log --model Qwen/Qwen2.5-7B --lora-rank 128 --batch-size 2 --seq-len 2048\n  \
     cinch diagnose train.log --follow                a log that grows, until Ctrl-C\n\n\
     Settings that the log tells (of transformers, axolotl, LLaMA-Factory, Lightning) are used where\n\

@@ -13,7 +13,7 @@ use cinch_step::{HostMemory, StepPlan};
 use serde::Serialize;
 use serde_json::json;
 
-use self::files::{check_data, check_disk, check_folder, check_rows};
+use self::files::{check_data, check_disk, check_folder, check_model, check_rows};
 use super::{print, print_json};
 use crate::args::CheckArguments;
 use crate::failure::NoGo;
@@ -87,6 +87,7 @@ pub fn run(arguments: &CheckArguments) -> anyhow::Result<()> {
         check_free_memory(&mut findings, &machine, step, target);
         check_host(&mut findings, &machine, step, asked.samples_bytes());
         check_disk(&mut findings, step);
+        check_model(&mut findings, step);
     }
     check_programs(&mut findings, &machine, target);
     check_environment(&mut findings, target);
@@ -237,7 +238,7 @@ fn check_programs(findings: &mut Findings, machine: &Machine, target: Target) {
 }
 
 /// Variables that change a run, and what each does here.
-const VARIABLES: [(&str, Option<Target>, &str); 9] = [
+const VARIABLES: [(&str, Option<Target>, &str); 11] = [
     (
         "CUDA_VISIBLE_DEVICES",
         Some(Target::Cuda),
@@ -273,6 +274,16 @@ const VARIABLES: [(&str, Option<Target>, &str); 9] = [
         "OMP_NUM_THREADS",
         None,
         "nothing here; --threads sets CPU threads",
+    ),
+    (
+        "TOKENIZERS_PARALLELISM",
+        None,
+        "nothing here: no process is forked while text is encoded",
+    ),
+    (
+        "HF_HOME",
+        None,
+        "where models that are named are looked for",
     ),
     (
         cinch_files::CACHE_VARIABLE,

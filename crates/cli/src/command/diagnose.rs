@@ -3,6 +3,7 @@
 mod run;
 mod show;
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{IsTerminal, Read, Seek, SeekFrom};
 use std::path::Path;
@@ -108,7 +109,8 @@ fn follow(arguments: &DiagnoseArguments, path: &Path) -> anyhow::Result<()> {
     interrupt::listen("stopped reading")?;
     let mut file = open(path)?;
     let mut log = Log::new();
-    let mut shown = 0;
+    // Failures of several ranks need not end in the order of their lines.
+    let mut shown = HashSet::new();
     let mut all = Vec::new();
     let mut at_rest = 0;
     if !arguments.json && !voice::is_quiet() {
@@ -128,23 +130,28 @@ fn follow(arguments: &DiagnoseArguments, path: &Path) -> anyhow::Result<()> {
         } else if at_rest == LOOKS_AT_REST {
             log.settle();
         }
-        let incidents = log.incidents();
-        if incidents.len() > shown {
-            let failures = told(arguments, &log)?;
-            let new = failures.get(shown..).unwrap_or_default();
+        let places: Vec<u64> = log
+            .incidents()
+            .iter()
+            .map(|incident| incident.line)
+            .collect();
+        if places.iter().any(|place| !shown.contains(place)) {
+            all = told(arguments, &log)?;
+            let is_new = |failure: &&Failure| !shown.contains(&failure.line);
+            let new: Vec<Failure> = all.iter().filter(is_new).cloned().collect();
             match arguments.json {
                 true => print_raw(serde_json::to_string(&json!({ "failures": new }))?.as_bytes())?,
-                false => print(&show::text(new, &log))?,
+                false => print(&show::text(&new, &log))?,
             }
-            shown = incidents.len();
-            all = failures;
+            shown.extend(places);
         }
         if stops {
             return verdict(&all);
         }
         if file.metadata()?.len() < file.stream_position()? {
             file.seek(SeekFrom::Start(0))?;
-            (log, shown) = (Log::new(), 0);
+            log = Log::new();
+            shown.clear();
         }
         if !grew {
             std::thread::sleep(INTERVAL);

@@ -99,8 +99,7 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
     let applied = files
         .map(|files| apply(arguments, &files, &settings, &fit.report.values))
         .transpose()?;
-    let is_written = applied.as_ref().is_some_and(|applied| applied.written);
-    let command = show::train_command(arguments, &settings, &fit.report, is_written);
+    let command = show::train_command(arguments, &settings, &fit.report, applied.as_ref());
     if arguments.json {
         print_json(&json!({
             "fits": true,
@@ -114,6 +113,18 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
     } else {
         print_raw(format!("\ntrain with it: {command}").as_bytes())
     }
+}
+
+/// Everything that the search found, for a page.
+pub fn found(arguments: &FitArguments, asked: &Asked) -> anyhow::Result<search::FitReport> {
+    let mut config = asked.config.clone();
+    let hardware = Hardware::new(arguments, &config)?;
+    if hardware.target() == Target::Cpu {
+        device::adapt_to_cpu(&mut config);
+    }
+    config.batch.budget = Some(cinch_config::Bytes::new(hardware.budget.bytes));
+    let fit = search::fit(&request(arguments, &asked.settings, &config, &hardware))?;
+    Ok(fit.report)
 }
 
 /// What fits best, for `cinch init` to write down.

@@ -13,9 +13,12 @@ pub mod init;
 pub mod man;
 pub mod merge;
 pub mod models;
+pub mod monitor;
 pub mod plan;
 pub mod presets;
 pub mod profile;
+pub mod report;
+pub mod run;
 pub mod trace;
 pub mod train;
 

@@ -2,14 +2,14 @@
 //! recording of it says, and which settings fit.
 
 pub mod chosen;
-mod course;
+pub mod course;
 pub mod estimate;
 mod guides;
 pub mod plan;
 mod read_as;
 mod remedies;
 mod sharded;
-mod show;
+pub mod show;
 pub mod snapshot;
 mod truth;
 pub mod workload;

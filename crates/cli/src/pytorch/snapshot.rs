@@ -39,7 +39,7 @@ pub fn explain_file(path: &Path, showing: &Showing<'_>) -> anyhow::Result<()> {
     let explanation = explain(&snapshot)?;
     let others = OtherBatches::new(&snapshot, explanation.device, batch)?;
     drop(waiting);
-    let course = course::picture(path, &snapshot, &explanation);
+    let course = picture(path, &snapshot, &explanation);
     for file in showing.pictures {
         picture::write(&cinch_report::timeline(&course), file)?;
     }
@@ -63,6 +63,14 @@ pub fn explain_file(path: &Path, showing: &Showing<'_>) -> anyhow::Result<()> {
         print(&course::chart(&course, &explanation))?;
     }
     Ok(())
+}
+
+pub use course::picture;
+
+/// Everything that is told of a recorded run, in lines.
+pub fn explained(snapshot: &Snapshot, explanation: &Explanation) -> Result<String, TorchError> {
+    let others = OtherBatches::new(snapshot, explanation.device, None)?;
+    Ok(text(snapshot, explanation, &others))
 }
 
 fn unknown(reason: &CannotTell) -> Value {

@@ -3,9 +3,9 @@
 
 use super::{
     ACCUMULATION, ADAPTER_DROPOUT, ALPHA, BATCH, BETA1, BETA2, CHECKPOINTING, CLIP, DECAY, Dialect,
-    EVALUATION, Keys, LOGGING, MODEL, OFFLOAD, OUTPUT, PRECISION, Program, QUANTIZATION, RANK,
-    RATE, Rule, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED, SEQUENCE, STEPS, Says, TARGETS, WARMUP,
-    list, refused, same, stands_for, switch, words,
+    EPOCHS, EVALUATION, HELD_OUT, Keys, LOGGING, MODEL, OFFLOAD, OUTPUT, PRECISION, Program,
+    QUANTIZATION, RANK, RATE, Rule, SAMPLES, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED, SEQUENCE,
+    STEPS, Says, TARGETS, WARMUP, list, refused, same, stands_for, switch, words,
 };
 use crate::format::Format;
 
@@ -114,6 +114,11 @@ const RULES: &[Rule] = &[
     words("lr_scheduler", SCHEDULE, SCHEDULE_WORDS),
     same("max_steps", STEPS),
     same("max_iters", STEPS),
+    same("num_epochs", EPOCHS),
+    same("epochs", EPOCHS),
+    same("val_split", HELD_OUT),
+    same("validation_split", HELD_OUT),
+    same("max_samples", SAMPLES),
     same("warmup_steps", WARMUP),
     same("warmup_iters", WARMUP),
     same("weight_decay", DECAY),

@@ -4,11 +4,11 @@
 use super::draft::Draft;
 use super::{
     ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, ATTENTION, ATTENTION_WORDS, BATCH, BETA1, BETA2,
-    CHECKPOINTING, CLIP, DECAY, DOUBLE_QUANTIZATION, Dialect, EPSILON, EVALUATION, Keys, LOGGING,
-    LOOP, MODEL, OPTIMIZER, OPTIMIZER_WORDS, OTHER_OPTIMIZER, OUTPUT, PACKING, Program,
-    QUANTIZATION, RANK, RANKS, RATE, REENTRANT, Rule, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED,
-    SEQUENCE, SHARDING, STEPS, TARGETS, TORCH_PRECISION, WARMUP, combined, harmless, list, refused,
-    refused_unless, same, saves, switch, words,
+    CHECKPOINTING, CLIP, DECAY, DOUBLE_QUANTIZATION, Dialect, EPOCHS, EPSILON, EVALUATION,
+    HELD_OUT, Keys, LOGGING, LOOP, MODEL, OPTIMIZER, OPTIMIZER_WORDS, OTHER_OPTIMIZER, OUTPUT,
+    PACKING, Program, QUANTIZATION, RANK, RANKS, RATE, REENTRANT, Rule, SAMPLES, SAVING, SCHEDULE,
+    SCHEDULE_WORDS, SEED, SEQUENCE, SHARDING, STEPS, TARGETS, TORCH_PRECISION, WARMUP, combined,
+    harmless, list, refused, refused_unless, same, saves, switch, words,
 };
 use crate::error::ConfigError;
 use crate::format::Format;
@@ -97,6 +97,10 @@ const RULES: &[Rule] = &[
     same("model_max_length", SEQUENCE),
     same("block_size", SEQUENCE),
     switch("packing", PACKING, "true", "false"),
+    same("val_split", HELD_OUT),
+    same("validation_split", HELD_OUT),
+    same("max_samples", SAMPLES),
+    same("max_train_samples", SAMPLES),
     combined("bf16"),
     combined("fp16"),
     combined("mixed_precision"),
@@ -251,6 +255,7 @@ pub(super) const COMMON: &[Rule] = &[
     same("learning_rate", RATE),
     words("lr_scheduler_type", SCHEDULE, SCHEDULE_WORDS),
     same("max_steps", STEPS),
+    same("num_train_epochs", EPOCHS),
     same("warmup_steps", WARMUP),
     same("weight_decay", DECAY),
     same("adam_beta1", BETA1),

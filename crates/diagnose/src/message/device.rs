@@ -21,7 +21,7 @@ fn collective(text: &Text<'_>) -> Option<Message> {
         "rcclwarn",
     ]);
     let is_memory = text.has_any(&["failedtocudacalloc", "failedtocudamalloc"]);
-    if !is_quoted && !(is_nccl && is_memory) {
+    if !(is_quoted || is_nccl && is_memory) {
         return None;
     }
     let mut message = Message::new(Framework::Nccl, Event::Collective);

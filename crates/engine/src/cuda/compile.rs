@@ -91,8 +91,13 @@ pub fn cubin(file: &'static str, dtype: DType, architecture: &str) -> Result<Vec
             log: format!("the source has nothing for {dtype} there"),
         });
     };
-    let source = SOURCES.iter().find(|(name, _)| *name == file);
-    let source = source.map_or("", |(_, source)| source);
+    let Some((_, source)) = SOURCES.iter().find(|(name, _)| *name == file) else {
+        return Err(EngineError::Compile {
+            file,
+            architecture: architecture.to_owned(),
+            log: "there is no such source".to_owned(),
+        });
+    };
     cubin_of(file, source, dtype, architecture)
 }
 

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use cinch_config::{Bytes, Config};
 use cinch_step::StepPlan;
-use cinch_train::checkpoint::Store;
+use cinch_train::checkpoint::{Store, WeightFiles};
+use cinch_train::{FirstWeights, TrainError, test_load};
 
 use super::{Findings, Verdict};
 use crate::progress::shown;
@@ -94,6 +95,30 @@ pub fn check_folder(findings: &mut Findings, config: &Config) {
                  or choose another --output-dir"
             ),
         );
+    }
+}
+
+/// A test load of the files that the first weights come from: all that is needed is there, in its
+/// shape, and can be read. Nothing is kept of it.
+pub fn check_model(findings: &mut Findings, step: &StepPlan) {
+    let topic = "model files";
+    let path = match FirstWeights::of(&step.config) {
+        Ok(FirstWeights::Files(path)) => path,
+        Ok(FirstWeights::Initial) => {
+            return findings.add(topic, Verdict::Good, "none: weights are made from the seed");
+        }
+        Err(error) => return findings.add(topic, Verdict::Bad, error.to_string()),
+    };
+    let loaded = WeightFiles::open(&path)
+        .map_err(TrainError::from)
+        .and_then(|files| test_load(step, &files));
+    match loaded {
+        Ok(bytes) => {
+            let (path, bytes) = (shown(&path), Bytes::new(bytes));
+            let message = format!("{path}: {bytes} of weights, each in its shape and readable");
+            findings.add(topic, Verdict::Good, message);
+        }
+        Err(error) => findings.add(topic, Verdict::Bad, error.to_string()),
     }
 }
 

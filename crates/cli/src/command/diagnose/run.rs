@@ -43,7 +43,7 @@ pub fn of(arguments: &DiagnoseArguments, log: &Log) -> anyhow::Result<Option<Run
     });
     let limit = first.message.numbers.limit;
     let found = asked(arguments, told, engine, has_file).and_then(|asked| {
-        if !has_file {
+        if !is_stated {
             says_enough(&asked, told)?;
         }
         match engine {
@@ -163,6 +163,7 @@ fn in_torch(arguments: &DiagnoseArguments, told: &Told, asked: &Asked) -> anyhow
         ),
         by: "the replay of PyTorch",
         predicted: estimate.device_bytes,
+        card: budget.map(|budget| budget.capacity),
         priced,
         assumed,
     })
@@ -315,6 +316,7 @@ fn in_cinch(asked: &Asked, limit: Option<u64>) -> anyhow::Result<Run> {
         title,
         by: "the planner",
         predicted,
+        card: None,
         priced,
         assumed: Vec::new(),
     })

@@ -43,6 +43,16 @@ pub struct Written {
     files: Vec<WrittenFile>,
     diff: String,
     remarks: Vec<String>,
+    /// Keys for which the files have no place.
+    #[serde(skip)]
+    left: Vec<String>,
+}
+
+impl Written {
+    /// Whether the files hold a recommended value by now.
+    pub fn holds(&self, key: &str) -> bool {
+        self.written && !self.left.iter().any(|left| left == key)
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -75,12 +85,15 @@ pub fn apply(
         .map(|one| format!("{} = {} is not written: {}", one.key, one.value, one.reason))
         .chain(application.remarks().iter().cloned())
         .collect();
+    let left = application.unplaced().iter();
+    let left = left.map(|one| one.key.to_string()).collect();
     let diff = application.diff();
     let mut outcome = Written {
         written: false,
         files: Vec::new(),
         diff,
         remarks,
+        left,
     };
     let say = |text: &str| match arguments.json {
         true => Ok(()),

@@ -5,8 +5,10 @@ use cinch_fit::search::{Fit, FitOutcome, FitReport, GuideRow, Rung};
 use comfy_table::Cell;
 
 use super::Hardware;
+use super::apply::Written;
 use crate::args::FitArguments;
 use crate::memory::Budget;
+use crate::settings::FIRST_ARGUMENT;
 use crate::table::{self, right, scaled, thousands};
 use crate::voice;
 
@@ -226,15 +228,17 @@ pub fn train_command(
     arguments: &FitArguments,
     settings: &Settings,
     report: &FitReport,
-    is_written: bool,
+    applied: Option<&Written>,
 ) -> String {
     let mut words = vec!["cinch train".to_owned()];
-    if let Some(file) = &arguments.settings.plain.config {
+    let subject = arguments.subject.as_deref();
+    let named = arguments.settings.about(subject).ok();
+    if let Some(file) = named.and_then(|named| named.plain.config) {
         // What is no plain text is written as bash does.
         let plain = file
             .to_str()
             .filter(|name| !name.chars().any(char::is_control));
-        let name = plain.map_or_else(|| cinch_files::shown(file).to_string(), quoted);
+        let name = plain.map_or_else(|| cinch_files::shown(&file).to_string(), quoted);
         words.push(format!("--config {name}"));
     }
     let decided = |key: &str| report.values.iter().any(|one| one.key == key);
@@ -244,16 +248,17 @@ pub fn train_command(
             && one.key != "vram.budget"
         {
             words.push(match flag.as_str() {
+                FIRST_ARGUMENT => quoted(&one.value.to_string()),
                 "--set" => format!("--set {}={}", one.key, quoted(&one.value.to_string())),
                 flag => format!("{flag} {}", quoted(&one.value.to_string())),
             });
         }
     }
-    if is_written {
-        return words.join(" ");
-    }
     for one in &report.values {
         let Some(value) = &one.value else { continue };
+        if applied.is_some_and(|applied| applied.holds(one.key)) {
+            continue;
+        }
         let setting = SETTINGS.iter().find(|setting| setting.key == one.key);
         let is_default = setting.is_some_and(|setting| setting.default == Some(value));
         if is_default && !settings.is_explicit(one.key) {

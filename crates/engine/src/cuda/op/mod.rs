@@ -18,7 +18,6 @@ mod linear;
 mod logits;
 mod norm;
 mod optimizer;
-pub mod product_sum;
 mod rotary;
 mod scan;
 
@@ -117,9 +116,8 @@ pub struct Lowered {
     pub commands: Vec<Command>,
 }
 
-/// The commands of some of a graph's nodes. Updates that follow each other become one, since most
-/// parameters are too small to keep a card busy by themselves, and so do products that are added
-/// to one result.
+/// The commands of some of a graph's nodes. Updates that follow each other become one: most
+/// parameters are too small to keep a card busy by themselves.
 pub fn lower_all(
     graph: &Graph,
     plan: &Plan,
@@ -151,7 +149,6 @@ pub fn lower_all(
         });
         index += count;
     }
-    product_sum::join(&mut lowered);
     lowered
 }
 

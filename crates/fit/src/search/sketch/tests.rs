@@ -61,6 +61,26 @@ fn a_short_chain_says_all_about_every_size() {
     }
 }
 
+/// Frozen weights are fetched while the block before computes, wherever the block stands.
+#[test]
+fn a_short_chain_says_all_about_fetched_weights() {
+    for quantization in ["none", "4bit"] {
+        for card in [h200(), Card::known("RTX 4090").unwrap()] {
+            let own = [
+                ("model.type", "qwen2.5-0.5b"),
+                ("lora.rank", "16"),
+                ("lora.quantization", quantization),
+                ("vram.batch_size", "1"),
+                ("vram.gradient_accumulation_steps", "2"),
+                ("vram.max_seq_len", "512"),
+                ("vram.precision", "bf16"),
+                ("vram.offload_frozen", "true"),
+            ];
+            compare(&config(&own), &card, Length::Short);
+        }
+    }
+}
+
 /// Chains of every length, down to those that are built whole.
 #[test]
 fn every_length_of_a_chain_is_told_right() {
