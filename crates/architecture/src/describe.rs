@@ -42,6 +42,11 @@ pub trait Describe {
         None
     }
 
+    /// Why another micro batch gives another result, even with the same sequences in a step.
+    fn depends_on_micro_batch(&self) -> Option<&'static str> {
+        None
+    }
+
     /// The weights and biases, each counted once.
     fn parameters(&self) -> u64;
 

@@ -155,6 +155,10 @@ impl Architecture {
         of_shape!(self, shape => shape.scanned_states())
     }
 
+    pub fn depends_on_micro_batch(&self) -> Option<&'static str> {
+        of_shape!(self, shape => shape.depends_on_micro_batch())
+    }
+
     pub fn parameters(&self) -> u64 {
         of_shape!(self, shape => shape.parameters())
     }

@@ -11,8 +11,8 @@
 macro_rules! with_architectures {
     ($callback:ident) => {
         $callback! {
-            trained { Mamba, Gpt2, Llama, Mistral, Qwen2, Qwen3, Mu, Naics }
-            predicted { Bert, HuggingFaceMamba, Gsa }
+            trained { Mamba, Gpt2, Llama, Mistral, Qwen2, Qwen3, Gsa, Mu, Naics }
+            predicted { Bert, HuggingFaceMamba }
         }
     };
 }

@@ -3,7 +3,7 @@
 
 use crate::Architecture;
 
-/// One number of a shape that a configuration file or a flag can state.
+/// One number or switch of a shape that a configuration file or a flag can state.
 #[derive(Debug)]
 pub struct ShapeSetting {
     /// As files and flags have it: `model.d_model`.
@@ -91,6 +91,7 @@ pub(crate) const MOST_TOKENS: u64 = 1 << 24;
 pub(crate) const MOST_WIDTH: u64 = 1 << 16;
 pub(crate) const MOST_LAYERS: u64 = 1 << 12;
 pub(crate) const MOST_HEADS: u64 = 1 << 10;
+pub(crate) const MOST_STEPS: u64 = 1 << 48;
 
 /// Declares a setting that is one field of one architecture.
 macro_rules! shape_setting {

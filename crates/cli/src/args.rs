@@ -453,7 +453,7 @@ pub struct TrainArguments {
     #[arg(long, value_enum, default_value = "auto")]
     pub device: Device,
     /// Go on from a checkpoint or a run's newest one (by default of --output-dir)
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, alias = "resume-from", value_name = "FOLDER")]
     pub resume: Option<Option<PathBuf>>,
     /// CPU threads [default: all cores]
     #[arg(long, value_name = "N", value_parser = threads)]

@@ -223,6 +223,7 @@ fn step_code(error: &StepError) -> u8 {
         | StepError::Model(
             ModelError::WholeOnly { .. }
             | ModelError::NotTrained { .. }
+            | ModelError::NotGenerated { .. }
             | ModelError::Beyond { .. },
         )
         | StepError::QuantisedAndTrained

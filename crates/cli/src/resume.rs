@@ -25,6 +25,21 @@ pub fn run_of(from: &Path) -> Option<PathBuf> {
     folders.find(holds_a_run).map(Path::to_owned)
 }
 
+/// The checkpoint that `DIR/step_5000` means, as other programs name theirs: step 5000 of the run
+/// in DIR, where it is; any other path is itself.
+pub fn checkpoint_named(from: &Path) -> PathBuf {
+    let step = from.file_name().and_then(|name| name.to_str());
+    let step = step.and_then(|name| name.strip_prefix("step_")?.parse::<u64>().ok());
+    let Some((step, run)) = step.zip(from.parent()) else {
+        return from.to_owned();
+    };
+    let named = run.join("checkpoints").join(checkpoint::folder_name(step));
+    match named.is_dir() && !from.exists() {
+        true => named,
+        false => from.to_owned(),
+    }
+}
+
 /// A checkpoint to go on from.
 pub struct Checkpoint {
     pub path: PathBuf,
@@ -66,7 +81,8 @@ impl Checkpoint {
     /// The settings it was saved with, and the flags on top of them.
     pub fn settings_with(&self, flags: &SettingArguments) -> anyhow::Result<Settings> {
         let saved = self.saved_settings()?;
-        let together = flags.settings_over(saved.clone())?;
+        let mut together = flags.settings_over(saved.clone())?;
+        together.on_one_device()?;
         self.refuse_others(&saved, &flags.settings()?, &together)?;
         Ok(together)
     }

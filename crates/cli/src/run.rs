@@ -46,13 +46,14 @@ impl AskedRun {
         found: impl FnOnce(&Path) -> anyhow::Result<()>,
     ) -> anyhow::Result<Self> {
         let (mut settings, is_demo) = new_run(flags)?;
+        let ranks = settings.on_one_device()?;
         let mut origin = match is_demo {
             true => Origin::Demo,
             false => Origin::New,
         };
         if let Some(folder) = from {
             let folder = match folder {
-                Some(folder) => folder.to_owned(),
+                Some(folder) => resume::checkpoint_named(folder),
                 None => settings.resolve()?.output.output_dir,
             };
             found(&folder)?;
@@ -69,6 +70,12 @@ impl AskedRun {
             }
         };
         let mut notes = settings.notes();
+        notes.extend(ranks.map(|ranks| {
+            format!(
+                "the file's {ranks} GPUs are one device here: accumulation {} keeps its global batch",
+                config.batch.accumulation
+            )
+        }));
         if target == Target::Cpu {
             notes.extend(device::adapt_to_cpu(&mut config));
         }

@@ -39,14 +39,17 @@ impl Asked {
     ) -> anyhow::Result<Asked> {
         let arguments = arguments.about(subject)?;
         let files = arguments.files()?;
-        let settings = arguments.settings()?;
+        let mut settings = arguments.settings()?;
         voice::explain(&settings);
         voice::aside(arguments.plain.memory.board_note());
-        let config = settings.resolve()?;
+        let mut config = settings.resolve()?;
         let (engine, because) = match engine {
             Some(engine) => (engine, None),
             None => engine_of(&settings, &config),
         };
+        if engine == Engine::Cinch && settings.on_one_device()?.is_some() {
+            config = settings.resolve()?;
+        }
         Ok(Asked {
             settings,
             config,

@@ -196,20 +196,35 @@ fn a_config_for_another_model() {
     sandbox
         .cinch("plan --config gpt2.json --model mamba")
         .fails(2, &["gpt2.json", "gpt2", "mamba", "hint:"]);
-    sandbox.write(
-        "pretrain.yaml",
-        "model:\n  d_model: 512\ngsa:\n  k_base: 512\ntraining:\n  max_steps: 10\n",
+    let pretrain = |gsa: &str, training: &str| {
+        let text = format!(
+            "model:\n  d_model: 512\n  n_heads: 8\ngsa:\n  {gsa}\ntraining:\n  {training}\n"
+        );
+        sandbox.write("pretrain.yaml", text);
+    };
+    pretrain("k_min: 300\n  k_max: 200", "max_steps: 10");
+    sandbox.cinch("plan --config pretrain.yaml").fails(
+        2,
+        &["`model.k_min`", "300", "`model.k_max`", "200", "hint:"],
     );
+    pretrain("k_max: 200", "max_steps: 10");
+    sandbox
+        .cinch("plan --config pretrain.yaml --set model.n_heads=7")
+        .fails(2, &["`model.n_heads`", "512", "hint:"]);
+    let medium = "micro_batch_size: 3\n  gradient_accumulation_steps: 21\n  global_batch_size: 256";
+    pretrain("k_max: 200", medium);
+    sandbox.cinch("plan --config pretrain.yaml").fails(
+        2,
+        &[
+            "global_batch_size",
+            "micro batch 2 with accumulation 32",
+            "micro batch 4 with accumulation 16",
+        ],
+    );
+    pretrain("k_max: 200", "max_steps: 10");
     sandbox
         .cinch("train --config pretrain.yaml")
-        .fails(2, &["does not train", "sparse attention", "hint:"]);
-    sandbox.write(
-        "gsa.json",
-        "{\"model\": {\"d_model\": 512},\n\"gsa\": {\"k_base\": 512}}",
-    );
-    sandbox
-        .cinch("train --config gsa.json")
-        .fails(2, &["does not train", "sparse attention", "cinch models"]);
+        .fails(2, &["sparse attention", "--data-dir"]);
     sandbox
         .cinch("plan --model gpt2 --set model.d_state=16")
         .fails(2, &["`model.d_state`", "mamba", "gpt2", "hint:"]);

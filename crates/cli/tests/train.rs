@@ -463,3 +463,46 @@ fn a_resumed_run_has_the_settings_it_began_with() {
     after["training"]["max_steps"] = before["training"]["max_steps"].clone();
     assert_eq!(before, after);
 }
+
+/// A file of the sparse-attention project, with ids that another program wrote, four GPUs that are
+/// one device here, and a checkpoint named as there.
+#[test]
+fn sparse_attention_goes_on_as_if_it_had_not_been_interrupted() {
+    let sandbox = Sandbox::new();
+    let ids: Vec<u8> = (0..4000_u32)
+        .flat_map(|i| ((i * i / 7 % 60) as u16).to_le_bytes())
+        .collect();
+    sandbox.write("tokens/train.bin", ids);
+    sandbox.write(
+        "tokens/metadata.json",
+        r#"{"dtype": "uint16", "vocab_size": 60, "num_tokens": 4000}"#,
+    );
+    sandbox.write(
+        "gsa.yaml",
+        "model: {vocab_size: 61, d_model: 16, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_ffn: 24}\n\
+         gsa: {d_indexer: 4, n_indexer_heads: 2, k_base: 8, k_min: 2, k_max: 12}\n\
+         training:\n  micro_batch_size: 2\n  gradient_accumulation_steps: 1\n  \
+         global_batch_size: 8\n  max_seq_len: 24\n  max_steps: 6\n  warmup_steps: 2\n  \
+         learning_rate: 3.0e-3\n  indexer_warmup_steps: 3\n  precision: fp32\n\
+         data: {data_dir: tokens}\nlogging: {log_interval: 1, eval_interval: 9, save_interval: 2}\n",
+    );
+    sandbox
+        .cinch("train --config gsa.yaml --output_dir whole --seed 5 --threads 1")
+        .succeeds()
+        .prints(&[
+            "batch 2 × 4 = 8 sequences of 24 tokens",
+            "4 GPUs are one device",
+        ]);
+    sandbox
+        .cinch("train --config gsa.yaml --output_dir cut --seed 5 --threads 1")
+        .succeeds();
+    for step in [6, 4] {
+        let folder = sandbox.join(format!("cut/checkpoints/step-{step:08}"));
+        fs::remove_dir_all(folder).expect("a checkpoint");
+    }
+    sandbox
+        .cinch("train --config gsa.yaml --output_dir cut --resume_from cut/step_2 --threads 1 --seed 5")
+        .succeeds();
+    let weights = |run: &str| checkpoint_file(&sandbox.join(run), 6, "model.safetensors");
+    assert!(weights("whole") == weights("cut"));
+}

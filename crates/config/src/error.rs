@@ -87,6 +87,15 @@ pub enum ConfigError {
     },
 
     #[error(
+        "micro batches of {micro} do not add up to a global batch of {whole}\nhint: {nearby} does"
+    )]
+    GlobalBatch {
+        whole: u64,
+        micro: u64,
+        nearby: String,
+    },
+
+    #[error(
         "`{key}` could not be set to {value} in {} without harm: {problem}; nothing was written\nhint: change it by hand",
         cinch_files::shown(&path)
     )]

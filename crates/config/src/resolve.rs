@@ -207,6 +207,7 @@ impl Completion {
             }
         }
         self.check_heads(&architecture)?;
+        self.check_selection(&architecture)?;
         Ok(architecture)
     }
 

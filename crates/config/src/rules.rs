@@ -3,6 +3,8 @@
 //!
 //! A value the user stated is moved by no rule without an error or a note.
 
+use std::path::Path;
+
 use cinch_architecture::{Architecture, Family, Number, families};
 
 use crate::completion::Completion;
@@ -116,6 +118,34 @@ impl Completion {
                 "set model.n_heads to a divisor of {width}, such as {}",
                 divisor.unwrap_or(1)
             ),
+        ))
+    }
+
+    /// Key heads share the query heads, and the fewest keys of a query are not more than the most.
+    pub(crate) fn check_selection(&self, model: &Architecture) -> Result<(), ConfigError> {
+        let number = |key: &str| model.get(key).and_then(Number::whole);
+        if let (Some(heads), Some(key_heads)) =
+            (number("model.n_heads"), number("model.n_kv_heads"))
+            && !heads.is_multiple_of(key_heads)
+        {
+            return Err(self.relation(
+                "model.n_kv_heads",
+                "model.n_heads",
+                "each head of keys serves as many heads",
+                format!("set model.n_kv_heads to a divisor of {heads}"),
+            ));
+        }
+        let (Some(least), Some(most)) = (number("model.k_min"), number("model.k_max")) else {
+            return Ok(());
+        };
+        if least <= most {
+            return Ok(());
+        }
+        Err(self.relation(
+            "model.k_min",
+            "model.k_max",
+            "a query cannot have more keys at the least than at the most",
+            format!("set model.k_min to {most} or less, or model.k_max to {least} or more"),
         ))
     }
 
@@ -282,6 +312,12 @@ impl Completion {
     pub(crate) fn check_vocabulary(&mut self, model: &Architecture) -> Result<(), ConfigError> {
         const TOKENIZER: &str = "data.tokenizer";
         const VOCABULARY: &str = "model.vocab_size";
+        // Ids that are there already need no tokenizer, and are counted when they are read.
+        if let Some(Value::Path(source)) = self.value("data.source")
+            && is_token_file(source)
+        {
+            return Ok(());
+        }
         let tokenizer = self.text(TOKENIZER);
         // A tokenizer in a file is counted when it is read.
         let Some(&(_, needed)) = TOKENIZERS.iter().find(|(name, _)| *name == tokenizer) else {
@@ -306,5 +342,13 @@ impl Completion {
             self.stated(VOCABULARY)
         ));
         Ok(())
+    }
+}
+
+/// Whether a path holds token ids rather than text: `train.bin` in a folder, or such a file.
+fn is_token_file(path: &Path) -> bool {
+    match path.is_dir() {
+        true => path.join("train.bin").is_file(),
+        false => path.extension().is_some_and(|ending| ending == "bin"),
     }
 }

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::dialect::draft::Reading;
+use crate::dialect::{ACCUMULATION, BATCH, RANKS};
 use crate::error::{ConfigError, Given};
 use crate::preset::Preset;
 use crate::registry::{self, SETTINGS};
@@ -179,6 +180,48 @@ impl Settings {
     /// The value that holds, if there is one yet.
     pub(crate) fn effective(&self, key: &str) -> Option<&Assignment> {
         self.assignments.get(key).and_then(|given| given.last())
+    }
+
+    /// Lets one device do what a file's several GPUs do: as many more micro batches, so that the
+    /// global batch is the same. A typed micro batch keeps it too, and a typed accumulation is
+    /// taken as it is. Returns the number of GPUs.
+    pub fn on_one_device(&mut self) -> Result<Option<u64>, ConfigError> {
+        let number = |given: Option<&Assignment>| match given.map(|given| &given.value) {
+            Some(Value::Unsigned(number)) => Some(*number),
+            _ => None,
+        };
+        let Some(ranks) = number(self.effective(RANKS)).filter(|&ranks| ranks > 1) else {
+            return Ok(None);
+        };
+        let source = || Source::Derived(RANKS.to_owned());
+        let typed = |key: &str| {
+            let given = self.effective(key);
+            given.is_some_and(|given| given.layer > Layer::File)
+        };
+        if !typed(ACCUMULATION) {
+            let stated = |key: &str| {
+                let below = self.effective_below(key, Layer::Environment);
+                number(below).unwrap_or(1)
+            };
+            let whole = stated(BATCH)
+                .saturating_mul(stated(ACCUMULATION))
+                .saturating_mul(ranks);
+            let micro = number(self.effective(BATCH)).unwrap_or(1).max(1);
+            if !whole.is_multiple_of(micro) {
+                let divides = |micro: &u64| whole.is_multiple_of(*micro);
+                let below = (1..micro).rev().find(divides);
+                let above = (micro + 1..=whole).find(divides);
+                return Err(ConfigError::GlobalBatch {
+                    whole,
+                    micro,
+                    nearby: nearby(below.into_iter().chain(above), whole),
+                });
+            }
+            let steps = Value::Unsigned(whole / micro);
+            self.push(ACCUMULATION, Layer::Adjusted, steps, source());
+        }
+        self.push(RANKS, Layer::Adjusted, Value::Unsigned(1), source());
+        Ok(Some(ranks))
     }
 
     /// The strongest value below `layer`.
@@ -383,4 +426,11 @@ pub(crate) fn keys_of(section: &str) -> String {
         .map(|setting| &setting.key[section.len() + 1..])
         .collect();
     keys.join(", ")
+}
+
+/// Micro batches with the accumulation that each takes to give a global batch.
+pub(crate) fn nearby(micros: impl IntoIterator<Item = u64>, whole: u64) -> String {
+    let pair = |micro: u64| format!("micro batch {micro} with accumulation {}", whole / micro);
+    let pairs: Vec<String> = micros.into_iter().map(pair).collect();
+    pairs.join(" or ")
 }

@@ -93,17 +93,39 @@ impl TokenStore {
         read_exact_at(&self.file, &mut bytes, start * width as u64)
             .map_err(|source| self.read_error(source))?;
         for id in bytes.chunks_exact(width) {
-            let mut wide = [0; 4];
-            wide[..width].copy_from_slice(id);
-            let id = u32::from_le_bytes(wide);
+            let id = Self::id(id);
             // The checksum held when the file was opened, and ids index the embedding.
-            if id as usize >= self.vocab_size {
+            if id >= self.vocab_size as u64 {
                 let changed = format!("it was changed: the id {id} is not in the vocabulary");
                 return Err(self.read_error(io::Error::other(changed)));
             }
             ids.push(id as i32);
         }
         Ok(())
+    }
+
+    /// A file of ids whose length and ids were looked at.
+    pub(crate) fn of_file(
+        file: File,
+        path: PathBuf,
+        bytes_per_token: usize,
+        vocab_size: usize,
+        len: u64,
+    ) -> Self {
+        Self {
+            file: Arc::new(file),
+            path,
+            bytes_per_token,
+            vocab_size,
+            len,
+        }
+    }
+
+    /// An id of two, four or eight bytes.
+    pub(crate) fn id(bytes: &[u8]) -> u64 {
+        let mut wide = [0; 8];
+        wide[..bytes.len()].copy_from_slice(bytes);
+        u64::from_le_bytes(wide)
     }
 
     fn read_error(&self, source: io::Error) -> DataError {

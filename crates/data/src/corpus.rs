@@ -107,6 +107,17 @@ impl Corpus {
         })
     }
 
+    /// A corpus whose tokens are there already.
+    pub(crate) fn new(header: Header, tokens: TokenStore, path: PathBuf, padding: i32) -> Self {
+        Self {
+            header,
+            tokens,
+            cache_path: path,
+            was_cached: true,
+            padding,
+        }
+    }
+
     pub fn num_tokens(&self) -> u64 {
         self.tokens.len()
     }

@@ -54,6 +54,12 @@ pub enum DataError {
     #[error("cannot read `{}`: {source}", cinch_files::shown(&path))]
     Read { path: PathBuf, source: io::Error },
 
+    #[error(
+        "`{}`: {problem}\nhint: train.bin holds little-endian ids, and metadata.json beside it says their dtype and vocab_size",
+        cinch_files::shown(&path)
+    )]
+    TokenFile { path: PathBuf, problem: String },
+
     #[error("`{}` changed while it was being read\nhint: run again once nothing writes to it", cinch_files::shown(&path))]
     Changed { path: PathBuf },
 

@@ -59,6 +59,7 @@ impl Shape {
             padding: false,
             window: None,
             documents: false,
+            selection: false,
         };
         let random = op.dropout.map(|_| graph.random_state());
         let mut tensor = |name: &str, heads: usize| {

@@ -14,10 +14,12 @@ use crate::FitError;
 
 /// Ways to cut the effective batch, largest micro batch first, none larger than asked for. An
 /// update inside the backward leaves nothing to add a second micro batch to, and a step that needs
-/// the `whole` batch has no other; then there is one way only.
+/// the `whole` batch has no other, nor has one whose result depends on the micro batch; then there
+/// is one way only.
 pub(crate) fn splits(config: &Config, whole: bool) -> impl Iterator<Item = (usize, usize)> + use<> {
     let (micro, effective) = (config.batch.batch_size, config.batch.effective_batch());
-    let whole = whole || config.batch.update_in_backward;
+    let depends = config.model.depends_on_micro_batch().is_some();
+    let whole = whole || depends || config.batch.update_in_backward;
     (1..=micro)
         .rev()
         .filter(move |&size| effective.is_multiple_of(size) && (size == micro || !whole))

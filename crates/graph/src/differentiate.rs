@@ -112,7 +112,8 @@ fn reaches_loss(graph: &Graph) -> Vec<bool> {
         reaches[term.value.index()] = true;
     }
     for node in graph.nodes.iter().rev() {
-        if node.outputs.iter().any(|id| reaches[id.index()]) {
+        let passes = node.op.declaration().passes_gradient();
+        if passes && node.outputs.iter().any(|id| reaches[id.index()]) {
             for id in &node.inputs {
                 reaches[id.index()] = true;
             }
@@ -278,7 +279,8 @@ impl<'g> Backward<'g> {
             accumulators[parameter.compute.index()] = parameter.gradient;
         }
         for node in &graph.nodes {
-            if node.inputs.iter().any(|id| requires[id.index()]) {
+            let passes = node.op.declaration().passes_gradient();
+            if passes && node.inputs.iter().any(|id| requires[id.index()]) {
                 for id in &node.outputs {
                     requires[id.index()] = true;
                 }

@@ -175,6 +175,7 @@ impl<'a> Encoder<'a> {
             padding: true,
             window: None,
             documents: false,
+            selection: false,
         };
         let o = g.attend(&name("attention"), op, &[qkv], Some(texts.lengths), None)?;
         let o = self.apply(g, &layer.output, texts, o)?;

@@ -181,6 +181,7 @@ impl<'a> Model<'a> {
                 .map(|window| window as usize)
                 .filter(|&window| window < self.build.context()),
             documents: false,
+            selection: false,
         };
         let (name, rows) = (name("attention"), self.rows);
         let o = self.build.attend(self.g, &name, op, &sources, rows)?;

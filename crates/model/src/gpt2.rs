@@ -94,6 +94,7 @@ impl Part<'_> {
             padding: false,
             window: None,
             documents: false,
+            selection: false,
         };
         let rows = Rows {
             continued,

@@ -19,6 +19,7 @@
 mod bert;
 mod decoder;
 mod gpt2;
+mod gsa;
 mod mamba;
 mod mu;
 mod naics;
@@ -50,6 +51,11 @@ pub enum ModelError {
          hint: leave out --lora-rank and --packing"
     )]
     WholeOnly { family: &'static str },
+    #[error(
+        "cinch does not generate text with {family}: what an indexer selects is not kept from token \
+         to token\nhint: `cinch train` tells its validation loss; other models of `cinch models` generate"
+    )]
+    NotGenerated { family: &'static str },
     #[error("{problem}\nhint: `cinch plan --engine pytorch` predicts what PyTorch takes for it")]
     Beyond { problem: String },
     #[error(transparent)]
@@ -163,6 +169,11 @@ trait Builds {
         Vec::new()
     }
 
+    /// Whether the model continues from a cache.
+    fn generates(&self) -> bool {
+        true
+    }
+
     /// How the model changes while it is trained: phases in the order of their first steps, the
     /// first of which is 0. All have the same parameters, and [`Build::phase`] says for which of
     /// them a graph is built.
@@ -194,6 +205,14 @@ macro_rules! dispatch {
             }
         }
 
+        /// Whether text can be generated with a model.
+        pub fn generates(model: &Architecture) -> bool {
+            match model {
+                $(Architecture::$trained(shape) => Builds::generates(shape),)*
+                $(Architecture::$predicted(_))|* => false,
+            }
+        }
+
         /// How a model changes while it is trained; one phase for most.
         pub fn phases(model: &Architecture) -> Vec<TrainingPhase> {
             match model {
@@ -216,6 +235,12 @@ pub fn build(model: &Architecture, build: &Build) -> Result<Graph, ModelError> {
         return Err(ModelError::SequenceTooLong {
             seq_len: build.seq_len.max(build.context()),
             positions: positions as usize,
+        });
+    }
+    if matches!(build.purpose, Purpose::Generate { .. }) && model.is_trained() && !generates(model)
+    {
+        return Err(ModelError::NotGenerated {
+            family: model.family().title,
         });
     }
     let without_modules = linear_modules(model).is_empty();

@@ -258,6 +258,7 @@ impl Layer<'_> {
             padding: false,
             window: None,
             documents: false,
+            selection: false,
         }
     }
 

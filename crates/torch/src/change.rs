@@ -119,7 +119,9 @@ pub fn apply(kind: RemedyKind, workload: &Workload) -> Option<Workload> {
             _ => return None,
         },
         RemedyKind::SelectedKeys => match &mut changed.architecture {
-            Architecture::Gsa(config) if config.most_keys > 1 => config.most_keys /= 2,
+            Architecture::Gsa(config) if config.most_keys / 2 >= config.least_keys.max(1) => {
+                config.most_keys /= 2;
+            }
             _ => return None,
         },
         RemedyKind::ModelSize => {

@@ -162,6 +162,14 @@ pub(crate) struct Data {
 
 impl Data {
     pub fn prepare(config: &Config, progress: &dyn Progress) -> Result<Self, TrainError> {
+        if let Some(path) = &config.data.source
+            && let Some(corpus) = Corpus::of_ids(path, config.model.vocab_size(), progress)?
+        {
+            return match config.data.packing {
+                true => Err(TrainError::NothingToPack),
+                false => Self::of_corpus(&corpus, config),
+            };
+        }
         let spec: TokenizerSpec = match config.data.tokenizer.parse() {
             Ok(spec) => spec,
             Err(never) => match never {},
@@ -187,6 +195,10 @@ impl Data {
             cache_dir: config.data.cache_dir.clone(),
         };
         let corpus = Corpus::prepare(&options, &tokenizer, progress)?;
+        Self::of_corpus(&corpus, config)
+    }
+
+    fn of_corpus(corpus: &Corpus, config: &Config) -> Result<Self, TrainError> {
         let windows = corpus.windows(config.batch.seq_len)?;
         let (training, validation) = windows.split(config.data.val_split, config.training.seed);
         let report = DataReport {

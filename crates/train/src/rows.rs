@@ -11,8 +11,8 @@ use std::fmt;
 use std::path::PathBuf;
 
 use cinch_config::{BatchConfig, BucketChoice, Config};
-use cinch_data::Progress;
 use cinch_data::sample::{Lengths, Limited, Rows};
+use cinch_data::{Corpus, Progress};
 use serde::Serialize;
 
 use crate::data::{
@@ -139,6 +139,10 @@ impl RowSurvey {
         let Some(path) = source.filter(|path| may_hold_samples(path)) else {
             return Ok(None);
         };
+        // Ids that are there already need no tokenizer.
+        if Corpus::holds_ids(path) {
+            return Ok(None);
+        }
         let tokenizer = load_tokenizer(config)?;
         if !holds_samples(path, config, &tokenizer)? {
             return Ok(None);

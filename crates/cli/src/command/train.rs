@@ -89,7 +89,8 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
     if arguments.json {
         print_json(&as_json(&outcome))?;
     } else {
-        print(&describe(&outcome, folder, target))?;
+        let generates = cinch_model::generates(&asked.config.model);
+        print(&describe(&outcome, folder, target, generates))?;
     }
     match outcome.ending {
         Ending::Finished => Ok(()),
@@ -170,7 +171,7 @@ fn losses(outcome: &TrainingOutcome) -> Option<String> {
     Some(text)
 }
 
-fn describe(outcome: &TrainingOutcome, folder: &Path, target: Target) -> String {
+fn describe(outcome: &TrainingOutcome, folder: &Path, target: Target, generates: bool) -> String {
     let mut lines = Vec::from_iter(losses(outcome));
     lines.push(format!(
         "{} and {} in {:.1} s",
@@ -194,10 +195,14 @@ fn describe(outcome: &TrainingOutcome, folder: &Path, target: Target) -> String 
         lines.push(format!("checkpoint: {}", shown(path)));
     }
     match outcome.ending {
-        Ending::Finished => lines.extend([
-            format!("sample from it: cinch generate {run} --prompt \"The weights\""),
-            format!("curves: tensorboard --logdir {run}/tensorboard"),
-        ]),
+        Ending::Finished => {
+            lines.extend(
+                generates.then(|| {
+                    format!("sample from it: cinch generate {run} --prompt \"The weights\"")
+                }),
+            );
+            lines.push(format!("curves: tensorboard --logdir {run}/tensorboard"));
+        }
         Ending::Interrupted if outcome.checkpoint.is_none() => {
             lines.push("stopped before the first step: there is nothing to resume".to_owned());
         }
@@ -301,7 +306,7 @@ mod tests {
         outcome.last_loss = at(37, 3.0);
         outcome.most_resident_bytes = Some(1 << 30);
         outcome.checkpoint = Some("runs/mamba-tiny/checkpoints/step-00000037".into());
-        let text = describe(&outcome, Path::new("runs/mamba-tiny"), Target::Cpu);
+        let text = describe(&outcome, Path::new("runs/mamba-tiny"), Target::Cpu, true);
         assert!(text.contains("37 steps and 0.25 epochs in 1.0 s"), "{text}");
         assert!(
             text.lines().all(|line| line.chars().count() <= 80),

@@ -10,6 +10,7 @@ use super::{
     switch, words,
 };
 use crate::error::ConfigError;
+use crate::settings::nearby;
 
 pub(super) static SPARSE_ATTENTION: Dialect = Dialect {
     name: "gated sparse attention",
@@ -27,7 +28,7 @@ pub(super) static SPARSE_ATTENTION: Dialect = Dialect {
         whole: "training.global_batch_size",
         has_accumulation: true,
     }),
-    arithmetic: Some(global_batch),
+    arithmetic: Some(data_and_batch),
 };
 
 const SPARSE_RULES: &[Rule] = &[
@@ -46,12 +47,13 @@ const SPARSE_RULES: &[Rule] = &[
     same("gsa.d_indexer", "model.d_indexer"),
     same("gsa.n_indexer_heads", "model.n_indexer_heads"),
     same("gsa.k_max", "model.k_max"),
-    harmless("gsa.k_base"),
-    harmless("gsa.k_min"),
+    same("gsa.k_base", "model.k_base"),
+    same("gsa.k_min", "model.k_min"),
     refused("gsa.use_flash", "a kernel of one's own is not computed"),
-    combined("gsa.use_value_gate"),
-    combined("gsa.use_output_gate"),
-    combined("gsa.use_adaptive_k"),
+    same("gsa.use_value_gate", "model.use_value_gate"),
+    same("gsa.use_output_gate", "model.use_output_gate"),
+    same("gsa.use_adaptive_k", "model.use_adaptive_k"),
+    same("gsa.train_indexer", "model.train_indexer"),
     harmless("gsa.*"),
     harmless("model.max_position_embeddings"),
     harmless("model.max_seq_len"),
@@ -89,26 +91,44 @@ const SPARSE_RULES: &[Rule] = &[
     same("training.beta2", BETA2),
     same("training.eps", EPSILON),
     same("training.grad_clip", CLIP),
-    harmless("training.indexer_*"),
+    same(
+        "training.indexer_warmup_steps",
+        "model.indexer_warmup_steps",
+    ),
+    same(
+        "training.indexer_lr_multiplier",
+        "model.indexer_lr_multiplier",
+    ),
     same("logging.log_interval", LOGGING),
     same("logging.eval_interval", EVALUATION),
     same("logging.save_interval", SAVING),
+    combined("data.data_dir"),
+    combined("data.local_dataset_path"),
+    combined("data.tokenizer"),
     harmless("data.*"),
     harmless("logging.*"),
 ];
 
-/// `global_batch_size = micro_batch_size × gradient_accumulation_steps × GPUs`.
-fn global_batch(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
-    for gate in [
-        "gsa.use_value_gate",
-        "gsa.use_output_gate",
-        "gsa.use_adaptive_k",
-    ] {
-        if let Some(entry) = draft.find(gate) {
-            if !draft.is_on(gate) {
-                return Err(draft.refuse(entry, "the model without it is not computed"));
+/// What is read, and `global_batch_size = micro_batch_size × gradient_accumulation_steps × GPUs`.
+fn data_and_batch(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
+    // Prepared tokens before the text that they were made from.
+    let mut source = None;
+    for key in ["data.data_dir", "data.local_dataset_path"] {
+        if let Some(entry) = draft.find(key) {
+            match source {
+                None if draft.text(entry).is_some() => source = Some(entry),
+                _ => draft.harmless(),
             }
-            draft.harmless();
+        }
+    }
+    if let Some(entry) = source {
+        let path = draft.text(entry).unwrap_or_default();
+        draft.say(entry, "data.source", &path);
+    }
+    if let Some(entry) = draft.find("data.tokenizer") {
+        match draft.text(entry) {
+            Some(name) => draft.say(entry, "data.tokenizer", &name),
+            None => draft.harmless(),
         }
     }
     let Some(entry) = draft.find("training.global_batch_size") else {
@@ -123,12 +143,8 @@ fn global_batch(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
     };
     let step = micro.saturating_mul(accumulation.unwrap_or(1));
     if step == 0 || whole % step != 0 {
-        draft.assume(format!(
-            "global_batch_size {whole} is not micro batch {micro} × accumulation {} × a number of GPUs: the two are taken as they are",
-            accumulation.unwrap_or(1)
-        ));
-        draft.harmless();
-        return Ok(());
+        let accumulation = accumulation.unwrap_or(1);
+        return Err(draft.refuse(entry, &not_a_product(whole, micro, accumulation)));
     }
     match (accumulation, whole / step) {
         (Some(_), 1) => draft.harmless(),
@@ -136,6 +152,32 @@ fn global_batch(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
         (None, steps) => draft.say(entry, ACCUMULATION, &steps.to_string()),
     }
     Ok(())
+}
+
+/// Why a global batch is not met, and what meets it on as many GPUs: the accumulation of this
+/// micro batch or, where none does, the micro batches around it.
+fn not_a_product(whole: u64, micro: u64, accumulation: u64) -> String {
+    let why =
+        format!("it is not micro batch {micro} × accumulation {accumulation} × a number of GPUs");
+    let step = micro.saturating_mul(accumulation);
+    if whole == 0 || step == 0 {
+        return why;
+    }
+    // The number of GPUs that was meant: the one that comes closest.
+    let far = |ranks: &u64| step.saturating_mul(*ranks).abs_diff(whole);
+    let most = (whole / step).saturating_add(1).min(whole);
+    let counts = (1..=most).filter(|ranks| whole.is_multiple_of(*ranks));
+    let ranks = counts.min_by_key(far).unwrap_or(1);
+    let each = whole / ranks;
+    let micros = if each.is_multiple_of(micro) {
+        vec![micro]
+    } else {
+        let divides = |micro: &u64| each.is_multiple_of(*micro);
+        let below = (1..micro).rev().find(divides);
+        let above = (micro.saturating_add(1)..=each).find(divides);
+        below.into_iter().chain(above).collect()
+    };
+    format!("{why}; on {ranks} GPUs it is {}", nearby(micros, each))
 }
 
 pub(super) static EMBEDDER: Dialect = Dialect {

@@ -13,12 +13,16 @@ use sha2::{Digest, Sha256};
 use crate::error::EngineError;
 
 /// What sources include, each before those that it includes itself.
-const HEADERS: [(&str, &str); 3] = [
+const HEADERS: [(&str, &str); 4] = [
     (
         "#include \"hopper.cuh\"",
         include_str!("kernels/hopper.cuh"),
     ),
     ("#include \"scan.cuh\"", include_str!("kernels/scan.cuh")),
+    (
+        "#include \"matrix.cuh\"",
+        include_str!("kernels/matrix.cuh"),
+    ),
     (
         "#include \"common.cuh\"",
         include_str!("kernels/common.cuh"),
@@ -26,7 +30,7 @@ const HEADERS: [(&str, &str); 3] = [
 ];
 
 /// Every source, by the name that commands use.
-pub const SOURCES: [(&str, &str); 21] = [
+pub const SOURCES: [(&str, &str); 22] = [
     ("activation", include_str!("kernels/activation.cu")),
     ("attention", include_str!("kernels/attention.cu")),
     ("attention_any", include_str!("kernels/attention_any.cu")),
@@ -58,6 +62,7 @@ pub const SOURCES: [(&str, &str); 21] = [
     ("dequantise", include_str!("kernels/dequantise.cu")),
     ("dropout", include_str!("kernels/dropout.cu")),
     ("embedding", include_str!("kernels/embedding.cu")),
+    ("indexer", include_str!("kernels/indexer.cu")),
     ("norm", include_str!("kernels/norm.cu")),
     ("optimizer", include_str!("kernels/optimizer.cu")),
     ("rotary", include_str!("kernels/rotary.cu")),

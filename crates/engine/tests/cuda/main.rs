@@ -15,8 +15,8 @@ mod real;
 mod shared;
 
 use cinch_architecture::{
-    Activation, Architecture, Decoder, Gpt2, Mamba, Mistral, Qwen3, RotaryPositions, RotaryScaling,
-    Windows,
+    Activation, Architecture, Decoder, Gpt2, Gsa, Mamba, Mistral, Qwen3, RotaryPositions,
+    RotaryScaling, Windows,
 };
 use cinch_graph::op::ActivationKind;
 use cinch_graph::{DType, Graph};
@@ -121,6 +121,32 @@ models! {
     gpt2_head_128_of_200_tokens: gpt2_of(256, 2, 61), 2 x 200;
     gpt2_head_20_of_65_tokens: gpt2_of(60, 3, 61), 2 x 65;
     gpt2_head_64_of_one_token: gpt2_of(64, 1, 61), 1 x 1;
+}
+
+/// An indexer with its selection and its fit: heads that tensor cores take and others, more rows
+/// than a tile has, a fixed number of keys, and the warm-up, where attention is dense.
+macro_rules! sparse {
+    ($($test:ident: $config:expr, $batch:literal x $seq_len:literal;)*) => {
+        $(
+            #[test]
+            #[ignore = "needs a GPU"]
+            fn $test() {
+                let config = Architecture::Gsa($config);
+                check(stringify!($test), |compute| model(&config, $batch, $seq_len, compute));
+            }
+        )*
+    };
+}
+
+sparse! {
+    gsa_head_64_of_300_tokens: gsa_of(64, 64), 2 x 300;
+    gsa_head_32_of_130_tokens: Gsa { adaptive_keys: false, ..gsa_of(32, 16) }, 3 x 130;
+    gsa_head_20_of_65_tokens: gsa_of(20, 5), 2 x 65;
+    gsa_head_128_of_200_tokens: gsa_of(128, 80), 1 x 200;
+    gsa_head_64_of_one_token: gsa_of(64, 64), 1 x 1;
+    gsa_head_64_of_200_dense_tokens: Gsa { indexer_warmup: 1, ..gsa_of(64, 64) }, 2 x 200;
+    gsa_without_a_trained_indexer: Gsa { train_indexer: false, ..gsa_of(64, 32) }, 2 x 100;
+    gsa_of_2500_tokens: Gsa { width: 32, heads: 1, key_heads: 1, ..gsa_of(32, 16) }, 2 x 2500;
 }
 
 /// What continues from a cache, over odd numbers of tokens and one. The rows of a batch begin at
@@ -328,6 +354,25 @@ fn mamba_of(d_model: usize, d_state: usize, d_conv: usize, chunk: usize) -> Arch
         vocabulary: shared::VOCABULARY as u64,
         scan_chunk: chunk as u64,
     })
+}
+
+/// Sparse from the first step on.
+fn gsa_of(head_dim: u64, indexer_width: u64) -> Gsa {
+    Gsa {
+        vocabulary: shared::VOCABULARY as u64,
+        width: 4 * head_dim,
+        layers: 1,
+        heads: 4,
+        key_heads: 2,
+        inner: 40,
+        indexer_heads: 3,
+        indexer_width,
+        base_keys: 40,
+        least_keys: 8,
+        most_keys: 50,
+        indexer_warmup: 0,
+        ..Gsa::default()
+    }
 }
 
 fn gpt2_of(d_model: usize, n_heads: usize, vocab_size: usize) -> Architecture {

@@ -159,7 +159,7 @@ pub fn compare(what: &str, reference: Graph, tested: Graph) -> Vec<Report> {
         run_on_cpu(&cpu, &mut host, index);
         for (output, (expected, &to)) in expected.iter().zip(&b.outputs).enumerate() {
             let bytes = device.bytes(gpu.place(to)).unwrap();
-            let ours = decode(&bytes, gpu.graph.ty(to).dtype);
+            let ours = numbers(&bytes, gpu.graph.ty(to).dtype);
             reports.push(Report {
                 what: what.to_owned(),
                 node: format!("{} `{}`", a.op.name(), a.name),
@@ -281,8 +281,8 @@ fn fill(side: &Side, host: &mut Executor) {
                 let values = host.arena_mut().write::<f32>(place);
                 for (i, (value, r)) in values.iter_mut().zip(numbers).enumerate() {
                     *value = match parameter.init {
-                        Init::Constant { value } => value + 0.3 * r,
                         Init::Ones => 1.0 + 0.3 * r,
+                        Init::Constant { value } => value + 0.3 * r,
                         Init::LogRange => ((i % tensor.ty.width() + 1) as f64).ln() + 0.2 * r,
                         Init::InverseSoftplus { .. } => 0.5 * r - 1.0,
                         Init::Zeros => 0.3 * r,
@@ -380,7 +380,21 @@ fn give(
 }
 
 fn floats(side: &Side, host: &Executor, id: TensorId) -> Vec<f32> {
-    host.arena().read::<f32>(side.place(id)).to_vec()
+    let dtype = side.graph.ty(id).dtype;
+    numbers(host.arena().read::<u8>(side.place(id)), dtype)
+}
+
+/// What an output is compared by: its numbers or, where it is a selection, its bits.
+fn numbers(bytes: &[u8], dtype: DType) -> Vec<f32> {
+    match dtype {
+        DType::I32 => {
+            let bits = bytes
+                .iter()
+                .flat_map(|byte| (0..8).map(move |bit| byte >> bit & 1));
+            bits.map(f32::from).collect()
+        }
+        dtype => decode(bytes, dtype),
+    }
 }
 
 fn distance(ours: &[f32], expected: &[f32]) -> f64 {

@@ -195,6 +195,7 @@ fn grouped_heads(compute: DType) -> Result<Graph, GraphError> {
         padding: false,
         window: None,
         documents: false,
+        selection: false,
     };
     let branch = g.attend("separate", op, &[q, k, v], None, None)?;
     let (stream, normed) = rms_sum(&mut g, "separate.norm", (stream, branch), 0.0)?;
@@ -212,6 +213,7 @@ fn grouped_heads(compute: DType) -> Result<Graph, GraphError> {
         padding: false,
         window: Some(5),
         documents: false,
+        selection: false,
     };
     let branch = g.attend("packed", op, &[qkv], None, None)?;
     let (_, normed) = rms_sum(&mut g, "packed.norm", (stream, branch), 0.2)?;
@@ -304,6 +306,7 @@ pub fn transformer(shape: &Transformer, compute: DType) -> Result<Graph, GraphEr
             padding: shape.padding,
             window: shape.window,
             documents: shape.documents,
+            selection: false,
         };
         let attended = g.attend(&part("attention"), op, &[q, k, v], lengths, starts)?;
         let branch = linear(&mut g, &part("o"), attended, width)?;

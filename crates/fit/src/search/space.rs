@@ -148,6 +148,15 @@ fn splits(request: &Request<'_>, whole: bool) -> Result<Vec<(usize, usize)>, Fit
     };
     match *stated {
         [] if whole => Ok(vec![(effective, 1)]),
+        // Another micro batch would be another run.
+        [] if request.config.model.depends_on_micro_batch().is_some() => {
+            let unit = batch.batch_size.min(effective);
+            let micro = (1..=unit)
+                .rev()
+                .find(|micro| effective.is_multiple_of(*micro));
+            let micro = micro.unwrap_or(1);
+            Ok(vec![(micro, effective / micro)])
+        }
         [] => {
             let divisors = divisors(effective).into_iter();
             Ok(divisors.map(|micro| (micro, effective / micro)).collect())

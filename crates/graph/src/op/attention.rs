@@ -1,5 +1,6 @@
 //! Softmax attention that never holds the T×T scores: forward keeps one number per row and
-//! head (the log-sum-exp), backward computes the probabilities again, block by block.
+//! head (the log-sum-exp), backward computes the probabilities again, block by block. A query may
+//! see a selection of the keys only: a bit for each, read beside the keys where they lie.
 
 mod hopper;
 
@@ -25,7 +26,7 @@ pub enum AttentionInputs {
 }
 
 /// Inputs: qkv, or q, k and v; random state with dropout; lengths i32 `[B]` with padding; starts
-/// i32 `[B, T]` with documents. Outputs: o [B, T, heads·head_dim], lse [B, heads, T].
+/// i32 `[B, T]` with documents; the selection, i32 `[B, T, ⌈T/32⌉]`. Outputs: o [B, T, heads·head_dim], lse [B, heads, T].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {
     pub inputs: AttentionInputs,
@@ -47,10 +48,13 @@ pub struct Attention {
     /// before its entry of the starts, the position where its document begins. Along a sequence
     /// starts never fall. Those below 0 count as 0, those beyond their own position as that.
     pub documents: bool,
+    /// Whether a query sees only the keys whose bits are set in its row of the selection: key s is
+    /// bit s % 32 of word s / 32. Every query must have one that it sees.
+    pub selection: bool,
 }
 
 /// Inputs: do, qkv or q, k and v, o, lse, random state with dropout, lengths with padding, starts
-/// with documents.
+/// with documents, selection.
 /// Outputs: dqkv, or dq, dk and dv.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionBackward(pub Attention);
@@ -82,6 +86,7 @@ impl Graph {
             padding: false,
             window: None,
             documents: false,
+            selection: false,
         };
         self.attend(name, op, &[qkv], None, None)
     }
@@ -100,11 +105,30 @@ impl Graph {
         let op = Attention {
             padding: lengths.is_some(),
             documents: starts.is_some(),
+            selection: false,
             ..op
         };
         let extras = [random, lengths, starts].into_iter().flatten();
         let inputs = sources.iter().copied().chain(extras);
         Ok(self.emit(name, op, inputs.collect())?[0])
+    }
+
+    /// Attention to the keys that a selection has; the output and its log-sum-exp.
+    pub fn attend_selected(
+        &mut self,
+        name: &str,
+        op: Attention,
+        sources: &[TensorId],
+        selection: Option<TensorId>,
+    ) -> Result<[TensorId; 2], GraphError> {
+        let random = op.dropout.map(|_| self.random_state());
+        let op = Attention {
+            selection: selection.is_some(),
+            ..op
+        };
+        let inputs = sources.iter().copied().chain(random).chain(selection);
+        let outputs = self.emit(name, op, inputs.collect())?;
+        Ok([outputs[0], outputs[1]])
     }
 }
 
@@ -122,6 +146,7 @@ impl Attention {
         usize::from(self.dropout.is_some())
             + usize::from(self.padding)
             + usize::from(self.documents)
+            + usize::from(self.selection)
     }
 
     /// Which of the extra inputs holds the lengths.
@@ -131,7 +156,18 @@ impl Attention {
 
     /// Which of the extra inputs holds the starts.
     pub fn starts(&self) -> Option<usize> {
-        self.documents.then(|| self.num_extras() - 1)
+        self.documents
+            .then(|| self.num_extras() - 1 - usize::from(self.selection))
+    }
+
+    /// Which of the extra inputs holds the selection.
+    pub fn selected(&self) -> Option<usize> {
+        self.selection.then(|| self.num_extras() - 1)
+    }
+
+    /// The type of a selection for sequences of `length`.
+    pub fn selection_type(batch: usize, length: usize) -> TensorType {
+        TensorType::new([batch, length, length.div_ceil(32)], DType::I32)
     }
 
     /// Columns of the queries, and of the keys or values.
@@ -162,8 +198,8 @@ impl Attention {
             || format!("{} heads over {} key heads", self.heads, self.kv_heads),
         )?;
         expect(
-            self.causal || (self.window.is_none() && !self.documents),
-            || "a window or documents without a causal order".to_owned(),
+            self.causal || !(self.window.is_some() || self.documents || self.selection),
+            || "a window, documents or a selection without a causal order".to_owned(),
         )?;
         expect(self.window != Some(0), || {
             "a window of 0 positions, in which a query does not even see itself".to_owned()
@@ -205,6 +241,10 @@ impl Attention {
         if let Some(starts) = self.starts() {
             expect_dtype("starts", &extras[starts], DType::I32)?;
             expect_shape("starts", &extras[starts], &[batch, length])?;
+        }
+        if let Some(selected) = self.selected() {
+            let expected = Self::selection_type(batch, length);
+            expect_same("the selection", &extras[selected], &expected)?;
         }
         Ok(())
     }

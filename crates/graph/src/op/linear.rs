@@ -21,6 +21,8 @@ pub struct Linear {
     pub bias: bool,
     /// Of the columns that are read, before they are multiplied.
     pub dropout: Option<Dropout>,
+    /// Whether x gets no gradient: what follows is trained by itself.
+    pub detached: bool,
 }
 
 /// Inputs: y [.., N or more], x [.., K or more], W [N, K]. Output: y, where `scale·x·Wᵀ` has been
@@ -142,10 +144,24 @@ impl Graph {
         let op = Linear {
             first_column,
             bias: bias.is_some(),
-            dropout: None,
+            ..Linear::default()
         };
         let inputs = [x, weight].into_iter().chain(bias).collect();
         Ok(self.emit(name, op, inputs)?[0])
+    }
+
+    /// As [`Self::linear`], passing no gradient on to x.
+    pub fn linear_detached(
+        &mut self,
+        name: &str,
+        x: TensorId,
+        weight: TensorId,
+    ) -> Result<TensorId, GraphError> {
+        let op = Linear {
+            detached: true,
+            ..Linear::default()
+        };
+        Ok(self.emit(name, op, vec![x, weight])?[0])
     }
 
     /// `dropout(x)·Wᵀ`.
@@ -244,6 +260,7 @@ impl Declare for Linear {
             weight: node.inputs[1],
             bias: self.bias.then(|| node.inputs[2]),
             dropout: self.dropout.zip(random),
+            detached: self.detached,
         }
         .emit(backward)
     }
@@ -319,6 +336,7 @@ impl Declare for LinearAdd {
             weight: node.inputs[2],
             bias: None,
             dropout: None,
+            detached: false,
         }
         .emit(backward)?;
         backward.contribute(node, node.inputs[0], dy)
@@ -366,6 +384,7 @@ struct ProductBackward<'a> {
     weight: TensorId,
     bias: Option<TensorId>,
     dropout: Option<(Dropout, TensorId)>,
+    detached: bool,
 }
 
 impl ProductBackward<'_> {
@@ -399,7 +418,7 @@ impl ProductBackward<'_> {
             let inputs = [dy, x].into_iter().chain(random).collect();
             backward.accumulate(node, "weight", op, inputs, into)?;
         }
-        if backward.wants(x) {
+        if backward.wants(x) && !self.detached {
             let partial = backward.take_partial(x);
             let op = LinearGradInput {
                 dy_column: self.dy_column,

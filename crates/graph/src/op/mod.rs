@@ -19,6 +19,7 @@ mod dequantise;
 mod embedding;
 mod fetch;
 mod gated;
+mod indexer;
 mod linear;
 mod logits;
 mod loss_scale;
@@ -44,6 +45,10 @@ pub use dequantise::{Dequantise, Quantisation, QuantisedTensors};
 pub use embedding::{Embedding, EmbeddingBackward};
 pub use fetch::Fetch;
 pub use gated::{Gated, GatedBackward};
+pub use indexer::{
+    Indexer, IndexerLoss, IndexerLossBackward, IndexerLossParts, IndexerSelection, KeyCount,
+    SelectionParts,
+};
 pub use linear::{Linear, LinearAdd, LinearGradInput, LinearGradWeight};
 pub use logits::Logits;
 pub use loss_scale::LossScale;
@@ -105,6 +110,11 @@ pub trait Declare {
             op: self.name(),
             node: node.name.clone(),
         })
+    }
+
+    /// Whether what the op reads can get a gradient from what it writes.
+    fn passes_gradient(&self) -> bool {
+        true
     }
 
     /// Whether the gradient of this input, a weight, comes in one piece, so that it can be rounded
@@ -235,6 +245,9 @@ ops!(
     AttentionEntropy,
     AttentionEntropyBackward,
     CachedAttentionEntropy,
+    IndexerSelection,
+    IndexerLoss,
+    IndexerLossBackward,
     Convolution,
     ConvolutionBackward,
     CachedConvolution,

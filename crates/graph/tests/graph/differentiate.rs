@@ -242,6 +242,7 @@ fn three_projections_of_one_tensor_add_to_one_gradient() {
         padding: false,
         window: None,
         documents: false,
+        selection: false,
     };
     let h = toy.graph.emit("attend", op, sources.to_vec()).unwrap()[0];
     let step = step(toy.finish(h));
@@ -270,6 +271,7 @@ fn a_tensor_that_is_its_own_query_key_and_value_has_two_sums() {
         padding: false,
         window: None,
         documents: false,
+        selection: false,
     };
     let h = toy.graph.emit("attend", op, vec![x; 3]).unwrap()[0];
     let step = step(toy.finish(h));

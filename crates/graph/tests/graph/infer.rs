@@ -7,10 +7,11 @@
 use cinch_graph::op::{
     Activation, ActivationBackward, ActivationKind, AdamW, Add, Attention, AttentionBackward,
     AttentionInputs, CachedAttention, CachedConvolution, CachedScan, Convolution,
-    ConvolutionBackward, CrossEntropy, Dequantise, Embedding, EmbeddingBackward, Gated,
-    GatedBackward, GradientNorm, GradientSquares, Linear, LinearAdd, LinearGradInput,
-    LinearGradWeight, Logits, MomentFormat, Norm, NormApply, NormBackward, NormKind, Op,
-    Quantisation, Rotary, Scan, ScanBackward, View,
+    ConvolutionBackward, CrossEntropy, Declare, Dequantise, Embedding, EmbeddingBackward, Gated,
+    GatedBackward, GradientNorm, GradientSquares, Indexer, IndexerLoss, IndexerLossBackward,
+    IndexerSelection, KeyCount, Linear, LinearAdd, LinearGradInput, LinearGradWeight, Logits,
+    MomentFormat, Norm, NormApply, NormBackward, NormKind, Op, Quantisation, Rotary, Scan,
+    ScanBackward, View,
 };
 use cinch_graph::{DType, Dropout, Graph, Shape, TensorType};
 
@@ -147,6 +148,12 @@ fn norm(kind: NormKind, residual: bool, dropout: Option<Dropout>) -> Norm {
     }
 }
 
+/// The op's verdict names what is wrong.
+fn refuses(op: Op, inputs: &[TensorType], fragment: &str) {
+    let problem = op.declaration().infer(inputs).expect_err(op.name());
+    assert!(problem.contains(fragment), "{}: {problem}", op.name());
+}
+
 fn attention(inputs: AttentionInputs, dropout: Option<Dropout>) -> Attention {
     Attention {
         inputs,
@@ -159,6 +166,7 @@ fn attention(inputs: AttentionInputs, dropout: Option<Dropout>) -> Attention {
         padding: false,
         window: None,
         documents: false,
+        selection: false,
     }
 }
 
@@ -271,6 +279,7 @@ fn linear() {
             first_column: 2,
             bias: true,
             dropout,
+            detached: false,
         };
         Case::new(op, with_random(vec![x, weight, f(&[5])]))
             .any_rank(&[0])
@@ -589,10 +598,6 @@ fn optimizers() {
 /// Settings of an op that no inputs can fit.
 #[test]
 fn settings_out_of_range() {
-    let refuses = |op: Op, inputs: &[TensorType], fragment: &str| {
-        let problem = op.declaration().infer(inputs).expect_err(op.name());
-        assert!(problem.contains(fragment), "{}: {problem}", op.name());
-    };
     let (x, small) = (f(&[2, 3, 4]), f(&[4]));
     for rate in [1.0, 1.5, -0.1, f64::NAN] {
         let dropout = Some(Dropout { rate, stream: 0 });
@@ -757,4 +762,125 @@ fn a_window_leaves_out_the_pairs_beyond_it() {
     assert_eq!(flops(Some(5), 5), flops(None, 5));
     assert_eq!(flops(Some(usize::MAX), 5), flops(None, 5));
     assert_eq!(flops(Some(1), 5), 5 * 2 * 3 * 4);
+}
+
+/// An indexer of two heads over [2, 3], with or without a selection of keys.
+#[test]
+fn an_indexer_and_its_loss_take_what_fits_together() {
+    let indexer = Indexer { heads: 2, width: 4 };
+    let own = [
+        f(&[2, 3, 8]),
+        f(&[2, 3, 4]),
+        f(&[2, 3, 2]),
+        f(&[2]),
+        f(&[2]),
+    ];
+    let adaptive = KeyCount::Adaptive {
+        base: 4,
+        least: 2,
+        most: 6,
+        temperature: 1.0,
+    };
+    for count in [None, Some(KeyCount::Fixed(3)), Some(adaptive)] {
+        let op = IndexerSelection { indexer, count };
+        let outputs = op.infer(&own).unwrap();
+        assert_eq!(outputs[0], f(&[2, 3]));
+        assert_eq!(outputs.get(1).copied(), count.map(|_| i(&[2, 3, 1])));
+        Case::new(op, own.to_vec()).check_all();
+    }
+    let (packed, o, key) = (f(&[2, 3, 20]), f(&[2, 3, 12]), f(&[2, 3, 4]));
+    let (rows, lse, term) = (f(&[2, 3]), f(&[2, 3, 3]), f(&[1]));
+    for selection in [None, Some(i(&[2, 3, 1]))] {
+        for inputs in [AttentionInputs::Packed, AttentionInputs::Separate] {
+            let sources = match inputs {
+                AttentionInputs::Packed => vec![packed],
+                AttentionInputs::Separate => vec![o, key],
+            };
+            let attention = Attention {
+                heads: 3,
+                kv_heads: 1,
+                head_dim: 4,
+                causal: true,
+                selection: selection.is_some(),
+                ..attention(inputs, None)
+            };
+            let op = IndexerLoss { indexer, attention };
+            let all = own.iter().copied().chain([rows]).chain(sources);
+            let all = all.chain([lse]).chain(selection).chain([term, term]);
+            let all: Vec<TensorType> = all.collect();
+            Case::new(op.clone(), all.clone()).check_all();
+            let backward = IndexerLossBackward {
+                forward: op,
+                scaled: false,
+            };
+            assert_eq!(backward.infer(&all).unwrap(), own);
+            Case::new(backward, all).check_all();
+        }
+    }
+}
+
+#[test]
+fn an_indexer_that_cannot_be_is_refused() {
+    let own = [
+        f(&[2, 3, 8]),
+        f(&[2, 3, 4]),
+        f(&[2, 3, 2]),
+        f(&[2]),
+        f(&[2]),
+    ];
+    let indexer = Indexer { heads: 2, width: 4 };
+    let adaptive = |least, most, temperature| {
+        Some(KeyCount::Adaptive {
+            base: 4,
+            least,
+            most,
+            temperature,
+        })
+    };
+    for (count, problem) in [
+        (Some(KeyCount::Fixed(0)), "0 keys"),
+        (adaptive(7, 6, 1.0), "at least 7 and at most 6"),
+        (adaptive(0, 6, 1.0), "at least 0"),
+        (adaptive(2, 6, f64::NAN), "temperature"),
+    ] {
+        let op = IndexerSelection { indexer, count };
+        refuses(op.into(), &own, problem);
+    }
+    for (heads, width, problem) in [(0, 4, "0 heads"), (65, 4, "65 heads"), (2, 0, "no columns")] {
+        let indexer = Indexer { heads, width };
+        let op = IndexerSelection {
+            indexer,
+            count: None,
+        };
+        refuses(op.into(), &own, problem);
+    }
+}
+
+/// A selection stands last, behind what else keeps a query from a key.
+#[test]
+fn attention_to_selected_keys_takes_their_bits() {
+    let (o, lse) = (f(&[2, 3, 6]), f(&[2, 3, 3]));
+    let key = f(&[2, 3, 2]);
+    for dropout in [None, DROPOUT] {
+        let random = dropout.map(|_| random());
+        let op = Attention {
+            heads: 3,
+            kv_heads: 1,
+            head_dim: 2,
+            causal: true,
+            selection: true,
+            ..attention(AttentionInputs::Separate, dropout)
+        };
+        let extras = || random.into_iter().chain([i(&[2, 3, 1])]);
+        let inputs = [o, key, key].into_iter().chain(extras());
+        Case::new(op.clone(), inputs.collect()).check_all();
+        let inputs = [o, o, key, key, o, lse].into_iter().chain(extras());
+        Case::new(AttentionBackward(op.clone()), inputs.collect()).check_all();
+        let around = Attention {
+            causal: false,
+            ..op
+        };
+        let inputs: Vec<_> = [o, key, key].into_iter().chain(extras()).collect();
+        refuses(around.into(), &inputs, "without a causal order");
+    }
 }

@@ -320,6 +320,7 @@ impl<'a> Builder<'a> {
             padding: false,
             window: None,
             documents: false,
+            selection: false,
         };
         let lengths = self.spec.padding.then(|| self.lengths());
         self.graph.attend(name, op, &sources, lengths, None)

@@ -171,6 +171,7 @@ fn caching(rows: usize, batch: usize) -> Graph {
         padding: false,
         window: None,
         documents: false,
+        selection: false,
     };
     let op = CachedAttention {
         attention,

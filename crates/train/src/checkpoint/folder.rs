@@ -22,8 +22,8 @@ const TRASH_PREFIX: &str = ".trash-";
 /// container every run may be process 1, and then a leftover of the killed run carries our own id.
 static IN_FLIGHT: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
-/// `step-00000123`.
-pub(super) fn step_name(step: u64) -> String {
+/// `step-00000123`: what a checkpoint's folder is called.
+pub fn step_name(step: u64) -> String {
     format!("{STEP_PREFIX}{step:08}")
 }
 

@@ -26,6 +26,7 @@ mod tensor_file;
 
 pub use cinch_weights::{Dtype, WeightFiles};
 pub use error::{CheckpointError, Damage};
+pub use folder::step_name as folder_name;
 pub use load::{Loaded, load, load_state, load_weights, resolve, verify};
 pub use store::{Best, Entry, Store};
 pub use tensor_file::{TakePiece, TensorBytes, TensorView};

@@ -18,6 +18,7 @@ pub mod embedding;
 pub mod expression;
 pub mod gated;
 pub mod gemm;
+pub mod indexer;
 pub mod lanes;
 pub mod linear;
 pub mod matvec;

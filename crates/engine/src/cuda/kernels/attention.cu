@@ -19,9 +19,12 @@
 // keys, and what belongs to them in o, lse and the gradients is zero. In a causal order a query
 // sees at most `window` keys up to its own, and with `starts` [B, T] none before its start; where
 // there is no window it is T. Starts never fall along a sequence, so that the first query of a
-// block says where its keys begin.
+// block says where its keys begin. The kernels `attention_selected_…` take a `selection`
+// [B, T, ⌈T/32⌉] besides: a query sees key s only where bit s % 32 of its word s / 32 is set. Tiles
+// of which a warp has selected nothing are left out.
 
 #include "common.cuh"
+#include "matrix.cuh"
 
 #define LOG2_E 1.4426950408889634f
 #define MINUS_INFINITY __int_as_float(0xff800000)
@@ -29,10 +32,6 @@
 #if !defined(REAL_F32)
 
 // ---------------------------------------------------------------- instructions
-
-__device__ __forceinline__ u32 shared_address(const void* p) {
-    return (u32)__cvta_generic_to_shared(p);
-}
 
 // Copies 16 (or 4) bytes to shared memory in the background; zeroes where `inside` is false.
 __device__ __forceinline__ void copy_16(u32 to, const void* from, bool inside) {
@@ -46,36 +45,6 @@ __device__ __forceinline__ void copy_4(u32 to, const void* from, bool inside) {
                  : "memory");
 }
 __device__ __forceinline__ void copies_arrive() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
-// Four 8×8 matrices from shared memory; lanes 8i to 8i+7 hold the addresses of the i-th one's rows.
-__device__ __forceinline__ void load_matrices(u32 (&x)[4], u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(address)
-                 : "memory");
-}
-__device__ __forceinline__ void load_matrices_transposed(u32 (&x)[4], u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(address)
-                 : "memory");
-}
-
-// c[16×8] += a[16×16]·b[16×8]. With g = lane/4 and t = lane%4 a thread has of c the elements
-// (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1).
-__device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-#if defined(REAL_F16)
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#else
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#endif
-}
 
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;
@@ -283,6 +252,14 @@ __device__ __forceinline__ int queries_end(const i32* starts, int window, int la
     return end;
 }
 
+// The selected ones of the 32 keys from `key` on, which is a multiple of 32; none of a query after the
+// end.
+__device__ __forceinline__ u32 selected_keys(const u32* selection, int query, int key, int seq) {
+    int words = (seq + 31) / 32;
+    bool inside = query < seq && key / 32 < words;
+    return inside ? selection[(u64)query * words + key / 32] : 0u;
+}
+
 // Zeroes what a block that has the ROWS positions from `first` on owns beyond `length`.
 template <int D, int ROWS, int THREADS>
 __device__ __forceinline__ void clear_padding(real* matrix, u64 stride, int first, int length,
@@ -300,12 +277,12 @@ __device__ __forceinline__ void clear_padding(real* matrix, u64 stride, int firs
 // A block has 16·TILES·WARPS queries of one head and walks its keys, KEYS at a time. Blocks of
 // one head follow one another, so that its keys and values are in the cache, the one with the
 // most keys to see first.
-template <int D, int TILES, int WARPS, int KEYS>
+template <bool SELECTED, int D, int TILES, int WARPS, int KEYS>
 __device__ __forceinline__ void forward(const real* q, const real* k, const real* v, real* o,
                                         float* lse, u32 q_stride, u32 kv_stride, int seq, int heads,
                                         int kv_heads, float scale, int causal, const u32* random,
                                         u32 stream, u32 threshold, const i32* lengths, int window,
-                                        const i32* starts) {
+                                        const i32* starts, const u32* selection) {
     constexpr int ROWS = 16 * TILES * WARPS, THREADS = 32 * WARPS, N = KEYS / 8;
     constexpr u32 STAGE = KEYS * D * 2;
     extern __shared__ __align__(128) u8 shared[];
@@ -348,6 +325,7 @@ __device__ __forceinline__ void forward(const real* q, const real* k, const real
     int end = causal ? min(length, first + ROWS) : length;
     bool bounded = window < seq || starts;
     if (starts) starts += (u64)b * seq;
+    if (SELECTED) selection += (u64)b * seq * ((seq + 31) / 32);
     int begin = bounded ? first_key(starts, window, first, seq) / KEYS * KEYS : 0;
     // From here on every row of the warp sees the keys before its own.
     int all_see = bounded ? first_key(starts, window, row0 + 16 * TILES - 1, seq) : 0;
@@ -366,10 +344,39 @@ __device__ __forceinline__ void forward(const real* q, const real* k, const real
         }
         if (k0 == begin) query.take(lanes);
         if (causal && k0 >= row0 + 16 * TILES) continue;
+        u32 chosen[SELECTED ? TILES : 1][2][KEYS / 32];
+        if constexpr (SELECTED) {
+            u32 any = 0u;
+#pragma unroll
+            for (int i = 0; i < TILES; i++)
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+#pragma unroll
+                    for (int word = 0; word < KEYS / 32; word++) {
+                        int row = row0 + i * 16 + half * 8 + g;
+                        chosen[i][half][word] =
+                            selected_keys(selection, row, k0 + word * 32, seq);
+                        any |= chosen[i][half][word];
+                    }
+            if (!__any_sync(0xffffffffu, any)) continue;
+        }
 
         lanes.forget();
         float s[TILES][N][4];
         query.times(s, keys + stage, lanes);
+
+        if constexpr (SELECTED) {
+#pragma unroll
+            for (int i = 0; i < TILES; i++)
+#pragma unroll
+                for (int n = 0; n < N; n++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        u32 word = chosen[i][e / 2][n / 4];
+                        if (!(word >> (n % 4 * 8 + 2 * t + e % 2) & 1u))
+                            s[i][n][e] = MINUS_INFINITY;
+                    }
+        }
 
         if (k0 + KEYS > length || (causal && k0 + KEYS - 1 > row0)) {
 #pragma unroll
@@ -467,14 +474,14 @@ __device__ __forceinline__ void forward(const real* q, const real* k, const real
 
 // A block has 16·TILES·WARPS keys of one key head and walks the queries that see them, of every
 // head of its group, QUERIES at a time; a warp takes STEP of those at once.
-template <int D, int TILES, int WARPS, int QUERIES, int STEP>
+template <bool SELECTED, int D, int TILES, int WARPS, int QUERIES, int STEP>
 __device__ __forceinline__ void backward_keys(const real* d_o, const real* q, const real* k,
                                               const real* v, const float* lse, const float* delta,
                                               real* dk, real* dv, u32 q_stride, u32 kv_stride,
                                               int seq, int heads, int kv_heads, float scale,
                                               int causal, const u32* random, u32 stream,
                                               u32 threshold, const i32* lengths, int window,
-                                              const i32* starts) {
+                                              const i32* starts, const u32* selection) {
     constexpr int ROWS = 16 * TILES * WARPS, THREADS = 32 * WARPS, N = STEP / 8;
     // A stage: queries, gradients of the output, then lse and delta of the queries.
     constexpr u32 TILE = QUERIES * D * 2, STATISTICS = 2 * TILE, STAGE = 2 * TILE + QUERIES * 8;
@@ -513,6 +520,7 @@ __device__ __forceinline__ void backward_keys(const real* d_o, const real* q, co
     // Queries before the first key see none of them.
     int begin = causal ? first / QUERIES * QUERIES : 0;
     if (starts) starts += (u64)b * seq;
+    if (SELECTED) selection += (u64)b * seq * ((seq + 31) / 32);
     int end = causal ? queries_end(starts, window, min(first + ROWS, seq) - 1, length) : length;
     int per_head = (end - begin + QUERIES - 1) / QUERIES, total = per_head * group;
     auto fetch_queries = [&](int index) {
@@ -547,10 +555,37 @@ __device__ __forceinline__ void backward_keys(const real* d_o, const real* q, co
             int column0 = q0 + part;
             if (causal && column0 + STEP <= row0) continue;
             u32 rows = stage + part * D * 2;
+            // Of each query, the bits of this warp's keys, which are in one word.
+            static_assert(16 * TILES <= 32, "a warp's keys are in one word");
+            u32 chosen[SELECTED ? N : 1][2];
+            if constexpr (SELECTED) {
+                u32 any = 0u, mask = 16 * TILES == 32 ? 0xffffffffu : (1u << 16 * TILES % 32) - 1u;
+#pragma unroll
+                for (int n = 0; n < N; n++)
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        int query = column0 + n * 8 + 2 * t + e;
+                        u32 word = selected_keys(selection, query, row0 / 32 * 32, seq);
+                        chosen[n][e] = word >> (row0 % 32) & mask;
+                        any |= chosen[n][e];
+                    }
+                if (!__any_sync(0xffffffffu, any)) continue;
+            }
             lanes.forget();
             float p[TILES][N][4], ds[TILES][N][4];
             key.times(p, rows, lanes);
             value.times(ds, rows + TILE, lanes);
+
+            if constexpr (SELECTED) {
+#pragma unroll
+                for (int i = 0; i < TILES; i++)
+#pragma unroll
+                    for (int n = 0; n < N; n++)
+#pragma unroll
+                        for (int e = 0; e < 4; e++)
+                            if (!(chosen[n][e % 2] >> (i * 16 + e / 2 * 8 + g) & 1u))
+                                p[i][n][e] = MINUS_INFINITY;
+            }
 
             if (causal && column0 < row0 + 16 * TILES - 1) {
 #pragma unroll
@@ -637,14 +672,15 @@ __device__ __forceinline__ void backward_keys(const real* d_o, const real* q, co
 // ---------------------------------------------------------------- backward: queries
 
 // Laid out as the forward; a warp takes STEP of the KEYS of a tile at once.
-template <int D, int TILES, int WARPS, int KEYS, int STEP>
+template <bool SELECTED, int D, int TILES, int WARPS, int KEYS, int STEP>
 __device__ __forceinline__ void backward_queries(const real* d_o, const real* q, const real* k,
                                                  const real* v, const float* lse,
                                                  const float* delta, real* dq, u32 q_stride,
                                                  u32 kv_stride, int seq, int heads, int kv_heads,
                                                  float scale, int causal, const u32* random,
                                                  u32 stream, u32 threshold, const i32* lengths,
-                                                 int window, const i32* starts) {
+                                                 int window, const i32* starts,
+                                                 const u32* selection) {
     constexpr int ROWS = 16 * TILES * WARPS, THREADS = 32 * WARPS, N = STEP / 8;
     constexpr u32 STAGE = KEYS * D * 2;
     extern __shared__ __align__(128) u8 shared[];
@@ -685,6 +721,7 @@ __device__ __forceinline__ void backward_queries(const real* d_o, const real* q,
     int end = causal ? min(length, first + ROWS) : length;
     bool bounded = window < seq || starts;
     if (starts) starts += (u64)b * seq;
+    if (SELECTED) selection += (u64)b * seq * ((seq + 31) / 32);
     int begin = bounded ? first_key(starts, window, first, seq) / KEYS * KEYS : 0;
     int all_see = bounded ? first_key(starts, window, row0 + 16 * TILES - 1, seq) : 0;
     d_o += (u64)b * seq * width + (u64)h * D;
@@ -711,10 +748,35 @@ __device__ __forceinline__ void backward_queries(const real* d_o, const real* q,
             int column0 = k0 + part;
             if (column0 >= length || (causal && column0 >= row0 + 16 * TILES)) break;
             u32 rows = keys + stage + part * D * 2;
+            static_assert(STEP == 32, "the keys of a step are one word");
+            u32 chosen[SELECTED ? TILES : 1][2];
+            if constexpr (SELECTED) {
+                u32 any = 0u;
+#pragma unroll
+                for (int i = 0; i < TILES; i++)
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        int row = row0 + i * 16 + half * 8 + g;
+                        chosen[i][half] = selected_keys(selection, row, column0, seq);
+                        any |= chosen[i][half];
+                    }
+                if (!__any_sync(0xffffffffu, any)) continue;
+            }
             lanes.forget();
             float p[TILES][N][4], ds[TILES][N][4];
             query.times(p, rows, lanes);
             gradient.times(ds, rows + 2 * STAGE, lanes);
+
+            if constexpr (SELECTED) {
+#pragma unroll
+                for (int i = 0; i < TILES; i++)
+#pragma unroll
+                    for (int n = 0; n < N; n++)
+#pragma unroll
+                        for (int e = 0; e < 4; e++)
+                            if (!(chosen[i][e / 2] >> (n * 8 + 2 * t + e % 2) & 1u))
+                                p[i][n][e] = MINUS_INFINITY;
+            }
 
             if (column0 + STEP > length || (causal && column0 + STEP - 1 > row0)) {
 #pragma unroll
@@ -791,17 +853,32 @@ __device__ __forceinline__ void backward_queries(const real* d_o, const real* q,
 #define INSTANCES(D, FORWARD, FORWARD_BLOCKS, KEYS, KEYS_THREADS, KEYS_BLOCKS, QUERIES)            \
     KERNEL __launch_bounds__(128, FORWARD_BLOCKS) attention_forward_##D(                           \
         const real* q, const real* k, const real* v, real* o, float* lse, SCALARS) {               \
-        forward<D, FORWARD>(q, k, v, o, lse, SCALAR_NAMES);                                        \
+        forward<false, D, FORWARD>(q, k, v, o, lse, SCALAR_NAMES, nullptr);                        \
     }                                                                                              \
     KERNEL __launch_bounds__(KEYS_THREADS, KEYS_BLOCKS) attention_backward_keys_##D(               \
         const real* d_o, const real* q, const real* k, const real* v, const float* lse,            \
         const float* delta, real* dk, real* dv, SCALARS) {                                         \
-        backward_keys<D, KEYS>(d_o, q, k, v, lse, delta, dk, dv, SCALAR_NAMES);                    \
+        backward_keys<false, D, KEYS>(d_o, q, k, v, lse, delta, dk, dv, SCALAR_NAMES, nullptr);    \
     }                                                                                              \
     KERNEL __launch_bounds__(128, 2) attention_backward_queries_##D(                               \
         const real* d_o, const real* q, const real* k, const real* v, const float* lse,            \
         const float* delta, real* dq, SCALARS) {                                                   \
-        backward_queries<D, QUERIES>(d_o, q, k, v, lse, delta, dq, SCALAR_NAMES);                  \
+        backward_queries<false, D, QUERIES>(d_o, q, k, v, lse, delta, dq, SCALAR_NAMES, nullptr);  \
+    }                                                                                              \
+    KERNEL __launch_bounds__(128, FORWARD_BLOCKS) attention_selected_forward_##D(                  \
+        const real* q, const real* k, const real* v, real* o, float* lse, SCALARS,                 \
+        const u32* selection) {                                                                    \
+        forward<true, D, FORWARD>(q, k, v, o, lse, SCALAR_NAMES, selection);                       \
+    }                                                                                              \
+    KERNEL __launch_bounds__(KEYS_THREADS, KEYS_BLOCKS) attention_selected_backward_keys_##D(      \
+        const real* d_o, const real* q, const real* k, const real* v, const float* lse,            \
+        const float* delta, real* dk, real* dv, SCALARS, const u32* selection) {                   \
+        backward_keys<true, D, KEYS>(d_o, q, k, v, lse, delta, dk, dv, SCALAR_NAMES, selection);   \
+    }                                                                                              \
+    KERNEL __launch_bounds__(128, 2) attention_selected_backward_queries_##D(                      \
+        const real* d_o, const real* q, const real* k, const real* v, const float* lse,            \
+        const float* delta, real* dq, SCALARS, const u32* selection) {                             \
+        backward_queries<true, D, QUERIES>(d_o, q, k, v, lse, delta, dq, SCALAR_NAMES, selection); \
     }
 
 #define SHAPE(...) __VA_ARGS__

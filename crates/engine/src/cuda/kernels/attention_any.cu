@@ -1,7 +1,7 @@
 // Softmax attention for any head width and element type, in single precision without tensor
 // cores: float graphs, and heads that are not 32, 64 or 128 wide. The equations are those of
-// attention.cu, where δ is computed as well; `lengths`, `window` and `starts` are what they are
-// there.
+// attention.cu, where δ is computed as well; `lengths`, `window`, `starts` and `selection` are what
+// they are there.
 //
 // A block of 16×16 threads works on tiles of 32 queries × 32 keys in shared memory; a thread has
 // the four scores (y, x), (y, x+16), (y+16, x), (y+16, x+16). Heads are read in chunks of `chunk`
@@ -25,6 +25,7 @@ struct Problem {
     int window;
     // Of the block's sequence, or null.
     const i32* starts;
+    const u32* selection;
 
     __device__ __forceinline__ int columns(int chunk_start) const {
         return min(chunk, width - chunk_start);
@@ -55,9 +56,16 @@ struct Problem {
         return end;
     }
 
+    // Whether the query at t, which counts, has selected the key at s.
+    __device__ __forceinline__ bool selects(int t, int s) const {
+        if (!selection || t >= seq) return true;
+        return selection[(u64)t * ((seq + 31) / 32) + s / 32] >> (s % 32) & 1u;
+    }
+
     // Whether the query at t sees the key at s.
     __device__ __forceinline__ bool sees(int t, int s) const {
-        return t < length && s < length && (!causal || (s <= t && s >= first_key(t)));
+        return t < length && s < length && (!causal || (s <= t && s >= first_key(t))) &&
+               selects(t, s);
     }
 };
 
@@ -125,10 +133,11 @@ __device__ __forceinline__ void add_product(const Problem& x, float* out, const 
 #define PARAMETERS                                                                                 \
     u32 q_stride, u32 kv_stride, int seq, int heads, int kv_heads, int width, int chunk,           \
         float scale, int causal, const u32 *random, u32 stream, u32 threshold,                     \
-        const i32 *lengths, int window, const i32 *starts
+        const i32 *lengths, int window, const i32 *starts, const u32 *selection
 #define PROBLEM                                                                                    \
     Problem x = {q_stride, kv_stride, seq,    heads, heads / kv_heads, width,                      \
-                 chunk,    causal,    scale,  seq,   window,           starts};                    \
+                 chunk,    causal,    scale,  seq,   window,           starts,                     \
+                 selection};                                                                       \
     Dropout dropout(random, stream, threshold, heads)
 
 // The kernels' grids are (tiles of the sequence × heads × batch, chunks of the result).
@@ -142,6 +151,7 @@ struct Place {
         first = (int)(blockIdx.x % tiles) * SIDE;
         column = blockIdx.y * x.chunk;
         if (x.starts) x.starts += (u64)b * x.seq;
+        if (x.selection) x.selection += (u64)b * x.seq * ((x.seq + 31) / 32);
     }
 
     // Beyond its sequence's length a block has nothing to compute, only zeroes to write.
@@ -192,7 +202,8 @@ KERNEL __launch_bounds__(256, 2) attention_forward_any(const real* q, const real
         for (int i = 0; i < 4; i++) {
             int r = row + i / 2 * 16, c = column + i % 2 * 16;
             int t = first + r, key = k0 + c;
-            bool seen = key < x.length && (!causal || (key <= t && key >= x.first_key(t)));
+            bool seen = key < x.length && (!causal || (key <= t && key >= x.first_key(t))) &&
+                        x.selects(t, key);
             scores[r * SCORE_STRIDE + c] = seen ? s[i / 2][i % 2] * scale : MINUS_INFINITY;
         }
         __syncthreads();

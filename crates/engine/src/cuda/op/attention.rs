@@ -14,9 +14,9 @@ const ROWS: usize = 128;
 /// What a launch needs to know of the instances in `kernels/attention.cu`.
 struct TensorCores {
     head_dim: usize,
-    forward: &'static str,
-    keys: &'static str,
-    queries: &'static str,
+    plain: Functions,
+    /// Of attention to selected keys.
+    selected: Functions,
     keys_threads: u32,
     /// Rows of the tiles that each of the three walks through.
     forward_tile: usize,
@@ -24,12 +24,26 @@ struct TensorCores {
     queries_tile: usize,
 }
 
+/// The kernels of one instance.
+struct Functions {
+    forward: &'static str,
+    keys: &'static str,
+    queries: &'static str,
+}
+
 const TENSOR_CORES: [TensorCores; 3] = [
     TensorCores {
         head_dim: 32,
-        forward: "attention_forward_32",
-        keys: "attention_backward_keys_32",
-        queries: "attention_backward_queries_32",
+        plain: Functions {
+            forward: "attention_forward_32",
+            keys: "attention_backward_keys_32",
+            queries: "attention_backward_queries_32",
+        },
+        selected: Functions {
+            forward: "attention_selected_forward_32",
+            keys: "attention_selected_backward_keys_32",
+            queries: "attention_selected_backward_queries_32",
+        },
         keys_threads: 128,
         forward_tile: 64,
         keys_tile: 64,
@@ -37,9 +51,16 @@ const TENSOR_CORES: [TensorCores; 3] = [
     },
     TensorCores {
         head_dim: 64,
-        forward: "attention_forward_64",
-        keys: "attention_backward_keys_64",
-        queries: "attention_backward_queries_64",
+        plain: Functions {
+            forward: "attention_forward_64",
+            keys: "attention_backward_keys_64",
+            queries: "attention_backward_queries_64",
+        },
+        selected: Functions {
+            forward: "attention_selected_forward_64",
+            keys: "attention_selected_backward_keys_64",
+            queries: "attention_selected_backward_queries_64",
+        },
         keys_threads: 128,
         forward_tile: 64,
         keys_tile: 64,
@@ -48,9 +69,16 @@ const TENSOR_CORES: [TensorCores; 3] = [
     // Smaller tiles: two blocks, or one on cards with 100 KiB, find room in shared memory.
     TensorCores {
         head_dim: 128,
-        forward: "attention_forward_128",
-        keys: "attention_backward_keys_128",
-        queries: "attention_backward_queries_128",
+        plain: Functions {
+            forward: "attention_forward_128",
+            keys: "attention_backward_keys_128",
+            queries: "attention_backward_queries_128",
+        },
+        selected: Functions {
+            forward: "attention_selected_forward_128",
+            keys: "attention_selected_backward_keys_128",
+            queries: "attention_selected_backward_queries_128",
+        },
         keys_threads: 256,
         forward_tile: 64,
         keys_tile: 32,
@@ -66,6 +94,13 @@ impl TensorCores {
         TENSOR_CORES
             .iter()
             .find(|instance| fits && instance.head_dim == op.head_dim)
+    }
+
+    fn functions(&self, op: &op::Attention) -> &Functions {
+        match op.selection {
+            true => &self.selected,
+            false => &self.plain,
+        }
     }
 
     fn row_bytes(&self) -> usize {
@@ -148,6 +183,10 @@ impl<'a> Site<'a> {
         scalars.push(x.optional_input(op.lengths().map(|lengths| extras + lengths)));
         scalars.push(Argument::I32(op.window.unwrap_or(seq).min(seq) as i32));
         scalars.push(x.optional_input(op.starts().map(|starts| extras + starts)));
+        let selection = op.selected().map(|selected| extras + selected);
+        if tensor_cores.is_none() || selection.is_some() {
+            scalars.push(x.optional_input(selection));
+        }
         Self {
             op,
             batch,
@@ -209,7 +248,10 @@ pub fn attention(x: &mut Lowering<'_>, op: &op::Attention) {
     site.launch(
         x,
         op.heads,
-        |instance| (instance.forward, 128, instance.forward_bytes()),
+        |instance| {
+            let function = instance.functions(op).forward;
+            (function, 128, instance.forward_bytes())
+        },
         ("attention_forward_any", any_bytes(op.head_dim, 4, 1)),
         arguments,
     );
@@ -253,14 +295,20 @@ pub fn attention_backward(x: &mut Lowering<'_>, op: &op::AttentionBackward) {
     site.launch(
         x,
         op.kv_heads,
-        |instance| (instance.keys, instance.keys_threads, instance.keys_bytes()),
+        |instance| {
+            let function = instance.functions(op).keys;
+            (function, instance.keys_threads, instance.keys_bytes())
+        },
         ("attention_backward_keys_any", any_bytes(op.head_dim, 6, 2)),
         [&operands[..], &[dk, dv]].concat(),
     );
     site.launch(
         x,
         op.heads,
-        |instance| (instance.queries, 128, instance.queries_bytes()),
+        |instance| {
+            let function = instance.functions(op).queries;
+            (function, 128, instance.queries_bytes())
+        },
         (
             "attention_backward_queries_any",
             any_bytes(op.head_dim, 5, 1),
@@ -304,6 +352,7 @@ pub(super) mod tests {
             padding: true,
             window: Some(33),
             documents: true,
+            selection: false,
         }
     }
 

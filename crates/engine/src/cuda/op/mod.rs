@@ -14,6 +14,7 @@ mod dequantise;
 mod embedding;
 mod expression;
 mod gated;
+mod indexer;
 mod linear;
 mod logits;
 mod norm;
@@ -69,6 +70,9 @@ pub fn lower(mut x: Lowering<'_>) -> Vec<Command> {
         Op::AttentionEntropy(op) => attention_entropy::attention_entropy(&mut x, op),
         Op::AttentionEntropyBackward(op) => attention_entropy::backward(&mut x, &op.0),
         Op::CachedAttentionEntropy(op) => attention_entropy::cached(&mut x, &op.0),
+        Op::IndexerSelection(op) => indexer::indexer_selection(&mut x, op),
+        Op::IndexerLoss(op) => indexer::indexer_loss(&mut x, op),
+        Op::IndexerLossBackward(op) => indexer::indexer_loss_backward(&mut x, op),
         Op::Convolution(op) => convolution::convolution(&mut x, op),
         Op::ConvolutionBackward(op) => convolution::convolution_backward(&mut x, op),
         Op::CachedConvolution(op) => cached_convolution::cached_convolution(&mut x, op),

@@ -43,11 +43,12 @@ pub struct HopperParts {
 }
 
 impl Attention {
-    /// Whether Hopper's kernels take it: 16 bits, heads of 64 or 128 columns, and a positive
-    /// scale, because the largest score is looked for before scaling.
+    /// Whether Hopper's kernels take it: 16 bits, heads of 64 or 128 columns, no selection, and a
+    /// positive scale, because the largest score is looked for before scaling.
     pub fn suits_hopper(&self, source: &TensorType) -> bool {
         matches!(source.dtype, DType::Bf16 | DType::F16)
             && matches!(self.head_dim, 64 | 128)
+            && !self.selection
             && self.scale > 0.0
             && source.shape.dims().iter().all(|size| *size > 0)
     }
@@ -193,6 +194,7 @@ mod tests {
             padding: false,
             window: None,
             documents: false,
+            selection: false,
         }
     }
 

@@ -20,7 +20,7 @@ use crate::cpu::parallel::{self, Accumulate, Shared};
 use crate::cpu::real::Real;
 use crate::cpu::simd::simd;
 
-use super::{AttentionShape, BLOCK, Inputs, Matrix, Sight, TileMask};
+use super::{AttentionShape, BLOCK, Inputs, Matrix, Sight, TileMask, bits};
 
 /// Elements of workspace: δ for every sequence, head and query.
 pub fn backward_workspace(shape: &AttentionShape) -> usize {
@@ -317,7 +317,7 @@ simd! {
         let width = columns.next_multiple_of(LANES);
         for i in 0..lse.len() {
             let visible = sight.visible(t0 + i, k0, columns);
-            let (start, end) = (visible.start as u32, visible.end as u32);
+            let seen = bits(visible.start, visible.end) & sight.selected(t0 + i, k0);
             let (lse, delta) = (lse[i], delta[i]);
             let p = &mut p[i * BLOCK..][..width];
             let ds = &mut ds[i * BLOCK..][..width];
@@ -326,10 +326,9 @@ simd! {
             }
             let chunks = p.chunks_exact_mut(LANES).zip(ds.chunks_exact_mut(LANES));
             for (c, (p, ds)) in chunks.enumerate() {
-                let first = (c * LANES) as u32;
+                let chunk = (seen >> (c * LANES)) as u32;
                 for l in 0..LANES {
-                    let key = first + l as u32;
-                    let seen = key >= start && key < end;
+                    let seen = chunk >> l & 1 == 1;
                     let probability = (p[l] * scale - lse).exp();
                     let gradient = probability * (ds[l] - delta) * scale;
                     p[l] = if seen { probability } else { F::ZERO };

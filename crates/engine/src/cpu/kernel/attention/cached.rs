@@ -45,6 +45,8 @@ pub fn forward_cached<F: Real>(
 
     let (keys, values) = (&*cache.keys, &*cache.values);
     let sight = Sight {
+        selection: None,
+        seq: shape.seq,
         causal: true,
         window: shape.window,
         starts: None,

@@ -10,7 +10,7 @@ use crate::cpu::parallel::{self, Accumulate, Shared};
 use crate::cpu::real::Real;
 use crate::cpu::simd::simd;
 
-use super::{AttentionShape, BLOCK, Inputs, Matrix, Sight, TileMask};
+use super::{AttentionShape, BLOCK, Inputs, Matrix, Sight, TileMask, bits};
 
 /// `o [rows, heads·head_dim]` and `lse [batch, heads, seq]`, the natural logarithm of
 /// `Σ_s e^{scale·q·k_s}` before dropout; zeroes for queries beyond the length of their sequence.
@@ -291,20 +291,21 @@ simd! {
         let width = columns.next_multiple_of(LANES);
         for i in 0..rows {
             let visible = sight.visible(t0 + i, k0, columns);
+            let selected = sight.selected(t0 + i, k0);
             let line = &mut scores[i * BLOCK..][..width];
-            // Its window or its document begins behind this block: there is no maximum yet.
-            if visible.is_empty() {
+            // Its window or its document begins behind this block, or it has selected none of it:
+            // there may be no maximum yet.
+            let seen = bits(visible.start, visible.end) & selected;
+            if seen == 0 {
                 line.fill(F::ZERO);
                 shrink[i] = F::ONE;
                 continue;
             }
-            let (start, end) = (visible.start as u32, visible.end as u32);
             let mut lanes = [maxima[i]; LANES];
             for (c, chunk) in line.chunks_exact_mut(LANES).enumerate() {
-                let first = (c * LANES) as u32;
+                let seen = (seen >> (c * LANES)) as u32;
                 for l in 0..LANES {
-                    let key = first + l as u32;
-                    let x = if key >= start && key < end { chunk[l] * scale } else { lowest };
+                    let x = if seen >> l & 1 == 1 { chunk[l] * scale } else { lowest };
                     chunk[l] = x;
                     lanes[l] = x.larger(lanes[l]);
                 }

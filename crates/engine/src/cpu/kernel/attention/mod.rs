@@ -27,6 +27,9 @@ use super::gemm::Matrix;
 /// would spend more on packing.
 const BLOCK: usize = 64;
 
+/// Keys in a word of a selection; a block has two words.
+const WORD: usize = 32;
+
 /// What a task needs in single precision with heads of 128 columns, as wide as they commonly
 /// are: two tiles of scores and three of the head (the backward's; the forward needs less).
 pub(super) const SCRATCH_BYTES: usize = BLOCK * (2 * BLOCK + 3 * 128) * size_of::<f32>();
@@ -65,6 +68,9 @@ struct Sight<'a> {
     window: Option<usize>,
     /// Of this sequence.
     starts: Option<&'a [i32]>,
+    /// Of this sequence: a bit for each key, in rows of words.
+    selection: Option<&'a [i32]>,
+    seq: usize,
 }
 
 impl Sight<'_> {
@@ -87,6 +93,21 @@ impl Sight<'_> {
         first.map_or(0, |first| first / BLOCK * BLOCK)
     }
 
+    /// Of the keys of the block at `k0`, those that the query at `t` has selected, a bit for each.
+    #[inline(always)]
+    fn selected(&self, t: usize, k0: usize) -> u64 {
+        let Some(selection) = self.selection else {
+            return u64::MAX;
+        };
+        let row_words = self.seq.div_ceil(WORD);
+        let row = &selection[t * row_words..][..row_words];
+        let word = |index: usize| match row.get(index) {
+            Some(word) => u64::from(word.cast_unsigned()),
+            None => 0,
+        };
+        word(k0 / WORD) | word(k0 / WORD + 1) << WORD
+    }
+
     /// Of the `columns` keys from `k0` on, those that the query at `t` sees.
     #[inline(always)]
     fn visible(&self, t: usize, k0: usize, columns: usize) -> Range<usize> {
@@ -97,6 +118,16 @@ impl Sight<'_> {
             0..columns
         }
     }
+}
+
+/// The bits `start..end` of a block.
+#[inline(always)]
+fn bits(start: usize, end: usize) -> u64 {
+    let below = |end: usize| match end {
+        BLOCK.. => u64::MAX,
+        _ => (1 << end) - 1,
+    };
+    below(end) & !below(start)
 }
 
 /// Queries `[rows, heads·head_dim]`, keys and values `[rows, kv_heads·head_dim]`, rows
@@ -110,6 +141,8 @@ pub struct Inputs<'a, F> {
     pub v: Columns<'a, F>,
     pub lengths: Option<&'a [i32]>,
     pub starts: Option<&'a [i32]>,
+    /// With `selection [batch, seq, ⌈seq/32⌉]` a causal query sees only keys whose bits are set.
+    pub selection: Option<&'a [i32]>,
 }
 
 impl<'a, F> Inputs<'a, F> {
@@ -120,6 +153,11 @@ impl<'a, F> Inputs<'a, F> {
             starts: self
                 .starts
                 .map(|starts| &starts[b * shape.seq..][..shape.seq]),
+            selection: self.selection.map(|selection| {
+                let words = shape.seq * shape.seq.div_ceil(WORD);
+                &selection[b * words..][..words]
+            }),
+            seq: shape.seq,
         }
     }
 
@@ -142,9 +180,14 @@ impl<'a, F> Inputs<'a, F> {
         if let Some(starts) = self.starts {
             assert_eq!(starts.len(), shape.rows(), "starts");
         }
+        if let Some(selection) = self.selection {
+            let words = shape.rows() * shape.seq.div_ceil(WORD);
+            assert_eq!(selection.len(), words, "the selection");
+        }
+        let bounded = shape.window.is_some() || self.starts.is_some() || self.selection.is_some();
         assert!(
-            shape.causal || (shape.window.is_none() && self.starts.is_none()),
-            "a window or starts without a causal order"
+            shape.causal || !bounded,
+            "a window, starts or a selection without a causal order"
         );
         let kv_width = shape.kv_heads * shape.head_dim;
         for (name, columns, width) in [

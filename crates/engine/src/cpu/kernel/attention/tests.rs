@@ -1,4 +1,6 @@
-use super::super::check::{assert_gradient, random, single, with_threads};
+use super::super::check::{
+    assert_close, assert_gradient, assert_single_close, inner_product, random, single, with_threads,
+};
 use super::super::columns::ColumnsMut;
 use super::*;
 use crate::cpu::dropout::RandomState;
@@ -36,6 +38,7 @@ struct Mask<'a> {
     dropout: Option<Dropout>,
     lengths: Option<&'a [i32]>,
     starts: Option<&'a [i32]>,
+    selection: Option<&'a [i32]>,
 }
 
 impl Mask<'static> {
@@ -43,6 +46,7 @@ impl Mask<'static> {
         dropout: None,
         lengths: None,
         starts: None,
+        selection: None,
     };
 
     /// None, dropout, lengths of two sequences, and both. Some end inside a tile, some outside of
@@ -56,6 +60,7 @@ impl Mask<'static> {
                 dropout,
                 lengths,
                 starts: None,
+                selection: None,
             })
         });
         pairs.collect()
@@ -97,6 +102,7 @@ fn packed<'a, F>(shape: &AttentionShape, data: &'a [F], mask: Mask<'a>) -> Input
         v: block(q + kv, kv),
         lengths: mask.lengths,
         starts: mask.starts,
+        selection: mask.selection,
     }
 }
 
@@ -129,8 +135,17 @@ fn naive(shape: &AttentionShape, data: &[f64], mask: Mask<'_>) -> (Vec<f64>, Vec
                 let first = (0..keys)
                     .find(|s| *s >= start as usize && shape.window.is_none_or(|w| t - s < w))
                     .unwrap();
+                let words = seq.div_ceil(32);
+                let chosen = |s: usize| {
+                    mask.selection.is_none_or(|bits| {
+                        bits[(b * seq + t) * words + s / 32] >> (s % 32) & 1 == 1
+                    })
+                };
                 let scores: Vec<f64> = (first..keys)
                     .map(|s| {
+                        if !chosen(s) {
+                            return f64::NEG_INFINITY;
+                        }
                         let dot: f64 = (0..dim)
                             .map(|c| at(t, h * dim + c) * at(s, (heads + kv) * dim + c))
                             .sum();
@@ -271,6 +286,7 @@ fn bounded(shape: AttentionShape, mut check: impl FnMut(AttentionShape, Mask<'_>
                 dropout: Some(some_dropout(&shape)),
                 lengths: Some(lengths),
                 starts,
+                selection: None,
             };
             check(shape, both);
         }
@@ -339,6 +355,7 @@ fn f32_gradients_are_close_and_threads_do_not_change_a_bit() {
         dropout: Some(some_dropout(&shape)),
         lengths: Some(&[90, 150]),
         starts: None,
+        selection: None,
     };
     let data = random(shape.rows() * packed_width(&shape), 3);
     let weights = random(shape.rows() * shape.heads * shape.head_dim, 4);
@@ -386,4 +403,60 @@ fn what_lies_beyond_a_length_is_never_read() {
         assert_eq!(run_forward(&shape, &data, mask), (o, lse));
         assert_eq!(run_backward(&shape, &data, &weights, mask), gradient);
     }
+}
+
+/// Each query sees its own key and, of those before, about one in three; one query of the second
+/// sequence sees nothing but the first key, several tiles away.
+fn some_selection(shape: &AttentionShape) -> Vec<i32> {
+    let words = shape.seq.div_ceil(WORD);
+    let mut bits = vec![0_i32; shape.rows() * words];
+    for (row, words) in bits.chunks_exact_mut(words).enumerate() {
+        let t = row % shape.seq;
+        for s in 0..=t {
+            let chosen = match row {
+                _ if row + 1 == shape.rows() => s == 0,
+                _ => s == t || (s * 7 + row * 3) % 11 < 4,
+            };
+            words[s / WORD] |= i32::from(chosen) << (s % WORD);
+        }
+    }
+    bits
+}
+
+#[test]
+fn selected_keys_are_all_that_a_query_sees() {
+    for (seq, dim) in [(1, 4), (13, 5), (150, 8)] {
+        let shape = shape(2, seq, [4, 2], dim, true);
+        let bits = some_selection(&shape);
+        for dropout in [None, Some(some_dropout(&shape))] {
+            let mask = Mask {
+                dropout,
+                selection: Some(&bits),
+                ..Mask::NONE
+            };
+            let data = random(shape.rows() * packed_width(&shape), 21);
+            let (o, lse) = run_forward(&shape, &data, mask);
+            let (expected_o, expected_lse) = naive(&shape, &data, mask);
+            assert_close("o", &o, &expected_o, 1e-12);
+            assert_close("lse", &lse, &expected_lse, 1e-12);
+            let exact = run_forward(&shape, &single(&data), mask);
+            assert_single_close("o in f32", &exact.0, &expected_o, 1e-5);
+        }
+    }
+}
+
+#[test]
+fn gradients_by_selected_keys_are_finite_differences() {
+    let shape = shape(2, 70, [2, 1], 2, true);
+    let bits = some_selection(&shape);
+    let mask = Mask {
+        selection: Some(&bits),
+        ..Mask::NONE
+    };
+    let data = random(shape.rows() * packed_width(&shape), 22);
+    let weights = random(shape.rows() * shape.heads * shape.head_dim, 23);
+    let gradient = run_backward(&shape, &data, &weights, mask);
+    assert_gradient("qkv", &data, &gradient, |data| {
+        inner_product(&naive(&shape, data, mask).0, &weights)
+    });
 }

@@ -43,6 +43,7 @@ fn attention(batch: usize, seq: usize, slots: usize, head_dim: usize) -> Graph {
             padding: false,
             window: None,
             documents: false,
+            selection: false,
         },
         slots,
     };
