@@ -10,9 +10,13 @@ fn main() -> Result<(), Error> {
     let mut out = std::io::stdout();
     writeln!(out, "cargo:rerun-if-changed=build.rs")?;
     writeln!(out, "cargo:rerun-if-changed=library")?;
-    writeln!(out, "cargo:rerun-if-changed=../torch/src/allocator/address.rs")?;
+    writeln!(
+        out,
+        "cargo:rerun-if-changed=../torch/src/allocator/address.rs"
+    )?;
     writeln!(out, "cargo:rustc-check-cfg=cfg(exported)")?;
-    let variable = |name: &str| env::var_os(name).ok_or_else(|| Error::other(format!("{name} is not set")));
+    let variable =
+        |name: &str| env::var_os(name).ok_or_else(|| Error::other(format!("{name} is not set")));
     let target = variable("TARGET")?;
     let object = PathBuf::from(variable("OUT_DIR")?).join("libcuda.so.1");
     // There are no rehearsals elsewhere; the crate still builds.
@@ -21,8 +25,19 @@ fn main() -> Result<(), Error> {
     }
     let mut compiler = Command::new(variable("RUSTC")?);
     compiler
-        .args(["--edition=2024", "--crate-type=cdylib", "--crate-name=cinch_card_library"])
-        .args(["--cfg=exported", "-Copt-level=3", "-Cpanic=abort", "-Cstrip=symbols", "-Clto=fat", "-Ccodegen-units=1"])
+        .args([
+            "--edition=2024",
+            "--crate-type=cdylib",
+            "--crate-name=cinch_card_library",
+        ])
+        .args([
+            "--cfg=exported",
+            "-Copt-level=3",
+            "-Cpanic=abort",
+            "-Cstrip=symbols",
+            "-Clto=fat",
+            "-Ccodegen-units=1",
+        ])
         // Triton and PyTorch's run-time compiler look for the driver under this name.
         .arg("-Clink-arg=-Wl,-soname,libcuda.so.1")
         .arg("--target")

@@ -84,7 +84,11 @@ impl Net {
         let width = self.width(pseudo_layer / self.directions());
         let input = number.min(gates) * self.hidden * width;
         let state = number.saturating_sub(gates) * self.hidden * self.projection;
-        let columns = if number < gates { width } else { self.projection };
+        let columns = if number < gates {
+            width
+        } else {
+            self.projection
+        };
         (before + input + state, self.hidden, columns)
     }
 
@@ -143,7 +147,11 @@ impl Net {
         let unit = self.unit(sequence);
         let input = sequence.length * sequence.batch * self.input * self.element_bytes();
         let of_a_step = sequence.batch * self.hidden * self.element_bytes();
-        let dropout = if self.has_dropout && self.layers > 1 { unit } else { 0 };
+        let dropout = if self.has_dropout && self.layers > 1 {
+            unit
+        } else {
+            0
+        };
         states * unit
             + inputs * input
             + self.weight_bytes()

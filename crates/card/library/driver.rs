@@ -8,7 +8,9 @@ use super::launch::{NUM_REGISTERS, occupancy};
 use super::ledger::{Entry, ledger};
 use super::memory;
 use super::properties;
-use super::runtime::{self, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, exported, nothing_to_do};
+use super::runtime::{
+    self, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, exported, nothing_to_do,
+};
 use super::stream::{self, new_handle};
 
 /// Of CUDA 13.0, which runs programs of every version before it.

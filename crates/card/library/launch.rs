@@ -59,7 +59,10 @@ pub fn occupancy(block_size: c_int, shared: usize) -> c_int {
         0 => c_int::MAX,
         shared => limits.shared_per_multiprocessor / (shared.min(1 << 30) as c_int + 1024),
     };
-    by_threads.min(by_shared).min(limits.blocks_per_multiprocessor).max(1)
+    by_threads
+        .min(by_shared)
+        .min(limits.blocks_per_multiprocessor)
+        .max(1)
 }
 
 fn launched() -> c_int {

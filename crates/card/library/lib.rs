@@ -31,4 +31,3 @@ pub mod virtual_memory;
 
 #[cfg(test)]
 mod tests;
-

@@ -178,7 +178,12 @@ pub fn device(index: usize) -> Option<MutexGuard<'static, Device>> {
     let device = devices().get(index)?;
     let device = device.get_or_init(|| Device::new().map(Mutex::new));
     // A thread that panicked while it held the lock left counts that are still sums of what is live.
-    Some(device.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
+    Some(
+        device
+            .as_ref()?
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner),
+    )
 }
 
 pub fn current_device() -> Option<MutexGuard<'static, Device>> {

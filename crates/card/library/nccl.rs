@@ -40,7 +40,14 @@ unsafe fn create(handle: *mut *mut c_void, num_ranks: c_int, rank: c_int) -> c_i
     let device = memory::current() as c_int;
     let is_first = {
         let mut communicators = communicators();
-        communicators.insert(number as u64, Communicator { rank, num_ranks, device });
+        communicators.insert(
+            number as u64,
+            Communicator {
+                rank,
+                num_ranks,
+                device,
+            },
+        );
         communicators.len() == 1
     };
     ledger().add(Entry::Communicators, 1);

@@ -6,7 +6,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::card::Card;
 use super::runtime::{INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS};
-use super::{blas, dnn_recurrent, driver, launch, memory, nccl, properties, runtime, stream, virtual_memory};
+use super::{
+    blas, dnn_recurrent, driver, launch, memory, nccl, properties, runtime, stream, virtual_memory,
+};
 
 const MIB: usize = 1 << 20;
 
@@ -33,7 +35,10 @@ fn free(address: *mut c_void) -> c_int {
 fn free_bytes() -> usize {
     let (mut free, mut total) = (0, 0);
     // SAFETY: outputs of the right type.
-    assert_eq!(unsafe { runtime::cudaMemGetInfo(&mut free, &mut total) }, SUCCESS);
+    assert_eq!(
+        unsafe { runtime::cudaMemGetInfo(&mut free, &mut total) },
+        SUCCESS
+    );
     assert_eq!(total, 4 << 30);
     free
 }
@@ -49,7 +54,11 @@ fn memory_is_counted_until_the_card_is_full() {
     // SAFETY: no arguments.
     assert_eq!(unsafe { runtime::cudaGetLastError() }, OUT_OF_MEMORY);
     // SAFETY: no arguments.
-    assert_eq!(unsafe { runtime::cudaGetLastError() }, SUCCESS, "reading an error clears it");
+    assert_eq!(
+        unsafe { runtime::cudaGetLastError() },
+        SUCCESS,
+        "reading an error clears it"
+    );
     assert_eq!((free(first), free(second)), (SUCCESS, SUCCESS));
     assert_eq!(free_bytes(), before);
 }
@@ -113,7 +122,10 @@ fn pointers_are_told_apart() {
     let device = allocate(MIB).unwrap();
     let mut pinned = null_mut();
     // SAFETY: outputs of the right type.
-    assert_eq!(unsafe { runtime::cudaHostAlloc(&mut pinned, 100, 0) }, SUCCESS);
+    assert_eq!(
+        unsafe { runtime::cudaHostAlloc(&mut pinned, 100, 0) },
+        SUCCESS
+    );
     let own = 0_u64;
     let kind = |pointer: *const c_void| {
         let mut attributes = runtime::PointerAttributes {
@@ -140,7 +152,8 @@ fn pointers_are_told_apart() {
 
 #[test]
 fn properties_have_the_layout_of_each_version() {
-    let number = |bytes: &[u8], at: usize| i32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
+    let number =
+        |bytes: &[u8], at: usize| i32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
     let size = |bytes: &[u8], at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
     // Where NVIDIA's headers have them: memory, major, multiprocessors, surface alignment, threads and shared memory of a
     // multiprocessor, shared memory on request, blocks of a multiprocessor, the whole.
@@ -164,9 +177,13 @@ fn properties_have_the_layout_of_each_version() {
 
 #[test]
 fn a_description_is_read_and_nonsense_in_it_is_not() {
-    let card = Card::parse("name=NVIDIA H200;memory=150019768320;major=9;minor=x;devices=0;what=1;;=");
+    let card =
+        Card::parse("name=NVIDIA H200;memory=150019768320;major=9;minor=x;devices=0;what=1;;=");
     assert_eq!(card.name, "NVIDIA H200");
-    assert_eq!((card.memory, card.major, card.minor), (150_019_768_320, 9, 0));
+    assert_eq!(
+        (card.memory, card.major, card.minor),
+        (150_019_768_320, 9, 0)
+    );
     assert_eq!(card.devices, 1);
     assert_eq!(card.limits().shared_per_block_opt_in, 227 << 10);
 }
@@ -181,7 +198,10 @@ fn devices_that_are_not_there_are_refused() {
         assert_ne!(runtime::cudaSetDevice(1), SUCCESS);
         assert_ne!(runtime::cudaSetDevice(-1), SUCCESS);
         assert_ne!(driver::cuDeviceGet(&mut number, 7), SUCCESS);
-        assert_ne!(runtime::cudaDeviceGetAttribute(&mut number, 100_000, 0), SUCCESS);
+        assert_ne!(
+            runtime::cudaDeviceGetAttribute(&mut number, 100_000, 0),
+            SUCCESS
+        );
     }
 }
 
@@ -189,7 +209,10 @@ fn devices_that_are_not_there_are_refused() {
 fn private_tables_are_refused() {
     let mut table: *const c_void = 8 as *const c_void;
     // SAFETY: an output of the right type.
-    assert_ne!(unsafe { driver::cuGetExportTable(&mut table, null()) }, SUCCESS);
+    assert_ne!(
+        unsafe { driver::cuGetExportTable(&mut table, null()) },
+        SUCCESS
+    );
     assert!(table.is_null());
 }
 
@@ -202,10 +225,19 @@ fn expandable_segments_count_what_is_mapped() {
     let bytes = 20 * MIB;
     // SAFETY: outputs of the right types, and a struct of four numbers as documented.
     unsafe {
-        assert_eq!(virtual_memory::cuMemAddressReserve(&mut address, 1 << 40, 0, 0, 0), SUCCESS);
+        assert_eq!(
+            virtual_memory::cuMemAddressReserve(&mut address, 1 << 40, 0, 0, 0),
+            SUCCESS
+        );
         assert_eq!(free_bytes(), before, "addresses are free");
-        assert_eq!(virtual_memory::cuMemCreate(&mut handle, bytes, properties.as_ptr().cast(), 0), SUCCESS);
-        assert_eq!(virtual_memory::cuMemMap(address, bytes, 0, handle, 0), SUCCESS);
+        assert_eq!(
+            virtual_memory::cuMemCreate(&mut handle, bytes, properties.as_ptr().cast(), 0),
+            SUCCESS
+        );
+        assert_eq!(
+            virtual_memory::cuMemMap(address, bytes, 0, handle, 0),
+            SUCCESS
+        );
         assert_eq!(virtual_memory::cuMemRelease(handle), SUCCESS);
         assert_eq!(before - free_bytes(), bytes, "a mapping holds its memory");
         assert_eq!(virtual_memory::cuMemUnmap(address, bytes), SUCCESS);
@@ -217,7 +249,10 @@ fn expandable_segments_count_what_is_mapped() {
             virtual_memory::cuMemCreate(&mut handle, too_much, properties.as_ptr().cast(), 0),
             OUT_OF_MEMORY
         );
-        assert_eq!(virtual_memory::cuMemExportToShareableHandle(), NOT_SUPPORTED);
+        assert_eq!(
+            virtual_memory::cuMemExportToShareableHandle(),
+            NOT_SUPPORTED
+        );
     }
 }
 
@@ -284,7 +319,18 @@ fn a_product_has_one_algorithm() {
         assert_eq!(blas::cublasCreate_v2(&mut handle), SUCCESS);
         assert!(!handle.is_null());
         let none = null_mut();
-        blas::cublasLtMatmulAlgoGetHeuristic(handle, none, none, none, none, none, none, 0, null_mut(), &mut count);
+        blas::cublasLtMatmulAlgoGetHeuristic(
+            handle,
+            none,
+            none,
+            none,
+            none,
+            none,
+            none,
+            0,
+            null_mut(),
+            &mut count,
+        );
     }
     assert_eq!(count, 0);
 }
@@ -300,7 +346,10 @@ fn ranks_are_alike() {
     // SAFETY: outputs of the right types, and ranges of the card with room for four ranks' bytes.
     unsafe {
         nccl::ncclGetUniqueId(id.as_mut_ptr());
-        assert_eq!(nccl::ncclCommInitRank(&mut handle, 4, id.assume_init(), 2), SUCCESS);
+        assert_eq!(
+            nccl::ncclCommInitRank(&mut handle, 4, id.assume_init(), 2),
+            SUCCESS
+        );
         nccl::ncclCommCount(handle, &mut count);
         nccl::ncclCommUserRank(handle, &mut rank);
         assert_eq!((count, rank), (4, 2));
@@ -331,13 +380,34 @@ fn recurrent_nets_reserve_what_the_h200_says() {
         // SAFETY: descriptors are names here; outputs have the right types.
         unsafe {
             dnn_recurrent::cudnnSetRNNDescriptor_v8(
-                net, 0, cell, 2, direction, 0, element, 0, 0, input, hidden, hidden, layers, none, 0,
+                net, 0, cell, 2, direction, 0, element, 0, 0, input, hidden, hidden, layers, none,
+                0,
             );
-            dnn_recurrent::cudnnSetRNNDataDescriptor(sequence, element, 1, length, batch, input, null(), none);
-            dnn_recurrent::cudnnGetRNNTempSpaceSizes(none, net, 1, sequence, &mut workspace, &mut kept);
+            dnn_recurrent::cudnnSetRNNDataDescriptor(
+                sequence,
+                element,
+                1,
+                length,
+                batch,
+                input,
+                null(),
+                none,
+            );
+            dnn_recurrent::cudnnGetRNNTempSpaceSizes(
+                none,
+                net,
+                1,
+                sequence,
+                &mut workspace,
+                &mut kept,
+            );
             dnn_recurrent::cudnnGetRNNWeightSpaceSize(none, net, &mut bytes);
         }
-        assert_eq!((kept, bytes), (reserve, weights), "{cell} {layers} {direction}");
+        assert_eq!(
+            (kept, bytes),
+            (reserve, weights),
+            "{cell} {layers} {direction}"
+        );
         assert!(workspace > bytes);
     }
 }

@@ -7,7 +7,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::host::{self, put};
 use super::memory;
-use super::runtime::{INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, exported, nothing_to_do};
+use super::runtime::{
+    INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, exported, nothing_to_do,
+};
 use super::stream::new_handle;
 
 const GRANULARITY: usize = 2 << 20;

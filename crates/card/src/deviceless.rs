@@ -56,8 +56,12 @@ impl Functions {
         // SAFETY: the names belong to these signatures in every version of cuDNN that has them.
         unsafe {
             Some(Self {
-                create: std::mem::transmute::<*mut c_void, _>(function(c"cudnnBackendCreateDescriptor")?),
-                destroy: std::mem::transmute::<*mut c_void, _>(function(c"cudnnBackendDestroyDescriptor")?),
+                create: std::mem::transmute::<*mut c_void, _>(function(
+                    c"cudnnBackendCreateDescriptor",
+                )?),
+                destroy: std::mem::transmute::<*mut c_void, _>(function(
+                    c"cudnnBackendDestroyDescriptor",
+                )?),
                 set: std::mem::transmute::<*mut c_void, _>(function(c"cudnnBackendSetAttribute")?),
                 finalize: std::mem::transmute::<*mut c_void, _>(function(c"cudnnBackendFinalize")?),
                 get: std::mem::transmute::<*mut c_void, _>(function(c"cudnnBackendGetAttribute")?),
@@ -173,7 +177,9 @@ impl Deviceless {
 
     /// Whether an array has as many elements as is said, and names only descriptors that exist.
     fn holds(&self, kind: c_int, count: i64, array: &[u8]) -> bool {
-        let length = usize::try_from(count).ok().and_then(|count| count.checked_mul(element_bytes(kind)));
+        let length = usize::try_from(count)
+            .ok()
+            .and_then(|count| count.checked_mul(element_bytes(kind)));
         length == Some(array.len())
             && (kind != TYPE_DESCRIPTOR
                 || array.chunks_exact(8).all(|bytes| {
@@ -187,7 +193,8 @@ impl Deviceless {
         if let Some(&(_, attribute)) = property {
             let array = std::ptr::from_ref(&self.properties).cast();
             // SAFETY: one descriptor, which lives as long as the process.
-            let status = unsafe { (self.functions.set)(descriptor, attribute, TYPE_DESCRIPTOR, 1, array) };
+            let status =
+                unsafe { (self.functions.set)(descriptor, attribute, TYPE_DESCRIPTOR, 1, array) };
             if status != 0 {
                 return status;
             }
@@ -196,7 +203,14 @@ impl Deviceless {
         unsafe { (self.functions.finalize)(descriptor) }
     }
 
-    fn get(&self, descriptor: Descriptor, name: c_int, kind: c_int, requested: i64, given: &[u8]) -> Answer {
+    fn get(
+        &self,
+        descriptor: Descriptor,
+        name: c_int,
+        kind: c_int,
+        requested: i64,
+        given: &[u8],
+    ) -> Answer {
         if !given.is_empty() && !self.holds(kind, requested, given) {
             return Answer::status(BAD_PARAMETER);
         }
@@ -207,7 +221,9 @@ impl Deviceless {
             false => array.as_mut_ptr().cast(),
         };
         // SAFETY: the array holds `requested` elements, or there is none.
-        let status = unsafe { (self.functions.get)(descriptor, name, kind, requested, &mut number, pointer) };
+        let status = unsafe {
+            (self.functions.get)(descriptor, name, kind, requested, &mut number, pointer)
+        };
         Answer {
             status,
             number,
@@ -260,7 +276,12 @@ impl Question {
 }
 
 /// Answers questions until there are no more. The first answer, before any question, says whether there will be any.
-pub fn serve(library: &Path, device: &str, mut input: impl Read, mut output: impl Write) -> io::Result<()> {
+pub fn serve(
+    library: &Path,
+    device: &str,
+    mut input: impl Read,
+    mut output: impl Write,
+) -> io::Result<()> {
     let mut deviceless = match Deviceless::new(library, device) {
         Ok(deviceless) => deviceless,
         Err(status) => return Answer::status(status).write(&mut output),

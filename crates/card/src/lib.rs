@@ -19,7 +19,13 @@ pub const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libcuda.so.
 
 /// Python modules for the script's process: their file names and texts.
 pub const MODULES: &[(&str, &str)] = &[
-    ("sitecustomize.py", include_str!("../python/sitecustomize.py")),
-    ("cinch_rehearsal.py", include_str!("../python/cinch_rehearsal.py")),
+    (
+        "sitecustomize.py",
+        include_str!("../python/sitecustomize.py"),
+    ),
+    (
+        "cinch_rehearsal.py",
+        include_str!("../python/cinch_rehearsal.py"),
+    ),
     ("cinch_values.py", include_str!("../python/cinch_values.py")),
 ];

@@ -30,7 +30,8 @@ impl Record {
             };
             let bytes = fs::read(file.path())?;
             let numbers = bytes.chunks_exact(8);
-            let entries = numbers.filter_map(|bytes| Some(u64::from_le_bytes(bytes.try_into().ok()?)));
+            let entries =
+                numbers.filter_map(|bytes| Some(u64::from_le_bytes(bytes.try_into().ok()?)));
             records.push(Self {
                 process,
                 entries: entries.collect(),

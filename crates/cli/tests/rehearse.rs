@@ -18,7 +18,10 @@ fn rehearse(sandbox: &Sandbox, flags: &str, script: &str) -> Ran {
     let left: Vec<_> = fs::read_dir(sandbox.path().parent().unwrap().join("cache"))
         .map(|entries| entries.flatten().map(|entry| entry.file_name()).collect())
         .unwrap_or_default();
-    let left: Vec<_> = left.iter().filter(|name| name.to_string_lossy().starts_with("rehearsal-")).collect();
+    let left: Vec<_> = left
+        .iter()
+        .filter(|name| name.to_string_lossy().starts_with("rehearsal-"))
+        .collect();
     assert!(left.is_empty(), "{left:?}");
     ran
 }
@@ -28,7 +31,11 @@ fn output_and_exit_code_pass_through() {
     let sandbox = Sandbox::new();
     let ran = rehearse(&sandbox, "", "echo out; exit 0").succeeds();
     assert_eq!(ran.stdout, "out\n");
-    assert!(ran.stderr.contains("nothing to tell of the script"), "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("nothing to tell of the script"),
+        "{}",
+        ran.stderr
+    );
     assert_eq!(rehearse(&sandbox, "", "exit 7").code, Some(7));
     assert_eq!(rehearse(&sandbox, "", "kill -SEGV $$").code, Some(139));
 }
@@ -36,17 +43,33 @@ fn output_and_exit_code_pass_through() {
 #[test]
 fn underscores_and_negative_numbers_of_the_script_stay_its_own() {
     let sandbox = Sandbox::new();
-    let ran = sandbox.run(["rehearse", "--gpu", "H200", "--", "echo", "--learning_rate", "-3", "--", "-1"]);
+    let ran = sandbox.run([
+        "rehearse",
+        "--gpu",
+        "H200",
+        "--",
+        "echo",
+        "--learning_rate",
+        "-3",
+        "--",
+        "-1",
+    ]);
     assert_eq!(ran.succeeds().stdout, "--learning_rate -3 -- -1\n");
 }
 
 #[test]
 fn the_script_finds_the_card_in_its_environment() {
     let sandbox = Sandbox::new();
-    let script = "echo $CINCH_CARD; test -f $LD_PRELOAD && test -f $CINCH_REHEARSAL/python/sitecustomize.py";
+    let script =
+        "echo $CINCH_CARD; test -f $LD_PRELOAD && test -f $CINCH_REHEARSAL/python/sitecustomize.py";
     let ran = rehearse(&sandbox, "--world 16 --rank 9 --until-step 3", script).succeeds();
     assert!(ran.stdout.contains("name=NVIDIA H200;"), "{}", ran.stdout);
-    assert!(ran.stdout.contains("major=9;minor=0;multiprocessors=132;devices=8;"), "{}", ran.stdout);
+    assert!(
+        ran.stdout
+            .contains("major=9;minor=0;multiprocessors=132;devices=8;"),
+        "{}",
+        ran.stdout
+    );
     let script = "echo $RANK $WORLD_SIZE $LOCAL_RANK $CINCH_REHEARSAL_UNTIL";
     let ran = rehearse(&sandbox, "--world 16 --rank 9 --until-step 3", script).succeeds();
     assert_eq!(ran.stdout, "9 16 1 3\n");
@@ -78,7 +101,10 @@ fn is_running(process: u32) -> bool {
 #[test]
 fn a_report_is_written_however_the_script_ends() {
     let sandbox = Sandbox::new();
-    assert_eq!(rehearse(&sandbox, "--report r.json", "exit 3").code, Some(3));
+    assert_eq!(
+        rehearse(&sandbox, "--report r.json", "exit 3").code,
+        Some(3)
+    );
     let report: Value = serde_json::from_slice(&fs::read(sandbox.join("r.json")).unwrap()).unwrap();
     assert_eq!(report["card"]["name"], "H200");
     assert_eq!(report["certain"], false);
@@ -96,8 +122,14 @@ fn what_cannot_be_rehearsed_is_refused() {
         ("rehearse --gpu MI300X -- true", "no CUDA"),
         ("rehearse --gpu H200 --rank 1 -- true", "--world"),
         ("rehearse --gpu H200 --world 4 --rank 4 -- true", "--rank 4"),
-        ("rehearse --gpu H200 --fit lr=--lr -- true", "hint: batch_size=--batch-size"),
-        ("rehearse --gpu H200 -- no-such-program-here", "no-such-program-here"),
+        (
+            "rehearse --gpu H200 --fit lr=--lr -- true",
+            "hint: batch_size=--batch-size",
+        ),
+        (
+            "rehearse --gpu H200 -- no-such-program-here",
+            "no-such-program-here",
+        ),
     ] {
         sandbox.cinch(line).fails(2, &[words]);
     }

@@ -32,7 +32,9 @@ pub fn run(arguments: &RehearseArguments) -> anyhow::Result<()> {
         )));
     }
     if !cfg!(target_os = "linux") {
-        return Err(usage("a rehearsal needs Linux: a library is loaded into the script's process"));
+        return Err(usage(
+            "a rehearsal needs Linux: a library is loaded into the script's process",
+        ));
     }
     let emulated = emulated(gpu, arguments.world)?;
     interrupt::listen("stopping the script")?;
@@ -63,8 +65,12 @@ fn emulated(gpu: &Gpu, world: Option<u32>) -> anyhow::Result<Emulated> {
         nccl: NCCL_BYTES,
     };
     let devices = world.unwrap_or(1).min(MOST_DEVICES);
-    Emulated::new(gpu, outside, devices)
-        .ok_or_else(|| usage(format!("{} has no CUDA: only cards of NVIDIA can be rehearsed", gpu.name)))
+    Emulated::new(gpu, outside, devices).ok_or_else(|| {
+        usage(format!(
+            "{} has no CUDA: only cards of NVIDIA can be rehearsed",
+            gpu.name
+        ))
+    })
 }
 
 fn write_report(path: &Path, answer: &Answer) -> anyhow::Result<()> {
@@ -73,7 +79,11 @@ fn write_report(path: &Path, answer: &Answer) -> anyhow::Result<()> {
     cinch_files::replace(path, text.as_bytes()).with_context(|| format!("cannot write `{shown}`"))
 }
 
-fn show_recording(arguments: &RehearseArguments, rehearsal: &Rehearsal, answer: &Answer) -> anyhow::Result<()> {
+fn show_recording(
+    arguments: &RehearseArguments,
+    rehearsal: &Rehearsal,
+    answer: &Answer,
+) -> anyhow::Result<()> {
     let Some(recorded) = answer.process().map(|process| rehearsal.recording(process)) else {
         return Ok(());
     };
@@ -111,8 +121,17 @@ fn finish(ended: &Ended) -> anyhow::Result<()> {
 
 /// The other side of the library's questions about convolutions.
 pub fn ask_cudnn(arguments: &AskCudnnArguments) -> anyhow::Result<()> {
-    let device = std::env::var(deviceless::DEVICE_VARIABLE)
-        .with_context(|| format!("{} is not set: a rehearsed process starts this", deviceless::DEVICE_VARIABLE))?;
+    let device = std::env::var(deviceless::DEVICE_VARIABLE).with_context(|| {
+        format!(
+            "{} is not set: a rehearsed process starts this",
+            deviceless::DEVICE_VARIABLE
+        )
+    })?;
     let (input, output) = (std::io::stdin().lock(), std::io::stdout().lock());
-    Ok(deviceless::serve(&arguments.library, &device, input, output)?)
+    Ok(deviceless::serve(
+        &arguments.library,
+        &device,
+        input,
+        output,
+    )?)
 }

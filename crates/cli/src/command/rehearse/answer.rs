@@ -71,14 +71,25 @@ impl Answer {
         let mut scripts = Vec::new();
         for file in fs::read_dir(rehearsal.folder())? {
             let path = file?.path();
-            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            let name = path
+                .file_name()
+                .and_then(|name| name.to_str())
+                .unwrap_or_default();
             if name.starts_with("script-") && name.ends_with(".json") {
                 let text = fs::read_to_string(&path)?;
                 scripts.extend(serde_json::from_str::<Script>(&text));
             }
         }
-        let of_record = |script: &&Script| record.as_ref().is_some_and(|record| record.process == script.pid);
-        let script = scripts.iter().find(of_record).or_else(|| scripts.first()).cloned();
+        let of_record = |script: &&Script| {
+            record
+                .as_ref()
+                .is_some_and(|record| record.process == script.pid)
+        };
+        let script = scripts
+            .iter()
+            .find(of_record)
+            .or_else(|| scripts.first())
+            .cloned();
         Ok(Self {
             gpu,
             ended: *ended,
@@ -98,8 +109,12 @@ impl Answer {
     }
 
     fn reserved(&self) -> u64 {
-        let counted = self.entry(Entry::Peak).saturating_sub(self.entry(Entry::Outside));
-        self.script.as_ref().map_or(counted, |script| script.reserved_bytes)
+        let counted = self
+            .entry(Entry::Peak)
+            .saturating_sub(self.entry(Entry::Outside));
+        self.script
+            .as_ref()
+            .map_or(counted, |script| script.reserved_bytes)
     }
 
     fn device(&self) -> u64 {
@@ -127,13 +142,19 @@ impl Answer {
         };
         let deciding = script.reads.iter().filter(|read| read.decides).count();
         if deciding > 0 {
-            doubts.push(format!("{deciding} lines decide something by values that do not exist"));
+            doubts.push(format!(
+                "{deciding} lines decide something by values that do not exist"
+            ));
         }
         if self.entry(Entry::Convolutions) > 0 {
-            doubts.push("cuDNN chose convolutions without a card, where it may choose others".to_owned());
+            doubts.push(
+                "cuDNN chose convolutions without a card, where it may choose others".to_owned(),
+            );
         }
         if self.entry(Entry::UnaskedPlans) > 0 {
-            doubts.push("this cuDNN cannot be asked without a card: workspaces are not counted".to_owned());
+            doubts.push(
+                "this cuDNN cannot be asked without a card: workspaces are not counted".to_owned(),
+            );
         }
         if self.entry(Entry::Estimates) > 0 {
             doubts.push("workspaces of recurrent nets or transforms are estimated".to_owned());
@@ -141,8 +162,15 @@ impl Answer {
         if !script.complete {
             doubts.push("the record of the run is not complete".to_owned());
         }
-        if !TRIED.iter().any(|tried| script.torch.starts_with(&format!("{tried}."))) {
-            doubts.push(format!("PyTorch {} was not tried; {} was", script.torch, TRIED.join(", ")));
+        if !TRIED
+            .iter()
+            .any(|tried| script.torch.starts_with(&format!("{tried}.")))
+        {
+            doubts.push(format!(
+                "PyTorch {} was not tried; {} was",
+                script.torch,
+                TRIED.join(", ")
+            ));
         }
         if !matches!(self.ended, Ended::Code(0)) {
             doubts.push("the script did not come to its end".to_owned());
@@ -157,7 +185,9 @@ impl Answer {
         let mut cards: Vec<&Gpu> = CATALOGUE
             .iter()
             .filter(|gpu| gpu.compute_capability.is_some())
-            .filter(|gpu| without + Overhead::of(Some(gpu.generation)).context <= gpu.memory.usable_bytes())
+            .filter(|gpu| {
+                without + Overhead::of(Some(gpu.generation)).context <= gpu.memory.usable_bytes()
+            })
             .collect();
         cards.sort_by_key(|gpu| gpu.memory.usable_mib);
         cards
@@ -206,7 +236,11 @@ impl Answer {
     }
 
     pub fn text(&self) -> String {
-        let mut text = format!("rehearsal on {} ({})\n", self.gpu.name, Bytes::new(self.gpu.memory.usable_bytes()));
+        let mut text = format!(
+            "rehearsal on {} ({})\n",
+            self.gpu.name,
+            Bytes::new(self.gpu.memory.usable_bytes())
+        );
         if self.record.is_none() {
             let reason = match &self.script {
                 Some(script) if script.cuda.is_none() => "its PyTorch is built without CUDA",
@@ -236,14 +270,25 @@ impl Answer {
             let _ = writeln!(text, "  {name:<12} {:>12}", Bytes::new(bytes).to_string());
         }
         for phase in &script.phases {
-            let (allocated, reserved) = (Bytes::new(phase.allocated_bytes), Bytes::new(phase.reserved_bytes));
-            let _ = writeln!(text, "  {:<12} {allocated} allocated, {reserved} reserved", phase.name);
+            let (allocated, reserved) = (
+                Bytes::new(phase.allocated_bytes),
+                Bytes::new(phase.reserved_bytes),
+            );
+            let _ = writeln!(
+                text,
+                "  {:<12} {allocated} allocated, {reserved} reserved",
+                phase.name
+            );
         }
         let cards = self.cards();
         let names: Vec<&str> = cards.iter().take(NUM_CARDS).map(|gpu| gpu.name).collect();
         if !names.is_empty() {
             let rest = cards.len() - names.len();
-            let more = if rest > 0 { format!(" and {rest} more") } else { String::new() };
+            let more = if rest > 0 {
+                format!(" and {rest} more")
+            } else {
+                String::new()
+            };
             let _ = writeln!(text, "  would fit on {}{more}", names.join(", "));
         }
         let doubts = self.doubts();
@@ -253,8 +298,17 @@ impl Answer {
                 let _ = writeln!(text, "  not certain: {}", doubts.join("; "));
             }
         }
-        for read in script.reads.iter().filter(|read| read.decides).take(NUM_READS) {
-            let _ = writeln!(text, "    {}: {}, taken as {} ({}×)", read.line, read.what, read.taken_as, read.count);
+        for read in script
+            .reads
+            .iter()
+            .filter(|read| read.decides)
+            .take(NUM_READS)
+        {
+            let _ = writeln!(
+                text,
+                "    {}: {}, taken as {} ({}×)",
+                read.line, read.what, read.taken_as, read.count
+            );
         }
         text
     }

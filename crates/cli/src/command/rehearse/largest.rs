@@ -24,13 +24,18 @@ struct Flag {
 
 impl Flag {
     fn find(asked: &str, command: &[OsString]) -> anyhow::Result<Self> {
-        let name = asked.strip_prefix("batch_size=").filter(|name| name.starts_with('-'));
+        let name = asked
+            .strip_prefix("batch_size=")
+            .filter(|name| name.starts_with('-'));
         let Some(name) = name else {
             return Err(usage(format!(
                 "--fit {asked} is not understood\nhint: batch_size=--batch-size, with the flag that the script has for it"
             )));
         };
-        let words: Vec<&str> = command.iter().map(|word| word.to_str().unwrap_or_default()).collect();
+        let words: Vec<&str> = command
+            .iter()
+            .map(|word| word.to_str().unwrap_or_default())
+            .collect();
         let joined = format!("{name}=");
         let place = words.iter().enumerate().find_map(|(index, word)| {
             if *word == name {
@@ -41,10 +46,19 @@ impl Flag {
         let value = match place {
             Some((index, is_joined)) => {
                 let text = words.get(index).copied().unwrap_or_default();
-                let text = if is_joined { &text[joined.len()..] } else { text };
-                text.parse().ok().filter(|value| (1..=MOST).contains(value)).ok_or_else(|| {
-                    usage(format!("the script's {name} is `{text}`, which is no number of samples"))
-                })?
+                let text = if is_joined {
+                    &text[joined.len()..]
+                } else {
+                    text
+                };
+                text.parse()
+                    .ok()
+                    .filter(|value| (1..=MOST).contains(value))
+                    .ok_or_else(|| {
+                        usage(format!(
+                            "the script's {name} is `{text}`, which is no number of samples"
+                        ))
+                    })?
             }
             None => 1,
         };
@@ -66,7 +80,12 @@ impl Flag {
     }
 }
 
-pub fn run(arguments: &RehearseArguments, gpu: &'static Gpu, emulated: &Emulated, asked: &str) -> anyhow::Result<()> {
+pub fn run(
+    arguments: &RehearseArguments,
+    gpu: &'static Gpu,
+    emulated: &Emulated,
+    asked: &str,
+) -> anyhow::Result<()> {
     let flag = Flag::find(asked, &arguments.command)?;
     let rehearsal = Rehearsal::new(emulated, arguments)?;
     let mut last = None;
@@ -85,7 +104,11 @@ pub fn run(arguments: &RehearseArguments, gpu: &'static Gpu, emulated: &Emulated
             )));
         }
         let fits = answer.fits();
-        tell(&format!("{} {value}: {}", flag.name, if fits { "fits" } else { "does not fit" }));
+        tell(&format!(
+            "{} {value}: {}",
+            flag.name,
+            if fits { "fits" } else { "does not fit" }
+        ));
         if fits {
             last = Some(answer);
         }
@@ -95,10 +118,17 @@ pub fn run(arguments: &RehearseArguments, gpu: &'static Gpu, emulated: &Emulated
         return Err(DoesNotFit(format!("not even {} 1 fits {}", flag.name, gpu.name)).into());
     };
     let kept = match flag.value > largest && flag.value.is_multiple_of(largest) {
-        true => format!("; {} micro batches of it keep the batch of {}", flag.value / largest, flag.value),
+        true => format!(
+            "; {} micro batches of it keep the batch of {}",
+            flag.value / largest,
+            flag.value
+        ),
         false => String::new(),
     };
-    tell(&format!("the largest that fits {} is {} {largest}{kept}", gpu.name, flag.name));
+    tell(&format!(
+        "the largest that fits {} is {} {largest}{kept}",
+        gpu.name, flag.name
+    ));
     if let (Some(path), Some(answer)) = (&arguments.report, &last) {
         super::write_report(path, answer)?;
     }
@@ -106,7 +136,10 @@ pub fn run(arguments: &RehearseArguments, gpu: &'static Gpu, emulated: &Emulated
 }
 
 /// The largest value that fits, from one that is likely near: doubled or halved until it is enclosed, then halved between.
-fn largest(start: u64, fits: &mut impl FnMut(u64) -> anyhow::Result<bool>) -> anyhow::Result<Option<u64>> {
+fn largest(
+    start: u64,
+    fits: &mut impl FnMut(u64) -> anyhow::Result<bool>,
+) -> anyhow::Result<Option<u64>> {
     let (mut low, mut high) = match fits(start)? {
         true => {
             let mut low = start;
@@ -173,7 +206,11 @@ mod tests {
             let flag = Flag::find("batch_size=--b", &command).unwrap();
             assert_eq!(flag.command(&command, 9), words(changed));
         }
-        for (asked, text) in [("lr=--lr", "python t.py"), ("batch_size=b", "p"), ("batch_size=--b", "p --b many")] {
+        for (asked, text) in [
+            ("lr=--lr", "python t.py"),
+            ("batch_size=b", "p"),
+            ("batch_size=--b", "p --b many"),
+        ] {
             assert!(Flag::find(asked, &words(text)).is_err(), "{asked}");
         }
     }

@@ -67,7 +67,9 @@ impl Rehearsal {
         let rehearsal = Self {
             environment: environment(&folder, emulated, arguments)?,
             folder,
-            timeout: arguments.timeout.map(|seconds| Duration::from_secs(seconds.into())),
+            timeout: arguments
+                .timeout
+                .map(|seconds| Duration::from_secs(seconds.into())),
             world: arguments.world.map(|world| (world, arguments.rank)),
         };
         rehearsal.unpack()?;
@@ -86,7 +88,12 @@ impl Rehearsal {
         }
         let stand_ins = self.folder.join(dnn_backend::STAND_INS);
         fs::create_dir_all(&stand_ins)?;
-        for name in ["libcublas.so.12", "libcublas.so.13", "libcublasLt.so.12", "libcublasLt.so.13"] {
+        for name in [
+            "libcublas.so.12",
+            "libcublas.so.13",
+            "libcublasLt.so.12",
+            "libcublasLt.so.13",
+        ] {
             std::os::unix::fs::symlink(self.folder.join("libcuda.so.1"), stand_ins.join(name))?;
         }
         Ok(())
@@ -123,7 +130,12 @@ impl Rehearsal {
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .process_group(0)
             .spawn()
-            .map_err(|error| usage(format!("cannot start `{}`: {error}", program.to_string_lossy())))?;
+            .map_err(|error| {
+                usage(format!(
+                    "cannot start `{}`: {error}",
+                    program.to_string_lossy()
+                ))
+            })?;
         let ended = wait(&mut child, self.timeout);
         signal(&child, Signal::KILL);
         ended
@@ -188,7 +200,10 @@ fn environment(
         set(card::VARIABLE, OsStr::new(&emulated.variable())),
         set(ledger::VARIABLE, folder.as_os_str()),
         set(dnn_backend::PROGRAM, program.as_os_str()),
-        set(deviceless::DEVICE_VARIABLE, OsStr::new(&emulated.cudnn_device())),
+        set(
+            deviceless::DEVICE_VARIABLE,
+            OsStr::new(&emulated.cudnn_device()),
+        ),
         set("CINCH_REHEARSAL", folder.as_os_str()),
     ];
     // A card that the user has hidden would hide this one too.
@@ -218,7 +233,9 @@ fn environment(
 }
 
 fn visible(emulated: &Emulated) -> String {
-    let numbers: Vec<String> = (0..emulated.card.devices).map(|number| number.to_string()).collect();
+    let numbers: Vec<String> = (0..emulated.card.devices)
+        .map(|number| number.to_string())
+        .collect();
     numbers.join(",")
 }
 
@@ -227,7 +244,9 @@ fn sweep(cache: &Path) {
     for entry in fs::read_dir(cache).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let process = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
-        let process = process.and_then(|number| number.parse().ok()).and_then(Pid::from_raw);
+        let process = process
+            .and_then(|number| number.parse().ok())
+            .and_then(Pid::from_raw);
         if process.is_some_and(|process| test_kill_process(process).is_err()) {
             // A folder that stays is swept next time.
             let _ = fs::remove_dir_all(entry.path());
