@@ -3,9 +3,8 @@
 //! nothing is kept for a backward.
 
 use super::{
-    CUDA_GEMM_WORKSPACE, Declare, LossScale, Op, aligned, expect, expect_dtype,
-    expect_inputs, expect_matrix, expect_rows, expect_same, expect_shape, expect_small, product,
-    sum,
+    CUDA_GEMM_WORKSPACE, Declare, LossScale, Op, aligned, expect, expect_dtype, expect_inputs,
+    expect_matrix, expect_rows, expect_same, expect_shape, expect_small, product, sum,
 };
 use crate::cost::{ChunkedCost, Cost, KernelCost};
 use crate::differentiate::Backward;

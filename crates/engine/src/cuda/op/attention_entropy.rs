@@ -110,7 +110,10 @@ pub fn backward(x: &mut Lowering<'_>, op: &op::AttentionEntropy) {
     ];
 
     let arguments = shared.into_iter().chain([dq, dv]).chain(site.scalars);
-    let queries = ["attention_entropy_queries_8", "attention_entropy_queries_16"];
+    let queries = [
+        "attention_entropy_queries_8",
+        "attention_entropy_queries_16",
+    ];
     let shape = site.shape(ROWS, true);
     x.launch(site.instance(queries), shape, arguments.collect());
 
