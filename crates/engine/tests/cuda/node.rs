@@ -282,6 +282,7 @@ fn fill(side: &Side, host: &mut Executor) {
                 for (i, (value, r)) in values.iter_mut().zip(numbers).enumerate() {
                     *value = match parameter.init {
                         Init::Ones => 1.0 + 0.3 * r,
+                        Init::Constant { value } => value + 0.3 * r,
                         Init::LogRange => ((i % tensor.ty.width() + 1) as f64).ln() + 0.2 * r,
                         Init::InverseSoftplus { .. } => 0.5 * r - 1.0,
                         Init::Zeros => 0.3 * r,

@@ -51,6 +51,7 @@ impl Planned {
                 .enumerate()
                 .map(|(i, r)| match parameter.init {
                     Init::Ones => 1.0 + 0.3 * r,
+                    Init::Constant { value } => value + 0.3 * r,
                     Init::LogRange => ((i % ty.width() + 1) as f64).ln() + 0.2 * r,
                     // Time steps around softplus(−1) ≈ 0.3.
                     Init::InverseSoftplus { .. } => 0.5 * r - 1.0,
