@@ -132,6 +132,6 @@ mod tests {
 
     #[test]
     fn the_published_size_has_its_parameters() {
-        assert_eq!(Mu::default().parameters(), 26_905_488);
+        assert_eq!(Mu::default().parameters(), 26_940_112);
     }
 }

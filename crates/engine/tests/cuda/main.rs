@@ -15,7 +15,7 @@ mod real;
 mod shared;
 
 use cinch_architecture::{
-    Activation, Architecture, Decoder, Gpt2, Gsa, Mamba, Mistral, Qwen3, RotaryPositions,
+    Activation, Architecture, Decoder, Gpt2, Gsa, Mamba, Mistral, Mu, Qwen3, RotaryPositions,
     RotaryScaling, Windows,
 };
 use cinch_graph::op::ActivationKind;
@@ -88,6 +88,7 @@ graphs! {
     expressions: "expressions",
     functions: "functions",
     reductions: "reductions",
+    entropies: "entropies",
 }
 
 #[test]
@@ -121,6 +122,8 @@ models! {
     gpt2_head_128_of_200_tokens: gpt2_of(256, 2, 61), 2 x 200;
     gpt2_head_20_of_65_tokens: gpt2_of(60, 3, 61), 2 x 65;
     gpt2_head_64_of_one_token: gpt2_of(64, 1, 61), 1 x 1;
+    mu_of_100_tokens: mu_of(true, false), 2 x 100;
+    mu_of_37_tokens_as_published: mu_of(false, true), 3 x 37;
 }
 
 /// An indexer with its selection and its fit: heads that tensor cores take and others, more rows
@@ -173,6 +176,7 @@ continued! {
     gpt2_continues_with_2_tokens: gpt2_of(256, 2, 61), 3 x 2 of 777;
     gpt2_continues_with_heads_of_20: gpt2_of(60, 3, 61), 3 x 2 of 30;
     qwen3_continues_with_13_tokens: Qwen3(decoder_of(None, true)).into(), 2 x 13 of 64;
+    mu_continues_with_13_tokens: mu_of(true, false), 2 x 13 of 64;
     mistral_continues_in_a_window: Mistral(decoder_of(Some(5), false)).into(), 2 x 13 of 64;
 }
 
@@ -373,6 +377,17 @@ fn gsa_of(head_dim: u64, indexer_width: u64) -> Gsa {
         indexer_warmup: 0,
         ..Gsa::default()
     }
+}
+
+fn mu_of(causal: bool, published_order: bool) -> Architecture {
+    Architecture::Mu(Mu {
+        vocabulary: 61,
+        layers: 2,
+        positions: 1024,
+        dropout: 0.1,
+        causal,
+        published_order,
+    })
 }
 
 fn gpt2_of(d_model: usize, n_heads: usize, vocab_size: usize) -> Architecture {

@@ -3,7 +3,8 @@
 
 use cinch_architecture::{Architecture, Gpt2, Mamba};
 use cinch_graph::op::{
-    ActivationKind, Attention, AttentionInputs, NormKind, Quantisation, Rotary, ScanInputs,
+    ActivationKind, Attention, AttentionEntropy, AttentionInputs, Head, NormKind, Quantisation,
+    Rotary, ScanInputs,
 };
 use cinch_graph::{DType, Graph, GraphError, Init, TensorId};
 use cinch_model::{Build, Purpose, build};
@@ -22,7 +23,7 @@ const LAYER: (NormKind, f64) = (NormKind::Layer, 1e-5);
 /// A graph in either precision.
 pub type Builder = fn(DType) -> Graph;
 
-pub const ALL: [(&str, Builder); 16] = [
+pub const ALL: [(&str, Builder); 17] = [
     ("mamba", |compute| model(&mamba(0), compute)),
     ("mamba with convolution", |compute| {
         model(&mamba(4), compute)
@@ -55,6 +56,7 @@ pub const ALL: [(&str, Builder); 16] = [
     ("reductions", |compute| {
         expressions::reductions(compute).unwrap()
     }),
+    ("entropies", |compute| entropies(compute).unwrap()),
 ];
 
 pub fn mamba(d_conv: usize) -> Architecture {
@@ -384,6 +386,52 @@ pub fn adapters(dropout: f64, compute: DType) -> Result<Graph, GraphError> {
 }
 
 /// One tensor read by three activations, a norm and a product: its gradient is a sum of five.
+/// The entropies of two attentions, one of them causal, and a head with a bias.
+fn entropies(compute: DType) -> Result<Graph, GraphError> {
+    let mut graph = Graph::new(compute);
+    let g = &mut graph;
+    let mut x = start(g, 12)?;
+    for (block, causal) in [true, false].into_iter().enumerate() {
+        g.enter_block(format!("blocks.{block}"));
+        let name = |part: &str| format!("blocks.{block}.{part}");
+        let qkv = linear(g, &name("qkv"), x, 36)?;
+        let op = Attention {
+            inputs: AttentionInputs::Packed,
+            heads: 4,
+            kv_heads: 4,
+            head_dim: 3,
+            causal,
+            // Far from uniform, so that there is an entropy to differentiate.
+            scale: 20.0,
+            dropout: None,
+            padding: false,
+            window: None,
+            documents: false,
+            selection: false,
+        };
+        let entropy = AttentionEntropy {
+            heads: op.heads,
+            head_dim: op.head_dim,
+            causal,
+            scale: op.scale,
+            keep_means: true,
+        };
+        let attended = g.emit(name("attention"), op, vec![qkv])?;
+        let entropy = g.attention_entropy(&name("entropy"), entropy, qkv, attended[1])?;
+        let base = g.small_weight(&name("base"), [12], Init::Ones);
+        let inputs = [x, attended[0], entropy, base];
+        x = g.map(&name("mix"), &inputs, |v| {
+            &v[0] + (&v[1] - &v[0]) * (&v[2] * &v[3]).sigmoid()
+        })?;
+        g.leave_block();
+    }
+    let weight = g.weight("head", [VOCABULARY, 12], WEIGHT);
+    let bias = Some(g.small_weight("head.bias", [VOCABULARY], Init::Zeros));
+    let targets = g.batch("targets", [BATCH, SEQ], DType::I32);
+    g.cross_entropy("loss", x, Head { weight, bias }, targets, 0.1, Some(7))?;
+    Ok(graph)
+}
+
 fn many_consumers(compute: DType) -> Result<Graph, GraphError> {
     let mut g = Graph::new(compute);
     let x = start(&mut g, 9)?;

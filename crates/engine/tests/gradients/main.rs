@@ -160,7 +160,7 @@ fn distance(ours: &[f64], expected: &[f64]) -> f64 {
 }
 
 /// Every op that a training step has; what is not in this list is only in other graphs.
-const TRAINING_OPS: [&str; 35] = [
+const TRAINING_OPS: [&str; 37] = [
     "embedding",
     "embedding_backward",
     "layer_norm",
@@ -191,6 +191,8 @@ const TRAINING_OPS: [&str; 35] = [
     "rotary_inverse",
     "attention",
     "attention_backward",
+    "attention_entropy",
+    "attention_entropy_backward",
     "convolution",
     "convolution_backward",
     "scan",

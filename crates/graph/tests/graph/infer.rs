@@ -6,12 +6,12 @@
 
 use cinch_graph::op::{
     Activation, ActivationBackward, ActivationKind, AdamW, Add, Attention, AttentionBackward,
-    AttentionInputs, CachedAttention, CachedConvolution, CachedScan, Convolution,
-    ConvolutionBackward, CrossEntropy, Declare, Dequantise, Embedding, EmbeddingBackward, Gated,
-    GatedBackward, GradientNorm, GradientSquares, Indexer, IndexerLoss, IndexerLossBackward,
-    IndexerSelection, KeyCount, Linear, LinearAdd, LinearGradInput, LinearGradWeight, Logits,
-    MomentFormat, Norm, NormApply, NormBackward, NormKind, Op, Quantisation, Rotary, Scan,
-    ScanBackward, View,
+    AttentionEntropy, AttentionEntropyBackward, AttentionInputs, CachedAttention,
+    CachedAttentionEntropy, CachedConvolution, CachedScan, Convolution, ConvolutionBackward,
+    CrossEntropy, Declare, Dequantise, Embedding, EmbeddingBackward, Gated, GatedBackward,
+    GradientNorm, GradientSquares, Indexer, IndexerLoss, IndexerLossBackward, IndexerSelection,
+    KeyCount, Linear, LinearAdd, LinearGradInput, LinearGradWeight, Logits, MomentFormat, Norm,
+    NormApply, NormBackward, NormKind, Op, Quantisation, Rotary, Scan, ScanBackward, View,
 };
 use cinch_graph::{DType, Dropout, Graph, Shape, TensorType};
 
@@ -546,12 +546,53 @@ fn losses() {
         scaled: true,
         ..cross_entropy()
     };
-    Case::new(scaled, [inputs, vec![f(&[4])]].concat())
+    Case::new(scaled.clone(), [inputs.clone(), vec![f(&[4])]].concat())
         .any_size(&[(1, 0)])
         .check_all();
+    let biased = CrossEntropy {
+        bias: true,
+        bias_gradient: true,
+        ..scaled
+    };
+    Case::new(biased, [inputs, vec![f(&[7]), f(&[4])]].concat()).check_all();
     Case::new(Logits { bias: false }, vec![h, weight, i(&[2])])
         .any_size(&[(0, 1), (1, 0)])
         .check_all();
+    Case::new(Logits { bias: true }, vec![h, weight, i(&[2]), f(&[7])])
+        .any_size(&[(0, 1)])
+        .check_all();
+}
+
+#[test]
+fn entropies() {
+    let op = AttentionEntropy {
+        heads: 2,
+        head_dim: 3,
+        causal: true,
+        scale: 0.5,
+        keep_means: true,
+    };
+    let (qkv, rows) = (f(&[2, 5, 18]), f(&[2, 2, 5]));
+    Case::new(op.clone(), vec![qkv, rows]).check_all();
+    let backward = AttentionEntropyBackward(op.clone());
+    Case::new(backward, vec![f(&[2, 5, 1]), qkv, rows, rows]).check_all();
+    let inputs = vec![qkv, f(&[2, 2, 9, 3]), i(&[2, 5])];
+    Case::new(CachedAttentionEntropy(op.clone()), inputs.clone())
+        .any_size(&[(1, 2)])
+        .check_all();
+    let many = Op::from(AttentionEntropy {
+        heads: 17,
+        ..op.clone()
+    });
+    let error = many.declaration().infer(&[f(&[2, 5, 153]), f(&[2, 17, 5])]);
+    assert!(error.unwrap_err().contains("at most 16 heads"));
+    let seeing_all = AttentionEntropy {
+        causal: false,
+        ..op
+    };
+    let cached = Op::from(CachedAttentionEntropy(seeing_all));
+    let error = cached.declaration().infer(&inputs).unwrap_err();
+    assert!(error.contains("without a causal order"), "{error}");
 }
 
 #[test]

@@ -45,6 +45,7 @@ fn naive(
     shape: CrossEntropyShape,
     h: &[f64],
     w: &[f64],
+    b: &[f64],
     targets: &[i32],
     weighting: Weighting,
 ) -> f64 {
@@ -55,9 +56,9 @@ fn naive(
         }
         let z: Vec<f64> = (0..shape.vocab)
             .map(|v| {
-                (0..shape.width)
-                    .map(|p| h[row * shape.width + p] * w[v * shape.width + p])
-                    .sum()
+                let products =
+                    (0..shape.width).map(|p| h[row * shape.width + p] * w[v * shape.width + p]);
+                b[v] + products.sum::<f64>()
             })
             .collect();
         let normaliser: f64 = z.iter().map(|z| z.exp()).sum();
@@ -78,6 +79,11 @@ struct Outcome<F> {
     loss: F,
     dh: Vec<F>,
     dw: Vec<F>,
+    db: Vec<F>,
+}
+
+fn bias(shape: CrossEntropyShape) -> Vec<f64> {
+    random(shape.vocab, 9)
 }
 
 fn run<F: Real>(
@@ -92,16 +98,22 @@ fn run<F: Real>(
         loss: F::from_f64(2.0),
         dh: vec![F::from_f64(9.0); h.len()],
         dw: vec![F::from_f64(0.5); w.len()],
+        db: vec![F::from_f64(0.5); shape.vocab],
     };
-    let (loss, dh, dw) = (&mut out.loss, &mut out.dh, &mut out.dw);
+    let (loss, dh) = (&mut out.loss, &mut out.dh);
+    let b: Vec<F> = bias(shape).into_iter().map(F::from_f64).collect();
+    let head = Head {
+        weight: w,
+        bias: Some(&b),
+    };
     let gradients = HeadGradients {
-        weight: Some((dw, mode)),
-        bias: None,
+        weight: Some((&mut out.dw, mode)),
+        bias: Some((&mut out.db, mode)),
     };
     forward_backward(
         shape,
         h,
-        without_bias(w),
+        head,
         &targets(shape),
         weighting,
         &mut space,
@@ -111,10 +123,6 @@ fn run<F: Real>(
     )
     .expect("targets are tokens");
     out
-}
-
-fn without_bias<F>(weight: &[F]) -> Head<'_, F> {
-    Head { weight, bias: None }
 }
 
 #[test]
@@ -128,7 +136,8 @@ fn loss_is_the_definition() {
             };
             let h = random(shape.rows * shape.width, 1);
             let w = random(shape.vocab * shape.width, 2);
-            let exact = naive(shape, &h, &w, &targets(shape), weighting);
+            let b = bias(shape);
+            let exact = naive(shape, &h, &w, &b, &targets(shape), weighting);
             let ours = run(shape, &h, &w, weighting, Accumulate::Overwrite).loss;
             assert!(
                 (ours - exact).abs() < 1e-12 * exact.abs().max(1.0),
@@ -139,10 +148,14 @@ fn loss_is_the_definition() {
             let mut evaluated = 0.0;
             let mut space = vec![f64::NAN; workspace(shape)];
             let mode = Accumulate::Overwrite;
+            let head = Head {
+                weight: &w,
+                bias: Some(&b),
+            };
             forward_only(
                 shape,
                 &h,
-                without_bias(&w),
+                head,
                 &targets(shape),
                 weighting,
                 &mut space,
@@ -166,13 +179,16 @@ fn gradients_are_finite_differences() {
             let h = random(shape.rows * shape.width, 3);
             let w = random(shape.vocab * shape.width, 4);
             let out = run(shape, &h, &w, weighting, mode);
-            let loss = |h: &[f64], w: &[f64]| {
-                weighting.weight * naive(shape, h, w, &targets(shape), weighting)
+            let b = bias(shape);
+            let loss = |h: &[f64], w: &[f64], b: &[f64]| {
+                weighting.weight * naive(shape, h, w, b, &targets(shape), weighting)
             };
-            assert_gradient("h", &h, &out.dh, |h| loss(h, &w));
+            assert_gradient("h", &h, &out.dh, |h| loss(h, &w, &b));
             let before = if mode == Accumulate::Add { 0.5 } else { 0.0 };
             let dw: Vec<f64> = out.dw.iter().map(|dw| dw - before).collect();
-            assert_gradient("w", &w, &dw, |w| loss(&h, w));
+            assert_gradient("w", &w, &dw, |w| loss(&h, w, &b));
+            let db: Vec<f64> = out.db.iter().map(|db| db - before).collect();
+            assert_gradient("bias", &b, &db, |b| loss(&h, &w, b));
         }
     }
 }
@@ -231,19 +247,22 @@ fn threads_do_not_change_a_bit() {
     let w = single(&random(shape.vocab * shape.width, 8));
     let on = |threads| {
         let out = with_threads(threads, || run(shape, &h, &w, weighting, Accumulate::Add));
-        (out.loss, out.dh, out.dw)
+        (out.loss, out.dh, out.dw, out.db)
     };
     assert_eq!(on(1), on(2));
 }
 
 #[test]
 fn logits_of_one_row_are_the_products() {
-    let (h, w) = (random(6, 1), random(6 * 45, 2));
+    let (h, w, b) = (random(6, 1), random(6 * 45, 2), random(45, 3));
     let mut out = vec![0.0; 45];
-    logits(&h, without_bias(&w), &mut out);
-    for (v, &z) in out.iter().enumerate() {
-        let exact: f64 = h.iter().zip(&w[6 * v..]).map(|(h, w)| h * w).sum();
-        assert!((z - exact).abs() < 1e-12);
+    for bias in [None, Some(&b[..])] {
+        logits(&h, Head { weight: &w, bias }, &mut out);
+        for (v, &z) in out.iter().enumerate() {
+            let exact: f64 = h.iter().zip(&w[6 * v..]).map(|(h, w)| h * w).sum();
+            let exact = exact + bias.map_or(0.0, |bias| bias[v]);
+            assert!((z - exact).abs() < 1e-12);
+        }
     }
 }
 
@@ -266,7 +285,10 @@ fn a_target_outside_the_vocabulary_is_named() {
         let error = forward_only(
             shape,
             &h,
-            without_bias(&w),
+            Head {
+                weight: &w,
+                bias: None,
+            },
             &[0, 3, value],
             weighting,
             &mut [0.0; 20],
