@@ -269,3 +269,78 @@ impl Pairs {
         texts
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::TokenizerSpec;
+    use crate::synth::{self, TaxonomyShape};
+
+    fn read(lines: &str) -> Result<Taxonomy, DataError> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("codes.jsonl");
+        std::fs::write(&path, lines).unwrap();
+        let tokenizer = Tokenizer::load(&TokenizerSpec::Bytes).unwrap();
+        Taxonomy::read(&path, &tokenizer, [4, 8, 8, 8])
+    }
+
+    fn made_up() -> Taxonomy {
+        let shape = TaxonomyShape {
+            sectors: 3,
+            children: 2,
+            digits: 4,
+        };
+        read(&synth::taxonomy(shape, 1)).unwrap()
+    }
+
+    #[test]
+    fn negatives_are_farther_than_the_positive_and_differ() {
+        let taxonomy = made_up();
+        assert_eq!(taxonomy.entries().len(), 3 * (1 + 2 + 4));
+        let (training, validation) = taxonomy.pairs((2, 5), 0.2, 7).unwrap();
+        assert!(!validation.is_empty());
+        for sample in 0..3 * training.len() {
+            let texts = training.draw(&taxonomy, sample, Some(7));
+            assert_eq!(texts, training.draw(&taxonomy, sample, Some(7)));
+            assert_eq!(texts.len(), 7);
+            let near = taxonomy.distance(texts[0], texts[1]);
+            for (place, &negative) in texts.iter().enumerate().skip(2) {
+                assert!(taxonomy.distance(texts[0], negative) > near);
+                assert!(!texts[..place].contains(&negative));
+            }
+        }
+        let held_out = validation.pairs().iter();
+        assert!(
+            held_out
+                .clone()
+                .all(|pair| !training.pairs().contains(pair))
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_trained_on_is_told() {
+        let few = made_up().pairs((2, 50), 0.1, 7).unwrap_err().to_string();
+        assert!(
+            few.contains("50 negatives") && few.contains("hint:"),
+            "{few}"
+        );
+        let line = |excluded: &str, title: &str| {
+            format!(
+                "{{\"code\":\"11\",\"title\":\"{title}\",\"description\":\"d\",\
+                 \"excluded\":\"{excluded}\",\"examples\":\"e\"}}\n"
+            )
+        };
+        let channel = read(&line("", "t")).unwrap_err().to_string();
+        assert!(channel.contains("`excluded` is empty"), "{channel}");
+        let title = read(&line("x", " ")).unwrap_err().to_string();
+        assert!(
+            title.contains("line 1: the title of 11 is empty"),
+            "{title}"
+        );
+        let twice = read(&line("x", "t").repeat(2)).unwrap_err().to_string();
+        assert!(
+            twice.contains("line 2: the code 11 is in line 1"),
+            "{twice}"
+        );
+    }
+}
