@@ -49,6 +49,11 @@ pub enum ModelError {
          hint: leave out --lora-rank and --packing"
     )]
     WholeOnly { family: &'static str },
+    #[error(
+        "{family} turns texts into points, it writes none\n\
+         hint: `cinch generate` is for checkpoints of language models"
+    )]
+    WritesNothing { family: &'static str },
     #[error("{problem}\nhint: `cinch plan --engine pytorch` predicts what PyTorch takes for it")]
     Beyond { problem: String },
     #[error(transparent)]
@@ -215,6 +220,12 @@ pub fn build(model: &Architecture, build: &Build) -> Result<Graph, ModelError> {
         return Err(ModelError::SequenceTooLong {
             seq_len: build.seq_len.max(build.context()),
             positions: positions as usize,
+        });
+    }
+    let generates = matches!(build.purpose, Purpose::Generate { .. });
+    if generates && matches!(model, Architecture::Naics(_)) {
+        return Err(ModelError::WritesNothing {
+            family: model.family().title,
         });
     }
     let without_modules = linear_modules(model).is_empty();
