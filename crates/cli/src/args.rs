@@ -651,6 +651,8 @@ pub enum DataCommand {
     Synth(SynthArguments),
     /// Tokenise a folder or file into the cache and say what is in it
     Prepare(PrepareArguments),
+    /// Write a made-up taxonomy of codes, for embedders
+    Taxonomy(TaxonomyArguments),
 }
 
 #[derive(Args, Debug)]
@@ -675,6 +677,25 @@ pub struct SynthArguments {
     pub overwrite: bool,
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    cinch data taxonomy codes.jsonl --sectors 12")]
+pub struct TaxonomyArguments {
+    /// The .jsonl file to write; it must not be there yet
+    pub file: PathBuf,
+    /// Codes of two digits, at most 89
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub sectors: usize,
+    /// Codes below each code, at most 9
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub children: usize,
+    /// Digits of the longest codes
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(2..=6))]
+    pub digits: u8,
+    #[arg(long, value_name = "N", default_value_t = 42)]
+    pub seed: u64,
 }
 
 #[derive(Args, Debug)]

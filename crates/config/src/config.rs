@@ -274,11 +274,21 @@ pub struct DataConfig {
     /// Samples that are read at most.
     #[serde(default)]
     pub max_samples: Option<usize>,
+    /// Positives of each anchor that pairs are made of at most, of texts in a taxonomy.
+    #[serde(default = "usual_positives")]
+    pub positives: usize,
     /// Whether prompts are learned too, not only what follows them.
     #[serde(default)]
     pub train_on_inputs: bool,
     #[serde(with = "lossless::optional", default)]
     pub cache_dir: Option<PathBuf>,
+}
+
+/// Positives of an anchor in the first stage of the published curriculum.
+pub(crate) const USUAL_POSITIVES: &str = "32";
+
+fn usual_positives() -> usize {
+    USUAL_POSITIVES.parse().unwrap_or(1)
 }
 
 /// To how many lengths rows are padded. The lengths themselves are in [`BatchConfig::buckets`].

@@ -347,6 +347,11 @@ fn others() -> Vec<Setting> {
     .flag_help("A sample longer than a row: truncate, drop or error [default: truncate]")
     .default("truncate"),
     Setting::new(
+        "data.positives",
+        count(1 << 20),
+        "Positives of each anchor that pairs are made of at most",
+    ).default(crate::config::USUAL_POSITIVES),
+    Setting::new(
         "data.max_samples",
         count(1 << 40),
         "Samples that are read at most",

@@ -459,6 +459,7 @@ impl Completion {
             max_samples: self
                 .value("data.max_samples")
                 .map(|_| self.count("data.max_samples")),
+            positives: self.count("data.positives"),
             train_on_inputs: self.is_on("data.train_on_inputs"),
             cache_dir: self.path("data.cache_dir"),
         })

@@ -71,6 +71,32 @@ pub enum DataError {
     },
 
     #[error(
+        "`{}`: every text of the channel `{channel}` is empty, so its encoder would learn nothing\nhint: fill the field `{channel}` of some lines",
+        cinch_files::shown(&path)
+    )]
+    EmptyChannel {
+        path: PathBuf,
+        channel: &'static str,
+    },
+
+    #[error(
+        "`{}`: {asked} negatives are asked for, and the code {code} has {found} that are farther from it than its positive\nhint: set model.negatives (n_negatives) to {found} or less, or add codes",
+        cinch_files::shown(&path)
+    )]
+    TooFewNegatives {
+        path: PathBuf,
+        code: String,
+        asked: usize,
+        found: usize,
+    },
+
+    #[error(
+        "`{}` has no two codes that are parent and child or siblings\nhint: codes are digits, each level one more: 11, 111, 1112",
+        cinch_files::shown(&path)
+    )]
+    NoPairs { path: PathBuf },
+
+    #[error(
         "`{}` line {line} is longer than {} MiB, the most that a line of a .jsonl file may have\nhint: put its text into several lines, or into a .txt file, which may be of any length",
         cinch_files::shown(&path),
         longest_bytes >> 20

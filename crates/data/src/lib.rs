@@ -34,6 +34,7 @@ mod rules;
 pub mod sample;
 mod source;
 pub mod synth;
+pub mod taxonomy;
 mod token_file;
 mod tokenizer;
 mod window;

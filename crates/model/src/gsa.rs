@@ -33,8 +33,8 @@ impl Builds for Gsa {
         Model::new(graph, self, build).build()
     }
 
-    fn generates(&self) -> bool {
-        false
+    fn without_generation(&self) -> Option<&'static str> {
+        Some("what an indexer selects is not kept from token to token")
     }
 
     fn phases(&self) -> Vec<TrainingPhase> {

@@ -52,10 +52,13 @@ pub enum ModelError {
     )]
     WholeOnly { family: &'static str },
     #[error(
-        "cinch does not generate text with {family}: what an indexer selects is not kept from token \
-         to token\nhint: `cinch train` tells its validation loss; other models of `cinch models` generate"
+        "cinch does not generate text with {family}: {reason}\n\
+         hint: `cinch models` lists the models; language models without such a note generate"
     )]
-    NotGenerated { family: &'static str },
+    NotGenerated {
+        family: &'static str,
+        reason: &'static str,
+    },
     #[error("{problem}\nhint: `cinch plan --engine pytorch` predicts what PyTorch takes for it")]
     Beyond { problem: String },
     #[error(transparent)]
@@ -169,9 +172,9 @@ trait Builds {
         Vec::new()
     }
 
-    /// Whether the model continues from a cache.
-    fn generates(&self) -> bool {
-        true
+    /// Why no text can be generated, where none can.
+    fn without_generation(&self) -> Option<&'static str> {
+        None
     }
 
     /// How the model changes while it is trained: phases in the order of their first steps, the
@@ -205,11 +208,11 @@ macro_rules! dispatch {
             }
         }
 
-        /// Whether text can be generated with a model.
-        pub fn generates(model: &Architecture) -> bool {
+        /// Why a model that is trained generates no text, where it does not.
+        pub fn without_generation(model: &Architecture) -> Option<&'static str> {
             match model {
-                $(Architecture::$trained(shape) => Builds::generates(shape),)*
-                $(Architecture::$predicted(_))|* => false,
+                $(Architecture::$trained(shape) => Builds::without_generation(shape),)*
+                $(Architecture::$predicted(_))|* => None,
             }
         }
 
@@ -237,9 +240,10 @@ pub fn build(model: &Architecture, build: &Build) -> Result<Graph, ModelError> {
             positions: positions as usize,
         });
     }
-    if matches!(build.purpose, Purpose::Generate { .. }) && model.is_trained() && !generates(model)
-    {
+    let generates = matches!(build.purpose, Purpose::Generate { .. });
+    if let Some(reason) = without_generation(model).filter(|_| generates) {
         return Err(ModelError::NotGenerated {
+            reason,
             family: model.family().title,
         });
     }

@@ -23,6 +23,10 @@ impl Builds for Naics {
         }
         .build()
     }
+
+    fn without_generation(&self) -> Option<&'static str> {
+        Some("it turns texts into points, and writes none")
+    }
 }
 
 /// The name of the term that keeps experts evenly in use.

@@ -4,12 +4,15 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
+use std::sync::Arc;
 
+use cinch_architecture::{Architecture, Naics};
 use cinch_config::{Config, TrainingConfig};
 use cinch_data::sample::{
     Kind, LONGEST_RECORD_BYTES, Moment, Row, RowStyle, Rows, SampleOptions, Samples,
     TokenizerConfig, TooLong,
 };
+use cinch_data::taxonomy::Taxonomy;
 use cinch_data::{
     Corpus, DataError, DataOptions, NoProgress, Progress, Source, Split, Tokenizer, TokenizerSpec,
 };
@@ -18,6 +21,7 @@ use cinch_model::input;
 use crate::batch::Batch;
 use crate::error::TrainError;
 use crate::rows::RowLengths;
+use crate::texts::TextRows;
 
 /// Fewer tokens than this are a page of text: a model can only learn them by heart.
 const FEW_TOKENS: u64 = 500;
@@ -80,6 +84,8 @@ enum RowSource {
     Windows(Split),
     /// Samples, one to a row or several.
     Samples(Rows),
+    /// Anchors with their positives and negatives.
+    Texts(TextRows),
 }
 
 impl RowSource {
@@ -87,6 +93,7 @@ impl RowSource {
         match self {
             Self::Windows(split) => split.len(),
             Self::Samples(rows) => rows.len(),
+            Self::Texts(texts) => texts.pairs.len(),
         }
     }
 
@@ -101,9 +108,13 @@ impl RowSource {
         seq_len: usize,
         batch: &mut Batch,
     ) -> Result<(), DataError> {
+        if let Self::Texts(texts) = self {
+            texts.fill(first, seed, batch);
+            return Ok(());
+        }
         let numbers = first..first.saturating_add(batch.num_sequences() as u64);
         let numbers: Vec<u64> = match (self, seed) {
-            (Self::Windows(_), _) | (_, None) => numbers.collect(),
+            (Self::Windows(_) | Self::Texts(_), _) | (_, None) => numbers.collect(),
             (Self::Samples(rows), Some(seed)) => {
                 let drawn = numbers.map(|number| rows.index(number, seed));
                 let mut drawn: Vec<u64> = drawn.collect();
@@ -145,6 +156,7 @@ impl RowSource {
                     };
                     rows.fill_in_order(number, &mut row);
                 }
+                (Self::Texts(_), _) => {}
             }
         }
         Ok(())
@@ -175,6 +187,9 @@ impl Data {
             Err(never) => match never {},
         };
         let tokenizer = load_tokenizer(config)?;
+        if let Architecture::Naics(shape) = &config.model {
+            return Self::of_texts(shape, config, &tokenizer);
+        }
         if let Some(path) = &config.data.source
             && holds_samples(path, config, &tokenizer)?
         {
@@ -215,6 +230,48 @@ impl Data {
         let fingerprint = corpus.fingerprint().to_owned();
         let notes = corpus.cut_note().into_iter().collect();
         Ok(Self::new(parts, fingerprint, report, notes, config))
+    }
+
+    /// Pairs of a taxonomy's codes.
+    fn of_texts(shape: &Naics, config: &Config, tokenizer: &Tokenizer) -> Result<Self, TrainError> {
+        let Some(path) = &config.data.source else {
+            return Err(TrainError::NoTaxonomy);
+        };
+        let (seq_len, seed) = (config.batch.seq_len, config.training.seed);
+        let lengths = shape.channel_lengths(seq_len as u64).map(|l| l as usize);
+        let taxonomy = Arc::new(Taxonomy::read(path, tokenizer, lengths)?);
+        let counts = (config.data.positives, shape.negatives as usize);
+        let (training, validation) = taxonomy.pairs(counts, config.data.val_split, seed)?;
+        let entries = taxonomy.entries();
+        let tokens = entries.iter().flat_map(|entry| &entry.channels);
+        let report = DataReport {
+            tokens: tokens.map(|channel| channel.len() as u64).sum(),
+            documents: entries.len() as u64,
+            training: training.len(),
+            validation: validation.len(),
+            cached: false,
+            seq_len: seq_len as u64,
+            step_sequences: config.batch.effective_batch() as u64,
+            max_steps: 0,
+        };
+        let note = format!(
+            "{}: {} codes, {} pairs to train on, {} held out",
+            cinch_files::shown(path),
+            entries.len(),
+            training.len(),
+            validation.len()
+        );
+        let fingerprint = taxonomy.fingerprint().to_owned();
+        let rows = |pairs| {
+            RowSource::Texts(TextRows {
+                taxonomy: taxonomy.clone(),
+                pairs,
+                shape: shape.clone(),
+                seq_len,
+            })
+        };
+        let parts = (rows(training), rows(validation));
+        Ok(Self::new(parts, fingerprint, report, vec![note], config))
     }
 
     fn of_samples(

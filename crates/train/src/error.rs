@@ -105,6 +105,12 @@ pub enum TrainError {
     )]
     NothingToPack,
     #[error(
+        "an embedder is trained on a taxonomy of codes, and none is given\n\
+         hint: --data-dir FILE with lines of code, title, description, excluded and examples; \
+         `cinch data taxonomy FILE` makes one up"
+    )]
+    NoTaxonomy,
+    #[error(
         "{model} has no form that other programs load\n\
          hint: adapters are exported for peft, and models that were named by a folder with their \
          config.json for transformers"

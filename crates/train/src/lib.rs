@@ -50,6 +50,7 @@ mod session;
 mod state;
 mod step;
 mod terms;
+mod texts;
 mod trainer;
 
 pub use batch::Batch;

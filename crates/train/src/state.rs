@@ -63,7 +63,7 @@ const FIXED: [&str; 4] = [
 
 /// Settings of a model that change neither its weights nor what they mean: the name that its
 /// shape has, a rate of the training, and how the scan is cut.
-const FREE_IN_MODEL: [&str; 3] = ["size", "dropout", "scan_chunk"];
+const FREE_IN_MODEL: [&str; 4] = ["size", "dropout", "scan_chunk", "text_chunk"];
 
 impl fmt::Display for Difference {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,11 +1,16 @@
 //! `cinch data`: make or prepare training data.
 
-use cinch_data::synth::{self, Language, SynthOptions};
+use std::io::Write;
+
+use anyhow::Context;
+use cinch_data::synth::{self, Language, SynthOptions, TaxonomyShape};
 use cinch_data::{Corpus, DataError, DataOptions, Source, Tokenizer, TokenizerSpec};
 use serde_json::json;
 
 use super::{print, print_json};
-use crate::args::{DataArguments, DataCommand, PrepareArguments, SynthArguments};
+use crate::args::{
+    DataArguments, DataCommand, PrepareArguments, SynthArguments, TaxonomyArguments,
+};
 use crate::failure::Interrupted;
 use crate::interrupt;
 use crate::progress::{DataBar, shown};
@@ -16,7 +21,25 @@ pub fn run(arguments: &DataArguments) -> anyhow::Result<()> {
     match &arguments.command {
         DataCommand::Synth(arguments) => synthesize(arguments),
         DataCommand::Prepare(arguments) => prepare(arguments),
+        DataCommand::Taxonomy(arguments) => taxonomy(arguments),
     }
+}
+
+fn taxonomy(arguments: &TaxonomyArguments) -> anyhow::Result<()> {
+    let shape = TaxonomyShape {
+        sectors: arguments.sectors,
+        children: arguments.children,
+        digits: usize::from(arguments.digits),
+    };
+    let lines = synth::taxonomy(shape, arguments.seed);
+    let file = shown(&arguments.file);
+    let mut created = std::fs::File::create_new(&arguments.file)
+        .with_context(|| format!("cannot write {file}"))?;
+    created
+        .write_all(lines.as_bytes())
+        .with_context(|| format!("cannot write {file}"))?;
+    let codes = lines.lines().count() as u64;
+    print(&format!("wrote {} codes to {file}", thousands(codes)))
 }
 
 fn synthesize(arguments: &SynthArguments) -> anyhow::Result<()> {

@@ -89,7 +89,7 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
     if arguments.json {
         print_json(&as_json(&outcome))?;
     } else {
-        let generates = cinch_model::generates(&asked.config.model);
+        let generates = cinch_model::without_generation(&asked.config.model).is_none();
         print(&describe(&outcome, folder, target, generates))?;
     }
     match outcome.ending {

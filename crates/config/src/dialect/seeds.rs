@@ -217,7 +217,7 @@ const EMBEDDER_RULES: &[Rule] = &[
     same("training.trainer.gradient_clip_val", CLIP),
     same("data_loader.tokenization.max_length", SEQUENCE),
     same("n_negatives", "model.negatives"),
-    harmless("n_positives"),
+    same("n_positives", "data.positives"),
     combined("training.trainer.devices"),
     combined("training.trainer.strategy"),
     harmless("training.trainer.*"),

@@ -16,6 +16,9 @@ mod program;
 mod prose;
 mod python;
 mod routines;
+mod taxonomy;
+
+pub use taxonomy::{TaxonomyShape, taxonomy};
 
 use std::fmt;
 use std::str::FromStr;
