@@ -21,6 +21,12 @@ pub trait Describe {
         self.layers()
     }
 
+    /// Whether its blocks are like layers one after the other, so that a few of them say all about
+    /// many.
+    fn is_chain(&self) -> bool {
+        self.blocks() == self.layers()
+    }
+
     /// The longest sequence, where learned positions limit it.
     fn positions(&self) -> Option<u64> {
         None

@@ -189,7 +189,7 @@ impl Architecture {
 
     /// Whether its blocks are a chain of like layers, so that a few of them say all about many.
     pub fn is_chain(&self) -> bool {
-        self.num_blocks() as u64 == self.layers()
+        of_shape!(self, shape => shape.is_chain())
     }
 
     /// Rows of the token embedding, as a planner counts them.

@@ -7,7 +7,7 @@ pub fn attribute(number: i32) -> Option<i32> {
     let card = card();
     let limits = card.limits();
     Some(match number {
-        1 | 2 | 3 => 1024,
+        1..=3 => 1024,
         4 => 64,
         5 => i32::MAX,
         6 | 7 => 65535,
@@ -42,7 +42,7 @@ pub fn attribute(number: i32) -> Option<i32> {
         // memory management (102, 103), memory pools.
         15 | 19 | 31 | 32 | 41 | 78 | 79 | 80 | 83 | 90 | 95 | 99 | 102 | 103 | 115 => 1,
         120 => i32::from(card.major >= 9),
-        1..=150 => 0,
+        known if known <= 150 && known > 0 => 0,
         _ => return None,
     })
 }
@@ -149,7 +149,7 @@ pub fn bytes(cuda_major: i32) -> Vec<u8> {
         attribute(120),
         Field::Int(1),
         // What is left and reserved.
-        Field::Ints(if is_old { 63 } else { 7 + 56 }),
+        Field::Ints(63),
     ]);
     lay_out(card, &fields)
 }

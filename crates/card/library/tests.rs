@@ -34,8 +34,8 @@ fn free(address: *mut c_void) -> c_int {
 
 fn free_bytes() -> usize {
     let (mut free, mut total) = (0, 0);
-    // SAFETY: outputs of the right type.
     assert_eq!(
+        // SAFETY: outputs of the right type.
         unsafe { runtime::cudaMemGetInfo(&mut free, &mut total) },
         SUCCESS
     );
@@ -53,8 +53,8 @@ fn memory_is_counted_until_the_card_is_full() {
     assert_eq!(allocate(2 * MIB), Err(OUT_OF_MEMORY));
     // SAFETY: no arguments.
     assert_eq!(unsafe { runtime::cudaGetLastError() }, OUT_OF_MEMORY);
-    // SAFETY: no arguments.
     assert_eq!(
+        // SAFETY: no arguments.
         unsafe { runtime::cudaGetLastError() },
         SUCCESS,
         "reading an error clears it"
@@ -121,8 +121,8 @@ fn pointers_are_told_apart() {
     let _card = alone();
     let device = allocate(MIB).unwrap();
     let mut pinned = null_mut();
-    // SAFETY: outputs of the right type.
     assert_eq!(
+        // SAFETY: outputs of the right type.
         unsafe { runtime::cudaHostAlloc(&mut pinned, 100, 0) },
         SUCCESS
     );
@@ -208,8 +208,8 @@ fn devices_that_are_not_there_are_refused() {
 #[test]
 fn private_tables_are_refused() {
     let mut table: *const c_void = 8 as *const c_void;
-    // SAFETY: an output of the right type.
     assert_ne!(
+        // SAFETY: an output of the right type.
         unsafe { driver::cuGetExportTable(&mut table, null()) },
         SUCCESS
     );

@@ -31,13 +31,18 @@ unsafe extern "C" {
 
 type Descriptor = *mut c_void;
 
+type Create = unsafe extern "C" fn(c_int, *mut Descriptor) -> c_int;
+type OfDescriptor = unsafe extern "C" fn(Descriptor) -> c_int;
+type Set = unsafe extern "C" fn(Descriptor, c_int, c_int, i64, *const c_void) -> c_int;
+type Get = unsafe extern "C" fn(Descriptor, c_int, c_int, i64, *mut i64, *mut c_void) -> c_int;
+
 /// The functions of cuDNN that are called.
 struct Functions {
-    create: unsafe extern "C" fn(c_int, *mut Descriptor) -> c_int,
-    destroy: unsafe extern "C" fn(Descriptor) -> c_int,
-    set: unsafe extern "C" fn(Descriptor, c_int, c_int, i64, *const c_void) -> c_int,
-    finalize: unsafe extern "C" fn(Descriptor) -> c_int,
-    get: unsafe extern "C" fn(Descriptor, c_int, c_int, i64, *mut i64, *mut c_void) -> c_int,
+    create: Create,
+    destroy: OfDescriptor,
+    set: Set,
+    finalize: OfDescriptor,
+    get: Get,
 }
 
 impl Functions {
@@ -56,15 +61,21 @@ impl Functions {
         // SAFETY: the names belong to these signatures in every version of cuDNN that has them.
         unsafe {
             Some(Self {
-                create: std::mem::transmute::<*mut c_void, _>(function(
+                create: std::mem::transmute::<*mut c_void, Create>(function(
                     c"cudnnBackendCreateDescriptor",
                 )?),
-                destroy: std::mem::transmute::<*mut c_void, _>(function(
+                destroy: std::mem::transmute::<*mut c_void, OfDescriptor>(function(
                     c"cudnnBackendDestroyDescriptor",
                 )?),
-                set: std::mem::transmute::<*mut c_void, _>(function(c"cudnnBackendSetAttribute")?),
-                finalize: std::mem::transmute::<*mut c_void, _>(function(c"cudnnBackendFinalize")?),
-                get: std::mem::transmute::<*mut c_void, _>(function(c"cudnnBackendGetAttribute")?),
+                set: std::mem::transmute::<*mut c_void, Set>(function(
+                    c"cudnnBackendSetAttribute",
+                )?),
+                finalize: std::mem::transmute::<*mut c_void, OfDescriptor>(function(
+                    c"cudnnBackendFinalize",
+                )?),
+                get: std::mem::transmute::<*mut c_void, Get>(function(
+                    c"cudnnBackendGetAttribute",
+                )?),
             })
         }
     }

@@ -149,7 +149,7 @@ fn configs_of_another_model() {
     let mamba = [("--model", "model.type", "mamba")];
     assert_eq!(
         message("{\"model\": {\n\"n_heads\": 8}}", &mamba),
-        "`model.n_heads` (run.json line 2) is a setting of gpt2 or gsa, but the model is mamba (--model)\nhint: set model.type to gpt2 or gsa, or leave model.n_heads out"
+        "`model.n_heads` (run.json line 2) is a setting of gpt2 or gsa or naics, but the model is mamba (--model)\nhint: set model.type to gpt2 or gsa or naics, or leave model.n_heads out"
     );
     assert_eq!(
         message(

@@ -323,7 +323,7 @@ fn absurd_sizes_are_survived() {
         r#""batch": 262144, "seq": 1024"#,
         r#""batch": 1, "seq": 2"#,
         r#""family": "gsa", "batch": 1, "seq": 2"#,
-        r#""family": "mu", "batch": 256, "seq": 1048576"#,
+        r#""family": "mu", "batch": 131072, "seq": 512"#,
         r#""batch": 2, "seq": 8, "accum": 4000000000"#,
     ] {
         assert!(run(fields).unwrap().peak_reserved > 0, "{fields}");

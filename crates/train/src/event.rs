@@ -43,7 +43,7 @@ pub struct StepReport {
 }
 
 fn by_name<S: Serializer>(terms: &[TermValue], serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_map(terms.iter().map(|term| (&term.name, term)))
+    serializer.collect_map(terms.iter().map(|term| (&*term.name, term)))
 }
 
 /// Memory at a step: what was planned, and what is in use.

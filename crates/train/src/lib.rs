@@ -70,5 +70,5 @@ pub use schedule::learning_rate;
 pub use session::Session;
 pub use state::{Difference, EFFECTIVE_BATCH, State};
 pub use step::StepResult;
-pub use terms::{Evaluation, TermSum, TermValue};
+pub use terms::{Evaluation, TermSum, TermValue, TermValues};
 pub use trainer::{Resume, Run, train, train_owned};

@@ -456,7 +456,8 @@ impl Session {
     /// Nothing is prepared anew: weights are read from memory.
     pub fn weigh_term(&mut self, name: &str, weight: f64) -> bool {
         let all = self.terms.iter_mut().chain(&mut self.evaluated);
-        all.fold(false, |found, terms| terms.weigh(name, weight) || found)
+        let found = all.map(|terms| terms.weigh(name, weight));
+        found.filter(|&found| found).count() > 0
     }
 
     /// The terms of one micro batch, as sums and what they are over, by the model as it is trained
@@ -496,7 +497,7 @@ impl Session {
         &mut self,
         batch: &Batch,
         micro: Micro,
-        send: &mut dyn FnMut(&mut Engine, Placement, &[i32]) -> Result<(), EngineError>,
+        send: &mut SendNumbers<'_>,
     ) -> Result<(), TrainError> {
         let sequences = self.sequences(micro.index);
         for tensor in &self.batch {
@@ -677,6 +678,9 @@ impl Session {
             .map_err(|error| error.to_string())
     }
 }
+
+/// Puts the numbers of a batch tensor where they go.
+type SendNumbers<'a> = dyn FnMut(&mut Engine, Placement, &[i32]) -> Result<(), EngineError> + 'a;
 
 /// What micro batches fill, in the place of the longest.
 fn batch_tensors(step: &StepPlan) -> Vec<BatchTensor> {

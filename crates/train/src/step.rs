@@ -2,14 +2,14 @@
 
 use cinch_graph::op::LossScale;
 
-use crate::terms::TermValue;
+use crate::terms::TermValues;
 
 /// What a step did.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepResult {
     /// Over the effective batch: the weighted sum of its terms.
     pub loss: f64,
-    pub terms: Vec<TermValue>,
+    pub terms: TermValues,
     /// Before clipping.
     pub gradient_norm: f64,
     pub learning_rate: f64,
@@ -40,7 +40,7 @@ mod tests {
     fn result(loss: f64, gradient_norm: f64, loss_scale: Option<LossScale>) -> StepResult {
         StepResult {
             loss,
-            terms: Vec::new(),
+            terms: Default::default(),
             gradient_norm,
             learning_rate: 1e-3,
             loss_scale,

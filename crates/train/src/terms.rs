@@ -1,9 +1,12 @@
 //! The terms of a loss in a session: where they lie, what they weigh, and what they came to.
 
+use std::sync::Arc;
+
 use cinch_engine::Engine;
 use cinch_graph::{Count, Graph};
 use cinch_plan::{Placement, Plan};
 use serde::Serialize;
+use smallvec::SmallVec;
 
 use crate::batch::Batch;
 use crate::error::TrainError;
@@ -13,11 +16,14 @@ use crate::session::placement;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TermValue {
     #[serde(skip)]
-    pub name: String,
+    pub name: Arc<str>,
     /// The average without its weight.
     pub value: f64,
     pub weight: f64,
 }
+
+/// The terms of a step, in place: reading them allocates nothing for as many as models have.
+pub type TermValues = SmallVec<[TermValue; 4]>;
 
 /// The loss that the terms make up.
 pub(crate) fn loss_of(terms: &[TermValue]) -> f64 {
@@ -33,7 +39,7 @@ pub struct Evaluation {
 /// The sum of a term, and what it is to be divided by.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TermSum {
-    pub name: String,
+    pub name: Arc<str>,
     pub sum: f64,
     pub count: usize,
     pub weight: f64,
@@ -53,7 +59,7 @@ impl Evaluation {
     }
 
     /// The average of each term.
-    pub fn means(&self) -> Vec<TermValue> {
+    pub fn means(&self) -> TermValues {
         let mean = |term: &TermSum| TermValue {
             name: term.name.clone(),
             value: term.sum / term.count.max(1) as f64,
@@ -72,7 +78,7 @@ impl Evaluation {
 pub(crate) struct Terms(Vec<Term>);
 
 struct Term {
-    name: String,
+    name: Arc<str>,
     value: Placement,
     inverse_count: Placement,
     factor: Placement,
@@ -98,7 +104,7 @@ enum TermCount {
 impl Terms {
     pub fn of(graph: &Graph, plan: &Plan) -> Self {
         let terms = graph.terms.iter().map(|term| Term {
-            name: term.name.clone(),
+            name: term.name.as_str().into(),
             value: placement(plan, term.value),
             inverse_count: placement(plan, term.inputs.inverse_count),
             factor: placement(plan, term.inputs.weight),
@@ -114,17 +120,16 @@ impl Terms {
 
     /// Sets the weight from the next step on; whether there is such a term.
     pub fn weigh(&mut self, name: &str, weight: f64) -> bool {
-        let term = self.0.iter_mut().find(|term| term.name == name);
+        let term = self.0.iter_mut().find(|term| &*term.name == name);
         term.map(|term| term.weight = weight).is_some()
     }
 
     /// What each term is averaged over in a batch of that many micro batches.
-    fn counts(&self, batch: &Batch, micro_batches: usize) -> Vec<usize> {
-        let count = |term: &Term| match &term.count {
+    fn counts(&self, batch: &Batch, micro_batches: usize) -> impl Iterator<Item = usize> {
+        self.0.iter().map(move |term| match &term.count {
             TermCount::Targets(name) => batch.num_targets_in(name),
             TermCount::Each(count) => count * micro_batches,
-        };
-        self.0.iter().map(count).collect()
+        })
     }
 
     /// Makes the values averages over the batch. False where there is nothing to average. A term
@@ -135,12 +140,13 @@ impl Terms {
         batch: &Batch,
         micro_batches: usize,
     ) -> Result<bool, TrainError> {
-        let counts = self.counts(batch, micro_batches);
-        for (term, &count) in self.0.iter().zip(&counts) {
+        let mut any = false;
+        for (term, count) in self.0.iter().zip(self.counts(batch, micro_batches)) {
+            any |= count > 0;
             let inverse = if count == 0 { 0.0 } else { 1.0 / count as f32 };
             term.fill(engine, inverse)?;
         }
-        Ok(counts.iter().any(|&count| count > 0))
+        Ok(any)
     }
 
     /// Makes the values sums.
@@ -152,7 +158,7 @@ impl Terms {
     }
 
     /// What the last run left.
-    pub fn values(&self, engine: &Engine) -> Result<Vec<TermValue>, TrainError> {
+    pub fn values(&self, engine: &Engine) -> Result<TermValues, TrainError> {
         let value = |term: &Term| {
             Ok(TermValue {
                 name: term.name.clone(),

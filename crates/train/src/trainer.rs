@@ -372,7 +372,7 @@ impl<'a> Trainer<'a> {
             loss: result.loss,
             terms: match result.terms.len() {
                 0 | 1 => Vec::new(),
-                _ => result.terms.clone(),
+                _ => result.terms.to_vec(),
             },
             learning_rate: result.learning_rate,
             gradient_norm: result.gradient_norm,

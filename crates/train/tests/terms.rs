@@ -142,7 +142,7 @@ fn a_step_reports_every_term() {
         weigh(&mut session, weights);
         let batch = batch(&session);
         let result = session.train_step(&batch, 0).unwrap();
-        let names: Vec<&str> = result.terms.iter().map(|t| t.name.as_str()).collect();
+        let names: Vec<&str> = result.terms.iter().map(|t| &*t.name).collect();
         assert_eq!(names, ["targets.loss", "others.loss"]);
         let values = [result.terms[0].value, result.terms[1].value];
         let expected = weights[0] * values[0] + weights[1] * values[1];

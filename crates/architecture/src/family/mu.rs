@@ -80,6 +80,11 @@ impl Describe for Mu {
         Some(self.positions)
     }
 
+    /// Every layer has a table of its own over the vocabulary.
+    fn is_chain(&self) -> bool {
+        false
+    }
+
     fn parameters(&self) -> u64 {
         let linear = |from: u64, to: u64| from * to + to;
         let attention = |width: u64| 4 * linear(width, width);

@@ -99,7 +99,7 @@ impl Graph {
         let caches = ["keys", "values"].map(|which| self.cache(&format!("{name}.{which}"), cache));
         let inputs = sources.iter().copied().chain([positions]).collect();
         let outputs = self.emit_into(name, op, inputs, &caches)?;
-        Ok([outputs[0], outputs[1]])
+        Ok([outputs[0], caches[0]])
     }
 }
 

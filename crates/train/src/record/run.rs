@@ -87,7 +87,7 @@ impl RunRecord {
         terms: &[TermValue],
     ) -> Result<(), RecordError> {
         let terms = if terms.len() > 1 { terms } else { &[] };
-        let values = terms.iter().map(|term| (term.name.as_str(), term.value));
+        let values = terms.iter().map(|term| (&*term.name, term.value));
         let line = Validation {
             validation_loss: loss,
             validation_perplexity: loss.exp(),
@@ -167,7 +167,7 @@ mod tests {
         // One term is the loss itself.
         assert!(lines[0].get("terms").is_none());
         let term = |name: &str, value| TermValue {
-            name: name.to_owned(),
+            name: name.into(),
             value,
             weight: 0.5,
         };

@@ -194,7 +194,7 @@ fn only_half_precision_has_a_loss_scale() {
             found.next().unwrap()
         };
         assert_eq!(arguments("gradient_norm")[2], expected);
-        assert_eq!(arguments("cross_entropy_rows")[5], expected);
+        assert_eq!(arguments("cross_entropy_rows")[6], expected);
     }
 }
 
