@@ -43,6 +43,8 @@ pub struct Family {
     pub adapters: Option<&'static Adapters>,
     /// Whether the model's PyTorch code lets one choose how attention is computed.
     pub chooses_attention: bool,
+    /// Whether a file has to name it: others have its keys too, and mean something plainer.
+    pub is_named: bool,
     pub checkpointing: LayerCheckpointing,
     /// What a prediction takes for granted of this family, because only the run can tell.
     pub assumptions: &'static [&'static str],
@@ -92,6 +94,7 @@ pub(crate) const PLAIN: Family = Family {
     tunables: &[],
     adapters: None,
     chooses_attention: false,
+    is_named: false,
     checkpointing: LayerCheckpointing::Chosen,
     assumptions: &[],
 };

@@ -275,14 +275,12 @@ fn model_of_keys(document: &Document) -> Option<(&'static str, &Entry)> {
     Some((only_one(&families?)?.name, evidence?))
 }
 
-/// Of several families, a file of cinch's own is for the language model that cinch trains: one of
-/// several encoders has the same keys and has to be named.
+/// Of several families, a file of cinch's own is for the one that cinch trains and that need not be
+/// named.
 fn only_one(families: &[&'static Family]) -> Option<&'static Family> {
     let trained = |family: &Family| {
         let mut listed = ARCHITECTURES.iter();
-        let shape = family.usual_size().map(|size| (size.shape)());
-        let is_one = shape.is_none_or(|shape| shape.towers() == 1);
-        is_one && listed.any(|one| one.family == family && one.is_trained)
+        !family.is_named && listed.any(|one| one.family == family && one.is_trained)
     };
     if let [only] = families {
         return Some(only);

@@ -160,7 +160,7 @@ fn configs_of_another_model() {
     );
     assert_eq!(
         message("{\"model\": {\"type\": \"mamba\",\n\"n_heads\": 8}}", &[]),
-        "`model.n_heads` (run.json line 2) is a setting of gpt2 or gsa, but the model is mamba (run.json line 1)\nhint: set model.type to gpt2 or gsa, or leave model.n_heads out"
+        "`model.n_heads` (run.json line 2) is a setting of gpt2 or gsa or naics, but the model is mamba (run.json line 1)\nhint: set model.type to gpt2 or gsa or naics, or leave model.n_heads out"
     );
     assert_eq!(
         message("{}", &[("--n-heads", "model.n_heads", "8")]),

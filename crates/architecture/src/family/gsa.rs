@@ -162,6 +162,7 @@ static GSA: Family = Family {
     name: "gsa",
     title: "gated sparse attention",
     settings: SETTINGS,
+    is_named: true,
     sizes: &[
         NamedSize {
             name: "tiny",

@@ -188,6 +188,7 @@ static NAICS: Family = Family {
     name: "naics",
     title: "NAICS text embedder",
     settings: SETTINGS,
+    is_named: true,
     sizes: &[NamedSize {
         name: "naics",
         aliases: &[],

@@ -48,6 +48,10 @@ fn h200() -> Card {
 #[test]
 fn a_short_chain_says_all_about_every_size() {
     for (family, size) in trained_sizes() {
+        // Of others the sketch is the whole graph.
+        if !(size.shape)().is_chain() {
+            continue;
+        }
         let mut own = vec![
             ("model.type", family.name),
             ("model.size", size.name),
