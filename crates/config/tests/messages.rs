@@ -164,7 +164,7 @@ fn configs_of_another_model() {
     );
     assert_eq!(
         message("{}", &[("--n-heads", "model.n_heads", "8")]),
-        "`model.n_heads` (--n-heads) is a setting of gpt2 or gsa, but the model is mamba (default)\nhint: set model.type to gpt2 or gsa, or leave model.n_heads out"
+        "`model.n_heads` (--n-heads) is a setting of gpt2 or gsa or naics, but the model is mamba (default)\nhint: set model.type to gpt2 or gsa or naics, or leave model.n_heads out"
     );
     let both = message("\"model\": {\"n_heads\": 8, \"d_state\": 16}", &[]);
     assert!(both.contains("is a setting of gpt2 or gsa"), "{both}");
