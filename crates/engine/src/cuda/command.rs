@@ -31,6 +31,8 @@ pub enum Argument {
     Null,
     /// A tensor in the arena, for the copy engine of Hopper cards; passed by value.
     TensorMap(TensorMapAt),
+    /// A matrix in the arena, likewise.
+    MatrixMap(MatrixMapAt),
     I32(i32),
     U32(u32),
     U64(u64),
@@ -49,6 +51,18 @@ pub struct TensorMapAt {
     pub batch: usize,
     /// Elements from one row to the next; a multiple of 8.
     pub row_stride: usize,
+}
+
+/// A matrix of 16-bit elements; what lies beyond its rows and columns comes as zeroes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MatrixMapAt {
+    pub address: u64,
+    pub rows: usize,
+    pub columns: usize,
+    /// Elements from one row to the next; a multiple of 8.
+    pub row_stride: usize,
+    /// Rows that one copy brings, of 64 columns.
+    pub box_rows: usize,
 }
 
 /// Grid, block and dynamic shared memory.
@@ -120,6 +134,8 @@ pub enum Command {
         arguments: Vec<Argument>,
     },
     Product(Product),
+    /// The first product, and others that add to its result.
+    Sum(Vec<Product>),
     /// Zeroes.
     Clear {
         address: u64,

@@ -10,17 +10,18 @@ use cinch_graph::{DType, Graph};
 use cinch_plan::{Placement, Plan, Residence};
 use cudarc::driver::{result, sys};
 
-use super::blas::Blas;
+use super::blas::{self, Blas};
 use super::command::{Argument, Command, Generated, Kernel, LaunchShape, MatrixAt, Product};
 use super::compile::{cubin, generated_cubin};
 use super::driver::{
     Context, DeviceInfo, DeviceMemory, HostMemory, Module, Replay, Stream, failed,
 };
 use super::fetching::Fetching;
+use super::op::product_sum;
 use super::op::{COPY_TO_REAL, Lowered, lower_all};
 use super::staging::Staging;
 use super::tensor_map;
-use super::timing::Stopwatch;
+use super::timing::{Stopwatch, fastest};
 use crate::engine::EngineOptions;
 use crate::error::EngineError;
 
@@ -40,6 +41,8 @@ pub struct CudaExecutor {
     // Dropped in this order: what lives in the context before the context.
     programs: Vec<Program>,
     blas: Blas,
+    /// Of the sums that were timed, the launch that was faster than their products one by one.
+    sums: HashMap<Vec<blas::Key>, Option<usize>>,
     functions: HashMap<(Kernel, DType), sys::CUfunction>,
     modules: HashMap<(&'static str, DType), Module>,
     generated_functions: HashMap<(Generated, DType), sys::CUfunction>,
@@ -133,6 +136,7 @@ impl CudaExecutor {
         Ok(Self {
             programs: Vec::new(),
             blas: Blas::new(options)?,
+            sums: HashMap::new(),
             functions: HashMap::new(),
             modules: HashMap::new(),
             generated_functions: HashMap::new(),
@@ -232,9 +236,46 @@ impl CudaExecutor {
             Command::Product(product) => {
                 self.blas.prepare(product, self.arena.address, &self.stream)
             }
+            Command::Sum(sum) => self.choose(sum, dtype),
             Command::Fetch { number, .. } => self.fetching.make_ready(*number),
             Command::Clear { .. } | Command::Copy { .. } | Command::Await { .. } => Ok(()),
         }
+    }
+
+    /// Finds out what is fastest for a sum: one of the kernels, or its products one by one.
+    fn choose(&mut self, sum: &[Product], dtype: DType) -> Result<(), EngineError> {
+        for product in sum {
+            self.blas
+                .prepare(product, self.arena.address, &self.stream)?;
+        }
+        let key: Vec<_> = sum.iter().map(blas::key).collect();
+        if self.sums.contains_key(&key) {
+            return Ok(());
+        }
+        let launches = product_sum::launches(sum, self.context.info.card());
+        for launch in &launches {
+            self.make_ready(launch, dtype)?;
+        }
+        let chosen = if launches.is_empty() || !self.blas.is_timed() {
+            0
+        } else {
+            let stopwatch = Stopwatch::new(&self.stream)?;
+            fastest(1 + launches.len(), |candidate, runs| {
+                stopwatch.time(&self.stream, || {
+                    (0..runs).try_for_each(|_| match candidate.checked_sub(1) {
+                        Some(launch) => self.issue(&launches[launch], dtype),
+                        None => self.issue_apart(sum),
+                    })
+                })
+            })?
+        };
+        self.sums.insert(key, chosen.checked_sub(1));
+        Ok(())
+    }
+
+    fn issue_apart(&self, sum: &[Product]) -> Result<(), EngineError> {
+        let run = |product| self.blas.run(product, self.arena.address, &self.stream);
+        sum.iter().try_for_each(run)
     }
 
     fn load(
@@ -313,6 +354,15 @@ impl CudaExecutor {
                 self.launch(loaded, dtype, shape, Some(table), arguments)
             }
             Command::Product(product) => self.blas.run(product, base, &self.stream),
+            Command::Sum(sum) => {
+                let key: Vec<_> = sum.iter().map(blas::key).collect();
+                let chosen = self.sums.get(&key).copied().flatten();
+                let mut launches = product_sum::launches(sum, self.context.info.card());
+                match chosen {
+                    Some(chosen) => self.issue(&launches.swap_remove(chosen), dtype),
+                    None => self.issue_apart(sum),
+                }
+            }
             Command::Clear { address, bytes } => {
                 let (at, bytes) = (base + address, *bytes as usize);
                 // SAFETY: inside the arena by the plan, which `check` holds against it.
@@ -376,8 +426,14 @@ impl CudaExecutor {
     }
 
     fn value(&self, argument: &Argument, dtype: DType) -> Result<ArgumentValue, EngineError> {
-        if let Argument::TensorMap(at) = argument {
-            let map = tensor_map::encode(at, self.arena.address, dtype)?;
+        let map = match argument {
+            Argument::TensorMap(at) => Some(tensor_map::encode(at, self.arena.address, dtype)?),
+            Argument::MatrixMap(at) => {
+                Some(tensor_map::encode_matrix(at, self.arena.address, dtype)?)
+            }
+            _ => None,
+        };
+        if let Some(map) = map {
             return Ok(ArgumentValue::Map(Box::new(map)));
         }
         let host = self.host.as_ref().map(HostMemory::address);
@@ -561,7 +617,7 @@ fn word(argument: Argument, arena: u64, host: Option<u64>) -> Result<u64, Engine
         Argument::U64(value) => value,
         Argument::F32(value) => u64::from(value.to_bits()),
         // A structure of its own, which the caller makes.
-        Argument::TensorMap(_) => 0,
+        Argument::TensorMap(_) | Argument::MatrixMap(_) => 0,
     })
 }
 

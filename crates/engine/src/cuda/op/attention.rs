@@ -479,7 +479,7 @@ pub(super) mod tests {
                         Argument::U32(_) => "u32",
                         Argument::U64(_) => "u64",
                         Argument::F32(_) => "float",
-                        Argument::TensorMap(_) => "TensorMap",
+                        Argument::TensorMap(_) | Argument::MatrixMap(_) => "TensorMap",
                     })
                     .collect();
                 assert_eq!(parameters(kernel), given, "{}", kernel.function);

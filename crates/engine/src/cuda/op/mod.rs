@@ -19,6 +19,7 @@ mod linear;
 mod logits;
 mod norm;
 mod optimizer;
+pub mod product_sum;
 mod rotary;
 mod scan;
 
@@ -120,8 +121,9 @@ pub struct Lowered {
     pub commands: Vec<Command>,
 }
 
-/// The commands of some of a graph's nodes. Updates that follow each other become one: most
-/// parameters are too small to keep a card busy by themselves.
+/// The commands of some of a graph's nodes. Updates that follow each other become one, since most
+/// parameters are too small to keep a card busy by themselves, and so do products that are added
+/// to one result.
 pub fn lower_all(
     graph: &Graph,
     plan: &Plan,
@@ -153,6 +155,7 @@ pub fn lower_all(
         });
         index += count;
     }
+    product_sum::join(&mut lowered);
     lowered
 }
 

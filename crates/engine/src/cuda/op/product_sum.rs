@@ -1,0 +1,213 @@
+//! Products that are added to one result, in one kernel. The second half of an adapter adds to
+//! what the layer's own product wrote, and its gradient to that of the layer's input: as a term of
+//! the same sum the result is written once and never read.
+
+#[cfg(test)]
+mod tests;
+
+use cinch_graph::DType;
+
+use super::Lowered;
+use crate::cuda::command::{
+    Argument, Command, Kernel, LaunchShape, MatrixAt, MatrixMapAt, Product,
+};
+use crate::cuda::lowering::Card;
+
+/// Terms that the kernel has room for.
+const MAX_TERMS: usize = 4;
+
+/// Rows of C of a block; two blocks have neighbouring ones.
+const TILE_ROWS: usize = 128;
+/// Of the inner dimension, at once.
+const TILE_DEPTH: usize = 64;
+const STAGES: usize = 4;
+const THREADS: u32 = 384;
+/// Pairs of row tiles that are gone through together, so that their part of A stays in the cache.
+const TOGETHER: usize = 8;
+
+/// Columns of a tile, and its kernels for B by rows and by columns. Which is best depends on how
+/// the tiles fill the card in whole rounds.
+const TILES: [(usize, [&str; 2]); 3] = [
+    (256, ["products_rows_256", "products_columns_256"]),
+    (192, ["products_rows_192", "products_columns_192"]),
+    (176, ["products_rows_176", "products_columns_176"]),
+];
+
+/// Bytes of the arena that a matrix lies in.
+fn bytes(matrix: &MatrixAt, rows: usize, columns: usize) -> (u64, u64) {
+    let (rows, columns) = match matrix.transposed {
+        true => (columns, rows),
+        false => (rows, columns),
+    };
+    let elements = (rows.saturating_sub(1) * matrix.row_stride + columns) as u64;
+    let size = matrix.dtype.size();
+    (matrix.address, matrix.address + elements * size)
+}
+
+fn overlap(a: (u64, u64), b: (u64, u64)) -> bool {
+    a.0 < b.1 && b.0 < a.1
+}
+
+fn result(product: &Product) -> (u64, u64) {
+    bytes(&product.c, product.m, product.n)
+}
+
+fn reads(product: &Product, range: (u64, u64)) -> bool {
+    overlap(bytes(&product.a, product.m, product.k), range)
+        || overlap(bytes(&product.b, product.k, product.n), range)
+}
+
+/// The first column of C that `more` adds to, where it adds to columns of what `first` writes.
+fn column_in(first: &Product, more: &Product) -> Option<usize> {
+    let (c, into) = (&first.c, &more.c);
+    let same = c.row_stride == into.row_stride && c.dtype == into.dtype && first.m == more.m;
+    let distance = into.address.checked_sub(c.address)? / c.dtype.size();
+    let column = usize::try_from(distance).ok()?;
+    let inside = column.checked_add(more.n)? <= first.n;
+    (same && inside && more.accumulate && more.bias.is_none()).then_some(column)
+}
+
+/// Joins products that follow each other into sums. Between them there may be products that touch
+/// nothing of theirs.
+pub(super) fn join(lowered: &mut [Lowered]) {
+    for at in 0..lowered.len() {
+        let Some(Command::Product(first)) = lowered[at].commands.last() else {
+            continue;
+        };
+        if first.accumulate || first.scale != 1.0 {
+            continue;
+        }
+        let mut sum = vec![*first];
+        let mut passed: Vec<Product> = Vec::new();
+        for later in &mut lowered[at + 1..] {
+            let [Command::Product(product)] = later.commands[..] else {
+                break;
+            };
+            let apart = passed.iter().all(|passed| {
+                !overlap(result(passed), result(&product)) && !reads(&product, result(passed))
+            });
+            if column_in(&sum[0], &product).is_some() && apart && sum.len() < MAX_TERMS {
+                sum.push(product);
+                later.commands.clear();
+            } else if reads(&product, result(&sum[0])) || overlap(result(&product), result(&sum[0]))
+            {
+                break;
+            } else {
+                passed.push(product);
+            }
+        }
+        if sum.len() > 1 {
+            lowered[at].commands.pop();
+            lowered[at].commands.push(Command::Sum(sum));
+        }
+    }
+}
+
+/// The launches that compute a sum, one for each width of tiles; none where the kernel does not
+/// take it.
+pub fn launches(sum: &[Product], card: Card) -> Vec<Command> {
+    let Some(first) = sum.first() else {
+        return Vec::new();
+    };
+    let by_column = !first.b.transposed;
+    let fits = |product: &Product| {
+        let half = |matrix: &MatrixAt| {
+            matches!(matrix.dtype, DType::Bf16 | DType::F16)
+                && matrix.address.is_multiple_of(16)
+                && matrix.row_stride.is_multiple_of(8)
+        };
+        let sides = [product.m, product.n, product.k, product.c.row_stride];
+        half(&product.a)
+            && half(&product.b)
+            && half(&product.c)
+            && !product.a.transposed
+            && product.b.transposed != by_column
+            && product.n.is_multiple_of(8)
+            && sides.iter().all(|&side| i32::try_from(side).is_ok())
+    };
+    if !card.is_hopper || sum.len() > MAX_TERMS || !sum.iter().all(fits) {
+        return Vec::new();
+    }
+    let launch = |(columns, kernels)| launch(sum, columns, kernels, by_column, card);
+    TILES.into_iter().map(launch).collect()
+}
+
+fn launch(
+    sum: &[Product],
+    columns: usize,
+    kernels: [&'static str; 2],
+    by_column: bool,
+    card: Card,
+) -> Command {
+    let first = &sum[0];
+    let row_pairs = first.m.div_ceil(2 * TILE_ROWS);
+    let column_tiles = first.n.div_ceil(columns);
+    // What adds comes first: it is scaled once, before the long term.
+    let terms: Vec<&Product> = sum[1..].iter().chain([first]).collect();
+    let mut table = vec![
+        first.m as u32,
+        first.n as u32,
+        first.c.row_stride as u32,
+        row_pairs as u32,
+        column_tiles as u32,
+        row_pairs.min(TOGETHER) as u32,
+        terms.len() as u32,
+    ];
+    for term in &terms {
+        let column = column_in(first, term).unwrap_or(0);
+        let steps = term.k.div_ceil(TILE_DEPTH);
+        table.extend([column, term.n, steps].map(|size| size as u32));
+        table.push(term.scale.to_bits());
+    }
+    table.resize(7 + 4 * MAX_TERMS, 0);
+    let side = |matrix: &MatrixAt, rows: usize, columns: usize, box_rows: usize| {
+        Argument::MatrixMap(MatrixMapAt {
+            address: matrix.address,
+            rows,
+            columns,
+            row_stride: matrix.row_stride,
+            box_rows,
+        })
+    };
+    let a = terms
+        .iter()
+        .map(|term| side(&term.a, term.m, term.k, TILE_ROWS));
+    // Each of the two blocks brings half a tile.
+    let b = terms.iter().map(|term| match by_column {
+        true => side(&term.b, term.k, term.n, TILE_DEPTH / 2),
+        false => side(&term.b, term.n, term.k, columns / 2),
+    });
+    let padded = |maps: Vec<Argument>| {
+        let last = maps.last().copied().into_iter();
+        let missing = MAX_TERMS - maps.len();
+        let more: Vec<Argument> = last.cycle().take(missing).collect();
+        maps.into_iter().chain(more)
+    };
+    let arguments = padded(a.collect())
+        .chain(padded(b.collect()))
+        .chain([
+            Argument::Address(first.c.address),
+            first.bias.map_or(Argument::Null, Argument::Address),
+        ])
+        .collect();
+    let panels = columns.div_ceil(64) * 64;
+    let stage = (TILE_ROWS + panels) * TILE_DEPTH * 2;
+    let blocks = 2
+        * (row_pairs * column_tiles)
+            .min(card.multiprocessors / 2)
+            .max(1);
+    Command::LaunchTable {
+        kernel: Kernel {
+            file: "product_hopper",
+            function: kernels[usize::from(by_column)],
+        },
+        shape: LaunchShape {
+            grid: [blocks as u32, 1, 1],
+            block: [THREADS, 1, 1],
+            // Tiles begin at multiples of 1024 bytes; barriers follow them.
+            shared_bytes: (STAGES * stage + 1024 + 16 * STAGES) as u32,
+        },
+        table: table.into(),
+        arguments,
+    }
+}
