@@ -65,6 +65,7 @@ pub const SOURCES: [(&str, &str); 22] = [
     ("indexer", include_str!("kernels/indexer.cu")),
     ("norm", include_str!("kernels/norm.cu")),
     ("optimizer", include_str!("kernels/optimizer.cu")),
+    ("product_hopper", include_str!("kernels/product_hopper.cu")),
     ("rotary", include_str!("kernels/rotary.cu")),
     ("scan", include_str!("kernels/scan.cu")),
     ("scan_backward", include_str!("kernels/scan_backward.cu")),
@@ -79,7 +80,10 @@ pub fn is_available() -> bool {
 /// What a source is compiled for on a card of this architecture, in this precision; `None` where it
 /// has nothing for it. Sources for Hopper use instructions that only its own variant has.
 pub fn target(file: &str, dtype: DType, architecture: &str) -> Option<String> {
-    if !matches!(file, "attention_hopper" | "attention_hopper_backward") {
+    if !matches!(
+        file,
+        "attention_hopper" | "attention_hopper_backward" | "product_hopper"
+    ) {
         return Some(architecture.to_owned());
     }
     let is_built = architecture == "sm_90" && matches!(dtype, DType::Bf16 | DType::F16);
