@@ -113,6 +113,15 @@ pub struct Product {
     pub workspace_bytes: u64,
 }
 
+/// How products belong together that one kernel may compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Joined {
+    /// The first, and others that add to its result.
+    Sum,
+    /// Gradients of weights, each by itself.
+    Gradients,
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
     Launch {
@@ -134,8 +143,11 @@ pub enum Command {
         arguments: Vec<Argument>,
     },
     Product(Product),
-    /// The first product, and others that add to its result.
-    Sum(Vec<Product>),
+    /// In this order, or all at once.
+    Products {
+        joined: Joined,
+        products: Vec<Product>,
+    },
     /// Zeroes.
     Clear {
         address: u64,

@@ -30,7 +30,7 @@ const HEADERS: [(&str, &str); 4] = [
 ];
 
 /// Every source, by the name that commands use.
-pub const SOURCES: [(&str, &str); 22] = [
+pub const SOURCES: [(&str, &str); 24] = [
     ("activation", include_str!("kernels/activation.cu")),
     ("attention", include_str!("kernels/attention.cu")),
     ("attention_any", include_str!("kernels/attention_any.cu")),
@@ -62,6 +62,10 @@ pub const SOURCES: [(&str, &str); 22] = [
     ("dequantise", include_str!("kernels/dequantise.cu")),
     ("dropout", include_str!("kernels/dropout.cu")),
     ("embedding", include_str!("kernels/embedding.cu")),
+    (
+        "gradient_hopper",
+        include_str!("kernels/gradient_hopper.cu"),
+    ),
     ("indexer", include_str!("kernels/indexer.cu")),
     ("norm", include_str!("kernels/norm.cu")),
     ("optimizer", include_str!("kernels/optimizer.cu")),
@@ -82,7 +86,7 @@ pub fn is_available() -> bool {
 pub fn target(file: &str, dtype: DType, architecture: &str) -> Option<String> {
     if !matches!(
         file,
-        "attention_hopper" | "attention_hopper_backward" | "product_hopper"
+        "attention_hopper" | "attention_hopper_backward" | "gradient_hopper" | "product_hopper"
     ) {
         return Some(architecture.to_owned());
     }

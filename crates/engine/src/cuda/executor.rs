@@ -11,13 +11,15 @@ use cinch_plan::{Placement, Plan, Residence};
 use cudarc::driver::{result, sys};
 
 use super::blas::{self, Blas};
-use super::command::{Argument, Command, Generated, Kernel, LaunchShape, MatrixAt, Product};
+use super::command::{
+    Argument, Command, Generated, Joined, Kernel, LaunchShape, MatrixAt, Product,
+};
 use super::compile::{cubin, generated_cubin};
 use super::driver::{
     Context, DeviceInfo, DeviceMemory, HostMemory, Module, Replay, Stream, failed,
 };
 use super::fetching::Fetching;
-use super::op::product_sum;
+use super::op::joined;
 use super::op::{COPY_TO_REAL, Lowered, lower_all};
 use super::staging::Staging;
 use super::tensor_map;
@@ -41,8 +43,8 @@ pub struct CudaExecutor {
     // Dropped in this order: what lives in the context before the context.
     programs: Vec<Program>,
     blas: Blas,
-    /// Of the sums that were timed, the launch that was faster than their products one by one.
-    sums: HashMap<Vec<blas::Key>, Option<usize>>,
+    /// Of joined products that were timed, the launch that was faster than one by one.
+    joined: HashMap<Vec<blas::Key>, Option<usize>>,
     functions: HashMap<(Kernel, DType), sys::CUfunction>,
     modules: HashMap<(&'static str, DType), Module>,
     generated_functions: HashMap<(Generated, DType), sys::CUfunction>,
@@ -136,7 +138,7 @@ impl CudaExecutor {
         Ok(Self {
             programs: Vec::new(),
             blas: Blas::new(options)?,
-            sums: HashMap::new(),
+            joined: HashMap::new(),
             functions: HashMap::new(),
             modules: HashMap::new(),
             generated_functions: HashMap::new(),
@@ -236,46 +238,52 @@ impl CudaExecutor {
             Command::Product(product) => {
                 self.blas.prepare(product, self.arena.address, &self.stream)
             }
-            Command::Sum(sum) => self.choose(sum, dtype),
+            Command::Products { joined, products } => self.choose(*joined, products, dtype),
             Command::Fetch { number, .. } => self.fetching.make_ready(*number),
             Command::Clear { .. } | Command::Copy { .. } | Command::Await { .. } => Ok(()),
         }
     }
 
-    /// Finds out what is fastest for a sum: one of the kernels, or its products one by one.
-    fn choose(&mut self, sum: &[Product], dtype: DType) -> Result<(), EngineError> {
-        for product in sum {
+    /// Finds out what is fastest for joined products: a kernel for all of them, or one by one.
+    fn choose(
+        &mut self,
+        joined: Joined,
+        products: &[Product],
+        dtype: DType,
+    ) -> Result<(), EngineError> {
+        for product in products {
             self.blas
                 .prepare(product, self.arena.address, &self.stream)?;
         }
-        let key: Vec<_> = sum.iter().map(blas::key).collect();
-        if self.sums.contains_key(&key) {
+        let key: Vec<_> = products.iter().map(blas::key).collect();
+        if self.joined.contains_key(&key) {
             return Ok(());
         }
-        let launches = product_sum::launches(sum, self.context.info.card());
+        let launches = joined::launches(joined, products, self.context.info.card());
         for launch in &launches {
             self.make_ready(launch, dtype)?;
         }
         let chosen = if launches.is_empty() || !self.blas.is_timed() {
-            0
+            // The same every time.
+            launches.len().min(1)
         } else {
             let stopwatch = Stopwatch::new(&self.stream)?;
             fastest(1 + launches.len(), |candidate, runs| {
                 stopwatch.time(&self.stream, || {
                     (0..runs).try_for_each(|_| match candidate.checked_sub(1) {
                         Some(launch) => self.issue(&launches[launch], dtype),
-                        None => self.issue_apart(sum),
+                        None => self.issue_apart(products),
                     })
                 })
             })?
         };
-        self.sums.insert(key, chosen.checked_sub(1));
+        self.joined.insert(key, chosen.checked_sub(1));
         Ok(())
     }
 
-    fn issue_apart(&self, sum: &[Product]) -> Result<(), EngineError> {
+    fn issue_apart(&self, products: &[Product]) -> Result<(), EngineError> {
         let run = |product| self.blas.run(product, self.arena.address, &self.stream);
-        sum.iter().try_for_each(run)
+        products.iter().try_for_each(run)
     }
 
     fn load(
@@ -354,13 +362,13 @@ impl CudaExecutor {
                 self.launch(loaded, dtype, shape, Some(table), arguments)
             }
             Command::Product(product) => self.blas.run(product, base, &self.stream),
-            Command::Sum(sum) => {
-                let key: Vec<_> = sum.iter().map(blas::key).collect();
-                let chosen = self.sums.get(&key).copied().flatten();
-                let mut launches = product_sum::launches(sum, self.context.info.card());
+            Command::Products { joined, products } => {
+                let key: Vec<_> = products.iter().map(blas::key).collect();
+                let chosen = self.joined.get(&key).copied().flatten();
+                let mut launches = joined::launches(*joined, products, self.context.info.card());
                 match chosen {
                     Some(chosen) => self.issue(&launches.swap_remove(chosen), dtype),
-                    None => self.issue_apart(sum),
+                    None => self.issue_apart(products),
                 }
             }
             Command::Clear { address, bytes } => {

@@ -7,6 +7,7 @@
 mod card;
 #[path = "../gradients/graphs.rs"]
 mod graphs;
+mod joined;
 mod node;
 #[path = "../gradients/numbers.rs"]
 mod numbers;

@@ -262,6 +262,7 @@ __device__ __forceinline__ void product_sum(const Sum& x, const Maps& maps, real
             }
         }
     }
+    __syncwarp();
     // A block must be there as long as the other one copies to it or arrives at its barriers.
     cluster_meet();
 }

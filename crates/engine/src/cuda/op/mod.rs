@@ -15,11 +15,11 @@ mod embedding;
 mod expression;
 mod gated;
 mod indexer;
+pub mod joined;
 mod linear;
 mod logits;
 mod norm;
 mod optimizer;
-pub mod product_sum;
 mod rotary;
 mod scan;
 
@@ -155,7 +155,7 @@ pub fn lower_all(
         });
         index += count;
     }
-    product_sum::join(&mut lowered);
+    joined::join(&mut lowered);
     lowered
 }
 

@@ -106,7 +106,7 @@ fn functions(commands: &[Command]) -> Vec<&'static str> {
         Command::Launch { kernel, .. } | Command::LaunchTable { kernel, .. } => kernel.function,
         Command::LaunchGenerated { kernel, .. } => kernel.function,
         Command::Product(_) => "product",
-        Command::Sum(_) => "sum",
+        Command::Products { .. } => "products",
         Command::Clear { .. } => "clear",
         Command::Copy { .. } => "copy",
         Command::Fetch { .. } => "fetch",
@@ -213,7 +213,7 @@ fn every_launch_fits_its_kernel_and_every_product_the_arena() {
                             check_table_launch(kernel, &arguments, plan.arena_bytes);
                             kernels.insert(kernel);
                         }
-                        Command::Sum(_) => panic!("no sum is in this step"),
+                        Command::Products { .. } => panic!("nothing in this step is joined"),
                         Command::Product(p) => {
                             check_matrix(&p.a, p.m, p.k, plan.arena_bytes);
                             check_matrix(&p.b, p.k, p.n, plan.arena_bytes);

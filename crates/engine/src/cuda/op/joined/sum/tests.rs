@@ -1,3 +1,5 @@
+use cinch_graph::DType;
+
 use super::*;
 
 fn matrix(address: u64, row_stride: usize, transposed: bool) -> MatrixAt {
@@ -40,7 +42,7 @@ fn joined(products: &[Product]) -> Vec<usize> {
     let mut lowered = lowered(products);
     join(&mut lowered);
     let terms = |lowered: &Lowered| match lowered.commands.last() {
-        Some(Command::Sum(sum)) => sum.len(),
+        Some(Command::Products { products, .. }) => products.len(),
         Some(_) => 1,
         None => 0,
     };

@@ -1,17 +1,16 @@
-//! Products that are added to one result, in one kernel. The second half of an adapter adds to
+//! Products that are added to one result. The second half of an adapter adds to
 //! what the layer's own product wrote, and its gradient to that of the layer's input: as a term of
 //! the same sum the result is written once and never read.
 
 #[cfg(test)]
 mod tests;
 
-use cinch_graph::DType;
-
-use super::Lowered;
+use super::{independent, is_copied, overlap, reads, result};
 use crate::cuda::command::{
-    Argument, Command, Kernel, LaunchShape, MatrixAt, MatrixMapAt, Product,
+    Argument, Command, Joined, Kernel, LaunchShape, MatrixAt, MatrixMapAt, Product,
 };
 use crate::cuda::lowering::Card;
+use crate::cuda::op::Lowered;
 
 /// Terms that the kernel has room for.
 const MAX_TERMS: usize = 4;
@@ -32,30 +31,6 @@ const TILES: [(usize, [&str; 2]); 3] = [
     (192, ["products_rows_192", "products_columns_192"]),
     (176, ["products_rows_176", "products_columns_176"]),
 ];
-
-/// Bytes of the arena that a matrix lies in.
-fn bytes(matrix: &MatrixAt, rows: usize, columns: usize) -> (u64, u64) {
-    let (rows, columns) = match matrix.transposed {
-        true => (columns, rows),
-        false => (rows, columns),
-    };
-    let elements = (rows.saturating_sub(1) * matrix.row_stride + columns) as u64;
-    let size = matrix.dtype.size();
-    (matrix.address, matrix.address + elements * size)
-}
-
-fn overlap(a: (u64, u64), b: (u64, u64)) -> bool {
-    a.0 < b.1 && b.0 < a.1
-}
-
-fn result(product: &Product) -> (u64, u64) {
-    bytes(&product.c, product.m, product.n)
-}
-
-fn reads(product: &Product, range: (u64, u64)) -> bool {
-    overlap(bytes(&product.a, product.m, product.k), range)
-        || overlap(bytes(&product.b, product.k, product.n), range)
-}
 
 /// The first column of C that `more` adds to, where it adds to columns of what `first` writes.
 fn column_in(first: &Product, more: &Product) -> Option<usize> {
@@ -83,9 +58,7 @@ pub(super) fn join(lowered: &mut [Lowered]) {
             let [Command::Product(product)] = later.commands[..] else {
                 break;
             };
-            let apart = passed.iter().all(|passed| {
-                !overlap(result(passed), result(&product)) && !reads(&product, result(passed))
-            });
+            let apart = passed.iter().all(|passed| independent(passed, &product));
             if column_in(&sum[0], &product).is_some() && apart && sum.len() < MAX_TERMS {
                 sum.push(product);
                 later.commands.clear();
@@ -98,7 +71,10 @@ pub(super) fn join(lowered: &mut [Lowered]) {
         }
         if sum.len() > 1 {
             lowered[at].commands.pop();
-            lowered[at].commands.push(Command::Sum(sum));
+            lowered[at].commands.push(Command::Products {
+                joined: Joined::Sum,
+                products: sum,
+            });
         }
     }
 }
@@ -111,15 +87,10 @@ pub fn launches(sum: &[Product], card: Card) -> Vec<Command> {
     };
     let by_column = !first.b.transposed;
     let fits = |product: &Product| {
-        let half = |matrix: &MatrixAt| {
-            matches!(matrix.dtype, DType::Bf16 | DType::F16)
-                && matrix.address.is_multiple_of(16)
-                && matrix.row_stride.is_multiple_of(8)
-        };
         let sides = [product.m, product.n, product.k, product.c.row_stride];
-        half(&product.a)
-            && half(&product.b)
-            && half(&product.c)
+        is_copied(&product.a)
+            && is_copied(&product.b)
+            && is_copied(&product.c)
             && !product.a.transposed
             && product.b.transposed != by_column
             && product.n.is_multiple_of(8)
