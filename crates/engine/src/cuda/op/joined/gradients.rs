@@ -6,7 +6,7 @@ mod tests;
 
 use cinch_graph::DType;
 
-use super::{independent, is_copied, products};
+use super::{Effect, effects, independent, is_copied};
 use crate::cuda::command::{
     Argument, Command, Joined, Kernel, LaunchShape, MatrixAt, MatrixMapAt, Product,
 };
@@ -45,7 +45,7 @@ struct Group {
 impl Group {
     /// Takes in the gradient of a later node, at the first place where all of them can be.
     fn take(&mut self, lowered: &[Lowered], later: usize, product: Product) -> bool {
-        let apart = |(_, member): &(usize, Product)| independent(member, &product);
+        let apart = |(_, member): &(usize, Product)| independent(member, Effect::Product(&product));
         if self.members.len() == MAX_PRODUCTS || !self.members.iter().all(apart) {
             return false;
         }
@@ -53,7 +53,7 @@ impl Group {
         let between = |after: usize, until: usize| {
             let others = (after + 1..until)
                 .filter(|index| self.members.iter().all(|(member, _)| member != index));
-            others.flat_map(|index| products(&lowered[index]).unwrap_or_default())
+            others.flat_map(|index| effects(&lowered[index]).unwrap_or_default())
         };
         let place = (self.place..later).find(|&place| {
             let sinks = |member: &Product| {
@@ -75,7 +75,7 @@ impl Group {
     }
 }
 
-/// Joins gradients with nothing but products between them.
+/// Joins gradients with nothing but products and cleared memory between them.
 pub(super) fn join(lowered: &mut [Lowered]) {
     for at in 0..lowered.len() {
         let Some(first) = gradient(&lowered[at]) else {
@@ -86,7 +86,7 @@ pub(super) fn join(lowered: &mut [Lowered]) {
             place: at,
         };
         for later in at + 1..lowered.len() {
-            if products(&lowered[later]).is_none() {
+            if effects(&lowered[later]).is_none() {
                 break;
             }
             if let Some(product) = gradient(&lowered[later]) {

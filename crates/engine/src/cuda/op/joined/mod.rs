@@ -4,6 +4,8 @@
 
 mod gradients;
 mod sum;
+#[cfg(test)]
+mod tests;
 
 use super::Lowered;
 use crate::cuda::command::{Command, Joined, MatrixAt, Product};
@@ -24,14 +26,29 @@ pub fn launches(joined: Joined, products: &[Product], card: Card) -> Vec<Command
     }
 }
 
-/// The products of a node that has nothing else to do.
-fn products(lowered: &Lowered) -> Option<&[Product]> {
-    match &lowered.commands[..] {
-        [] => Some(&[]),
-        [Command::Product(product)] => Some(std::slice::from_ref(product)),
-        [Command::Products { products, .. }] => Some(products),
-        _ => None,
+/// What another product must not disturb.
+#[derive(Clone, Copy)]
+enum Effect<'a> {
+    Product(&'a Product),
+    Clear(Bytes),
+}
+
+/// All that a node does, where products can be told apart from it.
+fn effects(lowered: &Lowered) -> Option<Vec<Effect<'_>>> {
+    let mut effects = Vec::new();
+    for command in &lowered.commands {
+        match command {
+            Command::Product(product) => effects.push(Effect::Product(product)),
+            Command::Products { products, .. } => {
+                effects.extend(products.iter().map(Effect::Product));
+            }
+            &Command::Clear { address, bytes } => {
+                effects.push(Effect::Clear((address, address + bytes)));
+            }
+            _ => return None,
+        }
     }
+    Some(effects)
 }
 
 type Bytes = (u64, u64);
@@ -72,13 +89,27 @@ fn reads(product: &Product, range: Bytes) -> bool {
         .any(|side| overlap(side, range))
 }
 
-/// Whether two products may run in either order, each with its scratch memory.
-fn independent(a: &Product, b: &Product) -> bool {
-    let scratch = |x: &Product| (x.workspace, x.workspace + x.workspace_bytes);
+fn scratch(product: &Product) -> Bytes {
+    (
+        product.workspace,
+        product.workspace + product.workspace_bytes,
+    )
+}
+
+/// Whether a product may change places with something, each with its scratch memory.
+fn independent(product: &Product, other: Effect<'_>) -> bool {
+    let other = match other {
+        Effect::Product(other) => other,
+        Effect::Clear(range) => {
+            return !reads(product, range)
+                && !overlap(result(product), range)
+                && !overlap(scratch(product), range);
+        }
+    };
     let spares = |a: &Product, b: &Product| {
         !reads(b, result(a)) && !reads(b, scratch(a)) && !overlap(scratch(b), result(a))
     };
-    spares(a, b) && spares(b, a) && !overlap(result(a), result(b))
+    spares(product, other) && spares(other, product) && !overlap(result(product), result(other))
 }
 
 /// Matrices of 16-bit elements that the copy engine can take.

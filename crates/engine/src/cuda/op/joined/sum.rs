@@ -5,7 +5,7 @@
 #[cfg(test)]
 mod tests;
 
-use super::{independent, is_copied, overlap, reads, result};
+use super::{Effect, independent, is_copied, overlap, reads, result};
 use crate::cuda::command::{
     Argument, Command, Joined, Kernel, LaunchShape, MatrixAt, MatrixMapAt, Product,
 };
@@ -55,11 +55,15 @@ pub(super) fn join(lowered: &mut [Lowered]) {
         let mut sum = vec![*first];
         let mut passed: Vec<Product> = Vec::new();
         for later in &mut lowered[at + 1..] {
-            let [Command::Product(product)] = later.commands[..] else {
-                break;
+            let product = match later.commands[..] {
+                // What it had to do belongs to another sum.
+                [] => continue,
+                [Command::Product(product)] => product,
+                _ => break,
             };
-            let apart = passed.iter().all(|passed| independent(passed, &product));
-            if column_in(&sum[0], &product).is_some() && apart && sum.len() < MAX_TERMS {
+            let apart = |passed: &Product| independent(&product, Effect::Product(passed));
+            let is_term = column_in(&sum[0], &product).is_some() && sum.len() < MAX_TERMS;
+            if is_term && passed.iter().all(apart) {
                 sum.push(product);
                 later.commands.clear();
             } else if reads(&product, result(&sum[0])) || overlap(result(&product), result(&sum[0]))

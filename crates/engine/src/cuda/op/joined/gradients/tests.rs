@@ -108,8 +108,18 @@ fn what_is_overwritten_in_between_is_read_before() {
 #[test]
 fn other_commands_and_wide_gradients_are_left_as_they_are() {
     let mut nodes = lowered(&adapter());
-    nodes[1].commands.push(Command::Clear {
-        address: 0,
+    let clear = |address| Command::Clear { address, bytes: 1 };
+    nodes[1].commands.insert(0, clear(0));
+    join(&mut nodes);
+    assert!(nodes[0].commands.is_empty());
+    let mut nodes = lowered(&adapter());
+    nodes[1].commands.insert(0, clear(LOW));
+    join(&mut nodes);
+    assert!(matches!(nodes[0].commands[..], [Command::Product(_)]));
+    let mut nodes = lowered(&adapter());
+    nodes[1].commands.push(Command::Copy {
+        from: 0,
+        to: 1,
         bytes: 1,
     });
     join(&mut nodes);
