@@ -30,7 +30,7 @@ const HEADERS: [(&str, &str); 4] = [
 ];
 
 /// Every source, by the name that commands use.
-pub const SOURCES: [(&str, &str); 22] = [
+pub const SOURCES: [(&str, &str); 24] = [
     ("activation", include_str!("kernels/activation.cu")),
     ("attention", include_str!("kernels/attention.cu")),
     ("attention_any", include_str!("kernels/attention_any.cu")),
@@ -39,12 +39,20 @@ pub const SOURCES: [(&str, &str); 22] = [
         include_str!("kernels/attention_entropy.cu"),
     ),
     (
+        "attention_entropy_narrow",
+        include_str!("kernels/attention_entropy_narrow.cu"),
+    ),
+    (
         "attention_hopper",
         include_str!("kernels/attention_hopper.cu"),
     ),
     (
         "attention_hopper_backward",
         include_str!("kernels/attention_hopper_backward.cu"),
+    ),
+    (
+        "attention_narrow",
+        include_str!("kernels/attention_narrow.cu"),
     ),
     (
         "cached_attention",
