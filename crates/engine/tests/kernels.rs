@@ -15,7 +15,7 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::thread;
 
-use cinch_architecture::{Architecture, Gpt2};
+use cinch_architecture::{Architecture, Gpt2, Mu};
 use cinch_engine::cuda::command;
 use cinch_engine::cuda::compile::{SOURCES, cubin, generated_cubin, is_available, target};
 use cinch_engine::cuda::lowering::Card;
@@ -63,7 +63,13 @@ fn main() {
 /// launched.
 fn assert_generated_kernels_compile(dtype: DType) {
     let graphs = graphs::ALL.map(|(_, make)| make(dtype));
-    let launched = graphs.into_iter().flat_map(commands);
+    let mu = Mu {
+        vocabulary: 61,
+        layers: 1,
+        ..Mu::default()
+    };
+    let mu = graphs::model(&Architecture::Mu(mu), dtype);
+    let launched = graphs.into_iter().chain([mu]).flat_map(commands);
     let generated: BTreeSet<_> = launched
         .filter_map(|command| match command {
             command::Command::LaunchGenerated { kernel, .. } => Some(kernel),

@@ -39,12 +39,20 @@ pub const SOURCES: [(&str, &str); 24] = [
         include_str!("kernels/attention_entropy.cu"),
     ),
     (
+        "attention_entropy_narrow",
+        include_str!("kernels/attention_entropy_narrow.cu"),
+    ),
+    (
         "attention_hopper",
         include_str!("kernels/attention_hopper.cu"),
     ),
     (
         "attention_hopper_backward",
         include_str!("kernels/attention_hopper_backward.cu"),
+    ),
+    (
+        "attention_narrow",
+        include_str!("kernels/attention_narrow.cu"),
     ),
     (
         "cached_attention",

@@ -267,6 +267,29 @@ transformers! {
         window: Some(41),
         ..PADDED
     };
+    decoder_head_8_of_600_tokens: Transformer {
+        batch: 2,
+        seq: 600,
+        head_dim: 8,
+        padding: false,
+        ..PADDED
+    };
+    decoder_head_4_of_130_tokens_with_dropout: Transformer {
+        batch: 3,
+        seq: 130,
+        heads: 6,
+        head_dim: 4,
+        padding: false,
+        dropout: 0.1,
+        ..PADDED
+    };
+    encoder_head_2_of_257_tokens: Transformer {
+        batch: 3,
+        seq: 257,
+        head_dim: 2,
+        padding: false,
+        ..graphs::ENCODER
+    };
     encoder_head_20_of_65_tokens_padded: Transformer {
         batch: 4,
         seq: 65,

@@ -1,10 +1,10 @@
-//! Attention: on the tensor cores for heads of 32, 64 or 128 columns in 16 bits, in plain
-//! arithmetic for the rest. The backward is three launches: δ into the workspace, the gradients
+//! Attention: on the tensor cores for heads of 32, 64 or 128 columns in 16 bits, by kernels of
+//! their own for the narrowest heads, in plain arithmetic for the rest. The backward is three launches: δ into the workspace, the gradients
 //! of keys and values, those of queries. Hopper cards have kernels of their own for most of it.
 
 use cinch_graph::{DType, op};
 
-use super::attention_hopper;
+use super::{attention_hopper, attention_narrow};
 use crate::cuda::command::{Argument, Kernel, LaunchShape};
 use crate::cuda::lowering::Lowering;
 
@@ -145,7 +145,6 @@ struct Site<'a> {
     op: &'a op::Attention,
     batch: usize,
     seq: usize,
-    element_bytes: u64,
     tensor_cores: Option<&'static TensorCores>,
     /// Queries, keys and values at their first column.
     sources: [Argument; 3],
@@ -191,7 +190,6 @@ impl<'a> Site<'a> {
             op,
             batch,
             seq,
-            element_bytes,
             tensor_cores,
             sources: places.map(at),
             scalars,
@@ -242,6 +240,9 @@ pub fn attention(x: &mut Lowering<'_>, op: &op::Attention) {
     if x.card.is_hopper && op.suits_hopper(&x.input_type(0)) {
         return attention_hopper::attention(x, op);
     }
+    if let Some(site) = attention_narrow::Site::find(x, op, 0, op.num_sources()) {
+        return site.forward(x, op);
+    }
     let site = Site::new(x, op, 0, op.num_sources());
     let mut arguments = site.sources.to_vec();
     arguments.extend([x.output_argument(0), x.output_argument(1)]);
@@ -265,10 +266,14 @@ pub fn attention_backward(x: &mut Lowering<'_>, op: &op::AttentionBackward) {
         return attention_hopper::attention_backward(x, op, &layout);
     }
     let sources = op.num_sources();
-    let site = Site::new(x, op, 1, sources + 3);
+    let element_bytes = x.input_type(1).dtype.size();
     let [dq, dk, dv] = op.places().map(|(output, column)| {
-        Argument::Address(x.output(output) + column as u64 * site.element_bytes)
+        Argument::Address(x.output(output) + column as u64 * element_bytes)
     });
+    if let Some(site) = attention_narrow::Site::find(x, op, 1, sources + 3) {
+        return site.backward(x, op, [dq, dk, dv]);
+    }
+    let site = Site::new(x, op, 1, sources + 3);
     let delta = Argument::Address(x.workspace().0);
 
     let rows = site.batch * site.seq;
@@ -329,6 +334,7 @@ pub(super) mod tests {
 
     const TENSOR_CORE_SOURCE: &str = include_str!("../kernels/attention.cu");
     const ANY_SOURCE: &str = include_str!("../kernels/attention_any.cu");
+    const NARROW_SOURCE: &str = include_str!("../kernels/attention_narrow.cu");
     const HOPPER_SOURCE: &str = include_str!("../kernels/attention_hopper.cu");
     const HOPPER_BACKWARD_SOURCE: &str = include_str!("../kernels/attention_hopper_backward.cu");
 
@@ -353,6 +359,21 @@ pub(super) mod tests {
             window: Some(33),
             documents: true,
             selection: false,
+        }
+    }
+
+    /// Of which nothing is hidden but by the order.
+    pub fn plain(
+        inputs: op::AttentionInputs,
+        heads: usize,
+        kv_heads: usize,
+        head_dim: usize,
+    ) -> op::Attention {
+        op::Attention {
+            padding: false,
+            window: None,
+            documents: false,
+            ..op(inputs, heads, kv_heads, head_dim)
         }
     }
 
@@ -385,13 +406,19 @@ pub(super) mod tests {
             .map(|(i, &width)| graph.batch(&format!("source{i}"), [batch, seq, width], dtype))
             .collect();
         let random = graph.random_state();
-        let lengths = graph.batch("lengths", [batch], DType::I32);
-        let starts = graph.batch("starts", [batch, seq], DType::I32);
-        inputs.extend([random, lengths, starts]);
+        let mut extras = vec![random];
+        if op.padding {
+            extras.push(graph.batch("lengths", [batch], DType::I32));
+        }
+        if op.documents {
+            extras.push(graph.batch("starts", [batch, seq], DType::I32));
+        }
+        inputs.extend(&extras);
         let outputs = graph.emit("attention", op.clone(), inputs.clone()).unwrap();
         let mut all = vec![graph.batch("do", [batch, seq, q], dtype)];
         all.extend(&inputs[..op.num_sources()]);
-        all.extend([outputs[0], outputs[1], random, lengths, starts]);
+        all.extend([outputs[0], outputs[1]]);
+        all.extend(extras);
         graph
             .emit("backward", op::AttentionBackward(op.clone()), all)
             .unwrap();
@@ -409,6 +436,7 @@ pub(super) mod tests {
     fn parameters(kernel: Kernel) -> Vec<String> {
         let source = match kernel.file {
             "attention" => TENSOR_CORE_SOURCE,
+            "attention_narrow" => NARROW_SOURCE,
             "attention_hopper" => HOPPER_SOURCE,
             "attention_hopper_backward" => HOPPER_BACKWARD_SOURCE,
             _ => ANY_SOURCE,
@@ -416,7 +444,7 @@ pub(super) mod tests {
         let source = source.replace('\\', " ");
         // The parameters that a source's kernels share are a macro of it.
         let shared_name = match kernel.file {
-            "attention_any" => "PARAMETERS",
+            "attention_any" | "attention_narrow" => "PARAMETERS",
             _ => "SCALARS",
         };
         let define = format!("#define {shared_name} ");
@@ -466,11 +494,15 @@ pub(super) mod tests {
             (DType::Bf16, 128, Card::ANY),
             (DType::Bf16, 24, Card::ANY),
             (DType::F32, 64, Card::ANY),
+            (DType::F16, 2, Card::ANY),
+            (DType::F32, 8, Card::HOPPER),
             (DType::F16, 64, Card::HOPPER),
             (DType::Bf16, 128, Card::HOPPER),
         ] {
-            let (_, _, commands) = lower_for(&op(Packed, 4, 2, head_dim), dtype, 2, 50, card);
-            for (kernel, _, arguments) in launches(&commands) {
+            let ops = [op, plain].map(|op| op(Packed, 4, 2, head_dim));
+            let lowered = ops.map(|op| lower_for(&op, dtype, 2, 50, card).2);
+            let launched = lowered.iter().flat_map(|commands| launches(commands));
+            for (kernel, _, arguments) in launched {
                 let given: Vec<_> = arguments
                     .iter()
                     .map(|argument| match argument {
