@@ -113,13 +113,15 @@ pub struct Product {
     pub workspace_bytes: u64,
 }
 
-/// How products belong together that one kernel may compute.
+/// How products belong together that a kernel of ours may compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Joined {
     /// The first, and others that add to its result.
     Sum,
     /// Gradients of weights, each by itself.
     Gradients,
+    /// One with a long sum, cut into parts.
+    Split,
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -30,7 +30,7 @@ const HEADERS: [(&str, &str); 4] = [
 ];
 
 /// Every source, by the name that commands use.
-pub const SOURCES: [(&str, &str); 26] = [
+pub const SOURCES: [(&str, &str); 27] = [
     ("activation", include_str!("kernels/activation.cu")),
     ("attention", include_str!("kernels/attention.cu")),
     ("attention_any", include_str!("kernels/attention_any.cu")),
@@ -81,6 +81,7 @@ pub const SOURCES: [(&str, &str); 26] = [
     ("rotary", include_str!("kernels/rotary.cu")),
     ("scan", include_str!("kernels/scan.cu")),
     ("scan_backward", include_str!("kernels/scan_backward.cu")),
+    ("split_hopper", include_str!("kernels/split_hopper.cu")),
 ];
 
 /// Whether kernels can be compiled here.

@@ -1,8 +1,9 @@
-//! Products that one kernel computes: those that add to one result, and gradients of weights that
-//! are too narrow to fill a card one by one. Which is faster, the kernel or the products as they
-//! were, is measured before the first step.
+//! Products that a kernel of ours may compute instead of the library: those that add to one result
+//! and gradients of narrow weights, several at once; and narrow ones with a long sum. Which is
+//! faster is measured before the first step.
 
 mod gradients;
+mod split;
 mod sum;
 #[cfg(test)]
 mod tests;
@@ -15,6 +16,7 @@ use crate::cuda::lowering::Card;
 pub(super) fn join(lowered: &mut [Lowered]) {
     sum::join(lowered);
     gradients::join(lowered);
+    split::mark(lowered);
 }
 
 /// The launches that compute joined products, of which one is enough; none where no kernel takes
@@ -23,6 +25,7 @@ pub fn launches(joined: Joined, products: &[Product], card: Card) -> Vec<Command
     match joined {
         Joined::Sum => sum::launches(products, card),
         Joined::Gradients => gradients::launches(products, card),
+        Joined::Split => split::launches(products, card),
     }
 }
 
