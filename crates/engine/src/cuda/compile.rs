@@ -93,10 +93,7 @@ pub fn is_available() -> bool {
 /// What a source is compiled for on a card of this architecture, in this precision; `None` where it
 /// has nothing for it. Sources for Hopper use instructions that only its own variant has.
 pub fn target(file: &str, dtype: DType, architecture: &str) -> Option<String> {
-    if !matches!(
-        file,
-        "attention_hopper" | "attention_hopper_backward" | "gradient_hopper" | "product_hopper"
-    ) {
+    if !file.contains("hopper") {
         return Some(architecture.to_owned());
     }
     let is_built = architecture == "sm_90" && matches!(dtype, DType::Bf16 | DType::F16);

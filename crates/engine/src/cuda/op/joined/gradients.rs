@@ -6,7 +6,7 @@ mod tests;
 
 use cinch_graph::DType;
 
-use super::{Effect, effects, independent, is_copied};
+use super::{Effect, effects, in_place_of, is_copied, may_pass, overlap, reads, result, scratch};
 use crate::cuda::command::{
     Argument, Command, Joined, Kernel, LaunchShape, MatrixAt, MatrixMapAt, Product,
 };
@@ -44,10 +44,13 @@ struct Group {
 
 impl Group {
     /// Takes in the gradient of a later node, at the first place where all of them can be.
-    fn take(&mut self, lowered: &[Lowered], later: usize, product: Product) -> bool {
-        let apart = |(_, member): &(usize, Product)| independent(member, Effect::Product(&product));
+    fn take(&mut self, lowered: &[Lowered], later: usize, product: Product) {
+        let apart = |(_, member): &(usize, Product)| {
+            let (a, b) = (result(member), result(&product));
+            !reads(member, b) && !reads(&product, a) && !overlap(a, b)
+        };
         if self.members.len() == MAX_PRODUCTS || !self.members.iter().all(apart) {
-            return false;
+            return;
         }
         // What is between two nodes, besides the group's own.
         let between = |after: usize, until: usize| {
@@ -55,24 +58,35 @@ impl Group {
                 .filter(|index| self.members.iter().all(|(member, _)| member != index));
             others.flat_map(|index| effects(&lowered[index]).unwrap_or_default())
         };
-        let place = (self.place..later).find(|&place| {
-            let sinks = |member: &Product| {
-                between(self.place, place + 1).all(|other| independent(member, other))
+        let members = || self.members.iter().map(|(_, member)| member);
+        let fits = |place: usize| {
+            let Some(host) = host(lowered, place) else {
+                return false;
             };
-            between(place, later).all(|other| independent(&product, other))
-                && self.members.iter().all(|(_, member)| sinks(member))
-        });
-        // Where the later node is, nothing of it moves.
-        let sink_to_later = |(_, member): &(usize, Product)| {
-            between(self.place, later).all(|other| independent(member, other))
+            let spared = |moved: &Product| {
+                !reads(moved, scratch(host)) && !overlap(result(moved), scratch(host))
+            };
+            let sinks =
+                |member| between(self.place, place + 1).all(|other| may_pass(member, other));
+            between(place, later).all(|other| may_pass(&product, other))
+                && members().all(sinks)
+                && members().chain([&product]).all(spared)
         };
-        let place = place.or_else(|| self.members.iter().all(sink_to_later).then_some(later));
-        if let Some(place) = place {
+        if let Some(place) = (self.place..=later).find(|&place| fits(place)) {
             self.place = place;
             self.members.push((later, product));
         }
-        place.is_some()
     }
+}
+
+/// The product at a place, whose scratch memory the others take.
+fn host(lowered: &[Lowered], place: usize) -> Option<&Product> {
+    let products = effects(&lowered[place])?.into_iter();
+    let mut products = products.filter_map(|effect| match effect {
+        Effect::Product(product) => Some(product),
+        Effect::Clear(_) => None,
+    });
+    products.next()
 }
 
 /// Joins gradients with nothing but products and cleared memory between them.
@@ -93,20 +107,22 @@ pub(super) fn join(lowered: &mut [Lowered]) {
                 group.take(lowered, later, product);
             }
         }
+        let Some(host) = host(lowered, group.place).copied() else {
+            continue;
+        };
         if group.members.len() < 2 {
             continue;
         }
-        for &(member, _) in &group.members {
+        let products = group.members.iter();
+        let products = products.map(|(_, product)| in_place_of(&host, *product));
+        let command = Command::Products {
+            joined: Joined::Gradients,
+            products: products.collect(),
+        };
+        for (member, _) in group.members {
             lowered[member].commands.clear();
         }
-        lowered[group.place].commands.push(Command::Products {
-            joined: Joined::Gradients,
-            products: group
-                .members
-                .into_iter()
-                .map(|(_, product)| product)
-                .collect(),
-        });
+        lowered[group.place].commands.push(command);
     }
 }
 

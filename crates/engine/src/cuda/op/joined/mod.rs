@@ -99,20 +99,24 @@ fn scratch(product: &Product) -> Bytes {
     )
 }
 
-/// Whether a product may change places with something, each with its scratch memory.
-fn independent(product: &Product, other: Effect<'_>) -> bool {
-    let other = match other {
-        Effect::Product(other) => other,
-        Effect::Clear(range) => {
-            return !reads(product, range)
-                && !overlap(result(product), range)
-                && !overlap(scratch(product), range);
+/// Whether a product may move past something. It takes its scratch memory from where it goes.
+fn may_pass(moved: &Product, other: Effect<'_>) -> bool {
+    let untouched = |range| !reads(moved, range) && !overlap(result(moved), range);
+    match other {
+        Effect::Clear(range) => untouched(range),
+        Effect::Product(other) => {
+            untouched(result(other)) && untouched(scratch(other)) && !reads(other, result(moved))
         }
-    };
-    let spares = |a: &Product, b: &Product| {
-        !reads(b, result(a)) && !reads(b, scratch(a)) && !overlap(scratch(b), result(a))
-    };
-    spares(product, other) && spares(other, product) && !overlap(result(product), result(other))
+    }
+}
+
+/// The product with another's scratch memory, in whose place it runs.
+fn in_place_of(other: &Product, moved: Product) -> Product {
+    Product {
+        workspace: other.workspace,
+        workspace_bytes: other.workspace_bytes,
+        ..moved
+    }
 }
 
 /// Matrices of 16-bit elements that the copy engine can take.

@@ -5,7 +5,7 @@
 #[cfg(test)]
 mod tests;
 
-use super::{Effect, independent, is_copied, overlap, reads, result};
+use super::{Effect, in_place_of, is_copied, may_pass, overlap, reads, result};
 use crate::cuda::command::{
     Argument, Command, Joined, Kernel, LaunchShape, MatrixAt, MatrixMapAt, Product,
 };
@@ -61,10 +61,10 @@ pub(super) fn join(lowered: &mut [Lowered]) {
                 [Command::Product(product)] => product,
                 _ => break,
             };
-            let apart = |passed: &Product| independent(&product, Effect::Product(passed));
+            let apart = |passed: &Product| may_pass(&product, Effect::Product(passed));
             let is_term = column_in(&sum[0], &product).is_some() && sum.len() < MAX_TERMS;
             if is_term && passed.iter().all(apart) {
-                sum.push(product);
+                sum.push(in_place_of(&sum[0], product));
                 later.commands.clear();
             } else if reads(&product, result(&sum[0])) || overlap(result(&product), result(&sum[0]))
             {

@@ -44,7 +44,7 @@ fn long_sums_of_few_tiles_are_cut() {
     assert!(is_marked(product(1024, false)));
     assert!(!is_marked(product(960, true)));
     let wide = Product {
-        n: 4096,
+        n: 8192,
         ..product(1024, true)
     };
     assert!(!is_marked(wide));
