@@ -193,14 +193,20 @@ impl CudaExecutor {
         self.context.bind()?;
         let dtype = graph.compute;
         let lowered = lower_all(graph, plan, nodes, first_micro, self.context.info.card());
-        for Lowered { op, node, commands } in &lowered {
+        for Lowered {
+            op, node, commands, ..
+        } in &lowered
+        {
             for command in commands {
                 self.make_ready(command, dtype)
                     .map_err(|error| named(op, node, error))?;
             }
         }
         let replay = Replay::capture(&self.stream, || {
-            for Lowered { op, node, commands } in &lowered {
+            for Lowered {
+                op, node, commands, ..
+            } in &lowered
+            {
                 for command in commands {
                     self.issue(command, dtype)
                         .map_err(|error| named(op, node, error))?;
@@ -464,7 +470,10 @@ impl CudaExecutor {
         self.context.bind()?;
         let stopwatch = Stopwatch::new(&self.stream)?;
         let program = &self.programs[program.0];
-        for Lowered { op, node, commands } in &program.nodes {
+        for Lowered {
+            op, node, commands, ..
+        } in &program.nodes
+        {
             let issue = |command| self.issue(command, program.dtype);
             let time = stopwatch
                 .time(&self.stream, || commands.iter().try_for_each(issue))

@@ -338,9 +338,9 @@ impl Declare for LinearAdd {
             dropout: None,
             detached: false,
         };
-        // x is narrow here. With its gradient elsewhere, that of the weight can wait for others.
         parts.emit_input(backward)?;
-        parts.emit_weight(backward)?;
+        // With the gradient of the weight that made x, and those of others that read x.
+        backward.hold_back(parts.x, |backward| parts.emit_weight(backward))?;
         backward.contribute(node, node.inputs[0], dy)
     }
 

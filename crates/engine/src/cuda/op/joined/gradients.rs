@@ -6,7 +6,9 @@ mod tests;
 
 use cinch_graph::DType;
 
-use super::{Effect, effects, in_place_of, is_copied, may_pass, overlap, reads, result, scratch};
+use super::{
+    Effect, WINDOW, effects, in_place_of, is_copied, may_pass, overlap, reads, result, scratch,
+};
 use crate::cuda::command::{
     Argument, Command, Joined, Kernel, LaunchShape, MatrixAt, MatrixMapAt, Product,
 };
@@ -84,12 +86,12 @@ fn host(lowered: &[Lowered], place: usize) -> Option<&Product> {
     let products = effects(&lowered[place])?.into_iter();
     let mut products = products.filter_map(|effect| match effect {
         Effect::Product(product) => Some(product),
-        Effect::Clear(_) => None,
+        Effect::Clear(_) | Effect::Node(_) => None,
     });
     products.next()
 }
 
-/// Joins gradients with nothing but products and cleared memory between them.
+/// Joins gradients that are near each other.
 pub(super) fn join(lowered: &mut [Lowered]) {
     for at in 0..lowered.len() {
         let Some(first) = gradient(&lowered[at]) else {
@@ -99,7 +101,7 @@ pub(super) fn join(lowered: &mut [Lowered]) {
             members: vec![(at, first)],
             place: at,
         };
-        for later in at + 1..lowered.len() {
+        for later in at + 1..lowered.len().min(at + WINDOW) {
             if effects(&lowered[later]).is_none() {
                 break;
             }

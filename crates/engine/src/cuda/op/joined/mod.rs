@@ -8,7 +8,7 @@ mod sum;
 #[cfg(test)]
 mod tests;
 
-use super::Lowered;
+use super::{Bytes, Lowered, Memory};
 use crate::cuda::command::{Command, Joined, MatrixAt, Product};
 use crate::cuda::lowering::Card;
 
@@ -29,14 +29,20 @@ pub fn launches(joined: Joined, products: &[Product], card: Card) -> Vec<Command
     }
 }
 
-/// What another product must not disturb.
+/// How far products are looked for that belong to one: the nodes between a gradient and what it is
+/// made of are few.
+const WINDOW: usize = 24;
+
+/// What a product that moves must not disturb.
 #[derive(Clone, Copy)]
 enum Effect<'a> {
     Product(&'a Product),
     Clear(Bytes),
+    /// Of a node, besides its products.
+    Node(&'a Memory),
 }
 
-/// All that a node does, where products can be told apart from it.
+/// All that a node does; nothing where a product must not pass it.
 fn effects(lowered: &Lowered) -> Option<Vec<Effect<'_>>> {
     let mut effects = Vec::new();
     for command in &lowered.commands {
@@ -48,13 +54,15 @@ fn effects(lowered: &Lowered) -> Option<Vec<Effect<'_>>> {
             &Command::Clear { address, bytes } => {
                 effects.push(Effect::Clear((address, address + bytes)));
             }
-            _ => return None,
+            Command::Fetch { .. } | Command::Await { .. } => return None,
+            Command::Launch { .. }
+            | Command::LaunchGenerated { .. }
+            | Command::LaunchTable { .. }
+            | Command::Copy { .. } => effects.push(Effect::Node(&lowered.memory)),
         }
     }
     Some(effects)
 }
-
-type Bytes = (u64, u64);
 
 /// Bytes of the arena that a matrix lies in.
 fn bytes(matrix: &MatrixAt, rows: usize, columns: usize) -> Bytes {
@@ -104,6 +112,11 @@ fn may_pass(moved: &Product, other: Effect<'_>) -> bool {
     let untouched = |range| !reads(moved, range) && !overlap(result(moved), range);
     match other {
         Effect::Clear(range) => untouched(range),
+        Effect::Node(memory) => {
+            let result = result(moved);
+            memory.writes.iter().all(|&range| untouched(range))
+                && !memory.reads.iter().any(|&range| overlap(range, result))
+        }
         Effect::Product(other) => {
             untouched(result(other)) && untouched(scratch(other)) && !reads(other, result(moved))
         }

@@ -5,7 +5,7 @@
 #[cfg(test)]
 mod tests;
 
-use super::{Effect, in_place_of, is_copied, may_pass, overlap, reads, result};
+use super::{WINDOW, effects, in_place_of, is_copied, may_pass};
 use crate::cuda::command::{
     Argument, Command, Joined, Kernel, LaunchShape, MatrixAt, MatrixMapAt, Product,
 };
@@ -53,25 +53,27 @@ pub(super) fn join(lowered: &mut [Lowered]) {
             continue;
         }
         let mut sum = vec![*first];
-        let mut passed: Vec<Product> = Vec::new();
-        for later in &mut lowered[at + 1..] {
-            let product = match later.commands[..] {
-                // What it had to do belongs to another sum.
-                [] => continue,
-                [Command::Product(product)] => product,
-                _ => break,
-            };
-            let apart = |passed: &Product| may_pass(&product, Effect::Product(passed));
-            let is_term = column_in(&sum[0], &product).is_some() && sum.len() < MAX_TERMS;
-            if is_term && passed.iter().all(apart) {
-                sum.push(in_place_of(&sum[0], product));
-                later.commands.clear();
-            } else if reads(&product, result(&sum[0])) || overlap(result(&product), result(&sum[0]))
-            {
+        let mut terms = Vec::new();
+        let mut passed = Vec::new();
+        let end = lowered.len().min(at + WINDOW);
+        for (later, node) in lowered.iter().enumerate().take(end).skip(at + 1) {
+            let Some(effects) = effects(node) else {
                 break;
+            };
+            if let [Command::Product(product)] = node.commands[..]
+                && column_in(&sum[0], &product).is_some()
+                && sum.len() < MAX_TERMS
+                && passed.iter().all(|&effect| may_pass(&product, effect))
+            {
+                sum.push(in_place_of(&sum[0], product));
+                terms.push(later);
             } else {
-                passed.push(product);
+                passed.extend(effects);
             }
+        }
+        drop(passed);
+        for term in terms {
+            lowered[term].commands.clear();
         }
         if sum.len() > 1 {
             lowered[at].commands.pop();

@@ -4,7 +4,7 @@ use cinch_architecture::{
     Activation, Architecture, Decoder, Qwen3, RotaryPositions, RotaryScaling, Windows,
 };
 use cinch_graph::op::{GradientFormat, MomentFormat};
-use cinch_graph::{DType, Optimizer, Target, differentiate};
+use cinch_graph::{DType, Optimizer, Recompute, Target, differentiate};
 use cinch_model::{AdapterShape, Build, Purpose, build, linear_modules};
 use cinch_plan::{Options, Plan, num_micro_nodes};
 
@@ -67,6 +67,7 @@ fn all_adapters_of_a_decoder_are_joined() {
         gradients: GradientFormat::Full,
     };
     let graph = differentiate(build(&model, &plain).unwrap(), &optimizer).unwrap();
+    let graph = graph.recompute(Recompute::None).unwrap();
     let plan = Plan::new(&graph, Options::new(Target::Cuda));
     let nodes = 0..num_micro_nodes(&graph);
     let lowered = lower_all(&graph, &plan, nodes, true, Card::HOPPER);
@@ -84,5 +85,6 @@ fn all_adapters_of_a_decoder_are_joined() {
     // Nothing before the first layer is trained.
     backward.pop();
     assert_eq!(count(Joined::Sum), [forward, backward].concat());
-    assert_eq!(count(Joined::Gradients), [2, 3, 2, 4].repeat(LAYERS));
+    // Two matrices of each of the seven; q, k and v have one in common, and so have gate and up.
+    assert_eq!(count(Joined::Gradients).iter().sum::<usize>(), 11 * LAYERS);
 }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::cuda::op::Memory;
 
 fn matrix(address: u64, row_stride: usize, dtype: DType, transposed: bool) -> MatrixAt {
     MatrixAt {
@@ -44,6 +45,7 @@ fn lowered(products: &[Product]) -> Vec<Lowered> {
         op: "linear_grad_weight",
         node: String::new(),
         commands: vec![Command::Product(*product)],
+        memory: Memory::default(),
     };
     products.iter().map(node).collect()
 }
@@ -119,9 +121,14 @@ fn other_commands_and_wide_gradients_are_left_as_they_are() {
     let mut nodes = lowered(&adapter());
     nodes[1].commands.push(Command::Copy {
         from: 0,
-        to: 1,
+        to: LOW,
         bytes: 1,
     });
+    nodes[1].memory.writes = vec![(LOW, LOW + 1)];
+    join(&mut nodes);
+    assert!(matches!(nodes[0].commands[..], [Command::Product(_)]));
+    let mut nodes = lowered(&adapter());
+    nodes[1].commands.push(Command::Await { number: 0 });
     join(&mut nodes);
     assert!(matches!(nodes[0].commands[..], [Command::Product(_)]));
     let mut wide = adapter();

@@ -1,6 +1,7 @@
 use cinch_graph::DType;
 
 use super::*;
+use crate::cuda::op::Memory;
 
 fn matrix(address: u64, row_stride: usize, transposed: bool) -> MatrixAt {
     MatrixAt {
@@ -33,6 +34,7 @@ fn is_marked(product: Product) -> bool {
         op: "linear",
         node: String::new(),
         commands: vec![Command::Product(product)],
+        memory: Memory::default(),
     }];
     mark(&mut nodes);
     matches!(nodes[0].commands[..], [Command::Products { .. }])

@@ -1,6 +1,7 @@
 use cinch_graph::DType;
 
 use super::*;
+use crate::cuda::op::Memory;
 
 fn matrix(address: u64, row_stride: usize, transposed: bool) -> MatrixAt {
     MatrixAt {
@@ -33,6 +34,7 @@ fn lowered(products: &[Product]) -> Vec<Lowered> {
         op: "linear",
         node: String::new(),
         commands: vec![Command::Product(*product)],
+        memory: Memory::default(),
     };
     products.iter().map(node).collect()
 }
@@ -103,16 +105,24 @@ fn products_between_are_passed_unless_they_touch_something() {
     assert_eq!(joined(&[MAIN, writes_what_is_read, add]), [1, 1, 1]);
     let reads_the_result = product([0x4000, 0x1000, 0xa000], 32, 8, false);
     assert_eq!(joined(&[MAIN, reads_the_result, add]), [1, 1, 1]);
-    let mut lowered = lowered(&[MAIN, add]);
-    lowered[1].commands.insert(
-        0,
-        Command::Clear {
-            address: 0,
-            bytes: 1,
-        },
-    );
-    join(&mut lowered);
-    assert!(matches!(lowered[0].commands[0], Command::Product(_)));
+    let clear = |address| Command::Clear { address, bytes: 1 };
+    for (address, terms) in [(0xf000, 2), (0x8000, 1), (0x4000, 1)] {
+        let mut lowered = lowered(&[MAIN, add]);
+        lowered[0].commands.insert(0, clear(0));
+        lowered.insert(
+            1,
+            Lowered {
+                commands: vec![clear(address)],
+                ..lowered[1].clone()
+            },
+        );
+        join(&mut lowered);
+        let count = match lowered[0].commands.last() {
+            Some(Command::Products { products, .. }) => products.len(),
+            _ => 1,
+        };
+        assert_eq!(count, terms, "{address:#x}");
+    }
 }
 
 #[test]
