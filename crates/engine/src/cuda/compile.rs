@@ -30,7 +30,7 @@ const HEADERS: [(&str, &str); 4] = [
 ];
 
 /// Every source, by the name that commands use.
-pub const SOURCES: [(&str, &str); 22] = [
+pub const SOURCES: [(&str, &str); 27] = [
     ("activation", include_str!("kernels/activation.cu")),
     ("attention", include_str!("kernels/attention.cu")),
     ("attention_any", include_str!("kernels/attention_any.cu")),
@@ -39,12 +39,20 @@ pub const SOURCES: [(&str, &str); 22] = [
         include_str!("kernels/attention_entropy.cu"),
     ),
     (
+        "attention_entropy_narrow",
+        include_str!("kernels/attention_entropy_narrow.cu"),
+    ),
+    (
         "attention_hopper",
         include_str!("kernels/attention_hopper.cu"),
     ),
     (
         "attention_hopper_backward",
         include_str!("kernels/attention_hopper_backward.cu"),
+    ),
+    (
+        "attention_narrow",
+        include_str!("kernels/attention_narrow.cu"),
     ),
     (
         "cached_attention",
@@ -62,12 +70,18 @@ pub const SOURCES: [(&str, &str); 22] = [
     ("dequantise", include_str!("kernels/dequantise.cu")),
     ("dropout", include_str!("kernels/dropout.cu")),
     ("embedding", include_str!("kernels/embedding.cu")),
+    (
+        "gradient_hopper",
+        include_str!("kernels/gradient_hopper.cu"),
+    ),
     ("indexer", include_str!("kernels/indexer.cu")),
     ("norm", include_str!("kernels/norm.cu")),
     ("optimizer", include_str!("kernels/optimizer.cu")),
+    ("product_hopper", include_str!("kernels/product_hopper.cu")),
     ("rotary", include_str!("kernels/rotary.cu")),
     ("scan", include_str!("kernels/scan.cu")),
     ("scan_backward", include_str!("kernels/scan_backward.cu")),
+    ("split_hopper", include_str!("kernels/split_hopper.cu")),
 ];
 
 /// Whether kernels can be compiled here.
@@ -79,7 +93,7 @@ pub fn is_available() -> bool {
 /// What a source is compiled for on a card of this architecture, in this precision; `None` where it
 /// has nothing for it. Sources for Hopper use instructions that only its own variant has.
 pub fn target(file: &str, dtype: DType, architecture: &str) -> Option<String> {
-    if !matches!(file, "attention_hopper" | "attention_hopper_backward") {
+    if !file.contains("hopper") {
         return Some(architecture.to_owned());
     }
     let is_built = architecture == "sm_90" && matches!(dtype, DType::Bf16 | DType::F16);

@@ -55,12 +55,15 @@ pub enum CudaReduction {
     Rows { parts: usize },
     /// Columns are summed: so many threads to an output, its places in parts.
     Lanes { lanes: usize, parts: usize },
+    /// Few rows to an output: neighbouring outputs to a thread, which sums them by itself.
+    Each,
 }
 
 impl CudaReduction {
     pub fn parts(self) -> usize {
         match self {
             Self::Rows { parts } | Self::Lanes { parts, .. } => parts,
+            Self::Each => 1,
         }
     }
 }
@@ -301,8 +304,13 @@ impl Reduce {
         const BLOCKS: usize = 528;
         /// Threads of a block, to all of which one output belongs.
         const BLOCK: usize = 256;
+        /// Rows of an output that are not worth a second thread.
+        const FEW: usize = 16;
         let (rows, columns) = self.span();
         let outputs = self.broadcast.elements().max(1);
+        if columns == 1 && rows <= FEW {
+            return CudaReduction::Each;
+        }
         if columns == 1 {
             let columns = self.broadcast.columns.div_ceil(32);
             let blocks = columns.saturating_mul(self.broadcast.rows);

@@ -129,7 +129,7 @@ fn arguments_are_the_kernels_parameters() {
                 Argument::U32(_) => "u32",
                 Argument::U64(_) => "u64",
                 Argument::F32(_) => "float",
-                Argument::TensorMap(_) => "map",
+                Argument::TensorMap(_) | Argument::MatrixMap(_) => "map",
             })
             .collect();
         assert_eq!(parameters(kernel), given, "{}", kernel.function);
