@@ -324,6 +324,7 @@ fn sparse(adaptive_keys: bool, layers: u64) -> Architecture {
         inner: 48,
         indexer_heads: 3,
         indexer_width: 8,
+        indexer_warmup: 0,
         ..counts
     })
 }
