@@ -122,6 +122,7 @@ models! {
     gpt2_head_128_of_200_tokens: gpt2_of(256, 2, 61), 2 x 200;
     gpt2_head_20_of_65_tokens: gpt2_of(60, 3, 61), 2 x 65;
     gpt2_head_64_of_one_token: gpt2_of(64, 1, 61), 1 x 1;
+    gpt2_of_60001_words: gpt2_of(64, 1, 60_001), 1 x 5;
     mu_of_100_tokens: mu_of(true, false), 2 x 100;
     mu_of_37_tokens_as_published: mu_of(false, true), 3 x 37;
 }

@@ -8,11 +8,11 @@ use cinch_graph::op::{
     Activation, ActivationBackward, ActivationKind, AdamW, Add, Attention, AttentionBackward,
     AttentionEntropy, AttentionEntropyBackward, AttentionInputs, CachedAttention,
     CachedAttentionEntropy, CachedConvolution, CachedScan, CachedSelection, Convolution,
-    ConvolutionBackward,
-    CrossEntropy, Declare, Dequantise, Embedding, EmbeddingBackward, Gated, GatedBackward,
-    GradientNorm, GradientSquares, Indexer, IndexerLoss, IndexerLossBackward, IndexerSelection,
-    KeyCount, Linear, LinearAdd, LinearGradInput, LinearGradWeight, Logits, MomentFormat, Norm,
-    NormApply, NormBackward, NormKind, Op, Quantisation, Rotary, Scan, ScanBackward, View,
+    ConvolutionBackward, CrossEntropy, Declare, Dequantise, Embedding, EmbeddingBackward, Gated,
+    GatedBackward, GradientNorm, GradientSquares, Indexer, IndexerLoss, IndexerLossBackward,
+    IndexerSelection, KeyCount, Linear, LinearAdd, LinearGradInput, LinearGradWeight, Logits,
+    MomentFormat, Norm, NormApply, NormBackward, NormKind, Op, Quantisation, Rotary, Scan,
+    ScanBackward, View,
 };
 use cinch_graph::{DType, Dropout, Graph, Shape, TensorType};
 
