@@ -56,9 +56,11 @@ fn every_setting_of_the_guide_plans() {
         let told = plan(LOW_MEMORY, lines);
         assert_eq!(told["model"], "gsa", "{lines:?}");
         assert_eq!(told["parameters"], 183_662_144, "{lines:?}");
-        assert_eq!(told["batch_size"], micro, "{lines:?}");
-        assert_eq!(told["grad_accum"], accumulation, "{lines:?}");
-        assert_eq!(told["seq_len"], length, "{lines:?}");
+        let settings = &told["settings"];
+        assert_eq!(settings["batch_size"], micro, "{lines:?}");
+        assert_eq!(settings["accumulation"], accumulation, "{lines:?}");
+        assert_eq!(settings["effective_batch"], 256, "{lines:?}");
+        assert_eq!(settings["seq_len"], length, "{lines:?}");
     }
     assert_eq!(plan(PRETRAIN_1B, &[])["parameters"], 405_227_312);
     // "Reduce model size": two layers of 3.5 million less, and a third of the rest's feed-forward.
@@ -131,5 +133,8 @@ fn a_run_with_sparse_attention_generates() {
         .prints(&["cinch generate"]);
     let line = "generate run --max-tokens 40 --prompt let --temperature 0 --json";
     let first = sandbox.cinch(line).succeeds().json();
-    assert_eq!(first, sandbox.cinch(line).succeeds().json());
+    assert_eq!(first["tokens"], 40);
+    // The indexer's keys and sums are cached beside keys and values.
+    assert!(first["cache_bytes"].as_u64() > Some(0));
+    assert_eq!(first["text"], sandbox.cinch(line).succeeds().json()["text"]);
 }

@@ -96,15 +96,13 @@ fn run_all(arguments: &BenchArguments, target: Target) -> anyhow::Result<()> {
         "batch",
         "step",
         "predicted",
-        "useful work",
-        "matrix product",
-        "share",
+        "of the product",
         "arena",
     ]);
     let mut all = Vec::new();
     for system in SYSTEMS {
-        voice::aside(Some(format!("measuring {}", system.name)));
         let settings = system.settings(&arguments.settings)?;
+        voice::aside(Some(format!("measuring {}", system.name)));
         let bench = measure_settings(arguments, target, &settings)?;
         let batch = &bench.config.batch;
         let predicted = bench.prediction.as_ref();
@@ -114,8 +112,6 @@ fn run_all(arguments: &BenchArguments, target: Target) -> anyhow::Result<()> {
             right(format!("{} × {}", batch.effective_batch(), batch.seq_len)),
             right(format!("{:.3} s", bench.time)),
             right(predicted.unwrap_or_default()),
-            right(format!("{}FLOP", scaled(bench.useful))),
-            right(format!("{}FLOP/s", scaled(bench.rate))),
             right(format!("{:.1} %", 100.0 * bench.share)),
             right(Bytes::new(bench.arena).to_string()),
         ]);
@@ -123,7 +119,10 @@ fn run_all(arguments: &BenchArguments, target: Target) -> anyhow::Result<()> {
     }
     match arguments.json {
         true => print_json(&json!({ "systems": all })),
-        false => print(&table.to_string()),
+        false => print(&format!(
+            "{table}\nof the product: useful work a second over the rate of a large matrix product, \
+             measured between the steps\n"
+        )),
     }
 }
 

@@ -26,7 +26,7 @@ pub const SYSTEMS: [System; 5] = [
         ],
     },
     System {
-        name: "gated sparse attention",
+        name: "sparse attention",
         settings: &[
             ("model.type", "gsa"),
             ("model.size", "512m-low-memory"),
@@ -35,7 +35,7 @@ pub const SYSTEMS: [System; 5] = [
         ],
     },
     System {
-        name: "Qwen2.5-0.5B with adapters",
+        name: "Qwen2.5 0.5B, LoRA",
         settings: &[
             ("model.type", "Qwen/Qwen2.5-0.5B"),
             ("lora.rank", "16"),
