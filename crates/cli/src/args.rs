@@ -568,6 +568,9 @@ pub struct GenerateArguments {
 pub struct BenchArguments {
     #[command(flatten)]
     pub settings: SettingArguments,
+    /// Every system, one after the other, at sizes that two cores run in seconds
+    #[arg(long)]
+    pub all: bool,
     /// Steps to measure, after one to warm up
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub steps: usize,

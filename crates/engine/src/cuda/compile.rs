@@ -13,12 +13,16 @@ use sha2::{Digest, Sha256};
 use crate::error::EngineError;
 
 /// What sources include, each before those that it includes itself.
-const HEADERS: [(&str, &str); 4] = [
+const HEADERS: [(&str, &str); 5] = [
     (
         "#include \"hopper.cuh\"",
         include_str!("kernels/hopper.cuh"),
     ),
     ("#include \"scan.cuh\"", include_str!("kernels/scan.cuh")),
+    (
+        "#include \"selection.cuh\"",
+        include_str!("kernels/selection.cuh"),
+    ),
     (
         "#include \"matrix.cuh\"",
         include_str!("kernels/matrix.cuh"),
@@ -30,7 +34,7 @@ const HEADERS: [(&str, &str); 4] = [
 ];
 
 /// Every source, by the name that commands use.
-pub const SOURCES: [(&str, &str); 27] = [
+pub const SOURCES: [(&str, &str); 28] = [
     ("activation", include_str!("kernels/activation.cu")),
     ("attention", include_str!("kernels/attention.cu")),
     ("attention_any", include_str!("kernels/attention_any.cu")),
@@ -63,6 +67,10 @@ pub const SOURCES: [(&str, &str); 27] = [
         include_str!("kernels/cached_convolution.cu"),
     ),
     ("cached_scan", include_str!("kernels/cached_scan.cu")),
+    (
+        "cached_selection",
+        include_str!("kernels/cached_selection.cu"),
+    ),
     ("columns", include_str!("kernels/columns.cu")),
     ("column_sum", include_str!("kernels/column_sum.cu")),
     ("convolution", include_str!("kernels/convolution.cu")),

@@ -8,6 +8,7 @@ mod attention_narrow;
 mod cached_attention;
 mod cached_convolution;
 mod cached_scan;
+mod cached_selection;
 mod columns;
 mod convolution;
 mod cross_entropy;
@@ -72,6 +73,7 @@ pub fn lower(mut x: Lowering<'_>) -> Vec<Command> {
         Op::AttentionEntropy(op) => attention_entropy::attention_entropy(&mut x, op),
         Op::AttentionEntropyBackward(op) => attention_entropy::backward(&mut x, &op.0),
         Op::CachedAttentionEntropy(op) => attention_entropy::cached(&mut x, &op.0),
+        Op::CachedSelection(op) => cached_selection::cached_selection(&mut x, op),
         Op::IndexerSelection(op) => indexer::indexer_selection(&mut x, op),
         Op::IndexerLoss(op) => indexer::indexer_loss(&mut x, op),
         Op::IndexerLossBackward(op) => indexer::indexer_loss_backward(&mut x, op),
