@@ -115,12 +115,22 @@ static MU: Family = Family {
         name: "mu",
         aliases: &[],
         shape: || Architecture::Mu(Mu::default()),
-        tokenizer: "gpt2",
+        tokenizer: "train",
     }],
+    training: TRAINING,
     settings: SETTINGS,
     checkpointing: LayerCheckpointing::Never,
     ..PLAIN
 };
+
+const TRAINING: &[(&str, &str)] = &[
+    ("training.learning_rate", "1e-4"),
+    ("training.weight_decay", "0.01"),
+    ("training.schedule", "onecycle"),
+    ("training.warmup_steps", "1000"),
+    ("training.epochs", "5"),
+    ("training.sample_tokens", "100"),
+];
 
 const SETTINGS: &[ShapeSetting] = &[
     shape_setting!(Mu.layers: whole, "n_layers", ["n_layer"], count(MOST_LAYERS), "Number of blocks"),

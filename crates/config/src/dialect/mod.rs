@@ -230,6 +230,7 @@ pub(crate) const SCHEDULE_WORDS: &[(&str, &str)] = &[
     ("cosine", "cosine"),
     ("constant", "constant"),
     ("constant_with_warmup", "constant"),
+    ("onecycle", "onecycle"),
 ];
 
 pub(crate) const ATTENTION_WORDS: &[(&str, &str)] = &[
