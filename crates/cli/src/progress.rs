@@ -296,7 +296,9 @@ impl Observer for TrainBar {
                 loss.exp(),
                 if best { " (best so far)" } else { "" }
             )),
-            Event::Sample { step, text } => self.line(&format!("step {step} writes: {}", quoted(text))),
+            Event::Sample { step, text } => {
+                self.line(&format!("step {step} writes: {}", quoted(text)))
+            }
             Event::Saved { step, path } => {
                 self.line(&format!("step {step}: saved {}", shown(path)));
             }

@@ -107,7 +107,9 @@ impl WeightSource for TrainedWeights<'_> {
             .map_err(|error| error.to_string())?;
         let row_bytes = bytes.len() / part.shape.first().copied().unwrap_or(1).max(1);
         let bytes = &bytes[rows.start * row_bytes..rows.end * row_bytes];
-        let halves = bytes.chunks_exact(2).map(|half| u16::from_le_bytes([half[0], half[1]]));
+        let halves = bytes
+            .chunks_exact(2)
+            .map(|half| u16::from_le_bytes([half[0], half[1]]));
         match view.dtype {
             Dtype::F32 => into.copy_from_slice(bytes),
             Dtype::BF16 => widen(halves.map(bf16_value), into),

@@ -38,9 +38,13 @@ fn one_cycle(config: &TrainingConfig, step: u64) -> f64 {
         0.0 => first / LAST_DIVISOR,
         minimum => minimum,
     };
-    let (warm, end) = (config.warmup_steps as f64 - 1.0, config.max_steps as f64 - 1.0);
+    let (warm, end) = (
+        config.warmup_steps as f64 - 1.0,
+        config.max_steps as f64 - 1.0,
+    );
     let step = (step as f64).min(end);
-    let between = |from: f64, to: f64, share: f64| to + (from - to) / 2.0 * (1.0 + (PI * share).cos());
+    let between =
+        |from: f64, to: f64, share: f64| to + (from - to) / 2.0 * (1.0 + (PI * share).cos());
     match step <= warm {
         // A warm-up of one step has no way to go.
         true if warm <= 0.0 => peak,
