@@ -274,10 +274,10 @@ impl Attention {
 
     /// The share of the CPU's rate of matrix products: exponentials and random numbers take as
     /// long as the products of so many columns.
-    fn vector_share(&self) -> f64 {
+    fn vector_share(&self, narrow: f64) -> f64 {
         let columns = self.head_dim as f64;
         match self.is_narrow() {
-            true => NARROW_CPU_SHARE * columns / (columns + EXPONENTIAL_COLUMNS),
+            true => narrow * columns / (columns + EXPONENTIAL_COLUMNS),
             false => CPU_SHARE,
         }
     }
@@ -343,7 +343,8 @@ const SINGLE_SHARE: f64 = 0.15;
 const CPU_SHARE: f64 = 0.5;
 /// The widest heads that are narrow.
 const NARROW: usize = 8;
-const NARROW_CPU_SHARE: f64 = 0.67;
+/// Of the forward and the backward.
+const NARROW_CPU_SHARES: [f64; 2] = [0.23, 0.45];
 const EXPONENTIAL_COLUMNS: f64 = 12.0;
 /// On a GPU, of the matrix rate of 16 bits, times the root of the columns: nothing runs on the
 /// tensor cores, and exponentials and random numbers count more, the fewer columns there are.
@@ -394,7 +395,7 @@ impl Declare for Attention {
     }
 
     fn cpu_share(&self) -> f64 {
-        self.vector_share()
+        self.vector_share(NARROW_CPU_SHARES[0])
     }
 
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
@@ -448,7 +449,7 @@ impl Declare for AttentionBackward {
     }
 
     fn cpu_share(&self) -> f64 {
-        self.0.vector_share()
+        self.0.vector_share(NARROW_CPU_SHARES[1])
     }
 
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {

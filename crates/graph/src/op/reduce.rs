@@ -349,7 +349,7 @@ impl Reduce {
 const BANDWIDTH_SHARE: f64 = 0.6;
 /// The shares of the CPU's rate of matrix products.
 const WHOLE_CPU_SHARE: f64 = 0.4;
-const GATHERED_CPU_SHARE: f64 = 0.03;
+const GATHERED_CPU_SHARE: f64 = 0.0075;
 
 impl Declare for Reduce {
     fn name(&self) -> &'static str {
