@@ -522,10 +522,10 @@ pub struct GenerateArguments {
     /// Ctrl-D the conversation
     #[arg(long, conflicts_with_all = ["prompt", "json"])]
     pub chat: bool,
-    /// Tokens to write at the most, in each answer
     /// gpt2, bytes, or the path of a tokenizer [default: the run's or the model's own]
     #[arg(long, value_name = "NAME")]
     pub tokenizer: Option<String>,
+    /// Tokens to write at the most, in each answer
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub max_tokens: usize,
     /// Tokens in sight, which the cache has room for; at most the model's positions [default: the
@@ -714,9 +714,12 @@ pub struct TaxonomyArguments {
 pub struct PrepareArguments {
     /// A folder, a text file or a .jsonl file
     pub path: PathBuf,
-    /// gpt2, bytes, or the path of a tokenizer.json
+    /// gpt2, bytes, train (byte pairs of the data), or the path of a tokenizer.json
     #[arg(long, value_name = "NAME", default_value = "gpt2")]
     pub tokenizer: String,
+    /// Tokens that a trained tokenizer has at the most
+    #[arg(long, value_name = "N", default_value_t = 50_000)]
+    pub vocab_size: usize,
     /// The field of .jsonl lines that holds the text
     #[arg(long, value_name = "NAME", default_value = "text")]
     pub text_column: String,

@@ -427,9 +427,9 @@ fn mu_of(causal: bool, published_order: bool) -> Architecture {
         vocabulary: 61,
         layers: 2,
         positions: 1024,
-        dropout: 0.1,
         causal,
         published_order,
+        ..Mu::default()
     })
 }
 

@@ -297,6 +297,22 @@ impl Attention {
         product([batch, self.heads as u64, per_sequence])
     }
 
+    /// Whether a head is so narrow, and so little hidden, that it has kernels of its own.
+    fn is_narrow(&self) -> bool {
+        let hides = self.padding || self.window.is_some() || self.documents || self.selection;
+        self.head_dim <= NARROW && !hides
+    }
+
+    /// The share of the CPU's rate of matrix products: exponentials and random numbers take as
+    /// long as the products of so many columns.
+    fn vector_share(&self, narrow: f64) -> f64 {
+        let columns = self.head_dim as f64;
+        match self.is_narrow() {
+            true => narrow * columns / (columns + EXPONENTIAL_COLUMNS),
+            false => CPU_SHARE,
+        }
+    }
+
     /// The products of a GPU's kernels. Blocks of later rows have more keys to read.
     fn cuda_arithmetic(&self, source: &TensorType, flops: u64, shares: &CudaShares) -> Arithmetic {
         /// Rows of a block, and blocks that a multiprocessor holds.
@@ -318,6 +334,8 @@ impl Attention {
             any: BlockWork {
                 share: if single {
                     SINGLE_SHARE
+                } else if self.is_narrow() {
+                    NARROW_SHARE * (self.head_dim as f64).sqrt()
                 } else {
                     share(shares.any)
                 },
@@ -354,6 +372,14 @@ const BACKWARD_SHARES: CudaShares = CudaShares {
 /// Single precision, of the single-precision rate.
 const SINGLE_SHARE: f64 = 0.15;
 const CPU_SHARE: f64 = 0.5;
+/// The widest heads that are narrow.
+const NARROW: usize = 8;
+/// Of the forward and the backward.
+const NARROW_CPU_SHARES: [f64; 2] = [0.23, 0.45];
+const EXPONENTIAL_COLUMNS: f64 = 12.0;
+/// On a GPU, of the matrix rate of 16 bits, times the root of the columns: nothing runs on the
+/// tensor cores, and exponentials and random numbers count more, the fewer columns there are.
+const NARROW_SHARE: f64 = 0.01;
 
 impl Declare for Attention {
     fn name(&self) -> &'static str {
@@ -400,7 +426,7 @@ impl Declare for Attention {
     }
 
     fn cpu_share(&self) -> f64 {
-        CPU_SHARE
+        self.vector_share(NARROW_CPU_SHARES[0])
     }
 
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
@@ -457,7 +483,7 @@ impl Declare for AttentionBackward {
     }
 
     fn cpu_share(&self) -> f64 {
-        CPU_SHARE
+        self.0.vector_share(NARROW_CPU_SHARES[1])
     }
 
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {

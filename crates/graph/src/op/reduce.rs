@@ -347,6 +347,9 @@ impl Reduce {
 
 /// The share of the copy bandwidth that a reduction reaches on a GPU: it waits for its sums.
 const BANDWIDTH_SHARE: f64 = 0.6;
+/// The shares of the CPU's rate of matrix products.
+const WHOLE_CPU_SHARE: f64 = 0.4;
+const GATHERED_CPU_SHARE: f64 = 0.0075;
 
 impl Declare for Reduce {
     fn name(&self) -> &'static str {
@@ -415,6 +418,16 @@ impl Declare for Reduce {
             self.pointwise.elements(),
             self.pointwise.expression.flops().saturating_add(1),
         ])
+    }
+
+    /// What is read at many places is gathered element by element.
+    fn cpu_share(&self) -> f64 {
+        let Pointwise { shape, reads, .. } = &self.pointwise;
+        let mut reads = reads.iter().map(|read| &read.broadcast);
+        match reads.all(|broadcast| broadcast.is_full(shape) || broadcast.is_single()) {
+            true => WHOLE_CPU_SHARE,
+            false => GATHERED_CPU_SHARE,
+        }
     }
 
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {

@@ -9,6 +9,7 @@ mod backward;
 mod cached;
 mod entropy;
 mod forward;
+mod narrow;
 
 use std::ops::Range;
 
