@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use crate::clean::{Source, plain, unprefixed};
 use crate::frame::{Frame, Phase, phase};
 use crate::lines::Lines;
-use crate::message::{Event, Message};
+use crate::message::{Event, Framework, Message};
 use crate::trend::{Series, Trend};
 use crate::words::{Measure, Word, breaks_a_word, words_of};
 
@@ -134,6 +134,21 @@ impl Log {
         for source in sources {
             self.reader.close(source);
         }
+    }
+
+    /// What no line tells and the kernel counted: so many processes ended for want of host memory.
+    pub fn note_kernel_kills(&mut self, count: u64) {
+        let reader = &mut self.reader;
+        let mut message = Message::new(Framework::Linux, Event::HostKilled);
+        message
+            .remarks
+            .push(format!("the kernel counted {count} such ends meanwhile"));
+        let end = Pending {
+            line: reader.number,
+            ..Pending::default()
+        };
+        let incident = reader.incident(Source::Unnamed, &end, message);
+        reader.record(incident);
     }
 
     pub fn lines_read(&self) -> u64 {

@@ -15,7 +15,7 @@ use cinch_diagnose::{Failure, Log, diagnose};
 use serde_json::json;
 
 use super::{print, print_json, print_raw};
-use crate::args::DiagnoseArguments;
+use crate::args::{DiagnoseArguments, SettingArguments};
 use crate::failure::{RanOut, usage};
 use crate::interrupt;
 use crate::voice;
@@ -67,6 +67,31 @@ pub fn run(arguments: &DiagnoseArguments) -> anyhow::Result<()> {
 fn told(arguments: &DiagnoseArguments, log: &Log) -> anyhow::Result<Vec<Failure>> {
     let run = run::of(arguments, log)?;
     Ok(diagnose(log, run.as_ref()))
+}
+
+/// What a command's output tells. A configuration for which nothing can be computed leaves the
+/// savings out: the run that it is about has ended already.
+pub fn of_output(log: &Log, config: Option<&Path>) -> Vec<Failure> {
+    let mut settings = SettingArguments::default();
+    settings.plain.config = config.map(Path::to_owned);
+    let arguments = DiagnoseArguments {
+        file: None,
+        settings,
+        engine: None,
+        follow: false,
+        json: false,
+    };
+    told(&arguments, log).unwrap_or_else(|error| {
+        let reason = error.to_string();
+        let reason = reason.lines().next().unwrap_or_default();
+        voice::aside(Some(format!("savings are not computed: {reason}")));
+        diagnose(log, None)
+    })
+}
+
+/// A diagnosis for people.
+pub fn text_of(failures: &[Failure]) -> String {
+    show::failures(failures)
 }
 
 fn verdict(failures: &[Failure]) -> anyhow::Result<()> {

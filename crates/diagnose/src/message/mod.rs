@@ -187,7 +187,7 @@ pub struct Message {
 }
 
 impl Message {
-    fn new(framework: Framework, event: Event) -> Self {
+    pub(crate) fn new(framework: Framework, event: Event) -> Self {
         Self {
             framework,
             event,

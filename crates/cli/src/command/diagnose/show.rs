@@ -12,10 +12,18 @@ pub fn text(failures: &[Failure], log: &Log) -> String {
             log.lines_read()
         );
     }
+    let mut text = self::failures(failures);
+    if log.left_out() > 0 {
+        text += &format!("\nand {} more failures\n", log.left_out());
+    }
+    text
+}
+
+/// Every failure; ranks that failed alike are told once.
+pub fn failures(failures: &[Failure]) -> String {
     let mut text = String::new();
     let mut told: Vec<&Failure> = Vec::new();
     for failure in failures {
-        // Ranks that failed alike are told once.
         match told.iter().any(|other| is_alike(other, failure)) {
             true => continue,
             false => told.push(failure),
@@ -28,9 +36,6 @@ pub fn text(failures: &[Failure], log: &Log) -> String {
             .filter(|other| is_alike(other, failure))
             .collect();
         text += &one(failure, &alike);
-    }
-    if log.left_out() > 0 {
-        text += &format!("\nand {} more failures\n", log.left_out());
     }
     text
 }
