@@ -1,5 +1,6 @@
 //! Where in a program memory ran out, from the functions of its traceback.
 
+use memchr::{memchr, memchr2, memmem, memrchr};
 use serde::Serialize;
 
 /// A function of a traceback.
@@ -73,45 +74,75 @@ impl Phase {
     }
 }
 
-/// Names of a path and of a function that are kept.
+/// Letters of a path and of a function that are kept.
 const LONGEST_NAME: usize = 64;
 
-impl Frame {
+/// A frame as it stands in a line.
+#[derive(Clone, Copy, Debug)]
+pub struct Spelled<'a> {
+    pub file: &'a [u8],
+    pub line: u32,
+    pub function: &'a [u8],
+}
+
+impl<'a> Spelled<'a> {
     /// A frame in one of three spellings: Python's, IPython's, rich's.
-    pub fn read(line: &str) -> Option<Frame> {
-        let line = line.trim();
-        let (file, number, function) = match line.strip_prefix("File \"") {
+    pub fn read(line: &'a [u8]) -> Option<Self> {
+        let line = line.trim_ascii();
+        let (file, number, function) = match line.strip_prefix(b"File \"") {
             Some(rest) => {
-                let (file, rest) = rest.split_once('"')?;
-                let rest = rest
-                    .trim_start_matches(',')
-                    .trim_start()
-                    .strip_prefix("line")?;
-                let (number, function) = rest.split_once(',')?;
-                (file, number, function.trim_start().strip_prefix("in")?)
+                let (file, rest) = cut(rest, memchr(b'"', rest)?, 1);
+                let rest = rest.strip_prefix(b",").unwrap_or(rest).trim_ascii_start();
+                let rest = rest.strip_prefix(b"line")?;
+                let (number, function) = cut(rest, memchr(b',', rest)?, 1);
+                (
+                    file,
+                    number,
+                    function.trim_ascii_start().strip_prefix(b"in")?,
+                )
             }
             None => {
-                let line = line.strip_prefix("File ").unwrap_or(line);
-                let (file, rest) = line.split_once(".py:")?;
-                let (number, function) = rest.split_once([',', ' '])?;
-                let function = function.trim_start().strip_prefix("in ")?;
-                (file, number, function)
+                let line = line.strip_prefix(b"File ").unwrap_or(line);
+                let (file, rest) = cut(line, memmem::find(line, b".py:")?, 4);
+                let (number, function) = cut(rest, memchr2(b',', b' ', rest)?, 1);
+                (
+                    file,
+                    number,
+                    function.trim_ascii_start().strip_prefix(b"in ")?,
+                )
             }
         };
-        let number = number.trim().parse().ok()?;
-        let function = function.trim();
+        let number = std::str::from_utf8(number.trim_ascii()).ok()?;
         // IPython names the class and the arguments too.
-        let function = function.split('(').next().unwrap_or_default();
-        let function = function.rsplit('.').next().unwrap_or_default().trim();
-        let tail = |text: &str| {
+        let function = function.trim_ascii();
+        let end = memchr(b'(', function).unwrap_or(function.len());
+        let function = &function[..end];
+        let start = memrchr(b'.', function).map_or(0, |at| at + 1);
+        Some(Self {
+            file,
+            line: number.parse().ok()?,
+            function: function[start..].trim_ascii(),
+        })
+    }
+}
+
+/// The text before a place, and the text after what is there.
+fn cut(text: &[u8], at: usize, length: usize) -> (&[u8], &[u8]) {
+    (&text[..at], &text[at + length..])
+}
+
+impl Frame {
+    pub fn new(spelled: Spelled<'_>) -> Self {
+        let tail = |name: &[u8]| {
+            let text = String::from_utf8_lossy(name);
             let skipped = text.chars().count().saturating_sub(LONGEST_NAME);
             text.chars().skip(skipped).collect::<String>()
         };
-        Some(Frame {
-            file: tail(&file.replace('\\', "/")),
-            line: number,
-            function: tail(function),
-        })
+        Self {
+            file: tail(spelled.file).replace('\\', "/"),
+            line: spelled.line,
+            function: tail(spelled.function),
+        }
     }
 
     fn is_in(&self, folder: &str) -> bool {
@@ -234,7 +265,7 @@ mod tests {
                 "<module>",
             ),
         ] {
-            let frame = Frame::read(line).expect(line);
+            let frame = Frame::new(Spelled::read(line.as_bytes()).expect(line));
             assert_eq!(
                 (frame.file.as_str(), frame.line, frame.function.as_str()),
                 (file, 12, function)
@@ -246,7 +277,7 @@ mod tests {
             "File \"x\", line y, in z",
             "File \"x\", line 99999999999, in z",
         ] {
-            assert_eq!(Frame::read(line), None, "{line}");
+            assert!(Spelled::read(line.as_bytes()).is_none(), "{line}");
         }
     }
 

@@ -38,9 +38,9 @@ mod words;
 pub use clean::Source;
 pub use failure::{Cause, Failure, Fix, Priced, Run};
 pub use frame::Phase;
-pub use log::{Incident, Log, MOST_FAILURES, Told};
+pub use log::{Curve, Incident, Log, MOST_FAILURES, Quantity, Told};
 pub use message::{Event, Framework, Message, Numbers};
-pub use words::Known;
+pub use words::{Known, Measure};
 
 use advice::Case;
 

@@ -259,15 +259,19 @@ static ALL: LazyLock<AhoCorasick> =
     LazyLock::new(|| automaton(WORDS.iter().map(|(word, _)| *word)));
 
 static FAILURES: LazyLock<AhoCorasick> = LazyLock::new(|| {
-    let long =
-        |word: &&&(&str, Word)| matches!(word.1, Word::Failure | Word::Figure) && word.0.len() > 9;
-    automaton(
-        WORDS
-            .iter()
-            .collect::<Vec<_>>()
-            .iter()
-            .filter(long)
-            .map(|(word, _)| *word),
+    let long = |word: &&(&str, Word)| {
+        matches!(word.1, Word::Failure | Word::Figure) && word.0.len() > 9
+    };
+    automaton(WORDS.iter().filter(long).map(|(word, _)| *word))
+});
+
+/// What paths tell: folders of programs and of cached models.
+static PATHS: LazyLock<(Vec<Word>, AhoCorasick)> = LazyLock::new(|| {
+    let is_of_path = |kind: Word| matches!(kind, Word::Program(_) | Word::CachedModel);
+    let found = || WORDS.iter().filter(|(_, kind)| is_of_path(*kind));
+    (
+        found().map(|(_, kind)| *kind).collect(),
+        automaton(found().map(|(word, _)| *word)),
     )
 });
 
@@ -286,6 +290,21 @@ pub fn words_of(line: &[u8]) -> impl Iterator<Item = Found> {
         start: found.start(),
         end: found.end(),
     })
+}
+
+/// The words of a path, of which there are few: most lines of a traceback are paths.
+pub fn paths_of(line: &[u8]) -> impl Iterator<Item = Found> {
+    let (kinds, automaton) = &*PATHS;
+    automaton.find_iter(line).map(|found| Found {
+        word: kinds[found.pattern().as_usize()],
+        start: found.start(),
+        end: found.end(),
+    })
+}
+
+/// Whether a message about memory begins somewhere in a text.
+pub fn announces(text: &[u8]) -> bool {
+    FAILURES.is_match(text)
 }
 
 /// Bytes on either side of a break that a word may lie across.
@@ -329,5 +348,5 @@ pub fn breaks_a_word(before: &[u8], after: &[u8], scratch: &mut Vec<u8>) -> bool
         scratch.extend_from_slice(head);
         scratch.push(b'\n');
     }
-    FAILURES.is_match(scratch.as_slice())
+    announces(scratch)
 }
