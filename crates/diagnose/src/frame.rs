@@ -81,12 +81,13 @@ const LONGEST_NAME: usize = 64;
 #[derive(Clone, Copy, Debug)]
 pub struct Spelled<'a> {
     pub file: &'a [u8],
+    /// 0 where it is not told.
     pub line: u32,
     pub function: &'a [u8],
 }
 
 impl<'a> Spelled<'a> {
-    /// A frame in one of three spellings: Python's, IPython's, rich's.
+    /// A frame in the spelling of Python, IPython, notebooks or rich.
     pub fn read(line: &'a [u8]) -> Option<Self> {
         let line = line.trim_ascii();
         let (file, number, function) = match line.strip_prefix(b"File \"") {
@@ -101,18 +102,15 @@ impl<'a> Spelled<'a> {
                     function.trim_ascii_start().strip_prefix(b"in")?,
                 )
             }
-            None => {
-                let line = line.strip_prefix(b"File ").unwrap_or(line);
-                let (file, rest) = cut(line, memmem::find(line, b".py:")?, 4);
-                let (number, function) = cut(rest, memchr2(b',', b' ', rest)?, 1);
-                (
-                    file,
-                    number,
-                    function.trim_ascii_start().strip_prefix(b"in ")?,
-                )
-            }
+            None => after_path(line.strip_prefix(b"File ").unwrap_or(line))?,
         };
-        let number = std::str::from_utf8(number.trim_ascii()).ok()?;
+        let number = match number {
+            b"" => 0,
+            number => std::str::from_utf8(number.trim_ascii())
+                .ok()?
+                .parse()
+                .ok()?,
+        };
         // IPython names the class and the arguments too.
         let function = function.trim_ascii();
         let end = memchr(b'(', function).unwrap_or(function.len());
@@ -120,10 +118,32 @@ impl<'a> Spelled<'a> {
         let start = memrchr(b'.', function).map_or(0, |at| at + 1);
         Some(Self {
             file,
-            line: number.parse().ok()?,
+            line: number,
             function: function[start..].trim_ascii(),
         })
     }
+}
+
+/// `X.py:12, in f` and `X.py:12 in f`; or `X.py in f` and `[X.py](ADDRESS) in f` of older
+/// notebooks, which tell the line elsewhere.
+fn after_path(line: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
+    let (file, rest) = cut(line, memmem::find(line, b".py")?, 3);
+    if let Some(rest) = rest.strip_prefix(b":") {
+        let (number, function) = cut(rest, memchr2(b',', b' ', rest)?, 1);
+        let function = function.trim_ascii_start().strip_prefix(b"in ")?;
+        return (!number.is_empty()).then_some((file, number, function));
+    }
+    let (file, rest) = match rest.strip_prefix(b"](") {
+        Some(address) => (
+            file.strip_prefix(b"[")?,
+            cut(address, memchr(b')', address)?, 1).1,
+        ),
+        None => (file, rest),
+    };
+    let function = rest.strip_prefix(b" in ")?;
+    let is_path = !file.contains(&b' ') && file.iter().any(|byte| matches!(byte, b'/' | b'\\'));
+    let is_call = memchr(b'(', function).is_some();
+    (is_path && is_call).then_some((file, b"", function))
 }
 
 /// The text before a place, and the text after what is there.
@@ -161,7 +181,7 @@ const OUTPUTS: &[&str] = &["nested_concat", "torch_pad_and_concatenate", "nested
 #[rustfmt::skip]
 const EVALUATION: &[&str] = &["evaluate", "evaluation_loop", "prediction_loop", "prediction_step", "_evaluate", "evaluation_step", "validation_step", "validate", "_run_validation", "run_evaluation", "eval_step", "eval_epoch", "_on_evaluation_model_eval", "predict_step", "evaluate_model", "run_eval", "predict"];
 #[rustfmt::skip]
-const PREFERENCE: &[&str] = &["concatenated_forward", "dpo_loss", "get_batch_logps", "get_batch_loss_metrics", "_get_per_token_logps", "_get_per_token_logps_and_entropies", "selective_log_softmax", "get_batch_samples", "_generate_and_score_completions", "compute_reference_log_probs", "grpo_loss", "kto_loss", "orpo_loss", "compute_log_probs", "compute_log_prob"];
+const PREFERENCE: &[&str] = &["concatenated_forward", "dpo_loss", "get_batch_logps", "get_batch_loss_metrics", "_get_per_token_logps", "_get_per_token_logps_and_entropies", "grpo_accumulated_loss", "selective_log_softmax", "get_batch_samples", "_generate_and_score_completions", "compute_reference_log_probs", "grpo_loss", "kto_loss", "orpo_loss", "compute_log_probs", "compute_log_prob"];
 #[rustfmt::skip]
 const LOSS: &[&str] = &["cross_entropy", "ForCausalLMLoss", "fixed_cross_entropy", "log_softmax", "cross_entropy_loss", "loss_function", "fused_linear_cross_entropy_forward"];
 const BACKWARD: &[&str] = &[
@@ -246,7 +266,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_are_read_in_three_spellings() {
+    fn frames_are_read_in_every_spelling() {
         for (line, file, function) in [
             (
                 "  File \"/a/trainer.py\", line 12, in evaluation_loop",
@@ -259,6 +279,7 @@ mod tests {
                 "evaluate",
             ),
             ("/a/trainer.py:12 in evaluate", "/a/trainer", "evaluate"),
+            ("/a/trainer.py:12, in evaluate", "/a/trainer", "evaluate"),
             (
                 "  File \"C:\\a\\b.py\", line 12, in <module>",
                 "C:/a/b.py",
@@ -272,6 +293,18 @@ mod tests {
             );
         }
         for line in [
+            "/a/trainer.py in evaluate(self, x)",
+            "[/a/trainer.py](https://localhost:8080/#) in evaluate(self, x)",
+        ] {
+            let frame = Frame::new(Spelled::read(line.as_bytes()).expect(line));
+            assert_eq!(
+                (frame.file.as_str(), frame.line, frame.function.as_str()),
+                ("/a/trainer", 0, "evaluate")
+            );
+        }
+        for line in [
+            "look at trainer.py in the folder",
+            "see /a/b.py in f(x)",
             "File \"x",
             "x.py:12",
             "File \"x\", line y, in z",

@@ -154,6 +154,24 @@ impl Log {
         }
     }
 
+    /// The log is the output of one process, whose streams came in any order: step lines that were
+    /// held back until its end stand after the message, and belong before it.
+    pub fn join_streams(&mut self) {
+        let reader = &mut self.reader;
+        for place in 0..reader.incidents.len() {
+            let source = reader.incidents[place].source;
+            if reader.incidents[place].trend.is_some() {
+                continue;
+            }
+            let trend = reader.trend(source);
+            let (step, steps) = reader.furthest();
+            let incident = &mut reader.incidents[place];
+            incident.trend = trend;
+            incident.step = step.or(incident.step);
+            incident.steps = incident.steps.max(steps);
+        }
+    }
+
     /// What no line tells and the kernel counted: so many processes ended for want of host memory.
     pub fn note_kernel_kills(&mut self, count: u64) {
         let reader = &mut self.reader;
@@ -196,14 +214,30 @@ impl Log {
         &self.reader.told
     }
 
-    /// What step lines tell over the steps, rank by rank.
-    pub fn curves(&self) -> Vec<Curve> {
+    /// What is known of each rank or worker, in their order.
+    fn states(&self) -> impl Iterator<Item = (Source, &State)> {
         let mut sources: Vec<_> = self.reader.states.iter().collect();
         sources.sort();
-        let known = sources
-            .iter()
-            .map(|(source, place)| (**source, &self.reader.known[**place]));
-        known
+        let known = &self.reader.known;
+        sources
+            .into_iter()
+            .map(|(source, place)| (*source, &known[*place]))
+    }
+
+    /// What memory does from step to step, rank by rank, where there are steps enough to tell.
+    pub fn trends(&self) -> Vec<(Source, Measure, Trend)> {
+        let of_state = |(source, state): (Source, &State)| {
+            let trends = state.series.iter();
+            let trends = trends
+                .filter_map(move |(measure, series)| Some((source, *measure, series.trend()?)));
+            trends.collect::<Vec<_>>()
+        };
+        self.states().flat_map(of_state).collect()
+    }
+
+    /// What step lines tell over the steps, rank by rank.
+    pub fn curves(&self) -> Vec<Curve> {
+        self.states()
             .flat_map(|(source, state)| curve::of(source, &state.series, &state.losses))
             .collect()
     }

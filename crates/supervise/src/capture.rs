@@ -51,6 +51,7 @@ impl Capture {
             }
         }
         self.log.finish();
+        self.log.join_streams();
     }
 
     /// What was read.
@@ -93,6 +94,21 @@ mod tests {
             assert_eq!(failures[0].cause, Cause::Capacity, "{size}");
             assert_eq!(failures[0].numbers.tried, Some(2 << 30), "{size}");
         }
+    }
+
+    #[test]
+    fn steps_that_come_after_the_message_are_those_before_it() {
+        let mut capture = Capture::default();
+        capture.push(Stream::Error, MESSAGE);
+        capture.push(Stream::Error, b"\n");
+        for step in 1..=60 {
+            let line = format!("step: {step} loss: 1.5 memory: {} MiB\n", 2000 + 30 * step);
+            capture.push(Stream::Output, line.as_bytes());
+        }
+        capture.finish();
+        let failures = diagnose(capture.log(), None);
+        assert_eq!(failures[0].cause, Cause::Leak);
+        assert_eq!(failures[0].step, Some(60));
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 mod run;
 mod show;
+mod together;
+mod wording;
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -87,6 +89,19 @@ pub fn of_output(log: &Log, config: Option<&Path>) -> Vec<Failure> {
         voice::aside(Some(format!("savings are not computed: {reason}")));
         diagnose(log, None)
     })
+}
+
+/// A whole log.
+pub fn read(path: &Path) -> anyhow::Result<Log> {
+    let mut log = Log::new();
+    feed(&mut log, &mut open(path)?, path)?;
+    log.finish();
+    Ok(log)
+}
+
+/// One of each kind: ranks that failed alike are told once.
+pub fn distinct(failures: &[Failure]) -> Vec<&Failure> {
+    show::distinct(failures)
 }
 
 /// A diagnosis for people.

@@ -124,6 +124,11 @@ impl Told {
         let Some(value) = value else { return };
         let value = match known {
             Known::Trainable => value.replace(',', ""),
+            // As Python prints the member of an enumeration.
+            Known::Optimizer => match value.strip_prefix("OptimizerNames.") {
+                Some(member) => member.to_lowercase(),
+                None => value,
+            },
             _ => value,
         };
         let lower = value.to_lowercase();

@@ -69,7 +69,8 @@ impl Traceback {
         }
         let tail = |name: &'_ [u8]| name.len().saturating_sub(LONGEST);
         let file = self.names.len();
-        self.names.extend_from_slice(&frame.file[tail(frame.file)..]);
+        self.names
+            .extend_from_slice(&frame.file[tail(frame.file)..]);
         let function = self.names.len();
         self.names
             .extend_from_slice(&frame.function[tail(frame.function)..]);

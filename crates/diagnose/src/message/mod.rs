@@ -10,6 +10,9 @@ mod pytorch;
 mod serving;
 mod xla;
 
+pub use device::RANKS_ON_ONE_GPU;
+pub use host::LOADER_CRASHED;
+
 use std::cell::OnceCell;
 
 use serde::Serialize;
