@@ -77,7 +77,7 @@ fn priced(case: &Case<'_>, run: &Run) -> Vec<Fix> {
     useful.sort_by_key(|priced| (order(priced.kind.effect()), priced.kind.rank()));
     let together = run.together.iter().map(|together| Fix {
         what: format!(
-            "together: {}, which leaves {} (enough)",
+            "settings that fit: {}, which leaves {} (enough)",
             together.changes.join("; "),
             shown(together.leaves)
         ),

@@ -52,8 +52,10 @@ impl Told {
                 }
             }
             Word::Step if begins && ends => {
-                let number = step::number_after(text, found.end).map(|(number, _)| number);
-                readings.step = readings.step.or(number.map(|number| number as u64));
+                // "first step 3.19 GiB" counts no steps.
+                let number = step::number_after(text, found.end)
+                    .filter(|(number, unit)| unit.is_none() && number.fract() == 0.0);
+                readings.step = readings.step.or(number.map(|(number, _)| number as u64));
             }
             Word::Loss if begins => {
                 let number = step::number_after(text, found.end).map(|(number, _)| number);
