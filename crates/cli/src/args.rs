@@ -122,7 +122,7 @@ pub enum Command {
     Monitor(MonitorArguments),
     /// Run a training command: watch its memory, and start it again smaller if it runs out
     Run(RunArguments),
-    /// Write one page about a run, a plan, a snapshot or a recording
+    /// Write one page about a run, a plan, a snapshot, a recording or a log
     Report(ReportArguments),
     /// Run a PyTorch script on a card that is not there: what it would use, and whether it fits
     Rehearse(RehearseArguments),
