@@ -7,7 +7,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::card::Card;
 use super::runtime::{INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS};
 use super::{
-    blas, dnn_recurrent, driver, launch, memory, nccl, properties, runtime, stream, virtual_memory,
+    blas, dispatch, dnn_recurrent, driver, launch, memory, nccl, properties, runtime, stream,
+    virtual_memory,
 };
 
 const MIB: usize = 1 << 20;
@@ -409,5 +410,25 @@ fn recurrent_nets_reserve_what_the_h200_says() {
             "{cell} {layers} {direction}"
         );
         assert!(workspace > bytes);
+    }
+}
+
+#[test]
+fn a_mode_that_follows_values_does_not_count() {
+    assert!(!dispatch::others_are_on(false, 0, 0));
+    assert!(!dispatch::others_are_on(false, 1, 1), "the key is excluded");
+    assert!(dispatch::others_are_on(true, 1, 0), "the script's own");
+    assert!(!dispatch::others_are_on(true, 1, 1));
+    assert!(dispatch::others_are_on(true, 2, 1), "one of each");
+    // SAFETY: numbers.
+    unsafe {
+        assert_eq!(dispatch::cinch_card_following(1), 1);
+        assert_eq!(dispatch::cinch_card_following(1), 2);
+        assert_eq!(dispatch::cinch_card_following(-2), 0);
+        assert_eq!(dispatch::cinch_card_following(-1), 0);
+        assert!(
+            !dispatch::_ZN3c104impl21dispatch_mode_enabledEv(),
+            "no PyTorch here"
+        );
     }
 }

@@ -36,10 +36,11 @@ def begin():
 
     if not hasattr(torch._C, "_cuda_init"):
         return
-    from cinch_values import leave_backward_alone, values
+    from cinch_values import leave_backward_alone, mark_numbers, values
 
     values.__enter__()
     leave_backward_alone()
+    mark_numbers()
     run = threading.Thread.run
 
     @functools.wraps(run)

@@ -10,6 +10,7 @@ the card's result is. What comes from weights or large tensors has no true value
 Every such read is noted with its line, and whether it decided anything.
 """
 import ctypes
+import functools
 import os
 import sys
 import threading
@@ -33,6 +34,17 @@ _FINITE = {"isnan": False, "isinf": False, "isfinite": True}
 _SHAPED = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "repeat_interleave", "bincount"}
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
+
+
+def _find_following():
+    """The card's library is told which modes are ours: PyTorch asks it whether there are others."""
+    try:
+        return ctypes.PyDLL(None).cinch_card_following
+    except AttributeError:
+        return lambda change: None
+
+
+_following = _find_following()
 
 
 def _places():
@@ -142,10 +154,20 @@ class Values(TorchDispatchMode):
         self.states = {}  # of the card's storages: where their values come from, and a reference that keeps the name unique
         self.unreal = set()  # storages on the host whose values were not drawn
         self.forms = {}
+        self.read = threading.local()  # whether the last number that was read in this thread is one that nobody computed
 
     @classmethod
     def ignore_compile_internals(cls):
         return True
+
+    def __enter__(self):
+        result = super().__enter__()
+        _following(1)
+        return result
+
+    def __exit__(self, *error):
+        _following(-1)
+        return super().__exit__(*error)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -157,7 +179,11 @@ class Values(TorchDispatchMode):
         if form is None:
             form = self.forms[func] = _Form(func)
         if form.is_view and not form.is_collective:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if form.name == "lift_fresh" and result.is_cuda and result.untyped_storage().nbytes() <= LARGEST:
+                # A tensor of the script's own numbers: the card has copied them, out of this mode's sight.
+                self.set(result, EXACT)
+            return result
         inputs = _tensors(args, [])
         if kwargs:
             _tensors(kwargs.values(), inputs)
@@ -320,7 +346,8 @@ class Values(TorchDispatchMode):
             kind = {torch.bool: "condition"}.get(tensor.dtype, "number" if tensor.dtype.is_floating_point else "integer")
         is_float = isinstance(value, float)
         reads.note(kind, value, not is_float)
-        return Number(value) if is_float else value
+        self.read.is_unknown = is_float
+        return value
 
     def equal(self, func, args, inputs):
         states = [self.get(t) for t in inputs]
@@ -416,6 +443,22 @@ class Values(TorchDispatchMode):
 values = Values()
 
 
+def mark_numbers():
+    """Has `Tensor.item` give a `Number` where nobody computed it: what comes through PyTorch's dispatcher is a plain
+    float by then, and whether the script goes by it could not be told."""
+    item = torch.Tensor.item
+
+    @functools.wraps(item)
+    def item_followed(tensor):
+        values.read.is_unknown = False
+        value = item(tensor)
+        if type(value) is float and values.read.is_unknown:
+            return Number(value)
+        return value
+
+    torch.Tensor.item = item_followed
+
+
 def leave_backward_alone():
     """Takes the mode away while autograd runs backward: Python objects of gradients would keep it from adding in place,
     and it would use more memory than without us. What a checkpoint runs again is a forward, and followed."""
@@ -429,10 +472,12 @@ def leave_backward_alone():
         if not is_ours:
             return run(*args, **kwargs)
         _pop_mode()
+        _following(-1)
         try:
             return run(*args, **kwargs)
         finally:
             _push_mode(values)
+            _following(1)
             values.after_backward()
 
     torch.autograd.graph._engine_run_backward = run_unfollowed

@@ -10,6 +10,7 @@ mod emulated;
 #[allow(dead_code, unsafe_code)]
 pub mod library;
 mod record;
+mod wave;
 
 pub use emulated::{Emulated, NCCL_BYTES, Outside};
 pub use record::{Entry, Record};
