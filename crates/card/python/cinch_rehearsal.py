@@ -2,6 +2,7 @@
 what PyTorch used when the process ends."""
 import atexit
 import functools
+import importlib.util
 import json
 import os
 import sys
@@ -93,18 +94,57 @@ def _follow_phases(torch):
         return train(self, mode)
 
     torch.nn.Module.train = train_followed
-    save = torch.save
+    from cinch_values import reads
 
-    @functools.wraps(save)
-    def save_followed(*args, **kwargs):
-        before = phases.marks[-1][0]
-        phases.enter("saving")
-        try:
-            return save(*args, **kwargs)
-        finally:
-            phases.enter(before)
+    def saving(save):
+        @functools.wraps(save)
+        def save_followed(*args, **kwargs):
+            before = phases.marks[-1][0]
+            phases.enter("saving")
+            try:
+                with reads.kept():
+                    return save(*args, **kwargs)
+            finally:
+                phases.enter(before)
 
-    torch.save = save_followed
+        return save_followed
+
+    torch.save = saving(torch.save)
+    scaler = torch.amp.GradScaler
+    state = scaler.state_dict
+
+    @functools.wraps(state)
+    def state_followed(self):
+        with reads.kept():
+            return state(self)
+
+    scaler.state_dict = state_followed
+    _after_import("safetensors.torch", lambda module: [setattr(module, name, saving(getattr(module, name))) for name in ("save", "save_file", "save_model")])
+
+
+def _after_import(name, change):
+    """Changes a module when it is imported; at once where it has been."""
+    if name in sys.modules:
+        change(sys.modules[name])
+        return
+
+    class Finder:
+        def find_spec(self, wanted, path=None, target=None):
+            if wanted != name:
+                return None
+            sys.meta_path.remove(self)
+            spec = importlib.util.find_spec(name)
+            if spec is not None and spec.loader is not None:
+                execute = spec.loader.exec_module
+
+                def execute_and_change(module):
+                    execute(module)
+                    change(module)
+
+                spec.loader.exec_module = execute_and_change
+            return spec
+
+    sys.meta_path.insert(0, Finder())
 
 
 def _stand_in_for_other_ranks(torch):

@@ -9,6 +9,7 @@ the card's result is. What comes from weights or large tensors has no true value
 
 Every such read is noted with its line, and whether it decided anything.
 """
+import contextlib
 import ctypes
 import functools
 import os
@@ -34,6 +35,7 @@ _FINITE = {"isnan": False, "isinf": False, "isfinite": True}
 _SHAPED = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "repeat_interleave", "bincount"}
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
+_OPTIMIZERS = os.path.join(_TORCH, "optim", "")
 
 
 def _find_following():
@@ -67,8 +69,20 @@ class Reads:
 
     def __init__(self):
         self.found, self.lock = {}, threading.Lock()
+        self.only_kept = threading.local()
+
+    @contextlib.contextmanager
+    def kept(self):
+        """While something is read in order to be kept, as in a checkpoint: nothing hangs on it."""
+        self.only_kept.depth = getattr(self.only_kept, "depth", 0) + 1
+        try:
+            yield
+        finally:
+            self.only_kept.depth -= 1
 
     def note(self, kind, value, decides):
+        if getattr(self.only_kept, "depth", 0):
+            return
         line, inner = _places()
         with self.lock:
             read = self.found.setdefault((line, inner, kind), {"line": line, "within": inner, "what": kind, "taken_as": str(value), "count": 0, "decides": False})
@@ -89,7 +103,9 @@ def _binary(name):
 
 def _deciding(name):
     def decide(self, *other):
-        reads.note("number compared", float(self), True)
+        # PyTorch's optimizers only choose between numbers, such as the larger of two step sizes.
+        if not sys._getframe(1).f_code.co_filename.startswith(_OPTIMIZERS):
+            reads.note("number compared", float(self), True)
         return getattr(float, name)(self, *other)
 
     return decide

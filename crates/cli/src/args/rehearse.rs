@@ -41,8 +41,9 @@ pub struct RehearseArguments {
     /// Keep the recording, for `cinch plan --snapshot` and `cinch trace`
     #[arg(long, value_name = "FILE")]
     pub recording: Option<PathBuf>,
-    /// Find the largest value of a flag of the script that fits, such as batch_size=--batch-size
-    #[arg(long, value_name = "batch_size=FLAG", conflicts_with_all = ["explain", "timeline", "recording"])]
+    /// Find the largest batch that fits: batch_size=FLAG or batch_size=FILE:KEY, with the flag of the script or the key
+    /// of a file that its command names; with accumulation=FLAG|FILE:KEY after a comma the effective batch is kept
+    #[arg(long, value_name = "batch_size=FLAG|FILE:KEY", conflicts_with_all = ["explain", "timeline", "recording"])]
     pub fit: Option<String>,
     /// The command, after `--`
     #[arg(last = true, required = true, value_name = "COMMAND")]

@@ -1,6 +1,7 @@
 //! `cinch rehearse`: a PyTorch script on a card that is not there.
 
 mod answer;
+mod knob;
 mod largest;
 mod process;
 
