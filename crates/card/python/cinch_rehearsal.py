@@ -2,7 +2,6 @@
 what PyTorch used when the process ends."""
 import atexit
 import functools
-import importlib.util
 import json
 import os
 import sys
@@ -32,8 +31,11 @@ class Phases:
 phases = Phases()
 
 
-def begin():
+def begin(after_import):
     import torch
+
+    global _AfterImport
+    _AfterImport = after_import
 
     if not hasattr(torch._C, "_cuda_init"):
         return
@@ -122,29 +124,12 @@ def _follow_phases(torch):
     _after_import("safetensors.torch", lambda module: [setattr(module, name, saving(getattr(module, name))) for name in ("save", "save_file", "save_model")])
 
 
-def _after_import(name, change):
-    """Changes a module when it is imported; at once where it has been."""
+def _after_import(name, then):
+    """Does something with a module once it is imported; at once where it has been."""
     if name in sys.modules:
-        change(sys.modules[name])
-        return
-
-    class Finder:
-        def find_spec(self, wanted, path=None, target=None):
-            if wanted != name:
-                return None
-            sys.meta_path.remove(self)
-            spec = importlib.util.find_spec(name)
-            if spec is not None and spec.loader is not None:
-                execute = spec.loader.exec_module
-
-                def execute_and_change(module):
-                    execute(module)
-                    change(module)
-
-                spec.loader.exec_module = execute_and_change
-            return spec
-
-    sys.meta_path.insert(0, Finder())
+        then(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _AfterImport(name, then))
 
 
 def _stand_in_for_other_ranks(torch):

@@ -24,8 +24,9 @@ LARGEST = 4 << 20  # bytes of a tensor whose values are followed: what the card 
 COMPUTED = 128 << 10  # bytes of a result that is computed: what decides shapes is smaller
 LARGE_ON_HOST = 4 << 20  # initial values of larger tensors on the host are not drawn: weights are never real
 
-# Where a value comes from: computed, drawn at random as the card would with other numbers, or assumed.
-EXACT, DRAWN, ASSUMED = 1, 2, 3
+# Where a value comes from: computed, of a run in which nothing is NaN or infinite, drawn at random as the card would
+# with other numbers, or assumed.
+EXACT, HEALTHY, DRAWN, ASSUMED = 1, 2, 3, 4
 
 _aten = torch.ops.aten
 _RANDOM = {"rand", "randn", "randint", "randperm", "normal_", "uniform_", "random_", "bernoulli", "bernoulli_", "rand_like", "randn_like", "randint_like"}
@@ -267,7 +268,7 @@ class Values(TorchDispatchMode):
             self.to_host(form, inputs, outputs)
             return
         if form.name in _FINITE and not state and on_card[0].nbytes <= LARGEST:
-            self.set(on_card[0], ASSUMED)
+            self.set(on_card[0], HEALTHY)
             _on_host(on_card[0]).fill_(_FINITE[form.name])
             return
         if form.name == "_amp_foreach_non_finite_check_and_unscale_":
@@ -361,7 +362,7 @@ class Values(TorchDispatchMode):
             value = 1.0 if tensor.dtype.is_floating_point else False if tensor.dtype == torch.bool else 0
             kind = {torch.bool: "condition"}.get(tensor.dtype, "number" if tensor.dtype.is_floating_point else "integer")
         is_float = isinstance(value, float)
-        reads.note(kind, value, not is_float)
+        reads.note(kind, value, not is_float and state != HEALTHY)
         self.read.is_unknown = is_float
         return value
 
@@ -369,7 +370,7 @@ class Values(TorchDispatchMode):
         states = [self.get(t) for t in inputs]
         if all(states):
             value = func(*[_on_host(t) for t in inputs])
-            if max(states) > EXACT:
+            if max(states) > HEALTHY:
                 reads.note("whether tensors are equal", value, True)
             return value
         reads.note("whether tensors are equal", True, True)
@@ -391,7 +392,7 @@ class Values(TorchDispatchMode):
         states = [self.get(t) for t in deciding]
         device = inputs[0].device
         everything = not all(states) or any(t.untyped_storage().nbytes() > LARGEST for t in deciding)
-        if everything or max(states) > EXACT:
+        if everything or max(states) > HEALTHY:
             reads.note(f"how much {form.name} finds", "everything" if everything else "as drawn", True)
         try:
             if everything:

@@ -8,10 +8,11 @@ mod process;
 use std::path::Path;
 
 use anyhow::Context;
-use cinch_card::{Emulated, NCCL_BYTES, Outside, deviceless};
+use cinch_card::{Emulated, NCCL_BYTES, Outside, SCRIPT, deviceless};
 use cinch_device::Gpu;
 use cinch_torch::overhead::Overhead;
 
+use super::print_raw;
 use crate::args::{AskCudnnArguments, RehearseArguments};
 use crate::failure::{Interrupted, ScriptEnded, usage};
 use crate::interrupt;
@@ -24,6 +25,9 @@ use process::{Ended, Rehearsal};
 const MOST_DEVICES: u32 = 8;
 
 pub fn run(arguments: &RehearseArguments) -> anyhow::Result<()> {
+    if arguments.script {
+        return print_raw(SCRIPT.as_bytes());
+    }
     let gpu = cinch_device::find(&arguments.gpu)?;
     if arguments.rank >= arguments.world.unwrap_or(1) {
         let world = arguments.world.unwrap_or(1);
@@ -38,7 +42,7 @@ pub fn run(arguments: &RehearseArguments) -> anyhow::Result<()> {
         ));
     }
     let emulated = emulated(gpu, arguments.world)?;
-    interrupt::listen("stopping the script")?;
+    interrupt::listen_twice("stopping the script")?;
     aside(Some(
         "the script runs as it is: what it saves, it saves; values of weights and activations do not exist".to_owned(),
     ));
