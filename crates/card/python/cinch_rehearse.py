@@ -95,7 +95,9 @@ def _phase(found):
 
 
 def _verdict(found, gpu):
-    sure = "" if found["certain"] else " (not certain: " + "; ".join(found["doubts"]) + ")"
+    # That it was cut off is what is being told.
+    doubts = [doubt for doubt in found["doubts"] if not (found["ran_out_of_memory"] and "come to its end" in doubt)]
+    sure = " (not certain: " + "; ".join(doubts) + ")" if doubts else ""
     if found["fits"]:
         return f"cinch: fits {gpu}: {_gib(found['memory']['safe_bytes'])} with a margin, of {_gib(found['card']['memory_bytes'])}{sure}"
     kind = "will run out of memory" if found["ran_out_of_memory"] else "fits only without a margin"

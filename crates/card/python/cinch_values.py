@@ -37,6 +37,7 @@ _SHAPED = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecu
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
 _OPTIMIZERS = os.path.join(_TORCH, "optim", "")
+_STANDARD = os.path.join(os.path.dirname(os.path.abspath(os.__file__)), "")
 
 
 def _find_following():
@@ -104,8 +105,11 @@ def _binary(name):
 
 def _deciding(name):
     def decide(self, *other):
-        # PyTorch's optimizers only choose between numbers, such as the larger of two step sizes.
-        if not sys._getframe(1).f_code.co_filename.startswith(_OPTIMIZERS):
+        # PyTorch's optimizers only choose between numbers, such as the larger of two step sizes, and what writes JSON
+        # asks a number whether it is infinite.
+        place = sys._getframe(1).f_code.co_filename
+        is_standard = place.startswith(_STANDARD) and "-packages" not in place
+        if not is_standard and not place.startswith(_OPTIMIZERS):
             reads.note("number compared", float(self), True)
         return getattr(float, name)(self, *other)
 
