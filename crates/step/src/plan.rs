@@ -70,7 +70,13 @@ impl VariantGraphs {
         target: Target,
         blocks: usize,
     ) -> Result<Self, StepError> {
-        let training = recomputed(&differentiated(config, form, target)?, config, blocks)?;
+        let whole = differentiated(config, form, target)?;
+        // A phase may have fewer blocks than the largest: then it recomputes all that it has.
+        let blocks = match form.phase {
+            0 if phases(&config.model).len() == 1 => blocks,
+            _ => blocks.min(whole.blocks.len()),
+        };
+        let training = recomputed(&whole, config, blocks)?;
         training.check_sizes()?;
         let evaluation = evaluation_graph(config, form, target)?;
         evaluation.check_sizes()?;

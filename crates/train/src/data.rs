@@ -418,6 +418,13 @@ impl Data {
         samples as f64 / self.stage(stage).training.len().max(1) as f64
     }
 
+    /// Steps that so many passes over a stage's rows take, at least one.
+    pub fn steps_of_epochs(&self, stage: usize, epochs: f64) -> u64 {
+        let sequences = epochs * self.stage(stage).training.len() as f64;
+        let steps = sequences / self.report.step_sequences.max(1) as f64;
+        (steps.round() as u64).max(1)
+    }
+
     /// The taxonomy whose texts a run embeds, where it does.
     pub fn taxonomy(&self) -> Option<&Taxonomy> {
         match &self.stage(0).training {

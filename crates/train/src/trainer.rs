@@ -170,9 +170,7 @@ impl<'a> Trainer<'a> {
         let training = &mut plan.config.training;
         training.max_steps = data.report.max_steps;
         if let Some(epochs) = training.eval_epochs {
-            let sequences = epochs * data.report.training as f64;
-            let steps = sequences / data.report.step_sequences.max(1) as f64;
-            training.eval_interval = (steps.round() as u64).max(1);
+            training.eval_interval = data.steps_of_epochs(0, epochs);
         }
         // How long epochs are is known only now, and a warm-up beyond the end has no peak.
         if training.warmup_steps > training.max_steps {
@@ -404,8 +402,12 @@ impl<'a> Trainer<'a> {
             let (first, end) = self.course.span(self.state.stage);
             let due =
                 |interval: u64, from: u64| interval > 0 && (step - from).is_multiple_of(interval);
+            let interval = match training.eval_epochs {
+                Some(epochs) => self.data.steps_of_epochs(self.state.stage, epochs),
+                None => training.eval_interval,
+            };
             if validated
-                && (due(training.eval_interval, first) || step == end)
+                && (due(interval, first) || step == end)
                 && self.evaluate(observer)?.is_none()
             {
                 self.state.evaluation_pending = true;
