@@ -422,7 +422,7 @@ impl Data {
     pub fn steps_of_epochs(&self, stage: usize, epochs: f64) -> u64 {
         let sequences = epochs * self.stage(stage).training.len() as f64;
         let steps = sequences / self.report.step_sequences.max(1) as f64;
-        (steps.round() as u64).max(1)
+        (steps.ceil() as u64).max(1)
     }
 
     /// The taxonomy whose texts a run embeds, where it does.

@@ -173,7 +173,8 @@ impl<'a> Trainer<'a> {
             training.eval_interval = data.steps_of_epochs(0, epochs);
         }
         // How long epochs are is known only now, and a warm-up beyond the end has no peak.
-        if training.warmup_steps > training.max_steps {
+        // Stages have warm-ups of their own.
+        if course.num_stages() == 1 && training.warmup_steps > training.max_steps {
             let shorter = training.max_steps / 10;
             let note = format!(
                 "the run has {} steps: its warm-up takes {shorter} of them, not {}",

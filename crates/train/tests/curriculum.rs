@@ -74,7 +74,16 @@ fn run(
     resume: Resume,
     stop_after: u64,
 ) -> Result<(TrainingOutcome, Vec<String>, Vec<f64>), TrainError> {
-    let plan = StepPlan::new(config, Target::Cpu, 0).unwrap();
+    run_on(Target::Cpu, config, resume, stop_after)
+}
+
+fn run_on(
+    target: Target,
+    config: &Config,
+    resume: Resume,
+    stop_after: u64,
+) -> Result<(TrainingOutcome, Vec<String>, Vec<f64>), TrainError> {
+    let plan = StepPlan::new(config, target, 0).unwrap();
     let stop = AtomicBool::new(false);
     let (mut notes, mut losses) = (Vec::new(), Vec::new());
     let run = Run {
@@ -295,4 +304,61 @@ fn what_cannot_be_trained_is_told_with_a_way_out() {
         ("model.negatives", "4"),
     ];
     refused(&own, &["embeddings"]);
+}
+
+/// Phases of a run, their evaluations and the embeddings between epochs share one arena there too.
+#[test]
+#[ignore = "needs a GPU"]
+fn stages_on_a_gpu_track_the_cpu() {
+    let stages = [("data.curriculum", STAGES), ("training.epochs", "1")];
+    let losses = |target, own: &[(&str, &str)]| {
+        let folder = tempfile::tempdir().unwrap();
+        let config = settings(folder.path(), &[&stages[..], own].concat());
+        let (outcome, _, losses) = run_on(target, &config, Resume::Fresh, u64::MAX).unwrap();
+        assert_eq!(outcome.step, outcome.max_steps);
+        losses
+    };
+    let plain = [("data.cluster_epoch", "0")];
+    let [cpu, gpu] = [Target::Cpu, Target::Cuda].map(|target| losses(target, &plain));
+    assert_eq!(cpu.len(), gpu.len());
+    for (step, (cpu, gpu)) in cpu.iter().zip(&gpu).enumerate() {
+        assert!(
+            (gpu / cpu - 1.0).abs() < 2e-2,
+            "step {step}: {gpu} for {cpu}"
+        );
+    }
+    let clusters = [
+        ("data.cluster_epoch", "1"),
+        ("training.epochs", "2"),
+        ("vram.precision", "fp16"),
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    let own = [&[("data.curriculum", STAGES)][..], &clusters].concat();
+    let config = settings(folder.path(), &own);
+    let (outcome, ..) = run_on(Target::Cuda, &config, Resume::Fresh, u64::MAX).unwrap();
+    assert!(state(&config).clusters.is_some());
+    let trained = checkpoint::load_weights(outcome.checkpoint.as_ref().unwrap()).unwrap();
+    let points = [Target::Cpu, Target::Cuda].map(|target| {
+        let options = EmbedderOptions {
+            what: Embedded::Points,
+            texts: 5,
+            compute: DType::F32,
+            target,
+            engine: EngineOptions::default(),
+        };
+        let files = EmbedderFiles {
+            trained: Some(&trained),
+            base: None,
+            seed: config.training.seed,
+        };
+        let mut embedder = Embedder::new(&config, files, &options).unwrap();
+        let texts = [[vec![3, 4], vec![5; 9], vec![1], Vec::new()]];
+        embedder.embed(&texts).unwrap()
+    });
+    for (cpu, gpu) in points[0].iter().zip(&points[1]) {
+        assert!(
+            (cpu - gpu).abs() < 1e-3 * cpu.abs().max(1.0),
+            "{gpu} for {cpu}"
+        );
+    }
 }
