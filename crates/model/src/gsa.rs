@@ -42,11 +42,11 @@ impl Builds for Gsa {
             return vec![TrainingPhase::WHOLE];
         }
         let dense = TrainingPhase {
-            name: "dense attention",
+            name: "dense attention".into(),
             first_step: 0,
         };
         let sparse = TrainingPhase {
-            name: "sparse attention",
+            name: "sparse attention".into(),
             first_step: self.indexer_warmup,
         };
         vec![dense, sparse]

@@ -295,7 +295,7 @@ fn memory(graph: &Graph, plan: &Plan, arena: u64) -> GeneratorMemory {
 }
 
 /// Fills the weights. They have one place in all plans.
-fn load(
+pub(crate) fn load(
     engine: &mut Engine,
     graph: &Graph,
     plan: &Plan,
