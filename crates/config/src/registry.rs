@@ -271,6 +271,23 @@ fn others() -> Vec<Setting> {
     ).flag("eval-steps", "N").flag_aliases(&["eval-interval"])
     .default("1000"),
     Setting::new(
+        "training.eval_epochs",
+        Kind::Float(Interval::ABOVE_ZERO),
+        "Epochs between evaluations, in place of steps",
+    ),
+    Setting::new(
+        "training.patience",
+        count_from_zero(1 << 20),
+        "Evaluations without a better one after which training ends; 0 for never",
+    )
+    .default("0"),
+    Setting::new(
+        "training.save_top",
+        count_from_zero(1 << 10),
+        "Checkpoints with the lowest validation loss kept besides the newest",
+    )
+    .default("0"),
+    Setting::new(
         "training.eval_batches",
         count(1 << 20),
         "Micro batches read per evaluation",
@@ -362,6 +379,26 @@ fn others() -> Vec<Setting> {
         count(1 << 20),
         "Positives of each anchor that pairs are made of at most",
     ).default(crate::config::USUAL_POSITIVES),
+    Setting::new(
+        "data.curriculum",
+        Kind::Text,
+        "Stages of a curriculum, as a JSON list; the files in text_curriculum/ say it",
+    ),
+    Setting::new(
+        "data.stage",
+        Kind::Text,
+        "The one stage of the curriculum to train, such as 01",
+    ).flag("stage", "NAME"),
+    Setting::new(
+        "data.cluster_epoch",
+        count_from_zero(MAX_STEPS),
+        "Epoch from which negatives in the anchor's cluster are left out; 0 for never",
+    ).default("10"),
+    Setting::new(
+        "data.clusters",
+        count(1 << 20),
+        "Clusters of embeddings that such negatives are looked for in",
+    ),
     Setting::new(
         "data.max_samples",
         count(1 << 40),

@@ -116,11 +116,20 @@ pub enum TrainError {
     )]
     NothingToPack,
     #[error(
-        "an embedder is trained on a taxonomy of codes, and none is given\n\
-         hint: --data-dir FILE with lines of code, title, description, excluded and examples; \
-         `cinch data taxonomy FILE` makes one up"
+        "the run holds out no pairs, so there are none to look for\n\
+         hint: train with --val-split 0.1"
     )]
-    NoTaxonomy,
+    NothingHeldOut,
+    #[error(
+        "the stage {stage} of the curriculum limits {key} to `{value}`, which is no number\n\
+         hint: levels are digits of codes, distances steps in the tree; relations are numbers or \
+         names such as child, sibling and cousin"
+    )]
+    StageLimit {
+        stage: String,
+        key: String,
+        value: String,
+    },
     #[error(
         "{model} has no form that other programs load\n\
          hint: adapters are exported for peft, and models that were named by a folder with their \

@@ -7,8 +7,8 @@ mod hopper;
 pub use hopper::{HopperBackward, HopperParts};
 
 use super::{
-    Declare, expect, expect_dropout, expect_dtype, expect_float, expect_inputs, expect_same,
-    expect_shape, expect_small, product,
+    Declare, aligned, expect, expect_dropout, expect_dtype, expect_float, expect_inputs,
+    expect_same, expect_shape, expect_small, product, sum,
 };
 use crate::cost::{Arithmetic, BlockWork, Cost, KernelCost};
 use crate::differentiate::Backward;
@@ -249,6 +249,37 @@ impl Attention {
         Ok(())
     }
 
+    /// Bytes of the gradients of keys and values of every query head, which a GPU adds up for
+    /// each group; 0 where the blocks of key heads are enough for a card. Only attention to
+    /// selected keys is done this way: Hopper cards, the widest, have a kernel of their own for
+    /// the rest.
+    pub fn cuda_head_parts(&self, source: &TensorType) -> u64 {
+        let (batch, length) = (source.shape.dims()[0], source.shape.dims()[1]);
+        let factors = [batch, self.kv_heads, length.div_ceil(Self::CUDA_ROWS)];
+        let blocks = factors.into_iter().fold(1, usize::saturating_mul);
+        let splits = self.selection
+            && self.heads > self.kv_heads
+            && !self.padding
+            && blocks < hopper::MOST_MULTIPROCESSORS
+            && self.suits_tensor_cores(source.dtype);
+        let head = product([2, DType::F32.size(), source.rows() as u64]);
+        match splits {
+            true => aligned(product([head, self.widths().0 as u64])),
+            false => 0,
+        }
+    }
+
+    /// Rows of a block of a GPU's kernels on the tensor cores.
+    pub const CUDA_ROWS: usize = 128;
+
+    /// Whether those take it: 16 bits, heads of 32, 64 or 128 columns, and a positive scale,
+    /// because the largest score is looked for before scaling.
+    pub fn suits_tensor_cores(&self, dtype: DType) -> bool {
+        matches!(dtype, DType::Bf16 | DType::F16)
+            && matches!(self.head_dim, 32 | 64 | 128)
+            && self.scale > 0.0
+    }
+
     /// Pairs of positions that meet, padding and pairs of different documents included: how many
     /// there are, no plan knows.
     fn pairs(&self, source: &TensorType) -> u64 {
@@ -439,7 +470,10 @@ impl Declare for AttentionBackward {
         let delta = inputs[self.0.num_sources() + 2].bytes();
         match target {
             Target::Cpu => delta,
-            Target::Cuda => delta.max(self.0.hopper_workspace(&inputs[1])),
+            Target::Cuda => {
+                let parts = self.0.cuda_head_parts(&inputs[1]);
+                sum([parts, delta]).max(self.0.hopper_workspace(&inputs[1]))
+            }
         }
     }
 

@@ -48,7 +48,7 @@ pub fn backward<F: Real>(
     dk: &ColumnsMut<'_, F>,
     dv: &ColumnsMut<'_, F>,
 ) {
-    inputs.check(shape);
+    inputs.check(shape, shape.seq);
     for (name, gradient, input) in [
         ("dq", dq, inputs.q),
         ("dk", dk, inputs.k),

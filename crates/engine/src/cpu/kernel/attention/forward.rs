@@ -24,7 +24,7 @@ pub fn forward<F: Real>(
     o: &mut [F],
     lse: &mut [F],
 ) {
-    inputs.check(shape);
+    inputs.check(shape, shape.seq);
     let width = shape.heads * shape.head_dim;
     assert!(o.len() >= shape.rows() * width, "o is too short");
     assert!(lse.len() >= shape.rows() * shape.heads, "lse is too short");
