@@ -1,16 +1,18 @@
 //! `cinch rehearse`: a PyTorch script on a card that is not there.
 
 mod answer;
+mod knob;
 mod largest;
 mod process;
 
 use std::path::Path;
 
 use anyhow::Context;
-use cinch_card::{Emulated, NCCL_BYTES, Outside, deviceless};
+use cinch_card::{Emulated, NCCL_BYTES, Outside, SCRIPT, deviceless};
 use cinch_device::{DeviceError, Gpu};
 use cinch_torch::overhead::Overhead;
 
+use super::print_raw;
 use crate::args::{AskCudnnArguments, RehearseArguments};
 use crate::failure::{Interrupted, ScriptEnded, usage};
 use crate::interrupt;
@@ -23,6 +25,9 @@ use process::{Ended, Rehearsal};
 const MOST_DEVICES: u32 = 8;
 
 pub fn run(arguments: &RehearseArguments) -> anyhow::Result<()> {
+    if arguments.script {
+        return print_raw(SCRIPT.as_bytes());
+    }
     let gpu = cinch_device::find(&arguments.gpu).map_err(of_catalogue)?;
     if arguments.rank >= arguments.world.unwrap_or(1) {
         let world = arguments.world.unwrap_or(1);
@@ -37,7 +42,7 @@ pub fn run(arguments: &RehearseArguments) -> anyhow::Result<()> {
         ));
     }
     let emulated = emulated(gpu, arguments.world)?;
-    interrupt::listen("stopping the script")?;
+    interrupt::listen_twice("stopping the script")?;
     aside(Some(
         "the script runs as it is: what it saves, it saves; values of weights and activations do not exist".to_owned(),
     ));
