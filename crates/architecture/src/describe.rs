@@ -27,6 +27,14 @@ pub trait Describe {
         self.blocks() == self.layers()
     }
 
+    /// Like parts of a sample that follow each other, each with its blocks, so that a few of them
+    /// say all about many: whole chunks of an anchor's texts. One where there is nothing like it.
+    fn repeats(&self) -> u64 {
+        1
+    }
+
+    fn set_repeats(&mut self, _repeats: u64) {}
+
     /// The longest sequence, where learned positions limit it.
     fn positions(&self) -> Option<u64> {
         None
@@ -36,6 +44,15 @@ pub trait Describe {
     fn sequences_per_sample(&self) -> u64 {
         1
     }
+
+    /// Whether its loss is over a vocabulary.
+    fn has_logits(&self) -> bool {
+        true
+    }
+
+    /// Has the stages of a curriculum follow each other, each with its negatives. Models that know
+    /// none stay as they are.
+    fn set_stages(&mut self, _negatives: Vec<u64>) {}
 
     /// Encoders of the same layers that stand beside each other.
     fn towers(&self) -> u64 {

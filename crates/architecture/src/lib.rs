@@ -143,6 +143,30 @@ impl Architecture {
         of_shape!(self, shape => shape.positions())
     }
 
+    /// Like parts of a sample that follow each other.
+    pub fn repeats(&self) -> u64 {
+        of_shape!(self, shape => shape.repeats())
+    }
+
+    /// The same model with another number of such parts.
+    pub fn with_repeats(&self, repeats: u64) -> Architecture {
+        let mut changed = self.clone();
+        of_shape!(&mut changed, shape => shape.set_repeats(repeats));
+        changed
+    }
+
+    /// Whether its loss is over a vocabulary.
+    pub fn has_logits(&self) -> bool {
+        of_shape!(self, shape => shape.has_logits())
+    }
+
+    /// The same model, trained in stages with so many negatives each.
+    pub fn with_stages(&self, negatives: Vec<u64>) -> Architecture {
+        let mut changed = self.clone();
+        of_shape!(&mut changed, shape => shape.set_stages(negatives));
+        changed
+    }
+
     pub fn sequences_per_sample(&self) -> u64 {
         of_shape!(self, shape => shape.sequences_per_sample())
     }

@@ -1,6 +1,7 @@
 //! What the user typed, word for word. What it means is decided in `settings`.
 
 mod diagnose;
+mod embed;
 mod pytorch;
 mod rehearse;
 mod watch;
@@ -9,12 +10,14 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 pub use diagnose::DiagnoseArguments;
+pub use embed::{EmbedArguments, EmbedderArguments, EmbeddingFormat, EvalArguments};
 pub use pytorch::{Engine, TorchQuestions, TraceArguments, given};
 pub use rehearse::{AskCudnnArguments, RehearseArguments};
 pub use watch::{MonitorArguments, ReportArguments, RunArguments};
 
 use crate::voice::Verbosity;
 use cinch_config::{Kind, SETTINGS};
+use cinch_data::synth::TaxonomyShape;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command as CommandLine, CommandFactory};
 use clap::{FromArgMatches, Parser, Subcommand, ValueEnum};
 
@@ -106,6 +109,10 @@ pub enum Command {
     Train(TrainArguments),
     /// Sample text from a checkpoint
     Generate(GenerateArguments),
+    /// Turn texts into embeddings with a trained embedder
+    Embed(EmbedArguments),
+    /// How well an embedder finds the pairs that its run held out
+    Eval(EvalArguments),
     /// Write a checkpoint as files that peft or transformers load
     Export(ExportArguments),
     /// Add adapters to the weights they were trained on
@@ -122,7 +129,7 @@ pub enum Command {
     Monitor(MonitorArguments),
     /// Run a training command: watch its memory, and start it again smaller if it runs out
     Run(RunArguments),
-    /// Write one page about a run, a plan, a snapshot or a recording
+    /// Write one page about a run, a plan, a snapshot, a recording or a log
     Report(ReportArguments),
     /// Run a PyTorch script on a card that is not there: what it would use, and whether it fits
     Rehearse(RehearseArguments),
@@ -522,10 +529,10 @@ pub struct GenerateArguments {
     /// Ctrl-D the conversation
     #[arg(long, conflicts_with_all = ["prompt", "json"])]
     pub chat: bool,
-    /// Tokens to write at the most, in each answer
     /// gpt2, bytes, or the path of a tokenizer [default: the run's or the model's own]
     #[arg(long, value_name = "NAME")]
     pub tokenizer: Option<String>,
+    /// Tokens to write at the most, in each answer
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub max_tokens: usize,
     /// Tokens in sight, which the cache has room for; at most the model's positions [default: the
@@ -568,6 +575,9 @@ pub struct GenerateArguments {
 pub struct BenchArguments {
     #[command(flatten)]
     pub settings: SettingArguments,
+    /// Every system, one after the other, at sizes that two cores run in seconds
+    #[arg(long)]
+    pub all: bool,
     /// Steps to measure, after one to warm up
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub steps: usize,
@@ -686,13 +696,13 @@ pub struct TaxonomyArguments {
     /// The .jsonl file to write; it must not be there yet
     pub file: PathBuf,
     /// Codes of two digits, at most 89
-    #[arg(long, value_name = "N", default_value_t = 8)]
+    #[arg(long, value_name = "N", default_value_t = TaxonomyShape::USUAL.sectors)]
     pub sectors: usize,
     /// Codes below each code, at most 9
-    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(long, value_name = "N", default_value_t = TaxonomyShape::USUAL.children)]
     pub children: usize,
     /// Digits of the longest codes
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(2..=6))]
+    #[arg(long, value_name = "N", default_value_t = TaxonomyShape::USUAL.digits as u8, value_parser = clap::value_parser!(u8).range(2..=6))]
     pub digits: u8,
     #[arg(long, value_name = "N", default_value_t = 42)]
     pub seed: u64,
@@ -711,9 +721,12 @@ pub struct TaxonomyArguments {
 pub struct PrepareArguments {
     /// A folder, a text file or a .jsonl file
     pub path: PathBuf,
-    /// gpt2, bytes, or the path of a tokenizer.json
+    /// gpt2, bytes, train (byte pairs of the data), or the path of a tokenizer.json
     #[arg(long, value_name = "NAME", default_value = "gpt2")]
     pub tokenizer: String,
+    /// Tokens that a trained tokenizer has at the most
+    #[arg(long, value_name = "N", default_value_t = 50_000)]
+    pub vocab_size: usize,
     /// The field of .jsonl lines that holds the text
     #[arg(long, value_name = "NAME", default_value = "text")]
     pub text_column: String,

@@ -36,6 +36,8 @@ fn main() -> ExitCode {
         Command::Fit(arguments) => command::fit::run(&arguments),
         Command::Train(arguments) => command::train::run(&arguments),
         Command::Generate(arguments) => command::generate::run(&arguments),
+        Command::Embed(arguments) => command::embed::run(&arguments),
+        Command::Eval(arguments) => command::eval::run(&arguments),
         Command::Export(arguments) => command::export::run(&arguments),
         Command::Merge(arguments) => command::merge::run(&arguments),
         Command::Bench(arguments) => command::bench::run(&arguments),

@@ -1,6 +1,8 @@
 //! What the commands that measure have in common: a batch, a median, and the rates of the
 //! processor that a prediction needs.
 
+use std::collections::BTreeMap;
+
 use cinch_device::{Card, find_detected};
 use cinch_engine::{Engine, Executor, copy_rate, gemm_rate};
 use cinch_model::input;
@@ -11,22 +13,35 @@ use cinch_train::Batch;
 pub const PRODUCT: usize = 1536;
 const PRODUCT_RUNS: usize = 3;
 
-/// Tokens that look random to the model; the arithmetic is the same for any.
+/// Full rows of tokens that look random to the model; the arithmetic is the same for any. Whatever
+/// the graph reads has its ordinary content: targets count, texts fill their rows, all that can be
+/// compared is, and rows are of one piece, also where they could hold several.
 pub fn synthetic_batch(plan: &StepPlan) -> Batch {
     let config = &plan.config;
     let (seq_len, vocabulary) = (config.batch.seq_len, config.model.vocab_size());
     let sequences = config.batch.effective_batch();
-    let mut batch = Batch::of(&plan.longest().training, config.batch.batch_size, sequences);
-    // Rows are of one piece, also where they could hold several.
-    let positions = batch.get_mut(input::POSITIONS).iter_mut();
-    for (place, position) in positions.enumerate() {
-        *position = (place % seq_len) as i32;
-    }
-    let [tokens, targets] = batch.get_disjoint_mut([input::TOKENS, input::TARGETS]);
+    let mut batch = Batch::of_step(plan, sequences);
+    let columns = batch.columns_mut();
+    let widths: BTreeMap<String, usize> = columns
+        .map(|(name, width, _)| (name.to_owned(), width))
+        .collect();
     let mut state = 1_u32;
-    for token in tokens.iter_mut().chain(targets) {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        *token = ((state >> 8) as usize % vocabulary) as i32;
+    for (name, width, values) in batch.columns_mut() {
+        if let Some(texts) = input::texts_of_lengths(name) {
+            let tokens = widths.get(&input::tokens_of(texts)).copied();
+            values.fill((tokens.unwrap_or(0) / width.max(1)) as i32);
+        } else if name == input::POSITIONS {
+            for (place, position) in values.iter_mut().enumerate() {
+                *position = (place % seq_len) as i32;
+            }
+        } else if name == input::COMPARED {
+            values.fill(1);
+        } else if name != input::STARTS {
+            for token in values {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                *token = ((state >> 8) as usize % vocabulary) as i32;
+            }
+        }
     }
     batch
 }
@@ -91,6 +106,39 @@ mod tests {
         let all = batch.tokens().iter().chain(batch.targets());
         assert!(all.clone().all(|token| (0..7).contains(token)));
         assert!((0..7).all(|token| all.clone().any(|&other| other == token)));
+    }
+
+    #[test]
+    fn texts_fill_their_rows_and_all_are_compared() {
+        let mut settings = Settings::new();
+        for (key, value) in [
+            ("model.type", "naics"),
+            ("model.vocab_size", "11"),
+            ("model.d_model", "8"),
+            ("model.n_heads", "2"),
+            ("model.n_layers", "1"),
+            ("model.title_length", "5"),
+            ("model.negatives", "3"),
+            ("vram.batch_size", "2"),
+            ("vram.gradient_accumulation_steps", "1"),
+            ("vram.max_seq_len", "9"),
+        ] {
+            let source = Source::Flag("--set".to_owned());
+            settings.set(key, value, source).unwrap();
+        }
+        let plan = StepPlan::new(&settings.resolve().unwrap(), Target::Cpu, 0).unwrap();
+        let batch = synthetic_batch(&plan);
+        let lengths = |channel: &str, chunk| {
+            let texts = input::chunk_of(channel, chunk);
+            batch.get(&input::lengths_of(&texts)).to_vec()
+        };
+        assert_eq!(lengths("title", 0), [5; 4]);
+        assert_eq!(lengths("examples", 2), [9; 2]);
+        assert_eq!(batch.get(input::COMPARED), [1; 8]);
+        let tokens = batch.get(&input::tokens_of(&input::chunk_of("description", 1)));
+        assert_eq!(tokens.len(), 4 * 9);
+        assert!(tokens.iter().all(|token| (0..11).contains(token)));
+        assert!(tokens.iter().any(|&token| token != tokens[0]));
     }
 
     #[test]

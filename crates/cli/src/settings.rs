@@ -146,7 +146,7 @@ impl SettingArguments {
     pub fn files(&self) -> anyhow::Result<Vec<PathBuf>> {
         match (&self.plain.config_path, &self.plain.config) {
             (Some(path), None) => Ok(config_files(path)?),
-            (None, Some(file)) => Ok(vec![file.clone()]),
+            (None, Some(file)) => Ok(config_files(file)?),
             (None, None) => Ok(Vec::new()),
             (Some(_), Some(file)) if self.plain.config_path.as_deref() == Some(file) => {
                 Ok(vec![file.clone()])

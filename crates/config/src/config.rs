@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use cinch_architecture::{Architecture, Quantization, TypeOfWeights};
 use serde::{Deserialize, Serialize};
 
+use crate::curriculum::Stage;
 use crate::lossless;
 use crate::pytorch::TorchConfig;
 use crate::tuning::TuningConfig;
@@ -208,16 +209,20 @@ pub enum Schedule {
     Linear,
     Cosine,
     Constant,
+    /// Up by a cosine during the warm-up, down by another to next to nothing: PyTorch's
+    /// `OneCycleLR`.
+    OneCycle,
 }
 
 impl Schedule {
-    pub const NAMES: [&'static str; 3] = ["linear", "cosine", "constant"];
+    pub const NAMES: [&'static str; 4] = ["linear", "cosine", "constant", "onecycle"];
 
     pub fn name(self) -> &'static str {
         match self {
             Schedule::Linear => "linear",
             Schedule::Cosine => "cosine",
             Schedule::Constant => "constant",
+            Schedule::OneCycle => "onecycle",
         }
     }
 }
@@ -242,6 +247,16 @@ pub struct TrainingConfig {
     pub label_smoothing: f64,
     /// Steps between evaluations; 0 means none.
     pub eval_interval: u64,
+    /// Epochs between evaluations, in place of steps.
+    #[serde(default)]
+    pub eval_epochs: Option<f64>,
+    /// Evaluations without a better one after which a run, or its stage, ends; 0 for never.
+    #[serde(default)]
+    pub patience: u64,
+    /// Checkpoints with the lowest validation losses that are kept besides the newest; 0 keeps the
+    /// newest ones instead.
+    #[serde(default)]
+    pub save_top: usize,
     /// Micro batches of the validation split read per evaluation.
     pub eval_batches: usize,
     /// Steps between checkpoints; 0 means only the last.
@@ -250,6 +265,12 @@ pub struct TrainingConfig {
     pub save_total_limit: usize,
     pub logging_steps: u64,
     pub seed: u64,
+    /// Tokens of the text that is written after each pass over the data; 0 means none.
+    #[serde(default)]
+    pub sample_tokens: usize,
+    /// What that text begins with.
+    #[serde(default)]
+    pub sample_prompt: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -259,7 +280,7 @@ pub struct DataConfig {
     pub source: Option<PathBuf>,
     /// The field that holds the text in files with fields.
     pub text_column: String,
-    /// `gpt2`, `bytes`, or the path of a tokenizer.
+    /// `gpt2`, `bytes`, `train`, or the path of a tokenizer.
     pub tokenizer: String,
     pub val_split: f64,
     /// Whether several samples share a row, none of which sees another.
@@ -277,6 +298,15 @@ pub struct DataConfig {
     /// Positives of each anchor that pairs are made of at most, of texts in a taxonomy.
     #[serde(default = "usual_positives")]
     pub positives: usize,
+    /// Stages that follow each other, each with its pairs; none is one stage of all pairs.
+    #[serde(default)]
+    pub curriculum: Vec<Stage>,
+    /// The epoch of a stage from which negatives in the anchor's cluster are left out; 0 for never.
+    #[serde(default)]
+    pub cluster_epoch: u64,
+    /// Clusters of embeddings; none for as many as the taxonomy has groups of leaves.
+    #[serde(default)]
+    pub clusters: Option<usize>,
     /// Whether prompts are learned too, not only what follows them.
     #[serde(default)]
     pub train_on_inputs: bool,

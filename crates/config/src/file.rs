@@ -7,6 +7,7 @@ use cinch_architecture::{ARCHITECTURES, Family};
 use cinch_files::{MAX_READ, read_regular};
 
 use crate::ConfigError;
+use crate::curriculum::Stage;
 use crate::dialect::draft::{Draft, Link, Reading};
 use crate::dialect::{Dialect, Naming, Program, Recognised, SHARDING, known_dialects};
 use crate::document::{Document, Entry, Position, Scalar};
@@ -162,6 +163,7 @@ impl Settings {
         because_of: Vec<String>,
     ) -> Result<Reading, ConfigError> {
         let reading = Draft::read(document, dialect, because_of)?.finish(self)?;
+        self.stages.extend(Stage::of(document));
         for (key, value) in &reading.defaults {
             let (setting, _) = crate::settings::parse(key, value, &Source::Default)?;
             let source = Source::Program(format!("{}'s default", dialect.name));

@@ -40,6 +40,7 @@ mod apply;
 mod bytes;
 mod completion;
 mod config;
+mod curriculum;
 mod derived;
 mod dialect;
 mod diff;
@@ -87,6 +88,7 @@ pub use config::{
     BatchConfig, BucketChoice, Checkpointing, Config, DataConfig, GradientType, NamedModel,
     OutputConfig, Precision, Schedule, StateFormat, TooLong, TrainingConfig,
 };
+pub use curriculum::Stage;
 pub use dialect::Program;
 pub use dialect::draft::{ReadKey, Reading, Saving, UnreadKey};
 pub use disk::{Disk, LocalDisk};

@@ -203,7 +203,7 @@ fn others() -> Vec<Setting> {
         "training.schedule",
         Kind::Choice(&Schedule::NAMES),
         "Course of the learning rate after warm-up",
-    ).flag("schedule", "NAME").flag_help("Learning rate after warm-up: linear, cosine or constant")
+    ).flag("schedule", "NAME").flag_help("Learning rate after warm-up: linear, cosine or constant; or onecycle, with its own warm-up")
     .default("linear")
     .aliases(&[same("training.lr_scheduler")]),
     Setting::new(
@@ -271,6 +271,23 @@ fn others() -> Vec<Setting> {
     ).flag("eval-steps", "N").flag_aliases(&["eval-interval"])
     .default("1000"),
     Setting::new(
+        "training.eval_epochs",
+        Kind::Float(Interval::ABOVE_ZERO),
+        "Epochs between evaluations, in place of steps",
+    ),
+    Setting::new(
+        "training.patience",
+        count_from_zero(1 << 20),
+        "Evaluations without a better one after which training ends; 0 for never",
+    )
+    .default("0"),
+    Setting::new(
+        "training.save_top",
+        count_from_zero(1 << 10),
+        "Checkpoints with the lowest validation loss kept besides the newest",
+    )
+    .default("0"),
+    Setting::new(
         "training.eval_batches",
         count(1 << 20),
         "Micro batches read per evaluation",
@@ -301,6 +318,17 @@ fn others() -> Vec<Setting> {
     ).flag("seed", "N")
     .default("42"),
     Setting::new(
+        "training.sample_tokens",
+        count_from_zero(1 << 20),
+        "Tokens of a text that is written after each pass over the data; 0 for none",
+    ).flag("sample-tokens", "N")
+    .default("0"),
+    Setting::new(
+        "training.sample_prompt",
+        Kind::Text,
+        "What that text begins with",
+    ).flag("sample-prompt", "TEXT"),
+    Setting::new(
         "data.source",
         Kind::Path,
         "Folder or file to train on; without it, the built-in text",
@@ -315,7 +343,7 @@ fn others() -> Vec<Setting> {
     Setting::new(
         "data.tokenizer",
         Kind::Text,
-        "gpt2, bytes, or the path of a tokenizer",
+        "gpt2, bytes, train (byte pairs of the data), or the path of a tokenizer",
     ).flag("tokenizer", "NAME")
     .default("gpt2"),
     Setting::new(
@@ -351,6 +379,26 @@ fn others() -> Vec<Setting> {
         count(1 << 20),
         "Positives of each anchor that pairs are made of at most",
     ).default(crate::config::USUAL_POSITIVES),
+    Setting::new(
+        "data.curriculum",
+        Kind::Text,
+        "Stages of a curriculum, as a JSON list; the files in text_curriculum/ say it",
+    ),
+    Setting::new(
+        "data.stage",
+        Kind::Text,
+        "The one stage of the curriculum to train, such as 01",
+    ).flag("stage", "NAME"),
+    Setting::new(
+        "data.cluster_epoch",
+        count_from_zero(MAX_STEPS),
+        "Epoch from which negatives in the anchor's cluster are left out; 0 for never",
+    ).default("10"),
+    Setting::new(
+        "data.clusters",
+        count(1 << 20),
+        "Clusters of embeddings that such negatives are looked for in",
+    ),
     Setting::new(
         "data.max_samples",
         count(1 << 40),

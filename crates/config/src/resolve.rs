@@ -13,6 +13,7 @@ use crate::config::{
     BatchConfig, BucketChoice, Checkpointing, Config, DataConfig, GradientType, NamedModel,
     OutputConfig, Precision, Schedule, StateFormat, TooLong, TrainingConfig,
 };
+use crate::curriculum::Stage;
 use crate::dialect::Program;
 use crate::error::ConfigError;
 use crate::pytorch::{
@@ -20,7 +21,7 @@ use crate::pytorch::{
     TrainingLoop,
 };
 use crate::rules::{ACCUMULATION, BATCH};
-use crate::settings::{Explained, Settings};
+use crate::settings::{Explained, Settings, parse};
 use crate::source::{Layer, Source};
 use crate::tuning::{LoraConfig, LoraTargets, TuningConfig};
 use crate::value::Value;
@@ -60,11 +61,13 @@ struct Resolution {
 impl Resolution {
     fn of(given: &Settings) -> Result<Resolution, ConfigError> {
         let mut completion = Completion::new(given);
-        let (model, named) = completion.model()?;
+        let (mut model, named) = completion.model()?;
+        let curriculum = completion.curriculum(&mut model)?;
+        completion.tokenizer_of_weights();
         let batch = completion.batch(&model)?;
         let tuning = completion.tuning()?;
         let training = completion.training()?;
-        let data = completion.data(&model)?;
+        let data = completion.data(&model, curriculum)?;
         let output = completion.output(&model, &named);
         let torch = completion.torch(&named)?;
         Ok(Resolution {
@@ -110,7 +113,11 @@ impl Completion {
                 let tokenizer = Value::Text(size.tokenizer.to_owned());
                 let source = Source::Preset(family.title_of(size));
                 self.settings
-                    .push("data.tokenizer", Layer::Size, tokenizer, source);
+                    .push("data.tokenizer", Layer::Size, tokenizer, source.clone());
+                for (key, value) in family.training {
+                    let (_, value) = parse(key, value, &source)?;
+                    self.settings.push(key, Layer::Size, value, source.clone());
+                }
                 (architecture, NamedModel::default())
             }
             None => {
@@ -153,6 +160,20 @@ impl Completion {
             self.note_outweighed_size(family, &shape);
         }
         Ok((shape, named))
+    }
+
+    /// Weights that come with a tokenizer are read with it.
+    fn tokenizer_of_weights(&mut self) {
+        let Some(weights) = self.optional_text("model.weights") else {
+            return;
+        };
+        let path = PathBuf::from(weights).join("tokenizer.json");
+        if path.is_file() {
+            let source = self.stated("model.weights").source;
+            let tokenizer = Value::Text(path.display().to_string());
+            self.settings
+                .push("data.tokenizer", Layer::Size, tokenizer, source);
+        }
     }
 
     fn size_of(&mut self, family: &'static Family) -> Result<&'static NamedSize, ConfigError> {
@@ -324,6 +345,7 @@ impl Completion {
             schedule: match self.text("training.schedule").as_str() {
                 "cosine" => Schedule::Cosine,
                 "constant" => Schedule::Constant,
+                "onecycle" => Schedule::OneCycle,
                 _ => Schedule::Linear,
             },
             max_steps: self.unsigned("training.max_steps"),
@@ -341,11 +363,21 @@ impl Completion {
             max_grad_norm: self.float("training.max_grad_norm"),
             label_smoothing: self.float("training.label_smoothing"),
             eval_interval: self.unsigned("training.eval_interval"),
+            eval_epochs: self
+                .value("training.eval_epochs")
+                .map(|_| self.float("training.eval_epochs")),
+            patience: self.unsigned("training.patience"),
+            save_top: self.count("training.save_top"),
             eval_batches: self.count("training.eval_batches"),
             save_interval: self.unsigned("training.save_interval"),
             save_total_limit: self.count("training.save_total_limit"),
             logging_steps: self.unsigned("training.logging_steps"),
             seed: self.unsigned("training.seed"),
+            sample_tokens: self.count("training.sample_tokens"),
+            sample_prompt: match self.value("training.sample_prompt") {
+                Some(prompt) => prompt.to_string(),
+                None => String::new(),
+            },
         })
     }
 
@@ -442,7 +474,67 @@ impl Completion {
         }))
     }
 
-    fn data(&mut self, model: &Architecture) -> Result<DataConfig, ConfigError> {
+    /// The stages that the run trains. A number that was typed holds for all of them.
+    fn curriculum(&self, model: &mut Architecture) -> Result<Vec<Stage>, ConfigError> {
+        const CURRICULUM: &str = "data.curriculum";
+        let Some(text) = self.optional_text(CURRICULUM) else {
+            return match self.optional_text("data.stage") {
+                Some(stage) => Err(self.no_such_stage(stage, &[])),
+                None => Ok(Vec::new()),
+            };
+        };
+        let stages: Result<Vec<Stage>, _> = serde_json::from_str(&text);
+        let mut stages = stages.map_err(|error| ConfigError::WrongValue {
+            origin: Box::new(self.stated(CURRICULUM).source),
+            key: CURRICULUM.to_owned(),
+            found: text.clone(),
+            accepted: "a list of stages, such as [{\"name\": \"01\", \"n_negatives\": 8}]"
+                .to_owned(),
+            hint: Some(error.to_string()),
+        })?;
+        if let Some(word) = self.optional_text("data.stage") {
+            let known: Vec<String> = stages.iter().map(|stage| stage.name.clone()).collect();
+            stages.retain(|stage| stage.is_called(&word));
+            if stages.is_empty() {
+                return Err(self.no_such_stage(word, &known));
+            }
+        }
+        let negatives = match self.value("model.negatives") {
+            Some(Value::Unsigned(number)) => *number,
+            _ => return Ok(stages),
+        };
+        let positives = self.unsigned("data.positives");
+        for stage in &mut stages {
+            if self.is_typed("model.negatives") || stage.n_negatives.is_none() {
+                stage.n_negatives = Some(negatives);
+            }
+            if self.is_typed("data.positives") || stage.n_positives.is_none() {
+                stage.n_positives = Some(positives);
+            }
+        }
+        let negatives = stages.iter().filter_map(|stage| stage.n_negatives);
+        *model = model.with_stages(negatives.collect());
+        Ok(stages)
+    }
+
+    fn no_such_stage(&self, found: String, known: &[String]) -> ConfigError {
+        ConfigError::WrongValue {
+            origin: Box::new(self.stated("data.stage").source),
+            key: "data.stage".to_owned(),
+            found,
+            accepted: match known {
+                [] => "a stage of a curriculum, and none is given".to_owned(),
+                known => format!("one of {}", known.join(", ")),
+            },
+            hint: None,
+        }
+    }
+
+    fn data(
+        &mut self,
+        model: &Architecture,
+        curriculum: Vec<Stage>,
+    ) -> Result<DataConfig, ConfigError> {
         self.check_vocabulary(model)?;
         Ok(DataConfig {
             source: self.path("data.source"),
@@ -460,6 +552,11 @@ impl Completion {
                 .value("data.max_samples")
                 .map(|_| self.count("data.max_samples")),
             positives: self.count("data.positives"),
+            curriculum,
+            cluster_epoch: self.unsigned("data.cluster_epoch"),
+            clusters: self
+                .value("data.clusters")
+                .map(|_| self.count("data.clusters")),
             train_on_inputs: self.is_on("data.train_on_inputs"),
             cache_dir: self.path("data.cache_dir"),
         })

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::curriculum::Stage;
 use crate::dialect::draft::Reading;
 use crate::dialect::{ACCUMULATION, BATCH, RANKS};
 use crate::error::{ConfigError, Given};
@@ -26,6 +27,8 @@ pub struct Settings {
     /// Per key, weakest first: the last one holds.
     assignments: BTreeMap<&'static str, Vec<Assignment>>,
     pub(crate) files: Vec<Reading>,
+    /// Of the files, those that are stages of a curriculum.
+    pub(crate) stages: Vec<Stage>,
     /// Where a model that is named may lie.
     pub(crate) hub: HubFolders,
 }
@@ -67,6 +70,7 @@ impl Settings {
         let mut settings = Settings {
             assignments: BTreeMap::new(),
             files: Vec::new(),
+            stages: Vec::new(),
             hub: HubFolders::default(),
         };
         for setting in SETTINGS.iter() {
@@ -253,8 +257,20 @@ impl Settings {
     /// Reads several files that belong together, such as a folder of stages. Of numbers that the
     /// stages differ in, the one that takes most memory decides.
     pub fn load_files(&mut self, paths: &[PathBuf]) -> Result<(), ConfigError> {
+        let first = self.stages.len();
         for path in paths {
             self.load_file(path)?;
+        }
+        if self.stages.len() > first {
+            let text = serde_json::to_string(&self.stages)?;
+            let file = paths.last().cloned().unwrap_or_default();
+            let folder = file.parent().map(Path::to_owned).unwrap_or(file);
+            let source = Source::File {
+                path: folder,
+                line: 1,
+                column: 1,
+            };
+            self.push("data.curriculum", Layer::File, Value::Text(text), source);
         }
         for key in ["model.negatives"] {
             let Some(given) = self.assignments.get(key) else {

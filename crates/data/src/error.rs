@@ -80,21 +80,29 @@ pub enum DataError {
     },
 
     #[error(
-        "`{}`: {asked} negatives are asked for, and the code {code} has {found} that are farther from it than its positive\nhint: set model.negatives (n_negatives) to {found} or less, or add codes",
-        cinch_files::shown(&path)
+        "`{}`: {asked} negatives are asked for{}, and the code {code} has {found} that are farther from it than its positive\nhint: set model.negatives (n_negatives) to {found} or less, or add codes",
+        cinch_files::shown(&path),
+        of_stage(stage)
     )]
     TooFewNegatives {
         path: PathBuf,
+        /// Empty where there is one stage only.
+        stage: String,
         code: String,
         asked: usize,
         found: usize,
     },
 
     #[error(
-        "`{}` has no two codes that are parent and child or siblings\nhint: codes are digits, each level one more: 11, 111, 1112",
-        cinch_files::shown(&path)
+        "`{}` has no pairs of codes{}: no two are parent and child or siblings, or as the stage says\nhint: codes are digits, each level one more: 11, 111, 1112; a stage's anchor_level and positive_level count digits",
+        cinch_files::shown(&path),
+        of_stage(stage)
     )]
-    NoPairs { path: PathBuf },
+    NoPairs {
+        path: PathBuf,
+        /// Empty where there is one stage only.
+        stage: String,
+    },
 
     #[error(
         "`{}` line {line} is longer than {} MiB, the most that a line of a .jsonl file may have\nhint: put its text into several lines, or into a .txt file, which may be of any length",
@@ -128,10 +136,15 @@ pub enum DataError {
     },
 
     #[error(
-        "cannot read the tokenizer `{}`: {source}\nhint: a tokenizer is `bytes`, `gpt2`, or the path of a Hugging Face tokenizer.json",
+        "cannot read the tokenizer `{}`: {source}\nhint: a tokenizer is `bytes`, `gpt2`, `train`, or the path of a Hugging Face tokenizer.json",
         cinch_files::shown(&path)
     )]
     TokenizerRead { path: PathBuf, source: io::Error },
+
+    #[error(
+        "no tokenizer could be trained on the data: {problem}\nhint: name one with `--tokenizer`: `bytes`, `gpt2`, or a tokenizer.json"
+    )]
+    TokenizerTraining { problem: String },
 
     #[error(
         "`{}` is not a tokenizer.json that can be used: {problem}\nhint: save it again with `tokenizer.save_pretrained(folder)` of a fast tokenizer",
@@ -302,5 +315,13 @@ fn cache_hint(source: &io::Error) -> &'static str {
             "the folder cannot be written to"
         }
         _ => "check that the folder can be created and written to",
+    }
+}
+
+/// Which stage of a curriculum a message is about.
+fn of_stage(stage: &str) -> String {
+    match stage {
+        "" => String::new(),
+        name => format!(" in the stage {name}"),
     }
 }

@@ -1,24 +1,30 @@
-//! A taxonomy of codes with texts, and the anchors, positives and negatives that are drawn from it.
+//! A taxonomy of codes with texts: its file, and how codes stand to each other in the tree.
 //!
-//! A code stands in the tree by its digits: `1121` is below `112`. A pair is an anchor with a code
-//! that is its parent, its child or its sibling; negatives of a pair are farther from the anchor
-//! than its positive is. Which negatives a pair has is a function of the seed and of how often
-//! pairs were drawn before, so that a run's place in its data is one number.
+//! A code stands in the tree by its digits: `1121` is below `112`. `pairs` draws anchors,
+//! positives and negatives from it.
 
-use std::collections::BTreeMap;
+mod pairs;
+mod relation;
+
+pub use pairs::{Near, Pair, PairRules, Pairs};
+pub use relation::Relation;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
 use crate::error::DataError;
-use crate::permutation::Permutation;
-use crate::random::{Random, mix};
 use crate::sample::TemplateTokenizer;
+use crate::synth::{self, TaxonomyShape};
 use crate::tokenizer::Tokenizer;
 
 /// Texts of a code, in the order of a model's encoders.
 pub const NUM_CHANNELS: usize = 4;
+
+/// Their names in a file.
+pub const CHANNEL_NAMES: [&str; NUM_CHANNELS] = ["title", "description", "excluded", "examples"];
 
 /// The largest file that is read.
 const LARGEST_FILE: u64 = 1 << 30;
@@ -44,25 +50,11 @@ pub struct Entry {
     pub channels: [Vec<i32>; NUM_CHANNELS],
 }
 
-/// An anchor and its positive, by their places in the taxonomy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pair {
-    pub anchor: usize,
-    pub positive: usize,
-}
-
 #[derive(Debug, Clone)]
 pub struct Taxonomy {
     entries: Vec<Entry>,
     path: PathBuf,
     fingerprint: String,
-}
-
-/// The pairs of one purpose, training or validation.
-#[derive(Debug, Clone)]
-pub struct Pairs {
-    pairs: Vec<Pair>,
-    negatives: usize,
 }
 
 impl Taxonomy {
@@ -77,8 +69,31 @@ impl Taxonomy {
             path: path.to_owned(),
             source,
         })?;
-        let special = TemplateTokenizer::new(tokenizer);
-        let [first, last] = ["[CLS]", "[SEP]"].map(|token| special.id(token));
+        Self::parse(path, &content, tokenizer, lengths)
+    }
+
+    /// A taxonomy that is made up, for those who have none.
+    pub fn made_up(
+        seed: u64,
+        tokenizer: &Tokenizer,
+        lengths: [usize; NUM_CHANNELS],
+    ) -> Result<Self, DataError> {
+        let lines = synth::taxonomy(TaxonomyShape::USUAL, seed);
+        Self::parse(
+            Path::new("the made-up taxonomy"),
+            &lines,
+            tokenizer,
+            lengths,
+        )
+    }
+
+    /// The lines of a file, which `path` names in messages.
+    pub fn parse(
+        path: &Path,
+        content: &str,
+        tokenizer: &Tokenizer,
+        lengths: [usize; NUM_CHANNELS],
+    ) -> Result<Self, DataError> {
         let mut entries: Vec<Entry> = Vec::new();
         let mut seen = BTreeMap::new();
         let mut filled = [false; NUM_CHANNELS];
@@ -112,22 +127,15 @@ impl Taxonomy {
                 }
             }
             let texts = [line.title, line.description, line.excluded, line.examples];
-            let mut channels = [const { Vec::new() }; NUM_CHANNELS];
-            for (index, (text, length)) in texts.iter().zip(lengths).enumerate() {
-                filled[index] |= !text.trim().is_empty();
-                let ids = tokenizer.encode(text)?.into_iter();
-                let around = usize::from(first.is_some()) + usize::from(last.is_some());
-                let ids = ids.take(length.saturating_sub(around));
-                let ids = first.into_iter().chain(ids).chain(last).take(length);
-                channels[index] = ids.map(u32::cast_signed).collect();
+            for (filled, text) in filled.iter_mut().zip(&texts) {
+                *filled |= !text.trim().is_empty();
             }
             entries.push(Entry {
                 code: line.code,
-                channels,
+                channels: channels(&texts, tokenizer, lengths)?,
             });
         }
-        let names = ["title", "description", "excluded", "examples"];
-        let empty = names.iter().zip(filled).find(|(_, filled)| !filled);
+        let empty = CHANNEL_NAMES.iter().zip(filled).find(|(_, filled)| !filled);
         if let Some((channel, _)) = empty.filter(|_| !entries.is_empty()) {
             return Err(DataError::EmptyChannel {
                 path: path.to_owned(),
@@ -151,123 +159,45 @@ impl Taxonomy {
         &self.fingerprint
     }
 
-    /// Steps between two codes in the tree.
-    pub fn distance(&self, a: usize, b: usize) -> usize {
-        let [a, b] = [a, b].map(|index| self.entries[index].code.as_bytes());
-        let common = a.iter().zip(b).take_while(|(a, b)| a == b).count();
-        // Codes of different sectors meet in the root, above the first level.
-        let depth = |digits: usize| (digits + 1).saturating_sub(TOP_DIGITS);
-        depth(a.len()) + depth(b.len()) - 2 * depth(common)
+    /// How two codes stand to each other.
+    pub fn relation(&self, a: usize, b: usize) -> Relation {
+        Relation::of(&self.entries[a].code, &self.entries[b].code)
     }
 
-    fn is_related(&self, a: usize, b: usize) -> bool {
-        let [longer, shorter] = match self.entries[a].code.len() >= self.entries[b].code.len() {
-            true => [a, b],
-            false => [b, a],
-        };
-        let [longer, shorter] = [longer, shorter].map(|index| &self.entries[index].code);
-        let is_below = longer.starts_with(shorter.as_str()) && longer.len() == shorter.len() + 1;
-        let parent = longer.len() - 1;
-        let is_sibling = longer.len() == shorter.len()
-            && parent >= TOP_DIGITS
-            && longer[..parent] == shorter[..parent];
-        a != b && (is_below || is_sibling)
-    }
-
-    /// Codes that may be negatives of a pair.
-    fn candidates(&self, pair: Pair) -> Vec<usize> {
-        let near = self.distance(pair.anchor, pair.positive);
-        let others = 0..self.entries.len();
-        let farther = others.filter(|&other| self.distance(pair.anchor, other) > near);
-        farther.collect()
-    }
-
-    /// Training and validation pairs: of each anchor at most `positives`, of which a share is held
-    /// out. Every pair has at least as many possible negatives as are asked for.
-    pub fn pairs(
-        &self,
-        (positives, negatives): (usize, usize),
-        held_out: f64,
-        seed: u64,
-    ) -> Result<(Pairs, Pairs), DataError> {
-        let mut pairs = Vec::new();
-        for anchor in 0..self.entries.len() {
-            let others = 0..self.entries.len();
-            let related: Vec<usize> = others.filter(|&b| self.is_related(anchor, b)).collect();
-            let order = Permutation::new(related.len() as u64, mix(seed) ^ anchor as u64);
-            let taken = (0..related.len().min(positives) as u64).map(|n| order.apply(n));
-            pairs.extend(taken.map(|place| Pair {
-                anchor,
-                positive: related[place as usize],
-            }));
-        }
-        for &pair in &pairs {
-            let found = self.candidates(pair).len();
-            if found < negatives {
-                return Err(DataError::TooFewNegatives {
-                    path: self.path.clone(),
-                    code: self.entries[pair.anchor].code.clone(),
-                    asked: negatives,
-                    found,
-                });
-            }
-        }
-        if pairs.is_empty() {
-            return Err(DataError::NoPairs {
-                path: self.path.clone(),
-            });
-        }
-        let order = Permutation::new(pairs.len() as u64, mix(seed ^ 1));
-        let wanted = match held_out > 0.0 && pairs.len() > 1 {
-            true => ((pairs.len() as f64 * held_out).round() as usize).clamp(1, pairs.len() - 1),
-            false => 0,
-        };
-        let mixed = (0..pairs.len() as u64).map(|place| pairs[order.apply(place) as usize]);
-        let mut validation: Vec<Pair> = mixed.collect();
-        let training = validation.split_off(wanted);
-        let of = |pairs| Pairs { pairs, negatives };
-        Ok((of(training), of(validation)))
+    /// Codes right above codes that have none below them: as many groups as the leaves are in.
+    pub fn num_groups(&self) -> usize {
+        let codes: BTreeSet<&str> = self
+            .entries
+            .iter()
+            .map(|entry| entry.code.as_str())
+            .collect();
+        let above = codes.iter().map(|code| &code[..code.len() - 1]);
+        let parents: BTreeSet<&str> = above.clone().collect();
+        let leaves = codes.iter().zip(above);
+        let leaves = leaves.filter(|(code, _)| !parents.contains(**code));
+        let groups: BTreeSet<&str> = leaves.map(|(_, above)| above).collect();
+        groups.len()
     }
 }
 
-impl Pairs {
-    pub fn len(&self) -> u64 {
-        self.pairs.len() as u64
+/// The tokens of a text's channels, cut to their lengths, between the marks of a BERT tokenizer
+/// where it has them. A channel that is empty has no tokens but those.
+pub fn channels(
+    texts: &[String; NUM_CHANNELS],
+    tokenizer: &Tokenizer,
+    lengths: [usize; NUM_CHANNELS],
+) -> Result<[Vec<i32>; NUM_CHANNELS], DataError> {
+    let special = TemplateTokenizer::new(tokenizer);
+    let [first, last] = ["[CLS]", "[SEP]"].map(|token| special.id(token));
+    let around = usize::from(first.is_some()) + usize::from(last.is_some());
+    let mut channels = [const { Vec::new() }; NUM_CHANNELS];
+    for ((ids, text), length) in channels.iter_mut().zip(texts).zip(lengths) {
+        let encoded = tokenizer.encode(text)?.into_iter();
+        let encoded = encoded.take(length.saturating_sub(around));
+        let encoded = first.into_iter().chain(encoded).chain(last).take(length);
+        *ids = encoded.map(u32::cast_signed).collect();
     }
-
-    pub fn is_empty(&self) -> bool {
-        self.pairs.is_empty()
-    }
-
-    pub fn pairs(&self) -> &[Pair] {
-        &self.pairs
-    }
-
-    /// The texts of what is drawn `sample`-th: anchor, positive, negatives. With a seed, each epoch
-    /// has every pair once in an order of its own, and other negatives; without, all stays as it
-    /// is, and what is beyond the end begins anew.
-    pub fn draw(&self, taxonomy: &Taxonomy, sample: u64, seed: Option<u64>) -> Vec<usize> {
-        let len = self.len().max(1);
-        let (place, stream) = match seed {
-            Some(seed) => {
-                let (epoch, place) = (sample / len, sample % len);
-                let order = Permutation::new(len, mix(seed) ^ epoch);
-                (order.apply(place), mix(seed ^ mix(sample)))
-            }
-            None => (sample % len, sample % len),
-        };
-        let Some(&pair) = self.pairs.get(place as usize) else {
-            return Vec::new();
-        };
-        let mut candidates = taxonomy.candidates(pair);
-        let mut random = Random::new(stream, place);
-        let mut texts = vec![pair.anchor, pair.positive];
-        for _ in 0..self.negatives.min(candidates.len()) {
-            let chosen = random.below(candidates.len());
-            texts.push(candidates.swap_remove(chosen));
-        }
-        texts
-    }
+    Ok(channels)
 }
 
 #[cfg(test)]
@@ -297,15 +227,15 @@ mod tests {
     fn negatives_are_farther_than_the_positive_and_differ() {
         let taxonomy = made_up();
         assert_eq!(taxonomy.entries().len(), 3 * (1 + 2 + 4));
-        let (training, validation) = taxonomy.pairs((2, 5), 0.2, 7).unwrap();
+        let (training, validation) = taxonomy.pairs(&PairRules::plain(2, 5), 0.2, 7).unwrap();
         assert!(!validation.is_empty());
         for sample in 0..3 * training.len() {
             let texts = training.draw(&taxonomy, sample, Some(7));
             assert_eq!(texts, training.draw(&taxonomy, sample, Some(7)));
             assert_eq!(texts.len(), 7);
-            let near = taxonomy.distance(texts[0], texts[1]);
+            let distance = |other| taxonomy.relation(texts[0], other).distance();
             for (place, &negative) in texts.iter().enumerate().skip(2) {
-                assert!(taxonomy.distance(texts[0], negative) > near);
+                assert!(distance(negative) > distance(texts[1]));
                 assert!(!texts[..place].contains(&negative));
             }
         }
@@ -318,12 +248,79 @@ mod tests {
     }
 
     #[test]
+    fn a_stage_draws_what_it_allows() {
+        let taxonomy = made_up();
+        let rules = PairRules {
+            anchor_levels: Some(vec![3]),
+            positive: Near {
+                relations: Some(vec![1]),
+                levels: Some(vec![4]),
+                distances: None,
+            },
+            negative: Near {
+                relations: Some(vec![99]),
+                ..Near::default()
+            },
+            distance_margins: Some(vec![3, 4]),
+            ..PairRules::plain(8, 2)
+        };
+        let (training, _) = taxonomy.pairs(&rules, 0.0, 7).unwrap();
+        // Of six codes of three digits, each has two below it.
+        assert_eq!(training.len(), 12);
+        for sample in 0..training.len() {
+            let texts = training.draw(&taxonomy, sample, Some(7));
+            assert_eq!(texts.len(), 4);
+            assert_eq!(
+                [texts[0], texts[1]].map(|text| taxonomy.level(text)),
+                [3, 4]
+            );
+            for &negative in &texts[2..] {
+                let relation = taxonomy.relation(texts[0], negative);
+                assert_eq!(relation.number(), 99);
+                assert!([4, 5].contains(&relation.distance()), "{relation:?}");
+            }
+        }
+        assert_eq!(training.epoch_of(11), 0);
+        assert_eq!(training.epoch_of(12), 1);
+    }
+
+    /// Whatever a stage draws, no pair that one holds out is trained on in another.
+    #[test]
+    fn what_one_stage_holds_out_no_other_trains_on() {
+        let taxonomy = made_up();
+        let narrow = PairRules {
+            anchor_levels: Some(vec![2, 3]),
+            ..PairRules::plain(9, 4)
+        };
+        let (_, held_out) = taxonomy.pairs(&narrow, 0.3, 7).unwrap();
+        let (training, _) = taxonomy.pairs(&PairRules::plain(9, 4), 0.3, 7).unwrap();
+        assert!(held_out.len() > 2);
+        for pair in held_out.pairs() {
+            assert!(!training.pairs().contains(pair), "{pair:?}");
+        }
+    }
+
+    #[test]
+    fn groups_are_the_codes_above_the_leaves() {
+        assert_eq!(made_up().num_groups(), 6);
+    }
+
+    #[test]
     fn what_cannot_be_trained_on_is_told() {
-        let few = made_up().pairs((2, 50), 0.1, 7).unwrap_err().to_string();
-        assert!(
-            few.contains("50 negatives") && few.contains("hint:"),
-            "{few}"
-        );
+        let rules = PairRules {
+            name: "02_stage".to_owned(),
+            ..PairRules::plain(2, 50)
+        };
+        let few = made_up().pairs(&rules, 0.1, 7).unwrap_err().to_string();
+        for part in ["50 negatives", "02_stage", "hint:"] {
+            assert!(few.contains(part), "{few}");
+        }
+        let rules = PairRules {
+            anchor_levels: Some(vec![6]),
+            ..PairRules::plain(2, 5)
+        };
+        let none = made_up().pairs(&rules, 0.1, 7).unwrap_err().to_string();
+        assert!(none.contains("no pairs"), "{none}");
         let line = |excluded: &str, title: &str| {
             format!(
                 "{{\"code\":\"11\",\"title\":\"{title}\",\"description\":\"d\",\

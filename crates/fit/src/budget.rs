@@ -32,6 +32,7 @@ pub(crate) const FEWEST_ROWS: usize = 16;
 /// Rows of logits at once to try, from what the configuration has downwards.
 pub(crate) fn loss_chunks(config: &Config) -> Vec<Option<usize>> {
     match config.batch.loss_chunk {
+        rows if !config.model.has_logits() => vec![rows],
         Some(rows) => vec![Some(rows)],
         None => vec![None, Some(512), Some(64), Some(FEWEST_ROWS)],
     }

@@ -25,6 +25,7 @@ mod mu;
 mod naics;
 mod rotary;
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -33,6 +34,8 @@ use cinch_config::Precision;
 use cinch_graph::op::{Add, Attention, CachedAttention, Head, Quantisation};
 use cinch_graph::{DType, Dropout, Graph, GraphError, Init, Shape, TensorId};
 use thiserror::Error;
+
+pub use naics::stage_phase;
 
 #[derive(Debug, Error)]
 pub enum ModelError {
@@ -53,7 +56,7 @@ pub enum ModelError {
     WholeOnly { family: &'static str },
     #[error(
         "cinch does not generate text with {family}: {reason}\n\
-         hint: `cinch models` lists the models; language models without such a note generate"
+         hint: language models generate text, for example gpt2 and mamba; `cinch models` lists them"
     )]
     NotGenerated {
         family: &'static str,
@@ -76,9 +79,13 @@ pub enum Purpose {
     },
     /// The loss, without dropout or smoothing.
     Evaluate { loss_chunk: Option<usize> },
-    /// The embedding of each text of a batch, without dropout. Weights are frozen, in the compute
-    /// type.
-    Embed,
+    /// What each text of a batch becomes, without dropout.
+    Embed {
+        what: Embedded,
+        /// Whether weights are frozen, in the compute type; else they are those of a graph that
+        /// is trained.
+        frozen: bool,
+    },
     /// The logits of one of the tokens, which follow those whose keys, values and states are in
     /// the cache. Weights are frozen, in the compute type.
     Generate {
@@ -87,6 +94,15 @@ pub enum Purpose {
         /// The most tokens that any graph which shares the cache reads at once.
         longest_run: usize,
     },
+}
+
+/// What is asked of an embedder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Embedded {
+    /// The points that distances are measured between.
+    Points,
+    /// The averages of the encoders, side by side.
+    Averages,
 }
 
 /// What does not belong to the model itself.
@@ -125,9 +141,9 @@ impl Build {
 }
 
 /// A stretch of a run in which a model is trained by one graph.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrainingPhase {
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// The step with which it begins, counting from 0.
     pub first_step: u64,
 }
@@ -135,7 +151,7 @@ pub struct TrainingPhase {
 impl TrainingPhase {
     /// The only one of a model that does not change.
     pub const WHOLE: Self = Self {
-        name: "training",
+        name: Cow::Borrowed("training"),
         first_step: 0,
     };
 }
@@ -177,6 +193,11 @@ trait Builds {
         None
     }
 
+    /// Whether it turns texts into embeddings.
+    fn embeds(&self) -> bool {
+        false
+    }
+
     /// How the model changes while it is trained: phases in the order of their first steps, the
     /// first of which is 0. All have the same parameters, and [`Build::phase`] says for which of
     /// them a graph is built.
@@ -213,6 +234,14 @@ macro_rules! dispatch {
             match model {
                 $(Architecture::$trained(shape) => Builds::without_generation(shape),)*
                 $(Architecture::$predicted(_))|* => None,
+            }
+        }
+
+        /// Whether a model turns texts into embeddings.
+        pub fn embeds(model: &Architecture) -> bool {
+            match model {
+                $(Architecture::$trained(shape) => Builds::embeds(shape),)*
+                $(Architecture::$predicted(_))|* => false,
             }
         }
 
@@ -285,8 +314,15 @@ pub mod input {
 
     /// How many tokens each text of a chunk has.
     pub fn lengths_of(chunk: &str) -> String {
-        format!("{chunk}.lengths")
+        format!("{chunk}{LENGTHS}")
     }
+
+    /// The chunk whose lengths a tensor holds, if it does.
+    pub fn texts_of_lengths(name: &str) -> Option<&str> {
+        name.strip_suffix(LENGTHS)
+    }
+
+    const LENGTHS: &str = ".lengths";
 }
 
 impl Build {
@@ -310,7 +346,7 @@ impl Build {
     fn dropout(&self, rate: f64) -> f64 {
         match self.purpose {
             Purpose::Train { .. } => rate,
-            Purpose::Evaluate { .. } | Purpose::Embed | Purpose::Generate { .. } => 0.0,
+            Purpose::Evaluate { .. } | Purpose::Embed { .. } | Purpose::Generate { .. } => 0.0,
         }
     }
 
@@ -318,7 +354,9 @@ impl Build {
     fn context(&self) -> usize {
         match self.purpose {
             Purpose::Generate { context, .. } => context,
-            Purpose::Train { .. } | Purpose::Evaluate { .. } | Purpose::Embed => self.seq_len,
+            Purpose::Train { .. } | Purpose::Evaluate { .. } | Purpose::Embed { .. } => {
+                self.seq_len
+            }
         }
     }
 
@@ -335,7 +373,10 @@ impl Build {
 
     /// Whether anything is trained.
     fn trains(&self) -> bool {
-        !matches!(self.purpose, Purpose::Generate { .. } | Purpose::Embed)
+        !matches!(
+            self.purpose,
+            Purpose::Generate { .. } | Purpose::Embed { frozen: true, .. }
+        )
     }
 
     /// A weight that is read by matrix products.
@@ -424,7 +465,7 @@ impl Build {
                 loss_chunk,
             } => (label_smoothing, loss_chunk),
             Purpose::Evaluate { loss_chunk } => (0.0, loss_chunk),
-            Purpose::Embed => {
+            Purpose::Embed { .. } => {
                 graph.result = Some(h);
                 return Ok(());
             }

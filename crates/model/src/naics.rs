@@ -12,21 +12,48 @@ use cinch_graph::op::{Domain, Joined, Over};
 use cinch_graph::{Count, DType, Graph, GraphError, Init, Shape, TensorId};
 
 use crate::bert::{Encoder, LowRank, Texts, text_inputs};
-use crate::{Build, Builds, Purpose, input};
+use crate::{Build, Builds, Embedded, Purpose, TrainingPhase, input};
 
 impl Builds for Naics {
     fn build(&self, graph: &mut Graph, build: &Build) -> Result<(), GraphError> {
         Model {
             g: graph,
-            config: self,
+            config: &self.in_stretch(build.phase),
             build,
         }
         .build()
     }
 
+    fn embeds(&self) -> bool {
+        true
+    }
+
+    /// A stretch of stages with as many negatives has a graph of its own. When it begins is known
+    /// once the pairs are counted; until then only the first does.
+    fn phases(&self) -> Vec<TrainingPhase> {
+        let stretches = self.stretches();
+        if stretches.is_empty() {
+            return vec![TrainingPhase::WHOLE];
+        }
+        let last = stretches.len() as u64;
+        let phase = |(index, (stage, _)): (u64, &(usize, u64))| TrainingPhase {
+            name: stage_phase(*stage).into(),
+            first_step: match index {
+                0 => 0,
+                later => u64::MAX - last + later,
+            },
+        };
+        (0..).zip(&stretches).map(phase).collect()
+    }
+
     fn without_generation(&self) -> Option<&'static str> {
         Some("it turns texts into points, and writes none")
     }
+}
+
+/// The phase that begins with a stage, counted from 0.
+pub fn stage_phase(stage: usize) -> String {
+    format!("stage {}", stage + 1)
 }
 
 /// The name of the term that keeps experts evenly in use.
@@ -55,18 +82,25 @@ struct Points {
 
 impl Model<'_> {
     fn build(mut self) -> Result<(), GraphError> {
-        let is_alone = self.build.purpose == Purpose::Embed;
-        let chunks = match is_alone {
-            true => vec![1],
-            false => self.config.chunks(),
+        let asked = match self.build.purpose {
+            Purpose::Embed { what, .. } => Some(what),
+            _ => None,
+        };
+        let chunks = match asked {
+            Some(_) => vec![1],
+            None => self.config.chunks(),
         };
         let joined = self.encode(&chunks)?;
+        if asked == Some(Embedded::Averages) {
+            self.g.result = Some(joined);
+            return Ok(());
+        }
         let mixed = self.mix(joined)?;
         let points = self.points(mixed)?;
-        if is_alone {
-            return self.embeddings(&points);
+        match asked {
+            Some(_) => self.embeddings(&points),
+            None => self.contrast(&points),
         }
-        self.contrast(&points)
     }
 
     /// Averages of all channels, side by side: [anchors · texts, channels · width], the texts of
@@ -200,7 +234,7 @@ impl Model<'_> {
         let all = self.g.sum("moe.all", Over::Columns, &inputs, |v| {
             (&v[0] - v[1].detach()).exp()
         })?;
-        if self.build.trains() {
+        if !matches!(self.build.purpose, Purpose::Embed { .. }) {
             // Of each micro batch by itself, as a run in PyTorch has it.
             let rows = texts as f64;
             let routed = self

@@ -20,7 +20,7 @@ pub enum StepError {
         "the phases `{}` and `{}` of a model do not train the same parameters",
         phases[0], phases[1]
     )]
-    OtherParameters { phases: [&'static str; 2] },
+    OtherParameters { phases: [String; 2] },
     #[error(
         "vram.update_in_backward needs vram.gradient_accumulation_steps 1, but it is \
          {accumulation}: a gradient that is gone after its update cannot be added to\n\

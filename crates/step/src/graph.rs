@@ -9,7 +9,8 @@ use cinch_config::{
 use cinch_graph::op::{GradientFormat, MomentFormat, Quantisation};
 use cinch_graph::{Graph, Optimizer, Recompute, Target, TrainingGraph, differentiate};
 use cinch_model::{
-    AdapterShape, Build, ModelError, Purpose, build, compute_type, linear_modules, phases,
+    AdapterShape, Build, Embedded, ModelError, Purpose, build, compute_type, embeds,
+    linear_modules, phases,
 };
 use cinch_plan::Options;
 use cinch_weights::{AdapterConfig, Modules, Targets};
@@ -116,6 +117,32 @@ pub fn evaluation_graph(
         true => graph.offload_frozen(),
         false => graph,
     })
+}
+
+/// What texts become, and how many at once, where a run groups them between epochs: as many as a
+/// chunk of a micro batch has, so that they take no more than training does.
+pub fn embedding_graph(config: &Config) -> Result<Option<(Graph, usize)>, StepError> {
+    if config.data.cluster_epoch == 0 || !embeds(&config.model) {
+        return Ok(None);
+    }
+    let texts = config.batch.batch_size;
+    let form = Build {
+        batch: texts,
+        ..form(
+            config,
+            VariantForm {
+                phase: 0,
+                seq_len: config.batch.seq_len,
+            },
+            Purpose::Embed {
+                what: Embedded::Points,
+                frozen: false,
+            },
+        )?
+    };
+    let graph = build(&config.model, &form)?;
+    graph.check_sizes()?;
+    Ok(Some((graph, texts)))
 }
 
 /// The configuration without what its graph does not depend on: two that are equal then have the

@@ -8,7 +8,9 @@ use cinch_graph::{Graph, Parameter, Target, TrainingGraph};
 use cinch_model::{TrainingPhase, phases};
 use cinch_plan::{Breakdown, Options, Plan};
 
-use crate::graph::{VariantForm, check_cut, differentiated, evaluation_graph, options, recomputed};
+use crate::graph::{
+    VariantForm, check_cut, differentiated, embedding_graph, evaluation_graph, options, recomputed,
+};
 use crate::{StepError, StepTarget, variant_forms};
 
 /// A planned configuration.
@@ -24,6 +26,17 @@ pub struct StepPlan {
     variants: Vec<Variant>,
     /// Which of them takes the most.
     largest: usize,
+    /// Where the run asks for embeddings between steps.
+    embedding: Option<EmbeddingPlan>,
+}
+
+/// The model as it is, from texts to embeddings, in the arena of the step.
+#[derive(Clone, Debug)]
+pub struct EmbeddingPlan {
+    pub graph: Graph,
+    pub plan: Plan,
+    /// Texts of a run.
+    pub texts: usize,
 }
 
 /// One of the graphs that a model is trained by, with its plan.
@@ -57,7 +70,13 @@ impl VariantGraphs {
         target: Target,
         blocks: usize,
     ) -> Result<Self, StepError> {
-        let training = recomputed(&differentiated(config, form, target)?, config, blocks)?;
+        let whole = differentiated(config, form, target)?;
+        // A phase may have fewer blocks than the largest: then it recomputes all that it has.
+        let blocks = match form.phase {
+            0 if phases(&config.model).len() == 1 => blocks,
+            _ => blocks.min(whole.blocks.len()),
+        };
+        let training = recomputed(&whole, config, blocks)?;
         training.check_sizes()?;
         let evaluation = evaluation_graph(config, form, target)?;
         evaluation.check_sizes()?;
@@ -97,11 +116,12 @@ impl StepPlan {
         let machine = machine.into();
         let phases = phases(&config.model);
         let graphs = variant_forms(config).into_iter().map(|form| {
-            let phase = phases[form.phase];
+            let phase = phases[form.phase].clone();
             VariantGraphs::new(config, form, phase, machine.target, blocks)
         });
         let graphs = graphs.collect::<Result<_, _>>()?;
-        Self::of_graphs(config, graphs, options(config, machine))
+        let embedding = embedding_graph(config)?;
+        Self::with_embedding(config, graphs, embedding, options(config, machine))
     }
 
     /// Plans graphs that train the same parameters.
@@ -110,11 +130,20 @@ impl StepPlan {
         graphs: Vec<VariantGraphs>,
         options: Options,
     ) -> Result<Self, StepError> {
+        Self::with_embedding(config, graphs, None, options)
+    }
+
+    fn with_embedding(
+        config: &Config,
+        graphs: Vec<VariantGraphs>,
+        embedding: Option<(Graph, usize)>,
+        options: Options,
+    ) -> Result<Self, StepError> {
         let Some(first) = graphs.first() else {
             return Err(StepError::NoVariant);
         };
         if let Some(other) = graphs.iter().find(|other| !other.trains_like(first)) {
-            let phases = [first, other].map(|variant| variant.phase.name);
+            let phases = [first, other].map(|variant| variant.phase.name.to_string());
             return Err(StepError::OtherParameters { phases });
         }
         for variant in &graphs {
@@ -122,17 +151,20 @@ impl StepPlan {
         }
         let training = graphs.iter().map(|variant| -> &Graph { &variant.training });
         let evaluation = graphs.iter().map(|variant| &variant.evaluation);
-        let all: Vec<&Graph> = training.chain(evaluation).collect();
+        let embedded = embedding.iter().map(|(graph, _)| graph);
+        let all: Vec<&Graph> = training.chain(evaluation).chain(embedded).collect();
         let plans = Plan::several(&all, options)?;
         for (graph, plan) in all.iter().zip(&plans) {
             plan.check_sizes(graph)?;
         }
         let mut plans = plans.into_iter();
         let training: Vec<Plan> = plans.by_ref().take(graphs.len()).collect();
+        let evaluation: Vec<Plan> = plans.by_ref().take(graphs.len()).collect();
+        let embedding = embedding.zip(plans.next());
         let variants: Vec<Variant> = graphs
             .into_iter()
             .zip(training)
-            .zip(plans)
+            .zip(evaluation)
             .map(|((graphs, plan), evaluation_plan)| Variant {
                 phase: graphs.phase,
                 seq_len: graphs.seq_len,
@@ -149,11 +181,26 @@ impl StepPlan {
             config: config.clone(),
             largest: largest.map_or(0, |(index, _)| index),
             variants,
+            embedding: embedding.map(|((graph, texts), plan)| EmbeddingPlan { graph, plan, texts }),
         })
     }
 
     pub fn variants(&self) -> &[Variant] {
         &self.variants
+    }
+
+    /// Says when a phase begins, where that follows from the data.
+    pub fn begin_phase(&mut self, name: &str, first_step: u64) {
+        for variant in &mut self.variants {
+            if variant.phase.name == name {
+                variant.phase.first_step = first_step;
+            }
+        }
+    }
+
+    /// What texts become, where the step has a graph for it.
+    pub fn embedding(&self) -> Option<&EmbeddingPlan> {
+        self.embedding.as_ref()
     }
 
     /// The variant with the longest rows, by which a batch is laid out.
@@ -194,6 +241,7 @@ impl StepPlan {
     pub fn arena_bytes(&self) -> u64 {
         let plans = self.variants.iter();
         let plans = plans.flat_map(|variant| [&variant.plan, &variant.evaluation_plan]);
+        let plans = plans.chain(self.embedding.iter().map(|embedding| &embedding.plan));
         plans.map(|plan| plan.arena_bytes).max().unwrap_or(0)
     }
 
@@ -201,6 +249,7 @@ impl StepPlan {
     pub fn peak_bytes(&self) -> u64 {
         let plans = self.variants.iter();
         let plans = plans.flat_map(|variant| [&variant.plan, &variant.evaluation_plan]);
+        let plans = plans.chain(self.embedding.iter().map(|embedding| &embedding.plan));
         plans.map(|plan| plan.peak_bytes).max().unwrap_or(0)
     }
 

@@ -58,7 +58,7 @@ pub struct SettingsReport {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct VariantReport {
     pub name: String,
-    pub phase: &'static str,
+    pub phase: String,
     /// The step with which its phase begins.
     pub first_step: u64,
     pub seq_len: usize,
@@ -194,7 +194,7 @@ impl StepPlan {
         let variants = self.variants().iter().enumerate();
         let report = variants.map(|(index, variant)| VariantReport {
             name: variant.name(),
-            phase: variant.phase.name,
+            phase: variant.phase.name.to_string(),
             first_step: variant.phase.first_step,
             seq_len: variant.seq_len,
             peak_bytes: variant.plan.peak_bytes,

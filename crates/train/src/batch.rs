@@ -6,6 +6,7 @@ use std::ops::Range;
 use cinch_graph::op::IGNORE_INDEX;
 use cinch_graph::{Graph, Role};
 use cinch_model::input;
+use cinch_step::StepPlan;
 
 /// The contents of batch tensors, sequence after sequence, all as wide as the longest has them. A
 /// step that has graphs for shorter rows leaves out the ends that hold nothing.
@@ -32,15 +33,37 @@ impl Batch {
         Self::with(names.map(|name| (name, seq_len)), sequences)
     }
 
+    /// What any of the graphs of a planned step reads, with room for the longest rows.
+    pub fn of_step(step: &StepPlan, sequences: usize) -> Self {
+        let graphs = step.variants().iter();
+        let training = graphs.map(|variant| -> &Graph { &variant.training });
+        Self::of_graphs(training, step.config.batch.batch_size, sequences)
+    }
+
+    /// What any of some graphs of micro batches of `micro` sequences reads, for that many
+    /// sequences.
+    pub(crate) fn of_graphs<'a>(
+        graphs: impl IntoIterator<Item = &'a Graph>,
+        micro: usize,
+        sequences: usize,
+    ) -> Self {
+        let mut columns: Vec<(&str, usize)> = Vec::new();
+        for graph in graphs {
+            let tensors = graph.tensors.iter();
+            for tensor in tensors.filter(|tensor| tensor.role == Role::Batch) {
+                let width = tensor.ty.shape.elements() / micro.max(1);
+                match columns.iter_mut().find(|(name, _)| *name == tensor.name) {
+                    Some((_, widest)) => *widest = width.max(*widest),
+                    None => columns.push((&tensor.name, width)),
+                }
+            }
+        }
+        Self::with(columns, sequences)
+    }
+
     /// What a graph of micro batches of `micro` sequences reads, for that many sequences.
     pub fn of(graph: &Graph, micro: usize, sequences: usize) -> Self {
-        let tensors = graph.tensors.iter();
-        let batch = tensors.filter(|tensor| tensor.role == Role::Batch);
-        let columns = batch.map(|tensor| {
-            let width = tensor.ty.shape.elements() / micro.max(1);
-            (tensor.name.as_str(), width)
-        });
-        Self::with(columns, sequences)
+        Self::of_graphs([graph], micro, sequences)
     }
 
     fn with<'a>(columns: impl IntoIterator<Item = (&'a str, usize)>, sequences: usize) -> Self {
@@ -111,6 +134,22 @@ impl Batch {
     pub fn get_mut(&mut self, name: &str) -> &mut [i32] {
         let found = self.columns.iter_mut().find(|column| column.name == name);
         found.map_or(&mut [], |column| &mut column.values)
+    }
+
+    /// What one sequence has in the tensor of that name; nothing where there is no such tensor.
+    pub fn row_mut(&mut self, name: &str, sequence: usize) -> &mut [i32] {
+        let found = self.columns.iter_mut().find(|column| column.name == name);
+        let row = found.and_then(|column| {
+            let row = sequence * column.width..(sequence + 1) * column.width;
+            column.values.get_mut(row)
+        });
+        row.unwrap_or(&mut [])
+    }
+
+    /// All tensors: their names, the numbers of one sequence, and the contents.
+    pub fn columns_mut(&mut self) -> impl Iterator<Item = (&str, usize, &mut [i32])> {
+        let columns = self.columns.iter_mut();
+        columns.map(|column| (column.name.as_str(), column.width, &mut column.values[..]))
     }
 
     /// As [`Self::get_mut`], of several at once.

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cinch_architecture::{Architecture, Naics};
@@ -15,10 +15,12 @@ use cinch_data::sample::{
 use cinch_data::taxonomy::Taxonomy;
 use cinch_data::{
     Corpus, DataError, DataOptions, NoProgress, Progress, Source, Split, Tokenizer, TokenizerSpec,
+    train_tokenizer,
 };
 use cinch_model::input;
 
 use crate::batch::Batch;
+use crate::curriculum;
 use crate::error::TrainError;
 use crate::rows::RowLengths;
 use crate::texts::TextRows;
@@ -109,7 +111,7 @@ impl RowSource {
         batch: &mut Batch,
     ) -> Result<(), DataError> {
         if let Self::Texts(texts) = self {
-            texts.fill(first, seed, batch);
+            texts.fill(first, seed, None, batch);
             return Ok(());
         }
         let numbers = first..first.saturating_add(batch.num_sequences() as u64);
@@ -164,12 +166,31 @@ impl RowSource {
 }
 
 pub(crate) struct Data {
-    training: RowSource,
-    validation: RowSource,
+    /// Never none; one where a run has no curriculum.
+    stages: Vec<StageRows>,
     pub fingerprint: String,
     pub report: DataReport,
     /// What was found and what became of it, in sentences.
     pub notes: Vec<String>,
+    /// What made the tokens; none where they were there already.
+    pub tokenizer: Option<RunTokenizer>,
+}
+
+/// The tokenizer of a run.
+pub(crate) struct RunTokenizer {
+    pub tokenizer: Tokenizer,
+    pub spec: TokenizerSpec,
+    /// Where it lies, if it was trained on the data.
+    pub trained: Option<PathBuf>,
+}
+
+/// The rows of a stage.
+struct StageRows {
+    /// Of the curriculum's file; empty where there is no curriculum.
+    name: String,
+    training: RowSource,
+    validation: RowSource,
+    steps: u64,
 }
 
 impl Data {
@@ -182,34 +203,33 @@ impl Data {
                 false => Self::of_corpus(&corpus, config),
             };
         }
-        let spec: TokenizerSpec = match config.data.tokenizer.parse() {
-            Ok(spec) => spec,
-            Err(never) => match never {},
-        };
-        let tokenizer = load_tokenizer(config)?;
+        let of_run = load_tokenizer(config, progress)?;
+        let data = Self::of_tokenizer(&of_run, config, progress)?;
+        Ok(Self {
+            tokenizer: Some(of_run),
+            ..data
+        })
+    }
+
+    fn of_tokenizer(
+        of_run: &RunTokenizer,
+        config: &Config,
+        progress: &dyn Progress,
+    ) -> Result<Self, TrainError> {
+        let tokenizer = &of_run.tokenizer;
         if let Architecture::Naics(shape) = &config.model {
-            return Self::of_texts(shape, config, &tokenizer);
+            return Self::of_texts(shape, config, tokenizer);
         }
         if let Some(path) = &config.data.source
-            && holds_samples(path, config, &tokenizer)?
+            && holds_samples(path, config, tokenizer)?
         {
-            return Self::of_samples(path, config, &tokenizer, progress);
+            return Self::of_samples(path, config, tokenizer, progress);
         }
         if config.data.packing {
             return Err(TrainError::NothingToPack);
         }
-        let source = match &config.data.source {
-            None => Source::Embedded,
-            Some(path) if path.is_file() => Source::File(path.clone()),
-            Some(path) => Source::Folder(path.clone()),
-        };
-        let options = DataOptions {
-            source,
-            tokenizer: spec,
-            text_column: config.data.text_column.clone(),
-            cache_dir: config.data.cache_dir.clone(),
-        };
-        let corpus = Corpus::prepare(&options, &tokenizer, progress)?;
+        let options = text_options(config, of_run.spec.clone());
+        let corpus = Corpus::prepare(&options, tokenizer, progress)?;
         Self::of_corpus(&corpus, config)
     }
 
@@ -234,44 +254,58 @@ impl Data {
 
     /// Pairs of a taxonomy's codes.
     fn of_texts(shape: &Naics, config: &Config, tokenizer: &Tokenizer) -> Result<Self, TrainError> {
-        let Some(path) = &config.data.source else {
-            return Err(TrainError::NoTaxonomy);
-        };
-        let (seq_len, seed) = (config.batch.seq_len, config.training.seed);
-        let lengths = shape.channel_lengths(seq_len as u64).map(|l| l as usize);
-        let taxonomy = Arc::new(Taxonomy::read(path, tokenizer, lengths)?);
-        let counts = (config.data.positives, shape.negatives as usize);
-        let (training, validation) = taxonomy.pairs(counts, config.data.val_split, seed)?;
+        let seq_len = config.batch.seq_len;
+        let taxonomy = Arc::new(read_taxonomy(shape, config, tokenizer)?);
+        let mut notes = Vec::new();
+        if config.data.source.is_none() {
+            notes.push("no --data-dir is given: this trains on a made-up taxonomy".to_owned());
+        }
+        let mut stages = Vec::new();
+        for rules in curriculum::rules(config, shape.negatives)? {
+            let (held_out, seed) = (config.data.val_split, config.training.seed);
+            let (training, validation) = taxonomy.pairs(&rules, held_out, seed)?;
+            let stage = match rules.name.as_str() {
+                "" => String::new(),
+                name => format!("stage {name}, {} negatives: ", rules.negatives),
+            };
+            notes.push(format!(
+                "{stage}{} pairs to train on, {} held out",
+                training.len(),
+                validation.len()
+            ));
+            let rows = |pairs| {
+                RowSource::Texts(TextRows {
+                    taxonomy: taxonomy.clone(),
+                    pairs,
+                    shape: Naics {
+                        negatives: rules.negatives as u64,
+                        ..shape.clone()
+                    },
+                    seq_len,
+                })
+            };
+            stages.push(StageRows {
+                training: rows(training),
+                validation: rows(validation),
+                name: rules.name,
+                steps: 0,
+            });
+        }
         let entries = taxonomy.entries();
         let tokens = entries.iter().flat_map(|entry| &entry.channels);
+        let most = |of: fn(&StageRows) -> u64| stages.iter().map(of).max().unwrap_or(0);
         let report = DataReport {
             tokens: tokens.map(|channel| channel.len() as u64).sum(),
             documents: entries.len() as u64,
-            training: training.len(),
-            validation: validation.len(),
+            training: most(|stage| stage.training.len()),
+            validation: most(|stage| stage.validation.len()),
             cached: false,
             seq_len: seq_len as u64,
             step_sequences: config.batch.effective_batch() as u64,
             max_steps: 0,
         };
-        let note = format!(
-            "{}: {} codes, {} pairs to train on, {} held out",
-            cinch_files::shown(path),
-            entries.len(),
-            training.len(),
-            validation.len()
-        );
         let fingerprint = taxonomy.fingerprint().to_owned();
-        let rows = |pairs| {
-            RowSource::Texts(TextRows {
-                taxonomy: taxonomy.clone(),
-                pairs,
-                shape: shape.clone(),
-                seq_len,
-            })
-        };
-        let parts = (rows(training), rows(validation));
-        Ok(Self::new(parts, fingerprint, report, vec![note], config))
+        Ok(Self::of_stages(stages, fingerprint, report, notes, config))
     }
 
     fn of_samples(
@@ -325,46 +359,134 @@ impl Data {
         notes: Vec<String>,
         config: &Config,
     ) -> Self {
-        let max_steps = report.steps_of(&config.training);
-        Self {
+        let whole = StageRows {
+            name: String::new(),
             training,
             validation,
+            steps: 0,
+        };
+        Self::of_stages(vec![whole], fingerprint, report, notes, config)
+    }
+
+    /// Each stage is as long as its epochs take; steps that were stated are shared out.
+    fn of_stages(
+        mut stages: Vec<StageRows>,
+        fingerprint: String,
+        report: DataReport,
+        notes: Vec<String>,
+        config: &Config,
+    ) -> Self {
+        let count = stages.len().max(1) as u64;
+        for (index, stage) in (0..).zip(&mut stages) {
+            let training = stage.training.len();
+            let of_stage = DataReport { training, ..report };
+            let steps = of_stage.steps_of(&config.training);
+            stage.steps = match config.training.epochs {
+                Some(_) => steps,
+                None => (steps / count + u64::from(index < steps % count)).max(1),
+            };
+        }
+        Self {
             fingerprint,
             report: DataReport {
-                max_steps,
+                max_steps: stages.iter().map(|stage| stage.steps).sum(),
                 ..report
             },
+            stages,
             notes,
+            tokenizer: None,
         }
     }
 
-    /// Rows to validate on.
-    pub fn num_validation(&self) -> u64 {
-        self.validation.len()
+    /// Steps of each stage.
+    pub fn stage_steps(&self) -> Vec<u64> {
+        self.stages.iter().map(|stage| stage.steps).collect()
     }
 
-    /// The batch that follows after `samples` sequences.
+    /// The name that a stage has in the curriculum's files.
+    pub fn stage_name(&self, stage: usize) -> Option<&str> {
+        let name = self.stages.get(stage)?.name.as_str();
+        (!name.is_empty()).then_some(name)
+    }
+
+    fn stage(&self, stage: usize) -> &StageRows {
+        &self.stages[stage.min(self.stages.len() - 1)]
+    }
+
+    /// Rows to validate on, in the stage that has the fewest.
+    pub fn num_validation(&self) -> u64 {
+        let rows = self.stages.iter().map(|stage| stage.validation.len());
+        rows.min().unwrap_or(0)
+    }
+
+    /// Rows of a stage to validate on.
+    pub fn validation_of(&self, stage: usize) -> u64 {
+        self.stage(stage).validation.len()
+    }
+
+    /// Passes over a stage's rows after so many of them.
+    pub fn epochs_of(&self, stage: usize, samples: u64) -> f64 {
+        samples as f64 / self.stage(stage).training.len().max(1) as f64
+    }
+
+    /// Steps that so many passes over a stage's rows take, at least one.
+    pub fn steps_of_epochs(&self, stage: usize, epochs: f64) -> u64 {
+        let sequences = epochs * self.stage(stage).training.len() as f64;
+        let steps = sequences / self.report.step_sequences.max(1) as f64;
+        (steps.ceil() as u64).max(1)
+    }
+
+    /// The taxonomy whose texts a run embeds, where it does.
+    pub fn taxonomy(&self) -> Option<&Taxonomy> {
+        match &self.stage(0).training {
+            RowSource::Texts(texts) => Some(&texts.taxonomy),
+            RowSource::Windows(_) | RowSource::Samples(_) => None,
+        }
+    }
+
+    /// The batch that follows after `samples` sequences of a stage. Negatives in their anchor's
+    /// cluster are left out.
     pub fn fill_training(
         &self,
-        samples: u64,
+        (stage, samples): (usize, u64),
+        clusters: Option<&[u32]>,
         config: &Config,
         batch: &mut Batch,
     ) -> Result<(), DataError> {
+        let rows = &self.stage(stage).training;
+        if let RowSource::Texts(texts) = rows {
+            texts.fill(samples, Some(config.training.seed), clusters, batch);
+            return Ok(());
+        }
         let by_length = config.batch.lengths().len() > 1;
         let (seed, seq_len) = (config.training.seed, config.batch.seq_len);
-        self.training
-            .fill(samples, Some(seed), by_length, seq_len, batch)
+        rows.fill(samples, Some(seed), by_length, seq_len, batch)
     }
 
-    /// The batch of validation sequences from `first` on.
+    /// The batch of a stage's validation sequences from `first` on.
     pub fn fill_validation(
         &self,
-        first: u64,
+        (stage, first): (usize, u64),
         seq_len: usize,
         batch: &mut Batch,
     ) -> Result<(), DataError> {
-        self.validation.fill(first, None, false, seq_len, batch)
+        let rows = &self.stage(stage).validation;
+        rows.fill(first, None, false, seq_len, batch)
     }
+}
+
+/// The taxonomy that a configuration names, or one that is made up where it names none.
+pub(crate) fn read_taxonomy(
+    shape: &Naics,
+    config: &Config,
+    tokenizer: &Tokenizer,
+) -> Result<Taxonomy, TrainError> {
+    let lengths = shape.channel_lengths(config.batch.seq_len as u64);
+    let lengths = lengths.map(|length| length as usize);
+    Ok(match &config.data.source {
+        Some(path) => Taxonomy::read(path, tokenizer, lengths)?,
+        None => Taxonomy::made_up(config.training.seed, tokenizer, lengths)?,
+    })
 }
 
 /// The samples of a file, encoded.
@@ -395,14 +517,44 @@ pub(crate) fn row_style(config: &Config) -> RowStyle {
     }
 }
 
-/// The tokenizer of a run, whose tokens the model has embeddings for.
-pub(crate) fn load_tokenizer(config: &Config) -> Result<Tokenizer, TrainError> {
+/// The texts of a run that has no samples.
+fn text_options(config: &Config, tokenizer: TokenizerSpec) -> DataOptions {
+    let source = match &config.data.source {
+        None => Source::Embedded,
+        Some(path) if path.is_file() => Source::File(path.clone()),
+        Some(path) => Source::Folder(path.clone()),
+    };
+    DataOptions {
+        source,
+        tokenizer,
+        text_column: config.data.text_column.clone(),
+        cache_dir: config.data.cache_dir.clone(),
+    }
+}
+
+/// The tokenizer of a run, whose tokens the model has embeddings for. One that is to be trained
+/// is trained here, unless it was for the same text before.
+pub(crate) fn load_tokenizer(
+    config: &Config,
+    progress: &dyn Progress,
+) -> Result<RunTokenizer, TrainError> {
     let spec: TokenizerSpec = match config.data.tokenizer.parse() {
         Ok(spec) => spec,
         Err(never) => match never {},
     };
-    let tokenizer = Tokenizer::load(&spec)?;
     let vocabulary = config.model.vocab_size();
+    let trained = match &spec {
+        TokenizerSpec::Trained => {
+            refuse_samples(config)?;
+            let options = text_options(config, spec.clone());
+            Some(train_tokenizer(&options, vocabulary, progress)?)
+        }
+        _ => None,
+    };
+    let tokenizer = Tokenizer::load(&match &trained {
+        Some(path) => TokenizerSpec::File(path.clone()),
+        None => spec.clone(),
+    })?;
     if tokenizer.vocab_size() > vocabulary {
         return Err(TrainError::Vocabulary {
             tokenizer: config.data.tokenizer.clone(),
@@ -410,7 +562,23 @@ pub(crate) fn load_tokenizer(config: &Config) -> Result<Tokenizer, TrainError> {
             vocabulary,
         });
     }
-    Ok(tokenizer)
+    Ok(RunTokenizer {
+        tokenizer,
+        spec,
+        trained,
+    })
+}
+
+/// Prompts with their answers are written with a model's own tokenizer; none is trained on them.
+fn refuse_samples(config: &Config) -> Result<(), TrainError> {
+    let Some(path) = &config.data.source else {
+        return Ok(());
+    };
+    let bytes = Tokenizer::load(&TokenizerSpec::Bytes)?;
+    match holds_samples(path, config, &bytes)? || matches!(config.model, Architecture::Naics(_)) {
+        true => Err(TrainError::TokenizerOfSamples { path: path.clone() }),
+        false => Ok(()),
+    }
 }
 
 /// The day on which chat templates that print a date are rendered, 1 January 2025: a run that is
@@ -538,10 +706,11 @@ mod tests {
         let mut several = one.clone();
         several.batch.buckets = vec![24, 48];
         let data = Data::prepare(&one, &NoProgress).unwrap();
-        assert_eq!(data.training.len(), 24);
+        assert_eq!(data.stages[0].training.len(), 24);
         let mut batch = Batch::new(8, 80);
         let mut rows_of = |config: &Config, step: u64| {
-            data.fill_training(8 * step, config, &mut batch).unwrap();
+            data.fill_training((0, 8 * step), None, config, &mut batch)
+                .unwrap();
             let rows = batch.tokens().chunks_exact(80).map(<[i32]>::to_vec);
             let micros = (0..4).map(|micro| batch.longest(2 * micro..2 * micro + 2));
             (rows.collect::<Vec<_>>(), micros.collect::<Vec<_>>())

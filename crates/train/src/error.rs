@@ -36,6 +36,17 @@ pub enum TrainError {
         vocabulary: usize,
     },
     #[error(
+        "{} holds samples, and a tokenizer is trained on plain texts only\n\
+         hint: name one that exists with --tokenizer: gpt2, bytes, or a tokenizer.json",
+        cinch_files::shown(&path)
+    )]
+    TokenizerOfSamples { path: PathBuf },
+    #[error("cannot keep the tokenizer in {}: {source}", cinch_files::shown(&path))]
+    KeepTokenizer {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error(
         "the loss at step {step} is {loss}: training has diverged\n\
          hint: lower training.learning_rate, which was {learning_rate:e} at that step{}",
         .last.as_ref().map_or_else(String::new, |path| format!(
@@ -105,11 +116,20 @@ pub enum TrainError {
     )]
     NothingToPack,
     #[error(
-        "an embedder is trained on a taxonomy of codes, and none is given\n\
-         hint: --data-dir FILE with lines of code, title, description, excluded and examples; \
-         `cinch data taxonomy FILE` makes one up"
+        "the run holds out no pairs, so there are none to look for\n\
+         hint: train with --val-split 0.1"
     )]
-    NoTaxonomy,
+    NothingHeldOut,
+    #[error(
+        "the stage {stage} of the curriculum limits {key} to `{value}`, which is no number\n\
+         hint: levels are digits of codes, distances steps in the tree; relations are numbers or \
+         names such as child, sibling and cousin"
+    )]
+    StageLimit {
+        stage: String,
+        key: String,
+        value: String,
+    },
     #[error(
         "{model} has no form that other programs load\n\
          hint: adapters are exported for peft, and models that were named by a folder with their \

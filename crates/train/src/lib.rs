@@ -32,7 +32,10 @@
 
 mod batch;
 pub mod checkpoint;
+mod cluster;
+mod curriculum;
 mod data;
+mod embed;
 mod error;
 mod event;
 mod export;
@@ -45,6 +48,7 @@ mod owner;
 mod pretrained;
 pub mod record;
 mod rows;
+mod sample;
 mod schedule;
 mod session;
 mod state;
@@ -56,6 +60,10 @@ mod trainer;
 pub use batch::Batch;
 pub use cinch_device::{available_host_bytes, peak_resident_bytes, resident_bytes};
 pub use data::DataReport;
+pub use embed::{
+    Embedder, EmbedderFiles, EmbedderOptions, Retrieval, evaluate_retrieval, normalised,
+    sentence_config,
+};
 pub use error::TrainError;
 pub use event::{Event, MemoryUse, Observer, StepReport};
 pub use export::{ADAPTER_FOLDER, Exported, export};
@@ -68,7 +76,7 @@ pub use pretrained::{FirstWeights, test_load};
 pub use rows::{PaddedRows, Padding, RowLengths, RowSurvey};
 pub use schedule::learning_rate;
 pub use session::Session;
-pub use state::{Difference, EFFECTIVE_BATCH, State};
+pub use state::{Clusters, Difference, EFFECTIVE_BATCH, State};
 pub use step::StepResult;
 pub use terms::{Evaluation, TermSum, TermValue, TermValues};
-pub use trainer::{Resume, Run, train, train_owned};
+pub use trainer::{Resume, Run, TOKENIZER_FILE, train, train_owned};

@@ -216,7 +216,7 @@ fn fill(
 
 /// The name that files have for a tensor. An encoder among others is saved by itself, so there its
 /// tensors lack the encoder's name, and may have that of the class that it was saved from.
-fn name_in<'a>(files: &WeightFiles, name: &'a str) -> Cow<'a, str> {
+pub(crate) fn name_in<'a>(files: &WeightFiles, name: &'a str) -> Cow<'a, str> {
     let own = name
         .strip_prefix(ENCODERS)
         .and_then(|rest| rest.split_once('.'));

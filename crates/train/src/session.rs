@@ -6,10 +6,12 @@ use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
+use cinch_config::TrainingConfig;
 use cinch_data::Progress;
 use cinch_engine::{Arena, Engine, EngineError, EngineOptions, Part as GraphPart};
 use cinch_graph::op::LossScale;
 use cinch_graph::{DType, Graph, Parameter, Role, TensorId};
+use cinch_model::input;
 use cinch_plan::{Placement, Plan, num_micro_nodes};
 use cinch_step::{StepPlan, Variant};
 use cinch_weights::{Adapter, PIECE_BYTES, WeightFiles};
@@ -23,6 +25,7 @@ use crate::pretrained;
 use crate::schedule::learning_rate;
 use crate::step::StepResult;
 use crate::terms::{Evaluation, Terms, loss_of};
+use crate::texts::write_text;
 
 /// Runs a part of the step.
 type RunPart<'a> =
@@ -145,6 +148,11 @@ pub struct Session {
     step_scalars: Placement,
     gradient_norm: Placement,
     loss_scale: Option<Placement>,
+    /// What turns texts into embeddings, where the plan has it.
+    embedding: Option<GraphPart>,
+    /// The learning rates of the stage that runs, and its first step.
+    schedule: TrainingConfig,
+    schedule_start: u64,
 }
 
 impl Session {
@@ -161,6 +169,11 @@ impl Session {
         let parts = step.variants().iter();
         let parts = parts.map(|variant| VariantParts::prepare(&mut engine, variant, accumulation));
         let parts = parts.collect::<Result<_, _>>()?;
+        let embedding = step.embedding().map(|embedding| {
+            let nodes = 0..embedding.graph.nodes.len();
+            engine.prepare(&embedding.graph, &embedding.plan, nodes, true)
+        });
+        let embedding = embedding.transpose()?;
         let place = |id| placement(&step.plan, id);
         let random = step.variants().iter().find_map(|variant| {
             let id = variant.training.random?;
@@ -184,6 +197,9 @@ impl Session {
             step_scalars: place(graph.step_scalars),
             gradient_norm: place(graph.gradient_norm),
             loss_scale: graph.loss_scale.map(place),
+            embedding,
+            schedule: step.config.training.clone(),
+            schedule_start: 0,
             engine,
             parts,
             step,
@@ -196,6 +212,66 @@ impl Session {
 
     pub fn engine(&self) -> &Engine {
         &self.engine
+    }
+
+    /// Begins a stage: its learning rates go from its first step to its end, and phases of the
+    /// model begin where `phases` says.
+    pub fn begin_stage(&mut self, (first, end): (u64, u64), phases: &[(String, u64)]) {
+        for (name, first_step) in phases {
+            self.step.begin_phase(name, *first_step);
+        }
+        let training = &self.step.config.training;
+        let max_steps = end.saturating_sub(first);
+        self.schedule = TrainingConfig {
+            max_steps,
+            // A warm-up beyond the end has no peak.
+            warmup_steps: match training.warmup_steps > max_steps {
+                true => max_steps / 10,
+                false => training.warmup_steps,
+            },
+            ..training.clone()
+        };
+        self.schedule_start = first;
+    }
+
+    /// The embeddings of texts as the weights are now, one after the other: the tokens of each
+    /// text's channels in the order of the model's encoders. None where the plan has no graph for
+    /// it.
+    pub fn embed<'t>(
+        &mut self,
+        channel_names: &[&str],
+        lengths: &[usize],
+        texts: impl IntoIterator<Item = &'t [Vec<i32>]>,
+    ) -> Result<Option<Vec<f32>>, TrainError> {
+        let (Some(embedding), Some(part)) = (self.step.embedding(), &self.embedding) else {
+            return Ok(None);
+        };
+        let (graph, plan) = (&embedding.graph, &embedding.plan);
+        let texts: Vec<&[Vec<i32>]> = texts.into_iter().collect();
+        let mut batch = Batch::of(graph, embedding.texts, embedding.texts);
+        let mut found = Vec::new();
+        for texts in texts.chunks(embedding.texts.max(1)) {
+            for (row, channels) in texts.iter().enumerate() {
+                for ((name, ids), &length) in channel_names.iter().zip(*channels).zip(lengths) {
+                    write_text(&input::chunk_of(name, 0), ids, length, (row, 0), &mut batch);
+                }
+            }
+            for id in (0..graph.tensors.len() as u32).map(TensorId) {
+                let tensor = graph.tensor(id);
+                if tensor.role == Role::Batch {
+                    let place = placement(plan, id);
+                    self.engine.write(place, batch.get(&tensor.name))?;
+                }
+            }
+            self.engine.run(graph, plan, part)?;
+            if let Some(result) = graph.result {
+                let bytes = self.engine.bytes(placement(plan, result))?;
+                let values = pretrained::numbers(graph.ty(result).dtype, &bytes);
+                let width = graph.ty(result).width();
+                found.extend_from_slice(&values[..texts.len() * width]);
+            }
+        }
+        Ok(Some(found))
     }
 
     /// The host's arena, where the session runs on the CPU.
@@ -378,7 +454,7 @@ impl Session {
     }
 
     fn learning_rate(&self, step: u64) -> f64 {
-        learning_rate(&self.step.config.training, step)
+        learning_rate(&self.schedule, step.saturating_sub(self.schedule_start))
     }
 
     /// The variant of the last micro batch, once all ran: `stop` is asked before each.

@@ -33,12 +33,37 @@ pub struct State {
     /// The evaluation that is due at this step was interrupted: it comes before the next step.
     #[serde(default)]
     pub evaluation_pending: bool,
+    /// The stage of a curriculum that the last step was in.
+    #[serde(default)]
+    pub stage: usize,
+    /// The first step of each stage of a curriculum.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stage_starts: Vec<u64>,
+    /// Evaluations of the stage since its best one.
+    #[serde(default)]
+    pub evaluations_since_best: u64,
+    /// The steps of the stage with the lowest validation losses, and these.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub top: Vec<(u64, f64)>,
+    /// Clusters of the taxonomy's texts, where negatives are left out by them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clusters: Option<Clusters>,
     /// What the data and the tokenizer were.
     pub corpus: String,
     /// As it was run.
     pub config: Config,
     /// As it was asked for, key by key: what `--resume` starts from.
     pub settings: BTreeMap<String, String>,
+}
+
+/// Texts that are about the same to the model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Clusters {
+    /// When they were found.
+    pub stage: usize,
+    pub epoch: u64,
+    /// Of each text of the taxonomy.
+    pub of_texts: Vec<u32>,
 }
 
 /// A setting with which a run cannot go on, because the checkpoint has another.
@@ -228,6 +253,11 @@ mod tests {
             best_step: None,
             first_loss: None,
             evaluation_pending: false,
+            stage: 0,
+            stage_starts: Vec::new(),
+            evaluations_since_best: 0,
+            top: Vec::new(),
+            clusters: None,
             corpus: String::new(),
             config: config(&[]),
             settings: BTreeMap::new(),

@@ -3,35 +3,42 @@
 use std::sync::Arc;
 
 use cinch_architecture::Naics;
-use cinch_data::taxonomy::{Pairs, Taxonomy};
+use cinch_data::taxonomy::{Entry, Pairs, Taxonomy};
 use cinch_model::input;
 
 use crate::batch::Batch;
 
-/// The pairs of one purpose, and what their texts become in a batch.
+/// The pairs of one purpose in one stage, and what their texts become in a batch.
 pub(crate) struct TextRows {
     pub taxonomy: Arc<Taxonomy>,
     pub pairs: Pairs,
+    /// With the negatives of the stage.
     pub shape: Naics,
     pub seq_len: usize,
 }
 
 impl TextRows {
-    /// Writes the pairs from `first` on, each with its negatives, to a batch.
-    pub fn fill(&self, first: u64, seed: Option<u64>, batch: &mut Batch) {
-        // What is compared may be less, but nothing is left out here.
-        batch.get_mut(input::COMPARED).fill(1);
-        let sequences = batch.num_sequences();
-        let lengths = self.shape.channel_lengths(self.seq_len as u64);
-        for sequence in 0..sequences {
+    /// Writes the pairs from `first` on, each with its negatives, to a batch. Negatives in the
+    /// anchor's cluster, where there are clusters, are not compared with it.
+    pub fn fill(&self, first: u64, seed: Option<u64>, clusters: Option<&[u32]>, batch: &mut Batch) {
+        for sequence in 0..batch.num_sequences() {
             let texts = self
                 .pairs
                 .draw(&self.taxonomy, first + sequence as u64, seed);
+            let cluster = |text: usize| clusters.and_then(|clusters| clusters.get(text));
+            let anchor = texts.first().and_then(|&anchor| cluster(anchor));
+            let compared = batch.row_mut(input::COMPARED, sequence);
+            compared.fill(0);
+            for (index, (place, &text)) in compared.iter_mut().zip(texts.iter().skip(1)).enumerate()
+            {
+                let is_alike = anchor.is_some() && cluster(text) == anchor;
+                *place = i32::from(index == 0 || !is_alike);
+            }
             let mut texts = texts.into_iter();
             for (chunk, size) in self.shape.chunks().into_iter().enumerate() {
-                let row = sequence * size as usize;
                 for (place, text) in texts.by_ref().take(size as usize).enumerate() {
-                    self.write(text, (chunk, row + place), lengths, batch);
+                    let entry = &self.taxonomy.entries()[text];
+                    self.write(entry, chunk, (sequence, place), batch);
                 }
             }
         }
@@ -39,23 +46,37 @@ impl TextRows {
 
     fn write(
         &self,
-        text: usize,
-        (chunk, row): (usize, usize),
-        lengths: [u64; Naics::CHANNEL_NAMES.len()],
+        entry: &Entry,
+        chunk: usize,
+        (sequence, place): (usize, usize),
         batch: &mut Batch,
     ) {
-        let entry = &self.taxonomy.entries()[text];
+        let lengths = self.shape.channel_lengths(self.seq_len as u64);
         let channels = Naics::CHANNEL_NAMES.iter().zip(&entry.channels);
         for ((channel, ids), length) in channels.zip(lengths) {
-            let (name, length) = (input::chunk_of(channel, chunk), length as usize);
-            let tokens = batch.get_mut(&input::tokens_of(&name));
-            if let Some(row) = tokens.get_mut(row * length..(row + 1) * length) {
-                row.fill(0);
-                row[..ids.len()].copy_from_slice(ids);
-            }
-            if let Some(count) = batch.get_mut(&input::lengths_of(&name)).get_mut(row) {
-                *count = ids.len() as i32;
-            }
+            let name = input::chunk_of(channel, chunk);
+            write_text(&name, ids, length as usize, (sequence, place), batch);
         }
+    }
+}
+
+/// Puts the tokens of a text in its place among those of a sequence.
+pub(crate) fn write_text(
+    name: &str,
+    ids: &[i32],
+    length: usize,
+    (sequence, place): (usize, usize),
+    batch: &mut Batch,
+) {
+    let tokens = batch.row_mut(&input::tokens_of(name), sequence);
+    if let Some(row) = tokens.get_mut(place * length..(place + 1) * length) {
+        row.fill(0);
+        row[..ids.len()].copy_from_slice(ids);
+    }
+    if let Some(count) = batch
+        .row_mut(&input::lengths_of(name), sequence)
+        .get_mut(place)
+    {
+        *count = ids.len() as i32;
     }
 }

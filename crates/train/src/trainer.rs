@@ -5,17 +5,21 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use cinch_architecture::{Architecture, Naics};
 use cinch_config::Config;
 use cinch_data::Progress;
 use cinch_device::resident_bytes;
 use cinch_engine::{EngineError, EngineOptions};
 use cinch_graph::Graph;
 use cinch_graph::op::LossScale;
+use cinch_model::stage_phase;
 use cinch_step::StepPlan;
 use cinch_weights::WeightFiles;
 
 use crate::batch::Batch;
 use crate::checkpoint::{self, CheckpointError, Store};
+use crate::cluster;
+use crate::curriculum::Course;
 use crate::data::Data;
 use crate::error::TrainError;
 use crate::event::{Event, MemoryUse, Observer, StepReport};
@@ -24,8 +28,9 @@ use crate::outcome::{Ending, MeasuredLoss, TrainingOutcome};
 use crate::owner::Ownership;
 use crate::pretrained::FirstWeights;
 use crate::record::RunRecord;
+use crate::sample::{self, sample};
 use crate::session::Session;
-use crate::state::State;
+use crate::state::{Clusters, State};
 use crate::step::StepResult;
 use crate::terms::Evaluation;
 
@@ -75,6 +80,7 @@ struct Trainer<'a> {
     session: Session,
     data: Data,
     batch: Batch,
+    course: Course,
     store: Store,
     record: RunRecord,
     stop: &'a AtomicBool,
@@ -87,6 +93,7 @@ struct Trainer<'a> {
     /// Steps and time since the last log line.
     pace: Pace,
     most_resident_bytes: Option<u64>,
+    options: EngineOptions,
     /// Held until nothing more is written: fields are dropped in their order. The folder that a
     /// run goes on from may be another than the one it writes.
     _ownership: [Option<Ownership>; 2],
@@ -160,11 +167,17 @@ impl<'a> Trainer<'a> {
             observer.event(Event::Note(note));
         }
         observer.event(Event::Data(data.report));
+        keep_tokenizer(&folder, &data)?;
         let mut plan = run.plan;
+        let mut course = Course::new(data.stage_steps());
         let training = &mut plan.config.training;
         training.max_steps = data.report.max_steps;
+        if let Some(epochs) = training.eval_epochs {
+            training.eval_interval = data.steps_of_epochs(0, epochs);
+        }
         // How long epochs are is known only now, and a warm-up beyond the end has no peak.
-        if training.warmup_steps > training.max_steps {
+        // Stages have warm-ups of their own.
+        if course.num_stages() == 1 && training.warmup_steps > training.max_steps {
             let shorter = training.max_steps / 10;
             let note = format!(
                 "the run has {} steps: its warm-up takes {shorter} of them, not {}",
@@ -192,6 +205,11 @@ impl<'a> Trainer<'a> {
                     best_step: None,
                     first_loss: None,
                     evaluation_pending: false,
+                    stage: 0,
+                    stage_starts: Vec::new(),
+                    evaluations_since_best: 0,
+                    top: Vec::new(),
+                    clusters: None,
                     corpus: data.fingerprint.clone(),
                     config: config.clone(),
                     settings: run.settings,
@@ -228,6 +246,7 @@ impl<'a> Trainer<'a> {
                 (state, Some((step, path)))
             }
         };
+        course = course.begun_at(&state.stage_starts);
         let record = if last_saved.is_some() {
             RunRecord::resume(&folder, state.step, !state.evaluation_pending)?
         } else {
@@ -242,12 +261,9 @@ impl<'a> Trainer<'a> {
             engine: session.engine(),
         });
         let sequences = config.batch.effective_batch();
-        Ok(Self {
-            batch: Batch::of(
-                &session.plan().longest().training,
-                config.batch.batch_size,
-                sequences,
-            ),
+        let mut trainer = Self {
+            batch: Batch::of_step(session.plan(), sequences),
+            course,
             session,
             data,
             store,
@@ -260,8 +276,106 @@ impl<'a> Trainer<'a> {
             started: Instant::now(),
             pace: Pace::new(),
             most_resident_bytes: None,
+            options: run.options,
             _ownership: ownership,
-        })
+        };
+        trainer.begin_stage();
+        Ok(trainer)
+    }
+
+    /// Has the session follow the stage that is trained.
+    fn begin_stage(&mut self) {
+        if self.course.num_stages() > 1 {
+            self.state.stage_starts = self.course.starts().to_vec();
+        }
+        let mut phases = Vec::new();
+        if let Architecture::Naics(shape) = &self.session.plan().config.model {
+            for (stage, _) in shape.stretches() {
+                phases.push((stage_phase(stage), self.course.span(stage).0));
+            }
+        }
+        let span = self.course.span(self.state.stage);
+        self.session.begin_stage(span, &phases);
+    }
+
+    /// Whether nothing has become better for as long as the settings say.
+    fn is_tired(&self) -> bool {
+        let patience = self.config().training.patience;
+        patience > 0 && self.state.evaluations_since_best >= patience
+    }
+
+    /// Goes on to the next stage where the present one is over; false where none follows. Losses
+    /// of two stages are of different pairs and not compared.
+    fn advance(&mut self, observer: &mut dyn Observer) -> bool {
+        let (step, stage) = (self.state.step, self.state.stage);
+        let (_, end) = self.course.span(stage);
+        if step < end && !self.is_tired() {
+            return true;
+        }
+        if step < end {
+            let patience = self.config().training.patience;
+            let note = format!(
+                "stopped early at step {step}: the last {patience} evaluations were no better than \
+                 the best"
+            );
+            observer.event(Event::Note(&note));
+            self.course.end_stage(stage, step);
+        }
+        if stage + 1 >= self.course.num_stages() {
+            return false;
+        }
+        self.state.stage += 1;
+        self.state.best_loss = None;
+        self.state.best_step = None;
+        self.state.evaluations_since_best = 0;
+        self.state.top.clear();
+        self.begin_stage();
+        let (first, end) = self.course.span(self.state.stage);
+        let name = self.data.stage_name(self.state.stage).unwrap_or_default();
+        let note = format!("stage {name}: steps {} to {end}", first + 1);
+        observer.event(Event::Note(&note));
+        true
+    }
+
+    /// Sequences of the stage that were seen.
+    fn stage_samples(&self) -> u64 {
+        let (first, _) = self.course.span(self.state.stage);
+        let steps = self.state.step.saturating_sub(first);
+        steps * self.config().batch.effective_batch() as u64
+    }
+
+    /// Finds clusters anew with each epoch from the one on that the settings name.
+    fn find_clusters(&mut self) -> Result<(), TrainError> {
+        let (stage, config) = (self.state.stage, self.config());
+        let epoch = self.data.epochs_of(stage, self.stage_samples()) as u64;
+        let from = config.data.cluster_epoch;
+        if from == 0 || epoch < from {
+            self.state.clusters = None;
+            return Ok(());
+        }
+        let known = self.state.clusters.as_ref();
+        if known.is_some_and(|known| (known.stage, known.epoch) == (stage, epoch)) {
+            return Ok(());
+        }
+        let (Some(taxonomy), Architecture::Naics(shape)) = (self.data.taxonomy(), &config.model)
+        else {
+            return Ok(());
+        };
+        let count = config.data.clusters.unwrap_or(taxonomy.num_groups());
+        let lengths = shape.channel_lengths(config.batch.seq_len as u64);
+        let lengths = lengths.map(|length| length as usize);
+        let width = shape.embedding_width() as usize;
+        let texts = taxonomy.entries().iter().map(|entry| &entry.channels[..]);
+        let points = self.session.embed(&Naics::CHANNEL_NAMES, &lengths, texts)?;
+        if let Some(points) = points {
+            let vectors = cluster::tangents(&points, width);
+            self.state.clusters = Some(Clusters {
+                stage,
+                epoch,
+                of_texts: cluster::clusters(&vectors, width - 1, count),
+            });
+        }
+        Ok(())
     }
 
     fn config(&self) -> &Config {
@@ -285,20 +399,29 @@ impl<'a> Trainer<'a> {
         }
         self.state.evaluation_pending = false;
         self.pace.reset();
-        while self.state.step < training.max_steps {
+        while self.advance(observer) {
             if self.is_told_to_stop() || !self.step(observer)? {
                 return self.end(Ending::Interrupted, observer);
             }
-            let (step, last) = (self.state.step, self.state.step == training.max_steps);
-            let due = |interval: u64| interval > 0 && step.is_multiple_of(interval);
+            let (step, last) = (self.state.step, self.state.step == self.course.max_steps());
+            if self.has_ended_an_epoch() || last {
+                self.write_sample(observer);
+            }
+            let (first, end) = self.course.span(self.state.stage);
+            let due =
+                |interval: u64, from: u64| interval > 0 && (step - from).is_multiple_of(interval);
+            let interval = match training.eval_epochs {
+                Some(epochs) => self.data.steps_of_epochs(self.state.stage, epochs),
+                None => training.eval_interval,
+            };
             if validated
-                && (due(training.eval_interval) || last)
+                && (due(interval, first) || step == end)
                 && self.evaluate(observer)?.is_none()
             {
                 self.state.evaluation_pending = true;
                 return self.end(Ending::Interrupted, observer);
             }
-            if due(training.save_interval) || last {
+            if due(training.save_interval, 0) || last {
                 self.save(observer)?;
             }
         }
@@ -308,10 +431,14 @@ impl<'a> Trainer<'a> {
     /// One step; false where it was cut off and nothing has changed.
     fn step(&mut self, observer: &mut dyn Observer) -> Result<bool, TrainError> {
         let begun = Instant::now();
+        self.find_clusters()?;
+        let at = (self.state.stage, self.stage_samples());
         let config = &self.session.plan().config;
-        let (max_steps, interval) = (config.training.max_steps, config.training.logging_steps);
+        let (max_steps, interval) = (self.course.max_steps(), config.training.logging_steps);
+        let clusters = self.state.clusters.as_ref();
+        let clusters = clusters.map(|clusters| &clusters.of_texts[..]);
         self.data
-            .fill_training(self.state.samples, config, &mut self.batch)?;
+            .fill_training(at, clusters, config, &mut self.batch)?;
         let (batch, step, told) = (&self.batch, self.state.step, self.stop);
         let stop = &mut || told.load(Ordering::Relaxed);
         let Some(result) = self.session.train_step_unless(batch, step, stop)? else {
@@ -352,6 +479,28 @@ impl<'a> Trainer<'a> {
         Ok(true)
     }
 
+    /// Whether the last step was the last of a pass over the data.
+    fn has_ended_an_epoch(&self) -> bool {
+        let report = &self.data.report;
+        let passes = |samples: u64| samples / report.training.max(1);
+        let before = self.state.samples.saturating_sub(report.step_sequences);
+        passes(before) < passes(self.state.samples)
+    }
+
+    /// Shows a text that the model writes, where the settings ask for one. What goes wrong with it
+    /// is told, and keeps no run from going on.
+    fn write_sample(&self, observer: &mut dyn Observer) {
+        let of_run = self.data.tokenizer.as_ref();
+        let Some(of_run) = of_run.filter(|_| sample::is_asked(self.config())) else {
+            return;
+        };
+        let step = self.state.step;
+        match sample(&self.session, &of_run.tokenizer, self.options) {
+            Ok(text) => observer.event(Event::Sample { step, text: &text }),
+            Err(error) => observer.event(Event::Note(&format!("no text was written: {error}"))),
+        }
+    }
+
     /// What is used of a GPU's memory. A card that cannot be asked keeps no run from going on.
     fn device_used_bytes(&self) -> Option<u64> {
         self.session.engine().cuda()?.used_bytes().ok()
@@ -380,7 +529,7 @@ impl<'a> Trainer<'a> {
             skipped_steps: result.loss_scale.map(|state| state.skipped_steps as u64),
             tokens_per_second: self.pace.rate,
             tokens: self.state.tokens,
-            epoch: self.data.report.epochs_of(self.state.samples),
+            epoch: self.epoch(),
             step_seconds: 0.0,
             memory: MemoryUse {
                 arena_bytes: self.session.plan().arena_bytes(),
@@ -392,25 +541,40 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    /// The mean loss over the validation windows that the settings ask for; None where it was
+    /// Passes over the rows of the stage that is trained.
+    fn epoch(&self) -> f64 {
+        self.data.epochs_of(self.state.stage, self.stage_samples())
+    }
+
+    /// The mean loss over the stage's validation rows that the settings ask for; None where it was
     /// cut off. A new best is saved and marked.
     fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<Option<f64>, TrainError> {
+        let stage = self.state.stage;
         let config = self.config();
         let (micro, seq_len) = (config.batch.batch_size, config.batch.seq_len);
-        let all = self.data.num_validation().div_ceil(micro as u64);
+        let all = self.data.validation_of(stage).div_ceil(micro as u64);
         let batches = match config.training.eval_batches as u64 {
             0 => all,
             limit => all.min(limit),
         };
-        let mut batch = Batch::of(&self.session.plan().longest().evaluation, micro, micro);
+        // The stage's own graph: at its end the next step is in another.
+        let (first, end) = self.course.span(stage);
+        let phase = match self.course.num_stages() {
+            1 => self.state.step,
+            _ => self
+                .state
+                .step
+                .clamp(first, end.saturating_sub(1).max(first)),
+        };
+        let mut batch = Batch::of_step(self.session.plan(), micro);
         let mut evaluation = Evaluation::default();
         for index in 0..batches {
             if self.is_told_to_stop() {
                 return Ok(None);
             }
             self.data
-                .fill_validation(index * micro as u64, seq_len, &mut batch)?;
-            let part = self.session.evaluate_at(&batch, self.state.step)?;
+                .fill_validation((stage, index * micro as u64), seq_len, &mut batch)?;
+            let part = self.session.evaluate_at(&batch, phase)?;
             evaluation.add(part);
         }
         let loss = evaluation.loss();
@@ -419,6 +583,16 @@ impl<'a> Trainer<'a> {
         let best = step > 0 && self.state.best_loss.is_none_or(|best| loss < best);
         observer.event(Event::Evaluated { step, loss, best });
         self.record.evaluation(step, loss, &evaluation.means())?;
+        if step > 0 {
+            self.state.evaluations_since_best = match best {
+                true => 0,
+                false => self.state.evaluations_since_best + 1,
+            };
+        }
+        let is_among_top = step > 0 && self.enter_top(step, loss);
+        if is_among_top && !best {
+            self.save(observer)?;
+        }
         if best && loss.is_finite() {
             self.state.best_loss = Some(loss);
             self.state.best_step = Some(step);
@@ -427,6 +601,19 @@ impl<'a> Trainer<'a> {
         }
         self.pace.reset();
         Ok(Some(loss))
+    }
+
+    /// Takes an evaluation among the lowest ones, if it is one of them and its checkpoint is kept.
+    fn enter_top(&mut self, step: u64, loss: f64) -> bool {
+        let count = self.config().training.save_top;
+        let top = &mut self.state.top;
+        if count == 0 || !loss.is_finite() || top.iter().any(|&(known, _)| known == step) {
+            return false;
+        }
+        top.push((step, loss));
+        top.sort_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)));
+        top.truncate(count);
+        top.iter().any(|&(known, _)| known == step)
     }
 
     fn save(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
@@ -452,11 +639,17 @@ impl<'a> Trainer<'a> {
         }
         observer.event(Event::Saved { step, path: &path });
         self.last_saved = Some((step, path));
-        let limit = self.config().training.save_total_limit;
+        let training = &self.config().training;
+        // Those with the lowest losses and the last, or the newest.
+        let limit = match training.save_top {
+            0 => training.save_total_limit,
+            _ => 1,
+        };
         if limit > 0 {
+            let top: Vec<u64> = self.state.top.iter().map(|&(step, _)| step).collect();
             // Once more: writing large tensors takes long enough for the mark to change.
             mend_best(&self.store, &self.state, observer)?;
-            self.store.prune(limit)?;
+            self.store.prune_but(limit, &top)?;
         }
         self.pace.reset();
         Ok(())
@@ -480,8 +673,8 @@ impl<'a> Trainer<'a> {
         Ok(TrainingOutcome {
             ending,
             step: self.state.step,
-            max_steps: self.config().training.max_steps,
-            epoch: self.data.report.epochs_of(self.state.samples),
+            max_steps: self.course.max_steps(),
+            epoch: self.epoch(),
             first_loss,
             last_loss: self.last_loss,
             validated,
@@ -495,6 +688,28 @@ impl<'a> Trainer<'a> {
             most_resident_bytes: self.most_resident_bytes,
         })
     }
+}
+
+/// What a tokenizer that was trained on the data is called in the run's folder.
+pub const TOKENIZER_FILE: &str = "tokenizer.json";
+
+/// Keeps a tokenizer that was trained on the data with the run: the cache may be cleared, and who
+/// takes the run elsewhere has no data.
+fn keep_tokenizer(folder: &Path, data: &Data) -> Result<(), TrainError> {
+    let Some(from) = data
+        .tokenizer
+        .as_ref()
+        .and_then(|of_run| of_run.trained.as_deref())
+    else {
+        return Ok(());
+    };
+    let path = folder.join(TOKENIZER_FILE);
+    // It was loaded before, which limits its size.
+    let keep = || cinch_files::replace(&path, &cinch_files::read_regular(from, u64::MAX)?);
+    keep().map_err(|source| TrainError::KeepTokenizer {
+        path: path.clone(),
+        source,
+    })
 }
 
 /// Whether the losses that the outcome names are validation losses. Where no evaluation falls

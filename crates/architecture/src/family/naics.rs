@@ -36,6 +36,9 @@ pub struct Naics {
     pub balance_weight: f64,
     /// Texts of each anchor that are encoded at once: what is recomputed together.
     pub text_chunk: u64,
+    /// Negatives in each stage of a curriculum, where there is one; `negatives` are the most.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<u64>,
 }
 
 /// Negatives of an anchor in the first stage of the published curriculum.
@@ -75,6 +78,30 @@ impl Naics {
             curvature: 1.0,
             balance_weight: 0.01,
             text_chunk: TEXT_CHUNK,
+            stages: Vec::new(),
+        }
+    }
+
+    /// Stretches of stages with as many negatives: the first stage of each, and the negatives.
+    pub fn stretches(&self) -> Vec<(usize, u64)> {
+        let mut stretches: Vec<(usize, u64)> = Vec::new();
+        for (stage, &negatives) in self.stages.iter().enumerate() {
+            if stretches.last().is_none_or(|&(_, last)| last != negatives) {
+                stretches.push((stage, negatives));
+            }
+        }
+        stretches
+    }
+
+    /// The model as one of the stretches trains it.
+    pub fn in_stretch(&self, stretch: usize) -> Naics {
+        let negatives = self
+            .stretches()
+            .get(stretch)
+            .map(|&(_, negatives)| negatives);
+        Naics {
+            negatives: negatives.unwrap_or(self.negatives),
+            ..self.clone()
         }
     }
 
@@ -140,6 +167,27 @@ impl Describe for Naics {
         Naics::CHANNELS
     }
 
+    /// Whole chunks of texts. What is left over stays.
+    fn repeats(&self) -> u64 {
+        self.texts() / self.text_chunk.max(1)
+    }
+
+    fn set_repeats(&mut self, repeats: u64) {
+        let chunk = self.text_chunk.max(1);
+        let texts = repeats.saturating_mul(chunk) + self.texts() % chunk;
+        self.negatives = texts.saturating_sub(2).max(1);
+        self.stages.clear();
+    }
+
+    fn has_logits(&self) -> bool {
+        false
+    }
+
+    fn set_stages(&mut self, negatives: Vec<u64>) {
+        self.negatives = negatives.iter().copied().max().unwrap_or(self.negatives);
+        self.stages = negatives;
+    }
+
     fn parameters(&self) -> u64 {
         let linear = |from: u64, to: u64| from * to + to;
         let (d, inner, rank) = (self.encoder.width, self.encoder.inner, self.adapter_rank);
@@ -193,7 +241,8 @@ static NAICS: Family = Family {
         name: "naics",
         aliases: &[],
         shape: || Architecture::Naics(Naics::default()),
-        tokenizer: "gpt2",
+        // Needs no file; an encoder that was trained before comes with its own.
+        tokenizer: "bytes",
     }],
     tunables: &[Tunable {
         key: "model.text_chunk",
@@ -361,6 +410,13 @@ const SETTINGS: &[ShapeSetting] = &[
         [],
         Range::Positive,
         "Curvature of the space of embeddings"
+    ),
+    shape_setting!(
+        Naics.balance_weight: real,
+        "balance_weight",
+        [],
+        Range::Rate,
+        "Weight of the term that keeps experts evenly in use"
     ),
     shape_setting!(
         Naics.text_chunk: whole,

@@ -2,6 +2,7 @@
 
 mod apply;
 mod show;
+mod stages;
 
 use std::path::PathBuf;
 
@@ -62,6 +63,8 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
         notes.extend(device::adapt_to_cpu(&mut config));
     }
     config.batch.budget = Some(cinch_config::Bytes::new(hardware.budget.bytes));
+    // Of the stages of a curriculum the one that takes most decides; they share its settings.
+    config.model = config.model.with_stages(Vec::new());
     let request = request(arguments, &settings, &config, &hardware);
     let fit = match search::fit(&request) {
         Err(FitError::DoesNotFit(answer)) => {
@@ -88,8 +91,11 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
         )?;
     }
     notes.extend(rows.lines(&fit.plan.config.batch));
+    let curriculum = &config.data.curriculum;
+    let stages = stages::stages(curriculum, &fit, &request, arguments.details)?;
     if !arguments.json {
         print(&show::report(&fit, &hardware, arguments.details))?;
+        print_all(&stages::text(&stages))?;
         print_all(&voice::notes(&notes))?;
     }
     let profiled = arguments
@@ -104,6 +110,7 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
         print_json(&json!({
             "fits": true,
             "fit": fit.report,
+            "stages": stages,
             "memory": hardware.budget.whose,
             "train": command,
             "profile": profiled,

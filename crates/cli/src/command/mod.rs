@@ -5,6 +5,8 @@ pub mod check;
 pub mod completions;
 pub mod data;
 pub mod diagnose;
+pub mod embed;
+pub mod eval;
 pub mod export;
 pub mod fit;
 pub mod generate;

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use cinch_card::{Emulated, NCCL_BYTES, Outside, SCRIPT, deviceless};
-use cinch_device::Gpu;
+use cinch_device::{DeviceError, Gpu};
 use cinch_torch::overhead::Overhead;
 
 use super::print_raw;
@@ -28,7 +28,7 @@ pub fn run(arguments: &RehearseArguments) -> anyhow::Result<()> {
     if arguments.script {
         return print_raw(SCRIPT.as_bytes());
     }
-    let gpu = cinch_device::find(&arguments.gpu)?;
+    let gpu = cinch_device::find(&arguments.gpu).map_err(of_catalogue)?;
     if arguments.rank >= arguments.world.unwrap_or(1) {
         let world = arguments.world.unwrap_or(1);
         return Err(usage(format!(
@@ -58,6 +58,17 @@ pub fn run(arguments: &RehearseArguments) -> anyhow::Result<()> {
     tell(&answer.text());
     show_recording(arguments, &rehearsal, &answer)?;
     finish(&ended)
+}
+
+/// Only cards whose data sheet is known can be rehearsed on: a size alone does not make one.
+fn of_catalogue(error: DeviceError) -> anyhow::Error {
+    let text = error.to_string();
+    match (&error, text.split_once("\nhint: ")) {
+        (DeviceError::UnknownGpu { .. }, Some((said, _))) => usage(format!(
+            "{said}\nhint: `cinch gpus` lists them; take one of the same generation with as much memory"
+        )),
+        _ => error.into(),
+    }
 }
 
 /// The card as the script's process is to see it.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use cinch_config::{Bytes, Settings, Source, Value};
+use cinch_config::{Bytes, Config, Settings, Source, Value};
 use cinch_data::DataError;
 use cinch_engine::EngineOptions;
 use cinch_graph::Target;
@@ -52,14 +52,15 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
         print_all(&voice::notes(asked.notes.iter().chain(&cut).chain(&cache)))?;
     }
     interrupt::listen(STOPPING)?;
-    if asked.config.data.source.is_none() && asked.config.named.title.is_some() {
+    let generates = cinch_model::without_generation(&asked.config.model).is_none();
+    if asked.config.data.source.is_none() && asked.config.named.title.is_some() && generates {
         let note = "no --data-dir is given: this trains on the text that is built into cinch";
         voice::aside(Some(note.to_owned()));
     }
     let folder = &asked.config.output.output_dir;
     let run = Run {
         plan,
-        settings: settings_to_keep(&asked.settings, folder),
+        settings: settings_to_keep(&asked.settings, &asked.config)?,
         resume: asked.resume(),
         options: EngineOptions {
             threads: arguments.threads,
@@ -89,8 +90,19 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
     if arguments.json {
         print_json(&as_json(&outcome))?;
     } else {
-        let generates = cinch_model::without_generation(&asked.config.model).is_none();
-        print(&describe(&outcome, folder, target, generates))?;
+        let next = match cinch_model::embeds(&asked.config.model) {
+            true => Some(format!(
+                "how well it finds what was held out: cinch eval {}",
+                shown(folder)
+            )),
+            false => generates.then(|| {
+                format!(
+                    "sample from it: cinch generate {} --prompt \"The weights\"",
+                    shown(folder)
+                )
+            }),
+        };
+        print(&describe(&outcome, folder, target, next))?;
     }
     match outcome.ending {
         Ending::Finished => Ok(()),
@@ -115,7 +127,11 @@ fn take_run(from: &Path) -> anyhow::Result<Option<Ownership>> {
 /// The settings of the run, key by key, so that a resumed one starts from the same. A value that
 /// a rule put in the place of another (half of a preset's batch, say) is one of them: what it was
 /// worked out from is not known later.
-fn settings_to_keep(settings: &Settings, output_dir: &Path) -> BTreeMap<String, String> {
+fn settings_to_keep(
+    settings: &Settings,
+    config: &Config,
+) -> anyhow::Result<BTreeMap<String, String>> {
+    let output_dir = &config.output.output_dir;
     let mut kept: BTreeMap<String, String> = settings
         .explain()
         .into_iter()
@@ -131,7 +147,13 @@ fn settings_to_keep(settings: &Settings, output_dir: &Path) -> BTreeMap<String, 
         Some(folder) => kept.insert("output.output_dir".to_owned(), folder.to_owned()),
         None => kept.remove("output.output_dir"),
     };
-    kept
+    // The stages as they are trained, whatever chose among them.
+    if !config.data.curriculum.is_empty() {
+        let stages = serde_json::to_string(&config.data.curriculum)?;
+        kept.insert("data.curriculum".to_owned(), stages);
+        kept.remove("data.stage");
+    }
+    Ok(kept)
 }
 
 /// A value as text that reads back the same: sizes are shown rounded elsewhere, paths escaped. None
@@ -171,7 +193,12 @@ fn losses(outcome: &TrainingOutcome) -> Option<String> {
     Some(text)
 }
 
-fn describe(outcome: &TrainingOutcome, folder: &Path, target: Target, generates: bool) -> String {
+fn describe(
+    outcome: &TrainingOutcome,
+    folder: &Path,
+    target: Target,
+    next: Option<String>,
+) -> String {
     let mut lines = Vec::from_iter(losses(outcome));
     lines.push(format!(
         "{} and {} in {:.1} s",
@@ -196,11 +223,7 @@ fn describe(outcome: &TrainingOutcome, folder: &Path, target: Target, generates:
     }
     match outcome.ending {
         Ending::Finished => {
-            lines.extend(
-                generates.then(|| {
-                    format!("sample from it: cinch generate {run} --prompt \"The weights\"")
-                }),
-            );
+            lines.extend(next);
             lines.push(format!("curves: tensorboard --logdir {run}/tensorboard"));
         }
         Ending::Interrupted if outcome.checkpoint.is_none() => {
@@ -306,7 +329,7 @@ mod tests {
         outcome.last_loss = at(37, 3.0);
         outcome.most_resident_bytes = Some(1 << 30);
         outcome.checkpoint = Some("runs/mamba-tiny/checkpoints/step-00000037".into());
-        let text = describe(&outcome, Path::new("runs/mamba-tiny"), Target::Cpu, true);
+        let text = describe(&outcome, Path::new("runs/mamba-tiny"), Target::Cpu, None);
         assert!(text.contains("37 steps and 0.25 epochs in 1.0 s"), "{text}");
         assert!(
             text.lines().all(|line| line.chars().count() <= 80),

@@ -4,10 +4,10 @@
 use super::draft::Draft;
 use super::lightning::{PRECISION_WORDS, strategy};
 use super::{
-    ACCUMULATION, BATCH, BETA1, BETA2, CHECKPOINTING, CLIP, DECAY, Dialect, EPSILON, EVALUATION,
-    Keys, LOGGING, MODEL, Program, RANKS, RATE, Rule, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED,
-    SEQUENCE, STEPS, TORCH_PRECISION, WARMUP, WholeBatch, combined, harmless, refused, same,
-    switch, words,
+    ACCUMULATION, BATCH, BETA1, BETA2, CHECKPOINTING, CLIP, DECAY, Dialect, EPOCHS, EPSILON,
+    EVALUATION, HELD_OUT, Keys, LOGGING, MODEL, Program, RANKS, RATE, Rule, SAVING, SCHEDULE,
+    SCHEDULE_WORDS, SEED, SEQUENCE, STEPS, TORCH_PRECISION, WARMUP, WholeBatch, combined, harmless,
+    refused, same, switch, words,
 };
 use crate::error::ConfigError;
 use crate::settings::nearby;
@@ -191,6 +191,10 @@ pub(super) static EMBEDDER: Dialect = Dialect {
         (SEQUENCE, "512"),
         (CHECKPOINTING, "full"),
         (CLIP, "1.0"),
+        (SCHEDULE, "cosine"),
+        ("training.eval_epochs", "1"),
+        ("training.patience", "5"),
+        ("training.save_top", "3"),
     ],
     adds_keys: true,
     whole_batch: None,
@@ -225,10 +229,26 @@ const EMBEDDER_RULES: &[Rule] = &[
     same("training.weight_decay", DECAY),
     same("training.warmup_steps", WARMUP),
     same("training.trainer.max_steps", STEPS),
+    same("training.trainer.max_epochs", EPOCHS),
+    same("data_loader.val_split", HELD_OUT),
+    same("model.lora.r", "model.adapter_rank"),
+    same("model.lora.alpha", "model.adapter_alpha"),
+    same("model.lora.dropout", "model.adapter_dropout"),
+    same("model.moe.num_experts", "model.n_experts"),
+    same("model.moe.top_k", "model.top_k"),
+    same("model.moe.hidden_dim", "model.d_expert"),
+    same("model.moe.load_balancing_coef", "model.balance_weight"),
+    same("loss.temperature", "model.temperature"),
+    same("loss.curvature", "model.curvature"),
     same("training.trainer.log_every_n_steps", LOGGING),
     same("seed", SEED),
     harmless("data_loader.*"),
     harmless("model.*"),
     harmless("loss.*"),
     harmless("curriculum*"),
+    harmless("anchor_level"),
+    harmless("positive_*"),
+    harmless("negative_*"),
+    harmless("relation_margin"),
+    harmless("distance_margin"),
 ];

@@ -23,6 +23,15 @@ pub struct TaxonomyShape {
     pub digits: usize,
 }
 
+impl TaxonomyShape {
+    /// A hundred codes: enough for the negatives of an ordinary run.
+    pub const USUAL: Self = Self {
+        sectors: 8,
+        children: 3,
+        digits: 4,
+    };
+}
+
 /// The lines of a .jsonl file.
 pub fn taxonomy(shape: TaxonomyShape, seed: u64) -> String {
     let mut random = Random::new(seed, 4);

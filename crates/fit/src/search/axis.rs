@@ -181,7 +181,9 @@ fn axis(kind: RemedyKind, request: &Request<'_>) -> Option<Axis> {
         }
         RemedyKind::EightBitStates => states(config).changing(permissions.states),
         RemedyKind::Bf16 => precision(request),
-        RemedyKind::LossChunk => loss_chunk(config, request.machine.target),
+        RemedyKind::LossChunk if config.model.has_logits() => {
+            loss_chunk(config, request.machine.target)
+        }
         RemedyKind::UpdateInBackward => {
             switch(kind, config.batch.update_in_backward, |config, on| {
                 config.batch.update_in_backward = on;

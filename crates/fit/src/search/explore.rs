@@ -23,6 +23,9 @@ use crate::FitError;
 /// Speeds that differ by less are one.
 pub(crate) const SAME_SPEED: f64 = 0.005;
 
+/// Sizes that differ by less are one, before they are planned.
+const SAME_SIZE: f64 = 0.01;
+
 /// Every point of one tier.
 pub(crate) struct Explored<'a> {
     pub request: &'a Request<'a>,
@@ -89,7 +92,7 @@ impl<'a> Explored<'a> {
     ) -> Result<Self, FitError> {
         let alike: Vec<Vec<Site>> = columns_alike(request, space, tier)
             .into_par_iter()
-            .map(|columns| sketch_columns(request, columns, length, limit))
+            .map(|columns| sketch_columns(request, space, columns, length, limit))
             .collect::<Result<_, _>>()?;
         let sites: Vec<Site> = alike.into_iter().flatten().collect();
         let mut candidates: Vec<Candidate> = sites
@@ -173,7 +176,8 @@ impl<'a> Explored<'a> {
 
     /// The same for settings that need not be among the points.
     pub fn look_at(&self, config: &Config, recomputed: usize) -> Result<Glance, FitError> {
-        let steps = Steps::new(config, self.request.machine.target, self.length)?;
+        let counts = [self.space.recomputed(config), vec![recomputed]].concat();
+        let steps = Steps::new(config, self.request.machine.target, self.length, &counts)?;
         let site = Site::new(self.request, Point::new(), config.clone(), &steps);
         Ok(site.glance(recomputed))
     }
@@ -185,8 +189,18 @@ impl<'a> Explored<'a> {
         let bytes = peak.saturating_add(plan.overhead_bytes());
         let seconds = plan.predict(self.request.card, self.request.tf32).seconds;
         let sketched = self.sites[candidate.site].sketch.seconds[candidate.recomputed];
-        self.length == Length::Whole
-            || bytes == candidate.bytes && (sketched / seconds - 1.0).abs() < ROUNDING
+        if self.length == Length::Whole {
+            return true;
+        }
+        let off = (sketched / seconds - 1.0).abs();
+        match plan.config.model.repeats() {
+            1 => bytes == candidate.bytes && off < ROUNDING,
+            // What all repeats share grows with their number, not quite in a line.
+            _ => {
+                let more = bytes.checked_sub(candidate.bytes);
+                more.is_some_and(|more| more as f64 <= SAME_SIZE * bytes as f64) && off < SAME_SPEED
+            }
+        }
     }
 
     /// The best candidate within a budget, with its plan.
@@ -259,6 +273,7 @@ fn columns_alike(request: &Request<'_>, space: &Space, tier: &Tier) -> Vec<Vec<V
 /// weights without masters, whose gradients may be smaller in the last micro batch, the whole one.
 fn sketch_columns(
     request: &Request<'_>,
+    space: &Space,
     columns: Vec<Vec<Place>>,
     length: Length,
     limit: u64,
@@ -274,7 +289,10 @@ fn sketch_columns(
             };
             let built = match steps.take() {
                 Some(built) => built,
-                None => Steps::new(&config, request.machine.target, length)?,
+                None => {
+                    let counts = space.recomputed(&config);
+                    Steps::new(&config, request.machine.target, length, &counts)?
+                }
             };
             let grows = config.tuning.has_masters();
             let site = Site::new(request, point, config, steps.insert(built));
@@ -322,7 +340,7 @@ impl Site {
     }
 
     fn candidates(&self, index: usize, request: &Request<'_>, space: &Space) -> Vec<Candidate> {
-        let written = crate::asked_blocks(request.config);
+        let written = crate::asked_blocks(&self.config);
         let changes = space.num_changes(request.config, &self.point);
         let candidate = |&recomputed: &usize| Candidate {
             site: index,
@@ -331,6 +349,7 @@ impl Site {
             pace: self.pace(recomputed),
             changes: changes + usize::from(written.is_some_and(|asked| asked != recomputed)),
         };
-        space.recomputed.iter().map(candidate).collect()
+        let counts = space.recomputed(&self.config);
+        counts.iter().map(candidate).collect()
     }
 }

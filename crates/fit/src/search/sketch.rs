@@ -79,17 +79,37 @@ pub(crate) struct Steps {
 }
 
 struct VariantSteps {
-    /// By the number of recomputed blocks.
-    recomputed: Vec<TrainingGraph>,
+    /// Numbers of recomputed blocks in the model as it is, and the step of each.
+    recomputed: Vec<(usize, TrainingGraph)>,
     evaluation: Graph,
+    shorter: Shorter,
+}
+
+/// What is built besides a model that is shorter than the one that is asked about.
+enum Shorter {
+    /// Nothing: the model is built as it is.
+    Nothing,
     /// Of a chain that is shorter by one block, with none recomputed.
-    one_less: Option<TrainingGraph>,
+    Block(TrainingGraph),
+    /// Of a model with one repeat less, the same steps and evaluation; and how many repeats are
+    /// missing in those that are built.
+    Repeat {
+        recomputed: Vec<TrainingGraph>,
+        evaluation: Graph,
+        missing: u64,
+    },
 }
 
 impl Steps {
-    pub fn new(config: &Config, target: Target, length: Length) -> Result<Self, FitError> {
+    /// For these numbers of recomputed blocks; chains are built for all.
+    pub fn new(
+        config: &Config,
+        target: Target,
+        length: Length,
+        counts: &[usize],
+    ) -> Result<Self, FitError> {
         let variants = variant_forms(config).into_iter();
-        let variants = variants.map(|form| VariantSteps::new(config, form, target, length));
+        let variants = variants.map(|form| VariantSteps::new(config, form, target, length, counts));
         let variants = variants.collect::<Result<_, _>>()?;
         Ok(Self { variants })
     }
@@ -101,27 +121,74 @@ impl VariantSteps {
         form: VariantForm,
         target: Target,
         length: Length,
+        counts: &[usize],
     ) -> Result<Self, FitError> {
         let blocks = config.model.num_blocks();
+        let all_or_none = counts.iter().all(|&count| count == 0 || count == blocks);
+        let missing = config.model.repeats().saturating_sub(SHORT as u64);
+        if length == Length::Short && missing > 0 && all_or_none {
+            return Self::of_repeats(config, form, target, counts, missing);
+        }
         let built = match length {
             Length::Short if config.model.is_chain() => blocks.min(SHORT),
             Length::Short | Length::Whole => blocks,
         };
         let short = with_blocks(config, built);
         let step = differentiated(&short, form, target)?;
-        let counts = 0..=built;
-        let one_less = if built < blocks {
+        let shorter = if built < blocks {
             let step = differentiated(&with_blocks(config, built - 1), form, target)?;
-            Some(recomputed(&step, config, 0)?)
+            Shorter::Block(recomputed(&step, config, 0)?)
         } else {
-            None
+            Shorter::Nothing
         };
+        // Of a long chain every number is told from all numbers of a short one.
+        let counts: Vec<usize> = match config.model.repeats() {
+            1 => (0..=built).collect(),
+            _ => counts.to_vec(),
+        };
+        let recomputed = counts
+            .into_iter()
+            .map(|count| Ok((count, recomputed(&step, config, count)?)))
+            .collect::<Result<_, FitError>>()?;
         Ok(Self {
-            recomputed: counts
-                .map(|count| recomputed(&step, config, count))
-                .collect::<Result<_, _>>()?,
+            recomputed,
             evaluation: evaluation_graph(&short, form, target)?,
-            one_less,
+            shorter,
+        })
+    }
+
+    /// Of two models with few repeats, from which the one with `missing` more is told.
+    fn of_repeats(
+        config: &Config,
+        form: VariantForm,
+        target: Target,
+        counts: &[usize],
+        missing: u64,
+    ) -> Result<Self, FitError> {
+        let blocks = config.model.num_blocks();
+        let build = |repeats: usize| -> Result<(Vec<TrainingGraph>, Graph), FitError> {
+            let mut short = config.clone();
+            short.model = config.model.with_repeats(repeats as u64);
+            let step = differentiated(&short, form, target)?;
+            let count = |&count: &usize| match count == blocks {
+                true => short.model.num_blocks(),
+                false => 0,
+            };
+            let steps = counts.iter().map(count);
+            let steps = steps.map(|count| Ok(recomputed(&step, &short, count)?));
+            let steps = steps.collect::<Result<_, FitError>>()?;
+            Ok((steps, evaluation_graph(&short, form, target)?))
+        };
+        let (steps, evaluation) = build(SHORT)?;
+        let (fewer, fewer_evaluation) = build(SHORT - 1)?;
+        Ok(Self {
+            recomputed: counts.iter().copied().zip(steps).collect(),
+            evaluation,
+            shorter: Shorter::Repeat {
+                recomputed: fewer,
+                evaluation: fewer_evaluation,
+                missing,
+            },
         })
     }
 }
@@ -169,20 +236,20 @@ impl VariantSketch {
     fn new(config: &Config, steps: &VariantSteps, processor: Processor<'_>) -> Self {
         let blocks = config.model.num_blocks();
         let options = options(config, processor.machine);
-        let demand = Demand::new(&steps.evaluation, options);
-        let evaluation = peak(&demand, steps.evaluation.nodes.len());
-        let profile = |step| Profile::new(step, options);
-        let profiles: Vec<Profile> = steps.recomputed.iter().map(profile).collect();
+        let peak_of = |graph: &Graph| peak(&Demand::new(graph, options), graph.nodes.len());
+        let mut evaluation = peak_of(&steps.evaluation);
         let times = |step| BlockTimes::new(config, step, processor);
-        let built = Demand::new(&steps.recomputed[0], options);
-        let (persistent, host_bytes, transient, seconds) = match &steps.one_less {
-            Some(one_less) => {
+        let (_, first) = &steps.recomputed[0];
+        let built = Demand::new(first, options);
+        let (persistent, host_bytes, transient, seconds) = match &steps.shorter {
+            Shorter::Block(one_less) => {
+                let profile = |(_, step): &(usize, TrainingGraph)| Profile::new(step, options);
+                let profiles: Vec<Profile> = steps.recomputed.iter().map(profile).collect();
                 let more = (blocks - SHORT) as u64;
                 let less = Demand::new(one_less, options);
-                let persistent =
-                    persistent_bytes((&steps.recomputed[0], &built), (one_less, &less), more);
+                let persistent = persistent_bytes((first, &built), (one_less, &less), more);
                 let host_bytes = extend(built.host_bytes, less.host_bytes, more);
-                let [kept, again] = [0, SHORT].map(|count| times(&steps.recomputed[count]));
+                let [kept, again] = [0, SHORT].map(|count| times(&steps.recomputed[count].1));
                 let growth = more as f64 * (kept.seconds - times(one_less).seconds);
                 let chain = Chain {
                     blocks,
@@ -191,15 +258,38 @@ impl VariantSketch {
                 let seconds = chain.seconds(&kept, &again, growth);
                 (persistent, host_bytes, chain.peaks(), seconds)
             }
-            None => {
-                let peaks = profiles.iter().map(|profile| profile.peak);
-                let seconds = steps.recomputed.iter().map(|step| times(step).seconds);
-                let persistent = built.persistent_bytes();
+            Shorter::Repeat {
+                recomputed,
+                evaluation: fewer_evaluation,
+                missing,
+            } => {
+                evaluation = extend(evaluation, peak_of(fewer_evaluation), *missing);
+                let less = Demand::new(&recomputed[0], options);
+                let pairs = || steps.recomputed.iter().zip(recomputed);
+                let peaks = pairs().map(|((count, step), fewer)| {
+                    (*count, extend(peak_of(step), peak_of(fewer), *missing))
+                });
+                let seconds = pairs().map(|((count, step), fewer)| {
+                    let [more, less] = [step, fewer].map(|step| times(step).seconds);
+                    (*count, more + *missing as f64 * (more - less))
+                });
                 (
-                    persistent,
+                    extend(built.persistent_bytes(), less.persistent_bytes(), *missing),
+                    extend(built.host_bytes, less.host_bytes, *missing),
+                    by_count(blocks, peaks),
+                    by_count(blocks, seconds),
+                )
+            }
+            Shorter::Nothing => {
+                let peaks = steps.recomputed.iter();
+                let peaks = peaks.map(|(count, step)| (*count, peak_of(step)));
+                let seconds = steps.recomputed.iter();
+                let seconds = seconds.map(|(count, step)| (*count, times(step).seconds));
+                (
+                    built.persistent_bytes(),
                     built.host_bytes,
-                    peaks.collect::<Vec<u64>>(),
-                    seconds.collect(),
+                    by_count(blocks, peaks),
+                    by_count(blocks, seconds),
                 )
             }
         };
@@ -213,6 +303,18 @@ impl VariantSketch {
             seconds,
         }
     }
+}
+
+/// By the number of recomputed blocks; numbers that were not looked at have what the next smaller
+/// one has, which takes no less.
+fn by_count<T: Copy>(blocks: usize, known: impl Iterator<Item = (usize, T)>) -> Vec<T> {
+    let mut known: Vec<(usize, T)> = known.collect();
+    known.sort_by_key(|&(count, _)| count);
+    let of = |count: usize| {
+        let below = known.iter().rev().find(|&&(known, _)| known <= count);
+        below.or(known.first()).map(|&(_, value)| value)
+    };
+    (0..=blocks).filter_map(of).collect()
 }
 
 fn with_blocks(config: &Config, blocks: usize) -> Config {

@@ -24,8 +24,8 @@ const MICRO: usize = 0;
 #[derive(Clone, Debug)]
 pub(crate) struct Space {
     pub axes: Vec<Axis>,
-    /// How many of the first blocks may be recomputed.
-    pub recomputed: Vec<usize>,
+    /// Whether the number of recomputed blocks is the user's.
+    settled: bool,
 }
 
 impl Space {
@@ -33,16 +33,23 @@ impl Space {
         let whole = needs_whole_batch(request.config, request.machine.target);
         let mut all = vec![micro_batch(request.config, splits(request, whole)?)];
         all.extend(axes(request));
-        let blocks = request.config.model.num_blocks();
-        let asked = crate::asked_blocks(request.config);
-        let recomputed = match asked.filter(|_| request.fixed.contains(&CHECKPOINTING)) {
-            Some(count) => vec![count],
-            None => (0..=blocks).collect(),
-        };
+        let asked = crate::asked_blocks(request.config).is_some();
         Ok(Self {
             axes: all,
-            recomputed,
+            settled: asked && request.fixed.contains(&CHECKPOINTING),
         })
+    }
+
+    /// How many of the first blocks of a configuration may be recomputed. Where blocks are chunks
+    /// of a sample, how much each of them is recomputed matters little beside how large they are:
+    /// so there it is all or none.
+    pub fn recomputed(&self, config: &Config) -> Vec<usize> {
+        let blocks = config.model.num_blocks();
+        match crate::asked_blocks(config).filter(|_| self.settled) {
+            Some(count) => vec![count.min(blocks)],
+            None if config.model.repeats() > 1 => vec![0, blocks],
+            None => (0..=blocks).collect(),
+        }
     }
 
     /// The configuration at a point; recomputation is not part of it.

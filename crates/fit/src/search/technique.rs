@@ -53,9 +53,10 @@ fn trials(explored: &Explored<'_>, best: Candidate) -> Vec<Trial> {
     let site = &explored.sites[best.site];
     let blocks = site.config.model.num_blocks();
     let mut trials = Vec::new();
+    let counts = space.recomputed(&site.config);
     for recomputed in [0, blocks / 2, blocks] {
         let is_other = recomputed != best.recomputed
-            && space.recomputed.contains(&recomputed)
+            && counts.contains(&recomputed)
             && !trials.iter().any(|t: &Trial| t.recomputed == recomputed);
         if is_other {
             trials.push(Trial {
@@ -79,9 +80,10 @@ fn trials(explored: &Explored<'_>, best: Candidate) -> Vec<Trial> {
             point[index] = other;
             let config = space.config(request.config, &point);
             if is_sensible(&config, request.config) {
+                let recomputed = as_many(best.recomputed, blocks, &config);
                 trials.push(Trial {
-                    config: with_recomputed(&config, best.recomputed),
-                    recomputed: best.recomputed,
+                    config: with_recomputed(&config, recomputed),
+                    recomputed,
                     change: choice.description.clone(),
                     values: setting_values(choice),
                     effect: axis.effect,
@@ -90,6 +92,16 @@ fn trials(explored: &Explored<'_>, best: Candidate) -> Vec<Trial> {
         }
     }
     trials
+}
+
+/// A number of recomputed blocks in a configuration that may have another number of blocks: all
+/// stay all.
+fn as_many(recomputed: usize, blocks: usize, config: &Config) -> usize {
+    let most = config.model.num_blocks();
+    match recomputed == blocks {
+        true => most,
+        false => recomputed.min(most),
+    }
 }
 
 /// What the recommendation has otherwise than the user wrote.
@@ -114,7 +126,9 @@ pub(crate) fn changes(
                 let mut config = site.config.clone();
                 kept.write(&mut config);
                 if is_sensible(&config, request.config) {
-                    let look = explored.look_at(&config, best.recomputed)?;
+                    let blocks = site.config.model.num_blocks();
+                    let recomputed = as_many(best.recomputed, blocks, &config);
+                    let look = explored.look_at(&config, recomputed)?;
                     reason(&kept.description, look, best, request.budget_bytes)
                 } else {
                     "the other settings leave no other choice".to_owned()
@@ -132,8 +146,9 @@ pub(crate) fn changes(
     }
     let blocks = site.config.model.num_blocks();
     if let Some(asked) = crate::asked_blocks(request.config)
-        && asked != best.recomputed
+        && as_many(asked, request.config.model.num_blocks(), &site.config) != best.recomputed
     {
+        let asked = as_many(asked, request.config.model.num_blocks(), &site.config);
         let kept = explored.look_at(&site.config, asked)?;
         let from = recomputation_text(asked, blocks);
         changes.push(SettingChange {

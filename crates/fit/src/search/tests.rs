@@ -43,8 +43,8 @@ fn brute_force(request: &Request<'_>, space: &Space) -> Vec<Planned> {
             let config = space.config(request.config, &point);
             if is_sensible(&config, request.config) {
                 let changes = space.num_changes(request.config, &point);
-                let counts = space.recomputed.iter();
-                points.extend(counts.map(|&count| (tier, config.clone(), count, changes)));
+                let counts = space.recomputed(&config).into_iter();
+                points.extend(counts.map(|count| (tier, config.clone(), count, changes)));
             }
         }
     }

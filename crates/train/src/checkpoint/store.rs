@@ -241,11 +241,20 @@ impl Store {
     /// removed ones. The newest and the best stay whatever the limit is. Folders that are not
     /// complete are left for the user to judge.
     pub fn prune(&self, keep_last: usize) -> Result<Vec<Entry>, CheckpointError> {
+        self.prune_but(keep_last, &[])
+    }
+
+    /// As [`Self::prune`], sparing the checkpoints of these steps too.
+    pub fn prune_but(
+        &self,
+        keep_last: usize,
+        spared: &[u64],
+    ) -> Result<Vec<Entry>, CheckpointError> {
         // An unreadable best.json stops here: without it the best could be removed.
         let best = self.best()?.map(|best| best.step);
         let mut entries = self.list()?;
         entries.truncate(entries.len().saturating_sub(keep_last.max(1)));
-        entries.retain(|entry| Some(entry.step) != best);
+        entries.retain(|entry| Some(entry.step) != best && !spared.contains(&entry.step));
         for entry in &entries {
             folder::discard(&entry.path)?;
         }

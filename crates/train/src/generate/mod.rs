@@ -275,6 +275,7 @@ fn goes_back(graph: &Graph, context: usize) -> bool {
     });
     with_cache.all(|node| match &node.op {
         Op::CachedAttention(op) => op.slots >= context,
+        Op::CachedSelection(op) => op.slots >= context,
         _ => false,
     })
 }
@@ -294,7 +295,7 @@ fn memory(graph: &Graph, plan: &Plan, arena: u64) -> GeneratorMemory {
 }
 
 /// Fills the weights. They have one place in all plans.
-fn load(
+pub(crate) fn load(
     engine: &mut Engine,
     graph: &Graph,
     plan: &Plan,

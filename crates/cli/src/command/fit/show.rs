@@ -233,13 +233,16 @@ pub fn train_command(
     let mut words = vec!["cinch train".to_owned()];
     let subject = arguments.subject.as_deref();
     let named = arguments.settings.about(subject).ok();
-    if let Some(file) = named.and_then(|named| named.plain.config) {
+    let named = named.map(|named| named.plain);
+    let [file, folder] = named.map_or([None, None], |named| [named.config, named.config_path]);
+    for (flag, path) in [("--config", file), ("--config-path", folder)] {
+        let Some(path) = path else { continue };
         // What is no plain text is written as bash does.
-        let plain = file
+        let plain = path
             .to_str()
             .filter(|name| !name.chars().any(char::is_control));
-        let name = plain.map_or_else(|| cinch_files::shown(&file).to_string(), quoted);
-        words.push(format!("--config {name}"));
+        let name = plain.map_or_else(|| cinch_files::shown(&path).to_string(), quoted);
+        words.push(format!("{flag} {name}"));
     }
     let decided = |key: &str| report.values.iter().any(|one| one.key == key);
     for one in settings.explain() {

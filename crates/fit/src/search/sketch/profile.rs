@@ -9,9 +9,7 @@ use cinch_step::StepTimes;
 use super::Processor;
 
 pub(super) struct Profile {
-    /// The most that is alive besides what is persistent.
-    pub peak: u64,
-    /// The same before the first block.
+    /// The most that is alive before the first block, besides what is persistent.
     pub prelude: u64,
     runs: Runs,
     /// By run: the most that is alive, less what other blocks hold over the whole run.
@@ -46,7 +44,6 @@ impl Profile {
         }
         let prelude = runs.blocks.iter().position(Option::is_none);
         Self {
-            peak: alive.into_iter().max().unwrap_or(0),
             prelude: prelude.map_or(0, |run| local[run]),
             runs,
             local,

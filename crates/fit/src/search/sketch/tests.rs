@@ -14,7 +14,8 @@ fn compare(config: &Config, card: &Card, length: Length) {
         card,
         tf32: false,
     };
-    let steps = Steps::new(config, card.target, length).unwrap();
+    let counts: Vec<usize> = (0..=config.model.num_blocks()).collect();
+    let steps = Steps::new(config, card.target, length, &counts).unwrap();
     let sketch = Sketch::new(config, &steps, processor);
     let blocks = config.model.num_blocks();
     assert_eq!(sketch.bytes.len(), blocks + 1);

@@ -1,0 +1,42 @@
+//! `cinch eval`: how well an embedder finds the pairs that its run held out.
+
+use cinch_model::Embedded;
+use cinch_train::{Retrieval, evaluate_retrieval};
+use serde_json::json;
+
+use super::embed::Subject;
+use super::{print, print_json};
+use crate::args::EvalArguments;
+
+pub fn run(arguments: &EvalArguments) -> anyhow::Result<()> {
+    let mut subject = Subject::open_run(&arguments.subject, &arguments.embedder)?;
+    if let Some(path) = &arguments.data_dir {
+        subject.config.data.source = Some(path.clone());
+    }
+    let mut embedder = subject.embedder(Embedded::Points, &arguments.embedder)?;
+    let found = evaluate_retrieval(&subject.config, &mut embedder, &arguments.k)?;
+    let path = subject.path();
+    match arguments.json {
+        true => print_json(&json!({
+            "weights": path,
+            "retrieval": found,
+            "arena_bytes": embedder.arena_bytes(),
+        })),
+        false => print(&describe(&path, &found)),
+    }
+}
+
+fn describe(path: &str, found: &Retrieval) -> String {
+    let mut lines = vec![format!(
+        "{path}: {} held-out pairs among {} codes",
+        found.pairs, found.codes
+    )];
+    let recall = found.recall.iter();
+    let recall = recall.map(|(k, share)| format!("recall@{k} {:.1} %", 100.0 * share));
+    lines.push(recall.collect::<Vec<_>>().join(", "));
+    lines.push(format!(
+        "mean reciprocal rank {:.3}",
+        found.mean_reciprocal_rank
+    ));
+    lines.join("\n")
+}

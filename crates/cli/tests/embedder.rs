@@ -1,0 +1,181 @@
+//! The text embedder from the files of guide 004: a run in stages, what it finds afterwards,
+//! embeddings in each format, and settings for a card, stage by stage.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+
+use common::Sandbox;
+use serde_json::Value;
+
+/// An encoder that two cores train in seconds.
+const SMALL: &str = "--set model.d_model=16 --set model.n_heads=2 --set model.n_layers=1 \
+    --set model.d_ffn=16 --set model.d_expert=16 --set model.max_seq_len=32 \
+    --set model.vocab_size=257 --seq-len 32 --device cpu";
+
+/// The guide's files, as `examples` has them.
+fn conf(sandbox: &Sandbox) {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/embedder/conf");
+    let mut files = vec!["config.yaml".to_owned()];
+    files.extend((1..=5).map(|stage| format!("text_curriculum/0{stage}_stage.yaml")));
+    for file in files {
+        sandbox.write(&format!("conf/{file}"), fs::read(from.join(&file)).unwrap());
+    }
+}
+
+fn codes(sandbox: &Sandbox) {
+    let line = "data taxonomy codes.jsonl --sectors 8 --children 2 --digits 4";
+    sandbox.cinch(line).succeeds();
+}
+
+#[test]
+fn the_guides_files_train_stage_by_stage() {
+    let sandbox = Sandbox::new();
+    conf(&sandbox);
+    codes(&sandbox);
+    let line = format!(
+        "train --config conf/config.yaml --data-dir codes.jsonl --output-dir run {SMALL} \
+         --batch-size 8 --grad-accum 1 --epochs 1"
+    );
+    let ran = sandbox.cinch(&line).succeeds();
+    let ran = ran.prints(&["cinch eval run"]);
+    ran.says(&[
+        "stage 01_stage, 24 negatives",
+        "stage 02_stage: steps",
+        "stage 05_stage: steps",
+    ]);
+    let before = sandbox
+        .cinch("eval run --initial --device cpu --json")
+        .succeeds()
+        .json();
+    let after = sandbox
+        .cinch("eval run --device cpu --json")
+        .succeeds()
+        .json();
+    for answer in [&before, &after] {
+        let share = answer["retrieval"]["recall"]["10"].as_f64().unwrap();
+        assert!((0.0..=1.0).contains(&share), "{answer}");
+    }
+    assert_ne!(before["retrieval"], after["retrieval"]);
+    sandbox.cinch("eval run --device cpu").succeeds().prints(&[
+        "recall@1 ",
+        "recall@10 ",
+        "mean reciprocal rank",
+    ]);
+
+    // One of the stages by itself, and one that is not there.
+    let line = line.replace("--output-dir run", "--output-dir alone");
+    let alone = sandbox.cinch(&format!("{line} --stage 03")).succeeds();
+    alone.says(&["stage 03_stage, 8 negatives"]);
+    sandbox
+        .cinch(&format!("{line} --stage 07"))
+        .fails(2, &["data.stage", "07", "05_stage"]);
+    let line = line.replace("--output-dir alone", "--output-dir other");
+    sandbox
+        .cinch(&format!("{line} --negatives 60"))
+        .fails(2, &["60 negatives", "01_stage", "hint:"]);
+
+    embeds(&sandbox);
+}
+
+/// Every format holds the same numbers.
+fn embeds(sandbox: &Sandbox) {
+    sandbox.write("texts.txt", "soy bean farming\n\noil\n");
+    let lines = sandbox.cinch("embed run texts.txt --device cpu").succeeds();
+    let rows: Vec<Value> = lines
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let numbers: Vec<f32> = rows
+        .iter()
+        .flat_map(|row| row["embedding"].as_array().unwrap())
+        .map(|number| number.as_f64().unwrap() as f32)
+        .collect();
+    // Time, and one more than the width of space: cosh² − sinh² = 1.
+    assert_eq!(numbers.len(), 2 * 18);
+    for point in numbers.chunks_exact(18) {
+        let square: f32 = point[1..].iter().map(|x| x * x).sum();
+        assert!((point[0] * point[0] - square - 1.0).abs() < 1e-3);
+    }
+    let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+    for file in ["out.npy", "out.safetensors"] {
+        let line = format!("embed run texts.txt --output {file} --device cpu");
+        sandbox.cinch(&line).succeeds();
+        let written = fs::read(sandbox.join(file)).unwrap();
+        assert!(written.ends_with(&bytes), "{file}");
+        let head = String::from_utf8_lossy(&written[..written.len() - bytes.len()]).into_owned();
+        assert!(
+            head.contains("(2, 18)") || head.contains("[2,18]"),
+            "{head}"
+        );
+    }
+    sandbox
+        .cinch("embed run texts.txt --output out.csv")
+        .fails(2, &["out.csv", ".npy"]);
+    sandbox.write("empty.txt", "\n");
+    sandbox
+        .cinch("embed run empty.txt --device cpu")
+        .fails(2, &["empty.txt", "no texts"]);
+}
+
+#[test]
+fn settings_are_found_for_every_stage_and_written_into_the_files() {
+    let sandbox = Sandbox::new();
+    conf(&sandbox);
+    let line = "fit --engine cinch --config-path conf --gpu-memory 24 --target-effective-batch 256";
+    let answer = sandbox.cinch(&format!("{line} --json")).succeeds().json();
+    let stages = answer["stages"].as_array().unwrap();
+    assert_eq!(stages.len(), 5);
+    let total = |stage: &Value| stage["total_bytes"].as_u64().unwrap();
+    let recommended = &answer["fit"]["recommended"];
+    // The first stage has the most negatives, and decides.
+    assert_eq!(
+        total(&stages[0]),
+        recommended["total_bytes"].as_u64().unwrap()
+    );
+    assert!(total(&stages[1]) < total(&stages[0]));
+    assert_eq!(stages[4]["effective_batch"], 256);
+    let parts = stages[1]["breakdown"].as_object().unwrap();
+    let sum: u64 = parts.values().map(|part| part.as_u64().unwrap()).sum();
+    assert_eq!(sum, total(&stages[1]));
+    let before = fs::read_to_string(sandbox.join("conf/config.yaml")).unwrap();
+    sandbox
+        .cinch(&format!("{line} --apply --yes"))
+        .succeeds()
+        .prints(&[
+            "01_stage",
+            "05_stage",
+            "of the card",
+            "= 256",
+            "+  batch_size: ",
+            "wrote conf/config.yaml",
+            "cinch train --config-path conf ",
+        ]);
+    let written = fs::read_to_string(sandbox.join("conf/config.yaml")).unwrap();
+    assert!(written.contains("# anchors of a micro batch"), "{written}");
+    let batch = recommended["settings"]["batch_size"].to_string();
+    assert!(
+        written.contains(&format!("batch_size: {batch} ")),
+        "{written}"
+    );
+    sandbox.cinch("fit --config-path conf --undo").succeeds();
+    let restored = fs::read_to_string(sandbox.join("conf/config.yaml")).unwrap();
+    assert_eq!(restored, before);
+}
+
+#[test]
+fn an_embedder_trains_and_is_measured_with_nothing_given() {
+    let sandbox = Sandbox::new();
+    let line = format!(
+        "train --model naics {SMALL} --negatives 4 --batch-size 4 --grad-accum 1 --max-steps 2 \
+         --output-dir run"
+    );
+    sandbox.cinch(&line).succeeds().says(&["made-up taxonomy"]);
+    let line = format!(
+        "bench --model naics {SMALL} --negatives 4 --batch-size 4 --grad-accum 1 --steps 1 --json"
+    );
+    let answer = sandbox.cinch(&line).succeeds().json();
+    assert!(answer.is_object(), "{answer}");
+}

@@ -1,0 +1,158 @@
+//! The stages of a run: which pairs each draws, and when each begins.
+//!
+//! A stage is as long as its own pairs make it. One that stops early lets the next begin at once,
+//! so the first steps of stages are part of what a checkpoint holds.
+
+use cinch_config::{Config, Stage};
+use cinch_data::taxonomy::{Near, PairRules, Relation};
+
+use crate::error::TrainError;
+
+/// What each stage of a configuration draws; one of all pairs where it has no stages.
+pub(crate) fn rules(config: &Config, negatives: u64) -> Result<Vec<PairRules>, TrainError> {
+    let positives = config.data.positives;
+    let stages = &config.data.curriculum;
+    if stages.is_empty() {
+        return Ok(vec![PairRules::plain(positives, negatives as usize)]);
+    }
+    let rules = |stage: &Stage| {
+        let near = |of: &str| -> Result<Near, TrainError> {
+            Ok(Near {
+                levels: numbers(stage, &format!("{of}_level"))?,
+                relations: numbers(stage, &format!("{of}_relation"))?,
+                distances: numbers(stage, &format!("{of}_distance"))?,
+            })
+        };
+        Ok(PairRules {
+            name: stage.name.clone(),
+            positives: stage.n_positives.map_or(positives, |count| count as usize),
+            negatives: stage.n_negatives.unwrap_or(negatives) as usize,
+            anchor_levels: numbers(stage, "anchor_level")?,
+            positive: near("positive")?,
+            negative: near("negative")?,
+            relation_margins: numbers(stage, "relation_margin")?,
+            distance_margins: numbers(stage, "distance_margin")?,
+        })
+    };
+    stages.iter().map(rules).collect()
+}
+
+/// A stage's list of that name. Relations may be given by name.
+fn numbers(stage: &Stage, key: &str) -> Result<Option<Vec<u64>>, TrainError> {
+    let Some(words) = stage.limits.get(key) else {
+        return Ok(None);
+    };
+    let relation = |word: &String| Relation::number_of(word).filter(|_| key.contains("relation"));
+    let number = |word: &String| {
+        let number = word.parse().ok().or_else(|| relation(word));
+        number.ok_or_else(|| TrainError::StageLimit {
+            stage: stage.name.clone(),
+            key: key.to_owned(),
+            value: word.clone(),
+        })
+    };
+    words.iter().map(number).collect::<Result<_, _>>().map(Some)
+}
+
+/// When the stages of a run begin, and how long they are unless they stop early.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Course {
+    /// The first step of each.
+    starts: Vec<u64>,
+    steps: Vec<u64>,
+}
+
+impl Course {
+    pub fn new(steps: Vec<u64>) -> Self {
+        let mut next = 0;
+        let starts = steps.iter().map(|&steps| {
+            let start = next;
+            next += steps;
+            start
+        });
+        Self {
+            starts: starts.collect(),
+            steps,
+        }
+    }
+
+    /// As it was when a checkpoint was saved.
+    pub fn begun_at(mut self, starts: &[u64]) -> Self {
+        if starts.len() == self.starts.len() {
+            self.starts = starts.to_vec();
+        }
+        self
+    }
+
+    pub fn starts(&self) -> &[u64] {
+        &self.starts
+    }
+
+    pub fn num_stages(&self) -> usize {
+        self.starts.len()
+    }
+
+    /// The first step of a stage, and the one after its last.
+    pub fn span(&self, stage: usize) -> (u64, u64) {
+        let start = self.starts.get(stage).copied().unwrap_or(0);
+        let steps = self.steps.get(stage).copied().unwrap_or(0);
+        let next = self.starts.get(stage + 1).copied();
+        (start, next.unwrap_or(start.saturating_add(steps)))
+    }
+
+    /// Steps of the whole run.
+    pub fn max_steps(&self) -> u64 {
+        self.span(self.num_stages().saturating_sub(1)).1
+    }
+
+    /// Has the stage after `stage` begin at `step`, and later ones follow as they were.
+    pub fn end_stage(&mut self, stage: usize, step: u64) {
+        let mut next = step;
+        for later in stage + 1..self.starts.len() {
+            self.starts[later] = next;
+            next += self.steps[later];
+        }
+        if stage + 1 == self.starts.len() {
+            self.steps[stage] = step.saturating_sub(self.starts[stage]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stage_that_stops_early_lets_the_next_begin() {
+        let mut course = Course::new(vec![10, 5, 4]);
+        assert_eq!(course.starts(), [0, 10, 15]);
+        assert_eq!(course.max_steps(), 19);
+        course.end_stage(0, 7);
+        assert_eq!(course.starts(), [0, 7, 12]);
+        assert_eq!((course.span(1), course.max_steps()), ((7, 12), 16));
+        let again = Course::new(vec![10, 5, 4]).begun_at(course.starts());
+        assert_eq!(again, course);
+        course.end_stage(2, 13);
+        assert_eq!(course.max_steps(), 13);
+    }
+
+    #[test]
+    fn limits_are_numbers_and_relations_may_be_named() {
+        let mut stage = Stage {
+            name: "01".to_owned(),
+            ..Stage::default()
+        };
+        let words = ["2", "cousin"].map(str::to_owned).to_vec();
+        stage.limits.insert("positive_relation".to_owned(), words);
+        let read = |stage: &Stage, key: &str| numbers(stage, key).map_err(|e| e.to_string());
+        assert_eq!(read(&stage, "positive_relation"), Ok(Some(vec![2, 7])));
+        assert_eq!(read(&stage, "negative_level"), Ok(None));
+        let words = vec!["sector".to_owned()];
+        stage.limits.insert("anchor_level".to_owned(), words);
+        let problem = read(&stage, "anchor_level").unwrap_err();
+        assert!(
+            problem.contains("anchor_level") && problem.contains("`sector`"),
+            "{problem}"
+        );
+    }
+}
