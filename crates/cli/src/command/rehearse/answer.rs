@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::process::{Ended, Rehearsal};
 
 /// PyTorch's versions that were tried, by major and minor number.
-const TRIED: [&str; 3] = ["2.8", "2.11", "2.15"];
+const TRIED: [&str; 4] = ["2.6", "2.8", "2.11", "2.15"];
 
 /// Reads and cards named in the text; the report has all.
 const NUM_READS: usize = 8;
@@ -174,7 +174,7 @@ impl Answer {
             .any(|tried| script.torch.starts_with(&format!("{tried}.")))
         {
             doubts.push(format!(
-                "PyTorch {} was not tried; {} was",
+                "PyTorch {} was not tried; {} were",
                 script.torch,
                 TRIED.join(", ")
             ));
