@@ -39,9 +39,10 @@ def begin(after_import):
 
     if not hasattr(torch._C, "_cuda_init"):
         return
-    from cinch_values import leave_backward_alone, mark_numbers, values
+    from cinch_values import count_in_backward, leave_backward_alone, mark_numbers, values
 
     values.__enter__()
+    count_in_backward()
     leave_backward_alone()
     mark_numbers()
     run = threading.Thread.run
@@ -224,7 +225,7 @@ def _finish(torch):
         values.__exit__(None, None, None)
     except Exception:
         pass
-    result = {"torch": torch.__version__, "cuda": torch.version.cuda, "steps": phases.steps, "pid": os.getpid(), "used_cuda": torch.cuda.is_initialized(), "reads": list(reads.found.values())}
+    result = {"torch": torch.__version__, "cuda": torch.version.cuda, "steps": phases.steps, "pid": os.getpid(), "used_cuda": torch.cuda.is_initialized(), "tries_engines": bool(torch.backends.cudnn.benchmark), "reads": list(reads.found.values())}
     try:
         import resource
 

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::process::{Ended, Rehearsal};
 
 /// PyTorch's versions that were tried, by major and minor number.
-const TRIED: [&str; 1] = ["2.11"];
+const TRIED: [&str; 4] = ["2.6", "2.8", "2.11", "2.15"];
 
 /// Reads and cards named in the text; the report has all.
 const NUM_READS: usize = 8;
@@ -34,6 +34,7 @@ struct Script {
     reserved_bytes: u64,
     host_bytes: u64,
     retries: u64,
+    tries_engines: bool,
 }
 
 /// A value that was read of the card and that nobody computed.
@@ -151,6 +152,12 @@ impl Answer {
                 "cuDNN chose convolutions without a card, where it may choose others".to_owned(),
             );
         }
+        if script.tries_engines && self.entry(Entry::Convolutions) > 0 {
+            doubts.push(
+                "with cudnn.benchmark the fastest engine is kept, which only a card can tell"
+                    .to_owned(),
+            );
+        }
         if self.entry(Entry::UnaskedPlans) > 0 {
             doubts.push(
                 "this cuDNN cannot be asked without a card: workspaces are not counted".to_owned(),
@@ -167,7 +174,7 @@ impl Answer {
             .any(|tried| script.torch.starts_with(&format!("{tried}.")))
         {
             doubts.push(format!(
-                "PyTorch {} was not tried; {} was",
+                "PyTorch {} was not tried; {} were",
                 script.torch,
                 TRIED.join(", ")
             ));
