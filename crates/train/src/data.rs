@@ -86,7 +86,7 @@ enum RowSource {
     /// Samples, one to a row or several.
     Samples(Rows),
     /// Anchors with their positives and negatives.
-    Texts(TextRows),
+    Texts(Box<TextRows>),
 }
 
 impl RowSource {
@@ -264,7 +264,7 @@ impl Data {
                 validation.len()
             ));
             let rows = |pairs| {
-                RowSource::Texts(TextRows {
+                RowSource::Texts(Box::new(TextRows {
                     taxonomy: taxonomy.clone(),
                     pairs,
                     shape: Naics {
@@ -272,7 +272,7 @@ impl Data {
                         ..shape.clone()
                     },
                     seq_len,
-                })
+                }))
             };
             stages.push(StageRows {
                 training: rows(training),
