@@ -39,6 +39,9 @@ pub struct Family {
     pub settings: &'static [ShapeSetting],
     /// Named shapes, smallest first.
     pub sizes: &'static [NamedSize],
+    /// Settings of the training with which it was published, where they are not the usual ones:
+    /// keys and values of the registry.
+    pub training: &'static [(&'static str, &'static str)],
     pub tunables: &'static [Tunable],
     pub adapters: Option<&'static Adapters>,
     /// Whether the model's PyTorch code lets one choose how attention is computed.
@@ -91,6 +94,7 @@ pub(crate) const PLAIN: Family = Family {
     read: None,
     settings: &[],
     sizes: &[],
+    training: &[],
     tunables: &[],
     adapters: None,
     chooses_attention: false,

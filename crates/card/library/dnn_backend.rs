@@ -4,7 +4,7 @@
 //! Calls go through a pipe in the form that `question` writes. Where no such process can be had (cuDNN before 9.8), a
 //! graph gets one engine without a workspace, and is counted as not asked for.
 
-use std::ffi::{CStr, OsString, c_char, c_int, c_void};
+use std::ffi::{OsString, c_int, c_void};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -27,13 +27,13 @@ pub const GET: u32 = 5;
 
 const INTERNAL_ERROR: c_int = 4000;
 const VARIANT_PACK: c_int = 16;
-const EXECUTION_PLAN: c_int = 5;
+pub const EXECUTION_PLAN: c_int = 5;
 /// Forward, of the filter, of the data.
 const CONVOLUTIONS: [c_int; 3] = [10, 11, 12];
 const TYPE_HANDLE: c_int = 0;
 const TYPE_DESCRIPTOR: c_int = 15;
 const HEURISTIC_RESULTS: c_int = 202;
-const PLAN_WORKSPACE: c_int = 402;
+pub const PLAN_WORKSPACE: c_int = 402;
 
 /// Descriptors of the other process are pointers of its; those of this one are small numbers.
 const FIRST_POINTER: u64 = 1 << 32;
@@ -127,7 +127,7 @@ pub const STAND_INS: &str = "cudnn";
 /// engines of matrix products for unsupported, and the run-time compiler in the folders of the other packages.
 fn search_path(library: &str) -> OsString {
     let mut folders: Vec<PathBuf> = Vec::new();
-    let this = path_of(search_path as fn(&str) -> OsString as *const c_void);
+    let this = host::path_of(search_path as fn(&str) -> OsString as *const c_void);
     if let Some(folder) = this.as_ref().and_then(|path| Path::new(path).parent()) {
         folders.extend([folder.join(STAND_INS), folder.to_owned()]);
     }
@@ -143,35 +143,7 @@ fn search_path(library: &str) -> OsString {
 
 /// Where the process has its cuDNN from.
 fn library_path() -> Option<String> {
-    path_of(host::function_of(c"libcudnn.so.9", c"cudnnGetVersion")?)
-}
-
-/// The file that a function was loaded from.
-fn path_of(function: *const c_void) -> Option<String> {
-    #[repr(C)]
-    struct Info {
-        name: *const c_char,
-        base: *mut c_void,
-        symbol: *const c_char,
-        address: *mut c_void,
-    }
-    unsafe extern "C" {
-        fn dladdr(address: *const c_void, info: *mut Info) -> c_int;
-    }
-    let none = std::ptr::null();
-    let mut info = Info {
-        name: none,
-        base: std::ptr::null_mut(),
-        symbol: none,
-        address: std::ptr::null_mut(),
-    };
-    // SAFETY: `dladdr` fills the struct where it returns non-zero.
-    if unsafe { dladdr(function, &mut info) } == 0 || info.name.is_null() {
-        return None;
-    }
-    // SAFETY: the name is a C string that lives as long as the library is loaded.
-    let name = unsafe { CStr::from_ptr(info.name) };
-    name.to_str().ok().map(str::to_owned)
+    host::path_of(host::function_of(c"libcudnn.so.9", c"cudnnGetVersion")?)
 }
 
 /// Asks the other process; `None` where there is none.

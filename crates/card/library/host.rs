@@ -97,6 +97,34 @@ pub fn function(name: &CStr) -> Option<*mut c_void> {
     (!function.is_null()).then_some(function)
 }
 
+/// The file that code at an address was loaded from.
+pub fn path_of(address: *const c_void) -> Option<String> {
+    #[repr(C)]
+    struct Info {
+        name: *const c_char,
+        base: *mut c_void,
+        symbol: *const c_char,
+        address: *mut c_void,
+    }
+    unsafe extern "C" {
+        fn dladdr(address: *const c_void, info: *mut Info) -> c_int;
+    }
+    let none = std::ptr::null();
+    let mut info = Info {
+        name: none,
+        base: std::ptr::null_mut(),
+        symbol: none,
+        address: std::ptr::null_mut(),
+    };
+    // SAFETY: `dladdr` fills the struct where it returns non-zero.
+    if unsafe { dladdr(address, &mut info) } == 0 || info.name.is_null() {
+        return None;
+    }
+    // SAFETY: the name is a C string that lives as long as the library is loaded.
+    let name = unsafe { CStr::from_ptr(info.name) };
+    name.to_str().ok().map(str::to_owned)
+}
+
 /// Writes through a pointer that a caller may leave null.
 ///
 /// # Safety

@@ -14,6 +14,7 @@
 mod address;
 pub mod blas;
 pub mod card;
+pub mod dispatch;
 pub mod dnn;
 pub mod dnn_backend;
 pub mod dnn_recurrent;

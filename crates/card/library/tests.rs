@@ -7,7 +7,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::card::Card;
 use super::runtime::{INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS};
 use super::{
-    blas, dnn_recurrent, driver, launch, memory, nccl, properties, runtime, stream, virtual_memory,
+    blas, dispatch, dnn, dnn_recurrent, driver, launch, memory, nccl, properties, runtime, stream,
+    virtual_memory,
 };
 
 const MIB: usize = 1 << 20;
@@ -410,4 +411,90 @@ fn recurrent_nets_reserve_what_the_h200_says() {
         );
         assert!(workspace > bytes);
     }
+}
+
+#[test]
+fn a_mode_that_follows_values_does_not_count() {
+    assert!(!dispatch::others_are_on(false, 0, 0));
+    assert!(!dispatch::others_are_on(false, 1, 1), "the key is excluded");
+    assert!(dispatch::others_are_on(true, 1, 0), "the script's own");
+    assert!(!dispatch::others_are_on(true, 1, 1));
+    assert!(dispatch::others_are_on(true, 2, 1), "one of each");
+    // SAFETY: numbers.
+    unsafe {
+        assert_eq!(dispatch::cinch_card_following(1), 1);
+        assert_eq!(dispatch::cinch_card_following(1), 2);
+        assert_eq!(dispatch::cinch_card_following(-2), 0);
+        assert_eq!(dispatch::cinch_card_following(-1), 0);
+        assert!(
+            !dispatch::_ZN3c104impl21dispatch_mode_enabledEv(),
+            "no PyTorch here"
+        );
+    }
+}
+
+#[test]
+fn many_threads_share_the_card() {
+    let _card = alone();
+    let before = free_bytes();
+    std::thread::scope(|scope| {
+        for thread in 0..16_usize {
+            scope.spawn(move || {
+                for round in 0..50 {
+                    let sizes = [4096, MIB, (1 + (thread + round) % 7) * MIB];
+                    let addresses = sizes.map(|size| allocate(size).unwrap() as usize);
+                    for (index, &address) in addresses.iter().enumerate() {
+                        let end = address + sizes[index];
+                        let rest = addresses.iter().skip(index + 1).zip(&sizes[index + 1..]);
+                        for (&other, &size) in rest {
+                            assert!(end <= other || other + size <= address, "two at one place");
+                        }
+                    }
+                    for address in addresses {
+                        assert_eq!(free(address as *mut c_void), SUCCESS);
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(free_bytes(), before);
+}
+
+#[test]
+fn a_card_that_was_filled_and_emptied_is_as_before() {
+    let _card = alone();
+    let before = free_bytes();
+    let mut addresses = Vec::new();
+    while let Ok(address) = allocate(64 * MIB) {
+        addresses.push(address);
+    }
+    assert_eq!(addresses.len(), before / (64 * MIB));
+    assert!(free_bytes() < 64 * MIB);
+    for address in addresses {
+        assert_eq!(free(address), SUCCESS);
+    }
+    assert_eq!(free_bytes(), before);
+}
+
+#[test]
+fn batch_norms_take_what_the_h200_says() {
+    use dnn::Pass::{Backward, Forward};
+    // Single precision or not, places, channels; forward and backward in bytes.
+    for (is_single, places, channels, forward, backward) in [
+        (true, 8 * 64 * 64, 2048, 8_455_344, 5_604_512),
+        (true, 400 * 7 * 7, 1024, 2_535_728, 1_680_480),
+        (true, 32 * 86 * 86, 1024, 30_531_824, 20_202_592),
+        (false, 400 * 64 * 64, 128, 10_568_760, 17_477_672),
+        (false, 300 * 22 * 22, 1280, 9_371_712, 15_494_256),
+        (false, 112 * 112, 672, 449_520, 738_892),
+    ] {
+        for (pass, measured) in [(Forward, forward), (Backward, backward)] {
+            let bytes = dnn::batch_norm_bytes(pass, is_single, places, channels) as f64;
+            assert!(
+                (bytes / f64::from(measured) - 1.0).abs() < 0.02,
+                "{bytes} for {measured}"
+            );
+        }
+    }
+    assert_eq!(dnn::batch_norm_bytes(Forward, true, 1 << 20, 3), 0);
 }

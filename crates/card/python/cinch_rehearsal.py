@@ -31,15 +31,19 @@ class Phases:
 phases = Phases()
 
 
-def begin():
+def begin(after_import):
     import torch
+
+    global _AfterImport
+    _AfterImport = after_import
 
     if not hasattr(torch._C, "_cuda_init"):
         return
-    from cinch_values import leave_backward_alone, values
+    from cinch_values import leave_backward_alone, mark_numbers, values
 
     values.__enter__()
     leave_backward_alone()
+    mark_numbers()
     run = threading.Thread.run
 
     @functools.wraps(run)
@@ -92,18 +96,40 @@ def _follow_phases(torch):
         return train(self, mode)
 
     torch.nn.Module.train = train_followed
-    save = torch.save
+    from cinch_values import reads
 
-    @functools.wraps(save)
-    def save_followed(*args, **kwargs):
-        before = phases.marks[-1][0]
-        phases.enter("saving")
-        try:
-            return save(*args, **kwargs)
-        finally:
-            phases.enter(before)
+    def saving(save):
+        @functools.wraps(save)
+        def save_followed(*args, **kwargs):
+            before = phases.marks[-1][0]
+            phases.enter("saving")
+            try:
+                with reads.kept():
+                    return save(*args, **kwargs)
+            finally:
+                phases.enter(before)
 
-    torch.save = save_followed
+        return save_followed
+
+    torch.save = saving(torch.save)
+    scaler = torch.amp.GradScaler
+    state = scaler.state_dict
+
+    @functools.wraps(state)
+    def state_followed(self):
+        with reads.kept():
+            return state(self)
+
+    scaler.state_dict = state_followed
+    _after_import("safetensors.torch", lambda module: [setattr(module, name, saving(getattr(module, name))) for name in ("save", "save_file", "save_model")])
+
+
+def _after_import(name, then):
+    """Does something with a module once it is imported; at once where it has been."""
+    if name in sys.modules:
+        then(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _AfterImport(name, then))
 
 
 def _stand_in_for_other_ranks(torch):

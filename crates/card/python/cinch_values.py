@@ -9,7 +9,9 @@ the card's result is. What comes from weights or large tensors has no true value
 
 Every such read is noted with its line, and whether it decided anything.
 """
+import contextlib
 import ctypes
+import functools
 import os
 import sys
 import threading
@@ -22,8 +24,9 @@ LARGEST = 4 << 20  # bytes of a tensor whose values are followed: what the card 
 COMPUTED = 128 << 10  # bytes of a result that is computed: what decides shapes is smaller
 LARGE_ON_HOST = 4 << 20  # initial values of larger tensors on the host are not drawn: weights are never real
 
-# Where a value comes from: computed, drawn at random as the card would with other numbers, or assumed.
-EXACT, DRAWN, ASSUMED = 1, 2, 3
+# Where a value comes from: computed, of a run in which nothing is NaN or infinite, drawn at random as the card would
+# with other numbers, or assumed.
+EXACT, HEALTHY, DRAWN, ASSUMED = 1, 2, 3, 4
 
 _aten = torch.ops.aten
 _RANDOM = {"rand", "randn", "randint", "randperm", "normal_", "uniform_", "random_", "bernoulli", "bernoulli_", "rand_like", "randn_like", "randint_like"}
@@ -33,6 +36,19 @@ _FINITE = {"isnan": False, "isinf": False, "isfinite": True}
 _SHAPED = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "repeat_interleave", "bincount"}
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
+_OPTIMIZERS = os.path.join(_TORCH, "optim", "")
+_STANDARD = os.path.join(os.path.dirname(os.path.abspath(os.__file__)), "")
+
+
+def _find_following():
+    """The card's library is told which modes are ours: PyTorch asks it whether there are others."""
+    try:
+        return ctypes.PyDLL(None).cinch_card_following
+    except AttributeError:
+        return lambda change: None
+
+
+_following = _find_following()
 
 
 def _places():
@@ -55,8 +71,20 @@ class Reads:
 
     def __init__(self):
         self.found, self.lock = {}, threading.Lock()
+        self.only_kept = threading.local()
+
+    @contextlib.contextmanager
+    def kept(self):
+        """While something is read in order to be kept, as in a checkpoint: nothing hangs on it."""
+        self.only_kept.depth = getattr(self.only_kept, "depth", 0) + 1
+        try:
+            yield
+        finally:
+            self.only_kept.depth -= 1
 
     def note(self, kind, value, decides):
+        if getattr(self.only_kept, "depth", 0):
+            return
         line, inner = _places()
         with self.lock:
             read = self.found.setdefault((line, inner, kind), {"line": line, "within": inner, "what": kind, "taken_as": str(value), "count": 0, "decides": False})
@@ -77,7 +105,12 @@ def _binary(name):
 
 def _deciding(name):
     def decide(self, *other):
-        reads.note("number compared", float(self), True)
+        # PyTorch's optimizers only choose between numbers, such as the larger of two step sizes, and what writes JSON
+        # asks a number whether it is infinite.
+        place = sys._getframe(1).f_code.co_filename
+        is_standard = place.startswith(_STANDARD) and "-packages" not in place
+        if not is_standard and not place.startswith(_OPTIMIZERS):
+            reads.note("number compared", float(self), True)
         return getattr(float, name)(self, *other)
 
     return decide
@@ -142,10 +175,20 @@ class Values(TorchDispatchMode):
         self.states = {}  # of the card's storages: where their values come from, and a reference that keeps the name unique
         self.unreal = set()  # storages on the host whose values were not drawn
         self.forms = {}
+        self.read = threading.local()  # whether the last number that was read in this thread is one that nobody computed
 
     @classmethod
     def ignore_compile_internals(cls):
         return True
+
+    def __enter__(self):
+        result = super().__enter__()
+        _following(1)
+        return result
+
+    def __exit__(self, *error):
+        _following(-1)
+        return super().__exit__(*error)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -157,7 +200,11 @@ class Values(TorchDispatchMode):
         if form is None:
             form = self.forms[func] = _Form(func)
         if form.is_view and not form.is_collective:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if form.name == "lift_fresh" and result.is_cuda and result.untyped_storage().nbytes() <= LARGEST:
+                # A tensor of the script's own numbers: the card has copied them, out of this mode's sight.
+                self.set(result, EXACT)
+            return result
         inputs = _tensors(args, [])
         if kwargs:
             _tensors(kwargs.values(), inputs)
@@ -225,7 +272,7 @@ class Values(TorchDispatchMode):
             self.to_host(form, inputs, outputs)
             return
         if form.name in _FINITE and not state and on_card[0].nbytes <= LARGEST:
-            self.set(on_card[0], ASSUMED)
+            self.set(on_card[0], HEALTHY)
             _on_host(on_card[0]).fill_(_FINITE[form.name])
             return
         if form.name == "_amp_foreach_non_finite_check_and_unscale_":
@@ -319,14 +366,15 @@ class Values(TorchDispatchMode):
             value = 1.0 if tensor.dtype.is_floating_point else False if tensor.dtype == torch.bool else 0
             kind = {torch.bool: "condition"}.get(tensor.dtype, "number" if tensor.dtype.is_floating_point else "integer")
         is_float = isinstance(value, float)
-        reads.note(kind, value, not is_float)
-        return Number(value) if is_float else value
+        reads.note(kind, value, not is_float and state != HEALTHY)
+        self.read.is_unknown = is_float
+        return value
 
     def equal(self, func, args, inputs):
         states = [self.get(t) for t in inputs]
         if all(states):
             value = func(*[_on_host(t) for t in inputs])
-            if max(states) > EXACT:
+            if max(states) > HEALTHY:
                 reads.note("whether tensors are equal", value, True)
             return value
         reads.note("whether tensors are equal", True, True)
@@ -348,7 +396,7 @@ class Values(TorchDispatchMode):
         states = [self.get(t) for t in deciding]
         device = inputs[0].device
         everything = not all(states) or any(t.untyped_storage().nbytes() > LARGEST for t in deciding)
-        if everything or max(states) > EXACT:
+        if everything or max(states) > HEALTHY:
             reads.note(f"how much {form.name} finds", "everything" if everything else "as drawn", True)
         try:
             if everything:
@@ -416,6 +464,22 @@ class Values(TorchDispatchMode):
 values = Values()
 
 
+def mark_numbers():
+    """Has `Tensor.item` give a `Number` where nobody computed it: what comes through PyTorch's dispatcher is a plain
+    float by then, and whether the script goes by it could not be told."""
+    item = torch.Tensor.item
+
+    @functools.wraps(item)
+    def item_followed(tensor):
+        values.read.is_unknown = False
+        value = item(tensor)
+        if type(value) is float and values.read.is_unknown:
+            return Number(value)
+        return value
+
+    torch.Tensor.item = item_followed
+
+
 def leave_backward_alone():
     """Takes the mode away while autograd runs backward: Python objects of gradients would keep it from adding in place,
     and it would use more memory than without us. What a checkpoint runs again is a forward, and followed."""
@@ -429,10 +493,12 @@ def leave_backward_alone():
         if not is_ours:
             return run(*args, **kwargs)
         _pop_mode()
+        _following(-1)
         try:
             return run(*args, **kwargs)
         finally:
             _push_mode(values)
+            _following(1)
             values.after_backward()
 
     torch.autograd.graph._engine_run_backward = run_unfollowed

@@ -17,28 +17,41 @@ def _run_users_own():
         spec.loader.exec_module(module)
 
 
-class _AfterTorch:
-    """Finds `torch` as the others would, and begins the rehearsal once it is imported."""
+class AfterImport:
+    """Finds a module as the others would, and does something once it is imported. Programs also look for modules that
+    they do not import yet, so that it stays."""
+
+    def __init__(self, name, then):
+        self.name, self.then, self.is_looking = name, then, False
 
     def find_spec(self, name, path=None, target=None):
-        if name != "torch":
+        if name != self.name or self.is_looking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("torch")
+        self.is_looking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.is_looking = False
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
-        def execute_and_begin(module):
+        def execute_and_then(module):
             execute(module)
-            import cinch_rehearsal
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                self.then(module)
 
-            cinch_rehearsal.begin()
-
-        spec.loader.exec_module = execute_and_begin
+        spec.loader.exec_module = execute_and_then
         return spec
 
 
+def _begin(_torch):
+    import cinch_rehearsal
+
+    cinch_rehearsal.begin(AfterImport)
+
+
 if os.environ.get("CINCH_REHEARSAL"):
-    sys.meta_path.insert(0, _AfterTorch())
+    sys.meta_path.insert(0, AfterImport("torch", _begin))
 _run_users_own()

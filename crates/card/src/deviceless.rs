@@ -9,7 +9,10 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io::{self, Read, Write};
 use std::path::Path;
 
-use crate::library::dnn_backend::{CREATE, DESTROY, FINALIZE, GET, SET, element_bytes};
+use crate::library::dnn_backend::{
+    CREATE, DESTROY, FINALIZE, GET, PLAN_WORKSPACE, SET, element_bytes,
+};
+use crate::wave;
 
 /// The variable with the card's properties in cuDNN's own JSON.
 pub const DEVICE_VARIABLE: &str = "CINCH_CARD_CUDNN_DEVICE";
@@ -21,6 +24,8 @@ const BAD_PARAMETER: c_int = 2000;
 const DEVICE_PROPERTIES: c_int = 38;
 const PROPERTIES_JSON: c_int = 2702;
 const PROPERTY_OF_KIND: [(c_int, c_int); 3] = [(2, 1307), (4, 204), (5, 407)];
+/// A plan's description of itself.
+const PLAN_JSON: c_int = 405;
 const TYPE_DESCRIPTOR: c_int = 15;
 const TYPE_CHAR: c_int = 24;
 
@@ -235,11 +240,40 @@ impl Deviceless {
         let status = unsafe {
             (self.functions.get)(descriptor, name, kind, requested, &mut number, pointer)
         };
+        if name == PLAN_WORKSPACE
+            && status == 0
+            && let Ok(bytes) = <[u8; 8]>::try_from(array.as_slice())
+            && let Some(plan) = self.plan_description(descriptor)
+        {
+            let without_card = u64::from_le_bytes(bytes);
+            array = wave::workspace(&plan, without_card).to_le_bytes().to_vec();
+        }
         Answer {
             status,
             number,
             array,
         }
+    }
+
+    fn plan_description(&self, plan: Descriptor) -> Option<String> {
+        let ask = |requested: i64, array: &mut [u8]| {
+            let mut number = 0;
+            let pointer = match array.is_empty() {
+                true => std::ptr::null_mut(),
+                false => array.as_mut_ptr().cast(),
+            };
+            // SAFETY: the array holds `requested` characters, or there is none.
+            let status = unsafe {
+                (self.functions.get)(plan, PLAN_JSON, TYPE_CHAR, requested, &mut number, pointer)
+            };
+            (status == 0).then_some(number)
+        };
+        let length =
+            ask(0, &mut []).filter(|length| (1..=i64::from(MAX_BYTES)).contains(length))?;
+        let mut text = vec![0; length as usize];
+        ask(length, &mut text)?;
+        let text = CStr::from_bytes_until_nul(&text).map_or(text.as_slice(), CStr::to_bytes);
+        String::from_utf8(text.to_vec()).ok()
     }
 }
 

@@ -10,6 +10,7 @@ mod emulated;
 #[allow(dead_code, unsafe_code)]
 pub mod library;
 mod record;
+mod wave;
 
 pub use emulated::{Emulated, NCCL_BYTES, Outside};
 pub use record::{Entry, Record};
@@ -29,3 +30,6 @@ pub const MODULES: &[(&str, &str)] = &[
     ),
     ("cinch_values.py", include_str!("../python/cinch_values.py")),
 ];
+
+/// A module for the user's own script: a callback and a context that rehearse it before its first step.
+pub const SCRIPT: &str = include_str!("../python/cinch_rehearse.py");

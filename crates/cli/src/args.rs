@@ -129,7 +129,7 @@ pub enum Command {
     Monitor(MonitorArguments),
     /// Run a training command: watch its memory, and start it again smaller if it runs out
     Run(RunArguments),
-    /// Write one page about a run, a plan, a snapshot or a recording
+    /// Write one page about a run, a plan, a snapshot, a recording or a log
     Report(ReportArguments),
     /// Run a PyTorch script on a card that is not there: what it would use, and whether it fits
     Rehearse(RehearseArguments),
@@ -529,10 +529,10 @@ pub struct GenerateArguments {
     /// Ctrl-D the conversation
     #[arg(long, conflicts_with_all = ["prompt", "json"])]
     pub chat: bool,
-    /// Tokens to write at the most, in each answer
     /// gpt2, bytes, or the path of a tokenizer [default: the run's or the model's own]
     #[arg(long, value_name = "NAME")]
     pub tokenizer: Option<String>,
+    /// Tokens to write at the most, in each answer
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub max_tokens: usize,
     /// Tokens in sight, which the cache has room for; at most the model's positions [default: the
@@ -575,6 +575,9 @@ pub struct GenerateArguments {
 pub struct BenchArguments {
     #[command(flatten)]
     pub settings: SettingArguments,
+    /// Every system, one after the other, at sizes that two cores run in seconds
+    #[arg(long)]
+    pub all: bool,
     /// Steps to measure, after one to warm up
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub steps: usize,
@@ -718,9 +721,12 @@ pub struct TaxonomyArguments {
 pub struct PrepareArguments {
     /// A folder, a text file or a .jsonl file
     pub path: PathBuf,
-    /// gpt2, bytes, or the path of a tokenizer.json
+    /// gpt2, bytes, train (byte pairs of the data), or the path of a tokenizer.json
     #[arg(long, value_name = "NAME", default_value = "gpt2")]
     pub tokenizer: String,
+    /// Tokens that a trained tokenizer has at the most
+    #[arg(long, value_name = "N", default_value_t = 50_000)]
+    pub vocab_size: usize,
     /// The field of .jsonl lines that holds the text
     #[arg(long, value_name = "NAME", default_value = "text")]
     pub text_column: String,

@@ -273,6 +273,12 @@ pub fn shown(path: &Path) -> String {
     cinch_files::shown(path).to_string()
 }
 
+/// A text of the model on one line, nothing of which a terminal takes for more than text.
+fn quoted(text: &str) -> String {
+    let plain = |c: char| if c.is_control() { ' ' } else { c };
+    text.chars().map(plain).collect()
+}
+
 impl Observer for TrainBar {
     fn event(&mut self, event: Event<'_>) {
         match event {
@@ -290,6 +296,9 @@ impl Observer for TrainBar {
                 loss.exp(),
                 if best { " (best so far)" } else { "" }
             )),
+            Event::Sample { step, text } => {
+                self.line(&format!("step {step} writes: {}", quoted(text)))
+            }
             Event::Saved { step, path } => {
                 self.line(&format!("step {step}: saved {}", shown(path)));
             }

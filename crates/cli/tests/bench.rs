@@ -38,3 +38,15 @@ fn the_table_of_ops_and_the_empty_measurement() {
         .cinch("bench --steps 0")
         .fails(2, &["--steps 0", "hint:"]);
 }
+
+/// Flags that name a model leave nothing for all of them. Running them takes gigabytes.
+#[test]
+fn all_systems_are_not_one_of_them() {
+    let sandbox = Sandbox::new();
+    sandbox
+        .cinch("bench --all --model gsa")
+        .fails(2, &["--all", "--model", "hint:"]);
+    sandbox
+        .cinch("bench --all --steps 0")
+        .fails(2, &["--steps 0", "hint:"]);
+}

@@ -227,12 +227,63 @@ fn a_log_that_tells_its_settings_needs_no_flags() {
         "{evidence}"
     );
     assert!(evidence.contains("LoRA of rank 32"), "{evidence}");
-    let first = &failure["fixes"][0];
+    let fixes = failure["fixes"].as_array().expect("a list");
+    let fix = |what: &str| {
+        let found = fixes.iter().find(|fix| {
+            fix["what"]
+                .as_str()
+                .is_some_and(|text| text.starts_with(what))
+        });
+        found.unwrap_or_else(|| panic!("no {what} in {fixes:#?}"))
+    };
+    // In the words of the program that printed the log.
+    let half = fix("half the micro batch");
     assert_eq!(
-        first["command"],
-        "per_device_train_batch_size=2, gradient_accumulation_steps=4"
+        half["command"],
+        "micro_batch_size: 2\ngradient_accumulation_steps: 4"
     );
-    assert!(first["saves_bytes"].is_u64());
+    assert!(half["saves_bytes"].is_u64());
+    assert_eq!(fix("half the length")["command"], "sequence_len: 2048");
+}
+
+#[test]
+fn where_no_change_is_enough_those_that_fit_together_are_told() {
+    let sandbox = Sandbox::new();
+    sandbox.write(
+        "axolotl.yaml",
+        "base_model: NousResearch/Llama-3.2-1B\nmicro_batch_size: 8\ngradient_accumulation_steps: 2\n\
+         sequence_len: 4096\nadapter: lora\nlora_r: 32\nlora_target_linear: true\nbf16: true\n\
+         optimizer: adamw_torch_fused\n",
+    );
+    sandbox.write(
+        "train.log",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 15.66 GiB. GPU 0 has a total \
+         capacity of 23.64 GiB of which 5.10 GiB is free. Of the allocated memory 17.90 GiB is allocated \
+         by PyTorch, and 120.00 MiB is reserved by PyTorch but unallocated.\n",
+    );
+    let ran = sandbox.cinch("diagnose train.log --config axolotl.yaml --json");
+    let failure = only(&ran.exits(4));
+    let (fix, numbers) = (&failure["fixes"][0], &failure["numbers"]);
+    let what = fix["what"].as_str().unwrap();
+    assert!(what.starts_with("settings that fit: batch 8 → "), "{what}");
+    let left = numbers["predicted_bytes"].as_u64().unwrap() - fix["saves_bytes"].as_u64().unwrap();
+    assert!(left < numbers["total_bytes"].as_u64().unwrap(), "{left}");
+    let command = fix["command"].as_str().unwrap();
+    assert!(command.contains("micro_batch_size: "), "{command}");
+    // What it says is what the planner finds.
+    let line = "plan axolotl.yaml --gpu-memory 23.64 --json";
+    let mut text = std::fs::read_to_string(sandbox.join("axolotl.yaml")).unwrap();
+    for line in command.lines() {
+        let (key, _) = line.split_once(':').unwrap();
+        let old = text
+            .lines()
+            .find(|old| old.starts_with(key))
+            .unwrap()
+            .to_owned();
+        text = text.replace(&old, line);
+    }
+    sandbox.write("axolotl.yaml", &text);
+    sandbox.cinch(line).succeeds();
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::fs;
 use std::path::Path;
 
 use common::{Ran, Sandbox};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// Rehearses a line of the shell.
@@ -90,6 +91,94 @@ fn what_a_script_leaves_running_ends_with_it() {
     let sandbox = Sandbox::new();
     let ran = rehearse(&sandbox, "", "sleep 600 >/dev/null 2>&1 & echo $!").succeeds();
     assert!(!is_running(ran.stdout.trim().parse().unwrap()));
+}
+
+#[test]
+fn what_leaves_the_scripts_group_ends_with_it() {
+    let sandbox = Sandbox::new();
+    // The second is a child of one that has ended, in a session of its own.
+    let script = "setsid sleep 600 >/dev/null 2>&1 & echo $!; \
+                  (setsid sh -c 'sleep 600 & echo $! > part; mv part whole; wait' >/dev/null 2>&1 &); \
+                  until test -f whole; do :; done; cat whole";
+    let ran = rehearse(&sandbox, "", script).succeeds();
+    let children: Vec<u32> = ran
+        .stdout
+        .lines()
+        .map(|line| line.parse().unwrap())
+        .collect();
+    assert_eq!(children.len(), 2, "{}", ran.stdout);
+    for child in children {
+        assert!(!is_running(child), "{child}");
+    }
+}
+
+#[test]
+fn an_interrupted_script_is_ended_though_it_does_not_listen() {
+    let sandbox = Sandbox::new();
+    let script = "trap '' INT TERM; echo $$ > ready; while true; do sleep 1; done";
+    let arguments = [
+        "rehearse", "--gpu", "H200", "--report", "r.json", "--", "sh", "-c", script,
+    ];
+    let mut cinch = sandbox.start(arguments);
+    let ready = sandbox.join("ready");
+    let child = loop {
+        let text = fs::read_to_string(&ready).unwrap_or_default();
+        match text.trim().parse::<u32>() {
+            Ok(child) => break child,
+            Err(_) => assert!(cinch.try_wait().unwrap().is_none(), "it ended before"),
+        }
+    };
+    let process = Pid::from_child(&cinch);
+    // Once asks the script, twice ends it.
+    kill_process(process, Signal::INT).unwrap();
+    while cinch.try_wait().unwrap().is_none() {
+        let _ = kill_process(process, Signal::INT);
+    }
+    assert_eq!(cinch.wait().unwrap().code(), Some(130));
+    assert!(!is_running(child));
+    let report: Value = serde_json::from_slice(&fs::read(sandbox.join("r.json")).unwrap()).unwrap();
+    assert_eq!(report["ended"], "interrupted");
+}
+
+#[test]
+fn the_largest_batch_is_looked_for_in_a_copy_of_a_file() {
+    let sandbox = Sandbox::new();
+    let text = "batch: 4\naccumulation: 2\n";
+    sandbox.write("c.yaml", text);
+    let fit = "batch_size=c.yaml:batch,accumulation=c.yaml:accumulation";
+    let script = [
+        "sh",
+        "-c",
+        "cat $1; grep -q 'batch: [12]$' $1",
+        "sh",
+        "c.yaml",
+    ];
+    let arguments = ["rehearse", "--gpu", "H200", "--fit", fit, "--"];
+    // The script fails for a reason of its own: that is told, and what was tried.
+    let ran = sandbox.run(arguments.into_iter().chain(script));
+    assert_eq!(ran.stdout, text);
+    ran.fails(
+        2,
+        &[
+            "c.yaml:batch 4 c.yaml:accumulation 2",
+            "not for want of memory",
+        ],
+    );
+    // One that ends well without using the card takes any batch that divides the whole.
+    let script = ["sh", "-c", "cat $1", "sh", "c.yaml"];
+    let ran = sandbox.run(arguments.into_iter().chain(script)).succeeds();
+    assert!(
+        ran.stdout.ends_with("batch: 8\naccumulation: 1\n"),
+        "{}",
+        ran.stdout
+    );
+    assert!(
+        ran.stderr.contains("keeps the batch of 8"),
+        "{}",
+        ran.stderr
+    );
+    assert_eq!(fs::read_to_string(sandbox.join("c.yaml")).unwrap(), text);
+    assert_eq!(fs::read_dir(sandbox.path()).unwrap().count(), 1);
 }
 
 /// A process that ended may still have its name, until somebody asks how it ended.

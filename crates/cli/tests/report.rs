@@ -27,7 +27,23 @@ fn pages(sandbox: &Sandbox) -> Vec<(PathBuf, usize)> {
     let trainer = "per_device_train_batch_size: 2\ngradient_accumulation_steps: 8\nbf16: true\nmodel_name_or_path: gpt2\n";
     sandbox.write("trainer.yaml", trainer);
     let recording = recording();
+    let steps: Vec<String> = (0..100)
+        .map(|step| {
+            format!(
+                "{{'loss': {}, 'step': {step}, 'memory/max_active (GiB)': {}}}\n",
+                3.0 - 0.01 * f64::from(step),
+                4.0 + 0.1 * f64::from(step)
+            )
+        })
+        .collect();
+    let log = format!(
+        "***** Running training *****\n  Instantaneous batch size per device = 4\n{}{}",
+        steps.concat(),
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0 has a total capacity of 14.74 GiB of which 100.00 MiB is free. Of the allocated memory 14.20 GiB is allocated by PyTorch, and 40.00 MiB is reserved by PyTorch but unallocated.\n"
+    );
+    sandbox.write("train.log", &log);
     for line in [
+        vec!["report", "train.log"],
         vec!["report", "runs/tiny"],
         vec![
             "report",
@@ -54,6 +70,7 @@ fn pages(sandbox: &Sandbox) -> Vec<(PathBuf, usize)> {
         ("plan.html", 1),
         ("pytorch.html", 1),
         ("recording.html", 5),
+        ("train.html", 2),
     ]
     .map(|(name, charts)| (sandbox.join(name), charts))
     .to_vec()
@@ -103,6 +120,18 @@ fn pages_are_whole_and_small() {
         assert!(plan.contains(part), "no {part}");
     }
     assert!(read("pytorch.html").contains("What each change would do"));
+    let log = read("train.html");
+    for part in [
+        "Diagnosis",
+        "leak",
+        "climbed by 102.4 MiB a step",
+        "What will not help",
+        "Loss over the steps",
+        "per_device_train_batch_size",
+    ] {
+        assert!(log.contains(part), "no {part}");
+    }
+    assert!(run.contains("Diagnosis"));
     for part in ["creep", "waiting for data", "steady", "train.py"] {
         assert!(read("recording.html").contains(part), "no {part}");
     }
@@ -114,6 +143,10 @@ fn what_is_no_subject_is_told() {
     sandbox
         .cinch("report nowhere")
         .fails(2, &["there is no nowhere", "hint:"]);
+    sandbox.write("empty.log", "");
+    sandbox
+        .cinch("report empty.log")
+        .fails(2, &["empty.log is empty", "hint: name a log"]);
     sandbox.write("empty.jsonl", "");
     let ran = sandbox.cinch("report empty.jsonl");
     assert_ne!(ran.code, Some(0));

@@ -9,7 +9,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 
 use common::{Sandbox, signal};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Dies as PyTorch does where its batch (`$1`) is above `$3`; `$2` is the accumulation.
 const TRAINER: &str = r#"
@@ -163,6 +163,52 @@ fn a_checkpoint_is_gone_on_from() {
         .succeeds();
     let log = fs::read_to_string(sandbox.join("log")).unwrap();
     assert_eq!(log, "8 1\n4 2 --resume=out/checkpoint-100\n");
+}
+
+#[test]
+fn what_ran_out_is_diagnosed_and_told_on_a_page() {
+    let sandbox = sandbox();
+    sandbox.write(
+        "fails.sh",
+        "exec 2>&1
+         for step in $(seq 60); do echo \"step: $step loss: 1.5 memory: $((2000 + 90 * step)) MiB\"; done
+         echo 'RuntimeError: CUDA out of memory. Tried to allocate 96.00 MiB (GPU 0; 7.79 GiB total \
+         capacity; 7.25 GiB already allocated; 55.38 MiB free; 7.30 GiB reserved in total by PyTorch)' >&2
+         exit 3",
+    );
+    let ran = sandbox
+        .cinch("run --report report.json -- sh fails.sh")
+        .exits(3);
+    ran.says(&[
+        "PyTorch ran out of GPU memory (GPU 0), after step 60",
+        "cause: leak",
+        "memory climbed by 90.0 MiB a step over 60 readings",
+        "total += loss.item()",
+    ]);
+    let told = report(&sandbox);
+    let failure = &told["attempts"][0]["diagnosis"]["failures"][0];
+    assert_eq!(failure["cause"], "leak");
+    assert_eq!(failure["numbers"]["tried_bytes"], 96 << 20);
+    assert_eq!(failure["step"], 60);
+    sandbox.cinch("report report.json").succeeds();
+    let page = fs::read_to_string(sandbox.join("report.html")).unwrap();
+    for part in [
+        "Attempts",
+        "Diagnosis",
+        "out of memory",
+        "leak",
+        "loss.item()",
+    ] {
+        assert!(page.contains(part), "no {part}");
+    }
+    // What no line tells is not made up.
+    sandbox.write("fails.sh", "echo 'ValueError: shapes' >&2; exit 3");
+    let ran = sandbox
+        .cinch("run --report report.json -- sh fails.sh")
+        .exits(3);
+    assert!(!ran.stderr.contains("cause:"), "{}", ran.stderr);
+    let told = report(&sandbox);
+    assert_eq!(told["attempts"][0]["diagnosis"]["failures"], json!([]));
 }
 
 #[test]

@@ -209,16 +209,20 @@ pub enum Schedule {
     Linear,
     Cosine,
     Constant,
+    /// Up by a cosine during the warm-up, down by another to next to nothing: PyTorch's
+    /// `OneCycleLR`.
+    OneCycle,
 }
 
 impl Schedule {
-    pub const NAMES: [&'static str; 3] = ["linear", "cosine", "constant"];
+    pub const NAMES: [&'static str; 4] = ["linear", "cosine", "constant", "onecycle"];
 
     pub fn name(self) -> &'static str {
         match self {
             Schedule::Linear => "linear",
             Schedule::Cosine => "cosine",
             Schedule::Constant => "constant",
+            Schedule::OneCycle => "onecycle",
         }
     }
 }
@@ -261,6 +265,12 @@ pub struct TrainingConfig {
     pub save_total_limit: usize,
     pub logging_steps: u64,
     pub seed: u64,
+    /// Tokens of the text that is written after each pass over the data; 0 means none.
+    #[serde(default)]
+    pub sample_tokens: usize,
+    /// What that text begins with.
+    #[serde(default)]
+    pub sample_prompt: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -270,7 +280,7 @@ pub struct DataConfig {
     pub source: Option<PathBuf>,
     /// The field that holds the text in files with fields.
     pub text_column: String,
-    /// `gpt2`, `bytes`, or the path of a tokenizer.
+    /// `gpt2`, `bytes`, `train`, or the path of a tokenizer.
     pub tokenizer: String,
     pub val_split: f64,
     /// Whether several samples share a row, none of which sees another.

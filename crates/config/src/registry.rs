@@ -203,7 +203,7 @@ fn others() -> Vec<Setting> {
         "training.schedule",
         Kind::Choice(&Schedule::NAMES),
         "Course of the learning rate after warm-up",
-    ).flag("schedule", "NAME").flag_help("Learning rate after warm-up: linear, cosine or constant")
+    ).flag("schedule", "NAME").flag_help("Learning rate after warm-up: linear, cosine or constant; or onecycle, with its own warm-up")
     .default("linear")
     .aliases(&[same("training.lr_scheduler")]),
     Setting::new(
@@ -318,6 +318,17 @@ fn others() -> Vec<Setting> {
     ).flag("seed", "N")
     .default("42"),
     Setting::new(
+        "training.sample_tokens",
+        count_from_zero(1 << 20),
+        "Tokens of a text that is written after each pass over the data; 0 for none",
+    ).flag("sample-tokens", "N")
+    .default("0"),
+    Setting::new(
+        "training.sample_prompt",
+        Kind::Text,
+        "What that text begins with",
+    ).flag("sample-prompt", "TEXT"),
+    Setting::new(
         "data.source",
         Kind::Path,
         "Folder or file to train on; without it, the built-in text",
@@ -332,7 +343,7 @@ fn others() -> Vec<Setting> {
     Setting::new(
         "data.tokenizer",
         Kind::Text,
-        "gpt2, bytes, or the path of a tokenizer",
+        "gpt2, bytes, train (byte pairs of the data), or the path of a tokenizer",
     ).flag("tokenizer", "NAME")
     .default("gpt2"),
     Setting::new(

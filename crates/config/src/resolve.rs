@@ -21,7 +21,7 @@ use crate::pytorch::{
     TrainingLoop,
 };
 use crate::rules::{ACCUMULATION, BATCH};
-use crate::settings::{Explained, Settings};
+use crate::settings::{Explained, Settings, parse};
 use crate::source::{Layer, Source};
 use crate::tuning::{LoraConfig, LoraTargets, TuningConfig};
 use crate::value::Value;
@@ -113,7 +113,11 @@ impl Completion {
                 let tokenizer = Value::Text(size.tokenizer.to_owned());
                 let source = Source::Preset(family.title_of(size));
                 self.settings
-                    .push("data.tokenizer", Layer::Size, tokenizer, source);
+                    .push("data.tokenizer", Layer::Size, tokenizer, source.clone());
+                for (key, value) in family.training {
+                    let (_, value) = parse(key, value, &source)?;
+                    self.settings.push(key, Layer::Size, value, source.clone());
+                }
                 (architecture, NamedModel::default())
             }
             None => {
@@ -341,6 +345,7 @@ impl Completion {
             schedule: match self.text("training.schedule").as_str() {
                 "cosine" => Schedule::Cosine,
                 "constant" => Schedule::Constant,
+                "onecycle" => Schedule::OneCycle,
                 _ => Schedule::Linear,
             },
             max_steps: self.unsigned("training.max_steps"),
@@ -368,6 +373,11 @@ impl Completion {
             save_total_limit: self.count("training.save_total_limit"),
             logging_steps: self.unsigned("training.logging_steps"),
             seed: self.unsigned("training.seed"),
+            sample_tokens: self.count("training.sample_tokens"),
+            sample_prompt: match self.value("training.sample_prompt") {
+                Some(prompt) => prompt.to_string(),
+                None => String::new(),
+            },
         })
     }
 

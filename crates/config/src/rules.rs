@@ -22,8 +22,9 @@ const DEFAULT_BATCH: u64 = 8;
 /// Tokens of a sequence where nobody says it and the model has no positions of its own.
 const USUAL_LENGTH: u64 = 1024;
 
-/// Tokens of the tokenizers that are built in: GPT-2's byte pairs, and bytes with an end of text.
-const TOKENIZERS: [(&str, u64); 2] = [("gpt2", 50257), ("bytes", 257)];
+/// Tokens that a tokenizer needs which is named and not read: GPT-2's byte pairs, bytes with an end
+/// of text, and the fewest of one that is trained: bytes and four special tokens.
+const TOKENIZERS: [(&str, u64); 3] = [("gpt2", 50257), ("bytes", 257), ("train", 260)];
 
 pub(crate) const BATCH: &str = "vram.batch_size";
 pub(crate) const ACCUMULATION: &str = "vram.gradient_accumulation_steps";

@@ -35,7 +35,7 @@ fn unknown_keys() {
     );
     assert_eq!(
         message("\"max_steps\": 4", &[]),
-        "run.json is of no program that is known here: none of its keys (max_steps) says anything about a model, a batch or a length\nhint: known are cinch's own files and those of torchtune, DeepSpeed, accelerate, axolotl, LLaMA-Factory, LLaMA-Factory (v1), gated sparse attention, text embedder (Lightning), Hugging Face TrainingArguments, Lightning, constants of a program"
+        "run.json is of no program that is known here: none of its keys (max_steps) says anything about a model, a batch or a length\nhint: known are cinch's own files and those of torchtune, DeepSpeed, accelerate, axolotl, LLaMA-Factory, LLaMA-Factory (v1), gated sparse attention, text embedder (Lightning), MU block attention, Hugging Face TrainingArguments, Lightning, constants of a program"
     );
     assert_eq!(
         message("\"vram\": {\"batch_size\": 4}, \"max_steps\": 4", &[]),
@@ -94,7 +94,7 @@ fn wrong_values() {
     );
     assert_eq!(
         message("\"training\": {\"schedule\": \"cosin\"}", &[]),
-        "run.json line 1 column 26: `training.schedule` is \"cosin\"; expected one of \"linear\", \"cosine\", \"constant\"\nhint: did you mean \"cosine\"?"
+        "run.json line 1 column 26: `training.schedule` is \"cosin\"; expected one of \"linear\", \"cosine\", \"constant\", \"onecycle\"\nhint: did you mean \"cosine\"?"
     );
     for (key, value) in [
         ("training.adam_beta1", "1"),
@@ -149,7 +149,7 @@ fn configs_of_another_model() {
     let mamba = [("--model", "model.type", "mamba")];
     assert_eq!(
         message("{\"model\": {\n\"n_heads\": 8}}", &mamba),
-        "`model.n_heads` (run.json line 2) is a setting of gpt2 or gsa or naics, but the model is mamba (--model)\nhint: set model.type to gpt2 or gsa or naics, or leave model.n_heads out"
+        "`model.n_heads` (run.json line 2) is a setting of gpt2 or gsa or mu or naics, but the model is mamba (--model)\nhint: set model.type to gpt2 or gsa or mu or naics, or leave model.n_heads out"
     );
     assert_eq!(
         message(
@@ -160,11 +160,11 @@ fn configs_of_another_model() {
     );
     assert_eq!(
         message("{\"model\": {\"type\": \"mamba\",\n\"n_heads\": 8}}", &[]),
-        "`model.n_heads` (run.json line 2) is a setting of gpt2 or gsa or naics, but the model is mamba (run.json line 1)\nhint: set model.type to gpt2 or gsa or naics, or leave model.n_heads out"
+        "`model.n_heads` (run.json line 2) is a setting of gpt2 or gsa or mu or naics, but the model is mamba (run.json line 1)\nhint: set model.type to gpt2 or gsa or mu or naics, or leave model.n_heads out"
     );
     assert_eq!(
         message("{}", &[("--n-heads", "model.n_heads", "8")]),
-        "`model.n_heads` (--n-heads) is a setting of gpt2 or gsa or naics, but the model is mamba (default)\nhint: set model.type to gpt2 or gsa or naics, or leave model.n_heads out"
+        "`model.n_heads` (--n-heads) is a setting of gpt2 or gsa or mu or naics, but the model is mamba (default)\nhint: set model.type to gpt2 or gsa or mu or naics, or leave model.n_heads out"
     );
     let both = message("\"model\": {\"n_heads\": 8, \"d_state\": 16}", &[]);
     assert!(both.contains("is a setting of gpt2 or gsa"), "{both}");
@@ -216,6 +216,11 @@ fn settings_that_do_not_go_together() {
     assert_eq!(
         message("\"model\": {\"type\": \"gpt2\", \"d_model\": 256}", &[]),
         "`model.n_heads` = 12 (preset gpt2 gpt2) does not go with `model.d_model` = 256 (run.json line 1): the heads share the width evenly\nhint: set model.n_heads to a divisor of 256, such as 8"
+    );
+    // Its width is that of its matrix.
+    assert_eq!(
+        message("{\"model\": {\"type\": \"mu\", \"n_heads\": 12}}", &[]),
+        "`model.n_heads` = 12 (run.json line 1) does not go with `model.d_model` = 64 (preset mu mu): the heads share the width evenly\nhint: set model.n_heads to a divisor of 64, such as 8"
     );
     assert_eq!(
         message("\"vram\": {\"checkpointing\": 9}", &[]),

@@ -31,6 +31,8 @@ pub(crate) const FORMAT_VERSION: u32 = 2;
 /// Endings of an entry's two files.
 const TOKENS: &str = ".tokens";
 const HEADER: &str = ".json";
+/// Ending of a tokenizer that was trained on the text.
+const TOKENIZER: &str = ".tokenizer.json";
 
 /// The checksum is a hash of the hashes of blocks of this size, so that all cores can check it.
 const CHECKSUM_BLOCK_BYTES: usize = 4 << 20;
@@ -185,6 +187,10 @@ impl Entry {
         self.folder.join(format!("{}{TOKENS}", self.fingerprint))
     }
 
+    pub(crate) fn tokenizer_path(&self) -> PathBuf {
+        self.folder.join(format!("{}{TOKENIZER}", self.fingerprint))
+    }
+
     fn header_path(&self) -> PathBuf {
         self.folder.join(format!("{}{HEADER}", self.fingerprint))
     }
@@ -194,6 +200,7 @@ impl Entry {
         let is_entry = |name: &str| {
             let key = name
                 .strip_suffix(TOKENS)
+                .or_else(|| name.strip_suffix(TOKENIZER))
                 .or_else(|| name.strip_suffix(HEADER));
             key.is_some_and(|key| {
                 key.len() == self.fingerprint.len()

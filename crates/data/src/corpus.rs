@@ -46,6 +46,23 @@ impl Default for DataOptions {
     }
 }
 
+impl DataOptions {
+    pub(crate) fn cache_folder(&self) -> Result<PathBuf, DataError> {
+        match &self.cache_dir {
+            Some(folder) => Ok(folder.clone()),
+            None => default_cache_folder(),
+        }
+    }
+
+    pub(crate) fn no_text(&self, num_files: usize) -> DataError {
+        let path = match &self.source {
+            Source::Folder(path) | Source::File(path) => path.clone(),
+            Source::Embedded => PathBuf::from("the embedded text"),
+        };
+        DataError::NoText { path, num_files }
+    }
+}
+
 /// A tokenised text.
 ///
 /// Every document is followed by the tokenizer's end-of-text, the last one too, so that a model
@@ -60,9 +77,48 @@ pub struct Corpus {
 }
 
 /// Where the text of a corpus is, once it is known what there is.
-enum Input {
+pub(crate) enum Input {
     Embedded(Vec<embedded::Document>),
     Files(Vec<SourceFile>),
+}
+
+impl Input {
+    pub(crate) fn find(source: &Source, progress: &dyn Progress) -> Result<Self, DataError> {
+        Ok(match source {
+            Source::Embedded => Self::Embedded(embedded::documents()),
+            Source::Folder(path) => Self::Files(source::folder_files(path, progress)?),
+            Source::File(path) => Self::Files(vec![source::single_file(path)?]),
+        })
+    }
+
+    /// Hands on all pieces, in order, cut for `tokenizer`.
+    pub(crate) fn read(
+        &self,
+        records: &[SourceRecord],
+        text_column: &str,
+        tokenizer: &Tokenizer,
+        progress: &dyn Progress,
+        sink: &mut dyn FnMut(Piece) -> Result<(), DataError>,
+    ) -> Result<(), DataError> {
+        match self {
+            Self::Embedded(documents) => {
+                for document in documents {
+                    sink(Piece {
+                        text: document.text.clone(),
+                        ends_document: true,
+                        is_exact: true,
+                        source_bytes: document.text.len() as u64,
+                    })?;
+                }
+            }
+            Self::Files(files) => {
+                for (file, record) in files.iter().zip(records) {
+                    document::read(file, record, text_column, tokenizer, progress, sink)?;
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Corpus {
@@ -72,18 +128,11 @@ impl Corpus {
         tokenizer: &Tokenizer,
         progress: &dyn Progress,
     ) -> Result<Self, DataError> {
-        let input = match &options.source {
-            Source::Embedded => Input::Embedded(embedded::documents()),
-            Source::Folder(path) => Input::Files(source::folder_files(path, progress)?),
-            Source::File(path) => Input::Files(vec![source::single_file(path)?]),
-        };
+        let input = Input::find(&options.source, progress)?;
         let records = identify(&input, progress)?;
-        let fingerprint = fingerprint(&input, &records, &options.text_column, tokenizer);
-        let folder = match &options.cache_dir {
-            Some(folder) => folder.clone(),
-            None => default_cache_folder()?,
-        };
-        let entry = Entry::new(folder, fingerprint);
+        let tokens_of = tokenizer.fingerprint();
+        let fingerprint = fingerprint(&input, &records, &options.text_column, &tokens_of);
+        let entry = Entry::new(options.cache_folder()?, fingerprint);
         entry.sweep();
 
         let (was_cached, (header, tokens)) = match entry.open(progress)? {
@@ -167,7 +216,10 @@ impl Corpus {
     }
 }
 
-fn identify(input: &Input, progress: &dyn Progress) -> Result<Vec<SourceRecord>, DataError> {
+pub(crate) fn identify(
+    input: &Input,
+    progress: &dyn Progress,
+) -> Result<Vec<SourceRecord>, DataError> {
     match input {
         Input::Embedded(documents) => Ok(documents
             .iter()
@@ -190,13 +242,14 @@ fn identify(input: &Input, progress: &dyn Progress) -> Result<Vec<SourceRecord>,
     }
 }
 
-/// A hash of everything the tokens depend on. Each part is preceded by its length, so that no
-/// two lists of parts run together into the same bytes.
-fn fingerprint(
+/// A hash of everything that is made from a text depends on: the text, and `by`, which says how it
+/// is made. Each part is preceded by its length, so that no two lists of parts run together into
+/// the same bytes.
+pub(crate) fn fingerprint(
     input: &Input,
     records: &[SourceRecord],
     text_column: &str,
-    tokenizer: &Tokenizer,
+    by: &str,
 ) -> String {
     let mut hash = Sha256::new();
     let mut part = |bytes: &[u8]| {
@@ -204,7 +257,7 @@ fn fingerprint(
         hash.update(bytes);
     };
     part(&FORMAT_VERSION.to_le_bytes());
-    part(tokenizer.fingerprint().as_bytes());
+    part(by.as_bytes());
     for (index, record) in records.iter().enumerate() {
         let json_lines = matches!(input, Input::Files(files) if files[index].json_lines);
         part(record.name.as_bytes());
@@ -240,17 +293,20 @@ fn tokenize(
         "tokenizing",
         records.iter().map(|record| record.bytes).sum(),
     );
-    let outcome = read_all(input, &records, options, &mut batch);
+    let outcome = input
+        .read(
+            &records,
+            &options.text_column,
+            tokenizer,
+            progress,
+            &mut |piece| batch.push(piece),
+        )
+        .and_then(|()| batch.flush());
     progress.end();
     outcome?;
 
     if batch.num_documents == 0 {
-        let path = match &options.source {
-            Source::Folder(path) | Source::File(path) => path.clone(),
-            Source::Embedded => PathBuf::from("the embedded text"),
-        };
-        let num_files = records.len();
-        return Err(DataError::NoText { path, num_files });
+        return Err(options.no_text(records.len()));
     }
     if batch.writer.num_tokens() < 2 {
         return Err(DataError::TooFewTokens {
@@ -261,40 +317,6 @@ fn tokenize(
     batch
         .writer
         .finish(batch.num_documents, batch.num_cuts, records)
-}
-
-fn read_all(
-    input: &Input,
-    records: &[SourceRecord],
-    options: &DataOptions,
-    batch: &mut Batch<'_>,
-) -> Result<(), DataError> {
-    let (tokenizer, progress) = (batch.tokenizer, batch.progress);
-    match input {
-        Input::Embedded(documents) => {
-            for document in documents {
-                batch.push(Piece {
-                    text: document.text.clone(),
-                    ends_document: true,
-                    is_exact: true,
-                    source_bytes: document.text.len() as u64,
-                })?;
-            }
-        }
-        Input::Files(files) => {
-            for (file, record) in files.iter().zip(records) {
-                document::read(
-                    file,
-                    record,
-                    &options.text_column,
-                    tokenizer,
-                    progress,
-                    &mut |piece| batch.push(piece),
-                )?;
-            }
-        }
-    }
-    batch.flush()
 }
 
 /// Text that waits to be tokenised together.

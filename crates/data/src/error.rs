@@ -136,10 +136,15 @@ pub enum DataError {
     },
 
     #[error(
-        "cannot read the tokenizer `{}`: {source}\nhint: a tokenizer is `bytes`, `gpt2`, or the path of a Hugging Face tokenizer.json",
+        "cannot read the tokenizer `{}`: {source}\nhint: a tokenizer is `bytes`, `gpt2`, `train`, or the path of a Hugging Face tokenizer.json",
         cinch_files::shown(&path)
     )]
     TokenizerRead { path: PathBuf, source: io::Error },
+
+    #[error(
+        "no tokenizer could be trained on the data: {problem}\nhint: name one with `--tokenizer`: `bytes`, `gpt2`, or a tokenizer.json"
+    )]
+    TokenizerTraining { problem: String },
 
     #[error(
         "`{}` is not a tokenizer.json that can be used: {problem}\nhint: save it again with `tokenizer.save_pretrained(folder)` of a fast tokenizer",

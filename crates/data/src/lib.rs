@@ -37,6 +37,7 @@ pub mod synth;
 pub mod taxonomy;
 mod token_file;
 mod tokenizer;
+mod trained;
 mod window;
 
 pub use cache::default_cache_folder;
@@ -48,4 +49,5 @@ pub use source::{READ_EXTENSIONS, Source};
 #[doc(hidden)]
 pub use tokenizer::exercise_tokenizer_json;
 pub use tokenizer::{Tokenizer, TokenizerSpec};
+pub use trained::train_tokenizer;
 pub use window::{Split, Windows};

@@ -49,7 +49,7 @@ pub(crate) const PIECE_BYTES: usize = 256 << 10;
 
 /// The largest tokenizer.json that is read: twice the largest that is published. Loading takes
 /// some 20 times its bytes.
-const LARGEST_FILE: u64 = 64 << 20;
+pub(crate) const LARGEST_FILE: u64 = 64 << 20;
 
 /// The longest token that a tokenizer.json may have: a text may be nothing but that token, and
 /// the library writes it out each time.
@@ -57,7 +57,7 @@ const LONGEST_TOKEN: usize = 4 << 10;
 
 /// Whitespace runs beyond this many bytes are handed to the regex engine on their own: far below
 /// where it fails, far above what ordinary text holds.
-const LONGEST_WHITESPACE_RUN: usize = 4096;
+pub(crate) const LONGEST_WHITESPACE_RUN: usize = 4096;
 
 /// How the common families spell the token that ends a document, in order of preference. A
 /// tokenizer.json does not say which of its special tokens has that meaning.
@@ -81,6 +81,8 @@ pub enum TokenizerSpec {
     Bytes,
     /// GPT-2's byte-pair encoding, 50257 ids.
     Gpt2,
+    /// Byte pairs that are learned from the data itself: see [`crate::train_tokenizer`].
+    Trained,
     /// A Hugging Face tokenizer.json.
     File(PathBuf),
 }
@@ -92,6 +94,7 @@ impl FromStr for TokenizerSpec {
         Ok(match name.to_ascii_lowercase().as_str() {
             "bytes" | "byte" => Self::Bytes,
             "gpt2" | "gpt-2" => Self::Gpt2,
+            "train" | "trained" => Self::Trained,
             _ => Self::File(PathBuf::from(name)),
         })
     }
@@ -102,6 +105,7 @@ impl fmt::Display for TokenizerSpec {
         match self {
             Self::Bytes => f.write_str("bytes"),
             Self::Gpt2 => f.write_str("gpt2"),
+            Self::Trained => f.write_str("train"),
             Self::File(path) => write!(f, "{}", path.display()),
         }
     }
@@ -173,6 +177,9 @@ impl Tokenizer {
                 vocab_size: 50_257,
                 end_of_text: Some(GPT2_END_OF_TEXT),
                 fingerprint: "gpt2-50257".to_owned(),
+            }),
+            TokenizerSpec::Trained => Err(DataError::TokenizerTraining {
+                problem: "there is no data here to train it on".to_owned(),
             }),
             TokenizerSpec::File(path) => Self::from_json_bytes(path, &read_file(path)?),
         }
@@ -412,7 +419,7 @@ mod tests {
 
     #[test]
     fn names_round_trip() {
-        for name in ["bytes", "gpt2", "models/tokenizer.json"] {
+        for name in ["bytes", "gpt2", "train", "models/tokenizer.json"] {
             assert_eq!(name.parse::<TokenizerSpec>().unwrap().to_string(), name);
         }
         assert_eq!("byte".parse(), Ok(TokenizerSpec::Bytes));

@@ -75,28 +75,35 @@ fn priced(case: &Case<'_>, run: &Run) -> Vec<Fix> {
         Effect::ChangesModel => 2,
     };
     useful.sort_by_key(|priced| (order(priced.kind.effect()), priced.kind.rank()));
-    useful
-        .iter()
-        .map(|priced| {
-            let name = priced.kind.declaration().name;
-            let enough = match total {
-                Some(total) if priced.safe <= total => " (enough by itself)",
-                _ => "",
-            };
-            let change = match priced.change.strip_prefix(name) {
-                Some(more) => more.to_owned(),
-                None => format!(": {}", priced.change),
-            };
-            Fix {
-                what: format!(
-                    "{name}{change}, which leaves {}{enough}",
-                    shown(priced.leaves)
-                ),
-                saves_bytes: u64::try_from(priced.saves).ok(),
-                command: priced.command.clone(),
-            }
-        })
-        .collect()
+    let together = run.together.iter().map(|together| Fix {
+        what: format!(
+            "settings that fit: {}, which leaves {} (enough)",
+            together.changes.join("; "),
+            shown(together.leaves)
+        ),
+        saves_bytes: Some(run.predicted.saturating_sub(together.leaves)),
+        command: together.command.clone(),
+    });
+    let alone = useful.iter().map(|priced| {
+        let name = priced.kind.declaration().name;
+        let enough = match total {
+            Some(total) if priced.safe <= total => " (enough by itself)",
+            _ => "",
+        };
+        let change = match priced.change.strip_prefix(name) {
+            Some(more) => more.to_owned(),
+            None => format!(": {}", priced.change),
+        };
+        Fix {
+            what: format!(
+                "{name}{change}, which leaves {}{enough}",
+                shown(priced.leaves)
+            ),
+            saves_bytes: u64::try_from(priced.saves).ok(),
+            command: priced.command.clone(),
+        }
+    });
+    together.chain(alone).collect()
 }
 
 fn is_worthwhile(priced: &Priced, run: &Run) -> bool {

@@ -178,10 +178,11 @@ fn figures(numbers: &Numbers, incident: &Incident) -> Vec<String> {
         holders.map(|holder| format!("process {} holds {}", holder.process, shown(holder.bytes))),
     );
     if let Some(frame) = &incident.place {
-        said.push(format!(
-            "in {} ({}:{})",
-            frame.function, frame.file, frame.line
-        ));
+        let line = match frame.line {
+            0 => String::new(),
+            line => format!(":{line}"),
+        };
+        said.push(format!("in {} ({}{line})", frame.function, frame.file));
     }
     said
 }
@@ -235,6 +236,13 @@ fn device(
         );
         return (Cause::Capacity, 0.99);
     }
+    if lends_from_host(numbers) {
+        evidence.push(
+            "tensors hold more than the card has: Windows' driver lends host memory (shared GPU memory), over the bus and many times slower, and that ran out too"
+                .to_owned(),
+        );
+        return (Cause::Capacity, 0.97);
+    }
     if explains(numbers.other, 20) {
         let is_named = !incident.message.holders.is_empty();
         return (Cause::OtherProcess, if is_named { 0.95 } else { 0.75 });
@@ -275,6 +283,14 @@ fn device(
         return found;
     }
     capacity(numbers, incident)
+}
+
+/// Whether more is allocated than the card has, which only a driver that lends host memory allows.
+pub fn lends_from_host(numbers: &Numbers) -> bool {
+    let allocated = numbers.allocated.unwrap_or(0);
+    numbers
+        .total
+        .is_some_and(|total| total > 0 && allocated > total)
 }
 
 fn capacity(numbers: &Numbers, incident: &Incident) -> (Cause, f64) {

@@ -1,13 +1,13 @@
 //! What is told of a failure.
 
 use cinch_config::remedy::RemedyKind;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::frame::Phase;
 use crate::message::{Framework, Numbers};
 
 /// Why memory ran out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
     /// The working set is too large.
@@ -113,8 +113,20 @@ pub struct Run {
     /// The memory of the card, where the user named one.
     pub card: Option<u64>,
     pub priced: Vec<Priced>,
+    /// Changes that fit together, where none of them does alone.
+    pub together: Option<Together>,
     /// What nobody said of the run, in sentences.
     pub assumed: Vec<String>,
+}
+
+/// Changes with which a run fits, at the effective batch that it has.
+#[derive(Clone, Debug)]
+pub struct Together {
+    /// What to set, one setting each.
+    pub changes: Vec<String>,
+    /// What the run takes then.
+    pub leaves: u64,
+    pub command: Option<String>,
 }
 
 /// A change, and what it does to a run.

@@ -1,5 +1,6 @@
 //! Where in a program memory ran out, from the functions of its traceback.
 
+use memchr::{memchr, memchr2, memmem, memrchr};
 use serde::Serialize;
 
 /// A function of a traceback.
@@ -73,45 +74,95 @@ impl Phase {
     }
 }
 
-/// Names of a path and of a function that are kept.
+/// Letters of a path and of a function that are kept.
 const LONGEST_NAME: usize = 64;
 
-impl Frame {
-    /// A frame in one of three spellings: Python's, IPython's, rich's.
-    pub fn read(line: &str) -> Option<Frame> {
-        let line = line.trim();
-        let (file, number, function) = match line.strip_prefix("File \"") {
+/// A frame as it stands in a line.
+#[derive(Clone, Copy, Debug)]
+pub struct Spelled<'a> {
+    pub file: &'a [u8],
+    /// 0 where it is not told.
+    pub line: u32,
+    pub function: &'a [u8],
+}
+
+impl<'a> Spelled<'a> {
+    /// A frame in the spelling of Python, IPython, notebooks or rich.
+    pub fn read(line: &'a [u8]) -> Option<Self> {
+        let line = line.trim_ascii();
+        let (file, number, function) = match line.strip_prefix(b"File \"") {
             Some(rest) => {
-                let (file, rest) = rest.split_once('"')?;
-                let rest = rest
-                    .trim_start_matches(',')
-                    .trim_start()
-                    .strip_prefix("line")?;
-                let (number, function) = rest.split_once(',')?;
-                (file, number, function.trim_start().strip_prefix("in")?)
+                let (file, rest) = cut(rest, memchr(b'"', rest)?, 1);
+                let rest = rest.strip_prefix(b",").unwrap_or(rest).trim_ascii_start();
+                let rest = rest.strip_prefix(b"line")?;
+                let (number, function) = cut(rest, memchr(b',', rest)?, 1);
+                (
+                    file,
+                    number,
+                    function.trim_ascii_start().strip_prefix(b"in")?,
+                )
             }
-            None => {
-                let line = line.strip_prefix("File ").unwrap_or(line);
-                let (file, rest) = line.split_once(".py:")?;
-                let (number, function) = rest.split_once([',', ' '])?;
-                let function = function.trim_start().strip_prefix("in ")?;
-                (file, number, function)
-            }
+            None => after_path(line.strip_prefix(b"File ").unwrap_or(line))?,
         };
-        let number = number.trim().parse().ok()?;
-        let function = function.trim();
+        let number = match number {
+            b"" => 0,
+            number => std::str::from_utf8(number.trim_ascii())
+                .ok()?
+                .parse()
+                .ok()?,
+        };
         // IPython names the class and the arguments too.
-        let function = function.split('(').next().unwrap_or_default();
-        let function = function.rsplit('.').next().unwrap_or_default().trim();
-        let tail = |text: &str| {
+        let function = function.trim_ascii();
+        let end = memchr(b'(', function).unwrap_or(function.len());
+        let function = &function[..end];
+        let start = memrchr(b'.', function).map_or(0, |at| at + 1);
+        Some(Self {
+            file,
+            line: number,
+            function: function[start..].trim_ascii(),
+        })
+    }
+}
+
+/// `X.py:12, in f` and `X.py:12 in f`; or `X.py in f` and `[X.py](ADDRESS) in f` of older
+/// notebooks, which tell the line elsewhere.
+fn after_path(line: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
+    let (file, rest) = cut(line, memmem::find(line, b".py")?, 3);
+    if let Some(rest) = rest.strip_prefix(b":") {
+        let (number, function) = cut(rest, memchr2(b',', b' ', rest)?, 1);
+        let function = function.trim_ascii_start().strip_prefix(b"in ")?;
+        return (!number.is_empty()).then_some((file, number, function));
+    }
+    let (file, rest) = match rest.strip_prefix(b"](") {
+        Some(address) => (
+            file.strip_prefix(b"[")?,
+            cut(address, memchr(b')', address)?, 1).1,
+        ),
+        None => (file, rest),
+    };
+    let function = rest.strip_prefix(b" in ")?;
+    let is_path = !file.contains(&b' ') && file.iter().any(|byte| matches!(byte, b'/' | b'\\'));
+    let is_call = memchr(b'(', function).is_some();
+    (is_path && is_call).then_some((file, b"", function))
+}
+
+/// The text before a place, and the text after what is there.
+fn cut(text: &[u8], at: usize, length: usize) -> (&[u8], &[u8]) {
+    (&text[..at], &text[at + length..])
+}
+
+impl Frame {
+    pub fn new(spelled: Spelled<'_>) -> Self {
+        let tail = |name: &[u8]| {
+            let text = String::from_utf8_lossy(name);
             let skipped = text.chars().count().saturating_sub(LONGEST_NAME);
             text.chars().skip(skipped).collect::<String>()
         };
-        Some(Frame {
-            file: tail(&file.replace('\\', "/")),
-            line: number,
-            function: tail(function),
-        })
+        Self {
+            file: tail(spelled.file).replace('\\', "/"),
+            line: spelled.line,
+            function: tail(spelled.function),
+        }
     }
 
     fn is_in(&self, folder: &str) -> bool {
@@ -130,7 +181,7 @@ const OUTPUTS: &[&str] = &["nested_concat", "torch_pad_and_concatenate", "nested
 #[rustfmt::skip]
 const EVALUATION: &[&str] = &["evaluate", "evaluation_loop", "prediction_loop", "prediction_step", "_evaluate", "evaluation_step", "validation_step", "validate", "_run_validation", "run_evaluation", "eval_step", "eval_epoch", "_on_evaluation_model_eval", "predict_step", "evaluate_model", "run_eval", "predict"];
 #[rustfmt::skip]
-const PREFERENCE: &[&str] = &["concatenated_forward", "dpo_loss", "get_batch_logps", "get_batch_loss_metrics", "_get_per_token_logps", "_get_per_token_logps_and_entropies", "selective_log_softmax", "get_batch_samples", "_generate_and_score_completions", "compute_reference_log_probs", "grpo_loss", "kto_loss", "orpo_loss", "compute_log_probs", "compute_log_prob"];
+const PREFERENCE: &[&str] = &["concatenated_forward", "dpo_loss", "get_batch_logps", "get_batch_loss_metrics", "_get_per_token_logps", "_get_per_token_logps_and_entropies", "grpo_accumulated_loss", "selective_log_softmax", "get_batch_samples", "_generate_and_score_completions", "compute_reference_log_probs", "grpo_loss", "kto_loss", "orpo_loss", "compute_log_probs", "compute_log_prob"];
 #[rustfmt::skip]
 const LOSS: &[&str] = &["cross_entropy", "ForCausalLMLoss", "fixed_cross_entropy", "log_softmax", "cross_entropy_loss", "loss_function", "fused_linear_cross_entropy_forward"];
 const BACKWARD: &[&str] = &[
@@ -215,7 +266,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_are_read_in_three_spellings() {
+    fn frames_are_read_in_every_spelling() {
         for (line, file, function) in [
             (
                 "  File \"/a/trainer.py\", line 12, in evaluation_loop",
@@ -228,25 +279,38 @@ mod tests {
                 "evaluate",
             ),
             ("/a/trainer.py:12 in evaluate", "/a/trainer", "evaluate"),
+            ("/a/trainer.py:12, in evaluate", "/a/trainer", "evaluate"),
             (
                 "  File \"C:\\a\\b.py\", line 12, in <module>",
                 "C:/a/b.py",
                 "<module>",
             ),
         ] {
-            let frame = Frame::read(line).expect(line);
+            let frame = Frame::new(Spelled::read(line.as_bytes()).expect(line));
             assert_eq!(
                 (frame.file.as_str(), frame.line, frame.function.as_str()),
                 (file, 12, function)
             );
         }
         for line in [
+            "/a/trainer.py in evaluate(self, x)",
+            "[/a/trainer.py](https://localhost:8080/#) in evaluate(self, x)",
+        ] {
+            let frame = Frame::new(Spelled::read(line.as_bytes()).expect(line));
+            assert_eq!(
+                (frame.file.as_str(), frame.line, frame.function.as_str()),
+                ("/a/trainer", 0, "evaluate")
+            );
+        }
+        for line in [
+            "look at trainer.py in the folder",
+            "see /a/b.py in f(x)",
             "File \"x",
             "x.py:12",
             "File \"x\", line y, in z",
             "File \"x\", line 99999999999, in z",
         ] {
-            assert_eq!(Frame::read(line), None, "{line}");
+            assert!(Spelled::read(line.as_bytes()).is_none(), "{line}");
         }
     }
 

@@ -5,7 +5,7 @@
 //! - `message`: what a message says, framework by framework;
 //! - `log`: messages with the traceback and the steps before them;
 //! - `trend`: whether memory climbs, for logs and for whoever else measures it;
-//! - `cause`, `advice`: why, and what to do; `failure` is what is told.
+//! - `cause`, `advice`: why, and what to do; `spelling`: in whose words; `failure` is what is told.
 //!
 //! Nothing here reads a file, a device or a clock. What a change would save comes from the caller,
 //! who has the planner and the replay: see [`Run`].
@@ -31,16 +31,18 @@ mod lines;
 mod log;
 mod message;
 mod size;
+mod spelling;
 mod step;
 pub mod trend;
 mod words;
 
 pub use clean::Source;
-pub use failure::{Cause, Failure, Fix, Priced, Run};
+pub use failure::{Cause, Failure, Fix, Priced, Run, Together};
 pub use frame::Phase;
-pub use log::{Incident, Log, MOST_FAILURES, Told};
+pub use log::{Curve, Incident, Log, MOST_FAILURES, Quantity, Told};
 pub use message::{Event, Framework, Message, Numbers};
-pub use words::Known;
+pub use spelling::{Spelling, Values};
+pub use words::{Known, Measure};
 
 use advice::Case;
 
@@ -128,7 +130,7 @@ fn summary(incident: &Incident, cause: Cause) -> String {
     let phase = incident.phase.map(|phase| format!(" {}", phase.said()));
     let step = incident
         .step
-        .filter(|_| incident.steps > 0)
+        .filter(|step| incident.steps > 0 && *step > 0)
         .map(|step| format!(", after step {step}"));
     let times = (incident.times > 1).then(|| format!(", told {} times", incident.times));
     let parts = [rank, device, phase, step, times]

@@ -1,8 +1,11 @@
 //! A log, line by line: messages with the tracebacks before them, step lines, and what a run says
 //! of itself. What is held is bounded, however long the log is.
 
+mod curve;
 mod told;
+mod traceback;
 
+pub use curve::{Curve, Quantity};
 pub use told::Told;
 
 use std::collections::HashMap;
@@ -10,19 +13,21 @@ use std::collections::HashMap;
 use crate::clean::{Source, plain, unprefixed};
 use crate::frame::{Frame, Phase, phase};
 use crate::lines::Lines;
-use crate::message::{Event, Message};
+use crate::message::{Event, Framework, Message};
 use crate::trend::{Series, Trend};
-use crate::words::{Measure, Word, breaks_a_word, words_of};
+use crate::words::{Measure, Word, announces, breaks_a_word, words_of};
 
 use told::Readings;
+use traceback::Traceback;
 
 /// Lines and bytes that a message may have.
 const MOST_LINES: usize = 24;
 const MOST_BYTES: usize = 4096;
-/// Frames that are kept of a traceback, the innermost.
-const MOST_FRAMES: usize = 96;
 /// Ranks and workers that are kept apart.
 const MOST_SOURCES: usize = 512;
+/// Words of a line that are looked at one by one: no step line has more. What is left of it is
+/// only searched for a failure.
+const MOST_WORDS: usize = 64;
 /// Failures that are kept; more are counted.
 pub const MOST_FAILURES: usize = 64;
 /// Lengths of batches that are remembered.
@@ -68,16 +73,29 @@ struct Pending {
     line: u64,
 }
 
+/// What becomes of a message.
+#[derive(Clone, Copy, Debug, Default)]
+enum Outcome {
+    /// It is none, or follows from one that is known.
+    #[default]
+    Nothing,
+    /// A failure of its own, or one that was told already: its place.
+    Told(usize),
+    LeftOut,
+}
+
 /// What is known of one rank or worker.
 #[derive(Debug, Default)]
 struct State {
     pending: Option<Pending>,
-    frames: Vec<Frame>,
-    /// The first half of a frame that a terminal broke.
-    broken_frame: Option<String>,
+    traceback: Traceback,
+    /// The message that was read last, and what became of it.
+    last_message: String,
+    outcome: Outcome,
     step: Option<u64>,
     steps: u64,
     series: Vec<(Measure, Series)>,
+    losses: Series,
     lengths: Vec<f64>,
     is_evaluating: bool,
 }
@@ -136,6 +154,40 @@ impl Log {
         }
     }
 
+    /// The log is the output of one process, whose streams came in any order: step lines that were
+    /// held back until its end stand after the message, and belong before it.
+    pub fn join_streams(&mut self) {
+        let reader = &mut self.reader;
+        for place in 0..reader.incidents.len() {
+            let source = reader.incidents[place].source;
+            if reader.incidents[place].trend.is_some() {
+                continue;
+            }
+            let trend = reader.trend(source);
+            let (step, steps) = reader.furthest();
+            let incident = &mut reader.incidents[place];
+            incident.trend = trend;
+            incident.step = step.or(incident.step);
+            incident.steps = incident.steps.max(steps);
+        }
+    }
+
+    /// What no line tells and the kernel counted: so many processes ended for want of host memory.
+    pub fn note_kernel_kills(&mut self, count: u64) {
+        let reader = &mut self.reader;
+        let mut message = Message::new(Framework::Linux, Event::HostKilled);
+        message
+            .remarks
+            .push(format!("the kernel counted {count} such ends meanwhile"));
+        let end = Pending {
+            line: reader.number,
+            ..Pending::default()
+        };
+        if let Outcome::Told(place) = reader.record(Source::Unnamed, &end, message) {
+            reader.incidents[place].times += 1;
+        }
+    }
+
     pub fn lines_read(&self) -> u64 {
         self.reader.number
     }
@@ -160,6 +212,34 @@ impl Log {
 
     pub fn told(&self) -> &Told {
         &self.reader.told
+    }
+
+    /// What is known of each rank or worker, in their order.
+    fn states(&self) -> impl Iterator<Item = (Source, &State)> {
+        let mut sources: Vec<_> = self.reader.states.iter().collect();
+        sources.sort();
+        let known = &self.reader.known;
+        sources
+            .into_iter()
+            .map(|(source, place)| (*source, &known[*place]))
+    }
+
+    /// What memory does from step to step, rank by rank, where there are steps enough to tell.
+    pub fn trends(&self) -> Vec<(Source, Measure, Trend)> {
+        let of_state = |(source, state): (Source, &State)| {
+            let trends = state.series.iter();
+            let trends = trends
+                .filter_map(move |(measure, series)| Some((source, *measure, series.trend()?)));
+            trends.collect::<Vec<_>>()
+        };
+        self.states().flat_map(of_state).collect()
+    }
+
+    /// What step lines tell over the steps, rank by rank.
+    pub fn curves(&self) -> Vec<Curve> {
+        self.states()
+            .flat_map(|(source, state)| curve::of(source, &state.series, &state.losses))
+            .collect()
     }
 }
 
@@ -190,10 +270,19 @@ impl Reader {
             true => self.before_source,
             false => source,
         };
+        let is_python_frame = text.trim_ascii_start().starts_with(b"File \"");
+        if is_python_frame && self.state(source).traceback.take(text) {
+            self.told.note_path(self.number, text);
+            return self.close(source);
+        }
         let mut readings = Readings::default();
         let (mut begins, mut has_figure, mut is_traceback, mut has_frame) =
             (false, false, false, false);
-        for found in words_of(text) {
+        for (index, found) in words_of(text).enumerate() {
+            if index == MOST_WORDS {
+                begins |= announces(&text[found.start..]);
+                break;
+            }
             match found.word {
                 Word::Failure => begins = true,
                 Word::Figure => has_figure = true,
@@ -203,11 +292,13 @@ impl Reader {
                 _ => self.told.note(self.number, text, found, &mut readings),
             }
         }
-        let frame =
-            (has_frame || self.state(source).broken_frame.is_some()) && self.frame(source, text);
+        let state = self.state(source);
+        // What begins as Python's frames do was looked at above.
+        let may_be_frame = !is_python_frame && (has_frame || state.traceback.is_broken());
+        let frame = may_be_frame && state.traceback.take(text);
         if is_traceback {
             self.close(source);
-            self.state(source).frames.clear();
+            self.state(source).traceback.clear();
         }
         let is_open = self.state(source).pending.is_some();
         let is_blank = text.iter().all(u8::is_ascii_whitespace);
@@ -253,28 +344,6 @@ impl Reader {
     fn state(&mut self, source: Source) -> &mut State {
         let place = self.place(source);
         &mut self.known[place]
-    }
-
-    /// Takes a frame, whole or in two halves. Whether the line was one.
-    fn frame(&mut self, source: Source, text: &[u8]) -> bool {
-        let line = String::from_utf8_lossy(text);
-        let state = self.state(source);
-        let whole = match state.broken_frame.take() {
-            Some(half) => format!("{half}{line}"),
-            None => line.into_owned(),
-        };
-        if let Some(frame) = Frame::read(&whole) {
-            if state.frames.len() == MOST_FRAMES {
-                state.frames.remove(0);
-            }
-            state.frames.push(frame);
-            return true;
-        }
-        let begins = whole.trim_start().starts_with("File \"");
-        if begins && whole.len() < 512 {
-            state.broken_frame = Some(whole);
-        }
-        begins
     }
 
     fn open(&mut self, source: Source, text: &[u8], with_before: bool) {
@@ -325,28 +394,46 @@ impl Reader {
         let Some(pending) = self.state(source).pending.take() else {
             return;
         };
+        let state = self.state(source);
+        // Ranks, retries and loggers print a message again and again.
+        let outcome = match state.last_message == pending.text {
+            true => state.outcome,
+            false => self.read_message(source, &pending),
+        };
+        match outcome {
+            Outcome::Told(place) => self.incidents[place].times += 1,
+            Outcome::LeftOut => self.left_out += 1,
+            Outcome::Nothing => {}
+        }
+        let state = self.state(source);
+        state.outcome = outcome;
+        state.last_message = pending.text;
+    }
+
+    fn read_message(&mut self, source: Source, pending: &Pending) -> Outcome {
         self.reads += 1;
         if self.reads > SURE_READS + self.bytes / BYTES_A_READ {
-            self.left_out += 1;
-            return;
+            return Outcome::LeftOut;
         }
-        if let Some(message) = Message::read(&pending.text) {
-            let incident = self.incident(source, &pending, message);
-            self.record(incident);
+        match Message::read(&pending.text) {
+            Some(message) => self.record(source, pending, message),
+            None => Outcome::Nothing,
         }
     }
 
+    /// A failure as it is kept, which nobody has told yet.
     fn incident(&mut self, source: Source, pending: &Pending, message: Message) -> Incident {
         let trend = self.trend(source);
         let state = self.state(source);
-        let phase = phase(&state.frames).or(state.is_evaluating.then_some(Phase::Evaluation));
+        let frames = state.traceback.frames();
+        let phase = phase(&frames).or(state.is_evaluating.then_some(Phase::Evaluation));
         let is_own = |frame: &&Frame| {
             !["site-packages", "dist-packages", "/lib/python", "<frozen"]
                 .iter()
                 .any(|folder| frame.file.contains(folder))
                 && frame.function != "<module>"
         };
-        let place = state.frames.iter().rev().find(is_own).cloned();
+        let place = frames.iter().rev().find(is_own).cloned();
         let (step, steps) = match state.steps {
             // A rank that prints no steps is where another one is.
             0 => self.furthest(),
@@ -357,7 +444,7 @@ impl Reader {
             message,
             source,
             line: pending.line,
-            times: 1,
+            times: 0,
             phase,
             place,
             step,
@@ -400,9 +487,7 @@ impl Reader {
 
     fn take(&mut self, source: Source, readings: &Readings) {
         let state = self.state(source);
-        if readings.has_loss {
-            state.is_evaluating = false;
-        }
+        state.is_evaluating &= readings.loss.is_none();
         if let Some(step) = readings.step {
             state.step = Some(step);
         }
@@ -416,6 +501,9 @@ impl Reader {
             }
             state.series[place].1.push(at, *bytes);
         }
+        if let Some(loss) = readings.loss {
+            state.losses.push(at, loss);
+        }
         if let Some(length) = readings.length {
             if state.lengths.len() == MOST_LENGTHS {
                 state.lengths.drain(..MOST_LENGTHS / 2);
@@ -424,17 +512,17 @@ impl Reader {
         }
     }
 
-    /// Keeps a failure, or counts it where it is one that was told already.
-    fn record(&mut self, incident: Incident) {
-        let event = &incident.message.event;
-        let is_weak = incident.message.is_bare()
+    /// Keeps a failure, or finds the one by which it was told already.
+    fn record(&mut self, source: Source, pending: &Pending, message: Message) -> Outcome {
+        let event = &message.event;
+        let is_weak = message.is_bare()
             && matches!(
                 event,
                 Event::Driver | Event::Library(_) | Event::Collective | Event::Device
             );
-        for known in &mut self.incidents {
-            let (old, new) = (&known.message, &incident.message);
-            let same_source = known.source == incident.source;
+        for (place, known) in self.incidents.iter_mut().enumerate() {
+            let (old, new) = (&known.message, &message);
+            let same_source = known.source == source;
             let is_memory = !matches!(old.event, Event::NotMemory(_));
             let same = same_source
                 && old.framework == new.framework
@@ -443,22 +531,31 @@ impl Reader {
             let follows = same_source && is_weak && is_memory;
             let is_signal = *event == Event::KilledBySignal && is_memory;
             if same || follows || is_signal {
-                known.times += u64::from(same);
                 if old.is_bare() && !new.is_bare() {
-                    known.message = incident.message;
+                    known.message = message;
                 }
-                return;
+                return match same {
+                    true => Outcome::Told(place),
+                    false => Outcome::Nothing,
+                };
             }
             // The kernel says more than the signal.
             if old.event == Event::KilledBySignal && is_of_host(event) {
-                *known = incident;
-                return;
+                self.incidents[place] = self.incident(source, pending, message);
+                // What was read of the signal before holds no more.
+                for state in &mut self.known {
+                    state.last_message.clear();
+                    state.outcome = Outcome::Nothing;
+                }
+                return Outcome::Told(place);
             }
         }
-        match self.incidents.len() < MOST_FAILURES {
-            true => self.incidents.push(incident),
-            false => self.left_out += 1,
+        if self.incidents.len() == MOST_FAILURES {
+            return Outcome::LeftOut;
         }
+        let incident = self.incident(source, pending, message);
+        self.incidents.push(incident);
+        Outcome::Told(self.incidents.len() - 1)
     }
 }
 

@@ -3,13 +3,24 @@
 //! Messages are read without their spaces and in small letters (see [`squeezed`]): a terminal may
 //! have broken them anywhere, inside a number too.
 
+use memchr::memmem;
+
 /// From here on a figure stands for "none": `17179869184.00 GiB` is 2^64 bytes.
 const ABSURD: f64 = (1_u64 << 60) as f64;
 
 /// The text without spaces and in small letters.
 pub fn squeezed(text: &str) -> String {
-    let kept = text.chars().filter(|letter| !letter.is_whitespace());
-    kept.map(|letter| letter.to_ascii_lowercase()).collect()
+    let mut kept = String::with_capacity(text.len());
+    for piece in text.split(char::is_whitespace) {
+        kept.push_str(piece);
+    }
+    kept.make_ascii_lowercase();
+    kept
+}
+
+/// Where some words begin.
+pub fn place(text: &str, words: &str) -> Option<usize> {
+    memmem::find(text.as_bytes(), words.as_bytes())
 }
 
 /// A number and the text after it.
@@ -70,7 +81,7 @@ pub fn size(text: &str) -> Option<(u64, &str)> {
 /// The size after some words, the first time they stand before one.
 pub fn after<'a>(text: &'a str, words: &str) -> Option<(u64, &'a str)> {
     let mut rest = text;
-    while let Some(at) = rest.find(words) {
+    while let Some(at) = place(rest, words) {
         rest = &rest[at + words.len()..];
         if let Some(found) = size(rest) {
             return Some(found);
@@ -82,7 +93,7 @@ pub fn after<'a>(text: &'a str, words: &str) -> Option<(u64, &'a str)> {
 /// The size before some words, the first time they stand behind one.
 pub fn before(text: &str, words: &str) -> Option<u64> {
     let mut from = 0;
-    while let Some(at) = text[from..].find(words).map(|at| at + from) {
+    while let Some(at) = place(&text[from..], words).map(|at| at + from) {
         if let Some(found) = last(&text[..at]) {
             return Some(found);
         }

@@ -107,9 +107,12 @@ pub fn progress(line: &[u8]) -> Option<u64> {
         .ok()
 }
 
-/// What follows, in small letters, as far as it is ASCII.
+/// What follows, in small letters, as far as it is ASCII; nothing without a digit.
 fn window<'a>(line: &[u8], end: usize, letters: &'a mut [u8; REACH]) -> Option<&'a str> {
     let rest = line.get(end..line.len().min(end + REACH))?;
+    if !rest.iter().any(u8::is_ascii_digit) {
+        return None;
+    }
     let ascii = rest.iter().take_while(|byte| byte.is_ascii()).count();
     letters[..ascii].copy_from_slice(&rest[..ascii]);
     letters[..ascii].make_ascii_lowercase();

@@ -7,7 +7,7 @@
 //! than in one or two jumps, and still do so at the end.
 //!
 //! What is held is bounded however long the series is: neighbours are joined, and of joined ones
-//! the lowest is kept.
+//! the lowest is kept, and the highest for whoever draws the series.
 
 /// Readings that are held; beyond, neighbours are joined.
 const MOST_POINTS: usize = 1024;
@@ -34,7 +34,19 @@ const LEAST_SHARE: f64 = 1e-4;
 struct Point {
     at: f64,
     low: f64,
+    high: f64,
     weight: f64,
+}
+
+impl Point {
+    fn new(at: f64, bytes: f64) -> Self {
+        Self {
+            at,
+            low: bytes,
+            high: bytes,
+            weight: 1.0,
+        }
+    }
 }
 
 /// Memory over time or steps.
@@ -100,14 +112,7 @@ impl Series {
             && self.filled < self.stride
             && let Some(last) = self.points.last_mut()
         {
-            *last = joined(
-                *last,
-                Point {
-                    at,
-                    low: bytes,
-                    weight: 1.0,
-                },
-            );
+            *last = joined(*last, Point::new(at, bytes));
             self.filled += 1;
             return;
         }
@@ -118,12 +123,13 @@ impl Series {
                 .collect();
             self.stride *= 2;
         }
-        self.points.push(Point {
-            at,
-            low: bytes,
-            weight: 1.0,
-        });
+        self.points.push(Point::new(at, bytes));
         self.filled = 1;
+    }
+
+    /// Readings in their order; of joined neighbours the highest.
+    pub fn peaks(&self) -> impl Iterator<Item = (f64, f64)> {
+        self.points.iter().map(|point| (point.at, point.high))
     }
 
     /// What the series does; nothing of one that is too short to tell.
@@ -168,6 +174,7 @@ fn joined(a: Point, b: Point) -> Point {
     Point {
         at: (a.at * a.weight + b.at * b.weight) / weight,
         low: a.low.min(b.low),
+        high: a.high.max(b.high),
         weight,
     }
 }

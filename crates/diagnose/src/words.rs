@@ -14,7 +14,7 @@ pub enum Word {
     /// Part of one, or the only part that was kept of one.
     Figure,
     Traceback,
-    /// A frame of a traceback: `File "…"`, or `….py:12`.
+    /// A frame of a traceback: `File "…"`, `….py:12`, or `….py in`.
     Frame,
     /// Memory in a step line, by what is measured.
     Memory(Measure),
@@ -89,7 +89,7 @@ const WORDS: &[(&str, Word)] = {
     use Word as W;
     &[
         ("out of memory", W::Failure),
-        ("OutOfMemoryError: Allocation", W::Failure),
+        ("allocation on device", W::Failure),
         ("would exceed allowed memory", W::Failure),
         ("cuda oom", W::Failure),
         ("_status_alloc_failed", W::Failure),
@@ -132,6 +132,8 @@ const WORDS: &[(&str, Word)] = {
         ("exitcode=-9", W::Failure),
         ("exitcode  : -9", W::Failure),
         ("exit code -9", W::Failure),
+        ("return code = -9", W::Failure),
+        ("return code -9", W::Failure),
         ("sigkill", W::Failure),
         ("dataloader worker", W::Failure),
         ("bus error encountered in worker", W::Failure),
@@ -142,6 +144,7 @@ const WORDS: &[(&str, Word)] = {
         ("device-side assert triggered", W::Failure),
         ("misaligned address", W::Failure),
         ("watchdog caught collective", W::Failure),
+        ("duplicate gpu detected", W::Failure),
         ("no space left on device", W::Failure),
         ("unspecified launch failure", W::Failure),
         ("no kernel image is available", W::Failure),
@@ -152,6 +155,8 @@ const WORDS: &[(&str, Word)] = {
         ("traceback (most recent call last)", W::Traceback),
         ("file \"", W::Frame),
         (".py:", W::Frame),
+        (".py in ", W::Frame),
+        (".py](", W::Frame),
         ("max_memory_allocated", W::Memory(M::Allocated)),
         ("memory_allocated", W::Memory(M::Allocated)),
         ("memory allocated", W::Memory(M::Allocated)),
@@ -171,6 +176,7 @@ const WORDS: &[(&str, Word)] = {
         ("max_memory_reserved", W::Memory(M::Reserved)),
         ("memory_reserved", W::Memory(M::Reserved)),
         ("memory reserved", W::Memory(M::Reserved)),
+        ("memallocated", W::Memory(M::Allocated)),
         ("allocated", W::Memory(M::Allocated)),
         ("alloc", W::Memory(M::Allocated)),
         ("reserved", W::Memory(M::Reserved)),
@@ -207,6 +213,7 @@ const WORDS: &[(&str, Word)] = {
         ("it/s", W::Progress),
         ("s/it", W::Progress),
         ("instantaneous batch size per device", W::Setting(K::Batch)),
+        ("batch size per device", W::Setting(K::Batch)),
         ("per_device_train_batch_size", W::Setting(K::Batch)),
         ("micro_batch_size", W::Setting(K::Batch)),
         ("gradient accumulation steps", W::Setting(K::Accumulation)),
@@ -228,6 +235,7 @@ const WORDS: &[(&str, Word)] = {
         ("lora_rank", W::Setting(K::LoraRank)),
         ("attn_implementation", W::Setting(K::Attention)),
         ("number of trainable parameters", W::Setting(K::Trainable)),
+        ("trainable parameters", W::Setting(K::Trainable)),
         ("trainable params", W::Setting(K::Trainable)),
         ("model_name_or_path", W::Setting(K::Model)),
         ("base_model", W::Setting(K::Model)),
@@ -260,14 +268,17 @@ static ALL: LazyLock<AhoCorasick> =
 
 static FAILURES: LazyLock<AhoCorasick> = LazyLock::new(|| {
     let long =
-        |word: &&&(&str, Word)| matches!(word.1, Word::Failure | Word::Figure) && word.0.len() > 9;
-    automaton(
-        WORDS
-            .iter()
-            .collect::<Vec<_>>()
-            .iter()
-            .filter(long)
-            .map(|(word, _)| *word),
+        |word: &&(&str, Word)| matches!(word.1, Word::Failure | Word::Figure) && word.0.len() > 9;
+    automaton(WORDS.iter().filter(long).map(|(word, _)| *word))
+});
+
+/// What paths tell: folders of programs and of cached models.
+static PATHS: LazyLock<(Vec<Word>, AhoCorasick)> = LazyLock::new(|| {
+    let is_of_path = |kind: Word| matches!(kind, Word::Program(_) | Word::CachedModel);
+    let found = || WORDS.iter().filter(|(_, kind)| is_of_path(*kind));
+    (
+        found().map(|(_, kind)| *kind).collect(),
+        automaton(found().map(|(word, _)| *word)),
     )
 });
 
@@ -286,6 +297,21 @@ pub fn words_of(line: &[u8]) -> impl Iterator<Item = Found> {
         start: found.start(),
         end: found.end(),
     })
+}
+
+/// The words of a path, of which there are few: most lines of a traceback are paths.
+pub fn paths_of(line: &[u8]) -> impl Iterator<Item = Found> {
+    let (kinds, automaton) = &*PATHS;
+    automaton.find_iter(line).map(|found| Found {
+        word: kinds[found.pattern().as_usize()],
+        start: found.start(),
+        end: found.end(),
+    })
+}
+
+/// Whether a message about memory begins somewhere in a text.
+pub fn announces(text: &[u8]) -> bool {
+    FAILURES.is_match(text)
 }
 
 /// Bytes on either side of a break that a word may lie across.
@@ -322,12 +348,14 @@ pub fn breaks_a_word(before: &[u8], after: &[u8], scratch: &mut Vec<u8>) -> bool
     }
     let tail = &before[before.len().saturating_sub(SEAM)..];
     let head = &after[..after.len().min(SEAM)];
-    scratch.clear();
-    for between in [&b""[..], b" "] {
+    [&b""[..], b" "].iter().any(|between| {
+        scratch.clear();
         scratch.extend_from_slice(tail);
         scratch.extend_from_slice(between);
         scratch.extend_from_slice(head);
-        scratch.push(b'\n');
-    }
-    FAILURES.is_match(scratch.as_slice())
+        // What stands in one line alone was read there.
+        let is_across = |start, end| start < tail.len() && end > tail.len() + between.len();
+        let mut found = FAILURES.find_iter(scratch.as_slice());
+        found.any(|found| is_across(found.start(), found.end()))
+    })
 }

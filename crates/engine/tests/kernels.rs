@@ -15,7 +15,7 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::thread;
 
-use cinch_architecture::{Architecture, Gpt2};
+use cinch_architecture::{Architecture, Gpt2, Mu};
 use cinch_engine::cuda::command;
 use cinch_engine::cuda::compile::{SOURCES, cubin, generated_cubin, is_available, target};
 use cinch_engine::cuda::lowering::Card;
@@ -63,7 +63,13 @@ fn main() {
 /// launched.
 fn assert_generated_kernels_compile(dtype: DType) {
     let graphs = graphs::ALL.map(|(_, make)| make(dtype));
-    let launched = graphs.into_iter().flat_map(commands);
+    let mu = Mu {
+        vocabulary: 61,
+        layers: 1,
+        ..Mu::default()
+    };
+    let mu = graphs::model(&Architecture::Mu(mu), dtype);
+    let launched = graphs.into_iter().chain([mu]).flat_map(commands);
     let generated: BTreeSet<_> = launched
         .filter_map(|command| match command {
             command::Command::LaunchGenerated { kernel, .. } => Some(kernel),
@@ -209,10 +215,13 @@ fn gpt2(d_model: usize) -> Architecture {
 fn assert_no_kernel_is_left_over(compiled: &Functions) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cuda/op");
     let mut lowering = String::new();
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_file() {
-            lowering += &std::fs::read_to_string(path).unwrap();
+    // Those that join the products of several ops have a folder.
+    for folder in [folder.join("joined"), folder] {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_file() {
+                lowering += &std::fs::read_to_string(path).unwrap();
+            }
         }
     }
     for ((file, dtype), functions) in compiled {

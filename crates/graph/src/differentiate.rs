@@ -92,7 +92,9 @@ pub fn differentiate(graph: Graph, optimizer: &Optimizer) -> Result<TrainingGrap
         if backward.is_needed(&node) {
             node.op.declaration().backward(&mut backward, &node)?;
         }
+        backward.release(|id| node.outputs.contains(&id));
     }
+    backward.release(|_| true);
     let nodes = backward.nodes;
     graph.nodes.extend(nodes);
     let (gradient_norm, step_scalars) = add_update(&mut graph, optimizer)?;
@@ -266,6 +268,8 @@ pub struct Backward<'g> {
     requires: Vec<bool>,
     /// The accumulator of each parameter, by the tensor that ops read.
     accumulators: Vec<Option<TensorId>>,
+    /// Nodes that wait for the backward of what made a tensor.
+    held_back: Vec<(TensorId, Vec<Node>)>,
     current: usize,
 }
 
@@ -292,7 +296,31 @@ impl<'g> Backward<'g> {
             gradients: vec![None; num_tensors],
             requires,
             accumulators,
+            held_back: Vec::new(),
             current: 0,
+        }
+    }
+
+    /// Keeps what `emit` adds until the node is differentiated that made `tensor`: right after
+    /// that, gradients of weights can be computed together.
+    pub(crate) fn hold_back(
+        &mut self,
+        tensor: TensorId,
+        emit: impl FnOnce(&mut Self) -> Result<(), GraphError>,
+    ) -> Result<(), GraphError> {
+        let before = self.nodes.len();
+        emit(self)?;
+        let nodes = self.nodes.split_off(before);
+        self.held_back.push((tensor, nodes));
+        Ok(())
+    }
+
+    fn release(&mut self, now: impl Fn(TensorId) -> bool) {
+        for (tensor, nodes) in std::mem::take(&mut self.held_back) {
+            match now(tensor) {
+                true => self.nodes.extend(nodes),
+                false => self.held_back.push((tensor, nodes)),
+            }
         }
     }
 

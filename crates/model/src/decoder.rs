@@ -56,6 +56,27 @@ struct Modules<'a> {
     packed: bool,
 }
 
+impl Modules<'_> {
+    /// Those that have adapters: name, outputs, and where these are: in which of the layers'
+    /// tensors, from which column on.
+    fn adapted(&self, adapters: &AdapterShape) -> Vec<(&'static str, usize, (usize, usize))> {
+        let mut column = 0;
+        let mut targets = Vec::new();
+        for (index, &(name, rows)) in self.members.iter().enumerate() {
+            let path = format!("{}.{name}", self.parent);
+            if adapters.modules.contains(&path) {
+                let place = match self.packed {
+                    true => (0, column),
+                    false => (index, 0),
+                };
+                targets.push((name, rows, place));
+            }
+            column += rows;
+        }
+        targets
+    }
+}
+
 /// A graph in the making.
 struct Model<'a> {
     g: &'a mut Graph,
@@ -229,6 +250,12 @@ impl<'a> Model<'a> {
             true => vec![modules.members],
             false => modules.members.chunks(1).collect(),
         };
+        // Before the layers' own products, so that what adapters add follows those at once.
+        let adapters = self.build.adapters.as_ref();
+        let low = match adapters {
+            Some(adapters) => self.adapter_inputs(modules, adapters, x)?,
+            None => None,
+        };
         let mut outputs = Vec::with_capacity(groups.len());
         for group in &groups {
             let path = |name: &str| format!("{}.{name}", modules.parent);
@@ -250,37 +277,24 @@ impl<'a> Model<'a> {
             });
             outputs.push(self.g.linear(&name, x, weight, bias)?);
         }
-        match &self.build.adapters {
-            Some(adapters) => self.adapt(modules, adapters, x, outputs),
-            None => Ok(outputs),
+        if let (Some(adapters), Some(low)) = (adapters, low) {
+            self.adapt(modules, adapters, low, &mut outputs)?;
         }
+        Ok(outputs)
     }
 
-    /// Adds `scale·B(A(dropout(x)))` to the outputs of the modules that have adapters.
-    fn adapt(
+    /// `A(dropout(x))` of all modules that have adapters, side by side; none where none has.
+    fn adapter_inputs(
         &mut self,
         modules: &Modules<'_>,
         adapters: &AdapterShape,
         x: TensorId,
-        mut outputs: Vec<TensorId>,
-    ) -> Result<Vec<TensorId>, GraphError> {
+    ) -> Result<Option<TensorId>, GraphError> {
         let (rank, inputs) = (adapters.rank, self.g.ty(x).width());
         let path = |name: &str| format!("{}.{name}", modules.parent);
-        let mut column = 0;
-        let mut targets = Vec::new();
-        for (index, &(name, rows)) in modules.members.iter().enumerate() {
-            if adapters.modules.contains(&path(name)) {
-                let place = if modules.packed {
-                    (0, column)
-                } else {
-                    (index, 0)
-                };
-                targets.push((name, rows, place));
-            }
-            column += rows;
-        }
-        let Some((first, _, _)) = targets.first() else {
-            return Ok(outputs);
+        let targets = modules.adapted(adapters);
+        let Some(&(first, ..)) = targets.first() else {
+            return Ok(None);
         };
         // What peft starts with: uniform over ±1/√K.
         let bound = 1.0 / (inputs as f64).sqrt();
@@ -296,13 +310,26 @@ impl<'a> Model<'a> {
         let rate = self.build.dropout(adapters.dropout);
         let dropout = self.g.dropout(rate);
         let low = self.g.linear_of_dropped(&name, x, down, dropout)?;
-        for (index, &(name, rows, (output, column))) in targets.iter().enumerate() {
-            let name = format!("{}.lora_B", path(name));
+        Ok(Some(low))
+    }
+
+    /// Adds `scale·B(low)` to the outputs of the modules that have adapters.
+    fn adapt(
+        &mut self,
+        modules: &Modules<'_>,
+        adapters: &AdapterShape,
+        low: TensorId,
+        outputs: &mut [TensorId],
+    ) -> Result<(), GraphError> {
+        let rank = adapters.rank;
+        let targets = modules.adapted(adapters);
+        for (index, (name, rows, (output, column))) in targets.into_iter().enumerate() {
+            let name = format!("{}.{name}.lora_B", modules.parent);
             let up = self.adapter_matrix(&name, [rows, rank], Init::Zeros);
             let (to, from) = ((outputs[output], column), (low, index * rank));
             outputs[output] = self.g.linear_add(&name, to, from, up, adapters.scale)?;
         }
-        Ok(outputs)
+        Ok(())
     }
 
     /// The RMS norm of each head by itself.

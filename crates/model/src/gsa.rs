@@ -5,12 +5,16 @@
 //! The indexer is trained beside the model: its scores are fitted to the distribution of the
 //! attention, which gets no gradient from that, and neither does the hidden state that the
 //! indexer reads. While it warms up, attention is dense.
+//!
+//! When text is generated, a token selects the keys that it would select as the last of a sequence
+//! that ends with it: what comes later cannot be known yet.
 
 use std::sync::Arc;
 
 use cinch_architecture::Gsa;
 use cinch_graph::op::{
-    ActivationKind, Attention, AttentionInputs, Indexer, IndexerLoss, KeyCount, NormKind, Rotary,
+    ActivationKind, Attention, AttentionInputs, CachedAttention, CachedSelection, Indexer,
+    IndexerLoss, KeyCount, NormKind, Rotary,
 };
 use cinch_graph::{Graph, GraphError, Init, LossTerm, TensorId};
 
@@ -31,10 +35,6 @@ const GATE_BIAS: Init = Init::Constant { value: 0.5 };
 impl Builds for Gsa {
     fn build(&self, graph: &mut Graph, build: &Build) -> Result<(), GraphError> {
         Model::new(graph, self, build).build()
-    }
-
-    fn without_generation(&self) -> Option<&'static str> {
-        Some("what an indexer selects is not kept from token to token")
     }
 
     fn phases(&self) -> Vec<TrainingPhase> {
@@ -72,6 +72,8 @@ struct Model<'a> {
     config: &'a Gsa,
     build: &'a Build,
     frequencies: Arc<[f64]>,
+    /// Positions of tokens that follow those in a cache.
+    continued: Option<TensorId>,
     /// Whether queries see all keys before them.
     dense: bool,
     /// What the indexers are fitted by, where they are trained.
@@ -85,12 +87,14 @@ impl<'a> Model<'a> {
         let rows = build.batch * build.seq_len * config.layers as usize;
         let (name, weight) = TERM;
         let term = trains.then(|| g.indexer_term(name, rows, weight));
+        let generates = matches!(build.purpose, Purpose::Generate { .. });
         Self {
             g,
             config,
             build,
             frequencies: Rotary::frequencies(ROTARY_BASE, head_dim),
-            dense: warms_up(config) && build.phase == 0,
+            continued: None,
+            dense: warms_up(config) && build.phase == 0 && !generates,
             term,
         }
     }
@@ -99,6 +103,7 @@ impl<'a> Model<'a> {
         let config = self.config;
         let (vocabulary, d) = (config.vocabulary as usize, config.width as usize);
         let tokens = self.build.tokens(self.g);
+        self.continued = self.build.continued(self.g);
         let table = self.matrix("model.embed_tokens.weight", [vocabulary, d], EMBEDDING);
         let mut stream = self.g.embedding("embedding", tokens, table, None, None)?;
         let opening = |layer: u64| format!("model.layers.{layer}.input_layernorm");
@@ -152,10 +157,10 @@ impl<'a> Model<'a> {
         }
         let q = self
             .g
-            .rotary(&name("q_rotary"), q, &self.frequencies, None)?;
+            .rotary(&name("q_rotary"), q, &self.frequencies, self.continued)?;
         let k = self
             .g
-            .rotary(&name("k_rotary"), k, &self.frequencies, None)?;
+            .rotary(&name("k_rotary"), k, &self.frequencies, self.continued)?;
         let attention = Attention {
             inputs: AttentionInputs::Separate,
             heads,
@@ -191,16 +196,35 @@ impl<'a> Model<'a> {
             width: config.indexer_width as usize,
         };
         let inputs = self.indexer(&format!("{parent}.indexer"), indexer, x)?;
-        let count = match (self.dense, config.adaptive_keys) {
-            (true, _) => None,
-            (false, false) => Some(KeyCount::Fixed(config.base_keys as usize)),
-            (false, true) => Some(KeyCount::Adaptive {
+        let count = match config.adaptive_keys {
+            false => KeyCount::Fixed(config.base_keys as usize),
+            true => KeyCount::Adaptive {
                 base: config.base_keys as usize,
                 least: config.least_keys as usize,
                 most: config.most_keys as usize,
                 temperature: TEMPERATURE,
-            }),
+            },
         };
+        if let (Purpose::Generate { context, .. }, Some(positions)) =
+            (self.build.purpose, self.continued)
+        {
+            let selection = CachedSelection {
+                indexer,
+                count,
+                slots: context,
+            };
+            let name = format!("{parent}.indexer.selection");
+            let selection = self.g.select_cached(&name, selection, inputs, positions)?;
+            let name = format!("{parent}.attention");
+            let op = CachedAttention {
+                attention,
+                slots: context,
+            };
+            return self
+                .g
+                .attend_cached_selected(&name, op, &sources, selection, positions);
+        }
+        let count = (!self.dense).then_some(count);
         // In the warm-up nobody but the fit asks for scores.
         let scored = match self.dense && self.term.is_none() {
             true => None,

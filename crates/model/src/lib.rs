@@ -56,7 +56,7 @@ pub enum ModelError {
     WholeOnly { family: &'static str },
     #[error(
         "cinch does not generate text with {family}: {reason}\n\
-         hint: `cinch models` lists the models; language models without such a note generate"
+         hint: language models generate text, for example gpt2 and mamba; `cinch models` lists them"
     )]
     NotGenerated {
         family: &'static str,

@@ -208,7 +208,7 @@ impl Layer<'_> {
     /// Attention across the blocks, and its entropy.
     fn cross(&self, g: &mut Graph, z: TensorId) -> Result<(TensorId, TensorId), GraphError> {
         let qkv = self.dense(g, "cross.qkv", z, 3 * WIDTH)?;
-        let heads = Mu::CROSS_HEADS as usize;
+        let heads = self.config.heads as usize;
         let op = self.attention(g, AttentionInputs::Packed, heads);
         let entropy = AttentionEntropy {
             heads,

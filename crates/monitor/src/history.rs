@@ -6,7 +6,7 @@ use cinch_device::GpuReading;
 
 use crate::sample::Sample;
 use crate::series::Series;
-use crate::trend::{Trend, trend};
+use crate::trend::{FEWEST, Trend, trend};
 
 /// Points of a GPU's and of the host's series: an hour at a sample a second, then coarser.
 const GPU_POINTS: usize = 3600;
@@ -121,7 +121,7 @@ impl History {
         if let Some(used) = sample.host_used_bytes() {
             self.host.push(now, used);
             self.host_peak_bytes = self.host_peak_bytes.max(used);
-            self.host_trend = trend(&self.host.recent(TREND_SECONDS));
+            self.host_trend = trend(&self.host.recent(TREND_SECONDS, FEWEST));
         }
         self.last = Some(sample);
     }
@@ -143,7 +143,7 @@ impl History {
         if let Some(used) = reading.used_bytes {
             gpu.used.push(now, used);
             gpu.peak_bytes = gpu.peak_bytes.max(used);
-            gpu.trend = trend(&gpu.used.recent(TREND_SECONDS));
+            gpu.trend = trend(&gpu.used.recent(TREND_SECONDS, FEWEST));
         }
         if let Some(percent) = reading.utilization_percent {
             gpu.utilization.push(now, percent.into());
@@ -177,7 +177,7 @@ impl History {
             process.peak_bytes = process.peak_bytes.max(used);
             process.note_flush(used, total);
             if (count + u64::from(key.pid)).is_multiple_of(TREND_EVERY) {
-                process.trend = trend(&process.series.recent(TREND_SECONDS));
+                process.trend = trend(&process.series.recent(TREND_SECONDS, FEWEST));
             }
         }
         if let Some(facts) = sample.facts(key.pid) {
@@ -189,7 +189,7 @@ impl History {
     /// Works out all trends now, as after the last sample of a recording.
     pub fn settle(&mut self) {
         for process in self.processes.values_mut() {
-            process.trend = trend(&process.series.recent(TREND_SECONDS));
+            process.trend = trend(&process.series.recent(TREND_SECONDS, FEWEST));
         }
     }
 }

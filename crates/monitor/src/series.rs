@@ -64,14 +64,15 @@ impl Series {
         self.points.back().map(|point| point.1)
     }
 
-    /// The points of the last so many seconds.
-    pub fn recent(&self, seconds: f64) -> Vec<(f64, u64)> {
+    /// The points of the last so many seconds, and at least `fewest` where old times are coarse.
+    pub fn recent(&self, seconds: f64, fewest: usize) -> Vec<(f64, u64)> {
         let Some(&(end, _)) = self.points.back() else {
             return Vec::new();
         };
-        let inside = self.points.iter().rev();
-        let inside = inside.take_while(|point| end - point.0 <= seconds);
-        let mut points: Vec<_> = inside.copied().collect();
+        let newest = self.points.iter().rev().enumerate();
+        let inside =
+            newest.take_while(|(index, point)| *index < fewest || end - point.0 <= seconds);
+        let mut points: Vec<_> = inside.map(|(_, point)| *point).collect();
         points.reverse();
         points
     }
@@ -101,8 +102,9 @@ mod tests {
         for second in 0..50 {
             series.push(f64::from(second), u64::from(second as u32));
         }
-        let recent = series.recent(10.0);
+        let recent = series.recent(10.0, 5);
         assert_eq!(recent.first(), Some(&(39.0, 39)));
         assert_eq!(recent.len(), 11);
+        assert_eq!(series.recent(10.0, 20).len(), 20);
     }
 }

@@ -178,7 +178,7 @@ fn underuse(history: &History, index: usize, gpu: &GpuHistory) -> Vec<Sign> {
     };
     let total = gpu.reading.total_bytes.unwrap_or(0).max(1);
     let share = gpu.peak_bytes as f64 / total as f64;
-    let recent = gpu.utilization.recent(USE_SECONDS);
+    let recent = gpu.utilization.recent(USE_SECONDS, 1);
     let percents: Vec<f64> = recent.iter().map(|point| point.1 as f64).collect();
     if percents.len() < FEWEST {
         return Vec::new();

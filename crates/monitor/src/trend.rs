@@ -1,9 +1,8 @@
-//! Whether a series of bytes rises, and how fast.
-//!
-//! The slope is the median of the slopes between all pairs of points (Theil and Sen): a spike or
-//! an evaluation every few minutes does not move it. Whether it is a rise at all is decided by
-//! Mann and Kendall's count of pairs that rise and pairs that fall, and by its later half, so that
-//! a run that fills its allocator's cache once and then stays is no creep.
+//! What a trend means on a card: MiB a minute, how long until it is full, and whether it is worth a
+//! word. Whether memory rises at all is decided by `cinch_diagnose::trend`, for logs and for
+//! samples alike.
+
+use cinch_diagnose::trend::{FEWEST_SAMPLES, Series};
 
 /// What a series does.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -16,13 +15,10 @@ pub struct Trend {
     pub seconds: f64,
 }
 
-/// Points from which a trend can be told.
-pub const FEWEST: usize = 12;
-/// Points that are compared pair by pair.
-const MOST: usize = 64;
-/// Standard deviations of the count of rising pairs beyond which chance is no explanation: one
-/// clean series in some 3,000 is above three; both halves have to be.
-const SIGNIFICANT: f64 = 3.0;
+/// Points from which a rise can be told.
+pub const FEWEST: usize = FEWEST_SAMPLES as usize;
+/// Points from which a series that stays as it is can be called steady.
+const FEWEST_STEADY: usize = 12;
 /// Growth that is worth a word.
 const LEAST_GROWTH: f64 = (32_u64 << 20) as f64;
 
@@ -40,10 +36,9 @@ impl Trend {
 
 /// The trend of points in the order of time; `None` where there are too few.
 pub fn trend(points: &[(f64, u64)]) -> Option<Trend> {
-    if points.len() < FEWEST {
+    if points.len() < FEWEST_STEADY {
         return None;
     }
-    let points = thinned(points);
     let (first, last) = (points.first()?, points.last()?);
     let seconds = last.0 - first.0;
     if seconds <= 0.0 {
@@ -51,94 +46,28 @@ pub fn trend(points: &[(f64, u64)]) -> Option<Trend> {
     }
     let values = points.iter().map(|point| point.1);
     let least = values.clone().min().unwrap_or(0);
-    // Most series are flat, and that is seen without comparing all pairs.
+    // Most series are flat, and that is seen without looking further.
     if ((values.max().unwrap_or(0) - least) as f64) < LEAST_GROWTH {
+        let growth_bytes = last.1 as f64 - first.1 as f64;
         return Some(Trend {
-            bytes_per_second: (last.1 as f64 - first.1 as f64) / seconds,
+            bytes_per_second: growth_bytes / seconds,
             is_creep: false,
-            growth_bytes: last.1 as f64 - first.1 as f64,
+            growth_bytes,
             seconds,
         });
     }
-    let bytes_per_second = median_slope(&points)?;
-    let growth_bytes = bytes_per_second * seconds;
-    let later = &points[points.len() / 2..];
-    let is_creep = growth_bytes >= LEAST_GROWTH
-        && rising(&points) > SIGNIFICANT
-        && rising(later) > SIGNIFICANT / 2.0
-        && every_quarter_rises(&points, growth_bytes);
+    let mut series = Series::new();
+    for (second, bytes) in points {
+        series.push(*second, *bytes as f64);
+    }
+    let found = series.trend()?;
+    let growth_bytes = found.slope * seconds;
     Some(Trend {
-        bytes_per_second,
-        is_creep,
+        bytes_per_second: found.slope,
+        is_creep: found.is_rising && growth_bytes >= LEAST_GROWTH,
         growth_bytes,
         seconds,
     })
-}
-
-/// Whether each quarter after the first lies above the one before, by a good part of what an even
-/// rise would give. Evaluations at the end and caches filled at the beginning lift one quarter.
-fn every_quarter_rises(points: &[(f64, u64)], growth_bytes: f64) -> bool {
-    const PART: f64 = 0.5;
-    let middle = |points: &[(f64, u64)]| {
-        let mut values: Vec<u64> = points.iter().map(|point| point.1).collect();
-        let middle = values.len() / 2;
-        *values.select_nth_unstable(middle).1 as f64
-    };
-    let quarters: Vec<f64> = points
-        .chunks(points.len().div_ceil(4))
-        .map(middle)
-        .collect();
-    let [_, second, third, fourth] = quarters[..] else {
-        return false;
-    };
-    let least = PART * growth_bytes / 4.0;
-    // The later half by itself has to be worth a third of a word.
-    third - second >= least && fourth - third >= least && fourth - second >= LEAST_GROWTH / 3.0
-}
-
-/// At most [`MOST`] points, evenly chosen, with both ends.
-fn thinned(points: &[(f64, u64)]) -> Vec<(f64, u64)> {
-    if points.len() <= MOST {
-        return points.to_vec();
-    }
-    let last = points.len() - 1;
-    let place = |index: usize| points[index * last / (MOST - 1)];
-    (0..MOST).map(place).collect()
-}
-
-fn pairs(points: &[(f64, u64)]) -> impl Iterator<Item = ((f64, u64), (f64, u64))> + '_ {
-    let pairs = points.iter().enumerate();
-    pairs.flat_map(|(index, early)| points[index + 1..].iter().map(|late| (*early, *late)))
-}
-
-fn median_slope(points: &[(f64, u64)]) -> Option<f64> {
-    let slopes = pairs(points).filter(|(early, late)| late.0 > early.0);
-    let slope = |(early, late): ((f64, u64), (f64, u64))| {
-        (late.1 as f64 - early.1 as f64) / (late.0 - early.0)
-    };
-    let mut slopes: Vec<f64> = slopes.map(slope).collect();
-    let middle = slopes.len().checked_sub(1)? / 2;
-    let (_, median, _) = slopes.select_nth_unstable_by(middle, f64::total_cmp);
-    Some(*median)
-}
-
-/// Mann and Kendall's statistic in standard deviations. Ties count for nothing, and the deviation
-/// is that without ties, which is the larger one.
-fn rising(points: &[(f64, u64)]) -> f64 {
-    let count = points.len() as f64;
-    let score: f64 = pairs(points)
-        .map(|(early, late)| match late.1.cmp(&early.1) {
-            std::cmp::Ordering::Greater => 1.0,
-            std::cmp::Ordering::Less => -1.0,
-            std::cmp::Ordering::Equal => 0.0,
-        })
-        .sum();
-    let deviation = (count * (count - 1.0) * (2.0 * count + 5.0) / 18.0).sqrt();
-    if deviation > 0.0 {
-        score / deviation
-    } else {
-        0.0
-    }
 }
 
 #[cfg(test)]
@@ -208,7 +137,9 @@ mod tests {
     #[test]
     fn too_little_says_nothing() {
         assert_eq!(trend(&[]), None);
-        assert_eq!(trend(&[(0.0, 1); 11]), None);
+        assert_eq!(trend(&[(0.0, 1); FEWEST_STEADY - 1]), None);
+        let rising = series(FEWEST as u64 - 1, |second| (100 * second * MIB) as f64);
+        assert_eq!(trend(&rising), None);
         assert_eq!(trend(&[(5.0, 1); 50]), None);
     }
 }

@@ -330,11 +330,16 @@ const PERSISTENT_ROLES: [Role; 10] = [
 ];
 
 /// Persistent tensors that the graph touches, in the order of their places: weights first, so
-/// that graphs of one model agree on them.
+/// that graphs of one model agree on them. Gradients of one type are side by side, so that their
+/// norm is a pass over few ranges.
 fn persistent_order(graph: &Graph) -> impl Iterator<Item = TensorId> + '_ {
     PERSISTENT_ROLES.into_iter().flat_map(move |role| {
         let ids = (0..graph.tensors.len() as u32).map(TensorId);
-        ids.filter(move |&id| graph.tensor(id).role == role)
+        let mut ids: Vec<TensorId> = ids.filter(|&id| graph.tensor(id).role == role).collect();
+        if role == Role::Gradient {
+            ids.sort_by_key(|&id| graph.ty(id).dtype);
+        }
+        ids
     })
 }
 

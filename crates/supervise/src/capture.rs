@@ -1,104 +1,67 @@
-//! What is kept of a command's output: the end of it, and the lines that speak of memory. The
-//! rest passes through, however many gigabytes it is.
+//! What a command prints, read for its diagnosis on the way. What is held is bounded, however
+//! many gigabytes pass through.
 
-use std::collections::VecDeque;
+use cinch_diagnose::Log;
 
-use memchr::memmem;
+/// The longest line that waits for its end; a longer one is read in pieces.
+const LONGEST_LINE: usize = 64 << 10;
 
-/// Bytes of the end that are kept.
-const TAIL: usize = 256 << 10;
-/// Lines that speak of memory that are kept, and how long each may be.
-const MOST_LINES: usize = 64;
-const LONGEST_LINE: usize = 4 << 10;
-
-/// What a line that speaks of memory has: one of these. They only choose which lines are kept.
-const WORDS: [&[u8]; 6] = [
-    b"emory",
-    b"ALLOC_FAILED",
-    b"bad_alloc",
-    b"RESOURCE_EXHAUSTED",
-    b"killed by signal",
-    b"Killed",
-];
-
-/// The output of a command, bounded.
-#[derive(Debug)]
-pub struct Capture {
-    finders: Vec<memmem::Finder<'static>>,
-    tail: VecDeque<u8>,
-    lines: Vec<String>,
-    /// The last line of what came, which has no end yet.
-    open: Vec<u8>,
-    num_bytes: u64,
+/// Where a command writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    Output,
+    Error,
 }
 
-impl Default for Capture {
-    fn default() -> Self {
-        Self {
-            finders: WORDS.iter().map(memmem::Finder::new).collect(),
-            tail: VecDeque::new(),
-            lines: Vec::new(),
-            open: Vec::new(),
-            num_bytes: 0,
-        }
-    }
+/// The output of a command, as a log of both streams: whole lines in the order in which they came,
+/// so that steps on one stream stand before a message on the other.
+#[derive(Debug, Default)]
+pub struct Capture {
+    log: Log,
+    /// The last line of each stream, which has no end yet.
+    open: [Vec<u8>; 2],
+    num_bytes: u64,
 }
 
 impl Capture {
     /// Takes up what the command wrote.
-    pub fn push(&mut self, bytes: &[u8]) {
+    pub fn push(&mut self, stream: Stream, bytes: &[u8]) {
         self.num_bytes += bytes.len() as u64;
-        let kept = &bytes[bytes.len().saturating_sub(TAIL)..];
-        let overflow = (self.tail.len() + kept.len()).saturating_sub(TAIL);
-        self.tail.drain(..overflow);
-        self.tail.extend(kept);
-        let Some(last_end) = memchr::memrchr2(b'\n', b'\r', bytes) else {
-            self.extend_open(bytes);
-            return;
-        };
-        let first_end = memchr::memchr2(b'\n', b'\r', bytes).unwrap_or(last_end);
-        self.extend_open(&bytes[..first_end]);
-        let open = std::mem::take(&mut self.open);
-        self.consider(&open);
-        let middle = &bytes[first_end..last_end];
-        // Whole pieces without a word of memory are not cut into lines.
-        if self.finders.iter().any(|word| word.find(middle).is_some()) {
-            for line in middle.split(|byte| matches!(byte, b'\n' | b'\r')) {
-                self.consider(line);
+        let open = &mut self.open[stream as usize];
+        let end = memchr::memrchr2(b'\n', b'\r', bytes).map_or(0, |place| place + 1);
+        if end > 0 {
+            self.log.feed(open);
+            self.log.feed(&bytes[..end]);
+            open.clear();
+        }
+        open.extend_from_slice(&bytes[end..]);
+        if open.len() > LONGEST_LINE {
+            self.log.feed(open);
+            open.clear();
+        }
+    }
+
+    /// Ends the last lines.
+    pub fn finish(&mut self) {
+        for open in &mut self.open {
+            if !open.is_empty() {
+                self.log.feed(open);
+                self.log.feed(b"\n");
+                open.clear();
             }
         }
-        self.extend_open(&bytes[last_end + 1..]);
+        self.log.finish();
+        self.log.join_streams();
     }
 
-    fn extend_open(&mut self, bytes: &[u8]) {
-        let room = LONGEST_LINE.saturating_sub(self.open.len());
-        self.open.extend_from_slice(&bytes[..bytes.len().min(room)]);
+    /// What was read.
+    pub fn log(&self) -> &Log {
+        &self.log
     }
 
-    fn consider(&mut self, line: &[u8]) {
-        let line = &line[..line.len().min(LONGEST_LINE)];
-        if self.lines.len() < MOST_LINES
-            && self.finders.iter().any(|word| word.find(line).is_some())
-        {
-            self.lines.push(String::from_utf8_lossy(line).into_owned());
-        }
-    }
-
-    /// Ends the last line.
-    pub fn finish(&mut self) {
-        let open = std::mem::take(&mut self.open);
-        self.consider(&open);
-    }
-
-    /// Lines that speak of memory, the first ones.
-    pub fn lines(&self) -> &[String] {
-        &self.lines
-    }
-
-    /// The end of the output.
-    pub fn tail(&self) -> String {
-        let (first, second) = self.tail.as_slices();
-        String::from_utf8_lossy(&[first, second].concat()).into_owned()
+    /// The kernel ended processes of the command.
+    pub fn note_kernel_kills(&mut self, count: u64) {
+        self.log.note_kernel_kills(count);
     }
 
     /// Bytes that were written in all.
@@ -109,37 +72,53 @@ impl Capture {
 
 #[cfg(test)]
 mod tests {
+    use cinch_diagnose::{Cause, diagnose};
+
     use super::*;
 
+    const MESSAGE: &[u8] =
+        b"RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 3.81 GiB total \
+          capacity; 3.08 GiB already allocated; 55.38 MiB free; 9.78 MiB cached)";
+
     #[test]
-    fn lines_about_memory_are_found_however_they_arrive() {
-        let text = b"epoch 1\rstep 2\nRuntimeError: CUDA out of memory. Tried 2 GiB\nbye";
-        for size in 1..=text.len() {
+    fn a_message_is_read_however_it_arrives_and_whatever_the_other_stream_says() {
+        for size in 1..=MESSAGE.len() {
             let mut capture = Capture::default();
-            for piece in text.chunks(size) {
-                capture.push(piece);
+            for piece in MESSAGE.chunks(size) {
+                capture.push(Stream::Error, piece);
+                capture.push(Stream::Output, b"epoch 1\rstep 2\nste");
             }
             capture.finish();
-            assert_eq!(
-                capture.lines(),
-                ["RuntimeError: CUDA out of memory. Tried 2 GiB"],
-                "{size}"
-            );
-            assert_eq!(capture.tail().as_bytes(), text);
+            let failures = diagnose(capture.log(), None);
+            assert_eq!(failures.len(), 1, "{size}");
+            assert_eq!(failures[0].cause, Cause::Capacity, "{size}");
+            assert_eq!(failures[0].numbers.tried, Some(2 << 30), "{size}");
         }
     }
 
     #[test]
-    fn what_is_kept_is_bounded() {
+    fn steps_that_come_after_the_message_are_those_before_it() {
+        let mut capture = Capture::default();
+        capture.push(Stream::Error, MESSAGE);
+        capture.push(Stream::Error, b"\n");
+        for step in 1..=60 {
+            let line = format!("step: {step} loss: 1.5 memory: {} MiB\n", 2000 + 30 * step);
+            capture.push(Stream::Output, line.as_bytes());
+        }
+        capture.finish();
+        let failures = diagnose(capture.log(), None);
+        assert_eq!(failures[0].cause, Cause::Leak);
+        assert_eq!(failures[0].step, Some(60));
+    }
+
+    #[test]
+    fn what_is_held_is_bounded() {
         let mut capture = Capture::default();
         let line = [b'x'; 100_000];
         for _ in 0..100 {
-            capture.push(&line);
-            capture.push(b"out of memory\n");
+            capture.push(Stream::Output, &line);
+            assert!(capture.open[0].len() <= LONGEST_LINE);
         }
-        assert!(capture.tail().len() <= TAIL);
-        assert!(capture.lines().len() <= MOST_LINES);
-        assert_eq!(capture.num_bytes(), 100 * 100_014);
-        assert!(capture.open.len() <= LONGEST_LINE);
+        assert_eq!(capture.num_bytes(), 100 * 100_000);
     }
 }

@@ -3,9 +3,8 @@
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
+use cinch_diagnose::{Event, Log, failure};
 use serde::Serialize;
-
-use crate::capture::Capture;
 
 /// Why it ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -24,7 +23,7 @@ pub enum End {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Evidence {
-    /// A line of its output.
+    /// Its output tells so: what happened, in a sentence.
     Said(String),
     /// The kernel ended so many processes for want of host memory meanwhile.
     KilledByKernel(u64),
@@ -33,7 +32,7 @@ pub enum Evidence {
 impl std::fmt::Display for Evidence {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Said(line) => write!(formatter, "it said: {line}"),
+            Self::Said(summary) => formatter.write_str(summary),
             Self::KilledByKernel(1) => {
                 formatter.write_str("the kernel ended a process for want of host memory")
             }
@@ -47,31 +46,16 @@ impl std::fmt::Display for Evidence {
     }
 }
 
-/// What programs say when an allocation fails. Parts of their messages, without figures.
-const SAID: [&str; 17] = [
-    "CUDA out of memory",
-    "HIP out of memory",
-    "MPS backend out of memory",
-    "OutOfMemoryError",
-    "CUDA error: out of memory",
-    "CUDA_ERROR_OUT_OF_MEMORY",
-    "cudaErrorMemoryAllocation",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "RESOURCE_EXHAUSTED: Out of memory",
-    "failed to allocate memory",
-    "DefaultCPUAllocator: can't allocate memory",
-    "DefaultCPUAllocator: not enough memory",
-    "Cannot allocate memory",
-    "std::bad_alloc",
-    "is killed by signal: Killed",
-    "MemoryError",
-];
-
-/// The line that says so, if one does.
-fn said(capture: &Capture) -> Option<&String> {
-    let mut lines = capture.lines().iter();
-    lines.find(|line| SAID.iter().any(|words| line.contains(words)))
+/// What its output tells of memory, if anything. A signal that it tells of is for the kernel's
+/// counters: anybody may have sent it.
+fn said(log: &Log) -> Option<String> {
+    let incidents = log.incidents();
+    let mut told = incidents
+        .iter()
+        .filter(|incident| incident.message.event != Event::KilledBySignal)
+        .map(|incident| failure(incident, log.told(), None));
+    told.find(|failure| failure.is_oom)
+        .map(|failure| failure.summary)
 }
 
 /// SIGKILL, by number: what the kernel's killer sends.
@@ -81,7 +65,7 @@ const KILLED_BELOW: i32 = 128 + KILL;
 
 /// Reads why a command ended. `kills` is what the kernel counted meanwhile, `stopped` whether a
 /// person or a program asked it to stop.
-pub fn judge(status: ExitStatus, capture: &Capture, kills: u64, stopped: bool) -> End {
+pub fn judge(status: ExitStatus, log: &Log, kills: u64, stopped: bool) -> End {
     if status.success() {
         return End::Success;
     }
@@ -89,8 +73,8 @@ pub fn judge(status: ExitStatus, capture: &Capture, kills: u64, stopped: bool) -
         return End::Interrupted;
     }
     let was_killed = status.signal() == Some(KILL) || status.code() == Some(KILLED_BELOW);
-    if let Some(line) = said(capture) {
-        return End::OutOfMemory(Evidence::Said(line.trim().to_owned()));
+    if let Some(summary) = said(log) {
+        return End::OutOfMemory(Evidence::Said(summary));
     }
     // A launcher reports the death of a rank with a code of its own.
     if kills > 0 && (was_killed || status.code().is_some_and(|code| code != 0)) {
@@ -103,11 +87,11 @@ pub fn judge(status: ExitStatus, capture: &Capture, kills: u64, stopped: bool) -
 mod tests {
     use super::*;
 
-    fn capture(text: &str) -> Capture {
-        let mut capture = Capture::default();
-        capture.push(text.as_bytes());
-        capture.finish();
-        capture
+    fn log(text: &str) -> Log {
+        let mut log = Log::new();
+        log.feed(text.as_bytes());
+        log.finish();
+        log
     }
 
     /// As `wait` reports it: the code in the second byte, the signal in the first.
@@ -117,9 +101,8 @@ mod tests {
 
     #[test]
     fn ends_are_told_apart() {
-        let oom =
-            capture("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n");
-        let quiet = capture("step 1\nValueError: shapes do not match\n");
+        let oom = log("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n");
+        let quiet = log("step 1\nValueError: shapes do not match\n");
         assert_eq!(judge(exited(0), &oom, 1, false), End::Success);
         assert!(matches!(
             judge(exited(1), &oom, 0, false),
@@ -138,7 +121,10 @@ mod tests {
             judge(ExitStatus::from_raw(KILL), &quiet, 0, false),
             End::Failed
         );
-        let talk = capture("memory: 12 GiB allocated\nout of memory-mapped files\n");
+        // Neither does the shell that tells of it.
+        let told = log("run.sh: line 3: 123 Killed  python train.py\n");
+        assert_eq!(judge(exited(KILLED_BELOW), &told, 0, false), End::Failed);
+        let talk = log("memory: 12 GiB allocated\nout of memory-mapped files\n");
         assert_eq!(judge(exited(1), &talk, 0, false), End::Failed);
     }
 }

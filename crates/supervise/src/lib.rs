@@ -2,7 +2,7 @@
 //! it ran out of memory.
 //!
 //! [`Supervisor::run`] starts one process and relays its output; [`judge`] reads why it ended from
-//! its exit, from what it printed and from the kernel's counters; [`Search`] says which batch to
+//! its exit, from what `cinch-diagnose` reads in its output and from the kernel's counters; [`Search`] says which batch to
 //! try next; [`Place`] writes it where the user said it stands. Nothing here decides to try again:
 //! that is the command's loop.
 
@@ -16,7 +16,7 @@ mod search;
 mod supervisor;
 mod terminal;
 
-pub use capture::Capture;
+pub use capture::{Capture, Stream};
 pub use error::SuperviseError;
 pub use judge::{End, Evidence, judge};
 pub use kernel::KernelKills;

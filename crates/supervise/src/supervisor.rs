@@ -17,7 +17,7 @@ use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 use signal_hook::low_level::siginfo::Cause;
 
-use crate::capture::Capture;
+use crate::capture::{Capture, Stream};
 use crate::error::SuperviseError;
 use crate::kernel::KernelKills;
 use crate::terminal::{self, LAUNCHER, Meaning, Pair, Raw};
@@ -267,8 +267,8 @@ impl Supervisor {
         self.shared.current().terminal = Some(pair.ours);
         let mut num_relays = 1;
         match shows[1] {
-            true => relay(ours, io::stdout(), relays),
-            false => relay(ours, io::stderr(), relays),
+            true => relay(ours, io::stdout(), Stream::Output, relays),
+            false => relay(ours, io::stderr(), Stream::Error, relays),
         }
         num_relays += relay_pipes(&mut child, relays);
         Ok((child, num_relays))
@@ -303,10 +303,10 @@ fn relay_pipes(child: &mut Child, relays: &Relays) -> usize {
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let count = usize::from(stdout.is_some()) + usize::from(stderr.is_some());
     if let Some(stdout) = stdout {
-        relay(stdout, io::stdout(), relays);
+        relay(stdout, io::stdout(), Stream::Output, relays);
     }
     if let Some(stderr) = stderr {
-        relay(stderr, io::stderr(), relays);
+        relay(stderr, io::stderr(), Stream::Error, relays);
     }
     count
 }
@@ -323,6 +323,7 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
 fn relay(
     mut from: impl Read + Send + 'static,
     mut to: impl Write + Send + 'static,
+    stream: Stream,
     relays: &Relays,
 ) {
     let relays = relays.clone();
@@ -339,7 +340,7 @@ fn relay(
             let progress = &relays.progress;
             progress.num_writing.fetch_add(1, Ordering::Relaxed);
             if let Ok(mut capture) = relays.capture.lock() {
-                capture.push(&piece[..length]);
+                capture.push(stream, &piece[..length]);
             }
             let written = to.write_all(&piece[..length]).and_then(|()| to.flush());
             progress.num_writing.fetch_sub(1, Ordering::Relaxed);

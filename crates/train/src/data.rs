@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cinch_architecture::{Architecture, Naics};
@@ -15,6 +15,7 @@ use cinch_data::sample::{
 use cinch_data::taxonomy::Taxonomy;
 use cinch_data::{
     Corpus, DataError, DataOptions, NoProgress, Progress, Source, Split, Tokenizer, TokenizerSpec,
+    train_tokenizer,
 };
 use cinch_model::input;
 
@@ -171,6 +172,16 @@ pub(crate) struct Data {
     pub report: DataReport,
     /// What was found and what became of it, in sentences.
     pub notes: Vec<String>,
+    /// What made the tokens; none where they were there already.
+    pub tokenizer: Option<RunTokenizer>,
+}
+
+/// The tokenizer of a run.
+pub(crate) struct RunTokenizer {
+    pub tokenizer: Tokenizer,
+    pub spec: TokenizerSpec,
+    /// Where it lies, if it was trained on the data.
+    pub trained: Option<PathBuf>,
 }
 
 /// The rows of a stage.
@@ -192,34 +203,33 @@ impl Data {
                 false => Self::of_corpus(&corpus, config),
             };
         }
-        let spec: TokenizerSpec = match config.data.tokenizer.parse() {
-            Ok(spec) => spec,
-            Err(never) => match never {},
-        };
-        let tokenizer = load_tokenizer(config)?;
+        let of_run = load_tokenizer(config, progress)?;
+        let data = Self::of_tokenizer(&of_run, config, progress)?;
+        Ok(Self {
+            tokenizer: Some(of_run),
+            ..data
+        })
+    }
+
+    fn of_tokenizer(
+        of_run: &RunTokenizer,
+        config: &Config,
+        progress: &dyn Progress,
+    ) -> Result<Self, TrainError> {
+        let tokenizer = &of_run.tokenizer;
         if let Architecture::Naics(shape) = &config.model {
-            return Self::of_texts(shape, config, &tokenizer);
+            return Self::of_texts(shape, config, tokenizer);
         }
         if let Some(path) = &config.data.source
-            && holds_samples(path, config, &tokenizer)?
+            && holds_samples(path, config, tokenizer)?
         {
-            return Self::of_samples(path, config, &tokenizer, progress);
+            return Self::of_samples(path, config, tokenizer, progress);
         }
         if config.data.packing {
             return Err(TrainError::NothingToPack);
         }
-        let source = match &config.data.source {
-            None => Source::Embedded,
-            Some(path) if path.is_file() => Source::File(path.clone()),
-            Some(path) => Source::Folder(path.clone()),
-        };
-        let options = DataOptions {
-            source,
-            tokenizer: spec,
-            text_column: config.data.text_column.clone(),
-            cache_dir: config.data.cache_dir.clone(),
-        };
-        let corpus = Corpus::prepare(&options, &tokenizer, progress)?;
+        let options = text_options(config, of_run.spec.clone());
+        let corpus = Corpus::prepare(&options, tokenizer, progress)?;
         Self::of_corpus(&corpus, config)
     }
 
@@ -384,6 +394,7 @@ impl Data {
             },
             stages,
             notes,
+            tokenizer: None,
         }
     }
 
@@ -506,14 +517,44 @@ pub(crate) fn row_style(config: &Config) -> RowStyle {
     }
 }
 
-/// The tokenizer of a run, whose tokens the model has embeddings for.
-pub(crate) fn load_tokenizer(config: &Config) -> Result<Tokenizer, TrainError> {
+/// The texts of a run that has no samples.
+fn text_options(config: &Config, tokenizer: TokenizerSpec) -> DataOptions {
+    let source = match &config.data.source {
+        None => Source::Embedded,
+        Some(path) if path.is_file() => Source::File(path.clone()),
+        Some(path) => Source::Folder(path.clone()),
+    };
+    DataOptions {
+        source,
+        tokenizer,
+        text_column: config.data.text_column.clone(),
+        cache_dir: config.data.cache_dir.clone(),
+    }
+}
+
+/// The tokenizer of a run, whose tokens the model has embeddings for. One that is to be trained
+/// is trained here, unless it was for the same text before.
+pub(crate) fn load_tokenizer(
+    config: &Config,
+    progress: &dyn Progress,
+) -> Result<RunTokenizer, TrainError> {
     let spec: TokenizerSpec = match config.data.tokenizer.parse() {
         Ok(spec) => spec,
         Err(never) => match never {},
     };
-    let tokenizer = Tokenizer::load(&spec)?;
     let vocabulary = config.model.vocab_size();
+    let trained = match &spec {
+        TokenizerSpec::Trained => {
+            refuse_samples(config)?;
+            let options = text_options(config, spec.clone());
+            Some(train_tokenizer(&options, vocabulary, progress)?)
+        }
+        _ => None,
+    };
+    let tokenizer = Tokenizer::load(&match &trained {
+        Some(path) => TokenizerSpec::File(path.clone()),
+        None => spec.clone(),
+    })?;
     if tokenizer.vocab_size() > vocabulary {
         return Err(TrainError::Vocabulary {
             tokenizer: config.data.tokenizer.clone(),
@@ -521,7 +562,23 @@ pub(crate) fn load_tokenizer(config: &Config) -> Result<Tokenizer, TrainError> {
             vocabulary,
         });
     }
-    Ok(tokenizer)
+    Ok(RunTokenizer {
+        tokenizer,
+        spec,
+        trained,
+    })
+}
+
+/// Prompts with their answers are written with a model's own tokenizer; none is trained on them.
+fn refuse_samples(config: &Config) -> Result<(), TrainError> {
+    let Some(path) = &config.data.source else {
+        return Ok(());
+    };
+    let bytes = Tokenizer::load(&TokenizerSpec::Bytes)?;
+    match holds_samples(path, config, &bytes)? || matches!(config.model, Architecture::Naics(_)) {
+        true => Err(TrainError::TokenizerOfSamples { path: path.clone() }),
+        false => Ok(()),
+    }
 }
 
 /// The day on which chat templates that print a date are rendered, 1 January 2025: a run that is

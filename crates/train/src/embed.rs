@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use cinch_architecture::{Architecture, Bert, Naics};
 use cinch_config::Config;
-use cinch_data::Tokenizer;
 use cinch_data::taxonomy::{self, NUM_CHANNELS, PairRules, Taxonomy};
+use cinch_data::{NoProgress, Tokenizer};
 use cinch_engine::{Engine, EngineOptions, Part};
 use cinch_graph::{DType, Graph, Init, Role, Target, TensorId};
 use cinch_model::{Build, Embedded, ModelError, Purpose, build, input};
@@ -268,7 +268,7 @@ pub fn evaluate_retrieval(
     first: &[usize],
 ) -> Result<Retrieval, TrainError> {
     let shape = shape_of(config)?;
-    let tokenizer = load_tokenizer(config)?;
+    let tokenizer = load_tokenizer(config, &NoProgress)?.tokenizer;
     let taxonomy = read_taxonomy(shape, config, &tokenizer)?;
     let points = embedder.embed(taxonomy.entries().iter().map(|entry| &entry.channels))?;
     retrieval(config, &taxonomy, &points, embedder.width(), first)

@@ -36,6 +36,17 @@ pub enum TrainError {
         vocabulary: usize,
     },
     #[error(
+        "{} holds samples, and a tokenizer is trained on plain texts only\n\
+         hint: name one that exists with --tokenizer: gpt2, bytes, or a tokenizer.json",
+        cinch_files::shown(&path)
+    )]
+    TokenizerOfSamples { path: PathBuf },
+    #[error("cannot keep the tokenizer in {}: {source}", cinch_files::shown(&path))]
+    KeepTokenizer {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error(
         "the loss at step {step} is {loss}: training has diverged\n\
          hint: lower training.learning_rate, which was {learning_rate:e} at that step{}",
         .last.as_ref().map_or_else(String::new, |path| format!(

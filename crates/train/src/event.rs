@@ -79,6 +79,11 @@ pub enum Event<'a> {
         loss: f64,
         best: bool,
     },
+    /// A text that the model has written.
+    Sample {
+        step: u64,
+        text: &'a str,
+    },
     Saved {
         step: u64,
         path: &'a Path,

@@ -143,7 +143,7 @@ impl RowSurvey {
         if Corpus::holds_ids(path) {
             return Ok(None);
         }
-        let tokenizer = load_tokenizer(config)?;
+        let tokenizer = load_tokenizer(config, progress)?.tokenizer;
         if !holds_samples(path, config, &tokenizer)? {
             return Ok(None);
         }

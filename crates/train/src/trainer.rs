@@ -28,6 +28,7 @@ use crate::outcome::{Ending, MeasuredLoss, TrainingOutcome};
 use crate::owner::Ownership;
 use crate::pretrained::FirstWeights;
 use crate::record::RunRecord;
+use crate::sample::{self, sample};
 use crate::session::Session;
 use crate::state::{Clusters, State};
 use crate::step::StepResult;
@@ -92,6 +93,7 @@ struct Trainer<'a> {
     /// Steps and time since the last log line.
     pace: Pace,
     most_resident_bytes: Option<u64>,
+    options: EngineOptions,
     /// Held until nothing more is written: fields are dropped in their order. The folder that a
     /// run goes on from may be another than the one it writes.
     _ownership: [Option<Ownership>; 2],
@@ -165,6 +167,7 @@ impl<'a> Trainer<'a> {
             observer.event(Event::Note(note));
         }
         observer.event(Event::Data(data.report));
+        keep_tokenizer(&folder, &data)?;
         let mut plan = run.plan;
         let mut course = Course::new(data.stage_steps());
         let training = &mut plan.config.training;
@@ -273,6 +276,7 @@ impl<'a> Trainer<'a> {
             started: Instant::now(),
             pace: Pace::new(),
             most_resident_bytes: None,
+            options: run.options,
             _ownership: ownership,
         };
         trainer.begin_stage();
@@ -400,6 +404,9 @@ impl<'a> Trainer<'a> {
                 return self.end(Ending::Interrupted, observer);
             }
             let (step, last) = (self.state.step, self.state.step == self.course.max_steps());
+            if self.has_ended_an_epoch() || last {
+                self.write_sample(observer);
+            }
             let (first, end) = self.course.span(self.state.stage);
             let due =
                 |interval: u64, from: u64| interval > 0 && (step - from).is_multiple_of(interval);
@@ -470,6 +477,28 @@ impl<'a> Trainer<'a> {
         }
         observer.event(Event::Step { report, log });
         Ok(true)
+    }
+
+    /// Whether the last step was the last of a pass over the data.
+    fn has_ended_an_epoch(&self) -> bool {
+        let report = &self.data.report;
+        let passes = |samples: u64| samples / report.training.max(1);
+        let before = self.state.samples.saturating_sub(report.step_sequences);
+        passes(before) < passes(self.state.samples)
+    }
+
+    /// Shows a text that the model writes, where the settings ask for one. What goes wrong with it
+    /// is told, and keeps no run from going on.
+    fn write_sample(&self, observer: &mut dyn Observer) {
+        let of_run = self.data.tokenizer.as_ref();
+        let Some(of_run) = of_run.filter(|_| sample::is_asked(self.config())) else {
+            return;
+        };
+        let step = self.state.step;
+        match sample(&self.session, &of_run.tokenizer, self.options) {
+            Ok(text) => observer.event(Event::Sample { step, text: &text }),
+            Err(error) => observer.event(Event::Note(&format!("no text was written: {error}"))),
+        }
     }
 
     /// What is used of a GPU's memory. A card that cannot be asked keeps no run from going on.
@@ -659,6 +688,28 @@ impl<'a> Trainer<'a> {
             most_resident_bytes: self.most_resident_bytes,
         })
     }
+}
+
+/// What a tokenizer that was trained on the data is called in the run's folder.
+pub const TOKENIZER_FILE: &str = "tokenizer.json";
+
+/// Keeps a tokenizer that was trained on the data with the run: the cache may be cleared, and who
+/// takes the run elsewhere has no data.
+fn keep_tokenizer(folder: &Path, data: &Data) -> Result<(), TrainError> {
+    let Some(from) = data
+        .tokenizer
+        .as_ref()
+        .and_then(|of_run| of_run.trained.as_deref())
+    else {
+        return Ok(());
+    };
+    let path = folder.join(TOKENIZER_FILE);
+    // It was loaded before, which limits its size.
+    let keep = || cinch_files::replace(&path, &cinch_files::read_regular(from, u64::MAX)?);
+    keep().map_err(|source| TrainError::KeepTokenizer {
+        path: path.clone(),
+        source,
+    })
 }
 
 /// Whether the losses that the outcome names are validation losses. Where no evaluation falls

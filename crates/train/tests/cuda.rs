@@ -6,7 +6,7 @@ mod tiny;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use cinch_config::{Config, Precision};
+use cinch_config::{Config, Precision, Settings, Source};
 use cinch_engine::{EngineOptions, cuda};
 use cinch_graph::Target;
 use cinch_graph::op::IGNORE_INDEX;
@@ -98,6 +98,79 @@ fn losses_track_those_of_the_cpu() {
             let error = relative(ours, expected);
             let what = format!("{model:?} in {precision:?}: gradient norm {ours} for {expected}");
             assert!(error <= early, "{what}");
+        }
+    }
+}
+
+/// Dense steps, then sparse ones, in which every query head has its own blocks of keys.
+const SPARSE: &[(&str, &str)] = &[
+    ("model.type", "gsa"),
+    ("model.d_model", "128"),
+    ("model.n_heads", "4"),
+    ("model.n_kv_heads", "2"),
+    ("model.d_ffn", "48"),
+    ("model.d_indexer", "8"),
+    ("model.n_indexer_heads", "3"),
+    ("model.k_base", "10"),
+    ("model.k_min", "4"),
+    ("model.k_max", "14"),
+    ("model.indexer_warmup_steps", "5"),
+    ("model.n_layers", "2"),
+    ("model.vocab_size", "61"),
+    ("vram.batch_size", "2"),
+    ("vram.gradient_accumulation_steps", "2"),
+    ("vram.max_seq_len", "37"),
+    ("training.learning_rate", "3e-3"),
+    ("training.schedule", "constant"),
+    ("training.warmup_steps", "2"),
+];
+
+fn sparse() -> Config {
+    let mut settings = Settings::new();
+    for (key, value) in SPARSE {
+        let source = Source::Flag("test".to_owned());
+        settings.set(key, value, source).unwrap();
+    }
+    settings.resolve().unwrap()
+}
+
+/// The settings are those of the model, card or no card.
+#[test]
+fn the_sparse_model_is_planned() {
+    let config = sparse();
+    assert_eq!(config.model.name(), "gsa");
+    let results = run(&mut tiny::session(&config, 0, 2), 7);
+    // The same batch again, before attention changes.
+    assert!(results[4].loss < results[0].loss);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn sparse_attention_tracks_the_cpu_and_gives_the_same_bits() {
+    let _card = card();
+    let config = sparse();
+    let expected = run(&mut tiny::session(&config, 0, 2), 30);
+    for (precision, tolerance) in [
+        (Precision::Fp32, 2e-3),
+        (Precision::Bf16, 3e-2),
+        (Precision::Fp16, 3e-2),
+    ] {
+        let config = with_precision(&config, precision);
+        let trained = || {
+            let mut session = gpu(&config, 1);
+            let results = run(&mut session, 30);
+            (results, tiny::weights(&session))
+        };
+        let ((results, weights), (again, weights_again)) = (trained(), trained());
+        assert_eq!(results, again, "{precision:?}");
+        assert!(weights == weights_again, "{precision:?}");
+        for (step, (ours, expected)) in results.iter().zip(&expected).enumerate() {
+            let error = relative(ours.loss, expected.loss);
+            let what = format!(
+                "{precision:?}, step {step}: {} for {}",
+                ours.loss, expected.loss
+            );
+            assert!(error <= tolerance, "{what}");
         }
     }
 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use cinch_architecture::{Architecture, HubFolders};
+use cinch_architecture::{Architecture, Gsa, HubFolders};
 use cinch_engine::{Engine, EngineOptions};
 use cinch_graph::op::{Op, Quantisation};
 use cinch_graph::{DType, Graph, Storage, Target};
@@ -306,6 +306,43 @@ fn scans_and_attention_continue_as_the_whole_text_does() {
     }
 }
 
+/// Few keys, so that most tokens see more than they select.
+fn sparse(adaptive_keys: bool, layers: u64) -> Architecture {
+    let counts = Gsa {
+        layers,
+        adaptive_keys,
+        base_keys: 8,
+        least_keys: 3,
+        most_keys: 40,
+        ..Gsa::default()
+    };
+    Architecture::Gsa(Gsa {
+        vocabulary: 97,
+        width: 32,
+        heads: 4,
+        key_heads: 2,
+        inner: 48,
+        indexer_heads: 3,
+        indexer_width: 8,
+        indexer_warmup: 0,
+        ..counts
+    })
+}
+
+/// The number of keys of a token is that of the last one of a text. With several layers, those
+/// before it would be given other numbers by a longer text, which no cache can know; with one, the
+/// last token is all that counts.
+#[test]
+fn sparse_attention_continues_as_the_whole_text_does() {
+    for (what, model) in [
+        ("a fixed number of keys", sparse(false, 3)),
+        ("adaptive numbers of keys", sparse(true, 1)),
+    ] {
+        let mut weights = Invented::default();
+        continues_as_the_whole_text_does(what, &model, None, &mut weights, 40);
+    }
+}
+
 #[test]
 fn decoders_continue_as_the_whole_text_does() {
     for name in ["qwen2", "qwen3", "llama31", "tinyllama", "qwen2_window"] {
@@ -362,6 +399,7 @@ fn a_generator_can_turn_to_another_text() {
         tiny::config(tiny::MAMBA_WITH_CONVOLUTION, &[]).model,
         tiny::config(tiny::GPT2, &[]).model,
         decoder("mistral"),
+        sparse(true, 2),
     ];
     for model in models {
         let mut weights = Invented::default();
@@ -454,26 +492,34 @@ fn a_gpu_reads_as_the_cpu_does() {
     ];
     for model in models {
         for (compute, tolerance) in [(DType::F32, 1e-4), (DType::Bf16, 0.12)] {
-            let mut weights = Invented::default();
-            let on_gpu = GeneratorOptions {
-                target: Target::Cuda,
-                compute,
-                ..options(40)
-            };
-            let mut cpu = Generator::new(&model, &mut weights, &options(40)).unwrap();
-            let mut gpu = Generator::new(&model, &mut weights, &on_gpu).unwrap();
-            let text = prompt(&model, 40);
-            for length in 27..=text.len() {
-                let expected = cpu.logits(&text[..length]).unwrap();
-                let ours = gpu.logits(&text[..length]).unwrap();
-                let square = |x: f32| f64::from(x) * f64::from(x);
-                let norm: f64 = expected.iter().map(|&x| square(x)).sum();
-                let pairs = ours.iter().zip(expected);
-                let difference: f64 = pairs.map(|(a, b)| square(a - b)).sum();
-                let error = (difference / norm).sqrt();
-                let what = format!("{} in {compute} after {length} tokens", model.name());
-                assert!(error <= tolerance, "{what}: {error:e}");
-            }
+            assert_gpu_reads_as_the_cpu_does(&model, compute, tolerance);
         }
+    }
+    // In 16 bits, a score close to another may select another key.
+    for adaptive in [false, true] {
+        assert_gpu_reads_as_the_cpu_does(&sparse(adaptive, 2), DType::F32, 1e-4);
+    }
+}
+
+fn assert_gpu_reads_as_the_cpu_does(model: &Architecture, compute: DType, tolerance: f64) {
+    let mut weights = Invented::default();
+    let on_gpu = GeneratorOptions {
+        target: Target::Cuda,
+        compute,
+        ..options(40)
+    };
+    let mut cpu = Generator::new(model, &mut weights, &options(40)).unwrap();
+    let mut gpu = Generator::new(model, &mut weights, &on_gpu).unwrap();
+    let text = prompt(model, 40);
+    for length in 27..=text.len() {
+        let expected = cpu.logits(&text[..length]).unwrap();
+        let ours = gpu.logits(&text[..length]).unwrap();
+        let square = |x: f32| f64::from(x) * f64::from(x);
+        let norm: f64 = expected.iter().map(|&x| square(x)).sum();
+        let pairs = ours.iter().zip(expected);
+        let difference: f64 = pairs.map(|(a, b)| square(a - b)).sum();
+        let error = (difference / norm).sqrt();
+        let what = format!("{} in {compute} after {length} tokens", model.name());
+        assert!(error <= tolerance, "{what}: {error:e}");
     }
 }

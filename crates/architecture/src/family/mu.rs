@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::describe::Describe;
 use crate::family::{Family, LayerCheckpointing, NamedSize, PLAIN};
 use crate::setting::{MOST_LAYERS, MOST_TOKENS, Range, count, shape_setting};
-use crate::{Architecture, ShapeSetting};
+use crate::{Architecture, Number, ShapeSetting};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Mu {
@@ -15,6 +15,9 @@ pub struct Mu {
     pub layers: u64,
     #[serde(rename = "max_seq_len", default = "published_positions")]
     pub positions: u64,
+    /// Heads of the attention across blocks.
+    #[serde(rename = "n_heads", default = "published_heads")]
+    pub heads: u64,
     pub dropout: f64,
     /// Whether a token sees none after it. The published program lets each see the one that it
     /// has to predict.
@@ -30,6 +33,10 @@ fn published_positions() -> u64 {
     Mu::POSITIONS
 }
 
+fn published_heads() -> u64 {
+    Mu::CROSS_HEADS
+}
+
 fn usual_order() -> bool {
     true
 }
@@ -40,6 +47,7 @@ impl Default for Mu {
             vocabulary: 50_000,
             layers: 24,
             positions: Mu::POSITIONS,
+            heads: Mu::CROSS_HEADS,
             dropout: 0.1,
             causal: true,
             published_order: false,
@@ -56,9 +64,11 @@ impl Mu {
     pub const POSITIONS: u64 = 512;
     /// Units of the network that says how much each group of values may change.
     pub const SENSITIVITY: u64 = 32;
-    /// Heads of the attention inside a block, and of the one across blocks.
+    /// Heads of the attention inside a block, and of the published one across blocks.
     pub const BLOCK_HEADS: u64 = 2;
     pub const CROSS_HEADS: u64 = 8;
+    /// The most heads whose entropy is computed.
+    const MOST_HEADS: u64 = 16;
 }
 
 impl Describe for Mu {
@@ -104,7 +114,9 @@ impl Describe for Mu {
 
     fn has_the_weights_of(&self, other: &Architecture) -> bool {
         matches!(other, Architecture::Mu(other)
-            if self.vocabulary == other.vocabulary && self.layers == other.layers)
+            if self.vocabulary == other.vocabulary
+                && self.layers == other.layers
+                && self.heads == other.heads)
     }
 }
 
@@ -115,15 +127,42 @@ static MU: Family = Family {
         name: "mu",
         aliases: &[],
         shape: || Architecture::Mu(Mu::default()),
-        tokenizer: "gpt2",
+        tokenizer: "train",
     }],
+    training: TRAINING,
     settings: SETTINGS,
     checkpointing: LayerCheckpointing::Never,
+    is_named: true,
     ..PLAIN
 };
 
+const TRAINING: &[(&str, &str)] = &[
+    ("training.learning_rate", "1e-4"),
+    ("training.weight_decay", "0.01"),
+    ("training.schedule", "onecycle"),
+    ("training.warmup_steps", "1000"),
+    ("training.epochs", "5"),
+    ("training.sample_tokens", "100"),
+];
+
 const SETTINGS: &[ShapeSetting] = &[
     shape_setting!(Mu.layers: whole, "n_layers", ["n_layer"], count(MOST_LAYERS), "Number of blocks"),
+    shape_setting!(Mu.heads: whole, "n_heads", ["n_head"], count(Mu::MOST_HEADS), "Heads of the attention across blocks"),
+    // The width is that of the matrix: what is said of it can only agree.
+    ShapeSetting {
+        key: "model.d_model",
+        aliases: &[],
+        range: Range::Whole {
+            min: Mu::WIDTH,
+            max: Mu::WIDTH,
+        },
+        help: "Values of a token",
+        get: |architecture| match architecture {
+            Architecture::Mu(_) => Some(Number::Whole(Mu::WIDTH)),
+            _ => None,
+        },
+        set: |_, _| {},
+    },
     shape_setting!(Mu.dropout: real, "dropout", [], Range::Rate, "Dropout rate"),
     shape_setting!(Mu.positions: whole, "max_seq_len", ["n_positions"], count(MOST_TOKENS), "Positions the model has"),
     shape_setting!(Mu.vocabulary: whole, "vocab_size", [], Range::Whole { min: 2, max: MOST_TOKENS }, "Tokens in the vocabulary"),

@@ -10,13 +10,24 @@ use clap::Args;
     cinch rehearse --gpu \"RTX 4090\" -- python train.py --batch-size 8\n  \
     cinch rehearse --gpu H100 --until-step 3 --report r.json -- python train.py\n  \
     cinch rehearse --gpu A100 --world 8 -- python train_fsdp.py\n  \
-    cinch rehearse --gpu L4 --fit batch_size=--batch-size -- python train.py --batch-size 4\n\n\
+    cinch rehearse --gpu L4 --fit batch_size=--batch-size -- python train.py --batch-size 4\n  \
+    cinch rehearse --gpu L4 --fit batch_size=c.yaml:train.batch_size -- python train.py c.yaml\n  \
+    cinch rehearse --script > cinch_rehearse.py      to rehearse from within the script\n\n\
     The script runs as it is, with its own PyTorch; nothing is computed on a card. Files that it\n\
     writes, it writes. Its output and its exit code pass through.")]
 pub struct RehearseArguments {
     /// The card to rehearse on (see `cinch gpus`)
-    #[arg(long, value_name = "NAME")]
+    #[arg(
+        long,
+        value_name = "NAME",
+        required_unless_present = "script",
+        default_value = "",
+        hide_default_value = true
+    )]
     pub gpu: String,
+    /// Print a Python module that rehearses a script from within: a callback for transformers' Trainer, and a context
+    #[arg(long, conflicts_with = "command")]
+    pub script: bool,
     /// Write the answer as JSON
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
@@ -41,11 +52,16 @@ pub struct RehearseArguments {
     /// Keep the recording, for `cinch plan --snapshot` and `cinch trace`
     #[arg(long, value_name = "FILE")]
     pub recording: Option<PathBuf>,
-    /// Find the largest value of a flag of the script that fits, such as batch_size=--batch-size
-    #[arg(long, value_name = "batch_size=FLAG", conflicts_with_all = ["explain", "timeline", "recording"])]
+    /// Find the largest batch that fits: batch_size=FLAG or batch_size=FILE:KEY, with the flag of the script or the key
+    /// of a file that its command names; with accumulation=FLAG|FILE:KEY after a comma the effective batch is kept
+    #[arg(long, value_name = "batch_size=FLAG|FILE:KEY", conflicts_with_all = ["explain", "timeline", "recording"])]
     pub fit: Option<String>,
     /// The command, after `--`
-    #[arg(last = true, required = true, value_name = "COMMAND")]
+    #[arg(
+        last = true,
+        required_unless_present = "script",
+        value_name = "COMMAND"
+    )]
     pub command: Vec<OsString>,
 }
 

@@ -108,10 +108,12 @@ pub struct RunArguments {
     cinch report my.yaml --gpu \"RTX 4090\" --output plan.html     a plan, with the ladder for a card\n  \
     cinch report run.pickle                       a recorded PyTorch run\n  \
     cinch report day.jsonl                        what `cinch monitor --record` kept\n  \
+    cinch report train.log                        a training log: steps, and why memory ran out\n  \
+    cinch report attempts.json                    what `cinch run --report` wrote\n  \
     cinch report runs/gpt2 --serve                a live run, on this machine alone")]
 pub struct ReportArguments {
-    /// A run's folder, a configuration, a snapshot of PyTorch, or a recording
-    #[arg(value_name = "RUN|PLAN|SNAPSHOT|RECORDING")]
+    /// A run's folder, a configuration, a snapshot of PyTorch, a recording, a log, or attempts
+    #[arg(value_name = "RUN|PLAN|SNAPSHOT|RECORDING|LOG|ATTEMPTS")]
     pub subject: PathBuf,
     /// The page to write [default: the subject's name with .html]
     #[arg(long, short, value_name = "FILE")]

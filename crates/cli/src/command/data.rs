@@ -4,7 +4,9 @@ use std::io::Write;
 
 use anyhow::Context;
 use cinch_data::synth::{self, Language, SynthOptions, TaxonomyShape};
-use cinch_data::{Corpus, DataError, DataOptions, Source, Tokenizer, TokenizerSpec};
+use cinch_data::{
+    Corpus, DataError, DataOptions, Source, Tokenizer, TokenizerSpec, train_tokenizer,
+};
 use serde_json::json;
 
 use super::{print, print_json};
@@ -87,20 +89,30 @@ fn prepare(arguments: &PrepareArguments) -> anyhow::Result<()> {
         Ok(spec) => spec,
         Err(never) => match never {},
     };
-    let tokenizer = Tokenizer::load(&spec)?;
     let options = DataOptions {
         source: if arguments.path.is_file() {
             Source::File(arguments.path.clone())
         } else {
             Source::Folder(arguments.path.clone())
         },
-        tokenizer: spec,
+        tokenizer: spec.clone(),
         text_column: arguments.text_column.clone(),
         cache_dir: arguments.cache_dir.clone(),
     };
     interrupt::listen("stopping (Ctrl-C again to stop at once)")?;
     let bar = DataBar::until(&interrupt::STOP);
-    let corpus = match Corpus::prepare(&options, &tokenizer, &bar) {
+    let prepared = || {
+        let spec = match spec {
+            TokenizerSpec::Trained => {
+                TokenizerSpec::File(train_tokenizer(&options, arguments.vocab_size, &bar)?)
+            }
+            named => named,
+        };
+        let tokenizer = Tokenizer::load(&spec)?;
+        let corpus = Corpus::prepare(&options, &tokenizer, &bar)?;
+        Ok((tokenizer, corpus))
+    };
+    let (tokenizer, corpus) = match prepared() {
         Err(DataError::Interrupted) => {
             tell("stopped while the data was prepared");
             return Err(Interrupted.into());

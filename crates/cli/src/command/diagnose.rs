@@ -2,6 +2,8 @@
 
 mod run;
 mod show;
+mod together;
+mod wording;
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -15,7 +17,7 @@ use cinch_diagnose::{Failure, Log, diagnose};
 use serde_json::json;
 
 use super::{print, print_json, print_raw};
-use crate::args::DiagnoseArguments;
+use crate::args::{DiagnoseArguments, SettingArguments};
 use crate::failure::{RanOut, usage};
 use crate::interrupt;
 use crate::voice;
@@ -67,6 +69,44 @@ pub fn run(arguments: &DiagnoseArguments) -> anyhow::Result<()> {
 fn told(arguments: &DiagnoseArguments, log: &Log) -> anyhow::Result<Vec<Failure>> {
     let run = run::of(arguments, log)?;
     Ok(diagnose(log, run.as_ref()))
+}
+
+/// What a command's output tells. A configuration for which nothing can be computed leaves the
+/// savings out: the run that it is about has ended already.
+pub fn of_output(log: &Log, config: Option<&Path>) -> Vec<Failure> {
+    let mut settings = SettingArguments::default();
+    settings.plain.config = config.map(Path::to_owned);
+    let arguments = DiagnoseArguments {
+        file: None,
+        settings,
+        engine: None,
+        follow: false,
+        json: false,
+    };
+    told(&arguments, log).unwrap_or_else(|error| {
+        let reason = error.to_string();
+        let reason = reason.lines().next().unwrap_or_default();
+        voice::aside(Some(format!("savings are not computed: {reason}")));
+        diagnose(log, None)
+    })
+}
+
+/// A whole log.
+pub fn read(path: &Path) -> anyhow::Result<Log> {
+    let mut log = Log::new();
+    feed(&mut log, &mut open(path)?, path)?;
+    log.finish();
+    Ok(log)
+}
+
+/// One of each kind: ranks that failed alike are told once.
+pub fn distinct(failures: &[Failure]) -> Vec<&Failure> {
+    show::distinct(failures)
+}
+
+/// A diagnosis for people.
+pub fn text_of(failures: &[Failure]) -> String {
+    show::failures(failures)
 }
 
 fn verdict(failures: &[Failure]) -> anyhow::Result<()> {

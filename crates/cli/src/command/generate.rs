@@ -15,7 +15,8 @@ use cinch_graph::{DType, Target};
 use cinch_step::adapter_shape;
 use cinch_train::checkpoint;
 use cinch_train::{
-    FirstWeights, Generator, GeneratorOptions, Sampling, State, TunedWeights, WeightSource,
+    FirstWeights, Generator, GeneratorOptions, Sampling, State, TOKENIZER_FILE, TunedWeights,
+    WeightSource,
 };
 use cinch_weights::WeightFiles;
 use serde_json::json;
@@ -40,6 +41,7 @@ pub fn run(arguments: &GenerateArguments) -> anyhow::Result<()> {
     let named = arguments.tokenizer.as_ref();
     let named = named.unwrap_or(&config.data.tokenizer);
     let spec: TokenizerSpec = match named.parse() {
+        Ok(TokenizerSpec::Trained) => TokenizerSpec::File(subject.trained_tokenizer()?),
         Ok(spec) => spec,
         Err(never) => match never {},
     };
@@ -194,6 +196,21 @@ impl Subject {
             config: settings.resolve()?,
             weights: WeightFiles::open(folder)?,
             base: None,
+        })
+    }
+
+    /// The tokenizer that the run has trained: in the folder of the run, which is that of the
+    /// checkpoint's folder.
+    fn trained_tokenizer(&self) -> anyhow::Result<PathBuf> {
+        let folders = self.path.ancestors().take(3);
+        let run = folders.chain([self.config.output.output_dir.as_path()]);
+        let mut found = run.map(|folder| folder.join(TOKENIZER_FILE));
+        found.find(|path| path.is_file()).ok_or_else(|| {
+            usage(format!(
+                "the tokenizer that this run has trained is not there: {} is no folder of a run with {TOKENIZER_FILE}\n\
+                 hint: name it with --tokenizer",
+                cinch_files::shown(&self.path)
+            ))
         })
     }
 

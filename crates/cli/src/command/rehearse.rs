@@ -1,16 +1,18 @@
 //! `cinch rehearse`: a PyTorch script on a card that is not there.
 
 mod answer;
+mod knob;
 mod largest;
 mod process;
 
 use std::path::Path;
 
 use anyhow::Context;
-use cinch_card::{Emulated, NCCL_BYTES, Outside, deviceless};
-use cinch_device::Gpu;
+use cinch_card::{Emulated, NCCL_BYTES, Outside, SCRIPT, deviceless};
+use cinch_device::{DeviceError, Gpu};
 use cinch_torch::overhead::Overhead;
 
+use super::print_raw;
 use crate::args::{AskCudnnArguments, RehearseArguments};
 use crate::failure::{Interrupted, ScriptEnded, usage};
 use crate::interrupt;
@@ -23,7 +25,10 @@ use process::{Ended, Rehearsal};
 const MOST_DEVICES: u32 = 8;
 
 pub fn run(arguments: &RehearseArguments) -> anyhow::Result<()> {
-    let gpu = cinch_device::find(&arguments.gpu)?;
+    if arguments.script {
+        return print_raw(SCRIPT.as_bytes());
+    }
+    let gpu = cinch_device::find(&arguments.gpu).map_err(of_catalogue)?;
     if arguments.rank >= arguments.world.unwrap_or(1) {
         let world = arguments.world.unwrap_or(1);
         return Err(usage(format!(
@@ -37,7 +42,7 @@ pub fn run(arguments: &RehearseArguments) -> anyhow::Result<()> {
         ));
     }
     let emulated = emulated(gpu, arguments.world)?;
-    interrupt::listen("stopping the script")?;
+    interrupt::listen_twice("stopping the script")?;
     aside(Some(
         "the script runs as it is: what it saves, it saves; values of weights and activations do not exist".to_owned(),
     ));
@@ -53,6 +58,17 @@ pub fn run(arguments: &RehearseArguments) -> anyhow::Result<()> {
     tell(&answer.text());
     show_recording(arguments, &rehearsal, &answer)?;
     finish(&ended)
+}
+
+/// Only cards whose data sheet is known can be rehearsed on: a size alone does not make one.
+fn of_catalogue(error: DeviceError) -> anyhow::Error {
+    let text = error.to_string();
+    match (&error, text.split_once("\nhint: ")) {
+        (DeviceError::UnknownGpu { .. }, Some((said, _))) => usage(format!(
+            "{said}\nhint: `cinch gpus` lists them; take one of the same generation with as much memory"
+        )),
+        _ => error.into(),
+    }
 }
 
 /// The card as the script's process is to see it.

@@ -1,5 +1,8 @@
-//! `cinch report`: one page about a run, a plan, a snapshot or a recording.
+//! `cinch report`: one page about a run, a plan, a snapshot, a recording, a log or attempts.
 
+mod attempts;
+mod diagnosis;
+mod log;
 mod plan;
 mod recording;
 mod run;
@@ -31,6 +34,8 @@ enum Kind {
     Plan,
     Snapshot,
     Recording,
+    Log,
+    Attempts,
 }
 
 pub fn run(arguments: &ReportArguments) -> anyhow::Result<()> {
@@ -74,7 +79,7 @@ fn kind_of(subject: &Path) -> anyhow::Result<Kind> {
     }
     if !subject.exists() {
         return Err(usage(format!(
-            "there is no {}\nhint: a run's folder, a configuration, a snapshot of PyTorch, or what `cinch monitor --record` wrote",
+            "there is no {}\nhint: a run's folder, a configuration, a snapshot of PyTorch, a log, or what `cinch monitor --record` or `cinch run --report` wrote",
             cinch_files::shown(subject)
         )));
     }
@@ -96,8 +101,20 @@ fn kind_of(subject: &Path) -> anyhow::Result<Kind> {
         _ if is_sample => Ok(Kind::Recording),
         _ if is_pickle => Ok(Kind::Snapshot),
         Some("jsonl") => Ok(Kind::Snapshot),
-        _ => Ok(Kind::Plan),
+        Some("json") if attempts::of_file(subject).is_some() => Ok(Kind::Attempts),
+        Some(ending) if is_of_config(ending) => Ok(Kind::Plan),
+        _ => Ok(Kind::Log),
     }
+}
+
+/// Endings of configurations, in whatever language; all other text is a log.
+fn is_of_config(ending: &str) -> bool {
+    const ENDINGS: [&str; 10] = [
+        "json", "jsonc", "json5", "yaml", "yml", "toml", "py", "sh", "bash", "cfg",
+    ];
+    ENDINGS
+        .iter()
+        .any(|known| known.eq_ignore_ascii_case(ending))
 }
 
 fn page(arguments: &ReportArguments, kind: Kind) -> anyhow::Result<Page> {
@@ -106,6 +123,8 @@ fn page(arguments: &ReportArguments, kind: Kind) -> anyhow::Result<Page> {
         Kind::Plan => plan::page(arguments),
         Kind::Snapshot => snapshot::page(arguments),
         Kind::Recording => recording::page(arguments),
+        Kind::Log => log::page(arguments),
+        Kind::Attempts => attempts::page(arguments),
     }
 }
 

@@ -10,10 +10,11 @@ use std::process::{ExitCode, ExitStatus};
 use std::time::Duration;
 
 use cinch_supervise::{
-    Batch, End, LAUNCHER, Place, Search, SuperviseError, Supervisor, TrialResult,
+    Batch, End, Evidence, LAUNCHER, Place, Search, SuperviseError, Supervisor, TrialResult,
     as_the_command_ended, exec_on_terminal, judge, newest_checkpoint,
 };
 
+use super::diagnose;
 use crate::args::RunArguments;
 use crate::failure::{self, usage};
 use crate::voice;
@@ -131,6 +132,9 @@ fn supervise(arguments: &RunArguments) -> anyhow::Result<ExitStatus> {
     )?;
     story.finish(search.as_ref(), chosen);
     voice::aside(story.summary());
+    if finished.is_none() {
+        voice::aside(story.diagnosis());
+    }
     if let Some(path) = &arguments.report {
         crate::files::replace(
             path,
@@ -217,15 +221,23 @@ fn one(
         .filter(|_| goes_on)
         .map(Duration::from_secs_f64);
     recorder.begin();
-    let ended = supervisor.run(&command, probe, |pid| recorder.watch(pid))?;
+    let mut ended = supervisor.run(&command, probe, |pid| recorder.watch(pid))?;
     let end = match ended.is_probe {
         true => End::Success,
         false => judge(
             ended.status,
-            &ended.capture,
+            ended.capture.log(),
             ended.kernel_kills,
             supervisor.is_stopped(),
         ),
+    };
+    if let End::OutOfMemory(Evidence::KilledByKernel(count)) = end {
+        ended.capture.note_kernel_kills(count);
+    }
+    // The file has the values of this attempt now.
+    let diagnosis = match end {
+        End::Success => Vec::new(),
+        _ => diagnose::of_output(ended.capture.log(), arguments.config.as_deref()),
     };
     Ok(Attempt {
         number: story.attempts.len() + 1,
@@ -237,6 +249,6 @@ fn one(
         seconds: ended.seconds,
         output_bytes: ended.capture.num_bytes(),
         peaks: recorder.peaks(),
-        lines: ended.capture.lines().to_vec(),
+        diagnosis,
     })
 }

@@ -52,7 +52,7 @@ const PRECISION_WORDS: &[(&str, &str)] = &[
     ("no", "fp32"),
 ];
 
-const RULES: &[Rule] = &[
+pub(super) const RULES: &[Rule] = &[
     same("model_name_or_path", MODEL),
     same("model_name", MODEL),
     same("model_id", MODEL),

@@ -15,6 +15,7 @@ mod deepspeed;
 pub(crate) mod draft;
 mod lightning;
 mod llama_factory;
+mod mu;
 mod names;
 mod seeds;
 mod torchtune;
@@ -230,6 +231,7 @@ pub(crate) const SCHEDULE_WORDS: &[(&str, &str)] = &[
     ("cosine", "cosine"),
     ("constant", "constant"),
     ("constant_with_warmup", "constant"),
+    ("onecycle", "onecycle"),
 ];
 
 pub(crate) const ATTENTION_WORDS: &[(&str, &str)] = &[
@@ -256,7 +258,7 @@ pub(crate) const OPTIMIZER_WORDS: &[(&str, &str)] = &[
 pub(crate) const OTHER_OPTIMIZER: &str = "the states of this optimizer are not known here";
 
 /// Most particular first. The last takes any file with names that people commonly give.
-static DIALECTS: [&Dialect; 11] = [
+static DIALECTS: [&Dialect; 12] = [
     &torchtune::TORCHTUNE,
     &deepspeed::DEEPSPEED,
     &accelerate::ACCELERATE,
@@ -265,6 +267,7 @@ static DIALECTS: [&Dialect; 11] = [
     &llama_factory::LLAMA_FACTORY_V1,
     &seeds::SPARSE_ATTENTION,
     &seeds::EMBEDDER,
+    &mu::MU,
     &training_arguments::TRAINING_ARGUMENTS,
     &lightning::LIGHTNING,
     &constants::CONSTANTS,

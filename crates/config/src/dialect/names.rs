@@ -2,7 +2,10 @@
 //! `training.lr` and `TrainingArguments(lr=…)`.
 
 /// Words that only say "this is a config".
-const WRAPPINGS: [&str; 12] = [
+const WRAPPINGS: [&str; 15] = [
+    "mu",
+    "musota",
+    "sota",
     "config",
     "configs",
     "cfg",

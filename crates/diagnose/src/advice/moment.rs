@@ -3,9 +3,10 @@
 use cinch_config::remedy::RemedyKind;
 
 use super::{Case, shown};
+use crate::cause::lends_from_host;
 use crate::failure::{Cause, Fix};
 use crate::frame::Phase;
-use crate::message::{Event, Framework, Message};
+use crate::message::{Event, Framework, LOADER_CRASHED, Message, RANKS_ON_ONE_GPU};
 
 const EXPANDABLE: &str = "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True";
 const RECORD: &str = "cinch trace --script > cinch_recorder.py";
@@ -45,6 +46,10 @@ pub fn fixes(case: &Case<'_>) -> Vec<Fix> {
                 RECORD,
             ));
         }
+        Cause::Capacity if lends_from_host(case.numbers) => fixes.push(Fix::new(
+            "let the driver refuse what the card does not hold, so that a run fails at once instead of crawling",
+            "NVIDIA Control Panel > Manage 3D settings > CUDA - Sysmem Fallback Policy: Prefer No Sysmem Fallback",
+        )),
         Cause::Capacity => {}
     }
     match case.incident.phase {
@@ -304,6 +309,14 @@ fn not_memory(message: &Message) -> Vec<Fix> {
         (Framework::Triton, _) => vec![Fix::new(
             "smaller blocks or fewer stages of the kernel, or an older attention kernel for this card",
             "attn_implementation=\"sdpa\"",
+        )],
+        (_, Event::NotMemory(LOADER_CRASHED)) => vec![Fix::new(
+            "load in the process itself once, where the failing sample and library show",
+            "DataLoader(…, num_workers=0)",
+        )],
+        (_, Event::NotMemory(RANKS_ON_ONE_GPU)) => vec![Fix::new(
+            "as many ranks as there are GPUs, each on its own",
+            "torch.cuda.set_device(int(os.environ[\"LOCAL_RANK\"]))",
         )],
         (Framework::PyTorch, Event::AbsurdSize) => vec![Fix::new(
             "find the request: run with checks of every launch",

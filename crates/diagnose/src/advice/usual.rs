@@ -1,8 +1,11 @@
 //! What mostly helps where nothing is known of the run: its savings are not computed.
 
+use cinch_config::remedy::RemedyKind;
+
 use super::Case;
 use crate::failure::Fix;
 use crate::message::Framework;
+use crate::spelling::{Spelling, Values};
 use crate::words::Known;
 
 pub fn fixes(case: &Case<'_>) -> Vec<Fix> {
@@ -31,6 +34,8 @@ pub fn fixes(case: &Case<'_>) -> Vec<Fix> {
     if framework == Framework::Vllm || framework == Framework::Cinch {
         return Vec::new();
     }
+    let spelling = Spelling::of(&told.programs);
+    let lines = |kind| spelling.lines(kind, Values::default()).unwrap_or_default();
     let mut fixes = Vec::new();
     let batch: Option<u64> = value(Known::Batch).and_then(|text| text.parse().ok());
     let accumulation: u64 = value(Known::Accumulation)
@@ -45,25 +50,22 @@ pub fn fixes(case: &Case<'_>) -> Vec<Fix> {
                 .unwrap_or(1);
             fixes.push(Fix::new(
                 "half the micro batch and twice the accumulation: the same effective batch",
-                &format!(
-                    "per_device_train_batch_size={half}, gradient_accumulation_steps={}",
-                    batch.saturating_mul(accumulation) / half
-                ),
+                &spelling.micro_batch(Some((half, batch.saturating_mul(accumulation) / half))),
             ));
         }
         None => fixes.push(Fix::new(
             "half the micro batch and twice the accumulation: the same effective batch",
-            "per_device_train_batch_size=…, gradient_accumulation_steps=…",
+            &spelling.micro_batch(None),
         )),
     }
     if value(Known::Checkpointing) != Some("true") {
         fixes.push(Fix::new(
             "recompute activations in the backward pass",
-            "gradient_checkpointing=True",
+            &lines(RemedyKind::Recomputation),
         ));
     }
     if value(Known::Bf16) != Some("true") && value(Known::Fp16) != Some("true") {
-        fixes.push(Fix::new("compute in bf16", "bf16=True"));
+        fixes.push(Fix::new("compute in bf16", &lines(RemedyKind::Bf16)));
     }
     let is_told = value(Known::Model).is_some();
     fixes.push(Fix::new(

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::step;
-use crate::words::{Found, Known, Measure, Word};
+use crate::words::{Found, Known, Measure, Word, paths_of};
 
 /// What a run says of itself.
 #[derive(Clone, Debug, Default)]
@@ -13,7 +13,11 @@ pub struct Told {
     /// Whether the allocator has expandable segments already.
     pub expandable_segments: bool,
     pub programs: Vec<&'static str>,
+    num_paths: u32,
 }
+
+/// Frames whose paths are searched: those of later tracebacks are the same again.
+const MOST_PATHS: u32 = 10_000;
 
 /// The numbers of a step line.
 #[derive(Debug, Default)]
@@ -21,13 +25,13 @@ pub(super) struct Readings {
     pub(super) memory: Vec<(Measure, f64)>,
     pub(super) step: Option<u64>,
     pub(super) length: Option<f64>,
-    pub(super) has_loss: bool,
+    pub(super) loss: Option<f64>,
     pub(super) has_progress: bool,
 }
 
 impl Readings {
     pub(super) fn is_step(&self) -> bool {
-        self.has_loss || self.has_progress || self.step.is_some() && !self.memory.is_empty()
+        self.loss.is_some() || self.has_progress || self.step.is_some() && !self.memory.is_empty()
     }
 }
 
@@ -48,11 +52,14 @@ impl Told {
                 }
             }
             Word::Step if begins && ends => {
-                let number = step::number_after(text, found.end).map(|(number, _)| number);
-                readings.step = readings.step.or(number.map(|number| number as u64));
+                // "first step 3.19 GiB" counts no steps.
+                let number = step::number_after(text, found.end)
+                    .filter(|(number, unit)| unit.is_none() && number.fract() == 0.0);
+                readings.step = readings.step.or(number.map(|(number, _)| number as u64));
             }
             Word::Loss if begins => {
-                readings.has_loss |= step::number_after(text, found.end).is_some();
+                let number = step::number_after(text, found.end).map(|(number, _)| number);
+                readings.loss = readings.loss.or(number);
             }
             Word::Length if begins && ends => {
                 readings.length = step::number_after(text, found.end).map(|(number, _)| number);
@@ -64,27 +71,48 @@ impl Told {
             Word::Setting(known) if begins || known == Known::Model => {
                 self.setting(line, text, found, known);
             }
-            Word::CachedModel => {
-                let rest = &text[found.end..text.len().min(found.end + 120)];
-                let end = rest
-                    .iter()
-                    .position(|byte| matches!(byte, b'/' | b'\\' | b'"' | b'\'' | b' '));
-                let name =
-                    String::from_utf8_lossy(&rest[..end.unwrap_or(rest.len())]).replace("--", "/");
-                if name.contains('/') {
-                    self.settings.entry(Known::Model).or_insert((name, line));
-                }
-            }
+            Word::CachedModel => self.cached_model(line, text, found.end),
             Word::AllocConf => {
                 let rest = String::from_utf8_lossy(&text[found.end..]).to_lowercase();
                 // The message's own hint says "try setting"; what is set stands behind a sign.
                 let is_hint = memchr::memmem::find(text, b"try setting").is_some();
                 self.expandable_segments |= !is_hint && rest.contains("expandable_segments:true");
             }
-            Word::Program(name) if !self.programs.contains(&name) => {
-                self.programs.push(name);
-            }
+            Word::Program(name) => self.program(name),
             _ => {}
+        }
+    }
+
+    /// A frame's line, whose path may tell the program.
+    pub(super) fn note_path(&mut self, line: u64, text: &[u8]) {
+        if self.num_paths == MOST_PATHS {
+            return;
+        }
+        self.num_paths += 1;
+        for found in paths_of(text) {
+            match found.word {
+                Word::CachedModel => self.cached_model(line, text, found.end),
+                Word::Program(name) => self.program(name),
+                _ => {}
+            }
+        }
+    }
+
+    fn program(&mut self, name: &'static str) {
+        if !self.programs.contains(&name) {
+            self.programs.push(name);
+        }
+    }
+
+    /// `models--ORGANISATION--NAME`, a folder of the Hugging Face cache.
+    fn cached_model(&mut self, line: u64, text: &[u8], end: usize) {
+        let rest = &text[end..text.len().min(end + 120)];
+        let end = rest
+            .iter()
+            .position(|byte| matches!(byte, b'/' | b'\\' | b'"' | b'\'' | b' '));
+        let name = String::from_utf8_lossy(&rest[..end.unwrap_or(rest.len())]).replace("--", "/");
+        if name.contains('/') {
+            self.settings.entry(Known::Model).or_insert((name, line));
         }
     }
 
@@ -98,6 +126,11 @@ impl Told {
         let Some(value) = value else { return };
         let value = match known {
             Known::Trainable => value.replace(',', ""),
+            // As Python prints the member of an enumeration.
+            Known::Optimizer => match value.strip_prefix("OptimizerNames.") {
+                Some(member) => member.to_lowercase(),
+                None => value,
+            },
             _ => value,
         };
         let lower = value.to_lowercase();

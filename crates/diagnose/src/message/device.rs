@@ -107,8 +107,12 @@ fn driver(text: &Text<'_>) -> Option<Message> {
     Some(message)
 }
 
+/// What NCCL says of two ranks with one device.
+pub const RANKS_ON_ONE_GPU: &str =
+    "two ranks were given one GPU, and NCCL asks for one for each rank";
+
 fn not_memory(text: &Text<'_>) -> Option<Message> {
-    const OTHERS: [(&str, Framework, &str); 10] = [
+    const OTHERS: [(&str, Framework, &str); 11] = [
         (
             "outofresource:sharedmemory",
             Framework::Triton,
@@ -144,6 +148,7 @@ fn not_memory(text: &Text<'_>) -> Option<Message> {
             Framework::Nccl,
             "a collective operation waited for a rank that did not come",
         ),
+        ("duplicategpudetected", Framework::Nccl, RANKS_ON_ONE_GPU),
         (
             "nospaceleftondevice",
             Framework::Linux,

@@ -3,6 +3,10 @@
 use super::{Event, Framework, Message, Text};
 use crate::size::{after, before};
 
+/// What a worker that ended by such a signal tells.
+pub const LOADER_CRASHED: &str =
+    "a loader worker crashed in native code, of a decoder or another library";
+
 pub fn read(text: &Text<'_>) -> Option<Message> {
     loader(text)
         .or_else(|| kernel(text))
@@ -132,6 +136,21 @@ fn loader(text: &Text<'_>) -> Option<Message> {
     if text.has_any(&["buserror", "outofsharedmemory", "insufficientsharedmemory"]) {
         return Some(Message::new(Framework::PyTorch, Event::SharedMemory));
     }
+    // A signal that is no kill by the kernel: a decoder or a library failed.
+    let crashed = [
+        "segmentationfault",
+        "aborted",
+        "floatingpointexception",
+        "illegalinstruction",
+    ]
+    .iter()
+    .any(|signal| text.has(&format!("killedbysignal:{signal}")));
+    if crashed {
+        return Some(Message::new(
+            Framework::PyTorch,
+            Event::NotMemory(LOADER_CRASHED),
+        ));
+    }
     text.has("killedbysignal:killed").then(|| {
         let mut message = Message::new(Framework::PyTorch, Event::HostKilled);
         message
@@ -150,6 +169,8 @@ fn signal(text: &Text<'_>) -> Option<Message> {
         "exitcode:-9",
         "exitcode-9",
         "exitcode=-9",
+        "returncode=-9",
+        "returncode-9",
         "(exitcode:137)",
         "exited137",
         "diedwith<signals.sigkill:9>",

@@ -10,10 +10,15 @@ mod pytorch;
 mod serving;
 mod xla;
 
+pub use device::RANKS_ON_ONE_GPU;
+pub use host::LOADER_CRASHED;
+
+use std::cell::OnceCell;
+
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
-use crate::size::squeezed;
+use crate::size::{place, squeezed};
 
 /// Who printed a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -187,7 +192,7 @@ pub struct Message {
 }
 
 impl Message {
-    fn new(framework: Framework, event: Event) -> Self {
+    pub(crate) fn new(framework: Framework, event: Event) -> Self {
         Self {
             framework,
             event,
@@ -214,6 +219,7 @@ impl Message {
         let text = Text {
             lines: text,
             squeezed: &squeezed,
+            first: OnceCell::new(),
         };
         readers.iter().find_map(|read| read(&text))
     }
@@ -229,11 +235,13 @@ impl Message {
 struct Text<'a> {
     lines: &'a str,
     squeezed: &'a str,
+    /// Its first line without spaces, where somebody has asked for it.
+    first: OnceCell<String>,
 }
 
 impl Text<'_> {
     fn has(&self, words: &str) -> bool {
-        self.squeezed.contains(words)
+        place(self.squeezed, words).is_some()
     }
 
     fn has_any(&self, words: &[&str]) -> bool {
@@ -242,9 +250,10 @@ impl Text<'_> {
 
     /// Whether what stands before some words makes a hint, a comment or code of them.
     fn is_prose(&self, words: &str) -> bool {
-        let line = self.lines.lines().next().unwrap_or_default();
-        let first = squeezed(line);
-        let before = match first.find(words) {
+        let first = self
+            .first
+            .get_or_init(|| squeezed(self.lines.lines().next().unwrap_or_default()));
+        let before = match place(first, words) {
             Some(at) => &first[..at],
             None => first.as_str(),
         };
@@ -278,13 +287,13 @@ impl Text<'_> {
             "without",
             "mayrun",
         ];
-        HINTS.iter().any(|hint| before.contains(hint))
+        HINTS.iter().any(|hint| place(before, hint).is_some())
     }
 }
 
 /// The whole number after some words.
 fn count_after(text: &str, words: &str) -> Option<u64> {
-    let rest = &text[text.find(words)? + words.len()..];
+    let rest = &text[place(text, words)? + words.len()..];
     let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
     rest[..digits].parse().ok()
 }

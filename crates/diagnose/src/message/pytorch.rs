@@ -168,7 +168,9 @@ fn holders(text: &str, message: &mut Message) {
 /// `backend:cudaMallocAsync`.
 fn asynchronous(text: &Text<'_>) -> Option<Message> {
     let whole = text.squeezed;
-    let at = whole.find("wouldexceedallowedmemory")?;
+    let Some(at) = whole.find("wouldexceedallowedmemory") else {
+        return shortened(text);
+    };
     if text.is_prose("wouldexceed") {
         return None;
     }
@@ -192,6 +194,22 @@ fn asynchronous(text: &Text<'_>) -> Option<Message> {
         message.event = Event::Rejected;
     }
     Some(message)
+}
+
+/// The same where a program shows only the first words of it, as ComfyUI does.
+fn shortened(text: &Text<'_>) -> Option<Message> {
+    let is_error = text.has_any(&[
+        "outofmemoryerror:allocationondevice",
+        "exceptionmessage:**allocationondevice",
+        "exceptionduringprocessing!!!allocationondevice",
+    ]);
+    is_error.then(|| {
+        let mut message = Message::new(Framework::PyTorch, Event::Device);
+        message
+            .remarks
+            .push("the program shows only the beginning of the message".to_owned());
+        message
+    })
 }
 
 /// Apple's GPUs, which share the host's memory.

@@ -37,9 +37,17 @@ fn tensor(text: &Text<'_>) -> Option<Message> {
     let inside = rest
         .split_once('[')
         .and_then(|(_, after)| after.split_once(']'));
+    let is_typed = rest.contains("]andtype");
+    if !is_typed {
+        message
+            .remarks
+            .push("the tensor's type is not told, and taken for float".to_owned());
+    }
     message.numbers.tried = inside.and_then(|(shape, after)| {
-        let kind = &after[after.find("type")? + "type".len()..];
-        let mut bytes = width(kind)?;
+        let mut bytes = match is_typed {
+            true => width(&after[after.find("type")? + "type".len()..])?,
+            false => 4,
+        };
         for size in shape.split(',') {
             bytes = bytes.checked_mul(size.parse().ok()?)?;
         }
@@ -90,6 +98,14 @@ fn exhausted(text: &Text<'_>) -> Option<Message> {
         return Some(Message::new(
             Framework::Python,
             Event::NotMemory("a service's quota was used up"),
+        ));
+    }
+    if text.has("ranoutofmemoryinmemoryspacevmem") {
+        return Some(Message::new(
+            Framework::Jax,
+            Event::NotMemory(
+                "a kernel's memory on the chip of a TPU, which is not the device's memory: smaller blocks",
+            ),
         ));
     }
     if text.has("thisisnotafailure") || text.has("notafailure,butmaymean") {

@@ -53,6 +53,7 @@ pub(crate) fn execute<F: Real + Element>(x: &Operands<'_>) -> Result<(), EngineE
         Op::AttentionEntropyBackward(op) => entropy_backward::<F>(x, &op.0),
         Op::CachedAttentionEntropy(op) => return entropy_cached::<F>(x, &op.0),
         Op::IndexerSelection(op) => select_keys::<F>(x, op),
+        Op::CachedSelection(op) => return select_cached::<F>(x, op),
         Op::IndexerLoss(op) => indexer_loss::<F>(x, op),
         Op::IndexerLossBackward(op) => indexer_loss_backward::<F>(x, &op.forward),
         Op::Convolution(op) => convolve::<F>(x, op),
@@ -570,6 +571,7 @@ fn indexer_inputs<'a, F: Element>(
         seq,
         heads: op.heads,
         width: op.width,
+        keys: seq,
         rows: op::Indexer::cpu_rows(seq),
     };
     let inputs = indexer::Inputs {
@@ -582,23 +584,53 @@ fn indexer_inputs<'a, F: Element>(
     (shape, inputs)
 }
 
-fn select_keys<F: Real + Element>(x: &Operands<'_>, op: &op::IndexerSelection) {
-    let (shape, inputs) = indexer_inputs::<F>(x, op.indexer);
-    let count = match op.count {
-        None => indexer::Count::All,
-        Some(op::KeyCount::Fixed(count)) => indexer::Count::Fixed(count),
-        Some(op::KeyCount::Adaptive {
+fn key_count(count: op::KeyCount) -> indexer::Count {
+    match count {
+        op::KeyCount::Fixed(count) => indexer::Count::Fixed(count),
+        op::KeyCount::Adaptive {
             base,
             least,
             most,
             temperature,
-        }) => indexer::Count::Adaptive {
+        } => indexer::Count::Adaptive {
             base,
             least,
             most,
             temperature,
         },
+    }
+}
+
+fn select_cached<F: Real + Element>(
+    x: &Operands<'_>,
+    op: &op::CachedSelection,
+) -> Result<(), EngineError> {
+    let (shape, inputs) = indexer_inputs::<F>(x, op.indexer);
+    let first = first_positions(x, op::Indexer::NUM_INPUTS)?;
+    let last = first.iter().copied().max().unwrap_or(0);
+    if last.saturating_add(shape.seq) > op.slots {
+        return Err(failed(x, format!("position {last} of {} slots", op.slots)));
+    }
+    let cache = indexer::Cache {
+        keys: x.output(1),
+        sums: op.is_adaptive().then(|| x.output(2)),
+        slots: op.slots,
     };
+    let count = key_count(op.count);
+    indexer::select_cached(
+        &shape,
+        &inputs,
+        (&first, count),
+        cache,
+        x.workspace(),
+        x.output(0),
+    );
+    Ok(())
+}
+
+fn select_keys<F: Real + Element>(x: &Operands<'_>, op: &op::IndexerSelection) {
+    let (shape, inputs) = indexer_inputs::<F>(x, op.indexer);
+    let count = op.count.map_or(indexer::Count::All, key_count);
     let bits = op.count.map(|_| x.output(1));
     indexer::select(&shape, &inputs, count, x.workspace(), x.output(0), bits);
 }
@@ -690,7 +722,7 @@ fn attend_cached<F: Real + Element>(
 ) -> Result<(), EngineError> {
     let sources = op.attention.num_sources();
     let (shape, inputs) = attention_inputs::<F>(x, &op.attention, 0, sources);
-    let first = first_positions(x, sources)?;
+    let first = first_positions(x, op.positions())?;
     let overwritten = |&first: &usize| {
         let most = op.slots.saturating_sub(shape.seq);
         let window = op

@@ -18,7 +18,7 @@ use crate::error::EngineError;
 /// What decides which algorithm is best, and which may be used: everything but the addresses, of
 /// which only the alignment counts. An algorithm must not get less workspace than it was chosen
 /// for, so its size counts too.
-type Key = (
+pub(crate) type Key = (
     usize,
     usize,
     usize,
@@ -125,6 +125,11 @@ impl Blas {
         })
     }
 
+    /// Whether what is fastest is found out by trying.
+    pub fn is_timed(&self) -> bool {
+        self.candidates > 1
+    }
+
     /// Chooses the algorithm of a product, so that recording it later does nothing else. To time
     /// them it is computed, on whatever is in its operands.
     pub fn prepare(
@@ -213,7 +218,7 @@ impl Blas {
     }
 }
 
-fn key(product: &Product) -> Key {
+pub(crate) fn key(product: &Product) -> Key {
     let part = |m: &MatrixAt| (m.row_stride, m.dtype, m.transposed, alignment(m.address));
     (
         product.m,

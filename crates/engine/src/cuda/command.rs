@@ -31,6 +31,8 @@ pub enum Argument {
     Null,
     /// A tensor in the arena, for the copy engine of Hopper cards; passed by value.
     TensorMap(TensorMapAt),
+    /// A matrix in the arena, likewise.
+    MatrixMap(MatrixMapAt),
     I32(i32),
     U32(u32),
     U64(u64),
@@ -49,6 +51,18 @@ pub struct TensorMapAt {
     pub batch: usize,
     /// Elements from one row to the next; a multiple of 8.
     pub row_stride: usize,
+}
+
+/// A matrix of 16-bit elements; what lies beyond its rows and columns comes as zeroes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MatrixMapAt {
+    pub address: u64,
+    pub rows: usize,
+    pub columns: usize,
+    /// Elements from one row to the next; a multiple of 8.
+    pub row_stride: usize,
+    /// Rows that one copy brings, of 64 columns.
+    pub box_rows: usize,
 }
 
 /// Grid, block and dynamic shared memory.
@@ -99,6 +113,17 @@ pub struct Product {
     pub workspace_bytes: u64,
 }
 
+/// How products belong together that a kernel of ours may compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Joined {
+    /// The first, and others that add to its result.
+    Sum,
+    /// Gradients of weights, each by itself.
+    Gradients,
+    /// One with a long sum, cut into parts.
+    Split,
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
     Launch {
@@ -120,6 +145,11 @@ pub enum Command {
         arguments: Vec<Argument>,
     },
     Product(Product),
+    /// In this order, or all at once.
+    Products {
+        joined: Joined,
+        products: Vec<Product>,
+    },
     /// Zeroes.
     Clear {
         address: u64,

@@ -13,12 +13,16 @@ use sha2::{Digest, Sha256};
 use crate::error::EngineError;
 
 /// What sources include, each before those that it includes itself.
-const HEADERS: [(&str, &str); 4] = [
+const HEADERS: [(&str, &str); 5] = [
     (
         "#include \"hopper.cuh\"",
         include_str!("kernels/hopper.cuh"),
     ),
     ("#include \"scan.cuh\"", include_str!("kernels/scan.cuh")),
+    (
+        "#include \"selection.cuh\"",
+        include_str!("kernels/selection.cuh"),
+    ),
     (
         "#include \"matrix.cuh\"",
         include_str!("kernels/matrix.cuh"),
@@ -30,13 +34,17 @@ const HEADERS: [(&str, &str); 4] = [
 ];
 
 /// Every source, by the name that commands use.
-pub const SOURCES: [(&str, &str); 22] = [
+pub const SOURCES: [(&str, &str); 28] = [
     ("activation", include_str!("kernels/activation.cu")),
     ("attention", include_str!("kernels/attention.cu")),
     ("attention_any", include_str!("kernels/attention_any.cu")),
     (
         "attention_entropy",
         include_str!("kernels/attention_entropy.cu"),
+    ),
+    (
+        "attention_entropy_narrow",
+        include_str!("kernels/attention_entropy_narrow.cu"),
     ),
     (
         "attention_hopper",
@@ -47,6 +55,10 @@ pub const SOURCES: [(&str, &str); 22] = [
         include_str!("kernels/attention_hopper_backward.cu"),
     ),
     (
+        "attention_narrow",
+        include_str!("kernels/attention_narrow.cu"),
+    ),
+    (
         "cached_attention",
         include_str!("kernels/cached_attention.cu"),
     ),
@@ -55,6 +67,10 @@ pub const SOURCES: [(&str, &str); 22] = [
         include_str!("kernels/cached_convolution.cu"),
     ),
     ("cached_scan", include_str!("kernels/cached_scan.cu")),
+    (
+        "cached_selection",
+        include_str!("kernels/cached_selection.cu"),
+    ),
     ("columns", include_str!("kernels/columns.cu")),
     ("column_sum", include_str!("kernels/column_sum.cu")),
     ("convolution", include_str!("kernels/convolution.cu")),
@@ -62,12 +78,18 @@ pub const SOURCES: [(&str, &str); 22] = [
     ("dequantise", include_str!("kernels/dequantise.cu")),
     ("dropout", include_str!("kernels/dropout.cu")),
     ("embedding", include_str!("kernels/embedding.cu")),
+    (
+        "gradient_hopper",
+        include_str!("kernels/gradient_hopper.cu"),
+    ),
     ("indexer", include_str!("kernels/indexer.cu")),
     ("norm", include_str!("kernels/norm.cu")),
     ("optimizer", include_str!("kernels/optimizer.cu")),
+    ("product_hopper", include_str!("kernels/product_hopper.cu")),
     ("rotary", include_str!("kernels/rotary.cu")),
     ("scan", include_str!("kernels/scan.cu")),
     ("scan_backward", include_str!("kernels/scan_backward.cu")),
+    ("split_hopper", include_str!("kernels/split_hopper.cu")),
 ];
 
 /// Whether kernels can be compiled here.
@@ -79,7 +101,7 @@ pub fn is_available() -> bool {
 /// What a source is compiled for on a card of this architecture, in this precision; `None` where it
 /// has nothing for it. Sources for Hopper use instructions that only its own variant has.
 pub fn target(file: &str, dtype: DType, architecture: &str) -> Option<String> {
-    if !matches!(file, "attention_hopper" | "attention_hopper_backward") {
+    if !file.contains("hopper") {
         return Some(architecture.to_owned());
     }
     let is_built = architecture == "sm_90" && matches!(dtype, DType::Bf16 | DType::F16);

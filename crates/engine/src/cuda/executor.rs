@@ -10,17 +10,20 @@ use cinch_graph::{DType, Graph};
 use cinch_plan::{Placement, Plan, Residence};
 use cudarc::driver::{result, sys};
 
-use super::blas::Blas;
-use super::command::{Argument, Command, Generated, Kernel, LaunchShape, MatrixAt, Product};
+use super::blas::{self, Blas};
+use super::command::{
+    Argument, Command, Generated, Joined, Kernel, LaunchShape, MatrixAt, Product,
+};
 use super::compile::{cubin, generated_cubin};
 use super::driver::{
     Context, DeviceInfo, DeviceMemory, HostMemory, Module, Replay, Stream, failed,
 };
 use super::fetching::Fetching;
+use super::op::joined;
 use super::op::{COPY_TO_REAL, Lowered, lower_all};
 use super::staging::Staging;
 use super::tensor_map;
-use super::timing::Stopwatch;
+use super::timing::{Stopwatch, fastest};
 use crate::engine::EngineOptions;
 use crate::error::EngineError;
 
@@ -40,6 +43,8 @@ pub struct CudaExecutor {
     // Dropped in this order: what lives in the context before the context.
     programs: Vec<Program>,
     blas: Blas,
+    /// Of joined products that were timed, the launch that was faster than one by one.
+    joined: HashMap<Vec<blas::Key>, Option<usize>>,
     functions: HashMap<(Kernel, DType), sys::CUfunction>,
     modules: HashMap<(&'static str, DType), Module>,
     generated_functions: HashMap<(Generated, DType), sys::CUfunction>,
@@ -133,6 +138,7 @@ impl CudaExecutor {
         Ok(Self {
             programs: Vec::new(),
             blas: Blas::new(options)?,
+            joined: HashMap::new(),
             functions: HashMap::new(),
             modules: HashMap::new(),
             generated_functions: HashMap::new(),
@@ -187,14 +193,20 @@ impl CudaExecutor {
         self.context.bind()?;
         let dtype = graph.compute;
         let lowered = lower_all(graph, plan, nodes, first_micro, self.context.info.card());
-        for Lowered { op, node, commands } in &lowered {
+        for Lowered {
+            op, node, commands, ..
+        } in &lowered
+        {
             for command in commands {
                 self.make_ready(command, dtype)
                     .map_err(|error| named(op, node, error))?;
             }
         }
         let replay = Replay::capture(&self.stream, || {
-            for Lowered { op, node, commands } in &lowered {
+            for Lowered {
+                op, node, commands, ..
+            } in &lowered
+            {
                 for command in commands {
                     self.issue(command, dtype)
                         .map_err(|error| named(op, node, error))?;
@@ -232,9 +244,52 @@ impl CudaExecutor {
             Command::Product(product) => {
                 self.blas.prepare(product, self.arena.address, &self.stream)
             }
+            Command::Products { joined, products } => self.choose(*joined, products, dtype),
             Command::Fetch { number, .. } => self.fetching.make_ready(*number),
             Command::Clear { .. } | Command::Copy { .. } | Command::Await { .. } => Ok(()),
         }
+    }
+
+    /// Finds out what is fastest for joined products: a kernel for all of them, or one by one.
+    fn choose(
+        &mut self,
+        joined: Joined,
+        products: &[Product],
+        dtype: DType,
+    ) -> Result<(), EngineError> {
+        for product in products {
+            self.blas
+                .prepare(product, self.arena.address, &self.stream)?;
+        }
+        let key: Vec<_> = products.iter().map(blas::key).collect();
+        if self.joined.contains_key(&key) {
+            return Ok(());
+        }
+        let launches = joined::launches(joined, products, self.context.info.card());
+        for launch in &launches {
+            self.make_ready(launch, dtype)?;
+        }
+        let chosen = if launches.is_empty() || !self.blas.is_timed() {
+            // The same every time.
+            launches.len().min(1)
+        } else {
+            let stopwatch = Stopwatch::new(&self.stream)?;
+            fastest(1 + launches.len(), |candidate, runs| {
+                stopwatch.time(&self.stream, || {
+                    (0..runs).try_for_each(|_| match candidate.checked_sub(1) {
+                        Some(launch) => self.issue(&launches[launch], dtype),
+                        None => self.issue_apart(products),
+                    })
+                })
+            })?
+        };
+        self.joined.insert(key, chosen.checked_sub(1));
+        Ok(())
+    }
+
+    fn issue_apart(&self, products: &[Product]) -> Result<(), EngineError> {
+        let run = |product| self.blas.run(product, self.arena.address, &self.stream);
+        products.iter().try_for_each(run)
     }
 
     fn load(
@@ -313,6 +368,15 @@ impl CudaExecutor {
                 self.launch(loaded, dtype, shape, Some(table), arguments)
             }
             Command::Product(product) => self.blas.run(product, base, &self.stream),
+            Command::Products { joined, products } => {
+                let key: Vec<_> = products.iter().map(blas::key).collect();
+                let chosen = self.joined.get(&key).copied().flatten();
+                let mut launches = joined::launches(*joined, products, self.context.info.card());
+                match chosen {
+                    Some(chosen) => self.issue(&launches.swap_remove(chosen), dtype),
+                    None => self.issue_apart(products),
+                }
+            }
             Command::Clear { address, bytes } => {
                 let (at, bytes) = (base + address, *bytes as usize);
                 // SAFETY: inside the arena by the plan, which `check` holds against it.
@@ -376,8 +440,14 @@ impl CudaExecutor {
     }
 
     fn value(&self, argument: &Argument, dtype: DType) -> Result<ArgumentValue, EngineError> {
-        if let Argument::TensorMap(at) = argument {
-            let map = tensor_map::encode(at, self.arena.address, dtype)?;
+        let map = match argument {
+            Argument::TensorMap(at) => Some(tensor_map::encode(at, self.arena.address, dtype)?),
+            Argument::MatrixMap(at) => {
+                Some(tensor_map::encode_matrix(at, self.arena.address, dtype)?)
+            }
+            _ => None,
+        };
+        if let Some(map) = map {
             return Ok(ArgumentValue::Map(Box::new(map)));
         }
         let host = self.host.as_ref().map(HostMemory::address);
@@ -400,7 +470,10 @@ impl CudaExecutor {
         self.context.bind()?;
         let stopwatch = Stopwatch::new(&self.stream)?;
         let program = &self.programs[program.0];
-        for Lowered { op, node, commands } in &program.nodes {
+        for Lowered {
+            op, node, commands, ..
+        } in &program.nodes
+        {
             let issue = |command| self.issue(command, program.dtype);
             let time = stopwatch
                 .time(&self.stream, || commands.iter().try_for_each(issue))
@@ -561,7 +634,7 @@ fn word(argument: Argument, arena: u64, host: Option<u64>) -> Result<u64, Engine
         Argument::U64(value) => value,
         Argument::F32(value) => u64::from(value.to_bits()),
         // A structure of its own, which the caller makes.
-        Argument::TensorMap(_) => 0,
+        Argument::TensorMap(_) | Argument::MatrixMap(_) => 0,
     })
 }
 

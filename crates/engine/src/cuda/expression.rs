@@ -14,6 +14,9 @@ use super::command::Argument;
 pub const THREADS: usize = 256;
 /// Columns and rows of a block that sums rows.
 pub const ROW_BLOCK: [usize; 2] = [32, 8];
+/// Outputs of a block that puts parts together, and threads for the parts of each: a thread alone
+/// would wait for hundreds of them, one after the other.
+pub const FINISH_BLOCK: [usize; 2] = [32, 32];
 
 /// A kernel's source, and how it is called.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -363,26 +366,35 @@ pub fn reduce(op: &Reduce) -> Generated {
     let (body, vector) = match reduction {
         CudaReduction::Rows { .. } => rows_kernel(op, first),
         CudaReduction::Lanes { lanes, .. } => lanes_kernel(op, lanes, first),
+        CudaReduction::Each => each_kernel(op, first),
     };
+    let [columns, rows] = FINISH_BLOCK;
     let source = format!(
         "#include \"common.cuh\"\n\n\
          __device__ __forceinline__ float join(float a, float b) {{ return {join}; }}\n\
          constexpr u32 START = {}u;\n\
          typedef {stored} Stored;\n\
          typedef {output} Output;\n\n{body}\n\
-         KERNEL __launch_bounds__({THREADS}) finish(const float* partials, Output* output, \
+         KERNEL __launch_bounds__({}) finish(const float* partials, Output* output, \
          u32 outputs, u32 parts, u32 adds) {{\n    \
-         u32 i = blockIdx.x * {THREADS}u + threadIdx.x;\n    \
-         if (i >= outputs) return;\n    \
+         __shared__ float sums[{rows}][{columns}];\n    \
+         u32 i = blockIdx.x * {columns}u + threadIdx.x;\n    \
          float total = {start};\n    \
-         for (u32 part = 0; part < parts; part++)\n        \
+         if (i < outputs)\n    \
+         for (u32 part = threadIdx.y; part < parts; part += {rows}u)\n        \
          total = join(total, partials[(u64)part * outputs + i]);\n    \
+         sums[threadIdx.y][threadIdx.x] = total;\n    \
+         __syncthreads();\n    \
+         if (threadIdx.y != 0 || i >= outputs) return;\n\
+         #pragma unroll\n    \
+         for (int y = 1; y < {rows}; y++) total = join(total, sums[y][threadIdx.x]);\n    \
          if (adds) total += to_float(output[i]);\n    \
          output[i] = from_float<Output>(total);\n}}\n",
         match op.kind {
             ReduceKind::Sum => 0_u32,
             ReduceKind::Max => f32::NEG_INFINITY.to_bits(),
         },
+        columns * rows,
     );
     Generated { source, vector }
 }
@@ -426,6 +438,39 @@ fn rows_kernel(op: &Reduce, value: &str) -> (String, usize) {
          to[at] = from_float<Stored>(sum);\n    }}\n}}\n",
         text.parameters(),
         columns * vector,
+        text.preparation(),
+        text.body(),
+    );
+    (body, vector)
+}
+
+/// Neighbouring outputs to a thread, with all rows of each.
+fn each_kernel(op: &Reduce, value: &str) -> (String, usize) {
+    let width = op.pointwise.shape.width();
+    // No more than four: threads are to be many.
+    let run = [4, 2].into_iter().find(|&v| width.is_multiple_of(v));
+    let text = Text::new(&op.pointwise, false, run.unwrap_or(1), &[op.output.dtype]);
+    let vector = text.vector;
+    let body = format!(
+        "KERNEL __launch_bounds__({THREADS}) reduce({}Stored* to, u32 outputs, u32 span_rows, \
+         u32 row_group, u32 out_rows, u32 adds) {{\n{}    \
+         u32 output = (blockIdx.x * {THREADS}u + threadIdx.x) * {vector}u;\n    \
+         if (output >= outputs) return;\n    \
+         u32 out_row = output / {width}u, column = output % {width}u;\n    \
+         float total[{vector}];\n#pragma unroll\n    \
+         for (int j = 0; j < {vector}; j++) total[j] = __uint_as_float(START);\n\
+         #pragma unroll 4\n    \
+         for (u32 turn = 0; turn < span_rows; turn++) {{\n        \
+         u32 row = (turn / row_group * out_rows + out_row) * row_group + turn % row_group;\n        \
+         u64 place = (u64)row * {width}u + column;\n{}\
+         #pragma unroll\n        \
+         for (int j = 0; j < {vector}; j++) total[j] = join(total[j], {value});\n    }}\n    \
+         if (adds) {{\n        \
+         float before[{vector}];\n        \
+         load(to + output, before);\n#pragma unroll\n        \
+         for (int j = 0; j < {vector}; j++) total[j] += before[j];\n    }}\n    \
+         store(to + output, total);\n}}\n",
+        text.parameters(),
         text.preparation(),
         text.body(),
     );

@@ -3,23 +3,52 @@
 use cinch_graph::DType;
 use cudarc::driver::sys;
 
-use super::command::TensorMapAt;
+use super::command::{MatrixMapAt, TensorMapAt};
 use super::driver::failed;
 use crate::error::EngineError;
 
-/// What one copy brings: 64 columns, 128 bytes, of 64 rows of one head.
+/// Columns that one copy brings: 128 bytes.
 const BOX_SIDE: u32 = 64;
 
-/// Encodes [batch, rows, heads, columns] at `base`, in 16-bit elements. Rows beyond the end come as
-/// zeroes; in shared memory the 16-byte pieces of a row are permuted as the matrix units want them.
+/// Encodes [batch, rows, heads, columns] at `base`, in 16-bit elements; a copy brings 64 columns of
+/// 64 rows of one head. Rows beyond the end come as zeroes.
 pub fn encode(at: &TensorMapAt, base: u64, dtype: DType) -> Result<sys::CUtensorMap, EngineError> {
     let element = dtype.size();
     let row = at.row_stride as u64 * element;
     let sizes = [at.columns, at.heads, at.rows, at.batch].map(|size| size as u64);
     // From one head, row and sequence to the next.
     let strides = [at.columns as u64 * element, row, row * at.rows as u64];
-    let sides = [BOX_SIDE, 1, BOX_SIDE, 1];
-    let steps = [1; 4];
+    tiled(
+        base + at.address,
+        sizes,
+        &strides,
+        [BOX_SIDE, 1, BOX_SIDE, 1],
+        dtype,
+    )
+}
+
+/// Encodes a matrix at `base`.
+pub fn encode_matrix(
+    at: &MatrixMapAt,
+    base: u64,
+    dtype: DType,
+) -> Result<sys::CUtensorMap, EngineError> {
+    let sizes = [at.columns, at.rows].map(|size| size as u64);
+    let strides = [at.row_stride as u64 * dtype.size()];
+    let sides = [BOX_SIDE, at.box_rows as u32];
+    tiled(base + at.address, sizes, &strides, sides, dtype)
+}
+
+/// In shared memory the 16-byte pieces of a row are permuted as the matrix units want them.
+fn tiled<const RANK: usize>(
+    address: u64,
+    sizes: [u64; RANK],
+    strides: &[u64],
+    sides: [u32; RANK],
+    dtype: DType,
+) -> Result<sys::CUtensorMap, EngineError> {
+    debug_assert_eq!(strides.len() + 1, RANK);
+    let steps = [1; RANK];
     let kind = match dtype {
         DType::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         _ => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
@@ -32,7 +61,7 @@ pub fn encode(at: &TensorMapAt, base: u64, dtype: DType) -> Result<sys::CUtensor
             &raw mut map,
             kind,
             sizes.len() as u32,
-            (base + at.address) as *mut _,
+            address as *mut _,
             sizes.as_ptr(),
             strides.as_ptr(),
             sides.as_ptr(),

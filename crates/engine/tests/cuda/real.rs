@@ -41,7 +41,7 @@ pub fn decode(bytes: &[u8], dtype: DType) -> Vec<f32> {
     }
 }
 
-/// How far rounding to a type moves a number at most; nothing for types that hold it as it is.
+/// How far rounding to a type moves a number at most.
 pub fn roundoff(value: f32, dtype: DType) -> f64 {
     let magnitude = f64::from(value.abs());
     match dtype {
@@ -50,7 +50,7 @@ pub fn roundoff(value: f32, dtype: DType) -> f64 {
         DType::Bf16 => magnitude * (-8.0_f64).exp2(),
         // Below 2⁻¹⁴ the steps are even, of 2⁻²⁴.
         DType::F16 => magnitude.max((-14.0_f64).exp2()) * (-11.0_f64).exp2(),
-        _ => 0.0,
+        _ => magnitude * (-24.0_f64).exp2(),
     }
 }
 

@@ -7,8 +7,8 @@ mod hopper;
 pub use hopper::{HopperBackward, HopperParts};
 
 use super::{
-    Declare, expect, expect_dropout, expect_dtype, expect_float, expect_inputs, expect_same,
-    expect_shape, expect_small, product,
+    Declare, aligned, expect, expect_dropout, expect_dtype, expect_float, expect_inputs,
+    expect_same, expect_shape, expect_small, product, sum,
 };
 use crate::cost::{Arithmetic, BlockWork, Cost, KernelCost};
 use crate::differentiate::Backward;
@@ -249,6 +249,37 @@ impl Attention {
         Ok(())
     }
 
+    /// Bytes of the gradients of keys and values of every query head, which a GPU adds up for
+    /// each group; 0 where the blocks of key heads are enough for a card. Only attention to
+    /// selected keys is done this way: Hopper cards, the widest, have a kernel of their own for
+    /// the rest.
+    pub fn cuda_head_parts(&self, source: &TensorType) -> u64 {
+        let (batch, length) = (source.shape.dims()[0], source.shape.dims()[1]);
+        let factors = [batch, self.kv_heads, length.div_ceil(Self::CUDA_ROWS)];
+        let blocks = factors.into_iter().fold(1, usize::saturating_mul);
+        let splits = self.selection
+            && self.heads > self.kv_heads
+            && !self.padding
+            && blocks < hopper::MOST_MULTIPROCESSORS
+            && self.suits_tensor_cores(source.dtype);
+        let head = product([2, DType::F32.size(), source.rows() as u64]);
+        match splits {
+            true => aligned(product([head, self.widths().0 as u64])),
+            false => 0,
+        }
+    }
+
+    /// Rows of a block of a GPU's kernels on the tensor cores.
+    pub const CUDA_ROWS: usize = 128;
+
+    /// Whether those take it: 16 bits, heads of 32, 64 or 128 columns, and a positive scale,
+    /// because the largest score is looked for before scaling.
+    pub fn suits_tensor_cores(&self, dtype: DType) -> bool {
+        matches!(dtype, DType::Bf16 | DType::F16)
+            && matches!(self.head_dim, 32 | 64 | 128)
+            && self.scale > 0.0
+    }
+
     /// Pairs of positions that meet, padding and pairs of different documents included: how many
     /// there are, no plan knows.
     fn pairs(&self, source: &TensorType) -> u64 {
@@ -264,6 +295,22 @@ impl Attention {
             product([length, length])
         };
         product([batch, self.heads as u64, per_sequence])
+    }
+
+    /// Whether a head is so narrow, and so little hidden, that it has kernels of its own.
+    fn is_narrow(&self) -> bool {
+        let hides = self.padding || self.window.is_some() || self.documents || self.selection;
+        self.head_dim <= NARROW && !hides
+    }
+
+    /// The share of the CPU's rate of matrix products: exponentials and random numbers take as
+    /// long as the products of so many columns.
+    fn vector_share(&self, narrow: f64) -> f64 {
+        let columns = self.head_dim as f64;
+        match self.is_narrow() {
+            true => narrow * columns / (columns + EXPONENTIAL_COLUMNS),
+            false => CPU_SHARE,
+        }
     }
 
     /// The products of a GPU's kernels. Blocks of later rows have more keys to read.
@@ -287,6 +334,8 @@ impl Attention {
             any: BlockWork {
                 share: if single {
                     SINGLE_SHARE
+                } else if self.is_narrow() {
+                    NARROW_SHARE * (self.head_dim as f64).sqrt()
                 } else {
                     share(shares.any)
                 },
@@ -323,6 +372,14 @@ const BACKWARD_SHARES: CudaShares = CudaShares {
 /// Single precision, of the single-precision rate.
 const SINGLE_SHARE: f64 = 0.15;
 const CPU_SHARE: f64 = 0.5;
+/// The widest heads that are narrow.
+const NARROW: usize = 8;
+/// Of the forward and the backward.
+const NARROW_CPU_SHARES: [f64; 2] = [0.23, 0.45];
+const EXPONENTIAL_COLUMNS: f64 = 12.0;
+/// On a GPU, of the matrix rate of 16 bits, times the root of the columns: nothing runs on the
+/// tensor cores, and exponentials and random numbers count more, the fewer columns there are.
+const NARROW_SHARE: f64 = 0.01;
 
 impl Declare for Attention {
     fn name(&self) -> &'static str {
@@ -369,7 +426,7 @@ impl Declare for Attention {
     }
 
     fn cpu_share(&self) -> f64 {
-        CPU_SHARE
+        self.vector_share(NARROW_CPU_SHARES[0])
     }
 
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
@@ -413,7 +470,10 @@ impl Declare for AttentionBackward {
         let delta = inputs[self.0.num_sources() + 2].bytes();
         match target {
             Target::Cpu => delta,
-            Target::Cuda => delta.max(self.0.hopper_workspace(&inputs[1])),
+            Target::Cuda => {
+                let parts = self.0.cuda_head_parts(&inputs[1]);
+                sum([parts, delta]).max(self.0.hopper_workspace(&inputs[1]))
+            }
         }
     }
 
@@ -423,7 +483,7 @@ impl Declare for AttentionBackward {
     }
 
     fn cpu_share(&self) -> f64 {
-        CPU_SHARE
+        self.0.vector_share(NARROW_CPU_SHARES[1])
     }
 
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {

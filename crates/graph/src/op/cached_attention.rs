@@ -1,12 +1,15 @@
 //! Attention of tokens that follow others, whose keys and values are in a cache.
 
-use super::{Attention, Declare, aligned, expect, expect_inputs, expect_positions, product, sum};
+use super::{
+    Attention, Declare, aligned, expect, expect_inputs, expect_positions, expect_same, product, sum,
+};
 use crate::cost::{Cost, KernelCost};
 use crate::error::GraphError;
 use crate::graph::{Graph, Target, TensorId};
 use crate::types::{DType, TensorType};
 
-/// Inputs: qkv, or q, k and v [B, T, …]; positions i32 [B, T], of which the first of each row
+/// Inputs: qkv, or q, k and v [B, T, …]; with a selection, a bit for each slot
+/// [B, T, ⌈slots/32⌉]; positions i32 [B, T], of which the first of each row
 /// counts and the others follow it. Outputs: o [B, T, heads·head_dim]; the caches of keys and of
 /// values [B, kv_heads, slots, head_dim], into which those of the T tokens are put first.
 ///
@@ -16,6 +19,7 @@ use crate::types::{DType, TensorType};
 #[derive(Clone, Debug, PartialEq)]
 pub struct CachedAttention {
     /// Causal, without dropout, padding and documents.
+    /// With a selection, without a window: then slots are positions.
     pub attention: Attention,
     pub slots: usize,
 }
@@ -65,6 +69,16 @@ impl CachedAttention {
         aligned(product(numbers))
     }
 
+    /// Which input holds the positions.
+    pub fn positions(&self) -> usize {
+        self.attention.num_sources() + usize::from(self.attention.selection)
+    }
+
+    /// Words of a row of the selection.
+    pub fn row_words(&self) -> usize {
+        self.slots.div_ceil(32)
+    }
+
     /// Keys that a query sees at most.
     fn most_keys(&self) -> usize {
         self.attention
@@ -74,6 +88,20 @@ impl CachedAttention {
 }
 
 impl Graph {
+    /// As [`Self::attend_cached`], to the keys that `selection` has.
+    pub fn attend_cached_selected(
+        &mut self,
+        name: &str,
+        mut op: CachedAttention,
+        sources: &[TensorId],
+        selection: TensorId,
+        positions: TensorId,
+    ) -> Result<TensorId, GraphError> {
+        op.attention.selection = true;
+        let inputs: Vec<TensorId> = sources.iter().copied().chain([selection]).collect();
+        self.attend_cached(name, op, &inputs, positions)
+    }
+
     /// Attention over `sources` and what `caches` (keys, values) hold of earlier tokens.
     pub fn attend_cached(
         &mut self,
@@ -115,7 +143,7 @@ impl Declare for CachedAttention {
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
         let op = &self.attention;
         let sources = op.num_sources();
-        expect_inputs(inputs, sources + 1)?;
+        expect_inputs(inputs, self.positions() + 1)?;
         let (batch, length) = op.check_sources(&inputs[..sources])?;
         expect(
             op.causal && op.dropout.is_none() && !op.padding && !op.documents,
@@ -128,7 +156,15 @@ impl Declare for CachedAttention {
         expect(self.slots >= length, || {
             format!("{length} tokens at once do not fit {} slots", self.slots)
         })?;
-        expect_positions(&inputs[sources], &inputs[0])?;
+        if op.selection {
+            expect(op.window.is_none(), || {
+                "a selection of slots that are used again".to_owned()
+            })?;
+            let rows = [batch, length, self.row_words()];
+            let bits = TensorType::new(rows, DType::I32);
+            expect_same("the selection", &inputs[sources], &bits)?;
+        }
+        expect_positions(&inputs[self.positions()], &inputs[0])?;
         let dtype = inputs[0].dtype;
         let cache = self.cache(batch, dtype);
         Ok(vec![

@@ -326,7 +326,7 @@ impl Declare for LinearAdd {
         let Some(dy) = backward.gradient_of(node.outputs[0]) else {
             return Ok(());
         };
-        ProductBackward {
+        let parts = ProductBackward {
             node,
             dy,
             dy_column: self.y_column,
@@ -337,8 +337,10 @@ impl Declare for LinearAdd {
             bias: None,
             dropout: None,
             detached: false,
-        }
-        .emit(backward)?;
+        };
+        parts.emit_input(backward)?;
+        // With the gradient of the weight that made x, and those of others that read x.
+        backward.hold_back(parts.x, |backward| parts.emit_weight(backward))?;
         backward.contribute(node, node.inputs[0], dy)
     }
 
@@ -388,13 +390,17 @@ struct ProductBackward<'a> {
 }
 
 impl ProductBackward<'_> {
+    /// The weight's gradient first: x is often dead after it, before dx exists.
     fn emit(&self, backward: &mut Backward<'_>) -> Result<(), GraphError> {
+        self.emit_weight(backward)?;
+        self.emit_input(backward)
+    }
+
+    fn emit_weight(&self, backward: &mut Backward<'_>) -> Result<(), GraphError> {
         let &Self { node, dy, x, .. } = self;
-        let x_width = backward.graph().ty(x).width();
         let weight = backward.graph().ty(self.weight);
         let dropout = self.dropout.map(|(dropout, _)| dropout);
         let random = self.dropout.map(|(_, random)| random);
-        // The weight's gradient first: x is often dead after it, before dx exists.
         let dw = backward.parameter_gradient(node, self.weight)?;
         let db = match self.bias {
             Some(bias) => backward.parameter_gradient(node, bias)?,
@@ -418,6 +424,14 @@ impl ProductBackward<'_> {
             let inputs = [dy, x].into_iter().chain(random).collect();
             backward.accumulate(node, "weight", op, inputs, into)?;
         }
+        Ok(())
+    }
+
+    fn emit_input(&self, backward: &mut Backward<'_>) -> Result<(), GraphError> {
+        let &Self { node, dy, x, .. } = self;
+        let x_width = backward.graph().ty(x).width();
+        let dropout = self.dropout.map(|(dropout, _)| dropout);
+        let random = self.dropout.map(|(_, random)| random);
         if backward.wants(x) && !self.detached {
             let partial = backward.take_partial(x);
             let op = LinearGradInput {

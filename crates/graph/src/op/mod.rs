@@ -46,8 +46,8 @@ pub use embedding::{Embedding, EmbeddingBackward};
 pub use fetch::Fetch;
 pub use gated::{Gated, GatedBackward};
 pub use indexer::{
-    Indexer, IndexerLoss, IndexerLossBackward, IndexerLossParts, IndexerSelection, KeyCount,
-    SelectionParts,
+    CachedSelection, CachedSelectionParts, Indexer, IndexerLoss, IndexerLossBackward,
+    IndexerLossParts, IndexerSelection, KeyCount, SelectionParts,
 };
 pub use linear::{Linear, LinearAdd, LinearGradInput, LinearGradWeight};
 pub use logits::Logits;
@@ -246,6 +246,7 @@ ops!(
     AttentionEntropyBackward,
     CachedAttentionEntropy,
     IndexerSelection,
+    CachedSelection,
     IndexerLoss,
     IndexerLossBackward,
     Convolution,

@@ -55,12 +55,15 @@ pub enum CudaReduction {
     Rows { parts: usize },
     /// Columns are summed: so many threads to an output, its places in parts.
     Lanes { lanes: usize, parts: usize },
+    /// Few rows to an output: neighbouring outputs to a thread, which sums them by itself.
+    Each,
 }
 
 impl CudaReduction {
     pub fn parts(self) -> usize {
         match self {
             Self::Rows { parts } | Self::Lanes { parts, .. } => parts,
+            Self::Each => 1,
         }
     }
 }
@@ -301,8 +304,13 @@ impl Reduce {
         const BLOCKS: usize = 528;
         /// Threads of a block, to all of which one output belongs.
         const BLOCK: usize = 256;
+        /// Rows of an output that are not worth a second thread.
+        const FEW: usize = 16;
         let (rows, columns) = self.span();
         let outputs = self.broadcast.elements().max(1);
+        if columns == 1 && rows <= FEW {
+            return CudaReduction::Each;
+        }
         if columns == 1 {
             let columns = self.broadcast.columns.div_ceil(32);
             let blocks = columns.saturating_mul(self.broadcast.rows);
@@ -339,6 +347,9 @@ impl Reduce {
 
 /// The share of the copy bandwidth that a reduction reaches on a GPU: it waits for its sums.
 const BANDWIDTH_SHARE: f64 = 0.6;
+/// The shares of the CPU's rate of matrix products.
+const WHOLE_CPU_SHARE: f64 = 0.4;
+const GATHERED_CPU_SHARE: f64 = 0.0075;
 
 impl Declare for Reduce {
     fn name(&self) -> &'static str {
@@ -407,6 +418,16 @@ impl Declare for Reduce {
             self.pointwise.elements(),
             self.pointwise.expression.flops().saturating_add(1),
         ])
+    }
+
+    /// What is read at many places is gathered element by element.
+    fn cpu_share(&self) -> f64 {
+        let Pointwise { shape, reads, .. } = &self.pointwise;
+        let mut reads = reads.iter().map(|read| &read.broadcast);
+        match reads.all(|broadcast| broadcast.is_full(shape) || broadcast.is_single()) {
+            true => WHOLE_CPU_SHARE,
+            false => GATHERED_CPU_SHARE,
+        }
     }
 
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {

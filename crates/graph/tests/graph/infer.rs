@@ -7,11 +7,12 @@
 use cinch_graph::op::{
     Activation, ActivationBackward, ActivationKind, AdamW, Add, Attention, AttentionBackward,
     AttentionEntropy, AttentionEntropyBackward, AttentionInputs, CachedAttention,
-    CachedAttentionEntropy, CachedConvolution, CachedScan, Convolution, ConvolutionBackward,
-    CrossEntropy, Declare, Dequantise, Embedding, EmbeddingBackward, Gated, GatedBackward,
-    GradientNorm, GradientSquares, Indexer, IndexerLoss, IndexerLossBackward, IndexerSelection,
-    KeyCount, Linear, LinearAdd, LinearGradInput, LinearGradWeight, Logits, MomentFormat, Norm,
-    NormApply, NormBackward, NormKind, Op, Quantisation, Rotary, Scan, ScanBackward, View,
+    CachedAttentionEntropy, CachedConvolution, CachedScan, CachedSelection, Convolution,
+    ConvolutionBackward, CrossEntropy, Declare, Dequantise, Embedding, EmbeddingBackward, Gated,
+    GatedBackward, GradientNorm, GradientSquares, Indexer, IndexerLoss, IndexerLossBackward,
+    IndexerSelection, KeyCount, Linear, LinearAdd, LinearGradInput, LinearGradWeight, Logits,
+    MomentFormat, Norm, NormApply, NormBackward, NormKind, Op, Quantisation, Rotary, Scan,
+    ScanBackward, View,
 };
 use cinch_graph::{DType, Dropout, Graph, Shape, TensorType};
 
@@ -829,7 +830,37 @@ fn an_indexer_and_its_loss_take_what_fits_together() {
         assert_eq!(outputs.get(1).copied(), count.map(|_| i(&[2, 3, 1])));
         Case::new(op, own.to_vec()).check_all();
     }
+    // From a cache of 40 slots, whose bits are two words.
+    let continued = own.iter().copied().chain([i(&[2, 3])]);
+    let continued: Vec<TensorType> = continued.collect();
+    for count in [KeyCount::Fixed(3), adaptive] {
+        let op = CachedSelection {
+            indexer,
+            count,
+            slots: 40,
+        };
+        let mut expected = vec![i(&[2, 3, 2]), f(&[2, 40, 4])];
+        if op.is_adaptive() {
+            expected.push(f(&[2, 40, 2]));
+        }
+        assert_eq!(op.infer(&continued).unwrap(), expected);
+        Case::new(op, continued.clone()).check_all();
+    }
     let (packed, o, key) = (f(&[2, 3, 20]), f(&[2, 3, 12]), f(&[2, 3, 4]));
+    let of_selected = CachedAttention {
+        attention: Attention {
+            heads: 3,
+            kv_heads: 1,
+            head_dim: 4,
+            causal: true,
+            selection: true,
+            ..attention(AttentionInputs::Packed, None)
+        },
+        slots: 40,
+    };
+    let inputs = vec![packed, i(&[2, 3, 2]), i(&[2, 3])];
+    assert_eq!(of_selected.infer(&inputs).unwrap()[0], o);
+    Case::new(of_selected, inputs).any_float(&[0]).check_all();
     let (rows, lse, term) = (f(&[2, 3]), f(&[2, 3, 3]), f(&[1]));
     for selection in [None, Some(i(&[2, 3, 1]))] {
         for inputs in [AttentionInputs::Packed, AttentionInputs::Separate] {
@@ -886,6 +917,18 @@ fn an_indexer_that_cannot_be_is_refused() {
     ] {
         let op = IndexerSelection { indexer, count };
         refuses(op.into(), &own, problem);
+    }
+    let continued: Vec<TensorType> = own.iter().copied().chain([i(&[2, 3])]).collect();
+    for (count, slots, problem) in [
+        (KeyCount::Fixed(0), 40, "0 keys"),
+        (KeyCount::Fixed(4), 2, "do not fit 2 slots"),
+    ] {
+        let op = CachedSelection {
+            indexer,
+            count,
+            slots,
+        };
+        refuses(op.into(), &continued, problem);
     }
     for (heads, width, problem) in [(0, 4, "0 heads"), (65, 4, "65 heads"), (2, 0, "no columns")] {
         let indexer = Indexer { heads, width };

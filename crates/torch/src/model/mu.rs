@@ -36,7 +36,7 @@ impl Layer {
             blocks: (0..BLOCKS)
                 .map(|_| MultiheadAttention::new(builder, BLOCK, 2, dropout))
                 .collect(),
-            cross: MultiheadAttention::new(builder, WIDTH, 8, dropout),
+            cross: MultiheadAttention::new(builder, WIDTH, config.heads, dropout),
             first_norm: builder.layer_norm(WIDTH),
             second_norm: builder.layer_norm(WIDTH),
             feed: [

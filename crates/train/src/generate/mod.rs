@@ -275,6 +275,7 @@ fn goes_back(graph: &Graph, context: usize) -> bool {
     });
     with_cache.all(|node| match &node.op {
         Op::CachedAttention(op) => op.slots >= context,
+        Op::CachedSelection(op) => op.slots >= context,
         _ => false,
     })
 }

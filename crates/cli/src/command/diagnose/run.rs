@@ -3,17 +3,19 @@
 
 use std::path::Path;
 
-use cinch_config::remedy::{self, RemedyKind};
-use cinch_config::{Application, FileChange, Program, Settings};
-use cinch_diagnose::{Framework, Known, Log, Priced, Run, Told};
+use cinch_config::Settings;
+use cinch_config::remedy;
+use cinch_diagnose::{Framework, Known, Log, Numbers, Priced, Run, Spelling, Told};
 use cinch_fit::FitError;
 use cinch_torch::convention::Convention;
 use cinch_torch::model::Workload;
 use cinch_torch::remedy::remedies;
 
+use super::together::{is_enough, together};
+use super::wording::Wording;
 use crate::args::{DiagnoseArguments, Engine};
 use crate::failure::usage;
-use crate::pytorch::estimate::{self, Estimate, optimizer_name, precision_name};
+use crate::pytorch::estimate::{self, Estimate};
 use crate::pytorch::workload::Run as TorchRun;
 use crate::settings::Asked;
 use crate::{overhead, voice};
@@ -47,7 +49,7 @@ pub fn of(arguments: &DiagnoseArguments, log: &Log) -> anyhow::Result<Option<Run
             says_enough(&asked, told)?;
         }
         match engine {
-            Engine::Pytorch => in_torch(arguments, told, &asked),
+            Engine::Pytorch => in_torch(arguments, told, &asked, &first.message.numbers),
             Engine::Cinch => in_cinch(&asked, limit),
         }
     });
@@ -99,7 +101,7 @@ fn asked(
 ) -> anyhow::Result<Asked> {
     let mut base = Settings::new();
     if !has_file && engine == Engine::Pytorch && !told.settings.is_empty() {
-        base.load_text(Path::new(IN_THE_LOG), &as_arguments(told))?;
+        base.load_text(Path::new(IN_THE_LOG), &as_file(told))?;
     }
     let settings = arguments.settings.settings_over(base)?;
     voice::explain(&settings);
@@ -114,37 +116,65 @@ fn asked(
     })
 }
 
-/// What the log tells, as a file of TrainingArguments.
-fn as_arguments(told: &Told) -> String {
+/// What the log tells, as a file of the program that wrote it: what such a file leaves out is then
+/// taken as that program takes it.
+fn as_file(told: &Told) -> String {
+    let spelling = Spelling::of(&told.programs);
     let mut text = String::new();
-    let mut has_batch = false;
     for (known, (value, _)) in &told.settings {
-        has_batch |= *known == Known::Batch;
+        let name = match (spelling, known) {
+            (_, Known::Trainable) => continue,
+            (Spelling::Axolotl, Known::Model) => "base_model",
+            (Spelling::Axolotl, Known::Batch) => "micro_batch_size",
+            (Spelling::Axolotl, Known::Length) => "sequence_len",
+            (Spelling::Axolotl, Known::Optimizer) => "optimizer",
+            (Spelling::LlamaFactory, Known::Length) => "cutoff_len",
+            (Spelling::LlamaFactory, Known::LoraRank) => "lora_rank",
+            (_, known) => known.name(),
+        };
         // A model's name is text; the rest are words and numbers.
-        match known {
-            Known::Trainable => {}
-            Known::Model => text += &format!("{}: {}\n", known.name(), serde_json::json!(value)),
-            _ => text += &format!("{}: {value}\n", known.name()),
+        text += &match known {
+            Known::Model => format!("{name}: {}\n", serde_json::json!(value)),
+            _ => format!("{name}: {value}\n"),
+        };
+    }
+    let has = |known| told.settings.contains_key(&known);
+    let has_rank = has(Known::LoraRank);
+    text += match spelling {
+        Spelling::Axolotl if has(Known::FourBit) && has_rank => {
+            "adapter: qlora\nlora_target_linear: true\n"
         }
-    }
-    if told.settings.contains_key(&Known::LoraRank) {
-        text += "use_peft: true\n";
-    }
-    if !has_batch {
+        Spelling::Axolotl if has_rank => "adapter: lora\nlora_target_linear: true\n",
+        Spelling::LlamaFactory if has_rank => "stage: sft\nfinetuning_type: lora\n",
+        Spelling::LlamaFactory => "stage: sft\n",
+        _ if has_rank => "use_peft: true\n",
+        _ => "",
+    };
+    if !has(Known::Batch) && !matches!(spelling, Spelling::Axolotl | Spelling::LlamaFactory) {
         // By this key the program is known; the value is its default.
         text += "num_train_epochs: 1\n";
     }
     text
 }
 
-fn in_torch(arguments: &DiagnoseArguments, told: &Told, asked: &Asked) -> anyhow::Result<Run> {
+fn in_torch(
+    arguments: &DiagnoseArguments,
+    told: &Told,
+    asked: &Asked,
+    numbers: &Numbers,
+) -> anyhow::Result<Run> {
     let run = TorchRun::new(&arguments.settings, asked)?;
     let mut assumed = run.assumed.clone();
     assumed.extend(contradictions(told, &run.workload));
     let budget = arguments.settings.plain.memory.budget()?;
     let estimate = Estimate::new(&run.workload, estimate::overhead(budget.as_ref()))?;
     let found = remedies(&run.workload, &estimate.overhead)?;
-    let priced = found
+    let spelling = match (run.workload.recipe.convention, Spelling::of(&told.programs)) {
+        (Convention::PlainLoop, Spelling::Trainer) => Spelling::Loop,
+        (_, spelling) => spelling,
+    };
+    let wording = Wording { asked, spelling };
+    let priced: Vec<Priced> = found
         .iter()
         .map(|remedy| Priced {
             kind: remedy.kind,
@@ -152,9 +182,16 @@ fn in_torch(arguments: &DiagnoseArguments, told: &Told, asked: &Asked) -> anyhow
             saves: -remedy.device,
             leaves: remedy.totals.device,
             safe: remedy.totals.safe,
-            command: command(asked, &run.workload, &remedy.workload, remedy.kind),
+            command: wording.lines(&run.workload, &remedy.workload, &[remedy.kind]),
         })
         .collect();
+    let card = budget.map(|budget| budget.capacity);
+    let total = numbers.limit.or(numbers.total).or(card);
+    // What others hold stays theirs.
+    let room = total.map(|total| total.saturating_sub(numbers.other.unwrap_or(0)));
+    let together = room
+        .filter(|room| estimate.device_bytes > *room && !is_enough(&priced, *room))
+        .and_then(|room| together(&run.workload, estimate.overhead, room, &wording));
     Ok(Run {
         title: format!(
             "{} ({})",
@@ -163,8 +200,9 @@ fn in_torch(arguments: &DiagnoseArguments, told: &Told, asked: &Asked) -> anyhow
         ),
         by: "the replay of PyTorch",
         predicted: estimate.device_bytes,
-        card: budget.map(|budget| budget.capacity),
+        card,
         priced,
+        together,
         assumed,
     })
 }
@@ -187,103 +225,6 @@ fn contradictions(told: &Told, workload: &Workload) -> Vec<String> {
         })
     };
     pairs.iter().filter_map(differs).collect()
-}
-
-/// The exact lines: of the user's file, or as arguments of a Trainer.
-fn command(asked: &Asked, before: &Workload, after: &Workload, kind: RemedyKind) -> Option<String> {
-    let values = changed(asked, before, after, kind);
-    if !asked.files.is_empty() && !values.is_empty() {
-        let changes: Option<Vec<FileChange>> = values
-            .iter()
-            .map(|(key, value)| FileChange::parse(key, value).ok())
-            .collect();
-        let application = Application::prepare(&asked.files, &changes?).ok()?;
-        let lines: Vec<String> = application
-            .diff()
-            .lines()
-            .filter(|line| line.starts_with('+') && !line.starts_with("+++"))
-            .map(|line| line[1..].trim().to_owned())
-            .collect();
-        if application.unplaced().is_empty() && !lines.is_empty() {
-            return Some(lines.join("\n"));
-        }
-    }
-    let is_trainer = before.recipe.convention == Convention::Trainer;
-    let text = match kind {
-        RemedyKind::ExpandableSegments => {
-            "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".to_owned()
-        }
-        RemedyKind::MicroBatch if is_trainer => format!(
-            "per_device_train_batch_size={}, gradient_accumulation_steps={}",
-            after.batch, after.recipe.accumulation
-        ),
-        RemedyKind::MicroBatch => format!(
-            "batch_size={}, gradient_accumulation_steps={}",
-            after.batch, after.recipe.accumulation
-        ),
-        RemedyKind::Recomputation if is_trainer => {
-            "gradient_checkpointing=True, gradient_checkpointing_kwargs={\"use_reentrant\": False}"
-                .to_owned()
-        }
-        RemedyKind::Recomputation => {
-            "torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)".to_owned()
-        }
-        RemedyKind::SequenceLength if is_trainer => format!("max_length={}", after.length),
-        RemedyKind::SequenceLength => format!("max_seq_len={}", after.length),
-        RemedyKind::Bf16 if is_trainer => "bf16=True".to_owned(),
-        RemedyKind::Bf16 => "with torch.autocast(\"cuda\", dtype=torch.bfloat16):".to_owned(),
-        RemedyKind::Fp16 if is_trainer => "fp16=True".to_owned(),
-        RemedyKind::Fp16 => "with torch.autocast(\"cuda\", dtype=torch.float16):".to_owned(),
-        RemedyKind::Bf16Weights => "model.to(torch.bfloat16)".to_owned(),
-        RemedyKind::FusedOptimizer if is_trainer => "optim=\"adamw_torch_fused\"".to_owned(),
-        RemedyKind::FusedOptimizer => "torch.optim.AdamW(parameters, fused=True)".to_owned(),
-        RemedyKind::EightBitStates if is_trainer => "optim=\"adamw_bnb_8bit\"".to_owned(),
-        RemedyKind::EightBitStates => "bitsandbytes.optim.AdamW8bit(parameters)".to_owned(),
-        RemedyKind::PlainSgd => "torch.optim.SGD(parameters, momentum=0)".to_owned(),
-        RemedyKind::FusedAttention => "attn_implementation=\"sdpa\"".to_owned(),
-        RemedyKind::Adapters => format!(
-            "LoraConfig(r={}, target_modules=\"all-linear\")",
-            after.lora.as_ref()?.rank
-        ),
-        RemedyKind::AdapterRank => format!("LoraConfig(r={})", after.lora.as_ref()?.rank),
-        _ => return None,
-    };
-    Some(text)
-}
-
-/// The settings that a change writes, with their values, as the file's program takes them.
-fn changed(
-    asked: &Asked,
-    before: &Workload,
-    after: &Workload,
-    kind: RemedyKind,
-) -> Vec<(&'static str, String)> {
-    let is_foreign = asked.settings.program() == Some(Program::PyTorch);
-    match kind {
-        RemedyKind::MicroBatch => vec![
-            (remedy::BATCH_SIZE, after.batch.to_string()),
-            (remedy::ACCUMULATION, after.recipe.accumulation.to_string()),
-        ],
-        RemedyKind::Recomputation => vec![(remedy::CHECKPOINTING, "full".to_owned())],
-        RemedyKind::SequenceLength => vec![(remedy::SEQUENCE, after.length.to_string())],
-        RemedyKind::FusedOptimizer | RemedyKind::EightBitStates | RemedyKind::PlainSgd
-            if is_foreign =>
-        {
-            vec![(
-                remedy::TORCH_OPTIMIZER,
-                optimizer_name(after.recipe.optimizer).to_owned(),
-            )]
-        }
-        RemedyKind::Bf16 | RemedyKind::Fp16 | RemedyKind::Bf16Weights
-            if is_foreign && before.recipe.precision != after.recipe.precision =>
-        {
-            vec![(
-                remedy::TORCH_PRECISION,
-                precision_name(after.recipe.precision).to_owned(),
-            )]
-        }
-        _ => Vec::new(),
-    }
 }
 
 /// cinch's own plan of the run, and the changes with which it fits.
@@ -318,6 +259,7 @@ fn in_cinch(asked: &Asked, limit: Option<u64>) -> anyhow::Result<Run> {
         predicted,
         card: None,
         priced,
+        together: None,
         assumed: Vec::new(),
     })
 }

@@ -7,19 +7,33 @@ use crate::voice::{Paint, painted};
 
 pub fn text(failures: &[Failure], log: &Log) -> String {
     if failures.is_empty() {
-        return format!(
-            "no sign that memory ran out in {} lines\n",
-            log.lines_read()
-        );
+        return match log.lines_read() {
+            1 => "no sign that memory ran out in 1 line\n".to_owned(),
+            lines => format!("no sign that memory ran out in {lines} lines\n"),
+        };
     }
-    let mut text = String::new();
+    let mut text = self::failures(failures);
+    if log.left_out() > 0 {
+        text += &format!("\nand {} more failures\n", log.left_out());
+    }
+    text
+}
+
+/// One of each kind: ranks that failed alike are told once.
+pub fn distinct(failures: &[Failure]) -> Vec<&Failure> {
     let mut told: Vec<&Failure> = Vec::new();
     for failure in failures {
-        // Ranks that failed alike are told once.
-        match told.iter().any(|other| is_alike(other, failure)) {
-            true => continue,
-            false => told.push(failure),
+        if !told.iter().any(|other| is_alike(other, failure)) {
+            told.push(failure);
         }
+    }
+    told
+}
+
+/// Every failure; ranks that failed alike are told once.
+pub fn failures(failures: &[Failure]) -> String {
+    let mut text = String::new();
+    for failure in distinct(failures) {
         if !text.is_empty() {
             text += "\n";
         }
@@ -28,9 +42,6 @@ pub fn text(failures: &[Failure], log: &Log) -> String {
             .filter(|other| is_alike(other, failure))
             .collect();
         text += &one(failure, &alike);
-    }
-    if log.left_out() > 0 {
-        text += &format!("\nand {} more failures\n", log.left_out());
     }
     text
 }

@@ -208,6 +208,7 @@ impl Answer {
             "doubts": doubts,
             "fits": self.fits(),
             "ran_out_of_memory": self.ran_out(),
+            "refused_bytes": self.entry(Entry::RefusedBytes),
             "reads": script.reads,
             "memory": {
                 "allocated_bytes": script.allocated_bytes,

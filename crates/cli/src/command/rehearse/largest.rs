@@ -1,82 +1,75 @@
-//! `--fit`: the largest value of one of the script's flags that fits the card, by rehearsing it.
-
-use std::ffi::OsString;
+//! `--fit`: the largest batch that fits the card, by rehearsing it, with the effective batch kept.
 
 use cinch_card::Emulated;
 use cinch_device::Gpu;
 
 use super::answer::Answer;
+use super::knob::{Copies, Knob, MOST};
 use super::process::{Ended, Rehearsal};
 use crate::args::RehearseArguments;
 use crate::failure::{DoesNotFit, Interrupted, usage};
 use crate::voice::tell;
 
-/// As the setting's limit.
-const MOST: u64 = 1 << 20;
-
-/// A flag of the script, and where its value stands in the command.
-struct Flag {
-    name: String,
-    /// The word with the value, and whether the flag is in the same word.
-    place: Option<(usize, bool)>,
-    value: u64,
+/// What is asked for: `batch_size=PLACE`, and where the script accumulates, `accumulation=PLACE` after a comma.
+struct Asked {
+    batch: Knob,
+    accumulation: Option<Knob>,
 }
 
-impl Flag {
-    fn find(asked: &str, command: &[OsString]) -> anyhow::Result<Self> {
-        let name = asked
+impl Asked {
+    fn parse(arguments: &RehearseArguments, asked: &str) -> anyhow::Result<Self> {
+        let command = &arguments.command;
+        let not_understood = || {
+            usage(format!(
+                "--fit {asked} is not understood\nhint: batch_size=--batch-size or batch_size=config.yaml:batch_size, as the script has it, \
+                 and accumulation=--accumulation-steps after a comma"
+            ))
+        };
+        let (batch, accumulation) = match asked.split_once(',') {
+            Some((batch, accumulation)) => {
+                let place = accumulation
+                    .strip_prefix("accumulation=")
+                    .ok_or_else(not_understood)?;
+                (batch, Some(place))
+            }
+            None => (asked, None),
+        };
+        let batch = batch
             .strip_prefix("batch_size=")
-            .filter(|name| name.starts_with('-'));
-        let Some(name) = name else {
-            return Err(usage(format!(
-                "--fit {asked} is not understood\nhint: batch_size=--batch-size, with the flag that the script has for it"
-            )));
-        };
-        let words: Vec<&str> = command
-            .iter()
-            .map(|word| word.to_str().unwrap_or_default())
-            .collect();
-        let joined = format!("{name}=");
-        let place = words.iter().enumerate().find_map(|(index, word)| {
-            if *word == name {
-                return Some((index + 1, false));
-            }
-            word.starts_with(&joined).then_some((index, true))
-        });
-        let value = match place {
-            Some((index, is_joined)) => {
-                let text = words.get(index).copied().unwrap_or_default();
-                let text = if is_joined {
-                    &text[joined.len()..]
-                } else {
-                    text
-                };
-                text.parse()
-                    .ok()
-                    .filter(|value| (1..=MOST).contains(value))
-                    .ok_or_else(|| {
-                        usage(format!(
-                            "the script's {name} is `{text}`, which is no number of samples"
-                        ))
-                    })?
-            }
-            None => 1,
-        };
+            .ok_or_else(not_understood)?;
         Ok(Self {
-            name: name.to_owned(),
-            place,
-            value,
+            batch: Knob::find(batch, command, 1)?,
+            accumulation: accumulation
+                .map(|place| Knob::find(place, command, 1))
+                .transpose()?,
         })
     }
 
-    fn command(&self, command: &[OsString], value: u64) -> Vec<OsString> {
-        let mut command = command.to_vec();
-        match self.place {
-            Some((index, false)) => command[index] = value.to_string().into(),
-            Some((index, true)) => command[index] = format!("{}={value}", self.name).into(),
-            None => command.extend([self.name.clone().into(), value.to_string().into()]),
-        }
-        command
+    /// The batch of an update, which is kept where the script says how it accumulates.
+    fn effective(&self) -> u64 {
+        self.batch.value
+            * self
+                .accumulation
+                .as_ref()
+                .map_or(1, |accumulation| accumulation.value)
+    }
+
+    fn turned(&self, batch: u64) -> Vec<(&Knob, u64)> {
+        let accumulation = self.accumulation.as_ref();
+        let accumulation = accumulation.map(|knob| (knob, self.effective() / batch));
+        [(&self.batch, batch)]
+            .into_iter()
+            .chain(accumulation)
+            .collect()
+    }
+
+    fn told(&self, batch: u64) -> String {
+        let parts = self.turned(batch);
+        let parts: Vec<String> = parts
+            .iter()
+            .map(|(knob, value)| format!("{} {value}", knob.name()))
+            .collect();
+        parts.join(" ")
     }
 }
 
@@ -86,12 +79,13 @@ pub fn run(
     emulated: &Emulated,
     asked: &str,
 ) -> anyhow::Result<()> {
-    let flag = Flag::find(asked, &arguments.command)?;
+    let asked = Asked::parse(arguments, asked)?;
     let rehearsal = Rehearsal::new(emulated, arguments)?;
+    let mut copies = Copies::default();
     let mut last = None;
-    let mut fits = |value: u64| -> anyhow::Result<bool> {
+    let mut fits = |batch: u64| -> anyhow::Result<bool> {
         rehearsal.clear()?;
-        let ended = rehearsal.run(&flag.command(&arguments.command, value))?;
+        let ended = rehearsal.run(&copies.command(&arguments.command, &asked.turned(batch))?)?;
         if ended == Ended::Interrupted {
             return Err(Interrupted.into());
         }
@@ -99,14 +93,14 @@ pub fn run(
         // A script that fails for another reason says nothing of memory.
         if ended != Ended::Code(0) && !answer.ran_out() {
             return Err(usage(format!(
-                "with {} {value} the script fails, and not for want of memory: its own message is above",
-                flag.name
+                "with {} the script fails, and not for want of memory: its own message is above",
+                asked.told(batch)
             )));
         }
         let fits = answer.fits();
         tell(&format!(
-            "{} {value}: {}",
-            flag.name,
+            "{}: {}",
+            asked.told(batch),
             if fits { "fits" } else { "does not fit" }
         ));
         if fits {
@@ -114,25 +108,72 @@ pub fn run(
         }
         Ok(fits)
     };
-    let Some(largest) = largest(flag.value, &mut fits)? else {
-        return Err(DoesNotFit(format!("not even {} 1 fits {}", flag.name, gpu.name)).into());
+    let found = match &asked.accumulation {
+        Some(_) => largest_of(&divisors(asked.effective()), asked.batch.value, &mut fits)?,
+        None => largest(asked.batch.value, &mut fits)?,
     };
-    let kept = match flag.value > largest && flag.value.is_multiple_of(largest) {
-        true => format!(
-            "; {} micro batches of it keep the batch of {}",
-            flag.value / largest,
-            flag.value
-        ),
-        false => String::new(),
+    let Some(found) = found else {
+        return Err(DoesNotFit(format!("not even {} fits {}", asked.told(1), gpu.name)).into());
     };
     tell(&format!(
-        "the largest that fits {} is {} {largest}{kept}",
-        gpu.name, flag.name
+        "the largest that fits {} is {}{}",
+        gpu.name,
+        asked.told(found),
+        kept(&asked, found)
     ));
     if let (Some(path), Some(answer)) = (&arguments.report, &last) {
         super::write_report(path, answer)?;
     }
     Ok(())
+}
+
+/// How the effective batch is kept.
+fn kept(asked: &Asked, found: u64) -> String {
+    let effective = asked.effective();
+    if asked.accumulation.is_some() {
+        return format!(", which keeps the batch of {effective}");
+    }
+    let whole = divisors(effective)
+        .into_iter()
+        .rev()
+        .find(|&divisor| divisor <= found);
+    match whole {
+        Some(whole) if found < effective => {
+            format!(
+                "; {} micro batches of {whole} keep the batch of {effective}",
+                effective / whole
+            )
+        }
+        _ => String::new(),
+    }
+}
+
+fn divisors(number: u64) -> Vec<u64> {
+    (1..=number.min(MOST))
+        .filter(|&divisor| number.is_multiple_of(divisor))
+        .collect()
+}
+
+/// The largest of some values that fits, each of which fits where a larger one does. The one that stands now is tried
+/// first.
+fn largest_of(
+    values: &[u64],
+    start: u64,
+    fits: &mut impl FnMut(u64) -> anyhow::Result<bool>,
+) -> anyhow::Result<Option<u64>> {
+    let (mut low, mut high) = (0, values.len());
+    let mut middle = values
+        .iter()
+        .position(|&value| value == start)
+        .unwrap_or(high / 2);
+    while low < high {
+        match fits(values[middle])? {
+            true => low = middle + 1,
+            false => high = middle,
+        }
+        middle = low + (high - low) / 2;
+    }
+    Ok(low.checked_sub(1).map(|index| values[index]))
 }
 
 /// The largest value that fits, from one that is likely near: doubled or halved until it is enclosed, then halved between.
@@ -195,23 +236,25 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_is_found_in_both_forms_or_added() {
-        let words = |text: &str| -> Vec<OsString> { text.split(' ').map(OsString::from).collect() };
-        for (text, changed) in [
-            ("python t.py --b 4 -x", "python t.py --b 9 -x"),
-            ("python t.py --b=4", "python t.py --b=9"),
-            ("python t.py", "python t.py --b 9"),
-        ] {
-            let command = words(text);
-            let flag = Flag::find("batch_size=--b", &command).unwrap();
-            assert_eq!(flag.command(&command, 9), words(changed));
-        }
-        for (asked, text) in [
-            ("lr=--lr", "python t.py"),
-            ("batch_size=b", "p"),
-            ("batch_size=--b", "p --b many"),
-        ] {
-            assert!(Flag::find(asked, &words(text)).is_err(), "{asked}");
+    fn finds_the_largest_divisor_from_anywhere() {
+        let values = divisors(48);
+        assert_eq!(values, [1, 2, 3, 4, 6, 8, 12, 16, 24, 48]);
+        for start in [1, 8, 48] {
+            for (limit, expected) in [
+                (0, None),
+                (1, Some(1)),
+                (7, Some(6)),
+                (23, Some(16)),
+                (99, Some(48)),
+            ] {
+                let mut tries = 0;
+                let found = largest_of(&values, start, &mut |value| {
+                    tries += 1;
+                    Ok(value <= limit)
+                });
+                assert_eq!(found.unwrap(), expected);
+                assert!(tries <= 5, "{tries} for {limit} from {start}");
+            }
         }
     }
 }

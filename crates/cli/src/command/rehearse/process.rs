@@ -12,11 +12,14 @@ use anyhow::Context;
 use cinch_card::library::{card, dnn_backend, ledger};
 use cinch_card::{Emulated, LIBRARY, MODULES, deviceless};
 use cinch_torch::snapshot::RECORDER;
-use rustix::process::{Pid, Signal, kill_process_group, test_kill_process};
+use rustix::process::{
+    Pid, Signal, WaitOptions, getpid, kill_process, kill_process_group, set_child_subreaper,
+    test_kill_process, waitpid,
+};
 
 use crate::args::RehearseArguments;
 use crate::failure::usage;
-use crate::interrupt::STOP;
+use crate::interrupt::{AGAIN, STOP};
 
 /// How often the script is looked after, and how long it has between being asked to end and being ended.
 const TICK: Duration = Duration::from_millis(20);
@@ -120,11 +123,13 @@ impl Rehearsal {
         Ok(())
     }
 
-    /// Runs a command to its end. Its processes are a group of their own, so that none is left.
+    /// Runs a command to its end. Its processes are a group of their own, and those that leave it become children of
+    /// this process when their parents end, so that none is left.
     pub fn run(&self, command: &[OsString]) -> anyhow::Result<Ended> {
         let Some((program, rest)) = command.split_first() else {
             return Err(usage("there is no command after `--`"));
         };
+        set_child_subreaper(Some(getpid())).context("cannot have orphans of the script")?;
         let mut child = Command::new(program)
             .args(rest)
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
@@ -138,8 +143,40 @@ impl Rehearsal {
             })?;
         let ended = wait(&mut child, self.timeout);
         signal(&child, Signal::KILL);
+        end_orphans();
         ended
     }
+}
+
+/// Ends what the script has left that is no longer of its group. Each that ends may leave others.
+fn end_orphans() {
+    const ROUNDS: usize = 100;
+    for _ in 0..ROUNDS {
+        let orphans = children();
+        if orphans.is_empty() {
+            return;
+        }
+        for orphan in orphans {
+            // One that has ended by itself needs no signal; waiting for it takes its name away.
+            let _ = kill_process(orphan, Signal::KILL);
+            let _ = waitpid(Some(orphan), WaitOptions::empty());
+        }
+    }
+}
+
+/// The processes whose parent is this one.
+fn children() -> Vec<Pid> {
+    let own = std::process::id().to_string();
+    let is_child = |process: &Pid| {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero()));
+        // Its name, in parentheses, may hold anything; then come its state and its parent.
+        let stat = stat.unwrap_or_default();
+        let rest = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+        rest.split(' ').nth(1) == Some(own.as_str())
+    };
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    numbers.filter_map(Pid::from_raw).filter(is_child).collect()
 }
 
 fn signal(child: &Child, signal: Signal) {
@@ -168,7 +205,9 @@ fn wait(child: &mut Child, timeout: Option<Duration>) -> anyhow::Result<Ended> {
                 signal(child, Signal::INT);
                 asked = Some((Instant::now(), Ended::TimedOut));
             }
-            Some((since, _)) if since.elapsed() >= PATIENCE => signal(child, Signal::KILL),
+            Some((since, _)) if since.elapsed() >= PATIENCE || AGAIN.load(Ordering::Relaxed) => {
+                signal(child, Signal::KILL)
+            }
             _ => {}
         }
         std::thread::sleep(TICK);

@@ -5,7 +5,7 @@ use cinch_graph::Target;
 use cinch_monitor::{RunCurve, RunPoint, read_curve};
 use cinch_report::{Page, PageChart, Part, Section, Unit};
 
-use super::{plan, settings};
+use super::{diagnosis, plan, settings};
 use crate::args::{ReportArguments, SettingArguments};
 use crate::overhead;
 use crate::resume::Checkpoint;
@@ -13,7 +13,11 @@ use crate::resume::Checkpoint;
 pub fn page(arguments: &ReportArguments) -> anyhow::Result<Page> {
     let folder = &arguments.subject;
     let curve = read_curve(folder)?;
-    let mut sections = vec![progress(&curve), against_plan(&curve)];
+    let mut sections = vec![
+        progress(&curve),
+        against_plan(&curve),
+        diagnosis::of_run(&curve),
+    ];
     let mut subtitle = match curve.last() {
         Some(last) => format!("step {}", last.step),
         None => "no step is logged yet".to_owned(),

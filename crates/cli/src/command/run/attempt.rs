@@ -5,11 +5,13 @@ use std::path::PathBuf;
 use std::process::ExitStatus;
 
 use cinch_config::Bytes;
+use cinch_diagnose::Failure;
 use cinch_monitor::text::span;
 use cinch_supervise::{Batch, End, Search};
 use serde_json::{Value, json};
 
 use super::recorder::Peaks;
+use crate::command::diagnose;
 
 /// One process from its start to its end.
 pub struct Attempt {
@@ -24,8 +26,8 @@ pub struct Attempt {
     pub seconds: f64,
     pub output_bytes: u64,
     pub peaks: Peaks,
-    /// What it said of memory.
-    pub lines: Vec<String>,
+    /// What its output tells of memory.
+    pub diagnosis: Vec<Failure>,
 }
 
 impl Attempt {
@@ -94,7 +96,7 @@ impl Attempt {
             "output_bytes": self.output_bytes,
             "peak_gpu_bytes": self.peaks.gpus,
             "peak_host_bytes": self.peaks.host,
-            "said_of_memory": self.lines,
+            "diagnosis": { "failures": self.diagnosis },
         })
     }
 }
@@ -145,6 +147,13 @@ impl Story {
             _ => {}
         }
         Some(text)
+    }
+
+    /// Why memory ran out and what to do, where the last attempt ended so.
+    pub fn diagnosis(&self) -> Option<String> {
+        let last = self.attempts.last()?;
+        let is_told = matches!(last.end, End::OutOfMemory(_)) && !last.diagnosis.is_empty();
+        is_told.then(|| diagnose::text_of(&last.diagnosis).trim_end().to_owned())
     }
 
     pub fn as_json(&self) -> Value {

@@ -124,6 +124,12 @@ KERNEL add(const real* a, const real* b, real* y, u64 elements) {
     if (last < elements) y[last] = from_float<real>(to_float(a[last]) + to_float(b[last]));
 }
 
+// Sums and the like are fp32 in every precision.
+KERNEL add_single(const float* a, const float* b, float* y, u64 elements) {
+    u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
+    for (u64 i = thread; i < elements; i += threads) y[i] = a[i] + b[i];
+}
+
 // ---------------------------------------------------------------- gates
 
 // y = f(gate)·up

@@ -473,7 +473,9 @@ __device__ __forceinline__ void forward(const real* q, const real* k, const real
 // ---------------------------------------------------------------- backward: keys and values
 
 // A block has 16·TILES·WARPS keys of one key head and walks the queries that see them, of every
-// head of its group, QUERIES at a time; a warp takes STEP of those at once.
+// head of its group, QUERIES at a time; a warp takes STEP of those at once. With `parts`
+// [2][B, heads][T][D], where the blocks of key heads are too few for a card, it has one head of
+// the group, whose share of dK and dV goes there.
 template <bool SELECTED, int D, int TILES, int WARPS, int QUERIES, int STEP>
 __device__ __forceinline__ void backward_keys(const real* d_o, const real* q, const real* k,
                                               const real* v, const float* lse, const float* delta,
@@ -481,7 +483,8 @@ __device__ __forceinline__ void backward_keys(const real* d_o, const real* q, co
                                               int seq, int heads, int kv_heads, float scale,
                                               int causal, const u32* random, u32 stream,
                                               u32 threshold, const i32* lengths, int window,
-                                              const i32* starts, const u32* selection) {
+                                              const i32* starts, const u32* selection,
+                                              float* parts) {
     constexpr int ROWS = 16 * TILES * WARPS, THREADS = 32 * WARPS, N = STEP / 8;
     // A stage: queries, gradients of the output, then lse and delta of the queries.
     constexpr u32 TILE = QUERIES * D * 2, STATISTICS = 2 * TILE, STAGE = 2 * TILE + QUERIES * 8;
@@ -490,9 +493,9 @@ __device__ __forceinline__ void backward_keys(const real* d_o, const real* q, co
     u32 keys = shared_address(shared), values = keys + ROWS * D * 2;
     u32 stages = values + ROWS * D * 2;
 
-    int blocks = (seq + ROWS - 1) / ROWS, group = heads / kv_heads;
-    int kv_head = blockIdx.x / blocks, first = (int)(blockIdx.x % blocks) * ROWS;
-    int b = kv_head / kv_heads, h0 = kv_head % kv_heads * group;
+    int blocks = (seq + ROWS - 1) / ROWS, group = heads / kv_heads, members = parts ? 1 : group;
+    int own_head = blockIdx.x / blocks * members, first = (int)(blockIdx.x % blocks) * ROWS;
+    int b = own_head / heads, h0 = own_head % heads, kv_head = own_head / group;
     int length = sequence_length(lengths, b, seq);
     u64 kv_start = (u64)b * seq * kv_stride + (u64)(kv_head % kv_heads) * D;
     u64 width = (u64)heads * D;
@@ -522,7 +525,7 @@ __device__ __forceinline__ void backward_keys(const real* d_o, const real* q, co
     if (starts) starts += (u64)b * seq;
     if (SELECTED) selection += (u64)b * seq * ((seq + 31) / 32);
     int end = causal ? queries_end(starts, window, min(first + ROWS, seq) - 1, length) : length;
-    int per_head = (end - begin + QUERIES - 1) / QUERIES, total = per_head * group;
+    int per_head = (end - begin + QUERIES - 1) / QUERIES, total = per_head * members;
     auto fetch_queries = [&](int index) {
         int member = index / per_head, q0 = begin + index % per_head * QUERIES;
         u32 stage = stages + (index & 1) * STAGE;
@@ -655,6 +658,26 @@ __device__ __forceinline__ void backward_keys(const real* d_o, const real* q, co
         }
     }
 
+    if (parts) {
+        u64 at = (u64)own_head * seq, apart = (u64)gridDim.x / blocks * seq * D;
+#pragma unroll
+        for (int i = 0; i < TILES; i++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                int row = row0 + i * 16 + half * 8 + g;
+                if (row >= length) continue;
+                float* to = parts + (at + row) * D + 2 * t;
+#pragma unroll
+                for (int n = 0; n < D / 8; n++) {
+                    float2 of_key = {grad_key[i][n][2 * half] * scale,
+                                     grad_key[i][n][2 * half + 1] * scale};
+                    float2 of_value = {grad_value[i][n][2 * half], grad_value[i][n][2 * half + 1]};
+                    *reinterpret_cast<float2*>(to + n * 8) = of_key;
+                    *reinterpret_cast<float2*>(to + apart + n * 8) = of_value;
+                }
+            }
+        return;
+    }
     float ones[TILES][2], scales[TILES][2];
 #pragma unroll
     for (int i = 0; i < TILES; i++)
@@ -858,7 +881,8 @@ __device__ __forceinline__ void backward_queries(const real* d_o, const real* q,
     KERNEL __launch_bounds__(KEYS_THREADS, KEYS_BLOCKS) attention_backward_keys_##D(               \
         const real* d_o, const real* q, const real* k, const real* v, const float* lse,            \
         const float* delta, real* dk, real* dv, SCALARS) {                                         \
-        backward_keys<false, D, KEYS>(d_o, q, k, v, lse, delta, dk, dv, SCALAR_NAMES, nullptr);    \
+        backward_keys<false, D, KEYS>(d_o, q, k, v, lse, delta, dk, dv, SCALAR_NAMES, nullptr,     \
+                                       nullptr);                                                   \
     }                                                                                              \
     KERNEL __launch_bounds__(128, 2) attention_backward_queries_##D(                               \
         const real* d_o, const real* q, const real* k, const real* v, const float* lse,            \
@@ -872,8 +896,9 @@ __device__ __forceinline__ void backward_queries(const real* d_o, const real* q,
     }                                                                                              \
     KERNEL __launch_bounds__(KEYS_THREADS, KEYS_BLOCKS) attention_selected_backward_keys_##D(      \
         const real* d_o, const real* q, const real* k, const real* v, const float* lse,            \
-        const float* delta, real* dk, real* dv, SCALARS, const u32* selection) {                   \
-        backward_keys<true, D, KEYS>(d_o, q, k, v, lse, delta, dk, dv, SCALAR_NAMES, selection);   \
+        const float* delta, real* dk, real* dv, float* parts, SCALARS, const u32* selection) {     \
+        backward_keys<true, D, KEYS>(d_o, q, k, v, lse, delta, dk, dv, SCALAR_NAMES, selection,    \
+                                     parts);                                                       \
     }                                                                                              \
     KERNEL __launch_bounds__(128, 2) attention_selected_backward_queries_##D(                      \
         const real* d_o, const real* q, const real* k, const real* v, const float* lse,            \
@@ -887,6 +912,33 @@ INSTANCES(64, SHAPE(2, 4, 64), 2, SHAPE(2, 4, 64, 32), 128, 2, SHAPE(2, 4, 64, 3
 INSTANCES(128, SHAPE(2, 4, 64), 2, SHAPE(1, 8, 32, 32), 256, 1, SHAPE(2, 4, 32, 32))
 
 #endif  // !REAL_F32
+
+// ---------------------------------------------------------------- parts
+
+// dk and dv from the parts of the heads of each group, added in their order. A thread has four
+// columns; `quads` is B·T·kv_heads·width/4.
+KERNEL __launch_bounds__(256) attention_sum_heads(const float* parts, real* dk, real* dv,
+                                                  u32 kv_stride, int seq, int heads, int kv_heads,
+                                                  int width, u64 quads) {
+    u64 index = (u64)blockIdx.x * 256 + threadIdx.x;
+    if (index >= 2 * quads) return;
+    real* to = index < quads ? dk : dv;
+    const float* from = parts + (index < quads ? 0 : quads * 4 * (heads / kv_heads));
+    index = index < quads ? index : index - quads;
+    int group = heads / kv_heads, columns = width / 4, column = (int)(index % columns) * 4;
+    int kv_head = (int)(index / columns % kv_heads);
+    u64 row = index / columns / kv_heads, b = row / seq, t = row % seq;
+    from += ((b * heads + kv_head * group) * seq + t) * width + column;
+    float sum[4] = {};
+    for (int member = 0; member < group; member++) {
+        float4 part = *reinterpret_cast<const float4*>(from + (u64)member * seq * width);
+        sum[0] += part.x;
+        sum[1] += part.y;
+        sum[2] += part.z;
+        sum[3] += part.w;
+    }
+    store(to + row * kv_stride + (u64)kv_head * width + column, sum);
+}
 
 // ---------------------------------------------------------------- δ
 

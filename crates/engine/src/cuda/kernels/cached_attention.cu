@@ -4,7 +4,8 @@
 //
 // q [B, T, heads·width], k and v [B, T, kv_heads·width] with rows `q_stride` and `kv_stride`
 // elements apart; keys and values [B, kv_heads, slots, width], where position p has slot
-// p mod slots; positions [B, T], whose first of each row is p_0, p_t = p_0 + t. Launches do not
+// p mod slots; positions [B, T], whose first of each row is p_0, p_t = p_0 + t. With a `selection`
+// [B, T, ⌈slots/32⌉] a query sees only the slots whose bits are set. Launches do not
 // depend on how many tokens the cache holds: the blocks that share a query's keys divide those
 // that there are.
 
@@ -63,7 +64,7 @@ template <int E>
 __device__ __forceinline__ void attend(
     const real* q, const i32* positions, const real* keys, const real* values, real* o,
     float* partial, u32 q_stride, u32 seq, u32 heads, u32 kv_heads, u32 width, u32 slots,
-    u32 window, float scale) {
+    u32 window, float scale, const u32* selection) {
     __shared__ Sum<E> sums[WARPS][32];
     u32 split = blockIdx.y, splits = gridDim.y, head = blockIdx.x % heads;
     u32 t = blockIdx.x / heads, b = blockIdx.z;
@@ -72,6 +73,8 @@ __device__ __forceinline__ void attend(
     u32 position = (u32)max(positions[(u64)b * seq], 0) + t;
     u32 first = position + 1 > window ? position + 1 - window : 0;
     u64 cache = ((u64)b * kv_heads + head / (heads / kv_heads)) * slots * width;
+
+    if (selection) selection += row * ((slots + 31) / 32);
 
     float query[E];
 #pragma unroll
@@ -83,6 +86,17 @@ __device__ __forceinline__ void attend(
     sum.clear();
     u32 step = WARPS * splits * KEYS;
     for (u32 s = first + (split * WARPS + warp) * KEYS; s <= position; s += step) {
+        // Those of the keys that the query sees, a bit for each; where it sees none, there is
+        // nothing to read.
+        u32 seen = 0u;
+#pragma unroll
+        for (int i = 0; i < KEYS; i++) {
+            u32 key = s + i;
+            bool sees = key <= position;
+            if (sees && selection) sees = selection[key / 32] >> (key % 32) & 1u;
+            seen |= (u32)sees << i;
+        }
+        if (seen == 0u) continue;
         float score[KEYS];
         u64 place[KEYS];
 #pragma unroll
@@ -99,7 +113,7 @@ __device__ __forceinline__ void attend(
         float largest = sum.largest;
 #pragma unroll
         for (int i = 0; i < KEYS; i++) {
-            score[i] = s + i <= position ? warp_sum(score[i]) : MINUS_INFINITY;
+            score[i] = seen >> i & 1u ? warp_sum(score[i]) : MINUS_INFINITY;
             largest = fmaxf(largest, score[i]);
         }
         sum.scale(Sum<E>::shrink(sum.largest, largest));
@@ -156,10 +170,10 @@ __device__ __forceinline__ void attend(
     KERNEL __launch_bounds__(128) cached_attention_##E(                                          \
         const real* q, const i32* positions, const real* keys, const real* values, real* o,      \
         float* partial, u32 q_stride, u32 seq, u32 heads, u32 kv_heads, u32 width, u32 slots,    \
-        u32 window, float scale) {                                                               \
+        u32 window, float scale, const u32* selection) {                                         \
         attend<E>(                                                                               \
             q, positions, keys, values, o, partial, q_stride, seq, heads, kv_heads, width,       \
-            slots, window, scale);                                                               \
+            slots, window, scale, selection);                                                    \
     }
 
 CACHED_ATTENTION_KERNEL(1)

@@ -13,25 +13,48 @@ constexpr float LOWEST = -3.402823466e38f;
 // The target that takes a row out of the loss.
 constexpr i32 IGNORED = -100;
 
-// N logits from `column` on: what the product has made, and the bias, which may be null.
-__device__ __forceinline__ void logits(const real* row, const float* bias, u32 column,
+constexpr float LOG2_E = 1.4426950408889634f;
+
+typedef Pack<real, VECTOR> Piece;
+
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// A piece as logits: what the product has made, and the bias, which may be null; below every
+// other after the last.
+__device__ __forceinline__ void logits(const Piece& piece, const float* bias, u32 column,
                                        u32 vocabulary, float (&v)[VECTOR]) {
-    load(row + column, v);
-    if (!bias) return;
 #pragma unroll
-    for (int i = 0; i < VECTOR; i++)
-        if (column + i < vocabulary) v[i] += bias[column + i];
+    for (int i = 0; i < VECTOR; i++) v[i] = to_float(piece.v[i]);
+    if (bias) {
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++)
+            if (column + i < vocabulary) v[i] += bias[column + i];
+    }
+    // Only the last piece of a row has padding.
+    if (column + VECTOR > vocabulary) {
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++)
+            if (column + i >= vocabulary) v[i] = LOWEST;
+    }
 }
 
 // A block to a row: z[gridDim.x, stride], of which `vocabulary` columns are logits. One pass
 // finds the largest logit and the sum of exponentials together, a second one writes the
-// gradient, unless `gradient` is 0. A target that is no token makes the row's loss NaN, which
-// the host sees in the sum. `loss_scale` multiplies the gradient in half precision and is null otherwise.
-KERNEL __launch_bounds__(1024)
+// gradient, unless `gradient` is 0. The first `kept` pieces of 16 bytes stay in shared memory for
+// the second pass; each thread reads back what it has written itself. A target that is no token
+// makes the row's loss NaN, which the host sees in the sum. `loss_scale` multiplies the gradient in
+// half precision and is null otherwise.
+KERNEL __launch_bounds__(768, 2)
 cross_entropy_rows(real* z, const i32* targets, float* losses, const float* inverse_count,
                    const float* weight, const float* bias, const float* loss_scale, u32 vocabulary,
-                   u32 stride, float smoothing, u32 gradient) {
+                   u32 stride, float smoothing, u32 gradient, u32 kept) {
+    extern __shared__ __align__(16) u8 memory[];
     __shared__ float scratch[32];
+    Piece* pieces = reinterpret_cast<Piece*>(memory);
     real* row = z + (u64)blockIdx.x * stride;
     i32 target = targets[blockIdx.x];
     if ((u32)target >= vocabulary) {
@@ -52,24 +75,26 @@ cross_entropy_rows(real* z, const i32* targets, float* losses, const float* inve
     float largest = LOWEST, sum = 0.0f, total = 0.0f;
 #pragma unroll 2
     for (u32 column = threadIdx.x * VECTOR; column < vocabulary; column += blockDim.x * VECTOR) {
+        Piece piece = *reinterpret_cast<const Piece*>(row + column);
+        if (column / VECTOR < kept) pieces[column / VECTOR] = piece;
         float v[VECTOR];
-        logits(row, bias, column, vocabulary, v);
+        logits(piece, bias, column, vocabulary, v);
         float top = largest;
 #pragma unroll
-        for (int i = 0; i < VECTOR; i++)
-            if (column + i < vocabulary) top = fmaxf(top, v[i]);
-        sum *= __expf(largest - top);
+        for (int i = 0; i < VECTOR; i++) top = fmaxf(top, v[i]);
+        sum *= exp2_fast((largest - top) * LOG2_E);
         largest = top;
+        float offset = top * LOG2_E;
 #pragma unroll
-        for (int i = 0; i < VECTOR; i++) {
-            if (column + i < vocabulary) {
-                sum += __expf(v[i] - top);
-                total += v[i];
-            }
+        for (int i = 0; i < VECTOR; i++) sum += exp2_fast(fmaf(v[i], LOG2_E, -offset));
+        if (smoothing > 0.0f) {
+#pragma unroll
+            for (int i = 0; i < VECTOR; i++)
+                if (column + i < vocabulary) total += v[i];
         }
     }
     float top = block_max(largest, scratch);
-    sum = block_sum(sum * __expf(largest - top), scratch);
+    sum = block_sum(sum * exp2_fast((largest - top) * LOG2_E), scratch);
     if (smoothing > 0.0f) total = block_sum(total, scratch);
     if (threadIdx.x == 0) {
         float log_sum = top + logf(sum), loss = log_sum - wanted;
@@ -80,18 +105,27 @@ cross_entropy_rows(real* z, const i32* targets, float* losses, const float* inve
     if (!gradient) return;
 
     float share = *inverse_count * *weight * (loss_scale ? *loss_scale : 1.0f);
-    float scale = share / sum;
+    float scale = share / sum, offset = top * LOG2_E;
     float uniform = smoothing / (float)vocabulary * share;
     float hit = (1.0f - smoothing) * share;
-#pragma unroll 2
+#pragma unroll 1
     for (u32 column = threadIdx.x * VECTOR; column < vocabulary; column += blockDim.x * VECTOR) {
+        Piece piece = column / VECTOR < kept ? pieces[column / VECTOR]
+                                             : *reinterpret_cast<const Piece*>(row + column);
         float v[VECTOR];
-        logits(row, bias, column, vocabulary, v);
+        logits(piece, bias, column, vocabulary, v);
 #pragma unroll
-        for (int i = 0; i < VECTOR; i++) {
-            float d = fmaf(__expf(v[i] - top), scale, -uniform);
-            if (column + i == (u32)target) d -= hit;
-            v[i] = column + i < vocabulary ? d : 0.0f;
+        for (int i = 0; i < VECTOR; i++)
+            v[i] = fmaf(exp2_fast(fmaf(v[i], LOG2_E, -offset)), scale, -uniform);
+        if ((u32)target - column < VECTOR) {
+#pragma unroll
+            for (int i = 0; i < VECTOR; i++)
+                if (column + i == (u32)target) v[i] -= hit;
+        }
+        if (column + VECTOR > vocabulary) {
+#pragma unroll
+            for (int i = 0; i < VECTOR; i++)
+                if (column + i >= vocabulary) v[i] = 0.0f;
         }
         store(row + column, v);
     }

@@ -18,11 +18,13 @@
 // with g = lane/4 and t = lane%4 the elements s[n][e] at row g + e/2·8 and key n·8 + 2t + e%2: the
 // accumulators of the tensor cores, and the same layout in single precision.
 
-#include "common.cuh"
-#include "matrix.cuh"
-
 #define TILE 64
 #define THREADS 128
+
+#include "common.cuh"
+#include "matrix.cuh"
+#include "selection.cuh"
+
 // Columns of the operands that are in shared memory at once.
 #define DEPTH 64
 #if defined(REAL_F32)
@@ -187,7 +189,7 @@ struct Indexer {
 
 // scores[rows of the tiles from `first_tile` on][⌈T/64⌉·64]; what a row does not see is undefined.
 // Grid: (tiles of rows, tiles of keys).
-KERNEL __launch_bounds__(THREADS) indexer_scores(INDEXER, float* scores, int seq, int heads,
+KERNEL __launch_bounds__(THREADS, 4) indexer_scores(INDEXER, float* scores, int seq, int heads,
                                                  int width, int first_tile) {
     __shared__ __align__(16) Tiles tiles;
     int per_sequence = (seq + TILE - 1) / TILE, index = first_tile + blockIdx.x;
@@ -252,64 +254,6 @@ KERNEL __launch_bounds__(1024) indexer_mean(float* variances, u64 rows) {
     if (threadIdx.x == 0) variances[rows] = sum / (float)rows;
 }
 
-// Unsigned numbers in the order of the floats.
-__device__ __forceinline__ u32 ordered(float x) {
-    u32 bits = __float_as_uint(x);
-    return bits >> 31 ? ~bits : bits | 0x80000000u;
-}
-
-// The `count`-th highest of the scores up to t, as an ordered number; how many of those that are
-// equal to it are among the highest, and whether these are all of them. Eight bits at a time, from
-// a histogram of the scores that share the bits found before.
-struct Threshold {
-    u32 key;
-    int wanted;
-    bool all;
-};
-__device__ __forceinline__ Threshold threshold(const Row& at, int count) {
-    __shared__ int histogram[256];
-    __shared__ int found[3];
-    u32 key = 0u, mask = 0u;
-    int equal = 0;
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        for (int i = threadIdx.x; i < 256; i += THREADS) histogram[i] = 0;
-        __syncthreads();
-        for (int s = threadIdx.x; s <= at.t; s += THREADS) {
-            u32 x = ordered(at.scores[s]);
-            if ((x & mask) == key) atomicAdd(&histogram[x >> shift & 255u], 1);
-        }
-        __syncthreads();
-        if (threadIdx.x < 32) {
-            // A lane has eight bins; `above` counts what is in the bins of higher lanes.
-            int lane = threadIdx.x, own = 0;
-#pragma unroll
-            for (int i = 0; i < 8; i++) own += histogram[lane * 8 + i];
-            int above = own;
-#pragma unroll
-            for (int offset = 1; offset < 32; offset *= 2) {
-                int other = __shfl_down_sync(0xffffffffu, above, offset);
-                if (lane + offset < 32) above += other;
-            }
-            above -= own;
-            for (int i = 7; i >= 0; i--) {
-                int here = histogram[lane * 8 + i];
-                if (above < count && above + here >= count) {
-                    found[0] = lane * 8 + i;
-                    found[1] = count - above;
-                    found[2] = here;
-                }
-                above += here;
-            }
-        }
-        __syncthreads();
-        key |= (u32)found[0] << shift;
-        mask |= 255u << shift;
-        count = found[1];
-        equal = found[2];
-    }
-    return Threshold{key, count, count == equal};
-}
-
 // lse[row] of the selected scores and, where `bits` is there, bits[row][⌈T/32⌉]. `mode` 0: all that
 // is seen; 1: `base` keys; 2: as many as the row's variance asks for. Of equal scores, those at lower
 // positions are selected.
@@ -328,29 +272,18 @@ KERNEL __launch_bounds__(THREADS) indexer_select(const float* scores, const floa
         float wanted = fminf(fmaxf((float)base * share, (float)least), (float)most);
         count = max((int)fminf(wanted, (float)visible), 1);
     }
-    Threshold least_score = {0u, 0, true};
-    if (count < visible) least_score = threshold(at, count);
+    Range of = range(at.scores, visible);
+    float largest = from_ordered(of.high);
+    Last last = {0u, 0};
+    if (count < visible) last = last_of(at.scores, visible, of, count);
 
-    float largest = -3.402823466e38f;
-    for (int s = threadIdx.x; s < visible; s += THREADS) largest = fmaxf(largest, at.scores[s]);
-    largest = block_max(largest, scratch);
-
-    // A warp has a word at a time. Where only some of the equal scores are selected, one warp walks
-    // all words, and counts them.
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, words = (seq + 31) / 32;
-    int step = least_score.all ? THREADS / 32 : 1, taken = 0;
+    // A warp has a word at a time.
+    int lane = threadIdx.x % 32, words = (seq + 31) / 32;
     float sum = 0.0f;
-    for (int word = least_score.all || warp == 0 ? warp : words; word < words; word += step) {
+    for (int word = threadIdx.x / 32; word < words; word += THREADS / 32) {
         int s = word * 32 + lane;
-        bool seen = s < visible;
-        float x = seen ? at.scores[s] : 0.0f;
-        u32 key = ordered(x);
-        bool tie = seen && count < visible && key == least_score.key;
-        u32 ties = __ballot_sync(0xffffffffu, tie);
-        int rank = taken + __popc(ties & ((1u << lane) - 1u));
-        taken += __popc(ties);
-        bool chosen = seen && (count == visible || key > least_score.key ||
-                               (tie && (least_score.all || rank < least_score.wanted)));
+        float x = s < visible ? at.scores[s] : 0.0f;
+        bool chosen = s < visible && (count == visible || last.includes(ordered(x), s));
         u32 ones = __ballot_sync(0xffffffffu, chosen);
         if (bits && lane == 0) bits[at.row * words + word] = ones;
         if (chosen) sum += expf(x - largest);
@@ -414,7 +347,7 @@ __device__ __forceinline__ float row_sum(float x) {
 }
 
 // partials[tile of keys][row] of KL. Grid: (tiles of rows of all sequences, tiles of keys).
-KERNEL __launch_bounds__(THREADS) indexer_loss(INDEXER, const float* indexer_lse, ATTENTION,
+KERNEL __launch_bounds__(THREADS, 3) indexer_loss(INDEXER, const float* indexer_lse, ATTENTION,
                                                float* partials, u64 total_rows, int seq, int heads,
                                                int width) {
     __shared__ __align__(16) Tiles tiles;
@@ -470,7 +403,7 @@ __device__ __forceinline__ void store_pair(real* to, float low, float high) {
 // to the last tile of keys that any of the rows sees; partials[tile of keys][row of all][head][2]:
 // dw, and the sum of dz·√width. `inverse_count` and `weight` are the term's, and `loss_scale`
 // multiplies the gradient in half precision and is null otherwise. Grid: (tiles of rows × sequences, tiles of keys).
-KERNEL __launch_bounds__(THREADS) indexer_loss_backward(const float* inverse_count,
+KERNEL __launch_bounds__(THREADS, 3) indexer_loss_backward(const float* inverse_count,
                                                         const float* term_weight,
                                                         const float* loss_scale, INDEXER,
                                                         const float* indexer_lse, ATTENTION,

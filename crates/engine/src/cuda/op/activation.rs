@@ -1,5 +1,6 @@
 //! Pointwise functions and the sum of two tensors.
 
+use cinch_graph::DType;
 use cinch_graph::op::{Activation, ActivationBackward, ActivationKind, Add};
 
 use crate::cuda::command::{Argument, Kernel, LaunchShape};
@@ -49,5 +50,9 @@ pub fn activation_backward(x: &mut Lowering<'_>, op: &ActivationBackward) {
 }
 
 pub fn add(x: &mut Lowering<'_>, _op: &Add) {
-    launch(x, "add", 2);
+    let function = match x.output_type(0).dtype {
+        DType::F32 => "add_single",
+        _ => "add",
+    };
+    launch(x, function, 2);
 }

@@ -1,15 +1,15 @@
-//! Attention: on the tensor cores for heads of 32, 64 or 128 columns in 16 bits, in plain
-//! arithmetic for the rest. The backward is three launches: δ into the workspace, the gradients
+//! Attention: on the tensor cores for heads of 32, 64 or 128 columns in 16 bits, by kernels of
+//! their own for the narrowest heads, in plain arithmetic for the rest. The backward is three launches: δ into the workspace, the gradients
 //! of keys and values, those of queries. Hopper cards have kernels of their own for most of it.
 
 use cinch_graph::{DType, op};
 
-use super::attention_hopper;
+use super::{attention_hopper, attention_narrow};
 use crate::cuda::command::{Argument, Kernel, LaunchShape};
 use crate::cuda::lowering::Lowering;
 
 /// Rows of the result that a block has on the tensor cores.
-const ROWS: usize = 128;
+const ROWS: usize = op::Attention::CUDA_ROWS;
 
 /// What a launch needs to know of the instances in `kernels/attention.cu`.
 struct TensorCores {
@@ -87,13 +87,11 @@ const TENSOR_CORES: [TensorCores; 3] = [
 ];
 
 impl TensorCores {
-    /// The instance for an op, if there is one. The largest score is looked for before scaling,
-    /// which a negative scale would turn around.
+    /// The instance for an op, if there is one.
     fn find(op: &op::Attention, dtype: DType) -> Option<&'static Self> {
-        let fits = matches!(dtype, DType::Bf16 | DType::F16) && op.scale > 0.0;
         TENSOR_CORES
             .iter()
-            .find(|instance| fits && instance.head_dim == op.head_dim)
+            .find(|instance| op.suits_tensor_cores(dtype) && instance.head_dim == op.head_dim)
     }
 
     fn functions(&self, op: &op::Attention) -> &Functions {
@@ -145,7 +143,6 @@ struct Site<'a> {
     op: &'a op::Attention,
     batch: usize,
     seq: usize,
-    element_bytes: u64,
     tensor_cores: Option<&'static TensorCores>,
     /// Queries, keys and values at their first column.
     sources: [Argument; 3],
@@ -191,7 +188,6 @@ impl<'a> Site<'a> {
             op,
             batch,
             seq,
-            element_bytes,
             tensor_cores,
             sources: places.map(at),
             scalars,
@@ -232,6 +228,25 @@ impl<'a> Site<'a> {
         };
         x.launch(kernel, shape, arguments);
     }
+
+    /// The gradients of keys and values from those of every query head.
+    fn sum_heads(&self, x: &mut Lowering<'_>, parts: u64, [dk, dv]: [Argument; 2]) {
+        let op = self.op;
+        let quads = self.batch * self.seq * op.kv_heads * op.head_dim / 4;
+        let arguments = vec![
+            Argument::Address(parts),
+            dk,
+            dv,
+            self.scalars[1],
+            Argument::I32(self.seq as i32),
+            Argument::I32(op.heads as i32),
+            Argument::I32(op.kv_heads as i32),
+            Argument::I32(op.head_dim as i32),
+            Argument::U64(quads as u64),
+        ];
+        let shape = LaunchShape::linear((2 * quads).div_ceil(256), 256);
+        x.launch(kernel("attention", "attention_sum_heads"), shape, arguments);
+    }
 }
 
 fn kernel(file: &'static str, function: &'static str) -> Kernel {
@@ -241,6 +256,9 @@ fn kernel(file: &'static str, function: &'static str) -> Kernel {
 pub fn attention(x: &mut Lowering<'_>, op: &op::Attention) {
     if x.card.is_hopper && op.suits_hopper(&x.input_type(0)) {
         return attention_hopper::attention(x, op);
+    }
+    if let Some(site) = attention_narrow::Site::find(x, op, 0, op.num_sources()) {
+        return site.forward(x, op);
     }
     let site = Site::new(x, op, 0, op.num_sources());
     let mut arguments = site.sources.to_vec();
@@ -265,11 +283,17 @@ pub fn attention_backward(x: &mut Lowering<'_>, op: &op::AttentionBackward) {
         return attention_hopper::attention_backward(x, op, &layout);
     }
     let sources = op.num_sources();
-    let site = Site::new(x, op, 1, sources + 3);
+    let element_bytes = x.input_type(1).dtype.size();
     let [dq, dk, dv] = op.places().map(|(output, column)| {
-        Argument::Address(x.output(output) + column as u64 * site.element_bytes)
+        Argument::Address(x.output(output) + column as u64 * element_bytes)
     });
-    let delta = Argument::Address(x.workspace().0);
+    if let Some(site) = attention_narrow::Site::find(x, op, 1, sources + 3) {
+        return site.backward(x, op, [dq, dk, dv]);
+    }
+    let site = Site::new(x, op, 1, sources + 3);
+    let parts = op.cuda_head_parts(&x.input_type(1));
+    let (workspace, _) = x.workspace();
+    let delta = Argument::Address(workspace + parts);
 
     let rows = site.batch * site.seq;
     // Eight lanes for a row of a head.
@@ -292,16 +316,26 @@ pub fn attention_backward(x: &mut Lowering<'_>, op: &op::AttentionBackward) {
     let mut operands = vec![x.input_argument(0)];
     operands.extend(site.sources);
     operands.extend([x.input_argument(sources + 2), delta]);
+    let mut key_operands = [&operands[..], &[dk, dv]].concat();
+    if site.tensor_cores.is_some() && op.selection {
+        key_operands.push(match parts {
+            0 => Argument::Null,
+            _ => Argument::Address(workspace),
+        });
+    }
     site.launch(
         x,
-        op.kv_heads,
+        if parts > 0 { op.heads } else { op.kv_heads },
         |instance| {
             let function = instance.functions(op).keys;
             (function, instance.keys_threads, instance.keys_bytes())
         },
         ("attention_backward_keys_any", any_bytes(op.head_dim, 6, 2)),
-        [&operands[..], &[dk, dv]].concat(),
+        key_operands,
     );
+    if parts > 0 {
+        site.sum_heads(x, workspace, [dk, dv]);
+    }
     site.launch(
         x,
         op.heads,
@@ -329,6 +363,7 @@ pub(super) mod tests {
 
     const TENSOR_CORE_SOURCE: &str = include_str!("../kernels/attention.cu");
     const ANY_SOURCE: &str = include_str!("../kernels/attention_any.cu");
+    const NARROW_SOURCE: &str = include_str!("../kernels/attention_narrow.cu");
     const HOPPER_SOURCE: &str = include_str!("../kernels/attention_hopper.cu");
     const HOPPER_BACKWARD_SOURCE: &str = include_str!("../kernels/attention_hopper_backward.cu");
 
@@ -353,6 +388,21 @@ pub(super) mod tests {
             window: Some(33),
             documents: true,
             selection: false,
+        }
+    }
+
+    /// Of which nothing is hidden but by the order.
+    pub fn plain(
+        inputs: op::AttentionInputs,
+        heads: usize,
+        kv_heads: usize,
+        head_dim: usize,
+    ) -> op::Attention {
+        op::Attention {
+            padding: false,
+            window: None,
+            documents: false,
+            ..op(inputs, heads, kv_heads, head_dim)
         }
     }
 
@@ -384,14 +434,26 @@ pub(super) mod tests {
             .enumerate()
             .map(|(i, &width)| graph.batch(&format!("source{i}"), [batch, seq, width], dtype))
             .collect();
-        let random = graph.random_state();
-        let lengths = graph.batch("lengths", [batch], DType::I32);
-        let starts = graph.batch("starts", [batch, seq], DType::I32);
-        inputs.extend([random, lengths, starts]);
+        let mut extras = Vec::new();
+        if op.dropout.is_some() {
+            extras.push(graph.random_state());
+        }
+        if op.padding {
+            extras.push(graph.batch("lengths", [batch], DType::I32));
+        }
+        if op.documents {
+            extras.push(graph.batch("starts", [batch, seq], DType::I32));
+        }
+        if op.selection {
+            let words = seq.div_ceil(32);
+            extras.push(graph.batch("selection", [batch, seq, words], DType::I32));
+        }
+        inputs.extend(&extras);
         let outputs = graph.emit("attention", op.clone(), inputs.clone()).unwrap();
         let mut all = vec![graph.batch("do", [batch, seq, q], dtype)];
         all.extend(&inputs[..op.num_sources()]);
-        all.extend([outputs[0], outputs[1], random, lengths, starts]);
+        all.extend([outputs[0], outputs[1]]);
+        all.extend(&extras);
         graph
             .emit("backward", op::AttentionBackward(op.clone()), all)
             .unwrap();
@@ -409,6 +471,7 @@ pub(super) mod tests {
     fn parameters(kernel: Kernel) -> Vec<String> {
         let source = match kernel.file {
             "attention" => TENSOR_CORE_SOURCE,
+            "attention_narrow" => NARROW_SOURCE,
             "attention_hopper" => HOPPER_SOURCE,
             "attention_hopper_backward" => HOPPER_BACKWARD_SOURCE,
             _ => ANY_SOURCE,
@@ -416,7 +479,7 @@ pub(super) mod tests {
         let source = source.replace('\\', " ");
         // The parameters that a source's kernels share are a macro of it.
         let shared_name = match kernel.file {
-            "attention_any" => "PARAMETERS",
+            "attention_any" | "attention_narrow" => "PARAMETERS",
             _ => "SCALARS",
         };
         let define = format!("#define {shared_name} ");
@@ -466,11 +529,15 @@ pub(super) mod tests {
             (DType::Bf16, 128, Card::ANY),
             (DType::Bf16, 24, Card::ANY),
             (DType::F32, 64, Card::ANY),
+            (DType::F16, 2, Card::ANY),
+            (DType::F32, 8, Card::HOPPER),
             (DType::F16, 64, Card::HOPPER),
             (DType::Bf16, 128, Card::HOPPER),
         ] {
-            let (_, _, commands) = lower_for(&op(Packed, 4, 2, head_dim), dtype, 2, 50, card);
-            for (kernel, _, arguments) in launches(&commands) {
+            let ops = [op, plain].map(|op| op(Packed, 4, 2, head_dim));
+            let lowered = ops.map(|op| lower_for(&op, dtype, 2, 50, card).2);
+            let launched = lowered.iter().flat_map(|commands| launches(commands));
+            for (kernel, _, arguments) in launched {
                 let given: Vec<_> = arguments
                     .iter()
                     .map(|argument| match argument {
@@ -479,7 +546,7 @@ pub(super) mod tests {
                         Argument::U32(_) => "u32",
                         Argument::U64(_) => "u64",
                         Argument::F32(_) => "float",
-                        Argument::TensorMap(_) => "TensorMap",
+                        Argument::TensorMap(_) | Argument::MatrixMap(_) => "TensorMap",
                     })
                     .collect();
                 assert_eq!(parameters(kernel), given, "{}", kernel.function);
@@ -526,6 +593,62 @@ pub(super) mod tests {
         let grids: Vec<_> = launches(&commands).iter().map(|l| l.1.grid).collect();
         assert_eq!(grids[0], [25 * 6 * 3, 2, 1]);
         assert_eq!(grids[2], [25 * 2 * 3, 2, 1]);
+    }
+
+    /// Where key heads have too few blocks for a card, every query head has its own, and what they
+    /// leave is added up.
+    #[test]
+    fn few_blocks_of_selected_keys_are_split_by_heads() {
+        let selected = |heads: usize, kv_heads: usize| op::Attention {
+            dropout: None,
+            padding: false,
+            window: None,
+            documents: false,
+            selection: true,
+            ..op(Separate, heads, kv_heads, 64)
+        };
+        let of = |op: &op::Attention, batch: usize| {
+            let (graph, plan, commands) = lower(op, DType::Bf16, batch, 1024);
+            let launches: Vec<(Kernel, LaunchShape, Vec<Argument>)> = launches(&commands)
+                .into_iter()
+                .map(|(kernel, shape, arguments)| (kernel, shape, arguments.to_vec()))
+                .collect();
+            (graph, plan, launches)
+        };
+        let (graph, plan, split) = of(&selected(8, 2), 2);
+        let names: Vec<_> = split.iter().map(|launch| launch.0.function).collect();
+        let expected = [
+            "attention_selected_forward_64",
+            "attention_delta",
+            "attention_selected_backward_keys_64",
+            "attention_sum_heads",
+            "attention_selected_backward_queries_64",
+        ];
+        assert_eq!(names, expected);
+        assert_eq!(split[2].1.grid, [8 * 8 * 2, 1, 1]);
+        let workspace = plan.workspace(1).unwrap();
+        let parts = 2 * 2 * 1024 * 8 * 64 * 4;
+        assert!(workspace.bytes >= parts + 2 * 8 * 1024 * 4);
+        assert_eq!(split[3].2[0], Argument::Address(workspace.offset));
+        assert_eq!(split[2].2[8], Argument::Address(workspace.offset));
+        assert_eq!(split[1].2[2], Argument::Address(workspace.offset + parts));
+        let dk = plan.placement(graph.nodes[1].outputs[1]).unwrap().offset;
+        assert_eq!(split[3].2[1], Argument::Address(dk));
+        for (kernel, _, arguments) in &split {
+            let pointers = arguments
+                .iter()
+                .map(|argument| matches!(argument, Argument::Address(_) | Argument::Null));
+            let declared = parameters(*kernel);
+            let declared = declared.iter().map(|kind| kind == "pointer");
+            assert!(pointers.eq(declared), "{}", kernel.function);
+        }
+        // Enough of them, or nothing to add up.
+        for (heads, kv_heads, batch) in [(8, 2, 16), (2, 2, 2)] {
+            let (_, _, whole) = of(&selected(heads, kv_heads), batch);
+            assert_eq!(whole.len(), 4);
+            assert_eq!(whole[2].1.grid, [(8 * kv_heads * batch) as u32, 1, 1]);
+            assert_eq!(whole[2].2[8], Argument::Null);
+        }
     }
 
     #[test]

@@ -10,6 +10,12 @@ const ROWS: usize = 16;
 const KEYS: usize = 32;
 const THREADS: u32 = 256;
 
+/// What `kernels/attention_entropy_narrow.cu` is for, and positions and threads of its blocks.
+const NARROW_HEADS: usize = 8;
+const NARROW_WIDTH: usize = 8;
+const NARROW_BLOCK: usize = 32;
+const NARROW_THREADS: u32 = 128;
+
 fn kernel(function: &'static str) -> Kernel {
     Kernel {
         file: "attention_entropy",
@@ -23,6 +29,8 @@ struct Site {
     seq: usize,
     heads: usize,
     columns: usize,
+    /// Whether the kernels for heads of 8 columns take it.
+    is_narrow: bool,
     element_bytes: u64,
     /// Queries and keys at their first column.
     sources: [Argument; 2],
@@ -43,6 +51,7 @@ impl Site {
             seq,
             heads: op.heads,
             columns,
+            is_narrow: op.heads <= NARROW_HEADS && op.head_dim == NARROW_WIDTH,
             element_bytes,
             sources: [at(0), at(columns)],
             scalars: [
@@ -56,27 +65,47 @@ impl Site {
         }
     }
 
-    /// The instance whose registers have room for the heads and columns.
-    fn instance(&self, [narrow, wide]: [&'static str; 2]) -> Kernel {
-        kernel(match self.heads <= 8 && self.columns <= 64 {
-            true => narrow,
-            false => wide,
-        })
-    }
-
-    /// Blocks of `rows` positions, with tiles of queries and keys and, for a backward, the
-    /// gradients of their scores in shared memory.
-    fn shape(&self, rows: usize, gradients: bool) -> LaunchShape {
+    /// Launches a kernel of which there are three: for heads of 8 columns, and by how many heads
+    /// and columns registers have room for. A block has `rows` positions and, in shared memory,
+    /// tiles of queries and keys and, for a backward, the gradients of their scores.
+    fn launch(
+        &self,
+        x: &mut Lowering<'_>,
+        [narrow, few, many]: [&'static str; 3],
+        (rows, gradients): (usize, bool),
+        arguments: Vec<Argument>,
+    ) {
+        if self.is_narrow {
+            let kernel = Kernel {
+                file: "attention_entropy_narrow",
+                function: narrow,
+            };
+            let shape = LaunchShape {
+                grid: self.grid(NARROW_BLOCK),
+                block: [NARROW_THREADS, 1, 1],
+                shared_bytes: 0,
+            };
+            return x.launch(kernel, shape, arguments);
+        }
+        let function = match self.heads <= 8 && self.columns <= 64 {
+            true => few,
+            false => many,
+        };
         let tiles = ROWS * self.columns + KEYS * (self.columns + 1);
         let scores = match gradients {
             true => ROWS * self.heads * (KEYS + 1),
             false => 0,
         };
-        LaunchShape {
-            grid: [self.seq.div_ceil(rows) as u32, self.batch as u32, 1],
+        let shape = LaunchShape {
+            grid: self.grid(rows),
             block: [THREADS, 1, 1],
             shared_bytes: ((tiles + scores) * size_of::<f32>()) as u32,
-        }
+        };
+        x.launch(kernel(function), shape, arguments);
+    }
+
+    fn grid(&self, rows: usize) -> [u32; 3] {
+        [self.seq.div_ceil(rows) as u32, self.batch as u32, 1]
     }
 }
 
@@ -89,8 +118,12 @@ pub fn attention_entropy(x: &mut Lowering<'_>, op: &op::AttentionEntropy) {
         x.optional_output(op.keep_means.then_some(1)),
     ]);
     arguments.extend(site.scalars);
-    let kernel = site.instance(["attention_entropy_8", "attention_entropy_16"]);
-    x.launch(kernel, site.shape(ROWS, false), arguments);
+    let kernels = [
+        "attention_entropy_narrow",
+        "attention_entropy_8",
+        "attention_entropy_16",
+    ];
+    site.launch(x, kernels, (ROWS, false), arguments);
 }
 
 pub fn backward(x: &mut Lowering<'_>, op: &op::AttentionEntropy) {
@@ -111,16 +144,19 @@ pub fn backward(x: &mut Lowering<'_>, op: &op::AttentionEntropy) {
 
     let arguments = shared.into_iter().chain([dq, dv]).chain(site.scalars);
     let queries = [
+        "attention_entropy_queries_narrow",
         "attention_entropy_queries_8",
         "attention_entropy_queries_16",
     ];
-    let shape = site.shape(ROWS, true);
-    x.launch(site.instance(queries), shape, arguments.collect());
+    site.launch(x, queries, (ROWS, true), arguments.collect());
 
     let arguments = shared.into_iter().chain([dk]).chain(site.scalars);
-    let keys = ["attention_entropy_keys_8", "attention_entropy_keys_16"];
-    let shape = site.shape(KEYS, true);
-    x.launch(site.instance(keys), shape, arguments.collect());
+    let keys = [
+        "attention_entropy_keys_narrow",
+        "attention_entropy_keys_8",
+        "attention_entropy_keys_16",
+    ];
+    site.launch(x, keys, (KEYS, true), arguments.collect());
 }
 
 pub fn cached(x: &mut Lowering<'_>, op: &op::AttentionEntropy) {

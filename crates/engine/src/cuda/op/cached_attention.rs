@@ -44,7 +44,8 @@ pub fn cached_attention(x: &mut Lowering<'_>, op: &op::CachedAttention) {
     let places = attention.places();
     let strides = places.map(|(input, _)| x.input_type(input).width());
     let [q, k, v] = places.map(part);
-    let positions = x.input_argument(sources);
+    let positions = x.input_argument(op.positions());
+    let selection = x.optional_input(attention.selection.then_some(sources));
     let [keys, values] = [1, 2].map(|output| x.output_argument(output));
     let (heads, kv_heads) = (attention.heads, attention.kv_heads);
     let head_dim = attention.head_dim;
@@ -90,6 +91,7 @@ pub fn cached_attention(x: &mut Lowering<'_>, op: &op::CachedAttention) {
         size(op.slots),
         Argument::U32(window),
         Argument::F32(attention.scale as f32),
+        selection,
     ];
     let shape = LaunchShape {
         grid: [(heads * seq) as u32, splits as u32, batch as u32],

@@ -8,6 +8,13 @@ use crate::cuda::lowering::Lowering;
 
 use super::linear::{matrix, transposed};
 
+/// The most threads of a row's block, whose registers leave room for a second one.
+const ROW_THREADS: usize = 768;
+
+/// Shared memory in which a block keeps its row between its two passes: two blocks
+/// find room on a multiprocessor of a Hopper card. Cards with less would hold fewer.
+const KEPT_BYTES: usize = 104 << 10;
+
 fn kernel(function: &'static str) -> Kernel {
     Kernel {
         file: "cross_entropy",
@@ -31,7 +38,13 @@ pub fn cross_entropy(x: &mut Lowering<'_>, op: &CrossEntropy) {
     };
     let weight = matrix(x.input(1), w, 0);
     let vector = 16 / h.dtype.size() as usize;
-    let threads = (stride / vector).next_multiple_of(32).clamp(32, 1024) as u32;
+    let threads = (stride / vector)
+        .next_multiple_of(32)
+        .clamp(32, ROW_THREADS) as u32;
+    let kept = match x.card.is_hopper && op.gradient {
+        true => (KEPT_BYTES / 16).min(stride.div_ceil(vector)),
+        false => 0,
+    };
     let row_bytes = width as u64 * h.dtype.size();
     let mut weight_adds = op.weight && x.adds(2);
     let mut bias_adds = op.bias_output().is_some_and(|output| x.adds(output));
@@ -71,8 +84,12 @@ pub fn cross_entropy(x: &mut Lowering<'_>, op: &CrossEntropy) {
             Argument::U32(stride as u32),
             Argument::F32(op.label_smoothing as f32),
             Argument::U32(u32::from(op.gradient)),
+            Argument::U32(kept as u32),
         ];
-        let shape = LaunchShape::linear(chunk, threads);
+        let shape = LaunchShape {
+            shared_bytes: 16 * kept as u32,
+            ..LaunchShape::linear(chunk, threads)
+        };
         x.launch(kernel("cross_entropy_rows"), shape, arguments);
         if op.gradient {
             let dh = matrix(x.output(1) + first as u64 * row_bytes, h, 0);

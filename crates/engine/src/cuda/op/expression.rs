@@ -6,7 +6,7 @@ use cinch_graph::op::{CudaReduction, Map, Reduce};
 
 use super::activation::elementwise;
 use crate::cuda::command::{Argument, Generated, LaunchShape};
-use crate::cuda::expression::{self, ROW_BLOCK, THREADS};
+use crate::cuda::expression::{self, FINISH_BLOCK, ROW_BLOCK, THREADS};
 use crate::cuda::lowering::Lowering;
 
 pub fn map(x: &mut Lowering<'_>, op: &Map) {
@@ -47,6 +47,10 @@ pub fn reduce(x: &mut Lowering<'_>, op: &Reduce) {
             block: [THREADS as u32, 1, 1],
             shared_bytes: 0,
         },
+        CudaReduction::Each => {
+            let threads = outputs.div_ceil(generated.vector);
+            LaunchShape::linear(threads.div_ceil(THREADS).max(1), THREADS as u32)
+        }
     };
     let source: Arc<str> = Arc::from(generated.source);
     let kernel = |function| Generated {
@@ -79,7 +83,12 @@ pub fn reduce(x: &mut Lowering<'_>, op: &Reduce) {
             Argument::U32(parts as u32),
             Argument::U32(adds),
         ];
-        let shape = LaunchShape::linear(outputs.div_ceil(THREADS), THREADS as u32);
+        let [columns, rows] = FINISH_BLOCK;
+        let shape = LaunchShape {
+            grid: [outputs.div_ceil(columns) as u32, 1, 1],
+            block: [columns as u32, rows as u32, 1],
+            shared_bytes: 0,
+        };
         x.launch_generated(kernel("finish"), shape, arguments);
     }
 }

@@ -4,9 +4,11 @@ mod activation;
 mod attention;
 mod attention_entropy;
 mod attention_hopper;
+mod attention_narrow;
 mod cached_attention;
 mod cached_convolution;
 mod cached_scan;
+mod cached_selection;
 mod columns;
 mod convolution;
 mod cross_entropy;
@@ -15,6 +17,7 @@ mod embedding;
 mod expression;
 mod gated;
 mod indexer;
+pub mod joined;
 mod linear;
 mod logits;
 mod norm;
@@ -27,7 +30,7 @@ use std::ops::Range;
 
 use cinch_graph::op::{MomentFormat, Op};
 use cinch_graph::{Graph, Node, TensorId};
-use cinch_plan::Plan;
+use cinch_plan::{Placement, Plan, Residence};
 
 use super::command::{Command, Kernel};
 use super::lowering::{Card, Lowering};
@@ -70,6 +73,7 @@ pub fn lower(mut x: Lowering<'_>) -> Vec<Command> {
         Op::AttentionEntropy(op) => attention_entropy::attention_entropy(&mut x, op),
         Op::AttentionEntropyBackward(op) => attention_entropy::backward(&mut x, &op.0),
         Op::CachedAttentionEntropy(op) => attention_entropy::cached(&mut x, &op.0),
+        Op::CachedSelection(op) => cached_selection::cached_selection(&mut x, op),
         Op::IndexerSelection(op) => indexer::indexer_selection(&mut x, op),
         Op::IndexerLoss(op) => indexer::indexer_loss(&mut x, op),
         Op::IndexerLossBackward(op) => indexer::indexer_loss_backward(&mut x, op),
@@ -118,10 +122,41 @@ pub struct Lowered {
     pub op: &'static str,
     pub node: String,
     pub commands: Vec<Command>,
+    pub memory: Memory,
 }
 
-/// The commands of some of a graph's nodes. Updates that follow each other become one: most
-/// parameters are too small to keep a card busy by themselves.
+/// Bytes of the arena from the first to before the second.
+pub type Bytes = (u64, u64);
+
+/// What some nodes read and write of the arena.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Memory {
+    pub reads: Vec<Bytes>,
+    pub writes: Vec<Bytes>,
+}
+
+impl Memory {
+    fn of(graph: &Graph, plan: &Plan, nodes: Range<usize>) -> Self {
+        let mut memory = Self::default();
+        let bytes = |place: Placement| (place.offset, place.end());
+        let of = |ids: &[TensorId]| -> Vec<Bytes> {
+            let places = ids.iter().filter_map(|&id| plan.placement(id));
+            let in_arena = places.filter(|place| place.residence == Residence::Arena);
+            in_arena.map(bytes).collect()
+        };
+        for index in nodes {
+            let node = &graph.nodes[index];
+            memory.reads.extend(of(&node.inputs));
+            memory.writes.extend(of(&node.outputs));
+            memory.writes.extend(plan.workspace(index).map(bytes));
+        }
+        memory
+    }
+}
+
+/// The commands of some of a graph's nodes. Updates that follow each other become one, since most
+/// parameters are too small to keep a card busy by themselves, and so do products that are added
+/// to one result.
 pub fn lower_all(
     graph: &Graph,
     plan: &Plan,
@@ -150,9 +185,11 @@ pub fn lower_all(
             op: node.op.name(),
             node: name,
             commands,
+            memory: Memory::of(graph, plan, index..index + count),
         });
         index += count;
     }
+    joined::join(&mut lowered);
     lowered
 }
 

@@ -6,7 +6,7 @@ use super::Attention;
 use crate::types::{DType, TensorType};
 
 /// The kernels' launches and workspaces are for no more multiprocessors: no Hopper card has more.
-const MOST_MULTIPROCESSORS: usize = 132;
+pub(super) const MOST_MULTIPROCESSORS: usize = 132;
 
 /// The one-pass backward on a card. A team of blocks has one query head at a time, one block for
 /// each [`HopperBackward::KEYS`] keys; all teams run at the same time.

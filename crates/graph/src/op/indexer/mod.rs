@@ -8,9 +8,11 @@
 //! Scores exist for a bounded number of rows at a time, in a workspace; a selection is a bit for
 //! each pair.
 
+mod cached;
 mod loss;
 mod selection;
 
+pub use cached::{CachedSelection, CachedSelectionParts};
 pub use loss::{IndexerLoss, IndexerLossBackward, IndexerLossParts};
 pub use selection::{IndexerSelection, KeyCount, SelectionParts};
 

@@ -24,6 +24,27 @@ pub enum KeyCount {
     },
 }
 
+impl KeyCount {
+    pub(super) fn check(&self) -> Result<(), String> {
+        match *self {
+            Self::Fixed(count) => expect(count > 0, || "a selection of 0 keys".to_owned()),
+            Self::Adaptive {
+                base,
+                least,
+                most,
+                temperature,
+            } => {
+                expect(base > 0 && least > 0 && least <= most, || {
+                    format!("a selection of {base} keys, at least {least} and at most {most}")
+                })?;
+                expect(temperature.is_finite() && temperature >= 0.0, || {
+                    format!("a temperature of {temperature}")
+                })
+            }
+        }
+    }
+}
+
 /// Inputs: those of [`Indexer::NUM_INPUTS`]. Outputs: the logarithm of the sum of the
 /// exponentials of the selected scores [B, T], in the precision of sums; and, with a count, the
 /// selection, a bit for each pair ([`Attention::selection_type`]): the highest scores of the row,
@@ -95,24 +116,8 @@ impl Declare for IndexerSelection {
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
         expect_inputs(inputs, Indexer::NUM_INPUTS)?;
         let (batch, length) = self.indexer.check(inputs)?;
-        match self.count {
-            None => {}
-            Some(KeyCount::Fixed(count)) => {
-                expect(count > 0, || "a selection of 0 keys".to_owned())?;
-            }
-            Some(KeyCount::Adaptive {
-                base,
-                least,
-                most,
-                temperature,
-            }) => {
-                expect(base > 0 && least > 0 && least <= most, || {
-                    format!("a selection of {base} keys, at least {least} and at most {most}")
-                })?;
-                expect(temperature.is_finite() && temperature >= 0.0, || {
-                    format!("a temperature of {temperature}")
-                })?;
-            }
+        if let Some(count) = self.count {
+            count.check()?;
         }
         let sums = TensorType::new([batch, length], inputs[0].dtype.accumulator());
         let selection = Attention::selection_type(batch, length);

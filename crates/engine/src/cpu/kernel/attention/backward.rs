@@ -20,6 +20,7 @@ use crate::cpu::parallel::{self, Accumulate, Shared};
 use crate::cpu::real::Real;
 use crate::cpu::simd::simd;
 
+use super::narrow::{self, Given};
 use super::{AttentionShape, BLOCK, Inputs, Matrix, Sight, TileMask, bits};
 
 /// Elements of workspace: δ for every sequence, head and query.
@@ -47,7 +48,7 @@ pub fn backward<F: Real>(
     dk: &ColumnsMut<'_, F>,
     dv: &ColumnsMut<'_, F>,
 ) {
-    inputs.check(shape);
+    inputs.check(shape, shape.seq);
     for (name, gradient, input) in [
         ("dq", dq, inputs.q),
         ("dk", dk, inputs.k),
@@ -82,6 +83,14 @@ pub fn backward<F: Real>(
     pass.grad_output.check("do", shape.rows());
     pass.o.check("o", shape.rows());
     assert!(lse.len() >= shape.rows() * shape.heads, "lse is too short");
+    if narrow::suits(shape, inputs) {
+        let given = Given {
+            grad_output: pass.grad_output,
+            o: pass.o,
+            lse,
+        };
+        return narrow::backward(shape, inputs, &given, dropout, [dq, dk, dv]);
+    }
     parallel::for_each(shape.batch * shape.kv_heads, |task| {
         pass.key_head(task / shape.kv_heads, task % shape.kv_heads);
     });

@@ -18,7 +18,8 @@ pub struct Cache<'a, F> {
     pub slots: usize,
 }
 
-/// `o [rows, heads·head_dim]` of the tokens whose positions begin at `first` of their sequence.
+/// `o [rows, heads·head_dim]` of the tokens whose positions begin at `first` of their sequence. A
+/// selection has a bit for each slot.
 ///
 /// # Panics
 /// Where a buffer does not fit the shape.
@@ -29,8 +30,8 @@ pub fn forward_cached<F: Real>(
     cache: Cache<'_, F>,
     o: &mut [F],
 ) {
-    inputs.check(shape);
     let (dim, slots) = (shape.head_dim, cache.slots);
+    inputs.check(shape, slots);
     let width = shape.heads * dim;
     assert!(o.len() >= shape.rows() * width, "o is too short");
     assert!(
@@ -44,13 +45,6 @@ pub fn forward_cached<F: Real>(
     append(shape, first, slots, inputs.v, cache.values);
 
     let (keys, values) = (&*cache.keys, &*cache.values);
-    let sight = Sight {
-        selection: None,
-        seq: shape.seq,
-        causal: true,
-        window: shape.window,
-        starts: None,
-    };
     let blocks = shape.seq.div_ceil(BLOCK);
     let o = Shared::new(o);
     parallel::for_each(shape.batch * shape.heads * blocks, |task| {
@@ -58,6 +52,12 @@ pub fn forward_cached<F: Real>(
         let (b, h) = (head / shape.heads, head % shape.heads);
         let rows = BLOCK.min(shape.seq - t0);
         let query = first[b] + t0;
+        let sight = Sight {
+            selection: inputs.selection_of(shape, b, (first[b], slots)),
+            causal: true,
+            window: shape.window,
+            starts: None,
+        };
         let of_head = (b * shape.kv_heads + h / shape.group()) * slots;
         scratch::with(
             Owner::Attention,

@@ -10,7 +10,7 @@ use crate::cpu::parallel::{self, Accumulate, Shared};
 use crate::cpu::real::Real;
 use crate::cpu::simd::simd;
 
-use super::{AttentionShape, BLOCK, Inputs, Matrix, Sight, TileMask, bits};
+use super::{AttentionShape, BLOCK, Inputs, Matrix, Sight, TileMask, bits, narrow};
 
 /// `o [rows, heads·head_dim]` and `lse [batch, heads, seq]`, the natural logarithm of
 /// `Σ_s e^{scale·q·k_s}` before dropout; zeroes for queries beyond the length of their sequence.
@@ -24,13 +24,16 @@ pub fn forward<F: Real>(
     o: &mut [F],
     lse: &mut [F],
 ) {
-    inputs.check(shape);
+    inputs.check(shape, shape.seq);
     let width = shape.heads * shape.head_dim;
     assert!(o.len() >= shape.rows() * width, "o is too short");
     assert!(lse.len() >= shape.rows() * shape.heads, "lse is too short");
+    let dropout = dropout.map(|dropout| dropout.scaled(shape.heads));
+    if narrow::suits(shape, inputs) {
+        return narrow::forward(shape, inputs, dropout, o, lse);
+    }
     let blocks = shape.seq.div_ceil(BLOCK);
     let (o, lse) = (Shared::new(o), Shared::new(lse));
-    let dropout = dropout.map(|dropout| dropout.scaled(shape.heads));
     parallel::for_each(shape.batch * shape.heads * blocks, |task| {
         let (head, t0) = (task / blocks, task % blocks * BLOCK);
         let (b, h) = (head / shape.heads, head % shape.heads);

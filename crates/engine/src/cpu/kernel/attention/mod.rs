@@ -9,6 +9,7 @@ mod backward;
 mod cached;
 mod entropy;
 mod forward;
+mod narrow;
 
 use std::ops::Range;
 
@@ -68,9 +69,16 @@ struct Sight<'a> {
     window: Option<usize>,
     /// Of this sequence.
     starts: Option<&'a [i32]>,
-    /// Of this sequence: a bit for each key, in rows of words.
-    selection: Option<&'a [i32]>,
-    seq: usize,
+    selection: Option<Selection<'a>>,
+}
+
+/// The keys that the queries of a sequence select: a bit for each, in rows of words.
+#[derive(Clone, Copy)]
+struct Selection<'a> {
+    words: &'a [i32],
+    row_words: usize,
+    /// The position of the query that has the first row.
+    first_query: usize,
 }
 
 impl Sight<'_> {
@@ -99,8 +107,8 @@ impl Sight<'_> {
         let Some(selection) = self.selection else {
             return u64::MAX;
         };
-        let row_words = self.seq.div_ceil(WORD);
-        let row = &selection[t * row_words..][..row_words];
+        let row = t - selection.first_query;
+        let row = &selection.words[row * selection.row_words..][..selection.row_words];
         let word = |index: usize| match row.get(index) {
             Some(word) => u64::from(word.cast_unsigned()),
             None => 0,
@@ -153,12 +161,24 @@ impl<'a, F> Inputs<'a, F> {
             starts: self
                 .starts
                 .map(|starts| &starts[b * shape.seq..][..shape.seq]),
-            selection: self.selection.map(|selection| {
-                let words = shape.seq * shape.seq.div_ceil(WORD);
-                &selection[b * words..][..words]
-            }),
-            seq: shape.seq,
+            selection: self.selection_of(shape, b, (0, shape.seq)),
         }
+    }
+
+    /// What the queries of sequence `b`, the first of which is at `first_query`, select of `keys`.
+    fn selection_of(
+        &self,
+        shape: &AttentionShape,
+        b: usize,
+        (first_query, keys): (usize, usize),
+    ) -> Option<Selection<'a>> {
+        let row_words = keys.div_ceil(WORD);
+        let words = shape.seq * row_words;
+        self.selection.map(|selection| Selection {
+            words: &selection[b * words..][..words],
+            row_words,
+            first_query,
+        })
     }
 
     /// Positions of sequence `b` that count, whatever number the lengths hold.
@@ -167,7 +187,8 @@ impl<'a, F> Inputs<'a, F> {
         length.map_or(shape.seq, |length| length.min(shape.seq))
     }
 
-    fn check(&self, shape: &AttentionShape) {
+    /// `keys` is how many a row of the selection has a bit for.
+    fn check(&self, shape: &AttentionShape, keys: usize) {
         assert!(
             shape.kv_heads > 0 && shape.heads.is_multiple_of(shape.kv_heads),
             "{} heads do not share {} key/value heads",
@@ -181,7 +202,7 @@ impl<'a, F> Inputs<'a, F> {
             assert_eq!(starts.len(), shape.rows(), "starts");
         }
         if let Some(selection) = self.selection {
-            let words = shape.rows() * shape.seq.div_ceil(WORD);
+            let words = shape.rows() * keys.div_ceil(WORD);
             assert_eq!(selection.len(), words, "the selection");
         }
         let bounded = shape.window.is_some() || self.starts.is_some() || self.selection.is_some();

@@ -221,6 +221,7 @@ fn forward_is_the_definition() {
         for shape in [
             shape(1, 1, [1, 1], 4, causal),
             shape(2, 7, [4, 2], 5, causal),
+            shape(2, 133, [4, 2], 2, causal),
             shape(1, 37, [3, 1], 16, causal),
             shape(2, 130, [2, 2], 20, causal),
         ] {
@@ -254,6 +255,7 @@ fn gradients_are_finite_differences() {
             shape(1, 1, [1, 1], 4, causal),
             shape(2, 7, [4, 2], 5, causal),
             shape(1, 70, [2, 1], 4, causal),
+            shape(1, 70, [2, 1], 12, causal),
         ] {
             let data = random(shape.rows() * packed_width(&shape), 1);
             let weights = random(shape.rows() * shape.heads * shape.head_dim, 2);

@@ -5,9 +5,11 @@
 //! I[t,s] = Σ_j w[t,j]·σ(q[t,j]·k[s]/√width + b_j),   w = σ(c + b_w),   s ≤ t
 //! ```
 
+mod cached;
 mod loss;
 mod selection;
 
+pub use cached::{Cache, select_cached};
 pub use loss::{Gradients, LossInputs, loss, loss_backward};
 pub use selection::{Count, select};
 
@@ -27,6 +29,8 @@ pub struct IndexerShape {
     pub heads: usize,
     /// Columns of a head.
     pub width: usize,
+    /// Keys of a sequence: `seq`, or the slots of a cache.
+    pub keys: usize,
     /// Rows whose scores exist at once.
     pub rows: usize,
 }
@@ -42,7 +46,7 @@ impl IndexerShape {
 
     /// Elements of a table of scores.
     fn table(&self) -> usize {
-        self.rows * self.seq
+        self.rows * self.keys
     }
 
     /// The rows of all sequences, so many at a time.
@@ -53,6 +57,7 @@ impl IndexerShape {
         (0..batch).flat_map(move |b| {
             (0..seq).step_by(rows.max(1)).map(move |t0| Part {
                 b,
+                before: 0,
                 t0,
                 rows: rows.min(seq - t0),
             })
@@ -75,13 +80,20 @@ pub struct Inputs<'a, F> {
 #[derive(Clone, Copy, Debug)]
 struct Part {
     b: usize,
+    /// Tokens that are in a cache, before the first of the sequence.
+    before: usize,
     t0: usize,
     rows: usize,
 }
 
 impl Part {
     fn columns(&self) -> usize {
-        self.t0 + self.rows
+        self.before + self.t0 + self.rows
+    }
+
+    /// The position of a row.
+    fn position(&self, row: usize) -> usize {
+        self.before + self.t0 + row
     }
 }
 
@@ -93,7 +105,8 @@ impl<'a, F: Real> Inputs<'a, F> {
             rows * shape.heads * shape.width,
             "queries"
         );
-        assert_eq!(self.keys.len(), rows * shape.width, "keys");
+        let keys = shape.batch * shape.keys * shape.width;
+        assert_eq!(self.keys.len(), keys, "keys");
         assert_eq!(self.weights.len(), rows * shape.heads, "weights");
         assert_eq!(
             self.weight_bias.len(),
@@ -116,7 +129,7 @@ impl<'a, F: Real> Inputs<'a, F> {
     }
 
     fn key(&self, shape: &IndexerShape, b: usize) -> Matrix<'a, F> {
-        let sequence = shape.seq * shape.width;
+        let sequence = shape.keys * shape.width;
         Matrix::row_major(&self.keys[b * sequence..][..sequence], shape.width)
     }
 
@@ -146,10 +159,10 @@ impl<'a, F: Real> Inputs<'a, F> {
             self.products(shape, part, head, products);
             let products = &*products;
             parallel::for_each(part.rows, |i| {
-                let t = part.t0 + i;
+                let t = part.position(i);
                 // SAFETY: each task has its own row.
                 let line = unsafe { table.part(i * columns, t + 1) };
-                let weight = self.weight(shape, part.b * shape.seq + t, head);
+                let weight = self.weight(shape, part.b * shape.seq + part.t0 + i, head);
                 let products = &products[i * columns..][..=t];
                 let bias = self.score_bias[head];
                 add_sigmoids(weight, shape.scale(), bias, head == 0, products, line);

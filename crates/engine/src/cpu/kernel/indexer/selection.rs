@@ -25,7 +25,7 @@ pub enum Count {
 impl Count {
     /// Of the query at `t`, whose row has `variance` where the mean of all is `mean`. In single
     /// precision, as it is defined.
-    fn keys(self, t: usize, variance: f64, mean: f64) -> usize {
+    pub(super) fn keys(self, t: usize, variance: f64, mean: f64) -> usize {
         let visible = t + 1;
         match self {
             Self::All => visible,
@@ -121,16 +121,15 @@ pub fn select<F: Real>(
 }
 
 /// Runs `task(row of the part, row of all, what it sees)` for each row of a part.
-fn for_each_row<F: Real>(
+pub(super) fn for_each_row<F: Real>(
     shape: &IndexerShape,
     part: Part,
     scores: &[F],
     task: impl Fn(usize, usize, &[F]) + Sync + Send,
 ) {
     parallel::for_each(part.rows, |i| {
-        let t = part.t0 + i;
-        let line = &scores[i * part.columns()..][..=t];
-        task(i, part.b * shape.seq + t, line);
+        let line = &scores[i * part.columns()..][..=part.position(i)];
+        task(i, part.b * shape.seq + part.t0 + i, line);
     });
 }
 
@@ -145,13 +144,13 @@ fn variance<F: Real>(line: &[F], seq: usize) -> F {
 }
 
 simd! {
-    fn row_sum<F: Real>(line: &[F]) -> F {
+    pub(super) fn row_sum<F: Real>(line: &[F]) -> F {
         lanes::sum(line, |x| x)
     }
 }
 
 simd! {
-    fn squares<F: Real>(line: &[F], mean: F) -> F {
+    pub(super) fn squares<F: Real>(line: &[F], mean: F) -> F {
         lanes::sum(line, |x| (x - mean) * (x - mean))
     }
 }
@@ -170,14 +169,14 @@ simd! {
 
 /// The lowest selected score, and how many that are equal to it are selected.
 #[derive(Clone, Copy)]
-struct Threshold<F> {
+pub(super) struct Threshold<F> {
     score: F,
     equal: usize,
 }
 
 impl<F: Real> Threshold<F> {
     /// Of the `count` highest scores. The line's order is lost.
-    fn of(line: &mut [F], count: usize) -> Self {
+    pub(super) fn of(line: &mut [F], count: usize) -> Self {
         let at = line.len() - count;
         let order = |a: &F, b: &F| a.to_f64().total_cmp(&b.to_f64());
         let (_, &mut score, above) = line.select_nth_unstable_by(at, order);
@@ -191,7 +190,7 @@ impl<F: Real> Threshold<F> {
 
 /// Sets the bits of the selected keys, of equal scores those at lower positions; the log-sum-exp
 /// of what is selected.
-fn mark<F: Real>(line: &[F], least: Option<Threshold<F>>, words: &mut [i32]) -> F {
+pub(super) fn mark<F: Real>(line: &[F], least: Option<Threshold<F>>, words: &mut [i32]) -> F {
     let Some(least) = least else {
         for (index, word) in words.iter_mut().enumerate() {
             let count = line.len().saturating_sub(index * WORD).min(WORD);

@@ -19,6 +19,7 @@ impl Sample<f64> {
             seq,
             heads,
             width,
+            keys: seq,
             rows,
         };
         let count = Self::lengths(&shape).iter().sum();
@@ -411,5 +412,103 @@ fn single_precision_is_close_and_threads_do_not_change_a_bit() {
         let one: Vec<f64> = one.iter().map(|&x| f64::from(x)).collect();
         let exact = double.gradients(&sample);
         assert_close("gradients", &one, &exact, 1e-4);
+    }
+}
+
+/// Some tokens of a sample of one sequence.
+fn tokens<'a>(sample: &'a Sample<f64>, range: std::ops::Range<usize>) -> Inputs<'a, f64> {
+    let IndexerShape { heads, width, .. } = sample.shape;
+    let x = sample.inputs();
+    let of =
+        |numbers: &'a [f64], columns: usize| &numbers[range.start * columns..range.end * columns];
+    Inputs {
+        queries: of(x.queries, heads * width),
+        keys: of(x.keys, width),
+        weights: of(x.weights, heads),
+        ..x
+    }
+}
+
+/// Bits of the tokens of a sample, read in runs of `length`.
+fn selected_in_runs(sample: &Sample<f64>, count: Count, length: usize, slots: usize) -> Vec<i32> {
+    let IndexerShape { seq, width, .. } = sample.shape;
+    // What a cache held before does not matter.
+    let (mut keys, mut sums) = (vec![7.0; slots * width], vec![-3.0; slots * 2]);
+    let adaptive = matches!(count, Count::Adaptive { .. });
+    let row_words = slots.div_ceil(WORD);
+    let mut bits = vec![-1; seq * row_words];
+    for first in (0..seq).step_by(length) {
+        let run = first..seq.min(first + length);
+        let shape = IndexerShape {
+            seq: run.len(),
+            keys: run.len(),
+            rows: 3.min(run.len()),
+            ..sample.shape
+        };
+        let mut workspace = vec![0.0; 2 * shape.rows * slots + shape.rows];
+        let cache = Cache {
+            keys: &mut keys,
+            sums: adaptive.then_some(&mut sums[..]),
+            slots,
+        };
+        select_cached(
+            &shape,
+            &tokens(sample, run.clone()),
+            (&[first], count),
+            cache,
+            &mut workspace,
+            &mut bits[run.start * row_words..run.end * row_words],
+        );
+    }
+    bits
+}
+
+#[test]
+fn a_token_selects_as_the_last_of_its_text() {
+    let sample = Sample::new(1, 45, 3, 5, 4);
+    let adaptive = Count::Adaptive {
+        base: 12,
+        least: 3,
+        most: 40,
+        temperature: 1.0,
+    };
+    for count in [Count::Fixed(7), adaptive] {
+        let slots = 50;
+        let row_words = slots / WORD + 1;
+        let at_once = selected_in_runs(&sample, count, 45, slots);
+        for length in [1, 4, 7] {
+            assert_eq!(selected_in_runs(&sample, count, length, slots), at_once);
+        }
+        let mut numbers = Vec::new();
+        for t in 0..45 {
+            let shape = IndexerShape {
+                seq: t + 1,
+                keys: t + 1,
+                rows: 4.min(t + 1),
+                ..sample.shape
+            };
+            let words = (t + 1).div_ceil(WORD);
+            let (mut lse, mut bits) = (vec![0.0; t + 1], vec![0; (t + 1) * words]);
+            let mut workspace = vec![0.0; 2 * shape.rows * (t + 1) + t + 1];
+            let inputs = tokens(&sample, 0..t + 1);
+            select(
+                &shape,
+                &inputs,
+                count,
+                &mut workspace,
+                &mut lse,
+                Some(&mut bits),
+            );
+            let mut expected = bits[t * words..].to_vec();
+            expected.resize(row_words, 0);
+            let ours = &at_once[t * row_words..][..row_words];
+            assert_eq!(ours, expected, "{count:?}, token {t}");
+            numbers.push(expected.iter().map(|word| word.count_ones()).sum::<u32>());
+        }
+        // Some tokens see more than they select, and not always as many.
+        let last = &numbers[20..];
+        assert!(last.iter().all(|&keys| keys < 20), "{last:?}");
+        let varies = last.iter().any(|&keys| keys != last[0]);
+        assert_eq!(varies, matches!(count, Count::Adaptive { .. }), "{last:?}");
     }
 }

@@ -1,6 +1,9 @@
-//! The launches of all three ops that continue from a cache.
+//! The launches of all ops that continue from a cache.
 
-use cinch_graph::op::{Attention, AttentionInputs, CachedAttention, CachedScan, Scan};
+use cinch_graph::op::{
+    Attention, AttentionInputs, CachedAttention, CachedScan, CachedSelection, Indexer, KeyCount,
+    Scan,
+};
 use cinch_graph::{DType, Graph, Init, Target, TensorType};
 use cinch_plan::{Options, Plan};
 
@@ -10,6 +13,7 @@ use crate::cuda::op::lower_all;
 
 const ATTENTION: &str = include_str!("../../kernels/cached_attention.cu");
 const SCAN: &str = include_str!("../../kernels/cached_scan.cu");
+const SELECTION: &str = include_str!("../../kernels/cached_selection.cu");
 const CONVOLUTION: &str = include_str!("../../kernels/cached_convolution.cu");
 
 type Launch = (Kernel, LaunchShape, Vec<Argument>);
@@ -57,6 +61,92 @@ fn attention(batch: usize, seq: usize, slots: usize, head_dim: usize) -> Graph {
     graph
 }
 
+/// A selection and the attention to it.
+fn selected(count: KeyCount) -> Graph {
+    let (batch, seq, slots) = (2, 3, 100);
+    let mut graph = Graph::new(DType::Bf16);
+    let mut input = |name: &str, width: usize| graph.batch(name, [batch, seq, width], DType::Bf16);
+    let [queries, keys, weights] = [("q", 48), ("k", 16), ("c", 3)].map(|(n, w)| input(n, w));
+    let qkv = input("qkv", 4 * 32);
+    let biases = ["b_w", "b"].map(|name| graph.batch(name, [3], DType::F32));
+    let positions = graph.batch("positions", [batch, seq], DType::I32);
+    let sources = [queries, keys, weights, biases[0], biases[1]];
+    let op = CachedSelection {
+        indexer: Indexer {
+            heads: 3,
+            width: 16,
+        },
+        count,
+        slots,
+    };
+    let selection = graph
+        .select_cached("selection", op, sources, positions)
+        .unwrap();
+    let op = CachedAttention {
+        attention: Attention {
+            inputs: AttentionInputs::Packed,
+            heads: 2,
+            kv_heads: 1,
+            head_dim: 32,
+            causal: true,
+            scale: 0.125,
+            dropout: None,
+            padding: false,
+            window: None,
+            documents: false,
+            selection: false,
+        },
+        slots,
+    };
+    let o = graph
+        .attend_cached_selected("attention", op, &[qkv], selection, positions)
+        .unwrap();
+    graph.result = Some(o);
+    graph
+}
+
+const ADAPTIVE: KeyCount = KeyCount::Adaptive {
+    base: 40,
+    least: 8,
+    most: 50,
+    temperature: 1.0,
+};
+
+#[test]
+fn a_selection_counts_keys_only_where_their_number_varies() {
+    let names = |count| -> Vec<_> {
+        let launches = launches(&selected(count)).into_iter();
+        let own = launches.filter(|launch| launch.0.file == "cached_selection");
+        own.map(|launch| launch.0.function).collect()
+    };
+    let all = [
+        "cached_selection_append",
+        "cached_selection_scores",
+        "cached_selection_rows",
+        "cached_selection_counts",
+        "cached_selection_select",
+    ];
+    assert_eq!(names(ADAPTIVE), all);
+    assert_eq!(names(KeyCount::Fixed(9)), [all[0], all[1], all[4]]);
+    let graph = selected(ADAPTIVE);
+    let plan = Plan::new(&graph, Options::new(Target::Cuda));
+    let workspace = plan.workspace(0).unwrap();
+    let launched = launches(&graph);
+    let counts = launched[3].2[3];
+    let inside = workspace.offset..workspace.end();
+    assert!(matches!(counts, Argument::Address(at) if inside.contains(&at)));
+    assert_eq!(launched[4].2[2], counts);
+    assert_eq!(
+        launches(&selected(KeyCount::Fixed(9)))[2].2[2],
+        Argument::Null
+    );
+    // The attention reads the bits that were written.
+    let attending = launched
+        .iter()
+        .find(|l| l.0.function == "cached_attention_1");
+    assert_eq!(attending.unwrap().2.last(), launched[4].2.get(3));
+}
+
 fn scan_and_convolution() -> Graph {
     let (batch, seq, inner, state, rank) = (2, 3, 20, 5, 4);
     let mut graph = Graph::new(DType::Bf16);
@@ -96,6 +186,7 @@ fn parameters(kernel: Kernel) -> Vec<String> {
     let source = match kernel.file {
         "cached_attention" => ATTENTION,
         "cached_scan" => SCAN,
+        "cached_selection" => SELECTION,
         _ => CONVOLUTION,
     };
     let source = source.replace('\\', " ");
@@ -119,6 +210,8 @@ fn arguments_are_the_kernels_parameters() {
         attention(1, 1, 4096, 128),
         attention(2, 9, 16, 20),
         scan_and_convolution(),
+        selected(ADAPTIVE),
+        selected(KeyCount::Fixed(9)),
     ];
     for (kernel, _, arguments) in graphs.iter().flat_map(launches) {
         let given: Vec<_> = arguments
@@ -129,7 +222,7 @@ fn arguments_are_the_kernels_parameters() {
                 Argument::U32(_) => "u32",
                 Argument::U64(_) => "u64",
                 Argument::F32(_) => "float",
-                Argument::TensorMap(_) => "map",
+                Argument::TensorMap(_) | Argument::MatrixMap(_) => "map",
             })
             .collect();
         assert_eq!(parameters(kernel), given, "{}", kernel.function);

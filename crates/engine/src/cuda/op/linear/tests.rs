@@ -106,6 +106,7 @@ fn functions(commands: &[Command]) -> Vec<&'static str> {
         Command::Launch { kernel, .. } | Command::LaunchTable { kernel, .. } => kernel.function,
         Command::LaunchGenerated { kernel, .. } => kernel.function,
         Command::Product(_) => "product",
+        Command::Products { .. } => "products",
         Command::Clear { .. } => "clear",
         Command::Copy { .. } => "copy",
         Command::Fetch { .. } => "fetch",
@@ -163,7 +164,7 @@ fn check_arguments(kernel: &str, parameters: &[String], arguments: &[Argument], 
             Argument::U32(_) => parameter.starts_with("u32 "),
             Argument::U64(_) => parameter.starts_with("u64 "),
             Argument::F32(_) => parameter.starts_with("float "),
-            Argument::TensorMap(_) => parameter.contains("TensorMap "),
+            Argument::TensorMap(_) | Argument::MatrixMap(_) => parameter.contains("TensorMap "),
         };
         assert!(fits, "{kernel}: {argument:?} as `{parameter}`");
     }
@@ -212,6 +213,7 @@ fn every_launch_fits_its_kernel_and_every_product_the_arena() {
                             check_table_launch(kernel, &arguments, plan.arena_bytes);
                             kernels.insert(kernel);
                         }
+                        Command::Products { .. } => panic!("nothing in this step is joined"),
                         Command::Product(p) => {
                             check_matrix(&p.a, p.m, p.k, plan.arena_bytes);
                             check_matrix(&p.b, p.k, p.n, plan.arena_bytes);

@@ -1,0 +1,140 @@
+//! The memory guide of the sparse-attention project: each of its settings plans as it is printed,
+//! with the parameters that the model really has, its token files are read or refused by name, and
+//! what was trained generates.
+
+mod common;
+
+use common::Sandbox;
+
+const LOW_MEMORY: &str = include_str!("../../../examples/gsa_pretrain_512m_low_memory.yaml");
+const PRETRAIN_1B: &str = include_str!("../../../examples/gsa_pretrain_1b.yaml");
+
+/// The file with some of its lines as the guide has them: `key: value`.
+fn with_lines(file: &str, lines: &[&str]) -> String {
+    let key = |line: &str| line.trim().split(':').next().unwrap_or_default().to_owned();
+    file.lines()
+        .map(|line| {
+            let indent = &line[..line.len() - line.trim_start().len()];
+            let other = lines.iter().find(|other| key(other) == key(line));
+            other.map_or(line.to_owned(), |other| format!("{indent}{other}"))
+        })
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+fn plan(file: &str, lines: &[&str]) -> serde_json::Value {
+    let sandbox = Sandbox::new();
+    sandbox.write("pretrain.yaml", with_lines(file, lines));
+    let ran = sandbox.cinch("plan --config pretrain.yaml --engine cinch --device cuda --json");
+    ran.succeeds().json()
+}
+
+#[test]
+fn every_setting_of_the_guide_plans() {
+    for (lines, [micro, accumulation, length]) in [
+        (&[][..], [2, 128, 1024]),
+        (
+            &["micro_batch_size: 4", "gradient_accumulation_steps: 16"],
+            [4, 64, 1024],
+        ),
+        (&["max_seq_len: 1536"], [2, 128, 1536]),
+        (
+            &[
+                "micro_batch_size: 8",
+                "gradient_accumulation_steps: 8",
+                "max_seq_len: 2048",
+            ],
+            [8, 32, 2048],
+        ),
+        (
+            &["micro_batch_size: 1", "gradient_accumulation_steps: 64"],
+            [1, 256, 1024],
+        ),
+        (&["precision: fp16"], [2, 128, 1024]),
+        (&["k_base: 256", "k_max: 512"], [2, 128, 1024]),
+    ] {
+        let told = plan(LOW_MEMORY, lines);
+        assert_eq!(told["model"], "gsa", "{lines:?}");
+        assert_eq!(told["parameters"], 183_662_144, "{lines:?}");
+        let settings = &told["settings"];
+        assert_eq!(settings["batch_size"], micro, "{lines:?}");
+        assert_eq!(settings["accumulation"], accumulation, "{lines:?}");
+        assert_eq!(settings["effective_batch"], 256, "{lines:?}");
+        assert_eq!(settings["seq_len"], length, "{lines:?}");
+    }
+    assert_eq!(plan(PRETRAIN_1B, &[])["parameters"], 405_227_312);
+    // "Reduce model size": two layers of 3.5 million less, and a third of the rest's feed-forward.
+    let smaller = plan(LOW_MEMORY, &["n_layers: 6", "d_ffn: 1024"]);
+    assert!(smaller["parameters"].as_u64() < Some(183_662_144));
+}
+
+#[test]
+fn the_guides_medium_step_is_refused_with_its_neighbours() {
+    let sandbox = Sandbox::new();
+    let medium = ["micro_batch_size: 3", "gradient_accumulation_steps: 21"];
+    sandbox.write("pretrain.yaml", with_lines(LOW_MEMORY, &medium));
+    sandbox.cinch("plan --config pretrain.yaml").fails(
+        2,
+        &[
+            "global_batch_size",
+            "256",
+            "micro batch 2 with accumulation 32",
+            "micro batch 4 with accumulation 16",
+        ],
+    );
+}
+
+/// A model of the project's form that takes a millisecond.
+const TINY: &str = "\
+model: {vocab_size: 61, d_model: 16, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_ffn: 24}
+gsa: {d_indexer: 4, n_indexer_heads: 2, k_base: 8, k_min: 2, k_max: 12}
+training: {micro_batch_size: 2, gradient_accumulation_steps: 1, max_seq_len: 24, max_steps: 2,
+  precision: fp32, indexer_warmup_steps: 1}
+data: {data_dir: tokens}
+";
+
+#[test]
+fn token_files_that_do_not_fit_are_refused_by_name() {
+    let sandbox = Sandbox::new();
+    sandbox.write("tiny.yaml", TINY);
+    let ids: Vec<u8> = (0..2000_u16).flat_map(|i| (i % 60).to_le_bytes()).collect();
+    let train = "train --config tiny.yaml --output_dir run --threads 1";
+    sandbox.write("tokens/train.bin", &ids);
+    let metadata = |text: &str| sandbox.write("tokens/metadata.json", text);
+    for (text, problem) in [
+        (r#"{"dtype": "uint16", "vocab_size": 70}"#, "70"),
+        (r#"{"dtype": "float", "vocab_size": 60}"#, "float"),
+        (
+            r#"{"dtype": "uint16", "vocab_size": 60, "num_tokens": 9}"#,
+            "9",
+        ),
+    ] {
+        metadata(text);
+        sandbox.cinch(train).fails(2, &[problem, "hint:"]);
+    }
+    metadata(r#"{"dtype": "uint16", "vocab_size": 60, "num_tokens": 2000}"#);
+    sandbox.cinch(train).succeeds();
+}
+
+/// Two dense steps, then sparse ones; the text is the same however it is asked for.
+#[test]
+fn a_run_with_sparse_attention_generates() {
+    let sandbox = Sandbox::new();
+    let lines: Vec<String> = (0..400).map(|n| format!("let x{n} = {n};")).collect();
+    sandbox.write("text/a.rs", lines.join("\n"));
+    sandbox
+        .cinch(
+            "train --model gsa --model-size tiny --tokenizer bytes --data-dir text --seq-len 48 \
+             --batch-size 2 --grad-accum 1 --max-steps 4 --output-dir run --threads 1 \
+             --set model.indexer_warmup_steps=2 --set model.k_base=8 --set model.k_min=4 \
+             --set model.k_max=16",
+        )
+        .succeeds()
+        .prints(&["cinch generate"]);
+    let line = "generate run --max-tokens 40 --prompt let --temperature 0 --json";
+    let first = sandbox.cinch(line).succeeds().json();
+    assert_eq!(first["tokens"], 40);
+    // The indexer's keys and sums are cached beside keys and values.
+    assert!(first["cache_bytes"].as_u64() > Some(0));
+    assert_eq!(first["text"], sandbox.cinch(line).succeeds().json()["text"]);
+}

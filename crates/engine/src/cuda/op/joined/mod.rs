@@ -1,0 +1,140 @@
+//! Products that a kernel of ours may compute instead of the library: those that add to one result
+//! and gradients of narrow weights, several at once; and narrow ones with a long sum. Which is
+//! faster is measured before the first step.
+
+mod gradients;
+mod split;
+mod sum;
+#[cfg(test)]
+mod tests;
+
+use super::{Bytes, Lowered, Memory};
+use crate::cuda::command::{Command, Joined, MatrixAt, Product};
+use crate::cuda::lowering::Card;
+
+/// Joins what can be joined. A product only moves past others that touch nothing of its own.
+pub(super) fn join(lowered: &mut [Lowered]) {
+    sum::join(lowered);
+    gradients::join(lowered);
+    split::mark(lowered);
+}
+
+/// The launches that compute joined products, of which one is enough; none where no kernel takes
+/// them.
+pub fn launches(joined: Joined, products: &[Product], card: Card) -> Vec<Command> {
+    match joined {
+        Joined::Sum => sum::launches(products, card),
+        Joined::Gradients => gradients::launches(products, card),
+        Joined::Split => split::launches(products, card),
+    }
+}
+
+/// How far products are looked for that belong to one: the nodes between a gradient and what it is
+/// made of are few.
+const WINDOW: usize = 24;
+
+/// What a product that moves must not disturb.
+#[derive(Clone, Copy)]
+enum Effect<'a> {
+    Product(&'a Product),
+    Clear(Bytes),
+    /// Of a node, besides its products.
+    Node(&'a Memory),
+}
+
+/// All that a node does; nothing where a product must not pass it.
+fn effects(lowered: &Lowered) -> Option<Vec<Effect<'_>>> {
+    let mut effects = Vec::new();
+    for command in &lowered.commands {
+        match command {
+            Command::Product(product) => effects.push(Effect::Product(product)),
+            Command::Products { products, .. } => {
+                effects.extend(products.iter().map(Effect::Product));
+            }
+            &Command::Clear { address, bytes } => {
+                effects.push(Effect::Clear((address, address + bytes)));
+            }
+            Command::Fetch { .. } | Command::Await { .. } => return None,
+            Command::Launch { .. }
+            | Command::LaunchGenerated { .. }
+            | Command::LaunchTable { .. }
+            | Command::Copy { .. } => effects.push(Effect::Node(&lowered.memory)),
+        }
+    }
+    Some(effects)
+}
+
+/// Bytes of the arena that a matrix lies in.
+fn bytes(matrix: &MatrixAt, rows: usize, columns: usize) -> Bytes {
+    let (rows, columns) = match matrix.transposed {
+        true => (columns, rows),
+        false => (rows, columns),
+    };
+    let elements = (rows.saturating_sub(1) * matrix.row_stride + columns) as u64;
+    (
+        matrix.address,
+        matrix.address + elements * matrix.dtype.size(),
+    )
+}
+
+fn overlap(a: Bytes, b: Bytes) -> bool {
+    a.0 < b.1 && b.0 < a.1
+}
+
+fn result(product: &Product) -> Bytes {
+    bytes(&product.c, product.m, product.n)
+}
+
+fn reads(product: &Product, range: Bytes) -> bool {
+    let bias = product.bias.map(|bias| {
+        let size = product.n as u64 * product.c.dtype.size();
+        (bias, bias + size)
+    });
+    let sides = [
+        bytes(&product.a, product.m, product.k),
+        bytes(&product.b, product.k, product.n),
+    ];
+    sides
+        .into_iter()
+        .chain(bias)
+        .any(|side| overlap(side, range))
+}
+
+fn scratch(product: &Product) -> Bytes {
+    (
+        product.workspace,
+        product.workspace + product.workspace_bytes,
+    )
+}
+
+/// Whether a product may move past something. It takes its scratch memory from where it goes.
+fn may_pass(moved: &Product, other: Effect<'_>) -> bool {
+    let untouched = |range| !reads(moved, range) && !overlap(result(moved), range);
+    match other {
+        Effect::Clear(range) => untouched(range),
+        Effect::Node(memory) => {
+            let result = result(moved);
+            memory.writes.iter().all(|&range| untouched(range))
+                && !memory.reads.iter().any(|&range| overlap(range, result))
+        }
+        Effect::Product(other) => {
+            untouched(result(other)) && untouched(scratch(other)) && !reads(other, result(moved))
+        }
+    }
+}
+
+/// The product with another's scratch memory, in whose place it runs.
+fn in_place_of(other: &Product, moved: Product) -> Product {
+    Product {
+        workspace: other.workspace,
+        workspace_bytes: other.workspace_bytes,
+        ..moved
+    }
+}
+
+/// Matrices of 16-bit elements that the copy engine can take.
+fn is_copied(matrix: &MatrixAt) -> bool {
+    matrix.dtype.size() == 2
+        && matrix.address.is_multiple_of(16)
+        && matrix.row_stride.is_multiple_of(8)
+}

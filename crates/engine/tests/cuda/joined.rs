@@ -1,0 +1,130 @@
+//! Products that one kernel computes, against the same products one by one. Only cards that have such
+//! kernels show anything.
+
+use cinch_engine::{Engine, EngineOptions, Part};
+use cinch_graph::op::LossScale;
+use cinch_graph::{DType, Graph, GraphError, Init, Target, TensorId, TrainingGraph, differentiate};
+use cinch_plan::{Options, Plan, num_micro_nodes};
+
+use crate::card::card;
+use crate::numbers::random;
+use crate::real::{decode, encode};
+use crate::shared::OPTIMIZER;
+
+const WEIGHT: Init = Init::Normal { std: 0.05 };
+/// Long enough for sums that are cut, and no multiple of a tile.
+const WIDTH: usize = 1032;
+const RANK: usize = 24;
+/// Two sequences, with rows that are no multiple of a tile.
+const ROWS: [usize; 2] = [2, 155];
+
+/// Two frozen layers with adapters: three beside each other on the first, one on the second.
+fn graph(compute: DType) -> Result<TrainingGraph, GraphError> {
+    let mut g = Graph::new(compute);
+    let tokens = g.batch("tokens", ROWS, DType::I32);
+    let table = g.weight("table", [50, WIDTH], WEIGHT);
+    let mut x = g.embedding("embedding", tokens, table, None, None)?;
+    for (layer, outputs, adapters) in [("first", 3 * WIDTH, 3), ("second", WIDTH, 1)] {
+        let part = |part: &str| format!("{layer}.{part}");
+        let inputs = g.ty(x).width();
+        let down = g.weight(&part("down"), [adapters * RANK, inputs], WEIGHT);
+        let low = g.linear(&part("low"), x, down, None)?;
+        let weight = g.frozen_weight(&part("weight"), [outputs, inputs], WEIGHT);
+        let bias = g.frozen_small_weight(&part("bias"), [outputs], WEIGHT);
+        let mut y = g.linear(&part("base"), x, weight, Some(bias))?;
+        for index in 0..adapters {
+            let up = g.weight(&part(&format!("up.{index}")), [WIDTH, RANK], WEIGHT);
+            let name = part(&format!("adapted.{index}"));
+            y = g.linear_add(&name, (y, index * WIDTH), (low, index * RANK), up, 1.5)?;
+        }
+        x = y;
+    }
+    let head = g.weight("head", [50, WIDTH], WEIGHT);
+    let targets = g.batch("targets", ROWS, DType::I32);
+    g.cross_entropy("loss", x, head, targets, 0.0, None)?;
+    differentiate(g, &OPTIMIZER)
+}
+
+/// A step's gradients after two micro batches, the second of which adds to the first, where each
+/// part has `nodes` nodes at most.
+fn gradients(graph: &TrainingGraph, nodes: usize) -> Vec<(TensorId, Vec<f32>)> {
+    let plan = Plan::new(graph, Options::new(Target::Cuda));
+    let options = EngineOptions {
+        deterministic: true,
+        ..EngineOptions::default()
+    };
+    let mut engine = Engine::new(Target::Cuda, plan.arena_bytes, options).unwrap();
+    let end = num_micro_nodes(graph);
+    let mut parts_of = |first: bool| -> Vec<Part> {
+        let mut prepare = |start: usize| {
+            let nodes = start..end.min(start.saturating_add(nodes));
+            engine.prepare(graph, &plan, nodes, first).unwrap()
+        };
+        (0..end).step_by(nodes).map(&mut prepare).collect()
+    };
+    let parts = [parts_of(true), parts_of(false)];
+    let place = |id| plan.placement(id).unwrap();
+    for (index, parameter) in graph.parameters.iter().enumerate() {
+        let values = random(parameter.shape.elements(), index as u64 + 1);
+        let values: Vec<f32> = values.iter().map(|&x| 0.1 * x as f32).collect();
+        let mut ids = vec![parameter.master, parameter.compute];
+        ids.dedup();
+        for id in ids {
+            let bytes = encode(&values, graph.ty(id).dtype);
+            engine.write(place(id), &bytes).unwrap();
+        }
+    }
+    if let Some(id) = graph.loss_scale {
+        let scale = LossScale {
+            scale: 1.0,
+            ..LossScale::START
+        };
+        engine.write(place(id), &scale.values()).unwrap();
+    }
+    let tokens: Vec<i32> = (0..ROWS[0] * ROWS[1])
+        .map(|i| (i * 7 % 50) as i32)
+        .collect();
+    for name in ["tokens", "targets"] {
+        engine
+            .write(place(graph.find(name).unwrap()), &tokens)
+            .unwrap();
+    }
+    let term = graph.terms[0].inputs;
+    engine
+        .write(place(term.inverse_count), &[0.01_f32])
+        .unwrap();
+    engine.write(place(term.weight), &[1.0_f32]).unwrap();
+    for part in parts.iter().flatten() {
+        engine.run(graph, &plan, part).unwrap();
+    }
+    let trained = graph
+        .parameters
+        .iter()
+        .filter_map(|parameter| parameter.gradient);
+    let read = |id| decode(&engine.bytes(place(id)).unwrap(), graph.ty(id).dtype);
+    trained.map(|id| (id, read(id))).collect()
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn joined_products_give_what_they_give_one_by_one() {
+    let _card = card();
+    for (dtype, tolerance) in [(DType::Bf16, 1.5e-2), (DType::F16, 3e-3)] {
+        let graph = graph(dtype).unwrap();
+        let apart = gradients(&graph, 1);
+        let joined = gradients(&graph, usize::MAX);
+        for ((id, apart), (_, joined)) in apart.iter().zip(&joined) {
+            let norm = |values: &mut dyn Iterator<Item = f32>| {
+                values.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt()
+            };
+            let size = norm(&mut apart.iter().copied());
+            let distance = norm(&mut apart.iter().zip(joined).map(|(a, b)| a - b));
+            let name = &graph.tensor(*id).name;
+            assert!(size > 0.0, "{name} is zero");
+            assert!(
+                distance <= tolerance * size,
+                "{dtype} {name}: {distance} of {size}"
+            );
+        }
+    }
+}
