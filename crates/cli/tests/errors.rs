@@ -141,7 +141,7 @@ fn a_file_that_is_no_config() {
         .fails(2, &["absent.json does not exist", "hint:"]);
     sandbox
         .cinch("plan --config .")
-        .fails(2, &["is a folder", "hint:"]);
+        .fails(2, &["holds no config files", "hint:"]);
     for (text, parts) in [
         ("", &["run.json is empty", "hint:"][..]),
         ("[1, 2]", &["run.json", "hint:"]),

@@ -164,7 +164,7 @@ impl ProcessTable {
 
     fn is_cinch(&self, pid: u32) -> bool {
         self.text(pid, "comm")
-            .is_some_and(|name| name.trim_end() == "cinch")
+            .is_some_and(|name| name.starts_with("cinch"))
     }
 
     fn all(&self) -> Vec<u32> {
