@@ -227,15 +227,16 @@ def main():
     for path in sorted(library.glob("*.py")) + sorted(library.glob("[a-s]*/*.py")):
         if "packages" not in path.parts[-2] and path.parts[-2] != "idlelib":
             shutil.copy(path, text / f"{path.parts[-2]}.{path.name}")
-    batch, length = (4, 64) if tiny else (8, 1024)
-    common = ["--data-dir", text, "--cache-dir", cache, "--batch-size", batch, "--seq-len", length,
+    length = 64 if tiny else 1024
+    common = ["--data-dir", text, "--cache-dir", cache, "--seq-len", length,
               "--device", arguments.device, "--precision", "bf16" if bf16 else "fp32",
               "--checkpointing", "none"]
     curves, answers = [], {}
 
     shape = (64, 2, 4, 64) if tiny else (768, 12, 12, 1024)
     keys = ["d_model", "n_layers", "n_heads", "max_seq_len"]
-    model = ["--model", "gpt2", "--set", "model.dropout=0", *common]
+    batch = 4 if tiny else 32
+    model = ["--model", "gpt2", "--set", "model.dropout=0", "--batch-size", batch, *common]
     model += [word for key, value in zip(keys, shape) for word in ("--set", f"model.{key}={value}")]
     first = first_checkpoint(arguments.cinch, model, out / "gpt2-first", [])
     lines = run_cinch(arguments.cinch, model, out / "gpt2", arguments.steps, ["--lr", "3e-4", "--warmup-steps", 100])
@@ -253,7 +254,8 @@ def main():
     base = AutoModelForCausalLM.from_config(config)
     base.to(torch.bfloat16 if bf16 else torch.float32).save_pretrained(out / "qwen")
     adapters = ["--lora-rank", RANK, "--set", f"lora.alpha={ALPHA}", "--set", "lora.dropout=0"]
-    model = ["--model", out / "qwen", *common]
+    batch = 4 if tiny else 8
+    model = ["--model", out / "qwen", "--batch-size", batch, *common]
     first_checkpoint(arguments.cinch, model, out / "lora-first", adapters)
     lines = run_cinch(arguments.cinch, model, out / "lora", arguments.steps, 
                       [*adapters, "--lr", "2e-4", "--warmup-steps", 100])

@@ -12,6 +12,8 @@ fn every_command_has_examples() {
         "plan",
         "train",
         "generate",
+        "embed",
+        "eval",
         "bench",
         "profile",
         "trace",

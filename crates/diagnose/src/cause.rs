@@ -265,7 +265,11 @@ fn device(
     if is_idle(5) {
         return (Cause::Fragmentation, 0.7);
     }
-    if explains(numbers.other, 5) {
+    // An old message names nobody: where tensors fill the card, a context, a display or NCCL is no
+    // reason.
+    let is_full = total > 0 && numbers.allocated.unwrap_or(0) >= total / 10 * 7;
+    let is_named = !incident.message.holders.is_empty();
+    if explains(numbers.other, 5) && (is_named || !is_full) {
         return (Cause::OtherProcess, 0.65);
     }
     if explains(outside, 10) {

@@ -106,7 +106,7 @@ fn summary(incident: &Incident, cause: Cause) -> String {
         (Event::HostAllocation, _) => format!("{who} could not get host memory"),
         (Event::DoesNotFit, _) => "the run does not fit the budget it was planned for".to_owned(),
         (Event::CacheBlocks, _) => {
-            "vLLM has no memory left for the cache of keys and values".to_owned()
+            format!("{who} has no memory left for the cache of keys and values")
         }
         (Event::Startup, _) => {
             "less of the card was free at the start than vLLM is to take".to_owned()

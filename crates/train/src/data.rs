@@ -87,7 +87,7 @@ enum RowSource {
     /// Samples, one to a row or several.
     Samples(Rows),
     /// Anchors with their positives and negatives.
-    Texts(TextRows),
+    Texts(Box<TextRows>),
 }
 
 impl RowSource {
@@ -274,7 +274,7 @@ impl Data {
                 validation.len()
             ));
             let rows = |pairs| {
-                RowSource::Texts(TextRows {
+                RowSource::Texts(Box::new(TextRows {
                     taxonomy: taxonomy.clone(),
                     pairs,
                     shape: Naics {
@@ -282,7 +282,7 @@ impl Data {
                         ..shape.clone()
                     },
                     seq_len,
-                })
+                }))
             };
             stages.push(StageRows {
                 training: rows(training),

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use cinch_architecture::{Architecture, Bert, Naics};
 use cinch_config::Config;
-use cinch_data::{NoProgress, Tokenizer};
 use cinch_data::taxonomy::{self, NUM_CHANNELS, PairRules, Taxonomy};
+use cinch_data::{NoProgress, Tokenizer};
 use cinch_engine::{Engine, EngineOptions, Part};
 use cinch_graph::{DType, Graph, Init, Role, Target, TensorId};
 use cinch_model::{Build, Embedded, ModelError, Purpose, build, input};

@@ -138,7 +138,10 @@ fn changing(from: &Config, to: &Config, change: u64) -> Result<StepPlan, StepErr
         let form = variant_forms(config)[0];
         let step = differentiated(config, form, Target::Cpu).unwrap();
         VariantGraphs {
-            phase: TrainingPhase { name, first_step },
+            phase: TrainingPhase {
+                name: name.into(),
+                first_step,
+            },
             seq_len: form.seq_len,
             training: step.recompute(Recompute::None).unwrap(),
             evaluation: evaluation_graph(config, form, Target::Cpu).unwrap(),

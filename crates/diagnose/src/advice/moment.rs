@@ -128,6 +128,10 @@ fn cap(framework: Framework) -> Vec<Fix> {
                 "vllm serve MODEL --max-model-len 8192",
             ),
         ],
+        Framework::Sglang => vec![Fix::new(
+            "let SGLang use more of the card, or take shorter contexts",
+            "python -m sglang.launch_server … --mem-fraction-static 0.9 --context-length 8192",
+        )],
         _ => vec![Fix::new(
             "raise the limit, or take it away: set_per_process_memory_fraction in the program, per_process_memory_fraction in PYTORCH_ALLOC_CONF",
             "torch.cuda.set_per_process_memory_fraction(1.0)",

@@ -31,8 +31,16 @@ pub fn fixes(case: &Case<'_>) -> Vec<Fix> {
             ),
         ];
     }
-    if framework == Framework::Vllm || framework == Framework::Cinch {
-        return Vec::new();
+    // Servers have said all; of other libraries no setting is known.
+    let is_torch = matches!(
+        framework,
+        Framework::PyTorch | Framework::BitsAndBytes | Framework::Nccl | Framework::Triton
+    );
+    if !is_torch {
+        return match framework {
+            Framework::Vllm | Framework::Sglang | Framework::Cinch => Vec::new(),
+            _ => vec![Fix::new("a smaller batch, or a smaller input", "")],
+        };
     }
     let spelling = Spelling::of(&told.programs);
     let lines = |kind| spelling.lines(kind, Values::default()).unwrap_or_default();

@@ -41,6 +41,7 @@ fn allocation(text: &Text<'_>) -> Option<Message> {
         "oserror:cannotallocatememory",
         "unabletommap",
         "mmap:cannotallocatememory",
+        "thepagingfileistoosmall",
     ]);
     (is_python && !text.is_prose("memoryerror") || is_bad || is_refused)
         .then(|| Message::new(Framework::Python, Event::HostAllocation))

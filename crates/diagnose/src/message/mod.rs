@@ -6,6 +6,7 @@
 mod cinch;
 mod device;
 mod host;
+mod library;
 mod pytorch;
 mod serving;
 mod xla;
@@ -31,6 +32,12 @@ pub enum Framework {
     Triton,
     BitsAndBytes,
     Nccl,
+    Sglang,
+    Paddle,
+    CuPy,
+    OnnxRuntime,
+    /// A program that calls CUDA itself.
+    Cuda,
     NumPy,
     Python,
     Linux,
@@ -50,6 +57,11 @@ impl Framework {
             Self::Triton => "Triton",
             Self::BitsAndBytes => "bitsandbytes",
             Self::Nccl => "NCCL",
+            Self::Sglang => "SGLang",
+            Self::Paddle => "PaddlePaddle",
+            Self::CuPy => "CuPy",
+            Self::OnnxRuntime => "ONNX Runtime",
+            Self::Cuda => "a CUDA program",
             Self::NumPy => "NumPy",
             Self::Python => "Python",
             Self::Linux => "Linux",
@@ -208,9 +220,10 @@ impl Message {
     /// about memory, as a hint or a comment is.
     pub fn read(text: &str) -> Option<Message> {
         let squeezed = squeezed(text);
-        let readers: [fn(&Text<'_>) -> Option<Message>; 6] = [
+        let readers: [fn(&Text<'_>) -> Option<Message>; 7] = [
             cinch::read,
             serving::read,
+            library::read,
             pytorch::read,
             xla::read,
             device::read,

@@ -1,4 +1,4 @@
-//! vLLM, which takes its memory at the start and says when that is not enough.
+//! vLLM and SGLang, which take their memory at the start and say when that is not enough.
 
 use super::{Event, Framework, Message, Text};
 use crate::size::{after, before, number, size};
@@ -9,6 +9,9 @@ pub fn read(text: &Text<'_>) -> Option<Message> {
 
 fn cache(text: &Text<'_>) -> Option<Message> {
     let whole = text.squeezed;
+    if text.has("notenoughmemory") && text.has("--mem-fraction-static") {
+        return Some(Message::new(Framework::Sglang, Event::CacheBlocks));
+    }
     let says = text.has_any(&[
         "noavailablememoryforthecacheblocks",
         "largerthanthemaximumnumberoftokensthatcanbestoredinkvcache",

@@ -19,8 +19,8 @@ use cinch_architecture::{
     Activation, Architecture, Decoder, Gpt2, Gsa, Mamba, Mistral, Mu, Qwen3, RotaryPositions,
     RotaryScaling, Windows,
 };
-use cinch_graph::op::ActivationKind;
-use cinch_graph::{DType, Graph};
+use cinch_graph::op::{ActivationKind, Indexer, KeyCount};
+use cinch_graph::{DType, Graph, Init};
 use cinch_model::{Build, Purpose, build};
 
 use card::card;
@@ -152,6 +152,41 @@ sparse! {
     gsa_head_64_of_200_dense_tokens: Gsa { indexer_warmup: 1, ..gsa_of(64, 64) }, 2 x 200;
     gsa_without_a_trained_indexer: Gsa { train_indexer: false, ..gsa_of(64, 32) }, 2 x 100;
     gsa_of_2500_tokens: Gsa { width: 32, heads: 1, key_heads: 1, ..gsa_of(32, 16) }, 2 x 2500;
+}
+
+/// Queries of zeros: every key of a row has the same score, and there are more of them than a
+/// block has threads. Those at lower positions are selected.
+fn equal_scores(compute: DType) -> Graph {
+    const INDEXER: Indexer = Indexer { heads: 3, width: 8 };
+    let mut graph = Graph::new(compute);
+    let tokens = graph.batch("tokens", [2, 300], DType::I32);
+    let init = Init::Normal { std: 1.0 };
+    let table = graph.weight("embedding.weight", [shared::VOCABULARY, 16], init);
+    let x = graph
+        .embedding("embedding", tokens, table, None, None)
+        .unwrap();
+    let mut project = |name: &str, outputs: usize| {
+        let weight = graph.weight(&format!("{name}.weight"), [outputs, 16], init);
+        graph.linear(name, x, weight, None).unwrap()
+    };
+    let [q, k, c] = [("q", 24), ("k", 8), ("c", 3)].map(|(name, width)| project(name, width));
+    let zeros = graph
+        .map("zeros", &[q], |v| v[0].min(0.0).max(0.0))
+        .unwrap();
+    let biases = ["b_w", "b"].map(|name| graph.small_weight(name, [3], Init::Zeros));
+    let sources = [zeros, k, c, biases[0], biases[1]];
+    let count = Some(KeyCount::Fixed(40));
+    let (lse, _) = graph
+        .select_keys("selection", INDEXER, sources, count)
+        .unwrap();
+    graph.result = Some(lse);
+    graph
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn of_equal_scores_the_first_are_selected() {
+    check("equal scores", equal_scores);
 }
 
 /// What continues from a cache, over odd numbers of tokens and one. The rows of a batch begin at

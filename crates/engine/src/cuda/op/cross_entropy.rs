@@ -135,3 +135,66 @@ pub fn cross_entropy(x: &mut Lowering<'_>, op: &CrossEntropy) {
         arguments,
     );
 }
+
+#[cfg(test)]
+mod tests {
+    use cinch_graph::op::{GradientFormat, MomentFormat};
+    use cinch_graph::{DType, Graph, Init, Optimizer, Target, differentiate};
+    use cinch_plan::{Options, Plan};
+
+    use super::*;
+    use crate::cuda::command::Command;
+    use crate::cuda::lowering::Card;
+    use crate::cuda::op::lower_all;
+
+    /// Shared memory of the rows' launch, and the pieces that it says are kept.
+    fn kept(vocabulary: usize, dtype: DType, card: Card) -> (u32, Argument) {
+        let mut graph = Graph::new(dtype);
+        let tokens = graph.batch("tokens", [1, 4], DType::I32);
+        let targets = graph.batch("targets", [1, 4], DType::I32);
+        let table = graph.weight("table", [vocabulary, 8], Init::Zeros);
+        let h = graph
+            .embedding("embedding", tokens, table, None, None)
+            .unwrap();
+        let head = graph.weight("head", [vocabulary, 8], Init::Zeros);
+        graph
+            .cross_entropy("loss", h, head, targets, 0.0, None)
+            .unwrap();
+        let optimizer = Optimizer {
+            beta1: 0.9,
+            beta2: 0.95,
+            epsilon: 1e-8,
+            weight_decay: 0.1,
+            max_norm: None,
+            moments: MomentFormat::Full,
+            gradients: GradientFormat::Full,
+        };
+        let graph = differentiate(graph, &optimizer).unwrap();
+        let plan = Plan::new(&graph, Options::new(Target::Cuda));
+        let lowered = lower_all(&graph, &plan, 0..graph.nodes.len(), true, card);
+        let mut commands = lowered.into_iter().flat_map(|lowered| lowered.commands);
+        let rows = commands.find_map(|command| match command {
+            Command::Launch {
+                kernel,
+                shape,
+                arguments,
+            } if kernel.function == "cross_entropy_rows" => {
+                Some((shape.shared_bytes, arguments[arguments.len() - 1]))
+            }
+            _ => None,
+        });
+        rows.unwrap()
+    }
+
+    #[test]
+    fn hopper_cards_keep_what_finds_room_of_a_row() {
+        // 61 logits are padded to 64.
+        let whole = kept(61, DType::Bf16, Card::HOPPER);
+        assert_eq!(whole, (128, Argument::U32(8)));
+        let part = kept(60_001, DType::Bf16, Card::HOPPER);
+        assert_eq!(part, (KEPT_BYTES as u32, Argument::U32(6656)));
+        assert_eq!(kept(61, DType::F32, Card::HOPPER).0, 256);
+        let none = kept(61, DType::Bf16, Card::ANY);
+        assert_eq!(none, (0, Argument::U32(0)));
+    }
+}

@@ -135,3 +135,46 @@ fn several_lengths_are_told_right() {
         }
     }
 }
+
+/// A few chunks of texts say what many take: never more than a plan says, and hardly less.
+#[test]
+fn a_few_repeats_tell_of_many() {
+    for (negatives, chunk) in [("24", "2"), ("23", "4"), ("30", "1")] {
+        let own = [
+            ("model.type", "naics"),
+            ("model.n_layers", "2"),
+            ("model.negatives", negatives),
+            ("model.text_chunk", chunk),
+            ("vram.batch_size", "4"),
+            ("vram.gradient_accumulation_steps", "4"),
+            ("vram.precision", "fp16"),
+        ];
+        let (config, card) = (config(&own), h200());
+        let machine = StepTarget::from(card.target);
+        let processor = Processor {
+            machine,
+            card: &card,
+            tf32: false,
+        };
+        let blocks = config.model.num_blocks();
+        let steps = Steps::new(&config, card.target, Length::Short, &[0, blocks]).unwrap();
+        let few = steps.variants.iter().all(|variant| {
+            let built = &variant.recomputed[0].1;
+            built.blocks.len() < blocks
+        });
+        assert!(few, "{negatives} {chunk}");
+        let sketch = Sketch::new(&config, &steps, processor);
+        for count in [0, blocks] {
+            let step = StepPlan::new(&config, machine, count).unwrap();
+            let bytes = step.peak_bytes() + step.overhead_bytes();
+            let off = (bytes as f64 - sketch.bytes[count] as f64) / bytes as f64;
+            assert!(
+                (0.0..0.01).contains(&off),
+                "{negatives} {chunk} {count}: {off}"
+            );
+            let seconds = step.predict(&card, false).seconds;
+            let off = (sketch.seconds[count] / seconds - 1.0).abs();
+            assert!(off < 5e-3, "{negatives} {chunk} {count}: {off}");
+        }
+    }
+}

@@ -171,8 +171,8 @@ simd! {
                     sum[l] += score[l];
                 }
                 if let Some(mask) = mask {
-                    for l in 0..BLOCK {
-                        score[l] *= mask.dropout.factor(mask.bases[l], s0 + j);
+                    for (x, &base) in score.iter_mut().zip(&mask.bases) {
+                        *x *= mask.dropout.factor(base, s0 + j);
                     }
                 }
                 let value = &v.data[(s0 + j) * v.row_stride..][..dim];
@@ -214,7 +214,7 @@ pub(super) fn backward<F: Real>(
     let scale = F::from_f64(shape.scale);
     parallel::for_each(shape.batch * shape.kv_heads, |task| {
         let (b, kv) = (task / shape.kv_heads, task % shape.kv_heads);
-        let gradients = KeyGradients {
+        let mut gradients = KeyGradients {
             parts: [dk, dv],
             row: b * seq,
             column: kv * dim,
@@ -254,7 +254,7 @@ pub(super) fn backward<F: Real>(
                     &v,
                     mask.as_ref(),
                     &mut block,
-                    &gradients,
+                    &mut gradients,
                 );
                 for l in 0..rows {
                     // SAFETY: a query head belongs to one task.
@@ -280,7 +280,7 @@ simd! {
         v: &Matrix<'_, F>,
         mask: Option<&Mask>,
         block: &mut Backward<F>,
-        gradients: &KeyGradients<'_, F>,
+        gradients: &mut KeyGradients<'_, F>,
     ) {
         let Backward { query, grad_output, grad_query, lse, delta } = block;
         for s in 0..keys {
@@ -341,7 +341,7 @@ struct KeyGradients<'a, F> {
 
 impl<F: Real> KeyGradients<'_, F> {
     #[inline(always)]
-    fn of_key(&self, s: usize, dim: usize) -> [&mut [F]; 2] {
+    fn of_key(&mut self, s: usize, dim: usize) -> [&mut [F]; 2] {
         // SAFETY: each task has its own key/value head of its own sequence, and takes one key
         // after the other.
         self.parts
