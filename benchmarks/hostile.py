@@ -16,9 +16,10 @@ import tempfile
 import time
 
 arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+arguments.add_argument("names", nargs="*", help="scripts, such as 'hangs'; all where none is named")
 arguments.add_argument("--cinch", default="target/release/cinch")
 arguments.add_argument("--python", default=sys.executable)
-arguments = arguments.parse_args()
+arguments = arguments.parse_intermixed_args()
 
 BEGIN = "import os, sys, time, ctypes, threading, torch\nm = torch.nn.Linear(512, 512).cuda(); o = torch.optim.SGD(m.parameters(), lr=1e-3)\ndef step(n=64):\n    m(torch.randn(n, 512, device='cuda')).sum().backward(); o.step(); o.zero_grad()\nstep()\nprint('ready', os.getpid(), flush=True)\n"
 FULL = "kept = []\ntry:\n    while True: kept.append(torch.empty(1 << 30, dtype=torch.uint8, device='cuda'))\nexcept torch.cuda.OutOfMemoryError: pass\n"
@@ -46,6 +47,8 @@ SCRIPTS = [
 
 amiss = 0
 for name, script, flags, code, says in SCRIPTS:
+    if arguments.names and name not in arguments.names:
+        continue
     with tempfile.TemporaryDirectory() as home:
         report = os.path.join(home, "r.json")
         path = os.path.join(home, "script.py")

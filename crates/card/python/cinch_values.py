@@ -367,7 +367,9 @@ class Values(TorchDispatchMode):
             value = 1.0 if tensor.dtype.is_floating_point else False if tensor.dtype == torch.bool else 0
             kind = {torch.bool: "condition"}.get(tensor.dtype, "number" if tensor.dtype.is_floating_point else "integer")
         is_float = isinstance(value, float)
-        reads.note(kind, value, not is_float and state != HEALTHY)
+        # Numbers as large as this are seeds: no shape is.
+        is_seed = state == DRAWN and abs(value) >= 1 << 40
+        reads.note(kind, value, not (is_float or is_seed) and state != HEALTHY)
         self.read.is_unknown = is_float
         return value
 

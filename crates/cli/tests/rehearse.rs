@@ -203,6 +203,20 @@ fn a_report_is_written_however_the_script_ends() {
 }
 
 #[test]
+fn a_module_to_rehearse_from_within_is_printed() {
+    let sandbox = Sandbox::new();
+    let ran = sandbox.cinch("rehearse --script").succeeds();
+    assert!(
+        ran.stdout.contains("class RehearseCallback"),
+        "{}",
+        ran.stdout
+    );
+    sandbox
+        .cinch("rehearse --script -- true")
+        .fails(2, &["--script"]);
+}
+
+#[test]
 fn what_cannot_be_rehearsed_is_refused() {
     let sandbox = Sandbox::new();
     for (line, words) in [
