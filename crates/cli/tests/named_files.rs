@@ -49,7 +49,7 @@ fn only_regular_files_of_a_sane_size_are_read() {
         ("large.json", "more than 16 MiB"),
         ("link.json", "a device"),
         ("/dev/zero", "a device"),
-        ("folder", "a folder"),
+        ("folder", "holds no config files"),
     ];
     for (file, reason) in cases {
         ran(&sandbox, &format!("plan --config {file}"))

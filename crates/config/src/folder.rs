@@ -33,7 +33,7 @@ pub fn config_files(path: &Path) -> Result<Vec<PathBuf>, ConfigError> {
             path: path.to_owned(),
         });
     }
-    if path.is_file() {
+    if !path.is_dir() {
         let stages = path.with_file_name("text_curriculum");
         let mut files = vec![path.to_owned()];
         if stages.is_dir() {
