@@ -6,6 +6,7 @@ mod common;
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use common::{Ran, Sandbox};
 use rustix::process::{Pid, Signal, kill_process};
@@ -132,6 +133,8 @@ fn an_interrupted_script_is_ended_though_it_does_not_listen() {
     // Once asks the script, twice ends it.
     kill_process(process, Signal::INT).unwrap();
     while cinch.try_wait().unwrap().is_none() {
+        // Signals without a pause would leave it no time for anything else.
+        std::thread::sleep(Duration::from_millis(20));
         let _ = kill_process(process, Signal::INT);
     }
     assert_eq!(cinch.wait().unwrap().code(), Some(130));
