@@ -254,8 +254,9 @@ fn variants(report: &PlanReport) -> String {
     for variant in &report.variants {
         let peak = if variant.is_peak { ", the peak" } else { "" };
         let from = match variant.first_step {
-            0 => String::new(),
-            step => format!(" from step {step} on"),
+            Some(0) => String::new(),
+            Some(step) => format!(" from step {step} on"),
+            None => " later on".to_owned(),
         };
         text += &format!(
             "graph for {}{from}: {} in use{peak}\n",

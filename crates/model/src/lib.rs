@@ -149,6 +149,15 @@ pub struct TrainingPhase {
 }
 
 impl TrainingPhase {
+    /// Phases from here on begin at a step that is known once the data has been read; until then
+    /// they only have an order.
+    pub(crate) const OPEN: u64 = u64::MAX / 2;
+
+    /// The step that it begins at, as far as that is known.
+    pub fn begins(&self) -> Option<u64> {
+        (self.first_step < Self::OPEN).then_some(self.first_step)
+    }
+
     /// The only one of a model that does not change.
     pub const WHOLE: Self = Self {
         name: Cow::Borrowed("training"),

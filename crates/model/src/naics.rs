@@ -35,12 +35,11 @@ impl Builds for Naics {
         if stretches.is_empty() {
             return vec![TrainingPhase::WHOLE];
         }
-        let last = stretches.len() as u64;
         let phase = |(index, (stage, _)): (u64, &(usize, u64))| TrainingPhase {
             name: stage_phase(*stage).into(),
             first_step: match index {
                 0 => 0,
-                later => u64::MAX - last + later,
+                later => TrainingPhase::OPEN + later,
             },
         };
         (0..).zip(&stretches).map(phase).collect()

@@ -24,6 +24,8 @@ pub struct Recording {
     path: PathBuf,
     reader: BufReader<File>,
     line: u64,
+    /// Whether no sample was found yet.
+    is_blank: bool,
 }
 
 impl Recording {
@@ -33,6 +35,7 @@ impl Recording {
             path: path.to_owned(),
             reader: BufReader::new(file),
             line: 0,
+            is_blank: true,
         })
     }
 
@@ -44,6 +47,10 @@ impl Recording {
             let read = limited
                 .read_until(b'\n', &mut line)
                 .at("read", &self.path)?;
+            if read == 0 && self.is_blank {
+                let path = self.path.clone();
+                return Err(MonitorError::Empty { path });
+            }
             if read == 0 {
                 return Ok(None);
             }
@@ -53,7 +60,10 @@ impl Recording {
             }
             let is_whole = line.ends_with(b"\n");
             match serde_json::from_slice(&line) {
-                Ok(sample) => return Ok(Some(sample)),
+                Ok(sample) => {
+                    self.is_blank = false;
+                    return Ok(Some(sample));
+                }
                 Err(_) if !is_whole && self.line > 1 && (read as u64) < LONGEST_LINE => {
                     return Ok(None);
                 }

@@ -60,7 +60,7 @@ pub struct VariantReport {
     pub name: String,
     pub phase: String,
     /// The step with which its phase begins.
-    pub first_step: u64,
+    pub first_step: Option<u64>,
     pub seq_len: usize,
     /// What it uses of the arena at its own peak.
     pub peak_bytes: u64,
@@ -195,7 +195,7 @@ impl StepPlan {
         let report = variants.map(|(index, variant)| VariantReport {
             name: variant.name(),
             phase: variant.phase.name.to_string(),
-            first_step: variant.phase.first_step,
+            first_step: variant.phase.begins(),
             seq_len: variant.seq_len,
             peak_bytes: variant.plan.peak_bytes,
             is_peak: self.is_largest(index),

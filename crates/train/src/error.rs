@@ -121,7 +121,7 @@ pub enum TrainError {
     )]
     NothingHeldOut,
     #[error(
-        "the stage {stage} of the curriculum limits {key} to `{value}`, which is no number\n\
+        "the stage {stage} of the curriculum limits {key} to `{value}`, which is no whole number\n\
          hint: levels are digits of codes, distances steps in the tree; relations are numbers or \
          names such as child, sibling and cousin"
     )]

@@ -7,7 +7,7 @@ use super::{
     ACCUMULATION, BATCH, BETA1, BETA2, CHECKPOINTING, CLIP, DECAY, Dialect, EPOCHS, EPSILON,
     EVALUATION, HELD_OUT, Keys, LOGGING, MODEL, Program, RANKS, RATE, Rule, SAVING, SCHEDULE,
     SCHEDULE_WORDS, SEED, SEQUENCE, STEPS, TORCH_PRECISION, WARMUP, WholeBatch, combined, harmless,
-    refused, same, switch, words,
+    refused, refused_unless, same, switch, words,
 };
 use crate::error::ConfigError;
 use crate::settings::nearby;
@@ -58,7 +58,11 @@ const SPARSE_RULES: &[Rule] = &[
     harmless("model.max_position_embeddings"),
     harmless("model.max_seq_len"),
     harmless("model.max_pos"),
-    harmless("model.*"),
+    harmless("model.name"),
+    harmless("model.rope_theta"),
+    harmless("model.rms_norm_eps"),
+    harmless("model.norm_eps"),
+    harmless("model.initializer_range"),
     same("training.micro_batch_size", BATCH),
     same("training.gradient_accumulation_steps", ACCUMULATION),
     combined("training.global_batch_size"),
@@ -209,6 +213,11 @@ fn recognise_embedder(keys: &Keys<'_>) -> Option<Vec<String>> {
     (!stage.is_empty()).then_some(stage)
 }
 
+/// The encoder that the embedder has, by its names.
+const ENCODERS: &[&str] = &["sentence-transformers/all-MiniLM-L6-v2", "all-MiniLM-L6-v2"];
+const OTHER_ENCODER: &str = "the embedder is computed with encoders of all-MiniLM-L6-v2's sizes; \
+    for another one take this key out and give model.d_model, n_layers, n_heads and d_ffn by --set";
+
 const EMBEDDER_RULES: &[Rule] = &[
     same("data_loader.batch_size", BATCH),
     same("training.trainer.accumulate_grad_batches", ACCUMULATION),
@@ -243,7 +252,13 @@ const EMBEDDER_RULES: &[Rule] = &[
     same("training.trainer.log_every_n_steps", LOGGING),
     same("seed", SEED),
     harmless("data_loader.*"),
-    harmless("model.*"),
+    refused_unless("model.base", ENCODERS, OTHER_ENCODER),
+    refused_unless("model.base_model", ENCODERS, OTHER_ENCODER),
+    refused_unless("model.base_model_name", ENCODERS, OTHER_ENCODER),
+    refused_unless("model.encoder", ENCODERS, OTHER_ENCODER),
+    harmless("model.name"),
+    harmless("model.lora.*"),
+    harmless("model.moe.*"),
     harmless("loss.*"),
     harmless("curriculum*"),
     harmless("anchor_level"),
