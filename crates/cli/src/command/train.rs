@@ -49,7 +49,9 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
         let cache = device::cache_note(target);
         print(&asked.describe())?;
         print(&table::plan(&report, asked.budget_name))?;
-        print_all(&voice::notes(asked.notes.iter().chain(&cut).chain(&cache)))?;
+        let encoders = encoders_note(&asked.config);
+        let notes = asked.notes.iter().chain(&cut).chain(&cache);
+        print_all(&voice::notes(notes.chain(&encoders)))?;
     }
     interrupt::listen(STOPPING)?;
     let generates = cinch_model::without_generation(&asked.config.model).is_none();
@@ -108,6 +110,16 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
         Ending::Finished => Ok(()),
         Ending::Interrupted => Err(Interrupted.into()),
     }
+}
+
+/// Encoders are frozen: what they begin with, they stay.
+fn encoders_note(config: &Config) -> Option<String> {
+    let are_made_up = cinch_model::embeds(&config.model) && config.weights.is_none();
+    are_made_up.then(|| {
+        "the frozen encoders have random weights: --weights FOLDER takes those of a BERT model, \
+         such as all-MiniLM-L6-v2"
+            .to_owned()
+    })
 }
 
 /// Takes the run that a folder or a checkpoint is of, so that no other process adds or removes
