@@ -34,8 +34,9 @@ const HEADERS: [(&str, &str); 5] = [
 ];
 
 /// Every source, by the name that commands use.
-pub const SOURCES: [(&str, &str); 28] = [
+pub const SOURCES: [(&str, &str); 29] = [
     ("activation", include_str!("kernels/activation.cu")),
+    ("adapter", include_str!("kernels/adapter.cu")),
     ("attention", include_str!("kernels/attention.cu")),
     ("attention_any", include_str!("kernels/attention_any.cu")),
     (
@@ -101,10 +102,12 @@ pub fn is_available() -> bool {
 /// What a source is compiled for on a card of this architecture, in this precision; `None` where it
 /// has nothing for it. Sources for Hopper use instructions that only its own variant has.
 pub fn target(file: &str, dtype: DType, architecture: &str) -> Option<String> {
+    let is_half = matches!(dtype, DType::Bf16 | DType::F16);
     if !file.contains("hopper") {
-        return Some(architecture.to_owned());
+        let is_built = is_half || file != "adapter";
+        return is_built.then(|| architecture.to_owned());
     }
-    let is_built = architecture == "sm_90" && matches!(dtype, DType::Bf16 | DType::F16);
+    let is_built = architecture == "sm_90" && is_half;
     is_built.then(|| "sm_90a".to_owned())
 }
 
