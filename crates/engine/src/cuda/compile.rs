@@ -56,6 +56,10 @@ pub const SOURCES: [(&str, &str); 29] = [
         include_str!("kernels/attention_hopper_backward.cu"),
     ),
     (
+        "attention_hopper_short",
+        include_str!("kernels/attention_hopper_short.cu"),
+    ),
+    (
         "attention_narrow",
         include_str!("kernels/attention_narrow.cu"),
     ),
