@@ -4,9 +4,9 @@
 
 use std::fmt::Write;
 
-use cinch_graph::DType;
 use cinch_graph::expression::{Binary, Broadcast, Comparison, SMALLEST, Scalar, Unary};
 use cinch_graph::op::{CudaReduction, Map, Pointwise, Reduce, ReduceKind};
+use cinch_graph::{DType, Dropout};
 
 use super::command::Argument;
 
@@ -103,7 +103,7 @@ impl<'a> Text<'a> {
         let mut text = String::new();
         for (number, scalar) in self.scalars() {
             if let Scalar::Kept { rate, .. } = scalar {
-                let limit = (rate.value() * 4_294_967_296.0) as u32;
+                let limit = Dropout::threshold(rate.value());
                 let _ = writeln!(
                     text,
                     "    Dropout drop{number}(random, stream{number}, {limit}u);"
