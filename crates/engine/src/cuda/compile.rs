@@ -34,7 +34,7 @@ const HEADERS: [(&str, &str); 5] = [
 ];
 
 /// Every source, by the name that commands use.
-pub const SOURCES: [(&str, &str); 30] = [
+pub const SOURCES: [(&str, &str); 31] = [
     ("activation", include_str!("kernels/activation.cu")),
     ("attention", include_str!("kernels/attention.cu")),
     ("attention_any", include_str!("kernels/attention_any.cu")),
@@ -86,6 +86,10 @@ pub const SOURCES: [(&str, &str); 30] = [
     ("dequantise", include_str!("kernels/dequantise.cu")),
     ("dropout", include_str!("kernels/dropout.cu")),
     ("embedding", include_str!("kernels/embedding.cu")),
+    (
+        "gradient_narrow_tensor",
+        include_str!("kernels/gradient_narrow_tensor.cu"),
+    ),
     (
         "gradient_hopper",
         include_str!("kernels/gradient_hopper.cu"),
