@@ -297,6 +297,20 @@ impl Attention {
         product([batch, self.heads as u64, per_sequence])
     }
 
+    /// The longest sequence of narrow heads that a block of a GPU's kernels on the tensor cores
+    /// has room for.
+    pub const CUDA_NARROW_LENGTH: usize = 512;
+
+    /// Whether narrow heads are for the tensor cores: in 16 bits, and of sequences that a block has
+    /// room for.
+    pub fn suits_narrow_tensor_cores(&self, source: &TensorType) -> bool {
+        matches!(source.dtype, DType::Bf16 | DType::F16)
+            && self.is_narrow()
+            && matches!(self.head_dim, 2 | 4 | 8)
+            && self.scale > 0.0
+            && source.shape.dims()[1] <= Self::CUDA_NARROW_LENGTH
+    }
+
     /// Whether a head is so narrow, and so little hidden, that it has kernels of its own.
     fn is_narrow(&self) -> bool {
         let hides = self.padding || self.window.is_some() || self.documents || self.selection;

@@ -14,7 +14,7 @@ use crate::cost::{Arithmetic, BlockWork, Cost, KernelCost};
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::graph::{Graph, Node, TensorId};
-use crate::types::TensorType;
+use crate::types::{DType, TensorType};
 
 /// Inputs: the packed queries, keys and values of an attention [B, T, 3·heads·head_dim], its
 /// log-sum-exp [B, heads, T]. Outputs: the entropy [B, T, 1]; with `keep_means` D [B, heads, T].
@@ -48,6 +48,11 @@ impl AttentionEntropy {
     /// What a GPU's kernels have registers and shared memory for.
     pub const MOST_HEADS: usize = 16;
     pub const MOST_COLUMNS: usize = 256;
+
+    /// Whether a GPU's kernels on the tensor cores take it.
+    pub fn suits_tensor_cores(&self, dtype: DType) -> bool {
+        matches!(dtype, DType::Bf16 | DType::F16) && (self.heads, self.head_dim) == (8, 8)
+    }
 
     fn width(&self) -> usize {
         self.heads.saturating_mul(self.head_dim)

@@ -184,6 +184,69 @@ impl LinearGradWeight {
         let useful = dy.rows().div_ceil(ROWS);
         (BLOCKS / column_blocks.max(1)).min(useful).min(room).max(1)
     }
+
+    /// How a GPU cuts the rows, where the matrix is so small that nothing else can be cut; `None`
+    /// where it is left to a library's product.
+    pub fn cuda_row_parts(&self, dy: &TensorType, x: &TensorType) -> Option<RowParts> {
+        /// The largest side, and what sides and columns are multiples of.
+        const MOST: usize = 256;
+        const VECTOR: usize = 8;
+        /// The fewest rows that are worth it, in all and of a part; parts are of whole steps.
+        const FEWEST: usize = 2048;
+        const PART: usize = 128;
+        /// Blocks that fill a large card.
+        const BLOCKS: usize = 264;
+        let sizes = [
+            self.outputs,
+            self.inputs,
+            self.dy_column,
+            self.first_column,
+            dy.width(),
+            x.width(),
+        ];
+        let suits = matches!(dy.dtype, DType::Bf16 | DType::F16)
+            && self.gradient == DType::F32
+            && self.dropout.is_none()
+            && self.outputs.max(self.inputs) <= MOST
+            && sizes.iter().all(|size| size.is_multiple_of(VECTOR))
+            && dy.rows() >= FEWEST;
+        if !suits {
+            return None;
+        }
+        let tiles = [self.outputs, self.inputs].map(|side| side.div_ceil(RowParts::SIDE).max(1));
+        let parts = (BLOCKS / (tiles[0] * tiles[1])).min(dy.rows() / PART);
+        let rows = dy.rows().div_ceil(parts.max(1));
+        let rows = rows.next_multiple_of(RowParts::STEP);
+        Some(RowParts {
+            parts: dy.rows().div_ceil(rows),
+            rows,
+            tiles,
+            sums: self.outputs * self.inputs + self.outputs,
+        })
+    }
+}
+
+/// How the rows of a sum over rows are cut: the sums of the parts are in the workspace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowParts {
+    pub parts: usize,
+    /// Rows of each but the last.
+    pub rows: usize,
+    /// Of the matrix: down and across.
+    pub tiles: [usize; 2],
+    /// Of each part: the matrix and the sums of dy.
+    pub sums: usize,
+}
+
+impl RowParts {
+    /// Rows and columns of a tile of the matrix.
+    pub const SIDE: usize = 64;
+    /// Rows that are read at once.
+    const STEP: usize = 32;
+
+    fn bytes(&self) -> u64 {
+        product([self.parts as u64, self.sums as u64, DType::F32.size()])
+    }
 }
 
 impl Graph {
@@ -595,6 +658,10 @@ impl Declare for LinearGradInput {
     }
 }
 
+/// The share of the copy bandwidth that a sum in parts of rows reaches: its blocks are few steps
+/// long and wait for the first.
+const PARTS_BANDWIDTH_SHARE: f64 = 0.5;
+
 impl Declare for LinearGradWeight {
     fn name(&self) -> &'static str {
         "linear_grad_weight"
@@ -638,7 +705,9 @@ impl Declare for LinearGradWeight {
             Target::Cuda => {
                 let row = product([self.outputs as u64, inputs[0].dtype.accumulator().size()]);
                 let sums = if self.bias { row } else { 0 };
-                sum([dropped, gemm_workspace(target).max(sums)])
+                let parts = self.cuda_row_parts(&inputs[0], &inputs[1]);
+                let parts = parts.map_or(0, |parts| parts.bytes());
+                sum([dropped, gemm_workspace(target).max(sums).max(parts)])
             }
         }
     }
@@ -653,17 +722,19 @@ impl Declare for LinearGradWeight {
 
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         let (dy, x) = (&inputs[0], &inputs[1]);
+        let bytes = self.bytes(inputs, outputs);
         if self.is_dropped_inside(dy, x) {
             // Parts of the sums, and then their sums.
             let parts = dy.rows().div_ceil(self.cuda_rows_of_part(dy.rows()));
             let sums = product([2, parts as u64, outputs[0].bytes()]);
-            return Cost::of([KernelCost::streamed(
-                2,
-                sum([self.bytes(inputs, outputs), sums]),
-            )]);
+            return Cost::of([KernelCost::streamed(2, sum([bytes, sums]))]);
+        }
+        if let Some(parts) = self.cuda_row_parts(dy, x) {
+            let bytes = sum([bytes, product([2, parts.bytes()])]);
+            return Cost::of([KernelCost::waiting(2, bytes, PARTS_BANDWIDTH_SHARE)]);
         }
         let shape = [self.outputs, self.inputs, dy.rows()];
-        let multiply = KernelCost::product(shape, outputs[0].dtype, self.bytes(inputs, outputs));
+        let multiply = KernelCost::product(shape, outputs[0].dtype, bytes);
         let dropped = self.dropped_bytes(dy, x);
         // Sums of columns, block by block and then of the blocks.
         let bias = self.bias.then(|| KernelCost::streamed(2, dy.bytes()));

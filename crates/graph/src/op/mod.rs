@@ -51,7 +51,7 @@ pub use indexer::{
     CachedSelection, CachedSelectionParts, Indexer, IndexerLoss, IndexerLossBackward,
     IndexerLossParts, IndexerSelection, KeyCount, SelectionParts,
 };
-pub use linear::{Linear, LinearAdd, LinearGradInput, LinearGradWeight};
+pub use linear::{Linear, LinearAdd, LinearGradInput, LinearGradWeight, RowParts};
 pub use logits::Logits;
 pub use loss_scale::LossScale;
 pub use map::{Domain, Map, Pointwise, Read};

@@ -21,7 +21,7 @@ const GRADIENT_COLUMNS: usize = 128;
 /// Columns of a narrow side, in eights, choose the kernel.
 fn kernel(functions: [&'static str; 4], narrow: usize) -> Kernel {
     Kernel {
-        file: "adapter",
+        file: "adapter_tensor",
         function: functions[narrow.div_ceil(8).clamp(1, functions.len()) - 1],
     }
 }
