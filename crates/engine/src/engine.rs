@@ -12,6 +12,9 @@ use crate::cpu::executor::Executor;
 use crate::cuda::{CudaExecutor, ProgramId};
 use crate::error::EngineError;
 
+/// Is told how long a node took, by its op and its name.
+pub type Told<'a> = dyn FnMut(&'static str, &str, Duration) + Send + 'a;
+
 /// How an engine is started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineOptions {
@@ -152,19 +155,20 @@ impl Engine {
         }
     }
 
-    /// As [`Self::run`], node by node, telling how long each took, by the name of its op.
+    /// As [`Self::run`], node by node, telling how long each took.
     pub fn run_traced(
         &mut self,
         graph: &Graph,
         plan: &Plan,
         part: &Part,
-        told: &mut (dyn FnMut(&'static str, Duration) + Send),
+        told: &mut Told<'_>,
     ) -> Result<(), EngineError> {
         match (self, part.recorded) {
             (Self::Cpu(executor), _) => {
                 let mut since = Instant::now();
                 let mut after = |_: &mut Arena, node: usize| {
-                    told(graph.nodes[node].op.name(), since.elapsed());
+                    let node = &graph.nodes[node];
+                    told(node.op.name(), &node.name, since.elapsed());
                     since = Instant::now();
                 };
                 let nodes = part.nodes.clone();

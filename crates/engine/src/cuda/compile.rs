@@ -34,8 +34,9 @@ const HEADERS: [(&str, &str); 5] = [
 ];
 
 /// Every source, by the name that commands use.
-pub const SOURCES: [(&str, &str); 31] = [
+pub const SOURCES: [(&str, &str); 33] = [
     ("activation", include_str!("kernels/activation.cu")),
+    ("adapter_tensor", include_str!("kernels/adapter_tensor.cu")),
     ("attention", include_str!("kernels/attention.cu")),
     ("attention_any", include_str!("kernels/attention_any.cu")),
     (
@@ -53,6 +54,10 @@ pub const SOURCES: [(&str, &str); 31] = [
     (
         "attention_hopper_backward",
         include_str!("kernels/attention_hopper_backward.cu"),
+    ),
+    (
+        "attention_hopper_short",
+        include_str!("kernels/attention_hopper_short.cu"),
     ),
     (
         "attention_entropy_tensor",

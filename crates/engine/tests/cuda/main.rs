@@ -5,6 +5,7 @@
 
 #[path = "../card/mod.rs"]
 mod card;
+mod dropped;
 #[path = "../gradients/graphs.rs"]
 mod graphs;
 mod joined;

@@ -33,7 +33,9 @@ mod view;
 
 pub use activation::{Activation, ActivationBackward, ActivationKind};
 pub use add::Add;
-pub use attention::{Attention, AttentionBackward, AttentionInputs, HopperBackward, HopperParts};
+pub use attention::{
+    Attention, AttentionBackward, AttentionInputs, HopperBackward, HopperParts, HopperShort,
+};
 pub use attention_entropy::{AttentionEntropy, AttentionEntropyBackward, CachedAttentionEntropy};
 pub use cached_attention::CachedAttention;
 pub use cached_convolution::CachedConvolution;

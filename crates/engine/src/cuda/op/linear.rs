@@ -1,5 +1,6 @@
 //! Linear layers: matrix products, and sums of columns for the gradient of a bias.
 
+mod adapter;
 #[cfg(test)]
 mod tests;
 
@@ -34,6 +35,9 @@ pub(super) fn transposed(matrix: MatrixAt) -> MatrixAt {
 /// `y = x·Wᵀ + bias`
 pub fn linear(x: &mut Lowering<'_>, op: &Linear) {
     let (source, weight, y) = (x.input_type(0), x.input_type(1), x.output_type(0));
+    if op.is_dropped_inside(&source, &weight) {
+        return adapter::reads(x, op);
+    }
     let (mut workspace, _) = x.workspace();
     let mut a = matrix(x.input(0), source, op.first_column);
     if let Some(dropout) = op.dropout {
@@ -144,6 +148,9 @@ pub fn linear_grad_input(x: &mut Lowering<'_>, op: &LinearGradInput) {
     } else if weight.width() < op.width {
         x.clear(to, dx.bytes());
     }
+    if op.is_dropped_inside(&dy, &weight) {
+        return adapter::adds(x, op);
+    }
     let place = matrix(to, dx, op.first_column);
     let (workspace, _) = x.workspace();
     let apart_bytes = op.dropped_bytes(&dy, &weight);
@@ -177,6 +184,9 @@ pub fn linear_grad_input(x: &mut Lowering<'_>, op: &LinearGradInput) {
 /// `dW (+)= scale·dyᵀ·x`, `db (+)= Σ_rows dy`
 pub fn linear_grad_weight(x: &mut Lowering<'_>, op: &LinearGradWeight) {
     let (dy, source, dw) = (x.input_type(0), x.input_type(1), x.output_type(0));
+    if op.is_dropped_inside(&dy, &source) {
+        return adapter::gradient(x, op);
+    }
     if let Some(parts) = op.cuda_row_parts(&dy, &source) {
         return sum_row_parts(x, op, parts);
     }
@@ -187,7 +197,7 @@ pub fn linear_grad_weight(x: &mut Lowering<'_>, op: &LinearGradWeight) {
         let out = matrix(workspace, TensorType { shape, ..source }, 0);
         drop_rows(x, (dropout, 2), (source.rows(), op.inputs), b, out, false);
         b = out;
-        workspace += op.dropped_bytes(&source);
+        workspace += op.dropped_bytes(&dy, &source);
     }
     let product = Product {
         m: op.outputs,

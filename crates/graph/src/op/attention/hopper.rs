@@ -30,6 +30,16 @@ pub struct HopperBackward {
     head_dim: usize,
 }
 
+/// The backward over short sequences of narrow heads on a Hopper card: a block has a whole head, so
+/// that nothing is summed across blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HopperShort {
+    /// Heads of all sequences.
+    pub heads: usize,
+    /// Positions of a sequence in whole blocks, for each of which there are two numbers.
+    pub padded: usize,
+}
+
 /// Bytes of each part of the backward's workspace, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HopperParts {
@@ -43,14 +53,35 @@ pub struct HopperParts {
 }
 
 impl Attention {
-    /// Whether Hopper's kernels take it: 16 bits, heads of 64 or 128 columns, no selection, and a
-    /// positive scale, because the largest score is looked for before scaling.
+    /// Whether Hopper's kernels take it: 16 bits, heads of 32, 64 or 128 columns, no selection, and
+    /// a positive scale, because the largest score is looked for before scaling.
     pub fn suits_hopper(&self, source: &TensorType) -> bool {
         matches!(source.dtype, DType::Bf16 | DType::F16)
-            && matches!(self.head_dim, 64 | 128)
+            && matches!(self.head_dim, 32 | 64 | 128)
             && !self.selection
             && self.scale > 0.0
             && source.shape.dims().iter().all(|size| *size > 0)
+    }
+
+    /// Whether a kernel of Hopper's takes its backward, on the largest card.
+    pub(super) fn backward_suits_hopper(&self, source: &TensorType) -> bool {
+        let short = self.hopper_short(source).is_some();
+        short || self.hopper_backward(source, MOST_MULTIPROCESSORS).is_some()
+    }
+
+    /// Its backward over short sequences: heads of 32 columns with keys of their own, in any order.
+    /// `None` where it does not suit.
+    pub fn hopper_short(&self, source: &TensorType) -> Option<HopperShort> {
+        let (batch, length) = (source.shape.dims()[0], source.shape.dims()[1]);
+        let suits = self.suits_hopper(source)
+            && self.head_dim == HopperShort::HEAD_DIM
+            && self.heads == self.kv_heads
+            && !self.causal
+            && length <= HopperShort::MOST_POSITIONS;
+        suits.then(|| HopperShort {
+            heads: batch.saturating_mul(self.heads),
+            padded: length.next_multiple_of(HopperBackward::KEYS),
+        })
     }
 
     /// Its backward on a Hopper card of so many multiprocessors; `None` where it does not suit, or
@@ -63,7 +94,8 @@ impl Attention {
         let (batch, length) = (source.shape.dims()[0], source.shape.dims()[1]);
         let blocks = length.div_ceil(HopperBackward::KEYS);
         let multiprocessors = multiprocessors.min(MOST_MULTIPROCESSORS);
-        if !self.suits_hopper(source) || blocks > multiprocessors {
+        let suits = self.suits_hopper(source) && matches!(self.head_dim, 64 | 128);
+        if !suits || blocks > multiprocessors {
             return None;
         }
         let heads = batch.saturating_mul(self.heads);
@@ -95,8 +127,23 @@ impl Attention {
 
     /// The largest workspace of the backward on any Hopper card.
     pub(super) fn hopper_workspace(&self, source: &TensorType) -> u64 {
+        let short = self.hopper_short(source);
         let backward = self.hopper_backward(source, MOST_MULTIPROCESSORS);
-        backward.map_or(0, |backward| backward.parts().bytes())
+        short
+            .map_or(0, |short| product([2, short.statistic()]))
+            .max(backward.map_or(0, |backward| backward.parts().bytes()))
+    }
+}
+
+impl HopperShort {
+    pub const HEAD_DIM: usize = 32;
+    /// Those whose dQ a block has in shared memory.
+    pub const MOST_POSITIONS: usize = 512;
+
+    /// Bytes of one number for each position of each head. The workspace is two of these.
+    pub fn statistic(&self) -> u64 {
+        let positions = product([self.heads as u64, self.padded as u64]);
+        aligned(product([positions, DType::F32.size()]))
     }
 }
 
@@ -264,7 +311,7 @@ mod tests {
         let op = attention(4, 4, 64);
         let source = queries(1, 100, &op);
         assert!(op.suits_hopper(&source));
-        assert!(!attention(4, 4, 32).suits_hopper(&source));
+        assert!(!attention(4, 4, 16).suits_hopper(&source));
         assert!(!op.suits_hopper(&TensorType::new([1, 100, 256], DType::F32)));
         let negative = Attention {
             scale: -1.0,
@@ -276,5 +323,30 @@ mod tests {
                 .is_none()
         );
         assert_eq!(op.hopper_workspace(&queries(1, 133 * 128, &op)), 0);
+    }
+
+    #[test]
+    fn heads_of_32_have_a_backward_over_short_sequences_in_any_order() {
+        let op = Attention {
+            causal: false,
+            ..attention(12, 12, 32)
+        };
+        let source = queries(3, 500, &op);
+        let short = op.hopper_short(&source).unwrap();
+        assert_eq!((short.heads, short.padded), (36, 512));
+        assert_eq!(op.hopper_workspace(&source), 2 * 36 * 512 * 4);
+        assert!(op.backward_suits_hopper(&source));
+        assert!(op.hopper_backward(&source, 132).is_none());
+        let causal = attention(12, 12, 32);
+        let grouped = Attention {
+            kv_heads: 6,
+            ..op.clone()
+        };
+        for other in [&causal, &grouped] {
+            assert!(other.suits_hopper(&source));
+            assert!(!other.backward_suits_hopper(&source));
+            assert_eq!(other.hopper_workspace(&source), 0);
+        }
+        assert!(!op.backward_suits_hopper(&queries(3, 513, &op)));
     }
 }
