@@ -127,6 +127,8 @@ models! {
     gpt2_head_64_of_one_token: gpt2_of(64, 1, 61), 1 x 1;
     gpt2_of_60001_words: gpt2_of(64, 1, 60_001), 1 x 5;
     mu_of_100_tokens: mu_of(true, false), 2 x 100;
+    mu_of_512_tokens_in_five_rows: mu_of(true, false), 5 x 512;
+    mu_of_450_tokens_seeing_all: mu_of(false, false), 1 x 450;
     mu_of_37_tokens_as_published: mu_of(false, true), 3 x 37;
 }
 
@@ -316,6 +318,21 @@ transformers! {
         batch: 2,
         seq: 600,
         head_dim: 8,
+        padding: false,
+        ..PADDED
+    };
+    decoder_head_8_of_512_tokens_with_dropout: Transformer {
+        batch: 2,
+        seq: 512,
+        head_dim: 8,
+        padding: false,
+        dropout: 0.1,
+        ..PADDED
+    };
+    decoder_head_2_of_one_token: Transformer {
+        batch: 2,
+        seq: 1,
+        head_dim: 2,
         padding: false,
         ..PADDED
     };

@@ -106,7 +106,10 @@ impl AttentionEntropy {
         Arithmetic::Blocks {
             flops,
             any: BlockWork {
-                share: CUDA_SHARE,
+                share: match self.suits_tensor_cores(qkv.dtype) {
+                    true => TENSOR_SHARE,
+                    false => CUDA_SHARE,
+                },
                 blocks: dims[0].saturating_mul(dims[1].div_ceil(ROWS)),
                 resident: RESIDENT,
             },
@@ -120,6 +123,8 @@ const EXPONENTIAL: u64 = 16;
 const CPU_SHARE: f64 = 0.2;
 /// Of the matrix rate: nothing here runs on the tensor cores.
 const CUDA_SHARE: f64 = 0.02;
+/// Where the products are on the tensor cores; exponentials are left.
+const TENSOR_SHARE: f64 = 0.14;
 
 impl Graph {
     /// The entropy of an attention over packed projections, from its log-sum-exp.

@@ -660,7 +660,7 @@ impl Declare for LinearGradInput {
 
 /// The share of the copy bandwidth that a sum in parts of rows reaches: its blocks are few steps
 /// long and wait for the first.
-const PARTS_BANDWIDTH_SHARE: f64 = 0.5;
+const PARTS_BANDWIDTH_SHARE: f64 = 0.6;
 
 impl Declare for LinearGradWeight {
     fn name(&self) -> &'static str {

@@ -50,6 +50,9 @@ __device__ __forceinline__ u16 read_bits(const real* matrix, u64 at, bool inside
     return inside ? reinterpret_cast<const u16*>(matrix)[at] : (u16)0;
 }
 
+// A choice between two texts of a function.
+template <bool VALUE> struct Flag { static constexpr bool value = VALUE; };
+
 __device__ __forceinline__ void store_pair(real* to, float low, float high) {
     *reinterpret_cast<u32*>(to) = pack2(low, high);
 }
@@ -397,28 +400,23 @@ __device__ __forceinline__ void backward(Backward<W>& shared, const real* d_o, c
             float2 delta = *reinterpret_cast<const float2*>(now.delta + 8 * n + 2 * t);
             uint2 base = *reinterpret_cast<const uint2*>(now.base + 8 * n + 2 * t);
             float part[4] = {};
-#pragma unroll
-            for (int i = 0; i < TILES; i++) {
-                int tile = warp + i * warps, s0 = tile * TILE;
-                if (tile >= count) break;
+            // One tile, of which everything is seen or not.
+            auto meet = [&](int i, int s0, auto hides) {
                 float p[4] = {}, ds[4] = {}, kept[4];
+                bool keeps[4];
                 multiply_short(p, keys[i], query);
                 multiply_short(ds, JOINED ? keys[i] : values[JOINED ? 0 : i], gradient);
+                // Before what depends on the products: they take their time.
 #pragma unroll
                 for (int e = 0; e < 4; e++)
-                    p[e] = exp2_fast(fmaf(p[e], factor, e % 2 ? -offset.y : -offset.x));
-                if (s0 + TILE > (causal ? first + 1 : seq)) {
-#pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        int last = causal ? first + 2 * t + e % 2 : seq - 1;
-                        if (s0 + e / 2 * 8 + g > last) p[e] = 0.0f;
-                    }
-                }
+                    keeps[e] =
+                        !DROPS || dropout.keeps(e % 2 ? base.y : base.x, s0 + e / 2 * 8 + g);
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
-                    bool keeps =
-                        !DROPS || dropout.keeps(e % 2 ? base.y : base.x, s0 + e / 2 * 8 + g);
-                    kept[e] = keeps ? p[e] : 0.0f;
+                    p[e] = exp2_fast(fmaf(p[e], factor, e % 2 ? -offset.y : -offset.x));
+                    int last = causal ? first + 2 * t + e % 2 : seq - 1;
+                    if (hides.value && s0 + e / 2 * 8 + g > last) p[e] = 0.0f;
+                    kept[e] = keeps[e] ? p[e] : 0.0f;
                     ds[e] = fmaf(kept[e], ds[e], -p[e] * (e % 2 ? delta.y : delta.x));
                 }
                 multiply_floats(sums[i][0], kept, of_value.x, of_value.y);
@@ -426,6 +424,14 @@ __device__ __forceinline__ void backward(Backward<W>& shared, const real* d_o, c
                 u32 columns[4] = {turned[i][0], 0u, turned[i][1], 0u};
                 multiply(part, columns, transpose(pack2(ds[0], ds[1])),
                          transpose(pack2(ds[2], ds[3])));
+            };
+            int whole = causal ? first + 1 : seq;
+#pragma unroll
+            for (int i = 0; i < TILES; i++) {
+                int tile = warp + i * warps, s0 = tile * TILE;
+                if (tile >= count) break;
+                if (s0 + TILE > whole) meet(i, s0, Flag<true>());
+                else meet(i, s0, Flag<false>());
             }
             if (g < W) {
                 float* to = shared.parts[turn % 2][warp] + (8 * n + 2 * t) * W + g;
