@@ -10,6 +10,7 @@ pub mod mamba_hugging_face;
 pub mod mistral;
 pub mod mu;
 pub mod naics;
+pub mod phi3;
 pub mod qwen2;
 pub mod qwen3;
 

@@ -47,6 +47,7 @@ pub use family::mamba_hugging_face::HuggingFaceMamba;
 pub use family::mistral::Mistral;
 pub use family::mu::Mu;
 pub use family::naics::Naics;
+pub use family::phi3::Phi3;
 pub use family::qwen2::Qwen2;
 pub use family::qwen3::Qwen3;
 pub use family::{Family, LayerCheckpointing, NamedSize, families};

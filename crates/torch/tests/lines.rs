@@ -48,6 +48,8 @@ fn transformers() -> Vec<Recording> {
         include_str!("fixtures/qwen3-0.6b-2layer-b2-t512-bf16-eager.lines"),
         include_str!("fixtures/bert-amp.lines"),
         include_str!("fixtures/hfmamba-2layer-b2-t64-bf16.lines"),
+        include_str!("fixtures/rehearsed/phi3-mini-2layer-b2-t512-bf16-eager.lines"),
+        include_str!("fixtures/rehearsed/phi4-mini-2layer-b2-t300-amp_bf16.lines"),
     ]
     .map(read)
     .into()

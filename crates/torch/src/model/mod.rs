@@ -2,8 +2,10 @@
 
 mod activation;
 pub mod adapter;
+mod attending;
 mod bert;
 mod decoder;
+mod decoder_layer;
 mod decoder_lines;
 pub mod frozen;
 mod gpt2;
@@ -18,6 +20,7 @@ pub mod module;
 mod mu;
 mod multihead;
 mod naics;
+mod phi3;
 pub mod profile;
 mod qwen2;
 mod qwen3;
