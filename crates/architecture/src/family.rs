@@ -2,6 +2,9 @@
 
 pub mod bert;
 pub mod decoder;
+pub mod gemma;
+pub mod gemma2;
+pub mod gemma3;
 pub mod gpt2;
 pub mod gsa;
 pub mod llama;

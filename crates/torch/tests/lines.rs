@@ -50,6 +50,8 @@ fn transformers() -> Vec<Recording> {
         include_str!("fixtures/hfmamba-2layer-b2-t64-bf16.lines"),
         include_str!("fixtures/rehearsed/phi3-mini-2layer-b2-t512-bf16-eager.lines"),
         include_str!("fixtures/rehearsed/phi4-mini-2layer-b2-t300-amp_bf16.lines"),
+        include_str!("fixtures/rehearsed/gemma2-2b-2layer-b2-t512-bf16-eager.lines"),
+        include_str!("fixtures/rehearsed/gemma3-270m-2layer-b2-t600-w512-bf16.lines"),
     ]
     .map(read)
     .into()

@@ -17,7 +17,7 @@ macro_rules! family {
     };
 }
 
-const FAMILIES: &[(&str, &str)] = &[family!("phi3")];
+const FAMILIES: &[(&str, &str)] = &[family!("phi3"), family!("gemma2"), family!("gemma3")];
 
 /// Number and FNV-1a of the requests, as the script writes them: frees that follow each other are sorted under autocast.
 fn digest(workload: &Workload) -> (u64, String) {

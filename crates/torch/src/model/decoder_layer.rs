@@ -1,6 +1,6 @@
 //! A layer of the gated decoder.
 
-use cinch_architecture as architecture;
+use cinch_architecture::{self as architecture, Activation};
 
 use super::activation;
 use super::attending::Attending;
@@ -165,12 +165,22 @@ impl Layer {
 
     fn feed(&self, x: &Tensor) -> Tensor {
         x.context().at(&self.lines.feed);
-        let gate = self.gate.forward(x);
-        let active = activation::forward(self.config.activation, &gate);
-        drop(gate);
-        let product = pointwise::mul(active, self.up.forward(x));
-        let out = self.down.forward(&product);
-        drop(product);
-        out
+        gated_feed(
+            x,
+            [&self.gate, &self.up, &self.down],
+            self.config.activation,
+        )
     }
+}
+
+/// `down(act(gate(x)) * up(x))`, one statement.
+pub(super) fn gated_feed(x: &Tensor, layers: [&Linear; 3], activation: Activation) -> Tensor {
+    let [gate, up, down] = layers;
+    let gated = gate.forward(x);
+    let active = activation::forward(activation, &gated);
+    drop(gated);
+    let product = pointwise::mul(active, up.forward(x));
+    let out = down.forward(&product);
+    drop(product);
+    out
 }
