@@ -2,6 +2,7 @@
 
 pub mod bert;
 pub mod decoder;
+pub mod distilbert;
 pub mod gemma;
 pub mod gemma2;
 pub mod gemma3;
@@ -16,6 +17,7 @@ pub mod naics;
 pub mod phi3;
 pub mod qwen2;
 pub mod qwen3;
+pub mod roberta;
 
 use crate::adapter::Adapters;
 use crate::error::ArchitectureError;
