@@ -111,6 +111,13 @@ impl Engine {
         nodes: Range<usize>,
         first_micro: bool,
     ) -> Result<Part, EngineError> {
+        let mut exchanges = graph.nodes[nodes.clone()].iter();
+        if let Some(node) = exchanges.find(|node| graph.wire(node).is_some()) {
+            return Err(EngineError::NoRanks {
+                op: node.op.name(),
+                node: node.name.clone(),
+            });
+        }
         let recorded = match self {
             Self::Cpu(_) => None,
             Self::Cuda(executor) => {

@@ -18,6 +18,8 @@ pub enum EngineError {
         node: String,
         problem: String,
     },
+    #[error("{op} `{node}` needs the other ranks of the run, and none are connected")]
+    NoRanks { op: &'static str, node: String },
     #[error(
         "no CUDA driver was found on this machine\n\
          hint: install NVIDIA's driver, or train on the CPU with --device cpu; \

@@ -163,6 +163,7 @@ impl Plan {
                 Phase::Forward => "forward",
                 Phase::Recompute => "recompute",
                 Phase::Backward => "backward",
+                Phase::Exchange => "exchange",
                 Phase::Update => "update",
             },
             bytes,

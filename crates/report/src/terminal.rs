@@ -199,6 +199,7 @@ fn mark(phase: Phase) -> char {
         Phase::Forward => '›',
         Phase::Recompute => '»',
         Phase::Backward => '‹',
+        Phase::Exchange => '=',
         Phase::Update => '+',
     }
 }
