@@ -47,4 +47,4 @@ pub use identity::{INHERITED_VARIABLE, Identity, Meeting, Variable};
 pub use limits::Limits;
 pub use meeting::Topology;
 pub use number::{Element, Number};
-pub use world::World;
+pub use world::{SharedWorld, World};

@@ -1,6 +1,7 @@
 //! The ranks of a run as one of them sees it.
 
 use std::net::{Ipv4Addr, TcpListener};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use crate::error::{Loss, RanksError};
@@ -22,6 +23,21 @@ pub struct World {
     pub(crate) buffers: Buffers,
     /// Exchanges so far: every rank counts the same ones.
     pub(crate) exchanges: u64,
+}
+
+/// A world that the loop and its executor use in turn.
+#[derive(Clone)]
+pub struct SharedWorld(Arc<Mutex<World>>);
+
+impl SharedWorld {
+    pub fn new(world: World) -> Self {
+        Self(Arc::new(Mutex::new(world)))
+    }
+
+    /// Everything here is one exchange after the other: who panicked in one has ended the run.
+    pub fn lock(&self) -> MutexGuard<'_, World> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl World {
@@ -166,7 +182,7 @@ impl World {
     }
 
     /// Ends the run together: nobody leaves before all are done.
-    pub fn leave(mut self) -> Result<(), RanksError> {
+    pub fn leave(&mut self) -> Result<(), RanksError> {
         self.barrier()?;
         self.watch.leave();
         Ok(())
