@@ -80,7 +80,7 @@ impl World {
 
     /// Receives a piece of so many bytes.
     fn receive(&mut self, exchange: u64, from: usize, bytes: usize) -> Result<(), RanksError> {
-        self.watch.waits_for(Some(from));
+        self.watch.waits_for((!self.is_patient).then_some(from));
         let message = &mut self.buffers.moving[HEADER_BYTES..HEADER_BYTES + bytes];
         let received = match &mut self.links[from] {
             Some(link) => link.receive(exchange, message),
@@ -257,6 +257,15 @@ impl World {
     /// Nobody goes on before all are here.
     pub fn barrier(&mut self) -> Result<(), RanksError> {
         self.sum(&mut [0.0])
+    }
+
+    /// As [`Self::barrier`], for as long as the others live: one of them may have hours of work
+    /// before.
+    pub fn barrier_without_limit(&mut self) -> Result<(), RanksError> {
+        self.is_patient = true;
+        let met = self.barrier();
+        self.is_patient = false;
+        met
     }
 
     /// The texts of all ranks, by rank; the texts of the others on rank 0 only.

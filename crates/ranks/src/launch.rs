@@ -40,6 +40,9 @@ const OUTER_VARIABLES: [&str; 3] = [
     "TORCHELASTIC_RESTART_COUNT",
 ];
 
+/// The exit code of a rank that ends because another did.
+pub const FOLLOWED: u8 = 5;
+
 /// How long ranks have to end by themselves after one failed: to find it out, to say what the
 /// newest checkpoint is, and to leave.
 const GRACE: Duration = Duration::from_secs(10);
@@ -52,6 +55,8 @@ const TAIL_BYTES: u64 = 4 << 10;
 pub struct Launch {
     pub program: PathBuf,
     pub arguments: Vec<OsString>,
+    /// Besides those that say who a rank is.
+    pub variables: Vec<(OsString, OsString)>,
     pub num_ranks: usize,
     /// Where to keep what ranks other than the first print; None to show it only where one fails.
     pub logs: Option<PathBuf>,
@@ -178,6 +183,7 @@ impl Ranks {
         for rank in 0..what.num_ranks {
             let mut command = Command::new(&what.program);
             command.args(&what.arguments).process_group(0);
+            command.envs(what.variables.iter().cloned());
             for name in OUTER_VARIABLES {
                 command.env_remove(name);
             }
@@ -224,9 +230,19 @@ impl Ranks {
                 }
                 let ended = child.try_wait();
                 *status = ended.map_err(|problem| LaunchError::Wait { rank, problem })?;
-                if let Some(status) = status.filter(|status| !status.success()) {
-                    failed.get_or_insert((rank, status, Instant::now() + GRACE));
-                }
+                let Some(status) = status.filter(|status| !status.success()) else {
+                    continue;
+                };
+                let deadline = Instant::now() + GRACE;
+                let (known, since) = match failed {
+                    None => ((rank, status), deadline),
+                    // One that follows may be gone before the one that it follows.
+                    Some((first, before, since)) if code_of(before) != FOLLOWED => {
+                        ((first, before), since)
+                    }
+                    Some((.., since)) => ((rank, status), since),
+                };
+                failed = Some((known.0, known.1, since));
             }
             if self.0.iter().all(|(_, status)| status.is_some()) {
                 return Ok(failed.map(|(rank, status, _)| (rank, status)));

@@ -23,6 +23,8 @@ pub struct World {
     pub(crate) buffers: Buffers,
     /// Exchanges so far: every rank counts the same ones.
     pub(crate) exchanges: u64,
+    /// Whether waiting is limited by more than signs of life.
+    pub(crate) is_patient: bool,
 }
 
 /// A world that the loop and its executor use in turn.
@@ -140,6 +142,7 @@ impl World {
             watch,
             buffers: Buffers::new(),
             exchanges: 0,
+            is_patient: false,
         })
     }
 
