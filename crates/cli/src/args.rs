@@ -216,11 +216,11 @@ pub struct PlainArguments {
     /// Any other setting by its key, for example --set model.d_state=32
     #[arg(long = "set", value_name = "KEY=VALUE", help_heading = "Settings")]
     pub set: Vec<String>,
-    /// Divide states by DeepSpeed's ZeRO: stage 1, 2 or 3 (as --sharding zero1 …)
-    #[arg(long, value_name = "STAGE", value_parser = clap::value_parser!(u8).range(1..=3), conflicts_with = "fsdp", help_heading = PYTORCH)]
+    /// Cut by DeepSpeed's ZeRO: stage 1, 2 or 3 (as --shard zero1 …)
+    #[arg(long, value_name = "STAGE", value_parser = clap::value_parser!(u8).range(1..=3), conflicts_with = "fsdp", help_heading = "Settings")]
     pub zero: Option<u8>,
-    /// Divide states by FSDP (as --sharding fsdp)
-    #[arg(long, help_heading = PYTORCH)]
+    /// Cut by FSDP (as --shard fsdp)
+    #[arg(long, help_heading = "Settings")]
     pub fsdp: bool,
 }
 
@@ -334,6 +334,7 @@ pub struct MemoryArguments {
     cinch plan axolotl.yaml --gpu \"RTX 4090\"            what a PyTorch run of another trainer takes\n  \
     cinch plan Qwen/Qwen2.5-7B-Instruct --lora-rank 16 --gpu-memory 24\n  \
     cinch plan my_model/config.json --batch-size 4 --what-if\n  \
+    cinch plan --model meta-llama/Llama-3.1-8B --world 16 --nodes 2 --gpu \"H100 SXM5\"\n  \
     cinch plan --engine pytorch --truth measured.jsonl\n  \
     cinch plan --snapshot run.pickle                    explain a recorded PyTorch run")]
 pub struct PlanArguments {
@@ -359,6 +360,9 @@ pub struct PlanArguments {
     /// Draw live memory over the step into a file: .svg or .png
     #[arg(long, value_name = "FILE")]
     pub picture: Vec<PathBuf>,
+    /// A table of speed and memory from one GPU to so many, each with the same batch
+    #[arg(long, value_name = "N", value_parser = count)]
+    pub scaling: Option<usize>,
     /// Where each setting came from
     #[arg(long)]
     pub explain: bool,

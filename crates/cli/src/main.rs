@@ -21,6 +21,7 @@ mod run;
 mod settings;
 mod table;
 mod voice;
+mod world;
 
 use std::process::ExitCode;
 

@@ -82,7 +82,7 @@ impl Checkpoint {
     pub fn settings_with(&self, flags: &SettingArguments) -> anyhow::Result<Settings> {
         let saved = self.saved_settings()?;
         let mut together = flags.settings_over(saved.clone())?;
-        together.on_one_device()?;
+        together.on_ranks(1)?;
         self.refuse_others(&saved, &flags.settings()?, &together)?;
         Ok(together)
     }

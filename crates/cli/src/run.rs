@@ -46,7 +46,7 @@ impl AskedRun {
         found: impl FnOnce(&Path) -> anyhow::Result<()>,
     ) -> anyhow::Result<Self> {
         let (mut settings, is_demo) = new_run(flags)?;
-        let ranks = settings.on_one_device()?;
+        let ranks = settings.on_ranks(1)?;
         let mut origin = match is_demo {
             true => Origin::Demo,
             false => Origin::New,
@@ -72,7 +72,7 @@ impl AskedRun {
         let mut notes = settings.notes();
         notes.extend(ranks.map(|ranks| {
             format!(
-                "the file's {ranks} GPUs are one device here: accumulation {} keeps its global batch",
+                "the {ranks} GPUs that were stated are one device here: accumulation {} keeps its global batch",
                 config.batch.accumulation
             )
         }));

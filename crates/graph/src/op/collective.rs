@@ -169,6 +169,10 @@ impl Declare for AllGather {
         Ok(())
     }
 
+    fn brings_weights(&self) -> bool {
+        true
+    }
+
     fn flops(&self, _inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
         0
     }

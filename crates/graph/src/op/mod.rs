@@ -176,6 +176,11 @@ pub trait Declare {
         Cost::of([KernelCost::streamed(1, self.bytes(inputs, outputs))])
     }
 
+    /// Whether what the op makes is weights, which are dropped after their use.
+    fn brings_weights(&self) -> bool {
+        false
+    }
+
     /// What crosses the network, for an op that needs other ranks.
     fn wire(&self, _inputs: &[TensorType], _outputs: &[TensorType]) -> Option<Wire> {
         None

@@ -8,10 +8,18 @@ use crate::graph::{BlockId, Graph, Node, Phase, Role, TensorId};
 use crate::op::{AllReduce, Await, Op, ReduceScatter};
 use crate::recompute::Insertions;
 
-/// A bucket is closed as soon as it has so many bytes. Links reach their rate with messages of a
-/// few megabytes, and a rank's share of a bucket is one message; larger ones would only begin
-/// later.
-pub(super) const BUCKET_BYTES: u64 = 32 << 20;
+/// A bucket is closed as soon as it has so many bytes, and where a block ends. Links reach their
+/// rate with messages of a few megabytes, and a rank's share of a bucket is one message; larger
+/// ones would only begin later. Blocks that are alike have buckets that are alike.
+const BUCKET_BYTES: u64 = 32 << 20;
+
+/// A tensor that is complete after so many nodes, and the block that it belongs to.
+#[derive(Clone, Copy)]
+pub(super) struct Complete {
+    pub after: usize,
+    pub id: TensorId,
+    pub block: Option<BlockId>,
+}
 
 /// Tensors that are exchanged together.
 pub(super) struct Bucket {
@@ -21,22 +29,22 @@ pub(super) struct Bucket {
 }
 
 /// Cuts tensors into buckets, in the order in which they are complete.
-pub(super) fn buckets(graph: &Graph, mut complete: Vec<(usize, TensorId)>) -> Vec<Bucket> {
-    complete.sort_by_key(|&(after, _)| after);
+pub(super) fn buckets(graph: &Graph, mut complete: Vec<Complete>) -> Vec<Bucket> {
+    complete.sort_by_key(|one| one.after);
     let mut buckets: Vec<Bucket> = Vec::new();
-    let mut bytes = u64::MAX;
-    for (after, id) in complete {
-        if bytes >= BUCKET_BYTES {
-            bytes = 0;
+    let (mut bytes, mut block) = (u64::MAX, None);
+    for one in complete {
+        if bytes >= BUCKET_BYTES || block != one.block {
+            (bytes, block) = (0, one.block);
             buckets.push(Bucket {
                 tensors: Vec::new(),
-                after,
+                after: one.after,
             });
         }
-        bytes = bytes.saturating_add(graph.ty(id).bytes());
+        bytes = bytes.saturating_add(graph.ty(one.id).bytes());
         if let Some(bucket) = buckets.last_mut() {
-            bucket.tensors.push(id);
-            bucket.after = after;
+            bucket.tensors.push(one.id);
+            bucket.after = one.after;
         }
     }
     buckets
@@ -56,11 +64,15 @@ pub(super) fn reduce(graph: &mut Graph, sharding: Sharding) -> HashMap<TensorId,
     let gradients = graph.parameters.iter().filter_map(|p| p.gradient);
     let complete = gradients.map(|id| {
         let last = writes[id.index()].last().copied().unwrap_or(0);
-        (last + 1, id)
+        Complete {
+            after: last + 1,
+            id,
+            block: graph.nodes[last].block,
+        }
     });
     let cuts =
         |id: TensorId| sharding.level >= ShardLevel::Gradients && writes[id.index()].len() == 1;
-    let (cut, whole): (Vec<_>, Vec<_>) = complete.partition(|&(_, id)| cuts(id));
+    let (cut, whole): (Vec<_>, Vec<_>) = complete.partition(|one| cuts(one.id));
     let mut insertions = Vec::new();
     let mut parts = HashMap::new();
     let transient = buckets(graph, cut);

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::gradients::{all_reduce, buckets};
+use super::gradients::{Complete, all_reduce, buckets};
 use super::weights::Whole;
 use super::{Shard, Sharding};
 use crate::graph::{Graph, Node, Phase, TensorId};
@@ -83,7 +83,15 @@ fn gathers(
         let by = updates.iter().position(|node| node.outputs.contains(&part));
         by.map_or(1, |index| index + 1)
     };
-    let complete = wholes.iter().map(|one| (updated(one.part), one.whole));
+    let block_of = |whole: TensorId| {
+        let read = graph.nodes.iter().find(|node| node.inputs.contains(&whole));
+        read.and_then(|node| node.block)
+    };
+    let complete = wholes.iter().map(|one| Complete {
+        after: updated(one.part),
+        id: one.whole,
+        block: block_of(one.whole),
+    });
     let buckets = buckets(graph, complete.collect());
     let gather = buckets.into_iter().enumerate().map(|(number, bucket)| {
         let node = Node {
