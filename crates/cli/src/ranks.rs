@@ -74,7 +74,8 @@ impl Rank {
             return Ok(());
         };
         let settings = asked.settings.explain().into_iter();
-        let stated = settings.filter(|one| !matches!(one.source, Source::Default | Source::Derived(_)));
+        let stated =
+            settings.filter(|one| !matches!(one.source, Source::Default | Source::Derived(_)));
         let greeting = Greeting {
             version: crate::args::VERSION.to_owned(),
             settings: stated

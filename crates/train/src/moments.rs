@@ -15,8 +15,8 @@ use cinch_step::StepPlan;
 use cinch_weights::{PIECE_BYTES, Tensor, WeightError};
 
 use crate::checkpoint::{Dtype, WeightFiles};
-use crate::pretrained::bytes_in;
 use crate::kept::{self, Kept};
+use crate::pretrained::bytes_in;
 use crate::session::{copy_kept, placement, saved_type, type_name};
 
 /// Fills all moments from `file`; says so where some were converted.

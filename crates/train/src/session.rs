@@ -19,9 +19,7 @@ use cinch_weights::{Adapter, PIECE_BYTES, WeightFiles};
 use smallvec::SmallVec;
 
 use crate::batch::Batch;
-use crate::checkpoint::{
-    CheckpointError, Dtype, TakePiece, TensorBytes, TensorPart, TensorView,
-};
+use crate::checkpoint::{CheckpointError, Dtype, TakePiece, TensorBytes, TensorPart, TensorView};
 use crate::error::TrainError;
 use crate::initialize::{initialize, mix};
 use crate::kept::{self, Kept};
@@ -651,7 +649,9 @@ impl Session {
             }
             self.commit(batch, micro)?;
             let variant = &self.step.variants()[micro.variant];
-            let part = self.parts[micro.variant].micro.of(micro.index, accumulation);
+            let part = self.parts[micro.variant]
+                .micro
+                .of(micro.index, accumulation);
             run(&mut self.engine, &variant.training, &variant.plan, part)?;
             self.last_variant = micro.variant;
             if micro.index + 1 >= accumulation {
@@ -949,8 +949,9 @@ pub(crate) fn copy_kept(
             saved.dtype, saved.shape, kept.shape
         ));
     }
-    let read =
-        |elements: Range<usize>, bytes: &mut [u8]| file.read_elements_as(name, elements, dtype, bytes);
+    let read = |elements: Range<usize>, bytes: &mut [u8]| {
+        file.read_elements_as(name, elements, dtype, bytes)
+    };
     match kept.fill(engine, read) {
         Err(error) => Err(error.to_string()),
         Ok(read) => read.map_err(|error| error.to_string()),

@@ -86,7 +86,9 @@ impl Evaluation {
         if numbers[0] > 0.0 {
             return Ok(None);
         }
-        let there = numbers[1..].chunks_exact(width).filter(|part| part[0] > 0.0);
+        let there = numbers[1..]
+            .chunks_exact(width)
+            .filter(|part| part[0] > 0.0);
         let read = |part: &[f64]| {
             let terms = self.terms.iter().zip(part[1..].chunks_exact(2));
             let terms = terms.map(|(term, numbers)| TermSum {
@@ -185,7 +187,11 @@ impl Terms {
         let mut any = false;
         for (term, &count) in self.0.iter().zip(counts) {
             any |= count > 0.0;
-            let inverse = if count == 0.0 { 0.0 } else { 1.0 / count as f32 };
+            let inverse = if count == 0.0 {
+                0.0
+            } else {
+                1.0 / count as f32
+            };
             term.fill(engine, inverse)?;
         }
         Ok(any)

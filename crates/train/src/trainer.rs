@@ -288,7 +288,7 @@ impl<'a> Trainer<'a> {
             step: state.step,
             engine: session.engine(),
         });
-        let sequences = config.batch.effective_batch();
+        let sequences = config.batch.rank_batch();
         let mut trainer = Self {
             batch: Batch::of_step(session.plan(), sequences),
             course,
@@ -708,7 +708,9 @@ impl<'a> Trainer<'a> {
             let parts = [weights.parts(rank, ranks), states.parts(rank, ranks)];
             let [weights, states] = &parts;
             let mut world = world.lock();
-            let path = self.store.save_shared(step, weights, states, &state, &mut world)?;
+            let path = self
+                .store
+                .save_shared(step, weights, states, &state, &mut world)?;
             return Ok(path);
         }
         if !self.ranks.is_first() {
@@ -719,11 +721,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// What follows a save: adapters where other programs look for them, and old checkpoints gone.
-    fn tidy_checkpoints(
-        &self,
-        path: &Path,
-        observer: &mut dyn Observer,
-    ) -> Result<(), TrainError> {
+    fn tidy_checkpoints(&self, path: &Path, observer: &mut dyn Observer) -> Result<(), TrainError> {
         if let Some(lora) = &self.config().tuning.lora {
             let config = self.config();
             keep_adapters(&config.output.output_dir, config, lora, path)?;

@@ -44,7 +44,10 @@ fn each<R: Send>(ranks: usize, act: impl Fn(usize, SharedWorld) -> R + Sync) -> 
         let running = worlds(ranks).into_iter().enumerate();
         let running = running.map(|(rank, world)| scope.spawn(move || act(rank, world)));
         let running: Vec<_> = running.collect();
-        running.into_iter().map(|rank| rank.join().unwrap()).collect()
+        running
+            .into_iter()
+            .map(|rank| rank.join().unwrap())
+            .collect()
     })
 }
 
@@ -79,7 +82,9 @@ fn share(whole: &Batch, config: &Config, rank: usize) -> Batch {
 fn steps_alone(config: &Config, steps: u64) -> (Vec<[f64; 2]>, Vec<(String, Vec<f32>)>) {
     let mut session = tiny::session(config, 0, 1);
     let step = |step| {
-        let result = session.train_step(&tiny::batch(config, step), step).unwrap();
+        let result = session
+            .train_step(&tiny::batch(config, step), step)
+            .unwrap();
         [result.loss, result.gradient_norm]
     };
     let results = (0..steps).map(step).collect();
@@ -115,7 +120,9 @@ fn steps_together(config: &Config, steps: u64) -> (Vec<[f64; 2]>, Vec<(String, V
     let files = checkpoint::load(&path).unwrap().model;
     let read = |tensor: &cinch_weights::Tensor| {
         let mut values = vec![0.0; tensor.num_elements()];
-        files.read_f32(&tensor.name, 0..tensor.rows(), &mut values).unwrap();
+        files
+            .read_f32(&tensor.name, 0..tensor.rows(), &mut values)
+            .unwrap();
         (tensor.name.clone(), values)
     };
     let mut weights: Vec<_> = files.tensors().iter().map(read).collect();
@@ -176,7 +183,10 @@ fn two_and_four_ranks_equal_one_at_every_level() {
 
 #[test]
 fn states_of_eight_bits_are_cut_between_blocks() {
-    let own = [("vram.optimizer_states", "8bit"), ("model.vocab_size", "311")];
+    let own = [
+        ("vram.optimizer_states", "8bit"),
+        ("model.vocab_size", "311"),
+    ];
     let alone = steps_alone(&cut(tiny::GPT2, 1, "none", &own), 3);
     for level in LEVELS {
         let found = steps_together(&cut(tiny::GPT2, 2, level, &own), 3);
@@ -203,7 +213,11 @@ fn config(folder: &Path, name: &str, ranks: usize, level: &str, steps: &str) -> 
     cut(tiny::MAMBA, ranks, level, &own)
 }
 
-fn run_of(config: &Config, resume: &Resume, world: Option<SharedWorld>) -> Result<(u64, Ending), TrainError> {
+fn run_of(
+    config: &Config,
+    resume: &Resume,
+    world: Option<SharedWorld>,
+) -> Result<(u64, Ending), TrainError> {
     run_until(config, resume, world, &AtomicBool::new(false), u64::MAX)
 }
 
@@ -261,11 +275,18 @@ fn a_run_has_the_same_losses_on_any_number_of_ranks_and_is_recorded_once() {
     for (ranks, level) in [(2, "ddp"), (2, "zero3"), (4, "zero1")] {
         let name = format!("{ranks}-{level}");
         let config = config(folder.path(), &name, ranks, level, "8");
-        let ended = each(ranks, |_, world| run_of(&config, &Resume::Fresh, Some(world)).unwrap());
+        let ended = each(ranks, |_, world| {
+            run_of(&config, &Resume::Fresh, Some(world)).unwrap()
+        });
         assert!(ended.iter().all(|ended| *ended == (8, Ending::Finished)));
         assert_recorded_alike(&folder.path().join(&name), &folder.path().join("alone"));
         let store = Store::open(&config.output.output_dir).unwrap();
-        let steps: Vec<u64> = store.list().unwrap().iter().map(|entry| entry.step).collect();
+        let steps: Vec<u64> = store
+            .list()
+            .unwrap()
+            .iter()
+            .map(|entry| entry.step)
+            .collect();
         assert_eq!(steps, [2, 4, 6, 8], "{name}");
     }
 }
@@ -277,22 +298,39 @@ fn a_checkpoint_loads_at_another_number_of_ranks() {
     let alone = config(folder.path(), "alone", 1, "none", "6");
     run_of(&alone, &Resume::Fresh, None).unwrap();
     let first = config(folder.path(), "several", 4, "zero3", "2");
-    each(4, |_, world| run_of(&first, &Resume::Fresh, Some(world)).unwrap());
+    each(4, |_, world| {
+        run_of(&first, &Resume::Fresh, Some(world)).unwrap()
+    });
     let mut path = Store::open(&first.output.output_dir).unwrap().path_of(2);
-    for (ranks, level, steps) in [(2, "zero1", 3), (1, "none", 4), (2, "zero3", 5), (4, "ddp", 6)] {
+    for (ranks, level, steps) in [
+        (2, "zero1", 3),
+        (1, "none", 4),
+        (2, "zero3", 5),
+        (4, "ddp", 6),
+    ] {
         checkpoint::verify(&path).unwrap();
         let config = config(folder.path(), "several", ranks, level, &steps.to_string());
         let resume = Resume::From(path.clone());
         match ranks {
             1 => _ = run_of(&config, &resume, None).unwrap(),
-            _ => _ = each(ranks, |_, world| run_of(&config, &resume, Some(world)).unwrap()),
+            _ => {
+                _ = each(ranks, |_, world| {
+                    run_of(&config, &resume, Some(world)).unwrap()
+                })
+            }
         }
-        path = Store::open(&config.output.output_dir).unwrap().path_of(steps);
+        path = Store::open(&config.output.output_dir)
+            .unwrap()
+            .path_of(steps);
     }
     let losses = |name: &str| {
         let text = fs::read_to_string(folder.path().join(name).join("metrics.jsonl")).unwrap();
-        let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-        let losses: Vec<f64> = lines.filter_map(|line| line.get("loss")?.as_f64()).collect();
+        let lines = text
+            .lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        let losses: Vec<f64> = lines
+            .filter_map(|line| line.get("loss")?.as_f64())
+            .collect();
         losses
     };
     let (one, other) = (losses("alone"), losses("several"));
@@ -324,13 +362,17 @@ fn a_rank_that_does_not_see_the_others_disk_ends_the_run() {
     let told = each(2, |rank, world| {
         let name = if rank == 1 { "elsewhere" } else { "run" };
         let config = config(folder.path(), name, 2, "zero1", "2");
-        run_of(&config, &Resume::Fresh, Some(world)).unwrap_err().to_string()
+        run_of(&config, &Resume::Fresh, Some(world))
+            .unwrap_err()
+            .to_string()
     });
     for told in &told {
         assert!(told.contains("rank 1"), "{told}");
         assert!(told.contains("on a disk that every machine sees"), "{told}");
     }
-    let left = fs::read_dir(folder.path().join("run/checkpoints")).unwrap().count();
+    let left = fs::read_dir(folder.path().join("run/checkpoints"))
+        .unwrap()
+        .count();
     assert_eq!(left, 0);
 }
 
@@ -362,7 +404,9 @@ fn a_lost_rank_is_named_with_the_newest_checkpoint() {
             });
             return ended.unwrap_err().to_string();
         }
-        run_of(&config, &Resume::Fresh, Some(world)).unwrap_err().to_string()
+        run_of(&config, &Resume::Fresh, Some(world))
+            .unwrap_err()
+            .to_string()
     });
     for part in [
         "rank 1 (process",

@@ -67,9 +67,10 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
         voice::aside(Some(note.to_owned()));
     }
     let folder = &asked.config.output.output_dir;
+    let plan_config = plan.config.clone();
     let run = Run {
         plan,
-        settings: settings_to_keep(&asked.settings, &asked.config)?,
+        settings: settings_to_keep(&asked.settings, &plan_config)?,
         resume: asked.resume(),
         options: EngineOptions {
             threads: arguments.threads.or(rank.threads()),
@@ -174,6 +175,17 @@ fn settings_to_keep(
         Some(folder) => kept.insert("output.output_dir".to_owned(), folder.to_owned()),
         None => kept.remove("output.output_dir"),
     };
+    // Who goes on with it keeps the effective batch, on any number of ranks.
+    let batch = &config.batch;
+    if !batch.world.is_alone() {
+        for (key, number) in [
+            ("world.ranks", batch.world.ranks),
+            ("vram.batch_size", batch.batch_size),
+            ("vram.gradient_accumulation_steps", batch.accumulation),
+        ] {
+            kept.insert(key.to_owned(), number.to_string());
+        }
+    }
     // The stages as they are trained, whatever chose among them.
     if !config.data.curriculum.is_empty() {
         let stages = serde_json::to_string(&config.data.curriculum)?;

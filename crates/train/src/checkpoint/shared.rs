@@ -47,7 +47,9 @@ impl Store {
                 create(&partial.path().join(name), layout)?;
             }
         }
-        let name = partial.as_ref().and_then(|partial| partial.path().file_name());
+        let name = partial
+            .as_ref()
+            .and_then(|partial| partial.path().file_name());
         let name = name.map(|name| name.to_string_lossy().into_owned());
         let name = world.spread(&name.unwrap_or_default())?;
         let folder = self.folder().join(name);
@@ -77,11 +79,7 @@ fn create(path: &Path, layout: &SharedLayout<'_>) -> Result<(), CheckpointError>
     file.sync_all().at("sync", path)
 }
 
-fn write_parts(
-    path: &Path,
-    layout: &SharedLayout<'_>,
-    rank: usize,
-) -> Result<(), CheckpointError> {
+fn write_parts(path: &Path, layout: &SharedLayout<'_>, rank: usize) -> Result<(), CheckpointError> {
     let file = OpenOptions::new().write(true).open(path);
     let file = file.map_err(|source| CheckpointError::NotSeen {
         rank,
@@ -105,7 +103,9 @@ fn hash(path: &Path, bytes: u64, world: &mut World) -> Result<FileDigest, Checkp
     };
     let told = serde_json::to_string(&own).unwrap_or_default();
     let hashes = world.collect(&told)?;
-    let hashes = hashes.iter().map(|told| serde_json::from_str(told).unwrap_or_default());
+    let hashes = hashes
+        .iter()
+        .map(|told| serde_json::from_str(told).unwrap_or_default());
     let hashes: Vec<Vec<u8>> = hashes.collect();
     Ok(FileDigest::of_parts(bytes, part_bytes, &hashes))
 }

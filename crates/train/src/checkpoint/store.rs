@@ -328,9 +328,14 @@ impl Contents<'_> {
         let mut checksums = Checksums::default();
         for (name, bytes) in lengths {
             let sha256 = "0".repeat(64);
-            checksums
-                .files
-                .insert(name.to_owned(), FileDigest { bytes, sha256, part_bytes: None });
+            checksums.files.insert(
+                name.to_owned(),
+                FileDigest {
+                    bytes,
+                    sha256,
+                    part_bytes: None,
+                },
+            );
         }
         let files: u64 = lengths.iter().map(|(_, bytes)| bytes).sum();
         files + checksums_text(&checksums).len() as u64
