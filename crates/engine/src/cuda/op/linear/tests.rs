@@ -115,6 +115,7 @@ fn functions(commands: &[Command]) -> Vec<&'static str> {
         Command::Copy { .. } => "copy",
         Command::Fetch { .. } => "fetch",
         Command::Await { .. } => "await",
+        Command::Exchange(_) => "exchange",
     };
     commands.iter().map(function).collect()
 }
@@ -238,7 +239,7 @@ fn every_launch_fits_its_kernel_and_every_product_the_arena() {
                                 assert!(copy.to + copy.bytes <= plan.arena_bytes);
                             }
                         }
-                        Command::Await { .. } => {}
+                        Command::Await { .. } | Command::Exchange(_) => {}
                     }
                 }
             }
