@@ -2,6 +2,7 @@
 
 mod diagnose;
 mod embed;
+mod launch;
 mod pytorch;
 mod rehearse;
 mod watch;
@@ -11,6 +12,7 @@ use std::path::PathBuf;
 
 pub use diagnose::DiagnoseArguments;
 pub use embed::{EmbedArguments, EmbedderArguments, EmbeddingFormat, EvalArguments};
+pub use launch::LaunchArguments;
 pub use pytorch::{Engine, TorchQuestions, TraceArguments, given};
 pub use rehearse::{AskCudnnArguments, RehearseArguments};
 pub use watch::{MonitorArguments, ReportArguments, RunArguments};
@@ -32,7 +34,7 @@ use clap::{FromArgMatches, Parser, Subcommand, ValueEnum};
         cinch train --model-size small --vram 8gb --data-dir my_code\n  \
         cinch train --config config_16gb_safe.json --data-dir my_code\n\n\
         Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 does not fit,\n\
-        4 a log shows that memory ran out (diagnose), 130 interrupted (Ctrl-C, SIGTERM).\n\
+        4 a log shows that memory ran out (diagnose), 5 another rank ended, 130 interrupted (Ctrl-C, SIGTERM).\n\
         Flags may be written with - or _ (--model_size = --model-size).",
     disable_help_subcommand = false
 )]
@@ -54,7 +56,7 @@ pub struct Arguments {
 }
 
 /// The package's version, and what it was built from, as the build found it.
-const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), env!("CINCH_BUILD"));
+pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), env!("CINCH_BUILD"));
 
 impl Arguments {
     pub fn verbosity(&self) -> Verbosity {
@@ -107,6 +109,8 @@ pub enum Command {
     Fit(FitArguments),
     /// Plan, then train inside the plan
     Train(TrainArguments),
+    /// Train by several processes on this machine
+    Launch(LaunchArguments),
     /// Sample text from a checkpoint
     Generate(GenerateArguments),
     /// Turn texts into embeddings with a trained embedder

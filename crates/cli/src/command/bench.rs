@@ -159,7 +159,7 @@ fn measure_settings(
     for step in 0..=arguments.steps as u64 {
         let start = Instant::now();
         if arguments.trace {
-            session.train_step_traced(&batch, step, &mut |op, time| {
+            session.train_step_traced(&batch, step, &mut |op, _, time| {
                 *trace.entry(op).or_insert(Duration::ZERO) += time;
             })?;
         } else {

@@ -44,7 +44,7 @@ pub enum Argument {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorMapAt {
     pub address: u64,
-    /// Of one head; a multiple of 64.
+    /// Of one head; 32, or a multiple of 64.
     pub columns: usize,
     pub heads: usize,
     pub rows: usize,
@@ -120,8 +120,8 @@ pub enum Joined {
     Sum,
     /// Gradients of weights, each by itself.
     Gradients,
-    /// One with a long sum, cut into parts.
-    Split,
+    /// One whose result is a few columns wide.
+    Narrow,
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use cinch_graph::{DType, Graph};
 use cinch_plan::{Placement, Plan, Residence};
@@ -24,7 +24,7 @@ use super::op::{COPY_TO_REAL, Lowered, lower_all};
 use super::staging::Staging;
 use super::tensor_map;
 use super::timing::{Stopwatch, fastest};
-use crate::engine::EngineOptions;
+use crate::engine::{EngineOptions, Told};
 use crate::error::EngineError;
 
 /// A recorded part of a step.
@@ -465,7 +465,7 @@ impl CudaExecutor {
     pub fn run_traced(
         &mut self,
         program: ProgramId,
-        told: &mut (dyn FnMut(&'static str, Duration) + Send),
+        told: &mut Told<'_>,
     ) -> Result<(), EngineError> {
         self.context.bind()?;
         let stopwatch = Stopwatch::new(&self.stream)?;
@@ -478,7 +478,7 @@ impl CudaExecutor {
             let time = stopwatch
                 .time(&self.stream, || commands.iter().try_for_each(issue))
                 .map_err(|error| named(op, node, error))?;
-            told(op, time);
+            told(op, node, time);
         }
         Ok(())
     }

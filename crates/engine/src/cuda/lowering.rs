@@ -143,7 +143,7 @@ impl<'a> Lowering<'a> {
             (Some(dropout), Some(input)) => [
                 self.input_argument(input),
                 Argument::U32(dropout.stream),
-                Argument::U32((dropout.rate * 4_294_967_296.0) as u32),
+                Argument::U32(Dropout::threshold(dropout.rate)),
             ],
             _ => [Argument::Null, Argument::U32(0), Argument::U32(0)],
         }

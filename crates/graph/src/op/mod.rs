@@ -34,7 +34,10 @@ mod view;
 
 pub use activation::{Activation, ActivationBackward, ActivationKind};
 pub use add::Add;
-pub use attention::{Attention, AttentionBackward, AttentionInputs, HopperBackward, HopperParts};
+pub use attention::{
+    Attention, AttentionBackward, AttentionInputs, HopperBackward, HopperDeal, HopperParts,
+    HopperShort,
+};
 pub use attention_entropy::{AttentionEntropy, AttentionEntropyBackward, CachedAttentionEntropy};
 pub use cached_attention::CachedAttention;
 pub use cached_convolution::CachedConvolution;
@@ -51,7 +54,7 @@ pub use indexer::{
     CachedSelection, CachedSelectionParts, Indexer, IndexerLoss, IndexerLossBackward,
     IndexerLossParts, IndexerSelection, KeyCount, SelectionParts,
 };
-pub use linear::{Linear, LinearAdd, LinearGradInput, LinearGradWeight};
+pub use linear::{Linear, LinearAdd, LinearGradInput, LinearGradWeight, RowParts};
 pub use logits::Logits;
 pub use loss_scale::LossScale;
 pub use map::{Domain, Map, Pointwise, Read};
