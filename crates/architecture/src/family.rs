@@ -2,6 +2,10 @@
 
 pub mod bert;
 pub mod decoder;
+pub mod distilbert;
+pub mod gemma;
+pub mod gemma2;
+pub mod gemma3;
 pub mod gpt2;
 pub mod gsa;
 pub mod llama;
@@ -10,8 +14,10 @@ pub mod mamba_hugging_face;
 pub mod mistral;
 pub mod mu;
 pub mod naics;
+pub mod phi3;
 pub mod qwen2;
 pub mod qwen3;
+pub mod roberta;
 
 use crate::adapter::Adapters;
 use crate::error::ArchitectureError;

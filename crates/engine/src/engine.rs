@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use cinch_graph::{Graph, Target};
 use cinch_plan::{Placement, Plan};
+use cinch_ranks::SharedWorld;
 
 use crate::arena::{Arena, Element};
 use crate::cpu::executor::Executor;
@@ -32,12 +33,30 @@ pub enum Engine {
     Cuda(Box<CudaExecutor>),
 }
 
+/// Where a micro batch stands in its step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MicroBatch {
+    /// Accumulators start over.
+    pub is_first: bool,
+    /// What ranks exchange once a step is exchanged.
+    pub is_last: bool,
+}
+
+impl MicroBatch {
+    /// The only one, or one of several without anything that waits for the last.
+    pub fn of_one(is_first: bool) -> Self {
+        Self {
+            is_first,
+            is_last: true,
+        }
+    }
+}
+
 /// A part of a graph that is run at once.
 #[derive(Clone, Debug)]
 pub struct Part {
     nodes: Range<usize>,
-    /// Whether accumulators start over.
-    first_micro: bool,
+    micro: MicroBatch,
     recorded: Option<ProgramId>,
 }
 
@@ -105,6 +124,22 @@ impl Engine {
         }
     }
 
+    /// Connects the other ranks of the run, before anything that needs them is made ready.
+    pub fn connect(&mut self, world: SharedWorld) {
+        match self {
+            Self::Cpu(executor) => executor.connect(world),
+            Self::Cuda(_) => {}
+        }
+    }
+
+    /// Whether collectives can run.
+    fn is_connected(&self) -> bool {
+        match self {
+            Self::Cpu(executor) => executor.is_connected(),
+            Self::Cuda(_) => false,
+        }
+    }
+
     /// Makes some of a graph's nodes ready to run; on a GPU, compiles and records them. What is in
     /// the arena may be lost: weights are written afterwards.
     pub fn prepare(
@@ -114,15 +149,34 @@ impl Engine {
         nodes: Range<usize>,
         first_micro: bool,
     ) -> Result<Part, EngineError> {
+        self.prepare_micro(graph, plan, nodes, MicroBatch::of_one(first_micro))
+    }
+
+    /// As [`Self::prepare`], for a micro batch that may be followed by others.
+    pub fn prepare_micro(
+        &mut self,
+        graph: &Graph,
+        plan: &Plan,
+        nodes: Range<usize>,
+        micro: MicroBatch,
+    ) -> Result<Part, EngineError> {
+        let mut exchanges = graph.nodes[nodes.clone()].iter();
+        let exchange = exchanges.find(|node| graph.wire(node).is_some());
+        if let Some(node) = exchange.filter(|_| !self.is_connected()) {
+            return Err(EngineError::NoRanks {
+                op: node.op.name(),
+                node: node.name.clone(),
+            });
+        }
         let recorded = match self {
             Self::Cpu(_) => None,
             Self::Cuda(executor) => {
-                Some(executor.prepare(graph, plan, nodes.clone(), first_micro)?)
+                Some(executor.prepare(graph, plan, nodes.clone(), micro.is_first)?)
             }
         };
         Ok(Part {
             nodes,
-            first_micro,
+            micro,
             recorded,
         })
     }
@@ -131,7 +185,8 @@ impl Engine {
     pub fn run(&mut self, graph: &Graph, plan: &Plan, part: &Part) -> Result<(), EngineError> {
         match (self, part.recorded) {
             (Self::Cpu(executor), _) => {
-                executor.run(graph, plan, part.nodes.clone(), part.first_micro)
+                let nodes = part.nodes.clone();
+                executor.run_observed(graph, plan, nodes, part.micro, &mut |_, _| {})
             }
             (Self::Cuda(executor), Some(program)) => executor.run(program),
             (Self::Cuda(_), None) => Ok(()),
@@ -149,7 +204,7 @@ impl Engine {
     ) -> Result<(), EngineError> {
         match self {
             Self::Cpu(executor) => {
-                executor.run_observed(graph, plan, part.nodes.clone(), part.first_micro, after)
+                executor.run_observed(graph, plan, part.nodes.clone(), part.micro, after)
             }
             Self::Cuda(_) => self.run(graph, plan, part),
         }
@@ -172,7 +227,7 @@ impl Engine {
                     since = Instant::now();
                 };
                 let nodes = part.nodes.clone();
-                executor.run_observed(graph, plan, nodes, part.first_micro, &mut after)
+                executor.run_observed(graph, plan, nodes, part.micro, &mut after)
             }
             (Self::Cuda(executor), Some(program)) => executor.run_traced(program, told),
             (Self::Cuda(_), None) => Ok(()),
@@ -320,10 +375,11 @@ impl Engine {
         }
     }
 
-    /// After weights were written: whatever is derived from them is made anew.
+    /// After weights were written: whatever is derived from them is made anew, by all ranks
+    /// together where each has a part of them.
     pub fn refresh(&mut self, graph: &Graph, plan: &Plan) -> Result<(), EngineError> {
         match self {
-            Self::Cpu(_) => Ok(()),
+            Self::Cpu(executor) => executor.gather_weights(graph, plan),
             Self::Cuda(executor) => executor.refresh_copies(graph, plan),
         }
     }

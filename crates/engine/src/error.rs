@@ -1,6 +1,7 @@
 //! What can go wrong while a plan runs.
 
 use cinch_graph::DType;
+use cinch_ranks::RanksError;
 use thiserror::Error;
 
 #[derive(Debug, Error)]
@@ -18,6 +19,10 @@ pub enum EngineError {
         node: String,
         problem: String,
     },
+    #[error("{op} `{node}` needs the other ranks of the run, and none are connected")]
+    NoRanks { op: &'static str, node: String },
+    #[error(transparent)]
+    Ranks(#[from] RanksError),
     #[error(
         "no CUDA driver was found on this machine\n\
          hint: install NVIDIA's driver, or train on the CPU with --device cpu; \

@@ -1,6 +1,6 @@
 //! The graph itself: tensors, nodes in execution order, parameters and blocks.
 
-use crate::cost::Cost;
+use crate::cost::{Cost, Wire};
 use crate::error::GraphError;
 use crate::loss::LossTerm;
 use crate::op::{Dequantise, Op, Quantisation};
@@ -88,6 +88,9 @@ pub enum Phase {
     /// Work that was done before and is repeated, because its result was not kept.
     Recompute,
     Backward,
+    /// Between ranks, once per step: in its last micro batch, where gradients are complete. The
+    /// nodes stand among the backward, and earlier micro batches leave them out.
+    Exchange,
     /// The optimizer's, once per step: after the last micro batch or, where the step has only
     /// one, among its backward nodes.
     Update,
@@ -508,6 +511,13 @@ impl Graph {
         })
     }
 
+    /// What one node sends to other ranks, if anything.
+    pub fn wire(&self, node: &Node) -> Option<Wire> {
+        node.op
+            .declaration()
+            .wire(&self.types(&node.inputs), &self.types(&node.outputs))
+    }
+
     /// The kernels that a GPU runs for one node.
     pub fn cuda_cost(&self, node: &Node) -> Cost {
         node.op
@@ -539,5 +549,6 @@ fn new_parameter(
         gradient: None,
         moments: None,
         scales: None,
+        shard: None,
     }
 }

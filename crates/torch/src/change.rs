@@ -138,7 +138,8 @@ pub fn apply(kind: RemedyKind, workload: &Workload) -> Option<Workload> {
         }
         RemedyKind::EmptyCache | RemedyKind::DeleteNames => {}
         // Of cinch's own engine.
-        RemedyKind::Offload
+        RemedyKind::Shard
+        | RemedyKind::Offload
         | RemedyKind::OffloadFrozen
         | RemedyKind::UpdateInBackward
         | RemedyKind::LossChunk => return None,

@@ -120,8 +120,8 @@ pub enum Joined {
     Sum,
     /// Gradients of weights, each by itself.
     Gradients,
-    /// One with a long sum, cut into parts.
-    Split,
+    /// One whose result is a few columns wide.
+    Narrow,
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -3,6 +3,7 @@
 //! GPU are ignored by default: `-- --include-ignored` runs them.
 #![expect(clippy::print_stderr, reason = "a failed test says where")]
 
+mod attention;
 #[path = "../card/mod.rs"]
 mod card;
 mod dropped;
@@ -349,6 +350,16 @@ transformers! {
         seq: 257,
         head_dim: 2,
         padding: false,
+        ..graphs::ENCODER
+    };
+    encoder_head_32_of_512_tokens_padded: Transformer {
+        seq: 512,
+        heads: 3,
+        kv_heads: 3,
+        head_dim: 32,
+        gate: ActivationKind::Gelu,
+        batch: 4,
+        dropout: 0.1,
         ..graphs::ENCODER
     };
     encoder_head_20_of_65_tokens_padded: Transformer {

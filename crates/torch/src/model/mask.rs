@@ -56,10 +56,13 @@ impl Masks {
 
     /// The mask that a layer is given.
     pub fn of_layer(&self, windows: Windows, layer: u64) -> Option<&Tensor> {
-        let slides = match windows {
+        self.of_kind(match windows {
             Windows::Shared { window } => window.is_some(),
             Windows::ByKind { sliding } => sliding.is_some_and(|sliding| layer >= sliding.first),
-        };
+        })
+    }
+
+    pub fn of_kind(&self, slides: bool) -> Option<&Tensor> {
         if slides { &self.sliding } else { &self.full }.as_ref()
     }
 }

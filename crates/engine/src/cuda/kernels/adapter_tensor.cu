@@ -1,8 +1,8 @@
-// The products of an adapter whose input is dropped, for ranks up to 32: each reads or writes what
-// is wide once, and drops elements in registers on the way, so that nothing dropped ever exists in
+// The products of adapters of ranks up to 32. Each reads or writes what is wide once; where it is
+// dropped, elements are cleared in registers on the way, so that nothing dropped ever exists in
 // memory. Masks are those of common.cuh.
 //
-//   reads      y[m, n] = drop(x)[m, k]·W[n, k]ᵀ
+//   reads      y[m, n] = scale·drop(x)[m, k]·W, where W is [n, k] (`rows`) or [k, n] (`columns`)
 //   gradient   parts[p][n, k] = scale·dy[m, n]ᵀ·drop(x)[m, k] over the rows of part p
 //   adds       dx[m, k] (+)= drop(scale·dy[m, n]·W[n, k])
 //
@@ -47,16 +47,16 @@ __device__ __forceinline__ void multiply_eight(float (&c)[4], u32 a0, u32 a1, u3
 // A block has 32 rows; its warps, eight at the most, take 32 columns of x in turn, and their sums
 // are added up in the order of the warps. Of 32 columns a thread has eight that are neighbours: which
 // of them meet in an instruction does not matter as long as x and W agree.
-template <int EIGHTS>
-__device__ __forceinline__ void reads(const real* x, const real* w, real* y, u32 rows, u32 k,
-                                      u32 x_stride, u32 y_stride, const Dropout& dropout) {
+template <int EIGHTS, bool IS_DROPPED, bool BY_COLUMN>
+__device__ __forceinline__ void reads(const real* x, const real* w, real* y, u32 rows, u32 k, u32 x_stride,
+                                      u32 w_stride, u32 y_stride, float scale, const Dropout& dropout) {
     constexpr int ROWS = 32, N = 8 * EIGHTS;
     __shared__ float sums[8][ROWS][N];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     u32 g = lane / 4, t = lane % 4, first = blockIdx.x * ROWS;
     u32 bases[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) bases[i] = dropout.row(first + i * 8 + g);
+    for (int i = 0; i < 4; i++) bases[i] = IS_DROPPED ? dropout.row(first + i * 8 + g) : 0u;
     float c[2][EIGHTS][4] = {};
     for (u32 column = warp * 32 + t * 8; column < k; column += warps * 32) {
         Eight a[4], b[EIGHTS];
@@ -66,9 +66,19 @@ __device__ __forceinline__ void reads(const real* x, const real* w, real* y, u32
             a[i] = load_eight(x + (u64)row * x_stride + column, row < rows);
         }
 #pragma unroll
-        for (int j = 0; j < EIGHTS; j++) b[j] = load_eight(w + (u64)(j * 8 + g) * k + column, true);
+        for (int j = 0; j < EIGHTS; j++) {
+            if (BY_COLUMN) {
+                const real* from = w + (u64)column * w_stride + j * 8 + g;
 #pragma unroll
-        for (int i = 0; i < 4; i++) drop(a[i], dropout, bases[i], column);
+                for (int i = 0; i < 4; i++)
+                    b[j].pairs[i] = (u32)from[2 * i * w_stride].bits | (u32)from[(2 * i + 1) * w_stride].bits << 16;
+            } else {
+                b[j] = load_eight(w + (u64)(j * 8 + g) * w_stride + column, true);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (IS_DROPPED) drop(a[i], dropout, bases[i], column);
 #pragma unroll
         for (int half = 0; half < 2; half++)
 #pragma unroll
@@ -94,7 +104,7 @@ __device__ __forceinline__ void reads(const real* x, const real* w, real* y, u32
         if (first + row >= rows) break;
         float sum = 0.0f;
         for (u32 other = 0; other < warps; other++) sum += sums[other][row][column];
-        y[(u64)(first + row) * y_stride + column] = from_float<real>(sum * dropout.scale);
+        y[(u64)(first + row) * y_stride + column] = from_float<real>(sum * scale);
     }
 }
 
@@ -213,12 +223,24 @@ __device__ __forceinline__ void adds(const real* dy, const real* w, real* dx, u3
 
 // ---------------------------------------------------------------- kernels
 
+// The product alone.
+#define NARROW(name, eights, by_column)                                                                     \
+    KERNEL __launch_bounds__(256)                                                                           \
+    name(const real* x, const real* w, real* y, u32 rows, u32 k, u32 x_stride, u32 w_stride, u32 y_stride,  \
+         float scale) {                                                                                     \
+        reads<eights, false, by_column>(x, w, y, rows, k, x_stride, w_stride, y_stride, scale,              \
+                                        Dropout(nullptr, 0u, 0u));                                          \
+    }
+
 #define ADAPTER(eights)                                                                                     \
     KERNEL __launch_bounds__(256)                                                                           \
     adapter_reads_##eights(const real* x, const real* w, real* y, u32 rows, u32 k, u32 x_stride,            \
                            u32 y_stride, const u32* random, u32 stream, u32 limit) {                        \
-        reads<eights>(x, w, y, rows, k, x_stride, y_stride, Dropout(random, stream, limit));                \
+        Dropout dropout(random, stream, limit);                                                             \
+        reads<eights, true, false>(x, w, y, rows, k, x_stride, k, y_stride, dropout.scale, dropout);        \
     }                                                                                                       \
+    NARROW(narrow_rows_##eights, eights, false)                                                             \
+    NARROW(narrow_columns_##eights, eights, true)                                                           \
     KERNEL __launch_bounds__(256)                                                                           \
     adapter_gradient_##eights(const real* dy, const real* x, float* parts, u32 rows, u32 k, u32 dy_stride,  \
                               u32 x_stride, u32 rows_of_part, float scale, const u32* random, u32 stream,   \

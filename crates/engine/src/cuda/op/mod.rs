@@ -92,6 +92,8 @@ pub fn lower(mut x: Lowering<'_>) -> Vec<Command> {
             MomentFormat::Full | MomentFormat::AsKept => optimizer::adamw(&mut x, op, 1),
             MomentFormat::EightBit => optimizer::adamw_8bit(&mut x, op),
         },
+        // What other ranks are needed for is refused before it is lowered.
+        Op::AllReduce(_) | Op::ReduceScatter(_) | Op::AllGather(_) | Op::Await(_) => {}
     }
     x.finish()
 }
