@@ -216,8 +216,8 @@ fn gpt2(d_model: usize) -> Architecture {
 fn assert_no_kernel_is_left_over(compiled: &Functions) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cuda/op");
     let mut lowering = String::new();
-    // Those that join the products of several ops have a folder.
-    for folder in [folder.join("joined"), folder] {
+    // Those that join the products of several ops have a folder, and so have those of adapters.
+    for folder in [folder.join("joined"), folder.join("linear"), folder] {
         for entry in std::fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             if path.is_file() {
