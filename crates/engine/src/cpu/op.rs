@@ -906,7 +906,7 @@ fn loss<F: Real + Element>(x: &Operands<'_>, op: &op::CrossEntropy) -> Result<()
         };
         cross_entropy::forward_backward(
             shape,
-            x.input(0),
+            x.input_unless_in_place(0, 1),
             head,
             x.input(2),
             weighting,
