@@ -35,6 +35,7 @@ mod print;
 mod recompute;
 mod types;
 mod update_in_backward;
+mod value_again;
 mod verify;
 
 pub use align::{ALIGNMENT, aligned};

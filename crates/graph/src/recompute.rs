@@ -6,6 +6,9 @@
 //! *Blocks* are a choice: in a recomputed block only what leaves the block is kept, and the
 //! ops that the backward needs run a second time.
 //!
+//! What a recipe would give is written by a backward node instead where one can
+//! ([`crate::value_again`]).
+//!
 //! The first blocks are recomputed, not the last: when the backward reaches them, the
 //! activations of all later blocks are gone, so that the second forward costs no peak.
 
@@ -13,6 +16,7 @@ use crate::differentiate::TrainingGraph;
 use crate::error::GraphError;
 use crate::graph::{BlockId, Graph, Node, Phase, Role, TensorId};
 use crate::op::Operand;
+use crate::value_again::write_values_again;
 
 /// How many blocks to recompute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +59,7 @@ impl TrainingGraph {
         recompute_blocks(&mut result.graph, count);
         drop_unread_outputs(&mut result.graph)?;
         apply_recipes(&mut result.graph, Sources::Any)?;
+        write_values_again(&mut result.graph);
         Ok(result)
     }
 }
