@@ -270,6 +270,53 @@ fn a_backward_writes_the_value_that_gradients_of_weights_read() {
     }
 }
 
+/// A block with an adapter of a rank beside its one layer, over a stream of 32 numbers a token.
+fn adapted(rank: usize) -> TrainingGraph {
+    let mut g = Graph::new(DType::F32);
+    let init = Init::Normal { std: 0.02 };
+    let tokens = g.batch("tokens", [2, 3], DType::I32);
+    let table = g.frozen_weight("table", [11, 32], init);
+    let stream = g.embedding("embedding", tokens, table, None, None).unwrap();
+    let mut x = stream;
+    for block in 0..2 {
+        g.enter_block(format!("block.{block}"));
+        let name = |part: &str| format!("{block}.{part}");
+        let weight = g.frozen_weight(&name("weight"), [32, 32], init);
+        let down = g.weight(&name("A"), [rank, 32], init);
+        let up = g.weight(&name("B"), [32, rank], init);
+        let low = g.linear(&name("low"), x, down, None).unwrap();
+        let y = g.linear(&name("layer"), x, weight, None).unwrap();
+        let y = g
+            .linear_add(&name("sum"), (y, 0), (low, 0), up, 2.0)
+            .unwrap();
+        let kind = ActivationKind::Gelu;
+        let active = g.activation(&name("active"), y, kind).unwrap();
+        let weight = g.frozen_weight(&name("out.weight"), [32, 32], init);
+        x = g.linear(&name("out"), active, weight, None).unwrap();
+        g.leave_block();
+    }
+    let targets = g.batch("targets", [2, 3], DType::I32);
+    g.cross_entropy("loss", x, table, targets, 0.0, None)
+        .unwrap();
+    differentiate(g, &optimizer()).unwrap()
+}
+
+#[test]
+fn what_is_narrow_beside_what_leaves_a_block_is_kept() {
+    for (rank, is_kept) in [(4, true), (5, false)] {
+        let step = adapted(rank).recompute(Recompute::Full).unwrap();
+        assert_eq!(verify(&step), Ok(()));
+        let repeated = |name: &str| {
+            let again = format!("again.{name}");
+            step.nodes.iter().any(|node| node.name == again)
+        };
+        for block in 0..2 {
+            assert_eq!(!repeated(&format!("{block}.low")), is_kept, "rank {rank}");
+            assert!(repeated(&format!("{block}.layer")));
+        }
+    }
+}
+
 #[test]
 fn a_recomputed_scan_keeps_no_states() {
     let states = |step: &TrainingGraph, phase| {
