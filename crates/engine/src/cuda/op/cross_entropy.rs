@@ -91,10 +91,6 @@ pub fn cross_entropy(x: &mut Lowering<'_>, op: &CrossEntropy) {
             ..LaunchShape::linear(chunk, threads)
         };
         x.launch(kernel("cross_entropy_rows"), shape, arguments);
-        if op.gradient {
-            let dh = matrix(x.output(1) + first as u64 * row_bytes, h, 0);
-            x.product(product(chunk, width, stride, [z, weight, dh]));
-        }
         if op.weight {
             let dw = matrix(x.output(2), x.output_type(2), 0);
             x.product(Product {
@@ -103,6 +99,11 @@ pub fn cross_entropy(x: &mut Lowering<'_>, op: &CrossEntropy) {
                 ..product(vocabulary, width, chunk, [transposed(z), hidden, dw])
             });
             weight_adds = true;
+        }
+        if op.gradient {
+            // Last, because it may be over h.
+            let dh = matrix(x.output(1) + first as u64 * row_bytes, h, 0);
+            x.product(product(chunk, width, stride, [z, weight, dh]));
         }
         if let Some(output) = op.bias_output() {
             let arguments = vec![

@@ -87,5 +87,11 @@ fn all_adapters_of_a_decoder_are_joined() {
     backward.pop();
     assert_eq!(count(Joined::Sum), [forward, backward].concat());
     // Two matrices of each of the seven; q, k and v have one in common, and so have gate and up.
-    assert_eq!(count(Joined::Gradients).iter().sum::<usize>(), 11 * LAYERS);
+    // Few of them are left alone: a block takes four launches, where its memory leaves room.
+    let gradients = count(Joined::Gradients);
+    let alone = 11 * LAYERS - gradients.iter().sum::<usize>();
+    assert!(
+        gradients.len() + alone <= 4 * LAYERS,
+        "{gradients:?}, {alone} alone"
+    );
 }
