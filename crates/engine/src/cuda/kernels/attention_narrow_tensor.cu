@@ -50,9 +50,6 @@ __device__ __forceinline__ u16 read_bits(const real* matrix, u64 at, bool inside
     return inside ? reinterpret_cast<const u16*>(matrix)[at] : (u16)0;
 }
 
-// A choice between two texts of a function.
-template <bool VALUE> struct Flag { static constexpr bool value = VALUE; };
-
 __device__ __forceinline__ void store_pair(real* to, float low, float high) {
     *reinterpret_cast<u32*>(to) = pack2(low, high);
 }
@@ -401,7 +398,7 @@ __device__ __forceinline__ void backward(Backward<W>& shared, const real* d_o, c
             uint2 base = *reinterpret_cast<const uint2*>(now.base + 8 * n + 2 * t);
             float part[4] = {};
             // One tile, of which everything is seen or not.
-            auto meet = [&](int i, int s0, auto hides) {
+            auto meet = [&](int i, int s0, bool hides) {
                 float p[4] = {}, ds[4] = {}, kept[4];
                 bool keeps[4];
                 multiply_short(p, keys[i], query);
@@ -415,7 +412,7 @@ __device__ __forceinline__ void backward(Backward<W>& shared, const real* d_o, c
                 for (int e = 0; e < 4; e++) {
                     p[e] = exp2_fast(fmaf(p[e], factor, e % 2 ? -offset.y : -offset.x));
                     int last = causal ? first + 2 * t + e % 2 : seq - 1;
-                    if (hides.value && s0 + e / 2 * 8 + g > last) p[e] = 0.0f;
+                    if (hides && s0 + e / 2 * 8 + g > last) p[e] = 0.0f;
                     kept[e] = keeps[e] ? p[e] : 0.0f;
                     ds[e] = fmaf(kept[e], ds[e], -p[e] * (e % 2 ? delta.y : delta.x));
                 }
@@ -430,8 +427,8 @@ __device__ __forceinline__ void backward(Backward<W>& shared, const real* d_o, c
             for (int i = 0; i < TILES; i++) {
                 int tile = warp + i * warps, s0 = tile * TILE;
                 if (tile >= count) break;
-                if (s0 + TILE > whole) meet(i, s0, Flag<true>());
-                else meet(i, s0, Flag<false>());
+                if (s0 + TILE > whole) meet(i, s0, true);
+                else meet(i, s0, false);
             }
             if (g < W) {
                 float* to = shared.parts[turn % 2][warp] + (8 * n + 2 * t) * W + g;
