@@ -26,7 +26,10 @@ fn train<'a>(accumulation: &'a str, line: &'a str) -> Vec<&'a str> {
 }
 
 fn launch<'a>(ranks: &'a str, train: Vec<&'a str>) -> Vec<&'a str> {
-    ["launch", "--ranks", ranks, "--"].into_iter().chain(train).collect()
+    ["launch", "--ranks", ranks, "--"]
+        .into_iter()
+        .chain(train)
+        .collect()
 }
 
 /// Losses of training and validation.
@@ -47,7 +50,12 @@ fn two_processes_are_one_run() {
     for (name, shard) in [("replicas", "ddp"), ("cut", "zero3")] {
         let together = format!("{line} {name} --shard {shard}");
         let ran = sandbox.run(launch("2", train("2", &together))).succeeds();
-        assert_eq!(ran.stdout.matches("checkpoint: ").count(), 1, "{}", ran.stdout);
+        assert_eq!(
+            ran.stdout.matches("checkpoint: ").count(),
+            1,
+            "{}",
+            ran.stdout
+        );
         let (one, other) = (losses(&sandbox.join("alone")), losses(&sandbox.join(name)));
         assert_eq!(one.len(), other.len());
         for (a, b) in one.iter().zip(&other) {
@@ -55,7 +63,15 @@ fn two_processes_are_one_run() {
         }
         // It goes on by itself, with the effective batch that it had.
         sandbox
-            .run(["train", "--resume", name, "--max-steps", "8", "--threads", "1"])
+            .run([
+                "train",
+                "--resume",
+                name,
+                "--max-steps",
+                "8",
+                "--threads",
+                "1",
+            ])
             .succeeds();
     }
 }
@@ -76,7 +92,10 @@ fn ranks_of(launcher: &Child, num_ranks: usize) -> Vec<u32> {
     let begun = Instant::now();
     loop {
         let children = fs::read_to_string(&path).unwrap_or_default();
-        let children: Vec<u32> = children.split_whitespace().filter_map(|pid| pid.parse().ok()).collect();
+        let children: Vec<u32> = children
+            .split_whitespace()
+            .filter_map(|pid| pid.parse().ok())
+            .collect();
         if children.len() == num_ranks {
             return children;
         }
@@ -97,18 +116,25 @@ fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
 fn is_gone(pid: u32) -> bool {
     match fs::read_to_string(format!("/proc/{pid}/stat")) {
         Err(_) => true,
-        Ok(stat) => stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z')),
+        Ok(stat) => stat
+            .rsplit(')')
+            .next()
+            .is_some_and(|rest| rest.trim_start().starts_with('Z')),
     }
 }
 
 fn kill(pid: u32, name: &str) {
-    let status = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status();
+    let status = Command::new("kill")
+        .args([&format!("-{name}"), &pid.to_string()])
+        .status();
     assert!(status.expect("kill starts").success());
 }
 
 /// A run that would go on for long, once it has saved something.
 fn started(sandbox: &Sandbox, ranks: usize, shard: &str) -> (Child, Vec<u32>, PathBuf) {
-    let line = format!("--max-steps 1000000 --save-steps 5 --eval-steps 0 --shard {shard} --output-dir run");
+    let line = format!(
+        "--max-steps 1000000 --save-steps 5 --eval-steps 0 --shard {shard} --output-dir run"
+    );
     let number = ranks.to_string();
     let child = sandbox.start(launch(&number, train("1", &line)));
     let processes = ranks_of(&child, ranks);
@@ -116,7 +142,9 @@ fn started(sandbox: &Sandbox, ranks: usize, shard: &str) -> (Child, Vec<u32>, Pa
     let checkpoints = run.join("checkpoints");
     wait_until("nothing was saved", || {
         let names = fs::read_dir(&checkpoints).into_iter().flatten().flatten();
-        names.map(|entry| entry.file_name()).any(|name| name.to_string_lossy().starts_with("step-"))
+        names
+            .map(|entry| entry.file_name())
+            .any(|name| name.to_string_lossy().starts_with("step-"))
     });
     (child, processes, run)
 }
@@ -128,10 +156,21 @@ fn ended(child: Child) -> Ran {
 
 /// The newest checkpoint is whole, and nothing else is there but what a killed writer left.
 fn goes_on(sandbox: &Sandbox, run: &Path, ranks: &str) {
-    let newest = checkpoints(run).into_iter().filter(|name| name.starts_with("step-")).max();
+    let newest = checkpoints(run)
+        .into_iter()
+        .filter(|name| name.starts_with("step-"))
+        .max();
     let step: u64 = newest.expect("a checkpoint")[5..].parse().expect("a step");
     let more = (step + 2).to_string();
-    let resume = ["train", "--resume", "run", "--max-steps", &more, "--threads", "1"];
+    let resume = [
+        "train",
+        "--resume",
+        "run",
+        "--max-steps",
+        &more,
+        "--threads",
+        "1",
+    ];
     sandbox.run(launch(ranks, resume.into())).succeeds();
 }
 
@@ -166,7 +205,9 @@ fn a_stopped_rank_is_given_up() {
         .spawn()
         .expect("the program starts");
     let processes = ranks_of(&child, 2);
-    wait_until("no step", || fs::read_dir(sandbox.join("run/checkpoints")).is_ok());
+    wait_until("no step", || {
+        fs::read_dir(sandbox.join("run/checkpoints")).is_ok()
+    });
     kill(processes[1], "STOP");
     let ran = ended(child);
     assert_ne!(ran.code, Some(0));
@@ -180,7 +221,9 @@ fn a_killed_launcher_leaves_no_process() {
     let (mut child, processes, run) = started(&sandbox, 2, "zero1");
     child.kill().expect("a child of ours can be killed");
     child.wait().expect("it ends");
-    wait_until("a rank is left", || processes.iter().all(|&pid| is_gone(pid)));
+    wait_until("a rank is left", || {
+        processes.iter().all(|&pid| is_gone(pid))
+    });
     goes_on(&sandbox, &run, "2");
 }
 
@@ -190,9 +233,15 @@ fn a_request_to_stop_saves_the_same_step_on_all_ranks() {
         let sandbox = Sandbox::new();
         let (child, processes, run) = started(&sandbox, 2, "zero1");
         signal(&child, name);
-        ended(child).exits(130).prints(&["go on with: cinch train --resume run"]);
+        ended(child)
+            .exits(130)
+            .prints(&["go on with: cinch train --resume run"]);
         assert!(processes.iter().all(|&pid| is_gone(pid)));
-        assert!(checkpoints(&run).iter().all(|name| !name.starts_with(".partial")));
+        assert!(
+            checkpoints(&run)
+                .iter()
+                .all(|name| !name.starts_with(".partial"))
+        );
         goes_on(&sandbox, &run, "4");
     }
 }
@@ -202,7 +251,11 @@ fn rank(sandbox: &Sandbox, rank: &str, port: u16, line: &str) -> Child {
     sandbox
         .command(train("2", line))
         .envs([("RANK", rank), ("LOCAL_RANK", rank)])
-        .envs([("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")])
+        .envs([
+            ("WORLD_SIZE", "2"),
+            ("LOCAL_WORLD_SIZE", "2"),
+            ("MASTER_ADDR", "127.0.0.1"),
+        ])
         .env("MASTER_PORT", port.to_string())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -217,7 +270,12 @@ fn ranks_that_were_told_different_things_say_which() {
     let port = port.expect("a port").port();
     let ranks = [("0", "--seed 1"), ("1", "--seed 2")];
     let ranks = ranks.map(|(number, seed)| {
-        rank(&sandbox, number, port, &format!("{seed} --max-steps 2 --output-dir run"))
+        rank(
+            &sandbox,
+            number,
+            port,
+            &format!("{seed} --max-steps 2 --output-dir run"),
+        )
     });
     for child in ranks {
         ended(child).fails(2, &["training.seed: 2 on rank 1, 1 on rank 0"]);
@@ -236,11 +294,24 @@ fn a_port_that_is_taken_is_named() {
 #[test]
 fn what_cannot_be_launched_is_told_once() {
     let sandbox = Sandbox::new();
-    sandbox.cinch("launch --ranks 2 -- plan").fails(2, &["starts `train`, not `plan`"]);
+    sandbox
+        .cinch("launch --ranks 2 -- plan")
+        .fails(2, &["starts `train`, not `plan`"]);
     sandbox.cinch("launch -- train").exits(2);
     let odd = "launch --ranks 3 -- train --model-size tiny --max-steps 2 --tokenizer bytes";
-    let ran = sandbox.cinch(odd).fails(2, &["3 ranks do not divide", "2 or 4 ranks do"]);
-    assert_eq!(ran.stderr.matches("do not divide").count(), 1, "{}", ran.stderr);
-    let child = sandbox.command(["train"]).env("RANK", "1").output().expect("it starts");
+    let ran = sandbox
+        .cinch(odd)
+        .fails(2, &["3 ranks do not divide", "2 or 4 ranks do"]);
+    assert_eq!(
+        ran.stderr.matches("do not divide").count(),
+        1,
+        "{}",
+        ran.stderr
+    );
+    let child = sandbox
+        .command(["train"])
+        .env("RANK", "1")
+        .output()
+        .expect("it starts");
     Ran::new(&Command::new("cinch"), &child).fails(2, &["WORLD_SIZE is not set"]);
 }

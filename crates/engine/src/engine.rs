@@ -13,6 +13,9 @@ use crate::cpu::executor::Executor;
 use crate::cuda::{CudaExecutor, ProgramId};
 use crate::error::EngineError;
 
+/// Is told how long a node took, by its op and its name.
+pub type Told<'a> = dyn FnMut(&'static str, &str, Duration) + Send + 'a;
+
 /// How an engine is started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineOptions {
@@ -22,6 +25,8 @@ pub struct EngineOptions {
     pub tf32: bool,
     /// Choose the same algorithms every time, even if others are faster.
     pub deterministic: bool,
+    /// Which of the machine's GPUs.
+    pub device: usize,
 }
 
 /// An executor with its arena.
@@ -122,10 +127,13 @@ impl Engine {
     }
 
     /// Connects the other ranks of the run, before anything that needs them is made ready.
-    pub fn connect(&mut self, world: SharedWorld) {
+    pub fn connect(&mut self, world: SharedWorld) -> Result<(), EngineError> {
         match self {
-            Self::Cpu(executor) => executor.connect(world),
-            Self::Cuda(_) => {}
+            Self::Cpu(executor) => {
+                executor.connect(world);
+                Ok(())
+            }
+            Self::Cuda(executor) => executor.connect(&mut world.lock()),
         }
     }
 
@@ -133,7 +141,7 @@ impl Engine {
     fn is_connected(&self) -> bool {
         match self {
             Self::Cpu(executor) => executor.is_connected(),
-            Self::Cuda(_) => false,
+            Self::Cuda(executor) => executor.is_connected(),
         }
     }
 
@@ -167,9 +175,7 @@ impl Engine {
         }
         let recorded = match self {
             Self::Cpu(_) => None,
-            Self::Cuda(executor) => {
-                Some(executor.prepare(graph, plan, nodes.clone(), micro.is_first)?)
-            }
+            Self::Cuda(executor) => Some(executor.prepare(graph, plan, nodes.clone(), micro)?),
         };
         Ok(Part {
             nodes,
@@ -207,19 +213,20 @@ impl Engine {
         }
     }
 
-    /// As [`Self::run`], node by node, telling how long each took, by the name of its op.
+    /// As [`Self::run`], node by node, telling how long each took.
     pub fn run_traced(
         &mut self,
         graph: &Graph,
         plan: &Plan,
         part: &Part,
-        told: &mut (dyn FnMut(&'static str, Duration) + Send),
+        told: &mut Told<'_>,
     ) -> Result<(), EngineError> {
         match (self, part.recorded) {
             (Self::Cpu(executor), _) => {
                 let mut since = Instant::now();
                 let mut after = |_: &mut Arena, node: usize| {
-                    told(graph.nodes[node].op.name(), since.elapsed());
+                    let node = &graph.nodes[node];
+                    told(node.op.name(), &node.name, since.elapsed());
                     since = Instant::now();
                 };
                 let nodes = part.nodes.clone();

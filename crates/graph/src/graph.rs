@@ -126,6 +126,14 @@ pub struct Dropout {
     pub stream: u32,
 }
 
+impl Dropout {
+    /// The random word below which an element is dropped. Rates are in steps of 2⁻¹⁶, so that the
+    /// upper half of a word decides and the last step of making it can be left out.
+    pub fn threshold(rate: f64) -> u32 {
+        ((rate * 65_536.0) as u32) << 16
+    }
+}
+
 /// Nodes in execution order over tensors in creation order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Graph {

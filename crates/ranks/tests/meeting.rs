@@ -43,7 +43,7 @@ fn greeting(version: &str, settings: &[(&str, &str)]) -> Greeting {
 fn told(parties: Vec<(Identity, Greeting)>, limits: Limits) -> Vec<Result<(), RanksError>> {
     thread::scope(|scope| {
         let join = |(identity, greeting): (Identity, Greeting)| {
-            let world = World::join(&identity, &greeting, limits, Topology::Mesh)?;
+            let mut world = World::join(&identity, &greeting, limits, Topology::Mesh)?;
             world.leave()
         };
         let ranks: Vec<_> = parties

@@ -4,11 +4,12 @@ use std::convert::Infallible;
 use std::fmt;
 use std::ops::Range;
 use std::path::Path;
-use std::time::Duration;
 
 use cinch_config::TrainingConfig;
 use cinch_data::Progress;
-use cinch_engine::{Arena, Engine, EngineError, EngineOptions, MicroBatch, Part as GraphPart};
+use cinch_engine::{
+    Arena, Engine, EngineError, EngineOptions, MicroBatch, Part as GraphPart, Told,
+};
 use cinch_graph::op::LossScale;
 use cinch_graph::{DType, Graph, Parameter, Phase, Role, TensorId};
 use cinch_model::input;
@@ -284,7 +285,7 @@ impl Session {
             options,
         )?;
         if let Some(world) = ranks.world() {
-            engine.connect(world.clone());
+            engine.connect(world.clone())?;
         }
         let accumulation = step.config.batch.accumulation;
         let parts = step.variants().iter();
@@ -509,12 +510,12 @@ impl Session {
         }
     }
 
-    /// As [`Self::train_step`], telling how long each node took, by the name of its op.
+    /// As [`Self::train_step`], telling how long each node took.
     pub fn train_step_traced(
         &mut self,
         batch: &Batch,
         step: u64,
-        told: &mut (dyn FnMut(&'static str, Duration) + Send),
+        told: &mut Told<'_>,
     ) -> Result<StepResult, TrainError> {
         self.train_step_by(batch, step, &mut |engine, graph, plan, part| {
             engine.run_traced(graph, plan, part, told)

@@ -34,7 +34,10 @@ mod view;
 
 pub use activation::{Activation, ActivationBackward, ActivationKind};
 pub use add::Add;
-pub use attention::{Attention, AttentionBackward, AttentionInputs, HopperBackward, HopperParts};
+pub use attention::{
+    Attention, AttentionBackward, AttentionInputs, HopperBackward, HopperDeal, HopperParts,
+    HopperShort,
+};
 pub use attention_entropy::{AttentionEntropy, AttentionEntropyBackward, CachedAttentionEntropy};
 pub use cached_attention::CachedAttention;
 pub use cached_convolution::CachedConvolution;
@@ -51,7 +54,7 @@ pub use indexer::{
     CachedSelection, CachedSelectionParts, Indexer, IndexerLoss, IndexerLossBackward,
     IndexerLossParts, IndexerSelection, KeyCount, SelectionParts,
 };
-pub use linear::{Linear, LinearAdd, LinearGradInput, LinearGradWeight};
+pub use linear::{Linear, LinearAdd, LinearGradInput, LinearGradWeight, RowParts};
 pub use logits::Logits;
 pub use loss_scale::LossScale;
 pub use map::{Domain, Map, Pointwise, Read};
@@ -85,6 +88,19 @@ pub struct Recipe {
     pub inputs: Vec<Operand>,
     /// Which of the recipe's outputs is the wanted one.
     pub output: usize,
+}
+
+/// How a backward op gives again what its forward made.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ValueAgain {
+    /// The op with one more output.
+    pub op: Op,
+    /// Which of its outputs the value is.
+    pub output: usize,
+    /// What gives the value otherwise.
+    pub recipe: Op,
+    /// Where the op has the recipe's inputs; those that it lacks follow its own.
+    pub inputs: Vec<Option<usize>>,
 }
 
 /// A tensor of a node, by position.
@@ -133,6 +149,11 @@ pub trait Declare {
 
     /// How `output` can be had again for much less than the op itself costs.
     fn recipe(&self, _output: usize) -> Option<Recipe> {
+        None
+    }
+
+    /// For a backward op: how it can write again what its forward made.
+    fn value_again(&self) -> Option<ValueAgain> {
         None
     }
 
