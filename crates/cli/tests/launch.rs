@@ -172,7 +172,7 @@ fn started(sandbox: &Sandbox, ranks: usize, shard: &str) -> (Child, Vec<u32>, Pa
         "--max-steps 1000000 --save-steps 5 --eval-steps 0 --shard {shard} --output-dir run"
     );
     let number = ranks.to_string();
-    let child = sandbox.start(launch(&number, train("1", &line)));
+    let child = sandbox.start(launch(&number, train("2", &line)));
     let processes = ranks_of(&child, ranks);
     let run = sandbox.join("run");
     let checkpoints = run.join("checkpoints");
