@@ -13,11 +13,12 @@ torchrun=${TORCHRUN:-torchrun}
 home=$(mktemp -d)
 export CINCH_CACHE="$home/cache" CUDA_VISIBLE_DEVICES=
 started=
+trap 'exit 1' HUP INT TERM
 trap 'for pid in $started; do kill "$pid" 2>/dev/null || true; done; rm -rf "$home"' EXIT
 cd "$home"
 
 model="--set model.d_model=32 --set model.n_layers=2 --set model.vocab_size=257 --set model.max_seq_len=64
-    --tokenizer bytes --seq-len 32 --lr 1e-3 --threads 1 --log-steps 1 --eval-steps 0 --max-steps 20 -q --device cpu"
+    --tokenizer bytes --seq-len 32 --lr 1e-3 --threads 1 --log-steps 1 --eval-steps 0 -q --device cpu"
 
 losses() {
     python3 -c 'import json, sys
@@ -33,16 +34,16 @@ print(f"{sys.argv[1]}: {len(one)} losses, off by {apart:.1e} at most")' "$1" "$(
 }
 
 # shellcheck disable=SC2086
-"$cinch" train $model --batch-size 2 --grad-accum 4 --output-dir alone
+"$cinch" train $model --batch-size 2 --grad-accum 4 --max-steps 20 --output-dir alone
 two="train $model --batch-size 2 --grad-accum 2"
 
 if command -v "$torchrun" >/dev/null; then
     # shellcheck disable=SC2086
-    "$torchrun" --standalone --nproc-per-node 2 --no-python "$cinch" $two --output-dir torchrun
+    "$torchrun" --standalone --nproc-per-node 2 --no-python "$cinch" $two --max-steps 20 --output-dir torchrun
     compare "torchrun --standalone" torchrun
     # shellcheck disable=SC2086
     "$torchrun" --nnodes 1 --nproc-per-node 2 --master-addr 127.0.0.1 --master-port 29612 --no-python \
-        "$cinch" $two --shard zero2 --output-dir torchrun-static
+        "$cinch" $two --max-steps 20 --shard zero2 --output-dir torchrun-static
     compare "torchrun --master-port" torchrun-static
 else
     echo "torchrun is not here (TORCHRUN=…)"
@@ -50,7 +51,7 @@ fi
 
 if command -v mpirun >/dev/null; then
     # shellcheck disable=SC2086
-    mpirun --allow-run-as-root --oversubscribe -np 2 "$cinch" $two --shard zero1 --output-dir mpirun
+    mpirun --allow-run-as-root --oversubscribe -np 2 "$cinch" $two --max-steps 20 --shard zero1 --output-dir mpirun
     compare mpirun mpirun
 else
     echo "mpirun is not here"
@@ -100,13 +101,16 @@ CONF
         sleep 0.1
     done
     # shellcheck disable=SC2086
-    srun --ntasks 2 --overcommit "$cinch" $two --shard zero3 --output-dir srun
+    srun --ntasks 2 --overcommit "$cinch" $two --max-steps 20 --shard zero3 --output-dir srun
     compare srun srun
     # Before a job's time is over Slurm sends SIGUSR1: the run is saved, and the job queued again.
     # shellcheck disable=SC2086
     srun --ntasks 2 --overcommit "$cinch" $two --max-steps 1000000 --save-steps 5 --output-dir requeue >srun.out 2>&1 &
     step=$!
-    until ls requeue/checkpoints/step-* >/dev/null 2>&1; do sleep 0.1; done
+    until ls requeue/checkpoints/step-* >/dev/null 2>&1; do
+        kill -0 "$step" || { cat srun.out; exit 1; }
+        sleep 0.1
+    done
     scancel --signal USR1 "$(squeue -h -o %i | head -1)"
     code=0
     wait "$step" || code=$?

@@ -265,6 +265,8 @@ fn step_code(error: &StepError) -> u8 {
         | StepError::SavedQuantised
         | StepError::StatesInHalf
         | StepError::WholeBatch { .. }
+        | StepError::WholeBatchOfRanks { .. }
+        | StepError::UpdateInBackwardOfRanks { .. }
         | StepError::UpdateInBackward { .. } => 2,
         StepError::Adapters(error) => weight_code(error),
         error if error.is_too_large() => 2,

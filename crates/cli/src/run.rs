@@ -77,7 +77,7 @@ impl AskedRun {
                 ranks => format!("{ranks} ranks"),
             };
             format!(
-                "the {stated} GPUs that were stated are {here} here: accumulation {} keeps the global batch",
+                "the stated {stated} GPUs are {here} here: accumulation {} keeps the global batch",
                 config.batch.accumulation
             )
         }));

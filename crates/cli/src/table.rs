@@ -15,12 +15,18 @@ const PLAIN_WIDTH: u16 = 80;
 
 /// Columns of the terminal that standard output is, if it is one.
 pub fn terminal_width() -> Option<usize> {
-    Table::new().width().map(usize::from)
+    usable(Table::new().width())
 }
 
 /// Columns of the terminal that standard error is, if it is one.
 pub fn error_width() -> Option<usize> {
-    Table::new().use_stderr().width().map(usize::from)
+    usable(Table::new().use_stderr().width())
+}
+
+/// What mpirun gives its processes for a terminal has a column or none.
+fn usable(width: Option<u16>) -> Option<usize> {
+    const LEAST: u16 = 20;
+    width.filter(|width| *width >= LEAST).map(usize::from)
 }
 
 /// Columns that a table may take: the terminal's, else those that `COLUMNS` says.

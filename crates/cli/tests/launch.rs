@@ -76,6 +76,42 @@ fn two_processes_are_one_run() {
     }
 }
 
+/// A decoder of two blocks, without weights.
+const DECODER: &str = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"],
+    "hidden_act": "silu", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 257,
+    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+    "tie_word_embeddings": false}"#;
+
+#[test]
+fn adapters_and_frozen_weights_are_cut_too() {
+    let sandbox = Sandbox::new();
+    sandbox.write("decoder/config.json", DECODER);
+    let line = "train --model decoder --tokenizer bytes --seq-len 32 --lr 1e-2 --threads 1 \
+                --log-steps 1 --eval-steps 0 --max-steps 4 --lora-rank 4 --weights initial \
+                --batch-size 2";
+    let arguments = |accumulation: &'static str, more: &'static str| {
+        let words = line
+            .split_whitespace()
+            .chain(["--grad-accum", accumulation]);
+        words.chain(more.split_whitespace()).collect::<Vec<_>>()
+    };
+    sandbox.run(arguments("4", "--output-dir alone")).succeeds();
+    for (ranks, accumulation, more) in [
+        ("2", "2", "--output-dir 2 --shard ddp"),
+        ("4", "1", "--output-dir 4 --shard zero3"),
+    ] {
+        sandbox
+            .run(launch(ranks, arguments(accumulation, more)))
+            .succeeds();
+        let (one, other) = (losses(&sandbox.join("alone")), losses(&sandbox.join(ranks)));
+        assert_eq!(one.len(), other.len());
+        for (a, b) in one.iter().zip(&other) {
+            assert!((a - b).abs() < 1e-5 * a.abs(), "{one:?}\n{other:?}");
+        }
+    }
+}
+
 #[test]
 fn the_others_are_heard_where_asked() {
     let sandbox = Sandbox::new();
@@ -136,7 +172,7 @@ fn started(sandbox: &Sandbox, ranks: usize, shard: &str) -> (Child, Vec<u32>, Pa
         "--max-steps 1000000 --save-steps 5 --eval-steps 0 --shard {shard} --output-dir run"
     );
     let number = ranks.to_string();
-    let child = sandbox.start(launch(&number, train("1", &line)));
+    let child = sandbox.start(launch(&number, train("2", &line)));
     let processes = ranks_of(&child, ranks);
     let run = sandbox.join("run");
     let checkpoints = run.join("checkpoints");

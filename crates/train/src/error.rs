@@ -29,7 +29,8 @@ pub enum TrainError {
         .last.as_ref().map_or_else(
             || "nothing was saved yet: start all ranks again".to_owned(),
             |path| format!(
-                "the newest checkpoint is {0}; start all ranks again with --resume {0}",
+                "the newest checkpoint is {0}; go on with `cinch launch --ranks {num_ranks} -- train \
+                 --resume {0}`, or as the ranks were started before",
                 cinch_files::shown(&path)
             )
         )

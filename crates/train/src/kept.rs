@@ -24,6 +24,8 @@ pub(crate) struct Kept<'a> {
     pub elements: Range<usize>,
     /// Of just these.
     pub place: Placement,
+    /// Whether ranks have parts of it, which may be all or nothing, and not all of it each.
+    pub is_cut: bool,
 }
 
 impl Kept<'_> {
@@ -34,10 +36,6 @@ impl Kept<'_> {
     /// Elements of the whole tensor.
     pub fn num_elements(&self) -> usize {
         self.shape.iter().product()
-    }
-
-    pub fn is_whole(&self) -> bool {
-        self.elements.len() == self.num_elements()
     }
 
     /// The first byte of the part in the whole tensor.
@@ -108,6 +106,7 @@ pub(crate) fn weights<'g>(
                 bytes: (end - begin) as u64 * size,
                 ..place
             },
+            is_cut: parameter.shard.is_some(),
         }
     });
     kept.collect()
@@ -150,6 +149,7 @@ pub(crate) fn state<'g>(
             ..place
         },
         elements,
+        is_cut: parameter.shard.is_some(),
     }
 }
 
@@ -162,6 +162,7 @@ pub(crate) fn whole<'g>(graph: &'g Graph, plan: &Plan, id: TensorId) -> Kept<'g>
         dtype: tensor.ty.dtype,
         elements: 0..tensor.ty.shape.elements(),
         place: placement(plan, id),
+        is_cut: false,
     }
 }
 

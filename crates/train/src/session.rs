@@ -46,7 +46,7 @@ struct Saved<'a> {
     dtype: Dtype,
     /// Where this rank's bytes begin in the whole tensor.
     first_byte: u64,
-    is_whole: bool,
+    is_cut: bool,
     bytes: InEngine<'a>,
 }
 
@@ -78,7 +78,7 @@ impl<'a> Snapshot<'a> {
             name: kept.name,
             dtype: saved_type(kept.dtype),
             first_byte: kept.first_byte(),
-            is_whole: kept.is_whole(),
+            is_cut: kept.is_cut,
             bytes: InEngine {
                 engine,
                 place: kept.place,
@@ -88,8 +88,8 @@ impl<'a> Snapshot<'a> {
         Self(saved.collect())
     }
 
-    /// What one of several ranks writes of the tensors: its parts, and of whole ones, which all
-    /// ranks have alike, every so many-th.
+    /// What one of several ranks writes of the tensors: its parts, and of those that all ranks have
+    /// alike, every so many-th.
     pub fn parts(&self, rank: usize, ranks: usize) -> Vec<TensorPart<'_>> {
         let parts = self.0.iter().enumerate();
         let parts = parts.map(|(index, saved)| TensorPart {
@@ -97,7 +97,7 @@ impl<'a> Snapshot<'a> {
             shape: &saved.shape,
             dtype: saved.dtype,
             first_byte: saved.first_byte,
-            bytes: (!saved.is_whole || index % ranks == rank)
+            bytes: (saved.is_cut || index % ranks == rank)
                 .then_some(&saved.bytes as &dyn TensorBytes),
         });
         parts.collect()

@@ -1,10 +1,10 @@
 //! The step of one of several ranks: well formed at every level, with the bytes that a hand
 //! computes, and with collectives where gradients are complete.
 
-use cinch_graph::op::{MomentFormat, Op};
+use cinch_graph::op::{AllGather, AllReduce, Await, MomentFormat, Op, Quantisation, ReduceScatter};
 use cinch_graph::{
-    DType, Graph, Init, Optimizer, Phase, Recompute, Role, Shard, ShardLevel, Sharding, TensorType,
-    TrainingGraph, differentiate, verify,
+    DType, Graph, Init, Optimizer, Phase, Recompute, Role, Shard, ShardLevel, Sharding, TensorId,
+    TensorType, TrainingGraph, differentiate, verify,
 };
 use proptest::prelude::*;
 
@@ -224,4 +224,93 @@ proptest! {
             }
         }
     }
+}
+
+/// Adapters on a frozen base: the base is cut with the weights and gathered, codes too.
+#[test]
+fn frozen_weights_are_cut_with_the_others() {
+    let build = |quantised: bool| {
+        let mut g = Graph::new(DType::Bf16);
+        let x = g.batch("x", [4, 256], DType::Bf16);
+        g.enter_block("first");
+        let base = match quantised {
+            true => g
+                .quantised_weight("base", [512, 256], Init::Zeros, Quantisation::Int8)
+                .unwrap(),
+            false => g.frozen_weight("base", [512, 256], Init::Zeros),
+        };
+        let h = g.linear("base", x, base, None).unwrap();
+        let down = g.weight("down", [8, 512], Init::Zeros);
+        let h = g.linear("down", h, down, None).unwrap();
+        g.leave_block();
+        let head = g.weight("head", [16, 8], Init::Zeros);
+        let targets = g.batch("targets", [4], DType::I32);
+        g.cross_entropy("loss", h, head, targets, 0.0, None)
+            .unwrap();
+        differentiate(g, &optimizer()).unwrap()
+    };
+    for (quantised, bytes) in [(false, 2), (true, 1)] {
+        let step = build(quantised);
+        for level in LEVELS {
+            let rank = step.shard(Sharding { ranks: 4, level }).unwrap();
+            verify(&rank).unwrap();
+            let base = rank.ty(rank.find("base").unwrap());
+            let expected = match level {
+                ShardLevel::Weights => 512 * 256 * bytes / 4,
+                _ => 512 * 256 * bytes,
+            };
+            assert_eq!(base.bytes(), expected, "{level:?}");
+            let gathers = rank.nodes.iter().filter(|node| {
+                let of_base = |id: &TensorId| rank.tensor(*id).name == "base";
+                matches!(node.op, Op::AllGather(_)) && node.inputs.iter().any(of_base)
+            });
+            assert_eq!(gathers.count() > 0, level == ShardLevel::Weights);
+        }
+    }
+}
+
+#[test]
+fn collectives_are_printed_and_checked() {
+    let step = two_layers(DType::F32, &optimizer());
+    let sharding = Sharding {
+        ranks: 2,
+        level: ShardLevel::Gradients,
+    };
+    let rank = step.shard(sharding).unwrap();
+    let text = rank.to_string();
+    for word in ["reduce_scatter(", "await(", "all_gather(", "all_reduce("] {
+        assert!(text.contains(word), "no {word} in {text}");
+    }
+    let mut broken: Graph = (*rank).clone();
+    let sum = Op::from(AllReduce {
+        ranks: 2,
+        tensors: vec![TensorType::new([1], DType::F32)],
+    });
+    let first = small_model::position(&broken, "loss.summed");
+    let mut node = broken.nodes.remove(first);
+    node.op = sum;
+    node.phase = Phase::Forward;
+    broken.nodes.insert(0, node);
+    let error = verify(&broken).unwrap_err().to_string();
+    assert!(error.contains("before it is written"), "{error}");
+    // One rank has nobody to add up with.
+    let alone = AllReduce {
+        ranks: 1,
+        tensors: vec![TensorType::new([1], DType::F32)],
+    };
+    assert!(Op::from(alone).declaration().infer(&[]).is_err());
+    let gather = Op::from(AllGather {
+        ranks: 2,
+        tensors: vec![TensorType::new([512], DType::Bf16)],
+    });
+    let gather = gather.declaration();
+    let part = |elements: usize, dtype| [TensorType::new([elements], dtype)];
+    assert!(gather.infer(&part(256, DType::F32)).is_ok());
+    assert!(gather.infer(&part(128, DType::F32)).is_err());
+    assert!(gather.infer(&part(256, DType::F16)).is_err());
+    assert!(gather.infer(&[]).is_err());
+    let scatter = Op::from(ReduceScatter { ranks: 2 });
+    assert!(scatter.declaration().infer(&[]).is_err());
+    assert!(scatter.declaration().infer(&part(8, DType::I32)).is_err());
+    assert!(Op::from(Await).declaration().infer(&[]).is_err());
 }
