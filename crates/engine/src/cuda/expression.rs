@@ -452,7 +452,9 @@ fn row_text(op: &Reduce) -> String {
         row_group, rows, ..
     } = op.broadcast;
     let [group, count] = [number(row_group, "row_group"), number(rows, "out_rows")];
-    let row = if rows == 1 {
+    let row = if rows == op.pointwise.shape.rows() {
+        "out_row".to_owned()
+    } else if rows == 1 {
         "turn".to_owned()
     } else if row_group == 1 {
         format!("turn * {count} + out_row")
