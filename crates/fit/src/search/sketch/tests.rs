@@ -33,8 +33,9 @@ fn compare(config: &Config, card: &Card, length: Length) {
         );
         let seconds = step.predict(card, false).seconds;
         let error = (sketch.seconds[count] / seconds - 1.0).abs();
+        // What ranks send is rounded to whole bytes.
         assert!(
-            error < 1e-9,
+            error < 1e-8,
             "{count} blocks: {} {seconds}",
             sketch.seconds[count]
         );
