@@ -11,7 +11,7 @@ use cinch_ranks::{Greeting, Identity, Limits, Loss, SharedWorld, Topology, World
 use cinch_step::StepPlan;
 
 use crate::args::MemoryArguments;
-use crate::failure::ANOTHER_RANK;
+use crate::failure::{ANOTHER_RANK, usage};
 use crate::overhead;
 use crate::progress::shown;
 use crate::run::AskedRun;
@@ -61,6 +61,29 @@ impl Rank {
         let local = self.identity.as_ref()?.local_ranks;
         let cores = std::thread::available_parallelism().ok()?.get();
         Some((cores / local).max(1))
+    }
+
+    /// Which of the machine's GPUs is this rank's: the one of its number on the machine. Where NCCL
+    /// was told that ranks may share one, they take them in turn.
+    pub fn device(&self, target: Target) -> anyhow::Result<usize> {
+        let Some(identity) = self.identity.as_ref().filter(|_| target == Target::Cuda) else {
+            return Ok(0);
+        };
+        let (local, gpus) = (identity.local_rank, cinch_engine::cuda::num_cards());
+        if local < gpus {
+            return Ok(local);
+        }
+        let shares = std::env::var(cinch_engine::cuda::SHARING_VARIABLE);
+        if gpus > 0 && shares.is_ok_and(|value| value == "1") {
+            return Ok(local % gpus);
+        }
+        Err(usage(format!(
+            "rank {} is number {local} on this machine, which has {gpus} GPUs\n\
+             hint: start as many ranks as there are GPUs, check CUDA_VISIBLE_DEVICES, or let ranks \
+             share a GPU with {}=1 (NCCL 2.30 or later)",
+            identity.rank,
+            cinch_engine::cuda::SHARING_VARIABLE,
+        )))
     }
 
     pub fn world(&self) -> Option<SharedWorld> {

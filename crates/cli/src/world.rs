@@ -134,25 +134,17 @@ pub fn scaling(
 
 fn scaling_table(rows: &[ScalingRow]) -> String {
     let mut table = table::new(&[
-        "GPUs",
-        "machines",
-        "memory of each",
-        "step",
-        "tokens/s of each",
-        "efficiency",
-        "network",
-        "waited for",
-        "waits for",
+        "GPUs", "nodes", "memory", "step", "tok/s", "eff.", "network", "waits", "for",
     ]);
     for row in rows {
         let mark = match row.fits {
-            Some(false) => " does not fit",
+            Some(false) => "!",
             _ => "",
         };
         table.add_row([
             right(row.ranks),
             right(row.nodes),
-            right(format!("{}{mark}", Bytes::new(row.bytes_per_rank))),
+            right(format!("{mark}{}", Bytes::new(row.bytes_per_rank))),
             right(seconds(row.speed.step_seconds)),
             right(table::thousands(
                 row.speed.tokens_per_second_per_rank as u64,
@@ -163,5 +155,12 @@ fn scaling_table(rows: &[ScalingRow]) -> String {
             Cell::new(row.waits_for),
         ]);
     }
-    format!("{table}\n")
+    let mut text = format!(
+        "{table}\nmemory and tokens/s are of each GPU; eff. is the share of a step in which none \
+         waits for others\n"
+    );
+    if rows.iter().any(|row| row.fits == Some(false)) {
+        text += "!: does not fit the card\n";
+    }
+    text
 }

@@ -194,7 +194,13 @@ impl Completion {
         let usual = preset.map_or(DEFAULT_BATCH, |(micro, _)| micro);
         let preset = preset.map(|(a, b)| a * b);
         let effective = preset.unwrap_or(DEFAULT_EFFECTIVE_BATCH);
-        let ranks = self.num_ranks();
+        // The batch of another program's file is that of each GPU, also where nobody states it.
+        let files = self.settings.files.iter();
+        let foreign = files.clone().any(|file| file.program == Program::PyTorch);
+        let ranks = match foreign {
+            true => 1,
+            false => self.num_ranks(),
+        };
         // Where a program is silent, its own default holds and no rule of ours.
         let decided = |key| self.settings.program_says(key).is_some();
         let (stated, missing) = match (

@@ -1,5 +1,7 @@
 //! Several ranks: what a batch means for each of them, and which numbers of them a batch has.
 
+use std::path::Path;
+
 use cinch_config::{Settings, Source};
 
 fn settings(own: &[(&str, &str)]) -> Settings {
@@ -103,4 +105,24 @@ fn machines_have_as_many_ranks_each() {
     let own = [("world.ranks", "4"), ("world.nodes", "3")];
     let error = settings(&own).resolve().unwrap_err().to_string();
     assert!(error.contains("world.nodes"), "{error}");
+}
+
+/// A launcher's numbers are those of each machine.
+#[test]
+fn machines_of_launchers_are_multiplied() {
+    let script = "torchrun --nnodes=2 --nproc_per_node=4 train.py \\\n  \
+                  --model_name_or_path Qwen/Qwen2.5-0.5B \\\n  \
+                  --per_device_train_batch_size 2 --gradient_accumulation_steps 4\n";
+    let lightning = "trainer:\n  devices: 4\n  num_nodes: 2\n  strategy: ddp\n  \
+                     accumulate_grad_batches: 4\n  max_steps: 10\n\
+                     data:\n  batch_size: 2\n";
+    for (file, text) in [("train.sh", script), ("config.yaml", lightning)] {
+        let mut settings = Settings::new();
+        settings.load_text(Path::new(file), text).unwrap();
+        let source = Source::Flag("--model".to_owned());
+        settings.set("model.type", "qwen2.5-0.5b", source).unwrap();
+        let batch = settings.resolve().unwrap().batch;
+        assert_eq!((batch.world.ranks, batch.world.nodes), (8, 2), "{file}");
+        assert_eq!(batch.effective_batch(), 64, "{file}");
+    }
 }

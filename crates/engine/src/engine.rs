@@ -25,6 +25,8 @@ pub struct EngineOptions {
     pub tf32: bool,
     /// Choose the same algorithms every time, even if others are faster.
     pub deterministic: bool,
+    /// Which of the machine's GPUs.
+    pub device: usize,
 }
 
 /// An executor with its arena.
@@ -125,10 +127,13 @@ impl Engine {
     }
 
     /// Connects the other ranks of the run, before anything that needs them is made ready.
-    pub fn connect(&mut self, world: SharedWorld) {
+    pub fn connect(&mut self, world: SharedWorld) -> Result<(), EngineError> {
         match self {
-            Self::Cpu(executor) => executor.connect(world),
-            Self::Cuda(_) => {}
+            Self::Cpu(executor) => {
+                executor.connect(world);
+                Ok(())
+            }
+            Self::Cuda(executor) => executor.connect(&mut world.lock()),
         }
     }
 
@@ -136,7 +141,7 @@ impl Engine {
     fn is_connected(&self) -> bool {
         match self {
             Self::Cpu(executor) => executor.is_connected(),
-            Self::Cuda(_) => false,
+            Self::Cuda(executor) => executor.is_connected(),
         }
     }
 
@@ -170,9 +175,7 @@ impl Engine {
         }
         let recorded = match self {
             Self::Cpu(_) => None,
-            Self::Cuda(executor) => {
-                Some(executor.prepare(graph, plan, nodes.clone(), micro.is_first)?)
-            }
+            Self::Cuda(executor) => Some(executor.prepare(graph, plan, nodes.clone(), micro)?),
         };
         Ok(Part {
             nodes,

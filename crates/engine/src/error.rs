@@ -71,6 +71,13 @@ pub enum EngineError {
     },
     #[error("CUDA failed to {action}: {problem}")]
     Cuda { action: String, problem: String },
+    #[error("NCCL failed to {action}: {problem}\nhint: NCCL_DEBUG=INFO lets it say more")]
+    Nccl { action: String, problem: String },
+    #[error(
+        "NCCL {version} is too old: this run needs {oldest} or later\n\
+         hint: `pip install -U nvidia-nccl-cu13` and add its lib folder to LD_LIBRARY_PATH"
+    )]
+    OldNccl { version: String, oldest: String },
     #[error("kernels/{file}.cu does not compile for {architecture}:\n{log}")]
     Compile {
         file: &'static str,

@@ -37,6 +37,7 @@ mod recompute;
 mod shard;
 mod types;
 mod update_in_backward;
+mod value_again;
 mod verify;
 mod visit;
 

@@ -137,7 +137,7 @@ pub fn launch(what: &Launch) -> Result<Ended, LaunchError> {
         },
         Some((rank, status)) => Ended {
             code: code_of(status),
-            told: logs.tell(rank, status, what.num_ranks),
+            told: logs.tell(rank, &ranks),
         },
     })
 }
@@ -361,35 +361,27 @@ impl Logs {
 
     /// What became of the rank that failed first, where nobody has seen it yet: rank 0 says itself
     /// what it ends with, unless it was killed. Then another rank knows how to go on.
-    fn tell(&self, rank: usize, status: ExitStatus, num_ranks: usize) -> Option<String> {
+    fn tell(&self, rank: usize, ranks: &Ranks) -> Option<String> {
+        let statuses: Vec<ExitStatus> = ranks.0.iter().filter_map(|(_, status)| *status).collect();
+        let status = statuses.get(rank)?;
+        let first = statuses.first()?;
+        // It has failed by itself, and said why.
+        if first.code().is_some_and(|code| code != 0) && code_of(*first) != FOLLOWED {
+            return None;
+        }
         let who = match (status.code(), status.signal()) {
             (_, Some(signal)) => format!("rank {rank} was killed by signal {signal}"),
             (Some(code), _) => format!("rank {rank} ended with exit code {code}"),
             _ => format!("rank {rank} failed"),
         };
-        match (rank, status.signal()) {
-            (0, None) => None,
-            (0, Some(_)) => {
-                let said = (1..num_ranks).find_map(|other| self.tail(other));
-                Some(
-                    [Some(who), said]
-                        .into_iter()
-                        .flatten()
-                        .collect::<Vec<_>>()
-                        .join("\n"),
-                )
-            }
-            (_, _) => {
-                let said = self.tail(rank);
-                Some(
-                    [Some(who), said]
-                        .into_iter()
-                        .flatten()
-                        .collect::<Vec<_>>()
-                        .join("\n"),
-                )
-            }
-        }
+        let said = match rank {
+            0 => (1..statuses.len()).find_map(|other| self.tail(other)),
+            _ => self.tail(rank),
+        };
+        Some(match said {
+            Some(said) => format!("{who}\n{said}"),
+            None => who,
+        })
     }
 
     /// The last lines that a rank printed.

@@ -110,8 +110,8 @@ fn a_loss_is_told_where_nobody_waits() {
 #[test]
 fn who_leaves_is_not_lost() {
     let mut worlds = worlds(2, Limits::default());
-    let other = worlds.remove(1);
-    let first = worlds.remove(0);
+    let mut other = worlds.remove(1);
+    let mut first = worlds.remove(0);
     let (told, heard) = mpsc::channel();
     first.on_loss(move |loss| told.send(loss.clone()).unwrap());
     thread::scope(|scope| {

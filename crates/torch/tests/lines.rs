@@ -54,6 +54,10 @@ fn transformers() -> Vec<Recording> {
         include_str!("fixtures/rehearsed/gemma3-270m-2layer-b2-t600-w512-bf16.lines"),
         include_str!("fixtures/rehearsed/roberta-2layer-b4-t128-bf16-eager.lines"),
         include_str!("fixtures/rehearsed/distilbert-2layer-b4-t128-bf16-eager.lines"),
+        include_str!("fixtures/rehearsed/opt-125m-2layer-b4-t128-bf16-eager.lines"),
+        include_str!("fixtures/rehearsed/opt-350m-2layer-b2-t100-fp32.lines"),
+        include_str!("fixtures/rehearsed/pythia-70m-2layer-b4-t128-bf16-eager.lines"),
+        include_str!("fixtures/rehearsed/pythia-70m-2layer-b4-t128-serial-bf16.lines"),
     ]
     .map(read)
     .into()

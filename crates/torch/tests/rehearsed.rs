@@ -23,6 +23,8 @@ const FAMILIES: &[(&str, &str)] = &[
     family!("gemma3"),
     family!("roberta"),
     family!("distilbert"),
+    family!("opt"),
+    family!("gpt_neox"),
 ];
 
 /// Number and FNV-1a of the requests, as the script writes them: frees that follow each other are sorted under autocast.

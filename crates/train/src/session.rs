@@ -285,7 +285,7 @@ impl Session {
             options,
         )?;
         if let Some(world) = ranks.world() {
-            engine.connect(world.clone());
+            engine.connect(world.clone())?;
         }
         let accumulation = step.config.batch.accumulation;
         let parts = step.variants().iter();

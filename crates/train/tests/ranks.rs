@@ -26,6 +26,7 @@ use serde_json::json;
 const LEVELS: [&str; 4] = ["ddp", "zero1", "zero2", "zero3"];
 
 const OPTIONS: EngineOptions = EngineOptions {
+    device: 0,
     threads: Some(1),
     tf32: false,
     deterministic: false,

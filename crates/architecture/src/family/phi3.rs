@@ -75,32 +75,10 @@ const DEFAULTS: Defaults = Defaults {
 
 fn read(fields: &Fields<'_>) -> Result<Phi3, ArchitectureError> {
     let decoder = DEFAULTS.read(fields)?;
-    let share = rotary_share(fields)?;
-    let rotary_width = (decoder.head_width as f64 * share) as u64;
-    if rotary_width == 0 || rotary_width > decoder.head_width || !rotary_width.is_multiple_of(2) {
-        let wanted = format!(
-            "a share of the {} numbers of a head, of which an even number is turned",
-            decoder.head_width
-        );
-        return Err(fields.problem("partial_rotary_factor", share, &wanted));
-    }
+    let share = fields.rotary_share()?.unwrap_or(1.0);
     Ok(Phi3 {
-        decoder,
-        rotary_width,
+        rotary_width: fields.rotary_width(decoder.head_width, share)?,
         residual_dropout: fields.probability("resid_pdrop", 0.0)?,
+        decoder,
     })
-}
-
-/// Newer files have it with the other rotary parameters.
-fn rotary_share(fields: &Fields<'_>) -> Result<f64, ArchitectureError> {
-    const KEY: &str = "partial_rotary_factor";
-    for key in ["rope_parameters", "rope_scaling"] {
-        let Some(inner) = fields.0.get(key).filter(|value| value.is_object()) else {
-            continue;
-        };
-        if let Some(share) = Fields(inner).positive(KEY)? {
-            return Ok(share);
-        }
-    }
-    Ok(fields.positive(KEY)?.unwrap_or(1.0))
 }

@@ -144,6 +144,7 @@ fn measure_settings(
     let options = EngineOptions {
         threads: arguments.threads,
         tf32: arguments.tf32,
+        device: 0,
         deterministic: arguments.deterministic,
     };
     let mut session = Session::new(plan, options)?;

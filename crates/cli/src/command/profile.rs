@@ -123,6 +123,7 @@ pub fn profile(plan: &StepPlan, steps: Steps) -> anyhow::Result<Profile> {
     let options = EngineOptions {
         threads: steps.threads,
         tf32: steps.tf32,
+        device: 0,
         deterministic: false,
     };
     let mut session = Session::new(plan.clone(), options)?;

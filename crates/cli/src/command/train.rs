@@ -76,6 +76,7 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
             threads: arguments.threads.or(rank.threads()),
             tf32: arguments.tf32,
             deterministic: arguments.deterministic,
+            device: rank.device(target)?,
         },
         stop: &interrupt::STOP,
         progress: &DataBar::until(&interrupt::STOP),

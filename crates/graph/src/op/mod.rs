@@ -90,6 +90,19 @@ pub struct Recipe {
     pub output: usize,
 }
 
+/// How a backward op gives again what its forward made.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ValueAgain {
+    /// The op with one more output.
+    pub op: Op,
+    /// Which of its outputs the value is.
+    pub output: usize,
+    /// What gives the value otherwise.
+    pub recipe: Op,
+    /// Where the op has the recipe's inputs; those that it lacks follow its own.
+    pub inputs: Vec<Option<usize>>,
+}
+
 /// A tensor of a node, by position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operand {
@@ -136,6 +149,11 @@ pub trait Declare {
 
     /// How `output` can be had again for much less than the op itself costs.
     fn recipe(&self, _output: usize) -> Option<Recipe> {
+        None
+    }
+
+    /// For a backward op: how it can write again what its forward made.
+    fn value_again(&self) -> Option<ValueAgain> {
         None
     }
 

@@ -92,15 +92,7 @@ impl Layer {
         let cos = view::unsqueeze(&around.cos, 1);
         let sin = view::unsqueeze(&around.sin, 1);
         let (turned, last) = (self.config.rotary_width, 3);
-        let parts = |states: &Tensor| {
-            let rest = states.size(last) - turned;
-            // Indexing that takes everything is a view of its own.
-            let part = match rest {
-                0 => view::alias(states),
-                _ => view::slice(states, last, turned),
-            };
-            (part, view::slice(states, last, rest))
-        };
+        let parts = |states: &Tensor| view::cut_at(states, last, turned);
         let (query_turned, query_rest) = parts(query);
         let (key_turned, key_rest) = parts(key);
         let turn = |states: &Tensor, rest: &Tensor, line: &'static Line| {

@@ -136,6 +136,17 @@ pub fn slice(x: impl Borrow<Tensor>, dim: usize, length: u64) -> Tensor {
     })
 }
 
+/// `x[..., :at]` and `x[..., at:]`. Indexing that takes everything is a view of its own, and the rest may be empty.
+pub fn cut_at(x: &Tensor, dim: usize, at: u64) -> (Tensor, Tensor) {
+    let rest = x.size(dim) - at;
+    let part = if rest == 0 {
+        alias(x)
+    } else {
+        slice(x, dim, at)
+    };
+    (part, slice(x, dim, rest))
+}
+
 /// `x[:, i]`: as a slice, without the dimension.
 pub fn select(x: impl Borrow<Tensor>, dim: usize) -> Tensor {
     let tensor = x.borrow();

@@ -55,7 +55,7 @@ fn effects(lowered: &Lowered) -> Option<Vec<Effect<'_>>> {
             &Command::Clear { address, bytes } => {
                 effects.push(Effect::Clear((address, address + bytes)));
             }
-            Command::Fetch { .. } | Command::Await { .. } => return None,
+            Command::Fetch { .. } | Command::Await { .. } | Command::Exchange(_) => return None,
             Command::Launch { .. }
             | Command::LaunchGenerated { .. }
             | Command::LaunchTable { .. }
