@@ -188,8 +188,10 @@ impl LinearGradWeight {
     /// How a GPU cuts the rows, where the matrix is so small that nothing else can be cut; `None`
     /// where it is left to a library's product.
     pub fn cuda_row_parts(&self, dy: &TensorType, x: &TensorType) -> Option<RowParts> {
-        /// The largest side, and what sides and columns are multiples of.
+        /// The largest side, or the most elements where the sums of dy come with them, which are
+        /// two launches otherwise; what sides and columns are multiples of.
         const MOST: usize = 256;
+        const MOST_WITH_BIAS: usize = 1 << 16;
         const VECTOR: usize = 8;
         /// The fewest rows that are worth it, in all and of a part; parts are of whole steps.
         const FEWEST: usize = 2048;
@@ -207,7 +209,8 @@ impl LinearGradWeight {
         let suits = matches!(dy.dtype, DType::Bf16 | DType::F16)
             && self.gradient == DType::F32
             && self.dropout.is_none()
-            && self.outputs.max(self.inputs) <= MOST
+            && (self.outputs.max(self.inputs) <= MOST
+                || self.bias && self.outputs.saturating_mul(self.inputs) <= MOST_WITH_BIAS)
             && sizes.iter().all(|size| size.is_multiple_of(VECTOR))
             && dy.rows() >= FEWEST;
         if !suits {
