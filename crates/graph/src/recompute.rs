@@ -65,10 +65,14 @@ impl TrainingGraph {
 }
 
 /// Nodes to insert before the node at an index.
-struct Insertions(Vec<(usize, Vec<Node>)>);
+pub(crate) struct Insertions(Vec<(usize, Vec<Node>)>);
 
 impl Insertions {
-    fn apply(mut self, nodes: &mut Vec<Node>) {
+    pub(crate) fn new(insertions: Vec<(usize, Vec<Node>)>) -> Self {
+        Self(insertions)
+    }
+
+    pub(crate) fn apply(mut self, nodes: &mut Vec<Node>) {
         self.0.sort_by_key(|(index, _)| *index);
         let mut insertions = self.0.into_iter().peekable();
         let mut merged = Vec::with_capacity(nodes.len() * 2);

@@ -11,7 +11,7 @@ pub struct Dropout {
     key: u32,
     /// The number of rows of the effective batch that come before this micro batch.
     pub row_offset: u32,
-    /// Elements whose number is below this are dropped.
+    /// Elements whose number is below this are dropped; its lower half is zero.
     threshold: u32,
     rate: f64,
 }
@@ -27,11 +27,12 @@ pub struct RandomState {
 impl Dropout {
     /// `stream` tells the ops of one step apart; `rate` is in [0, 1).
     pub fn new(state: RandomState, stream: u32, rate: f64) -> Self {
+        let threshold = cinch_graph::Dropout::threshold(rate);
         Self {
             key: mix(state.key[0] ^ mix(stream ^ state.key[1])),
             row_offset: state.row_offset,
-            threshold: (rate * 4_294_967_296.0) as u32,
-            rate,
+            threshold,
+            rate: f64::from(threshold) / 4_294_967_296.0,
         }
     }
 
@@ -54,7 +55,7 @@ impl Dropout {
     /// 0 for a dropped element, `1/(1 − rate)` for a kept one; `base` is from [`Self::row`].
     #[inline(always)]
     pub fn factor<F: Real>(&self, base: u32, column: usize) -> F {
-        let random = mix(base.wrapping_add((column as u32).wrapping_mul(0x9e37_79b9)));
+        let random = mix_upper(base.wrapping_add((column as u32).wrapping_mul(0x9e37_79b9)));
         if random < self.threshold {
             F::ZERO
         } else {
@@ -66,12 +67,18 @@ impl Dropout {
 /// A bijection of 32-bit words in which each input bit flips each output bit with a
 /// probability close to one half (two multiply-xorshift rounds).
 #[inline(always)]
-fn mix(mut x: u32) -> u32 {
+fn mix(x: u32) -> u32 {
+    let x = mix_upper(x);
+    x ^ (x >> 16)
+}
+
+/// The upper half of [`mix`]; the lower is less well mixed.
+#[inline(always)]
+fn mix_upper(mut x: u32) -> u32 {
     x ^= x >> 16;
     x = x.wrapping_mul(0x7feb_352d);
     x ^= x >> 15;
-    x = x.wrapping_mul(0x846c_a68b);
-    x ^ (x >> 16)
+    x.wrapping_mul(0x846c_a68b)
 }
 
 #[cfg(test)]

@@ -3,8 +3,10 @@
 //! GPU are ignored by default: `-- --include-ignored` runs them.
 #![expect(clippy::print_stderr, reason = "a failed test says where")]
 
+mod attention;
 #[path = "../card/mod.rs"]
 mod card;
+mod dropped;
 #[path = "../gradients/graphs.rs"]
 mod graphs;
 mod joined;
@@ -159,6 +161,8 @@ models! {
     gpt2_head_64_of_one_token: gpt2_of(64, 1, 61), 1 x 1;
     gpt2_of_60001_words: gpt2_of(64, 1, 60_001), 1 x 5;
     mu_of_100_tokens: mu_of(true, false), 2 x 100;
+    mu_of_512_tokens_in_five_rows: mu_of(true, false), 5 x 512;
+    mu_of_450_tokens_seeing_all: mu_of(false, false), 1 x 450;
     mu_of_37_tokens_as_published: mu_of(false, true), 3 x 37;
 }
 
@@ -351,6 +355,21 @@ transformers! {
         padding: false,
         ..PADDED
     };
+    decoder_head_8_of_512_tokens_with_dropout: Transformer {
+        batch: 2,
+        seq: 512,
+        head_dim: 8,
+        padding: false,
+        dropout: 0.1,
+        ..PADDED
+    };
+    decoder_head_2_of_one_token: Transformer {
+        batch: 2,
+        seq: 1,
+        head_dim: 2,
+        padding: false,
+        ..PADDED
+    };
     decoder_head_4_of_130_tokens_with_dropout: Transformer {
         batch: 3,
         seq: 130,
@@ -365,6 +384,16 @@ transformers! {
         seq: 257,
         head_dim: 2,
         padding: false,
+        ..graphs::ENCODER
+    };
+    encoder_head_32_of_512_tokens_padded: Transformer {
+        seq: 512,
+        heads: 3,
+        kv_heads: 3,
+        head_dim: 32,
+        gate: ActivationKind::Gelu,
+        batch: 4,
+        dropout: 0.1,
         ..graphs::ENCODER
     };
     encoder_head_20_of_65_tokens_padded: Transformer {

@@ -12,6 +12,7 @@ mod attention_entropy;
 mod cached_attention;
 mod cached_convolution;
 mod cached_scan;
+mod collective;
 mod concat;
 mod convolution;
 mod cross_entropy;
@@ -33,11 +34,15 @@ mod view;
 
 pub use activation::{Activation, ActivationBackward, ActivationKind};
 pub use add::Add;
-pub use attention::{Attention, AttentionBackward, AttentionInputs, HopperBackward, HopperParts};
+pub use attention::{
+    Attention, AttentionBackward, AttentionInputs, HopperBackward, HopperDeal, HopperParts,
+    HopperShort,
+};
 pub use attention_entropy::{AttentionEntropy, AttentionEntropyBackward, CachedAttentionEntropy};
 pub use cached_attention::CachedAttention;
 pub use cached_convolution::CachedConvolution;
 pub use cached_scan::CachedScan;
+pub use collective::{AllGather, AllReduce, Await, ReduceScatter};
 pub use concat::{Concat, Joined, Split};
 pub use convolution::{Convolution, ConvolutionBackward};
 pub use cross_entropy::{CrossEntropy, Head, IGNORE_INDEX};
@@ -49,7 +54,7 @@ pub use indexer::{
     CachedSelection, CachedSelectionParts, Indexer, IndexerLoss, IndexerLossBackward,
     IndexerLossParts, IndexerSelection, KeyCount, SelectionParts,
 };
-pub use linear::{Linear, LinearAdd, LinearGradInput, LinearGradWeight};
+pub use linear::{Linear, LinearAdd, LinearGradInput, LinearGradWeight, RowParts};
 pub use logits::Logits;
 pub use loss_scale::LossScale;
 pub use map::{Domain, Map, Pointwise, Read};
@@ -63,7 +68,7 @@ pub use scan::{Scan, ScanBackward, ScanInputs, ScanPartition};
 pub use view::View;
 
 use crate::align::aligned;
-use crate::cost::{Cost, KernelCost};
+use crate::cost::{Cost, KernelCost, Wire};
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::graph::{Dropout, Node, Target};
@@ -192,6 +197,16 @@ pub trait Declare {
         Cost::of([KernelCost::streamed(1, self.bytes(inputs, outputs))])
     }
 
+    /// Whether what the op makes is weights, which are dropped after their use.
+    fn brings_weights(&self) -> bool {
+        false
+    }
+
+    /// What crosses the network, for an op that needs other ranks.
+    fn wire(&self, _inputs: &[TensorType], _outputs: &[TensorType]) -> Option<Wire> {
+        None
+    }
+
     /// For an op that reads nothing of its inputs but the sums of their squares: the op over
     /// those sums.
     fn over_squares(&self) -> Option<Op> {
@@ -278,6 +293,10 @@ ops!(
     GradientSquares,
     GradientNorm,
     AdamW,
+    AllReduce,
+    ReduceScatter,
+    AllGather,
+    Await,
 );
 
 /// Fails with a message unless the number of inputs is right.

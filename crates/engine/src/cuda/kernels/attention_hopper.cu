@@ -1,4 +1,4 @@
-// The forward of softmax attention for sm_90a: heads of 64 or 128 columns in bf16 or f16. The
+// The forward of softmax attention for sm_90a: heads of 32, 64 or 128 columns in bf16 or f16. The
 // equations and the meaning of lengths, window and starts are those of attention.cu.
 //
 // A block stays on its multiprocessor and takes one piece of work after the other: 64·GROUPS
@@ -189,7 +189,7 @@ __device__ __forceinline__ void attend(const Problem& x, const Memory<D, GROUPS,
     u64 width = (u64)x.heads * D;
     float c = x.scale * LOG2_E;
     Dropout dropout(x.random, x.stream, x.threshold, x.heads);
-    u32 queries = at.queries() + group * 64 * 128, queries_parity = 0;
+    u32 queries = at.queries() + group * 64 * ROW_BYTES<D>, queries_parity = 0;
     // Values are read a tile later than keys.
     Ring<STAGES> keys, values;
     auto release = [&](u32 barrier) {
@@ -332,8 +332,12 @@ __device__ __forceinline__ void attend(const Problem& x, const Memory<D, GROUPS,
         release(at.empty(1, values.stage));
         values.advance();
 
-        // By way of the warp's own rows in shared memory, in 16-byte pieces.
+        // By way of the warp's own rows in shared memory, in 16-byte pieces, permuted so that
+        // neither way two lanes meet in a bank.
         constexpr int PIECES = D / 8;
+        auto piece_at = [](int r, int j) {
+            return r * D * 2 + ((j ^ (PIECES < 8 ? r / 2 % PIECES : r % 8)) << 4);
+        };
         u8* rows = shared_output + (group * 64 + warp * 16) * D * 2;
         __syncwarp();
 #pragma unroll
@@ -343,14 +347,14 @@ __device__ __forceinline__ void attend(const Problem& x, const Memory<D, GROUPS,
                 u32 pair = pack2(out[4 * j + 2 * half] * inverse[half],
                                  out[4 * j + 2 * half + 1] * inverse[half]);
                 int r = half * 8 + g;
-                *reinterpret_cast<u32*>(rows + r * D * 2 + ((j ^ (r & 7)) << 4) + t * 4) = pair;
+                *reinterpret_cast<u32*>(rows + piece_at(r, j) + t * 4) = pair;
             }
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < 16 * PIECES / 32; i++) {
             int index = i * 32 + lane, r = index / PIECES, j = index % PIECES;
             int query = own + warp * 16 + r;
-            uint4 value = *reinterpret_cast<const uint4*>(rows + r * D * 2 + ((j ^ (r & 7)) << 4));
+            uint4 value = *reinterpret_cast<const uint4*>(rows + piece_at(r, j));
             if (query < piece.length)
                 *reinterpret_cast<uint4*>(out_rows + (u64)query * width + j * 8) = value;
         }
@@ -398,6 +402,8 @@ __device__ __forceinline__ void forward(const TensorMap* q, const TensorMap* k, 
         forward<D, GROUPS, STAGES, DROPOUT>(&q, &k, &v, o, lse, x);                                \
     }
 
+INSTANCE(attention_forward_hopper_32, 32, 3, 4, false)
+INSTANCE(attention_forward_hopper_32_dropout, 32, 3, 4, true)
 INSTANCE(attention_forward_hopper_64, 64, 3, 4, false)
 INSTANCE(attention_forward_hopper_64_dropout, 64, 2, 4, true)
 INSTANCE(attention_forward_hopper_128, 128, 2, 2, false)

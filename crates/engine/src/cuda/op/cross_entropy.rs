@@ -147,6 +147,7 @@ mod tests {
     use crate::cuda::command::Command;
     use crate::cuda::lowering::Card;
     use crate::cuda::op::lower_all;
+    use crate::engine::MicroBatch;
 
     /// Shared memory of the rows' launch, and the pieces that it says are kept.
     fn kept(vocabulary: usize, dtype: DType, card: Card) -> (u32, Argument) {
@@ -172,7 +173,13 @@ mod tests {
         };
         let graph = differentiate(graph, &optimizer).unwrap();
         let plan = Plan::new(&graph, Options::new(Target::Cuda));
-        let lowered = lower_all(&graph, &plan, 0..graph.nodes.len(), true, card);
+        let lowered = lower_all(
+            &graph,
+            &plan,
+            0..graph.nodes.len(),
+            MicroBatch::of_one(true),
+            card,
+        );
         let mut commands = lowered.into_iter().flat_map(|lowered| lowered.commands);
         let rows = commands.find_map(|command| match command {
             Command::Launch {

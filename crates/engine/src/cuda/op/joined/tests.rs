@@ -10,6 +10,7 @@ use cinch_plan::{Options, Plan, num_micro_nodes};
 
 use super::*;
 use crate::cuda::op::lower_all;
+use crate::engine::MicroBatch;
 
 const LAYERS: usize = 3;
 
@@ -70,7 +71,7 @@ fn all_adapters_of_a_decoder_are_joined() {
     let graph = graph.recompute(Recompute::None).unwrap();
     let plan = Plan::new(&graph, Options::new(Target::Cuda));
     let nodes = 0..num_micro_nodes(&graph);
-    let lowered = lower_all(&graph, &plan, nodes, true, Card::HOPPER);
+    let lowered = lower_all(&graph, &plan, nodes, MicroBatch::of_one(true), Card::HOPPER);
     let count = |wanted: Joined| {
         let commands = lowered.iter().flat_map(|node| &node.commands);
         let sizes = commands.filter_map(|command| match command {
