@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use cinch_graph::op::{ActivationKind, GradientFormat, MomentFormat, NormKind, Over};
-use cinch_graph::{DType, Graph, Init, Optimizer, Target, TrainingGraph, differentiate};
+use cinch_graph::{DType, Graph, Init, Optimizer, Storage, Target, TrainingGraph, differentiate};
 use cinch_plan::{Options, Plan};
 
 use super::*;
@@ -43,6 +43,10 @@ const SOURCES: [(&str, &str); 7] = [
 /// Batch 2, length 5: embedding, two linear layers in a residual branch (the second reads a
 /// column block), norms of both kinds, a head tied to the table.
 fn step(dtype: DType, width: usize) -> TrainingGraph {
+    trained(forward(dtype, width))
+}
+
+fn forward(dtype: DType, width: usize) -> Graph {
     let mut g = Graph::new(dtype);
     let tokens = g.batch("tokens", [2, 5], DType::I32);
     let table = g.weight("table", [VOCABULARY, width], INIT);
@@ -90,7 +94,11 @@ fn step(dtype: DType, width: usize) -> TrainingGraph {
     let targets = g.batch("targets", [2, 5], DType::I32);
     g.cross_entropy("loss", normed.normed, table, targets, 0.1, Some(CHUNK))
         .unwrap();
-    differentiate(g, &OPTIMIZER).unwrap()
+    g
+}
+
+fn trained(graph: Graph) -> TrainingGraph {
+    differentiate(graph, &OPTIMIZER).unwrap()
 }
 
 fn plan(graph: &Graph) -> Plan {
@@ -401,6 +409,34 @@ fn gradients_that_follow_each_other_are_one_launch() {
     let end = gradients.iter().map(|place| place.end()).max().unwrap();
     assert_eq!(arguments[0], Argument::Address(start));
     assert_eq!(arguments[2], Argument::U64((end - start) / 4));
+}
+
+#[test]
+fn a_norm_that_is_not_trained_has_no_sums() {
+    let commands = commands_of(&step(DType::Bf16, 16), "d.last.input", true);
+    assert_eq!(functions(&commands)[0], "norm_backward_sums");
+    let mut graph = forward(DType::Bf16, 16);
+    for index in 0..graph.parameters.len() {
+        if graph
+            .tensor(graph.parameters[index].master)
+            .name
+            .starts_with("last.")
+        {
+            graph.parameters[index].storage = Storage::Frozen;
+        }
+    }
+    let graph = trained(graph);
+    let commands = commands_of(&graph, "d.last.input", true);
+    assert_eq!(functions(&commands), ["norm_backward"]);
+    let [
+        Command::Launch {
+            kernel, arguments, ..
+        },
+    ] = &commands[..]
+    else {
+        panic!("{commands:?}");
+    };
+    check_launch(*kernel, arguments, plan(&graph).arena_bytes);
 }
 
 /// Large rows on a large card: the widths of GPT-2 fill blocks of about 512 threads.
