@@ -9,6 +9,8 @@ pub enum Activation {
     Gelu,
     /// The same, op by op.
     GeluNew,
+    /// The same in other ops.
+    GeluFast,
     /// `x · sigmoid(1.702 · x)`, op by op.
     QuickGelu,
     Relu,
@@ -18,11 +20,12 @@ pub enum Activation {
 }
 
 /// By the names that transformers has for them.
-const NAMES: [(&str, Activation); 10] = [
+const NAMES: [(&str, Activation); 11] = [
     ("gelu", Activation::Gelu),
     ("gelu_pytorch_tanh", Activation::Gelu),
     ("gelu_new", Activation::GeluNew),
     ("gelu_python_tanh", Activation::GeluNew),
+    ("gelu_fast", Activation::GeluFast),
     ("quick_gelu", Activation::QuickGelu),
     ("relu", Activation::Relu),
     ("sigmoid", Activation::Sigmoid),

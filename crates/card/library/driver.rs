@@ -214,11 +214,6 @@ exported! {
         unsafe { runtime::allocate(address, bytes) }
     }
 
-    fn cuMemAllocAsync(address: *mut *mut c_void, bytes: usize, _stream: *mut c_void) -> c_int {
-        // SAFETY: as documented for this function.
-        unsafe { runtime::allocate(address, bytes) }
-    }
-
     fn cuMemAllocManaged(address: *mut *mut c_void, bytes: usize, _flags: c_uint) -> c_int {
         // SAFETY: as documented for this function.
         unsafe { runtime::allocate(address, bytes) }

@@ -38,9 +38,11 @@ pub enum Entry {
     UnaskedPlans,
     /// Convolutions that cuDNN was asked about.
     Convolutions,
+    /// The most bytes that pools of `cudaMallocAsync` had.
+    PooledBytes,
 }
 
-const NUM_ENTRIES: usize = Entry::Convolutions as usize + 1;
+const NUM_ENTRIES: usize = Entry::PooledBytes as usize + 1;
 
 pub struct Ledger {
     entries: &'static [AtomicU64; NUM_ENTRIES],

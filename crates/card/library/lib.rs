@@ -25,6 +25,7 @@ pub mod launch;
 pub mod ledger;
 pub mod memory;
 pub mod nccl;
+pub mod pool;
 pub mod properties;
 pub mod runtime;
 pub mod stream;

@@ -11,6 +11,7 @@ use super::address::AddressSpace;
 use super::card::card;
 use super::host;
 use super::ledger::{Entry, ledger};
+use super::pool::Pool;
 
 /// Copies and fills up to this size are really made. Above it nothing is: weights and activations are never real.
 pub const REAL_BYTES: u64 = 4 << 20;
@@ -35,6 +36,7 @@ pub struct Device {
     outside: u64,
     /// Ranges of `cuMemAddressReserve` begin here.
     next_range: u64,
+    pub(super) pool: Pool,
     pub has_context: bool,
 }
 
@@ -53,6 +55,7 @@ impl Device {
             small: 0,
             outside: 0,
             next_range: start.next_multiple_of(GRANULE),
+            pool: Pool::default(),
             has_context: false,
         })
     }
@@ -115,13 +118,16 @@ impl Device {
             self.large -= size;
             self.small += size;
         }
-        let address = self.addresses.allocate(size);
+        let address = self.new_address(size);
         self.live.insert(address, size);
         Ok(address)
     }
 
     /// Takes an allocation back; `false` where there is none at that address.
     pub fn release(&mut self, address: u64) -> bool {
+        if self.release_pooled(address) {
+            return true;
+        }
         let Some(size) = self.live.remove(&address) else {
             ledger().add(Entry::WrongFrees, 1);
             return false;
@@ -130,12 +136,21 @@ impl Device {
             true => self.small -= size,
             false => self.large -= size,
         }
+        self.forget_address(address, size);
+        self.note();
+        true
+    }
+
+    pub(super) fn new_address(&mut self, size: u64) -> u64 {
+        self.addresses.allocate(size)
+    }
+
+    /// What was written there goes too.
+    pub(super) fn forget_address(&mut self, address: u64, size: u64) {
         self.addresses.release(address, size);
         if size >= GRANULE {
             host::forget(address, size);
         }
-        self.note();
-        true
     }
 
     /// Address space to be mapped by hand. It is not handed out twice: there is more of it than any process uses.

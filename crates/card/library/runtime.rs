@@ -237,11 +237,6 @@ exported! {
         unsafe { allocate(to, bytes) }
     }
 
-    fn cudaMallocAsync(to: *mut *mut c_void, bytes: usize, _stream: *mut c_void) -> c_int {
-        // SAFETY: as documented for this function.
-        unsafe { allocate(to, bytes) }
-    }
-
     /// Managed memory is counted as if it were all on the card.
     fn cudaMallocManaged(to: *mut *mut c_void, bytes: usize, _flags: c_uint) -> c_int {
         // SAFETY: as documented for this function.
@@ -377,19 +372,6 @@ exported! {
         unsafe { cudaGetDriverEntryPointByVersion(name, function, 0, flags, status) }
     }
 
-    fn cudaDeviceGetDefaultMemPool(pool: *mut *mut c_void, device: c_int) -> c_int {
-        // SAFETY: as documented for this function. A pool is a number that is not null.
-        unsafe { put(pool, (device as usize + 1) as *mut c_void) };
-        SUCCESS
-    }
-
-    fn cudaMemPoolGetAttribute(_pool: *mut c_void, _attribute: c_int, value: *mut u64) -> c_int {
-        let used = memory::current_device().map_or(0, |device| device.used());
-        // SAFETY: as documented for this function.
-        unsafe { put(value, used) };
-        SUCCESS
-    }
-
     /// Memory of another process: there is none that could be shared.
     fn cudaIpcGetMemHandle(_handle: *mut c_void, _address: *mut c_void) -> c_int {
         failed(NOT_SUPPORTED)
@@ -409,7 +391,7 @@ exported! {
 }
 
 nothing_to_do! {
-    cudaDeviceSynchronize cudaDeviceEnablePeerAccess cudaDeviceReset cudaDeviceSetLimit cudaMemPoolSetAccess
-    cudaMemPoolSetAttribute cudaMemPoolTrimTo cudaIpcCloseMemHandle cudaProfilerStart cudaProfilerStop
+    cudaDeviceSynchronize cudaDeviceEnablePeerAccess cudaDeviceReset cudaDeviceSetLimit
+    cudaIpcCloseMemHandle cudaProfilerStart cudaProfilerStop
     cudaMemPrefetchAsync cudaMemAdvise cudaDeviceSetCacheConfig cudaDeviceSetSharedMemConfig cudaSetDeviceFlags
 }

@@ -7,8 +7,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::card::Card;
 use super::runtime::{INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS};
 use super::{
-    blas, dispatch, dnn, dnn_recurrent, driver, launch, memory, nccl, properties, runtime, stream,
-    virtual_memory,
+    blas, dispatch, dnn, dnn_recurrent, driver, launch, memory, nccl, pool, properties, runtime,
+    stream, virtual_memory,
 };
 
 const MIB: usize = 1 << 20;
@@ -253,6 +253,114 @@ fn expandable_segments_count_what_is_mapped() {
         assert_eq!(
             virtual_memory::cuMemExportToShareableHandle(),
             NOT_SUPPORTED
+        );
+    }
+}
+
+#[test]
+fn memory_at_an_address_can_be_held_once_more() {
+    let _card = alone();
+    let before = free_bytes();
+    let properties = [1_i32, 0, 1, 0];
+    let (mut address, mut handle, mut again) = (0, 0, 0);
+    let bytes = 20 * MIB;
+    // SAFETY: outputs of the right types, and structs as documented.
+    unsafe {
+        virtual_memory::cuMemAddressReserve(&mut address, 1 << 40, 0, 0, 0);
+        virtual_memory::cuMemCreate(&mut handle, bytes, properties.as_ptr().cast(), 0);
+        virtual_memory::cuMemMap(address, bytes, 0, handle, 0);
+        assert_eq!(virtual_memory::cuMemRelease(handle), SUCCESS);
+        let inside = (address + bytes as u64 - 1) as *const c_void;
+        assert_eq!(
+            virtual_memory::cuMemRetainAllocationHandle(&mut again, inside),
+            SUCCESS
+        );
+        assert_eq!(again, handle);
+        let mut found = [u32::MAX; 8];
+        assert_eq!(
+            virtual_memory::cuMemGetAllocationPropertiesFromHandle(
+                found.as_mut_ptr().cast(),
+                again
+            ),
+            SUCCESS
+        );
+        assert_eq!(found, [1, 0, 1, 0, 0, 0, 0, 0]);
+        assert_eq!(virtual_memory::cuMemUnmap(address, bytes), SUCCESS);
+        assert_eq!(before - free_bytes(), bytes, "the handle holds it");
+        assert_eq!(virtual_memory::cuMemRelease(again), SUCCESS);
+        assert_eq!(free_bytes(), before);
+        assert_eq!(
+            virtual_memory::cuMemRetainAllocationHandle(&mut again, inside),
+            INVALID_VALUE
+        );
+        assert_eq!(
+            virtual_memory::cuMemGetAllocationPropertiesFromHandle(
+                found.as_mut_ptr().cast(),
+                again
+            ),
+            INVALID_VALUE
+        );
+    }
+}
+
+#[test]
+fn pools_keep_what_is_freed_up_to_their_threshold() {
+    let _card = alone();
+    let before = free_bytes();
+    let (mut pool, mut first, mut second) = (null_mut(), null_mut(), null_mut());
+    let bytes = 20 * MIB;
+    // SAFETY: outputs of the right types.
+    unsafe {
+        pool::cudaDeviceGetDefaultMemPool(&mut pool, 0);
+        let number = |attribute| {
+            let mut value = 0_u64;
+            let to = (&raw mut value).cast();
+            assert_eq!(pool::cudaMemPoolGetAttribute(pool, attribute, to), SUCCESS);
+            value as usize
+        };
+        let (threshold, reserved, most_reserved, used) = (4, 5, 6, 7);
+        assert_eq!(
+            pool::cudaMallocAsync(&mut first, bytes, null_mut()),
+            SUCCESS
+        );
+        assert_eq!(before - free_bytes(), bytes);
+        assert_eq!(runtime::cudaFreeAsync(first, null_mut()), SUCCESS);
+        assert_eq!(free_bytes(), before, "the threshold of a new pool is 0");
+        let all = u64::MAX;
+        let value = (&raw const all).cast();
+        assert_eq!(
+            pool::cudaMemPoolSetAttribute(pool, threshold, value),
+            SUCCESS
+        );
+        pool::cudaMallocAsync(&mut first, bytes, null_mut());
+        assert_eq!(runtime::cudaFree(first), SUCCESS, "a plain free serves too");
+        assert_eq!([number(used), number(reserved)], [0, bytes]);
+        pool::cudaMallocAsync(&mut second, bytes / 2, null_mut());
+        assert_eq!(
+            before - free_bytes(),
+            bytes,
+            "it is taken from what is kept"
+        );
+        assert_eq!(pool::cudaMemPoolTrimTo(pool, 0), SUCCESS);
+        assert_eq!(before - free_bytes(), bytes / 2);
+        assert_eq!(number(most_reserved), bytes);
+        runtime::cudaFreeAsync(second, null_mut());
+        pool::cudaMemPoolTrimTo(pool, 0);
+        assert_eq!(free_bytes(), before);
+        let none = 0_u64;
+        let value = (&raw const none).cast();
+        pool::cudaMemPoolSetAttribute(pool, most_reserved, value);
+        assert_eq!(number(most_reserved), 0);
+        pool::cudaMemPoolSetAttribute(pool, threshold, value);
+        assert_eq!(
+            pool::cudaMallocAsync(&mut first, 1 << 50, null_mut()),
+            OUT_OF_MEMORY
+        );
+        assert_eq!(runtime::cudaFreeAsync(second, null_mut()), INVALID_VALUE);
+        let other = 99 as *mut c_void;
+        assert_eq!(
+            pool::cudaMallocFromPoolAsync(&mut first, bytes, other, null_mut()),
+            INVALID_VALUE
         );
     }
 }

@@ -60,6 +60,14 @@ pub struct AllocationProperties {
     location: c_int,
 }
 
+/// The whole of it: what follows are a handle of another system and flags.
+#[repr(C)]
+pub struct FullProperties {
+    read: AllocationProperties,
+    rest: [u64; 2],
+}
+
+const PINNED: c_int = 1;
 const LOCATION_DEVICE: c_int = 1;
 
 exported! {
@@ -135,17 +143,54 @@ exported! {
         SUCCESS
     }
 
-    fn cuMemExportToShareableHandle() -> c_int {
-        NOT_SUPPORTED
+    /// The memory at an address; its handle is held once more.
+    fn cuMemRetainAllocationHandle(handle: *mut u64, address: *const c_void) -> c_int {
+        let mut guard = pieces();
+        let pieces = guard.get_or_insert_default();
+        let address = address as u64;
+        let before = pieces.mapped.range(..=address).next_back();
+        let found = before.filter(|&(&start, &(length, _))| address - start < length);
+        let Some((_, &(_, number))) = found else {
+            return INVALID_VALUE;
+        };
+        let Some(piece) = pieces.pieces.get_mut(&number) else {
+            return INVALID_VALUE;
+        };
+        piece.holders += 1;
+        // SAFETY: as documented for this function.
+        unsafe { put(handle, number) };
+        SUCCESS
     }
 
-    fn cuMemImportFromShareableHandle() -> c_int {
-        NOT_SUPPORTED
+    fn cuMemGetAllocationPropertiesFromHandle(properties: *mut FullProperties, handle: u64) -> c_int {
+        let mut guard = pieces();
+        let Some(piece) = guard.get_or_insert_default().pieces.get(&handle) else {
+            return INVALID_VALUE;
+        };
+        let read = AllocationProperties { kind: PINNED, handle_types: 0, location_kind: LOCATION_DEVICE, location: piece.device as c_int };
+        // SAFETY: as documented for this function.
+        unsafe { put(properties, FullProperties { read, rest: [0; 2] }) };
+        SUCCESS
     }
+}
 
-    fn cuMulticastCreate() -> c_int {
-        NOT_SUPPORTED
-    }
+/// Memory of other processes, memory of several cards, and parts of a card's multiprocessors.
+macro_rules! not_supported {
+    ($($name:ident)*) => {
+        $(
+            #[cfg_attr(exported, unsafe(no_mangle))]
+            #[allow(non_snake_case, unsafe_code)]
+            pub extern "C" fn $name() -> c_int {
+                NOT_SUPPORTED
+            }
+        )*
+    };
+}
+
+not_supported! {
+    cuMemExportToShareableHandle cuMemImportFromShareableHandle cuMulticastCreate cuMulticastAddDevice cuMulticastBindMem
+    cuMulticastBindAddr cuMulticastUnbind cuMulticastGetGranularity cuGreenCtxDestroy cuGreenCtxStreamCreate
+    cuCtxFromGreenCtx cuDeviceGetDevResource cuDevSmResourceSplitByCount cuDevResourceGenerateDesc
 }
 
 nothing_to_do! { cuMemAddressFree cuMemSetAccess }

@@ -19,10 +19,22 @@ class Phases:
     def __init__(self):
         self.marks = [("load", time.time_ns() // 1000)]
         self.steps = 0
+        # Where the allocator keeps no record: how to read its counters, and the highest up to the end of each phase.
+        self.counters = None
+        self.highest = {}
 
     def enter(self, name):
         if self.marks[-1][0] != name:
+            self.note()
             self.marks.append((name, time.time_ns() // 1000))
+
+    def note(self):
+        if self.counters:
+            self.highest[self.marks[-1][0]] = self.counters()
+
+    def without_record(self):
+        self.note()
+        return [{"name": name, "allocated_bytes": allocated, "reserved_bytes": reserved} for name, (allocated, reserved) in self.highest.items()]
 
     def training(self):
         return "first step" if self.steps == 0 else "later steps"
@@ -66,6 +78,13 @@ def _record(torch):
         torch.cuda.memory._record_memory_history(context=context, max_entries=_EVENTS, stacks="python")
     except TypeError:
         torch.cuda.memory._record_memory_history(max_entries=_EVENTS)
+    except RuntimeError:
+        # `backend:cudaMallocAsync` has no record, only counters.
+        def counters():
+            stats = torch.cuda.memory_stats()
+            return stats.get("allocated_bytes.all.peak", 0), stats.get("reserved_bytes.all.peak", 0)
+
+        phases.counters = counters
 
 
 def _follow_phases(torch):
@@ -236,11 +255,11 @@ def _finish(torch):
         counts = [torch.cuda.memory_stats(device) for device in range(torch.cuda.device_count())]
         device = max(range(len(counts)), key=lambda i: counts[i].get("reserved_bytes.all.peak", 0))
         stats = counts[device]
-        snapshot = torch.cuda.memory._snapshot()
+        snapshot = torch.cuda.memory._snapshot() if not phases.counters else {}
         traces = snapshot.get("device_traces") or []
         events = traces[device] if device < len(traces) else []
         try:
-            result["phases"] = _peaks(events)
+            result["phases"] = phases.without_record() if phases.counters else _peaks(events)
         except Exception as error:
             result["phases"] = []
             result["problem"] = repr(error)
@@ -252,7 +271,7 @@ def _finish(torch):
         result["reserved_bytes"] = max(stats.get("reserved_bytes.all.peak", 0), of_phases("reserved_bytes"))
         result["retries"] = stats.get("num_alloc_retries", 0)
         result["out_of_memory"] = stats.get("num_ooms", 0)
-        if os.environ.get("CINCH_REHEARSAL_TRACE"):
+        if os.environ.get("CINCH_REHEARSAL_TRACE") and not phases.counters:
             _write_trace(torch, snapshot, device)
     path = os.path.join(_FOLDER, f"script-{os.getpid()}.json")
     with open(path + ".part", "w", encoding="utf-8", errors="replace") as file:

@@ -279,10 +279,10 @@ fn models() -> Vec<Workload> {
         small("mistral-7b", &format!(r#"{mistral}, "attn": "eager""#)),
         small("qwen2.5-0.5b", &late),
         small("qwen2.5-0.5b", &format!(r#"{late}, "attn": "eager""#)),
-        small("microsoft/Phi-4-mini-instruct", qwen),
+        small("microsoft/Phi-4-mini-instruct", &mistral),
         small("google/gemma-3-270m", &mistral),
         small("facebook/opt-350m", opt),
-        small("EleutherAI/pythia-70m", qwen),
+        small("EleutherAI/pythia-70m", &mistral),
         small("FacebookAI/roberta-base", bert),
         small("distilbert-base-uncased", distilbert),
     ]

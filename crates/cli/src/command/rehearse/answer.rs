@@ -166,6 +166,12 @@ impl Answer {
         if self.entry(Entry::Estimates) > 0 {
             doubts.push("workspaces of recurrent nets or transforms are estimated".to_owned());
         }
+        if self.entry(Entry::PooledBytes) > 0 {
+            doubts.push(
+                "how the pool of cudaMallocAsync cuts its memory is not known: gaps in it are not counted"
+                    .to_owned(),
+            );
+        }
         if !script.complete {
             doubts.push("the record of the run is not complete".to_owned());
         }
