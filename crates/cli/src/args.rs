@@ -358,6 +358,7 @@ pub struct PlanArguments {
     /// Where each setting came from
     #[arg(long)]
     pub explain: bool,
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -427,6 +428,7 @@ pub struct FitArguments {
     /// With --undo: even where a file was changed since
     #[arg(long, requires = "undo")]
     pub force: bool,
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -564,6 +566,7 @@ pub struct GenerateArguments {
     /// CPU threads [default: all cores]
     #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -595,6 +598,7 @@ pub struct BenchArguments {
     /// On a GPU: the same bits every time, even if that is slower
     #[arg(long)]
     pub deterministic: bool,
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -621,6 +625,7 @@ pub struct ProfileArguments {
     /// On a GPU in fp32: let the matrix units round to tf32
     #[arg(long)]
     pub tf32: bool,
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -642,6 +647,7 @@ pub struct CheckArguments {
     /// Show every setting, not only those about memory and those that were given
     #[arg(long)]
     pub all: bool,
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -685,6 +691,7 @@ pub struct SynthArguments {
     /// Replace files that an earlier call wrote
     #[arg(long)]
     pub overwrite: bool,
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -733,6 +740,7 @@ pub struct PrepareArguments {
     /// Where tokenised data is kept
     #[arg(long, value_name = "FOLDER")]
     pub cache_dir: Option<PathBuf>,
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -745,6 +753,7 @@ pub struct PrepareArguments {
 pub struct GpusArguments {
     /// Only this card
     pub name: Option<String>,
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -754,12 +763,14 @@ pub struct ModelsArguments {
     /// Also those that are known by name only
     #[arg(long)]
     pub all: bool,
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }
 
 #[derive(Args, Debug)]
 pub struct ListArguments {
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }
