@@ -366,6 +366,7 @@ pub struct PlanArguments {
     /// Where each setting came from
     #[arg(long)]
     pub explain: bool,
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -435,6 +436,7 @@ pub struct FitArguments {
     /// With --undo: even where a file was changed since
     #[arg(long, requires = "undo")]
     pub force: bool,
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -572,6 +574,7 @@ pub struct GenerateArguments {
     /// CPU threads [default: all cores]
     #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -603,6 +606,7 @@ pub struct BenchArguments {
     /// On a GPU: the same bits every time, even if that is slower
     #[arg(long)]
     pub deterministic: bool,
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -629,6 +633,7 @@ pub struct ProfileArguments {
     /// On a GPU in fp32: let the matrix units round to tf32
     #[arg(long)]
     pub tf32: bool,
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -650,6 +655,7 @@ pub struct CheckArguments {
     /// Show every setting, not only those about memory and those that were given
     #[arg(long)]
     pub all: bool,
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -693,6 +699,7 @@ pub struct SynthArguments {
     /// Replace files that an earlier call wrote
     #[arg(long)]
     pub overwrite: bool,
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -741,6 +748,7 @@ pub struct PrepareArguments {
     /// Where tokenised data is kept
     #[arg(long, value_name = "FOLDER")]
     pub cache_dir: Option<PathBuf>,
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -753,6 +761,7 @@ pub struct PrepareArguments {
 pub struct GpusArguments {
     /// Only this card
     pub name: Option<String>,
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -762,12 +771,14 @@ pub struct ModelsArguments {
     /// Also those that are known by name only
     #[arg(long)]
     pub all: bool,
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }
 
 #[derive(Args, Debug)]
 pub struct ListArguments {
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }

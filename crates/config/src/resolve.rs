@@ -557,7 +557,11 @@ impl Completion {
                 [] => "a stage of a curriculum, and none is given".to_owned(),
                 known => format!("one of {}", known.join(", ")),
             },
-            hint: None,
+            hint: known.is_empty().then(|| {
+                "a curriculum is a folder of stages beside a configuration: --config-path conf \
+                 with conf/text_curriculum/01_stage.yaml"
+                    .to_owned()
+            }),
         }
     }
 

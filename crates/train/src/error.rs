@@ -144,7 +144,7 @@ pub enum TrainError {
     #[error(
         "the stage {stage} of the curriculum limits {key} to `{value}`, which is no whole number\n\
          hint: levels are digits of codes, distances steps in the tree; relations are numbers or \
-         names such as child, sibling and cousin"
+         names such as child, sibling and cousin; one margin alone may be 0.5, the least"
     )]
     StageLimit {
         stage: String,
