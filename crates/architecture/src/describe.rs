@@ -45,6 +45,11 @@ pub trait Describe {
         1
     }
 
+    /// Whether it is trained on masked tokens, rather than on the next one.
+    fn is_masked(&self) -> bool {
+        false
+    }
+
     /// Whether its loss is over a vocabulary.
     fn has_logits(&self) -> bool {
         true

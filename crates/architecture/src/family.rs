@@ -2,7 +2,12 @@
 
 pub mod bert;
 pub mod decoder;
+pub mod distilbert;
+pub mod gemma;
+pub mod gemma2;
+pub mod gemma3;
 pub mod gpt2;
+pub mod gpt_neox;
 pub mod gsa;
 pub mod llama;
 pub mod mamba;
@@ -10,8 +15,11 @@ pub mod mamba_hugging_face;
 pub mod mistral;
 pub mod mu;
 pub mod naics;
+pub mod opt;
+pub mod phi3;
 pub mod qwen2;
 pub mod qwen3;
+pub mod roberta;
 
 use crate::adapter::Adapters;
 use crate::error::ArchitectureError;

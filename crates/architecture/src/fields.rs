@@ -22,6 +22,8 @@ const WINDOW: u64 = 4096;
 /// Qwen2's layers that see everything, where it does not say.
 const FULL_LAYERS: u64 = 28;
 
+const ROTARY_SHARE: &str = "partial_rotary_factor";
+
 /// The fields of a `config.json`.
 #[derive(Debug)]
 pub struct Fields<'a>(pub &'a Value);
@@ -151,6 +153,29 @@ impl Fields<'_> {
             None | Some(Value::Null) => Ok(FULL_LAYERS),
             Some(value) => self.whole(KEY, value, 0..=MOST_LAYERS, ""),
         }
+    }
+
+    /// The share of each head that rotary positions turn. Newer files have it with the other rotary parameters.
+    pub fn rotary_share(&self) -> Result<Option<f64>, ArchitectureError> {
+        for key in ["rope_parameters", "rope_scaling"] {
+            let inner = self.0.get(key).filter(|value| value.is_object());
+            if let Some(share) = inner.map(|inner| Fields(inner).positive(ROTARY_SHARE))
+                && let Some(share) = share?
+            {
+                return Ok(Some(share));
+            }
+        }
+        self.positive(ROTARY_SHARE)
+    }
+
+    /// The numbers of a head that a share of it is: an even number.
+    pub fn rotary_width(&self, head_width: u64, share: f64) -> Result<u64, ArchitectureError> {
+        let width = (head_width as f64 * share) as u64;
+        if width == 0 || width > head_width || !width.is_multiple_of(2) {
+            let wanted = format!("a share that is an even part of a head's {head_width} numbers");
+            return Err(self.problem(ROTARY_SHARE, share, &wanted));
+        }
+        Ok(width)
     }
 
     /// Heads must divide the width.

@@ -39,6 +39,11 @@ pub use describe::Describe;
 pub use error::ArchitectureError;
 pub use family::bert::Bert;
 pub use family::decoder::Decoder;
+pub use family::distilbert::DistilBert;
+pub use family::gemma::Gemma;
+pub use family::gemma2::Gemma2;
+pub use family::gemma3::Gemma3;
+pub use family::gpt_neox::GptNeoX;
 pub use family::gpt2::Gpt2;
 pub use family::gsa::Gsa;
 pub use family::llama::Llama;
@@ -47,8 +52,11 @@ pub use family::mamba_hugging_face::HuggingFaceMamba;
 pub use family::mistral::Mistral;
 pub use family::mu::Mu;
 pub use family::naics::Naics;
+pub use family::opt::Opt;
+pub use family::phi3::Phi3;
 pub use family::qwen2::Qwen2;
 pub use family::qwen3::Qwen3;
+pub use family::roberta::Roberta;
 pub use family::{Family, LayerCheckpointing, NamedSize, families};
 pub use hub::{HubFolders, configured, find};
 pub use model::{Model, Quantization, TypeOfWeights};
@@ -153,6 +161,11 @@ impl Architecture {
         let mut changed = self.clone();
         of_shape!(&mut changed, shape => shape.set_repeats(repeats));
         changed
+    }
+
+    /// Whether it is trained on masked tokens, rather than on the next one.
+    pub fn is_masked(&self) -> bool {
+        of_shape!(self, shape => shape.is_masked())
     }
 
     /// Whether its loss is over a vocabulary.

@@ -282,6 +282,14 @@ fn optimizer(settings: &cinch_step::SettingsReport) -> String {
     if settings.update_in_backward {
         text += ", updates inside the backward";
     }
+    if settings.ranks > 1 {
+        text += match settings.shard {
+            "optimizer" => ", a part of the optimizer on each rank",
+            "gradients" => ", a part of optimizer and gradients on each rank",
+            "weights" => ", a part of all weights on each rank",
+            _ => ", everything on each rank",
+        };
+    }
     text
 }
 
@@ -296,8 +304,12 @@ pub fn model_name(model: &str, size: Option<&str>) -> String {
 /// What a step is made of, in a line.
 pub fn settings_line(report: &PlanReport) -> String {
     let settings = &report.settings;
+    let ranks = match settings.ranks {
+        1 => String::new(),
+        ranks => format!(" × {ranks} ranks"),
+    };
     format!(
-        "batch {} × {} = {} of {} tokens, {}, {} of {} blocks recomputed{}, on {}",
+        "batch {} × {}{ranks} = {} of {} tokens, {}, {} of {} blocks recomputed{}, on {}",
         settings.batch_size,
         settings.accumulation,
         counted(settings.effective_batch as u64, "sequence"),

@@ -117,7 +117,7 @@ impl Shape {
         }
         let mut times: BTreeMap<&'static str, Vec<f64>> = BTreeMap::new();
         for run in 0..WARM_UPS + RUNS {
-            let mut told = |op: &'static str, time: Duration| {
+            let mut told = |op: &'static str, _: &str, time: Duration| {
                 if run >= WARM_UPS {
                     times.entry(op).or_default().push(time.as_secs_f64());
                 }

@@ -53,6 +53,7 @@ impl Graph {
             Phase::Forward => "  ",
             Phase::Recompute => "↻ ",
             Phase::Backward => "← ",
+            Phase::Exchange => "⇄ ",
             Phase::Update => "↑ ",
         };
         f.write_str(mark)?;
@@ -66,8 +67,10 @@ impl Graph {
         f.write_str(")")?;
         for &id in &node.outputs {
             let tensor = self.tensor(id);
-            // The update overwrites its one result, the gradients' norm.
-            let sign = if tensor.role.is_accumulator() && node.phase != Phase::Update {
+            // The update overwrites its one result, the gradients' norm, and an exchange replaces
+            // what it adds up.
+            let adds = !matches!(node.phase, Phase::Exchange | Phase::Update);
+            let sign = if tensor.role.is_accumulator() && adds {
                 " +="
             } else {
                 ""

@@ -261,6 +261,10 @@ fn models() -> Vec<Workload> {
                   "num_key_value_heads": 2, "vocab_size": 101}"#;
     let bert = r#""family": "hf-mlm", "arch": {"num_hidden_layers": 3, "hidden_size": 48, "intermediate_size": 80,
                   "num_attention_heads": 4, "vocab_size": 101}"#;
+    let opt = r#""arch": {"num_hidden_layers": 3, "hidden_size": 48, "ffn_dim": 80, "num_attention_heads": 4,
+                 "vocab_size": 101, "word_embed_proj_dim": 32}"#;
+    let distilbert = r#""family": "hf-mlm", "arch": {"n_layers": 3, "dim": 48, "hidden_dim": 80, "n_heads": 4,
+                        "vocab_size": 101}"#;
     let mamba = r#""arch": {"num_hidden_layers": 3, "hidden_size": 48, "state_size": 4, "vocab_size": 101}"#;
     let arch = r#""num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
                   "num_key_value_heads": 2, "vocab_size": 101, "sliding_window": 16"#;
@@ -275,6 +279,12 @@ fn models() -> Vec<Workload> {
         small("mistral-7b", &format!(r#"{mistral}, "attn": "eager""#)),
         small("qwen2.5-0.5b", &late),
         small("qwen2.5-0.5b", &format!(r#"{late}, "attn": "eager""#)),
+        small("microsoft/Phi-4-mini-instruct", qwen),
+        small("google/gemma-3-270m", &mistral),
+        small("facebook/opt-350m", opt),
+        small("EleutherAI/pythia-70m", qwen),
+        small("FacebookAI/roberta-base", bert),
+        small("distilbert-base-uncased", distilbert),
     ]
 }
 

@@ -48,6 +48,16 @@ fn transformers() -> Vec<Recording> {
         include_str!("fixtures/qwen3-0.6b-2layer-b2-t512-bf16-eager.lines"),
         include_str!("fixtures/bert-amp.lines"),
         include_str!("fixtures/hfmamba-2layer-b2-t64-bf16.lines"),
+        include_str!("fixtures/rehearsed/phi3-mini-2layer-b2-t512-bf16-eager.lines"),
+        include_str!("fixtures/rehearsed/phi4-mini-2layer-b2-t300-amp_bf16.lines"),
+        include_str!("fixtures/rehearsed/gemma2-2b-2layer-b2-t512-bf16-eager.lines"),
+        include_str!("fixtures/rehearsed/gemma3-270m-2layer-b2-t600-w512-bf16.lines"),
+        include_str!("fixtures/rehearsed/roberta-2layer-b4-t128-bf16-eager.lines"),
+        include_str!("fixtures/rehearsed/distilbert-2layer-b4-t128-bf16-eager.lines"),
+        include_str!("fixtures/rehearsed/opt-125m-2layer-b4-t128-bf16-eager.lines"),
+        include_str!("fixtures/rehearsed/opt-350m-2layer-b2-t100-fp32.lines"),
+        include_str!("fixtures/rehearsed/pythia-70m-2layer-b4-t128-bf16-eager.lines"),
+        include_str!("fixtures/rehearsed/pythia-70m-2layer-b4-t128-serial-bf16.lines"),
     ]
     .map(read)
     .into()

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use cinch_data::DataError;
 use cinch_engine::EngineError;
+use cinch_ranks::{Loss, RanksError};
 use cinch_step::StepError;
 use thiserror::Error;
 
@@ -20,6 +21,25 @@ pub enum TrainError {
     Step(#[from] StepError),
     #[error(transparent)]
     Engine(#[from] EngineError),
+    #[error(transparent)]
+    Ranks(#[from] RanksError),
+    #[error(
+        "{loss}: the run of {num_ranks} ranks ends, in step {step}\n\
+         hint: {}",
+        .last.as_ref().map_or_else(
+            || "nothing was saved yet: start all ranks again".to_owned(),
+            |path| format!(
+                "the newest checkpoint is {0}; start all ranks again with --resume {0}",
+                cinch_files::shown(&path)
+            )
+        )
+    )]
+    RankLost {
+        loss: Loss,
+        num_ranks: usize,
+        step: u64,
+        last: Option<PathBuf>,
+    },
     #[error(transparent)]
     Data(#[from] DataError),
     #[error(transparent)]

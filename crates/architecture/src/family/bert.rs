@@ -53,6 +53,26 @@ impl Bert {
         let feed = d * inner + inner + inner * d + d + norm;
         embeddings + self.layers * (attention + feed)
     }
+
+    /// What a `config.json` says, and this where it is silent.
+    pub(crate) fn read(&self, fields: &Fields<'_>) -> Result<Bert, ArchitectureError> {
+        fields.refuse(&["add_cross_attention", "is_decoder"])?;
+        let width = fields.number(&["hidden_size"], self.width)?;
+        Ok(Bert {
+            vocabulary: fields.number(&["vocab_size"], self.vocabulary)?,
+            positions: fields.number(&["max_position_embeddings"], self.positions)?,
+            token_types: fields.number(&["type_vocab_size"], self.token_types)?,
+            width,
+            inner: fields.number(&["intermediate_size"], self.inner)?,
+            layers: fields.layers(&["num_hidden_layers"], self.layers)?,
+            heads: fields.heads(&["num_attention_heads"], self.heads, width)?,
+            hidden_dropout: fields.probability("hidden_dropout_prob", self.hidden_dropout)?,
+            attention_dropout: fields
+                .probability("attention_probs_dropout_prob", self.attention_dropout)?,
+            activation: fields.activation("hidden_act", self.activation)?,
+            tied: fields.flag("tie_word_embeddings", true)?,
+        })
+    }
 }
 
 impl Describe for Bert {
@@ -74,6 +94,10 @@ impl Describe for Bert {
         Some(self.positions)
     }
 
+    fn is_masked(&self) -> bool {
+        true
+    }
+
     /// The masked language model: its head has a layer, a norm and a bias of its own.
     fn parameters(&self) -> u64 {
         let d = self.width;
@@ -82,36 +106,18 @@ impl Describe for Bert {
     }
 }
 
+pub(crate) static ADAPTERS: Adapters = Adapters {
+    linear: &["query", "key", "value", "dense"],
+    usual: &["query", "value"],
+};
+
 static BERT: Family = Family {
     name: "bert",
     title: "BERT",
     model_types: &["bert"],
     classes: &["BertForMaskedLM", "BertForPreTraining", "BertModel"],
-    read: Some(|fields| read(fields).map(Architecture::Bert)),
-    adapters: Some(&Adapters {
-        linear: &["query", "key", "value", "dense"],
-        usual: &["query", "value"],
-    }),
+    read: Some(|fields| Bert::default().read(fields).map(Architecture::Bert)),
+    adapters: Some(&ADAPTERS),
     chooses_attention: true,
     ..PLAIN
 };
-
-fn read(fields: &Fields<'_>) -> Result<Bert, ArchitectureError> {
-    let default = Bert::default();
-    fields.refuse(&["add_cross_attention", "is_decoder"])?;
-    let width = fields.number(&["hidden_size"], default.width)?;
-    Ok(Bert {
-        vocabulary: fields.number(&["vocab_size"], default.vocabulary)?,
-        positions: fields.number(&["max_position_embeddings"], default.positions)?,
-        token_types: fields.number(&["type_vocab_size"], default.token_types)?,
-        width,
-        inner: fields.number(&["intermediate_size"], default.inner)?,
-        layers: fields.layers(&["num_hidden_layers"], default.layers)?,
-        heads: fields.heads(&["num_attention_heads"], default.heads, width)?,
-        hidden_dropout: fields.probability("hidden_dropout_prob", default.hidden_dropout)?,
-        attention_dropout: fields
-            .probability("attention_probs_dropout_prob", default.attention_dropout)?,
-        activation: fields.activation("hidden_act", default.activation)?,
-        tied: fields.flag("tie_word_embeddings", true)?,
-    })
-}

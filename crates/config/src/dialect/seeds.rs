@@ -233,6 +233,7 @@ const EMBEDDER_RULES: &[Rule] = &[
     same("n_positives", "data.positives"),
     combined("training.trainer.devices"),
     combined("training.trainer.strategy"),
+    combined("training.trainer.num_nodes"),
     harmless("training.trainer.*"),
     same("training.learning_rate", RATE),
     same("training.weight_decay", DECAY),

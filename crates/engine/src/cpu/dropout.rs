@@ -11,7 +11,8 @@ pub struct Dropout {
     key: u32,
     /// The number of rows of the effective batch that come before this micro batch.
     pub row_offset: u32,
-    /// Elements whose number is below this are dropped.
+    /// Elements whose number is below this are dropped; its lower half is zero, unless numbers are
+    /// paired.
     threshold: u32,
     rate: f64,
     /// Whether two probabilities of attention share a number.
@@ -32,11 +33,12 @@ pub struct RandomState {
 impl Dropout {
     /// `stream` tells the ops of one step apart; `rate` is in [0, 1).
     pub fn new(state: RandomState, stream: u32, rate: f64) -> Self {
+        let threshold = cinch_graph::Dropout::threshold(rate);
         Self {
             key: mix(state.key[0] ^ mix(stream ^ state.key[1])),
             row_offset: state.row_offset,
-            threshold: (rate * 4_294_967_296.0) as u32,
-            rate,
+            threshold,
+            rate: f64::from(threshold) / 4_294_967_296.0,
             paired: false,
         }
     }
@@ -76,7 +78,7 @@ impl Dropout {
     pub fn factor<F: Real>(&self, base: u32, column: usize) -> F {
         let random = match self.paired {
             true => half_of_word(base, column as u32),
-            false => mix(base.wrapping_add((column as u32).wrapping_mul(0x9e37_79b9))),
+            false => mix_upper(base.wrapping_add((column as u32).wrapping_mul(0x9e37_79b9))),
         };
         if random < self.threshold {
             F::ZERO
@@ -102,12 +104,18 @@ fn half_of_word(base: u32, key: u32) -> u32 {
 /// A bijection of 32-bit words in which each input bit flips each output bit with a
 /// probability close to one half (two multiply-xorshift rounds).
 #[inline(always)]
-fn mix(mut x: u32) -> u32 {
+fn mix(x: u32) -> u32 {
+    let x = mix_upper(x);
+    x ^ (x >> 16)
+}
+
+/// The upper half of [`mix`]; the lower is less well mixed.
+#[inline(always)]
+fn mix_upper(mut x: u32) -> u32 {
     x ^= x >> 16;
     x = x.wrapping_mul(0x7feb_352d);
     x ^= x >> 15;
-    x = x.wrapping_mul(0x846c_a68b);
-    x ^ (x >> 16)
+    x.wrapping_mul(0x846c_a68b)
 }
 
 #[cfg(test)]

@@ -299,6 +299,20 @@ impl Attention {
         product([batch, self.heads as u64, per_sequence])
     }
 
+    /// The longest sequence of narrow heads that a block of a GPU's kernels on the tensor cores
+    /// has room for.
+    pub const CUDA_NARROW_LENGTH: usize = 512;
+
+    /// Whether narrow heads are for the tensor cores: in 16 bits, and of sequences that a block has
+    /// room for.
+    pub fn suits_narrow_tensor_cores(&self, source: &TensorType) -> bool {
+        matches!(source.dtype, DType::Bf16 | DType::F16)
+            && self.is_narrow()
+            && matches!(self.head_dim, 2 | 4 | 8)
+            && self.scale > 0.0
+            && source.shape.dims()[1] <= Self::CUDA_NARROW_LENGTH
+    }
+
     /// Whether a head is so narrow, and so little hidden, that it has kernels of its own.
     fn is_narrow(&self) -> bool {
         let hides = self.padding || self.window.is_some() || self.documents || self.selection;
@@ -342,6 +356,8 @@ impl Attention {
             any: BlockWork {
                 share: if single {
                     SINGLE_SHARE
+                } else if self.suits_narrow_tensor_cores(source) {
+                    share(shares.narrow) * self.head_dim as f64
                 } else if self.is_narrow() {
                     NARROW_SHARE * (self.head_dim as f64).sqrt()
                 } else {
@@ -368,17 +384,22 @@ impl Attention {
 /// every probability needs a random number, made again in the backward.
 struct CudaShares {
     any: [f64; 2],
+    /// Of narrow heads on the tensor cores, for each column: all else takes the same time whatever
+    /// the width.
+    narrow: [f64; 2],
     /// Of Hopper's own kernels, for heads of 32, of 64 and of 128 columns.
     hopper: [[f64; 2]; 3],
 }
 
 const FORWARD_SHARES: CudaShares = CudaShares {
     any: [0.25, 0.158],
+    narrow: [0.0115, 0.0068],
     hopper: [[0.22, 0.18], [0.39, 0.20], [0.80, 0.56]],
 };
 /// Of the five products that are counted (the kernels for any card compute seven).
 const BACKWARD_SHARES: CudaShares = CudaShares {
     any: [0.228, 0.168],
+    narrow: [0.022, 0.0144],
     hopper: [[0.45, 0.37], [0.36, 0.21], [0.60, 0.47]],
 };
 /// Single precision, of the single-precision rate.

@@ -195,6 +195,12 @@ impl Recorder {
 
     fn end(mut self, outputs: &[&Tensor], formula: impl FnOnce() -> Formula, holds_tensors: bool) {
         if self.context.is_stopped() {
+            // What stopped this op while it saved its outputs is an exception: they go at once.
+            if self.building.is_some() {
+                for output in outputs {
+                    output.give_up_bytes();
+                }
+            }
             return;
         }
         let Some(Building { next, saved }) = self.building.take() else {

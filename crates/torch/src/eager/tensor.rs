@@ -220,6 +220,13 @@ impl Tensor {
         self.context().replace_bytes(self.0.storage, op, bytes);
     }
 
+    /// Frees the bytes of a result that nobody else has, although its handle is still there.
+    pub(super) fn give_up_bytes(&self) {
+        if self.is_sole_owner() {
+            self.context().replace_bytes(self.0.storage, "given up", 0);
+        }
+    }
+
     /// Takes over the node's reference for this output.
     pub(super) fn set_history(&self, edge: Edge) {
         // What it replaces goes after the borrow has ended: it may reach this tensor.

@@ -5,14 +5,14 @@ use std::rc::Rc;
 use cinch_architecture::{self as architecture, Activation};
 
 use super::activation;
+use super::bert_lines::Lines;
+use super::head_attention::{self, HeadAttention};
 use super::mask::{self, Attention};
 use super::module::{Builder, Embedding, LayerNorm, Linear};
 use super::replay::{Replay, Setup};
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::line::at;
-use crate::eager::op::{
-    attention, creation, dropout, index, loss, matmul, pointwise, softmax, view,
-};
+use crate::eager::op::{creation, dropout, index, loss, matmul, pointwise, view};
 use crate::eager::training::Program;
 use crate::eager::{Context, DType, Line, Tensor};
 
@@ -23,11 +23,41 @@ const fn line(number: u32) -> Line {
     Line::Source { file: FILE, number }
 }
 
-/// Projection, dropout and norm that close a part of a layer: `BertSelfOutput` and `BertOutput`.
-static SELF_OUTPUT: [Line; 3] = [line(290), line(291), line(292)];
-static OUTPUT: [Line; 3] = [line(348), line(349), line(350)];
+static LINES: Lines = Lines {
+    mask: line(704),
+    query: line(175),
+    key: line(176),
+    value: line(177),
+    attention: head_attention::Lines {
+        attend: line(192),
+        product: line(125),
+        mask: line(128),
+        softmax: line(130),
+        dropout: line(131),
+        mix: line(133),
+        order: line(134),
+    },
+    attention_reshape: line(202),
+    self_output: [line(290), line(291), line(292)],
+    intermediate: line(335),
+    activation: line(336),
+    output: [line(348), line(349), line(350)],
+    transform: line(477),
+    transform_activation: line(478),
+    transform_norm: line(479),
+    scores: line(495),
+    loss: line(975),
+};
 
-struct Embeddings {
+/// What opens an encoder.
+pub(super) trait Embeds {
+    fn words(&self) -> &Tensor;
+
+    /// `words_require_grad`: the hook of `enable_input_require_grads` makes the words' embeddings ask for a gradient.
+    fn forward(&self, ids: &Tensor, words_require_grad: bool) -> Tensor;
+}
+
+pub(super) struct Embeddings {
     words: Embedding,
     positions: Embedding,
     token_types: Embedding,
@@ -58,8 +88,13 @@ impl Embeddings {
             dropout,
         }
     }
+}
 
-    /// `words_require_grad`: the hook of `enable_input_require_grads` makes the words' embeddings ask for a gradient.
+impl Embeds for Embeddings {
+    fn words(&self) -> &Tensor {
+        &self.words.table
+    }
+
     fn forward(&self, ids: &Tensor, words_require_grad: bool) -> Tensor {
         let context = ids.context();
         let (batch, length) = (ids.size(0), ids.size(1));
@@ -105,11 +140,18 @@ struct Layer {
     output: Linear,
     output_norm: LayerNorm,
     config: architecture::Bert,
-    kind: Attention,
+    attention: HeadAttention,
+    lines: &'static Lines,
 }
 
 impl Layer {
-    fn new(builder: &Builder, config: &architecture::Bert, kind: Attention, index: u32) -> Layer {
+    fn new(
+        builder: &Builder,
+        config: &architecture::Bert,
+        kind: Attention,
+        lines: &'static Lines,
+        index: u32,
+    ) -> Layer {
         let width = config.width;
         Layer {
             index,
@@ -122,7 +164,13 @@ impl Layer {
             output: builder.linear("dense", config.inner, width, true),
             output_norm: builder.layer_norm(width),
             config: config.clone(),
-            kind,
+            attention: HeadAttention {
+                kind,
+                dropout: config.attention_dropout,
+                raises_softmax: false,
+                lines: &lines.attention,
+            },
+            lines,
         }
     }
 
@@ -147,14 +195,20 @@ impl Layer {
             &self.attention_norm,
             &attended,
             hidden,
-            &SELF_OUTPUT,
+            &self.lines.self_output,
         );
         context.set_scope("feed-forward", Some(self.index));
-        at!(context, FILE, 335);
+        context.at(&self.lines.intermediate);
         let mut inner = self.intermediate.forward(&attended);
-        at!(context, FILE, 336);
+        context.at(&self.lines.activation);
         inner = activation::forward(self.config.activation, &inner);
-        let out = self.close(&self.output, &self.output_norm, &inner, &attended, &OUTPUT);
+        let out = self.close(
+            &self.output,
+            &self.output_norm,
+            &inner,
+            &attended,
+            &self.lines.output,
+        );
         drop(weights);
         drop(inner);
         drop(attended);
@@ -194,65 +248,32 @@ impl Layer {
                 2,
             )
         };
-        at!(context, FILE, 175);
+        context.at(&self.lines.query);
         let query = split_heads(self.query.forward(hidden));
-        at!(context, FILE, 176);
+        context.at(&self.lines.key);
         let key = split_heads(self.key.forward(hidden));
-        at!(context, FILE, 177);
+        context.at(&self.lines.value);
         let value = split_heads(self.value.forward(hidden));
-        at!(context, FILE, 192);
-        let (mut out, weights) = match self.kind {
-            Attention::Sdpa => {
-                let out = attention::scaled_dot_product(&query, &key, &value);
-                (view::contiguous(view::transpose(out, 1, 2)), None)
-            }
-            Attention::Eager => {
-                let (out, weights) = self.eager(&query, &key, &value, mask);
-                (out, Some(weights))
-            }
-        };
-        at!(context, FILE, 202);
+        let (mut out, weights) = self.attention.run(&query, &key, &value, mask);
+        context.at(&self.lines.attention_reshape);
         out = view::contiguous(view::reshape(&out, [batch, length, width]));
         drop(query);
         drop(key);
         drop(value);
         (out, weights)
     }
-
-    fn eager(
-        &self,
-        query: &Tensor,
-        key: &Tensor,
-        value: &Tensor,
-        mask: Option<&Tensor>,
-    ) -> (Tensor, Tensor) {
-        let context = query.context();
-        at!(context, FILE, 125);
-        let mut weights = pointwise::mul_number(matmul::matmul(query, view::transpose(key, 2, 3)));
-        if let Some(mask) = mask {
-            at!(context, FILE, 128);
-            weights = pointwise::add(&weights, mask);
-        }
-        at!(context, FILE, 130);
-        weights = softmax::softmax(&weights, None);
-        at!(context, FILE, 131);
-        weights = dropout::dropout(&weights, self.config.attention_dropout);
-        at!(context, FILE, 133);
-        let out = matmul::matmul(&weights, value);
-        at!(context, FILE, 134);
-        (view::contiguous(view::transpose(out, 1, 2)), weights)
-    }
 }
 
 /// The encoder without a head: `BertModel`.
-pub struct Encoder {
+pub struct Encoder<E = Embeddings> {
     context: Context,
-    embeddings: Embeddings,
+    embeddings: E,
     layers: Vec<Rc<Layer>>,
     pooler: Option<Linear>,
     checkpoints: Checkpointing,
     /// Adapters under checkpointing need a gradient to reach the first layer.
     embeddings_require_grad: bool,
+    lines: &'static Lines,
 }
 
 impl Encoder {
@@ -263,15 +284,39 @@ impl Encoder {
         checkpoints: Checkpointing,
         pooler: bool,
     ) -> Encoder {
+        let embeddings = Embeddings::new(builder, config);
+        Encoder::of(
+            builder,
+            config,
+            kind,
+            checkpoints,
+            pooler,
+            embeddings,
+            &LINES,
+        )
+    }
+}
+
+impl<E: Embeds> Encoder<E> {
+    pub(super) fn of(
+        builder: &Builder,
+        config: &architecture::Bert,
+        kind: Attention,
+        checkpoints: Checkpointing,
+        pooler: bool,
+        embeddings: E,
+        lines: &'static Lines,
+    ) -> Encoder<E> {
         Encoder {
             context: builder.context.clone(),
-            embeddings: Embeddings::new(builder, config),
+            embeddings,
             layers: (0..config.layers)
-                .map(|index| Rc::new(Layer::new(builder, config, kind, index as u32)))
+                .map(|index| Rc::new(Layer::new(builder, config, kind, lines, index as u32)))
                 .collect(),
             pooler: pooler.then(|| builder.linear("dense", config.width, config.width, true)),
             checkpoints,
             embeddings_require_grad: checkpoints.is_on() && builder.has_adapters(),
+            lines,
         }
     }
 
@@ -283,7 +328,7 @@ impl Encoder {
     }
 
     pub fn words(&self) -> &Tensor {
-        &self.embeddings.words.table
+        self.embeddings.words()
     }
 
     /// The last hidden state. Where there is a pooler it runs, and its result goes with the output object.
@@ -291,7 +336,7 @@ impl Encoder {
         let context = &self.context;
         context.set_scope("embedding", None);
         let embeddings = self.embeddings.forward(ids, self.embeddings_require_grad);
-        at!(context, FILE, 704);
+        context.at(&self.lines.mask);
         let mask = mask::bidirectional(padding);
         let mut hidden = embeddings.clone();
         for layer in &self.layers {
@@ -314,45 +359,50 @@ impl Encoder {
 }
 
 /// The masked language model with its loss.
-pub struct Bert {
+pub(super) struct MaskedModel<E> {
     context: Context,
-    encoder: Encoder,
+    encoder: Encoder<E>,
     transform: Linear,
     transform_norm: LayerNorm,
     head: Tensor,
     head_bias: Tensor,
-    _scalar: Tensor,
+    _scalar: Option<Tensor>,
     activation: Activation,
     vocabulary: u64,
     batch: [u64; 2],
     trainable: Vec<Tensor>,
 }
 
-impl Bert {
+impl<E: Embeds> MaskedModel<E> {
+    /// `leaves_number`: whether its construction leaves one behind, as in the first measurements.
     pub fn new(
         builder: &Builder,
         config: &architecture::Bert,
-        kind: Attention,
-        checkpoints: Checkpointing,
+        encoder: Encoder<E>,
         batch: [u64; 2],
-    ) -> Bert {
-        let encoder = Encoder::new(builder, config, kind, checkpoints, false);
+        leaves_number: bool,
+    ) -> MaskedModel<E> {
         let transform = builder.linear("dense", config.width, config.width, true);
         let transform_norm = builder.layer_norm(config.width);
         let own = builder.parameter([config.vocabulary, config.width]);
         let own_bias = builder.parameter([config.vocabulary]);
         let head_bias = builder.parameter([config.vocabulary]);
-        let scalar = builder.context.empty("scalar", [], builder.dtype);
+        let scalar = leaves_number.then(|| builder.context.empty("scalar", [], builder.dtype));
+        builder.forget(&own_bias);
         let head = if config.tied {
             builder.forget(&own);
+            drop(own);
+            // Tying pads the bias beside the weight, and then the one that takes its place.
+            own_bias.set_data("pad", own_bias.bytes());
+            drop(own_bias);
+            head_bias.set_data("pad", head_bias.bytes());
             encoder.words().clone()
         } else {
             own
         };
-        builder.forget(&own_bias);
         builder.put_before(&head_bias, transform.weight());
         builder.add_adapters(encoder.linears().chain([&transform]));
-        Bert {
+        MaskedModel {
             context: builder.context.clone(),
             encoder,
             transform,
@@ -368,7 +418,7 @@ impl Bert {
     }
 }
 
-impl Program for Bert {
+impl<E: Embeds> Program for MaskedModel<E> {
     fn batch(&self) -> Vec<Tensor> {
         vec![creation::filled(&self.context, self.batch, DType::Int64)]
     }
@@ -376,17 +426,17 @@ impl Program for Bert {
     fn loss(&self, batch: &[Tensor]) -> Tensor {
         let context = &self.context;
         let sequence = self.encoder.forward(&batch[0], None);
-        at!(context, FILE, 477);
+        context.at(&self.encoder.lines.transform);
         let mut hidden = self.transform.forward(&sequence);
-        at!(context, FILE, 478);
+        context.at(&self.encoder.lines.transform_activation);
         hidden = activation::forward(self.activation, &hidden);
-        at!(context, FILE, 479);
+        context.at(&self.encoder.lines.transform_norm);
         hidden = self.transform_norm.forward(&hidden);
-        at!(context, FILE, 495);
+        context.at(&self.encoder.lines.scores);
         let scores = matmul::linear(&hidden, &self.head, Some(&self.head_bias));
         drop(hidden);
         let rows = scores.numel() / self.vocabulary;
-        at!(context, FILE, 975);
+        context.at(&self.encoder.lines.loss);
         let loss = loss::cross_entropy(
             view::view(&scores, [rows, self.vocabulary]),
             view::view(&batch[0], [rows]),
@@ -403,12 +453,8 @@ impl Program for Bert {
 
 impl Replay for architecture::Bert {
     fn program(&self, setup: &Setup) -> Box<dyn Program> {
-        Box::new(Bert::new(
-            &setup.builder(),
-            self,
-            setup.attention,
-            setup.checkpoints,
-            setup.batch,
-        ))
+        let builder = &setup.builder();
+        let encoder = Encoder::new(builder, self, setup.attention, setup.checkpoints, false);
+        Box::new(MaskedModel::new(builder, self, encoder, setup.batch, true))
     }
 }

@@ -56,10 +56,13 @@ impl Masks {
 
     /// The mask that a layer is given.
     pub fn of_layer(&self, windows: Windows, layer: u64) -> Option<&Tensor> {
-        let slides = match windows {
+        self.of_kind(match windows {
             Windows::Shared { window } => window.is_some(),
             Windows::ByKind { sliding } => sliding.is_some_and(|sliding| layer >= sliding.first),
-        };
+        })
+    }
+
+    pub fn of_kind(&self, slides: bool) -> Option<&Tensor> {
         if slides { &self.sliding } else { &self.full }.as_ref()
     }
 }
@@ -109,6 +112,60 @@ fn sliding_window(
         Attention::Sdpa => Some(allowed(embeddings, before_and_within)),
         Attention::Eager => Some(additive(embeddings, allowed(embeddings, before_and_within))),
     }
+}
+
+/// `create_causal_mask` with a padding mask that hides nothing. It is read as booleans; SDPA's flag serves once their sum says
+/// that all are true, which is read; eager attention gets a mask for each row of the batch.
+pub fn causal_with_padding(
+    embeddings: &Tensor,
+    padding: &Tensor,
+    attention: Attention,
+) -> Option<Tensor> {
+    let flags = cast::to(padding, DType::Bool);
+    match attention {
+        Attention::Sdpa => {
+            let sum = flags.context().empty("sum", [], DType::Int64);
+            drop(cast::to(&flags, DType::Int64));
+            let all = pointwise::apply(&sum, "eq", DType::Bool);
+            drop(sum);
+            drop(all);
+            None
+        }
+        Attention::Eager => {
+            let allowed = allowed_of_rows(embeddings, &flags);
+            Some(additive(embeddings, allowed))
+        }
+    }
+}
+
+/// `sdpa_mask` of the causal rule and the padding.
+fn allowed_of_rows(embeddings: &Tensor, flags: &Tensor) -> Tensor {
+    let (context, batch, length) = (embeddings.context(), embeddings.size(0), embeddings.size(1));
+    let batches = creation::arange(context, batch, DType::Int64);
+    let heads = creation::arange(context, 1, DType::Int64);
+    let queries = pointwise::add_number(creation::arange(context, length, DType::Int64));
+    let keys = pointwise::add_number(creation::arange(context, length, DType::Int64));
+    let mut allowed = creation::filled(context, [], DType::Bool);
+    let earlier = before(
+        &view::view(&queries, [1, 1, length, 1]),
+        &view::view(&keys, [1, 1, 1, length]),
+    );
+    allowed = joined(&allowed, earlier);
+    // Indices of rows and of keys are spread over each other before the flags are looked up.
+    let looked_up = {
+        let row = context.empty("index", [batch, 1, 1, length], DType::Int64);
+        let key = context.empty("index", [batch, 1, 1, length], DType::Int64);
+        let found = context.empty("index", [batch, 1, 1, length], flags.dtype());
+        drop(key);
+        drop(row);
+        found
+    };
+    allowed = joined(&allowed, looked_up);
+    drop(batches);
+    drop(heads);
+    drop(queries);
+    drop(keys);
+    allowed
 }
 
 /// `create_bidirectional_mask` without padding, or with a padding mask that hides nothing: it is read as booleans, found

@@ -2,12 +2,21 @@
 
 mod activation;
 pub mod adapter;
+mod attending;
 mod bert;
+mod bert_lines;
 mod decoder;
+mod decoder_layer;
 mod decoder_lines;
+mod distilbert;
 pub mod frozen;
+mod gemma;
+mod gemma2;
+mod gemma3;
 mod gpt2;
+mod gpt_neox;
 mod gsa;
+mod head_attention;
 mod llama;
 mod load;
 mod mamba;
@@ -18,10 +27,13 @@ pub mod module;
 mod mu;
 mod multihead;
 mod naics;
+mod opt;
+mod phi3;
 pub mod profile;
 mod qwen2;
 mod qwen3;
 mod replay;
+mod roberta;
 mod rotary;
 pub mod workload;
 

@@ -137,6 +137,17 @@ impl Builder {
         (tokens.clone(), scalar)
     }
 
+    /// The output head of a model whose construction leaves nothing else behind. A tied head has its own weight until the model
+    /// is whole.
+    pub fn tied_head(&self, tokens: &Tensor, tied: bool) -> Tensor {
+        let own = self.parameter(tokens.sizes());
+        if !tied {
+            return own;
+        }
+        self.forget(&own);
+        tokens.clone()
+    }
+
     /// Freezes what exists and puts adapters on the chosen layers, in the order given. Called when the model is
     /// whole, as peft does.
     pub fn add_adapters<'a>(&self, layers: impl Iterator<Item = &'a Linear>) {

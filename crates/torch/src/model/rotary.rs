@@ -30,7 +30,7 @@ pub(super) fn rotate(
 }
 
 /// The two halves of the last dimension exchanged, one negated.
-fn rotate_half(states: &Tensor, lines: &'static Lines) -> Tensor {
+pub(super) fn rotate_half(states: &Tensor, lines: &'static Lines) -> Tensor {
     let context = states.context();
     let (last, half) = (states.dim() - 1, states.sizes().last() / 2);
     context.at(&lines.half_first);

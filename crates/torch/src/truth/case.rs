@@ -157,12 +157,11 @@ impl Case {
             "hf-causal" | "hf-mlm" => {
                 let name = self.model.as_deref().unwrap_or_default();
                 let architecture = configured(name, &self.arch)?.architecture;
-                let masked = matches!(architecture, Architecture::Bert(_));
-                if masked != (self.family == "hf-mlm") {
+                if architecture.is_masked() != (self.family == "hf-mlm") {
                     return Err(self.problem(
                         "family",
                         &self.family,
-                        "hf-mlm for BERT, hf-causal for the others",
+                        "hf-mlm for BERT and its relatives, hf-causal for the others",
                     ));
                 }
                 Ok(architecture)

@@ -126,11 +126,14 @@ __device__ __forceinline__ float softplus(float x) {
 
 // The same function of key, stream, row and column as on the CPU (cpu/dropout.rs): masks are
 // equal bit for bit.
-__device__ __forceinline__ u32 mix(u32 x) {
+__device__ __forceinline__ u32 mix_upper(u32 x) {
     x ^= x >> 16;
     x *= 0x7feb352du;
     x ^= x >> 15;
-    x *= 0x846ca68bu;
+    return x * 0x846ca68bu;
+}
+__device__ __forceinline__ u32 mix(u32 x) {
+    x = mix_upper(x);
     return x ^ (x >> 16);
 }
 
@@ -150,7 +153,8 @@ struct Dropout {
     __device__ __forceinline__ u32 row(u32 row) const { return mix((row + row_offset) ^ key); }
 
     __device__ __forceinline__ bool keeps(u32 base, u32 column) const {
-        return mix(base + column * 0x9e3779b9u) >= threshold;
+        // The threshold's lower half is zero, so the upper half of the number decides.
+        return mix_upper(base + column * 0x9e3779b9u) >= threshold;
     }
 
     // 0 for a dropped element, 1/(1 − rate) for a kept one.

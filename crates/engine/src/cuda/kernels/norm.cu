@@ -202,14 +202,15 @@ norm_apply_any(const real* s, const float* mean, const float* rstd, const float*
 //   RMS:    dx = ds + rstd·(g − x̂·mean(g ⊙ x̂))
 //   dγ = Σ_rows dy ⊙ x̂      dβ = Σ_rows dy      dbranch = mask ⊙ dx
 //
-// ds is what came down the residual path, or null. dx may be dy or ds.
+// ds is what came down the residual path, or null. dx may be dy or ds. Unless y is null it is
+// written again, with the bits of norm_apply; it may be dy, and dx then ds.
 
 // `partials`, unless null: dγ of each block's rows [gridDim.x, width], then for layer norm dβ
 // likewise; sum_partials adds them up. Dynamic shared memory: 2·width floats, with partials.
 KERNEL __launch_bounds__(1024)
 norm_backward(const real* dy, const real* ds, const real* s, const float* mean,
-              const float* rstd, const float* gamma, real* dx, real* dbranch, float* partials,
-              const u32* random, u32 number, u32 threshold, u32 rows, u32 width) {
+              const float* rstd, const float* gamma, const float* beta, real* dx, real* dbranch,
+              real* y, float* partials, const u32* random, u32 number, u32 threshold, u32 rows, u32 width) {
     extern __shared__ float columns[];
     __shared__ Pair scratch[2][16][32];
     Dropout dropout(random, number, threshold);
@@ -239,6 +240,13 @@ norm_backward(const real* dy, const real* ds, const real* s, const float* mean,
                 d[i] *= g[i];
                 sums.a += d[i];
                 sums.b = fmaf(d[i], x_hat[i], sums.b);
+            }
+            if (y) {
+                float value[VECTOR];
+#pragma unroll
+                for (int i = 0; i < VECTOR; i++)
+                    value[i] = fmaf(x_hat[i], g[i], beta ? beta[column + i] : 0.0f);
+                store(y + at, value);
             }
         }
         sums = group_sum(sums, scratch[turn][threadIdx.y]);
@@ -282,8 +290,8 @@ norm_backward(const real* dy, const real* ds, const real* s, const float* mean,
 
 KERNEL __launch_bounds__(1024)
 norm_backward_any(const real* dy, const real* ds, const real* s, const float* mean,
-                  const float* rstd, const float* gamma, real* dx, real* dbranch,
-                  const u32* random, u32 number, u32 threshold, u32 rows, u32 width) {
+                  const float* rstd, const float* gamma, const float* beta, real* dx,
+                  real* dbranch, real* y, const u32* random, u32 number, u32 threshold, u32 rows, u32 width) {
     __shared__ float scratch[32];
     Dropout dropout(random, number, threshold);
     float scale = 1.0f / (float)width;
@@ -305,6 +313,10 @@ norm_backward_any(const real* dy, const real* ds, const real* s, const float* me
             float residual = ds ? to_float(ds[start + column]) : 0.0f;
             float d = fmaf(inverse, g - mean_g - x_hat * mean_gx, residual);
             dx[start + column] = from_float<real>(d);
+            if (y) {
+                float shift = beta ? beta[column] : 0.0f;
+                y[start + column] = from_float<real>(fmaf(x_hat, gamma[column], shift));
+            }
             if (dbranch)
                 dbranch[start + column] = from_float<real>(d * dropout.factor(base, column));
         }

@@ -369,6 +369,7 @@ pub(super) mod tests {
     const TENSOR_CORE_SOURCE: &str = include_str!("../kernels/attention.cu");
     const ANY_SOURCE: &str = include_str!("../kernels/attention_any.cu");
     const NARROW_SOURCE: &str = include_str!("../kernels/attention_narrow.cu");
+    const NARROW_TENSOR_SOURCE: &str = include_str!("../kernels/attention_narrow_tensor.cu");
     const HOPPER_SOURCE: &str = include_str!("../kernels/attention_hopper.cu");
     const HOPPER_BACKWARD_SOURCE: &str = include_str!("../kernels/attention_hopper_backward.cu");
     const HOPPER_SHORT_SOURCE: &str = include_str!("../kernels/attention_hopper_short.cu");
@@ -478,6 +479,7 @@ pub(super) mod tests {
         let source = match kernel.file {
             "attention" => TENSOR_CORE_SOURCE,
             "attention_narrow" => NARROW_SOURCE,
+            "attention_narrow_tensor" => NARROW_TENSOR_SOURCE,
             "attention_hopper" => HOPPER_SOURCE,
             "attention_hopper_backward" => HOPPER_BACKWARD_SOURCE,
             "attention_hopper_short" => HOPPER_SHORT_SOURCE,
@@ -486,7 +488,7 @@ pub(super) mod tests {
         let source = source.replace('\\', " ");
         // The parameters that a source's kernels share are a macro of it.
         let shared_name = match kernel.file {
-            "attention_any" | "attention_narrow" => "PARAMETERS",
+            "attention_any" | "attention_narrow" | "attention_narrow_tensor" => "PARAMETERS",
             _ => "SCALARS",
         };
         let define = format!("#define {shared_name} ");

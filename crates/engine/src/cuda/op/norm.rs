@@ -129,8 +129,10 @@ pub fn norm_backward(x: &mut Lowering<'_>, op: &NormBackward) {
     let mut arguments = operands.to_vec();
     arguments.extend([
         x.input_argument(layout.gamma),
+        x.optional_input(layout.beta),
         x.output_argument(0),
         x.optional_output(layout.dbranch),
+        x.optional_output(layout.value),
     ]);
     let blocks = if rows.threads.is_some() {
         let mut shape = rows.shape(NormBackward::CUDA_BLOCKS);

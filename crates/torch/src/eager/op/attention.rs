@@ -90,7 +90,7 @@ fn token_major(tensor: &Tensor, op: &'static str) -> Tensor {
         .empty_strided(op, sizes, strides, tensor.dtype())
 }
 
-/// cuDNN: seed and offset of the random numbers, the result, and for backward the log-sum of each row; keeps the
+/// cuDNN: seed and offset of the random numbers, the result in the queries' order, and for backward the log-sum of each row; keeps the
 /// inputs and all of these. Its backward asks for a workspace: the queries' gradient in fp32, a number for
 /// each row, and where keys are shared their gradients for every query head.
 fn cudnn(query: &Tensor, key: &Tensor, value: &Tensor, bias: Option<&Tensor>) -> Tensor {
@@ -105,7 +105,7 @@ fn cudnn(query: &Tensor, key: &Tensor, value: &Tensor, bias: Option<&Tensor>) ->
     recorder.save(value);
     let seed = context.empty(OP, [], DType::Int64);
     let offset = context.empty(OP, [], DType::Int64);
-    let out = token_major(query, OP);
+    let out = like(query, query.dtype(), OP);
     let (batch, heads, length) = (query.size(0), query.size(1), query.size(2));
     let summed = if recorder.is_recording() { length } else { 0 };
     let log_sum = context.empty(OP, [batch, heads, summed, 1], DType::Float32);
@@ -145,9 +145,9 @@ fn wanted(step: &Step<'_>, gradients: [Tensor; 3]) -> Grads {
         .collect()
 }
 
-/// cuDNN wants the gradient in the order of the result.
+/// cuDNN reads the gradient in any order, if only its last dimension lies in one piece; else it is copied to the result's.
 fn match_order(grad: &Tensor, out: &Tensor) -> Tensor {
-    if grad.strides() == out.strides() {
+    if grad.strides().last() == 1 {
         return grad.clone();
     }
     out.context()

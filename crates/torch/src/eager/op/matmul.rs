@@ -137,19 +137,21 @@ pub fn linear(x: impl Borrow<Tensor>, weight: &Tensor, bias: Option<&Tensor>) ->
 }
 
 fn flat_linear(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
-    let transposed = view::transpose(weight, 0, 1);
+    let transposed = || view::transpose(weight, 0, 1);
     let rows = input.numel() / input.sizes().last();
     let flat = Dims::from([rows, input.sizes().last()]);
     let mut sizes = input.sizes();
     let last = sizes.len() - 1;
     sizes.as_mut_slice()[last] = weight.size(0);
     match bias {
-        Some(bias) if input.dim() == 2 => addmm(bias, input, transposed),
+        Some(bias) if input.dim() == 2 => addmm(bias, input, transposed()),
         Some(bias) if input.dim() == 3 && input.is_contiguous() => {
-            view::view(addmm(bias, view::reshape(input, flat), transposed), sizes)
+            // The rows are seen before the weight is turned, so that backward comes to the weight first.
+            let seen = view::reshape(input, flat);
+            view::view(addmm(bias, seen, transposed()), sizes)
         }
-        Some(bias) => add_in_place(folded(input, transposed, flat, sizes), bias),
-        None => folded(input, transposed, flat, sizes),
+        Some(bias) => add_in_place(folded(input, transposed(), flat, sizes), bias),
+        None => folded(input, transposed(), flat, sizes),
     }
 }
 

@@ -136,6 +136,17 @@ pub fn slice(x: impl Borrow<Tensor>, dim: usize, length: u64) -> Tensor {
     })
 }
 
+/// `x[..., :at]` and `x[..., at:]`. Indexing that takes everything is a view of its own, and the rest may be empty.
+pub fn cut_at(x: &Tensor, dim: usize, at: u64) -> (Tensor, Tensor) {
+    let rest = x.size(dim) - at;
+    let part = if rest == 0 {
+        alias(x)
+    } else {
+        slice(x, dim, at)
+    };
+    (part, slice(x, dim, rest))
+}
+
 /// `x[:, i]`: as a slice, without the dimension.
 pub fn select(x: impl Borrow<Tensor>, dim: usize) -> Tensor {
     let tensor = x.borrow();
@@ -192,26 +203,15 @@ pub fn split(x: impl Borrow<Tensor>, lengths: &[u64], dim: usize) -> Vec<Tensor>
     parts
 }
 
-/// `torch.cat`: one result; under autocast in the widest type of the parts. Each part's gradient is
-/// a view of the result's.
+/// `torch.cat`: one result in the widest type of the parts, which are not cast before. Each part's gradient is a view of the
+/// result's.
 pub fn cat(parts: Vec<Tensor>, dim: usize) -> Tensor {
     let widest = parts.iter().map(Tensor::dtype).reduce(|a, b| a.promote(b));
     let Some(dtype) = widest else {
         unreachable!("the models concatenate something")
     };
     let context = parts[0].context().clone();
-    let casts = context.autocast.borrow().dtype().is_some();
-    let cast: Vec<Tensor> = parts
-        .iter()
-        .map(|part| {
-            if casts {
-                super::cast::to(part, dtype)
-            } else {
-                part.clone()
-            }
-        })
-        .collect();
-    let recorder = context.record(&cast.iter().collect::<Vec<_>>());
+    let recorder = context.record(&parts.iter().collect::<Vec<_>>());
     let mut sizes = parts[0].sizes();
     sizes.as_mut_slice()[dim] = parts.iter().map(|part| part.size(dim)).sum();
     let out = context.empty("cat", sizes, dtype);
@@ -224,7 +224,6 @@ pub fn cat(parts: Vec<Tensor>, dim: usize) -> Tensor {
             .map(|(i, &sizes)| step.needs(i).then(|| grad.alias(sizes, grad.strides())))
             .collect()
     });
-    drop(cast);
     for part in parts {
         drop(part);
     }
