@@ -188,7 +188,7 @@ __device__ __forceinline__ void attend(const Problem& x, const Memory<D, GROUPS,
     int g = lane / 4, t = lane % 4;
     u64 width = (u64)x.heads * D;
     float c = x.scale * LOG2_E;
-    Dropout dropout(x.random, x.stream, x.threshold, x.heads);
+    ScoreDropout dropout(x.random, x.stream, x.threshold, x.heads);
     u32 queries = at.queries() + group * 64 * ROW_BYTES<D>, queries_parity = 0;
     // Values are read a tile later than keys.
     Ring<STAGES> keys, values;
@@ -244,11 +244,14 @@ __device__ __forceinline__ void attend(const Problem& x, const Memory<D, GROUPS,
         // From here on every query of the warpgroup sees the keys before its own.
         int all_see = piece.bounded ? first_key(starts, x.window, own + 63, x.seq) : 0;
         float s[KEYS / 2], out[D / 2], largest[2], sum[2], shrink[2];
-        u32 p[KEYS / 4], kept[KEYS / 64];
+        u32 p[KEYS / 4], bases[2];
 #pragma unroll
         for (int i = 0; i < D / 2; i++) out[i] = 0.0f;
         largest[0] = largest[1] = MINUS_INFINITY;
         sum[0] = sum[1] = 0.0f;
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            bases[half] = DROPOUT ? dropout.row((u32)head * x.seq + row + half * 8) : 0;
         auto probabilities = [&](int tile) {
             int first = tile * KEYS;
             bool cut = x.causal ? first + KEYS - 1 > own : first + KEYS > piece.length;
@@ -257,21 +260,15 @@ __device__ __forceinline__ void attend(const Problem& x, const Memory<D, GROUPS,
             exponentials(s, c, largest, sum, shrink);
             // The factor of what is kept is applied to the output as a whole.
             if (DROPOUT) {
+                u32 first_word = ScoreDropout::offset(tile * KEYS + 2 * t);
 #pragma unroll
-                for (int i = 0; i < KEYS / 2; i++)
-                    if (!(kept[i / 32] >> i % 32 & 1)) s[i] = 0.0f;
+                for (int i = 0; i < KEYS / 4; i++) {
+                    // Of eight numbers each the first four go with the last four.
+                    int at = i / 4 * 8 + i % 4;
+                    u32 x = bases[i / 2 % 2] + first_word + (i / 4 * 8 + i % 2) * 0x9e3779b9u;
+                    dropout.drop(ScoreDropout::word(x), s[at], s[at + 4]);
+                }
             }
-        };
-        // Which of the thread's scores are kept, a bit for each: found while products run.
-        auto find_kept = [&](int tile) {
-            if (!DROPOUT) return;
-            u32 query = (u32)head * x.seq + row, first = tile * KEYS + 2 * t;
-            u32 bases[2] = {dropout.row(query), dropout.row(query + 8)};
-            kept[0] = kept[1] = 0;
-#pragma unroll
-            for (int i = 0; i < KEYS / 2; i++)
-                if (dropout.keeps(bases[i / 2 % 2], first + i / 4 * 8 + i % 2))
-                    kept[i / 32] |= 1u << i % 32;
         };
 
         wait(at.full(0, keys.stage), keys.parity);
@@ -280,7 +277,6 @@ __device__ __forceinline__ void attend(const Problem& x, const Memory<D, GROUPS,
         multiply_rows<D, ROWS, KEYS>(s, queries, at.keys(keys.stage));
         products_end();
         give_turn();
-        find_kept(tile);
         products_wait<0>();
         settle(s);
         release(at.empty(0, keys.stage));
@@ -297,7 +293,6 @@ __device__ __forceinline__ void attend(const Problem& x, const Memory<D, GROUPS,
             add_product<KEYS>(out, p, at.values(values.stage));
             products_end();
             give_turn();
-            find_kept(tile);
             products_wait<1>();
             settle(s);
             release(at.empty(0, keys.stage));

@@ -431,15 +431,19 @@ __device__ __forceinline__ void hide(float (&s)[ROWS / 2], const Problem& x, con
 
 // Which of the thread's scores are kept, a bit for each: found while products run.
 template <int ROWS>
-__device__ __forceinline__ void find_kept(u32 (&kept)[ROWS / 64], const Dropout& dropout, u32 query,
-                                          u32 key) {
+__device__ __forceinline__ void find_kept(u32 (&kept)[ROWS / 64], const ScoreDropout& dropout,
+                                          u32 query, u32 key) {
+    u32 offset = ScoreDropout::offset(key), limit = dropout.thresholds & 0xffffu;
 #pragma unroll
     for (int j = 0; j < ROWS / 8; j++) {
         if (j % 8 == 0) kept[j / 8] = 0;
-        u32 bases[2] = {dropout.row(query + j * 8), dropout.row(query + j * 8 + 1)};
 #pragma unroll
-        for (int e = 0; e < 4; e++)
-            if (dropout.keeps(bases[e % 2], key + e / 2 * 8)) kept[j / 8] |= 1u << (4 * j + e) % 32;
+        for (int e = 0; e < 2; e++) {
+            // Of the thread's key, and of that eight further on.
+            u32 word = ScoreDropout::word(dropout.row(query + j * 8 + e) + offset);
+            if ((word & 0xffffu) >= limit) kept[j / 8] |= 1u << (4 * j + e) % 32;
+            if (word >> 16 >= limit) kept[j / 8] |= 1u << (4 * j + 2 + e) % 32;
+        }
     }
 }
 
@@ -515,7 +519,7 @@ __device__ __forceinline__ void differentiate(const Problem& x, const Memory<D, 
     int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0) - 1;
     int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     float c = x.scale * LOG2_E;
-    Dropout dropout(x.random, x.stream, x.threshold, x.heads);
+    ScoreDropout dropout(x.random, x.stream, x.threshold, x.heads);
     bool bounded = x.window < x.seq || x.starts;
     u32 keys = at.keys() + group * 64 * 128, values = at.values() + group * 64 * 128;
     u32 keys_parity = 0;
@@ -632,13 +636,12 @@ __device__ __forceinline__ void differentiate(const Problem& x, const Memory<D, 
 
             // ROWS × D over two warpgroups: half of the columns, or half of the rows.
             float add[32];
-            u32 left = at.scores(stage) + (D == 128 ? 0 : group * KEYS * 128);
-            u32 right = at.keys() + (D == 128 ? group * KEYS * 128 : 0);
+            u64 left = by_column(at.scores(stage) + (D == 128 ? 0 : group * KEYS * 128), 0);
+            u64 right = by_column(at.keys() + (D == 128 ? group * KEYS * 128 : 0), 0);
             products_begin();
 #pragma unroll
             for (int k = 0; k < KEYS / 16; k++)
-                multiply<1, 1>(add, by_column(left + k * 16 * 128, 0),
-                               by_column(right + k * 16 * 128, 0), k > 0);
+                multiply<1, 1>(add, left + k * 128, right + k * 128, k > 0);
             products_end();
             add_product<ROWS>(grad_key, q, at.tile(0, stage));
             products_end();

@@ -127,7 +127,7 @@ __device__ __forceinline__ void bring(const Problem& x, const Memory& at, const 
     int lane = threadIdx.x % 32;
     bool leads = lane == 0;
     const TensorMap *const key_maps[2] = {k, v}, *const query_maps[2] = {q, d_o};
-    Dropout dropout(x.random, x.stream, x.threshold, x.heads);
+    ScoreDropout dropout(x.random, x.stream, x.threshold, x.heads);
     Ring<2> keys;
     Ring<STAGES> ring;
     u32 cut_parity = 0;
@@ -287,7 +287,7 @@ __device__ __forceinline__ void differentiate(const Problem& x, const Memory& at
     int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0) - 2;
     int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     float c = x.scale * LOG2_E;
-    Dropout dropout(x.random, x.stream, x.threshold, x.heads);
+    ScoreDropout dropout(x.random, x.stream, x.threshold, x.heads);
     Ring<2> keys, scores;
     Ring<STAGES> ring;
     auto release = [&](u32 barrier) {
@@ -301,6 +301,7 @@ __device__ __forceinline__ void differentiate(const Problem& x, const Memory& at
         for (int round = 0; round < head.rounds; round++, keys.advance()) {
             int own = (round * GROUPS + group) * ROWS, key = own + warp * 16 + g;
             bool active = group < head.active(round);
+            u32 offset = ScoreDropout::offset(key);
             u32 own_keys = at.keys(0, keys.stage, group), own_values = at.keys(1, keys.stage, group);
             float grad_key[D / 2], grad_value[D / 2];
 #pragma unroll
@@ -332,11 +333,11 @@ __device__ __forceinline__ void differentiate(const Problem& x, const Memory& at
                 const u8* numbers = shared + (at.numbers(0, stage) - at.base) + t * 8;
 #pragma unroll
                 for (int j = 0; j < ROWS / 8; j++) {
-                    float2 offset = *reinterpret_cast<const float2*>(numbers + j * 32);
+                    float2 largest = *reinterpret_cast<const float2*>(numbers + j * 32);
 #pragma unroll
                     for (int e = 0; e < 4; e++)
                         s[4 * j + e] =
-                            exp2_fast(fmaf(s[4 * j + e], c, -(e % 2 ? offset.y : offset.x)));
+                            exp2_fast(fmaf(s[4 * j + e], c, -(e % 2 ? largest.y : largest.x)));
                 }
                 products_wait<0>();
                 settle(ds);
@@ -348,17 +349,21 @@ __device__ __forceinline__ void differentiate(const Problem& x, const Memory& at
                     if (DROPOUT)
                         random =
                             *reinterpret_cast<const uint2*>(numbers + 2 * at.NUMBERS + j * 32);
+                    // Two queries; of each the thread's key and that eight further on.
 #pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        float p = s[4 * j + e], dp = ds[4 * j + e], factor = 1.0f;
+                    for (int e = 0; e < 2; e++) {
+                        float* p = s + 4 * j + e;
+                        float* dp = ds + 4 * j + e;
+                        float all[2] = {p[0], p[2]}, factor = 1.0f, subtract = e ? mean.y : mean.x;
                         if (DROPOUT) {
                             // The factor of what is kept is applied to dV as a whole.
-                            bool kept = dropout.keeps(e % 2 ? random.y : random.x, key + e / 2 * 8);
-                            dp = kept ? dp : 0.0f;
-                            s[4 * j + e] = kept ? p : 0.0f;
+                            u32 word = ScoreDropout::word((e ? random.y : random.x) + offset);
+                            dropout.drop(word, p[0], p[2]);
+                            dropout.drop(word, dp[0], dp[2]);
                             factor = dropout.scale;
                         }
-                        ds[4 * j + e] = p * fmaf(dp, factor, -(e % 2 ? mean.y : mean.x));
+                        dp[0] = all[0] * fmaf(dp[0], factor, -subtract);
+                        dp[2] = all[1] * fmaf(dp[2], factor, -subtract);
                     }
                 }
                 u32 p[ROWS / 4], q[ROWS / 4];

@@ -277,12 +277,14 @@ __device__ __forceinline__ void multiply_registers(float (&d)[64], const u32 (&a
 // d[64×N] = a·bᵀ over D columns: 64 rows of a tile of A_ROWS, and all N rows of another.
 template <int D, int A_ROWS, int B_ROWS, int N>
 __device__ __forceinline__ void multiply_rows(float (&d)[N], u32 a, u32 b) {
+    constexpr u32 ROW = ROW_BYTES<D>;
+    // Further on in an operand: its address, in units of 16 bytes, is what comes first in it.
+    u64 left = by_row<ROW>(a), right = by_row<ROW>(b);
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
-        constexpr u32 ROW = ROW_BYTES<D>;
         u32 panel = k / 4, column = k % 4 * 32;
-        multiply<0, 0>(d, by_row<ROW>(a + panel * A_ROWS * ROW + column),
-                       by_row<ROW>(b + panel * B_ROWS * ROW + column), k > 0);
+        multiply<0, 0>(d, left + (panel * A_ROWS * ROW + column) / 16,
+                       right + (panel * B_ROWS * ROW + column) / 16, k > 0);
     }
 }
 
@@ -295,11 +297,12 @@ template <int N> __device__ __forceinline__ void pack(u32 (&p)[N / 2], const flo
 // d[64×D] += p[64×ROWS]·b, where p is in registers and b a tile of ROWS rows.
 template <int ROWS, int N>
 __device__ __forceinline__ void add_product(float (&d)[N], const u32 (&p)[ROWS / 4], u32 b) {
+    constexpr u32 ROW = ROW_BYTES<2 * N>;
+    u64 right = by_column<ROW>(b, ROWS * ROW);
 #pragma unroll
     for (int k = 0; k < ROWS / 16; k++) {
-        constexpr u32 ROW = ROW_BYTES<2 * N>;
         u32 a[4] = {p[4 * k], p[4 * k + 1], p[4 * k + 2], p[4 * k + 3]};
-        multiply_registers<1>(d, a, by_column<ROW>(b + k * 16 * ROW, ROWS * ROW));
+        multiply_registers<1>(d, a, right + k * ROW);
     }
 }
 
