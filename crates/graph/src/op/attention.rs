@@ -2,10 +2,8 @@
 //! head (the log-sum-exp), backward computes the probabilities again, block by block. A query may
 //! see a selection of the keys only: a bit for each, read beside the keys where they lie.
 
-mod deal;
 mod hopper;
 
-pub use deal::HopperDeal;
 pub use hopper::{HopperBackward, HopperParts, HopperShort};
 
 use super::{

@@ -35,8 +35,7 @@ mod view;
 pub use activation::{Activation, ActivationBackward, ActivationKind};
 pub use add::Add;
 pub use attention::{
-    Attention, AttentionBackward, AttentionInputs, HopperBackward, HopperDeal, HopperParts,
-    HopperShort,
+    Attention, AttentionBackward, AttentionInputs, HopperBackward, HopperParts, HopperShort,
 };
 pub use attention_entropy::{AttentionEntropy, AttentionEntropyBackward, CachedAttentionEntropy};
 pub use cached_attention::CachedAttention;

@@ -212,8 +212,7 @@ pub fn attention_backward(x: &mut Lowering<'_>, op: &op::Attention, layout: &Hop
         .parts()
         .offsets()
         .map(|offset| Argument::Address(workspace + offset));
-    let deal = layout.deal();
-    let [query_turns, key_turns] = layout.turns(deal.as_ref());
+    let [query_turns, key_turns] = layout.turns();
     let bounded = op.window.is_some() || op.documents;
     let lows = if bounded { lows } else { Argument::Null };
     let statistics = Statistics {
@@ -233,20 +232,12 @@ pub fn attention_backward(x: &mut Lowering<'_>, op: &op::Attention, layout: &Hop
     arguments.extend(site.gradients(x));
     arguments.extend(site.strides.map(|stride| Argument::U32(stride as u32)));
     arguments.extend(site.scalars());
-    // Dealt out, teams have no heads.
-    let (apart, main) = match deal {
-        Some(deal) => (0, [deal.main_slots, deal.main_items]),
-        None => (layout.apart, [0, 0]),
-    };
-    arguments.extend([layout.rounds, apart, layout.key_places].map(int));
-    arguments.extend(main.map(int));
-    let function = match (op.head_dim, op.dropout, deal) {
-        (64, None, None) => "attention_backward_hopper_64",
-        (64, None, Some(_)) => "attention_backward_hopper_64_dealt",
-        (64, Some(_), _) => "attention_backward_hopper_64_dropout",
-        (_, None, None) => "attention_backward_hopper_128",
-        (_, None, Some(_)) => "attention_backward_hopper_128_dealt",
-        (_, Some(_), _) => "attention_backward_hopper_128_dropout",
+    arguments.extend([layout.rounds, layout.apart, layout.key_places].map(int));
+    let function = match (op.head_dim, op.dropout) {
+        (64, None) => "attention_backward_hopper_64",
+        (64, Some(_)) => "attention_backward_hopper_64_dropout",
+        (_, None) => "attention_backward_hopper_128",
+        (_, Some(_)) => "attention_backward_hopper_128_dropout",
     };
     // Keys and values, two stages of queries and do with their numbers, of dS and of sums.
     let (head_dim, rows) = (op.head_dim, layout.tile_rows);
@@ -254,7 +245,7 @@ pub fn attention_backward(x: &mut Lowering<'_>, op: &op::Attention, layout: &Hop
     let numbers = 2 * rows * head_dim + 4 * rows;
     let barriers = 15;
     let bytes = elements * ELEMENT_BYTES + numbers * size_of::<f32>() + barriers * BARRIER_BYTES;
-    let blocks = deal.map_or(layout.teams * layout.blocks, |deal| deal.slots);
+    let blocks = layout.teams * layout.blocks;
     x.launch(kernel(function), launch_shape(blocks, 3, bytes), arguments);
 }
 
@@ -280,7 +271,7 @@ mod tests {
     use cinch_graph::DType;
     use cinch_graph::op::AttentionInputs::{Packed, Separate};
 
-    use super::super::attention::tests::{launches, lower_for, op, plain};
+    use super::super::attention::tests::{launches, lower_for, op};
     use super::*;
     use crate::cuda::lowering::Card;
 
@@ -340,20 +331,6 @@ mod tests {
                 assert!(plan.workspace(1).unwrap().bytes >= layout.parts().bytes());
             }
         }
-    }
-
-    #[test]
-    fn blocks_of_keys_are_dealt_out_to_all_multiprocessors() {
-        let op = plain(Separate, 28, 4, 128);
-        let op = op::Attention {
-            dropout: None,
-            ..op
-        };
-        let (_, _, commands) = lower_for(&op, DType::Bf16, 1, 1536, Card::HOPPER);
-        let (kernel, shape, arguments) = launches(&commands)[2];
-        assert_eq!(kernel.function, "attention_backward_hopper_128_dealt");
-        assert_eq!(shape.grid, [132, 1, 1]);
-        assert_eq!(arguments[arguments.len() - 2..], [int(112), int(224)]);
     }
 
     #[test]

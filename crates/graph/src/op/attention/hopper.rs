@@ -2,7 +2,7 @@
 //! run together and what they sum in the workspace. Plan and lowering both ask here.
 
 use super::super::{aligned, product, sum};
-use super::{Attention, HopperDeal};
+use super::Attention;
 use crate::types::{DType, TensorType};
 
 /// The kernels' launches and workspaces are for no more multiprocessors: no Hopper card has more.
@@ -23,9 +23,6 @@ pub struct HopperBackward {
     pub tile_rows: usize,
     /// Key heads whose gradients are summed at the same time.
     pub key_places: usize,
-    /// Whether blocks of keys may be dealt out one by one.
-    may_deal: bool,
-    multiprocessors: usize,
     most_teams: usize,
     batch: usize,
     heads: usize,
@@ -112,11 +109,6 @@ impl Attention {
         let together = whole <= fewest + fewest / 10;
         let rounds = if together { whole } else { fewest };
         let teams = heads.div_ceil(rounds);
-        let key_places = kv_heads.min(2 * teams + 2);
-        let hides = self.window.is_some() || self.documents;
-        let has_room = heads <= most_teams * HopperBackward::HEADS_WITH_SUMS
-            && (group == 1 || kv_heads <= key_places)
-            && blocks.max(group) <= HopperBackward::MOST_DEALT;
         Some(HopperBackward {
             blocks,
             teams,
@@ -124,9 +116,7 @@ impl Attention {
             apart: if together { 1 } else { teams },
             // Twice as many columns leave registers for half as many queries.
             tile_rows: HopperBackward::KEYS * 64 / self.head_dim,
-            key_places,
-            may_deal: self.causal && !hides && self.dropout.is_none() && has_room,
-            multiprocessors,
+            key_places: kv_heads.min(2 * teams + 2),
             most_teams,
             batch,
             heads: self.heads,
@@ -162,43 +152,6 @@ impl HopperBackward {
     pub const KEYS: usize = 128;
     /// Heads of a team that have sums at the same time: some of its blocks are ahead of others.
     const HEADS_WITH_SUMS: usize = 4;
-    /// Blocks of keys that are dealt out, and heads that share them, have a bit each.
-    const MOST_DEALT: usize = 32;
-
-    /// Steps of a block of keys at causal order: the tiles of queries that see it, and one for
-    /// its beginning and end.
-    pub(super) fn steps_of(blocks: usize, block: usize, tiles: usize) -> usize {
-        (blocks - block) * tiles + 1
-    }
-
-    /// How blocks of keys are dealt out one by one, where that takes less time than whole heads for
-    /// each team, and every head has room for its sums. Looking for it takes a millisecond, which
-    /// only those who launch it need to spend.
-    pub fn deal(&self) -> Option<HopperDeal> {
-        if !self.may_deal {
-            return None;
-        }
-        let tiles = Self::KEYS / self.tile_rows;
-        let heads = self.batch * self.heads;
-        let deal = HopperDeal::shortest(heads, self.blocks, tiles, self.multiprocessors)?;
-        (deal.longest() < self.longest(tiles)).then_some(deal)
-    }
-
-    /// Steps of the longest slot of a team: a block of one end of the sequence, then one of the
-    /// other.
-    fn longest(&self, tiles: usize) -> usize {
-        let steps = |slot: usize| -> usize {
-            let block = |round: usize| match round % 2 {
-                0 => slot,
-                _ => self.blocks - 1 - slot,
-            };
-            let rounds = (0..self.rounds).map(block);
-            rounds
-                .map(|block| Self::steps_of(self.blocks, block, tiles))
-                .sum()
-        };
-        (0..self.blocks).map(steps).max().unwrap_or(0)
-    }
 
     /// Positions of a sequence with all of its last block.
     pub fn padded(&self) -> usize {
@@ -209,14 +162,12 @@ impl HopperBackward {
         self.padded() / self.tile_rows
     }
 
-    /// Counters of tiles of queries, and of blocks of keys after them; dealt out, every head has its
-    /// own.
-    pub fn turns(&self, deal: Option<&HopperDeal>) -> [usize; 2] {
-        let heads = match deal {
-            Some(_) => self.batch * self.heads,
-            None => self.teams * Self::HEADS_WITH_SUMS,
-        };
-        [heads * self.tiles(), self.key_places * self.blocks]
+    /// Counters of tiles of queries, and of blocks of keys after them.
+    pub fn turns(&self) -> [usize; 2] {
+        [
+            self.teams * Self::HEADS_WITH_SUMS * self.tiles(),
+            self.key_places * self.blocks,
+        ]
     }
 
     /// As large as any card needs that has no more multiprocessors.
@@ -348,40 +299,11 @@ mod tests {
                         continue;
                     };
                     assert!(back.parts().bytes() <= planned);
-                    // The longest search has been seen at 132.
-                    let deal = (multiprocessors % 44 == 0).then(|| back.deal()).flatten();
-                    for deal in [None, deal] {
-                        let [queries, keys] = back.turns(deal.as_ref());
-                        assert!((queries + keys) as u64 * 4 <= back.parts().turns);
-                        let sums = (queries * back.tile_rows * head_dim) as u64 * 4;
-                        assert!(sums <= back.parts().query_sums);
-                    }
+                    let counters = back.turns().into_iter().sum::<usize>() as u64 * 4;
+                    assert!(counters <= back.parts().turns);
                 }
             }
         }
-    }
-
-    #[test]
-    fn blocks_are_dealt_out_where_teams_come_out_uneven() {
-        let deals = |heads: usize, kv_heads: usize, batch: usize, length: usize, width: usize| {
-            let op = attention(heads, kv_heads, width);
-            let source = queries(batch, length, &op);
-            op.hopper_backward(&source, 132).unwrap().deal().is_some()
-        };
-        assert!(deals(28, 4, 1, 1536, 128));
-        assert!(deals(28, 4, 1, 1500, 128));
-        assert!(deals(12, 12, 4, 1024, 64));
-        // Too many heads for sums of their own; nothing to gain; too many blocks.
-        assert!(!deals(12, 12, 32, 1024, 64));
-        assert!(!deals(14, 2, 8, 1024, 64));
-        assert!(!deals(4, 4, 1, 1536, 128));
-        assert!(!deals(28, 4, 1, 8192, 128));
-        let hidden = Attention {
-            window: Some(100),
-            ..attention(28, 4, 128)
-        };
-        let source = queries(1, 1536, &hidden);
-        assert_eq!(hidden.hopper_backward(&source, 132).unwrap().deal(), None);
     }
 
     #[test]
