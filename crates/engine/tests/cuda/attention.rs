@@ -2,7 +2,7 @@
 //! short sequences, and grouped heads.
 
 use cinch_engine::{Engine, EngineOptions};
-use cinch_graph::op::{Attention, AttentionBackward, AttentionInputs, Op};
+use cinch_graph::op::{Attention, AttentionBackward, AttentionInputs};
 use cinch_graph::{DType, Graph, Init, Target, TensorId};
 use cinch_plan::{Options, Plan};
 
