@@ -181,7 +181,7 @@ fn rms_norms(compute: DType) -> Result<Graph, GraphError> {
 fn layer_norms(compute: DType) -> Result<Graph, GraphError> {
     let mut g = Graph::new(compute);
     let mut x = start(&mut g, 9)?;
-    for (block, width) in [16, 9].into_iter().enumerate() {
+    for (block, width) in [9, 16, 9].into_iter().enumerate() {
         g.enter_block(format!("blocks.{block}"));
         let name = |part: &str| format!("blocks.{block}.{part}");
         let stream = linear(&mut g, &name("in"), x, width)?;
