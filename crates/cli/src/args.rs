@@ -2,6 +2,7 @@
 
 mod diagnose;
 mod embed;
+mod launch;
 mod pytorch;
 mod rehearse;
 mod watch;
@@ -11,6 +12,7 @@ use std::path::PathBuf;
 
 pub use diagnose::DiagnoseArguments;
 pub use embed::{EmbedArguments, EmbedderArguments, EmbeddingFormat, EvalArguments};
+pub use launch::LaunchArguments;
 pub use pytorch::{Engine, TorchQuestions, TraceArguments, given};
 pub use rehearse::{AskCudnnArguments, RehearseArguments};
 pub use watch::{MonitorArguments, ReportArguments, RunArguments};
@@ -32,7 +34,7 @@ use clap::{FromArgMatches, Parser, Subcommand, ValueEnum};
         cinch train --model-size small --vram 8gb --data-dir my_code\n  \
         cinch train --config config_16gb_safe.json --data-dir my_code\n\n\
         Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 does not fit,\n\
-        4 a log shows that memory ran out (diagnose), 130 interrupted (Ctrl-C, SIGTERM).\n\
+        4 a log shows that memory ran out (diagnose), 5 another rank ended, 130 interrupted (Ctrl-C, SIGTERM).\n\
         Flags may be written with - or _ (--model_size = --model-size).",
     disable_help_subcommand = false
 )]
@@ -54,7 +56,7 @@ pub struct Arguments {
 }
 
 /// The package's version, and what it was built from, as the build found it.
-const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), env!("CINCH_BUILD"));
+pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), env!("CINCH_BUILD"));
 
 impl Arguments {
     pub fn verbosity(&self) -> Verbosity {
@@ -107,6 +109,8 @@ pub enum Command {
     Fit(FitArguments),
     /// Plan, then train inside the plan
     Train(TrainArguments),
+    /// Train by several processes on this machine
+    Launch(LaunchArguments),
     /// Sample text from a checkpoint
     Generate(GenerateArguments),
     /// Turn texts into embeddings with a trained embedder
@@ -212,11 +216,11 @@ pub struct PlainArguments {
     /// Any other setting by its key, for example --set model.d_state=32
     #[arg(long = "set", value_name = "KEY=VALUE", help_heading = "Settings")]
     pub set: Vec<String>,
-    /// Divide states by DeepSpeed's ZeRO: stage 1, 2 or 3 (as --sharding zero1 …)
-    #[arg(long, value_name = "STAGE", value_parser = clap::value_parser!(u8).range(1..=3), conflicts_with = "fsdp", help_heading = PYTORCH)]
+    /// Cut by DeepSpeed's ZeRO: stage 1, 2 or 3 (as --shard zero1 …)
+    #[arg(long, value_name = "STAGE", value_parser = clap::value_parser!(u8).range(1..=3), conflicts_with = "fsdp", help_heading = "Settings")]
     pub zero: Option<u8>,
-    /// Divide states by FSDP (as --sharding fsdp)
-    #[arg(long, help_heading = PYTORCH)]
+    /// Cut by FSDP (as --shard fsdp)
+    #[arg(long, help_heading = "Settings")]
     pub fsdp: bool,
 }
 
@@ -330,6 +334,7 @@ pub struct MemoryArguments {
     cinch plan axolotl.yaml --gpu \"RTX 4090\"            what a PyTorch run of another trainer takes\n  \
     cinch plan Qwen/Qwen2.5-7B-Instruct --lora-rank 16 --gpu-memory 24\n  \
     cinch plan my_model/config.json --batch-size 4 --what-if\n  \
+    cinch plan --model meta-llama/Llama-3.1-8B --world 16 --nodes 2 --gpu \"H100 SXM5\"\n  \
     cinch plan --engine pytorch --truth measured.jsonl\n  \
     cinch plan --snapshot run.pickle                    explain a recorded PyTorch run")]
 pub struct PlanArguments {
@@ -355,9 +360,13 @@ pub struct PlanArguments {
     /// Draw live memory over the step into a file: .svg or .png
     #[arg(long, value_name = "FILE")]
     pub picture: Vec<PathBuf>,
+    /// A table of speed and memory from one GPU to so many, each with the same batch
+    #[arg(long, value_name = "N", value_parser = count)]
+    pub scaling: Option<usize>,
     /// Where each setting came from
     #[arg(long)]
     pub explain: bool,
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -427,6 +436,7 @@ pub struct FitArguments {
     /// With --undo: even where a file was changed since
     #[arg(long, requires = "undo")]
     pub force: bool,
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -564,6 +574,7 @@ pub struct GenerateArguments {
     /// CPU threads [default: all cores]
     #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -595,6 +606,7 @@ pub struct BenchArguments {
     /// On a GPU: the same bits every time, even if that is slower
     #[arg(long)]
     pub deterministic: bool,
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -621,6 +633,7 @@ pub struct ProfileArguments {
     /// On a GPU in fp32: let the matrix units round to tf32
     #[arg(long)]
     pub tf32: bool,
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -642,6 +655,7 @@ pub struct CheckArguments {
     /// Show every setting, not only those about memory and those that were given
     #[arg(long)]
     pub all: bool,
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -685,6 +699,7 @@ pub struct SynthArguments {
     /// Replace files that an earlier call wrote
     #[arg(long)]
     pub overwrite: bool,
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -733,6 +748,7 @@ pub struct PrepareArguments {
     /// Where tokenised data is kept
     #[arg(long, value_name = "FOLDER")]
     pub cache_dir: Option<PathBuf>,
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -745,6 +761,7 @@ pub struct PrepareArguments {
 pub struct GpusArguments {
     /// Only this card
     pub name: Option<String>,
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -754,12 +771,14 @@ pub struct ModelsArguments {
     /// Also those that are known by name only
     #[arg(long)]
     pub all: bool,
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }
 
 #[derive(Args, Debug)]
 pub struct ListArguments {
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }

@@ -15,7 +15,7 @@ use cinch_step::StepPlan;
 
 use crate::args::MemoryArguments;
 use crate::memory::Budget;
-use crate::{calibration, overhead};
+use crate::{calibration, overhead, world};
 
 /// Rates of a desktop processor: a plan measures nothing, and between settings of one processor
 /// only their ratio counts.
@@ -35,7 +35,7 @@ pub fn plan(
     let Some(budget) = typed else {
         return Ok(cinch_fit::plan(config, machine));
     };
-    let card = card(&budget, target);
+    let card = world::joined(card(&budget, target), config)?;
     let request = Request {
         machine,
         budget_bytes: budget.bytes,
@@ -52,7 +52,8 @@ pub fn plan(
     Ok(found.map(|step| StepPlan::clone(&step)))
 }
 
-fn card(budget: &Budget, target: Target) -> Card {
+/// Whose rates a plan is compared by.
+pub fn card(budget: &Budget, target: Target) -> Card {
     match (&budget.gpu, target) {
         (Some(rates), Target::Cuda) => rates.card.clone(),
         _ => Card::cpu(CORES, FLOPS, BANDWIDTH),

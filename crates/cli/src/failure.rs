@@ -1,5 +1,5 @@
 //! From an error to a message and an exit code: 1 failed, 2 wrong usage or configuration, 3
-//! does not fit, 4 a log in which memory ran out, 130 interrupted.
+//! does not fit, 4 a log in which memory ran out, 5 another rank ended, 130 interrupted.
 
 use std::process::ExitCode;
 
@@ -8,6 +8,7 @@ use cinch_data::DataError;
 use cinch_device::DeviceError;
 use cinch_fit::FitError;
 use cinch_model::ModelError;
+use cinch_ranks::RanksError;
 use cinch_step::StepError;
 use cinch_torch::TorchError;
 use cinch_torch::allocator::ConfigError as AllocatorSettings;
@@ -87,6 +88,22 @@ impl std::fmt::Display for ScriptEnded {
 
 impl std::error::Error for ScriptEnded {}
 
+/// Ranks of which the first that failed ended with this code. What there is to say of it has been
+/// said.
+#[derive(Debug)]
+pub struct RanksEnded(pub u8);
+
+impl std::fmt::Display for RanksEnded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "a rank ended with {}", self.0)
+    }
+}
+
+impl std::error::Error for RanksEnded {}
+
+/// The exit code of a rank that ends because another did.
+pub const ANOTHER_RANK: u8 = cinch_ranks::launch::FOLLOWED;
+
 /// A run that the budget has no room for, with the way out.
 #[derive(Debug)]
 pub struct DoesNotFit(pub String);
@@ -115,6 +132,9 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
         return ExitCode::from(INTERRUPTED);
     }
     if let Some(ScriptEnded(code)) = error.downcast_ref() {
+        return ExitCode::from(*code);
+    }
+    if let Some(RanksEnded(code)) = error.downcast_ref() {
         return ExitCode::from(*code);
     }
     tell(&voice::message(&printable(&format!("error: {error}"))));
@@ -159,6 +179,9 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     if error.is::<DoesNotFit>() {
         return 3;
     }
+    if let Some(error) = error.downcast_ref::<RanksError>() {
+        return ranks_code(error);
+    }
     if let Some(error) = error.downcast_ref::<TorchError>() {
         // Everything else is about names, files and sizes that the user gave.
         return match error {
@@ -183,6 +206,8 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     }
     match error.downcast_ref::<TrainError>() {
         Some(TrainError::Step(error)) => step_code(error),
+        Some(TrainError::RankLost { .. }) => ANOTHER_RANK,
+        Some(TrainError::Ranks(error)) => ranks_code(error),
         Some(TrainError::Data(error)) => data_code(error),
         Some(TrainError::Checkpoint(error)) => checkpoint_code(error),
         Some(
@@ -199,6 +224,16 @@ fn exit_code(error: &anyhow::Error) -> u8 {
             | TrainError::NothingToExport { .. },
         ) => 2,
         Some(TrainError::Weights(error)) => weight_code(error),
+        _ => 1,
+    }
+}
+
+/// What the environment and the arguments cause is wrong usage; what another rank causes is its
+/// failure.
+fn ranks_code(error: &RanksError) -> u8 {
+    match error {
+        RanksError::Lost(_) => ANOTHER_RANK,
+        RanksError::Variable { .. } | RanksError::Nodes { .. } | RanksError::Refused { .. } => 2,
         _ => 1,
     }
 }
@@ -230,6 +265,8 @@ fn step_code(error: &StepError) -> u8 {
         | StepError::SavedQuantised
         | StepError::StatesInHalf
         | StepError::WholeBatch { .. }
+        | StepError::WholeBatchOfRanks { .. }
+        | StepError::UpdateInBackwardOfRanks { .. }
         | StepError::UpdateInBackward { .. } => 2,
         StepError::Adapters(error) => weight_code(error),
         error if error.is_too_large() => 2,

@@ -14,12 +14,14 @@ mod overhead;
 mod picture;
 mod progress;
 mod pytorch;
+mod ranks;
 mod resume;
 mod rows;
 mod run;
 mod settings;
 mod table;
 mod voice;
+mod world;
 
 use std::process::ExitCode;
 
@@ -35,6 +37,7 @@ fn main() -> ExitCode {
         Command::Plan(arguments) => command::plan::run(&arguments),
         Command::Fit(arguments) => command::fit::run(&arguments),
         Command::Train(arguments) => command::train::run(&arguments),
+        Command::Launch(arguments) => command::launch::run(&arguments),
         Command::Generate(arguments) => command::generate::run(&arguments),
         Command::Embed(arguments) => command::embed::run(&arguments),
         Command::Eval(arguments) => command::eval::run(&arguments),

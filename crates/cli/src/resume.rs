@@ -79,10 +79,14 @@ impl Checkpoint {
     }
 
     /// The settings it was saved with, and the flags on top of them.
-    pub fn settings_with(&self, flags: &SettingArguments) -> anyhow::Result<Settings> {
+    pub fn settings_with(
+        &self,
+        flags: &SettingArguments,
+        num_ranks: usize,
+    ) -> anyhow::Result<Settings> {
         let saved = self.saved_settings()?;
         let mut together = flags.settings_over(saved.clone())?;
-        together.on_one_device()?;
+        together.on_ranks(num_ranks as u64)?;
         self.refuse_others(&saved, &flags.settings()?, &together)?;
         Ok(together)
     }

@@ -38,15 +38,16 @@ pub enum Origin {
 
 impl AskedRun {
     /// `from` is what `--resume` says: nothing, the run of the settings, or a folder. Before the
-    /// checkpoint is chosen, `found` is told where.
+    /// checkpoint is chosen, `found` is told where. So many ranks train it, whatever was stated.
     pub fn new(
         flags: &SettingArguments,
         from: Option<Option<&Path>>,
         target: Target,
+        num_ranks: usize,
         found: impl FnOnce(&Path) -> anyhow::Result<()>,
     ) -> anyhow::Result<Self> {
         let (mut settings, is_demo) = new_run(flags)?;
-        let ranks = settings.on_one_device()?;
+        let ranks = settings.on_ranks(num_ranks as u64)?;
         let mut origin = match is_demo {
             true => Origin::Demo,
             false => Origin::New,
@@ -58,7 +59,7 @@ impl AskedRun {
             };
             found(&folder)?;
             let checkpoint = resume::Checkpoint::newest_of(&folder)?;
-            settings = checkpoint.settings_with(flags)?;
+            settings = checkpoint.settings_with(flags, num_ranks)?;
             origin = Origin::Checkpoint(Box::new(checkpoint));
         }
         let mut config = settings.resolve()?;
@@ -70,9 +71,13 @@ impl AskedRun {
             }
         };
         let mut notes = settings.notes();
-        notes.extend(ranks.map(|ranks| {
+        notes.extend(ranks.map(|stated| {
+            let here = match num_ranks {
+                1 => "one device".to_owned(),
+                ranks => format!("{ranks} ranks"),
+            };
             format!(
-                "the file's {ranks} GPUs are one device here: accumulation {} keeps its global batch",
+                "the stated {stated} GPUs are {here} here: accumulation {} keeps the global batch",
                 config.batch.accumulation
             )
         }));

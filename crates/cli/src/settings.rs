@@ -39,17 +39,14 @@ impl Asked {
     ) -> anyhow::Result<Asked> {
         let arguments = arguments.about(subject)?;
         let files = arguments.files()?;
-        let mut settings = arguments.settings()?;
+        let settings = arguments.settings()?;
         voice::explain(&settings);
         voice::aside(arguments.plain.memory.board_note());
-        let mut config = settings.resolve()?;
+        let config = settings.resolve()?;
         let (engine, because) = match engine {
             Some(engine) => (engine, None),
             None => engine_of(&settings, &config),
         };
-        if engine == Engine::Cinch && settings.on_one_device()?.is_some() {
-            config = settings.resolve()?;
-        }
         Ok(Asked {
             settings,
             config,
@@ -170,18 +167,9 @@ impl SettingArguments {
 
     /// Flags that only a PyTorch run has, where one was given.
     pub fn of_pytorch(&self) -> Option<String> {
-        let plain = [
-            ("--zero", self.plain.zero.is_some()),
-            ("--fsdp", self.plain.fsdp),
-        ];
-        let plain = plain.iter().find(|(_, given)| *given);
-        let flag = self
-            .flags
-            .iter()
-            .find(|flag| flag.key.starts_with("pytorch."));
-        plain
-            .map(|(name, _)| (*name).to_owned())
-            .or_else(|| flag.map(|flag| flag.flag.clone()))
+        let mut flags = self.flags.iter();
+        let flag = flags.find(|flag| flag.key.starts_with("pytorch."))?;
+        Some(flag.flag.clone())
     }
 
     /// The settings: defaults, presets, file, environment, flags.
@@ -211,11 +199,11 @@ impl SettingArguments {
         }
         if let Some(stage) = plain.zero {
             let source = Source::Flag("--zero".to_owned());
-            settings.set("pytorch.sharding", &format!("zero{stage}"), source)?;
+            settings.set("world.shard", &format!("zero{stage}"), source)?;
         }
         if plain.fsdp {
             let source = Source::Flag("--fsdp".to_owned());
-            settings.set("pytorch.sharding", "fsdp", source)?;
+            settings.set("world.shard", "fsdp", source)?;
         }
         if let Some(budget) = plain.memory.budget()? {
             let source = Source::Flag(budget.flag.to_owned());

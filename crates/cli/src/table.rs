@@ -15,12 +15,18 @@ const PLAIN_WIDTH: u16 = 80;
 
 /// Columns of the terminal that standard output is, if it is one.
 pub fn terminal_width() -> Option<usize> {
-    Table::new().width().map(usize::from)
+    usable(Table::new().width())
 }
 
 /// Columns of the terminal that standard error is, if it is one.
 pub fn error_width() -> Option<usize> {
-    Table::new().use_stderr().width().map(usize::from)
+    usable(Table::new().use_stderr().width())
+}
+
+/// What mpirun gives its processes for a terminal has a column or none.
+fn usable(width: Option<u16>) -> Option<usize> {
+    const LEAST: u16 = 20;
+    width.filter(|width| *width >= LEAST).map(usize::from)
 }
 
 /// Columns that a table may take: the terminal's, else those that `COLUMNS` says.
@@ -282,6 +288,14 @@ fn optimizer(settings: &cinch_step::SettingsReport) -> String {
     if settings.update_in_backward {
         text += ", updates inside the backward";
     }
+    if settings.ranks > 1 {
+        text += match settings.shard {
+            "optimizer" => ", a part of the optimizer on each rank",
+            "gradients" => ", a part of optimizer and gradients on each rank",
+            "weights" => ", a part of all weights on each rank",
+            _ => ", everything on each rank",
+        };
+    }
     text
 }
 
@@ -296,8 +310,12 @@ pub fn model_name(model: &str, size: Option<&str>) -> String {
 /// What a step is made of, in a line.
 pub fn settings_line(report: &PlanReport) -> String {
     let settings = &report.settings;
+    let ranks = match settings.ranks {
+        1 => String::new(),
+        ranks => format!(" × {ranks} ranks"),
+    };
     format!(
-        "batch {} × {} = {} of {} tokens, {}, {} of {} blocks recomputed{}, on {}",
+        "batch {} × {}{ranks} = {} of {} tokens, {}, {} of {} blocks recomputed{}, on {}",
         settings.batch_size,
         settings.accumulation,
         counted(settings.effective_batch as u64, "sequence"),

@@ -2,6 +2,7 @@
 
 use std::io::{IsTerminal, Write};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cinch_config::Settings;
 
@@ -31,11 +32,23 @@ fn verbosity() -> Verbosity {
 }
 
 pub fn is_quiet() -> bool {
-    verbosity() == Verbosity::Quiet
+    is_hushed() || verbosity() == Verbosity::Quiet
+}
+
+/// Whether another process gives the answer.
+static HUSHED: AtomicBool = AtomicBool::new(false);
+
+/// Leaves everything but errors to the first of several processes.
+pub fn hush() {
+    HUSHED.store(true, Ordering::Relaxed);
+}
+
+pub fn is_hushed() -> bool {
+    HUSHED.load(Ordering::Relaxed)
 }
 
 pub fn is_verbose() -> bool {
-    verbosity() == Verbosity::Verbose
+    !is_hushed() && verbosity() == Verbosity::Verbose
 }
 
 /// A line on standard error. Where nobody reads it any more, the work goes on: a training run

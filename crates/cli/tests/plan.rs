@@ -359,3 +359,82 @@ fn sizes_of_memory_are_read_with_any_unit() {
         assert_eq!(plan(&format!("--vram {text}"))["budget_bytes"], bytes);
     }
 }
+
+/// Every rank has one plan; the words of other programs say what it keeps.
+#[test]
+fn several_ranks_are_planned_without_any() {
+    let of = |shard: &str| {
+        plan(&format!(
+            "--model gpt2 --precision bf16 --batch-size 2 --grad-accum 1 --world 8 --nodes 2 \
+             --gpu A100-SXM4-80GB --shard {shard}"
+        ))
+    };
+    let mut before = u64::MAX;
+    for shard in ["ddp", "optimizer", "zero2", "full_shard"] {
+        let plan = of(shard);
+        breakdown_adds_up(&plan);
+        assert_eq!(plan["settings"]["effective_batch"], 16);
+        let world = &plan["world"];
+        assert_eq!((&world["ranks"], &world["nodes"]), (&8.into(), &2.into()));
+        let bytes = number(&plan, "/world/bytes_per_rank");
+        assert!(bytes < before, "{shard}: {bytes} of {before}");
+        before = bytes;
+        let speed = |key: &str| world["speed"][key].as_f64().expect("a number");
+        let network = speed("hidden_seconds") + speed("exposed_seconds");
+        assert!((network - speed("network_seconds")).abs() < 1e-9, "{shard}");
+        assert!(speed("step_seconds") > speed("exposed_seconds"), "{shard}");
+        assert_eq!(number(&plan, "/world/fewest_ranks/ranks"), 1, "{shard}");
+    }
+}
+
+/// A model that one card does not hold, and how few cards do.
+#[test]
+fn the_fewest_cards_are_told() {
+    let plan = plan(
+        "--model meta-llama/Llama-3.1-8B --precision bf16 --batch-size 1 --grad-accum 1 \
+         --checkpointing full --world 8 --shard zero3 --gpu RTX-4090",
+    );
+    let fewest = number(&plan, "/world/fewest_ranks/ranks");
+    // Sixteen bytes a weight over cards of less than 24 GiB.
+    assert!((6..=8).contains(&fewest), "{fewest}");
+}
+
+#[test]
+fn scaling_is_a_table() {
+    let plan = plan(
+        "--model gpt2 --precision bf16 --batch-size 4 --grad-accum 1 --shard zero1 \
+         --gpu H100-SXM5 --scaling 64",
+    );
+    let rows = plan["scaling"].as_array().expect("a list");
+    let ranks: Vec<u64> = rows
+        .iter()
+        .filter_map(|row| row["ranks"].as_u64())
+        .collect();
+    assert_eq!(ranks, [1, 2, 4, 8, 16, 32, 64]);
+    assert_eq!(rows[0]["speed"]["efficiency"], 1.0);
+    let nodes: Vec<u64> = rows
+        .iter()
+        .filter_map(|row| row["nodes"].as_u64())
+        .collect();
+    assert_eq!(nodes, [1, 1, 1, 1, 2, 4, 8]);
+}
+
+#[test]
+fn worlds_that_cannot_be_are_told() {
+    let refused = |line: &str, texts: &[&str]| {
+        Sandbox::new()
+            .cinch(&format!("plan {line}"))
+            .fails(2, texts);
+    };
+    refused("--model gpt2 --world 3", &["3 ranks", "2 or 4 ranks do"]);
+    refused("--model gpt2 --world 4 --nodes 3", &["world.nodes"]);
+    refused(
+        "--model gpt2 --world 2 --gpu RTX-4090 --link string",
+        &["`string`", "pcie4"],
+    );
+    refused("--model gpt2 --scaling 8", &["--gpu"]);
+    refused(
+        "--model gpt2 --world 2 --update-in-backward --batch-size 1 --grad-accum 1",
+        &["one rank", "--shard gradients"],
+    );
+}

@@ -39,6 +39,23 @@ fn the_plan_is_that_of_cinch_plan_and_the_times_are_measured() {
     let by_op = profile["predicted_by_op"].as_object().unwrap();
     let sum: f64 = by_op.values().filter_map(serde_json::Value::as_f64).sum();
     assert!((sum - number("predicted_seconds")).abs() < 1e-9, "{sum}");
+    let of = |key: &str| profile[key].as_object().unwrap().values();
+    let by_op: f64 = of("measured_by_op")
+        .filter_map(serde_json::Value::as_f64)
+        .sum();
+    let nodes = profile["measured_nodes"]
+        .as_array()
+        .expect("a list of nodes");
+    let by_node: f64 = nodes
+        .iter()
+        .filter_map(|node| node["seconds"].as_f64())
+        .sum();
+    assert!((by_op - by_node).abs() < 1e-9 && by_node > 0.0);
+    assert!(
+        nodes
+            .iter()
+            .any(|node| node["op"] == "linear" && node["node"] != "")
+    );
     assert!(profile["device_memory"].is_null());
 }
 

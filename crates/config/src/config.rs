@@ -80,6 +80,9 @@ pub struct BatchConfig {
     pub batch_size: usize,
     /// Passes whose gradients are added up before the optimizer steps.
     pub accumulation: usize,
+    /// Who else takes such passes meanwhile.
+    #[serde(default)]
+    pub world: WorldConfig,
     /// True when the user stated neither the micro batch nor the accumulation
     /// key by key: a planner may then split the effective batch otherwise.
     pub micro_is_free: bool,
@@ -110,9 +113,19 @@ pub struct BatchConfig {
 }
 
 impl BatchConfig {
-    /// Sequences per optimizer step. A state that somebody changed may have factors that no
-    /// setting allows; such a batch is larger than any, not a small one.
+    /// Sequences per optimizer step, of all ranks. A state that somebody changed may have factors
+    /// that no setting allows; such a batch is larger than any, not a small one.
     pub fn effective_batch(&self) -> usize {
+        self.rank_batch().saturating_mul(self.world.ranks)
+    }
+
+    /// Micro batches of a step, of all ranks.
+    pub fn effective_micros(&self) -> usize {
+        self.accumulation.saturating_mul(self.world.ranks)
+    }
+
+    /// Those of the sequences that one rank has.
+    pub fn rank_batch(&self) -> usize {
         self.batch_size.saturating_mul(self.accumulation)
     }
 
@@ -124,6 +137,84 @@ impl BatchConfig {
         lengths.sort_unstable();
         lengths.dedup();
         lengths
+    }
+}
+
+/// The ranks that train together: one process with one device each.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorldConfig {
+    pub ranks: usize,
+    /// Machines, each with as many of the ranks.
+    pub nodes: usize,
+    pub shard: ShardedPart,
+    /// Between GPUs of a machine; none for what the card has.
+    #[serde(default)]
+    pub link: Option<String>,
+    /// Between machines; none for what is usual with the card.
+    #[serde(default)]
+    pub network: Option<String>,
+}
+
+impl Default for WorldConfig {
+    fn default() -> Self {
+        Self {
+            ranks: 1,
+            nodes: 1,
+            shard: ShardedPart::None,
+            link: None,
+            network: None,
+        }
+    }
+}
+
+impl WorldConfig {
+    pub fn is_alone(&self) -> bool {
+        self.ranks <= 1
+    }
+
+    /// Of one machine.
+    pub fn ranks_per_node(&self) -> usize {
+        self.ranks.div_ceil(self.nodes.max(1)).max(1)
+    }
+}
+
+/// What each rank keeps only its part of; each cuts what the one before does.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum ShardedPart {
+    /// Every rank keeps all of it.
+    #[default]
+    None,
+    /// Optimizer states and masters: ZeRO's stage 1.
+    Optimizer,
+    /// And gradients: stage 2.
+    Gradients,
+    /// And weights: stage 3, FSDP.
+    Weights,
+}
+
+impl ShardedPart {
+    pub const ALL: [Self; 4] = [Self::None, Self::Optimizer, Self::Gradients, Self::Weights];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Optimizer => "optimizer",
+            Self::Gradients => "gradients",
+            Self::Weights => "weights",
+        }
+    }
+
+    /// As the setting has it, in the words of other programs.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Optimizer => "zero1",
+            Self::Gradients => "zero2",
+            Self::Weights => "zero3",
+        }
     }
 }
 

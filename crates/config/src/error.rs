@@ -87,6 +87,17 @@ pub enum ConfigError {
     },
 
     #[error(
+        "{ranks} ranks do not divide an effective batch of {effective}\n\
+         hint: {nearby} ranks do; or state the batch of each rank, --batch-size and --grad-accum"
+    )]
+    WorldSize {
+        ranks: u64,
+        effective: u64,
+        /// Numbers of ranks that do.
+        nearby: String,
+    },
+
+    #[error(
         "micro batches of {micro} do not add up to a global batch of {whole}\nhint: {nearby} does"
     )]
     GlobalBatch {

@@ -86,7 +86,8 @@ pub use apply::{Application, Applied, ChangedFile, Report, Unplaced};
 pub use bytes::Bytes;
 pub use config::{
     BatchConfig, BucketChoice, Checkpointing, Config, DataConfig, GradientType, NamedModel,
-    OutputConfig, Precision, Schedule, StateFormat, TooLong, TrainingConfig,
+    OutputConfig, Precision, Schedule, ShardedPart, StateFormat, TooLong, TrainingConfig,
+    WorldConfig,
 };
 pub use curriculum::Stage;
 pub use dialect::Program;

@@ -418,6 +418,29 @@ fn others() -> Vec<Setting> {
         "Folder of the run: log and checkpoints",
     ).flag("output-dir", "FOLDER")
     .aliases(&[same("output.dir")]),
+    Setting::new("world.ranks", count(1 << 20), "GPUs, or processes on CPUs, that train together")
+        .flag("world", "N")
+        .flag_aliases(&["ranks", "world-size"])
+        .flag_help("GPUs that train together; batch size and accumulation are those of each [default: 1]")
+        .aliases(&[same("pytorch.ranks")]),
+    Setting::new("world.nodes", count(1 << 20), "Machines that the ranks are on, as many on each")
+        .default("1")
+        .flag("nodes", "N")
+        .flag_aliases(&["nnodes"])
+        .flag_help("Machines that they are in, as many on each [default: 1]"),
+    Setting::new("world.shard", Kind::Choice(&Sharding::NAMES), "What each rank keeps only a part of")
+        .synonyms(SHARDING_SYNONYMS)
+        .default("none")
+        .flag("shard", "KIND")
+        .flag_aliases(&["sharding"])
+        .flag_help("What each rank keeps only a part of: none (ddp), optimizer (zero1), gradients too (zero2), weights too (zero3, fsdp)")
+        .aliases(&[same("pytorch.sharding")]),
+    Setting::new("world.link", Kind::Text, "How the GPUs of a machine reach each other")
+        .flag("link", "NAME")
+        .flag_help("How GPUs of a machine reach each other: nvlink3, nvlink4, nvlink5, pcie4, … or GB/s [default: the card's]"),
+    Setting::new("world.network", Kind::Text, "How machines reach each other")
+        .flag("network", "NAME")
+        .flag_help("How machines reach each other: infiniband-400, roce-200, ethernet-100, … or GB/s of a GPU [default: the card's usual]"),
     Setting::new("lora.adapter", Kind::Choice(&ADAPTERS), "Whether adapters are trained in place of the weights"),
     Setting::new("lora.rank", count(1 << 16), "Rank of the adapters")
         .flag("lora-rank", "N")
@@ -469,13 +492,6 @@ fn others() -> Vec<Setting> {
     .default("true"),
     Setting::new("pytorch.reentrant", Kind::Bool, "Checkpointing with use_reentrant=True").default("false"),
     Setting::new("pytorch.packing", Kind::Bool, "Whether samples are packed into full sequences").default("false"),
-    Setting::new("pytorch.sharding", Kind::Choice(&Sharding::NAMES), "How states are divided among GPUs")
-        .default("none")
-        .flag("sharding", "KIND")
-        .flag_help("How states are divided among GPUs: none, ddp, zero1, zero2, zero3 or fsdp"),
-    Setting::new("pytorch.ranks", count(1 << 20), "GPUs that train together")
-        .flag("ranks", "N")
-        .flag_aliases(&["world-size"]),
     ]
 }
 
@@ -503,6 +519,22 @@ const CHECKPOINTING_SYNONYMS: &[(&str, &str)] = &[
     ("false", "none"),
     ("no", "none"),
     ("off", "none"),
+];
+
+const SHARDING_SYNONYMS: &[(&str, &str)] = &[
+    ("replicas", "ddp"),
+    ("no_shard", "ddp"),
+    ("optimizer", "zero1"),
+    ("gradients", "zero2"),
+    ("shard_grad_op", "zero2"),
+    ("weights", "zero3"),
+    ("full_shard", "fsdp"),
+    ("fsdp1", "fsdp"),
+    ("fsdp2", "fsdp"),
+    ("0", "ddp"),
+    ("1", "zero1"),
+    ("2", "zero2"),
+    ("3", "zero3"),
 ];
 
 const ATTENTION_SYNONYMS: &[(&str, &str)] = &[
@@ -591,7 +623,7 @@ mod tests {
         assert_eq!(
             sections(),
             [
-                "model", "vram", "training", "data", "output", "lora", "pytorch"
+                "model", "vram", "training", "data", "output", "world", "lora", "pytorch"
             ]
         );
     }

@@ -19,6 +19,8 @@ const LOSS_CHUNK: &str = "vram.loss_chunk";
 const UPDATE_IN_BACKWARD: &str = "vram.update_in_backward";
 const OFFLOAD: &str = "vram.use_cpu_offload";
 const OFFLOAD_FROZEN: &str = "vram.offload_frozen";
+pub const RANKS: &str = "world.ranks";
+pub const SHARD: &str = "world.shard";
 pub const SEQUENCE: &str = "vram.max_seq_len";
 pub const ALLOC_CONF: &str = "pytorch.alloc_conf";
 const ATTENTION: &str = "pytorch.attention";
@@ -49,6 +51,8 @@ pub enum RemedyKind {
     /// A smaller micro batch, with more of them: the effective batch stays.
     MicroBatch,
     Recomputation,
+    /// Parts of what every rank keeps whole.
+    Shard,
     Offload,
     /// The matrices of blocks that are not trained, fetched from host memory for each pass.
     OffloadFrozen,
@@ -136,7 +140,7 @@ impl Declaration {
 /// Every change in the order of preference: what costs least comes first. The last two are what
 /// guides recommend and what does nothing.
 #[rustfmt::skip]
-pub const REMEDIES: [Declaration; 23] = {
+pub const REMEDIES: [Declaration; 24] = {
     use RemedyKind as Kind;
     [
         Declaration::new(Kind::ExpandableSegments, "expandable segments")
@@ -157,6 +161,9 @@ pub const REMEDIES: [Declaration; 23] = {
             .keys(&[CHECKPOINTING])
             .in_torch("checkpoint every layer, use_reentrant=False")
             .note("the same loss; each layer's forward runs twice (measured steps take 1.4 to 1.9 times as long)"),
+        Declaration::new(Kind::Shard, "parts of states, gradients or weights on each rank")
+            .keys(&[SHARD])
+            .note("the same result; what a rank lacks crosses the network"),
         Declaration::new(Kind::Offload, "optimizer states in host memory")
             .keys(&[OFFLOAD]),
         Declaration::new(Kind::OffloadFrozen, "frozen weights in host memory")
@@ -259,6 +266,10 @@ impl RemedyKind {
             }
             (Self::Recomputation, ["0", _]) => "no recomputation".to_owned(),
             (Self::Recomputation, [blocks, of]) => format!("recompute {blocks} of {of} blocks"),
+            (Self::Shard, ["zero1"]) => "a part of the optimizer on each rank".to_owned(),
+            (Self::Shard, ["zero2"]) => "a part of optimizer and gradients on each rank".to_owned(),
+            (Self::Shard, ["zero3"]) => "a part of all weights on each rank".to_owned(),
+            (Self::Shard, _) => "everything on each rank".to_owned(),
             (Self::Offload, ["false"]) => "optimizer states on the card".to_owned(),
             (Self::OffloadFrozen, ["false"]) => "frozen weights on the card".to_owned(),
             (Self::UpdateInBackward, ["false"]) => "update after backward".to_owned(),

@@ -11,10 +11,11 @@ use cinch_architecture::{Architecture, Family, NamedSize, Number};
 use crate::completion::Completion;
 use crate::config::{
     BatchConfig, BucketChoice, Checkpointing, Config, DataConfig, GradientType, NamedModel,
-    OutputConfig, Precision, Schedule, StateFormat, TooLong, TrainingConfig,
+    OutputConfig, Precision, Schedule, ShardedPart, StateFormat, TooLong, TrainingConfig,
+    WorldConfig,
 };
 use crate::curriculum::Stage;
-use crate::dialect::Program;
+use crate::dialect::{NODES, Program, RANKS, SHARDING};
 use crate::error::ConfigError;
 use crate::pytorch::{
     FrozenWeights, Sharding, TorchAttention, TorchConfig, TorchOptimizer, TorchPrecision,
@@ -235,12 +236,13 @@ impl Completion {
     fn batch(&mut self, model: &Architecture) -> Result<BatchConfig, ConfigError> {
         let micro_is_free =
             !self.settings.is_explicit(BATCH) && !self.settings.is_explicit(ACCUMULATION);
-        self.complete_batch();
+        self.complete_batch()?;
         self.complete_sequence(model)?;
         let (_, buckets) = self.buckets()?;
         Ok(BatchConfig {
             batch_size: self.count(BATCH),
             accumulation: self.count(ACCUMULATION),
+            world: self.world()?,
             micro_is_free,
             seq_len: self.count("vram.max_seq_len"),
             buckets,
@@ -266,6 +268,37 @@ impl Completion {
             loss_chunk: self
                 .value("vram.loss_chunk")
                 .map(|_| self.count("vram.loss_chunk")),
+        })
+    }
+
+    /// Who trains together. Machines have the same number of ranks each.
+    fn world(&self) -> Result<WorldConfig, ConfigError> {
+        let ranks = self.num_ranks() as usize;
+        let nodes = self.count(NODES);
+        if !ranks.is_multiple_of(nodes) {
+            let per_node = (ranks / nodes).max(1);
+            let fit = format!(
+                "{} ranks fit {nodes} machines",
+                per_node.saturating_mul(nodes)
+            );
+            return Err(self.relation(
+                RANKS,
+                NODES,
+                "every machine has as many ranks as the others",
+                fit,
+            ));
+        }
+        Ok(WorldConfig {
+            ranks,
+            nodes,
+            shard: match self.text(SHARDING).as_str() {
+                "zero1" => ShardedPart::Optimizer,
+                "zero2" => ShardedPart::Gradients,
+                "zero3" | "fsdp" => ShardedPart::Weights,
+                _ => ShardedPart::None,
+            },
+            link: self.optional_text("world.link"),
+            network: self.optional_text("world.network"),
         })
     }
 
@@ -410,12 +443,10 @@ impl Completion {
             prepared: on("pytorch.prepared"),
             reentrant: on("pytorch.reentrant"),
             packing: on("pytorch.packing"),
-            sharding: word("pytorch.sharding")
+            sharding: word(SHARDING)
                 .and_then(Sharding::named)
                 .unwrap_or(usual.sharding),
-            ranks: self
-                .value("pytorch.ranks")
-                .map(|_| self.unsigned("pytorch.ranks")),
+            ranks: self.value(RANKS).map(|_| self.unsigned(RANKS)),
             assumed,
         })
     }
@@ -526,7 +557,11 @@ impl Completion {
                 [] => "a stage of a curriculum, and none is given".to_owned(),
                 known => format!("one of {}", known.join(", ")),
             },
-            hint: None,
+            hint: known.is_empty().then(|| {
+                "a curriculum is a folder of stages beside a configuration: --config-path conf \
+                 with conf/text_curriculum/01_stage.yaml"
+                    .to_owned()
+            }),
         }
     }
 

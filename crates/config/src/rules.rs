@@ -8,7 +8,7 @@ use std::path::Path;
 use cinch_architecture::{Architecture, Family, Number, families};
 
 use crate::completion::Completion;
-use crate::dialect::Program;
+use crate::dialect::{Program, RANKS};
 use crate::error::ConfigError;
 use crate::preset::Preset;
 use crate::registry::SETTINGS;
@@ -28,6 +28,36 @@ const TOKENIZERS: [(&str, u64); 3] = [("gpt2", 50257), ("bytes", 257), ("train",
 
 pub(crate) const BATCH: &str = "vram.batch_size";
 pub(crate) const ACCUMULATION: &str = "vram.gradient_accumulation_steps";
+
+/// An effective batch that nobody cut yet, over ranks: the largest micro batch that is not above
+/// the usual one, and its accumulation.
+fn divided(effective: u64, usual: u64, ranks: u64) -> Result<(u64, u64), ConfigError> {
+    if !effective.is_multiple_of(ranks) {
+        return Err(ConfigError::WorldSize {
+            ranks,
+            effective,
+            nearby: nearby_ranks(effective, ranks),
+        });
+    }
+    let each = effective / ranks;
+    let micro = (1..=usual.min(each)).rev();
+    let micro = micro.into_iter().find(|micro| each.is_multiple_of(*micro));
+    let micro = micro.unwrap_or(1);
+    Ok((micro, each / micro))
+}
+
+/// The numbers of ranks next to one that does not divide a batch, in words.
+pub(crate) fn nearby_ranks(batch: u64, ranks: u64) -> String {
+    let divides = |ranks: &u64| batch.is_multiple_of(*ranks);
+    let below = (1..ranks.min(batch + 1)).rev().find(divides);
+    let above = (ranks + 1..=batch).find(divides);
+    let words: Vec<String> = below
+        .into_iter()
+        .chain(above)
+        .map(|n| n.to_string())
+        .collect();
+    words.join(" or ")
+}
 
 impl Completion {
     pub(crate) fn check_keys_belong(&self, family: &Family) -> Result<(), ConfigError> {
@@ -152,7 +182,7 @@ impl Completion {
 
     /// Fills in whichever of micro batch and accumulation was not stated, so
     /// that their product stays what it was meant to be: the preset's, or 16.
-    pub(crate) fn complete_batch(&mut self) {
+    pub(crate) fn complete_batch(&mut self) -> Result<(), ConfigError> {
         let weaker = |key| match self.settings.effective_below(key, Layer::File) {
             Some(assignment) => match assignment.value {
                 Value::Unsigned(number) => Some(number),
@@ -160,33 +190,49 @@ impl Completion {
             },
             None => None,
         };
-        let preset = weaker(BATCH).zip(weaker(ACCUMULATION)).map(|(a, b)| a * b);
+        let preset = weaker(BATCH).zip(weaker(ACCUMULATION));
+        let usual = preset.map_or(DEFAULT_BATCH, |(micro, _)| micro);
+        let preset = preset.map(|(a, b)| a * b);
         let effective = preset.unwrap_or(DEFAULT_EFFECTIVE_BATCH);
+        // The batch of another program's file is that of each GPU, also where nobody states it.
+        let files = self.settings.files.iter();
+        let foreign = files.clone().any(|file| file.program == Program::PyTorch);
+        let ranks = match foreign {
+            true => 1,
+            false => self.num_ranks(),
+        };
         // Where a program is silent, its own default holds and no rule of ours.
         let decided = |key| self.settings.program_says(key).is_some();
         let (stated, missing) = match (
             self.settings.is_explicit(BATCH),
             self.settings.is_explicit(ACCUMULATION),
         ) {
-            (true, true) => return,
-            (true, false) if decided(ACCUMULATION) => return,
-            (false, true) if decided(BATCH) => return,
+            (true, true) => return Ok(()),
+            (true, false) if decided(ACCUMULATION) => return Ok(()),
+            (false, true) if decided(BATCH) => return Ok(()),
             (true, false) => (BATCH, ACCUMULATION),
             (false, true) => (ACCUMULATION, BATCH),
-            (false, false) if preset.is_some() => return,
+            (false, false) if decided(BATCH) && decided(ACCUMULATION) => return Ok(()),
+            (false, false) if preset.is_some() && ranks == 1 => return Ok(()),
             (false, false) => {
-                let mut fill = |key, number| {
-                    let value = Value::Unsigned(number);
-                    self.settings
-                        .push(key, Layer::Default, value, Source::Default);
+                let (micro, accumulation) = divided(effective, usual, ranks)?;
+                let layer = match preset {
+                    Some(_) => Layer::Adjusted,
+                    None => Layer::Default,
                 };
-                fill(BATCH, DEFAULT_BATCH);
-                fill(ACCUMULATION, effective / DEFAULT_BATCH);
-                return;
+                let source = || match ranks {
+                    1 => Source::Default,
+                    _ => Source::Derived(RANKS.to_owned()),
+                };
+                for (key, number) in [(BATCH, micro), (ACCUMULATION, accumulation)] {
+                    let value = Value::Unsigned(number);
+                    self.settings.push(key, layer, value, source());
+                }
+                return Ok(());
             }
         };
         let given = self.unsigned(stated);
-        let filled = (effective / given).max(1);
+        let filled = (effective / given.saturating_mul(ranks)).max(1);
         let layer = match preset {
             Some(_) => Layer::Adjusted,
             None => Layer::Default,
@@ -194,14 +240,24 @@ impl Completion {
         let source = Source::Derived(stated.to_owned());
         self.settings
             .push(missing, layer, Value::Unsigned(filled), source);
-        let total = given * filled;
+        let total = given.saturating_mul(filled).saturating_mul(ranks);
         self.notes.push(if total == effective {
             format!("{missing} was not given: {filled}, so that the effective batch is {effective}")
         } else {
             format!(
-                "{missing} was not given: {filled}; the effective batch is {total}, because {stated} = {given} does not divide {effective}"
+                "{missing} was not given: {filled}; the effective batch is {total}, because {} does not divide {effective}",
+                match ranks {
+                    1 => format!("{stated} = {given}"),
+                    ranks => format!("{stated} = {given} on {ranks} ranks"),
+                }
             )
         });
+        Ok(())
+    }
+
+    /// How many train together.
+    pub(crate) fn num_ranks(&self) -> u64 {
+        self.value(RANKS).map_or(1, |_| self.unsigned(RANKS))
     }
 
     /// A training sequence is as long as the model has positions, unless told. Where the shape is

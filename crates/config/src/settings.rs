@@ -12,10 +12,11 @@ use serde::Serialize;
 
 use crate::curriculum::Stage;
 use crate::dialect::draft::Reading;
-use crate::dialect::{ACCUMULATION, BATCH, RANKS};
+use crate::dialect::{ACCUMULATION, BATCH, NODES, RANKS};
 use crate::error::{ConfigError, Given};
 use crate::preset::Preset;
 use crate::registry::{self, SETTINGS};
+use crate::rules::nearby_ranks;
 use crate::setting::{Meaning, Setting};
 use crate::source::{Layer, Source};
 use crate::value::{Kind, Refusal, Value};
@@ -186,46 +187,64 @@ impl Settings {
         self.assignments.get(key).and_then(|given| given.last())
     }
 
-    /// Lets one device do what a file's several GPUs do: as many more micro batches, so that the
-    /// global batch is the same. A typed micro batch keeps it too, and a typed accumulation is
-    /// taken as it is. Returns the number of GPUs.
-    pub fn on_one_device(&mut self) -> Result<Option<u64>, ConfigError> {
+    /// Lets so many ranks do what was stated for another number of them: with as many more or
+    /// fewer micro batches, so that the global batch is the same. A typed micro batch keeps it
+    /// too, and a typed accumulation is taken as it is. Where no number was stated, what was stated
+    /// of a batch is each rank's. Returns the number of ranks that were stated, if it is another.
+    pub fn on_ranks(&mut self, ranks: u64) -> Result<Option<u64>, ConfigError> {
         let number = |given: Option<&Assignment>| match given.map(|given| &given.value) {
             Some(Value::Unsigned(number)) => Some(*number),
             _ => None,
         };
-        let Some(ranks) = number(self.effective(RANKS)).filter(|&ranks| ranks > 1) else {
+        let stated = number(self.effective(RANKS)).unwrap_or(1);
+        let is_stated = self.effective(RANKS).is_some();
+        if stated == ranks {
             return Ok(None);
-        };
+        }
         let source = || Source::Derived(RANKS.to_owned());
         let typed = |key: &str| {
             let given = self.effective(key);
             given.is_some_and(|given| given.layer > Layer::File)
         };
-        if !typed(ACCUMULATION) {
-            let stated = |key: &str| {
+        let is_given = self
+            .effective(BATCH)
+            .or(self.effective(ACCUMULATION))
+            .is_some();
+        if is_stated && is_given && !typed(ACCUMULATION) {
+            let below = |key: &str| {
                 let below = self.effective_below(key, Layer::Environment);
                 number(below).unwrap_or(1)
             };
-            let whole = stated(BATCH)
-                .saturating_mul(stated(ACCUMULATION))
-                .saturating_mul(ranks);
+            let whole = below(BATCH)
+                .saturating_mul(below(ACCUMULATION))
+                .saturating_mul(stated);
+            if !whole.is_multiple_of(ranks.max(1)) {
+                return Err(ConfigError::WorldSize {
+                    ranks,
+                    effective: whole,
+                    nearby: nearby_ranks(whole, ranks),
+                });
+            }
+            let each = whole / ranks.max(1);
             let micro = number(self.effective(BATCH)).unwrap_or(1).max(1);
-            if !whole.is_multiple_of(micro) {
-                let divides = |micro: &u64| whole.is_multiple_of(*micro);
+            if !each.is_multiple_of(micro) {
+                let divides = |micro: &u64| each.is_multiple_of(*micro);
                 let below = (1..micro).rev().find(divides);
-                let above = (micro + 1..=whole).find(divides);
+                let above = (micro + 1..=each).find(divides);
                 return Err(ConfigError::GlobalBatch {
                     whole,
                     micro,
-                    nearby: nearby(below.into_iter().chain(above), whole),
+                    nearby: nearby(below.into_iter().chain(above), each),
                 });
             }
-            let steps = Value::Unsigned(whole / micro);
+            let steps = Value::Unsigned(each / micro);
             self.push(ACCUMULATION, Layer::Adjusted, steps, source());
         }
-        self.push(RANKS, Layer::Adjusted, Value::Unsigned(1), source());
-        Ok(Some(ranks))
+        self.push(RANKS, Layer::Adjusted, Value::Unsigned(ranks), source());
+        if ranks == 1 {
+            self.push(NODES, Layer::Adjusted, Value::Unsigned(1), source());
+        }
+        Ok(is_stated.then_some(stated))
     }
 
     /// The strongest value below `layer`.

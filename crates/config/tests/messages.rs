@@ -50,7 +50,7 @@ fn unknown_keys() {
             "\"plugins\": {\"colour\": 4}, \"vram\": {\"batch_size\": 4}",
             &[]
         ),
-        "unknown key `plugins.colour` in run.json line 1\nhint: the sections are model, vram, training, data, output, lora, pytorch"
+        "unknown key `plugins.colour` in run.json line 1\nhint: the sections are model, vram, training, data, output, world, lora, pytorch"
     );
     assert_eq!(
         message("{}", &[("--set", "vram.bugdet", "8gb")]),

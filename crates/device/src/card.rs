@@ -3,6 +3,7 @@
 use cinch_graph::{DType, Target};
 
 use crate::architecture::{ComputeCapability, Generation};
+use crate::fabric::Fabric;
 use crate::find::find;
 
 /// Rates of one processor, as programs reach them.
@@ -25,6 +26,8 @@ pub struct Card {
     /// Bytes per second between host memory and the processor's own, in one direction, from
     /// pinned memory.
     pub host_bandwidth: f64,
+    /// What joins it to others.
+    pub fabric: Fabric,
     /// `None` for what is not of NVIDIA.
     pub compute_capability: Option<ComputeCapability>,
     /// `None` for a CPU.
@@ -54,6 +57,7 @@ impl Card {
             bandwidth,
             multiprocessors: num_threads,
             host_bandwidth: bandwidth / 2.0,
+            fabric: Fabric::CPU,
             compute_capability: None,
             generation: None,
         }

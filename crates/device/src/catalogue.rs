@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use crate::architecture::{ComputeCapability, Generation};
 use crate::card::Card;
+use crate::fabric::Fabric;
 
 /// One GPU as it can be bought.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,6 +31,8 @@ pub struct Gpu {
     pub measured: Option<Peaks>,
     pub multiprocessors: usize,
     pub link: Link,
+    /// What joins it to others.
+    pub fabric: Fabric,
 }
 
 /// The memory of a card, from the box to what a program gets.
@@ -123,7 +126,7 @@ impl Link {
 }
 
 /// The share of a link's peak that copies reach.
-const LINK_SHARE: f64 = 0.8;
+pub(crate) const LINK_SHARE: f64 = 0.8;
 
 /// Whether cinch trains on a card, and why not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,6 +183,7 @@ impl Gpu {
             bandwidth: reached.bandwidth,
             multiprocessors: self.multiprocessors,
             host_bandwidth: self.link.reached(),
+            fabric: self.fabric,
             compute_capability: self.compute_capability,
             generation: Some(self.generation),
         }

@@ -22,6 +22,14 @@ pub enum DeviceError {
         name: String,
         candidates: Vec<&'static str>,
     },
+    #[error(
+        "`{name}` is no link that cinch knows\nhint: GB/s of one GPU in one direction, or one of {}",
+        known.join(", ")
+    )]
+    UnknownLink {
+        name: String,
+        known: Vec<&'static str>,
+    },
     #[error("no GPU is named\nhint: --gpu \"RTX 4090\"; `cinch gpus` lists those that cinch knows")]
     EmptyName,
 }

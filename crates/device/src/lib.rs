@@ -16,6 +16,7 @@ mod architecture;
 mod card;
 mod catalogue;
 mod error;
+mod fabric;
 mod find;
 mod host;
 mod machine;
@@ -30,6 +31,7 @@ pub use architecture::{ComputeCapability, Generation};
 pub use card::Card;
 pub use catalogue::{CATALOGUE, CardMemory, Gpu, Link, Peaks, Provenance, Training};
 pub use error::DeviceError;
+pub use fabric::{Fabric, INTERCONNECTS, Interconnect};
 pub use find::{find, find_boards, find_detected};
 pub use host::Host;
 pub use machine::{

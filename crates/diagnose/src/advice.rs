@@ -1,6 +1,8 @@
 //! What to do, in order, and what not to bother with.
 
+mod loading;
 mod moment;
+mod serving;
 mod useless;
 mod usual;
 
@@ -10,9 +12,9 @@ use cinch_config::Bytes;
 use cinch_config::remedy::{Effect, RemedyKind};
 
 use crate::failure::{Cause, Fix, Priced, Run};
-use crate::frame::Phase;
+use crate::frame::{Phase, Server};
 use crate::log::{Incident, Told};
-use crate::message::{Event, Numbers};
+use crate::message::{Event, Framework, Numbers};
 
 /// Below this share of what a run takes, a saving is none.
 const WORTHWHILE: f64 = 0.01;
@@ -24,6 +26,27 @@ pub struct Case<'a> {
     pub numbers: &'a Numbers,
     pub told: &'a Told,
     pub run: Option<&'a Run>,
+}
+
+impl Case<'_> {
+    /// The program, where it is one that trains nothing.
+    fn server(&self) -> Option<Server> {
+        // A page that a program wrote of its failure has its name and no frames.
+        let is_comfy = self.told.programs.contains(&"ComfyUI") && self.incident.steps == 0;
+        self.incident.server.or(is_comfy.then_some(Server::Comfy))
+    }
+
+    /// Whether weights were on their way to the card, before any batch.
+    fn is_loading(&self) -> bool {
+        self.incident.phase == Some(Phase::Loading) && self.is_torch()
+    }
+
+    fn is_torch(&self) -> bool {
+        matches!(
+            self.incident.message.framework,
+            Framework::PyTorch | Framework::BitsAndBytes | Framework::Nccl | Framework::Triton
+        )
+    }
 }
 
 fn shown(bytes: u64) -> String {
@@ -43,7 +66,19 @@ pub fn fixes(case: &Case<'_>) -> Vec<Fix> {
         case.incident.phase,
         Some(Phase::EvaluationOutputs | Phase::Saving | Phase::Resuming | Phase::Merging)
     );
-    if !takes_less || is_aside || case.incident.message.event == Event::CacheBlocks {
+    let is_of_server = matches!(
+        case.incident.message.event,
+        Event::CacheBlocks | Event::Pool
+    );
+    if !takes_less || is_aside || is_of_server {
+        return fixes;
+    }
+    if let Some(server) = case.server() {
+        fixes.extend(serving::fixes(server, case.incident.phase));
+        return fixes;
+    }
+    if case.is_loading() {
+        fixes.extend(loading::fixes(case));
         return fixes;
     }
     match case.run {
@@ -55,6 +90,20 @@ pub fn fixes(case: &Case<'_>) -> Vec<Fix> {
 
 /// Changes whose saving was computed for this run: what costs least first.
 fn priced(case: &Case<'_>, run: &Run) -> Vec<Fix> {
+    let together = run.together.iter().map(|together| Fix {
+        what: format!(
+            "settings that fit: {}, which leaves {} (enough)",
+            together.changes.join("; "),
+            shown(together.leaves)
+        ),
+        saves_bytes: Some(run.predicted.saturating_sub(together.leaves)),
+        command: together.command.clone(),
+    });
+    together.chain(alone(case, run, |_| true)).collect()
+}
+
+/// Each change by itself, of those that are asked for.
+fn alone(case: &Case<'_>, run: &Run, is_asked: fn(RemedyKind) -> bool) -> Vec<Fix> {
     let total = case.numbers.limit.or(case.numbers.total).or(run.card);
     // Only where enough is idle, and then they are told already.
     let is_of_allocator = |kind| {
@@ -67,7 +116,7 @@ fn priced(case: &Case<'_>, run: &Run) -> Vec<Fix> {
         .priced
         .iter()
         .filter(|priced| is_worthwhile(priced, run) && priced.kind.effect() != Effect::ChangesModel)
-        .filter(|priced| !is_of_allocator(priced.kind))
+        .filter(|priced| !is_of_allocator(priced.kind) && is_asked(priced.kind))
         .collect();
     let order = |effect: Effect| match effect {
         Effect::KeepsResult => 0,
@@ -75,16 +124,7 @@ fn priced(case: &Case<'_>, run: &Run) -> Vec<Fix> {
         Effect::ChangesModel => 2,
     };
     useful.sort_by_key(|priced| (order(priced.kind.effect()), priced.kind.rank()));
-    let together = run.together.iter().map(|together| Fix {
-        what: format!(
-            "settings that fit: {}, which leaves {} (enough)",
-            together.changes.join("; "),
-            shown(together.leaves)
-        ),
-        saves_bytes: Some(run.predicted.saturating_sub(together.leaves)),
-        command: together.command.clone(),
-    });
-    let alone = useful.iter().map(|priced| {
+    let fix = |priced: &&Priced| {
         let name = priced.kind.declaration().name;
         let enough = match total {
             Some(total) if priced.safe <= total => " (enough by itself)",
@@ -102,8 +142,8 @@ fn priced(case: &Case<'_>, run: &Run) -> Vec<Fix> {
             saves_bytes: u64::try_from(priced.saves).ok(),
             command: priced.command.clone(),
         }
-    });
-    together.chain(alone).collect()
+    };
+    useful.iter().map(fix).collect()
 }
 
 fn is_worthwhile(priced: &Priced, run: &Run) -> bool {

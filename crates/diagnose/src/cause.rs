@@ -26,6 +26,17 @@ const LONG_BATCH: f64 = 1.3;
 /// What context and libraries take on any card.
 const CONTEXT: u64 = 1 << 30;
 
+/// What PyTorch's allocator asks the driver for when it needs this much: whole segments.
+fn segment(tried: u64) -> u64 {
+    const MIB: u64 = 1 << 20;
+    match tried {
+        0 => 0,
+        tried if tried <= MIB || tried == 2 * MIB => 2 * MIB,
+        tried if tried < 10 * MIB => 20 * MIB,
+        tried => tried,
+    }
+}
+
 fn shown(bytes: u64) -> String {
     Bytes::new(bytes).to_string()
 }
@@ -63,7 +74,7 @@ pub fn verdict(incident: &Incident, told: &Told, run: Option<&Run>) -> Verdict {
             (Cause::NotOom, 0.9)
         }
         Event::Rejected => (Cause::Cap, 0.97),
-        Event::CacheBlocks => (Cause::Cap, 0.85),
+        Event::CacheBlocks | Event::Pool => (Cause::Cap, 0.85),
         Event::Startup => (Cause::OtherProcess, 0.8),
         Event::Unified => unified(&numbers),
         Event::HostAllocation | Event::HostKilled => {
@@ -78,6 +89,12 @@ pub fn verdict(incident: &Incident, told: &Told, run: Option<&Run>) -> Verdict {
         Event::SharedMemory => (Cause::Host, 0.9),
         Event::KilledBySignal => {
             evidence.push("signal 9 is what the kernel sends when host memory runs out; a person or a scheduler can send it too: `dmesg` and `journalctl -k` tell".to_owned());
+            evidence.extend(incident.host.map(|bytes| {
+                format!(
+                    "the log tells of {} of host memory in use before",
+                    shown(bytes.max(0.0) as u64)
+                )
+            }));
             (Cause::Host, 0.6)
         }
         Event::DoesNotFit => (Cause::Capacity, 0.99),
@@ -129,8 +146,15 @@ fn figures(numbers: &Numbers, incident: &Incident) -> Vec<String> {
             free.unwrap_or_default()
         ));
     }
+    if let Some(needed) = numbers.needed.filter(|_| numbers.limit.is_none()) {
+        said.push(format!("the program needs {} in all", shown(needed)));
+    }
     if let Some(total) = numbers.total {
-        let mut parts = vec![format!("the card has {}", shown(total))];
+        let whose = match incident.message.event {
+            Event::HostKilled => "the machine",
+            _ => "the card",
+        };
+        let mut parts = vec![format!("{whose} has {}", shown(total))];
         parts.extend(
             numbers
                 .allocated
@@ -153,14 +177,25 @@ fn figures(numbers: &Numbers, incident: &Incident) -> Vec<String> {
                 .non_pytorch
                 .map(|bytes| format!("{} of this process is outside the allocator", shown(bytes))),
         );
-        parts.extend(
-            numbers
-                .other
-                .map(|bytes| format!("{} is held by others", shown(bytes))),
-        );
+        parts.extend(numbers.other.map(|bytes| {
+            match numbers.process.is_some() || incident.message.names_a_holder() {
+                true => format!("{} is held by others", shown(bytes)),
+                false => format!(
+                    "{} more is taken, by others or by this process outside the allocator",
+                    shown(bytes)
+                ),
+            }
+        }));
         said.push(parts.join("; "));
     } else if let Some(allocated) = numbers.allocated {
-        said.push(format!("{} was allocated", shown(allocated)));
+        let other = numbers
+            .other
+            .map(|bytes| format!(", and {} beside it", shown(bytes)));
+        said.push(format!(
+            "{} was allocated{}",
+            shown(allocated),
+            other.unwrap_or_default()
+        ));
     }
     if let Some(limit) = numbers.limit.filter(|_| numbers.needed.is_none()) {
         said.push(format!("the limit is {}", shown(limit)));
@@ -173,7 +208,7 @@ fn figures(numbers: &Numbers, incident: &Incident) -> Vec<String> {
         .holders
         .iter()
         .take(4)
-        .filter(|holder| holder.process > 0);
+        .filter(|holder| holder.process > 0 && holder.bytes > 0);
     said.extend(
         holders.map(|holder| format!("process {} holds {}", holder.process, shown(holder.bytes))),
     );
@@ -205,9 +240,12 @@ fn device(
     told: &Told,
     evidence: &mut Vec<String>,
 ) -> (Cause, f64) {
+    let is_torch = incident.message.framework == Framework::PyTorch;
     let tried = numbers.tried.unwrap_or(0);
+    let asked = if is_torch { segment(tried) } else { tried };
     let free = numbers.free.unwrap_or(0);
     let total = numbers.total.unwrap_or(0);
+    let is_far_above = tried > 0 && free >= asked.saturating_mul(2) && free >= total / 20;
     let held = numbers
         .process
         .or(numbers.reserved)
@@ -220,21 +258,22 @@ fn device(
                 && bytes >= total / 100 * percent
                 && bytes.saturating_add(free) >= tried
                 // Where far more is free than was asked for, nothing that is held explains it.
-                && (tried == 0 || free < tried.saturating_mul(2))
+                && (tried == 0 || free < asked.saturating_mul(2))
         })
     };
     if let Some(limit) = numbers.limit
         && (total == 0 || limit < total)
-        && held.saturating_add(tried) > limit
-        && incident.message.framework == Framework::PyTorch
+        // Figures are told with two digits behind the point.
+        && (held.saturating_add(asked) > limit - limit / 100 || is_far_above)
+        && is_torch
     {
         return (Cause::Cap, 0.95);
     }
-    if total > 0 && tried > total {
+    let is_larger = total > 0 && tried > total;
+    if is_larger {
         evidence.push(
             "one request is larger than the card: no setting of the allocator meets it".to_owned(),
         );
-        return (Cause::Capacity, 0.99);
     }
     if lends_from_host(numbers) {
         evidence.push(
@@ -243,8 +282,29 @@ fn device(
         );
         return (Cause::Capacity, 0.97);
     }
+    if is_larger {
+        return (Cause::Capacity, 0.99);
+    }
+    if let Some(contiguous) = numbers.contiguous
+        && contiguous < tried
+        && tried <= free
+    {
+        evidence.push(format!(
+            "a program needs one piece, and the largest that is free has {}",
+            shown(contiguous)
+        ));
+        return (Cause::Fragmentation, 0.9);
+    }
+    if is_far_above {
+        evidence.push(
+            "far more was free than was asked for: a fraction set for the process, a partition of the card, \
+             or another process that let go in between"
+                .to_owned(),
+        );
+        return (Cause::Unclear, 0.5);
+    }
     if explains(numbers.other, 20) {
-        let is_named = !incident.message.holders.is_empty();
+        let is_named = incident.message.names_a_holder();
         return (Cause::OtherProcess, if is_named { 0.95 } else { 0.75 });
     }
     if let Some(found) = climbing(incident, evidence) {
@@ -268,23 +328,26 @@ fn device(
     // An old message names nobody: where tensors fill the card, a context, a display or NCCL is no
     // reason.
     let is_full = total > 0 && numbers.allocated.unwrap_or(0) >= total / 10 * 7;
-    let is_named = !incident.message.holders.is_empty();
+    let is_named = incident.message.names_a_holder();
     if explains(numbers.other, 5) && (is_named || !is_full) {
         return (Cause::OtherProcess, 0.65);
     }
     if explains(outside, 10) {
         return (Cause::NonPytorch, 0.65);
     }
-    if tried > 0 && free >= tried.saturating_mul(2) && free >= total / 20 {
-        evidence.push(
-            "far more was free than was asked for: a fraction set for the process, a partition of the card, \
-             or another process that let go in between"
-                .to_owned(),
-        );
-        return (Cause::Unclear, 0.5);
-    }
     if let Some(found) = long_batch(incident, evidence) {
         return found;
+    }
+    // All that a compiled program needs, and it is little: the rest was taken before it.
+    if let Some(needed) = numbers.needed
+        && total == 0
+        && needed.max(tried) < CONTEXT
+    {
+        evidence.push(format!(
+            "the program that failed needs {} in all: arrays that were made before it hold the memory, or another process does",
+            shown(needed.max(tried))
+        ));
+        return (Cause::Unclear, 0.6);
     }
     capacity(numbers, incident)
 }
@@ -304,6 +367,14 @@ fn capacity(numbers: &Numbers, incident: &Incident) -> (Cause, f64) {
         total => bytes.unwrap_or(0) as f64 / total as f64,
     };
     if share(numbers.allocated) >= 0.7 {
+        return (Cause::Capacity, 0.95);
+    }
+    // With all that is idle given back it would not fit either.
+    let needed = numbers
+        .allocated
+        .zip(numbers.tried)
+        .map(|(allocated, tried)| allocated.saturating_add(tried));
+    if share(needed) > 1.0 {
         return (Cause::Capacity, 0.95);
     }
     if share(numbers.process) >= 0.8 || share(numbers.needed) > 1.0 {

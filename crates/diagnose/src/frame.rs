@@ -32,7 +32,7 @@ pub enum Phase {
     Saving,
     Resuming,
     Merging,
-    /// `nn.DataParallel` gathers on its first GPU.
+    /// `nn.DataParallel`, which gathers on its first GPU.
     DataParallel,
     PinnedMemory,
 }
@@ -54,7 +54,7 @@ impl Phase {
             Self::Saving => "while a checkpoint was saved",
             Self::Resuming => "while a checkpoint was loaded to resume",
             Self::Merging => "while adapters were merged",
-            Self::DataParallel => "while DataParallel gathered on its first GPU",
+            Self::DataParallel => "under DataParallel, whose first GPU holds all outputs",
             Self::PinnedMemory => "while batches were copied to pinned memory",
         }
     }
@@ -72,6 +72,32 @@ impl Phase {
                 | Self::OptimizerStep
         )
     }
+}
+
+/// A program that answers or draws, and trains nothing: settings of training are none of its.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Server {
+    Vllm,
+    Sglang,
+    Comfy,
+    Diffusers,
+}
+
+/// Which of them the frames lie in.
+pub fn server(frames: &[Frame]) -> Option<Server> {
+    const FOLDERS: [(&str, Server); 7] = [
+        ("packages/vllm/", Server::Vllm),
+        ("vllm/v1/", Server::Vllm),
+        ("vllm/worker/", Server::Vllm),
+        ("vllm/model_executor/", Server::Vllm),
+        ("sglang/srt/", Server::Sglang),
+        ("ComfyUI/", Server::Comfy),
+        ("diffusers/pipelines/", Server::Diffusers),
+    ];
+    let lies_in = |folder: &str| frames.iter().any(|frame| frame.is_in(folder));
+    let mut folders = FOLDERS.iter();
+    let found = folders.find(|(folder, _)| lies_in(folder));
+    found.map(|(_, server)| *server)
 }
 
 /// Letters of a path and of a function that are kept.
@@ -210,6 +236,7 @@ pub fn phase(frames: &[Frame]) -> Option<Phase> {
     let found = if has(MERGING) {
         Phase::Merging
     } else if has_in("parallel/data_parallel.py", &[])
+        || has_in("parallel/parallel_apply.py", &["_worker"])
         || has_in("parallel/scatter_gather.py", &["gather"])
     {
         Phase::DataParallel

@@ -91,6 +91,7 @@ pub fn failure(incident: &Incident, told: &Told, run: Option<&Run>) -> Failure {
 /// What happened, in a sentence.
 fn summary(incident: &Incident, cause: Cause) -> String {
     let who = incident.message.framework.title();
+    let unit = incident.message.accelerator.noun();
     let what = match (&incident.message.event, cause) {
         (Event::NotMemory(_) | Event::AbsurdSize, _) => {
             format!("{who} failed, and not for lack of memory")
@@ -102,22 +103,26 @@ fn summary(incident: &Incident, cause: Cause) -> String {
         (Event::HostKilled, _) => {
             format!("{who} reports a process that was ended because host memory ran out")
         }
-        (Event::SharedMemory, _) => "a loader worker ran out of shared memory".to_owned(),
+        (Event::SharedMemory, _) if incident.message.framework == Framework::PyTorch => {
+            "a loader worker ran out of shared memory".to_owned()
+        }
+        (Event::SharedMemory, _) => format!("{who} ran out of shared memory"),
         (Event::HostAllocation, _) => format!("{who} could not get host memory"),
         (Event::DoesNotFit, _) => "the run does not fit the budget it was planned for".to_owned(),
         (Event::CacheBlocks, _) => {
             format!("{who} has no memory left for the cache of keys and values")
         }
+        (Event::Pool, _) => format!("{who} has no place left for another request or token"),
         (Event::Startup, _) => {
             "less of the card was free at the start than vLLM is to take".to_owned()
         }
         (Event::Library(name), _) if *name != who => {
-            format!("{who} ran out of GPU memory: {name} could not get its workspace")
+            format!("{who} ran out of {unit} memory: {name} could not get its workspace")
         }
         (Event::Unified, _) => {
             format!("{who} ran out of the memory that the GPU of this Mac may use")
         }
-        _ => format!("{who} ran out of GPU memory"),
+        _ => format!("{who} ran out of {unit} memory"),
     };
     let rank = incident
         .source
@@ -126,7 +131,7 @@ fn summary(incident: &Incident, cause: Cause) -> String {
     let device = incident
         .message
         .device
-        .map(|device| format!(" (GPU {device})"));
+        .map(|device| format!(" ({unit} {device})"));
     let phase = incident.phase.map(|phase| format!(" {}", phase.said()));
     let step = incident
         .step

@@ -11,7 +11,7 @@ pub use told::Told;
 use std::collections::HashMap;
 
 use crate::clean::{Source, plain, unprefixed};
-use crate::frame::{Frame, Phase, phase};
+use crate::frame::{Frame, Phase, Server, phase, server};
 use crate::lines::Lines;
 use crate::message::{Event, Framework, Message};
 use crate::trend::{Series, Trend};
@@ -57,6 +57,10 @@ pub struct Incident {
     pub steps: u64,
     pub trend: Option<(Measure, Trend)>,
     pub length: Option<LengthChange>,
+    /// Host memory in use, as the log told it last.
+    pub host: Option<f64>,
+    /// The program that trains nothing, where it is one.
+    pub server: Option<Server>,
 }
 
 /// The last batch beside those before.
@@ -97,6 +101,8 @@ struct State {
     series: Vec<(Measure, Series)>,
     losses: Series,
     lengths: Vec<f64>,
+    /// Host memory in use, as it was told last.
+    host: Option<f64>,
     is_evaluating: bool,
 }
 
@@ -303,7 +309,9 @@ impl Reader {
         let is_open = self.state(source).pending.is_some();
         let is_blank = text.iter().all(u8::is_ascii_whitespace);
         if is_open {
-            let ends = is_blank || is_traceback || frame || begins || readings.is_step();
+            let is_bar = memchr::memmem::find(text, b"%|").is_some();
+            let ends = is_blank || is_traceback || frame || begins;
+            let ends = ends || is_bar || readings.ends_a_message();
             match ends {
                 true => self.close(source),
                 false => return self.append(source, text),
@@ -424,16 +432,12 @@ impl Reader {
     /// A failure as it is kept, which nobody has told yet.
     fn incident(&mut self, source: Source, pending: &Pending, message: Message) -> Incident {
         let trend = self.trend(source);
+        let host = self.known.iter().find_map(|state| state.host);
         let state = self.state(source);
-        let frames = state.traceback.frames();
-        let phase = phase(&frames).or(state.is_evaluating.then_some(Phase::Evaluation));
-        let is_own = |frame: &&Frame| {
-            !["site-packages", "dist-packages", "/lib/python", "<frozen"]
-                .iter()
-                .any(|folder| frame.file.contains(folder))
-                && frame.function != "<module>"
-        };
-        let place = frames.iter().rev().find(is_own).cloned();
+        let (phase, place, server) = moment(&state.traceback);
+        let is_evaluating = state.is_evaluating;
+        let phase = message.phase.or(phase);
+        let phase = phase.or(is_evaluating.then_some(Phase::Evaluation));
         let (step, steps) = match state.steps {
             // A rank that prints no steps is where another one is.
             0 => self.furthest(),
@@ -451,6 +455,8 @@ impl Reader {
             steps,
             trend,
             length,
+            host,
+            server,
         }
     }
 
@@ -494,6 +500,9 @@ impl Reader {
         state.steps += u64::from(readings.is_step());
         let at = state.step.map_or(state.steps as f64, |step| step as f64);
         for (measure, bytes) in &readings.memory {
+            if *measure == Measure::Host {
+                state.host = Some(*bytes);
+            }
             let known = state.series.iter().position(|(known, _)| known == measure);
             let place = known.unwrap_or(state.series.len());
             if known.is_none() {
@@ -514,6 +523,7 @@ impl Reader {
 
     /// Keeps a failure, or finds the one by which it was told already.
     fn record(&mut self, source: Source, pending: &Pending, message: Message) -> Outcome {
+        let own = self.place(source);
         let event = &message.event;
         let is_weak = message.is_bare()
             && matches!(
@@ -531,8 +541,17 @@ impl Reader {
             let follows = same_source && is_weak && is_memory;
             let is_signal = *event == Event::KilledBySignal && is_memory;
             if same || follows || is_signal {
+                // Loggers print a message before its traceback, and notebooks its name.
+                if same && (known.phase.is_none() || known.place.is_none()) {
+                    let (phase, frame, server) = moment(&self.known[own].traceback);
+                    known.server = known.server.or(server);
+                    known.phase = known.phase.or(phase);
+                    known.place = known.place.take().or(frame);
+                }
                 if old.is_bare() && !new.is_bare() {
                     known.message = message;
+                    // What had no figures announced this one.
+                    known.times = 0;
                 }
                 return match same {
                     true => Outcome::Told(place),
@@ -557,6 +576,25 @@ impl Reader {
         self.incidents.push(incident);
         Outcome::Told(self.incidents.len() - 1)
     }
+}
+
+/// What the traceback before tells: what was done, the innermost line outside of installed
+/// packages, and whose program it is.
+fn moment(traceback: &Traceback) -> (Option<Phase>, Option<Frame>, Option<Server>) {
+    const INSTALLED: [&str; 5] = [
+        "site-packages",
+        "dist-packages",
+        "/lib/python",
+        "<frozen",
+        "<string>",
+    ];
+    let frames = traceback.frames();
+    let is_own = |frame: &&Frame| {
+        let is_installed = INSTALLED.iter().any(|folder| frame.file.contains(folder));
+        !is_installed && frame.function != "<module>"
+    };
+    let place = frames.iter().rev().find(is_own).cloned();
+    (phase(&frames), place, server(&frames))
 }
 
 fn is_of_host(event: &Event) -> bool {

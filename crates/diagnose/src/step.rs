@@ -27,10 +27,16 @@ pub fn number_after(line: &[u8], end: usize) -> Option<(f64, Option<f64>)> {
         unit?;
         rest = &name[letters..];
     }
-    let value = rest.trim_start_matches(['"', '\'', ':', '=', ' ', '\t', '|', ',', '[']);
+    const SEPARATORS: [char; 9] = ['"', '\'', ':', '=', ' ', '\t', '|', ',', '['];
+    let value = rest.trim_start_matches(SEPARATORS);
     if value.len() == rest.len() {
         return None;
     }
+    // In words: "reserved memory is 16.6", "Virtual Memory: used = 30.1 GB".
+    let value = ["is ", "used "]
+        .iter()
+        .find_map(|word| value.strip_prefix(word))
+        .map_or(value, |after| after.trim_start_matches(SEPARATORS));
     // The device between a name and its number: mem_usage:cuda:0 8.9GB.
     let value = match value.strip_prefix("cuda:") {
         Some(device) => device
@@ -40,6 +46,10 @@ pub fn number_after(line: &[u8], end: usize) -> Option<(f64, Option<f64>)> {
     };
     let (number, rest) = size::number(value)?;
     let rest = rest.trim_start_matches(' ');
+    // A share is no size and no count.
+    if rest.starts_with('%') {
+        return None;
+    }
     let own = size::unit(rest)
         .filter(|(_, left)| !left.starts_with(|letter: char| letter.is_ascii_alphabetic()));
     Some((number, own.map(|(bytes, _)| bytes).or(unit)))
@@ -89,6 +99,20 @@ pub fn value_after(line: &[u8], end: usize) -> Option<String> {
         .map_or(value.len(), |(at, _)| at);
     let value = value[..end].trim_end_matches('.');
     (!value.is_empty() && value.len() < LONGEST).then(|| value.to_owned())
+}
+
+/// Whether a progress bar is that of training: it has no name, or one that says so. Others count
+/// files that are loaded, samples that are tokenized, batches of an evaluation.
+pub fn is_bar_of_training(line: &[u8]) -> bool {
+    const TRAINING: [&str; 5] = ["train", "epoch", "step", "iter", "fit"];
+    const OTHERS: [&str; 6] = ["load", "token", "valid", "eval", "test", "sanity"];
+    let Some(at) = memchr::memmem::find(line, b"%|") else {
+        return true;
+    };
+    let name = String::from_utf8_lossy(&line[..at]).to_lowercase();
+    let name = name.trim_end_matches(|letter: char| letter.is_ascii_digit() || letter == ' ');
+    let has = |words: &[&str]| words.iter().any(|word| name.contains(word));
+    name.is_empty() || has(&TRAINING) && !has(&OTHERS)
 }
 
 /// `100/5000 [00:12<…` of a progress bar.
@@ -155,6 +179,18 @@ mod tests {
         ] {
             assert_eq!(bytes(line, word), Some(mebibytes), "{line}");
         }
+        assert_eq!(
+            bytes("reserved memory is 16.5 and", "reserved memory"),
+            Some(16_896.0)
+        );
+        assert_eq!(
+            bytes(
+                "CPU Virtual Memory:  used = 30.0 GB, percent = 8.3%",
+                "CPU Virtual Memory"
+            ),
+            Some(30_720.0)
+        );
+        assert_eq!(bytes("GPU memory is 95% full", "GPU memory"), None);
         assert_eq!(bytes("memory is short", "memory"), None);
         assert_eq!(bytes("memory", "memory"), None);
     }
@@ -188,5 +224,29 @@ mod tests {
             Some(100)
         );
         assert_eq!(progress(b" [x"), None);
+        for (line, is_of_training) in [
+            (" 12%|x| 100/5000 [00:12<10:00, 1.2it/s]", true),
+            ("Epoch 3:  12%|x| 100/5000 [00:12<10:00, 1.2it/s]", true),
+            ("steps:  12%|x| 100/5000 [00:12<10:00, 1.2it/s]", true),
+            (
+                "Loading checkpoint shards: 50%|x| 2/4 [00:12<00:12, 6s/it]",
+                false,
+            ),
+            (
+                "Tokenizing train set: 50%|x| 2/4 [00:12<00:12, 6s/it]",
+                false,
+            ),
+            (
+                "Validation DataLoader 0: 50%|x| 2/4 [00:12<00:12, 6s/it]",
+                false,
+            ),
+            ("Fetching 11 files: 50%|x| 2/4 [00:12<00:12, 6s/it]", false),
+        ] {
+            assert_eq!(
+                is_bar_of_training(line.as_bytes()),
+                is_of_training,
+                "{line}"
+            );
+        }
     }
 }

@@ -156,3 +156,42 @@ fn advice_is_never_what_does_harm_or_nothing() {
         }
     }
 }
+
+#[test]
+fn advice_fits_the_program_and_the_moment() {
+    let advice = |name: &str| {
+        let bytes = std::fs::read(folder().join(format!("{name}.log"))).expect("it is there");
+        let found = failures(&bytes, 1 << 20);
+        let fixes = found.iter().flat_map(|failure| &failure.fixes);
+        let lines =
+            fixes.map(|fix| format!("{} {}", fix.what, fix.command.clone().unwrap_or_default()));
+        lines.collect::<Vec<_>>().join("\n")
+    };
+    // Nothing is trained, or nothing is trained yet.
+    for name in [
+        "loading",
+        "vllm-runs-out-in-a-step",
+        "diffusers-pipeline",
+        "comfy-report",
+        "comfy-console",
+        "llama-cpp",
+    ] {
+        let advice = advice(name);
+        assert!(!advice.is_empty(), "{name}");
+        for none in ["gradient_checkpointing", "per_device_train_batch_size"] {
+            assert!(!advice.contains(none), "{name}: {advice}");
+        }
+    }
+    assert!(advice("vllm-runs-out-in-a-step").contains("--gpu-memory-utilization"));
+    assert!(advice("pytorch-processes-of-0-bytes").contains("LOCAL_RANK"));
+    // Each maker has its own command, and each system its own remedy.
+    assert!(!advice("pytorch-hip").contains("nvidia-smi"));
+    assert!(!advice("pytorch-mps-others-hold-it").contains("nvidia-smi"));
+    assert!(advice("host-windows").contains("paging file"));
+    assert!(advice("host-deepspeed-offload").contains("offload_optimizer"));
+    // Names in place of descriptors take as much of /dev/shm.
+    assert!(!advice("host-torch-file").contains("file_system"));
+    assert!(advice("not-open-files").contains("file_system"));
+    // Nobody was killed where memory was refused.
+    assert!(!advice("host-numpy").contains("killed process"));
+}

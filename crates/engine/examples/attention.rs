@@ -1,9 +1,9 @@
-//! How fast attention runs on the GPU at hand: forward and backward in bf16, causal, between CUDA
-//! events, as a training step runs them. `benchmarks/attention.py` times PyTorch's kernels on the
-//! same shapes.
+//! How fast attention runs on the GPU at hand: forward and backward in bf16, causal unless `all`
+//! keys are seen, between CUDA events, as a training step runs them. `benchmarks/attention.py` times
+//! PyTorch's kernels on the same shapes.
 //!
 //! ```text
-//! cargo run --release -p cinch-engine --example attention [-- batch,heads,key_heads,tokens,width[,dropout] …]
+//! cargo run --release -p cinch-engine --example attention [-- batch,heads,key_heads,tokens,width[,dropout[,all]] …]
 //! ```
 #![expect(clippy::print_stdout, reason = "a table is what this is for")]
 
@@ -16,8 +16,13 @@ use cinch_graph::op::{Attention, AttentionBackward, AttentionInputs};
 use cinch_graph::{DType, Graph, Target};
 use cinch_plan::{Options, Plan};
 
-/// GPT-2 124M; a model of 7 billion parameters at two lengths.
-const SHAPES: [&str; 3] = ["32,12,12,1024,64", "1,28,4,1536,128", "1,28,4,8192,128"];
+/// GPT-2 124M; a model of 7 billion parameters at two lengths; a channel of the embedder's texts.
+const SHAPES: [&str; 4] = [
+    "32,12,12,1024,64",
+    "1,28,4,1536,128",
+    "1,28,4,8192,128",
+    "1170,12,12,512,32,0.1,all",
+];
 const WARM_UPS: usize = 3;
 const RUNS: usize = 21;
 
@@ -28,6 +33,7 @@ struct Shape {
     tokens: usize,
     width: usize,
     dropout: f64,
+    causal: bool,
 }
 
 impl Shape {
@@ -43,7 +49,21 @@ impl Shape {
             tokens: tokens.parse()?,
             width: width.parse()?,
             dropout: rest.first().map_or(Ok(0.0), |rate| rate.parse())?,
+            causal: match rest.get(1) {
+                None => true,
+                Some(&"all") => false,
+                Some(other) => return Err(format!("`{other}` is not `all`").into()),
+            },
         })
+    }
+
+    /// Pairs of positions that see each other.
+    fn pairs(&self) -> f64 {
+        let per_head = match self.causal {
+            true => self.tokens * (self.tokens + 1) / 2,
+            false => self.tokens * self.tokens,
+        };
+        (self.batch * self.heads * per_head) as f64
     }
 
     fn graph(&self) -> Result<Graph, Box<dyn Error>> {
@@ -53,7 +73,7 @@ impl Shape {
             heads: self.heads,
             kv_heads: self.kv_heads,
             head_dim: self.width,
-            causal: true,
+            causal: self.causal,
             scale: 1.0 / (self.width as f64).sqrt(),
             dropout: graph.dropout(self.dropout),
             padding: false,
@@ -97,7 +117,7 @@ impl Shape {
         }
         let mut times: BTreeMap<&'static str, Vec<f64>> = BTreeMap::new();
         for run in 0..WARM_UPS + RUNS {
-            let mut told = |op: &'static str, time: Duration| {
+            let mut told = |op: &'static str, _: &str, time: Duration| {
                 if run >= WARM_UPS {
                     times.entry(op).or_default().push(time.as_secs_f64());
                 }
@@ -132,13 +152,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     for text in shapes {
         let shape = Shape::parse(text)?;
-        let pairs = (shape.batch * shape.heads * shape.tokens * (shape.tokens + 1) / 2) as f64;
         for (op, seconds) in shape.measure()? {
             // Two products forwards, five backwards.
             let products = if op == "attention" { 2.0 } else { 5.0 };
-            let rate = products * 2.0 * pairs * shape.width as f64 / seconds / 1e12;
+            let rate = products * 2.0 * shape.pairs() * shape.width as f64 / seconds / 1e12;
             println!(
-                "{text:24} {op:20} {:8.3} ms {rate:6.0} TFLOP/s",
+                "{text:26} {op:20} {:8.3} ms {rate:6.0} TFLOP/s",
                 seconds * 1e3
             );
         }

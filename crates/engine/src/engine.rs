@@ -6,11 +6,15 @@ use std::time::{Duration, Instant};
 
 use cinch_graph::{Graph, Target};
 use cinch_plan::{Placement, Plan};
+use cinch_ranks::SharedWorld;
 
 use crate::arena::{Arena, Element};
 use crate::cpu::executor::Executor;
 use crate::cuda::{CudaExecutor, ProgramId};
 use crate::error::EngineError;
+
+/// Is told how long a node took, by its op and its name.
+pub type Told<'a> = dyn FnMut(&'static str, &str, Duration) + Send + 'a;
 
 /// How an engine is started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,6 +25,8 @@ pub struct EngineOptions {
     pub tf32: bool,
     /// Choose the same algorithms every time, even if others are faster.
     pub deterministic: bool,
+    /// Which of the machine's GPUs.
+    pub device: usize,
 }
 
 /// An executor with its arena.
@@ -29,12 +35,30 @@ pub enum Engine {
     Cuda(Box<CudaExecutor>),
 }
 
+/// Where a micro batch stands in its step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MicroBatch {
+    /// Accumulators start over.
+    pub is_first: bool,
+    /// What ranks exchange once a step is exchanged.
+    pub is_last: bool,
+}
+
+impl MicroBatch {
+    /// The only one, or one of several without anything that waits for the last.
+    pub fn of_one(is_first: bool) -> Self {
+        Self {
+            is_first,
+            is_last: true,
+        }
+    }
+}
+
 /// A part of a graph that is run at once.
 #[derive(Clone, Debug)]
 pub struct Part {
     nodes: Range<usize>,
-    /// Whether accumulators start over.
-    first_micro: bool,
+    micro: MicroBatch,
     recorded: Option<ProgramId>,
 }
 
@@ -102,6 +126,25 @@ impl Engine {
         }
     }
 
+    /// Connects the other ranks of the run, before anything that needs them is made ready.
+    pub fn connect(&mut self, world: SharedWorld) -> Result<(), EngineError> {
+        match self {
+            Self::Cpu(executor) => {
+                executor.connect(world);
+                Ok(())
+            }
+            Self::Cuda(executor) => executor.connect(&mut world.lock()),
+        }
+    }
+
+    /// Whether collectives can run.
+    fn is_connected(&self) -> bool {
+        match self {
+            Self::Cpu(executor) => executor.is_connected(),
+            Self::Cuda(executor) => executor.is_connected(),
+        }
+    }
+
     /// Makes some of a graph's nodes ready to run; on a GPU, compiles and records them. What is in
     /// the arena may be lost: weights are written afterwards.
     pub fn prepare(
@@ -111,15 +154,32 @@ impl Engine {
         nodes: Range<usize>,
         first_micro: bool,
     ) -> Result<Part, EngineError> {
+        self.prepare_micro(graph, plan, nodes, MicroBatch::of_one(first_micro))
+    }
+
+    /// As [`Self::prepare`], for a micro batch that may be followed by others.
+    pub fn prepare_micro(
+        &mut self,
+        graph: &Graph,
+        plan: &Plan,
+        nodes: Range<usize>,
+        micro: MicroBatch,
+    ) -> Result<Part, EngineError> {
+        let mut exchanges = graph.nodes[nodes.clone()].iter();
+        let exchange = exchanges.find(|node| graph.wire(node).is_some());
+        if let Some(node) = exchange.filter(|_| !self.is_connected()) {
+            return Err(EngineError::NoRanks {
+                op: node.op.name(),
+                node: node.name.clone(),
+            });
+        }
         let recorded = match self {
             Self::Cpu(_) => None,
-            Self::Cuda(executor) => {
-                Some(executor.prepare(graph, plan, nodes.clone(), first_micro)?)
-            }
+            Self::Cuda(executor) => Some(executor.prepare(graph, plan, nodes.clone(), micro)?),
         };
         Ok(Part {
             nodes,
-            first_micro,
+            micro,
             recorded,
         })
     }
@@ -128,7 +188,8 @@ impl Engine {
     pub fn run(&mut self, graph: &Graph, plan: &Plan, part: &Part) -> Result<(), EngineError> {
         match (self, part.recorded) {
             (Self::Cpu(executor), _) => {
-                executor.run(graph, plan, part.nodes.clone(), part.first_micro)
+                let nodes = part.nodes.clone();
+                executor.run_observed(graph, plan, nodes, part.micro, &mut |_, _| {})
             }
             (Self::Cuda(executor), Some(program)) => executor.run(program),
             (Self::Cuda(_), None) => Ok(()),
@@ -146,29 +207,30 @@ impl Engine {
     ) -> Result<(), EngineError> {
         match self {
             Self::Cpu(executor) => {
-                executor.run_observed(graph, plan, part.nodes.clone(), part.first_micro, after)
+                executor.run_observed(graph, plan, part.nodes.clone(), part.micro, after)
             }
             Self::Cuda(_) => self.run(graph, plan, part),
         }
     }
 
-    /// As [`Self::run`], node by node, telling how long each took, by the name of its op.
+    /// As [`Self::run`], node by node, telling how long each took.
     pub fn run_traced(
         &mut self,
         graph: &Graph,
         plan: &Plan,
         part: &Part,
-        told: &mut (dyn FnMut(&'static str, Duration) + Send),
+        told: &mut Told<'_>,
     ) -> Result<(), EngineError> {
         match (self, part.recorded) {
             (Self::Cpu(executor), _) => {
                 let mut since = Instant::now();
                 let mut after = |_: &mut Arena, node: usize| {
-                    told(graph.nodes[node].op.name(), since.elapsed());
+                    let node = &graph.nodes[node];
+                    told(node.op.name(), &node.name, since.elapsed());
                     since = Instant::now();
                 };
                 let nodes = part.nodes.clone();
-                executor.run_observed(graph, plan, nodes, part.first_micro, &mut after)
+                executor.run_observed(graph, plan, nodes, part.micro, &mut after)
             }
             (Self::Cuda(executor), Some(program)) => executor.run_traced(program, told),
             (Self::Cuda(_), None) => Ok(()),
@@ -316,10 +378,11 @@ impl Engine {
         }
     }
 
-    /// After weights were written: whatever is derived from them is made anew.
+    /// After weights were written: whatever is derived from them is made anew, by all ranks
+    /// together where each has a part of them.
     pub fn refresh(&mut self, graph: &Graph, plan: &Plan) -> Result<(), EngineError> {
         match self {
-            Self::Cpu(_) => Ok(()),
+            Self::Cpu(executor) => executor.gather_weights(graph, plan),
             Self::Cuda(executor) => executor.refresh_copies(graph, plan),
         }
     }

@@ -1,6 +1,7 @@
 //! What can go wrong while a plan runs.
 
 use cinch_graph::DType;
+use cinch_ranks::RanksError;
 use thiserror::Error;
 
 #[derive(Debug, Error)]
@@ -18,6 +19,10 @@ pub enum EngineError {
         node: String,
         problem: String,
     },
+    #[error("{op} `{node}` needs the other ranks of the run, and none are connected")]
+    NoRanks { op: &'static str, node: String },
+    #[error(transparent)]
+    Ranks(#[from] RanksError),
     #[error(
         "no CUDA driver was found on this machine\n\
          hint: install NVIDIA's driver, or train on the CPU with --device cpu; \
@@ -66,6 +71,13 @@ pub enum EngineError {
     },
     #[error("CUDA failed to {action}: {problem}")]
     Cuda { action: String, problem: String },
+    #[error("NCCL failed to {action}: {problem}\nhint: NCCL_DEBUG=INFO lets it say more")]
+    Nccl { action: String, problem: String },
+    #[error(
+        "NCCL {version} is too old: this run needs {oldest} or later\n\
+         hint: `pip install -U nvidia-nccl-cu13` and add its lib folder to LD_LIBRARY_PATH"
+    )]
+    OldNccl { version: String, oldest: String },
     #[error("kernels/{file}.cu does not compile for {architecture}:\n{log}")]
     Compile {
         file: &'static str,

@@ -39,5 +39,5 @@ pub mod gemm_rate;
 
 pub use arena::{Arena, Element};
 pub use cpu::executor::Executor;
-pub use engine::{Engine, EngineOptions, Part};
+pub use engine::{Engine, EngineOptions, MicroBatch, Part, Told};
 pub use error::EngineError;

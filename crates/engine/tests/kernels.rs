@@ -16,6 +16,7 @@ use std::sync::Mutex;
 use std::thread;
 
 use cinch_architecture::{Architecture, Gpt2, Mu};
+use cinch_engine::MicroBatch;
 use cinch_engine::cuda::command;
 use cinch_engine::cuda::compile::{SOURCES, cubin, generated_cubin, is_available, target};
 use cinch_engine::cuda::lowering::Card;
@@ -194,7 +195,7 @@ fn commands(graph: Graph) -> Vec<command::Command> {
     let nodes = 0..graph.nodes.len();
     let lowered = [Card::ANY, Card::HOPPER]
         .into_iter()
-        .flat_map(|card| lower_all(&graph, &plan, nodes.clone(), true, card));
+        .flat_map(|card| lower_all(&graph, &plan, nodes.clone(), MicroBatch::of_one(true), card));
     lowered.flat_map(|node| node.commands).collect()
 }
 
@@ -215,8 +216,8 @@ fn gpt2(d_model: usize) -> Architecture {
 fn assert_no_kernel_is_left_over(compiled: &Functions) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cuda/op");
     let mut lowering = String::new();
-    // Those that join the products of several ops have a folder.
-    for folder in [folder.join("joined"), folder] {
+    // Those that join the products of several ops have a folder, and so have those of adapters.
+    for folder in [folder.join("joined"), folder.join("linear"), folder] {
         for entry in std::fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             if path.is_file() {

@@ -12,12 +12,12 @@ use serde::Serialize;
 
 use crate::FitError;
 
-/// Ways to cut the effective batch, largest micro batch first, none larger than asked for. An
+/// Ways to cut a rank's share of the effective batch, largest micro batch first, none larger than asked for. An
 /// update inside the backward leaves nothing to add a second micro batch to, and a step that needs
 /// the `whole` batch has no other, nor has one whose result depends on the micro batch; then there
 /// is one way only.
 pub(crate) fn splits(config: &Config, whole: bool) -> impl Iterator<Item = (usize, usize)> + use<> {
-    let (micro, effective) = (config.batch.batch_size, config.batch.effective_batch());
+    let (micro, effective) = (config.batch.batch_size, config.batch.rank_batch());
     let depends = config.model.depends_on_micro_batch().is_some();
     let whole = whole || depends || config.batch.update_in_backward;
     (1..=micro)
@@ -178,11 +178,11 @@ fn changes(
         let kind = RemedyKind::EightBitStates;
         attempt(kind, kind.flags(&[StateFormat::EightBit.name()]), &coarser)?;
     }
-    if !config.batch.update_in_backward {
+    if !config.batch.update_in_backward && config.batch.world.is_alone() {
         // A gradient is complete only after the last micro batch, so there is to be one.
         let mut early = config.clone();
         early.batch.update_in_backward = true;
-        early.batch.batch_size = config.batch.effective_batch();
+        early.batch.batch_size = config.batch.rank_batch();
         early.batch.accumulation = 1;
         let kind = RemedyKind::UpdateInBackward;
         let mut flags = Vec::new();

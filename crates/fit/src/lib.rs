@@ -26,6 +26,7 @@
 mod budget;
 mod error;
 pub mod search;
+pub mod world;
 
 pub use budget::{BudgetChange, DoesNotFit};
 pub use error::FitError;

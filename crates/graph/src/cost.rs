@@ -83,6 +83,15 @@ pub struct BlockWork {
     pub resident: usize,
 }
 
+/// What an op sends to other ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wire {
+    /// That each rank sends, and as many that it receives meanwhile.
+    pub bytes: u64,
+    /// Messages that wait for each other: each costs the latency of a link.
+    pub rounds: u64,
+}
+
 impl Cost {
     pub fn of(kernels: impl IntoIterator<Item = KernelCost>) -> Self {
         Self {

@@ -58,11 +58,12 @@ impl TrainingGraph {
 
     /// Operations of one micro step as it is run.
     pub fn micro_flops(&self) -> u128 {
-        self.phase_flops(|phase| phase != Phase::Update)
+        self.phase_flops(|phase| !matches!(phase, Phase::Exchange | Phase::Update))
     }
 
+    /// Operations that a step has once, whatever the number of its micro batches.
     pub fn update_flops(&self) -> u128 {
-        self.phase_flops(|phase| phase == Phase::Update)
+        self.phase_flops(|phase| matches!(phase, Phase::Exchange | Phase::Update))
     }
 
     /// A step may have more operations than 64 bits count where none of its nodes has.

@@ -29,6 +29,11 @@ pub enum GraphError {
     NoLoss,
     #[error("{op} `{node}` has no derivative: it belongs after training, not in it")]
     NotDifferentiable { op: &'static str, node: String },
+    #[error(
+        "a step whose weights are updated inside the backward is not cut over {ranks} ranks: its \
+         gradients are gone before they are added up"
+    )]
+    UpdatedInBackward { ranks: usize },
     #[error("cannot recompute {asked} blocks: the model has {blocks}")]
     TooManyBlocks { asked: usize, blocks: usize },
 }

@@ -1,6 +1,6 @@
 //! The graph itself: tensors, nodes in execution order, parameters and blocks.
 
-use crate::cost::Cost;
+use crate::cost::{Cost, Wire};
 use crate::error::GraphError;
 use crate::loss::LossTerm;
 use crate::op::{Dequantise, Op, Quantisation};
@@ -88,6 +88,9 @@ pub enum Phase {
     /// Work that was done before and is repeated, because its result was not kept.
     Recompute,
     Backward,
+    /// Between ranks, once per step: in its last micro batch, where gradients are complete. The
+    /// nodes stand among the backward, and earlier micro batches leave them out.
+    Exchange,
     /// The optimizer's, once per step: after the last micro batch or, where the step has only
     /// one, among its backward nodes.
     Update,
@@ -121,6 +124,14 @@ pub enum Target {
 pub struct Dropout {
     pub rate: f64,
     pub stream: u32,
+}
+
+impl Dropout {
+    /// The random word below which an element is dropped. Rates are in steps of 2⁻¹⁶, so that the
+    /// upper half of a word decides and the last step of making it can be left out.
+    pub fn threshold(rate: f64) -> u32 {
+        ((rate * 65_536.0) as u32) << 16
+    }
 }
 
 /// Nodes in execution order over tensors in creation order.
@@ -500,6 +511,13 @@ impl Graph {
         })
     }
 
+    /// What one node sends to other ranks, if anything.
+    pub fn wire(&self, node: &Node) -> Option<Wire> {
+        node.op
+            .declaration()
+            .wire(&self.types(&node.inputs), &self.types(&node.outputs))
+    }
+
     /// The kernels that a GPU runs for one node.
     pub fn cuda_cost(&self, node: &Node) -> Cost {
         node.op
@@ -531,5 +549,6 @@ fn new_parameter(
         gradient: None,
         moments: None,
         scales: None,
+        shard: None,
     }
 }

@@ -7,7 +7,8 @@
 //! 2. [`differentiate`] turns it into a [`TrainingGraph`] with backward and update nodes;
 //! 3. [`TrainingGraph::recompute`] trades stored activations for repeated work, block by block;
 //! 4. [`TrainingGraph::update_in_backward`] lets gradients go as soon as they are complete;
-//! 5. [`verify`] says whether the result is well formed.
+//! 5. [`TrainingGraph::shard`] makes it the step of one of several ranks;
+//! 6. [`verify`] says whether the result is well formed.
 //!
 //! ```
 //! use cinch_graph::{DType, Graph, Init, verify};
@@ -33,12 +34,15 @@ pub mod op;
 mod parameter;
 mod print;
 mod recompute;
+mod shard;
 mod types;
 mod update_in_backward;
+mod value_again;
 mod verify;
+mod visit;
 
 pub use align::{ALIGNMENT, aligned};
-pub use cost::{Arithmetic, BlockWork, ChunkedCost, Cost, KernelCost};
+pub use cost::{Arithmetic, BlockWork, ChunkedCost, Cost, KernelCost, Wire};
 pub use differentiate::{Backward, Optimizer, TrainingGraph, differentiate};
 pub use error::GraphError;
 pub use graph::{
@@ -47,5 +51,6 @@ pub use graph::{
 pub use loss::{Count, LossTerm, TermInputs, WholeBatch};
 pub use parameter::{FilePart, Init, Parameter, Storage};
 pub use recompute::Recompute;
+pub use shard::{Shard, ShardLevel, Sharding};
 pub use types::{DType, Shape, TensorType};
 pub use verify::verify;

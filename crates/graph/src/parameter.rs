@@ -2,6 +2,7 @@
 
 use crate::graph::TensorId;
 use crate::op::Quantisation;
+use crate::shard::Shard;
 use crate::types::Shape;
 
 /// How a parameter starts.
@@ -77,6 +78,9 @@ pub struct Parameter {
     pub moments: Option<[TensorId; 2]>,
     /// The scales of the codes, where moments are kept in eight bits.
     pub scales: Option<[TensorId; 2]>,
+    /// Where ranks have a part each: how it is cut. Master, states, and the scales of codes are
+    /// then this rank's part of them, each a list.
+    pub shard: Option<Shard>,
 }
 
 impl Parameter {

@@ -40,9 +40,15 @@ impl fmt::Display for Graph {
     }
 }
 
+/// Of more tensors than these, a line tells the number.
+const MOST_LISTED: usize = 8;
+
 impl Graph {
     fn write_node(&self, f: &mut fmt::Formatter<'_>, node: &Node) -> fmt::Result {
         let list = |f: &mut fmt::Formatter<'_>, ids: &[TensorId]| {
+            if ids.len() > MOST_LISTED {
+                return write!(f, "{} tensors", ids.len());
+            }
             for (i, id) in ids.iter().enumerate() {
                 let separator = if i > 0 { ", " } else { "" };
                 write!(f, "{separator}%{}", id.0)?;
@@ -53,21 +59,20 @@ impl Graph {
             Phase::Forward => "  ",
             Phase::Recompute => "↻ ",
             Phase::Backward => "← ",
+            Phase::Exchange => "⇄ ",
             Phase::Update => "↑ ",
         };
         f.write_str(mark)?;
         list(f, &node.outputs)?;
         write!(f, " = {}(", node.op.name())?;
-        if node.inputs.len() > 8 {
-            write!(f, "{} tensors", node.inputs.len())?;
-        } else {
-            list(f, &node.inputs)?;
-        }
+        list(f, &node.inputs)?;
         f.write_str(")")?;
-        for &id in &node.outputs {
+        for &id in node.outputs.iter().take(MOST_LISTED) {
             let tensor = self.tensor(id);
-            // The update overwrites its one result, the gradients' norm.
-            let sign = if tensor.role.is_accumulator() && node.phase != Phase::Update {
+            // The update overwrites its one result, the gradients' norm, and an exchange replaces
+            // what it adds up.
+            let adds = !matches!(node.phase, Phase::Exchange | Phase::Update);
+            let sign = if tensor.role.is_accumulator() && adds {
                 " +="
             } else {
                 ""

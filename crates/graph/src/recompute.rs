@@ -3,8 +3,11 @@
 //!
 //! Two kinds. *Recipes* are always applied: an output that can be had again by one cheap
 //! pointwise pass from tensors that are kept anyway (a norm's output, a GELU's) is not kept.
-//! *Blocks* are a choice: in a recomputed block only what leaves the block is kept, and the
-//! ops that the backward needs run a second time.
+//! *Blocks* are a choice: in a recomputed block only what leaves the block is kept, with what is
+//! narrow beside that, and the ops that the backward needs run a second time.
+//!
+//! What a recipe would give is written by a backward node instead where one can
+//! ([`crate::value_again`]).
 //!
 //! The first blocks are recomputed, not the last: when the backward reaches them, the
 //! activations of all later blocks are gone, so that the second forward costs no peak.
@@ -13,6 +16,7 @@ use crate::differentiate::TrainingGraph;
 use crate::error::GraphError;
 use crate::graph::{BlockId, Graph, Node, Phase, Role, TensorId};
 use crate::op::Operand;
+use crate::value_again::write_values_again;
 
 /// How many blocks to recompute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,15 +59,20 @@ impl TrainingGraph {
         recompute_blocks(&mut result.graph, count);
         drop_unread_outputs(&mut result.graph)?;
         apply_recipes(&mut result.graph, Sources::Any)?;
+        write_values_again(&mut result.graph);
         Ok(result)
     }
 }
 
 /// Nodes to insert before the node at an index.
-struct Insertions(Vec<(usize, Vec<Node>)>);
+pub(crate) struct Insertions(Vec<(usize, Vec<Node>)>);
 
 impl Insertions {
-    fn apply(mut self, nodes: &mut Vec<Node>) {
+    pub(crate) fn new(insertions: Vec<(usize, Vec<Node>)>) -> Self {
+        Self(insertions)
+    }
+
+    pub(crate) fn apply(mut self, nodes: &mut Vec<Node>) {
         self.0.sort_by_key(|(index, _)| *index);
         let mut insertions = self.0.into_iter().peekable();
         let mut merged = Vec::with_capacity(nodes.len() * 2);
@@ -110,19 +119,57 @@ fn leaving_nodes(graph: &Graph, producers: &[Option<usize>]) -> Vec<bool> {
     leaves
 }
 
+/// What leaves a block is so many times as large as what is kept beside it.
+const NARROW: u64 = 8;
+
+/// Whether the node's results are kept although its block is recomputed, because they are narrow:
+/// what adapters read takes long to make again for what it would save. A node that reads nothing
+/// but weights is none of them: what it makes is as large in every block, and cheap.
+fn narrow_nodes(graph: &Graph, leaves: &[bool]) -> Vec<bool> {
+    let transient = |id: &TensorId| graph.tensor(*id).role == Role::Activation;
+    let bytes = |id: &TensorId| graph.ty(*id).bytes();
+    let mut leaving = vec![0; graph.blocks.len()];
+    for (node, _) in graph
+        .nodes
+        .iter()
+        .zip(leaves)
+        .filter(|(_, leaves)| **leaves)
+    {
+        if let (Phase::Forward, Some(block)) = (node.phase, node.block) {
+            let most = node
+                .outputs
+                .iter()
+                .filter(|id| transient(id))
+                .map(bytes)
+                .max();
+            let slot = &mut leaving[block.index()];
+            *slot = most.unwrap_or(0).max(*slot);
+        }
+    }
+    let is_narrow = |node: &Node| match node.block {
+        Some(block) if node.phase == Phase::Forward => {
+            let most = leaving[block.index()] / NARROW;
+            node.inputs.iter().any(transient) && node.outputs.iter().all(|id| bytes(id) <= most)
+        }
+        _ => false,
+    };
+    graph.nodes.iter().map(is_narrow).collect()
+}
+
 fn recompute_blocks(graph: &mut Graph, count: usize) {
     if count == 0 {
         return;
     }
     let producers = producers(graph);
     let leaves = leaving_nodes(graph, &producers);
+    let narrow = narrow_nodes(graph, &leaves);
     let in_scope = |node: &Node| node.block.is_some_and(|BlockId(id)| (id as usize) < count);
     let repeatable = |graph: &Graph, id: TensorId| {
         producers
             .get(id.index())
             .copied()
             .flatten()
-            .filter(|&index| in_scope(&graph.nodes[index]) && !leaves[index])
+            .filter(|&index| in_scope(&graph.nodes[index]) && !leaves[index] && !narrow[index])
     };
 
     // Which forward nodes the backward needs again, and before which node.

@@ -38,7 +38,7 @@ impl TrainingGraph {
             .updates
             .iter()
             .any(|node| node.op.declaration().changes_updates());
-        let squares = add_squares(&mut result.graph, &mut parts);
+        let squares = add_squares(&mut result.graph, &mut parts.updates);
         let (norm, updates): (Vec<Node>, Vec<Node>) = parts.updates.into_iter().partition(is_norm);
         let (mut late, mut early): (Vec<Node>, Vec<Node>) = updates
             .into_iter()
@@ -86,7 +86,7 @@ impl Parts {
         for node in nodes {
             match node.phase {
                 Phase::Forward => parts.forward.push(node),
-                Phase::Recompute | Phase::Backward => parts.backward.push(node),
+                Phase::Recompute | Phase::Backward | Phase::Exchange => parts.backward.push(node),
                 Phase::Update => parts.updates.push(node),
             }
         }
@@ -132,8 +132,8 @@ fn kept_gradients(graph: &Graph, parts: &Parts) -> Vec<bool> {
 
 /// The tensor of all sums of squares, from which the norm now comes, and the nodes that fill it:
 /// the blocks of one gradient after those of another, in the order of the norm's inputs.
-fn add_squares(graph: &mut Graph, parts: &mut Parts) -> Vec<Node> {
-    let mut norms = parts.updates.iter_mut().filter_map(|node| {
+pub(crate) fn add_squares(graph: &mut Graph, updates: &mut [Node]) -> Vec<Node> {
+    let mut norms = updates.iter_mut().filter_map(|node| {
         let op = node.op.declaration().over_squares()?;
         Some((node, op))
     });

@@ -44,6 +44,12 @@ pub fn verify(graph: &Graph) -> Result<(), GraphError> {
             }
         }
         check_types(graph, node).map_err(fail)?;
+        // A node without inputs works on its outputs, which must be there.
+        let works_on = |id: &&TensorId| node.inputs.is_empty() && !written[id.index()];
+        if let Some(id) = node.outputs.iter().find(works_on) {
+            let name = &graph.tensor(*id).name;
+            return Err(fail(format!("changes `{name}` before it is written")));
+        }
         for &id in &node.outputs {
             check_write(graph, node, id, &mut written).map_err(fail)?;
         }

@@ -30,7 +30,7 @@ pub use history::{GpuHistory, History, ProcessHistory, ProcessKey};
 pub use http::{Reply, Server};
 pub use prometheus::exposition;
 pub use recording::{Recording, append_line};
-pub use run_folder::{RunCurve, RunPoint, owned_by, read_curve};
+pub use run_folder::{RunCurve, RunPoint, is_run, owned_by, read_curve};
 pub use sample::{Planned, Sample};
 pub use series::Series;
 pub use signs::{Sign, SignKind, signs};

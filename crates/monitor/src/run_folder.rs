@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+use cinch_config::Bytes;
 use serde::Deserialize;
 
 use crate::error::{IoContext, MonitorError};
@@ -32,6 +33,46 @@ pub struct RunPoint {
     pub planned_bytes: Option<u64>,
     pub resident_bytes: Option<u64>,
     pub device_used_bytes: Option<u64>,
+}
+
+impl RunPoint {
+    /// What was measured where the plan is: on the card, or in the host's memory.
+    pub fn measured(&self) -> Option<u64> {
+        self.device_used_bytes.or(self.resident_bytes)
+    }
+
+    /// In a line.
+    pub fn summary(&self) -> String {
+        let mut text = format!("step {}", self.step);
+        let mut say = |part: Option<String>| {
+            if let Some(part) = part {
+                text += ", ";
+                text += &part;
+            }
+        };
+        say(self.loss.map(|loss| format!("loss {loss:.4}")));
+        say(self
+            .tokens_per_second
+            .map(|rate| format!("{rate:.0} tokens/s")));
+        say(self.epoch.map(|epoch| format!("epoch {epoch:.2}")));
+        let against_plan = self.measured().zip(self.planned_bytes);
+        say(against_plan.map(|(used, planned)| {
+            let share = 100.0 * used as f64 / planned.max(1) as f64;
+            format!(
+                "{} used of {} planned ({share:.1} %)",
+                Bytes::new(used),
+                Bytes::new(planned)
+            )
+        }));
+        text
+    }
+}
+
+/// Whether a folder is one that a run writes to.
+pub fn is_run(folder: &Path) -> bool {
+    [METRICS, OWNER]
+        .iter()
+        .any(|name| folder.join(name).is_file())
 }
 
 /// What a run has written so far.

@@ -23,13 +23,17 @@ pub enum Category {
     Batch,
     /// What tokens leave for those that follow: keys and values, states.
     Cache,
+    /// Weights that are brought ahead of their use and dropped behind it.
+    Staged,
+    /// Gradients on their way between ranks.
+    Exchanged,
     /// The step's scalars, and what a plan that shares its arena with another leaves alone.
     Other,
 }
 
 impl Category {
     /// In the order of the arrays that [`Plan::timeline_by_category`] returns.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::Weights,
         Self::ComputeCopies,
         Self::Gradients,
@@ -38,6 +42,8 @@ impl Category {
         Self::Workspace,
         Self::Batch,
         Self::Cache,
+        Self::Staged,
+        Self::Exchanged,
         Self::Other,
     ];
 
@@ -51,6 +57,8 @@ impl Category {
             Self::Workspace => "workspace",
             Self::Batch => "batch",
             Self::Cache => "cache",
+            Self::Staged => "staged weights",
+            Self::Exchanged => "exchanged gradients",
             Self::Other => "other",
         }
     }
@@ -73,13 +81,37 @@ impl Category {
         }
     }
 
-    /// A buffer is either one node's scratch memory or a chain of activations.
-    fn of_buffer(buffer: &Buffer) -> Self {
+    /// A buffer is either one node's scratch memory or a chain of transient tensors.
+    pub(crate) fn of_buffer(buffer: &Buffer, of_tensors: &[Self]) -> Self {
         match buffer.owners.first() {
             Some(Owner::Workspace(_)) => Self::Workspace,
-            Some(Owner::Tensor(_)) | None => Self::Activations,
+            Some(Owner::Tensor(id)) => of_tensors[id.index()],
+            None => Self::Activations,
         }
     }
+}
+
+/// What each tensor is for: by its role, and of transient ones by what makes or sends them.
+pub(crate) fn categories(graph: &Graph) -> Vec<Category> {
+    let roles = graph.tensors.iter().map(|tensor| Category::of(tensor.role));
+    let mut categories: Vec<Category> = roles.collect();
+    for node in &graph.nodes {
+        let (category, tensors) = match (node.op.declaration().brings_weights(), graph.wire(node)) {
+            (true, _) => (Category::Staged, node.outputs.as_slice()),
+            (false, Some(_)) => (Category::Exchanged, node.outputs.as_slice()),
+            (false, None) => continue,
+        };
+        let sent = match category {
+            Category::Exchanged => node.inputs.as_slice(),
+            _ => &[],
+        };
+        for id in tensors.iter().chain(sent) {
+            if graph.tensor(*id).role == Role::Activation {
+                categories[id.index()] = category;
+            }
+        }
+    }
+    categories
 }
 
 /// Bytes by category, in the order of [`Category::ALL`].
@@ -92,8 +124,9 @@ impl Plan {
         // Wider than the sizes, so that what ends takes away exactly what it added.
         let mut live = self.persistent_by_category(graph).map(i128::from);
         let mut change = vec![[0_i128; Category::ALL.len()]; graph.nodes.len() + 1];
+        let of_tensors = categories(graph);
         for buffer in self.buffers() {
-            let category = Category::of_buffer(buffer).index();
+            let category = Category::of_buffer(buffer, &of_tensors).index();
             let bytes = i128::from(aligned(buffer.bytes));
             change[buffer.start][category] += bytes;
             change[buffer.end + 1][category] -= bytes;

@@ -81,6 +81,8 @@ pub struct Options {
     pub offload_states: bool,
     /// What the device loses besides the arena: [`overhead_bytes`], or what was measured.
     pub overhead_bytes: u64,
+    /// And what ranks exchange messages with: [`network_bytes`], or what was measured.
+    pub network_bytes: u64,
 }
 
 impl Options {
@@ -89,6 +91,7 @@ impl Options {
             target,
             offload_states: false,
             overhead_bytes: overhead_bytes(target),
+            network_bytes: 0,
         }
     }
 
@@ -246,7 +249,8 @@ impl Plan {
     /// Refuses a plan whose sums 64 bits do not count. They stop at the largest number, so what
     /// reaches it is not the sum any more. `graph` is the one that was planned.
     pub fn check_sizes(&self, graph: &Graph) -> Result<(), PlanError> {
-        let device = self.arena_bytes.saturating_add(self.options.overhead_bytes);
+        let outside = sum([self.options.overhead_bytes, self.options.network_bytes].into_iter());
+        let device = self.arena_bytes.saturating_add(outside);
         let most = device.saturating_add(self.host_bytes);
         if most > u64::MAX - ALIGNMENT {
             let peak = graph.nodes.get(self.peak_node);
@@ -367,6 +371,17 @@ pub fn overhead_bytes(target: Target) -> u64 {
     match target {
         Target::Cpu => 48 << 20,
         Target::Cuda => 650_969_088,
+    }
+}
+
+/// Memory outside the arena that exchanging messages between so many ranks takes.
+///
+/// On a GPU: the buffers and the state of NCCL, as assumed until it is measured where it runs. On
+/// the CPU messages are sent from where tensors lie.
+pub fn network_bytes(target: Target, ranks: usize) -> u64 {
+    match target {
+        Target::Cuda if ranks > 1 => 384 << 20,
+        Target::Cpu | Target::Cuda => 0,
     }
 }
 

@@ -4,7 +4,8 @@ use cinch_graph::{Graph, Phase, Role, aligned};
 use serde::Serialize;
 
 use crate::buffer::{Buffer, Owner};
-use crate::{Plan, Residence, reserved};
+use crate::category::categories;
+use crate::{Category, Plan, Residence, reserved};
 
 /// Bytes by purpose at the peak. The sum is the arena plus the overhead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -15,25 +16,46 @@ pub struct Breakdown {
     /// Everything between forward and backward that is alive at the peak, and what placement
     /// could not use; of a graph that generates, its caches too.
     pub activations: u64,
+    /// Weights that were brought ahead of their use.
+    #[serde(skip_serializing_if = "is_none")]
+    pub staged: u64,
+    /// Gradients on their way between ranks.
+    #[serde(skip_serializing_if = "is_none")]
+    pub exchanged: u64,
     pub batch: u64,
     /// Scratch memory of the op at the peak, and the step's scalars.
     pub workspace: u64,
+    /// Outside the arena, what ranks exchange messages with.
+    #[serde(skip_serializing_if = "is_none")]
+    pub network: u64,
     /// Outside the arena.
     pub overhead: u64,
 }
 
+/// Whether a part is left out, because only runs of several ranks have it.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]
+fn is_none(bytes: &u64) -> bool {
+    *bytes == 0
+}
+
 impl Breakdown {
-    /// The parts by name, in the order in which they are shown.
-    pub fn parts(&self) -> [(&'static str, u64); 7] {
-        [
-            ("weights", self.weights),
-            ("gradients", self.gradients),
-            ("optimizer", self.optimizer),
-            ("activations", self.activations),
-            ("batch", self.batch),
-            ("workspace", self.workspace),
-            ("overhead", self.overhead),
-        ]
+    /// The parts by name, in the order in which they are shown; those that only runs of several
+    /// ranks have, or with weights in host memory, where there is anything of them.
+    pub fn parts(&self) -> Vec<(&'static str, u64)> {
+        let some = |part: (&'static str, u64)| (part.1 > 0).then_some(part);
+        let parts = [
+            Some(("weights", self.weights)),
+            some(("staged weights", self.staged)),
+            Some(("gradients", self.gradients)),
+            some(("exchanged gradients", self.exchanged)),
+            Some(("optimizer", self.optimizer)),
+            Some(("activations", self.activations)),
+            Some(("batch", self.batch)),
+            Some(("workspace", self.workspace)),
+            some(("network", self.network)),
+            Some(("overhead", self.overhead)),
+        ];
+        parts.into_iter().flatten().collect()
     }
 
     pub fn total(&self) -> u64 {
@@ -87,6 +109,7 @@ impl Plan {
     pub fn breakdown(&self, graph: &Graph) -> Breakdown {
         let mut breakdown = Breakdown {
             overhead: self.options.overhead_bytes,
+            network: self.options.network_bytes,
             ..Breakdown::default()
         };
         let reserved = reserved(graph, self.options.target);
@@ -108,7 +131,18 @@ impl Plan {
         let peak = self.workspaces.get(self.peak_node).copied().flatten();
         let scratch = peak.map_or(0, |placement| aligned(placement.bytes));
         breakdown.workspace = breakdown.workspace.saturating_add(scratch);
-        let inside = breakdown.total() - breakdown.overhead;
+        let of_tensors = categories(graph);
+        let at_peak = |buffer: &&Buffer| (buffer.start..=buffer.end).contains(&self.peak_node);
+        for buffer in self.buffers().iter().filter(at_peak) {
+            let part = match Category::of_buffer(buffer, &of_tensors) {
+                Category::Staged => &mut breakdown.staged,
+                Category::Exchanged => &mut breakdown.exchanged,
+                _ => continue,
+            };
+            *part = part.saturating_add(aligned(buffer.bytes));
+        }
+        let outside = crate::sum([breakdown.overhead, breakdown.network].into_iter());
+        let inside = breakdown.total().saturating_sub(outside);
         breakdown.activations = self.arena_bytes.saturating_sub(inside);
         breakdown
     }
@@ -163,6 +197,7 @@ impl Plan {
                 Phase::Forward => "forward",
                 Phase::Recompute => "recompute",
                 Phase::Backward => "backward",
+                Phase::Exchange => "exchange",
                 Phase::Update => "update",
             },
             bytes,

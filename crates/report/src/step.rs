@@ -180,7 +180,7 @@ impl StepPicture {
     /// The categories that occur, in the order of the stack: what never changes lies below what
     /// comes and goes.
     pub(crate) fn stack(&self) -> Vec<Category> {
-        const ORDER: [Category; 9] = [
+        const ORDER: [Category; 11] = [
             Category::Weights,
             Category::ComputeCopies,
             Category::Optimizer,
@@ -188,6 +188,8 @@ impl StepPicture {
             Category::Cache,
             Category::Other,
             Category::Batch,
+            Category::Staged,
+            Category::Exchanged,
             Category::Activations,
             Category::Workspace,
         ];

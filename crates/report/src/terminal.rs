@@ -182,7 +182,7 @@ const OUTSIDE: char = '░';
 /// Four shades are as many as one can tell apart; what stays over the whole step has one.
 fn shade(category: Category) -> (char, &'static str) {
     match category {
-        Category::Activations => ('▒', "activations"),
+        Category::Activations | Category::Staged | Category::Exchanged => ('▒', "activations"),
         Category::Workspace => ('▪', "workspace"),
         Category::Weights
         | Category::ComputeCopies
@@ -199,6 +199,7 @@ fn mark(phase: Phase) -> char {
         Phase::Forward => '›',
         Phase::Recompute => '»',
         Phase::Backward => '‹',
+        Phase::Exchange => '=',
         Phase::Update => '+',
     }
 }

@@ -20,13 +20,17 @@ use cinch_graph::{
 use cinch_plan::num_micro_nodes;
 
 use crate::StepPlan;
+use crate::network::NetworkTimes;
 
 /// The predicted time of one optimizer step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Prediction {
     pub seconds: f64,
-    /// By the name of the op; what the host adds is not among them.
+    /// By the name of the op; what the host adds is not among them. What nodes wait for the
+    /// network is under `network`.
     pub by_op: BTreeMap<&'static str, f64>,
+    /// All that the network does, hidden or not.
+    pub network: NetworkTimes,
 }
 
 impl StepPlan {
@@ -42,9 +46,14 @@ impl StepPlan {
             if bus > 0.0 {
                 *by_op.entry(Op::from(Fetch).name()).or_insert(0.0) += bus;
             }
+            let exposed = times.network.exposed();
+            if exposed > 0.0 {
+                by_op.insert("network", exposed);
+            }
             Prediction {
                 seconds: times.total(),
                 by_op,
+                network: times.network,
             }
         });
         let longest = predicted.max_by(|a, b| a.seconds.total_cmp(&b.seconds));
@@ -57,6 +66,8 @@ pub struct StepTimes {
     pub by_node: Vec<f64>,
     /// What the nodes of each block wait for weights that are fetched.
     pub bus_by_block: Vec<f64>,
+    /// What the ranks exchange.
+    pub network: NetworkTimes,
     /// Besides the nodes.
     pub host: f64,
 }
@@ -76,7 +87,8 @@ impl StepTimes {
             .iter()
             .enumerate()
             .map(|(index, node)| {
-                let times = if index < micro { accumulation } else { 1.0 };
+                let is_micro = index < micro && node.phase != Phase::Exchange;
+                let times = if is_micro { accumulation } else { 1.0 };
                 times
                     * match card.target {
                         Target::Cpu => rates.cpu_node(graph, node),
@@ -93,6 +105,7 @@ impl StepTimes {
             Target::Cuda => waits(graph, &by_node, accumulation / card.host_bandwidth),
         };
         Self {
+            network: NetworkTimes::new(graph, &by_node, config, card),
             by_node,
             bus_by_block,
             host,
@@ -102,7 +115,7 @@ impl StepTimes {
     /// Of the whole step.
     pub fn total(&self) -> f64 {
         let of_blocks = self.bus_by_block.iter();
-        self.host + self.by_node.iter().chain(of_blocks).sum::<f64>()
+        self.host + self.network.exposed() + self.by_node.iter().chain(of_blocks).sum::<f64>()
     }
 }
 

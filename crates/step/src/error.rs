@@ -28,6 +28,21 @@ pub enum StepError {
          whole effective batch, with --checkpointing full if that is too large"
     )]
     UpdateInBackward { accumulation: usize },
+    #[error(
+        "vram.update_in_backward is for one rank, but there are {ranks}: a gradient that is gone \
+         after its update cannot be added up over them\n\
+         hint: leave out --update-in-backward; --shard gradients keeps only a part of gradients too"
+    )]
+    UpdateInBackwardOfRanks { ranks: usize },
+    #[error(
+        "the batch cannot be cut over {ranks} ranks because of {what}: {reason}\n\
+         hint: train it on one device: --world 1"
+    )]
+    WholeBatchOfRanks {
+        ranks: usize,
+        what: String,
+        reason: &'static str,
+    },
     #[error(transparent)]
     Adapters(#[from] WeightError),
     #[error(

@@ -4,15 +4,18 @@
 use std::sync::Arc;
 
 use cinch_config::{
-    Config, FrozenWeights, GradientType, LoraConfig, LoraTargets, Precision, StateFormat,
+    Config, FrozenWeights, GradientType, LoraConfig, LoraTargets, Precision, ShardedPart,
+    StateFormat,
 };
 use cinch_graph::op::{GradientFormat, MomentFormat, Quantisation};
-use cinch_graph::{Graph, Optimizer, Recompute, Target, TrainingGraph, differentiate};
+use cinch_graph::{
+    Graph, Optimizer, Recompute, ShardLevel, Sharding, Target, TrainingGraph, differentiate,
+};
 use cinch_model::{
     AdapterShape, Build, Embedded, ModelError, Purpose, build, compute_type, embeds,
     linear_modules, phases,
 };
-use cinch_plan::Options;
+use cinch_plan::{Options, network_bytes};
 use cinch_weights::{AdapterConfig, Modules, Targets};
 
 use crate::{StepError, StepTarget};
@@ -75,6 +78,11 @@ pub fn needs_whole_batch(config: &Config, target: Target) -> bool {
 pub fn check_cut(graph: &Graph, config: &Config) -> Result<(), StepError> {
     let batch = &config.batch;
     match graph.whole_batch() {
+        Some(whole) if !batch.world.is_alone() => Err(StepError::WholeBatchOfRanks {
+            ranks: batch.world.ranks,
+            what: whole.what,
+            reason: whole.reason,
+        }),
         Some(whole) if batch.accumulation > 1 => Err(StepError::WholeBatch {
             accumulation: batch.accumulation,
             effective: batch.effective_batch(),
@@ -93,15 +101,33 @@ pub fn recomputed(
 ) -> Result<TrainingGraph, StepError> {
     let mut step = differentiated.recompute(Recompute::Blocks(blocks))?;
     if config.batch.update_in_backward {
+        let ranks = config.batch.world.ranks;
+        if ranks > 1 {
+            return Err(StepError::UpdateInBackwardOfRanks { ranks });
+        }
         step = match config.batch.accumulation {
             1 => step.update_in_backward(),
             accumulation => return Err(StepError::UpdateInBackward { accumulation }),
         };
     }
-    Ok(match config.batch.offload_frozen {
-        true => step.offload_frozen(),
-        false => step,
-    })
+    if config.batch.offload_frozen {
+        step = step.offload_frozen();
+    }
+    Ok(step.shard(sharding(config))?)
+}
+
+/// How a step is cut over the ranks of its configuration.
+pub fn sharding(config: &Config) -> Sharding {
+    let world = &config.batch.world;
+    Sharding {
+        ranks: world.ranks,
+        level: match world.shard {
+            ShardedPart::None => ShardLevel::None,
+            ShardedPart::Optimizer => ShardLevel::Optimizer,
+            ShardedPart::Gradients => ShardLevel::Gradients,
+            ShardedPart::Weights => ShardLevel::Weights,
+        },
+    }
 }
 
 /// The same model without dropout and gradients.
@@ -112,11 +138,11 @@ pub fn evaluation_graph(
 ) -> Result<Graph, StepError> {
     let loss_chunk = loss_chunk(config, variant, target);
     let purpose = Purpose::Evaluate { loss_chunk };
-    let graph = build(&config.model, &form(config, variant, purpose)?)?;
-    Ok(match config.batch.offload_frozen {
-        true => graph.offload_frozen(),
-        false => graph,
-    })
+    let mut graph = build(&config.model, &form(config, variant, purpose)?)?;
+    if config.batch.offload_frozen {
+        graph = graph.offload_frozen();
+    }
+    Ok(graph.shard(sharding(config)))
 }
 
 /// What texts become, and how many at once, where a run groups them between epochs: as many as a
@@ -140,7 +166,7 @@ pub fn embedding_graph(config: &Config) -> Result<Option<(Graph, usize)>, StepEr
             },
         )?
     };
-    let graph = build(&config.model, &form)?;
+    let graph = build(&config.model, &form)?.shard(sharding(config));
     graph.check_sizes()?;
     Ok(Some((graph, texts)))
 }
@@ -159,6 +185,7 @@ pub fn options(config: &Config, machine: StepTarget) -> Options {
         target: machine.target,
         offload_states: config.batch.offload,
         overhead_bytes: machine.overhead_bytes,
+        network_bytes: network_bytes(machine.target, config.batch.world.ranks),
     }
 }
 
@@ -265,7 +292,8 @@ fn optimizer(config: &Config) -> Optimizer {
             StateFormat::EightBit => MomentFormat::EightBit,
             StateFormat::Weights => MomentFormat::AsKept,
         },
-        gradients: match (config.batch.gradients, config.batch.accumulation) {
+        // Those of ranks are added up as those of micro batches are.
+        gradients: match (config.batch.gradients, config.batch.effective_micros()) {
             (GradientType::Weights, _) | (GradientType::Auto, 1) => GradientFormat::AsKept,
             (GradientType::Fp32, _) | (GradientType::Auto, _) => GradientFormat::Full,
         },

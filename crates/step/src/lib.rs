@@ -19,6 +19,7 @@ mod cost;
 mod error;
 mod files;
 mod graph;
+mod network;
 mod plan;
 mod report;
 
@@ -27,8 +28,9 @@ pub use error::StepError;
 pub use files::FileMemory;
 pub use graph::{
     CUDA_CHUNK_BYTES, VariantForm, adapter_config, adapter_shape, check_cut, differentiated,
-    evaluation_graph, needs_whole_batch, options, recomputed, same_graph, variant_forms,
+    evaluation_graph, needs_whole_batch, options, recomputed, same_graph, sharding, variant_forms,
 };
+pub use network::NetworkTimes;
 pub use plan::{EmbeddingPlan, StepPlan, Variant, VariantGraphs, beside_arena};
 pub use report::{
     CheckpointingReport, HostMemory, MemoryReport, PlanReport, SettingsReport, VariantReport,

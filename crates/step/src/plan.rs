@@ -266,7 +266,7 @@ impl StepPlan {
     /// Bytes by purpose; they add up to [`Self::total_bytes`].
     pub fn breakdown(&self) -> Breakdown {
         let mut breakdown = self.plan.breakdown(&self.training);
-        breakdown.overhead = self.overhead_bytes();
+        breakdown.overhead = self.overhead_bytes().saturating_sub(breakdown.network);
         breakdown.activations += self.arena_bytes() - self.plan.arena_bytes;
         breakdown
     }
@@ -307,5 +307,6 @@ pub fn beside_arena(options: Options, host_bytes: u64) -> u64 {
         Target::Cpu => host_bytes,
         Target::Cuda => 0,
     };
-    options.overhead_bytes.saturating_add(beside)
+    let outside = options.overhead_bytes.saturating_add(beside);
+    outside.saturating_add(options.network_bytes)
 }

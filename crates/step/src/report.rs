@@ -52,6 +52,11 @@ pub struct SettingsReport {
     pub offload_frozen: bool,
     pub optimizer_states: &'static str,
     pub update_in_backward: bool,
+    /// Those that train together, each with such micro batches.
+    pub ranks: usize,
+    pub nodes: usize,
+    /// What each of them keeps only a part of.
+    pub shard: &'static str,
 }
 
 /// One of several graphs that a configuration is trained by.
@@ -231,6 +236,9 @@ impl StepPlan {
                 offload_frozen: config.batch.offload_frozen,
                 optimizer_states: config.batch.states.name(),
                 update_in_backward: config.batch.update_in_backward,
+                ranks: config.batch.world.ranks,
+                nodes: config.batch.world.nodes,
+                shard: config.batch.world.shard.name(),
             },
             memory: MemoryReport {
                 peak_bytes: self.plan.peak_bytes,

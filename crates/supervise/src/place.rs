@@ -138,7 +138,11 @@ impl Place {
                     before,
                 })
             }
-            (Some(_), None) => Err(SuperviseError::NoAccumulation),
+            // A file or key that is not there is told first.
+            (Some(batch), None) => {
+                batch.count()?;
+                Err(SuperviseError::NoAccumulation)
+            }
             (None, Some(_)) => Err(SuperviseError::NoBatch),
             (None, None) if holds(BATCH) && holds(ACCUMULATION) => Ok(Self::Arguments),
             (None, None) if holds(BATCH) => Err(SuperviseError::NoAccumulation),

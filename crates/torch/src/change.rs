@@ -51,7 +51,13 @@ pub fn apply(kind: RemedyKind, workload: &Workload) -> Option<Workload> {
             changed.recipe.precision = lower(workload, Precision::AutocastBFloat16)?
         }
         RemedyKind::Fp16 => changed.recipe.precision = lower(workload, Precision::AutocastFloat16)?,
-        RemedyKind::Bf16Weights => changed.recipe.precision = lower(workload, Precision::BFloat16)?,
+        RemedyKind::Bf16Weights => {
+            // transformers refuses to cast a model of quantised weights.
+            if workload.frozen.is_quantised() {
+                return None;
+            }
+            changed.recipe.precision = lower(workload, Precision::BFloat16)?;
+        }
         RemedyKind::FusedOptimizer => match &mut changed.recipe.optimizer {
             Optimizer::Adam(execution) if *execution != Execution::Fused => {
                 *execution = Execution::Fused;
@@ -132,7 +138,8 @@ pub fn apply(kind: RemedyKind, workload: &Workload) -> Option<Workload> {
         }
         RemedyKind::EmptyCache | RemedyKind::DeleteNames => {}
         // Of cinch's own engine.
-        RemedyKind::Offload
+        RemedyKind::Shard
+        | RemedyKind::Offload
         | RemedyKind::OffloadFrozen
         | RemedyKind::UpdateInBackward
         | RemedyKind::LossChunk => return None,

@@ -6,6 +6,7 @@ use cinch_torch::change;
 use cinch_torch::convention::Convention;
 use cinch_torch::eager::optimizer::{Execution, Optimizer};
 use cinch_torch::model::Workload;
+use cinch_torch::model::frozen::Frozen;
 use cinch_torch::overhead::{H200, Overhead};
 use cinch_torch::remedy::{Remedy, remedies};
 use cinch_torch::truth::{self, Measurement};
@@ -119,6 +120,14 @@ fn remedies_are_sorted_and_those_that_do_nothing_say_why() {
     ] {
         assert!(remedy(&list, kind).is_none(), "{kind:?}");
     }
+}
+
+#[test]
+fn quantised_weights_are_not_cast() {
+    let mut run = workload("gpt2-b4-t512-fp32");
+    assert!(change::apply(RemedyKind::Bf16Weights, &run).is_some());
+    run.frozen = Frozen::FourBit { double: true };
+    assert!(change::apply(RemedyKind::Bf16Weights, &run).is_none());
 }
 
 #[test]

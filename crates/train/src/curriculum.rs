@@ -42,6 +42,11 @@ fn numbers(stage: &Stage, key: &str) -> Result<Option<Vec<u64>>, TrainError> {
     let Some(words) = stage.limits.get(key) else {
         return Ok(None);
     };
+    if let ([word], true) = (words.as_slice(), key.ends_with("_margin"))
+        && let Some(least) = least(word)
+    {
+        return Ok(Some((least..=FARTHEST).collect()));
+    }
     let relation = |word: &String| Relation::number_of(word).filter(|_| key.contains("relation"));
     let number = |word: &String| {
         let number = word.parse().ok().or_else(|| relation(word));
@@ -52,6 +57,16 @@ fn numbers(stage: &Stage, key: &str) -> Result<Option<Vec<u64>>, TrainError> {
         })
     };
     words.iter().map(number).collect::<Result<_, _>>().map(Some)
+}
+
+/// The largest number that a relation or a distance has.
+const FARTHEST: u64 = 99;
+
+/// One margin between whole numbers, such as 0.5, is none that two codes have: it is the least.
+fn least(word: &str) -> Option<u64> {
+    let margin: f64 = word.parse().ok()?;
+    let is_between = margin.fract() != 0.0 && (0.0..FARTHEST as f64).contains(&margin);
+    is_between.then(|| margin.ceil() as u64)
 }
 
 /// When the stages of a run begin, and how long they are unless they stop early.
@@ -154,5 +169,15 @@ mod tests {
             problem.contains("anchor_level") && problem.contains("`sector`"),
             "{problem}"
         );
+        // A margin that no two codes have is the least one.
+        let mut margin = |words: &[&str]| {
+            let words = words.iter().map(|word| (*word).to_owned()).collect();
+            stage.limits.insert("distance_margin".to_owned(), words);
+            read(&stage, "distance_margin")
+        };
+        assert_eq!(margin(&["2"]), Ok(Some(vec![2])));
+        let least = margin(&["2.5"]).unwrap().unwrap();
+        assert_eq!((least[0], least.last()), (3, Some(&FARTHEST)));
+        assert!(margin(&["0.5", "1"]).is_err() && margin(&["-0.5"]).is_err());
     }
 }

@@ -23,6 +23,7 @@ use crate::batch::Batch;
 use crate::curriculum;
 use crate::error::TrainError;
 use crate::rows::RowLengths;
+use crate::share::Share;
 use crate::texts::TextRows;
 
 /// Fewer tokens than this are a page of text: a model can only learn them by heart.
@@ -80,6 +81,27 @@ impl DataReport {
     }
 }
 
+/// Which rows of a batch are filled.
+#[derive(Clone, Copy)]
+struct Part {
+    share: Share,
+    /// Rows of a micro batch.
+    micro: usize,
+}
+
+impl Part {
+    /// All of them.
+    const WHOLE: Self = Self {
+        share: Share::WHOLE,
+        micro: 1,
+    };
+
+    /// The places of so many own rows in the whole batch.
+    fn places(self, rows: usize) -> impl Iterator<Item = u64> {
+        (0..rows).map(move |row| self.share.sequence(row, self.micro) as u64)
+    }
+}
+
 /// Where rows come from.
 enum RowSource {
     /// Texts that follow each other, cut into windows.
@@ -99,31 +121,35 @@ impl RowSource {
         }
     }
 
-    /// Writes rows to a batch, the first of which is `first`: in the order of epochs drawn by a
-    /// seed, or in one that never changes. With `by_length`, the rows of the batch are put in the
-    /// order of their lengths, so that those which share a micro batch are about as long.
+    /// Writes a rank's rows of an effective batch, whose first row is `first`: in the order of
+    /// epochs drawn by a seed, or in one that never changes. With `by_length`, the rows of the
+    /// effective batch are put in the order of their lengths, so that those which share a micro
+    /// batch are about as long.
     fn fill(
         &self,
-        first: u64,
+        (first, part): (u64, Part),
         seed: Option<u64>,
         by_length: bool,
         seq_len: usize,
         batch: &mut Batch,
     ) -> Result<(), DataError> {
+        let own = part.places(batch.num_sequences());
         if let Self::Texts(texts) = self {
-            texts.fill(first, seed, None, batch);
+            texts.fill(own.map(|place| first + place), seed, None, batch);
             return Ok(());
         }
-        let numbers = first..first.saturating_add(batch.num_sequences() as u64);
         let numbers: Vec<u64> = match (self, seed) {
-            (Self::Windows(_) | Self::Texts(_), _) | (_, None) => numbers.collect(),
+            (Self::Windows(_) | Self::Texts(_), _) | (_, None) => {
+                own.map(|place| first + place).collect()
+            }
             (Self::Samples(rows), Some(seed)) => {
-                let drawn = numbers.map(|number| rows.index(number, seed));
+                let all = (batch.num_sequences() * part.share.ranks) as u64;
+                let drawn = (first..first.saturating_add(all)).map(|n| rows.index(n, seed));
                 let mut drawn: Vec<u64> = drawn.collect();
                 if by_length {
                     drawn.sort_by_key(|&index| rows.row_len(index));
                 }
-                drawn
+                own.map(|place| drawn[place as usize]).collect()
             }
         };
         if let Self::Samples(rows) = self {
@@ -444,23 +470,28 @@ impl Data {
         }
     }
 
-    /// The batch that follows after `samples` sequences of a stage. Negatives in their anchor's
+    /// A rank's share of the batch that follows after `samples` sequences of a stage. Negatives in their anchor's
     /// cluster are left out.
     pub fn fill_training(
         &self,
         (stage, samples): (usize, u64),
+        share: Share,
         clusters: Option<&[u32]>,
         config: &Config,
         batch: &mut Batch,
     ) -> Result<(), DataError> {
         let rows = &self.stage(stage).training;
+        let micro = config.batch.batch_size;
+        let part = Part { share, micro };
         if let RowSource::Texts(texts) = rows {
-            texts.fill(samples, Some(config.training.seed), clusters, batch);
+            let own = part.places(batch.num_sequences());
+            let own = own.map(|place| samples + place);
+            texts.fill(own, Some(config.training.seed), clusters, batch);
             return Ok(());
         }
         let by_length = config.batch.lengths().len() > 1;
         let (seed, seq_len) = (config.training.seed, config.batch.seq_len);
-        rows.fill(samples, Some(seed), by_length, seq_len, batch)
+        rows.fill((samples, part), Some(seed), by_length, seq_len, batch)
     }
 
     /// The batch of a stage's validation sequences from `first` on.
@@ -471,7 +502,7 @@ impl Data {
         batch: &mut Batch,
     ) -> Result<(), DataError> {
         let rows = &self.stage(stage).validation;
-        rows.fill(first, None, false, seq_len, batch)
+        rows.fill((first, Part::WHOLE), None, false, seq_len, batch)
     }
 }
 
@@ -709,7 +740,7 @@ mod tests {
         assert_eq!(data.stages[0].training.len(), 24);
         let mut batch = Batch::new(8, 80);
         let mut rows_of = |config: &Config, step: u64| {
-            data.fill_training((0, 8 * step), None, config, &mut batch)
+            data.fill_training((0, 8 * step), Share::WHOLE, None, config, &mut batch)
                 .unwrap();
             let rows = batch.tokens().chunks_exact(80).map(<[i32]>::to_vec);
             let micros = (0..4).map(|micro| batch.longest(2 * micro..2 * micro + 2));

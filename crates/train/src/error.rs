@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use cinch_data::DataError;
 use cinch_engine::EngineError;
+use cinch_ranks::{Loss, RanksError};
 use cinch_step::StepError;
 use thiserror::Error;
 
@@ -20,6 +21,26 @@ pub enum TrainError {
     Step(#[from] StepError),
     #[error(transparent)]
     Engine(#[from] EngineError),
+    #[error(transparent)]
+    Ranks(#[from] RanksError),
+    #[error(
+        "{loss}: the run of {num_ranks} ranks ends, in step {step}\n\
+         hint: {}",
+        .last.as_ref().map_or_else(
+            || "nothing was saved yet: start all ranks again".to_owned(),
+            |path| format!(
+                "the newest checkpoint is {0}; go on with `cinch launch --ranks {num_ranks} -- train \
+                 --resume {0}`, or as the ranks were started before",
+                cinch_files::shown(&path)
+            )
+        )
+    )]
+    RankLost {
+        loss: Loss,
+        num_ranks: usize,
+        step: u64,
+        last: Option<PathBuf>,
+    },
     #[error(transparent)]
     Data(#[from] DataError),
     #[error(transparent)]
@@ -123,7 +144,7 @@ pub enum TrainError {
     #[error(
         "the stage {stage} of the curriculum limits {key} to `{value}`, which is no whole number\n\
          hint: levels are digits of codes, distances steps in the tree; relations are numbers or \
-         names such as child, sibling and cousin"
+         names such as child, sibling and cousin; one margin alone may be 0.5, the least"
     )]
     StageLimit {
         stage: String,

@@ -9,25 +9,33 @@ use std::ops::Range;
 use cinch_engine::Engine;
 use cinch_engine::cpu::kernel::eight_bit::Code;
 use cinch_graph::op::MomentFormat;
-use cinch_graph::{Graph, TensorId};
+use cinch_graph::{Graph, Parameter, TensorId};
 use cinch_plan::Placement;
 use cinch_step::StepPlan;
 use cinch_weights::{PIECE_BYTES, Tensor, WeightError};
 
 use crate::checkpoint::{Dtype, WeightFiles};
+use crate::kept::{self, Kept};
 use crate::pretrained::bytes_in;
-use crate::session::{copy_tensor, placement, saved_type, type_name};
+use crate::session::{copy_kept, placement, saved_type, type_name};
 
 /// Fills all moments from `file`; says so where some were converted.
 pub(crate) fn load_states(
     step: &StepPlan,
     engine: &mut Engine,
+    rank: usize,
     file: &WeightFiles,
 ) -> Result<Option<String>, String> {
     let graph: &Graph = &step.training;
-    let mut states = States { step, engine, file };
     let mut converted = None;
     for parameter in &graph.parameters {
+        let mut states = States {
+            step,
+            engine,
+            file,
+            parameter,
+            rank,
+        };
         let Some(moments) = parameter.moments else {
             continue;
         };
@@ -67,21 +75,36 @@ struct States<'a> {
     step: &'a StepPlan,
     engine: &'a mut Engine,
     file: &'a WeightFiles,
+    parameter: &'a Parameter,
+    rank: usize,
 }
 
 impl<'a> States<'a> {
+    /// What this rank keeps of a state. What lies beyond the end of the whole is zero.
+    fn kept(&mut self, id: TensorId) -> Result<Kept<'a>, String> {
+        if self.parameter.shard.is_some() {
+            let place = placement(&self.step.plan, id);
+            kept::clear(self.engine, place).map_err(|error| error.to_string())?;
+        }
+        let (graph, plan) = (&self.step.training, &self.step.plan);
+        Ok(kept::state(graph, plan, self.parameter, id, self.rank))
+    }
+
     fn copy(&mut self, id: TensorId) -> Result<(), String> {
-        copy_tensor(self.step, self.engine, id, self.file)
+        let kept = self.kept(id)?;
+        copy_kept(self.engine, &kept, self.file)
     }
 
     fn encode(&mut self, code: Code, moment: TensorId, scales: TensorId) -> Result<(), String> {
-        let graph: &Graph = &self.step.training;
-        let saved = self.named(&graph.tensor(moment).name, graph.ty(moment).shape.dims())?;
-        let places = [moment, scales].map(|id| placement(&self.step.plan, id));
-        for elements in pieces(saved.num_elements()) {
+        let (kept, kept_scales) = (self.kept(moment)?, self.kept(scales)?);
+        let saved = self.named(kept.name, &kept.shape)?;
+        let places = [kept.place, kept_scales.place];
+        for elements in pieces(kept.elements.len()) {
             let mut values = vec![0.0; elements.len()];
+            let first = kept.elements.start;
+            let in_file = first + elements.start..first + elements.end;
             self.file
-                .read_elements_f32(&saved.name, elements.clone(), &mut values)
+                .read_elements_f32(&saved.name, in_file, &mut values)
                 .map_err(|error| error.to_string())?;
             let mut codes = vec![0; values.len()];
             let mut of_blocks = vec![0.0_f32; values.len().div_ceil(MomentFormat::BLOCK)];
@@ -100,23 +123,22 @@ impl<'a> States<'a> {
     }
 
     fn decode(&mut self, code: Code, moment: TensorId) -> Result<(), String> {
-        let graph: &Graph = &self.step.training;
-        let (name, ty) = (&graph.tensor(moment).name, graph.ty(moment));
-        let saved = self.named(name, ty.shape.dims())?;
+        let kept = self.kept(moment)?;
+        let (name, dtype) = (kept.name, kept.dtype);
+        let saved = self.named(name, &kept.shape)?;
         let blocks = saved.num_elements().div_ceil(MomentFormat::BLOCK);
         let scales = self.named(&format!("{name}.scales"), &[blocks])?;
         if scales.dtype != Dtype::F32 {
             return Err(format!("`{}` is {:?}, not F32", scales.name, scales.dtype));
         }
-        let place = placement(&self.step.plan, moment);
         let file = self.file;
-        let size = ty.dtype.size() as usize;
+        let size = dtype.size() as usize;
         let decoded = self.engine.write_pieces(
-            place,
+            kept.place,
             MomentFormat::BLOCK * size,
             PIECE_BYTES,
             |first, bytes: &mut [u8]| {
-                let first = first / size;
+                let first = kept.elements.start + first / size;
                 let mut codes = vec![0; bytes.len() / size];
                 file.read_elements(name, first..first + codes.len(), &mut codes)?;
                 let block = first / MomentFormat::BLOCK;
@@ -125,7 +147,7 @@ impl<'a> States<'a> {
                 file.read_f32(&scales.name, blocks, &mut of_blocks)?;
                 let mut values = vec![0.0; codes.len()];
                 code.decode(&codes, &of_blocks, &mut values);
-                bytes.copy_from_slice(&bytes_in(ty.dtype, &values));
+                bytes.copy_from_slice(&bytes_in(dtype, &values));
                 Ok::<(), WeightError>(())
             },
         );

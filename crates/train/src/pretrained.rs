@@ -10,6 +10,7 @@ use cinch_data::Progress;
 use cinch_engine::Engine;
 use cinch_graph::op::Quantisation;
 use cinch_graph::{DType, Graph, Parameter, Shape, Storage};
+use cinch_plan::Placement;
 use cinch_step::StepPlan;
 use cinch_weights::{
     Adapter, Dtype, Factor, Nf4, Nf4Parts, PIECE_BYTES, WeightError, WeightFiles, bf16_bits,
@@ -18,7 +19,8 @@ use cinch_weights::{
 use rayon::prelude::*;
 
 use crate::error::TrainError;
-use crate::session::{fill_rows, parts, placement, saved_type};
+use crate::kept;
+use crate::session::{placement, saved_type};
 
 /// Where a run's first weights come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,7 +63,7 @@ fn holds_weights(folder: &Path) -> bool {
 /// Fills the parameters that `which` picks from a model's files.
 pub(crate) fn load(
     step: &StepPlan,
-    engine: &mut Engine,
+    (engine, rank): (&mut Engine, usize),
     files: &WeightFiles,
     which: impl Fn(&Parameter) -> bool,
     progress: &dyn Progress,
@@ -74,9 +76,9 @@ pub(crate) fn load(
     }
     progress.begin("loading weights", total);
     let outcome = chosen.into_iter().try_for_each(|parameter| {
-        fill(step, engine, parameter, files)?;
-        for part in parts(parameter) {
-            progress.advance(files.tensor(&name_in(files, part.name))?.num_bytes());
+        fill(step, (engine, rank), parameter, files)?;
+        for part in &parameter.parts {
+            progress.advance(files.tensor(&name_in(files, &part.name))?.num_bytes());
         }
         match progress.is_interrupted() {
             true => Err(TrainError::Data(cinch_data::DataError::Interrupted)),
@@ -90,14 +92,15 @@ pub(crate) fn load(
 /// Bytes of a parameter's tensors in the files, which have to have its shape.
 fn files_bytes(parameter: &Parameter, files: &WeightFiles) -> Result<u64, TrainError> {
     let mut bytes = 0;
-    for part in parts(parameter) {
-        let tensor = files.tensor(&name_in(files, part.name))?;
-        if tensor.shape != part.shape {
+    for part in &parameter.parts {
+        let tensor = files.tensor(&name_in(files, &part.name))?;
+        let expected = kept::file_shape(parameter, part);
+        if tensor.shape != expected {
             return Err(TrainError::WeightShape {
                 path: files.file_of(tensor).to_owned(),
-                name: part.name.to_owned(),
+                name: part.name.clone(),
                 found: tensor.shape.clone(),
-                expected: part.shape,
+                expected,
             });
         }
         bytes += tensor.num_bytes();
@@ -113,12 +116,12 @@ pub fn test_load(step: &StepPlan, files: &WeightFiles) -> Result<u64, TrainError
     let mut total = 0;
     for parameter in step.training.parameters.iter().filter(needed) {
         total += files_bytes(parameter, files)?;
-        for part in parts(parameter) {
-            let rows = files.tensor(part.name)?.rows();
-            let elements = files.tensor(part.name)?.row_elements();
+        for part in &parameter.parts {
+            let rows = files.tensor(&part.name)?.rows();
+            let elements = files.tensor(&part.name)?.row_elements();
             let mut row = vec![0.0; elements];
             for number in [0, rows.saturating_sub(1)] {
-                files.read_f32(part.name, number..rows.min(number + 1), &mut row)?;
+                files.read_f32(&part.name, number..rows.min(number + 1), &mut row)?;
             }
         }
     }
@@ -128,7 +131,7 @@ pub fn test_load(step: &StepPlan, files: &WeightFiles) -> Result<u64, TrainError
 /// Fills all trained parameters from an adapter's files, whose modules and rank must be theirs.
 pub(crate) fn load_adapter(
     step: &StepPlan,
-    engine: &mut Engine,
+    (engine, rank): (&mut Engine, usize),
     adapter: &Adapter,
 ) -> Result<(), TrainError> {
     let graph: &Graph = &step.training;
@@ -142,13 +145,18 @@ pub(crate) fn load_adapter(
         });
     }
     for parameter in trained() {
-        let whole = placement(&step.plan, parameter.master);
-        let kept = saved_type(step.training.ty(parameter.master).dtype);
-        for part in parts(parameter) {
-            let (module, factor) = find_factor(adapter, part.name, &part.shape)?;
-            fill_rows(engine, part.place(whole), part.shape[0], |rows, bytes| {
-                adapter.read_rows(module, factor, rows, kept, bytes)
-            })??;
+        clear_cut(step, engine, parameter)?;
+        for kept in kept::weights(graph, &step.plan, parameter, rank) {
+            let (module, factor) = find_factor(adapter, kept.name, &kept.shape)?;
+            // An adapter is read in rows, and is small.
+            let size = kept.dtype.size() as usize;
+            let mut all = vec![0; kept.num_elements() * size];
+            let rows = kept.shape.first().copied().unwrap_or(1);
+            adapter.read_rows(module, factor, 0..rows, saved_type(kept.dtype), &mut all)?;
+            let Ok(()) = kept.fill(engine, |elements, bytes| {
+                bytes.copy_from_slice(&all[elements.start * size..elements.end * size]);
+                Ok::<(), Infallible>(())
+            })?;
         }
     }
     Ok(())
@@ -184,17 +192,29 @@ fn find_factor(
     Ok((module, factor))
 }
 
-fn fill(
+/// Where only a part is kept, what lies beyond the end of the whole stays zero.
+fn clear_cut(
     step: &StepPlan,
     engine: &mut Engine,
+    parameter: &Parameter,
+) -> Result<(), TrainError> {
+    if parameter.shard.is_some() {
+        kept::clear(engine, placement(&step.plan, parameter.master))?;
+    }
+    Ok(())
+}
+
+fn fill(
+    step: &StepPlan,
+    (engine, rank): (&mut Engine, usize),
     parameter: &Parameter,
     files: &WeightFiles,
 ) -> Result<(), TrainError> {
     if let Storage::Quantised(quantisation) = parameter.storage {
         // A quantised parameter is one tensor of the files: its codes have scales of their own.
-        for part in parts(parameter) {
-            let codes = Codes::read(quantisation, &parameter.shape, files, part.name)?;
-            codes.write(step, engine, parameter)?;
+        for part in &parameter.parts {
+            let codes = Codes::read(quantisation, &parameter.shape, files, &part.name)?;
+            codes.write(step, (engine, rank), parameter)?;
         }
         return Ok(());
     }
@@ -203,12 +223,11 @@ fn fill(
         DType::F16 => Dtype::F16,
         _ => Dtype::F32,
     };
-    let whole = placement(&step.plan, parameter.master);
-    for part in parts(parameter) {
-        let rows = part.shape.first().copied().unwrap_or(1);
-        let name = name_in(files, part.name);
-        fill_rows(engine, part.place(whole), rows, |rows, bytes| {
-            files.read_as(&name, rows, wanted, bytes)
+    clear_cut(step, engine, parameter)?;
+    for kept in kept::weights(&step.training, &step.plan, parameter, rank) {
+        let name = name_in(files, kept.name);
+        kept.fill(engine, |elements, bytes| {
+            files.read_elements_as(&name, elements, wanted, bytes)
         })??;
     }
     Ok(())
@@ -271,23 +290,30 @@ type Numbers<'a> = dyn FnMut(usize, &mut [f32]) + 'a;
 pub(crate) fn write_numbers(
     step: &StepPlan,
     engine: &mut Engine,
-    parameter: &Parameter,
+    (parameter, rank): (&Parameter, usize),
     numbers: &mut Numbers<'_>,
 ) -> Result<(), TrainError> {
     if let Storage::Quantised(quantisation) = parameter.storage {
-        return Codes::of(quantisation, &parameter.shape, numbers).write(step, engine, parameter);
+        let codes = Codes::of(quantisation, &parameter.shape, numbers);
+        return codes.write(step, (engine, rank), parameter);
     }
     let bits: fn(f32) -> u16 = match step.training.ty(parameter.master).dtype {
         DType::F16 => f16_bits,
         _ => bf16_bits,
     };
-    let place = placement(&step.plan, parameter.master);
+    clear_cut(step, engine, parameter)?;
+    let own = kept::elements(parameter, rank);
+    let place = Placement {
+        bytes: 2 * own.len() as u64,
+        ..placement(&step.plan, parameter.master)
+    };
     let mut values = Vec::new();
     let Ok(()) = engine.write_pieces(place, 2, PIECE_BYTES, |first, bytes: &mut [u8]| {
         let (halves, _) = bytes.as_chunks_mut::<2>();
         for (number, halves) in halves.chunks_mut(NUMBERS_AT_ONCE).enumerate() {
             values.resize(halves.len(), 0.0);
-            numbers(first / 2 + number * NUMBERS_AT_ONCE, &mut values);
+            let first = own.start + first / 2;
+            numbers(first + number * NUMBERS_AT_ONCE, &mut values);
             halves
                 .par_iter_mut()
                 .zip(&values)
@@ -372,12 +398,13 @@ impl Codes {
     fn write(
         &self,
         step: &StepPlan,
-        engine: &mut Engine,
+        (engine, rank): (&mut Engine, usize),
         parameter: &Parameter,
     ) -> Result<(), TrainError> {
-        engine.write(placement(&step.plan, parameter.master), &self.codes)?;
+        let codes = placement(&step.plan, parameter.master);
+        kept::write_part(engine, codes, &self.codes, rank)?;
         for (&id, scales) in parameter.code_scales.iter().zip(&self.scales) {
-            engine.write(placement(&step.plan, id), scales)?;
+            kept::write_part(engine, placement(&step.plan, id), scales, rank)?;
         }
         Ok(engine.synchronize()?)
     }

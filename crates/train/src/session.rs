@@ -4,25 +4,31 @@ use std::convert::Infallible;
 use std::fmt;
 use std::ops::Range;
 use std::path::Path;
-use std::time::Duration;
 
 use cinch_config::TrainingConfig;
 use cinch_data::Progress;
-use cinch_engine::{Arena, Engine, EngineError, EngineOptions, Part as GraphPart};
+use cinch_engine::{
+    Arena, Engine, EngineError, EngineOptions, MicroBatch, Part as GraphPart, Told,
+};
 use cinch_graph::op::LossScale;
-use cinch_graph::{DType, Graph, Parameter, Role, TensorId};
+use cinch_graph::{DType, Graph, Parameter, Phase, Role, TensorId};
 use cinch_model::input;
 use cinch_plan::{Placement, Plan, num_micro_nodes};
+use cinch_ranks::SharedWorld;
 use cinch_step::{StepPlan, Variant};
 use cinch_weights::{Adapter, PIECE_BYTES, WeightFiles};
+use smallvec::SmallVec;
 
 use crate::batch::Batch;
-use crate::checkpoint::{CheckpointError, Dtype, TakePiece, TensorBytes, TensorView};
+use crate::checkpoint::{CheckpointError, Dtype, TakePiece, TensorBytes, TensorPart, TensorView};
 use crate::error::TrainError;
 use crate::initialize::{initialize, mix};
+use crate::kept::{self, Kept};
 use crate::moments::load_states;
 use crate::pretrained;
+use crate::ranks::Ranks;
 use crate::schedule::learning_rate;
+use crate::share::Share;
 use crate::step::StepResult;
 use crate::terms::{Evaluation, Terms, loss_of};
 use crate::texts::write_text;
@@ -38,6 +44,9 @@ struct Saved<'a> {
     name: &'a str,
     shape: Vec<usize>,
     dtype: Dtype,
+    /// Where this rank's bytes begin in the whole tensor.
+    first_byte: u64,
+    is_cut: bool,
     bytes: InEngine<'a>,
 }
 
@@ -63,7 +72,38 @@ impl TensorBytes for InEngine<'_> {
     }
 }
 
-impl Snapshot<'_> {
+impl<'a> Snapshot<'a> {
+    fn of(engine: &'a Engine, kept: impl IntoIterator<Item = Kept<'a>>) -> Self {
+        let saved = kept.into_iter().map(|kept| Saved {
+            name: kept.name,
+            dtype: saved_type(kept.dtype),
+            first_byte: kept.first_byte(),
+            is_cut: kept.is_cut,
+            bytes: InEngine {
+                engine,
+                place: kept.place,
+            },
+            shape: kept.shape,
+        });
+        Self(saved.collect())
+    }
+
+    /// What one of several ranks writes of the tensors: its parts, and of those that all ranks have
+    /// alike, every so many-th.
+    pub fn parts(&self, rank: usize, ranks: usize) -> Vec<TensorPart<'_>> {
+        let parts = self.0.iter().enumerate();
+        let parts = parts.map(|(index, saved)| TensorPart {
+            name: saved.name,
+            shape: &saved.shape,
+            dtype: saved.dtype,
+            first_byte: saved.first_byte,
+            bytes: (saved.is_cut || index % ranks == rank)
+                .then_some(&saved.bytes as &dyn TensorBytes),
+        });
+        parts.collect()
+    }
+
+    /// The tensors, where every one is whole.
     pub fn views(&self) -> Vec<TensorView<'_>> {
         self.0
             .iter()
@@ -88,11 +128,59 @@ struct BatchTensor {
 
 /// What is run of a variant.
 struct VariantParts {
-    /// Forward and backward of the first micro batch of a step, and of later ones; with the
-    /// updates that stand among the backward.
-    micro: [GraphPart; 2],
+    /// Forward and backward of a micro batch; with the updates that stand among the backward, and
+    /// in the last with what ranks exchange.
+    micro: MicroParts,
     update: GraphPart,
     evaluation: GraphPart,
+}
+
+/// What is run of a micro batch, by its place in the step.
+struct MicroParts {
+    first: GraphPart,
+    middle: GraphPart,
+    last: GraphPart,
+}
+
+impl MicroParts {
+    fn prepare(
+        engine: &mut Engine,
+        variant: &Variant,
+        accumulation: usize,
+    ) -> Result<Self, TrainError> {
+        let graph: &Graph = &variant.training;
+        let nodes = 0..num_micro_nodes(graph);
+        // Where nothing waits for the last, it is as any later one.
+        let exchanges = graph.nodes[nodes.clone()]
+            .iter()
+            .any(|node| node.phase == Phase::Exchange);
+        let mut part = |is_first, is_last| {
+            let micro = MicroBatch { is_first, is_last };
+            engine.prepare_micro(graph, &variant.plan, nodes.clone(), micro)
+        };
+        let first = part(true, accumulation == 1 || !exchanges)?;
+        let last = match accumulation {
+            1 => first.clone(),
+            _ => part(false, true)?,
+        };
+        let middle = match accumulation > 2 && exchanges {
+            true => part(false, false)?,
+            false => last.clone(),
+        };
+        Ok(Self {
+            first,
+            middle,
+            last,
+        })
+    }
+
+    fn of(&self, index: usize, accumulation: usize) -> &GraphPart {
+        match index {
+            0 => &self.first,
+            index if index + 1 < accumulation => &self.middle,
+            _ => &self.last,
+        }
+    }
 }
 
 impl VariantParts {
@@ -103,14 +191,8 @@ impl VariantParts {
     ) -> Result<Self, TrainError> {
         let graph = &variant.training;
         let (micro, all) = (num_micro_nodes(graph), graph.nodes.len());
-        let mut part = |nodes, first| engine.prepare(graph, &variant.plan, nodes, first);
-        let first = part(0..micro, true)?;
-        let later = if accumulation > 1 {
-            part(0..micro, false)?
-        } else {
-            first.clone()
-        };
-        let (micro, update) = ([first, later], part(micro..all, false)?);
+        let update = engine.prepare(graph, &variant.plan, micro..all, false)?;
+        let micro = MicroParts::prepare(engine, variant, accumulation)?;
         let nodes = 0..variant.evaluation.nodes.len();
         let evaluation =
             engine.prepare(&variant.evaluation, &variant.evaluation_plan, nodes, true)?;
@@ -153,11 +235,48 @@ pub struct Session {
     /// The learning rates of the stage that runs, and its first step.
     schedule: TrainingConfig,
     schedule_start: u64,
+    ranks: Ranks,
+    share: Share,
+}
+
+/// A step without its update.
+struct Accumulated {
+    /// The variant of the last micro batch.
+    last_variant: usize,
+    tokens: u64,
+}
+
+/// What the ranks say before a step, added up.
+struct Agreed {
+    /// Nobody was told to stop.
+    goes_on: bool,
+    /// Tokens that the step computes.
+    tokens: u64,
+    /// What each term is averaged over, variant after variant.
+    counts: SmallVec<[f64; 8]>,
 }
 
 impl Session {
     /// Allocates the arena. Weights are zero until [`Self::initialize`] or [`Self::load`].
     pub fn new(step: StepPlan, options: EngineOptions) -> Result<Self, TrainError> {
+        Self::of_rank(step, options, Ranks::default())
+    }
+
+    /// As [`Self::new`], one of the ranks of a world, which the plan is for: every rank does the
+    /// same at the same time.
+    pub fn connected(
+        step: StepPlan,
+        options: EngineOptions,
+        world: SharedWorld,
+    ) -> Result<Self, TrainError> {
+        Self::of_rank(step, options, Ranks::new(Some(world)))
+    }
+
+    pub(crate) fn of_rank(
+        step: StepPlan,
+        options: EngineOptions,
+        ranks: Ranks,
+    ) -> Result<Self, TrainError> {
         let graph = &step.training;
         let mut engine = Engine::with_host(
             step.plan.options.target,
@@ -165,6 +284,9 @@ impl Session {
             step.plan.host_bytes,
             options,
         )?;
+        if let Some(world) = ranks.world() {
+            engine.connect(world.clone())?;
+        }
         let accumulation = step.config.batch.accumulation;
         let parts = step.variants().iter();
         let parts = parts.map(|variant| VariantParts::prepare(&mut engine, variant, accumulation));
@@ -200,6 +322,8 @@ impl Session {
             embedding,
             schedule: step.config.training.clone(),
             schedule_start: 0,
+            share: ranks.share(),
+            ranks,
             engine,
             parts,
             step,
@@ -300,25 +424,25 @@ impl Session {
             if !which(parameter) {
                 // Its weights come from elsewhere.
             } else if tensor.ty.dtype == DType::F32 {
+                let own = kept::elements(parameter, self.share.rank);
                 let place = placement(&self.step.plan, parameter.master);
                 let Ok(()) = self
                     .engine
                     .write_pieces(place, 1, PIECE_BYTES, |first, values| {
-                        numbers(first, values);
+                        let within = own.len().saturating_sub(first).min(values.len());
+                        let (own_values, beyond) = values.split_at_mut(within);
+                        numbers(own.start + first, own_values);
+                        beyond.fill(0.0);
                         Ok::<(), Infallible>(())
                     })?;
             } else {
-                pretrained::write_numbers(&self.step, &mut self.engine, parameter, &mut numbers)?;
+                let rank = self.share.rank;
+                let (step, engine) = (&self.step, &mut self.engine);
+                pretrained::write_numbers(step, engine, (parameter, rank), &mut numbers)?;
             }
             // Zero in either format.
             for id in parameter.states() {
-                let place = placement(&self.step.plan, id);
-                let Ok(()) =
-                    self.engine
-                        .write_pieces(place, 1, PIECE_BYTES, |_, bytes: &mut [u8]| {
-                            bytes.fill(0);
-                            Ok::<(), Infallible>(())
-                        })?;
+                kept::clear(&mut self.engine, placement(&self.step.plan, id))?;
             }
         }
         if let Some(place) = self.loss_scale {
@@ -339,7 +463,7 @@ impl Session {
         let has_frozen = parameters.any(|parameter| !parameter.is_trained());
         let adapters = |parameter: &Parameter| has_frozen && parameter.is_trained();
         self.initialize_where(seed, &adapters)?;
-        let (step, engine) = (&self.step, &mut self.engine);
+        let (step, engine) = (&self.step, (&mut self.engine, self.share.rank));
         pretrained::load(step, engine, files, |p| !adapters(p), progress)?;
         Ok(self.engine.refresh(&self.step.training, &self.step.plan)?)
     }
@@ -347,7 +471,8 @@ impl Session {
     /// Fills the adapters from a folder in peft's format, which has just those of this model.
     pub fn load_adapter(&mut self, folder: &Path) -> Result<(), TrainError> {
         let adapter = Adapter::open(folder)?;
-        pretrained::load_adapter(&self.step, &mut self.engine, &adapter)?;
+        let engine = (&mut self.engine, self.share.rank);
+        pretrained::load_adapter(&self.step, engine, &adapter)?;
         Ok(self.engine.refresh(&self.step.training, &self.step.plan)?)
     }
 
@@ -357,7 +482,7 @@ impl Session {
         files: &WeightFiles,
         progress: &dyn Progress,
     ) -> Result<(), TrainError> {
-        let (step, engine) = (&self.step, &mut self.engine);
+        let (step, engine) = (&self.step, (&mut self.engine, self.share.rank));
         pretrained::load(step, engine, files, |p| !p.is_trained(), progress)
     }
 
@@ -381,16 +506,16 @@ impl Session {
         let run: &mut RunPart<'_> = &mut |engine, graph, plan, part| engine.run(graph, plan, part);
         match self.accumulate_by(batch, step, run, stop)? {
             None => Ok(None),
-            Some(last) => self.update_by(step, last, run).map(Some),
+            Some(done) => self.update_by(step, done, run).map(Some),
         }
     }
 
-    /// As [`Self::train_step`], telling how long each node took, by the name of its op.
+    /// As [`Self::train_step`], telling how long each node took.
     pub fn train_step_traced(
         &mut self,
         batch: &Batch,
         step: u64,
-        told: &mut (dyn FnMut(&'static str, Duration) + Send),
+        told: &mut Told<'_>,
     ) -> Result<StepResult, TrainError> {
         self.train_step_by(batch, step, &mut |engine, graph, plan, part| {
             engine.run_traced(graph, plan, part, told)
@@ -417,7 +542,7 @@ impl Session {
     ) -> Result<StepResult, TrainError> {
         match self.accumulate_by(batch, step, run, &mut || false)? {
             None => Err(TrainError::NoTargets { step }),
-            Some(last) => self.update_by(step, last, run),
+            Some(done) => self.update_by(step, done, run),
         }
     }
 
@@ -426,9 +551,10 @@ impl Session {
     fn update_by(
         &mut self,
         step: u64,
-        last: usize,
+        done: Accumulated,
         run: &mut RunPart<'_>,
     ) -> Result<StepResult, TrainError> {
+        let last = done.last_variant;
         let variant = &self.step.variants()[last];
         let (graph, plan) = (&variant.training, &variant.plan);
         run(&mut self.engine, graph, plan, &self.parts[last].update)?;
@@ -439,6 +565,26 @@ impl Session {
             gradient_norm: f64::from(self.engine.scalar(self.gradient_norm)?),
             learning_rate: self.learning_rate(step),
             loss_scale: self.loss_scale()?,
+            tokens: done.tokens,
+        })
+    }
+
+    /// What all ranks bring to a step: their counts, and whether they were told to stop. One that
+    /// is alone is asked again before each micro batch; several stop between steps only, where
+    /// all of them do.
+    fn agree(&self, batch: &Batch, step: u64, told_to_stop: bool) -> Result<Agreed, TrainError> {
+        let accumulation = self.step.config.batch.accumulation;
+        let mut numbers: SmallVec<[f64; 8]> = SmallVec::new();
+        numbers.push(f64::from(told_to_stop));
+        numbers.push(self.num_tokens(batch, step) as f64);
+        for terms in &self.terms {
+            numbers.extend(terms.counts(batch, accumulation).map(|count| count as f64));
+        }
+        self.ranks.sum(&mut numbers)?;
+        Ok(Agreed {
+            goes_on: numbers[0] == 0.0,
+            tokens: numbers[1] as u64,
+            counts: numbers.into_iter().skip(2).collect(),
         })
     }
 
@@ -457,14 +603,14 @@ impl Session {
         learning_rate(&self.schedule, step.saturating_sub(self.schedule_start))
     }
 
-    /// The variant of the last micro batch, once all ran: `stop` is asked before each.
+    /// What ran, once all micro batches did: `stop` is asked before.
     fn accumulate_by(
         &mut self,
         batch: &Batch,
         step: u64,
         run: &mut RunPart<'_>,
         stop: &mut dyn FnMut() -> bool,
-    ) -> Result<Option<usize>, TrainError> {
+    ) -> Result<Option<Accumulated>, TrainError> {
         let config = &self.step.config;
         let (beta1, beta2) = (config.training.adam_beta1, config.training.adam_beta2);
         let scalars = [
@@ -477,30 +623,43 @@ impl Session {
         // sequences share their masks.
         let micro_rows = config.batch.batch_size * config.batch.seq_len;
         let accumulation = config.batch.accumulation;
+        let told_to_stop = self.ranks.are_several() && stop();
+        let agreed = self.agree(batch, step, told_to_stop)?;
+        if !agreed.goes_on {
+            return Ok(None);
+        }
         self.engine.write(self.step_scalars, &scalars)?;
+        let mut counts = &agreed.counts[..];
         for terms in &self.terms {
-            if !terms.average(&mut self.engine, batch, accumulation)? {
+            let (own, others) = counts.split_at(terms.len());
+            counts = others;
+            if !terms.average(&mut self.engine, own)? {
                 return Err(TrainError::NoTargets { step });
             }
         }
         let mut micro = self.micro(batch, step, 0);
         self.stage(batch, micro)?;
         loop {
-            if stop() {
+            if !self.ranks.are_several() && stop() {
                 return Ok(None);
             }
             if let Some(random) = self.random {
-                let first = (micro.index * micro_rows) as u32;
+                let first = (self.share.micro(micro.index) * micro_rows) as u32;
                 let words = [key as u32, (key >> 32) as u32, first, 0];
                 self.engine.write(random, &words.map(u32::cast_signed))?;
             }
             self.commit(batch, micro)?;
             let variant = &self.step.variants()[micro.variant];
-            let part = &self.parts[micro.variant].micro[usize::from(micro.index > 0)];
+            let part = self.parts[micro.variant]
+                .micro
+                .of(micro.index, accumulation);
             run(&mut self.engine, &variant.training, &variant.plan, part)?;
             self.last_variant = micro.variant;
             if micro.index + 1 >= accumulation {
-                return Ok(Some(micro.variant));
+                return Ok(Some(Accumulated {
+                    last_variant: micro.variant,
+                    tokens: agreed.tokens,
+                }));
             }
             micro = self.micro(batch, step, micro.index + 1);
             self.stage(batch, micro)?;
@@ -520,7 +679,7 @@ impl Session {
         micro * batch_size..(micro + 1) * batch_size
     }
 
-    /// Tokens that a step computes, padding included.
+    /// Tokens that this rank computes in a step, padding included.
     pub fn num_tokens(&self, batch: &Batch, step: u64) -> u64 {
         let config = &self.step.config.batch;
         let micros = (0..config.accumulation).map(|index| self.micro(batch, step, index));
@@ -600,8 +759,10 @@ impl Session {
                 let bytes = self.engine.bytes(placement(&self.step.plan, id))?;
                 let mut values = pretrained::numbers(graph.ty(id).dtype, &bytes);
                 values.iter_mut().for_each(|value| *value /= scale);
-                for part in parts(parameter) {
-                    gradients.push((part.name, values[part.range(&values)].to_vec()));
+                let mut values = values.into_iter();
+                for kept in kept::weights(graph, &self.step.plan, parameter, self.share.rank) {
+                    let own = values.by_ref().take(kept.elements.len());
+                    gradients.push((kept.name, own.collect()));
                 }
             }
         }
@@ -630,25 +791,17 @@ impl Session {
 
     /// What is trained, as it is saved: by the names that files have for the rows of a parameter.
     pub fn weights(&self) -> Snapshot<'_> {
-        let mut saved = Vec::new();
-        for parameter in self.trained() {
-            let dtype = self.step.training.ty(parameter.master).dtype;
-            let whole = placement(&self.step.plan, parameter.master);
-            for part in parts(parameter) {
-                saved.push(Saved {
-                    name: part.name,
-                    dtype: saved_type(dtype),
-                    bytes: self.in_engine(part.place(whole)),
-                    shape: part.shape,
-                });
-            }
-        }
-        Snapshot(saved)
+        let (graph, plan) = (&self.step.training, &self.step.plan);
+        let rank = self.share.rank;
+        let kept = self
+            .trained()
+            .flat_map(|parameter| kept::weights(graph, plan, parameter, rank));
+        Snapshot::of(&self.engine, kept)
     }
 
-    fn in_engine(&self, place: Placement) -> InEngine<'_> {
-        let engine = &self.engine;
-        InEngine { engine, place }
+    /// Whether ranks keep parts of what is trained, and not all of it each.
+    pub fn is_cut(&self) -> bool {
+        self.trained().any(|parameter| parameter.shard.is_some())
     }
 
     /// The parameters that are updated.
@@ -660,17 +813,13 @@ impl Session {
     /// Optimizer states as they are saved.
     pub fn states(&self) -> Snapshot<'_> {
         let graph: &Graph = &self.step.training;
-        let states = graph.parameters.iter().flat_map(Parameter::states);
-        let saved = states.chain(graph.loss_scale).map(|id| {
-            let tensor = graph.tensor(id);
-            Saved {
-                name: &tensor.name,
-                shape: tensor.ty.shape.dims().to_vec(),
-                dtype: saved_type(tensor.ty.dtype),
-                bytes: self.in_engine(placement(&self.step.plan, id)),
-            }
+        let (plan, rank) = (&self.step.plan, self.share.rank);
+        let states = graph.parameters.iter().flat_map(|parameter| {
+            let states = parameter.states();
+            states.map(move |id| kept::state(graph, plan, parameter, id, rank))
         });
-        Snapshot(saved.collect())
+        let scale = graph.loss_scale.map(|id| kept::whole(graph, plan, id));
+        Snapshot::of(&self.engine, states.chain(scale))
     }
 
     /// Copies weights and states from a checkpoint's files, which must hold just those of this
@@ -689,7 +838,7 @@ impl Session {
                 weights.tensors().len()
             ));
         }
-        let converted = load_states(&self.step, &mut self.engine, states)?;
+        let converted = load_states(&self.step, &mut self.engine, self.share.rank, states)?;
         self.load_loss_scale(states)?;
         self.refresh()?;
         let notes: Vec<String> = kept.into_iter().chain(converted).collect();
@@ -702,7 +851,8 @@ impl Session {
             return Ok(());
         };
         if states.get(&self.step.training.tensor(id).name).is_some() {
-            return copy_tensor(&self.step, &mut self.engine, id, states);
+            let kept = kept::whole(&self.step.training, &self.step.plan, id);
+            return copy_kept(&mut self.engine, &kept, states);
         }
         self.engine
             .write(place, &LossScale::START.values())
@@ -720,18 +870,13 @@ impl Session {
         let graph: &Graph = &self.step.training;
         let mut converted = None;
         for parameter in graph.parameters.iter().filter(|p| p.is_trained()) {
-            let whole = placement(&self.step.plan, parameter.master);
             let dtype = saved_type(graph.ty(parameter.master).dtype);
-            for part in parts(parameter) {
-                let place = part.place(whole);
-                copy_named(
-                    &mut self.engine,
-                    place,
-                    part.name,
-                    &part.shape,
-                    dtype,
-                    weights,
-                )?;
+            if parameter.shard.is_some() {
+                let place = placement(&self.step.plan, parameter.master);
+                kept::clear(&mut self.engine, place).map_err(|error| error.to_string())?;
+            }
+            for kept in kept::weights(graph, &self.step.plan, parameter, self.share.rank) {
+                copy_kept(&mut self.engine, &kept, weights)?;
             }
             let saved = parameter
                 .parts
@@ -787,105 +932,28 @@ fn batch_tensors(step: &StepPlan) -> Vec<BatchTensor> {
     tensors
 }
 
-/// Rows of a parameter under the name that files have for them.
-pub(crate) struct Part<'a> {
-    pub name: &'a str,
-    pub shape: Vec<usize>,
-    /// Which of the parameter's rows, of how many.
-    rows: Range<usize>,
-    all: usize,
-}
-
-impl Part<'_> {
-    /// The place of the rows in that of the whole parameter.
-    pub fn place(&self, whole: Placement) -> Placement {
-        let row_bytes = whole.bytes / self.all.max(1) as u64;
-        Placement {
-            offset: whole.offset + self.rows.start as u64 * row_bytes,
-            bytes: self.rows.len() as u64 * row_bytes,
-            ..whole
-        }
-    }
-
-    /// Where the rows lie among those of the whole parameter.
-    pub fn range<T>(&self, whole: &[T]) -> Range<usize> {
-        let row = whole.len() / self.all.max(1);
-        self.rows.start * row..self.rows.end * row
-    }
-}
-
-pub(crate) fn parts(parameter: &Parameter) -> impl Iterator<Item = Part<'_>> {
-    let all = parameter.parts.iter().map(|part| part.rows).sum();
-    let mut first = 0;
-    parameter.parts.iter().map(move |part| {
-        let rows = first..first + part.rows;
-        first = rows.end;
-        let mut shape = parameter.shape.dims().to_vec();
-        if let Some(outermost) = shape.first_mut() {
-            *outermost = part.rows;
-        }
-        Part {
-            name: &part.name,
-            shape,
-            rows,
-            all,
-        }
-    })
-}
-
-/// Fills a place that has the shape of `rows` rows, some rows at a time: `read` puts the rows that
-/// it is told into the bytes that it is given.
-pub(crate) fn fill_rows<E>(
+/// Copies what a rank keeps of a tensor from a file.
+pub(crate) fn copy_kept(
     engine: &mut Engine,
-    place: Placement,
-    rows: usize,
-    mut read: impl FnMut(Range<usize>, &mut [u8]) -> Result<(), E>,
-) -> Result<Result<(), E>, EngineError> {
-    let row_bytes = (place.bytes as usize / rows.max(1)).max(1);
-    engine.write_pieces(place, row_bytes, PIECE_BYTES, |first, bytes: &mut [u8]| {
-        let first = first / row_bytes;
-        read(first..first + bytes.len() / row_bytes, bytes)
-    })
-}
-
-/// Copies a tensor of a file into the place of a graph's tensor.
-pub(crate) fn copy_tensor(
-    step: &StepPlan,
-    engine: &mut Engine,
-    id: TensorId,
+    kept: &Kept<'_>,
     file: &WeightFiles,
 ) -> Result<(), String> {
-    let tensor = step.training.tensor(id);
-    debug_assert!(matches!(
-        tensor.role,
-        Role::Parameter | Role::State | Role::LossScale
-    ));
-    let dtype = saved_type(tensor.ty.dtype);
-    let (place, shape) = (placement(&step.plan, id), tensor.ty.shape.dims());
-    copy_named(engine, place, &tensor.name, shape, dtype, file)
-}
-
-fn copy_named(
-    engine: &mut Engine,
-    place: Placement,
-    name: &str,
-    shape: &[usize],
-    dtype: Dtype,
-    file: &WeightFiles,
-) -> Result<(), String> {
+    let (name, dtype) = (kept.name, saved_type(kept.dtype));
     let Some(saved) = file.get(name) else {
         return Err(format!("it has no tensor `{name}`"));
     };
     let is_float = |dtype| matches!(dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16);
     let converts = is_float(saved.dtype) && is_float(dtype);
-    if saved.shape != shape || !(saved.dtype == dtype || converts) {
+    if saved.shape != kept.shape || !(saved.dtype == dtype || converts) {
         return Err(format!(
-            "`{name}` is {:?} {:?}, the model's is {dtype:?} {shape:?}",
-            saved.dtype, saved.shape,
+            "`{name}` is {:?} {:?}, the model's is {dtype:?} {:?}",
+            saved.dtype, saved.shape, kept.shape
         ));
     }
-    let read = |rows: Range<usize>, bytes: &mut [u8]| file.read_as(name, rows, dtype, bytes);
-    match fill_rows(engine, place, saved.rows(), read) {
+    let read = |elements: Range<usize>, bytes: &mut [u8]| {
+        file.read_elements_as(name, elements, dtype, bytes)
+    };
+    match kept.fill(engine, read) {
         Err(error) => Err(error.to_string()),
         Ok(read) => read.map_err(|error| error.to_string()),
     }

@@ -15,6 +15,8 @@ pub struct StepResult {
     pub learning_rate: f64,
     /// In half precision, after the step.
     pub loss_scale: Option<LossScale>,
+    /// Tokens that all ranks computed, padding included.
+    pub tokens: u64,
 }
 
 impl StepResult {
@@ -44,6 +46,7 @@ mod tests {
             gradient_norm,
             learning_rate: 1e-3,
             loss_scale,
+            tokens: 1,
         }
     }
 

@@ -8,8 +8,11 @@ use cinch_plan::{Placement, Plan};
 use serde::Serialize;
 use smallvec::SmallVec;
 
+use cinch_ranks::RanksError;
+
 use crate::batch::Batch;
 use crate::error::TrainError;
+use crate::ranks::Ranks;
 use crate::session::placement;
 
 /// What a term of the loss came to.
@@ -56,6 +59,48 @@ impl Evaluation {
             term.sum += more.sum;
             term.count += more.count;
         }
+    }
+
+    /// The evaluations of all ranks, in their order, by what one of them has of the same graph;
+    /// None where any was told to stop. Each rank's sums travel as they are, so that adding them
+    /// up is the same as on one rank.
+    pub(crate) fn of_all(
+        &self,
+        own: Option<&Self>,
+        ranks: &Ranks,
+        told_to_stop: bool,
+    ) -> Result<Option<Vec<Self>>, RanksError> {
+        let share = ranks.share();
+        // Of each term a sum and a count, and whether there is such a part.
+        let width = 2 * self.terms.len() + 1;
+        let mut numbers = vec![0.0; 1 + width * share.ranks];
+        numbers[0] = f64::from(told_to_stop);
+        if let Some(own) = own {
+            let place = &mut numbers[1 + width * share.rank..][..width];
+            place[0] = 1.0;
+            for (place, term) in place[1..].chunks_exact_mut(2).zip(&own.terms) {
+                place.copy_from_slice(&[term.sum, term.count as f64]);
+            }
+        }
+        ranks.sum(&mut numbers)?;
+        if numbers[0] > 0.0 {
+            return Ok(None);
+        }
+        let there = numbers[1..]
+            .chunks_exact(width)
+            .filter(|part| part[0] > 0.0);
+        let read = |part: &[f64]| {
+            let terms = self.terms.iter().zip(part[1..].chunks_exact(2));
+            let terms = terms.map(|(term, numbers)| TermSum {
+                sum: numbers[0],
+                count: numbers[1] as usize,
+                ..term.clone()
+            });
+            Self {
+                terms: terms.collect(),
+            }
+        };
+        Ok(Some(there.map(read).collect()))
     }
 
     /// The average of each term.
@@ -124,26 +169,29 @@ impl Terms {
         term.map(|term| term.weight = weight).is_some()
     }
 
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// What each term is averaged over in a batch of that many micro batches.
-    fn counts(&self, batch: &Batch, micro_batches: usize) -> impl Iterator<Item = usize> {
+    pub fn counts(&self, batch: &Batch, micro_batches: usize) -> impl Iterator<Item = usize> {
         self.0.iter().map(move |term| match &term.count {
             TermCount::Targets(name) => batch.num_targets_in(name),
             TermCount::Each(count) => count * micro_batches,
         })
     }
 
-    /// Makes the values averages over the batch. False where there is nothing to average. A term
-    /// without anything that counts is zero.
-    pub fn average(
-        &self,
-        engine: &mut Engine,
-        batch: &Batch,
-        micro_batches: usize,
-    ) -> Result<bool, TrainError> {
+    /// Makes the values averages over a batch with these counts, of all ranks. False where there
+    /// is nothing to average. A term without anything that counts is zero.
+    pub fn average(&self, engine: &mut Engine, counts: &[f64]) -> Result<bool, TrainError> {
         let mut any = false;
-        for (term, count) in self.0.iter().zip(self.counts(batch, micro_batches)) {
-            any |= count > 0;
-            let inverse = if count == 0 { 0.0 } else { 1.0 / count as f32 };
+        for (term, &count) in self.0.iter().zip(counts) {
+            any |= count > 0.0;
+            let inverse = if count == 0.0 {
+                0.0
+            } else {
+                1.0 / count as f32
+            };
             term.fill(engine, inverse)?;
         }
         Ok(any)

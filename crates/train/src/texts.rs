@@ -18,13 +18,17 @@ pub(crate) struct TextRows {
 }
 
 impl TextRows {
-    /// Writes the pairs from `first` on, each with its negatives, to a batch. Negatives in the
+    /// Writes the pairs of these numbers, each with its negatives, to a batch. Negatives in the
     /// anchor's cluster, where there are clusters, are not compared with it.
-    pub fn fill(&self, first: u64, seed: Option<u64>, clusters: Option<&[u32]>, batch: &mut Batch) {
-        for sequence in 0..batch.num_sequences() {
-            let texts = self
-                .pairs
-                .draw(&self.taxonomy, first + sequence as u64, seed);
+    pub fn fill(
+        &self,
+        numbers: impl Iterator<Item = u64>,
+        seed: Option<u64>,
+        clusters: Option<&[u32]>,
+        batch: &mut Batch,
+    ) {
+        for (sequence, number) in (0..batch.num_sequences()).zip(numbers) {
+            let texts = self.pairs.draw(&self.taxonomy, number, seed);
             let cluster = |text: usize| clusters.and_then(|clusters| clusters.get(text));
             let anchor = texts.first().and_then(|&anchor| cluster(anchor));
             let compared = batch.row_mut(input::COMPARED, sequence);

@@ -13,6 +13,7 @@ use cinch_engine::{EngineError, EngineOptions};
 use cinch_graph::Graph;
 use cinch_graph::op::LossScale;
 use cinch_model::stage_phase;
+use cinch_ranks::{RanksError, SharedWorld};
 use cinch_step::StepPlan;
 use cinch_weights::WeightFiles;
 
@@ -27,9 +28,11 @@ use crate::export::keep_adapters;
 use crate::outcome::{Ending, MeasuredLoss, TrainingOutcome};
 use crate::owner::Ownership;
 use crate::pretrained::FirstWeights;
+use crate::ranks::Ranks;
 use crate::record::RunRecord;
 use crate::sample::{self, sample};
 use crate::session::Session;
+use crate::share::Share;
 use crate::state::{Clusters, State};
 use crate::step::StepResult;
 use crate::terms::Evaluation;
@@ -54,6 +57,9 @@ pub struct Run<'a> {
     pub stop: &'a AtomicBool,
     /// Shown while the data is tokenised.
     pub progress: &'a dyn Progress,
+    /// The other ranks that train with this one, each by a run like this. The first of them writes
+    /// what there is one of.
+    pub world: Option<SharedWorld>,
 }
 
 /// Trains until the last step or until told to stop.
@@ -68,11 +74,26 @@ pub fn train_owned(
     owned: Option<Ownership>,
     observer: &mut dyn Observer,
 ) -> Result<TrainingOutcome, TrainError> {
-    let mut trainer = Trainer::prepare(run, owned, observer)?;
-    let outcome = trainer.run(observer);
-    let outcome = outcome.map_err(|error| trainer.with_last_checkpoint(error));
-    // What was logged is on disk even if the run failed.
-    trainer.record.flush()?;
+    let ranks = Ranks::new(run.world.clone());
+    let last = match &run.resume {
+        Resume::Fresh => None,
+        Resume::From(path) => Some(path.clone()),
+    };
+    let outcome = match Trainer::prepare(run, &ranks, owned, observer) {
+        Err(error) => Err(rank_lost(error, &ranks, 0, last)),
+        Ok(mut trainer) => {
+            let outcome = trainer.run(observer);
+            let outcome = outcome.map_err(|error| trainer.with_last_checkpoint(error));
+            // What was logged is on disk even if the run failed.
+            let flushed = trainer.record.as_mut().map_or(Ok(()), RunRecord::flush);
+            flushed.map_err(TrainError::from).and(outcome)
+        }
+    };
+    match &outcome {
+        Err(TrainError::RankLost { .. }) => {}
+        Err(error) => ranks.fail(&error.to_string()),
+        Ok(_) => ranks.leave()?,
+    }
     outcome
 }
 
@@ -82,7 +103,9 @@ struct Trainer<'a> {
     batch: Batch,
     course: Course,
     store: Store,
-    record: RunRecord,
+    /// Of the first rank.
+    record: Option<RunRecord>,
+    ranks: Ranks,
     stop: &'a AtomicBool,
     state: State,
     last_saved: Option<(u64, PathBuf)>,
@@ -130,12 +153,14 @@ impl Pace {
 impl<'a> Trainer<'a> {
     fn prepare(
         run: Run<'a>,
+        ranks: &Ranks,
         owned: Option<Ownership>,
         observer: &mut dyn Observer,
     ) -> Result<Self, TrainError> {
         let config = run.plan.config.clone();
         let folder = config.output.output_dir.clone();
         let taken = match &owned {
+            _ if !ranks.is_first() => None,
             Some(owned) if owned.is_of(&folder) => None,
             _ => Some(Ownership::take(&folder)?),
         };
@@ -143,7 +168,10 @@ impl<'a> Trainer<'a> {
         if let Some(note) = ownership.iter().flatten().find_map(Ownership::note) {
             observer.event(Event::Note(note));
         }
-        let store = Store::open(&folder)?;
+        let store = match ranks.is_first() {
+            true => Store::open(&folder)?,
+            false => Store::look(&folder)?,
+        };
         if run.resume == Resume::Fresh
             && let Some(entry) = store.newest()?
         {
@@ -162,12 +190,14 @@ impl<'a> Trainer<'a> {
                 FirstWeights::Files(path) => Some(WeightFiles::open(&path)?),
             },
         };
-        let data = Data::prepare(&config, run.progress)?;
+        let data = prepare_data(&config, ranks, run.progress)?;
         for note in &data.notes {
             observer.event(Event::Note(note));
         }
         observer.event(Event::Data(data.report));
-        keep_tokenizer(&folder, &data)?;
+        if ranks.is_first() {
+            keep_tokenizer(&folder, &data)?;
+        }
         let mut plan = run.plan;
         let mut course = Course::new(data.stage_steps());
         let training = &mut plan.config.training;
@@ -187,7 +217,7 @@ impl<'a> Trainer<'a> {
             training.warmup_steps = shorter;
         }
         let config = plan.config.clone();
-        let mut session = Session::new(plan, run.options)?;
+        let mut session = Session::of_rank(plan, run.options, ranks.clone())?;
         let (state, last_saved) = match run.resume {
             Resume::Fresh => {
                 let seed = config.training.seed;
@@ -233,26 +263,24 @@ impl<'a> Trainer<'a> {
                 }
                 state.config = config.clone();
                 state.settings = run.settings;
-                mend_best(&store, &state, observer)?;
-                store.set_aside_after(state.step)?;
-                // A kill between the save of a best checkpoint and its mark left it unmarked.
-                if state.best_step == Some(state.step)
-                    && let Some(loss) = state.best_loss
-                    && path == store.path_of(state.step)
-                {
-                    store.mark_best(state.step, loss)?;
+                if ranks.is_first() {
+                    take_up(&store, &state, &path, observer)?;
                 }
+                ranks.barrier()?;
                 let step = state.step;
                 (state, Some((step, path)))
             }
         };
         course = course.begun_at(&state.stage_starts);
-        let record = if last_saved.is_some() {
-            RunRecord::resume(&folder, state.step, !state.evaluation_pending)?
-        } else {
-            RunRecord::create(&folder)?
+        let record = match (ranks.is_first(), &last_saved) {
+            (false, _) => None,
+            (true, None) => Some(RunRecord::create(&folder)?),
+            (true, Some(_)) => {
+                let evaluated = !state.evaluation_pending;
+                Some(RunRecord::resume(&folder, state.step, evaluated)?)
+            }
         };
-        if let Some(note) = record.note() {
+        if let Some(note) = record.as_ref().and_then(RunRecord::note) {
             observer.event(Event::Note(note));
         }
         observer.event(Event::Ready {
@@ -260,7 +288,7 @@ impl<'a> Trainer<'a> {
             step: state.step,
             engine: session.engine(),
         });
-        let sequences = config.batch.effective_batch();
+        let sequences = config.batch.rank_batch();
         let mut trainer = Self {
             batch: Batch::of_step(session.plan(), sequences),
             course,
@@ -268,6 +296,7 @@ impl<'a> Trainer<'a> {
             data,
             store,
             record,
+            ranks: ranks.clone(),
             stop: run.stop,
             state,
             last_saved,
@@ -386,6 +415,11 @@ impl<'a> Trainer<'a> {
         self.stop.load(Ordering::Relaxed)
     }
 
+    /// The same on all ranks; where there are several, a step asks them itself.
+    fn stops_before_a_step(&self) -> bool {
+        !self.ranks.are_several() && self.is_told_to_stop()
+    }
+
     fn run(&mut self, observer: &mut dyn Observer) -> Result<TrainingOutcome, TrainError> {
         let training = self.config().training.clone();
         let validated = is_validated(&self.data, self.config());
@@ -400,7 +434,7 @@ impl<'a> Trainer<'a> {
         self.state.evaluation_pending = false;
         self.pace.reset();
         while self.advance(observer) {
-            if self.is_told_to_stop() || !self.step(observer)? {
+            if self.stops_before_a_step() || !self.step(observer)? {
                 return self.end(Ending::Interrupted, observer);
             }
             let (step, last) = (self.state.step, self.state.step == self.course.max_steps());
@@ -437,8 +471,9 @@ impl<'a> Trainer<'a> {
         let (max_steps, interval) = (self.course.max_steps(), config.training.logging_steps);
         let clusters = self.state.clusters.as_ref();
         let clusters = clusters.map(|clusters| &clusters.of_texts[..]);
+        let share = self.ranks.share();
         self.data
-            .fill_training(at, clusters, config, &mut self.batch)?;
+            .fill_training(at, share, clusters, config, &mut self.batch)?;
         let (batch, step, told) = (&self.batch, self.state.step, self.stop);
         let stop = &mut || told.load(Ordering::Relaxed);
         let Some(result) = self.session.train_step_unless(batch, step, stop)? else {
@@ -453,9 +488,9 @@ impl<'a> Trainer<'a> {
             });
         }
         self.loss_scale = result.loss_scale;
-        let tokens = self.session.num_tokens(&self.batch, self.state.step);
+        let tokens = result.tokens;
         self.state.step += 1;
-        self.state.samples += self.batch.num_sequences() as u64;
+        self.state.samples += self.config().batch.effective_batch() as u64;
         self.state.tokens += tokens;
         if !is_validated(&self.data, self.config()) {
             self.state.first_loss.get_or_insert(result.loss);
@@ -472,7 +507,9 @@ impl<'a> Trainer<'a> {
         self.most_resident_bytes = self.most_resident_bytes.max(report.memory.resident_bytes);
         if log {
             report.memory.device_used_bytes = self.device_used_bytes();
-            self.record.step(&report)?;
+            if let Some(record) = &mut self.record {
+                record.step(&report)?;
+            }
             self.pace.reset();
         }
         observer.event(Event::Step { report, log });
@@ -491,7 +528,8 @@ impl<'a> Trainer<'a> {
     /// is told, and keeps no run from going on.
     fn write_sample(&self, observer: &mut dyn Observer) {
         let of_run = self.data.tokenizer.as_ref();
-        let Some(of_run) = of_run.filter(|_| sample::is_asked(self.config())) else {
+        let asked = self.ranks.is_first() && sample::is_asked(self.config());
+        let Some(of_run) = of_run.filter(|_| asked) else {
             return;
         };
         let step = self.state.step;
@@ -510,7 +548,9 @@ impl<'a> Trainer<'a> {
     /// it, so the message says which one that is.
     fn with_last_checkpoint(&self, error: TrainError) -> TrainError {
         let last = self.last_saved.as_ref().map(|(_, path)| path.clone());
-        device_failed(error, self.state.step + 1, last)
+        let step = self.state.step + 1;
+        let error = device_failed(error, step, last.clone());
+        rank_lost(error, &self.ranks, step, last)
     }
 
     fn report(&self, result: &StepResult, max_steps: u64, step_tokens: u64) -> StepReport {
@@ -568,21 +608,32 @@ impl<'a> Trainer<'a> {
         };
         let mut batch = Batch::of_step(self.session.plan(), micro);
         let mut evaluation = Evaluation::default();
-        for index in 0..batches {
-            if self.is_told_to_stop() {
+        let share = self.ranks.share();
+        // All ranks run together, the last time also those for which nothing is left.
+        for round in 0..batches.div_ceil(share.ranks as u64) {
+            let told_to_stop = self.is_told_to_stop();
+            if !self.ranks.are_several() && told_to_stop {
                 return Ok(None);
             }
+            let index = share.micro(round as usize) as u64;
+            let number = index.min(batches - 1);
             self.data
-                .fill_validation((stage, index * micro as u64), seq_len, &mut batch)?;
+                .fill_validation((stage, number * micro as u64), seq_len, &mut batch)?;
             let part = self.session.evaluate_at(&batch, phase)?;
-            evaluation.add(part);
+            let own = (index < batches).then_some(&part);
+            let Some(parts) = part.of_all(own, &self.ranks, told_to_stop)? else {
+                return Ok(None);
+            };
+            parts.into_iter().for_each(|part| evaluation.add(part));
         }
         let loss = evaluation.loss();
         let step = self.state.step;
         self.last_loss = Some(MeasuredLoss { step, loss });
         let best = step > 0 && self.state.best_loss.is_none_or(|best| loss < best);
         observer.event(Event::Evaluated { step, loss, best });
-        self.record.evaluation(step, loss, &evaluation.means())?;
+        if let Some(record) = &mut self.record {
+            record.evaluation(step, loss, &evaluation.means())?;
+        }
         if step > 0 {
             self.state.evaluations_since_best = match best {
                 true => 0,
@@ -597,7 +648,9 @@ impl<'a> Trainer<'a> {
             self.state.best_loss = Some(loss);
             self.state.best_step = Some(step);
             self.save(observer)?;
-            self.store.mark_best(step, loss)?;
+            if self.ranks.is_first() {
+                self.store.mark_best(step, loss)?;
+            }
         }
         self.pace.reset();
         Ok(Some(loss))
@@ -623,22 +676,56 @@ impl<'a> Trainer<'a> {
         if self.last_saved == Some((step, target)) {
             return Ok(());
         }
-        self.record.sync()?;
-        mend_best(&self.store, &self.state, observer)?;
+        if self.ranks.is_first() {
+            if let Some(record) = &mut self.record {
+                record.sync()?;
+            }
+            mend_best(&self.store, &self.state, observer)?;
+        }
+        let path = self.write_checkpoint()?;
+        if self.ranks.is_first() {
+            self.tidy_checkpoints(&path, observer)?;
+        }
+        // Nobody goes on, or tells of a checkpoint, before it is there.
+        self.ranks.barrier()?;
+        observer.event(Event::Saved { step, path: &path });
+        self.last_saved = Some((step, path));
+        self.pace.reset();
+        Ok(())
+    }
+
+    /// Writes weights, states and position: the first rank what all have alike, or all ranks
+    /// together what they have in parts.
+    fn write_checkpoint(&self) -> Result<PathBuf, TrainError> {
+        let step = self.state.step;
         let state = self.state.to_json().map_err(|error| TrainError::State {
             path: self.store.path_of(step),
             problem: error.to_string(),
         })?;
         let (weights, states) = (self.session.weights(), self.session.states());
-        let path = self
-            .store
-            .save(step, &weights.views(), &states.views(), &state)?;
+        if let Some(world) = self.ranks.world().filter(|_| self.session.is_cut()) {
+            let Share { rank, ranks } = self.ranks.share();
+            let parts = [weights.parts(rank, ranks), states.parts(rank, ranks)];
+            let [weights, states] = &parts;
+            let mut world = world.lock();
+            let path = self
+                .store
+                .save_shared(step, weights, states, &state, &mut world)?;
+            return Ok(path);
+        }
+        if !self.ranks.is_first() {
+            return Ok(self.store.path_of(step));
+        }
+        let (weights, states) = (weights.views(), states.views());
+        Ok(self.store.save(step, &weights, &states, &state)?)
+    }
+
+    /// What follows a save: adapters where other programs look for them, and old checkpoints gone.
+    fn tidy_checkpoints(&self, path: &Path, observer: &mut dyn Observer) -> Result<(), TrainError> {
         if let Some(lora) = &self.config().tuning.lora {
             let config = self.config();
-            keep_adapters(&config.output.output_dir, config, lora, &path)?;
+            keep_adapters(&config.output.output_dir, config, lora, path)?;
         }
-        observer.event(Event::Saved { step, path: &path });
-        self.last_saved = Some((step, path));
         let training = &self.config().training;
         // Those with the lowest losses and the last, or the newest.
         let limit = match training.save_top {
@@ -651,7 +738,6 @@ impl<'a> Trainer<'a> {
             mend_best(&self.store, &self.state, observer)?;
             self.store.prune_but(limit, &top)?;
         }
-        self.pace.reset();
         Ok(())
     }
 
@@ -663,8 +749,13 @@ impl<'a> Trainer<'a> {
         if self.state.step > 0 {
             self.save(observer)?;
         }
-        mend_best(&self.store, &self.state, observer)?;
-        let best = self.store.best()?;
+        if self.ranks.is_first() {
+            mend_best(&self.store, &self.state, observer)?;
+        }
+        let best = match self.ranks.is_first() {
+            true => self.store.best()?,
+            false => None,
+        };
         let validated = is_validated(&self.data, self.config());
         let first_loss = self.state.first_loss.map(|loss| MeasuredLoss {
             step: u64::from(!validated),
@@ -688,6 +779,45 @@ impl<'a> Trainer<'a> {
             most_resident_bytes: self.most_resident_bytes,
         })
     }
+}
+
+/// The data on every rank. The first reads it before the others, who find what it left in the
+/// cache.
+fn prepare_data(
+    config: &Config,
+    ranks: &Ranks,
+    progress: &dyn Progress,
+) -> Result<Data, TrainError> {
+    let first = match ranks.is_first() {
+        true => Some(Data::prepare(config, progress)?),
+        false => None,
+    };
+    ranks.barrier_without_limit()?;
+    let data = match first {
+        Some(data) => data,
+        None => Data::prepare(config, progress)?,
+    };
+    ranks.require_same("their data", &data.fingerprint)?;
+    Ok(data)
+}
+
+/// Makes a run's checkpoints those of a course that goes on from one of them.
+fn take_up(
+    store: &Store,
+    state: &State,
+    from: &Path,
+    observer: &mut dyn Observer,
+) -> Result<(), TrainError> {
+    mend_best(store, state, observer)?;
+    store.set_aside_after(state.step)?;
+    // A kill between the save of a best checkpoint and its mark left it unmarked.
+    if state.best_step == Some(state.step)
+        && let Some(loss) = state.best_loss
+        && from == store.path_of(state.step)
+    {
+        store.mark_best(state.step, loss)?;
+    }
+    Ok(())
 }
 
 /// What a tokenizer that was trained on the data is called in the run's folder.
@@ -784,6 +914,24 @@ fn is_saved_best(path: &Path, step: u64, loss: f64) -> bool {
     };
     State::from_json(path, saved)
         .is_ok_and(|saved| (saved.best_step, saved.best_loss) == (Some(step), Some(loss)))
+}
+
+/// The loss of another rank with the step it came in and the checkpoint to go on from; any other
+/// error as it is.
+fn rank_lost(error: TrainError, ranks: &Ranks, step: u64, last: Option<PathBuf>) -> TrainError {
+    match error {
+        TrainError::Ranks(RanksError::Lost(loss))
+        | TrainError::Engine(EngineError::Ranks(RanksError::Lost(loss)))
+        | TrainError::Checkpoint(CheckpointError::Ranks(RanksError::Lost(loss))) => {
+            TrainError::RankLost {
+                loss,
+                num_ranks: ranks.share().ranks,
+                step,
+                last,
+            }
+        }
+        other => other,
+    }
 }
 
 /// The failure of a GPU with the step it came in and the checkpoint to go on from; any other

@@ -25,6 +25,7 @@ const EARLY: usize = 20;
 
 /// The same algorithms in every session, whichever is fastest today.
 const DETERMINISTIC: EngineOptions = EngineOptions {
+    device: 0,
     threads: None,
     tf32: false,
     deterministic: true,
@@ -150,10 +151,11 @@ fn sparse_attention_tracks_the_cpu_and_gives_the_same_bits() {
     let _card = card();
     let config = sparse();
     let expected = run(&mut tiny::session(&config, 0, 2), 30);
-    for (precision, tolerance) in [
-        (Precision::Fp32, 2e-3),
-        (Precision::Bf16, 3e-2),
-        (Precision::Fp16, 3e-2),
+    // A score that is rounded differently selects another key, and from then on two runs part.
+    for (precision, tolerance, later) in [
+        (Precision::Fp32, 2e-3, 1e-2),
+        (Precision::Bf16, 3e-2, 3e-2),
+        (Precision::Fp16, 3e-2, 3e-2),
     ] {
         let config = with_precision(&config, precision);
         let trained = || {
@@ -170,7 +172,7 @@ fn sparse_attention_tracks_the_cpu_and_gives_the_same_bits() {
                 "{precision:?}, step {step}: {} for {}",
                 ours.loss, expected.loss
             );
-            assert!(error <= tolerance, "{what}");
+            assert!(error <= if step < 15 { tolerance } else { later }, "{what}");
         }
     }
 }

@@ -96,6 +96,7 @@ fn run_on(
         },
         stop: &stop,
         progress: &NoProgress,
+        world: None,
     };
     let outcome = train(run, &mut |event: Event<'_>| match event {
         Event::Note(note) => notes.push(note.to_owned()),

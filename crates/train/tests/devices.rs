@@ -72,6 +72,7 @@ fn run(config: &Config, resume: Resume) -> Result<u64, TrainError> {
         },
         stop: &AtomicBool::new(false),
         progress: &NoProgress,
+        world: None,
     };
     train(run, &mut |_: Event<'_>| {}).map(|outcome| outcome.step)
 }

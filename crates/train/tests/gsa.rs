@@ -6,7 +6,7 @@ use std::path::Path;
 
 use cinch_architecture::Architecture;
 use cinch_config::{Config, Settings, Source};
-use cinch_engine::{EngineOptions, Executor};
+use cinch_engine::{EngineOptions, Executor, MicroBatch};
 use cinch_graph::op::Op;
 use cinch_graph::{DType, Target};
 use cinch_model::{Build, Purpose, build};
@@ -162,7 +162,7 @@ fn selected_positions_are_pytorchs() {
             &graph,
             &plan,
             0..graph.nodes.len(),
-            true,
+            MicroBatch::of_one(true),
             &mut |arena, index| {
                 let node = &graph.nodes[index];
                 if let Op::IndexerSelection(_) = node.op {

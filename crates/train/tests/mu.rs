@@ -61,6 +61,7 @@ fn run(
         },
         stop: &stop,
         progress: &NoProgress,
+        world: None,
     };
     let mut texts = Vec::new();
     let outcome = train(run, &mut |event: Event<'_>| match event {

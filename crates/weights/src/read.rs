@@ -153,11 +153,22 @@ impl WeightFiles {
         wanted: Dtype,
         into: &mut [u8],
     ) -> Result<(), WeightError> {
+        let elements = self.elements_of(self.tensor(name)?, &rows)?;
+        self.read_elements_as(name, elements, wanted, into)
+    }
+
+    /// As [`Self::read_as`], elements counted row-major.
+    pub fn read_elements_as(
+        &self,
+        name: &str,
+        elements: Range<usize>,
+        wanted: Dtype,
+        into: &mut [u8],
+    ) -> Result<(), WeightError> {
         let tensor = self.tensor(name)?;
         if tensor.dtype == wanted {
-            return self.read(name, rows, into);
+            return self.read_elements(name, elements, into);
         }
-        let elements = self.elements_of(tensor, &rows)?;
         let expected = elements.len() * wanted.bitsize() / 8;
         self.check_length(tensor, "bytes", expected, into.len())?;
         match wanted {

@@ -144,6 +144,7 @@ fn measure_settings(
     let options = EngineOptions {
         threads: arguments.threads,
         tf32: arguments.tf32,
+        device: 0,
         deterministic: arguments.deterministic,
     };
     let mut session = Session::new(plan, options)?;
@@ -159,7 +160,7 @@ fn measure_settings(
     for step in 0..=arguments.steps as u64 {
         let start = Instant::now();
         if arguments.trace {
-            session.train_step_traced(&batch, step, &mut |op, time| {
+            session.train_step_traced(&batch, step, &mut |op, _, time| {
                 *trace.entry(op).or_insert(Duration::ZERO) += time;
             })?;
         } else {

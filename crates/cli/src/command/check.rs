@@ -69,7 +69,7 @@ impl Findings {
 pub fn run(arguments: &CheckArguments) -> anyhow::Result<()> {
     let target = device::train_target(arguments.device)?;
     let settings = arguments.settings.about(arguments.subject.as_deref())?;
-    let asked = AskedRun::new(&settings, None, target, |_| Ok(()))?;
+    let asked = AskedRun::new(&settings, None, target, 1, |_| Ok(()))?;
     let config = &asked.config;
     let machine = detect();
     let mut findings = Findings(Vec::new());

@@ -59,6 +59,13 @@ pub fn run(arguments: &DiagnoseArguments) -> anyhow::Result<()> {
     }
     log.finish();
     let failures = told(arguments, &log)?;
+    // Errors go to the other stream, which a pipe does not take.
+    if path.is_none() && failures.is_empty() {
+        voice::aside(Some(
+            "what was piped has no failure in it; `2>&1` before the pipe brings error messages too"
+                .to_owned(),
+        ));
+    }
     match arguments.json {
         true => print_json(&json!({ "failures": failures }))?,
         false => print(&show::text(&failures, &log))?,
@@ -118,8 +125,12 @@ fn verdict(failures: &[Failure]) -> anyhow::Result<()> {
 
 fn open(path: &Path) -> anyhow::Result<File> {
     let shown = cinch_files::shown(path);
-    let file =
-        File::open(path).map_err(|error| usage(format!("{shown} cannot be read: {error}")))?;
+    let file = File::open(path).map_err(|error| {
+        usage(format!(
+            "{shown} cannot be read: {error}\n\
+             hint: name a log or a file with the message, or pipe it: `python train.py 2>&1 | cinch diagnose`"
+        ))
+    })?;
     let is_folder = file.metadata().is_ok_and(|metadata| metadata.is_dir());
     match is_folder {
         true => Err(usage(format!(

@@ -97,6 +97,12 @@ impl Subject {
         if given.join("config.json").is_file() && !given.join("checkpoints").exists() {
             return Self::of_model(given);
         }
+        if !given.exists() {
+            return Err(usage(format!(
+                "there is no {}\nhint: a run of `cinch train --model naics`, one of its checkpoints, or a BERT model's folder with config.json, tokenizer.json and weights",
+                shown(given)
+            )));
+        }
         Self::open_run(given, arguments)
     }
 

@@ -25,7 +25,7 @@ use crate::memory::{self, Budget};
 use crate::progress::DataBar;
 use crate::rows::Rows;
 use crate::settings::{Asked, for_the_engine};
-use crate::{budget, calibration, device, overhead, picture, pytorch, voice};
+use crate::{budget, calibration, device, overhead, picture, pytorch, voice, world};
 
 pub use apply::{Written, apply};
 
@@ -199,7 +199,7 @@ impl Hardware {
         };
         Ok(Self {
             budget,
-            card,
+            card: world::joined(card, config)?,
             is_known,
             machine: overhead::machine(target),
         })

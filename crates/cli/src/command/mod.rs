@@ -12,6 +12,7 @@ pub mod fit;
 pub mod generate;
 pub mod gpus;
 pub mod init;
+pub mod launch;
 pub mod man;
 pub mod merge;
 pub mod models;

@@ -12,8 +12,9 @@ use anyhow::Context;
 use cinch_monitor::dashboard::{State, View, show};
 use cinch_monitor::{
     CsvWriter, History, Live, MonitorError, Planned, Recording, Reply, Sample, Server, Source,
-    Watched, append_line, exposition, signs, text,
+    Watched, append_line, exposition, is_run, read_curve, signs, text,
 };
+use serde_json::json;
 
 use super::{print, print_raw};
 use crate::args::{Engine, MonitorArguments, PlainArguments, SettingArguments};
@@ -25,7 +26,7 @@ use crate::voice;
 
 pub fn run(arguments: &MonitorArguments) -> anyhow::Result<()> {
     if let Some(folder) = &arguments.run
-        && !folder.is_dir()
+        && !is_run(folder)
     {
         return Err(usage(format!(
             "{} is no folder of a run\nhint: `cinch train` says where it writes",
@@ -33,13 +34,20 @@ pub fn run(arguments: &MonitorArguments) -> anyhow::Result<()> {
         )));
     }
     let source: Box<dyn Source + Send> = match &arguments.replay {
-        Some(path) => Box::new(Recording::open(path)?),
+        Some(path) => Box::new(Recording::open(path).map_err(|error| usage(error.to_string()))?),
         None => Box::new(Live::new(Watched {
             pid: arguments.pid,
             also: None,
             planned: arguments.config.as_deref().map(planned).transpose()?,
         })),
     };
+    if let Some(pid) = arguments.pid.filter(|_| arguments.replay.is_none())
+        && !Path::new("/proc").join(pid.to_string()).is_dir()
+    {
+        voice::aside(Some(format!(
+            "process {pid} is not seen here: it has ended, or is outside this container"
+        )));
+    }
     let outputs = Outputs::open(arguments)?;
     let is_screen = std::io::stdout().is_terminal() && !arguments.once && !arguments.json;
     match is_screen {
@@ -181,7 +189,13 @@ fn in_lines(
         };
         outputs.write(&sample)?;
         if arguments.json {
-            print_raw(&serde_json::to_vec(&sample)?)?;
+            let mut line = serde_json::to_value(&sample)?;
+            if let (Some(folder), Some(line)) = (&arguments.run, line.as_object_mut()) {
+                let last = read_curve(folder)?.last().cloned();
+                let run = json!({ "folder": folder.display().to_string(), "last": last });
+                line.insert("run".to_owned(), run);
+            }
+            print_raw(&serde_json::to_vec(&line)?)?;
         }
         history.push(sample);
         let goes_on = is_endless || (records && !arguments.once);
@@ -195,6 +209,16 @@ fn in_lines(
     }
     if arguments.json {
         return Ok(());
+    }
+    if let Some(folder) = &arguments.run {
+        let last = read_curve(folder)
+            .ok()
+            .and_then(|curve| curve.last().cloned());
+        let last = last.map_or_else(
+            || "no step is logged yet".to_owned(),
+            |point| point.summary(),
+        );
+        print(&format!("run {}: {last}\n", cinch_files::shown(folder)))?;
     }
     history.settle();
     print(&text::once(&history, &signs(&history)))

@@ -9,7 +9,7 @@ use crate::args::{Engine, PlanArguments};
 use crate::progress::DataBar;
 use crate::rows::Rows;
 use crate::settings::{Asked, for_the_engine};
-use crate::{budget, device, memory, picture, pytorch, table, voice};
+use crate::{budget, device, memory, picture, pytorch, table, voice, world};
 
 pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
     if let Some(path) = &arguments.questions.snapshot {
@@ -47,6 +47,9 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
         notes.extend(device::adapt_to_cpu(&mut config));
     }
     let memory_arguments = &arguments.settings.plain.memory;
+    if let Some(most) = arguments.scaling {
+        return world::scaling(&config, memory_arguments, target, most, arguments.json);
+    }
     let step = match budget::plan(&settings, &config, memory_arguments, target)? {
         Err(FitError::DoesNotFit(answer)) => {
             if !arguments.json {
@@ -70,10 +73,14 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
     }
     let batch = &step.config.batch;
     let report = rows.report(step.report(target, arguments.timeline), batch);
+    let world = world::report(&step, &settings, memory_arguments, target)?;
     if arguments.json {
-        return print_json(&report);
+        return print_json(&world::Planned { report, world });
     }
     print(&table::plan(&report.plan, "budget"))?;
+    if let Some(world) = &world {
+        print(&world::text(world))?;
+    }
     notes.extend(rows.lines(batch));
     print_all(&voice::notes(&notes))?;
     if arguments.explain {

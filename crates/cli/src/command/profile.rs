@@ -65,6 +65,14 @@ pub struct Steps {
     pub tf32: bool,
 }
 
+/// What a node of a step took.
+#[derive(Clone, Debug, Serialize)]
+struct TracedNode {
+    op: &'static str,
+    node: String,
+    seconds: f64,
+}
+
 /// What was measured.
 pub struct Profile {
     /// What ran it.
@@ -75,8 +83,8 @@ pub struct Profile {
     touched: Option<u64>,
     resident: Option<u64>,
     prediction: Option<Prediction>,
-    /// Seconds by op of one step, where asked for.
-    traced: BTreeMap<&'static str, f64>,
+    /// What each node of one step took, in the order of the run, where asked for.
+    traced: Vec<TracedNode>,
 }
 
 pub fn run(arguments: &ProfileArguments) -> anyhow::Result<()> {
@@ -115,6 +123,7 @@ pub fn profile(plan: &StepPlan, steps: Steps) -> anyhow::Result<Profile> {
     let options = EngineOptions {
         threads: steps.threads,
         tf32: steps.tf32,
+        device: 0,
         deterministic: false,
     };
     let mut session = Session::new(plan.clone(), options)?;
@@ -136,6 +145,15 @@ pub fn profile(plan: &StepPlan, steps: Steps) -> anyhow::Result<Profile> {
 }
 
 impl Profile {
+    /// Seconds of the traced step by op.
+    fn by_op(&self) -> BTreeMap<&'static str, f64> {
+        let mut by_op = BTreeMap::new();
+        for traced in &self.traced {
+            *by_op.entry(traced.op).or_insert(0.0) += traced.seconds;
+        }
+        by_op
+    }
+
     /// An error where memory was not as planned.
     pub fn verdict(&self) -> anyhow::Result<()> {
         match &self.device {
@@ -203,11 +221,15 @@ fn measure(session: &mut Session, steps: Steps) -> anyhow::Result<Profile> {
     if let Some(measured) = &measured {
         overhead::keep(measured);
     }
-    let mut traced = BTreeMap::new();
+    let mut traced = Vec::new();
     let mut next = steps.count as u64 + 1;
     if steps.trace {
-        session.train_step_traced(&batch, next, &mut |op, time| {
-            *traced.entry(op).or_insert(0.0) += time.as_secs_f64();
+        session.train_step_traced(&batch, next, &mut |op, node, time| {
+            traced.push(TracedNode {
+                op,
+                node: node.to_owned(),
+                seconds: time.as_secs_f64(),
+            });
         })?;
         next += 1;
     }
@@ -274,7 +296,8 @@ pub fn as_json(plan: &StepPlan, profile: &Profile) -> serde_json::Value {
         "measured_seconds": seconds,
         "measured_seconds_all": profile.step_seconds,
         "predicted_by_op": profile.prediction.as_ref().map(|p| &p.by_op),
-        "measured_by_op": profile.traced,
+        "measured_by_op": profile.by_op(),
+        "measured_nodes": profile.traced,
     })
 }
 
@@ -385,13 +408,13 @@ fn by_op(profile: &Profile) -> String {
         .prediction
         .as_ref()
         .map(|prediction| &prediction.by_op);
-    let mut rows: Vec<_> = profile.traced.iter().collect();
-    rows.sort_by(|a, b| b.1.total_cmp(a.1));
+    let mut rows: Vec<_> = profile.by_op().into_iter().collect();
+    rows.sort_by(|a, b| b.1.total_cmp(&a.1));
     let mut table = table::new(&["op", "predicted ms", "measured ms"]);
     for (op, seconds) in rows {
         let predicted = predicted.and_then(|by_op| by_op.get(op));
         table.add_row([
-            (*op).into(),
+            op.into(),
             right(predicted.map_or_else(String::new, |s| format!("{:.3}", s * 1e3))),
             right(format!("{:.3}", seconds * 1e3)),
         ]);

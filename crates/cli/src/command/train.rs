@@ -17,6 +17,7 @@ use crate::args::TrainArguments;
 use crate::failure::Interrupted;
 use crate::overhead::{self, Measured};
 use crate::progress::{DataBar, TrainBar, epochs, shown};
+use crate::ranks::Rank;
 use crate::run::AskedRun;
 use crate::settings::refuse_unread_data;
 use crate::voice::{self, tell};
@@ -27,20 +28,25 @@ const STOPPING: &str =
     "stopping: the last whole step is saved (Ctrl-C again to stop without saving)";
 
 pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
+    let mut rank = Rank::of_process()?;
     let target = device::train_target(arguments.device)?;
     let from = arguments.resume.as_ref().map(Option::as_deref);
     let mut owned = None;
-    let asked = AskedRun::new(
+    let mut asked = AskedRun::new(
         &arguments.settings.about(arguments.subject.as_deref())?,
         from,
         target,
+        rank.num_ranks(),
         |folder| {
-            owned = take_run(folder)?;
+            if rank.is_first() {
+                owned = take_run(folder)?;
+            }
             Ok(())
         },
     )?;
     refuse_unread_data(&asked.settings)?;
-    let plan = asked.plan(&arguments.settings.plain.memory, target)??;
+    rank.join(&mut asked, target)?;
+    let plan = rank.plan(&asked, &arguments.settings.plain.memory, target)?;
     voice::explain(&asked.settings);
     voice::aside(arguments.settings.plain.memory.board_note());
     if !arguments.json && !voice::is_quiet() {
@@ -54,23 +60,27 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
         print_all(&voice::notes(notes.chain(&encoders)))?;
     }
     interrupt::listen(STOPPING)?;
+    interrupt::listen_for_the_cluster()?;
     let generates = cinch_model::without_generation(&asked.config.model).is_none();
     if asked.config.data.source.is_none() && asked.config.named.title.is_some() && generates {
         let note = "no --data-dir is given: this trains on the text that is built into cinch";
         voice::aside(Some(note.to_owned()));
     }
     let folder = &asked.config.output.output_dir;
+    let plan_config = plan.config.clone();
     let run = Run {
         plan,
-        settings: settings_to_keep(&asked.settings, &asked.config)?,
+        settings: settings_to_keep(&asked.settings, &plan_config)?,
         resume: asked.resume(),
         options: EngineOptions {
-            threads: arguments.threads,
+            threads: arguments.threads.or(rank.threads()),
             tf32: arguments.tf32,
             deterministic: arguments.deterministic,
+            device: rank.device(target)?,
         },
         stop: &interrupt::STOP,
         progress: &DataBar::until(&interrupt::STOP),
+        world: rank.world(),
     };
     let mut bar = TrainBar::new();
     let outcome = train_owned(run, owned, &mut |event: Event<'_>| {
@@ -79,7 +89,12 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
         {
             overhead::keep(&measured);
         }
-        bar.event(event);
+        if let Event::Saved { path, .. } = &event {
+            rank.saved(path);
+        }
+        if !voice::is_hushed() {
+            bar.event(event);
+        }
     });
     bar.finish();
     let outcome = match outcome {
@@ -89,7 +104,9 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
         }
         outcome => outcome?,
     };
-    if arguments.json {
+    if voice::is_hushed() {
+        // The first rank says it.
+    } else if arguments.json {
         print_json(&as_json(&outcome))?;
     } else {
         let next = match cinch_model::embeds(&asked.config.model) {
@@ -159,6 +176,17 @@ fn settings_to_keep(
         Some(folder) => kept.insert("output.output_dir".to_owned(), folder.to_owned()),
         None => kept.remove("output.output_dir"),
     };
+    // Who goes on with it keeps the effective batch, on any number of ranks.
+    let batch = &config.batch;
+    if !batch.world.is_alone() {
+        for (key, number) in [
+            ("world.ranks", batch.world.ranks),
+            ("vram.batch_size", batch.batch_size),
+            ("vram.gradient_accumulation_steps", batch.accumulation),
+        ] {
+            kept.insert(key.to_owned(), number.to_string());
+        }
+    }
     // The stages as they are trained, whatever chose among them.
     if !config.data.curriculum.is_empty() {
         let stages = serde_json::to_string(&config.data.curriculum)?;

@@ -78,6 +78,7 @@ fn phase_name(phase: Phase) -> &'static str {
         Phase::Forward => "forward",
         Phase::Recompute => "recompute",
         Phase::Backward => "backward",
+        Phase::Exchange => "exchange",
         Phase::Update => "optimizer",
     }
 }

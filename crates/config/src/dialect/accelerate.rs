@@ -2,8 +2,8 @@
 
 use super::draft::Draft;
 use super::{
-    ACCUMULATION, CLIP, Dialect, Keys, Program, RANKS, Rule, SHARDING, TORCH_PRECISION, combined,
-    harmless, refused, same, words,
+    ACCUMULATION, CLIP, Dialect, Keys, NODES, Program, RANKS, Rule, SHARDING, TORCH_PRECISION,
+    combined, harmless, refused, same, words,
 };
 use crate::error::ConfigError;
 
@@ -56,7 +56,7 @@ const RULES: &[Rule] = &[
     harmless("compute_environment"),
     harmless("downcast_bf16"),
     harmless("machine_rank"),
-    harmless("num_machines"),
+    same("num_machines", NODES),
     harmless("gpu_ids"),
     harmless("rdzv_backend"),
     harmless("same_network"),

@@ -3,9 +3,9 @@
 
 use super::draft::Draft;
 use super::{
-    ACCUMULATION, BATCH, CLIP, DECAY, Dialect, Keys, LOGGING, MODEL, Program, RANKS, RATE, Rule,
-    SEED, SEQUENCE, SHARDING, STEPS, TORCH_PRECISION, WARMUP, combined, harmless, refused, same,
-    words,
+    ACCUMULATION, BATCH, CLIP, DECAY, Dialect, Keys, LOGGING, MODEL, NODES, Program, RANKS, RATE,
+    Rule, SEED, SEQUENCE, SHARDING, STEPS, TORCH_PRECISION, WARMUP, combined, harmless, refused,
+    same, words,
 };
 use crate::error::ConfigError;
 
@@ -73,10 +73,12 @@ const TRAINER: &[Rule] = &[
     same("trainer.log_every_n_steps", LOGGING),
     combined("trainer.devices"),
     combined("trainer.strategy"),
+    combined("trainer.num_nodes"),
     words("precision", TORCH_PRECISION, PRECISION_WORDS)
         .otherwise("this precision is not computed"),
     combined("devices"),
     combined("strategy"),
+    combined("num_nodes"),
     harmless("trainer.*"),
 ];
 
@@ -120,15 +122,40 @@ const RULES: &[Rule] = &[
     harmless("paths*"),
 ];
 
-/// GPUs and how they share.
+/// GPUs and how they share. Devices are those of each machine.
 pub(super) fn strategy(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
+    let mut nodes = 1;
+    for name in [
+        "trainer.num_nodes",
+        "training.trainer.num_nodes",
+        "num_nodes",
+    ] {
+        let Some(entry) = draft.find(name) else {
+            continue;
+        };
+        match draft.number(name) {
+            Some(1) => draft.harmless(),
+            Some(number) => {
+                nodes = number;
+                draft.say(entry, NODES, &number.to_string());
+            }
+            None => draft.not_understood(entry),
+        }
+    }
     let devices = ["trainer.devices", "training.trainer.devices", "devices"];
     if let Some(entry) = devices.iter().find_map(|name| draft.find(name)) {
         let items = draft.items(entry);
         match items.as_slice() {
             [one] if one == "auto" => draft.harmless(),
-            [one] => draft.say(entry, RANKS, &one.clone()),
-            many => draft.say(entry, RANKS, &many.len().to_string()),
+            [one] => {
+                let here: Option<u64> = one.parse().ok();
+                let ranks = here.map(|here| here.saturating_mul(nodes).to_string());
+                draft.say(entry, RANKS, &ranks.unwrap_or_else(|| one.clone()));
+            }
+            many => {
+                let ranks = (many.len() as u64).saturating_mul(nodes);
+                draft.say(entry, RANKS, &ranks.to_string());
+            }
         }
     }
     let strategies = ["trainer.strategy", "training.trainer.strategy", "strategy"];

@@ -223,8 +223,9 @@ pub(crate) const DOUBLE_QUANTIZATION: &str = "lora.double_quantization";
 pub(crate) const PREPARED: &str = "pytorch.prepared";
 pub(crate) const REENTRANT: &str = "pytorch.reentrant";
 pub(crate) const PACKING: &str = "pytorch.packing";
-pub(crate) const SHARDING: &str = "pytorch.sharding";
-pub(crate) const RANKS: &str = "pytorch.ranks";
+pub(crate) const SHARDING: &str = "world.shard";
+pub(crate) const NODES: &str = "world.nodes";
+pub(crate) const RANKS: &str = "world.ranks";
 
 pub(crate) const SCHEDULE_WORDS: &[(&str, &str)] = &[
     ("linear", "linear"),

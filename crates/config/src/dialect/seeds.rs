@@ -202,8 +202,22 @@ pub(super) static EMBEDDER: Dialect = Dialect {
     ],
     adds_keys: true,
     whole_batch: None,
-    arithmetic: Some(strategy),
+    arithmetic: Some(embedder),
 };
+
+/// Ranks, and how rows are filled up.
+fn embedder(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
+    strategy(draft)?;
+    if let Some(entry) = draft.find("data_loader.tokenization.padding") {
+        if draft.items(entry) != ["max_length"] {
+            draft.assume(
+                "data_loader.tokenization.padding fills rows up to the longest of a batch at most: they are computed as long as max_length, so that the figure is an upper bound",
+            );
+        }
+        draft.harmless();
+    }
+    Ok(())
+}
 
 fn recognise_embedder(keys: &Keys<'_>) -> Option<Vec<String>> {
     if keys.has_section("data_loader") {
@@ -229,10 +243,12 @@ const EMBEDDER_RULES: &[Rule] = &[
     .otherwise("this precision is not computed"),
     same("training.trainer.gradient_clip_val", CLIP),
     same("data_loader.tokenization.max_length", SEQUENCE),
+    combined("data_loader.tokenization.padding"),
     same("n_negatives", "model.negatives"),
     same("n_positives", "data.positives"),
     combined("training.trainer.devices"),
     combined("training.trainer.strategy"),
+    combined("training.trainer.num_nodes"),
     harmless("training.trainer.*"),
     same("training.learning_rate", RATE),
     same("training.weight_decay", DECAY),

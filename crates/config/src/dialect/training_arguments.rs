@@ -5,10 +5,10 @@ use super::draft::Draft;
 use super::{
     ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, ATTENTION, ATTENTION_WORDS, BATCH, BETA1, BETA2,
     CHECKPOINTING, CLIP, DECAY, DOUBLE_QUANTIZATION, Dialect, EPOCHS, EPSILON, EVALUATION,
-    HELD_OUT, Keys, LOGGING, LOOP, MODEL, OPTIMIZER, OPTIMIZER_WORDS, OTHER_OPTIMIZER, OUTPUT,
-    PACKING, Program, QUANTIZATION, RANK, RANKS, RATE, REENTRANT, Rule, SAMPLES, SAVING, SCHEDULE,
-    SCHEDULE_WORDS, SEED, SEQUENCE, SHARDING, STEPS, TARGETS, TORCH_PRECISION, WARMUP, combined,
-    harmless, list, refused, refused_unless, same, saves, switch, words,
+    HELD_OUT, Keys, LOGGING, LOOP, MODEL, NODES, OPTIMIZER, OPTIMIZER_WORDS, OTHER_OPTIMIZER,
+    OUTPUT, PACKING, Program, QUANTIZATION, RANK, RANKS, RATE, REENTRANT, Rule, SAMPLES, SAVING,
+    SCHEDULE, SCHEDULE_WORDS, SEED, SEQUENCE, SHARDING, STEPS, TARGETS, TORCH_PRECISION, WARMUP,
+    combined, harmless, list, refused, refused_unless, same, saves, switch, words,
 };
 use crate::error::ConfigError;
 use crate::format::Format;
@@ -243,11 +243,7 @@ pub(super) const COMMON: &[Rule] = &[
     combined("nproc_per_node"),
     combined("num_processes"),
     combined("num_gpus"),
-    refused_unless(
-        "nnodes",
-        &["1"],
-        "a run on several machines is not computed",
-    ),
+    combined("nnodes"),
     harmless("fsdp_config"),
     harmless("fsdp_transformer_layer_cls_to_wrap"),
     harmless("fsdp.*"),
@@ -336,14 +332,30 @@ pub(super) fn shards(draft: &mut Draft<'_>) {
     launched(draft);
 }
 
-/// The GPUs that a launcher is given; without a word more, each holds everything.
+/// The GPUs that a launcher is given; without a word more, each holds everything. torchrun's are
+/// those of each machine.
 fn launched(draft: &mut Draft<'_>) {
+    let mut nodes = 1;
+    if let Some(entry) = draft.find("nnodes") {
+        match draft.number("nnodes") {
+            Some(1) => draft.harmless(),
+            Some(number) => {
+                nodes = number;
+                draft.say(entry, NODES, &number.to_string());
+            }
+            None => draft.not_understood(entry),
+        }
+    }
     let alone = draft.find("deepspeed").is_none() && !draft.says(SHARDING);
     for name in ["nproc_per_node", "num_processes", "num_gpus"] {
         let Some(entry) = draft.find(name) else {
             continue;
         };
-        match draft.number(name) {
+        let machines = match name {
+            "nproc_per_node" => nodes,
+            _ => 1,
+        };
+        match draft.number(name).map(|here| here.saturating_mul(machines)) {
             Some(1) => draft.harmless(),
             Some(ranks) => {
                 draft.say(entry, RANKS, &ranks.to_string());

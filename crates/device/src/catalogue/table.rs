@@ -2,10 +2,11 @@
 //!
 //! Columns: name, chip, memory (GB in the name, MiB that `nvidia-smi` shows, MiB that a program
 //! sees), peaks (TFLOP/s of fp16 with fp32 sums, tf32 and fp32 without sparsity; GB/s),
-//! multiprocessors, link to the host. Laptop chips run at the clock of their usual power.
+//! multiprocessors, link to the host; boards that join several cards say by what. Laptop chips run at the clock of their usual power.
 
 use super::{CardMemory, Gpu, Link, Peaks, Provenance};
 use crate::architecture::{ComputeCapability, Generation};
+use crate::fabric::Fabric;
 
 const SM70: ComputeCapability = ComputeCapability::new(7, 0);
 const SM75: ComputeCapability = ComputeCapability::new(7, 5);
@@ -34,10 +35,10 @@ pub static CATALOGUE: &[Gpu] = &[
     nvidia("RTX 2080 Ti",       SM75,  assumed( 11,  11264,  10823),   half( 53.8, 13.4, 616.0),              68, PCIE3),
     nvidia("T4",                SM75,  assumed( 16,  15360,  14909),   half( 65.0,  8.1, 320.0),              40, PCIE3),
     nvidia("V100 PCIe 16GB",    SM70,  reported( 16,  16384,  16148),  half(112.0, 14.0, 900.0),              80, PCIE3),
-    nvidia("V100 SXM2 16GB",    SM70,  reported( 16,  16384,  16148),  half(125.0, 15.7, 900.0),              80, PCIE3),
+    nvidia("V100 SXM2 16GB",    SM70,  reported( 16,  16384,  16148),  half(125.0, 15.7, 900.0),              80, PCIE3).joined(Fabric::V100_SXM),
     nvidia("Quadro RTX 6000",   SM75,  reported( 24,  24576,  24207),  half(130.5, 16.3, 672.0),              72, PCIE3),
     nvidia("V100 PCIe 32GB",    SM70,  reported( 32,  32768,  32491),  half(112.0, 14.0, 900.0),              80, PCIE3),
-    nvidia("V100 SXM2 32GB",    SM70,  reported( 32,  32768,  32491),  half(125.0, 15.7, 900.0),              80, PCIE3).also(&["V100 SXM3 32GB"]),
+    nvidia("V100 SXM2 32GB",    SM70,  reported( 32,  32768,  32491),  half(125.0, 15.7, 900.0),              80, PCIE3).also(&["V100 SXM3 32GB"]).joined(Fabric::V100_SXM),
 
     // Ampere.
     nvidia("RTX 3060 Laptop",   SM86,  assumed(  6,   6144,   5795),   tensor(  21.8,   10.9,  10.9,  336.0),  30, PCIE4_X8),
@@ -55,11 +56,11 @@ pub static CATALOGUE: &[Gpu] = &[
     nvidia("RTX 3090",          SM86,  reported( 24,  24576,  24125),  tensor(  71.2,   35.6,  35.6,  936.0),  82, PCIE4),
     nvidia("RTX 3090 Ti",       SM86,  assumed( 24,  24564,  24115),   tensor(  80.0,   40.0,  40.0, 1008.0),  84, PCIE4),
     nvidia("A100 PCIe 40GB",    SM80,  reported( 40,  40960,  40335),  tensor( 312.0,  156.0,  19.5, 1555.0), 108, PCIE4),
-    nvidia("A100 SXM4 40GB",    SM80,  reported( 40,  40960,  40335),  tensor( 312.0,  156.0,  19.5, 1555.0), 108, PCIE4),
+    nvidia("A100 SXM4 40GB",    SM80,  reported( 40,  40960,  40335),  tensor( 312.0,  156.0,  19.5, 1555.0), 108, PCIE4).joined(Fabric::A100_SXM),
     nvidia("A40",               SM86,  reported( 48,  46068,  45404),  tensor( 149.7,   74.8,  37.4,  696.0),  84, PCIE4),
     nvidia("RTX A6000",         SM86,  reported( 48,  49140,  48547),  tensor( 154.8,   77.4,  38.7,  768.0),  84, PCIE4),
     nvidia("A100 PCIe 80GB",    SM80,  reported( 80,  81920,  81049),  tensor( 312.0,  156.0,  19.5, 1935.0), 108, PCIE4),
-    nvidia("A100 SXM4 80GB",    SM80,  reported( 80,  81920,  81049),  tensor( 312.0,  156.0,  19.5, 2039.0), 108, PCIE4),
+    nvidia("A100 SXM4 80GB",    SM80,  reported( 80,  81920,  81049),  tensor( 312.0,  156.0,  19.5, 2039.0), 108, PCIE4).joined(Fabric::A100_SXM),
 
     // Ada.
     nvidia("RTX 4060 Laptop",   SM89,  assumed(  8,   8188,   7792),   tensor(  23.2,   11.6,  11.6,  256.0),  24, PCIE4_X8),
@@ -84,12 +85,12 @@ pub static CATALOGUE: &[Gpu] = &[
     // Hopper. Drivers call the SXM board of the H100 by its memory alone, and a Grace Hopper by the
     // memory of its CPU.
     nvidia("H100 PCIe",         SM90,  reported( 80,  81559,  80998),  tensor( 756.0,  378.0,  51.2, 2039.0), 114, PCIE5),
-    nvidia("H100 SXM5",         SM90,  reported( 80,  81559,  80998),  tensor( 989.0,  494.5,  67.0, 3350.0), 132, PCIE5).also(&["H100 80GB HBM3"]),
+    nvidia("H100 SXM5",         SM90,  reported( 80,  81559,  80998),  tensor( 989.0,  494.5,  67.0, 3350.0), 132, PCIE5).also(&["H100 80GB HBM3"]).joined(Fabric::HOPPER_SXM),
     nvidia("H100 NVL",          SM90,  assumed( 94,  95830,  95232),   tensor( 835.0,  417.5,  60.0, 3938.0), 132, PCIE5),
-    nvidia("GH200 96GB",        SM90,  assumed( 96,  97871,  96768),   tensor( 989.0,  494.5,  67.0, 4000.0), 132, Link::ChipToChip).also(&["GH200 480GB"]),
-    nvidia("H200",              SM90,  reported(141, 143771, 143073),  H200_PEAKS,                           132, PCIE5).measured(H200_MEASURED),
+    nvidia("GH200 96GB",        SM90,  assumed( 96,  97871,  96768),   tensor( 989.0,  494.5,  67.0, 4000.0), 132, Link::ChipToChip).also(&["GH200 480GB"]).joined(Fabric::HOPPER_SXM),
+    nvidia("H200",              SM90,  reported(141, 143771, 143073),  H200_PEAKS,                           132, PCIE5).measured(H200_MEASURED).joined(Fabric::HOPPER_SXM),
     nvidia("H200 NVL",          SM90,  assumed(141, 143771, 143073),   tensor( 835.0,  417.5,  60.0, 4800.0), 132, PCIE5),
-    nvidia("GH200 144GB",       SM90,  assumed(144, 143771, 143073),   tensor( 989.0,  494.5,  67.0, 4900.0), 132, Link::ChipToChip),
+    nvidia("GH200 144GB",       SM90,  assumed(144, 143771, 143073),   tensor( 989.0,  494.5,  67.0, 4900.0), 132, Link::ChipToChip).joined(Fabric::HOPPER_SXM),
 
     // Blackwell.
     nvidia("RTX 5060",          SM120, assumed(  8,   8151,   7710),   tensor(  38.4,   19.2,  19.2,  448.0),  30, PCIE5_X8),
@@ -100,10 +101,10 @@ pub static CATALOGUE: &[Gpu] = &[
     nvidia("RTX 5080",          SM120, assumed( 16,  16303,  15841),   tensor( 112.6,   56.3,  56.3,  960.0),  84, PCIE5),
     nvidia("RTX 5090 Laptop",   SM120, assumed( 24,  24463,  23961),   tensor(  63.6,   31.8,  31.8,  896.0),  82, PCIE5),
     nvidia("RTX 5090",          SM120, reported( 32,  32607,  32112),  tensor( 209.6,  104.8, 104.8, 1792.0), 170, PCIE5),
-    nvidia("B200",              SM100, reported(180, 183359, 182630),  tensor(2250.0, 1125.0,  75.0, 7670.0), 148, PCIE5),
+    nvidia("B200",              SM100, reported(180, 183359, 182630),  tensor(2250.0, 1125.0,  75.0, 7670.0), 148, PCIE5).joined(Fabric::BLACKWELL_SXM),
 
     // AMD's, for planning.
-    amd("MI300X", Generation::Cdna3, assumed(192, 196592, 196096), tensor(1307.0, 653.7, 163.4, 5300.0), 304, PCIE5),
+    amd("MI300X", Generation::Cdna3, assumed(192, 196592, 196096), tensor(1307.0, 653.7, 163.4, 5300.0), 304, PCIE5).joined(Fabric::MI300X),
 ];
 
 const fn pcie(generation: u32, lanes: u32) -> Link {
@@ -179,6 +180,10 @@ const fn amd(
         measured: None,
         multiprocessors,
         link,
+        fabric: match link {
+            Link::Pcie { generation, .. } => Fabric::slots(generation),
+            Link::ChipToChip => Fabric::HOPPER_SXM,
+        },
     }
 }
 
@@ -188,6 +193,11 @@ impl Gpu {
             measured: Some(measured),
             ..self
         }
+    }
+
+    /// On a board that joins several.
+    const fn joined(self, fabric: Fabric) -> Self {
+        Self { fabric, ..self }
     }
 
     const fn also(self, aliases: &'static [&'static str]) -> Self {

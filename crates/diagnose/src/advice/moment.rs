@@ -6,11 +6,13 @@ use super::{Case, shown};
 use crate::cause::lends_from_host;
 use crate::failure::{Cause, Fix};
 use crate::frame::Phase;
-use crate::message::{Event, Framework, LOADER_CRASHED, Message, RANKS_ON_ONE_GPU};
+use crate::message::{
+    Accelerator, Event, Framework, LOADER_CRASHED, Message, OLD_DRIVER, ON_WINDOWS, OPEN_FILES,
+    RANKS_ON_ONE_GPU,
+};
 
 const EXPANDABLE: &str = "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True";
 const RECORD: &str = "cinch trace --script > cinch_recorder.py";
-const HOLDERS: &str = "nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv";
 
 /// What the cause and the moment ask for.
 pub fn fixes(case: &Case<'_>) -> Vec<Fix> {
@@ -31,20 +33,35 @@ pub fn fixes(case: &Case<'_>) -> Vec<Fix> {
         ));
     }
     match case.cause {
-        Cause::Fragmentation => fixes.push(expandable(case)),
+        Cause::Fragmentation if case.is_torch() => fixes.push(expandable(case)),
+        Cause::Fragmentation => fixes.push(Fix::new(
+            "free arrays that are no longer used before this program, so that what is free is one piece",
+            match message.framework {
+                Framework::Jax => "array.delete()",
+                _ => "",
+            },
+        )),
         Cause::OtherProcess => fixes.extend(other_process(case)),
-        Cause::Cap => fixes.extend(cap(message.framework)),
+        Cause::Cap => fixes.extend(cap(message)),
         Cause::NonPytorch => fixes.extend(non_pytorch(case)),
         Cause::Leak => fixes.extend(leak()),
         Cause::Spike => fixes.extend(spike(case)),
         Cause::Host => fixes.extend(host(case)),
         Cause::NotOom => fixes.extend(not_memory(message)),
         Cause::Unclear => {
-            fixes.push(Fix::new("see who holds the card at that moment", HOLDERS));
-            fixes.push(Fix::new(
-                "record the run, and see what is alive when it fails",
-                RECORD,
-            ));
+            fixes.extend(holders(message, "see who holds the card at that moment"));
+            if message.framework == Framework::Jax {
+                fixes.push(Fix::new(
+                    "do not take most of the card at the start, where others use it too",
+                    "export XLA_PYTHON_CLIENT_PREALLOCATE=false",
+                ));
+            }
+            if case.is_torch() && case.server().is_none() {
+                fixes.push(Fix::new(
+                    "record the run, and see what is alive when it fails",
+                    RECORD,
+                ));
+            }
         }
         Cause::Capacity if lends_from_host(case.numbers) => fixes.push(Fix::new(
             "let the driver refuse what the card does not hold, so that a run fails at once instead of crawling",
@@ -65,6 +82,12 @@ pub fn fixes(case: &Case<'_>) -> Vec<Fix> {
         _ => {}
     }
     fixes
+}
+
+/// The command that lists the processes on the device, where there is one.
+fn holders(message: &Message, what: &str) -> Option<Fix> {
+    let command = message.accelerator.holders()?;
+    Some(Fix::new(what, command))
 }
 
 fn expandable(case: &Case<'_>) -> Fix {
@@ -89,10 +112,15 @@ fn expandable(case: &Case<'_>) -> Fix {
 
 fn other_process(case: &Case<'_>) -> Vec<Fix> {
     let message = &case.incident.message;
-    let mut fixes = vec![Fix::new(
-        "see who holds the card, and wait for them or ask",
-        HOLDERS,
-    )];
+    let found = holders(message, "see who holds the card, and wait for them or ask");
+    let mut fixes: Vec<Fix> = found.into_iter().collect();
+    // Ranks that were given no card of their own all make their context, and more, on the first.
+    if message.device == Some(0) && message.holders.len() >= 2 {
+        fixes.push(Fix::new(
+            "where the others are ranks of this run: each on its own card, before anything is made on one",
+            "torch.cuda.set_device(int(os.environ[\"LOCAL_RANK\"]))",
+        ));
+    }
     if case.incident.phase == Some(Phase::Resuming) {
         fixes.insert(0, Fix::new(
             "load checkpoints into host memory: without map_location every rank loads onto the GPU that saved, mostly GPU 0",
@@ -110,14 +138,29 @@ fn other_process(case: &Case<'_>) -> Vec<Fix> {
         )),
         _ => fixes.push(Fix::new(
             "take another card",
-            "CUDA_VISIBLE_DEVICES=1 python train.py",
+            match message.accelerator {
+                Accelerator::Amd => "HIP_VISIBLE_DEVICES=1 python train.py",
+                Accelerator::Intel => "ZE_AFFINITY_MASK=1 python train.py",
+                Accelerator::Ascend => "ASCEND_RT_VISIBLE_DEVICES=1 python train.py",
+                _ => "CUDA_VISIBLE_DEVICES=1 python train.py",
+            },
         )),
     }
     fixes
 }
 
-fn cap(framework: Framework) -> Vec<Fix> {
-    match framework {
+fn cap(message: &Message) -> Vec<Fix> {
+    match message.framework {
+        Framework::Sglang if message.event == Event::Pool => vec![
+            Fix::new(
+                "fewer requests at once",
+                "python -m sglang.launch_server … --max-running-requests 16",
+            ),
+            Fix::new(
+                "a larger pool, where the card has room",
+                "python -m sglang.launch_server … --mem-fraction-static 0.9",
+            ),
+        ],
         Framework::Vllm => vec![
             Fix::new(
                 "let vLLM use more of the card",
@@ -157,9 +200,9 @@ fn non_pytorch(case: &Case<'_>) -> Vec<Fix> {
             "make the process groups before the first step, while there is room, and fewer of them",
             "torch.distributed.barrier()",
         )),
-        false => fixes.push(Fix::new(
+        false => fixes.extend(holders(
+            &case.incident.message,
             "see what else of this process uses the card: NCCL, another framework, a second model",
-            HOLDERS,
         )),
     }
     fixes
@@ -269,15 +312,29 @@ fn host(case: &Case<'_>) -> Vec<Fix> {
                 "more shared memory for the container",
                 "docker run --shm-size=16g …",
             ));
-            fixes.push(workers);
-            fixes.push(Fix::new(
-                "pass tensors by files",
-                "torch.multiprocessing.set_sharing_strategy(\"file_system\")",
-            ));
+            if message.framework == Framework::PyTorch {
+                fixes.push(workers);
+            }
+            fixes.push(Fix::new("see how full it is", "df -h /dev/shm"));
             return fixes;
         }
-        _ => fixes.push(workers),
+        _ if message.remarks.iter().any(|remark| remark == ON_WINDOWS) => fixes.push(Fix::new(
+            "a larger paging file",
+            "System > Advanced system settings > Performance > Advanced > Virtual memory",
+        )),
+        _ => {}
     }
+    if case.told.programs.contains(&"DeepSpeed") {
+        fixes.push(Fix::new(
+            "where ZeRO offloads to the host: states of the optimizer take 12 bytes there for each parameter; keep them on the GPUs, or offload to a disk",
+            "\"offload_optimizer\": {\"device\": \"nvme\", \"nvme_path\": \"/local_nvme\"}",
+        ));
+    }
+    if case.server().is_some() {
+        fixes.extend(looking(message));
+        return fixes;
+    }
+    fixes.push(workers);
     match message.framework {
         Framework::Slurm => fixes.push(Fix::new("ask for more memory", "#SBATCH --mem=128G")),
         Framework::Kubernetes => fixes.push(Fix::new(
@@ -301,11 +358,28 @@ fn host(case: &Case<'_>) -> Vec<Fix> {
         "read data as it is needed, not all at the start",
         "load_dataset(…, streaming=True)",
     ));
-    fixes.push(Fix::new(
-        "see what the kernel ended, and with how much",
-        "journalctl -k | grep -i 'killed process'",
-    ));
+    fixes.extend(looking(message));
     fixes
+}
+
+/// Where to look for more, by who refused or ended.
+fn looking(message: &Message) -> Option<Fix> {
+    let is_windows = message.remarks.iter().any(|remark| remark == ON_WINDOWS);
+    match (message.framework, &message.event) {
+        (Framework::Ray, _) => Some(Fix::new(
+            "see what Ray ended, and who held most",
+            "ray logs raylet.out",
+        )),
+        (_, Event::HostKilled | Event::KilledBySignal) => Some(Fix::new(
+            "see what the kernel ended, and with how much",
+            "journalctl -k | grep -i 'killed process'",
+        )),
+        _ if is_windows => None,
+        _ => Some(Fix::new(
+            "see who holds host memory",
+            "ps -eo pid,rss,comm --sort=-rss | head",
+        )),
+    }
 }
 
 fn not_memory(message: &Message) -> Vec<Fix> {
@@ -317,6 +391,21 @@ fn not_memory(message: &Message) -> Vec<Fix> {
         (_, Event::NotMemory(LOADER_CRASHED)) => vec![Fix::new(
             "load in the process itself once, where the failing sample and library show",
             "DataLoader(…, num_workers=0)",
+        )],
+        (_, Event::NotMemory(OPEN_FILES)) => vec![
+            Fix::new("raise the limit of open files", "ulimit -n 65536"),
+            Fix::new(
+                "pass tensors by name, which keeps no file open",
+                "torch.multiprocessing.set_sharing_strategy(\"file_system\")",
+            ),
+        ],
+        (_, Event::NotMemory(OLD_DRIVER)) => vec![Fix::new(
+            "a newer driver, or PyTorch built with an older CUDA: the line beside the driver's version tells the newest that it runs",
+            "nvidia-smi",
+        )],
+        (Framework::BitsAndBytes, _) => vec![Fix::new(
+            "see which CUDA and which card the library finds",
+            "python -m bitsandbytes",
         )],
         (_, Event::NotMemory(RANKS_ON_ONE_GPU)) => vec![Fix::new(
             "as many ranks as there are GPUs, each on its own",
@@ -331,6 +420,10 @@ fn not_memory(message: &Message) -> Vec<Fix> {
             "CUDA_LAUNCH_BLOCKING=1 python train.py",
         )],
         (Framework::Linux, _) => vec![Fix::new("see which file system is full", "df -h")],
+        (Framework::Nccl, _) => vec![Fix::new(
+            "see which rank stopped first, and where: the others only wait for it",
+            "NCCL_DEBUG=INFO TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1",
+        )],
         _ => Vec::new(),
     }
 }

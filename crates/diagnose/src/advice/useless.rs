@@ -5,7 +5,7 @@ use cinch_config::remedy::{Effect, RemedyKind};
 use super::{Case, is_worthwhile, shown};
 use crate::failure::Cause;
 use crate::frame::Phase;
-use crate::message::Framework;
+use crate::message::{Event, Framework};
 
 pub fn will_not_help(case: &Case<'_>) -> Vec<String> {
     let mut lines = Vec::new();
@@ -27,6 +27,15 @@ pub fn will_not_help(case: &Case<'_>) -> Vec<String> {
     );
     if !is_torch {
         return lines;
+    }
+    if case.incident.message.event == Event::Unified {
+        lines.push("PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0: it takes the limit away and gives no memory, so that the whole system runs short instead".to_owned());
+        return lines;
+    }
+    if case.server().is_some() {
+        lines.push("gradient checkpointing or accumulation: nothing is trained here".to_owned());
+    } else if case.is_loading() {
+        lines.push("a smaller batch or gradient checkpointing: weights are loaded before there is any batch".to_owned());
     }
     let idle = numbers.reserved_unallocated;
     if case.told.expandable_segments {
@@ -74,7 +83,10 @@ pub fn will_not_help(case: &Case<'_>) -> Vec<String> {
         }
         _ => {}
     }
-    if matches!(case.cause, Cause::Capacity | Cause::Spike) {
+    let is_in_step = !case.is_loading()
+        && case.server().is_none()
+        && !case.incident.phase.is_some_and(Phase::is_beside_the_step);
+    if matches!(case.cause, Cause::Capacity | Cause::Spike) && is_in_step {
         lines.push("`del` of names in forward: what autograd saved for backward lives until backward has used it".to_owned());
     }
     if let Some(run) = case.run {

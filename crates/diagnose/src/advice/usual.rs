@@ -4,7 +4,8 @@ use cinch_config::remedy::RemedyKind;
 
 use super::Case;
 use crate::failure::Fix;
-use crate::message::Framework;
+use crate::frame::Phase;
+use crate::message::{Accelerator, Framework};
 use crate::spelling::{Spelling, Values};
 use crate::words::Known;
 
@@ -23,24 +24,42 @@ pub fn fixes(case: &Case<'_>) -> Vec<Fix> {
         ];
     }
     if framework == Framework::TensorFlow {
-        return vec![
-            Fix::new("a smaller batch", "model.fit(…, batch_size=8)"),
-            Fix::new(
+        let mut fixes = vec![Fix::new("a smaller batch", "model.fit(…, batch_size=8)")];
+        if case.incident.message.accelerator != Accelerator::Tpu {
+            fixes.push(Fix::new(
                 "take memory as it is needed, where the card is shared",
                 "tf.config.experimental.set_memory_growth(gpu, True)",
+            ));
+        }
+        return fixes;
+    }
+    if framework == Framework::LlamaCpp {
+        return vec![
+            Fix::new("fewer layers on the card", "llama-server -m MODEL -ngl 20"),
+            Fix::new(
+                "a shorter context, whose keys and values take memory from the start",
+                "llama-server -m MODEL -c 8192",
+            ),
+            Fix::new(
+                "keys and values in eight bits",
+                "llama-server -m MODEL -fa on -ctk q8_0 -ctv q8_0",
             ),
         ];
     }
     // Servers have said all; of other libraries no setting is known.
-    let is_torch = matches!(
-        framework,
-        Framework::PyTorch | Framework::BitsAndBytes | Framework::Nccl | Framework::Triton
-    );
-    if !is_torch {
+    if !case.is_torch() {
         return match framework {
             Framework::Vllm | Framework::Sglang | Framework::Cinch => Vec::new(),
             _ => vec![Fix::new("a smaller batch, or a smaller input", "")],
         };
+    }
+    // What only generates has no gradients to accumulate.
+    let trains = case.incident.steps > 0 || value(Known::Batch).is_some();
+    if case.incident.phase == Some(Phase::Generation) && !trains {
+        return vec![Fix::new(
+            "weights in two bytes each, or quantised",
+            "from_pretrained(…, dtype=torch.bfloat16)",
+        )];
     }
     let spelling = Spelling::of(&told.programs);
     let lines = |kind| spelling.lines(kind, Values::default()).unwrap_or_default();

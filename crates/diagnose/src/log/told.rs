@@ -26,12 +26,20 @@ pub(super) struct Readings {
     pub(super) step: Option<u64>,
     pub(super) length: Option<f64>,
     pub(super) loss: Option<f64>,
+    /// A progress bar, of whatever.
     pub(super) has_progress: bool,
+    /// The bar counts a step of training that is done.
+    pub(super) is_counted: bool,
 }
 
 impl Readings {
     pub(super) fn is_step(&self) -> bool {
-        self.loss.is_some() || self.has_progress || self.step.is_some() && !self.memory.is_empty()
+        self.loss.is_some() || self.is_counted || self.step.is_some() && !self.memory.is_empty()
+    }
+
+    /// Whether no message goes on in this line.
+    pub(super) fn ends_a_message(&self) -> bool {
+        self.is_step() || self.has_progress
     }
 }
 
@@ -66,7 +74,11 @@ impl Told {
             }
             Word::Progress => {
                 readings.has_progress = true;
-                readings.step = readings.step.or(step::progress(text));
+                if step::is_bar_of_training(text) {
+                    let done = step::progress(text);
+                    readings.step = readings.step.or(done);
+                    readings.is_counted = done != Some(0);
+                }
             }
             Word::Setting(known) if begins || known == Known::Model => {
                 self.setting(line, text, found, known);
@@ -119,9 +131,20 @@ impl Told {
     fn setting(&mut self, line: u64, text: &[u8], found: Found, known: Known) {
         let is_statement = memchr::memmem::find(&text[found.start..found.end], b" ").is_some()
             && matches!(known, Known::Bf16 | Known::Fp16);
+        let takes_switch = matches!(
+            known,
+            Known::Checkpointing | Known::Bf16 | Known::Fp16 | Known::FourBit | Known::EightBit
+        );
+        // As a switch of a command line it stands alone: "--fp16 \\", "--bf16 --do_train".
+        let stands_alone = text.get(found.end).is_none_or(u8::is_ascii_whitespace);
+        let is_flag = takes_switch && stands_alone && text[..found.start].ends_with(b"--");
         let value = match is_statement {
             true => Some("true".to_owned()),
             false => step::value_after(text, found.end),
+        };
+        let value = match value {
+            Some(value) if !(is_flag && (value == "\\" || value.starts_with("--"))) => Some(value),
+            _ => is_flag.then(|| "true".to_owned()),
         };
         let Some(value) = value else { return };
         let value = match known {

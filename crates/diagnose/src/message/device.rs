@@ -1,7 +1,7 @@
 //! The driver and libraries on the GPU, which say little; and errors of the GPU that are taken for
 //! memory and are not.
 
-use super::{Event, Framework, Message, Text};
+use super::{Accelerator, Event, Framework, Message, Text};
 use crate::size::after;
 
 pub fn read(text: &Text<'_>) -> Option<Message> {
@@ -20,8 +20,9 @@ fn collective(text: &Text<'_>) -> Option<Message> {
         "ncclunhandledcudaerror",
         "rcclwarn",
     ]);
-    let is_memory = text.has_any(&["failedtocudacalloc", "failedtocudamalloc"]);
-    if !(is_quoted || is_nccl && is_memory) {
+    // The first is NCCL's alone.
+    let is_memory = text.has("failedtocudacalloc") || is_nccl && text.has("failedtocudamalloc");
+    if !(is_quoted || is_memory) {
         return None;
     }
     let mut message = Message::new(Framework::Nccl, Event::Collective);
@@ -52,7 +53,7 @@ fn library(text: &Text<'_>) -> Option<Message> {
         ("hipblas_status_alloc_failed", "hipBLAS"),
         ("miopenstatusallocfailed", "MIOpen"),
     ];
-    if text.has("erroroutofmemoryatline") && text.has(".cu") {
+    if text.has("erroroutofmemoryatline") && text.has("infile") {
         return Some(Message::new(
             Framework::BitsAndBytes,
             Event::Library("bitsandbytes"),
@@ -82,6 +83,8 @@ fn driver(text: &Text<'_>) -> Option<Message> {
         "cudadrivererror:outofmemory",
         "ur_result_error_out_of_device_memory",
         "ze_result_error_out_of_device_memory",
+        "vk_error_out_of_device_memory",
+        "erroroutofdevicememory",
         "acl_error_rt_memory_allocation",
     ];
     let found = words.iter().find(|words| text.has(words))?;
@@ -98,7 +101,19 @@ fn driver(text: &Text<'_>) -> Option<Message> {
         true => Event::HostAllocation,
         false => Event::Driver,
     };
-    let mut message = Message::new(Framework::PyTorch, event);
+    let (framework, accelerator) = match *found {
+        "vk_error_out_of_device_memory" | "erroroutofdevicememory" => {
+            (Framework::Vulkan, Accelerator::Other)
+        }
+        found if found.starts_with("hip") => (Framework::PyTorch, Accelerator::Amd),
+        found if found.starts_with("ur_") || found.starts_with("ze_") => {
+            (Framework::PyTorch, Accelerator::Intel)
+        }
+        found if found.starts_with("acl_") => (Framework::PyTorch, Accelerator::Ascend),
+        _ => (Framework::PyTorch, Accelerator::Nvidia),
+    };
+    let mut message = Message::new(framework, event);
+    message.accelerator = accelerator;
     if is_pinned {
         message
             .remarks
@@ -107,12 +122,17 @@ fn driver(text: &Text<'_>) -> Option<Message> {
     Some(message)
 }
 
+/// What the driver says to a program that is newer than it.
+pub const OLD_DRIVER: &str = "the driver is older than the CUDA that the program was built with, so that the GPU cannot be used at all";
+
 /// What NCCL says of two ranks with one device.
 pub const RANKS_ON_ONE_GPU: &str =
     "two ranks were given one GPU, and NCCL asks for one for each rank";
 
 fn not_memory(text: &Text<'_>) -> Option<Message> {
-    const OTHERS: [(&str, Framework, &str); 11] = [
+    const IN_NCCL: &str =
+        "a call of CUDA failed in NCCL for another reason, which stands in quotation marks";
+    const OTHERS: [(&str, Framework, &str); 15] = [
         (
             "outofresource:sharedmemory",
             Framework::Triton,
@@ -150,6 +170,19 @@ fn not_memory(text: &Text<'_>) -> Option<Message> {
         ),
         ("duplicategpudetected", Framework::Nccl, RANKS_ON_ONE_GPU),
         (
+            "driverversionisinsufficient",
+            Framework::PyTorch,
+            OLD_DRIVER,
+        ),
+        (
+            "errornamedsymbolnotfoundatline",
+            Framework::BitsAndBytes,
+            "the library was not built for this card, or does not find its CUDA",
+        ),
+        // The one about memory was read before.
+        ("cudafailure'", Framework::Nccl, IN_NCCL),
+        ("ncclwarncudafailure", Framework::Nccl, IN_NCCL),
+        (
             "nospaceleftondevice",
             Framework::Linux,
             "a disk or a file system is full",
@@ -165,6 +198,10 @@ fn not_memory(text: &Text<'_>) -> Option<Message> {
             "the program was not built for this card",
         ),
     ];
+    // A full /dev/shm is memory.
+    if text.has("unabletowritetofile</torch_") {
+        return None;
+    }
     let (_, framework, what) = OTHERS.iter().find(|(words, _, _)| text.has(words))?;
     if text.is_prose("cudaerror") {
         return None;

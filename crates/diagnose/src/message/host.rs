@@ -3,6 +3,14 @@
 use super::{Event, Framework, Message, Text};
 use crate::size::{after, before};
 
+/// What the words of the allocator tell of the system.
+pub const ON_WINDOWS: &str =
+    "so it says on Windows, where the paging file bounds what all processes may ask for";
+
+/// What stops a loader that keeps files open.
+pub const OPEN_FILES: &str =
+    "the process may not open more files: tensors that workers pass on are files";
+
 /// What a worker that ended by such a signal tells.
 pub const LOADER_CRASHED: &str =
     "a loader worker crashed in native code, of a decoder or another library";
@@ -18,11 +26,20 @@ pub fn read(text: &Text<'_>) -> Option<Message> {
 fn allocation(text: &Text<'_>) -> Option<Message> {
     let whole = text.squeezed;
     let figure = |words: &str| after(whole, words).map(|found| found.0);
-    if text.has_any(&["defaultcpuallocator", "alloc_cpu"])
-        && text.has_any(&["can'tallocate", "notenoughmemory"])
-    {
+    // The allocator of every version: "$ Torch: not enough memory: you tried to allocate 17GB.",
+    // "posix_memalign(…) == 0. 12 vs 0", where 12 is the kernel's "cannot allocate".
+    let is_refused = text.has_any(&["defaultcpuallocator", "alloc_cpu"])
+        && text.has_any(&["can'tallocate", "notenoughmemory"]);
+    let is_old = text.has("notenoughmemory:youtriedtoallocate")
+        || text.has("posix_memalign(") && text.has("12vs0");
+    if is_refused || is_old {
         let mut message = Message::new(Framework::PyTorch, Event::HostAllocation);
         message.numbers.tried = figure("youtriedtoallocate");
+        // Where posix_memalign is not, the message names no error of the kernel.
+        let is_windows = text.has("data.defaultcpuallocator:notenoughmemory");
+        if is_windows {
+            message.remarks.push(ON_WINDOWS.to_owned());
+        }
         return Some(message);
     }
     if text.has("unabletoallocate") && text.has_any(&["foranarraywithshape", "arraymemoryerror"]) {
@@ -43,8 +60,14 @@ fn allocation(text: &Text<'_>) -> Option<Message> {
         "mmap:cannotallocatememory",
         "thepagingfileistoosmall",
     ]);
-    (is_python && !text.is_prose("memoryerror") || is_bad || is_refused)
-        .then(|| Message::new(Framework::Python, Event::HostAllocation))
+    let is_found = is_python && !text.is_prose("memoryerror") || is_bad || is_refused;
+    is_found.then(|| {
+        let mut message = Message::new(Framework::Python, Event::HostAllocation);
+        if text.has("thepagingfileistoosmall") {
+            message.remarks.push(ON_WINDOWS.to_owned());
+        }
+        message
+    })
 }
 
 /// The kernel's own lines: `Out of memory: Killed process 123 (python) total-vm:…kB, anon-rss:…kB`.
@@ -115,10 +138,18 @@ fn watched(text: &Text<'_>) -> Option<Message> {
     if text.has("oomkilled") {
         return Some(Message::new(Framework::Kubernetes, Event::HostKilled));
     }
+    if text.has("rayoutofmemoryerror") {
+        // More than 95% of the memory on node n3 is used (61.1 / 62.5 GB).
+        let mut message = Message::new(Framework::Ray, Event::HostKilled);
+        let rest = whole.split_once("isused(").map(|(_, rest)| rest);
+        message.numbers.total = rest.and_then(|rest| after(rest, "/")).map(|found| found.0);
+        return Some(message);
+    }
     if text.has_any(&[
         "killedduetomemorypressure",
         "noderunninglowonmemory",
         "ray.exceptions.outofmemoryerror",
+        "exceedsthememoryusagethreshold",
     ]) {
         let mut message = Message::new(Framework::Ray, Event::HostKilled);
         message.numbers.rss = after(whole, "memoryused=").map(|found| found.0);
@@ -130,6 +161,25 @@ fn watched(text: &Text<'_>) -> Option<Message> {
 }
 
 fn loader(text: &Text<'_>) -> Option<Message> {
+    // A tensor on its way between processes is a file in /dev/shm.
+    if text.has("unabletowritetofile</torch_") {
+        return Some(Message::new(Framework::PyTorch, Event::SharedMemory));
+    }
+    if text.has("failedtoextend/dev/shm/nccl") {
+        let mut message = Message::new(Framework::Nccl, Event::SharedMemory);
+        let rest = text
+            .squeezed
+            .split_once("/dev/shm/nccl")
+            .map(|(_, rest)| rest);
+        message.numbers.tried = rest.and_then(|rest| after(rest, "to")).map(|found| found.0);
+        return Some(message);
+    }
+    if text.has("toomanyopenfiles") {
+        return Some(Message::new(
+            Framework::PyTorch,
+            Event::NotMemory(OPEN_FILES),
+        ));
+    }
     let is_loader = text.has("dataloaderworker") || text.has("encounteredinworker");
     if !is_loader {
         return None;

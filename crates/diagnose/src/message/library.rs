@@ -1,13 +1,14 @@
 //! Libraries beside the large frameworks, each with words of its own: PaddlePaddle, CuPy, ONNX
-//! Runtime, and programs that call CUDA themselves (llama.cpp, TensorRT-LLM).
+//! Runtime, llama.cpp, and programs that call CUDA themselves (TensorRT-LLM).
 
-use super::{Event, Framework, Message, Text};
+use super::{Accelerator, Event, Framework, Message, Text, count_after};
 use crate::size::{after, before, place};
 
 pub fn read(text: &Text<'_>) -> Option<Message> {
     paddle(text)
         .or_else(|| cupy(text))
         .or_else(|| onnx(text))
+        .or_else(|| llama_cpp(text))
         .or_else(|| plain_cuda(text))
 }
 
@@ -17,8 +18,7 @@ fn paddle(text: &Text<'_>) -> Option<Message> {
     let whole = text.squeezed;
     let rest = &whole[place(whole, "outofmemoryerrorongpu")?..];
     let mut message = Message::new(Framework::Paddle, Event::Device);
-    message.device =
-        super::count_after(rest, "errorongpu").and_then(|index| u32::try_from(index).ok());
+    message.device = count_after(rest, "errorongpu").and_then(|index| u32::try_from(index).ok());
     message.numbers.tried = after(rest, "cannotallocate").map(|found| found.0);
     message.numbers.allocated = before(rest, "memoryhasbeenallocated");
     message.numbers.free = after(rest, "availablememoryisonly").map(|found| found.0);
@@ -48,7 +48,34 @@ fn grouped(text: &str, words: &str) -> Option<u64> {
 fn onnx(text: &Text<'_>) -> Option<Message> {
     let words = "failedtoallocatememoryforrequestedbufferofsize";
     let mut message = Message::new(Framework::OnnxRuntime, Event::Device);
-    message.numbers.tried = Some(super::count_after(text.squeezed, words)?);
+    message.numbers.tried = Some(count_after(text.squeezed, words)?);
+    Some(message)
+}
+
+/// `allocating 9216.00 MiB on device 0: cudaMalloc failed: out of memory`, the exact bytes in the
+/// line after it; `CUDA error: out of memory` with ggml's own function; and Vulkan's words.
+fn llama_cpp(text: &Text<'_>) -> Option<Message> {
+    let whole = text.squeezed;
+    if !text.has_any(&["ggml", "llama_", "llamarunner"]) {
+        return None;
+    }
+    let is_cuda = text.has_any(&["cudamallocfailed:outofmemory", "cudaerror:outofmemory"]);
+    let is_vulkan = text.has_any(&["devicememoryallocationofsize", "erroroutofdevicememory"]);
+    if !is_cuda && !is_vulkan {
+        return None;
+    }
+    let mut message = Message::new(Framework::LlamaCpp, Event::Device);
+    message.accelerator = match () {
+        () if is_vulkan => Accelerator::Other,
+        () if text.has("rocm") => Accelerator::Amd,
+        () => Accelerator::Nvidia,
+    };
+    message.numbers.tried = count_after(whole, "bufferofsize")
+        .or_else(|| count_after(whole, "devicememoryallocationofsize"))
+        .or_else(|| after(whole, "allocating").map(|found| found.0));
+    message.device = count_after(whole, "ondevice")
+        .or_else(|| count_after(whole, "currentdevice:"))
+        .and_then(|index| u32::try_from(index).ok());
     Some(message)
 }
 
@@ -63,7 +90,6 @@ fn plain_cuda(text: &Text<'_>) -> Option<Message> {
     }
     let mut message = Message::new(Framework::Cuda, Event::Device);
     message.numbers.tried = after(whole, "allocating").map(|found| found.0);
-    message.device =
-        super::count_after(whole, "ondevice").and_then(|index| u32::try_from(index).ok());
+    message.device = count_after(whole, "ondevice").and_then(|index| u32::try_from(index).ok());
     Some(message)
 }

@@ -11,14 +11,15 @@ mod pytorch;
 mod serving;
 mod xla;
 
-pub use device::RANKS_ON_ONE_GPU;
-pub use host::LOADER_CRASHED;
+pub use device::{OLD_DRIVER, RANKS_ON_ONE_GPU};
+pub use host::{LOADER_CRASHED, ON_WINDOWS, OPEN_FILES};
 
 use std::cell::OnceCell;
 
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
+use crate::frame::Phase;
 use crate::size::{place, squeezed};
 
 /// Who printed a message.
@@ -36,8 +37,11 @@ pub enum Framework {
     Paddle,
     CuPy,
     OnnxRuntime,
+    /// llama.cpp and what is built on it, whatever drives the GPU.
+    LlamaCpp,
     /// A program that calls CUDA itself.
     Cuda,
+    Vulkan,
     NumPy,
     Python,
     Linux,
@@ -61,7 +65,9 @@ impl Framework {
             Self::Paddle => "PaddlePaddle",
             Self::CuPy => "CuPy",
             Self::OnnxRuntime => "ONNX Runtime",
+            Self::LlamaCpp => "llama.cpp",
             Self::Cuda => "a CUDA program",
+            Self::Vulkan => "a Vulkan program",
             Self::NumPy => "NumPy",
             Self::Python => "Python",
             Self::Linux => "Linux",
@@ -69,6 +75,44 @@ impl Framework {
             Self::Kubernetes => "Kubernetes",
             Self::Ray => "Ray",
             Self::Cinch => "cinch",
+        }
+    }
+}
+
+/// What kind of device a message is about, as far as it says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Accelerator {
+    #[default]
+    Nvidia,
+    Amd,
+    Intel,
+    Ascend,
+    Apple,
+    Tpu,
+    /// A GPU that is reached by Vulkan, or of another maker.
+    Other,
+}
+
+impl Accelerator {
+    /// In a sentence.
+    pub fn noun(self) -> &'static str {
+        match self {
+            Self::Tpu => "TPU",
+            Self::Ascend => "NPU",
+            _ => "GPU",
+        }
+    }
+
+    /// The command that lists the processes on the device, where its maker has one.
+    pub fn holders(self) -> Option<&'static str> {
+        match self {
+            Self::Nvidia => {
+                Some("nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv")
+            }
+            Self::Amd => Some("rocm-smi --showpids"),
+            Self::Intel => Some("xpu-smi ps"),
+            Self::Ascend => Some("npu-smi info"),
+            Self::Apple | Self::Tpu | Self::Other => None,
         }
     }
 }
@@ -90,6 +134,8 @@ pub enum Event {
     AbsurdSize,
     /// Memory of the GPU that vLLM may use is taken by weights.
     CacheBlocks,
+    /// A server's pool for requests or tokens is full, while it runs.
+    Pool,
     /// Less was free when a server started than it wants.
     Startup,
     /// Unified memory of a Mac.
@@ -116,6 +162,8 @@ pub struct Numbers {
     pub allocated: Option<u64>,
     pub reserved: Option<u64>,
     pub reserved_unallocated: Option<u64>,
+    /// The largest free piece.
+    pub contiguous: Option<u64>,
     pub limit: Option<u64>,
     /// Of other processes, or of this one beside the framework on a Mac.
     pub other: Option<u64>,
@@ -134,7 +182,7 @@ pub struct Numbers {
 
 impl Numbers {
     /// Every figure by its name: those that each failure has, and those that only some do.
-    pub fn named(&self) -> [(&'static str, Option<u64>, bool); 14] {
+    pub fn named(&self) -> [(&'static str, Option<u64>, bool); 15] {
         [
             ("tried_bytes", self.tried, true),
             ("total_bytes", self.total, true),
@@ -149,6 +197,7 @@ impl Numbers {
             ("limit_bytes", self.limit, true),
             ("other_bytes", self.other, true),
             ("rss_bytes", self.rss, true),
+            ("contiguous_bytes", self.contiguous, false),
             ("process_bytes", self.process, false),
             ("non_pytorch_bytes", self.non_pytorch, false),
             ("private_pools_bytes", self.private_pools, false),
@@ -178,6 +227,7 @@ impl Serialize for Numbers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
     pub process: u64,
+    /// 0 where the driver does not tell.
     pub bytes: u64,
 }
 
@@ -194,8 +244,11 @@ pub struct Message {
     pub framework: Framework,
     pub event: Event,
     pub numbers: Numbers,
+    pub accelerator: Accelerator,
     /// The number of the device, where the message has it.
     pub device: Option<u32>,
+    /// What the run was doing, where the message itself says so.
+    pub phase: Option<Phase>,
     /// Other processes on the card, the largest first.
     pub holders: Vec<Holder>,
     pub own_changes: Vec<OwnChange>,
@@ -209,7 +262,9 @@ impl Message {
             framework,
             event,
             numbers: Numbers::default(),
+            accelerator: Accelerator::default(),
             device: None,
+            phase: None,
             holders: Vec::new(),
             own_changes: Vec::new(),
             remarks: Vec::new(),
@@ -235,6 +290,11 @@ impl Message {
             first: OnceCell::new(),
         };
         readers.iter().find_map(|read| read(&text))
+    }
+
+    /// Whether somebody else is known to hold memory of the card.
+    pub fn names_a_holder(&self) -> bool {
+        self.holders.iter().any(|holder| holder.bytes > 0)
     }
 
     /// Whether nothing in it is a figure, and it says less than another message of the same

@@ -1,26 +1,50 @@
 //! PyTorch's allocators: the message of every version, on every kind of device, and the one of
 //! `cudaMallocAsync`.
 
-use super::{Event, Framework, Holder, Message, Text, count_after};
-use crate::size::{after, before, size};
+use super::{Accelerator, Event, Framework, Holder, Message, Text, count_after};
+use crate::frame::Phase;
+use crate::size::{after, before, number, place, size, unit};
 
 /// The device whose allocator speaks, as the message begins.
-const PREFIXES: [&str; 9] = [
-    "cudaoutofmemory",
-    "hipoutofmemory",
-    "xpuoutofmemory",
-    "npuoutofmemory",
-    "musaoutofmemory",
-    "mluoutofmemory",
-    "gcuoutofmemory",
-    "hpuoutofmemory",
-    "cudaoom",
+const PREFIXES: [(&str, Accelerator); 9] = [
+    ("cudaoutofmemory", Accelerator::Nvidia),
+    ("hipoutofmemory", Accelerator::Amd),
+    ("xpuoutofmemory", Accelerator::Intel),
+    ("npuoutofmemory", Accelerator::Ascend),
+    ("musaoutofmemory", Accelerator::Other),
+    ("mluoutofmemory", Accelerator::Other),
+    ("gcuoutofmemory", Accelerator::Other),
+    ("hpuoutofmemory", Accelerator::Other),
+    ("cudaoom", Accelerator::Nvidia),
 ];
 
 pub fn read(text: &Text<'_>) -> Option<Message> {
     unified(text)
         .or_else(|| asynchronous(text))
         .or_else(|| caching(text))
+        .or_else(|| named_alone(text))
+        .or_else(|| failed_check(text))
+}
+
+/// The first line of a notebook's traceback: `OutOfMemoryError    Traceback (most recent call
+/// last)`. The message at its end may be missing.
+fn named_alone(text: &Text<'_>) -> Option<Message> {
+    text.has("outofmemoryerrortraceback(mostrecentcalllast)")
+        .then(|| Message::new(Framework::PyTorch, Event::Device))
+}
+
+/// Checks inside the allocator that fail only after a request was refused: the driver's library is
+/// asked who holds the card, and a segment is taken apart.
+fn failed_check(text: &Text<'_>) -> Option<Message> {
+    let is_check = text.has("internalassertfailedat") && text.has("cudacachingallocator");
+    if !is_check || !text.has_any(&["nvml_success==", "nvmlinit_v2", "!handles_"]) {
+        return None;
+    }
+    let mut message = Message::new(Framework::PyTorch, Event::Device);
+    message.remarks.push(
+        "the allocator failed in a check of its own that it reaches only after the card refused memory, so that its usual message with figures is missing".to_owned(),
+    );
+    Some(message)
 }
 
 fn caching(text: &Text<'_>) -> Option<Message> {
@@ -30,12 +54,12 @@ fn caching(text: &Text<'_>) -> Option<Message> {
     }
     let prefix = PREFIXES
         .iter()
-        .find_map(|prefix| Some((prefix, whole.find(prefix)?)));
+        .find_map(|(prefix, kind)| Some((prefix, whole.find(prefix)?, *kind)));
     let tried = after(whole, "triedtoallocate").map(|found| found.0);
     // A story, not a message: "tried to allocate 51+ GB (OOM!)".
     let is_told = tried.is_some() && whole.contains("oom");
     let (rest, is_error) = match prefix {
-        Some((prefix, at)) => {
+        Some((prefix, at, _)) => {
             let is_error = whole[..at].ends_with(':') || whole[..at].ends_with("error");
             (&whole[at + prefix.len()..], is_error)
         }
@@ -56,6 +80,14 @@ fn caching(text: &Text<'_>) -> Option<Message> {
         return None;
     }
     let mut message = Message::new(Framework::PyTorch, Event::Device);
+    message.accelerator = prefix.map(|(_, _, kind)| kind).unwrap_or_default();
+    // FSDP warns and goes on, with a checkpoint that lacks the tensor.
+    if text.has("failedtoclone()tensor") && text.has("state_dict") {
+        message.phase = Some(Phase::Saving);
+        message
+            .remarks
+            .push("FSDP warns of it and goes on: the checkpoint lacks this tensor".to_owned());
+    }
     message.device = count_after(rest, "gpu")
         .or_else(|| count_after(rest, "(gpu"))
         .and_then(|index| u32::try_from(index).ok());
@@ -116,8 +148,15 @@ fn caching(text: &Text<'_>) -> Option<Message> {
 /// the allocator does.
 fn holders(text: &str, message: &mut Message) {
     let numbers = &mut message.numbers;
-    let own = after(text, "thisprocesshas").map(|found| found.0);
+    // In some containers the driver tells 0 for every process: less than the allocator holds
+    // is no reading.
+    let own = after(text, "thisprocesshas")
+        .map(|found| found.0)
+        .filter(|own| *own > 0 || numbers.reserved.unwrap_or(0) == 0);
     numbers.process = own;
+    let own_is_untold = own.is_none()
+        && place(text, "thisprocesshas")
+            .is_some_and(|at| is_untold(&text[at + "thisprocesshas".len()..]));
     let mut holders = Vec::new();
     let mut rest = text;
     while let Some(at) = rest.find("process") {
@@ -127,8 +166,13 @@ fn holders(text: &str, message: &mut Message) {
         let Some(said) = rest[digits..].strip_prefix("has") else {
             continue;
         };
-        let Some((bytes, _)) = size(said).filter(|_| !is_own) else {
+        if is_own {
             continue;
+        }
+        let bytes = match size(said) {
+            Some((bytes, _)) => bytes,
+            None if is_untold(said) => 0,
+            None => continue,
         };
         let process = rest[..digits].parse().unwrap_or(0);
         holders.push(Holder { process, bytes });
@@ -137,7 +181,15 @@ fn holders(text: &str, message: &mut Message) {
             break;
         }
     }
-    if own.is_none() {
+    let num_untold = holders.iter().filter(|holder| holder.bytes == 0).count();
+    if own_is_untold || num_untold > 0 {
+        const WHERE: &str = "as under WSL and in some containers";
+        message.remarks.push(match num_untold {
+            0 | 1 => format!("the driver does not tell what processes hold, {WHERE}"),
+            num => format!("{num} other processes are on the card; the driver does not tell what they hold, {WHERE}"),
+        });
+    }
+    if own.is_none() && !own_is_untold {
         let reserved = numbers.reserved.unwrap_or(0);
         let itself = holders
             .iter()
@@ -152,7 +204,7 @@ fn holders(text: &str, message: &mut Message) {
         }
     }
     holders.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
-    if !holders.is_empty() {
+    if holders.iter().any(|holder| holder.bytes > 0) {
         let total = holders
             .iter()
             .fold(0_u64, |sum, holder| sum.saturating_add(holder.bytes));
@@ -163,6 +215,12 @@ fn holders(text: &str, message: &mut Message) {
         .zip(numbers.reserved)
         .map(|(process, reserved)| process.saturating_sub(reserved));
     message.holders = holders;
+}
+
+/// Whether a size stands for none: 0, or 2^64 bytes.
+fn is_untold(text: &str) -> bool {
+    let is_whole = number(text).is_some_and(|(_, rest)| unit(rest).is_some());
+    is_whole && size(text).is_none_or(|found| found.0 == 0)
 }
 
 /// `backend:cudaMallocAsync`.
@@ -219,6 +277,7 @@ fn unified(text: &Text<'_>) -> Option<Message> {
     let rest = &whole[at..];
     let figure = |words: &str| after(rest, words).map(|found| found.0);
     let mut message = Message::new(Framework::PyTorch, Event::Unified);
+    message.accelerator = Accelerator::Apple;
     let numbers = &mut message.numbers;
     numbers.allocated = figure("mpsallocated:");
     numbers.other = figure("otherallocations:");

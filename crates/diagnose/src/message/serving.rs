@@ -12,6 +12,14 @@ fn cache(text: &Text<'_>) -> Option<Message> {
     if text.has("notenoughmemory") && text.has("--mem-fraction-static") {
         return Some(Message::new(Framework::Sglang, Event::CacheBlocks));
     }
+    // The pool of requests or tokens, whose size was set at the start.
+    let is_pool = text.has_any(&[
+        "alloc_req_slotsrunsoutofmemory",
+        "alloc_token_slotsrunsoutofmemory",
+    ]);
+    if is_pool || text.has_any(&["prefilloutofmemory.try", "decodeoutofmemory.try"]) {
+        return Some(Message::new(Framework::Sglang, Event::Pool));
+    }
     let says = text.has_any(&[
         "noavailablememoryforthecacheblocks",
         "largerthanthemaximumnumberoftokensthatcanbestoredinkvcache",

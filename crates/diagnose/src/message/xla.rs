@@ -1,6 +1,6 @@
 //! JAX and TensorFlow, which share XLA and its allocators.
 
-use super::{Event, Framework, Message, Text, count_after};
+use super::{Accelerator, Event, Framework, Message, Text, count_after};
 use crate::size::{after, before};
 
 pub fn read(text: &Text<'_>) -> Option<Message> {
@@ -144,6 +144,14 @@ fn exhausted(text: &Text<'_>) -> Option<Message> {
         numbers.tried = None;
     }
     numbers.free = before(whole, "free").filter(|_| whole.contains("thereare"));
+    // A TPU gives a program one piece: "There are 6.78G free, 0B reserved, and 3.33G reservable."
+    numbers.contiguous = before(whole, "reservable");
+    numbers.total = numbers
+        .total
+        .or_else(|| after(whole, "hbmcapacity").map(|found| found.0));
+    if is_tpu || whole.contains("hbm") || numbers.contiguous.is_some() {
+        message.accelerator = Accelerator::Tpu;
+    }
     Some(message)
 }
 

@@ -2,13 +2,17 @@
 
 use std::ops::Range;
 
-use cinch_graph::{DType, Graph};
+use cinch_graph::op::Op;
+use cinch_graph::{DType, Graph, Phase};
 use cinch_plan::{Placement, Plan, Residence};
+use cinch_ranks::SharedWorld;
 
+use super::collective::{exchange, is_collective};
 use super::kernel::scratch;
 use super::op::execute;
 use super::operands::Operands;
 use crate::arena::Arena;
+use crate::engine::MicroBatch;
 use crate::error::EngineError;
 
 /// The arena, what lies in host memory beside it, and the threads that work in both.
@@ -16,6 +20,8 @@ pub struct Executor {
     arena: Arena,
     host: Arena,
     threads: rayon::ThreadPool,
+    /// The other ranks, where there are some.
+    world: Option<SharedWorld>,
 }
 
 impl Executor {
@@ -46,7 +52,29 @@ impl Executor {
             arena: Arena::new(arena_bytes)?,
             host: Arena::new(host_bytes)?,
             threads: pool,
+            world: None,
         })
+    }
+
+    /// Lets collectives go to the other ranks.
+    pub fn connect(&mut self, world: SharedWorld) {
+        self.world = Some(world);
+    }
+
+    pub(crate) fn is_connected(&self) -> bool {
+        self.world.is_some()
+    }
+
+    /// Makes whole weights of the parts that ranks have, as the update does.
+    pub(crate) fn gather_weights(&mut self, graph: &Graph, plan: &Plan) -> Result<(), EngineError> {
+        let nodes = graph.nodes.iter().enumerate();
+        let gathers = nodes
+            .filter(|(_, node)| node.phase == Phase::Update && matches!(node.op, Op::AllGather(_)));
+        let gathers: Vec<usize> = gathers.map(|(index, _)| index).collect();
+        for index in gathers {
+            self.run(graph, plan, index..index + 1, true)?;
+        }
+        Ok(())
     }
 
     pub fn num_threads(&self) -> usize {
@@ -95,7 +123,8 @@ impl Executor {
         nodes: Range<usize>,
         first_micro: bool,
     ) -> Result<(), EngineError> {
-        self.run_observed(graph, plan, nodes, first_micro, &mut |_, _| {})
+        let micro = MicroBatch::of_one(first_micro);
+        self.run_observed(graph, plan, nodes, micro, &mut |_, _| {})
     }
 
     /// As [`Self::run`], calling `after(arena, node)` when a node is done.
@@ -104,7 +133,7 @@ impl Executor {
         graph: &Graph,
         plan: &Plan,
         nodes: Range<usize>,
-        first_micro: bool,
+        micro: MicroBatch,
         after: &mut (dyn FnMut(&mut Arena, usize) + Send),
     ) -> Result<(), EngineError> {
         if !matches!(graph.compute, DType::F32 | DType::F64) {
@@ -112,21 +141,28 @@ impl Executor {
                 dtype: graph.compute,
             });
         }
-        let (arena, host) = (&mut self.arena, &self.host);
+        let (arena, host, world) = (&mut self.arena, &self.host, &self.world);
         self.threads.install(|| {
             for index in nodes {
+                let node = &graph.nodes[index];
+                if node.phase == Phase::Exchange && !micro.is_last {
+                    continue;
+                }
                 let operands = Operands {
                     arena,
                     host,
                     graph,
                     plan,
-                    node: &graph.nodes[index],
+                    node,
                     index,
-                    first_micro,
+                    first_micro: micro.is_first,
                 };
-                match graph.compute {
-                    DType::F64 => execute::<f64>(&operands)?,
-                    _ => execute::<f32>(&operands)?,
+                match (world, graph.compute) {
+                    (Some(world), _) if is_collective(&node.op) => {
+                        exchange(&operands, &mut world.lock())?;
+                    }
+                    (_, DType::F64) => execute::<f64>(&operands)?,
+                    (_, _) => execute::<f32>(&operands)?,
                 }
                 after(arena, index);
             }

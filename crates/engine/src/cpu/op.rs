@@ -31,10 +31,7 @@ pub(crate) fn execute<F: Real + Element>(x: &Operands<'_>) -> Result<(), EngineE
             let input = x.input_unless_in_place::<F>(0, 0);
             activation::forward(op.kind, input, x.output(0));
         }
-        Op::ActivationBackward(op) => {
-            let dy = x.input_unless_in_place::<F>(0, 0);
-            activation::backward(op.kind, dy, x.input(1), x.output(0));
-        }
+        Op::ActivationBackward(op) => activate_backward::<F>(x, op),
         Op::Gated(op) => gate::<F>(x, op),
         Op::GatedBackward(op) => gate_backward::<F>(x, op),
         Op::Add(op::Add) => add::<F>(x),
@@ -67,6 +64,12 @@ pub(crate) fn execute<F: Real + Element>(x: &Operands<'_>) -> Result<(), EngineE
         Op::GradientSquares(op) => gradient_squares::<F>(x, op),
         Op::GradientNorm(op) => gradient_norm::<F>(x, op),
         Op::AdamW(op) => update::<F>(x, op),
+        // The executor runs these with the other ranks, and looks for them before it begins.
+        Op::AllReduce(_) | Op::ReduceScatter(_) | Op::AllGather(_) => {
+            return Err(failed(x, "no other ranks are connected"));
+        }
+        // Nodes run one by one: what came before is done.
+        Op::Await(_) => {}
     }
     Ok(())
 }
@@ -167,19 +170,34 @@ fn normalize_backward<F: Real + Element>(x: &Operands<'_>, op: &op::NormBackward
         Some(i) => norm::Residual::At(x.input::<F>(i)),
     };
     let dropout = x.dropout(op.dropout, layout.random);
+    // y over dy, once that has been read.
+    let value = layout
+        .value
+        .map(|i| (x.output::<F>(i), x.is_in_place(0, i)));
+    let shape = norm_shape(x, op.kind);
+    let (stream, rstd) = (x.input(layout.stream), x.input(layout.rstd));
+    let mean = layout.mean.map(|i| x.input(i));
+    let gamma = x.input(layout.gamma);
     let args = norm::Backward {
-        dy: x.input_unless_in_place(0, 0),
+        dy: match &value {
+            Some((y, true)) => Some(&**y),
+            _ => x.input_unless_in_place(0, 0),
+        },
         residual,
-        x_new: x.input(layout.stream),
-        mean: layout.mean.map(|i| x.input(i)),
-        rstd: x.input(layout.rstd),
-        gamma: x.input(layout.gamma),
+        x_new: stream,
+        mean,
+        rstd,
+        gamma,
         dx: x.output(0),
         dbranch: layout.dbranch.map(|i| (x.output(i), dropout)),
         dgamma: layout.dgamma.map(|i| x.accumulator(i)),
         dbeta: layout.dbeta.map(|i| x.accumulator(i)),
     };
-    norm::backward(norm_shape(x, op.kind), args);
+    norm::backward(shape, args);
+    if let Some((y, _)) = value {
+        let beta = layout.beta.map(|i| x.input(i));
+        norm::apply(shape, stream, mean, rstd, gamma, beta, y);
+    }
 }
 
 /// A column block of an input.
@@ -289,8 +307,23 @@ fn gate<F: Real + Element>(x: &Operands<'_>, op: &op::Gated) {
     );
 }
 
+fn activate_backward<F: Real + Element>(x: &Operands<'_>, op: &op::ActivationBackward) {
+    if op.value {
+        activation::backward_with_value(
+            op.kind,
+            x.input_unless_in_place::<F>(0, 1),
+            x.input_unless_in_place(1, 0),
+            x.output(0),
+            x.output(1),
+        );
+    } else {
+        let dy = x.input_unless_in_place::<F>(0, 0);
+        activation::backward(op.kind, dy, x.input(1), x.output(0));
+    }
+}
+
 fn gate_backward<F: Real + Element>(x: &Operands<'_>, op: &op::GatedBackward) {
-    let dy_taken = x.is_in_place(0, 0) || x.is_in_place(0, 1);
+    let dy_taken = (0..x.node.outputs.len()).any(|output| x.is_in_place(0, output));
     gated::backward(
         op.kind,
         (!dy_taken).then(|| x.input::<F>(0)),
@@ -298,6 +331,7 @@ fn gate_backward<F: Real + Element>(x: &Operands<'_>, op: &op::GatedBackward) {
         x.input_unless_in_place(2, 1),
         x.output(0),
         x.output(1),
+        op.value.then(|| x.output(2)),
     );
 }
 
@@ -906,7 +940,7 @@ fn loss<F: Real + Element>(x: &Operands<'_>, op: &op::CrossEntropy) -> Result<()
         };
         cross_entropy::forward_backward(
             shape,
-            x.input(0),
+            x.input_unless_in_place(0, 1),
             head,
             x.input(2),
             weighting,

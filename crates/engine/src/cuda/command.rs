@@ -44,7 +44,7 @@ pub enum Argument {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorMapAt {
     pub address: u64,
-    /// Of one head; a multiple of 64.
+    /// Of one head; 32, or a multiple of 64.
     pub columns: usize,
     pub heads: usize,
     pub rows: usize,
@@ -120,8 +120,8 @@ pub enum Joined {
     Sum,
     /// Gradients of weights, each by itself.
     Gradients,
-    /// One with a long sum, cut into parts.
-    Split,
+    /// One whose result is a few columns wide.
+    Narrow,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -169,6 +169,30 @@ pub enum Command {
     Await {
         number: usize,
     },
+    /// With the other ranks, all at once.
+    Exchange(Vec<Exchange>),
+}
+
+/// What ranks do with elements of a tensor, each on its own card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExchangeKind {
+    /// All get the sum.
+    Sum,
+    /// This rank gets it.
+    SumAt(usize),
+    /// All get what this rank has.
+    From(usize),
+}
+
+/// Something that every rank does at the same time, with the same offsets in its arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exchange {
+    pub kind: ExchangeKind,
+    pub from: u64,
+    /// Written where the kind says so.
+    pub to: u64,
+    pub elements: usize,
+    pub dtype: DType,
 }
 
 /// From an offset in host memory to one in the arena.

@@ -34,8 +34,9 @@ const HEADERS: [(&str, &str); 5] = [
 ];
 
 /// Every source, by the name that commands use.
-pub const SOURCES: [(&str, &str); 28] = [
+pub const SOURCES: [(&str, &str); 33] = [
     ("activation", include_str!("kernels/activation.cu")),
+    ("adapter_tensor", include_str!("kernels/adapter_tensor.cu")),
     ("attention", include_str!("kernels/attention.cu")),
     ("attention_any", include_str!("kernels/attention_any.cu")),
     (
@@ -55,8 +56,20 @@ pub const SOURCES: [(&str, &str); 28] = [
         include_str!("kernels/attention_hopper_backward.cu"),
     ),
     (
+        "attention_hopper_short",
+        include_str!("kernels/attention_hopper_short.cu"),
+    ),
+    (
+        "attention_entropy_tensor",
+        include_str!("kernels/attention_entropy_tensor.cu"),
+    ),
+    (
         "attention_narrow",
         include_str!("kernels/attention_narrow.cu"),
+    ),
+    (
+        "attention_narrow_tensor",
+        include_str!("kernels/attention_narrow_tensor.cu"),
     ),
     (
         "cached_attention",
@@ -79,6 +92,10 @@ pub const SOURCES: [(&str, &str); 28] = [
     ("dropout", include_str!("kernels/dropout.cu")),
     ("embedding", include_str!("kernels/embedding.cu")),
     (
+        "gradient_narrow_tensor",
+        include_str!("kernels/gradient_narrow_tensor.cu"),
+    ),
+    (
         "gradient_hopper",
         include_str!("kernels/gradient_hopper.cu"),
     ),
@@ -99,13 +116,16 @@ pub fn is_available() -> bool {
 }
 
 /// What a source is compiled for on a card of this architecture, in this precision; `None` where it
-/// has nothing for it. Sources for Hopper use instructions that only its own variant has.
+/// has nothing for it. Sources for the tensor cores alone are in 16 bits; those for Hopper use
+/// instructions that only its own variant has.
 pub fn target(file: &str, dtype: DType, architecture: &str) -> Option<String> {
-    if !file.contains("hopper") {
-        return Some(architecture.to_owned());
+    let is_half = matches!(dtype, DType::Bf16 | DType::F16);
+    if file.contains("hopper") {
+        let is_built = architecture == "sm_90" && is_half;
+        return is_built.then(|| "sm_90a".to_owned());
     }
-    let is_built = architecture == "sm_90" && matches!(dtype, DType::Bf16 | DType::F16);
-    is_built.then(|| "sm_90a".to_owned())
+    let is_built = is_half || !file.ends_with("_tensor");
+    is_built.then(|| architecture.to_owned())
 }
 
 /// The machine code of a source, from the cache or compiled.

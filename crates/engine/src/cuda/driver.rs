@@ -27,6 +27,14 @@ pub fn card() -> Option<DeviceInfo> {
     read_info(result::device::get(0).ok()?).ok()
 }
 
+/// How many cards the driver shows.
+pub fn num_cards() -> usize {
+    match is_available() {
+        true => result::device::get_count().map_or(0, |count| count.max(0) as usize),
+        false => 0,
+    }
+}
+
 /// Free and total bytes of the first card.
 pub fn memory() -> Result<(u64, u64), EngineError> {
     Context::new(0)?.memory()
@@ -71,6 +79,7 @@ impl DeviceInfo {
         Card {
             is_hopper: (self.major, self.minor) == (9, 0),
             multiprocessors: self.multiprocessors.max(1) as usize,
+            rank: 0,
         }
     }
 }

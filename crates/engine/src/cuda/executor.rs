@@ -4,10 +4,12 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use cinch_graph::{DType, Graph};
+use cinch_graph::op::Op;
+use cinch_graph::{DType, Graph, Phase};
 use cinch_plan::{Placement, Plan, Residence};
+use cinch_ranks::World;
 use cudarc::driver::{result, sys};
 
 use super::blas::{self, Blas};
@@ -19,12 +21,14 @@ use super::driver::{
     Context, DeviceInfo, DeviceMemory, HostMemory, Module, Replay, Stream, failed,
 };
 use super::fetching::Fetching;
+use super::lowering::Card;
+use super::nccl::Nccl;
 use super::op::joined;
 use super::op::{COPY_TO_REAL, Lowered, lower_all};
 use super::staging::Staging;
 use super::tensor_map;
 use super::timing::{Stopwatch, fastest};
-use crate::engine::EngineOptions;
+use crate::engine::{EngineOptions, MicroBatch, Told};
 use crate::error::EngineError;
 
 /// A recorded part of a step.
@@ -42,6 +46,8 @@ struct Program {
 pub struct CudaExecutor {
     // Dropped in this order: what lives in the context before the context.
     programs: Vec<Program>,
+    /// The other ranks, where there are some.
+    nccl: Option<Nccl>,
     blas: Blas,
     /// Of joined products that were timed, the launch that was faster than one by one.
     joined: HashMap<Vec<blas::Key>, Option<usize>>,
@@ -128,7 +134,7 @@ impl CudaExecutor {
         host_bytes: u64,
         options: EngineOptions,
     ) -> Result<Self, EngineError> {
-        let context = Context::new(0)?;
+        let context = Context::new(options.device)?;
         let (free, total) = context.memory()?;
         let context_bytes = total - free;
         let stream = Stream::new(&context)?;
@@ -137,6 +143,7 @@ impl CudaExecutor {
         let (free, total) = context.memory()?;
         Ok(Self {
             programs: Vec::new(),
+            nccl: None,
             blas: Blas::new(options)?,
             joined: HashMap::new(),
             functions: HashMap::new(),
@@ -152,6 +159,24 @@ impl CudaExecutor {
             context_bytes,
             allocated_bytes: total - free,
         })
+    }
+
+    /// Connects the other ranks of the run, which do the same at the same time.
+    pub fn connect(&mut self, world: &mut World) -> Result<(), EngineError> {
+        self.nccl = Some(Nccl::connect(&self.context, world)?);
+        Ok(())
+    }
+
+    pub(crate) fn is_connected(&self) -> bool {
+        self.nccl.is_some()
+    }
+
+    /// What lowering knows of it.
+    fn card(&self) -> Card {
+        Card {
+            rank: self.nccl.as_ref().map_or(0, Nccl::rank),
+            ..self.context.info.card()
+        }
     }
 
     pub fn info(&self) -> &DeviceInfo {
@@ -187,12 +212,12 @@ impl CudaExecutor {
         graph: &Graph,
         plan: &Plan,
         nodes: Range<usize>,
-        first_micro: bool,
+        micro: MicroBatch,
     ) -> Result<ProgramId, EngineError> {
         self.check(plan)?;
         self.context.bind()?;
         let dtype = graph.compute;
-        let lowered = lower_all(graph, plan, nodes, first_micro, self.context.info.card());
+        let lowered = lower_all(graph, plan, nodes, micro, self.card());
         for Lowered {
             op, node, commands, ..
         } in &lowered
@@ -246,6 +271,11 @@ impl CudaExecutor {
             }
             Command::Products { joined, products } => self.choose(*joined, products, dtype),
             Command::Fetch { number, .. } => self.fetching.make_ready(*number),
+            // The first time, NCCL connects what it has not connected yet, which is not recorded.
+            Command::Exchange(_) => {
+                self.issue(command, dtype)?;
+                self.stream.synchronize()
+            }
             Command::Clear { .. } | Command::Copy { .. } | Command::Await { .. } => Ok(()),
         }
     }
@@ -396,6 +426,10 @@ impl CudaExecutor {
                     .begin(*number, copies, host, base, &self.stream)
             }
             Command::Await { number } => self.fetching.wait(*number, &self.stream),
+            Command::Exchange(exchanges) => {
+                let nccl = self.nccl.as_ref().ok_or_else(no_ranks)?;
+                nccl.exchange(exchanges, base, &self.stream)
+            }
         }
     }
 
@@ -465,7 +499,7 @@ impl CudaExecutor {
     pub fn run_traced(
         &mut self,
         program: ProgramId,
-        told: &mut (dyn FnMut(&'static str, Duration) + Send),
+        told: &mut Told<'_>,
     ) -> Result<(), EngineError> {
         self.context.bind()?;
         let stopwatch = Stopwatch::new(&self.stream)?;
@@ -478,7 +512,7 @@ impl CudaExecutor {
             let time = stopwatch
                 .time(&self.stream, || commands.iter().try_for_each(issue))
                 .map_err(|error| named(op, node, error))?;
-            told(op, time);
+            told(op, node, time);
         }
         Ok(())
     }
@@ -546,6 +580,10 @@ impl CudaExecutor {
             }
             let at = |id| plan.placement(id).unwrap_or(Placement::EMPTY).offset;
             let elements = graph.ty(parameter.master).shape.elements();
+            // Of which a rank has a part, it is gathered.
+            if graph.ty(parameter.compute).shape.elements() != elements {
+                continue;
+            }
             let command = Command::Launch {
                 kernel: COPY_TO_REAL,
                 shape: LaunchShape::linear(elements.div_ceil(1024).min(4096), 256),
@@ -557,6 +595,19 @@ impl CudaExecutor {
             };
             self.make_ready(&command, graph.compute)?;
             self.issue(&command, graph.compute)?;
+        }
+        for (index, node) in graph.nodes.iter().enumerate() {
+            if node.phase != Phase::Update || !matches!(node.op, Op::AllGather(_)) {
+                continue;
+            }
+            let micro = MicroBatch::of_one(true);
+            for lowered in lower_all(graph, plan, index..index + 1, micro, self.card()) {
+                for command in &lowered.commands {
+                    // An exchange is made ready by being run.
+                    self.make_ready(command, graph.compute)?;
+                    self.issue(command, graph.compute)?;
+                }
+            }
         }
         self.stream.synchronize()
     }
@@ -639,6 +690,13 @@ fn word(argument: Argument, arena: u64, host: Option<u64>) -> Result<u64, Engine
 }
 
 /// A tensor is in host memory, and the executor was made without any.
+fn no_ranks() -> EngineError {
+    EngineError::Cuda {
+        action: "exchange between ranks".to_owned(),
+        problem: "none are connected".to_owned(),
+    }
+}
+
 fn no_host() -> EngineError {
     EngineError::Cuda {
         action: "find a tensor in host memory".to_owned(),

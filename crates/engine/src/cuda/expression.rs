@@ -1,19 +1,27 @@
 //! The source text of an expression's kernels. Widths are written into it, because they belong to
-//! the model; numbers of rows and streams of dropout are arguments, so that one kernel serves every
-//! batch and every layer.
+//! the model, and so are small numbers of rows, which would take longer to divide by than all else;
+//! large ones and streams of dropout are arguments, so that one kernel serves every batch and every
+//! layer.
 
 use std::fmt::Write;
 
-use cinch_graph::DType;
 use cinch_graph::expression::{Binary, Broadcast, Comparison, SMALLEST, Scalar, Unary};
 use cinch_graph::op::{CudaReduction, Map, Pointwise, Reduce, ReduceKind};
+use cinch_graph::{DType, Dropout};
 
 use super::command::Argument;
 
 /// Threads of a block.
 pub const THREADS: usize = 256;
-/// Columns and rows of a block that sums rows.
-pub const ROW_BLOCK: [usize; 2] = [32, 8];
+/// Columns and rows of a block that sums rows of so many columns: a row that is narrower than a
+/// warp leaves none of it idle.
+pub fn row_block(width: usize) -> [usize; 2] {
+    let columns = width.max(1).next_power_of_two().min(32);
+    [columns, THREADS / columns]
+}
+
+/// Numbers of rows up to this are the model's.
+const SMALL: usize = 64;
 /// Outputs of a block that puts parts together, and threads for the parts of each: a thread alone
 /// would wait for hundreds of them, one after the other.
 pub const FINISH_BLOCK: [usize; 2] = [32, 32];
@@ -31,15 +39,48 @@ pub struct Generated {
 enum Rows {
     All,
     One,
-    /// By a group and a number of rows, which are arguments.
-    Some,
+    /// So many neighbouring rows read one.
+    Groups(usize),
+    /// One after the other, again and again.
+    Cycle(usize),
+    /// Both: a group and a number of rows.
+    Some(usize, usize),
 }
 
 fn rows_of(broadcast: &Broadcast, rows: usize) -> Rows {
-    match broadcast.rows {
-        1 => Rows::One,
-        all if all == rows => Rows::All,
-        _ => Rows::Some,
+    match (broadcast.row_group, broadcast.rows) {
+        (_, 1) => Rows::One,
+        (_, all) if all == rows => Rows::All,
+        (group, some) if group * some == rows => Rows::Groups(group),
+        (1, some) => Rows::Cycle(some),
+        (group, some) => Rows::Some(group, some),
+    }
+}
+
+impl Rows {
+    /// What the row of a place is divided by and what is left of that: the numbers that a kernel
+    /// has by a name, where it has them.
+    fn numbers(self) -> [Option<(&'static str, usize)>; 2] {
+        match self {
+            Self::All | Self::One => [None, None],
+            Self::Groups(group) => [Some(("group", group)), None],
+            Self::Cycle(rows) => [None, Some(("rows", rows))],
+            Self::Some(group, rows) => [Some(("group", group)), Some(("rows", rows))],
+        }
+    }
+
+    /// Those that are too large to be written into a source.
+    fn arguments(self) -> impl Iterator<Item = (&'static str, usize)> {
+        let numbers = self.numbers().into_iter().flatten();
+        numbers.filter(|(_, number)| *number > SMALL)
+    }
+}
+
+/// A number of rows as a source has it.
+fn number(value: usize, name: &str) -> String {
+    match value <= SMALL {
+        true => format!("{value}u"),
+        false => name.to_owned(),
     }
 }
 
@@ -83,8 +124,8 @@ impl<'a> Text<'a> {
         let mut text = String::new();
         for (input, read) in self.pointwise.reads.iter().enumerate() {
             let _ = write!(text, "const {}* p{input}, ", type_name(read.dtype));
-            if self.rows(&read.broadcast) == Rows::Some {
-                let _ = write!(text, "u32 group{input}, u32 rows{input}, ");
+            for (name, _) in self.rows(&read.broadcast).arguments() {
+                let _ = write!(text, "u32 {name}{input}, ");
             }
         }
         if self.pointwise.expression.drops() {
@@ -103,7 +144,7 @@ impl<'a> Text<'a> {
         let mut text = String::new();
         for (number, scalar) in self.scalars() {
             if let Scalar::Kept { rate, .. } = scalar {
-                let limit = (rate.value() * 4_294_967_296.0) as u32;
+                let limit = Dropout::threshold(rate.value());
                 let _ = writeln!(
                     text,
                     "    Dropout drop{number}(random, stream{number}, {limit}u);"
@@ -167,7 +208,14 @@ impl<'a> Text<'a> {
         let row = match self.rows(broadcast) {
             Rows::All => "row".to_owned(),
             Rows::One => "0u".to_owned(),
-            Rows::Some => format!("(row / group{input} % rows{input})"),
+            some => {
+                let [group, rows] = some.numbers().map(|numbers| {
+                    numbers.map(|(name, value)| number(value, &format!("{name}{input}")))
+                });
+                let group = group.map_or(String::new(), |group| format!(" / {group}"));
+                let rows = rows.map_or(String::new(), |rows| format!(" % {rows}"));
+                format!("(row{group}{rows})")
+            }
         };
         let columns = broadcast.columns;
         if columns == width {
@@ -267,10 +315,8 @@ pub fn arguments(pointwise: &Pointwise, input: impl Fn(usize) -> Argument) -> Ve
     let mut arguments = Vec::new();
     for (index, read) in pointwise.reads.iter().enumerate() {
         arguments.push(input(index));
-        if rows_of(&read.broadcast, pointwise.shape.rows()) == Rows::Some {
-            arguments.push(Argument::U32(read.broadcast.row_group as u32));
-            arguments.push(Argument::U32(read.broadcast.rows as u32));
-        }
+        let rows = rows_of(&read.broadcast, pointwise.shape.rows());
+        arguments.extend(rows.arguments().map(|(_, some)| Argument::U32(some as u32)));
     }
     if pointwise.expression.drops() {
         arguments.push(input(pointwise.reads.len()));
@@ -380,9 +426,10 @@ pub fn reduce(op: &Reduce) -> Generated {
          __shared__ float sums[{rows}][{columns}];\n    \
          u32 i = blockIdx.x * {columns}u + threadIdx.x;\n    \
          float total = {start};\n    \
-         if (i < outputs)\n    \
+         if (i < outputs) {{\n\
+         #pragma unroll 4\n    \
          for (u32 part = threadIdx.y; part < parts; part += {rows}u)\n        \
-         total = join(total, partials[(u64)part * outputs + i]);\n    \
+         total = join(total, partials[(u64)part * outputs + i]);\n    }}\n    \
          sums[threadIdx.y][threadIdx.x] = total;\n    \
          __syncthreads();\n    \
          if (threadIdx.y != 0 || i >= outputs) return;\n\
@@ -399,10 +446,30 @@ pub fn reduce(op: &Reduce) -> Generated {
     Generated { source, vector }
 }
 
-/// A column, or a vector of them, to a thread; blocks of 32 × 8.
+/// The row of the domain that is the `turn`-th of `out_row`.
+fn row_text(op: &Reduce) -> String {
+    let Broadcast {
+        row_group, rows, ..
+    } = op.broadcast;
+    let [group, count] = [number(row_group, "row_group"), number(rows, "out_rows")];
+    let row = if rows == op.pointwise.shape.rows() {
+        "out_row".to_owned()
+    } else if rows == 1 {
+        "turn".to_owned()
+    } else if row_group == 1 {
+        format!("turn * {count} + out_row")
+    } else if row_group * rows == op.pointwise.shape.rows() {
+        format!("out_row * {group} + turn")
+    } else {
+        format!("(turn / {group} * {count} + out_row) * {group} + turn % {group}")
+    };
+    format!("        u32 row = {row};\n")
+}
+
+/// A column, or a vector of them, to a thread, and every so many rows.
 fn rows_kernel(op: &Reduce, value: &str) -> (String, usize) {
     let width = op.pointwise.shape.width();
-    let [columns, rows] = ROW_BLOCK;
+    let [columns, rows] = row_block(width);
     // Vectors only as long as a block's columns are all there.
     let run = [8, 4, 2]
         .into_iter()
@@ -418,13 +485,13 @@ fn rows_kernel(op: &Reduce, value: &str) -> (String, usize) {
          u32 column = (blockIdx.x % {blocks}u * {columns}u + threadIdx.x) * {vector}u;\n    \
          float total[{vector}];\n#pragma unroll\n    \
          for (int j = 0; j < {vector}; j++) total[j] = __uint_as_float(START);\n    \
-         if (column < {width}u)\n    \
+         if (column < {width}u) {{\n\
+         #pragma unroll 4\n    \
          for (u32 turn = blockIdx.y * {rows}u + threadIdx.y; turn < span_rows; \
-         turn += gridDim.y * {rows}u) {{\n        \
-         u32 row = (turn / row_group * out_rows + out_row) * row_group + turn % row_group;\n        \
+         turn += gridDim.y * {rows}u) {{\n{}        \
          u64 place = (u64)row * {width}u + column;\n{}\
          #pragma unroll\n        \
-         for (int j = 0; j < {vector}; j++) total[j] = join(total[j], {value});\n    }}\n\
+         for (int j = 0; j < {vector}; j++) total[j] = join(total[j], {value});\n    }}\n    }}\n\
          #pragma unroll\n    \
          for (int j = 0; j < {vector}; j++) sums[threadIdx.y][threadIdx.x * {vector} + j] = total[j];\n    \
          __syncthreads();\n    \
@@ -439,6 +506,7 @@ fn rows_kernel(op: &Reduce, value: &str) -> (String, usize) {
         text.parameters(),
         columns * vector,
         text.preparation(),
+        row_text(op),
         text.body(),
     );
     (body, vector)
@@ -460,8 +528,7 @@ fn each_kernel(op: &Reduce, value: &str) -> (String, usize) {
          float total[{vector}];\n#pragma unroll\n    \
          for (int j = 0; j < {vector}; j++) total[j] = __uint_as_float(START);\n\
          #pragma unroll 4\n    \
-         for (u32 turn = 0; turn < span_rows; turn++) {{\n        \
-         u32 row = (turn / row_group * out_rows + out_row) * row_group + turn % row_group;\n        \
+         for (u32 turn = 0; turn < {}; turn++) {{\n{}        \
          u64 place = (u64)row * {width}u + column;\n{}\
          #pragma unroll\n        \
          for (int j = 0; j < {vector}; j++) total[j] = join(total[j], {value});\n    }}\n    \
@@ -472,6 +539,8 @@ fn each_kernel(op: &Reduce, value: &str) -> (String, usize) {
          store(to + output, total);\n}}\n",
         text.parameters(),
         text.preparation(),
+        number(op.span().0, "span_rows"),
+        row_text(op),
         text.body(),
     );
     (body, vector)
@@ -515,10 +584,9 @@ fn lanes_kernel(op: &Reduce, lanes: usize, value: &str) -> (String, usize) {
          float total = __uint_as_float(START);\n    \
          if (output < outputs) {{\n    \
          u32 out_row = output / {columns}u, out_column = output % {columns}u;\n    \
-         u64 places = (u64)span_rows * {vectors}u;\n    \
+         u64 places = (u64){} * {vectors}u;\n    \
          for (u64 s = (u64)blockIdx.y * {lanes}u + lane; s < places; s += (u64)gridDim.y * {lanes}u) {{\n        \
-         u32 turn = s / {vectors}u, c = (u32)(s % {vectors}u) * {vector}u;\n        \
-         u32 row = (turn / row_group * out_rows + out_row) * row_group + turn % row_group;\n        \
+         u32 turn = s / {vectors}u, c = (u32)(s % {vectors}u) * {vector}u;\n{}        \
          u32 column = (c / {group}u * {columns}u + out_column) * {group}u + c % {group}u;\n        \
          u64 place = (u64)row * {width}u + column;\n{}\
          #pragma unroll\n        \
@@ -530,6 +598,8 @@ fn lanes_kernel(op: &Reduce, lanes: usize, value: &str) -> (String, usize) {
         text.parameters(),
         text.preparation(),
         THREADS / lanes,
+        number(op.span().0, "span_rows"),
+        row_text(op),
         text.body(),
     );
     (body, vector)

@@ -3,7 +3,9 @@
 use cinch_graph::{DType, Dropout, Graph, Node, TensorId, TensorType};
 use cinch_plan::{Placement, Plan, Residence};
 
-use super::command::{Argument, Command, Generated, HostCopy, Kernel, LaunchShape, Product};
+use super::command::{
+    Argument, Command, Exchange, Generated, HostCopy, Kernel, LaunchShape, Product,
+};
 
 /// Multiprocessors, for launches whose size is the card's rather than the problem's. A fixed
 /// number would do; this one fills the largest cards.
@@ -15,6 +17,8 @@ pub struct Card {
     /// Whether it runs what is written for sm_90a.
     pub is_hopper: bool,
     pub multiprocessors: usize,
+    /// Which of the ranks of a run it is of.
+    pub rank: usize,
 }
 
 impl Card {
@@ -22,11 +26,13 @@ impl Card {
     pub const ANY: Self = Self {
         is_hopper: false,
         multiprocessors: MULTIPROCESSORS,
+        rank: 0,
     };
     /// The largest Hopper card.
     pub const HOPPER: Self = Self {
         is_hopper: true,
         multiprocessors: MULTIPROCESSORS,
+        rank: 0,
     };
 }
 
@@ -143,7 +149,7 @@ impl<'a> Lowering<'a> {
             (Some(dropout), Some(input)) => [
                 self.input_argument(input),
                 Argument::U32(dropout.stream),
-                Argument::U32((dropout.rate * 4_294_967_296.0) as u32),
+                Argument::U32(Dropout::threshold(dropout.rate)),
             ],
             _ => [Argument::Null, Argument::U32(0), Argument::U32(0)],
         }
@@ -210,6 +216,10 @@ impl<'a> Lowering<'a> {
             number: self.index,
             copies,
         });
+    }
+
+    pub fn exchange(&mut self, exchanges: Vec<Exchange>) {
+        self.commands.push(Command::Exchange(exchanges));
     }
 
     pub fn copy(&mut self, from: u64, to: u64, bytes: u64) {

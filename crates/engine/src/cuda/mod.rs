@@ -13,10 +13,12 @@ mod expression;
 mod fetching;
 mod image;
 pub mod lowering;
+mod nccl;
 pub mod op;
 mod staging;
 mod tensor_map;
 mod timing;
 
-pub use driver::{DeviceInfo, card, is_available, memory};
+pub use driver::{DeviceInfo, card, is_available, memory, num_cards};
 pub use executor::{CudaExecutor, ProgramId, matrix_rate};
+pub use nccl::SHARING_VARIABLE;

@@ -10,8 +10,8 @@ use crate::error::EngineError;
 /// Columns that one copy brings: 128 bytes.
 const BOX_SIDE: u32 = 64;
 
-/// Encodes [batch, rows, heads, columns] at `base`, in 16-bit elements; a copy brings 64 columns of
-/// 64 rows of one head. Rows beyond the end come as zeroes.
+/// Encodes [batch, rows, heads, columns] at `base`, in 16-bit elements; a copy brings 64 columns, or
+/// all of 32, of 64 rows of one head. Rows beyond the end come as zeroes.
 pub fn encode(at: &TensorMapAt, base: u64, dtype: DType) -> Result<sys::CUtensorMap, EngineError> {
     let element = dtype.size();
     let row = at.row_stride as u64 * element;
@@ -22,7 +22,7 @@ pub fn encode(at: &TensorMapAt, base: u64, dtype: DType) -> Result<sys::CUtensor
         base + at.address,
         sizes,
         &strides,
-        [BOX_SIDE, 1, BOX_SIDE, 1],
+        [BOX_SIDE.min(at.columns as u32), 1, BOX_SIDE, 1],
         dtype,
     )
 }
@@ -39,7 +39,8 @@ pub fn encode_matrix(
     tiled(base + at.address, sizes, &strides, sides, dtype)
 }
 
-/// In shared memory the 16-byte pieces of a row are permuted as the matrix units want them.
+/// In shared memory the 16-byte pieces of a row, which has 128 or 64 bytes, are permuted as the
+/// matrix units want them.
 fn tiled<const RANK: usize>(
     address: u64,
     sizes: [u64; RANK],
@@ -52,6 +53,10 @@ fn tiled<const RANK: usize>(
     let kind = match dtype {
         DType::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         _ => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+    };
+    let swizzle = match sides[0] {
+        BOX_SIDE => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+        _ => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B,
     };
     let mut map = sys::CUtensorMap { opaque: [0; 16] };
     // SAFETY: the arrays have as many entries as the rank says, strides one less; the driver only
@@ -67,7 +72,7 @@ fn tiled<const RANK: usize>(
             sides.as_ptr(),
             steps.as_ptr(),
             sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            swizzle,
             sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
             sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )

@@ -3,8 +3,10 @@
 //! GPU are ignored by default: `-- --include-ignored` runs them.
 #![expect(clippy::print_stderr, reason = "a failed test says where")]
 
+mod attention;
 #[path = "../card/mod.rs"]
 mod card;
+mod dropped;
 #[path = "../gradients/graphs.rs"]
 mod graphs;
 mod joined;
@@ -15,17 +17,19 @@ mod real;
 #[path = "../gradients/shared.rs"]
 mod shared;
 
+use std::collections::BTreeSet;
+
 use cinch_architecture::{
     Activation, Architecture, Decoder, Gpt2, Gsa, Mamba, Mistral, Mu, Qwen3, RotaryPositions,
     RotaryScaling, Windows,
 };
-use cinch_graph::op::{ActivationKind, Indexer, KeyCount};
+use cinch_graph::op::{ActivationKind, Indexer, KeyCount, Op};
 use cinch_graph::{DType, Graph, Init};
 use cinch_model::{Build, Purpose, build};
 
 use card::card;
 use graphs::Transformer;
-use node::{compare, granted};
+use node::{compare, granted, training};
 
 /// The precisions, each with the largest relative error of an output: norm of the difference over
 /// norm of the expected values. It covers the rounding of the output itself (up to 2⁻⁸ in bf16,
@@ -77,6 +81,7 @@ graphs! {
     mamba_with_convolution: "mamba with convolution",
     gpt2: "gpt2",
     rms_norms: "rms norms",
+    layer_norms: "layer norms",
     grouped_heads: "grouped heads",
     many_consumers: "many consumers",
     decoder: "decoder",
@@ -96,6 +101,37 @@ graphs! {
 fn every_graph_has_its_test() {
     let graphs = graphs::ALL.map(|(what, _)| what);
     assert_eq!(graphs.as_slice(), TESTED);
+}
+
+/// What backward nodes write again is among what is compared: of every op that can, and of norms of
+/// both kinds and both kernels.
+#[test]
+fn values_that_are_written_again_are_compared() {
+    let mut found = BTreeSet::new();
+    for (_, make) in graphs::ALL {
+        let graph = training(make(DType::Bf16));
+        for node in &graph.nodes {
+            let width = || graph.ty(node.inputs[0]).width();
+            found.extend(match &node.op {
+                Op::ActivationBackward(op) if op.value => Some("activation".to_owned()),
+                Op::GatedBackward(op) if op.value => Some("gated".to_owned()),
+                Op::NormBackward(op) if op.value => {
+                    let vectors = width().is_multiple_of(8);
+                    Some(format!("{:?} norm, vectors {vectors}", op.kind))
+                }
+                _ => None,
+            });
+        }
+    }
+    let expected = [
+        "Layer norm, vectors false",
+        "Layer norm, vectors true",
+        "Rms norm, vectors false",
+        "Rms norm, vectors true",
+        "activation",
+        "gated",
+    ];
+    assert_eq!(found, expected.map(str::to_owned).into());
 }
 
 /// The models with widths and lengths of real ones, odd ones, and one row.
@@ -125,6 +161,8 @@ models! {
     gpt2_head_64_of_one_token: gpt2_of(64, 1, 61), 1 x 1;
     gpt2_of_60001_words: gpt2_of(64, 1, 60_001), 1 x 5;
     mu_of_100_tokens: mu_of(true, false), 2 x 100;
+    mu_of_512_tokens_in_five_rows: mu_of(true, false), 5 x 512;
+    mu_of_450_tokens_seeing_all: mu_of(false, false), 1 x 450;
     mu_of_37_tokens_as_published: mu_of(false, true), 3 x 37;
 }
 
@@ -317,6 +355,21 @@ transformers! {
         padding: false,
         ..PADDED
     };
+    decoder_head_8_of_512_tokens_with_dropout: Transformer {
+        batch: 2,
+        seq: 512,
+        head_dim: 8,
+        padding: false,
+        dropout: 0.1,
+        ..PADDED
+    };
+    decoder_head_2_of_one_token: Transformer {
+        batch: 2,
+        seq: 1,
+        head_dim: 2,
+        padding: false,
+        ..PADDED
+    };
     decoder_head_4_of_130_tokens_with_dropout: Transformer {
         batch: 3,
         seq: 130,
@@ -331,6 +384,16 @@ transformers! {
         seq: 257,
         head_dim: 2,
         padding: false,
+        ..graphs::ENCODER
+    };
+    encoder_head_32_of_512_tokens_padded: Transformer {
+        seq: 512,
+        heads: 3,
+        kv_heads: 3,
+        head_dim: 32,
+        gate: ActivationKind::Gelu,
+        batch: 4,
+        dropout: 0.1,
         ..graphs::ENCODER
     };
     encoder_head_20_of_65_tokens_padded: Transformer {

@@ -57,15 +57,18 @@ struct Side {
     plan: Plan,
 }
 
+/// The training step of a graph, with half of its blocks recomputed.
+pub fn training(graph: Graph) -> Graph {
+    let blocks = graph.blocks.len() / 2;
+    let graph = differentiate(graph, &OPTIMIZER).unwrap();
+    let graph = graph.recompute(Recompute::Blocks(blocks)).unwrap();
+    Graph::clone(&graph)
+}
+
 impl Side {
     fn new(graph: Graph, target: Target) -> Self {
-        let blocks = graph.blocks.len() / 2;
         let graph = match graph.terms.first() {
-            Some(_) => {
-                let graph = differentiate(graph, &OPTIMIZER).unwrap();
-                let graph = graph.recompute(Recompute::Blocks(blocks)).unwrap();
-                Graph::clone(&graph)
-            }
+            Some(_) => training(graph),
             None => graph,
         };
         verify(&graph).unwrap();

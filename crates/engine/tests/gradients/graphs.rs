@@ -23,13 +23,14 @@ const LAYER: (NormKind, f64) = (NormKind::Layer, 1e-5);
 /// A graph in either precision.
 pub type Builder = fn(DType) -> Graph;
 
-pub const ALL: [(&str, Builder); 17] = [
+pub const ALL: [(&str, Builder); 18] = [
     ("mamba", |compute| model(&mamba(0), compute)),
     ("mamba with convolution", |compute| {
         model(&mamba(4), compute)
     }),
     ("gpt2", |compute| model(&gpt2(), compute)),
     ("rms norms", |compute| rms_norms(compute).unwrap()),
+    ("layer norms", |compute| layer_norms(compute).unwrap()),
     ("grouped heads", |compute| grouped_heads(compute).unwrap()),
     ("many consumers", |compute| many_consumers(compute).unwrap()),
     ("decoder", |compute| transformer(&DECODER, compute).unwrap()),
@@ -172,6 +173,35 @@ fn rms_norms(compute: DType) -> Result<Graph, GraphError> {
         g.leave_block();
     }
     finish(&mut g, normed)?;
+    Ok(g)
+}
+
+/// Layer norm over sums without dropout, of rows that are whole vectors and of others: what its
+/// backward writes again is read by gradients of weights.
+fn layer_norms(compute: DType) -> Result<Graph, GraphError> {
+    let mut g = Graph::new(compute);
+    let mut x = start(&mut g, 9)?;
+    for (block, width) in [16, 9].into_iter().enumerate() {
+        g.enter_block(format!("blocks.{block}"));
+        let name = |part: &str| format!("blocks.{block}.{part}");
+        let stream = linear(&mut g, &name("in"), x, width)?;
+        let branch = linear(&mut g, &name("branch"), x, width)?;
+        let scale = gamma(&mut g, &name("norm"), stream);
+        let shift = g.small_weight(&name("norm.beta"), [width], Init::Zeros);
+        let pair = (stream, branch);
+        let out = g.residual_norm(&name("norm"), pair, None, LAYER, scale, Some(shift))?;
+        let hidden = linear(&mut g, &name("up"), out.normed, 15)?;
+        let active = g.activation(&name("active"), hidden, ActivationKind::GeluTanh)?;
+        let branch = linear(&mut g, &name("down"), active, width)?;
+        let scale = gamma(&mut g, &name("last"), stream);
+        let shift = g.small_weight(&name("last.beta"), [width], Init::Zeros);
+        let pair = (out.stream, branch);
+        let out = g.residual_norm(&name("last"), pair, None, LAYER, scale, Some(shift))?;
+        x = out.normed;
+        g.leave_block();
+    }
+    let x = linear(&mut g, "out", x, 9)?;
+    finish(&mut g, x)?;
     Ok(g)
 }
 

@@ -54,6 +54,9 @@ pub struct FitOutcome {
     pub tokens_per_second: f64,
     /// Of the card's rate of matrix products, counting no recomputation.
     pub matrix_share: f64,
+    /// What the network takes, and how much of it a step waits for.
+    pub network_seconds: f64,
+    pub network_exposed_seconds: f64,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -70,6 +73,9 @@ pub struct FitSettings {
     pub update_in_backward: bool,
     pub offload: bool,
     pub offload_frozen: bool,
+    /// Those that train together, and what each keeps only a part of.
+    pub ranks: usize,
+    pub shard: &'static str,
     /// What only this model has, by key.
     pub model: BTreeMap<&'static str, u64>,
 }
@@ -157,6 +163,8 @@ impl FitSettings {
             update_in_backward: batch.update_in_backward,
             offload: batch.offload,
             offload_frozen: batch.offload_frozen,
+            ranks: batch.world.ranks,
+            shard: batch.world.shard.name(),
             model: model.collect(),
         }
     }
@@ -182,6 +190,12 @@ impl FitSettings {
         if self.offload_frozen {
             parts.push("frozen weights in host memory".to_owned());
         }
+        if self.ranks > 1 {
+            parts.push(match self.shard {
+                "none" => format!("{} ranks with everything on each", self.ranks),
+                part => format!("{} ranks, {part} cut", self.ranks),
+            });
+        }
         parts.join(", ")
     }
 }
@@ -193,7 +207,8 @@ impl FitOutcome {
         let precision = config.batch.precision;
         let kind = config.model.name();
         let factor = request.calibration.factor(&card.name, kind, precision);
-        let seconds = step.predict(card, request.tf32).seconds * factor;
+        let predicted = step.predict(card, request.tf32);
+        let seconds = predicted.seconds * factor;
         let tokens = config.batch.effective_batch() as f64 * config.batch.seq_len as f64;
         let rate = card.matrix_flops(compute_type(precision), request.tf32);
         let total = step.total_bytes();
@@ -208,6 +223,8 @@ impl FitOutcome {
             step_seconds: seconds,
             tokens_per_second: tokens / seconds,
             matrix_share: step.useful_flops() as f64 / seconds / rate,
+            network_seconds: predicted.network.seconds * factor,
+            network_exposed_seconds: predicted.network.exposed() * factor,
         }
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use cinch_architecture::{Number, Tunable};
 use cinch_config::remedy::{Effect, PRECISION, REMEDIES, RemedyKind};
-use cinch_config::{Config, Precision, StateFormat};
+use cinch_config::{Config, Precision, ShardedPart, StateFormat};
 use cinch_device::Card;
 use cinch_graph::Target;
 
@@ -184,7 +184,8 @@ fn axis(kind: RemedyKind, request: &Request<'_>) -> Option<Axis> {
         RemedyKind::LossChunk if config.model.has_logits() => {
             loss_chunk(config, request.machine.target)
         }
-        RemedyKind::UpdateInBackward => {
+        RemedyKind::Shard if !config.batch.world.is_alone() => shard(config),
+        RemedyKind::UpdateInBackward if config.batch.world.is_alone() => {
             switch(kind, config.batch.update_in_backward, |config, on| {
                 config.batch.update_in_backward = on;
             })
@@ -198,6 +199,16 @@ fn axis(kind: RemedyKind, request: &Request<'_>) -> Option<Axis> {
             })
         }
         _ => return None,
+    })
+}
+
+/// What each rank keeps only a part of.
+fn shard(config: &Config) -> Axis {
+    let kind = RemedyKind::Shard;
+    let written = config.batch.world.shard;
+    Axis::of(kind, written, ShardedPart::ALL, |part| {
+        let values = vec![Some(part.word().to_owned())];
+        Choice::of(kind, values, move |config| config.batch.world.shard = part)
     })
 }
 

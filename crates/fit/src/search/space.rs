@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use cinch_config::remedy::{ACCUMULATION, BATCH_SIZE, CHECKPOINTING};
+use cinch_config::remedy::{ACCUMULATION, BATCH_SIZE, CHECKPOINTING, RANKS};
 use cinch_config::{Checkpointing, Config};
 
 use cinch_step::needs_whole_batch;
@@ -146,13 +146,21 @@ fn splits(request: &Request<'_>, whole: bool) -> Result<Vec<(usize, usize)>, Fit
     .into_iter()
     .filter(|(key, _)| request.fixed.contains(key))
     .collect();
+    let ranks = batch.world.ranks.max(1);
+    let of_ranks = (ranks > 1).then_some((RANKS, ranks));
     let refuse = |nearest: Vec<usize>| {
         Err(FitError::EffectiveBatch {
             target: effective,
-            stated: stated.clone(),
-            nearest,
+            stated: stated.iter().copied().chain(of_ranks).collect(),
+            nearest: nearest.into_iter().map(|each| each * ranks).collect(),
         })
     };
+    if !effective.is_multiple_of(ranks) {
+        let around = [effective / ranks, effective.div_ceil(ranks)];
+        return refuse(around.into_iter().filter(|&each| each > 0).collect());
+    }
+    // Of each rank.
+    let effective = effective / ranks;
     match *stated {
         [] if whole => Ok(vec![(effective, 1)]),
         // Another micro batch would be another run.
@@ -174,10 +182,8 @@ fn splits(request: &Request<'_>, whole: bool) -> Result<Vec<(usize, usize)>, Fit
         }
         [(BATCH_SIZE, micro)] => Ok(vec![(micro, effective / micro)]),
         [(_, accumulation)] => Ok(vec![(effective / accumulation, accumulation)]),
-        _ if batch.effective_batch() == effective => {
-            Ok(vec![(batch.batch_size, batch.accumulation)])
-        }
-        _ => refuse(vec![batch.effective_batch()]),
+        _ if batch.rank_batch() == effective => Ok(vec![(batch.batch_size, batch.accumulation)]),
+        _ => refuse(vec![batch.rank_batch()]),
     }
 }
 

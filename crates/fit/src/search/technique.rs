@@ -165,10 +165,11 @@ pub(crate) fn changes(
 /// The user's micro batch at the effective batch that is asked for, so that what is compared
 /// trains on as many sequences a step; none where it does not divide it.
 fn kept_micro_batch(request: &Request<'_>) -> Option<Choice> {
-    let effective = request.effective_batch();
-    let micro = request.config.batch.batch_size;
-    let divides = effective.is_multiple_of(micro);
-    divides.then(|| split(micro, effective / micro))
+    let batch = &request.config.batch;
+    let each = request.effective_batch() / batch.world.ranks.max(1);
+    let micro = batch.batch_size;
+    let divides = each.is_multiple_of(micro);
+    divides.then(|| split(micro, each / micro))
 }
 
 /// Why not what the user wrote, from a look at the recommendation with only that put back.

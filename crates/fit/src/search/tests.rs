@@ -98,6 +98,7 @@ struct Case {
     accumulation: usize,
     fixed: Vec<&'static str>,
     permissions: [Permission; 2],
+    ranks: usize,
     /// Where the budget lies between the smallest and the largest plan.
     budget: f64,
 }
@@ -115,11 +116,13 @@ fn case() -> impl Strategy<Value = Case> {
     let kinds = (
         prop::sample::select(vec!["mamba", "gpt2"]),
         prop::sample::select(vec![Target::Cpu, Target::Cuda]),
+        prop::sample::select(vec![1_usize, 1, 3]),
     );
     (kinds, shape, batch, fixed, permissions, -0.05..1.1_f64).prop_map(
         |(kinds, shape, batch, fixed, permissions, budget)| Case {
             model: kinds.0,
             target: kinds.1,
+            ranks: kinds.2,
             layers: shape.0,
             width: 32 * shape.1,
             seq_len: shape.2,
@@ -137,6 +140,7 @@ impl Case {
         let text = |number: usize| number.to_string();
         let (layers, width, seq_len) = (text(self.layers), text(self.width), text(self.seq_len));
         let (micro, accumulation) = (text(self.micro), text(self.accumulation));
+        let ranks = text(self.ranks);
         let precision = match self.target {
             Target::Cpu => "fp32",
             Target::Cuda => "bf16",
@@ -152,6 +156,7 @@ impl Case {
             ("vram.gradient_accumulation_steps", &accumulation),
             ("vram.precision", precision),
             ("vram.checkpointing", "1"),
+            ("world.ranks", &ranks),
         ])
     }
 }

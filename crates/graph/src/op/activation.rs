@@ -1,6 +1,8 @@
 //! Pointwise non-linearities.
 
-use super::{Declare, Op, Operand, Recipe, expect_float, expect_inputs, expect_same, product};
+use super::{
+    Declare, Op, Operand, Recipe, ValueAgain, expect_float, expect_inputs, expect_same, product,
+};
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::graph::{Graph, Node, TensorId};
@@ -25,10 +27,11 @@ pub struct Activation {
     pub kind: ActivationKind,
 }
 
-/// Inputs: dy, x. Output: dx = dy·f′(x).
+/// Inputs: dy, x. Outputs: dx = dy·f′(x), when `value` f(x) again.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ActivationBackward {
     pub kind: ActivationKind,
+    pub value: bool,
 }
 
 impl Graph {
@@ -67,7 +70,10 @@ impl Declare for Activation {
             return Ok(());
         };
         let x = node.inputs[0];
-        let op = ActivationBackward { kind: self.kind };
+        let op = ActivationBackward {
+            kind: self.kind,
+            value: false,
+        };
         let dx = backward.emit(node, "input", op, vec![dy, x])?[0];
         backward.contribute(node, x, dx)
     }
@@ -95,15 +101,36 @@ impl Declare for ActivationBackward {
         "activation_backward"
     }
 
+    fn outputs(&self) -> &'static [&'static str] {
+        &["", "value"]
+    }
+
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
         expect_inputs(inputs, 2)?;
         expect_float("x", &inputs[1])?;
         expect_same("dy", &inputs[0], &inputs[1])?;
-        Ok(vec![inputs[0]])
+        let value = self.value.then_some(inputs[1]);
+        Ok([inputs[0]].into_iter().chain(value).collect())
     }
 
+    fn value_again(&self) -> Option<ValueAgain> {
+        (!self.value).then(|| ValueAgain {
+            op: Op::from(Self {
+                value: true,
+                ..self.clone()
+            }),
+            output: 1,
+            recipe: Op::from(Activation { kind: self.kind }),
+            inputs: vec![Some(1)],
+        })
+    }
+
+    /// dx over dy; with the value, which is over dy then, over x.
     fn in_place(&self) -> &'static [(usize, usize)] {
-        &[(0, 0)]
+        match self.value {
+            true => &[(0, 1), (1, 0)],
+            false => &[(0, 0)],
+        }
     }
 
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {

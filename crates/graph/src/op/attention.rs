@@ -2,9 +2,11 @@
 //! head (the log-sum-exp), backward computes the probabilities again, block by block. A query may
 //! see a selection of the keys only: a bit for each, read beside the keys where they lie.
 
+mod deal;
 mod hopper;
 
-pub use hopper::{HopperBackward, HopperParts};
+pub use deal::HopperDeal;
+pub use hopper::{HopperBackward, HopperParts, HopperShort};
 
 use super::{
     Declare, aligned, expect, expect_dropout, expect_dtype, expect_float, expect_inputs,
@@ -297,6 +299,20 @@ impl Attention {
         product([batch, self.heads as u64, per_sequence])
     }
 
+    /// The longest sequence of narrow heads that a block of a GPU's kernels on the tensor cores
+    /// has room for.
+    pub const CUDA_NARROW_LENGTH: usize = 512;
+
+    /// Whether narrow heads are for the tensor cores: in 16 bits, and of sequences that a block has
+    /// room for.
+    pub fn suits_narrow_tensor_cores(&self, source: &TensorType) -> bool {
+        matches!(source.dtype, DType::Bf16 | DType::F16)
+            && self.is_narrow()
+            && matches!(self.head_dim, 2 | 4 | 8)
+            && self.scale > 0.0
+            && source.shape.dims()[1] <= Self::CUDA_NARROW_LENGTH
+    }
+
     /// Whether a head is so narrow, and so little hidden, that it has kernels of its own.
     fn is_narrow(&self) -> bool {
         let hides = self.padding || self.window.is_some() || self.documents || self.selection;
@@ -314,11 +330,17 @@ impl Attention {
     }
 
     /// The products of a GPU's kernels. Blocks of later rows have more keys to read.
-    fn cuda_arithmetic(&self, source: &TensorType, flops: u64, shares: &CudaShares) -> Arithmetic {
+    /// Of Hopper's own, where it has one, a block has so many rows.
+    fn cuda_arithmetic(
+        &self,
+        source: &TensorType,
+        flops: u64,
+        shares: &CudaShares,
+        hopper_rows: Option<usize>,
+    ) -> Arithmetic {
         /// Rows of a block, and blocks that a multiprocessor holds.
         const ROWS: usize = 64;
         const RESIDENT: usize = 2;
-        const HOPPER_ROWS: usize = 128;
         let dims = source.shape.dims();
         let blocks = |rows: usize| {
             let factors = [dims[0], self.heads, dims[1].div_ceil(rows)];
@@ -334,6 +356,8 @@ impl Attention {
             any: BlockWork {
                 share: if single {
                     SINGLE_SHARE
+                } else if self.suits_narrow_tensor_cores(source) {
+                    share(shares.narrow) * self.head_dim as f64
                 } else if self.is_narrow() {
                     NARROW_SHARE * (self.head_dim as f64).sqrt()
                 } else {
@@ -342,9 +366,13 @@ impl Attention {
                 blocks: blocks(ROWS),
                 resident: RESIDENT,
             },
-            hopper: self.suits_hopper(source).then(|| BlockWork {
-                share: share(shares.hopper[usize::from(self.head_dim == 128)]),
-                blocks: blocks(HOPPER_ROWS),
+            hopper: hopper_rows.map(|rows| BlockWork {
+                share: share(match self.head_dim {
+                    32 => shares.hopper[0],
+                    64 => shares.hopper[1],
+                    _ => shares.hopper[2],
+                }),
+                blocks: blocks(rows),
                 resident: 1,
             }),
         }
@@ -356,18 +384,23 @@ impl Attention {
 /// every probability needs a random number, made again in the backward.
 struct CudaShares {
     any: [f64; 2],
-    /// Of Hopper's own kernels, for heads of 64 and of 128 columns.
-    hopper: [[f64; 2]; 2],
+    /// Of narrow heads on the tensor cores, for each column: all else takes the same time whatever
+    /// the width.
+    narrow: [f64; 2],
+    /// Of Hopper's own kernels, for heads of 32, of 64 and of 128 columns.
+    hopper: [[f64; 2]; 3],
 }
 
 const FORWARD_SHARES: CudaShares = CudaShares {
     any: [0.25, 0.158],
-    hopper: [[0.39, 0.20], [0.80, 0.56]],
+    narrow: [0.0115, 0.0068],
+    hopper: [[0.22, 0.18], [0.39, 0.20], [0.80, 0.56]],
 };
 /// Of the five products that are counted (the kernels for any card compute seven).
 const BACKWARD_SHARES: CudaShares = CudaShares {
     any: [0.228, 0.168],
-    hopper: [[0.36, 0.21], [0.60, 0.47]],
+    narrow: [0.022, 0.0144],
+    hopper: [[0.45, 0.37], [0.36, 0.21], [0.60, 0.47]],
 };
 /// Single precision, of the single-precision rate.
 const SINGLE_SHARE: f64 = 0.15;
@@ -431,7 +464,10 @@ impl Declare for Attention {
 
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         let flops = self.flops(inputs, outputs);
-        let arithmetic = self.cuda_arithmetic(&inputs[0], flops, &FORWARD_SHARES);
+        let rows = self
+            .suits_hopper(&inputs[0])
+            .then_some(HopperBackward::KEYS);
+        let arithmetic = self.cuda_arithmetic(&inputs[0], flops, &FORWARD_SHARES, rows);
         let bytes = self.bytes(inputs, outputs);
         Cost::of([KernelCost::computing(1, bytes, arithmetic)])
     }
@@ -488,7 +524,12 @@ impl Declare for AttentionBackward {
 
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         let flops = self.flops(inputs, outputs);
-        let arithmetic = self.0.cuda_arithmetic(&inputs[1], flops, &BACKWARD_SHARES);
+        let op = &self.0;
+        let suits = op.backward_suits_hopper(&inputs[1]);
+        // Over short sequences a block has all rows of a head.
+        let short = op.hopper_short(&inputs[1]).map(|short| short.padded);
+        let rows = suits.then(|| short.unwrap_or(HopperBackward::KEYS));
+        let arithmetic = op.cuda_arithmetic(&inputs[1], flops, &BACKWARD_SHARES, rows);
         let bytes = self.bytes(inputs, outputs);
         Cost::of([KernelCost::computing(3, bytes, arithmetic)])
     }

@@ -14,7 +14,7 @@ use crate::cost::{Arithmetic, BlockWork, Cost, KernelCost};
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::graph::{Graph, Node, TensorId};
-use crate::types::TensorType;
+use crate::types::{DType, TensorType};
 
 /// Inputs: the packed queries, keys and values of an attention [B, T, 3·heads·head_dim], its
 /// log-sum-exp [B, heads, T]. Outputs: the entropy [B, T, 1]; with `keep_means` D [B, heads, T].
@@ -48,6 +48,11 @@ impl AttentionEntropy {
     /// What a GPU's kernels have registers and shared memory for.
     pub const MOST_HEADS: usize = 16;
     pub const MOST_COLUMNS: usize = 256;
+
+    /// Whether a GPU's kernels on the tensor cores take it.
+    pub fn suits_tensor_cores(&self, dtype: DType) -> bool {
+        matches!(dtype, DType::Bf16 | DType::F16) && (self.heads, self.head_dim) == (8, 8)
+    }
 
     fn width(&self) -> usize {
         self.heads.saturating_mul(self.head_dim)
@@ -101,7 +106,10 @@ impl AttentionEntropy {
         Arithmetic::Blocks {
             flops,
             any: BlockWork {
-                share: CUDA_SHARE,
+                share: match self.suits_tensor_cores(qkv.dtype) {
+                    true => TENSOR_SHARE,
+                    false => CUDA_SHARE,
+                },
                 blocks: dims[0].saturating_mul(dims[1].div_ceil(ROWS)),
                 resident: RESIDENT,
             },
@@ -115,6 +123,8 @@ const EXPONENTIAL: u64 = 16;
 const CPU_SHARE: f64 = 0.2;
 /// Of the matrix rate: nothing here runs on the tensor cores.
 const CUDA_SHARE: f64 = 0.02;
+/// Where the products are on the tensor cores; exponentials are left.
+const TENSOR_SHARE: f64 = 0.14;
 
 impl Graph {
     /// The entropy of an attention over packed projections, from its log-sum-exp.

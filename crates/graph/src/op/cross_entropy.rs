@@ -206,6 +206,11 @@ impl Declare for CrossEntropy {
         backward.contribute(node, node.inputs[0], outputs[1])
     }
 
+    /// dh over h, chunk by chunk.
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        if self.gradient { &[(0, 1)] } else { &[] }
+    }
+
     fn workspace(&self, inputs: &[TensorType], _: &[TensorType], target: Target) -> u64 {
         let (h, w) = (&inputs[0], &inputs[1]);
         match target {

@@ -34,6 +34,10 @@ impl Declare for Fetch {
         Ok(())
     }
 
+    fn brings_weights(&self) -> bool {
+        true
+    }
+
     fn flops(&self, _inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
         0
     }

@@ -1,7 +1,8 @@
 //! The gated activation of a feed-forward layer: f(gate)·up, SwiGLU where f is SiLU.
 
 use super::{
-    ActivationKind, Declare, Op, Operand, Recipe, expect_float, expect_inputs, expect_same, product,
+    ActivationKind, Declare, Op, Operand, Recipe, ValueAgain, expect_float, expect_inputs,
+    expect_same, product,
 };
 use crate::differentiate::Backward;
 use crate::error::GraphError;
@@ -14,10 +15,12 @@ pub struct Gated {
     pub kind: ActivationKind,
 }
 
-/// Inputs: dy, gate, up. Outputs: dgate = dy·up·f′(gate), dup = dy·f(gate).
+/// Inputs: dy, gate, up. Outputs: dgate = dy·up·f′(gate), dup = dy·f(gate), when `value`
+/// f(gate)·up again.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GatedBackward {
     pub kind: ActivationKind,
+    pub value: bool,
 }
 
 impl Graph {
@@ -58,7 +61,10 @@ impl Declare for Gated {
             return Ok(());
         };
         let inputs = [dy].into_iter().chain(node.inputs.iter().copied());
-        let op = GatedBackward { kind: self.kind };
+        let op = GatedBackward {
+            kind: self.kind,
+            value: false,
+        };
         let gradients = backward.emit(node, "input", op, inputs.collect())?;
         for (&input, gradient) in node.inputs.iter().zip(gradients) {
             backward.contribute(node, input, gradient)?;
@@ -90,7 +96,7 @@ impl Declare for GatedBackward {
     }
 
     fn outputs(&self) -> &'static [&'static str] {
-        &["gate", "up"]
+        &["gate", "up", "value"]
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
@@ -98,13 +104,29 @@ impl Declare for GatedBackward {
         expect_float("the gate", &inputs[1])?;
         expect_same("dy", &inputs[0], &inputs[1])?;
         expect_same("up", &inputs[2], &inputs[1])?;
-        Ok(vec![inputs[1], inputs[2]])
+        let value = self.value.then_some(inputs[1]);
+        Ok([inputs[1], inputs[2]].into_iter().chain(value).collect())
     }
 
-    /// Each gradient over its own tensor, so that the backward needs no room at all; where that
-    /// one is read later, over dy.
+    fn value_again(&self) -> Option<ValueAgain> {
+        (!self.value).then(|| ValueAgain {
+            op: Op::from(Self {
+                value: true,
+                ..self.clone()
+            }),
+            output: 2,
+            recipe: Op::from(Gated { kind: self.kind }),
+            inputs: vec![Some(1), Some(2)],
+        })
+    }
+
+    /// Each gradient over its own tensor, so that the backward needs no room at all, and the value
+    /// over dy. Without a value, a gradient may be over dy where its own tensor is read later.
     fn in_place(&self) -> &'static [(usize, usize)] {
-        &[(1, 0), (2, 1), (0, 0), (0, 1)]
+        match self.value {
+            true => &[(1, 0), (2, 1), (0, 2)],
+            false => &[(1, 0), (2, 1), (0, 0), (0, 1)],
+        }
     }
 
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {

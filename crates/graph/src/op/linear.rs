@@ -74,9 +74,39 @@ fn dropped_bytes(dropout: Option<Dropout>, rows: usize, columns: usize, dtype: D
     }
 }
 
+/// Ranks of adapters up to which a GPU drops elements inside the product.
+const CUDA_DROPPED_INSIDE: usize = 32;
+/// Columns that its kernels take at once.
+const CUDA_DROPPED_COLUMNS: usize = 32;
+/// Elements of two bytes that it loads as one.
+const CUDA_VECTOR: usize = 8;
+
+/// Whether a GPU drops elements of the wide side of a narrow product inside it. `vectors` are the
+/// columns at which what is loaded begins, and strides.
+fn is_dropped_inside(dtype: DType, narrow: usize, wide: usize, vectors: &[usize]) -> bool {
+    dtype.size() == 2
+        && (1..=CUDA_DROPPED_INSIDE).contains(&narrow)
+        && wide.is_multiple_of(CUDA_DROPPED_COLUMNS)
+        && [narrow]
+            .iter()
+            .chain(vectors)
+            .all(|columns| columns.is_multiple_of(CUDA_VECTOR))
+}
+
 impl Linear {
+    /// Whether a GPU drops elements of x inside the product.
+    pub fn is_dropped_inside(&self, x: &TensorType, w: &TensorType) -> bool {
+        let vectors = [x.width(), self.first_column];
+        self.dropout.is_some()
+            && !self.bias
+            && is_dropped_inside(x.dtype, w.rows(), w.width(), &vectors)
+    }
+
     /// Bytes of the columns of x that are read, after dropout.
     pub fn dropped_bytes(&self, x: &TensorType, w: &TensorType) -> u64 {
+        if self.is_dropped_inside(x, w) {
+            return 0;
+        }
         dropped_bytes(self.dropout, x.rows(), w.width(), x.dtype)
     }
 
@@ -92,8 +122,17 @@ impl Linear {
 }
 
 impl LinearGradInput {
+    /// Whether a GPU drops elements of the result inside the product.
+    pub fn is_dropped_inside(&self, dy: &TensorType, w: &TensorType) -> bool {
+        let vectors = [dy.width(), self.dy_column, self.width, self.first_column];
+        self.dropout.is_some() && is_dropped_inside(dy.dtype, w.rows(), w.width(), &vectors)
+    }
+
     /// Bytes of `dy·W` before its dropout, where that cannot happen in dx itself.
     pub fn dropped_bytes(&self, dy: &TensorType, w: &TensorType) -> u64 {
+        if self.is_dropped_inside(dy, w) {
+            return 0;
+        }
         let apart = self.accumulate || w.width() < self.width;
         let dropout = self.dropout.filter(|_| apart);
         dropped_bytes(dropout, dy.rows(), w.width(), dy.dtype)
@@ -101,9 +140,36 @@ impl LinearGradInput {
 }
 
 impl LinearGradWeight {
+    /// Whether a GPU drops elements of x inside the product.
+    pub fn is_dropped_inside(&self, dy: &TensorType, x: &TensorType) -> bool {
+        let vectors = [dy.width(), self.dy_column, x.width(), self.first_column];
+        self.dropout.is_some()
+            && !self.bias
+            && self.gradient == DType::F32
+            && is_dropped_inside(x.dtype, self.outputs, self.inputs, &vectors)
+    }
+
     /// Bytes of the columns of x that are read, after dropout.
-    pub fn dropped_bytes(&self, x: &TensorType) -> u64 {
+    pub fn dropped_bytes(&self, dy: &TensorType, x: &TensorType) -> u64 {
+        if self.is_dropped_inside(dy, x) {
+            return 0;
+        }
         dropped_bytes(self.dropout, x.rows(), self.inputs, x.dtype)
+    }
+
+    /// Rows that a block of a GPU sums where it drops elements inside the product: enough blocks
+    /// to fill a large card, and no more sums than fit in the memory of products.
+    pub fn cuda_rows_of_part(&self, rows: usize) -> usize {
+        const BLOCKS: usize = 528;
+        /// Columns of a block, and rows that it takes at once.
+        const COLUMNS: usize = 128;
+        const ROWS: usize = 32;
+        let sums = product([self.outputs as u64, self.inputs as u64, DType::F32.size()]);
+        let room = (CUDA_GEMM_WORKSPACE / sums.max(1)) as usize;
+        let parts = (BLOCKS / self.inputs.div_ceil(COLUMNS).max(1))
+            .min(room)
+            .max(1);
+        rows.div_ceil(parts).next_multiple_of(ROWS)
     }
 
     /// Blocks of rows in which a GPU sums the columns of dy: enough to fill a large card
@@ -117,6 +183,72 @@ impl LinearGradWeight {
         let room = (CUDA_GEMM_WORKSPACE / row.max(1)) as usize;
         let useful = dy.rows().div_ceil(ROWS);
         (BLOCKS / column_blocks.max(1)).min(useful).min(room).max(1)
+    }
+
+    /// How a GPU cuts the rows, where the matrix is so small that nothing else can be cut; `None`
+    /// where it is left to a library's product.
+    pub fn cuda_row_parts(&self, dy: &TensorType, x: &TensorType) -> Option<RowParts> {
+        /// The largest side, or the most elements where the sums of dy come with them, which are
+        /// two launches otherwise; what sides and columns are multiples of.
+        const MOST: usize = 256;
+        const MOST_WITH_BIAS: usize = 1 << 16;
+        const VECTOR: usize = 8;
+        /// The fewest rows that are worth it, in all and of a part; parts are of whole steps.
+        const FEWEST: usize = 2048;
+        const PART: usize = 128;
+        /// Blocks that fill a large card.
+        const BLOCKS: usize = 264;
+        let sizes = [
+            self.outputs,
+            self.inputs,
+            self.dy_column,
+            self.first_column,
+            dy.width(),
+            x.width(),
+        ];
+        let suits = matches!(dy.dtype, DType::Bf16 | DType::F16)
+            && self.gradient == DType::F32
+            && self.dropout.is_none()
+            && (self.outputs.max(self.inputs) <= MOST
+                || self.bias && self.outputs.saturating_mul(self.inputs) <= MOST_WITH_BIAS)
+            && sizes.iter().all(|size| size.is_multiple_of(VECTOR))
+            && dy.rows() >= FEWEST;
+        if !suits {
+            return None;
+        }
+        let tiles = [self.outputs, self.inputs].map(|side| side.div_ceil(RowParts::SIDE).max(1));
+        let parts = (BLOCKS / (tiles[0] * tiles[1])).min(dy.rows() / PART);
+        let rows = dy.rows().div_ceil(parts.max(1));
+        let rows = rows.next_multiple_of(RowParts::STEP);
+        Some(RowParts {
+            parts: dy.rows().div_ceil(rows),
+            rows,
+            tiles,
+            sums: self.outputs * self.inputs + self.outputs,
+        })
+    }
+}
+
+/// How the rows of a sum over rows are cut: the sums of the parts are in the workspace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowParts {
+    pub parts: usize,
+    /// Rows of each but the last.
+    pub rows: usize,
+    /// Of the matrix: down and across.
+    pub tiles: [usize; 2],
+    /// Of each part: the matrix and the sums of dy.
+    pub sums: usize,
+}
+
+impl RowParts {
+    /// Rows and columns of a tile of the matrix.
+    pub const SIDE: usize = 64;
+    /// Rows that are read at once.
+    const STEP: usize = 32;
+
+    fn bytes(&self) -> u64 {
+        product([self.parts as u64, self.sums as u64, DType::F32.size()])
     }
 }
 
@@ -287,6 +419,9 @@ impl Declare for Linear {
 
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         let (x, w) = (&inputs[0], &inputs[1]);
+        if self.is_dropped_inside(x, w) {
+            return Cost::of([KernelCost::streamed(1, self.bytes(inputs, outputs))]);
+        }
         let shape = [x.rows(), w.rows(), w.width()];
         let multiply = KernelCost::product(shape, outputs[0].dtype, self.bytes(inputs, outputs));
         let dropped = self.dropped_bytes(x, w);
@@ -507,7 +642,13 @@ impl Declare for LinearGradInput {
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         let (dy, w, dx) = (&inputs[0], &inputs[1], &outputs[0]);
         let shape = [dy.rows(), w.width(), w.rows()];
-        let multiply = KernelCost::product(shape, dx.dtype, self.bytes(inputs, outputs));
+        let bytes = self.bytes(inputs, outputs);
+        let is_inside = self.is_dropped_inside(dy, w);
+        let multiply = match is_inside {
+            true => KernelCost::streamed(1, bytes),
+            false => KernelCost::product(shape, dx.dtype, bytes),
+        };
+        let dropped = self.dropout.filter(|_| !is_inside);
         // Columns that get no gradient are zeroed first.
         let zeroed = !self.accumulate && w.width() < self.width;
         Cost::of(
@@ -515,13 +656,14 @@ impl Declare for LinearGradInput {
                 .then(|| KernelCost::streamed(1, dx.bytes()))
                 .into_iter()
                 .chain([multiply])
-                .chain(
-                    self.dropout
-                        .map(|_| KernelCost::streamed(1, product([2, dx.bytes()]))),
-                ),
+                .chain(dropped.map(|_| KernelCost::streamed(1, product([2, dx.bytes()])))),
         )
     }
 }
+
+/// The share of the copy bandwidth that a sum in parts of rows reaches: its blocks are few steps
+/// long and wait for the first.
+const PARTS_BANDWIDTH_SHARE: f64 = 0.6;
 
 impl Declare for LinearGradWeight {
     fn name(&self) -> &'static str {
@@ -559,14 +701,16 @@ impl Declare for LinearGradWeight {
     }
 
     fn workspace(&self, inputs: &[TensorType], _: &[TensorType], target: Target) -> u64 {
-        let dropped = self.dropped_bytes(&inputs[1]);
+        let dropped = self.dropped_bytes(&inputs[0], &inputs[1]);
         match target {
             Target::Cpu => dropped,
             // Sums of columns come after the product, in the same memory.
             Target::Cuda => {
                 let row = product([self.outputs as u64, inputs[0].dtype.accumulator().size()]);
                 let sums = if self.bias { row } else { 0 };
-                sum([dropped, gemm_workspace(target).max(sums)])
+                let parts = self.cuda_row_parts(&inputs[0], &inputs[1]);
+                let parts = parts.map_or(0, |parts| parts.bytes());
+                sum([dropped, gemm_workspace(target).max(sums).max(parts)])
             }
         }
     }
@@ -580,10 +724,21 @@ impl Declare for LinearGradWeight {
     }
 
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
-        let dy = &inputs[0];
+        let (dy, x) = (&inputs[0], &inputs[1]);
+        let bytes = self.bytes(inputs, outputs);
+        if self.is_dropped_inside(dy, x) {
+            // Parts of the sums, and then their sums.
+            let parts = dy.rows().div_ceil(self.cuda_rows_of_part(dy.rows()));
+            let sums = product([2, parts as u64, outputs[0].bytes()]);
+            return Cost::of([KernelCost::streamed(2, sum([bytes, sums]))]);
+        }
+        if let Some(parts) = self.cuda_row_parts(dy, x) {
+            let bytes = sum([bytes, product([2, parts.bytes()])]);
+            return Cost::of([KernelCost::waiting(2, bytes, PARTS_BANDWIDTH_SHARE)]);
+        }
         let shape = [self.outputs, self.inputs, dy.rows()];
-        let multiply = KernelCost::product(shape, outputs[0].dtype, self.bytes(inputs, outputs));
-        let dropped = self.dropped_bytes(&inputs[1]);
+        let multiply = KernelCost::product(shape, outputs[0].dtype, bytes);
+        let dropped = self.dropped_bytes(dy, x);
         // Sums of columns, block by block and then of the blocks.
         let bias = self.bias.then(|| KernelCost::streamed(2, dy.bytes()));
         Cost::of(

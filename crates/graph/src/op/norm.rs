@@ -5,8 +5,8 @@
 //! statistics of its rows. y is not kept: [`NormApply`] computes it again from those.
 
 use super::{
-    Declare, Op, Operand, Recipe, expect, expect_dropout, expect_inputs, expect_rows, expect_same,
-    expect_small, product,
+    Declare, Op, Operand, Recipe, ValueAgain, expect, expect_dropout, expect_inputs, expect_rows,
+    expect_same, expect_small, product,
 };
 use crate::cost::{Cost, KernelCost};
 use crate::differentiate::Backward;
@@ -45,15 +45,16 @@ pub struct NormApply {
 }
 
 /// Inputs: dy, ds when `residual_gradient` (what reaches s on the residual path), s, mean for
-/// layer norm, rstd, gamma, random state with dropout. Outputs: dx (also the branch's
-/// gradient, unless there is dropout), dbranch with dropout; added to: dgamma and dbeta when
-/// `parameters`.
+/// layer norm, rstd, gamma, random state with dropout, beta when a layer norm has a `value`.
+/// Outputs: dx (also the branch's gradient, unless there is dropout), dbranch with dropout, y again
+/// when `value`; added to: dgamma and dbeta when `parameters`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NormBackward {
     pub kind: NormKind,
     pub residual_gradient: bool,
     pub dropout: Option<Dropout>,
     pub parameters: bool,
+    pub value: bool,
 }
 
 /// What [`Graph::residual_norm`] gives.
@@ -246,6 +247,7 @@ impl Declare for Norm {
             residual_gradient: residual_gradient.is_some(),
             dropout: self.dropout,
             parameters,
+            value: false,
         };
         let inputs = [dy]
             .into_iter()
@@ -347,7 +349,9 @@ pub struct NormBackwardLayout {
     pub rstd: usize,
     pub gamma: usize,
     pub random: Option<usize>,
+    pub beta: Option<usize>,
     pub dbranch: Option<usize>,
+    pub value: Option<usize>,
     pub dgamma: Option<usize>,
     pub dbeta: Option<usize>,
 }
@@ -361,7 +365,9 @@ impl NormBackward {
         let stream = 1 + usize::from(self.residual_gradient);
         let shift = usize::from(self.kind.has_shift());
         let gamma = stream + shift + 2;
-        let dgamma = 1 + usize::from(self.dropout.is_some());
+        let dropout = usize::from(self.dropout.is_some());
+        let value = 1 + dropout;
+        let dgamma = value + usize::from(self.value);
         NormBackwardLayout {
             residual_gradient: self.residual_gradient.then_some(1),
             stream,
@@ -369,7 +375,9 @@ impl NormBackward {
             rstd: stream + shift + 1,
             gamma,
             random: self.dropout.map(|_| gamma + 1),
+            beta: (self.value && self.kind.has_shift()).then_some(gamma + 1 + dropout),
             dbranch: self.dropout.map(|_| 1),
+            value: self.value.then_some(value),
             dgamma: self.parameters.then_some(dgamma),
             dbeta: (self.parameters && self.kind.has_shift()).then_some(dgamma + 1),
         }
@@ -382,19 +390,18 @@ impl Declare for NormBackward {
     }
 
     fn outputs(&self) -> &'static [&'static str] {
-        if self.dropout.is_some() {
-            &["", "branch", "gamma", "beta"]
-        } else {
-            &["", "gamma", "beta"]
+        match (self.dropout.is_some(), self.value) {
+            (true, true) => &["", "branch", "value", "gamma", "beta"],
+            (true, false) => &["", "branch", "gamma", "beta"],
+            (false, true) => &["", "value", "gamma", "beta"],
+            (false, false) => &["", "gamma", "beta"],
         }
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
         let layout = self.layout();
-        expect_inputs(
-            inputs,
-            layout.gamma + 1 + usize::from(layout.random.is_some()),
-        )?;
+        let last = layout.beta.or(layout.random).unwrap_or(layout.gamma);
+        expect_inputs(inputs, last + 1)?;
         let dy = inputs[0];
         expect_rows("dy", &dy)?;
         expect_same("the stream", &inputs[layout.stream], &dy)?;
@@ -410,10 +417,16 @@ impl Declare for NormBackward {
         if let (Some(dropout), Some(random)) = (self.dropout, layout.random) {
             expect_dropout(dropout, &inputs[random])?;
         }
-        let mut outputs = vec![dy];
-        if layout.dbranch.is_some() {
-            outputs.push(dy);
+        if let Some(beta) = layout.beta {
+            expect_small("beta", &inputs[beta], &[dy.width()], &dy)?;
         }
+        let mut outputs = vec![dy];
+        outputs.extend(
+            [layout.dbranch, layout.value]
+                .into_iter()
+                .flatten()
+                .map(|_| dy),
+        );
         if self.parameters {
             let gradient = TensorType::new([dy.width()], dy.dtype.accumulator());
             outputs.push(gradient);
@@ -424,12 +437,35 @@ impl Declare for NormBackward {
         Ok(outputs)
     }
 
+    /// y from x̂, which the gradient is made of as well.
+    fn value_again(&self) -> Option<ValueAgain> {
+        let layout = self.layout();
+        (!self.value).then(|| ValueAgain {
+            op: Op::from(Self {
+                value: true,
+                ..self.clone()
+            }),
+            output: 1 + usize::from(layout.dbranch.is_some()),
+            recipe: Op::from(NormApply { kind: self.kind }),
+            inputs: [layout.stream]
+                .into_iter()
+                .chain(layout.mean)
+                .chain([layout.rstd, layout.gamma])
+                .map(Some)
+                .chain(self.kind.has_shift().then_some(None))
+                .collect(),
+        })
+    }
+
     fn in_place(&self) -> &'static [(usize, usize)] {
-        // dx over what came down the residual path, else over dy.
-        if self.residual_gradient {
-            &[(1, 0), (0, 0)]
-        } else {
-            &[(0, 0)]
+        // dx over what came down the residual path, else over dy, where y is not again.
+        match (self.residual_gradient, self.value, self.dropout) {
+            (true, false, _) => &[(1, 0), (0, 0)],
+            (false, false, _) => &[(0, 0)],
+            (true, true, None) => &[(1, 0), (0, 1)],
+            (true, true, Some(_)) => &[(1, 0), (0, 2)],
+            (false, true, None) => &[(0, 1)],
+            (false, true, Some(_)) => &[(0, 2)],
         }
     }
 

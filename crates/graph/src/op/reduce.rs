@@ -312,7 +312,11 @@ impl Reduce {
             return CudaReduction::Each;
         }
         if columns == 1 {
-            let columns = self.broadcast.columns.div_ceil(32);
+            // A block has the columns of a warp, or of as long vectors as divide them.
+            let width = self.broadcast.columns;
+            let sides = [8 * 32, 4 * 32, 2 * 32];
+            let side = sides.into_iter().find(|side| width.is_multiple_of(*side));
+            let columns = width.div_ceil(side.unwrap_or(32));
             let blocks = columns.saturating_mul(self.broadcast.rows);
             let parts = BLOCKS.div_ceil(blocks.max(1)).min(rows.div_ceil(32));
             return CudaReduction::Rows {

@@ -257,15 +257,21 @@ fn norms() {
         residual_gradient: true,
         dropout: DROPOUT,
         parameters: true,
+        value: false,
     };
     let inputs = vec![x, x, x, statistic, statistic, small, random()];
-    Case::new(op, inputs).check_all();
+    Case::new(op.clone(), inputs.clone()).check_all();
+    let op = NormBackward { value: true, ..op };
+    Case::new(op, [inputs, vec![small]].concat()).check_all();
     let op = NormBackward {
         kind: NormKind::Rms,
         residual_gradient: false,
         dropout: None,
         parameters: false,
+        value: false,
     };
+    Case::new(op.clone(), vec![x, x, statistic, small]).check_all();
+    let op = NormBackward { value: true, ..op };
     Case::new(op, vec![x, x, statistic, small]).check_all();
 }
 
@@ -329,10 +335,12 @@ fn pointwise() {
         .any_rank(&[0])
         .any_size(&[(0, 0), (0, 1), (0, 2)])
         .check_all();
-    Case::new(ActivationBackward { kind }, vec![x, x]).check_all();
+    for value in [false, true] {
+        Case::new(ActivationBackward { kind, value }, vec![x, x]).check_all();
+        Case::new(GatedBackward { kind, value }, vec![x, x, x]).check_all();
+    }
     Case::new(Add, vec![x, x]).check_all();
     Case::new(Gated { kind }, vec![x, x]).check_all();
-    Case::new(GatedBackward { kind }, vec![x, x, x]).check_all();
 }
 
 fn rotary() -> Rotary {

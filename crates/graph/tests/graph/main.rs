@@ -11,6 +11,7 @@ mod parameters;
 mod print;
 mod random_model;
 mod recompute;
+mod shard;
 mod small_model;
 mod terms;
 mod update_in_backward;

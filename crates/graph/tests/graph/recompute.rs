@@ -1,8 +1,12 @@
 //! Recomputation: the backward reads the same values, what is kept is what leaves a block,
 //! and the extra work is only what is repeated.
 
+use std::collections::BTreeMap;
+
+use cinch_graph::op::{ActivationKind, NormKind};
 use cinch_graph::{
-    Graph, GraphError, Node, Phase, Recompute, Role, TensorId, TrainingGraph, differentiate, verify,
+    DType, Graph, GraphError, Init, Node, Phase, Recompute, Role, TensorId, TrainingGraph,
+    differentiate, verify,
 };
 use proptest::prelude::*;
 
@@ -40,6 +44,19 @@ fn leaves(graph: &Graph, node: &Node) -> bool {
     outside.any(|n| n.inputs.iter().any(|id| node.outputs.contains(id)))
 }
 
+/// The names of the nodes that add to each gradient, in order.
+fn gradient_writers(graph: &Graph) -> BTreeMap<TensorId, Vec<String>> {
+    let mut writers: BTreeMap<TensorId, Vec<String>> = BTreeMap::new();
+    for node in &graph.nodes {
+        for &id in &node.outputs {
+            if graph.tensor(id).role == Role::Gradient {
+                writers.entry(id).or_default().push(node.name.clone());
+            }
+        }
+    }
+    writers
+}
+
 proptest! {
     #![proptest_config(cases(100))]
 
@@ -58,6 +75,15 @@ proptest! {
         let reads = values.backward_reads(&base);
         for step in levels(&base) {
             prop_assert_eq!(&values.backward_reads(&step), &reads);
+        }
+    }
+
+    /// Gradients of weights may run later than they were emitted, but each sum has its order.
+    #[test]
+    fn gradients_are_added_up_in_the_same_order_at_every_level(model in models()) {
+        let base = model.training();
+        for step in levels(&base) {
+            prop_assert_eq!(gradient_writers(&step), gradient_writers(&base));
         }
     }
 
@@ -160,6 +186,134 @@ fn without_recomputed_blocks_only_recipes_are_repeated() {
     assert!(!again.is_empty());
     for op in again {
         assert!(["norm_apply", "gelu"].contains(&op), "{op}");
+    }
+}
+
+/// A feed-forward layer between two residual norms: its gate or GELU, and the norm that it reads.
+fn feed_forward(gated: bool) -> TrainingGraph {
+    let mut g = Graph::new(DType::Bf16);
+    let init = Init::Normal { std: 0.02 };
+    let norm = (NormKind::Layer, 1e-5);
+    let tokens = g.batch("tokens", [2, 3], DType::I32);
+    let table = g.weight("table", [11, 8], init);
+    let norm_weights = |g: &mut Graph, name: &str| {
+        let gamma = g.small_weight(&format!("{name}.gamma"), [8], Init::Ones);
+        (
+            gamma,
+            g.small_weight(&format!("{name}.beta"), [8], Init::Zeros),
+        )
+    };
+    let stream = g.embedding("embedding", tokens, table, None, None).unwrap();
+    let linear = |g: &mut Graph, name: &str, x, shape: [usize; 2]| {
+        let weight = g.weight(&format!("{name}.weight"), shape, init);
+        g.linear(name, x, weight, None).unwrap()
+    };
+    let branch = linear(&mut g, "branch", stream, [8, 8]);
+    let (gamma, beta) = norm_weights(&mut g, "first");
+    let pair = (stream, branch);
+    let out = g
+        .residual_norm("first", pair, None, norm, gamma, Some(beta))
+        .unwrap();
+    let up = linear(&mut g, "up", out.normed, [16, 8]);
+    let active = match gated {
+        true => {
+            let gate = linear(&mut g, "gate", out.normed, [16, 8]);
+            g.gated("active", gate, up, ActivationKind::Silu).unwrap()
+        }
+        false => g
+            .activation("active", up, ActivationKind::GeluTanh)
+            .unwrap(),
+    };
+    let down = linear(&mut g, "down", active, [8, 16]);
+    let (gamma, beta) = norm_weights(&mut g, "last");
+    let pair = (out.stream, down);
+    let out = g
+        .residual_norm("last", pair, None, norm, gamma, Some(beta))
+        .unwrap();
+    let targets = g.batch("targets", [2, 3], DType::I32);
+    g.cross_entropy("loss", out.normed, table, targets, 0.0, None)
+        .unwrap();
+    differentiate(g, &optimizer()).unwrap()
+}
+
+#[test]
+fn a_backward_writes_the_value_that_gradients_of_weights_read() {
+    for gated in [true, false] {
+        let step = feed_forward(gated).recompute(Recompute::None).unwrap();
+        assert_eq!(verify(&step), Ok(()));
+        // No recipe is left.
+        assert!(!step.nodes.iter().any(is_again));
+        for (backward, value, readers) in [
+            ("d.active.input", "again.active", &["d.down.weight"][..]),
+            (
+                "d.first.input",
+                "again.first",
+                match gated {
+                    true => &["d.gate.weight", "d.up.weight"],
+                    false => &["d.up.weight"],
+                },
+            ),
+        ] {
+            let at = |name: &str| {
+                step.nodes
+                    .iter()
+                    .position(|node| node.name == name)
+                    .unwrap()
+            };
+            let (backward, value) = (at(backward), step.find(value).unwrap());
+            assert!(step.nodes[backward].outputs.contains(&value));
+            for (place, reader) in readers.iter().enumerate() {
+                assert_eq!(at(reader), backward + 1 + place, "{reader}");
+                assert_eq!(step.nodes[at(reader)].inputs[1], value);
+            }
+        }
+    }
+}
+
+/// A block with an adapter of a rank beside its one layer, over a stream of 32 numbers a token.
+fn adapted(rank: usize) -> TrainingGraph {
+    let mut g = Graph::new(DType::F32);
+    let init = Init::Normal { std: 0.02 };
+    let tokens = g.batch("tokens", [2, 3], DType::I32);
+    let table = g.frozen_weight("table", [11, 32], init);
+    let stream = g.embedding("embedding", tokens, table, None, None).unwrap();
+    let mut x = stream;
+    for block in 0..2 {
+        g.enter_block(format!("block.{block}"));
+        let name = |part: &str| format!("{block}.{part}");
+        let weight = g.frozen_weight(&name("weight"), [32, 32], init);
+        let down = g.weight(&name("A"), [rank, 32], init);
+        let up = g.weight(&name("B"), [32, rank], init);
+        let low = g.linear(&name("low"), x, down, None).unwrap();
+        let y = g.linear(&name("layer"), x, weight, None).unwrap();
+        let y = g
+            .linear_add(&name("sum"), (y, 0), (low, 0), up, 2.0)
+            .unwrap();
+        let kind = ActivationKind::Gelu;
+        let active = g.activation(&name("active"), y, kind).unwrap();
+        let weight = g.frozen_weight(&name("out.weight"), [32, 32], init);
+        x = g.linear(&name("out"), active, weight, None).unwrap();
+        g.leave_block();
+    }
+    let targets = g.batch("targets", [2, 3], DType::I32);
+    g.cross_entropy("loss", x, table, targets, 0.0, None)
+        .unwrap();
+    differentiate(g, &optimizer()).unwrap()
+}
+
+#[test]
+fn what_is_narrow_beside_what_leaves_a_block_is_kept() {
+    for (rank, is_kept) in [(4, true), (5, false)] {
+        let step = adapted(rank).recompute(Recompute::Full).unwrap();
+        assert_eq!(verify(&step), Ok(()));
+        let repeated = |name: &str| {
+            let again = format!("again.{name}");
+            step.nodes.iter().any(|node| node.name == again)
+        };
+        for block in 0..2 {
+            assert_eq!(!repeated(&format!("{block}.low")), is_kept, "rank {rank}");
+            assert!(repeated(&format!("{block}.layer")));
+        }
     }
 }
 

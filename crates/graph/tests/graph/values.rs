@@ -3,7 +3,9 @@
 
 use std::collections::HashMap;
 
-use cinch_graph::op::{NormKind, Op, Scan};
+use cinch_graph::op::{
+    ActivationBackward, GatedBackward, NormBackward, NormKind, Op, Scan, ValueAgain,
+};
 use cinch_graph::{Graph, Node, Phase, TensorId};
 
 /// A computation: an op and the values that it read.
@@ -27,17 +29,18 @@ struct NormValue {
 }
 
 impl Values {
-    /// The name of each node of the backward and the update, with the values that it reads.
-    /// Graphs of one model agree on their inputs' ids, so one numbering serves them all.
+    /// The name of each node of the backward and the update, with the values that it reads, by
+    /// name. Graphs of one model agree on their inputs' ids, so one numbering serves them all.
     pub fn backward_reads(&mut self, graph: &Graph) -> Vec<(String, Vec<usize>)> {
         self.of.clear();
         let mut reads = Vec::new();
-        for node in &graph.nodes {
+        for node in &apart(graph) {
             if matches!(node.phase, Phase::Backward | Phase::Update) {
                 reads.push((node.name.clone(), self.read(node)));
             }
             self.run(graph, node);
         }
+        reads.sort();
         reads
     }
 
@@ -51,7 +54,7 @@ impl Values {
         self.of.clear();
         let mut written: HashMap<TensorId, Vec<usize>> = HashMap::new();
         let mut found = Vec::new();
-        for node in &graph.nodes {
+        for node in &apart(graph) {
             if chosen(node) {
                 let made = written.get(&node.inputs[0]).cloned().unwrap_or_default();
                 found.push((node.name.clone(), made));
@@ -130,6 +133,50 @@ impl Values {
             self.norms.insert(rstd, value);
         }
     }
+}
+
+/// The nodes, with those that write a forward's value besides as two: what gives the value, and
+/// what does the rest.
+fn apart(graph: &Graph) -> Vec<Node> {
+    let mut nodes = Vec::with_capacity(graph.nodes.len());
+    for node in &graph.nodes {
+        let Some((op, again)) = without_value(&node.op) else {
+            nodes.push(node.clone());
+            continue;
+        };
+        let mut plain = node.clone();
+        let value = plain.outputs.remove(again.output);
+        let lacking = again.inputs.iter().filter(|input| input.is_none()).count();
+        let mut more = plain
+            .inputs
+            .split_off(plain.inputs.len() - lacking)
+            .into_iter();
+        let inputs = again.inputs.iter().map(|input| match input {
+            Some(input) => plain.inputs[*input],
+            None => more.next().unwrap(),
+        });
+        nodes.push(Node {
+            op: again.recipe,
+            inputs: inputs.collect(),
+            outputs: vec![value],
+            phase: Phase::Recompute,
+            ..node.clone()
+        });
+        nodes.push(Node { op, ..plain });
+    }
+    nodes
+}
+
+/// The op without its forward's value, and how it would write that again.
+fn without_value(op: &Op) -> Option<(Op, ValueAgain)> {
+    let op: Op = match op.clone() {
+        Op::ActivationBackward(op) if op.value => ActivationBackward { value: false, ..op }.into(),
+        Op::GatedBackward(op) if op.value => GatedBackward { value: false, ..op }.into(),
+        Op::NormBackward(op) if op.value => NormBackward { value: false, ..op }.into(),
+        _ => return None,
+    };
+    let again = op.declaration().value_again()?;
+    Some((op, again))
 }
 
 /// The op with its settings; a scan computes the same whether or not it keeps its states.

@@ -30,7 +30,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, state: &State) {
         frame.render_widget(Paragraph::new(lines), head);
         return;
     };
-    lines.push(Line::from(summary(last)));
+    lines.push(Line::from(last.summary()));
     frame.render_widget(Paragraph::new(lines), head);
     let areas: [Rect; 3] = match body.width >= 120 {
         true => {
@@ -49,7 +49,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, state: &State) {
     let validation = points(&state.curve.evaluations, |point| point.validation_loss);
     let speeds = points(steps, |point| point.tokens_per_second);
     let planned = points(steps, |point| point.planned_bytes.map(|bytes| bytes as f64));
-    let used = points(steps, |point| measured(point).map(|bytes| bytes as f64));
+    let used = points(steps, |point| point.measured().map(|bytes| bytes as f64));
     let curve = |name: &str, points, color| Curve {
         name: name.to_owned(),
         points,
@@ -76,37 +76,6 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, state: &State) {
         &rate,
     );
     chart(frame, areas[2], "memory against plan", &memory, true, &size);
-}
-
-/// What was measured where the plan is: on the card, or in the host's memory.
-fn measured(point: &RunPoint) -> Option<u64> {
-    point.device_used_bytes.or(point.resident_bytes)
-}
-
-fn summary(point: &RunPoint) -> String {
-    let mut text = format!("step {}", point.step);
-    let mut say = |part: Option<String>| {
-        if let Some(part) = part {
-            text += ", ";
-            text += &part;
-        }
-    };
-    say(point.loss.map(|loss| format!("loss {loss:.4}")));
-    say(point
-        .tokens_per_second
-        .map(|rate| format!("{rate:.0} tokens/s")));
-    say(point.epoch.map(|epoch| format!("epoch {epoch:.2}")));
-    say(measured(point)
-        .zip(point.planned_bytes)
-        .map(|(used, planned)| {
-            let share = 100.0 * used as f64 / planned.max(1) as f64;
-            format!(
-                "{} used of {} planned ({share:.1} %)",
-                Bytes::new(used),
-                Bytes::new(planned)
-            )
-        }));
-    text
 }
 
 fn points(steps: &[RunPoint], value: impl Fn(&RunPoint) -> Option<f64>) -> Vec<(f64, f64)> {

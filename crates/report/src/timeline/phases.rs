@@ -12,10 +12,11 @@ use crate::palette::Ink;
 use crate::scene::{Mark, Place, Rectangle, Scene, Style};
 
 /// In the order in which they are named.
-pub(crate) const PHASES: [Phase; 4] = [
+pub(crate) const PHASES: [Phase; 5] = [
     Phase::Forward,
     Phase::Recompute,
     Phase::Backward,
+    Phase::Exchange,
     Phase::Update,
 ];
 
@@ -27,6 +28,7 @@ pub(crate) fn phase_name(phase: Phase) -> &'static str {
         Phase::Forward => "forward",
         Phase::Recompute => "recompute",
         Phase::Backward => "backward",
+        Phase::Exchange => "exchange",
         Phase::Update => "update",
     }
 }

@@ -60,6 +60,7 @@ fn moments() -> impl Strategy<Value = Moment> {
         Just(Phase::Forward),
         Just(Phase::Recompute),
         Just(Phase::Backward),
+        Just(Phase::Exchange),
         Just(Phase::Update),
     ];
     let seconds = prop_oneof![
@@ -67,7 +68,7 @@ fn moments() -> impl Strategy<Value = Moment> {
         1 => prop_oneof![Just(None), Just(Some(f64::NAN)), Just(Some(1e300))],
     ];
     let block = prop::option::of(0..200_usize);
-    let bytes = prop::array::uniform9(sizes());
+    let bytes = prop::array::uniform11(sizes());
     (names(), phase, block, seconds, bytes).prop_map(|(name, phase, block, seconds, bytes)| {
         Moment {
             name,

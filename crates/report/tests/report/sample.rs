@@ -49,7 +49,7 @@ impl Sample {
                 seconds: self.seconds.then_some(match phase {
                     Phase::Update => 2.1e-3,
                     Phase::Backward => 9e-4,
-                    Phase::Forward | Phase::Recompute => 4.2e-4,
+                    Phase::Forward | Phase::Recompute | Phase::Exchange => 4.2e-4,
                 }),
                 bytes,
             });

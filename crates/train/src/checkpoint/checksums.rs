@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, Write};
 use std::path::Path;
 
 use cinch_files::MAX_READ;
@@ -18,11 +18,31 @@ use super::{CHECKSUMS_FILE, MODEL_FILE, OPTIMIZER_FILE, STATE_FILE};
 /// it is written after having been hashed.
 const PIECE: usize = 1 << 20;
 
+/// More parts than any run has ranks: each costs a read.
+const MAX_PARTS: u64 = 1 << 20;
+
 /// Length and SHA-256 of one file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FileDigest {
     pub(super) bytes: u64,
     pub(super) sha256: String,
+    /// For a file that several ranks have hashed: `sha256` is that of the hashes of parts of so
+    /// many bytes, one after the other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) part_bytes: Option<u64>,
+}
+
+impl FileDigest {
+    /// Of a file whose parts of `part_bytes` have these hashes.
+    pub(super) fn of_parts(bytes: u64, part_bytes: u64, hashes: &[Vec<u8>]) -> Self {
+        let mut hasher = Sha256::new();
+        hashes.iter().for_each(|hash| hasher.update(hash));
+        Self {
+            bytes,
+            sha256: hexadecimal(&hasher.finalize()),
+            part_bytes: Some(part_bytes),
+        }
+    }
 }
 
 /// The contents of `checksums.json`.
@@ -69,6 +89,7 @@ impl<W: Write> Hashed<W> {
         let digest = FileDigest {
             bytes: self.bytes,
             sha256: hexadecimal(&self.hasher.finalize()),
+            part_bytes: None,
         };
         Ok((self.inner, digest))
     }
@@ -102,6 +123,14 @@ impl Checksums {
                 return Err(json(format!("no entry for {required}")));
             }
         }
+        let uncounted = |digest: &&FileDigest| {
+            let parts = digest.part_bytes.map(|part| digest.bytes / part.max(1));
+            parts.is_some_and(|parts| parts > MAX_PARTS)
+        };
+        if let Some(digest) = checksums.files.values().find(uncounted) {
+            let part = digest.part_bytes.unwrap_or_default();
+            return Err(json(format!("parts of {part} bytes are too small")));
+        }
         // The names become paths; one that leads out of the folder was not written by a save.
         match checksums.files.keys().find(|name| !is_plain_name(name)) {
             Some(name) => Err(json(format!("`{name}` is not a plain file name"))),
@@ -133,7 +162,7 @@ impl Checksums {
             return Err(Finding::new(name, Damage::Missing));
         };
         check_length(folder, name, expected)?;
-        let found = hash_file(&folder.join(name))
+        let found = hash_as(expected, &folder.join(name))
             .map_err(|error| Finding::new(name, unreadable(&error)))?;
         if found.bytes != expected.bytes {
             return Err(Finding::new(name, length(expected, found.bytes)));
@@ -181,6 +210,35 @@ pub(super) fn unreadable(error: &io::Error) -> Damage {
     } else {
         Damage::Unreadable {
             reason: error.to_string(),
+        }
+    }
+}
+
+/// The hash of a file, taken as another was.
+fn hash_as(expected: &FileDigest, path: &Path) -> io::Result<FileDigest> {
+    let Some(part_bytes) = expected.part_bytes else {
+        return hash_file(path);
+    };
+    let bytes = fs::metadata(path)?.len();
+    let parts = bytes.div_ceil(part_bytes.max(1));
+    let hashes: io::Result<Vec<Vec<u8>>> = (0..parts)
+        .map(|part| hash_part(path, part * part_bytes, part_bytes))
+        .collect();
+    Ok(FileDigest::of_parts(bytes, part_bytes, &hashes?))
+}
+
+/// The hash of `bytes` of a file from `first` on, or of as many as it has.
+pub(super) fn hash_part(path: &Path, first: u64, bytes: u64) -> io::Result<Vec<u8>> {
+    let mut file = cinch_files::open_regular(path)?;
+    file.seek(io::SeekFrom::Start(first))?;
+    let mut part = file.take(bytes);
+    let (mut hasher, mut piece) = (Sha256::new(), vec![0; PIECE]);
+    loop {
+        match part.read(&mut piece) {
+            Ok(0) => return Ok(hasher.finalize().to_vec()),
+            Ok(count) => hasher.update(&piece[..count]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
         }
     }
 }
@@ -265,6 +323,7 @@ mod tests {
         let digest = FileDigest {
             bytes: 0,
             sha256: String::new(),
+            part_bytes: None,
         };
         let mut checksums = Checksums::default();
         for name in [MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, "../elsewhere"] {

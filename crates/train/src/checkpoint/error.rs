@@ -66,6 +66,21 @@ pub enum CheckpointError {
     #[error(transparent)]
     Engine(#[from] cinch_engine::EngineError),
 
+    #[error(transparent)]
+    Ranks(#[from] cinch_ranks::RanksError),
+
+    #[error(
+        "rank {rank} cannot write its part of a checkpoint, {}, which rank 0 has just made: {source}\n\
+         hint: all ranks write the checkpoints of a run whose states are cut, so --output-dir must \
+         be on a disk that every machine sees under the same name",
+        cinch_files::shown(&path)
+    )]
+    NotSeen {
+        rank: usize,
+        path: PathBuf,
+        source: io::Error,
+    },
+
     #[error("cannot mark step {step} as best: its metric is {metric}, not a finite number")]
     MetricNotFinite { step: u64, metric: f64 },
 

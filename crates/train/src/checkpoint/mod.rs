@@ -14,6 +14,9 @@
 //! A removal goes the other way round, through a `.trash-…` name. A process killed at any moment
 //! therefore leaves a whole checkpoint or none.
 //!
+//! Several ranks write one checkpoint together, each its parts of the same files (`shared.rs`): what
+//! comes out does not tell how many there were, and loads on any number.
+//!
 //! Saving takes no host memory for tensors but a write buffer and, where they lie on a GPU, one
 //! piece of [`PIECE_BYTES`](cinch_weights::PIECE_BYTES); loading takes as much.
 
@@ -21,6 +24,7 @@ mod checksums;
 mod error;
 mod folder;
 mod load;
+mod shared;
 mod store;
 mod tensor_file;
 
@@ -29,7 +33,7 @@ pub use error::{CheckpointError, Damage};
 pub use folder::step_name as folder_name;
 pub use load::{Loaded, load, load_state, load_weights, resolve, verify};
 pub use store::{Best, Entry, Store};
-pub use tensor_file::{TakePiece, TensorBytes, TensorView};
+pub use tensor_file::{TakePiece, TensorBytes, TensorPart, TensorView};
 
 /// The weights.
 pub const MODEL_FILE: &str = "model.safetensors";

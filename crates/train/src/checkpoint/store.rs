@@ -119,10 +119,15 @@ impl Store {
         }
     }
 
-    fn write(&self, step: u64, contents: &Contents<'_>) -> Result<(), CheckpointError> {
+    /// A folder for a checkpoint that is being written.
+    pub(super) fn begin(&self, step: u64) -> Result<Partial, CheckpointError> {
         cinch_files::create_folder(&self.folder).at("create", &self.folder)?;
         folder::sweep(&self.folder);
-        let partial = Partial::create(&self.folder, step)?;
+        Partial::create(&self.folder, step)
+    }
+
+    fn write(&self, step: u64, contents: &Contents<'_>) -> Result<(), CheckpointError> {
+        let partial = self.begin(step)?;
         let folder = partial.path();
 
         let mut checksums = Checksums::default();
@@ -139,12 +144,23 @@ impl Store {
                 contents.optimizer.write_to(out, path)
             })?,
         );
-        record(
-            STATE_FILE,
-            self.write_file(folder, STATE_FILE, |out, path| {
-                out.write_all(&contents.state).at("write", path)
-            })?,
-        );
+        self.finish(step, partial, checksums, &contents.state)
+    }
+
+    /// Adds the state and the checksums to a folder that has everything else, and gives it its
+    /// name.
+    pub(super) fn finish(
+        &self,
+        step: u64,
+        partial: Partial,
+        mut checksums: Checksums,
+        state: &[u8],
+    ) -> Result<(), CheckpointError> {
+        let folder = partial.path();
+        let digest = self.write_file(folder, STATE_FILE, |out, path| {
+            out.write_all(state).at("write", path)
+        })?;
+        checksums.files.insert(STATE_FILE.to_owned(), digest);
         let text = checksums_text(&checksums);
         self.write_file(folder, CHECKSUMS_FILE, |out, path| {
             out.write_all(&text).at("write", path)
@@ -312,9 +328,14 @@ impl Contents<'_> {
         let mut checksums = Checksums::default();
         for (name, bytes) in lengths {
             let sha256 = "0".repeat(64);
-            checksums
-                .files
-                .insert(name.to_owned(), FileDigest { bytes, sha256 });
+            checksums.files.insert(
+                name.to_owned(),
+                FileDigest {
+                    bytes,
+                    sha256,
+                    part_bytes: None,
+                },
+            );
         }
         let files: u64 = lengths.iter().map(|(_, bytes)| bytes).sum();
         files + checksums_text(&checksums).len() as u64

@@ -52,6 +52,73 @@ pub struct TensorView<'a> {
     pub bytes: &'a dyn TensorBytes,
 }
 
+/// What one of several ranks writes of a tensor.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorPart<'a> {
+    pub name: &'a str,
+    /// Of the whole tensor.
+    pub shape: &'a [usize],
+    pub dtype: Dtype,
+    /// Where the part begins in the whole.
+    pub first_byte: u64,
+    /// None where another rank writes all of it.
+    pub bytes: Option<&'a dyn TensorBytes>,
+}
+
+/// A safetensors file of which this rank writes some parts. The header and the place of every
+/// tensor follow from names and shapes, which all ranks know.
+#[derive(Debug)]
+pub(super) struct SharedLayout<'a> {
+    layout: cinch_weights::Layout,
+    /// With their offsets in the file.
+    parts: Vec<(u64, &'a TensorPart<'a>)>,
+}
+
+impl<'a> SharedLayout<'a> {
+    pub(super) fn new(tensors: &'a [TensorPart<'a>]) -> Result<Self, WeightError> {
+        let spec = |tensor: &'a TensorPart<'a>| TensorSpec {
+            name: tensor.name,
+            dtype: tensor.dtype,
+            shape: tensor.shape,
+        };
+        let specs: Vec<TensorSpec<'_>> = tensors.iter().map(spec).collect();
+        let layout = cinch_weights::Layout::new(&specs)?;
+        let mut offset = layout.header().len() as u64;
+        let mut parts = Vec::with_capacity(tensors.len());
+        for &place in layout.order() {
+            parts.push((offset + tensors[place].first_byte, &tensors[place]));
+            offset += specs[place].num_bytes()?;
+        }
+        Ok(Self { layout, parts })
+    }
+
+    /// Length of the whole file.
+    pub(super) fn num_bytes(&self) -> u64 {
+        self.layout.num_bytes()
+    }
+
+    pub(super) fn header(&self) -> &[u8] {
+        self.layout.header()
+    }
+
+    /// Writes this rank's parts where they belong.
+    pub(super) fn write_parts(
+        &self,
+        mut write_at: impl FnMut(&[u8], u64) -> Result<(), CheckpointError>,
+    ) -> Result<(), CheckpointError> {
+        for (offset, part) in &self.parts {
+            let Some(bytes) = part.bytes else { continue };
+            let mut at = *offset;
+            bytes.give(&mut |piece| {
+                write_at(piece, at)?;
+                at += piece.len() as u64;
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+}
+
 /// A safetensors file before it is written: the header, and the tensors in the file's order.
 #[derive(Debug)]
 pub(super) struct Layout<'a> {

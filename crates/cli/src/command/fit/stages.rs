@@ -144,7 +144,7 @@ pub fn text(stages: &[StageFit]) -> String {
     let mut text = format!("\n{table}\n");
     if details {
         let mut heads = vec!["stage"];
-        heads.extend(first.breakdown.parts().map(|(name, _)| name));
+        heads.extend(first.breakdown.parts().into_iter().map(|(name, _)| name));
         let mut parts = table::new(&heads);
         for stage in stages {
             let mut row = vec![Cell::new(&stage.name)];
@@ -152,6 +152,7 @@ pub fn text(stages: &[StageFit]) -> String {
                 stage
                     .breakdown
                     .parts()
+                    .into_iter()
                     .map(|(_, bytes)| right(Bytes::new(bytes))),
             );
             parts.add_row(row);

@@ -34,7 +34,7 @@ pub fn page(arguments: &ReportArguments) -> anyhow::Result<Page> {
                 subtitle += &format!(", {}", crate::table::settings_line(&report));
                 sections.extend(plan::of_step(&step));
             }
-            let saved = checkpoint.settings_with(&SettingArguments::default())?;
+            let saved = checkpoint.settings_with(&SettingArguments::default(), 1)?;
             sections.push(settings(&saved.explain()));
         }
         Err(_) => sections.push(Section {

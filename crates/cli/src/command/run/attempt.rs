@@ -44,6 +44,11 @@ impl Attempt {
 
     /// What is said when it is over; nothing where it ended as one that ran alone.
     pub fn note(&self) -> Option<String> {
+        if self.end == End::Failed && self.status.signal() == Some(9) {
+            return Some(
+                "cinch run: ended by signal 9, and the kernel counted no process ended for want of memory meanwhile: a person or a scheduler may have sent it".to_owned(),
+            );
+        }
         let End::OutOfMemory(evidence) = &self.end else {
             return None;
         };
@@ -168,7 +173,11 @@ impl Story {
 }
 
 impl Peaks {
+    /// Nothing where the command ended before a second sample: the first is taken as it starts.
     fn text(&self) -> Option<String> {
+        if self.num_samples < 2 {
+            return None;
+        }
         let gpus = self
             .gpus
             .iter()

@@ -16,10 +16,12 @@ use cinch_monitor::{Live, Sample, Watched, append_line};
 pub struct Peaks {
     pub gpus: BTreeMap<usize, u64>,
     pub host: Option<u64>,
+    pub num_samples: u64,
 }
 
 impl Peaks {
     fn take_up(&mut self, sample: &Sample, pid: u32) {
+        self.num_samples += 1;
         for gpu in &sample.gpus {
             if let Some(used) = gpu.used_bytes {
                 let peak = self.gpus.entry(gpu.index).or_default();

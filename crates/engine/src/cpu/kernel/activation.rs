@@ -9,6 +9,10 @@ use crate::cpu::simd::simd;
 /// Elements of one task.
 pub(super) const TASK: usize = 16 * 1024;
 
+/// Elements that are copied to where nothing is written, so that one loop serves wherever the
+/// inputs are.
+pub(super) const PIECE: usize = 128;
+
 /// `y = f(x)`; without `x`, of what `y` holds.
 pub fn forward<F: Real>(kind: ActivationKind, x: Option<&[F]>, y: &mut [F]) {
     check_len("activation input", x, y);
@@ -24,6 +28,35 @@ pub fn backward<F: Real>(kind: ActivationKind, dy: Option<&[F]>, x: &[F], dx: &m
     for_each_task(dx, |start, dx| {
         let part = start..start + dx.len();
         backward_block(kind, dy.map(|dy| &dy[part.clone()]), &x[part], dx);
+    });
+}
+
+/// `dx = dy · f′(x)` and `y = f(x)`. What is absent is in the outputs' memory: x in `dx`, dy in `y`.
+pub fn backward_with_value<F: Real>(
+    kind: ActivationKind,
+    dy: Option<&[F]>,
+    x: Option<&[F]>,
+    dx: &mut [F],
+    y: &mut [F],
+) {
+    check_len("activation output gradient", dy, dx);
+    check_len("activation input", x, dx);
+    check_len("activation", Some(y), dx);
+    let y = Shared::new(y);
+    for_each_task(dx, |start, dx| {
+        // SAFETY: each task takes its own block.
+        let y = unsafe { y.part(start, dx.len()) };
+        let [dy, x] = [dy, x].map(|given| given.map(|given| &given[start..start + dx.len()]));
+        let starts = (0..dx.len()).step_by(PIECE);
+        for (start, (dx, y)) in starts.zip(dx.chunks_mut(PIECE).zip(y.chunks_mut(PIECE))) {
+            let part = start..start + dx.len();
+            let mut pieces = [[F::ZERO; PIECE]; 2];
+            let [d, v] = pieces.each_mut().map(|piece| &mut piece[..part.len()]);
+            d.copy_from_slice(dy.map_or(&*y, |dy| &dy[part.clone()]));
+            v.copy_from_slice(x.map_or(&*dx, |x| &x[part]));
+            forward_block(kind, Some(v), y);
+            backward_block(kind, Some(d), v, dx);
+        }
     });
 }
 
@@ -233,6 +266,26 @@ mod tests {
             let mut y = single(&x);
             forward(kind, None, &mut y);
             assert_single_close("y in f32", &y, &expected, 1e-6);
+        }
+    }
+
+    /// With the value besides: the same bits as one after the other, wherever they are written.
+    #[test]
+    fn backward_with_value_is_both() {
+        let x = points(TASK + 237);
+        let (dy, nothing) = (random(x.len(), 2), vec![7.0; x.len()]);
+        for kind in KINDS {
+            let (mut dx, mut y) = (nothing.clone(), nothing.clone());
+            forward(kind, Some(&x), &mut y);
+            backward(kind, Some(&dy), &x, &mut dx);
+            for (over_x, over_dy) in [(true, true), (true, false), (false, true), (false, false)] {
+                let held =
+                    |held: bool, by: &[f64]| if held { by.to_vec() } else { nothing.clone() };
+                let (mut dx_at, mut y_at) = (held(over_x, &x), held(over_dy, &dy));
+                let given = ((!over_dy).then_some(&dy[..]), (!over_x).then_some(&x[..]));
+                backward_with_value(kind, given.0, given.1, &mut dx_at, &mut y_at);
+                assert_eq!((&dx_at, &y_at), (&dx, &y), "{over_x} {over_dy}");
+            }
         }
     }
 

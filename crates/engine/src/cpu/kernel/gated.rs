@@ -7,8 +7,8 @@ use crate::cpu::real::Real;
 use crate::cpu::simd::simd;
 
 use super::activation::{
-    TASK, check_len, for_each_task, gelu, gelu_slope, gelu_tanh, gelu_tanh_slope, map_with, relu,
-    silu, silu_slope,
+    PIECE, TASK, check_len, for_each_task, gelu, gelu_slope, gelu_tanh, gelu_tanh_slope, map_with,
+    relu, silu, silu_slope,
 };
 
 /// `y = f(gate)·up`. One of the two may be absent: it is then what `y` holds.
@@ -30,12 +30,12 @@ pub fn forward<F: Real>(kind: ActivationKind, gate: Option<&[F]>, up: Option<&[F
     });
 }
 
-/// `dgate = dy·up·f′(gate)` and `dup = dy·f(gate)`. What is absent is in the gradients' memory:
-/// gate in `dgate`, up in `dup`, dy in the one of those two that holds nothing else, `dgate`
-/// first.
+/// `dgate = dy·up·f′(gate)`, `dup = dy·f(gate)` and, where it is asked for, `y = f(gate)·up`.
+/// What is absent is in the outputs' memory: gate in `dgate`, up in `dup`, dy in `y` or, without
+/// that, in the one of the two that holds nothing else, `dgate` first.
 ///
 /// # Panics
-/// Where lengths differ or all three are absent.
+/// Where lengths differ, or more is absent than the outputs hold.
 pub fn backward<F: Real>(
     kind: ActivationKind,
     dy: Option<&[F]>,
@@ -43,22 +43,26 @@ pub fn backward<F: Real>(
     up: Option<&[F]>,
     dgate: &mut [F],
     dup: &mut [F],
+    y: Option<&mut [F]>,
 ) {
     assert!(
-        dy.is_some() || gate.is_some() || up.is_some(),
+        dy.is_some() || gate.is_some() || up.is_some() || y.is_some(),
         "two gradients hold at most two of three"
     );
     for (name, given) in [("dy", dy), ("gate", gate), ("up", up)] {
         check_len(name, given, dgate);
     }
     assert_eq!(dup.len(), dgate.len(), "dup");
-    let (dgate, dup) = (Shared::new(dgate), Shared::new(dup));
+    check_len("y", y.as_deref(), dgate);
+    let (dgate, dup, y) = (Shared::new(dgate), Shared::new(dup), y.map(Shared::new));
     for_each(dgate.len().div_ceil(TASK), |task| {
         let (start, len) = (task * TASK, TASK.min(dgate.len() - task * TASK));
         // SAFETY: each task takes its own block.
         let (dgate, dup) = unsafe { (dgate.part(start, len), dup.part(start, len)) };
+        // SAFETY: as above.
+        let y = y.map(|y| unsafe { y.part(start, len) });
         let [dy, gate, up] = [dy, gate, up].map(|x| x.map(|x| &x[start..start + len]));
-        backward_block(kind, dy, gate, up, dgate, dup);
+        backward_block(kind, [dy, gate, up], dgate, dup, y);
     });
 }
 
@@ -85,34 +89,28 @@ fn multiply<F: Real>(gate: Option<&[F]>, up: Option<&[F]>, y: &mut [F], f: impl 
 simd! {
     fn backward_block<F: Real>(
         kind: ActivationKind,
-        dy: Option<&[F]>,
-        gate: Option<&[F]>,
-        up: Option<&[F]>,
+        inputs: [Option<&[F]>; 3],
         dgate: &mut [F],
         dup: &mut [F],
+        y: Option<&mut [F]>,
     ) {
         match kind {
-            ActivationKind::GeluTanh => slopes(dy, gate, up, dgate, dup, gelu_tanh, gelu_tanh_slope),
-            ActivationKind::Gelu => slopes(dy, gate, up, dgate, dup, gelu, gelu_slope),
-            ActivationKind::Silu => slopes(dy, gate, up, dgate, dup, silu, silu_slope),
-            ActivationKind::Relu => slopes(dy, gate, up, dgate, dup, relu, |x| {
+            ActivationKind::GeluTanh => slopes(inputs, dgate, dup, y, gelu_tanh, gelu_tanh_slope),
+            ActivationKind::Gelu => slopes(inputs, dgate, dup, y, gelu, gelu_slope),
+            ActivationKind::Silu => slopes(inputs, dgate, dup, y, silu, silu_slope),
+            ActivationKind::Relu => slopes(inputs, dgate, dup, y, relu, |x| {
                 if x > F::ZERO { F::ONE } else { F::ZERO }
             }),
         }
     }
 }
 
-/// Elements that are copied to where no gradient is written, so that one loop serves wherever
-/// the three inputs are.
-const PIECE: usize = 128;
-
 #[inline(always)]
 fn slopes<F: Real>(
-    dy: Option<&[F]>,
-    gate: Option<&[F]>,
-    up: Option<&[F]>,
+    inputs: [Option<&[F]>; 3],
     dgate: &mut [F],
     dup: &mut [F],
+    mut y: Option<&mut [F]>,
     f: impl Fn(F) -> F,
     slope: impl Fn(F) -> F,
 ) {
@@ -120,15 +118,32 @@ fn slopes<F: Real>(
     let starts = (0..dgate.len()).step_by(PIECE);
     for (start, (dgate, dup)) in starts.zip(dgate.chunks_mut(PIECE).zip(dup.chunks_mut(PIECE))) {
         let len = dgate.len();
-        let [dy, gate, up] = [dy, gate, up].map(|x| x.map(|x| &x[start..start + len]));
+        let [dy, gate, up] = inputs.map(|x| x.map(|x| &x[start..start + len]));
+        let y = y.as_deref_mut().map(|y| &mut y[start..start + len]);
         let [d, g, u] = &mut pieces;
-        let free = if gate.is_some() { &*dgate } else { &*dup };
+        let free = match (&y, gate) {
+            (Some(y), _) => &**y,
+            (None, Some(_)) => &*dgate,
+            (None, None) => &*dup,
+        };
         d[..len].copy_from_slice(dy.unwrap_or(free));
         g[..len].copy_from_slice(gate.unwrap_or(dgate));
         u[..len].copy_from_slice(up.unwrap_or(dup));
-        for i in 0..len {
-            dgate[i] = d[i] * u[i] * slope(g[i]);
-            dup[i] = d[i] * f(g[i]);
+        match y {
+            None => {
+                for i in 0..len {
+                    dgate[i] = d[i] * u[i] * slope(g[i]);
+                    dup[i] = d[i] * f(g[i]);
+                }
+            }
+            Some(y) => {
+                for i in 0..len {
+                    let active = f(g[i]);
+                    dgate[i] = d[i] * u[i] * slope(g[i]);
+                    dup[i] = d[i] * active;
+                    y[i] = active * u[i];
+                }
+            }
         }
     }
 }
@@ -195,6 +210,7 @@ mod tests {
                 Some(&up),
                 &mut dgate,
                 &mut dup,
+                None,
             );
             let loss = |gate: &[f64], up: &[f64]| {
                 let mut y = vec![0.0; gate.len()];
@@ -211,6 +227,7 @@ mod tests {
                 None,
                 &mut dgate32,
                 &mut dup32,
+                None,
             );
             assert_single_close("dgate in f32", &dgate32, &dgate, 2e-6);
             assert_single_close("dup in f32", &dup32, &dup, 2e-6);
@@ -231,7 +248,8 @@ mod tests {
                 given(&gate, no_gate),
                 given(&up, no_up),
             );
-            backward(ActivationKind::Silu, dy, gate, up, &mut dgate, &mut dup);
+            let (dgate_at, dup_at) = (&mut dgate[..], &mut dup[..]);
+            backward(ActivationKind::Silu, dy, gate, up, dgate_at, dup_at, None);
             (dgate, dup)
         };
         let expected = run([&nothing, &nothing], [false, false, false]);
@@ -244,6 +262,39 @@ mod tests {
             ([&gate, &dy], [true, true, false]),
         ] {
             assert_eq!(run(held.map(|x| &x[..]), absent), expected, "{absent:?}");
+        }
+    }
+
+    /// Where it is written besides, over dy or not.
+    #[test]
+    fn the_value_is_that_of_the_forward() {
+        let len = TASK + 301;
+        let (gate, up, dy) = (gates(len), random(len, 2), random(len, 3));
+        let nothing = vec![7.0; len];
+        for kind in KINDS {
+            let mut value = nothing.clone();
+            forward(kind, Some(&gate), Some(&up), &mut value);
+            let (mut dgate, mut dup) = (gate.clone(), up.clone());
+            backward(kind, Some(&dy), None, None, &mut dgate, &mut dup, None);
+            for in_place in [true, false] {
+                let mut y = if in_place {
+                    dy.clone()
+                } else {
+                    nothing.clone()
+                };
+                let (mut over_gate, mut over_up) = (gate.clone(), up.clone());
+                let given = (!in_place).then_some(&dy[..]);
+                backward(
+                    kind,
+                    given,
+                    None,
+                    None,
+                    &mut over_gate,
+                    &mut over_up,
+                    Some(&mut y),
+                );
+                assert_eq!((&y, &over_gate, &over_up), (&value, &dgate, &dup));
+            }
         }
     }
 
@@ -262,6 +313,7 @@ mod tests {
                     None,
                     &mut dgate,
                     &mut dup,
+                    None,
                 );
                 (y, dgate, dup)
             })

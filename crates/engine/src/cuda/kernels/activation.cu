@@ -73,9 +73,10 @@ __device__ __forceinline__ void forward(const real* x, real* y, u64 elements) {
     if (last < elements) y[last] = from_float<real>(F::value(to_float(x[last])));
 }
 
-// dx = dy·f′(x)
+// dx = dy·f′(x) and, unless y is null, y = f(x)
 template <typename F>
-__device__ __forceinline__ void backward(const real* dy, const real* x, real* dx, u64 elements) {
+__device__ __forceinline__ void backward(const real* dy, const real* x, real* dx, real* y,
+                                         u64 elements) {
     u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
     u64 vectors = elements / VECTOR;
     for (u64 i = thread; i < vectors; i += threads) {
@@ -83,12 +84,19 @@ __device__ __forceinline__ void backward(const real* dy, const real* x, real* dx
         load(dy + i * VECTOR, d);
         load(x + i * VECTOR, v);
 #pragma unroll
-        for (int j = 0; j < VECTOR; j++) d[j] *= F::slope(v[j]);
+        for (int j = 0; j < VECTOR; j++) {
+            d[j] *= F::slope(v[j]);
+            if (y) v[j] = F::value(v[j]);
+        }
         store(dx + i * VECTOR, d);
+        if (y) store(y + i * VECTOR, v);
     }
     u64 last = vectors * VECTOR + thread;
-    if (last < elements)
-        dx[last] = from_float<real>(to_float(dy[last]) * F::slope(to_float(x[last])));
+    if (last < elements) {
+        float d = to_float(dy[last]), v = to_float(x[last]);
+        dx[last] = from_float<real>(d * F::slope(v));
+        if (y) y[last] = from_float<real>(F::value(v));
+    }
 }
 
 KERNEL gelu_tanh(const real* x, real* y, u64 elements) { forward<GeluTanh>(x, y, elements); }
@@ -96,17 +104,17 @@ KERNEL gelu(const real* x, real* y, u64 elements) { forward<Gelu>(x, y, elements
 KERNEL silu(const real* x, real* y, u64 elements) { forward<Silu>(x, y, elements); }
 KERNEL relu(const real* x, real* y, u64 elements) { forward<Relu>(x, y, elements); }
 
-KERNEL gelu_tanh_backward(const real* dy, const real* x, real* dx, u64 elements) {
-    backward<GeluTanh>(dy, x, dx, elements);
+KERNEL gelu_tanh_backward(const real* dy, const real* x, real* dx, real* y, u64 elements) {
+    backward<GeluTanh>(dy, x, dx, y, elements);
 }
-KERNEL gelu_backward(const real* dy, const real* x, real* dx, u64 elements) {
-    backward<Gelu>(dy, x, dx, elements);
+KERNEL gelu_backward(const real* dy, const real* x, real* dx, real* y, u64 elements) {
+    backward<Gelu>(dy, x, dx, y, elements);
 }
-KERNEL silu_backward(const real* dy, const real* x, real* dx, u64 elements) {
-    backward<Silu>(dy, x, dx, elements);
+KERNEL silu_backward(const real* dy, const real* x, real* dx, real* y, u64 elements) {
+    backward<Silu>(dy, x, dx, y, elements);
 }
-KERNEL relu_backward(const real* dy, const real* x, real* dx, u64 elements) {
-    backward<Relu>(dy, x, dx, elements);
+KERNEL relu_backward(const real* dy, const real* x, real* dx, real* y, u64 elements) {
+    backward<Relu>(dy, x, dx, y, elements);
 }
 
 KERNEL add(const real* a, const real* b, real* y, u64 elements) {
@@ -150,10 +158,11 @@ __device__ __forceinline__ void gated(const real* gate, const real* up, real* y,
         y[last] = from_float<real>(to_float(up[last]) * F::value(to_float(gate[last])));
 }
 
-// dgate = dy·up·f′(gate), dup = dy·f(gate)
+// dgate = dy·up·f′(gate), dup = dy·f(gate) and, unless y is null, y = f(gate)·up
 template <typename F>
 __device__ __forceinline__ void gated_backward(const real* dy, const real* gate, const real* up,
-                                               real* dgate, real* dup, u64 elements) {
+                                               real* dgate, real* dup, real* y,
+                                               u64 elements) {
     u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
     u64 vectors = elements / VECTOR;
     for (u64 i = thread; i < vectors; i += threads) {
@@ -163,17 +172,21 @@ __device__ __forceinline__ void gated_backward(const real* dy, const real* gate,
         load(up + i * VECTOR, u);
 #pragma unroll
         for (int j = 0; j < VECTOR; j++) {
-            u[j] *= d[j] * F::slope(g[j]);
-            d[j] *= F::value(g[j]);
+            float slope = F::slope(g[j]), value = F::value(g[j]);
+            g[j] = u[j] * value;
+            u[j] *= d[j] * slope;
+            d[j] *= value;
         }
         store(dgate + i * VECTOR, u);
         store(dup + i * VECTOR, d);
+        if (y) store(y + i * VECTOR, g);
     }
     u64 last = vectors * VECTOR + thread;
     if (last < elements) {
         float d = to_float(dy[last]), g = to_float(gate[last]), u = to_float(up[last]);
         dgate[last] = from_float<real>(d * u * F::slope(g));
         dup[last] = from_float<real>(d * F::value(g));
+        if (y) y[last] = from_float<real>(u * F::value(g));
     }
 }
 
@@ -190,18 +203,18 @@ KERNEL reglu(const real* gate, const real* up, real* y, u64 elements) {
     gated<Relu>(gate, up, y, elements);
 }
 KERNEL geglu_tanh_backward(const real* dy, const real* gate, const real* up, real* dgate, real* dup,
-                           u64 elements) {
-    gated_backward<GeluTanh>(dy, gate, up, dgate, dup, elements);
+                           real* y, u64 elements) {
+    gated_backward<GeluTanh>(dy, gate, up, dgate, dup, y, elements);
 }
 KERNEL geglu_backward(const real* dy, const real* gate, const real* up, real* dgate, real* dup,
-                      u64 elements) {
-    gated_backward<Gelu>(dy, gate, up, dgate, dup, elements);
+                      real* y, u64 elements) {
+    gated_backward<Gelu>(dy, gate, up, dgate, dup, y, elements);
 }
 KERNEL swiglu_backward(const real* dy, const real* gate, const real* up, real* dgate, real* dup,
-                       u64 elements) {
-    gated_backward<Silu>(dy, gate, up, dgate, dup, elements);
+                       real* y, u64 elements) {
+    gated_backward<Silu>(dy, gate, up, dgate, dup, y, elements);
 }
 KERNEL reglu_backward(const real* dy, const real* gate, const real* up, real* dgate, real* dup,
-                      u64 elements) {
-    gated_backward<Relu>(dy, gate, up, dgate, dup, elements);
+                      real* y, u64 elements) {
+    gated_backward<Relu>(dy, gate, up, dgate, dup, y, elements);
 }

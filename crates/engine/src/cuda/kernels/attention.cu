@@ -309,7 +309,7 @@ __device__ __forceinline__ void forward(const real* q, const real* k, const real
     int own = warp * 16 * TILES, row0 = first + own;
     Lanes<D> lanes;
     Left<D, TILES, D <= 64> query(queries + own * D * 2);
-    Dropout dropout(random, stream, threshold, heads);
+    ScoreDropout dropout(random, stream, threshold, heads);
     float c = scale * LOG2_E;
 
     float out[TILES][D / 8][4], largest[TILES][2], sum[TILES][2];
@@ -512,7 +512,7 @@ __device__ __forceinline__ void backward_keys(const real* d_o, const real* q, co
     int own = warp * 16 * TILES, row0 = first + own;
     Lanes<D> lanes;
     Left<D, TILES, false> key(keys + own * D * 2), value(values + own * D * 2);
-    Dropout dropout(random, stream, threshold, heads);
+    ScoreDropout dropout(random, stream, threshold, heads);
     float c = scale * LOG2_E;
 
     float grad_key[TILES][D / 8][4], grad_value[TILES][D / 8][4];
@@ -726,7 +726,7 @@ __device__ __forceinline__ void backward_queries(const real* d_o, const real* q,
     int own = warp * 16 * TILES, row0 = first + own;
     Lanes<D> lanes;
     Left<D, TILES, D <= 64> query(queries + own * D * 2), gradient(gradients + own * D * 2);
-    Dropout dropout(random, stream, threshold, heads);
+    ScoreDropout dropout(random, stream, threshold, heads);
     float c = scale * LOG2_E;
 
     float out[TILES][D / 8][4], offset[TILES][2], mean[TILES][2];

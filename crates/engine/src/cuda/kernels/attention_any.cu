@@ -130,6 +130,8 @@ __device__ __forceinline__ void add_product(const Problem& x, float* out, const 
     }
 }
 
+// The widest heads that have kernels of their own where nothing is hidden (attention_narrow.cu).
+#define NARROW 8
 #define PARAMETERS                                                                                 \
     u32 q_stride, u32 kv_stride, int seq, int heads, int kv_heads, int width, int chunk,           \
         float scale, int causal, const u32 *random, u32 stream, u32 threshold,                     \
@@ -138,7 +140,7 @@ __device__ __forceinline__ void add_product(const Problem& x, float* out, const 
     Problem x = {q_stride, kv_stride, seq,    heads, heads / kv_heads, width,                      \
                  chunk,    causal,    scale,  seq,   window,           starts,                     \
                  selection};                                                                       \
-    Dropout dropout(random, stream, threshold, heads)
+    ScoreDropout dropout(random, stream, threshold, heads, width > NARROW)
 
 // The kernels' grids are (tiles of the sequence × heads × batch, chunks of the result).
 struct Place {
@@ -254,7 +256,7 @@ KERNEL __launch_bounds__(256, 2) attention_forward_any(const real* q, const real
 
 // A tile of P∘M and of dS·scale, rows are queries, from the products S and dP of this thread.
 // `p` is null where only dS is wanted.
-__device__ __forceinline__ void score_gradients(const Problem& x, const Dropout& dropout,
+__device__ __forceinline__ void score_gradients(const Problem& x, const ScoreDropout& dropout,
                                                 const float (&s)[2][2], const float (&dp)[2][2],
                                                 const float* lse, const float* delta, u32 head,
                                                 int t0, int k0, float* p, float* ds) {

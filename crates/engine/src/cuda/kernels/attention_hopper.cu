@@ -1,4 +1,4 @@
-// The forward of softmax attention for sm_90a: heads of 64 or 128 columns in bf16 or f16. The
+// The forward of softmax attention for sm_90a: heads of 32, 64 or 128 columns in bf16 or f16. The
 // equations and the meaning of lengths, window and starts are those of attention.cu.
 //
 // A block stays on its multiprocessor and takes one piece of work after the other: 64·GROUPS
@@ -188,8 +188,8 @@ __device__ __forceinline__ void attend(const Problem& x, const Memory<D, GROUPS,
     int g = lane / 4, t = lane % 4;
     u64 width = (u64)x.heads * D;
     float c = x.scale * LOG2_E;
-    Dropout dropout(x.random, x.stream, x.threshold, x.heads);
-    u32 queries = at.queries() + group * 64 * 128, queries_parity = 0;
+    ScoreDropout dropout(x.random, x.stream, x.threshold, x.heads);
+    u32 queries = at.queries() + group * 64 * ROW_BYTES<D>, queries_parity = 0;
     // Values are read a tile later than keys.
     Ring<STAGES> keys, values;
     auto release = [&](u32 barrier) {
@@ -244,11 +244,14 @@ __device__ __forceinline__ void attend(const Problem& x, const Memory<D, GROUPS,
         // From here on every query of the warpgroup sees the keys before its own.
         int all_see = piece.bounded ? first_key(starts, x.window, own + 63, x.seq) : 0;
         float s[KEYS / 2], out[D / 2], largest[2], sum[2], shrink[2];
-        u32 p[KEYS / 4], kept[KEYS / 64];
+        u32 p[KEYS / 4], bases[2];
 #pragma unroll
         for (int i = 0; i < D / 2; i++) out[i] = 0.0f;
         largest[0] = largest[1] = MINUS_INFINITY;
         sum[0] = sum[1] = 0.0f;
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            bases[half] = DROPOUT ? dropout.row((u32)head * x.seq + row + half * 8) : 0;
         auto probabilities = [&](int tile) {
             int first = tile * KEYS;
             bool cut = x.causal ? first + KEYS - 1 > own : first + KEYS > piece.length;
@@ -257,21 +260,15 @@ __device__ __forceinline__ void attend(const Problem& x, const Memory<D, GROUPS,
             exponentials(s, c, largest, sum, shrink);
             // The factor of what is kept is applied to the output as a whole.
             if (DROPOUT) {
+                u32 first_word = ScoreDropout::offset(tile * KEYS + 2 * t);
 #pragma unroll
-                for (int i = 0; i < KEYS / 2; i++)
-                    if (!(kept[i / 32] >> i % 32 & 1)) s[i] = 0.0f;
+                for (int i = 0; i < KEYS / 4; i++) {
+                    // Of eight numbers each the first four go with the last four.
+                    int at = i / 4 * 8 + i % 4;
+                    u32 x = bases[i / 2 % 2] + first_word + (i / 4 * 8 + i % 2) * 0x9e3779b9u;
+                    dropout.drop(ScoreDropout::word(x), s[at], s[at + 4]);
+                }
             }
-        };
-        // Which of the thread's scores are kept, a bit for each: found while products run.
-        auto find_kept = [&](int tile) {
-            if (!DROPOUT) return;
-            u32 query = (u32)head * x.seq + row, first = tile * KEYS + 2 * t;
-            u32 bases[2] = {dropout.row(query), dropout.row(query + 8)};
-            kept[0] = kept[1] = 0;
-#pragma unroll
-            for (int i = 0; i < KEYS / 2; i++)
-                if (dropout.keeps(bases[i / 2 % 2], first + i / 4 * 8 + i % 2))
-                    kept[i / 32] |= 1u << i % 32;
         };
 
         wait(at.full(0, keys.stage), keys.parity);
@@ -280,7 +277,6 @@ __device__ __forceinline__ void attend(const Problem& x, const Memory<D, GROUPS,
         multiply_rows<D, ROWS, KEYS>(s, queries, at.keys(keys.stage));
         products_end();
         give_turn();
-        find_kept(tile);
         products_wait<0>();
         settle(s);
         release(at.empty(0, keys.stage));
@@ -297,7 +293,6 @@ __device__ __forceinline__ void attend(const Problem& x, const Memory<D, GROUPS,
             add_product<KEYS>(out, p, at.values(values.stage));
             products_end();
             give_turn();
-            find_kept(tile);
             products_wait<1>();
             settle(s);
             release(at.empty(0, keys.stage));
@@ -332,8 +327,12 @@ __device__ __forceinline__ void attend(const Problem& x, const Memory<D, GROUPS,
         release(at.empty(1, values.stage));
         values.advance();
 
-        // By way of the warp's own rows in shared memory, in 16-byte pieces.
+        // By way of the warp's own rows in shared memory, in 16-byte pieces, permuted so that
+        // neither way two lanes meet in a bank.
         constexpr int PIECES = D / 8;
+        auto piece_at = [](int r, int j) {
+            return r * D * 2 + ((j ^ (PIECES < 8 ? r / 2 % PIECES : r % 8)) << 4);
+        };
         u8* rows = shared_output + (group * 64 + warp * 16) * D * 2;
         __syncwarp();
 #pragma unroll
@@ -343,14 +342,14 @@ __device__ __forceinline__ void attend(const Problem& x, const Memory<D, GROUPS,
                 u32 pair = pack2(out[4 * j + 2 * half] * inverse[half],
                                  out[4 * j + 2 * half + 1] * inverse[half]);
                 int r = half * 8 + g;
-                *reinterpret_cast<u32*>(rows + r * D * 2 + ((j ^ (r & 7)) << 4) + t * 4) = pair;
+                *reinterpret_cast<u32*>(rows + piece_at(r, j) + t * 4) = pair;
             }
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < 16 * PIECES / 32; i++) {
             int index = i * 32 + lane, r = index / PIECES, j = index % PIECES;
             int query = own + warp * 16 + r;
-            uint4 value = *reinterpret_cast<const uint4*>(rows + r * D * 2 + ((j ^ (r & 7)) << 4));
+            uint4 value = *reinterpret_cast<const uint4*>(rows + piece_at(r, j));
             if (query < piece.length)
                 *reinterpret_cast<uint4*>(out_rows + (u64)query * width + j * 8) = value;
         }
@@ -398,6 +397,8 @@ __device__ __forceinline__ void forward(const TensorMap* q, const TensorMap* k, 
         forward<D, GROUPS, STAGES, DROPOUT>(&q, &k, &v, o, lse, x);                                \
     }
 
+INSTANCE(attention_forward_hopper_32, 32, 3, 4, false)
+INSTANCE(attention_forward_hopper_32_dropout, 32, 3, 4, true)
 INSTANCE(attention_forward_hopper_64, 64, 3, 4, false)
 INSTANCE(attention_forward_hopper_64_dropout, 64, 2, 4, true)
 INSTANCE(attention_forward_hopper_128, 128, 2, 2, false)

@@ -14,6 +14,11 @@
 // the other without waiting: at causal order block n starts at its own diagonal, in every other
 // head from the end. A block that had the most queries of one head gets the fewest of the next.
 //
+// Where that leaves teams without a head in the last round, and all heads have room for their sums,
+// blocks of keys are dealt out one by one instead, long ones with short ones, to all blocks of the
+// launch. When each would begin if nobody waited follows from the deal; in that order of time turns
+// come, so that a turn waits only for earlier ones, whoever has them.
+//
 // Where several query heads share a key head, their dK and dV are summed in the order of the heads
 // in the same way, in one of `key_places` for the key heads under way. Nobody waits for a block
 // that is not running, as long as all blocks of the launch find room at the same time: there are
@@ -43,13 +48,81 @@ struct Problem {
     int rounds, apart;
     // Key heads that have sums at the same time.
     int key_places;
+    // Where blocks of keys are dealt out: how many of the launch's blocks get the first items, and
+    // how many items these are.
+    int main_slots, main_items;
 
     // Blocks of keys of a sequence.
     __device__ __forceinline__ int blocks() const { return (seq + KEYS - 1) / KEYS; }
 };
 
-// What a block does for one head. `ROWS` are the queries of a tile.
-template <int ROWS> struct Round {
+// Blocks of keys of all heads, dealt out: item `block · all heads + head`, so that the longest walks
+// come first. Some of the launch's blocks, the slots, get the first items in rows, every other row
+// from the last slot to the first; the other slots get the rest likewise. Odd slots go through
+// their rows backwards. `graph/src/op/attention/deal.rs` has the same in Rust.
+template <int ROWS> struct Deal {
+    const Problem& x;
+
+    // The slots of one kind and the items that they get.
+    struct Zone { int first_slot, slots, first_item, items; };
+
+    __device__ __forceinline__ int heads() const { return x.batch * x.heads; }
+    __device__ __forceinline__ Zone zone(bool main) const {
+        if (main) return {0, x.main_slots, 0, x.main_items};
+        return {x.main_slots, (int)gridDim.x - x.main_slots, x.main_items,
+                x.blocks() * heads() - x.main_items};
+    }
+
+    // What a slot does in a round; −1 when nothing is left.
+    __device__ __forceinline__ int item(int slot, int round) const {
+        Zone z = zone(slot < x.main_slots);
+        int column = slot - z.first_slot, whole = z.items / z.slots;
+        int place = whole & 1 ? z.slots - 1 - column : column;
+        int rows = whole + (place < z.items % z.slots);
+        if (round >= rows) return -1;
+        int row = slot & 1 ? rows - 1 - round : round;
+        return z.first_item + row * z.slots + (row & 1 ? z.slots - 1 - column : column);
+    }
+
+    // When an item begins, in steps of a walk; an item takes one besides.
+    __device__ __forceinline__ int start(int item) const {
+        Zone z = zone(item < x.main_items);
+        int row = (item - z.first_item) / z.slots, place = (item - z.first_item) % z.slots;
+        int slot = z.first_slot + (row & 1 ? z.slots - 1 - place : place), start = 0;
+        for (int round = 0;; round++) {
+            int other = this->item(slot, round);
+            if (other == item || other < 0) return start;
+            start += (x.blocks() - other / heads()) * (KEYS / ROWS) + 1;
+        }
+    }
+
+    // The blocks of keys of a head, a bit for each, that come to a tile before this one.
+    __device__ __forceinline__ u32 earlier(int head, int block, bool backwards) const {
+        // Forwards a walk begins at its own tiles, backwards all begin at the last one.
+        int step = backwards ? 0 : KEYS / ROWS;
+        int own = start(block * heads() + head) - block * step;
+        u32 earlier = 0;
+        for (int other = 0; other < x.blocks(); other++) {
+            int time = start(other * heads() + head) - other * step;
+            if (time < own || (time == own && other < block)) earlier |= 1u << other;
+        }
+        return earlier;
+    }
+
+    // How many of the query heads of a key head are done with a block of keys before this one; for
+    // a whole warp.
+    __device__ __forceinline__ int part(int head, int block, int heads_of_key) const {
+        int lane = threadIdx.x % 32, own = head % heads_of_key;
+        int begins = start(block * heads() + head - own + min(lane, heads_of_key - 1));
+        int own_begins = __shfl_sync(0xffffffffu, begins, own);
+        bool before = begins < own_begins || (begins == own_begins && lane < own);
+        return __popc(__ballot_sync(0xffffffffu, lane < heads_of_key && before));
+    }
+};
+
+// What a block does for one head. `ROWS` are the queries of a tile; DEALS where blocks of keys are
+// dealt out.
+template <int ROWS, bool DEALS> struct Round {
     int index, b, h, block, length;
     // Tiles of queries, from `begin` to before `end`; none where the keys do not count. At any
     // order but the causal one the walk starts in between and goes round.
@@ -59,15 +132,24 @@ template <int ROWS> struct Round {
     const i32* lows;
 
     __device__ __forceinline__ bool take(const Problem& x, int round) {
-        int blocks = x.blocks(), team = blockIdx.x / blocks, slot = blockIdx.x % blocks;
-        int head = x.apart == 1 ? team * x.rounds + round : team + round * x.apart;
-        if (round >= x.rounds || head >= x.batch * x.heads) return false;
+        int blocks = x.blocks(), head;
+        if (DEALS) {
+            int item = Deal<ROWS>{x}.item(blockIdx.x, round), heads = x.batch * x.heads;
+            if (item < 0) return false;
+            head = item % heads;
+            block = item / heads;
+            backwards = head & 1;
+        } else {
+            int team = blockIdx.x / blocks, slot = blockIdx.x % blocks;
+            head = x.apart == 1 ? team * x.rounds + round : team + round * x.apart;
+            if (round >= x.rounds || head >= x.batch * x.heads) return false;
+            backwards = x.causal && (round & 1);
+            block = backwards ? blocks - 1 - slot : slot;
+        }
         index = round;
         b = head / x.heads;
         h = head % x.heads;
         length = sequence_length(x.lengths, b, x.seq);
-        backwards = x.causal && (round & 1);
-        block = backwards ? blocks - 1 - slot : slot;
         lows = x.lows ? x.lows + b * blocks * (KEYS / ROWS) : nullptr;
         begin = block * (KEYS / ROWS);
         end = (length + ROWS - 1) / ROWS;
@@ -95,7 +177,10 @@ template <int ROWS> struct Round {
         return tile < end ? tile : tile - end;
     }
 
-    // How many blocks add to a tile's sum, and how many of them before this one.
+    __device__ __forceinline__ int head(const Problem& x) const { return b * x.heads + h; }
+
+    // How many blocks add to a tile's sum, and how many of them before this one, where teams have
+    // whole heads.
     __device__ __forceinline__ int addends(const Problem& x, int tile) const {
         if (tile * ROWS >= length) return 0;
         if (!x.causal) return (length + KEYS - 1) / KEYS;
@@ -169,14 +254,14 @@ template <int D, int ROWS> struct Memory {
 
 // ---------------------------------------------------------------- the warp that brings everything
 
-template <int D, int ROWS>
+template <int D, int ROWS, bool DEALS>
 __device__ __forceinline__ void bring(const Problem& x, const Memory<D, ROWS>& at,
                                       const TensorMap* q, const TensorMap* k, const TensorMap* v,
                                       const TensorMap* d_o) {
     bool leads = threadIdx.x % 32 == 0;
     Ring<2> ring;
     u32 keys_parity = 1, cut_parity = 0;
-    Round<ROWS> round;
+    Round<ROWS, DEALS> round;
     for (int r = 0; round.take(x, r); r++) {
         int steps = round.num_tiles(x), kv_head = round.h / (x.heads / x.kv_heads);
         u64 padded = (u64)x.blocks() * KEYS, head = (u64)round.b * x.heads + round.h;
@@ -220,33 +305,39 @@ __device__ __forceinline__ void bring(const Problem& x, const Memory<D, ROWS>& a
 // ---------------------------------------------------------------- the warps that sum dQ
 
 // Sums are in the order of the threads' registers: [warpgroup][i][thread][4]. A team has those of
-// some heads, with their counters, at a time.
-template <int D, int ROWS> struct Sums {
+// some heads, with their counters, at a time; dealt out, every head has its own.
+template <int D, int ROWS, bool DEALS> struct Sums {
     u32* turns;
     float* sums;
     u32 use;
 
-    __device__ __forceinline__ Sums(const Problem& x, int round) {
+    __device__ __forceinline__ Sums(const Problem& x, const Round<ROWS, DEALS>& round) {
         int team = blockIdx.x / x.blocks(), tiles = x.blocks() * (KEYS / ROWS);
-        u64 place = ((u64)team * HEADS_WITH_SUMS + round % HEADS_WITH_SUMS) * tiles;
+        u64 head = (u64)team * HEADS_WITH_SUMS + round.index % HEADS_WITH_SUMS;
+        u64 place = (DEALS ? (u64)round.head(x) : head) * tiles;
         turns = x.turns + place;
         sums = x.sums + place * ROWS * D;
-        use = round / HEADS_WITH_SUMS * TURNS_OF_A_USE;
+        use = DEALS ? 0 : round.index / HEADS_WITH_SUMS * TURNS_OF_A_USE;
     }
 };
 
 // One thread of each of two warps, which take every other tile: while one waits for the copy
 // engine, the other starts the next.
-template <int D, int ROWS>
+template <int D, int ROWS, bool DEALS>
 __device__ __forceinline__ void send(const Problem& x, const Memory<D, ROWS>& at, u32 stage) {
     u32 parity = 0, steps_before = 0;
-    Round<ROWS> round;
+    Round<ROWS, DEALS> round;
     for (int r = 0; round.take(x, r); r++) {
-        Sums<D, ROWS> to(x, r);
+        Sums<D, ROWS, DEALS> to(x, round);
         int steps = round.num_tiles(x);
+        u32 earlier = 0;
+        if (DEALS)
+            earlier = Deal<ROWS>{x}.earlier(round.head(x), round.block, round.backwards);
         for (int step = (stage ^ steps_before) & 1; step < steps; step += 2) {
             int tile = round.tile(x, step);
-            u32 rank = round.rank(x, tile);
+            // Of the blocks of keys up to the tile's own.
+            u32 seen = (2u << (tile / (KEYS / ROWS) & 31)) - 1;
+            u32 rank = DEALS ? __popc(earlier & seen) : round.rank(x, tile);
             float* sum = to.sums + (u64)tile * ROWS * D;
             wait(at.sums_full(stage), parity);
             parity ^= 1;
@@ -275,11 +366,12 @@ __device__ __forceinline__ void send(const Problem& x, const Memory<D, ROWS>& at
 
 // A warp that writes dQ of the block's own tiles. A lane has eight columns of one row, which four
 // threads had in their registers.
-template <int D, int ROWS> __device__ __forceinline__ void finish(const Problem& x) {
+template <int D, int ROWS, bool DEALS>
+__device__ __forceinline__ void finish(const Problem& x) {
     int lane = threadIdx.x % 32, g = lane % 16 / 2, half = lane % 2;
-    Round<ROWS> round;
+    Round<ROWS, DEALS> round;
     for (int r = 0; round.take(x, r); r++) {
-        Sums<D, ROWS> from(x, r);
+        Sums<D, ROWS, DEALS> from(x, round);
         real* dq = x.dq + (u64)round.b * x.seq * x.q_stride + (u64)round.h * D;
         for (int own = 0; own < KEYS / ROWS; own++) {
             int tile = round.block * (KEYS / ROWS) + own, addends = round.addends(x, tile);
@@ -339,15 +431,19 @@ __device__ __forceinline__ void hide(float (&s)[ROWS / 2], const Problem& x, con
 
 // Which of the thread's scores are kept, a bit for each: found while products run.
 template <int ROWS>
-__device__ __forceinline__ void find_kept(u32 (&kept)[ROWS / 64], const Dropout& dropout, u32 query,
-                                          u32 key) {
+__device__ __forceinline__ void find_kept(u32 (&kept)[ROWS / 64], const ScoreDropout& dropout,
+                                          u32 query, u32 key) {
+    u32 offset = ScoreDropout::offset(key), limit = dropout.thresholds & 0xffffu;
 #pragma unroll
     for (int j = 0; j < ROWS / 8; j++) {
         if (j % 8 == 0) kept[j / 8] = 0;
-        u32 bases[2] = {dropout.row(query + j * 8), dropout.row(query + j * 8 + 1)};
 #pragma unroll
-        for (int e = 0; e < 4; e++)
-            if (dropout.keeps(bases[e % 2], key + e / 2 * 8)) kept[j / 8] |= 1u << (4 * j + e) % 32;
+        for (int e = 0; e < 2; e++) {
+            // Of the thread's key, and of that eight further on.
+            u32 word = ScoreDropout::word(dropout.row(query + j * 8 + e) + offset);
+            if ((word & 0xffffu) >= limit) kept[j / 8] |= 1u << (4 * j + e) % 32;
+            if (word >> 16 >= limit) kept[j / 8] |= 1u << (4 * j + 2 + e) % 32;
+        }
     }
 }
 
@@ -416,14 +512,14 @@ __device__ __forceinline__ void pass_on(float (&y)[N], float* sums, int part, bo
     }
 }
 
-template <int D, int ROWS, bool DROPOUT>
+template <int D, int ROWS, bool DROPOUT, bool DEALS>
 __device__ __forceinline__ void differentiate(const Problem& x, const Memory<D, ROWS>& at,
                                               u8* shared) {
     // From the first lane, so that the compiler knows it to be the same in the whole warp.
     int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0) - 1;
     int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     float c = x.scale * LOG2_E;
-    Dropout dropout(x.random, x.stream, x.threshold, x.heads);
+    ScoreDropout dropout(x.random, x.stream, x.threshold, x.heads);
     bool bounded = x.window < x.seq || x.starts;
     u32 keys = at.keys() + group * 64 * 128, values = at.values() + group * 64 * 128;
     u32 keys_parity = 0;
@@ -435,10 +531,12 @@ __device__ __forceinline__ void differentiate(const Problem& x, const Memory<D, 
         if (lane == 0) arrive(barrier);
     };
 
-    Round<ROWS> round;
+    Round<ROWS, DEALS> round;
     for (int r = 0; round.take(x, r); r++) {
         int first = round.block * KEYS, heads_of_key = x.heads / x.kv_heads;
         int part = round.h % heads_of_key, kv_head = round.h / heads_of_key;
+        if (DEALS && heads_of_key > 1)
+            part = Deal<ROWS>{x}.part(round.head(x), round.block, heads_of_key);
         u64 kv_start = (u64)round.b * x.seq * x.kv_stride + (u64)kv_head * D;
         bool is_last_part = part == heads_of_key - 1;
         if (x.lengths) {
@@ -538,13 +636,12 @@ __device__ __forceinline__ void differentiate(const Problem& x, const Memory<D, 
 
             // ROWS × D over two warpgroups: half of the columns, or half of the rows.
             float add[32];
-            u32 left = at.scores(stage) + (D == 128 ? 0 : group * KEYS * 128);
-            u32 right = at.keys() + (D == 128 ? group * KEYS * 128 : 0);
+            u64 left = by_column(at.scores(stage) + (D == 128 ? 0 : group * KEYS * 128), 0);
+            u64 right = by_column(at.keys() + (D == 128 ? group * KEYS * 128 : 0), 0);
             products_begin();
 #pragma unroll
             for (int k = 0; k < KEYS / 16; k++)
-                multiply<1, 1>(add, by_column(left + k * 16 * 128, 0),
-                               by_column(right + k * 16 * 128, 0), k > 0);
+                multiply<1, 1>(add, left + k * 128, right + k * 128, k > 0);
             products_end();
             add_product<ROWS>(grad_key, q, at.tile(0, stage));
             products_end();
@@ -590,7 +687,7 @@ __device__ __forceinline__ void differentiate(const Problem& x, const Memory<D, 
     }
 }
 
-template <int D, int ROWS, bool DROPOUT>
+template <int D, int ROWS, bool DROPOUT, bool DEALS>
 __device__ __forceinline__ void backward(const TensorMap* q, const TensorMap* k, const TensorMap* v,
                                          const TensorMap* d_o, const Problem& x) {
     extern __shared__ __align__(1024) u8 shared[];
@@ -615,14 +712,14 @@ __device__ __forceinline__ void backward(const TensorMap* q, const TensorMap* k,
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
         if (warp == 0)
-            bring<D, ROWS>(x, at, q, k, v, d_o);
+            bring<D, ROWS, DEALS>(x, at, q, k, v, d_o);
         else if (warp == 3)
-            finish<D, ROWS>(x);
+            finish<D, ROWS, DEALS>(x);
         else if (threadIdx.x % 32 == 0)
-            send<D, ROWS>(x, at, warp - 1);
+            send<D, ROWS, DEALS>(x, at, warp - 1);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        differentiate<D, ROWS, DROPOUT>(x, at, shared);
+        differentiate<D, ROWS, DROPOUT, DEALS>(x, at, shared);
     }
 }
 
@@ -631,8 +728,8 @@ __device__ __forceinline__ void backward(const TensorMap* q, const TensorMap* k,
 #define SCALARS                                                                                    \
     u32 q_stride, u32 kv_stride, int batch, int seq, int heads, int kv_heads, float scale,         \
         int causal, const u32 *random, u32 stream, u32 threshold, const i32 *lengths, int window,  \
-        const i32 *starts, int rounds, int apart, int key_places
-#define INSTANCE(NAME, D, ROWS, DROPOUT)                                                           \
+        const i32 *starts, int rounds, int apart, int key_places, int main_slots, int main_items
+#define INSTANCE(NAME, D, ROWS, DROPOUT, DEALS)                                                    \
     KERNEL __launch_bounds__(384, 1)                                                               \
         NAME(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,             \
              const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap d_o,           \
@@ -641,14 +738,17 @@ __device__ __forceinline__ void backward(const TensorMap* q, const TensorMap* k,
         Problem x = {lse,      delta,     sums,      key_sums, turns,     key_turns, lows,         \
                      dq,       dk,        dv,        q_stride, kv_stride, batch,     seq,          \
                      heads,    kv_heads,  causal,    scale,    random,    stream,    threshold,    \
-                     lengths,  window,    starts,    rounds,   apart,     key_places};             \
-        backward<D, ROWS, DROPOUT>(&q, &k, &v, &d_o, x);                                           \
+                     lengths,  window,    starts,    rounds,   apart,     key_places,              \
+                     main_slots, main_items};                                                      \
+        backward<D, ROWS, DROPOUT, DEALS>(&q, &k, &v, &d_o, x);                                    \
     }
 
-INSTANCE(attention_backward_hopper_64, 64, 128, false)
-INSTANCE(attention_backward_hopper_64_dropout, 64, 128, true)
-INSTANCE(attention_backward_hopper_128, 128, 64, false)
-INSTANCE(attention_backward_hopper_128_dropout, 128, 64, true)
+INSTANCE(attention_backward_hopper_64, 64, 128, false, false)
+INSTANCE(attention_backward_hopper_64_dealt, 64, 128, false, true)
+INSTANCE(attention_backward_hopper_64_dropout, 64, 128, true, false)
+INSTANCE(attention_backward_hopper_128, 128, 64, false, false)
+INSTANCE(attention_backward_hopper_128_dealt, 128, 64, false, true)
+INSTANCE(attention_backward_hopper_128_dropout, 128, 64, true, false)
 
 // What the backward reads for each query, for whole blocks of keys: lse·log2 e and δ = Σ do∘o,
 // [B, heads, blocks·KEYS], infinite and 0 where a query does not count, so that its probabilities

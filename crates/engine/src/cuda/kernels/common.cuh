@@ -126,11 +126,14 @@ __device__ __forceinline__ float softplus(float x) {
 
 // The same function of key, stream, row and column as on the CPU (cpu/dropout.rs): masks are
 // equal bit for bit.
-__device__ __forceinline__ u32 mix(u32 x) {
+__device__ __forceinline__ u32 mix_upper(u32 x) {
     x ^= x >> 16;
     x *= 0x7feb352du;
     x ^= x >> 15;
-    x *= 0x846ca68bu;
+    return x * 0x846ca68bu;
+}
+__device__ __forceinline__ u32 mix(u32 x) {
+    x = mix_upper(x);
     return x ^ (x >> 16);
 }
 
@@ -150,12 +153,61 @@ struct Dropout {
     __device__ __forceinline__ u32 row(u32 row) const { return mix((row + row_offset) ^ key); }
 
     __device__ __forceinline__ bool keeps(u32 base, u32 column) const {
-        return mix(base + column * 0x9e3779b9u) >= threshold;
+        // The threshold's lower half is zero, so the upper half of the number decides.
+        return mix_upper(base + column * 0x9e3779b9u) >= threshold;
     }
 
     // 0 for a dropped element, 1/(1 − rate) for a kept one.
     __device__ __forceinline__ float factor(u32 base, u32 column) const {
         if (threshold == 0u) return 1.0f;
         return keeps(base, column) ? scale : 0.0f;
+    }
+};
+
+// Dropout of attention's probabilities, of which there are many more: keys s and s + 8 of sixteen
+// have one random number, 14 bits of it each, and the row's own is mixed already.
+struct ScoreDropout : Dropout {
+    static constexpr u32 MASK = 0x3fff3fffu;
+    // Two thresholds, side by side. As numbers of 16 bits they and what is compared with them are
+    // finite and positive.
+    u32 thresholds;
+    // Narrow heads have kernels of their own, which draw a number for each probability.
+    bool paired;
+
+    __device__ __forceinline__ ScoreDropout(const u32* random, u32 stream, u32 limit, u32 rows,
+                                            bool pairs = true)
+        : Dropout(random, stream, limit, rows), paired(pairs) {
+        u32 bits = min((threshold >> 17) + 1 >> 1, 0x3fffu);
+        thresholds = bits * 0x10001u;
+        if (paired) scale = (float)(1.0 / (1.0 - (double)bits / 16384.0));
+    }
+
+    // How far the word of a key is from that of its row.
+    __device__ __forceinline__ static u32 offset(u32 key) {
+        return (key >> 4 << 3 | (key & 7)) * 0x9e3779b9u;
+    }
+    // The numbers of a key in the low half, and of the key eight further on in the high one.
+    __device__ __forceinline__ static u32 word(u32 x) {
+        x *= 0x7feb352du;
+        x ^= x >> 15;
+        x *= 0x846ca68bu;
+        return (x ^ (x >> 16)) & MASK;
+    }
+    // Zeroes what is dropped of such a pair.
+    __device__ __forceinline__ void drop(u32 word, float& first, float& second) const {
+        asm("{ .reg .pred p, q; setp.ge.f16x2 p|q, %2, %3; "
+            "selp.f32 %0, %0, 0f00000000, p; selp.f32 %1, %1, 0f00000000, q; }"
+            : "+f"(first), "+f"(second)
+            : "r"(word), "r"(thresholds));
+    }
+
+    __device__ __forceinline__ bool keeps(u32 base, u32 key) const {
+        if (!paired) return Dropout::keeps(base, key);
+        u32 both = word(base + offset(key));
+        return (key & 8 ? both >> 16 : both & 0xffffu) >= (thresholds & 0xffffu);
+    }
+    __device__ __forceinline__ float factor(u32 base, u32 key) const {
+        if (threshold == 0u) return 1.0f;
+        return keeps(base, key) ? scale : 0.0f;
     }
 };

@@ -3,7 +3,8 @@
 //
 // Tiles in shared memory are panels of 64 columns of 16 bits: [rows][64], 128 bytes a row, whose
 // 16-byte pieces the copy engine permutes within eight rows (the swizzle of 128 bytes). A panel
-// begins at a multiple of 1024 bytes. A head of 128 columns is two panels, one after the other.
+// begins at a multiple of 1024 bytes. A head of 128 columns is two panels, one after the other; one
+// of 32 columns is half a panel: rows of 64 bytes, permuted within eight rows by the swizzle of 64.
 
 #include "common.cuh"
 
@@ -79,7 +80,11 @@ template <int STAGES> struct Ring {
 
 // ---------------------------------------------------------------- copy engine
 
-// Copies 64 columns × 64 rows of one head of [batch, rows, heads, columns]; zeroes beyond the rows.
+// What a row of a tile of D columns takes in a panel, and how many panels there are.
+template <int D> constexpr u32 ROW_BYTES = D < 64 ? D * 2 : 128;
+template <int D> constexpr int PANELS = D < 64 ? 1 : D / 64;
+
+// Copies 64 columns, or all of fewer, × 64 rows of one head of [batch, rows, heads, columns]; zeroes beyond the rows.
 __device__ __forceinline__ void copy_box(u32 to, const TensorMap* map, u32 barrier, int column,
                                          int head, int row, int b) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -101,11 +106,23 @@ template <int D, int ROWS>
 __device__ __forceinline__ void copy_tile(u32 to, const TensorMap* map, u32 barrier, int head,
                                           int row, int b) {
 #pragma unroll
-    for (int panel = 0; panel < D / 64; panel++)
+    for (int panel = 0; panel < PANELS<D>; panel++)
 #pragma unroll
         for (int part = 0; part < ROWS / 64; part++)
-            copy_box(to + (panel * ROWS + part * 64) * 128, map, barrier, panel * 64, head,
+            copy_box(to + (panel * ROWS + part * 64) * ROW_BYTES<D>, map, barrier, panel * 64, head,
                      row + part * 64, b);
+}
+
+// Zeroes the rows of a tile from `first` on, by a whole warp.
+template <int D, int ROWS> __device__ __forceinline__ void clear_rows(u32 tile, int first) {
+    constexpr int PIECES = ROW_BYTES<D> / 16;
+    for (int i = first * PIECES + threadIdx.x % 32; i < ROWS * PIECES; i += 32)
+#pragma unroll
+        for (int panel = 0; panel < PANELS<D>; panel++)
+            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
+                             tile + panel * ROWS * ROW_BYTES<D> + i * 16),
+                         "r"(0)
+                         : "memory");
 }
 
 // Fills a tile whose rows end inside it, by a whole warp: copies, waits on a barrier of its own,
@@ -121,14 +138,7 @@ __device__ __forceinline__ void fill_cut(u32 to, const TensorMap* map, u32 own_b
     __syncwarp();
     wait(own_barrier, own_parity);
     own_parity ^= 1;
-    int first = max(limit - row, 0);
-    for (int i = first * 8 + lane; i < ROWS * 8; i += 32)
-#pragma unroll
-        for (int panel = 0; panel < D / 64; panel++)
-            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to + panel * ROWS * 128 +
-                                                                          i * 16),
-                         "r"(0)
-                         : "memory");
+    clear_rows<D, ROWS>(to, max(limit - row, 0));
     publish_shared();
     __syncwarp();
 }
@@ -138,13 +148,15 @@ __device__ __forceinline__ void fill_cut(u32 to, const TensorMap* map, u32 own_b
 // Operands in shared memory. Rows of a panel go along one side of the product, its 64 columns along
 // the other. `by_row`: the columns are summed over, and the tile has as many panels as the sum is
 // long. `by_column`: the rows are summed over; beyond 64 columns the next panel follows after
-// `panel_bytes`.
-__device__ __forceinline__ u64 by_row(u32 address) {
-    return (u64)((address & 0x3ffffu) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
+// `panel_bytes`. ROW is 128, or 64 in half a panel: eight rows lie together, and the last two bits
+// name the swizzle.
+template <u32 ROW = 128> __device__ __forceinline__ u64 by_column(u32 address, u32 panel_bytes) {
+    static_assert(ROW == 128 || ROW == 64, "the swizzles of 128 and of 64 bytes");
+    return (u64)((address & 0x3ffffu) >> 4) | ((u64)(panel_bytes >> 4) << 16) |
+           ((u64)(8 * ROW >> 4) << 32) | ((ROW == 128 ? 1ull : 2ull) << 62);
 }
-__device__ __forceinline__ u64 by_column(u32 address, u32 panel_bytes) {
-    return (u64)((address & 0x3ffffu) >> 4) | ((u64)(panel_bytes >> 4) << 16) | (64ull << 32) |
-           (1ull << 62);
+template <u32 ROW = 128> __device__ __forceinline__ u64 by_row(u32 address) {
+    return by_column<ROW>(address, 16);
 }
 
 // To be called before products whose registers were written by others, and after the last of some.
@@ -168,6 +180,27 @@ template <int N> __device__ __forceinline__ void settle(float (&x)[N]) {
 // `by_column`. With g = lane/4 and t = lane%4 warp w has of d in d[4j + e] the row 16w + g + e/2·8
 // and the column 8j + 2t + e%2. The left operand may be in registers: two neighbouring blocks of
 // eight columns of such a result, packed.
+template <int TA, int TB>
+__device__ __forceinline__ void multiply(float (&d)[16], u64 a, u64 b, int add) {
+    asm volatile("{ .reg .pred adds; setp.ne.b32 adds, %18, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32." ELEMENTS " {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+                 "}, %16, %17, adds, 1, 1, %19, %20; }"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
+                   "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+                   "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+                 : "l"(a), "l"(b), "r"(add), "n"(TA), "n"(TB));
+}
+template <int TB>
+__device__ __forceinline__ void multiply_registers(float (&d)[16], const u32 (&a)[4], u64 b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32." ELEMENTS " {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+                 "}, {%16, %17, %18, %19}, %20, 1, 1, 1, %21;"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
+                   "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+                   "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(TB));
+}
 template <int TA, int TB>
 __device__ __forceinline__ void multiply(float (&d)[32], u64 a, u64 b, int add) {
     asm volatile("{ .reg .pred adds; setp.ne.b32 adds, %34, 0; "
@@ -244,11 +277,14 @@ __device__ __forceinline__ void multiply_registers(float (&d)[64], const u32 (&a
 // d[64×N] = a·bᵀ over D columns: 64 rows of a tile of A_ROWS, and all N rows of another.
 template <int D, int A_ROWS, int B_ROWS, int N>
 __device__ __forceinline__ void multiply_rows(float (&d)[N], u32 a, u32 b) {
+    constexpr u32 ROW = ROW_BYTES<D>;
+    // Further on in an operand: its address, in units of 16 bytes, is what comes first in it.
+    u64 left = by_row<ROW>(a), right = by_row<ROW>(b);
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
         u32 panel = k / 4, column = k % 4 * 32;
-        multiply<0, 0>(d, by_row(a + panel * A_ROWS * 128 + column),
-                       by_row(b + panel * B_ROWS * 128 + column), k > 0);
+        multiply<0, 0>(d, left + (panel * A_ROWS * ROW + column) / 16,
+                       right + (panel * B_ROWS * ROW + column) / 16, k > 0);
     }
 }
 
@@ -261,10 +297,12 @@ template <int N> __device__ __forceinline__ void pack(u32 (&p)[N / 2], const flo
 // d[64×D] += p[64×ROWS]·b, where p is in registers and b a tile of ROWS rows.
 template <int ROWS, int N>
 __device__ __forceinline__ void add_product(float (&d)[N], const u32 (&p)[ROWS / 4], u32 b) {
+    constexpr u32 ROW = ROW_BYTES<2 * N>;
+    u64 right = by_column<ROW>(b, ROWS * ROW);
 #pragma unroll
     for (int k = 0; k < ROWS / 16; k++) {
         u32 a[4] = {p[4 * k], p[4 * k + 1], p[4 * k + 2], p[4 * k + 3]};
-        multiply_registers<1>(d, a, by_column(b + k * 16 * 128, ROWS * 128));
+        multiply_registers<1>(d, a, right + k * ROW);
     }
 }
 

@@ -8,7 +8,9 @@
 // Rows that are a whole number of 16-byte vectors, at most 1024 of them, take the kernels
 // without a suffix: a group of threads has a row, each thread one vector of it, in registers.
 // A block holds several groups (threadIdx.y) and walks over the rows, γ and β staying in
-// registers. Other widths take the kernels named _any: a block to a row, one element at a time.
+// registers. Where registers are left, a row's numbers are on their way while the row before it
+// waits for its sums. Other widths take the kernels named _any: a block to a row, one element at a
+// time.
 #include "common.cuh"
 
 constexpr int VECTOR = 16 / sizeof(real);
@@ -43,6 +45,18 @@ __device__ __forceinline__ float normalized(float x, float mean, float rstd, flo
     return fmaf((x - mean) * rstd, gamma, beta);
 }
 
+// A thread's vector of a row as it was read, in as few registers as it has words.
+struct alignas(16) Words { u32 word[4]; };
+
+__device__ __forceinline__ Words fetch(const real* p) { return *reinterpret_cast<const Words*>(p); }
+
+__device__ __forceinline__ void unpack(const Words& words, float (&x)[VECTOR]) {
+    Pack<real, VECTOR> pack;
+    memcpy(&pack, &words, sizeof pack);
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++) x[i] = to_float(pack.v[i]);
+}
+
 // As it will be read back.
 __device__ __forceinline__ float rounded(float x) { return to_float(from_float<real>(x)); }
 
@@ -66,15 +80,23 @@ norm_forward(const real* x, const real* branch, const float* gamma, const float*
         b[i] = active && beta ? beta[column + i] : 0.0f;
     }
     int turn = 0;
-    for (u32 row = blockIdx.x * blockDim.y + threadIdx.y; row < rows;
-         row += gridDim.x * blockDim.y) {
+    u32 step = gridDim.x * blockDim.y;
+    Words next_x = {}, next_branch = {};
+    auto bring = [&](u32 row) {
+        if (!active || row >= rows) return;
         u64 at = (u64)row * width + column;
-        float s[VECTOR] = {};
+        next_x = fetch(x + at);
+        if (branch) next_branch = fetch(branch + at);
+    };
+    u32 row = blockIdx.x * blockDim.y + threadIdx.y;
+    for (bring(row); row < rows; row += step) {
+        u64 at = (u64)row * width + column;
+        float s[VECTOR], added[VECTOR];
+        unpack(next_x, s);
+        unpack(next_branch, added);
+        bring(row + step);
         if (active) {
-            load(x + at, s);
             if (branch) {
-                float added[VECTOR];
-                load(branch + at, added);
                 u32 base = dropout.row(row);
 #pragma unroll
                 for (int i = 0; i < VECTOR; i++)
@@ -202,14 +224,19 @@ norm_apply_any(const real* s, const float* mean, const float* rstd, const float*
 //   RMS:    dx = ds + rstd·(g − x̂·mean(g ⊙ x̂))
 //   dγ = Σ_rows dy ⊙ x̂      dβ = Σ_rows dy      dbranch = mask ⊙ dx
 //
-// ds is what came down the residual path, or null. dx may be dy or ds.
+// ds is what came down the residual path, or null. dx may be dy or ds. Unless y is null it is
+// written again, with the bits of norm_apply; it may be dy, and dx then ds.
 
-// `partials`, unless null: dγ of each block's rows [gridDim.x, width], then for layer norm dβ
-// likewise; sum_partials adds them up. Dynamic shared memory: 2·width floats, with partials.
-KERNEL __launch_bounds__(1024)
-norm_backward(const real* dy, const real* ds, const real* s, const float* mean,
-              const float* rstd, const float* gamma, real* dx, real* dbranch, float* partials,
-              const u32* random, u32 number, u32 threshold, u32 rows, u32 width) {
+// Without SUMS neither dγ nor dβ is made, and their registers hold the next row. With SUMS,
+// `partials` gets dγ of each block's rows [gridDim.x, width], then for layer norm dβ likewise;
+// sum_partials adds them up. There are 2·width floats of dynamic shared memory then.
+template <bool SUMS>
+__device__ __forceinline__ void norm_gradient(const real* dy, const real* ds, const real* s,
+                                              const float* mean, const float* rstd,
+                                              const float* gamma, const float* beta, real* dx,
+                                              real* dbranch, real* y, float* partials,
+                                              const u32* random, u32 number, u32 threshold,
+                                              u32 rows, u32 width) {
     extern __shared__ float columns[];
     __shared__ Pair scratch[2][16][32];
     Dropout dropout(random, number, threshold);
@@ -220,36 +247,60 @@ norm_backward(const real* dy, const real* ds, const real* s, const float* mean,
 #pragma unroll
     for (int i = 0; i < VECTOR; i++) g[i] = inside ? gamma[column + i] : 0.0f;
     int turn = 0;
+    u32 step = gridDim.x * blockDim.y;
+    Words next_dy = {}, next_s = {}, next_ds = {};
+    auto bring = [&](u32 row) {
+        if (!inside || row >= rows) return;
+        u64 at = (u64)row * width + column;
+        next_dy = fetch(dy + at);
+        next_s = fetch(s + at);
+        if (ds) next_ds = fetch(ds + at);
+    };
+    if (!SUMS) bring(blockIdx.x * blockDim.y + threadIdx.y);
     // Groups that have no row left go round with the others: all meet at the same barriers.
-    for (u32 first = blockIdx.x * blockDim.y; first < rows; first += gridDim.x * blockDim.y) {
+    for (u32 first = blockIdx.x * blockDim.y; first < rows; first += step) {
         u32 row = first + threadIdx.y;
         bool active = inside && row < rows;
         u64 at = (u64)row * width + column;
         float center = mean && active ? mean[row] : 0.0f, inverse = active ? rstd[row] : 0.0f;
         float d[VECTOR] = {}, x_hat[VECTOR] = {};
+        if (SUMS) bring(row);
+        Words residual = next_ds;
         Pair sums = {0.0f, 0.0f};
         if (active) {
-            load(dy + at, d);
-            load(s + at, x_hat);
+            unpack(next_dy, d);
+            unpack(next_s, x_hat);
+        }
+        if (!SUMS) bring(row + step);
+        if (active) {
 #pragma unroll
             for (int i = 0; i < VECTOR; i++) {
                 x_hat[i] = (x_hat[i] - center) * inverse;
-                dgamma[i] = fmaf(d[i], x_hat[i], dgamma[i]);
-                dbeta[i] += d[i];
+                if (SUMS) {
+                    dgamma[i] = fmaf(d[i], x_hat[i], dgamma[i]);
+                    dbeta[i] += d[i];
+                }
                 d[i] *= g[i];
                 sums.a += d[i];
                 sums.b = fmaf(d[i], x_hat[i], sums.b);
+            }
+            if (y) {
+                float value[VECTOR];
+#pragma unroll
+                for (int i = 0; i < VECTOR; i++)
+                    value[i] = fmaf(x_hat[i], g[i], beta ? beta[column + i] : 0.0f);
+                store(y + at, value);
             }
         }
         sums = group_sum(sums, scratch[turn][threadIdx.y]);
         turn ^= 1;
         if (active) {
             float mean_g = mean ? sums.a * scale : 0.0f, mean_gx = sums.b * scale;
-            float residual[VECTOR] = {};
-            if (ds) load(ds + at, residual);
+            float along[VECTOR];
+            unpack(residual, along);
 #pragma unroll
             for (int i = 0; i < VECTOR; i++)
-                d[i] = fmaf(inverse, d[i] - mean_g - x_hat[i] * mean_gx, residual[i]);
+                d[i] = fmaf(inverse, d[i] - mean_g - x_hat[i] * mean_gx, along[i]);
             store(dx + at, d);
             if (dbranch) {
                 u32 base = dropout.row(row);
@@ -259,7 +310,7 @@ norm_backward(const real* dy, const real* ds, const real* s, const float* mean,
             }
         }
     }
-    if (!partials) return;
+    if (!SUMS) return;
     // The groups add their sums one after another.
     for (u32 group = 0; group < blockDim.y; group++) {
         if (threadIdx.y == group && inside) {
@@ -281,9 +332,27 @@ norm_backward(const real* dy, const real* ds, const real* s, const float* mean,
 }
 
 KERNEL __launch_bounds__(1024)
+norm_backward(const real* dy, const real* ds, const real* s, const float* mean,
+              const float* rstd, const float* gamma, const float* beta, real* dx, real* dbranch,
+              real* y, const u32* random, u32 number, u32 threshold, u32 rows, u32 width) {
+    norm_gradient<false>(dy, ds, s, mean, rstd, gamma, beta, dx, dbranch, y, nullptr, random,
+                         number, threshold, rows, width);
+}
+
+KERNEL __launch_bounds__(1024)
+norm_backward_sums(const real* dy, const real* ds, const real* s, const float* mean,
+                   const float* rstd, const float* gamma, const float* beta, real* dx,
+                   real* dbranch, real* y, float* partials, const u32* random, u32 number,
+                   u32 threshold, u32 rows, u32 width) {
+    norm_gradient<true>(dy, ds, s, mean, rstd, gamma, beta, dx, dbranch, y, partials, random,
+                        number, threshold, rows, width);
+}
+
+KERNEL __launch_bounds__(1024)
 norm_backward_any(const real* dy, const real* ds, const real* s, const float* mean,
-                  const float* rstd, const float* gamma, real* dx, real* dbranch,
-                  const u32* random, u32 number, u32 threshold, u32 rows, u32 width) {
+                  const float* rstd, const float* gamma, const float* beta, real* dx,
+                  real* dbranch, real* y, const u32* random, u32 number, u32 threshold,
+                  u32 rows, u32 width) {
     __shared__ float scratch[32];
     Dropout dropout(random, number, threshold);
     float scale = 1.0f / (float)width;
@@ -305,6 +374,10 @@ norm_backward_any(const real* dy, const real* ds, const real* s, const float* me
             float residual = ds ? to_float(ds[start + column]) : 0.0f;
             float d = fmaf(inverse, g - mean_g - x_hat * mean_gx, residual);
             dx[start + column] = from_float<real>(d);
+            if (y) {
+                float shift = beta ? beta[column] : 0.0f;
+                y[start + column] = from_float<real>(fmaf(x_hat, gamma[column], shift));
+            }
             if (dbranch)
                 dbranch[start + column] = from_float<real>(d * dropout.factor(base, column));
         }

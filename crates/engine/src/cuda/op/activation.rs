@@ -15,11 +15,13 @@ pub(super) fn elementwise(elements: usize, vector: usize) -> LaunchShape {
     LaunchShape::linear(blocks.min(64 * MULTIPROCESSORS), THREADS as u32)
 }
 
-fn launch(x: &mut Lowering<'_>, function: &'static str, inputs: usize) {
+/// A kernel of a thread to each element: inputs, outputs, of which some may be missing, and count.
+pub(super) fn launch(x: &mut Lowering<'_>, function: &'static str, outputs: &[Option<usize>]) {
     let ty = x.output_type(0);
     let elements = ty.shape.elements();
-    let mut arguments: Vec<Argument> = (0..inputs).map(|i| x.input_argument(i)).collect();
-    arguments.push(x.output_argument(0));
+    let inputs = 0..x.node.inputs.len();
+    let mut arguments: Vec<Argument> = inputs.map(|i| x.input_argument(i)).collect();
+    arguments.extend(outputs.iter().map(|&i| x.optional_output(i)));
     arguments.push(Argument::U64(elements as u64));
     let kernel = Kernel {
         file: "activation",
@@ -36,7 +38,7 @@ pub fn activation(x: &mut Lowering<'_>, op: &Activation) {
         ActivationKind::Silu => "silu",
         ActivationKind::Relu => "relu",
     };
-    launch(x, function, 1);
+    launch(x, function, &[Some(0)]);
 }
 
 pub fn activation_backward(x: &mut Lowering<'_>, op: &ActivationBackward) {
@@ -46,7 +48,7 @@ pub fn activation_backward(x: &mut Lowering<'_>, op: &ActivationBackward) {
         ActivationKind::Silu => "silu_backward",
         ActivationKind::Relu => "relu_backward",
     };
-    launch(x, function, 2);
+    launch(x, function, &[Some(0), op.value.then_some(1)]);
 }
 
 pub fn add(x: &mut Lowering<'_>, _op: &Add) {
@@ -54,5 +56,5 @@ pub fn add(x: &mut Lowering<'_>, _op: &Add) {
         DType::F32 => "add_single",
         _ => "add",
     };
-    launch(x, function, 2);
+    launch(x, function, &[Some(0)]);
 }

@@ -4,7 +4,7 @@
 
 use cinch_graph::{DType, op};
 
-use super::{attention_hopper, attention_narrow};
+use super::{attention_hopper, attention_hopper_short, attention_narrow};
 use crate::cuda::command::{Argument, Kernel, LaunchShape};
 use crate::cuda::lowering::Lowering;
 
@@ -278,6 +278,11 @@ pub fn attention(x: &mut Lowering<'_>, op: &op::Attention) {
 pub fn attention_backward(x: &mut Lowering<'_>, op: &op::AttentionBackward) {
     let op = &op.0;
     if x.card.is_hopper
+        && let Some(layout) = op.hopper_short(&x.input_type(1))
+    {
+        return attention_hopper_short::attention_backward(x, op, &layout);
+    }
+    if x.card.is_hopper
         && let Some(layout) = op.hopper_backward(&x.input_type(1), x.card.multiprocessors)
     {
         return attention_hopper::attention_backward(x, op, &layout);
@@ -364,8 +369,10 @@ pub(super) mod tests {
     const TENSOR_CORE_SOURCE: &str = include_str!("../kernels/attention.cu");
     const ANY_SOURCE: &str = include_str!("../kernels/attention_any.cu");
     const NARROW_SOURCE: &str = include_str!("../kernels/attention_narrow.cu");
+    const NARROW_TENSOR_SOURCE: &str = include_str!("../kernels/attention_narrow_tensor.cu");
     const HOPPER_SOURCE: &str = include_str!("../kernels/attention_hopper.cu");
     const HOPPER_BACKWARD_SOURCE: &str = include_str!("../kernels/attention_hopper_backward.cu");
+    const HOPPER_SHORT_SOURCE: &str = include_str!("../kernels/attention_hopper_short.cu");
 
     pub fn op(
         inputs: op::AttentionInputs,
@@ -472,14 +479,16 @@ pub(super) mod tests {
         let source = match kernel.file {
             "attention" => TENSOR_CORE_SOURCE,
             "attention_narrow" => NARROW_SOURCE,
+            "attention_narrow_tensor" => NARROW_TENSOR_SOURCE,
             "attention_hopper" => HOPPER_SOURCE,
             "attention_hopper_backward" => HOPPER_BACKWARD_SOURCE,
+            "attention_hopper_short" => HOPPER_SHORT_SOURCE,
             _ => ANY_SOURCE,
         };
         let source = source.replace('\\', " ");
         // The parameters that a source's kernels share are a macro of it.
         let shared_name = match kernel.file {
-            "attention_any" | "attention_narrow" => "PARAMETERS",
+            "attention_any" | "attention_narrow" | "attention_narrow_tensor" => "PARAMETERS",
             _ => "SCALARS",
         };
         let define = format!("#define {shared_name} ");
@@ -531,10 +540,20 @@ pub(super) mod tests {
             (DType::F32, 64, Card::ANY),
             (DType::F16, 2, Card::ANY),
             (DType::F32, 8, Card::HOPPER),
+            (DType::F16, 32, Card::HOPPER),
             (DType::F16, 64, Card::HOPPER),
             (DType::Bf16, 128, Card::HOPPER),
         ] {
-            let ops = [op, plain].map(|op| op(Packed, 4, 2, head_dim));
+            let encoder = op::Attention {
+                causal: false,
+                padding: true,
+                ..plain(Packed, 4, 4, head_dim)
+            };
+            let ops = [
+                op(Packed, 4, 2, head_dim),
+                plain(Packed, 4, 2, head_dim),
+                encoder,
+            ];
             let lowered = ops.map(|op| lower_for(&op, dtype, 2, 50, card).2);
             let launched = lowered.iter().flat_map(|commands| launches(commands));
             for (kernel, _, arguments) in launched {

@@ -15,6 +15,8 @@ const NARROW_HEADS: usize = 8;
 const NARROW_WIDTH: usize = 8;
 const NARROW_BLOCK: usize = 32;
 const NARROW_THREADS: u32 = 128;
+/// Positions of a block of `kernels/attention_entropy_tensor.cu`, which has as many threads.
+const TENSOR_BLOCK: usize = 16;
 
 fn kernel(function: &'static str) -> Kernel {
     Kernel {
@@ -29,8 +31,9 @@ struct Site {
     seq: usize,
     heads: usize,
     columns: usize,
-    /// Whether the kernels for heads of 8 columns take it.
+    /// Whether the kernels for heads of 8 columns take it, and those on the tensor cores.
     is_narrow: bool,
+    on_tensor_cores: bool,
     element_bytes: u64,
     /// Queries and keys at their first column.
     sources: [Argument; 2],
@@ -52,6 +55,7 @@ impl Site {
             heads: op.heads,
             columns,
             is_narrow: op.heads <= NARROW_HEADS && op.head_dim == NARROW_WIDTH,
+            on_tensor_cores: op.suits_tensor_cores(source.dtype),
             element_bytes,
             sources: [at(0), at(columns)],
             scalars: [
@@ -65,16 +69,28 @@ impl Site {
         }
     }
 
-    /// Launches a kernel of which there are three: for heads of 8 columns, and by how many heads
-    /// and columns registers have room for. A block has `rows` positions and, in shared memory,
+    /// Launches a kernel of which there are four: for heads of 8 columns with and without the
+    /// tensor cores, and by how many heads and columns registers have room for. A block has `rows` positions and, in shared memory,
     /// tiles of queries and keys and, for a backward, the gradients of their scores.
     fn launch(
         &self,
         x: &mut Lowering<'_>,
-        [narrow, few, many]: [&'static str; 3],
+        [tensor, narrow, few, many]: [&'static str; 4],
         (rows, gradients): (usize, bool),
         arguments: Vec<Argument>,
     ) {
+        if self.on_tensor_cores {
+            let kernel = Kernel {
+                file: "attention_entropy_tensor",
+                function: tensor,
+            };
+            let shape = LaunchShape {
+                grid: self.grid(TENSOR_BLOCK),
+                block: [NARROW_THREADS, 1, 1],
+                shared_bytes: 0,
+            };
+            return x.launch(kernel, shape, arguments);
+        }
         if self.is_narrow {
             let kernel = Kernel {
                 file: "attention_entropy_narrow",
@@ -119,6 +135,7 @@ pub fn attention_entropy(x: &mut Lowering<'_>, op: &op::AttentionEntropy) {
     ]);
     arguments.extend(site.scalars);
     let kernels = [
+        "attention_entropy_tensor",
         "attention_entropy_narrow",
         "attention_entropy_8",
         "attention_entropy_16",
@@ -144,6 +161,7 @@ pub fn backward(x: &mut Lowering<'_>, op: &op::AttentionEntropy) {
 
     let arguments = shared.into_iter().chain([dq, dv]).chain(site.scalars);
     let queries = [
+        "attention_entropy_queries_tensor",
         "attention_entropy_queries_narrow",
         "attention_entropy_queries_8",
         "attention_entropy_queries_16",
@@ -152,6 +170,7 @@ pub fn backward(x: &mut Lowering<'_>, op: &op::AttentionEntropy) {
 
     let arguments = shared.into_iter().chain([dk]).chain(site.scalars);
     let keys = [
+        "attention_entropy_keys_tensor",
         "attention_entropy_keys_narrow",
         "attention_entropy_keys_8",
         "attention_entropy_keys_16",

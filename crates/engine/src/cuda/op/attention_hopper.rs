@@ -1,6 +1,7 @@
 //! Attention on Hopper cards: kernels that stay on their multiprocessors, fed by the copy engine.
 //! The backward is two launches: what it reads of each query, then all three gradients. How it is
-//! laid out, `graph/src/op/attention/hopper.rs` says.
+//! laid out, `graph/src/op/attention/hopper.rs` says. Short sequences of narrow heads have a backward
+//! of their own (`attention_hopper_short.rs`).
 
 use cinch_graph::op::{self, HopperBackward};
 
@@ -13,9 +14,9 @@ const KEYS: usize = 128;
 const GROUP_ROWS: usize = 64;
 const GROUP_THREADS: usize = 128;
 /// A barrier in shared memory.
-const BARRIER_BYTES: usize = 8;
+pub(super) const BARRIER_BYTES: usize = 8;
 /// Elements are of 16 bits.
-const ELEMENT_BYTES: usize = 2;
+pub(super) const ELEMENT_BYTES: usize = 2;
 /// Keys and values of the heads that run at the same time fit into the cache.
 const CACHE_BYTES: usize = 24 << 20;
 
@@ -31,6 +32,8 @@ struct Forward {
 impl Forward {
     fn of(op: &op::Attention) -> Self {
         let (function, groups, stages) = match (op.head_dim, op.dropout) {
+            (32, None) => ("attention_forward_hopper_32", 3, 4),
+            (32, Some(_)) => ("attention_forward_hopper_32_dropout", 3, 4),
             (64, None) => ("attention_forward_hopper_64", 3, 4),
             (64, Some(_)) => ("attention_forward_hopper_64_dropout", 2, 4),
             (_, None) => ("attention_forward_hopper_128", 2, 2),
@@ -59,7 +62,7 @@ impl Forward {
     }
 }
 
-fn launch_shape(blocks: usize, groups: usize, shared_bytes: usize) -> LaunchShape {
+pub(super) fn launch_shape(blocks: usize, groups: usize, shared_bytes: usize) -> LaunchShape {
     LaunchShape {
         grid: [blocks as u32, 1, 1],
         block: [(groups * GROUP_THREADS) as u32, 1, 1],
@@ -68,22 +71,23 @@ fn launch_shape(blocks: usize, groups: usize, shared_bytes: usize) -> LaunchShap
 }
 
 /// An op with the tensors of its node.
-struct Site<'a> {
+pub(super) struct Site<'a> {
     op: &'a op::Attention,
-    batch: usize,
-    seq: usize,
+    pub batch: usize,
+    pub seq: usize,
     /// Queries, keys and values.
-    sources: [Argument; 3],
-    strides: [usize; 2],
-    random: [Argument; 3],
-    lengths: Argument,
+    pub sources: [Argument; 3],
+    /// Elements from one row of the queries, and of keys and values, to the next.
+    pub strides: [usize; 2],
+    pub random: [Argument; 3],
+    pub lengths: Argument,
     starts: Argument,
 }
 
 impl<'a> Site<'a> {
     /// `first` is the input that holds the queries, `extras` the first of those that hold random
     /// state, lengths and starts.
-    fn new(x: &Lowering<'_>, op: &'a op::Attention, first: usize, extras: usize) -> Self {
+    pub fn new(x: &Lowering<'_>, op: &'a op::Attention, first: usize, extras: usize) -> Self {
         let dims = x.input_type(first).shape;
         let (batch, seq) = (dims.dims()[0], dims.dims()[1]);
         let places = op.places();
@@ -115,6 +119,25 @@ impl<'a> Site<'a> {
         self.op.window.unwrap_or(self.seq).min(self.seq)
     }
 
+    /// Of the backward: the gradient of the output.
+    pub fn output_gradient(&self, x: &Lowering<'_>) -> Argument {
+        Argument::TensorMap(TensorMapAt {
+            address: x.input(0),
+            columns: self.op.head_dim,
+            heads: self.op.heads,
+            rows: self.seq,
+            batch: self.batch,
+            row_stride: self.op.heads * self.op.head_dim,
+        })
+    }
+
+    /// Of the backward: where the gradients of queries, keys and values go.
+    pub fn gradients(&self, x: &Lowering<'_>) -> [Argument; 3] {
+        self.op.places().map(|(output, column)| {
+            Argument::Address(x.output(output) + (column * ELEMENT_BYTES) as u64)
+        })
+    }
+
     /// What forward and backward take alike: sizes, scale, order and what is hidden.
     fn scalars(&self) -> Vec<Argument> {
         let sizes = [self.batch, self.seq, self.op.heads, self.op.kv_heads];
@@ -127,8 +150,39 @@ impl<'a> Site<'a> {
     }
 }
 
-fn int(value: usize) -> Argument {
+pub(super) fn int(value: usize) -> Argument {
     Argument::I32(value as i32)
+}
+
+/// What the backward reads of each query, and where its counters start.
+pub(super) struct Statistics {
+    pub lse: Argument,
+    pub delta: Argument,
+    pub turns: Argument,
+    pub num_turns: usize,
+    pub lows: Argument,
+    pub tile_rows: usize,
+    /// Positions of a sequence in whole blocks.
+    pub padded: usize,
+}
+
+impl Statistics {
+    pub fn launch(&self, x: &mut Lowering<'_>, site: &Site<'_>) {
+        let (op, sources) = (site.op, site.op.num_sources());
+        let given = [0, sources + 1, sources + 2].map(|input| x.input_argument(input));
+        // Eight lanes for a position of a head.
+        let lanes = site.batch * self.padded * op.heads * 8;
+        let mut arguments = given.to_vec();
+        arguments.extend([self.lse, self.delta, self.turns, self.lows]);
+        arguments.extend([self.num_turns, site.batch, site.seq, op.heads].map(int));
+        arguments.extend([int(op.head_dim), site.lengths, int(site.window())]);
+        arguments.extend([site.starts, int(self.tile_rows)]);
+        x.launch(
+            kernel("attention_statistics_hopper"),
+            LaunchShape::linear(lanes.div_ceil(256), 256),
+            arguments,
+        );
+    }
 }
 
 pub fn attention(x: &mut Lowering<'_>, op: &op::Attention) {
@@ -152,57 +206,47 @@ pub fn attention(x: &mut Lowering<'_>, op: &op::Attention) {
 }
 
 pub fn attention_backward(x: &mut Lowering<'_>, op: &op::Attention, layout: &HopperBackward) {
-    let sources = op.num_sources();
-    let site = Site::new(x, op, 1, sources + 3);
+    let site = Site::new(x, op, 1, op.num_sources() + 3);
     let workspace = x.workspace().0;
     let [lse, delta, sums, key_sums, turns, lows] = layout
         .parts()
         .offsets()
         .map(|offset| Argument::Address(workspace + offset));
-    let [query_turns, key_turns] = layout.turns();
+    let deal = layout.deal();
+    let [query_turns, key_turns] = layout.turns(deal.as_ref());
     let bounded = op.window.is_some() || op.documents;
     let lows = if bounded { lows } else { Argument::Null };
-    let (d_o, o, given_lse) = (
-        x.input_argument(0),
-        x.input_argument(sources + 1),
-        x.input_argument(sources + 2),
-    );
+    let statistics = Statistics {
+        lse,
+        delta,
+        turns,
+        num_turns: query_turns + key_turns,
+        lows,
+        tile_rows: layout.tile_rows,
+        padded: layout.padded(),
+    };
+    statistics.launch(x, &site);
 
-    // Eight lanes for a position of a head.
-    let lanes = site.batch * layout.padded() * op.heads * 8;
-    let mut arguments = vec![d_o, o, given_lse, lse, delta, turns, lows];
-    arguments.extend([query_turns + key_turns, site.batch, site.seq, op.heads].map(int));
-    arguments.extend([int(op.head_dim), site.lengths, int(site.window())]);
-    arguments.extend([site.starts, int(layout.tile_rows)]);
-    x.launch(
-        kernel("attention_statistics_hopper"),
-        LaunchShape::linear(lanes.div_ceil(256), 256),
-        arguments,
-    );
-
-    let gradient_map = Argument::TensorMap(TensorMapAt {
-        address: x.input(0),
-        columns: op.head_dim,
-        heads: op.heads,
-        rows: site.seq,
-        batch: site.batch,
-        row_stride: op.heads * op.head_dim,
-    });
-    let gradients = op.places().map(|(output, column)| {
-        Argument::Address(x.output(output) + (column * ELEMENT_BYTES) as u64)
-    });
     let mut arguments = site.sources.to_vec();
-    arguments.extend([gradient_map, lse, delta, sums, key_sums, turns]);
+    arguments.extend([site.output_gradient(x), lse, delta, sums, key_sums, turns]);
     arguments.extend([behind(turns, query_turns), lows]);
-    arguments.extend(gradients);
+    arguments.extend(site.gradients(x));
     arguments.extend(site.strides.map(|stride| Argument::U32(stride as u32)));
     arguments.extend(site.scalars());
-    arguments.extend([layout.rounds, layout.apart, layout.key_places].map(int));
-    let function = match (op.head_dim, op.dropout) {
-        (64, None) => "attention_backward_hopper_64",
-        (64, Some(_)) => "attention_backward_hopper_64_dropout",
-        (_, None) => "attention_backward_hopper_128",
-        (_, Some(_)) => "attention_backward_hopper_128_dropout",
+    // Dealt out, teams have no heads.
+    let (apart, main) = match deal {
+        Some(deal) => (0, [deal.main_slots, deal.main_items]),
+        None => (layout.apart, [0, 0]),
+    };
+    arguments.extend([layout.rounds, apart, layout.key_places].map(int));
+    arguments.extend(main.map(int));
+    let function = match (op.head_dim, op.dropout, deal) {
+        (64, None, None) => "attention_backward_hopper_64",
+        (64, None, Some(_)) => "attention_backward_hopper_64_dealt",
+        (64, Some(_), _) => "attention_backward_hopper_64_dropout",
+        (_, None, None) => "attention_backward_hopper_128",
+        (_, None, Some(_)) => "attention_backward_hopper_128_dealt",
+        (_, Some(_), _) => "attention_backward_hopper_128_dropout",
     };
     // Keys and values, two stages of queries and do with their numbers, of dS and of sums.
     let (head_dim, rows) = (op.head_dim, layout.tile_rows);
@@ -210,7 +254,7 @@ pub fn attention_backward(x: &mut Lowering<'_>, op: &op::Attention, layout: &Hop
     let numbers = 2 * rows * head_dim + 4 * rows;
     let barriers = 15;
     let bytes = elements * ELEMENT_BYTES + numbers * size_of::<f32>() + barriers * BARRIER_BYTES;
-    let blocks = layout.teams * layout.blocks;
+    let blocks = deal.map_or(layout.teams * layout.blocks, |deal| deal.slots);
     x.launch(kernel(function), launch_shape(blocks, 3, bytes), arguments);
 }
 
@@ -236,7 +280,7 @@ mod tests {
     use cinch_graph::DType;
     use cinch_graph::op::AttentionInputs::{Packed, Separate};
 
-    use super::super::attention::tests::{launches, lower_for, op};
+    use super::super::attention::tests::{launches, lower_for, op, plain};
     use super::*;
     use crate::cuda::lowering::Card;
 
@@ -265,7 +309,12 @@ mod tests {
                 "attention_any"
             );
         }
-        assert_eq!(files(32, DType::Bf16, Card::HOPPER)[0], "attention");
+        // The backward of heads of 32 in causal order takes two passes.
+        let rest = "attention";
+        assert_eq!(
+            files(32, DType::Bf16, Card::HOPPER),
+            ["attention_hopper", rest, rest, rest]
+        );
         assert_eq!(files(80, DType::Bf16, Card::HOPPER)[0], "attention_any");
     }
 
@@ -291,6 +340,20 @@ mod tests {
                 assert!(plan.workspace(1).unwrap().bytes >= layout.parts().bytes());
             }
         }
+    }
+
+    #[test]
+    fn blocks_of_keys_are_dealt_out_to_all_multiprocessors() {
+        let op = plain(Separate, 28, 4, 128);
+        let op = op::Attention {
+            dropout: None,
+            ..op
+        };
+        let (_, _, commands) = lower_for(&op, DType::Bf16, 1, 1536, Card::HOPPER);
+        let (kernel, shape, arguments) = launches(&commands)[2];
+        assert_eq!(kernel.function, "attention_backward_hopper_128_dealt");
+        assert_eq!(shape.grid, [132, 1, 1]);
+        assert_eq!(arguments[arguments.len() - 2..], [int(112), int(224)]);
     }
 
     #[test]

@@ -91,10 +91,6 @@ pub fn cross_entropy(x: &mut Lowering<'_>, op: &CrossEntropy) {
             ..LaunchShape::linear(chunk, threads)
         };
         x.launch(kernel("cross_entropy_rows"), shape, arguments);
-        if op.gradient {
-            let dh = matrix(x.output(1) + first as u64 * row_bytes, h, 0);
-            x.product(product(chunk, width, stride, [z, weight, dh]));
-        }
         if op.weight {
             let dw = matrix(x.output(2), x.output_type(2), 0);
             x.product(Product {
@@ -103,6 +99,11 @@ pub fn cross_entropy(x: &mut Lowering<'_>, op: &CrossEntropy) {
                 ..product(vocabulary, width, chunk, [transposed(z), hidden, dw])
             });
             weight_adds = true;
+        }
+        if op.gradient {
+            // Last, because it may be over h.
+            let dh = matrix(x.output(1) + first as u64 * row_bytes, h, 0);
+            x.product(product(chunk, width, stride, [z, weight, dh]));
         }
         if let Some(output) = op.bias_output() {
             let arguments = vec![
@@ -146,6 +147,7 @@ mod tests {
     use crate::cuda::command::Command;
     use crate::cuda::lowering::Card;
     use crate::cuda::op::lower_all;
+    use crate::engine::MicroBatch;
 
     /// Shared memory of the rows' launch, and the pieces that it says are kept.
     fn kept(vocabulary: usize, dtype: DType, card: Card) -> (u32, Argument) {
@@ -171,7 +173,13 @@ mod tests {
         };
         let graph = differentiate(graph, &optimizer).unwrap();
         let plan = Plan::new(&graph, Options::new(Target::Cuda));
-        let lowered = lower_all(&graph, &plan, 0..graph.nodes.len(), true, card);
+        let lowered = lower_all(
+            &graph,
+            &plan,
+            0..graph.nodes.len(),
+            MicroBatch::of_one(true),
+            card,
+        );
         let mut commands = lowered.into_iter().flat_map(|lowered| lowered.commands);
         let rows = commands.find_map(|command| match command {
             Command::Launch {

@@ -6,7 +6,7 @@ use cinch_graph::op::{CudaReduction, Map, Reduce};
 
 use super::activation::elementwise;
 use crate::cuda::command::{Argument, Generated, LaunchShape};
-use crate::cuda::expression::{self, FINISH_BLOCK, ROW_BLOCK, THREADS};
+use crate::cuda::expression::{self, FINISH_BLOCK, THREADS, row_block};
 use crate::cuda::lowering::Lowering;
 
 pub fn map(x: &mut Lowering<'_>, op: &Map) {
@@ -34,7 +34,7 @@ pub fn reduce(x: &mut Lowering<'_>, op: &Reduce) {
     let outputs = op.broadcast.elements();
     let shape = match reduction {
         CudaReduction::Rows { .. } => {
-            let [columns, rows] = ROW_BLOCK;
+            let [columns, rows] = row_block(op.broadcast.columns);
             let blocks = op.broadcast.columns.div_ceil(columns * generated.vector);
             LaunchShape {
                 grid: [(blocks * op.broadcast.rows) as u32, parts as u32, 1],

@@ -2,23 +2,8 @@
 
 use cinch_graph::op::{ActivationKind, Gated, GatedBackward};
 
-use super::activation::elementwise;
-use crate::cuda::command::{Argument, Kernel};
+use super::activation::launch;
 use crate::cuda::lowering::Lowering;
-
-fn launch(x: &mut Lowering<'_>, function: &'static str, inputs: usize, outputs: usize) {
-    let ty = x.output_type(0);
-    let elements = ty.shape.elements();
-    let mut arguments: Vec<Argument> = (0..inputs).map(|i| x.input_argument(i)).collect();
-    arguments.extend((0..outputs).map(|i| x.output_argument(i)));
-    arguments.push(Argument::U64(elements as u64));
-    let kernel = Kernel {
-        file: "activation",
-        function,
-    };
-    let shape = elementwise(elements, 16 / ty.dtype.size() as usize);
-    x.launch(kernel, shape, arguments);
-}
 
 pub fn gated(x: &mut Lowering<'_>, op: &Gated) {
     let function = match op.kind {
@@ -27,7 +12,7 @@ pub fn gated(x: &mut Lowering<'_>, op: &Gated) {
         ActivationKind::Silu => "swiglu",
         ActivationKind::Relu => "reglu",
     };
-    launch(x, function, 2, 1);
+    launch(x, function, &[Some(0)]);
 }
 
 pub fn gated_backward(x: &mut Lowering<'_>, op: &GatedBackward) {
@@ -37,5 +22,5 @@ pub fn gated_backward(x: &mut Lowering<'_>, op: &GatedBackward) {
         ActivationKind::Silu => "swiglu_backward",
         ActivationKind::Relu => "reglu_backward",
     };
-    launch(x, function, 3, 2);
+    launch(x, function, &[Some(0), Some(1), op.value.then_some(2)]);
 }

@@ -1,9 +1,12 @@
 //! Linear layers: matrix products, and sums of columns for the gradient of a bias.
 
+mod adapter;
 #[cfg(test)]
 mod tests;
 
-use cinch_graph::op::{CUDA_GEMM_WORKSPACE, Linear, LinearAdd, LinearGradInput, LinearGradWeight};
+use cinch_graph::op::{
+    CUDA_GEMM_WORKSPACE, Linear, LinearAdd, LinearGradInput, LinearGradWeight, RowParts,
+};
 use cinch_graph::{Dropout, TensorType};
 
 use crate::cuda::command::{Argument, Kernel, LaunchShape, MatrixAt, Product};
@@ -32,6 +35,9 @@ pub(super) fn transposed(matrix: MatrixAt) -> MatrixAt {
 /// `y = x·Wᵀ + bias`
 pub fn linear(x: &mut Lowering<'_>, op: &Linear) {
     let (source, weight, y) = (x.input_type(0), x.input_type(1), x.output_type(0));
+    if op.is_dropped_inside(&source, &weight) {
+        return adapter::reads(x, op);
+    }
     let (mut workspace, _) = x.workspace();
     let mut a = matrix(x.input(0), source, op.first_column);
     if let Some(dropout) = op.dropout {
@@ -142,6 +148,9 @@ pub fn linear_grad_input(x: &mut Lowering<'_>, op: &LinearGradInput) {
     } else if weight.width() < op.width {
         x.clear(to, dx.bytes());
     }
+    if op.is_dropped_inside(&dy, &weight) {
+        return adapter::adds(x, op);
+    }
     let place = matrix(to, dx, op.first_column);
     let (workspace, _) = x.workspace();
     let apart_bytes = op.dropped_bytes(&dy, &weight);
@@ -175,6 +184,12 @@ pub fn linear_grad_input(x: &mut Lowering<'_>, op: &LinearGradInput) {
 /// `dW (+)= scale·dyᵀ·x`, `db (+)= Σ_rows dy`
 pub fn linear_grad_weight(x: &mut Lowering<'_>, op: &LinearGradWeight) {
     let (dy, source, dw) = (x.input_type(0), x.input_type(1), x.output_type(0));
+    if op.is_dropped_inside(&dy, &source) {
+        return adapter::gradient(x, op);
+    }
+    if let Some(parts) = op.cuda_row_parts(&dy, &source) {
+        return sum_row_parts(x, op, parts);
+    }
     let (mut workspace, _) = x.workspace();
     let mut b = matrix(x.input(1), source, op.first_column);
     if let Some(dropout) = op.dropout {
@@ -182,7 +197,7 @@ pub fn linear_grad_weight(x: &mut Lowering<'_>, op: &LinearGradWeight) {
         let out = matrix(workspace, TensorType { shape, ..source }, 0);
         drop_rows(x, (dropout, 2), (source.rows(), op.inputs), b, out, false);
         b = out;
-        workspace += op.dropped_bytes(&source);
+        workspace += op.dropped_bytes(&dy, &source);
     }
     let product = Product {
         m: op.outputs,
@@ -201,6 +216,60 @@ pub fn linear_grad_weight(x: &mut Lowering<'_>, op: &LinearGradWeight) {
     if op.bias {
         column_sums(x, dy);
     }
+}
+
+/// The same for a small matrix and many rows: parts of them in the workspace, then their sums.
+fn sum_row_parts(x: &mut Lowering<'_>, op: &LinearGradWeight, parts: RowParts) {
+    const THREADS: u32 = 128;
+    /// Outputs of a block that adds up parts, and threads for the parts of each.
+    const SUM_BLOCK: [usize; 2] = [32, 32];
+    let (dy, source) = (x.input_type(0), x.input_type(1));
+    let workspace = Argument::Address(x.workspace().0);
+    let at = |input: usize, ty: TensorType, column: usize| {
+        Argument::Address(matrix(x.input(input), ty, column).address)
+    };
+    let kernel = |function| Kernel {
+        file: "gradient_narrow_tensor",
+        function,
+    };
+    let numbers = [
+        dy.width(),
+        source.width(),
+        dy.rows(),
+        parts.rows,
+        op.outputs,
+        op.inputs,
+    ];
+    let mut arguments = vec![
+        at(0, dy, op.dy_column),
+        at(1, source, op.first_column),
+        workspace,
+    ];
+    arguments.extend(numbers.map(|number| Argument::U32(number as u32)));
+    let [down, across] = parts.tiles;
+    let shape = LaunchShape {
+        grid: [across as u32, down as u32, parts.parts as u32],
+        block: [THREADS, 1, 1],
+        shared_bytes: 0,
+    };
+    x.launch(kernel("gradient_parts"), shape, arguments);
+    let arguments = vec![
+        workspace,
+        x.output_argument(0),
+        x.optional_output(op.bias.then_some(1)),
+        Argument::U32(parts.parts as u32),
+        Argument::U32((op.outputs * op.inputs) as u32),
+        Argument::U32(parts.sums as u32),
+        Argument::F32(op.scale as f32),
+        Argument::U32(u32::from(x.adds(0))),
+        Argument::U32(u32::from(op.bias && x.adds(1))),
+    ];
+    let shape = LaunchShape {
+        grid: [parts.sums.div_ceil(SUM_BLOCK[0]) as u32, 1, 1],
+        block: [SUM_BLOCK[0] as u32, SUM_BLOCK[1] as u32, 1],
+        shared_bytes: 0,
+    };
+    x.launch(kernel("gradient_sum"), shape, arguments);
 }
 
 /// Threads that have neighbouring columns, and rows read at once, in a block.

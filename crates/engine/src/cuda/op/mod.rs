@@ -4,11 +4,13 @@ mod activation;
 mod attention;
 mod attention_entropy;
 mod attention_hopper;
+mod attention_hopper_short;
 mod attention_narrow;
 mod cached_attention;
 mod cached_convolution;
 mod cached_scan;
 mod cached_selection;
+mod collective;
 mod columns;
 mod convolution;
 mod cross_entropy;
@@ -29,11 +31,12 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use cinch_graph::op::{MomentFormat, Op};
-use cinch_graph::{Graph, Node, TensorId};
+use cinch_graph::{Graph, Node, Phase, TensorId};
 use cinch_plan::{Placement, Plan, Residence};
 
 use super::command::{Command, Kernel};
 use super::lowering::{Card, Lowering};
+use crate::engine::MicroBatch;
 
 /// Master weights to their compute copies, after loading: (float*, real*, u64).
 pub const COPY_TO_REAL: Kernel = Kernel {
@@ -91,6 +94,11 @@ pub fn lower(mut x: Lowering<'_>) -> Vec<Command> {
             MomentFormat::Full | MomentFormat::AsKept => optimizer::adamw(&mut x, op, 1),
             MomentFormat::EightBit => optimizer::adamw_8bit(&mut x, op),
         },
+        Op::AllReduce(op) => collective::all_reduce(&mut x, op),
+        Op::ReduceScatter(op) => collective::reduce_scatter(&mut x, op),
+        Op::AllGather(op) => collective::all_gather(&mut x, op),
+        // One thing happens after the other.
+        Op::Await(_) => {}
     }
     x.finish()
 }
@@ -161,7 +169,7 @@ pub fn lower_all(
     graph: &Graph,
     plan: &Plan,
     nodes: Range<usize>,
-    first_micro: bool,
+    micro: MicroBatch,
     card: Card,
 ) -> Vec<Lowered> {
     let mut lowered = Vec::new();
@@ -170,9 +178,13 @@ pub fn lower_all(
     let mut index = nodes.start;
     while index < nodes.end {
         let node = &graph.nodes[index];
+        if node.phase == Phase::Exchange && !micro.is_last {
+            index += 1;
+            continue;
+        }
         let waits = awaited(&mut fetched, node, index);
         let count = optimizer::num_together(&graph.nodes[index..nodes.end]).max(1);
-        let mut x = Lowering::new(graph, plan, index, first_micro, card);
+        let mut x = Lowering::new(graph, plan, index, micro.is_first, card);
         let (name, commands) = match &node.op {
             Op::AdamW(op) if count > 1 => {
                 optimizer::adamw(&mut x, op, count);
@@ -218,7 +230,13 @@ mod tests {
     fn a_fetch_is_waited_for_once_right_before_its_first_reader() {
         let graph = offloaded();
         let plan = Plan::new(&graph, Options::new(Target::Cuda));
-        let lowered = lower_all(&graph, &plan, 0..graph.nodes.len(), true, Card::ANY);
+        let lowered = lower_all(
+            &graph,
+            &plan,
+            0..graph.nodes.len(),
+            MicroBatch::of_one(true),
+            Card::ANY,
+        );
         let order: Vec<String> = lowered
             .iter()
             .flat_map(|lowered| &lowered.commands)

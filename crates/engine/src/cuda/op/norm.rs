@@ -44,12 +44,27 @@ impl Rows {
         }
     }
 
-    /// The launch with at most `most` blocks. Blocks have about 512 threads: several rows side
-    /// by side, but no more than there are barriers for.
+    /// Rows that a block works on at once: blocks have about 512 threads, and no more rows than
+    /// there are barriers for.
+    fn side_by_side(threads: usize) -> usize {
+        (512 / threads).clamp(1, 8)
+    }
+
+    /// Blocks that find registers at the same time, where threads have as many as they may. Each
+    /// brings the numbers of its next row while it sums up one: fewer rows to a block are fewer
+    /// that nobody has to wait for.
+    fn at_once(&self) -> usize {
+        let block = self
+            .threads
+            .map(|threads| threads * Self::side_by_side(threads));
+        MULTIPROCESSORS * (1024 / block.unwrap_or(1024)).max(1)
+    }
+
+    /// The launch with at most `most` blocks.
     fn shape(&self, most: usize) -> LaunchShape {
         match self.threads {
             Some(threads) => {
-                let side_by_side = (512 / threads).clamp(1, 8);
+                let side_by_side = Self::side_by_side(threads);
                 let blocks = self.rows.div_ceil(side_by_side).min(most);
                 LaunchShape {
                     grid: [blocks.max(1) as u32, 1, 1],
@@ -91,7 +106,7 @@ pub fn norm(x: &mut Lowering<'_>, op: &Norm) {
     arguments.extend(rows.arguments());
     arguments.push(Argument::F32(op.epsilon as f32));
     let kernel = rows.choose("norm_forward", "norm_forward_any");
-    x.launch(kernel, rows.shape(4 * MULTIPROCESSORS), arguments);
+    x.launch(kernel, rows.shape(rows.at_once()), arguments);
 }
 
 pub fn norm_apply(x: &mut Lowering<'_>, op: &NormApply) {
@@ -129,22 +144,25 @@ pub fn norm_backward(x: &mut Lowering<'_>, op: &NormBackward) {
     let mut arguments = operands.to_vec();
     arguments.extend([
         x.input_argument(layout.gamma),
+        x.optional_input(layout.beta),
         x.output_argument(0),
         x.optional_output(layout.dbranch),
+        x.optional_output(layout.value),
     ]);
     let blocks = if rows.threads.is_some() {
-        let mut shape = rows.shape(NormBackward::CUDA_BLOCKS);
-        if op.parameters {
-            shape.shared_bytes = (2 * rows.width * size_of::<f32>()) as u32;
-        }
-        arguments.push(if op.parameters {
-            partials
+        let (function, shape) = if op.parameters {
+            arguments.push(partials);
+            let shape = LaunchShape {
+                shared_bytes: (2 * rows.width * size_of::<f32>()) as u32,
+                ..rows.shape(NormBackward::CUDA_BLOCKS)
+            };
+            ("norm_backward_sums", shape)
         } else {
-            Argument::Null
-        });
+            ("norm_backward", rows.shape(rows.at_once()))
+        };
         arguments.extend(dropout);
         arguments.extend(rows.arguments());
-        x.launch(kernel("norm_backward"), shape, arguments);
+        x.launch(kernel(function), shape, arguments);
         shape.grid[0]
     } else {
         let blocks = rows.rows.div_ceil(ANY_ROWS).min(NormBackward::CUDA_BLOCKS);

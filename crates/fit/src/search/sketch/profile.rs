@@ -84,8 +84,9 @@ impl BlockTimes {
                 by_block[block.index()] += seconds;
             }
         }
-        for (block, seconds) in times.bus_by_block.iter().enumerate() {
-            by_block[block] += seconds;
+        let waits = times.bus_by_block.iter().zip(&times.network.waits_by_block);
+        for (block, (bus, network)) in waits.enumerate() {
+            by_block[block] += bus + network;
         }
         Self {
             seconds: times.total(),

@@ -2,7 +2,7 @@
 //! run together and what they sum in the workspace. Plan and lowering both ask here.
 
 use super::super::{aligned, product, sum};
-use super::Attention;
+use super::{Attention, HopperDeal};
 use crate::types::{DType, TensorType};
 
 /// The kernels' launches and workspaces are for no more multiprocessors: no Hopper card has more.
@@ -23,11 +23,24 @@ pub struct HopperBackward {
     pub tile_rows: usize,
     /// Key heads whose gradients are summed at the same time.
     pub key_places: usize,
+    /// Whether blocks of keys may be dealt out one by one.
+    may_deal: bool,
+    multiprocessors: usize,
     most_teams: usize,
     batch: usize,
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
+}
+
+/// The backward over short sequences of narrow heads on a Hopper card: a block has a whole head, so
+/// that nothing is summed across blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HopperShort {
+    /// Heads of all sequences.
+    pub heads: usize,
+    /// Positions of a sequence in whole blocks, for each of which there are two numbers.
+    pub padded: usize,
 }
 
 /// Bytes of each part of the backward's workspace, in this order.
@@ -43,14 +56,35 @@ pub struct HopperParts {
 }
 
 impl Attention {
-    /// Whether Hopper's kernels take it: 16 bits, heads of 64 or 128 columns, no selection, and a
-    /// positive scale, because the largest score is looked for before scaling.
+    /// Whether Hopper's kernels take it: 16 bits, heads of 32, 64 or 128 columns, no selection, and
+    /// a positive scale, because the largest score is looked for before scaling.
     pub fn suits_hopper(&self, source: &TensorType) -> bool {
         matches!(source.dtype, DType::Bf16 | DType::F16)
-            && matches!(self.head_dim, 64 | 128)
+            && matches!(self.head_dim, 32 | 64 | 128)
             && !self.selection
             && self.scale > 0.0
             && source.shape.dims().iter().all(|size| *size > 0)
+    }
+
+    /// Whether a kernel of Hopper's takes its backward, on the largest card.
+    pub(super) fn backward_suits_hopper(&self, source: &TensorType) -> bool {
+        let short = self.hopper_short(source).is_some();
+        short || self.hopper_backward(source, MOST_MULTIPROCESSORS).is_some()
+    }
+
+    /// Its backward over short sequences: heads of 32 columns with keys of their own, in any order.
+    /// `None` where it does not suit.
+    pub fn hopper_short(&self, source: &TensorType) -> Option<HopperShort> {
+        let (batch, length) = (source.shape.dims()[0], source.shape.dims()[1]);
+        let suits = self.suits_hopper(source)
+            && self.head_dim == HopperShort::HEAD_DIM
+            && self.heads == self.kv_heads
+            && !self.causal
+            && length <= HopperShort::MOST_POSITIONS;
+        suits.then(|| HopperShort {
+            heads: batch.saturating_mul(self.heads),
+            padded: length.next_multiple_of(HopperBackward::KEYS),
+        })
     }
 
     /// Its backward on a Hopper card of so many multiprocessors; `None` where it does not suit, or
@@ -63,7 +97,8 @@ impl Attention {
         let (batch, length) = (source.shape.dims()[0], source.shape.dims()[1]);
         let blocks = length.div_ceil(HopperBackward::KEYS);
         let multiprocessors = multiprocessors.min(MOST_MULTIPROCESSORS);
-        if !self.suits_hopper(source) || blocks > multiprocessors {
+        let suits = self.suits_hopper(source) && matches!(self.head_dim, 64 | 128);
+        if !suits || blocks > multiprocessors {
             return None;
         }
         let heads = batch.saturating_mul(self.heads);
@@ -77,6 +112,11 @@ impl Attention {
         let together = whole <= fewest + fewest / 10;
         let rounds = if together { whole } else { fewest };
         let teams = heads.div_ceil(rounds);
+        let key_places = kv_heads.min(2 * teams + 2);
+        let hides = self.window.is_some() || self.documents;
+        let has_room = heads <= most_teams * HopperBackward::HEADS_WITH_SUMS
+            && (group == 1 || kv_heads <= key_places)
+            && blocks.max(group) <= HopperBackward::MOST_DEALT;
         Some(HopperBackward {
             blocks,
             teams,
@@ -84,7 +124,9 @@ impl Attention {
             apart: if together { 1 } else { teams },
             // Twice as many columns leave registers for half as many queries.
             tile_rows: HopperBackward::KEYS * 64 / self.head_dim,
-            key_places: kv_heads.min(2 * teams + 2),
+            key_places,
+            may_deal: self.causal && !hides && self.dropout.is_none() && has_room,
+            multiprocessors,
             most_teams,
             batch,
             heads: self.heads,
@@ -95,8 +137,23 @@ impl Attention {
 
     /// The largest workspace of the backward on any Hopper card.
     pub(super) fn hopper_workspace(&self, source: &TensorType) -> u64 {
+        let short = self.hopper_short(source);
         let backward = self.hopper_backward(source, MOST_MULTIPROCESSORS);
-        backward.map_or(0, |backward| backward.parts().bytes())
+        short
+            .map_or(0, |short| product([2, short.statistic()]))
+            .max(backward.map_or(0, |backward| backward.parts().bytes()))
+    }
+}
+
+impl HopperShort {
+    pub const HEAD_DIM: usize = 32;
+    /// Those whose dQ a block has in shared memory.
+    pub const MOST_POSITIONS: usize = 512;
+
+    /// Bytes of one number for each position of each head. The workspace is two of these.
+    pub fn statistic(&self) -> u64 {
+        let positions = product([self.heads as u64, self.padded as u64]);
+        aligned(product([positions, DType::F32.size()]))
     }
 }
 
@@ -105,6 +162,43 @@ impl HopperBackward {
     pub const KEYS: usize = 128;
     /// Heads of a team that have sums at the same time: some of its blocks are ahead of others.
     const HEADS_WITH_SUMS: usize = 4;
+    /// Blocks of keys that are dealt out, and heads that share them, have a bit each.
+    const MOST_DEALT: usize = 32;
+
+    /// Steps of a block of keys at causal order: the tiles of queries that see it, and one for
+    /// its beginning and end.
+    pub(super) fn steps_of(blocks: usize, block: usize, tiles: usize) -> usize {
+        (blocks - block) * tiles + 1
+    }
+
+    /// How blocks of keys are dealt out one by one, where that takes less time than whole heads for
+    /// each team, and every head has room for its sums. Looking for it takes a millisecond, which
+    /// only those who launch it need to spend.
+    pub fn deal(&self) -> Option<HopperDeal> {
+        if !self.may_deal {
+            return None;
+        }
+        let tiles = Self::KEYS / self.tile_rows;
+        let heads = self.batch * self.heads;
+        let deal = HopperDeal::shortest(heads, self.blocks, tiles, self.multiprocessors)?;
+        (deal.longest() < self.longest(tiles)).then_some(deal)
+    }
+
+    /// Steps of the longest slot of a team: a block of one end of the sequence, then one of the
+    /// other.
+    fn longest(&self, tiles: usize) -> usize {
+        let steps = |slot: usize| -> usize {
+            let block = |round: usize| match round % 2 {
+                0 => slot,
+                _ => self.blocks - 1 - slot,
+            };
+            let rounds = (0..self.rounds).map(block);
+            rounds
+                .map(|block| Self::steps_of(self.blocks, block, tiles))
+                .sum()
+        };
+        (0..self.blocks).map(steps).max().unwrap_or(0)
+    }
 
     /// Positions of a sequence with all of its last block.
     pub fn padded(&self) -> usize {
@@ -115,12 +209,14 @@ impl HopperBackward {
         self.padded() / self.tile_rows
     }
 
-    /// Counters of tiles of queries, and of blocks of keys after them.
-    pub fn turns(&self) -> [usize; 2] {
-        [
-            self.teams * Self::HEADS_WITH_SUMS * self.tiles(),
-            self.key_places * self.blocks,
-        ]
+    /// Counters of tiles of queries, and of blocks of keys after them; dealt out, every head has its
+    /// own.
+    pub fn turns(&self, deal: Option<&HopperDeal>) -> [usize; 2] {
+        let heads = match deal {
+            Some(_) => self.batch * self.heads,
+            None => self.teams * Self::HEADS_WITH_SUMS,
+        };
+        [heads * self.tiles(), self.key_places * self.blocks]
     }
 
     /// As large as any card needs that has no more multiprocessors.
@@ -252,11 +348,40 @@ mod tests {
                         continue;
                     };
                     assert!(back.parts().bytes() <= planned);
-                    let counters = back.turns().into_iter().sum::<usize>() as u64 * 4;
-                    assert!(counters <= back.parts().turns);
+                    // The longest search has been seen at 132.
+                    let deal = (multiprocessors % 44 == 0).then(|| back.deal()).flatten();
+                    for deal in [None, deal] {
+                        let [queries, keys] = back.turns(deal.as_ref());
+                        assert!((queries + keys) as u64 * 4 <= back.parts().turns);
+                        let sums = (queries * back.tile_rows * head_dim) as u64 * 4;
+                        assert!(sums <= back.parts().query_sums);
+                    }
                 }
             }
         }
+    }
+
+    #[test]
+    fn blocks_are_dealt_out_where_teams_come_out_uneven() {
+        let deals = |heads: usize, kv_heads: usize, batch: usize, length: usize, width: usize| {
+            let op = attention(heads, kv_heads, width);
+            let source = queries(batch, length, &op);
+            op.hopper_backward(&source, 132).unwrap().deal().is_some()
+        };
+        assert!(deals(28, 4, 1, 1536, 128));
+        assert!(deals(28, 4, 1, 1500, 128));
+        assert!(deals(12, 12, 4, 1024, 64));
+        // Too many heads for sums of their own; nothing to gain; too many blocks.
+        assert!(!deals(12, 12, 32, 1024, 64));
+        assert!(!deals(14, 2, 8, 1024, 64));
+        assert!(!deals(4, 4, 1, 1536, 128));
+        assert!(!deals(28, 4, 1, 8192, 128));
+        let hidden = Attention {
+            window: Some(100),
+            ..attention(28, 4, 128)
+        };
+        let source = queries(1, 1536, &hidden);
+        assert_eq!(hidden.hopper_backward(&source, 132).unwrap().deal(), None);
     }
 
     #[test]
@@ -264,7 +389,7 @@ mod tests {
         let op = attention(4, 4, 64);
         let source = queries(1, 100, &op);
         assert!(op.suits_hopper(&source));
-        assert!(!attention(4, 4, 32).suits_hopper(&source));
+        assert!(!attention(4, 4, 16).suits_hopper(&source));
         assert!(!op.suits_hopper(&TensorType::new([1, 100, 256], DType::F32)));
         let negative = Attention {
             scale: -1.0,
@@ -276,5 +401,30 @@ mod tests {
                 .is_none()
         );
         assert_eq!(op.hopper_workspace(&queries(1, 133 * 128, &op)), 0);
+    }
+
+    #[test]
+    fn heads_of_32_have_a_backward_over_short_sequences_in_any_order() {
+        let op = Attention {
+            causal: false,
+            ..attention(12, 12, 32)
+        };
+        let source = queries(3, 500, &op);
+        let short = op.hopper_short(&source).unwrap();
+        assert_eq!((short.heads, short.padded), (36, 512));
+        assert_eq!(op.hopper_workspace(&source), 2 * 36 * 512 * 4);
+        assert!(op.backward_suits_hopper(&source));
+        assert!(op.hopper_backward(&source, 132).is_none());
+        let causal = attention(12, 12, 32);
+        let grouped = Attention {
+            kv_heads: 6,
+            ..op.clone()
+        };
+        for other in [&causal, &grouped] {
+            assert!(other.suits_hopper(&source));
+            assert!(!other.backward_suits_hopper(&source));
+            assert_eq!(other.hopper_workspace(&source), 0);
+        }
+        assert!(!op.backward_suits_hopper(&queries(3, 513, &op)));
     }
 }

@@ -67,7 +67,7 @@ pub fn backward<F: Real>(
         "one block is the target of two gradients"
     );
     let width = shape.heads * shape.head_dim;
-    let dropout = dropout.map(|dropout| dropout.scaled(shape.heads));
+    let dropout = dropout.map(|dropout| shape.mask(dropout));
     let pass = Pass {
         shape,
         grad_output: Columns::whole(grad_output, width),

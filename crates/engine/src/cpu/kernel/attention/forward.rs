@@ -28,7 +28,7 @@ pub fn forward<F: Real>(
     let width = shape.heads * shape.head_dim;
     assert!(o.len() >= shape.rows() * width, "o is too short");
     assert!(lse.len() >= shape.rows() * shape.heads, "lse is too short");
-    let dropout = dropout.map(|dropout| dropout.scaled(shape.heads));
+    let dropout = dropout.map(|dropout| shape.mask(dropout));
     if narrow::suits(shape, inputs) {
         return narrow::forward(shape, inputs, dropout, o, lse);
     }

@@ -60,6 +60,16 @@ impl AttentionShape {
     fn group(&self) -> usize {
         self.heads / self.kv_heads
     }
+
+    /// The mask of all heads. Narrow ones have kernels of their own, here and on a GPU, which draw a
+    /// number for each probability.
+    fn mask(&self, dropout: Dropout) -> Dropout {
+        let scaled = dropout.scaled(self.heads);
+        match self.head_dim <= narrow::WIDEST {
+            true => scaled,
+            false => scaled.paired(),
+        }
+    }
 }
 
 /// Keys that the queries of a sequence see.

@@ -16,7 +16,7 @@ use crate::cpu::simd::simd;
 use super::{AttentionShape, BLOCK, Inputs, Matrix};
 
 /// The widest heads that are worth it.
-const WIDEST: usize = 8;
+pub(super) const WIDEST: usize = 8;
 /// Keys that share a look for the largest score.
 const STEP: usize = 8;
 

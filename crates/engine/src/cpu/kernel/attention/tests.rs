@@ -157,7 +157,7 @@ fn naive(shape: &AttentionShape, data: &[f64], mask: Mask<'_>) -> (Vec<f64>, Vec
                 for (s, score) in (first..).zip(&scores) {
                     let kept = mask.dropout.map_or(1.0, |dropout| {
                         // Three sequences of the effective batch come before this micro batch.
-                        let mut state = dropout;
+                        let mut state = shape.mask(dropout);
                         state.row_offset = 0;
                         let row = ((3 + b) * heads + h) * seq + t;
                         state.factor(state.row(row), s)

@@ -77,7 +77,8 @@ pub struct HeadGradients<'a, F> {
     pub bias: Option<(&'a mut [F], Accumulate)>,
 }
 
-/// The loss, and the gradients of h (overwritten) and of what is trained of the head.
+/// The loss, and the gradients of h (overwritten) and of what is trained of the head. Without `h`,
+/// it is what `dh` holds.
 ///
 /// # Errors
 /// Where a target is not in the vocabulary; nothing is written then.
@@ -90,7 +91,7 @@ pub struct HeadGradients<'a, F> {
 )]
 pub fn forward_backward<F: Real>(
     shape: CrossEntropyShape,
-    h: &[F],
+    h: Option<&[F]>,
     head: Head<'_, F>,
     targets: &[i32],
     weighting: Weighting,
@@ -107,7 +108,9 @@ pub fn forward_backward<F: Real>(
     } = gradients;
     let mut total = 0.0;
     for_each_chunk(shape, |start, rows| {
-        let h = &h[start * width..][..rows * width];
+        let chunk = start * width..(start + rows) * width;
+        let dh = &mut dh[chunk.clone()];
+        let h = h.map_or(&*dh, |h| &h[chunk]);
         let targets = &targets[start..][..rows];
         let z = logits_of(rows, shape, h, head, workspace);
         total += rows_in_parallel(rows, vocab, z, |row, z| {
@@ -120,24 +123,14 @@ pub fn forward_backward<F: Real>(
         });
         let dz = Matrix::row_major(&workspace[..rows * vocab], vocab);
         let w = Matrix::row_major(head.weight, width);
-        let h = Matrix::row_major(h, width);
-        let dh = &mut dh[start * width..][..rows * width];
-        gemm(
-            rows,
-            width,
-            vocab,
-            dz,
-            w,
-            dh,
-            width,
-            Accumulate::Overwrite,
-            None,
-        );
         if let Some((dw, mode)) = &mut dw {
-            let dz = dz.transposed();
+            let (dz, h) = (dz.transposed(), Matrix::row_major(h, width));
             gemm(vocab, width, rows, dz, h, dw, width, *mode, None);
             *mode = Accumulate::Add;
         }
+        // Last, because h may be in its memory.
+        let overwrite = Accumulate::Overwrite;
+        gemm(rows, width, vocab, dz, w, dh, width, overwrite, None);
         if let Some((db, mode)) = &mut db {
             let dz = Columns::whole(&workspace[..rows * vocab], vocab);
             linear::grad_bias(rows, dz, db, *mode);

@@ -75,6 +75,7 @@ fn naive(
     total
 }
 
+#[derive(Debug, PartialEq)]
 struct Outcome<F> {
     loss: F,
     dh: Vec<F>,
@@ -93,10 +94,22 @@ fn run<F: Real>(
     weighting: Weighting,
     mode: Accumulate,
 ) -> Outcome<F> {
+    let apart = vec![F::from_f64(9.0); h.len()];
+    run_into(shape, (Some(h), apart), w, weighting, mode)
+}
+
+/// With what dh holds before it is written: anything, or h.
+fn run_into<F: Real>(
+    shape: CrossEntropyShape,
+    (h, dh): (Option<&[F]>, Vec<F>),
+    w: &[F],
+    weighting: Weighting,
+    mode: Accumulate,
+) -> Outcome<F> {
     let mut space = vec![F::from_f64(f64::NAN); workspace(shape)];
     let mut out = Outcome {
         loss: F::from_f64(2.0),
-        dh: vec![F::from_f64(9.0); h.len()],
+        dh,
         dw: vec![F::from_f64(0.5); w.len()],
         db: vec![F::from_f64(0.5); shape.vocab],
     };
@@ -123,6 +136,22 @@ fn run<F: Real>(
     )
     .expect("targets are tokens");
     out
+}
+
+#[test]
+fn the_gradient_over_h_is_the_same() {
+    let weighting = Weighting {
+        inverse_count: 0.3,
+        weight: 1.0,
+        label_smoothing: 0.1,
+    };
+    for shape in SHAPES {
+        let h = random(shape.rows * shape.width, 3);
+        let w = random(shape.vocab * shape.width, 4);
+        let mode = Accumulate::Overwrite;
+        let over_h = run_into(shape, (None, h.clone()), &w, weighting, mode);
+        assert_eq!(over_h, run(shape, &h, &w, weighting, mode));
+    }
 }
 
 #[test]

@@ -10,6 +10,7 @@ use cinch_plan::{Options, Plan};
 use crate::cuda::command::{Argument, Command, Kernel, LaunchShape};
 use crate::cuda::lowering::Card;
 use crate::cuda::op::lower_all;
+use crate::engine::MicroBatch;
 
 const ATTENTION: &str = include_str!("../../kernels/cached_attention.cu");
 const SCAN: &str = include_str!("../../kernels/cached_scan.cu");
@@ -20,7 +21,13 @@ type Launch = (Kernel, LaunchShape, Vec<Argument>);
 
 fn launches(graph: &Graph) -> Vec<Launch> {
     let plan = Plan::new(graph, Options::new(Target::Cuda));
-    let lowered = lower_all(graph, &plan, 0..graph.nodes.len(), true, Card::ANY);
+    let lowered = lower_all(
+        graph,
+        &plan,
+        0..graph.nodes.len(),
+        MicroBatch::of_one(true),
+        Card::ANY,
+    );
     let commands = lowered.into_iter().flat_map(|lowered| lowered.commands);
     commands
         .filter_map(|command| match command {

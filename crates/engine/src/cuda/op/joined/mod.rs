@@ -3,6 +3,7 @@
 //! faster is measured before the first step.
 
 mod gradients;
+mod narrow;
 mod split;
 mod sum;
 #[cfg(test)]
@@ -16,7 +17,7 @@ use crate::cuda::lowering::Card;
 pub(super) fn join(lowered: &mut [Lowered]) {
     sum::join(lowered);
     gradients::join(lowered);
-    split::mark(lowered);
+    narrow::mark(lowered);
 }
 
 /// The launches that compute joined products, of which one is enough; none where no kernel takes
@@ -25,7 +26,7 @@ pub fn launches(joined: Joined, products: &[Product], card: Card) -> Vec<Command
     match joined {
         Joined::Sum => sum::launches(products, card),
         Joined::Gradients => gradients::launches(products, card),
-        Joined::Split => split::launches(products, card),
+        Joined::Narrow => narrow::launches(products, card),
     }
 }
 
@@ -54,7 +55,7 @@ fn effects(lowered: &Lowered) -> Option<Vec<Effect<'_>>> {
             &Command::Clear { address, bytes } => {
                 effects.push(Effect::Clear((address, address + bytes)));
             }
-            Command::Fetch { .. } | Command::Await { .. } => return None,
+            Command::Fetch { .. } | Command::Await { .. } | Command::Exchange(_) => return None,
             Command::Launch { .. }
             | Command::LaunchGenerated { .. }
             | Command::LaunchTable { .. }

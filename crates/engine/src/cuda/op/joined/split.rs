@@ -6,10 +6,9 @@ mod tests;
 
 use super::is_copied;
 use crate::cuda::command::{
-    Argument, Command, Joined, Kernel, LaunchShape, MatrixAt, MatrixMapAt, Product,
+    Argument, Command, Kernel, LaunchShape, MatrixAt, MatrixMapAt, Product,
 };
 use crate::cuda::lowering::Card;
-use crate::cuda::op::Lowered;
 
 /// Rows and columns of a tile of C.
 const TILE: usize = 128;
@@ -33,39 +32,22 @@ fn tiles(product: &Product) -> usize {
     product.m.div_ceil(TILE) * product.n.div_ceil(TILE)
 }
 
-fn is_narrow(product: &Product) -> bool {
+/// Whether it has few tiles and a long sum.
+pub(super) fn is_split(product: &Product) -> bool {
     tiles(product) <= MAX_TILES
         && product.k >= MIN_STEPS * TILE_DEPTH
         && !product.a.transposed
         && product.bias.is_none()
 }
 
-/// Marks products that a cluster may share.
-pub(super) fn mark(lowered: &mut [Lowered]) {
-    let commands = lowered.iter_mut().flat_map(|lowered| &mut lowered.commands);
-    for command in commands {
-        if let Command::Product(product) = command
-            && is_narrow(product)
-        {
-            *command = Command::Products {
-                joined: Joined::Split,
-                products: vec![*product],
-            };
-        }
-    }
-}
-
 /// The launches that compute the product, one for each number of parts; none where the kernel does
 /// not take it.
-pub(super) fn launches(products: &[Product], card: Card) -> Vec<Command> {
-    let [product] = products else {
-        return Vec::new();
-    };
+pub(super) fn launches(product: &Product, card: Card) -> Vec<Command> {
     let sides = [product.m, product.n, product.k, product.c.row_stride];
     let fits = is_copied(&product.a)
         && is_copied(&product.b)
         && is_copied(&product.c)
-        && is_narrow(product)
+        && is_split(product)
         && product.n.is_multiple_of(8)
         && sides.iter().all(|&side| i32::try_from(side).is_ok());
     if !card.is_hopper || !fits {

@@ -10,6 +10,7 @@ use cinch_plan::{Options, Plan, num_micro_nodes};
 
 use super::*;
 use crate::cuda::op::lower_all;
+use crate::engine::MicroBatch;
 
 const LAYERS: usize = 3;
 
@@ -70,7 +71,7 @@ fn all_adapters_of_a_decoder_are_joined() {
     let graph = graph.recompute(Recompute::None).unwrap();
     let plan = Plan::new(&graph, Options::new(Target::Cuda));
     let nodes = 0..num_micro_nodes(&graph);
-    let lowered = lower_all(&graph, &plan, nodes, true, Card::HOPPER);
+    let lowered = lower_all(&graph, &plan, nodes, MicroBatch::of_one(true), Card::HOPPER);
     let count = |wanted: Joined| {
         let commands = lowered.iter().flat_map(|node| &node.commands);
         let sizes = commands.filter_map(|command| match command {
@@ -86,5 +87,11 @@ fn all_adapters_of_a_decoder_are_joined() {
     backward.pop();
     assert_eq!(count(Joined::Sum), [forward, backward].concat());
     // Two matrices of each of the seven; q, k and v have one in common, and so have gate and up.
-    assert_eq!(count(Joined::Gradients).iter().sum::<usize>(), 11 * LAYERS);
+    // Few of them are left alone: a block takes four launches, where its memory leaves room.
+    let gradients = count(Joined::Gradients);
+    let alone = 11 * LAYERS - gradients.iter().sum::<usize>();
+    assert!(
+        gradients.len() + alone <= 4 * LAYERS,
+        "{gradients:?}, {alone} alone"
+    );
 }

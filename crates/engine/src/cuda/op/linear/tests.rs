@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use cinch_graph::op::{ActivationKind, GradientFormat, MomentFormat, NormKind, Over};
-use cinch_graph::{DType, Graph, Init, Optimizer, Target, TrainingGraph, differentiate};
+use cinch_graph::{DType, Graph, Init, Optimizer, Storage, Target, TrainingGraph, differentiate};
 use cinch_plan::{Options, Plan};
 
 use super::*;
@@ -15,7 +15,16 @@ use crate::cuda::op::lower;
 const INIT: Init = Init::Normal { std: 0.02 };
 const VOCABULARY: usize = 67;
 const CHUNK: usize = 4;
-const SOURCES: [(&str, &str); 6] = [
+const OPTIMIZER: Optimizer = Optimizer {
+    beta1: 0.9,
+    beta2: 0.95,
+    epsilon: 1e-8,
+    weight_decay: 0.1,
+    max_norm: Some(1.0),
+    moments: MomentFormat::Full,
+    gradients: GradientFormat::Full,
+};
+const SOURCES: [(&str, &str); 7] = [
     ("activation", include_str!("../../kernels/activation.cu")),
     ("column_sum", include_str!("../../kernels/column_sum.cu")),
     (
@@ -23,6 +32,10 @@ const SOURCES: [(&str, &str); 6] = [
         include_str!("../../kernels/cross_entropy.cu"),
     ),
     ("embedding", include_str!("../../kernels/embedding.cu")),
+    (
+        "gradient_narrow_tensor",
+        include_str!("../../kernels/gradient_narrow_tensor.cu"),
+    ),
     ("norm", include_str!("../../kernels/norm.cu")),
     ("optimizer", include_str!("../../kernels/optimizer.cu")),
 ];
@@ -30,6 +43,10 @@ const SOURCES: [(&str, &str); 6] = [
 /// Batch 2, length 5: embedding, two linear layers in a residual branch (the second reads a
 /// column block), norms of both kinds, a head tied to the table.
 fn step(dtype: DType, width: usize) -> TrainingGraph {
+    trained(forward(dtype, width))
+}
+
+fn forward(dtype: DType, width: usize) -> Graph {
     let mut g = Graph::new(dtype);
     let tokens = g.batch("tokens", [2, 5], DType::I32);
     let table = g.weight("table", [VOCABULARY, width], INIT);
@@ -77,16 +94,11 @@ fn step(dtype: DType, width: usize) -> TrainingGraph {
     let targets = g.batch("targets", [2, 5], DType::I32);
     g.cross_entropy("loss", normed.normed, table, targets, 0.1, Some(CHUNK))
         .unwrap();
-    let optimizer = Optimizer {
-        beta1: 0.9,
-        beta2: 0.95,
-        epsilon: 1e-8,
-        weight_decay: 0.1,
-        max_norm: Some(1.0),
-        moments: MomentFormat::Full,
-        gradients: GradientFormat::Full,
-    };
-    differentiate(g, &optimizer).unwrap()
+    g
+}
+
+fn trained(graph: Graph) -> TrainingGraph {
+    differentiate(graph, &OPTIMIZER).unwrap()
 }
 
 fn plan(graph: &Graph) -> Plan {
@@ -111,6 +123,7 @@ fn functions(commands: &[Command]) -> Vec<&'static str> {
         Command::Copy { .. } => "copy",
         Command::Fetch { .. } => "fetch",
         Command::Await { .. } => "await",
+        Command::Exchange(_) => "exchange",
     };
     commands.iter().map(function).collect()
 }
@@ -234,7 +247,7 @@ fn every_launch_fits_its_kernel_and_every_product_the_arena() {
                                 assert!(copy.to + copy.bytes <= plan.arena_bytes);
                             }
                         }
-                        Command::Await { .. } => {}
+                        Command::Await { .. } | Command::Exchange(_) => {}
                     }
                 }
             }
@@ -297,6 +310,59 @@ fn sums_start_over_in_the_first_micro_batch_only() {
     }
 }
 
+/// All rows are in one part, no part's sums lie outside the workspace, and the sums start over in
+/// the first micro batch only.
+#[test]
+fn a_small_matrix_of_many_rows_is_summed_in_parts() {
+    for (batch, width, outputs) in [(9, 64, 256), (4, 16, 32), (5, 24, 72), (4, 64, 1024)] {
+        let mut g = Graph::new(DType::F16);
+        let tokens = g.batch("tokens", [batch, 513], DType::I32);
+        let table = g.weight("table", [VOCABULARY, width], INIT);
+        let x = g.embedding("embedding", tokens, table, None, None).unwrap();
+        let weight = g.weight("weight", [outputs, width], INIT);
+        let bias = g.small_weight("bias", [outputs], Init::Zeros);
+        let y = g.linear("linear", x, weight, Some(bias)).unwrap();
+        let head = g.weight("head", [VOCABULARY, outputs], INIT);
+        let targets = g.batch("targets", [batch, 513], DType::I32);
+        g.cross_entropy("loss", y, head, targets, 0.0, None)
+            .unwrap();
+        let graph = differentiate(g, &OPTIMIZER).unwrap();
+        let arena = plan(&graph).arena_bytes;
+        for first_micro in [true, false] {
+            let commands = commands_of(&graph, "d.linear.weight", first_micro);
+            assert_eq!(functions(&commands), ["gradient_parts", "gradient_sum"]);
+            let [parts, sum] = [0, 1].map(|index| match &commands[index] {
+                Command::Launch {
+                    kernel,
+                    shape,
+                    arguments,
+                } => {
+                    check_launch(*kernel, arguments, arena);
+                    (shape.grid, arguments.clone())
+                }
+                other => panic!("{other:?}"),
+            });
+            let number = |argument: &Argument| match argument {
+                Argument::U32(number) => *number as usize,
+                other => panic!("{other:?}"),
+            };
+            let rows = number(&parts.1[5]);
+            assert_eq!(rows, batch * 513);
+            let (of_part, count) = (number(&parts.1[6]), parts.0[2] as usize);
+            assert!(of_part.is_multiple_of(32));
+            assert!((count - 1) * of_part < rows && rows <= count * of_part);
+            assert_eq!(number(&sum.1[3]), count);
+            let node = graph.nodes.iter().position(|n| n.name == "d.linear.weight");
+            let workspace = plan(&graph).workspace(node.unwrap()).unwrap().bytes;
+            let sums = number(&sum.1[5]);
+            assert_eq!(sums, outputs * width + outputs);
+            assert!((count * sums * 4) as u64 <= workspace);
+            let adds = Argument::U32(u32::from(!first_micro));
+            assert_eq!(sum.1[7..9], [adds, adds]);
+        }
+    }
+}
+
 /// The table is the head's weight too: the loss writes its gradient first, chunk after chunk,
 /// and the embedding adds to that.
 #[test]
@@ -307,7 +373,7 @@ fn a_tied_table_is_written_by_the_loss_and_added_to_by_the_embedding() {
     assert_eq!(rows, [4, 4, 2]);
     let adds: Vec<bool> = loss
         .iter()
-        .skip(2)
+        .skip(1)
         .step_by(3)
         .map(|p| p.accumulate)
         .collect();
@@ -343,6 +409,34 @@ fn gradients_that_follow_each_other_are_one_launch() {
     let end = gradients.iter().map(|place| place.end()).max().unwrap();
     assert_eq!(arguments[0], Argument::Address(start));
     assert_eq!(arguments[2], Argument::U64((end - start) / 4));
+}
+
+#[test]
+fn a_norm_that_is_not_trained_has_no_sums() {
+    let commands = commands_of(&step(DType::Bf16, 16), "d.last.input", true);
+    assert_eq!(functions(&commands)[0], "norm_backward_sums");
+    let mut graph = forward(DType::Bf16, 16);
+    for index in 0..graph.parameters.len() {
+        if graph
+            .tensor(graph.parameters[index].master)
+            .name
+            .starts_with("last.")
+        {
+            graph.parameters[index].storage = Storage::Frozen;
+        }
+    }
+    let graph = trained(graph);
+    let commands = commands_of(&graph, "d.last.input", true);
+    assert_eq!(functions(&commands), ["norm_backward"]);
+    let [
+        Command::Launch {
+            kernel, arguments, ..
+        },
+    ] = &commands[..]
+    else {
+        panic!("{commands:?}");
+    };
+    check_launch(*kernel, arguments, plan(&graph).arena_bytes);
 }
 
 /// Large rows on a large card: the widths of GPT-2 fill blocks of about 512 threads.

@@ -8,6 +8,7 @@ use super::*;
 use crate::cuda::command::Command;
 use crate::cuda::lowering::Card;
 use crate::cuda::op::{Lowered, lower_all};
+use crate::engine::MicroBatch;
 
 const SOURCE: &str = include_str!("../../kernels/optimizer.cu");
 
@@ -68,7 +69,7 @@ fn differentiated(
 
 fn update(graph: &Graph, plan: &Plan) -> Vec<Lowered> {
     let nodes = num_micro_nodes(graph)..graph.nodes.len();
-    lower_all(graph, plan, nodes, false, Card::ANY)
+    lower_all(graph, plan, nodes, MicroBatch::of_one(false), Card::ANY)
 }
 
 fn plan(graph: &Graph) -> Plan {
@@ -182,7 +183,13 @@ fn only_half_precision_has_a_loss_scale() {
             Argument::Address(place.offset)
         });
         assert_eq!(expected != Argument::Null, scaled);
-        let all = lower_all(&graph, &plan, 0..graph.nodes.len(), true, Card::ANY);
+        let all = lower_all(
+            &graph,
+            &plan,
+            0..graph.nodes.len(),
+            MicroBatch::of_one(true),
+            Card::ANY,
+        );
         let arguments = |function: &str| {
             let launches = all.iter().flat_map(|lowered| &lowered.commands);
             let mut found = launches.filter_map(|command| match command {
@@ -281,7 +288,13 @@ fn moments_in_eight_bits_have_launches_of_their_own() {
 fn updates_inside_the_backward_are_lowered() {
     let graph = step(DType::F32, 2).update_in_backward();
     let plan = plan(&graph);
-    let all = lower_all(&graph, &plan, 0..graph.nodes.len(), true, Card::ANY);
+    let all = lower_all(
+        &graph,
+        &plan,
+        0..graph.nodes.len(),
+        MicroBatch::of_one(true),
+        Card::ANY,
+    );
     let sums = plan
         .placement(graph.find("gradient_squares").unwrap())
         .unwrap();

@@ -1,7 +1,6 @@
 use cinch_graph::DType;
 
 use super::*;
-use crate::cuda::op::Memory;
 
 fn matrix(address: u64, row_stride: usize, transposed: bool) -> MatrixAt {
     MatrixAt {
@@ -29,33 +28,22 @@ fn product(k: usize, transposed: bool) -> Product {
     }
 }
 
-fn is_marked(product: Product) -> bool {
-    let mut nodes = [Lowered {
-        op: "linear",
-        node: String::new(),
-        commands: vec![Command::Product(product)],
-        memory: Memory::default(),
-    }];
-    mark(&mut nodes);
-    matches!(nodes[0].commands[..], [Command::Products { .. }])
-}
-
 #[test]
 fn long_sums_of_few_tiles_are_cut() {
-    assert!(is_marked(product(1024, true)));
-    assert!(is_marked(product(1024, false)));
-    assert!(!is_marked(product(960, true)));
+    assert!(is_split(&product(1024, true)));
+    assert!(is_split(&product(1024, false)));
+    assert!(!is_split(&product(960, true)));
     let wide = Product {
         n: 8192,
         ..product(1024, true)
     };
-    assert!(!is_marked(wide));
+    assert!(!is_split(&wide));
 }
 
 #[test]
 fn only_what_the_kernel_takes_is_launched() {
-    assert_eq!(launches(&[product(1024, true)], Card::ANY).len(), 0);
-    let launched = launches(&[product(1024, false)], Card::HOPPER);
+    assert_eq!(launches(&product(1024, true), Card::ANY).len(), 0);
+    let launched = launches(&product(1024, false), Card::HOPPER);
     assert_eq!(launched.len(), PARTS.len());
     let Command::LaunchTable {
         kernel,
@@ -72,5 +60,5 @@ fn only_what_the_kernel_takes_is_launched() {
     assert_eq!(arguments.len(), 3);
     let mut unaligned = product(1024, true);
     unaligned.c.row_stride = 50;
-    assert_eq!(launches(&[unaligned], Card::HOPPER).len(), 0);
+    assert_eq!(launches(&unaligned, Card::HOPPER).len(), 0);
 }

@@ -1,0 +1,262 @@
+// The products of adapters of ranks up to 32. Each reads or writes what is wide once; where it is
+// dropped, elements are cleared in registers on the way, so that nothing dropped ever exists in
+// memory. Masks are those of common.cuh.
+//
+//   reads      y[m, n] = scale·drop(x)[m, k]·W, where W is [n, k] (`rows`) or [k, n] (`columns`)
+//   gradient   parts[p][n, k] = scale·dy[m, n]ᵀ·drop(x)[m, k] over the rows of part p
+//   adds       dx[m, k] (+)= drop(scale·dy[m, n]·W[n, k])
+//
+// n is 8, 16, 24 or 32 and in the name of a kernel, in eights; k is a multiple of 32. Rows begin at
+// multiples of 16 bytes. For 16-bit element types.
+#include "common.cuh"
+#include "matrix.cuh"
+
+struct alignas(16) Eight {
+    u32 pairs[4];
+};
+
+__device__ __forceinline__ Eight load_eight(const real* p, bool is_there) {
+    return is_there ? *(const Eight*)p : Eight{};
+}
+
+// Clears the elements that are dropped; those that are kept are not scaled yet.
+__device__ __forceinline__ void drop(Eight& x, const Dropout& dropout, u32 base, u32 column) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        u32 low = dropout.keeps(base, column + 2 * i) ? 0x0000ffffu : 0u;
+        u32 high = dropout.keeps(base, column + 2 * i + 1) ? 0xffff0000u : 0u;
+        x.pairs[i] &= low | high;
+    }
+}
+
+// c[16×8] += a[16×8]·b[8×8], with c as in `multiply`.
+__device__ __forceinline__ void multiply_eight(float (&c)[4], u32 a0, u32 a1, u32 b) {
+#if defined(REAL_F16)
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+        "{%0, %1, %2, %3};"
+#else
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+        "{%0, %1, %2, %3};"
+#endif
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(b));
+}
+
+// ---------------------------------------------------------------- reads
+
+// A block has 32 rows; its warps, eight at the most, take 32 columns of x in turn, and their sums
+// are added up in the order of the warps. Of 32 columns a thread has eight that are neighbours: which
+// of them meet in an instruction does not matter as long as x and W agree.
+template <int EIGHTS, bool IS_DROPPED, bool BY_COLUMN>
+__device__ __forceinline__ void reads(const real* x, const real* w, real* y, u32 rows, u32 k, u32 x_stride,
+                                      u32 w_stride, u32 y_stride, float scale, const Dropout& dropout) {
+    constexpr int ROWS = 32, N = 8 * EIGHTS;
+    __shared__ float sums[8][ROWS][N];
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    u32 g = lane / 4, t = lane % 4, first = blockIdx.x * ROWS;
+    u32 bases[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) bases[i] = IS_DROPPED ? dropout.row(first + i * 8 + g) : 0u;
+    float c[2][EIGHTS][4] = {};
+    for (u32 column = warp * 32 + t * 8; column < k; column += warps * 32) {
+        Eight a[4], b[EIGHTS];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            u32 row = first + i * 8 + g;
+            a[i] = load_eight(x + (u64)row * x_stride + column, row < rows);
+        }
+#pragma unroll
+        for (int j = 0; j < EIGHTS; j++) {
+            if (BY_COLUMN) {
+                const real* from = w + (u64)column * w_stride + j * 8 + g;
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    b[j].pairs[i] = (u32)from[2 * i * w_stride].bits | (u32)from[(2 * i + 1) * w_stride].bits << 16;
+            } else {
+                b[j] = load_eight(w + (u64)(j * 8 + g) * w_stride + column, true);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (IS_DROPPED) drop(a[i], dropout, bases[i], column);
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int tile = 0; tile < 2; tile++) {
+                const Eight &upper = a[2 * tile], &lower = a[2 * tile + 1];
+                u32 left[4] = {upper.pairs[2 * half], lower.pairs[2 * half], upper.pairs[2 * half + 1],
+                               lower.pairs[2 * half + 1]};
+#pragma unroll
+                for (int j = 0; j < EIGHTS; j++)
+                    multiply(c[tile][j], left, b[j].pairs[2 * half], b[j].pairs[2 * half + 1]);
+            }
+    }
+#pragma unroll
+    for (int tile = 0; tile < 2; tile++)
+#pragma unroll
+        for (int j = 0; j < EIGHTS; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                sums[warp][tile * 16 + i / 2 * 8 + g][j * 8 + 2 * t + i % 2] = c[tile][j][i];
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < ROWS * N; i += blockDim.x) {
+        u32 row = i / N, column = i % N;
+        if (first + row >= rows) break;
+        float sum = 0.0f;
+        for (u32 other = 0; other < warps; other++) sum += sums[other][row][column];
+        y[(u64)(first + row) * y_stride + column] = from_float<real>(sum * scale);
+    }
+}
+
+// ---------------------------------------------------------------- gradient
+
+// The grid is (blocks of 128 columns, parts). A warp has 16 columns, and goes through the part's rows
+// by 32, which all warps have brought to shared memory while those before were multiplied.
+template <int EIGHTS>
+__device__ __forceinline__ void gradient(const real* dy, const real* x, float* parts, u32 rows, u32 k,
+                                         u32 dy_stride, u32 x_stride, u32 rows_of_part, float scale,
+                                         const Dropout& dropout) {
+    constexpr int COLUMNS = 128, TOKENS = 32, N = 8 * EIGHTS;
+    // Eight rows of a matrix begin in different banks.
+    __shared__ alignas(16) real wide[2][TOKENS][COLUMNS + 8];
+    __shared__ alignas(16) real narrow[2][TOKENS][N + 8];
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    u32 begin = blockIdx.y * rows_of_part, end = min(begin + rows_of_part, rows);
+    u32 token = threadIdx.x / 16, place = threadIdx.x % 16 * 8, column = blockIdx.x * COLUMNS + place;
+    u32 narrow_token = threadIdx.x / EIGHTS, narrow_place = threadIdx.x % EIGHTS * 8;
+    Eight next[2], next_narrow;
+    auto bring = [&](u32 from) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            u32 row = from + token + i * 16;
+            next[i] = load_eight(x + (u64)row * x_stride + column, row < end && column < k);
+        }
+        u32 row = from + narrow_token;
+        next_narrow = load_eight(dy + (u64)row * dy_stride + narrow_place, narrow_token < TOKENS && row < end);
+    };
+    float c[EIGHTS][4] = {};
+    bring(begin);
+    int buffer = 0;
+    for (u32 from = begin; from < end; from += TOKENS, buffer ^= 1) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            drop(next[i], dropout, dropout.row(from + token + i * 16), column);
+            *(Eight*)&wide[buffer][token + i * 16][place] = next[i];
+        }
+        if (narrow_token < TOKENS) *(Eight*)&narrow[buffer][narrow_token][narrow_place] = next_narrow;
+        __syncthreads();
+        if (from + TOKENS < end) bring(from + TOKENS);
+        u32 right[EIGHTS][4];
+#pragma unroll
+        for (int j = 0; j < EIGHTS; j++)
+            load_matrices_transposed(right[j], shared_address(&narrow[buffer][lane][j * 8]));
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            u32 left[4];
+            u32 row = half * 16 + lane % 8 + lane / 16 * 8, at = warp * 16 + lane / 8 % 2 * 8;
+            load_matrices_transposed(left, shared_address(&wide[buffer][row][at]));
+#pragma unroll
+            for (int j = 0; j < EIGHTS; j++)
+                multiply(c[j], left, right[j][2 * half], right[j][2 * half + 1]);
+        }
+    }
+    scale *= dropout.scale;
+    parts += (u64)blockIdx.y * N * k;
+    u32 g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int j = 0; j < EIGHTS; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            u32 at = blockIdx.x * COLUMNS + warp * 16 + i / 2 * 8 + g;
+            if (at < k) parts[(u64)(j * 8 + 2 * t + i % 2) * k + at] = c[j][i] * scale;
+        }
+}
+
+// ---------------------------------------------------------------- adds
+
+// A warp has 32 columns of 64 rows. The columns of W that an instruction takes are chosen so that a
+// thread gets eight neighbouring columns of dx.
+template <int EIGHTS>
+__device__ __forceinline__ void adds(const real* dy, const real* w, real* dx, u32 rows, u32 k, u32 dy_stride,
+                                     u32 dx_stride, u32 is_added, float scale, const Dropout& dropout) {
+    constexpr u32 ROWS = 64;
+    u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, groups = k / 32;
+    u32 unit = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    u32 first = unit / groups * ROWS, column = unit % groups * 32;
+    if (first >= rows) return;
+    u32 b[EIGHTS][4];
+#pragma unroll
+    for (int s = 0; s < EIGHTS; s++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const real* from = w + (u64)(s * 8 + 2 * t) * k + column + g / 2 * 8 + 2 * j + g % 2;
+            b[s][j] = (u32)from[0].bits | (u32)from[k].bits << 16;
+        }
+    column += t * 8;
+#pragma unroll 2
+    for (u32 tile = 0; tile < ROWS; tile += 16) {
+        u32 upper = first + tile + g, lower = upper + 8;
+        float c[4][4] = {};
+#pragma unroll
+        for (int s = 0; s < EIGHTS; s++) {
+            u32 at = s * 8 + 2 * t;
+            u32 a0 = upper < rows ? *(const u32*)(dy + (u64)upper * dy_stride + at) : 0u;
+            u32 a1 = lower < rows ? *(const u32*)(dy + (u64)lower * dy_stride + at) : 0u;
+#pragma unroll
+            for (int j = 0; j < 4; j++) multiply_eight(c[j], a0, a1, b[s][j]);
+        }
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            u32 row = half ? lower : upper;
+            if (row >= rows) continue;
+            u32 base = dropout.row(row);
+            real* to = dx + (u64)row * dx_stride + column;
+            float values[8], before[8] = {};
+            if (is_added) load(to, before);
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                values[i] = before[i] + c[i / 2][half * 2 + i % 2] * scale * dropout.factor(base, column + i);
+            store(to, values);
+        }
+    }
+}
+
+// ---------------------------------------------------------------- kernels
+
+// The product alone.
+#define NARROW(name, eights, by_column)                                                                     \
+    KERNEL __launch_bounds__(256)                                                                           \
+    name(const real* x, const real* w, real* y, u32 rows, u32 k, u32 x_stride, u32 w_stride, u32 y_stride,  \
+         float scale) {                                                                                     \
+        reads<eights, false, by_column>(x, w, y, rows, k, x_stride, w_stride, y_stride, scale,              \
+                                        Dropout(nullptr, 0u, 0u));                                          \
+    }
+
+#define ADAPTER(eights)                                                                                     \
+    KERNEL __launch_bounds__(256)                                                                           \
+    adapter_reads_##eights(const real* x, const real* w, real* y, u32 rows, u32 k, u32 x_stride,            \
+                           u32 y_stride, const u32* random, u32 stream, u32 limit) {                        \
+        Dropout dropout(random, stream, limit);                                                             \
+        reads<eights, true, false>(x, w, y, rows, k, x_stride, k, y_stride, dropout.scale, dropout);        \
+    }                                                                                                       \
+    NARROW(narrow_rows_##eights, eights, false)                                                             \
+    NARROW(narrow_columns_##eights, eights, true)                                                           \
+    KERNEL __launch_bounds__(256)                                                                           \
+    adapter_gradient_##eights(const real* dy, const real* x, float* parts, u32 rows, u32 k, u32 dy_stride,  \
+                              u32 x_stride, u32 rows_of_part, float scale, const u32* random, u32 stream,   \
+                              u32 limit) {                                                                  \
+        gradient<eights>(dy, x, parts, rows, k, dy_stride, x_stride, rows_of_part, scale,                   \
+                         Dropout(random, stream, limit));                                                   \
+    }                                                                                                       \
+    KERNEL __launch_bounds__(256)                                                                           \
+    adapter_adds_##eights(const real* dy, const real* w, real* dx, u32 rows, u32 k, u32 dy_stride,          \
+                          u32 dx_stride, u32 is_added, float scale, const u32* random, u32 stream,          \
+                          u32 limit) {                                                                      \
+        adds<eights>(dy, w, dx, rows, k, dy_stride, dx_stride, is_added, scale,                             \
+                     Dropout(random, stream, limit));                                                       \
+    }
+
+ADAPTER(1)
+ADAPTER(2)
+ADAPTER(3)
+ADAPTER(4)

@@ -1,0 +1,459 @@
+// The backward of softmax attention for sm_90a over short sequences: heads of 32 columns in bf16 or
+// f16, at most 512 positions, every query sees every key that counts, and every query head has keys
+// of its own. The equations and the meaning of lengths are those of attention.cu.
+//
+//   Sᵀ = K·Qᵀ   dPᵀ = V·dOᵀ   dV += (P∘M)ᵀ·dO   dK += dSᵀ·Q   dQ += dS·K
+//
+// So narrow a head leaves little to the matrix units: exponentials, random numbers and what is
+// between them take the time. A block has a whole head, and no other block adds to its gradients.
+// Each of three warpgroups has 64 keys with their dK and dV in registers, and walks all tiles of 64
+// queries; then come the next 192 keys. A fourth warpgroup has dQ: it multiplies the dS that the
+// three leave in shared memory with their keys, always in the same order. What earlier keys gave to
+// a tile it keeps in shared memory, where every thread finds its own numbers again. One warp brings
+// everything by the copy engine, ahead of the others also over the end of a head.
+
+#include "hopper.cuh"
+
+#if !defined(REAL_F32)
+
+#define D 32
+// Keys of a warpgroup, and queries of a tile.
+#define ROWS 64
+#define GROUPS 3
+#define STAGES 6
+#define MOST_TILES 8
+
+struct Problem {
+    const float *lse, *delta;
+    real *dq, *dk, *dv;
+    u32 q_stride, kv_stride;
+    int batch, seq, heads;
+    float scale;
+    const u32* random;
+    u32 stream, threshold;
+    const i32* lengths;
+
+    // Positions that the statistics have for each head: whole blocks of 128.
+    __device__ __forceinline__ int padded() const { return (seq + 127) / 128 * 128; }
+};
+
+// A head that a block has.
+struct Head {
+    int index, b, h, length;
+    // Tiles of queries, which are also the blocks of keys; and how often the warpgroups walk.
+    int tiles, rounds;
+
+    __device__ __forceinline__ bool take(const Problem& x, int turn) {
+        index = turn * (int)gridDim.x + (int)blockIdx.x;
+        if (index >= x.batch * x.heads) return false;
+        b = index / x.heads;
+        h = index % x.heads;
+        length = sequence_length(x.lengths, b, x.seq);
+        tiles = (length + ROWS - 1) / ROWS;
+        rounds = (tiles + GROUPS - 1) / GROUPS;
+        return true;
+    }
+    // Warpgroups that have keys in a round.
+    __device__ __forceinline__ int active(int round) const {
+        return min(tiles - round * GROUPS, GROUPS);
+    }
+    // Whether rows that do not count follow in the tile from `row` on, inside the tensor.
+    __device__ __forceinline__ bool is_cut(const Problem& x, int row) const {
+        return length < x.seq && row + ROWS > length;
+    }
+};
+
+// ---------------------------------------------------------------- shared memory
+
+struct Memory {
+    static constexpr u32 TILE = ROWS * D * 2, SCORES = ROWS * ROWS * 2, SUM = ROWS * D * 4;
+    static constexpr u32 NUMBERS = ROWS * 4;
+    static constexpr u32 TILES = 2 * GROUPS * 2 * TILE, GRADIENTS = TILES + STAGES * 2 * TILE;
+    static constexpr u32 SUMS = GRADIENTS + GROUPS * 2 * SCORES;
+    static constexpr u32 STATISTICS = SUMS + MOST_TILES * SUM;
+    static constexpr u32 BARRIERS = STATISTICS + STAGES * 3 * NUMBERS;
+    u32 base;
+
+    // Keys are side 0, values side 1; two rounds.
+    __device__ __forceinline__ u32 keys(int side, u32 stage, int group) const {
+        return base + ((stage * GROUPS + group) * 2 + side) * TILE;
+    }
+    // Queries are side 0, gradients of the output side 1; with them lse, delta and random numbers.
+    __device__ __forceinline__ u32 tile(int side, u32 stage) const {
+        return base + TILES + (stage * 2 + side) * TILE;
+    }
+    __device__ __forceinline__ u32 numbers(int side, u32 stage) const {
+        return base + STATISTICS + (stage * 3 + side) * NUMBERS;
+    }
+    __device__ __forceinline__ u32 scores(u32 stage, int group) const {
+        return base + GRADIENTS + (stage * GROUPS + group) * SCORES;
+    }
+    __device__ __forceinline__ u32 sums(int tile) const { return base + SUMS + tile * SUM; }
+    __device__ __forceinline__ u32 barrier(int i) const { return base + BARRIERS + i * 8; }
+    __device__ __forceinline__ u32 cut() const { return barrier(0); }
+    __device__ __forceinline__ u32 keys_full(u32 stage) const { return barrier(1 + stage); }
+    __device__ __forceinline__ u32 keys_empty(u32 stage) const { return barrier(3 + stage); }
+    __device__ __forceinline__ u32 scores_full(u32 stage) const { return barrier(5 + stage); }
+    __device__ __forceinline__ u32 scores_empty(u32 stage) const { return barrier(7 + stage); }
+    __device__ __forceinline__ u32 full(u32 stage) const { return barrier(9 + stage); }
+    __device__ __forceinline__ u32 empty(u32 stage) const { return barrier(9 + STAGES + stage); }
+};
+
+// ---------------------------------------------------------------- the warp that brings everything
+
+// Two tiles of the same rows, the rows beyond the end zeroed, by a whole warp.
+__device__ __forceinline__ void fill_two_cut(const u32 (&to)[2], const TensorMap* const (&maps)[2],
+                                             u32 barrier, u32& parity, const Head& head, int row) {
+    if (threadIdx.x % 32 == 0) {
+        arrive_with_bytes(barrier, 2 * Memory::TILE);
+#pragma unroll
+        for (int side = 0; side < 2; side++)
+            copy_tile<D, ROWS>(to[side], maps[side], barrier, head.h, row, head.b);
+    }
+    __syncwarp();
+    wait(barrier, parity);
+    parity ^= 1;
+#pragma unroll
+    for (int side = 0; side < 2; side++)
+        clear_rows<D, ROWS>(to[side], max(head.length - row, 0));
+    publish_shared();
+    __syncwarp();
+}
+
+template <bool DROPOUT>
+__device__ __forceinline__ void bring(const Problem& x, const Memory& at, const TensorMap* q,
+                                      const TensorMap* k, const TensorMap* v,
+                                      const TensorMap* d_o) {
+    int lane = threadIdx.x % 32;
+    bool leads = lane == 0;
+    const TensorMap *const key_maps[2] = {k, v}, *const query_maps[2] = {q, d_o};
+    ScoreDropout dropout(x.random, x.stream, x.threshold, x.heads);
+    Ring<2> keys;
+    Ring<STAGES> ring;
+    u32 cut_parity = 0;
+    Head head;
+    for (int turn = 0; head.take(x, turn); turn++) {
+        u64 start = (u64)head.index * x.padded();
+        for (int round = 0; round < head.rounds; round++, keys.advance()) {
+            wait(at.keys_empty(keys.stage), keys.parity ^ 1);
+            u32 full = at.keys_full(keys.stage);
+            int first = round * GROUPS, whole = head.active(round);
+            // Only the last block of keys ends inside.
+            if (head.is_cut(x, (first + whole - 1) * ROWS)) {
+                whole--;
+                u32 to[2] = {at.keys(0, keys.stage, whole), at.keys(1, keys.stage, whole)};
+                fill_two_cut(to, key_maps, at.cut(), cut_parity, head, (first + whole) * ROWS);
+            }
+            if (leads) {
+                arrive_with_bytes(full, whole * 2 * at.TILE);
+                for (int group = 0; group < whole; group++)
+#pragma unroll
+                    for (int side = 0; side < 2; side++)
+                        copy_tile<D, ROWS>(at.keys(side, keys.stage, group), key_maps[side], full,
+                                           head.h, (first + group) * ROWS, head.b);
+            }
+            for (int tile = 0; tile < head.tiles; tile++, ring.advance()) {
+                int row = tile * ROWS;
+                u32 stage = ring.stage, to[2] = {at.tile(0, stage), at.tile(1, stage)};
+                wait(at.empty(stage), ring.parity ^ 1);
+                bool cut = head.is_cut(x, row);
+                if (cut) fill_two_cut(to, query_maps, at.cut(), cut_parity, head, row);
+                if (DROPOUT) {
+#pragma unroll
+                    for (int i = lane; i < ROWS; i += 32) {
+                        u32 random = dropout.row((u32)head.index * x.seq + row + i);
+                        asm volatile("st.shared.b32 [%0], %1;" ::"r"(at.numbers(2, stage) + i * 4),
+                                     "r"(random)
+                                     : "memory");
+                    }
+                    __syncwarp();
+                }
+                if (!leads) continue;
+                arrive_with_bytes(at.full(stage), 2 * at.NUMBERS + (cut ? 0 : 2 * at.TILE));
+                copy_bytes(at.numbers(0, stage), x.lse + start + row, at.NUMBERS, at.full(stage));
+                copy_bytes(at.numbers(1, stage), x.delta + start + row, at.NUMBERS, at.full(stage));
+                if (cut) continue;
+#pragma unroll
+                for (int side = 0; side < 2; side++)
+                    copy_tile<D, ROWS>(to[side], query_maps[side], at.full(stage), head.h, row,
+                                       head.b);
+            }
+        }
+    }
+}
+
+// ---------------------------------------------------------------- rows of gradients
+
+// Writes a warpgroup's 64 rows from `first` on, times a factor. What four lanes have of a row are 16
+// bytes; the other pieces of a sector follow at once.
+__device__ __forceinline__ void write_rows(const float (&y)[D / 2], float factor, real* matrix,
+                                           u32 stride, int first, int length) {
+    int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int row = first + threadIdx.x % 128 / 32 * 16 + half * 8 + g;
+        u32* to = reinterpret_cast<u32*>(matrix + (u64)row * stride + 2 * t);
+        if (row < length) {
+#pragma unroll
+            for (int j = 0; j < D / 8; j++)
+                to[j * 4] = pack2(y[4 * j + 2 * half] * factor, y[4 * j + 2 * half + 1] * factor);
+        }
+    }
+}
+
+// ---------------------------------------------------------------- the warpgroup that sums dQ
+
+__device__ __forceinline__ void sum_queries(const Problem& x, const Memory& at) {
+    int lane = threadIdx.x % 32;
+    Ring<2> keys, scores;
+    auto release = [&](u32 barrier) {
+        __syncwarp();
+        if (lane == 0) arrive(barrier);
+    };
+    Head head;
+    for (int turn = 0; head.take(x, turn); turn++) {
+        real* dq = x.dq + (u64)head.b * x.seq * x.q_stride + (u64)head.h * D;
+        for (int round = 0; round < head.rounds; round++, keys.advance()) {
+            int active = head.active(round);
+            wait(at.keys_full(keys.stage), keys.parity);
+            for (int tile = 0; tile < head.tiles; tile++, scores.advance()) {
+                float add[D / 2];
+                wait(at.scores_full(scores.stage), scores.parity);
+                products_begin();
+#pragma unroll
+                for (int group = 0; group < GROUPS; group++)
+                    if (group < active) {
+                        u32 left = at.scores(scores.stage, group);
+                        u32 right = at.keys(0, keys.stage, group);
+#pragma unroll
+                        for (int k = 0; k < ROWS / 16; k++)
+                            multiply<1, 1>(add, by_column(left + k * 16 * 128, 0),
+                                           by_column<64>(right + k * 16 * 64, 0),
+                                           group > 0 || k > 0);
+                    }
+                products_end();
+                products_wait<0>();
+                settle(add);
+                release(at.scores_empty(scores.stage));
+                u32 sum = at.sums(tile) + threadIdx.x % 128 * 16;
+                if (round > 0) {
+#pragma unroll
+                    for (int i = 0; i < D / 8; i++) {
+                        float z[4];
+                        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                                     : "=f"(z[0]), "=f"(z[1]), "=f"(z[2]), "=f"(z[3])
+                                     : "r"(sum + i * 128 * 16)
+                                     : "memory");
+#pragma unroll
+                        for (int e = 0; e < 4; e++) add[4 * i + e] += z[e];
+                    }
+                }
+                if (round + 1 == head.rounds) {
+                    write_rows(add, x.scale, dq, x.q_stride, tile * ROWS, head.length);
+                    continue;
+                }
+#pragma unroll
+                for (int i = 0; i < D / 8; i++)
+                    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(sum +
+                                                                                  i * 128 * 16),
+                                 "f"(add[4 * i]), "f"(add[4 * i + 1]), "f"(add[4 * i + 2]),
+                                 "f"(add[4 * i + 3])
+                                 : "memory");
+            }
+            release(at.keys_empty(keys.stage));
+        }
+    }
+}
+
+// ---------------------------------------------------------------- the warpgroups with keys
+
+// Zeroes the gradients of rows that do not count, by the threads of GROUPS warpgroups.
+__device__ __forceinline__ void clear_padding(const Problem& x, const Head& head, int thread) {
+    u64 first = (u64)head.b * x.seq + head.length, column = (u64)head.h * D;
+    for (int i = thread; i < (x.seq - head.length) * (D / 8); i += GROUPS * 128) {
+        u64 row = first + i / (D / 8);
+        u64 q = row * x.q_stride + column + i % (D / 8) * 8;
+        u64 kv = row * x.kv_stride + column + i % (D / 8) * 8;
+        *reinterpret_cast<uint4*>(x.dq + q) = uint4{};
+        *reinterpret_cast<uint4*>(x.dk + kv) = uint4{};
+        *reinterpret_cast<uint4*>(x.dv + kv) = uint4{};
+    }
+}
+
+template <bool DROPOUT>
+__device__ __forceinline__ void differentiate(const Problem& x, const Memory& at,
+                                              const u8* shared) {
+    // From the first lane, so that the compiler knows it to be the same in the whole warp.
+    int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0) - 2;
+    int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    float c = x.scale * LOG2_E;
+    ScoreDropout dropout(x.random, x.stream, x.threshold, x.heads);
+    Ring<2> keys, scores;
+    Ring<STAGES> ring;
+    auto release = [&](u32 barrier) {
+        __syncwarp();
+        if (lane == 0) arrive(barrier);
+    };
+    Head head;
+    for (int turn = 0; head.take(x, turn); turn++) {
+        if (x.lengths) clear_padding(x, head, threadIdx.x - 256);
+        u64 kv_start = (u64)head.b * x.seq * x.kv_stride + (u64)head.h * D;
+        for (int round = 0; round < head.rounds; round++, keys.advance()) {
+            int own = (round * GROUPS + group) * ROWS, key = own + warp * 16 + g;
+            bool active = group < head.active(round);
+            u32 offset = ScoreDropout::offset(key);
+            u32 own_keys = at.keys(0, keys.stage, group), own_values = at.keys(1, keys.stage, group);
+            float grad_key[D / 2], grad_value[D / 2];
+#pragma unroll
+            for (int i = 0; i < D / 2; i++) grad_key[i] = grad_value[i] = 0.0f;
+            wait(at.keys_full(keys.stage), keys.parity);
+            for (int tile = 0; tile < head.tiles; tile++, ring.advance(), scores.advance()) {
+                u32 stage = ring.stage;
+                wait(at.full(stage), ring.parity);
+                if (!active) {
+                    // Without keys, it only keeps step.
+                    wait(at.scores_empty(scores.stage), scores.parity ^ 1);
+                    release(at.scores_full(scores.stage));
+                    release(at.empty(stage));
+                    continue;
+                }
+                float s[ROWS / 2], ds[ROWS / 2];
+                products_begin();
+                multiply_rows<D, ROWS, ROWS>(s, own_keys, at.tile(0, stage));
+                products_end();
+                multiply_rows<D, ROWS, ROWS>(ds, own_values, at.tile(1, stage));
+                products_end();
+                products_wait<1>();
+                settle(s);
+                if (own + ROWS > head.length) {
+#pragma unroll
+                    for (int i = 0; i < ROWS / 2; i++)
+                        if (key + i / 2 % 2 * 8 >= head.length) s[i] = MINUS_INFINITY;
+                }
+                const u8* numbers = shared + (at.numbers(0, stage) - at.base) + t * 8;
+#pragma unroll
+                for (int j = 0; j < ROWS / 8; j++) {
+                    float2 largest = *reinterpret_cast<const float2*>(numbers + j * 32);
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        s[4 * j + e] =
+                            exp2_fast(fmaf(s[4 * j + e], c, -(e % 2 ? largest.y : largest.x)));
+                }
+                products_wait<0>();
+                settle(ds);
+#pragma unroll
+                for (int j = 0; j < ROWS / 8; j++) {
+                    float2 mean =
+                        *reinterpret_cast<const float2*>(numbers + at.NUMBERS + j * 32);
+                    uint2 random;
+                    if (DROPOUT)
+                        random =
+                            *reinterpret_cast<const uint2*>(numbers + 2 * at.NUMBERS + j * 32);
+                    // Two queries; of each the thread's key and that eight further on.
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        float* p = s + 4 * j + e;
+                        float* dp = ds + 4 * j + e;
+                        float all[2] = {p[0], p[2]}, factor = 1.0f, subtract = e ? mean.y : mean.x;
+                        if (DROPOUT) {
+                            // The factor of what is kept is applied to dV as a whole.
+                            u32 word = ScoreDropout::word((e ? random.y : random.x) + offset);
+                            dropout.drop(word, p[0], p[2]);
+                            dropout.drop(word, dp[0], dp[2]);
+                            factor = dropout.scale;
+                        }
+                        dp[0] = all[0] * fmaf(dp[0], factor, -subtract);
+                        dp[2] = all[1] * fmaf(dp[2], factor, -subtract);
+                    }
+                }
+                u32 p[ROWS / 4], q[ROWS / 4];
+                pack(p, s);
+                pack(q, ds);
+                products_begin();
+                add_product<ROWS>(grad_value, p, at.tile(1, stage));
+                products_end();
+
+                // 64 queries, 128 bytes, are a row of dS.
+                wait(at.scores_empty(scores.stage), scores.parity ^ 1);
+                u32 to = at.scores(scores.stage, group) + (warp * 16 + g) * 128 + t * 4;
+#pragma unroll
+                for (int j = 0; j < ROWS / 8; j++)
+#pragma unroll
+                    for (int half = 0; half < 2; half++)
+                        asm volatile("st.shared.b32 [%0], %1;" ::"r"(to + half * 8 * 128 +
+                                                                     ((j ^ g) << 4)),
+                                     "r"(q[2 * j + half])
+                                     : "memory");
+                publish_shared();
+                release(at.scores_full(scores.stage));
+
+                products_begin();
+                add_product<ROWS>(grad_key, q, at.tile(0, stage));
+                products_end();
+                products_wait<0>();
+                settle(grad_key);
+                settle(grad_value);
+                release(at.empty(stage));
+            }
+            release(at.keys_empty(keys.stage));
+            if (!active) continue;
+            write_rows(grad_key, x.scale, x.dk + kv_start, x.kv_stride, own, head.length);
+            write_rows(grad_value, DROPOUT ? dropout.scale : 1.0f, x.dv + kv_start, x.kv_stride,
+                       own, head.length);
+        }
+    }
+}
+
+template <bool DROPOUT>
+__device__ __forceinline__ void backward(const TensorMap* q, const TensorMap* k, const TensorMap* v,
+                                         const TensorMap* d_o, const Problem& x) {
+    extern __shared__ __align__(1024) u8 shared[];
+    Memory at = {shared_address(shared)};
+    if (threadIdx.x == 0) {
+        barrier_init(at.cut(), 1);
+        for (int stage = 0; stage < 2; stage++) {
+            // Warps: those with keys, and those that sum dQ.
+            barrier_init(at.keys_full(stage), 1);
+            barrier_init(at.keys_empty(stage), 4 * GROUPS + 4);
+            barrier_init(at.scores_full(stage), 4 * GROUPS);
+            barrier_init(at.scores_empty(stage), 4);
+        }
+        for (int stage = 0; stage < STAGES; stage++) {
+            barrier_init(at.full(stage), 1);
+            barrier_init(at.empty(stage), 4 * GROUPS);
+        }
+        barriers_are_there();
+    }
+    __syncthreads();
+    int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+    if (group == 0) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        if (threadIdx.x < 32) bring<DROPOUT>(x, at, q, k, v, d_o);
+    } else if (group == 1) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 48;");
+        sum_queries(x, at);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 136;");
+        differentiate<DROPOUT>(x, at, shared);
+    }
+}
+
+// ---------------------------------------------------------------- instances
+
+#define SCALARS                                                                                    \
+    u32 q_stride, u32 kv_stride, int batch, int seq, int heads, float scale, const u32 *random,    \
+        u32 stream, u32 threshold, const i32 *lengths
+#define INSTANCE(NAME, DROPOUT)                                                                    \
+    KERNEL __launch_bounds__(128 * (GROUPS + 2), 1)                                                \
+        NAME(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,             \
+             const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap d_o,           \
+             const float* lse, const float* delta, real* dq, real* dk, real* dv, SCALARS) {        \
+        Problem x = {lse, delta, dq,    dk,     dv,     q_stride,  kv_stride, batch,               \
+                     seq, heads, scale, random, stream, threshold, lengths};                       \
+        backward<DROPOUT>(&q, &k, &v, &d_o, x);                                                    \
+    }
+
+INSTANCE(attention_backward_hopper_32, false)
+INSTANCE(attention_backward_hopper_32_dropout, true)
+
+#endif  // !REAL_F32

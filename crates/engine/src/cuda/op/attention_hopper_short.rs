@@ -1,0 +1,113 @@
+//! The backward of attention over short sequences of narrow heads on Hopper cards: a block has a
+//! whole head at a time.
+
+use cinch_graph::op::{self, HopperShort};
+
+use super::attention_hopper::{BARRIER_BYTES, ELEMENT_BYTES, Site, Statistics, int, launch_shape};
+use crate::cuda::command::{Argument, Kernel};
+use crate::cuda::lowering::Lowering;
+
+/// Warpgroups with keys; beside them one sums dQ and one brings what all read.
+const GROUPS: usize = 3;
+/// Keys of a warpgroup, and queries of a tile.
+const ROWS: usize = 64;
+/// Tiles on their way, and rounds of keys and of dS.
+const STAGES: usize = 6;
+const ROUNDS: usize = 2;
+const BARRIERS: usize = 1 + 4 * ROUNDS + 2 * STAGES;
+
+pub fn attention_backward(x: &mut Lowering<'_>, op: &op::Attention, layout: &HopperShort) {
+    let site = Site::new(x, op, 1, op.num_sources() + 3);
+    let workspace = x.workspace().0;
+    let [lse, delta] = [0, layout.statistic()].map(|offset| Argument::Address(workspace + offset));
+    let statistics = Statistics {
+        lse,
+        delta,
+        turns: Argument::Null,
+        num_turns: 0,
+        lows: Argument::Null,
+        tile_rows: ROWS,
+        padded: layout.padded,
+    };
+    statistics.launch(x, &site);
+
+    let mut arguments = site.sources.to_vec();
+    arguments.extend([site.output_gradient(x), lse, delta]);
+    arguments.extend(site.gradients(x));
+    arguments.extend(site.strides.map(|stride| Argument::U32(stride as u32)));
+    arguments.extend([site.batch, site.seq, op.heads].map(int));
+    arguments.push(Argument::F32(op.scale as f32));
+    arguments.extend(site.random);
+    arguments.push(site.lengths);
+    let function = match op.dropout {
+        None => "attention_backward_hopper_32",
+        Some(_) => "attention_backward_hopper_32_dropout",
+    };
+    let blocks = layout.heads.min(x.card.multiprocessors);
+    x.launch(
+        Kernel {
+            file: "attention_hopper_short",
+            function,
+        },
+        launch_shape(blocks, GROUPS + 2, shared_bytes()),
+        arguments,
+    );
+}
+
+/// Keys and values, queries and do, dS; three numbers of each query on its way; sums of dQ.
+fn shared_bytes() -> usize {
+    let columns = HopperShort::HEAD_DIM;
+    let tiles = (2 * ROUNDS * GROUPS + 2 * STAGES) * ROWS * columns;
+    let elements = tiles + ROUNDS * GROUPS * ROWS * ROWS;
+    let numbers = HopperShort::MOST_POSITIONS * columns + 3 * STAGES * ROWS;
+    elements * ELEMENT_BYTES + numbers * size_of::<f32>() + BARRIERS * BARRIER_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use cinch_graph::DType;
+    use cinch_graph::op::AttentionInputs::Packed;
+
+    use super::super::attention::tests::{launches, lower_for, plain};
+    use super::*;
+    use crate::cuda::lowering::Card;
+
+    /// What a block of a Hopper card has.
+    const SHARED_BYTES: u32 = 227 << 10;
+
+    fn encoder(heads: usize) -> op::Attention {
+        op::Attention {
+            causal: false,
+            padding: true,
+            ..plain(Packed, heads, heads, 32)
+        }
+    }
+
+    #[test]
+    fn a_block_has_one_head_at_a_time() {
+        for (batch, blocks) in [(2, 24), (45, 132)] {
+            let (_, plan, commands) = lower_for(&encoder(12), DType::F16, batch, 500, Card::HOPPER);
+            let launches = launches(&commands);
+            let files: Vec<_> = launches.iter().map(|launch| launch.0.file).collect();
+            let (forward, statistics) = ("attention_hopper", "attention_hopper_backward");
+            assert_eq!(files, [forward, statistics, "attention_hopper_short"]);
+            let (_, shape, arguments) = launches[2];
+            assert_eq!(shape.grid, [blocks, 1, 1]);
+            assert_eq!(shape.block, [640, 1, 1]);
+            assert!(shape.shared_bytes <= SHARED_BYTES);
+            let workspace = plan.workspace(1).unwrap();
+            let statistic = batch as u64 * 12 * 512 * 4;
+            assert!(workspace.bytes >= 2 * statistic);
+            let parts = [0, statistic].map(|offset| Argument::Address(workspace.offset + offset));
+            assert_eq!(arguments[4..6], parts);
+        }
+    }
+
+    #[test]
+    fn long_sequences_take_two_passes() {
+        let (_, _, commands) = lower_for(&encoder(2), DType::F16, 1, 513, Card::HOPPER);
+        let files: Vec<_> = launches(&commands).iter().map(|l| l.0.file).collect();
+        let rest = "attention";
+        assert_eq!(files, ["attention_hopper", rest, rest, rest]);
+    }
+}
