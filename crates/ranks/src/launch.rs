@@ -119,11 +119,6 @@ pub fn follow_launcher() -> Result<(), RanksError> {
     }
 }
 
-/// Whether a launcher on this machine started this process.
-pub fn is_launched() -> bool {
-    std::env::var_os(LAUNCHER_VARIABLE).is_some()
-}
-
 /// Starts the ranks and waits until all have ended.
 pub fn launch(what: &Launch) -> Result<Ended, LaunchError> {
     let signals = listen().map_err(LaunchError::Signals)?;

@@ -118,5 +118,6 @@ fn who_leaves_is_not_lost() {
         scope.spawn(|| other.leave().unwrap());
         first.leave().unwrap();
     });
+    drop((first, other));
     assert!(heard.recv().is_err(), "the channel closes with the world");
 }
