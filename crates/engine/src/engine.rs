@@ -4,7 +4,8 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use cinch_graph::{Graph, Target};
+use cinch_graph::op::Op;
+use cinch_graph::{Graph, Phase, Target};
 use cinch_plan::{Placement, Plan};
 use cinch_ranks::SharedWorld;
 
@@ -165,6 +166,16 @@ impl Engine {
         nodes: Range<usize>,
         micro: MicroBatch,
     ) -> Result<Part, EngineError> {
+        if let Self::Cuda(_) = self {
+            let gathered = graph.nodes[nodes.clone()].iter();
+            let mut gathered = gathered.filter(|node| matches!(node.op, Op::AllGather(_)));
+            if let Some(node) = gathered.find(|node| node.phase != Phase::Update) {
+                return Err(EngineError::GatheredWeights {
+                    op: node.op.name(),
+                    node: node.name.clone(),
+                });
+            }
+        }
         let mut exchanges = graph.nodes[nodes.clone()].iter();
         let exchange = exchanges.find(|node| graph.wire(node).is_some());
         if let Some(node) = exchange.filter(|_| !self.is_connected()) {

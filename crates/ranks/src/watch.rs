@@ -214,11 +214,8 @@ impl Shared {
                 Err(_) => return self.closed(other),
             }
             match said[0] {
-                BEAT => {
-                    if !self.hear_beat(other, &mut stream) {
-                        return self.closed(other);
-                    }
-                }
+                BEAT if self.hear_beat(other, &mut stream) => {}
+                BEAT => return self.closed(other),
                 LEAVING => self.lock().left.push(other),
                 LOST => {
                     let loss = hear::<Loss>(&mut stream, self.limits.silence);

@@ -36,7 +36,7 @@ pub enum TrainError {
         )
     )]
     RankLost {
-        loss: Loss,
+        loss: Box<Loss>,
         num_ranks: usize,
         step: u64,
         last: Option<PathBuf>,
@@ -93,7 +93,7 @@ pub enum TrainError {
     )]
     DeviceFailed {
         step: u64,
-        problem: EngineError,
+        problem: Box<EngineError>,
         last: Option<PathBuf>,
     },
     #[error(

@@ -924,7 +924,7 @@ fn rank_lost(error: TrainError, ranks: &Ranks, step: u64, last: Option<PathBuf>)
         | TrainError::Engine(EngineError::Ranks(RanksError::Lost(loss)))
         | TrainError::Checkpoint(CheckpointError::Ranks(RanksError::Lost(loss))) => {
             TrainError::RankLost {
-                loss,
+                loss: Box::new(loss),
                 num_ranks: ranks.share().ranks,
                 step,
                 last,
@@ -942,7 +942,7 @@ fn device_failed(error: TrainError, step: u64, last: Option<PathBuf>) -> TrainEr
         | TrainError::Checkpoint(CheckpointError::Engine(problem @ EngineError::Cuda { .. })) => {
             TrainError::DeviceFailed {
                 step,
-                problem,
+                problem: Box::new(problem),
                 last,
             }
         }

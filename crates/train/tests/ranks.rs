@@ -26,6 +26,9 @@ use serde_json::json;
 
 const LEVELS: [&str; 4] = ["ddp", "zero1", "zero2", "zero3"];
 
+/// Losses and norms by step, and the weights.
+type Results = (Vec<[f64; 2]>, Vec<(String, Vec<f32>)>);
+
 const OPTIONS: EngineOptions = EngineOptions {
     device: 0,
     threads: Some(1),
@@ -81,7 +84,7 @@ fn share(whole: &Batch, config: &Config, rank: usize) -> Batch {
 }
 
 /// Losses, gradient norms and weights of some steps on one rank.
-fn steps_alone(config: &Config, steps: u64) -> (Vec<[f64; 2]>, Vec<(String, Vec<f32>)>) {
+fn steps_alone(config: &Config, steps: u64) -> Results {
     let mut session = tiny::session(config, 0, 1);
     let step = |step| {
         let result = session
@@ -94,7 +97,7 @@ fn steps_alone(config: &Config, steps: u64) -> (Vec<[f64; 2]>, Vec<(String, Vec<
 }
 
 /// The same on several, which all must have the same results; weights as a checkpoint has them.
-fn steps_together(config: &Config, steps: u64) -> (Vec<[f64; 2]>, Vec<(String, Vec<f32>)>) {
+fn steps_together(config: &Config, steps: u64) -> Results {
     let folder = tempfile::tempdir().unwrap();
     let mut results = each(config.batch.world.ranks, |rank, world| {
         let plan = StepPlan::new(config, Target::Cpu, 0).unwrap();
@@ -144,11 +147,7 @@ fn floats(weights: Vec<(String, Vec<u8>)>) -> Vec<(String, Vec<f32>)> {
 
 /// The largest difference, in units of the learning rate of the steps that led there: Adam moves a
 /// weight whose gradient is next to nothing by as much as any other.
-fn assert_near(
-    found: &(Vec<[f64; 2]>, Vec<(String, Vec<f32>)>),
-    wanted: &(Vec<[f64; 2]>, Vec<(String, Vec<f32>)>),
-    what: &str,
-) {
+fn assert_near(found: &Results, wanted: &Results, what: &str) {
     for (step, (found, wanted)) in found.0.iter().zip(&wanted.0).enumerate() {
         for (found, wanted) in found.iter().zip(wanted) {
             let off = (found - wanted).abs() / wanted.abs();

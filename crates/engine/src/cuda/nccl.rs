@@ -216,8 +216,8 @@ impl Nccl {
         stream: &Stream,
     ) -> Result<(), EngineError> {
         // SAFETY: takes nothing.
-        self.functions
-            .check("begin", unsafe { (self.functions.group_start)() })?;
+        let code = unsafe { (self.functions.group_start)() };
+        self.functions.check("begin", code)?;
         let begun = exchanges
             .iter()
             .try_for_each(|exchange| self.begin(exchange, arena, stream));
