@@ -18,11 +18,14 @@ use serde_json::json;
 
 use super::{print, print_raw};
 use crate::args::{Engine, MonitorArguments, PlainArguments, SettingArguments};
-use crate::failure::usage;
+use crate::failure::{INTERRUPTED, usage};
 use crate::pytorch::estimate::{Estimate, overhead};
 use crate::pytorch::workload::Run;
 use crate::settings::Asked;
 use crate::voice;
+
+/// How long the dashboard has to end by itself.
+const GRACE: Duration = Duration::from_secs(2);
 
 pub fn run(arguments: &MonitorArguments) -> anyhow::Result<()> {
     if let Some(folder) = &arguments.run
@@ -156,9 +159,15 @@ fn on_screen(
     mut outputs: Outputs,
 ) -> anyhow::Result<()> {
     static STOP: AtomicBool = AtomicBool::new(false);
-    // The terminal has to be given back before the program ends.
-    ctrlc::set_handler(|| STOP.store(true, Ordering::Relaxed))
-        .context("cannot listen for signals")?;
+    // The terminal has to be given back before the program ends. One that is gone answers nothing
+    // any more, and whoever asks it for keys does not come back.
+    ctrlc::set_handler(|| {
+        STOP.store(true, Ordering::Relaxed);
+        thread::sleep(GRACE);
+        #[expect(clippy::exit, reason = "the terminal is gone")]
+        std::process::exit(INTERRUPTED.into());
+    })
+    .context("cannot listen for signals")?;
     let view = match &arguments.run {
         Some(folder) => View::Run(folder.clone()),
         None => View::Machine,
