@@ -32,26 +32,26 @@ fn plan(file: &str, lines: &[&str]) -> serde_json::Value {
 #[test]
 fn every_setting_of_the_guide_plans() {
     for (lines, [micro, accumulation, length]) in [
-        (&[][..], [2, 128, 1024]),
+        (&[][..], [2, 32, 1024]),
         (
             &["micro_batch_size: 4", "gradient_accumulation_steps: 16"],
-            [4, 64, 1024],
+            [4, 16, 1024],
         ),
-        (&["max_seq_len: 1536"], [2, 128, 1536]),
+        (&["max_seq_len: 1536"], [2, 32, 1536]),
         (
             &[
                 "micro_batch_size: 8",
                 "gradient_accumulation_steps: 8",
                 "max_seq_len: 2048",
             ],
-            [8, 32, 2048],
+            [8, 8, 2048],
         ),
         (
             &["micro_batch_size: 1", "gradient_accumulation_steps: 64"],
-            [1, 256, 1024],
+            [1, 64, 1024],
         ),
-        (&["precision: fp16"], [2, 128, 1024]),
-        (&["k_base: 256", "k_max: 512"], [2, 128, 1024]),
+        (&["precision: fp16"], [2, 32, 1024]),
+        (&["k_base: 256", "k_max: 512"], [2, 32, 1024]),
     ] {
         let told = plan(LOW_MEMORY, lines);
         assert_eq!(told["model"], "gsa", "{lines:?}");

@@ -8,7 +8,7 @@ use std::path::Path;
 use cinch_architecture::{Architecture, Family, Number, families};
 
 use crate::completion::Completion;
-use crate::dialect::{Program, RANKS};
+use crate::dialect::{NODES, Program, RANKS};
 use crate::error::ConfigError;
 use crate::preset::Preset;
 use crate::registry::SETTINGS;
@@ -255,9 +255,12 @@ impl Completion {
         Ok(())
     }
 
-    /// How many train together.
+    /// How many train together: one on each machine, where only those are counted.
     pub(crate) fn num_ranks(&self) -> u64 {
-        self.value(RANKS).map_or(1, |_| self.unsigned(RANKS))
+        match self.value(RANKS) {
+            Some(_) => self.unsigned(RANKS),
+            None => self.unsigned(NODES),
+        }
     }
 
     /// A training sequence is as long as the model has positions, unless told. Where the shape is
