@@ -26,7 +26,7 @@ fn compare(config: &Config, card: &Card, length: Length) {
         let most = match config.batch.offload_frozen {
             // Which backward writes its value again depends on what is in the arena around it: of
             // weights that come and go, a short chain tells too much, never too little.
-            true => peak + peak / 8,
+            true => peak + peak / 4,
             false => peak,
         };
         assert!(
