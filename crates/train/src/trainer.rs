@@ -547,10 +547,18 @@ impl<'a> Trainer<'a> {
     /// A GPU that fails in the middle of a run takes everything since the last checkpoint with
     /// it, so the message says which one that is.
     fn with_last_checkpoint(&self, error: TrainError) -> TrainError {
-        let last = self.last_saved.as_ref().map(|(_, path)| path.clone());
+        let last = self.last_checkpoint();
         let step = self.state.step + 1;
         let error = device_failed(error, step, last.clone());
         rank_lost(error, &self.ranks, step, last)
+    }
+
+    /// Where to go on from. Whoever was cut off while saving may have completed the checkpoint.
+    fn last_checkpoint(&self) -> Option<PathBuf> {
+        let entries = self.store.list().unwrap_or_default().into_iter();
+        let mut of_this_step = entries.filter(|entry| entry.step == self.state.step);
+        let last_saved = self.last_saved.as_ref().map(|(_, path)| path.clone());
+        of_this_step.next().map(|entry| entry.path).or(last_saved)
     }
 
     fn report(&self, result: &StepResult, max_steps: u64, step_tokens: u64) -> StepReport {
