@@ -4,7 +4,7 @@
 
 use super::super::autocast;
 use super::super::dtype::DType;
-use super::super::node::{Grads, Step};
+use super::super::node::{Grads, Step, grads};
 use super::super::shape::Dims;
 use super::super::tensor::Tensor;
 use super::pointwise::{self, like};
@@ -105,7 +105,13 @@ fn aligned(bias: Tensor) -> Tensor {
         return bias;
     }
     sizes.as_mut_slice()[last] = keys.next_multiple_of(NUMBERS);
+    let recorder = bias.context().record(&[&bias]);
     let padded = bias.context().empty("constant_pad_nd", sizes, bias.dtype());
+    recorder.finish(&[&padded], |step| {
+        let dtype = step.grad().dtype();
+        let cut = step.context.empty("constant_pad_nd", step.input_sizes(), dtype);
+        grads![Some(cut)]
+    });
     view::slice(padded, last, keys)
 }
 
