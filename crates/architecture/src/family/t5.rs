@@ -169,8 +169,74 @@ fn feed_forward(
         "gated-gelu" => Some(Activation::GeluNew),
         _ => Activation::named(name),
     };
-    let wanted = || format!("one of {}, or `gated-` and one of them", Activation::names());
+    let wanted = || {
+        format!(
+            "one of {}, or `gated-` and one of them",
+            Activation::names()
+        )
+    };
     activation
         .map(|activation| (activation, gated))
         .ok_or_else(|| fields.problem(KEY, written, &wanted()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::model::Model;
+
+    fn read(config: &Value) -> Result<T5, String> {
+        let model = Model::of_config(config, "a model", "config.json");
+        match model.map_err(|problem| problem.to_string())?.architecture {
+            Architecture::T5(shape) => Ok(shape),
+            other => Err(format!("{other:?}")),
+        }
+    }
+
+    /// FLAN-T5 has the gate and a head of its own; transformers counts as many weights.
+    #[test]
+    fn flan_t5_base_is_read() {
+        let config = json!({
+            "architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "d_ff": 2048, "d_kv": 64, "d_model": 768,
+            "decoder_start_token_id": 0, "dropout_rate": 0.1, "eos_token_id": 1, "feed_forward_proj": "gated-gelu",
+            "initializer_factor": 1.0, "is_encoder_decoder": true, "layer_norm_epsilon": 1e-06, "n_positions": 512,
+            "num_decoder_layers": 12, "num_heads": 12, "num_layers": 12, "output_past": true, "pad_token_id": 0,
+            "relative_attention_max_distance": 128, "relative_attention_num_buckets": 32, "tie_word_embeddings": false,
+            "use_cache": true, "vocab_size": 32128,
+        });
+        let flan = read(&config).unwrap();
+        assert_eq!(flan.parameters(), 247_577_856);
+        assert!(flan.gated && !flan.tied && !flan.scales_result());
+        assert_eq!(flan.activation, Activation::GeluNew);
+        assert_eq!(flan.adapters().unwrap().linear.len(), 7);
+    }
+
+    #[test]
+    fn mt5_has_defaults_of_its_own() {
+        let mt5 = read(&json!({"model_type": "mt5", "tie_word_embeddings": false})).unwrap();
+        assert_eq!(mt5.parameters(), 300_176_768);
+        let tied = read(&json!({"model_type": "mt5"})).unwrap();
+        assert!(tied.tied && !tied.scales_result());
+    }
+
+    #[test]
+    fn what_is_not_known_is_refused_by_its_name() {
+        for (key, value, said) in [
+            ("feed_forward_proj", json!("gated-mish"), "gated-mish"),
+            ("feed_forward_proj", json!("reglu"), "feed_forward_proj"),
+            ("feed_forward_proj", json!(3), "feed_forward_proj"),
+            ("is_encoder_decoder", json!(false), "is_encoder_decoder"),
+            (
+                "architectures",
+                json!(["T5ForTokenClassification"]),
+                "T5ForTokenClassification",
+            ),
+            ("d_kv", json!(0), "d_kv"),
+        ] {
+            let problem = read(&json!({"model_type": "t5", key: value})).unwrap_err();
+            assert!(problem.contains(said), "{problem}");
+        }
+    }
 }

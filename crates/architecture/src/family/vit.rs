@@ -92,9 +92,7 @@ static VIT: Family = Family {
         usual: &["q_proj", "v_proj"],
     }),
     chooses_attention: true,
-    assumptions: &[
-        "images come to the card as numbers of the weights' type, each with one label",
-    ],
+    assumptions: &["images come to the card as numbers of the weights' type, each with one label"],
     ..PLAIN
 };
 
@@ -144,5 +142,69 @@ fn labels(fields: &Fields<'_>) -> Result<u64, ArchitectureError> {
     match named.map(|names| names.len() as u64) {
         Some(labels) if (1..=LARGEST).contains(&labels) => Ok(labels),
         _ => fields.number(&["num_labels"], USUAL),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::model::Model;
+
+    fn read(config: &Value) -> Result<Vit, String> {
+        let model = Model::of_config(config, "a model", "config.json");
+        match model.map_err(|problem| problem.to_string())?.architecture {
+            Architecture::Vit(shape) => Ok(shape),
+            other => Err(format!("{other:?}")),
+        }
+    }
+
+    fn config(key: &str, value: Value) -> Value {
+        let mut config = json!({
+            "architectures": ["ViTForImageClassification"], "attention_probs_dropout_prob": 0.0, "encoder_stride": 16,
+            "hidden_act": "gelu", "hidden_dropout_prob": 0.0, "hidden_size": 768, "image_size": 224,
+            "initializer_range": 0.02, "intermediate_size": 3072, "layer_norm_eps": 1e-12, "model_type": "vit",
+            "num_attention_heads": 12, "num_channels": 3, "num_hidden_layers": 12, "patch_size": 16, "qkv_bias": true,
+        });
+        config[key] = value;
+        config
+    }
+
+    #[test]
+    fn labels_are_counted_by_their_names() {
+        let names: serde_json::Map<String, Value> = (0..1000)
+            .map(|label| (label.to_string(), json!(format!("LABEL_{label}"))))
+            .collect();
+        let vit = read(&config("id2label", Value::Object(names))).unwrap();
+        assert_eq!((vit.labels, vit.tokens()), (1000, 197));
+        assert_eq!(vit.parameters(), 86_567_656);
+        let two = read(&config("num_labels", Value::Null)).unwrap();
+        assert_eq!(two.labels, 2);
+    }
+
+    #[test]
+    fn an_image_may_have_two_sides() {
+        let wide = read(&config("image_size", json!([64, 224]))).unwrap();
+        assert_eq!((wide.grid(), wide.tokens()), ([4, 14], 57));
+    }
+
+    #[test]
+    fn what_is_not_known_is_refused_by_its_name() {
+        for (key, value, said) in [
+            ("image_size", Value::Null, "image_size"),
+            ("image_size", json!([224]), "image_size"),
+            ("image_size", json!("large"), "image_size"),
+            ("patch_size", json!(448), "patch_size"),
+            ("hidden_act", json!("mish"), "mish"),
+            (
+                "architectures",
+                json!(["ViTForMaskedImageModeling"]),
+                "ViTForMaskedImageModeling",
+            ),
+        ] {
+            let problem = read(&config(key, value)).unwrap_err();
+            assert!(problem.contains(said), "{problem}");
+        }
     }
 }

@@ -8,13 +8,11 @@ use super::activation;
 use super::mask::{self, Attention as Kind};
 use super::module::{Builder, Linear};
 use super::replay::{Replay, Setup};
-use super::t5_attention::{Attention, Attended, Cache, Given, Side};
+use super::t5_attention::{Attended, Attention, Cache, Given, Side};
 use super::t5_lines::{self, Lines};
 use super::workload::Workload;
 use crate::eager::checkpoint::Checkpointing;
-use crate::eager::op::{
-    cast, creation, dropout, embedding, loss, matmul, pointwise, reduce, view,
-};
+use crate::eager::op::{cast, creation, dropout, embedding, loss, matmul, pointwise, reduce, view};
 use crate::eager::training::Program;
 use crate::eager::{Context, DType, Tensor};
 
@@ -381,7 +379,11 @@ impl T5 {
         context.at(&lines.shift_zeros);
         let shifted = creation::filled(context, labels.sizes(), labels.dtype());
         context.at(&lines.shift_copy);
-        drop(creation::filled(context, [batch, length - 1], labels.dtype()));
+        drop(creation::filled(
+            context,
+            [batch, length - 1],
+            labels.dtype(),
+        ));
         context.at(&lines.shift_fill);
         drop(pointwise::apply(&shifted, "eq", DType::Bool));
         shifted
