@@ -397,6 +397,9 @@ pub struct FitArguments {
     /// Sequences per optimizer step, kept exactly
     #[arg(long, alias = "effective-batch", value_name = "N", value_parser = count)]
     pub target_effective_batch: Option<usize>,
+    /// The best settings for each number of GPUs up to N that divides the effective batch
+    #[arg(long, alias = "max-world", value_name = "N", value_parser = count)]
+    pub max_ranks: Option<usize>,
     /// Choices that change the result and may be taken for speed
     #[arg(long, value_enum, value_delimiter = ',', value_name = "LIST")]
     pub allow: Vec<Allowed>,

@@ -22,6 +22,7 @@ mod graph;
 mod network;
 mod plan;
 mod report;
+mod runnable;
 
 pub use cost::{Prediction, StepTimes};
 pub use error::StepError;
@@ -35,6 +36,7 @@ pub use plan::{EmbeddingPlan, StepPlan, Variant, VariantGraphs, beside_arena};
 pub use report::{
     CheckpointingReport, HostMemory, MemoryReport, PlanReport, SettingsReport, VariantReport,
 };
+pub use runnable::{is_trained, without_training};
 
 use cinch_graph::Target;
 
