@@ -249,13 +249,13 @@ impl VariantSketch {
                 let less = Demand::new(one_less, options);
                 let persistent = persistent_bytes((first, &built), (one_less, &less), more);
                 let host_bytes = extend(built.host_bytes, less.host_bytes, more);
-                let [kept, again] = [0, SHORT].map(|count| times(&steps.recomputed[count].1));
-                let growth = more as f64 * (kept.seconds - times(one_less).seconds);
+                let by_count: Vec<BlockTimes> =
+                    steps.recomputed.iter().map(|(_, step)| times(step)).collect();
                 let chain = Chain {
                     blocks,
                     profiles: &profiles,
                 };
-                let seconds = chain.seconds(&kept, &again, growth);
+                let seconds = chain.seconds(&by_count, &times(one_less));
                 (persistent, host_bytes, chain.peaks(), seconds)
             }
             Shorter::Repeat {
@@ -364,6 +364,8 @@ struct Chain<'a> {
 /// Neighbouring blocks of the long chain that one block of a short one stands for.
 struct Group<'a> {
     blocks: Range<usize>,
+    /// How many blocks of the short one are recomputed.
+    recomputed: usize,
     stand_in: usize,
     profile: &'a Profile,
 }
@@ -385,6 +387,7 @@ impl<'a> Chain<'a> {
                 let profile = &self.profiles[recomputed];
                 groups.push(Group {
                     blocks,
+                    recomputed,
                     stand_in,
                     profile,
                 });
@@ -433,23 +436,29 @@ impl<'a> Chain<'a> {
         (0..=self.blocks).map(most).collect()
     }
 
-    /// The step's seconds, by the number of recomputed blocks.
-    fn seconds(&self, kept: &BlockTimes, again: &BlockTimes, growth: f64) -> Vec<f64> {
-        let mut seconds = vec![kept.seconds + growth];
-        for block in 0..self.blocks {
-            let stand_in = stand_in(block, self.blocks);
-            seconds.push(seconds[block] + again.by_block[stand_in] - kept.by_block[stand_in]);
-        }
-        seconds
+    /// The step's seconds, by the number of recomputed blocks: those of its blocks, and of what
+    /// stands outside them, of which some comes once more with each block.
+    fn seconds(&self, by_count: &[BlockTimes], one_less: &BlockTimes) -> Vec<f64> {
+        let more = (self.blocks - SHORT) as f64;
+        let growth = more * (by_count[0].outside() - one_less.outside());
+        let seconds = |count: usize| {
+            let outside = by_count[self.ends_like(count)].outside() + growth;
+            let blocks = self.groups(count).into_iter().map(|group| {
+                let each = by_count[group.recomputed].by_block[group.stand_in];
+                each * group.blocks.len() as f64
+            });
+            outside + blocks.sum::<f64>()
+        };
+        (0..=self.blocks).map(seconds).collect()
     }
-}
 
-/// The place of a block in a short chain.
-fn stand_in(block: usize, blocks: usize) -> usize {
-    match block {
-        0 => FIRST,
-        _ if block + 1 == blocks => LAST,
-        _ => BETWEEN,
+    /// How many blocks of the short chain are recomputed where its ends have the neighbours that
+    /// those of the long one have.
+    fn ends_like(&self, count: usize) -> usize {
+        match self.blocks - count {
+            kept @ 0..=1 => SHORT - kept,
+            _ => count.min(SHORT - 2),
+        }
     }
 }
 

@@ -76,6 +76,11 @@ pub(super) struct BlockTimes {
 }
 
 impl BlockTimes {
+    /// What no block takes.
+    pub fn outside(&self) -> f64 {
+        self.seconds - self.by_block.iter().sum::<f64>()
+    }
+
     pub fn new(config: &Config, step: &TrainingGraph, processor: Processor<'_>) -> Self {
         let times = StepTimes::new(step, config, processor.card, processor.tf32);
         let mut by_block = vec![0.0; step.blocks.len()];
