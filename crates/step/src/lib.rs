@@ -30,7 +30,7 @@ pub use graph::{
     CUDA_CHUNK_BYTES, VariantForm, adapter_config, adapter_shape, check_cut, differentiated,
     evaluation_graph, needs_whole_batch, options, recomputed, same_graph, sharding, variant_forms,
 };
-pub use network::NetworkTimes;
+pub use network::{NetworkRun, NetworkTimes};
 pub use plan::{EmbeddingPlan, StepPlan, Variant, VariantGraphs, beside_arena};
 pub use report::{
     CheckpointingReport, HostMemory, MemoryReport, PlanReport, SettingsReport, VariantReport,

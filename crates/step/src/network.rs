@@ -25,21 +25,24 @@ pub struct NetworkTimes {
     pub waits_by_block: Vec<f64>,
     /// And outside the blocks.
     pub waits_outside: f64,
+    /// The runs outside the blocks, from which that follows.
+    pub runs_outside: Vec<NetworkRun>,
 }
 
 /// What starting a collective costs on each rank, besides its messages.
 const START: f64 = 10e-6;
 
 /// Which nodes compute together while messages are under way.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Forward,
     Backward,
     Update,
 }
 
-/// Nodes of one block that follow each other on one way.
-struct Run {
+/// Nodes of one block, or of none, that follow each other on one way.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NetworkRun {
     block: Option<BlockId>,
     way: Way,
     /// Over all micro batches.
@@ -62,14 +65,14 @@ impl NetworkTimes {
             return network;
         }
         let accumulation = config.batch.accumulation;
-        let mut runs: Vec<Run> = Vec::new();
+        let mut runs: Vec<NetworkRun> = Vec::new();
         for (node, &seconds) in graph.nodes.iter().zip(by_node) {
             let (block, way) = (node.block, way(node));
             if !runs
                 .last()
                 .is_some_and(|run| (run.block, run.way) == (block, way))
             {
-                runs.push(Run {
+                runs.push(NetworkRun {
                     block,
                     way,
                     computing: 0.0,
@@ -102,7 +105,10 @@ impl NetworkTimes {
             let waits = run.waits(accumulation, card.target);
             match run.block {
                 Some(block) => network.waits_by_block[block.index()] += waits,
-                None => network.waits_outside += waits,
+                None => {
+                    network.waits_outside += waits;
+                    network.runs_outside.push(run);
+                }
             }
         }
         network
@@ -114,8 +120,21 @@ impl NetworkTimes {
     }
 }
 
-impl Run {
-    fn waits(&self, accumulation: usize, target: Target) -> f64 {
+impl NetworkRun {
+    /// The run of a longer chain: `more` times what the run has more in one chain than in another.
+    #[must_use]
+    pub fn extended_by(&self, built: &Self, less: &Self, more: f64) -> Self {
+        let extend = |own: f64, built: f64, less: f64| own + more * (built - less);
+        Self {
+            computing: extend(self.computing, built.computing, less.computing),
+            sending: extend(self.sending, built.sending, less.sending),
+            exchanging: extend(self.exchanging, built.exchanging, less.exchanging),
+            ..*self
+        }
+    }
+
+    /// Seconds of a step for which its nodes wait.
+    pub fn waits(&self, accumulation: usize, target: Target) -> f64 {
         let times = match self.way {
             Way::Update => 1.0,
             Way::Forward | Way::Backward => accumulation as f64,

@@ -249,8 +249,11 @@ impl VariantSketch {
                 let less = Demand::new(one_less, options);
                 let persistent = persistent_bytes((first, &built), (one_less, &less), more);
                 let host_bytes = extend(built.host_bytes, less.host_bytes, more);
-                let by_count: Vec<BlockTimes> =
-                    steps.recomputed.iter().map(|(_, step)| times(step)).collect();
+                let by_count: Vec<BlockTimes> = steps
+                    .recomputed
+                    .iter()
+                    .map(|(_, step)| times(step))
+                    .collect();
                 let chain = Chain {
                     blocks,
                     profiles: &profiles,
@@ -440,9 +443,9 @@ impl<'a> Chain<'a> {
     /// stands outside them, of which some comes once more with each block.
     fn seconds(&self, by_count: &[BlockTimes], one_less: &BlockTimes) -> Vec<f64> {
         let more = (self.blocks - SHORT) as f64;
-        let growth = more * (by_count[0].outside() - one_less.outside());
         let seconds = |count: usize| {
-            let outside = by_count[self.ends_like(count)].outside() + growth;
+            let ends = &by_count[self.ends_like(count)];
+            let outside = ends.outside(&by_count[0], one_less, more);
             let blocks = self.groups(count).into_iter().map(|group| {
                 let each = by_count[group.recomputed].by_block[group.stand_in];
                 each * group.blocks.len() as f64

@@ -2,9 +2,9 @@
 //! holds meanwhile for later, and how long it takes.
 
 use cinch_config::Config;
-use cinch_graph::{Graph, TrainingGraph};
+use cinch_graph::{Graph, Target, TrainingGraph};
 use cinch_plan::{Demand, Options};
-use cinch_step::StepTimes;
+use cinch_step::{NetworkRun, StepTimes};
 
 use super::Processor;
 
@@ -73,20 +73,22 @@ impl Profile {
 pub(super) struct BlockTimes {
     pub seconds: f64,
     pub by_block: Vec<f64>,
+    /// What stands outside the blocks, without what it waits for other ranks.
+    outside: f64,
+    runs_outside: Vec<NetworkRun>,
+    accumulation: usize,
+    target: Target,
 }
 
 impl BlockTimes {
-    /// What no block takes.
-    pub fn outside(&self) -> f64 {
-        self.seconds - self.by_block.iter().sum::<f64>()
-    }
-
     pub fn new(config: &Config, step: &TrainingGraph, processor: Processor<'_>) -> Self {
         let times = StepTimes::new(step, config, processor.card, processor.tf32);
         let mut by_block = vec![0.0; step.blocks.len()];
+        let mut outside = times.host;
         for (node, seconds) in step.nodes.iter().zip(&times.by_node) {
-            if let Some(block) = node.block {
-                by_block[block.index()] += seconds;
+            match node.block {
+                Some(block) => by_block[block.index()] += seconds,
+                None => outside += seconds,
             }
         }
         let waits = times.bus_by_block.iter().zip(&times.network.waits_by_block);
@@ -96,7 +98,22 @@ impl BlockTimes {
         Self {
             seconds: times.total(),
             by_block,
+            outside,
+            runs_outside: times.network.runs_outside,
+            accumulation: config.batch.accumulation,
+            target: processor.card.target,
         }
+    }
+
+    /// What stands outside the blocks of a chain with as many more blocks, each of which adds to
+    /// it what the last block of `built` adds to `less`.
+    pub fn outside(&self, built: &Self, less: &Self, more: f64) -> f64 {
+        let runs = built.runs_outside.iter().zip(&less.runs_outside);
+        let runs = runs.zip(&self.runs_outside).map(|((built, less), own)| {
+            let run = own.extended_by(built, less, more);
+            run.waits(self.accumulation, self.target)
+        });
+        self.outside + more * (built.outside - less.outside) + runs.sum::<f64>()
     }
 }
 
