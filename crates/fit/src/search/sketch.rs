@@ -32,12 +32,12 @@ use cinch_device::Card;
 use cinch_graph::{Graph, Target, TrainingGraph, aligned};
 use cinch_plan::Demand;
 use cinch_step::{
-    StepTarget, VariantForm, beside_arena, differentiated, evaluation_graph, options, recomputed,
-    variant_forms,
+    SamplePlan, StepTarget, VariantForm, beside_arena, differentiated, evaluation_graph, options,
+    recomputed, recorded_bytes, sample_bytes, variant_forms,
 };
 
 use crate::FitError;
-use profile::{BlockTimes, Profile, peak};
+use profile::{BlockLaunches, BlockTimes, Profile, peak};
 
 /// A first block, one between, its neighbour, and a last one.
 const SHORT: usize = 4;
@@ -76,6 +76,8 @@ pub(crate) struct Processor<'a> {
 pub(crate) struct Steps {
     /// For each graph that the model is trained by.
     variants: Vec<VariantSteps>,
+    /// What texts between steps take of the memory that the step is in.
+    sample_bytes: u64,
 }
 
 struct VariantSteps {
@@ -111,7 +113,10 @@ impl Steps {
         let variants = variant_forms(config).into_iter();
         let variants = variants.map(|form| VariantSteps::new(config, form, target, length, counts));
         let variants = variants.collect::<Result<_, _>>()?;
-        Ok(Self { variants })
+        Ok(Self {
+            variants,
+            sample_bytes: sample_bytes(SamplePlan::of(config)?, target),
+        })
     }
 }
 
@@ -206,9 +211,14 @@ impl Sketch {
         let most = |of: fn(&VariantSketch) -> u64| variants.iter().map(of).max().unwrap_or(0);
         let (persistent, host_bytes) = (most(|v| v.persistent), most(|v| v.host_bytes));
         let base = persistent.saturating_add(beside_arena(options, host_bytes));
+        let base = base.saturating_add(steps.sample_bytes);
         let counts = 0..=config.model.num_blocks();
         let bytes = counts.clone().map(|count| {
             let peaks = variants.iter().map(|variant| variant.transient[count]);
+            let launches = variants.iter().map(|variant| variant.launches[count]);
+            let launches = launches.fold(0, u64::saturating_add);
+            let recorded = recorded_bytes(options.target, launches);
+            let base = base.saturating_add(recorded);
             base.saturating_add(peaks.max().unwrap_or(0))
         });
         let seconds = counts.map(|count| {
@@ -230,6 +240,8 @@ struct VariantSketch {
     /// The most that is alive besides.
     transient: Vec<u64>,
     seconds: Vec<f64>,
+    /// That are recorded, of the evaluation too.
+    launches: Vec<u64>,
 }
 
 impl VariantSketch {
@@ -239,9 +251,11 @@ impl VariantSketch {
         let peak_of = |graph: &Graph| peak(&Demand::new(graph, options), graph.nodes.len());
         let mut evaluation = peak_of(&steps.evaluation);
         let times = |step| BlockTimes::new(config, step, processor);
+        let launches_of = |step| BlockLaunches::of_training(config, step);
+        let evaluated = BlockLaunches::of_evaluation(&steps.evaluation);
         let (_, first) = &steps.recomputed[0];
         let built = Demand::new(first, options);
-        let (persistent, host_bytes, transient, seconds) = match &steps.shorter {
+        let (persistent, host_bytes, transient, seconds, launches) = match &steps.shorter {
             Shorter::Block(one_less) => {
                 let profile = |(_, step): &(usize, TrainingGraph)| Profile::new(step, options);
                 let profiles: Vec<Profile> = steps.recomputed.iter().map(profile).collect();
@@ -259,7 +273,10 @@ impl VariantSketch {
                     profiles: &profiles,
                 };
                 let seconds = chain.seconds(&by_count, &times(one_less));
-                (persistent, host_bytes, chain.peaks(), seconds)
+                let recorded = steps.recomputed.iter().map(|(_, step)| launches_of(step));
+                let recorded: Vec<BlockLaunches> = recorded.collect();
+                let launches = chain.launches(&recorded, &launches_of(one_less), &evaluated);
+                (persistent, host_bytes, chain.peaks(), seconds, launches)
             }
             Shorter::Repeat {
                 recomputed,
@@ -276,11 +293,18 @@ impl VariantSketch {
                     let [more, less] = [step, fewer].map(|step| times(step).seconds);
                     (*count, more + *missing as f64 * (more - less))
                 });
+                let fewer = BlockLaunches::of_evaluation(fewer_evaluation).total();
+                let evaluated = extend(evaluated.total(), fewer, *missing);
+                let launches = pairs().map(|((count, step), fewer)| {
+                    let [more, less] = [step, fewer].map(|step| launches_of(step).total());
+                    (*count, extend(more, less, *missing).saturating_add(evaluated))
+                });
                 (
                     extend(built.persistent_bytes(), less.persistent_bytes(), *missing),
                     extend(built.host_bytes, less.host_bytes, *missing),
                     by_count(blocks, peaks),
                     by_count(blocks, seconds),
+                    by_count(blocks, launches),
                 )
             }
             Shorter::Nothing => {
@@ -288,11 +312,16 @@ impl VariantSketch {
                 let peaks = peaks.map(|(count, step)| (*count, peak_of(step)));
                 let seconds = steps.recomputed.iter();
                 let seconds = seconds.map(|(count, step)| (*count, times(step).seconds));
+                let launches = steps.recomputed.iter().map(|(count, step)| {
+                    let trained = launches_of(step).total();
+                    (*count, trained.saturating_add(evaluated.total()))
+                });
                 (
                     built.persistent_bytes(),
                     built.host_bytes,
                     by_count(blocks, peaks),
                     by_count(blocks, seconds),
+                    by_count(blocks, launches),
                 )
             }
         };
@@ -304,6 +333,7 @@ impl VariantSketch {
                 .map(|peak| peak.max(evaluation))
                 .collect(),
             seconds,
+            launches,
         }
     }
 }
@@ -453,6 +483,30 @@ impl<'a> Chain<'a> {
             outside + blocks.sum::<f64>()
         };
         (0..=self.blocks).map(seconds).collect()
+    }
+
+    /// Recorded launches of the step and of its evaluation, likewise.
+    fn launches(
+        &self,
+        by_count: &[BlockLaunches],
+        one_less: &BlockLaunches,
+        evaluated: &BlockLaunches,
+    ) -> Vec<u64> {
+        let more = (self.blocks - SHORT) as u64;
+        let once_more = by_count[0].outside().saturating_sub(one_less.outside());
+        let evaluation = evaluated.of_block(BETWEEN).saturating_mul(more);
+        let evaluation = evaluation.saturating_add(evaluated.total());
+        let launches = |count: usize| {
+            let outside = by_count[self.ends_like(count)].outside();
+            let outside = outside.saturating_add(once_more.saturating_mul(more));
+            let blocks = self.groups(count).into_iter().map(|group| {
+                let each = by_count[group.recomputed].of_block(group.stand_in);
+                each.saturating_mul(group.blocks.len() as u64)
+            });
+            let training = blocks.fold(outside, u64::saturating_add);
+            training.saturating_add(evaluation)
+        };
+        (0..=self.blocks).map(launches).collect()
     }
 
     /// How many blocks of the short chain are recomputed where its ends have the neighbours that

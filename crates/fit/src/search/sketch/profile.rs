@@ -4,7 +4,7 @@
 use cinch_config::Config;
 use cinch_graph::{Graph, Target, TrainingGraph};
 use cinch_plan::{Demand, Options};
-use cinch_step::{NetworkRun, StepTimes};
+use cinch_step::{NetworkRun, StepTimes, training_launches, whole_launches};
 
 use super::Processor;
 
@@ -66,6 +66,48 @@ impl Profile {
     pub fn kept(&self, block: usize, other: usize, visit: usize) -> u64 {
         let run = self.runs.of_block[other].get(visit);
         run.map_or(0, |&run| self.kept[block][run])
+    }
+}
+
+/// Recorded launches of a step, by block.
+pub(super) struct BlockLaunches {
+    by_block: Vec<u64>,
+    outside: u64,
+}
+
+impl BlockLaunches {
+    pub fn of_training(config: &Config, step: &TrainingGraph) -> Self {
+        Self::new(step, training_launches(step, config.batch.accumulation))
+    }
+
+    pub fn of_evaluation(graph: &Graph) -> Self {
+        Self::new(graph, whole_launches(graph))
+    }
+
+    fn new(graph: &Graph, by_node: Vec<u64>) -> Self {
+        let mut by_block = vec![0_u64; graph.blocks.len()];
+        let mut outside = 0_u64;
+        for (node, launches) in graph.nodes.iter().zip(by_node) {
+            let place = match node.block {
+                Some(block) => &mut by_block[block.index()],
+                None => &mut outside,
+            };
+            *place = place.saturating_add(launches);
+        }
+        Self { by_block, outside }
+    }
+
+    pub fn total(&self) -> u64 {
+        let blocks = self.by_block.iter().copied();
+        blocks.fold(self.outside, u64::saturating_add)
+    }
+
+    pub fn of_block(&self, block: usize) -> u64 {
+        self.by_block.get(block).copied().unwrap_or(0)
+    }
+
+    pub fn outside(&self) -> u64 {
+        self.outside
     }
 }
 

@@ -155,7 +155,7 @@ fn several_lengths_are_told_right() {
             let step = StepPlan::new(&bucketed, machine, 2).unwrap();
             assert_eq!(step.variants().len(), 3);
             let alone = StepPlan::new(&config(&own), machine, 2).unwrap();
-            assert_eq!(step.total_bytes(), alone.total_bytes());
+            assert_eq!(step.arena_bytes(), alone.arena_bytes());
         }
     }
 }
