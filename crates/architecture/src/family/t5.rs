@@ -169,7 +169,12 @@ fn feed_forward(
         "gated-gelu" => Some(Activation::GeluNew),
         _ => Activation::named(name),
     };
-    let wanted = || format!("one of {}, or `gated-` and one of them", Activation::names());
+    let wanted = || {
+        format!(
+            "one of {}, or `gated-` and one of them",
+            Activation::names()
+        )
+    };
     activation
         .map(|activation| (activation, gated))
         .ok_or_else(|| fields.problem(KEY, written, &wanted()))

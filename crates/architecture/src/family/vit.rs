@@ -92,9 +92,7 @@ static VIT: Family = Family {
         usual: &["q_proj", "v_proj"],
     }),
     chooses_attention: true,
-    assumptions: &[
-        "images come to the card as numbers of the weights' type, each with one label",
-    ],
+    assumptions: &["images come to the card as numbers of the weights' type, each with one label"],
     ..PLAIN
 };
 

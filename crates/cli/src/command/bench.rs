@@ -149,7 +149,7 @@ fn measure_settings(
     };
     let mut session = Session::new(plan, options)?;
     session.initialize(config.training.seed)?;
-    if let Some(measured) = Measured::read(session.engine())? {
+    if let Some(measured) = Measured::read(session.engine(), session.plan())? {
         overhead::keep(&measured);
     }
     let batch = synthetic_batch(session.plan());

@@ -88,8 +88,8 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
     };
     let mut bar = TrainBar::new();
     let outcome = train_owned(run, owned, &mut |event: Event<'_>| {
-        if let Event::Ready { engine, .. } = &event
-            && let Ok(Some(measured)) = Measured::read(engine)
+        if let Event::Ready { engine, plan, .. } = &event
+            && let Ok(Some(measured)) = Measured::read(engine, plan)
         {
             overhead::keep(&measured);
         }

@@ -169,7 +169,9 @@ impl Checkpointing {
             input: input.clone(),
             function: function.clone(),
         };
-        forgetting(context, Box::new(move || drop(again.run())), || function(input))
+        forgetting(context, Box::new(move || drop(again.run())), || {
+            function(input)
+        })
     }
 }
 

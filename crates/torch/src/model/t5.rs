@@ -8,12 +8,10 @@ use super::activation;
 use super::mask::{self, Attention as Kind};
 use super::module::{Builder, Linear};
 use super::replay::{Replay, Setup};
-use super::t5_attention::{Attention, Attended, Cache, Given, Side};
+use super::t5_attention::{Attended, Attention, Cache, Given, Side};
 use super::t5_lines::{self, Lines};
 use crate::eager::checkpoint::Checkpointing;
-use crate::eager::op::{
-    cast, creation, dropout, embedding, loss, matmul, pointwise, reduce, view,
-};
+use crate::eager::op::{cast, creation, dropout, embedding, loss, matmul, pointwise, reduce, view};
 use crate::eager::training::Program;
 use crate::eager::{Context, DType, Tensor};
 
@@ -380,7 +378,11 @@ impl T5 {
         context.at(&lines.shift_zeros);
         let shifted = creation::filled(context, labels.sizes(), labels.dtype());
         context.at(&lines.shift_copy);
-        drop(creation::filled(context, [batch, length - 1], labels.dtype()));
+        drop(creation::filled(
+            context,
+            [batch, length - 1],
+            labels.dtype(),
+        ));
         context.at(&lines.shift_fill);
         drop(pointwise::apply(&shifted, "eq", DType::Bool));
         shifted

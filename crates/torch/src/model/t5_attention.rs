@@ -242,8 +242,7 @@ impl Attention {
             }
             Side::Encoder | Side::Cross => bias.clone(),
         };
-        let out =
-            attention::biased_scaled_dot_product(query, key, value, &bias, self.dropout);
+        let out = attention::biased_scaled_dot_product(query, key, value, &bias, self.dropout);
         view::contiguous(view::transpose(out, 1, 2))
     }
 

@@ -109,7 +109,9 @@ fn aligned(bias: Tensor) -> Tensor {
     let padded = bias.context().empty("constant_pad_nd", sizes, bias.dtype());
     recorder.finish(&[&padded], |step| {
         let dtype = step.grad().dtype();
-        let cut = step.context.empty("constant_pad_nd", step.input_sizes(), dtype);
+        let cut = step
+            .context
+            .empty("constant_pad_nd", step.input_sizes(), dtype);
         grads![Some(cut)]
     });
     view::slice(padded, last, keys)
