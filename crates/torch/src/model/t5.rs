@@ -10,6 +10,7 @@ use super::module::{Builder, Linear};
 use super::replay::{Replay, Setup};
 use super::t5_attention::{Attended, Attention, Cache, Given, Side};
 use super::t5_lines::{self, Lines};
+use super::workload::Workload;
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::op::{cast, creation, dropout, embedding, loss, matmul, pointwise, reduce, view};
 use crate::eager::training::Program;
@@ -440,5 +441,17 @@ impl Program for T5 {
 impl Replay for architecture::T5 {
     fn program(&self, setup: &Setup) -> Box<dyn Program> {
         Box::new(T5::new(setup, self))
+    }
+
+    fn refuses(&self, workload: &Workload) -> Option<String> {
+        if workload.recipe.precision.weights() == DType::Float16 {
+            return Some(
+                "T5 with weights in fp16 is not computed (transformers keeps its layers wo in fp32 then); bf16, or fp16 by autocast over fp32, is"
+                    .into(),
+            );
+        }
+        (workload.checkpoints == Checkpointing::Reentrant).then(|| {
+            "T5 checkpointed with use_reentrant=True is not computed; use_reentrant=False is".into()
+        })
     }
 }

@@ -149,10 +149,12 @@ struct Embeddings {
     kernel: Tensor,
     bias: Tensor,
     positions: Tensor,
+    /// Adapters under checkpointing need a gradient to reach the first layer.
+    patches_require_grad: bool,
 }
 
 impl Embeddings {
-    fn new(builder: &Builder, config: &architecture::Vit) -> Embeddings {
+    fn new(setup: &Setup, builder: &Builder, config: &architecture::Vit) -> Embeddings {
         let [height, breadth] = config.patch;
         let whole = builder.parameter([1, 1, config.width]);
         let kernel = builder.parameter([config.width, config.channels, height, breadth]);
@@ -165,6 +167,7 @@ impl Embeddings {
             kernel,
             bias,
             positions,
+            patches_require_grad: setup.checkpoints.is_on() && builder.has_adapters(),
         }
     }
 
@@ -175,6 +178,9 @@ impl Embeddings {
         let projected = convolution::patches(pixels, &self.kernel, &self.bias);
         let flat = view::view(projected, [batch, config.width, patches]);
         let mut embeddings = view::transpose(flat, 1, 2);
+        if self.patches_require_grad {
+            embeddings.set_requires_grad(true);
+        }
         let whole = view::expand(&self.whole, [batch, 1, config.width]);
         at!(context, FILE, 147);
         embeddings = view::cat(vec![whole.clone(), embeddings.clone()], 1);
@@ -204,7 +210,7 @@ struct Vit {
 impl Vit {
     fn new(setup: &Setup, config: &architecture::Vit) -> Vit {
         let builder = &setup.builder();
-        let embeddings = Embeddings::new(builder, config);
+        let embeddings = Embeddings::new(setup, builder, config);
         let layers: Vec<Rc<Layer>> = (0..config.layers)
             .map(|index| Rc::new(Layer::new(setup, builder, config, index as u32)))
             .collect();
