@@ -251,15 +251,27 @@ fn describe(
         outcome.seconds
     ));
     // On a GPU the process holds other memory than the plan's.
+    let of_ranks = outcome.ranks.iter().flat_map(|table| &table.rows);
+    let most = of_ranks.map(|row| row.most_bytes).max().flatten();
     if let Some(most) = outcome
         .most_resident_bytes
+        .max(most)
         .filter(|_| target == Target::Cpu)
     {
+        let each = outcome.ranks.as_ref();
+        let each = each.map_or_else(String::new, |table| {
+            format!(" on each of {} ranks", table.rows.len())
+        });
         lines.push(format!(
-            "memory: {} planned, {} in use at most",
+            "memory: {} planned{each}, {} in use at most",
             Bytes::new(outcome.planned_bytes),
             Bytes::new(most)
         ));
+    }
+    if let Some(table) = &outcome.ranks
+        && let Some(slowest) = table.slowest().filter(|slowest| slowest.is_clear)
+    {
+        lines.push(table.told(&slowest));
     }
     let run = shown(folder);
     if let Some(path) = &outcome.checkpoint {
@@ -300,6 +312,8 @@ fn as_json(outcome: &TrainingOutcome) -> serde_json::Value {
         "seconds": outcome.seconds,
         "planned_bytes": outcome.planned_bytes,
         "peak_resident_bytes": cinch_train::peak_resident_bytes(),
+        "ranks": outcome.ranks,
+        "slowest_rank": outcome.ranks.as_ref().and_then(|table| table.slowest()),
     })
 }
 
@@ -325,6 +339,7 @@ mod tests {
             seconds: 1.0,
             planned_bytes: 1 << 20,
             most_resident_bytes: None,
+            ranks: None,
         }
     }
 
