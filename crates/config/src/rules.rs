@@ -281,7 +281,11 @@ impl Completion {
                 tokens,
             });
         }
-        let layer = if stated { Layer::Adjusted } else { Layer::Default };
+        let layer = if stated {
+            Layer::Adjusted
+        } else {
+            Layer::Default
+        };
         let value = Value::Unsigned(tokens);
         self.settings.push(key, layer, value, Source::Default);
         Ok(())
