@@ -44,7 +44,8 @@ impl Run {
         let configured = Configured::of(config, &alloc_conf)?;
         let workload = configured.workload;
         assumed.extend(configured.assumed);
-        if !settings.is_explicit("vram.max_seq_len")
+        if !workload.architecture.has_one_length()
+            && !settings.is_explicit("vram.max_seq_len")
             && settings.program_says("vram.max_seq_len").is_none()
         {
             assumed.push(format!(
