@@ -266,7 +266,7 @@ fn a_stopped_rank_is_given_up() {
     let line = "--max-steps 1000000 --save-steps 5 --eval-steps 0 --output-dir run";
     let child = sandbox
         .command(launch("2", train("1", line)))
-        .env("CINCH_SILENCE_SECONDS", "1")
+        .env("CINCH_SILENCE_SECONDS", "3")
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -278,7 +278,7 @@ fn a_stopped_rank_is_given_up() {
     kill(processes[1], "STOP");
     let ran = ended(child);
     assert_ne!(ran.code, Some(0));
-    ran.says(&["rank 1", "has said nothing for 1 s"]);
+    ran.says(&["rank 1", "has said nothing for 3 s"]);
     assert!(processes.iter().all(|&pid| is_gone(pid)));
 }
 

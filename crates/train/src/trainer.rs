@@ -31,7 +31,7 @@ use crate::pretrained::FirstWeights;
 use crate::rank_times::RankTimes;
 use crate::ranks::Ranks;
 use crate::record::RunRecord;
-use crate::sample::{self, sample};
+use crate::sample::sample;
 use crate::session::Session;
 use crate::share::Share;
 use crate::state::{Clusters, State};
@@ -545,12 +545,13 @@ impl<'a> Trainer<'a> {
     /// is told, and keeps no run from going on.
     fn write_sample(&self, observer: &mut dyn Observer) {
         let of_run = self.data.tokenizer.as_ref();
-        let asked = self.ranks.is_first() && sample::is_asked(self.config());
-        let Some(of_run) = of_run.filter(|_| asked) else {
+        let of_run = of_run.filter(|_| self.ranks.is_first());
+        let planned = self.session.plan().sample();
+        let (Some(of_run), Some(planned)) = (of_run, planned) else {
             return;
         };
         let step = self.state.step;
-        match sample(&self.session, &of_run.tokenizer, self.options) {
+        match sample(&self.session, planned, &of_run.tokenizer, self.options) {
             Ok(text) => observer.event(Event::Sample { step, text: &text }),
             Err(error) => observer.event(Event::Note(&format!("no text was written: {error}"))),
         }

@@ -77,9 +77,9 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
         settings: settings_to_keep(&asked.settings, &plan_config)?,
         resume: asked.resume(),
         options: EngineOptions {
-            threads: arguments.threads.or(rank.threads()),
-            tf32: arguments.tf32,
-            deterministic: arguments.deterministic,
+            threads: arguments.processor.threads.or(rank.threads()),
+            tf32: arguments.processor.tf32,
+            deterministic: arguments.processor.deterministic,
             device: rank.device(target)?,
         },
         stop: &interrupt::STOP,
@@ -88,8 +88,8 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
     };
     let mut bar = TrainBar::new();
     let outcome = train_owned(run, owned, &mut |event: Event<'_>| {
-        if let Event::Ready { engine, .. } = &event
-            && let Ok(Some(measured)) = Measured::read(engine)
+        if let Event::Ready { engine, plan, .. } = &event
+            && let Ok(Some(measured)) = Measured::read(engine, plan)
         {
             overhead::keep(&measured);
         }
