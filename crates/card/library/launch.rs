@@ -65,6 +65,29 @@ pub fn occupancy(block_size: c_int, shared: usize) -> c_int {
         .max(1)
 }
 
+/// How code serves a chip: machine code for its major number before what the driver compiles, newer before older. `None`
+/// where it does not run there. Architectures are ten times their major number and their minor.
+pub fn service(chip: c_int, architecture: c_int, is_source: bool) -> Option<(bool, c_int)> {
+    let is_older = architecture <= chip;
+    let runs = is_older && (is_source || architecture / 10 == chip / 10);
+    runs.then_some((!is_source, architecture))
+}
+
+/// The best code that the program is said to have for this card.
+static CODE: Mutex<Option<(bool, c_int)>> = Mutex::new(None);
+
+fn chip() -> c_int {
+    let card = card();
+    card.major * 10 + card.minor
+}
+
+/// What a kernel was compiled for. CUB looks for its settings by this, and has those of the architectures that the
+/// program was compiled for and no others: an RTX 4090 (8.9) runs code for 8.6.
+fn architecture() -> c_int {
+    let code = *CODE.lock().unwrap_or_else(PoisonError::into_inner);
+    code.map_or_else(chip, |(_, architecture)| architecture)
+}
+
 fn launched() -> c_int {
     ledger().add(Entry::Launches, 1);
     SUCCESS
@@ -124,17 +147,23 @@ exported! {
         launched()
     }
 
+    /// Says that the program has code for an architecture, as machine code (0) or as PTX (1).
+    fn cinch_card_has_code(architecture: c_int, is_source: c_int) -> c_int {
+        let mut code = CODE.lock().unwrap_or_else(PoisonError::into_inner);
+        *code = (*code).max(service(chip(), architecture, is_source != 0));
+        c_int::from(code.is_some())
+    }
+
     fn cudaFuncGetAttributes(attributes: *mut FunctionAttributes, _function: *const c_void) -> c_int {
-        let card = card();
-        let chip = card.major * 10 + card.minor;
+        let architecture = architecture();
         let value = FunctionAttributes {
             shared_size_bytes: 0,
             const_size_bytes: 0,
             local_size_bytes: 0,
             max_threads_per_block: 1024,
             num_registers: NUM_REGISTERS,
-            ptx_version: chip,
-            binary_version: chip,
+            ptx_version: architecture,
+            binary_version: architecture,
             cache_mode: 0,
             max_dynamic_shared_size_bytes: 48 << 10,
             preferred_carveout: -1,

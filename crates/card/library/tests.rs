@@ -419,6 +419,28 @@ fn occupancy_follows_threads_and_shared_memory() {
 }
 
 #[test]
+fn a_card_runs_the_newest_code_of_its_generation_or_what_is_compiled_for_it() {
+    let best = |chip, codes: &[(i32, bool)]| {
+        let services = codes
+            .iter()
+            .map(|&(code, is_source)| launch::service(chip, code, is_source));
+        services
+            .max()
+            .flatten()
+            .map(|(_, architecture)| architecture)
+    };
+    let wheel = [75, 80, 86, 90, 100, 120].map(|code| (code, false));
+    assert_eq!(best(89, &wheel), Some(86));
+    assert_eq!(best(80, &wheel), Some(80));
+    assert_eq!(best(90, &wheel), Some(90));
+    assert_eq!(best(103, &wheel), Some(100));
+    assert_eq!(best(70, &wheel), None);
+    let old = [(70, false), (80, false), (80, true), (75, true)];
+    assert_eq!(best(86, &old), Some(80));
+    assert_eq!(best(90, &old), Some(80));
+}
+
+#[test]
 fn a_product_has_one_algorithm() {
     let _card = alone();
     let mut handle = null_mut();

@@ -1,9 +1,11 @@
 """The part of a rehearsal that runs in the script's process: follows values, marks phases, ends after a step, and writes
 what PyTorch used when the process ends."""
 import atexit
+import ctypes
 import functools
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -50,7 +52,9 @@ def begin(after_import):
     _AfterImport = after_import
 
     if not hasattr(torch._C, "_cuda_init"):
+        _write({"torch": torch.__version__, "cuda": None, "pid": os.getpid(), "used_cuda": False})
         return
+    _tell_architectures(torch)
     from cinch_values import count_in_backward, leave_backward_alone, mark_numbers, values
 
     values.__enter__()
@@ -69,6 +73,17 @@ def begin(after_import):
     torch.cuda._lazy_call(functools.partial(_record, torch))
     _stand_in_for_other_ranks(torch)
     atexit.register(_finish, torch)
+
+
+def _tell_architectures(torch):
+    """The card's library is told which architectures PyTorch was compiled for."""
+    try:
+        has_code = ctypes.PyDLL(None).cinch_card_has_code
+        flags = torch._C._cuda_getArchFlags() or ""
+    except AttributeError:
+        return
+    for kind, number in re.findall(r"(sm|compute)_(\d+)", flags):
+        has_code(int(number), kind == "compute")
 
 
 def _record(torch):
@@ -277,6 +292,10 @@ def _finish(torch):
         result["out_of_memory"] = stats.get("num_ooms", 0)
         if os.environ.get("CINCH_REHEARSAL_TRACE") and not phases.counters:
             _write_trace(torch, snapshot, device)
+    _write(result)
+
+
+def _write(result):
     path = os.path.join(_FOLDER, f"script-{os.getpid()}.json")
     with open(path + ".part", "w", encoding="utf-8", errors="replace") as file:
         json.dump(result, file)

@@ -43,6 +43,30 @@ fn output_and_exit_code_pass_through() {
 }
 
 #[test]
+fn a_command_that_does_not_start_is_told_with_the_way_out() {
+    let sandbox = Sandbox::new();
+    let told = |program: &str, rest: &[&str]| {
+        let line = ["rehearse", "--gpu", "H200", "--", program];
+        let ran = sandbox.run(line.iter().chain(rest).copied());
+        assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+        ran.stderr
+    };
+    let missing = told("no-such-python", &["train.py"]);
+    assert!(
+        missing.contains("cannot start `no-such-python`"),
+        "{missing}"
+    );
+    assert!(missing.contains("hint: name the Python"), "{missing}");
+    fs::write(sandbox.path().join("train.py"), "").unwrap();
+    let script = told("./train.py", &["--batch", "8"]);
+    assert!(
+        script
+            .contains("hint: a script is started by its Python: `-- python ./train.py --batch 8`"),
+        "{script}"
+    );
+}
+
+#[test]
 fn underscores_and_negative_numbers_of_the_script_stay_its_own() {
     let sandbox = Sandbox::new();
     let ran = sandbox.run([

@@ -158,14 +158,14 @@ fn way(node: &Node) -> Way {
 
 /// Seconds of a ring in which each rank sends so many bytes in so many rounds.
 fn transfer(bytes: u64, rounds: u64, world: &WorldConfig, card: &Card) -> f64 {
-    let rate = card.fabric.ring_rate(world.ranks_per_node(), world.nodes);
-    bytes as f64 / rate + latency(rounds, world, card)
+    let per_node = world.ranks_per_node();
+    let ring = card
+        .fabric
+        .ring_seconds(bytes as f64, rounds, per_node, world.nodes);
+    START + ring
 }
 
 /// Those of them that the messages take besides their bytes.
 fn latency(rounds: u64, world: &WorldConfig, card: &Card) -> f64 {
-    let round = card
-        .fabric
-        .ring_latency(world.ranks_per_node(), world.nodes);
-    START + rounds as f64 * round
+    transfer(0, rounds, world, card)
 }

@@ -2,6 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -135,17 +136,34 @@ impl Rehearsal {
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .process_group(0)
             .spawn()
-            .map_err(|error| {
-                usage(format!(
-                    "cannot start `{}`: {error}",
-                    program.to_string_lossy()
-                ))
-            })?;
+            .map_err(|error| not_started(program, rest, &error))?;
         let ended = wait(&mut child, self.timeout);
         signal(&child, Signal::KILL);
         end_orphans();
         ended
     }
+}
+
+/// Why a command did not start, and the way out: most often the file of a script stands where its Python should.
+fn not_started(program: &OsStr, rest: &[OsString], error: &io::Error) -> anyhow::Error {
+    let shown = program.to_string_lossy();
+    let is_script = Path::new(program).extension() == Some(OsStr::new("py"));
+    let hint = match error.kind() {
+        _ if is_script => {
+            let rest: Vec<_> = rest.iter().map(|word| word.to_string_lossy()).collect();
+            let line = [shown.as_ref(), &rest.join(" ")].join(" ");
+            format!(
+                "a script is started by its Python: `-- python {}`",
+                line.trim_end()
+            )
+        }
+        io::ErrorKind::NotFound => {
+            "name the Python that has the script's PyTorch, such as `-- .venv/bin/python train.py`"
+                .to_owned()
+        }
+        _ => "the command is what stands after `--`, as it would be typed without cinch".to_owned(),
+    };
+    usage(format!("cannot start `{shown}`: {error}\nhint: {hint}"))
 }
 
 /// Ends what the script has left that is no longer of its group. Each that ends may leave others.
