@@ -6,6 +6,9 @@
 //! What is cut changes nothing but who adds: without clipping, whose norm is summed in another
 //! order, every level is the same to the bit.
 
+mod embedder;
+mod sample;
+#[path = "../tiny/mod.rs"]
 mod tiny;
 
 use std::collections::BTreeMap;
