@@ -9,7 +9,7 @@ use super::host::put;
 use super::ledger::{Entry, ledger};
 use super::memory;
 use super::runtime::{self, SUCCESS, exported, nothing_to_do};
-use super::stream::new_handle;
+use super::stream::{begin_collective, new_handle};
 
 const INVALID_ARGUMENT: c_int = 4;
 const OUT_OF_DEVICE_MEMORY: c_int = 1;
@@ -78,6 +78,7 @@ fn communicator(handle: *mut c_void) -> Option<Communicator> {
 exported! {
     /// Every rank is taken to send what this one sends.
     fn ncclAllGather(from: *const c_void, to: *mut c_void, count: usize, kind: c_int, handle: *mut c_void, _stream: *mut c_void) -> c_int {
+        begin_collective();
         let bytes = count as u64 * element_bytes(kind);
         for rank in 0..communicator(handle).map_or(0, |whole| whole.num_ranks as u64) {
             // SAFETY: as documented for this function, on the card.
@@ -88,18 +89,21 @@ exported! {
 
     /// The sum over ranks is left as this rank's value.
     fn ncclAllReduce(from: *const c_void, to: *mut c_void, count: usize, kind: c_int, _operation: c_int, _handle: *mut c_void, _stream: *mut c_void) -> c_int {
+        begin_collective();
         // SAFETY: as documented for this function, on the card.
         unsafe { memory::copy(to as u64, from as u64, count as u64 * element_bytes(kind)) };
         SUCCESS
     }
 
     fn ncclReduce(from: *const c_void, to: *mut c_void, count: usize, kind: c_int) -> c_int {
+        begin_collective();
         // SAFETY: as documented for this function, on the card.
         unsafe { memory::copy(to as u64, from as u64, count as u64 * element_bytes(kind)) };
         SUCCESS
     }
 
     fn ncclReduceScatter(from: *const c_void, to: *mut c_void, count: usize, kind: c_int, _operation: c_int, handle: *mut c_void, _stream: *mut c_void) -> c_int {
+        begin_collective();
         let bytes = count as u64 * element_bytes(kind);
         let rank = communicator(handle).map_or(0, |part| part.rank.max(0) as u64);
         // SAFETY: as documented for this function, on the card.
@@ -108,6 +112,7 @@ exported! {
     }
 
     fn ncclBroadcast(from: *const c_void, to: *mut c_void, count: usize, kind: c_int) -> c_int {
+        begin_collective();
         // SAFETY: as documented for this function, on the card.
         unsafe { memory::copy(to as u64, from as u64, count as u64 * element_bytes(kind)) };
         SUCCESS

@@ -9,6 +9,7 @@ use super::card::card;
 use super::host::{self, put};
 use super::memory;
 use super::properties;
+use super::stream;
 
 pub const SUCCESS: c_int = 0;
 pub const INVALID_VALUE: c_int = 1;
@@ -348,6 +349,10 @@ exported! {
         SUCCESS
     }
 
+    fn cudaDeviceSynchronize() -> c_int {
+        stream::finish()
+    }
+
     fn cudaGetLastError() -> c_int {
         LAST_ERROR.replace(SUCCESS)
     }
@@ -391,7 +396,7 @@ exported! {
 }
 
 nothing_to_do! {
-    cudaDeviceSynchronize cudaDeviceEnablePeerAccess cudaDeviceReset cudaDeviceSetLimit
+    cudaDeviceEnablePeerAccess cudaDeviceReset cudaDeviceSetLimit
     cudaIpcCloseMemHandle cudaProfilerStart cudaProfilerStop
     cudaMemPrefetchAsync cudaMemAdvise cudaDeviceSetCacheConfig cudaDeviceSetSharedMemConfig cudaSetDeviceFlags
 }

@@ -2,8 +2,9 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::host::put;
 use super::runtime::{INVALID_VALUE, SUCCESS, exported, failed, nothing_to_do};
@@ -12,6 +13,31 @@ use super::runtime::{INVALID_VALUE, SUCCESS, exported, failed, nothing_to_do};
 pub fn new_handle() -> *mut c_void {
     static NEXT: AtomicU64 = AtomicU64::new(0x1000);
     NEXT.fetch_add(0x10, Ordering::Relaxed) as *mut c_void
+}
+
+/// PyTorch looks every 100 ms which collectives are done, in a thread of its own, and keeps their tensors until then. On a
+/// card a step takes about as long; here the next one would begin before anybody has looked, or not, by chance. So
+/// whoever waits for the card after a collective waits for one look.
+const LOOK: Duration = Duration::from_millis(120);
+/// Steps that are waited for: later ones are like these.
+const MOST_LOOKS: u32 = 32;
+
+static HAS_COLLECTIVES: AtomicBool = AtomicBool::new(false);
+static LOOKS: AtomicU32 = AtomicU32::new(0);
+
+/// Something is exchanged with other ranks.
+pub fn begin_collective() {
+    HAS_COLLECTIVES.store(true, Ordering::Relaxed);
+}
+
+/// The host waits for what it has asked for.
+pub fn finish() -> c_int {
+    if HAS_COLLECTIVES.swap(false, Ordering::Relaxed)
+        && LOOKS.fetch_add(1, Ordering::Relaxed) < MOST_LOOKS
+    {
+        thread::sleep(LOOK);
+    }
+    SUCCESS
 }
 
 /// Nanoseconds since the first event.
@@ -164,6 +190,14 @@ exported! {
         SUCCESS
     }
 
+    fn cudaStreamSynchronize(_stream: *mut c_void) -> c_int {
+        finish()
+    }
+
+    fn cudaEventSynchronize(_event: *mut c_void) -> c_int {
+        finish()
+    }
+
     fn cudaLaunchHostFunc(_stream: *mut c_void, function: Option<extern "C" fn(*mut c_void)>, data: *mut c_void) -> c_int {
         if let Some(function) = function {
             function(data);
@@ -180,7 +214,7 @@ exported! {
 }
 
 nothing_to_do! {
-    cudaEventQuery cudaEventSynchronize cudaStreamDestroy cudaStreamQuery cudaStreamSynchronize cudaStreamWaitEvent
+    cudaEventQuery cudaStreamDestroy cudaStreamQuery cudaStreamWaitEvent
     cudaThreadExchangeStreamCaptureMode cudaGraphDebugDotPrint cudaGraphDestroy cudaGraphExecDestroy cudaGraphLaunch
     cudaGraphNodeGetDependencies cudaStreamSetAttribute cudaStreamGetAttribute cudaGraphUpload
     cudaStreamUpdateCaptureDependencies cudaStreamUpdateCaptureDependencies_v2

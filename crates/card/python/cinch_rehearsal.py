@@ -76,6 +76,10 @@ def _record(torch):
     context = "all" if os.environ.get("CINCH_REHEARSAL_TRACE") else None
     try:
         torch.cuda.memory._record_memory_history(context=context, max_entries=_EVENTS, stacks="python")
+        if context:
+            import cinch_recorder
+
+            cinch_recorder._let_recomputation_end(_EVENTS)
     except TypeError:
         torch.cuda.memory._record_memory_history(max_entries=_EVENTS)
     except RuntimeError:

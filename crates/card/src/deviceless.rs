@@ -4,20 +4,24 @@
 
 #![allow(unsafe_code)]
 
+mod functions;
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_int};
 use std::io::{self, Read, Write};
 use std::path::Path;
 
 use crate::library::dnn_backend::{
-    CREATE, DESTROY, FINALIZE, GET, PLAN_WORKSPACE, SET, element_bytes,
+    CREATE, DESTROY, EXECUTION_PLAN, FINALIZE, GET, PLAN_WORKSPACE, SET, element_bytes,
 };
 use crate::wave;
+use functions::{Descriptor, Functions};
 
 /// The variable with the card's properties in cuDNN's own JSON.
 pub const DEVICE_VARIABLE: &str = "CINCH_CARD_CUDNN_DEVICE";
 
-const RTLD_NOW: c_int = 2;
 const NOT_INITIALIZED: c_int = 1001;
 const BAD_PARAMETER: c_int = 2000;
 /// Kinds of descriptors and the attribute that takes the device's properties.
@@ -26,65 +30,17 @@ const PROPERTIES_JSON: c_int = 2702;
 const PROPERTY_OF_KIND: [(c_int, c_int); 3] = [(2, 1307), (4, 204), (5, 407)];
 /// A plan's description of itself.
 const PLAN_JSON: c_int = 405;
+/// A plan's configuration, the engine and the workspace of that, and what an engine says of its behaviour.
+const PLAN_CONFIGURATION: c_int = 401;
+const CONFIGURATION_ENGINE: c_int = 300;
+const CONFIGURATION_WORKSPACE: c_int = 303;
+const ENGINE_BEHAVIOUR: c_int = 1305;
+const ENGINE: c_int = 2;
+const COMPILES_AT_RUN_TIME: c_int = 0;
+const TYPE_INT64: c_int = 3;
 const TYPE_DESCRIPTOR: c_int = 15;
+const TYPE_BEHAVIOUR: c_int = 19;
 const TYPE_CHAR: c_int = 24;
-
-unsafe extern "C" {
-    fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void;
-    fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
-}
-
-type Descriptor = *mut c_void;
-
-type Create = unsafe extern "C" fn(c_int, *mut Descriptor) -> c_int;
-type OfDescriptor = unsafe extern "C" fn(Descriptor) -> c_int;
-type Set = unsafe extern "C" fn(Descriptor, c_int, c_int, i64, *const c_void) -> c_int;
-type Get = unsafe extern "C" fn(Descriptor, c_int, c_int, i64, *mut i64, *mut c_void) -> c_int;
-
-/// The functions of cuDNN that are called.
-struct Functions {
-    create: Create,
-    destroy: OfDescriptor,
-    set: Set,
-    finalize: OfDescriptor,
-    get: Get,
-}
-
-impl Functions {
-    fn load(library: &Path) -> Option<Self> {
-        let name = CString::new(library.to_str()?).ok()?;
-        // SAFETY: a C string; cuDNN's initialisers run, which is what loading it means.
-        let handle = unsafe { dlopen(name.as_ptr(), RTLD_NOW) };
-        if handle.is_null() {
-            return None;
-        }
-        let function = |name: &CStr| {
-            // SAFETY: the handle is valid, the name a C string.
-            let function = unsafe { dlsym(handle, name.as_ptr()) };
-            (!function.is_null()).then_some(function)
-        };
-        // SAFETY: the names belong to these signatures in every version of cuDNN that has them.
-        unsafe {
-            Some(Self {
-                create: std::mem::transmute::<*mut c_void, Create>(function(
-                    c"cudnnBackendCreateDescriptor",
-                )?),
-                destroy: std::mem::transmute::<*mut c_void, OfDescriptor>(function(
-                    c"cudnnBackendDestroyDescriptor",
-                )?),
-                set: std::mem::transmute::<*mut c_void, Set>(function(
-                    c"cudnnBackendSetAttribute",
-                )?),
-                finalize: std::mem::transmute::<*mut c_void, OfDescriptor>(function(
-                    c"cudnnBackendFinalize",
-                )?),
-                get: std::mem::transmute::<*mut c_void, Get>(function(
-                    c"cudnnBackendGetAttribute",
-                )?),
-            })
-        }
-    }
-}
 
 /// cuDNN and the card it is asked about.
 struct Deviceless {
@@ -92,6 +48,9 @@ struct Deviceless {
     properties: Descriptor,
     /// Which descriptors there are, and of which kind. Nothing else is followed.
     kinds: BTreeMap<u64, c_int>,
+    /// Workspaces of plans that cuDNN would compile for seconds when they are finalised. Their configurations have told
+    /// them before, and only a plan that is asked for something else is finalised.
+    uncompiled: BTreeMap<u64, i64>,
 }
 
 struct Answer {
@@ -144,6 +103,7 @@ impl Deviceless {
                 functions,
                 properties,
                 kinds: BTreeMap::new(),
+                uncompiled: BTreeMap::new(),
             }),
         }
     }
@@ -162,17 +122,39 @@ impl Deviceless {
         match question.operation {
             DESTROY => {
                 self.kinds.remove(&descriptor);
+                self.uncompiled.remove(&descriptor);
                 // SAFETY: a descriptor that was created and not destroyed.
                 Answer::status(unsafe { (self.functions.destroy)(pointer) })
             }
             SET if self.holds(kind, count, &question.array) => {
                 // SAFETY: `holds` has made sure of the array's length, and of the descriptors in it.
-                Answer::status(unsafe {
+                let status = unsafe {
                     (self.functions.set)(pointer, name, kind, count, question.array.as_ptr().cast())
-                })
+                };
+                if status == 0 && descriptor_kind == EXECUTION_PLAN && name == PLAN_CONFIGURATION {
+                    self.note_uncompiled(descriptor, &question.array);
+                }
+                Answer::status(status)
             }
+            FINALIZE if self.uncompiled.contains_key(&descriptor) => Answer::status(0),
             FINALIZE => Answer::status(self.finalize(pointer, descriptor_kind)),
-            GET => self.get(pointer, name, kind, count, &question.array),
+            GET => {
+                if let Some(workspace) = self.uncompiled.remove(&descriptor) {
+                    if name == PLAN_WORKSPACE && kind == TYPE_INT64 && question.array.len() == 8 {
+                        self.uncompiled.insert(descriptor, workspace);
+                        return Answer {
+                            status: 0,
+                            number: 1,
+                            array: workspace.to_le_bytes().to_vec(),
+                        };
+                    }
+                    let status = self.finalize(pointer, descriptor_kind);
+                    if status != 0 {
+                        return Answer::status(status);
+                    }
+                }
+                self.get(pointer, name, kind, count, &question.array)
+            }
             _ => Answer::status(BAD_PARAMETER),
         }
     }
@@ -255,6 +237,67 @@ impl Deviceless {
         }
     }
 
+    /// Notes a plan whose engine says that it compiles at run time, with the workspace that its configuration tells. These
+    /// engines are none of those whose workspace hangs on a card's waves.
+    fn note_uncompiled(&mut self, plan: u64, configuration: &[u8]) {
+        self.uncompiled.remove(&plan);
+        let Ok(configuration) = configuration.try_into().map(u64::from_le_bytes) else {
+            return;
+        };
+        let configuration = configuration as Descriptor;
+        if self.compiles_at_run_time(configuration)
+            && let [Some(workspace)] =
+                self.numbers(configuration, CONFIGURATION_WORKSPACE, TYPE_INT64, [0_i64])
+        {
+            self.uncompiled.insert(plan, workspace);
+        }
+    }
+
+    fn compiles_at_run_time(&self, configuration: Descriptor) -> bool {
+        let mut engine = std::ptr::null_mut();
+        // SAFETY: a kind of descriptor that cuDNN has.
+        if unsafe { (self.functions.create)(ENGINE, &mut engine) } != 0 {
+            return false;
+        }
+        let [filled] = self.numbers(
+            configuration,
+            CONFIGURATION_ENGINE,
+            TYPE_DESCRIPTOR,
+            [engine],
+        );
+        let behaviour = match filled {
+            Some(engine) => {
+                self.numbers(engine, ENGINE_BEHAVIOUR, TYPE_BEHAVIOUR, [-1; MOST_NOTES])
+            }
+            None => [None; MOST_NOTES],
+        };
+        // SAFETY: the descriptor was created above, and nothing else has it.
+        unsafe { (self.functions.destroy)(engine) };
+        behaviour.contains(&Some(COMPILES_AT_RUN_TIME))
+    }
+
+    /// What a descriptor has under a name, up to `N` of it.
+    fn numbers<T: Copy, const N: usize>(
+        &self,
+        descriptor: Descriptor,
+        name: c_int,
+        kind: c_int,
+        mut array: [T; N],
+    ) -> [Option<T>; N] {
+        debug_assert_eq!(size_of::<T>(), element_bytes(kind));
+        let mut number = 0;
+        let pointer = array.as_mut_ptr().cast();
+        // SAFETY: the array holds N elements of that kind.
+        let status =
+            unsafe { (self.functions.get)(descriptor, name, kind, N as i64, &mut number, pointer) };
+        let found = if status == 0 { number } else { 0 };
+        let mut index = 0;
+        array.map(|value| {
+            index += 1;
+            (index <= found).then_some(value)
+        })
+    }
+
     fn plan_description(&self, plan: Descriptor) -> Option<String> {
         let ask = |requested: i64, array: &mut [u8]| {
             let mut number = 0;
@@ -276,6 +319,9 @@ impl Deviceless {
         String::from_utf8(text.to_vec()).ok()
     }
 }
+
+/// More notes than an engine has: there are six of them.
+const MOST_NOTES: usize = 16;
 
 /// A question as `library/dnn_backend` writes it: numbers that are missing are zero.
 struct Question {

@@ -26,8 +26,9 @@ impl Buffer {
     }
 }
 
-/// The transient buffers of a graph, in the order of their start.
-pub(crate) fn buffers(graph: &Graph, target: Target) -> Vec<Buffer> {
+/// The transient buffers of a graph, in the order of their start. `reserved` are the bytes of each
+/// tensor with what is read beyond it.
+pub(crate) fn buffers(graph: &Graph, target: Target, reserved: &[u64]) -> Vec<Buffer> {
     let last_use = last_uses(graph);
     let mut buffers: Vec<Buffer> = Vec::with_capacity(graph.tensors.len());
     let mut buffer_of: Vec<Option<usize>> = vec![None; graph.tensors.len()];
@@ -44,15 +45,17 @@ pub(crate) fn buffers(graph: &Graph, target: Target) -> Vec<Buffer> {
                 .and_then(|(from, _)| buffer_of[node.inputs[*from].index()]);
             let slot = inherited.unwrap_or_else(|| {
                 buffers.push(Buffer {
-                    bytes: graph.ty(id).bytes(),
+                    bytes: 0,
                     start: index,
                     end,
                     owners: Vec::with_capacity(1),
                 });
                 buffers.len() - 1
             });
-            buffers[slot].end = end;
-            buffers[slot].owners.push(Owner::Tensor(id));
+            let buffer = &mut buffers[slot];
+            buffer.bytes = buffer.bytes.max(reserved[id.index()]);
+            buffer.end = end;
+            buffer.owners.push(Owner::Tensor(id));
             buffer_of[id.index()] = Some(slot);
         }
         let workspace = node.op.declaration().workspace(

@@ -7,7 +7,7 @@ use cinch_graph::{Graph, Role, aligned};
 use serde::Serialize;
 
 use crate::buffer::{Buffer, Owner};
-use crate::{Plan, Residence, reserved};
+use crate::{Plan, Residence};
 
 /// What a byte of the arena is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -144,12 +144,11 @@ impl Plan {
     /// What keeps its place over the whole step.
     fn persistent_by_category(&self, graph: &Graph) -> BytesByCategory {
         let mut persistent = BytesByCategory::default();
-        let reserved = reserved(graph, self.options.target);
-        for (tensor, bytes) in graph.tensors.iter().zip(reserved) {
+        for (tensor, bytes) in graph.tensors.iter().zip(&self.reserved) {
             let in_arena = self.options.residence(tensor.role) == Residence::Arena;
             if tensor.role.is_persistent() && in_arena {
                 let slot = &mut persistent[Category::of(tensor.role).index()];
-                *slot = slot.saturating_add(aligned(bytes));
+                *slot = slot.saturating_add(aligned(*bytes));
             }
         }
         let named = crate::sum(persistent.into_iter());

@@ -26,7 +26,7 @@ impl Demand {
         Self {
             persistent: persistent.map(|id| (id, reserved[id.index()])).collect(),
             host_bytes: sum(host.iter().map(|id| aligned(reserved[id.index()]))),
-            buffers: buffers(graph, options.target),
+            buffers: buffers(graph, options.target, &reserved),
         }
     }
 

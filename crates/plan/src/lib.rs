@@ -111,6 +111,8 @@ pub struct Plan {
     pub options: Options,
     /// By tensor; `None` for one that no node touches.
     placements: Vec<Option<Placement>>,
+    /// By tensor: its bytes, with what ops may read beyond it.
+    reserved: Vec<u64>,
     /// By node.
     workspaces: Vec<Option<Placement>>,
     /// By node: for each output, whether this is the first time in a micro batch that the
@@ -203,7 +205,8 @@ impl Plan {
         persistent: Persistent,
     ) -> Self {
         let persistent_bytes = persistent.arena;
-        let buffers = buffer::buffers(graph, options.target);
+        let reserved = reserved(graph, options.target);
+        let buffers = buffer::buffers(graph, options.target, &reserved);
         let offsets = place(&buffers);
         let mut workspaces = vec![None; graph.nodes.len()];
         let mut extent = 0;
@@ -233,6 +236,7 @@ impl Plan {
         Self {
             options,
             placements,
+            reserved,
             workspaces,
             first_writes: first_writes(graph),
             persistent_bytes,
@@ -262,6 +266,16 @@ impl Plan {
 
     pub fn placement(&self, tensor: TensorId) -> Option<Placement> {
         self.placements[tensor.index()]
+    }
+
+    /// What ops read beyond the end of a transient tensor, where they expect zeros: whoever writes
+    /// the tensor clears it. Beyond tensors that keep their place there are zeros from the start.
+    pub fn beyond(&self, tensor: TensorId) -> Option<Placement> {
+        let place = self.placement(tensor)?;
+        let is_transient =
+            place.residence == Residence::Arena && place.offset >= self.persistent_bytes;
+        let bytes = self.reserved[tensor.index()].saturating_sub(place.bytes);
+        (is_transient && bytes > 0).then(|| Placement::in_arena(place.end(), bytes))
     }
 
     pub fn workspace(&self, node: usize) -> Option<Placement> {
@@ -310,11 +324,9 @@ pub(crate) fn reserved(graph: &Graph, target: Target) -> Vec<u64> {
     for node in &graph.nodes {
         for (input, &id) in node.inputs.iter().enumerate() {
             let tensor = graph.tensor(id);
-            if tensor.role.is_persistent() {
-                let reach = node.op.declaration().reach(input, &tensor.ty, target);
-                let slot = &mut reserved[id.index()];
-                *slot = reach.max(*slot);
-            }
+            let reach = node.op.declaration().reach(input, &tensor.ty, target);
+            let slot = &mut reserved[id.index()];
+            *slot = reach.max(*slot);
         }
     }
     reserved

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::buffer::{Buffer, Owner};
 use crate::category::categories;
-use crate::{Category, Plan, Residence, reserved};
+use crate::{Category, Plan, Residence};
 
 /// Bytes by purpose at the peak. The sum is the arena plus the overhead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -112,12 +112,11 @@ impl Plan {
             network: self.options.network_bytes,
             ..Breakdown::default()
         };
-        let reserved = reserved(graph, self.options.target);
-        for (tensor, bytes) in graph.tensors.iter().zip(reserved) {
+        for (tensor, bytes) in graph.tensors.iter().zip(&self.reserved) {
             if self.options.residence(tensor.role) == Residence::Host {
                 continue;
             }
-            let bytes = aligned(bytes);
+            let bytes = aligned(*bytes);
             let part = match tensor.role {
                 Role::Parameter | Role::Offloaded | Role::ComputeCopy => &mut breakdown.weights,
                 Role::Gradient => &mut breakdown.gradients,

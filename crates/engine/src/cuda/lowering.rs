@@ -199,6 +199,15 @@ impl<'a> Lowering<'a> {
         self.commands.push(Command::Clear { address, bytes });
     }
 
+    /// Clears what later nodes read beyond the ends of the outputs.
+    pub fn clear_beyond(&mut self) {
+        for &id in &self.node.outputs {
+            if let Some(beyond) = self.plan.beyond(id) {
+                self.clear(beyond.offset, beyond.bytes);
+            }
+        }
+    }
+
     /// Begins to copy all inputs, which are in host memory, to the outputs.
     pub fn fetch(&mut self) {
         let pairs = self.node.inputs.iter().zip(&self.node.outputs);

@@ -35,6 +35,10 @@ mod qwen3;
 mod replay;
 mod roberta;
 mod rotary;
+mod t5;
+mod t5_attention;
+mod t5_lines;
+mod vit;
 pub mod workload;
 
 pub use profile::{Alive, Origin, Profile};

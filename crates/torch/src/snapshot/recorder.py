@@ -33,10 +33,44 @@ def start(max_entries=_ENTRIES, device=None):
     record = torch.cuda.memory._record_memory_history
     try:
         record(max_entries=max_entries, stacks="python")
+        _let_recomputation_end(max_entries)
     except TypeError:  # versions without `stacks`
         record(max_entries=max_entries)
     _marks.clear()
     start.max_entries = max_entries
+
+
+def _let_recomputation_end(max_entries):
+    """Leaves out the stacks of frees while a checkpoint computes again.
+
+    It ends that by an exception, which PyTorch 2.11 clears when memory is freed on its way and a
+    stack is taken: "returned NULL without setting an exception". What is freed there is freed in
+    a backward, and that is what an event without a stack is taken for.
+    """
+    import torch.utils.checkpoint as checkpoint
+
+    hook = getattr(checkpoint, "_recomputation_hook", None)
+    if not isinstance(hook, type) or hasattr(hook, "cinch_depth"):
+        return
+    record = torch.cuda.memory._record_memory_history
+
+    class Recomputation(hook):
+        cinch_depth = 0
+
+        def __enter__(self):
+            Recomputation.cinch_depth += 1
+            record(context="alloc", max_entries=max_entries, stacks="python")
+            return super().__enter__()
+
+        def __exit__(self, *error):
+            try:
+                return super().__exit__(*error)
+            finally:
+                Recomputation.cinch_depth -= 1
+                if not Recomputation.cinch_depth:
+                    record(context="all", max_entries=max_entries, stacks="python")
+
+    checkpoint._recomputation_hook = Recomputation
 
 
 def step(batch_size=None, name="step"):

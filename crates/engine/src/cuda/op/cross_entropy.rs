@@ -140,8 +140,10 @@ pub fn cross_entropy(x: &mut Lowering<'_>, op: &CrossEntropy) {
 #[cfg(test)]
 mod tests {
     use cinch_graph::op::{GradientFormat, MomentFormat};
-    use cinch_graph::{DType, Graph, Init, Optimizer, Target, differentiate};
-    use cinch_plan::{Options, Plan};
+    use cinch_graph::{
+        DType, Graph, Init, Optimizer, ShardLevel, Sharding, Target, TrainingGraph, differentiate,
+    };
+    use cinch_plan::{Options, Owner, Plan};
 
     use super::*;
     use crate::cuda::command::Command;
@@ -149,8 +151,8 @@ mod tests {
     use crate::cuda::op::lower_all;
     use crate::engine::MicroBatch;
 
-    /// Shared memory of the rows' launch, and the pieces that it says are kept.
-    fn kept(vocabulary: usize, dtype: DType, card: Card) -> (u32, Argument) {
+    /// The step of a table and a head of so many words.
+    fn step(vocabulary: usize, dtype: DType, frozen: bool) -> TrainingGraph {
         let mut graph = Graph::new(dtype);
         let tokens = graph.batch("tokens", [1, 4], DType::I32);
         let targets = graph.batch("targets", [1, 4], DType::I32);
@@ -158,10 +160,15 @@ mod tests {
         let h = graph
             .embedding("embedding", tokens, table, None, None)
             .unwrap();
-        let head = graph.weight("head", [vocabulary, 8], Init::Zeros);
+        graph.enter_block("last");
+        let head = match frozen {
+            true => graph.frozen_weight("head", [vocabulary, 8], Init::Zeros),
+            false => graph.weight("head", [vocabulary, 8], Init::Zeros),
+        };
         graph
             .cross_entropy("loss", h, head, targets, 0.0, None)
             .unwrap();
+        graph.leave_block();
         let optimizer = Optimizer {
             beta1: 0.9,
             beta2: 0.95,
@@ -171,17 +178,22 @@ mod tests {
             moments: MomentFormat::Full,
             gradients: GradientFormat::Full,
         };
-        let graph = differentiate(graph, &optimizer).unwrap();
+        differentiate(graph, &optimizer).unwrap()
+    }
+
+    fn commands(graph: &Graph, plan: &Plan, card: Card) -> Vec<Command> {
+        let nodes = 0..graph.nodes.len();
+        let lowered = lower_all(graph, plan, nodes, MicroBatch::of_one(true), card);
+        let commands = lowered.into_iter().flat_map(|lowered| lowered.commands);
+        commands.collect()
+    }
+
+    /// Shared memory of the rows' launch, and the pieces that it says are kept.
+    fn kept(vocabulary: usize, dtype: DType, card: Card) -> (u32, Argument) {
+        let graph = step(vocabulary, dtype, false);
         let plan = Plan::new(&graph, Options::new(Target::Cuda));
-        let lowered = lower_all(
-            &graph,
-            &plan,
-            0..graph.nodes.len(),
-            MicroBatch::of_one(true),
-            card,
-        );
-        let mut commands = lowered.into_iter().flat_map(|lowered| lowered.commands);
-        let rows = commands.find_map(|command| match command {
+        let commands = commands(&graph, &plan, card).into_iter();
+        let mut rows = commands.filter_map(|command| match command {
             Command::Launch {
                 kernel,
                 shape,
@@ -191,7 +203,51 @@ mod tests {
             }
             _ => None,
         });
-        rows.unwrap()
+        rows.next().unwrap()
+    }
+
+    /// Products go over the rounded vocabulary, and read zeros where a head that was brought for
+    /// them has ended.
+    #[test]
+    fn a_head_that_is_brought_ends_with_zeros() {
+        let cut = Sharding {
+            ranks: 2,
+            level: ShardLevel::Weights,
+        };
+        let gathered = step(61, DType::Bf16, false).shard(cut).unwrap();
+        let fetched = step(61, DType::Bf16, true).offload_frozen();
+        for graph in [gathered, fetched] {
+            let plan = Plan::new(&graph, Options::new(Target::Cuda));
+            let commands = commands(&graph, &plan, Card::ANY);
+            let is_logits = |command: &Command| match command {
+                Command::Product(product) => product.n == 64 && product.k == 8,
+                _ => false,
+            };
+            let at = commands.iter().position(is_logits).unwrap();
+            let Command::Product(Product { b: head, .. }) = commands[at] else {
+                unreachable!("found above")
+            };
+            let beyond = Command::Clear {
+                address: head.address + 61 * 8 * 2,
+                bytes: 3 * 8 * 2,
+            };
+            let cleared = commands.iter().position(|command| *command == beyond);
+            assert!(cleared.is_some_and(|cleared| cleared < at));
+            // Nobody else has that memory meanwhile.
+            let end = head.address + 64 * 8 * 2;
+            let alive = plan.buffers().iter().any(|buffer| {
+                let mut owners = buffer.owners.iter();
+                buffer.bytes == 64 * 8 * 2
+                    && owners.any(|owner| match owner {
+                        Owner::Tensor(id) => {
+                            let place = plan.placement(*id).unwrap();
+                            place.offset == head.address && place.offset + buffer.bytes == end
+                        }
+                        Owner::Workspace(_) => false,
+                    })
+            });
+            assert!(alive, "{:?}", plan.buffers());
+        }
     }
 
     #[test]

@@ -101,6 +101,7 @@ pub fn lower(mut x: Lowering<'_>) -> Vec<Command> {
         // One thing happens after the other.
         Op::Await(_) => {}
     }
+    x.clear_beyond();
     x.finish()
 }
 
