@@ -54,7 +54,7 @@ fn two_devices_are_one_big_batch(launch: &str, device: &str) {
              --precision fp32 --set training.schedule=constant"
         )
     };
-    sandbox.cinch(&train("one", 8, 8)).succeeds();
+    sandbox.cinch(&train("one", 8, 5)).succeeds();
     let together = format!("launch {launch} -- {}", train("two", 4, 5));
     sandbox.cinch(&together).succeeds();
     // As many micro batches as keep the effective batch are not what ran before, and it says so.
@@ -64,8 +64,8 @@ fn two_devices_are_one_big_batch(launch: &str, device: &str) {
         "--batch-size 8 goes on exactly",
     ]);
     let (one, two) = (losses(&sandbox.join("one")), losses(&sandbox.join("two")));
-    assert_eq!((one.len(), two.len()), (8, 6));
-    for (step, (a, b)) in one.iter().zip(&two).take(5).enumerate() {
+    assert_eq!((one.len(), two.len()), (5, 6));
+    for (step, (a, b)) in one.iter().zip(&two).enumerate() {
         assert!(
             (a - b).abs() < 1e-5 * a.abs(),
             "step {step}: {one:?}\n{two:?}"
