@@ -6,7 +6,7 @@ mod common;
 use std::fs;
 use std::path::Path;
 
-use common::Sandbox;
+use common::{Sandbox, metrics};
 use serde_json::Value;
 
 /// An encoder that two cores train in seconds.
@@ -27,6 +27,62 @@ fn conf(sandbox: &Sandbox) {
 fn codes(sandbox: &Sandbox) {
     let line = "data taxonomy codes.jsonl --sectors 8 --children 2 --digits 4";
     sandbox.cinch(line).succeeds();
+}
+
+/// Losses of training.
+fn losses(run: &Path) -> Vec<f64> {
+    let loss = |line: Value| line.get("loss")?.as_f64();
+    metrics(run).into_iter().filter_map(loss).collect()
+}
+
+/// The guide's files for two devices, on two that `launch` names, beside one with the anchors of
+/// both in its micro batch; and gone on with on one.
+fn two_devices_are_one_big_batch(launch: &str, device: &str) {
+    let sandbox = Sandbox::new();
+    conf(&sandbox);
+    codes(&sandbox);
+    let file = sandbox.join("conf/config.yaml");
+    let text = fs::read_to_string(&file).unwrap();
+    let two = text.replace("devices: 1", "devices: 2\n    strategy: ddp");
+    assert_ne!(text, two);
+    fs::write(&file, two).unwrap();
+    let small = SMALL.replace("--device cpu", device);
+    let train = |run: &str, batch: usize, steps: usize| {
+        format!(
+            "train --config-path conf --data-dir codes.jsonl --output-dir {run} {small} --stage 02 \
+             --batch-size {batch} --grad-accum 1 --max-steps {steps} --log-steps 1 --eval-steps 0 \
+             --precision fp32 --set training.schedule=constant"
+        )
+    };
+    sandbox.cinch(&train("one", 8, 5)).succeeds();
+    let together = format!("launch {launch} -- {}", train("two", 4, 5));
+    sandbox.cinch(&together).succeeds();
+    // As many micro batches as keep the effective batch are not what ran before, and it says so.
+    let resume = format!("train --resume two --max-steps 6 {device}");
+    sandbox.cinch(&resume).succeeds().says(&[
+        "`moe.routed` is the mean over 4 sequences at a time, before over 8",
+        "--batch-size 8 goes on exactly",
+    ]);
+    let (one, two) = (losses(&sandbox.join("one")), losses(&sandbox.join("two")));
+    assert_eq!((one.len(), two.len()), (5, 6));
+    for (step, (a, b)) in one.iter().zip(&two).enumerate() {
+        assert!(
+            (a - b).abs() < 1e-5 * a.abs(),
+            "step {step}: {one:?}\n{two:?}"
+        );
+    }
+}
+
+#[test]
+fn the_guides_two_devices_are_one_big_batch() {
+    two_devices_are_one_big_batch("--ranks 2", "--device cpu --threads 1");
+}
+
+/// Two ranks on one card need NCCL_MULTI_RANK_GPU_ENABLE=1.
+#[test]
+#[ignore = "needs a GPU and NCCL 2.30, or two GPUs"]
+fn the_guides_two_devices_are_one_big_batch_on_gpus() {
+    two_devices_are_one_big_batch("--gpus 2", "--device cuda");
 }
 
 #[test]

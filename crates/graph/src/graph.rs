@@ -134,6 +134,14 @@ impl Dropout {
     }
 }
 
+/// The random state of ops that have as many rows in a micro batch: what its row offset counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RandomState {
+    pub id: TensorId,
+    /// Rows of a micro batch; None where they are its tokens, sequences × length.
+    pub rows: Option<usize>,
+}
+
 /// Nodes in execution order over tensors in creation order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Graph {
@@ -151,11 +159,12 @@ pub struct Graph {
     pub terms: Vec<LossTerm>,
     /// What a graph without a loss is run for.
     pub result: Option<TensorId>,
-    /// The random key, present as soon as an op drops out.
-    pub random: Option<TensorId>,
+    /// The random keys, present as soon as an op drops out.
+    pub random: Vec<RandomState>,
     /// The state of dynamic loss scaling; set by differentiation of a graph in half precision.
     pub loss_scale: Option<TensorId>,
     open_block: Option<BlockId>,
+    counted_rows: Option<(String, usize)>,
     num_streams: u32,
 }
 
@@ -173,9 +182,10 @@ impl Graph {
             masters: true,
             terms: Vec::new(),
             result: None,
-            random: None,
+            random: Vec::new(),
             loss_scale: None,
             open_block: None,
+            counted_rows: None,
             num_streams: 0,
         }
     }
@@ -347,14 +357,26 @@ impl Graph {
         })
     }
 
-    /// The random-state input, created at its first use.
+    /// Says how many rows of a micro batch the ops from here on have, where they are not those of
+    /// its tokens. Masks follow from a row's place in the effective batch, so ops that count rows
+    /// differently read random states of their own; `name` tells them apart.
+    pub fn count_rows(&mut self, name: &str, rows: usize) {
+        self.counted_rows = Some((format!("random.{name}"), rows));
+    }
+
+    /// The random-state input of the rows that are counted, created at its first use.
     pub fn random_state(&mut self) -> TensorId {
-        if let Some(id) = self.random {
-            return id;
+        let (name, rows) = match &self.counted_rows {
+            None => ("random", None),
+            Some((name, rows)) => (name.as_str(), Some(*rows)),
+        };
+        let mut known = self.random.iter();
+        if let Some(known) = known.find(|known| self.tensor(known.id).name == name) {
+            return known.id;
         }
         let ty = TensorType::new([Self::RANDOM_WORDS], DType::I32);
-        let id = self.add_tensor("random", ty, Role::Control);
-        self.random = Some(id);
+        let id = self.add_tensor(name.to_owned(), ty, Role::Control);
+        self.random.push(RandomState { id, rows });
         id
     }
 

@@ -46,7 +46,8 @@ pub use cost::{Arithmetic, BlockWork, ChunkedCost, Cost, KernelCost, Wire};
 pub use differentiate::{Backward, Optimizer, TrainingGraph, differentiate};
 pub use error::GraphError;
 pub use graph::{
-    Block, BlockId, Dropout, Graph, Node, NodeId, Phase, Role, Target, Tensor, TensorId,
+    Block, BlockId, Dropout, Graph, Node, NodeId, Phase, RandomState, Role, Target, Tensor,
+    TensorId,
 };
 pub use loss::{Count, LossTerm, TermInputs, WholeBatch};
 pub use parameter::{FilePart, Init, Parameter, Storage};

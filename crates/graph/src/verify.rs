@@ -112,8 +112,8 @@ fn check_parameters(graph: &Graph) -> Result<(), GraphError> {
             check(id, "a state", &[Role::State])?;
         }
     }
-    if let Some(id) = graph.random {
-        check(id, "the random state", &[Role::Control])?;
+    for random in &graph.random {
+        check(random.id, "the random state", &[Role::Control])?;
     }
     for term in &graph.terms {
         check(term.value, "a term of the loss", &[Role::Result])?;

@@ -141,9 +141,20 @@ impl<'a> Encoder<'a> {
             shape: dims,
             dtype: g.compute.accumulator(),
         };
-        let shares = g.map_over(&node("shares"), domain, &[texts.lengths], |v| {
+        // A length for each text and a share for each token, said to be that: where there are as
+        // many texts as tokens, they would be read by column.
+        let of_texts = Domain {
+            shape: [dims.rows(), 1].into(),
+            ..domain
+        };
+        let lengths = g.map_over(&node("lengths"), of_texts, &[texts.lengths], |v| {
+            v[0].max(0.0)
+        })?;
+        let shares = g.map_over(&node("shares"), domain, &[lengths], |v| {
             v[0].column().where_less(&v[0], 1.0 / v[0].max(1.0), 0.0)
         })?;
+        let by_token = [dims.rows(), dims.width(), 1];
+        let shares = g.view(&node("shares.tokens"), shares, by_token)?;
         let sum = (ReduceKind::Sum, Over::Sequence, g.compute);
         g.reduce(&node("pooled"), sum, &[x, shares], |v| &v[0] * &v[1])
     }

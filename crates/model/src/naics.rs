@@ -118,6 +118,7 @@ impl Model<'_> {
             encoders.push(encoder);
         }
         let lengths = config.channel_lengths(build.seq_len as u64);
+        let whole_chunk = chunks.first().copied();
         let mut parts = Vec::with_capacity(chunks.len());
         for (chunk, &texts) in chunks.iter().enumerate() {
             let rows = build.batch * texts as usize;
@@ -126,6 +127,13 @@ impl Model<'_> {
             for (encoder, (channel, length)) in encoders.iter().zip(channels) {
                 let name = input::chunk_of(channel, chunk);
                 let [tokens, lengths] = text_inputs(self.g, &name, rows, length as usize);
+                // Chunks that are alike share a state, so that their number changes nothing.
+                let kind = match Some(texts) == whole_chunk {
+                    true => "chunk",
+                    false => "rest",
+                };
+                let counted = format!("{channel}.{kind}");
+                self.g.count_rows(&counted, rows * length as usize);
                 self.g.enter_block(&name);
                 let texts = Texts {
                     name: &format!("chunk{chunk}"),
@@ -146,6 +154,7 @@ impl Model<'_> {
             _ => self.g.concat("texts", Joined::Columns, &parts)?,
         };
         let texts = build.batch * chunks.iter().sum::<u64>() as usize;
+        self.g.count_rows("texts", texts);
         let width = self.g.ty(all).shape.elements() / texts.max(1);
         self.g.view("texts.rows", all, [texts, width])
     }
@@ -226,19 +235,24 @@ impl Model<'_> {
         let largest = self
             .g
             .max("moe.largest", Over::Columns, &[gates], |v| v[0].clone())?;
+        let largest = self.by_row("moe.largest.rows", largest)?;
         let inputs = [gates, largest, taken];
         let total = self.g.sum("moe.total", Over::Columns, &inputs, |v| {
             (&v[0] - v[1].detach()).exp() * v[2].detach()
         })?;
+        let total = self.by_row("moe.total.rows", total)?;
         let all = self.g.sum("moe.all", Over::Columns, &inputs, |v| {
             (&v[0] - v[1].detach()).exp()
         })?;
+        let all = self.by_row("moe.all.rows", all)?;
         if !matches!(self.build.purpose, Purpose::Embed { .. }) {
-            // Of each micro batch by itself, as a run in PyTorch has it.
+            // Of each micro batch by itself, as a run in PyTorch has it; those that ranks run at
+            // the same time are one. Only what is routed has to be known of the others: the
+            // probabilities of each are a summand.
             let rows = texts as f64;
             let routed = self
                 .g
-                .sum_of_micro_batch("moe.routed", &[taken], |v| v[0].detach() / rows)?;
+                .mean_of_ranks("moe.routed", &[taken], |v| v[0].detach() / rows)?;
             let inputs = [gates, largest, all];
             let probability = self.g.sum_of_micro_batch("moe.probability", &inputs, |v| {
                 (&v[0] - v[1].detach()).exp() / &v[2] / rows
@@ -254,6 +268,12 @@ impl Model<'_> {
         self.g.map_over("moe.shares", domain, &inputs, |v| {
             (&v[0] - v[1].detach()).exp() * v[2].detach() / &v[3]
         })
+    }
+
+    /// A number for each row, said to be that: as many rows as columns would be read by column.
+    fn by_row(&mut self, name: &str, x: TensorId) -> Result<TensorId, GraphError> {
+        let rows = self.g.ty(x).shape.elements();
+        self.g.view(name, x, [rows, 1])
     }
 
     /// The columns of a matrix, each by itself.
@@ -282,6 +302,7 @@ impl Model<'_> {
             shape: self.g.ty(v).shape,
             dtype: self.g.compute.accumulator(),
         };
+        let norm = self.by_row("norm.rows", norm)?;
         let space = self.g.map_over("space", domain, &[v, norm], |v| {
             (&v[1] / root).sinh() * &v[0] / &v[1]
         })?;
@@ -332,11 +353,13 @@ impl Model<'_> {
         let largest = self
             .g
             .max("largest", Over::Columns, &[logits], |v| v[0].clone())?;
+        let largest = self.by_row("largest.rows", largest)?;
         let total = self
             .g
             .sum("total", Over::Columns, &[logits, largest], |v| {
                 (&v[0] - v[1].detach()).exp()
             })?;
+        let total = self.by_row("total.rows", total)?;
         let inputs = [logits, largest, total];
         self.g
             .loss_term("contrast", Count::Rows(anchors), &inputs, |v| {

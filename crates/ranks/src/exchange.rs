@@ -301,6 +301,42 @@ impl World {
         Ok(texts)
     }
 
+    /// Rank 0 has in `whole` what each rank has of it: `own`, from the byte `first` on. Nothing
+    /// happens to the `whole` of others.
+    pub fn assemble(
+        &mut self,
+        own: &[u8],
+        first: usize,
+        whole: &mut [u8],
+    ) -> Result<(), RanksError> {
+        let mut places = vec![0.0; 2 * self.num_ranks()];
+        places[2 * self.rank()..][..2].copy_from_slice(&[first as f64, own.len() as f64]);
+        self.sum(&mut places)?;
+        let exchange = self.begin();
+        for (from, place) in places.chunks_exact(2).enumerate() {
+            let (first, length) = (place[0] as usize, place[1] as usize);
+            let is_own = from == self.rank();
+            for piece in pieces::<u8>(0..length) {
+                if is_own && !self.is_first() {
+                    self.send_values(exchange, 0, &own[piece])?;
+                } else if self.is_first() {
+                    let there = first + piece.start..first + piece.end;
+                    let Some(there) = whole.get_mut(there) else {
+                        let problem = format!("it has {length} bytes from {first} on");
+                        return Err(self.failed(from, LinkError::OutOfStep(problem)));
+                    };
+                    if is_own {
+                        there.copy_from_slice(&own[piece]);
+                    } else {
+                        self.receive(exchange, from, piece.len())?;
+                        decode(&self.buffers.moving[HEADER_BYTES..], there);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// A few numbers of each rank, as many of each, one rank after the other; those of the others
     /// on rank 0 only. Nobody waits for an answer.
     pub fn collect_numbers(&mut self, own: &[f64]) -> Result<Vec<f64>, RanksError> {

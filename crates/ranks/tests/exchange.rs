@@ -129,6 +129,30 @@ fn doubles_texts_and_bytes_travel() {
     assert_eq!(found[0].1, ["", "é", "éé"]);
 }
 
+/// Parts of any length, one of them empty, in any order; the last is longer than a piece.
+#[test]
+fn parts_are_put_together_at_rank_0() {
+    let lengths = [5, 0, 700_000];
+    let firsts = [700_000, 3, 0];
+    let part = |rank: usize| -> Vec<u8> {
+        let bytes = (0..lengths[rank]).map(|index| (index * 7 + rank * 31) as u8);
+        bytes.collect()
+    };
+    for topology in [Topology::Mesh, Topology::Star] {
+        let found = each(3, topology, |world| {
+            let rank = world.rank();
+            let mut whole = match rank {
+                0 => vec![0; 700_005],
+                _ => Vec::new(),
+            };
+            world.assemble(&part(rank), firsts[rank], &mut whole)?;
+            Ok(whole)
+        });
+        assert_eq!(found[0], [part(2), part(0)].concat());
+        assert!(found[1].is_empty() && found[2].is_empty());
+    }
+}
+
 #[test]
 fn ranks_that_differ_are_told_in_what_on_every_rank() {
     let found = each(3, Topology::Mesh, |world| {

@@ -4,7 +4,7 @@
 //! a few runs; all of them share one arena of weights, cache and transient memory.
 
 use cinch_architecture::Architecture;
-use cinch_config::Config;
+use cinch_config::{Config, ShardedPart};
 use cinch_graph::{DType, Graph, Role, Target};
 use cinch_model::{AdapterShape, Build, Purpose, build, embeds};
 use cinch_plan::{Options, Plan};
@@ -93,7 +93,7 @@ fn run_lengths(context: usize) -> Vec<usize> {
 pub struct SamplePlan {
     /// The most tokens in sight.
     pub context: usize,
-    /// The arena, and the largest weight on its way there.
+    /// The arena, the largest weight on its way there, and all of them where ranks have parts.
     pub host_bytes: u64,
 }
 
@@ -110,12 +110,21 @@ impl SamplePlan {
         let prompt = training.sample_prompt.len().max(1);
         let context = prompt.saturating_add(training.sample_tokens);
         let plan = GenerationPlan::new(&config.model, context, DType::F32, None, Target::Cpu)?;
-        let weights = plan.runs.iter().flat_map(|run| &run.graph.tensors);
+        // All runs read the same weights.
+        let weights = plan.runs.iter().take(1).flat_map(|run| &run.graph.tensors);
         let weights = weights.filter(|tensor| tensor.role == Role::Parameter);
-        let largest = weights.map(|tensor| tensor.ty.bytes()).max().unwrap_or(0);
+        let weights = weights.map(|tensor| tensor.ty.bytes());
+        let largest = weights.clone().max().unwrap_or(0);
+        // Where ranks have parts of them, they are put together before.
+        let world = &config.batch.world;
+        let assembled = match world.is_alone() || world.shard == ShardedPart::None {
+            true => 0,
+            false => weights.fold(0, u64::saturating_add),
+        };
+        let on_their_way = largest.saturating_add(assembled);
         Ok(Some(Self {
             context: plan.context,
-            host_bytes: plan.arena_bytes().saturating_add(largest),
+            host_bytes: plan.arena_bytes().saturating_add(on_their_way),
         }))
     }
 }

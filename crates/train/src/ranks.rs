@@ -51,6 +51,22 @@ impl Ranks {
         }
     }
 
+    /// The first rank's values on all of them.
+    pub fn broadcast(&self, values: &mut [i32]) -> Result<(), RanksError> {
+        match &self.0 {
+            None => Ok(()),
+            Some(world) => world.lock().broadcast(values),
+        }
+    }
+
+    /// On the first rank, a whole of which each has some bytes, from `first` on.
+    pub fn assemble(&self, own: &[u8], first: usize, whole: &mut [u8]) -> Result<(), RanksError> {
+        match &self.0 {
+            None => Ok(()),
+            Some(world) => world.lock().assemble(own, first, whole),
+        }
+    }
+
     /// How long this rank has stood in exchanges so far.
     pub fn waited(&self) -> Duration {
         match &self.0 {

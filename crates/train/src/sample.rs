@@ -4,6 +4,9 @@
 //! arena of its own, in host memory, that is given back afterwards and is part of the run's plan
 //! (`StepPlan::sample`). The memory of a GPU stays as it is, and the training goes on as it would
 //! have without.
+//!
+//! Where ranks keep parts of the weights, all of them bring theirs to the first one, which has the
+//! weights whole in its host memory for as long as it writes.
 
 use std::ops::Range;
 
@@ -16,7 +19,8 @@ use cinch_weights::{bf16_value, f16_value};
 use crate::checkpoint::{Dtype, TensorView};
 use crate::error::TrainError;
 use crate::generate::{Generator, GeneratorOptions, Sampling, WeightPart, WeightSource};
-use crate::session::Session;
+use crate::ranks::Ranks;
+use crate::session::{AssembledTensor, Session};
 
 /// How its tokens are chosen.
 const SAMPLING: Sampling = Sampling {
@@ -27,10 +31,39 @@ const SAMPLING: Sampling = Sampling {
     seed: 42,
 };
 
-/// The text, with what it begins with.
+/// The text, with what it begins with; nothing on other ranks than the first, which only bring
+/// their parts of the weights. All ranks do this together.
 pub(crate) fn sample(
     session: &Session,
-    planned: SamplePlan,
+    (ranks, planned): (&Ranks, SamplePlan),
+    tokenizer: &Tokenizer,
+    options: EngineOptions,
+) -> Result<Option<Result<String, TrainError>>, TrainError> {
+    let snapshot = session.weights();
+    let assembled = match session.is_cut() {
+        true => snapshot.assembled(ranks)?,
+        false => Vec::new(),
+    };
+    if !ranks.is_first() {
+        return Ok(None);
+    }
+    let mut weights = TrainedWeights {
+        views: match session.is_cut() {
+            true => assembled.iter().map(AssembledTensor::view).collect(),
+            false => snapshot.views(),
+        },
+    };
+    Ok(Some(write(
+        session,
+        (&mut weights, planned),
+        tokenizer,
+        options,
+    )))
+}
+
+fn write(
+    session: &Session,
+    (weights, planned): (&mut TrainedWeights<'_>, SamplePlan),
     tokenizer: &Tokenizer,
     options: EngineOptions,
 ) -> Result<String, TrainError> {
@@ -44,10 +77,6 @@ pub(crate) fn sample(
         // A text begins where another one ended.
         text.push(tokenizer.end_of_text().unwrap_or(0));
     }
-    let snapshot = session.weights();
-    let mut weights = TrainedWeights {
-        views: snapshot.views(),
-    };
     let options = GeneratorOptions {
         context: planned.context,
         compute: DType::F32,
@@ -58,7 +87,7 @@ pub(crate) fn sample(
             ..EngineOptions::default()
         },
     };
-    let mut generator = Generator::new(&config.model, &mut weights, &options)?;
+    let mut generator = Generator::new(&config.model, weights, &options)?;
     let mut decoder = Decoder::new(tokenizer);
     let mut written = prompt.clone();
     for index in 0..count {

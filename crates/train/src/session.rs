@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
-use cinch_config::TrainingConfig;
+use cinch_config::{BatchConfig, TrainingConfig};
 use cinch_data::Progress;
 use cinch_engine::{
     Arena, Engine, EngineError, EngineOptions, MicroBatch, Part as GraphPart, Told,
@@ -39,6 +39,25 @@ type RunPart<'a> =
 
 /// Tensors as they are in the arena, to be read in pieces.
 pub struct Snapshot<'a>(Vec<Saved<'a>>);
+
+/// A tensor in host memory, from the parts of all ranks.
+pub(crate) struct AssembledTensor {
+    name: String,
+    shape: Vec<usize>,
+    dtype: Dtype,
+    bytes: Vec<u8>,
+}
+
+impl AssembledTensor {
+    pub fn view(&self) -> TensorView<'_> {
+        TensorView {
+            name: &self.name,
+            shape: &self.shape,
+            dtype: self.dtype,
+            bytes: &self.bytes,
+        }
+    }
+}
 
 struct Saved<'a> {
     name: &'a str,
@@ -103,6 +122,34 @@ impl<'a> Snapshot<'a> {
         parts.collect()
     }
 
+    /// The tensors that ranks have parts of, whole, on the first rank; the others get nothing. All
+    /// ranks do this together.
+    pub(crate) fn assembled(&self, ranks: &Ranks) -> Result<Vec<AssembledTensor>, TrainError> {
+        let mut tensors = Vec::new();
+        for saved in &self.0 {
+            let elements: usize = saved.shape.iter().product();
+            let own: &dyn TensorBytes = &saved.bytes;
+            let own = own.to_vec()?;
+            let mut bytes = match ranks.is_first() {
+                true => vec![0; elements * saved.dtype.bitsize() / 8],
+                false => Vec::new(),
+            };
+            match saved.is_cut {
+                true => ranks.assemble(&own, saved.first_byte as usize, &mut bytes)?,
+                false => bytes = own,
+            }
+            if ranks.is_first() {
+                tensors.push(AssembledTensor {
+                    name: saved.name.to_owned(),
+                    shape: saved.shape.clone(),
+                    dtype: saved.dtype,
+                    bytes,
+                });
+            }
+        }
+        Ok(tensors)
+    }
+
     /// The tensors, where every one is whole.
     pub fn views(&self) -> Vec<TensorView<'_>> {
         self.0
@@ -124,6 +171,24 @@ struct BatchTensor {
     place: Placement,
     /// Numbers of one sequence, by variant.
     widths: Vec<usize>,
+}
+
+/// Where a random state lies.
+struct RandomPlace {
+    place: Placement,
+    /// Rows of a micro batch that it counts.
+    rows: usize,
+}
+
+/// The random states of a variant. Rows of a shorter one count as if they had the longest length,
+/// so that no two sequences of a step share their masks.
+fn random_places(variant: &Variant, config: &BatchConfig) -> Vec<RandomPlace> {
+    let random = variant.training.random.iter();
+    let places = random.map(|random| RandomPlace {
+        place: placement(&variant.plan, random.id),
+        rows: random.rows.unwrap_or(config.batch_size * config.seq_len),
+    });
+    places.collect()
 }
 
 /// What is run of a variant.
@@ -222,7 +287,8 @@ pub struct Session {
     batch: Vec<BatchTensor>,
     /// Rows of a micro batch without the ends that a variant has no place for.
     shortened: Vec<i32>,
-    random: Option<Placement>,
+    /// The random states of each variant.
+    random: Vec<Vec<RandomPlace>>,
     /// The terms of the loss in training, and in evaluation, by variant.
     terms: Vec<Terms>,
     evaluated: Vec<Terms>,
@@ -298,11 +364,10 @@ impl Session {
         });
         let embedding = embedding.transpose()?;
         let place = |id| placement(&step.plan, id);
-        let random = step.variants().iter().find_map(|variant| {
-            let id = variant.training.random?;
-            Some(placement(&variant.plan, id))
-        });
         let variants = step.variants().iter();
+        let random = variants.clone();
+        let random = random.map(|variant| random_places(variant, &step.config.batch));
+        let random = random.collect();
         let terms = variants.clone().map(|v| Terms::of(&v.training, &v.plan));
         let terms = terms.collect();
         let evaluated = variants.map(|v| Terms::of(&v.evaluation, &v.evaluation_plan));
@@ -620,9 +685,6 @@ impl Session {
             (1.0 - beta2.powf((step + 1) as f64)) as f32,
         ];
         let key = mix(config.training.seed ^ mix(step));
-        // Rows of a shorter variant count as if they had the longest length, so that no two
-        // sequences share their masks.
-        let micro_rows = config.batch.batch_size * config.batch.seq_len;
         let accumulation = config.batch.accumulation;
         let told_to_stop = self.ranks.are_several() && stop();
         let agreed = self.agree(batch, step, told_to_stop)?;
@@ -644,10 +706,11 @@ impl Session {
             if !self.ranks.are_several() && stop() {
                 return Ok(None);
             }
-            if let Some(random) = self.random {
-                let first = (self.share.micro(micro.index) * micro_rows) as u32;
+            for random in &self.random[micro.variant] {
+                let first = self.share.micro(micro.index).wrapping_mul(random.rows) as u32;
                 let words = [key as u32, (key >> 32) as u32, first, 0];
-                self.engine.write(random, &words.map(u32::cast_signed))?;
+                self.engine
+                    .write(random.place, &words.map(u32::cast_signed))?;
             }
             self.commit(batch, micro)?;
             let variant = &self.step.variants()[micro.variant];

@@ -408,10 +408,15 @@ impl<'a> Trainer<'a> {
         let points = self.session.embed(&Naics::CHANNEL_NAMES, &lengths, texts)?;
         if let Some(points) = points {
             let vectors = cluster::tangents(&points, width);
+            let found = cluster::clusters(&vectors, width - 1, count).into_iter();
+            // Cards of two kinds may compute points in other last bits: all ranks leave out the
+            // negatives that the first finds.
+            let mut found: Vec<i32> = found.map(u32::cast_signed).collect();
+            self.ranks.broadcast(&mut found)?;
             self.state.clusters = Some(Clusters {
                 stage,
                 epoch,
-                of_texts: cluster::clusters(&vectors, width - 1, count),
+                of_texts: found.into_iter().map(i32::cast_unsigned).collect(),
             });
         }
         Ok(())
@@ -449,7 +454,7 @@ impl<'a> Trainer<'a> {
             }
             let (step, last) = (self.state.step, self.state.step == self.course.max_steps());
             if self.has_ended_an_epoch() || last {
-                self.write_sample(observer);
+                self.write_sample(observer)?;
             }
             let (first, end) = self.course.span(self.state.stage);
             let due =
@@ -542,19 +547,23 @@ impl<'a> Trainer<'a> {
     }
 
     /// Shows a text that the model writes, where the settings ask for one. What goes wrong with it
-    /// is told, and keeps no run from going on.
-    fn write_sample(&self, observer: &mut dyn Observer) {
+    /// is told, and keeps no run from going on; the loss of a rank does.
+    fn write_sample(&self, observer: &mut dyn Observer) -> Result<(), TrainError> {
         let of_run = self.data.tokenizer.as_ref();
-        let of_run = of_run.filter(|_| self.ranks.is_first());
         let planned = self.session.plan().sample();
         let (Some(of_run), Some(planned)) = (of_run, planned) else {
-            return;
+            return Ok(());
         };
         let step = self.state.step;
-        match sample(&self.session, planned, &of_run.tokenizer, self.options) {
-            Ok(text) => observer.event(Event::Sample { step, text: &text }),
-            Err(error) => observer.event(Event::Note(&format!("no text was written: {error}"))),
+        let together = (&self.ranks, planned);
+        match sample(&self.session, together, &of_run.tokenizer, self.options)? {
+            None => {}
+            Some(Ok(text)) => observer.event(Event::Sample { step, text: &text }),
+            Some(Err(error)) => {
+                observer.event(Event::Note(&format!("no text was written: {error}")));
+            }
         }
+        Ok(())
     }
 
     /// What is used of a GPU's memory. A card that cannot be asked keeps no run from going on.
@@ -913,7 +922,28 @@ fn resume(
             path: path.to_owned(),
             problem,
         })?;
+    let rows = rows_that_meet(&session.plan().training, &state.config, config);
+    let notes: Vec<String> = note.into_iter().chain(rows).collect();
+    let note = (!notes.is_empty()).then(|| notes.join("; "));
     Ok((state, note))
+}
+
+/// What to say where an op has the mean of what ranks run at a time, and that is another number of
+/// sequences than before.
+fn rows_that_meet(graph: &Graph, saved: &Config, now: &Config) -> Option<String> {
+    let mut nodes = graph.nodes.iter();
+    let node = nodes.find(|node| node.op.declaration().is_mean_of_ranks())?;
+    let at_a_time = |config: &Config| config.batch.batch_size * config.batch.world.ranks;
+    let (before, after) = (at_a_time(saved), at_a_time(now));
+    let exact = before / now.batch.world.ranks.max(1);
+    let hint = match before.is_multiple_of(now.batch.world.ranks.max(1)) {
+        true => format!(": --batch-size {exact} goes on exactly as before"),
+        false => String::new(),
+    };
+    let node = &node.name;
+    (before != after).then(|| {
+        format!("`{node}` is the mean over {after} sequences at a time, before over {before}{hint}")
+    })
 }
 
 /// Sets a damaged mark of the best checkpoint aside: the run does not need it, and knows itself

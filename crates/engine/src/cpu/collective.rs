@@ -14,7 +14,7 @@ use crate::error::EngineError;
 pub(super) fn is_collective(op: &Op) -> bool {
     matches!(
         op,
-        Op::AllReduce(_) | Op::ReduceScatter(_) | Op::AllGather(_)
+        Op::AllReduce(_) | Op::ReduceScatter(_) | Op::AllGather(_) | Op::GatherRows(_)
     )
 }
 
@@ -50,6 +50,15 @@ pub(super) fn exchange(x: &Operands<'_>, world: &mut World) -> Result<(), Engine
                 }
             }
         }
+        Op::GatherRows(_) => {
+            for tensor in 0..x.node.inputs.len() {
+                match x.input_type(tensor).dtype {
+                    DType::F64 => gather_rows::<f64>(x, tensor, world)?,
+                    DType::F32 => gather_rows::<f32>(x, tensor, world)?,
+                    dtype => return Err(EngineError::Precision { dtype }),
+                }
+            }
+        }
         _ => {}
     }
     Ok(())
@@ -78,4 +87,13 @@ fn all_gather<T: Element + Sent>(
 ) -> Result<(), EngineError> {
     let part = Shard::of(&x.output_type(tensor), ranks).part();
     Ok(world.all_gather(x.input::<T>(tensor), part, x.output::<T>(tensor))?)
+}
+
+fn gather_rows<T: Element + Sent>(
+    x: &Operands<'_>,
+    tensor: usize,
+    world: &mut World,
+) -> Result<(), EngineError> {
+    let own = x.input::<T>(tensor);
+    Ok(world.all_gather(own, own.len(), x.output::<T>(tensor))?)
 }

@@ -89,8 +89,8 @@ impl Planned {
             let values = self.executor.arena_mut().write::<i32>(place);
             fill_starts(values, self.graph.ty(tokens).width());
         }
-        if let Some(random) = self.graph.random {
-            let place = self.plan.placement(random).unwrap();
+        for random in &self.graph.random {
+            let place = self.plan.placement(random.id).unwrap();
             let words = [0x1234_5678, -77, 5, 0];
             let state = self.executor.arena_mut().write::<i32>(place);
             state.copy_from_slice(&words);

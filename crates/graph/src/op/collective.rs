@@ -16,7 +16,7 @@ use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::graph::Node;
 use crate::shard::Shard;
-use crate::types::TensorType;
+use crate::types::{Shape, TensorType};
 
 /// Outputs: tensors of these types, in place: each becomes its sum over all ranks, on all ranks
 /// with the same bits. Summands are added in the order of the ranks where the executor's
@@ -45,6 +45,14 @@ pub struct ReduceScatter {
 pub struct AllGather {
     pub ranks: usize,
     pub tensors: Vec<TensorType>,
+}
+
+/// Inputs: what this rank has. Outputs: of each what all ranks have, with one dimension more in
+/// front, the ranks in their order. For results of a micro batch, which are small and of which
+/// every rank goes on with all.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GatherRows {
+    pub ranks: usize,
 }
 
 /// Inputs: tensors that collectives were given. Waits until these are done with them. On an
@@ -171,6 +179,40 @@ impl Declare for AllGather {
 
     fn brings_weights(&self) -> bool {
         true
+    }
+
+    fn flops(&self, _inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
+        0
+    }
+
+    fn cuda_cost(&self, _inputs: &[TensorType], _outputs: &[TensorType]) -> Cost {
+        sent()
+    }
+
+    fn wire(&self, _inputs: &[TensorType], outputs: &[TensorType]) -> Option<Wire> {
+        Some(ring(self.ranks, total(outputs)))
+    }
+}
+
+impl Declare for GatherRows {
+    fn name(&self) -> &'static str {
+        "gather_rows"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
+        expect_ranks(self.ranks, inputs.len())?;
+        let all = |ty: &TensorType| {
+            expect_float("a tensor", ty)?;
+            let room = ty.shape.rank() < Shape::MAX_RANK;
+            expect(room, || format!("{ty} has no room for a dimension more"))?;
+            let dims: Vec<usize> = [self.ranks]
+                .iter()
+                .chain(ty.shape.dims())
+                .copied()
+                .collect();
+            Ok(TensorType::new(Shape::new(&dims), ty.dtype))
+        };
+        inputs.iter().map(all).collect()
     }
 
     fn flops(&self, _inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {

@@ -1,7 +1,9 @@
 //! A fused pointwise expression over tensors: one loop, one kernel. Its backward is another one,
 //! for what is read element by element, and a sum ([`Reduce`]) for what is broadcast.
 
-use super::{Declare, Op, Operand, Recipe, Reduce, ReduceKind, expect, expect_dropout, product};
+use super::{
+    Declare, Meets, Op, Operand, Recipe, Reduce, ReduceKind, expect, expect_dropout, product,
+};
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::expression::{Broadcast, Builder, Expr, Expression, Scalar, adjoints};
@@ -316,7 +318,7 @@ pub(super) fn emit_backward(
     seed: Broadcast,
     values: &[(TensorId, Broadcast)],
 ) -> Result<(), GraphError> {
-    let mut derived = Derived::new(forward, backward, node, seeds, seed, values);
+    let mut derived = Derived::new(forward, node, seeds, seed, values);
     let mut whole = Vec::new();
     for input in 0..forward.reads.len() {
         let id = node.inputs[input];
@@ -338,7 +340,7 @@ pub(super) fn emit_backward(
             kind: ReduceKind::Sum,
             broadcast: forward.reads[input].broadcast,
             output: TensorType::new(ty.shape, gradient_type(ty.dtype, accumulator)),
-            within_batch: false,
+            meets: Meets::Cut,
         };
         let name = backward.graph().tensor(id).name.clone();
         match accumulator {
@@ -401,7 +403,6 @@ struct Derived {
 impl Derived {
     fn new(
         forward: &Pointwise,
-        backward: &Backward<'_>,
         node: &Node,
         seeds: &[Seed],
         seed: Broadcast,
@@ -447,7 +448,11 @@ impl Derived {
             gradients,
             sources,
             results,
-            random: backward.graph().random,
+            random: node
+                .inputs
+                .last()
+                .copied()
+                .filter(|_| forward.expression.drops()),
         }
     }
 

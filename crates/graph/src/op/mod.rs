@@ -41,7 +41,7 @@ pub use attention_entropy::{AttentionEntropy, AttentionEntropyBackward, CachedAt
 pub use cached_attention::CachedAttention;
 pub use cached_convolution::CachedConvolution;
 pub use cached_scan::CachedScan;
-pub use collective::{AllGather, AllReduce, Await, ReduceScatter};
+pub use collective::{AllGather, AllReduce, Await, GatherRows, ReduceScatter};
 pub use concat::{Concat, Joined, Split};
 pub use convolution::{Convolution, ConvolutionBackward};
 pub use cross_entropy::{CrossEntropy, Head, IGNORE_INDEX};
@@ -61,7 +61,7 @@ pub use norm::{Norm, NormApply, NormBackward, NormKind, Normed};
 pub use optimizer::{
     AdamW, AdamWLayout, GradientFormat, GradientNorm, GradientSquares, MomentFormat,
 };
-pub use reduce::{CudaReduction, Over, Reduce, ReduceKind};
+pub use reduce::{CudaReduction, Meets, Over, Reduce, ReduceKind};
 pub use rotary::Rotary;
 pub use scan::{Scan, ScanBackward, ScanInputs, ScanPartition};
 pub use view::View;
@@ -144,6 +144,11 @@ pub trait Declare {
     /// micro batches would give another result than one.
     fn whole_batch(&self) -> Option<&'static str> {
         None
+    }
+
+    /// Whether ranks go on with the mean of what the op makes of the rows of each.
+    fn is_mean_of_ranks(&self) -> bool {
+        false
     }
 
     /// How `output` can be had again for much less than the op itself costs.
@@ -295,6 +300,7 @@ ops!(
     AllReduce,
     ReduceScatter,
     AllGather,
+    GatherRows,
     Await,
 );
 

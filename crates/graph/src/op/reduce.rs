@@ -44,8 +44,19 @@ pub struct Reduce {
     /// Which element of the output a place belongs to.
     pub broadcast: Broadcast,
     pub output: TensorType,
-    /// Whether the forward pass goes on with a sum over all rows of the batch.
-    pub within_batch: bool,
+    pub meets: Meets,
+}
+
+/// Which rows meet in a reduction that the forward pass goes on with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Meets {
+    /// Nothing that could be cut: columns of a row, or rows of which each micro batch may have its
+    /// own sum.
+    Cut,
+    /// Those of the micro batches that ranks run at the same time. It has no gradient.
+    Ranks,
+    /// All of the batch.
+    Batch,
 }
 
 /// How a GPU makes a reduction.
@@ -162,6 +173,31 @@ impl Graph {
         inputs: &[TensorId],
         write: impl FnOnce(&[Expr]) -> Expr,
     ) -> Result<TensorId, GraphError> {
+        self.sum_of_rows(name, Meets::Cut, inputs, write)
+    }
+
+    /// As [`Self::sum_of_micro_batch`], but where several ranks run micro batches at the same time,
+    /// the mean of what these come to, on each of them. It has no gradient: read it by
+    /// [`Expr::detach`].
+    ///
+    /// A product of such a mean and a sum of the rank's own micro batch adds up over ranks to the
+    /// product of both over all rows, and so does its gradient: nothing else has to be exchanged.
+    pub fn mean_of_ranks(
+        &mut self,
+        name: &str,
+        inputs: &[TensorId],
+        write: impl FnOnce(&[Expr]) -> Expr,
+    ) -> Result<TensorId, GraphError> {
+        self.sum_of_rows(name, Meets::Ranks, inputs, write)
+    }
+
+    fn sum_of_rows(
+        &mut self,
+        name: &str,
+        meets: Meets,
+        inputs: &[TensorId],
+        write: impl FnOnce(&[Expr]) -> Expr,
+    ) -> Result<TensorId, GraphError> {
         let shape = self.domain(inputs).shape;
         let write = |v: &[Expr]| [write(v)];
         let (pointwise, inputs) = self.pointwise("reduce", name, shape, inputs, write)?;
@@ -170,7 +206,7 @@ impl Graph {
             kind: ReduceKind::Sum,
             broadcast: Over::Rows.broadcast(&shape),
             output: TensorType::new([shape.width()], self.compute.accumulator()),
-            within_batch: false,
+            meets,
         };
         Ok(self.emit(name, op, inputs)?[0])
     }
@@ -219,7 +255,7 @@ impl Graph {
             kind: ReduceKind::Sum,
             broadcast: Over::All.broadcast(&shape),
             output,
-            within_batch: false,
+            meets: Meets::Cut,
         };
         let value = self.emit(name, op, inputs)?[0];
         self.add_term(LossTerm {
@@ -267,7 +303,10 @@ impl Graph {
             kind,
             broadcast: over.broadcast(&shape),
             output: TensorType::new(output, dtype),
-            within_batch: matches!(over, Over::Rows | Over::All) && shape.rows() > 1,
+            meets: match over {
+                Over::Rows | Over::All if shape.rows() > 1 => Meets::Batch,
+                _ => Meets::Cut,
+            },
         };
         Ok(self.emit(name, op, inputs)?[0])
     }
@@ -392,12 +431,12 @@ impl Declare for Reduce {
             let gradient = backward.gradient_of(node.outputs[0]);
             gradient.map_or(Seed::None, Seed::Tensor)
         };
-        match self.kind {
-            ReduceKind::Sum => {
+        match (self.kind, self.meets) {
+            (ReduceKind::Sum, Meets::Cut | Meets::Batch) => {
                 let broadcast = self.broadcast;
                 emit_backward(&self.pointwise, backward, node, &[seed], broadcast, &[])
             }
-            ReduceKind::Max => Err(GraphError::NotDifferentiable {
+            (ReduceKind::Max, _) | (_, Meets::Ranks) => Err(GraphError::NotDifferentiable {
                 op: self.name(),
                 node: node.name.clone(),
             }),
@@ -406,7 +445,11 @@ impl Declare for Reduce {
 
     fn whole_batch(&self) -> Option<&'static str> {
         let reason = "a sum over all rows of the batch enters the result of each";
-        self.within_batch.then_some(reason)
+        (self.meets == Meets::Batch).then_some(reason)
+    }
+
+    fn is_mean_of_ranks(&self) -> bool {
+        self.meets == Meets::Ranks
     }
 
     fn workspace(&self, _: &[TensorType], _: &[TensorType], target: Target) -> u64 {

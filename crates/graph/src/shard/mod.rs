@@ -48,6 +48,7 @@
 //! (`visit.rs`), frozen weights and codes too. What lies in host memory is not cut.
 
 mod gradients;
+mod rows;
 mod update;
 mod weights;
 
@@ -167,6 +168,7 @@ impl TrainingGraph {
             let ranks = sharding.ranks;
             return Err(GraphError::UpdatedInBackward { ranks });
         }
+        rows::meet(&mut result.graph, sharding)?;
         let cut = weights::cut(&mut result.graph, sharding);
         let parts = gradients::reduce(&mut result.graph, sharding);
         if sharding.level >= ShardLevel::Optimizer {

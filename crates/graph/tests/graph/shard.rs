@@ -1,10 +1,12 @@
 //! The step of one of several ranks: well formed at every level, with the bytes that a hand
 //! computes, and with collectives where gradients are complete.
 
-use cinch_graph::op::{AllGather, AllReduce, Await, MomentFormat, Op, Quantisation, ReduceScatter};
+use cinch_graph::op::{
+    AllGather, AllReduce, Await, GatherRows, MomentFormat, Op, Quantisation, ReduceScatter,
+};
 use cinch_graph::{
-    DType, Graph, Init, Optimizer, Phase, Recompute, Role, Shard, ShardLevel, Sharding, TensorId,
-    TensorType, TrainingGraph, differentiate, verify,
+    Count, DType, Graph, Init, Optimizer, Phase, Recompute, Role, Shape, Shard, ShardLevel,
+    Sharding, TensorId, TensorType, TrainingGraph, differentiate, verify,
 };
 use proptest::prelude::*;
 
@@ -269,6 +271,49 @@ fn frozen_weights_are_cut_with_the_others() {
     }
 }
 
+/// A term of a mean over the rows of all ranks times a sum of the rank's own.
+fn balanced(detached: bool) -> Result<TrainingGraph, cinch_graph::GraphError> {
+    let mut g = Graph::new(DType::F32);
+    let x = g.batch("x", [4, 6], DType::F32);
+    g.enter_block("first");
+    let weight = g.weight("weight", [3, 6], Init::Zeros);
+    let h = g.linear("h", x, weight, None)?;
+    let mean = g.mean_of_ranks("mean", &[h], |v| v[0].detach())?;
+    g.leave_block();
+    let own = g.sum_of_micro_batch("own", &[h], |v| v[0].square())?;
+    g.loss_term("term", Count::Rows(1), &[mean, own], |v| match detached {
+        true => v[0].detach() * &v[1],
+        false => &v[0] * &v[1],
+    })?;
+    differentiate(g, &optimizer())
+}
+
+#[test]
+fn rows_of_all_ranks_meet_in_a_mean_without_gradient() {
+    let step = balanced(true).unwrap();
+    assert_eq!(step.whole_batch(), None);
+    for count in [0, 1] {
+        let step = step.recompute(Recompute::Blocks(count)).unwrap();
+        for level in LEVELS {
+            let rank = step.shard(Sharding { ranks: 3, level }).unwrap();
+            verify(&rank).unwrap();
+            let gathers = rank.nodes.iter();
+            let gathers = gathers.filter(|node| matches!(node.op, Op::GatherRows(_)));
+            let gathers: Vec<_> = gathers.collect();
+            // Nothing is exchanged in the backward: what is known of the others is kept.
+            assert!(gathers.iter().all(|node| node.phase == Phase::Forward));
+            assert_eq!(gathers.len(), 1, "{level:?}, {count} recomputed");
+            let all = gathers[0].outputs[0];
+            assert_eq!(rank.ty(all), TensorType::new([3, 3], DType::F32));
+            assert_eq!(rank.wire(gathers[0]).unwrap().bytes, 3 * 3 * 4 * 2 / 3);
+            let mean = rank.nodes.iter().find(|node| node.inputs.contains(&all));
+            assert_eq!(mean.unwrap().name, "mean");
+        }
+    }
+    let error = balanced(false).unwrap_err().to_string();
+    assert!(error.contains("`mean`"), "{error}");
+}
+
 #[test]
 fn collectives_are_printed_and_checked() {
     let step = two_layers(DType::F32, &optimizer());
@@ -309,6 +354,12 @@ fn collectives_are_printed_and_checked() {
     assert!(gather.infer(&part(128, DType::F32)).is_err());
     assert!(gather.infer(&part(256, DType::F16)).is_err());
     assert!(gather.infer(&[]).is_err());
+    let rows = Op::from(GatherRows { ranks: 2 });
+    assert!(rows.declaration().infer(&part(8, DType::F32)).is_ok());
+    assert!(rows.declaration().infer(&part(8, DType::I32)).is_err());
+    assert!(rows.declaration().infer(&[]).is_err());
+    let deep = TensorType::new(Shape::new(&[1; Shape::MAX_RANK]), DType::F32);
+    assert!(rows.declaration().infer(&[deep]).is_err());
     let scatter = Op::from(ReduceScatter { ranks: 2 });
     assert!(scatter.declaration().infer(&[]).is_err());
     assert!(scatter.declaration().infer(&part(8, DType::I32)).is_err());

@@ -1,7 +1,9 @@
 //! The verifier: each kind of malformation, by hand.
 
 use cinch_graph::op::Op;
-use cinch_graph::{BlockId, Count, DType, Graph, Phase, Role, Shape, TensorId, TensorType, verify};
+use cinch_graph::{
+    BlockId, Count, DType, Graph, Phase, RandomState, Role, Shape, TensorId, TensorType, verify,
+};
 
 use crate::small_model::{forward, node, position, tensor, training};
 
@@ -18,6 +20,10 @@ fn rejected(fragments: &[&str], damage: impl FnOnce(&mut Graph)) {
 
 fn ty(dims: &[usize], dtype: DType) -> TensorType {
     TensorType::new(Shape::new(dims), dtype)
+}
+
+fn random(id: TensorId) -> RandomState {
+    RandomState { id, rows: None }
 }
 
 #[test]
@@ -42,7 +48,9 @@ fn tensors_exist() {
         let m = g.parameters[0].moments.unwrap()[0];
         g.parameters[0].moments = Some([m, missing]);
     });
-    rejected(&["random", "does not exist"], |g| g.random = Some(missing));
+    rejected(&["random", "does not exist"], |g| {
+        g.random = vec![random(missing)];
+    });
     rejected(&["a term's inverse count", "does not exist"], |g| {
         g.terms[0].inputs.inverse_count = missing;
     });
@@ -64,7 +72,7 @@ fn parameters_have_their_roles() {
         g.parameters[0].gradient = Some(TensorId(0));
     });
     rejected(&["`tokens`", "random state", "Batch"], |g| {
-        g.random = Some(TensorId(0));
+        g.random = vec![random(TensorId(0))];
     });
 }
 

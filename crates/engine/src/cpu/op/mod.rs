@@ -72,7 +72,7 @@ pub(crate) fn execute<F: Real + Element>(x: &Operands<'_>) -> Result<(), EngineE
         Op::GradientNorm(op) => optimizer::gradient_norm::<F>(x, op),
         Op::AdamW(op) => optimizer::update::<F>(x, op),
         // The executor runs these with the other ranks, and looks for them before it begins.
-        Op::AllReduce(_) | Op::ReduceScatter(_) | Op::AllGather(_) => {
+        Op::AllReduce(_) | Op::ReduceScatter(_) | Op::AllGather(_) | Op::GatherRows(_) => {
             return Err(failed(x, "no other ranks are connected"));
         }
         // Nodes run one by one: what came before is done.

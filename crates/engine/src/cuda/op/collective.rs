@@ -1,7 +1,7 @@
 //! What is exchanged with other ranks. Parts of a tensor need not have the same length, so each is
 //! added up at, or sent from, the rank that keeps it; all of a node go together.
 
-use cinch_graph::op::{AllGather, AllReduce, ReduceScatter};
+use cinch_graph::op::{AllGather, AllReduce, GatherRows, ReduceScatter};
 use cinch_graph::{DType, Shard, TensorType};
 
 use super::COPY_TO_REAL;
@@ -104,6 +104,22 @@ pub fn all_gather(x: &mut Lowering<'_>, op: &AllGather) {
             from: if rounds { whole + first } else { part },
             to: whole + first,
             elements,
+            dtype: ty.dtype,
+        }));
+    }
+    x.exchange(exchanges);
+}
+
+/// What each rank has goes to its place among those of all.
+pub fn gather_rows(x: &mut Lowering<'_>, op: &GatherRows) {
+    let mut exchanges = Vec::new();
+    for tensor in 0..x.node.inputs.len() {
+        let (own, all, ty) = (x.input(tensor), x.output(tensor), x.input_type(tensor));
+        exchanges.extend((0..op.ranks).map(|rank| Exchange {
+            kind: ExchangeKind::From(rank),
+            from: own,
+            to: all + rank as u64 * ty.bytes(),
+            elements: ty.shape.elements(),
             dtype: ty.dtype,
         }));
     }

@@ -97,6 +97,7 @@ pub fn lower(mut x: Lowering<'_>) -> Vec<Command> {
         Op::AllReduce(op) => collective::all_reduce(&mut x, op),
         Op::ReduceScatter(op) => collective::reduce_scatter(&mut x, op),
         Op::AllGather(op) => collective::all_gather(&mut x, op),
+        Op::GatherRows(op) => collective::gather_rows(&mut x, op),
         // One thing happens after the other.
         Op::Await(_) => {}
     }

@@ -6,6 +6,9 @@
 //! What is cut changes nothing but who adds: without clipping, whose norm is summed in another
 //! order, every level is the same to the bit.
 
+mod embedder;
+mod sample;
+#[path = "../tiny/mod.rs"]
 mod tiny;
 
 use std::collections::BTreeMap;
@@ -474,7 +477,7 @@ fn each_rank_is_recorded_and_the_slowest_is_known() {
     assert_eq!(lines().iter().map(steps).sum::<u64>(), 8);
     assert_eq!(lines()[1]["waited_seconds"].as_array().unwrap().len(), 2);
 
-    let newest = Store::open(&folder.path().join("run")).unwrap().newest();
+    let newest = Store::open(folder.path().join("run")).unwrap().newest();
     let from = Resume::From(newest.unwrap().unwrap().path);
     run_of(&config_of(1, "10"), &from, None).unwrap();
     let last = lines().pop().unwrap();
