@@ -170,6 +170,10 @@ fn embeds(sandbox: &Sandbox) {
     sandbox
         .cinch("embed run texts.txt --output out.csv")
         .fails(2, &["out.csv", ".npy"]);
+    sandbox.write("lines.jsonl", "{\"title\": \"oil\"}\n");
+    sandbox
+        .cinch("embed run lines.jsonl --output lines.jsonl --device cpu")
+        .fails(2, &["lines.jsonl", "file of the texts", "hint:"]);
     sandbox.write("empty.txt", "\n");
     sandbox
         .cinch("embed run empty.txt --device cpu")

@@ -142,7 +142,6 @@ fn declared_launches_are_commands() {
             for (graph, plan, declared) in graphs {
                 let commands = num_commands(graph, plan, MicroBatch::of_one(true)) as f64;
                 let declared = declared.iter().sum::<u64>() as f64;
-                println!("{:?} {commands} {declared}", reading.settings[0].1);
                 assert!(
                     (declared - commands).abs() <= 0.06 * commands,
                     "{:?}: {declared} for {commands}",
@@ -161,13 +160,7 @@ fn the_rest_of_each_reading_is_nearly_the_same() {
         .iter()
         .map(|reading| {
             let step = plan(reading, "1");
-            let rest = reading.mib - step.recorded_bytes() as f64 / f64::from(1 << 20);
-            println!(
-                "{:?} {} rest {rest}",
-                reading.settings[0].1,
-                step.recorded_bytes()
-            );
-            rest
+            reading.mib - step.recorded_bytes() as f64 / f64::from(1 << 20)
         })
         .collect();
     let least = rest.iter().copied().fold(f64::INFINITY, f64::min);

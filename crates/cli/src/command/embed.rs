@@ -30,6 +30,7 @@ const LARGEST_FILE: u64 = 1 << 30;
 
 pub fn run(arguments: &EmbedArguments) -> anyhow::Result<()> {
     let format = format(arguments)?;
+    keep_texts(arguments)?;
     let subject = Subject::open(&arguments.subject, &arguments.embedder)?;
     let texts = read_texts(&arguments.texts)?;
     let what = match subject.is_model {
@@ -61,6 +62,22 @@ pub fn run(arguments: &EmbedArguments) -> anyhow::Result<()> {
             ));
             Ok(())
         }
+    }
+}
+
+/// Refuses to write over the file that texts are read from.
+fn keep_texts(arguments: &EmbedArguments) -> anyhow::Result<()> {
+    let Some(output) = &arguments.output else {
+        return Ok(());
+    };
+    let real = |path: &Path| std::fs::canonicalize(path).ok();
+    let is_same = real(output).is_some_and(|output| real(&arguments.texts) == Some(output));
+    match is_same {
+        false => Ok(()),
+        true => Err(usage(format!(
+            "--output {} is the file of the texts, which would be lost\nhint: name another file",
+            shown(output)
+        ))),
     }
 }
 

@@ -1,5 +1,6 @@
 //! The settings of a text embedder for several cards, by the library alone: what one configuration
-//! takes, then the best settings for cards of 24, 40 and 80 GB.
+//! takes, what it takes with a wider encoder, more experts and shorter rows, then the best settings
+//! for cards of 24, 40 and 80 GB.
 //!
 //!     cargo run --release -p cinch-fit --example fit_embedder
 
@@ -44,6 +45,25 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for (part, bytes) in step.breakdown().parts() {
         writeln!(out, "  {part:<20} {}", Bytes::new(bytes))?;
     }
+    let wider = config(&[
+        ("model.d_model", "768"),
+        ("model.d_ffn", "3072"),
+        ("model.adapter_rank", "16"),
+        ("model.adapter_alpha", "32"),
+        ("model.n_experts", "8"),
+        ("model.title_length", "32"),
+        ("model.negatives", "8"),
+        ("vram.max_seq_len", "256"),
+        ("vram.batch_size", "32"),
+        ("vram.gradient_accumulation_steps", "8"),
+    ])?;
+    let step = StepPlan::new(&wider, Target::Cuda, wider.model.num_blocks())?;
+    writeln!(
+        out,
+        "encoders of 768, rank 16, 8 experts, rows of 256: {} parameters, {}",
+        wider.model.parameters(),
+        Bytes::new(step.total_bytes())
+    )?;
     for (name, gib) in [("RTX 3090", 24), ("A100 40GB", 40), ("A100 80GB", 80)] {
         let card = Card::known(name).ok_or("a card that the table lacks")?;
         let memory = Bytes::from_gib(gib).get();
