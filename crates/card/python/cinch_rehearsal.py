@@ -195,7 +195,8 @@ def _stand_in_for_other_ranks(torch):
             return max(int(self.values[key]), dist.get_world_size() if dist.is_initialized() else 1)
 
         def check(self, keys):
-            return True
+            # Nobody has raised an alarm, for which PyTorch's watchdog looks every second.
+            return all(key in self.values or not key.endswith(("exception_dump", "remote_error")) for key in keys)
 
         def wait(self, keys, timeout=None):
             return None
