@@ -63,20 +63,22 @@ def gib(count):
 
 
 def published(binary):
-    print("| run | published GiB | planned GiB | published tokens/s | predicted tokens/s |\n|---|---|---|---|---|")
+    print("| run | published GiB | planned GiB | published tokens/s | predicted tokens/s | if messages were hidden |\n|---|---|---|---|---|---|")
     commands = []
     for title, source, memory, rate, plans in PUBLISHED:
-        print(f"| {title} ({source}) | {memory} | | {rate or ''} | |")
+        print(f"| {title} ({source}) | {memory} | | {rate or ''} | | |")
         for command in plans:
             commands.append(command)
             answer = cinch(binary, f"plan {command}")
             short = command.split(" --shard ")[1] if "--shard" in command else command
             if not answer.get("fits", True) and "world" not in answer:
-                print(f"| `--shard {short}` | | {gib(answer['needed_bytes'])}, does not fit | | |")
+                print(f"| `--shard {short}` | | {gib(answer['needed_bytes'])}, does not fit | | | |")
                 continue
             world = answer["world"]
-            speed = world["speed"]["tokens_per_second_per_rank"]
-            print(f"| `--shard {short}` | | {gib(world['bytes_per_rank'])} | | {speed:,.0f} |")
+            speed = world["speed"]
+            rate = speed["tokens_per_second_per_rank"]
+            hidden = rate * speed["step_seconds"] / speed["overlapped_step_seconds"]
+            print(f"| `--shard {short}` | | {gib(world['bytes_per_rank'])} | | {rate:,.0f} | {hidden:,.0f} |")
     print("\nCommands, each after `cinch plan`:\n\n```")
     print("\n".join(commands) + "\n```")
 
@@ -89,14 +91,15 @@ def scaling(binary):
             answer = cinch(binary, f"plan {command} --shard {shard} --scaling 1024")
             for row in answer["scaling"]:
                 rows.setdefault(row["ranks"], {})[shard] = row
-        heads = "".join(f" {shard} GiB | efficiency | waits for |" for shard in shards)
-        print(f"| GPUs |{heads}\n|---|{'---|' * 3 * len(shards)}")
+        heads = "".join(f" {shard} GiB | efficiency | waits for | hidden |" for shard in shards)
+        print(f"| GPUs |{heads}\n|---|{'---|' * 4 * len(shards)}")
         for ranks, of in rows.items():
             cells = ""
             for shard in shards:
                 row = of[shard]
                 mark = "" if row["fits"] in (None, True) else " (does not fit)"
-                cells += f" {gib(row['bytes_per_rank'])}{mark} | {100 * row['speed']['efficiency']:.1f} % | {row['waits_for']} |"
+                speed = row["speed"]
+                cells += f" {gib(row['bytes_per_rank'])}{mark} | {100 * speed['efficiency']:.1f} % | {row['waits_for']} | {100 * speed['overlapped_efficiency']:.1f} % |"
             print(f"| {ranks} |{cells}")
 
 

@@ -40,6 +40,11 @@ pub trait Describe {
         None
     }
 
+    /// Whether all its sequences have its number of positions: patches of an image, rather than a text.
+    fn has_one_length(&self) -> bool {
+        false
+    }
+
     /// Sequences that a sample of the batch becomes in the model: one, or an anchor with others.
     fn sequences_per_sample(&self) -> u64 {
         1

@@ -20,6 +20,8 @@ pub mod phi3;
 pub mod qwen2;
 pub mod qwen3;
 pub mod roberta;
+pub mod t5;
+pub mod vit;
 
 use crate::adapter::Adapters;
 use crate::error::ArchitectureError;

@@ -57,6 +57,8 @@ pub use family::phi3::Phi3;
 pub use family::qwen2::Qwen2;
 pub use family::qwen3::Qwen3;
 pub use family::roberta::Roberta;
+pub use family::t5::{T5, T5Variant};
+pub use family::vit::Vit;
 pub use family::{Family, LayerCheckpointing, NamedSize, families};
 pub use hub::{HubFolders, configured, find};
 pub use model::{Model, Quantization, TypeOfWeights};
@@ -149,6 +151,11 @@ impl Architecture {
 
     pub fn positions(&self) -> Option<u64> {
         of_shape!(self, shape => shape.positions())
+    }
+
+    /// Whether all its sequences have its number of positions.
+    pub fn has_one_length(&self) -> bool {
+        of_shape!(self, shape => shape.has_one_length())
     }
 
     /// Like parts of a sample that follow each other.

@@ -12,7 +12,7 @@ macro_rules! with_architectures {
     ($callback:ident) => {
         $callback! {
             trained { Mamba, Gpt2, Llama, Mistral, Qwen2, Qwen3, Gsa, Mu, Naics }
-            predicted { Bert, HuggingFaceMamba, Phi3, Gemma2, Gemma3, Roberta, DistilBert, Opt, GptNeoX }
+            predicted { Bert, HuggingFaceMamba, Phi3, Gemma2, Gemma3, Roberta, DistilBert, Opt, GptNeoX, T5, Vit }
         }
     };
 }

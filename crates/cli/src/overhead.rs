@@ -1,13 +1,14 @@
-//! What a GPU loses besides the arena, as measured on this machine: the context, loaded modules,
-//! library handles and recorded steps. Kept in the cache folder, so that later plans for the
-//! same card and driver hold the measured figure instead of the built-in one.
+//! What a GPU loses besides the arena, as measured on this machine: the context, loaded modules and
+//! library handles. Kept in the cache folder, so that later plans for the same card and driver hold
+//! the measured figure instead of the built-in one. Recorded steps are left out: what they take
+//! follows from the number of their launches, which is another for each model.
 
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cinch_engine::{Engine, cuda};
 use cinch_graph::Target;
-use cinch_step::StepTarget;
+use cinch_step::{StepPlan, StepTarget};
 use serde::{Deserialize, Serialize};
 
 use crate::files;
@@ -21,15 +22,16 @@ pub struct Measured {
     /// In use right after the context was created. What other programs hold is part of the
     /// reading, so the smallest one ever seen is kept.
     pub context_bytes: u64,
-    /// What came on top of context and arena until the first step could run; the newest reading.
-    pub prepared_bytes: u64,
+    /// What came on top of context, arena and recorded steps until the first step could run; the
+    /// newest reading.
+    pub loaded_bytes: u64,
     /// Seconds since 1970.
     pub measured_at: u64,
 }
 
 impl Measured {
-    /// What a session on a GPU has taken so far; none on the CPU.
-    pub fn read(engine: &Engine) -> anyhow::Result<Option<Self>> {
+    /// What the session of a plan has taken on a GPU before its first step; none on the CPU.
+    pub fn read(engine: &Engine, plan: &StepPlan) -> anyhow::Result<Option<Self>> {
         let Some(executor) = engine.cuda() else {
             return Ok(None);
         };
@@ -42,13 +44,15 @@ impl Measured {
             card: executor.info().name.clone(),
             driver_version: executor.info().driver_version,
             context_bytes,
-            prepared_bytes: outside.saturating_sub(context_bytes),
+            loaded_bytes: outside
+                .saturating_sub(context_bytes)
+                .saturating_sub(plan.recorded_bytes()),
             measured_at: since.map_or(0, |since| since.as_secs()),
         }))
     }
 
     pub fn total_bytes(&self) -> u64 {
-        self.context_bytes.saturating_add(self.prepared_bytes)
+        self.context_bytes.saturating_add(self.loaded_bytes)
     }
 
     fn is_of(&self, card: &str, driver_version: i32) -> bool {
@@ -115,12 +119,12 @@ fn store(path: &Path, measured: &Measured) -> anyhow::Result<()> {
 mod tests {
     use super::*;
 
-    fn reading(card: &str, context_bytes: u64, prepared_bytes: u64) -> Measured {
+    fn reading(card: &str, context_bytes: u64, loaded_bytes: u64) -> Measured {
         Measured {
             card: card.to_owned(),
             driver_version: 13000,
             context_bytes,
-            prepared_bytes,
+            loaded_bytes,
             measured_at: 1,
         }
     }

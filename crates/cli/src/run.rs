@@ -20,6 +20,8 @@ pub struct AskedRun {
     pub settings: Settings,
     pub config: Config,
     pub origin: Origin,
+    /// The number of ranks that was stated, where another number trains.
+    pub stated_ranks: Option<u64>,
     /// What is done otherwise than stated.
     pub notes: Vec<String>,
     /// What the budget is: the one that was given, or memory that is free.
@@ -93,6 +95,7 @@ impl AskedRun {
             settings,
             config,
             origin,
+            stated_ranks: ranks,
             notes,
             budget_name,
             rows,

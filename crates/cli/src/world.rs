@@ -4,17 +4,17 @@ use cinch_config::{Bytes, Config, Settings};
 use cinch_device::Card;
 use cinch_fit::world::{ScalingRow, WorldReport, WorldSpeed, fewest_ranks};
 use cinch_graph::Target;
-use cinch_step::StepPlan;
+use cinch_step::{StepPlan, without_training};
 use comfy_table::Cell;
 use serde::Serialize;
 use serde_json::json;
 
 use crate::args::MemoryArguments;
-use crate::command::{print, print_json};
+use crate::command::{print, print_all, print_json};
 use crate::failure::usage;
 use crate::rows::Reported;
 use crate::table::{self, counted, right};
-use crate::{budget, overhead};
+use crate::{budget, overhead, voice};
 
 /// A plan, and what several ranks are to each other.
 #[derive(Serialize)]
@@ -23,6 +23,8 @@ pub struct Planned {
     pub report: Reported,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub world: Option<WorldReport>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// The card with the links that the settings say.
@@ -69,16 +71,23 @@ pub fn text(report: &WorldReport) -> String {
     if let Some(speed) = &report.speed {
         text += &speed_text(speed, report.nodes);
     }
-    if let Some(fewest) = report.fewest_ranks {
-        text += &format!(
-            "fewest cards that do: {}{}, {} on each, one sequence at a time\n",
-            fewest.ranks,
-            match fewest.shard {
-                "none" => String::new(),
-                part => format!(" with {part} cut"),
-            },
-            Bytes::new(fewest.bytes_per_rank)
-        );
+    match report.fewest_ranks {
+        Some(fewest) => {
+            text += &format!(
+                "fewest cards that do: {}{}, {} on each, one sequence at a time\n",
+                fewest.ranks,
+                match fewest.shard {
+                    "none" => String::new(),
+                    part => format!(" with {part} cut"),
+                },
+                Bytes::new(fewest.bytes_per_rank)
+            );
+        }
+        // A memory was named, and no number of such cards is enough.
+        None if report.speed.is_some() => {
+            text += "no number of these cards holds a step, even with one sequence at a time\n";
+        }
+        None => {}
     }
     text
 }
@@ -89,16 +98,23 @@ fn speed_text(speed: &WorldSpeed, nodes: usize) -> String {
         _ => format!("{} and {}", speed.link, speed.network),
     };
     format!(
-        "predicted on {} by {links}: {} a step, {} tokens/s, {} on each; the network takes {}, \
-         of which {} are hidden and {} waited for ({} sent by each rank)\n",
+        "predicted on {} by {links}: {} a step, {} tokens/s, {} on each; {} of it wait for the \
+         network ({} sent by each rank){}\n",
         speed.card,
         seconds(speed.step_seconds),
         table::thousands(speed.tokens_per_second as u64),
         table::thousands(speed.tokens_per_second_per_rank as u64),
-        seconds(speed.network_seconds),
-        seconds(speed.hidden_seconds),
         seconds(speed.exposed_seconds),
-        Bytes::new(speed.sent_bytes)
+        Bytes::new(speed.sent_bytes),
+        match speed.hideable_seconds > 0.0 {
+            true => format!(
+                "; messages that ran beside computing, which cinch does not do yet, would hide {} \
+                 of that: {} a step",
+                seconds(speed.hideable_seconds),
+                seconds(speed.overlapped_step_seconds)
+            ),
+            false => String::new(),
+        }
     )
 }
 
@@ -125,16 +141,39 @@ pub fn scaling(
     let card = joined(budget::card(&budget, target), config)?;
     let machine = overhead::machine(target);
     let rows = cinch_fit::world::scaling(config, machine, &card, false, most)?;
+    let mut several = config.clone();
+    several.batch.world.ranks = several.batch.world.ranks.max(2);
+    let not_trained = without_training(&several, target);
     if as_json {
         let shard = config.batch.world.shard.name();
-        return print_json(&json!({ "card": card.name, "shard": shard, "scaling": rows }));
+        return print_json(&json!({
+            "card": card.name,
+            "shard": shard,
+            "scaling": rows,
+            "not_trained": not_trained,
+        }));
     }
-    print(&scaling_table(&rows))
+    print(&scaling_table(&rows))?;
+    print_all(&voice::notes(&not_trained))
+}
+
+/// "16 on 2": GPUs, and machines where there are several.
+pub fn number_of_gpus(ranks: usize, nodes: usize) -> String {
+    match nodes {
+        0 | 1 => ranks.to_string(),
+        nodes => format!("{ranks} on {nodes}"),
+    }
 }
 
 fn scaling_table(rows: &[ScalingRow]) -> String {
     let mut table = table::new(&[
-        "GPUs", "nodes", "memory", "step", "tok/s", "eff.", "network", "waits", "for",
+        "GPUs",
+        "memory",
+        "step",
+        "tokens/s",
+        "eff.",
+        "waits for",
+        "hidden",
     ]);
     for row in rows {
         let mark = match row.fits {
@@ -142,22 +181,21 @@ fn scaling_table(rows: &[ScalingRow]) -> String {
             _ => "",
         };
         table.add_row([
-            right(row.ranks),
-            right(row.nodes),
+            right(number_of_gpus(row.ranks, row.nodes)),
             right(format!("{mark}{}", Bytes::new(row.bytes_per_rank))),
             right(seconds(row.speed.step_seconds)),
             right(table::thousands(
                 row.speed.tokens_per_second_per_rank as u64,
             )),
             right(format!("{:.1} %", 100.0 * row.speed.efficiency)),
-            right(seconds(row.speed.network_seconds)),
-            right(seconds(row.speed.exposed_seconds)),
             Cell::new(row.waits_for),
+            right(format!("{:.1} %", 100.0 * row.speed.overlapped_efficiency)),
         ]);
     }
     let mut text = format!(
         "{table}\nmemory and tokens/s are of each GPU; eff. is the share of a step in which none \
-         waits for others\n"
+         waits for others, hidden what it would be if messages ran beside computing, which cinch \
+         does not do yet\n"
     );
     if rows.iter().any(|row| row.fits == Some(false)) {
         text += "!: does not fit the card\n";

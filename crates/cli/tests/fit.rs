@@ -481,3 +481,51 @@ fn one_budget_has_one_answer() {
         }
     }
 }
+
+/// Every number of GPUs that divides the batch has its best settings, and the answer says how to
+/// start as many processes.
+#[test]
+fn numbers_of_gpus_are_searched_with_the_batch_kept() {
+    let sandbox = Sandbox::new();
+    let line = "--model gpt2 --seq-len 512 --gpu RTX-4090 --target-effective-batch 12";
+    let answer = fit(&sandbox, &format!("{line} --max-ranks 8"));
+    let rows = answer["by_ranks"]["rows"].as_array().expect("rows");
+    let numbers: Vec<u64> = rows.iter().map(|row| bytes(&row["ranks"])).collect();
+    assert_eq!(numbers, [1, 2, 3, 4, 6]);
+    for row in rows {
+        let settings = &row["outcome"]["settings"];
+        assert_eq!(settings["effective_batch"], 12, "{row}");
+        assert_ne!(settings["shard"], "weights", "{row}");
+    }
+    let fastest = bytes(&answer["by_ranks"]["fastest"]);
+    assert_eq!(answer["by_ranks"]["fewest"], 1);
+    let recommended = &answer["fit"]["recommended"]["settings"];
+    assert_eq!(bytes(&recommended["ranks"]), fastest);
+    let train = answer["train"].as_str().expect("a command");
+    let started = format!("cinch launch --gpus {fastest} -- train ");
+    assert!(train.starts_with(&started), "{train}");
+    assert!(train.contains(&format!("--world {fastest}")), "{train}");
+    // The plan of that command is the recommended one.
+    let planned = train.replacen(&started, "plan --gpu RTX-4090 --json ", 1);
+    let planned = sandbox.cinch(&planned).succeeds().json();
+    let total = &answer["fit"]["recommended"]["total_bytes"];
+    assert_eq!(planned["world"]["bytes_per_rank"], *total);
+}
+
+#[test]
+fn what_gpus_do_not_train_is_not_offered() {
+    let sandbox = Sandbox::new();
+    let line = "fit --model gpt2 --seq-len 512 --gpu RTX-4090 --world 2";
+    let answer = sandbox.cinch(&format!("{line} --json")).succeeds().json();
+    let told = answer["fit"].to_string();
+    assert!(!told.contains("zero3"), "{told}");
+    sandbox
+        .cinch(&format!("{line} --shard zero3"))
+        .fails(2, &["does not train it on GPUs", "--shard zero2 runs"]);
+    sandbox
+        .cinch(&format!("{line} --max-ranks 4"))
+        .fails(2, &["--max-ranks", "--world"]);
+    sandbox
+        .cinch("fit --model gpt2 --gpu-memory 24 --device cpu --max-ranks 4")
+        .fails(2, &["--max-ranks counts GPUs"]);
+}

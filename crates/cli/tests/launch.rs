@@ -76,6 +76,37 @@ fn two_processes_are_one_run() {
     }
 }
 
+/// What every rank did is in the run's folder, on its page and on the monitor's screen.
+#[test]
+fn all_ranks_are_shown() {
+    let sandbox = Sandbox::new();
+    let line = "--max-steps 4 --eval-steps 0 --output-dir run";
+    let ran = sandbox.run(launch("2", train("2", line))).succeeds();
+    assert!(ran.stdout.contains("on each of 2 ranks"), "{}", ran.stdout);
+    let seen = sandbox
+        .run(["monitor", "--run", "run", "--once"])
+        .succeeds();
+    for part in ["2 ranks, ", "computes", "1 thread"] {
+        assert!(seen.stdout.contains(part), "{}", seen.stdout);
+    }
+    let seen = sandbox.run(["monitor", "--run", "run", "--once", "--json"]);
+    let seen: serde_json::Value = serde_json::from_str(&seen.succeeds().stdout).expect("JSON");
+    let ranks = &seen["run"]["ranks"];
+    assert_eq!((&ranks["steps"], &ranks["step"]), (&4.into(), &4.into()));
+    assert_eq!(ranks["rows"].as_array().expect("rows").len(), 2);
+    assert!(seen["run"]["slowest_rank"]["rank"].is_u64(), "{seen}");
+    sandbox.run(["report", "run"]).succeeds();
+    let page = fs::read_to_string(sandbox.join("run.html")).expect("a page");
+    for part in [
+        "Ranks",
+        "computes",
+        "1 thread",
+        "Computing in a step, by rank",
+    ] {
+        assert!(page.contains(part), "no {part}");
+    }
+}
+
 /// A decoder of two blocks, without weights.
 const DECODER: &str = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"],
     "hidden_act": "silu", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -235,7 +266,7 @@ fn a_stopped_rank_is_given_up() {
     let line = "--max-steps 1000000 --save-steps 5 --eval-steps 0 --output-dir run";
     let child = sandbox
         .command(launch("2", train("1", line)))
-        .env("CINCH_SILENCE_SECONDS", "1")
+        .env("CINCH_SILENCE_SECONDS", "3")
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -247,7 +278,7 @@ fn a_stopped_rank_is_given_up() {
     kill(processes[1], "STOP");
     let ran = ended(child);
     assert_ne!(ran.code, Some(0));
-    ran.says(&["rank 1", "has said nothing for 1 s"]);
+    ran.says(&["rank 1", "has said nothing for 3 s"]);
     assert!(processes.iter().all(|&pid| is_gone(pid)));
 }
 

@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::path::Path;
+
 use common::Sandbox;
 use serde_json::Value;
 
@@ -380,11 +382,39 @@ fn several_ranks_are_planned_without_any() {
         assert!(bytes < before, "{shard}: {bytes} of {before}");
         before = bytes;
         let speed = |key: &str| world["speed"][key].as_f64().expect("a number");
-        let network = speed("hidden_seconds") + speed("exposed_seconds");
-        assert!((network - speed("network_seconds")).abs() < 1e-9, "{shard}");
+        // Nothing runs beside a collective; what could be hidden is told apart.
+        let waited = speed("exposed_seconds");
+        assert!((waited - speed("network_seconds")).abs() < 1e-9, "{shard}");
+        assert!(
+            (0.0..waited).contains(&speed("hideable_seconds")),
+            "{shard}"
+        );
+        let overlapped = speed("step_seconds") - speed("hideable_seconds");
+        assert!((overlapped - speed("overlapped_step_seconds")).abs() < 1e-9);
         assert!(speed("step_seconds") > speed("exposed_seconds"), "{shard}");
         assert_eq!(number(&plan, "/world/fewest_ranks/ranks"), 1, "{shard}");
+        // What is planned and not trained says so, as data and in a note.
+        let is_refused = shard == "full_shard";
+        assert_eq!(world.get("not_trained").is_some(), is_refused, "{shard}");
+        let notes = plan["notes"].to_string();
+        assert_eq!(notes.contains("does not train it on GPUs"), is_refused);
     }
+}
+
+/// A file's number of GPUs is told with the keys that it follows from.
+#[test]
+fn the_gpus_of_a_file_are_named() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../examples/gsa_pretrain_512m_low_memory.yaml");
+    let plan = plan(&format!("--engine cinch --config {}", file.display()));
+    let notes = plan["notes"].to_string();
+    for part in [
+        "4 GPUs: training.global_batch_size 256",
+        "training.micro_batch_size 2 × training.gradient_accumulation_steps 32 × 4",
+    ] {
+        assert!(notes.contains(part), "{notes}");
+    }
+    assert_eq!(plan["settings"]["effective_batch"], 256);
 }
 
 /// A model that one card does not hold, and how few cards do.

@@ -304,6 +304,15 @@ pub enum ConfigError {
     BeyondPositions { length: Box<Stated>, positions: u64 },
 
     #[error(
+        "{length}: a sequence of {title} is one image, {tokens} tokens\nhint: leave the length out; `image_size` and `patch_size` of the config.json decide it"
+    )]
+    OneLength {
+        length: Box<Stated>,
+        title: &'static str,
+        tokens: u64,
+    },
+
+    #[error(
         "{} line {line}: `{key}: {value}` ({dialect}) cannot be predicted: {why}\nhint: leave it out to plan the run without it, or record a run with `cinch trace --script` and explain the recording with `cinch plan --snapshot FILE`",
         cinch_files::shown(&path)
     )]

@@ -80,6 +80,7 @@ mod tuning;
 mod undo;
 mod value;
 mod whole_batch;
+mod world_note;
 mod yaml;
 
 pub use apply::{Application, Applied, ChangedFile, Report, Unplaced};

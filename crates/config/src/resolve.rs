@@ -49,7 +49,11 @@ impl Settings {
     /// What was filled in or moved, in sentences. Empty where the settings do
     /// not resolve: then the error is the message.
     pub fn notes(&self) -> Vec<String> {
-        Resolution::of(self).map_or_else(|_| Vec::new(), |resolution| resolution.notes)
+        let Ok(resolution) = Resolution::of(self) else {
+            return Vec::new();
+        };
+        let world = self.world_note().into_iter();
+        world.chain(resolution.notes).collect()
     }
 }
 

@@ -263,6 +263,34 @@ impl Completion {
         }
     }
 
+    /// The sequence of a model of images has one length, whatever presets and programs say.
+    fn complete_images(
+        &mut self,
+        key: &'static str,
+        tokens: u64,
+        model: &Architecture,
+    ) -> Result<(), ConfigError> {
+        let stated = self.settings.effective(key).is_some();
+        if stated && self.unsigned(key) == tokens {
+            return Ok(());
+        }
+        if self.settings.is_explicit(key) {
+            return Err(ConfigError::OneLength {
+                length: Box::new(self.stated(key)),
+                title: model.family().title,
+                tokens,
+            });
+        }
+        let layer = if stated {
+            Layer::Adjusted
+        } else {
+            Layer::Default
+        };
+        let value = Value::Unsigned(tokens);
+        self.settings.push(key, layer, value, Source::Default);
+        Ok(())
+    }
+
     /// A training sequence is as long as the model has positions, unless told. Where the shape is
     /// not one of settings, or has no positions, it is a usual length.
     pub(crate) fn complete_sequence(&mut self, model: &Architecture) -> Result<(), ConfigError> {
@@ -270,6 +298,9 @@ impl Completion {
         const POSITIONS: &str = "model.max_seq_len";
         let is_setting = model.get(POSITIONS).is_some() && model.is_trained();
         let positions = model.positions();
+        if let Some(tokens) = positions.filter(|_| model.has_one_length()) {
+            return self.complete_images(SEQUENCE, tokens, model);
+        }
         if self.settings.effective(SEQUENCE).is_none() {
             let (length, source) = match positions.filter(|_| is_setting) {
                 Some(positions) => (positions, Source::Derived(POSITIONS.to_owned())),

@@ -154,25 +154,37 @@ impl Fabric {
         })
     }
 
-    /// What each rank sends per second in a ring over all ranks: a ring leaves a machine through
-    /// as many adapters as the machine has GPUs.
-    pub fn ring_rate(&self, ranks_per_node: usize, nodes: usize) -> f64 {
-        let inside = self.link.reached();
-        let outside = self.network.reached() * ranks_per_node.max(1) as f64;
-        match (ranks_per_node, nodes) {
-            (_, 0 | 1) => inside,
-            (0 | 1, _) => outside,
-            _ => inside.min(outside),
+    /// Seconds of a ring over all ranks in which each sends so many bytes in so many rounds.
+    ///
+    /// Between machines as many rings run side by side as a machine has GPUs, each out through an
+    /// adapter of its own, and each with its share of the links inside. A message goes through a
+    /// machine of `k` GPUs by `k − 1` links and leaves it by one more: that is a lap. In a lap each
+    /// link carries `k` messages one after the other. So a lap takes as long as its narrowest link
+    /// is busy, or as long as one message is on its way, whichever is longer.
+    pub fn ring_seconds(
+        &self,
+        bytes: f64,
+        rounds: u64,
+        ranks_per_node: usize,
+        nodes: usize,
+    ) -> f64 {
+        if rounds == 0 {
+            return 0.0;
         }
-    }
-
-    /// The mean latency of a round of that ring: most neighbours are in one machine.
-    pub fn ring_latency(&self, ranks_per_node: usize, nodes: usize) -> f64 {
-        let ranks = ranks_per_node.max(1).saturating_mul(nodes.max(1));
-        let outside = nodes.max(1) - 1;
-        let inside = (ranks - 1).saturating_sub(outside);
-        let total = inside as f64 * self.link.latency + outside as f64 * self.network.latency;
-        total / (ranks.max(2) - 1) as f64
+        let round = bytes / rounds as f64;
+        let inside = round / self.link.reached();
+        if nodes <= 1 {
+            return rounds as f64 * (inside + self.link.latency);
+        }
+        let each = ranks_per_node.max(1) as f64;
+        let outside = round / each / self.network.reached();
+        let others = each - 1.0;
+        let widest = match others > 0.0 {
+            true => inside.max(outside),
+            false => outside,
+        };
+        let on_its_way = outside + self.network.latency + others * (inside + self.link.latency);
+        rounds as f64 / each * on_its_way.max(each * widest)
     }
 }
 
@@ -218,12 +230,64 @@ mod tests {
     #[test]
     fn a_ring_is_as_fast_as_its_narrowest_place() {
         let fabric = Fabric::A100_SXM;
-        assert_eq!(fabric.ring_rate(8, 1), NVLINK3.reached());
-        // Eight adapters of 25 GB/s are less than NVLink's 300.
-        assert_eq!(fabric.ring_rate(8, 2), 8.0 * INFINIBAND_200.reached());
-        assert_eq!(fabric.ring_rate(1, 2), INFINIBAND_200.reached());
-        let is_near = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-9;
-        assert!(is_near(fabric.ring_latency(8, 1), fabric.link.latency));
-        assert!(is_near(fabric.ring_latency(1, 2), fabric.network.latency));
+        let is_near = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 1e-3, "{a} {b}");
+        // Long messages: the bytes alone.
+        is_near(fabric.ring_seconds(1e12, 7, 8, 1), 1e12 / NVLINK3.reached());
+        // Eight adapters of 25 GB/s are less than NVLink's 300, and more than the bus's 31.5.
+        is_near(
+            fabric.ring_seconds(1e12, 15, 8, 2),
+            1e12 / (8.0 * INFINIBAND_200.reached()),
+        );
+        let slots = fabric.with(Some("pcie4"), None).unwrap();
+        is_near(slots.ring_seconds(1e12, 15, 8, 2), 1e12 / PCIE4.reached());
+        let alone = fabric.ring_seconds(1e12, 1, 1, 2);
+        is_near(alone, 1e12 / INFINIBAND_200.reached());
+        // Short ones: the rounds alone.
+        is_near(fabric.ring_seconds(0.0, 7, 8, 1), 7.0 * fabric.link.latency);
+        let lap = 7.0 * fabric.link.latency + fabric.network.latency;
+        is_near(fabric.ring_seconds(0.0, 16, 8, 2), 2.0 * lap);
+        assert_eq!(fabric.ring_seconds(1e6, 0, 8, 2), 0.0);
+    }
+
+    /// The formula beside a ring of which every message is followed.
+    #[test]
+    fn a_simulated_ring_takes_as_long() {
+        for fabric in [Fabric::A100_SXM, Fabric::HOPPER_SXM, Fabric::slots(4)] {
+            for (per_node, nodes) in [(2, 1), (8, 1), (1, 4), (4, 2), (8, 4), (8, 32)] {
+                for bytes in [1e5, 1e7, 4e8] {
+                    let rounds = (per_node * nodes - 1) as u64;
+                    let found = fabric.ring_seconds(bytes, rounds, per_node, nodes);
+                    let wanted = simulated(&fabric, bytes, rounds, per_node, nodes);
+                    let what = format!("{bytes} over {per_node} × {nodes}");
+                    // A ring ends in the middle of a lap.
+                    let lap = wanted / (rounds as f64 / per_node as f64).max(1.0);
+                    assert!(
+                        (found - wanted).abs() <= 0.6 * lap,
+                        "{what}: {found} {wanted}"
+                    );
+                }
+            }
+        }
+    }
+
+    fn simulated(fabric: &Fabric, bytes: f64, rounds: u64, per_node: usize, nodes: usize) -> f64 {
+        let ranks = per_node * nodes;
+        let rings = if nodes > 1 { per_node as f64 } else { 1.0 };
+        let message = bytes / rounds as f64 / rings;
+        let link = |rank: usize| match nodes > 1 && (rank + 1).is_multiple_of(per_node) {
+            true => (message / fabric.network.reached(), fabric.network.latency),
+            false => (message * rings / fabric.link.reached(), fabric.link.latency),
+        };
+        let (mut received, mut free) = (vec![0.0_f64; ranks], vec![0.0_f64; ranks]);
+        for _ in 0..rounds {
+            let mut arrived = vec![0.0; ranks];
+            for rank in 0..ranks {
+                let (seconds, latency) = link(rank);
+                free[rank] = received[rank].max(free[rank]) + seconds;
+                arrived[(rank + 1) % ranks] = free[rank] + latency;
+            }
+            received = arrived;
+        }
+        received.into_iter().fold(0.0, f64::max)
     }
 }

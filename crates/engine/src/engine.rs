@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use cinch_graph::op::Op;
-use cinch_graph::{Graph, Phase, Target};
+use cinch_graph::{Graph, Phase, Target, gathers_during_a_step};
 use cinch_plan::{Placement, Plan};
 use cinch_ranks::SharedWorld;
 
@@ -127,6 +127,13 @@ impl Engine {
         }
     }
 
+    fn target(&self) -> Target {
+        match self {
+            Self::Cpu(_) => Target::Cpu,
+            Self::Cuda(_) => Target::Cuda,
+        }
+    }
+
     /// Connects the other ranks of the run, before anything that needs them is made ready.
     pub fn connect(&mut self, world: SharedWorld) -> Result<(), EngineError> {
         match self {
@@ -166,7 +173,7 @@ impl Engine {
         nodes: Range<usize>,
         micro: MicroBatch,
     ) -> Result<Part, EngineError> {
-        if let Self::Cuda(_) = self {
+        if !gathers_during_a_step(self.target()) {
             let gathered = graph.nodes[nodes.clone()].iter();
             let mut gathered = gathered.filter(|node| matches!(node.op, Op::AllGather(_)));
             if let Some(node) = gathered.find(|node| node.phase != Phase::Update) {

@@ -1,9 +1,10 @@
-//! A step on several ranks, as an answer: what each keeps, what the network costs and hides, how
-//! few cards would do, and how speed holds as ranks are added.
+//! A step on several ranks, as an answer: what each keeps, what the network costs and what of that
+//! could be hidden, how few cards would do, and how speed holds as ranks are added.
 
-use cinch_config::{Config, ShardedPart};
+use cinch_config::{Config, ShardedPart, WorldConfig};
 use cinch_device::Card;
-use cinch_step::{StepPlan, StepTarget};
+use cinch_graph::Target;
+use cinch_step::{StepPlan, StepTarget, is_trained, without_training};
 use serde::Serialize;
 
 use crate::{FitError, plan};
@@ -23,6 +24,9 @@ pub struct WorldReport {
     /// As predicted; none where no card was named.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speed: Option<WorldSpeed>,
+    /// Why this is planned and not trained; none where it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub not_trained: Option<String>,
     /// How few cards of the same memory would do, with one sequence at a time and as many blocks
     /// recomputed as that takes; none where no number does, or no memory was stated.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -48,16 +52,20 @@ pub struct WorldSpeed {
     pub tokens_per_second_per_rank: f64,
     /// Of all collectives of a step, as if nothing else ran.
     pub network_seconds: f64,
-    /// Those of them in which a rank computes meanwhile.
-    pub hidden_seconds: f64,
-    /// Those that a step is longer by.
+    /// Those that a step is longer by: all, because nothing runs beside a collective.
     pub exposed_seconds: f64,
+    /// Those that computing is long enough to hide, if collectives ran beside it.
+    pub hideable_seconds: f64,
+    /// A step that hides them.
+    pub overlapped_step_seconds: f64,
     /// Of all: what would remain if links had no end of bandwidth.
     pub latency_seconds: f64,
     /// That each rank sends in a step.
     pub sent_bytes: u64,
     /// The share of a step in which ranks do not wait for each other.
     pub efficiency: f64,
+    /// The same of a step that hides what can be hidden.
+    pub overlapped_efficiency: f64,
 }
 
 impl WorldSpeed {
@@ -67,6 +75,8 @@ impl WorldSpeed {
         let tokens = batch.effective_batch() as f64 * batch.seq_len as f64;
         let (seconds, network) = (predicted.seconds, &predicted.network);
         let exposed = network.exposed();
+        let hideable = network.hideable_seconds.min(exposed);
+        let overlapped = seconds - hideable;
         Self {
             card: card.name.clone(),
             link: card.fabric.link.name,
@@ -75,11 +85,13 @@ impl WorldSpeed {
             tokens_per_second: tokens / seconds,
             tokens_per_second_per_rank: tokens / seconds / batch.world.ranks as f64,
             network_seconds: network.seconds,
-            hidden_seconds: (network.seconds - exposed).max(0.0),
             exposed_seconds: exposed,
+            hideable_seconds: hideable,
+            overlapped_step_seconds: overlapped,
             latency_seconds: network.latency_seconds,
             sent_bytes: network.bytes,
             efficiency: 1.0 - exposed / seconds,
+            overlapped_efficiency: 1.0 - (exposed - hideable) / overlapped,
         }
     }
 }
@@ -94,6 +106,7 @@ impl WorldReport {
             shard: world.shard.name(),
             bytes_per_rank: step.total_bytes(),
             speed: card.map(|(card, tf32)| WorldSpeed::new(step, card, tf32)),
+            not_trained: without_training(&step.config, step.plan.options.target),
             fewest_ranks: None,
         }
     }
@@ -116,7 +129,7 @@ pub fn fewest_ranks(
         config.batch.accumulation = 1;
         config.batch.budget = Some(cinch_config::Bytes::new(budget));
         if !keeps_shard {
-            config.batch.world.shard = ShardedPart::Weights;
+            config.batch.world.shard = most_cut(machine.target);
         }
         match plan(&config, machine) {
             Ok(step) => Ok(Some(FewestRanks {
@@ -150,16 +163,27 @@ pub fn fewest_ranks(
     Ok(found)
 }
 
+/// What cuts most of what can be trained.
+fn most_cut(target: Target) -> ShardedPart {
+    let mut parts = ShardedPart::ALL.into_iter().rev();
+    let most = parts.find(|&part| is_trained(part, target));
+    most.unwrap_or_default()
+}
+
+/// Ranks of each machine: as stated, or the usual number.
+pub(crate) fn ranks_of_a_node(world: &WorldConfig) -> usize {
+    match world.is_alone() {
+        true => USUAL_RANKS_PER_NODE,
+        false => world.ranks_per_node().max(1),
+    }
+}
+
 /// A configuration on another number of ranks, as many on each machine as before.
-fn with_ranks(config: &Config, ranks: usize) -> Config {
+pub(crate) fn with_ranks(config: &Config, ranks: usize) -> Config {
     let mut config = config.clone();
     let world = &mut config.batch.world;
-    let per_node = match world.is_alone() {
-        true => USUAL_RANKS_PER_NODE,
-        false => world.ranks_per_node(),
-    };
+    world.nodes = ranks.div_ceil(ranks_of_a_node(world));
     world.ranks = ranks;
-    world.nodes = ranks.div_ceil(per_node);
     config
 }
 

@@ -99,6 +99,20 @@ impl Cost {
             chunks: None,
         }
     }
+
+    /// Launches of the op; where it has neighbours of its kind, without those that they share.
+    pub fn launches(&self, has_neighbours: bool) -> u64 {
+        let of = |kernels: &[KernelCost]| -> u64 {
+            let own = kernels.iter();
+            let own = own.filter(|kernel| !(kernel.merges && has_neighbours));
+            own.map(|kernel| u64::from(kernel.launches)).sum()
+        };
+        let chunks = self.chunks.as_ref().map_or(0, |chunks| {
+            let times = chunks.rows.div_ceil(chunks.chunk_rows.max(1)) as u64;
+            of(&chunks.kernels).saturating_mul(times)
+        });
+        of(&self.kernels).saturating_add(chunks)
+    }
 }
 
 impl KernelCost {

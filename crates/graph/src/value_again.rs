@@ -39,8 +39,12 @@ pub(crate) fn write_values_again(graph: &mut Graph) {
             continue;
         }
         away[replacement.recipe] = true;
+        // What follows belongs to the block that it stands in, so that the nodes of a block stay
+        // together: the norm that opens a block is in the one before.
+        let block = replacement.node.block;
         for &reader in &replacement.moved {
             away[reader] = true;
+            graph.nodes[reader].block = block;
         }
         graph.nodes[replacement.backward] = replacement.node;
         after[replacement.backward] = replacement.moved;

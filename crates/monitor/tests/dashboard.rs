@@ -146,6 +146,52 @@ fn a_run_is_shown_with_its_curves() {
     assert!(text.contains("cannot read"), "{text}");
 }
 
+/// Four ranks, of which the third computes longest.
+#[test]
+fn the_ranks_of_a_run_are_shown_and_the_slowest_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines: String = (1..=20)
+        .map(|step| {
+            format!(
+                "{{\"step\":{step},\"loss\":{},\"tokens_per_second\":900,\"planned_bytes\":900000000,\"resident_bytes\":890000000}}\n",
+                8.0 - 0.1 * f64::from(step)
+            )
+        })
+        .collect();
+    std::fs::write(folder.path().join("metrics.jsonl"), lines).unwrap();
+    let member = |rank: u32| {
+        format!(
+            "{{\"host\":\"node-{}\",\"process\":{},\"device\":\"NVIDIA H100 80GB HBM3\"}}",
+            rank / 2,
+            4000 + rank
+        )
+    };
+    let members: Vec<String> = (0..4).map(member).collect();
+    let ranks = format!(
+        "{{\"step\":0,\"members\":[{}],\"planned_bytes\":900000000}}\n\
+         {{\"step\":20,\"steps\":20,\"seconds\":[20,20,20,20],\"waited_seconds\":[12,11,1,12.5],\
+         \"resident_bytes\":[890000000,880000000,895000000,null]}}\n",
+        members.join(",")
+    );
+    std::fs::write(folder.path().join("ranks.jsonl"), ranks).unwrap();
+    let mut state = State::new(View::Run(folder.path().to_owned()));
+    let mut recording = Recording::open(&fixture("host.jsonl")).unwrap();
+    state.push(recording.next_sample().unwrap().unwrap());
+    let text = screen(&mut state, (80, 24));
+    // The folder's own name is another in every run.
+    let below: Vec<&str> = text.lines().skip(2).collect();
+    is_kept("ranks_80x24.txt", &(below.join("\n") + "\n"));
+    assert!(
+        text.contains("4 ranks, slowest: rank 2 on node-1 (process 4002)"),
+        "{text}"
+    );
+    for width in [1, 40, 80, 200] {
+        for height in 1..=40 {
+            screen(&mut state, (width, height));
+        }
+    }
+}
+
 #[test]
 fn keys_sort_filter_select_and_pause() {
     let mut state = shown("training.jsonl");

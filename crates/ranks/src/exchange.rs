@@ -11,6 +11,7 @@
 //! is left.
 
 use std::ops::Range;
+use std::time::Instant;
 
 use crate::error::RanksError;
 use crate::link::{HEADER_BYTES, LinkError};
@@ -70,16 +71,19 @@ impl World {
 
     /// Sends the first `bytes` of the piece under way.
     fn send(&mut self, exchange: u64, to: usize, bytes: usize) -> Result<(), RanksError> {
+        let begun = Instant::now();
         let message = &mut self.buffers.moving[..HEADER_BYTES + bytes];
         let sent = match &mut self.links[to] {
             Some(link) => link.send(exchange, message),
             None => Err(LinkError::OutOfStep("they are not connected".to_owned())),
         };
+        self.waited += begun.elapsed();
         sent.map_err(|error| self.failed(to, error))
     }
 
     /// Receives a piece of so many bytes.
     fn receive(&mut self, exchange: u64, from: usize, bytes: usize) -> Result<(), RanksError> {
+        let begun = Instant::now();
         self.watch.waits_for((!self.is_patient).then_some(from));
         let message = &mut self.buffers.moving[HEADER_BYTES..HEADER_BYTES + bytes];
         let received = match &mut self.links[from] {
@@ -87,6 +91,7 @@ impl World {
             None => Err(LinkError::OutOfStep("they are not connected".to_owned())),
         };
         self.watch.waits_for(None);
+        self.waited += begun.elapsed();
         received.map_err(|error| self.failed(from, error))
     }
 
@@ -294,6 +299,24 @@ impl World {
             }
         }
         Ok(texts)
+    }
+
+    /// A few numbers of each rank, as many of each, one rank after the other; those of the others
+    /// on rank 0 only. Nobody waits for an answer.
+    pub fn collect_numbers(&mut self, own: &[f64]) -> Result<Vec<f64>, RanksError> {
+        let exchange = self.begin();
+        let mut numbers = own.to_vec();
+        if !self.is_first() {
+            self.send_values(exchange, 0, own)?;
+            return Ok(numbers);
+        }
+        for from in 1..self.num_ranks() {
+            self.receive(exchange, from, own.len() * f64::BYTES)?;
+            let first = numbers.len();
+            numbers.resize(first + own.len(), 0.0);
+            decode(&self.buffers.moving[HEADER_BYTES..], &mut numbers[first..]);
+        }
+        Ok(numbers)
     }
 
     /// An error on all ranks where they do not have the same value.

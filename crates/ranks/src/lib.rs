@@ -36,6 +36,7 @@ mod limits;
 mod link;
 mod meeting;
 mod number;
+pub mod pace;
 mod slurm;
 mod watch;
 mod world;

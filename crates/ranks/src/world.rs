@@ -3,6 +3,7 @@
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use crate::error::{Loss, RanksError};
 use crate::exchange::Buffers;
@@ -23,6 +24,8 @@ pub struct World {
     pub(crate) buffers: Buffers,
     /// Exchanges so far: every rank counts the same ones.
     pub(crate) exchanges: u64,
+    /// In which this rank stood in an exchange.
+    pub(crate) waited: Duration,
     /// Whether waiting is limited by more than signs of life.
     pub(crate) is_patient: bool,
 }
@@ -142,6 +145,7 @@ impl World {
             watch,
             buffers: Buffers::new(),
             exchanges: 0,
+            waited: Duration::ZERO,
             is_patient: false,
         })
     }
@@ -166,6 +170,12 @@ impl World {
     /// By rank.
     pub fn members(&self) -> &[Member] {
         self.watch.members()
+    }
+
+    /// How long this rank has stood in exchanges so far: it waited for others, and messages were on
+    /// their way.
+    pub fn waited(&self) -> Duration {
+        self.waited
     }
 
     /// The rank that was lost, if one was.

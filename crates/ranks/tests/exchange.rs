@@ -165,3 +165,32 @@ fn ranks_out_of_step_are_found() {
         "{told:?}"
     );
 }
+
+#[test]
+fn a_few_numbers_of_each_rank_come_to_the_first() {
+    for topology in [Topology::Mesh, Topology::Star] {
+        let all = each(3, topology, |world| {
+            let own = [world.rank() as f64, -0.5];
+            world.collect_numbers(&own)
+        });
+        assert_eq!(all[0], [0.0, -0.5, 1.0, -0.5, 2.0, -0.5]);
+        assert_eq!(all[2], [2.0, -0.5]);
+    }
+}
+
+/// Whoever comes first stands in the exchange until the last one is there.
+#[test]
+fn waiting_is_counted() {
+    let waited = each(2, Topology::Star, |world| {
+        if world.rank() == 1 {
+            // Long against what a message takes; the other rank cannot be done before.
+            thread::sleep(std::time::Duration::from_millis(300));
+        }
+        world.sum(&mut [1.0])?;
+        Ok(world.waited())
+    });
+    assert!(
+        waited[0] > std::time::Duration::ZERO && waited[0] > waited[1],
+        "{waited:?}"
+    );
+}

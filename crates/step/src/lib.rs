@@ -18,23 +18,29 @@
 mod cost;
 mod error;
 mod files;
+mod generation;
 mod graph;
 mod network;
 mod plan;
+mod recorded;
 mod report;
+mod runnable;
 
 pub use cost::{Prediction, StepTimes};
 pub use error::StepError;
 pub use files::FileMemory;
+pub use generation::{GenerationPlan, GenerationRun, SamplePlan};
 pub use graph::{
     CUDA_CHUNK_BYTES, VariantForm, adapter_config, adapter_shape, check_cut, differentiated,
     evaluation_graph, needs_whole_batch, options, recomputed, same_graph, sharding, variant_forms,
 };
 pub use network::NetworkTimes;
-pub use plan::{EmbeddingPlan, StepPlan, Variant, VariantGraphs, beside_arena};
+pub use plan::{EmbeddingPlan, StepPlan, Variant, VariantGraphs, beside_arena, sample_bytes};
+pub use recorded::{num_micro_recordings, recorded_bytes, training_launches, whole_launches};
 pub use report::{
     CheckpointingReport, HostMemory, MemoryReport, PlanReport, SettingsReport, VariantReport,
 };
+pub use runnable::{is_trained, without_training};
 
 use cinch_graph::Target;
 
@@ -42,7 +48,8 @@ use cinch_graph::Target;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepTarget {
     pub target: Target,
-    /// What the device loses besides the arena: the plan's own figure, or a measured one.
+    /// What the device loses besides the arena and recorded steps: the plan's own figure, or a
+    /// measured one.
     pub overhead_bytes: u64,
 }
 

@@ -1,12 +1,16 @@
-//! What the network adds to a step: the time of its collectives, and how much of that nobody
-//! notices because nodes compute meanwhile.
+//! What the network adds to a step: the time of its collectives, all of which is waited for, and how
+//! much of that could be hidden behind computing.
 //!
-//! Nodes that follow each other in one block, on one way, are a run. What a run sends goes out
-//! while its like computes: the weights that a block gathers are the next one's, and its gradients
-//! leave while the one before it is differentiated. Blocks are alike, so a run takes as long as its
-//! own computing or its own messages, whichever is longer. That holds from the first block on;
-//! what stands at an end (the first gather, the last gradients) is a run of its own with little to
-//! compute, and so is waited for.
+//! Executors run a collective in the order of the nodes: on a GPU it stands in the step's own
+//! stream, and the next node begins when it has ended. So a step is longer by all of it.
+//!
+//! What could be hidden, if messages had a stream of their own: nodes that follow each other in one
+//! block, on one way, are a run. What a run sends would go out while its like computes: the weights
+//! that a block gathers are the next one's, and its gradients leave while the one before it is
+//! differentiated. Blocks are alike, so a run would take as long as its own computing or its own
+//! messages, whichever is longer. That holds from the first block on; what stands at an end (the
+//! first gather, the last gradients) is a run of its own with little to compute, and nothing hides
+//! it.
 
 use cinch_config::{Config, WorldConfig};
 use cinch_device::Card;
@@ -21,7 +25,9 @@ pub struct NetworkTimes {
     pub latency_seconds: f64,
     /// Bytes that each rank sends.
     pub bytes: u64,
-    /// Those of the seconds that nodes wait, by block.
+    /// Those of the seconds that computing on a GPU is long enough to hide.
+    pub hideable_seconds: f64,
+    /// The seconds that nodes wait, by block.
     pub waits_by_block: Vec<f64>,
     /// And outside the blocks.
     pub waits_outside: f64,
@@ -99,7 +105,11 @@ impl NetworkTimes {
             network.bytes = network.bytes.saturating_add(bytes);
         }
         for run in runs {
-            let waits = run.waits(accumulation, card.target);
+            let waits = run.messages(accumulation);
+            if card.target == Target::Cuda {
+                let bare = run.longer_than_computing(accumulation);
+                network.hideable_seconds += (waits - bare).max(0.0);
+            }
             match run.block {
                 Some(block) => network.waits_by_block[block.index()] += waits,
                 None => network.waits_outside += waits,
@@ -115,16 +125,23 @@ impl NetworkTimes {
 }
 
 impl Run {
-    fn waits(&self, accumulation: usize, target: Target) -> f64 {
-        let times = match self.way {
+    /// How often it runs in a step.
+    fn times(&self, accumulation: usize) -> f64 {
+        match self.way {
             Way::Update => 1.0,
             Way::Forward | Way::Backward => accumulation as f64,
-        };
-        // On the CPU nodes run one by one.
-        let hidden = match target {
-            Target::Cpu => 0.0,
-            Target::Cuda => self.computing / times,
-        };
+        }
+    }
+
+    /// All that it sends.
+    fn messages(&self, accumulation: usize) -> f64 {
+        self.times(accumulation) * self.sending + self.exchanging
+    }
+
+    /// What is left of that where its computing hides as much as it is long.
+    fn longer_than_computing(&self, accumulation: usize) -> f64 {
+        let times = self.times(accumulation);
+        let hidden = self.computing / times;
         let earlier = (self.sending - hidden).max(0.0);
         let last = (self.sending + self.exchanging - hidden).max(0.0);
         (times - 1.0) * earlier + last
@@ -141,14 +158,14 @@ fn way(node: &Node) -> Way {
 
 /// Seconds of a ring in which each rank sends so many bytes in so many rounds.
 fn transfer(bytes: u64, rounds: u64, world: &WorldConfig, card: &Card) -> f64 {
-    let rate = card.fabric.ring_rate(world.ranks_per_node(), world.nodes);
-    bytes as f64 / rate + latency(rounds, world, card)
+    let per_node = world.ranks_per_node();
+    let ring = card
+        .fabric
+        .ring_seconds(bytes as f64, rounds, per_node, world.nodes);
+    START + ring
 }
 
 /// Those of them that the messages take besides their bytes.
 fn latency(rounds: u64, world: &WorldConfig, card: &Card) -> f64 {
-    let round = card
-        .fabric
-        .ring_latency(world.ranks_per_node(), world.nodes);
-    START + rounds as f64 * round
+    transfer(0, rounds, world, card)
 }

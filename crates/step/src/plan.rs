@@ -11,7 +11,8 @@ use cinch_plan::{Breakdown, Options, Plan};
 use crate::graph::{
     VariantForm, check_cut, differentiated, embedding_graph, evaluation_graph, options, recomputed,
 };
-use crate::{StepError, StepTarget, variant_forms};
+use crate::recorded::{self, recorded_bytes, training_launches, whole_launches};
+use crate::{SamplePlan, StepError, StepTarget, variant_forms};
 
 /// A planned configuration.
 ///
@@ -28,6 +29,9 @@ pub struct StepPlan {
     largest: usize,
     /// Where the run asks for embeddings between steps.
     embedding: Option<EmbeddingPlan>,
+    recorded_bytes: u64,
+    /// Where the run writes texts between steps.
+    sample: Option<SamplePlan>,
 }
 
 /// The model as it is, from texts to embeddings, in the arena of the step.
@@ -149,6 +153,19 @@ impl StepPlan {
         for variant in &graphs {
             check_cut(&variant.training, config)?;
         }
+        let accumulation = config.batch.accumulation;
+        let trained = graphs.iter();
+        let trained = trained.map(|variant| training_launches(&variant.training, accumulation));
+        let others = graphs.iter().map(|variant| &variant.evaluation);
+        let others = others.chain(embedding.iter().map(|(graph, _)| graph));
+        let launches = recorded::sum(trained.chain(others.map(whole_launches)));
+        let recorded_bytes = recorded_bytes(options.target, launches);
+        let sample = SamplePlan::of(config)?;
+        let beside = recorded_bytes.saturating_add(sample_bytes(sample, options.target));
+        let options = Options {
+            overhead_bytes: options.overhead_bytes.saturating_add(beside),
+            ..options
+        };
         let training = graphs.iter().map(|variant| -> &Graph { &variant.training });
         let evaluation = graphs.iter().map(|variant| &variant.evaluation);
         let embedded = embedding.iter().map(|(graph, _)| graph);
@@ -182,6 +199,8 @@ impl StepPlan {
             largest: largest.map_or(0, |(index, _)| index),
             variants,
             embedding: embedding.map(|((graph, texts), plan)| EmbeddingPlan { graph, plan, texts }),
+            recorded_bytes,
+            sample,
         })
     }
 
@@ -263,6 +282,16 @@ impl StepPlan {
         beside_arena(self.plan.options, self.plan.host_bytes)
     }
 
+    /// What recorded steps take of that.
+    pub fn recorded_bytes(&self) -> u64 {
+        self.recorded_bytes
+    }
+
+    /// The texts that the run writes between steps, where it does.
+    pub fn sample(&self) -> Option<SamplePlan> {
+        self.sample
+    }
+
     /// Bytes by purpose; they add up to [`Self::total_bytes`].
     pub fn breakdown(&self) -> Breakdown {
         let mut breakdown = self.plan.breakdown(&self.training);
@@ -297,6 +326,14 @@ impl Variant {
     /// What tells it from the others of a step.
     pub fn name(&self) -> String {
         format!("{}, {} tokens", self.phase.name, self.seq_len)
+    }
+}
+
+/// What texts between steps take of the memory that a step is in: that of the CPU.
+pub fn sample_bytes(sample: Option<SamplePlan>, target: Target) -> u64 {
+    match target {
+        Target::Cpu => sample.map_or(0, |sample| sample.host_bytes),
+        Target::Cuda => 0,
     }
 }
 

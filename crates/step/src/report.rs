@@ -112,6 +112,8 @@ pub struct HostMemory {
     /// Samples with their layout, where the data has been read; text is read from its cache on
     /// disk as it is needed.
     pub samples: u64,
+    /// A text that the run writes between steps, with the weights in single precision.
+    pub text: u64,
     /// What passes through it while a run saves or resumes, and while adapters are merged.
     pub files: FileMemory,
     /// On the CPU, the arena with all that a step works in; on a GPU it is the device's.
@@ -131,13 +133,14 @@ impl HostMemory {
     }
 
     /// The parts that are no arena and no program, by name.
-    pub fn besides_arena(&self) -> [(&'static str, u64); 6] {
+    pub fn besides_arena(&self) -> [(&'static str, u64); 7] {
         [
             ("optimizer states", self.offloaded_states),
             ("frozen weights", self.offloaded_weights),
             ("pinned buffers", self.staging),
             ("samples", self.samples),
             ("the batch of a step", self.batch),
+            ("a text after each epoch", self.text),
             ("saving or resuming", self.files.of_run()),
         ]
     }
@@ -168,12 +171,14 @@ impl StepPlan {
             .fold(0, u64::saturating_add);
         let target = self.plan.options.target;
         let accumulation = self.config.batch.accumulation as u64;
+        let text = self.sample().map_or(0, |sample| sample.host_bytes);
         let host = HostMemory {
             offloaded_states: self.plan.host_bytes.saturating_sub(offloaded_weights),
             offloaded_weights,
             staging: 0,
             batch: batch.saturating_mul(accumulation),
             samples: 0,
+            text,
             files: FileMemory::of(&self.training, target),
             arena: 0,
             process: None,
@@ -181,7 +186,7 @@ impl StepPlan {
         match target {
             Target::Cpu => HostMemory {
                 arena: self.arena_bytes(),
-                process: Some(self.plan.options.overhead_bytes),
+                process: Some(self.plan.options.overhead_bytes.saturating_sub(text)),
                 ..host
             },
             Target::Cuda => HostMemory {

@@ -103,7 +103,7 @@ fn every_level_has_one_arena_for_training_and_evaluation() {
 }
 
 #[test]
-fn a_faster_network_hides_more() {
+fn a_faster_network_is_waited_for_less_and_leaves_less_bare() {
     let card = |link: &str| {
         let card = Card::known("H100 SXM5").unwrap();
         let fabric = card.fabric.with(Some(link), None).unwrap();
@@ -120,10 +120,24 @@ fn a_faster_network_hides_more() {
         let [slow, fast] = ["pcie3", "nvlink5"].map(|link| step.predict(&card(link), false));
         assert_eq!(slow.network.bytes, fast.network.bytes);
         assert!(fast.network.exposed() < slow.network.exposed(), "{level}");
-        assert!(fast.network.exposed() <= fast.network.seconds);
+        // Executors run nothing beside a collective.
+        let all = |p: &cinch_step::Prediction| p.network.exposed() / p.network.seconds;
+        assert!((all(&slow) - 1.0).abs() < 1e-9 && (all(&fast) - 1.0).abs() < 1e-9);
+        let bare = |p: &cinch_step::Prediction| p.network.seconds - p.network.hideable_seconds;
+        assert!(fast.network.hideable_seconds > 0.0, "{level}");
+        assert!(0.0 < bare(&fast) && bare(&fast) < bare(&slow), "{level}");
         let computing = |p: &cinch_step::Prediction| p.seconds - p.network.exposed();
         assert!((computing(&slow) - computing(&fast)).abs() < 1e-9);
     }
+}
+
+/// Nothing hides what CPU ranks exchange: nodes run one by one on the threads that would compute.
+#[test]
+fn cpu_ranks_hide_nothing() {
+    let step = plan(&[("world.ranks", "2")], Target::Cpu);
+    let network = step.predict(&Card::cpu(2, 1e11, 1e10), false).network;
+    assert_eq!(network.hideable_seconds, 0.0);
+    assert!(network.exposed() > 0.0);
 }
 
 /// Whole gradients are exchanged once a step, parts of them in every micro batch.

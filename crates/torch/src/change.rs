@@ -32,6 +32,7 @@ pub fn apply(kind: RemedyKind, workload: &Workload) -> Option<Workload> {
             changed.batch = batch;
             changed.recipe.accumulation = u32::try_from(effective / batch).ok()?;
         }
+        RemedyKind::SequenceLength if workload.architecture.has_one_length() => return None,
         RemedyKind::SequenceLength => {
             // Two tokens are the least that has a next one to predict.
             changed.length = Some(workload.length / 2).filter(|length| *length >= 2)?;

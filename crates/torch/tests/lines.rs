@@ -58,6 +58,12 @@ fn transformers() -> Vec<Recording> {
         include_str!("fixtures/rehearsed/opt-350m-2layer-b2-t100-fp32.lines"),
         include_str!("fixtures/rehearsed/pythia-70m-2layer-b4-t128-bf16-eager.lines"),
         include_str!("fixtures/rehearsed/pythia-70m-2layer-b4-t128-serial-bf16.lines"),
+        include_str!("fixtures/rehearsed/t5-small-2layer-b4-t128-bf16-eager.lines"),
+        include_str!("fixtures/rehearsed/t5-small-2layer-b4-t128-amp_bf16.lines"),
+        include_str!("fixtures/rehearsed/flan-t5-small-2layer-b3-t77-amp_bf16.lines"),
+        include_str!("fixtures/rehearsed/mt5-small-2layer-b1-t96-bf16.lines"),
+        include_str!("fixtures/rehearsed/vit-base-2layer-b4-t197-bf16-eager.lines"),
+        include_str!("fixtures/rehearsed/vit-base-2layer-b4-t197-dropout-bf16.lines"),
     ]
     .map(read)
     .into()

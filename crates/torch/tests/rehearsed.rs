@@ -25,6 +25,8 @@ const FAMILIES: &[(&str, &str)] = &[
     family!("distilbert"),
     family!("opt"),
     family!("gpt_neox"),
+    family!("t5"),
+    family!("vit"),
 ];
 
 /// Number and FNV-1a of the requests, as the script writes them: frees that follow each other are sorted under autocast.

@@ -47,6 +47,7 @@ mod moments;
 mod outcome;
 mod owner;
 mod pretrained;
+mod rank_times;
 mod ranks;
 pub mod record;
 mod rows;

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use cinch_ranks::pace::RanksTable;
+
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
@@ -37,4 +39,6 @@ pub struct TrainingOutcome {
     pub planned_bytes: u64,
     /// The most that the process had in host memory after a step.
     pub most_resident_bytes: Option<u64>,
+    /// What each of several ranks took, on the first of them.
+    pub ranks: Option<RanksTable>,
 }

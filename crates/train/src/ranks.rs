@@ -1,6 +1,8 @@
 //! What the loop does together with the other ranks of a run, where there are some: it agrees on
 //! going on, adds up counts, and waits.
 
+use std::time::Duration;
+
 use cinch_ranks::{RanksError, SharedWorld};
 
 use crate::share::Share;
@@ -46,6 +48,14 @@ impl Ranks {
         match &self.0 {
             None => Ok(()),
             Some(world) => world.lock().sum(numbers),
+        }
+    }
+
+    /// How long this rank has stood in exchanges so far.
+    pub fn waited(&self) -> Duration {
+        match &self.0 {
+            None => Duration::ZERO,
+            Some(world) => world.lock().waited(),
         }
     }
 

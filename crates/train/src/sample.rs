@@ -1,16 +1,16 @@
 //! A text that the model writes after each pass over the data, for people to read.
 //!
 //! It is written on the CPU, with the weights as they are at that step, in single precision: an
-//! arena of its own, in host memory, that is given back afterwards. So the memory of a GPU stays as
-//! it was planned, and the training goes on as it would have without.
+//! arena of its own, in host memory, that is given back afterwards and is part of the run's plan
+//! (`StepPlan::sample`). The memory of a GPU stays as it is, and the training goes on as it would
+//! have without.
 
 use std::ops::Range;
 
-use cinch_architecture::Architecture;
-use cinch_config::Config;
 use cinch_data::{Decoder, Tokenizer};
 use cinch_engine::EngineOptions;
 use cinch_graph::{DType, Target};
+use cinch_step::SamplePlan;
 use cinch_weights::{bf16_value, f16_value};
 
 use crate::checkpoint::{Dtype, TensorView};
@@ -27,17 +27,10 @@ const SAMPLING: Sampling = Sampling {
     seed: 42,
 };
 
-/// Whether a run writes texts: its settings ask for them, and all of its weights are trained
-/// weights of a model that writes.
-pub(crate) fn is_asked(config: &Config) -> bool {
-    config.training.sample_tokens > 0
-        && config.tuning.lora.is_none()
-        && !matches!(config.model, Architecture::Naics(_))
-}
-
 /// The text, with what it begins with.
 pub(crate) fn sample(
     session: &Session,
+    planned: SamplePlan,
     tokenizer: &Tokenizer,
     options: EngineOptions,
 ) -> Result<String, TrainError> {
@@ -56,7 +49,7 @@ pub(crate) fn sample(
         views: snapshot.views(),
     };
     let options = GeneratorOptions {
-        context: text.len().saturating_add(count),
+        context: planned.context,
         compute: DType::F32,
         adapters: None,
         target: Target::Cpu,

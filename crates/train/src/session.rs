@@ -15,7 +15,7 @@ use cinch_graph::{DType, Graph, Parameter, Phase, Role, TensorId};
 use cinch_model::input;
 use cinch_plan::{Placement, Plan, num_micro_nodes};
 use cinch_ranks::SharedWorld;
-use cinch_step::{StepPlan, Variant};
+use cinch_step::{StepPlan, Variant, num_micro_recordings};
 use cinch_weights::{Adapter, PIECE_BYTES, WeightFiles};
 use smallvec::SmallVec;
 
@@ -150,22 +150,23 @@ impl MicroParts {
     ) -> Result<Self, TrainError> {
         let graph: &Graph = &variant.training;
         let nodes = 0..num_micro_nodes(graph);
-        // Where nothing waits for the last, it is as any later one.
         let exchanges = graph.nodes[nodes.clone()]
             .iter()
             .any(|node| node.phase == Phase::Exchange);
+        let recordings = num_micro_recordings(graph, accumulation);
         let mut part = |is_first, is_last| {
             let micro = MicroBatch { is_first, is_last };
             engine.prepare_micro(graph, &variant.plan, nodes.clone(), micro)
         };
         let first = part(true, accumulation == 1 || !exchanges)?;
-        let last = match accumulation {
+        let last = match recordings {
             1 => first.clone(),
             _ => part(false, true)?,
         };
-        let middle = match accumulation > 2 && exchanges {
-            true => part(false, false)?,
-            false => last.clone(),
+        // Where nothing waits for the last, it is as any later one.
+        let middle = match recordings {
+            3.. => part(false, false)?,
+            _ => last.clone(),
         };
         Ok(Self {
             first,

@@ -28,9 +28,10 @@ use crate::export::keep_adapters;
 use crate::outcome::{Ending, MeasuredLoss, TrainingOutcome};
 use crate::owner::Ownership;
 use crate::pretrained::FirstWeights;
+use crate::rank_times::RankTimes;
 use crate::ranks::Ranks;
 use crate::record::RunRecord;
-use crate::sample::{self, sample};
+use crate::sample::sample;
 use crate::session::Session;
 use crate::share::Share;
 use crate::state::{Clusters, State};
@@ -116,6 +117,7 @@ struct Trainer<'a> {
     /// Steps and time since the last log line.
     pace: Pace,
     most_resident_bytes: Option<u64>,
+    rank_times: RankTimes,
     options: EngineOptions,
     /// Held until nothing more is written: fields are dropped in their order. The folder that a
     /// run goes on from may be another than the one it writes.
@@ -272,7 +274,7 @@ impl<'a> Trainer<'a> {
             }
         };
         course = course.begun_at(&state.stage_starts);
-        let record = match (ranks.is_first(), &last_saved) {
+        let mut record = match (ranks.is_first(), &last_saved) {
             (false, _) => None,
             (true, None) => Some(RunRecord::create(&folder)?),
             (true, Some(_)) => {
@@ -288,6 +290,13 @@ impl<'a> Trainer<'a> {
             step: state.step,
             engine: session.engine(),
         });
+        let rank_times = RankTimes::begin(
+            ranks,
+            &session.engine().describe(),
+            session.plan().total_bytes(),
+            state.step,
+            record.as_mut(),
+        )?;
         let sequences = config.batch.rank_batch();
         let mut trainer = Self {
             batch: Batch::of_step(session.plan(), sequences),
@@ -305,6 +314,7 @@ impl<'a> Trainer<'a> {
             started: Instant::now(),
             pace: Pace::new(),
             most_resident_bytes: None,
+            rank_times,
             options: run.options,
             _ownership: ownership,
         };
@@ -465,6 +475,7 @@ impl<'a> Trainer<'a> {
     /// One step; false where it was cut off and nothing has changed.
     fn step(&mut self, observer: &mut dyn Observer) -> Result<bool, TrainError> {
         let begun = Instant::now();
+        let waited = self.ranks.waited();
         self.find_clusters()?;
         let at = (self.state.stage, self.stage_samples());
         let config = &self.session.plan().config;
@@ -505,8 +516,14 @@ impl<'a> Trainer<'a> {
         let mut report = self.report(&result, max_steps, tokens);
         report.step_seconds = begun.elapsed().as_secs_f64();
         self.most_resident_bytes = self.most_resident_bytes.max(report.memory.resident_bytes);
+        let waited = (self.ranks.waited() - waited).as_secs_f64();
+        let resident = report.memory.resident_bytes;
+        self.rank_times.step(report.step_seconds, waited, resident);
         if log {
             report.memory.device_used_bytes = self.device_used_bytes();
+            let used = report.memory.device_used_bytes;
+            self.rank_times
+                .logged(&self.ranks, step, used, self.record.as_mut())?;
             if let Some(record) = &mut self.record {
                 record.step(&report)?;
             }
@@ -528,12 +545,13 @@ impl<'a> Trainer<'a> {
     /// is told, and keeps no run from going on.
     fn write_sample(&self, observer: &mut dyn Observer) {
         let of_run = self.data.tokenizer.as_ref();
-        let asked = self.ranks.is_first() && sample::is_asked(self.config());
-        let Some(of_run) = of_run.filter(|_| asked) else {
+        let of_run = of_run.filter(|_| self.ranks.is_first());
+        let planned = self.session.plan().sample();
+        let (Some(of_run), Some(planned)) = (of_run, planned) else {
             return;
         };
         let step = self.state.step;
-        match sample(&self.session, &of_run.tokenizer, self.options) {
+        match sample(&self.session, planned, &of_run.tokenizer, self.options) {
             Ok(text) => observer.event(Event::Sample { step, text: &text }),
             Err(error) => observer.event(Event::Note(&format!("no text was written: {error}"))),
         }
@@ -754,6 +772,8 @@ impl<'a> Trainer<'a> {
         ending: Ending,
         observer: &mut dyn Observer,
     ) -> Result<TrainingOutcome, TrainError> {
+        self.rank_times
+            .collect(&self.ranks, self.state.step, self.record.as_mut())?;
         if self.state.step > 0 {
             self.save(observer)?;
         }
@@ -785,6 +805,7 @@ impl<'a> Trainer<'a> {
             seconds: self.started.elapsed().as_secs_f64(),
             planned_bytes: self.session.plan().total_bytes(),
             most_resident_bytes: self.most_resident_bytes,
+            ranks: self.rank_times.table(),
         })
     }
 }

@@ -424,3 +424,59 @@ fn a_lost_rank_is_named_with_the_newest_checkpoint() {
         assert!(told[0].contains(part), "{}", told[0]);
     }
 }
+
+/// Every rank is in the record with its times and memory, and the one that the others wait for is
+/// named; a run that goes on by itself says that nobody is left.
+#[test]
+fn each_rank_is_recorded_and_the_slowest_is_known() {
+    let folder = tempfile::tempdir().unwrap();
+    let config_of = |ranks, steps| config(folder.path(), "run", ranks, "ddp", steps);
+    let config = config_of(2, "8");
+    let tables = each(2, |rank, world| {
+        let stop = AtomicBool::new(false);
+        let run = Run {
+            plan: StepPlan::new(&config, Target::Cpu, 0).unwrap(),
+            settings: BTreeMap::new(),
+            resume: Resume::Fresh,
+            options: OPTIONS,
+            stop: &stop,
+            progress: &NoProgress,
+            world: Some(world),
+        };
+        let outcome = train(run, &mut |event: Event<'_>| {
+            // A step takes a millisecond otherwise.
+            if rank == 1 && matches!(event, Event::Step { .. }) {
+                thread::sleep(std::time::Duration::from_millis(60));
+            }
+        });
+        outcome.unwrap().ranks
+    });
+    assert_eq!(tables[1], None);
+    let table = tables[0].as_ref().unwrap();
+    assert_eq!((table.steps, table.step, table.rows.len()), (8, 8, 2));
+    let slowest = table.slowest().unwrap();
+    assert_eq!((slowest.rank, slowest.is_clear), (1, true), "{table:?}");
+    for row in &table.rows {
+        assert_eq!(row.facts.process, std::process::id());
+        assert_eq!(row.facts.device, "1 thread");
+        assert!(row.pace.waited_seconds <= row.pace.seconds);
+        assert_eq!(row.most_bytes.is_some(), cfg!(target_os = "linux"));
+    }
+    let path = folder.path().join("run/ranks.jsonl");
+    let lines = || -> Vec<serde_json::Value> {
+        let text = fs::read_to_string(&path).unwrap();
+        text.lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
+    };
+    assert_eq!(lines()[0]["members"].as_array().unwrap().len(), 2);
+    let steps = |line: &serde_json::Value| line["steps"].as_u64().unwrap_or(0);
+    assert_eq!(lines().iter().map(steps).sum::<u64>(), 8);
+    assert_eq!(lines()[1]["waited_seconds"].as_array().unwrap().len(), 2);
+
+    let newest = Store::open(&folder.path().join("run")).unwrap().newest();
+    let from = Resume::From(newest.unwrap().unwrap().path);
+    run_of(&config_of(1, "10"), &from, None).unwrap();
+    let last = lines().pop().unwrap();
+    assert_eq!((&last["step"], &last["members"]), (&json!(8), &json!([])));
+}

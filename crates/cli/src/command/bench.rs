@@ -140,16 +140,16 @@ fn measure_settings(
     let plan = cinch_fit::plan(&config, overhead::machine(target))?;
     let config = plan.config.clone();
     let (useful, arena) = (plan.useful_flops() as f64, plan.arena_bytes());
-    let mut yardstick = Yardstick::new(target, &config, arguments.tf32)?;
+    let mut yardstick = Yardstick::new(target, &config, arguments.processor.tf32)?;
     let options = EngineOptions {
-        threads: arguments.threads,
-        tf32: arguments.tf32,
+        threads: arguments.processor.threads,
+        tf32: arguments.processor.tf32,
         device: 0,
-        deterministic: arguments.deterministic,
+        deterministic: arguments.processor.deterministic,
     };
     let mut session = Session::new(plan, options)?;
     session.initialize(config.training.seed)?;
-    if let Some(measured) = Measured::read(session.engine())? {
+    if let Some(measured) = Measured::read(session.engine(), session.plan())? {
         overhead::keep(&measured);
     }
     let batch = synthetic_batch(session.plan());
@@ -182,7 +182,7 @@ fn measure_settings(
     let resident = peak_resident_bytes();
     // After the peak was read: measuring a CPU's rates takes memory.
     let prediction = measure::card(session.engine(), Some(rate))
-        .map(|card| session.plan().predict(&card, arguments.tf32));
+        .map(|card| session.plan().predict(&card, arguments.processor.tf32));
     Ok(Bench {
         device: session.engine().describe(),
         device_used: device_used(session.engine()),

@@ -1,6 +1,7 @@
 //! `cinch fit`: the best settings for a card, shown, drawn, proved and written.
 
 mod apply;
+mod ranks;
 mod show;
 mod stages;
 
@@ -12,7 +13,7 @@ use cinch_engine::{Executor, cuda};
 use cinch_fit::FitError;
 use cinch_fit::search::{self, Fit, Permission, Permissions, Request};
 use cinch_graph::Target;
-use cinch_step::StepTarget;
+use cinch_step::{StepTarget, without_training};
 use serde_json::json;
 
 use super::init::Fitting;
@@ -65,16 +66,38 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
     config.batch.budget = Some(cinch_config::Bytes::new(hardware.budget.bytes));
     // Of the stages of a curriculum the one that takes most decides; they share its settings.
     config.model = config.model.with_stages(Vec::new());
-    let request = request(arguments, &settings, &config, &hardware);
-    let fit = match search::fit(&request) {
+    if budget::fixed(&settings, true).contains(&"world.shard")
+        && let Some(reason) = without_training(&config, hardware.target())
+    {
+        return Err(usage(reason));
+    }
+    let chosen = {
+        let asked = request(arguments, &settings, &config, &hardware);
+        ranks::choose(arguments, &settings, &asked)?
+    };
+    let chosen = chosen.map(|(choices, on_ranks)| {
+        config = on_ranks;
+        choices
+    });
+    let mut request = request(arguments, &settings, &config, &hardware);
+    request.effective_batch = match &chosen {
+        Some(choices) => Some(choices.effective_batch),
+        None => request.effective_batch,
+    };
+    let mut fit = match search::fit(&request) {
         Err(FitError::DoesNotFit(answer)) => {
             if arguments.json {
-                print_json(&json!({ "fits": false, "answer": answer }))?;
+                print_json(&json!({ "fits": false, "answer": answer, "by_ranks": chosen }))?;
+            } else if let Some(choices) = &chosen {
+                print(&ranks::text(choices))?;
             }
             return Err(memory::refused(answer, &arguments.settings.plain.memory));
         }
         other => other?,
     };
+    if chosen.is_some() {
+        ranks::add_values(&mut fit.report, &fit.plan.config);
+    }
     notes.extend(
         hardware
             .budget
@@ -96,6 +119,7 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
     if !arguments.json {
         print(&show::report(&fit, &hardware, arguments.details))?;
         print_all(&stages::text(&stages))?;
+        print_all(&chosen.as_ref().map(ranks::text).unwrap_or_default())?;
         print_all(&voice::notes(&notes))?;
     }
     let profiled = arguments
@@ -105,11 +129,18 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
     let applied = files
         .map(|files| apply(arguments, &files, &settings, &fit.report.values))
         .transpose()?;
-    let command = show::train_command(arguments, &settings, &fit.report, applied.as_ref());
+    let command = show::train_command(
+        arguments,
+        &settings,
+        &fit.report,
+        hardware.target(),
+        applied.as_ref(),
+    );
     if arguments.json {
         print_json(&json!({
             "fits": true,
             "fit": fit.report,
+            "by_ranks": chosen,
             "stages": stages,
             "memory": hardware.budget.whose,
             "train": command,

@@ -12,8 +12,9 @@ use anyhow::Context;
 use cinch_monitor::dashboard::{State, View, show};
 use cinch_monitor::{
     CsvWriter, History, Live, MonitorError, Planned, Recording, Reply, Sample, Server, Source,
-    Watched, append_line, exposition, is_run, read_curve, signs, text,
+    Watched, append_line, exposition, is_run, rank_lines, read_curve, read_ranks, signs, text,
 };
+use cinch_ranks::pace::RanksTable;
 use serde_json::json;
 
 use super::{print, print_raw};
@@ -201,7 +202,14 @@ fn in_lines(
             let mut line = serde_json::to_value(&sample)?;
             if let (Some(folder), Some(line)) = (&arguments.run, line.as_object_mut()) {
                 let last = read_curve(folder)?.last().cloned();
-                let run = json!({ "folder": folder.display().to_string(), "last": last });
+                let ranks = read_ranks(folder).ok().flatten();
+                let slowest = ranks.as_ref().and_then(RanksTable::slowest_lately);
+                let run = json!({
+                    "folder": folder.display().to_string(),
+                    "last": last,
+                    "ranks": ranks,
+                    "slowest_rank": slowest,
+                });
                 line.insert("run".to_owned(), run);
             }
             print_raw(&serde_json::to_vec(&line)?)?;
@@ -228,6 +236,9 @@ fn in_lines(
             |point| point.summary(),
         );
         print(&format!("run {}: {last}\n", cinch_files::shown(folder)))?;
+        if let Some(ranks) = read_ranks(folder).ok().flatten() {
+            print(&(rank_lines(&ranks, usize::MAX).join("\n") + "\n"))?;
+        }
     }
     history.settle();
     print(&text::once(&history, &signs(&history)))

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use cinch_config::Bytes;
-use cinch_engine::{Engine, EngineOptions};
+use cinch_engine::EngineOptions;
 use cinch_graph::{ALIGNMENT, Target};
 use cinch_plan::Placement;
 use cinch_step::{Prediction, StepPlan};
@@ -199,7 +199,7 @@ fn measure(session: &mut Session, steps: Steps) -> anyhow::Result<Profile> {
     let config = &plan.config;
     session.initialize(config.training.seed)?;
     let known = overhead::known();
-    let measured = Measured::read(session.engine())?;
+    let measured = Measured::read(session.engine(), &plan)?;
     let batch = synthetic_batch(session.plan());
     let mut step_seconds = Vec::new();
     let mut used = Vec::new();
@@ -217,7 +217,7 @@ fn measure(session: &mut Session, steps: Steps) -> anyhow::Result<Profile> {
     let resident = resident_bytes();
     let device = measured
         .as_ref()
-        .and_then(|measured| device_memory(session.engine(), measured, known.as_ref(), &used));
+        .and_then(|measured| device_memory(session, measured, known.as_ref(), &used));
     if let Some(measured) = &measured {
         overhead::keep(measured);
     }
@@ -248,12 +248,13 @@ fn measure(session: &mut Session, steps: Steps) -> anyhow::Result<Profile> {
 }
 
 fn device_memory(
-    engine: &Engine,
+    session: &Session,
     measured: &Measured,
     known: Option<&Measured>,
     used: &[u64],
 ) -> Option<DeviceMemory> {
-    let executor = engine.cuda()?;
+    let executor = session.engine().cuda()?;
+    let recorded = session.plan().recorded_bytes();
     let (after_context, arena) = (executor.context_bytes(), executor.arena_bytes());
     let context = known.map_or(after_context, |known| known.context_bytes);
     let others = after_context.saturating_sub(context);
@@ -261,11 +262,11 @@ fn device_memory(
     Some(DeviceMemory {
         after_context,
         after_arena: executor.allocated_bytes(),
-        prepared: arena + measured.total_bytes(),
+        prepared: arena + recorded + measured.total_bytes(),
         after_step_2: *used.get(1)?,
         after_last_step: *used.last()?,
         others,
-        expected: arena + overhead + others,
+        expected: arena + recorded + overhead + others,
         overhead_measured_before: known.is_some(),
     })
 }

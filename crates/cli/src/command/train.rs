@@ -7,6 +7,7 @@ use cinch_config::{Bytes, Config, Settings, Source, Value};
 use cinch_data::DataError;
 use cinch_engine::EngineOptions;
 use cinch_graph::Target;
+use cinch_step::without_training;
 use cinch_train::{
     Ending, Event, MeasuredLoss, Observer, Ownership, Run, TrainError, TrainingOutcome, train_owned,
 };
@@ -14,7 +15,7 @@ use serde_json::json;
 
 use super::{print, print_all, print_json};
 use crate::args::TrainArguments;
-use crate::failure::Interrupted;
+use crate::failure::{Interrupted, usage};
 use crate::overhead::{self, Measured};
 use crate::progress::{DataBar, TrainBar, epochs, shown};
 use crate::ranks::Rank;
@@ -47,6 +48,9 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
     refuse_unread_data(&asked.settings)?;
     rank.join(&mut asked, target)?;
     let plan = rank.plan(&asked, &arguments.settings.plain.memory, target)?;
+    if let Some(reason) = without_training(&plan.config, target) {
+        return Err(usage(reason));
+    }
     voice::explain(&asked.settings);
     voice::aside(arguments.settings.plain.memory.board_note());
     if !arguments.json && !voice::is_quiet() {
@@ -73,9 +77,9 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
         settings: settings_to_keep(&asked.settings, &plan_config)?,
         resume: asked.resume(),
         options: EngineOptions {
-            threads: arguments.threads.or(rank.threads()),
-            tf32: arguments.tf32,
-            deterministic: arguments.deterministic,
+            threads: arguments.processor.threads.or(rank.threads()),
+            tf32: arguments.processor.tf32,
+            deterministic: arguments.processor.deterministic,
             device: rank.device(target)?,
         },
         stop: &interrupt::STOP,
@@ -84,8 +88,8 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
     };
     let mut bar = TrainBar::new();
     let outcome = train_owned(run, owned, &mut |event: Event<'_>| {
-        if let Event::Ready { engine, .. } = &event
-            && let Ok(Some(measured)) = Measured::read(engine)
+        if let Event::Ready { engine, plan, .. } = &event
+            && let Ok(Some(measured)) = Measured::read(engine, plan)
         {
             overhead::keep(&measured);
         }
@@ -247,15 +251,27 @@ fn describe(
         outcome.seconds
     ));
     // On a GPU the process holds other memory than the plan's.
+    let of_ranks = outcome.ranks.iter().flat_map(|table| &table.rows);
+    let most = of_ranks.map(|row| row.most_bytes).max().flatten();
     if let Some(most) = outcome
         .most_resident_bytes
+        .max(most)
         .filter(|_| target == Target::Cpu)
     {
+        let each = outcome.ranks.as_ref();
+        let each = each.map_or_else(String::new, |table| {
+            format!(" on each of {} ranks", table.rows.len())
+        });
         lines.push(format!(
-            "memory: {} planned, {} in use at most",
+            "memory: {} planned{each}, {} in use at most",
             Bytes::new(outcome.planned_bytes),
             Bytes::new(most)
         ));
+    }
+    if let Some(table) = &outcome.ranks
+        && let Some(slowest) = table.slowest().filter(|slowest| slowest.is_clear)
+    {
+        lines.push(table.told(&slowest));
     }
     let run = shown(folder);
     if let Some(path) = &outcome.checkpoint {
@@ -296,6 +312,8 @@ fn as_json(outcome: &TrainingOutcome) -> serde_json::Value {
         "seconds": outcome.seconds,
         "planned_bytes": outcome.planned_bytes,
         "peak_resident_bytes": cinch_train::peak_resident_bytes(),
+        "ranks": outcome.ranks,
+        "slowest_rank": outcome.ranks.as_ref().and_then(|table| table.slowest()),
     })
 }
 
@@ -321,6 +339,7 @@ mod tests {
             seconds: 1.0,
             planned_bytes: 1 << 20,
             most_resident_bytes: None,
+            ranks: None,
         }
     }
 

@@ -13,7 +13,11 @@ use sha2::{Digest, Sha256};
 use crate::error::EngineError;
 
 /// What sources include, each before those that it includes itself.
-const HEADERS: [(&str, &str); 5] = [
+const HEADERS: [(&str, &str); 7] = [
+    (
+        "#include \"attention.cuh\"",
+        include_str!("kernels/attention.cuh"),
+    ),
     (
         "#include \"hopper.cuh\"",
         include_str!("kernels/hopper.cuh"),
@@ -22,6 +26,10 @@ const HEADERS: [(&str, &str); 5] = [
     (
         "#include \"selection.cuh\"",
         include_str!("kernels/selection.cuh"),
+    ),
+    (
+        "#include \"sequence.cuh\"",
+        include_str!("kernels/sequence.cuh"),
     ),
     (
         "#include \"matrix.cuh\"",
@@ -34,11 +42,15 @@ const HEADERS: [(&str, &str); 5] = [
 ];
 
 /// Every source, by the name that commands use.
-pub const SOURCES: [(&str, &str); 33] = [
+pub const SOURCES: [(&str, &str); 34] = [
     ("activation", include_str!("kernels/activation.cu")),
     ("adapter_tensor", include_str!("kernels/adapter_tensor.cu")),
     ("attention", include_str!("kernels/attention.cu")),
     ("attention_any", include_str!("kernels/attention_any.cu")),
+    (
+        "attention_backward",
+        include_str!("kernels/attention_backward.cu"),
+    ),
     (
         "attention_entropy",
         include_str!("kernels/attention_entropy.cu"),

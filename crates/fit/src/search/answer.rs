@@ -73,8 +73,9 @@ pub struct FitSettings {
     pub update_in_backward: bool,
     pub offload: bool,
     pub offload_frozen: bool,
-    /// Those that train together, and what each keeps only a part of.
+    /// Those that train together, on how many machines, and what each keeps only a part of.
     pub ranks: usize,
+    pub nodes: usize,
     pub shard: &'static str,
     /// What only this model has, by key.
     pub model: BTreeMap<&'static str, u64>,
@@ -164,6 +165,7 @@ impl FitSettings {
             offload: batch.offload,
             offload_frozen: batch.offload_frozen,
             ranks: batch.world.ranks,
+            nodes: batch.world.nodes,
             shard: batch.world.shard.name(),
             model: model.collect(),
         }

@@ -4,7 +4,7 @@
 //! [`fit`] goes through the stages in order: `request` says what is asked, `axis` and `space`
 //! what may be chosen, `sketch` what each choice takes, `explore` which one is best; `front` and
 //! `technique` put the recommendation beside its neighbours, `guide` beside the guide's tables,
-//! and `answer` is the report.
+//! `ranks` beside other numbers of ranks, and `answer` is the report.
 //!
 //! A choice that changes the result (eight-bit states, shorter sequences) is a last resort unless
 //! the request frees it: it is taken only where nothing else fits, the one that changes least
@@ -16,6 +16,7 @@ mod calibration;
 mod explore;
 mod front;
 mod guide;
+mod ranks;
 mod request;
 mod sketch;
 mod space;
@@ -30,6 +31,7 @@ pub use answer::{
 pub use axis::{Axis, Choice, best_precision};
 pub use calibration::{Calibration, CalibrationFactor};
 pub use guide::{GuideClaim, GuideRow, guide_rows};
+pub use ranks::{RankChoice, RankChoices, RefusedRanks, by_ranks, on_ranks};
 pub use request::{Permission, Permissions, Request, budget_with_margin, stated_keys};
 
 use std::ops::Range;

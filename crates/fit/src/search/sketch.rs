@@ -32,12 +32,12 @@ use cinch_device::Card;
 use cinch_graph::{Graph, Target, TrainingGraph, aligned};
 use cinch_plan::Demand;
 use cinch_step::{
-    StepTarget, VariantForm, beside_arena, differentiated, evaluation_graph, options, recomputed,
-    variant_forms,
+    SamplePlan, StepTarget, VariantForm, beside_arena, differentiated, evaluation_graph, options,
+    recomputed, recorded_bytes, sample_bytes, variant_forms,
 };
 
 use crate::FitError;
-use profile::{BlockTimes, Profile, peak};
+use profile::{BlockLaunches, BlockTimes, Profile, peak};
 
 /// A first block, one between, its neighbour, and a last one.
 const SHORT: usize = 4;
@@ -76,6 +76,8 @@ pub(crate) struct Processor<'a> {
 pub(crate) struct Steps {
     /// For each graph that the model is trained by.
     variants: Vec<VariantSteps>,
+    /// What texts between steps take of the memory that the step is in.
+    sample_bytes: u64,
 }
 
 struct VariantSteps {
@@ -111,7 +113,10 @@ impl Steps {
         let variants = variant_forms(config).into_iter();
         let variants = variants.map(|form| VariantSteps::new(config, form, target, length, counts));
         let variants = variants.collect::<Result<_, _>>()?;
-        Ok(Self { variants })
+        Ok(Self {
+            variants,
+            sample_bytes: sample_bytes(SamplePlan::of(config)?, target),
+        })
     }
 }
 
@@ -206,9 +211,14 @@ impl Sketch {
         let most = |of: fn(&VariantSketch) -> u64| variants.iter().map(of).max().unwrap_or(0);
         let (persistent, host_bytes) = (most(|v| v.persistent), most(|v| v.host_bytes));
         let base = persistent.saturating_add(beside_arena(options, host_bytes));
+        let base = base.saturating_add(steps.sample_bytes);
         let counts = 0..=config.model.num_blocks();
         let bytes = counts.clone().map(|count| {
             let peaks = variants.iter().map(|variant| variant.transient[count]);
+            let launches = variants.iter().map(|variant| variant.launches[count]);
+            let launches = launches.fold(0, u64::saturating_add);
+            let recorded = recorded_bytes(options.target, launches);
+            let base = base.saturating_add(recorded);
             base.saturating_add(peaks.max().unwrap_or(0))
         });
         let seconds = counts.map(|count| {
@@ -230,6 +240,8 @@ struct VariantSketch {
     /// The most that is alive besides.
     transient: Vec<u64>,
     seconds: Vec<f64>,
+    /// That are recorded, of the evaluation too.
+    launches: Vec<u64>,
 }
 
 impl VariantSketch {
@@ -239,9 +251,11 @@ impl VariantSketch {
         let peak_of = |graph: &Graph| peak(&Demand::new(graph, options), graph.nodes.len());
         let mut evaluation = peak_of(&steps.evaluation);
         let times = |step| BlockTimes::new(config, step, processor);
+        let launches_of = |step| BlockLaunches::of_training(config, step);
+        let evaluated = BlockLaunches::of_evaluation(&steps.evaluation);
         let (_, first) = &steps.recomputed[0];
         let built = Demand::new(first, options);
-        let (persistent, host_bytes, transient, seconds) = match &steps.shorter {
+        let (persistent, host_bytes, transient, seconds, launches) = match &steps.shorter {
             Shorter::Block(one_less) => {
                 let profile = |(_, step): &(usize, TrainingGraph)| Profile::new(step, options);
                 let profiles: Vec<Profile> = steps.recomputed.iter().map(profile).collect();
@@ -249,14 +263,20 @@ impl VariantSketch {
                 let less = Demand::new(one_less, options);
                 let persistent = persistent_bytes((first, &built), (one_less, &less), more);
                 let host_bytes = extend(built.host_bytes, less.host_bytes, more);
-                let [kept, again] = [0, SHORT].map(|count| times(&steps.recomputed[count].1));
-                let growth = more as f64 * (kept.seconds - times(one_less).seconds);
+                let by_count: Vec<BlockTimes> = steps
+                    .recomputed
+                    .iter()
+                    .map(|(_, step)| times(step))
+                    .collect();
                 let chain = Chain {
                     blocks,
                     profiles: &profiles,
                 };
-                let seconds = chain.seconds(&kept, &again, growth);
-                (persistent, host_bytes, chain.peaks(), seconds)
+                let seconds = chain.seconds(&by_count, &times(one_less));
+                let recorded = steps.recomputed.iter().map(|(_, step)| launches_of(step));
+                let recorded: Vec<BlockLaunches> = recorded.collect();
+                let launches = chain.launches(&recorded, &launches_of(one_less), &evaluated);
+                (persistent, host_bytes, chain.peaks(), seconds, launches)
             }
             Shorter::Repeat {
                 recomputed,
@@ -273,11 +293,21 @@ impl VariantSketch {
                     let [more, less] = [step, fewer].map(|step| times(step).seconds);
                     (*count, more + *missing as f64 * (more - less))
                 });
+                let fewer = BlockLaunches::of_evaluation(fewer_evaluation).total();
+                let evaluated = extend(evaluated.total(), fewer, *missing);
+                let launches = pairs().map(|((count, step), fewer)| {
+                    let [more, less] = [step, fewer].map(|step| launches_of(step).total());
+                    (
+                        *count,
+                        extend(more, less, *missing).saturating_add(evaluated),
+                    )
+                });
                 (
                     extend(built.persistent_bytes(), less.persistent_bytes(), *missing),
                     extend(built.host_bytes, less.host_bytes, *missing),
                     by_count(blocks, peaks),
                     by_count(blocks, seconds),
+                    by_count(blocks, launches),
                 )
             }
             Shorter::Nothing => {
@@ -285,11 +315,16 @@ impl VariantSketch {
                 let peaks = peaks.map(|(count, step)| (*count, peak_of(step)));
                 let seconds = steps.recomputed.iter();
                 let seconds = seconds.map(|(count, step)| (*count, times(step).seconds));
+                let launches = steps.recomputed.iter().map(|(count, step)| {
+                    let trained = launches_of(step).total();
+                    (*count, trained.saturating_add(evaluated.total()))
+                });
                 (
                     built.persistent_bytes(),
                     built.host_bytes,
                     by_count(blocks, peaks),
                     by_count(blocks, seconds),
+                    by_count(blocks, launches),
                 )
             }
         };
@@ -301,6 +336,7 @@ impl VariantSketch {
                 .map(|peak| peak.max(evaluation))
                 .collect(),
             seconds,
+            launches,
         }
     }
 }
@@ -364,6 +400,8 @@ struct Chain<'a> {
 /// Neighbouring blocks of the long chain that one block of a short one stands for.
 struct Group<'a> {
     blocks: Range<usize>,
+    /// How many blocks of the short one are recomputed.
+    recomputed: usize,
     stand_in: usize,
     profile: &'a Profile,
 }
@@ -385,6 +423,7 @@ impl<'a> Chain<'a> {
                 let profile = &self.profiles[recomputed];
                 groups.push(Group {
                     blocks,
+                    recomputed,
                     stand_in,
                     profile,
                 });
@@ -433,23 +472,53 @@ impl<'a> Chain<'a> {
         (0..=self.blocks).map(most).collect()
     }
 
-    /// The step's seconds, by the number of recomputed blocks.
-    fn seconds(&self, kept: &BlockTimes, again: &BlockTimes, growth: f64) -> Vec<f64> {
-        let mut seconds = vec![kept.seconds + growth];
-        for block in 0..self.blocks {
-            let stand_in = stand_in(block, self.blocks);
-            seconds.push(seconds[block] + again.by_block[stand_in] - kept.by_block[stand_in]);
-        }
-        seconds
+    /// The step's seconds, by the number of recomputed blocks: those of its blocks, and of what
+    /// stands outside them, of which some comes once more with each block.
+    fn seconds(&self, by_count: &[BlockTimes], one_less: &BlockTimes) -> Vec<f64> {
+        let more = (self.blocks - SHORT) as f64;
+        let seconds = |count: usize| {
+            let ends = &by_count[self.ends_like(count)];
+            let outside = ends.outside(&by_count[0], one_less, more);
+            let blocks = self.groups(count).into_iter().map(|group| {
+                let each = by_count[group.recomputed].by_block[group.stand_in];
+                each * group.blocks.len() as f64
+            });
+            outside + blocks.sum::<f64>()
+        };
+        (0..=self.blocks).map(seconds).collect()
     }
-}
 
-/// The place of a block in a short chain.
-fn stand_in(block: usize, blocks: usize) -> usize {
-    match block {
-        0 => FIRST,
-        _ if block + 1 == blocks => LAST,
-        _ => BETWEEN,
+    /// Recorded launches of the step and of its evaluation, likewise.
+    fn launches(
+        &self,
+        by_count: &[BlockLaunches],
+        one_less: &BlockLaunches,
+        evaluated: &BlockLaunches,
+    ) -> Vec<u64> {
+        let more = (self.blocks - SHORT) as u64;
+        let once_more = by_count[0].outside().saturating_sub(one_less.outside());
+        let evaluation = evaluated.of_block(BETWEEN).saturating_mul(more);
+        let evaluation = evaluation.saturating_add(evaluated.total());
+        let launches = |count: usize| {
+            let outside = by_count[self.ends_like(count)].outside();
+            let outside = outside.saturating_add(once_more.saturating_mul(more));
+            let blocks = self.groups(count).into_iter().map(|group| {
+                let each = by_count[group.recomputed].of_block(group.stand_in);
+                each.saturating_mul(group.blocks.len() as u64)
+            });
+            let training = blocks.fold(outside, u64::saturating_add);
+            training.saturating_add(evaluation)
+        };
+        (0..=self.blocks).map(launches).collect()
+    }
+
+    /// How many blocks of the short chain are recomputed where its ends have the neighbours that
+    /// those of the long one have.
+    fn ends_like(&self, count: usize) -> usize {
+        match self.blocks - count {
+            kept @ 0..=1 => SHORT - kept,
+            _ => count.min(SHORT - 2),
+        }
     }
 }
 

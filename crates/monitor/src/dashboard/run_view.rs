@@ -8,15 +8,34 @@ use ratatui::text::Line;
 use ratatui::widgets::Paragraph;
 
 use super::chart::{Curve, Frames, draw as draw_chart};
-use super::draw::BOLD;
+use super::draw::{BOLD, FAINT};
 use super::state::{State, View};
+use crate::rank_lines::rank_lines;
 use crate::run_folder::RunPoint;
 
 pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, state: &State) {
     let View::Run(folder) = &state.view else {
         return;
     };
-    let [head, body] = Layout::vertical([Constraint::Length(2), Constraint::Min(1)]).areas(area);
+    // A third for the ranks; curves get the rest.
+    let ranks = state.ranks.as_ref();
+    let ranks = ranks.map_or_else(Vec::new, |table| {
+        rank_lines(table, usize::from(area.height / 3).max(3))
+    });
+    let [head, middle, body] = Layout::vertical([
+        Constraint::Length(2),
+        Constraint::Length(ranks.len() as u16),
+        Constraint::Min(1),
+    ])
+    .areas(area);
+    let mut text: Vec<Line<'_>> = ranks.into_iter().map(Line::from).collect();
+    if let Some(first) = text.first_mut() {
+        first.style = BOLD;
+    }
+    if let Some(titles) = text.get_mut(1) {
+        titles.style = FAINT;
+    }
+    frame.render_widget(Paragraph::new(text), middle);
     let mut lines = vec![Line::styled(format!("run {}", folder.display()), BOLD)];
     if let Some(problem) = &state.curve_problem {
         lines.push(Line::from(

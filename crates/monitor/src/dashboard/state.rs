@@ -7,7 +7,10 @@ use ratatui::crossterm::event::{
 };
 use ratatui::layout::{Position, Rect};
 
+use cinch_ranks::pace::RanksTable;
+
 use crate::history::{History, ProcessHistory, ProcessKey};
+use crate::rank_lines::read_ranks;
 use crate::run_folder::{RunCurve, read_curve};
 use crate::sample::Sample;
 use crate::signs::{Sign, signs};
@@ -97,6 +100,7 @@ pub struct State {
     pub(super) shows_help: bool,
     pub(super) curve: RunCurve,
     pub(super) curve_problem: Option<String>,
+    pub(super) ranks: Option<RanksTable>,
     pub(super) places: Places,
     waiting: Vec<Sample>,
     changed: bool,
@@ -129,6 +133,8 @@ impl State {
                 Ok(curve) => (self.curve, self.curve_problem) = (curve, None),
                 Err(error) => self.curve_problem = Some(error.to_string()),
             }
+            // What cannot be read of them keeps no curve from being shown.
+            self.ranks = read_ranks(folder).ok().flatten();
         }
     }
 

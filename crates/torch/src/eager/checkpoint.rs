@@ -153,6 +153,26 @@ impl Checkpointing {
             Checkpointing::Reentrant => reentrant(context, input, function),
         }
     }
+
+    /// Runs a part that has several results, and is given all that it needs by position. Such a part is never reentrant.
+    pub fn run_several<T: 'static>(
+        self,
+        context: &Context,
+        input: &Tensor,
+        function: impl Fn(&Tensor) -> T + 'static,
+    ) -> T {
+        if self == Checkpointing::Off || !context.is_grad_enabled() {
+            return function(input);
+        }
+        let function = Rc::new(function);
+        let again = Positional {
+            input: input.clone(),
+            function: function.clone(),
+        };
+        forgetting(context, Box::new(move || drop(again.run())), || {
+            function(input)
+        })
+    }
 }
 
 fn non_reentrant(
@@ -161,19 +181,37 @@ fn non_reentrant(
     function: impl Fn(&Tensor) -> Tensor + 'static,
 ) -> Tensor {
     let function = Rc::new(function);
+    let again = {
+        let (function, input) = (function.clone(), input.clone());
+        Box::new(move || drop(function(&input)))
+    };
+    forgetting(context, again, || function(input))
+}
+
+/// Runs a part whose saved tensors are not kept.
+fn forgetting<T>(context: &Context, again: Box<dyn Fn()>, body: impl FnOnce() -> T) -> T {
     let frame = Rc::new(Frame {
-        run: {
-            let (function, input) = (function.clone(), input.clone());
-            Box::new(move || drop(function(&input)))
-        },
+        run: again,
         autocast: context.autocast.borrow().dtype(),
         holders: RefCell::default(),
         recomputed: Cell::new(false),
     });
     context.hooks.borrow_mut().push(Rc::new(Forget(frame)));
-    let output = function(input);
+    let output = body();
     context.hooks.borrow_mut().pop();
     output
+}
+
+/// A part and what it is given by position: its input goes before the rest.
+struct Positional<F> {
+    input: Tensor,
+    function: Rc<F>,
+}
+
+impl<F: Fn(&Tensor) -> T, T> Positional<F> {
+    fn run(&self) -> T {
+        (self.function)(&self.input)
+    }
 }
 
 /// One node keeps the part's input. Its backward makes a leaf of it, runs the part with recording, and runs backward over

@@ -5,14 +5,15 @@ use std::rc::Rc;
 use cinch_architecture::{self as architecture, Activation};
 
 use super::activation;
+use super::bert_embeddings::{Embeddings, Embeds};
 use super::bert_lines::Lines;
 use super::head_attention::{self, HeadAttention};
 use super::mask::{self, Attention};
-use super::module::{Builder, Embedding, LayerNorm, Linear};
+use super::module::{Builder, LayerNorm, Linear};
 use super::replay::{Replay, Setup};
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::line::at;
-use crate::eager::op::{creation, dropout, index, loss, matmul, pointwise, view};
+use crate::eager::op::{creation, dropout, loss, matmul, pointwise, view};
 use crate::eager::training::Program;
 use crate::eager::{Context, DType, Line, Tensor};
 
@@ -48,86 +49,6 @@ static LINES: Lines = Lines {
     scores: line(495),
     loss: line(975),
 };
-
-/// What opens an encoder.
-pub(super) trait Embeds {
-    fn words(&self) -> &Tensor;
-
-    /// `words_require_grad`: the hook of `enable_input_require_grads` makes the words' embeddings ask for a gradient.
-    fn forward(&self, ids: &Tensor, words_require_grad: bool) -> Tensor;
-}
-
-pub(super) struct Embeddings {
-    words: Embedding,
-    positions: Embedding,
-    token_types: Embedding,
-    norm: LayerNorm,
-    position_ids: Tensor,
-    token_type_ids: Tensor,
-    dropout: f64,
-}
-
-impl Embeddings {
-    fn new(builder: &Builder, config: &architecture::Bert) -> Embeddings {
-        let context = &builder.context;
-        let words = builder.embedding(config.vocabulary, config.width);
-        let positions = builder.embedding(config.positions, config.width);
-        let token_types = builder.embedding(config.token_types, config.width);
-        let norm = builder.layer_norm(config.width);
-        let position_ids =
-            view::unsqueeze(creation::arange(context, config.positions, DType::Int64), 0);
-        let token_type_ids = creation::filled(context, [1, config.positions], DType::Int64);
-        let dropout = config.hidden_dropout;
-        Embeddings {
-            words,
-            positions,
-            token_types,
-            norm,
-            position_ids,
-            token_type_ids,
-            dropout,
-        }
-    }
-}
-
-impl Embeds for Embeddings {
-    fn words(&self) -> &Tensor {
-        &self.words.table
-    }
-
-    fn forward(&self, ids: &Tensor, words_require_grad: bool) -> Tensor {
-        let context = ids.context();
-        let (batch, length) = (ids.size(0), ids.size(1));
-        at!(context, FILE, 84);
-        let position_ids = view::slice(&self.position_ids, 1, length);
-        at!(context, FILE, 93);
-        let gathered = index::gather(&self.token_type_ids, &position_ids);
-        let token_type_ids = view::expand(&gathered, [batch, length]);
-        at!(context, FILE, 99);
-        let words = self.words.forward(ids);
-        if words_require_grad {
-            words.set_requires_grad(true);
-        }
-        at!(context, FILE, 100);
-        let token_types = self.token_types.forward(&token_type_ids);
-        at!(context, FILE, 101);
-        let mut sum = pointwise::add(&words, &token_types);
-        at!(context, FILE, 103);
-        let positions = self.positions.forward(&position_ids);
-        at!(context, FILE, 104);
-        sum = pointwise::add(&sum, &positions);
-        at!(context, FILE, 106);
-        sum = self.norm.forward(&sum);
-        at!(context, FILE, 107);
-        sum = dropout::dropout(&sum, self.dropout);
-        drop(words);
-        drop(gathered);
-        drop(token_type_ids);
-        drop(token_types);
-        drop(positions);
-        sum
-    }
-}
 
 struct Layer {
     index: u32,

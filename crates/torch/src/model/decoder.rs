@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use cinch_architecture::{self as architecture, Windows};
 
+use super::causal::{CausalLanguageModel, CausalModel};
 use super::decoder_layer::Layer;
 use super::decoder_lines::Lines;
 use super::mask::{Attention, Masks};
@@ -12,9 +13,8 @@ use super::module::{Builder, Embedding, Linear, position_ids};
 use super::replay::Setup;
 use super::rotary::Rotary;
 use crate::eager::checkpoint::Checkpointing;
-use crate::eager::op::{cast, creation, loss, matmul, pointwise, reduce, view};
-use crate::eager::training::Program;
-use crate::eager::{Context, DType, Tensor};
+use crate::eager::op::{cast, matmul, pointwise, reduce, view};
+use crate::eager::{Context, DType, Line, Tensor};
 
 /// RMS norm in plain ops, in fp32.
 pub(super) struct RmsNorm {
@@ -77,7 +77,7 @@ pub(super) fn with_bias(linear: &Linear) -> Vec<Tensor> {
     parameters
 }
 
-/// The causal language model with its loss.
+/// The causal language model.
 pub(super) struct Decoder<B> {
     context: Context,
     tokens: Embedding,
@@ -92,18 +92,16 @@ pub(super) struct Decoder<B> {
     checkpoints: Checkpointing,
     /// Adapters under checkpointing need a gradient to reach the first layer: the embeddings are made to ask for one.
     embeddings_require_grad: bool,
-    batch: [u64; 2],
-    trainable: Vec<Tensor>,
 }
 
 impl Decoder<Layer> {
-    pub fn new(
+    pub fn program(
         setup: &Setup,
         config: &architecture::Decoder,
         lines: &'static Lines,
-    ) -> Decoder<Layer> {
+    ) -> CausalLanguageModel<Decoder<Layer>> {
         let kind = setup.attention;
-        Decoder::of(setup, config, config.head_width, lines, |builder, index| {
+        Decoder::program_of(setup, config, config.head_width, lines, |builder, index| {
             Layer::new(builder, config, lines, kind, index)
         })
     }
@@ -111,13 +109,13 @@ impl Decoder<Layer> {
 
 impl<B: Block> Decoder<B> {
     /// A decoder of any layers; `rotary_width`: how many numbers of a head are turned.
-    pub fn of(
+    pub fn program_of(
         setup: &Setup,
         config: &architecture::Decoder,
         rotary_width: u64,
         lines: &'static Lines,
         layer: impl Fn(&Builder, u32) -> B,
-    ) -> Decoder<B> {
+    ) -> CausalLanguageModel<Decoder<B>> {
         let builder = &setup.builder();
         let (kind, checkpoints) = (setup.attention, setup.checkpoints);
         let context = builder.context.clone();
@@ -146,8 +144,7 @@ impl<B: Block> Decoder<B> {
             None => Rotary::loaded(&context, rotary_width),
         };
         builder.add_adapters(layers.iter().flat_map(|layer| layer.linears()));
-        let trainable = builder.trainable();
-        Decoder {
+        let decoder = Decoder {
             context,
             tokens,
             layers,
@@ -160,9 +157,18 @@ impl<B: Block> Decoder<B> {
             kind,
             checkpoints,
             embeddings_require_grad: checkpoints.is_on() && builder.has_adapters(),
-            batch: setup.batch,
-            trainable,
-        }
+        };
+        CausalLanguageModel::new(decoder, builder, setup.batch)
+    }
+}
+
+impl<B: Block> CausalModel for Decoder<B> {
+    fn context(&self) -> &Context {
+        &self.context
+    }
+
+    fn vocabulary(&self) -> u64 {
+        self.config.vocabulary
     }
 
     fn transform(&self, ids: &Tensor) -> Tensor {
@@ -218,45 +224,17 @@ impl<B: Block> Decoder<B> {
         drop(cos);
         hidden
     }
-}
 
-impl<B: Block> Decoder<B> {
-    /// Loss and logits.
-    fn run(&self, ids: &Tensor, labels: &Tensor, items: Option<&Tensor>) -> (Tensor, Tensor) {
-        let (context, lines) = (&self.context, self.lines);
-        let hidden = self.transform(ids);
-        context.at(&lines.logits);
-        let logits = matmul::linear(view::alias(&hidden), &self.head, None);
-        context.at(&lines.loss);
-        let loss = loss::causal_language_model(&logits, labels, self.config.vocabulary, items);
-        drop(hidden);
-        (loss, logits)
-    }
-}
-
-impl<B: Block> Program for Decoder<B> {
-    fn batch(&self) -> Vec<Tensor> {
-        vec![creation::filled(&self.context, self.batch, DType::Int64)]
+    fn logits(&self, hidden: &Tensor) -> Tensor {
+        self.context.at(&self.lines.logits);
+        matmul::linear(view::alias(hidden), &self.head, None)
     }
 
-    fn loss(&self, batch: &[Tensor]) -> Tensor {
-        self.run(&batch[0], &batch[0], None).0
-    }
-
-    fn outputs(
-        &self,
-        ids: &Tensor,
-        labels: &Tensor,
-        items: Option<&Tensor>,
-    ) -> Option<(Tensor, Tensor)> {
-        Some(self.run(ids, labels, items))
+    fn loss_line(&self) -> &'static Line {
+        &self.lines.loss
     }
 
     fn embeddings(&self) -> Vec<Tensor> {
         vec![self.tokens.table.clone()]
-    }
-
-    fn trainable(&self) -> Vec<Tensor> {
-        self.trainable.clone()
     }
 }

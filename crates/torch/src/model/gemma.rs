@@ -5,6 +5,7 @@ use std::rc::Rc;
 use cinch_architecture::{self as architecture, SlidingLayers, Windows};
 
 use super::attending::Attending;
+use super::causal::{CausalLanguageModel, CausalModel};
 use super::decoder::with_bias;
 use super::decoder_layer::gated_feed;
 use super::decoder_lines::Lines;
@@ -13,8 +14,7 @@ use super::module::{Builder, Embedding, Linear, position_ids};
 use super::replay::Setup;
 use super::rotary::{Rotary, rotate};
 use crate::eager::checkpoint::Checkpointing;
-use crate::eager::op::{cast, creation, loss, matmul, pointwise, reduce, view};
-use crate::eager::training::Program;
+use crate::eager::op::{cast, matmul, pointwise, reduce, view};
 use crate::eager::{Context, DType, Line, Tensor};
 
 /// The statements of one file, besides those that all decoders have.
@@ -236,18 +236,16 @@ pub(super) struct Gemma {
     checkpoints: Checkpointing,
     /// Adapters under checkpointing need a gradient to reach the first layer: the embeddings are made to ask for one.
     embeddings_require_grad: bool,
-    batch: [u64; 2],
-    trainable: Vec<Tensor>,
 }
 
 impl Gemma {
     /// `rotary_of_each`: whether each kind of layer has rotary positions of its own.
-    pub fn new(
+    pub fn program(
         setup: &Setup,
         shape: &architecture::Gemma,
         rotary_of_each: bool,
         lines: &'static GemmaLines,
-    ) -> Gemma {
+    ) -> CausalLanguageModel<Gemma> {
         let builder = &setup.builder();
         let (config, context) = (&shape.decoder, builder.context.clone());
         let (kind, checkpoints) = (setup.attention, setup.checkpoints);
@@ -291,7 +289,7 @@ impl Gemma {
                 .collect(),
         };
         builder.add_adapters(layers.iter().flat_map(|layer| layer.linears()));
-        Gemma {
+        let gemma = Gemma {
             tokens,
             scale,
             layers,
@@ -304,10 +302,19 @@ impl Gemma {
             kind,
             checkpoints,
             embeddings_require_grad: checkpoints.is_on() && builder.has_adapters(),
-            batch: setup.batch,
-            trainable: builder.trainable(),
             context,
-        }
+        };
+        CausalLanguageModel::new(gemma, builder, setup.batch)
+    }
+}
+
+impl CausalModel for Gemma {
+    fn context(&self) -> &Context {
+        &self.context
+    }
+
+    fn vocabulary(&self) -> u64 {
+        self.shape.decoder.vocabulary
     }
 
     fn transform(&self, ids: &Tensor) -> Tensor {
@@ -367,12 +374,10 @@ impl Gemma {
         hidden
     }
 
-    /// Loss and logits.
-    fn run(&self, ids: &Tensor, labels: &Tensor, items: Option<&Tensor>) -> (Tensor, Tensor) {
-        let (context, lines) = (&self.context, &self.lines.common);
-        let hidden = self.transform(ids);
-        context.at(&lines.logits);
-        let mut logits = matmul::linear(view::alias(&hidden), &self.head, None);
+    fn logits(&self, hidden: &Tensor) -> Tensor {
+        let context = &self.context;
+        context.at(&self.lines.common.logits);
+        let mut logits = matmul::linear(view::alias(hidden), &self.head, None);
         if self.shape.caps_logits {
             let [divide, bend, multiply] = &self.lines.logits_cap;
             context.at(divide);
@@ -382,37 +387,14 @@ impl Gemma {
             context.at(multiply);
             logits = pointwise::mul_number(&logits);
         }
-        context.at(&lines.loss);
-        let vocabulary = self.shape.decoder.vocabulary;
-        let loss = loss::causal_language_model(&logits, labels, vocabulary, items);
-        drop(hidden);
-        (loss, logits)
-    }
-}
-
-impl Program for Gemma {
-    fn batch(&self) -> Vec<Tensor> {
-        vec![creation::filled(&self.context, self.batch, DType::Int64)]
+        logits
     }
 
-    fn loss(&self, batch: &[Tensor]) -> Tensor {
-        self.run(&batch[0], &batch[0], None).0
-    }
-
-    fn outputs(
-        &self,
-        ids: &Tensor,
-        labels: &Tensor,
-        items: Option<&Tensor>,
-    ) -> Option<(Tensor, Tensor)> {
-        Some(self.run(ids, labels, items))
+    fn loss_line(&self) -> &'static Line {
+        &self.lines.common.loss
     }
 
     fn embeddings(&self) -> Vec<Tensor> {
         vec![self.tokens.table.clone()]
-    }
-
-    fn trainable(&self) -> Vec<Tensor> {
-        self.trainable.clone()
     }
 }

@@ -10,7 +10,7 @@ use crate::eager::training::Program;
 
 impl Replay for architecture::Gemma2 {
     fn program(&self, setup: &Setup) -> Box<dyn Program> {
-        Box::new(Gemma::new(setup, &self.0, false, &LINES))
+        Box::new(Gemma::program(setup, &self.0, false, &LINES))
     }
 
     fn can_be_quantised(&self) -> bool {

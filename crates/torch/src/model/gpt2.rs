@@ -5,19 +5,24 @@ use std::rc::Rc;
 use cinch_architecture as architecture;
 
 use super::activation;
+use super::causal::{CausalLanguageModel, CausalModel};
 use super::mask::{self, Attention};
 use super::module::{Builder, Embedding, LayerNorm, position_ids};
 use super::replay::{Replay, Setup};
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::line::at;
-use crate::eager::op::{
-    attention, cast, creation, dropout, loss, matmul, pointwise, softmax, view,
-};
+use crate::eager::op::{attention, cast, dropout, matmul, pointwise, softmax, view};
 use crate::eager::training::Program;
-use crate::eager::{Context, DType, Tensor};
+use crate::eager::{Context, Line, Tensor};
 
 /// Where transformers has this model: the lines below are this file's.
 const FILE: &str = "modeling_gpt2.py";
+
+/// Where the loss is computed.
+static LOSS: Line = Line::Source {
+    file: FILE,
+    number: 702,
+};
 
 /// `Conv1D`: a linear layer whose weight is stored transposed.
 struct Conv1d {
@@ -188,8 +193,6 @@ pub struct Gpt2 {
     config: architecture::Gpt2,
     kind: Attention,
     checkpoints: Checkpointing,
-    batch: [u64; 2],
-    trainable: Vec<Tensor>,
 }
 
 impl Gpt2 {
@@ -198,7 +201,6 @@ impl Gpt2 {
         config: architecture::Gpt2,
         kind: Attention,
         checkpoints: Checkpointing,
-        batch: [u64; 2],
     ) -> Gpt2 {
         let tokens = builder.embedding(config.vocabulary, config.width);
         let positions = builder.embedding(config.positions, config.width);
@@ -208,7 +210,6 @@ impl Gpt2 {
         let norm = builder.layer_norm(config.width);
         let (head, scalar) = builder.head(&tokens.table, config.tied);
         builder.add_adapters(std::iter::empty());
-        let trainable = builder.trainable();
         let context = builder.context.clone();
         Gpt2 {
             context,
@@ -221,9 +222,17 @@ impl Gpt2 {
             config,
             kind,
             checkpoints,
-            batch,
-            trainable,
         }
+    }
+}
+
+impl CausalModel for Gpt2 {
+    fn context(&self) -> &Context {
+        &self.context
+    }
+
+    fn vocabulary(&self) -> u64 {
+        self.config.vocabulary
     }
 
     fn transform(&self, ids: &Tensor) -> Tensor {
@@ -257,57 +266,25 @@ impl Gpt2 {
         drop(position_embeddings);
         hidden
     }
-}
 
-impl Gpt2 {
-    /// Loss and logits.
-    fn run(&self, ids: &Tensor, labels: &Tensor, items: Option<&Tensor>) -> (Tensor, Tensor) {
-        let context = &self.context;
-        let hidden = self.transform(ids);
-        at!(context, FILE, 697);
-        let logits = matmul::linear(view::alias(&hidden), &self.head, None);
-        at!(context, FILE, 702);
-        let loss = loss::causal_language_model(&logits, labels, self.config.vocabulary, items);
-        drop(hidden);
-        (loss, logits)
-    }
-}
-
-impl Program for Gpt2 {
-    fn batch(&self) -> Vec<Tensor> {
-        vec![creation::filled(&self.context, self.batch, DType::Int64)]
+    fn logits(&self, hidden: &Tensor) -> Tensor {
+        at!(self.context, FILE, 697);
+        matmul::linear(view::alias(hidden), &self.head, None)
     }
 
-    fn loss(&self, batch: &[Tensor]) -> Tensor {
-        self.run(&batch[0], &batch[0], None).0
-    }
-
-    fn outputs(
-        &self,
-        ids: &Tensor,
-        labels: &Tensor,
-        items: Option<&Tensor>,
-    ) -> Option<(Tensor, Tensor)> {
-        Some(self.run(ids, labels, items))
+    fn loss_line(&self) -> &'static Line {
+        &LOSS
     }
 
     fn embeddings(&self) -> Vec<Tensor> {
         vec![self.tokens.table.clone(), self.positions.table.clone()]
     }
-
-    fn trainable(&self) -> Vec<Tensor> {
-        self.trainable.clone()
-    }
 }
 
 impl Replay for architecture::Gpt2 {
     fn program(&self, setup: &Setup) -> Box<dyn Program> {
-        Box::new(Gpt2::new(
-            &setup.builder(),
-            self.clone(),
-            setup.attention,
-            setup.checkpoints,
-            setup.batch,
-        ))
+        let builder = &setup.builder();
+        let model = Gpt2::new(builder, self.clone(), setup.attention, setup.checkpoints);
+        Box::new(CausalLanguageModel::new(model, builder, setup.batch))
     }
 }

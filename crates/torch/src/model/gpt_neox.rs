@@ -5,6 +5,7 @@ use std::rc::Rc;
 use cinch_architecture as architecture;
 
 use super::activation;
+use super::causal::{CausalLanguageModel, CausalModel};
 use super::decoder_lines::{Lines, lines};
 use super::head_attention::{self, HeadAttention};
 use super::mask::{self, Attention};
@@ -13,9 +14,9 @@ use super::replay::{Replay, Setup};
 use super::rotary::{Rotary, rotate_half};
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::line::at;
-use crate::eager::op::{creation, dropout, loss, matmul, pointwise, view};
+use crate::eager::op::{dropout, matmul, pointwise, view};
 use crate::eager::training::Program;
-use crate::eager::{Context, DType, Line, Tensor};
+use crate::eager::{Context, Line, Tensor};
 
 /// Where transformers has this model: the lines below are this file's.
 const FILE: &str = "modeling_gpt_neox.py";
@@ -192,7 +193,7 @@ impl Layer {
     }
 }
 
-/// The causal language model with its loss.
+/// The causal language model.
 struct GptNeoX {
     context: Context,
     tokens: Embedding,
@@ -205,13 +206,10 @@ struct GptNeoX {
     checkpoints: Checkpointing,
     /// Adapters under checkpointing need a gradient to reach the first layer.
     embeddings_require_grad: bool,
-    batch: [u64; 2],
-    trainable: Vec<Tensor>,
 }
 
 impl GptNeoX {
-    fn new(setup: &Setup, config: &architecture::GptNeoX) -> GptNeoX {
-        let builder = &setup.builder();
+    fn new(setup: &Setup, builder: &Builder, config: &architecture::GptNeoX) -> GptNeoX {
         let context = builder.context.clone();
         let tokens = builder.embedding(config.vocabulary, config.width);
         let layers: Vec<Rc<Layer>> = (0..config.layers)
@@ -232,10 +230,18 @@ impl GptNeoX {
             kind: setup.attention,
             checkpoints: setup.checkpoints,
             embeddings_require_grad: setup.checkpoints.is_on() && builder.has_adapters(),
-            batch: setup.batch,
-            trainable: builder.trainable(),
             context,
         }
+    }
+}
+
+impl CausalModel for GptNeoX {
+    fn context(&self) -> &Context {
+        &self.context
+    }
+
+    fn vocabulary(&self) -> u64 {
+        self.config.vocabulary
     }
 
     fn transform(&self, ids: &Tensor) -> Tensor {
@@ -276,49 +282,25 @@ impl GptNeoX {
         hidden
     }
 
-    /// Loss and logits.
-    fn run(&self, ids: &Tensor, labels: &Tensor, items: Option<&Tensor>) -> (Tensor, Tensor) {
-        let context = &self.context;
-        let hidden = self.transform(ids);
-        context.at(&LINES.logits);
-        let logits = matmul::linear(view::alias(&hidden), &self.head, None);
-        context.at(&LINES.loss);
-        let loss = loss::causal_language_model(&logits, labels, self.config.vocabulary, items);
-        drop(hidden);
-        (loss, logits)
-    }
-}
-
-impl Program for GptNeoX {
-    fn batch(&self) -> Vec<Tensor> {
-        vec![creation::filled(&self.context, self.batch, DType::Int64)]
+    fn logits(&self, hidden: &Tensor) -> Tensor {
+        self.context.at(&LINES.logits);
+        matmul::linear(view::alias(hidden), &self.head, None)
     }
 
-    fn loss(&self, batch: &[Tensor]) -> Tensor {
-        self.run(&batch[0], &batch[0], None).0
-    }
-
-    fn outputs(
-        &self,
-        ids: &Tensor,
-        labels: &Tensor,
-        items: Option<&Tensor>,
-    ) -> Option<(Tensor, Tensor)> {
-        Some(self.run(ids, labels, items))
+    fn loss_line(&self) -> &'static Line {
+        &LINES.loss
     }
 
     fn embeddings(&self) -> Vec<Tensor> {
         vec![self.tokens.table.clone()]
     }
-
-    fn trainable(&self) -> Vec<Tensor> {
-        self.trainable.clone()
-    }
 }
 
 impl Replay for architecture::GptNeoX {
     fn program(&self, setup: &Setup) -> Box<dyn Program> {
-        Box::new(GptNeoX::new(setup, self))
+        let builder = &setup.builder();
+        let model = GptNeoX::new(setup, builder, self);
+        Box::new(CausalLanguageModel::new(model, builder, setup.batch))
     }
 }
 

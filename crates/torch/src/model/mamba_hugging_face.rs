@@ -5,16 +5,23 @@ use std::rc::Rc;
 
 use cinch_architecture as architecture;
 
+use super::causal::{CausalLanguageModel, CausalModel};
 use super::module::{Builder, Embedding, Linear};
 use super::replay::{Replay, Setup};
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::line::at;
-use crate::eager::op::{cast, convolution, creation, loss, matmul, pointwise, reduce, view};
+use crate::eager::op::{cast, convolution, creation, matmul, pointwise, reduce, view};
 use crate::eager::training::Program;
-use crate::eager::{Context, DType, Tensor};
+use crate::eager::{Context, DType, Line, Tensor};
 
 /// Where transformers has this model: the lines below are this file's.
 const FILE: &str = "modeling_mamba.py";
+
+/// Where the loss is computed.
+static LOSS: Line = Line::Source {
+    file: FILE,
+    number: 793,
+};
 
 /// RMS norm in plain ops, in fp32.
 struct RmsNorm {
@@ -293,8 +300,6 @@ pub struct HuggingFaceMamba {
     checkpoints: Checkpointing,
     /// Adapters under checkpointing need a gradient to reach the first layer: the embeddings are made to ask for one.
     embeddings_require_grad: bool,
-    batch: [u64; 2],
-    trainable: Vec<Tensor>,
 }
 
 impl HuggingFaceMamba {
@@ -302,7 +307,6 @@ impl HuggingFaceMamba {
         builder: &Builder,
         config: &architecture::HuggingFaceMamba,
         checkpoints: Checkpointing,
-        batch: [u64; 2],
     ) -> HuggingFaceMamba {
         let tokens = builder.embedding(config.vocabulary, config.width);
         let layers: Vec<Rc<Layer>> = (0..config.layers)
@@ -330,9 +334,17 @@ impl HuggingFaceMamba {
             vocabulary: config.vocabulary,
             checkpoints,
             embeddings_require_grad: checkpoints.is_on() && builder.has_adapters(),
-            batch,
-            trainable: builder.trainable(),
         }
+    }
+}
+
+impl CausalModel for HuggingFaceMamba {
+    fn context(&self) -> &Context {
+        &self.context
+    }
+
+    fn vocabulary(&self) -> u64 {
+        self.vocabulary
     }
 
     fn transform(&self, ids: &Tensor) -> Tensor {
@@ -354,56 +366,26 @@ impl HuggingFaceMamba {
         drop(embeddings);
         hidden
     }
-}
 
-impl HuggingFaceMamba {
-    /// Loss and logits.
-    fn run(&self, ids: &Tensor, labels: &Tensor, items: Option<&Tensor>) -> (Tensor, Tensor) {
-        let hidden = self.transform(ids);
+    fn logits(&self, hidden: &Tensor) -> Tensor {
         at!(self.context, FILE, 789);
-        let lowered = cast::to(view::alias(&hidden), self.head.dtype());
-        let logits = cast::to(matmul::linear(lowered, &self.head, None), DType::Float32);
-        at!(self.context, FILE, 793);
-        let loss = loss::causal_language_model(&logits, labels, self.vocabulary, items);
-        drop(hidden);
-        (loss, logits)
-    }
-}
-
-impl Program for HuggingFaceMamba {
-    fn batch(&self) -> Vec<Tensor> {
-        vec![creation::filled(&self.context, self.batch, DType::Int64)]
+        let lowered = cast::to(view::alias(hidden), self.head.dtype());
+        cast::to(matmul::linear(lowered, &self.head, None), DType::Float32)
     }
 
-    fn loss(&self, batch: &[Tensor]) -> Tensor {
-        self.run(&batch[0], &batch[0], None).0
-    }
-
-    fn outputs(
-        &self,
-        ids: &Tensor,
-        labels: &Tensor,
-        items: Option<&Tensor>,
-    ) -> Option<(Tensor, Tensor)> {
-        Some(self.run(ids, labels, items))
+    fn loss_line(&self) -> &'static Line {
+        &LOSS
     }
 
     fn embeddings(&self) -> Vec<Tensor> {
         vec![self.tokens.table.clone()]
     }
-
-    fn trainable(&self) -> Vec<Tensor> {
-        self.trainable.clone()
-    }
 }
 
 impl Replay for architecture::HuggingFaceMamba {
     fn program(&self, setup: &Setup) -> Box<dyn Program> {
-        Box::new(HuggingFaceMamba::new(
-            &setup.builder(),
-            self,
-            setup.checkpoints,
-            setup.batch,
-        ))
+        let builder = &setup.builder();
+        let model = HuggingFaceMamba::new(builder, self, setup.checkpoints);
+        Box::new(CausalLanguageModel::new(model, builder, setup.batch))
     }
 }

@@ -92,6 +92,11 @@ fn find_packed_sequences(position_ids: &Tensor, batch: u64) {
 /// model's type.
 pub fn causal(embeddings: &Tensor, position_ids: &Tensor, attention: Attention) -> Option<Tensor> {
     find_packed_sequences(position_ids, embeddings.size(0));
+    causal_without_positions(embeddings, attention)
+}
+
+/// The same of a model that gives no position ids: several sequences in one row are not looked for.
+pub fn causal_without_positions(embeddings: &Tensor, attention: Attention) -> Option<Tensor> {
     match attention {
         Attention::Sdpa => None,
         Attention::Eager => Some(additive(embeddings, allowed(embeddings, before))),

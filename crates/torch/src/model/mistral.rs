@@ -9,7 +9,7 @@ use crate::eager::training::Program;
 
 impl Replay for architecture::Mistral {
     fn program(&self, setup: &Setup) -> Box<dyn Program> {
-        Box::new(Decoder::new(setup, &self.0, &LINES))
+        Box::new(Decoder::program(setup, &self.0, &LINES))
     }
 
     fn can_be_quantised(&self) -> bool {

@@ -5,18 +5,25 @@ use std::rc::Rc;
 use cinch_architecture as architecture;
 
 use super::activation;
+use super::causal::{CausalLanguageModel, CausalModel};
 use super::head_attention::{HeadAttention, Lines};
 use super::mask::{self, Attention};
 use super::module::{Builder, Embedding, LayerNorm, Linear};
 use super::replay::{Replay, Setup};
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::line::at;
-use crate::eager::op::{cast, creation, dropout, loss, matmul, pointwise, view};
+use crate::eager::op::{cast, creation, dropout, matmul, pointwise, view};
 use crate::eager::training::Program;
 use crate::eager::{Context, DType, Line, Tensor};
 
 /// Where transformers has this model: the lines below are this file's.
 const FILE: &str = "modeling_opt.py";
+
+/// Where the loss is computed.
+static LOSS: Line = Line::Source {
+    file: FILE,
+    number: 516,
+};
 
 const fn line(number: u32) -> Line {
     Line::Source { file: FILE, number }
@@ -156,7 +163,7 @@ impl Layer {
     }
 }
 
-/// The causal language model with its loss.
+/// The causal language model.
 struct Opt {
     context: Context,
     tokens: Embedding,
@@ -171,13 +178,10 @@ struct Opt {
     checkpoints: Checkpointing,
     /// Adapters under checkpointing need a gradient to reach the first layer.
     embeddings_require_grad: bool,
-    batch: [u64; 2],
-    trainable: Vec<Tensor>,
 }
 
 impl Opt {
-    fn new(setup: &Setup, config: &architecture::Opt) -> Opt {
-        let builder = &setup.builder();
+    fn new(setup: &Setup, builder: &Builder, config: &architecture::Opt) -> Opt {
         let (width, outer) = (config.width, config.embedding_width);
         let tokens = builder.embedding(config.vocabulary, outer);
         let positions = builder.embedding(config.positions + architecture::Opt::OFFSET, width);
@@ -203,9 +207,17 @@ impl Opt {
             kind: setup.attention,
             checkpoints: setup.checkpoints,
             embeddings_require_grad: setup.checkpoints.is_on() && builder.has_adapters(),
-            batch: setup.batch,
-            trainable: builder.trainable(),
         }
+    }
+}
+
+impl CausalModel for Opt {
+    fn context(&self) -> &Context {
+        &self.context
+    }
+
+    fn vocabulary(&self) -> u64 {
+        self.config.vocabulary
     }
 
     fn transform(&self, ids: &Tensor) -> Tensor {
@@ -260,48 +272,24 @@ impl Opt {
         hidden
     }
 
-    /// Loss and logits.
-    fn run(&self, ids: &Tensor, labels: &Tensor, items: Option<&Tensor>) -> (Tensor, Tensor) {
-        let context = &self.context;
-        let hidden = self.transform(ids);
-        at!(context, FILE, 512);
-        let logits = matmul::linear(view::alias(&hidden), &self.head, None);
-        at!(context, FILE, 516);
-        let loss = loss::causal_language_model(&logits, labels, self.config.vocabulary, items);
-        drop(hidden);
-        (loss, logits)
-    }
-}
-
-impl Program for Opt {
-    fn batch(&self) -> Vec<Tensor> {
-        vec![creation::filled(&self.context, self.batch, DType::Int64)]
+    fn logits(&self, hidden: &Tensor) -> Tensor {
+        at!(self.context, FILE, 512);
+        matmul::linear(view::alias(hidden), &self.head, None)
     }
 
-    fn loss(&self, batch: &[Tensor]) -> Tensor {
-        self.run(&batch[0], &batch[0], None).0
-    }
-
-    fn outputs(
-        &self,
-        ids: &Tensor,
-        labels: &Tensor,
-        items: Option<&Tensor>,
-    ) -> Option<(Tensor, Tensor)> {
-        Some(self.run(ids, labels, items))
+    fn loss_line(&self) -> &'static Line {
+        &LOSS
     }
 
     fn embeddings(&self) -> Vec<Tensor> {
         vec![self.tokens.table.clone()]
     }
-
-    fn trainable(&self) -> Vec<Tensor> {
-        self.trainable.clone()
-    }
 }
 
 impl Replay for architecture::Opt {
     fn program(&self, setup: &Setup) -> Box<dyn Program> {
-        Box::new(Opt::new(setup, self))
+        let builder = &setup.builder();
+        let model = Opt::new(setup, builder, self);
+        Box::new(CausalLanguageModel::new(model, builder, setup.batch))
     }
 }

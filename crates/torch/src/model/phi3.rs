@@ -174,7 +174,13 @@ impl Replay for architecture::Phi3 {
     fn program(&self, setup: &Setup) -> Box<dyn Program> {
         let (kind, rotary) = (setup.attention, self.rotary_width);
         let layer = |builder: &Builder, index| Layer::new(builder, self, kind, index);
-        Box::new(Decoder::of(setup, &self.decoder, rotary, &LINES, layer))
+        Box::new(Decoder::program_of(
+            setup,
+            &self.decoder,
+            rotary,
+            &LINES,
+            layer,
+        ))
     }
 
     fn can_be_quantised(&self) -> bool {

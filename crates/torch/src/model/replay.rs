@@ -7,6 +7,7 @@ use super::frozen::Frozen;
 use super::load::Loader;
 use super::mask::Attention;
 use super::module::Builder;
+use super::workload::Workload;
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::training::Program;
 use crate::eager::{Context, DType};
@@ -44,6 +45,11 @@ pub trait Replay {
     fn can_be_quantised(&self) -> bool {
         false
     }
+
+    /// Why a run of it is not written down here, as a sentence.
+    fn refuses(&self, _workload: &Workload) -> Option<String> {
+        None
+    }
 }
 
 macro_rules! dispatch {
@@ -53,6 +59,13 @@ macro_rules! dispatch {
             match architecture {
                 $(Architecture::$trained(shape) => shape.program(setup),)*
                 $(Architecture::$predicted(shape) => shape.program(setup),)*
+            }
+        }
+
+        pub fn refuses(workload: &Workload) -> Option<String> {
+            match &workload.architecture {
+                $(Architecture::$trained(shape) => shape.refuses(workload),)*
+                $(Architecture::$predicted(shape) => shape.refuses(workload),)*
             }
         }
 

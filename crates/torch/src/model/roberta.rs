@@ -2,13 +2,14 @@
 
 use cinch_architecture as architecture;
 
-use super::bert::{Embeds, Encoder, MaskedModel};
+use super::bert::{Encoder, MaskedModel};
+use super::bert_embeddings::{self, Embeds, Tables};
 use super::bert_lines::Lines;
 use super::head_attention;
-use super::module::{Builder, Embedding, LayerNorm};
+use super::module::Builder;
 use super::replay::{Replay, Setup};
 use crate::eager::line::at;
-use crate::eager::op::{cast, creation, dropout, index, pointwise, scan, view};
+use crate::eager::op::{cast, creation, index, pointwise, scan, view};
 use crate::eager::training::Program;
 use crate::eager::{DType, Line, Tensor};
 
@@ -45,27 +46,43 @@ static LINES: Lines = Lines {
     loss: line(867),
 };
 
+static EMBEDDING: bert_embeddings::Lines = bert_embeddings::Lines {
+    words: line(112),
+    token_types: line(113),
+    first_sum: line(114),
+    positions: line(116),
+    second_sum: line(117),
+    norm: line(119),
+    dropout: line(120),
+};
+
 struct Embeddings {
-    words: Embedding,
-    token_types: Embedding,
-    norm: LayerNorm,
+    tables: Tables,
     _position_ids: Tensor,
     token_type_ids: Tensor,
-    positions: Embedding,
-    dropout: f64,
 }
 
 impl Embeddings {
+    /// The table of positions is made last.
     fn new(builder: &Builder, config: &architecture::Bert) -> Embeddings {
         let (context, length) = (&builder.context, config.positions);
-        Embeddings {
-            words: builder.embedding(config.vocabulary, config.width),
-            token_types: builder.embedding(config.token_types, config.width),
-            norm: builder.layer_norm(config.width),
-            _position_ids: creation::arange(context, length, DType::Int64),
-            token_type_ids: creation::filled(context, [1, length], DType::Int64),
+        let words = builder.embedding(config.vocabulary, config.width);
+        let token_types = builder.embedding(config.token_types, config.width);
+        let norm = builder.layer_norm(config.width);
+        let position_ids = creation::arange(context, length, DType::Int64);
+        let token_type_ids = creation::filled(context, [1, length], DType::Int64);
+        let tables = Tables {
+            words,
             positions: builder.embedding(length, config.width),
+            token_types,
+            norm,
             dropout: config.hidden_dropout,
+            lines: &EMBEDDING,
+        };
+        Embeddings {
+            tables,
+            _position_ids: position_ids,
+            token_type_ids,
         }
     }
 }
@@ -86,42 +103,17 @@ fn count_positions(ids: &Tensor) -> Tensor {
 }
 
 impl Embeds for Embeddings {
-    fn words(&self) -> &Tensor {
-        &self.words.table
+    fn tables(&self) -> &Tables {
+        &self.tables
     }
 
-    fn forward(&self, ids: &Tensor, words_require_grad: bool) -> Tensor {
-        let context = ids.context();
-        let (batch, length) = (ids.size(0), ids.size(1));
+    fn positions(&self, ids: &Tensor) -> (Tensor, Tensor) {
         let position_ids = count_positions(ids);
-        let rows = view::expand(&self.token_type_ids, [batch, self.token_type_ids.size(1)]);
-        at!(context, FILE, 106);
+        let sizes = [ids.size(0), self.token_type_ids.size(1)];
+        let rows = view::expand(&self.token_type_ids, sizes);
+        at!(ids.context(), FILE, 106);
         let gathered = index::gather(&rows, &position_ids);
-        let token_type_ids = view::expand(&gathered, [batch, length]);
-        at!(context, FILE, 112);
-        let words = self.words.forward(ids);
-        if words_require_grad {
-            words.set_requires_grad(true);
-        }
-        at!(context, FILE, 113);
-        let token_types = self.token_types.forward(&token_type_ids);
-        at!(context, FILE, 114);
-        let mut sum = pointwise::add(&words, &token_types);
-        at!(context, FILE, 116);
-        let positions = self.positions.forward(&position_ids);
-        at!(context, FILE, 117);
-        sum = pointwise::add(&sum, &positions);
-        at!(context, FILE, 119);
-        sum = self.norm.forward(&sum);
-        at!(context, FILE, 120);
-        sum = dropout::dropout(&sum, self.dropout);
-        drop(token_type_ids);
-        drop(position_ids);
-        drop(words);
-        drop(gathered);
-        drop(token_types);
-        drop(positions);
-        sum
+        (position_ids, gathered)
     }
 }
 

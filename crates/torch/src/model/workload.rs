@@ -157,8 +157,21 @@ impl Workload {
             });
         }
         at_most("length", self.length, MOST_LENGTH)?;
-        if let Some(problem) = self.architecture.beyond_the_replay() {
+        let beyond = self.architecture.beyond_the_replay();
+        if let Some(problem) = beyond.or_else(|| replay::refuses(self)) {
             return Err(TorchError::Beyond { problem });
+        }
+        if let Some(tokens) = self.architecture.positions()
+            && self.architecture.has_one_length()
+            && tokens != self.length
+        {
+            return Err(TorchError::Beyond {
+                problem: format!(
+                    "a sequence of {} is one image, {tokens} tokens, and never {}",
+                    self.architecture.family().title,
+                    self.length
+                ),
+            });
         }
         let tokens = self
             .batch

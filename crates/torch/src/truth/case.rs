@@ -154,15 +154,17 @@ impl Case {
 
     fn architecture(&self) -> Result<Architecture, TorchError> {
         match self.family.as_str() {
-            "hf-causal" | "hf-mlm" => {
+            "hf-causal" | "hf-mlm" | "hf-seq2seq" | "hf-image" => {
                 let name = self.model.as_deref().unwrap_or_default();
                 let architecture = configured(name, &self.arch)?.architecture;
-                if architecture.is_masked() != (self.family == "hf-mlm") {
-                    return Err(self.problem(
-                        "family",
-                        &self.family,
-                        "hf-mlm for BERT and its relatives, hf-causal for the others",
-                    ));
+                let family = match architecture {
+                    Architecture::T5(_) => "hf-seq2seq",
+                    Architecture::Vit(_) => "hf-image",
+                    _ if architecture.is_masked() => "hf-mlm",
+                    _ => "hf-causal",
+                };
+                if family != self.family {
+                    return Err(self.problem("family", &self.family, family));
                 }
                 Ok(architecture)
             }
@@ -184,7 +186,7 @@ impl Case {
             other => Err(self.problem(
                 "family",
                 other,
-                "one of hf-causal, hf-mlm, mamba, gsa, mu, naics",
+                "one of hf-causal, hf-mlm, hf-seq2seq, hf-image, mamba, gsa, mu, naics",
             )),
         }
     }

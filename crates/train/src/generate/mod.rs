@@ -1,9 +1,9 @@
 //! Text from a model, token by token, with a cache: keys and values of attention, states of scans
 //! and convolutions. A token costs the same however many came before, attention's own part aside.
 //!
-//! The model is planned for runs of 1, 4, 16, 64 and 256 tokens, so that a prompt of any length is
-//! a few runs; all of them share one arena of weights, cache and transient memory. Results depend
-//! on the text alone, not on how it was cut into runs, but for rounding.
+//! A prompt is read in a few runs of many tokens, whose graphs share one arena
+//! ([`GenerationPlan`]). Results depend on the text alone, not on how it was cut into runs, but for
+//! rounding.
 //!
 //! A text that outgrows the context loses its oldest half, and what is left is read again from
 //! position 0: learned positions end there, and so does the cache. From then on the model sees
@@ -16,8 +16,9 @@ use cinch_architecture::Architecture;
 use cinch_engine::{Engine, EngineOptions, Part};
 use cinch_graph::op::Op;
 use cinch_graph::{DType, Graph, Parameter, Role, Storage, Target};
-use cinch_model::{AdapterShape, Build, Purpose, build, input};
-use cinch_plan::{Options, Placement, Plan};
+use cinch_model::{AdapterShape, input};
+use cinch_plan::{Placement, Plan};
+use cinch_step::GenerationPlan;
 use cinch_weights::PIECE_BYTES;
 
 use crate::error::TrainError;
@@ -25,10 +26,6 @@ use crate::session::placement;
 
 pub use choose::Sampling;
 pub use source::{TunedWeights, WeightPart, WeightSource};
-
-/// Runs grow by this factor, up to [`LONGEST_RUN`] tokens.
-const RUN_FACTOR: usize = 4;
-const LONGEST_RUN: usize = 256;
 
 /// How a model is made ready to generate.
 #[derive(Clone, Debug)]
@@ -84,39 +81,18 @@ impl Generator {
         weights: &mut dyn WeightSource,
         options: &GeneratorOptions,
     ) -> Result<Self, TrainError> {
-        let most = model.positions().map_or(usize::MAX, |most| most as usize);
-        let context = options.context.clamp(1, most.max(1));
-        let lengths = run_lengths(context);
-        let form = |&length: &usize| {
-            let purpose = Purpose::Generate {
-                context,
-                longest_run: lengths[0],
-            };
-            let form = Build {
-                adapters: options.adapters.clone(),
-                ..Build::plain(1, length, options.compute, purpose)
-            };
-            build(model, &form).map_err(cinch_step::StepError::from)
-        };
-        let graphs: Vec<Graph> = lengths.iter().map(form).collect::<Result<_, _>>()?;
-        let plans = Plan::several(
-            &graphs.iter().collect::<Vec<_>>(),
-            Options::new(options.target),
-        )
-        .map_err(cinch_step::StepError::from)?;
-        let planned = lengths.into_iter().zip(graphs).zip(plans);
-        let planned: Vec<(usize, Graph, Plan)> = planned
-            .map(|((length, graph), plan)| (length, graph, plan))
-            .collect();
-        for (_, graph, plan) in &planned {
-            plan.check_sizes(graph)
-                .map_err(cinch_step::StepError::from)?;
-        }
-        let arena = planned.iter().map(|(_, _, plan)| plan.arena_bytes).max();
-        let arena = arena.unwrap_or(0);
+        let planned = GenerationPlan::new(
+            model,
+            options.context,
+            options.compute,
+            options.adapters.as_ref(),
+            options.target,
+        )?;
+        let (context, arena) = (planned.context, planned.arena_bytes());
         let mut engine = Engine::new(options.target, arena, options.engine)?;
-        let mut programs = Vec::with_capacity(planned.len());
-        for (length, graph, plan) in planned {
+        let mut programs = Vec::with_capacity(planned.runs.len());
+        for run in planned.runs {
+            let (length, graph, plan) = (run.length, run.graph, run.plan);
             let part = engine.prepare(&graph, &plan, 0..graph.nodes.len(), true)?;
             programs.push(Program {
                 length,
@@ -248,16 +224,6 @@ impl Generator {
         self.read = read;
         Ok(())
     }
-}
-
-/// The numbers of tokens that are read at once, most first.
-fn run_lengths(context: usize) -> Vec<usize> {
-    let lengths = std::iter::successors(Some(1), |length| Some(length * RUN_FACTOR));
-    let mut lengths: Vec<usize> = lengths
-        .take_while(|&length| length <= context.min(LONGEST_RUN))
-        .collect();
-    lengths.reverse();
-    lengths
 }
 
 /// The first token of a text that is in sight: 0 up to the length of the context, then whole halves
@@ -399,13 +365,6 @@ fn load_codes(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn runs_cover_any_prompt() {
-        assert_eq!(run_lengths(1), [1]);
-        assert_eq!(run_lengths(40), [16, 4, 1]);
-        assert_eq!(run_lengths(100_000), [256, 64, 16, 4, 1]);
-    }
 
     #[test]
     fn a_long_text_keeps_at_least_half_of_the_context_in_sight() {

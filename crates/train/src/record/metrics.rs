@@ -51,13 +51,24 @@ impl MetricsLog {
     /// Starts the metrics of a new run. A file that is there already is kept under the first free
     /// name `metrics.1.jsonl`, `metrics.2.jsonl`, ….
     pub fn create(run_folder: impl AsRef<Path>) -> Result<Self, RecordError> {
+        Self::create_as(FILE_NAME, run_folder)
+    }
+
+    /// The same for another file of lines.
+    pub fn create_as(name: &str, run_folder: impl AsRef<Path>) -> Result<Self, RecordError> {
         let folder = run_folder.as_ref();
-        prepare(folder)?;
-        let path = folder.join(FILE_NAME);
-        if fs::symlink_metadata(&path).is_ok() {
-            fs::rename(&path, free_name(folder)).at("move aside", &path)?;
+        prepare(folder, name)?;
+        Self::set_aside(folder, name)?;
+        Self::append_to(folder.join(name))
+    }
+
+    /// Keeps a file of lines that is there already under the first free name.
+    pub fn set_aside(folder: &Path, name: &str) -> Result<(), RecordError> {
+        let path = folder.join(name);
+        match fs::symlink_metadata(&path) {
+            Ok(_) => fs::rename(&path, free_name(folder, name)).at("move aside", &path),
+            Err(_) => Ok(()),
         }
-        Self::append_to(path)
     }
 
     /// Continues the metrics of a run resumed after `step`: lines of later steps are dropped, and
@@ -69,9 +80,19 @@ impl MetricsLog {
         step: u64,
         evaluated: bool,
     ) -> Result<Self, RecordError> {
+        Self::resume_as(FILE_NAME, run_folder, step, evaluated)
+    }
+
+    /// The same for another file of lines.
+    pub fn resume_as(
+        name: &str,
+        run_folder: impl AsRef<Path>,
+        step: u64,
+        evaluated: bool,
+    ) -> Result<Self, RecordError> {
         let folder = run_folder.as_ref();
-        prepare(folder)?;
-        let path = folder.join(FILE_NAME);
+        prepare(folder, name)?;
+        let path = folder.join(name);
         let text = match cinch_files::read_regular(&path, u64::MAX) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             result => result.at("read", &path)?,
@@ -81,7 +102,7 @@ impl MetricsLog {
             None => None,
             Some(BadLine { number, reason }) => {
                 // Copied before it is changed: a kill in between loses nothing.
-                let aside = free_name(folder);
+                let aside = free_name(folder, name);
                 cinch_files::replace(&aside, &text).at("write", &aside)?;
                 Some(format!(
                     "{} line {number} is damaged ({reason}): what cannot be read was left out, \
@@ -154,17 +175,18 @@ impl MetricsLog {
 }
 
 /// Makes the folder where it is missing, and clears what a killed process left unfinished in it.
-fn prepare(folder: &Path) -> Result<(), RecordError> {
+fn prepare(folder: &Path, file: &str) -> Result<(), RecordError> {
     fs::create_dir_all(folder).at("create", folder)?;
-    cinch_files::sweep(folder, |name| name == FILE_NAME);
+    cinch_files::sweep(folder, |name| name == file);
     Ok(())
 }
 
 /// The first free name among `metrics.1.jsonl`, `metrics.2.jsonl`, ….
-fn free_name(folder: &Path) -> PathBuf {
+fn free_name(folder: &Path, name: &str) -> PathBuf {
+    let stem = name.strip_suffix(".jsonl").unwrap_or(name);
     let mut number = 1_u32;
     loop {
-        let candidate = folder.join(format!("metrics.{number}.jsonl"));
+        let candidate = folder.join(format!("{stem}.{number}.jsonl"));
         if fs::symlink_metadata(&candidate).is_err() {
             return candidate;
         }

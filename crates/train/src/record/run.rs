@@ -2,8 +2,9 @@
 //! TensorBoard's curves.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use cinch_ranks::pace::{FILE_NAME as RANKS_FILE, RanksBegin, RanksLine};
 use serde::Serialize;
 
 use super::error::RecordError;
@@ -17,7 +18,10 @@ const CURVES_FOLDER: &str = "tensorboard";
 /// The open record of a run.
 pub(crate) struct RunRecord {
     metrics: MetricsLog,
+    /// Where several ranks train, or did before.
+    ranks: Option<MetricsLog>,
     events: EventWriter,
+    folder: PathBuf,
 }
 
 /// One line of `metrics.jsonl` for an evaluation.
@@ -31,17 +35,26 @@ struct Validation<'a> {
 
 impl RunRecord {
     pub fn create(run_folder: &Path) -> Result<Self, RecordError> {
+        MetricsLog::set_aside(run_folder, RANKS_FILE)?;
         Ok(Self {
             metrics: MetricsLog::create(run_folder)?,
+            ranks: None,
             events: EventWriter::create(run_folder.join(CURVES_FOLDER))?,
+            folder: run_folder.to_owned(),
         })
     }
 
     /// Goes on after `step`; `evaluated` says whether the evaluation of that step, if one was
     /// due, is over.
     pub fn resume(run_folder: &Path, step: u64, evaluated: bool) -> Result<Self, RecordError> {
+        let ranks = match run_folder.join(RANKS_FILE).is_file() {
+            true => Some(MetricsLog::resume_as(RANKS_FILE, run_folder, step, true)?),
+            false => None,
+        };
         Ok(Self {
             metrics: MetricsLog::resume(run_folder, step, evaluated)?,
+            ranks,
+            folder: run_folder.to_owned(),
             events: EventWriter::resume(run_folder.join(CURVES_FOLDER), step)?,
         })
     }
@@ -49,6 +62,24 @@ impl RunRecord {
     /// What is worth telling of the record that was found.
     pub fn note(&self) -> Option<&str> {
         self.metrics.note()
+    }
+
+    /// Who trains from a step on. Where one does and always did, there is nothing to say.
+    pub fn begin_ranks(&mut self, step: u64, begin: &RanksBegin) -> Result<(), RecordError> {
+        let log = match &mut self.ranks {
+            Some(log) => log,
+            None if begin.members.is_empty() => return Ok(()),
+            none => none.insert(MetricsLog::create_as(RANKS_FILE, &self.folder)?),
+        };
+        log.append(step, begin)
+    }
+
+    /// What each of several ranks did since the line before.
+    pub fn ranks(&mut self, step: u64, line: &RanksLine) -> Result<(), RecordError> {
+        match &mut self.ranks {
+            Some(log) => log.append(step, line),
+            None => Ok(()),
+        }
     }
 
     pub fn step(&mut self, report: &StepReport) -> Result<(), RecordError> {
@@ -105,6 +136,9 @@ impl RunRecord {
     /// Forces what was written to the disk, before a checkpoint that goes with it.
     pub fn sync(&mut self) -> Result<(), RecordError> {
         self.metrics.sync()?;
+        if let Some(ranks) = &self.ranks {
+            ranks.sync()?;
+        }
         self.events.flush()
     }
 

@@ -1,7 +1,8 @@
 //! The answer of a search as text.
 
 use cinch_config::{Bytes, SETTINGS, Settings, Source};
-use cinch_fit::search::{Fit, FitOutcome, FitReport, GuideRow, Rung};
+use cinch_fit::search::{Fit, FitOutcome, FitReport, FitSettings, GuideRow, Rung};
+use cinch_graph::Target;
 use comfy_table::Cell;
 
 use super::Hardware;
@@ -79,7 +80,7 @@ fn speed(report: &FitReport, hardware: &Hardware) -> String {
     )
 }
 
-fn seconds(seconds: f64) -> String {
+pub fn seconds(seconds: f64) -> String {
     match seconds {
         s if s < 1.0 => format!("{:.1} ms", 1e3 * s),
         s => format!("{s:.2} s"),
@@ -228,9 +229,10 @@ pub fn train_command(
     arguments: &FitArguments,
     settings: &Settings,
     report: &FitReport,
+    target: Target,
     applied: Option<&Written>,
 ) -> String {
-    let mut words = vec!["cinch train".to_owned()];
+    let mut words = vec![started(&report.recommended.settings, target)];
     let subject = arguments.subject.as_deref();
     let named = arguments.settings.about(subject).ok();
     let named = named.map(|named| named.plain);
@@ -276,6 +278,19 @@ pub fn train_command(
         });
     }
     words.join(" ")
+}
+
+/// What starts as many processes as there are ranks, on one machine or on several.
+fn started(settings: &FitSettings, target: Target) -> String {
+    let processes = match target {
+        Target::Cpu => "--ranks",
+        Target::Cuda => "--gpus",
+    };
+    match (settings.ranks, settings.nodes) {
+        (0 | 1, _) => "cinch train".to_owned(),
+        (ranks, 0 | 1) => format!("cinch launch {processes} {ranks} -- train"),
+        (ranks, nodes) => format!("srun --nodes {nodes} --ntasks {ranks} cinch train"),
+    }
 }
 
 /// A word as a shell takes it.

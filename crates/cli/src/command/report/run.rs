@@ -2,7 +2,8 @@
 
 use cinch_config::Bytes;
 use cinch_graph::Target;
-use cinch_monitor::{RunCurve, RunPoint, read_curve};
+use cinch_monitor::{RunCurve, RunPoint, read_curve, read_ranks};
+use cinch_ranks::pace::{RankRow, RanksTable, seconds};
 use cinch_report::{Page, PageChart, Part, Section, Unit};
 
 use super::{diagnosis, plan, settings};
@@ -13,11 +14,9 @@ use crate::resume::Checkpoint;
 pub fn page(arguments: &ReportArguments) -> anyhow::Result<Page> {
     let folder = &arguments.subject;
     let curve = read_curve(folder)?;
-    let mut sections = vec![
-        progress(&curve),
-        against_plan(&curve),
-        diagnosis::of_run(&curve),
-    ];
+    let mut sections = vec![progress(&curve)];
+    sections.extend(read_ranks(folder)?.map(|table| ranks(&table)));
+    sections.extend([against_plan(&curve), diagnosis::of_run(&curve)]);
     let mut subtitle = match curve.last() {
         Some(last) => format!("step {}", last.step),
         None => "no step is logged yet".to_owned(),
@@ -34,7 +33,8 @@ pub fn page(arguments: &ReportArguments) -> anyhow::Result<Page> {
                 subtitle += &format!(", {}", crate::table::settings_line(&report));
                 sections.extend(plan::of_step(&step));
             }
-            let saved = checkpoint.settings_with(&SettingArguments::default(), 1)?;
+            let ranks = checkpoint.state.config.batch.world.ranks;
+            let saved = checkpoint.settings_with(&SettingArguments::default(), ranks)?;
             sections.push(settings(&saved.explain()));
         }
         Err(_) => sections.push(Section {
@@ -50,6 +50,101 @@ pub fn page(arguments: &ReportArguments) -> anyhow::Result<Page> {
         sections,
         refresh_seconds: None,
     })
+}
+
+/// Who trained, what each computed and waited for, and its memory.
+fn ranks(table: &RanksTable) -> Section {
+    let slowest = table.slowest();
+    let mut figures = vec![("ranks".to_owned(), table.rows.len().to_string())];
+    let clear = slowest.filter(|slowest| slowest.is_clear);
+    figures.push((
+        "slowest".to_owned(),
+        clear.map_or_else(|| "none".to_owned(), |one| format!("rank {}", one.rank)),
+    ));
+    let lately = table.slowest_lately().filter(|slowest| slowest.is_clear);
+    if lately.map(|one| one.rank) != clear.map(|one| one.rank) {
+        figures.push((
+            format!("slowest at step {}", table.step),
+            lately.map_or_else(|| "none".to_owned(), |one| format!("rank {}", one.rank)),
+        ));
+    }
+    let told = slowest.map_or_else(
+        || "No step is logged yet.".to_owned(),
+        |slowest| {
+            let mut told = table.told(&slowest);
+            if let Some(first) = told.get_mut(..1) {
+                first.make_ascii_uppercase();
+            }
+            format!("{told}.")
+        },
+    );
+    let size = |bytes: Option<u64>| {
+        bytes.map_or_else(|| "-".to_owned(), |bytes| Bytes::new(bytes).to_string())
+    };
+    let row = |(rank, row): (usize, &RankRow)| {
+        let mark = match clear {
+            Some(slowest) if slowest.rank == rank => " (slowest)",
+            _ => "",
+        };
+        let share = 100.0 * row.pace.waited_seconds / row.pace.seconds.max(f64::MIN_POSITIVE);
+        vec![
+            format!("{rank}{mark}"),
+            row.facts.host.clone(),
+            row.facts.process.to_string(),
+            row.facts.device.clone(),
+            seconds(row.pace.busy_seconds()),
+            seconds(row.pace.waited_seconds),
+            format!("{share:.0} %"),
+            size(Some(table.planned_bytes)),
+            size(row.measured()),
+            size(row.most_bytes),
+        ]
+    };
+    let header = [
+        "rank",
+        "host",
+        "process",
+        "device",
+        "computes",
+        "waits",
+        "of a step",
+        "planned",
+        "in use",
+        "at most",
+    ];
+    let mut parts = vec![
+        Part::Figures(figures),
+        Part::Text(told),
+        Part::Text(format!(
+            "Means of {} steps. Ranks wait where they exchange something; on GPUs NCCL waits by \
+             itself, and that counts as computing.",
+            table.steps
+        )),
+        Part::Table {
+            header: header.map(str::to_owned).to_vec(),
+            rows: table.rows.iter().enumerate().map(row).collect(),
+        },
+    ];
+    if table.curve.len() > 1 {
+        let series = (0..table.rows.len()).map(|rank| {
+            let points = table.curve.iter();
+            let points = points.map(|(step, busy)| (*step as f64, busy[rank]));
+            (format!("rank {rank}"), points.collect())
+        });
+        parts.push(Part::Chart(PageChart {
+            title: "Computing in a step, by rank".to_owned(),
+            description: "Seconds that each rank computes in a step, without waiting.".to_owned(),
+            x_name: "step".to_owned(),
+            y_unit: Unit::Seconds,
+            from_zero: true,
+            series: series.collect(),
+            ..PageChart::default()
+        }));
+    }
+    Section {
+        title: "Ranks".to_owned(),
+        parts,
+    }
 }
 
 fn points(steps: &[RunPoint], value: impl Fn(&RunPoint) -> Option<f64>) -> Vec<(f64, f64)> {

@@ -29,19 +29,6 @@ __device__ __forceinline__ void drop(Eight& x, const Dropout& dropout, u32 base,
     }
 }
 
-// c[16×8] += a[16×8]·b[8×8], with c as in `multiply`.
-__device__ __forceinline__ void multiply_eight(float (&c)[4], u32 a0, u32 a1, u32 b) {
-#if defined(REAL_F16)
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
-        "{%0, %1, %2, %3};"
-#else
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
-        "{%0, %1, %2, %3};"
-#endif
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(b));
-}
-
 // ---------------------------------------------------------------- reads
 
 // A block has 32 rows; its warps, eight at the most, take 32 columns of x in turn, and their sums
@@ -200,10 +187,12 @@ __device__ __forceinline__ void adds(const real* dy, const real* w, real* dx, u3
 #pragma unroll
         for (int s = 0; s < EIGHTS; s++) {
             u32 at = s * 8 + 2 * t;
-            u32 a0 = upper < rows ? *(const u32*)(dy + (u64)upper * dy_stride + at) : 0u;
-            u32 a1 = lower < rows ? *(const u32*)(dy + (u64)lower * dy_stride + at) : 0u;
+            u32 a[2] = {
+                upper < rows ? *(const u32*)(dy + (u64)upper * dy_stride + at) : 0u,
+                lower < rows ? *(const u32*)(dy + (u64)lower * dy_stride + at) : 0u,
+            };
 #pragma unroll
-            for (int j = 0; j < 4; j++) multiply_eight(c[j], a0, a1, b[s][j]);
+            for (int j = 0; j < 4; j++) multiply_short(c[j], a, b[s][j]);
         }
 #pragma unroll
         for (int half = 0; half < 2; half++) {

@@ -1,7 +1,7 @@
 // Softmax attention for any head width and element type, in single precision without tensor
 // cores: float graphs, and heads that are not 32, 64 or 128 wide. The equations are those of
-// attention.cu, where δ is computed as well; `lengths`, `window`, `starts` and `selection` are what
-// they are there.
+// attention.cu and attention_backward.cu, where δ is computed as well; `lengths`, `window`, `starts`
+// and `selection` are what they are in attention.cuh.
 //
 // A block of 16×16 threads works on tiles of 32 queries × 32 keys in shared memory; a thread has
 // the four scores (y, x), (y, x+16), (y+16, x), (y+16, x+16). Heads are read in chunks of `chunk`
@@ -13,8 +13,6 @@
 
 #define SIDE 32
 #define SCORE_STRIDE (SIDE + 1)
-#define MINUS_INFINITY __int_as_float(0xff800000)
-
 // What every kernel here is called with, beyond its tensors.
 struct Problem {
     u32 q_stride, kv_stride;

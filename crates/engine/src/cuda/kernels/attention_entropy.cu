@@ -8,8 +8,6 @@
 // has a key and computes its probabilities of all heads, so that their mean needs nobody else.
 #include "common.cuh"
 
-#define MINUS_INFINITY __int_as_float(0xff800000)
-
 constexpr float EPSILON = 1e-9f;
 constexpr int WARPS = 8;
 // Queries of a warp, of a block, and keys of a tile.

@@ -8,8 +8,6 @@
 #include "common.cuh"
 
 constexpr float EPSILON = 1e-9f;
-constexpr float LOG2_E = 1.4426950408889634f;
-constexpr float LN_2 = 0.6931471805599453f;
 constexpr int WIDTH = 8;
 // Lanes of a position, one for each head, and positions that are worked on together.
 constexpr int HEADS = 8;
@@ -26,12 +24,6 @@ constexpr int ROW = HEADS * WIDTH;
 constexpr int HALF = WIDTH / 2;
 
 #define PARAMETERS u32 stride, int seq, int heads, int width, float scale, int causal
-
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 // This lane's head, and the first of its positions; the second is a quarter of its warp behind.
 struct Lane {

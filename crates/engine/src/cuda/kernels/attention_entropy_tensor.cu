@@ -9,8 +9,6 @@
 #include "matrix.cuh"
 
 constexpr float EPSILON = 1e-9f;
-constexpr float LOG2_E = 1.4426950408889634f;
-constexpr float LN_2 = 0.6931471805599453f;
 constexpr int HEADS = 8;
 constexpr int WIDTH = 8;
 constexpr int COLUMNS = HEADS * WIDTH;
@@ -23,12 +21,6 @@ constexpr int TILE = 8;
 constexpr int ROW = COLUMNS + 8;
 
 #define PARAMETERS u32 stride, int seq, int heads, int width, float scale, int causal
-
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 __device__ __forceinline__ float log2_fast(float x) {
     float y;

@@ -1,5 +1,6 @@
 // The forward of softmax attention for sm_90a: heads of 32, 64 or 128 columns in bf16 or f16. The
-// equations and the meaning of lengths, window and starts are those of attention.cu.
+// equations and the meaning of lengths, window and starts are those of attention.cu
+// and attention.cuh.
 //
 // A block stays on its multiprocessor and takes one piece of work after the other: 64·GROUPS
 // queries of one head. One warp brings queries, keys and values to shared memory by the copy
@@ -10,6 +11,7 @@
 // exponentials of the next.
 
 #include "hopper.cuh"
+#include "sequence.cuh"
 
 #if !defined(REAL_F32)
 

@@ -1,5 +1,6 @@
 // The backward of softmax attention for sm_90a, in one pass: heads of 64 or 128 columns in bf16 or
-// f16. The equations and the meaning of lengths, window and starts are those of attention.cu.
+// f16. The equations and the meaning of lengths, window and starts are those of
+// attention_backward.cu and attention.cuh.
 //
 //   Sᵀ = K·Qᵀ   dPᵀ = V·dOᵀ   dV += (P∘M)ᵀ·dO   dK += dSᵀ·Q   dQ += dS·K
 //
@@ -20,6 +21,7 @@
 // never more than multiprocessors.
 
 #include "hopper.cuh"
+#include "sequence.cuh"
 
 #if !defined(REAL_F32)
 

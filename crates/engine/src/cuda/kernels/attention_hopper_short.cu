@@ -1,6 +1,7 @@
 // The backward of softmax attention for sm_90a over short sequences: heads of 32 columns in bf16 or
 // f16, at most 512 positions, every query sees every key that counts, and every query head has keys
-// of its own. The equations and the meaning of lengths are those of attention.cu.
+// of its own. The equations are those of attention_backward.cu, and lengths mean what they do in
+// attention.cuh.
 //
 //   Sᵀ = K·Qᵀ   dPᵀ = V·dOᵀ   dV += (P∘M)ᵀ·dO   dK += dSᵀ·Q   dQ += dS·K
 //
@@ -13,6 +14,7 @@
 // everything by the copy engine, ahead of the others also over the end of a head.
 
 #include "hopper.cuh"
+#include "sequence.cuh"
 
 #if !defined(REAL_F32)
 

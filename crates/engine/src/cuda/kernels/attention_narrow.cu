@@ -15,10 +15,6 @@
 // Grid: (tiles of positions × heads × B), where a tile is BLOCK positions.
 #include "common.cuh"
 
-#define MINUS_INFINITY __int_as_float(0xff800000)
-
-constexpr float LOG2_E = 1.4426950408889634f;
-constexpr float LN_2 = 0.6931471805599453f;
 constexpr int THREADS = 128;
 // Positions of a thread, of a warp and of a block.
 constexpr int EACH = 2;
@@ -39,12 +35,6 @@ constexpr int STEP = 8;
 // random number, in whole pieces of 16 bytes.
 constexpr __device__ int key_size(int width) { return 2 * width; }
 constexpr __device__ int query_size(int width) { return (2 * width + 3 + 3) / 4 * 4; }
-
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 template <int W> __device__ __forceinline__ float dot(const float (&a)[W], const float* b) {
     float sum = a[0] * b[0];

@@ -17,9 +17,6 @@
 #include "common.cuh"
 #include "matrix.cuh"
 
-#define MINUS_INFINITY __int_as_float(0xff800000)
-
-constexpr float LOG2_E = 1.4426950408889634f;
 constexpr int LONGEST = 512;
 constexpr int WARPS = 8;
 // Queries that are worked on between two barriers of the backward, and that a warp of the forward
@@ -34,12 +31,6 @@ constexpr int TILES = LONGEST / TILE / WARPS;
         const u32 *random, u32 stream, u32 threshold
 #define ARGUMENTS                                                                                  \
     q_stride, kv_stride, seq, heads, kv_heads, scale, causal, random, stream, threshold
-
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 // Two neighbouring columns of a row, `word` of them from its first; zeroes where it is outside.
 __device__ __forceinline__ u32 read_word(const real* matrix, u64 at, int word, bool inside) {

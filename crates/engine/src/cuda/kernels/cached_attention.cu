@@ -11,8 +11,6 @@
 
 #include "common.cuh"
 
-#define MINUS_INFINITY __int_as_float(0xff800000)
-
 constexpr int WARPS = 4;
 // Keys that a warp has in flight.
 constexpr int KEYS = 4;

@@ -12,6 +12,17 @@ typedef int i32;
 
 #define KERNEL extern "C" __global__ void
 
+constexpr float LOG2_E = 1.4426950408889634f;
+constexpr float LN_2 = 0.6931471805599453f;
+#define MINUS_INFINITY __int_as_float(0xff800000)
+
+// 2ˣ to about 22 bits; results that are not normal numbers are 0.
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // ---------------------------------------------------------------- element types
 
 struct bf16 { u16 bits; };

@@ -13,15 +13,7 @@ constexpr float LOWEST = -3.402823466e38f;
 // The target that takes a row out of the loss.
 constexpr i32 IGNORED = -100;
 
-constexpr float LOG2_E = 1.4426950408889634f;
-
 typedef Pack<real, VECTOR> Piece;
-
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 // A piece as logits: what the product has made, and the bias, which may be null; below every
 // other after the last.

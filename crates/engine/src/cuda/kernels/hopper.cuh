@@ -8,8 +8,6 @@
 
 #include "common.cuh"
 
-#define LOG2_E 1.4426950408889634f
-#define MINUS_INFINITY __int_as_float(0xff800000)
 #define PLUS_INFINITY __int_as_float(0x7f800000)
 
 #if defined(REAL_F16)
@@ -23,12 +21,6 @@ struct alignas(64) TensorMap { u64 words[16]; };
 
 __device__ __forceinline__ u32 shared_address(const void* p) {
     return (u32)__cvta_generic_to_shared(p);
-}
-
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 // ---------------------------------------------------------------- barriers
@@ -304,33 +296,4 @@ __device__ __forceinline__ void add_product(float (&d)[N], const u32 (&p)[ROWS /
         u32 a[4] = {p[4 * k], p[4 * k + 1], p[4 * k + 2], p[4 * k + 3]};
         multiply_registers<1>(d, a, right + k * ROW);
     }
-}
-
-// ---------------------------------------------------------------- who sees whom
-
-// How many positions of a sequence count.
-__device__ __forceinline__ int sequence_length(const i32* lengths, int b, int seq) {
-    return lengths ? min(max(lengths[b], 0), seq) : seq;
-}
-
-// The first key that the query at `row` sees, never one behind its own; for causal order.
-__device__ __forceinline__ int first_key(const i32* starts, int window, int row, int seq) {
-    int start = starts ? starts[min(row, seq - 1)] : 0;
-    return min(max(max(start, row + 1 - window), 0), row);
-}
-
-// The end of the queries that see a key up to `last`.
-__device__ __forceinline__ int queries_end(const i32* starts, int window, int last, int length) {
-    int end = (int)min((long long)last + window, (long long)length);
-    if (starts) {
-        int low = min(last + 1, end);
-        while (low < end) {
-            int middle = (low + end) / 2;
-            if (starts[middle] > last)
-                end = middle;
-            else
-                low = middle + 1;
-        }
-    }
-    return end;
 }

@@ -28,8 +28,6 @@ constexpr int ROWS_AT_ONCE = THREADS / PIECES_PER_ROW;
 // Elements from one step of a tile to the next, such that the four steps of eight channels that a
 // warp takes at once lie in different banks.
 constexpr int PITCH = 36;
-constexpr float LOG2_E = 1.4426950408889634f;
-constexpr float LN_2 = 0.6931471805599453f;
 
 typedef Pack<real, 4> Piece;
 
@@ -192,12 +190,6 @@ template <int K, int COPIES> struct Projection {
 };
 
 // ---------------------------------------------------------------- one step
-
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 // A choice that stays one instruction: written as ?:, several choices by one lane's condition
 // become a branch, and the shuffles among them run once for each side of it.

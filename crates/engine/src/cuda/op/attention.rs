@@ -11,7 +11,8 @@ use crate::cuda::lowering::Lowering;
 /// Rows of the result that a block has on the tensor cores.
 const ROWS: usize = op::Attention::CUDA_ROWS;
 
-/// What a launch needs to know of the instances in `kernels/attention.cu`.
+/// What a launch needs to know of the instances in `kernels/attention.cu` and
+/// `kernels/attention_backward.cu`.
 struct TensorCores {
     head_dim: usize,
     plain: Functions,
@@ -194,13 +195,13 @@ impl<'a> Site<'a> {
         }
     }
 
-    /// Launches on the tensor cores as `cores` says (name, threads, shared memory), otherwise
+    /// Launches on the tensor cores as `cores` says (kernel, threads, shared memory), otherwise
     /// the kernel `any` with its shared memory. One block has rows of one of the `heads`.
     fn launch(
         &self,
         x: &mut Lowering<'_>,
         heads: usize,
-        cores: impl Fn(&TensorCores) -> (&'static str, u32, usize),
+        cores: impl Fn(&TensorCores) -> (Kernel, u32, usize),
         any: (&'static str, usize),
         mut arguments: Vec<Argument>,
     ) {
@@ -208,13 +209,13 @@ impl<'a> Site<'a> {
         let blocks = |rows: usize| (self.seq.div_ceil(rows) * heads * self.batch).max(1) as u32;
         let (kernel, shape) = match self.tensor_cores {
             Some(instance) => {
-                let (function, threads, bytes) = cores(instance);
+                let (kernel, threads, bytes) = cores(instance);
                 let shape = LaunchShape {
                     grid: [blocks(ROWS), 1, 1],
                     block: [threads, 1, 1],
                     shared_bytes: bytes as u32,
                 };
-                (kernel("attention", function), shape)
+                (kernel, shape)
             }
             None => {
                 let chunks = chunks(self.op.head_dim).0 as u32;
@@ -245,7 +246,8 @@ impl<'a> Site<'a> {
             Argument::U64(quads as u64),
         ];
         let shape = LaunchShape::linear((2 * quads).div_ceil(256), 256);
-        x.launch(kernel("attention", "attention_sum_heads"), shape, arguments);
+        let kernel = kernel("attention_backward", "attention_sum_heads");
+        x.launch(kernel, shape, arguments);
     }
 }
 
@@ -268,7 +270,8 @@ pub fn attention(x: &mut Lowering<'_>, op: &op::Attention) {
         op.heads,
         |instance| {
             let function = instance.functions(op).forward;
-            (function, 128, instance.forward_bytes())
+            let kernel = kernel("attention", function);
+            (kernel, 128, instance.forward_bytes())
         },
         ("attention_forward_any", any_bytes(op.head_dim, 4, 1)),
         arguments,
@@ -304,7 +307,7 @@ pub fn attention_backward(x: &mut Lowering<'_>, op: &op::AttentionBackward) {
     // Eight lanes for a row of a head.
     let blocks = (rows * op.heads * 8).div_ceil(256);
     x.launch(
-        kernel("attention", "attention_delta"),
+        kernel("attention_backward", "attention_delta"),
         LaunchShape::linear(blocks, 256),
         vec![
             x.input_argument(0),
@@ -333,7 +336,8 @@ pub fn attention_backward(x: &mut Lowering<'_>, op: &op::AttentionBackward) {
         if parts > 0 { op.heads } else { op.kv_heads },
         |instance| {
             let function = instance.functions(op).keys;
-            (function, instance.keys_threads, instance.keys_bytes())
+            let kernel = kernel("attention_backward", function);
+            (kernel, instance.keys_threads, instance.keys_bytes())
         },
         ("attention_backward_keys_any", any_bytes(op.head_dim, 6, 2)),
         key_operands,
@@ -346,7 +350,8 @@ pub fn attention_backward(x: &mut Lowering<'_>, op: &op::AttentionBackward) {
         op.heads,
         |instance| {
             let function = instance.functions(op).queries;
-            (function, 128, instance.queries_bytes())
+            let kernel = kernel("attention_backward", function);
+            (kernel, 128, instance.queries_bytes())
         },
         (
             "attention_backward_queries_any",
@@ -366,7 +371,14 @@ pub(super) mod tests {
     use crate::cuda::command::Command;
     use crate::cuda::lowering::Card;
 
-    const TENSOR_CORE_SOURCE: &str = include_str!("../kernels/attention.cu");
+    const TENSOR_CORE_SOURCE: &str = concat!(
+        include_str!("../kernels/attention.cuh"),
+        include_str!("../kernels/attention.cu")
+    );
+    const TENSOR_CORE_BACKWARD_SOURCE: &str = concat!(
+        include_str!("../kernels/attention.cuh"),
+        include_str!("../kernels/attention_backward.cu")
+    );
     const ANY_SOURCE: &str = include_str!("../kernels/attention_any.cu");
     const NARROW_SOURCE: &str = include_str!("../kernels/attention_narrow.cu");
     const NARROW_TENSOR_SOURCE: &str = include_str!("../kernels/attention_narrow_tensor.cu");
@@ -478,6 +490,7 @@ pub(super) mod tests {
     fn parameters(kernel: Kernel) -> Vec<String> {
         let source = match kernel.file {
             "attention" => TENSOR_CORE_SOURCE,
+            "attention_backward" => TENSOR_CORE_BACKWARD_SOURCE,
             "attention_narrow" => NARROW_SOURCE,
             "attention_narrow_tensor" => NARROW_TENSOR_SOURCE,
             "attention_hopper" => HOPPER_SOURCE,

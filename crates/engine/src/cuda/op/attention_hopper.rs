@@ -301,7 +301,7 @@ mod tests {
             );
         }
         // The backward of heads of 32 in causal order takes two passes.
-        let rest = "attention";
+        let rest = "attention_backward";
         assert_eq!(
             files(32, DType::Bf16, Card::HOPPER),
             ["attention_hopper", rest, rest, rest]
@@ -338,7 +338,7 @@ mod tests {
         let op = op(Separate, 1, 1, 64);
         let (_, _, commands) = lower_for(&op, DType::Bf16, 1, 132 * KEYS + 1, Card::HOPPER);
         let files: Vec<_> = launches(&commands).iter().map(|l| l.0.file).collect();
-        let rest = "attention";
+        let rest = "attention_backward";
         assert_eq!(files, ["attention_hopper", rest, rest, rest]);
     }
 

@@ -4,7 +4,7 @@
 use cinch_config::Config;
 use cinch_graph::{Graph, TrainingGraph};
 use cinch_plan::{Demand, Options};
-use cinch_step::StepTimes;
+use cinch_step::{StepTimes, training_launches, whole_launches};
 
 use super::Processor;
 
@@ -69,19 +69,65 @@ impl Profile {
     }
 }
 
+/// Recorded launches of a step, by block.
+pub(super) struct BlockLaunches {
+    by_block: Vec<u64>,
+    outside: u64,
+}
+
+impl BlockLaunches {
+    pub fn of_training(config: &Config, step: &TrainingGraph) -> Self {
+        Self::new(step, training_launches(step, config.batch.accumulation))
+    }
+
+    pub fn of_evaluation(graph: &Graph) -> Self {
+        Self::new(graph, whole_launches(graph))
+    }
+
+    fn new(graph: &Graph, by_node: Vec<u64>) -> Self {
+        let mut by_block = vec![0_u64; graph.blocks.len()];
+        let mut outside = 0_u64;
+        for (node, launches) in graph.nodes.iter().zip(by_node) {
+            let place = match node.block {
+                Some(block) => &mut by_block[block.index()],
+                None => &mut outside,
+            };
+            *place = place.saturating_add(launches);
+        }
+        Self { by_block, outside }
+    }
+
+    pub fn total(&self) -> u64 {
+        let blocks = self.by_block.iter().copied();
+        blocks.fold(self.outside, u64::saturating_add)
+    }
+
+    pub fn of_block(&self, block: usize) -> u64 {
+        self.by_block.get(block).copied().unwrap_or(0)
+    }
+
+    pub fn outside(&self) -> u64 {
+        self.outside
+    }
+}
+
 /// How long a step takes, and each of its blocks.
 pub(super) struct BlockTimes {
     pub seconds: f64,
     pub by_block: Vec<f64>,
+    /// What stands outside the blocks.
+    outside: f64,
 }
 
 impl BlockTimes {
     pub fn new(config: &Config, step: &TrainingGraph, processor: Processor<'_>) -> Self {
         let times = StepTimes::new(step, config, processor.card, processor.tf32);
         let mut by_block = vec![0.0; step.blocks.len()];
+        let mut outside = times.host + times.network.waits_outside;
         for (node, seconds) in step.nodes.iter().zip(&times.by_node) {
-            if let Some(block) = node.block {
-                by_block[block.index()] += seconds;
+            match node.block {
+                Some(block) => by_block[block.index()] += seconds,
+                None => outside += seconds,
             }
         }
         let waits = times.bus_by_block.iter().zip(&times.network.waits_by_block);
@@ -91,7 +137,14 @@ impl BlockTimes {
         Self {
             seconds: times.total(),
             by_block,
+            outside,
         }
+    }
+
+    /// What stands outside the blocks of a chain with as many more blocks, each of which adds to
+    /// it what the last block of `built` adds to `less`.
+    pub fn outside(&self, built: &Self, less: &Self, more: f64) -> f64 {
+        self.outside + more * (built.outside - less.outside)
     }
 }
 

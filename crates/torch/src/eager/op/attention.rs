@@ -4,11 +4,11 @@
 
 use super::super::autocast;
 use super::super::dtype::DType;
-use super::super::node::{Grads, Step};
+use super::super::node::{Grads, Step, grads};
 use super::super::shape::Dims;
 use super::super::tensor::Tensor;
 use super::pointwise::{self, like};
-use super::{matmul, softmax, view};
+use super::{cast, dropout, matmul, softmax, view};
 
 /// Attention of `query` over `key` and `value`, each [batch, heads, length, width]; fewer heads of keys
 /// are shared by groups of query heads.
@@ -52,6 +52,39 @@ pub fn masked_scaled_dot_product(
     out
 }
 
+/// The same with a bias, [1, heads, queries, keys], that is added to the scores. No kernel reads one whose last dimension does not lie
+/// in one piece, and only the memory-efficient one gives it a gradient.
+pub fn biased_scaled_dot_product(
+    query: &Tensor,
+    key: &Tensor,
+    value: &Tensor,
+    bias: &Tensor,
+    dropout: f64,
+) -> Tensor {
+    let bias = autocast::lower(bias);
+    let value = autocast::lower(value);
+    let key = autocast::lower(key);
+    let query = autocast::lower(query);
+    let out = if bias.strides().last() != 1 {
+        // Autocast has done its part: the ops inside see none.
+        autocast::with(query.context(), None, || {
+            math_with_bias(&query, &key, &value, &bias, dropout)
+        })
+    } else if query.dtype().is_half() && !bias.requires_grad() {
+        cudnn(&query, &key, &value, Some(&bias))
+    } else {
+        let (batch, heads, queries) = (query.size(0), query.size(1), query.size(2));
+        let spread = [batch, heads, queries, key.size(2)];
+        let bias = view::expand(aligned(bias.clone()), spread);
+        efficient(&query, &key, &value, Some(&bias))
+    };
+    drop(query);
+    drop(key);
+    drop(value);
+    drop(bias);
+    out
+}
+
 /// The mask as numbers to add to the scores, of every row of the batch: 0 and −∞.
 fn additive(mask: &Tensor, dtype: DType) -> Tensor {
     let context = mask.context();
@@ -72,7 +105,15 @@ fn aligned(bias: Tensor) -> Tensor {
         return bias;
     }
     sizes.as_mut_slice()[last] = keys.next_multiple_of(NUMBERS);
+    let recorder = bias.context().record(&[&bias]);
     let padded = bias.context().empty("constant_pad_nd", sizes, bias.dtype());
+    recorder.finish(&[&padded], |step| {
+        let dtype = step.grad().dtype();
+        let cut = step
+            .context
+            .empty("constant_pad_nd", step.input_sizes(), dtype);
+        grads![Some(cut)]
+    });
     view::slice(padded, last, keys)
 }
 
@@ -161,7 +202,9 @@ fn efficient(query: &Tensor, key: &Tensor, value: &Tensor, bias: Option<&Tensor>
     const OP: &str = "_scaled_dot_product_efficient_attention";
     let context = query.context().clone();
     // The kernel takes [batch, length, heads, width]: views.
-    let mut recorder = context.record(&[query, key, value]);
+    let mut inputs = vec![query, key, value];
+    inputs.extend(bias);
+    let mut recorder = context.record(&inputs);
     recorder.save_if(bias.is_some(), bias.unwrap_or(query));
     recorder.save(key);
     recorder.save(query);
@@ -174,6 +217,7 @@ fn efficient(query: &Tensor, key: &Tensor, value: &Tensor, bias: Option<&Tensor>
     recorder.save_output(&log_sum);
     recorder.save_output(&out);
     drop(log_sum);
+    let bias_sizes = bias.map(|_| [batch, heads, length, key.size(2)]);
     recorder.finish(&[&out], move |step| {
         const OP: &str = "_scaled_dot_product_efficient_attention_backward";
         /// Queries of a tile.
@@ -183,15 +227,21 @@ fn efficient(query: &Tensor, key: &Tensor, value: &Tensor, bias: Option<&Tensor>
         let query = token_major(query, OP);
         let key = token_major(key, OP);
         let value = token_major(value, OP);
-        let product = like(grad, DType::Float32, OP);
-        let delta = step
-            .context
-            .empty(OP, [batch, length, heads], DType::Float32);
-        let ordered = step
-            .context
-            .empty(OP, [batch, heads, length], DType::Float32);
-        drop(delta);
-        drop(product);
+        let wants_bias = bias_sizes.filter(|_| step.needs(3));
+        let bias = wants_bias.map(|sizes| bias_gradient(step, sizes, grad.dtype()));
+        let rows = [batch, heads, length];
+        let ordered = if grad.dtype().is_half() {
+            // The kernel multiplies by itself.
+            step.context.empty(OP, rows, DType::Float32)
+        } else {
+            let product = like(grad, DType::Float32, OP);
+            let by_tokens = [batch, length, heads];
+            let delta = step.context.empty(OP, by_tokens, DType::Float32);
+            let ordered = step.context.empty(OP, rows, DType::Float32);
+            drop(delta);
+            drop(product);
+            ordered
+        };
         // A tile's columns, and a lock and counters for each tile.
         let columns = if width <= 64 { 64 } else { 128 };
         let tile = ROWS * columns * 4 + 16;
@@ -199,9 +249,23 @@ fn efficient(query: &Tensor, key: &Tensor, value: &Tensor, bias: Option<&Tensor>
         let workspace = step.context.workspace(OP, workspace);
         drop(ordered);
         drop(workspace);
-        wanted(step, [query, key, value])
+        let mut gradients = wanted(step, [query, key, value]);
+        if bias_sizes.is_some() {
+            gradients.push(bias);
+        }
+        gradients
     });
     out
+}
+
+/// The gradient of a bias, for every row of the batch: rows are padded to whole vectors.
+fn bias_gradient(step: &Step<'_>, sizes: [u64; 4], dtype: DType) -> Tensor {
+    const NUMBERS: u64 = 16;
+    const OP: &str = "_scaled_dot_product_efficient_attention_backward";
+    let mut padded = sizes;
+    padded[3] = padded[3].next_multiple_of(NUMBERS);
+    let whole = step.context.empty(OP, padded, dtype);
+    view::slice(whole, 3, sizes[3])
 }
 
 /// Plain ops, where no kernel serves: fp32 with shared keys. The causal mask is made in the model's type, and keys
@@ -233,6 +297,40 @@ fn math(query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
     drop(mask);
     // The function returns them too: they go when its caller takes the result.
     drop(weights);
+    out
+}
+
+/// Plain ops with a bias and dropout. Half types are computed in fp32.
+fn math_with_bias(
+    query: &Tensor,
+    key: &Tensor,
+    value: &Tensor,
+    bias: &Tensor,
+    dropout: f64,
+) -> Tensor {
+    let dtype = query.dtype();
+    let raised_query = cast::to(query, DType::Float32);
+    let raised_key = cast::to(key, DType::Float32);
+    let raised_value = cast::to(value, DType::Float32);
+    let scaled_query = pointwise::mul_number(&raised_query);
+    let scaled_key = pointwise::mul_number(view::transpose(&raised_key, 2, 3));
+    let scores = matmul::matmul(&scaled_query, &scaled_key);
+    drop(scaled_key);
+    let scores = matmul::add_in_place(scores, bias);
+    let mut weights = softmax::safe_softmax(&scores);
+    drop(scores);
+    weights = dropout::dropout(&weights, dropout);
+    // The function gives both back: the last of them is made first, and goes when its caller takes the result.
+    let returned = cast::to(&weights, dtype);
+    let product = matmul::matmul(&weights, &raised_value);
+    let out = cast::to(&product, dtype);
+    drop(product);
+    drop(weights);
+    drop(scaled_query);
+    drop(raised_value);
+    drop(raised_key);
+    drop(raised_query);
+    drop(returned);
     out
 }
 

@@ -362,6 +362,24 @@ pub fn masked_fill(a: impl Borrow<Tensor>, mask: impl Borrow<Tensor>) -> Tensor 
     out
 }
 
+/// `torch.where(mask, a, number)`: the number is brought to the device as a tensor without dimensions; keeps the mask. The gradient
+/// is chosen against a zero in the same way.
+pub fn where_else_number(mask: &Tensor, a: &Tensor) -> Tensor {
+    let mut recorder = a.context().record(&[a]);
+    recorder.save(mask);
+    let number = a.context().empty("scalar_tensor", [], a.dtype());
+    let out = binary(a, mask, a.dtype(), "where");
+    drop(number);
+    recorder.finish(&[&out], |step| {
+        let grad = step.grad();
+        let zero = step.context.empty("scalar_tensor", [], grad.dtype());
+        let chosen = like(grad, grad.dtype(), "where");
+        drop(zero);
+        grads![Some(chosen)]
+    });
+    out
+}
+
 /// `torch.minimum(a, b)`: both are kept; the gradients go through masks.
 pub fn minimum(a: impl Borrow<Tensor>, b: impl Borrow<Tensor>) -> Tensor {
     let (x, y) = (a.borrow(), b.borrow());
