@@ -142,10 +142,12 @@ impl Answer {
             return doubts;
         };
         let deciding = script.reads.iter().filter(|read| read.decides).count();
-        if deciding > 0 {
-            doubts.push(format!(
+        match deciding {
+            0 => {}
+            1 => doubts.push("a line decides something by a value that does not exist".to_owned()),
+            _ => doubts.push(format!(
                 "{deciding} lines decide something by values that do not exist"
-            ));
+            )),
         }
         if self.entry(Entry::Convolutions) > 0 {
             doubts.push(
