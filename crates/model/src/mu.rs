@@ -33,6 +33,10 @@ impl Builds for Mu {
     fn build(&self, graph: &mut Graph, build: &Build) -> Result<(), GraphError> {
         model(graph, self, build)
     }
+
+    fn without_generation(&self) -> Option<&'static str> {
+        (!self.causal).then_some("its tokens see later ones, which a text that is written has not")
+    }
 }
 
 fn model(g: &mut Graph, config: &Mu, build: &Build) -> Result<(), GraphError> {

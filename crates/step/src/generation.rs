@@ -6,7 +6,7 @@
 use cinch_architecture::Architecture;
 use cinch_config::{Config, ShardedPart};
 use cinch_graph::{DType, Graph, Role, Target};
-use cinch_model::{AdapterShape, Build, Purpose, build, embeds};
+use cinch_model::{AdapterShape, Build, Purpose, build, without_generation};
 use cinch_plan::{Options, Plan};
 
 use crate::StepError;
@@ -102,7 +102,7 @@ impl SamplePlan {
     /// trained.
     pub fn of(config: &Config) -> Result<Option<Self>, StepError> {
         let training = &config.training;
-        let writes = config.tuning.lora.is_none() && !embeds(&config.model);
+        let writes = config.tuning.lora.is_none() && without_generation(&config.model).is_none();
         if training.sample_tokens == 0 || !writes {
             return Ok(None);
         }

@@ -12,7 +12,7 @@ use cinch_device::resident_bytes;
 use cinch_engine::{EngineError, EngineOptions};
 use cinch_graph::Graph;
 use cinch_graph::op::LossScale;
-use cinch_model::stage_phase;
+use cinch_model::{embeds, stage_phase, without_generation};
 use cinch_ranks::{RanksError, SharedWorld};
 use cinch_step::StepPlan;
 use cinch_weights::WeightFiles;
@@ -549,6 +549,11 @@ impl<'a> Trainer<'a> {
     /// Shows a text that the model writes, where the settings ask for one. What goes wrong with it
     /// is told, and keeps no run from going on; the loss of a rank does.
     fn write_sample(&self, observer: &mut dyn Observer) -> Result<(), TrainError> {
+        let config = self.config();
+        let reason = without_generation(&config.model).filter(|_| !embeds(&config.model));
+        if let Some(reason) = reason.filter(|_| config.training.sample_tokens > 0) {
+            observer.event(Event::Note(&format!("no text was written: {reason}")));
+        }
         let of_run = self.data.tokenizer.as_ref();
         let planned = self.session.plan().sample();
         let (Some(of_run), Some(planned)) = (of_run, planned) else {
