@@ -45,7 +45,6 @@ const HEADERS: [(&str, &str); 7] = [
 pub const SOURCES: [(&str, &str); 34] = [
     ("activation", include_str!("kernels/activation.cu")),
     ("adapter_tensor", include_str!("kernels/adapter_tensor.cu")),
-    ("attention", include_str!("kernels/attention.cu")),
     ("attention_any", include_str!("kernels/attention_any.cu")),
     (
         "attention_backward",
@@ -82,6 +81,10 @@ pub const SOURCES: [(&str, &str); 34] = [
     (
         "attention_narrow_tensor",
         include_str!("kernels/attention_narrow_tensor.cu"),
+    ),
+    (
+        "attention_tensor",
+        include_str!("kernels/attention_tensor.cu"),
     ),
     (
         "cached_attention",

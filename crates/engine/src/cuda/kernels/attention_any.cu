@@ -1,7 +1,7 @@
 // Softmax attention for any head width and element type, in single precision without tensor
 // cores: float graphs, and heads that are not 32, 64 or 128 wide. The equations are those of
-// attention.cu and attention_backward.cu, where δ is computed as well; `lengths`, `window`, `starts`
-// and `selection` are what they are in attention.cuh.
+// attention_tensor.cu and attention_backward.cu, where δ is computed as well; `lengths`, `window`,
+// `starts` and `selection` are what they are in attention.cuh.
 //
 // A block of 16×16 threads works on tiles of 32 queries × 32 keys in shared memory; a thread has
 // the four scores (y, x), (y, x+16), (y+16, x), (y+16, x+16). Heads are read in chunks of `chunk`

@@ -1,5 +1,5 @@
 // The forward of softmax attention for sm_90a: heads of 32, 64 or 128 columns in bf16 or f16. The
-// equations and the meaning of lengths, window and starts are those of attention.cu
+// equations and the meaning of lengths, window and starts are those of attention_tensor.cu
 // and attention.cuh.
 //
 // A block stays on its multiprocessor and takes one piece of work after the other: 64·GROUPS

@@ -1,5 +1,5 @@
 // Softmax attention for heads of 2, 4 or 8 columns, in single precision, where a query sees all
-// keys or those up to itself. The equations are those of attention.cu:
+// keys or those up to itself. The equations are those of attention_tensor.cu:
 //
 //   p_ts = exp(scale·⟨q_t, k_s⟩ − lse_t),   o_t = Σ_s m_ts·p_ts·v_s
 //   δ_t = ⟨do_t, o_t⟩,   ds_ts = p_ts·(m_ts·⟨do_t, v_s⟩ − δ_t)

@@ -11,7 +11,7 @@ use crate::cuda::lowering::Lowering;
 /// Rows of the result that a block has on the tensor cores.
 const ROWS: usize = op::Attention::CUDA_ROWS;
 
-/// What a launch needs to know of the instances in `kernels/attention.cu` and
+/// What a launch needs to know of the instances in `kernels/attention_tensor.cu` and
 /// `kernels/attention_backward.cu`.
 struct TensorCores {
     head_dim: usize,
@@ -270,7 +270,7 @@ pub fn attention(x: &mut Lowering<'_>, op: &op::Attention) {
         op.heads,
         |instance| {
             let function = instance.functions(op).forward;
-            let kernel = kernel("attention", function);
+            let kernel = kernel("attention_tensor", function);
             (kernel, 128, instance.forward_bytes())
         },
         ("attention_forward_any", any_bytes(op.head_dim, 4, 1)),
@@ -373,7 +373,7 @@ pub(super) mod tests {
 
     const TENSOR_CORE_SOURCE: &str = concat!(
         include_str!("../kernels/attention.cuh"),
-        include_str!("../kernels/attention.cu")
+        include_str!("../kernels/attention_tensor.cu")
     );
     const TENSOR_CORE_BACKWARD_SOURCE: &str = concat!(
         include_str!("../kernels/attention.cuh"),
@@ -489,7 +489,7 @@ pub(super) mod tests {
     /// The types of a kernel's parameters, as its source has them.
     fn parameters(kernel: Kernel) -> Vec<String> {
         let source = match kernel.file {
-            "attention" => TENSOR_CORE_SOURCE,
+            "attention_tensor" => TENSOR_CORE_SOURCE,
             "attention_backward" => TENSOR_CORE_BACKWARD_SOURCE,
             "attention_narrow" => NARROW_SOURCE,
             "attention_narrow_tensor" => NARROW_TENSOR_SOURCE,
@@ -593,8 +593,8 @@ pub(super) mod tests {
             launches(&commands)[0].0.file
         };
         for head_dim in [32, 64, 128] {
-            assert_eq!(file(head_dim, DType::Bf16), "attention");
-            assert_eq!(file(head_dim, DType::F16), "attention");
+            assert_eq!(file(head_dim, DType::Bf16), "attention_tensor");
+            assert_eq!(file(head_dim, DType::F16), "attention_tensor");
             assert_eq!(file(head_dim, DType::F32), "attention_any");
         }
         for head_dim in [4, 24, 80, 256] {

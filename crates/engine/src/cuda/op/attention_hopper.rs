@@ -293,7 +293,7 @@ mod tests {
                     files(head_dim, dtype, Card::HOPPER),
                     ["attention_hopper", backward, backward]
                 );
-                assert_eq!(files(head_dim, dtype, Card::ANY)[0], "attention");
+                assert_eq!(files(head_dim, dtype, Card::ANY)[0], "attention_tensor");
             }
             assert_eq!(
                 files(head_dim, DType::F32, Card::HOPPER)[0],

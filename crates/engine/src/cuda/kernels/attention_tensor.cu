@@ -5,8 +5,6 @@
 
 #include "attention.cuh"
 
-#if !defined(REAL_F32)
-
 // ---------------------------------------------------------------- forward
 
 // A block has 16·TILES·WARPS queries of one head and walks its keys, KEYS at a time. Blocks of
@@ -224,5 +222,3 @@ __device__ __forceinline__ void forward(const real* q, const real* k, const real
 INSTANCES(32, SHAPE(2, 4, 64), 3)
 INSTANCES(64, SHAPE(2, 4, 64), 2)
 INSTANCES(128, SHAPE(2, 4, 64), 2)
-
-#endif  // !REAL_F32
