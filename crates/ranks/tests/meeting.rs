@@ -163,23 +163,22 @@ fn a_port_in_use_is_named() {
 /// As under torchrun, whose agent has the first port, and beside another run that has the next.
 #[test]
 fn ranks_meet_at_the_next_port_where_others_have_the_first() {
-    let silent = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    let other_run = free_port();
-    let ports = [
-        silent.local_addr().unwrap().port() + 1,
-        other_run,
-        free_port(),
-    ];
-    let party = |rank, ports: &[u16], run| (identity(rank, 2, ports, run), Greeting::default());
-    let told = told(
-        vec![
-            party(0, &[other_run], "theirs"),
-            party(0, &ports[1..], "ours"),
-            party(1, &ports[1..], "ours"),
-            party(1, &[other_run], "theirs"),
-        ],
-        Limits::default(),
-    );
+    let ports = [free_port(), free_port()];
+    let theirs = |rank| {
+        let identity = identity(rank, 2, &ports[..1], "theirs");
+        told(vec![(identity, Greeting::default())], Limits::default())
+    };
+    let ours = |rank| (identity(rank, 2, &ports, "ours"), Greeting::default());
+    let told = thread::scope(|scope| {
+        let first = scope.spawn(|| theirs(0));
+        // The first port is theirs before one of ours comes.
+        while TcpStream::connect(("127.0.0.1", ports[0])).is_err() {
+            thread::yield_now();
+        }
+        let ours = told(vec![ours(0), ours(1)], Limits::default());
+        let second = theirs(1);
+        [first.join().unwrap(), ours, second].concat()
+    });
     assert!(told.iter().all(Result::is_ok), "{told:?}");
 }
 
