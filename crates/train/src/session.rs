@@ -1,30 +1,26 @@
 //! The model in its arena: initial or loaded weights, one step, one evaluation.
 
-use std::convert::Infallible;
-use std::fmt;
-use std::ops::Range;
-use std::path::Path;
+mod loading;
+mod prepared;
+mod snapshot;
 
-use cinch_config::{BatchConfig, TrainingConfig};
-use cinch_data::Progress;
-use cinch_engine::{
-    Arena, Engine, EngineError, EngineOptions, MicroBatch, Part as GraphPart, Told,
-};
+use std::ops::Range;
+
+use cinch_config::TrainingConfig;
+use cinch_engine::{Arena, Engine, EngineError, EngineOptions, Part as GraphPart, Told};
 use cinch_graph::op::LossScale;
-use cinch_graph::{DType, Graph, Parameter, Phase, Role, TensorId};
+use cinch_graph::{Graph, Parameter, Role, TensorId};
 use cinch_model::input;
-use cinch_plan::{Placement, Plan, num_micro_nodes};
+use cinch_plan::{Placement, Plan};
 use cinch_ranks::SharedWorld;
-use cinch_step::{StepPlan, Variant, num_micro_recordings};
-use cinch_weights::{Adapter, PIECE_BYTES, WeightFiles};
+use cinch_step::StepPlan;
 use smallvec::SmallVec;
 
+use self::prepared::{BatchTensor, RandomPlace, VariantParts, batch_tensors, random_places};
 use crate::batch::Batch;
-use crate::checkpoint::{CheckpointError, Dtype, TakePiece, TensorBytes, TensorPart, TensorView};
 use crate::error::TrainError;
-use crate::initialize::{initialize, mix};
-use crate::kept::{self, Kept};
-use crate::moments::load_states;
+use crate::initialize::mix;
+use crate::kept;
 use crate::pretrained;
 use crate::ranks::Ranks;
 use crate::schedule::learning_rate;
@@ -33,242 +29,13 @@ use crate::step::StepResult;
 use crate::terms::{Evaluation, Terms, loss_of};
 use crate::texts::write_text;
 
+pub(crate) use loading::copy_kept;
+pub use snapshot::Snapshot;
+pub(crate) use snapshot::{AssembledTensor, saved_type, type_name};
+
 /// Runs a part of the step.
 type RunPart<'a> =
     dyn FnMut(&mut Engine, &Graph, &Plan, &GraphPart) -> Result<(), EngineError> + 'a;
-
-/// Tensors as they are in the arena, to be read in pieces.
-pub struct Snapshot<'a>(Vec<Saved<'a>>);
-
-/// A tensor in host memory, from the parts of all ranks.
-pub(crate) struct AssembledTensor {
-    name: String,
-    shape: Vec<usize>,
-    dtype: Dtype,
-    bytes: Vec<u8>,
-}
-
-impl AssembledTensor {
-    pub fn view(&self) -> TensorView<'_> {
-        TensorView {
-            name: &self.name,
-            shape: &self.shape,
-            dtype: self.dtype,
-            bytes: &self.bytes,
-        }
-    }
-}
-
-struct Saved<'a> {
-    name: &'a str,
-    shape: Vec<usize>,
-    dtype: Dtype,
-    /// Where this rank's bytes begin in the whole tensor.
-    first_byte: u64,
-    is_cut: bool,
-    bytes: InEngine<'a>,
-}
-
-/// Bytes where a step left them, in host or in GPU memory.
-struct InEngine<'a> {
-    engine: &'a Engine,
-    place: Placement,
-}
-
-impl fmt::Debug for InEngine<'_> {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.place.fmt(formatter)
-    }
-}
-
-impl TensorBytes for InEngine<'_> {
-    fn num_bytes(&self) -> u64 {
-        self.place.bytes
-    }
-
-    fn give(&self, take: &mut TakePiece<'_>) -> Result<(), CheckpointError> {
-        self.engine.read_pieces(self.place, PIECE_BYTES, take)?
-    }
-}
-
-impl<'a> Snapshot<'a> {
-    fn of(engine: &'a Engine, kept: impl IntoIterator<Item = Kept<'a>>) -> Self {
-        let saved = kept.into_iter().map(|kept| Saved {
-            name: kept.name,
-            dtype: saved_type(kept.dtype),
-            first_byte: kept.first_byte(),
-            is_cut: kept.is_cut,
-            bytes: InEngine {
-                engine,
-                place: kept.place,
-            },
-            shape: kept.shape,
-        });
-        Self(saved.collect())
-    }
-
-    /// What one of several ranks writes of the tensors: its parts, and of those that all ranks have
-    /// alike, every so many-th.
-    pub fn parts(&self, rank: usize, ranks: usize) -> Vec<TensorPart<'_>> {
-        let parts = self.0.iter().enumerate();
-        let parts = parts.map(|(index, saved)| TensorPart {
-            name: saved.name,
-            shape: &saved.shape,
-            dtype: saved.dtype,
-            first_byte: saved.first_byte,
-            bytes: (saved.is_cut || index % ranks == rank)
-                .then_some(&saved.bytes as &dyn TensorBytes),
-        });
-        parts.collect()
-    }
-
-    /// The tensors that ranks have parts of, whole, on the first rank; the others get nothing. All
-    /// ranks do this together.
-    pub(crate) fn assembled(&self, ranks: &Ranks) -> Result<Vec<AssembledTensor>, TrainError> {
-        let mut tensors = Vec::new();
-        for saved in &self.0 {
-            let elements: usize = saved.shape.iter().product();
-            let own: &dyn TensorBytes = &saved.bytes;
-            let own = own.to_vec()?;
-            let mut bytes = match ranks.is_first() {
-                true => vec![0; elements * saved.dtype.bitsize() / 8],
-                false => Vec::new(),
-            };
-            match saved.is_cut {
-                true => ranks.assemble(&own, saved.first_byte as usize, &mut bytes)?,
-                false => bytes = own,
-            }
-            if ranks.is_first() {
-                tensors.push(AssembledTensor {
-                    name: saved.name.to_owned(),
-                    shape: saved.shape.clone(),
-                    dtype: saved.dtype,
-                    bytes,
-                });
-            }
-        }
-        Ok(tensors)
-    }
-
-    /// The tensors, where every one is whole.
-    pub fn views(&self) -> Vec<TensorView<'_>> {
-        self.0
-            .iter()
-            .map(|saved| TensorView {
-                name: saved.name,
-                shape: &saved.shape,
-                dtype: saved.dtype,
-                bytes: &saved.bytes,
-            })
-            .collect()
-    }
-}
-
-/// A tensor that a micro batch fills.
-struct BatchTensor {
-    name: String,
-    /// With room for the longest rows.
-    place: Placement,
-    /// Numbers of one sequence, by variant.
-    widths: Vec<usize>,
-}
-
-/// Where a random state lies.
-struct RandomPlace {
-    place: Placement,
-    /// Rows of a micro batch that it counts.
-    rows: usize,
-}
-
-/// The random states of a variant. Rows of a shorter one count as if they had the longest length,
-/// so that no two sequences of a step share their masks.
-fn random_places(variant: &Variant, config: &BatchConfig) -> Vec<RandomPlace> {
-    let random = variant.training.random.iter();
-    let places = random.map(|random| RandomPlace {
-        place: placement(&variant.plan, random.id),
-        rows: random.rows.unwrap_or(config.batch_size * config.seq_len),
-    });
-    places.collect()
-}
-
-/// What is run of a variant.
-struct VariantParts {
-    /// Forward and backward of a micro batch; with the updates that stand among the backward, and
-    /// in the last with what ranks exchange.
-    micro: MicroParts,
-    update: GraphPart,
-    evaluation: GraphPart,
-}
-
-/// What is run of a micro batch, by its place in the step.
-struct MicroParts {
-    first: GraphPart,
-    middle: GraphPart,
-    last: GraphPart,
-}
-
-impl MicroParts {
-    fn prepare(
-        engine: &mut Engine,
-        variant: &Variant,
-        accumulation: usize,
-    ) -> Result<Self, TrainError> {
-        let graph: &Graph = &variant.training;
-        let nodes = 0..num_micro_nodes(graph);
-        let exchanges = graph.nodes[nodes.clone()]
-            .iter()
-            .any(|node| node.phase == Phase::Exchange);
-        let recordings = num_micro_recordings(graph, accumulation);
-        let mut part = |is_first, is_last| {
-            let micro = MicroBatch { is_first, is_last };
-            engine.prepare_micro(graph, &variant.plan, nodes.clone(), micro)
-        };
-        let first = part(true, accumulation == 1 || !exchanges)?;
-        let last = match recordings {
-            1 => first.clone(),
-            _ => part(false, true)?,
-        };
-        // Where nothing waits for the last, it is as any later one.
-        let middle = match recordings {
-            3.. => part(false, false)?,
-            _ => last.clone(),
-        };
-        Ok(Self {
-            first,
-            middle,
-            last,
-        })
-    }
-
-    fn of(&self, index: usize, accumulation: usize) -> &GraphPart {
-        match index {
-            0 => &self.first,
-            index if index + 1 < accumulation => &self.middle,
-            _ => &self.last,
-        }
-    }
-}
-
-impl VariantParts {
-    fn prepare(
-        engine: &mut Engine,
-        variant: &Variant,
-        accumulation: usize,
-    ) -> Result<Self, TrainError> {
-        let graph = &variant.training;
-        let (micro, all) = (num_micro_nodes(graph), graph.nodes.len());
-        let update = engine.prepare(graph, &variant.plan, micro..all, false)?;
-        let micro = MicroParts::prepare(engine, variant, accumulation)?;
-        let nodes = 0..variant.evaluation.nodes.len();
-        let evaluation =
-            engine.prepare(&variant.evaluation, &variant.evaluation_plan, nodes, true)?;
-        Ok(Self {
-            micro,
-            update,
-            evaluation,
-        })
-    }
-}
 
 /// A micro batch of a step, and the graph that it runs.
 #[derive(Clone, Copy)]
@@ -467,89 +234,6 @@ impl Session {
     /// The host's arena, where the session runs on the CPU.
     pub fn arena(&self) -> Option<&Arena> {
         self.engine.arena()
-    }
-
-    /// Initial weights from a seed; moments are zero.
-    pub fn initialize(&mut self, seed: u64) -> Result<(), TrainError> {
-        self.initialize_where(seed, &|_| true)
-    }
-
-    /// As [`Self::initialize`], only the weights that `which` picks.
-    fn initialize_where(
-        &mut self,
-        seed: u64,
-        which: &dyn Fn(&Parameter) -> bool,
-    ) -> Result<(), TrainError> {
-        let graph = &self.step.training;
-        for parameter in &graph.parameters {
-            let tensor = graph.tensor(parameter.master);
-            let (width, init) = (parameter.shape.width(), parameter.init);
-            let mut numbers = |first: usize, values: &mut [f32]| {
-                initialize(values, first, width, init, &tensor.name, seed);
-            };
-            if !which(parameter) {
-                // Its weights come from elsewhere.
-            } else if tensor.ty.dtype == DType::F32 {
-                let own = kept::elements(parameter, self.share.rank);
-                let place = placement(&self.step.plan, parameter.master);
-                let Ok(()) = self
-                    .engine
-                    .write_pieces(place, 1, PIECE_BYTES, |first, values| {
-                        let within = own.len().saturating_sub(first).min(values.len());
-                        let (own_values, beyond) = values.split_at_mut(within);
-                        numbers(own.start + first, own_values);
-                        beyond.fill(0.0);
-                        Ok::<(), Infallible>(())
-                    })?;
-            } else {
-                let rank = self.share.rank;
-                let (step, engine) = (&self.step, &mut self.engine);
-                pretrained::write_numbers(step, engine, (parameter, rank), &mut numbers)?;
-            }
-            // Zero in either format.
-            for id in parameter.states() {
-                kept::clear(&mut self.engine, placement(&self.step.plan, id))?;
-            }
-        }
-        if let Some(place) = self.loss_scale {
-            self.engine.write(place, &LossScale::START.values())?;
-        }
-        Ok(self.engine.refresh(graph, &self.step.plan)?)
-    }
-
-    /// As [`Self::initialize`], with weights from a model's files: all of them, or where some are
-    /// frozen, those.
-    pub fn load_pretrained(
-        &mut self,
-        files: &WeightFiles,
-        seed: u64,
-        progress: &dyn Progress,
-    ) -> Result<(), TrainError> {
-        let mut parameters = self.step.training.parameters.iter();
-        let has_frozen = parameters.any(|parameter| !parameter.is_trained());
-        let adapters = |parameter: &Parameter| has_frozen && parameter.is_trained();
-        self.initialize_where(seed, &adapters)?;
-        let (step, engine) = (&self.step, (&mut self.engine, self.share.rank));
-        pretrained::load(step, engine, files, |p| !adapters(p), progress)?;
-        Ok(self.engine.refresh(&self.step.training, &self.step.plan)?)
-    }
-
-    /// Fills the adapters from a folder in peft's format, which has just those of this model.
-    pub fn load_adapter(&mut self, folder: &Path) -> Result<(), TrainError> {
-        let adapter = Adapter::open(folder)?;
-        let engine = (&mut self.engine, self.share.rank);
-        pretrained::load_adapter(&self.step, engine, &adapter)?;
-        Ok(self.engine.refresh(&self.step.training, &self.step.plan)?)
-    }
-
-    /// Fills what is not trained from a model's files.
-    pub fn load_frozen(
-        &mut self,
-        files: &WeightFiles,
-        progress: &dyn Progress,
-    ) -> Result<(), TrainError> {
-        let (step, engine) = (&self.step, (&mut self.engine, self.share.rank));
-        pretrained::load(step, engine, files, |p| !p.is_trained(), progress)
     }
 
     /// One optimizer step over an effective batch. `step` counts from 0; it gives the
@@ -885,163 +569,10 @@ impl Session {
         let scale = graph.loss_scale.map(|id| kept::whole(graph, plan, id));
         Snapshot::of(&self.engine, states.chain(scale))
     }
-
-    /// Copies weights and states from a checkpoint's files, which must hold just those of this
-    /// model. Weights and states in another type are converted, which the note that is returned
-    /// says.
-    pub fn load(
-        &mut self,
-        weights: &WeightFiles,
-        states: &WeightFiles,
-    ) -> Result<Option<String>, String> {
-        let kept = self.load_weights(weights)?;
-        let expected: usize = self.trained().map(|parameter| parameter.parts.len()).sum();
-        if weights.tensors().len() != expected {
-            return Err(format!(
-                "it has {} tensors, the model {expected}",
-                weights.tensors().len()
-            ));
-        }
-        let converted = load_states(&self.step, &mut self.engine, self.share.rank, states)?;
-        self.load_loss_scale(states)?;
-        self.refresh()?;
-        let notes: Vec<String> = kept.into_iter().chain(converted).collect();
-        Ok((!notes.is_empty()).then(|| notes.join("; ")))
-    }
-
-    /// A run in another precision has left no scale: then it starts anew.
-    fn load_loss_scale(&mut self, states: &WeightFiles) -> Result<(), String> {
-        let (Some(id), Some(place)) = (self.step.training.loss_scale, self.loss_scale) else {
-            return Ok(());
-        };
-        if states.get(&self.step.training.tensor(id).name).is_some() {
-            let kept = kept::whole(&self.step.training, &self.step.plan, id);
-            return copy_kept(&mut self.engine, &kept, states);
-        }
-        self.engine
-            .write(place, &LossScale::START.values())
-            .map_err(|error| error.to_string())
-    }
-
-    /// Copies what is trained from a file that may hold other tensors as well.
-    pub fn load_by_name(&mut self, weights: &WeightFiles) -> Result<(), String> {
-        self.load_weights(weights)?;
-        self.refresh()
-    }
-
-    /// What is trained, and a note where it was saved in another type.
-    fn load_weights(&mut self, weights: &WeightFiles) -> Result<Option<String>, String> {
-        let graph: &Graph = &self.step.training;
-        let mut converted = None;
-        for parameter in graph.parameters.iter().filter(|p| p.is_trained()) {
-            let dtype = saved_type(graph.ty(parameter.master).dtype);
-            if parameter.shard.is_some() {
-                let place = placement(&self.step.plan, parameter.master);
-                kept::clear(&mut self.engine, place).map_err(|error| error.to_string())?;
-            }
-            for kept in kept::weights(graph, &self.step.plan, parameter, self.share.rank) {
-                copy_kept(&mut self.engine, &kept, weights)?;
-            }
-            let saved = parameter
-                .parts
-                .first()
-                .and_then(|part| weights.get(&part.name));
-            if let Some(saved) = saved.filter(|saved| saved.dtype != dtype) {
-                converted.get_or_insert((saved.dtype, dtype));
-            }
-        }
-        Ok(converted.map(|(saved, now)| {
-            let (saved, now) = (type_name(saved), type_name(now));
-            format!("the checkpoint's weights were {saved}: they go on in {now}")
-        }))
-    }
-
-    fn refresh(&mut self) -> Result<(), String> {
-        let (graph, plan) = (&self.step.training, &self.step.plan);
-        self.engine
-            .refresh(graph, plan)
-            .map_err(|error| error.to_string())
-    }
 }
 
 /// Puts the numbers of a batch tensor where they go.
 type SendNumbers<'a> = dyn FnMut(&mut Engine, Placement, &[i32]) -> Result<(), EngineError> + 'a;
-
-/// What micro batches fill, in the place of the longest.
-fn batch_tensors(step: &StepPlan) -> Vec<BatchTensor> {
-    let mut tensors: Vec<BatchTensor> = Vec::new();
-    for (index, variant) in step.variants().iter().enumerate() {
-        let graph: &Graph = &variant.training;
-        for id in (0..graph.tensors.len() as u32).map(TensorId) {
-            let tensor = graph.tensor(id);
-            if tensor.role != Role::Batch {
-                continue;
-            }
-            let place = placement(&variant.plan, id);
-            let known = tensors.iter().position(|known| known.name == tensor.name);
-            let known = known.unwrap_or_else(|| {
-                tensors.push(BatchTensor {
-                    name: tensor.name.clone(),
-                    place,
-                    widths: vec![0; step.variants().len()],
-                });
-                tensors.len() - 1
-            });
-            let known = &mut tensors[known];
-            known.place.bytes = known.place.bytes.max(place.bytes);
-            let sequences = step.config.batch.batch_size.max(1);
-            known.widths[index] = tensor.ty.shape.elements() / sequences;
-        }
-    }
-    tensors
-}
-
-/// Copies what a rank keeps of a tensor from a file.
-pub(crate) fn copy_kept(
-    engine: &mut Engine,
-    kept: &Kept<'_>,
-    file: &WeightFiles,
-) -> Result<(), String> {
-    let (name, dtype) = (kept.name, saved_type(kept.dtype));
-    let Some(saved) = file.get(name) else {
-        return Err(format!("it has no tensor `{name}`"));
-    };
-    let is_float = |dtype| matches!(dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16);
-    let converts = is_float(saved.dtype) && is_float(dtype);
-    if saved.shape != kept.shape || !(saved.dtype == dtype || converts) {
-        return Err(format!(
-            "`{name}` is {:?} {:?}, the model's is {dtype:?} {:?}",
-            saved.dtype, saved.shape, kept.shape
-        ));
-    }
-    let read = |elements: Range<usize>, bytes: &mut [u8]| {
-        file.read_elements_as(name, elements, dtype, bytes)
-    };
-    match kept.fill(engine, read) {
-        Err(error) => Err(error.to_string()),
-        Ok(read) => read.map_err(|error| error.to_string()),
-    }
-}
-
-/// The type in which a tensor is saved: the one in which training keeps it.
-pub(crate) fn saved_type(dtype: DType) -> Dtype {
-    match dtype {
-        DType::U8 => Dtype::U8,
-        DType::Bf16 => Dtype::BF16,
-        DType::F16 => Dtype::F16,
-        _ => Dtype::F32,
-    }
-}
-
-/// A type of files as the settings call it.
-pub(crate) fn type_name(dtype: Dtype) -> &'static str {
-    match dtype {
-        Dtype::BF16 => "bf16",
-        Dtype::F16 => "fp16",
-        Dtype::U8 => "8-bit",
-        _ => "fp32",
-    }
-}
 
 pub(crate) fn placement(plan: &Plan, id: TensorId) -> Placement {
     plan.placement(id).unwrap_or(Placement::EMPTY)

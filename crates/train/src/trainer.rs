@@ -1,7 +1,12 @@
 //! A run: data in, steps, evaluations, checkpoints and a record out.
 
+mod preparing;
+mod saving;
+
+pub use preparing::TOKENIZER_FILE;
+
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -9,31 +14,27 @@ use cinch_architecture::{Architecture, Naics};
 use cinch_config::Config;
 use cinch_data::Progress;
 use cinch_device::resident_bytes;
-use cinch_engine::{EngineError, EngineOptions};
-use cinch_graph::Graph;
+use cinch_engine::EngineOptions;
 use cinch_graph::op::LossScale;
 use cinch_model::{embeds, stage_phase, without_generation};
-use cinch_ranks::{RanksError, SharedWorld};
+use cinch_ranks::SharedWorld;
 use cinch_step::StepPlan;
-use cinch_weights::WeightFiles;
 
+use self::saving::{mend_best, rank_lost};
 use crate::batch::Batch;
-use crate::checkpoint::{self, CheckpointError, Store};
+use crate::checkpoint::Store;
 use crate::cluster;
 use crate::curriculum::Course;
 use crate::data::Data;
 use crate::error::TrainError;
 use crate::event::{Event, MemoryUse, Observer, StepReport};
-use crate::export::keep_adapters;
 use crate::outcome::{Ending, MeasuredLoss, TrainingOutcome};
 use crate::owner::Ownership;
-use crate::pretrained::FirstWeights;
 use crate::rank_times::RankTimes;
 use crate::ranks::Ranks;
 use crate::record::RunRecord;
 use crate::sample::sample;
 use crate::session::Session;
-use crate::share::Share;
 use crate::state::{Clusters, State};
 use crate::step::StepResult;
 use crate::terms::Evaluation;
@@ -153,175 +154,6 @@ impl Pace {
 }
 
 impl<'a> Trainer<'a> {
-    fn prepare(
-        run: Run<'a>,
-        ranks: &Ranks,
-        owned: Option<Ownership>,
-        observer: &mut dyn Observer,
-    ) -> Result<Self, TrainError> {
-        let config = run.plan.config.clone();
-        let folder = config.output.output_dir.clone();
-        let taken = match &owned {
-            _ if !ranks.is_first() => None,
-            Some(owned) if owned.is_of(&folder) => None,
-            _ => Some(Ownership::take(&folder)?),
-        };
-        let ownership = [taken, owned];
-        if let Some(note) = ownership.iter().flatten().find_map(Ownership::note) {
-            observer.event(Event::Note(note));
-        }
-        let store = match ranks.is_first() {
-            true => Store::open(&folder)?,
-            false => Store::look(&folder)?,
-        };
-        if run.resume == Resume::Fresh
-            && let Some(entry) = store.newest()?
-        {
-            return Err(TrainError::RunExists {
-                folder,
-                step: entry.step,
-            });
-        }
-        // What is missing is told before the data is read.
-        // A run that goes on has everything in its checkpoint but what is not trained.
-        let needs_files = run.resume == Resume::Fresh || has_frozen(&run.plan.training);
-        let first_weights = match needs_files.then(|| FirstWeights::of(&config)) {
-            None => None,
-            Some(weights) => match weights? {
-                FirstWeights::Initial => None,
-                FirstWeights::Files(path) => Some(WeightFiles::open(&path)?),
-            },
-        };
-        let data = prepare_data(&config, ranks, run.progress)?;
-        for note in &data.notes {
-            observer.event(Event::Note(note));
-        }
-        observer.event(Event::Data(data.report));
-        if ranks.is_first() {
-            keep_tokenizer(&folder, &data)?;
-        }
-        let mut plan = run.plan;
-        let mut course = Course::new(data.stage_steps());
-        let training = &mut plan.config.training;
-        training.max_steps = data.report.max_steps;
-        if let Some(epochs) = training.eval_epochs {
-            training.eval_interval = data.steps_of_epochs(0, epochs);
-        }
-        // How long epochs are is known only now, and a warm-up beyond the end has no peak.
-        // Stages have warm-ups of their own.
-        if course.num_stages() == 1 && training.warmup_steps > training.max_steps {
-            let shorter = training.max_steps / 10;
-            let note = format!(
-                "the run has {} steps: its warm-up takes {shorter} of them, not {}",
-                training.max_steps, training.warmup_steps
-            );
-            observer.event(Event::Note(&note));
-            training.warmup_steps = shorter;
-        }
-        let config = plan.config.clone();
-        let mut session = Session::of_rank(plan, run.options, ranks.clone())?;
-        let (state, last_saved) = match run.resume {
-            Resume::Fresh => {
-                let seed = config.training.seed;
-                match &first_weights {
-                    None => session.initialize(seed)?,
-                    Some(files) => session.load_pretrained(files, seed, run.progress)?,
-                }
-                let state = State {
-                    format: State::FORMAT,
-                    step: 0,
-                    samples: 0,
-                    tokens: 0,
-                    seed: config.training.seed,
-                    best_loss: None,
-                    best_step: None,
-                    first_loss: None,
-                    evaluation_pending: false,
-                    stage: 0,
-                    stage_starts: Vec::new(),
-                    evaluations_since_best: 0,
-                    top: Vec::new(),
-                    clusters: None,
-                    corpus: data.fingerprint.clone(),
-                    config: config.clone(),
-                    settings: run.settings,
-                };
-                (state, None)
-            }
-            Resume::From(path) => {
-                load_frozen(
-                    &mut session,
-                    config.training.seed,
-                    first_weights.as_ref(),
-                    run.progress,
-                )?;
-                let (mut state, note) = resume(&mut session, &path, &data, &config)?;
-                if let Some(note) = note {
-                    observer.event(Event::Note(&note));
-                }
-                // The first loss is compared with later ones of its own kind only.
-                if is_validated(&data, &state.config) != is_validated(&data, &config) {
-                    state.first_loss = None;
-                }
-                state.config = config.clone();
-                state.settings = run.settings;
-                if ranks.is_first() {
-                    take_up(&store, &state, &path, observer)?;
-                }
-                ranks.barrier()?;
-                let step = state.step;
-                (state, Some((step, path)))
-            }
-        };
-        course = course.begun_at(&state.stage_starts);
-        let mut record = match (ranks.is_first(), &last_saved) {
-            (false, _) => None,
-            (true, None) => Some(RunRecord::create(&folder)?),
-            (true, Some(_)) => {
-                let evaluated = !state.evaluation_pending;
-                Some(RunRecord::resume(&folder, state.step, evaluated)?)
-            }
-        };
-        if let Some(note) = record.as_ref().and_then(RunRecord::note) {
-            observer.event(Event::Note(note));
-        }
-        observer.event(Event::Ready {
-            plan: session.plan(),
-            step: state.step,
-            engine: session.engine(),
-        });
-        let rank_times = RankTimes::begin(
-            ranks,
-            &session.engine().describe(),
-            session.plan().total_bytes(),
-            state.step,
-            record.as_mut(),
-        )?;
-        let sequences = config.batch.rank_batch();
-        let mut trainer = Self {
-            batch: Batch::of_step(session.plan(), sequences),
-            course,
-            session,
-            data,
-            store,
-            record,
-            ranks: ranks.clone(),
-            stop: run.stop,
-            state,
-            last_saved,
-            last_loss: None,
-            loss_scale: None,
-            started: Instant::now(),
-            pace: Pace::new(),
-            most_resident_bytes: None,
-            rank_times,
-            options: run.options,
-            _ownership: ownership,
-        };
-        trainer.begin_stage();
-        Ok(trainer)
-    }
-
     /// Has the session follow the stage that is trained.
     fn begin_stage(&mut self) {
         if self.course.num_stages() > 1 {
@@ -576,23 +408,6 @@ impl<'a> Trainer<'a> {
         self.session.engine().cuda()?.used_bytes().ok()
     }
 
-    /// A GPU that fails in the middle of a run takes everything since the last checkpoint with
-    /// it, so the message says which one that is.
-    fn with_last_checkpoint(&self, error: TrainError) -> TrainError {
-        let last = self.last_checkpoint();
-        let step = self.state.step + 1;
-        let error = device_failed(error, step, last.clone());
-        rank_lost(error, &self.ranks, step, last)
-    }
-
-    /// Where to go on from. Whoever was cut off while saving may have completed the checkpoint.
-    fn last_checkpoint(&self) -> Option<PathBuf> {
-        let entries = self.store.list().unwrap_or_default().into_iter();
-        let mut of_this_step = entries.filter(|entry| entry.step == self.state.step);
-        let last_saved = self.last_saved.as_ref().map(|(_, path)| path.clone());
-        of_this_step.next().map(|entry| entry.path).or(last_saved)
-    }
-
     fn report(&self, result: &StepResult, max_steps: u64, step_tokens: u64) -> StepReport {
         let left = (max_steps - self.state.step) * step_tokens;
         StepReport {
@@ -696,91 +511,6 @@ impl<'a> Trainer<'a> {
         Ok(Some(loss))
     }
 
-    /// Takes an evaluation among the lowest ones, if it is one of them and its checkpoint is kept.
-    fn enter_top(&mut self, step: u64, loss: f64) -> bool {
-        let count = self.config().training.save_top;
-        let top = &mut self.state.top;
-        if count == 0 || !loss.is_finite() || top.iter().any(|&(known, _)| known == step) {
-            return false;
-        }
-        top.push((step, loss));
-        top.sort_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)));
-        top.truncate(count);
-        top.iter().any(|&(known, _)| known == step)
-    }
-
-    fn save(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
-        let step = self.state.step;
-        // A run that was taken up from a checkpoint elsewhere has none of its own yet.
-        let target = self.store.path_of(step);
-        if self.last_saved == Some((step, target)) {
-            return Ok(());
-        }
-        if self.ranks.is_first() {
-            if let Some(record) = &mut self.record {
-                record.sync()?;
-            }
-            mend_best(&self.store, &self.state, observer)?;
-        }
-        let path = self.write_checkpoint()?;
-        if self.ranks.is_first() {
-            self.tidy_checkpoints(&path, observer)?;
-        }
-        // Nobody goes on, or tells of a checkpoint, before it is there.
-        self.ranks.barrier()?;
-        observer.event(Event::Saved { step, path: &path });
-        self.last_saved = Some((step, path));
-        self.pace.reset();
-        Ok(())
-    }
-
-    /// Writes weights, states and position: the first rank what all have alike, or all ranks
-    /// together what they have in parts.
-    fn write_checkpoint(&self) -> Result<PathBuf, TrainError> {
-        let step = self.state.step;
-        let state = self.state.to_json().map_err(|error| TrainError::State {
-            path: self.store.path_of(step),
-            problem: error.to_string(),
-        })?;
-        let (weights, states) = (self.session.weights(), self.session.states());
-        if let Some(world) = self.ranks.world().filter(|_| self.session.is_cut()) {
-            let Share { rank, ranks } = self.ranks.share();
-            let parts = [weights.parts(rank, ranks), states.parts(rank, ranks)];
-            let [weights, states] = &parts;
-            let mut world = world.lock();
-            let path = self
-                .store
-                .save_shared(step, weights, states, &state, &mut world)?;
-            return Ok(path);
-        }
-        if !self.ranks.is_first() {
-            return Ok(self.store.path_of(step));
-        }
-        let (weights, states) = (weights.views(), states.views());
-        Ok(self.store.save(step, &weights, &states, &state)?)
-    }
-
-    /// What follows a save: adapters where other programs look for them, and old checkpoints gone.
-    fn tidy_checkpoints(&self, path: &Path, observer: &mut dyn Observer) -> Result<(), TrainError> {
-        if let Some(lora) = &self.config().tuning.lora {
-            let config = self.config();
-            keep_adapters(&config.output.output_dir, config, lora, path)?;
-        }
-        let training = &self.config().training;
-        // Those with the lowest losses and the last, or the newest.
-        let limit = match training.save_top {
-            0 => training.save_total_limit,
-            _ => 1,
-        };
-        if limit > 0 {
-            let top: Vec<u64> = self.state.top.iter().map(|&(step, _)| step).collect();
-            // Once more: writing large tensors takes long enough for the mark to change.
-            mend_best(&self.store, &self.state, observer)?;
-            self.store.prune_but(limit, &top)?;
-        }
-        Ok(())
-    }
-
     fn end(
         &mut self,
         ending: Ending,
@@ -824,251 +554,9 @@ impl<'a> Trainer<'a> {
     }
 }
 
-/// The data on every rank. The first reads it before the others, who find what it left in the
-/// cache.
-fn prepare_data(
-    config: &Config,
-    ranks: &Ranks,
-    progress: &dyn Progress,
-) -> Result<Data, TrainError> {
-    let first = match ranks.is_first() {
-        true => Some(Data::prepare(config, progress)?),
-        false => None,
-    };
-    ranks.barrier_without_limit()?;
-    let data = match first {
-        Some(data) => data,
-        None => Data::prepare(config, progress)?,
-    };
-    ranks.require_same("their data", &data.fingerprint)?;
-    Ok(data)
-}
-
-/// Makes a run's checkpoints those of a course that goes on from one of them.
-fn take_up(
-    store: &Store,
-    state: &State,
-    from: &Path,
-    observer: &mut dyn Observer,
-) -> Result<(), TrainError> {
-    mend_best(store, state, observer)?;
-    store.set_aside_after(state.step)?;
-    // A kill between the save of a best checkpoint and its mark left it unmarked.
-    if state.best_step == Some(state.step)
-        && let Some(loss) = state.best_loss
-        && from == store.path_of(state.step)
-    {
-        store.mark_best(state.step, loss)?;
-    }
-    Ok(())
-}
-
-/// What a tokenizer that was trained on the data is called in the run's folder.
-pub const TOKENIZER_FILE: &str = "tokenizer.json";
-
-/// Keeps a tokenizer that was trained on the data with the run: the cache may be cleared, and who
-/// takes the run elsewhere has no data.
-fn keep_tokenizer(folder: &Path, data: &Data) -> Result<(), TrainError> {
-    let Some(from) = data
-        .tokenizer
-        .as_ref()
-        .and_then(|of_run| of_run.trained.as_deref())
-    else {
-        return Ok(());
-    };
-    let path = folder.join(TOKENIZER_FILE);
-    // It was loaded before, which limits its size.
-    let keep = || cinch_files::replace(&path, &cinch_files::read_regular(from, u64::MAX)?);
-    keep().map_err(|source| TrainError::KeepTokenizer {
-        path: path.clone(),
-        source,
-    })
-}
-
 /// Whether the losses that the outcome names are validation losses. Where no evaluation falls
 /// into the run, there is none before it either.
 fn is_validated(data: &Data, config: &Config) -> bool {
     let training = &config.training;
     data.num_validation() > 0 && (1..=training.max_steps).contains(&training.eval_interval)
-}
-
-/// Loads weights, states and position from a checkpoint, and checks that they belong here. The
-/// second is what is worth saying about it.
-fn resume(
-    session: &mut Session,
-    path: &Path,
-    data: &Data,
-    config: &Config,
-) -> Result<(State, Option<String>), TrainError> {
-    let loaded = checkpoint::load(path)?;
-    let state = State::from_json(path, loaded.state.clone())?;
-    let differences = state.differences(config);
-    if !differences.is_empty() {
-        return Err(TrainError::OtherSettings {
-            path: path.to_owned(),
-            differences,
-        });
-    }
-    if state.corpus != data.fingerprint {
-        let source = config.data.source.as_ref();
-        return Err(TrainError::OtherData {
-            path: path.to_owned(),
-            saved: state.corpus,
-            now: data.fingerprint.clone(),
-            source_name: source.map_or_else(
-                || "the embedded text".to_owned(),
-                |source| cinch_files::shown(&source).to_string(),
-            ),
-        });
-    }
-    let note = session
-        .load(&loaded.model, &loaded.optimizer)
-        .map_err(|problem| TrainError::OtherModel {
-            path: path.to_owned(),
-            problem,
-        })?;
-    let rows = rows_that_meet(&session.plan().training, &state.config, config);
-    let notes: Vec<String> = note.into_iter().chain(rows).collect();
-    let note = (!notes.is_empty()).then(|| notes.join("; "));
-    Ok((state, note))
-}
-
-/// What to say where an op has the mean of what ranks run at a time, and that is another number of
-/// sequences than before.
-fn rows_that_meet(graph: &Graph, saved: &Config, now: &Config) -> Option<String> {
-    let mut nodes = graph.nodes.iter();
-    let node = nodes.find(|node| node.op.declaration().is_mean_of_ranks())?;
-    let at_a_time = |config: &Config| config.batch.batch_size * config.batch.world.ranks;
-    let (before, after) = (at_a_time(saved), at_a_time(now));
-    let exact = before / now.batch.world.ranks.max(1);
-    let hint = match before.is_multiple_of(now.batch.world.ranks.max(1)) {
-        true => format!(": --batch-size {exact} goes on exactly as before"),
-        false => String::new(),
-    };
-    let node = &node.name;
-    (before != after).then(|| {
-        format!("`{node}` is the mean over {after} sequences at a time, before over {before}{hint}")
-    })
-}
-
-/// Sets a damaged mark of the best checkpoint aside: the run does not need it, and knows itself
-/// which one is the best, unless that was removed or is another run's.
-fn mend_best(store: &Store, state: &State, observer: &mut dyn Observer) -> Result<(), TrainError> {
-    let Some(aside) = store.set_aside_damaged_best()? else {
-        return Ok(());
-    };
-    let mut note = format!(
-        "the mark of the best checkpoint was damaged and is kept as {}",
-        cinch_files::shown(&aside)
-    );
-    if let (Some(step), Some(loss)) = (state.best_step, state.best_loss)
-        && is_saved_best(&store.path_of(step), step, loss)
-        && store.mark_best(step, loss).is_ok()
-    {
-        note += &format!("; step {step} is marked again");
-    }
-    observer.event(Event::Note(&note));
-    Ok(())
-}
-
-/// Whether the checkpoint at `path` was saved as the best, with this loss.
-fn is_saved_best(path: &Path, step: u64, loss: f64) -> bool {
-    let Ok(saved) = checkpoint::load_state(path) else {
-        return false;
-    };
-    State::from_json(path, saved)
-        .is_ok_and(|saved| (saved.best_step, saved.best_loss) == (Some(step), Some(loss)))
-}
-
-/// The loss of another rank with the step it came in and the checkpoint to go on from; any other
-/// error as it is.
-fn rank_lost(error: TrainError, ranks: &Ranks, step: u64, last: Option<PathBuf>) -> TrainError {
-    match error {
-        TrainError::Ranks(RanksError::Lost(loss))
-        | TrainError::Engine(EngineError::Ranks(RanksError::Lost(loss)))
-        | TrainError::Checkpoint(CheckpointError::Ranks(RanksError::Lost(loss))) => {
-            TrainError::RankLost {
-                loss: Box::new(loss),
-                num_ranks: ranks.share().ranks,
-                step,
-                last,
-            }
-        }
-        other => other,
-    }
-}
-
-/// The failure of a GPU with the step it came in and the checkpoint to go on from; any other
-/// error as it is.
-fn device_failed(error: TrainError, step: u64, last: Option<PathBuf>) -> TrainError {
-    match error {
-        TrainError::Engine(problem @ EngineError::Cuda { .. })
-        | TrainError::Checkpoint(CheckpointError::Engine(problem @ EngineError::Cuda { .. })) => {
-            TrainError::DeviceFailed {
-                step,
-                problem: Box::new(problem),
-                last,
-            }
-        }
-        other => other,
-    }
-}
-
-/// Whether there are weights that are not trained.
-fn has_frozen(graph: &Graph) -> bool {
-    let mut parameters = graph.parameters.iter();
-    parameters.any(|parameter| !parameter.is_trained())
-}
-
-/// What a checkpoint does not hold, because it is not trained.
-fn load_frozen(
-    session: &mut Session,
-    seed: u64,
-    files: Option<&WeightFiles>,
-    progress: &dyn Progress,
-) -> Result<(), TrainError> {
-    match (has_frozen(&session.plan().training), files) {
-        (false, _) => Ok(()),
-        (true, None) => session.initialize(seed),
-        (true, Some(files)) => session.load_frozen(files, progress),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn lost() -> TrainError {
-        TrainError::Engine(EngineError::Cuda {
-            action: "finish the step".to_owned(),
-            problem: "CUDA_ERROR_LAUNCH_FAILED, unspecified launch failure".to_owned(),
-        })
-    }
-
-    #[test]
-    fn a_failed_gpu_names_the_checkpoint_to_go_on_from() {
-        let last = PathBuf::from("runs/a/checkpoints/step-00000500");
-        let message = device_failed(lost(), 731, Some(last)).to_string();
-        for part in [
-            "at step 731",
-            "CUDA_ERROR_LAUNCH_FAILED",
-            "hint:",
-            "--resume runs/a/checkpoints/step-00000500",
-        ] {
-            assert!(message.contains(part), "{message}");
-        }
-    }
-
-    #[test]
-    fn a_failed_gpu_before_the_first_checkpoint_has_a_way_out_too() {
-        let message = device_failed(lost(), 3, None).to_string();
-        assert!(message.contains("nothing was saved"), "{message}");
-        assert!(!message.contains("--resume"), "{message}");
-    }
-
-    #[test]
-    fn other_errors_stay_what_they_are() {
-        let error = device_failed(TrainError::NoTargets { step: 4 }, 9, None);
-        assert!(matches!(error, TrainError::NoTargets { step: 4 }));
-    }
 }
