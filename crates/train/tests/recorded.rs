@@ -114,7 +114,12 @@ fn num_commands(graph: &Graph, plan: &Plan, micro: MicroBatch) -> u64 {
     let lowered = lower_all(graph, plan, nodes, micro, Card::HOPPER);
     let commands = lowered.iter().flat_map(|lowered| &lowered.commands);
     let each = commands.map(|command| match command {
-        Command::Products { products, .. } => products.len() as u64,
+        Command::Products {
+            heads,
+            products,
+            tails,
+            ..
+        } => (heads.len() + products.len() + tails.len()) as u64,
         Command::Await { .. } => 0,
         _ => 1,
     });

@@ -187,7 +187,7 @@ impl Blas {
             if product.accumulate { 1.0_f32 } else { 0.0 },
         );
         if let Some(bias) = product.bias {
-            let pointer = at(bias);
+            let pointer = at(bias.copied);
             let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
             // SAFETY: the attribute is a pointer, and one is given.
             unsafe { set(&ready.description, attribute, &pointer) }

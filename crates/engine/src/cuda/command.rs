@@ -106,11 +106,19 @@ pub struct Product {
     pub c: MatrixAt,
     pub scale: f32,
     pub accumulate: bool,
-    /// In C's type.
-    pub bias: Option<u64>,
+    pub bias: Option<BiasAt>,
     /// Scratch memory of the library.
     pub workspace: u64,
     pub workspace_bytes: u64,
+}
+
+/// A number for each column of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BiasAt {
+    /// As it is kept, in single precision where C has 16 bits: what kernels of ours add.
+    pub kept: u64,
+    /// In C's type, as the library wants it.
+    pub copied: u64,
 }
 
 /// How products belong together that a kernel of ours may compute.
@@ -122,6 +130,41 @@ pub enum Joined {
     Gradients,
     /// One whose result is a few columns wide.
     Narrow,
+}
+
+/// What follows products, and a kernel of ours may compute with them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tail {
+    pub kind: TailKind,
+    /// The same by itself.
+    pub command: Command,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum TailKind {
+    /// The product is dropped in part before it adds to C.
+    Dropped {
+        product: Product,
+        dropout: DropoutAt,
+    },
+    /// `to = gelu(from)`, `from` being C. Nobody else reads C where `to` is in its place.
+    Gelu { from: u64, to: u64, elements: usize },
+    /// C is multiplied by `gelu′(x)`.
+    GeluBackward {
+        gradient: u64,
+        x: u64,
+        elements: usize,
+    },
+}
+
+/// Which elements are dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DropoutAt {
+    /// The graph's random state.
+    pub random: u64,
+    pub stream: u32,
+    /// Below it, a random word drops its element.
+    pub threshold: u32,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -145,10 +188,13 @@ pub enum Command {
         arguments: Vec<Argument>,
     },
     Product(Product),
-    /// In this order, or all at once.
+    /// In this order, or all at once, and then what follows them.
     Products {
         joined: Joined,
+        /// What comes before, where the library computes them or some of them.
+        heads: Vec<Command>,
         products: Vec<Product>,
+        tails: Vec<Tail>,
     },
     /// Zeroes.
     Clear {

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use crate::error::EngineError;
 
 /// What sources include, each before those that it includes itself.
-const HEADERS: [(&str, &str); 7] = [
+const HEADERS: [(&str, &str); 8] = [
     (
         "#include \"attention.cuh\"",
         include_str!("kernels/attention.cuh"),
@@ -36,13 +36,17 @@ const HEADERS: [(&str, &str); 7] = [
         include_str!("kernels/matrix.cuh"),
     ),
     (
+        "#include \"pointwise.cuh\"",
+        include_str!("kernels/pointwise.cuh"),
+    ),
+    (
         "#include \"common.cuh\"",
         include_str!("kernels/common.cuh"),
     ),
 ];
 
 /// Every source, by the name that commands use.
-pub const SOURCES: [(&str, &str); 34] = [
+pub const SOURCES: [(&str, &str); 35] = [
     ("activation", include_str!("kernels/activation.cu")),
     ("adapter_tensor", include_str!("kernels/adapter_tensor.cu")),
     ("attention_any", include_str!("kernels/attention_any.cu")),
@@ -118,6 +122,10 @@ pub const SOURCES: [(&str, &str); 34] = [
     ("norm", include_str!("kernels/norm.cu")),
     ("optimizer", include_str!("kernels/optimizer.cu")),
     ("product_hopper", include_str!("kernels/product_hopper.cu")),
+    (
+        "product_short_hopper",
+        include_str!("kernels/product_short_hopper.cu"),
+    ),
     ("rotary", include_str!("kernels/rotary.cu")),
     ("scan", include_str!("kernels/scan.cu")),
     ("scan_backward", include_str!("kernels/scan_backward.cu")),

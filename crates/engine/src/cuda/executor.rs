@@ -14,7 +14,7 @@ use cudarc::driver::{result, sys};
 
 use super::blas::{self, Blas};
 use super::command::{
-    Argument, Command, Generated, Joined, Kernel, LaunchShape, MatrixAt, Product,
+    Argument, Command, Generated, Joined, Kernel, LaunchShape, MatrixAt, Product, Tail, TailKind,
 };
 use super::compile::{cubin, generated_cubin};
 use super::driver::{
@@ -49,8 +49,8 @@ pub struct CudaExecutor {
     /// The other ranks, where there are some.
     nccl: Option<Nccl>,
     blas: Blas,
-    /// Of joined products that were timed, the launch that was faster than one by one.
-    joined: HashMap<Vec<blas::Key>, Option<usize>>,
+    /// Of joined products that were timed, the way that was faster than one by one.
+    joined: HashMap<JoinedKey, Option<usize>>,
     functions: HashMap<(Kernel, DType), sys::CUfunction>,
     modules: HashMap<(&'static str, DType), Module>,
     generated_functions: HashMap<(Generated, DType), sys::CUfunction>,
@@ -67,6 +67,31 @@ pub struct CudaExecutor {
     context_bytes: u64,
     /// The same after the arena was allocated.
     allocated_bytes: u64,
+}
+
+/// What decides how joined products are best computed: the products, and what follows them.
+type JoinedKey = (Vec<blas::Key>, Vec<TailKey>);
+
+/// What is known of a tail but its addresses.
+#[derive(PartialEq, Eq, Hash)]
+enum TailKey {
+    Dropped(blas::Key),
+    Gelu { is_in_place: bool },
+    GeluBackward,
+}
+
+fn joined_key(products: &[Product], tails: &[Tail]) -> JoinedKey {
+    let tail = |tail: &Tail| match &tail.kind {
+        TailKind::Dropped { product, .. } => TailKey::Dropped(blas::key(product)),
+        TailKind::Gelu { from, to, .. } => TailKey::Gelu {
+            is_in_place: from == to,
+        },
+        TailKind::GeluBackward { .. } => TailKey::GeluBackward,
+    };
+    (
+        products.iter().map(blas::key).collect(),
+        tails.iter().map(tail).collect(),
+    )
 }
 
 /// What a kernel gets for an argument; the driver reads as many bytes as the parameter has.
@@ -269,7 +294,12 @@ impl CudaExecutor {
             Command::Product(product) => {
                 self.blas.prepare(product, self.arena.address, &self.stream)
             }
-            Command::Products { joined, products } => self.choose(*joined, products, dtype),
+            Command::Products {
+                joined,
+                heads,
+                products,
+                tails,
+            } => self.choose(*joined, (heads, products, tails), dtype),
             Command::Fetch { number, .. } => self.fetching.make_ready(*number),
             // The first time, NCCL connects what it has not connected yet, which is not recorded.
             Command::Exchange(_) => {
@@ -284,31 +314,32 @@ impl CudaExecutor {
     fn choose(
         &mut self,
         joined: Joined,
-        products: &[Product],
+        (heads, products, tails): (&[Command], &[Product], &[Tail]),
         dtype: DType,
     ) -> Result<(), EngineError> {
         for product in products {
             self.blas
                 .prepare(product, self.arena.address, &self.stream)?;
         }
-        let key: Vec<_> = products.iter().map(blas::key).collect();
+        let key = joined_key(products, tails);
         if self.joined.contains_key(&key) {
             return Ok(());
         }
-        let launches = joined::launches(joined, products, self.context.info.card());
-        for launch in &launches {
-            self.make_ready(launch, dtype)?;
+        let ways = joined::ways(joined, products, tails, self.context.info.card());
+        let apart = heads.iter().chain(tails.iter().map(|tail| &tail.command));
+        for command in ways.iter().flatten().chain(apart) {
+            self.make_ready(command, dtype)?;
         }
-        let chosen = if launches.is_empty() || !self.blas.is_timed() {
+        let chosen = if ways.is_empty() || !self.blas.is_timed() {
             // The same every time.
-            launches.len().min(1)
+            ways.len().min(1)
         } else {
             let stopwatch = Stopwatch::new(&self.stream)?;
-            fastest(1 + launches.len(), |candidate, runs| {
+            fastest(1 + ways.len(), |candidate, runs| {
                 stopwatch.time(&self.stream, || {
                     (0..runs).try_for_each(|_| match candidate.checked_sub(1) {
-                        Some(launch) => self.issue(&launches[launch], dtype),
-                        None => self.issue_apart(products),
+                        Some(way) => self.issue_all(&ways[way], dtype),
+                        None => self.issue_apart((heads, products, tails), dtype),
                     })
                 })
             })?
@@ -317,9 +348,21 @@ impl CudaExecutor {
         Ok(())
     }
 
-    fn issue_apart(&self, products: &[Product]) -> Result<(), EngineError> {
+    fn issue_apart(
+        &self,
+        (heads, products, tails): (&[Command], &[Product], &[Tail]),
+        dtype: DType,
+    ) -> Result<(), EngineError> {
+        self.issue_all(heads, dtype)?;
         let run = |product| self.blas.run(product, self.arena.address, &self.stream);
-        products.iter().try_for_each(run)
+        products.iter().try_for_each(run)?;
+        let mut tails = tails.iter();
+        tails.try_for_each(|tail| self.issue(&tail.command, dtype))
+    }
+
+    fn issue_all(&self, commands: &[Command], dtype: DType) -> Result<(), EngineError> {
+        let mut commands = commands.iter();
+        commands.try_for_each(|command| self.issue(command, dtype))
     }
 
     fn load(
@@ -398,13 +441,17 @@ impl CudaExecutor {
                 self.launch(loaded, dtype, shape, Some(table), arguments)
             }
             Command::Product(product) => self.blas.run(product, base, &self.stream),
-            Command::Products { joined, products } => {
-                let key: Vec<_> = products.iter().map(blas::key).collect();
-                let chosen = self.joined.get(&key).copied().flatten();
-                let mut launches = joined::launches(*joined, products, self.context.info.card());
-                match chosen {
-                    Some(chosen) => self.issue(&launches.swap_remove(chosen), dtype),
-                    None => self.issue_apart(products),
+            Command::Products {
+                joined,
+                heads,
+                products,
+                tails,
+            } => {
+                let chosen = self.joined.get(&joined_key(products, tails));
+                let ways = joined::ways(*joined, products, tails, self.context.info.card());
+                match chosen.copied().flatten().and_then(|way| ways.get(way)) {
+                    Some(way) => self.issue_all(way, dtype),
+                    None => self.issue_apart((heads, products, tails), dtype),
                 }
             }
             Command::Clear { address, bytes } => {

@@ -3,60 +3,9 @@
 // vector at a time; what is left over at the end goes to the first threads, one element each.
 // Outputs may be inputs: an element is read before it is written, by the same thread.
 #include "common.cuh"
+#include "pointwise.cuh"
 
 constexpr int VECTOR = 16 / sizeof(real);
-
-// Division and exponential by the special function units: exact to a few units in the last
-// place, and 0 where the exponential overflows.
-__device__ __forceinline__ float fast_sigmoid(float x) {
-    return __fdividef(1.0f, 1.0f + __expf(-x));
-}
-
-constexpr float SQRT_2_OVER_PI = 0.7978845608028654f;
-constexpr float CUBE = 0.044715f;
-
-// x/2·(1 + tanh u) = x·σ(2u), with u = √(2/π)·(x + 0.044715 x³).
-struct GeluTanh {
-    static __device__ __forceinline__ float twice_inside(float x) {
-        return 2.0f * SQRT_2_OVER_PI * x * fmaf(CUBE * x, x, 1.0f);
-    }
-    static __device__ __forceinline__ float value(float x) {
-        return x * fast_sigmoid(twice_inside(x));
-    }
-    // σ + x·σ·(1 − σ)·2u′
-    static __device__ __forceinline__ float slope(float x) {
-        float s = fast_sigmoid(twice_inside(x));
-        float inside_slope = 2.0f * SQRT_2_OVER_PI * fmaf(3.0f * CUBE * x, x, 1.0f);
-        return fmaf(x * s * (1.0f - s), inside_slope, s);
-    }
-};
-
-// x·Φ(x), Φ the normal distribution function.
-struct Gelu {
-    static __device__ __forceinline__ float distribution(float x) {
-        return fmaf(0.5f, erff(x * 0.70710678118654752f), 0.5f);
-    }
-    static __device__ __forceinline__ float value(float x) { return x * distribution(x); }
-    // Φ + x·φ, φ the normal density.
-    static __device__ __forceinline__ float slope(float x) {
-        float density = 0.5f * SQRT_2_OVER_PI * __expf(-0.5f * x * x);
-        return fmaf(x, density, distribution(x));
-    }
-};
-
-struct Silu {
-    static __device__ __forceinline__ float value(float x) { return x * fast_sigmoid(x); }
-    // σ·(1 + x·(1 − σ))
-    static __device__ __forceinline__ float slope(float x) {
-        float s = fast_sigmoid(x);
-        return s * fmaf(x, 1.0f - s, 1.0f);
-    }
-};
-
-struct Relu {
-    static __device__ __forceinline__ float value(float x) { return fmaxf(x, 0.0f); }
-    static __device__ __forceinline__ float slope(float x) { return x > 0.0f ? 1.0f : 0.0f; }
-};
 
 template <typename F>
 __device__ __forceinline__ void forward(const real* x, real* y, u64 elements) {

@@ -134,7 +134,7 @@ __device__ __forceinline__ float next_scale(const Sum& x, int i, int column, int
 }
 
 template <int BN, int B_BY_COLUMN>
-__device__ __forceinline__ void product_sum(const Sum& x, const Maps& maps, real* c, const real* bias) {
+__device__ __forceinline__ void product_sum(const Sum& x, const Maps& maps, real* c, const float* bias) {
     extern __shared__ char dynamic_shared[];
     Tiles<BN> tiles{(shared_address(dynamic_shared) + 1023) & ~1023u};
     u32 rank = cluster_rank();
@@ -226,7 +226,7 @@ __device__ __forceinline__ void product_sum(const Sum& x, const Maps& maps, real
                 for (int j = 0; j < BN / 8; j++) {
                     int column = place.column + 8 * j + 2 * t;
                     if (column < x.columns) {
-                        float first = to_float(bias[column]), second = to_float(bias[column + 1]);
+                        float first = bias[column], second = bias[column + 1];
                         d[4 * j] += first, d[4 * j + 1] += second, d[4 * j + 2] += first, d[4 * j + 3] += second;
                     }
                 }
@@ -273,7 +273,7 @@ __device__ __forceinline__ void product_sum(const Sum& x, const Maps& maps, real
          const __grid_constant__ TensorMap a1, const __grid_constant__ TensorMap a2,                \
          const __grid_constant__ TensorMap a3, const __grid_constant__ TensorMap b0,                \
          const __grid_constant__ TensorMap b1, const __grid_constant__ TensorMap b2,                \
-         const __grid_constant__ TensorMap b3, real* c, const real* bias) {                         \
+         const __grid_constant__ TensorMap b3, real* c, const float* bias) {                         \
         Maps maps{{&a0, &a1, &a2, &a3}, {&b0, &b1, &b2, &b3}};                                      \
         product_sum<bn, by_columns>(x, maps, c, bias);                                              \
     }

@@ -9,7 +9,7 @@ use cinch_graph::op::{
 };
 use cinch_graph::{Dropout, TensorType};
 
-use crate::cuda::command::{Argument, Kernel, LaunchShape, MatrixAt, Product};
+use crate::cuda::command::{Argument, BiasAt, Kernel, LaunchShape, MatrixAt, Product};
 use crate::cuda::lowering::Lowering;
 
 use super::COPY_TO_REAL;
@@ -52,17 +52,20 @@ pub fn linear(x: &mut Lowering<'_>, op: &Linear) {
     // The library adds a bias of the type of y only.
     let bias_bytes = op.cuda_bias_bytes(&y);
     let bias = op.bias.then(|| {
-        let bias = x.input(2);
+        let kept = x.input(2);
         if bias_bytes == 0 {
-            return bias;
+            return BiasAt { kept, copied: kept };
         }
         let arguments = vec![
-            Argument::Address(bias),
+            Argument::Address(kept),
             Argument::Address(workspace),
             Argument::U64(y.width() as u64),
         ];
         x.launch(COPY_TO_REAL, elementwise(y.width(), 4), arguments);
-        workspace
+        BiasAt {
+            kept,
+            copied: workspace,
+        }
     });
     let product = Product {
         m: source.rows(),
@@ -178,6 +181,24 @@ pub fn linear_grad_input(x: &mut Lowering<'_>, op: &LinearGradInput) {
         let random = x.node.inputs.len() - 1;
         let size = (dy.rows(), weight.width());
         drop_rows(x, (dropout, random), size, c, place, apart_bytes > 0);
+    }
+}
+
+/// `scale·dy·W`, of which some is dropped before it is added to dx.
+pub(super) fn dropped_product(x: &Lowering<'_>, op: &LinearGradInput) -> Product {
+    let (dy, weight, dx) = (x.input_type(0), x.input_type(1), x.output_type(0));
+    Product {
+        m: dy.rows(),
+        n: weight.width(),
+        k: weight.rows(),
+        a: matrix(x.input(0), dy, op.dy_column),
+        b: matrix(x.input(1), weight, 0),
+        c: matrix(x.output(0), dx, op.first_column),
+        scale: op.scale as f32,
+        accumulate: true,
+        bias: None,
+        workspace: 0,
+        workspace_bytes: 0,
     }
 }
 

@@ -34,7 +34,7 @@ use cinch_graph::op::{MomentFormat, Op};
 use cinch_graph::{Graph, Node, Phase, TensorId};
 use cinch_plan::{Placement, Plan, Residence};
 
-use super::command::{Command, Kernel};
+use super::command::{Command, Kernel, TailKind};
 use super::lowering::{Card, Lowering};
 use crate::engine::MicroBatch;
 
@@ -133,6 +133,8 @@ pub struct Lowered {
     pub node: String,
     pub commands: Vec<Command>,
     pub memory: Memory,
+    /// What its one command is to a product before it.
+    pub tail: Option<TailKind>,
 }
 
 /// Bytes of the arena from the first to before the second.
@@ -162,6 +164,11 @@ impl Memory {
         }
         memory
     }
+
+    fn extend(&mut self, other: Self) {
+        self.reads.extend(other.reads);
+        self.writes.extend(other.writes);
+    }
 }
 
 /// The commands of some of a graph's nodes. Updates that follow each other become one, since most
@@ -187,6 +194,7 @@ pub fn lower_all(
         let waits = awaited(&mut fetched, node, index);
         let count = optimizer::num_together(&graph.nodes[index..nodes.end]).max(1);
         let mut x = Lowering::new(graph, plan, index, micro.is_first, card);
+        let tail = joined::tail(&x);
         let (name, commands) = match &node.op {
             Op::AdamW(op) if count > 1 => {
                 optimizer::adamw(&mut x, op, count);
@@ -200,6 +208,7 @@ pub fn lower_all(
             node: name,
             commands,
             memory: Memory::of(graph, plan, index..index + count),
+            tail,
         });
         index += count;
     }

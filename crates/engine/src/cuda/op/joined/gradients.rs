@@ -119,7 +119,9 @@ pub(super) fn join(lowered: &mut [Lowered]) {
         let products = products.map(|(_, product)| in_place_of(&host, *product));
         let command = Command::Products {
             joined: Joined::Gradients,
+            heads: Vec::new(),
             products: products.collect(),
+            tails: Vec::new(),
         };
         for (member, _) in group.members {
             lowered[member].commands.clear();

@@ -1,16 +1,20 @@
-//! Products that a kernel of ours may compute instead of the library: those that add to one result
-//! and gradients of narrow weights, several at once; and narrow ones with a long sum. Which is
-//! faster is measured before the first step.
+//! Products that a kernel of ours may compute instead of the library: those that add to one result,
+//! with what follows them, and gradients of narrow weights, several at once; and narrow ones with a
+//! long sum. Which is faster is measured before the first step.
 
 mod gradients;
 mod narrow;
+mod short;
 mod split;
 mod sum;
+mod tail;
 #[cfg(test)]
 mod tests;
 
+pub(super) use tail::tail;
+
 use super::{Bytes, Lowered, Memory};
-use crate::cuda::command::{Command, Joined, MatrixAt, Product};
+use crate::cuda::command::{Command, Joined, MatrixAt, Product, Tail};
 use crate::cuda::lowering::Card;
 
 /// Joins what can be joined. A product only moves past others that touch nothing of its own.
@@ -20,14 +24,24 @@ pub(super) fn join(lowered: &mut [Lowered]) {
     narrow::mark(lowered);
 }
 
-/// The launches that compute joined products, of which one is enough; none where no kernel takes
-/// them.
-pub fn launches(joined: Joined, products: &[Product], card: Card) -> Vec<Command> {
-    match joined {
+/// Ways to compute joined products and what follows them, of which one is enough; none where no
+/// kernel takes them.
+pub fn ways(joined: Joined, products: &[Product], tails: &[Tail], card: Card) -> Vec<Vec<Command>> {
+    let launches = match joined {
         Joined::Sum => sum::launches(products, card),
         Joined::Gradients => gradients::launches(products, card),
         Joined::Narrow => narrow::launches(products, card),
-    }
+    };
+    let after = || tails.iter().map(|tail| tail.command.clone());
+    let with_tails = |launch| [launch].into_iter().chain(after()).collect();
+    let at_once = match joined {
+        Joined::Sum => short::launch(products, tails, card),
+        Joined::Gradients | Joined::Narrow => None,
+    };
+    let at_once = at_once.into_iter().map(|launch| vec![launch]);
+    at_once
+        .chain(launches.into_iter().map(with_tails))
+        .collect()
 }
 
 /// How far products are looked for that belong to one: the nodes between a gradient and what it is
@@ -49,8 +63,16 @@ fn effects(lowered: &Lowered) -> Option<Vec<Effect<'_>>> {
     for command in &lowered.commands {
         match command {
             Command::Product(product) => effects.push(Effect::Product(product)),
-            Command::Products { products, .. } => {
+            Command::Products {
+                heads,
+                products,
+                tails,
+                ..
+            } => {
                 effects.extend(products.iter().map(Effect::Product));
+                if !heads.is_empty() || !tails.is_empty() {
+                    effects.push(Effect::Node(&lowered.memory));
+                }
             }
             &Command::Clear { address, bytes } => {
                 effects.push(Effect::Clear((address, address + bytes)));
@@ -89,16 +111,17 @@ fn result(product: &Product) -> Bytes {
 fn reads(product: &Product, range: Bytes) -> bool {
     let bias = product.bias.map(|bias| {
         let size = product.n as u64 * product.c.dtype.size();
-        (bias, bias + size)
+        (bias.copied, bias.copied + size)
     });
+    reads_matrices(product, range) || bias.is_some_and(|bias| overlap(bias, range))
+}
+
+fn reads_matrices(product: &Product, range: Bytes) -> bool {
     let sides = [
         bytes(&product.a, product.m, product.k),
         bytes(&product.b, product.k, product.n),
     ];
-    sides
-        .into_iter()
-        .chain(bias)
-        .any(|side| overlap(side, range))
+    sides.into_iter().any(|side| overlap(side, range))
 }
 
 fn scratch(product: &Product) -> Bytes {

@@ -48,7 +48,9 @@ pub(super) fn mark(lowered: &mut [Lowered]) {
         {
             *command = Command::Products {
                 joined: Joined::Narrow,
+                heads: Vec::new(),
                 products: vec![*product],
+                tails: Vec::new(),
             };
         }
     }

@@ -1,16 +1,17 @@
 //! Products that are added to one result. The second half of an adapter adds to
 //! what the layer's own product wrote, and its gradient to that of the layer's input: as a term of
-//! the same sum the result is written once and never read.
+//! the same sum the result is written once and never read. What is pointwise and follows the sum is
+//! its tail.
 
 #[cfg(test)]
 mod tests;
 
-use super::{WINDOW, effects, in_place_of, is_copied, may_pass};
+use super::{WINDOW, effects, in_place_of, is_copied, may_pass, short, tail};
 use crate::cuda::command::{
-    Argument, Command, Joined, Kernel, LaunchShape, MatrixAt, MatrixMapAt, Product,
+    Argument, Command, Joined, Kernel, LaunchShape, MatrixAt, MatrixMapAt, Product, Tail,
 };
 use crate::cuda::lowering::Card;
-use crate::cuda::op::Lowered;
+use crate::cuda::op::{COPY_TO_REAL, Lowered};
 
 /// Terms that the kernel has room for.
 const MAX_TERMS: usize = 4;
@@ -33,7 +34,7 @@ const TILES: [(usize, [&str; 2]); 3] = [
 ];
 
 /// The first column of C that `more` adds to, where it adds to columns of what `first` writes.
-fn column_in(first: &Product, more: &Product) -> Option<usize> {
+pub(super) fn column_in(first: &Product, more: &Product) -> Option<usize> {
     let (c, into) = (&first.c, &more.c);
     let same = c.row_stride == into.row_stride && c.dtype == into.dtype && first.m == more.m;
     let distance = into.address.checked_sub(c.address)? / c.dtype.size();
@@ -42,8 +43,8 @@ fn column_in(first: &Product, more: &Product) -> Option<usize> {
     (same && inside && more.accumulate && more.bias.is_none()).then_some(column)
 }
 
-/// Joins products that follow each other into sums. Between them there may be products that touch
-/// nothing of theirs.
+/// Joins products that follow each other into sums, with their tails. Between them there may be
+/// what touches nothing of theirs.
 pub(super) fn join(lowered: &mut [Lowered]) {
     for at in 0..lowered.len() {
         let Some(Command::Product(first)) = lowered[at].commands.last() else {
@@ -54,6 +55,8 @@ pub(super) fn join(lowered: &mut [Lowered]) {
         }
         let mut sum = vec![*first];
         let mut terms = Vec::new();
+        let mut tails: Vec<Tail> = Vec::new();
+        let mut followers = Vec::new();
         let mut passed = Vec::new();
         let end = lowered.len().min(at + WINDOW);
         for (later, node) in lowered.iter().enumerate().take(end).skip(at + 1) {
@@ -67,19 +70,48 @@ pub(super) fn join(lowered: &mut [Lowered]) {
             {
                 sum.push(in_place_of(&sum[0], product));
                 terms.push(later);
+            } else if let Some(tail) = tail::follows(&sum, &tails, node)
+                && passed
+                    .iter()
+                    .all(|&effect| tail::may_pass(&tail.kind, &node.memory, effect))
+            {
+                let is_last = tail::is_last(&tail.kind);
+                tails.push(tail);
+                followers.push(later);
+                if is_last {
+                    break;
+                }
             } else {
                 passed.extend(effects);
             }
         }
         drop(passed);
+        while !tails.is_empty() && !short::takes(&sum, &tails) {
+            tails.pop();
+            followers.pop();
+        }
         for term in terms {
             lowered[term].commands.clear();
         }
-        if sum.len() > 1 {
-            lowered[at].commands.pop();
-            lowered[at].commands.push(Command::Products {
+        for follower in followers {
+            let memory = lowered[follower].memory.clone();
+            lowered[follower].commands.clear();
+            lowered[at].memory.extend(memory);
+        }
+        if sum.len() + tails.len() > 1 {
+            let commands = &mut lowered[at].commands;
+            commands.pop();
+            // The bias in another type, which kernels of ours do without.
+            let is_copy = |command: &mut Command| match command {
+                Command::Launch { kernel, .. } => *kernel == COPY_TO_REAL,
+                _ => false,
+            };
+            let heads = commands.pop_if(is_copy).into_iter().collect();
+            commands.push(Command::Products {
                 joined: Joined::Sum,
+                heads,
                 products: sum,
+                tails,
             });
         }
     }
@@ -164,7 +196,9 @@ fn launch(
         .chain(padded(b.collect()))
         .chain([
             Argument::Address(first.c.address),
-            first.bias.map_or(Argument::Null, Argument::Address),
+            first
+                .bias
+                .map_or(Argument::Null, |bias| Argument::Address(bias.kept)),
         ])
         .collect();
     let panels = columns.div_ceil(64) * 64;

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use cinch_architecture::{
-    Activation, Architecture, Decoder, Qwen3, RotaryPositions, RotaryScaling, Windows,
+    Activation, Architecture, Decoder, Naics, Qwen3, RotaryPositions, RotaryScaling, Windows,
 };
 use cinch_graph::op::{GradientFormat, MomentFormat};
 use cinch_graph::{DType, Optimizer, Recompute, Target, differentiate};
@@ -9,6 +9,7 @@ use cinch_model::{AdapterShape, Build, Purpose, build, linear_modules};
 use cinch_plan::{Options, Plan, num_micro_nodes};
 
 use super::*;
+use crate::cuda::command::TailKind;
 use crate::cuda::op::lower_all;
 use crate::engine::MicroBatch;
 
@@ -40,6 +41,25 @@ fn decoder() -> Architecture {
     }))
 }
 
+const OPTIMIZER: Optimizer = Optimizer {
+    beta1: 0.9,
+    beta2: 0.95,
+    epsilon: 1e-8,
+    weight_decay: 0.1,
+    max_norm: Some(1.0),
+    moments: MomentFormat::Full,
+    gradients: GradientFormat::Full,
+};
+
+/// The nodes of a training step on a Hopper card.
+fn step(model: &Architecture, shape: &Build, recompute: Recompute) -> Vec<Lowered> {
+    let graph = differentiate(build(model, shape).unwrap(), &OPTIMIZER).unwrap();
+    let graph = graph.recompute(recompute).unwrap();
+    let plan = Plan::new(&graph, Options::new(Target::Cuda));
+    let nodes = 0..num_micro_nodes(&graph);
+    lower_all(&graph, &plan, nodes, MicroBatch::of_one(true), Card::HOPPER)
+}
+
 /// Of a step with adapters on all seven linear layers of a block, what is joined: in the forward
 /// pass each of the four products of a block with what adapters add to it, in the backward pass
 /// the gradients of its input with theirs, and their own weights' gradients.
@@ -58,24 +78,13 @@ fn all_adapters_of_a_decoder_are_joined() {
         modules: Arc::new(linear_modules(&model).into_iter().collect()),
         quantisation: None,
     });
-    let optimizer = Optimizer {
-        beta1: 0.9,
-        beta2: 0.95,
-        epsilon: 1e-8,
-        weight_decay: 0.1,
-        max_norm: Some(1.0),
-        moments: MomentFormat::Full,
-        gradients: GradientFormat::Full,
-    };
-    let graph = differentiate(build(&model, &plain).unwrap(), &optimizer).unwrap();
-    let graph = graph.recompute(Recompute::None).unwrap();
-    let plan = Plan::new(&graph, Options::new(Target::Cuda));
-    let nodes = 0..num_micro_nodes(&graph);
-    let lowered = lower_all(&graph, &plan, nodes, MicroBatch::of_one(true), Card::HOPPER);
+    let lowered = step(&model, &plain, Recompute::None);
     let count = |wanted: Joined| {
         let commands = lowered.iter().flat_map(|node| &node.commands);
         let sizes = commands.filter_map(|command| match command {
-            Command::Products { joined, products } if *joined == wanted => Some(products.len()),
+            Command::Products {
+                joined, products, ..
+            } if *joined == wanted => Some(products.len()),
             _ => None,
         });
         sizes.collect::<Vec<usize>>()
@@ -94,4 +103,48 @@ fn all_adapters_of_a_decoder_are_joined() {
         gradients.len() + alone <= 4 * LAYERS,
         "{gradients:?}, {alone} alone"
     );
+}
+
+/// Of an embedder's step, what follows the products with a short sum: GELU of the first of two in
+/// the feed-forward layers, over its input where nobody reads that again; backwards, what adapters
+/// whose input is dropped add, and GELU's derivative.
+#[test]
+fn what_follows_an_encoders_products_is_joined_to_them() {
+    let mut model = Naics::new(1);
+    model.encoder.vocabulary = 60;
+    model.encoder.layers = LAYERS as u64;
+    let model = Architecture::Naics(model);
+    let purpose = Purpose::Train {
+        label_smoothing: 0.0,
+        loss_chunk: None,
+    };
+    let shape = Build::plain(2, 16, DType::F16, purpose);
+    let lowered = step(&model, &shape, Recompute::Full);
+    let letters = |node: &Lowered| -> Option<String> {
+        let mut commands = node.commands.iter();
+        let tails = commands.find_map(|command| match command {
+            Command::Products { tails, .. } if !tails.is_empty() => Some(tails),
+            _ => None,
+        })?;
+        let letter = |tail: &Tail| match &tail.kind {
+            TailKind::Dropped { .. } => "dropped ",
+            TailKind::Gelu { from, to, .. } if from == to => "over ",
+            TailKind::Gelu { .. } => "gelu ",
+            TailKind::GeluBackward { .. } => "slope ",
+        };
+        Some(tails.iter().map(letter).collect())
+    };
+    let nodes = |channel: &str, pass: &str| -> Vec<String> {
+        let name = format!("{pass}encoders.{channel}.");
+        let own = lowered.iter().filter(|node| node.node.starts_with(&name));
+        own.filter_map(letters).collect()
+    };
+    for channel in Naics::CHANNEL_NAMES {
+        let chunks = 2;
+        assert_eq!(nodes(channel, ""), ["over "].repeat(chunks * LAYERS));
+        assert_eq!(nodes(channel, "again."), ["gelu "].repeat(chunks * LAYERS));
+        // Of the two products of the feed-forward layers, and of attention's output.
+        let layer = ["dropped slope ", "dropped "];
+        assert_eq!(nodes(channel, "d."), layer.repeat(chunks * LAYERS));
+    }
 }

@@ -271,7 +271,9 @@ fn a_bias_is_added_in_the_type_of_the_product() {
         assert!(product.b.transposed && !product.a.transposed);
         let plan = plan(&graph);
         let place = |name: &str| plan.placement(graph.find(name).unwrap()).unwrap().offset;
-        let kept = product.bias == Some(place("up.bias"));
+        let bias = product.bias.unwrap();
+        assert_eq!(bias.kept, place("up.bias"));
+        let kept = bias.copied == bias.kept;
         assert_eq!(kept, dtype == DType::F32);
     }
 }

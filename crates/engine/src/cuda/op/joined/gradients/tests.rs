@@ -46,6 +46,7 @@ fn lowered(products: &[Product]) -> Vec<Lowered> {
         node: String::new(),
         commands: vec![Command::Product(*product)],
         memory: Memory::default(),
+        tail: None,
     };
     products.iter().map(node).collect()
 }

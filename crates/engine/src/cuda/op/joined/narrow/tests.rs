@@ -1,6 +1,7 @@
 use cinch_graph::DType;
 
 use super::*;
+use crate::cuda::command::BiasAt;
 use crate::cuda::command::MatrixAt;
 use crate::cuda::op::Memory;
 
@@ -36,6 +37,7 @@ fn is_marked(product: Product) -> bool {
         node: String::new(),
         commands: vec![Command::Product(product)],
         memory: Memory::default(),
+        tail: None,
     }];
     mark(&mut nodes);
     matches!(
@@ -62,7 +64,7 @@ fn what_is_narrow_is_one_pass() {
             ..narrow
         },
         Product {
-            bias: Some(0),
+            bias: Some(BiasAt { kept: 0, copied: 0 }),
             ..narrow
         },
     ] {

@@ -35,6 +35,7 @@ fn lowered(products: &[Product]) -> Vec<Lowered> {
         node: String::new(),
         commands: vec![Command::Product(*product)],
         memory: Memory::default(),
+        tail: None,
     };
     products.iter().map(node).collect()
 }
