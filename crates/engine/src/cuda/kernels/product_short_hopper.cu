@@ -103,12 +103,13 @@ struct Tiles {
     __device__ __forceinline__ u32 empty(u32 stage) const { return barrier(NUM_STAGES + stage); }
     __device__ __forceinline__ u32 low_full(u32 group) const { return barrier(2 * NUM_STAGES + group); }
     __device__ __forceinline__ u32 low_empty(u32 group) const { return barrier(2 * NUM_STAGES + 2 + group); }
-    __device__ __forceinline__ u32 ready(u32 step) const { return barrier(2 * NUM_STAGES + 4 + step); }
+    __device__ __forceinline__ u32 turn(u32 group) const { return barrier(2 * NUM_STAGES + 4 + group); }
+    __device__ __forceinline__ u32 ready(u32 step) const { return barrier(2 * NUM_STAGES + 6 + step); }
 };
 
 // The four threads of a row exchange what they have of four blocks of eight columns: two neighbours
 // in each become all eight in one, and the other way round.
-__device__ __forceinline__ void turn(u32 (&w)[4], int t) {
+__device__ __forceinline__ void exchange(u32 (&w)[4], int t) {
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
         u32 got = __shfl_xor_sync(~0u, t & 1 ? w[i] : w[i + 1], 1);
@@ -157,6 +158,7 @@ __device__ __forceinline__ void product_sum(const Sum& x, int adapter, const Map
         for (int i = 0; i < 2; i++) {
             barrier_init(tiles.low_full(i), 1);
             barrier_init(tiles.low_empty(i), 2);
+            barrier_init(tiles.turn(i), 1);
         }
         for (int i = 0; i <= MAX_STEPS; i++) barrier_init(tiles.ready(i), 1);
         barriers_are_there();
@@ -262,10 +264,13 @@ __device__ __forceinline__ void product_sum(const Sum& x, int adapter, const Map
                                               : make_uint4(0, 0, 0, 0);
                     }
             }
+            // Stages come round: one is waited for only when the other warpgroup has seen all before it.
+            if (number > 0) wait(tiles.turn(own), (number - 1) / 2 & 1);
             u32 place = number * x.steps, stage = place % NUM_STAGES, parity = place / NUM_STAGES & 1, last = 0;
             for (int k = 0; k < x.steps; k++) {
                 if (number == own) wait(tiles.ready(k), 0);
                 wait(tiles.full(stage), parity);
+                if (k == x.steps - 1 && threadIdx.x % 128 == 0) arrive(tiles.turn(own ^ 1));
                 u32 a = tiles.a(stage), b = tiles.b(k);
                 products_begin();
 #pragma unroll
@@ -304,7 +309,7 @@ __device__ __forceinline__ void product_sum(const Sum& x, int adapter, const Map
                     u32 w[4], v[4];
                     if (KIND == BACKWARD) {
                         v[0] = at[low][j].x, v[1] = at[low][j].y, v[2] = at[low][j].z, v[3] = at[low][j].w;
-                        turn(v, t);
+                        exchange(v, t);
                     }
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
@@ -322,11 +327,11 @@ __device__ __forceinline__ void product_sum(const Sum& x, int adapter, const Map
                     bool is_there = row + low * 8 < x.rows && to < x.columns;
                     u64 offset = (u64)(row + low * 8) * x.stride + to;
                     if (KIND == FORWARD) {
-                        turn(v, t);
+                        exchange(v, t);
                         if (is_there) *(uint4*)(y + offset) = make_uint4(v[0], v[1], v[2], v[3]);
                         if (!c) continue;
                     }
-                    turn(w, t);
+                    exchange(w, t);
                     if (is_there) *(uint4*)(c + offset) = make_uint4(w[0], w[1], w[2], w[3]);
                 }
         }

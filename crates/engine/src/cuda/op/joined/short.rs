@@ -203,7 +203,7 @@ pub(super) fn launch(products: &[Product], tails: &[Tail], card: Card) -> Option
     // Steps of B, the adapter's one, stages of A and what adapters read for each warpgroup; tiles
     // begin at multiples of 1024 bytes, and barriers follow them.
     let tiles = (MAX_STEPS + 1) * TILE_COLUMNS + (STAGES + 2) * TILE_ROWS;
-    let barriers = 2 * STAGES + 4 + MAX_STEPS + 1;
+    let barriers = 2 * STAGES + 6 + MAX_STEPS + 1;
     Some(Command::LaunchTable {
         kernel: Kernel {
             file: "product_short_hopper",
