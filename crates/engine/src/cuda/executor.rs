@@ -12,15 +12,15 @@ use cinch_plan::{Placement, Plan, Residence};
 use cinch_ranks::World;
 use cudarc::driver::{result, sys};
 
+use super::beside::{self, Beside};
 use super::blas::{self, Blas};
 use super::command::{
-    Argument, Command, Generated, Joined, Kernel, LaunchShape, MatrixAt, Product,
+    Argument, Command, Generated, Joined, Kernel, Lane, LaunchShape, MatrixAt, Product,
 };
 use super::compile::{cubin, generated_cubin};
 use super::driver::{
     Context, DeviceInfo, DeviceMemory, HostMemory, Module, Replay, Stream, failed,
 };
-use super::fetching::Fetching;
 use super::lowering::Card;
 use super::nccl::Nccl;
 use super::op::joined;
@@ -56,7 +56,8 @@ pub struct CudaExecutor {
     generated_functions: HashMap<(Generated, DType), sys::CUfunction>,
     generated_modules: HashMap<(Arc<str>, DType), Module>,
     staging: Staging,
-    fetching: Fetching,
+    fetches: Beside,
+    exchanges: Beside,
     arena: DeviceMemory,
     /// What the plan keeps in host memory.
     host: Option<HostMemory>,
@@ -151,7 +152,8 @@ impl CudaExecutor {
             generated_functions: HashMap::new(),
             generated_modules: HashMap::new(),
             staging: Staging::new(&context)?,
-            fetching: Fetching::new(&context)?,
+            fetches: Beside::new(&context)?,
+            exchanges: Beside::new(&context)?,
             arena,
             host,
             stream,
@@ -233,7 +235,7 @@ impl CudaExecutor {
             } in &lowered
             {
                 for command in commands {
-                    self.issue(command, dtype)
+                    self.issue(command, dtype, &self.stream)
                         .map_err(|error| named(op, node, error))?;
                 }
             }
@@ -270,13 +272,24 @@ impl CudaExecutor {
                 self.blas.prepare(product, self.arena.address, &self.stream)
             }
             Command::Products { joined, products } => self.choose(*joined, products, dtype),
-            Command::Fetch { number, .. } => self.fetching.make_ready(*number),
+            Command::Beside {
+                lane,
+                number,
+                commands,
+            } => {
+                self.lane_mut(*lane).make_ready(*number)?;
+                let mut commands = commands.iter();
+                commands.try_for_each(|command| self.make_ready(command, dtype))
+            }
             // The first time, NCCL connects what it has not connected yet, which is not recorded.
             Command::Exchange(_) => {
-                self.issue(command, dtype)?;
+                self.issue(command, dtype, &self.stream)?;
                 self.stream.synchronize()
             }
-            Command::Clear { .. } | Command::Copy { .. } | Command::Await { .. } => Ok(()),
+            Command::Fetch(_)
+            | Command::Clear { .. }
+            | Command::Copy { .. }
+            | Command::Await { .. } => Ok(()),
         }
     }
 
@@ -307,7 +320,7 @@ impl CudaExecutor {
             fastest(1 + launches.len(), |candidate, runs| {
                 stopwatch.time(&self.stream, || {
                     (0..runs).try_for_each(|_| match candidate.checked_sub(1) {
-                        Some(launch) => self.issue(&launches[launch], dtype),
+                        Some(launch) => self.issue(&launches[launch], dtype, &self.stream),
                         None => self.issue_apart(products),
                     })
                 })
@@ -365,8 +378,23 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// Puts a command on the stream.
-    fn issue(&self, command: &Command, dtype: DType) -> Result<(), EngineError> {
+    /// What runs beside the step.
+    fn lane(&self, lane: Lane) -> &Beside {
+        match lane {
+            Lane::Fetches => &self.fetches,
+            Lane::Exchanges => &self.exchanges,
+        }
+    }
+
+    fn lane_mut(&mut self, lane: Lane) -> &mut Beside {
+        match lane {
+            Lane::Fetches => &mut self.fetches,
+            Lane::Exchanges => &mut self.exchanges,
+        }
+    }
+
+    /// Puts a command on a stream.
+    fn issue(&self, command: &Command, dtype: DType, stream: &Stream) -> Result<(), EngineError> {
         let base = self.arena.address;
         match command {
             Command::Launch {
@@ -376,7 +404,7 @@ impl CudaExecutor {
             } => {
                 let function = self.functions.get(&(*kernel, dtype));
                 let loaded = (kernel.function, function);
-                self.launch(loaded, dtype, shape, None, arguments)
+                self.launch(loaded, dtype, shape, None, arguments, stream)
             }
             Command::LaunchGenerated {
                 kernel,
@@ -385,7 +413,7 @@ impl CudaExecutor {
             } => {
                 let function = self.generated_functions.get(&(kernel.clone(), dtype));
                 let loaded = (kernel.function, function);
-                self.launch(loaded, dtype, shape, None, arguments)
+                self.launch(loaded, dtype, shape, None, arguments, stream)
             }
             Command::LaunchTable {
                 kernel,
@@ -395,41 +423,48 @@ impl CudaExecutor {
             } => {
                 let function = self.functions.get(&(*kernel, dtype));
                 let loaded = (kernel.function, function);
-                self.launch(loaded, dtype, shape, Some(table), arguments)
+                self.launch(loaded, dtype, shape, Some(table), arguments, stream)
             }
-            Command::Product(product) => self.blas.run(product, base, &self.stream),
+            Command::Product(product) => self.blas.run(product, base, stream),
             Command::Products { joined, products } => {
                 let key: Vec<_> = products.iter().map(blas::key).collect();
                 let chosen = self.joined.get(&key).copied().flatten();
                 let mut launches = joined::launches(*joined, products, self.context.info.card());
                 match chosen {
-                    Some(chosen) => self.issue(&launches.swap_remove(chosen), dtype),
+                    Some(chosen) => self.issue(&launches.swap_remove(chosen), dtype, stream),
                     None => self.issue_apart(products),
                 }
             }
             Command::Clear { address, bytes } => {
                 let (at, bytes) = (base + address, *bytes as usize);
                 // SAFETY: inside the arena by the plan, which `check` holds against it.
-                unsafe { result::memset_d8_async(at, 0, bytes, self.stream.handle) }
+                unsafe { result::memset_d8_async(at, 0, bytes, stream.handle) }
                     .map_err(failed("clear memory"))
             }
             Command::Copy { from, to, bytes } => {
                 let (from, to) = (base + from, base + to);
                 // SAFETY: both ranges are inside the arena by the plan, which `check` holds
                 // against it.
-                unsafe { result::memcpy_dtod_async(to, from, *bytes as usize, self.stream.handle) }
+                unsafe { result::memcpy_dtod_async(to, from, *bytes as usize, stream.handle) }
                     .map_err(failed("copy memory"))
             }
-            Command::Fetch { number, copies } => {
+            Command::Fetch(copies) => {
                 let host = self.host.as_ref().ok_or_else(no_host)?;
-                self.fetching
-                    .begin(*number, copies, host, base, &self.stream)
+                beside::fetch(copies, host, base, stream)
             }
-            Command::Await { number } => self.fetching.wait(*number, &self.stream),
             Command::Exchange(exchanges) => {
                 let nccl = self.nccl.as_ref().ok_or_else(no_ranks)?;
-                nccl.exchange(exchanges, base, &self.stream)
+                nccl.exchange(exchanges, base, stream)
             }
+            Command::Beside {
+                lane,
+                number,
+                commands,
+            } => self.lane(*lane).run(*number, stream, |beside| {
+                let mut commands = commands.iter();
+                commands.try_for_each(|command| self.issue(command, dtype, beside))
+            }),
+            Command::Await { lane, number } => self.lane(*lane).wait(*number, stream),
         }
     }
 
@@ -440,6 +475,7 @@ impl CudaExecutor {
         shape: &LaunchShape,
         table: Option<&[u32]>,
         arguments: &[Argument],
+        stream: &Stream,
     ) -> Result<(), EngineError> {
         let Some(&function) = function else {
             return Err(EngineError::Cuda {
@@ -466,7 +502,7 @@ impl CudaExecutor {
                 (gx, gy, gz),
                 (bx, by, bz),
                 shape.shared_bytes,
-                self.stream.handle,
+                stream.handle,
                 &mut pointers,
             )
         }
@@ -508,7 +544,7 @@ impl CudaExecutor {
             op, node, commands, ..
         } in &program.nodes
         {
-            let issue = |command| self.issue(command, program.dtype);
+            let issue = |command| self.issue(command, program.dtype, &self.stream);
             let time = stopwatch
                 .time(&self.stream, || commands.iter().try_for_each(issue))
                 .map_err(|error| named(op, node, error))?;
@@ -594,7 +630,7 @@ impl CudaExecutor {
                 ],
             };
             self.make_ready(&command, graph.compute)?;
-            self.issue(&command, graph.compute)?;
+            self.issue(&command, graph.compute, &self.stream)?;
         }
         for (index, node) in graph.nodes.iter().enumerate() {
             if node.phase != Phase::Update || !matches!(node.op, Op::AllGather(_)) {
@@ -605,7 +641,7 @@ impl CudaExecutor {
                 for command in &lowered.commands {
                     // An exchange is made ready by being run.
                     self.make_ready(command, graph.compute)?;
-                    self.issue(command, graph.compute)?;
+                    self.issue(command, graph.compute, &self.stream)?;
                 }
             }
         }
@@ -665,7 +701,7 @@ pub fn matrix_rate(dtype: DType, tf32: bool) -> Result<f64, EngineError> {
         executor.synchronize()?;
         let start = Instant::now();
         for _ in 0..RUNS {
-            executor.issue(&product, dtype)?;
+            executor.issue(&product, dtype, &executor.stream)?;
         }
         executor.synchronize()?;
         let rate = 2.0 * (SIZE as f64).powi(3) * RUNS as f64 / start.elapsed().as_secs_f64();
