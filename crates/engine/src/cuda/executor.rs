@@ -68,6 +68,7 @@ pub struct CudaExecutor {
     context_bytes: u64,
     /// The same after the arena was allocated.
     allocated_bytes: u64,
+    network_bytes: u64,
 }
 
 /// What a kernel gets for an argument; the driver reads as many bytes as the parameter has.
@@ -160,12 +161,15 @@ impl CudaExecutor {
             context,
             context_bytes,
             allocated_bytes: total - free,
+            network_bytes: 0,
         })
     }
 
     /// Connects the other ranks of the run, which do the same at the same time.
     pub fn connect(&mut self, world: &mut World) -> Result<(), EngineError> {
+        let before = self.used_bytes()?;
         self.nccl = Some(Nccl::connect(&self.context, world)?);
+        self.network_bytes = self.used_bytes()?.saturating_sub(before);
         Ok(())
     }
 
@@ -198,6 +202,12 @@ impl CudaExecutor {
 
     pub fn arena_bytes(&self) -> u64 {
         self.arena.bytes
+    }
+
+    /// What the card has lost while the other ranks were connected. Where ranks share the card,
+    /// what they took at the same time is in it.
+    pub fn network_bytes(&self) -> u64 {
+        self.network_bytes
     }
 
     /// Used bytes of the whole card.
@@ -283,8 +293,11 @@ impl CudaExecutor {
             }
             // The first time, NCCL connects what it has not connected yet, which is not recorded.
             Command::Exchange(_) => {
+                let before = self.used_bytes()?;
                 self.issue(command, dtype, &self.stream)?;
-                self.stream.synchronize()
+                self.stream.synchronize()?;
+                self.network_bytes += self.used_bytes()?.saturating_sub(before);
+                Ok(())
             }
             Command::Fetch(_)
             | Command::Clear { .. }
