@@ -86,6 +86,16 @@ impl Rank {
         )))
     }
 
+    /// How many ranks of this machine have this rank's GPU, itself included.
+    pub fn sharers(&self, target: Target) -> u64 {
+        let Some(identity) = self.identity.as_ref().filter(|_| target == Target::Cuda) else {
+            return 1;
+        };
+        let gpus = cinch_engine::cuda::num_cards().max(1);
+        let (own, all) = (identity.local_rank % gpus, identity.local_ranks);
+        (own..all).step_by(gpus).len().max(1) as u64
+    }
+
     pub fn world(&self) -> Option<SharedWorld> {
         self.world.clone()
     }

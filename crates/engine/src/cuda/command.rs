@@ -206,17 +206,29 @@ pub enum Command {
         to: u64,
         bytes: u64,
     },
-    /// Copies from host memory, beside what follows, until [`Command::Await`] of the same number.
-    Fetch {
-        number: usize,
-        copies: Vec<HostCopy>,
-    },
-    /// What follows reads what was fetched.
-    Await {
-        number: usize,
-    },
+    /// Copies from host memory.
+    Fetch(Vec<HostCopy>),
     /// With the other ranks, all at once.
     Exchange(Vec<Exchange>),
+    /// Run beside what follows, until [`Command::Await`] of the same number.
+    Beside {
+        lane: Lane,
+        number: usize,
+        commands: Vec<Command>,
+    },
+    /// What follows uses what ran beside.
+    Await {
+        lane: Lane,
+        number: usize,
+    },
+}
+
+/// Of what runs beside the step, each kind has a queue: one waits for the host's bus, the other for
+/// the network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Lane {
+    Fetches,
+    Exchanges,
 }
 
 /// What ranks do with elements of a tensor, each on its own card.

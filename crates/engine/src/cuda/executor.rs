@@ -12,15 +12,16 @@ use cinch_plan::{Placement, Plan, Residence};
 use cinch_ranks::World;
 use cudarc::driver::{result, sys};
 
+use super::beside::{self, Beside};
 use super::blas::{self, Blas};
 use super::command::{
-    Argument, Command, Generated, Joined, Kernel, LaunchShape, MatrixAt, Product, Tail, TailKind,
+    Argument, Command, Generated, Joined, Kernel, Lane, LaunchShape, MatrixAt, Product, Tail,
+    TailKind,
 };
 use super::compile::{cubin, generated_cubin};
 use super::driver::{
     Context, DeviceInfo, DeviceMemory, HostMemory, Module, Replay, Stream, failed,
 };
-use super::fetching::Fetching;
 use super::lowering::Card;
 use super::nccl::Nccl;
 use super::op::joined;
@@ -56,7 +57,8 @@ pub struct CudaExecutor {
     generated_functions: HashMap<(Generated, DType), sys::CUfunction>,
     generated_modules: HashMap<(Arc<str>, DType), Module>,
     staging: Staging,
-    fetching: Fetching,
+    fetches: Beside,
+    exchanges: Beside,
     arena: DeviceMemory,
     /// What the plan keeps in host memory.
     host: Option<HostMemory>,
@@ -67,6 +69,7 @@ pub struct CudaExecutor {
     context_bytes: u64,
     /// The same after the arena was allocated.
     allocated_bytes: u64,
+    network_bytes: u64,
 }
 
 /// What decides how joined products are best computed: the products, and what follows them.
@@ -176,19 +179,23 @@ impl CudaExecutor {
             generated_functions: HashMap::new(),
             generated_modules: HashMap::new(),
             staging: Staging::new(&context)?,
-            fetching: Fetching::new(&context)?,
+            fetches: Beside::new(&context)?,
+            exchanges: Beside::new(&context)?,
             arena,
             host,
             stream,
             context,
             context_bytes,
             allocated_bytes: total - free,
+            network_bytes: 0,
         })
     }
 
     /// Connects the other ranks of the run, which do the same at the same time.
     pub fn connect(&mut self, world: &mut World) -> Result<(), EngineError> {
+        let before = self.used_bytes()?;
         self.nccl = Some(Nccl::connect(&self.context, world)?);
+        self.network_bytes = self.used_bytes()?.saturating_sub(before);
         Ok(())
     }
 
@@ -221,6 +228,12 @@ impl CudaExecutor {
 
     pub fn arena_bytes(&self) -> u64 {
         self.arena.bytes
+    }
+
+    /// What the card has lost while the other ranks were connected. Where ranks share the card,
+    /// what they took at the same time is in it.
+    pub fn network_bytes(&self) -> u64 {
+        self.network_bytes
     }
 
     /// Used bytes of the whole card.
@@ -258,7 +271,7 @@ impl CudaExecutor {
             } in &lowered
             {
                 for command in commands {
-                    self.issue(command, dtype)
+                    self.issue(command, dtype, &self.stream)
                         .map_err(|error| named(op, node, error))?;
                 }
             }
@@ -300,13 +313,27 @@ impl CudaExecutor {
                 products,
                 tails,
             } => self.choose(*joined, (heads, products, tails), dtype),
-            Command::Fetch { number, .. } => self.fetching.make_ready(*number),
+            Command::Beside {
+                lane,
+                number,
+                commands,
+            } => {
+                self.lane_mut(*lane).make_ready(*number)?;
+                let mut commands = commands.iter();
+                commands.try_for_each(|command| self.make_ready(command, dtype))
+            }
             // The first time, NCCL connects what it has not connected yet, which is not recorded.
             Command::Exchange(_) => {
-                self.issue(command, dtype)?;
-                self.stream.synchronize()
+                let before = self.used_bytes()?;
+                self.issue(command, dtype, &self.stream)?;
+                self.stream.synchronize()?;
+                self.network_bytes += self.used_bytes()?.saturating_sub(before);
+                Ok(())
             }
-            Command::Clear { .. } | Command::Copy { .. } | Command::Await { .. } => Ok(()),
+            Command::Fetch(_)
+            | Command::Clear { .. }
+            | Command::Copy { .. }
+            | Command::Await { .. } => Ok(()),
         }
     }
 
@@ -357,12 +384,12 @@ impl CudaExecutor {
         let run = |product| self.blas.run(product, self.arena.address, &self.stream);
         products.iter().try_for_each(run)?;
         let mut tails = tails.iter();
-        tails.try_for_each(|tail| self.issue(&tail.command, dtype))
+        tails.try_for_each(|tail| self.issue(&tail.command, dtype, &self.stream))
     }
 
     fn issue_all(&self, commands: &[Command], dtype: DType) -> Result<(), EngineError> {
         let mut commands = commands.iter();
-        commands.try_for_each(|command| self.issue(command, dtype))
+        commands.try_for_each(|command| self.issue(command, dtype, &self.stream))
     }
 
     fn load(
@@ -408,8 +435,23 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// Puts a command on the stream.
-    fn issue(&self, command: &Command, dtype: DType) -> Result<(), EngineError> {
+    /// What runs beside the step.
+    fn lane(&self, lane: Lane) -> &Beside {
+        match lane {
+            Lane::Fetches => &self.fetches,
+            Lane::Exchanges => &self.exchanges,
+        }
+    }
+
+    fn lane_mut(&mut self, lane: Lane) -> &mut Beside {
+        match lane {
+            Lane::Fetches => &mut self.fetches,
+            Lane::Exchanges => &mut self.exchanges,
+        }
+    }
+
+    /// Puts a command on a stream.
+    fn issue(&self, command: &Command, dtype: DType, stream: &Stream) -> Result<(), EngineError> {
         let base = self.arena.address;
         match command {
             Command::Launch {
@@ -419,7 +461,7 @@ impl CudaExecutor {
             } => {
                 let function = self.functions.get(&(*kernel, dtype));
                 let loaded = (kernel.function, function);
-                self.launch(loaded, dtype, shape, None, arguments)
+                self.launch(loaded, dtype, shape, None, arguments, stream)
             }
             Command::LaunchGenerated {
                 kernel,
@@ -428,7 +470,7 @@ impl CudaExecutor {
             } => {
                 let function = self.generated_functions.get(&(kernel.clone(), dtype));
                 let loaded = (kernel.function, function);
-                self.launch(loaded, dtype, shape, None, arguments)
+                self.launch(loaded, dtype, shape, None, arguments, stream)
             }
             Command::LaunchTable {
                 kernel,
@@ -438,9 +480,9 @@ impl CudaExecutor {
             } => {
                 let function = self.functions.get(&(*kernel, dtype));
                 let loaded = (kernel.function, function);
-                self.launch(loaded, dtype, shape, Some(table), arguments)
+                self.launch(loaded, dtype, shape, Some(table), arguments, stream)
             }
-            Command::Product(product) => self.blas.run(product, base, &self.stream),
+            Command::Product(product) => self.blas.run(product, base, stream),
             Command::Products {
                 joined,
                 heads,
@@ -457,26 +499,33 @@ impl CudaExecutor {
             Command::Clear { address, bytes } => {
                 let (at, bytes) = (base + address, *bytes as usize);
                 // SAFETY: inside the arena by the plan, which `check` holds against it.
-                unsafe { result::memset_d8_async(at, 0, bytes, self.stream.handle) }
+                unsafe { result::memset_d8_async(at, 0, bytes, stream.handle) }
                     .map_err(failed("clear memory"))
             }
             Command::Copy { from, to, bytes } => {
                 let (from, to) = (base + from, base + to);
                 // SAFETY: both ranges are inside the arena by the plan, which `check` holds
                 // against it.
-                unsafe { result::memcpy_dtod_async(to, from, *bytes as usize, self.stream.handle) }
+                unsafe { result::memcpy_dtod_async(to, from, *bytes as usize, stream.handle) }
                     .map_err(failed("copy memory"))
             }
-            Command::Fetch { number, copies } => {
+            Command::Fetch(copies) => {
                 let host = self.host.as_ref().ok_or_else(no_host)?;
-                self.fetching
-                    .begin(*number, copies, host, base, &self.stream)
+                beside::fetch(copies, host, base, stream)
             }
-            Command::Await { number } => self.fetching.wait(*number, &self.stream),
             Command::Exchange(exchanges) => {
                 let nccl = self.nccl.as_ref().ok_or_else(no_ranks)?;
-                nccl.exchange(exchanges, base, &self.stream)
+                nccl.exchange(exchanges, base, stream)
             }
+            Command::Beside {
+                lane,
+                number,
+                commands,
+            } => self.lane(*lane).run(*number, stream, |beside| {
+                let mut commands = commands.iter();
+                commands.try_for_each(|command| self.issue(command, dtype, beside))
+            }),
+            Command::Await { lane, number } => self.lane(*lane).wait(*number, stream),
         }
     }
 
@@ -487,6 +536,7 @@ impl CudaExecutor {
         shape: &LaunchShape,
         table: Option<&[u32]>,
         arguments: &[Argument],
+        stream: &Stream,
     ) -> Result<(), EngineError> {
         let Some(&function) = function else {
             return Err(EngineError::Cuda {
@@ -513,7 +563,7 @@ impl CudaExecutor {
                 (gx, gy, gz),
                 (bx, by, bz),
                 shape.shared_bytes,
-                self.stream.handle,
+                stream.handle,
                 &mut pointers,
             )
         }
@@ -555,7 +605,7 @@ impl CudaExecutor {
             op, node, commands, ..
         } in &program.nodes
         {
-            let issue = |command| self.issue(command, program.dtype);
+            let issue = |command| self.issue(command, program.dtype, &self.stream);
             let time = stopwatch
                 .time(&self.stream, || commands.iter().try_for_each(issue))
                 .map_err(|error| named(op, node, error))?;
@@ -641,7 +691,7 @@ impl CudaExecutor {
                 ],
             };
             self.make_ready(&command, graph.compute)?;
-            self.issue(&command, graph.compute)?;
+            self.issue(&command, graph.compute, &self.stream)?;
         }
         for (index, node) in graph.nodes.iter().enumerate() {
             if node.phase != Phase::Update || !matches!(node.op, Op::AllGather(_)) {
@@ -652,7 +702,7 @@ impl CudaExecutor {
                 for command in &lowered.commands {
                     // An exchange is made ready by being run.
                     self.make_ready(command, graph.compute)?;
-                    self.issue(command, graph.compute)?;
+                    self.issue(command, graph.compute, &self.stream)?;
                 }
             }
         }
@@ -712,7 +762,7 @@ pub fn matrix_rate(dtype: DType, tf32: bool) -> Result<f64, EngineError> {
         executor.synchronize()?;
         let start = Instant::now();
         for _ in 0..RUNS {
-            executor.issue(&product, dtype)?;
+            executor.issue(&product, dtype, &executor.stream)?;
         }
         executor.synchronize()?;
         let rate = 2.0 * (SIZE as f64).powi(3) * RUNS as f64 / start.elapsed().as_secs_f64();

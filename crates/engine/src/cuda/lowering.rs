@@ -208,7 +208,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Begins to copy all inputs, which are in host memory, to the outputs.
+    /// Copies all inputs, which are in host memory, to the outputs.
     pub fn fetch(&mut self) {
         let pairs = self.node.inputs.iter().zip(&self.node.outputs);
         let copies = pairs.map(|(&from, &to)| {
@@ -221,10 +221,7 @@ impl<'a> Lowering<'a> {
             }
         });
         let copies = copies.collect();
-        self.commands.push(Command::Fetch {
-            number: self.index,
-            copies,
-        });
+        self.commands.push(Command::Fetch(copies));
     }
 
     pub fn exchange(&mut self, exchanges: Vec<Exchange>) {

@@ -34,7 +34,7 @@ use cinch_graph::op::{MomentFormat, Op};
 use cinch_graph::{Graph, Node, Phase, TensorId};
 use cinch_plan::{Placement, Plan, Residence};
 
-use super::command::{Command, Kernel, TailKind};
+use super::command::{Command, Kernel, Lane, TailKind};
 use super::lowering::{Card, Lowering};
 use crate::engine::MicroBatch;
 
@@ -110,20 +110,57 @@ fn view(x: &mut Lowering<'_>) {
     x.copy(x.input(0), x.output(0), x.output_type(0).bytes());
 }
 
-/// What a node has to wait for: each fetch once, because all of its copies are then done.
-fn awaited(fetched: &mut HashMap<TensorId, usize>, node: &Node, index: usize) -> Vec<Command> {
-    if let Op::Fetch(_) = node.op {
-        fetched.extend(node.outputs.iter().map(|&id| (id, index)));
-        return Vec::new();
+/// Where a node's commands run that do not run in the order of the nodes.
+fn lane(op: &Op) -> Option<Lane> {
+    match op {
+        Op::Fetch(_) => Some(Lane::Fetches),
+        Op::AllReduce(_) | Op::ReduceScatter(_) | Op::AllGather(_) => Some(Lane::Exchanges),
+        _ => None,
     }
-    let mut waits = Vec::new();
-    for id in &node.inputs {
-        if let Some(&number) = fetched.get(id) {
-            fetched.retain(|_, other| *other != number);
-            waits.push(Command::Await { number });
+}
+
+/// What is under way beside the nodes: by tensor, the node that reads or writes it there.
+#[derive(Default)]
+struct UnderWay(HashMap<TensorId, (Lane, usize)>);
+
+impl UnderWay {
+    /// A node begins beside the others. What is before it in its own lane is done when it runs.
+    fn begin(&mut self, node: &Node, lane: Lane, number: usize) -> Vec<Command> {
+        let waits = self.awaited(node, Some(lane));
+        let named = node.inputs.iter().chain(&node.outputs);
+        self.0.extend(named.map(|&id| (id, (lane, number))));
+        waits
+    }
+
+    /// What a node has to wait for, each once: whoever names a tensor waits for what has it.
+    fn awaited(&mut self, node: &Node, own: Option<Lane>) -> Vec<Command> {
+        let mut waits = Vec::new();
+        for id in node.inputs.iter().chain(&node.outputs) {
+            if let Some(&(lane, number)) = self.0.get(id).filter(|(lane, _)| Some(*lane) != own) {
+                waits.push(self.wait(lane, number));
+            }
         }
+        waits
     }
-    waits
+
+    /// All of a lane up to a number is done after it was waited for.
+    fn wait(&mut self, lane: Lane, number: usize) -> Command {
+        self.0
+            .retain(|_, &mut (other, earlier)| other != lane || earlier > number);
+        Command::Await { lane, number }
+    }
+
+    /// The last of each lane.
+    fn finish(&mut self) -> Vec<Command> {
+        let mut waits = Vec::new();
+        for lane in [Lane::Fetches, Lane::Exchanges] {
+            let numbers = self.0.values().filter(|(other, _)| *other == lane);
+            if let Some(last) = numbers.map(|(_, number)| *number).max() {
+                waits.push(self.wait(lane, last));
+            }
+        }
+        waits
+    }
 }
 
 /// Commands that belong together, and what they are called in traces and errors.
@@ -182,8 +219,7 @@ pub fn lower_all(
     card: Card,
 ) -> Vec<Lowered> {
     let mut lowered = Vec::new();
-    // The node that fetches a tensor, until somebody has waited for it.
-    let mut fetched: HashMap<TensorId, usize> = HashMap::new();
+    let mut under_way = UnderWay::default();
     let mut index = nodes.start;
     while index < nodes.end {
         let node = &graph.nodes[index];
@@ -191,7 +227,11 @@ pub fn lower_all(
             index += 1;
             continue;
         }
-        let waits = awaited(&mut fetched, node, index);
+        let lane = lane(&node.op);
+        let waits = match lane {
+            Some(lane) => under_way.begin(node, lane, index),
+            None => under_way.awaited(node, None),
+        };
         let count = optimizer::num_together(&graph.nodes[index..nodes.end]).max(1);
         let mut x = Lowering::new(graph, plan, index, micro.is_first, card);
         let tail = joined::tail(&x);
@@ -201,6 +241,14 @@ pub fn lower_all(
                 (format!("{} and {} more", node.name, count - 1), x.finish())
             }
             _ => (node.name.clone(), lower(x)),
+        };
+        let commands = match lane {
+            Some(lane) => vec![Command::Beside {
+                lane,
+                number: index,
+                commands,
+            }],
+            None => commands,
         };
         let commands = waits.into_iter().chain(commands).collect();
         lowered.push(Lowered {
@@ -212,13 +260,20 @@ pub fn lower_all(
         });
         index += count;
     }
+    // A recording ends when everything in it does.
+    if let Some(last) = lowered.last_mut() {
+        last.commands.extend(under_way.finish());
+    }
     joined::join(&mut lowered);
     lowered
 }
 
 #[cfg(test)]
 mod tests {
-    use cinch_graph::{DType, Init, Target};
+    use cinch_graph::op::GradientFormat;
+    use cinch_graph::{
+        DType, Init, Optimizer, ShardLevel, Sharding, Target, TrainingGraph, differentiate,
+    };
     use cinch_plan::Options;
 
     use super::*;
@@ -252,11 +307,13 @@ mod tests {
             .iter()
             .flat_map(|lowered| &lowered.commands)
             .filter_map(|command| match command {
-                Command::Fetch { number, copies } => {
-                    assert_eq!(copies.len(), 1);
+                Command::Beside {
+                    number, commands, ..
+                } => {
+                    assert!(matches!(&commands[..], [Command::Fetch(copies)] if copies.len() == 1));
                     Some(format!("fetch {number}"))
                 }
-                Command::Await { number } => Some(format!("await {number}")),
+                Command::Await { number, .. } => Some(format!("await {number}")),
                 Command::Product(_) => Some("product".to_owned()),
                 _ => None,
             })
@@ -272,10 +329,101 @@ mod tests {
             .iter()
             .flat_map(|lowered| &lowered.commands)
             .filter_map(|command| match command {
-                Command::Fetch { copies, .. } => Some(copies[0].to),
+                Command::Beside { commands, .. } => match &commands[..] {
+                    [Command::Fetch(copies)] => Some(copies[0].to),
+                    _ => None,
+                },
                 _ => None,
             })
             .collect();
         assert!(slots.len() < 4, "{slots:?}");
+    }
+
+    /// A step of four blocks on two ranks.
+    fn on_two_ranks(level: ShardLevel) -> TrainingGraph {
+        let mut graph = Graph::new(DType::Bf16);
+        let mut x = graph.batch("x", [2, 64], DType::Bf16);
+        for block in 0..4 {
+            graph.enter_block(format!("block.{block}"));
+            let weight = graph.weight(&format!("w{block}"), [64, 64], Init::Ones);
+            x = graph.linear(&format!("y{block}"), x, weight, None).unwrap();
+            graph.leave_block();
+        }
+        let head = graph.weight("head", [64, 64], Init::Ones);
+        let targets = graph.batch("targets", [2], DType::I32);
+        graph
+            .cross_entropy("loss", x, head, targets, 0.0, None)
+            .unwrap();
+        let optimizer = Optimizer {
+            beta1: 0.9,
+            beta2: 0.95,
+            epsilon: 1e-8,
+            weight_decay: 0.1,
+            max_norm: Some(1.0),
+            moments: MomentFormat::Full,
+            gradients: GradientFormat::Full,
+        };
+        let step = differentiate(graph, &optimizer).unwrap();
+        let sharding = Sharding { ranks: 2, level };
+        step.shard(sharding).unwrap()
+    }
+
+    /// Whoever takes a place that an exchange has waits for it, everything is waited for, and
+    /// something runs meanwhile.
+    #[test]
+    fn exchanges_are_waited_for_by_whoever_takes_their_places() {
+        for level in [
+            ShardLevel::None,
+            ShardLevel::Optimizer,
+            ShardLevel::Gradients,
+            ShardLevel::Weights,
+        ] {
+            let graph = on_two_ranks(level);
+            let plan = Plan::new(&graph, Options::new(Target::Cuda));
+            let micro = MicroBatch::of_one(true);
+            let mut under_way: Vec<usize> = Vec::new();
+            let mut num_hidden = 0;
+            let mut index = 0;
+            for lowered in lower_all(&graph, &plan, 0..graph.nodes.len(), micro, Card::ANY) {
+                let count = match optimizer::num_together(&graph.nodes[index..]) {
+                    0 => 1,
+                    count => count,
+                };
+                let nodes = &graph.nodes[index..index + count];
+                index += count;
+                for command in &lowered.commands {
+                    match command {
+                        Command::Await { number, .. } => under_way.retain(|other| other > number),
+                        Command::Beside { number, .. } => under_way.push(*number),
+                        _ => {
+                            let named =
+                                nodes.iter().flat_map(|n| n.inputs.iter().chain(&n.outputs));
+                            let mut places = named.filter_map(|&id| plan.placement(id));
+                            let works = (index - count..index).filter_map(|n| plan.workspace(n));
+                            let is_free = |place: Placement| {
+                                let meets = |other: &Placement| {
+                                    place.residence == other.residence
+                                        && place.offset < other.end()
+                                        && other.offset < place.end()
+                                };
+                                let taken = under_way.iter().flat_map(|&number| {
+                                    let node = &graph.nodes[number];
+                                    let ids = node.inputs.iter().chain(&node.outputs);
+                                    let places = ids.filter_map(|&id| plan.placement(id));
+                                    places.chain(plan.workspace(number))
+                                });
+                                !taken.into_iter().any(|other| meets(&other))
+                            };
+                            assert!(places.all(is_free), "{level:?} {}", lowered.node);
+                            assert!(works.into_iter().all(is_free), "{level:?} {}", lowered.node);
+                            num_hidden += under_way.len();
+                        }
+                    }
+                }
+            }
+            assert_eq!(index, graph.nodes.len());
+            assert!(under_way.is_empty(), "{level:?}");
+            assert!(num_hidden > 0, "{level:?}");
+        }
     }
 }

@@ -121,7 +121,8 @@ fn functions(commands: &[Command]) -> Vec<&'static str> {
         Command::Products { .. } => "products",
         Command::Clear { .. } => "clear",
         Command::Copy { .. } => "copy",
-        Command::Fetch { .. } => "fetch",
+        Command::Fetch(_) => "fetch",
+        Command::Beside { .. } => "beside",
         Command::Await { .. } => "await",
         Command::Exchange(_) => "exchange",
     };
@@ -241,13 +242,13 @@ fn every_launch_fits_its_kernel_and_every_product_the_arena() {
                         Command::Copy { from, to, bytes } => {
                             assert!(from.max(to) + bytes <= plan.arena_bytes);
                         }
-                        Command::Fetch { copies, .. } => {
+                        Command::Fetch(copies) => {
                             for copy in copies {
                                 assert!(copy.from + copy.bytes <= plan.host_bytes);
                                 assert!(copy.to + copy.bytes <= plan.arena_bytes);
                             }
                         }
-                        Command::Await { .. } | Command::Exchange(_) => {}
+                        Command::Beside { .. } | Command::Await { .. } | Command::Exchange(_) => {}
                     }
                 }
             }
