@@ -32,15 +32,20 @@ pub fn ways(joined: Joined, products: &[Product], tails: &[Tail], card: Card) ->
         Joined::Gradients => gradients::launches(products, card),
         Joined::Narrow => narrow::launches(products, card),
     };
-    let after = || tails.iter().map(|tail| tail.command.clone());
-    let with_tails = |launch| [launch].into_iter().chain(after()).collect();
-    let at_once = match joined {
-        Joined::Sum => short::launch(products, tails, card),
-        Joined::Gradients | Joined::Narrow => None,
+    let followed = |launch: Command, tails: &[Tail]| -> Vec<Command> {
+        let after = tails.iter().map(|tail| tail.command.clone());
+        [launch].into_iter().chain(after).collect()
     };
-    let at_once = at_once.into_iter().map(|launch| vec![launch]);
-    at_once
-        .chain(launches.into_iter().map(with_tails))
+    // With as many of the tails as there are, or with fewer.
+    let most = (joined == Joined::Sum).then_some(tails.len());
+    let inside = most.into_iter().flat_map(|most| (0..=most).rev());
+    let short = inside.filter_map(|count| {
+        let (with, after) = tails.split_at(count);
+        let launch = short::launch(products, with, card)?;
+        Some(followed(launch, after))
+    });
+    short
+        .chain(launches.into_iter().map(|launch| followed(launch, tails)))
         .collect()
 }
 
