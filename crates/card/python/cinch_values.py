@@ -22,7 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
 LARGEST = 4 << 20  # bytes of a tensor whose values are followed: what the card copies for real
-COMPUTED = 128 << 10  # bytes of a result that is computed: what decides shapes is smaller
+COMPUTED = 128 << 10  # bytes of a result in floats that is computed: what decides shapes is smaller, or made of integers
 LARGE_ON_HOST = 4 << 20  # initial values of larger tensors on the host are not drawn: weights are never real
 
 # Where a value comes from: computed, of a run in which nothing is NaN or infinite, drawn at random as the card would
@@ -169,6 +169,11 @@ def _is_within(tensor, limit):
     return (tensor if base is None else base).nbytes <= limit and tensor.untyped_storage().nbytes() <= limit
 
 
+def _is_computed(tensor):
+    """Whether a result of this size is computed. Ids, positions and masks decide more than floats, and few ops make them."""
+    return _is_within(tensor, COMPUTED if tensor.is_floating_point() or tensor.is_complex() else LARGEST)
+
+
 def _address(tensor):
     """Where the memory under a tensor begins."""
     return tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()
@@ -295,7 +300,7 @@ class Values(TorchDispatchMode):
             return
         if state and form.is_random and form.name not in _RANDOM:
             state = 0
-        if state and all(_is_within(t, COMPUTED) for t in on_card) and self.compute(func, form, args, kwargs, outputs, inputs):
+        if state and all(_is_computed(t) for t in on_card) and self.compute(func, form, args, kwargs, outputs, inputs):
             for tensor in on_card:
                 self.set(tensor, state)
             return
