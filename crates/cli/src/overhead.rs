@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cinch_config::ShardedPart;
-use cinch_engine::{Engine, cuda};
+use cinch_engine::Engine;
+use cinch_engine::cuda::{self, CudaExecutor};
 use cinch_graph::Target;
 use cinch_step::{NetworkBytes, StepPlan, StepTarget};
 use serde::{Deserialize, Serialize};
@@ -62,14 +63,11 @@ impl Measured {
         self.context_bytes.saturating_add(self.loaded_bytes)
     }
 
-    /// Where so many ranks share a card, readings of it are of all of them. They are alike, so
-    /// what one has besides what is known is the network's.
-    fn of_shared(self, engine: &Engine, plan: &StepPlan, sharers: u64) -> anyhow::Result<Self> {
-        let Some(executor) = engine.cuda() else {
-            return Ok(self);
-        };
-        let own = executor.used_bytes()? / sharers.max(1);
-        let bytes = own
+    /// Where ranks share a card, readings of it are of all of them. They are alike, so what one has
+    /// besides what is known is the network's.
+    fn of_shared(self, executor: &CudaExecutor, plan: &StepPlan) -> anyhow::Result<Self> {
+        let bytes = executor
+            .own_used_bytes()?
             .saturating_sub(executor.arena_bytes())
             .saturating_sub(plan.recorded_bytes())
             .saturating_sub(self.total_bytes());
@@ -120,13 +118,14 @@ pub fn keep(measured: &Measured) {
     }
 }
 
-/// Keeps what one of several ranks has taken before its first step. Where so many share a card,
-/// only the network's part can be told.
-pub fn keep_of_rank(engine: &Engine, plan: &StepPlan, sharers: u64) {
-    let reading = match sharers {
-        1 => Measured::read(engine, plan),
-        _ => known()
-            .map(|known| known.of_shared(engine, plan, sharers))
+/// Keeps what a rank has taken before its first step. Where several share a card, only the
+/// network's part can be told.
+pub fn keep_of_rank(engine: &Engine, plan: &StepPlan) {
+    let shared = engine.cuda().filter(|executor| executor.other_ranks() > 0);
+    let reading = match shared {
+        None => Measured::read(engine, plan),
+        Some(executor) => known()
+            .map(|known| known.of_shared(executor, plan))
             .transpose(),
     };
     if let Ok(Some(reading)) = reading {

@@ -86,14 +86,17 @@ impl Rank {
         )))
     }
 
-    /// How many ranks of this machine have this rank's GPU, itself included.
-    pub fn sharers(&self, target: Target) -> u64 {
+    /// How many other ranks of this machine have this rank's GPU.
+    pub fn sharers(&self, target: Target) -> usize {
         let Some(identity) = self.identity.as_ref().filter(|_| target == Target::Cuda) else {
-            return 1;
+            return 0;
         };
         let gpus = cinch_engine::cuda::num_cards().max(1);
-        let (own, all) = (identity.local_rank % gpus, identity.local_ranks);
-        (own..all).step_by(gpus).len().max(1) as u64
+        let first = identity.local_rank % gpus;
+        (first..identity.local_ranks)
+            .step_by(gpus)
+            .len()
+            .saturating_sub(1)
     }
 
     pub fn world(&self) -> Option<SharedWorld> {

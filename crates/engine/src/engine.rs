@@ -27,6 +27,8 @@ pub struct EngineOptions {
     pub deterministic: bool,
     /// Which of the machine's GPUs.
     pub device: usize,
+    /// How many ranks have it besides this one.
+    pub other_ranks: usize,
 }
 
 /// An executor with its arena.

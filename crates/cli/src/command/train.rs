@@ -77,6 +77,7 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
             tf32: arguments.processor.tf32,
             deterministic: arguments.processor.deterministic,
             device: rank.device(target)?,
+            other_ranks: rank.sharers(target),
         },
         stop: &interrupt::STOP,
         progress: &DataBar::until(&interrupt::STOP),
@@ -85,7 +86,7 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
     let mut bar = TrainBar::new();
     let outcome = train_owned(run, owned, &mut |event: Event<'_>| {
         if let Event::Ready { engine, plan, .. } = &event {
-            overhead::keep_of_rank(engine, plan, rank.sharers(target));
+            overhead::keep_of_rank(engine, plan);
         }
         if let Event::Saved { path, .. } = &event {
             rank.saved(path);

@@ -70,6 +70,7 @@ pub struct CudaExecutor {
     /// The same after the arena was allocated.
     allocated_bytes: u64,
     network_bytes: u64,
+    other_ranks: usize,
 }
 
 /// What decides how joined products are best computed: the products, and what follows them.
@@ -188,6 +189,7 @@ impl CudaExecutor {
             context_bytes,
             allocated_bytes: total - free,
             network_bytes: 0,
+            other_ranks: options.other_ranks,
         })
     }
 
@@ -241,6 +243,16 @@ impl CudaExecutor {
         self.context.bind()?;
         let (free, total) = self.context.memory()?;
         Ok(total - free)
+    }
+
+    /// This rank's part of them: ranks that share a card are alike.
+    pub fn own_used_bytes(&self) -> Result<u64, EngineError> {
+        Ok(self.used_bytes()? / (1 + self.other_ranks as u64))
+    }
+
+    /// How many ranks have the card besides this one.
+    pub fn other_ranks(&self) -> usize {
+        self.other_ranks
     }
 
     /// Lowers, compiles and records some of a graph's nodes. Products are timed on the way, so
