@@ -220,8 +220,8 @@ struct Kept {
     u32 words[ROWS / 4];
 
     // `numbers` are those of the lane's two rows, and `offset` is how far the tile's are from them.
-    // They are read anew for every tile, because whoever has them in registers would draw before
-    // the products are under way.
+    // They are read anew for every tile: from registers, the compiler would draw before the products
+    // are under way.
     __device__ __forceinline__ void draw(const ScoreDropout& dropout, u32 numbers, u32 offset) {
         u32 bases[2];
 #pragma unroll
