@@ -42,7 +42,7 @@ const HEADERS: [(&str, &str); 7] = [
 ];
 
 /// Every source, by the name that commands use.
-pub const SOURCES: [(&str, &str); 34] = [
+pub const SOURCES: [(&str, &str); 35] = [
     ("activation", include_str!("kernels/activation.cu")),
     ("adapter_tensor", include_str!("kernels/adapter_tensor.cu")),
     ("attention_any", include_str!("kernels/attention_any.cu")),
@@ -69,6 +69,10 @@ pub const SOURCES: [(&str, &str); 34] = [
     (
         "attention_hopper_short",
         include_str!("kernels/attention_hopper_short.cu"),
+    ),
+    (
+        "attention_hopper_short_forward",
+        include_str!("kernels/attention_hopper_short_forward.cu"),
     ),
     (
         "attention_entropy_tensor",
