@@ -254,6 +254,10 @@ impl Completion {
             checkpointing: self.checkpointing(model)?,
             offload: matches!(self.value("vram.use_cpu_offload"), Some(Value::Bool(true))),
             offload_frozen: matches!(self.value("vram.offload_frozen"), Some(Value::Bool(true))),
+            offload_activations: match self.value("vram.offload_activations") {
+                Some(Value::Unsigned(blocks)) => *blocks as usize,
+                _ => 0,
+            },
             states: match self.text("vram.optimizer_states").as_str() {
                 "8bit" => StateFormat::EightBit,
                 "weights" => StateFormat::Weights,

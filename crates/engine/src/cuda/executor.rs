@@ -57,6 +57,7 @@ pub struct CudaExecutor {
     generated_modules: HashMap<(Arc<str>, DType), Module>,
     staging: Staging,
     fetches: Beside,
+    stores: Beside,
     exchanges: Beside,
     arena: DeviceMemory,
     /// What the plan keeps in host memory.
@@ -153,6 +154,7 @@ impl CudaExecutor {
             generated_modules: HashMap::new(),
             staging: Staging::new(&context)?,
             fetches: Beside::new(&context)?,
+            stores: Beside::new(&context)?,
             exchanges: Beside::new(&context)?,
             arena,
             host,
@@ -287,6 +289,7 @@ impl CudaExecutor {
                 self.stream.synchronize()
             }
             Command::Fetch(_)
+            | Command::Store(_)
             | Command::Clear { .. }
             | Command::Copy { .. }
             | Command::Await { .. } => Ok(()),
@@ -382,6 +385,7 @@ impl CudaExecutor {
     fn lane(&self, lane: Lane) -> &Beside {
         match lane {
             Lane::Fetches => &self.fetches,
+            Lane::Stores => &self.stores,
             Lane::Exchanges => &self.exchanges,
         }
     }
@@ -389,6 +393,7 @@ impl CudaExecutor {
     fn lane_mut(&mut self, lane: Lane) -> &mut Beside {
         match lane {
             Lane::Fetches => &mut self.fetches,
+            Lane::Stores => &mut self.stores,
             Lane::Exchanges => &mut self.exchanges,
         }
     }
@@ -451,6 +456,10 @@ impl CudaExecutor {
             Command::Fetch(copies) => {
                 let host = self.host.as_ref().ok_or_else(no_host)?;
                 beside::fetch(copies, host, base, stream)
+            }
+            Command::Store(copies) => {
+                let host = self.host.as_ref().ok_or_else(no_host)?;
+                beside::store(copies, host, base, stream)
             }
             Command::Exchange(exchanges) => {
                 let nccl = self.nccl.as_ref().ok_or_else(no_ranks)?;

@@ -70,6 +70,7 @@ pub fn lower(mut x: Lowering<'_>) -> Vec<Command> {
         Op::Split(op) => columns::split(&mut x, op),
         Op::Dequantise(op) => dequantise::dequantise(&mut x, op),
         Op::Fetch(_) => x.fetch(),
+        Op::Store(_) => x.store(),
         Op::Attention(op) => attention::attention(&mut x, op),
         Op::AttentionBackward(op) => attention::attention_backward(&mut x, op),
         Op::CachedAttention(op) => cached_attention::cached_attention(&mut x, op),
@@ -114,6 +115,7 @@ fn view(x: &mut Lowering<'_>) {
 fn lane(op: &Op) -> Option<Lane> {
     match op {
         Op::Fetch(_) => Some(Lane::Fetches),
+        Op::Store(_) => Some(Lane::Stores),
         Op::AllReduce(_) | Op::ReduceScatter(_) | Op::AllGather(_) => Some(Lane::Exchanges),
         _ => None,
     }
@@ -153,7 +155,7 @@ impl UnderWay {
     /// The last of each lane.
     fn finish(&mut self) -> Vec<Command> {
         let mut waits = Vec::new();
-        for lane in [Lane::Fetches, Lane::Exchanges] {
+        for lane in Lane::ALL {
             let numbers = self.0.values().filter(|(other, _)| *other == lane);
             if let Some(last) = numbers.map(|(_, number)| *number).max() {
                 waits.push(self.wait(lane, last));
