@@ -181,25 +181,31 @@ pub(crate) struct Places {
     read_again: Vec<bool>,
     /// By block: its first node in the backward.
     backward: Vec<Option<usize>>,
-    /// Where the blocks of the forward end.
+    /// Where the blocks of the forward end that are recomputed, and where all do.
+    recomputed_end: usize,
     forward_end: usize,
     /// Where the backward begins.
     backward_start: usize,
 }
 
 impl Places {
-    /// `again` says before which node each forward node runs again, if it does.
-    pub fn new(graph: &Graph, again: &[Option<usize>]) -> Self {
+    /// `again` says before which node each forward node runs again, if it does; the first `count`
+    /// blocks are recomputed.
+    pub fn new(graph: &Graph, again: &[Option<usize>], count: usize) -> Self {
         let mut places = Self {
             read_again: vec![false; graph.tensors.len()],
             backward: vec![None; graph.blocks.len()],
+            recomputed_end: 0,
             forward_end: 0,
             backward_start: graph.nodes.len(),
         };
         for (index, node) in graph.nodes.iter().enumerate() {
             let is_backward = node.phase == Phase::Backward;
-            if node.phase == Phase::Forward && node.block.is_some() {
+            if let (Phase::Forward, Some(block)) = (node.phase, node.block) {
                 places.forward_end = index + 1;
+                if block.index() < count {
+                    places.recomputed_end = index + 1;
+                }
             }
             if is_backward {
                 places.backward_start = places.backward_start.min(index);
@@ -238,21 +244,9 @@ pub(crate) fn store(
         let outputs = nodes.iter().flat_map(|&node| &graph.nodes[node].outputs);
         let outputs = outputs.filter(|id| places.read_again[id.index()]);
         let tensors: Vec<TensorId> = outputs.copied().collect();
-        let Some(last) = nodes.last().filter(|_| !tensors.is_empty()) else {
-            continue;
-        };
-        let mut copies = |suffix: &str, role: Role| -> Vec<TensorId> {
-            let add = |&id: &TensorId| {
-                let name = format!("{}.{suffix}", graph.tensor(id).name);
-                let ty = graph.ty(id);
-                graph.add_tensor(name, ty, role)
-            };
-            tensors.iter().map(add).collect()
-        };
-        let (stored, fetched) = (
-            copies("stored", Role::HostActivation),
-            copies("fetched", Role::Activation),
-        );
+        let Some(last) = nodes.last() else { continue };
+        let stored = copies(graph, &tensors, "stored", Role::HostActivation);
+        let fetched = copies(graph, &tensors, "fetched", Role::Activation);
         for (id, copy) in tensors.iter().zip(&fetched) {
             replaced[id.index()] = Some(*copy);
         }
@@ -284,20 +278,30 @@ pub(crate) fn store(
         };
         insertions.push((at, vec![fetch]));
     }
-    let waits = under_way.into_iter();
-    let waits = waits.map(|(block, tensors)| wait(graph, block, tensors, None));
-    let waits: Vec<Node> = waits.collect();
-    insertions.push((places.forward_end, waits));
+    // As if others followed at the same distance.
+    let last = under_way.pop();
+    let ends = under_way
+        .into_iter()
+        .map(|one| (one, places.recomputed_end));
+    for ((block, tensors), at) in ends.chain(last.map(|one| (one, places.forward_end))) {
+        let beside = graph.nodes.get(at).and_then(|node| node.block);
+        let node = wait(graph, block, tensors, beside);
+        insertions.push((at, vec![node]));
+    }
     insertions
 }
 
+/// New tensors like these.
+fn copies(graph: &mut Graph, tensors: &[TensorId], suffix: &str, role: Role) -> Vec<TensorId> {
+    let add = |&id: &TensorId| {
+        let (name, ty) = (format!("{}.{suffix}", graph.tensor(id).name), graph.ty(id));
+        graph.add_tensor(name, ty, role)
+    };
+    tensors.iter().map(add).collect()
+}
+
 /// The end of a copy: what it read may be overwritten.
-fn wait(
-    graph: &Graph,
-    stored: BlockId,
-    tensors: Vec<TensorId>,
-    block: Option<BlockId>,
-) -> Node {
+fn wait(graph: &Graph, stored: BlockId, tensors: Vec<TensorId>, block: Option<BlockId>) -> Node {
     Node {
         op: Await.into(),
         name: format!("{}.stored", graph.blocks[stored.index()].name),

@@ -217,7 +217,7 @@ fn recompute_blocks(graph: &mut Graph, count: usize, offloaded: usize) -> usize 
     let away = match offloaded.is_empty() {
         true => Vec::new(),
         false => {
-            let places = Places::new(graph, &first_use);
+            let places = Places::new(graph, &first_use, count);
             offload_activations::store(graph, &offloaded, &places, &mut replaced)
         }
     };

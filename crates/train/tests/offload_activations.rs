@@ -6,9 +6,8 @@ mod tiny;
 
 use account::Account;
 use cinch_config::{Config, Precision, Settings, Source};
-use cinch_device::Card;
 use cinch_engine::EngineOptions;
-use cinch_graph::{Phase, Role, Target, verify};
+use cinch_graph::{Role, Target, verify};
 use cinch_step::StepPlan;
 use cinch_train::{Session, StepResult};
 

@@ -50,12 +50,7 @@ fn steady(graph: &TrainingGraph, by_node: &[f64], seconds_per_byte: f64) -> Vec<
 /// The same where blocks are not alike, because some have activations in host memory: node after
 /// node, with the times at which the card and both directions of the bus are free. A wait between
 /// blocks is the last block's.
-fn followed(
-    graph: &TrainingGraph,
-    by_node: &[f64],
-    accumulation: f64,
-    bandwidth: f64,
-) -> Vec<f64> {
+fn followed(graph: &TrainingGraph, by_node: &[f64], accumulation: f64, bandwidth: f64) -> Vec<f64> {
     let mut waits = vec![0.0; graph.blocks.len()];
     let Some(last) = waits.len().checked_sub(1) else {
         return waits;
