@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use cinch_graph::op::Op;
-use cinch_graph::{BlockId, Node, Phase, Role, TensorId, TrainingGraph};
+use cinch_graph::{BlockId, Node, Phase, TensorId, TrainingGraph};
 use cinch_plan::num_micro_nodes;
 
 /// What the nodes of each block wait, over all micro batches. `by_node` is what each node takes,
@@ -56,28 +56,32 @@ fn followed(graph: &TrainingGraph, by_node: &[f64], accumulation: f64, bandwidth
         return waits;
     };
     let (mut now, mut to_host, mut from_host) = (0.0_f64, 0.0_f64, 0.0_f64);
-    // When what is under way with a tensor ends.
+    // When what is under way with a tensor ends. Of what is stored, others may read the source.
     let mut ends: HashMap<TensorId, f64> = HashMap::new();
+    let mut sources: HashMap<TensorId, f64> = HashMap::new();
     let micro = num_micro_nodes(graph);
     for (node, seconds) in graph.nodes.iter().zip(by_node).take(micro) {
         let named = || node.inputs.iter().chain(&node.outputs);
         let bytes = graph.bus_bytes(node);
         if bytes == 0 || matches!(node.op, Op::Fetch(_)) {
-            let until = named().filter_map(|id| ends.get(id).copied());
-            let until = until.fold(now, f64::max);
+            let until = named().filter_map(|id| match node.op {
+                Op::Await(_) => sources.get(id).or(ends.get(id)),
+                _ => ends.get(id),
+            });
+            let until = until.copied().fold(now, f64::max);
             let block = node.block.map_or(last, BlockId::index);
             waits[block] += accumulation * (until - now);
             now = until + seconds / accumulation;
         }
         if bytes > 0 {
-            let stores = |id: &TensorId| graph.tensor(*id).role == Role::HostActivation;
-            let direction = match node.outputs.iter().any(stores) {
-                true => &mut to_host,
-                false => &mut from_host,
+            let (direction, inputs) = match node.op {
+                Op::Store(_) => (&mut to_host, &mut sources),
+                _ => (&mut from_host, &mut ends),
             };
             let end = direction.max(now) + bytes as f64 / bandwidth;
             *direction = end;
-            ends.extend(named().map(|&id| (id, end)));
+            inputs.extend(node.inputs.iter().map(|&id| (id, end)));
+            ends.extend(node.outputs.iter().map(|&id| (id, end)));
         }
     }
     waits
