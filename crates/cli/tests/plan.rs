@@ -382,22 +382,12 @@ fn several_ranks_are_planned_without_any() {
         assert!(bytes < before, "{shard}: {bytes} of {before}");
         before = bytes;
         let speed = |key: &str| world["speed"][key].as_f64().expect("a number");
-        // Nothing runs beside a collective; what could be hidden is told apart.
-        let waited = speed("exposed_seconds");
-        assert!((waited - speed("network_seconds")).abs() < 1e-9, "{shard}");
-        assert!(
-            (0.0..waited).contains(&speed("hideable_seconds")),
-            "{shard}"
-        );
-        let overlapped = speed("step_seconds") - speed("hideable_seconds");
-        assert!((overlapped - speed("overlapped_step_seconds")).abs() < 1e-9);
+        // What is not hidden is waited for.
+        let told = speed("exposed_seconds") + speed("hidden_seconds");
+        assert!((told - speed("network_seconds")).abs() < 1e-9, "{shard}");
+        assert!(speed("hidden_seconds") > 0.0, "{shard}");
         assert!(speed("step_seconds") > speed("exposed_seconds"), "{shard}");
         assert_eq!(number(&plan, "/world/fewest_ranks/ranks"), 1, "{shard}");
-        // What is planned and not trained says so, as data and in a note.
-        let is_refused = shard == "full_shard";
-        assert_eq!(world.get("not_trained").is_some(), is_refused, "{shard}");
-        let notes = plan["notes"].to_string();
-        assert_eq!(notes.contains("does not train it on GPUs"), is_refused);
     }
 }
 

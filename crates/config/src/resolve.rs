@@ -451,6 +451,9 @@ impl Completion {
             prepared: on("pytorch.prepared"),
             reentrant: on("pytorch.reentrant"),
             packing: on("pytorch.packing"),
+            liger: word("pytorch.liger")
+                .filter(|kernels| *kernels != "none")
+                .map(str::to_owned),
             sharding: word(SHARDING)
                 .and_then(Sharding::named)
                 .unwrap_or(usual.sharding),

@@ -72,12 +72,6 @@ pub enum EngineError {
     },
     #[error("CUDA failed to {action}: {problem}")]
     Cuda { action: String, problem: String },
-    #[error(
-        "{op} `{node}`: GPUs do not gather weights during a step yet\n\
-         hint: --shard zero2 keeps a part of gradients and states on each, and whole weights; \
-         --shard zero3 is planned, and runs on CPU ranks"
-    )]
-    GatheredWeights { op: &'static str, node: String },
     #[error("NCCL failed to {action}: {problem}\nhint: NCCL_DEBUG=INFO lets it say more")]
     Nccl { action: String, problem: String },
     #[error(

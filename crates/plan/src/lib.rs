@@ -81,7 +81,7 @@ pub struct Options {
     pub offload_states: bool,
     /// What the device loses besides the arena: [`overhead_bytes`], or what was measured.
     pub overhead_bytes: u64,
-    /// And what ranks exchange messages with: [`network_bytes`], or what was measured.
+    /// And what ranks exchange messages with.
     pub network_bytes: u64,
 }
 
@@ -384,17 +384,6 @@ pub fn overhead_bytes(target: Target) -> u64 {
     match target {
         Target::Cpu => 48 << 20,
         Target::Cuda => 650_969_088,
-    }
-}
-
-/// Memory outside the arena that exchanging messages between so many ranks takes.
-///
-/// On a GPU: the buffers and the state of NCCL, as assumed until it is measured where it runs. On
-/// the CPU messages are sent from where tensors lie.
-pub fn network_bytes(target: Target, ranks: usize) -> u64 {
-    match target {
-        Target::Cuda if ranks > 1 => 384 << 20,
-        Target::Cpu | Target::Cuda => 0,
     }
 }
 

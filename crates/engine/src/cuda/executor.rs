@@ -69,6 +69,8 @@ pub struct CudaExecutor {
     context_bytes: u64,
     /// The same after the arena was allocated.
     allocated_bytes: u64,
+    network_bytes: u64,
+    other_ranks: usize,
 }
 
 /// What a kernel gets for an argument; the driver reads as many bytes as the parameter has.
@@ -162,12 +164,16 @@ impl CudaExecutor {
             context,
             context_bytes,
             allocated_bytes: total - free,
+            network_bytes: 0,
+            other_ranks: options.other_ranks,
         })
     }
 
     /// Connects the other ranks of the run, which do the same at the same time.
     pub fn connect(&mut self, world: &mut World) -> Result<(), EngineError> {
+        let before = self.used_bytes()?;
         self.nccl = Some(Nccl::connect(&self.context, world)?);
+        self.network_bytes = self.used_bytes()?.saturating_sub(before);
         Ok(())
     }
 
@@ -202,11 +208,27 @@ impl CudaExecutor {
         self.arena.bytes
     }
 
+    /// What the card has lost while the other ranks were connected. Where ranks share the card,
+    /// what they took at the same time is in it.
+    pub fn network_bytes(&self) -> u64 {
+        self.network_bytes
+    }
+
     /// Used bytes of the whole card.
     pub fn used_bytes(&self) -> Result<u64, EngineError> {
         self.context.bind()?;
         let (free, total) = self.context.memory()?;
         Ok(total - free)
+    }
+
+    /// This rank's part of them: ranks that share a card are alike.
+    pub fn own_used_bytes(&self) -> Result<u64, EngineError> {
+        Ok(self.used_bytes()? / (1 + self.other_ranks as u64))
+    }
+
+    /// How many ranks have the card besides this one.
+    pub fn other_ranks(&self) -> usize {
+        self.other_ranks
     }
 
     /// Lowers, compiles and records some of a graph's nodes. Products are timed on the way, so
@@ -285,8 +307,11 @@ impl CudaExecutor {
             }
             // The first time, NCCL connects what it has not connected yet, which is not recorded.
             Command::Exchange(_) => {
+                let before = self.used_bytes()?;
                 self.issue(command, dtype, &self.stream)?;
-                self.stream.synchronize()
+                self.stream.synchronize()?;
+                self.network_bytes += self.used_bytes()?.saturating_sub(before);
+                Ok(())
             }
             Command::Fetch(_)
             | Command::Store(_)
