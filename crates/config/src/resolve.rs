@@ -254,10 +254,7 @@ impl Completion {
             checkpointing: self.checkpointing(model)?,
             offload: matches!(self.value("vram.use_cpu_offload"), Some(Value::Bool(true))),
             offload_frozen: matches!(self.value("vram.offload_frozen"), Some(Value::Bool(true))),
-            offload_activations: match self.value("vram.offload_activations") {
-                Some(Value::Unsigned(blocks)) => *blocks as usize,
-                _ => 0,
-            },
+            offload_activations: self.offload_activations(model)?,
             states: match self.text("vram.optimizer_states").as_str() {
                 "8bit" => StateFormat::EightBit,
                 "weights" => StateFormat::Weights,
@@ -375,6 +372,29 @@ impl Completion {
                 _ => Checkpointing::Auto,
             }),
         }
+    }
+
+    /// Only what would be recomputed is kept in host memory instead.
+    fn offload_activations(&self, model: &Architecture) -> Result<usize, ConfigError> {
+        const KEY: &str = "vram.offload_activations";
+        let Some(&Value::Unsigned(blocks)) = self.value(KEY) else {
+            return Ok(0);
+        };
+        let all = model.num_blocks();
+        let (key, most) = match self.checkpointing(model)? {
+            Checkpointing::None => ("vram.checkpointing", 0),
+            Checkpointing::Blocks(blocks) => ("vram.checkpointing", blocks),
+            Checkpointing::Auto | Checkpointing::Full => ("model.n_layers", all),
+        };
+        if blocks > most as u64 {
+            return Err(self.relation(
+                KEY,
+                key,
+                "activations are kept in host memory of no more blocks than are recomputed",
+                format!("lower {KEY} to {most}, or recompute more of the {all} blocks"),
+            ));
+        }
+        Ok(blocks as usize)
     }
 
     fn training(&mut self) -> Result<TrainingConfig, ConfigError> {

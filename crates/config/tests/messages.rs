@@ -228,6 +228,13 @@ fn settings_that_do_not_go_together() {
     );
     assert_eq!(
         message(
+            "\"vram\": {\"checkpointing\": 3}",
+            &[("--offload-activations", "vram.offload_activations", "4")]
+        ),
+        "`vram.offload_activations` = 4 (--offload-activations) does not go with `vram.checkpointing` = 3 (run.json line 1): activations are kept in host memory of no more blocks than are recomputed\nhint: lower vram.offload_activations to 3, or recompute more of the 8 blocks"
+    );
+    assert_eq!(
+        message(
             "\"training\": {\"learning_rate\": 1e-4, \"min_learning_rate\": 1e-3}",
             &[]
         ),
