@@ -160,7 +160,7 @@ fn others() -> Vec<Setting> {
     Setting::new(
         "vram.offload_activations",
         Kind::ChoiceOrCount(&["none"]),
-        "Recomputed blocks that keep their dearest activations in host memory instead",
+        "Recomputed blocks that keep in host memory what takes longest to make again",
     ).flag("offload-activations", "BLOCKS").flag_help("Of the recomputed blocks, how many keep in host memory what takes longest to make again")
     .default("none"),
     Setting::new(

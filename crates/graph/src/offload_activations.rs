@@ -104,7 +104,7 @@ struct Worth {
 impl Worth {
     /// Whether a byte saves more.
     fn exceeds(self, other: Self) -> bool {
-        self.flops * other.bytes > other.flops * self.bytes
+        self.flops.saturating_mul(other.bytes) > other.flops.saturating_mul(self.bytes)
     }
 }
 

@@ -47,7 +47,7 @@ impl TrainingGraph {
     }
 
     /// The same, where so many of the recomputed blocks keep in host memory what takes longest to
-    /// make again ([`crate::offload_activations`]); all of them where they are fewer.
+    /// make again (`offload_activations.rs`); all of them where they are fewer.
     pub fn recompute_and_offload(
         &self,
         choice: Recompute,
