@@ -374,27 +374,20 @@ impl Completion {
         }
     }
 
-    /// Only what would be recomputed is kept in host memory instead.
+    /// Where fewer blocks are recomputed, it is all of them: how many is often the planner's choice.
     fn offload_activations(&self, model: &Architecture) -> Result<usize, ConfigError> {
         const KEY: &str = "vram.offload_activations";
-        let Some(&Value::Unsigned(blocks)) = self.value(KEY) else {
-            return Ok(0);
-        };
-        let all = model.num_blocks();
-        let (key, most) = match self.checkpointing(model)? {
-            Checkpointing::None => ("vram.checkpointing", 0),
-            Checkpointing::Blocks(blocks) => ("vram.checkpointing", blocks),
-            Checkpointing::Auto | Checkpointing::Full => ("model.n_layers", all),
-        };
-        if blocks > most as u64 {
-            return Err(self.relation(
-                KEY,
-                key,
-                "activations are kept in host memory of no more blocks than are recomputed",
-                format!("lower {KEY} to {most}, or recompute more of the {all} blocks"),
-            ));
+        match self.value(KEY) {
+            Some(Value::Unsigned(blocks)) if *blocks > model.num_blocks() as u64 => Err(self
+                .relation(
+                    KEY,
+                    "model.n_layers",
+                    "no more blocks can have activations in host memory than there are",
+                    format!("write {} for all", model.num_blocks()),
+                )),
+            Some(Value::Unsigned(blocks)) => Ok(*blocks as usize),
+            _ => Ok(0),
         }
-        Ok(blocks as usize)
     }
 
     fn training(&mut self) -> Result<TrainingConfig, ConfigError> {

@@ -227,11 +227,8 @@ fn settings_that_do_not_go_together() {
         "`vram.checkpointing` = 9 (run.json line 1) does not go with `model.n_layers` = 8 (preset mamba small): no more blocks can be recomputed than there are\nhint: write \"full\" for all 8"
     );
     assert_eq!(
-        message(
-            "\"vram\": {\"checkpointing\": 3}",
-            &[("--offload-activations", "vram.offload_activations", "4")]
-        ),
-        "`vram.offload_activations` = 4 (--offload-activations) does not go with `vram.checkpointing` = 3 (run.json line 1): activations are kept in host memory of no more blocks than are recomputed\nhint: lower vram.offload_activations to 3, or recompute more of the 8 blocks"
+        message("\"vram\": {\"offload_activations\": 9}", &[]),
+        "`vram.offload_activations` = 9 (run.json line 1) does not go with `model.n_layers` = 8 (preset mamba small): no more blocks can have activations in host memory than there are\nhint: write 8 for all"
     );
     assert_eq!(
         message(
