@@ -286,8 +286,8 @@ fn optimizer(settings: &cinch_step::SettingsReport) -> String {
         text += ", frozen weights in host memory";
     }
     if settings.offload_activations > 0 {
-        let blocks = settings.offload_activations;
-        text += &format!(", activations of {blocks} recomputed blocks in host memory");
+        let blocks = counted(settings.offload_activations as u64, "block");
+        text += &format!(", activations of {blocks} in host memory");
     }
     if settings.update_in_backward {
         text += ", updates inside the backward";

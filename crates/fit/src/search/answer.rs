@@ -196,8 +196,10 @@ impl FitSettings {
             parts.push("frozen weights in host memory".to_owned());
         }
         if self.offload_activations > 0 {
-            let blocks = self.offload_activations;
-            parts.push(format!("activations of {blocks} of them in host memory"));
+            let (stored, blocks) = (self.offload_activations, self.checkpointing.blocks);
+            parts.push(format!(
+                "activations of {stored} of these {blocks} blocks in host memory"
+            ));
         }
         if self.ranks > 1 {
             parts.push(match self.shard {
