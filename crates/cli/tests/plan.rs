@@ -281,6 +281,21 @@ fn recomputation_asked_for_is_taken_at_its_word() {
 }
 
 #[test]
+fn activations_in_host_memory_take_the_place_of_recomputation() {
+    let line = "--model-size small --precision bf16 --device cuda --checkpointing full";
+    let (again, away) = (plan(line), plan(&format!("{line} --offload-activations 3")));
+    assert_eq!(again["settings"]["offload_activations"], 0);
+    assert_eq!(away["settings"]["offload_activations"], 3);
+    let stored = &away["memory"]["host"]["offloaded_activations"];
+    assert!(stored.as_u64().is_some_and(|bytes| bytes > 0), "{stored}");
+    assert_eq!(stored, &away["memory"]["host_bytes"]);
+    // Blocks that nobody asked to recompute are, where they are stored.
+    let alone = plan("--model-size small --precision bf16 --device cuda --offload-activations 3");
+    assert_eq!(alone["settings"]["checkpointing"]["blocks"], 3);
+    assert_eq!(alone["settings"]["offload_activations"], 3);
+}
+
+#[test]
 fn offload_moves_the_states_to_the_host() {
     let plan = plan("--model-size small --precision bf16 --offload");
     assert_eq!(plan["settings"]["offload"], true);

@@ -158,6 +158,12 @@ fn others() -> Vec<Setting> {
     ).switch_flag("offload-frozen")
     .default("false"),
     Setting::new(
+        "vram.offload_activations",
+        Kind::ChoiceOrCount(&["none"]),
+        "Recomputed blocks that keep in host memory what takes longest to make again",
+    ).flag("offload-activations", "BLOCKS").flag_help("Of the recomputed blocks, how many keep in host memory what takes longest to make again")
+    .default("none"),
+    Setting::new(
         "vram.optimizer_states",
         Kind::Choice(&StateFormat::NAMES),
         "How the optimizer's two moments are kept",
