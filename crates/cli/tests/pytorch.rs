@@ -704,7 +704,7 @@ fn settings_of_several_gpus_are_chosen_and_written() {
     // A rank of two needs its gradients once more, and NCCL.
     let alone = answer["memory"]["safe_bytes"].as_u64().unwrap();
     assert!(safe > alone + (560 << 20), "{safe} {alone}");
-    let written = std::fs::read_to_string(sandbox.join("light.yaml")).unwrap();
+    let written = fs::read_to_string(sandbox.join("light.yaml")).unwrap();
     let expected = text
         .replace("batch_size: 8", &format!("batch_size: {batch}"))
         .replace(
