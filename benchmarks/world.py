@@ -63,22 +63,21 @@ def gib(count):
 
 
 def published(binary):
-    print("| run | published GiB | planned GiB | published tokens/s | predicted tokens/s | if messages were hidden |\n|---|---|---|---|---|---|")
+    print("| run | published GiB | planned GiB | published tokens/s | predicted tokens/s |\n|---|---|---|---|---|")
     commands = []
     for title, source, memory, rate, plans in PUBLISHED:
-        print(f"| {title} ({source}) | {memory} | | {rate or ''} | | |")
+        print(f"| {title} ({source}) | {memory} | | {rate or ''} | |")
         for command in plans:
             commands.append(command)
             answer = cinch(binary, f"plan {command}")
             short = command.split(" --shard ")[1] if "--shard" in command else command
             if not answer.get("fits", True) and "world" not in answer:
-                print(f"| `--shard {short}` | | {gib(answer['needed_bytes'])}, does not fit | | | |")
+                print(f"| `--shard {short}` | | {gib(answer['needed_bytes'])}, does not fit | | |")
                 continue
             world = answer["world"]
             speed = world["speed"]
             rate = speed["tokens_per_second_per_rank"]
-            hidden = rate * speed["step_seconds"] / speed["overlapped_step_seconds"]
-            print(f"| `--shard {short}` | | {gib(world['bytes_per_rank'])} | | {rate:,.0f} | {hidden:,.0f} |")
+            print(f"| `--shard {short}` | | {gib(world['bytes_per_rank'])} | | {rate:,.0f} |")
     print("\nCommands, each after `cinch plan`:\n\n```")
     print("\n".join(commands) + "\n```")
 
@@ -99,7 +98,7 @@ def scaling(binary):
                 row = of[shard]
                 mark = "" if row["fits"] in (None, True) else " (does not fit)"
                 speed = row["speed"]
-                cells += f" {gib(row['bytes_per_rank'])}{mark} | {100 * speed['efficiency']:.1f} % | {row['waits_for']} | {100 * speed['overlapped_efficiency']:.1f} % |"
+                cells += f" {gib(row['bytes_per_rank'])}{mark} | {100 * speed['efficiency']:.1f} % | {row['waits_for']} | {100 * speed['hidden_seconds'] / max(speed['network_seconds'], 1e-9):.0f} % |"
             print(f"| {ranks} |{cells}")
 
 

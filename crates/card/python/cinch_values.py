@@ -22,7 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
 LARGEST = 4 << 20  # bytes of a tensor whose values are followed: what the card copies for real
-COMPUTED = 128 << 10  # bytes of a result that is computed: what decides shapes is smaller
+COMPUTED = 128 << 10  # bytes of a result in floats that is computed: what decides shapes is smaller, or made of integers
 LARGE_ON_HOST = 4 << 20  # initial values of larger tensors on the host are not drawn: weights are never real
 
 # Where a value comes from: computed, of a run in which nothing is NaN or infinite, drawn at random as the card would
@@ -162,6 +162,23 @@ def _on_host(tensor):
     return torch.empty(0, dtype=tensor.dtype).set_(whole.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
+def _is_within(tensor, limit):
+    """Whether the memory under a tensor is no more than this. PyTorch adds gradients in place only where their storage has
+    no object in Python, which asking for it makes: of large tensors it is not asked for."""
+    base = tensor._base
+    return (tensor if base is None else base).nbytes <= limit and tensor.untyped_storage().nbytes() <= limit
+
+
+def _is_computed(tensor):
+    """Whether a result of this size is computed. Ids, positions and masks decide more than floats, and few ops make them."""
+    return _is_within(tensor, COMPUTED if tensor.is_floating_point() or tensor.is_complex() else LARGEST)
+
+
+def _address(tensor):
+    """Where the memory under a tensor begins."""
+    return tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()
+
+
 def _mapped(value, change):
     if isinstance(value, torch.Tensor):
         return change(value)
@@ -173,7 +190,7 @@ def _mapped(value, change):
 class Values(TorchDispatchMode):
     def __init__(self):
         super().__init__()
-        self.states = {}  # of the card's storages: where their values come from, and a reference that keeps the name unique
+        self.states = {}  # of the card's memory by address: where its values come from, and a reference to the storage that has it
         self.unreal = set()  # storages on the host whose values were not drawn
         self.forms = {}
         self.read = threading.local()  # whether the last number that was read in this thread is one that nobody computed
@@ -202,7 +219,7 @@ class Values(TorchDispatchMode):
             form = self.forms[func] = _Form(func)
         if form.is_view and not form.is_collective:
             result = func(*args, **kwargs)
-            if form.name == "lift_fresh" and result.is_cuda and result.untyped_storage().nbytes() <= LARGEST:
+            if form.name == "lift_fresh" and result.is_cuda and _is_within(result, LARGEST):
                 # A tensor of the script's own numbers: the card has copied them, out of this mode's sight.
                 self.set(result, EXACT)
             return result
@@ -243,7 +260,7 @@ class Values(TorchDispatchMode):
         result = func(*args, **kwargs)
         alone = not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1
         for tensor in inputs:
-            if tensor.is_cuda and known and tensor.untyped_storage().nbytes() <= LARGEST:
+            if tensor.is_cuda and known and _is_within(tensor, LARGEST):
                 self.set(tensor, max(max(known), EXACT if alone else ASSUMED))
             elif tensor.is_cuda:
                 self.drop(tensor)
@@ -259,7 +276,7 @@ class Values(TorchDispatchMode):
                 known = self.get(tensor)
                 if not known:
                     # What is overwritten whole needs no value before.
-                    if len(form.writes) == 1 and tensor is inputs[0] and form.name in ("fill_", "zero_", "copy_", "normal_", "uniform_", "random_") and tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes:
+                    if len(form.writes) == 1 and tensor is inputs[0] and form.name in ("fill_", "zero_", "copy_", "normal_", "uniform_", "random_") and tensor.is_contiguous() and tensor.nbytes <= LARGEST and _is_within(tensor, tensor.nbytes):
                         continue
                     return 0
                 state = max(state, known)
@@ -283,7 +300,7 @@ class Values(TorchDispatchMode):
             return
         if state and form.is_random and form.name not in _RANDOM:
             state = 0
-        if state and all(t.untyped_storage().nbytes() <= COMPUTED for t in on_card) and self.compute(func, form, args, kwargs, outputs, inputs):
+        if state and all(_is_computed(t) for t in on_card) and self.compute(func, form, args, kwargs, outputs, inputs):
             for tensor in on_card:
                 self.set(tensor, state)
             return
@@ -291,19 +308,19 @@ class Values(TorchDispatchMode):
             self.drop(tensor)
 
     def get(self, tensor):
-        found = self.states.get(tensor.untyped_storage()._cdata)
-        return found[0] if found else 0
+        if tensor.numel() == 0:
+            return EXACT
+        found = self.states.get(_address(tensor))
+        return found[0] if found and not found[1].expired() else 0
 
     def set(self, tensor, state):
-        storage = tensor.untyped_storage()
-        # While the weak reference is held, no other storage gets this name.
-        self.states[storage._cdata] = (state, StorageWeakRef(storage), tensor.dtype.is_floating_point)
+        self.states[_address(tensor)] = (state, StorageWeakRef(tensor.untyped_storage()), tensor.dtype.is_floating_point)
         if len(self.states) > 20_000:
             self.states = {name: found for name, found in self.states.items() if not found[1].expired()}
 
     def drop(self, tensor):
         if self.states:
-            self.states.pop(tensor.untyped_storage()._cdata, None)
+            self.states.pop(_address(tensor), None)
 
     def after_backward(self):
         """What the backward wrote was not followed: no number that was there before is relied on."""
@@ -311,7 +328,7 @@ class Values(TorchDispatchMode):
 
     def compute(self, func, form, args, kwargs, outputs, inputs):
         """Runs an op again on the host, into the card's memory."""
-        if any(t.is_cuda and t.untyped_storage().nbytes() > LARGEST for t in inputs):
+        if any(t.is_cuda and not _is_within(t, LARGEST) for t in inputs):
             return False
         if form.name == "copy_" or form.name == "_to_copy" and any(not t.is_cuda for t in inputs):
             if all(t.is_contiguous() and o.is_contiguous() and t.dtype == o.dtype for t in inputs for o in outputs) and not all(t.is_cuda for t in inputs):
@@ -398,7 +415,7 @@ class Values(TorchDispatchMode):
             deciding = inputs[:1]
         states = [self.get(t) for t in deciding]
         device = inputs[0].device
-        everything = not all(states) or any(t.untyped_storage().nbytes() > LARGEST for t in deciding)
+        everything = not all(states) or not all(_is_within(t, LARGEST) for t in deciding)
         if everything or max(states) > HEALTHY:
             reads.note(f"how much {form.name} finds", "everything" if everything else "as drawn", True)
         try:
@@ -419,7 +436,7 @@ class Values(TorchDispatchMode):
                     return torch.empty([int(torch.Size(shape).numel())], dtype=args[0].dtype, device=device)
                 result = func(*[_mapped(a, standing) for a in args], **{k: _mapped(v, standing) for k, v in kwargs.items()})
                 return _mapped(result, lambda t: torch.empty(t.shape, dtype=t.dtype, device=device))
-            host = lambda t: _on_host(t) if t.is_cuda and t.untyped_storage().nbytes() <= LARGEST else t
+            host = lambda t: _on_host(t) if t.is_cuda and _is_within(t, LARGEST) else t
             if form.name in ("index", "masked_select") and not self.get(inputs[0]):
                 mask = _on_host(deciding[0])
                 if form.name == "masked_select":

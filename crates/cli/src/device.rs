@@ -57,6 +57,13 @@ pub fn adapt_to_cpu(config: &mut Config) -> Vec<String> {
                 .to_owned(),
         );
     }
+    if config.batch.offload_activations > 0 {
+        notes.push(
+            "offload of activations saves nothing on the CPU: they get an allocation of their own \
+             in the same memory, and are copied there and back"
+                .to_owned(),
+        );
+    }
     notes
 }
 

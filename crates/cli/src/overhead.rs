@@ -3,12 +3,15 @@
 //! the measured figure instead of the built-in one. Recorded steps are left out: what they take
 //! follows from the number of their launches, which is another for each model.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use cinch_engine::{Engine, cuda};
+use cinch_config::ShardedPart;
+use cinch_engine::Engine;
+use cinch_engine::cuda::{self, CudaExecutor};
 use cinch_graph::Target;
-use cinch_step::{StepPlan, StepTarget};
+use cinch_step::{NetworkBytes, StepPlan, StepTarget};
 use serde::{Deserialize, Serialize};
 
 use crate::files;
@@ -25,6 +28,9 @@ pub struct Measured {
     /// What came on top of context, arena and recorded steps until the first step could run; the
     /// newest reading.
     pub loaded_bytes: u64,
+    /// What NCCL took where several ranks ran, by what of the step was cut; the newest readings.
+    #[serde(default)]
+    pub network: BTreeMap<ShardedPart, u64>,
     /// Seconds since 1970.
     pub measured_at: u64,
 }
@@ -46,13 +52,29 @@ impl Measured {
             context_bytes,
             loaded_bytes: outside
                 .saturating_sub(context_bytes)
-                .saturating_sub(plan.recorded_bytes()),
+                .saturating_sub(plan.recorded_bytes())
+                .saturating_sub(executor.network_bytes()),
+            network: network(plan, executor.network_bytes()),
             measured_at: since.map_or(0, |since| since.as_secs()),
         }))
     }
 
     pub fn total_bytes(&self) -> u64 {
         self.context_bytes.saturating_add(self.loaded_bytes)
+    }
+
+    /// Where ranks share a card, readings of it are of all of them. They are alike, so what one has
+    /// besides what is known is the network's.
+    fn of_shared(self, executor: &CudaExecutor, plan: &StepPlan) -> anyhow::Result<Self> {
+        let bytes = executor
+            .own_used_bytes()?
+            .saturating_sub(executor.arena_bytes())
+            .saturating_sub(plan.recorded_bytes())
+            .saturating_sub(self.total_bytes());
+        Ok(Self {
+            network: network(plan, bytes),
+            ..self
+        })
     }
 
     fn is_of(&self, card: &str, driver_version: i32) -> bool {
@@ -71,6 +93,12 @@ pub fn machine(target: Target) -> StepTarget {
         |measured| StepTarget {
             target,
             overhead_bytes: measured.total_bytes(),
+            network: measured
+                .network
+                .iter()
+                .fold(NetworkBytes::assumed(target), |network, (&part, &bytes)| {
+                    network.with(part, bytes)
+                }),
         },
     )
 }
@@ -90,6 +118,28 @@ pub fn keep(measured: &Measured) {
     }
 }
 
+/// Keeps what a rank has taken before its first step. Where several share a card, only the
+/// network's part can be told.
+pub fn keep_of_rank(engine: &Engine, plan: &StepPlan) {
+    let shared = engine.cuda().filter(|executor| executor.other_ranks() > 0);
+    let reading = match shared {
+        None => Measured::read(engine, plan),
+        Some(executor) => known()
+            .map(|known| known.of_shared(executor, plan))
+            .transpose(),
+    };
+    if let Ok(Some(reading)) = reading {
+        keep(&reading);
+    }
+}
+
+/// What NCCL has taken, where ranks were connected.
+fn network(plan: &StepPlan, bytes: u64) -> BTreeMap<ShardedPart, u64> {
+    let world = &plan.config.batch.world;
+    let reading = (!world.is_alone() && bytes > 0).then_some((world.shard, bytes));
+    reading.into_iter().collect()
+}
+
 fn path() -> Option<PathBuf> {
     Some(cinch_files::cache_folder()?.join("overhead.json"))
 }
@@ -105,8 +155,11 @@ fn store(path: &Path, measured: &Measured) -> anyhow::Result<()> {
         .into_iter()
         .partition(|one| one.is_of(&measured.card, measured.driver_version));
     let seen = same.iter().map(|one| one.context_bytes);
+    let before = same.iter().flat_map(|one| &one.network);
+    let network = before.chain(&measured.network);
     all.push(Measured {
         context_bytes: seen.fold(measured.context_bytes, u64::min),
+        network: network.map(|(&part, &bytes)| (part, bytes)).collect(),
         ..measured.clone()
     });
     if let Some(folder) = path.parent() {
@@ -125,6 +178,7 @@ mod tests {
             driver_version: 13000,
             context_bytes,
             loaded_bytes,
+            network: BTreeMap::new(),
             measured_at: 1,
         }
     }
@@ -146,6 +200,23 @@ mod tests {
         };
         store(&path, &newer).unwrap();
         assert_eq!(list(&path).len(), 3);
+    }
+
+    #[test]
+    fn a_run_of_one_rank_leaves_the_networks_figure() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("overhead.json");
+        let of_ranks = |bytes: &[(ShardedPart, u64)]| Measured {
+            network: bytes.iter().copied().collect(),
+            ..reading("A", 600, 50)
+        };
+        let (whole, cut) = (ShardedPart::None, ShardedPart::Weights);
+        store(&path, &of_ranks(&[(whole, 70)])).unwrap();
+        store(&path, &reading("A", 600, 50)).unwrap();
+        assert_eq!(list(&path), [of_ranks(&[(whole, 70)])]);
+        store(&path, &of_ranks(&[(cut, 90)])).unwrap();
+        store(&path, &of_ranks(&[(whole, 80)])).unwrap();
+        assert_eq!(list(&path), [of_ranks(&[(whole, 80), (cut, 90)])]);
     }
 
     #[test]

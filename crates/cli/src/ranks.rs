@@ -86,6 +86,19 @@ impl Rank {
         )))
     }
 
+    /// How many other ranks of this machine have this rank's GPU.
+    pub fn sharers(&self, target: Target) -> usize {
+        let Some(identity) = self.identity.as_ref().filter(|_| target == Target::Cuda) else {
+            return 0;
+        };
+        let gpus = cinch_engine::cuda::num_cards().max(1);
+        let first = identity.local_rank % gpus;
+        (first..identity.local_ranks)
+            .step_by(gpus)
+            .len()
+            .saturating_sub(1)
+    }
+
     pub fn world(&self) -> Option<SharedWorld> {
         self.world.clone()
     }

@@ -20,8 +20,6 @@ pub struct AskedRun {
     pub settings: Settings,
     pub config: Config,
     pub origin: Origin,
-    /// The number of ranks that was stated, where another number trains.
-    pub stated_ranks: Option<u64>,
     /// What is done otherwise than stated.
     pub notes: Vec<String>,
     /// What the budget is: the one that was given, or memory that is free.
@@ -95,7 +93,6 @@ impl AskedRun {
             settings,
             config,
             origin,
-            stated_ranks: ranks,
             notes,
             budget_name,
             rows,

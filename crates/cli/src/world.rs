@@ -4,17 +4,17 @@ use cinch_config::{Bytes, Config, Settings};
 use cinch_device::Card;
 use cinch_fit::world::{ScalingRow, WorldReport, WorldSpeed, fewest_ranks};
 use cinch_graph::Target;
-use cinch_step::{StepPlan, without_training};
+use cinch_step::StepPlan;
 use comfy_table::Cell;
 use serde::Serialize;
 use serde_json::json;
 
 use crate::args::MemoryArguments;
-use crate::command::{print, print_all, print_json};
+use crate::command::{print, print_json};
 use crate::failure::usage;
 use crate::rows::Reported;
 use crate::table::{self, counted, right};
-use crate::{budget, overhead, voice};
+use crate::{budget, overhead};
 
 /// A plan, and what several ranks are to each other.
 #[derive(Serialize)]
@@ -106,12 +106,10 @@ fn speed_text(speed: &WorldSpeed, nodes: usize) -> String {
         table::thousands(speed.tokens_per_second_per_rank as u64),
         seconds(speed.exposed_seconds),
         Bytes::new(speed.sent_bytes),
-        match speed.hideable_seconds > 0.0 {
+        match speed.hidden_seconds > 0.0 {
             true => format!(
-                "; messages that ran beside computing, which cinch does not do yet, would hide {} \
-                 of that: {} a step",
-                seconds(speed.hideable_seconds),
-                seconds(speed.overlapped_step_seconds)
+                "; computing hides another {}",
+                seconds(speed.hidden_seconds)
             ),
             false => String::new(),
         }
@@ -141,20 +139,15 @@ pub fn scaling(
     let card = joined(budget::card(&budget, target), config)?;
     let machine = overhead::machine(target);
     let rows = cinch_fit::world::scaling(config, machine, &card, false, most)?;
-    let mut several = config.clone();
-    several.batch.world.ranks = several.batch.world.ranks.max(2);
-    let not_trained = without_training(&several, target);
     if as_json {
         let shard = config.batch.world.shard.name();
         return print_json(&json!({
             "card": card.name,
             "shard": shard,
             "scaling": rows,
-            "not_trained": not_trained,
         }));
     }
-    print(&scaling_table(&rows))?;
-    print_all(&voice::notes(&not_trained))
+    print(&scaling_table(&rows))
 }
 
 /// "16 on 2": GPUs, and machines where there are several.
@@ -189,13 +182,12 @@ fn scaling_table(rows: &[ScalingRow]) -> String {
             )),
             right(format!("{:.1} %", 100.0 * row.speed.efficiency)),
             Cell::new(row.waits_for),
-            right(format!("{:.1} %", 100.0 * row.speed.overlapped_efficiency)),
+            right(seconds(row.speed.hidden_seconds)),
         ]);
     }
     let mut text = format!(
         "{table}\nmemory and tokens/s are of each GPU; eff. is the share of a step in which none \
-         waits for others, hidden what it would be if messages ran beside computing, which cinch \
-         does not do yet\n"
+         waits for others, hidden the time of messages that run beside computing\n"
     );
     if rows.iter().any(|row| row.fits == Some(false)) {
         text += "!: does not fit the card\n";

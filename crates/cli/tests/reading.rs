@@ -60,12 +60,12 @@ fn what_was_not_understood_comes_first_and_lowers_the_certainty() {
     assert!(ran.stdout.contains("uncertain"));
     sandbox.write(
         "run.yaml",
-        format!("{AXOLOTL}liger_fused_linear_cross_entropy: true\n"),
+        format!("{AXOLOTL}chunked_cross_entropy: true\n"),
     );
     sandbox
         .cinch("plan run.yaml")
         .succeeds()
-        .prints(&["an upper bound", "liger_fused_linear_cross_entropy"]);
+        .prints(&["an upper bound", "chunked_cross_entropy"]);
 }
 
 #[test]

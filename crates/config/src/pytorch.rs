@@ -181,6 +181,9 @@ pub struct TorchConfig {
     pub prepared: bool,
     pub reentrant: bool,
     pub packing: bool,
+    /// Kernels of Liger, by the names of its arguments; none where it is off.
+    #[serde(default)]
+    pub liger: Option<String>,
     pub sharding: Sharding,
     pub ranks: Option<u64>,
     /// What nobody said of it, in sentences.
@@ -199,6 +202,7 @@ impl Default for TorchConfig {
             prepared: true,
             reentrant: false,
             packing: false,
+            liger: None,
             sharding: Sharding::None,
             ranks: None,
             assumed: Vec::new(),

@@ -158,6 +158,12 @@ fn others() -> Vec<Setting> {
     ).switch_flag("offload-frozen")
     .default("false"),
     Setting::new(
+        "vram.offload_activations",
+        Kind::ChoiceOrCount(&["none"]),
+        "Recomputed blocks that keep in host memory what takes longest to make again",
+    ).flag("offload-activations", "BLOCKS").flag_help("Of the recomputed blocks, how many keep in host memory what takes longest to make again")
+    .default("none"),
+    Setting::new(
         "vram.optimizer_states",
         Kind::Choice(&StateFormat::NAMES),
         "How the optimizer's two moments are kept",
@@ -491,6 +497,11 @@ fn others() -> Vec<Setting> {
     )
     .default("true"),
     Setting::new("pytorch.reentrant", Kind::Bool, "Checkpointing with use_reentrant=True").default("false"),
+    Setting::new("pytorch.liger", Kind::Text, "Kernels of Liger in the place of the model's own: all, none, or names with commas")
+        .synonyms(LIGER_SYNONYMS)
+        .default("none")
+        .flag("liger", "KERNELS")
+        .flag_help("Liger's kernels in the place of the model's own: all, or some of rope, rms_norm, swiglu, cross_entropy, fused_linear_cross_entropy [default: none]"),
     Setting::new("pytorch.packing", Kind::Bool, "Whether samples are packed into full sequences").default("false"),
     ]
 }
@@ -535,6 +546,13 @@ const SHARDING_SYNONYMS: &[(&str, &str)] = &[
     ("1", "zero1"),
     ("2", "zero2"),
     ("3", "zero3"),
+];
+
+const LIGER_SYNONYMS: &[(&str, &str)] = &[
+    ("true", "all"),
+    ("on", "all"),
+    ("false", "none"),
+    ("off", "none"),
 ];
 
 const ATTENTION_SYNONYMS: &[(&str, &str)] = &[

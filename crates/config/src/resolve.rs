@@ -254,6 +254,7 @@ impl Completion {
             checkpointing: self.checkpointing(model)?,
             offload: matches!(self.value("vram.use_cpu_offload"), Some(Value::Bool(true))),
             offload_frozen: matches!(self.value("vram.offload_frozen"), Some(Value::Bool(true))),
+            offload_activations: self.offload_activations(model)?,
             states: match self.text("vram.optimizer_states").as_str() {
                 "8bit" => StateFormat::EightBit,
                 "weights" => StateFormat::Weights,
@@ -373,6 +374,22 @@ impl Completion {
         }
     }
 
+    /// Where fewer blocks are recomputed, it is all of them: how many is often the planner's choice.
+    fn offload_activations(&self, model: &Architecture) -> Result<usize, ConfigError> {
+        const KEY: &str = "vram.offload_activations";
+        match self.value(KEY) {
+            Some(Value::Unsigned(blocks)) if *blocks > model.num_blocks() as u64 => Err(self
+                .relation(
+                    KEY,
+                    "model.n_layers",
+                    "no more blocks can have activations in host memory than there are",
+                    format!("write {} for all", model.num_blocks()),
+                )),
+            Some(Value::Unsigned(blocks)) => Ok(*blocks as usize),
+            _ => Ok(0),
+        }
+    }
+
     fn training(&mut self) -> Result<TrainingConfig, ConfigError> {
         self.fit_warmup()?;
         self.check_learning_rates()?;
@@ -447,6 +464,9 @@ impl Completion {
             prepared: on("pytorch.prepared"),
             reentrant: on("pytorch.reentrant"),
             packing: on("pytorch.packing"),
+            liger: word("pytorch.liger")
+                .filter(|kernels| *kernels != "none")
+                .map(str::to_owned),
             sharding: word(SHARDING)
                 .and_then(Sharding::named)
                 .unwrap_or(usual.sharding),

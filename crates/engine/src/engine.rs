@@ -4,8 +4,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use cinch_graph::op::Op;
-use cinch_graph::{Graph, Phase, Target, gathers_during_a_step};
+use cinch_graph::{Graph, Target};
 use cinch_plan::{Placement, Plan};
 use cinch_ranks::SharedWorld;
 
@@ -28,6 +27,8 @@ pub struct EngineOptions {
     pub deterministic: bool,
     /// Which of the machine's GPUs.
     pub device: usize,
+    /// How many ranks have it besides this one.
+    pub other_ranks: usize,
 }
 
 /// An executor with its arena.
@@ -127,13 +128,6 @@ impl Engine {
         }
     }
 
-    fn target(&self) -> Target {
-        match self {
-            Self::Cpu(_) => Target::Cpu,
-            Self::Cuda(_) => Target::Cuda,
-        }
-    }
-
     /// Connects the other ranks of the run, before anything that needs them is made ready.
     pub fn connect(&mut self, world: SharedWorld) -> Result<(), EngineError> {
         match self {
@@ -173,16 +167,6 @@ impl Engine {
         nodes: Range<usize>,
         micro: MicroBatch,
     ) -> Result<Part, EngineError> {
-        if !gathers_during_a_step(self.target()) {
-            let gathered = graph.nodes[nodes.clone()].iter();
-            let mut gathered = gathered.filter(|node| matches!(node.op, Op::AllGather(_)));
-            if let Some(node) = gathered.find(|node| node.phase != Phase::Update) {
-                return Err(EngineError::GatheredWeights {
-                    op: node.op.name(),
-                    node: node.name.clone(),
-                });
-            }
-        }
         let mut exchanges = graph.nodes[nodes.clone()].iter();
         let exchange = exchanges.find(|node| graph.wire(node).is_some());
         if let Some(node) = exchange.filter(|_| !self.is_connected()) {

@@ -57,8 +57,9 @@ pub enum EngineError {
     DeviceMemory { free: u64, total: u64, needed: u64 },
     #[error(
         "could not pin {bytes} bytes of host memory for what is offloaded\n\
-         hint: leave out --offload (vram.use_cpu_offload) and --offload-frozen \
-         (vram.offload_frozen), or free host memory; `ulimit -l` limits what a process may pin"
+         hint: leave out --offload (vram.use_cpu_offload), --offload-frozen \
+         (vram.offload_frozen) and --offload-activations (vram.offload_activations), or free host \
+         memory; `ulimit -l` limits what a process may pin"
     )]
     PinnedMemory { bytes: u64 },
     #[error(
@@ -71,12 +72,6 @@ pub enum EngineError {
     },
     #[error("CUDA failed to {action}: {problem}")]
     Cuda { action: String, problem: String },
-    #[error(
-        "{op} `{node}`: GPUs do not gather weights during a step yet\n\
-         hint: --shard zero2 keeps a part of gradients and states on each, and whole weights; \
-         --shard zero3 is planned, and runs on CPU ranks"
-    )]
-    GatheredWeights { op: &'static str, node: String },
     #[error("NCCL failed to {action}: {problem}\nhint: NCCL_DEBUG=INFO lets it say more")]
     Nccl { action: String, problem: String },
     #[error(

@@ -1,10 +1,9 @@
 //! A step on several ranks, as an answer: what each keeps, what the network costs and what of that
-//! could be hidden, how few cards would do, and how speed holds as ranks are added.
+//! is hidden, how few cards would do, and how speed holds as ranks are added.
 
 use cinch_config::{Config, ShardedPart, WorldConfig};
 use cinch_device::Card;
-use cinch_graph::Target;
-use cinch_step::{StepPlan, StepTarget, is_trained, without_training};
+use cinch_step::{StepPlan, StepTarget};
 use serde::Serialize;
 
 use crate::{FitError, plan};
@@ -24,9 +23,6 @@ pub struct WorldReport {
     /// As predicted; none where no card was named.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speed: Option<WorldSpeed>,
-    /// Why this is planned and not trained; none where it is.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub not_trained: Option<String>,
     /// How few cards of the same memory would do, with one sequence at a time and as many blocks
     /// recomputed as that takes; none where no number does, or no memory was stated.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -52,20 +48,16 @@ pub struct WorldSpeed {
     pub tokens_per_second_per_rank: f64,
     /// Of all collectives of a step, as if nothing else ran.
     pub network_seconds: f64,
-    /// Those that a step is longer by: all, because nothing runs beside a collective.
+    /// Those that a step is longer by.
     pub exposed_seconds: f64,
-    /// Those that computing is long enough to hide, if collectives ran beside it.
-    pub hideable_seconds: f64,
-    /// A step that hides them.
-    pub overlapped_step_seconds: f64,
+    /// The others, which run beside computing that is as long.
+    pub hidden_seconds: f64,
     /// Of all: what would remain if links had no end of bandwidth.
     pub latency_seconds: f64,
     /// That each rank sends in a step.
     pub sent_bytes: u64,
     /// The share of a step in which ranks do not wait for each other.
     pub efficiency: f64,
-    /// The same of a step that hides what can be hidden.
-    pub overlapped_efficiency: f64,
 }
 
 impl WorldSpeed {
@@ -75,8 +67,6 @@ impl WorldSpeed {
         let tokens = batch.effective_batch() as f64 * batch.seq_len as f64;
         let (seconds, network) = (predicted.seconds, &predicted.network);
         let exposed = network.exposed();
-        let hideable = network.hideable_seconds.min(exposed);
-        let overlapped = seconds - hideable;
         Self {
             card: card.name.clone(),
             link: card.fabric.link.name,
@@ -86,12 +76,10 @@ impl WorldSpeed {
             tokens_per_second_per_rank: tokens / seconds / batch.world.ranks as f64,
             network_seconds: network.seconds,
             exposed_seconds: exposed,
-            hideable_seconds: hideable,
-            overlapped_step_seconds: overlapped,
+            hidden_seconds: (network.seconds - exposed).max(0.0),
             latency_seconds: network.latency_seconds,
             sent_bytes: network.bytes,
             efficiency: 1.0 - exposed / seconds,
-            overlapped_efficiency: 1.0 - (exposed - hideable) / overlapped,
         }
     }
 }
@@ -106,7 +94,6 @@ impl WorldReport {
             shard: world.shard.name(),
             bytes_per_rank: step.total_bytes(),
             speed: card.map(|(card, tf32)| WorldSpeed::new(step, card, tf32)),
-            not_trained: without_training(&step.config, step.plan.options.target),
             fewest_ranks: None,
         }
     }
@@ -129,7 +116,7 @@ pub fn fewest_ranks(
         config.batch.accumulation = 1;
         config.batch.budget = Some(cinch_config::Bytes::new(budget));
         if !keeps_shard {
-            config.batch.world.shard = most_cut(machine.target);
+            config.batch.world.shard = ShardedPart::Weights;
         }
         match plan(&config, machine) {
             Ok(step) => Ok(Some(FewestRanks {
@@ -161,13 +148,6 @@ pub fn fewest_ranks(
         }
     }
     Ok(found)
-}
-
-/// What cuts most of what can be trained.
-fn most_cut(target: Target) -> ShardedPart {
-    let mut parts = ShardedPart::ALL.into_iter().rev();
-    let most = parts.find(|&part| is_trained(part, target));
-    most.unwrap_or_default()
 }
 
 /// Ranks of each machine: as stated, or the usual number.

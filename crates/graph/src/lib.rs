@@ -30,6 +30,7 @@ pub mod expression;
 mod graph;
 mod loss;
 mod offload;
+mod offload_activations;
 pub mod op;
 mod parameter;
 mod print;
@@ -52,6 +53,6 @@ pub use graph::{
 pub use loss::{Count, LossTerm, TermInputs, WholeBatch};
 pub use parameter::{FilePart, Init, Parameter, Storage};
 pub use recompute::Recompute;
-pub use shard::{Shard, ShardLevel, Sharding, gathers_during_a_step};
+pub use shard::{Shard, ShardLevel, Sharding};
 pub use types::{DType, Shape, TensorType};
 pub use verify::verify;

@@ -81,7 +81,7 @@ pub struct Options {
     pub offload_states: bool,
     /// What the device loses besides the arena: [`overhead_bytes`], or what was measured.
     pub overhead_bytes: u64,
-    /// And what ranks exchange messages with: [`network_bytes`], or what was measured.
+    /// And what ranks exchange messages with.
     pub network_bytes: u64,
 }
 
@@ -98,7 +98,7 @@ impl Options {
     /// Where tensors of this role lie.
     fn residence(self, role: Role) -> Residence {
         match role {
-            Role::Offloaded => Residence::Host,
+            Role::Offloaded | Role::HostActivation => Residence::Host,
             Role::State if self.offload_states => Residence::Host,
             _ => Residence::Arena,
         }
@@ -332,7 +332,7 @@ pub(crate) fn reserved(graph: &Graph, target: Target) -> Vec<u64> {
     reserved
 }
 
-const PERSISTENT_ROLES: [Role; 10] = [
+const PERSISTENT_ROLES: [Role; 11] = [
     Role::Parameter,
     Role::Offloaded,
     Role::ComputeCopy,
@@ -340,6 +340,7 @@ const PERSISTENT_ROLES: [Role; 10] = [
     Role::State,
     Role::LossScale,
     Role::Cache,
+    Role::HostActivation,
     Role::Batch,
     Role::Control,
     Role::Result,
@@ -383,17 +384,6 @@ pub fn overhead_bytes(target: Target) -> u64 {
     match target {
         Target::Cpu => 48 << 20,
         Target::Cuda => 650_969_088,
-    }
-}
-
-/// Memory outside the arena that exchanging messages between so many ranks takes.
-///
-/// On a GPU: the buffers and the state of NCCL, as assumed until it is measured where it runs. On
-/// the CPU messages are sent from where tensors lie.
-pub fn network_bytes(target: Target, ranks: usize) -> u64 {
-    match target {
-        Target::Cuda if ranks > 1 => 384 << 20,
-        Target::Cpu | Target::Cuda => 0,
     }
 }
 

@@ -15,7 +15,7 @@ use cinch_model::{
     AdapterShape, Build, Embedded, ModelError, Purpose, build, compute_type, embeds,
     linear_modules, phases,
 };
-use cinch_plan::{Options, network_bytes};
+use cinch_plan::Options;
 use cinch_weights::{AdapterConfig, Modules, Targets};
 
 use crate::{StepError, StepTarget};
@@ -99,7 +99,8 @@ pub fn recomputed(
     config: &Config,
     blocks: usize,
 ) -> Result<TrainingGraph, StepError> {
-    let mut step = differentiated.recompute(Recompute::Blocks(blocks))?;
+    let away = config.batch.offload_activations;
+    let mut step = differentiated.recompute_and_offload(Recompute::Blocks(blocks), away)?;
     if config.batch.update_in_backward {
         let ranks = config.batch.world.ranks;
         if ranks > 1 {
@@ -185,7 +186,10 @@ pub fn options(config: &Config, machine: StepTarget) -> Options {
         target: machine.target,
         offload_states: config.batch.offload,
         overhead_bytes: machine.overhead_bytes,
-        network_bytes: network_bytes(machine.target, config.batch.world.ranks),
+        network_bytes: match config.batch.world.is_alone() {
+            true => 0,
+            false => machine.network.of(config.batch.world.shard),
+        },
     }
 }
 

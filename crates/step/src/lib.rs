@@ -21,10 +21,10 @@ mod files;
 mod generation;
 mod graph;
 mod network;
+mod network_bytes;
 mod plan;
 mod recorded;
 mod report;
-mod runnable;
 
 pub use cost::{Prediction, StepTimes};
 pub use error::StepError;
@@ -35,12 +35,12 @@ pub use graph::{
     evaluation_graph, needs_whole_batch, options, recomputed, same_graph, sharding, variant_forms,
 };
 pub use network::NetworkTimes;
+pub use network_bytes::NetworkBytes;
 pub use plan::{EmbeddingPlan, StepPlan, Variant, VariantGraphs, beside_arena, sample_bytes};
 pub use recorded::{num_micro_recordings, recorded_bytes, training_launches, whole_launches};
 pub use report::{
     CheckpointingReport, HostMemory, MemoryReport, PlanReport, SettingsReport, VariantReport,
 };
-pub use runnable::{is_trained, without_training};
 
 use cinch_graph::Target;
 
@@ -51,6 +51,8 @@ pub struct StepTarget {
     /// What the device loses besides the arena and recorded steps: the plan's own figure, or a
     /// measured one.
     pub overhead_bytes: u64,
+    /// What it loses to the network where several ranks exchange messages: the same.
+    pub network: NetworkBytes,
 }
 
 impl From<Target> for StepTarget {
@@ -58,6 +60,7 @@ impl From<Target> for StepTarget {
         Self {
             target,
             overhead_bytes: cinch_plan::overhead_bytes(target),
+            network: NetworkBytes::assumed(target),
         }
     }
 }

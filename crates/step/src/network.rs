@@ -1,16 +1,14 @@
-//! What the network adds to a step: the time of its collectives, all of which is waited for, and how
-//! much of that could be hidden behind computing.
+//! What the network adds to a step: the time of its collectives, less what computing hides of it.
 //!
-//! Executors run a collective in the order of the nodes: on a GPU it stands in the step's own
-//! stream, and the next node begins when it has ended. So a step is longer by all of it.
+//! On the CPU a collective runs in the order of the nodes, and a step is longer by all of it.
 //!
-//! What could be hidden, if messages had a stream of their own: nodes that follow each other in one
-//! block, on one way, are a run. What a run sends would go out while its like computes: the weights
-//! that a block gathers are the next one's, and its gradients leave while the one before it is
-//! differentiated. Blocks are alike, so a run would take as long as its own computing or its own
-//! messages, whichever is longer. That holds from the first block on; what stands at an end (the
-//! first gather, the last gradients) is a run of its own with little to compute, and nothing hides
-//! it.
+//! On a GPU collectives have a stream of their own, and a node waits for what it needs. Nodes that
+//! follow each other in one block, on one way, are a run. What a run sends goes out while its like
+//! computes: the weights that a block gathers are the next one's, and its gradients leave while the
+//! one before it is differentiated. Blocks are alike, so a run takes as long as its own computing
+//! or its own messages, whichever is longer. That holds from the first block on; what stands at an
+//! end (the first gather, the last gradients) is a run of its own with little to compute, and
+//! nothing hides it.
 
 use cinch_config::{Config, WorldConfig};
 use cinch_device::Card;
@@ -25,8 +23,6 @@ pub struct NetworkTimes {
     pub latency_seconds: f64,
     /// Bytes that each rank sends.
     pub bytes: u64,
-    /// Those of the seconds that computing on a GPU is long enough to hide.
-    pub hideable_seconds: f64,
     /// The seconds that nodes wait, by block.
     pub waits_by_block: Vec<f64>,
     /// And outside the blocks.
@@ -105,11 +101,10 @@ impl NetworkTimes {
             network.bytes = network.bytes.saturating_add(bytes);
         }
         for run in runs {
-            let waits = run.messages(accumulation);
-            if card.target == Target::Cuda {
-                let bare = run.longer_than_computing(accumulation);
-                network.hideable_seconds += (waits - bare).max(0.0);
-            }
+            let waits = match card.target {
+                Target::Cpu => run.messages(accumulation),
+                Target::Cuda => run.longer_than_computing(accumulation),
+            };
             match run.block {
                 Some(block) => network.waits_by_block[block.index()] += waits,
                 None => network.waits_outside += waits,

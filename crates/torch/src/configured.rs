@@ -15,6 +15,7 @@ use crate::eager::training::{Precision, Recipe};
 use crate::model::Workload;
 use crate::model::adapter::{Lora, LoraLibrary};
 use crate::model::frozen::Frozen;
+use crate::model::liger::Liger;
 use crate::model::mask::Attention;
 
 /// A run, and what was taken for granted about it.
@@ -60,6 +61,7 @@ impl Configured {
             length: config.batch.seq_len as u64,
             attention: attention(config, &mut assumed),
             checkpoints: checkpoints(config)?,
+            liger: liger(config)?,
             lora: config
                 .tuning
                 .lora
@@ -151,6 +153,26 @@ fn attention(config: &Config, assumed: &mut Vec<String>) -> Attention {
             Attention::Sdpa
         }
     }
+}
+
+/// Names of kernels with commas between them, or a word for those that Liger applies by itself.
+fn liger(config: &Config) -> Result<Liger, TorchError> {
+    let kernels = match config.torch.liger.as_deref() {
+        None => return Ok(Liger::default()),
+        Some("all") => return Ok(Liger::USUAL),
+        Some(kernels) => kernels,
+    };
+    let mut liger = Liger::default();
+    for kernel in kernels.split(',').map(str::trim) {
+        if !liger.switch(kernel, true) {
+            return Err(beyond(format!(
+                "`{kernel}` in pytorch.liger is no kernel of Liger's that is known here\n\
+                 hint: all, none, or names with commas: {}",
+                Liger::KERNELS.join(", ")
+            )));
+        }
+    }
+    Ok(liger)
 }
 
 /// Every layer or none.

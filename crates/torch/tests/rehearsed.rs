@@ -27,6 +27,7 @@ const FAMILIES: &[(&str, &str)] = &[
     family!("gpt_neox"),
     family!("t5"),
     family!("vit"),
+    family!("liger"),
 ];
 
 /// Number and FNV-1a of the requests, as the script writes them: frees that follow each other are sorted under autocast.

@@ -403,9 +403,9 @@ impl<'a> Trainer<'a> {
         Ok(())
     }
 
-    /// What is used of a GPU's memory. A card that cannot be asked keeps no run from going on.
+    /// What this rank uses of a GPU's memory. A card that cannot be asked keeps no run from going on.
     fn device_used_bytes(&self) -> Option<u64> {
-        self.session.engine().cuda()?.used_bytes().ok()
+        self.session.engine().cuda()?.own_used_bytes().ok()
     }
 
     fn report(&self, result: &StepResult, max_steps: u64, step_tokens: u64) -> StepReport {

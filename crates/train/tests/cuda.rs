@@ -26,6 +26,7 @@ const EARLY: usize = 20;
 /// The same algorithms in every session, whichever is fastest today.
 const DETERMINISTIC: EngineOptions = EngineOptions {
     device: 0,
+    other_ranks: 0,
     threads: None,
     tf32: false,
     deterministic: true,

@@ -145,6 +145,7 @@ fn measure_settings(
         threads: arguments.processor.threads,
         tf32: arguments.processor.tf32,
         device: 0,
+        other_ranks: 0,
         deterministic: arguments.processor.deterministic,
     };
     let mut session = Session::new(plan, options)?;

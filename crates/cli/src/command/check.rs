@@ -9,7 +9,7 @@ use cinch_config::{Bytes, Explained};
 use cinch_device::{Machine, detect};
 use cinch_fit::FitError;
 use cinch_graph::Target;
-use cinch_step::{HostMemory, StepPlan, without_training};
+use cinch_step::{HostMemory, StepPlan};
 use serde::Serialize;
 use serde_json::json;
 
@@ -82,7 +82,6 @@ pub fn run(arguments: &CheckArguments) -> anyhow::Result<()> {
         }
         Err(other) => return Err(other.into()),
     };
-    check_ranks(&mut findings, &asked, target);
     if let Some(step) = &step {
         check_plan(&mut findings, step, asked.budget_name);
         check_free_memory(&mut findings, &machine, step, target);
@@ -166,16 +165,6 @@ fn check_device(findings: &mut Findings, machine: &Machine, target: Target) {
     );
     for note in &machine.notes {
         findings.add("device", Verdict::Warning, note.clone());
-    }
-}
-
-/// This looks at one process. What the same settings do in several is told as well.
-fn check_ranks(findings: &mut Findings, asked: &AskedRun, target: Target) {
-    let mut several = asked.config.clone();
-    let ranks = asked.stated_ranks.unwrap_or(1).max(2);
-    several.batch.world.ranks = usize::try_from(ranks).unwrap_or(usize::MAX);
-    if let Some(reason) = without_training(&several, target) {
-        findings.add("ranks", Verdict::Warning, reason);
     }
 }
 

@@ -13,7 +13,7 @@ use cinch_engine::{Executor, cuda};
 use cinch_fit::FitError;
 use cinch_fit::search::{self, Fit, Permission, Permissions, Request};
 use cinch_graph::Target;
-use cinch_step::{StepTarget, without_training};
+use cinch_step::StepTarget;
 use serde_json::json;
 
 use super::init::Fitting;
@@ -66,11 +66,6 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
     config.batch.budget = Some(cinch_config::Bytes::new(hardware.budget.bytes));
     // Of the stages of a curriculum the one that takes most decides; they share its settings.
     config.model = config.model.with_stages(Vec::new());
-    if budget::fixed(&settings, true).contains(&"world.shard")
-        && let Some(reason) = without_training(&config, hardware.target())
-    {
-        return Err(usage(reason));
-    }
     let chosen = {
         let asked = request(arguments, &settings, &config, &hardware);
         ranks::choose(arguments, &settings, &asked)?

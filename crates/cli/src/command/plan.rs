@@ -2,7 +2,6 @@
 
 use cinch_fit::FitError;
 use cinch_graph::Target;
-use cinch_step::without_training;
 use serde_json::json;
 
 use super::{print, print_all, print_json, print_raw};
@@ -75,7 +74,6 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
     let batch = &step.config.batch;
     let report = rows.report(step.report(target, arguments.timeline), batch);
     let world = world::report(&step, &settings, memory_arguments, target)?;
-    notes.extend(without_training(&step.config, target));
     notes.extend(rows.lines(batch));
     if arguments.json {
         return print_json(&world::Planned {

@@ -124,6 +124,7 @@ pub fn profile(plan: &StepPlan, steps: Steps) -> anyhow::Result<Profile> {
         threads: steps.threads,
         tf32: steps.tf32,
         device: 0,
+        other_ranks: 0,
         deterministic: false,
     };
     let mut session = Session::new(plan.clone(), options)?;

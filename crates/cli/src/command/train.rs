@@ -7,7 +7,6 @@ use cinch_config::{Bytes, Config, Settings, Source, Value};
 use cinch_data::DataError;
 use cinch_engine::EngineOptions;
 use cinch_graph::Target;
-use cinch_step::without_training;
 use cinch_train::{
     Ending, Event, MeasuredLoss, Observer, Ownership, Run, TrainError, TrainingOutcome, train_owned,
 };
@@ -15,8 +14,8 @@ use serde_json::json;
 
 use super::{print, print_all, print_json};
 use crate::args::TrainArguments;
-use crate::failure::{Interrupted, usage};
-use crate::overhead::{self, Measured};
+use crate::failure::Interrupted;
+use crate::overhead;
 use crate::progress::{DataBar, TrainBar, epochs, shown};
 use crate::ranks::Rank;
 use crate::run::AskedRun;
@@ -48,9 +47,6 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
     refuse_unread_data(&asked.settings)?;
     rank.join(&mut asked, target)?;
     let plan = rank.plan(&asked, &arguments.settings.plain.memory, target)?;
-    if let Some(reason) = without_training(&plan.config, target) {
-        return Err(usage(reason));
-    }
     voice::explain(&asked.settings);
     voice::aside(arguments.settings.plain.memory.board_note());
     if !arguments.json && !voice::is_quiet() {
@@ -81,6 +77,7 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
             tf32: arguments.processor.tf32,
             deterministic: arguments.processor.deterministic,
             device: rank.device(target)?,
+            other_ranks: rank.sharers(target),
         },
         stop: &interrupt::STOP,
         progress: &DataBar::until(&interrupt::STOP),
@@ -88,10 +85,8 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
     };
     let mut bar = TrainBar::new();
     let outcome = train_owned(run, owned, &mut |event: Event<'_>| {
-        if let Event::Ready { engine, plan, .. } = &event
-            && let Ok(Some(measured)) = Measured::read(engine, plan)
-        {
-            overhead::keep(&measured);
+        if let Event::Ready { engine, plan, .. } = &event {
+            overhead::keep_of_rank(engine, plan);
         }
         if let Event::Saved { path, .. } = &event {
             rank.saved(path);

@@ -1,6 +1,7 @@
 //! axolotl: one YAML file a run, everything at its top.
 
 use super::draft::Draft;
+use super::liger;
 use super::{
     ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, ATTENTION, ATTENTION_WORDS, BATCH, BETA1, BETA2,
     CHECKPOINTING, CLIP, DECAY, DOUBLE_QUANTIZATION, Dialect, EPSILON, EVALUATION, Keys, LOGGING,
@@ -216,16 +217,21 @@ const RULES: &[Rule] = &[
     refused("neat_packing", "this packing is not computed"),
     combined("plugins"),
     combined("model_type"),
-    saves(
-        "liger_fused_linear_cross_entropy",
-        "the logits never exist whole",
+    combined("liger_fused_linear_cross_entropy"),
+    combined("liger_cross_entropy"),
+    combined("liger_rms_norm"),
+    combined("liger_glu_activation"),
+    combined("liger_swiglu"),
+    combined("liger_rope"),
+    refused(
+        "liger_use_token_scaling",
+        "a loss that Liger scales by token is not computed",
     ),
+    // Of models that are not computed here.
+    harmless("liger_rms_norm_gated"),
+    harmless("liger_layer_norm"),
     saves("cut_cross_entropy", "the logits never exist whole"),
     saves("chunked_cross_entropy", "the logits never exist whole"),
-    saves(
-        "liger_cross_entropy",
-        "the gradient of the logits takes their place",
-    ),
     saves(
         "flash_attn_cross_entropy",
         "the gradient of the logits takes their place",
@@ -234,19 +240,13 @@ const RULES: &[Rule] = &[
         "unsloth_cross_entropy_loss",
         "the gradient of the logits takes their place",
     ),
-    saves("liger_rms_norm", "fused norms keep less"),
-    saves("liger_rms_norm_gated", "fused norms keep less"),
-    saves("liger_layer_norm", "fused norms keep less"),
     saves("flash_attn_rms_norm", "fused norms keep less"),
     saves("unsloth_rms_norm", "fused norms keep less"),
-    saves("liger_glu_activation", "a fused gate keeps less"),
-    saves("liger_swiglu", "a fused gate keeps less"),
     saves(
         "flash_attn_fuse_mlp",
         "a fused feed-forward part keeps less",
     ),
     saves("flash_attn_fuse_qkv", "fused projections keep less"),
-    saves("liger_rope", "fused rotary positions keep less"),
     saves("unsloth_rope", "fused rotary positions keep less"),
     saves("lora_mlp_kernel", "fused adapters keep less"),
     saves("lora_qkv_kernel", "fused adapters keep less"),
@@ -315,6 +315,9 @@ fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
     }
     whole_batch(draft);
     attention(draft)?;
+    if liger::by_kernel(draft, LIGER_KEYS) {
+        needs_plugin(draft);
+    }
     precision(draft);
     shards(draft);
     if let Some(entry) = draft.find("model_type") {
@@ -336,6 +339,32 @@ fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
         draft.assume("bf16: auto means bf16, as on every card from the A100 and RTX 30 on");
     }
     Ok(())
+}
+
+/// Keys that switch a kernel of Liger each.
+const LIGER_KEYS: &[(&str, &str)] = &[
+    ("liger_rope", "rope"),
+    ("liger_rms_norm", "rms_norm"),
+    ("liger_glu_activation", "swiglu"),
+    ("liger_swiglu", "swiglu"),
+    ("liger_cross_entropy", "cross_entropy"),
+    (
+        "liger_fused_linear_cross_entropy",
+        "fused_linear_cross_entropy",
+    ),
+];
+
+fn needs_plugin(draft: &mut Draft<'_>) {
+    let plugins = draft.find("plugins").map(|entry| draft.items(entry));
+    let is_listed = plugins.is_some_and(|plugins| {
+        let mut plugins = plugins.iter();
+        plugins.any(|plugin| plugin.ends_with("LigerPlugin"))
+    });
+    if !is_listed {
+        draft.assume(
+            "axolotl.integrations.liger.LigerPlugin is among the plugins: liger_* does nothing without it",
+        );
+    }
 }
 
 /// `batch_size` is the micro batch times the accumulation, in its place.

@@ -5,7 +5,7 @@ use super::draft::Draft;
 use super::training_arguments::{COMMON, shards};
 use super::{
     ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, ATTENTION, BATCH, CHECKPOINTING, CLIP,
-    DOUBLE_QUANTIZATION, Dialect, Keys, LOOP, MODEL, OPTIMIZER, PACKING, PREPARED, Program,
+    DOUBLE_QUANTIZATION, Dialect, Keys, LIGER, LOOP, MODEL, OPTIMIZER, PACKING, PREPARED, Program,
     QUANTIZATION, RANK, REENTRANT, Rule, SEQUENCE, SHARDING, TARGETS, TORCH_PRECISION, WholeBatch,
     combined, harmless, list, refused, refused_unless, same, saves, switch, words,
 };
@@ -121,10 +121,7 @@ const RULES: &[Rule] = &[
     ),
     switch("packing", PACKING, "true", "false"),
     switch("neat_packing", PACKING, "true", "false"),
-    saves(
-        "enable_liger_kernel",
-        "fused kernels keep less, and the logits never exist whole",
-    ),
+    switch("enable_liger_kernel", LIGER, "all", "none"),
     refused("use_unsloth", "unsloth's own model code is not computed"),
     refused(
         "use_unsloth_gc",

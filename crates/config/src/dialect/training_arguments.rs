@@ -2,6 +2,7 @@
 //! in Python, or as flags of a command line; TRL's configs, which extend them.
 
 use super::draft::Draft;
+use super::liger;
 use super::{
     ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, ATTENTION, ATTENTION_WORDS, BATCH, BETA1, BETA2,
     CHECKPOINTING, CLIP, DECAY, DOUBLE_QUANTIZATION, Dialect, EPOCHS, EPSILON, EVALUATION,
@@ -175,14 +176,14 @@ const RULES: &[Rule] = &[
     harmless("lora.*"),
     harmless("lora_task_type"),
     harmless("use_rslora"),
-    saves(
-        "use_liger_kernel",
-        "fused kernels keep less, and the logits never exist whole",
-    ),
-    saves(
-        "use_liger",
-        "fused kernels keep less, and the logits never exist whole",
-    ),
+    combined("use_liger_kernel"),
+    combined("use_liger"),
+    combined("liger_kernel.rope"),
+    combined("liger_kernel.rms_norm"),
+    combined("liger_kernel.swiglu"),
+    combined("liger_kernel.geglu"),
+    combined("liger_kernel.cross_entropy"),
+    combined("liger_kernel.fused_linear_cross_entropy"),
     saves(
         "activation_offloading",
         "activations are kept in host memory",
@@ -280,6 +281,7 @@ pub(super) const COMMON: &[Rule] = &[
 
 fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
     flash(draft);
+    liger::switched(draft, &["use_liger_kernel", "use_liger"], "liger_kernel");
     adapters(draft);
     shards(draft);
     precision(draft);

@@ -169,6 +169,9 @@ fn facts(config: &Config) -> BTreeMap<String, String> {
     if torch.attention.name() != "sdpa" {
         fact("attention", torch.attention.name().to_owned());
     }
+    if let Some(kernels) = &torch.liger {
+        fact("liger", kernels.clone());
+    }
     if torch.packing {
         fact("packing", "true".to_owned());
     }

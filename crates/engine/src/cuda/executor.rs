@@ -12,15 +12,15 @@ use cinch_plan::{Placement, Plan, Residence};
 use cinch_ranks::World;
 use cudarc::driver::{result, sys};
 
+use super::beside::{self, Beside};
 use super::blas::{self, Blas};
 use super::command::{
-    Argument, Command, Generated, Joined, Kernel, LaunchShape, MatrixAt, Product,
+    Argument, Command, Generated, Joined, Kernel, Lane, LaunchShape, MatrixAt, Product,
 };
 use super::compile::{cubin, generated_cubin};
 use super::driver::{
     Context, DeviceInfo, DeviceMemory, HostMemory, Module, Replay, Stream, failed,
 };
-use super::fetching::Fetching;
 use super::lowering::Card;
 use super::nccl::Nccl;
 use super::op::joined;
@@ -56,7 +56,9 @@ pub struct CudaExecutor {
     generated_functions: HashMap<(Generated, DType), sys::CUfunction>,
     generated_modules: HashMap<(Arc<str>, DType), Module>,
     staging: Staging,
-    fetching: Fetching,
+    fetches: Beside,
+    stores: Beside,
+    exchanges: Beside,
     arena: DeviceMemory,
     /// What the plan keeps in host memory.
     host: Option<HostMemory>,
@@ -67,6 +69,8 @@ pub struct CudaExecutor {
     context_bytes: u64,
     /// The same after the arena was allocated.
     allocated_bytes: u64,
+    network_bytes: u64,
+    other_ranks: usize,
 }
 
 /// What a kernel gets for an argument; the driver reads as many bytes as the parameter has.
@@ -151,19 +155,25 @@ impl CudaExecutor {
             generated_functions: HashMap::new(),
             generated_modules: HashMap::new(),
             staging: Staging::new(&context)?,
-            fetching: Fetching::new(&context)?,
+            fetches: Beside::new(&context)?,
+            stores: Beside::new(&context)?,
+            exchanges: Beside::new(&context)?,
             arena,
             host,
             stream,
             context,
             context_bytes,
             allocated_bytes: total - free,
+            network_bytes: 0,
+            other_ranks: options.other_ranks,
         })
     }
 
     /// Connects the other ranks of the run, which do the same at the same time.
     pub fn connect(&mut self, world: &mut World) -> Result<(), EngineError> {
+        let before = self.used_bytes()?;
         self.nccl = Some(Nccl::connect(&self.context, world)?);
+        self.network_bytes = self.used_bytes()?.saturating_sub(before);
         Ok(())
     }
 
@@ -198,11 +208,27 @@ impl CudaExecutor {
         self.arena.bytes
     }
 
+    /// What the card has lost while the other ranks were connected. Where ranks share the card,
+    /// what they took at the same time is in it.
+    pub fn network_bytes(&self) -> u64 {
+        self.network_bytes
+    }
+
     /// Used bytes of the whole card.
     pub fn used_bytes(&self) -> Result<u64, EngineError> {
         self.context.bind()?;
         let (free, total) = self.context.memory()?;
         Ok(total - free)
+    }
+
+    /// This rank's part of them: ranks that share a card are alike.
+    pub fn own_used_bytes(&self) -> Result<u64, EngineError> {
+        Ok(self.used_bytes()? / (1 + self.other_ranks as u64))
+    }
+
+    /// How many ranks have the card besides this one.
+    pub fn other_ranks(&self) -> usize {
+        self.other_ranks
     }
 
     /// Lowers, compiles and records some of a graph's nodes. Products are timed on the way, so
@@ -233,7 +259,7 @@ impl CudaExecutor {
             } in &lowered
             {
                 for command in commands {
-                    self.issue(command, dtype)
+                    self.issue(command, dtype, &self.stream)
                         .map_err(|error| named(op, node, error))?;
                 }
             }
@@ -270,13 +296,28 @@ impl CudaExecutor {
                 self.blas.prepare(product, self.arena.address, &self.stream)
             }
             Command::Products { joined, products } => self.choose(*joined, products, dtype),
-            Command::Fetch { number, .. } => self.fetching.make_ready(*number),
+            Command::Beside {
+                lane,
+                number,
+                commands,
+            } => {
+                self.lane_mut(*lane).make_ready(*number)?;
+                let mut commands = commands.iter();
+                commands.try_for_each(|command| self.make_ready(command, dtype))
+            }
             // The first time, NCCL connects what it has not connected yet, which is not recorded.
             Command::Exchange(_) => {
-                self.issue(command, dtype)?;
-                self.stream.synchronize()
+                let before = self.used_bytes()?;
+                self.issue(command, dtype, &self.stream)?;
+                self.stream.synchronize()?;
+                self.network_bytes += self.used_bytes()?.saturating_sub(before);
+                Ok(())
             }
-            Command::Clear { .. } | Command::Copy { .. } | Command::Await { .. } => Ok(()),
+            Command::Fetch(_)
+            | Command::Store(_)
+            | Command::Clear { .. }
+            | Command::Copy { .. }
+            | Command::Await { .. } => Ok(()),
         }
     }
 
@@ -307,7 +348,7 @@ impl CudaExecutor {
             fastest(1 + launches.len(), |candidate, runs| {
                 stopwatch.time(&self.stream, || {
                     (0..runs).try_for_each(|_| match candidate.checked_sub(1) {
-                        Some(launch) => self.issue(&launches[launch], dtype),
+                        Some(launch) => self.issue(&launches[launch], dtype, &self.stream),
                         None => self.issue_apart(products),
                     })
                 })
@@ -365,8 +406,25 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// Puts a command on the stream.
-    fn issue(&self, command: &Command, dtype: DType) -> Result<(), EngineError> {
+    /// What runs beside the step.
+    fn lane(&self, lane: Lane) -> &Beside {
+        match lane {
+            Lane::Fetches => &self.fetches,
+            Lane::Stores => &self.stores,
+            Lane::Exchanges => &self.exchanges,
+        }
+    }
+
+    fn lane_mut(&mut self, lane: Lane) -> &mut Beside {
+        match lane {
+            Lane::Fetches => &mut self.fetches,
+            Lane::Stores => &mut self.stores,
+            Lane::Exchanges => &mut self.exchanges,
+        }
+    }
+
+    /// Puts a command on a stream.
+    fn issue(&self, command: &Command, dtype: DType, stream: &Stream) -> Result<(), EngineError> {
         let base = self.arena.address;
         match command {
             Command::Launch {
@@ -376,7 +434,7 @@ impl CudaExecutor {
             } => {
                 let function = self.functions.get(&(*kernel, dtype));
                 let loaded = (kernel.function, function);
-                self.launch(loaded, dtype, shape, None, arguments)
+                self.launch(loaded, dtype, shape, None, arguments, stream)
             }
             Command::LaunchGenerated {
                 kernel,
@@ -385,7 +443,7 @@ impl CudaExecutor {
             } => {
                 let function = self.generated_functions.get(&(kernel.clone(), dtype));
                 let loaded = (kernel.function, function);
-                self.launch(loaded, dtype, shape, None, arguments)
+                self.launch(loaded, dtype, shape, None, arguments, stream)
             }
             Command::LaunchTable {
                 kernel,
@@ -395,41 +453,52 @@ impl CudaExecutor {
             } => {
                 let function = self.functions.get(&(*kernel, dtype));
                 let loaded = (kernel.function, function);
-                self.launch(loaded, dtype, shape, Some(table), arguments)
+                self.launch(loaded, dtype, shape, Some(table), arguments, stream)
             }
-            Command::Product(product) => self.blas.run(product, base, &self.stream),
+            Command::Product(product) => self.blas.run(product, base, stream),
             Command::Products { joined, products } => {
                 let key: Vec<_> = products.iter().map(blas::key).collect();
                 let chosen = self.joined.get(&key).copied().flatten();
                 let mut launches = joined::launches(*joined, products, self.context.info.card());
                 match chosen {
-                    Some(chosen) => self.issue(&launches.swap_remove(chosen), dtype),
+                    Some(chosen) => self.issue(&launches.swap_remove(chosen), dtype, stream),
                     None => self.issue_apart(products),
                 }
             }
             Command::Clear { address, bytes } => {
                 let (at, bytes) = (base + address, *bytes as usize);
                 // SAFETY: inside the arena by the plan, which `check` holds against it.
-                unsafe { result::memset_d8_async(at, 0, bytes, self.stream.handle) }
+                unsafe { result::memset_d8_async(at, 0, bytes, stream.handle) }
                     .map_err(failed("clear memory"))
             }
             Command::Copy { from, to, bytes } => {
                 let (from, to) = (base + from, base + to);
                 // SAFETY: both ranges are inside the arena by the plan, which `check` holds
                 // against it.
-                unsafe { result::memcpy_dtod_async(to, from, *bytes as usize, self.stream.handle) }
+                unsafe { result::memcpy_dtod_async(to, from, *bytes as usize, stream.handle) }
                     .map_err(failed("copy memory"))
             }
-            Command::Fetch { number, copies } => {
+            Command::Fetch(copies) => {
                 let host = self.host.as_ref().ok_or_else(no_host)?;
-                self.fetching
-                    .begin(*number, copies, host, base, &self.stream)
+                beside::fetch(copies, host, base, stream)
             }
-            Command::Await { number } => self.fetching.wait(*number, &self.stream),
+            Command::Store(copies) => {
+                let host = self.host.as_ref().ok_or_else(no_host)?;
+                beside::store(copies, host, base, stream)
+            }
             Command::Exchange(exchanges) => {
                 let nccl = self.nccl.as_ref().ok_or_else(no_ranks)?;
-                nccl.exchange(exchanges, base, &self.stream)
+                nccl.exchange(exchanges, base, stream)
             }
+            Command::Beside {
+                lane,
+                number,
+                commands,
+            } => self.lane(*lane).run(*number, stream, |beside| {
+                let mut commands = commands.iter();
+                commands.try_for_each(|command| self.issue(command, dtype, beside))
+            }),
+            Command::Await { lane, number } => self.lane(*lane).wait(*number, stream),
         }
     }
 
@@ -440,6 +509,7 @@ impl CudaExecutor {
         shape: &LaunchShape,
         table: Option<&[u32]>,
         arguments: &[Argument],
+        stream: &Stream,
     ) -> Result<(), EngineError> {
         let Some(&function) = function else {
             return Err(EngineError::Cuda {
@@ -466,7 +536,7 @@ impl CudaExecutor {
                 (gx, gy, gz),
                 (bx, by, bz),
                 shape.shared_bytes,
-                self.stream.handle,
+                stream.handle,
                 &mut pointers,
             )
         }
@@ -508,7 +578,7 @@ impl CudaExecutor {
             op, node, commands, ..
         } in &program.nodes
         {
-            let issue = |command| self.issue(command, program.dtype);
+            let issue = |command| self.issue(command, program.dtype, &self.stream);
             let time = stopwatch
                 .time(&self.stream, || commands.iter().try_for_each(issue))
                 .map_err(|error| named(op, node, error))?;
@@ -594,7 +664,7 @@ impl CudaExecutor {
                 ],
             };
             self.make_ready(&command, graph.compute)?;
-            self.issue(&command, graph.compute)?;
+            self.issue(&command, graph.compute, &self.stream)?;
         }
         for (index, node) in graph.nodes.iter().enumerate() {
             if node.phase != Phase::Update || !matches!(node.op, Op::AllGather(_)) {
@@ -605,7 +675,7 @@ impl CudaExecutor {
                 for command in &lowered.commands {
                     // An exchange is made ready by being run.
                     self.make_ready(command, graph.compute)?;
-                    self.issue(command, graph.compute)?;
+                    self.issue(command, graph.compute, &self.stream)?;
                 }
             }
         }
@@ -665,7 +735,7 @@ pub fn matrix_rate(dtype: DType, tf32: bool) -> Result<f64, EngineError> {
         executor.synchronize()?;
         let start = Instant::now();
         for _ in 0..RUNS {
-            executor.issue(&product, dtype)?;
+            executor.issue(&product, dtype, &executor.stream)?;
         }
         executor.synchronize()?;
         let rate = 2.0 * (SIZE as f64).powi(3) * RUNS as f64 / start.elapsed().as_secs_f64();

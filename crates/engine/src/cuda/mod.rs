@@ -4,13 +4,14 @@
 //! of a part of the step are captured once as a CUDA graph and replayed. The context, then the
 //! arena, then nothing more is allocated on the device.
 
+mod beside;
 mod blas;
 pub mod command;
 pub mod compile;
 mod driver;
 pub(crate) mod executor;
 mod expression;
-mod fetching;
+
 mod image;
 pub mod lowering;
 mod nccl;

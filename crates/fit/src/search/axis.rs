@@ -12,7 +12,6 @@ use cinch_config::remedy::{Effect, PRECISION, REMEDIES, RemedyKind};
 use cinch_config::{Config, Precision, ShardedPart, StateFormat};
 use cinch_device::Card;
 use cinch_graph::Target;
-use cinch_step::is_trained;
 
 use super::request::{Permission, Request};
 use crate::budget::FEWEST_ROWS;
@@ -185,9 +184,7 @@ fn axis(kind: RemedyKind, request: &Request<'_>) -> Option<Axis> {
         RemedyKind::LossChunk if config.model.has_logits() => {
             loss_chunk(config, request.machine.target)
         }
-        RemedyKind::Shard if !config.batch.world.is_alone() => {
-            shard(config, request.machine.target)
-        }
+        RemedyKind::Shard if !config.batch.world.is_alone() => shard(config),
         RemedyKind::UpdateInBackward if config.batch.world.is_alone() => {
             switch(kind, config.batch.update_in_backward, |config, on| {
                 config.batch.update_in_backward = on;
@@ -205,13 +202,11 @@ fn axis(kind: RemedyKind, request: &Request<'_>) -> Option<Axis> {
     })
 }
 
-/// What each rank keeps only a part of, of what is trained on the target.
-fn shard(config: &Config, target: Target) -> Axis {
+/// What each rank keeps only a part of.
+fn shard(config: &Config) -> Axis {
     let kind = RemedyKind::Shard;
     let written = config.batch.world.shard;
-    let trained = ShardedPart::ALL.into_iter();
-    let trained = trained.filter(|&part| is_trained(part, target));
-    Axis::of(kind, written, trained, |part| {
+    Axis::of(kind, written, ShardedPart::ALL, |part| {
         let values = vec![Some(part.word().to_owned())];
         Choice::of(kind, values, move |config| config.batch.world.shard = part)
     })

@@ -132,9 +132,7 @@ fn with_fixed_ranks(request: &Request<'_>) -> Vec<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    use cinch_config::ShardedPart;
     use cinch_device::Card;
-    use cinch_step::is_trained;
 
     use super::super::tests::config;
     use super::*;
@@ -176,11 +174,6 @@ mod tests {
             assert_eq!(outcome.settings.effective_batch, 24);
             assert_eq!(outcome.settings.ranks, row.ranks);
             assert!(outcome.total_bytes <= 3 << 30);
-            let is_run = |part: &ShardedPart| {
-                part.name() == outcome.settings.shard
-                    && is_trained(*part, cinch_graph::Target::Cuda)
-            };
-            assert!(ShardedPart::ALL.iter().any(is_run), "{row:?}");
         }
         let fewest = choices.fewest.unwrap();
         let fits = |row: &RankChoice| row.outcome.is_some();

@@ -54,9 +54,9 @@ mod weights;
 
 use crate::differentiate::TrainingGraph;
 use crate::error::GraphError;
+use crate::graph::Graph;
 #[cfg(doc)]
 use crate::graph::Phase;
-use crate::graph::{Graph, Target};
 #[cfg(doc)]
 use crate::op::AllReduce;
 use crate::op::MomentFormat;
@@ -74,16 +74,6 @@ pub enum ShardLevel {
     Gradients,
     /// And weights, those that are not trained included.
     Weights,
-}
-
-/// Whether an executor gathers weights while a step runs, as [`ShardLevel::Weights`] asks of it. On
-/// GPUs they gave wrong gradients, and are refused until the reason is found. The executor, the
-/// search and whoever tells of a plan ask here and nowhere else.
-pub const fn gathers_during_a_step(target: Target) -> bool {
-    match target {
-        Target::Cpu => true,
-        Target::Cuda => false,
-    }
 }
 
 /// Into how many ranks a step is cut, and what of it.

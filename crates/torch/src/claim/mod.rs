@@ -20,6 +20,7 @@ use crate::eager::training::{Precision, Recipe};
 use crate::holdings::Holdings;
 use crate::model::Workload;
 use crate::model::frozen::Frozen;
+use crate::model::liger::Liger;
 use crate::model::mask::Attention;
 use cinch_architecture::Architecture;
 
@@ -74,6 +75,7 @@ fn run(architecture: Architecture, batch: u64, length: u64, precision: Precision
         length,
         attention: Attention::Sdpa,
         checkpoints: Checkpointing::Off,
+        liger: Liger::default(),
         lora: None,
         frozen: Frozen::InTheirType,
         prepared: false,

@@ -1,5 +1,7 @@
 //! Nodes of the backward graph: what an op keeps, where its gradients go, and how it makes them.
 
+use std::cell::Cell;
+
 use smallvec::SmallVec;
 
 use super::checkpoint::Packed;
@@ -34,6 +36,7 @@ pub struct Step<'a> {
     unpacked: &'a [Option<Tensor>],
     outputs: &'a [Output],
     next: &'a [Option<Edge>],
+    in_python: Cell<bool>,
 }
 
 impl Step<'_> {
@@ -56,6 +59,11 @@ impl Step<'_> {
     /// The gradient of one of several outputs; none where that output was not used.
     pub fn grad_of(&self, output: usize) -> Option<&Tensor> {
         self.outputs[output].grad.as_ref()
+    }
+
+    /// The formula is a function in Python: what was unpacked for it are its locals, which go first to last.
+    pub fn runs_in_python(&self) {
+        self.in_python.set(true);
     }
 
     /// Whether this input's gradient is wanted.
@@ -84,7 +92,7 @@ impl Step<'_> {
 }
 
 /// Runs a node's formula. What hooks had packed is unpacked first, all of it, and goes when the formula returns, last first:
-/// C++ locals.
+/// C++ locals; in Python the other way.
 pub(super) fn apply(context: &Context, running: &Running) -> Grads {
     let Kind::Op(formula) = &running.kind else {
         return Grads::new();
@@ -97,13 +105,18 @@ pub(super) fn apply(context: &Context, running: &Running) -> Grads {
         }));
     }
     context.restore_place(running.place);
-    let outputs = formula(&Step {
+    let step = Step {
         context,
         saved: &running.saved,
         unpacked: &unpacked,
         outputs: &running.outputs,
         next: &running.next,
-    });
+        in_python: Cell::new(false),
+    };
+    let outputs = formula(&step);
+    if step.in_python.get() {
+        unpacked.reverse();
+    }
     while let Some(last) = unpacked.pop() {
         drop(last);
     }

@@ -293,7 +293,7 @@ impl Tensor {
 }
 
 impl Drop for Tensor {
-    /// With the last handle go a leaf's gradient, the bytes, then the base, then the history.
+    /// With the last handle go a leaf's gradient, the base with its own history, the bytes, then the history.
     fn drop(&mut self) {
         let Some(tensor) = Rc::get_mut(&mut self.0) else {
             return;
@@ -309,8 +309,8 @@ impl Drop for Tensor {
             }
             Autograd::Unknown => None,
         };
-        context.release_storage(tensor.storage);
         drop(tensor.base.take());
+        context.release_storage(tensor.storage);
         if let Some(edge) = edge {
             context.release_node(edge.node);
         }

@@ -152,7 +152,7 @@ fn forward(
 ) -> Tensor {
     at!(context, "loss = model(batch)");
     let run = || match program.outputs(&batch.inputs[0], &batch.labels, items) {
-        Some((loss, logits)) => (loss, Some(logits)),
+        Some(outputs) => outputs,
         None => (program.loss(&batch.inputs), None),
     };
     let dtype = recipe.precision.autocast();

@@ -20,13 +20,13 @@ pub trait Program {
     /// The loss of a batch, with all that Python keeps alive on the way.
     fn loss(&self, batch: &[Tensor]) -> Tensor;
     /// Loss and logits, as a language model of transformers gives them: of labels apart from the ids, divided by the number of
-    /// labelled tokens where one is given. None of other programs.
+    /// labelled tokens where one is given; without logits where a fused loss makes none. None of other programs.
     fn outputs(
         &self,
         _ids: &Tensor,
         _labels: &Tensor,
         _items: Option<&Tensor>,
-    ) -> Option<(Tensor, Tensor)> {
+    ) -> Option<(Tensor, Option<Tensor>)> {
         None
     }
     /// Weights of `nn.Embedding`, as far as the program says.

@@ -1,8 +1,9 @@
 //! The causal language models of transformers as a training loop sees them: they differ in what becomes of the ids and in how
 //! logits are made, and are alike in the rest.
 
+use super::liger::LigerLoss;
 use super::module::Builder;
-use crate::eager::op::{creation, loss};
+use crate::eager::op::{creation, liger, loss, view};
 use crate::eager::training::Program;
 use crate::eager::{Context, DType, Line, Tensor};
 
@@ -17,6 +18,11 @@ pub(super) trait CausalModel {
 
     fn logits(&self, hidden: &Tensor) -> Tensor;
 
+    /// The weight by which logits are made, where Liger may take it from the model.
+    fn head(&self) -> Option<&Tensor> {
+        None
+    }
+
     fn loss_line(&self) -> &'static Line;
 
     /// Weights of `nn.Embedding`.
@@ -28,6 +34,7 @@ pub(super) struct CausalLanguageModel<M> {
     model: M,
     batch: [u64; 2],
     trainable: Vec<Tensor>,
+    loss: LigerLoss,
 }
 
 impl<M: CausalModel> CausalLanguageModel<M> {
@@ -37,18 +44,36 @@ impl<M: CausalModel> CausalLanguageModel<M> {
             model,
             batch,
             trainable: builder.trainable(),
+            loss: builder.liger.loss(),
         }
     }
 
-    /// Loss and logits.
-    fn run(&self, ids: &Tensor, labels: &Tensor, items: Option<&Tensor>) -> (Tensor, Tensor) {
+    /// Loss and logits; a loss that takes the head's place has none.
+    fn run(
+        &self,
+        ids: &Tensor,
+        labels: &Tensor,
+        items: Option<&Tensor>,
+    ) -> (Tensor, Option<Tensor>) {
         let model = &self.model;
         let hidden = model.transform(ids);
+        if let (LigerLoss::FusedLinear, Some(head)) = (self.loss, model.head()) {
+            let kept = view::alias(&hidden);
+            let loss = liger::causal_language_model(&kept, head, labels, items);
+            drop(hidden);
+            drop(kept);
+            return (loss, None);
+        }
         let logits = model.logits(&hidden);
         model.context().at(model.loss_line());
-        let loss = loss::causal_language_model(&logits, labels, model.vocabulary(), items);
+        let cross_entropy: loss::CrossEntropy = match self.loss {
+            LigerLoss::CrossEntropy => liger::cross_entropy,
+            _ => |logits: &Tensor, target: &Tensor| loss::cross_entropy(logits, target),
+        };
+        let loss =
+            loss::causal_language_model(&logits, labels, model.vocabulary(), items, cross_entropy);
         drop(hidden);
-        (loss, logits)
+        (loss, Some(logits))
     }
 }
 
@@ -67,7 +92,7 @@ impl<M: CausalModel> Program for CausalLanguageModel<M> {
         ids: &Tensor,
         labels: &Tensor,
         items: Option<&Tensor>,
-    ) -> Option<(Tensor, Tensor)> {
+    ) -> Option<(Tensor, Option<Tensor>)> {
         Some(self.run(ids, labels, items))
     }
 

@@ -13,22 +13,28 @@ use super::module::{Builder, Embedding, Linear, position_ids};
 use super::replay::Setup;
 use super::rotary::Rotary;
 use crate::eager::checkpoint::Checkpointing;
+use crate::eager::op::liger::{self, NormGradient};
 use crate::eager::op::{cast, matmul, pointwise, reduce, view};
 use crate::eager::{Context, DType, Line, Tensor};
 
 /// RMS norm in plain ops, in fp32.
 pub(super) struct RmsNorm {
     pub weight: Tensor,
+    by_liger: bool,
 }
 
 impl RmsNorm {
     pub fn new(builder: &Builder, width: u64) -> RmsNorm {
         RmsNorm {
             weight: builder.parameter([width]),
+            by_liger: builder.liger.rms_norm,
         }
     }
 
     pub fn forward(&self, x: &Tensor, lines: &'static Lines) -> Tensor {
+        if self.by_liger {
+            return liger::rms_norm(x, &self.weight, NormGradient::InPlace);
+        }
         let (context, dtype) = (x.context(), x.dtype());
         context.at(&lines.norm_raise);
         let mut hidden = cast::to(x, DType::Float32);
@@ -228,6 +234,10 @@ impl<B: Block> CausalModel for Decoder<B> {
     fn logits(&self, hidden: &Tensor) -> Tensor {
         self.context.at(&self.lines.logits);
         matmul::linear(view::alias(hidden), &self.head, None)
+    }
+
+    fn head(&self) -> Option<&Tensor> {
+        Some(&self.head)
     }
 
     fn loss_line(&self) -> &'static Line {

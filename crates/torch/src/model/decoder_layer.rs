@@ -6,11 +6,12 @@ use super::activation;
 use super::attending::Attending;
 use super::decoder::{Block, RmsNorm, Surroundings, with_bias};
 use super::decoder_lines::Lines;
+use super::liger::Liger;
 use super::mask::Attention;
 use super::module::{Builder, Linear};
 use super::rotary::rotate;
 use crate::eager::Tensor;
-use crate::eager::op::{pointwise, view};
+use crate::eager::op::{liger, pointwise, view};
 
 pub(super) struct Layer {
     index: u32,
@@ -28,6 +29,7 @@ pub(super) struct Layer {
     config: architecture::Decoder,
     lines: &'static Lines,
     attending: Attending,
+    liger: Liger,
 }
 
 impl Layer {
@@ -66,6 +68,7 @@ impl Layer {
                 soft_cap: None,
                 lines,
             },
+            liger: builder.liger,
         }
     }
 }
@@ -144,7 +147,10 @@ impl Layer {
         let mut key = split_heads(self.key.forward(hidden), key_heads, key_norm);
         context.at(&lines.value);
         let value = split_heads(self.value.forward(hidden), key_heads, None);
-        let rotated = rotate(&query, &key, &around.cos, &around.sin, lines);
+        let rotated = match self.liger.rope {
+            true => liger::rotate(&query, &key, &around.cos, &around.sin),
+            false => rotate(&query, &key, &around.cos, &around.sin, lines),
+        };
         (query, key) = rotated;
         context.at(&lines.attend);
         let (mut out, weights) = self
@@ -165,11 +171,11 @@ impl Layer {
 
     fn feed(&self, x: &Tensor) -> Tensor {
         x.context().at(&self.lines.feed);
-        gated_feed(
-            x,
-            [&self.gate, &self.up, &self.down],
-            self.config.activation,
-        )
+        let layers = [&self.gate, &self.up, &self.down];
+        match self.liger.gate {
+            true => liger_feed(x, layers),
+            false => gated_feed(x, layers, self.config.activation),
+        }
     }
 }
 
@@ -180,6 +186,19 @@ pub(super) fn gated_feed(x: &Tensor, layers: [&Linear; 3], activation: Activatio
     let active = activation::forward(activation, &gated);
     drop(gated);
     let product = pointwise::mul(active, up.forward(x));
+    let out = down.forward(&product);
+    drop(product);
+    out
+}
+
+/// The same by Liger's kernel, which has both of its inputs at once.
+pub(super) fn liger_feed(x: &Tensor, layers: [&Linear; 3]) -> Tensor {
+    let [gate, up, down] = layers;
+    let gated = gate.forward(x);
+    let raised = up.forward(x);
+    let product = liger::gate_mul(&gated, &raised);
+    drop(gated);
+    drop(raised);
     let out = down.forward(&product);
     drop(product);
     out

@@ -7,13 +7,15 @@ use cinch_architecture::{self as architecture, SlidingLayers, Windows};
 use super::attending::Attending;
 use super::causal::{CausalLanguageModel, CausalModel};
 use super::decoder::with_bias;
-use super::decoder_layer::gated_feed;
+use super::decoder_layer::{gated_feed, liger_feed};
 use super::decoder_lines::Lines;
+use super::liger::Liger;
 use super::mask::{Attention, Masks};
 use super::module::{Builder, Embedding, Linear, position_ids};
 use super::replay::Setup;
 use super::rotary::{Rotary, rotate};
 use crate::eager::checkpoint::Checkpointing;
+use crate::eager::op::liger::{self, NormGradient};
 use crate::eager::op::{cast, matmul, pointwise, reduce, view};
 use crate::eager::{Context, DType, Line, Tensor};
 
@@ -29,6 +31,7 @@ pub(super) struct GemmaLines {
 struct Norm {
     weight: Tensor,
     lines: &'static GemmaLines,
+    by_liger: bool,
 }
 
 impl Norm {
@@ -36,10 +39,14 @@ impl Norm {
         Norm {
             weight: builder.parameter([width]),
             lines,
+            by_liger: builder.liger.rms_norm,
         }
     }
 
     fn forward(&self, x: &Tensor) -> Tensor {
+        if self.by_liger {
+            return liger::rms_norm(x, &self.weight, NormGradient::Apart);
+        }
         let (context, lines) = (x.context(), &self.lines.common);
         context.at(&lines.norm_raise);
         let raised = cast::to(x, DType::Float32);
@@ -84,6 +91,7 @@ struct Layer {
     config: architecture::Decoder,
     attending: Attending,
     lines: &'static GemmaLines,
+    liger: Liger,
 }
 
 impl Layer {
@@ -119,6 +127,7 @@ impl Layer {
             },
             config: config.clone(),
             lines,
+            liger: builder.liger,
         }
     }
 
@@ -170,11 +179,11 @@ impl Layer {
         context.set_scope("feed-forward", Some(self.index));
         hidden = before_feed.forward(&hidden);
         context.at(&lines.feed);
-        hidden = gated_feed(
-            &hidden,
-            [&self.gate, &self.up, &self.down],
-            self.config.activation,
-        );
+        let layers = [&self.gate, &self.up, &self.down];
+        hidden = match self.liger.gate {
+            true => liger_feed(&hidden, layers),
+            false => gated_feed(&hidden, layers, self.config.activation),
+        };
         hidden = after_feed.forward(&hidden);
         context.at(&lines.feed_residual);
         hidden = pointwise::add(&residual, &hidden);
@@ -200,7 +209,10 @@ impl Layer {
             query = query_norm.forward(&query);
             key = key_norm.forward(&key);
         }
-        let rotated = rotate(&query, &key, &around.cos, &around.sin, lines);
+        let rotated = match self.liger.rope {
+            true => liger::rotate(&query, &key, &around.cos, &around.sin),
+            false => rotate(&query, &key, &around.cos, &around.sin, lines),
+        };
         (query, key) = rotated;
         context.at(&lines.attend);
         let (mut out, weights) = self
@@ -388,6 +400,10 @@ impl CausalModel for Gemma {
             logits = pointwise::mul_number(&logits);
         }
         logits
+    }
+
+    fn head(&self) -> Option<&Tensor> {
+        Some(&self.head)
     }
 
     fn loss_line(&self) -> &'static Line {

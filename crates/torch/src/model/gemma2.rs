@@ -4,6 +4,7 @@ use cinch_architecture as architecture;
 
 use super::decoder_lines::lines;
 use super::gemma::{Gemma, GemmaLines};
+use super::liger::Liger;
 use super::replay::{Replay, Setup};
 use crate::eager::Line;
 use crate::eager::training::Program;
@@ -15,6 +16,10 @@ impl Replay for architecture::Gemma2 {
 
     fn can_be_quantised(&self) -> bool {
         true
+    }
+
+    fn liger(&self, wanted: Liger) -> Liger {
+        wanted
     }
 }
 

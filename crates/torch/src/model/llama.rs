@@ -4,6 +4,7 @@ use cinch_architecture as architecture;
 
 use super::decoder::Decoder;
 use super::decoder_lines::{Lines, lines};
+use super::liger::Liger;
 use super::replay::{Replay, Setup};
 use crate::eager::training::Program;
 
@@ -14,6 +15,10 @@ impl Replay for architecture::Llama {
 
     fn can_be_quantised(&self) -> bool {
         true
+    }
+
+    fn liger(&self, wanted: Liger) -> Liger {
+        wanted
     }
 }
 

@@ -4,6 +4,7 @@ use cinch_architecture as architecture;
 
 use super::decoder::Decoder;
 use super::decoder_lines::{Lines, lines};
+use super::liger::Liger;
 use super::replay::{Replay, Setup};
 use crate::eager::training::Program;
 
@@ -14,6 +15,14 @@ impl Replay for architecture::Mistral {
 
     fn can_be_quantised(&self) -> bool {
         true
+    }
+
+    /// Its file has no cross entropy of its own that could be replaced.
+    fn liger(&self, wanted: Liger) -> Liger {
+        Liger {
+            cross_entropy: false,
+            ..wanted
+        }
     }
 }
 

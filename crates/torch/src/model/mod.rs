@@ -19,6 +19,7 @@ mod gpt2;
 mod gpt_neox;
 mod gsa;
 mod head_attention;
+pub mod liger;
 mod llama;
 mod load;
 mod mamba;

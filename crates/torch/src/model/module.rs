@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 
 use super::adapter::{Adapter, Base, Lora};
 use super::frozen::Weight;
+use super::liger::Liger;
 use super::load::Loader;
 use crate::eager::line::at;
 use crate::eager::op::{creation, embedding, loss, matmul, norm, pointwise, view};
@@ -21,6 +22,8 @@ pub struct Builder {
     lora: Option<Lora>,
     /// Of a model whose weights are read from a file and quantised on the way.
     loader: Option<Loader>,
+    /// Kernels that take the place of the modules' own ops.
+    pub liger: Liger,
 }
 
 impl Builder {
@@ -32,11 +35,16 @@ impl Builder {
             replaced: RefCell::default(),
             lora,
             loader: None,
+            liger: Liger::default(),
         }
     }
 
     pub fn loading(self, loader: Option<Loader>) -> Builder {
         Builder { loader, ..self }
+    }
+
+    pub fn with_liger(self, liger: Liger) -> Builder {
+        Builder { liger, ..self }
     }
 
     pub fn loader(&self) -> Option<&Loader> {

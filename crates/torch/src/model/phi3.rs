@@ -6,12 +6,13 @@ use super::activation;
 use super::attending::Attending;
 use super::decoder::{Block, Decoder, RmsNorm, Surroundings, with_bias};
 use super::decoder_lines::{Lines, lines};
+use super::liger::Liger;
 use super::mask::Attention;
 use super::module::{Builder, Linear};
 use super::replay::{Replay, Setup};
 use super::rotary::rotate_half;
 use crate::eager::line::at;
-use crate::eager::op::{dropout, pointwise, view};
+use crate::eager::op::{dropout, liger, pointwise, view};
 use crate::eager::training::Program;
 use crate::eager::{Line, Tensor};
 
@@ -27,6 +28,7 @@ struct Layer {
     second_norm: RmsNorm,
     config: architecture::Phi3,
     attending: Attending,
+    liger: Liger,
 }
 
 impl Layer {
@@ -51,6 +53,7 @@ impl Layer {
                 soft_cap: None,
                 lines: &LINES,
             },
+            liger: builder.liger,
         }
     }
 
@@ -70,7 +73,10 @@ impl Layer {
         query = split_heads(&query);
         key = split_heads(&key);
         value = split_heads(&value);
-        (query, key) = self.rotate(&query, &key, around);
+        (query, key) = match self.liger.rope {
+            true => liger::rotate(&query, &key, &around.cos, &around.sin),
+            false => self.rotate(&query, &key, around),
+        };
         context.at(&LINES.attend);
         let (mut out, weights) = self
             .attending
@@ -118,10 +124,13 @@ impl Layer {
             unreachable!("a split in two has two parts")
         };
         at!(context, FILE, 62);
-        up = pointwise::mul(
-            &up,
-            activation::forward(self.config.decoder.activation, &gate),
-        );
+        up = match self.liger.gate {
+            true => liger::gate_mul(&gate, &up),
+            false => pointwise::mul(
+                &up,
+                activation::forward(self.config.decoder.activation, &gate),
+            ),
+        };
         at!(context, FILE, 64);
         let out = self.down.forward(&up);
         drop(up);
@@ -185,6 +194,10 @@ impl Replay for architecture::Phi3 {
 
     fn can_be_quantised(&self) -> bool {
         true
+    }
+
+    fn liger(&self, wanted: Liger) -> Liger {
+        wanted
     }
 }
 

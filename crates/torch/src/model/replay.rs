@@ -4,6 +4,7 @@ use cinch_architecture::{Architecture, with_architectures};
 
 use super::adapter::Lora;
 use super::frozen::Frozen;
+use super::liger::Liger;
 use super::load::Loader;
 use super::mask::Attention;
 use super::module::Builder;
@@ -23,6 +24,8 @@ pub struct Setup {
     pub prepared: bool,
     pub attention: Attention,
     pub checkpoints: Checkpointing,
+    /// Kernels that take the place of the model's own ops.
+    pub liger: Liger,
     /// Rows and tokens of a micro batch.
     pub batch: [u64; 2],
 }
@@ -33,7 +36,9 @@ impl Setup {
             .frozen
             .format()
             .map(|format| Loader::new(format, self.dtype, self.prepared));
-        Builder::new(&self.context, self.dtype, self.lora.clone()).loading(loader)
+        Builder::new(&self.context, self.dtype, self.lora.clone())
+            .loading(loader)
+            .with_liger(self.liger)
     }
 }
 
@@ -44,6 +49,11 @@ pub trait Replay {
     /// Whether all its linear layers are made by [`Builder::linear`], so that they can be quantised.
     fn can_be_quantised(&self) -> bool {
         false
+    }
+
+    /// What of these kernels takes effect: none in a model that Liger does not know.
+    fn liger(&self, _wanted: Liger) -> Liger {
+        Liger::default()
     }
 
     /// Why a run of it is not written down here, as a sentence.
@@ -59,6 +69,13 @@ macro_rules! dispatch {
             match architecture {
                 $(Architecture::$trained(shape) => shape.program(setup),)*
                 $(Architecture::$predicted(shape) => shape.program(setup),)*
+            }
+        }
+
+        pub fn liger(architecture: &Architecture, wanted: Liger) -> Liger {
+            match architecture {
+                $(Architecture::$trained(shape) => shape.liger(wanted),)*
+                $(Architecture::$predicted(shape) => shape.liger(wanted),)*
             }
         }
 

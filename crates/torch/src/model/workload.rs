@@ -4,6 +4,7 @@ use cinch_architecture::Architecture;
 
 use super::adapter::Lora;
 use super::frozen::Frozen;
+use super::liger::Liger;
 use super::mask::Attention;
 use super::module::touch_device;
 use super::profile::Profile;
@@ -26,6 +27,8 @@ pub struct Workload {
     pub attention: Attention,
     /// Activation checkpointing of every layer.
     pub checkpoints: Checkpointing,
+    /// Liger's kernels, as far as it has them for the model.
+    pub liger: Liger,
     pub lora: Option<Lora>,
     /// Of the weights that are not trained.
     pub frozen: Frozen,
@@ -216,6 +219,16 @@ impl Workload {
         if self.lora.is_some() && matches!(self.architecture, Architecture::HuggingFaceMamba(_)) {
             list.push("adapters in transformers' Mamba follow its source; only full training was measured");
         }
+        if self.liger.is_on() {
+            list.push(
+                match replay::liger(&self.architecture, self.liger).is_on() {
+                    true => "Liger's kernels ask for memory as those of liger-kernel 0.8.5 do",
+                    false => {
+                        "Liger has no kernels for this family: the model runs with its own ops"
+                    }
+                },
+            );
+        }
         if self.frozen == Frozen::EightBit {
             list.push("no activation is an outlier to LLM.int8(): columns of outliers are multiplied apart and kept");
         }
@@ -272,6 +285,7 @@ impl Workload {
             prepared: self.prepared,
             attention: self.attention,
             checkpoints: self.checkpoints,
+            liger: replay::liger(&self.architecture, self.liger),
             batch: [self.batch, self.length],
         };
         replay::program(&self.architecture, &setup)

@@ -1,5 +1,7 @@
 //! What ran, as a line of measurements has it, and the workload that it describes.
 
+use std::collections::BTreeMap;
+
 use cinch_architecture::{
     Architecture, Describe, Gsa, LayerCheckpointing, Mamba, Mu, Naics, configured,
 };
@@ -15,6 +17,7 @@ use crate::eager::training::{Precision, Recipe};
 use crate::model::Workload;
 use crate::model::adapter::{Lora, LoraLibrary};
 use crate::model::frozen::Frozen;
+use crate::model::liger::Liger;
 use crate::model::mask::Attention;
 
 /// What ran. Fields that do not decide memory are not read.
@@ -54,6 +57,9 @@ pub struct Case {
     pub accum: Option<u32>,
     #[serde(default)]
     pub clip: Option<f64>,
+    /// `true`, or which of Liger's kernels, by the names of its arguments.
+    #[serde(default)]
+    pub liger: Option<CaseLiger>,
     #[serde(default)]
     pub lora: Option<CaseLora>,
     #[serde(default)]
@@ -85,6 +91,13 @@ pub struct CaseLora {
     /// Whose adapters they are: peft's, or else a module of one's own.
     #[serde(default)]
     pub library: Option<String>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+pub enum CaseLiger {
+    Whether(bool),
+    Kernels(BTreeMap<String, bool>),
 }
 
 /// bitsandbytes' settings of frozen weights.
@@ -132,6 +145,7 @@ impl Case {
                 true => Checkpointing::NonReentrant,
                 false => Checkpointing::Off,
             },
+            liger: self.liger()?,
             lora: self.lora()?,
             frozen: self.frozen()?,
             prepared: self.kbit_prepare.unwrap_or(false),
@@ -207,6 +221,22 @@ impl Case {
             in_float32: lora.adapter_fp32,
             library,
         }))
+    }
+
+    fn liger(&self) -> Result<Liger, TorchError> {
+        let kernels = match &self.liger {
+            None | Some(CaseLiger::Whether(false)) => return Ok(Liger::default()),
+            Some(CaseLiger::Whether(true)) => return Ok(Liger::USUAL),
+            Some(CaseLiger::Kernels(kernels)) => kernels,
+        };
+        let mut liger = Liger::USUAL;
+        for (kernel, &is_on) in kernels {
+            if !liger.switch(kernel, is_on) {
+                let known = Liger::KERNELS.join(", ");
+                return Err(self.problem("liger", kernel, &format!("one of {known}")));
+            }
+        }
+        Ok(liger)
     }
 
     fn frozen(&self) -> Result<Frozen, TorchError> {

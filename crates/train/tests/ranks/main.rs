@@ -34,6 +34,7 @@ type Results = (Vec<[f64; 2]>, Vec<(String, Vec<f32>)>);
 
 const OPTIONS: EngineOptions = EngineOptions {
     device: 0,
+    other_ranks: 0,
     threads: Some(1),
     tf32: false,
     deterministic: false,

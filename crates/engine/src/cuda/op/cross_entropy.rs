@@ -185,7 +185,11 @@ mod tests {
         let nodes = 0..graph.nodes.len();
         let lowered = lower_all(graph, plan, nodes, MicroBatch::of_one(true), card);
         let commands = lowered.into_iter().flat_map(|lowered| lowered.commands);
-        commands.collect()
+        let inner = commands.flat_map(|command| match command {
+            Command::Beside { commands, .. } => commands,
+            command => vec![command],
+        });
+        inner.collect()
     }
 
     /// Shared memory of the rows' launch, and the pieces that it says are kept.

@@ -34,7 +34,7 @@ use cinch_graph::op::{MomentFormat, Op};
 use cinch_graph::{Graph, Node, Phase, TensorId};
 use cinch_plan::{Placement, Plan, Residence};
 
-use super::command::{Command, Kernel};
+use super::command::{Command, Kernel, Lane};
 use super::lowering::{Card, Lowering};
 use crate::engine::MicroBatch;
 
@@ -70,6 +70,7 @@ pub fn lower(mut x: Lowering<'_>) -> Vec<Command> {
         Op::Split(op) => columns::split(&mut x, op),
         Op::Dequantise(op) => dequantise::dequantise(&mut x, op),
         Op::Fetch(_) => x.fetch(),
+        Op::Store(_) => x.store(),
         Op::Attention(op) => attention::attention(&mut x, op),
         Op::AttentionBackward(op) => attention::attention_backward(&mut x, op),
         Op::CachedAttention(op) => cached_attention::cached_attention(&mut x, op),
@@ -110,20 +111,76 @@ fn view(x: &mut Lowering<'_>) {
     x.copy(x.input(0), x.output(0), x.output_type(0).bytes());
 }
 
-/// What a node has to wait for: each fetch once, because all of its copies are then done.
-fn awaited(fetched: &mut HashMap<TensorId, usize>, node: &Node, index: usize) -> Vec<Command> {
-    if let Op::Fetch(_) = node.op {
-        fetched.extend(node.outputs.iter().map(|&id| (id, index)));
-        return Vec::new();
+/// Where a node's commands run that do not run in the order of the nodes.
+fn lane(op: &Op) -> Option<Lane> {
+    match op {
+        Op::Fetch(_) => Some(Lane::Fetches),
+        Op::Store(_) => Some(Lane::Stores),
+        Op::AllReduce(_) | Op::ReduceScatter(_) | Op::AllGather(_) => Some(Lane::Exchanges),
+        _ => None,
     }
-    let mut waits = Vec::new();
-    for id in &node.inputs {
-        if let Some(&number) = fetched.get(id) {
-            fetched.retain(|_, other| *other != number);
-            waits.push(Command::Await { number });
+}
+
+/// What is under way beside the nodes: by tensor, the node that has it there.
+#[derive(Default)]
+struct UnderWay {
+    held: HashMap<TensorId, (Lane, usize)>,
+    /// Those that are only read there: others may read them too.
+    read: HashMap<TensorId, (Lane, usize)>,
+}
+
+impl UnderWay {
+    /// A node begins beside the others. What is before it in its own lane is done when it runs.
+    fn begin(&mut self, node: &Node, lane: Lane, number: usize) -> Vec<Command> {
+        let waits = self.awaited(node, Some(lane));
+        let inputs = match lane {
+            Lane::Stores => &mut self.read,
+            // Ranks may use what they send as scratch memory.
+            Lane::Fetches | Lane::Exchanges => &mut self.held,
+        };
+        inputs.extend(node.inputs.iter().map(|&id| (id, (lane, number))));
+        let outputs = node.outputs.iter().map(|&id| (id, (lane, number)));
+        self.held.extend(outputs);
+        waits
+    }
+
+    /// What a node has to wait for, each once: whoever names a tensor waits for what has it, and
+    /// whoever is there to wait, or writes it, for what reads it.
+    fn awaited(&mut self, node: &Node, own: Option<Lane>) -> Vec<Command> {
+        let mut waits = Vec::new();
+        let inputs = node.inputs.iter().map(|id| (id, false));
+        let outputs = node.outputs.iter().map(|id| (id, true));
+        for (id, is_written) in inputs.chain(outputs) {
+            let ends = is_written || matches!(node.op, Op::Await(_));
+            let read = self.read.get(id).filter(|_| ends);
+            let holder = self.held.get(id).or(read).copied();
+            if let Some((lane, number)) = holder.filter(|(lane, _)| Some(*lane) != own) {
+                waits.push(self.wait(lane, number));
+            }
         }
+        waits
     }
-    waits
+
+    /// All of a lane up to a number is done after it was waited for.
+    fn wait(&mut self, lane: Lane, number: usize) -> Command {
+        let goes_on = |(other, earlier): (Lane, usize)| other != lane || earlier > number;
+        self.held.retain(|_, one| goes_on(*one));
+        self.read.retain(|_, one| goes_on(*one));
+        Command::Await { lane, number }
+    }
+
+    /// The last of each lane.
+    fn finish(&mut self) -> Vec<Command> {
+        let mut waits = Vec::new();
+        for lane in Lane::ALL {
+            let all = self.held.values().chain(self.read.values());
+            let numbers = all.filter(|(other, _)| *other == lane);
+            if let Some(last) = numbers.map(|(_, number)| *number).max() {
+                waits.push(self.wait(lane, last));
+            }
+        }
+        waits
+    }
 }
 
 /// Commands that belong together, and what they are called in traces and errors.
@@ -175,8 +232,7 @@ pub fn lower_all(
     card: Card,
 ) -> Vec<Lowered> {
     let mut lowered = Vec::new();
-    // The node that fetches a tensor, until somebody has waited for it.
-    let mut fetched: HashMap<TensorId, usize> = HashMap::new();
+    let mut under_way = UnderWay::default();
     let mut index = nodes.start;
     while index < nodes.end {
         let node = &graph.nodes[index];
@@ -184,7 +240,11 @@ pub fn lower_all(
             index += 1;
             continue;
         }
-        let waits = awaited(&mut fetched, node, index);
+        let lane = lane(&node.op);
+        let waits = match lane {
+            Some(lane) => under_way.begin(node, lane, index),
+            None => under_way.awaited(node, None),
+        };
         let count = optimizer::num_together(&graph.nodes[index..nodes.end]).max(1);
         let mut x = Lowering::new(graph, plan, index, micro.is_first, card);
         let (name, commands) = match &node.op {
@@ -193,6 +253,14 @@ pub fn lower_all(
                 (format!("{} and {} more", node.name, count - 1), x.finish())
             }
             _ => (node.name.clone(), lower(x)),
+        };
+        let commands = match lane {
+            Some(lane) => vec![Command::Beside {
+                lane,
+                number: index,
+                commands,
+            }],
+            None => commands,
         };
         let commands = waits.into_iter().chain(commands).collect();
         lowered.push(Lowered {
@@ -203,14 +271,24 @@ pub fn lower_all(
         });
         index += count;
     }
+    // A recording ends when everything in it does.
+    if let Some(last) = lowered.last_mut() {
+        last.commands.extend(under_way.finish());
+    }
     joined::join(&mut lowered);
     lowered
 }
 
 #[cfg(test)]
 mod tests {
-    use cinch_graph::{DType, Init, Target};
+    use cinch_graph::op::{ActivationKind, GradientFormat};
+    use cinch_graph::{
+        DType, Init, Optimizer, Recompute, ShardLevel, Sharding, Target, TrainingGraph,
+        differentiate,
+    };
     use cinch_plan::Options;
+
+    use crate::cuda::command::HostCopy;
 
     use super::*;
 
@@ -243,11 +321,13 @@ mod tests {
             .iter()
             .flat_map(|lowered| &lowered.commands)
             .filter_map(|command| match command {
-                Command::Fetch { number, copies } => {
-                    assert_eq!(copies.len(), 1);
+                Command::Beside {
+                    number, commands, ..
+                } => {
+                    assert!(matches!(&commands[..], [Command::Fetch(copies)] if copies.len() == 1));
                     Some(format!("fetch {number}"))
                 }
-                Command::Await { number } => Some(format!("await {number}")),
+                Command::Await { number, .. } => Some(format!("await {number}")),
                 Command::Product(_) => Some("product".to_owned()),
                 _ => None,
             })
@@ -263,10 +343,196 @@ mod tests {
             .iter()
             .flat_map(|lowered| &lowered.commands)
             .filter_map(|command| match command {
-                Command::Fetch { copies, .. } => Some(copies[0].to),
+                Command::Beside { commands, .. } => match &commands[..] {
+                    [Command::Fetch(copies)] => Some(copies[0].to),
+                    _ => None,
+                },
                 _ => None,
             })
             .collect();
         assert!(slots.len() < 4, "{slots:?}");
+    }
+
+    /// Blocks of two products each, all recomputed, of which some have activations in host memory.
+    fn stored() -> TrainingGraph {
+        let mut graph = Graph::new(DType::Bf16);
+        let mut x = graph.batch("x", [32, 64], DType::Bf16);
+        for block in 0..6 {
+            graph.enter_block(format!("block.{block}"));
+            let weight = graph.weight(&format!("up{block}.weight"), [256, 64], Init::Ones);
+            let wide = graph.linear(&format!("up{block}"), x, weight, None);
+            let active =
+                graph.activation(&format!("gelu{block}"), wide.unwrap(), ActivationKind::Gelu);
+            let weight = graph.weight(&format!("down{block}.weight"), [64, 256], Init::Ones);
+            let narrow = graph.linear(&format!("down{block}"), active.unwrap(), weight, None);
+            x = narrow.unwrap();
+            graph.leave_block();
+        }
+        let head = graph.weight("head.weight", [16, 64], Init::Ones);
+        let targets = graph.batch("targets", [32], DType::I32);
+        graph
+            .cross_entropy("loss", x, head, targets, 0.0, None)
+            .unwrap();
+        let optimizer = Optimizer {
+            beta1: 0.9,
+            beta2: 0.95,
+            epsilon: 1e-8,
+            weight_decay: 0.1,
+            max_norm: Some(1.0),
+            moments: MomentFormat::Full,
+            gradients: GradientFormat::AsKept,
+        };
+        let step = differentiate(graph, &optimizer).unwrap();
+        step.recompute_and_offload(Recompute::Full, 3).unwrap()
+    }
+
+    /// From the start of a copy to or from host memory until it was waited for, nothing writes what
+    /// it reads, and nothing touches what it writes.
+    #[test]
+    fn what_is_on_its_way_is_left_alone() {
+        let step = stored();
+        let plan = Plan::new(&step, Options::new(Target::Cuda));
+        let nodes = 0..step.nodes.len();
+        let lowered = lower_all(&step, &plan, nodes, MicroBatch::of_one(true), Card::HOPPER);
+        let overlap = |a: &[Bytes], b: &[Bytes]| {
+            let pairs = a.iter().flat_map(|a| b.iter().map(move |b| (a, b)));
+            pairs.into_iter().any(|(a, b)| a.0 < b.1 && b.0 < a.1)
+        };
+        let mut under_way: Vec<(Lane, usize, &Memory)> = Vec::new();
+        let (mut stores, mut fetches, mut most) = (0, 0, 0);
+        for Lowered {
+            node,
+            commands,
+            memory,
+            ..
+        } in &lowered
+        {
+            for command in commands {
+                if let Command::Await { lane, number } = command {
+                    under_way.retain(|(other, earlier, _)| other != lane || earlier > number);
+                }
+            }
+            for (_, _, copied) in &under_way {
+                assert!(!overlap(&memory.writes, &copied.reads), "{node}");
+                assert!(!overlap(&memory.writes, &copied.writes), "{node}");
+                assert!(!overlap(&memory.reads, &copied.writes), "{node}");
+            }
+            for command in commands {
+                let Command::Beside {
+                    lane,
+                    number,
+                    commands,
+                } = command
+                else {
+                    continue;
+                };
+                match &commands[..] {
+                    [Command::Store(copies)] => {
+                        stores += 1;
+                        let inside = |copy: &HostCopy| copy.to + copy.bytes <= plan.host_bytes;
+                        assert!(copies.iter().all(inside));
+                    }
+                    [Command::Fetch(_)] => {
+                        fetches += 1;
+                        // What it reads is all there.
+                        let stores = under_way.iter().filter(|(lane, ..)| *lane == Lane::Stores);
+                        assert_eq!(stores.count(), 0, "{node}");
+                    }
+                    other => panic!("{other:?} beside the step"),
+                }
+                under_way.push((*lane, *number, memory));
+                most = most.max(under_way.len());
+            }
+        }
+        assert_eq!((stores, fetches, most), (3, 3, 2));
+        assert!(under_way.is_empty());
+    }
+
+    /// A step of four blocks on two ranks.
+    fn on_two_ranks(level: ShardLevel) -> TrainingGraph {
+        let mut graph = Graph::new(DType::Bf16);
+        let mut x = graph.batch("x", [2, 64], DType::Bf16);
+        for block in 0..4 {
+            graph.enter_block(format!("block.{block}"));
+            let weight = graph.weight(&format!("w{block}"), [64, 64], Init::Ones);
+            x = graph.linear(&format!("y{block}"), x, weight, None).unwrap();
+            graph.leave_block();
+        }
+        let head = graph.weight("head", [64, 64], Init::Ones);
+        let targets = graph.batch("targets", [2], DType::I32);
+        graph
+            .cross_entropy("loss", x, head, targets, 0.0, None)
+            .unwrap();
+        let optimizer = Optimizer {
+            beta1: 0.9,
+            beta2: 0.95,
+            epsilon: 1e-8,
+            weight_decay: 0.1,
+            max_norm: Some(1.0),
+            moments: MomentFormat::Full,
+            gradients: GradientFormat::Full,
+        };
+        let step = differentiate(graph, &optimizer).unwrap();
+        let sharding = Sharding { ranks: 2, level };
+        step.shard(sharding).unwrap()
+    }
+
+    /// Whoever takes a place that an exchange has waits for it, everything is waited for, and
+    /// something runs meanwhile.
+    #[test]
+    fn exchanges_are_waited_for_by_whoever_takes_their_places() {
+        for level in [
+            ShardLevel::None,
+            ShardLevel::Optimizer,
+            ShardLevel::Gradients,
+            ShardLevel::Weights,
+        ] {
+            let graph = on_two_ranks(level);
+            let plan = Plan::new(&graph, Options::new(Target::Cuda));
+            let micro = MicroBatch::of_one(true);
+            let mut under_way: Vec<usize> = Vec::new();
+            let mut num_hidden = 0;
+            let mut index = 0;
+            for lowered in lower_all(&graph, &plan, 0..graph.nodes.len(), micro, Card::ANY) {
+                let count = match optimizer::num_together(&graph.nodes[index..]) {
+                    0 => 1,
+                    count => count,
+                };
+                let nodes = &graph.nodes[index..index + count];
+                index += count;
+                for command in &lowered.commands {
+                    match command {
+                        Command::Await { number, .. } => under_way.retain(|other| other > number),
+                        Command::Beside { number, .. } => under_way.push(*number),
+                        _ => {
+                            let named =
+                                nodes.iter().flat_map(|n| n.inputs.iter().chain(&n.outputs));
+                            let mut places = named.filter_map(|&id| plan.placement(id));
+                            let works = (index - count..index).filter_map(|n| plan.workspace(n));
+                            let is_free = |place: Placement| {
+                                let meets = |other: &Placement| {
+                                    place.residence == other.residence
+                                        && place.offset < other.end()
+                                        && other.offset < place.end()
+                                };
+                                let taken = under_way.iter().flat_map(|&number| {
+                                    let node = &graph.nodes[number];
+                                    let ids = node.inputs.iter().chain(&node.outputs);
+                                    let places = ids.filter_map(|&id| plan.placement(id));
+                                    places.chain(plan.workspace(number))
+                                });
+                                !taken.into_iter().any(|other| meets(&other))
+                            };
+                            assert!(places.all(is_free), "{level:?} {}", lowered.node);
+                            assert!(works.into_iter().all(is_free), "{level:?} {}", lowered.node);
+                            num_hidden += under_way.len();
+                        }
+                    }
+                }
+            }
+            assert_eq!(index, graph.nodes.len());
+            assert!(under_way.is_empty(), "{level:?}");
+            assert!(num_hidden > 0, "{level:?}");
+        }
     }
 }

@@ -34,9 +34,11 @@ fn compare(config: &Config, card: &Card, length: Length) {
         );
         let seconds = step.predict(card, false).seconds;
         let error = (sketch.seconds[count] / seconds - 1.0).abs();
-        // What ranks send is rounded to whole bytes.
+        // What ranks send is rounded to whole bytes. Behind which block a bucket of gradients hides
+        // on a GPU depends on the length of the chain.
+        let hides = card.target == Target::Cuda && !config.batch.world.is_alone();
         assert!(
-            error < 1e-8,
+            error < if hides { 0.01 } else { 1e-8 },
             "{count} blocks: {} {seconds}",
             sketch.seconds[count]
         );

@@ -8,6 +8,9 @@ use super::super::node::grads;
 use super::super::tensor::Tensor;
 use super::{pointwise, softmax, view};
 
+/// A cross entropy of logits in rows and a target.
+pub type CrossEntropy = fn(&Tensor, &Tensor) -> Tensor;
+
 /// `F.cross_entropy(logits, target)`, mean over rows: log-probabilities of the logits' size and type, then the
 /// loss and the weight it was divided by. Keeps the log-probabilities, the target and the weight; the
 /// gradient passes through two tensors of the logits' size. Under autocast the loss itself is fp32, of a
@@ -44,12 +47,14 @@ pub fn pad_one(labels: &Tensor) -> Tensor {
 }
 
 /// `ForCausalLMLoss` of transformers: logits in fp32; labels padded on the right and shifted by a copy,
-/// so that logits need no shift. The mean over rows, or the sum over a number of items.
+/// so that logits need no shift. The mean over rows, or the sum over a number of items, by PyTorch's cross entropy or one in
+/// its place.
 pub fn causal_language_model(
     logits: &Tensor,
     labels: &Tensor,
     vocabulary: u64,
     items: Option<&Tensor>,
+    cross_entropy: CrossEntropy,
 ) -> Tensor {
     let logits = super::cast::to(logits, DType::Float32);
     let padded = pad_one(labels);

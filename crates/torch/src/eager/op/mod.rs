@@ -11,6 +11,7 @@ pub mod dropout;
 pub mod einsum;
 pub mod embedding;
 pub mod index;
+pub mod liger;
 pub mod loss;
 pub mod matmul;
 pub mod norm;

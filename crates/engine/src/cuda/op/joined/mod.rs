@@ -55,7 +55,11 @@ fn effects(lowered: &Lowered) -> Option<Vec<Effect<'_>>> {
             &Command::Clear { address, bytes } => {
                 effects.push(Effect::Clear((address, address + bytes)));
             }
-            Command::Fetch { .. } | Command::Await { .. } | Command::Exchange(_) => return None,
+            Command::Fetch(_)
+            | Command::Store(_)
+            | Command::Exchange(_)
+            | Command::Beside { .. }
+            | Command::Await { .. } => return None,
             Command::Launch { .. }
             | Command::LaunchGenerated { .. }
             | Command::LaunchTable { .. }

@@ -121,7 +121,9 @@ fn functions(commands: &[Command]) -> Vec<&'static str> {
         Command::Products { .. } => "products",
         Command::Clear { .. } => "clear",
         Command::Copy { .. } => "copy",
-        Command::Fetch { .. } => "fetch",
+        Command::Fetch(_) => "fetch",
+        Command::Store(_) => "store",
+        Command::Beside { .. } => "beside",
         Command::Await { .. } => "await",
         Command::Exchange(_) => "exchange",
     };
@@ -241,13 +243,19 @@ fn every_launch_fits_its_kernel_and_every_product_the_arena() {
                         Command::Copy { from, to, bytes } => {
                             assert!(from.max(to) + bytes <= plan.arena_bytes);
                         }
-                        Command::Fetch { copies, .. } => {
+                        Command::Fetch(copies) => {
                             for copy in copies {
                                 assert!(copy.from + copy.bytes <= plan.host_bytes);
                                 assert!(copy.to + copy.bytes <= plan.arena_bytes);
                             }
                         }
-                        Command::Await { .. } | Command::Exchange(_) => {}
+                        Command::Store(copies) => {
+                            for copy in copies {
+                                assert!(copy.from + copy.bytes <= plan.arena_bytes);
+                                assert!(copy.to + copy.bytes <= plan.host_bytes);
+                            }
+                        }
+                        Command::Beside { .. } | Command::Await { .. } | Command::Exchange(_) => {}
                     }
                 }
             }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::cuda::command::Lane;
 use crate::cuda::op::Memory;
 
 fn matrix(address: u64, row_stride: usize, dtype: DType, transposed: bool) -> MatrixAt {
@@ -128,7 +129,10 @@ fn other_commands_and_wide_gradients_are_left_as_they_are() {
     join(&mut nodes);
     assert!(matches!(nodes[0].commands[..], [Command::Product(_)]));
     let mut nodes = lowered(&adapter());
-    nodes[1].commands.push(Command::Await { number: 0 });
+    nodes[1].commands.push(Command::Await {
+        lane: Lane::Fetches,
+        number: 0,
+    });
     join(&mut nodes);
     assert!(matches!(nodes[0].commands[..], [Command::Product(_)]));
     let mut wide = adapter();
