@@ -136,6 +136,9 @@ mod tests {
             assert_eq!(shape.grid, [132.min(batch as u32 * 12 * 8), 1, 1]);
             assert_eq!(shape.block, [640, 1, 1]);
             assert!(shape.shared_bytes + 1024 <= SHARED_BYTES);
+            // Four lanes for each of 512 positions of a head.
+            let (_, shape, _) = launches[1];
+            assert_eq!(shape.grid, [batch as u32 * 12 * 512 * 4 / 256, 1, 1]);
             let (_, shape, arguments) = launches[2];
             assert_eq!(shape.grid, [blocks, 1, 1]);
             assert_eq!(shape.block, [640, 1, 1]);
