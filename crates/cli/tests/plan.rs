@@ -473,3 +473,23 @@ fn worlds_that_cannot_be_are_told() {
         &["one rank", "--shard gradients"],
     );
 }
+
+/// Only recomputed blocks keep activations in host memory: fewer than asked are told.
+#[test]
+fn fewer_blocks_in_host_memory_than_asked_are_told() {
+    let sandbox = Sandbox::new();
+    let line = "plan --model gpt2 --gpu H200 --device cuda --offload-activations 4 --checkpointing";
+    let told = "not of 4";
+    let none = sandbox.cinch(&format!("{line} none")).succeeds();
+    none.prints(&["activations of 0 blocks", told, "0 are recomputed"]);
+    let some = sandbox.cinch(&format!("{line} 2")).succeeds();
+    some.prints(&["activations of 2 blocks", told, "2 are recomputed"]);
+    let all = sandbox.cinch(&format!("{line} 4 --json")).succeeds().json();
+    assert!(!all["notes"].to_string().contains(told), "{}", all["notes"]);
+    // They are cinch's own, not PyTorch's.
+    for flag in ["--offload-activations 4", "--offload-frozen"] {
+        sandbox
+            .cinch(&format!("plan --engine pytorch --model gpt2 {flag}"))
+            .fails(2, &["about cinch's own engine"]);
+    }
+}

@@ -501,7 +501,7 @@ fn others() -> Vec<Setting> {
         .synonyms(LIGER_SYNONYMS)
         .default("none")
         .flag("liger", "KERNELS")
-        .flag_help("Liger's kernels in the place of the model's own: all, or some of rope, rms_norm, swiglu, cross_entropy, fused_linear_cross_entropy [default: none]"),
+        .flag_help("Liger's kernels in the place of the model's own: all, or some of rope, rms_norm, swiglu, geglu, cross_entropy, fused_linear_cross_entropy [default: none]"),
     Setting::new("pytorch.packing", Kind::Bool, "Whether samples are packed into full sequences").default("false"),
     ]
 }
