@@ -292,6 +292,16 @@ mod tests {
 
     use super::*;
 
+    const OPTIMIZER: Optimizer = Optimizer {
+        beta1: 0.9,
+        beta2: 0.95,
+        epsilon: 1e-8,
+        weight_decay: 0.1,
+        max_norm: Some(1.0),
+        moments: MomentFormat::Full,
+        gradients: GradientFormat::Full,
+    };
+
     /// Blocks of one product each, with frozen weights in host memory.
     fn offloaded() -> Graph {
         let mut graph = Graph::new(DType::F32);
@@ -374,13 +384,8 @@ mod tests {
             .cross_entropy("loss", x, head, targets, 0.0, None)
             .unwrap();
         let optimizer = Optimizer {
-            beta1: 0.9,
-            beta2: 0.95,
-            epsilon: 1e-8,
-            weight_decay: 0.1,
-            max_norm: Some(1.0),
-            moments: MomentFormat::Full,
             gradients: GradientFormat::AsKept,
+            ..OPTIMIZER
         };
         let step = differentiate(graph, &optimizer).unwrap();
         step.recompute_and_offload(Recompute::Full, 3).unwrap()
@@ -463,16 +468,7 @@ mod tests {
         graph
             .cross_entropy("loss", x, head, targets, 0.0, None)
             .unwrap();
-        let optimizer = Optimizer {
-            beta1: 0.9,
-            beta2: 0.95,
-            epsilon: 1e-8,
-            weight_decay: 0.1,
-            max_norm: Some(1.0),
-            moments: MomentFormat::Full,
-            gradients: GradientFormat::Full,
-        };
-        let step = differentiate(graph, &optimizer).unwrap();
+        let step = differentiate(graph, &OPTIMIZER).unwrap();
         let sharding = Sharding { ranks: 2, level };
         step.shard(sharding).unwrap()
     }
