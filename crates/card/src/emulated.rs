@@ -19,9 +19,6 @@ pub struct Outside {
     pub nccl: u64,
 }
 
-/// What the first communicator took on an H200 (NCCL 2.28).
-pub const NCCL_BYTES: u64 = 560 << 20;
-
 impl Emulated {
     /// `None` for what is not of NVIDIA.
     pub fn new(gpu: &Gpu, outside: Outside, devices: u32) -> Option<Self> {

@@ -12,7 +12,7 @@ pub mod library;
 mod record;
 mod wave;
 
-pub use emulated::{Emulated, NCCL_BYTES, Outside};
+pub use emulated::{Emulated, Outside};
 pub use record::{Entry, Record};
 
 /// The shared object.

@@ -4,6 +4,7 @@ use cinch_config::{Bytes, Config, Precision};
 use cinch_engine::cuda::compile::kernels_folder;
 use cinch_engine::{EngineError, cuda};
 use cinch_graph::Target;
+use cinch_step::StepPlan;
 
 use crate::args::Device;
 
@@ -57,7 +58,30 @@ pub fn adapt_to_cpu(config: &mut Config) -> Vec<String> {
                 .to_owned(),
         );
     }
+    if config.batch.offload_activations > 0 {
+        notes.push(
+            "offload of activations saves nothing on the CPU: they get an allocation of their own \
+             in the same memory, and are copied there and back"
+                .to_owned(),
+        );
+    }
     notes
+}
+
+/// What to say where fewer blocks than asked keep activations in host memory: only what is
+/// recomputed can be kept there instead.
+pub fn stored_note(step: &StepPlan) -> Option<String> {
+    let (asked, stored) = (
+        step.config.batch.offload_activations,
+        step.training.num_offloaded,
+    );
+    (stored < asked).then(|| {
+        format!(
+            "activations of {stored} blocks are in host memory, not of {asked}: only recomputed \
+             blocks can keep some there, and {} are recomputed (--checkpointing {asked})",
+            step.training.num_recomputed
+        )
+    })
 }
 
 /// Why compiled kernels are not kept, where they are not.

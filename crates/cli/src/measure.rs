@@ -132,7 +132,7 @@ mod tests {
             let texts = input::chunk_of(channel, chunk);
             batch.get(&input::lengths_of(&texts)).to_vec()
         };
-        assert_eq!(lengths("title", 0), [5; 4]);
+        assert_eq!(lengths("title", 0), [5; 10]);
         assert_eq!(lengths("examples", 2), [9; 2]);
         assert_eq!(batch.get(input::COMPARED), [1; 8]);
         let tokens = batch.get(&input::tokens_of(&input::chunk_of("description", 1)));

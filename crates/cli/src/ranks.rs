@@ -69,21 +69,10 @@ impl Rank {
         let Some(identity) = self.identity.as_ref().filter(|_| target == Target::Cuda) else {
             return Ok(0);
         };
-        let (local, gpus) = (identity.local_rank, cinch_engine::cuda::num_cards());
-        if local < gpus {
-            return Ok(local);
-        }
+        let gpus = cinch_engine::cuda::num_cards();
         let shares = std::env::var(cinch_engine::cuda::SHARING_VARIABLE);
-        if gpus > 0 && shares.is_ok_and(|value| value == "1") {
-            return Ok(local % gpus);
-        }
-        Err(usage(format!(
-            "rank {} is number {local} on this machine, which has {gpus} GPUs\n\
-             hint: start as many ranks as there are GPUs, check CUDA_VISIBLE_DEVICES, or let ranks \
-             share a GPU with {}=1 (NCCL 2.30 or later)",
-            identity.rank,
-            cinch_engine::cuda::SHARING_VARIABLE,
-        )))
+        let shares = shares.is_ok_and(|value| value == "1");
+        gpu_of(identity, gpus, shares)
     }
 
     /// How many other ranks of this machine have this rank's GPU.
@@ -171,6 +160,24 @@ impl Rank {
     }
 }
 
+/// Which of so many GPUs is a rank's, where ranks may share them or not.
+fn gpu_of(identity: &Identity, gpus: usize, shares: bool) -> anyhow::Result<usize> {
+    let local = identity.local_rank;
+    if local < gpus {
+        return Ok(local);
+    }
+    if gpus > 0 && shares {
+        return Ok(local % gpus);
+    }
+    Err(usage(format!(
+        "rank {} is number {local} on this machine, which has {gpus} GPUs\n\
+         hint: start as many ranks as there are GPUs, check CUDA_VISIBLE_DEVICES, or let ranks \
+         share a GPU with {}=1 (NCCL 2.30 or later)",
+        identity.rank,
+        cinch_engine::cuda::SHARING_VARIABLE,
+    )))
+}
+
 /// Ends the process if it has not ended by itself.
 fn end_after_grace(loss: Loss, newest: Arc<Mutex<Option<PathBuf>>>) {
     std::thread::spawn(move || {
@@ -187,4 +194,34 @@ fn end_after_grace(loss: Loss, newest: Arc<Mutex<Option<PathBuf>>>) {
         #[expect(clippy::exit, reason = "whatever it is in the middle of does not end")]
         std::process::exit(ANOTHER_RANK.into());
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use cinch_ranks::Meeting;
+
+    use super::*;
+
+    #[test]
+    fn a_rank_without_a_gpu_is_told_the_ways_out() {
+        let of = |local_rank| Identity {
+            rank: 4 + local_rank,
+            num_ranks: 8,
+            local_rank,
+            local_ranks: 4,
+            meeting: Meeting {
+                host: "a".to_owned(),
+                ports: vec![1],
+                is_inherited: false,
+                run: String::new(),
+            },
+        };
+        assert_eq!(gpu_of(&of(1), 2, false).unwrap(), 1);
+        assert_eq!(gpu_of(&of(3), 2, true).unwrap(), 1);
+        for (gpus, shares) in [(2, false), (0, true)] {
+            let told = gpu_of(&of(3), gpus, shares).unwrap_err().to_string();
+            assert!(told.contains("rank 7 is number 3"), "{told}");
+            assert!(told.contains("CUDA_VISIBLE_DEVICES"), "{told}");
+        }
+    }
 }

@@ -285,6 +285,10 @@ fn optimizer(settings: &cinch_step::SettingsReport) -> String {
     if settings.offload_frozen {
         text += ", frozen weights in host memory";
     }
+    if settings.offload_activations > 0 {
+        let blocks = counted(settings.offload_activations as u64, "block");
+        text += &format!(", activations of {blocks} in host memory");
+    }
     if settings.update_in_backward {
         text += ", updates inside the backward";
     }

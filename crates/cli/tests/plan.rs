@@ -281,6 +281,21 @@ fn recomputation_asked_for_is_taken_at_its_word() {
 }
 
 #[test]
+fn activations_in_host_memory_take_the_place_of_recomputation() {
+    let line = "--model-size small --precision bf16 --device cuda --checkpointing full";
+    let (again, away) = (plan(line), plan(&format!("{line} --offload-activations 3")));
+    assert_eq!(again["settings"]["offload_activations"], 0);
+    assert_eq!(away["settings"]["offload_activations"], 3);
+    let stored = &away["memory"]["host"]["offloaded_activations"];
+    assert!(stored.as_u64().is_some_and(|bytes| bytes > 0), "{stored}");
+    assert_eq!(stored, &away["memory"]["host_bytes"]);
+    // Blocks that nobody asked to recompute are, where they are stored.
+    let alone = plan("--model-size small --precision bf16 --device cuda --offload-activations 3");
+    assert_eq!(alone["settings"]["checkpointing"]["blocks"], 3);
+    assert_eq!(alone["settings"]["offload_activations"], 3);
+}
+
+#[test]
 fn offload_moves_the_states_to_the_host() {
     let plan = plan("--model-size small --precision bf16 --offload");
     assert_eq!(plan["settings"]["offload"], true);
@@ -457,4 +472,24 @@ fn worlds_that_cannot_be_are_told() {
         "--model gpt2 --world 2 --update-in-backward --batch-size 1 --grad-accum 1",
         &["one rank", "--shard gradients"],
     );
+}
+
+/// Only recomputed blocks keep activations in host memory: fewer than asked are told.
+#[test]
+fn fewer_blocks_in_host_memory_than_asked_are_told() {
+    let sandbox = Sandbox::new();
+    let line = "plan --model gpt2 --gpu H200 --device cuda --offload-activations 4 --checkpointing";
+    let told = "not of 4";
+    let none = sandbox.cinch(&format!("{line} none")).succeeds();
+    none.prints(&["activations of 0 blocks", told, "0 are recomputed"]);
+    let some = sandbox.cinch(&format!("{line} 2")).succeeds();
+    some.prints(&["activations of 2 blocks", told, "2 are recomputed"]);
+    let all = sandbox.cinch(&format!("{line} 4 --json")).succeeds().json();
+    assert!(!all["notes"].to_string().contains(told), "{}", all["notes"]);
+    // They are cinch's own, not PyTorch's.
+    for flag in ["--offload-activations 4", "--offload-frozen"] {
+        sandbox
+            .cinch(&format!("plan --engine pytorch --model gpt2 {flag}"))
+            .fails(2, &["about cinch's own engine"]);
+    }
 }

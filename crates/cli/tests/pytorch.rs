@@ -681,3 +681,57 @@ fn the_guides_claims_are_in_the_documents() {
          prints:\n{printed}"
     );
 }
+
+/// A file's ranks are each planned for, and the batch of all of them is kept.
+#[test]
+fn settings_of_several_gpus_are_chosen_and_written() {
+    let sandbox = Sandbox::new();
+    let text = "trainer:\n  accelerator: gpu\n  devices: 2\n  strategy: ddp\n  precision: 16-mixed\n  \
+                accumulate_grad_batches: 4   # kept\ndata:\n  batch_size: 8\n";
+    sandbox.write("light.yaml", text);
+    let line = "fit --config light.yaml --model gpt2 --gpu-memory 12 --apply --yes --json";
+    let answer = sandbox.cinch(line).succeeds().json();
+    assert_eq!(answer["effective_batch"], 64);
+    assert_eq!(answer["sharding"]["ranks"], 2);
+    let (batch, accumulation) = (
+        answer["settings"]["batch_size"].as_u64().unwrap(),
+        answer["settings"]["accumulation"].as_u64().unwrap(),
+    );
+    assert_eq!(2 * batch * accumulation, 64);
+    assert!(batch < 8);
+    let safe = answer["safe_bytes"].as_u64().unwrap();
+    assert!(safe <= answer["budget_bytes"].as_u64().unwrap());
+    // A rank of two needs its gradients once more, and NCCL.
+    let alone = answer["memory"]["safe_bytes"].as_u64().unwrap();
+    assert!(safe > alone + (560 << 20), "{safe} {alone}");
+    let written = fs::read_to_string(sandbox.join("light.yaml")).unwrap();
+    let expected = text
+        .replace("batch_size: 8", &format!("batch_size: {batch}"))
+        .replace(
+            "accumulate_grad_batches: 4",
+            &format!("accumulate_grad_batches: {accumulation}"),
+        );
+    assert_eq!(written, expected);
+    // `plan` has the same figure.
+    let line = "plan --config light.yaml --model gpt2 --gpu-memory 12";
+    let share = format!("{:.1} %", 100.0 * safe as f64 / (12_u64 << 30) as f64);
+    sandbox
+        .cinch(line)
+        .succeeds()
+        .prints(&["each rank's safe figure is", &share]);
+    sandbox
+        .cinch("fit --config light.yaml --model gpt2 --gpu-memory 12 --target-effective-batch 63")
+        .fails(2, &["63", "2 ranks", "62 or 64"]);
+}
+
+/// What a launcher's command line completes is still a file of accelerate.
+#[test]
+fn a_section_of_accelerate_without_a_number_of_processes_is_read() {
+    let sandbox = Sandbox::new();
+    let text = "distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n";
+    sandbox.write("fsdp.yaml", text);
+    let line = "plan --config fsdp.yaml --model gpt2 --world 4 --gpu RTX-4090 --json";
+    let answer = sandbox.cinch(line).succeeds().json();
+    assert_eq!(answer["sharding"]["scheme"], "FSDP full shard");
+    assert_eq!(answer["sharding"]["ranks"], 4);
+}

@@ -98,6 +98,9 @@ pub struct BatchConfig {
     /// Keep the frozen matrices of blocks in host memory and fetch them block by block.
     #[serde(default)]
     pub offload_frozen: bool,
+    /// Of the recomputed blocks, how many keep in host memory what takes longest to make again.
+    #[serde(default)]
+    pub offload_activations: usize,
     #[serde(default)]
     pub states: StateFormat,
     #[serde(default)]

@@ -158,6 +158,12 @@ fn others() -> Vec<Setting> {
     ).switch_flag("offload-frozen")
     .default("false"),
     Setting::new(
+        "vram.offload_activations",
+        Kind::ChoiceOrCount(&["none"]),
+        "Recomputed blocks that keep in host memory what takes longest to make again",
+    ).flag("offload-activations", "BLOCKS").flag_help("Of the recomputed blocks, how many keep in host memory what takes longest to make again")
+    .default("none"),
+    Setting::new(
         "vram.optimizer_states",
         Kind::Choice(&StateFormat::NAMES),
         "How the optimizer's two moments are kept",
@@ -495,7 +501,7 @@ fn others() -> Vec<Setting> {
         .synonyms(LIGER_SYNONYMS)
         .default("none")
         .flag("liger", "KERNELS")
-        .flag_help("Liger's kernels in the place of the model's own: all, or some of rope, rms_norm, swiglu, cross_entropy, fused_linear_cross_entropy [default: none]"),
+        .flag_help("Liger's kernels in the place of the model's own: all, or some of rope, rms_norm, swiglu, geglu, cross_entropy, fused_linear_cross_entropy [default: none]"),
     Setting::new("pytorch.packing", Kind::Bool, "Whether samples are packed into full sequences").default("false"),
     ]
 }

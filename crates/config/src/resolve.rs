@@ -254,6 +254,7 @@ impl Completion {
             checkpointing: self.checkpointing(model)?,
             offload: matches!(self.value("vram.use_cpu_offload"), Some(Value::Bool(true))),
             offload_frozen: matches!(self.value("vram.offload_frozen"), Some(Value::Bool(true))),
+            offload_activations: self.offload_activations(model)?,
             states: match self.text("vram.optimizer_states").as_str() {
                 "8bit" => StateFormat::EightBit,
                 "weights" => StateFormat::Weights,
@@ -370,6 +371,22 @@ impl Completion {
                 "full" => Checkpointing::Full,
                 _ => Checkpointing::Auto,
             }),
+        }
+    }
+
+    /// Where fewer blocks are recomputed, it is all of them: how many is often the planner's choice.
+    fn offload_activations(&self, model: &Architecture) -> Result<usize, ConfigError> {
+        const KEY: &str = "vram.offload_activations";
+        match self.value(KEY) {
+            Some(Value::Unsigned(blocks)) if *blocks > model.num_blocks() as u64 => Err(self
+                .relation(
+                    KEY,
+                    "model.n_layers",
+                    "no more blocks can have activations in host memory than there are",
+                    format!("write {} for all", model.num_blocks()),
+                )),
+            Some(Value::Unsigned(blocks)) => Ok(*blocks as usize),
+            _ => Ok(0),
         }
     }
 

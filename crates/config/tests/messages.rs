@@ -227,6 +227,10 @@ fn settings_that_do_not_go_together() {
         "`vram.checkpointing` = 9 (run.json line 1) does not go with `model.n_layers` = 8 (preset mamba small): no more blocks can be recomputed than there are\nhint: write \"full\" for all 8"
     );
     assert_eq!(
+        message("\"vram\": {\"offload_activations\": 9}", &[]),
+        "`vram.offload_activations` = 9 (run.json line 1) does not go with `model.n_layers` = 8 (preset mamba small): no more blocks can have activations in host memory than there are\nhint: write 8 for all"
+    );
+    assert_eq!(
         message(
             "\"training\": {\"learning_rate\": 1e-4, \"min_learning_rate\": 1e-3}",
             &[]

@@ -57,8 +57,9 @@ pub enum EngineError {
     DeviceMemory { free: u64, total: u64, needed: u64 },
     #[error(
         "could not pin {bytes} bytes of host memory for what is offloaded\n\
-         hint: leave out --offload (vram.use_cpu_offload) and --offload-frozen \
-         (vram.offload_frozen), or free host memory; `ulimit -l` limits what a process may pin"
+         hint: leave out --offload (vram.use_cpu_offload), --offload-frozen \
+         (vram.offload_frozen) and --offload-activations (vram.offload_activations), or free host \
+         memory; `ulimit -l` limits what a process may pin"
     )]
     PinnedMemory { bytes: u64 },
     #[error(

@@ -43,7 +43,9 @@ use cinch_step::{StepPlan, StepTarget};
 pub fn plan(config: &Config, machine: impl Into<StepTarget>) -> Result<StepPlan, FitError> {
     let machine = machine.into();
     let Some(budget) = config.batch.budget else {
-        let blocks = asked_blocks(config).unwrap_or(0);
+        // Whoever wants activations in host memory has them recomputed otherwise.
+        let away = config.batch.offload_activations;
+        let blocks = asked_blocks(config).unwrap_or(away.min(config.model.num_blocks()));
         return Ok(StepPlan::new(config, machine, blocks)?);
     };
     let budget = budget.get();

@@ -38,6 +38,8 @@ pub struct TrainingGraph {
     pub step_scalars: TensorId,
     /// Blocks whose activations are recomputed.
     pub num_recomputed: usize,
+    /// Of these, how many have activations in host memory instead.
+    pub num_offloaded: usize,
     /// How often the backward runs, where weights are updated inside it.
     pub backward_passes: Option<usize>,
 }
@@ -104,6 +106,7 @@ pub fn differentiate(graph: Graph, optimizer: &Optimizer) -> Result<TrainingGrap
         gradient_norm,
         step_scalars,
         num_recomputed: 0,
+        num_offloaded: 0,
         backward_passes: None,
     })
 }

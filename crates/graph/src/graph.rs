@@ -58,6 +58,8 @@ pub enum Role {
     Control,
     /// A small result that outlives the step: loss, gradient norm.
     Result,
+    /// An activation's copy in host memory, from the forward to the backward.
+    HostActivation,
     /// Produced by one node, read by later ones.
     Activation,
 }
@@ -538,6 +540,13 @@ impl Graph {
         node.op
             .declaration()
             .wire(&self.types(&node.inputs), &self.types(&node.outputs))
+    }
+
+    /// What one node moves between host memory and the arena, beside what is computed.
+    pub fn bus_bytes(&self, node: &Node) -> u64 {
+        node.op
+            .declaration()
+            .bus_bytes(&self.types(&node.inputs), &self.types(&node.outputs))
     }
 
     /// The kernels that a GPU runs for one node.

@@ -30,6 +30,7 @@ pub mod expression;
 mod graph;
 mod loss;
 mod offload;
+mod offload_activations;
 pub mod op;
 mod parameter;
 mod print;

@@ -15,6 +15,7 @@
 use crate::differentiate::TrainingGraph;
 use crate::error::GraphError;
 use crate::graph::{BlockId, Graph, Node, Phase, Role, TensorId};
+use crate::offload_activations::{self, Places, Repeatable};
 use crate::op::Operand;
 use crate::value_again::write_values_again;
 
@@ -42,6 +43,16 @@ impl TrainingGraph {
     ///
     /// The receiver must not have been through this pass before.
     pub fn recompute(&self, choice: Recompute) -> Result<Self, GraphError> {
+        self.recompute_and_offload(choice, 0)
+    }
+
+    /// The same, where so many of the recomputed blocks keep in host memory what takes longest to
+    /// make again (`offload_activations.rs`); all of them where they are fewer.
+    pub fn recompute_and_offload(
+        &self,
+        choice: Recompute,
+        offloaded: usize,
+    ) -> Result<Self, GraphError> {
         let blocks = self.blocks.len();
         let count = choice.count(blocks);
         if count > blocks {
@@ -56,7 +67,7 @@ impl TrainingGraph {
         // repeated: otherwise the numbers of a block's quantised weights would all be alive from
         // the repeated forward on.
         apply_recipes(&mut result.graph, Sources::Weights)?;
-        recompute_blocks(&mut result.graph, count);
+        result.num_offloaded = recompute_blocks(&mut result.graph, count, offloaded);
         drop_unread_outputs(&mut result.graph)?;
         apply_recipes(&mut result.graph, Sources::Any)?;
         write_values_again(&mut result.graph);
@@ -156,21 +167,23 @@ fn narrow_nodes(graph: &Graph, leaves: &[bool]) -> Vec<bool> {
     graph.nodes.iter().map(is_narrow).collect()
 }
 
-fn recompute_blocks(graph: &mut Graph, count: usize) {
+/// Recomputes the first `count` blocks. Returns how many of them have activations in host memory,
+/// at most as many as asked for.
+fn recompute_blocks(graph: &mut Graph, count: usize, offloaded: usize) -> usize {
     if count == 0 {
-        return;
+        return 0;
     }
     let producers = producers(graph);
     let leaves = leaving_nodes(graph, &producers);
     let narrow = narrow_nodes(graph, &leaves);
     let in_scope = |node: &Node| node.block.is_some_and(|BlockId(id)| (id as usize) < count);
-    let repeatable = |graph: &Graph, id: TensorId| {
-        producers
-            .get(id.index())
-            .copied()
-            .flatten()
-            .filter(|&index| in_scope(&graph.nodes[index]) && !leaves[index] && !narrow[index])
-    };
+    let mut repeatable = Repeatable::new(producers, |index| {
+        in_scope(&graph.nodes[index]) && !leaves[index] && !narrow[index]
+    });
+    let offloaded = offload_activations::choose(graph, &repeatable, count, offloaded);
+    for block in &offloaded {
+        repeatable.keep(&block.nodes);
+    }
 
     // Which forward nodes the backward needs again, and before which node.
     let mut first_use: Vec<Option<usize>> = vec![None; graph.nodes.len()];
@@ -181,13 +194,13 @@ fn recompute_blocks(graph: &mut Graph, count: usize) {
         let mut pending: Vec<usize> = node
             .inputs
             .iter()
-            .filter_map(|&id| repeatable(graph, id))
+            .filter_map(|&id| repeatable.producer(id))
             .collect();
         while let Some(producer) = pending.pop() {
             if first_use[producer].is_none() {
                 first_use[producer] = Some(index);
                 let inputs = &graph.nodes[producer].inputs;
-                pending.extend(inputs.iter().filter_map(|&id| repeatable(graph, id)));
+                pending.extend(inputs.iter().filter_map(|&id| repeatable.producer(id)));
             }
         }
     }
@@ -201,6 +214,13 @@ fn recompute_blocks(graph: &mut Graph, count: usize) {
     }
 
     let mut replaced: Vec<Option<TensorId>> = vec![None; graph.tensors.len()];
+    let away = match offloaded.is_empty() {
+        true => Vec::new(),
+        false => {
+            let places = Places::new(graph, &first_use, count);
+            offload_activations::store(graph, &offloaded, &places, &mut replaced)
+        }
+    };
     let mut insertions: Vec<(usize, Vec<Node>)> = at_block
         .iter()
         .map(|at| (at.unwrap_or(0), Vec::new()))
@@ -224,7 +244,9 @@ fn recompute_blocks(graph: &mut Graph, count: usize) {
         }
     }
     insertions.retain(|(_, nodes)| !nodes.is_empty());
-    Insertions(insertions).apply(&mut graph.nodes);
+    // What comes back stands before what runs again at the same place.
+    Insertions([away, insertions].concat()).apply(&mut graph.nodes);
+    offloaded.len()
 }
 
 /// A node that runs once more: it reads the copies where there are some, and writes new ones.

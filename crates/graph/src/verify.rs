@@ -32,7 +32,8 @@ pub fn verify(graph: &Graph) -> Result<(), GraphError> {
         }
         for &id in &node.inputs {
             let tensor = graph.tensor(id);
-            if tensor.role == Role::Offloaded && !matches!(node.op, Op::Fetch(_)) {
+            let is_away = matches!(tensor.role, Role::Offloaded | Role::HostActivation);
+            if is_away && !matches!(node.op, Op::Fetch(_)) {
                 let problem = format!("reads `{}`, which lies in host memory", tensor.name);
                 return Err(fail(problem));
             }
@@ -63,7 +64,10 @@ pub fn verify(graph: &Graph) -> Result<(), GraphError> {
 
 /// Whether nobody but the graph's own nodes fills tensors of this role.
 fn is_made_by_nodes(role: Role) -> bool {
-    matches!(role, Role::Activation | Role::Gradient | Role::Result)
+    matches!(
+        role,
+        Role::Activation | Role::HostActivation | Role::Gradient | Role::Result
+    )
 }
 
 /// What keeps its place is found by its name: inputs, checkpoints, a second graph's plan.
@@ -225,7 +229,8 @@ fn check_write(
     written: &mut [bool],
 ) -> Result<(), String> {
     let tensor = graph.tensor(id);
-    if tensor.role == Role::Activation && written[id.index()] {
+    let is_written_once = matches!(tensor.role, Role::Activation | Role::HostActivation);
+    if is_written_once && written[id.index()] {
         return Err(format!("writes `{}` a second time", tensor.name));
     }
     let allowed = match tensor.role {
@@ -234,6 +239,7 @@ fn check_write(
         Role::Gradient => node.phase != Phase::Update,
         Role::Result => true,
         Role::Cache => node.phase == Phase::Forward,
+        Role::HostActivation => matches!(node.op, Op::Store(_)),
         Role::Parameter | Role::ComputeCopy | Role::State | Role::LossScale => {
             node.phase == Phase::Update
         }

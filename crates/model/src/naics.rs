@@ -86,7 +86,7 @@ impl Model<'_> {
             _ => None,
         };
         let chunks = match asked {
-            Some(_) => vec![1],
+            Some(_) => Naics::CHANNEL_NAMES.map(|_| vec![1]),
             None => self.config.chunks(),
         };
         let joined = self.encode(&chunks)?;
@@ -104,7 +104,10 @@ impl Model<'_> {
 
     /// Averages of all channels, side by side: [anchors · texts, channels · width], the texts of
     /// an anchor one after the other.
-    fn encode(&mut self, chunks: &[u64]) -> Result<TensorId, GraphError> {
+    fn encode(
+        &mut self,
+        chunks: &[Vec<u64>; Naics::CHANNEL_NAMES.len()],
+    ) -> Result<TensorId, GraphError> {
         let (config, build) = (self.config, self.build);
         let adapters = LowRank {
             rank: config.adapter_rank as usize,
@@ -118,45 +121,54 @@ impl Model<'_> {
             encoders.push(encoder);
         }
         let lengths = config.channel_lengths(build.seq_len as u64);
-        let whole_chunk = chunks.first().copied();
-        let mut parts = Vec::with_capacity(chunks.len());
-        for (chunk, &texts) in chunks.iter().enumerate() {
-            let rows = build.batch * texts as usize;
-            let mut averages = Vec::with_capacity(encoders.len());
-            let channels = Naics::CHANNEL_NAMES.iter().zip(lengths);
-            for (encoder, (channel, length)) in encoders.iter().zip(channels) {
+        let num_chunks = chunks.iter().map(Vec::len).max().unwrap_or(0);
+        let mut parts = vec![Vec::with_capacity(num_chunks); encoders.len()];
+        for chunk in 0..num_chunks {
+            for (index, encoder) in encoders.iter().enumerate() {
+                let (channel, chunks) = (Naics::CHANNEL_NAMES[index], &chunks[index]);
+                let Some(&texts) = chunks.get(chunk) else {
+                    continue;
+                };
+                let (rows, length) = (build.batch * texts as usize, lengths[index] as usize);
                 let name = input::chunk_of(channel, chunk);
-                let [tokens, lengths] = text_inputs(self.g, &name, rows, length as usize);
+                let [tokens, lengths] = text_inputs(self.g, &name, rows, length);
                 // Chunks that are alike share a state, so that their number changes nothing.
-                let kind = match Some(texts) == whole_chunk {
+                let kind = match texts == chunks[0] {
                     true => "chunk",
                     false => "rest",
                 };
                 let counted = format!("{channel}.{kind}");
-                self.g.count_rows(&counted, rows * length as usize);
+                self.g.count_rows(&counted, rows * length);
                 self.g.enter_block(&name);
-                let texts = Texts {
+                let chunk = Texts {
                     name: &format!("chunk{chunk}"),
                     tokens,
                     lengths,
                 };
-                averages.push(encoder.pooled(self.g, &texts)?);
+                let average = encoder.pooled(self.g, &chunk)?;
                 self.g.leave_block();
+                let width = self.g.ty(average).width() * texts as usize;
+                let name = format!("{name}.anchors");
+                let part = self.g.view(&name, average, [build.batch, width])?;
+                parts[index].push(part);
             }
-            let name = format!("joined.{chunk}");
-            let joined = self.g.concat(&name, Joined::Columns, &averages)?;
-            let width = self.g.ty(joined).width() * texts as usize;
-            let name = format!("anchors.{chunk}");
-            parts.push(self.g.view(&name, joined, [build.batch, width])?);
         }
-        let all = match parts[..] {
-            [only] => only,
-            _ => self.g.concat("texts", Joined::Columns, &parts)?,
-        };
-        let texts = build.batch * chunks.iter().sum::<u64>() as usize;
+        let texts = build.batch * chunks[0].iter().sum::<u64>() as usize;
+        let mut channels = Vec::with_capacity(encoders.len());
+        for (channel, parts) in Naics::CHANNEL_NAMES.iter().zip(&parts) {
+            let all = match parts[..] {
+                [only] => only,
+                _ => {
+                    let name = format!("{channel}.texts");
+                    self.g.concat(&name, Joined::Columns, parts)?
+                }
+            };
+            let width = self.g.ty(all).shape.elements() / texts.max(1);
+            let name = format!("{channel}.rows");
+            channels.push(self.g.view(&name, all, [texts, width])?);
+        }
         self.g.count_rows("texts", texts);
-        let width = self.g.ty(all).shape.elements() / texts.max(1);
-        self.g.view("texts.rows", all, [texts, width])
+        self.g.concat("texts", Joined::Columns, &channels)
     }
 
     /// A linear layer with a bias, as PyTorch starts it.

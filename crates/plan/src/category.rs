@@ -3,7 +3,7 @@
 //! [`Plan::breakdown`] says what the arena is spent on at the peak. A picture of the step also
 //! needs the moments before and after it, with weights and their compute copies told apart.
 
-use cinch_graph::{Graph, Role, aligned};
+use cinch_graph::{Graph, Role, TensorId, aligned};
 use serde::Serialize;
 
 use crate::buffer::{Buffer, Owner};
@@ -76,7 +76,7 @@ impl Category {
             Role::State => Self::Optimizer,
             Role::Batch => Self::Batch,
             Role::Cache => Self::Cache,
-            Role::Activation => Self::Activations,
+            Role::Activation | Role::HostActivation => Self::Activations,
             Role::Control | Role::LossScale | Role::Result => Self::Other,
         }
     }
@@ -95,7 +95,9 @@ impl Category {
 pub(crate) fn categories(graph: &Graph) -> Vec<Category> {
     let roles = graph.tensors.iter().map(|tensor| Category::of(tensor.role));
     let mut categories: Vec<Category> = roles.collect();
-    for node in &graph.nodes {
+    let is_back = |id: &TensorId| graph.tensor(*id).role == Role::HostActivation;
+    let others = graph.nodes.iter();
+    for node in others.filter(|node| !node.inputs.iter().any(is_back)) {
         let (category, tensors) = match (node.op.declaration().brings_weights(), graph.wire(node)) {
             (true, _) => (Category::Staged, node.outputs.as_slice()),
             (false, Some(_)) => (Category::Exchanged, node.outputs.as_slice()),

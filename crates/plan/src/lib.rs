@@ -98,7 +98,7 @@ impl Options {
     /// Where tensors of this role lie.
     fn residence(self, role: Role) -> Residence {
         match role {
-            Role::Offloaded => Residence::Host,
+            Role::Offloaded | Role::HostActivation => Residence::Host,
             Role::State if self.offload_states => Residence::Host,
             _ => Residence::Arena,
         }
@@ -332,7 +332,7 @@ pub(crate) fn reserved(graph: &Graph, target: Target) -> Vec<u64> {
     reserved
 }
 
-const PERSISTENT_ROLES: [Role; 10] = [
+const PERSISTENT_ROLES: [Role; 11] = [
     Role::Parameter,
     Role::Offloaded,
     Role::ComputeCopy,
@@ -340,6 +340,7 @@ const PERSISTENT_ROLES: [Role; 10] = [
     Role::State,
     Role::LossScale,
     Role::Cache,
+    Role::HostActivation,
     Role::Batch,
     Role::Control,
     Role::Result,

@@ -44,7 +44,7 @@ impl<'a> Shared<'a> {
         };
         let slot = &mut self.slots[index];
         let alike = match tensor.role {
-            Role::Batch => slot.ty.dtype == tensor.ty.dtype,
+            Role::Batch | Role::HostActivation => slot.ty.dtype == tensor.ty.dtype,
             _ => slot.ty == tensor.ty,
         };
         // Two tensors of one graph are never in one place.

@@ -123,7 +123,7 @@ impl Plan {
                 Role::State => &mut breakdown.optimizer,
                 Role::Batch => &mut breakdown.batch,
                 Role::Control | Role::LossScale | Role::Result => &mut breakdown.workspace,
-                Role::Activation | Role::Cache => continue,
+                Role::Activation | Role::HostActivation | Role::Cache => continue,
             };
             *part = part.saturating_add(bytes);
         }

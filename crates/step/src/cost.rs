@@ -5,17 +5,17 @@
 //! multiprocessors; what no library runs, at the share of the card's rates that its op declares.
 //! Pure, like the plan it reads.
 
+mod bus;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use cinch_config::Config;
 use cinch_device::{Card, Generation};
 use cinch_graph::op::{Fetch, Op};
 use cinch_graph::{
-    Arithmetic, BlockId, BlockWork, DType, Graph, KernelCost, Node, Phase, Target, TensorId,
-    TrainingGraph,
+    Arithmetic, BlockWork, DType, Graph, KernelCost, Node, Phase, Target, TrainingGraph,
 };
 use cinch_plan::num_micro_nodes;
 
@@ -64,7 +64,7 @@ impl StepPlan {
 /// What each node adds to a step, over all micro batches.
 pub struct StepTimes {
     pub by_node: Vec<f64>,
-    /// What the nodes of each block wait for weights that are fetched.
+    /// What the nodes of each block wait for what crosses the bus.
     pub bus_by_block: Vec<f64>,
     /// What the ranks exchange.
     pub network: NetworkTimes,
@@ -102,7 +102,7 @@ impl StepTimes {
         };
         let bus_by_block = match card.target {
             Target::Cpu => vec![0.0; graph.blocks.len()],
-            Target::Cuda => waits(graph, &by_node, accumulation / card.host_bandwidth),
+            Target::Cuda => bus::waits(graph, &by_node, accumulation, card.host_bandwidth),
         };
         Self {
             network: NetworkTimes::new(graph, &by_node, config, card),
@@ -117,32 +117,6 @@ impl StepTimes {
         let of_blocks = self.bus_by_block.iter();
         self.host + self.network.exposed() + self.by_node.iter().chain(of_blocks).sum::<f64>()
     }
-}
-
-/// What each block waits for its fetched weights. They cross the bus while the block before
-/// computes, and blocks are alike: so a pass over a block takes as long as its own computing or
-/// its own weights, whichever is longer.
-fn waits(graph: &Graph, by_node: &[f64], seconds_per_byte: f64) -> Vec<f64> {
-    let visit = |node: &Node| Some((node.block?, node.phase == Phase::Forward));
-    let mut bytes: HashMap<TensorId, u64> = HashMap::new();
-    // Computing and bytes of the two passes over each block.
-    let mut passes: BTreeMap<(BlockId, bool), (f64, u64)> = BTreeMap::new();
-    for (node, seconds) in graph.nodes.iter().zip(by_node) {
-        if matches!(node.op, Op::Fetch(_)) {
-            bytes.extend(node.outputs.iter().map(|&id| (id, graph.ty(id).bytes())));
-        } else if let Some(key) = visit(node) {
-            let pass = passes.entry(key).or_default();
-            pass.0 += seconds;
-            // Each is counted where it is read first.
-            let fetched = node.inputs.iter().filter_map(|id| bytes.remove(id));
-            pass.1 = pass.1.saturating_add(fetched.sum::<u64>());
-        }
-    }
-    let mut waits = vec![0.0; graph.blocks.len()];
-    for ((block, _), (computing, bytes)) in passes {
-        waits[block.index()] += (bytes as f64 * seconds_per_byte - computing).max(0.0);
-    }
-    waits
 }
 
 /// What the host does between two steps of a GPU while the GPU waits: a replay is started, the

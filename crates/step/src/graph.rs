@@ -99,7 +99,8 @@ pub fn recomputed(
     config: &Config,
     blocks: usize,
 ) -> Result<TrainingGraph, StepError> {
-    let mut step = differentiated.recompute(Recompute::Blocks(blocks))?;
+    let away = config.batch.offload_activations;
+    let mut step = differentiated.recompute_and_offload(Recompute::Blocks(blocks), away)?;
     if config.batch.update_in_backward {
         let ranks = config.batch.world.ranks;
         if ranks > 1 {

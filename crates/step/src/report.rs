@@ -50,6 +50,8 @@ pub struct SettingsReport {
     pub checkpointing: CheckpointingReport,
     pub offload: bool,
     pub offload_frozen: bool,
+    /// Recomputed blocks with activations in host memory.
+    pub offload_activations: usize,
     pub optimizer_states: &'static str,
     pub update_in_backward: bool,
     /// Those that train together, each with such micro batches.
@@ -105,6 +107,8 @@ pub struct HostMemory {
     pub offloaded_states: u64,
     /// Frozen weights that are fetched from there.
     pub offloaded_weights: u64,
+    /// Activations that are stored there in the forward and fetched in the backward.
+    pub offloaded_activations: u64,
     /// Pinned buffers through which batches reach a GPU.
     pub staging: u64,
     /// The effective batch of a step, as wide as the longest rows.
@@ -133,10 +137,11 @@ impl HostMemory {
     }
 
     /// The parts that are no arena and no program, by name.
-    pub fn besides_arena(&self) -> [(&'static str, u64); 7] {
+    pub fn besides_arena(&self) -> [(&'static str, u64); 8] {
         [
             ("optimizer states", self.offloaded_states),
             ("frozen weights", self.offloaded_weights),
+            ("activations", self.offloaded_activations),
             ("pinned buffers", self.staging),
             ("samples", self.samples),
             ("the batch of a step", self.batch),
@@ -164,17 +169,23 @@ impl StepPlan {
         let batch = self.longest().training.tensors.iter();
         let batch = batch.filter(|tensor| tensor.role == Role::Batch);
         let batch = batch.fold(0_u64, |sum, tensor| sum.saturating_add(tensor.ty.bytes()));
-        let weights = self.training.tensors.iter();
-        let weights = weights.filter(|tensor| tensor.role == Role::Offloaded);
-        let offloaded_weights = weights
-            .map(|tensor| cinch_graph::aligned(tensor.ty.bytes()))
-            .fold(0, u64::saturating_add);
+        // Variants with other lengths of rows have less of it in the same place.
+        let away = |role: Role| {
+            let tensors = self.longest().training.tensors.iter();
+            let away = tensors.filter(|tensor| tensor.role == role);
+            away.map(|tensor| cinch_graph::aligned(tensor.ty.bytes()))
+                .fold(0, u64::saturating_add)
+        };
+        let offloaded_weights = away(Role::Offloaded);
+        let offloaded_activations = away(Role::HostActivation);
+        let others = offloaded_weights.saturating_add(offloaded_activations);
         let target = self.plan.options.target;
         let accumulation = self.config.batch.accumulation as u64;
         let text = self.sample().map_or(0, |sample| sample.host_bytes);
         let host = HostMemory {
-            offloaded_states: self.plan.host_bytes.saturating_sub(offloaded_weights),
+            offloaded_states: self.plan.host_bytes.saturating_sub(others),
             offloaded_weights,
+            offloaded_activations,
             staging: 0,
             batch: batch.saturating_mul(accumulation),
             samples: 0,
@@ -239,6 +250,7 @@ impl StepPlan {
                 },
                 offload: self.plan.options.offload_states,
                 offload_frozen: config.batch.offload_frozen,
+                offload_activations: self.training.num_offloaded,
                 optimizer_states: config.batch.states.name(),
                 update_in_backward: config.batch.update_in_backward,
                 ranks: config.batch.world.ranks,

@@ -19,6 +19,7 @@ use crate::eager::training::Precision;
 use crate::model::{Prediction, Workload};
 use crate::overhead::Overhead;
 use crate::remedy::{Remedy, remedies};
+use crate::sharding::Division;
 
 /// Which settings may be changed. The micro batch always may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,9 +52,24 @@ pub struct Limits {
     /// Bytes of the card that the process may take.
     pub budget_bytes: u64,
     pub overhead: Overhead,
-    /// Rows of a step: micro batch × micro batches.
+    /// Rows of a step, on each rank: micro batch × micro batches.
     pub effective_batch: u64,
     pub may: Permissions,
+    /// How several ranks divide the run; none where one runs it.
+    pub division: Option<Division>,
+}
+
+impl Limits {
+    /// What a card must have for a run.
+    fn safe_bytes(&self, workload: &Workload, prediction: &Prediction) -> Result<u64, TorchError> {
+        match self.division {
+            None => Ok(self.overhead.safe_bytes(prediction)),
+            Some(division) => {
+                let shares = division.shares(workload)?;
+                Ok(shares.safe_bytes(prediction, &self.overhead))
+            }
+        }
+    }
 }
 
 /// A run that fits.
@@ -223,7 +239,7 @@ impl Search<'_> {
 
     fn predict(&self, workload: &Workload) -> Result<(u64, Prediction), TorchError> {
         let prediction = workload.predict()?;
-        Ok((self.limits.overhead.safe_bytes(&prediction), prediction))
+        Ok((self.limits.safe_bytes(workload, &prediction)?, prediction))
     }
 
     /// A step that is cut short.
@@ -246,6 +262,10 @@ impl Search<'_> {
     /// Whether the same is within the budget. The replay ends as soon as tensors alone are above it.
     fn fits(&self, variant: &Variant, index: usize) -> Result<bool, TorchError> {
         let (overhead, budget) = (&self.limits.overhead, self.limits.budget_bytes);
+        if self.limits.division.is_some() {
+            let bytes = self.glance(variant, index)?;
+            return Ok(bytes.is_some_and(|bytes| bytes <= budget));
+        }
         let most = overhead.most_reserved(budget);
         match self.short(variant, index).predict_within(most) {
             Ok(prediction) => Ok(prediction.is_some_and(|p| overhead.safe_bytes(&p) <= budget)),
@@ -371,7 +391,12 @@ fn effective_batch_error(base: &Workload, limits: &Limits) -> TorchError {
 /// The least that any permitted settings need, and what would bring it down most.
 fn does_not_fit(smallest: Option<(u64, Workload)>, base: &Workload, limits: &Limits) -> TorchError {
     let (needed, workload) = smallest.unwrap_or((u64::MAX, base.clone()));
-    let remedy = remedies(&workload, &limits.overhead)
+    let remedies = match limits.division {
+        // They are of a run on one card.
+        Some(_) => Ok(Vec::new()),
+        None => remedies(&workload, &limits.overhead),
+    };
+    let remedy = remedies
         .ok()
         .and_then(|remedies| {
             let mut saving = remedies
@@ -393,7 +418,13 @@ fn does_not_fit(smallest: Option<(u64, Workload)>, base: &Workload, limits: &Lim
                 }
             ))
         })
-        .unwrap_or_else(|| "no single remedy makes it smaller".into());
+        .unwrap_or_else(|| match limits.division {
+            None => "no single remedy makes it smaller".into(),
+            Some(_) => {
+                "more ranks, or a scheme that divides more, would make each one's part smaller"
+                    .into()
+            }
+        });
     TorchError::DoesNotFit {
         budget: limits.budget_bytes,
         needed,

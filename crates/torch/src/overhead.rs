@@ -19,6 +19,8 @@ pub struct Overhead {
     pub nonzero: u64,
     /// bitsandbytes' cuBLASLt and its kernels for eight-bit integers, where they run.
     pub int8: u64,
+    /// NCCL, where several ranks exchange: its first communicator.
+    pub nccl: u64,
     /// Whether these were measured on such a card, or taken over from another.
     pub measured: bool,
     /// Where the figures come from, as a sentence for the user.
@@ -35,6 +37,7 @@ pub const H200: Overhead = Overhead {
     cudnn: 16 << 20,
     nonzero: 4 << 20,
     int8: 64 << 20,
+    nccl: 560 << 20,
     measured: true,
     basis: "measured on an H200 with CUDA 13.0 and PyTorch 2.11",
     has_margin: true,
@@ -115,12 +118,16 @@ impl Overhead {
 
     /// The figure to plan with, above the prediction by the safety margin.
     pub fn safe_bytes(&self, prediction: &Prediction) -> u64 {
-        let reserved = prediction.peak_reserved;
+        self.safe_of(prediction.peak_reserved, prediction.libraries)
+    }
+
+    /// The same of what a run with these libraries reserves.
+    pub(crate) fn safe_of(&self, reserved: u64, libraries: Libraries) -> u64 {
         let margin = match self.has_margin {
             true => safety_margin(reserved),
             false => 0,
         };
-        reserved + margin + self.bytes(prediction.libraries)
+        reserved + margin + self.bytes(libraries)
     }
 
     /// With more than this reserved the safe figure is above the budget, whatever libraries the run uses.

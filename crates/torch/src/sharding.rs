@@ -20,7 +20,8 @@ use crate::TorchError;
 use crate::eager::DType;
 use crate::eager::optimizer::{Execution, Optimizer};
 use crate::holdings::Holdings;
-use crate::model::{Weights, Workload};
+use crate::model::{Prediction, Weights, Workload};
+use crate::overhead::Overhead;
 
 /// A way to divide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +60,20 @@ impl Scheme {
     }
 }
 
+/// How a run is divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Division {
+    pub scheme: Scheme,
+    pub ranks: NonZeroU64,
+}
+
+impl Division {
+    /// What each rank of a run holds, whose micro batch is the workload's.
+    pub fn shares(self, workload: &Workload) -> Result<Shares, TorchError> {
+        Ok(Model::of(workload)?.divided(self.scheme, self.ranks))
+    }
+}
+
 /// Bytes on each rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shares {
@@ -79,6 +94,24 @@ pub struct Shares {
     pub step: u64,
     /// The parts that exist at once.
     pub total: u64,
+}
+
+impl Shares {
+    /// The figure to plan a rank's card with. What the allocator holds beyond tensors is taken over from the run on one
+    /// card.
+    pub fn safe_bytes(&self, prediction: &Prediction, overhead: &Overhead) -> u64 {
+        let beyond = prediction
+            .peak_reserved
+            .saturating_sub(prediction.peak_allocated);
+        let reserved = self.total.saturating_add(beyond);
+        let nccl = match self.ranks.get() {
+            1 => 0,
+            _ => overhead.nccl,
+        };
+        overhead
+            .safe_of(reserved, prediction.libraries)
+            .saturating_add(nccl)
+    }
 }
 
 /// `reduce_bucket_size` of DeepSpeed unless set, in values: one buffer of this size exists in backward.

@@ -31,6 +31,7 @@ fn limits(mebibytes: u64, effective_batch: u64) -> Limits {
         overhead: H200,
         effective_batch,
         may: Permissions::default(),
+        division: None,
     }
 }
 

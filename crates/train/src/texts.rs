@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cinch_architecture::Naics;
-use cinch_data::taxonomy::{Entry, Pairs, Taxonomy};
+use cinch_data::taxonomy::{Pairs, Taxonomy};
 use cinch_model::input;
 
 use crate::batch::Batch;
@@ -38,28 +38,24 @@ impl TextRows {
                 let is_alike = anchor.is_some() && cluster(text) == anchor;
                 *place = i32::from(index == 0 || !is_alike);
             }
-            let mut texts = texts.into_iter();
-            for (chunk, size) in self.shape.chunks().into_iter().enumerate() {
-                for (place, text) in texts.by_ref().take(size as usize).enumerate() {
-                    let entry = &self.taxonomy.entries()[text];
-                    self.write(entry, chunk, (sequence, place), batch);
-                }
-            }
+            self.write(&texts, sequence, batch);
         }
     }
 
-    fn write(
-        &self,
-        entry: &Entry,
-        chunk: usize,
-        (sequence, place): (usize, usize),
-        batch: &mut Batch,
-    ) {
+    /// Writes the texts of an anchor, each channel in its own chunks.
+    fn write(&self, texts: &[usize], sequence: usize, batch: &mut Batch) {
         let lengths = self.shape.channel_lengths(self.seq_len as u64);
-        let channels = Naics::CHANNEL_NAMES.iter().zip(&entry.channels);
-        for ((channel, ids), length) in channels.zip(lengths) {
-            let name = input::chunk_of(channel, chunk);
-            write_text(&name, ids, length as usize, (sequence, place), batch);
+        let entries = self.taxonomy.entries();
+        for (index, chunks) in self.shape.chunks().iter().enumerate() {
+            let (channel, length) = (Naics::CHANNEL_NAMES[index], lengths[index] as usize);
+            let mut texts = texts.iter();
+            for (chunk, &size) in chunks.iter().enumerate() {
+                let name = input::chunk_of(channel, chunk);
+                for (place, &text) in texts.by_ref().take(size as usize).enumerate() {
+                    let ids = &entries[text].channels[index];
+                    write_text(&name, ids, length, (sequence, place), batch);
+                }
+            }
         }
     }
 }

@@ -279,6 +279,7 @@ impl<'a> Trainer<'a> {
             }
         }
         self.state.evaluation_pending = false;
+        self.tell_of_no_samples(observer);
         self.pace.reset();
         while self.advance(observer) {
             if self.stops_before_a_step() || !self.step(observer)? {
@@ -378,14 +379,18 @@ impl<'a> Trainer<'a> {
         passes(before) < passes(self.state.samples)
     }
 
-    /// Shows a text that the model writes, where the settings ask for one. What goes wrong with it
-    /// is told, and keeps no run from going on; the loss of a rank does.
-    fn write_sample(&self, observer: &mut dyn Observer) -> Result<(), TrainError> {
+    /// Says, once, that a model writes no texts where the settings ask for some.
+    fn tell_of_no_samples(&self, observer: &mut dyn Observer) {
         let config = self.config();
         let reason = without_generation(&config.model).filter(|_| !embeds(&config.model));
         if let Some(reason) = reason.filter(|_| config.training.sample_tokens > 0) {
-            observer.event(Event::Note(&format!("no text was written: {reason}")));
+            observer.event(Event::Note(&format!("no texts are written: {reason}")));
         }
+    }
+
+    /// Shows a text that the model writes, where the settings ask for one. What goes wrong with it
+    /// is told, and keeps no run from going on; the loss of a rank does.
+    fn write_sample(&self, observer: &mut dyn Observer) -> Result<(), TrainError> {
         let of_run = self.data.tokenizer.as_ref();
         let planned = self.session.plan().sample();
         let (Some(of_run), Some(planned)) = (of_run, planned) else {

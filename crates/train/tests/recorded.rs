@@ -84,6 +84,8 @@ const READINGS: [Reading; 7] = [
         settings: &[
             ("model.type", "naics"),
             ("model.negatives", "24"),
+            // Titles in as many chunks as other texts, as they were when this was read.
+            ("model.title_length", "40"),
             ("vram.batch_size", "45"),
             ("vram.precision", "fp16"),
         ],

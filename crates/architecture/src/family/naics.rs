@@ -36,6 +36,9 @@ pub struct Naics {
     pub balance_weight: f64,
     /// Texts of each anchor that are encoded at once: what is recomputed together.
     pub text_chunk: u64,
+    /// Whether titles are cut as the other channels are, however few their tokens.
+    #[serde(skip)]
+    pub titles_are_cut: bool,
     /// Negatives in each stage of a curriculum, where there is one; `negatives` are the most.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<u64>,
@@ -78,6 +81,7 @@ impl Naics {
             curvature: 1.0,
             balance_weight: 0.01,
             text_chunk: TEXT_CHUNK,
+            titles_are_cut: false,
             stages: Vec::new(),
         }
     }
@@ -110,11 +114,27 @@ impl Naics {
         self.negatives.saturating_add(2)
     }
 
-    /// How many of an anchor's texts each chunk has.
-    pub fn chunks(&self) -> Vec<u64> {
+    /// How many of an anchor's texts each chunk of each channel has. Titles are one chunk.
+    pub fn chunks(&self) -> [Vec<u64>; Self::CHANNELS as usize] {
         let (texts, most) = (self.texts(), self.text_chunk.max(1));
         let first = (0..texts).step_by(most as usize);
-        first.map(|first| most.min(texts - first)).collect()
+        let chunks: Vec<u64> = first.map(|first| most.min(texts - first)).collect();
+        let titles = match self.titles_are_one_chunk() {
+            true => vec![texts],
+            false => chunks.clone(),
+        };
+        [titles, chunks.clone(), chunks.clone(), chunks]
+    }
+
+    /// Titles are a few tokens each: cut as the other channels are, they would be many small
+    /// launches. All of them together, unless they are more than a chunk of the longest texts.
+    fn titles_are_one_chunk(&self) -> bool {
+        let titles = self.texts().saturating_mul(self.title_length);
+        let chunk = self
+            .text_chunk
+            .max(1)
+            .saturating_mul(self.encoder.positions);
+        !self.titles_are_cut && titles <= chunk
     }
 
     /// Tokens of each channel, where the run's length is `seq_len`.
@@ -152,7 +172,13 @@ impl Describe for Naics {
     /// Each encoder over each chunk of texts.
     fn blocks(&self) -> u64 {
         let chunks = self.texts().div_ceil(self.text_chunk.max(1));
-        chunks.saturating_mul(Naics::CHANNELS)
+        let titles = match self.titles_are_one_chunk() {
+            true => 1,
+            false => chunks,
+        };
+        chunks
+            .saturating_mul(Naics::CHANNELS - 1)
+            .saturating_add(titles)
     }
 
     fn positions(&self) -> Option<u64> {
@@ -172,7 +198,9 @@ impl Describe for Naics {
         self.texts() / self.text_chunk.max(1)
     }
 
+    /// Titles stay cut where they are: fewer of them would fit in one chunk.
     fn set_repeats(&mut self, repeats: u64) {
+        self.titles_are_cut = !self.titles_are_one_chunk();
         let chunk = self.text_chunk.max(1);
         let texts = repeats.saturating_mul(chunk) + self.texts() % chunk;
         self.negatives = texts.saturating_sub(2).max(1);

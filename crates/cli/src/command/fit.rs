@@ -108,6 +108,7 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
             path,
         )?;
     }
+    notes.extend(device::stored_note(&fit.plan));
     notes.extend(rows.lines(&fit.plan.config.batch));
     let curriculum = &config.data.curriculum;
     let stages = stages::stages(curriculum, &fit, &request, arguments.details)?;

@@ -74,6 +74,7 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
     let batch = &step.config.batch;
     let report = rows.report(step.report(target, arguments.timeline), batch);
     let world = world::report(&step, &settings, memory_arguments, target)?;
+    notes.extend(device::stored_note(&step));
     notes.extend(rows.lines(batch));
     if arguments.json {
         return print_json(&world::Planned {

@@ -8,7 +8,7 @@ mod process;
 use std::path::Path;
 
 use anyhow::Context;
-use cinch_card::{Emulated, NCCL_BYTES, Outside, SCRIPT, deviceless};
+use cinch_card::{Emulated, Outside, SCRIPT, deviceless};
 use cinch_device::{DeviceError, Gpu};
 use cinch_torch::overhead::Overhead;
 
@@ -78,7 +78,7 @@ fn emulated(gpu: &Gpu, world: Option<u32>) -> anyhow::Result<Emulated> {
         context: overhead.context,
         blas: overhead.kernels,
         dnn: overhead.cudnn,
-        nccl: NCCL_BYTES,
+        nccl: overhead.nccl,
     };
     let devices = world.unwrap_or(1).min(MOST_DEVICES);
     Emulated::new(gpu, outside, devices).ok_or_else(|| {

@@ -53,10 +53,11 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
         let report = asked.report(&plan, target).plan;
         let cut = asked.cut_note(&plan.config.batch);
         let cache = device::cache_note(target);
+        let stored = device::stored_note(&plan);
         print(&asked.describe())?;
         print(&table::plan(&report, asked.budget_name))?;
         let encoders = encoders_note(&asked.config);
-        let notes = asked.notes.iter().chain(&cut).chain(&cache);
+        let notes = asked.notes.iter().chain(&cut).chain(&cache).chain(&stored);
         print_all(&voice::notes(notes.chain(&encoders)))?;
     }
     interrupt::listen(STOPPING)?;

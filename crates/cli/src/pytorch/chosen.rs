@@ -8,13 +8,14 @@ use cinch_torch::choose::{Choice, Limits, Permissions, choose};
 use cinch_torch::eager::optimizer::Optimizer;
 use cinch_torch::eager::training::Precision;
 use cinch_torch::remedy::{Remedy, remedies};
+use cinch_torch::sharding::Shares;
 use serde_json::json;
 
 use super::estimate::{
     self, Estimate, checkpointing_name, precision_name, settings_json, settings_text,
 };
 use super::workload::Run;
-use super::{course, read_as, refuse_flags_of_cinch, show};
+use super::{course, read_as, refuse_flags_of_cinch, sharded, show};
 use crate::args::{Allowed, Device, FitArguments, given};
 use crate::command::fit::{Written, apply, files_to_write};
 use crate::command::init::Fitting;
@@ -24,6 +25,7 @@ use crate::memory::{self, Budget};
 use crate::picture;
 use crate::progress::Waiting;
 use crate::settings::Asked;
+use crate::table::counted;
 
 pub fn run(arguments: &FitArguments, asked: &Asked) -> anyhow::Result<()> {
     refuse_flags_of_cinch(&given(&[
@@ -85,19 +87,15 @@ pub fn fitting(arguments: &FitArguments, asked: &Asked) -> anyhow::Result<Fittin
     drop(waiting);
     Ok(Fitting {
         values: fitted.all_values(),
-        bytes: fitted.estimate.safe_bytes,
+        bytes: fitted.choice.safe_bytes,
         budget,
     })
 }
 
-/// What a run on one GPU may take, and what may be chosen for it.
+/// What each GPU of a run may take, and what may be chosen for it.
 fn limits(arguments: &FitArguments, run: &Run) -> anyhow::Result<(Budget, Limits)> {
-    if run.config.torch.ranks.is_some_and(|ranks| ranks > 1) {
-        return Err(usage(
-            "settings are chosen for one GPU, and this run has several\n\
-             hint: `cinch plan` tells the sizes on each GPU; --ranks 1 plans for one",
-        ));
-    }
+    let division = sharded::division(&run.config.torch);
+    let ranks = division.map_or(1, |division| division.ranks.get());
     let budget = match (
         arguments.settings.plain.memory.budget()?,
         run.config.batch.budget,
@@ -117,12 +115,29 @@ fn limits(arguments: &FitArguments, run: &Run) -> anyhow::Result<(Budget, Limits
         budget_bytes: budget.bytes,
         overhead: estimate::overhead(Some(&budget)),
         effective_batch: match arguments.target_effective_batch {
-            Some(rows) => rows as u64,
+            Some(rows) => of_each_rank(rows as u64, ranks)?,
             None => run.workload.batch * u64::from(run.workload.recipe.accumulation),
         },
         may: permissions(arguments, &run.settings),
+        division,
     };
     Ok((budget, limits))
+}
+
+/// Rows of each rank's step.
+fn of_each_rank(rows: u64, ranks: u64) -> anyhow::Result<u64> {
+    if rows.is_multiple_of(ranks) {
+        return Ok(rows / ranks);
+    }
+    let below = rows - rows % ranks;
+    let near = match below {
+        0 => ranks.to_string(),
+        _ => format!("{below} or {}", below + ranks),
+    };
+    Err(usage(format!(
+        "--target-effective-batch {rows} is not a multiple of the {ranks} ranks of this run\n\
+         hint: {near} is"
+    )))
 }
 
 /// What was typed now stays as it is. States in eight bits come last, as for cinch's own engine;
@@ -150,9 +165,11 @@ struct Fitted {
     choice: Choice,
     estimate: Estimate,
     alloc_conf: String,
-    /// From there, each alone.
+    /// From there, each alone; none of a run on several ranks.
     remedies: Vec<Remedy>,
+    /// Of all ranks.
     effective_batch: u64,
+    shares: Option<Shares>,
 }
 
 /// The word of a precision under autocast; none where the weights are in it too.
@@ -178,8 +195,16 @@ impl Fitted {
         };
         Ok(Self {
             estimate: Estimate::new(&choice.workload, limits.overhead)?,
-            remedies: remedies(&choice.workload, &limits.overhead)?,
-            effective_batch: limits.effective_batch,
+            remedies: match limits.division {
+                None => remedies(&choice.workload, &limits.overhead)?,
+                Some(_) => Vec::new(),
+            },
+            effective_batch: limits.effective_batch
+                * limits.division.map_or(1, |division| division.ranks.get()),
+            shares: limits
+                .division
+                .map(|division| division.shares(&choice.workload))
+                .transpose()?,
             alloc_conf,
             choice,
         })
@@ -300,8 +325,20 @@ impl Fitted {
             run.name,
             settings_text(&self.choice.workload, &self.alloc_conf)
         );
+        let each = match &self.shares {
+            None => String::new(),
+            Some(shares) => {
+                text += &format!(
+                    "on {} by {}: {} sequences a step in all\n",
+                    counted(shares.ranks.get(), "rank"),
+                    shares.scheme.name(),
+                    self.effective_batch
+                );
+                "each ".to_owned()
+            }
+        };
         text += &format!(
-            "needs {} to be safe, {:.0} % of the budget of {} ({})\n",
+            "{each}needs {} to be safe, {:.0} % of the budget of {} ({})\n",
             Bytes::new(self.choice.safe_bytes),
             100.0 * self.choice.safe_bytes as f64 / budget.bytes as f64,
             Bytes::new(budget.bytes),
@@ -323,7 +360,10 @@ impl Fitted {
             text += "more: --details shows the parts, the next larger batch and each remedy\n";
             return text;
         }
-        text += &show::memory(&self.estimate);
+        match &self.shares {
+            None => text += &show::memory(&self.estimate),
+            Some(shares) => text += &sharded::text(shares),
+        }
         if let Some(next) = &self.choice.next {
             text += &match next.safe_bytes {
                 Some(bytes) => format!(
@@ -334,7 +374,9 @@ impl Fitted {
                 None => format!("a micro batch of {} is too large to replay\n", next.batch),
             };
         }
-        text += &super::remedies::table(&self.remedies);
+        if self.shares.is_none() {
+            text += &super::remedies::table(&self.remedies);
+        }
         text
     }
 
@@ -354,6 +396,8 @@ impl Fitted {
             "effective_batch": self.effective_batch,
             "settings": settings_json(&self.choice.workload, &self.alloc_conf),
             "memory": self.estimate.memory_json(),
+            "sharding": self.shares.as_ref().map(sharded::as_json),
+            "safe_bytes": self.choice.safe_bytes,
             "budget_bytes": budget.bytes,
             "values": values,
             "changes": self.choice.changes,

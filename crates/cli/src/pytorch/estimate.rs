@@ -184,6 +184,7 @@ pub fn settings_json(workload: &Workload, alloc_conf: &str) -> Value {
         "checkpointing": checkpointing_name(workload.checkpoints),
         "attention": attention_name(workload),
         "lora_rank": workload.lora.as_ref().map(|lora| lora.rank),
+        "liger": workload.liger_in_effect().is_on(),
         "alloc_conf": alloc_conf,
     })
 }
@@ -207,6 +208,9 @@ pub fn settings_text(workload: &Workload, alloc_conf: &str) -> String {
         true => ", checkpointing",
         false => ", no checkpointing",
     };
+    if workload.liger_in_effect().is_on() {
+        text += ", Liger's kernels";
+    }
     if let Some(lora) = &workload.lora {
         text += &format!(", LoRA of rank {}", lora.rank);
     }

@@ -111,7 +111,10 @@ impl Answer {
     fn needed_bytes(&self) -> u64 {
         match &self.shares {
             None => self.estimate.safe_bytes,
-            Some(shares) => shares.total.saturating_add(self.estimate.outside_bytes()),
+            Some(shares) => {
+                let estimate = &self.estimate;
+                shares.safe_bytes(&estimate.prediction, &estimate.overhead)
+            }
         }
     }
 
@@ -142,7 +145,7 @@ impl Answer {
                 Bytes::new(budget.bytes),
                 match self.shares {
                     None => "the safe figure",
-                    Some(_) => "each rank's share, with context,",
+                    Some(_) => "each rank's safe figure",
                 },
             );
         }

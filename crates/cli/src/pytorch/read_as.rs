@@ -91,6 +91,7 @@ fn taken_for(key: &str, means: &str) -> String {
         "pytorch.precision" | "vram.precision" => "precision",
         "pytorch.optimizer" => "optimizer",
         "pytorch.attention" => "attention",
+        "pytorch.liger" => "Liger's kernels:",
         "lora.quantization" => "frozen weights",
         "world.shard" => "sharding",
         "world.ranks" => "GPUs",

@@ -4,14 +4,14 @@ use std::num::NonZeroU64;
 
 use cinch_config::{Bytes, Sharding, TorchConfig};
 use cinch_torch::model::Workload;
-use cinch_torch::sharding::{Scheme, Shares, shares};
+use cinch_torch::sharding::{Division, Scheme, Shares};
 use comfy_table::Cell;
 use serde_json::{Value, json};
 
 use crate::table::{self, right, thousands};
 
-/// The sizes on each of several GPUs, where there are several.
-pub fn shares_of(torch: &TorchConfig, workload: &Workload) -> anyhow::Result<Option<Shares>> {
+/// How several GPUs divide a run, where there are several.
+pub fn division(torch: &TorchConfig) -> Option<Division> {
     let scheme = match torch.sharding {
         Sharding::None | Sharding::Replicated => Scheme::Replicated,
         Sharding::Zero1 => Scheme::Zero1,
@@ -24,10 +24,15 @@ pub fn shares_of(torch: &TorchConfig, workload: &Workload) -> anyhow::Result<Opt
         Some(ranks) if ranks.get() > 1 || divides => ranks,
         // DeepSpeed and FSDP keep copies of their own on one GPU too.
         None if divides => NonZeroU64::MIN,
-        _ => return Ok(None),
+        _ => return None,
     };
-    let all = shares(workload, ranks)?;
-    Ok(all.into_iter().find(|shares| shares.scheme == scheme))
+    Some(Division { scheme, ranks })
+}
+
+/// The sizes on each of them.
+pub fn shares_of(torch: &TorchConfig, workload: &Workload) -> anyhow::Result<Option<Shares>> {
+    let shares = division(torch).map(|division| division.shares(workload));
+    Ok(shares.transpose()?)
 }
 
 fn parts(shares: &Shares) -> [(&'static str, u64); 8] {

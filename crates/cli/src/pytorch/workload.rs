@@ -101,6 +101,8 @@ impl Run {
 fn refuse_other_settings(arguments: &SettingArguments) -> anyhow::Result<()> {
     let flags: Vec<&'static str> = [
         ("vram.use_cpu_offload", "--offload"),
+        ("vram.offload_frozen", "--offload-frozen"),
+        ("vram.offload_activations", "--offload-activations"),
         ("vram.update_in_backward", "--update-in-backward"),
         ("vram.optimizer_states", "--optimizer-states"),
         ("training.master_weights", "--master-weights"),

@@ -19,7 +19,16 @@ pub(super) static ACCELERATE: Dialect = Dialect {
 };
 
 fn recognise(keys: &Keys<'_>) -> Option<Vec<String>> {
-    let found = keys.of_these(&["compute_environment", "distributed_type", "num_processes"]);
+    let mut found = keys.of_these(&["compute_environment", "distributed_type", "num_processes"]);
+    // A launcher's command line may name the rest. Other programs have these sections too.
+    if keys.has("distributed_type") {
+        let sections = ["fsdp_config", "deepspeed_config"].into_iter();
+        found.extend(
+            sections
+                .filter(|name| keys.has_section(name))
+                .map(str::to_owned),
+        );
+    }
     (found.len() >= 2).then_some(found)
 }
 

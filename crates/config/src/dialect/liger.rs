@@ -43,13 +43,16 @@ pub(super) fn switched(draft: &mut Draft<'_>, switches: &[&str], section: &str) 
         (false, true) => "none".to_owned(),
         (false, false) => kernels.join(","),
     };
-    draft.say(entry, LIGER, &value);
+    let chosen = ARGUMENTS.map(|(argument, _)| draft.find(&format!("{section}.{argument}")));
+    for entry in std::iter::once(entry).chain(chosen.into_iter().flatten()) {
+        draft.say(entry, LIGER, &value);
+    }
 }
 
-/// A key for each kernel.
+/// A key for each kernel; whether one is on.
 pub(super) fn by_kernel(draft: &mut Draft<'_>, keys: &[(&str, &'static str)]) -> bool {
     let mut kernels: Vec<&str> = Vec::new();
-    let mut first = None;
+    let mut entries: Vec<usize> = Vec::new();
     for (name, kernel) in keys {
         let Some(entry) = draft.find(name) else {
             continue;
@@ -58,16 +61,14 @@ pub(super) fn by_kernel(draft: &mut Draft<'_>, keys: &[(&str, &'static str)]) ->
             draft.harmless();
             continue;
         }
-        match first {
-            None => first = Some(entry),
-            Some(_) => draft.harmless(),
-        }
+        entries.push(entry);
         if !kernels.contains(kernel) {
             kernels.push(kernel);
         }
     }
-    if let Some(entry) = first {
-        draft.say(entry, LIGER, &kernels.join(","));
+    let kernels = kernels.join(",");
+    for &entry in &entries {
+        draft.say(entry, LIGER, &kernels);
     }
-    first.is_some()
+    !entries.is_empty()
 }

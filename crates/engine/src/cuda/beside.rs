@@ -1,5 +1,6 @@
-//! What runs beside the step, on a stream of its own: weights on their way from pinned host memory
-//! into the arena, and what is exchanged with other ranks. All streams are recorded together: what
+//! What runs beside the step, on a stream of its own: weights and activations on their way from
+//! pinned host memory into the arena, activations on their way there, and what is exchanged with
+//! other ranks. All streams are recorded together: what
 //! a recording replays has the same queues.
 //!
 //! What runs beside begins when everything before it on the main stream is done, because its
@@ -89,7 +90,7 @@ impl Beside {
     }
 }
 
-/// Copies weights from pinned host memory into the arena.
+/// Copies from pinned host memory into the arena.
 pub(crate) fn fetch(
     copies: &[HostCopy],
     host: &HostMemory,
@@ -97,19 +98,53 @@ pub(crate) fn fetch(
     stream: &Stream,
 ) -> Result<(), EngineError> {
     for copy in copies {
-        let from = Placement {
-            residence: Residence::Host,
-            offset: copy.from,
-            bytes: copy.bytes,
-        };
+        let from = host.address_of(in_host(copy.from, copy.bytes));
         // SAFETY: the destination is inside the arena by the plan, which the executor holds
-        // against it; `view` checks the source, which is written only while nothing runs, and
-        // lives as long as the executor.
+        // against it; `address_of` checks the source, which the host writes only while nothing
+        // runs, and which lives as long as the executor.
         unsafe {
-            let from = host.view(from);
-            result::memcpy_htod_async(arena + copy.to, from, stream.handle)
+            sys::cuMemcpyHtoDAsync_v2(
+                arena + copy.to,
+                from.cast_const().cast(),
+                copy.bytes as usize,
+                stream.handle,
+            )
         }
-        .map_err(failed("fetch weights"))?;
+        .result()
+        .map_err(failed("fetch from host memory"))?;
     }
     Ok(())
+}
+
+/// Copies from the arena into pinned host memory.
+pub(crate) fn store(
+    copies: &[HostCopy],
+    host: &HostMemory,
+    arena: u64,
+    stream: &Stream,
+) -> Result<(), EngineError> {
+    for copy in copies {
+        let to = host.address_of(in_host(copy.to, copy.bytes));
+        // SAFETY: as in `fetch`, with source and destination exchanged; the host reads it only
+        // while nothing runs.
+        unsafe {
+            sys::cuMemcpyDtoHAsync_v2(
+                to.cast(),
+                arena + copy.from,
+                copy.bytes as usize,
+                stream.handle,
+            )
+        }
+        .result()
+        .map_err(failed("store in host memory"))?;
+    }
+    Ok(())
+}
+
+fn in_host(offset: u64, bytes: u64) -> Placement {
+    Placement {
+        residence: Residence::Host,
+        offset,
+        bytes,
+    }
 }

@@ -208,6 +208,8 @@ pub enum Command {
     },
     /// Copies from host memory.
     Fetch(Vec<HostCopy>),
+    /// Copies to host memory.
+    Store(Vec<HostCopy>),
     /// With the other ranks, all at once.
     Exchange(Vec<Exchange>),
     /// Run beside what follows, until [`Command::Await`] of the same number.
@@ -223,12 +225,17 @@ pub enum Command {
     },
 }
 
-/// Of what runs beside the step, each kind has a queue: one waits for the host's bus, the other for
-/// the network.
+/// Of what runs beside the step, each kind has a queue: one waits for the host's bus, another for
+/// the bus in the other direction, the last for the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Lane {
     Fetches,
+    Stores,
     Exchanges,
+}
+
+impl Lane {
+    pub const ALL: [Self; 3] = [Self::Fetches, Self::Stores, Self::Exchanges];
 }
 
 /// What ranks do with elements of a tensor, each on its own card.
@@ -253,7 +260,7 @@ pub struct Exchange {
     pub dtype: DType,
 }
 
-/// From an offset in host memory to one in the arena.
+/// From an offset in host memory to one in the arena, or the other way round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostCopy {
     pub from: u64,

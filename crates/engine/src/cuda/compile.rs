@@ -75,6 +75,10 @@ pub const SOURCES: [(&str, &str); 35] = [
         include_str!("kernels/attention_hopper_short.cu"),
     ),
     (
+        "attention_hopper_short_forward",
+        include_str!("kernels/attention_hopper_short_forward.cu"),
+    ),
+    (
         "attention_entropy_tensor",
         include_str!("kernels/attention_entropy_tensor.cu"),
     ),

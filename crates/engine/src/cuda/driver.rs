@@ -239,6 +239,13 @@ impl HostMemory {
         self.start.addr() as u64
     }
 
+    /// The start of a place, for what the device copies.
+    pub fn address_of(&self, place: Placement) -> *mut u8 {
+        assert!(place.end() <= self.bytes, "a tensor outside host memory");
+        // SAFETY: inside the allocation by the assertion.
+        unsafe { self.start.add(place.offset as usize) }
+    }
+
     /// The bytes of a place.
     ///
     /// # Safety

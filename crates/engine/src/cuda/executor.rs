@@ -58,6 +58,7 @@ pub struct CudaExecutor {
     generated_modules: HashMap<(Arc<str>, DType), Module>,
     staging: Staging,
     fetches: Beside,
+    stores: Beside,
     exchanges: Beside,
     arena: DeviceMemory,
     /// What the plan keeps in host memory.
@@ -181,6 +182,7 @@ impl CudaExecutor {
             generated_modules: HashMap::new(),
             staging: Staging::new(&context)?,
             fetches: Beside::new(&context)?,
+            stores: Beside::new(&context)?,
             exchanges: Beside::new(&context)?,
             arena,
             host,
@@ -343,6 +345,7 @@ impl CudaExecutor {
                 Ok(())
             }
             Command::Fetch(_)
+            | Command::Store(_)
             | Command::Clear { .. }
             | Command::Copy { .. }
             | Command::Await { .. } => Ok(()),
@@ -451,6 +454,7 @@ impl CudaExecutor {
     fn lane(&self, lane: Lane) -> &Beside {
         match lane {
             Lane::Fetches => &self.fetches,
+            Lane::Stores => &self.stores,
             Lane::Exchanges => &self.exchanges,
         }
     }
@@ -458,6 +462,7 @@ impl CudaExecutor {
     fn lane_mut(&mut self, lane: Lane) -> &mut Beside {
         match lane {
             Lane::Fetches => &mut self.fetches,
+            Lane::Stores => &mut self.stores,
             Lane::Exchanges => &mut self.exchanges,
         }
     }
@@ -524,6 +529,10 @@ impl CudaExecutor {
             Command::Fetch(copies) => {
                 let host = self.host.as_ref().ok_or_else(no_host)?;
                 beside::fetch(copies, host, base, stream)
+            }
+            Command::Store(copies) => {
+                let host = self.host.as_ref().ok_or_else(no_host)?;
+                beside::store(copies, host, base, stream)
             }
             Command::Exchange(exchanges) => {
                 let nccl = self.nccl.as_ref().ok_or_else(no_ranks)?;

@@ -210,18 +210,30 @@ impl<'a> Lowering<'a> {
 
     /// Copies all inputs, which are in host memory, to the outputs.
     pub fn fetch(&mut self) {
+        let copies = self.copies([Residence::Host, Residence::Arena]);
+        self.commands.push(Command::Fetch(copies));
+    }
+
+    /// Copies all inputs to the outputs, which are in host memory.
+    pub fn store(&mut self) {
+        let copies = self.copies([Residence::Arena, Residence::Host]);
+        self.commands.push(Command::Store(copies));
+    }
+
+    /// Of each input to its output, from one memory to the other.
+    fn copies(&self, residences: [Residence; 2]) -> Vec<HostCopy> {
         let pairs = self.node.inputs.iter().zip(&self.node.outputs);
         let copies = pairs.map(|(&from, &to)| {
             let (from, to) = (self.place(from), self.place(to));
-            debug_assert_eq!((from.residence, from.bytes), (Residence::Host, to.bytes));
+            debug_assert_eq!([from.residence, to.residence], residences);
+            debug_assert_eq!(from.bytes, to.bytes);
             HostCopy {
                 from: from.offset,
                 to: to.offset,
                 bytes: to.bytes,
             }
         });
-        let copies = copies.collect();
-        self.commands.push(Command::Fetch(copies));
+        copies.collect()
     }
 
     pub fn exchange(&mut self, exchanges: Vec<Exchange>) {

@@ -157,6 +157,18 @@ fn spelled(version: c_int) -> String {
     )
 }
 
+/// Refuses a library that is too old for ranks on cards of their own, or on shared ones.
+fn check_version(version: c_int, shares: bool) -> Result<(), EngineError> {
+    let oldest = if shares { OLDEST_SHARING } else { OLDEST };
+    if version >= oldest {
+        return Ok(());
+    }
+    Err(EngineError::OldNccl {
+        version: spelled(version),
+        oldest: spelled(oldest),
+    })
+}
+
 /// This rank's place in the communicator of the run.
 pub(crate) struct Nccl {
     communicator: Communicator,
@@ -172,13 +184,7 @@ impl Nccl {
         context.bind()?;
         let functions = Functions::load()?;
         let shares = std::env::var(SHARING_VARIABLE).is_ok_and(|value| value == "1");
-        let oldest = if shares { OLDEST_SHARING } else { OLDEST };
-        if functions.version() < oldest {
-            return Err(EngineError::OldNccl {
-                version: spelled(functions.version()),
-                oldest: spelled(oldest),
-            });
-        }
+        check_version(functions.version(), shares)?;
         let mut id = UniqueId([0; ID_BYTES]);
         if world.is_first() {
             // SAFETY: the pointer is to a live identity.
@@ -288,6 +294,17 @@ mod tests {
     }
 
     /// Where it is not installed, the error says what to install.
+    #[test]
+    fn a_library_that_is_too_old_is_refused_with_both_versions() {
+        assert!(check_version(OLDEST, false).is_ok());
+        assert!(check_version(OLDEST_SHARING, true).is_ok());
+        let told = check_version(OLDEST - 1, false).unwrap_err().to_string();
+        assert!(told.contains(&spelled(OLDEST - 1)) && told.contains(&spelled(OLDEST)));
+        let told = check_version(22_809, true).unwrap_err().to_string();
+        assert!(told.contains("2.28.9 is too old") && told.contains(&spelled(OLDEST_SHARING)));
+        assert!(check_version(22_809, false).is_ok());
+    }
+
     #[test]
     fn a_missing_library_is_named() {
         match Functions::load() {

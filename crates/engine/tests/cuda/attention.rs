@@ -25,6 +25,8 @@ struct Shape {
     causal: bool,
     padding: bool,
     dropout: f64,
+    /// How much larger scores are than those of usual attention.
+    sharpness: f64,
 }
 
 /// As four encoders of a text have it.
@@ -37,6 +39,7 @@ const ENCODER: Shape = Shape {
     causal: false,
     padding: true,
     dropout: 0.1,
+    sharpness: 1.0,
 };
 
 /// Of a model of 7 billion parameters.
@@ -49,6 +52,7 @@ const GROUPED: Shape = Shape {
     causal: true,
     padding: false,
     dropout: 0.0,
+    sharpness: 1.0,
 };
 
 impl Shape {
@@ -68,7 +72,7 @@ impl Shape {
             kv_heads: self.kv_heads,
             head_dim: self.head_dim,
             causal: self.causal,
-            scale: 1.0 / (self.head_dim as f64).sqrt(),
+            scale: self.sharpness / (self.head_dim as f64).sqrt(),
             dropout: graph.dropout(self.dropout),
             padding: self.padding,
             window: None,
@@ -195,6 +199,8 @@ shapes! {
     heads_of_32_over_449_positions: Shape { seq: 449, batch: 5, ..ENCODER };
     heads_of_32_over_one_position: Shape { seq: 1, padding: false, ..ENCODER };
     heads_of_32_of_many_texts: Shape { seq: 130, batch: 70, ..ENCODER };
+    // Scores far above those of the first keys, which are what probabilities are relative to.
+    heads_of_32_with_sharp_scores: Shape { sharpness: 6.0, ..ENCODER };
     heads_of_32_over_600_positions: Shape { seq: 600, ..ENCODER };
     heads_of_32_in_causal_order: Shape { seq: 333, causal: true, kv_heads: 1, ..ENCODER };
     grouped_heads_of_128: GROUPED;

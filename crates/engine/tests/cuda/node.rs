@@ -357,8 +357,8 @@ fn fill(side: &Side, host: &mut Executor) {
                     .write::<f32>(place)
                     .copy_from_slice(&scalars);
             }
-            // Weights in host memory are `cinch-train`'s to test: here nodes run by themselves.
-            Role::Offloaded => {}
+            // Weights and activations in host memory are `cinch-train`'s to test: here nodes run by themselves.
+            Role::Offloaded | Role::HostActivation => {}
             Role::ComputeCopy | Role::LossScale | Role::Result | Role::Activation => {}
         }
     }

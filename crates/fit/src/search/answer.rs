@@ -73,6 +73,8 @@ pub struct FitSettings {
     pub update_in_backward: bool,
     pub offload: bool,
     pub offload_frozen: bool,
+    /// Recomputed blocks with activations in host memory.
+    pub offload_activations: usize,
     /// Those that train together, on how many machines, and what each keeps only a part of.
     pub ranks: usize,
     pub nodes: usize,
@@ -164,6 +166,7 @@ impl FitSettings {
             update_in_backward: batch.update_in_backward,
             offload: batch.offload,
             offload_frozen: batch.offload_frozen,
+            offload_activations: batch.offload_activations.min(recomputed),
             ranks: batch.world.ranks,
             nodes: batch.world.nodes,
             shard: batch.world.shard.name(),
@@ -191,6 +194,12 @@ impl FitSettings {
         }
         if self.offload_frozen {
             parts.push("frozen weights in host memory".to_owned());
+        }
+        if self.offload_activations > 0 {
+            let (stored, blocks) = (self.offload_activations, self.checkpointing.blocks);
+            parts.push(format!(
+                "activations of {stored} of these {blocks} blocks in host memory"
+            ));
         }
         if self.ranks > 1 {
             parts.push(match self.shard {

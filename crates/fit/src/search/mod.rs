@@ -65,19 +65,25 @@ impl Fit {
 /// The fastest settings within the budget, and what there is to say about them.
 pub fn fit(request: &Request<'_>) -> Result<Fit, FitError> {
     let space = Space::new(request)?;
-    with_any_length(|length| answer(request, &space, length))
+    with_any_length(request, |length| answer(request, &space, length))
 }
 
 /// The fastest settings within the budget, without the rest of the report.
 pub fn best(request: &Request<'_>) -> Result<Arc<StepPlan>, FitError> {
     let space = Space::new(request)?;
-    with_any_length(|length| Ok(search(request, &space, length)?.plan))
+    with_any_length(request, |length| Ok(search(request, &space, length)?.plan))
 }
 
-/// Looks at short chains of blocks; where the model's blocks turn out not to be alike, at whole
-/// ones.
-fn with_any_length<T>(mut attempt: impl FnMut(Length) -> Result<T, Halt>) -> Result<T, FitError> {
-    let mut length = Length::Short;
+/// Looks at short chains of blocks; where the model's blocks turn out not to be alike, or some of
+/// them have activations in host memory, at whole ones.
+fn with_any_length<T>(
+    request: &Request<'_>,
+    mut attempt: impl FnMut(Length) -> Result<T, Halt>,
+) -> Result<T, FitError> {
+    let mut length = match request.config.batch.offload_activations {
+        0 => Length::Short,
+        _ => Length::Whole,
+    };
     loop {
         match attempt(length) {
             Ok(found) => return Ok(found),

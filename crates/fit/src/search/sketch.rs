@@ -311,6 +311,10 @@ impl VariantSketch {
                 )
             }
             Shorter::Nothing => {
+                // The more blocks are recomputed, the more of them may have activations there.
+                let last = steps.recomputed.last();
+                let most = last.map(|(_, step)| Demand::new(step, options).host_bytes);
+                let host_bytes = built.host_bytes.max(most.unwrap_or(0));
                 let peaks = steps.recomputed.iter();
                 let peaks = peaks.map(|(count, step)| (*count, peak_of(step)));
                 let seconds = steps.recomputed.iter();
@@ -321,7 +325,7 @@ impl VariantSketch {
                 });
                 (
                     built.persistent_bytes(),
-                    built.host_bytes,
+                    host_bytes,
                     by_count(blocks, peaks),
                     by_count(blocks, seconds),
                     by_count(blocks, launches),

@@ -1,4 +1,5 @@
-//! Weights on their way from host memory into the arena, ahead of the nodes that read them.
+//! Weights and activations on their way from host memory into the arena, ahead of the nodes that
+//! read them.
 
 use super::{Declare, expect, sum};
 use crate::cost::{Cost, KernelCost};
@@ -11,13 +12,6 @@ use crate::types::TensorType;
 /// beside its computing; what reads an output waits for all of the node's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fetch;
-
-impl Fetch {
-    /// What crosses the bus.
-    pub fn bus_bytes(outputs: &[TensorType]) -> u64 {
-        sum(outputs.iter().map(TensorType::bytes))
-    }
-}
 
 impl Declare for Fetch {
     fn name(&self) -> &'static str {
@@ -34,6 +28,7 @@ impl Declare for Fetch {
         Ok(())
     }
 
+    /// Or activations, by the role of what is fetched.
     fn brings_weights(&self) -> bool {
         true
     }
@@ -46,5 +41,9 @@ impl Declare for Fetch {
     /// a block's nodes.
     fn cuda_cost(&self, _inputs: &[TensorType], _outputs: &[TensorType]) -> Cost {
         Cost::of([KernelCost::streamed(0, 0)])
+    }
+
+    fn bus_bytes(&self, _inputs: &[TensorType], outputs: &[TensorType]) -> u64 {
+        sum(outputs.iter().map(TensorType::bytes))
     }
 }

@@ -30,6 +30,7 @@ mod optimizer;
 mod reduce;
 mod rotary;
 mod scan;
+mod store;
 mod view;
 
 pub use activation::{Activation, ActivationBackward, ActivationKind};
@@ -64,6 +65,7 @@ pub use optimizer::{
 pub use reduce::{CudaReduction, Meets, Over, Reduce, ReduceKind};
 pub use rotary::Rotary;
 pub use scan::{Scan, ScanBackward, ScanInputs, ScanPartition};
+pub use store::Store;
 pub use view::View;
 
 use crate::align::aligned;
@@ -206,6 +208,11 @@ pub trait Declare {
         false
     }
 
+    /// What crosses the bus between host memory and the arena, beside what is computed.
+    fn bus_bytes(&self, _inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
+        0
+    }
+
     /// What crosses the network, for an op that needs other ranks.
     fn wire(&self, _inputs: &[TensorType], _outputs: &[TensorType]) -> Option<Wire> {
         None
@@ -276,6 +283,7 @@ ops!(
     Split,
     Dequantise,
     Fetch,
+    Store,
     Attention,
     AttentionBackward,
     CachedAttention,

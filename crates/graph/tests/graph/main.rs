@@ -7,6 +7,7 @@ mod differentiate;
 mod expressions;
 mod infer;
 mod mutations;
+mod offload_activations;
 mod parameters;
 mod print;
 mod random_model;

@@ -92,6 +92,11 @@ impl Values {
 
     fn run(&mut self, graph: &Graph, node: &Node) {
         let inputs = self.read(node);
+        if matches!(node.op, Op::Store(_) | Op::Fetch(_)) {
+            // The same numbers in another memory.
+            self.of.extend(node.outputs.iter().copied().zip(inputs));
+            return;
+        }
         if let Op::NormApply(op) = &node.op {
             let layer = op.kind == NormKind::Layer;
             let rstd = inputs[1 + usize::from(layer)];

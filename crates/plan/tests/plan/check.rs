@@ -50,6 +50,7 @@ struct Live {
 fn residence(plan: &Plan, role: Role) -> Residence {
     match role {
         Role::State if plan.options.offload_states => Residence::Host,
+        Role::Offloaded | Role::HostActivation => Residence::Host,
         _ => Residence::Arena,
     }
 }

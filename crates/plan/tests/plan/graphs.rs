@@ -33,6 +33,27 @@ proptest! {
         }
     }
 
+    /// What is copied to the host keeps its place until that has been waited for, and what comes
+    /// back has one from the moment it is asked for.
+    #[test]
+    fn activations_in_host_memory_overlap_nothing(model in models()) {
+        let base = model.training();
+        let blocks = base.blocks.len();
+        for offloaded in 1..=blocks {
+            let step = base.recompute_and_offload(Recompute::Full, offloaded).unwrap();
+            for step in [step.update_in_backward(), step] {
+                let plan = Plan::new(&step, Options::new(Target::Cuda));
+                check(&step, &plan);
+                let stored = step.tensors.iter().filter(|t| t.role == Role::HostActivation);
+                let bytes: u64 = stored.map(|t| t.ty.bytes().next_multiple_of(256)).sum();
+                prop_assert_eq!(plan.host_bytes, bytes);
+                let overhead = cinch_plan::overhead_bytes(Target::Cuda);
+                prop_assert_eq!(plan.breakdown(&step).total(), plan.arena_bytes + overhead);
+                prop_assert_eq!(plan.breakdown(&step).staged, 0);
+            }
+        }
+    }
+
     #[test]
     fn a_graph_has_one_plan(model in models()) {
         for step in levels(&model.training()) {

@@ -155,6 +155,40 @@ fn what_saves_memory_has_its_price() {
     assert!((3.5..4.0).contains(&ratio), "{ratio}");
 }
 
+/// Activations that cross the bus while the forward runs save what would be computed again; more
+/// than it moves in that time are waited for.
+#[test]
+fn stored_activations_cost_what_the_bus_takes_longer() {
+    let card = card();
+    let own = [
+        ("model.type", "qwen2.5-7b"),
+        ("lora.rank", "128"),
+        ("vram.batch_size", "1"),
+        ("vram.max_seq_len", "1536"),
+    ];
+    let step = |away: usize| {
+        let mut config = config(&own);
+        config.batch.offload_activations = away;
+        let blocks = config.model.num_blocks();
+        StepPlan::new(&config, Target::Cuda, blocks).unwrap()
+    };
+    let [none, some, all] = [0, 8, 28].map(step);
+    let seconds = |step: &StepPlan, card: &Card| step.predict(card, false).seconds;
+    assert!(seconds(&some, &card) < seconds(&none, &card));
+    // All is stored before the loss, and fetched after it.
+    let bus = 2.0 * all.plan.host_bytes as f64 / card.host_bandwidth;
+    assert!(seconds(&all, &card) > bus);
+    assert!(all.predict(&card, false).by_op["fetch"] > 0.0);
+    let fast = Card {
+        host_bandwidth: 1e15,
+        ..card.clone()
+    };
+    assert!(seconds(&all, &fast) < seconds(&some, &fast));
+    assert!(seconds(&all, &fast) < seconds(&all, &card));
+    // What is on its way takes no more of the arena than recomputation does.
+    assert_eq!(some.arena_bytes(), none.arena_bytes());
+}
+
 /// On the CPU time scales with the measured rates.
 #[test]
 fn a_cpu_twice_as_fast_takes_half_the_time() {

@@ -58,6 +58,8 @@ const MOST_TOKENS: u64 = 1 << 28;
 const MOST_RANK: u64 = 1 << 16;
 /// States of all channels at all timesteps, of which a layer has some tensors.
 const MOST_STATES: u64 = 1 << 48;
+/// Pixels of the patches whose convolution was held to rehearsals.
+const REHEARSED_PATCH: [u64; 2] = [16, 16];
 /// Timesteps of a loop in Python: each is some twenty nodes of the graph in every layer, and all are held at once.
 const MOST_TIMESTEPS: u64 = 1 << 14;
 /// The same over all layers: some kilobytes of this process for each.
@@ -209,6 +211,11 @@ impl Workload {
         Ok(())
     }
 
+    /// Those of Liger's kernels that are asked for and exist for the model.
+    pub fn liger_in_effect(&self) -> Liger {
+        replay::liger(&self.architecture, self.liger)
+    }
+
     /// What the prediction takes for granted because only the run can tell.
     pub fn assumptions(&self) -> Vec<&'static str> {
         let mut list = Vec::new();
@@ -220,14 +227,18 @@ impl Workload {
             list.push("adapters in transformers' Mamba follow its source; only full training was measured");
         }
         if self.liger.is_on() {
-            list.push(
-                match replay::liger(&self.architecture, self.liger).is_on() {
-                    true => "Liger's kernels ask for memory as those of liger-kernel 0.8.5 do",
-                    false => {
-                        "Liger has no kernels for this family: the model runs with its own ops"
-                    }
-                },
-            );
+            list.push(match self.liger_in_effect().is_on() {
+                true => "Liger's kernels ask for memory as those of liger-kernel 0.8.5 do",
+                false => "Liger has no kernels for this family: the model runs with its own ops",
+            });
+        }
+        if self.liger_in_effect().is_on() && self.frozen.is_quantised() {
+            list.push("Liger's kernels beside quantised weights follow its source; only runs without such weights were rehearsed");
+        }
+        if let Architecture::Vit(shape) = &self.architecture
+            && shape.patch != REHEARSED_PATCH
+        {
+            list.push("not certain: what cuDNN takes while it convolves patches was rehearsed for 16 × 16 pixels, and other patches follow the same rule; `cinch rehearse` asks cuDNN itself");
         }
         if self.frozen == Frozen::EightBit {
             list.push("no activation is an outlier to LLM.int8(): columns of outliers are multiplied apart and kept");
@@ -285,7 +296,7 @@ impl Workload {
             prepared: self.prepared,
             attention: self.attention,
             checkpoints: self.checkpoints,
-            liger: replay::liger(&self.architecture, self.liger),
+            liger: self.liger_in_effect(),
             batch: [self.batch, self.length],
         };
         replay::program(&self.architecture, &setup)

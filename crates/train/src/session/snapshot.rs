@@ -101,7 +101,8 @@ impl<'a> Snapshot<'a> {
     /// ranks do this together.
     pub(crate) fn assembled(&self, ranks: &Ranks) -> Result<Vec<AssembledTensor>, TrainError> {
         let mut tensors = Vec::new();
-        for saved in &self.0 {
+        let needed = |saved: &&Saved<'_>| saved.is_cut || ranks.is_first();
+        for saved in self.0.iter().filter(needed) {
             let elements: usize = saved.shape.iter().product();
             let own: &dyn TensorBytes = &saved.bytes;
             let own = own.to_vec()?;

@@ -44,7 +44,7 @@ impl Account {
         let kept = step.training.tensors.iter();
         let kept = kept.filter(|tensor| {
             let states = tensor.role == Role::State && step.config.batch.offload;
-            let away = states || tensor.role == Role::Offloaded;
+            let away = states || matches!(tensor.role, Role::Offloaded | Role::HostActivation);
             tensor.role.is_persistent() && !away
         });
         let persistent = kept.map(|tensor| aligned(tensor.ty.bytes())).sum();

@@ -39,6 +39,7 @@ pub fn together(
             overhead,
             effective_batch,
             may,
+            division: None,
         };
         choose(workload, &limits).ok()
     })?;

@@ -49,7 +49,7 @@ pub(crate) fn execute<F: Real + Element>(x: &Operands<'_>) -> Result<(), EngineE
         Op::Concat(op) => moving::concat::<F>(x, op),
         Op::Split(op) => moving::split::<F>(x, op),
         Op::Dequantise(op) => moving::dequantise::<F>(x, op),
-        Op::Fetch(op::Fetch) => moving::fetch(x),
+        Op::Fetch(op::Fetch) | Op::Store(op::Store) => moving::across(x),
         Op::Attention(op) => attention::attend::<F>(x, op),
         Op::AttentionBackward(op) => attention::attend_backward::<F>(x, &op.0),
         Op::CachedAttention(op) => return attention::attend_cached::<F>(x, op),

@@ -1,4 +1,4 @@
-//! What only moves or spells out numbers: views, column blocks, fetched and quantised weights.
+//! What only moves or spells out numbers: views, column blocks, what is fetched or stored, quantised weights.
 
 use cinch_graph::op;
 
@@ -60,7 +60,7 @@ pub fn view<F: Real + Element>(x: &Operands<'_>) {
 }
 
 /// On the CPU both memories are the same: a plain copy.
-pub fn fetch(x: &Operands<'_>) {
+pub fn across(x: &Operands<'_>) {
     for index in 0..x.node.outputs.len() {
         x.output::<u8>(index).copy_from_slice(x.input(index));
     }

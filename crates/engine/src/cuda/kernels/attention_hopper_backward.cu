@@ -657,17 +657,20 @@ INSTANCE(attention_backward_hopper_128_dropout, 128, 64, true)
 
 // What the backward reads for each query, for whole blocks of keys: lse·log2 e and δ = Σ do∘o,
 // [B, heads, blocks·KEYS], infinite and 0 where a query does not count, so that its probabilities
-// are 0. Eight lanes for a query. Counters start at 0. Of each tile of `rows` queries the first
-// block of keys that it sees, which never falls from tile to tile whatever starts hold: blocks
-// wait for each other by it.
+// are 0. Four lanes for a query of 32 columns, eight for others. Counters start at 0. Of each tile
+// of `rows` queries the first block of keys that it sees, which never falls from tile to tile
+// whatever starts hold: blocks wait for each other by it.
 KERNEL __launch_bounds__(256)
     attention_statistics_hopper(const real* d_o, const real* o, const float* lse, float* lse_out,
                                 float* delta_out, u32* counters, i32* lows, int num_counters,
                                 int batch, int seq, int heads, int width, const i32* lengths,
                                 int window, const i32* starts, int rows) {
     int padded = (seq + KEYS - 1) / KEYS * KEYS, tiles = padded / rows;
-    u64 thread = (u64)blockIdx.x * 256 + threadIdx.x, index = thread / 8;
-    int lane = threadIdx.x % 8;
+    u64 thread = (u64)blockIdx.x * 256 + threadIdx.x;
+    int bits = width < 64 ? 2 : 3, lanes = 1 << bits, lane = threadIdx.x & (lanes - 1);
+    // Of all positions of all heads, of which there are fewer than 2³²: divisions of 64 bits would
+    // take longer than everything else.
+    u32 index = (blockIdx.x << (8 - bits)) + (threadIdx.x >> bits);
     if (thread < num_counters) counters[thread] = 0;
     if (lows && thread < (u64)batch * tiles) {
         int b = (int)thread / tiles, low = 0;
@@ -679,12 +682,13 @@ KERNEL __launch_bounds__(256)
         lows[thread] = low;
     }
     if (index >= (u64)batch * padded * heads) return;
-    int h = index % heads, t = index / heads % padded, b = index / heads / padded;
+    u32 position = index / (u32)heads;
+    int h = index % (u32)heads, t = position % (u32)padded, b = position / (u32)padded;
     u64 row = ((u64)b * seq + t) * heads + h, to = ((u64)b * heads + h) * padded + t;
     bool counts = t < sequence_length(lengths, b, seq);
     float sum = 0.0f;
     if (counts) {
-        for (int d = lane * 8; d < width; d += 64) {
+        for (int d = lane * 8; d < width; d += lanes * 8) {
             float x[8], y[8];
             load(d_o + row * width + d, x);
             load(o + row * width + d, y);
@@ -692,9 +696,9 @@ KERNEL __launch_bounds__(256)
             for (int e = 0; e < 8; e++) sum = fmaf(x[e], y[e], sum);
         }
     }
-#pragma unroll
-    for (int offset = 4; offset > 0; offset /= 2)
-        sum += __shfl_xor_sync(0xffu << (threadIdx.x % 32 / 8 * 8), sum, offset);
+    u32 members = ((1u << lanes) - 1) << (threadIdx.x % 32 - lane);
+    for (int offset = lanes / 2; offset > 0; offset /= 2)
+        sum += __shfl_xor_sync(members, sum, offset);
     if (lane > 0) return;
     lse_out[to] = counts ? lse[((u64)b * heads + h) * seq + t] * LOG2_E : PLUS_INFINITY;
     delta_out[to] = sum;

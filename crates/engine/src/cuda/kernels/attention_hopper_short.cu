@@ -50,7 +50,8 @@ struct Head {
         if (index >= x.batch * x.heads) return false;
         b = index / x.heads;
         h = index % x.heads;
-        length = sequence_length(x.lengths, b, x.seq);
+        // From the first lane, so that the compiler knows it to be the same in the whole warp.
+        length = __shfl_sync(0xffffffffu, sequence_length(x.lengths, b, x.seq), 0);
         tiles = (length + ROWS - 1) / ROWS;
         rounds = (tiles + GROUPS - 1) / GROUPS;
         return true;
@@ -205,7 +206,7 @@ __device__ __forceinline__ void write_rows(const float (&y)[D / 2], float factor
 
 // ---------------------------------------------------------------- the warpgroup that sums dQ
 
-__device__ __forceinline__ void sum_queries(const Problem& x, const Memory& at) {
+__device__ __forceinline__ void sum_queries(const Problem& x, const Memory& at, float scale) {
     int lane = threadIdx.x % 32;
     Ring<2> keys, scores;
     auto release = [&](u32 barrier) {
@@ -251,7 +252,7 @@ __device__ __forceinline__ void sum_queries(const Problem& x, const Memory& at) 
                     }
                 }
                 if (round + 1 == head.rounds) {
-                    write_rows(add, x.scale, dq, x.q_stride, tile * ROWS, head.length);
+                    write_rows(add, scale, dq, x.q_stride, tile * ROWS, head.length);
                     continue;
                 }
 #pragma unroll
@@ -290,16 +291,19 @@ __device__ __forceinline__ void differentiate(const Problem& x, const Memory& at
     int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     float c = x.scale * LOG2_E;
     ScoreDropout dropout(x.random, x.stream, x.threshold, x.heads);
+    float inverse = 1.0f / dropout.scale;
     Ring<2> keys, scores;
     Ring<STAGES> ring;
     auto release = [&](u32 barrier) {
         __syncwarp();
         if (lane == 0) arrive(barrier);
     };
+    // Where the row begins that a lane stores, of the four matrices of a store.
+    int stored = warp * 16 + lane % 16;
+    u32 scores_row = stored * 128 + ((lane / 16 ^ stored % 8) << 4);
     Head head;
     for (int turn = 0; head.take(x, turn); turn++) {
         if (x.lengths) clear_padding(x, head, threadIdx.x - 256);
-        u64 kv_start = (u64)head.b * x.seq * x.kv_stride + (u64)head.h * D;
         for (int round = 0; round < head.rounds; round++, keys.advance()) {
             int own = (round * GROUPS + group) * ROWS, key = own + warp * 16 + g;
             bool active = group < head.active(round);
@@ -356,16 +360,18 @@ __device__ __forceinline__ void differentiate(const Problem& x, const Memory& at
                     for (int e = 0; e < 2; e++) {
                         float* p = s + 4 * j + e;
                         float* dp = ds + 4 * j + e;
-                        float all[2] = {p[0], p[2]}, factor = 1.0f, subtract = e ? mean.y : mean.x;
+                        // dS = P∘(M∘dP − δ). The factor of what is kept is applied to the
+                        // gradients as a whole, so that δ is divided by it, and dropping P drops
+                        // dP as well.
+                        float subtract = e ? mean.y : mean.x;
+                        if (DROPOUT) subtract *= inverse;
+                        float all[2] = {p[0] * subtract, p[2] * subtract};
                         if (DROPOUT) {
-                            // The factor of what is kept is applied to dV as a whole.
                             u32 word = ScoreDropout::word((e ? random.y : random.x) + offset);
                             dropout.drop(word, p[0], p[2]);
-                            dropout.drop(word, dp[0], dp[2]);
-                            factor = dropout.scale;
                         }
-                        dp[0] = all[0] * fmaf(dp[0], factor, -subtract);
-                        dp[2] = all[1] * fmaf(dp[2], factor, -subtract);
+                        dp[0] = fmaf(p[0], dp[0], -all[0]);
+                        dp[2] = fmaf(p[2], dp[2], -all[1]);
                     }
                 }
                 u32 p[ROWS / 4], q[ROWS / 4];
@@ -377,15 +383,14 @@ __device__ __forceinline__ void differentiate(const Problem& x, const Memory& at
 
                 // 64 queries, 128 bytes, are a row of dS.
                 wait(at.scores_empty(scores.stage), scores.parity ^ 1);
-                u32 to = at.scores(scores.stage, group) + (warp * 16 + g) * 128 + t * 4;
+                u32 to = at.scores(scores.stage, group) + scores_row;
 #pragma unroll
-                for (int j = 0; j < ROWS / 8; j++)
-#pragma unroll
-                    for (int half = 0; half < 2; half++)
-                        asm volatile("st.shared.b32 [%0], %1;" ::"r"(to + half * 8 * 128 +
-                                                                     ((j ^ g) << 4)),
-                                     "r"(q[2 * j + half])
-                                     : "memory");
+                for (int j = 0; j < ROWS / 8; j += 2)
+                    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], "
+                                 "{%1, %2, %3, %4};" ::"r"(to ^ (j << 4)),
+                                 "r"(q[2 * j]), "r"(q[2 * j + 1]), "r"(q[2 * j + 2]),
+                                 "r"(q[2 * j + 3])
+                                 : "memory");
                 publish_shared();
                 release(at.scores_full(scores.stage));
 
@@ -399,9 +404,10 @@ __device__ __forceinline__ void differentiate(const Problem& x, const Memory& at
             }
             release(at.keys_empty(keys.stage));
             if (!active) continue;
-            write_rows(grad_key, x.scale, x.dk + kv_start, x.kv_stride, own, head.length);
-            write_rows(grad_value, DROPOUT ? dropout.scale : 1.0f, x.dv + kv_start, x.kv_stride,
-                       own, head.length);
+            u64 kv_start = (u64)head.b * x.seq * x.kv_stride + (u64)head.h * D;
+            float factor = DROPOUT ? dropout.scale : 1.0f;
+            write_rows(grad_key, x.scale * factor, x.dk + kv_start, x.kv_stride, own, head.length);
+            write_rows(grad_value, factor, x.dv + kv_start, x.kv_stride, own, head.length);
         }
     }
 }
@@ -433,7 +439,8 @@ __device__ __forceinline__ void backward(const TensorMap* q, const TensorMap* k,
         if (threadIdx.x < 32) bring<DROPOUT>(x, at, q, k, v, d_o);
     } else if (group == 1) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 48;");
-        sum_queries(x, at);
+        float factor = ScoreDropout(x.random, x.stream, x.threshold, x.heads).scale;
+        sum_queries(x, at, DROPOUT ? x.scale * factor : x.scale);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 136;");
         differentiate<DROPOUT>(x, at, shared);

@@ -256,6 +256,9 @@ fn kernel(file: &'static str, function: &'static str) -> Kernel {
 }
 
 pub fn attention(x: &mut Lowering<'_>, op: &op::Attention) {
+    if x.card.is_hopper && op.hopper_short(&x.input_type(0)).is_some() {
+        return attention_hopper_short::attention(x, op);
+    }
     if x.card.is_hopper && op.suits_hopper(&x.input_type(0)) {
         return attention_hopper::attention(x, op);
     }
@@ -385,6 +388,8 @@ pub(super) mod tests {
     const HOPPER_SOURCE: &str = include_str!("../kernels/attention_hopper.cu");
     const HOPPER_BACKWARD_SOURCE: &str = include_str!("../kernels/attention_hopper_backward.cu");
     const HOPPER_SHORT_SOURCE: &str = include_str!("../kernels/attention_hopper_short.cu");
+    const HOPPER_SHORT_FORWARD_SOURCE: &str =
+        include_str!("../kernels/attention_hopper_short_forward.cu");
 
     pub fn op(
         inputs: op::AttentionInputs,
@@ -496,6 +501,7 @@ pub(super) mod tests {
             "attention_hopper" => HOPPER_SOURCE,
             "attention_hopper_backward" => HOPPER_BACKWARD_SOURCE,
             "attention_hopper_short" => HOPPER_SHORT_SOURCE,
+            "attention_hopper_short_forward" => HOPPER_SHORT_FORWARD_SOURCE,
             _ => ANY_SOURCE,
         };
         let source = source.replace('\\', " ");

@@ -1,6 +1,6 @@
 //! Attention on Hopper cards: kernels that stay on their multiprocessors, fed by the copy engine.
 //! The backward is two launches: what it reads of each query, then all three gradients. How it is
-//! laid out, `graph/src/op/attention/hopper.rs` says. Short sequences of narrow heads have a backward
+//! laid out, `graph/src/op/attention/hopper.rs` says. Short sequences of narrow heads have kernels
 //! of their own (`attention_hopper_short.rs`).
 
 use cinch_graph::op::{self, HopperBackward};
@@ -170,8 +170,7 @@ impl Statistics {
     pub fn launch(&self, x: &mut Lowering<'_>, site: &Site<'_>) {
         let (op, sources) = (site.op, site.op.num_sources());
         let given = [0, sources + 1, sources + 2].map(|input| x.input_argument(input));
-        // Eight lanes for a position of a head.
-        let lanes = site.batch * self.padded * op.heads * 8;
+        let lanes = site.batch * self.padded * op.heads * statistics_lanes(op.head_dim);
         let mut arguments = given.to_vec();
         arguments.extend([self.lse, self.delta, self.turns, self.lows]);
         arguments.extend([self.num_turns, site.batch, site.seq, op.heads].map(int));
@@ -183,6 +182,11 @@ impl Statistics {
             arguments,
         );
     }
+}
+
+/// Lanes for a position of a head, each with eight columns at a time.
+fn statistics_lanes(head_dim: usize) -> usize {
+    if head_dim < 64 { 4 } else { 8 }
 }
 
 pub fn attention(x: &mut Lowering<'_>, op: &op::Attention) {

@@ -1,5 +1,5 @@
-//! The backward of attention over short sequences of narrow heads on Hopper cards: a block has a
-//! whole head at a time.
+//! Attention over short sequences of narrow heads on Hopper cards: a block has the keys of a whole
+//! head at a time.
 
 use cinch_graph::op::{self, HopperShort};
 
@@ -15,6 +15,45 @@ const ROWS: usize = 64;
 const STAGES: usize = 6;
 const ROUNDS: usize = 2;
 const BARRIERS: usize = 1 + 4 * ROUNDS + 2 * STAGES;
+
+/// Warpgroups of the forward with queries, and heads whose keys are in shared memory.
+const FORWARD_GROUPS: usize = 4;
+const FORWARD_HEADS: usize = 2;
+
+pub fn attention(x: &mut Lowering<'_>, op: &op::Attention) {
+    let site = Site::new(x, op, 0, op.num_sources());
+    let mut arguments = op
+        .places()
+        .map(|(input, column)| Argument::Address(x.input(input) + (column * ELEMENT_BYTES) as u64))
+        .to_vec();
+    arguments.extend([x.output_argument(0), x.output_argument(1)]);
+    arguments.extend(site.strides.map(|stride| Argument::U32(stride as u32)));
+    arguments.extend([site.batch, site.seq, op.heads, op.kv_heads].map(int));
+    arguments.push(Argument::F32(op.scale as f32));
+    arguments.extend(site.random);
+    arguments.push(site.lengths);
+    let function = match op.dropout {
+        None => "attention_forward_hopper_short_32",
+        Some(_) => "attention_forward_hopper_short_32_dropout",
+    };
+    let tiles = (site.batch * op.heads).saturating_mul(site.seq.div_ceil(ROWS));
+    // One warpgroup more brings keys and values.
+    let shape = launch_shape(
+        tiles.min(x.card.multiprocessors),
+        FORWARD_GROUPS + 1,
+        forward_bytes(),
+    );
+    let file = "attention_hopper_short_forward";
+    x.launch(Kernel { file, function }, shape, arguments);
+}
+
+/// Keys and values, and output; a random number for each query; two barriers for each head.
+fn forward_bytes() -> usize {
+    let queries = FORWARD_GROUPS * ROWS;
+    let rows = 2 * FORWARD_HEADS * HopperShort::MOST_POSITIONS + queries;
+    let elements = rows * HopperShort::HEAD_DIM;
+    elements * ELEMENT_BYTES + queries * size_of::<u32>() + 2 * FORWARD_HEADS * BARRIER_BYTES
+}
 
 pub fn attention_backward(x: &mut Lowering<'_>, op: &op::Attention, layout: &HopperShort) {
     let site = Site::new(x, op, 1, op.num_sources() + 3);
@@ -89,8 +128,17 @@ mod tests {
             let (_, plan, commands) = lower_for(&encoder(12), DType::F16, batch, 500, Card::HOPPER);
             let launches = launches(&commands);
             let files: Vec<_> = launches.iter().map(|launch| launch.0.file).collect();
-            let (forward, statistics) = ("attention_hopper", "attention_hopper_backward");
+            let forward = "attention_hopper_short_forward";
+            let statistics = "attention_hopper_backward";
             assert_eq!(files, [forward, statistics, "attention_hopper_short"]);
+            // Tiles of queries are dealt out one by one.
+            let (_, shape, _) = launches[0];
+            assert_eq!(shape.grid, [132.min(batch as u32 * 12 * 8), 1, 1]);
+            assert_eq!(shape.block, [640, 1, 1]);
+            assert!(shape.shared_bytes + 1024 <= SHARED_BYTES);
+            // Four lanes for each of 512 positions of a head.
+            let (_, shape, _) = launches[1];
+            assert_eq!(shape.grid, [batch as u32 * 12 * 512 * 4 / 256, 1, 1]);
             let (_, shape, arguments) = launches[2];
             assert_eq!(shape.grid, [blocks, 1, 1]);
             assert_eq!(shape.block, [640, 1, 1]);

@@ -70,6 +70,7 @@ pub fn lower(mut x: Lowering<'_>) -> Vec<Command> {
         Op::Split(op) => columns::split(&mut x, op),
         Op::Dequantise(op) => dequantise::dequantise(&mut x, op),
         Op::Fetch(_) => x.fetch(),
+        Op::Store(_) => x.store(),
         Op::Attention(op) => attention::attention(&mut x, op),
         Op::AttentionBackward(op) => attention::attention_backward(&mut x, op),
         Op::CachedAttention(op) => cached_attention::cached_attention(&mut x, op),
@@ -114,29 +115,46 @@ fn view(x: &mut Lowering<'_>) {
 fn lane(op: &Op) -> Option<Lane> {
     match op {
         Op::Fetch(_) => Some(Lane::Fetches),
+        Op::Store(_) => Some(Lane::Stores),
         Op::AllReduce(_) | Op::ReduceScatter(_) | Op::AllGather(_) => Some(Lane::Exchanges),
         _ => None,
     }
 }
 
-/// What is under way beside the nodes: by tensor, the node that reads or writes it there.
+/// What is under way beside the nodes: by tensor, the node that has it there.
 #[derive(Default)]
-struct UnderWay(HashMap<TensorId, (Lane, usize)>);
+struct UnderWay {
+    held: HashMap<TensorId, (Lane, usize)>,
+    /// Those that are only read there: others may read them too.
+    read: HashMap<TensorId, (Lane, usize)>,
+}
 
 impl UnderWay {
     /// A node begins beside the others. What is before it in its own lane is done when it runs.
     fn begin(&mut self, node: &Node, lane: Lane, number: usize) -> Vec<Command> {
         let waits = self.awaited(node, Some(lane));
-        let named = node.inputs.iter().chain(&node.outputs);
-        self.0.extend(named.map(|&id| (id, (lane, number))));
+        let inputs = match lane {
+            Lane::Stores => &mut self.read,
+            // Ranks may use what they send as scratch memory.
+            Lane::Fetches | Lane::Exchanges => &mut self.held,
+        };
+        inputs.extend(node.inputs.iter().map(|&id| (id, (lane, number))));
+        let outputs = node.outputs.iter().map(|&id| (id, (lane, number)));
+        self.held.extend(outputs);
         waits
     }
 
-    /// What a node has to wait for, each once: whoever names a tensor waits for what has it.
+    /// What a node has to wait for, each once: whoever names a tensor waits for what has it, and
+    /// whoever is there to wait, or writes it, for what reads it.
     fn awaited(&mut self, node: &Node, own: Option<Lane>) -> Vec<Command> {
         let mut waits = Vec::new();
-        for id in node.inputs.iter().chain(&node.outputs) {
-            if let Some(&(lane, number)) = self.0.get(id).filter(|(lane, _)| Some(*lane) != own) {
+        let inputs = node.inputs.iter().map(|id| (id, false));
+        let outputs = node.outputs.iter().map(|id| (id, true));
+        for (id, is_written) in inputs.chain(outputs) {
+            let ends = is_written || matches!(node.op, Op::Await(_));
+            let read = self.read.get(id).filter(|_| ends);
+            let holder = self.held.get(id).or(read).copied();
+            if let Some((lane, number)) = holder.filter(|(lane, _)| Some(*lane) != own) {
                 waits.push(self.wait(lane, number));
             }
         }
@@ -145,16 +163,18 @@ impl UnderWay {
 
     /// All of a lane up to a number is done after it was waited for.
     fn wait(&mut self, lane: Lane, number: usize) -> Command {
-        self.0
-            .retain(|_, &mut (other, earlier)| other != lane || earlier > number);
+        let goes_on = |(other, earlier): (Lane, usize)| other != lane || earlier > number;
+        self.held.retain(|_, one| goes_on(*one));
+        self.read.retain(|_, one| goes_on(*one));
         Command::Await { lane, number }
     }
 
     /// The last of each lane.
     fn finish(&mut self) -> Vec<Command> {
         let mut waits = Vec::new();
-        for lane in [Lane::Fetches, Lane::Exchanges] {
-            let numbers = self.0.values().filter(|(other, _)| *other == lane);
+        for lane in Lane::ALL {
+            let all = self.held.values().chain(self.read.values());
+            let numbers = all.filter(|(other, _)| *other == lane);
             if let Some(last) = numbers.map(|(_, number)| *number).max() {
                 waits.push(self.wait(lane, last));
             }
@@ -270,13 +290,26 @@ pub fn lower_all(
 
 #[cfg(test)]
 mod tests {
-    use cinch_graph::op::GradientFormat;
+    use cinch_graph::op::{ActivationKind, GradientFormat};
     use cinch_graph::{
-        DType, Init, Optimizer, ShardLevel, Sharding, Target, TrainingGraph, differentiate,
+        DType, Init, Optimizer, Recompute, ShardLevel, Sharding, Target, TrainingGraph,
+        differentiate,
     };
     use cinch_plan::Options;
 
+    use crate::cuda::command::HostCopy;
+
     use super::*;
+
+    const OPTIMIZER: Optimizer = Optimizer {
+        beta1: 0.9,
+        beta2: 0.95,
+        epsilon: 1e-8,
+        weight_decay: 0.1,
+        max_norm: Some(1.0),
+        moments: MomentFormat::Full,
+        gradients: GradientFormat::Full,
+    };
 
     /// Blocks of one product each, with frozen weights in host memory.
     fn offloaded() -> Graph {
@@ -339,6 +372,96 @@ mod tests {
         assert!(slots.len() < 4, "{slots:?}");
     }
 
+    /// Blocks of two products each, all recomputed, of which some have activations in host memory.
+    fn stored() -> TrainingGraph {
+        let mut graph = Graph::new(DType::Bf16);
+        let mut x = graph.batch("x", [32, 64], DType::Bf16);
+        for block in 0..6 {
+            graph.enter_block(format!("block.{block}"));
+            let weight = graph.weight(&format!("up{block}.weight"), [256, 64], Init::Ones);
+            let wide = graph.linear(&format!("up{block}"), x, weight, None);
+            let active =
+                graph.activation(&format!("gelu{block}"), wide.unwrap(), ActivationKind::Gelu);
+            let weight = graph.weight(&format!("down{block}.weight"), [64, 256], Init::Ones);
+            let narrow = graph.linear(&format!("down{block}"), active.unwrap(), weight, None);
+            x = narrow.unwrap();
+            graph.leave_block();
+        }
+        let head = graph.weight("head.weight", [16, 64], Init::Ones);
+        let targets = graph.batch("targets", [32], DType::I32);
+        graph
+            .cross_entropy("loss", x, head, targets, 0.0, None)
+            .unwrap();
+        let optimizer = Optimizer {
+            gradients: GradientFormat::AsKept,
+            ..OPTIMIZER
+        };
+        let step = differentiate(graph, &optimizer).unwrap();
+        step.recompute_and_offload(Recompute::Full, 3).unwrap()
+    }
+
+    /// From the start of a copy to or from host memory until it was waited for, nothing writes what
+    /// it reads, and nothing touches what it writes.
+    #[test]
+    fn what_is_on_its_way_is_left_alone() {
+        let step = stored();
+        let plan = Plan::new(&step, Options::new(Target::Cuda));
+        let nodes = 0..step.nodes.len();
+        let lowered = lower_all(&step, &plan, nodes, MicroBatch::of_one(true), Card::HOPPER);
+        let overlap = |a: &[Bytes], b: &[Bytes]| {
+            let pairs = a.iter().flat_map(|a| b.iter().map(move |b| (a, b)));
+            pairs.into_iter().any(|(a, b)| a.0 < b.1 && b.0 < a.1)
+        };
+        let mut under_way: Vec<(Lane, usize, &Memory)> = Vec::new();
+        let (mut stores, mut fetches, mut most) = (0, 0, 0);
+        for Lowered {
+            node,
+            commands,
+            memory,
+            ..
+        } in &lowered
+        {
+            for command in commands {
+                if let Command::Await { lane, number } = command {
+                    under_way.retain(|(other, earlier, _)| other != lane || earlier > number);
+                }
+            }
+            for (_, _, copied) in &under_way {
+                assert!(!overlap(&memory.writes, &copied.reads), "{node}");
+                assert!(!overlap(&memory.writes, &copied.writes), "{node}");
+                assert!(!overlap(&memory.reads, &copied.writes), "{node}");
+            }
+            for command in commands {
+                let Command::Beside {
+                    lane,
+                    number,
+                    commands,
+                } = command
+                else {
+                    continue;
+                };
+                match &commands[..] {
+                    [Command::Store(copies)] => {
+                        stores += 1;
+                        let inside = |copy: &HostCopy| copy.to + copy.bytes <= plan.host_bytes;
+                        assert!(copies.iter().all(inside));
+                    }
+                    [Command::Fetch(_)] => {
+                        fetches += 1;
+                        // What it reads is all there.
+                        let stores = under_way.iter().filter(|(lane, ..)| *lane == Lane::Stores);
+                        assert_eq!(stores.count(), 0, "{node}");
+                    }
+                    other => panic!("{other:?} beside the step"),
+                }
+                under_way.push((*lane, *number, memory));
+                most = most.max(under_way.len());
+            }
+        }
+        assert_eq!((stores, fetches, most), (3, 3, 2));
+        assert!(under_way.is_empty());
+    }
+
     /// A step of four blocks on two ranks.
     fn on_two_ranks(level: ShardLevel) -> TrainingGraph {
         let mut graph = Graph::new(DType::Bf16);
@@ -354,16 +477,7 @@ mod tests {
         graph
             .cross_entropy("loss", x, head, targets, 0.0, None)
             .unwrap();
-        let optimizer = Optimizer {
-            beta1: 0.9,
-            beta2: 0.95,
-            epsilon: 1e-8,
-            weight_decay: 0.1,
-            max_norm: Some(1.0),
-            moments: MomentFormat::Full,
-            gradients: GradientFormat::Full,
-        };
-        let step = differentiate(graph, &optimizer).unwrap();
+        let step = differentiate(graph, &OPTIMIZER).unwrap();
         let sharding = Sharding { ranks: 2, level };
         step.shard(sharding).unwrap()
     }

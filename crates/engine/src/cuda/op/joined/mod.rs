@@ -83,6 +83,7 @@ fn effects(lowered: &Lowered) -> Option<Vec<Effect<'_>>> {
                 effects.push(Effect::Clear((address, address + bytes)));
             }
             Command::Fetch(_)
+            | Command::Store(_)
             | Command::Exchange(_)
             | Command::Beside { .. }
             | Command::Await { .. } => return None,

@@ -122,6 +122,7 @@ fn functions(commands: &[Command]) -> Vec<&'static str> {
         Command::Clear { .. } => "clear",
         Command::Copy { .. } => "copy",
         Command::Fetch(_) => "fetch",
+        Command::Store(_) => "store",
         Command::Beside { .. } => "beside",
         Command::Await { .. } => "await",
         Command::Exchange(_) => "exchange",
@@ -246,6 +247,12 @@ fn every_launch_fits_its_kernel_and_every_product_the_arena() {
                             for copy in copies {
                                 assert!(copy.from + copy.bytes <= plan.host_bytes);
                                 assert!(copy.to + copy.bytes <= plan.arena_bytes);
+                            }
+                        }
+                        Command::Store(copies) => {
+                            for copy in copies {
+                                assert!(copy.from + copy.bytes <= plan.arena_bytes);
+                                assert!(copy.to + copy.bytes <= plan.host_bytes);
                             }
                         }
                         Command::Beside { .. } | Command::Await { .. } | Command::Exchange(_) => {}
