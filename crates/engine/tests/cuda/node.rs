@@ -180,21 +180,22 @@ pub fn compare(what: &str, reference: Graph, tested: Graph) -> Vec<Report> {
 /// What is worth keeping for the backward depends on the size of its type, so that a recomputation
 /// may be in one of the graphs alone. What it computes again is a pair of its own.
 fn pairs(reference: &Graph, tested: &Graph) -> Vec<(usize, Option<usize>)> {
-    let is_again = |node: &Node| node.name.starts_with("again.");
-    let mut rest = tested.nodes.iter().enumerate().peekable();
+    let again = |graph: &Graph| -> HashSet<String> {
+        let names = graph.nodes.iter().map(|node| node.name.clone());
+        names.filter(|name| name.starts_with("again.")).collect()
+    };
+    let both: HashSet<String> = &again(reference) & &again(tested);
+    let is_paired = |node: &Node| !node.name.starts_with("again.") || both.contains(&node.name);
+    let mut others = (tested.nodes.iter().enumerate()).filter(|(_, b)| is_paired(b));
     let mut pairs = Vec::new();
     for (index, a) in reference.nodes.iter().enumerate() {
-        while rest
-            .next_if(|(_, b)| is_again(b) && b.name != a.name)
-            .is_some()
-        {}
-        let paired = rest.next_if(|(_, b)| !is_again(a) || a.name == b.name);
-        if let Some((_, b)) = paired {
+        let other = is_paired(a).then(|| others.next().expect("as many nodes"));
+        if let Some((_, b)) = other {
             assert_eq!(a.op.name(), b.op.name(), "{} and {}", a.name, b.name);
         }
-        pairs.push((index, paired.map(|(at, _)| at)));
+        pairs.push((index, other.map(|(at, _)| at)));
     }
-    assert!(rest.next().is_none());
+    assert!(others.next().is_none());
     pairs
 }
 
