@@ -123,6 +123,14 @@ __device__ __forceinline__ void fill_two_cut(const u32 (&to)[2], const TensorMap
     __syncwarp();
 }
 
+// Every lane arrives, after what it wrote itself; the first one tells of what is copied.
+__device__ __forceinline__ void arrive_as_warp(u32 barrier, u32 bytes) {
+    if (threadIdx.x % 32 == 0)
+        arrive_with_bytes(barrier, bytes);
+    else
+        arrive(barrier);
+}
+
 template <bool DROPOUT>
 __device__ __forceinline__ void bring(const Problem& x, const Memory& at, const TensorMap* q,
                                       const TensorMap* k, const TensorMap* v,
@@ -147,8 +155,8 @@ __device__ __forceinline__ void bring(const Problem& x, const Memory& at, const 
                 u32 to[2] = {at.keys(0, keys.stage, whole), at.keys(1, keys.stage, whole)};
                 fill_two_cut(to, key_maps, at.cut(), cut_parity, head, (first + whole) * ROWS);
             }
+            arrive_as_warp(full, whole * 2 * at.TILE);
             if (leads) {
-                arrive_with_bytes(full, whole * 2 * at.TILE);
                 for (int group = 0; group < whole; group++)
 #pragma unroll
                     for (int side = 0; side < 2; side++)
@@ -169,10 +177,9 @@ __device__ __forceinline__ void bring(const Problem& x, const Memory& at, const 
                                      "r"(random)
                                      : "memory");
                     }
-                    __syncwarp();
                 }
+                arrive_as_warp(at.full(stage), 2 * at.NUMBERS + (cut ? 0 : 2 * at.TILE));
                 if (!leads) continue;
-                arrive_with_bytes(at.full(stage), 2 * at.NUMBERS + (cut ? 0 : 2 * at.TILE));
                 copy_bytes(at.numbers(0, stage), x.lse + start + row, at.NUMBERS, at.full(stage));
                 copy_bytes(at.numbers(1, stage), x.delta + start + row, at.NUMBERS, at.full(stage));
                 if (cut) continue;
@@ -420,14 +427,14 @@ __device__ __forceinline__ void backward(const TensorMap* q, const TensorMap* k,
     if (threadIdx.x == 0) {
         barrier_init(at.cut(), 1);
         for (int stage = 0; stage < 2; stage++) {
-            // Warps: those with keys, and those that sum dQ.
-            barrier_init(at.keys_full(stage), 1);
+            // The lanes of one warp; then warps: those with keys, and those that sum dQ.
+            barrier_init(at.keys_full(stage), 32);
             barrier_init(at.keys_empty(stage), 4 * GROUPS + 4);
             barrier_init(at.scores_full(stage), 4 * GROUPS);
             barrier_init(at.scores_empty(stage), 4);
         }
         for (int stage = 0; stage < STAGES; stage++) {
-            barrier_init(at.full(stage), 1);
+            barrier_init(at.full(stage), 32);
             barrier_init(at.empty(stage), 4 * GROUPS);
         }
         barriers_are_there();
