@@ -4,7 +4,7 @@
 
 mod hopper;
 
-pub use hopper::{HopperBackward, HopperParts, HopperShort};
+pub use hopper::{HopperBackward, HopperDealt, HopperDealtParts, HopperParts, HopperShort};
 
 use super::{
     Declare, aligned, expect, expect_dropout, expect_dtype, expect_float, expect_inputs,
