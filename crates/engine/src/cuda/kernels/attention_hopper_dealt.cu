@@ -304,34 +304,56 @@ INSTANCE(attention_backward_dealt_128, 128)
 
 // ---------------------------------------------------------------- what is left
 
-// Of a sum of 64 rows and 64 columns 16 rows, by a warp: a lane has eight columns of one row, which
-// four threads had in their registers.
+// A sum of 64 rows and 64 columns, by the 128 threads that had it in their registers or by others:
+// of d[4j + e] as `multiply` says.
 struct Sum {
-    float2 y[4][4];
+    float4 y[8];
 
     __device__ __forceinline__ void add(const float* part, bool is_first) {
-        int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane % 16 / 2, half = lane % 2;
-        const float* from = part + (lane / 16 * 128 + warp * 32 + g * 4) * 4 + half * 2;
+        const float4* from = reinterpret_cast<const float4*>(part) + threadIdx.x;
 #pragma unroll
-        for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 8; j++) {
+            float4 z = __ldcg(from + j * 128);
+            y[j] = is_first ? z : float4{y[j].x + z.x, y[j].y + z.y, y[j].z + z.z, y[j].w + z.w};
+        }
+    }
+
+    // Four lanes have two columns each of every eight; then each has all of every fourth eight.
+    __device__ __forceinline__ void write(float factor, real* to, u64 stride, int rows) const {
+        int lane = threadIdx.x % 32, t = lane % 4, row = threadIdx.x / 32 * 16 + lane / 4;
 #pragma unroll
-            for (int t = 0; t < 4; t++) {
-                float2 z = __ldcg(reinterpret_cast<const float2*>(from + (i * 2 * 128 + t) * 4));
-                y[i][t] = is_first ? z : float2{y[i][t].x + z.x, y[i][t].y + z.y};
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int block = 0; block < 8; block += 4) {
+                u32 pairs[4];
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    float4 z = y[block + j];
+                    pairs[j] = half ? pack2(z.z * factor, z.w * factor)
+                                    : pack2(z.x * factor, z.y * factor);
+                }
+                turn_around(pairs, t);
+                if (row + half * 8 < rows)
+                    *reinterpret_cast<uint4*>(to + (u64)(row + half * 8) * stride +
+                                              (block + t) * 8) =
+                        uint4{pairs[0], pairs[1], pairs[2], pairs[3]};
             }
     }
 
-    __device__ __forceinline__ void write(float factor, real* to, u64 stride, int rows) const {
-        int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane % 2 * 8 + lane % 16 / 2;
-        if (row >= rows) return;
-        to += (u64)row * stride + lane / 16 * 8;
+    // Word j of lane t becomes word t of lane j, among four lanes.
+    static __device__ __forceinline__ void turn_around(u32 (&x)[4], int t) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            u32 pairs[4];
+        for (int bit = 1; bit < 4; bit *= 2)
 #pragma unroll
-            for (int t = 0; t < 4; t++) pairs[t] = pack2(y[i][t].x * factor, y[i][t].y * factor);
-            *reinterpret_cast<uint4*>(to + i * 16) = uint4{pairs[0], pairs[1], pairs[2], pairs[3]};
-        }
+            for (int i = 0; i < 2; i++) {
+                // Two words whose numbers differ in this bit.
+                u32 &low = x[bit == 1 ? 2 * i : i], &high = x[(bit == 1 ? 2 * i : i) + bit];
+                u32 given = __shfl_xor_sync(0xffffffffu, t & bit ? low : high, bit);
+                if (t & bit)
+                    low = given;
+                else
+                    high = given;
+            }
     }
 };
 
