@@ -580,12 +580,12 @@ pub(super) mod tests {
                 ..plain(Packed, 4, 2, head_dim)
             };
             let ops = [
-                op(Packed, 4, 2, head_dim),
-                plain(Packed, 4, 2, head_dim),
-                few,
-                encoder,
+                (op(Packed, 4, 2, head_dim), 50),
+                (plain(Packed, 4, 2, head_dim), 50),
+                (few, 1000),
+                (encoder, 50),
             ];
-            let lowered = ops.map(|op| lower_for(&op, dtype, 2, 50, card).2);
+            let lowered = ops.map(|(op, seq)| lower_for(&op, dtype, 2, seq, card).2);
             let launched = lowered.iter().flat_map(|commands| launches(commands));
             for (kernel, _, arguments) in launched {
                 let given: Vec<_> = arguments

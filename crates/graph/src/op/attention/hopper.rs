@@ -153,12 +153,10 @@ impl Attention {
     }
 
     /// Its backward on a Hopper card of so many multiprocessors, evenly dealt out: causal order
-    /// and nothing else that is hidden or dropped, and no more heads than teams of blocks would
-    /// have sums for. `None` where it does not suit, whatever the card.
+    /// and nothing else that is hidden or dropped, sums of dQ that are small, and a shorter way
+    /// than that of teams of blocks. `None` where it does not suit, whatever the card.
     pub fn hopper_dealt(&self, source: &TensorType, multiprocessors: usize) -> Option<HopperDealt> {
         let teams = self.hopper_backward(source, MOST_MULTIPROCESSORS)?;
-        let batch = source.shape.dims()[0];
-        let heads = batch.saturating_mul(self.heads);
         let is_plain = self.causal
             && self.dropout.is_none()
             && !self.padding
@@ -167,21 +165,30 @@ impl Attention {
         let dealt = HopperDealt {
             stretches: 1,
             blocks: teams.blocks,
-            heads,
-            kv_heads: batch.saturating_mul(self.kv_heads),
+            heads: teams.batch.saturating_mul(self.heads),
+            kv_heads: teams.batch.saturating_mul(self.kv_heads),
             head_dim: self.head_dim,
         };
-        let suits = is_plain && heads <= teams.most_teams * HopperBackward::HEADS_WITH_SUMS;
-        suits.then(|| HopperDealt {
+        let is_small = dealt.parts().query_sums <= HopperDealt::MOST_SUM_BYTES;
+        if !is_plain || !is_small {
+            return None;
+        }
+        let steps = dealt.steps().div_ceil(MOST_MULTIPROCESSORS) + HopperDealt::FINISH_STEPS;
+        (steps < teams.longest_way()).then(|| HopperDealt {
             stretches: multiprocessors.min(MOST_MULTIPROCESSORS).min(dealt.steps()),
             ..dealt
         })
     }
 
+    /// On the largest card.
+    pub(super) fn hopper_largest_dealt(&self, source: &TensorType) -> Option<HopperDealt> {
+        self.hopper_dealt(source, MOST_MULTIPROCESSORS)
+    }
+
     /// The largest workspace of the backward on any Hopper card.
     pub(super) fn hopper_workspace(&self, source: &TensorType) -> u64 {
         let short = self.hopper_short(source);
-        let dealt = self.hopper_dealt(source, MOST_MULTIPROCESSORS);
+        let dealt = self.hopper_largest_dealt(source);
         let teams = self.hopper_backward(source, MOST_MULTIPROCESSORS);
         let bytes = [
             short.map(|short| product([2, short.statistic()])),
@@ -210,6 +217,10 @@ impl HopperShort {
 impl HopperDealt {
     /// Queries of a tile.
     pub const TILE_ROWS: usize = 64;
+    /// No more than a library's matrix product has for itself.
+    const MOST_SUM_BYTES: u64 = 32 << 20;
+    /// What it takes to make gradients of sums and parts, in steps.
+    const FINISH_STEPS: usize = 6;
     /// Rows and columns of a piece of the sums that become gradients.
     const PANEL: usize = 64;
 
@@ -298,6 +309,13 @@ impl HopperBackward {
 
     pub fn tiles(&self) -> usize {
         self.padded() / self.tile_rows
+    }
+
+    /// Steps of the block that has the most to do, in causal order: that of the first keys in
+    /// every other round, that of the last in the rest.
+    fn longest_way(&self) -> usize {
+        let blocks = self.rounds.div_ceil(2) * self.blocks + self.rounds / 2;
+        blocks * Self::KEYS / HopperDealt::TILE_ROWS
     }
 
     /// Counters of tiles of queries, and of blocks of keys after them.
@@ -440,6 +458,37 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn few_heads_are_dealt_out_evenly() {
+        let op = attention(28, 4, 128);
+        let source = queries(1, 1536, &op);
+        let dealt = op.hopper_dealt(&source, 132).unwrap();
+        // 12 blocks of keys, seen by 24, 22, … 2 tiles.
+        assert_eq!((dealt.stretches, dealt.steps()), (132, 28 * 156));
+        assert_eq!(dealt.turns(), 28 * 24);
+        assert_eq!(dealt.panels(), 2 * 24 * (4 + 4 + 28));
+        let parts = dealt.parts();
+        assert_eq!(parts.query_sums, 28 * 1536 * 128 * 4);
+        assert_eq!(parts.key_parts, (132 + 4 * 12) * 128 * 256 * 4);
+        assert_eq!(op.hopper_workspace(&source), parts.bytes());
+        // More blocks of keys than stretches: each shares two at most.
+        let own_keys = attention(28, 28, 128);
+        let dealt = own_keys.hopper_dealt(&source, 114).unwrap();
+        assert_eq!(dealt.parts().key_parts, 2 * 114 * 128 * 256 * 4);
+        // What fills the card in teams stays there, and what has sums of more than 32 MiB.
+        let of_64 = attention(12, 12, 64);
+        let is_dealt = |op: &Attention, batch, length| {
+            let dealt = op.hopper_dealt(&queries(batch, length, op), 132);
+            dealt.is_some()
+        };
+        assert!(is_dealt(&of_64, 1, 1024));
+        assert!(!is_dealt(&of_64, 4, 256));
+        assert!(!is_dealt(&of_64, 32, 1024));
+        assert!(is_dealt(&op, 1, 2048));
+        assert!(!is_dealt(&op, 2, 1536));
+        assert!(!is_dealt(&op, 1, 8192));
     }
 
     #[test]
