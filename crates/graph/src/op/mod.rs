@@ -36,7 +36,8 @@ mod view;
 pub use activation::{Activation, ActivationBackward, ActivationKind};
 pub use add::Add;
 pub use attention::{
-    Attention, AttentionBackward, AttentionInputs, HopperBackward, HopperParts, HopperShort,
+    Attention, AttentionBackward, AttentionInputs, HopperBackward, HopperDealt, HopperDealtParts,
+    HopperParts, HopperShort,
 };
 pub use attention_entropy::{AttentionEntropy, AttentionEntropyBackward, CachedAttentionEntropy};
 pub use cached_attention::CachedAttention;
