@@ -46,7 +46,7 @@ const HEADERS: [(&str, &str); 8] = [
 ];
 
 /// Every source, by the name that commands use.
-pub const SOURCES: [(&str, &str); 36] = [
+pub const SOURCES: [(&str, &str); 38] = [
     ("activation", include_str!("kernels/activation.cu")),
     ("adapter_tensor", include_str!("kernels/adapter_tensor.cu")),
     ("attention_any", include_str!("kernels/attention_any.cu")),
@@ -123,12 +123,17 @@ pub const SOURCES: [(&str, &str); 36] = [
         include_str!("kernels/gradient_hopper.cu"),
     ),
     ("indexer", include_str!("kernels/indexer.cu")),
+    ("noise", include_str!("kernels/noise.cu")),
     ("norm", include_str!("kernels/norm.cu")),
     ("optimizer", include_str!("kernels/optimizer.cu")),
     ("product_hopper", include_str!("kernels/product_hopper.cu")),
     (
         "product_short_hopper",
         include_str!("kernels/product_short_hopper.cu"),
+    ),
+    (
+        "product_turns_hopper",
+        include_str!("kernels/product_turns_hopper.cu"),
     ),
     ("rotary", include_str!("kernels/rotary.cu")),
     ("scan", include_str!("kernels/scan.cu")),
