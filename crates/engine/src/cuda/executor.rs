@@ -368,11 +368,7 @@ impl CudaExecutor {
     }
 
     /// Finds out by which algorithm the library computes each of some products fastest.
-    fn choose_algorithms(
-        &mut self,
-        products: &[Product],
-        dtype: DType,
-    ) -> Result<(), EngineError> {
+    fn choose_algorithms(&mut self, products: &[Product], dtype: DType) -> Result<(), EngineError> {
         for product in products {
             if self.blas.is_ready(product) {
                 continue;

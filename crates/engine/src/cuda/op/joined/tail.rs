@@ -26,12 +26,14 @@ pub fn tail(x: &Lowering<'_>) -> Option<TailKind> {
     // Nobody reads the gradient again where something is written in its place.
     let is_over_gradient = |outputs: usize| (0..outputs).any(|output| x.is_in_place(0, output));
     match &x.node.op {
-        Op::Activation(op) if is_half && is_gelu(op.kind) && is_in_arena(x) => Some(TailKind::Activation {
-            function: op.kind,
-            from: x.input(0),
-            to: x.output(0),
-            elements: elements(),
-        }),
+        Op::Activation(op) if is_half && is_gelu(op.kind) && is_in_arena(x) => {
+            Some(TailKind::Activation {
+                function: op.kind,
+                from: x.input(0),
+                to: x.output(0),
+                elements: elements(),
+            })
+        }
         Op::ActivationBackward(op) if is_half && is_gelu(op.kind) && is_in_arena(x) => {
             let outputs = 1 + usize::from(op.value);
             is_over_gradient(outputs).then(|| TailKind::Derivative {

@@ -95,7 +95,10 @@ fn a_launch_is_given_what_it_reads_and_writes() {
             panic!("{command:?}");
         };
         // Two pairs of tiles of rows by four of columns.
-        assert_eq!((shape.grid, &table[..7]), ([16, 1, 1], &[300, 768, 768, 2, 4, 2, 1][..]));
+        assert_eq!(
+            (shape.grid, &table[..7]),
+            ([16, 1, 1], &[300, 768, 768, 2, 4, 2, 1][..])
+        );
         (kernel.function, arguments[8..].to_vec())
     };
     let at = Argument::Address;
