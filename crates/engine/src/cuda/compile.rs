@@ -50,7 +50,7 @@ const HEADERS: [(&str, &str); 9] = [
 ];
 
 /// Every source, by the name that commands use.
-pub const SOURCES: [(&str, &str); 37] = [
+pub const SOURCES: [(&str, &str); 39] = [
     ("activation", include_str!("kernels/activation.cu")),
     ("adapter_tensor", include_str!("kernels/adapter_tensor.cu")),
     ("attention_any", include_str!("kernels/attention_any.cu")),
@@ -131,12 +131,17 @@ pub const SOURCES: [(&str, &str); 37] = [
         include_str!("kernels/gradient_hopper.cu"),
     ),
     ("indexer", include_str!("kernels/indexer.cu")),
+    ("noise", include_str!("kernels/noise.cu")),
     ("norm", include_str!("kernels/norm.cu")),
     ("optimizer", include_str!("kernels/optimizer.cu")),
     ("product_hopper", include_str!("kernels/product_hopper.cu")),
     (
         "product_short_hopper",
         include_str!("kernels/product_short_hopper.cu"),
+    ),
+    (
+        "product_turns_hopper",
+        include_str!("kernels/product_turns_hopper.cu"),
     ),
     ("rotary", include_str!("kernels/rotary.cu")),
     ("scan", include_str!("kernels/scan.cu")),

@@ -10,6 +10,7 @@ mod sum;
 mod tail;
 #[cfg(test)]
 mod tests;
+mod turns;
 
 pub(super) use tail::tail;
 
@@ -44,8 +45,15 @@ pub fn ways(joined: Joined, products: &[Product], tails: &[Tail], card: Card) ->
         let launch = short::launch(products, with, card)?;
         Some(followed(launch, after))
     });
+    let turns = |with: &[Tail], after: &[Tail]| {
+        let launch = turns::launch(products, with, card).filter(|_| joined == Joined::Sum)?;
+        Some(followed(launch, after))
+    };
+    let with = (!tails.is_empty()).then(|| turns(tails, &[])).flatten();
     short
+        .chain(with)
         .chain(launches.into_iter().map(|launch| followed(launch, tails)))
+        .chain(turns(&[], tails))
         .collect()
 }
 
@@ -109,6 +117,14 @@ fn bytes(matrix: &MatrixAt, rows: usize, columns: usize) -> Bytes {
     )
 }
 
+/// What a product reads, but for its bias.
+pub fn operands(product: &Product) -> [Bytes; 2] {
+    [
+        bytes(&product.a, product.m, product.k),
+        bytes(&product.b, product.k, product.n),
+    ]
+}
+
 fn overlap(a: Bytes, b: Bytes) -> bool {
     a.0 < b.1 && b.0 < a.1
 }
@@ -126,11 +142,9 @@ fn reads(product: &Product, range: Bytes) -> bool {
 }
 
 fn reads_matrices(product: &Product, range: Bytes) -> bool {
-    let sides = [
-        bytes(&product.a, product.m, product.k),
-        bytes(&product.b, product.k, product.n),
-    ];
-    sides.into_iter().any(|side| overlap(side, range))
+    operands(product)
+        .into_iter()
+        .any(|side| overlap(side, range))
 }
 
 fn scratch(product: &Product) -> Bytes {
