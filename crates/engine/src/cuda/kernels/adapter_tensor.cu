@@ -22,11 +22,7 @@ __device__ __forceinline__ Eight load_eight(const real* p, bool is_there) {
 // Clears the elements that are dropped; those that are kept are not scaled yet.
 __device__ __forceinline__ void drop(Eight& x, const Dropout& dropout, u32 base, u32 column) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        u32 low = dropout.keeps(base, column + 2 * i) ? 0x0000ffffu : 0u;
-        u32 high = dropout.keeps(base, column + 2 * i + 1) ? 0xffff0000u : 0u;
-        x.pairs[i] &= low | high;
-    }
+    for (int i = 0; i < 4; i++) x.pairs[i] &= dropout.kept(base, column + 2 * i);
 }
 
 // ---------------------------------------------------------------- reads
@@ -200,11 +196,12 @@ __device__ __forceinline__ void adds(const real* dy, const real* w, real* dx, u3
             if (row >= rows) continue;
             u32 base = dropout.row(row);
             real* to = dx + (u64)row * dx_stride + column;
-            float values[8], before[8] = {};
+            float values[8], before[8] = {}, factors[8];
             if (is_added) load(to, before);
+            dropout.factors(factors, base, column);
 #pragma unroll
             for (int i = 0; i < 8; i++)
-                values[i] = before[i] + c[i / 2][half * 2 + i % 2] * scale * dropout.factor(base, column + i);
+                values[i] = before[i] + c[i / 2][half * 2 + i % 2] * scale * factors[i];
             store(to, values);
         }
     }
