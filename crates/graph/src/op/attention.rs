@@ -358,8 +358,10 @@ impl Attention {
                     share(shares.narrow) * self.head_dim as f64
                 } else if self.is_narrow() {
                     NARROW_SHARE * (self.head_dim as f64).sqrt()
-                } else {
+                } else if self.suits_tensor_cores(source.dtype) {
                     share(shares.any)
+                } else {
+                    PLAIN_SHARE
                 },
                 blocks: blocks(ROWS),
                 resident: RESIDENT,
@@ -391,15 +393,17 @@ struct CudaShares {
 
 const FORWARD_SHARES: CudaShares = CudaShares {
     any: [0.25, 0.158],
-    narrow: [0.0115, 0.0068],
+    narrow: [0.0102, 0.0060],
     hopper: [[0.22, 0.18], [0.39, 0.20], [0.80, 0.56]],
 };
 /// Of the five products that are counted (the kernels for any card compute seven).
 const BACKWARD_SHARES: CudaShares = CudaShares {
     any: [0.228, 0.168],
-    narrow: [0.022, 0.0144],
+    narrow: [0.0125, 0.0082],
     hopper: [[0.45, 0.37], [0.36, 0.21], [0.60, 0.47]],
 };
+/// Of heads of other widths, in 16 bits: nothing runs on the tensor cores.
+const PLAIN_SHARE: f64 = 0.007;
 /// Single precision, of the single-precision rate.
 const SINGLE_SHARE: f64 = 0.15;
 const CPU_SHARE: f64 = 0.5;

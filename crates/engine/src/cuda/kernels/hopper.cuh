@@ -36,6 +36,12 @@ __device__ __forceinline__ void barriers_are_there() {
 __device__ __forceinline__ void arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// Lets the barrier wait for that many bytes of the copy engine.
+__device__ __forceinline__ void expect_bytes(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier),
+                 "r"(bytes)
+                 : "memory");
+}
 // Arrives, and lets the barrier wait for that many bytes of the copy engine as well.
 __device__ __forceinline__ void arrive_with_bytes(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)

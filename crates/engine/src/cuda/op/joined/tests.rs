@@ -113,6 +113,7 @@ fn what_follows_an_encoders_products_is_joined_to_them() {
     let mut model = Naics::new(1);
     model.encoder.vocabulary = 60;
     model.encoder.layers = LAYERS as u64;
+    let chunks = model.chunks();
     let model = Architecture::Naics(model);
     let purpose = Purpose::Train {
         label_smoothing: 0.0,
@@ -139,12 +140,8 @@ fn what_follows_an_encoders_products_is_joined_to_them() {
         let own = lowered.iter().filter(|node| node.node.starts_with(&name));
         own.filter_map(letters).collect()
     };
-    for channel in Naics::CHANNEL_NAMES {
-        // Titles are short: all of an anchor's are one chunk.
-        let chunks = match channel {
-            "title" => 1,
-            _ => 2,
-        };
+    for (channel, chunks) in Naics::CHANNEL_NAMES.into_iter().zip(chunks) {
+        let chunks = chunks.len();
         assert_eq!(nodes(channel, ""), ["over "].repeat(chunks * LAYERS));
         assert_eq!(nodes(channel, "again."), ["gelu "].repeat(chunks * LAYERS));
         // Of the two products of the feed-forward layers, and of attention's output.
