@@ -1,6 +1,6 @@
 //! Norms: which kernel takes a width, and how many rows a block works on at once.
 
-use cinch_graph::op::{Norm, NormApply, NormBackward, NormKind};
+use cinch_graph::op::{Norm, NormApply, NormBackward, NormKind, cuda_quads_of_row};
 
 use crate::cuda::command::{Argument, Kernel, LaunchShape};
 use crate::cuda::lowering::{Lowering, MULTIPROCESSORS};
@@ -33,10 +33,6 @@ struct Rows {
     quads: Option<usize>,
 }
 
-/// Elements that the lanes of a warp have together, four each, and how many times as many a row
-/// that is a warp's has at the most.
-const WARP_ELEMENTS: usize = 128;
-const MOST_QUADS: usize = 4;
 /// Rows that a block of warps works on at once, and blocks that find registers.
 const WARPS: usize = 8;
 const WARP_BLOCKS: usize = 3 * MULTIPROCESSORS;
@@ -47,20 +43,16 @@ impl Rows {
         let vector = 16 / ty.dtype.size() as usize;
         let threads = (ty.width() / vector).next_multiple_of(32);
         let fits = ty.width().is_multiple_of(vector) && threads <= 1024;
-        let quads = ty.width() / WARP_ELEMENTS;
-        let is_warp = ty.dtype.size() == 2
-            && ty.width().is_multiple_of(WARP_ELEMENTS)
-            && (1..=MOST_QUADS).contains(&quads);
         Self {
             rows: ty.rows(),
             width: ty.width(),
             threads: fits.then_some(threads),
-            quads: is_warp.then_some(quads),
+            quads: cuda_quads_of_row(&ty),
         }
     }
 
     /// The launch of a kernel for rows that are a warp's, one of four by width.
-    fn by_warps(&self, kernels: [&'static str; MOST_QUADS]) -> Option<(Kernel, LaunchShape)> {
+    fn by_warps(&self, kernels: [&'static str; 4]) -> Option<(Kernel, LaunchShape)> {
         let function = kernels.get(self.quads?.checked_sub(1)?)?;
         let blocks = self.rows.div_ceil(WARPS).clamp(1, WARP_BLOCKS);
         let shape = LaunchShape {
@@ -195,8 +187,7 @@ pub fn norm_backward(x: &mut Lowering<'_>, op: &NormBackward) {
         "norm_backward_warp_3",
         "norm_backward_warp_4",
     ]);
-    let is_alone = layout.residual_gradient.is_none() && !op.parameters;
-    if let Some((kernel, shape)) = by_warps.filter(|_| is_alone) {
+    if let Some((kernel, shape)) = by_warps.filter(|_| op.is_by_warps()) {
         arguments.remove(1);
         arguments.extend(dropout);
         arguments.extend(rows.arguments());
