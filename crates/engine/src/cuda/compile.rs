@@ -50,8 +50,12 @@ const HEADERS: [(&str, &str); 9] = [
 ];
 
 /// Every source, by the name that commands use.
-pub const SOURCES: [(&str, &str); 39] = [
+pub const SOURCES: [(&str, &str); 40] = [
     ("activation", include_str!("kernels/activation.cu")),
+    (
+        "adapter_back_tensor",
+        include_str!("kernels/adapter_back_tensor.cu"),
+    ),
     ("adapter_tensor", include_str!("kernels/adapter_tensor.cu")),
     ("attention_any", include_str!("kernels/attention_any.cu")),
     (

@@ -370,6 +370,7 @@ impl Attention {
             },
             hopper: hopper_blocks.map(|blocks| BlockWork {
                 share: share(match self.head_dim {
+                    32 if self.hopper_short(source).is_some() => shares.short,
                     32 => shares.hopper[0],
                     64 => shares.hopper[1],
                     _ => shares.hopper[2],
@@ -391,18 +392,22 @@ struct CudaShares {
     narrow: [f64; 2],
     /// Of Hopper's own kernels, for heads of 32, of 64 and of 128 columns.
     hopper: [[f64; 2]; 3],
+    /// Of those for heads of 32 columns over short sequences.
+    short: [f64; 2],
 }
 
 const FORWARD_SHARES: CudaShares = CudaShares {
     any: [0.25, 0.158],
     narrow: [0.0102, 0.0060],
-    hopper: [[0.22, 0.18], [0.39, 0.20], [0.80, 0.56]],
+    hopper: [[0.29, 0.22], [0.39, 0.20], [0.80, 0.56]],
+    short: [0.36, 0.28],
 };
 /// Of the five products that are counted (the kernels for any card compute seven).
 const BACKWARD_SHARES: CudaShares = CudaShares {
     any: [0.228, 0.168],
     narrow: [0.0125, 0.0082],
     hopper: [[0.45, 0.37], [0.36, 0.21], [0.60, 0.47]],
+    short: [0.45, 0.37],
 };
 /// Of heads of other widths, in 16 bits: nothing runs on the tensor cores.
 const PLAIN_SHARE: f64 = 0.007;

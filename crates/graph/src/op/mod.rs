@@ -59,7 +59,7 @@ pub use linear::{Linear, LinearAdd, LinearGradInput, LinearGradWeight, RowParts}
 pub use logits::Logits;
 pub use loss_scale::LossScale;
 pub use map::{Domain, Map, Pointwise, Read};
-pub use norm::{Norm, NormApply, NormBackward, NormKind, Normed};
+pub use norm::{Norm, NormApply, NormBackward, NormKind, Normed, cuda_quads_of_row};
 pub use optimizer::{
     AdamW, AdamWLayout, GradientFormat, GradientNorm, GradientSquares, MomentFormat,
 };
