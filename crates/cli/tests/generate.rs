@@ -68,12 +68,12 @@ fn speed_is_told_beside_the_text() {
 }
 
 /// The model has 64 positions: what is written beyond them is from the newer half of what came
-/// before.
+/// before. The token that ends a text is not among the likeliest few.
 #[test]
 fn a_text_may_outgrow_the_positions() {
     let sandbox = trained();
     let json = sandbox
-        .cinch("generate run --max-tokens 150 --prompt fn --temperature 1 --top-k 0 --json")
+        .cinch("generate run --max-tokens 150 --prompt fn --temperature 1 --top-k 5 --json")
         .succeeds()
         .json();
     assert_eq!(json["context"], 64);
