@@ -132,7 +132,7 @@ impl KernelCost {
     /// One with so short a sum or so few columns that it waits for memory has its tiles in
     /// shared memory on the way, and reaches less of the bandwidth than a copy.
     pub fn product([m, n, k]: [usize; 3], stored: DType, bytes: u64) -> Self {
-        const BANDWIDTH_SHARE: f64 = 0.6;
+        const BANDWIDTH_SHARE: f64 = 0.75;
         Self {
             arithmetic: Arithmetic::Product { m, n, k, stored },
             ..Self::waiting(1, bytes, BANDWIDTH_SHARE)

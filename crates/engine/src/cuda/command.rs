@@ -131,6 +131,8 @@ pub enum Joined {
     Gradients,
     /// One whose result is a few columns wide.
     Narrow,
+    /// One like it, and the gradient of the matrix that it multiplies with.
+    Back,
 }
 
 /// What follows products, and a kernel of ours may compute with them.

@@ -13,10 +13,14 @@ use sha2::{Digest, Sha256};
 use crate::error::EngineError;
 
 /// What sources include, each before those that it includes itself.
-const HEADERS: [(&str, &str); 8] = [
+const HEADERS: [(&str, &str); 9] = [
     (
         "#include \"attention.cuh\"",
         include_str!("kernels/attention.cuh"),
+    ),
+    (
+        "#include \"attention_hopper.cuh\"",
+        include_str!("kernels/attention_hopper.cuh"),
     ),
     (
         "#include \"hopper.cuh\"",
@@ -46,8 +50,12 @@ const HEADERS: [(&str, &str); 8] = [
 ];
 
 /// Every source, by the name that commands use.
-pub const SOURCES: [(&str, &str); 38] = [
+pub const SOURCES: [(&str, &str); 40] = [
     ("activation", include_str!("kernels/activation.cu")),
+    (
+        "adapter_back_tensor",
+        include_str!("kernels/adapter_back_tensor.cu"),
+    ),
     ("adapter_tensor", include_str!("kernels/adapter_tensor.cu")),
     ("attention_any", include_str!("kernels/attention_any.cu")),
     (
@@ -69,6 +77,10 @@ pub const SOURCES: [(&str, &str); 38] = [
     (
         "attention_hopper_backward",
         include_str!("kernels/attention_hopper_backward.cu"),
+    ),
+    (
+        "attention_hopper_dealt",
+        include_str!("kernels/attention_hopper_dealt.cu"),
     ),
     (
         "attention_hopper_short",

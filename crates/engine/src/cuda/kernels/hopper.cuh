@@ -141,6 +141,24 @@ __device__ __forceinline__ void fill_cut(u32 to, const TensorMap* map, u32 own_b
     __syncwarp();
 }
 
+// ---------------------------------------------------------------- turns
+
+// Blocks that add to one sum in global memory one after the other, by a counter that says whose
+// turn it is.
+__device__ __forceinline__ void wait_for_turn(const u32* turns, u32 turn) {
+    u32 now;
+    do {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(turns) : "memory");
+    } while (now != turn);
+}
+__device__ __forceinline__ void set_turn(u32* turns, u32 turn) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(turns), "r"(turn) : "memory");
+}
+// Orders the copy engine's accesses with those of this thread, in both directions.
+__device__ __forceinline__ void with_copy_engine() {
+    asm volatile("fence.proxy.async;" ::: "memory");
+}
+
 // ---------------------------------------------------------------- products
 
 // Operands in shared memory. Rows of a panel go along one side of the product, its 64 columns along

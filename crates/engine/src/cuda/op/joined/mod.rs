@@ -1,7 +1,8 @@
 //! Products that a kernel of ours may compute instead of the library: those that add to one result,
-//! with what follows them, and gradients of narrow weights, several at once; and narrow ones with a
-//! long sum. Which is faster is measured before the first step.
+//! with what follows them, and gradients of narrow weights, several at once; narrow ones with a long
+//! sum, and such a one with a gradient. Which is faster is measured before the first step.
 
+mod back;
 mod gradients;
 mod narrow;
 mod short;
@@ -21,6 +22,7 @@ use crate::cuda::lowering::Card;
 /// Joins what can be joined. A product only moves past others that touch nothing of its own.
 pub(super) fn join(lowered: &mut [Lowered]) {
     sum::join(lowered);
+    back::join(lowered);
     gradients::join(lowered);
     narrow::mark(lowered);
 }
@@ -32,6 +34,7 @@ pub fn ways(joined: Joined, products: &[Product], tails: &[Tail], card: Card) ->
         Joined::Sum => sum::launches(products, card),
         Joined::Gradients => gradients::launches(products, card),
         Joined::Narrow => narrow::launches(products, card),
+        Joined::Back => return back::launches(products, card).into_iter().collect(),
     };
     let followed = |launch: Command, tails: &[Tail]| -> Vec<Command> {
         let after = tails.iter().map(|tail| tail.command.clone());
