@@ -1,9 +1,11 @@
 // Pointwise functions and their derivatives. After common.cuh.
 
-// Division and exponential by the special function units: exact to a few units in the last
-// place, and 0 where the exponential overflows.
+// Inverse and exponential by the special function units: exact to a few units in the last place,
+// and 0 where the exponential overflows.
 __device__ __forceinline__ float fast_sigmoid(float x) {
-    return __fdividef(1.0f, 1.0f + __expf(-x));
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + exp2_fast(-LOG2_E * x)));
+    return y;
 }
 
 constexpr float SQRT_2_OVER_PI = 0.7978845608028654f;

@@ -275,10 +275,10 @@ __device__ __forceinline__ void end_tile(const Sum& x, const Ends& ends, const P
         bool is_there = pieces.is_there(x, piece);
 #pragma unroll
         for (int i = 0; i < E::WRITES; i++) {
+            // Without a branch, which pieces could not be computed across.
             real* to = E::to(ends, i);
-            if (!to) continue;
             exchange(w[i], pieces.t);
-            store4(to + offset, w[i], is_there);
+            store4(to + offset, w[i], is_there && to);
         }
     }
 }
