@@ -11,6 +11,7 @@ mod dropped;
 mod graphs;
 mod joined;
 mod node;
+mod norms;
 #[path = "../gradients/numbers.rs"]
 mod numbers;
 mod real;

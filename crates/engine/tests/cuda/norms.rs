@@ -1,0 +1,53 @@
+//! Norms that are not trained over rows that are a warp's, each width a kernel of its own: behind the
+//! addition, as encoders have them, in blocks of which one is recomputed.
+
+use cinch_graph::op::NormKind;
+use cinch_graph::{DType, Graph, GraphError, Init};
+
+use crate::check;
+
+const WEIGHT: Init = Init::Normal { std: 0.05 };
+/// Rows that are no multiple of what a block has.
+const ROWS: [usize; 2] = [3, 45];
+
+fn graph(width: usize, kind: NormKind, compute: DType) -> Result<Graph, GraphError> {
+    let mut g = Graph::new(compute);
+    let tokens = g.batch("tokens", ROWS, DType::I32);
+    let table = g.weight("table", [50, width], WEIGHT);
+    let mut x = g.embedding("embedding", tokens, table, None, None)?;
+    for block in ["first", "second"] {
+        g.enter_block(block);
+        let part = |part: &str| format!("{block}.{part}");
+        let weight = g.frozen_weight(&part("weight"), [width, width], WEIGHT);
+        let branch = g.linear(&part("linear"), x, weight, None)?;
+        let gamma = g.frozen_small_weight(&part("gamma"), [width], Init::Ones);
+        let beta = (kind == NormKind::Layer)
+            .then(|| g.frozen_small_weight(&part("beta"), [width], WEIGHT));
+        let dropout = g.dropout(0.2);
+        let normed = g.residual_norm(
+            &part("norm"),
+            (x, branch),
+            dropout,
+            (kind, 1e-5),
+            gamma,
+            beta,
+        )?;
+        x = normed.normed;
+        g.leave_block();
+    }
+    let head = g.weight("head", [50, width], WEIGHT);
+    let targets = g.batch("targets", ROWS, DType::I32);
+    g.cross_entropy("loss", x, head, targets, 0.0, None)?;
+    Ok(g)
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn norms_of_narrow_rows() {
+    for kind in [NormKind::Layer, NormKind::Rms] {
+        for width in [128, 256, 384, 512] {
+            let what = format!("{kind:?} norm of {width}");
+            check(&what, |compute| graph(width, kind, compute).unwrap());
+        }
+    }
+}
