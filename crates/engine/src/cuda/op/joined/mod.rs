@@ -113,6 +113,15 @@ fn overlap(a: Bytes, b: Bytes) -> bool {
     a.0 < b.1 && b.0 < a.1
 }
 
+/// Where a product's operands and its result lie.
+pub fn matrices(product: &Product) -> [Bytes; 3] {
+    [
+        bytes(&product.a, product.m, product.k),
+        bytes(&product.b, product.k, product.n),
+        result(product),
+    ]
+}
+
 fn result(product: &Product) -> Bytes {
     bytes(&product.c, product.m, product.n)
 }
@@ -126,14 +135,12 @@ fn reads(product: &Product, range: Bytes) -> bool {
 }
 
 fn reads_matrices(product: &Product, range: Bytes) -> bool {
-    let sides = [
-        bytes(&product.a, product.m, product.k),
-        bytes(&product.b, product.k, product.n),
-    ];
-    sides.into_iter().any(|side| overlap(side, range))
+    let [a, b, _] = matrices(product);
+    [a, b].into_iter().any(|side| overlap(side, range))
 }
 
-fn scratch(product: &Product) -> Bytes {
+/// The library's scratch memory.
+pub fn scratch(product: &Product) -> Bytes {
     (
         product.workspace,
         product.workspace + product.workspace_bytes,
