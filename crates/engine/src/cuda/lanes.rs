@@ -7,7 +7,7 @@
 //! such gradients free for some nodes where it has room (`Plan::linger`).
 
 use super::command::{Argument, Command, Joined, Lane, Product};
-use super::op::joined::{matrices, scratch};
+use super::op::joined::{operands, result, scratch};
 use super::op::{Bytes, Lowered, Memory};
 
 /// How many pieces ahead are looked through for what needs one.
@@ -32,7 +32,7 @@ struct Piece<'a> {
 }
 
 /// The same nodes, with gradients of weights beside the chain where nothing needs them soon.
-/// `is_launched` tells of joined products whether a kernel of ours computes them, which needs no
+/// `is_launched` tells of joined gradients whether the kernel of ours computes them, which needs no
 /// scratch memory.
 pub fn spread(lowered: &[Lowered], is_launched: impl Fn(&Command) -> bool) -> Vec<Lowered> {
     let nodes = lowered.iter().enumerate();
@@ -203,8 +203,7 @@ fn touched(command: &Command, node: &Memory, is_launched: bool) -> Memory {
 }
 
 fn touched_by_product(product: &Product) -> Memory {
-    let [a, b, c] = matrices(product);
-    let mut reads = vec![a, b];
+    let mut reads = operands(product).to_vec();
     // In single precision at most.
     let row = 4 * product.n as u64;
     for at in product
@@ -216,7 +215,7 @@ fn touched_by_product(product: &Product) -> Memory {
     }
     Memory {
         reads,
-        writes: vec![c],
+        writes: vec![result(product)],
         ..Memory::default()
     }
 }
