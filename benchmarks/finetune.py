@@ -120,6 +120,7 @@ def main():
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--torch", help=argparse.SUPPRESS)
     parser.add_argument("--without-compiled", action="store_true")
+    parser.add_argument("--only", choices=list(CASES))
     arguments = parser.parse_args()
     if arguments.torch:
         case, how, recompute = arguments.torch.split(",")
@@ -127,24 +128,31 @@ def main():
     rows = []
     quantised = ["--lora-rank", "16", "--quantization", "4bit",
                  "--set", "lora.double_quantization=true", "--checkpointing", "full"]
+    hosted = ["--checkpointing", "26", "--offload-activations", "12", "--set", "vram.loss_chunk=768"]
     for case, title, more in [
         ("lora", "7B, adapters", ["--checkpointing", "none"]),
         ("lora", "7B, adapters, recomputed", ["--checkpointing", "full"]),
+        ("lora", "7B, adapters, 26 blocks recomputed, activations of 12 in host memory", hosted),
         ("lora", "7B, four bits, rank 16, recomputed", quantised),
         ("full", "0.5B, whole", ["--checkpointing", "none"]),
     ]:
+        if arguments.only not in (None, case):
+            continue
         rows.append((f"cinch, {title}", measure_cinch(arguments.cinch, case, more, arguments.steps)))
         print(rows[-1], flush=True)
     hows = [("lora", "eager", 0), ("full", "eager", 0)]
     if not arguments.without_compiled:
-        hows += [("lora", "compiled", 0), ("full", "compiled", 0)]
+        hows += [("lora", "compiled", 0), ("lora", "compiled", 1), ("full", "compiled", 0)]
     for case, how, recompute in hows:
+        if arguments.only not in (None, case):
+            continue
         line = [sys.executable, __file__, "--torch", f"{case},{how},{recompute}", "--steps",
                 str(arguments.steps)]
         ran = subprocess.run(line, capture_output=True, text=True)
         last = (ran.stdout.strip().splitlines() or ["{}"])[-1]
         result = json.loads(last) if ran.returncode == 0 else dict(failed=ran.stderr[-300:])
-        rows.append((f"PyTorch {how}, {case}", result))
+        title = f"PyTorch {how}, {case}" + (", recomputed" if recompute else "")
+        rows.append((title, result))
         print(rows[-1], flush=True)
 
 

@@ -45,6 +45,35 @@ SIZES = {
     ],
 }
 
+# On a GPU, none of them a row of the tables of measured steps.
+GPU_SIZES = {
+    "mamba": [
+        "--model mamba --model-size small --batch-size 16 --seq-len 512 --precision bf16",
+        "--model mamba --model-size medium-lite --batch-size 4 --seq-len 1024 --precision bf16",
+        "--model mamba --set model.d_model=384 --set model.n_layers=6 --batch-size 4 --seq-len 768 --precision fp16",
+    ],
+    "gsa": [
+        "--model gsa --model-size 512m-low-memory --batch-size 4 --seq-len 512 --precision bf16",
+        "--model gsa --model-size 512m-low-memory --batch-size 1 --seq-len 4096 --precision bf16",
+        "--model gsa --set model.d_model=768 --set model.n_layers=6 --set model.vocab_size=32000 --batch-size 8 --seq-len 768 --precision fp16",
+    ],
+    "qwen": [
+        "--model qwen2.5-0.5b --lora-rank 16 --batch-size 4 --seq-len 1024 --precision bf16 --checkpointing none",
+        "--model qwen2.5-1.5b --lora-rank 64 --batch-size 2 --seq-len 768 --precision bf16 --checkpointing full",
+        "--model qwen2.5-0.5b --batch-size 2 --seq-len 2048 --precision bf16 --checkpointing none",
+    ],
+    "mu": [
+        "--model mu --batch-size 16 --seq-len 256 --precision fp16",
+        "--model mu --set model.n_layers=12 --batch-size 64 --seq-len 512 --precision bf16",
+        "--model mu --set model.n_layers=12 --set model.vocab_size=8000 --batch-size 128 --seq-len 128 --precision fp16",
+    ],
+    "embedder": [
+        "--model naics --negatives 8 --batch-size 16 --precision fp16 --checkpointing full",
+        "--model naics --negatives 4 --batch-size 32 --seq-len 256 --precision bf16 --checkpointing full",
+        "--model naics --set model.n_layers=3 --negatives 12 --batch-size 8 --seq-len 128 --precision fp16 --checkpointing none",
+    ],
+}
+
 # Decoders of Qwen2's form: width, layers, heads, key heads, feed-forward.
 DECODERS = {"narrow": (512, 6, 8, 2, 1536), "wide": (896, 4, 14, 2, 4864)}
 
@@ -95,7 +124,8 @@ def measure(arguments, folder):
     """Prints the table; the systems that are too far off."""
     far = []
     print("| system | setting | measured | predicted | predicted / measured |\n|---|---|---|---|---|")
-    for system, sizes in SIZES.items():
+    systems = GPU_SIZES if arguments.device == "cuda" else SIZES
+    for system, sizes in systems.items():
         if arguments.system not in (None, system):
             continue
         errors = []

@@ -129,8 +129,14 @@ impl KernelCost {
     }
 
     /// A library's product [m, n, k], with the bytes of its operands.
+    /// One with so short a sum or so few columns that it waits for memory has its tiles in
+    /// shared memory on the way, and reaches less of the bandwidth than a copy.
     pub fn product([m, n, k]: [usize; 3], stored: DType, bytes: u64) -> Self {
-        Self::computing(1, bytes, Arithmetic::Product { m, n, k, stored })
+        const BANDWIDTH_SHARE: f64 = 0.75;
+        Self {
+            arithmetic: Arithmetic::Product { m, n, k, stored },
+            ..Self::waiting(1, bytes, BANDWIDTH_SHARE)
+        }
     }
 
     pub fn computing(launches: u32, bytes: u64, arithmetic: Arithmetic) -> Self {

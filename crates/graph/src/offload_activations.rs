@@ -9,7 +9,8 @@
 //! The bus is the narrow place, so what counts is the arithmetic that a byte saves. The tensors of
 //! a block are taken by that, from the first until one saves less than half as much: products with
 //! weights, mostly, while norms and pointwise ops are made again. The blocks are spread evenly, as
-//! then the bus has the longest time for each.
+//! then the bus has the longest time for each. What is narrow beside what it is made of goes along, of
+//! every recomputed block: it takes the bus little, and making it again is a pass over what is wide.
 //!
 //! A tensor stays in the arena until its copy has been waited for: where the next but one begins,
 //! and at the latest behind the last block, because the loss is where a step takes the most and
@@ -18,6 +19,7 @@
 
 use crate::graph::{BlockId, Graph, Node, Phase, Role, TensorId};
 use crate::op::{Await, Fetch, Store};
+use crate::recompute::NARROW;
 
 /// Copies to the host that may be under way when another begins.
 const UNDER_WAY: usize = 2;
@@ -51,12 +53,14 @@ impl Repeatable {
 /// A block with activations in host memory.
 pub(crate) struct OffloadedBlock {
     pub block: BlockId,
+    /// Whether it is one of those that were asked for: of others only what is narrow is stored.
+    pub is_chosen: bool,
     /// The forward nodes whose results are stored, in their order.
     pub nodes: Vec<usize>,
 }
 
-/// Chooses `wanted` of the first `count` blocks, and what of each is stored. A block of which
-/// nothing is worth it is left out.
+/// Chooses `wanted` of the first `count` blocks, and what of each is stored; of the others it is what
+/// is narrow. A block of which nothing is worth it is left out.
 pub(crate) fn choose(
     graph: &Graph,
     repeatable: &Repeatable,
@@ -77,10 +81,21 @@ pub(crate) fn choose(
             read_by_backward[block.index()].push(producer);
         }
     }
-    let spread = (0..wanted).map(|number| number * count / wanted);
-    let blocks = spread.map(|block| OffloadedBlock {
-        block: BlockId(block as u32),
-        nodes: Dearest::new(graph, repeatable, &read_by_backward[block]).choose(),
+    let mut is_chosen = vec![false; count];
+    for number in 0..wanted {
+        is_chosen[number * count / wanted] = true;
+    }
+    let blocks = is_chosen.into_iter().enumerate();
+    let blocks = blocks.map(|(block, is_chosen)| {
+        let dearest = Dearest::new(graph, repeatable, &read_by_backward[block]);
+        OffloadedBlock {
+            block: BlockId(block as u32),
+            is_chosen,
+            nodes: match is_chosen {
+                true => dearest.choose(),
+                false => dearest.narrow(),
+            },
+        }
     });
     blocks.filter(|block| !block.nodes.is_empty()).collect()
 }
@@ -148,8 +163,28 @@ impl<'a> Dearest<'a> {
                 _ => break,
             }
         }
+        if !self.stored.is_empty() {
+            let narrow = self.narrow();
+            self.stored.extend(narrow);
+        }
         self.stored.sort_unstable();
         self.stored
+    }
+
+    /// Of the nodes that run again, those whose results are narrow, in their order.
+    fn narrow(&self) -> Vec<usize> {
+        let needed = self.needed(None).into_iter();
+        needed.filter(|&node| self.is_narrow(node)).collect()
+    }
+
+    /// Whether all that a node makes is narrow beside what it reads of the block.
+    fn is_narrow(&self, node: usize) -> bool {
+        let node = &self.graph.nodes[node];
+        let bytes = |id: &TensorId| self.graph.ty(*id).bytes();
+        let inputs = node.inputs.iter();
+        let transient = inputs.filter(|&&id| self.graph.tensor(id).role == Role::Activation);
+        let most = transient.map(bytes).max().unwrap_or(0) / NARROW;
+        node.outputs.iter().all(|id| bytes(id) <= most)
     }
 
     /// The nodes that run again when one more is stored, in their order.
@@ -240,7 +275,7 @@ pub(crate) fn store(
 ) -> Vec<(usize, Vec<Node>)> {
     let mut insertions: Vec<(usize, Vec<Node>)> = Vec::new();
     let mut under_way: Vec<(BlockId, Vec<TensorId>)> = Vec::new();
-    for OffloadedBlock { block, nodes } in offloaded {
+    for OffloadedBlock { block, nodes, .. } in offloaded {
         let outputs = nodes.iter().flat_map(|&node| &graph.nodes[node].outputs);
         let outputs = outputs.filter(|id| places.read_again[id.index()]);
         let tensors: Vec<TensorId> = outputs.copied().collect();

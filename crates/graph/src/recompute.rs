@@ -131,7 +131,7 @@ fn leaving_nodes(graph: &Graph, producers: &[Option<usize>]) -> Vec<bool> {
 }
 
 /// What leaves a block is so many times as large as what is kept beside it.
-const NARROW: u64 = 8;
+pub(crate) const NARROW: u64 = 8;
 
 /// Whether the node's results are kept although its block is recomputed, because they are narrow:
 /// what adapters read takes long to make again for what it would save. A node that reads nothing
@@ -167,8 +167,8 @@ fn narrow_nodes(graph: &Graph, leaves: &[bool]) -> Vec<bool> {
     graph.nodes.iter().map(is_narrow).collect()
 }
 
-/// Recomputes the first `count` blocks. Returns how many of them have activations in host memory,
-/// at most as many as asked for.
+/// Recomputes the first `count` blocks. Returns how many of them have more activations in host memory
+/// than narrow ones, at most as many as asked for.
 fn recompute_blocks(graph: &mut Graph, count: usize, offloaded: usize) -> usize {
     if count == 0 {
         return 0;
@@ -246,7 +246,7 @@ fn recompute_blocks(graph: &mut Graph, count: usize, offloaded: usize) -> usize 
     insertions.retain(|(_, nodes)| !nodes.is_empty());
     // What comes back stands before what runs again at the same place.
     Insertions([away, insertions].concat()).apply(&mut graph.nodes);
-    offloaded.len()
+    offloaded.iter().filter(|block| block.is_chosen).count()
 }
 
 /// A node that runs once more: it reads the copies where there are some, and writes new ones.

@@ -152,7 +152,13 @@ fn sparse_attention_tracks_the_cpu_and_gives_the_same_bits() {
     let _card = card();
     let config = sparse();
     let expected = run(&mut tiny::session(&config, 0, 2), 30);
-    // A score that is rounded differently selects another key, and from then on two runs part.
+    // A score that is rounded differently selects another key, and from then on two runs part:
+    // single losses by some percent, but not what they are on average.
+    const TOGETHER: usize = 15;
+    let mean = |results: &[StepResult]| {
+        let losses = results[TOGETHER..].iter().map(|result| result.loss);
+        losses.sum::<f64>() / (results.len() - TOGETHER) as f64
+    };
     for (precision, tolerance, later) in [
         (Precision::Fp32, 2e-3, 1e-2),
         (Precision::Bf16, 3e-2, 3e-2),
@@ -167,14 +173,15 @@ fn sparse_attention_tracks_the_cpu_and_gives_the_same_bits() {
         let ((results, weights), (again, weights_again)) = (trained(), trained());
         assert_eq!(results, again, "{precision:?}");
         assert!(weights == weights_again, "{precision:?}");
-        for (step, (ours, expected)) in results.iter().zip(&expected).enumerate() {
-            let error = relative(ours.loss, expected.loss);
-            let what = format!(
-                "{precision:?}, step {step}: {} for {}",
-                ours.loss, expected.loss
-            );
-            assert!(error <= if step < 15 { tolerance } else { later }, "{what}");
+        let first = results.iter().zip(&expected).take(TOGETHER);
+        for (step, (ours, expected)) in first.enumerate() {
+            let (ours, expected) = (ours.loss, expected.loss);
+            let what = format!("{precision:?}, step {step}: {ours} for {expected}");
+            assert!(relative(ours, expected) <= tolerance, "{what}");
         }
+        let (ours, expected) = (mean(&results), mean(&expected));
+        let what = format!("{precision:?}, later steps: {ours} for {expected}");
+        assert!(relative(ours, expected) <= later, "{what}");
     }
 }
 

@@ -2,10 +2,12 @@
 //! the memory that was planned.
 
 mod account;
+mod adapted;
 mod tiny;
 
 use account::Account;
-use cinch_config::{Config, Precision, Settings, Source};
+use adapted::{BLOCKS, trace};
+use cinch_config::{Config, Precision};
 use cinch_engine::EngineOptions;
 use cinch_graph::{Role, Target, verify};
 use cinch_step::StepPlan;
@@ -22,59 +24,11 @@ const KINDS: [&[(&str, &str)]; 5] = [
     ],
 ];
 
-const BLOCKS: usize = 4;
-
-/// Four blocks of Qwen2 with adapters.
+/// With activations of some blocks in host memory.
 fn config(own: &[(&str, &str)], away: usize) -> Config {
-    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/decoder/qwen2");
-    let shared = [
-        ("model.type", model),
-        ("model.weights", "initial"),
-        ("lora.rank", "3"),
-        ("lora.dropout", "0.1"),
-        ("vram.batch_size", "2"),
-        ("vram.gradient_accumulation_steps", "2"),
-        ("vram.max_seq_len", "21"),
-        ("vram.precision", "fp32"),
-        ("training.learning_rate", "3e-3"),
-        ("training.warmup_steps", "0"),
-        ("data.tokenizer", "bytes"),
-    ];
-    let mut config = settings(&[&shared[..], own].concat());
-    config.model = config.model.with_layers(BLOCKS as u64);
+    let mut config = adapted::config(&[own]);
     config.batch.offload_activations = away;
     config
-}
-
-fn settings(own: &[(&str, &str)]) -> Config {
-    let mut settings = Settings::new();
-    for (key, value) in own {
-        let source = Source::Flag("test".to_owned());
-        settings.set(key, value, source).unwrap();
-    }
-    settings.resolve().unwrap()
-}
-
-/// What came out of some steps, in bits.
-#[derive(PartialEq)]
-struct Trace {
-    /// Loss and norm.
-    steps: Vec<[u64; 2]>,
-    weights: Vec<(String, Vec<u8>)>,
-}
-
-fn trace(config: &Config, recomputed: usize) -> Trace {
-    let mut session = tiny::session(config, recomputed, 2);
-    let steps = (0..4).map(|step| {
-        let result = session
-            .train_step(&tiny::batch(config, step), step)
-            .unwrap();
-        [result.loss.to_bits(), result.gradient_norm.to_bits()]
-    });
-    Trace {
-        steps: steps.collect(),
-        weights: tiny::weights(&session),
-    }
 }
 
 #[test]

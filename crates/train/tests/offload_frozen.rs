@@ -2,10 +2,12 @@
 //! memory that was planned.
 
 mod account;
+mod adapted;
 mod tiny;
 
 use account::Account;
-use cinch_config::{Config, Precision, Settings, Source};
+use adapted::{BLOCKS, config, settings, trace};
+use cinch_config::{Config, Precision};
 use cinch_device::Card;
 use cinch_engine::EngineOptions;
 use cinch_graph::{Phase, Role, Target, verify};
@@ -23,64 +25,6 @@ const KINDS: [&[(&str, &str)]; 4] = [
         ("vram.gradient_accumulation_steps", "1"),
     ],
 ];
-
-/// Four blocks of Qwen2 with adapters.
-fn config(own: &[&[(&str, &str)]]) -> Config {
-    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/decoder/qwen2");
-    let shared = [
-        ("model.type", model),
-        ("model.weights", "initial"),
-        ("lora.rank", "3"),
-        ("lora.dropout", "0.1"),
-        ("vram.batch_size", "2"),
-        ("vram.gradient_accumulation_steps", "2"),
-        ("vram.max_seq_len", "21"),
-        ("vram.precision", "fp32"),
-        ("training.learning_rate", "3e-3"),
-        ("training.warmup_steps", "0"),
-        ("data.tokenizer", "bytes"),
-    ];
-    let mut config = settings(&[&shared[..], &own.concat()].concat());
-    config.model = config.model.with_layers(4);
-    config
-}
-
-fn settings(own: &[(&str, &str)]) -> Config {
-    let mut settings = Settings::new();
-    for (key, value) in own {
-        let source = Source::Flag("test".to_owned());
-        settings.set(key, value, source).unwrap();
-    }
-    settings.resolve().unwrap()
-}
-
-/// What came out of some steps and an evaluation, in bits.
-#[derive(PartialEq)]
-struct Trace {
-    /// Loss and norm.
-    steps: Vec<[u64; 2]>,
-    evaluation: u64,
-    weights: Vec<(String, Vec<u8>)>,
-}
-
-fn trace(config: &Config, recomputed: usize) -> Trace {
-    let mut session = tiny::session(config, recomputed, 2);
-    let steps = (0..4).map(|step| {
-        let result = session
-            .train_step(&tiny::batch(config, step), step)
-            .unwrap();
-        [result.loss.to_bits(), result.gradient_norm.to_bits()]
-    });
-    let steps = steps.collect();
-    let mut held_out = tiny::batch(config, 9);
-    held_out.truncate(config.batch.batch_size);
-    let loss = session.evaluate(&held_out).unwrap().loss();
-    Trace {
-        steps,
-        evaluation: loss.to_bits(),
-        weights: tiny::weights(&session),
-    }
-}
 
 #[test]
 fn fetched_weights_change_no_bit() {
@@ -104,8 +48,8 @@ fn offloaded_bytes(plan: &StepPlan) -> u64 {
 #[test]
 fn what_is_planned_is_allocated_and_two_blocks_are_staged() {
     for kind in KINDS {
-        let here = StepPlan::new(&config(&[kind]), Target::Cpu, 4).unwrap();
-        let session = tiny::session(&config(&[kind, &[AWAY]]), 4, 1);
+        let here = StepPlan::new(&config(&[kind]), Target::Cpu, BLOCKS).unwrap();
+        let session = tiny::session(&config(&[kind, &[AWAY]]), BLOCKS, 1);
         let away = session.plan();
         verify(&away.training).unwrap();
         verify(&away.evaluation).unwrap();

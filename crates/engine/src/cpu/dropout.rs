@@ -11,15 +11,26 @@ pub struct Dropout {
     key: u32,
     /// The number of rows of the effective batch that come before this micro batch.
     pub row_offset: u32,
-    /// Elements whose number is below this are dropped; its lower half is zero, unless numbers are
-    /// paired.
+    /// Elements whose number is below this are dropped: of 32 bits for numbers that are not shared,
+    /// and of 14.
+    whole: u32,
     threshold: u32,
     rate: f64,
-    /// Whether two probabilities of attention share a number.
-    paired: bool,
+    numbers: Numbers,
 }
 
-/// Of a number that two probabilities share, each has so many bits.
+/// Which elements have a random number to themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Numbers {
+    /// Columns 2c and 2c + 1 share one.
+    Neighbours,
+    /// Columns s and s + 8 of sixteen do.
+    EightApart,
+    /// None share one, of which the upper half decides.
+    Single,
+}
+
+/// Of a number that two elements share, each has so many bits.
 const PAIRED_BITS: u32 = 14;
 
 /// The op's key within a step, and where the micro batch starts: the contents of the graph's
@@ -33,26 +44,34 @@ pub struct RandomState {
 impl Dropout {
     /// `stream` tells the ops of one step apart; `rate` is in [0, 1).
     pub fn new(state: RandomState, stream: u32, rate: f64) -> Self {
-        let threshold = cinch_graph::Dropout::threshold(rate);
+        let most = (1 << PAIRED_BITS) - 1;
+        let whole = cinch_graph::Dropout::threshold(rate);
+        let threshold = (((whole >> (31 - PAIRED_BITS)) + 1) >> 1).min(most);
         Self {
             key: mix(state.key[0] ^ mix(stream ^ state.key[1])),
             row_offset: state.row_offset,
+            whole,
             threshold,
-            rate: f64::from(threshold) / 4_294_967_296.0,
-            paired: false,
+            rate: f64::from(threshold) / f64::from(most + 1),
+            numbers: Numbers::Neighbours,
         }
     }
 
-    /// The mask of attention's probabilities. There are so many of them that keys s and s + 8 of
-    /// sixteen share a number.
+    /// The mask of attention's probabilities: keys s and s + 8 of sixteen share a number.
     #[must_use]
-    pub fn paired(self) -> Self {
-        let most = (1 << PAIRED_BITS) - 1;
-        let threshold = (((self.threshold >> (31 - PAIRED_BITS)) + 1) >> 1).min(most);
+    pub fn of_scores(self) -> Self {
         Self {
-            threshold,
-            rate: f64::from(threshold) / f64::from(most + 1),
-            paired: true,
+            numbers: Numbers::EightApart,
+            ..self
+        }
+    }
+
+    /// The mask of narrow heads' probabilities, with a number for each.
+    #[must_use]
+    pub fn single(self) -> Self {
+        Self {
+            rate: f64::from(self.whole) / 4_294_967_296.0,
+            numbers: Numbers::Single,
             ..self
         }
     }
@@ -76,11 +95,19 @@ impl Dropout {
     /// 0 for a dropped element, `1/(1 − rate)` for a kept one; `base` is from [`Self::row`].
     #[inline(always)]
     pub fn factor<F: Real>(&self, base: u32, column: usize) -> F {
-        let random = match self.paired {
-            true => half_of_word(base, column as u32),
-            false => mix_upper(base.wrapping_add((column as u32).wrapping_mul(0x9e37_79b9))),
+        let column = column as u32;
+        let (random, threshold) = match self.numbers {
+            Numbers::Neighbours => (half_of_word(base, column >> 1, column & 1), self.threshold),
+            Numbers::EightApart => {
+                let word = column >> 4 << 3 | column & 7;
+                (half_of_word(base, word, column >> 3 & 1), self.threshold)
+            }
+            Numbers::Single => {
+                let random = mix_upper(base.wrapping_add(column.wrapping_mul(0x9e37_79b9)));
+                (random, self.whole)
+            }
         };
-        if random < self.threshold {
+        if random < threshold {
             F::ZERO
         } else {
             F::from_f64(1.0 / (1.0 - self.rate))
@@ -88,17 +115,16 @@ impl Dropout {
     }
 }
 
-/// The bits of a probability: of a word that the key eight further on shares. The row's own number
-/// is mixed already, so that less mixing is needed.
+/// The bits of an element in the lower or upper half of a word. The row's own number is mixed
+/// already, so that less mixing is needed.
 #[inline(always)]
-fn half_of_word(base: u32, key: u32) -> u32 {
-    let word = key >> 4 << 3 | key & 7;
+fn half_of_word(base: u32, word: u32, half: u32) -> u32 {
     let mut x = base.wrapping_add(word.wrapping_mul(0x9e37_79b9));
     x = x.wrapping_mul(0x7feb_352d);
     x ^= x >> 15;
     x = x.wrapping_mul(0x846c_a68b);
     x ^= x >> 16;
-    (x >> ((key & 8) << 1)) & ((1 << PAIRED_BITS) - 1)
+    (x >> (half << 4)) & ((1 << PAIRED_BITS) - 1)
 }
 
 /// A bijection of 32-bit words in which each input bit flips each output bit with a
@@ -143,56 +169,68 @@ mod tests {
         assert!((mean - 1.0).abs() < 0.01, "{mean}");
     }
 
-    /// Of attention's probabilities, whether each is kept: 400 rows of 512 keys.
-    fn kept_scores(rate: f64) -> Vec<Vec<bool>> {
-        let state = RandomState {
-            key: [1, 2],
-            row_offset: 0,
-        };
-        let dropout = Dropout::new(state, 5, rate).paired();
+    const STATE: RandomState = RandomState {
+        key: [1, 2],
+        row_offset: 0,
+    };
+
+    /// Whether each is kept of 400 rows of 512.
+    fn kept(dropout: Dropout) -> Vec<Vec<bool>> {
         let kept = |row: usize| {
             let base = dropout.row(row);
-            let kept = (0..512).map(|key| dropout.factor::<f64>(base, key) > 0.0);
+            let kept = (0..512).map(|column| dropout.factor::<f64>(base, column) > 0.0);
             kept.collect()
         };
         (0..400).map(kept).collect()
     }
 
     #[test]
-    fn scores_that_share_a_number_do_not_share_their_fate() {
-        let kept = kept_scores(0.1);
-        let share = |pick: &dyn Fn(usize, usize) -> bool| {
-            let places = (0..392).flat_map(|row| (0..488).map(move |key| (row, key)));
-            let (mut all, mut chosen) = (0.0, 0.0);
-            for (row, key) in places {
-                all += 1.0;
-                chosen += f64::from(u8::from(pick(row, key)));
+    fn elements_that_share_a_number_do_not_share_their_fate() {
+        let dropout = Dropout::new(STATE, 5, 0.1);
+        for dropout in [dropout, dropout.of_scores(), dropout.single()] {
+            let kept = kept(dropout);
+            let share = |pick: &dyn Fn(usize, usize) -> bool| {
+                let places = (0..392).flat_map(|row| (0..488).map(move |column| (row, column)));
+                let (mut all, mut chosen) = (0.0, 0.0);
+                for (row, column) in places {
+                    all += 1.0;
+                    chosen += f64::from(u8::from(pick(row, column)));
+                }
+                chosen / all
+            };
+            // Five times the deviation that chance has.
+            let apart = |share: f64, expected: f64| {
+                let deviation = (expected * (1.0 - expected) / (392.0 * 488.0)).sqrt();
+                (share - expected).abs() < 5.0 * deviation
+            };
+            assert!(apart(share(&|row, column| kept[row][column]), 0.9));
+            let steps = [
+                (0, 1),
+                (0, 2),
+                (0, 8),
+                (0, 16),
+                (1, 0),
+                (1, 1),
+                (8, 8),
+                (0, 24),
+            ];
+            for (rows, columns) in steps {
+                let both =
+                    share(&|row, column| kept[row][column] && kept[row + rows][column + columns]);
+                assert!(apart(both, 0.81), "{dropout:?} {rows} {columns}: {both}");
             }
-            chosen / all
-        };
-        // Five times the deviation that chance has.
-        let apart = |share: f64, expected: f64| {
-            let deviation = (expected * (1.0 - expected) / (392.0 * 488.0)).sqrt();
-            (share - expected).abs() < 5.0 * deviation
-        };
-        assert!(apart(share(&|row, key| kept[row][key]), 0.9));
-        for (rows, keys) in [(0, 1), (0, 8), (0, 16), (1, 0), (1, 1), (8, 8), (0, 24)] {
-            let both = share(&|row, key| kept[row][key] && kept[row + rows][key + keys]);
-            assert!(apart(both, 0.81), "{rows} {keys}: {both}");
         }
     }
 
     #[test]
-    fn the_mean_of_scores_is_kept_whatever_the_rate() {
+    fn the_mean_is_kept_whatever_the_rate() {
         for rate in [0.0, 1e-6, 0.1, 0.3, 0.999, 0.999_999] {
-            let state = RandomState {
-                key: [1, 2],
-                row_offset: 0,
-            };
-            let dropout = Dropout::new(state, 5, rate).paired();
-            let factor = 1.0 / (1.0 - dropout.rate);
-            assert!(factor.is_finite());
-            assert!((dropout.rate - rate).abs() <= 1.0 / f64::from(1 << PAIRED_BITS));
+            let dropout = Dropout::new(STATE, 5, rate);
+            for dropout in [dropout, dropout.of_scores(), dropout.single()] {
+                let factor = 1.0 / (1.0 - dropout.rate);
+                assert!(factor.is_finite());
+                assert!((dropout.rate - rate).abs() <= 1.0 / f64::from(1 << PAIRED_BITS));
+            }
         }
     }
 

@@ -130,6 +130,11 @@ impl Blas {
         self.candidates > 1
     }
 
+    /// Whether a product's algorithm was chosen.
+    pub fn is_ready(&self, product: &Product) -> bool {
+        self.ready.contains_key(&key(product))
+    }
+
     /// Chooses the algorithm of a product, so that recording it later does nothing else. To time
     /// them it is computed, on whatever is in its operands.
     pub fn prepare(
@@ -139,9 +144,6 @@ impl Blas {
         stream: &Stream,
     ) -> Result<(), EngineError> {
         let key = key(product);
-        if self.ready.contains_key(&key) {
-            return Ok(());
-        }
         let (mut ready, candidates) = suggest(&self.handle, product, self.tf32, self.candidates)
             .map_err(failed(describe(product)))?;
         if candidates.len() > 1 {

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use cinch_graph::DType;
+use cinch_graph::op::ActivationKind;
 
 /// A function of one of the sources in `kernels/`, compiled for the graph's element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -130,6 +131,8 @@ pub enum Joined {
     Gradients,
     /// One whose result is a few columns wide.
     Narrow,
+    /// One like it, and the gradient of the matrix that it multiplies with.
+    Back,
 }
 
 /// What follows products, and a kernel of ours may compute with them.
@@ -147,12 +150,40 @@ pub enum TailKind {
         product: Product,
         dropout: DropoutAt,
     },
-    /// `to = gelu(from)`, `from` being C. Nobody else reads C where `to` is in its place.
-    Gelu { from: u64, to: u64, elements: usize },
-    /// C is multiplied by `gelu′(x)`.
-    GeluBackward {
+    /// `to = f(from)`, `from` being C. Nobody else reads C where `to` is in its place.
+    Activation {
+        function: ActivationKind,
+        from: u64,
+        to: u64,
+        elements: usize,
+    },
+    /// `to` is C, whose place is `gradient`, times `f′(x)`, and `value` is `f(x)`. Nobody else reads C.
+    Derivative {
+        function: ActivationKind,
         gradient: u64,
         x: u64,
+        to: u64,
+        value: Option<u64>,
+        elements: usize,
+    },
+    /// `to = f(gate)·up`, `up` being C. Nobody else reads C where `to` is in its place.
+    Gate {
+        function: ActivationKind,
+        gate: u64,
+        up: u64,
+        to: u64,
+        elements: usize,
+    },
+    /// What C, whose place is `gradient`, makes of the gradients of gate and up, and `value` is
+    /// `f(gate)·up`. Nobody else reads C.
+    GateGradients {
+        function: ActivationKind,
+        gradient: u64,
+        gate: u64,
+        up: u64,
+        to_gate: u64,
+        to_up: u64,
+        value: Option<u64>,
         elements: usize,
     },
 }

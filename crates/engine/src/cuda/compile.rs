@@ -13,10 +13,14 @@ use sha2::{Digest, Sha256};
 use crate::error::EngineError;
 
 /// What sources include, each before those that it includes itself.
-const HEADERS: [(&str, &str); 8] = [
+const HEADERS: [(&str, &str); 9] = [
     (
         "#include \"attention.cuh\"",
         include_str!("kernels/attention.cuh"),
+    ),
+    (
+        "#include \"attention_hopper.cuh\"",
+        include_str!("kernels/attention_hopper.cuh"),
     ),
     (
         "#include \"hopper.cuh\"",
@@ -46,8 +50,12 @@ const HEADERS: [(&str, &str); 8] = [
 ];
 
 /// Every source, by the name that commands use.
-pub const SOURCES: [(&str, &str); 36] = [
+pub const SOURCES: [(&str, &str); 40] = [
     ("activation", include_str!("kernels/activation.cu")),
+    (
+        "adapter_back_tensor",
+        include_str!("kernels/adapter_back_tensor.cu"),
+    ),
     ("adapter_tensor", include_str!("kernels/adapter_tensor.cu")),
     ("attention_any", include_str!("kernels/attention_any.cu")),
     (
@@ -69,6 +77,10 @@ pub const SOURCES: [(&str, &str); 36] = [
     (
         "attention_hopper_backward",
         include_str!("kernels/attention_hopper_backward.cu"),
+    ),
+    (
+        "attention_hopper_dealt",
+        include_str!("kernels/attention_hopper_dealt.cu"),
     ),
     (
         "attention_hopper_short",
@@ -123,12 +135,17 @@ pub const SOURCES: [(&str, &str); 36] = [
         include_str!("kernels/gradient_hopper.cu"),
     ),
     ("indexer", include_str!("kernels/indexer.cu")),
+    ("noise", include_str!("kernels/noise.cu")),
     ("norm", include_str!("kernels/norm.cu")),
     ("optimizer", include_str!("kernels/optimizer.cu")),
     ("product_hopper", include_str!("kernels/product_hopper.cu")),
     (
         "product_short_hopper",
         include_str!("kernels/product_short_hopper.cu"),
+    ),
+    (
+        "product_turns_hopper",
+        include_str!("kernels/product_turns_hopper.cu"),
     ),
     ("rotary", include_str!("kernels/rotary.cu")),
     ("scan", include_str!("kernels/scan.cu")),

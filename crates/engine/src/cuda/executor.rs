@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::mem::{Discriminant, discriminant};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use cinch_graph::op::Op;
+use cinch_graph::op::{ActivationKind, Op};
 use cinch_graph::{DType, Graph, Phase};
 use cinch_plan::{Placement, Plan, Residence};
 use cinch_ranks::World;
@@ -24,6 +25,7 @@ use super::driver::{
 };
 use super::lowering::Card;
 use super::nccl::Nccl;
+use super::noise;
 use super::op::joined;
 use super::op::{COPY_TO_REAL, Lowered, lower_all};
 use super::staging::Staging;
@@ -81,17 +83,32 @@ type JoinedKey = (Vec<blas::Key>, Vec<TailKey>);
 #[derive(PartialEq, Eq, Hash)]
 enum TailKey {
     Dropped(blas::Key),
-    Gelu { is_in_place: bool },
-    GeluBackward,
+    Activation(Function, Written),
+    Derivative(Function, Written),
+    Gate(Function, Written),
+    GateGradients(Function, Written),
 }
+
+type Function = Discriminant<ActivationKind>;
+
+/// Whether a tail writes all that it can: C beside what it makes of it, or a value again.
+type Written = bool;
 
 fn joined_key(products: &[Product], tails: &[Tail]) -> JoinedKey {
     let tail = |tail: &Tail| match &tail.kind {
         TailKind::Dropped { product, .. } => TailKey::Dropped(blas::key(product)),
-        TailKind::Gelu { from, to, .. } => TailKey::Gelu {
-            is_in_place: from == to,
-        },
-        TailKind::GeluBackward { .. } => TailKey::GeluBackward,
+        TailKind::Activation {
+            function, from, to, ..
+        } => TailKey::Activation(discriminant(function), from != to),
+        TailKind::Derivative {
+            function, value, ..
+        } => TailKey::Derivative(discriminant(function), value.is_some()),
+        TailKind::Gate {
+            function, up, to, ..
+        } => TailKey::Gate(discriminant(function), up != to),
+        TailKind::GateGradients {
+            function, value, ..
+        } => TailKey::GateGradients(discriminant(function), value.is_some()),
     };
     (
         products.iter().map(blas::key).collect(),
@@ -318,9 +335,7 @@ impl CudaExecutor {
                 self.load(*kernel, dtype, shape)
             }
             Command::LaunchGenerated { kernel, .. } => self.load_generated(kernel, dtype),
-            Command::Product(product) => {
-                self.blas.prepare(product, self.arena.address, &self.stream)
-            }
+            Command::Product(product) => self.choose_algorithms(&[*product], dtype),
             Command::Products {
                 joined,
                 heads,
@@ -352,6 +367,35 @@ impl CudaExecutor {
         }
     }
 
+    /// Finds out by which algorithm the library computes each of some products fastest.
+    fn choose_algorithms(&mut self, products: &[Product], dtype: DType) -> Result<(), EngineError> {
+        for product in products {
+            if self.blas.is_ready(product) {
+                continue;
+            }
+            let is_timed = self.blas.is_timed();
+            let product = std::slice::from_ref(product);
+            if is_timed {
+                self.fill(product, dtype)?;
+            }
+            let base = self.arena.address;
+            self.blas.prepare(&product[0], base, &self.stream)?;
+            if is_timed {
+                self.issue_all(&noise::clear(product), dtype)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts numbers into what products read.
+    fn fill(&mut self, products: &[Product], dtype: DType) -> Result<(), EngineError> {
+        let fill = noise::fill(products);
+        for command in &fill {
+            self.make_ready(command, dtype)?;
+        }
+        self.issue_all(&fill, dtype)
+    }
+
     /// Finds out what is fastest for joined products: a kernel for all of them, or one by one.
     fn choose(
         &mut self,
@@ -359,10 +403,7 @@ impl CudaExecutor {
         (heads, products, tails): (&[Command], &[Product], &[Tail]),
         dtype: DType,
     ) -> Result<(), EngineError> {
-        for product in products {
-            self.blas
-                .prepare(product, self.arena.address, &self.stream)?;
-        }
+        self.choose_algorithms(products, dtype)?;
         let key = joined_key(products, tails);
         if self.joined.contains_key(&key) {
             return Ok(());
@@ -377,14 +418,17 @@ impl CudaExecutor {
             ways.len().min(1)
         } else {
             let stopwatch = Stopwatch::new(&self.stream)?;
-            fastest(1 + ways.len(), |candidate, runs| {
+            self.fill(products, dtype)?;
+            let chosen = fastest(1 + ways.len(), |candidate, runs| {
                 stopwatch.time(&self.stream, || {
                     (0..runs).try_for_each(|_| match candidate.checked_sub(1) {
                         Some(way) => self.issue_all(&ways[way], dtype),
                         None => self.issue_apart((heads, products, tails), dtype),
                     })
                 })
-            })?
+            })?;
+            self.issue_all(&noise::clear(products), dtype)?;
+            chosen
         };
         self.joined.insert(key, chosen.checked_sub(1));
         Ok(())

@@ -1,6 +1,6 @@
 //! What a node's lowering sees and emits.
 
-use cinch_graph::{DType, Dropout, Graph, Node, TensorId, TensorType};
+use cinch_graph::{DType, Dropout, Graph, Node, Role, TensorId, TensorType};
 use cinch_plan::{Placement, Plan, Residence};
 
 use super::command::{
@@ -118,6 +118,16 @@ impl<'a> Lowering<'a> {
     /// Whether the output has taken over the input's memory.
     pub fn is_in_place(&self, input: usize, output: usize) -> bool {
         self.input(input) == self.output(output)
+    }
+
+    /// Whether a later node reads the output, or it outlives the step.
+    pub fn is_read(&self, output: usize) -> bool {
+        let id = self.node.outputs[output];
+        let later = self.graph.nodes.iter().skip(self.index + 1);
+        self.graph.tensor(id).role != Role::Activation
+            || later
+                .flat_map(|node| &node.inputs)
+                .any(|&input| input == id)
     }
 
     /// Whether an accumulator is added to (1) or starts over (0), as a kernel argument.

@@ -15,6 +15,7 @@ mod expression;
 mod image;
 pub mod lowering;
 mod nccl;
+mod noise;
 pub mod op;
 mod staging;
 mod tensor_map;

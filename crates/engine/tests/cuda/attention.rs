@@ -207,6 +207,9 @@ shapes! {
     grouped_heads_of_128_over_1500_positions: Shape { seq: 1500, ..GROUPED };
     grouped_heads_of_128_padded: GROUPED_AND_PADDED;
     few_heads_of_64: OF_64;
+    one_text_of_heads_of_64: Shape { batch: 1, seq: 1500, ..OF_64 };
+    one_text_of_grouped_heads_of_64: Shape { batch: 1, seq: 1200, heads: 14, kv_heads: 2, ..OF_64 };
+    own_keys_of_heads_of_128: Shape { seq: 1100, heads: 12, kv_heads: 12, ..GROUPED };
 }
 
 #[test]
@@ -220,5 +223,6 @@ fn gradients_have_the_same_bits_every_time() {
         }
         .assert_same_bits(dtype);
         GROUPED.assert_same_bits(dtype);
+        Shape { batch: 1, ..OF_64 }.assert_same_bits(dtype);
     }
 }

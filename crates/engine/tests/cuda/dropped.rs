@@ -7,13 +7,14 @@ use crate::check;
 use crate::shared::OPTIMIZER;
 
 const WEIGHT: Init = Init::Normal { std: 0.05 };
-/// Rows that are no multiple of what a warp has.
+/// Rows that are no multiple of what a warp has, few and so many that warps have rows of their own.
 const ROWS: [usize; 2] = [2, 75];
+const MANY: [usize; 2] = [5, 1749];
 
 /// Frozen layers with adapters on them; the gradient of the second layer's input is added to.
-fn graph(rank: usize, width: usize, compute: DType) -> Result<Graph, GraphError> {
+fn graph(rank: usize, width: usize, rows: [usize; 2], compute: DType) -> Result<Graph, GraphError> {
     let mut g = Graph::new(compute);
-    let tokens = g.batch("tokens", ROWS, DType::I32);
+    let tokens = g.batch("tokens", rows, DType::I32);
     let table = g.weight("table", [50, width], WEIGHT);
     let mut x: TensorId = g.embedding("embedding", tokens, table, None, None)?;
     for layer in ["first", "second"] {
@@ -28,14 +29,14 @@ fn graph(rank: usize, width: usize, compute: DType) -> Result<Graph, GraphError>
         x = y;
     }
     let head = g.weight("head", [50, width], WEIGHT);
-    let targets = g.batch("targets", ROWS, DType::I32);
+    let targets = g.batch("targets", rows, DType::I32);
     g.cross_entropy("loss", x, head, targets, 0.0, None)?;
     Ok(g)
 }
 
 /// Nodes that drop inside their product, of those that read, add and sum.
 fn inside(rank: usize, width: usize, compute: DType) -> [usize; 3] {
-    let graph = differentiate(graph(rank, width, compute).unwrap(), &OPTIMIZER).unwrap();
+    let graph = differentiate(graph(rank, width, ROWS, compute).unwrap(), &OPTIMIZER).unwrap();
     let mut found = [0; 3];
     for node in &graph.nodes {
         let of = |input: usize| graph.ty(node.inputs[input]);
@@ -72,20 +73,22 @@ fn low_ranks_are_dropped_inside_the_product() {
 }
 
 macro_rules! ranks {
-    ($($test:ident: $rank:literal in $width:literal;)*) => {
+    ($($test:ident: $rank:literal in $width:literal, $rows:expr;)*) => {
         $(
             #[test]
             #[ignore = "needs a GPU"]
             fn $test() {
-                check(stringify!($test), |compute| graph($rank, $width, compute).unwrap());
+                check(stringify!($test), |compute| graph($rank, $width, $rows, compute).unwrap());
             }
         )*
     };
 }
 
 ranks! {
-    dropped_rank_8: 8 in 416;
-    dropped_rank_16: 16 in 96;
-    dropped_rank_24: 24 in 1536;
-    dropped_rank_32: 32 in 160;
+    dropped_rank_8: 8 in 416, ROWS;
+    dropped_rank_16: 16 in 96, ROWS;
+    dropped_rank_24: 24 in 1536, ROWS;
+    dropped_rank_32: 32 in 160, ROWS;
+    dropped_rank_8_of_many_rows: 8 in 224, MANY;
+    dropped_rank_24_of_many_rows: 24 in 288, MANY;
 }

@@ -408,14 +408,19 @@ transformers! {
 /// What is granted beyond the tolerance is the exception, or the tolerances would mean nothing.
 #[test]
 fn hardly_any_output_needs_more_than_the_tolerance() {
-    let one_token = [mamba_of(64, 16, 0, 64), gpt2_of(64, 1, 61)];
+    let models = [
+        (mamba_of(64, 16, 0, 64), 1, 1),
+        (gpt2_of(64, 1, 61), 1, 1),
+        (mu_of(true, false), 2, 37),
+    ];
     for (dtype, tolerance) in PRECISIONS {
         // An entropy is a small difference of large logarithms: most of its outputs need more.
         let all = graphs::ALL.iter().filter(|(name, _)| *name != "entropies");
         let all = all.map(|(_, make)| (make(DType::F32), make(dtype)));
-        let single = one_token
-            .iter()
-            .map(|config| (model(config, 1, 1, DType::F32), model(config, 1, 1, dtype)));
+        let of_models = models.iter().map(|(config, batch, tokens)| {
+            let graph = |compute| model(config, *batch, *tokens, compute);
+            (graph(DType::F32), graph(dtype))
+        });
         let cached = [
             mamba_of(33, 5, 4, 16),
             Mistral(decoder_of(Some(5), false)).into(),
@@ -424,7 +429,7 @@ fn hardly_any_output_needs_more_than_the_tolerance() {
             let graph = |compute| continuing(config, 2, 13, 64, compute);
             (graph(DType::F32), graph(dtype))
         });
-        for (reference, tested) in all.chain(single).chain(cached) {
+        for (reference, tested) in all.chain(of_models).chain(cached) {
             let outputs = granted(reference, tested);
             let num_outputs = outputs.len();
             let more: Vec<_> = outputs

@@ -4,7 +4,7 @@
 
 mod hopper;
 
-pub use hopper::{HopperBackward, HopperParts, HopperShort};
+pub use hopper::{HopperBackward, HopperDealt, HopperDealtParts, HopperParts, HopperShort};
 
 use super::{
     Declare, aligned, expect, expect_dropout, expect_dtype, expect_float, expect_inputs,
@@ -327,23 +327,25 @@ impl Attention {
         }
     }
 
+    /// Blocks of so many rows of all heads.
+    fn cuda_blocks(&self, source: &TensorType, rows: usize) -> usize {
+        let dims = source.shape.dims();
+        let factors = [dims[0], self.heads, dims[1].div_ceil(rows)];
+        factors.into_iter().fold(1, usize::saturating_mul)
+    }
+
     /// The products of a GPU's kernels. Blocks of later rows have more keys to read.
-    /// Of Hopper's own, where it has one, a block has so many rows.
+    /// Of Hopper's own, where it has one, there are so many.
     fn cuda_arithmetic(
         &self,
         source: &TensorType,
         flops: u64,
         shares: &CudaShares,
-        hopper_rows: Option<usize>,
+        hopper_blocks: Option<usize>,
     ) -> Arithmetic {
         /// Rows of a block, and blocks that a multiprocessor holds.
         const ROWS: usize = 64;
         const RESIDENT: usize = 2;
-        let dims = source.shape.dims();
-        let blocks = |rows: usize| {
-            let factors = [dims[0], self.heads, dims[1].div_ceil(rows)];
-            factors.into_iter().fold(1, usize::saturating_mul)
-        };
         let share = |[plain, dropout]: [f64; 2]| match self.dropout {
             None => plain,
             Some(_) => dropout,
@@ -358,19 +360,22 @@ impl Attention {
                     share(shares.narrow) * self.head_dim as f64
                 } else if self.is_narrow() {
                     NARROW_SHARE * (self.head_dim as f64).sqrt()
-                } else {
+                } else if self.suits_tensor_cores(source.dtype) {
                     share(shares.any)
+                } else {
+                    PLAIN_SHARE
                 },
-                blocks: blocks(ROWS),
+                blocks: self.cuda_blocks(source, ROWS),
                 resident: RESIDENT,
             },
-            hopper: hopper_rows.map(|rows| BlockWork {
+            hopper: hopper_blocks.map(|blocks| BlockWork {
                 share: share(match self.head_dim {
+                    32 if self.hopper_short(source).is_some() => shares.short,
                     32 => shares.hopper[0],
                     64 => shares.hopper[1],
                     _ => shares.hopper[2],
                 }),
-                blocks: blocks(rows),
+                blocks,
                 resident: 1,
             }),
         }
@@ -387,18 +392,29 @@ struct CudaShares {
     narrow: [f64; 2],
     /// Of Hopper's own kernels, for heads of 32, of 64 and of 128 columns.
     hopper: [[f64; 2]; 3],
+    /// Of those for heads of 32 columns over short sequences.
+    short: [f64; 2],
 }
 
 const FORWARD_SHARES: CudaShares = CudaShares {
     any: [0.25, 0.158],
-    narrow: [0.0115, 0.0068],
-    hopper: [[0.22, 0.18], [0.39, 0.20], [0.80, 0.56]],
+    narrow: [0.0102, 0.0060],
+    hopper: [[0.29, 0.22], [0.39, 0.20], [0.80, 0.56]],
+    short: [0.36, 0.28],
 };
 /// Of the five products that are counted (the kernels for any card compute seven).
 const BACKWARD_SHARES: CudaShares = CudaShares {
     any: [0.228, 0.168],
-    narrow: [0.022, 0.0144],
+    narrow: [0.0125, 0.0082],
     hopper: [[0.45, 0.37], [0.36, 0.21], [0.60, 0.47]],
+    short: [0.45, 0.37],
+};
+/// Of heads of other widths, in 16 bits: nothing runs on the tensor cores.
+const PLAIN_SHARE: f64 = 0.007;
+/// Where few heads are dealt out evenly.
+const DEALT_SHARES: CudaShares = CudaShares {
+    hopper: [[0.45, 0.37], [0.36, 0.21], [0.48, 0.47]],
+    ..BACKWARD_SHARES
 };
 /// Single precision, of the single-precision rate.
 const SINGLE_SHARE: f64 = 0.15;
@@ -462,10 +478,10 @@ impl Declare for Attention {
 
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         let flops = self.flops(inputs, outputs);
-        let rows = self
+        let blocks = self
             .suits_hopper(&inputs[0])
-            .then_some(HopperBackward::KEYS);
-        let arithmetic = self.cuda_arithmetic(&inputs[0], flops, &FORWARD_SHARES, rows);
+            .then(|| self.cuda_blocks(&inputs[0], HopperBackward::KEYS));
+        let arithmetic = self.cuda_arithmetic(&inputs[0], flops, &FORWARD_SHARES, blocks);
         let bytes = self.bytes(inputs, outputs);
         Cost::of([KernelCost::computing(1, bytes, arithmetic)])
     }
@@ -526,8 +542,14 @@ impl Declare for AttentionBackward {
         let suits = op.backward_suits_hopper(&inputs[1]);
         // Over short sequences a block has all rows of a head.
         let short = op.hopper_short(&inputs[1]).map(|short| short.padded);
-        let rows = suits.then(|| short.unwrap_or(HopperBackward::KEYS));
-        let arithmetic = op.cuda_arithmetic(&inputs[1], flops, &BACKWARD_SHARES, rows);
+        let rows = short.unwrap_or(HopperBackward::KEYS);
+        let dealt = op.hopper_largest_dealt(&inputs[1]);
+        let (shares, blocks) = match dealt {
+            Some(dealt) => (&DEALT_SHARES, dealt.steps()),
+            None => (&BACKWARD_SHARES, op.cuda_blocks(&inputs[1], rows)),
+        };
+        let blocks = suits.then_some(blocks);
+        let arithmetic = op.cuda_arithmetic(&inputs[1], flops, shares, blocks);
         let bytes = self.bytes(inputs, outputs);
         Cost::of([KernelCost::computing(3, bytes, arithmetic)])
     }

@@ -124,7 +124,7 @@ const CPU_SHARE: f64 = 0.2;
 /// Of the matrix rate: nothing here runs on the tensor cores.
 const CUDA_SHARE: f64 = 0.02;
 /// Where the products are on the tensor cores; exponentials are left.
-const TENSOR_SHARE: f64 = 0.14;
+const TENSOR_SHARE: f64 = 0.097;
 
 impl Graph {
     /// The entropy of an attention over packed projections, from its log-sum-exp.

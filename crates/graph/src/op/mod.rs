@@ -36,7 +36,8 @@ mod view;
 pub use activation::{Activation, ActivationBackward, ActivationKind};
 pub use add::Add;
 pub use attention::{
-    Attention, AttentionBackward, AttentionInputs, HopperBackward, HopperParts, HopperShort,
+    Attention, AttentionBackward, AttentionInputs, HopperBackward, HopperDealt, HopperDealtParts,
+    HopperParts, HopperShort,
 };
 pub use attention_entropy::{AttentionEntropy, AttentionEntropyBackward, CachedAttentionEntropy};
 pub use cached_attention::CachedAttention;
@@ -58,7 +59,7 @@ pub use linear::{Linear, LinearAdd, LinearGradInput, LinearGradWeight, RowParts}
 pub use logits::Logits;
 pub use loss_scale::LossScale;
 pub use map::{Domain, Map, Pointwise, Read};
-pub use norm::{Norm, NormApply, NormBackward, NormKind, Normed};
+pub use norm::{Norm, NormApply, NormBackward, NormKind, Normed, cuda_quads_of_row};
 pub use optimizer::{
     AdamW, AdamWLayout, GradientFormat, GradientNorm, GradientSquares, MomentFormat,
 };

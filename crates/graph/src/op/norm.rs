@@ -57,6 +57,13 @@ pub struct NormBackward {
     pub value: bool,
 }
 
+impl NormBackward {
+    /// Whether a GPU may give a row to a warp, by its width.
+    pub fn is_by_warps(&self) -> bool {
+        !self.residual_gradient && !self.parameters
+    }
+}
+
 /// What [`Graph::residual_norm`] gives.
 #[derive(Clone, Copy, Debug)]
 pub struct Normed {
@@ -160,6 +167,18 @@ const BACKWARD_FLOPS_PER_ELEMENT: u64 = 14;
 const FORWARD_SHARE: f64 = 0.55;
 /// The norm from known statistics, and the backward.
 const APPLY_SHARE: f64 = 0.72;
+/// Both where a row is a warp's, which waits for no other.
+const WARP_SHARE: f64 = 0.88;
+
+/// Elements that a lane has of a row, in fours, where a GPU's kernels give a row to a warp: rows of
+/// 128, 256, 384 or 512 elements of two bytes.
+pub fn cuda_quads_of_row(x: &TensorType) -> Option<usize> {
+    const LANES: usize = 32;
+    const MOST: usize = 4;
+    let quads = x.width() / (4 * LANES);
+    let is_whole = x.width().is_multiple_of(4 * LANES) && x.dtype.size() == 2;
+    (is_whole && (1..=MOST).contains(&quads)).then_some(quads)
+}
 
 impl Declare for Norm {
     fn name(&self) -> &'static str {
@@ -301,7 +320,8 @@ impl Declare for Norm {
 
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         let bytes = self.bytes(inputs, outputs);
-        Cost::of([KernelCost::waiting(1, bytes, FORWARD_SHARE)])
+        let share = cuda_quads_of_row(&inputs[0]).map_or(FORWARD_SHARE, |_| WARP_SHARE);
+        Cost::of([KernelCost::waiting(1, bytes, share)])
     }
 }
 
@@ -493,6 +513,10 @@ impl Declare for NormBackward {
     /// The second launch adds up the blocks' parts of dgamma and dbeta.
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         let bytes = self.bytes(inputs, outputs);
-        Cost::of([KernelCost::waiting(2, bytes, APPLY_SHARE)])
+        let by_warps = cuda_quads_of_row(&inputs[0]).filter(|_| self.is_by_warps());
+        match by_warps {
+            Some(_) => Cost::of([KernelCost::waiting(1, bytes, WARP_SHARE)]),
+            None => Cost::of([KernelCost::waiting(2, bytes, APPLY_SHARE)]),
+        }
     }
 }

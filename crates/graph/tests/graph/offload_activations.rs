@@ -1,7 +1,7 @@
 //! Activations in host memory: the backward reads the same values, what is stored is what takes
 //! longest to make again, and nothing is overwritten or read before its copy is there.
 
-use cinch_graph::op::{ActivationKind, NormKind, Op};
+use cinch_graph::op::{ActivationKind, Joined, NormKind, Op};
 use cinch_graph::{
     DType, Graph, Init, Node, Phase, Recompute, Role, TrainingGraph, differentiate, verify,
 };
@@ -134,6 +134,66 @@ fn products_are_stored_and_the_rest_is_made_again() {
     let again = |name: &str| step.nodes.iter().any(|node| node.name == name);
     assert!(again("again.up1") && again("again.norm1"));
     assert!(!again("again.up0") && !again("again.up2"));
+}
+
+/// Blocks of an adapted layer that pass on little: what its adapter reads is stored of all of them, as
+/// soon as anything is stored.
+#[test]
+fn what_is_narrow_goes_along() {
+    let init = Init::Ones;
+    let mut graph = Graph::new(DType::F32);
+    let x = graph.batch("x", [64, 64], DType::F32);
+    let mut results = Vec::new();
+    for block in 0..3 {
+        graph.enter_block(format!("block.{block}"));
+        let mut weight = |name: &str, shape: [usize; 2]| {
+            graph.weight(&format!("{name}{block}.weight"), shape, init)
+        };
+        let weights = [
+            weight("first", [64, 64]),
+            weight("down", [4, 64]),
+            weight("base", [64, 64]),
+            weight("up", [64, 4]),
+            weight("last", [1, 64]),
+        ];
+        let mut linear = |name: &str, x, weight: usize| {
+            let name = format!("{name}{block}");
+            graph.linear(&name, x, weights[weight], None).unwrap()
+        };
+        let first = linear("first", x, 0);
+        let low = linear("low", first, 1);
+        let base = linear("base", first, 2);
+        let name = format!("adapted{block}");
+        let y = graph.linear_add(&name, (base, 0), (low, 0), weights[3], 1.0);
+        let name = format!("last{block}");
+        results.push(graph.linear(&name, y.unwrap(), weights[4], None).unwrap());
+        graph.leave_block();
+    }
+    let x = graph.concat("all", Joined::Columns, &results).unwrap();
+    let weight = graph.weight("head.weight", [16, 3], init);
+    let targets = graph.batch("targets", [64], DType::I32);
+    graph
+        .cross_entropy("loss", x, weight, targets, 0.0, None)
+        .unwrap();
+    let step = differentiate(graph, &optimizer()).unwrap();
+    let names = |offloaded| {
+        let step = step.recompute_and_offload(Recompute::Full, offloaded);
+        let step = step.unwrap();
+        assert_eq!(step.num_offloaded, offloaded);
+        let names = stored_names(&step).into_iter().map(str::to_owned);
+        names.collect::<Vec<String>>()
+    };
+    assert!(names(0).is_empty());
+    let lows: Vec<String> = names(1);
+    for block in 0..3 {
+        assert!(lows.contains(&format!("low{block}.stored")), "{lows:?}");
+    }
+    let wide = |name: &&String| !name.starts_with("low");
+    assert!(
+        lows.iter().filter(wide).all(|name| name.contains('0')),
+        "{lows:?}"
+    );
+    assert!(lows.iter().any(|name| wide(&name)), "{lows:?}");
 }
 
 /// What comes back is asked for where the block behind begins its backward.

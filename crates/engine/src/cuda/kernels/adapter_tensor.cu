@@ -3,6 +3,7 @@
 // memory. Masks are those of common.cuh.
 //
 //   reads      y[m, n] = scale·drop(x)[m, k]·W, where W is [n, k] (`rows`) or [k, n] (`columns`)
+//   streams    the same of many rows, with dropout
 //   gradient   parts[p][n, k] = scale·dy[m, n]ᵀ·drop(x)[m, k] over the rows of part p
 //   adds       dx[m, k] (+)= drop(scale·dy[m, n]·W[n, k])
 //
@@ -19,14 +20,17 @@ __device__ __forceinline__ Eight load_eight(const real* p, bool is_there) {
     return is_there ? *(const Eight*)p : Eight{};
 }
 
+// To shared memory, on its way: zeros where there is nothing.
+__device__ __forceinline__ void copy_eight(real* to, const real* from, bool is_there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+                 "r"(is_there ? 16 : 0)
+                 : "memory");
+}
+
 // Clears the elements that are dropped; those that are kept are not scaled yet.
 __device__ __forceinline__ void drop(Eight& x, const Dropout& dropout, u32 base, u32 column) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        u32 low = dropout.keeps(base, column + 2 * i) ? 0x0000ffffu : 0u;
-        u32 high = dropout.keeps(base, column + 2 * i + 1) ? 0xffff0000u : 0u;
-        x.pairs[i] &= low | high;
-    }
+    for (int i = 0; i < 4; i++) x.pairs[i] &= dropout.kept(base, column + 2 * i);
 }
 
 // ---------------------------------------------------------------- reads
@@ -95,53 +99,125 @@ __device__ __forceinline__ void reads(const real* x, const real* w, real* y, u32
     }
 }
 
+// The same for many rows: a warp has 16 of them, and goes through all columns of x by 32, with six of
+// those on their way at once. W is in shared memory as its threads take it, as many columns at a time
+// as there is room for.
+constexpr u32 STREAM_WARPS = 4, STREAM_ROWS = 16;
+
+template <int EIGHTS>
+__device__ __forceinline__ void streams(const real* x, const real* w, real* y, u32 rows, u32 k, u32 x_stride,
+                                        u32 y_stride, const Dropout& dropout) {
+    constexpr u32 TOGETHER = 6, GROUPS = 48 / EIGHTS;
+    __shared__ Eight kept[GROUPS][EIGHTS][32];
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    u32 upper = (blockIdx.x * STREAM_WARPS + warp) * STREAM_ROWS + g, lower = upper + 8;
+    u32 bases[2] = {dropout.row(upper), dropout.row(lower)};
+    const real *from_upper = x + (u64)upper * x_stride + t * 8, *from_lower = x + (u64)lower * x_stride + t * 8;
+    float c[EIGHTS][4] = {};
+    for (u32 first = 0; first < k; first += GROUPS * 32) {
+        u32 groups = min(k - first, GROUPS * 32) / 32;
+        if (first > 0) __syncthreads();
+        for (u32 i = threadIdx.x; i < groups * EIGHTS * 32; i += STREAM_WARPS * 32) {
+            u32 group = i / (EIGHTS * 32), j = i / 32 % EIGHTS;
+            kept[group][j][lane] = load_eight(w + (u64)(j * 8 + g) * k + first + group * 32 + t * 8, true);
+        }
+        __syncthreads();
+        for (u32 begin = 0; begin < groups; begin += TOGETHER) {
+            Eight a[TOGETHER][2];
+#pragma unroll
+            for (u32 i = 0; i < TOGETHER; i++) {
+                u32 column = first + (begin + i) * 32;
+                bool is_there = begin + i < groups;
+                a[i][0] = load_eight(from_upper + column, is_there && upper < rows);
+                a[i][1] = load_eight(from_lower + column, is_there && lower < rows);
+            }
+#pragma unroll
+            for (u32 i = 0; i < TOGETHER; i++) {
+                if (begin + i >= groups) break;
+                u32 column = first + (begin + i) * 32 + t * 8;
+                drop(a[i][0], dropout, bases[0], column);
+                drop(a[i][1], dropout, bases[1], column);
+#pragma unroll
+                for (int j = 0; j < EIGHTS; j++) {
+                    Eight b = kept[begin + i][j][lane];
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        u32 left[4] = {a[i][0].pairs[2 * half], a[i][1].pairs[2 * half],
+                                       a[i][0].pairs[2 * half + 1], a[i][1].pairs[2 * half + 1]};
+                        multiply(c[j], left, b.pairs[2 * half], b.pairs[2 * half + 1]);
+                    }
+                }
+            }
+        }
+    }
+    float scale = dropout.scale;
+#pragma unroll
+    for (int j = 0; j < EIGHTS; j++) {
+        u32 column = j * 8 + 2 * t;
+        if (upper < rows) *(u32*)(y + (u64)upper * y_stride + column) = pack2(c[j][0] * scale, c[j][1] * scale);
+        if (lower < rows) *(u32*)(y + (u64)lower * y_stride + column) = pack2(c[j][2] * scale, c[j][3] * scale);
+    }
+}
+
 // ---------------------------------------------------------------- gradient
 
 // The grid is (blocks of 128 columns, parts). A warp has 16 columns, and goes through the part's rows
-// by 32, which all warps have brought to shared memory while those before were multiplied.
+// by 32. Each thread brings pieces of rows ahead to shared memory, and drops elements of what it
+// brought when it is there.
 template <int EIGHTS>
 __device__ __forceinline__ void gradient(const real* dy, const real* x, float* parts, u32 rows, u32 k,
                                          u32 dy_stride, u32 x_stride, u32 rows_of_part, float scale,
                                          const Dropout& dropout) {
-    constexpr int COLUMNS = 128, TOKENS = 32, N = 8 * EIGHTS;
+    constexpr int COLUMNS = 128, TOKENS = 32, N = 8 * EIGHTS, STAGES = 4;
     // Eight rows of a matrix begin in different banks.
-    __shared__ alignas(16) real wide[2][TOKENS][COLUMNS + 8];
-    __shared__ alignas(16) real narrow[2][TOKENS][N + 8];
+    __shared__ alignas(16) real wide[STAGES][TOKENS][COLUMNS + 8];
+    __shared__ alignas(16) real narrow[STAGES][TOKENS][N + 8];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     u32 begin = blockIdx.y * rows_of_part, end = min(begin + rows_of_part, rows);
     u32 token = threadIdx.x / 16, place = threadIdx.x % 16 * 8, column = blockIdx.x * COLUMNS + place;
     u32 narrow_token = threadIdx.x / EIGHTS, narrow_place = threadIdx.x % EIGHTS * 8;
-    Eight next[2], next_narrow;
-    auto bring = [&](u32 from) {
+    auto bring = [&](u32 from, u32 stage) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             u32 row = from + token + i * 16;
-            next[i] = load_eight(x + (u64)row * x_stride + column, row < end && column < k);
+            bool is_there = row < end && column < k;
+            copy_eight(&wide[stage][token + i * 16][place], x + (is_there ? (u64)row * x_stride + column : 0), is_there);
         }
         u32 row = from + narrow_token;
-        next_narrow = load_eight(dy + (u64)row * dy_stride + narrow_place, narrow_token < TOKENS && row < end);
+        if (narrow_token < TOKENS)
+            copy_eight(&narrow[stage][narrow_token][narrow_place],
+                       dy + (row < end ? (u64)row * dy_stride + narrow_place : 0), row < end);
     };
+    auto committed = [] { asm volatile("cp.async.commit_group;" ::: "memory"); };
     float c[EIGHTS][4] = {};
-    bring(begin);
-    int buffer = 0;
-    for (u32 from = begin; from < end; from += TOKENS, buffer ^= 1) {
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; i++) {
+        if (begin + i * TOKENS < end) bring(begin + i * TOKENS, i);
+        committed();
+    }
+    u32 stage = 0;
+    for (u32 from = begin; from < end; from += TOKENS, stage = (stage + 1) % STAGES) {
+        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            drop(next[i], dropout, dropout.row(from + token + i * 16), column);
-            *(Eight*)&wide[buffer][token + i * 16][place] = next[i];
+            Eight* own = (Eight*)&wide[stage][token + i * 16][place];
+            Eight eight = *own;
+            drop(eight, dropout, dropout.row(from + token + i * 16), column);
+            *own = eight;
         }
-        if (narrow_token < TOKENS) *(Eight*)&narrow[buffer][narrow_token][narrow_place] = next_narrow;
         __syncthreads();
-        if (from + TOKENS < end) bring(from + TOKENS);
+        // All are done with the rows before.
+        if (from + (STAGES - 1) * TOKENS < end) bring(from + (STAGES - 1) * TOKENS, (stage + STAGES - 1) % STAGES);
+        committed();
         u32 right[EIGHTS][4];
 #pragma unroll
         for (int j = 0; j < EIGHTS; j++)
-            load_matrices_transposed(right[j], shared_address(&narrow[buffer][lane][j * 8]));
+            load_matrices_transposed(right[j], shared_address(&narrow[stage][lane][j * 8]));
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             u32 left[4];
             u32 row = half * 16 + lane % 8 + lane / 16 * 8, at = warp * 16 + lane / 8 % 2 * 8;
-            load_matrices_transposed(left, shared_address(&wide[buffer][row][at]));
+            load_matrices_transposed(left, shared_address(&wide[stage][row][at]));
 #pragma unroll
             for (int j = 0; j < EIGHTS; j++)
                 multiply(c[j], left, right[j][2 * half], right[j][2 * half + 1]);
@@ -200,11 +276,12 @@ __device__ __forceinline__ void adds(const real* dy, const real* w, real* dx, u3
             if (row >= rows) continue;
             u32 base = dropout.row(row);
             real* to = dx + (u64)row * dx_stride + column;
-            float values[8], before[8] = {};
+            float values[8], before[8] = {}, factors[8];
             if (is_added) load(to, before);
+            dropout.factors(factors, base, column);
 #pragma unroll
             for (int i = 0; i < 8; i++)
-                values[i] = before[i] + c[i / 2][half * 2 + i % 2] * scale * dropout.factor(base, column + i);
+                values[i] = before[i] + c[i / 2][half * 2 + i % 2] * scale * factors[i];
             store(to, values);
         }
     }
@@ -227,6 +304,11 @@ __device__ __forceinline__ void adds(const real* dy, const real* w, real* dx, u3
                            u32 y_stride, const u32* random, u32 stream, u32 limit) {                        \
         Dropout dropout(random, stream, limit);                                                             \
         reads<eights, true, false>(x, w, y, rows, k, x_stride, k, y_stride, dropout.scale, dropout);        \
+    }                                                                                                       \
+    KERNEL __launch_bounds__(128)                                                                           \
+    adapter_streams_##eights(const real* x, const real* w, real* y, u32 rows, u32 k, u32 x_stride,          \
+                             u32 y_stride, const u32* random, u32 stream, u32 limit) {                      \
+        streams<eights>(x, w, y, rows, k, x_stride, y_stride, Dropout(random, stream, limit));              \
     }                                                                                                       \
     NARROW(narrow_rows_##eights, eights, false)                                                             \
     NARROW(narrow_columns_##eights, eights, true)                                                           \

@@ -113,20 +113,6 @@ template <int ROWS> struct Round {
 
 // ---------------------------------------------------------------- turns
 
-__device__ __forceinline__ void wait_for_turn(const u32* turns, u32 turn) {
-    u32 now;
-    do {
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(turns) : "memory");
-    } while (now != turn);
-}
-__device__ __forceinline__ void set_turn(u32* turns, u32 turn) {
-    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(turns), "r"(turn) : "memory");
-}
-// Orders the copy engine's accesses with those of this thread, in both directions.
-__device__ __forceinline__ void with_copy_engine() {
-    asm volatile("fence.proxy.async;" ::: "memory");
-}
-
 // A use of a sum is this many turns: more than there are blocks of keys.
 #define TURNS_OF_A_USE 256u
 // Some blocks of a team are this many heads ahead of others.

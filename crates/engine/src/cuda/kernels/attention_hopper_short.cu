@@ -147,20 +147,26 @@ __device__ __forceinline__ void bring(const Problem& x, const Memory& at, const 
                 u32 to[2] = {at.keys(0, keys.stage, whole), at.keys(1, keys.stage, whole)};
                 fill_two_cut(to, key_maps, at.cut(), cut_parity, head, (first + whole) * ROWS);
             }
+            // Every lane arrives, after what it wrote itself.
             if (leads) {
-                arrive_with_bytes(full, whole * 2 * at.TILE);
+                expect_bytes(full, whole * 2 * at.TILE);
                 for (int group = 0; group < whole; group++)
 #pragma unroll
                     for (int side = 0; side < 2; side++)
                         copy_tile<D, ROWS>(at.keys(side, keys.stage, group), key_maps[side], full,
                                            head.h, (first + group) * ROWS, head.b);
             }
+            arrive(full);
             for (int tile = 0; tile < head.tiles; tile++, ring.advance()) {
                 int row = tile * ROWS;
                 u32 stage = ring.stage, to[2] = {at.tile(0, stage), at.tile(1, stage)};
                 wait(at.empty(stage), ring.parity ^ 1);
                 bool cut = head.is_cut(x, row);
-                if (cut) fill_two_cut(to, query_maps, at.cut(), cut_parity, head, row);
+                if (cut) {
+                    fill_two_cut(to, query_maps, at.cut(), cut_parity, head, row);
+                    // This is over; compute-sanitizer only knows the barrier of the last wait.
+                    wait(at.empty(stage), ring.parity ^ 1);
+                }
                 if (DROPOUT) {
 #pragma unroll
                     for (int i = lane; i < ROWS; i += 32) {
@@ -169,17 +175,19 @@ __device__ __forceinline__ void bring(const Problem& x, const Memory& at, const 
                                      "r"(random)
                                      : "memory");
                     }
-                    __syncwarp();
                 }
-                if (!leads) continue;
-                arrive_with_bytes(at.full(stage), 2 * at.NUMBERS + (cut ? 0 : 2 * at.TILE));
-                copy_bytes(at.numbers(0, stage), x.lse + start + row, at.NUMBERS, at.full(stage));
-                copy_bytes(at.numbers(1, stage), x.delta + start + row, at.NUMBERS, at.full(stage));
-                if (cut) continue;
+                if (leads) {
+                    u32 full = at.full(stage);
+                    expect_bytes(full, 2 * at.NUMBERS + (cut ? 0 : 2 * at.TILE));
+                    copy_bytes(at.numbers(0, stage), x.lse + start + row, at.NUMBERS, full);
+                    copy_bytes(at.numbers(1, stage), x.delta + start + row, at.NUMBERS, full);
 #pragma unroll
-                for (int side = 0; side < 2; side++)
-                    copy_tile<D, ROWS>(to[side], query_maps[side], at.full(stage), head.h, row,
-                                       head.b);
+                    for (int side = 0; side < 2; side++)
+                        if (!cut)
+                            copy_tile<D, ROWS>(to[side], query_maps[side], full, head.h, row,
+                                               head.b);
+                }
+                arrive(at.full(stage));
             }
         }
     }
@@ -420,14 +428,14 @@ __device__ __forceinline__ void backward(const TensorMap* q, const TensorMap* k,
     if (threadIdx.x == 0) {
         barrier_init(at.cut(), 1);
         for (int stage = 0; stage < 2; stage++) {
-            // Warps: those with keys, and those that sum dQ.
-            barrier_init(at.keys_full(stage), 1);
+            // The lanes of one warp; then warps: those with keys, and those that sum dQ.
+            barrier_init(at.keys_full(stage), 32);
             barrier_init(at.keys_empty(stage), 4 * GROUPS + 4);
             barrier_init(at.scores_full(stage), 4 * GROUPS);
             barrier_init(at.scores_empty(stage), 4);
         }
         for (int stage = 0; stage < STAGES; stage++) {
-            barrier_init(at.full(stage), 1);
+            barrier_init(at.full(stage), 32);
             barrier_init(at.empty(stage), 4 * GROUPS);
         }
         barriers_are_there();

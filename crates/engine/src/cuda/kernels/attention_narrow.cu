@@ -94,7 +94,7 @@ __device__ __forceinline__ void read_keys(float* tile, const real* k, const real
 template <int W, bool DROPS>
 __device__ __forceinline__ void forward(float* tile, const real* q, const real* k, const real* v,
                                         real* o, float* lse, PARAMETERS) {
-    Dropout dropout(random, stream, threshold, heads);
+    ScoreDropout dropout(random, stream, threshold, heads, false);
     Place at(seq, heads, true);
     u32 head = at.b * heads + at.head;
     int group = heads / kv_heads, lane = threadIdx.x % 32, warp_first = at.warp_first();
@@ -188,7 +188,7 @@ template <int W, bool DROPS>
 __device__ __forceinline__ void backward_queries(float* tile, const real* d_o, const real* q,
                                                  const real* k, const real* v, const real* o,
                                                  const float* lse, real* dq, PARAMETERS) {
-    Dropout dropout(random, stream, threshold, heads);
+    ScoreDropout dropout(random, stream, threshold, heads, false);
     Place at(seq, heads, true);
     u32 head = at.b * heads + at.head;
     int group = heads / kv_heads, lane = threadIdx.x % 32, warp_first = at.warp_first();
@@ -260,7 +260,7 @@ __device__ __forceinline__ void backward_keys(float* tile, const real* d_o, cons
                                               const real* k, const real* v, const real* o,
                                               const float* lse, real* dk, real* dv, PARAMETERS) {
     constexpr int SIZE = query_size(W);
-    Dropout dropout(random, stream, threshold, heads);
+    ScoreDropout dropout(random, stream, threshold, heads, false);
     Place at(seq, kv_heads, false);
     int group = heads / kv_heads, lane = threadIdx.x % 32, warp_first = at.warp_first();
     u64 kv_start = (u64)at.b * seq * kv_stride + (u64)at.head * W, o_stride = (u64)heads * W;

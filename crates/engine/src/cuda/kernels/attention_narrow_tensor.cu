@@ -63,7 +63,7 @@ __device__ __forceinline__ void forward(Head<W>& head, const real* q, const real
     constexpr int WORDS = Head<W>::WORDS, PAIR = Head<W>::PAIR;
     // Keys of a step: four tiles of eight.
     constexpr int STEP = 32;
-    Dropout dropout(random, stream, threshold, heads);
+    ScoreDropout dropout(random, stream, threshold, heads, false);
     int b = blockIdx.x / heads, h = blockIdx.x % heads, group = heads / kv_heads;
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     u64 kv_start = (u64)b * seq * kv_stride + (u64)(h / group) * W;
@@ -240,7 +240,7 @@ template <int W> struct Backward {
 
 // A warp reads a group of queries, one to a lane.
 template <int W, bool DROPS>
-__device__ __forceinline__ void read_group(Group<W>& group, float* inverse, const Dropout& dropout,
+__device__ __forceinline__ void read_group(Group<W>& group, float* inverse, const ScoreDropout& dropout,
                                            const real* d_o, const real* q, const real* o,
                                            const float* lse, u64 q_at, u64 o_at, u32 row,
                                            bool inside) {
@@ -292,7 +292,7 @@ __device__ __forceinline__ void backward(Backward<W>& shared, const real* d_o, c
     // Where a key and its value fit into one row of the product, they are one operand.
     constexpr bool JOINED = W <= 4;
     constexpr int SUMS = JOINED ? 1 : 2;
-    Dropout dropout(random, stream, threshold, heads);
+    ScoreDropout dropout(random, stream, threshold, heads, false);
     int b = blockIdx.x / kv_heads, kv_head = blockIdx.x % kv_heads, group = heads / kv_heads;
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     int warp = threadIdx.x / 32, warps = blockDim.x / 32;

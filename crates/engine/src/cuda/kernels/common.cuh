@@ -148,8 +148,13 @@ __device__ __forceinline__ u32 mix(u32 x) {
     return x ^ (x >> 16);
 }
 
+// Columns 2c and 2c + 1 have one random number, 14 bits of it each. The row's own is mixed already.
 struct Dropout {
+    static constexpr u32 MASK = 0x3fff3fffu;
     u32 key, row_offset, threshold;
+    // Two of them, side by side. As numbers of 16 bits they and what is compared with them are
+    // finite and positive.
+    u32 thresholds;
     float scale;
 
     // `random` is the graph's random state: two words of key, one of row offset; null for none.
@@ -158,14 +163,33 @@ struct Dropout {
         threshold = random ? limit : 0u;
         key = random ? mix(random[0] ^ mix(stream ^ random[1])) : 0u;
         row_offset = random ? random[2] * rows : 0u;
-        scale = (float)(1.0 / (1.0 - (double)threshold / 4294967296.0));
+        u32 bits = min((threshold >> 17) + 1 >> 1, 0x3fffu);
+        thresholds = bits * 0x10001u;
+        scale = (float)(1.0 / (1.0 - (double)bits / 16384.0));
     }
 
     __device__ __forceinline__ u32 row(u32 row) const { return mix((row + row_offset) ^ key); }
 
+    // A pair's numbers, one in each half.
+    __device__ __forceinline__ static u32 word(u32 x) {
+        x *= 0x7feb352du;
+        x ^= x >> 15;
+        x *= 0x846ca68bu;
+        return (x ^ (x >> 16)) & MASK;
+    }
+    __device__ __forceinline__ static u32 pair(u32 base, u32 column) {
+        return word(base + (column >> 1) * 0x9e3779b9u);
+    }
+
     __device__ __forceinline__ bool keeps(u32 base, u32 column) const {
-        // The threshold's lower half is zero, so the upper half of the number decides.
-        return mix_upper(base + column * 0x9e3779b9u) >= threshold;
+        u32 both = pair(base, column);
+        return (column & 1 ? both >> 16 : both & 0xffffu) >= (thresholds & 0xffffu);
+    }
+    // Of an even column and the next one: a half of ones where the element is kept.
+    __device__ __forceinline__ u32 kept(u32 base, u32 column) const {
+        u32 ones;
+        asm("set.ge.u32.f16x2 %0, %1, %2;" : "=r"(ones) : "r"(pair(base, column)), "r"(thresholds));
+        return ones;
     }
 
     // 0 for a dropped element, 1/(1 − rate) for a kept one.
@@ -173,36 +197,17 @@ struct Dropout {
         if (threshold == 0u) return 1.0f;
         return keeps(base, column) ? scale : 0.0f;
     }
-};
-
-// Dropout of attention's probabilities, of which there are many more: keys s and s + 8 of sixteen
-// have one random number, 14 bits of it each, and the row's own is mixed already.
-struct ScoreDropout : Dropout {
-    static constexpr u32 MASK = 0x3fff3fffu;
-    // Two thresholds, side by side. As numbers of 16 bits they and what is compared with them are
-    // finite and positive.
-    u32 thresholds;
-    // Narrow heads have kernels of their own, which draw a number for each probability.
-    bool paired;
-
-    __device__ __forceinline__ ScoreDropout(const u32* random, u32 stream, u32 limit, u32 rows,
-                                            bool pairs = true)
-        : Dropout(random, stream, limit, rows), paired(pairs) {
-        u32 bits = min((threshold >> 17) + 1 >> 1, 0x3fffu);
-        thresholds = bits * 0x10001u;
-        if (paired) scale = (float)(1.0 / (1.0 - (double)bits / 16384.0));
-    }
-
-    // How far the word of a key is from that of its row.
-    __device__ __forceinline__ static u32 offset(u32 key) {
-        return (key >> 4 << 3 | (key & 7)) * 0x9e3779b9u;
-    }
-    // The numbers of a key in the low half, and of the key eight further on in the high one.
-    __device__ __forceinline__ static u32 word(u32 x) {
-        x *= 0x7feb352du;
-        x ^= x >> 15;
-        x *= 0x846ca68bu;
-        return (x ^ (x >> 16)) & MASK;
+    // Of neighbours, the first in an even column; of a single one, wherever it is.
+    template <int N> __device__ __forceinline__ void factors(float (&to)[N], u32 base, u32 column) const {
+        if (N == 1) {
+            to[0] = factor(base, column);
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) to[i] = scale;
+        if (threshold == 0u) return;
+#pragma unroll
+        for (int i = 0; i + 1 < N; i += 2) drop(pair(base, column + i), to[i], to[i + 1]);
     }
     // Zeroes what is dropped of such a pair.
     __device__ __forceinline__ void drop(u32 word, float& first, float& second) const {
@@ -211,9 +216,30 @@ struct ScoreDropout : Dropout {
             : "+f"(first), "+f"(second)
             : "r"(word), "r"(thresholds));
     }
+};
 
+// Dropout of attention's probabilities: keys s and s + 8 of sixteen have one random number.
+struct ScoreDropout : Dropout {
+    // Narrow heads have kernels of their own, which draw a number for each probability.
+    bool paired;
+
+    __device__ __forceinline__ ScoreDropout(const u32* random, u32 stream, u32 limit, u32 rows,
+                                            bool pairs = true)
+        : Dropout(random, stream, limit, rows), paired(pairs) {
+        if (!paired) scale = (float)(1.0 / (1.0 - (double)threshold / 4294967296.0));
+    }
+
+    // How far the word of a key is from that of its row.
+    __device__ __forceinline__ static u32 offset(u32 key) {
+        return (key >> 4 << 3 | (key & 7)) * 0x9e3779b9u;
+    }
+
+    // The threshold's lower half is zero, so the upper half of a number of its own decides.
+    __device__ __forceinline__ bool keeps_single(u32 base, u32 key) const {
+        return mix_upper(base + key * 0x9e3779b9u) >= threshold;
+    }
     __device__ __forceinline__ bool keeps(u32 base, u32 key) const {
-        if (!paired) return Dropout::keeps(base, key);
+        if (!paired) return keeps_single(base, key);
         u32 both = word(base + offset(key));
         return (key & 8 ? both >> 16 : both & 0xffffu) >= (thresholds & 0xffffu);
     }

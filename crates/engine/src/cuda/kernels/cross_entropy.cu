@@ -140,33 +140,35 @@ cross_entropy_loss(const float* losses, const float* inverse_count, float* loss,
     }
 }
 
-// db[vocabulary] (+)= Σ_rows dz[rows, stride]. Blocks of 32×8 threads: a thread has a vector of
-// columns of every eighth row.
-KERNEL __launch_bounds__(256)
+// db[vocabulary] (+)= Σ_rows dz[rows, stride]. Blocks of 8×128 threads: a thread has a vector of
+// columns of every 128th row, so that few columns keep much of the card busy.
+KERNEL __launch_bounds__(1024)
 cross_entropy_bias(const real* dz, float* db, u32 rows, u32 vocabulary, u32 stride, u32 adds) {
-    __shared__ float sums[8][32 * VECTOR];
-    u32 column = (blockIdx.x * 32 + threadIdx.x) * VECTOR;
+    __shared__ float sums[128][8 * VECTOR];
+    u32 column = (blockIdx.x * 8 + threadIdx.x) * VECTOR;
     float sum[VECTOR] = {};
     if (column < stride) {
 #pragma unroll 4
-        for (u32 row = threadIdx.y; row < rows; row += 8) {
+        for (u32 row = threadIdx.y; row < rows; row += 128) {
             float v[VECTOR];
             load(dz + (u64)row * stride + column, v);
 #pragma unroll
             for (int i = 0; i < VECTOR; i++) sum[i] += v[i];
         }
     }
+    float* own = sums[threadIdx.y] + threadIdx.x * VECTOR;
 #pragma unroll
-    for (int i = 0; i < VECTOR; i++) sums[threadIdx.y][threadIdx.x * VECTOR + i] = sum[i];
-    __syncthreads();
-    for (u32 i = threadIdx.y * 32 + threadIdx.x; i < 32 * VECTOR; i += 256) {
-        u32 at = blockIdx.x * 32 * VECTOR + i;
-        if (at >= vocabulary) continue;
-        float total = 0.0f;
+    for (int i = 0; i < VECTOR; i++) own[i] = sum[i];
+    for (u32 half = 64; half > 0; half /= 2) {
+        __syncthreads();
+        if (threadIdx.y >= half) continue;
 #pragma unroll
-        for (int y = 0; y < 8; y++) total += sums[y][i];
-        db[at] = adds ? db[at] + total : total;
+        for (int i = 0; i < VECTOR; i++) own[i] += own[half * 8 * VECTOR + i];
     }
+    if (threadIdx.y > 0) return;
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++)
+        if (column + i < vocabulary) db[column + i] = adds ? db[column + i] + own[i] : own[i];
 }
 
 // logits[gridDim.y, vocabulary] += bias.

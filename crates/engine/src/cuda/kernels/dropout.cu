@@ -9,12 +9,13 @@ __device__ __forceinline__ void drop_row(const real* x, real* y, u32 width, u32 
                                          const Dropout& dropout, u32 base) {
     for (u32 column = (blockIdx.y * blockDim.x + threadIdx.x) * N; column < width;
          column += gridDim.y * blockDim.x * N) {
-        float values[N], before[N];
+        float values[N], before[N], factors[N];
         load(x + column, values);
         if (adds) load(y + column, before);
+        dropout.factors(factors, base, column);
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            values[i] *= dropout.factor(base, column + i);
+            values[i] *= factors[i];
             if (adds) values[i] += before[i];
         }
         store(y + column, values);

@@ -37,9 +37,10 @@ __device__ __forceinline__ void lookup(const i32* tokens, const real* table,
 #pragma unroll
             for (int i = 0; i < N; i++) v[i] += added[i];
         }
+        float factors[N];
+        dropout.factors(factors, base, column);
 #pragma unroll
-        for (int i = 0; i < N; i++)
-            v[i] = known ? v[i] * dropout.factor(base, column + i) : not_a_number();
+        for (int i = 0; i < N; i++) v[i] = known ? v[i] * factors[i] : not_a_number();
         store(y + (u64)row * width + column, v);
     }
 }
@@ -126,11 +127,11 @@ __device__ __forceinline__ void sum_table(const real* dy, const i32* tokens, con
             for (u32 i = start + threadIdx.y; i < end; i += blockDim.y) {
                 u32 row = sorted[i];
                 u32 base = dropout.row(row);
-                float d[N];
+                float d[N], factors[N];
                 load(dy + (u64)row * width + column, d);
+                dropout.factors(factors, base, column);
 #pragma unroll
-                for (int j = 0; j < N; j++)
-                    sum[j] = fmaf(d[j], dropout.factor(base, column + j), sum[j]);
+                for (int j = 0; j < N; j++) sum[j] = fmaf(d[j], factors[j], sum[j]);
             }
         }
 #pragma unroll
@@ -179,11 +180,11 @@ __device__ __forceinline__ void sum_positions(const real* dy, float* dpositions,
         for (u32 b = 0; b < batch; b++) {
             u32 row = b * length + time;
             u32 base = dropout.row(row);
-            float d[N];
+            float d[N], factors[N];
             load(dy + (u64)row * width + column, d);
+            dropout.factors(factors, base, column);
 #pragma unroll
-            for (int i = 0; i < N; i++)
-                sum[i] = fmaf(d[i], dropout.factor(base, column + i), sum[i]);
+            for (int i = 0; i < N; i++) sum[i] = fmaf(d[i], factors[i], sum[i]);
         }
         float* out = dpositions + (u64)time * width + column;
 #pragma unroll

@@ -36,6 +36,12 @@ __device__ __forceinline__ void barriers_are_there() {
 __device__ __forceinline__ void arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// Lets the barrier wait for that many bytes of the copy engine.
+__device__ __forceinline__ void expect_bytes(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier),
+                 "r"(bytes)
+                 : "memory");
+}
 // Arrives, and lets the barrier wait for that many bytes of the copy engine as well.
 __device__ __forceinline__ void arrive_with_bytes(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
@@ -133,6 +139,24 @@ __device__ __forceinline__ void fill_cut(u32 to, const TensorMap* map, u32 own_b
     clear_rows<D, ROWS>(to, max(limit - row, 0));
     publish_shared();
     __syncwarp();
+}
+
+// ---------------------------------------------------------------- turns
+
+// Blocks that add to one sum in global memory one after the other, by a counter that says whose
+// turn it is.
+__device__ __forceinline__ void wait_for_turn(const u32* turns, u32 turn) {
+    u32 now;
+    do {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(turns) : "memory");
+    } while (now != turn);
+}
+__device__ __forceinline__ void set_turn(u32* turns, u32 turn) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(turns), "r"(turn) : "memory");
+}
+// Orders the copy engine's accesses with those of this thread, in both directions.
+__device__ __forceinline__ void with_copy_engine() {
+    asm volatile("fence.proxy.async;" ::: "memory");
 }
 
 // ---------------------------------------------------------------- products

@@ -9,8 +9,9 @@
 // without a suffix: a group of threads has a row, each thread one vector of it, in registers.
 // A block holds several groups (threadIdx.y) and walks over the rows, γ and β staying in
 // registers. Where registers are left, a row's numbers are on their way while the row before it
-// waits for its sums. Other widths take the kernels named _any: a block to a row, one element at a
-// time.
+// waits for its sums. Rows of 128, 256, 384 or 512 elements take those named _warp, a warp to a row,
+// where no parameter is trained. Other widths take the kernels named _any: a block to a row, one
+// element at a time.
 #include "common.cuh"
 
 constexpr int VECTOR = 16 / sizeof(real);
@@ -62,8 +63,8 @@ __device__ __forceinline__ float rounded(float x) { return to_float(from_float<r
 
 // ---------------------------------------------------------------- forward
 
-// `stream` is null where there is no branch. It may be x or, without dropout, the branch: each
-// thread reads its elements before it writes them.
+// `stream` is null where there is no branch, or nobody reads it. It may be x or, without dropout, the
+// branch: each thread reads its elements before it writes them.
 KERNEL __launch_bounds__(1024)
 norm_forward(const real* x, const real* branch, const float* gamma, const float* beta,
              real* stream, real* y, float* mean, float* rstd, const u32* random, u32 number,
@@ -97,11 +98,11 @@ norm_forward(const real* x, const real* branch, const float* gamma, const float*
         bring(row + step);
         if (active) {
             if (branch) {
-                u32 base = dropout.row(row);
+                float factors[VECTOR];
+                dropout.factors(factors, dropout.row(row), column);
 #pragma unroll
-                for (int i = 0; i < VECTOR; i++)
-                    s[i] = rounded(fmaf(added[i], dropout.factor(base, column + i), s[i]));
-                store(stream + at, s);
+                for (int i = 0; i < VECTOR; i++) s[i] = rounded(fmaf(added[i], factors[i], s[i]));
+                if (stream) store(stream + at, s);
             }
         }
         float center = 0.0f;
@@ -133,6 +134,121 @@ norm_forward(const real* x, const real* branch, const float* gamma, const float*
         }
     }
 }
+
+// A lane has four neighbours of every 128 elements.
+struct Quad {
+    Pack<real, 4> pack;
+    __device__ __forceinline__ void unpack(float* to) const {
+#pragma unroll
+        for (int i = 0; i < 4; i++) to[i] = to_float(pack.v[i]);
+    }
+};
+
+template <int QUADS> struct WarpRow {
+    static constexpr int EACH = 4 * QUADS;
+    Quad quads[QUADS];
+
+    __device__ __forceinline__ void bring(const real* row) {
+#pragma unroll
+        for (int i = 0; i < QUADS; i++)
+            quads[i].pack = *reinterpret_cast<const Pack<real, 4>*>(row + column(i));
+    }
+    __device__ __forceinline__ void unpack(float (&to)[EACH]) const {
+#pragma unroll
+        for (int i = 0; i < QUADS; i++) quads[i].unpack(to + 4 * i);
+    }
+    static __device__ __forceinline__ u32 column(int quad) { return (quad * 32 + threadIdx.x) * 4; }
+    static __device__ __forceinline__ void write(real* row, const float (&from)[EACH]) {
+#pragma unroll
+        for (int i = 0; i < QUADS; i++) {
+            float four[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) four[j] = from[4 * i + j];
+            store(row + column(i), four);
+        }
+    }
+    static __device__ __forceinline__ void parameters(const float* from, float (&to)[EACH]) {
+#pragma unroll
+        for (int i = 0; i < EACH; i++) to[i] = from ? from[column(i / 4) + i % 4] : 0.0f;
+    }
+    static __device__ __forceinline__ void factors(const Dropout& dropout, u32 row, float (&to)[EACH]) {
+        u32 base = dropout.row(row);
+#pragma unroll
+        for (int i = 0; i < QUADS; i++) {
+            float four[4];
+            dropout.factors(four, base, column(i));
+#pragma unroll
+            for (int j = 0; j < 4; j++) to[4 * i + j] = four[j];
+        }
+    }
+};
+
+template <int QUADS>
+__device__ __forceinline__ void warp_forward(const real* x, const real* branch, const float* gamma,
+                                             const float* beta, real* stream, real* y, float* mean,
+                                             float* rstd, const Dropout& dropout, u32 rows,
+                                             float epsilon) {
+    typedef WarpRow<QUADS> Row;
+    constexpr int EACH = Row::EACH;
+    constexpr u32 WIDTH = 128 * QUADS;
+    float g[EACH], b[EACH];
+    Row::parameters(gamma, g);
+    Row::parameters(beta, b);
+    u32 step = gridDim.x * blockDim.y, row = blockIdx.x * blockDim.y + threadIdx.y;
+    Row next_x, next_branch;
+    auto bring = [&](u32 row) {
+        if (row >= rows) return;
+        next_x.bring(x + (u64)row * WIDTH);
+        if (branch) next_branch.bring(branch + (u64)row * WIDTH);
+    };
+    for (bring(row); row < rows; row += step) {
+        float s[EACH];
+        next_x.unpack(s);
+        if (branch) {
+            float added[EACH], factors[EACH];
+            next_branch.unpack(added);
+            bring(row + step);
+            Row::factors(dropout, row, factors);
+#pragma unroll
+            for (int i = 0; i < EACH; i++) s[i] = rounded(fmaf(added[i], factors[i], s[i]));
+            if (stream) Row::write(stream + (u64)row * WIDTH, s);
+        } else {
+            bring(row + step);
+        }
+        float center = 0.0f, squares = 0.0f;
+        if (mean) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int i = 0; i < EACH; i++) sum += s[i];
+            center = warp_sum(sum) * (1.0f / WIDTH);
+        }
+#pragma unroll
+        for (int i = 0; i < EACH; i++) squares = fmaf(s[i] - center, s[i] - center, squares);
+        float inverse = 1.0f / sqrtf(warp_sum(squares) * (1.0f / WIDTH) + epsilon);
+#pragma unroll
+        for (int i = 0; i < EACH; i++) s[i] = normalized(s[i], center, inverse, g[i], b[i]);
+        Row::write(y + (u64)row * WIDTH, s);
+        if (threadIdx.x == 0) {
+            if (mean) mean[row] = center;
+            rstd[row] = inverse;
+        }
+    }
+}
+
+#define FORWARD_WARP(quads, blocks)                                                                 \
+    KERNEL __launch_bounds__(256, blocks)                                                           \
+    norm_forward_warp_##quads(const real* x, const real* branch, const float* gamma,                \
+                              const float* beta, real* stream, real* y, float* mean, float* rstd,   \
+                              const u32* random, u32 number, u32 threshold, u32 rows, u32 width,    \
+                              float epsilon) {                                                      \
+        warp_forward<quads>(x, branch, gamma, beta, stream, y, mean, rstd,                          \
+                            Dropout(random, number, threshold), rows, epsilon);                     \
+    }
+
+FORWARD_WARP(1, 4)
+FORWARD_WARP(2, 4)
+FORWARD_WARP(3, 3)
+FORWARD_WARP(4, 3)
 
 KERNEL __launch_bounds__(1024)
 norm_forward_any(const real* x, const real* branch, const float* gamma, const float* beta,
@@ -303,9 +419,10 @@ __device__ __forceinline__ void norm_gradient(const real* dy, const real* ds, co
                 d[i] = fmaf(inverse, d[i] - mean_g - x_hat[i] * mean_gx, along[i]);
             store(dx + at, d);
             if (dbranch) {
-                u32 base = dropout.row(row);
+                float factors[VECTOR];
+                dropout.factors(factors, dropout.row(row), column);
 #pragma unroll
-                for (int i = 0; i < VECTOR; i++) d[i] *= dropout.factor(base, column + i);
+                for (int i = 0; i < VECTOR; i++) d[i] *= factors[i];
                 store(dbranch + at, d);
             }
         }
@@ -330,6 +447,78 @@ __device__ __forceinline__ void norm_gradient(const real* dy, const real* ds, co
         if (mean) partials[(u64)gridDim.x * width + at] = columns[width + i];
     }
 }
+
+// Without ds: its registers hold more rows.
+template <int QUADS>
+__device__ __forceinline__ void warp_gradient(const real* dy, const real* s, const float* mean,
+                                              const float* rstd, const float* gamma,
+                                              const float* beta, real* dx, real* dbranch, real* y,
+                                              const Dropout& dropout, u32 rows) {
+    typedef WarpRow<QUADS> Row;
+    constexpr int EACH = Row::EACH;
+    constexpr u32 WIDTH = 128 * QUADS;
+    float g[EACH];
+    Row::parameters(gamma, g);
+    u32 step = gridDim.x * blockDim.y, row = blockIdx.x * blockDim.y + threadIdx.y;
+    Row next_dy, next_s;
+    float next_center = 0.0f, next_inverse = 0.0f;
+    auto bring = [&](u32 row) {
+        if (row >= rows) return;
+        next_dy.bring(dy + (u64)row * WIDTH);
+        next_s.bring(s + (u64)row * WIDTH);
+        if (mean) next_center = mean[row];
+        next_inverse = rstd[row];
+    };
+    for (bring(row); row < rows; row += step) {
+        float d[EACH], x_hat[EACH];
+        float center = next_center, inverse = next_inverse;
+        next_dy.unpack(d);
+        next_s.unpack(x_hat);
+        bring(row + step);
+        float sum = 0.0f, along_x = 0.0f;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            x_hat[i] = (x_hat[i] - center) * inverse;
+            d[i] *= g[i];
+            sum += d[i];
+            along_x = fmaf(d[i], x_hat[i], along_x);
+        }
+        if (y) {
+            float value[EACH];
+#pragma unroll
+            for (int i = 0; i < EACH; i++)
+                value[i] = fmaf(x_hat[i], g[i], beta ? beta[Row::column(i / 4) + i % 4] : 0.0f);
+            Row::write(y + (u64)row * WIDTH, value);
+        }
+        float mean_g = mean ? warp_sum(sum) * (1.0f / WIDTH) : 0.0f;
+        float mean_gx = warp_sum(along_x) * (1.0f / WIDTH);
+#pragma unroll
+        for (int i = 0; i < EACH; i++) d[i] = inverse * (d[i] - mean_g - x_hat[i] * mean_gx);
+        Row::write(dx + (u64)row * WIDTH, d);
+        if (dbranch) {
+            float factors[EACH];
+            Row::factors(dropout, row, factors);
+#pragma unroll
+            for (int i = 0; i < EACH; i++) d[i] *= factors[i];
+            Row::write(dbranch + (u64)row * WIDTH, d);
+        }
+    }
+}
+
+#define BACKWARD_WARP(quads, blocks)                                                                \
+    KERNEL __launch_bounds__(256, blocks)                                                           \
+    norm_backward_warp_##quads(const real* dy, const real* s, const float* mean, const float* rstd, \
+                               const float* gamma, const float* beta, real* dx, real* dbranch,      \
+                               real* y, const u32* random, u32 number, u32 threshold, u32 rows,     \
+                               u32 width) {                                                         \
+        warp_gradient<quads>(dy, s, mean, rstd, gamma, beta, dx, dbranch, y,                        \
+                             Dropout(random, number, threshold), rows);                             \
+    }
+
+BACKWARD_WARP(1, 4)
+BACKWARD_WARP(2, 4)
+BACKWARD_WARP(3, 3)
+BACKWARD_WARP(4, 2)
 
 KERNEL __launch_bounds__(1024)
 norm_backward(const real* dy, const real* ds, const real* s, const float* mean,

@@ -1,16 +1,18 @@
 // Sums of matrix products on sm_90a: C[m,n] = bias + Σ scale·A[m,k]·B[k,n], all terms in one pass.
 //
 // An adapter's product is a term of the sum, so that what it adds to is never written and read back.
-// Two blocks (a cluster) have neighbouring rows of C and the same columns: each brings half of B's
-// tile, for both. In a block one thread feeds the copy engine and two warpgroups multiply, each 64
-// rows. Blocks stay, and take tile after tile.
+// Two blocks (a cluster) have neighbouring tiles of C: with the same columns each brings half of B's
+// tile for both, with the same rows half of A's. In a block one thread feeds the copy engine, and two
+// warpgroups multiply, each 64 or 128 rows. Blocks stay, and take tile after tile.
 //
-// B is [k, n] (`columns`) or [n, k] (`rows`); the number in a kernel's name is the columns of its
-// tile.
+// B is [k, n] (`columns`) or [n, k] (`rows`); the numbers in a kernel's name are the rows and columns
+// of its tile. Which tiles are best depends on how they fill a card in whole rounds.
 
 #include "hopper.cuh"
 
-constexpr int BM = 128, BK = 64, NUM_STAGES = 4, NUM_THREADS = 384, MAX_TERMS = 4;
+constexpr int BK = 64, NUM_STAGES = 4, NUM_THREADS = 384, MAX_TERMS = 4;
+// What the blocks of a cluster have in common.
+constexpr int SAME_COLUMNS = 0, SAME_ROWS = 1;
 
 struct Term {
     // Columns of C that it adds to: B's column 0 belongs to the first.
@@ -66,79 +68,179 @@ __device__ __forceinline__ void copy_matrix_to_both(u32 to, const TensorMap* map
 #define RESULTS16(i) RESULTS4(i), RESULTS4(i + 4), RESULTS4(i + 8), RESULTS4(i + 12)
 #define RESULTS32(i) RESULTS16(i), RESULTS16(i + 16)
 
-template <int TA, int TB>
-__device__ __forceinline__ void multiply(float (&d)[88], u64 a, u64 b, int add) {
-    asm volatile("{ .reg .pred adds; setp.ne.b32 adds, %90, 0; "
-                 "wgmma.mma_async.sync.aligned.m64n176k16.f32." ELEMENTS " {"
+// d[64×N] += a[64×16]·b[16×N], as `multiply` has it.
+template <int TB>
+__device__ __forceinline__ void add_product(float (&d)[84], u64 a, u64 b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n168k16.f32." ELEMENTS " {"
                  OPERANDS10("") OPERANDS10("1") OPERANDS10("2") OPERANDS10("3") OPERANDS10("4")
                  OPERANDS10("5") OPERANDS10("6") OPERANDS10("7")
-                 "%80, %81, %82, %83, %84, %85, %86, %87}, %88, %89, adds, 1, 1, %91, %92; }"
-                 : RESULTS32(0), RESULTS32(32), RESULTS16(64), RESULTS4(80), RESULTS4(84)
-                 : "l"(a), "l"(b), "r"(add), "n"(TA), "n"(TB));
+                 "%80, %81, %82, %83}, %84, %85, 1, 1, 1, 0, %86;"
+                 : RESULTS32(0), RESULTS32(32), RESULTS16(64), RESULTS4(80)
+                 : "l"(a), "l"(b), "n"(TB));
 }
-template <int TA, int TB>
-__device__ __forceinline__ void multiply(float (&d)[96], u64 a, u64 b, int add) {
-    asm volatile("{ .reg .pred adds; setp.ne.b32 adds, %98, 0; "
-                 "wgmma.mma_async.sync.aligned.m64n192k16.f32." ELEMENTS " {"
+template <int TB>
+__device__ __forceinline__ void add_product(float (&d)[88], u64 a, u64 b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n176k16.f32." ELEMENTS " {"
+                 OPERANDS10("") OPERANDS10("1") OPERANDS10("2") OPERANDS10("3") OPERANDS10("4")
+                 OPERANDS10("5") OPERANDS10("6") OPERANDS10("7")
+                 "%80, %81, %82, %83, %84, %85, %86, %87}, %88, %89, 1, 1, 1, 0, %90;"
+                 : RESULTS32(0), RESULTS32(32), RESULTS16(64), RESULTS4(80), RESULTS4(84)
+                 : "l"(a), "l"(b), "n"(TB));
+}
+template <int TB>
+__device__ __forceinline__ void add_product(float (&d)[96], u64 a, u64 b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n192k16.f32." ELEMENTS " {"
                  OPERANDS10("") OPERANDS10("1") OPERANDS10("2") OPERANDS10("3") OPERANDS10("4")
                  OPERANDS10("5") OPERANDS10("6") OPERANDS10("7") OPERANDS10("8")
-                 "%90, %91, %92, %93, %94, %95}, %96, %97, adds, 1, 1, %99, %100; }"
+                 "%90, %91, %92, %93, %94, %95}, %96, %97, 1, 1, 1, 0, %98;"
                  : RESULTS32(0), RESULTS32(32), RESULTS32(64)
-                 : "l"(a), "l"(b), "r"(add), "n"(TA), "n"(TB));
+                 : "l"(a), "l"(b), "n"(TB));
 }
-template <int TA, int TB>
-__device__ __forceinline__ void multiply(float (&d)[128], u64 a, u64 b, int add) {
-    asm volatile("{ .reg .pred adds; setp.ne.b32 adds, %130, 0; "
-                 "wgmma.mma_async.sync.aligned.m64n256k16.f32." ELEMENTS " {"
+template <int TB>
+__device__ __forceinline__ void add_product(float (&d)[112], u64 a, u64 b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n224k16.f32." ELEMENTS " {"
+                 OPERANDS10("") OPERANDS10("1") OPERANDS10("2") OPERANDS10("3") OPERANDS10("4")
+                 OPERANDS10("5") OPERANDS10("6") OPERANDS10("7") OPERANDS10("8") OPERANDS10("9")
+                 OPERANDS10("10")
+                 "%110, %111}, %112, %113, 1, 1, 1, 0, %114;"
+                 : RESULTS32(0), RESULTS32(32), RESULTS32(64), RESULTS16(96)
+                 : "l"(a), "l"(b), "n"(TB));
+}
+template <int TB>
+__device__ __forceinline__ void add_product(float (&d)[128], u64 a, u64 b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." ELEMENTS " {"
                  OPERANDS10("") OPERANDS10("1") OPERANDS10("2") OPERANDS10("3") OPERANDS10("4")
                  OPERANDS10("5") OPERANDS10("6") OPERANDS10("7") OPERANDS10("8") OPERANDS10("9")
                  OPERANDS10("10") OPERANDS10("11")
-                 "%120, %121, %122, %123, %124, %125, %126, %127}, %128, %129, adds, 1, 1, %131, %132; }"
+                 "%120, %121, %122, %123, %124, %125, %126, %127}, %128, %129, 1, 1, 1, 0, %130;"
                  : RESULTS32(0), RESULTS32(32), RESULTS32(64), RESULTS32(96)
-                 : "l"(a), "l"(b), "r"(add), "n"(TA), "n"(TB));
+                 : "l"(a), "l"(b), "n"(TB));
 }
 
-template <int BN> struct Tiles {
+// A tile of C: two warpgroups with BLOCKS times 64 rows each, and BN columns.
+template <int BLOCKS_, int BN_, int SHARED_, int B_BY_COLUMN_> struct Shape {
+    static constexpr int BLOCKS = BLOCKS_, BN = BN_, SHARED = SHARED_, B_BY_COLUMN = B_BY_COLUMN_;
+    static constexpr int BM = 2 * BLOCKS * 64;
+    // Of a cluster's two tiles.
+    static constexpr int ROWS = SHARED == SAME_COLUMNS ? 2 * BM : BM, COLUMNS = SHARED == SAME_COLUMNS ? BN : 2 * BN;
     // Panels of 64 columns, where B lies by columns; the last may be used in part.
     static constexpr int PANELS = (BN + 63) / 64;
-    static constexpr u32 A = BM * BK * 2, STAGE = A + PANELS * 64 * BK * 2;
-    u32 base;
-    __device__ __forceinline__ u32 a(u32 stage) const { return base + stage * STAGE; }
-    __device__ __forceinline__ u32 b(u32 stage) const { return base + stage * STAGE + A; }
-    __device__ __forceinline__ u32 full(u32 stage) const { return base + NUM_STAGES * STAGE + stage * 8; }
-    __device__ __forceinline__ u32 empty(u32 stage) const { return base + NUM_STAGES * STAGE + (NUM_STAGES + stage) * 8; }
+    static constexpr u32 A = BM * BK * 2, B = (B_BY_COLUMN ? PANELS * 64 : BN) * BK * 2, STAGE = A + B;
+    static constexpr u32 A_PART = SHARED == SAME_ROWS ? A / 2 : A;
+    static_assert(BN / 2 % 8 == 0 || B_BY_COLUMN || SHARED == SAME_ROWS, "parts of tiles begin at multiples of 1024 bytes");
 };
 
-// Where a tile of C begins.
-struct Place {
+template <typename S> struct Tiles {
+    u32 base;
+    __device__ __forceinline__ u32 a(u32 stage) const { return base + stage * S::STAGE; }
+    __device__ __forceinline__ u32 b(u32 stage) const { return base + stage * S::STAGE + S::A; }
+    __device__ __forceinline__ u32 full(u32 stage) const { return base + NUM_STAGES * S::STAGE + stage * 8; }
+    __device__ __forceinline__ u32 empty(u32 stage) const { return full(NUM_STAGES + stage); }
+};
+
+// Where a cluster's tiles begin.
+template <typename S> struct Place {
     int row, column;
-    __device__ __forceinline__ bool take(const Sum& x, int index, int rank, int bn) {
+    __device__ __forceinline__ bool take(const Sum& x, int index) {
         if (index >= x.row_pairs * x.column_tiles) return false;
         int whole = x.together * x.column_tiles, set = index / whole, rest = index % whole;
         int members = min(x.together, x.row_pairs - set * x.together);
-        row = ((set * x.together + rest % members) * 2 + rank) * BM;
-        column = rest / members * bn;
+        row = (set * x.together + rest % members) * S::ROWS;
+        column = rest / members * S::COLUMNS;
         return true;
+    }
+    // Whether a term adds to some of them: blocks that share what they read have the same terms.
+    __device__ __forceinline__ bool meets(const Term& term) const {
+        return column < term.first + term.width && column + S::COLUMNS > term.first;
+    }
+    // The scale of the term after `i`, or 1 after the last.
+    __device__ __forceinline__ float next_scale(const Sum& x, int i) const {
+        for (i++; i < x.num_terms; i++)
+            if (meets(x.terms[i])) return x.terms[i].scale;
+        return 1.0f;
     }
 };
 
-__device__ __forceinline__ bool meets(const Term& term, int column, int bn) {
-    return column < term.first + term.width && column + bn > term.first;
+// The producer's part: brings what a block reads of a step, or its half of it for both.
+template <typename S>
+__device__ __forceinline__ void bring(const Tiles<S>& tiles, u32 stage, const TensorMap* a, const TensorMap* b, int k,
+                                      int row, int column, u32 rank) {
+    u32 full = tiles.full(stage), to = tiles.b(stage);
+    arrive_with_bytes(full, S::STAGE);
+    if constexpr (S::SHARED == SAME_ROWS) {
+        copy_matrix_to_both(tiles.a(stage) + rank * S::A / 2, a, full, k * BK, row + rank * S::BM / 2);
+        if constexpr (S::B_BY_COLUMN) {
+#pragma unroll
+            for (int panel = 0; panel < S::PANELS; panel++)
+                copy_matrix(to + panel * BK * 128, b, full, column + panel * 64, k * BK);
+        } else {
+            copy_matrix(to, b, full, k * BK, column);
+        }
+    } else {
+        copy_matrix(tiles.a(stage), a, full, k * BK, row);
+        if constexpr (S::B_BY_COLUMN) {
+#pragma unroll
+            for (int panel = 0; panel < S::PANELS; panel++)
+                copy_matrix_to_both(to + panel * BK * 128 + rank * BK / 2 * 128, b, full, column + panel * 64,
+                                    k * BK + rank * BK / 2);
+        } else {
+            copy_matrix_to_both(to + rank * S::BN / 2 * 128, b, full, k * BK, column + rank * S::BN / 2);
+        }
+    }
 }
 
-// The scale of the term after `i` of a tile, or 1 after the last.
-__device__ __forceinline__ float next_scale(const Sum& x, int i, int column, int bn) {
-    for (i++; i < x.num_terms; i++)
-        if (meets(x.terms[i], column, bn)) return x.terms[i].scale;
-    return 1.0f;
+// Writes 64 rows of a tile, or those of them that C has.
+template <int BN>
+__device__ __forceinline__ void store(const Sum& x, float (&d)[BN / 2], real* c, const float* bias, int first_row,
+                                      int first_column) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, t = lane % 4;
+    if (bias) {
+#pragma unroll
+        for (int j = 0; j < BN / 8; j++) {
+            int column = first_column + 8 * j + 2 * t;
+            if (column >= x.columns) continue;
+            float2 added = *(const float2*)(bias + column);
+            d[4 * j] += added.x, d[4 * j + 1] += added.y, d[4 * j + 2] += added.x, d[4 * j + 3] += added.y;
+        }
+    }
+#pragma unroll
+    for (int low = 0; low < 2; low++) {
+        int row = first_row + warp * 16 + lane / 4 + low * 8;
+        // The four threads of a row turn four blocks of eight columns, so that each stores one.
+#pragma unroll
+        for (int j = 0; j < BN / 8; j += 4) {
+            u32 w[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int at = 4 * (j + i) + 2 * low;
+                w[i] = j + i < BN / 8 ? pack2(d[at], d[at + 1]) : 0;
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i += 2) {
+                u32 got = __shfl_xor_sync(~0u, t & 1 ? w[i] : w[i + 1], 1);
+                if (t & 1) w[i] = got;
+                else w[i + 1] = got;
+            }
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                u32 got = __shfl_xor_sync(~0u, t & 2 ? w[i] : w[i + 2], 2);
+                if (t & 2) w[i] = got;
+                else w[i + 2] = got;
+            }
+            int column = first_column + 8 * (j + t);
+            if (row < x.rows && column < x.columns && j + t < BN / 8)
+                *(uint4*)(c + (u64)row * x.stride + column) = make_uint4(w[0], w[1], w[2], w[3]);
+        }
+    }
 }
 
-template <int BN, int B_BY_COLUMN>
+template <typename S>
 __device__ __forceinline__ void product_sum(const Sum& x, const Maps& maps, real* c, const float* bias) {
     extern __shared__ char dynamic_shared[];
-    Tiles<BN> tiles{(shared_address(dynamic_shared) + 1023) & ~1023u};
+    Tiles<S> tiles{(shared_address(dynamic_shared) + 1023) & ~1023u};
     u32 rank = cluster_rank();
-    int group = threadIdx.x / 128;
+    // The same in all threads of a warp, which the compiler cannot see by itself.
+    int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (threadIdx.x == 0) {
         for (int i = 0; i < NUM_STAGES; i++) {
             barrier_init(tiles.full(i), 1);
@@ -148,32 +250,21 @@ __device__ __forceinline__ void product_sum(const Sum& x, const Maps& maps, real
     }
     cluster_meet();
     int cluster = blockIdx.x / 2, clusters = gridDim.x / 2;
+    // Of the cluster's tiles, this block's.
+    int own_row = S::SHARED == SAME_COLUMNS ? rank * S::BM : 0, own_column = S::SHARED == SAME_ROWS ? rank * S::BN : 0;
     Ring<NUM_STAGES> ring;
-    constexpr u32 bytes = Tiles<BN>::A + (B_BY_COLUMN ? Tiles<BN>::PANELS * 64 : BN) * BK * 2;
-    Place place;
-    if (group == 0) {
+    Place<S> place;
+    if (group == 2) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (threadIdx.x == 0) {
-            for (int index = cluster; place.take(x, index, rank, BN); index += clusters) {
+        if (threadIdx.x % 128 == 0) {
+            for (int index = cluster; place.take(x, index); index += clusters) {
                 for (int i = 0; i < x.num_terms; i++) {
                     const Term& term = x.terms[i];
-                    if (!meets(term, place.column, BN)) continue;
-                    int column = place.column - term.first;
+                    if (!place.meets(term)) continue;
                     for (int k = 0; k < term.steps; k++) {
                         wait(tiles.empty(ring.stage), ring.parity ^ 1);
-                        u32 full = tiles.full(ring.stage);
-                        arrive_with_bytes(full, bytes);
-                        copy_matrix(tiles.a(ring.stage), maps.a[i], full, k * BK, place.row);
-                        u32 b = tiles.b(ring.stage);
-                        if (B_BY_COLUMN) {
-#pragma unroll
-                            for (int panel = 0; panel < Tiles<BN>::PANELS; panel++)
-                                copy_matrix_to_both(b + panel * BK * 128 + rank * BK / 2 * 128, maps.b[i], full,
-                                                    column + panel * 64, k * BK + rank * BK / 2);
-                        } else {
-                            copy_matrix_to_both(b + rank * BN / 2 * 128, maps.b[i], full, k * BK,
-                                                column + rank * BN / 2);
-                        }
+                        bring<S>(tiles, ring.stage, maps.a[i], maps.b[i], k, place.row + own_row,
+                                 place.column + own_column - term.first, rank);
                         ring.advance();
                     }
                 }
@@ -181,26 +272,27 @@ __device__ __forceinline__ void product_sum(const Sum& x, const Maps& maps, real
         }
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        int half = group - 1, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-        for (int index = cluster; place.take(x, index, rank, BN); index += clusters) {
-            float d[BN / 2];
+        int first = group * S::BLOCKS * 64;
+        for (int index = cluster; place.take(x, index); index += clusters) {
+            float d[S::BLOCKS][S::BN / 2];
 #pragma unroll
-            for (int j = 0; j < BN / 2; j++) d[j] = 0.0f;
+            for (int block = 0; block < S::BLOCKS; block++)
+#pragma unroll
+                for (int j = 0; j < S::BN / 2; j++) d[block][j] = 0.0f;
             for (int i = 0; i < x.num_terms; i++) {
                 const Term& term = x.terms[i];
-                if (!meets(term, place.column, BN)) continue;
+                if (!place.meets(term)) continue;
                 u32 before = 0;
                 for (int k = 0; k < term.steps; k++) {
                     wait(tiles.full(ring.stage), ring.parity);
-                    u32 a = tiles.a(ring.stage) + half * 64 * 128, b = tiles.b(ring.stage);
+                    u32 a = tiles.a(ring.stage) + first * 128, b = tiles.b(ring.stage);
                     products_begin();
 #pragma unroll
                     for (int part = 0; part < BK / 16; part++) {
-                        u64 left = by_row(a + part * 32);
-                        if (B_BY_COLUMN)
-                            multiply<0, 1>(d, left, by_column(b + part * 16 * 128, BK * 128), 1);
-                        else
-                            multiply<0, 0>(d, left, by_row(b + part * 32), 1);
+                        u64 right = S::B_BY_COLUMN ? by_column(b + part * 16 * 128, BK * 128) : by_row(b + part * 32);
+#pragma unroll
+                        for (int block = 0; block < S::BLOCKS; block++)
+                            add_product<S::B_BY_COLUMN>(d[block], by_row(a + block * 64 * 128 + part * 32), right);
                     }
                     products_end();
                     if (k > 0) {
@@ -211,55 +303,21 @@ __device__ __forceinline__ void product_sum(const Sum& x, const Maps& maps, real
                     ring.advance();
                 }
                 products_wait<0>();
-                settle(d);
+#pragma unroll
+                for (int block = 0; block < S::BLOCKS; block++) settle(d[block]);
                 if (threadIdx.x % 128 < 2) arrive_in(tiles.empty(before), threadIdx.x % 128);
                 // The sum so far as a multiple of the next term's scale, in the end of 1.
-                float change = term.scale / next_scale(x, i, place.column, BN);
+                float change = term.scale / place.next_scale(x, i);
                 if (change != 1.0f) {
 #pragma unroll
-                    for (int j = 0; j < BN / 2; j++) d[j] *= change;
+                    for (int block = 0; block < S::BLOCKS; block++)
+#pragma unroll
+                        for (int j = 0; j < S::BN / 2; j++) d[block][j] *= change;
                 }
             }
-            int t = lane % 4;
-            if (bias) {
 #pragma unroll
-                for (int j = 0; j < BN / 8; j++) {
-                    int column = place.column + 8 * j + 2 * t;
-                    if (column < x.columns) {
-                        float first = bias[column], second = bias[column + 1];
-                        d[4 * j] += first, d[4 * j + 1] += second, d[4 * j + 2] += first, d[4 * j + 3] += second;
-                    }
-                }
-            }
-            // The four threads of a row turn four blocks of eight columns, so that each stores one.
-#pragma unroll
-            for (int low = 0; low < 2; low++) {
-                int row = place.row + half * 64 + warp * 16 + lane / 4 + low * 8;
-#pragma unroll
-                for (int j = 0; j < BN / 8; j += 4) {
-                    u32 w[4];
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        int at = 4 * (j + i) + 2 * low;
-                        w[i] = j + i < BN / 8 ? pack2(d[at], d[at + 1]) : 0;
-                    }
-#pragma unroll
-                    for (int i = 0; i < 4; i += 2) {
-                        u32 got = __shfl_xor_sync(~0u, t & 1 ? w[i] : w[i + 1], 1);
-                        if (t & 1) w[i] = got;
-                        else w[i + 1] = got;
-                    }
-#pragma unroll
-                    for (int i = 0; i < 2; i++) {
-                        u32 got = __shfl_xor_sync(~0u, t & 2 ? w[i] : w[i + 2], 2);
-                        if (t & 2) w[i] = got;
-                        else w[i + 2] = got;
-                    }
-                    int column = place.column + 8 * (j + t);
-                    if (row < x.rows && column < x.columns && j + t < BN / 8)
-                        *(uint4*)(c + (u64)row * x.stride + column) = make_uint4(w[0], w[1], w[2], w[3]);
-                }
-            }
+            for (int block = 0; block < S::BLOCKS; block++)
+                store<S::BN>(x, d[block], c, bias, place.row + own_row + first + block * 64, place.column + own_column);
         }
     }
     __syncwarp();
@@ -267,7 +325,7 @@ __device__ __forceinline__ void product_sum(const Sum& x, const Maps& maps, real
     cluster_meet();
 }
 
-#define PRODUCTS(name, bn, by_columns)                                                              \
+#define PRODUCTS(name, blocks, bn, shared, by_columns)                                       \
     KERNEL __cluster_dims__(2, 1, 1) __launch_bounds__(NUM_THREADS, 1)                              \
     name(const __grid_constant__ Sum x, const __grid_constant__ TensorMap a0,                       \
          const __grid_constant__ TensorMap a1, const __grid_constant__ TensorMap a2,                \
@@ -275,12 +333,20 @@ __device__ __forceinline__ void product_sum(const Sum& x, const Maps& maps, real
          const __grid_constant__ TensorMap b1, const __grid_constant__ TensorMap b2,                \
          const __grid_constant__ TensorMap b3, real* c, const float* bias) {                         \
         Maps maps{{&a0, &a1, &a2, &a3}, {&b0, &b1, &b2, &b3}};                                      \
-        product_sum<bn, by_columns>(x, maps, c, bias);                                              \
+        product_sum<Shape<blocks, bn, shared, by_columns>>(x, maps, c, bias);               \
     }
 
-PRODUCTS(products_rows_176, 176, 0)
-PRODUCTS(products_rows_192, 192, 0)
-PRODUCTS(products_rows_256, 256, 0)
-PRODUCTS(products_columns_176, 176, 1)
-PRODUCTS(products_columns_192, 192, 1)
-PRODUCTS(products_columns_256, 256, 1)
+PRODUCTS(products_rows_128_176, 1, 176, SAME_COLUMNS, 0)
+PRODUCTS(products_columns_128_176, 1, 176, SAME_COLUMNS, 1)
+PRODUCTS(products_rows_128_192, 1, 192, SAME_COLUMNS, 0)
+PRODUCTS(products_columns_128_192, 1, 192, SAME_COLUMNS, 1)
+PRODUCTS(products_rows_128_224, 1, 224, SAME_COLUMNS, 0)
+PRODUCTS(products_columns_128_224, 1, 224, SAME_COLUMNS, 1)
+PRODUCTS(products_rows_128_256, 1, 256, SAME_COLUMNS, 0)
+PRODUCTS(products_columns_128_256, 1, 256, SAME_COLUMNS, 1)
+PRODUCTS(products_rows_256_168, 2, 168, SAME_ROWS, 0)
+PRODUCTS(products_columns_256_168, 2, 168, SAME_ROWS, 1)
+PRODUCTS(products_rows_256_176, 2, 176, SAME_ROWS, 0)
+PRODUCTS(products_columns_256_176, 2, 176, SAME_ROWS, 1)
+PRODUCTS(products_rows_256_192, 2, 192, SAME_ROWS, 0)
+PRODUCTS(products_columns_256_192, 2, 192, SAME_ROWS, 1)

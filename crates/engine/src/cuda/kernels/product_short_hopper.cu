@@ -235,13 +235,11 @@ __device__ __forceinline__ void product_sum(const Sum& x, int adapter, const Map
                     for (int low = 0; low < 2; low++) {
                         u32 base = dropout.row(row + low * 8);
 #pragma unroll
-                        for (int j = 0; j < BN / 8; j++)
-#pragma unroll
-                            for (int i = 0; i < 2; i++) {
-                                float& value = d[4 * j + 2 * low + i];
-                                u32 place = column - term.first + 8 * j + 2 * t + i;
-                                value = dropout.keeps(base, place) ? value * scale : 0.0f;
-                            }
+                        for (int j = 0; j < BN / 8; j++) {
+                            float &left = d[4 * j + 2 * low], &right = d[4 * j + 2 * low + 1];
+                            left *= scale, right *= scale;
+                            dropout.drop(dropout.pair(base, column - term.first + 8 * j + 2 * t), left, right);
+                        }
                     }
                 } else {
 #pragma unroll

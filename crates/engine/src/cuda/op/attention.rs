@@ -4,7 +4,7 @@
 
 use cinch_graph::{DType, op};
 
-use super::{attention_hopper, attention_hopper_short, attention_narrow};
+use super::{attention_hopper, attention_hopper_dealt, attention_hopper_short, attention_narrow};
 use crate::cuda::command::{Argument, Kernel, LaunchShape};
 use crate::cuda::lowering::Lowering;
 
@@ -289,6 +289,11 @@ pub fn attention_backward(x: &mut Lowering<'_>, op: &op::AttentionBackward) {
         return attention_hopper_short::attention_backward(x, op, &layout);
     }
     if x.card.is_hopper
+        && let Some(layout) = op.hopper_dealt(&x.input_type(1), x.card.multiprocessors)
+    {
+        return attention_hopper_dealt::attention_backward(x, op, &layout);
+    }
+    if x.card.is_hopper
         && let Some(layout) = op.hopper_backward(&x.input_type(1), x.card.multiprocessors)
     {
         return attention_hopper::attention_backward(x, op, &layout);
@@ -387,6 +392,7 @@ pub(super) mod tests {
     const NARROW_TENSOR_SOURCE: &str = include_str!("../kernels/attention_narrow_tensor.cu");
     const HOPPER_SOURCE: &str = include_str!("../kernels/attention_hopper.cu");
     const HOPPER_BACKWARD_SOURCE: &str = include_str!("../kernels/attention_hopper_backward.cu");
+    const HOPPER_DEALT_SOURCE: &str = include_str!("../kernels/attention_hopper_dealt.cu");
     const HOPPER_SHORT_SOURCE: &str = include_str!("../kernels/attention_hopper_short.cu");
     const HOPPER_SHORT_FORWARD_SOURCE: &str =
         include_str!("../kernels/attention_hopper_short_forward.cu");
@@ -500,6 +506,7 @@ pub(super) mod tests {
             "attention_narrow_tensor" => NARROW_TENSOR_SOURCE,
             "attention_hopper" => HOPPER_SOURCE,
             "attention_hopper_backward" => HOPPER_BACKWARD_SOURCE,
+            "attention_hopper_dealt" => HOPPER_DEALT_SOURCE,
             "attention_hopper_short" => HOPPER_SHORT_SOURCE,
             "attention_hopper_short_forward" => HOPPER_SHORT_FORWARD_SOURCE,
             _ => ANY_SOURCE,
@@ -568,12 +575,17 @@ pub(super) mod tests {
                 padding: true,
                 ..plain(Packed, 4, 4, head_dim)
             };
+            let few = op::Attention {
+                dropout: None,
+                ..plain(Packed, 4, 2, head_dim)
+            };
             let ops = [
-                op(Packed, 4, 2, head_dim),
-                plain(Packed, 4, 2, head_dim),
-                encoder,
+                (op(Packed, 4, 2, head_dim), 50),
+                (plain(Packed, 4, 2, head_dim), 50),
+                (few, 1000),
+                (encoder, 50),
             ];
-            let lowered = ops.map(|op| lower_for(&op, dtype, 2, 50, card).2);
+            let lowered = ops.map(|(op, seq)| lower_for(&op, dtype, 2, seq, card).2);
             let launched = lowered.iter().flat_map(|commands| launches(commands));
             for (kernel, _, arguments) in launched {
                 let given: Vec<_> = arguments

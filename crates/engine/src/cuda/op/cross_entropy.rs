@@ -115,8 +115,8 @@ pub fn cross_entropy(x: &mut Lowering<'_>, op: &CrossEntropy) {
                 Argument::U32(u32::from(bias_adds)),
             ];
             let shape = LaunchShape {
-                grid: [stride.div_ceil(32 * vector) as u32, 1, 1],
-                block: [32, 8, 1],
+                grid: [stride.div_ceil(8 * vector) as u32, 1, 1],
+                block: [8, 128, 1],
                 shared_bytes: 0,
             };
             x.launch(kernel("cross_entropy_bias"), shape, arguments);

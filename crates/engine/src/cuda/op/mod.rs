@@ -4,6 +4,7 @@ mod activation;
 mod attention;
 mod attention_entropy;
 mod attention_hopper;
+mod attention_hopper_dealt;
 mod attention_hopper_short;
 mod attention_narrow;
 mod cached_attention;

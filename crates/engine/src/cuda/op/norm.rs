@@ -1,6 +1,6 @@
 //! Norms: which kernel takes a width, and how many rows a block works on at once.
 
-use cinch_graph::op::{Norm, NormApply, NormBackward, NormKind};
+use cinch_graph::op::{Norm, NormApply, NormBackward, NormKind, cuda_quads_of_row};
 
 use crate::cuda::command::{Argument, Kernel, LaunchShape};
 use crate::cuda::lowering::{Lowering, MULTIPROCESSORS};
@@ -29,7 +29,13 @@ struct Rows {
     /// Threads that share a row, a 16-byte vector to each; `None` where a row is not made of
     /// such vectors, or of too many.
     threads: Option<usize>,
+    /// Elements that a lane has where a row is a warp's, in fours; `None` for other widths.
+    quads: Option<usize>,
 }
+
+/// Rows that a block of warps works on at once, and blocks that find registers.
+const WARPS: usize = 8;
+const WARP_BLOCKS: usize = 3 * MULTIPROCESSORS;
 
 impl Rows {
     fn new(x: &Lowering<'_>) -> Self {
@@ -41,7 +47,20 @@ impl Rows {
             rows: ty.rows(),
             width: ty.width(),
             threads: fits.then_some(threads),
+            quads: cuda_quads_of_row(&ty),
         }
+    }
+
+    /// The launch of a kernel for rows that are a warp's, one of four by width.
+    fn by_warps(&self, kernels: [&'static str; 4]) -> Option<(Kernel, LaunchShape)> {
+        let function = kernels.get(self.quads?.checked_sub(1)?)?;
+        let blocks = self.rows.div_ceil(WARPS).clamp(1, WARP_BLOCKS);
+        let shape = LaunchShape {
+            grid: [blocks as u32, 1, 1],
+            block: [32, WARPS as u32, 1],
+            shared_bytes: 0,
+        };
+        Some((kernel(function), shape))
     }
 
     /// Rows that a block works on at once: blocks have about 512 threads, and no more rows than
@@ -92,12 +111,16 @@ impl Rows {
 pub fn norm(x: &mut Lowering<'_>, op: &Norm) {
     let rows = Rows::new(x);
     let layout = op.layout();
+    // A block that is recomputed reads the sum only when it runs again. Where a row is not held in
+    // registers, it is read back in any case.
+    let is_written = rows.threads.is_none() || x.is_read(0);
+    let stream = (op.residual && is_written).then_some(0);
     let mut arguments = vec![
         x.input_argument(0),
         x.optional_input(op.residual.then_some(1)),
         x.input_argument(layout.gamma),
         x.optional_input(layout.beta),
-        x.optional_output(op.residual.then_some(0)),
+        x.optional_output(stream),
         x.output_argument(layout.y),
         x.optional_output(layout.mean),
         x.output_argument(layout.rstd),
@@ -105,8 +128,17 @@ pub fn norm(x: &mut Lowering<'_>, op: &Norm) {
     arguments.extend(x.dropout_arguments(op.dropout, layout.random));
     arguments.extend(rows.arguments());
     arguments.push(Argument::F32(op.epsilon as f32));
-    let kernel = rows.choose("norm_forward", "norm_forward_any");
-    x.launch(kernel, rows.shape(rows.at_once()), arguments);
+    let by_warps = rows.by_warps([
+        "norm_forward_warp_1",
+        "norm_forward_warp_2",
+        "norm_forward_warp_3",
+        "norm_forward_warp_4",
+    ]);
+    let (kernel, shape) = by_warps.unwrap_or_else(|| {
+        let kernel = rows.choose("norm_forward", "norm_forward_any");
+        (kernel, rows.shape(rows.at_once()))
+    });
+    x.launch(kernel, shape, arguments);
 }
 
 pub fn norm_apply(x: &mut Lowering<'_>, op: &NormApply) {
@@ -149,6 +181,18 @@ pub fn norm_backward(x: &mut Lowering<'_>, op: &NormBackward) {
         x.optional_output(layout.dbranch),
         x.optional_output(layout.value),
     ]);
+    let by_warps = rows.by_warps([
+        "norm_backward_warp_1",
+        "norm_backward_warp_2",
+        "norm_backward_warp_3",
+        "norm_backward_warp_4",
+    ]);
+    if let Some((kernel, shape)) = by_warps.filter(|_| op.is_by_warps()) {
+        arguments.remove(1);
+        arguments.extend(dropout);
+        arguments.extend(rows.arguments());
+        return x.launch(kernel, shape, arguments);
+    }
     let blocks = if rows.threads.is_some() {
         let (function, shape) = if op.parameters {
             arguments.push(partials);

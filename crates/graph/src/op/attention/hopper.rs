@@ -40,6 +40,33 @@ pub struct HopperShort {
     pub padded: usize,
 }
 
+/// The backward of few heads on a card, evenly dealt out: a step is a tile of queries against a
+/// block of keys, and every block of the launch has an equal stretch of the line of all steps
+/// (`attention_hopper_dealt.cu`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HopperDealt {
+    /// Blocks of the launch.
+    pub stretches: usize,
+    /// Blocks of keys of a sequence.
+    blocks: usize,
+    /// Of the whole batch.
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+}
+
+/// Bytes of each part of its workspace, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HopperDealtParts {
+    pub lse: u64,
+    pub delta: u64,
+    /// Of dQ, of all heads.
+    pub query_sums: u64,
+    /// Of dK and dV, where stretches share a block of keys.
+    pub key_parts: u64,
+    pub turns: u64,
+}
+
 /// Bytes of each part of the backward's workspace, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HopperParts {
@@ -125,13 +152,53 @@ impl Attention {
         })
     }
 
+    /// Its backward on a Hopper card of so many multiprocessors, evenly dealt out: causal order
+    /// and nothing else that is hidden or dropped, sums of dQ that are small, and a shorter way
+    /// than that of teams of blocks. `None` where it does not suit, whatever the card.
+    pub fn hopper_dealt(&self, source: &TensorType, multiprocessors: usize) -> Option<HopperDealt> {
+        let teams = self.hopper_backward(source, MOST_MULTIPROCESSORS)?;
+        let is_plain = self.causal
+            && self.dropout.is_none()
+            && !self.padding
+            && self.window.is_none()
+            && !self.documents;
+        let dealt = HopperDealt {
+            stretches: 1,
+            blocks: teams.blocks,
+            heads: teams.batch.saturating_mul(self.heads),
+            kv_heads: teams.batch.saturating_mul(self.kv_heads),
+            head_dim: self.head_dim,
+        };
+        let is_small = dealt.parts().query_sums <= HopperDealt::MOST_SUM_BYTES;
+        if !is_plain || !is_small {
+            return None;
+        }
+        let steps = dealt.steps().div_ceil(MOST_MULTIPROCESSORS) + HopperDealt::FINISH_STEPS;
+        (steps < teams.longest_way()).then(|| HopperDealt {
+            stretches: multiprocessors.min(MOST_MULTIPROCESSORS).min(dealt.steps()),
+            ..dealt
+        })
+    }
+
+    /// On the largest card.
+    pub(super) fn hopper_largest_dealt(&self, source: &TensorType) -> Option<HopperDealt> {
+        self.hopper_dealt(source, MOST_MULTIPROCESSORS)
+    }
+
     /// The largest workspace of the backward on any Hopper card.
     pub(super) fn hopper_workspace(&self, source: &TensorType) -> u64 {
         let short = self.hopper_short(source);
-        let backward = self.hopper_backward(source, MOST_MULTIPROCESSORS);
-        short
-            .map_or(0, |short| product([2, short.statistic()]))
-            .max(backward.map_or(0, |backward| backward.parts().bytes()))
+        let dealt = self.hopper_largest_dealt(source);
+        let teams = self.hopper_backward(source, MOST_MULTIPROCESSORS);
+        let bytes = [
+            short.map(|short| product([2, short.statistic()])),
+            dealt.map(|dealt| dealt.parts().bytes()),
+            // Not taken where they are dealt out.
+            teams
+                .filter(|_| dealt.is_none())
+                .map(|teams| teams.parts().bytes()),
+        ];
+        bytes.into_iter().flatten().max().unwrap_or(0)
     }
 }
 
@@ -147,6 +214,88 @@ impl HopperShort {
     }
 }
 
+impl HopperDealt {
+    /// Queries of a tile.
+    pub const TILE_ROWS: usize = 64;
+    /// No more than a library's matrix product has for itself.
+    const MOST_SUM_BYTES: u64 = 32 << 20;
+    /// What it takes to make gradients of sums and parts, in steps.
+    const FINISH_STEPS: usize = 6;
+    /// Rows and columns of a piece of the sums that become gradients.
+    const PANEL: usize = 64;
+
+    /// Positions of a sequence with all of its last block.
+    pub fn padded(&self) -> usize {
+        self.blocks * HopperBackward::KEYS
+    }
+
+    /// Counters of tiles of queries.
+    pub fn turns(&self) -> usize {
+        self.heads * self.padded() / Self::TILE_ROWS
+    }
+
+    /// In causal order a block of keys is seen by its own tiles and by later ones.
+    pub fn steps(&self) -> usize {
+        let tiles = HopperBackward::KEYS / Self::TILE_ROWS;
+        self.heads * tiles * self.blocks * (self.blocks + 1) / 2
+    }
+
+    /// Pieces of the gradients of keys and values, and of queries.
+    pub fn panels(&self) -> usize {
+        let columns = self.head_dim / Self::PANEL;
+        let rows = (2 * self.kv_heads + self.heads) * self.padded() / Self::PANEL;
+        rows * columns
+    }
+
+    pub fn parts(&self) -> HopperDealtParts {
+        let words = |factors: [usize; 3]| {
+            let words = product(factors.map(|factor| factor as u64));
+            aligned(product([words, DType::F32.size()]))
+        };
+        let positions = words([self.heads, self.padded(), 1]);
+        // A stretch shares its first and its last block of keys at most.
+        let shared = self.stretches + self.stretches.min(self.kv_heads * self.blocks);
+        HopperDealtParts {
+            lse: positions,
+            delta: positions,
+            query_sums: words([self.heads, self.padded(), self.head_dim]),
+            key_parts: words([shared, HopperBackward::KEYS, 2 * self.head_dim]),
+            turns: words([self.turns(), 1, 1]),
+        }
+    }
+}
+
+impl HopperDealtParts {
+    fn in_order(&self) -> [u64; 5] {
+        [
+            self.lse,
+            self.delta,
+            self.query_sums,
+            self.key_parts,
+            self.turns,
+        ]
+    }
+
+    pub fn bytes(&self) -> u64 {
+        sum(self.in_order())
+    }
+
+    /// Where each part begins.
+    pub fn offsets(&self) -> [u64; 5] {
+        offsets(self.in_order())
+    }
+}
+
+/// Where parts begin that lie one after the other.
+fn offsets<const N: usize>(parts: [u64; N]) -> [u64; N] {
+    let mut next = 0;
+    parts.map(|bytes| {
+        let offset = next;
+        next += bytes;
+        offset
+    })
+}
+
 impl HopperBackward {
     /// Keys of a block.
     pub const KEYS: usize = 128;
@@ -160,6 +309,13 @@ impl HopperBackward {
 
     pub fn tiles(&self) -> usize {
         self.padded() / self.tile_rows
+    }
+
+    /// Steps of the block that has the most to do, in causal order: that of the first keys in
+    /// every other round, that of the last in the rest.
+    fn longest_way(&self) -> usize {
+        let blocks = self.rounds.div_ceil(2) * self.blocks + self.rounds / 2;
+        blocks * Self::KEYS / HopperDealt::TILE_ROWS
     }
 
     /// Counters of tiles of queries, and of blocks of keys after them.
@@ -215,12 +371,7 @@ impl HopperParts {
 
     /// Where each part begins.
     pub fn offsets(&self) -> [u64; 6] {
-        let mut next = 0;
-        self.in_order().map(|bytes| {
-            let offset = next;
-            next += bytes;
-            offset
-        })
+        offsets(self.in_order())
     }
 }
 
@@ -298,12 +449,46 @@ mod tests {
                     let Some(back) = op.hopper_backward(&source, multiprocessors) else {
                         continue;
                     };
-                    assert!(back.parts().bytes() <= planned);
+                    match op.hopper_dealt(&source, multiprocessors) {
+                        Some(dealt) => assert!(dealt.parts().bytes() <= planned),
+                        None => assert!(back.parts().bytes() <= planned),
+                    }
                     let counters = back.turns().into_iter().sum::<usize>() as u64 * 4;
                     assert!(counters <= back.parts().turns);
                 }
             }
         }
+    }
+
+    #[test]
+    fn few_heads_are_dealt_out_evenly() {
+        let op = attention(28, 4, 128);
+        let source = queries(1, 1536, &op);
+        let dealt = op.hopper_dealt(&source, 132).unwrap();
+        // 12 blocks of keys, seen by 24, 22, … 2 tiles.
+        assert_eq!((dealt.stretches, dealt.steps()), (132, 28 * 156));
+        assert_eq!(dealt.turns(), 28 * 24);
+        assert_eq!(dealt.panels(), 2 * 24 * (4 + 4 + 28));
+        let parts = dealt.parts();
+        assert_eq!(parts.query_sums, 28 * 1536 * 128 * 4);
+        assert_eq!(parts.key_parts, (132 + 4 * 12) * 128 * 256 * 4);
+        assert_eq!(op.hopper_workspace(&source), parts.bytes());
+        // More blocks of keys than stretches: each shares two at most.
+        let own_keys = attention(28, 28, 128);
+        let dealt = own_keys.hopper_dealt(&source, 114).unwrap();
+        assert_eq!(dealt.parts().key_parts, 2 * 114 * 128 * 256 * 4);
+        // What fills the card in teams stays there, and what has sums of more than 32 MiB.
+        let of_64 = attention(12, 12, 64);
+        let is_dealt = |op: &Attention, batch, length| {
+            let dealt = op.hopper_dealt(&queries(batch, length, op), 132);
+            dealt.is_some()
+        };
+        assert!(is_dealt(&of_64, 1, 1024));
+        assert!(!is_dealt(&of_64, 4, 256));
+        assert!(!is_dealt(&of_64, 32, 1024));
+        assert!(is_dealt(&op, 1, 2048));
+        assert!(!is_dealt(&op, 2, 1536));
+        assert!(!is_dealt(&op, 1, 8192));
     }
 
     #[test]

@@ -101,7 +101,7 @@ fn cuda_tiles(length: usize) -> usize {
 
 /// The share of the matrix rate that a GPU's tiles reach: they are as deep as a head is wide, and
 /// wait for their operands.
-const CUDA_SHARE: f64 = 0.06;
+const CUDA_SHARE: f64 = 0.085;
 /// Blocks of tiles that a multiprocessor holds.
 const CUDA_RESIDENT: usize = 4;
 /// Of the CPU's rate of products.

@@ -66,8 +66,8 @@ impl AttentionShape {
     fn mask(&self, dropout: Dropout) -> Dropout {
         let scaled = dropout.scaled(self.heads);
         match self.head_dim <= narrow::WIDEST {
-            true => scaled,
-            false => scaled.paired(),
+            true => scaled.single(),
+            false => scaled.of_scores(),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Products that a kernel of ours may compute instead of the library: those that add to one result,
-//! with what follows them, and gradients of narrow weights, several at once; and narrow ones with a
-//! long sum. Which is faster is measured before the first step.
+//! with what follows them, and gradients of narrow weights, several at once; narrow ones with a long
+//! sum, and such a one with a gradient. Which is faster is measured before the first step.
 
+mod back;
 mod gradients;
 mod narrow;
 mod short;
@@ -10,6 +11,7 @@ mod sum;
 mod tail;
 #[cfg(test)]
 mod tests;
+mod turns;
 
 pub(super) use tail::tail;
 
@@ -20,6 +22,7 @@ use crate::cuda::lowering::Card;
 /// Joins what can be joined. A product only moves past others that touch nothing of its own.
 pub(super) fn join(lowered: &mut [Lowered]) {
     sum::join(lowered);
+    back::join(lowered);
     gradients::join(lowered);
     narrow::mark(lowered);
 }
@@ -31,6 +34,7 @@ pub fn ways(joined: Joined, products: &[Product], tails: &[Tail], card: Card) ->
         Joined::Sum => sum::launches(products, card),
         Joined::Gradients => gradients::launches(products, card),
         Joined::Narrow => narrow::launches(products, card),
+        Joined::Back => return back::launches(products, card).into_iter().collect(),
     };
     let followed = |launch: Command, tails: &[Tail]| -> Vec<Command> {
         let after = tails.iter().map(|tail| tail.command.clone());
@@ -44,8 +48,15 @@ pub fn ways(joined: Joined, products: &[Product], tails: &[Tail], card: Card) ->
         let launch = short::launch(products, with, card)?;
         Some(followed(launch, after))
     });
+    let turns = |with: &[Tail], after: &[Tail]| {
+        let launch = turns::launch(products, with, card).filter(|_| joined == Joined::Sum)?;
+        Some(followed(launch, after))
+    };
+    let with = (!tails.is_empty()).then(|| turns(tails, &[])).flatten();
     short
+        .chain(with)
         .chain(launches.into_iter().map(|launch| followed(launch, tails)))
+        .chain(turns(&[], tails))
         .collect()
 }
 
@@ -109,6 +120,14 @@ fn bytes(matrix: &MatrixAt, rows: usize, columns: usize) -> Bytes {
     )
 }
 
+/// What a product reads, but for its bias.
+pub fn operands(product: &Product) -> [Bytes; 2] {
+    [
+        bytes(&product.a, product.m, product.k),
+        bytes(&product.b, product.k, product.n),
+    ]
+}
+
 fn overlap(a: Bytes, b: Bytes) -> bool {
     a.0 < b.1 && b.0 < a.1
 }
@@ -126,11 +145,9 @@ fn reads(product: &Product, range: Bytes) -> bool {
 }
 
 fn reads_matrices(product: &Product, range: Bytes) -> bool {
-    let sides = [
-        bytes(&product.a, product.m, product.k),
-        bytes(&product.b, product.k, product.n),
-    ];
-    sides.into_iter().any(|side| overlap(side, range))
+    operands(product)
+        .into_iter()
+        .any(|side| overlap(side, range))
 }
 
 fn scratch(product: &Product) -> Bytes {

@@ -4,6 +4,8 @@
 #[cfg(test)]
 mod tests;
 
+use cinch_graph::op::ActivationKind;
+
 use super::{is_copied, sum};
 use crate::cuda::command::{
     Argument, Command, DropoutAt, Kernel, LaunchShape, MatrixAt, MatrixMapAt, Product, Tail,
@@ -60,8 +62,20 @@ impl<'a> Short<'a> {
                     short.adapters.push(product);
                     short.dropout = Some(*dropout);
                 }
-                TailKind::Gelu { to, .. } => short.kind = Kind::Gelu { to: *to },
-                TailKind::GeluBackward { x, .. } => short.kind = Kind::GeluBackward { x: *x },
+                TailKind::Activation {
+                    function: ActivationKind::Gelu,
+                    to,
+                    ..
+                } => short.kind = Kind::Gelu { to: *to },
+                TailKind::Derivative {
+                    function: ActivationKind::Gelu,
+                    gradient,
+                    x,
+                    to,
+                    value: None,
+                    ..
+                } if gradient == to => short.kind = Kind::GeluBackward { x: *x },
+                _ => return None,
             }
         }
         short.fits().then_some(short)

@@ -6,7 +6,7 @@
 #[cfg(test)]
 mod tests;
 
-use super::{WINDOW, effects, in_place_of, is_copied, may_pass, short, tail};
+use super::{WINDOW, effects, in_place_of, is_copied, may_pass, short, tail, turns};
 use crate::cuda::command::{
     Argument, Command, Joined, Kernel, LaunchShape, MatrixAt, MatrixMapAt, Product, Tail,
 };
@@ -16,22 +16,97 @@ use crate::cuda::op::{COPY_TO_REAL, Lowered};
 /// Terms that the kernel has room for.
 const MAX_TERMS: usize = 4;
 
-/// Rows of C of a block; two blocks have neighbouring ones.
-const TILE_ROWS: usize = 128;
 /// Of the inner dimension, at once.
 const TILE_DEPTH: usize = 64;
 const STAGES: usize = 4;
 const THREADS: u32 = 384;
-/// Pairs of row tiles that are gone through together, so that their part of A stays in the cache.
+/// Pairs of tiles that are gone through together, so that their part of A stays in the cache.
 const TOGETHER: usize = 8;
 
-/// Columns of a tile, and its kernels for B by rows and by columns. Which is best depends on how
-/// the tiles fill the card in whole rounds.
-const TILES: [(usize, [&str; 2]); 3] = [
-    (256, ["products_rows_256", "products_columns_256"]),
-    (192, ["products_rows_192", "products_columns_192"]),
-    (176, ["products_rows_176", "products_columns_176"]),
+/// What two blocks, which have neighbouring tiles of C, have in common.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Shared {
+    /// Each brings half of B's tile for both.
+    Columns,
+    /// Each brings half of A's.
+    Rows,
+}
+
+/// The part of C that a block has at a time.
+#[derive(Clone, Copy)]
+pub(super) struct Tile {
+    pub rows: usize,
+    pub columns: usize,
+    pub shared: Shared,
+}
+
+/// Tiles, and their kernels for B by rows and by columns. Which is best depends on how the tiles
+/// fill the card in whole rounds.
+const TILES: [(Tile, [&str; 2]); 7] = [
+    (
+        Tile::new(128, 256, Shared::Columns),
+        ["products_rows_128_256", "products_columns_128_256"],
+    ),
+    (
+        Tile::new(256, 192, Shared::Rows),
+        ["products_rows_256_192", "products_columns_256_192"],
+    ),
+    (
+        Tile::new(256, 176, Shared::Rows),
+        ["products_rows_256_176", "products_columns_256_176"],
+    ),
+    (
+        Tile::new(256, 168, Shared::Rows),
+        ["products_rows_256_168", "products_columns_256_168"],
+    ),
+    (
+        Tile::new(128, 224, Shared::Columns),
+        ["products_rows_128_224", "products_columns_128_224"],
+    ),
+    (
+        Tile::new(128, 192, Shared::Columns),
+        ["products_rows_128_192", "products_columns_128_192"],
+    ),
+    (
+        Tile::new(128, 176, Shared::Columns),
+        ["products_rows_128_176", "products_columns_128_176"],
+    ),
 ];
+
+/// Of the tiles, as many are tried as are likely to be best.
+const TRIED: usize = 4;
+
+impl Tile {
+    pub(super) const fn new(rows: usize, columns: usize, shared: Shared) -> Self {
+        Self {
+            rows,
+            columns,
+            shared,
+        }
+    }
+
+    /// Pairs of tiles of C: in its rows and in its columns.
+    pub(super) fn pairs(&self, sum: &Product) -> [usize; 2] {
+        let [rows, columns] = match self.shared {
+            Shared::Columns => [2 * self.rows, self.columns],
+            Shared::Rows => [self.rows, 2 * self.columns],
+        };
+        [sum.m.div_ceil(rows), sum.n.div_ceil(columns)]
+    }
+
+    /// Blocks of a launch on a card: they stay, and take pair after pair.
+    pub(super) fn blocks(&self, sum: &Product, card: Card) -> usize {
+        let [rows, columns] = self.pairs(sum);
+        2 * (rows * columns).min(card.multiprocessors / 2).max(1)
+    }
+
+    /// What the slowest block has to do: rounds of tiles, in elements of C.
+    fn work(&self, sum: &Product, card: Card) -> usize {
+        let [rows, columns] = self.pairs(sum);
+        let rounds = (2 * rows * columns).div_ceil(self.blocks(sum, card));
+        rounds * self.rows * self.columns
+    }
+}
 
 /// The first column of C that `more` adds to, where it adds to columns of what `first` writes.
 pub(super) fn column_in(first: &Product, more: &Product) -> Option<usize> {
@@ -86,7 +161,8 @@ pub(super) fn join(lowered: &mut [Lowered]) {
             }
         }
         drop(passed);
-        while !tails.is_empty() && !short::takes(&sum, &tails) {
+        let is_taken = |tails: &[Tail]| short::takes(&sum, tails) || turns::takes(&sum, tails);
+        while !tails.is_empty() && !is_taken(&tails) {
             tails.pop();
             followers.pop();
         }
@@ -117,58 +193,71 @@ pub(super) fn join(lowered: &mut [Lowered]) {
     }
 }
 
-/// The launches that compute a sum, one for each width of tiles; none where the kernel does not
-/// take it.
-pub fn launches(sum: &[Product], card: Card) -> Vec<Command> {
+/// Whether the kernels for such sums take it.
+pub(super) fn fits(sum: &[Product]) -> bool {
     let Some(first) = sum.first() else {
-        return Vec::new();
+        return false;
     };
-    let by_column = !first.b.transposed;
     let fits = |product: &Product| {
         let sides = [product.m, product.n, product.k, product.c.row_stride];
         is_copied(&product.a)
             && is_copied(&product.b)
             && is_copied(&product.c)
             && !product.a.transposed
-            && product.b.transposed != by_column
+            && product.b.transposed == first.b.transposed
             && product.n.is_multiple_of(8)
             && sides.iter().all(|&side| i32::try_from(side).is_ok())
     };
-    if !card.is_hopper || sum.len() > MAX_TERMS || !sum.iter().all(fits) {
-        return Vec::new();
-    }
-    let launch = |(columns, kernels)| launch(sum, columns, kernels, by_column, card);
-    TILES.into_iter().map(launch).collect()
+    sum.len() <= MAX_TERMS && sum.iter().all(fits)
 }
 
-fn launch(
-    sum: &[Product],
-    columns: usize,
-    kernels: [&'static str; 2],
-    by_column: bool,
-    card: Card,
-) -> Command {
+/// The launches that compute a sum, one for each tile that is likely to be best, the likeliest first;
+/// none where the kernel does not take it.
+pub(super) fn launches(sum: &[Product], card: Card) -> Vec<Command> {
+    if !card.is_hopper || !fits(sum) {
+        return Vec::new();
+    }
+    let mut tiles = TILES;
+    tiles.sort_by_key(|(tile, _)| tile.work(&sum[0], card));
+    let tried = tiles.into_iter().take(TRIED);
+    tried
+        .map(|(tile, kernels)| launch(sum, tile, kernels, card))
+        .collect()
+}
+
+/// What adds comes first: it is scaled once, before the long term.
+fn in_order(sum: &[Product]) -> impl Iterator<Item = &Product> {
+    let (first, more) = sum.split_at(1);
+    more.iter().chain(first)
+}
+
+/// What kernels read of a sum's sizes.
+pub(super) fn table(sum: &[Product], tile: Tile) -> Vec<u32> {
     let first = &sum[0];
-    let row_pairs = first.m.div_ceil(2 * TILE_ROWS);
-    let column_tiles = first.n.div_ceil(columns);
-    // What adds comes first: it is scaled once, before the long term.
-    let terms: Vec<&Product> = sum[1..].iter().chain([first]).collect();
-    let mut table = vec![
-        first.m as u32,
-        first.n as u32,
-        first.c.row_stride as u32,
-        row_pairs as u32,
-        column_tiles as u32,
-        row_pairs.min(TOGETHER) as u32,
-        terms.len() as u32,
+    let [row_pairs, column_pairs] = tile.pairs(first);
+    let sizes = [
+        first.m,
+        first.n,
+        first.c.row_stride,
+        row_pairs,
+        column_pairs,
+        row_pairs.min(TOGETHER),
+        sum.len(),
     ];
-    for term in &terms {
+    let mut table: Vec<u32> = sizes.iter().map(|&size| size as u32).collect();
+    let end = table.len() + 4 * MAX_TERMS;
+    for term in in_order(sum) {
         let column = column_in(first, term).unwrap_or(0);
         let steps = term.k.div_ceil(TILE_DEPTH);
         table.extend([column, term.n, steps].map(|size| size as u32));
         table.push(term.scale.to_bits());
     }
-    table.resize(7 + 4 * MAX_TERMS, 0);
+    table.resize(end, 0);
+    table
+}
+
+/// What kernels are given of a sum's operands: all of A, then all of B.
+pub(super) fn operands(sum: &[Product], tile: Tile) -> Vec<Argument> {
     let side = |matrix: &MatrixAt, rows: usize, columns: usize, box_rows: usize| {
         Argument::MatrixMap(MatrixMapAt {
             address: matrix.address,
@@ -178,47 +267,55 @@ fn launch(
             box_rows,
         })
     };
-    let a = terms
-        .iter()
-        .map(|term| side(&term.a, term.m, term.k, TILE_ROWS));
-    // Each of the two blocks brings half a tile.
-    let b = terms.iter().map(|term| match by_column {
-        true => side(&term.b, term.k, term.n, TILE_DEPTH / 2),
-        false => side(&term.b, term.n, term.k, columns / 2),
-    });
-    let padded = |maps: Vec<Argument>| {
-        let last = maps.last().copied().into_iter();
-        let missing = MAX_TERMS - maps.len();
-        let more: Vec<Argument> = last.cycle().take(missing).collect();
-        maps.into_iter().chain(more)
+    // Of what two blocks share, each brings half.
+    let [of_a, of_b] = match tile.shared {
+        Shared::Columns => [1, 2],
+        Shared::Rows => [2, 1],
     };
-    let arguments = padded(a.collect())
-        .chain(padded(b.collect()))
-        .chain([
-            Argument::Address(first.c.address),
-            first
-                .bias
-                .map_or(Argument::Null, |bias| Argument::Address(bias.kept)),
-        ])
-        .collect();
-    let panels = columns.div_ceil(64) * 64;
-    let stage = (TILE_ROWS + panels) * TILE_DEPTH * 2;
-    let blocks = 2
-        * (row_pairs * column_tiles)
-            .min(card.multiprocessors / 2)
-            .max(1);
+    let a = |term: &Product| side(&term.a, term.m, term.k, tile.rows / of_a);
+    let b = |term: &Product| match term.b.transposed {
+        false => side(&term.b, term.k, term.n, TILE_DEPTH / of_b),
+        true => side(&term.b, term.n, term.k, tile.columns / of_b),
+    };
+    // Where there are fewer, the last stand for the rest, which nobody reads.
+    let padded = |map: &dyn Fn(&Product) -> Argument| -> Vec<Argument> {
+        let last = std::iter::repeat(&sum[0]);
+        in_order(sum).chain(last).take(MAX_TERMS).map(map).collect()
+    };
+    [padded(&a), padded(&b)].concat()
+}
+
+/// Bytes of shared memory: tiles begin at multiples of 1024 bytes; barriers follow them.
+pub(super) fn shared_bytes(sum: &[Product], tile: Tile, stages: usize, barriers: usize) -> u32 {
+    // By columns B has whole panels.
+    let columns = match sum[0].b.transposed {
+        true => tile.columns,
+        false => tile.columns.next_multiple_of(64),
+    };
+    (stages * (tile.rows + columns) * TILE_DEPTH * 2 + 1024 + 8 * barriers) as u32
+}
+
+/// A bias as kernels are given it.
+pub(super) fn bias(product: &Product) -> Argument {
+    let kept = product.bias.map(|bias| Argument::Address(bias.kept));
+    kept.unwrap_or(Argument::Null)
+}
+
+fn launch(sum: &[Product], tile: Tile, kernels: [&'static str; 2], card: Card) -> Command {
+    let first = &sum[0];
+    let mut arguments = operands(sum, tile);
+    arguments.extend([Argument::Address(first.c.address), bias(first)]);
     Command::LaunchTable {
         kernel: Kernel {
             file: "product_hopper",
-            function: kernels[usize::from(by_column)],
+            function: kernels[usize::from(!first.b.transposed)],
         },
         shape: LaunchShape {
-            grid: [blocks as u32, 1, 1],
+            grid: [tile.blocks(first, card) as u32, 1, 1],
             block: [THREADS, 1, 1],
-            // Tiles begin at multiples of 1024 bytes; barriers follow them.
-            shared_bytes: (STAGES * stage + 1024 + 16 * STAGES) as u32,
+            shared_bytes: shared_bytes(sum, tile, STAGES, 2 * STAGES),
         },
-        table: table.into(),
+        table: table(sum, tile).into(),
         arguments,
     }
 }

@@ -1,38 +1,79 @@
 //! What follows a sum of products and may be part of the kernel that computes it: a product that is
-//! dropped in part before it adds, GELU, and the multiplication by GELU's derivative. It is found
-//! by what a node's op says of its one command.
+//! dropped in part before it adds, a function of each element or a gate, and what their derivatives
+//! make of a gradient. It is found by what a node's op says of its one command.
 
 use cinch_graph::op::{ActivationKind, LinearGradInput, Op};
 use cinch_graph::{DType, Dropout};
 
 use super::{Bytes, Effect, Memory, overlap, reads, reads_matrices, result, scratch, sum};
-use crate::cuda::command::{Command, DropoutAt, Product, Tail, TailKind};
+use crate::cuda::command::{Argument, Command, DropoutAt, Product, Tail, TailKind};
 use crate::cuda::lowering::Lowering;
 use crate::cuda::op::Lowered;
 use crate::cuda::op::linear::dropped_product;
+
+/// The function whose gates kernels have: that of most decoders.
+const GATE: ActivationKind = ActivationKind::Silu;
+
+/// Functions that kernels have without a gate: both forms of GELU.
+fn is_gelu(function: ActivationKind) -> bool {
+    matches!(function, ActivationKind::Gelu | ActivationKind::GeluTanh)
+}
 
 /// What a node is to a product before it.
 pub fn tail(x: &Lowering<'_>) -> Option<TailKind> {
     let is_half = matches!(x.compute(), DType::Bf16 | DType::F16);
     let elements = || x.output_type(0).shape.elements();
+    // Nobody reads the gradient again where something is written in its place.
+    let is_over_gradient = |outputs: usize| (0..outputs).any(|output| x.is_in_place(0, output));
     match &x.node.op {
-        Op::Activation(op) if is_half && op.kind == ActivationKind::Gelu => Some(TailKind::Gelu {
-            from: x.input(0),
+        Op::Activation(op) if is_half && is_gelu(op.kind) && is_in_arena(x) => {
+            Some(TailKind::Activation {
+                function: op.kind,
+                from: x.input(0),
+                to: x.output(0),
+                elements: elements(),
+            })
+        }
+        Op::ActivationBackward(op) if is_half && is_gelu(op.kind) && is_in_arena(x) => {
+            let outputs = 1 + usize::from(op.value);
+            is_over_gradient(outputs).then(|| TailKind::Derivative {
+                function: op.kind,
+                gradient: x.input(0),
+                x: x.input(1),
+                to: x.output(0),
+                value: op.value.then(|| x.output(1)),
+                elements: elements(),
+            })
+        }
+        Op::Gated(op) if is_half && op.kind == GATE && is_in_arena(x) => Some(TailKind::Gate {
+            function: op.kind,
+            gate: x.input(0),
+            up: x.input(1),
             to: x.output(0),
             elements: elements(),
         }),
-        Op::ActivationBackward(op)
-            if is_half && op.kind == ActivationKind::Gelu && !op.value && x.is_in_place(0, 0) =>
-        {
-            Some(TailKind::GeluBackward {
-                gradient: x.output(0),
-                x: x.input(1),
+        Op::GatedBackward(op) if is_half && op.kind == GATE && is_in_arena(x) => {
+            let outputs = 2 + usize::from(op.value);
+            is_over_gradient(outputs).then(|| TailKind::GateGradients {
+                function: op.kind,
+                gradient: x.input(0),
+                gate: x.input(1),
+                up: x.input(2),
+                to_gate: x.output(0),
+                to_up: x.output(1),
+                value: op.value.then(|| x.output(2)),
                 elements: elements(),
             })
         }
         Op::LinearGradInput(op) => dropped(x, op),
         _ => None,
     }
+}
+
+/// Whether all that it writes is in the card's own memory.
+fn is_in_arena(x: &Lowering<'_>) -> bool {
+    let mut outputs = 0..x.node.outputs.len();
+    outputs.all(|output| matches!(x.output_argument(output), Argument::Address(_)))
 }
 
 fn dropped(x: &Lowering<'_>, op: &LinearGradInput) -> Option<TailKind> {
@@ -65,6 +106,19 @@ pub(super) fn follows(products: &[Product], tails: &[Tail], node: &Lowered) -> O
     let is_all = |from: u64, elements: usize| {
         from == first.c.address && first.c.row_stride == first.n && elements == first.m * first.n
     };
+    // While some of it is written, operands are still read; a bias is where it is kept.
+    let spares = |written: &[Option<u64>]| {
+        let dropped = tails.iter().filter_map(|tail| match &tail.kind {
+            TailKind::Dropped { product, .. } => Some(product),
+            _ => None,
+        });
+        let mut operands = products.iter().chain(dropped);
+        let bytes = (first.m * first.n) as u64 * first.c.dtype.size();
+        operands.all(|product| {
+            let mut written = written.iter().flatten();
+            written.all(|&to| !reads_matrices(product, (to, to + bytes)))
+        })
+    };
     let follows = match kind {
         TailKind::Dropped { product, .. } => {
             sum::column_in(first, &product).is_some()
@@ -72,19 +126,27 @@ pub(super) fn follows(products: &[Product], tails: &[Tail], node: &Lowered) -> O
                     .iter()
                     .any(|tail| matches!(tail.kind, TailKind::Dropped { .. }))
         }
-        TailKind::Gelu { from, to, elements } => {
-            // While some of it is written, operands are still read; a bias is where it is kept.
-            let written = (to, to + (elements as u64) * first.c.dtype.size());
-            let dropped = tails.iter().filter_map(|tail| match &tail.kind {
-                TailKind::Dropped { product, .. } => Some(product),
-                _ => None,
-            });
-            let mut operands = products.iter().chain(dropped);
-            is_all(from, elements) && !operands.any(|product| reads_matrices(product, written))
-        }
-        TailKind::GeluBackward {
-            gradient, elements, ..
-        } => is_all(gradient, elements),
+        TailKind::Activation {
+            from, to, elements, ..
+        } => is_all(from, elements) && spares(&[Some(to)]),
+        TailKind::Derivative {
+            gradient,
+            to,
+            value,
+            elements,
+            ..
+        } => is_all(gradient, elements) && spares(&[Some(to), value]),
+        TailKind::Gate {
+            up, to, elements, ..
+        } => is_all(up, elements) && spares(&[Some(to)]),
+        TailKind::GateGradients {
+            gradient,
+            to_gate,
+            to_up,
+            value,
+            elements,
+            ..
+        } => is_all(gradient, elements) && spares(&[Some(to_gate), Some(to_up), value]),
     };
     follows.then(|| Tail {
         kind,

@@ -60,25 +60,48 @@ fn step(model: &Architecture, shape: &Build, recompute: Recompute) -> Vec<Lowere
     lower_all(&graph, &plan, nodes, MicroBatch::of_one(true), Card::HOPPER)
 }
 
-/// Of a step with adapters on all seven linear layers of a block, what is joined: in the forward
-/// pass each of the four products of a block with what adapters add to it, in the backward pass
-/// the gradients of its input with theirs, and their own weights' gradients.
-#[test]
-fn all_adapters_of_a_decoder_are_joined() {
+/// A decoder's step with adapters on all seven linear layers of a block.
+fn adapted_decoder() -> Vec<Lowered> {
     let model = decoder();
     let purpose = Purpose::Train {
         label_smoothing: 0.0,
         loss_chunk: None,
     };
-    let mut plain = Build::plain(1, 192, DType::Bf16, purpose);
-    plain.adapters = Some(AdapterShape {
+    let mut shape = Build::plain(1, 192, DType::Bf16, purpose);
+    shape.adapters = Some(AdapterShape {
         rank: 16,
         scale: 2.0,
         dropout: 0.0,
         modules: Arc::new(linear_modules(&model).into_iter().collect()),
         quantisation: None,
     });
-    let lowered = step(&model, &plain, Recompute::None);
+    step(&model, &shape, Recompute::None)
+}
+
+/// What follows the products of a node, where something does.
+fn letters(node: &Lowered) -> Option<String> {
+    let mut commands = node.commands.iter();
+    let tails = commands.find_map(|command| match command {
+        Command::Products { tails, .. } if !tails.is_empty() => Some(tails),
+        _ => None,
+    })?;
+    let letter = |tail: &Tail| match &tail.kind {
+        TailKind::Dropped { .. } => "dropped ",
+        TailKind::Activation { from, to, .. } if from == to => "over ",
+        TailKind::Activation { .. } => "gelu ",
+        TailKind::Derivative { .. } => "slope ",
+        TailKind::Gate { .. } => "gate ",
+        TailKind::GateGradients { value: None, .. } => "gates ",
+        TailKind::GateGradients { value: Some(_), .. } => "gates and value ",
+    };
+    Some(tails.iter().map(letter).collect())
+}
+
+/// Of such a step, what is joined: in the forward pass each of the four products of a block with what adapters add to it, in the backward pass
+/// the gradients of its input with theirs, and their own weights' gradients.
+#[test]
+fn all_adapters_of_a_decoder_are_joined() {
+    let lowered = adapted_decoder();
     let count = |wanted: Joined| {
         let commands = lowered.iter().flat_map(|node| &node.commands);
         let sizes = commands.filter_map(|command| match command {
@@ -105,6 +128,17 @@ fn all_adapters_of_a_decoder_are_joined() {
     );
 }
 
+/// A decoder's gate is computed with the second of the products that it reads, and its gradients,
+/// with what adapters read again, where that of its result is.
+#[test]
+fn gates_of_a_decoder_are_joined_to_its_products() {
+    let lowered = adapted_decoder();
+    let found = lowered.iter().filter_map(letters).collect::<Vec<String>>();
+    let forward = ["gate "].repeat(LAYERS);
+    let backward = ["gates and value "].repeat(LAYERS);
+    assert_eq!(found, [forward, backward].concat());
+}
+
 /// Of an embedder's step, what follows the products with a short sum: GELU of the first of two in
 /// the feed-forward layers, over its input where nobody reads that again; backwards, what adapters
 /// whose input is dropped add, and GELU's derivative.
@@ -113,6 +147,7 @@ fn what_follows_an_encoders_products_is_joined_to_them() {
     let mut model = Naics::new(1);
     model.encoder.vocabulary = 60;
     model.encoder.layers = LAYERS as u64;
+    let chunks = model.chunks();
     let model = Architecture::Naics(model);
     let purpose = Purpose::Train {
         label_smoothing: 0.0,
@@ -120,31 +155,29 @@ fn what_follows_an_encoders_products_is_joined_to_them() {
     };
     let shape = Build::plain(2, 16, DType::F16, purpose);
     let lowered = step(&model, &shape, Recompute::Full);
-    let letters = |node: &Lowered| -> Option<String> {
-        let mut commands = node.commands.iter();
-        let tails = commands.find_map(|command| match command {
-            Command::Products { tails, .. } if !tails.is_empty() => Some(tails),
-            _ => None,
-        })?;
-        let letter = |tail: &Tail| match &tail.kind {
-            TailKind::Dropped { .. } => "dropped ",
-            TailKind::Gelu { from, to, .. } if from == to => "over ",
-            TailKind::Gelu { .. } => "gelu ",
-            TailKind::GeluBackward { .. } => "slope ",
-        };
-        Some(tails.iter().map(letter).collect())
-    };
     let nodes = |channel: &str, pass: &str| -> Vec<String> {
         let name = format!("{pass}encoders.{channel}.");
         let own = lowered.iter().filter(|node| node.node.starts_with(&name));
         own.filter_map(letters).collect()
     };
-    for channel in Naics::CHANNEL_NAMES {
-        let chunks = 2;
+    for (channel, chunks) in Naics::CHANNEL_NAMES.into_iter().zip(chunks) {
+        let chunks = chunks.len();
         assert_eq!(nodes(channel, ""), ["over "].repeat(chunks * LAYERS));
         assert_eq!(nodes(channel, "again."), ["gelu "].repeat(chunks * LAYERS));
         // Of the two products of the feed-forward layers, and of attention's output.
         let layer = ["dropped slope ", "dropped "];
         assert_eq!(nodes(channel, "d."), layer.repeat(chunks * LAYERS));
+        // What an adapter's second matrix has is one pass: of q, k and v, and of the three others.
+        let name = format!("d.encoders.{channel}.");
+        let is_back = |command: &&Command| {
+            let joined = match command {
+                Command::Products { joined, .. } => Some(*joined),
+                _ => None,
+            };
+            joined == Some(Joined::Back)
+        };
+        let own = lowered.iter().filter(|node| node.node.starts_with(&name));
+        let passes = own.flat_map(|node| &node.commands).filter(is_back);
+        assert_eq!(passes.count(), 6 * chunks * LAYERS);
     }
 }

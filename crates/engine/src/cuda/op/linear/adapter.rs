@@ -11,8 +11,9 @@ use crate::cuda::lowering::Lowering;
 const WARP: usize = 32;
 const WARPS: usize = 8;
 
-/// Rows of a block that reads, and of a warp that adds.
+/// Rows of a block that reads few, of one that reads many, and of a warp that adds.
 const READ_ROWS: usize = 32;
+const STREAM_ROWS: usize = 64;
 const ADDED_ROWS: usize = 64;
 /// Columns of a warp that adds, and of a block that sums a gradient.
 const ADDED_COLUMNS: usize = 32;
@@ -38,13 +39,26 @@ pub(super) fn reads(x: &mut Lowering<'_>, op: &Linear) {
         "adapter_reads_3",
         "adapter_reads_4",
     ];
+    const STREAM_KERNELS: [&str; 4] = [
+        "adapter_streams_1",
+        "adapter_streams_2",
+        "adapter_streams_3",
+        "adapter_streams_4",
+    ];
     let (source, weight, y) = (x.input_type(0), x.input_type(1), x.output_type(0));
+    // Few rows are cut among more warps, and each of them among all of a block.
+    let streams = source.rows() / STREAM_ROWS;
     let blocks = source.rows().div_ceil(READ_ROWS);
-    // Few rows are cut among more warps.
-    let warps = if blocks < x.card.multiprocessors {
-        WARPS
+    let (kernels, blocks, warps) = if streams >= x.card.multiprocessors {
+        (
+            STREAM_KERNELS,
+            source.rows().div_ceil(STREAM_ROWS),
+            WARPS / 2,
+        )
+    } else if blocks < x.card.multiprocessors {
+        (KERNELS, blocks, WARPS)
     } else {
-        WARPS / 2
+        (KERNELS, blocks, WARPS / 2)
     };
     let mut arguments = vec![
         Argument::Address(matrix(x.input(0), source, op.first_column).address),
@@ -57,7 +71,7 @@ pub(super) fn reads(x: &mut Lowering<'_>, op: &Linear) {
     ];
     arguments.extend(x.dropout_arguments(op.dropout, Some(x.node.inputs.len() - 1)));
     let shape = LaunchShape::linear(blocks, (warps * WARP) as u32);
-    x.launch(kernel(KERNELS, weight.rows()), shape, arguments);
+    x.launch(kernel(kernels, weight.rows()), shape, arguments);
 }
 
 /// `dx (+)= drop(scale·dy·W)` in some columns of dx, which has what is added to.

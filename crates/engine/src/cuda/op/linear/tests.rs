@@ -454,6 +454,7 @@ fn a_norm_that_is_not_trained_has_no_sums() {
 fn rows_of_a_norm_share_blocks() {
     for (dtype, width, expected) in [
         (DType::Bf16, 16, ("norm_forward", [32, 8, 1])),
+        (DType::Bf16, 384, ("norm_forward_warp_3", [32, 8, 1])),
         (DType::Bf16, 768, ("norm_forward", [96, 5, 1])),
         (DType::F32, 768, ("norm_forward", [192, 2, 1])),
         (DType::Bf16, 8192, ("norm_forward", [1024, 1, 1])),

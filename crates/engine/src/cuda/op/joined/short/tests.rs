@@ -30,7 +30,8 @@ fn product(k: usize, (column, n): (usize, usize), accumulate: bool) -> Product {
 
 fn gelu(to: u64) -> Tail {
     Tail {
-        kind: TailKind::Gelu {
+        kind: TailKind::Activation {
+            function: ActivationKind::Gelu,
             from: 0x20000,
             to,
             elements: 100 * 768,

@@ -132,7 +132,7 @@ fn only_what_the_kernel_takes_is_launched() {
     let sum = [MAIN, add];
     assert_eq!(launches(&sum, Card::ANY).len(), 0);
     let launched = launches(&sum, Card::HOPPER);
-    assert_eq!(launched.len(), TILES.len());
+    assert_eq!(launched.len(), TRIED);
     let Command::LaunchTable {
         kernel,
         table,
@@ -142,7 +142,7 @@ fn only_what_the_kernel_takes_is_launched() {
     else {
         panic!("{launched:?}");
     };
-    assert_eq!(kernel.function, "products_rows_256");
+    assert_eq!(kernel.function, "products_rows_128_176");
     assert_eq!(table[..7], [16, 64, 64, 1, 1, 1, 2]);
     // Columns 32 to 64, one step, times two; then all of it.
     assert_eq!(table[7..11], [32, 32, 1, 2.0_f32.to_bits()]);
@@ -157,4 +157,47 @@ fn only_what_the_kernel_takes_is_launched() {
     let mut single = sum;
     single[0].c.dtype = DType::F32;
     assert_eq!(launches(&single, Card::HOPPER).len(), 0);
+}
+
+/// The tiles that leave the fewest multiprocessors idle are tried first.
+#[test]
+fn tiles_fill_a_card_in_whole_rounds() {
+    let card = Card {
+        multiprocessors: 132,
+        ..Card::HOPPER
+    };
+    for (m, n, transposed, best, blocks) in [
+        // Six by 22 tiles, one for each multiprocessor.
+        (1536, 3584, true, "products_rows_256_168", 132),
+        (1536, 3584, false, "products_columns_256_168", 132),
+        // Twelve by 21, two for each but six.
+        (1536, 4608, true, "products_rows_128_224", 132),
+        // One pair, of which the second has nothing.
+        (128, 64, false, "products_columns_128_176", 2),
+    ] {
+        let mut sum = MAIN;
+        (sum.m, sum.n, sum.c.row_stride) = (m, n, n);
+        sum.b.transposed = transposed;
+        let launched = launches(&[sum], card);
+        let Some(Command::LaunchTable { kernel, shape, .. }) = launched.first() else {
+            panic!("{launched:?}");
+        };
+        assert_eq!((kernel.function, shape.grid[0]), (best, blocks));
+    }
+}
+
+/// Where two blocks have the same rows, each brings half of A's tile, and all of its own of B's.
+#[test]
+fn what_blocks_share_is_brought_in_halves() {
+    let boxes = |tile: Tile| {
+        let operands = operands(&[MAIN], tile);
+        let rows = operands.iter().map(|operand| match operand {
+            Argument::MatrixMap(map) => map.box_rows,
+            other => panic!("{other:?}"),
+        });
+        let rows: Vec<usize> = rows.collect();
+        [rows[0], rows[MAX_TERMS]]
+    };
+    assert_eq!(boxes(Tile::new(128, 224, Shared::Columns)), [128, 112]);
+    assert_eq!(boxes(Tile::new(256, 168, Shared::Rows)), [128, 168]);
 }
