@@ -19,7 +19,8 @@ __device__ __forceinline__ void forward(
     __shared__ __align__(16) float projected[STEPS * Projected::STEP];
 
     const Lane<K> lane(scan, 1);
-    const float* own_row = projected + lane.q * 2;
+    const float* b_row = Projected::b_row(projected, lane.q, 0);
+    const float* c_row = Projected::c_row(projected, lane.q, 0);
     const u32 first = scan.first(), channels = scan.inner - first, vector = scan.vector;
     const u32 num_chunks = (scan.length + scan.chunk - 1) / scan.chunk;
     const u32 begin = blockIdx.y * scan.segment;
@@ -69,20 +70,22 @@ __device__ __forceinline__ void forward(
         if (!LOCAL && states && lane.inside && time % scan.chunk == 0)
             lane.write(states + scan.at(num_chunks, time / scan.chunk, lane.channel) * scan.state, h);
 
-        for (u32 group = 0; group < steps; group += GROUP) {
+        for (int group = 0; group < steps; group += GROUP) {
+            const Pair* pair_column = pairs + group * PITCH + lane.column;
+            const float* b_group = b_row + group * Projected::STEP;
+            const float* c_group = c_row + group * Projected::STEP;
             float s[GROUP];
 #pragma unroll
             for (int i = 0; i < GROUP; i++) {
-                u32 step = group + i;
-                Pair pair = pairs[step * PITCH + lane.column];
+                Pair pair = pair_column[i * PITCH];
                 float b[K], c[K];
-                Projected::read(own_row + step * Projected::STEP, b);
+                Projected::read(b_group + i * Projected::STEP, b);
                 lane.advance(pair.x, pair.y, b, h);
                 if (LOCAL) {
                     total += pair.x;
                     continue;
                 }
-                Projected::read(own_row + step * Projected::STEP + Projected::C, c);
+                Projected::read(c_group + i * Projected::STEP, c);
                 s[i] = 0.0f;
 #pragma unroll
                 for (int k = 0; k < K; k++) s[i] = fmaf(h[k], c[k], s[i]);
@@ -91,7 +94,7 @@ __device__ __forceinline__ void forward(
             if constexpr (!LOCAL) {
 #pragma unroll
                 for (int i = 0; i < GROUP; i += 4) {
-                    u32 at = (group + i + lane.q) * PITCH + lane.column;
+                    int at = (group + i) * PITCH + lane.q * PITCH + lane.column;
                     float gate = to_float(tile[2 * TILE + at]);
                     float sum = fmaf(skip, to_float(tile[at]), deal(s + i, lane.q));
                     tile[2 * TILE + at] = from_float<real>(sum * gate * open_gate(gate));

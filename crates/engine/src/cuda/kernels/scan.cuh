@@ -152,9 +152,9 @@ __device__ __forceinline__ void fetch_projection(
     }
 }
 
-// The same as floats, [STEPS, 2, K / 2, COPIES, 4 lanes, 2] for slot 2j + e of lane q, which is
-// read in pairs. In copy c, slot k is state k ^ c: see `share`. Steps are eight floats further
-// apart, so that a warp writes four of them without a conflict.
+// The same as floats, [STEPS, 2, K / 4, COPIES, 4 lanes, 4] for slot 4j + e of lane q, which is
+// read in fours. In copy c, slot k is state k ^ c: see `share`. C's copies start with the last,
+// so that B and C of a step, written at once, lie in different banks.
 template <int K, int COPIES> struct Projection {
     static constexpr int C = 4 * K * COPIES, STEP = 2 * C + 8;
 
@@ -164,27 +164,33 @@ template <int K, int COPIES> struct Projection {
         for (int i = 0; i < STEPS * 2 * K; i += THREADS) {
             u32 index = threadIdx.x + i;
             u32 step = index / (2 * K), part = index / K % 2, n = index % K * 4;
-            float* target = tile + step * STEP + part * C + n % K * 4 * COPIES + n / K * 2;
+            float* target = tile + step * STEP + part * C + n % K * 4 * COPIES + n / K * 4;
             float values[4];
             load(source + index * 4, values);
 #pragma unroll
             for (int copy = 0; copy < COPIES; copy++) {
-                float low[2] = {values[copy], values[1 ^ copy]};
-                float high[2] = {values[2 ^ copy], values[3 ^ copy]};
-                store(target + copy * 8, low);
-                store(target + copy * 8 + 8 * COPIES, high);
+                float slots[4] = {values[copy], values[1 ^ copy], values[2 ^ copy],
+                                  values[3 ^ copy]};
+                store(target + (copy + part) % COPIES * 16, slots);
             }
         }
     }
 
-    // B of the lane with `row` = tile + step · STEP + copy · 8 + q · 2; C from `row` + C.
+    // Where a lane reads B of the first step; C, of which the copies are shifted, and of later steps
+    // from + STEP on.
+    static __device__ __forceinline__ const float* b_row(const float* tile, int q, int copy) {
+        return tile + copy * 16 + q * 4;
+    }
+    static __device__ __forceinline__ const float* c_row(const float* tile, int q, int copy) {
+        return tile + C + (copy + 1) % COPIES * 16 + q * 4;
+    }
     static __device__ __forceinline__ void read(const float* row, float (&slots)[K]) {
 #pragma unroll
-        for (int k = 0; k < K; k += 2) {
-            float pair[2];
-            load(row + k * 4 * COPIES, pair);
-            slots[k] = pair[0];
-            slots[k + 1] = pair[1];
+        for (int k = 0; k < K; k += 4) {
+            float four[4];
+            load(row + k * 4 * COPIES, four);
+#pragma unroll
+            for (int e = 0; e < 4; e++) slots[k + e] = four[e];
         }
     }
 };
@@ -211,13 +217,18 @@ __device__ __forceinline__ float open_gate(float z) {
     return reciprocal(1.0f + exp2_fast(-LOG2_E * z));
 }
 
-// softplus, with the quick logarithm for 16-bit inputs; that one loses the digits of a small
-// exponential, for which the series is used.
+// softplus(dt) = max(dt, 0) + ln(1 + e), e = exp(−|dt|). For 16-bit inputs ln(1 + e) / e is a
+// polynomial on [0, 1], to 9e-6 of it: fewer instructions than the quick logarithm, which loses
+// the digits of a small e.
 __device__ __forceinline__ float step_size(float dt) {
     if (sizeof(real) == 4) return softplus(dt);
-    float e = exp2_fast(-LOG2_E * fabsf(dt));
-    float series = e * fmaf(-e, fmaf(-e, fmaf(-e, 0.25f, 0.33333333f), 0.5f), 1.0f);
-    return fmaxf(dt, 0.0f) + choose(e < 0.03125f, series, __logf(1.0f + e));
+    float e = exp2_fast(-LOG2_E * fabsf(dt)), ratio = -0.0238691159f;
+    ratio = fmaf(ratio, e, 0.101222217f);
+    ratio = fmaf(ratio, e, -0.210048661f);
+    ratio = fmaf(ratio, e, 0.325206697f);
+    ratio = fmaf(ratio, e, -0.499361366f);
+    ratio = fmaf(ratio, e, 0.999991596f);
+    return fmaf(e, ratio, fmaxf(dt, 0.0f));
 }
 
 __device__ __forceinline__ float exchange(float x, int mask) {

@@ -154,20 +154,22 @@ __device__ __forceinline__ void backward(const Scan& scan, const Gradients& grad
         other = now_tile;
 
         const Pair* pair_column = pairs + lane.column;
-        const float* b_row = projected + lane.copy * 8 + lane.q * 2;
-        const float* c_row = b_row + Projected::C;
+        const float* b_row = Projected::b_row(projected, lane.q, lane.copy);
+        const float* c_row = Projected::c_row(projected, lane.q, lane.copy);
         float* h_row = h_tile + threadIdx.x * K;
-        auto advance_part = [&](u32 begin_step) {
+        auto advance_part = [&](int begin_step) {
+            const Pair* pair_part = pair_column + begin_step * PITCH;
+            const float* b_part = b_row + begin_step * Projected::STEP;
 #pragma unroll
             for (int i = 0; i < PART; i++) {
-                Pair pair = pair_column[(begin_step + i) * PITCH];
+                Pair pair = pair_part[i * PITCH];
                 float b[K];
-                Projected::read(b_row + (begin_step + i) * Projected::STEP, b);
+                Projected::read(b_part + i * Projected::STEP, b);
                 lane.advance(pair.x, pair.y, b, h);
             }
         };
         if (!now_reverse) {
-            for (u32 step = 0; step < now_steps; step += PART) advance_part(step);
+            for (int step = 0; step < now_steps; step += PART) advance_part(step);
             store(boundaries + (u64)now_index * THREADS * K, h);
             continue;
         }
@@ -181,10 +183,13 @@ __device__ __forceinline__ void backward(const Scan& scan, const Gradients& grad
         float* share_row = warp_shares + threadIdx.x / 32 * PART * 8 * K +
             (takes_c ? 4 * K : 0) + lane.q * K + lane.copy;
         for (int part = last_part; part >= 0; part--) {
-            const u32 begin_step = part * PART;
+            const int begin_step = part * PART;
+            const Pair* pair_part = pair_column + begin_step * PITCH;
+            const float* b_part = b_row + begin_step * Projected::STEP;
+            const float* c_part = c_row + begin_step * Projected::STEP;
             if (part < last_part) load(h_row + part * THREADS * K, h);
             // Each lane of a channel starts and finishes one of four steps.
-            const u32 own = (begin_step + lane.q) * PITCH + lane.column;
+            const int own = begin_step * PITCH + lane.q * PITCH + lane.column;
             float own_ds[PART / 4], own_dz[PART / 4], s[PART];
 #pragma unroll
             for (int i = 0; i < PART / 4; i++) {
@@ -198,10 +203,10 @@ __device__ __forceinline__ void backward(const Scan& scan, const Gradients& grad
             float before[PART][K], decay[PART][K];
 #pragma unroll
             for (int i = 0; i < PART; i++) {
-                Pair pair = pair_column[(begin_step + i) * PITCH];
+                Pair pair = pair_part[i * PITCH];
                 float b[K], c[K];
-                Projected::read(b_row + (begin_step + i) * Projected::STEP, b);
-                Projected::read(c_row + (begin_step + i) * Projected::STEP, c);
+                Projected::read(b_part + i * Projected::STEP, b);
+                Projected::read(c_part + i * Projected::STEP, c);
                 s[i] = 0.0f;
 #pragma unroll
                 for (int k = 0; k < K; k++) {
@@ -213,7 +218,7 @@ __device__ __forceinline__ void backward(const Scan& scan, const Gradients& grad
             }
 #pragma unroll
             for (int i = 0; i < PART / 4; i++) {
-                u32 at = own + 4 * i * PITCH;
+                int at = own + 4 * i * PITCH;
                 float sum = fmaf(skip, to_float(now_tile[at]), deal(s + 4 * i, lane.q));
                 now_tile[2 * TILE + at] = from_float<real>(own_dz[i] * sum);
             }
@@ -221,12 +226,11 @@ __device__ __forceinline__ void backward(const Scan& scan, const Gradients& grad
             float du[PART], ddelta[PART];
 #pragma unroll
             for (int i = PART - 1; i >= 0; i--) {
-                u32 step = begin_step + i;
-                Pair pair = pair_column[step * PITCH];
+                Pair pair = pair_part[i * PITCH];
                 float ds = __shfl_sync(~0u, own_ds[i / 4], (threadIdx.x & 28) + i % 4);
                 float b[K], c[K], to_b[K], to_c[K], result[K / 4];
-                Projected::read(b_row + step * Projected::STEP, b);
-                Projected::read(c_row + step * Projected::STEP, c);
+                Projected::read(b_part + i * Projected::STEP, b);
+                Projected::read(c_part + i * Projected::STEP, c);
                 du[i] = ddelta[i] = 0.0f;
 #pragma unroll
                 for (int k = 0; k < K; k++) {
@@ -246,7 +250,7 @@ __device__ __forceinline__ void backward(const Scan& scan, const Gradients& grad
             }
 #pragma unroll
             for (int i = 0; i < PART / 4; i++) {
-                u32 at = own + 4 * i * PITCH;
+                int at = own + 4 * i * PITCH;
                 float du_sum = deal(du + 4 * i, lane.q);
                 float ddelta_sum = deal(ddelta + 4 * i, lane.q) * LN_2;
                 float value = to_float(now_tile[at]);
@@ -307,7 +311,7 @@ __device__ __forceinline__ void backward_local(
     __shared__ __align__(16) float projected[STEPS * Projected::STEP];
 
     const Lane<K> lane(scan, 1);
-    const float* own_row = projected + lane.q * 2;
+    const float* own_row = Projected::c_row(projected, lane.q, 0);
     const u32 first = scan.first(), channels = scan.inner - first, vector = scan.vector;
     const u32 begin = (blockIdx.y + 1) * scan.segment;
     const u32 end = min(begin + scan.segment, scan.length);
@@ -341,12 +345,13 @@ __device__ __forceinline__ void backward_local(
         const u32 next_steps = min((u32)STEPS, time - begin), next = time - next_steps;
         if (next_steps > 0) fetch_all(other, next, next_steps);
         for (int group = (int)(steps - 1) / 4 * 4; group >= 0; group -= 4) {
+            const Pair* pair_column = pairs + group * PITCH + lane.column;
+            const float* c_row = own_row + group * Projected::STEP;
 #pragma unroll
             for (int i = 3; i >= 0; i--) {
-                u32 step = group + i;
-                Pair pair = pairs[step * PITCH + lane.column];
+                Pair pair = pair_column[i * PITCH];
                 float c[K];
-                Projected::read(own_row + step * Projected::STEP + Projected::C, c);
+                Projected::read(c_row + i * Projected::STEP, c);
                 total += pair.x;
 #pragma unroll
                 for (int k = 0; k < K; k++)
