@@ -13,14 +13,10 @@ use sha2::{Digest, Sha256};
 use crate::error::EngineError;
 
 /// What sources include, each before those that it includes itself.
-const HEADERS: [(&str, &str); 9] = [
+const HEADERS: [(&str, &str); 8] = [
     (
         "#include \"attention.cuh\"",
         include_str!("kernels/attention.cuh"),
-    ),
-    (
-        "#include \"attention_hopper.cuh\"",
-        include_str!("kernels/attention_hopper.cuh"),
     ),
     (
         "#include \"hopper.cuh\"",

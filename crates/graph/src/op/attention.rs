@@ -413,7 +413,7 @@ const BACKWARD_SHARES: CudaShares = CudaShares {
 const PLAIN_SHARE: f64 = 0.007;
 /// Where few heads are dealt out evenly.
 const DEALT_SHARES: CudaShares = CudaShares {
-    hopper: [[0.45, 0.37], [0.36, 0.21], [0.48, 0.47]],
+    hopper: [[0.45, 0.37], [0.33, 0.21], [0.48, 0.47]],
     ..BACKWARD_SHARES
 };
 /// Single precision, of the single-precision rate.

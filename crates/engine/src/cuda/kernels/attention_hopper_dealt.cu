@@ -17,11 +17,12 @@
 // multiprocessors.
 
 #include "hopper.cuh"
-#include "attention_hopper.cuh"
 
 #if !defined(REAL_F32)
 
-// Tiles of queries that a block of keys is as long as.
+// Keys of a block, queries of a tile, and tiles as long as a block.
+#define KEYS 128
+#define ROWS 64
 #define TILES (KEYS / ROWS)
 
 // Where each step stands in the line.
@@ -105,12 +106,62 @@ struct Problem {
     float scale;
 };
 
+// ---------------------------------------------------------------- shared memory
+
+template <int D> struct Memory {
+    static constexpr u32 KEY_TILE = KEYS * D * 2, TILE = ROWS * D * 2, SCORES = KEYS * ROWS * 2;
+    static constexpr u32 SUM = ROWS * D * 4, NUMBERS = ROWS * 4;
+    static constexpr u32 QUERIES = 2 * KEY_TILE, GRADIENTS = QUERIES + 4 * TILE;
+    static constexpr u32 SUMS = GRADIENTS + 2 * SCORES, STATISTICS = SUMS + 2 * SUM;
+    static constexpr u32 BARRIERS = STATISTICS + 4 * NUMBERS;
+    u32 base;
+
+    __device__ __forceinline__ u32 keys() const { return base; }
+    __device__ __forceinline__ u32 values() const { return base + KEY_TILE; }
+    // Queries are side 0, gradients of the output side 1; with them lse and delta.
+    __device__ __forceinline__ u32 tile(int side, u32 stage) const {
+        return base + QUERIES + (side * 2 + stage) * TILE;
+    }
+    __device__ __forceinline__ u32 numbers(int side, u32 stage) const {
+        return base + STATISTICS + (side * 2 + stage) * NUMBERS;
+    }
+    __device__ __forceinline__ u32 scores(u32 stage) const {
+        return base + GRADIENTS + stage * SCORES;
+    }
+    __device__ __forceinline__ u32 sums(u32 stage) const { return base + SUMS + stage * SUM; }
+    __device__ __forceinline__ u32 barrier(int i) const { return base + BARRIERS + i * 8; }
+    __device__ __forceinline__ u32 keys_full() const { return barrier(0); }
+    __device__ __forceinline__ u32 keys_empty() const { return barrier(1); }
+    __device__ __forceinline__ u32 full(int side, u32 stage) const {
+        return barrier(2 + side * 2 + stage);
+    }
+    __device__ __forceinline__ u32 empty(int side, u32 stage) const {
+        return barrier(6 + side * 2 + stage);
+    }
+    __device__ __forceinline__ u32 sums_full(u32 stage) const { return barrier(10 + stage); }
+    __device__ __forceinline__ u32 sums_empty(u32 stage) const { return barrier(12 + stage); }
+
+    // By one thread, before the block meets.
+    __device__ __forceinline__ void make_barriers() const {
+        barrier_init(keys_full(), 1);
+        barrier_init(keys_empty(), 8);
+        for (int stage = 0; stage < 2; stage++) {
+            for (int side = 0; side < 2; side++) {
+                barrier_init(full(side, stage), 1);
+                barrier_init(empty(side, stage), 8);
+            }
+            barrier_init(sums_full(stage), 256);
+            barrier_init(sums_empty(stage), 1);
+        }
+        barriers_are_there();
+    }
+};
+
 // ---------------------------------------------------------------- the thread that brings everything
 
 template <int D>
-__device__ __forceinline__ void bring(const Line& line, const Problem& x,
-                                      const Memory<D>& at, const TensorMap* q,
-                                      const TensorMap* k, const TensorMap* v,
+__device__ __forceinline__ void bring(const Line& line, const Problem& x, const Memory<D>& at,
+                                      const TensorMap* q, const TensorMap* k, const TensorMap* v,
                                       const TensorMap* d_o) {
     Ring<2> ring;
     u32 keys_parity = 1;
@@ -145,8 +196,8 @@ __device__ __forceinline__ void bring(const Line& line, const Problem& x,
 // Two warps, which take every other tile: while one waits for the copy engine, the other starts the
 // next. Sums are in the order of the threads' registers: [warpgroup][i][thread][4].
 template <int D>
-__device__ __forceinline__ void send(const Line& line, const Problem& x,
-                                     const Memory<D>& at, u32 stage) {
+__device__ __forceinline__ void send(const Line& line, const Problem& x, const Memory<D>& at,
+                                     u32 stage) {
     u32 parity = 0, taken = 0, lane = threadIdx.x % 32;
     Stay stay(line);
     while (stay.take(line)) {
@@ -214,46 +265,165 @@ __device__ __forceinline__ void write(const float (&y)[N], float factor, real* m
                     pack2(y[4 * j + 2 * half] * factor, y[4 * j + 2 * half + 1] * factor);
 }
 
-// A query sees no later key. The first key of the warpgroup, and the first of the thread.
-struct Causal {
+// What a warpgroup does with its 64 of a block's keys.
+template <int D> struct Work {
+    const Memory<D>& at;
+    const u8* shared;
+    // Of the scores' base 2.
+    float factor;
+    int group, warp, lane;
+    // Tiles, dS and sums for dQ are all two deep.
+    Ring<2> ring;
+    // Of the keys the first of the warpgroup, and the first of the thread.
     int own, key;
+    float grad_key[D / 2], grad_value[D / 2];
 
-    __device__ __forceinline__ void look(int row) {}
-    __device__ __forceinline__ void hide(float (&s)[ROWS / 2], int row) const {
-        if (row >= own + 63) return;
-        int query = row + threadIdx.x % 4 * 2;
-#pragma unroll
-        for (int i = 0; i < ROWS / 2; i++)
-            if (key + i % 4 / 2 * 8 > query + i / 4 * 8 + i % 2) s[i] = MINUS_INFINITY;
+    __device__ __forceinline__ void release(u32 barrier) const {
+        if (lane == 0) arrive(barrier);
     }
-    __device__ __forceinline__ float kept(int i) const { return 1.0f; }
+    __device__ __forceinline__ const float* numbers(int side, u32 stage) const {
+        return reinterpret_cast<const float*>(shared + (at.numbers(side, stage) - at.base)) +
+               2 * (lane % 4);
+    }
+
+    __device__ __forceinline__ void begin(int block) {
+        own = block * KEYS + group * 64;
+        key = own + warp * 16 + lane / 4;
+#pragma unroll
+        for (int i = 0; i < D / 2; i++) grad_key[i] = grad_value[i] = 0.0f;
+    }
+
+    // Probabilities from scores. A query sees no later key.
+    __device__ __forceinline__ void weigh(float (&s)[ROWS / 2], int row, u32 stage) const {
+        if (row < own + 63) {
+            int query = row + lane % 4 * 2;
+#pragma unroll
+            for (int i = 0; i < ROWS / 2; i++)
+                if (key + i % 4 / 2 * 8 > query + i / 4 * 8 + i % 2) s[i] = MINUS_INFINITY;
+        }
+        const float* offsets = numbers(0, stage);
+#pragma unroll
+        for (int j = 0; j < ROWS / 8; j++) {
+            float2 offset = *reinterpret_cast<const float2*>(offsets + 8 * j);
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                s[4 * j + e] =
+                    exp2_fast(fmaf(s[4 * j + e], factor, -(e % 2 ? offset.y : offset.x)));
+        }
+    }
+
+    // dS from dP.
+    __device__ __forceinline__ void differentiate(float (&ds)[ROWS / 2],
+                                                  const float (&p)[ROWS / 2], u32 stage) const {
+        const float* means = numbers(1, stage);
+#pragma unroll
+        for (int j = 0; j < ROWS / 8; j++) {
+            float2 mean = *reinterpret_cast<const float2*>(means + 8 * j);
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                ds[4 * j + e] = p[4 * j + e] * (ds[4 * j + e] - (e % 2 ? mean.y : mean.x));
+        }
+    }
+
+    // dS to where both warpgroups read it: 64 queries, 128 bytes, are a row of a panel.
+    __device__ __forceinline__ void share(const u32 (&q)[ROWS / 4], u32 stage) const {
+        int row = group * 64 + warp * 16 + lane / 4;
+        u32 to = at.scores(stage) + row * 128 + lane % 4 * 4;
+#pragma unroll
+        for (int j = 0; j < ROWS / 8; j++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                asm volatile("st.shared.b32 [%0], %1;" ::"r"(to + half * 8 * 128 +
+                                                             ((j ^ (row & 7)) << 4)),
+                             "r"(q[2 * j + half])
+                             : "memory");
+        publish_shared();
+        meet(1, 256);
+    }
+
+    // What these keys add to dQ, half of the columns by each warpgroup.
+    __device__ __forceinline__ void multiply_keys(float (&add)[D / 4], u32 stage) const {
+        u64 left = by_column(at.scores(stage), 0);
+        u64 right = by_column(at.keys() + group * (D == 128 ? KEYS * 128 : 64), 0);
+        products_begin();
+#pragma unroll
+        for (int k = 0; k < KEYS / 16; k++)
+            multiply<1, 1>(add, left + k * 128, right + k * 128, k > 0);
+        products_end();
+    }
+
+    __device__ __forceinline__ void hand_over(const float (&add)[D / 4], u32 stage) const {
+        wait(at.sums_empty(stage), ring.parity ^ 1);
+        u32 to = at.sums(stage) + group * (at.SUM / 2) + threadIdx.x % 128 * 16;
+#pragma unroll
+        for (int i = 0; i < D / 16; i++)
+            asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + i * 128 * 16),
+                         "f"(add[4 * i]), "f"(add[4 * i + 1]), "f"(add[4 * i + 2]),
+                         "f"(add[4 * i + 3])
+                         : "memory");
+        publish_shared();
+        arrive(at.sums_full(stage));
+    }
+
+    // The tile of queries at `row`.
+    __device__ __forceinline__ void step(int row) {
+        u32 stage = ring.stage, own_keys = group * 64 * 128;
+        float s[ROWS / 2], ds[ROWS / 2], add[D / 4];
+        wait(at.full(0, stage), ring.parity);
+        products_begin();
+        multiply_rows<D, KEYS, ROWS>(s, at.keys() + own_keys, at.tile(0, stage));
+        products_end();
+        wait(at.full(1, stage), ring.parity);
+        multiply_rows<D, KEYS, ROWS>(ds, at.values() + own_keys, at.tile(1, stage));
+        products_end();
+        products_wait<1>();
+        settle(s);
+        weigh(s, row, stage);
+        u32 p[ROWS / 4], q[ROWS / 4];
+        pack(p, s);
+        products_wait<0>();
+        settle(ds);
+        differentiate(ds, s, stage);
+        pack(q, ds);
+        products_begin();
+        add_product<ROWS>(grad_value, p, at.tile(1, stage));
+        products_end();
+        share(q, stage);
+        multiply_keys(add, stage);
+        add_product<ROWS>(grad_key, q, at.tile(0, stage));
+        products_end();
+        products_wait<1>();
+        settle(add);
+        settle(grad_value);
+        release(at.empty(1, stage));
+        hand_over(add, stage);
+        products_wait<0>();
+        settle(grad_key);
+        release(at.empty(0, stage));
+        ring.advance();
+    }
 };
 
 template <int D>
-__device__ __forceinline__ void differentiate(const Line& line, const Problem& x,
-                                              const Memory<D>& at, u8* shared) {
+__device__ __forceinline__ void walk(const Line& line, const Problem& x, const Memory<D>& at,
+                                     const u8* shared) {
     // From the first lane, so that the compiler knows it to be the same in the whole warp.
     int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0) - 1;
     int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
     u32 keys_parity = 0;
-    Differentiation<D, Causal> work = {at, shared, x.scale * LOG2_E, group, warp, lane};
+    Work<D> work = {at, shared, x.scale * LOG2_E, group, warp, lane};
     Stay stay(line);
     while (stay.take(line)) {
-        int own = stay.n * KEYS + group * 64, key = own + warp * 16 + lane / 4;
-        work.sight = {own, key};
         wait(at.keys_full(), keys_parity);
         keys_parity ^= 1;
-        work.begin(stay.tile * ROWS);
-        for (u32 step = 1; step < stay.steps; step++) {
-            stay.step(line);
-            work.go_on(stay.tile * ROWS);
-        }
-        work.end();
+        work.begin(stay.n);
+        for (u32 step = 0; step < stay.steps; step++, stay.step(line)) work.step(stay.tile * ROWS);
+        work.release(at.keys_empty());
         if (stay.is_all) {
             u64 b = stay.kv_head / x.kv_heads, kv_head = stay.kv_head % x.kv_heads;
             u64 first = b * x.seq * x.kv_stride + kv_head * D + lane % 4 * 2;
-            write(work.grad_key, x.scale, x.dk + first, x.kv_stride, key, x.seq);
-            write(work.grad_value, 1.0f, x.dv + first, x.kv_stride, key, x.seq);
+            write(work.grad_key, x.scale, x.dk + first, x.kv_stride, work.key, x.seq);
+            write(work.grad_value, 1.0f, x.dv + first, x.kv_stride, work.key, x.seq);
             continue;
         }
         u64 part = line.part(blockIdx.x, stay.kv_head, stay.n);
@@ -280,7 +450,7 @@ __device__ __forceinline__ void backward(const TensorMap* q, const TensorMap* k,
             bring<D>(line, x, at, q, k, v, d_o);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-        differentiate<D>(line, x, at, shared);
+        walk<D>(line, x, at, shared);
     }
 }
 

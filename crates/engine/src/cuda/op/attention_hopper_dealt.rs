@@ -9,7 +9,7 @@ use crate::cuda::lowering::Lowering;
 
 /// Warpgroups with keys; one more brings what they read and takes what they add.
 const GROUPS: usize = 2;
-const BARRIERS: usize = 15;
+const BARRIERS: usize = 14;
 /// Threads for a piece of the gradients.
 const PANEL_THREADS: u32 = 128;
 
