@@ -34,14 +34,6 @@ pub fn train_target(device: Device) -> anyhow::Result<Target> {
     }
 }
 
-/// Set to anything but nothing, everything on a GPU waits for what is before it: to find out what
-/// running side by side brings.
-const ONE_LANE_VARIABLE: &str = "CINCH_ONE_LANE";
-
-pub fn one_lane() -> bool {
-    std::env::var_os(ONE_LANE_VARIABLE).is_some_and(|value| !value.is_empty())
-}
-
 /// Changes that the CPU makes to a configuration, as notes.
 pub fn adapt_to_cpu(config: &mut Config) -> Vec<String> {
     let mut notes = Vec::new();

@@ -29,8 +29,6 @@ pub struct EngineOptions {
     pub device: usize,
     /// How many ranks have it besides this one.
     pub other_ranks: usize,
-    /// Let everything on a GPU wait for what is before it.
-    pub one_lane: bool,
 }
 
 /// An executor with its arena.

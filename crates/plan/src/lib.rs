@@ -22,7 +22,6 @@
 mod buffer;
 mod category;
 mod demand;
-mod linger;
 mod place;
 mod shared;
 mod summary;
@@ -202,16 +201,31 @@ impl Plan {
     fn with_persistent(
         graph: &Graph,
         options: Options,
-        placements: Vec<Option<Placement>>,
+        mut placements: Vec<Option<Placement>>,
         persistent: Persistent,
     ) -> Self {
         let persistent_bytes = persistent.arena;
         let reserved = reserved(graph, options.target);
         let buffers = buffer::buffers(graph, options.target, &reserved);
         let offsets = place(&buffers);
-        let ends = buffers.iter().zip(&offsets);
-        let ends = ends.map(|(buffer, offset)| offset.saturating_add(aligned(buffer.bytes)));
-        let extent = ends.max().unwrap_or(0);
+        let mut workspaces = vec![None; graph.nodes.len()];
+        let mut extent = 0;
+        for (buffer, offset) in buffers.iter().zip(offsets) {
+            extent = extent.max(offset.saturating_add(aligned(buffer.bytes)));
+            let offset = persistent_bytes.saturating_add(offset);
+            for &owner in &buffer.owners {
+                match owner {
+                    Owner::Tensor(id) => {
+                        let bytes = graph.ty(id).bytes();
+                        placements[id.index()] = Some(Placement::in_arena(offset, bytes));
+                    }
+                    Owner::Workspace(node) => {
+                        let bytes = buffer.bytes;
+                        workspaces[node.index()] = Some(Placement::in_arena(offset, bytes));
+                    }
+                }
+            }
+        }
         let timeline = summary::timeline(&buffers, graph.nodes.len(), persistent_bytes, aligned);
         let resident = persistent_order(graph)
             .map(|id| graph.tensor(id))
@@ -219,11 +233,11 @@ impl Plan {
         let raw_persistent = sum(resident.map(|tensor| tensor.ty.bytes()));
         let raw = summary::timeline(&buffers, graph.nodes.len(), raw_persistent, |b| b);
         let peak_bytes = timeline.iter().copied().max().unwrap_or(persistent_bytes);
-        let mut plan = Self {
+        Self {
             options,
             placements,
             reserved,
-            workspaces: vec![None; graph.nodes.len()],
+            workspaces,
             first_writes: first_writes(graph),
             persistent_bytes,
             arena_bytes: persistent_bytes.saturating_add(extent),
@@ -233,27 +247,6 @@ impl Plan {
             peak_node: timeline.iter().position(|&b| b == peak_bytes).unwrap_or(0),
             timeline,
             buffers,
-        };
-        plan.put(graph, &offsets);
-        plan
-    }
-
-    /// Gives what the buffers hold its places.
-    fn put(&mut self, graph: &Graph, offsets: &[u64]) {
-        for (buffer, offset) in self.buffers.iter().zip(offsets) {
-            let offset = self.persistent_bytes.saturating_add(*offset);
-            for &owner in &buffer.owners {
-                match owner {
-                    Owner::Tensor(id) => {
-                        let bytes = graph.ty(id).bytes();
-                        self.placements[id.index()] = Some(Placement::in_arena(offset, bytes));
-                    }
-                    Owner::Workspace(node) => {
-                        let bytes = buffer.bytes;
-                        self.workspaces[node.index()] = Some(Placement::in_arena(offset, bytes));
-                    }
-                }
-            }
         }
     }
 

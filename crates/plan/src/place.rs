@@ -14,22 +14,10 @@ use crate::buffer::Buffer;
 
 /// How often the greedy is tried again with another order.
 const REPAIRS: usize = 24;
-/// The same for what would be good to have.
-const FEW_REPAIRS: usize = 4;
 
 /// The offset of each buffer.
 pub fn place(buffers: &[Buffer]) -> Vec<u64> {
-    try_orders(buffers, largest_live_sum(buffers), REPAIRS)
-}
-
-/// The same where it is found soon that all of them end within `bound`.
-pub(crate) fn place_within(buffers: &[Buffer], bound: u64) -> Option<Vec<u64>> {
-    let offsets = try_orders(buffers, bound, FEW_REPAIRS);
-    (extent(buffers, &offsets) <= bound).then_some(offsets)
-}
-
-/// Tries orders until all buffers end within `bound`, or else takes the best.
-fn try_orders(buffers: &[Buffer], bound: u64, repairs: usize) -> Vec<u64> {
+    let bound = largest_live_sum(buffers);
     let length = |i: usize| buffers[i].end - buffers[i].start;
     let mut by_size: Vec<usize> = (0..buffers.len()).collect();
     by_size.sort_by_key(|&i| (std::cmp::Reverse(buffers[i].bytes), buffers[i].start, i));
@@ -39,7 +27,7 @@ fn try_orders(buffers: &[Buffer], bound: u64, repairs: usize) -> Vec<u64> {
     let mut best: Option<(u64, Vec<u64>)> = None;
     for order in [by_length, by_size] {
         let mut order = order;
-        for _ in 0..repairs {
+        for _ in 0..REPAIRS {
             let offsets = greedy(buffers, &order);
             let extent = extent(buffers, &offsets);
             let highest = order

@@ -256,14 +256,6 @@ impl StepPlan {
         fit.map_or(self.largest, |(index, _)| index)
     }
 
-    /// Gives gradients of weights time to be computed beside other nodes, where the arena has room.
-    pub fn linger(&mut self) {
-        let arena_bytes = self.arena_bytes();
-        for variant in &mut self.variants {
-            variant.plan.linger(&variant.training, arena_bytes);
-        }
-    }
-
     /// What is allocated: room for every variant and, in turn, for evaluation.
     pub fn arena_bytes(&self) -> u64 {
         let plans = self.variants.iter();

@@ -9,7 +9,7 @@ use std::ops::Range;
 use cinch_config::TrainingConfig;
 use cinch_engine::{Arena, Engine, EngineError, EngineOptions, Part as GraphPart, Told};
 use cinch_graph::op::LossScale;
-use cinch_graph::{Graph, Parameter, Role, Target, TensorId};
+use cinch_graph::{Graph, Parameter, Role, TensorId};
 use cinch_model::input;
 use cinch_plan::{Placement, Plan};
 use cinch_ranks::SharedWorld;
@@ -107,13 +107,10 @@ impl Session {
     }
 
     pub(crate) fn of_rank(
-        mut step: StepPlan,
+        step: StepPlan,
         options: EngineOptions,
         ranks: Ranks,
     ) -> Result<Self, TrainError> {
-        if step.plan.options.target == Target::Cuda {
-            step.linger();
-        }
         let graph = &step.training;
         let mut engine = Engine::with_host(
             step.plan.options.target,

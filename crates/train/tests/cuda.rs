@@ -27,7 +27,6 @@ const EARLY: usize = 20;
 const DETERMINISTIC: EngineOptions = EngineOptions {
     device: 0,
     other_ranks: 0,
-    one_lane: false,
     threads: None,
     tf32: false,
     deterministic: true,
@@ -276,41 +275,6 @@ fn the_same_seed_gives_the_same_bits() {
             let ((results, weights), (again, weights_again)) = (trained(), trained());
             assert_eq!(results, again, "{model:?} in {precision:?}");
             assert!(weights == weights_again, "{model:?} in {precision:?}");
-        }
-    }
-}
-
-/// Kernels that take long enough to meet others.
-const LONGER: &[(&str, &str)] = &[
-    ("model.d_model", "192"),
-    ("model.n_layers", "4"),
-    ("model.max_seq_len", "512"),
-    ("vram.max_seq_len", "512"),
-    ("vram.batch_size", "4"),
-];
-
-/// Gradients that are computed beside other commands are those that are computed after them.
-#[test]
-#[ignore = "needs a GPU"]
-fn what_runs_side_by_side_gives_the_same_bits() {
-    let _card = card();
-    for (model, own) in tiny::MODELS
-        .into_iter()
-        .flat_map(|m| [(m, &[][..]), (m, LONGER)])
-    {
-        for precision in [Precision::Fp32, Precision::Bf16] {
-            let config = with_precision(&tiny::config(model, own), precision);
-            let [beside, after] = [false, true].map(|one_lane| {
-                let options = EngineOptions {
-                    one_lane,
-                    ..DETERMINISTIC
-                };
-                let mut session = tiny::session_on(Target::Cuda, &config, 1, options);
-                let results = run(&mut session, 20);
-                (results, tiny::weights(&session))
-            });
-            assert_eq!(beside.0, after.0, "{model:?} in {precision:?}");
-            assert!(beside.1 == after.1, "{model:?} in {precision:?}");
         }
     }
 }

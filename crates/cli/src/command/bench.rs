@@ -146,7 +146,6 @@ fn measure_settings(
         tf32: arguments.processor.tf32,
         device: 0,
         other_ranks: 0,
-        one_lane: device::one_lane(),
         deterministic: arguments.processor.deterministic,
     };
     let mut session = Session::new(plan, options)?;

@@ -125,7 +125,6 @@ pub fn profile(plan: &StepPlan, steps: Steps) -> anyhow::Result<Profile> {
         tf32: steps.tf32,
         device: 0,
         other_ranks: 0,
-        one_lane: device::one_lane(),
         deterministic: false,
     };
     let mut session = Session::new(plan.clone(), options)?;

@@ -79,7 +79,6 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
             deterministic: arguments.processor.deterministic,
             device: rank.device(target)?,
             other_ranks: rank.sharers(target),
-            one_lane: device::one_lane(),
         },
         stop: &interrupt::STOP,
         progress: &DataBar::until(&interrupt::STOP),

@@ -257,22 +257,16 @@ pub enum Command {
 }
 
 /// Of what runs beside the step, each kind has a queue: one waits for the host's bus, another for
-/// the bus in the other direction, the next for the network, and the last for room on the card.
+/// the bus in the other direction, the last for the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Lane {
     Fetches,
     Stores,
     Exchanges,
-    Gradients,
 }
 
 impl Lane {
-    pub const ALL: [Self; 4] = [
-        Self::Fetches,
-        Self::Stores,
-        Self::Exchanges,
-        Self::Gradients,
-    ];
+    pub const ALL: [Self; 3] = [Self::Fetches, Self::Stores, Self::Exchanges];
 }
 
 /// What ranks do with elements of a tensor, each on its own card.

@@ -303,26 +303,6 @@ impl Stream {
         })
     }
 
-    /// One whose blocks go before those of other streams.
-    pub fn first(context: &Arc<Context>) -> Result<Self, EngineError> {
-        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        let (mut least, mut greatest) = (0, 0);
-        let mut handle = std::ptr::null_mut();
-        // SAFETY: all pointers are to live values of the types that are written.
-        unsafe {
-            sys::cuCtxGetStreamPriorityRange(&raw mut least, &raw mut greatest)
-                .result()
-                .and_then(|()| {
-                    sys::cuStreamCreateWithPriority(&raw mut handle, flags, greatest).result()
-                })
-        }
-        .map_err(failed("create a stream"))?;
-        Ok(Self {
-            context: Arc::clone(context),
-            handle,
-        })
-    }
-
     pub fn synchronize(&self) -> Result<(), EngineError> {
         // SAFETY: the stream lives as long as `self`.
         unsafe { result::stream::synchronize(self.handle) }.map_err(failed("finish the step"))

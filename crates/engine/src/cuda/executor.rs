@@ -23,7 +23,6 @@ use super::compile::{cubin, generated_cubin};
 use super::driver::{
     Context, DeviceInfo, DeviceMemory, HostMemory, Module, Replay, Stream, failed,
 };
-use super::lanes;
 use super::lowering::Card;
 use super::nccl::Nccl;
 use super::noise;
@@ -39,7 +38,7 @@ use crate::error::EngineError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProgramId(usize);
 
-/// The commands of a part of a step, by node, one after the other, and their recording.
+/// The commands of a part of a step, by node, and their recording.
 struct Program {
     nodes: Vec<Lowered>,
     dtype: DType,
@@ -63,7 +62,6 @@ pub struct CudaExecutor {
     fetches: Beside,
     stores: Beside,
     exchanges: Beside,
-    gradients: Beside,
     arena: DeviceMemory,
     /// What the plan keeps in host memory.
     host: Option<HostMemory>,
@@ -76,7 +74,6 @@ pub struct CudaExecutor {
     allocated_bytes: u64,
     network_bytes: u64,
     other_ranks: usize,
-    one_lane: bool,
 }
 
 /// What decides how joined products are best computed: the products, and what follows them.
@@ -187,7 +184,7 @@ impl CudaExecutor {
         let context = Context::new(options.device)?;
         let (free, total) = context.memory()?;
         let context_bytes = total - free;
-        let stream = Stream::first(&context)?;
+        let stream = Stream::new(&context)?;
         let arena = DeviceMemory::new(&context, arena_bytes.max(256))?;
         let host = HostMemory::new(&context, host_bytes)?;
         let (free, total) = context.memory()?;
@@ -204,7 +201,6 @@ impl CudaExecutor {
             fetches: Beside::new(&context)?,
             stores: Beside::new(&context)?,
             exchanges: Beside::new(&context)?,
-            gradients: Beside::new(&context)?,
             arena,
             host,
             stream,
@@ -213,7 +209,6 @@ impl CudaExecutor {
             allocated_bytes: total - free,
             network_bytes: 0,
             other_ranks: options.other_ranks,
-            one_lane: options.one_lane,
         })
     }
 
@@ -301,17 +296,10 @@ impl CudaExecutor {
                     .map_err(|error| named(op, node, error))?;
             }
         }
-        let spread = match self.one_lane {
-            true => None,
-            false => Some(lanes::spread(&lowered, |command| self.is_launched(command))),
-        };
-        for command in spread.iter().flatten().flat_map(|node| &node.commands) {
-            self.make_ready(command, dtype)?;
-        }
         let replay = Replay::capture(&self.stream, || {
             for Lowered {
                 op, node, commands, ..
-            } in spread.as_ref().unwrap_or(&lowered)
+            } in &lowered
             {
                 for command in commands {
                     self.issue(command, dtype, &self.stream)
@@ -393,7 +381,7 @@ impl CudaExecutor {
             let base = self.arena.address;
             self.blas.prepare(&product[0], base, &self.stream)?;
             if is_timed {
-                self.issue_all(&noise::clear(product), dtype, &self.stream)?;
+                self.issue_all(&noise::clear(product), dtype)?;
             }
         }
         Ok(())
@@ -405,7 +393,7 @@ impl CudaExecutor {
         for command in &fill {
             self.make_ready(command, dtype)?;
         }
-        self.issue_all(&fill, dtype, &self.stream)
+        self.issue_all(&fill, dtype)
     }
 
     /// Finds out what is fastest for joined products: a kernel for all of them, or one by one.
@@ -434,54 +422,33 @@ impl CudaExecutor {
             let chosen = fastest(1 + ways.len(), |candidate, runs| {
                 stopwatch.time(&self.stream, || {
                     (0..runs).try_for_each(|_| match candidate.checked_sub(1) {
-                        Some(way) => self.issue_all(&ways[way], dtype, &self.stream),
-                        None => self.issue_apart((heads, products, tails), dtype, &self.stream),
+                        Some(way) => self.issue_all(&ways[way], dtype),
+                        None => self.issue_apart((heads, products, tails), dtype),
                     })
                 })
             })?;
-            self.issue_all(&noise::clear(products), dtype, &self.stream)?;
+            self.issue_all(&noise::clear(products), dtype)?;
             chosen
         };
         self.joined.insert(key, chosen.checked_sub(1));
         Ok(())
     }
 
-    /// Whether the kernel of ours was chosen for joined gradients, which needs no scratch memory.
-    fn is_launched(&self, command: &Command) -> bool {
-        let Command::Products {
-            joined: Joined::Gradients,
-            products,
-            tails,
-            ..
-        } = command
-        else {
-            return false;
-        };
-        let chosen = self.joined.get(&joined_key(products, tails));
-        chosen.is_some_and(Option::is_some)
-    }
-
     fn issue_apart(
         &self,
         (heads, products, tails): (&[Command], &[Product], &[Tail]),
         dtype: DType,
-        stream: &Stream,
     ) -> Result<(), EngineError> {
-        self.issue_all(heads, dtype, stream)?;
-        let run = |product| self.blas.run(product, self.arena.address, stream);
+        self.issue_all(heads, dtype)?;
+        let run = |product| self.blas.run(product, self.arena.address, &self.stream);
         products.iter().try_for_each(run)?;
         let mut tails = tails.iter();
-        tails.try_for_each(|tail| self.issue(&tail.command, dtype, stream))
+        tails.try_for_each(|tail| self.issue(&tail.command, dtype, &self.stream))
     }
 
-    fn issue_all(
-        &self,
-        commands: &[Command],
-        dtype: DType,
-        stream: &Stream,
-    ) -> Result<(), EngineError> {
+    fn issue_all(&self, commands: &[Command], dtype: DType) -> Result<(), EngineError> {
         let mut commands = commands.iter();
-        commands.try_for_each(|command| self.issue(command, dtype, stream))
+        commands.try_for_each(|command| self.issue(command, dtype, &self.stream))
     }
 
     fn load(
@@ -533,7 +500,6 @@ impl CudaExecutor {
             Lane::Fetches => &self.fetches,
             Lane::Stores => &self.stores,
             Lane::Exchanges => &self.exchanges,
-            Lane::Gradients => &self.gradients,
         }
     }
 
@@ -542,7 +508,6 @@ impl CudaExecutor {
             Lane::Fetches => &mut self.fetches,
             Lane::Stores => &mut self.stores,
             Lane::Exchanges => &mut self.exchanges,
-            Lane::Gradients => &mut self.gradients,
         }
     }
 
@@ -588,8 +553,8 @@ impl CudaExecutor {
                 let chosen = self.joined.get(&joined_key(products, tails));
                 let ways = joined::ways(*joined, products, tails, self.context.info.card());
                 match chosen.copied().flatten().and_then(|way| ways.get(way)) {
-                    Some(way) => self.issue_all(way, dtype, stream),
-                    None => self.issue_apart((heads, products, tails), dtype, stream),
+                    Some(way) => self.issue_all(way, dtype),
+                    None => self.issue_apart((heads, products, tails), dtype),
                 }
             }
             Command::Clear { address, bytes } => {
@@ -622,7 +587,8 @@ impl CudaExecutor {
                 number,
                 commands,
             } => self.lane(*lane).run(*number, stream, |beside| {
-                self.issue_all(commands, dtype, beside)
+                let mut commands = commands.iter();
+                commands.try_for_each(|command| self.issue(command, dtype, beside))
             }),
             Command::Await { lane, number } => self.lane(*lane).wait(*number, stream),
         }

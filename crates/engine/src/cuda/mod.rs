@@ -11,8 +11,8 @@ pub mod compile;
 mod driver;
 pub(crate) mod executor;
 mod expression;
+
 mod image;
-pub mod lanes;
 pub mod lowering;
 mod nccl;
 mod noise;

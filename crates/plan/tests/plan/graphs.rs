@@ -54,19 +54,6 @@ proptest! {
         }
     }
 
-    /// Places that stay free for longer overlap nothing, and need no larger arena.
-    #[test]
-    fn what_lingers_overlaps_nothing(model in models()) {
-        for step in levels(&model.training()) {
-            let mut plan = Plan::new(&step, Options::new(Target::Cuda));
-            let before = plan.clone();
-            plan.linger(&step, plan.arena_bytes);
-            check(&step, &plan);
-            prop_assert_eq!(plan.arena_bytes, before.arena_bytes);
-            prop_assert_eq!(plan.timeline(), before.timeline());
-        }
-    }
-
     #[test]
     fn a_graph_has_one_plan(model in models()) {
         for step in levels(&model.training()) {

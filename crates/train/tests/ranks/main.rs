@@ -35,7 +35,6 @@ type Results = (Vec<[f64; 2]>, Vec<(String, Vec<f32>)>);
 const OPTIONS: EngineOptions = EngineOptions {
     device: 0,
     other_ranks: 0,
-    one_lane: false,
     threads: Some(1),
     tf32: false,
     deterministic: false,

@@ -32,7 +32,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use cinch_graph::op::{MomentFormat, Op};
-use cinch_graph::{Graph, Node, Phase, Role, TensorId};
+use cinch_graph::{Graph, Node, Phase, TensorId};
 use cinch_plan::{Placement, Plan, Residence};
 
 use super::command::{Command, Kernel, Lane, TailKind};
@@ -137,7 +137,7 @@ impl UnderWay {
         let inputs = match lane {
             Lane::Stores => &mut self.read,
             // Ranks may use what they send as scratch memory.
-            Lane::Fetches | Lane::Exchanges | Lane::Gradients => &mut self.held,
+            Lane::Fetches | Lane::Exchanges => &mut self.held,
         };
         inputs.extend(node.inputs.iter().map(|&id| (id, (lane, number))));
         let outputs = node.outputs.iter().map(|&id| (id, (lane, number)));
@@ -203,18 +203,11 @@ pub type Bytes = (u64, u64);
 pub struct Memory {
     pub reads: Vec<Bytes>,
     pub writes: Vec<Bytes>,
-    /// Whether nothing but gradients of weights is written, besides scratch memory.
-    pub is_gradient: bool,
 }
 
 impl Memory {
     fn of(graph: &Graph, plan: &Plan, nodes: Range<usize>) -> Self {
-        let written = graph.nodes[nodes.clone()].iter();
-        let mut written = written.flat_map(|node| &node.outputs);
-        let mut memory = Self {
-            is_gradient: written.all(|&id| graph.tensor(id).role == Role::Gradient),
-            ..Self::default()
-        };
+        let mut memory = Self::default();
         let bytes = |place: Placement| (place.offset, place.end());
         let of = |ids: &[TensorId]| -> Vec<Bytes> {
             let places = ids.iter().filter_map(|&id| plan.placement(id));
@@ -230,7 +223,7 @@ impl Memory {
         memory
     }
 
-    pub(super) fn extend(&mut self, other: Self) {
+    fn extend(&mut self, other: Self) {
         self.reads.extend(other.reads);
         self.writes.extend(other.writes);
     }

@@ -132,7 +132,7 @@ fn overlap(a: Bytes, b: Bytes) -> bool {
     a.0 < b.1 && b.0 < a.1
 }
 
-pub fn result(product: &Product) -> Bytes {
+fn result(product: &Product) -> Bytes {
     bytes(&product.c, product.m, product.n)
 }
 
@@ -150,8 +150,7 @@ fn reads_matrices(product: &Product, range: Bytes) -> bool {
         .any(|side| overlap(side, range))
 }
 
-/// The library's scratch memory.
-pub fn scratch(product: &Product) -> Bytes {
+fn scratch(product: &Product) -> Bytes {
     (
         product.workspace,
         product.workspace + product.workspace_bytes,
