@@ -14,6 +14,7 @@ and beside it is what the driver says less the plan.
 import argparse
 import importlib.util
 import json
+import pathlib
 import statistics
 import subprocess
 import sys
@@ -47,7 +48,9 @@ def measure_torch(models, case, steps):
     import torch
 
     what, dtype, _ = CASES[case]
-    spec = importlib.util.spec_from_file_location("models", models)
+    # What it imports may lie beside it.
+    sys.path.insert(0, str(pathlib.Path(models).resolve().parent))
+    spec = importlib.util.spec_from_file_location("systems", models)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     _, batch, loss_of, trained = module.build(what, torch.device("cuda"), torch.float32)
