@@ -43,7 +43,7 @@ fn the_safe_16gb_config() {
             dropout: 0.1,
             positions: 256,
             vocabulary: 50257,
-            scan_chunk: 32,
+            scan_chunk: 64,
         }
     );
     assert_eq!(config.model.size_name(), Some("small"));

@@ -40,10 +40,6 @@ impl Default for Mamba {
     }
 }
 
-/// As many steps as a GPU's backward has in shared memory at once: over longer chunks it runs
-/// forward twice, over shorter ones more states are kept for nothing.
-const SCAN_CHUNK: u64 = 32;
-
 const fn small() -> Mamba {
     Mamba {
         vocabulary: super::gpt2::VOCABULARY,
@@ -54,7 +50,7 @@ const fn small() -> Mamba {
         expansion: 2,
         convolution: 0,
         dropout: 0.1,
-        scan_chunk: SCAN_CHUNK,
+        scan_chunk: 64,
     }
 }
 
@@ -138,9 +134,9 @@ static MAMBA: Family = Family {
     sizes: SIZES,
     tunables: &[Tunable {
         key: "model.scan_chunk",
-        // Fewer kept states against a backward that runs less of them forward twice: beyond 256
-        // steps they no longer count.
-        candidates: &[SCAN_CHUNK, 64, 256],
+        // Fewer kept states against a backward that runs less of them forward twice: a GPU's has 32
+        // steps in shared memory at once, and beyond 256 the states no longer count.
+        candidates: &[32, 64, 256],
         describe: |steps| format!("scan states every {steps} steps"),
     }],
     ..PLAIN
