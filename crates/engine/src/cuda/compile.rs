@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use crate::error::EngineError;
 
 /// What sources include, each before those that it includes itself.
-const HEADERS: [(&str, &str); 8] = [
+const HEADERS: [(&str, &str); 9] = [
     (
         "#include \"attention.cuh\"",
         include_str!("kernels/attention.cuh"),
@@ -21,6 +21,10 @@ const HEADERS: [(&str, &str); 8] = [
     (
         "#include \"hopper.cuh\"",
         include_str!("kernels/hopper.cuh"),
+    ),
+    (
+        "#include \"cluster.cuh\"",
+        include_str!("kernels/cluster.cuh"),
     ),
     ("#include \"scan.cuh\"", include_str!("kernels/scan.cuh")),
     (

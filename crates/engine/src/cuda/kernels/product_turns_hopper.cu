@@ -13,6 +13,7 @@
 // B is [k, n] (`columns`) or [n, k] (`rows`).
 
 #include "hopper.cuh"
+#include "cluster.cuh"
 #include "pointwise.cuh"
 
 constexpr int BM = 128, BN = 192, BK = 64, NUM_STAGES = 5, NUM_THREADS = 384, MAX_TERMS = 4;
@@ -45,40 +46,6 @@ struct Ends {
     real *y, *du;
     const float* bias;
 };
-
-__device__ __forceinline__ u32 cluster_rank() {
-    u32 rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-__device__ __forceinline__ void cluster_meet() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-// Arrives at the barrier in the same place of one of the cluster's blocks.
-__device__ __forceinline__ void arrive_in(u32 barrier, u32 rank) {
-    asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
-                 "mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(barrier),
-                 "r"(rank)
-                 : "memory");
-}
-__device__ __forceinline__ void copy_matrix(u32 to, const TensorMap* map, u32 barrier, int column, int row) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%3, %4}], [%2];" ::"r"(to),
-                 "l"(map), "r"(barrier), "r"(column), "r"(row)
-                 : "memory");
-}
-__device__ __forceinline__ void copy_matrix_to_both(u32 to, const TensorMap* map, u32 barrier, int column,
-                                                    int row) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-                 "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to),
-                 "l"(map), "r"(barrier), "r"(column), "r"(row), "h"((unsigned short)3)
-                 : "memory");
-}
-
-#define OPERANDS10(ten) "%" ten "0, %" ten "1, %" ten "2, %" ten "3, %" ten "4, %" ten "5, %" ten "6, %" ten "7, %" ten "8, %" ten "9, "
-#define RESULTS4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define RESULTS16(i) RESULTS4(i), RESULTS4(i + 4), RESULTS4(i + 8), RESULTS4(i + 12)
-#define RESULTS32(i) RESULTS16(i), RESULTS16(i + 16)
 
 // d[64×N] += a[64×16]·b[16×N], as `multiply` has it.
 template <int TB>
@@ -129,23 +96,6 @@ struct Place {
         return steps;
     }
 };
-
-// The four threads of a row exchange what they have of four blocks of eight columns: two neighbours
-// in each become all eight in one, and the other way round.
-__device__ __forceinline__ void exchange(u32 (&w)[4], int t) {
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-        u32 got = __shfl_xor_sync(~0u, t & 1 ? w[i] : w[i + 1], 1);
-        if (t & 1) w[i] = got;
-        else w[i + 1] = got;
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        u32 got = __shfl_xor_sync(~0u, t & 2 ? w[i] : w[i + 2], 2);
-        if (t & 2) w[i] = got;
-        else w[i + 2] = got;
-    }
-}
 
 __device__ __forceinline__ real element(u32 bits) {
     real x;

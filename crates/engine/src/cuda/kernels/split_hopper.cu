@@ -7,6 +7,7 @@
 // engine. B is [k, n] (`columns`) or [n, k] (`rows`); the number in a kernel's name is that of parts.
 
 #include "hopper.cuh"
+#include "cluster.cuh"
 
 constexpr int SIDE = 128, BK = 64, NUM_STAGES = 3, NUM_THREADS = 256 + 32;
 constexpr u32 PANEL = BK * 128, STAGE = 4 * PANEL;
@@ -21,20 +22,6 @@ struct Narrow {
     int adds;
 };
 
-__device__ __forceinline__ u32 cluster_rank() {
-    u32 rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-__device__ __forceinline__ void cluster_meet() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void copy_matrix(u32 to, const TensorMap* map, u32 barrier, int column, int row) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%3, %4}], [%2];" ::"r"(to),
-                 "l"(map), "r"(barrier), "r"(column), "r"(row)
-                 : "memory");
-}
 // The address of the same place in another block of the cluster.
 __device__ __forceinline__ u32 address_in(u32 address, u32 rank) {
     u32 there;
