@@ -162,11 +162,7 @@ __device__ __forceinline__ void bring(const Problem& x, const Memory& at, const 
                 u32 stage = ring.stage, to[2] = {at.tile(0, stage), at.tile(1, stage)};
                 wait(at.empty(stage), ring.parity ^ 1);
                 bool cut = head.is_cut(x, row);
-                if (cut) {
-                    fill_two_cut(to, query_maps, at.cut(), cut_parity, head, row);
-                    // This is over; compute-sanitizer only knows the barrier of the last wait.
-                    wait(at.empty(stage), ring.parity ^ 1);
-                }
+                if (cut) fill_two_cut(to, query_maps, at.cut(), cut_parity, head, row);
                 if (DROPOUT) {
 #pragma unroll
                     for (int i = lane; i < ROWS; i += 32) {
