@@ -134,9 +134,9 @@ static MAMBA: Family = Family {
     sizes: SIZES,
     tunables: &[Tunable {
         key: "model.scan_chunk",
-        // Fewer kept states against a backward that runs less of them forward twice: a GPU's has 32
-        // steps in shared memory at once, and beyond 256 the states no longer count.
-        candidates: &[32, 64, 256],
+        // Fewer kept states against a backward that is cut into fewer parts: below 64 steps the
+        // states outweigh everything else, beyond 256 they no longer count.
+        candidates: &[64, 256],
         describe: |steps| format!("scan states every {steps} steps"),
     }],
     ..PLAIN

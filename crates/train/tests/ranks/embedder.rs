@@ -107,14 +107,14 @@ fn saved(config: &Config, step: u64) -> Vec<(String, Vec<f32>)> {
     weights
 }
 
-/// Losses to 1e-5; weights to a share of what the steps may move them, as Adam moves one whose
-/// gradient is next to nothing by as much as any other.
+/// Losses to 3e-5, as ranks add in another order; weights to a share of what the steps may move
+/// them, as Adam moves one whose gradient is next to nothing by as much as any other.
 fn assert_alike(found: &Config, wanted: &Config, what: &str) {
     let [losses, expected] = [found, wanted].map(|config| recorded(&config.output.output_dir));
     assert_eq!(losses.len(), expected.len(), "{what}");
     for (a, b) in losses.iter().zip(&expected) {
         assert!(
-            (a - b).abs() < 1e-5 * b.abs(),
+            (a - b).abs() < 3e-5 * b.abs(),
             "{what}: {losses:?}\n{expected:?}"
         );
     }
