@@ -96,16 +96,21 @@ impl Dropout {
     #[inline(always)]
     pub fn factor<F: Real>(&self, base: u32, column: usize) -> F {
         let column = column as u32;
-        let (random, threshold) = match self.numbers {
-            Numbers::Neighbours => (half_of_word(base, column >> 1, column & 1), self.threshold),
-            Numbers::EightApart => {
-                let word = column >> 4 << 3 | column & 7;
-                (half_of_word(base, word, column >> 3 & 1), self.threshold)
-            }
-            Numbers::Single => {
-                let random = mix_upper(base.wrapping_add(column.wrapping_mul(0x9e37_79b9)));
-                (random, self.whole)
-            }
+        // Two ways, so that a loop over columns is taken apart into two without a branch.
+        let (random, threshold) = if self.numbers == Numbers::Single {
+            let random = mix_upper(base.wrapping_add(column.wrapping_mul(0x9e37_79b9)));
+            (random, self.whole)
+        } else {
+            // Columns so many apart share a word: those of a run of twice as many have as many words.
+            let apart = match self.numbers {
+                Numbers::Neighbours => 0,
+                _ => 3,
+            };
+            let word = (column >> (apart + 1) << apart) | (column & ((1 << apart) - 1));
+            (
+                half_of_word(base, word, column >> apart & 1),
+                self.threshold,
+            )
         };
         if random < threshold {
             F::ZERO
