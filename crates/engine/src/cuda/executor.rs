@@ -1,36 +1,34 @@
 //! Runs planned graphs on a GPU: lowered once, recorded as CUDA graphs, replayed.
 
+mod choosing;
+mod issuing;
+mod rate;
+
 use std::collections::HashMap;
-use std::ffi::c_void;
-use std::mem::{Discriminant, discriminant};
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
 
-use cinch_graph::op::{ActivationKind, Op};
+use cinch_graph::op::Op;
 use cinch_graph::{DType, Graph, Phase};
 use cinch_plan::{Placement, Plan, Residence};
 use cinch_ranks::World;
 use cudarc::driver::{result, sys};
 
-use super::beside::{self, Beside};
-use super::blas::{self, Blas};
-use super::command::{
-    Argument, Command, Generated, Joined, Kernel, Lane, LaunchShape, MatrixAt, Product, Tail,
-    TailKind,
-};
+use self::choosing::JoinedKey;
+use self::issuing::no_host;
+pub use self::rate::matrix_rate;
+use super::beside::Beside;
+use super::blas::Blas;
+use super::command::{Argument, Command, Generated, Kernel, Lane, LaunchShape};
 use super::compile::{cubin, generated_cubin};
 use super::driver::{
     Context, DeviceInfo, DeviceMemory, HostMemory, Module, Replay, Stream, failed,
 };
 use super::lowering::Card;
 use super::nccl::Nccl;
-use super::noise;
-use super::op::joined;
 use super::op::{COPY_TO_REAL, Lowered, lower_all};
 use super::staging::Staging;
-use super::tensor_map;
-use super::timing::{Stopwatch, fastest};
+use super::timing::Stopwatch;
 use crate::engine::{EngineOptions, MicroBatch, Told};
 use crate::error::EngineError;
 
@@ -74,61 +72,6 @@ pub struct CudaExecutor {
     allocated_bytes: u64,
     network_bytes: u64,
     other_ranks: usize,
-}
-
-/// What decides how joined products are best computed: the products, and what follows them.
-type JoinedKey = (Vec<blas::Key>, Vec<TailKey>);
-
-/// What is known of a tail but its addresses.
-#[derive(PartialEq, Eq, Hash)]
-enum TailKey {
-    Dropped(blas::Key),
-    Activation(Function, Written),
-    Derivative(Function, Written),
-    Gate(Function, Written),
-    GateGradients(Function, Written),
-}
-
-type Function = Discriminant<ActivationKind>;
-
-/// Whether a tail writes all that it can: C beside what it makes of it, or a value again.
-type Written = bool;
-
-fn joined_key(products: &[Product], tails: &[Tail]) -> JoinedKey {
-    let tail = |tail: &Tail| match &tail.kind {
-        TailKind::Dropped { product, .. } => TailKey::Dropped(blas::key(product)),
-        TailKind::Activation {
-            function, from, to, ..
-        } => TailKey::Activation(discriminant(function), from != to),
-        TailKind::Derivative {
-            function, value, ..
-        } => TailKey::Derivative(discriminant(function), value.is_some()),
-        TailKind::Gate {
-            function, up, to, ..
-        } => TailKey::Gate(discriminant(function), up != to),
-        TailKind::GateGradients {
-            function, value, ..
-        } => TailKey::GateGradients(discriminant(function), value.is_some()),
-    };
-    (
-        products.iter().map(blas::key).collect(),
-        tails.iter().map(tail).collect(),
-    )
-}
-
-/// What a kernel gets for an argument; the driver reads as many bytes as the parameter has.
-enum ArgumentValue {
-    Word(u64),
-    Map(Box<sys::CUtensorMap>),
-}
-
-impl ArgumentValue {
-    fn pointer(&mut self) -> *mut c_void {
-        match self {
-            Self::Word(word) => std::ptr::from_mut(word).cast(),
-            Self::Map(map) => std::ptr::from_mut(map.as_mut()).cast(),
-        }
-    }
 }
 
 // SAFETY: what is inside belongs to the context, not to a thread. Every public call that reaches
@@ -367,90 +310,6 @@ impl CudaExecutor {
         }
     }
 
-    /// Finds out by which algorithm the library computes each of some products fastest.
-    fn choose_algorithms(&mut self, products: &[Product], dtype: DType) -> Result<(), EngineError> {
-        for product in products {
-            if self.blas.is_ready(product) {
-                continue;
-            }
-            let is_timed = self.blas.is_timed();
-            let product = std::slice::from_ref(product);
-            if is_timed {
-                self.fill(product, dtype)?;
-            }
-            let base = self.arena.address;
-            self.blas.prepare(&product[0], base, &self.stream)?;
-            if is_timed {
-                self.issue_all(&noise::clear(product), dtype)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Puts numbers into what products read.
-    fn fill(&mut self, products: &[Product], dtype: DType) -> Result<(), EngineError> {
-        let fill = noise::fill(products);
-        for command in &fill {
-            self.make_ready(command, dtype)?;
-        }
-        self.issue_all(&fill, dtype)
-    }
-
-    /// Finds out what is fastest for joined products: a kernel for all of them, or one by one.
-    fn choose(
-        &mut self,
-        joined: Joined,
-        (heads, products, tails): (&[Command], &[Product], &[Tail]),
-        dtype: DType,
-    ) -> Result<(), EngineError> {
-        self.choose_algorithms(products, dtype)?;
-        let key = joined_key(products, tails);
-        if self.joined.contains_key(&key) {
-            return Ok(());
-        }
-        let ways = joined::ways(joined, products, tails, self.context.info.card());
-        let apart = heads.iter().chain(tails.iter().map(|tail| &tail.command));
-        for command in ways.iter().flatten().chain(apart) {
-            self.make_ready(command, dtype)?;
-        }
-        let chosen = if ways.is_empty() || !self.blas.is_timed() {
-            // The same every time.
-            ways.len().min(1)
-        } else {
-            let stopwatch = Stopwatch::new(&self.stream)?;
-            self.fill(products, dtype)?;
-            let chosen = fastest(1 + ways.len(), |candidate, runs| {
-                stopwatch.time(&self.stream, || {
-                    (0..runs).try_for_each(|_| match candidate.checked_sub(1) {
-                        Some(way) => self.issue_all(&ways[way], dtype),
-                        None => self.issue_apart((heads, products, tails), dtype),
-                    })
-                })
-            })?;
-            self.issue_all(&noise::clear(products), dtype)?;
-            chosen
-        };
-        self.joined.insert(key, chosen.checked_sub(1));
-        Ok(())
-    }
-
-    fn issue_apart(
-        &self,
-        (heads, products, tails): (&[Command], &[Product], &[Tail]),
-        dtype: DType,
-    ) -> Result<(), EngineError> {
-        self.issue_all(heads, dtype)?;
-        let run = |product| self.blas.run(product, self.arena.address, &self.stream);
-        products.iter().try_for_each(run)?;
-        let mut tails = tails.iter();
-        tails.try_for_each(|tail| self.issue(&tail.command, dtype, &self.stream))
-    }
-
-    fn issue_all(&self, commands: &[Command], dtype: DType) -> Result<(), EngineError> {
-        let mut commands = commands.iter();
-        commands.try_for_each(|command| self.issue(command, dtype, &self.stream))
-    }
-
     fn load(
         &mut self,
         kernel: Kernel,
@@ -509,145 +368,6 @@ impl CudaExecutor {
             Lane::Stores => &mut self.stores,
             Lane::Exchanges => &mut self.exchanges,
         }
-    }
-
-    /// Puts a command on a stream.
-    fn issue(&self, command: &Command, dtype: DType, stream: &Stream) -> Result<(), EngineError> {
-        let base = self.arena.address;
-        match command {
-            Command::Launch {
-                kernel,
-                shape,
-                arguments,
-            } => {
-                let function = self.functions.get(&(*kernel, dtype));
-                let loaded = (kernel.function, function);
-                self.launch(loaded, dtype, shape, None, arguments, stream)
-            }
-            Command::LaunchGenerated {
-                kernel,
-                shape,
-                arguments,
-            } => {
-                let function = self.generated_functions.get(&(kernel.clone(), dtype));
-                let loaded = (kernel.function, function);
-                self.launch(loaded, dtype, shape, None, arguments, stream)
-            }
-            Command::LaunchTable {
-                kernel,
-                shape,
-                table,
-                arguments,
-            } => {
-                let function = self.functions.get(&(*kernel, dtype));
-                let loaded = (kernel.function, function);
-                self.launch(loaded, dtype, shape, Some(table), arguments, stream)
-            }
-            Command::Product(product) => self.blas.run(product, base, stream),
-            Command::Products {
-                joined,
-                heads,
-                products,
-                tails,
-            } => {
-                let chosen = self.joined.get(&joined_key(products, tails));
-                let ways = joined::ways(*joined, products, tails, self.context.info.card());
-                match chosen.copied().flatten().and_then(|way| ways.get(way)) {
-                    Some(way) => self.issue_all(way, dtype),
-                    None => self.issue_apart((heads, products, tails), dtype),
-                }
-            }
-            Command::Clear { address, bytes } => {
-                let (at, bytes) = (base + address, *bytes as usize);
-                // SAFETY: inside the arena by the plan, which `check` holds against it.
-                unsafe { result::memset_d8_async(at, 0, bytes, stream.handle) }
-                    .map_err(failed("clear memory"))
-            }
-            Command::Copy { from, to, bytes } => {
-                let (from, to) = (base + from, base + to);
-                // SAFETY: both ranges are inside the arena by the plan, which `check` holds
-                // against it.
-                unsafe { result::memcpy_dtod_async(to, from, *bytes as usize, stream.handle) }
-                    .map_err(failed("copy memory"))
-            }
-            Command::Fetch(copies) => {
-                let host = self.host.as_ref().ok_or_else(no_host)?;
-                beside::fetch(copies, host, base, stream)
-            }
-            Command::Store(copies) => {
-                let host = self.host.as_ref().ok_or_else(no_host)?;
-                beside::store(copies, host, base, stream)
-            }
-            Command::Exchange(exchanges) => {
-                let nccl = self.nccl.as_ref().ok_or_else(no_ranks)?;
-                nccl.exchange(exchanges, base, stream)
-            }
-            Command::Beside {
-                lane,
-                number,
-                commands,
-            } => self.lane(*lane).run(*number, stream, |beside| {
-                let mut commands = commands.iter();
-                commands.try_for_each(|command| self.issue(command, dtype, beside))
-            }),
-            Command::Await { lane, number } => self.lane(*lane).wait(*number, stream),
-        }
-    }
-
-    fn launch(
-        &self,
-        (name, function): (&'static str, Option<&sys::CUfunction>),
-        dtype: DType,
-        shape: &LaunchShape,
-        table: Option<&[u32]>,
-        arguments: &[Argument],
-        stream: &Stream,
-    ) -> Result<(), EngineError> {
-        let Some(&function) = function else {
-            return Err(EngineError::Cuda {
-                action: format!("launch {name}"),
-                problem: "it was not loaded".to_owned(),
-            });
-        };
-        let mut values: Vec<ArgumentValue> = arguments
-            .iter()
-            .map(|argument| self.value(argument, dtype))
-            .collect::<Result<_, _>>()?;
-        // The driver copies a table and writes nothing to it.
-        let table = table.map(|table| table.as_ptr().cast_mut().cast());
-        let arguments = values.iter_mut().map(ArgumentValue::pointer);
-        let mut pointers: Vec<*mut c_void> = table.into_iter().chain(arguments).collect();
-        let [gx, gy, gz] = shape.grid;
-        let [bx, by, bz] = shape.block;
-        // SAFETY: the arguments match the kernel's parameters by the lowering's contract, which
-        // tests check against the sources; addresses are inside the arena or the host memory by
-        // the plan, which `check` holds against them.
-        unsafe {
-            result::launch_kernel(
-                function,
-                (gx, gy, gz),
-                (bx, by, bz),
-                shape.shared_bytes,
-                stream.handle,
-                &mut pointers,
-            )
-        }
-        .map_err(failed(format!("launch {name}")))
-    }
-
-    fn value(&self, argument: &Argument, dtype: DType) -> Result<ArgumentValue, EngineError> {
-        let map = match argument {
-            Argument::TensorMap(at) => Some(tensor_map::encode(at, self.arena.address, dtype)?),
-            Argument::MatrixMap(at) => {
-                Some(tensor_map::encode_matrix(at, self.arena.address, dtype)?)
-            }
-            _ => None,
-        };
-        if let Some(map) = map {
-            return Ok(ArgumentValue::Map(Box::new(map)));
-        }
-        let host = self.host.as_ref().map(HostMemory::address);
-        word(*argument, self.arena.address, host).map(ArgumentValue::Word)
     }
 
     /// Replays a recorded part. Returns at once; reads wait for it.
@@ -775,97 +495,6 @@ impl CudaExecutor {
     }
 }
 
-/// Operations per second of a large square product on the first card: what a step is held
-/// against. The operands are random, because zeros run faster.
-pub fn matrix_rate(dtype: DType, tf32: bool) -> Result<f64, EngineError> {
-    const SIZE: usize = 8192;
-    const RUNS: usize = 10;
-    let bytes = (SIZE * SIZE) as u64 * dtype.size();
-    let workspace_bytes = 32 << 20;
-    let options = EngineOptions {
-        tf32,
-        ..EngineOptions::default()
-    };
-    let mut executor = CudaExecutor::new(3 * bytes + workspace_bytes, options)?;
-    let mut state = 1_u32;
-    let mut operand = vec![0_u8; bytes as usize];
-    for (index, byte) in operand.iter_mut().enumerate() {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        // The high byte of each element holds sign and exponent: numbers around one.
-        let high = index as u64 % dtype.size() == dtype.size() - 1;
-        *byte = if high {
-            0x3f | ((state >> 24) as u8 & 0x80)
-        } else {
-            (state >> 16) as u8
-        };
-    }
-    for offset in [0, bytes] {
-        executor.write(Placement::in_arena(offset, bytes), &operand)?;
-    }
-    let at = |address| MatrixAt {
-        address,
-        row_stride: SIZE,
-        dtype,
-        transposed: false,
-    };
-    let product = Command::Product(Product {
-        m: SIZE,
-        n: SIZE,
-        k: SIZE,
-        a: at(0),
-        b: at(bytes),
-        c: at(2 * bytes),
-        scale: 1.0,
-        accumulate: false,
-        bias: None,
-        workspace: 3 * bytes,
-        workspace_bytes,
-    });
-    executor.make_ready(&product, dtype)?;
-    let mut best = 0.0_f64;
-    for _ in 0..3 {
-        executor.synchronize()?;
-        let start = Instant::now();
-        for _ in 0..RUNS {
-            executor.issue(&product, dtype, &executor.stream)?;
-        }
-        executor.synchronize()?;
-        let rate = 2.0 * (SIZE as f64).powi(3) * RUNS as f64 / start.elapsed().as_secs_f64();
-        best = best.max(rate);
-    }
-    Ok(best)
-}
-
-/// What the driver is given for an argument, of which it reads as many bytes as the parameter has.
-fn word(argument: Argument, arena: u64, host: Option<u64>) -> Result<u64, EngineError> {
-    Ok(match argument {
-        Argument::Address(offset) => arena + offset,
-        Argument::Host(offset) => host.ok_or_else(no_host)? + offset,
-        Argument::Null => 0,
-        Argument::I32(value) => u64::from(value.cast_unsigned()),
-        Argument::U32(value) => u64::from(value),
-        Argument::U64(value) => value,
-        Argument::F32(value) => u64::from(value.to_bits()),
-        // A structure of its own, which the caller makes.
-        Argument::TensorMap(_) | Argument::MatrixMap(_) => 0,
-    })
-}
-
-/// A tensor is in host memory, and the executor was made without any.
-fn no_ranks() -> EngineError {
-    EngineError::Cuda {
-        action: "exchange between ranks".to_owned(),
-        problem: "none are connected".to_owned(),
-    }
-}
-
-fn no_host() -> EngineError {
-    EngineError::Cuda {
-        action: "find a tensor in host memory".to_owned(),
-        problem: "the executor was made without host memory".to_owned(),
-    }
-}
-
 fn named(op: &'static str, node: &str, error: EngineError) -> EngineError {
     EngineError::Op {
         op,
@@ -877,19 +506,6 @@ fn named(op: &'static str, node: &str, error: EngineError) -> EngineError {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_address_in_host_memory_needs_host_memory() {
-        let host = |memory| word(Argument::Host(8), 1 << 20, memory);
-        assert_eq!(host(Some(4096)).unwrap(), 4104);
-        let message = host(None).unwrap_err().to_string();
-        assert!(message.contains("without host memory"), "{message}");
-        assert_eq!(
-            word(Argument::Address(8), 1 << 20, None).unwrap(),
-            1_048_584
-        );
-        assert_eq!(word(Argument::I32(-1), 0, None).unwrap(), 0xffff_ffff);
-    }
 
     #[test]
     fn a_plan_of_other_memory_is_refused() {

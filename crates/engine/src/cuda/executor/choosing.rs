@@ -1,0 +1,139 @@
+//! Which way is fastest: the library's algorithms of a product, and kernels for several joined ones.
+
+use std::mem::{Discriminant, discriminant};
+
+use cinch_graph::DType;
+use cinch_graph::op::ActivationKind;
+
+use super::CudaExecutor;
+use crate::cuda::blas;
+use crate::cuda::command::{Command, Joined, Product, Tail, TailKind};
+use crate::cuda::noise;
+use crate::cuda::op::joined;
+use crate::cuda::timing::{Stopwatch, fastest};
+use crate::error::EngineError;
+
+/// What decides how joined products are best computed: the products, and what follows them.
+pub(super) type JoinedKey = (Vec<blas::Key>, Vec<TailKey>);
+
+/// What is known of a tail but its addresses.
+#[derive(PartialEq, Eq, Hash)]
+pub(super) enum TailKey {
+    Dropped(blas::Key),
+    Activation(Function, Written),
+    Derivative(Function, Written),
+    Gate(Function, Written),
+    GateGradients(Function, Written),
+}
+
+type Function = Discriminant<ActivationKind>;
+
+/// Whether a tail writes all that it can: C beside what it makes of it, or a value again.
+type Written = bool;
+
+pub(super) fn joined_key(products: &[Product], tails: &[Tail]) -> JoinedKey {
+    let tail = |tail: &Tail| match &tail.kind {
+        TailKind::Dropped { product, .. } => TailKey::Dropped(blas::key(product)),
+        TailKind::Activation {
+            function, from, to, ..
+        } => TailKey::Activation(discriminant(function), from != to),
+        TailKind::Derivative {
+            function, value, ..
+        } => TailKey::Derivative(discriminant(function), value.is_some()),
+        TailKind::Gate {
+            function, up, to, ..
+        } => TailKey::Gate(discriminant(function), up != to),
+        TailKind::GateGradients {
+            function, value, ..
+        } => TailKey::GateGradients(discriminant(function), value.is_some()),
+    };
+    (
+        products.iter().map(blas::key).collect(),
+        tails.iter().map(tail).collect(),
+    )
+}
+
+impl CudaExecutor {
+    /// Finds out by which algorithm the library computes each of some products fastest.
+    pub(super) fn choose_algorithms(
+        &mut self,
+        products: &[Product],
+        dtype: DType,
+    ) -> Result<(), EngineError> {
+        for product in products {
+            if self.blas.is_ready(product) {
+                continue;
+            }
+            let is_timed = self.blas.is_timed();
+            let product = std::slice::from_ref(product);
+            if is_timed {
+                self.fill(product, dtype)?;
+            }
+            let base = self.arena.address;
+            self.blas.prepare(&product[0], base, &self.stream)?;
+            if is_timed {
+                self.issue_all(&noise::clear(product), dtype)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts numbers into what products read.
+    fn fill(&mut self, products: &[Product], dtype: DType) -> Result<(), EngineError> {
+        let fill = noise::fill(products);
+        for command in &fill {
+            self.make_ready(command, dtype)?;
+        }
+        self.issue_all(&fill, dtype)
+    }
+
+    /// Finds out what is fastest for joined products: a kernel for all of them, or one by one.
+    pub(super) fn choose(
+        &mut self,
+        joined: Joined,
+        (heads, products, tails): (&[Command], &[Product], &[Tail]),
+        dtype: DType,
+    ) -> Result<(), EngineError> {
+        self.choose_algorithms(products, dtype)?;
+        let key = joined_key(products, tails);
+        if self.joined.contains_key(&key) {
+            return Ok(());
+        }
+        let ways = joined::ways(joined, products, tails, self.context.info.card());
+        let apart = heads.iter().chain(tails.iter().map(|tail| &tail.command));
+        for command in ways.iter().flatten().chain(apart) {
+            self.make_ready(command, dtype)?;
+        }
+        let chosen = if ways.is_empty() || !self.blas.is_timed() {
+            // The same every time.
+            ways.len().min(1)
+        } else {
+            let stopwatch = Stopwatch::new(&self.stream)?;
+            self.fill(products, dtype)?;
+            let chosen = fastest(1 + ways.len(), |candidate, runs| {
+                stopwatch.time(&self.stream, || {
+                    (0..runs).try_for_each(|_| match candidate.checked_sub(1) {
+                        Some(way) => self.issue_all(&ways[way], dtype),
+                        None => self.issue_apart((heads, products, tails), dtype),
+                    })
+                })
+            })?;
+            self.issue_all(&noise::clear(products), dtype)?;
+            chosen
+        };
+        self.joined.insert(key, chosen.checked_sub(1));
+        Ok(())
+    }
+
+    pub(super) fn issue_apart(
+        &self,
+        (heads, products, tails): (&[Command], &[Product], &[Tail]),
+        dtype: DType,
+    ) -> Result<(), EngineError> {
+        self.issue_all(heads, dtype)?;
+        let run = |product| self.blas.run(product, self.arena.address, &self.stream);
+        products.iter().try_for_each(run)?;
+        let mut tails = tails.iter();
+        tails.try_for_each(|tail| self.issue(&tail.command, dtype, &self.stream))
+    }
+}
