@@ -8,6 +8,7 @@ use cinch_graph::op::ActivationKind;
 use super::CudaExecutor;
 use crate::cuda::blas;
 use crate::cuda::command::{Command, Joined, Product, Tail, TailKind};
+use crate::cuda::driver::Stream;
 use crate::cuda::noise;
 use crate::cuda::op::joined;
 use crate::cuda::timing::{Stopwatch, fastest};
@@ -72,7 +73,7 @@ impl CudaExecutor {
             let base = self.arena.address;
             self.blas.prepare(&product[0], base, &self.stream)?;
             if is_timed {
-                self.issue_all(&noise::clear(product), dtype)?;
+                self.issue_all(&noise::clear(product), dtype, &self.stream)?;
             }
         }
         Ok(())
@@ -84,7 +85,7 @@ impl CudaExecutor {
         for command in &fill {
             self.make_ready(command, dtype)?;
         }
-        self.issue_all(&fill, dtype)
+        self.issue_all(&fill, dtype, &self.stream)
     }
 
     /// Finds out what is fastest for joined products: a kernel for all of them, or one by one.
@@ -113,27 +114,29 @@ impl CudaExecutor {
             let chosen = fastest(1 + ways.len(), |candidate, runs| {
                 stopwatch.time(&self.stream, || {
                     (0..runs).try_for_each(|_| match candidate.checked_sub(1) {
-                        Some(way) => self.issue_all(&ways[way], dtype),
-                        None => self.issue_apart((heads, products, tails), dtype),
+                        Some(way) => self.issue_all(&ways[way], dtype, &self.stream),
+                        None => self.issue_apart((heads, products, tails), dtype, &self.stream),
                     })
                 })
             })?;
-            self.issue_all(&noise::clear(products), dtype)?;
+            self.issue_all(&noise::clear(products), dtype, &self.stream)?;
             chosen
         };
         self.joined.insert(key, chosen.checked_sub(1));
         Ok(())
     }
 
+    /// Heads, products by the library, and tails, one after the other.
     pub(super) fn issue_apart(
         &self,
         (heads, products, tails): (&[Command], &[Product], &[Tail]),
         dtype: DType,
+        stream: &Stream,
     ) -> Result<(), EngineError> {
-        self.issue_all(heads, dtype)?;
-        let run = |product| self.blas.run(product, self.arena.address, &self.stream);
+        self.issue_all(heads, dtype, stream)?;
+        let run = |product| self.blas.run(product, self.arena.address, stream);
         products.iter().try_for_each(run)?;
         let mut tails = tails.iter();
-        tails.try_for_each(|tail| self.issue(&tail.command, dtype, &self.stream))
+        tails.try_for_each(|tail| self.issue(&tail.command, dtype, stream))
     }
 }

@@ -77,8 +77,8 @@ impl CudaExecutor {
                 let chosen = self.joined.get(&joined_key(products, tails));
                 let ways = joined::ways(*joined, products, tails, self.context.info.card());
                 match chosen.copied().flatten().and_then(|way| ways.get(way)) {
-                    Some(way) => self.issue_all(way, dtype),
-                    None => self.issue_apart((heads, products, tails), dtype),
+                    Some(way) => self.issue_all(way, dtype, stream),
+                    None => self.issue_apart((heads, products, tails), dtype, stream),
                 }
             }
             Command::Clear { address, bytes } => {
@@ -111,8 +111,7 @@ impl CudaExecutor {
                 number,
                 commands,
             } => self.lane(*lane).run(*number, stream, |beside| {
-                let mut commands = commands.iter();
-                commands.try_for_each(|command| self.issue(command, dtype, beside))
+                self.issue_all(commands, dtype, beside)
             }),
             Command::Await { lane, number } => self.lane(*lane).wait(*number, stream),
         }
@@ -174,9 +173,14 @@ impl CudaExecutor {
         word(*argument, self.arena.address, host).map(ArgumentValue::Word)
     }
 
-    pub(super) fn issue_all(&self, commands: &[Command], dtype: DType) -> Result<(), EngineError> {
+    pub(super) fn issue_all(
+        &self,
+        commands: &[Command],
+        dtype: DType,
+        stream: &Stream,
+    ) -> Result<(), EngineError> {
         let mut commands = commands.iter();
-        commands.try_for_each(|command| self.issue(command, dtype, &self.stream))
+        commands.try_for_each(|command| self.issue(command, dtype, stream))
     }
 }
 
