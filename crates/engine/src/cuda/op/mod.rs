@@ -302,7 +302,7 @@ mod tests {
 
     use super::*;
 
-    const OPTIMIZER: Optimizer = Optimizer {
+    pub(super) const OPTIMIZER: Optimizer = Optimizer {
         beta1: 0.9,
         beta2: 0.95,
         epsilon: 1e-8,

@@ -3,14 +3,14 @@ use std::sync::Arc;
 use cinch_architecture::{
     Activation, Architecture, Decoder, Naics, Qwen3, RotaryPositions, RotaryScaling, Windows,
 };
-use cinch_graph::op::{GradientFormat, MomentFormat};
-use cinch_graph::{DType, Optimizer, Recompute, Target, differentiate};
+use cinch_graph::{DType, Recompute, Target, differentiate};
 use cinch_model::{AdapterShape, Build, Purpose, build, linear_modules};
 use cinch_plan::{Options, Plan, num_micro_nodes};
 
 use super::*;
 use crate::cuda::command::TailKind;
 use crate::cuda::op::lower_all;
+use crate::cuda::op::tests::OPTIMIZER;
 use crate::engine::MicroBatch;
 
 const LAYERS: usize = 3;
@@ -40,16 +40,6 @@ fn decoder() -> Architecture {
         initial_std: 0.02,
     }))
 }
-
-const OPTIMIZER: Optimizer = Optimizer {
-    beta1: 0.9,
-    beta2: 0.95,
-    epsilon: 1e-8,
-    weight_decay: 0.1,
-    max_norm: Some(1.0),
-    moments: MomentFormat::Full,
-    gradients: GradientFormat::Full,
-};
 
 /// The nodes of a training step on a Hopper card.
 fn step(model: &Architecture, shape: &Build, recompute: Recompute) -> Vec<Lowered> {

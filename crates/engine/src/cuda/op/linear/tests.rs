@@ -3,27 +3,19 @@
 
 use std::collections::BTreeSet;
 
-use cinch_graph::op::{ActivationKind, GradientFormat, MomentFormat, NormKind, Over};
-use cinch_graph::{DType, Graph, Init, Optimizer, Storage, Target, TrainingGraph, differentiate};
+use cinch_graph::op::{ActivationKind, NormKind, Over};
+use cinch_graph::{DType, Graph, Init, Storage, Target, TrainingGraph, differentiate};
 use cinch_plan::{Options, Plan};
 
 use super::*;
 use crate::cuda::command::Command;
 use crate::cuda::lowering::Card;
 use crate::cuda::op::lower;
+use crate::cuda::op::tests::OPTIMIZER;
 
 const INIT: Init = Init::Normal { std: 0.02 };
 const VOCABULARY: usize = 67;
 const CHUNK: usize = 4;
-const OPTIMIZER: Optimizer = Optimizer {
-    beta1: 0.9,
-    beta2: 0.95,
-    epsilon: 1e-8,
-    weight_decay: 0.1,
-    max_norm: Some(1.0),
-    moments: MomentFormat::Full,
-    gradients: GradientFormat::Full,
-};
 const SOURCES: [(&str, &str); 7] = [
     ("activation", include_str!("../../kernels/activation.cu")),
     ("column_sum", include_str!("../../kernels/column_sum.cu")),
