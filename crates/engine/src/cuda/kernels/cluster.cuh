@@ -1,5 +1,5 @@
 // What kernels of products share whose blocks work in clusters of two: barriers and copies over both
-// blocks, the operands of wide wgmmas, and the order in which rows of a tile are written.
+// blocks, the operands of wide wgmmas, and how rows of a tile are read and written.
 
 __device__ __forceinline__ u32 cluster_rank() {
     u32 rank;
@@ -51,3 +51,12 @@ __device__ __forceinline__ void exchange(u32 (&w)[4], int t) {
         else w[i + 2] = got;
     }
 }
+
+// The elements of a pair.
+__device__ __forceinline__ real element(u32 bits) {
+    real x;
+    x.bits = (u16)bits;
+    return x;
+}
+__device__ __forceinline__ float low_half(u32 pair) { return to_float(element(pair)); }
+__device__ __forceinline__ float high_half(u32 pair) { return to_float(element(pair >> 16)); }

@@ -1,6 +1,8 @@
 // Sums of matrix products on sm_90a: C[m,n] = bias + Σ scale·A[m,k]·B[k,n], all terms in one pass.
 //
 // An adapter's product is a term of the sum, so that what it adds to is never written and read back.
+// The first term may be dropped in part (`dropped`): elements of it are cleared before others add, and
+// the sum may be added to what C has.
 // Two blocks (a cluster) have neighbouring tiles of C: with the same columns each brings half of B's
 // tile for both, with the same rows half of A's. In a block one thread feeds the copy engine, and two
 // warpgroups multiply, each 64 or 128 rows. Blocks stay, and take tile after tile.
@@ -29,6 +31,8 @@ struct Sum {
     int row_pairs, column_tiles, together;
     int num_terms;
     Term terms[MAX_TERMS];
+    // What the first term is dropped by, if it is; then whether C is added to.
+    u32 stream, limit, adds;
 };
 
 struct Maps {
@@ -157,7 +161,7 @@ __device__ __forceinline__ void bring(const Tiles<S>& tiles, u32 stage, const Te
 }
 
 // Writes 64 rows of a tile, or those of them that C has.
-template <int BN>
+template <int BN, bool MAY_ADD>
 __device__ __forceinline__ void store(const Sum& x, float (&d)[BN / 2], real* c, const float* bias, int first_row,
                                       int first_column) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, t = lane % 4;
@@ -176,22 +180,45 @@ __device__ __forceinline__ void store(const Sum& x, float (&d)[BN / 2], real* c,
         // The four threads of a row turn four blocks of eight columns, so that each stores one.
 #pragma unroll
         for (int j = 0; j < BN / 8; j += 4) {
-            u32 w[4];
+            int column = first_column + 8 * (j + t);
+            bool is_there = row < x.rows && column < x.columns && j + t < BN / 8;
+            uint4* to = (uint4*)(c + (u64)row * x.stride + column);
+            u32 w[4], had[4] = {};
+            if (MAY_ADD && x.adds) {
+                if (is_there) *(uint4*)had = *to;
+                exchange(had, t);
+            }
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 int at = 4 * (j + i) + 2 * low;
-                w[i] = j + i < BN / 8 ? pack2(d[at], d[at + 1]) : 0;
+                w[i] = 0;
+                if (j + i >= BN / 8) continue;
+                if (MAY_ADD) d[at] += low_half(had[i]), d[at + 1] += high_half(had[i]);
+                w[i] = pack2(d[at], d[at + 1]);
             }
             exchange(w, t);
-            int column = first_column + 8 * (j + t);
-            if (row < x.rows && column < x.columns && j + t < BN / 8)
-                *(uint4*)(c + (u64)row * x.stride + column) = make_uint4(w[0], w[1], w[2], w[3]);
+            if (is_there) *to = make_uint4(w[0], w[1], w[2], w[3]);
         }
     }
 }
 
-template <typename S>
-__device__ __forceinline__ void product_sum(const Sum& x, const Maps& maps, real* c, const float* bias) {
+// Clears what is dropped of 64 rows of a tile whose first column is one of the term's.
+template <int BN>
+__device__ __forceinline__ void drop(const Dropout& dropout, float (&d)[BN / 2], int first_row, int first_column) {
+    int lane = threadIdx.x % 32, row = first_row + threadIdx.x / 32 % 4 * 16 + lane / 4;
+#pragma unroll
+    for (int low = 0; low < 2; low++) {
+        u32 base = dropout.row(row + low * 8);
+#pragma unroll
+        for (int j = 0; j < BN / 8; j++)
+            dropout.drop(dropout.pair(base, first_column + 8 * j + 2 * (lane % 4)), d[4 * j + 2 * low],
+                         d[4 * j + 2 * low + 1]);
+    }
+}
+
+template <typename S, bool IS_DROPPED>
+__device__ __forceinline__ void product_sum(const Sum& x, const Maps& maps, real* c, const float* bias,
+                                            const u32* random) {
     extern __shared__ char dynamic_shared[];
     Tiles<S> tiles{(shared_address(dynamic_shared) + 1023) & ~1023u};
     u32 rank = cluster_rank();
@@ -229,6 +256,7 @@ __device__ __forceinline__ void product_sum(const Sum& x, const Maps& maps, real
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         int first = group * S::BLOCKS * 64;
+        Dropout dropout(IS_DROPPED ? random : nullptr, x.stream, x.limit);
         for (int index = cluster; place.take(x, index); index += clusters) {
             float d[S::BLOCKS][S::BN / 2];
 #pragma unroll
@@ -264,6 +292,13 @@ __device__ __forceinline__ void product_sum(const Sum& x, const Maps& maps, real
                 if (threadIdx.x % 128 < 2) arrive_in(tiles.empty(before), threadIdx.x % 128);
                 // The sum so far as a multiple of the next term's scale, in the end of 1.
                 float change = term.scale / place.next_scale(x, i);
+                if (IS_DROPPED && i == 0) {
+                    change *= dropout.scale;
+#pragma unroll
+                    for (int block = 0; block < S::BLOCKS; block++)
+                        drop<S::BN>(dropout, d[block], place.row + own_row + first + block * 64,
+                                    place.column + own_column - term.first);
+                }
                 if (change != 1.0f) {
 #pragma unroll
                     for (int block = 0; block < S::BLOCKS; block++)
@@ -273,7 +308,7 @@ __device__ __forceinline__ void product_sum(const Sum& x, const Maps& maps, real
             }
 #pragma unroll
             for (int block = 0; block < S::BLOCKS; block++)
-                store<S::BN>(x, d[block], c, bias, place.row + own_row + first + block * 64, place.column + own_column);
+                store<S::BN, IS_DROPPED>(x, d[block], c, bias, place.row + own_row + first + block * 64, place.column + own_column);
         }
     }
     __syncwarp();
@@ -281,15 +316,22 @@ __device__ __forceinline__ void product_sum(const Sum& x, const Maps& maps, real
     cluster_meet();
 }
 
-#define PRODUCTS(name, blocks, bn, shared, by_columns)                                       \
+#define OPERANDS                                                                                    \
+    const __grid_constant__ Sum x, const __grid_constant__ TensorMap a0,                            \
+        const __grid_constant__ TensorMap a1, const __grid_constant__ TensorMap a2,                 \
+        const __grid_constant__ TensorMap a3, const __grid_constant__ TensorMap b0,                 \
+        const __grid_constant__ TensorMap b1, const __grid_constant__ TensorMap b2,                 \
+        const __grid_constant__ TensorMap b3, real *c, const float *bias
+#define MAPS Maps{{&a0, &a1, &a2, &a3}, {&b0, &b1, &b2, &b3}}
+
+#define PRODUCTS(name, blocks, bn, shared, by_columns)                                              \
+    KERNEL __cluster_dims__(2, 1, 1) __launch_bounds__(NUM_THREADS, 1) name(OPERANDS) {             \
+        product_sum<Shape<blocks, bn, shared, by_columns>, false>(x, MAPS, c, bias, nullptr);       \
+    }
+#define DROPPED(name, blocks, bn, shared, by_columns)                                               \
     KERNEL __cluster_dims__(2, 1, 1) __launch_bounds__(NUM_THREADS, 1)                              \
-    name(const __grid_constant__ Sum x, const __grid_constant__ TensorMap a0,                       \
-         const __grid_constant__ TensorMap a1, const __grid_constant__ TensorMap a2,                \
-         const __grid_constant__ TensorMap a3, const __grid_constant__ TensorMap b0,                \
-         const __grid_constant__ TensorMap b1, const __grid_constant__ TensorMap b2,                \
-         const __grid_constant__ TensorMap b3, real* c, const float* bias) {                         \
-        Maps maps{{&a0, &a1, &a2, &a3}, {&b0, &b1, &b2, &b3}};                                      \
-        product_sum<Shape<blocks, bn, shared, by_columns>>(x, maps, c, bias);               \
+    name(OPERANDS, const u32* random) {                                                             \
+        product_sum<Shape<blocks, bn, shared, by_columns>, true>(x, MAPS, c, bias, random);         \
     }
 
 PRODUCTS(products_rows_128_176, 1, 176, SAME_COLUMNS, 0)
@@ -306,3 +348,7 @@ PRODUCTS(products_rows_256_176, 2, 176, SAME_ROWS, 0)
 PRODUCTS(products_columns_256_176, 2, 176, SAME_ROWS, 1)
 PRODUCTS(products_rows_256_192, 2, 192, SAME_ROWS, 0)
 PRODUCTS(products_columns_256_192, 2, 192, SAME_ROWS, 1)
+DROPPED(dropped_rows_128_192, 1, 192, SAME_COLUMNS, 0)
+DROPPED(dropped_columns_128_192, 1, 192, SAME_COLUMNS, 1)
+DROPPED(dropped_rows_256_192, 2, 192, SAME_ROWS, 0)
+DROPPED(dropped_columns_256_192, 2, 192, SAME_ROWS, 1)

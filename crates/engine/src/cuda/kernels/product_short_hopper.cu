@@ -74,14 +74,6 @@ struct Tiles {
     __device__ __forceinline__ u32 ready(u32 step) const { return barrier(2 * NUM_STAGES + 6 + step); }
 };
 
-__device__ __forceinline__ real element(u32 bits) {
-    real x;
-    x.bits = (u16)bits;
-    return x;
-}
-__device__ __forceinline__ float low_half(u32 pair) { return to_float(element(pair)); }
-__device__ __forceinline__ float high_half(u32 pair) { return to_float(element(pair >> 16)); }
-
 // The columns that a block's cluster has, in pairs of tiles.
 __device__ __forceinline__ int pair_of(const Sum& x) { return blockIdx.x / 2 % x.column_pairs; }
 

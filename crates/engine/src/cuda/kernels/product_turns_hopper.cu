@@ -97,13 +97,6 @@ struct Place {
     }
 };
 
-__device__ __forceinline__ real element(u32 bits) {
-    real x;
-    x.bits = (u16)bits;
-    return x;
-}
-__device__ __forceinline__ float low_half(u32 pair) { return to_float(element(pair)); }
-__device__ __forceinline__ float high_half(u32 pair) { return to_float(element(pair >> 16)); }
 __device__ __forceinline__ void load4(u32 (&w)[4], const real* from, bool is_there) {
     uint4 x = is_there ? *(const uint4*)from : make_uint4(0, 0, 0, 0);
     w[0] = x.x, w[1] = x.y, w[2] = x.z, w[3] = x.w;

@@ -53,8 +53,19 @@ pub fn ways(joined: Joined, products: &[Product], tails: &[Tail], card: Card) ->
         Some(followed(launch, after))
     };
     let with = (!tails.is_empty()).then(|| turns(tails, &[])).flatten();
+    let dropped = match tails.split_first() {
+        Some((first, after)) if joined == Joined::Sum => {
+            let launches = sum::dropped_launches(products, first, card);
+            launches
+                .into_iter()
+                .map(|launch| followed(launch, after))
+                .collect()
+        }
+        _ => Vec::new(),
+    };
     short
         .chain(with)
+        .chain(dropped)
         .chain(launches.into_iter().map(|launch| followed(launch, tails)))
         .chain(turns(&[], tails))
         .collect()

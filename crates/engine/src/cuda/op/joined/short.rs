@@ -108,6 +108,7 @@ impl<'a> Short<'a> {
             None => MAX_ADAPTERS,
         };
         kind_fits
+            && !self.main.accumulate
             && self.main.k <= MAX_STEPS * TILE_DEPTH
             && self.adapters.len() <= most
             && self.adapters.iter().all(|adapter| adapter.k <= TILE_DEPTH)

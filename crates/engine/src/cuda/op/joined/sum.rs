@@ -1,14 +1,15 @@
 //! Products that are added to one result. The second half of an adapter adds to
 //! what the layer's own product wrote, and its gradient to that of the layer's input: as a term of
 //! the same sum the result is written once and never read. What is pointwise and follows the sum is
-//! its tail.
+//! its tail, and so is a product that is dropped in part before it adds: it is the first term then.
 
 #[cfg(test)]
 mod tests;
 
 use super::{WINDOW, effects, in_place_of, is_copied, may_pass, short, tail, turns};
 use crate::cuda::command::{
-    Argument, Command, Joined, Kernel, LaunchShape, MatrixAt, MatrixMapAt, Product, Tail,
+    Argument, Command, DropoutAt, Joined, Kernel, LaunchShape, MatrixAt, MatrixMapAt, Product,
+    Tail, TailKind,
 };
 use crate::cuda::lowering::Card;
 use crate::cuda::op::{COPY_TO_REAL, Lowered};
@@ -73,6 +74,18 @@ const TILES: [(Tile, [&str; 2]); 7] = [
     ),
 ];
 
+/// Those of a first term that is dropped in part.
+const DROPPED_TILES: [(Tile, [&str; 2]); 2] = [
+    (
+        Tile::new(256, 192, Shared::Rows),
+        ["dropped_rows_256_192", "dropped_columns_256_192"],
+    ),
+    (
+        Tile::new(128, 192, Shared::Columns),
+        ["dropped_rows_128_192", "dropped_columns_128_192"],
+    ),
+];
+
 /// Of the tiles, as many are tried as are likely to be best.
 const TRIED: usize = 4;
 
@@ -125,7 +138,7 @@ pub(super) fn join(lowered: &mut [Lowered]) {
         let Some(Command::Product(first)) = lowered[at].commands.last() else {
             continue;
         };
-        if first.accumulate || first.scale != 1.0 {
+        if first.scale != 1.0 {
             continue;
         }
         let mut sum = vec![*first];
@@ -161,10 +174,16 @@ pub(super) fn join(lowered: &mut [Lowered]) {
             }
         }
         drop(passed);
-        let is_taken = |tails: &[Tail]| short::takes(&sum, tails) || turns::takes(&sum, tails);
+        let is_taken = |tails: &[Tail]| {
+            short::takes(&sum, tails) || turns::takes(&sum, tails) || takes_dropped(&sum, tails)
+        };
         while !tails.is_empty() && !is_taken(&tails) {
             tails.pop();
             followers.pop();
+        }
+        // Others write what they have, and add to nothing.
+        if sum[0].accumulate && !takes_dropped(&sum, &tails) {
+            continue;
         }
         for term in terms {
             lowered[term].commands.clear();
@@ -195,6 +214,10 @@ pub(super) fn join(lowered: &mut [Lowered]) {
 
 /// Whether the kernels for such sums take it.
 pub(super) fn fits(sum: &[Product]) -> bool {
+    sum.first().is_some_and(|first| !first.accumulate) && all_fit(sum)
+}
+
+fn all_fit(sum: &[Product]) -> bool {
     let Some(first) = sum.first() else {
         return false;
     };
@@ -217,12 +240,45 @@ pub(super) fn launches(sum: &[Product], card: Card) -> Vec<Command> {
     if !card.is_hopper || !fits(sum) {
         return Vec::new();
     }
-    let mut tiles = TILES;
-    tiles.sort_by_key(|(tile, _)| tile.work(&sum[0], card));
-    let tried = tiles.into_iter().take(TRIED);
-    tried
-        .map(|(tile, kernels)| launch(sum, tile, kernels, card))
+    likeliest(TILES, &sum[0], card)
+        .map(|(tile, kernels)| launch(sum, None, (tile, kernels), card))
         .collect()
+}
+
+/// As [`launches`], with a tail that is dropped in part; none where it is something else.
+pub(super) fn dropped_launches(sum: &[Product], tail: &Tail, card: Card) -> Vec<Command> {
+    let Some((sum, dropout)) = with_dropped(sum, tail).filter(|_| card.is_hopper) else {
+        return Vec::new();
+    };
+    likeliest(DROPPED_TILES, &sum[0], card)
+        .map(|(tile, kernels)| launch(&sum, Some(dropout), (tile, kernels), card))
+        .collect()
+}
+
+/// Whether the kernels take a sum with one tail, which is dropped in part.
+fn takes_dropped(sum: &[Product], tails: &[Tail]) -> bool {
+    matches!(tails, [tail] if with_dropped(sum, tail).is_some())
+}
+
+/// The sum with a product that is dropped in part as its first term, where the kernels take it.
+fn with_dropped(sum: &[Product], tail: &Tail) -> Option<(Vec<Product>, DropoutAt)> {
+    let TailKind::Dropped { product, dropout } = tail.kind else {
+        return None;
+    };
+    let mut sum = sum.to_vec();
+    // Behind the long one, which comes last.
+    sum.insert(1, product);
+    all_fit(&sum).then_some((sum, dropout))
+}
+
+/// Tiles and their kernels, those first that leave the busiest multiprocessor the least.
+fn likeliest<const N: usize>(
+    mut tiles: [(Tile, [&'static str; 2]); N],
+    sum: &Product,
+    card: Card,
+) -> impl Iterator<Item = (Tile, [&'static str; 2])> {
+    tiles.sort_by_key(|(tile, _)| tile.work(sum, card));
+    tiles.into_iter().take(TRIED)
 }
 
 /// What adds comes first: it is scaled once, before the long term.
@@ -301,10 +357,20 @@ pub(super) fn bias(product: &Product) -> Argument {
     kept.unwrap_or(Argument::Null)
 }
 
-fn launch(sum: &[Product], tile: Tile, kernels: [&'static str; 2], card: Card) -> Command {
+fn launch(
+    sum: &[Product],
+    dropout: Option<DropoutAt>,
+    (tile, kernels): (Tile, [&'static str; 2]),
+    card: Card,
+) -> Command {
     let first = &sum[0];
     let mut arguments = operands(sum, tile);
     arguments.extend([Argument::Address(first.c.address), bias(first)]);
+    arguments.extend(dropout.map(|dropout| Argument::Address(dropout.random)));
+    let mut table = table(sum, tile);
+    table.push(dropout.map_or(0, |dropout| dropout.stream));
+    table.push(dropout.map_or(0, |dropout| dropout.threshold));
+    table.push(u32::from(first.accumulate));
     Command::LaunchTable {
         kernel: Kernel {
             file: "product_hopper",
@@ -315,7 +381,7 @@ fn launch(sum: &[Product], tile: Tile, kernels: [&'static str; 2], card: Card) -
             block: [THREADS, 1, 1],
             shared_bytes: shared_bytes(sum, tile, STAGES, 2 * STAGES),
         },
-        table: table(sum, tile).into(),
+        table: table.into(),
         arguments,
     }
 }

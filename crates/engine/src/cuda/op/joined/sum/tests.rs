@@ -159,6 +159,72 @@ fn only_what_the_kernel_takes_is_launched() {
     assert_eq!(launches(&single, Card::HOPPER).len(), 0);
 }
 
+/// A product that is dropped in part is the first term of a sum that is too long for other kernels.
+#[test]
+fn what_is_dropped_in_part_comes_first() {
+    let main = Product {
+        k: 1536,
+        ..product([0, 0x1000, 0x4000], 64, 32, false)
+    };
+    let add = product([0x8000, 0x9000, 0x4000 + 64], 32, 8, true);
+    let dropped = product([0xa000, 0xb000, 0x4000], 64, 8, true);
+    let tail = |product: Product| Tail {
+        kind: TailKind::Dropped {
+            product,
+            dropout: DropoutAt {
+                random: 0xc000,
+                stream: 7,
+                threshold: 9,
+            },
+        },
+        command: Command::Clear {
+            address: 0,
+            bytes: 0,
+        },
+    };
+    assert!(takes_dropped(&[main, add], &[tail(dropped)]));
+    assert!(!takes_dropped(&[main, add], &[]));
+    assert!(!takes_dropped(&[main], &[tail(dropped), tail(dropped)]));
+    let mut mixed = dropped;
+    mixed.b.transposed = false;
+    assert!(!takes_dropped(&[main], &[tail(mixed)]));
+    assert!(!takes_dropped(&[main, add, add, add], &[tail(dropped)]));
+    assert!(dropped_launches(&[main], &tail(dropped), Card::ANY).is_empty());
+    let launched = dropped_launches(&[main, add], &tail(dropped), Card::HOPPER);
+    assert_eq!(launched.len(), DROPPED_TILES.len());
+    for launch in &launched {
+        let Command::LaunchTable {
+            kernel,
+            table,
+            arguments,
+            ..
+        } = launch
+        else {
+            panic!("{launched:?}");
+        };
+        assert!(kernel.function.starts_with("dropped_rows_"));
+        // Eight columns of the inner dimension are one step; then what adds, then the long one.
+        assert_eq!(table[6], 3);
+        assert_eq!(table[7..11], [0, 64, 1, 2.0_f32.to_bits()]);
+        assert_eq!(table[11..13], [32, 32]);
+        assert_eq!(table[15..18], [0, 64, 24]);
+        assert_eq!(table[7 + 4 * MAX_TERMS..], [7, 9, 0]);
+        assert!(matches!(arguments.last(), Some(Argument::Address(0xc000))));
+    }
+    // With it, a sum may add to what is there.
+    let adds = Product {
+        accumulate: true,
+        ..main
+    };
+    assert!(takes_dropped(&[adds], &[tail(dropped)]));
+    assert!(!fits(&[adds]));
+    let launched = dropped_launches(&[adds], &tail(dropped), Card::HOPPER);
+    for launch in &launched {
+        assert!(matches!(launch, Command::LaunchTable { table, .. } if table.last() == Some(&1)));
+    }
+    assert_eq!(joined(&[adds, add]), [1, 1]);
+}
+
 /// The tiles that leave the fewest multiprocessors idle are tried first.
 #[test]
 fn tiles_fill_a_card_in_whole_rounds() {
