@@ -181,10 +181,10 @@ struct Dropout {
         x *= 0x846ca68bu;
         return (x ^ (x >> 16)) & MASK;
     }
-    // How far a pair's number is from that of its row, before it is mixed: of columns that are added,
-    // both even, it is the sum.
-    __device__ __forceinline__ static u32 pair_offset(u32 column) { return (column >> 1) * 0x9e3779b9u; }
-    __device__ __forceinline__ static u32 pair(u32 base, u32 column) { return word(base + pair_offset(column)); }
+    // How far a pair's number is from that of its row, before it is mixed: of the sum of columns, which
+    // are even and may be negative, the sum.
+    __device__ __forceinline__ static u32 pair_offset(i32 column) { return (u32)(column >> 1) * 0x9e3779b9u; }
+    __device__ __forceinline__ static u32 pair(u32 base, u32 column) { return word(base + pair_offset((i32)column)); }
 
     __device__ __forceinline__ bool keeps(u32 base, u32 column) const {
         u32 both = pair(base, column);
