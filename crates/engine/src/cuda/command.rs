@@ -54,7 +54,7 @@ pub struct TensorMapAt {
     pub row_stride: usize,
 }
 
-/// A matrix of 16-bit elements; what lies beyond its rows and columns comes as zeroes.
+/// A matrix of 16-bit elements; what lies beyond its rows and columns comes as zeroes, and is not written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatrixMapAt {
     pub address: u64,
@@ -62,8 +62,9 @@ pub struct MatrixMapAt {
     pub columns: usize,
     /// Elements from one row to the next; a multiple of 8.
     pub row_stride: usize,
-    /// Rows that one copy brings, of 64 columns.
+    /// Rows and columns that one copy brings or takes: 64 columns, or 16.
     pub box_rows: usize,
+    pub box_columns: usize,
 }
 
 /// Grid, block and dynamic shared memory.
@@ -185,6 +186,20 @@ pub enum TailKind {
         to_up: u64,
         value: Option<u64>,
         elements: usize,
+    },
+    /// `to = drop(from)·Wᵀ`, `from` being what a function made of C: narrow, of as many columns as W
+    /// has rows.
+    Narrow {
+        from: u64,
+        /// Rows of `from` and columns of it, all of which W has.
+        rows: usize,
+        inner: usize,
+        weight: u64,
+        columns: usize,
+        to: u64,
+        dropout: DropoutAt,
+        /// Scratch memory, from the first byte to before the second.
+        parts: (u64, u64),
     },
 }
 

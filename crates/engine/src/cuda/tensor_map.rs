@@ -35,11 +35,11 @@ pub fn encode_matrix(
 ) -> Result<sys::CUtensorMap, EngineError> {
     let sizes = [at.columns, at.rows].map(|size| size as u64);
     let strides = [at.row_stride as u64 * dtype.size()];
-    let sides = [BOX_SIDE, at.box_rows as u32];
+    let sides = [at.box_columns as u32, at.box_rows as u32];
     tiled(base + at.address, sizes, &strides, sides, dtype)
 }
 
-/// In shared memory the 16-byte pieces of a row, which has 128 or 64 bytes, are permuted as the
+/// In shared memory the 16-byte pieces of a row, which has 128, 64 or 32 bytes, are permuted as the
 /// matrix units want them.
 fn tiled<const RANK: usize>(
     address: u64,
@@ -56,6 +56,7 @@ fn tiled<const RANK: usize>(
     };
     let swizzle = match sides[0] {
         BOX_SIDE => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+        16 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_32B,
         _ => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B,
     };
     let mut map = sys::CUtensorMap { opaque: [0; 16] };

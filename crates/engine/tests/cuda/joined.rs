@@ -30,6 +30,11 @@ fn low_rank(compute: DType) -> Result<TrainingGraph, GraphError> {
     layers(compute, 8, 384, 1536)
 }
 
+/// At the highest rank that products with a short sum have room for.
+fn short_sums(compute: DType) -> Result<TrainingGraph, GraphError> {
+    layers(compute, 16, 384, 1536)
+}
+
 /// The first layer has three adapters of `width` columns each, the second one of `last`.
 fn layers(
     compute: DType,
@@ -67,8 +72,9 @@ const SHORT: usize = 352;
 const INNER: usize = 800;
 
 /// Two frozen layers with adapters that read what is dropped in part, and GELU between them, twice:
-/// where nobody reads its input again it is written in that one's place. Their input is added to
-/// what they give, so that its gradient adds to what is there.
+/// where nobody reads its input again it is written in that one's place. What the second adapter
+/// makes of GELU's result follows it. Their input is added to what they give, so that its gradient
+/// adds to what is there.
 fn encoder(compute: DType) -> Result<TrainingGraph, GraphError> {
     let mut g = Graph::new(compute);
     let tokens = g.batch("tokens", ROWS, DType::I32);
@@ -230,6 +236,12 @@ fn joined_products_give_what_they_give_one_by_one() {
 #[ignore = "needs a GPU"]
 fn joined_products_of_a_low_rank_give_what_they_give_one_by_one() {
     compare(low_rank);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn joined_products_with_short_sums_give_what_they_give_one_by_one() {
+    compare(short_sums);
 }
 
 #[test]

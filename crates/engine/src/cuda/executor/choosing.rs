@@ -25,6 +25,8 @@ pub(super) enum TailKey {
     Derivative(Function, Written),
     Gate(Function, Written),
     GateGradients(Function, Written),
+    /// By columns.
+    Narrow(usize),
 }
 
 type Function = Discriminant<ActivationKind>;
@@ -47,6 +49,7 @@ pub(super) fn joined_key(products: &[Product], tails: &[Tail]) -> JoinedKey {
         TailKind::GateGradients {
             function, value, ..
         } => TailKey::GateGradients(discriminant(function), value.is_some()),
+        TailKind::Narrow { columns, .. } => TailKey::Narrow(*columns),
     };
     (
         products.iter().map(blas::key).collect(),

@@ -23,6 +23,10 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
+__device__ __forceinline__ u32 shared_address(const void* p) {
+    return (u32)__cvta_generic_to_shared(p);
+}
+
 // ---------------------------------------------------------------- element types
 
 struct bf16 { u16 bits; };
@@ -177,18 +181,20 @@ struct Dropout {
         x *= 0x846ca68bu;
         return (x ^ (x >> 16)) & MASK;
     }
-    __device__ __forceinline__ static u32 pair(u32 base, u32 column) {
-        return word(base + (column >> 1) * 0x9e3779b9u);
-    }
+    // How far a pair's number is from that of its row, before it is mixed: of the sum of columns, which
+    // are even and may be negative, the sum.
+    __device__ __forceinline__ static u32 pair_offset(i32 column) { return (u32)(column >> 1) * 0x9e3779b9u; }
+    __device__ __forceinline__ static u32 pair(u32 base, u32 column) { return word(base + pair_offset((i32)column)); }
 
     __device__ __forceinline__ bool keeps(u32 base, u32 column) const {
         u32 both = pair(base, column);
         return (column & 1 ? both >> 16 : both & 0xffffu) >= (thresholds & 0xffffu);
     }
     // Of an even column and the next one: a half of ones where the element is kept.
-    __device__ __forceinline__ u32 kept(u32 base, u32 column) const {
+    __device__ __forceinline__ u32 kept(u32 base, u32 column) const { return kept_of(pair(base, column)); }
+    __device__ __forceinline__ u32 kept_of(u32 word) const {
         u32 ones;
-        asm("set.ge.u32.f16x2 %0, %1, %2;" : "=r"(ones) : "r"(pair(base, column)), "r"(thresholds));
+        asm("set.ge.u32.f16x2 %0, %1, %2;" : "=r"(ones) : "r"(word), "r"(thresholds));
         return ones;
     }
 

@@ -19,10 +19,6 @@
 // A tensor as the copy engine takes it, encoded by the driver.
 struct alignas(64) TensorMap { u64 words[16]; };
 
-__device__ __forceinline__ u32 shared_address(const void* p) {
-    return (u32)__cvta_generic_to_shared(p);
-}
-
 // ---------------------------------------------------------------- barriers
 
 __device__ __forceinline__ void barrier_init(u32 barrier, int arrivals) {
@@ -164,12 +160,12 @@ __device__ __forceinline__ void with_copy_engine() {
 // Operands in shared memory. Rows of a panel go along one side of the product, its 64 columns along
 // the other. `by_row`: the columns are summed over, and the tile has as many panels as the sum is
 // long. `by_column`: the rows are summed over; beyond 64 columns the next panel follows after
-// `panel_bytes`. ROW is 128, or 64 in half a panel: eight rows lie together, and the last two bits
-// name the swizzle.
+// `panel_bytes`. ROW is 128, 64 in half a panel or 32 in a quarter: eight rows lie together, and the
+// last two bits name the swizzle.
 template <u32 ROW = 128> __device__ __forceinline__ u64 by_column(u32 address, u32 panel_bytes) {
-    static_assert(ROW == 128 || ROW == 64, "the swizzles of 128 and of 64 bytes");
+    static_assert(ROW == 128 || ROW == 64 || ROW == 32, "the swizzles of 128, 64 and 32 bytes");
     return (u64)((address & 0x3ffffu) >> 4) | ((u64)(panel_bytes >> 4) << 16) |
-           ((u64)(8 * ROW >> 4) << 32) | ((ROW == 128 ? 1ull : 2ull) << 62);
+           ((u64)(8 * ROW >> 4) << 32) | ((ROW == 128 ? 1ull : ROW == 64 ? 2ull : 3ull) << 62);
 }
 template <u32 ROW = 128> __device__ __forceinline__ u64 by_row(u32 address) {
     return by_column<ROW>(address, 16);

@@ -3,10 +3,6 @@
 
 #if !defined(REAL_F32)
 
-__device__ __forceinline__ u32 shared_address(const void* p) {
-    return (u32)__cvta_generic_to_shared(p);
-}
-
 // Four 8×8 matrices from shared memory; lanes 8i to 8i+7 hold the addresses of the i-th one's rows.
 __device__ __forceinline__ void load_matrices(u32 (&x)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

@@ -45,14 +45,18 @@ struct Gelu {
     }
     // Φ + x·φ, φ the normal density; of −a it is p(a)·exp(−a²/2), to 6.3e-5, of a what is left of 1.
     static __device__ __forceinline__ float slope(float x) {
+        float below = slope_below(x);
+        return x < 0.0f ? below : 1.0f - below;
+    }
+    // The slope at −|x|.
+    static __device__ __forceinline__ float slope_below(float x) {
         float a = fabsf(x), exponential = exp2_fast(x * (-0.5f * LOG2_E) * x);
         float p = fmaf(-2.7395853e-3f, a, 2.5280068e-2f);
         p = fmaf(p, a, -9.966135e-2f);
         p = fmaf(p, a, 0.23543266f);
         p = fmaf(p, a, -0.79550962f);
         p = fmaf(p, a, 0.49993727f);
-        float below = p * exponential;
-        return x < 0.0f ? below : 1.0f - below;
+        return p * exponential;
     }
 #else
     static __device__ __forceinline__ float distribution(float x) {

@@ -200,6 +200,7 @@ fn matrices(product: &Product) -> [Argument; 3] {
             columns,
             row_stride: matrix.row_stride,
             box_rows: TILE_DEPTH,
+            box_columns: TILE_DEPTH,
         })
     };
     [

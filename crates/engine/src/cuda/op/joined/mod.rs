@@ -36,37 +36,39 @@ pub fn ways(joined: Joined, products: &[Product], tails: &[Tail], card: Card) ->
         Joined::Narrow => narrow::launches(products, card),
         Joined::Back => return back::launches(products, card).into_iter().collect(),
     };
-    let followed = |launch: Command, tails: &[Tail]| -> Vec<Command> {
+    let followed = |launches: Vec<Command>, tails: &[Tail]| -> Vec<Command> {
         let after = tails.iter().map(|tail| tail.command.clone());
-        [launch].into_iter().chain(after).collect()
+        launches.into_iter().chain(after).collect()
     };
     // With as many of the tails as there are, or with fewer.
     let most = (joined == Joined::Sum).then_some(tails.len());
     let inside = most.into_iter().flat_map(|most| (0..=most).rev());
     let short = inside.filter_map(|count| {
         let (with, after) = tails.split_at(count);
-        let launch = short::launch(products, with, card)?;
-        Some(followed(launch, after))
+        let launches = short::launches(products, with, card)?;
+        Some(followed(launches, after))
     });
     let turns = |with: &[Tail], after: &[Tail]| {
         let launch = turns::launch(products, with, card).filter(|_| joined == Joined::Sum)?;
-        Some(followed(launch, after))
+        Some(followed(vec![launch], after))
     };
-    let with = (!tails.is_empty()).then(|| turns(tails, &[])).flatten();
-    let dropped = match tails.split_first() {
+    let mut counts = (1..=tails.len()).rev();
+    let with = counts.find_map(|count| turns(&tails[..count], &tails[count..]));
+    let dropped: Vec<Vec<Command>> = match tails.split_first() {
         Some((first, after)) if joined == Joined::Sum => {
             let launches = sum::dropped_launches(products, first, card);
-            launches
+            let followed = launches
                 .into_iter()
-                .map(|launch| followed(launch, after))
-                .collect()
+                .map(|launch| followed(vec![launch], after));
+            followed.collect()
         }
         _ => Vec::new(),
     };
+    let alone = launches.into_iter();
     short
         .chain(with)
         .chain(dropped)
-        .chain(launches.into_iter().map(|launch| followed(launch, tails)))
+        .chain(alone.map(|launch| followed(vec![launch], tails)))
         .chain(turns(&[], tails))
         .collect()
 }

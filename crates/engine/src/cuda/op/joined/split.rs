@@ -75,6 +75,7 @@ fn launch(product: &Product, parts: usize, kernels: [&'static str; 2]) -> Comman
             columns,
             row_stride: matrix.row_stride,
             box_rows,
+            box_columns: TILE_DEPTH,
         })
     };
     Command::LaunchTable {

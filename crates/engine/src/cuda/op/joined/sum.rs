@@ -152,6 +152,7 @@ pub(super) fn join(lowered: &mut [Lowered]) {
                 break;
             };
             if let [Command::Product(product)] = node.commands[..]
+                && !tails.iter().any(|tail| tail::is_last(&tail.kind))
                 && column_in(&sum[0], &product).is_some()
                 && sum.len() < MAX_TERMS
                 && passed.iter().all(|&effect| may_pass(&product, effect))
@@ -163,10 +164,10 @@ pub(super) fn join(lowered: &mut [Lowered]) {
                     .iter()
                     .all(|&effect| tail::may_pass(&tail.kind, &node.memory, effect))
             {
-                let is_last = tail::is_last(&tail.kind);
+                let is_end = tail::is_end(&tail.kind);
                 tails.push(tail);
                 followers.push(later);
-                if is_last {
+                if is_end {
                     break;
                 }
             } else {
@@ -321,6 +322,7 @@ pub(super) fn operands(sum: &[Product], tile: Tile) -> Vec<Argument> {
             columns,
             row_stride: matrix.row_stride,
             box_rows,
+            box_columns: TILE_DEPTH,
         })
     };
     // Of what two blocks share, each brings half.

@@ -1,11 +1,15 @@
 //! What follows a sum of products and may be part of the kernel that computes it: a product that is
-//! dropped in part before it adds, a function of each element or a gate, and what their derivatives
-//! make of a gradient. It is found by what a node's op says of its one command.
+//! dropped in part before it adds, a function of each element or a gate, what their derivatives make
+//! of a gradient, and the narrow product of an adapter that reads a function's result. It is found by
+//! what a node's op says of its one command.
 
-use cinch_graph::op::{ActivationKind, LinearGradInput, Op};
+#[cfg(test)]
+mod tests;
+
+use cinch_graph::op::{ActivationKind, Linear, LinearGradInput, Op};
 use cinch_graph::{DType, Dropout};
 
-use super::{Bytes, Effect, Memory, overlap, reads, reads_matrices, result, scratch, sum};
+use super::{Bytes, Effect, Memory, overlap, reads, reads_matrices, result, scratch, short, sum};
 use crate::cuda::command::{Argument, Command, DropoutAt, Product, Tail, TailKind};
 use crate::cuda::lowering::Lowering;
 use crate::cuda::op::Lowered;
@@ -66,6 +70,7 @@ pub fn tail(x: &Lowering<'_>) -> Option<TailKind> {
             })
         }
         Op::LinearGradInput(op) => dropped(x, op),
+        Op::Linear(op) if is_in_arena(x) => narrow(x, op),
         _ => None,
     }
 }
@@ -90,9 +95,40 @@ fn dropped(x: &Lowering<'_>, op: &LinearGradInput) -> Option<TailKind> {
     })
 }
 
+/// The product of an adapter that reads all columns of something, some of it dropped.
+fn narrow(x: &Lowering<'_>, op: &Linear) -> Option<TailKind> {
+    let dropout = op.dropout?;
+    let (source, weight) = (x.input_type(0), x.input_type(1));
+    let is_all = op.first_column == 0 && source.width() == weight.width();
+    let is_inside = op.is_dropped_inside(&source, &weight);
+    let is_here = matches!(x.input_argument(1), Argument::Address(_));
+    (is_all && is_inside && is_here).then(|| TailKind::Narrow {
+        from: x.input(0),
+        rows: source.rows(),
+        inner: source.width(),
+        weight: x.input(1),
+        columns: weight.rows(),
+        to: x.output(0),
+        dropout: DropoutAt {
+            random: x.input(x.node.inputs.len() - 1),
+            stream: dropout.stream,
+            threshold: Dropout::threshold(dropout.rate),
+        },
+        parts: {
+            let (workspace, bytes) = x.workspace();
+            (workspace, workspace + bytes)
+        },
+    })
+}
+
 /// Whether nothing more can be added to C after it.
 pub(super) fn is_last(kind: &TailKind) -> bool {
     !matches!(kind, TailKind::Dropped { .. })
+}
+
+/// Whether nothing follows it: of what functions make of C, something narrow may be a product.
+pub(super) fn is_end(kind: &TailKind) -> bool {
+    is_last(kind) && !matches!(kind, TailKind::Activation { .. })
 }
 
 /// A node as the tail of a sum that has others already.
@@ -119,7 +155,15 @@ pub(super) fn follows(products: &[Product], tails: &[Tail], node: &Lowered) -> O
             written.all(|&to| !reads_matrices(product, (to, to + bytes)))
         })
     };
+    if let TailKind::Narrow { .. } = kind {
+        let kind = after_function(products, tails, kind)?;
+        let command = command.clone();
+        return Some(Tail { kind, command });
+    }
+    let is_over = tails.iter().any(|tail| is_last(&tail.kind));
     let follows = match kind {
+        TailKind::Narrow { .. } => false,
+        _ if is_over => false,
         TailKind::Dropped { product, .. } => {
             sum::column_in(first, &product).is_some()
                 && !tails
@@ -154,11 +198,65 @@ pub(super) fn follows(products: &[Product], tails: &[Tail], node: &Lowered) -> O
     })
 }
 
+/// A narrow product of what a function made of C, with scratch memory for its parts: that of the
+/// products, or its node's own, which is free where it goes if nobody on the way reads what is there.
+fn after_function(products: &[Product], tails: &[Tail], kind: TailKind) -> Option<TailKind> {
+    let TailKind::Narrow {
+        from,
+        rows,
+        inner,
+        weight,
+        columns,
+        to,
+        dropout,
+        parts,
+    } = kind
+    else {
+        return None;
+    };
+    let first = products.first()?;
+    let is_made = tails.iter().any(|tail| match tail.kind {
+        TailKind::Activation { to, .. } => to == from,
+        _ => false,
+    });
+    if !is_made || (rows, inner) != (first.m, first.n) {
+        return None;
+    }
+    let bytes = short::parts_bytes(first, columns);
+    let place = |to: u64, columns: usize| {
+        let bytes = (rows * columns) as u64 * first.c.dtype.size();
+        (to, to + bytes)
+    };
+    let written = [result(first), place(from, inner), place(to, columns)];
+    let is_free = |&(start, end): &Bytes| {
+        let used = (start, start + bytes);
+        used.1 <= end
+            && written.iter().all(|&range| !overlap(range, used))
+            && products.iter().all(|product| !reads(product, used))
+    };
+    let parts = [scratch(first), parts].into_iter().find(is_free)?;
+    Some(TailKind::Narrow {
+        from,
+        rows,
+        inner,
+        weight,
+        columns,
+        to,
+        dropout,
+        parts: (parts.0, parts.0 + bytes),
+    })
+}
+
 /// Whether a tail may move past something, to the products before it. `memory` is its node's.
 pub(super) fn may_pass(kind: &TailKind, memory: &Memory, other: Effect<'_>) -> bool {
     // The workspace that its node has is not used.
     if let TailKind::Dropped { product, .. } = kind {
         return super::may_pass(product, other);
+    }
+    if let TailKind::Narrow { parts, .. } = kind
+        && is_read(other, *parts)
+    {
+        return false;
     }
     let meets = |ranges: &[Bytes], range: Bytes| ranges.iter().any(|&own| overlap(own, range));
     let untouched = |range| !meets(&memory.reads, range) && !meets(&memory.writes, range);
@@ -175,6 +273,18 @@ pub(super) fn may_pass(kind: &TailKind, memory: &Memory, other: Effect<'_>) -> b
             untouched(result(other))
                 && untouched(scratch(other))
                 && !memory.writes.iter().any(|&range| reads(other, range))
+        }
+    }
+}
+
+/// Whether something of a range is read.
+fn is_read(by: Effect<'_>, range: Bytes) -> bool {
+    match by {
+        Effect::Clear(_) => false,
+        Effect::Node(memory) => memory.reads.iter().any(|&read| overlap(read, range)),
+        Effect::Product(product) => {
+            let adds = product.accumulate && overlap(result(product), range);
+            adds || reads(product, range)
         }
     }
 }

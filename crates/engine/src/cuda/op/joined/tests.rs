@@ -83,6 +83,7 @@ fn letters(node: &Lowered) -> Option<String> {
         TailKind::Gate { .. } => "gate ",
         TailKind::GateGradients { value: None, .. } => "gates ",
         TailKind::GateGradients { value: Some(_), .. } => "gates and value ",
+        TailKind::Narrow { .. } => "narrow ",
     };
     Some(tails.iter().map(letter).collect())
 }
@@ -130,11 +131,21 @@ fn gates_of_a_decoder_are_joined_to_its_products() {
 }
 
 /// Of an embedder's step, what follows the products with a short sum: GELU of the first of two in
-/// the feed-forward layers, over its input where nobody reads that again; backwards, what adapters
-/// whose input is dropped add, and GELU's derivative.
+/// the feed-forward layers, over its input where nobody reads that again, and what the second one's
+/// adapter makes of it; backwards, what adapters whose input is dropped add, and GELU's derivative.
 #[test]
 fn what_follows_an_encoders_products_is_joined_to_them() {
-    let mut model = Naics::new(1);
+    expect_joined_encoder(1, 2, 16);
+}
+
+/// The same at the size of a training run, where results take the places of scratch memory.
+#[test]
+fn what_follows_an_encoders_products_is_joined_to_them_at_full_size() {
+    expect_joined_encoder(24, 45, 512);
+}
+
+fn expect_joined_encoder(negatives: u64, batch: usize, length: usize) {
+    let mut model = Naics::new(negatives);
     model.encoder.vocabulary = 60;
     model.encoder.layers = LAYERS as u64;
     let chunks = model.chunks();
@@ -143,7 +154,7 @@ fn what_follows_an_encoders_products_is_joined_to_them() {
         label_smoothing: 0.0,
         loss_chunk: None,
     };
-    let shape = Build::plain(2, 16, DType::F16, purpose);
+    let shape = Build::plain(batch, length, DType::F16, purpose);
     let lowered = step(&model, &shape, Recompute::Full);
     let nodes = |channel: &str, pass: &str| -> Vec<String> {
         let name = format!("{pass}encoders.{channel}.");
@@ -152,8 +163,9 @@ fn what_follows_an_encoders_products_is_joined_to_them() {
     };
     for (channel, chunks) in Naics::CHANNEL_NAMES.into_iter().zip(chunks) {
         let chunks = chunks.len();
-        assert_eq!(nodes(channel, ""), ["over "].repeat(chunks * LAYERS));
-        assert_eq!(nodes(channel, "again."), ["gelu "].repeat(chunks * LAYERS));
+        assert_eq!(nodes(channel, ""), ["over narrow "].repeat(chunks * LAYERS));
+        let again = ["gelu narrow "].repeat(chunks * LAYERS);
+        assert_eq!(nodes(channel, "again."), again);
         // Of the products of the feed-forward layers, of attention's output, and of q, k and v but in
         // the first layer, whose input nobody trains.
         let mut layers = ["dropped slope ", "dropped ", "dropped ", "dropped "].repeat(LAYERS);

@@ -43,15 +43,33 @@ fn gelu(to: u64) -> Tail {
     }
 }
 
+const DROPOUT: DropoutAt = DropoutAt {
+    random: 0x40000,
+    stream: 7,
+    threshold: 9,
+};
+
 fn dropped(product: Product) -> Tail {
     Tail {
         kind: TailKind::Dropped {
             product,
-            dropout: DropoutAt {
-                random: 0x40000,
-                stream: 7,
-                threshold: 9,
-            },
+            dropout: DROPOUT,
+        },
+        ..gelu(0)
+    }
+}
+
+fn narrow(from: u64, columns: usize) -> Tail {
+    Tail {
+        kind: TailKind::Narrow {
+            from,
+            rows: 100,
+            inner: 768,
+            weight: 0x70000,
+            columns,
+            to: 0x90000,
+            dropout: DROPOUT,
+            parts: (0x80000, 0x80000 + 100 * 4 * 32),
         },
         ..gelu(0)
     }
@@ -65,13 +83,13 @@ fn sums_that_are_short_are_taken() {
     assert!(takes(&[main, adapter], &[gelu(0x60000)]));
     // One for each pair of tiles, and two for one of them.
     let left = product(8, (0, 384), true);
-    let right = product(64, (384, 384), true);
+    let right = product(16, (384, 384), true);
     assert!(takes(&[main, left, right], &[]));
     let across = product(8, (192, 384), true);
     assert!(!takes(&[main, left, across], &[]));
     // Too long, too wide, unaligned, of another order.
     assert!(!takes(&[product(392, (0, 768), false)], &[]));
-    assert!(!takes(&[main, product(72, (0, 768), true)], &[]));
+    assert!(!takes(&[main, product(24, (0, 768), true)], &[]));
     assert!(!takes(&[main, adapter], &[gelu(0x60008)]));
     let mut mixed = adapter;
     mixed.b.transposed = false;
@@ -82,36 +100,117 @@ fn sums_that_are_short_are_taken() {
 }
 
 #[test]
+fn a_narrow_product_is_taken_after_its_function() {
+    let main = product(384, (0, 768), false);
+    let adapter = product(8, (0, 768), true);
+    let takes_narrow = |main: Product, tails: &[Tail]| takes(&[main, adapter], tails);
+    assert!(takes_narrow(main, &[gelu(0x60000), narrow(0x60000, 8)]));
+    assert!(takes_narrow(main, &[gelu(0x20000), narrow(0x20000, 8)]));
+    // Of another's result, of another width, without room for its parts.
+    assert!(!takes_narrow(main, &[gelu(0x60000), narrow(0x20000, 8)]));
+    assert!(!takes_narrow(main, &[narrow(0x20000, 8)]));
+    assert!(!takes_narrow(main, &[gelu(0x60000), narrow(0x60000, 16)]));
+    let mut small = narrow(0x60000, 8);
+    if let TailKind::Narrow { parts, .. } = &mut small.kind {
+        parts.1 -= 1;
+    }
+    assert!(!takes_narrow(main, &[gelu(0x60000), small]));
+    // One kind of mask at a time.
+    let tails = [dropped(adapter), gelu(0x60000), narrow(0x60000, 8)];
+    assert!(!takes(&[main], &tails));
+}
+
+fn launched(products: &[Product], tails: &[Tail]) -> Vec<Command> {
+    launches(products, tails, Card::HOPPER).unwrap()
+}
+
+/// The addresses of the matrices that are written and read at the end of a tile, and the rest.
+fn ends(arguments: &[Argument]) -> (Vec<u64>, &[Argument]) {
+    let address = |argument: &Argument| match argument {
+        Argument::MatrixMap(map) => {
+            assert_eq!((map.rows, map.columns, map.row_stride), (100, 768, 768));
+            assert_eq!((map.box_rows, map.box_columns), (16, 64));
+            map.address
+        }
+        other => panic!("{other:?}"),
+    };
+    let addresses = arguments[8..11].iter().map(address).collect();
+    (addresses, &arguments[11..])
+}
+
+#[test]
 fn a_launch_has_what_the_kernel_reads() {
     let main = product(200, (0, 768), false);
-    let adapter = product(24, (0, 768), true);
-    assert_eq!(launch(&[main], &[], Card::ANY), None);
-    let launched = |tails: &[Tail]| match launch(&[main], tails, Card::HOPPER) {
-        Some(Command::LaunchTable {
-            kernel,
-            shape,
-            table,
-            arguments,
-        }) => (kernel.function, shape, table, arguments),
+    let adapter = product(16, (0, 768), true);
+    assert_eq!(launches(&[main], &[], Card::ANY), None);
+    let launched = |tails: &[Tail]| match &launched(&[main], tails)[..] {
+        [
+            Command::LaunchTable {
+                kernel,
+                shape,
+                table,
+                arguments,
+            },
+        ] => (kernel.function, *shape, table.clone(), arguments.clone()),
         other => panic!("{other:?}"),
     };
     let (function, shape, table, arguments) = launched(&[dropped(adapter), gelu(0x60000)]);
     assert_eq!(function, "short_rows_gelu");
     // Two tiles of rows for each of two pairs of tiles of columns.
     assert_eq!(shape.grid, [8, 1, 1]);
-    assert_eq!(table[..7], [100, 768, 768, 2, 2, 4, 1]);
-    assert_eq!(table[7..11], [0, 768, 2, 2.0_f32.to_bits()]);
-    assert_eq!(table[11..], [0, 0, 0, 0, 0, 0, 0, 0, 7, 9]);
-    let addresses = [0x20000, 0x60000].map(Argument::Address);
-    assert_eq!(arguments[8..10], addresses);
-    assert_eq!(
-        arguments[10..],
-        [Argument::Null, Argument::Null, Argument::Address(0x40000)]
-    );
+    assert_eq!(table[..8], [100, 768, 768, 2, 2, 4, 1, 1]);
+    assert_eq!(table[8..11], [0, 768, 2.0_f32.to_bits()]);
+    assert_eq!(table[11..], [0, 0, 0, 0, 0, 0, 7, 9]);
+    let (addresses, rest) = ends(&arguments);
+    assert_eq!(addresses, [0x20000, 0x60000, 0x20000]);
+    let random = Argument::Address(0x40000);
+    let null = Argument::Null;
+    assert_eq!(rest, [null, random, null, null]);
     // C is not written where GELU takes its place.
-    let (_, _, _, arguments) = launched(&[gelu(0x20000)]);
+    let (_, _, table, arguments) = launched(&[gelu(0x20000)]);
+    assert_eq!(table[6], 0);
+    assert_eq!(ends(&arguments).0, [0x20000; 3]);
+}
+
+#[test]
+fn parts_of_a_narrow_product_are_added_up() {
+    let main = product(384, (0, 768), false);
+    let adapter = product(8, (0, 768), true);
+    let commands = launched(&[main, adapter], &[gelu(0x60000), narrow(0x60000, 8)]);
+    let [
+        Command::LaunchTable {
+            kernel,
+            table,
+            arguments,
+            ..
+        },
+        Command::Launch {
+            kernel: sum,
+            shape,
+            arguments: sum_arguments,
+        },
+    ] = &commands[..]
+    else {
+        panic!("{commands:?}");
+    };
+    assert_eq!(kernel.function, "short_rows_gelu_narrow");
+    assert_eq!(table[table.len() - 2..], [7, 9]);
+    let [random, weight, parts] = [0x40000, 0x70000, 0x80000].map(Argument::Address);
+    assert_eq!(ends(arguments).1, [Argument::Null, random, weight, parts]);
+    assert_eq!(sum.function, "short_narrow_sum");
+    assert_eq!(shape.grid, [1, 1, 1]);
+    // Four tiles of columns.
     assert_eq!(
-        arguments[8..10],
-        [Argument::Null, Argument::Address(0x20000)]
+        sum_arguments[..4],
+        [
+            parts,
+            Argument::Address(0x90000),
+            Argument::U32(100),
+            Argument::U32(4)
+        ]
+    );
+    assert_eq!(
+        sum_arguments[4..],
+        [random, Argument::U32(7), Argument::U32(9)]
     );
 }
