@@ -227,6 +227,11 @@ pub enum Command {
         products: Vec<Product>,
         tails: Vec<Tail>,
     },
+    /// What several nodes come to: one by one, or all at once.
+    Together {
+        apart: Vec<Command>,
+        together: Vec<Command>,
+    },
     /// Zeroes.
     Clear {
         address: u64,

@@ -7,7 +7,7 @@ use cinch_graph::op::ActivationKind;
 
 use super::CudaExecutor;
 use crate::cuda::blas;
-use crate::cuda::command::{Command, Joined, Product, Tail, TailKind};
+use crate::cuda::command::{Argument, Command, Joined, Kernel, Product, Tail, TailKind};
 use crate::cuda::driver::Stream;
 use crate::cuda::noise;
 use crate::cuda::op::joined;
@@ -52,6 +52,39 @@ pub(super) fn joined_key(products: &[Product], tails: &[Tail]) -> JoinedKey {
         products.iter().map(blas::key).collect(),
         tails.iter().map(tail).collect(),
     )
+}
+
+/// What decides whether several nodes are best run at once: the kernels that would, and their sizes.
+pub(super) type TogetherKey = Vec<(Kernel, [u32; 3], Vec<u32>)>;
+
+pub(super) fn together_key(together: &[Command]) -> TogetherKey {
+    let number = |argument: &Argument| match argument {
+        Argument::U32(number) => Some(*number),
+        _ => None,
+    };
+    let launch = |command: &Command| match command {
+        Command::Launch {
+            kernel,
+            shape,
+            arguments,
+        } => Some((
+            *kernel,
+            shape.grid,
+            arguments.iter().filter_map(number).collect(),
+        )),
+        _ => None,
+    };
+    together.iter().filter_map(launch).collect()
+}
+
+/// The products among some commands.
+fn products(commands: &[Command]) -> Vec<Product> {
+    let of = |command: &Command| match command {
+        Command::Product(product) => vec![*product],
+        Command::Products { products, .. } => products.clone(),
+        _ => Vec::new(),
+    };
+    commands.iter().flat_map(of).collect()
 }
 
 impl CudaExecutor {
@@ -123,6 +156,40 @@ impl CudaExecutor {
             chosen
         };
         self.joined.insert(key, chosen.checked_sub(1));
+        Ok(())
+    }
+
+    /// Finds out what is fastest for several nodes: one by one, or all at once.
+    pub(super) fn choose_all(
+        &mut self,
+        apart: &[Command],
+        together: &[Command],
+        dtype: DType,
+    ) -> Result<(), EngineError> {
+        for command in apart.iter().chain(together) {
+            self.make_ready(command, dtype)?;
+        }
+        let key = together_key(together);
+        if self.together.contains_key(&key) {
+            return Ok(());
+        }
+        // The same every time where nothing is timed.
+        let mut is_faster = true;
+        if self.blas.is_timed() {
+            let products = products(apart);
+            let stopwatch = Stopwatch::new(&self.stream)?;
+            self.fill(&products, dtype)?;
+            let ways = [apart, together];
+            let chosen = fastest(ways.len(), |candidate, runs| {
+                stopwatch.time(&self.stream, || {
+                    let run = |_| self.issue_all(ways[candidate], dtype, &self.stream);
+                    (0..runs).try_for_each(run)
+                })
+            })?;
+            self.issue_all(&noise::clear(&products), dtype, &self.stream)?;
+            is_faster = chosen == 1;
+        }
+        self.together.insert(key, is_faster);
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use cinch_graph::DType;
 use cudarc::driver::{result, sys};
 
 use super::CudaExecutor;
-use super::choosing::joined_key;
+use super::choosing::{joined_key, together_key};
 use crate::cuda::beside;
 use crate::cuda::command::{Argument, Command, LaunchShape};
 use crate::cuda::driver::{HostMemory, Stream, failed};
@@ -80,6 +80,14 @@ impl CudaExecutor {
                     Some(way) => self.issue_all(way, dtype, stream),
                     None => self.issue_apart((heads, products, tails), dtype, stream),
                 }
+            }
+            Command::Together { apart, together } => {
+                let chosen = self.together.get(&together_key(together));
+                let commands = match chosen {
+                    Some(true) => together,
+                    _ => apart,
+                };
+                self.issue_all(commands, dtype, stream)
             }
             Command::Clear { address, bytes } => {
                 let (at, bytes) = (base + address, *bytes as usize);
