@@ -116,7 +116,7 @@ fn num_commands(graph: &Graph, plan: &Plan, micro: MicroBatch) -> u64 {
     let lowered = lower_all(graph, plan, nodes, micro, Card::HOPPER);
     let commands = lowered.iter().flat_map(|lowered| &lowered.commands);
     let apart = commands.flat_map(|command| match command {
-        Command::Together { apart, .. } => &apart[..],
+        Command::Ways(ways) => &ways[0][..],
         command => std::slice::from_ref(command),
     });
     let each = apart.map(|command| match command {

@@ -227,11 +227,8 @@ pub enum Command {
         products: Vec<Product>,
         tails: Vec<Tail>,
     },
-    /// What several nodes come to: one by one, or all at once.
-    Together {
-        apart: Vec<Command>,
-        together: Vec<Command>,
-    },
+    /// Ways to the same, of which one is taken: the fastest, or the second where nothing is timed.
+    Ways(Vec<Vec<Command>>),
     /// Zeroes.
     Clear {
         address: u64,

@@ -293,6 +293,23 @@ fn projections_of_scans_give_what_they_give_one_by_one() {
     compare(selective);
 }
 
+/// A vocabulary whose last words may be a product of their own.
+#[test]
+#[ignore = "needs a GPU"]
+fn the_loss_of_an_odd_vocabulary() {
+    crate::check("loss of 4139 words", |compute| {
+        let mut g = Graph::new(compute);
+        let tokens = g.batch("tokens", [2, 45], DType::I32);
+        let table = g.weight("table", [4139, 64], WEIGHT);
+        let x = g.embedding("embedding", tokens, table, None, None).unwrap();
+        let targets = g.batch("targets", [2, 45], DType::I32);
+        let chunk = Some(40);
+        g.cross_entropy("loss", x, table, targets, 0.0, chunk)
+            .unwrap();
+        g
+    });
+}
+
 fn compare(graph: fn(DType) -> Result<TrainingGraph, GraphError>) {
     let _card = card();
     for (dtype, tolerance) in [(DType::Bf16, 1.5e-2), (DType::F16, 3e-3)] {

@@ -11,7 +11,7 @@ use crate::cuda::command::{Argument, Command, Joined, Kernel, Product, Tail, Tai
 use crate::cuda::driver::Stream;
 use crate::cuda::noise;
 use crate::cuda::op::joined;
-use crate::cuda::timing::{Stopwatch, fastest};
+use crate::cuda::timing::{Trials, fastest};
 use crate::error::EngineError;
 
 /// What decides how joined products are best computed: the products, and what follows them.
@@ -54,27 +54,41 @@ pub(super) fn joined_key(products: &[Product], tails: &[Tail]) -> JoinedKey {
     )
 }
 
-/// What decides whether several nodes are best run at once: the kernels that would, and their sizes.
-pub(super) type TogetherKey = Vec<(Kernel, [u32; 3], Vec<u32>)>;
+/// What decides which way is best: of each command all but its addresses.
+#[derive(PartialEq, Eq, Hash)]
+pub(super) enum WayKey {
+    Launch(Kernel, [u32; 3], Vec<u32>),
+    Products(Vec<blas::Key>),
+    Other,
+}
 
-pub(super) fn together_key(together: &[Command]) -> TogetherKey {
+pub(super) fn ways_key(ways: &[Vec<Command>]) -> Vec<WayKey> {
     let number = |argument: &Argument| match argument {
         Argument::U32(number) => Some(*number),
         _ => None,
     };
-    let launch = |command: &Command| match command {
+    let key = |command: &Command| match command {
         Command::Launch {
             kernel,
             shape,
             arguments,
-        } => Some((
-            *kernel,
-            shape.grid,
-            arguments.iter().filter_map(number).collect(),
-        )),
-        _ => None,
+        }
+        | Command::LaunchTable {
+            kernel,
+            shape,
+            arguments,
+            ..
+        } => {
+            let numbers = arguments.iter().filter_map(number).collect();
+            WayKey::Launch(*kernel, shape.grid, numbers)
+        }
+        Command::Product(product) => WayKey::Products(vec![blas::key(product)]),
+        Command::Products { products, .. } => {
+            WayKey::Products(products.iter().map(blas::key).collect())
+        }
+        _ => WayKey::Other,
     };
-    together.iter().filter_map(launch).collect()
+    ways.iter().flatten().map(key).collect()
 }
 
 /// The products among some commands.
@@ -142,14 +156,12 @@ impl CudaExecutor {
             // The same every time.
             ways.len().min(1)
         } else {
-            let stopwatch = Stopwatch::new(&self.stream)?;
             self.fill(products, dtype)?;
+            let mut trials = Trials::new(&self.stream)?;
             let chosen = fastest(1 + ways.len(), |candidate, runs| {
-                stopwatch.time(&self.stream, || {
-                    (0..runs).try_for_each(|_| match candidate.checked_sub(1) {
-                        Some(way) => self.issue_all(&ways[way], dtype, &self.stream),
-                        None => self.issue_apart((heads, products, tails), dtype, &self.stream),
-                    })
+                trials.time(candidate, runs, || match candidate.checked_sub(1) {
+                    Some(way) => self.issue_all(&ways[way], dtype, &self.stream),
+                    None => self.issue_apart((heads, products, tails), dtype, &self.stream),
                 })
             })?;
             self.issue_all(&noise::clear(products), dtype, &self.stream)?;
@@ -159,37 +171,34 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// Finds out what is fastest for several nodes: one by one, or all at once.
-    pub(super) fn choose_all(
+    /// Finds out which of several ways is fastest.
+    pub(super) fn choose_way(
         &mut self,
-        apart: &[Command],
-        together: &[Command],
+        ways: &[Vec<Command>],
         dtype: DType,
     ) -> Result<(), EngineError> {
-        for command in apart.iter().chain(together) {
+        for command in ways.iter().flatten() {
             self.make_ready(command, dtype)?;
         }
-        let key = together_key(together);
-        if self.together.contains_key(&key) {
+        let key = ways_key(ways);
+        if self.ways.contains_key(&key) {
             return Ok(());
         }
-        // The same every time where nothing is timed.
-        let mut is_faster = true;
-        if self.blas.is_timed() {
-            let products = products(apart);
-            let stopwatch = Stopwatch::new(&self.stream)?;
+        let chosen = if self.blas.is_timed() {
+            let products = ways.first().map_or_else(Vec::new, |way| products(way));
             self.fill(&products, dtype)?;
-            let ways = [apart, together];
+            let mut trials = Trials::new(&self.stream)?;
             let chosen = fastest(ways.len(), |candidate, runs| {
-                stopwatch.time(&self.stream, || {
-                    let run = |_| self.issue_all(ways[candidate], dtype, &self.stream);
-                    (0..runs).try_for_each(run)
-                })
+                let issue = || self.issue_all(&ways[candidate], dtype, &self.stream);
+                trials.time(candidate, runs, issue)
             })?;
             self.issue_all(&noise::clear(&products), dtype, &self.stream)?;
-            is_faster = chosen == 1;
-        }
-        self.together.insert(key, is_faster);
+            chosen
+        } else {
+            // The same every time.
+            ways.len().saturating_sub(1).min(1)
+        };
+        self.ways.insert(key, chosen);
         Ok(())
     }
 

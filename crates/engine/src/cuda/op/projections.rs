@@ -63,7 +63,7 @@ pub(super) fn together(x: &Lowering<'_>, end: usize) -> Option<(usize, Command)>
     let apart = (x.index..x.index + count)
         .flat_map(|index| lower(at(x, index)))
         .collect();
-    Some((count, Command::Together { apart, together }))
+    Some((count, Command::Ways(vec![apart, together])))
 }
 
 fn at<'a>(x: &Lowering<'a>, index: usize) -> Lowering<'a> {

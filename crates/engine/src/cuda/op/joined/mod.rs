@@ -98,7 +98,7 @@ fn effects(lowered: &Lowered) -> Option<Vec<Effect<'_>>> {
             | Command::Exchange(_)
             | Command::Beside { .. }
             | Command::Await { .. } => return None,
-            Command::Together { .. }
+            Command::Ways(_)
             | Command::Launch { .. }
             | Command::LaunchGenerated { .. }
             | Command::LaunchTable { .. }

@@ -55,7 +55,7 @@ fn mark_command(command: &mut Command) {
                 tails: Vec::new(),
             };
         }
-        Command::Together { apart, .. } => apart.iter_mut().for_each(mark_command),
+        Command::Ways(ways) => ways.iter_mut().flatten().for_each(mark_command),
         _ => {}
     }
 }

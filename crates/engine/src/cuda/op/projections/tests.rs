@@ -54,7 +54,7 @@ fn joined(graph: &Graph, micro: MicroBatch, card: Card) -> Vec<(Vec<Command>, Ve
     let lowered = lower_all(graph, &plan, 0..graph.nodes.len(), micro, card);
     let commands = lowered.into_iter().flat_map(|lowered| lowered.commands);
     let together = commands.filter_map(|command| match command {
-        Command::Together { apart, together } => Some((apart, together)),
+        Command::Ways(ways) => <[_; 2]>::try_from(ways).ok().map(Into::into),
         _ => None,
     });
     together.collect()
