@@ -115,7 +115,11 @@ fn num_commands(graph: &Graph, plan: &Plan, micro: MicroBatch) -> u64 {
     let nodes = 0..graph.nodes.len();
     let lowered = lower_all(graph, plan, nodes, micro, Card::HOPPER);
     let commands = lowered.iter().flat_map(|lowered| &lowered.commands);
-    let each = commands.map(|command| match command {
+    let apart = commands.flat_map(|command| match command {
+        Command::Ways(ways) => &ways[0][..],
+        command => std::slice::from_ref(command),
+    });
+    let each = apart.map(|command| match command {
         Command::Products {
             heads,
             products,

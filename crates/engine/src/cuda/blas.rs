@@ -11,7 +11,7 @@ use cudarc::cublaslt::sys;
 
 use super::command::{MatrixAt, Product};
 use super::driver::Stream;
-use super::timing::{Stopwatch, fastest};
+use super::timing::{Trials, fastest};
 use crate::engine::EngineOptions;
 use crate::error::EngineError;
 
@@ -147,11 +147,11 @@ impl Blas {
         let (mut ready, candidates) = suggest(&self.handle, product, self.tf32, self.candidates)
             .map_err(failed(describe(product)))?;
         if candidates.len() > 1 {
-            let stopwatch = Stopwatch::new(stream)?;
+            let mut trials = Trials::new(stream)?;
             let chosen = fastest(candidates.len(), |candidate, runs| {
                 ready.algorithm = candidates[candidate];
-                stopwatch.time(stream, || {
-                    (0..runs).try_for_each(|_| self.issue(&ready, product, base, stream))
+                trials.time(candidate, runs, || {
+                    self.issue(&ready, product, base, stream)
                 })
             })?;
             ready.algorithm = candidates[chosen];

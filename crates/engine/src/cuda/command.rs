@@ -242,6 +242,8 @@ pub enum Command {
         products: Vec<Product>,
         tails: Vec<Tail>,
     },
+    /// Ways to the same, of which one is taken: the fastest, or the second where nothing is timed.
+    Ways(Vec<Vec<Command>>),
     /// Zeroes.
     Clear {
         address: u64,

@@ -14,7 +14,7 @@ use cinch_plan::{Placement, Plan, Residence};
 use cinch_ranks::World;
 use cudarc::driver::{result, sys};
 
-use self::choosing::JoinedKey;
+use self::choosing::{JoinedKey, WayKey};
 use self::issuing::no_host;
 pub use self::rate::matrix_rate;
 use super::beside::Beside;
@@ -52,6 +52,8 @@ pub struct CudaExecutor {
     blas: Blas,
     /// Of joined products that were timed, the way that was faster than one by one.
     joined: HashMap<JoinedKey, Option<usize>>,
+    /// Which of several ways is taken, by number.
+    ways: HashMap<Vec<WayKey>, usize>,
     functions: HashMap<(Kernel, DType), sys::CUfunction>,
     modules: HashMap<(&'static str, DType), Module>,
     generated_functions: HashMap<(Generated, DType), sys::CUfunction>,
@@ -136,6 +138,7 @@ impl CudaExecutor {
             nccl: None,
             blas: Blas::new(options)?,
             joined: HashMap::new(),
+            ways: HashMap::new(),
             functions: HashMap::new(),
             modules: HashMap::new(),
             generated_functions: HashMap::new(),
@@ -285,6 +288,7 @@ impl CudaExecutor {
                 products,
                 tails,
             } => self.choose(*joined, (heads, products, tails), dtype),
+            Command::Ways(ways) => self.choose_way(ways, dtype),
             Command::Beside {
                 lane,
                 number,

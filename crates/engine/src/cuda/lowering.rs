@@ -205,6 +205,10 @@ impl<'a> Lowering<'a> {
         self.commands.push(Command::Product(product));
     }
 
+    pub fn command(&mut self, command: Command) {
+        self.commands.push(command);
+    }
+
     pub fn clear(&mut self, address: u64, bytes: u64) {
         self.commands.push(Command::Clear { address, bytes });
     }

@@ -2,7 +2,7 @@
 //! kernels show anything.
 
 use cinch_engine::{Engine, EngineOptions, Part};
-use cinch_graph::op::{ActivationKind, LossScale, NormKind};
+use cinch_graph::op::{ActivationKind, LossScale, NormKind, ScanInputs};
 use cinch_graph::{
     DType, Graph, GraphError, Init, Recompute, Target, TensorId, TrainingGraph, differentiate,
 };
@@ -161,6 +161,51 @@ fn feed_forward(between: Between, compute: DType) -> Result<TrainingGraph, Graph
     differentiate(g, &OPTIMIZER)?.recompute(Recompute::Blocks(1))
 }
 
+/// Selective scans with projections of a width that a pass each way takes: x and z in one tensor, or
+/// x by itself, after a convolution.
+fn selective(compute: DType) -> Result<TrainingGraph, GraphError> {
+    const INNER: usize = 1024;
+    const STATE: usize = 16;
+    let mut g = Graph::new(compute);
+    let tokens = g.batch("tokens", ROWS, DType::I32);
+    let table = g.weight("table", [50, 64], WEIGHT);
+    let mut x = g.embedding("embedding", tokens, table, None, None)?;
+    for (block, convolved) in [("first", false), ("second", true)] {
+        let part = |part: &str| format!("{block}.{part}");
+        let weight = g.weight(&part("in"), [2 * INNER, 64], WEIGHT);
+        let zu = g.linear(&part("zu"), x, weight, None)?;
+        let (u, u_column) = if convolved {
+            let weight = g.small_weight(&part("conv.weight"), [INNER, 4], WEIGHT);
+            let bias = g.small_weight(&part("conv.bias"), [INNER], WEIGHT);
+            (g.convolution(&part("conv"), zu, INNER, weight, bias)?, 0)
+        } else {
+            (zu, INNER)
+        };
+        let to_p = g.weight(&part("to_p"), [32 + 2 * STATE, INNER], WEIGHT);
+        let p = g.linear_columns(&part("p"), u, u_column, to_p, None)?;
+        let to_dt = g.weight(&part("to_dt"), [INNER, 32], WEIGHT);
+        let bias = g.small_weight(&part("dt_bias"), [INNER], WEIGHT);
+        let dt = g.linear_columns(&part("dt"), p, 0, to_dt, Some(bias))?;
+        let inputs = ScanInputs {
+            x: u,
+            x_column: u_column,
+            z: zu,
+            z_column: 0,
+            p,
+            dt,
+            a_log: g.small_weight(&part("A_log"), [INNER, STATE], WEIGHT),
+            d: g.small_weight(&part("D"), [INNER], WEIGHT),
+        };
+        let y = g.scan(&part("scan"), inputs, 32, 32)?;
+        let out = g.weight(&part("out"), [64, INNER], WEIGHT);
+        x = g.linear(&part("y"), y, out, None)?;
+    }
+    let head = g.weight("head", [50, 64], WEIGHT);
+    let targets = g.batch("targets", ROWS, DType::I32);
+    g.cross_entropy("loss", x, head, targets, 0.0, None)?;
+    differentiate(g, &OPTIMIZER)
+}
+
 /// A step's gradients after two micro batches, the second of which adds to the first, where each
 /// part has `nodes` nodes at most. Weights are what `dtype` has of them.
 fn gradients(graph: &TrainingGraph, nodes: usize, dtype: DType) -> Vec<(TensorId, Vec<f32>)> {
@@ -261,6 +306,29 @@ fn functions_after_long_products_give_the_same_in_their_kernel() {
 #[ignore = "needs a GPU"]
 fn gates_after_long_products_give_the_same_in_their_kernel() {
     compare(|compute| feed_forward(Between::Gate, compute));
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn projections_of_scans_give_what_they_give_one_by_one() {
+    compare(selective);
+}
+
+/// A vocabulary whose last words may be a product of their own.
+#[test]
+#[ignore = "needs a GPU"]
+fn the_loss_of_an_odd_vocabulary() {
+    crate::check("loss of 4139 words", |compute| {
+        let mut g = Graph::new(compute);
+        let tokens = g.batch("tokens", [2, 45], DType::I32);
+        let table = g.weight("table", [4139, 64], WEIGHT);
+        let x = g.embedding("embedding", tokens, table, None, None).unwrap();
+        let targets = g.batch("targets", [2, 45], DType::I32);
+        let chunk = Some(40);
+        g.cross_entropy("loss", x, table, targets, 0.0, chunk)
+            .unwrap();
+        g
+    });
 }
 
 /// Products in one kernel round less often than one by one, each in its own way: neither may be

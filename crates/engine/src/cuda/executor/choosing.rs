@@ -7,11 +7,11 @@ use cinch_graph::op::ActivationKind;
 
 use super::CudaExecutor;
 use crate::cuda::blas;
-use crate::cuda::command::{Command, Joined, Product, Tail, TailKind};
+use crate::cuda::command::{Argument, Command, Joined, Kernel, Product, Tail, TailKind};
 use crate::cuda::driver::Stream;
 use crate::cuda::noise;
 use crate::cuda::op::joined;
-use crate::cuda::timing::{Stopwatch, fastest};
+use crate::cuda::timing::{Trials, fastest};
 use crate::error::EngineError;
 
 /// What decides how joined products are best computed: the products, and what follows them.
@@ -55,6 +55,53 @@ pub(super) fn joined_key(products: &[Product], tails: &[Tail]) -> JoinedKey {
         products.iter().map(blas::key).collect(),
         tails.iter().map(tail).collect(),
     )
+}
+
+/// What decides which way is best: of each command all but its addresses.
+#[derive(PartialEq, Eq, Hash)]
+pub(super) enum WayKey {
+    Launch(Kernel, [u32; 3], Vec<u32>),
+    Products(Vec<blas::Key>),
+    Other,
+}
+
+pub(super) fn ways_key(ways: &[Vec<Command>]) -> Vec<WayKey> {
+    let number = |argument: &Argument| match argument {
+        Argument::U32(number) => Some(*number),
+        _ => None,
+    };
+    let key = |command: &Command| match command {
+        Command::Launch {
+            kernel,
+            shape,
+            arguments,
+        }
+        | Command::LaunchTable {
+            kernel,
+            shape,
+            arguments,
+            ..
+        } => {
+            let numbers = arguments.iter().filter_map(number).collect();
+            WayKey::Launch(*kernel, shape.grid, numbers)
+        }
+        Command::Product(product) => WayKey::Products(vec![blas::key(product)]),
+        Command::Products { products, .. } => {
+            WayKey::Products(products.iter().map(blas::key).collect())
+        }
+        _ => WayKey::Other,
+    };
+    ways.iter().flatten().map(key).collect()
+}
+
+/// The products among some commands.
+fn products(commands: &[Command]) -> Vec<Product> {
+    let of = |command: &Command| match command {
+        Command::Product(product) => vec![*product],
+        Command::Products { products, .. } => products.clone(),
+        _ => Vec::new(),
+    };
+    commands.iter().flat_map(of).collect()
 }
 
 impl CudaExecutor {
@@ -112,20 +159,49 @@ impl CudaExecutor {
             // The same every time.
             ways.len().min(1)
         } else {
-            let stopwatch = Stopwatch::new(&self.stream)?;
             self.fill(products, dtype)?;
+            let mut trials = Trials::new(&self.stream)?;
             let chosen = fastest(1 + ways.len(), |candidate, runs| {
-                stopwatch.time(&self.stream, || {
-                    (0..runs).try_for_each(|_| match candidate.checked_sub(1) {
-                        Some(way) => self.issue_all(&ways[way], dtype, &self.stream),
-                        None => self.issue_apart((heads, products, tails), dtype, &self.stream),
-                    })
+                trials.time(candidate, runs, || match candidate.checked_sub(1) {
+                    Some(way) => self.issue_all(&ways[way], dtype, &self.stream),
+                    None => self.issue_apart((heads, products, tails), dtype, &self.stream),
                 })
             })?;
             self.issue_all(&noise::clear(products), dtype, &self.stream)?;
             chosen
         };
         self.joined.insert(key, chosen.checked_sub(1));
+        Ok(())
+    }
+
+    /// Finds out which of several ways is fastest.
+    pub(super) fn choose_way(
+        &mut self,
+        ways: &[Vec<Command>],
+        dtype: DType,
+    ) -> Result<(), EngineError> {
+        for command in ways.iter().flatten() {
+            self.make_ready(command, dtype)?;
+        }
+        let key = ways_key(ways);
+        if self.ways.contains_key(&key) {
+            return Ok(());
+        }
+        let chosen = if self.blas.is_timed() {
+            let products = ways.first().map_or_else(Vec::new, |way| products(way));
+            self.fill(&products, dtype)?;
+            let mut trials = Trials::new(&self.stream)?;
+            let chosen = fastest(ways.len(), |candidate, runs| {
+                let issue = || self.issue_all(&ways[candidate], dtype, &self.stream);
+                trials.time(candidate, runs, issue)
+            })?;
+            self.issue_all(&noise::clear(&products), dtype, &self.stream)?;
+            chosen
+        } else {
+            // The same every time.
+            ways.len().saturating_sub(1).min(1)
+        };
+        self.ways.insert(key, chosen);
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use cinch_graph::DType;
 use cudarc::driver::{result, sys};
 
 use super::CudaExecutor;
-use super::choosing::joined_key;
+use super::choosing::{joined_key, ways_key};
 use crate::cuda::beside;
 use crate::cuda::command::{Argument, Command, LaunchShape};
 use crate::cuda::driver::{HostMemory, Stream, failed};
@@ -80,6 +80,11 @@ impl CudaExecutor {
                     Some(way) => self.issue_all(way, dtype, stream),
                     None => self.issue_apart((heads, products, tails), dtype, stream),
                 }
+            }
+            Command::Ways(ways) => {
+                let chosen = self.ways.get(&ways_key(ways)).copied();
+                let way = chosen.and_then(|way| ways.get(way));
+                self.issue_all(way.map_or(&[], Vec::as_slice), dtype, stream)
             }
             Command::Clear { address, bytes } => {
                 let (at, bytes) = (base + address, *bytes as usize);

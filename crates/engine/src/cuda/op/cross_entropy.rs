@@ -3,9 +3,10 @@
 
 use cinch_graph::op::{CUDA_GEMM_WORKSPACE, CrossEntropy};
 
-use crate::cuda::command::{Argument, Kernel, LaunchShape, MatrixAt, Product};
-use crate::cuda::lowering::Lowering;
+use crate::cuda::command::{Argument, Command, Joined, Kernel, LaunchShape, MatrixAt, Product};
+use crate::cuda::lowering::{Card, Lowering};
 
+use super::joined;
 use super::linear::{matrix, transposed};
 
 /// The most threads of a row's block, whose registers leave room for a second one.
@@ -93,11 +94,11 @@ pub fn cross_entropy(x: &mut Lowering<'_>, op: &CrossEntropy) {
         x.launch(kernel("cross_entropy_rows"), shape, arguments);
         if op.weight {
             let dw = matrix(x.output(2), x.output_type(2), 0);
-            x.product(Product {
-                scale: 1.0,
+            let whole = Product {
                 accumulate: weight_adds,
                 ..product(vocabulary, width, chunk, [transposed(z), hidden, dw])
-            });
+            };
+            x.command(weight_gradient(whole, x.card));
             weight_adds = true;
         }
         if op.gradient {
@@ -137,6 +138,39 @@ pub fn cross_entropy(x: &mut Lowering<'_>, op: &CrossEntropy) {
     );
 }
 
+/// Words in whole rows of what the library's fastest kernels bring at once, and the fewest that are
+/// worth two products.
+const WHOLE: usize = 64;
+const LEAST_WORDS: usize = 4096;
+
+/// `dW (+)= dzᵀ·h`. The library has slower kernels for a number of words that is no multiple of 8, as
+/// many vocabularies have. Then the last words are a product of their own, or a kernel of ours
+/// computes all of it, whichever is fastest.
+fn weight_gradient(whole: Product, card: Card) -> Command {
+    let is_narrow = whole.a.dtype.size() == 2;
+    if whole.m.is_multiple_of(8) || whole.m < LEAST_WORDS || !is_narrow {
+        return Command::Product(whole);
+    }
+    let words = whole.m / WHOLE * WHOLE;
+    let further = |matrix: MatrixAt, elements: usize| MatrixAt {
+        address: matrix.address + elements as u64 * matrix.dtype.size(),
+        ..matrix
+    };
+    let most = Product { m: words, ..whole };
+    let last = Product {
+        m: whole.m - words,
+        a: further(whole.a, words),
+        c: further(whole.c, words * whole.c.row_stride),
+        ..whole
+    };
+    let mut ways = vec![
+        vec![Command::Product(whole)],
+        vec![Command::Product(most), Command::Product(last)],
+    ];
+    ways.extend(joined::ways(Joined::Gradients, &[whole], &[], card));
+    Command::Ways(ways)
+}
+
 #[cfg(test)]
 mod tests {
     use cinch_graph::op::{GradientFormat, MomentFormat};
@@ -146,8 +180,6 @@ mod tests {
     use cinch_plan::{Options, Owner, Plan};
 
     use super::*;
-    use crate::cuda::command::Command;
-    use crate::cuda::lowering::Card;
     use crate::cuda::op::lower_all;
     use crate::engine::MicroBatch;
 
@@ -252,6 +284,40 @@ mod tests {
             });
             assert!(alive, "{:?}", plan.buffers());
         }
+    }
+
+    /// Of 5003 words 4992 are computed by themselves; all are, once.
+    #[test]
+    fn the_last_words_of_an_odd_vocabulary_may_be_a_product_of_their_own() {
+        let ways = |vocabulary: usize, dtype: DType, card: Card| -> Vec<Vec<Command>> {
+            let graph = step(vocabulary, dtype, false);
+            let plan = Plan::new(&graph, Options::new(Target::Cuda));
+            let commands = commands(&graph, &plan, card).into_iter();
+            let ways = commands.filter_map(|command| match command {
+                Command::Ways(ways) => Some(ways),
+                _ => None,
+            });
+            ways.flatten().collect()
+        };
+        let found = ways(5003, DType::Bf16, Card::HOPPER);
+        let [whole, cut, ours] = &found[..] else {
+            panic!("{found:?}");
+        };
+        let (&[Command::Product(whole)], &[Command::Product(most), Command::Product(last)]) =
+            (&whole[..], &cut[..])
+        else {
+            panic!("{whole:?} {cut:?}");
+        };
+        assert_eq!([whole.m, most.m, last.m], [5003, 4992, 11]);
+        assert_eq!(most, Product { m: 4992, ..whole });
+        assert_eq!(last.a.address, whole.a.address + 2 * 4992);
+        assert_eq!(last.c.address, whole.c.address + 4 * 4992 * 8);
+        assert_eq!((last.n, last.k, last.b), (whole.n, whole.k, whole.b));
+        assert!(matches!(&ours[..], [Command::LaunchTable { .. }]));
+        assert_eq!(ways(5003, DType::Bf16, Card::ANY).len(), 2);
+        assert_eq!(ways(5000, DType::Bf16, Card::HOPPER).len(), 0);
+        assert_eq!(ways(5003, DType::F32, Card::HOPPER).len(), 0);
+        assert_eq!(ways(61, DType::Bf16, Card::HOPPER).len(), 0);
     }
 
     #[test]

@@ -25,6 +25,7 @@ mod linear;
 mod logits;
 mod norm;
 mod optimizer;
+mod projections;
 mod rotary;
 mod scan;
 
@@ -253,15 +254,28 @@ pub fn lower_all(
             Some(lane) => under_way.begin(node, lane, index),
             None => under_way.awaited(node, None),
         };
-        let count = optimizer::num_together(&graph.nodes[index..nodes.end]).max(1);
+        let mut count = optimizer::num_together(&graph.nodes[index..nodes.end]).max(1);
         let mut x = Lowering::new(graph, plan, index, micro.is_first, card);
         let tail = joined::tail(&x);
-        let (name, commands) = match &node.op {
+        let mut waits = waits;
+        let commands = match &node.op {
             Op::AdamW(op) if count > 1 => {
                 optimizer::adamw(&mut x, op, count);
-                (format!("{} and {} more", node.name, count - 1), x.finish())
+                x.finish()
             }
-            _ => (node.name.clone(), lower(x)),
+            _ => match projections::together(&x, nodes.end) {
+                Some((several, command)) => {
+                    let others = &graph.nodes[index + 1..index + several];
+                    waits.extend(others.iter().flat_map(|node| under_way.awaited(node, None)));
+                    count = several;
+                    vec![command]
+                }
+                None => lower(x),
+            },
+        };
+        let name = match count {
+            1 => node.name.clone(),
+            _ => format!("{} and {} more", node.name, count - 1),
         };
         let commands = match lane {
             Some(lane) => vec![Command::Beside {

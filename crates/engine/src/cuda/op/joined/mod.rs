@@ -111,7 +111,8 @@ fn effects(lowered: &Lowered) -> Option<Vec<Effect<'_>>> {
             | Command::Exchange(_)
             | Command::Beside { .. }
             | Command::Await { .. } => return None,
-            Command::Launch { .. }
+            Command::Ways(_)
+            | Command::Launch { .. }
             | Command::LaunchGenerated { .. }
             | Command::LaunchTable { .. }
             | Command::Copy { .. } => effects.push(Effect::Node(&lowered.memory)),

@@ -42,10 +42,12 @@ fn is_one_pass(product: &Product) -> bool {
 /// Marks products that a kernel of ours may compute.
 pub(super) fn mark(lowered: &mut [Lowered]) {
     let commands = lowered.iter_mut().flat_map(|lowered| &mut lowered.commands);
-    for command in commands {
-        if let Command::Product(product) = command
-            && (split::is_split(product) || is_one_pass(product))
-        {
+    commands.for_each(mark_command);
+}
+
+fn mark_command(command: &mut Command) {
+    match command {
+        Command::Product(product) if split::is_split(product) || is_one_pass(product) => {
             *command = Command::Products {
                 joined: Joined::Narrow,
                 heads: Vec::new(),
@@ -53,6 +55,8 @@ pub(super) fn mark(lowered: &mut [Lowered]) {
                 tails: Vec::new(),
             };
         }
+        Command::Ways(ways) => ways.iter_mut().flatten().for_each(mark_command),
+        _ => {}
     }
 }
 

@@ -111,6 +111,7 @@ fn functions(commands: &[Command]) -> Vec<&'static str> {
         Command::LaunchGenerated { kernel, .. } => kernel.function,
         Command::Product(_) => "product",
         Command::Products { .. } => "products",
+        Command::Ways(_) => "ways",
         Command::Clear { .. } => "clear",
         Command::Copy { .. } => "copy",
         Command::Fetch(_) => "fetch",
@@ -220,7 +221,9 @@ fn every_launch_fits_its_kernel_and_every_product_the_arena() {
                             check_table_launch(kernel, &arguments, plan.arena_bytes);
                             kernels.insert(kernel);
                         }
-                        Command::Products { .. } => panic!("nothing in this step is joined"),
+                        Command::Products { .. } | Command::Ways(_) => {
+                            panic!("nothing in this step is joined")
+                        }
                         Command::Product(p) => {
                             check_matrix(&p.a, p.m, p.k, plan.arena_bytes);
                             check_matrix(&p.b, p.k, p.n, plan.arena_bytes);
