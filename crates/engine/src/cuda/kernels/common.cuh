@@ -151,6 +151,8 @@ __device__ __forceinline__ u32 mix(u32 x) {
 // Columns 2c and 2c + 1 have one random number, 14 bits of it each. The row's own is mixed already.
 struct Dropout {
     static constexpr u32 MASK = 0x3fff3fffu;
+    // From what a pair's numbers are made of to what those of the next are.
+    static constexpr u32 STEP = 0x9e3779b9u;
     u32 key, row_offset, threshold;
     // Two of them, side by side. As numbers of 16 bits they and what is compared with them are
     // finite and positive.
@@ -178,7 +180,7 @@ struct Dropout {
         return (x ^ (x >> 16)) & MASK;
     }
     __device__ __forceinline__ static u32 pair(u32 base, u32 column) {
-        return word(base + (column >> 1) * 0x9e3779b9u);
+        return word(base + (column >> 1) * STEP);
     }
 
     __device__ __forceinline__ bool keeps(u32 base, u32 column) const {
@@ -186,9 +188,10 @@ struct Dropout {
         return (column & 1 ? both >> 16 : both & 0xffffu) >= (thresholds & 0xffffu);
     }
     // Of an even column and the next one: a half of ones where the element is kept.
-    __device__ __forceinline__ u32 kept(u32 base, u32 column) const {
+    __device__ __forceinline__ u32 kept(u32 base, u32 column) const { return kept(pair(base, column)); }
+    __device__ __forceinline__ u32 kept(u32 word) const {
         u32 ones;
-        asm("set.ge.u32.f16x2 %0, %1, %2;" : "=r"(ones) : "r"(pair(base, column)), "r"(thresholds));
+        asm("set.ge.u32.f16x2 %0, %1, %2;" : "=r"(ones) : "r"(word), "r"(thresholds));
         return ones;
     }
 
