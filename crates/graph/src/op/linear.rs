@@ -160,10 +160,10 @@ impl LinearGradWeight {
     /// Rows that a block of a GPU sums where it drops elements inside the product: enough blocks
     /// to fill a large card, and no more sums than fit in the memory of products.
     pub fn cuda_rows_of_part(&self, rows: usize) -> usize {
-        const BLOCKS: usize = 528;
-        /// Columns of a block, and rows that it takes at once.
+        const BLOCKS: usize = 264;
+        /// Columns of a block, and rows that its warps take at once.
         const COLUMNS: usize = 128;
-        const ROWS: usize = 32;
+        const ROWS: usize = 64;
         let sums = product([self.outputs as u64, self.inputs as u64, DType::F32.size()]);
         let room = (CUDA_GEMM_WORKSPACE / sums.max(1)) as usize;
         let parts = (BLOCKS / self.inputs.div_ceil(COLUMNS).max(1))

@@ -20,17 +20,16 @@ __device__ __forceinline__ Eight load_eight(const real* p, bool is_there) {
     return is_there ? *(const Eight*)p : Eight{};
 }
 
-// To shared memory, on its way: zeros where there is nothing.
-__device__ __forceinline__ void copy_eight(real* to, const real* from, bool is_there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
-                 "r"(is_there ? 16 : 0)
-                 : "memory");
-}
-
 // Clears the elements that are dropped; those that are kept are not scaled yet.
 __device__ __forceinline__ void drop(Eight& x, const Dropout& dropout, u32 base, u32 column) {
 #pragma unroll
     for (int i = 0; i < 4; i++) x.pairs[i] &= dropout.kept(base, column + 2 * i);
+}
+
+// The same, where `from` is what the numbers of the first pair are made of.
+__device__ __forceinline__ void drop(Eight& x, const Dropout& dropout, u32 from) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) x.pairs[i] &= dropout.kept_of(Dropout::word(from + i * Dropout::STEP));
 }
 
 // ---------------------------------------------------------------- reads
@@ -161,128 +160,165 @@ __device__ __forceinline__ void streams(const real* x, const real* w, real* y, u
 
 // ---------------------------------------------------------------- gradient
 
-// The grid is (blocks of 128 columns, parts). A warp has 16 columns, and goes through the part's rows
-// by 32. Each thread brings pieces of rows ahead to shared memory, and drops elements of what it
-// brought when it is there.
-template <int EIGHTS>
+// The grid is (blocks of 128 columns, parts). Of a block two warps are side by side, with 64 columns
+// each, and four below each other, with a fourth of the part's rows. A warp goes through its rows by 16,
+// with AHEAD of those on their way in registers, and turns what it has dropped elements of in shared
+// memory of its own. At the end the warps below each other add up what they have, in their order.
+template <int EIGHTS, int AHEAD>
 __device__ __forceinline__ void gradient(const real* dy, const real* x, float* parts, u32 rows, u32 k,
                                          u32 dy_stride, u32 x_stride, u32 rows_of_part, float scale,
-                                         const Dropout& dropout) {
-    constexpr int COLUMNS = 128, TOKENS = 32, N = 8 * EIGHTS, STAGES = 4;
+                                         const u32* random, u32 stream, u32 limit) {
+    constexpr u32 BESIDE = 2, BELOW = 4, GROUPS = 2, COLUMNS = 32 * GROUPS, WIDTH = BESIDE * COLUMNS;
+    constexpr u32 N = 8 * EIGHTS;
     // Eight rows of a matrix begin in different banks.
-    __shared__ alignas(16) real wide[STAGES][TOKENS][COLUMNS + 8];
-    __shared__ alignas(16) real narrow[STAGES][TOKENS][N + 8];
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    u32 begin = blockIdx.y * rows_of_part, end = min(begin + rows_of_part, rows);
-    u32 token = threadIdx.x / 16, place = threadIdx.x % 16 * 8, column = blockIdx.x * COLUMNS + place;
-    u32 narrow_token = threadIdx.x / EIGHTS, narrow_place = threadIdx.x % EIGHTS * 8;
-    auto bring = [&](u32 from, u32 stage) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            u32 row = from + token + i * 16;
-            bool is_there = row < end && column < k;
-            copy_eight(&wide[stage][token + i * 16][place], x + (is_there ? (u64)row * x_stride + column : 0), is_there);
-        }
-        u32 row = from + narrow_token;
-        if (narrow_token < TOKENS)
-            copy_eight(&narrow[stage][narrow_token][narrow_place],
-                       dy + (row < end ? (u64)row * dy_stride + narrow_place : 0), row < end);
-    };
-    auto committed = [] { asm volatile("cp.async.commit_group;" ::: "memory"); };
-    float c[EIGHTS][4] = {};
-#pragma unroll
-    for (int i = 0; i < STAGES - 1; i++) {
-        if (begin + i * TOKENS < end) bring(begin + i * TOKENS, i);
-        committed();
-    }
-    u32 stage = 0;
-    for (u32 from = begin; from < end; from += TOKENS, stage = (stage + 1) % STAGES) {
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            Eight* own = (Eight*)&wide[stage][token + i * 16][place];
-            Eight eight = *own;
-            drop(eight, dropout, dropout.row(from + token + i * 16), column);
-            *own = eight;
-        }
-        __syncthreads();
-        // All are done with the rows before.
-        if (from + (STAGES - 1) * TOKENS < end) bring(from + (STAGES - 1) * TOKENS, (stage + STAGES - 1) % STAGES);
-        committed();
-        u32 right[EIGHTS][4];
-#pragma unroll
-        for (int j = 0; j < EIGHTS; j++)
-            load_matrices_transposed(right[j], shared_address(&narrow[stage][lane][j * 8]));
+    __shared__ alignas(16) real turned[BESIDE * BELOW][16][32 + 8];
+    __shared__ float sums[N][WIDTH + 8];
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    u32 beside = warp % BESIDE, below = warp / BESIDE, of_warp = rows_of_part / BELOW;
+    u32 column = blockIdx.x * WIDTH + beside * COLUMNS + t * 8;
+    u32 begin = blockIdx.y * rows_of_part + below * of_warp, end = min(begin + of_warp, rows);
+    Eight wide[AHEAD][GROUPS][2];
+    u32 narrow[AHEAD][EIGHTS][2];
+    auto bring = [&](u32 from, Eight(&wide)[GROUPS][2], u32(&narrow)[EIGHTS][2]) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            u32 left[4];
-            u32 row = half * 16 + lane % 8 + lane / 16 * 8, at = warp * 16 + lane / 8 % 2 * 8;
-            load_matrices_transposed(left, shared_address(&wide[stage][row][at]));
+            u32 row = from + half * 8 + g;
+            bool is_there = row < end;
+            const real* from_x = x + (u64)row * x_stride + column;
 #pragma unroll
-            for (int j = 0; j < EIGHTS; j++)
-                multiply(c[j], left, right[j][2 * half], right[j][2 * half + 1]);
+            for (int i = 0; i < GROUPS; i++)
+                wide[i][half] = load_eight(from_x + i * 32, is_there && column + i * 32 < k);
+            const real* at = dy + (u64)row * dy_stride + 2 * t;
+#pragma unroll
+            for (int j = 0; j < EIGHTS; j++) narrow[j][half] = is_there ? *(const u32*)(at + j * 8) : 0u;
+        }
+    };
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) bring(begin + i * 16, wide[i], narrow[i]);
+    Dropout dropout(random, stream, limit);
+    float c[GROUPS][2][EIGHTS][4] = {};
+    for (u32 from = begin; from < end;) {
+        // Rows beyond the end are zeros.
+#pragma unroll
+        for (int step = 0; step < AHEAD; step++, from += 16) {
+            u32 right[EIGHTS][2], numbers[2];
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                numbers[half] = dropout.row(from + half * 8 + g) + column / 2 * Dropout::STEP;
+#pragma unroll
+                for (int j = 0; j < EIGHTS; j++) right[j][half] = transpose(narrow[step][j][half]);
+            }
+#pragma unroll
+            for (int i = 0; i < GROUPS; i++) {
+                __syncwarp();
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    drop(wide[step][i][half], dropout, numbers[half] + i * 16 * Dropout::STEP);
+                    *(Eight*)&turned[warp][half * 8 + g][t * 8] = wide[step][i][half];
+                }
+                __syncwarp();
+#pragma unroll
+                for (int tile = 0; tile < 2; tile++) {
+                    u32 left[4], row = lane % 8 + lane / 16 * 8, at = tile * 16 + lane / 8 % 2 * 8;
+                    load_matrices_transposed(left, shared_address(&turned[warp][row][at]));
+#pragma unroll
+                    for (int j = 0; j < EIGHTS; j++) multiply(c[i][tile][j], left, right[j][0], right[j][1]);
+                }
+            }
+            bring(from + AHEAD * 16, wide[step], narrow[step]);
         }
     }
     scale *= dropout.scale;
-    parts += (u64)blockIdx.y * N * k;
-    u32 g = lane / 4, t = lane % 4;
+#pragma unroll 1
+    for (u32 turn = 0; turn < BELOW; turn++) {
+        if (turn > 0) __syncthreads();
+        if (below != turn) continue;
 #pragma unroll
-    for (int j = 0; j < EIGHTS; j++)
+        for (int i = 0; i < GROUPS; i++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            u32 at = blockIdx.x * COLUMNS + warp * 16 + i / 2 * 8 + g;
-            if (at < k) parts[(u64)(j * 8 + 2 * t + i % 2) * k + at] = c[j][i] * scale;
-        }
+            for (int tile = 0; tile < 2; tile++)
+#pragma unroll
+                for (int j = 0; j < EIGHTS; j++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        u32 at = beside * COLUMNS + i * 32 + tile * 16 + e / 2 * 8 + g;
+                        float& sum = sums[j * 8 + 2 * t + e % 2][at];
+                        sum = (turn > 0 ? sum : 0.0f) + c[i][tile][j][e] * scale;
+                    }
+    }
+    __syncthreads();
+    parts += (u64)blockIdx.y * N * k + blockIdx.x * WIDTH;
+    for (u32 i = threadIdx.x; i < N * WIDTH; i += 32 * BESIDE * BELOW) {
+        u32 row = i / WIDTH, at = i % WIDTH;
+        if (blockIdx.x * WIDTH + at < k) parts[(u64)row * k + at] = sums[row][at];
+    }
 }
 
 // ---------------------------------------------------------------- adds
 
-// A warp has 32 columns of 64 rows. The columns of W that an instruction takes are chosen so that a
-// thread gets eight neighbouring columns of dx.
-template <int EIGHTS>
+// A warp has 32 columns of 96 rows, and goes through those by 16, with AHEAD of them on their way. The
+// columns of W that an instruction takes are chosen so that a thread gets eight neighbouring columns of
+// dx.
+template <int EIGHTS, int AHEAD>
 __device__ __forceinline__ void adds(const real* dy, const real* w, real* dx, u32 rows, u32 k, u32 dy_stride,
-                                     u32 dx_stride, u32 is_added, float scale, const Dropout& dropout) {
-    constexpr u32 ROWS = 64;
+                                     u32 dx_stride, u32 is_added, float scale, const u32* random, u32 stream,
+                                     u32 limit) {
+    constexpr u32 ROWS = 96;
+    static_assert(ROWS % (16 * AHEAD) == 0, "rows are brought in whole turns");
     u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, groups = k / 32;
     u32 unit = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
-    u32 first = unit / groups * ROWS, column = unit % groups * 32;
+    u32 first = unit / groups * ROWS, group = unit % groups * 32, column = group + t * 8;
     if (first >= rows) return;
+    u32 end = min(first + ROWS, rows);
+    Eight before[AHEAD][2];
+    u32 narrow[AHEAD][EIGHTS][2];
+    auto bring = [&](u32 from, Eight(&before)[2], u32(&narrow)[EIGHTS][2]) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            u32 row = from + half * 8 + g;
+            bool is_there = row < end;
+            before[half] = load_eight(dx + (u64)row * dx_stride + column, is_there && is_added);
+            const real* at = dy + (u64)row * dy_stride + 2 * t;
+#pragma unroll
+            for (int s = 0; s < EIGHTS; s++) narrow[s][half] = is_there ? *(const u32*)(at + s * 8) : 0u;
+        }
+    };
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) bring(first + i * 16, before[i], narrow[i]);
     u32 b[EIGHTS][4];
 #pragma unroll
     for (int s = 0; s < EIGHTS; s++)
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            const real* from = w + (u64)(s * 8 + 2 * t) * k + column + g / 2 * 8 + 2 * j + g % 2;
+            const real* from = w + (u64)(s * 8 + 2 * t) * k + group + g / 2 * 8 + 2 * j + g % 2;
             b[s][j] = (u32)from[0].bits | (u32)from[k].bits << 16;
         }
-    column += t * 8;
-#pragma unroll 2
-    for (u32 tile = 0; tile < ROWS; tile += 16) {
-        u32 upper = first + tile + g, lower = upper + 8;
-        float c[4][4] = {};
+    Dropout dropout(random, stream, limit);
+    scale *= dropout.scale;
+    for (u32 from = first; from < end;) {
 #pragma unroll
-        for (int s = 0; s < EIGHTS; s++) {
-            u32 at = s * 8 + 2 * t;
-            u32 a[2] = {
-                upper < rows ? *(const u32*)(dy + (u64)upper * dy_stride + at) : 0u,
-                lower < rows ? *(const u32*)(dy + (u64)lower * dy_stride + at) : 0u,
-            };
+        for (int step = 0; step < AHEAD; step++, from += 16) {
+            float c[4][4] = {};
 #pragma unroll
-            for (int j = 0; j < 4; j++) multiply_short(c[j], a, b[s][j]);
-        }
+            for (int s = 0; s < EIGHTS; s++)
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            u32 row = half ? lower : upper;
-            if (row >= rows) continue;
-            u32 base = dropout.row(row);
-            real* to = dx + (u64)row * dx_stride + column;
-            float values[8], before[8] = {}, factors[8];
-            if (is_added) load(to, before);
-            dropout.factors(factors, base, column);
+                for (int j = 0; j < 4; j++) multiply_short(c[j], narrow[step][s], b[s][j]);
 #pragma unroll
-            for (int i = 0; i < 8; i++)
-                values[i] = before[i] + c[i / 2][half * 2 + i % 2] * scale * factors[i];
-            store(to, values);
+            for (int half = 0; half < 2; half++) {
+                u32 row = from + half * 8 + g, numbers = dropout.row(row) + column / 2 * Dropout::STEP;
+                Eight sum;
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    float factors[2] = {scale, scale};
+                    dropout.drop(Dropout::word(numbers + i * Dropout::STEP), factors[0], factors[1]);
+                    u32 pair = before[step][half].pairs[i];
+                    float low = to_float(real{(u16)pair}), high = to_float(real{(u16)(pair >> 16)});
+                    sum.pairs[i] = pack2(fmaf(c[i][half * 2], factors[0], low),
+                                         fmaf(c[i][half * 2 + 1], factors[1], high));
+                }
+                if (row < end) *(Eight*)(dx + (u64)row * dx_stride + column) = sum;
+            }
+            bring(from + AHEAD * 16, before[step], narrow[step]);
         }
     }
 }
@@ -298,7 +334,7 @@ __device__ __forceinline__ void adds(const real* dy, const real* w, real* dx, u3
                                         Dropout(nullptr, 0u, 0u));                                          \
     }
 
-#define ADAPTER(eights)                                                                                     \
+#define ADAPTER(eights, ahead, blocks)                                                                      \
     KERNEL __launch_bounds__(256)                                                                           \
     adapter_reads_##eights(const real* x, const real* w, real* y, u32 rows, u32 k, u32 x_stride,            \
                            u32 y_stride, const u32* random, u32 stream, u32 limit) {                        \
@@ -312,22 +348,21 @@ __device__ __forceinline__ void adds(const real* dy, const real* w, real* dx, u3
     }                                                                                                       \
     NARROW(narrow_rows_##eights, eights, false)                                                             \
     NARROW(narrow_columns_##eights, eights, true)                                                           \
-    KERNEL __launch_bounds__(256)                                                                           \
+    KERNEL __launch_bounds__(256, 2)                                                                        \
     adapter_gradient_##eights(const real* dy, const real* x, float* parts, u32 rows, u32 k, u32 dy_stride,  \
                               u32 x_stride, u32 rows_of_part, float scale, const u32* random, u32 stream,   \
                               u32 limit) {                                                                  \
-        gradient<eights>(dy, x, parts, rows, k, dy_stride, x_stride, rows_of_part, scale,                   \
-                         Dropout(random, stream, limit));                                                   \
+        gradient<eights, ahead>(dy, x, parts, rows, k, dy_stride, x_stride, rows_of_part, scale, random,    \
+                                stream, limit);                                                             \
     }                                                                                                       \
-    KERNEL __launch_bounds__(256)                                                                           \
+    KERNEL __launch_bounds__(128, blocks)                                                                   \
     adapter_adds_##eights(const real* dy, const real* w, real* dx, u32 rows, u32 k, u32 dy_stride,          \
                           u32 dx_stride, u32 is_added, float scale, const u32* random, u32 stream,          \
                           u32 limit) {                                                                      \
-        adds<eights>(dy, w, dx, rows, k, dy_stride, dx_stride, is_added, scale,                             \
-                     Dropout(random, stream, limit));                                                       \
+        adds<eights, 3>(dy, w, dx, rows, k, dy_stride, dx_stride, is_added, scale, random, stream, limit);  \
     }
 
-ADAPTER(1)
-ADAPTER(2)
-ADAPTER(3)
-ADAPTER(4)
+ADAPTER(1, 3, 6)
+ADAPTER(2, 2, 6)
+ADAPTER(3, 2, 5)
+ADAPTER(4, 2, 4)

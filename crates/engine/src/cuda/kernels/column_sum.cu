@@ -70,3 +70,34 @@ sum_partials(const float* partials, float* first, float* second, u32 rows, u32 w
     bool adds = blockIdx.y ? second_adds : first_adds;
     out[column] = adds ? out[column] + total : total;
 }
+
+// Of up to three likewise, each of a width that is a multiple of four. A block has 32 columns, of which a
+// thread has four, of every 32nd row.
+KERNEL __launch_bounds__(256)
+sum_many_partials(const float* partials, float* first, float* second, float* third, u32 rows, u32 width,
+                  u32 adds) {
+    __shared__ float4 sums[32][8];
+    u32 x = threadIdx.x % 8, y = threadIdx.x / 8, column = blockIdx.x * 32 + x * 4;
+    const float* from = partials + (u64)blockIdx.y * rows * width;
+    float4 sum = {};
+    if (column < width) {
+#pragma unroll 4
+        for (u32 row = y; row < rows; row += 32) {
+            float4 four = *(const float4*)(from + (u64)row * width + column);
+            sum.x += four.x;
+            sum.y += four.y;
+            sum.z += four.z;
+            sum.w += four.w;
+        }
+    }
+    sums[y][x] = sum;
+    __syncthreads();
+    // Now a column to a thread.
+    column = blockIdx.x * 32 + threadIdx.x;
+    if (threadIdx.x >= 32 || column >= width) return;
+    float total = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 32; i++) total += ((const float*)sums[i])[threadIdx.x];
+    float* out = blockIdx.y == 0 ? first : blockIdx.y == 1 ? second : third;
+    out[column] = adds ? out[column] + total : total;
+}

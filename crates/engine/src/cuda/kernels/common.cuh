@@ -155,6 +155,8 @@ __device__ __forceinline__ u32 mix(u32 x) {
 // Columns 2c and 2c + 1 have one random number, 14 bits of it each. The row's own is mixed already.
 struct Dropout {
     static constexpr u32 MASK = 0x3fff3fffu;
+    // From what a pair's numbers are made of to what those of the next are.
+    static constexpr u32 STEP = 0x9e3779b9u;
     u32 key, row_offset, threshold;
     // Two of them, side by side. As numbers of 16 bits they and what is compared with them are
     // finite and positive.
@@ -183,7 +185,7 @@ struct Dropout {
     }
     // How far a pair's number is from that of its row, before it is mixed: of the sum of columns, which
     // are even and may be negative, the sum.
-    __device__ __forceinline__ static u32 pair_offset(i32 column) { return (u32)(column >> 1) * 0x9e3779b9u; }
+    __device__ __forceinline__ static u32 pair_offset(i32 column) { return (u32)(column >> 1) * STEP; }
     __device__ __forceinline__ static u32 pair(u32 base, u32 column) { return word(base + pair_offset((i32)column)); }
 
     __device__ __forceinline__ bool keeps(u32 base, u32 column) const {

@@ -1,71 +1,88 @@
 //! The two products that an adapter's second matrix has in the backward, the gradient of what it read
-//! and its own. Both read the gradient of what it added to, which is wide: one pass computes both.
+//! and its own. Both read the gradient of what it added to, which is wide: one pass computes both, and
+//! those of adapters that stand beside each other on one layer as well.
 
 #[cfg(test)]
 mod tests;
 
 use cinch_graph::DType;
 
-use super::{WINDOW, effects, in_place_of, is_copied, may_pass, overlap, result, scratch};
-use crate::cuda::command::{Argument, Command, Joined, Kernel, LaunchShape, Product};
+use super::{
+    WINDOW, effects, in_place_of, is_copied, may_pass, operands, overlap, result, scratch,
+};
+use crate::cuda::command::{Argument, Command, Joined, Kernel, LaunchShape, MatrixAt, Product};
 use crate::cuda::lowering::Card;
-use crate::cuda::op::Lowered;
+use crate::cuda::op::linear::parts::{self, Parts};
+use crate::cuda::op::{Bytes, Lowered};
 
 /// The adapter's rank.
 const RANK: usize = 8;
-const WARPS: usize = 8;
-/// Rows that a block takes at once.
-const ROWS: usize = 32;
-/// Columns for each of the tiles that a kernel's warps have.
-const TILE_COLUMNS: usize = 16 * WARPS;
+/// Pairs that one launch computes at the most.
+const MOST: usize = parts::MOST;
 
-/// A kernel by the tiles of a warp, with the rows that are on their way at once, in tiles, and the
-/// blocks that a multiprocessor holds.
+/// A kernel by the columns of the matrix and the warps of a block, with the rows that a block takes at
+/// once, how many times as many are on their way, and the blocks that a multiprocessor holds.
 struct Variant {
-    tiles: usize,
+    columns: usize,
+    warps: usize,
     function: &'static str,
     stages: usize,
+    rows: usize,
     blocks: usize,
 }
 
-const fn variant(tiles: usize, function: &'static str, stages: usize, blocks: usize) -> Variant {
+const fn variant(
+    (columns, warps): (usize, usize),
+    function: &'static str,
+    stages: usize,
+    rows: usize,
+    blocks: usize,
+) -> Variant {
     Variant {
-        tiles,
+        columns,
+        warps,
         function,
         stages,
+        rows,
         blocks,
     }
 }
 
-const VARIANTS: [Variant; 7] = [
-    variant(1, "adapter_back_1", 4, 2),
-    variant(2, "adapter_back_2", 4, 2),
-    variant(3, "adapter_back_3", 3, 2),
-    variant(4, "adapter_back_4", 3, 1),
-    variant(6, "adapter_back_6", 3, 1),
-    variant(8, "adapter_back_8", 2, 1),
-    variant(12, "adapter_back_12", 2, 1),
+const VARIANTS: [Variant; 8] = [
+    variant((128, 8), "adapter_back_128_8", 4, 32, 2),
+    variant((256, 8), "adapter_back_256_8", 4, 32, 2),
+    variant((384, 12), "adapter_back_384_12", 4, 16, 2),
+    variant((384, 4), "adapter_back_384_4", 3, 16, 4),
+    variant((512, 8), "adapter_back_512_8", 3, 32, 1),
+    variant((768, 8), "adapter_back_768_8", 3, 32, 1),
+    variant((1024, 8), "adapter_back_1024_8", 2, 32, 1),
+    variant((1536, 8), "adapter_back_1536_8", 3, 16, 1),
 ];
 
 impl Variant {
-    fn of(columns: usize) -> Option<&'static Self> {
-        let mut variants = VARIANTS.iter();
-        variants.find(|variant| variant.tiles * TILE_COLUMNS == columns)
+    fn of(columns: usize) -> impl DoubleEndedIterator<Item = &'static Self> {
+        let variants = VARIANTS.iter();
+        variants.filter(move |variant| variant.columns == columns)
+    }
+
+    /// Bytes of the sums of a part.
+    fn sums(columns: usize) -> u64 {
+        (columns * RANK * size_of::<f32>()) as u64
     }
 
     fn shared_bytes(&self) -> usize {
-        let row = (16 * self.tiles + 8 + RANK) * 2;
-        let sums = 2 * WARPS * ROWS * RANK * size_of::<f32>();
-        sums + WARPS * self.stages * ROWS * row
+        let row = (self.columns / self.warps + 8 + RANK) * 2;
+        let sums = 2 * self.warps * self.rows * RANK * size_of::<f32>();
+        sums + self.warps * self.stages * self.rows * row
     }
 }
 
-/// The rows are cut into so many parts, of so many rows each.
-fn parts(variant: &Variant, inner: &Product, card: Card) -> (usize, usize) {
-    let sums = (variant.tiles * TILE_COLUMNS * RANK * size_of::<f32>()) as u64;
-    let room = (inner.workspace_bytes / sums) as usize;
-    let most = (card.multiprocessors * variant.blocks).min(room).max(1);
-    let rows = inner.m.div_ceil(most).next_multiple_of(ROWS);
+/// The rows are cut into so many parts, of so many rows each, for each of some pairs.
+fn parts(variant: &Variant, inner: &Product, pairs: usize, card: Card) -> (usize, usize) {
+    let room = (inner.workspace_bytes / Variant::sums(inner.k)) as usize;
+    let most = (card.multiprocessors * variant.blocks).min(room) / pairs;
+    let most = most.max(1);
+    let rows = inner.m.div_ceil(most).next_multiple_of(variant.rows);
     (inner.m.div_ceil(rows).max(1), rows)
 }
 
@@ -73,9 +90,8 @@ fn parts(variant: &Variant, inner: &Product, card: Card) -> (usize, usize) {
 fn is_inner(product: &Product) -> bool {
     let sides = [product.m, product.n, product.k, product.c.row_stride];
     product.n == RANK
-        && Variant::of(product.k).is_some_and(|variant| {
-            product.workspace_bytes >= (variant.tiles * TILE_COLUMNS * RANK * 4) as u64
-        })
+        && Variant::of(product.k).next().is_some()
+        && product.workspace_bytes >= MOST as u64 * Variant::sums(product.k)
         && !product.a.transposed
         && !product.b.transposed
         && product.b.row_stride == RANK
@@ -118,8 +134,13 @@ fn partner(lowered: &[Lowered], at: usize, inner: &Product) -> Option<(usize, Pr
     None
 }
 
-/// Joins what an adapter's second matrix has in the backward.
+/// Joins what an adapter's second matrix has in the backward, then neighbours.
 pub(super) fn join(lowered: &mut [Lowered]) {
+    join_pairs(lowered);
+    join_neighbours(lowered);
+}
+
+fn join_pairs(lowered: &mut [Lowered]) {
     for at in 0..lowered.len() {
         let Some(Command::Product(inner)) = lowered[at].commands.last().cloned() else {
             continue;
@@ -140,61 +161,205 @@ pub(super) fn join(lowered: &mut [Lowered]) {
     }
 }
 
-/// The launches that compute both; none where the kernel does not take them.
-pub(super) fn launches(products: &[Product], card: Card) -> Option<Vec<Command>> {
-    let [inner, gradient] = products else {
-        return None;
+/// Joins pairs that follow each other into what one launch computes.
+fn join_neighbours(lowered: &mut [Lowered]) {
+    for at in 0..lowered.len() {
+        let Some(Command::Products {
+            joined: Joined::Back,
+            products: first,
+            ..
+        }) = lowered[at].commands.last()
+        else {
+            continue;
+        };
+        let mut products = first.clone();
+        let mut members = Vec::new();
+        for (later, node) in lowered.iter().enumerate().skip(at + 1).take(WINDOW) {
+            match &node.commands[..] {
+                [] => {}
+                [
+                    Command::Products {
+                        joined: Joined::Back,
+                        products: pair,
+                        ..
+                    },
+                ] if products.len() < 2 * MOST => {
+                    let pair: Vec<_> = pair
+                        .iter()
+                        .map(|next| in_place_of(&first[0], *next))
+                        .collect();
+                    // The backward comes to the last columns first.
+                    let Some(all) = [
+                        [&pair[..], &products].concat(),
+                        [&products[..], &pair].concat(),
+                    ]
+                    .into_iter()
+                    .find(|all| are_neighbours(all)) else {
+                        break;
+                    };
+                    products = all;
+                    members.push(later);
+                }
+                _ => break,
+            }
+        }
+        if members.is_empty() {
+            continue;
+        }
+        let Some(heads) = cleared(&lowered[at].commands, &products) else {
+            continue;
+        };
+        for member in members {
+            lowered[member].commands.clear();
+        }
+        let commands = &mut lowered[at].commands;
+        commands.truncate(commands.len() - 1 - heads.len());
+        commands.push(Command::Products {
+            joined: Joined::Back,
+            heads,
+            products,
+            tails: Vec::new(),
+        });
+    }
+}
+
+/// Whether pairs are of one shape, each in the columns that follow those of the one before, and what
+/// they write is apart from what any of them reads.
+fn are_neighbours(products: &[Product]) -> bool {
+    let is_alike = |a: &Product, b: &Product| {
+        let sizes = |product: &Product| (product.m, product.n, product.k, product.scale.to_bits());
+        let strides = |product: &Product| {
+            [product.a, product.b, product.c].map(|matrix| (matrix.row_stride, matrix.dtype))
+        };
+        sizes(a) == sizes(b) && strides(a) == strides(b)
     };
-    let variant = Variant::of(inner.k).filter(|_| card.is_hopper)?;
-    let (parts, rows_of_part) = parts(variant, inner, card);
+    let follows = |from: &MatrixAt, to: &MatrixAt, columns: usize| {
+        to.address.checked_sub(from.address) == Some(columns as u64 * from.dtype.size())
+    };
+    let mut pairs = products.windows(4).step_by(2);
+    let beside = pairs.all(|pair| {
+        let [inner, gradient, next_inner, next_gradient] = pair else {
+            return false;
+        };
+        is_alike(inner, next_inner)
+            && is_alike(gradient, next_gradient)
+            && gradient.accumulate == next_gradient.accumulate
+            && follows(&inner.a, &next_inner.a, inner.k)
+            && follows(&inner.c, &next_inner.c, RANK)
+            && follows(&gradient.b, &next_gradient.b, RANK)
+    });
+    // The gradients of what was read lie between each other.
+    let gradients = || products.iter().skip(1).step_by(2).map(result);
+    let apart = |written: Bytes| {
+        let mut read = products.iter().flat_map(operands);
+        !overlap(written, scratch(&products[0])) && read.all(|read| !overlap(written, read))
+    };
+    let spared = |read: Bytes| !overlap(read, scratch(&products[0]));
+    beside
+        && products.iter().map(result).all(apart)
+        && products.iter().flat_map(operands).all(spared)
+        && gradients()
+            .enumerate()
+            .all(|(at, one)| gradients().skip(at + 1).all(|other| !overlap(one, other)))
+}
+
+/// What the library needs before these products, where all of them either add to what is there or
+/// replace it; none where some do this and some that. What is cleared for those that add is written
+/// by the launch, which replaces all of it.
+fn cleared(commands: &[Command], products: &[Product]) -> Option<Vec<Command>> {
+    let inner = || products.iter().step_by(2);
+    let first = inner().next()?;
+    if inner().all(|next| next.accumulate == first.accumulate) {
+        return Some(Vec::new());
+    }
+    let rows = first.c.row_stride as u64 * first.c.dtype.size();
+    match commands {
+        [.., clear @ Command::Clear { address, bytes }, _]
+            if first.c.row_stride == inner().count() * RANK
+                && (*address, *bytes) == (first.c.address, first.m as u64 * rows) =>
+        {
+            Some(vec![clear.clone()])
+        }
+        _ => None,
+    }
+}
+
+/// Ways to compute all of them, of which one is enough; none where no kernel takes them.
+pub(super) fn ways(products: &[Product], card: Card) -> Vec<Vec<Command>> {
+    let [inner, gradient, ..] = products else {
+        return Vec::new();
+    };
+    if !card.is_hopper {
+        return Vec::new();
+    }
+    let launches = |variant| launches(variant, products, inner, gradient, card);
+    let variants = Variant::of(inner.k);
+    // Many blocks of few warps are first where there is much to read.
+    match products.len() > 2 {
+        true => variants.rev().map(launches).collect(),
+        false => variants.map(launches).collect(),
+    }
+}
+
+fn launches(
+    variant: &Variant,
+    products: &[Product],
+    inner: &Product,
+    gradient: &Product,
+    card: Card,
+) -> Vec<Command> {
+    let pairs = products.len() / 2;
+    let (parts, rows_of_part) = parts(variant, inner, pairs, card);
+    let each = |of: fn(&[Product]) -> u64| -> [Argument; MOST] {
+        let mut pairs = products.chunks_exact(2);
+        [(); MOST].map(|()| {
+            let pair = pairs.next();
+            pair.map_or(Argument::Null, |pair| Argument::Address(of(pair)))
+        })
+    };
     let size = |size: usize| Argument::U32(size as u32);
-    let workspace = Argument::Address(inner.workspace);
-    let both = Command::Launch {
+    // What is cleared for some of them is replaced.
+    let is_added = products.iter().step_by(2).all(|inner| inner.accumulate);
+    let [first, second, third] = each(|pair| pair[0].b.address);
+    let all = Command::Launch {
         kernel: Kernel {
             file: "adapter_back_tensor",
             function: variant.function,
         },
         shape: LaunchShape {
-            grid: [parts as u32, 1, 1],
-            block: [(32 * WARPS) as u32, 1, 1],
+            grid: [parts as u32, pairs as u32, 1],
+            block: [(32 * variant.warps) as u32, 1, 1],
             shared_bytes: variant.shared_bytes() as u32,
         },
         arguments: vec![
             Argument::Address(inner.a.address),
             Argument::Address(gradient.b.address),
-            Argument::Address(inner.b.address),
+            first,
+            second,
+            third,
             Argument::Address(inner.c.address),
-            workspace,
+            Argument::Address(inner.workspace),
             size(inner.m),
             size(inner.a.row_stride),
             size(gradient.b.row_stride),
             size(inner.c.row_stride),
             size(rows_of_part),
-            Argument::U32(u32::from(inner.accumulate)),
+            Argument::U32(u32::from(is_added)),
             Argument::F32(inner.scale),
             Argument::F32(gradient.scale),
         ],
     };
-    let sums = inner.k * RANK;
-    let sum = Command::Launch {
-        kernel: Kernel {
-            file: "column_sum",
-            function: "sum_partials",
-        },
-        shape: LaunchShape {
-            grid: [sums.div_ceil(32) as u32, 1, 1],
-            block: [32, 32, 1],
-            shared_bytes: 0,
-        },
-        arguments: vec![
-            workspace,
-            Argument::Address(gradient.c.address),
-            Argument::Null,
-            size(parts),
-            size(sums),
-            Argument::U32(u32::from(gradient.accumulate)),
-            Argument::U32(0),
-        ],
+    let sums = Parts {
+        address: inner.workspace,
+        parts,
+        width: inner.k * RANK,
+        adds: gradient.accumulate,
     };
-    Some(vec![both, sum])
+    let (kernel, shape, arguments) = sums.sum(each(|pair| pair[1].c.address));
+    let sum = Command::Launch {
+        kernel,
+        shape,
+        arguments,
+    };
+    vec![all, sum]
 }

@@ -34,7 +34,7 @@ pub fn ways(joined: Joined, products: &[Product], tails: &[Tail], card: Card) ->
         Joined::Sum => sum::launches(products, card),
         Joined::Gradients => gradients::launches(products, card),
         Joined::Narrow => narrow::launches(products, card),
-        Joined::Back => return back::launches(products, card).into_iter().collect(),
+        Joined::Back => return back::ways(products, card),
     };
     let followed = |launches: Vec<Command>, tails: &[Tail]| -> Vec<Command> {
         let after = tails.iter().map(|tail| tail.command.clone());

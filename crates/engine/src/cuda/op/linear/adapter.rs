@@ -3,18 +3,20 @@
 
 use cinch_graph::op::{Linear, LinearGradInput, LinearGradWeight};
 
-use super::{matrix, sum_partials};
+use super::matrix;
+use super::parts::Parts;
 use crate::cuda::command::{Argument, Kernel, LaunchShape};
 use crate::cuda::lowering::Lowering;
 
-/// Threads of a warp, and warps of a block.
+/// Threads of a warp, and warps of a block; of one that adds.
 const WARP: usize = 32;
 const WARPS: usize = 8;
+const ADDING_WARPS: usize = 4;
 
 /// Rows of a block that reads few, of one that reads many, and of a warp that adds.
 const READ_ROWS: usize = 32;
 const STREAM_ROWS: usize = 64;
-const ADDED_ROWS: usize = 64;
+const ADDED_ROWS: usize = 96;
 /// Columns of a warp that adds, and of a block that sums a gradient.
 const ADDED_COLUMNS: usize = 32;
 const GRADIENT_COLUMNS: usize = 128;
@@ -96,7 +98,7 @@ pub(super) fn adds(x: &mut Lowering<'_>, op: &LinearGradInput) {
     ];
     arguments.extend(x.dropout_arguments(op.dropout, Some(x.node.inputs.len() - 1)));
     let units = dy.rows().div_ceil(ADDED_ROWS) * (weight.width() / ADDED_COLUMNS);
-    let shape = LaunchShape::linear(units.div_ceil(WARPS), (WARPS * WARP) as u32);
+    let shape = LaunchShape::linear(units.div_ceil(ADDING_WARPS), (ADDING_WARPS * WARP) as u32);
     x.launch(kernel(KERNELS, weight.rows()), shape, arguments);
 }
 
@@ -129,5 +131,13 @@ pub(super) fn gradient(x: &mut Lowering<'_>, op: &LinearGradWeight) {
         shared_bytes: 0,
     };
     x.launch(kernel(KERNELS, op.outputs), shape, arguments);
-    sum_partials(x, parts as u32, op.outputs * op.inputs, 0, None);
+    let sums = Parts {
+        address: x.workspace().0,
+        parts,
+        width: op.outputs * op.inputs,
+        adds: x.adds(0),
+    };
+    let results = [x.output_argument(0), Argument::Null, Argument::Null];
+    let (kernel, shape, arguments) = sums.sum(results);
+    x.launch(kernel, shape, arguments);
 }

@@ -113,34 +113,160 @@ fn the_launch_covers_all_rows_and_its_sums_fit() {
     for columns in [128, 256, 384, 512, 768, 1024, 1536] {
         for rows in [1, 31, 1003, 46_080] {
             let both = both(rows, columns);
-            assert!(launches(&both, Card::ANY).is_none());
-            let commands = launches(&both, Card::HOPPER).unwrap();
-            let [
-                Command::Launch {
-                    shape, arguments, ..
-                },
-                Command::Launch { arguments: sum, .. },
-            ] = &commands[..]
-            else {
-                panic!("{commands:?}");
-            };
-            let Argument::U32(rows_of_part) = arguments[9] else {
-                panic!("{arguments:?}");
-            };
-            let (parts, of_part) = (shape.grid[0] as usize, rows_of_part as usize);
-            assert!((parts - 1) * of_part < rows && rows <= parts * of_part);
-            assert!(of_part.is_multiple_of(ROWS));
-            assert_eq!(
-                sum[3..5],
-                [
+            assert!(ways(&both, Card::ANY).is_empty());
+            let ways = ways(&both, Card::HOPPER);
+            assert!(!ways.is_empty());
+            for commands in ways {
+                let [
+                    Command::Launch {
+                        shape, arguments, ..
+                    },
+                    Command::Launch { arguments: sum, .. },
+                ] = &commands[..]
+                else {
+                    panic!("{commands:?}");
+                };
+                let Argument::U32(rows_of_part) = arguments[11] else {
+                    panic!("{arguments:?}");
+                };
+                let (parts, of_part) = (shape.grid[0] as usize, rows_of_part as usize);
+                assert!((parts - 1) * of_part < rows && rows <= parts * of_part);
+                assert!(of_part.is_multiple_of(16));
+                let sizes = [
                     Argument::U32(parts as u32),
-                    Argument::U32(columns as u32 * 8)
-                ]
-            );
-            let bytes = (parts * columns * 8 * size_of::<f32>()) as u64;
-            assert!(bytes <= both[0].workspace_bytes);
-            // What a block may have of a multiprocessor's shared memory.
-            assert!(shape.shared_bytes <= 227 * 1024);
+                    Argument::U32(columns as u32 * 8),
+                ];
+                assert!(sum.windows(2).any(|pair| pair == sizes));
+                let bytes = (parts * columns * 8 * size_of::<f32>()) as u64;
+                assert!(bytes <= both[0].workspace_bytes);
+                // What a block may have of a multiprocessor's shared memory.
+                assert!(shape.shared_bytes <= 227 * 1024);
+            }
         }
+    }
+}
+
+/// Three pairs beside each other, the last first, whose result is cleared before.
+fn neighbours() -> Vec<Lowered> {
+    let [inner, gradient] = both(5000, 384);
+    let nodes = [2, 1, 0].map(|index| {
+        let right = |matrix: MatrixAt, elements: usize| MatrixAt {
+            address: matrix.address + (index * elements) as u64 * matrix.dtype.size(),
+            ..matrix
+        };
+        let inner = Product {
+            a: right(inner.a, 384),
+            b: right(inner.b, 384 * 8),
+            c: right(inner.c, 8),
+            accumulate: index < 2,
+            ..inner
+        };
+        let gradient = Product {
+            a: right(gradient.a, 384),
+            b: right(gradient.b, 8),
+            c: right(gradient.c, 384 * 8),
+            ..gradient
+        };
+        let clear = Command::Clear {
+            address: 0x1100_0000,
+            bytes: 5000 * 24 * 2,
+        };
+        let products = Command::Products {
+            joined: Joined::Back,
+            heads: Vec::new(),
+            products: vec![inner, gradient],
+            tails: Vec::new(),
+        };
+        let first = (index == 2).then_some(clear);
+        node(first.into_iter().chain([products]).collect())
+    });
+    nodes.into()
+}
+
+/// Pairs of the first command after joining, and the heads that it has.
+fn joined(mut nodes: Vec<Lowered>) -> (usize, usize) {
+    join(&mut nodes);
+    let Some(Command::Products {
+        heads, products, ..
+    }) = nodes[0].commands.last()
+    else {
+        panic!("{:?}", nodes[0].commands);
+    };
+    let pairs = products.len() / 2;
+    assert_eq!(nodes[0].commands.len(), 2 - heads.len());
+    assert!(nodes[1..pairs].iter().all(|node| node.commands.is_empty()));
+    (pairs, heads.len())
+}
+
+/// The products of a node's last command.
+fn products_of(node: &mut Lowered) -> &mut Vec<Product> {
+    match node.commands.last_mut() {
+        Some(Command::Products { products, .. }) => products,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn adapters_beside_each_other_are_one_launch() {
+    assert_eq!(joined(neighbours()), (3, 1));
+    // One that is elsewhere, of another scale, or with something before it stays by itself, and all
+    // do where one adds to what is not cleared.
+    let mut elsewhere = neighbours();
+    products_of(&mut elsewhere[1])[0].a.address += 16;
+    assert_eq!(joined(elsewhere), (1, 0));
+    let mut scaled = neighbours();
+    products_of(&mut scaled[1])[1].scale = 3.0;
+    assert_eq!(joined(scaled), (1, 0));
+    let mut between = neighbours();
+    let clear = Command::Clear {
+        address: 0x3000_0000,
+        bytes: 16,
+    };
+    between[1].commands.insert(0, clear);
+    assert_eq!(joined(between), (1, 0));
+    let mut part = neighbours();
+    part[2].commands.clear();
+    assert_eq!(joined(part), (1, 0));
+    // A gradient that is written where another's operand lies.
+    let mut over = neighbours();
+    let place = products_of(&mut over[0])[0].b.address;
+    products_of(&mut over[1])[1].c.address = place;
+    assert_eq!(joined(over), (1, 0));
+    // Those that all add need no clear.
+    let mut adding = neighbours();
+    products_of(&mut adding[0])[0].accumulate = true;
+    assert_eq!(joined(adding), (3, 0));
+}
+
+#[test]
+fn a_launch_of_several_has_all_their_addresses() {
+    let mut nodes = neighbours();
+    join(&mut nodes);
+    let products = products_of(&mut nodes[0]).clone();
+    for commands in ways(&products, Card::HOPPER) {
+        let [
+            Command::Launch {
+                shape, arguments, ..
+            },
+            Command::Launch {
+                shape: sum_shape,
+                arguments: sum,
+                ..
+            },
+        ] = &commands[..]
+        else {
+            panic!("{commands:?}");
+        };
+        let address = |place: fn(&[Product]) -> u64| -> Vec<Argument> {
+            let pairs = products.chunks_exact(2);
+            pairs.map(|pair| Argument::Address(place(pair))).collect()
+        };
+        assert_eq!(arguments[2..5], address(|pair| pair[0].b.address));
+        assert_eq!(sum[1..4], address(|pair| pair[1].c.address));
+        assert_eq!((shape.grid[1], sum_shape.grid[1]), (3, 3));
+        let bytes = u64::from(shape.grid[0]) * 3 * 384 * 8 * 4;
+        assert!(bytes <= products[0].workspace_bytes);
+        // What was cleared is written, not added to.
+        assert_eq!(arguments[12], Argument::U32(0));
     }
 }
