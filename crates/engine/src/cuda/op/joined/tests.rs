@@ -134,6 +134,12 @@ fn gates_of_a_decoder_are_joined_to_its_products() {
 /// whose input is dropped add, and GELU's derivative.
 #[test]
 fn what_follows_an_encoders_products_is_joined_to_them() {
+    for (batch, tokens) in [(2, 16), (20, 512)] {
+        an_encoders_products_are_joined(batch, tokens);
+    }
+}
+
+fn an_encoders_products_are_joined(batch: usize, tokens: usize) {
     let mut model = Naics::new(1);
     model.encoder.vocabulary = 60;
     model.encoder.layers = LAYERS as u64;
@@ -143,7 +149,7 @@ fn what_follows_an_encoders_products_is_joined_to_them() {
         label_smoothing: 0.0,
         loss_chunk: None,
     };
-    let shape = Build::plain(2, 16, DType::F16, purpose);
+    let shape = Build::plain(batch, tokens, DType::F16, purpose);
     let lowered = step(&model, &shape, Recompute::Full);
     let nodes = |channel: &str, pass: &str| -> Vec<String> {
         let name = format!("{pass}encoders.{channel}.");
