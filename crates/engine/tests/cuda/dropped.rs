@@ -91,4 +91,6 @@ ranks! {
     dropped_rank_32: 32 in 160, ROWS;
     dropped_rank_8_of_many_rows: 8 in 224, MANY;
     dropped_rank_24_of_many_rows: 24 in 288, MANY;
+    dropped_rank_8_of_many_rows_and_columns: 8 in 1024, MANY;
+    dropped_rank_24_of_many_rows_and_columns: 24 in 1024, MANY;
 }

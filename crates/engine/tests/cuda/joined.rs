@@ -17,17 +17,23 @@ const WEIGHT: Init = Init::Normal { std: 0.05 };
 /// Long enough for sums that are cut, and no multiple of a tile.
 const WIDTH: usize = 1032;
 const RANK: usize = 24;
-/// Two sequences, with rows that are no multiple of a tile.
+/// Two sequences, with rows that are no multiple of a tile; and so many that blocks have several tiles
+/// each.
 const ROWS: [usize; 2] = [2, 155];
+const MANY: [usize; 2] = [7, 2053];
 
 /// Two frozen layers with adapters: three beside each other on the first, one on the second.
 fn graph(compute: DType) -> Result<TrainingGraph, GraphError> {
-    layers(compute, RANK, WIDTH, WIDTH)
+    layers(compute, RANK, WIDTH, WIDTH, ROWS)
 }
 
 /// The same at a rank and at widths where both products of an adapter's second matrix are one pass.
 fn low_rank(compute: DType) -> Result<TrainingGraph, GraphError> {
-    layers(compute, 8, 384, 1536)
+    layers(compute, 8, 384, 1536, ROWS)
+}
+
+fn low_rank_of_many_rows(compute: DType) -> Result<TrainingGraph, GraphError> {
+    layers(compute, 8, 384, 1536, MANY)
 }
 
 /// At the highest rank that products with a short sum have room for.
@@ -41,9 +47,10 @@ fn layers(
     rank: usize,
     width: usize,
     last: usize,
+    rows: [usize; 2],
 ) -> Result<TrainingGraph, GraphError> {
     let mut g = Graph::new(compute);
-    let tokens = g.batch("tokens", ROWS, DType::I32);
+    let tokens = g.batch("tokens", rows, DType::I32);
     let table = g.weight("table", [50, width], WEIGHT);
     let mut x = g.embedding("embedding", tokens, table, None, None)?;
     for (layer, each, adapters) in [("first", width, 3), ("second", last, 1)] {
@@ -62,7 +69,7 @@ fn layers(
         x = y;
     }
     let head = g.weight("head", [50, last], WEIGHT);
-    let targets = g.batch("targets", ROWS, DType::I32);
+    let targets = g.batch("targets", rows, DType::I32);
     g.cross_entropy("loss", x, head, targets, 0.0, None)?;
     differentiate(g, &OPTIMIZER)
 }
@@ -247,13 +254,11 @@ fn gradients(graph: &TrainingGraph, nodes: usize, dtype: DType) -> Vec<(TensorId
         let words = [0x1234_5678_u32, 0x9abc_def0, 3, 0].map(u32::cast_signed);
         engine.write(place(random), &words).unwrap();
     }
-    let tokens: Vec<i32> = (0..ROWS[0] * ROWS[1])
-        .map(|i| (i * 7 % 50) as i32)
-        .collect();
     for name in ["tokens", "targets"] {
-        engine
-            .write(place(graph.find(name).unwrap()), &tokens)
-            .unwrap();
+        let id = graph.find(name).unwrap();
+        let tokens = 0..graph.ty(id).shape.elements();
+        let tokens: Vec<i32> = tokens.map(|i| (i * 7 % 50) as i32).collect();
+        engine.write(place(id), &tokens).unwrap();
     }
     let term = graph.terms[0].inputs;
     engine
@@ -281,6 +286,7 @@ fn joined_products_give_what_they_give_one_by_one() {
 #[ignore = "needs a GPU"]
 fn joined_products_of_a_low_rank_give_what_they_give_one_by_one() {
     compare(low_rank);
+    compare(low_rank_of_many_rows);
 }
 
 #[test]
