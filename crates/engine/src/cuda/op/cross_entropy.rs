@@ -15,6 +15,8 @@ const ROW_THREADS: usize = 768;
 /// Shared memory in which a block keeps its row between its two passes: two blocks
 /// find room on a multiprocessor of a Hopper card. Cards with less would hold fewer.
 const KEPT_BYTES: usize = 104 << 10;
+/// Of its pieces of 16 bytes a thread brings nine by themselves at most.
+const _: () = assert!(KEPT_BYTES / 16 <= 9 * ROW_THREADS);
 
 fn kernel(function: &'static str) -> Kernel {
     Kernel {
@@ -353,7 +355,5 @@ mod tests {
         assert_eq!(kept(61, DType::F32, Card::HOPPER).0, 256);
         let none = kept(61, DType::Bf16, Card::ANY);
         assert_eq!(none, (0, Argument::U32(0)));
-        // A thread brings nine of them at most.
-        assert!(KEPT_BYTES / 16 <= 9 * ROW_THREADS);
     }
 }
