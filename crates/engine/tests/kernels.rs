@@ -196,7 +196,12 @@ fn commands(graph: Graph) -> Vec<command::Command> {
     let lowered = [Card::ANY, Card::HOPPER]
         .into_iter()
         .flat_map(|card| lower_all(&graph, &plan, nodes.clone(), MicroBatch::of_one(true), card));
-    lowered.flat_map(|node| node.commands).collect()
+    let each = lowered.flat_map(|node| node.commands);
+    let all = each.flat_map(|command| match command {
+        command::Command::Ways(ways) => ways.concat(),
+        command => vec![command],
+    });
+    all.collect()
 }
 
 /// One head of a width that tensor cores take.

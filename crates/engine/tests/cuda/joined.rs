@@ -324,7 +324,7 @@ fn projections_of_scans_give_what_they_give_one_by_one() {
 #[test]
 #[ignore = "needs a GPU"]
 fn the_loss_of_an_odd_vocabulary() {
-    crate::check("loss of 4139 words", |compute| {
+    let make = |compute| {
         let mut g = Graph::new(compute);
         let tokens = g.batch("tokens", [2, 45], DType::I32);
         let table = g.weight("table", [4139, 64], WEIGHT);
@@ -334,7 +334,9 @@ fn the_loss_of_an_odd_vocabulary() {
         g.cross_entropy("loss", x, table, targets, 0.0, chunk)
             .unwrap();
         g
-    });
+    };
+    crate::check("loss of 4139 words", make);
+    crate::check_second_way("loss of 4139 words, cut", make);
 }
 
 /// Products in one kernel round less often than one by one, each in its own way: neither may be

@@ -30,7 +30,7 @@ use cinch_model::{Build, Purpose, build};
 
 use card::card;
 use graphs::Transformer;
-use node::{compare, granted, training};
+use node::{Report, compare, compare_as, granted, training};
 
 /// The precisions, each with the largest relative error of an output: norm of the difference over
 /// norm of the expected values. It covers the rounding of the output itself (up to 2⁻⁸ in bf16,
@@ -44,6 +44,21 @@ const PRECISIONS: [(DType, f64); 3] = [
 
 /// Compares a graph on both executors in every precision.
 fn check(what: &str, make: impl Fn(DType) -> Graph) {
+    check_by(what, make, compare);
+}
+
+/// The same without timing: of several ways the second is taken.
+fn check_second_way(what: &str, make: impl Fn(DType) -> Graph) {
+    check_by(what, make, |what, reference, tested| {
+        compare_as(what, reference, tested, true)
+    });
+}
+
+fn check_by(
+    what: &str,
+    make: impl Fn(DType) -> Graph,
+    compare: impl Fn(&str, Graph, Graph) -> Vec<Report>,
+) {
     let _card = card();
     let mut failures = Vec::new();
     for (dtype, tolerance) in PRECISIONS {

@@ -126,13 +126,18 @@ fn is_written(graph: &Graph, index: usize, output: usize) -> bool {
 
 /// Runs both, giving each node of the GPU the CPU's inputs.
 pub fn compare(what: &str, reference: Graph, tested: Graph) -> Vec<Report> {
+    compare_as(what, reference, tested, under_sanitizer())
+}
+
+/// The same where it is said whether nothing is timed, so that newer ways are taken unseen.
+pub fn compare_as(what: &str, reference: Graph, tested: Graph, deterministic: bool) -> Vec<Report> {
     let cpu = Side::new(reference, Target::Cpu);
     let gpu = Side::new(tested, Target::Cuda);
     let mut host = Executor::new(cpu.plan.arena_bytes, Some(2)).unwrap();
     let arena_bytes = gpu.plan.arena_bytes;
     let options = EngineOptions {
         // One algorithm a product instead of all that might be fast.
-        deterministic: under_sanitizer(),
+        deterministic,
         ..EngineOptions::default()
     };
     let mut device = Engine::new(Target::Cuda, arena_bytes, options).unwrap();

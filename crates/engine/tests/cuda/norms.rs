@@ -1,16 +1,16 @@
-//! Norms that are not trained over rows that are a warp's, each width a kernel of its own: behind the
-//! addition, as encoders have them, in blocks of which one is recomputed.
+//! Norms over rows that are a warp's, each width a kernel of its own: behind the addition, as encoders
+//! have them, in blocks of which one is recomputed; trained and not.
 
 use cinch_graph::op::NormKind;
 use cinch_graph::{DType, Graph, GraphError, Init};
 
-use crate::check;
+use crate::{check, check_second_way};
 
 const WEIGHT: Init = Init::Normal { std: 0.05 };
 /// Rows that are no multiple of what a block has.
 const ROWS: [usize; 2] = [3, 45];
 
-fn graph(width: usize, kind: NormKind, compute: DType) -> Result<Graph, GraphError> {
+fn graph(width: usize, kind: NormKind, trained: bool, compute: DType) -> Result<Graph, GraphError> {
     let mut g = Graph::new(compute);
     let tokens = g.batch("tokens", ROWS, DType::I32);
     let table = g.weight("table", [50, width], WEIGHT);
@@ -20,9 +20,12 @@ fn graph(width: usize, kind: NormKind, compute: DType) -> Result<Graph, GraphErr
         let part = |part: &str| format!("{block}.{part}");
         let weight = g.frozen_weight(&part("weight"), [width, width], WEIGHT);
         let branch = g.linear(&part("linear"), x, weight, None)?;
-        let gamma = g.frozen_small_weight(&part("gamma"), [width], Init::Ones);
-        let beta = (kind == NormKind::Layer)
-            .then(|| g.frozen_small_weight(&part("beta"), [width], WEIGHT));
+        let mut parameter = |name: &str, init: Init| match trained {
+            true => g.small_weight(&part(name), [width], init),
+            false => g.frozen_small_weight(&part(name), [width], init),
+        };
+        let gamma = parameter("gamma", Init::Ones);
+        let beta = (kind == NormKind::Layer).then(|| parameter("beta", WEIGHT));
         let dropout = g.dropout(0.2);
         let normed = g.residual_norm(
             &part("norm"),
@@ -47,7 +50,18 @@ fn norms_of_narrow_rows() {
     for kind in [NormKind::Layer, NormKind::Rms] {
         for width in [128, 256, 384, 512] {
             let what = format!("{kind:?} norm of {width}");
-            check(&what, |compute| graph(width, kind, compute).unwrap());
+            check(&what, |compute| graph(width, kind, false, compute).unwrap());
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn trained_norms_of_narrow_rows() {
+    for kind in [NormKind::Layer, NormKind::Rms] {
+        for width in [128, 256, 384, 512] {
+            let what = format!("trained {kind:?} norm of {width}");
+            check_second_way(&what, |compute| graph(width, kind, true, compute).unwrap());
         }
     }
 }

@@ -34,16 +34,51 @@ __device__ __forceinline__ void logits(const Piece& piece, const float* bias, u3
     }
 }
 
+// The logits of a thread so far: the sum is relative to the largest, and rescaled when that grows.
+struct Seen {
+    float largest = LOWEST, sum = 0.0f, total = 0.0f;
+
+    __device__ __forceinline__ void take(const Piece& piece, const float* bias, u32 column,
+                                         u32 vocabulary, float smoothing) {
+        float v[VECTOR];
+        logits(piece, bias, column, vocabulary, v);
+        float top = largest;
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++) top = fmaxf(top, v[i]);
+        sum *= exp2_fast((largest - top) * LOG2_E);
+        largest = top;
+        float offset = top * LOG2_E;
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++) sum += exp2_fast(fmaf(v[i], LOG2_E, -offset));
+        if (smoothing > 0.0f) {
+#pragma unroll
+            for (int i = 0; i < VECTOR; i++)
+                if (column + i < vocabulary) total += v[i];
+        }
+    }
+};
+
+// Groups of pieces that are all on their way before the first is looked at, and pieces of a thread in
+// each: enough for all that are kept.
+constexpr int GROUPS = 3, GROUP = 3;
+
+template <int LATER> __device__ __forceinline__ void arrived() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory");
+}
+
 // A block to a row: z[gridDim.x, stride], of which `vocabulary` columns are logits. One pass
 // finds the largest logit and the sum of exponentials together, a second one writes the
 // gradient, unless `gradient` is 0. The first `kept` pieces of 16 bytes stay in shared memory for
-// the second pass; each thread reads back what it has written itself. A target that is no token
-// makes the row's loss NaN, which the host sees in the sum. `loss_scale` multiplies the gradient in
-// half precision and is null otherwise.
-KERNEL __launch_bounds__(768, 2)
-cross_entropy_rows(real* z, const i32* targets, float* losses, const float* inverse_count,
-                   const float* weight, const float* bias, const float* loss_scale, u32 vocabulary,
-                   u32 stride, float smoothing, u32 gradient, u32 kept) {
+// the second pass; each thread reads back what it has written itself. With AHEAD they come there by
+// themselves, all at once: there are no more than GROUPS · GROUP for a thread. A target that is no
+// token makes the row's loss NaN, which the host sees in the sum. `loss_scale` multiplies the gradient
+// in half precision and is null otherwise.
+template <bool AHEAD>
+__device__ __forceinline__ void entropy_of_row(real* z, const i32* targets, float* losses,
+                                               const float* inverse_count, const float* weight,
+                                               const float* bias, const float* loss_scale,
+                                               u32 vocabulary, u32 stride, float smoothing,
+                                               u32 gradient, u32 kept) {
     extern __shared__ __align__(16) u8 memory[];
     __shared__ float scratch[32];
     Piece* pieces = reinterpret_cast<Piece*>(memory);
@@ -63,28 +98,45 @@ cross_entropy_rows(real* z, const i32* targets, float* losses, const float* inve
     // Read before anyone writes the gradient.
     float wanted = to_float(row[target]) + (bias ? bias[target] : 0.0f);
 
-    // The sum is relative to the largest logit so far, and rescaled when that grows.
-    float largest = LOWEST, sum = 0.0f, total = 0.0f;
-#pragma unroll 2
-    for (u32 column = threadIdx.x * VECTOR; column < vocabulary; column += blockDim.x * VECTOR) {
-        Piece piece = *reinterpret_cast<const Piece*>(row + column);
-        if (column / VECTOR < kept) pieces[column / VECTOR] = piece;
-        float v[VECTOR];
-        logits(piece, bias, column, vocabulary, v);
-        float top = largest;
+    Seen seen;
+    u32 first = threadIdx.x * VECTOR, step = blockDim.x * VECTOR;
+    if (AHEAD) {
 #pragma unroll
-        for (int i = 0; i < VECTOR; i++) top = fmaxf(top, v[i]);
-        sum *= exp2_fast((largest - top) * LOG2_E);
-        largest = top;
-        float offset = top * LOG2_E;
+        for (int group = 0; group < GROUPS; group++) {
 #pragma unroll
-        for (int i = 0; i < VECTOR; i++) sum += exp2_fast(fmaf(v[i], LOG2_E, -offset));
-        if (smoothing > 0.0f) {
-#pragma unroll
-            for (int i = 0; i < VECTOR; i++)
-                if (column + i < vocabulary) total += v[i];
+            for (int i = 0; i < GROUP; i++) {
+                u32 column = first + (group * GROUP + i) * step;
+                if (column >= vocabulary || column / VECTOR >= kept) continue;
+                u32 to = (u32)__cvta_generic_to_shared(pieces + column / VECTOR);
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(row + column)
+                             : "memory");
+            }
+            asm volatile("cp.async.commit_group;" ::: "memory");
         }
+        auto look = [&](int group) {
+#pragma unroll
+            for (int i = 0; i < GROUP; i++) {
+                u32 column = first + (group * GROUP + i) * step;
+                if (column < vocabulary && column / VECTOR < kept)
+                    seen.take(pieces[column / VECTOR], bias, column, vocabulary, smoothing);
+            }
+        };
+        arrived<2>();
+        look(0);
+        arrived<1>();
+        look(1);
+        arrived<0>();
+        look(2);
+        // On to those that are not kept.
+        while (first < vocabulary && first / VECTOR < kept) first += step;
     }
+#pragma unroll 2
+    for (u32 column = first; column < vocabulary; column += step) {
+        Piece piece = *reinterpret_cast<const Piece*>(row + column);
+        if (!AHEAD && column / VECTOR < kept) pieces[column / VECTOR] = piece;
+        seen.take(piece, bias, column, vocabulary, smoothing);
+    }
+    float largest = seen.largest, sum = seen.sum, total = seen.total;
     float top = block_max(largest, scratch);
     sum = block_sum(sum * exp2_fast((largest - top) * LOG2_E), scratch);
     if (smoothing > 0.0f) total = block_sum(total, scratch);
@@ -121,6 +173,22 @@ cross_entropy_rows(real* z, const i32* targets, float* losses, const float* inve
         }
         store(row + column, v);
     }
+}
+
+KERNEL __launch_bounds__(768, 2)
+cross_entropy_rows(real* z, const i32* targets, float* losses, const float* inverse_count,
+                   const float* weight, const float* bias, const float* loss_scale,
+                   u32 vocabulary, u32 stride, float smoothing, u32 gradient, u32 kept) {
+    entropy_of_row<false>(z, targets, losses, inverse_count, weight, bias, loss_scale, vocabulary,
+                         stride, smoothing, gradient, kept);
+}
+
+KERNEL __launch_bounds__(768, 2)
+cross_entropy_rows_ahead(real* z, const i32* targets, float* losses, const float* inverse_count,
+                         const float* weight, const float* bias, const float* loss_scale,
+                         u32 vocabulary, u32 stride, float smoothing, u32 gradient, u32 kept) {
+    entropy_of_row<true>(z, targets, losses, inverse_count, weight, bias, loss_scale, vocabulary,
+                         stride, smoothing, gradient, kept);
 }
 
 // loss (+)= Σ losses / count, without the term's weight, in a fixed order. One block.

@@ -10,7 +10,7 @@
 // A block holds several groups (threadIdx.y) and walks over the rows, γ and β staying in
 // registers. Where registers are left, a row's numbers are on their way while the row before it
 // waits for its sums. Rows of 128, 256, 384 or 512 elements take those named _warp, a warp to a row,
-// where no parameter is trained. Other widths take the kernels named _any: a block to a row, one
+// backwards where no parameter is trained or where that is measured to be faster. Other widths take the kernels named _any: a block to a row, one
 // element at a time.
 #include "common.cuh"
 
@@ -58,6 +58,17 @@ __device__ __forceinline__ void unpack(const Words& words, float (&x)[VECTOR]) {
     for (int i = 0; i < VECTOR; i++) x[i] = to_float(pack.v[i]);
 }
 
+// A thread's numbers of γ or β, which are there in whole vectors; zeroes where there are none.
+template <int N>
+__device__ __forceinline__ void parameters(const float* from, u32 column, bool is_there, float (&to)[N]) {
+    if (is_there) {
+        load(from + column, to);
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++) to[i] = 0.0f;
+    }
+}
+
 // As it will be read back.
 __device__ __forceinline__ float rounded(float x) { return to_float(from_float<real>(x)); }
 
@@ -74,12 +85,6 @@ norm_forward(const real* x, const real* branch, const float* gamma, const float*
     u32 column = threadIdx.x * VECTOR;
     bool active = column < width;
     float scale = 1.0f / (float)width;
-    float g[VECTOR], b[VECTOR];
-#pragma unroll
-    for (int i = 0; i < VECTOR; i++) {
-        g[i] = active ? gamma[column + i] : 0.0f;
-        b[i] = active && beta ? beta[column + i] : 0.0f;
-    }
     int turn = 0;
     u32 step = gridDim.x * blockDim.y;
     Words next_x = {}, next_branch = {};
@@ -90,7 +95,11 @@ norm_forward(const real* x, const real* branch, const float* gamma, const float*
         if (branch) next_branch = fetch(branch + at);
     };
     u32 row = blockIdx.x * blockDim.y + threadIdx.y;
-    for (bring(row); row < rows; row += step) {
+    bring(row);
+    float g[VECTOR], b[VECTOR];
+    parameters(gamma, column, active, g);
+    parameters(beta, column, active && beta, b);
+    for (; row < rows; row += step) {
         u64 at = (u64)row * width + column;
         float s[VECTOR], added[VECTOR];
         unpack(next_x, s);
@@ -136,9 +145,12 @@ norm_forward(const real* x, const real* branch, const float* gamma, const float*
 }
 
 // A lane has four neighbours of every 128 elements.
-struct Quad {
-    Pack<real, 4> pack;
+struct alignas(4 * sizeof(real)) Quad {
+    // As they were read: elements would take a register each.
+    u32 words[sizeof(real)];
     __device__ __forceinline__ void unpack(float* to) const {
+        Pack<real, 4> pack;
+        memcpy(&pack, words, sizeof pack);
 #pragma unroll
         for (int i = 0; i < 4; i++) to[i] = to_float(pack.v[i]);
     }
@@ -151,7 +163,7 @@ template <int QUADS> struct WarpRow {
     __device__ __forceinline__ void bring(const real* row) {
 #pragma unroll
         for (int i = 0; i < QUADS; i++)
-            quads[i].pack = *reinterpret_cast<const Pack<real, 4>*>(row + column(i));
+            quads[i] = *reinterpret_cast<const Quad*>(row + column(i));
     }
     __device__ __forceinline__ void unpack(float (&to)[EACH]) const {
 #pragma unroll
@@ -169,7 +181,17 @@ template <int QUADS> struct WarpRow {
     }
     static __device__ __forceinline__ void parameters(const float* from, float (&to)[EACH]) {
 #pragma unroll
-        for (int i = 0; i < EACH; i++) to[i] = from ? from[column(i / 4) + i % 4] : 0.0f;
+        for (int i = 0; i < QUADS; i++) {
+            float four[4];
+            ::parameters(from, column(i), from != nullptr, four);
+#pragma unroll
+            for (int j = 0; j < 4; j++) to[4 * i + j] = four[j];
+        }
+    }
+    // γ and β from shared memory, where there are no registers for them.
+    static __device__ __forceinline__ void share(const float* from, float* shared) {
+        for (u32 i = threadIdx.y * 32 + threadIdx.x; i < 32 * EACH; i += blockDim.y * 32)
+            shared[i] = from ? from[i] : 0.0f;
     }
     static __device__ __forceinline__ void factors(const Dropout& dropout, u32 row, float (&to)[EACH]) {
         u32 base = dropout.row(row);
@@ -191,9 +213,6 @@ __device__ __forceinline__ void warp_forward(const real* x, const real* branch, 
     typedef WarpRow<QUADS> Row;
     constexpr int EACH = Row::EACH;
     constexpr u32 WIDTH = 128 * QUADS;
-    float g[EACH], b[EACH];
-    Row::parameters(gamma, g);
-    Row::parameters(beta, b);
     u32 step = gridDim.x * blockDim.y, row = blockIdx.x * blockDim.y + threadIdx.y;
     Row next_x, next_branch;
     auto bring = [&](u32 row) {
@@ -201,16 +220,25 @@ __device__ __forceinline__ void warp_forward(const real* x, const real* branch, 
         next_x.bring(x + (u64)row * WIDTH);
         if (branch) next_branch.bring(branch + (u64)row * WIDTH);
     };
-    for (bring(row); row < rows; row += step) {
+    bring(row);
+    __shared__ alignas(16) float g[WIDTH], b[WIDTH];
+    Row::share(gamma, g);
+    Row::share(beta, b);
+    __syncthreads();
+    for (; row < rows; row += step) {
         float s[EACH];
         next_x.unpack(s);
         if (branch) {
-            float added[EACH], factors[EACH];
-            next_branch.unpack(added);
-            bring(row + step);
-            Row::factors(dropout, row, factors);
+            u32 base = dropout.row(row);
 #pragma unroll
-            for (int i = 0; i < EACH; i++) s[i] = rounded(fmaf(added[i], factors[i], s[i]));
+            for (int i = 0; i < QUADS; i++) {
+                float added[4], factors[4];
+                next_branch.quads[i].unpack(added);
+                dropout.factors(factors, base, Row::column(i));
+#pragma unroll
+                for (int j = 0; j < 4; j++) s[4 * i + j] = rounded(fmaf(added[j], factors[j], s[4 * i + j]));
+            }
+            bring(row + step);
             if (stream) Row::write(stream + (u64)row * WIDTH, s);
         } else {
             bring(row + step);
@@ -226,7 +254,14 @@ __device__ __forceinline__ void warp_forward(const real* x, const real* branch, 
         for (int i = 0; i < EACH; i++) squares = fmaf(s[i] - center, s[i] - center, squares);
         float inverse = 1.0f / sqrtf(warp_sum(squares) * (1.0f / WIDTH) + epsilon);
 #pragma unroll
-        for (int i = 0; i < EACH; i++) s[i] = normalized(s[i], center, inverse, g[i], b[i]);
+        for (int i = 0; i < QUADS; i++) {
+            float scale[4], shift[4];
+            load(g + Row::column(i), scale);
+            load(b + Row::column(i), shift);
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                s[4 * i + j] = normalized(s[4 * i + j], center, inverse, scale[j], shift[j]);
+        }
         Row::write(y + (u64)row * WIDTH, s);
         if (threadIdx.x == 0) {
             if (mean) mean[row] = center;
@@ -300,11 +335,8 @@ norm_apply(const real* s, const float* mean, const float* rstd, const float* gam
     u32 column = threadIdx.x * VECTOR;
     if (column >= width) return;
     float g[VECTOR], b[VECTOR];
-#pragma unroll
-    for (int i = 0; i < VECTOR; i++) {
-        g[i] = gamma[column + i];
-        b[i] = beta ? beta[column + i] : 0.0f;
-    }
+    parameters(gamma, column, true, g);
+    parameters(beta, column, beta != nullptr, b);
     for (u32 row = blockIdx.x * blockDim.y + threadIdx.y; row < rows;
          row += gridDim.x * blockDim.y) {
         u64 at = (u64)row * width + column;
@@ -360,8 +392,6 @@ __device__ __forceinline__ void norm_gradient(const real* dy, const real* ds, co
     bool inside = column < width;
     float scale = 1.0f / (float)width;
     float g[VECTOR], dgamma[VECTOR] = {}, dbeta[VECTOR] = {};
-#pragma unroll
-    for (int i = 0; i < VECTOR; i++) g[i] = inside ? gamma[column + i] : 0.0f;
     int turn = 0;
     u32 step = gridDim.x * blockDim.y;
     Words next_dy = {}, next_s = {}, next_ds = {};
@@ -373,6 +403,7 @@ __device__ __forceinline__ void norm_gradient(const real* dy, const real* ds, co
         if (ds) next_ds = fetch(ds + at);
     };
     if (!SUMS) bring(blockIdx.x * blockDim.y + threadIdx.y);
+    parameters(gamma, column, inside, g);
     // Groups that have no row left go round with the others: all meet at the same barriers.
     for (u32 first = blockIdx.x * blockDim.y; first < rows; first += step) {
         u32 row = first + threadIdx.y;
@@ -428,12 +459,14 @@ __device__ __forceinline__ void norm_gradient(const real* dy, const real* ds, co
         }
     }
     if (!SUMS) return;
-    // The groups add their sums one after another.
+    // The groups add their sums one after another. What is first of all vectors comes first, so that
+    // neighbouring threads meet different banks.
+    u32 vectors = width / VECTOR;
     for (u32 group = 0; group < blockDim.y; group++) {
         if (threadIdx.y == group && inside) {
 #pragma unroll
             for (int i = 0; i < VECTOR; i++) {
-                float* sums = columns + column + i;
+                float* sums = columns + i * vectors + threadIdx.x;
                 sums[0] = (group ? sums[0] : 0.0f) + dgamma[i];
                 sums[width] = (group ? sums[width] : 0.0f) + dbeta[i];
             }
@@ -443,8 +476,9 @@ __device__ __forceinline__ void norm_gradient(const real* dy, const real* ds, co
     u32 thread = threadIdx.y * blockDim.x + threadIdx.x;
     for (u32 i = thread; i < width; i += blockDim.x * blockDim.y) {
         u64 at = (u64)blockIdx.x * width + i;
-        partials[at] = columns[i];
-        if (mean) partials[(u64)gridDim.x * width + at] = columns[width + i];
+        const float* sums = columns + i % VECTOR * vectors + i / VECTOR;
+        partials[at] = sums[0];
+        if (mean) partials[(u64)gridDim.x * width + at] = sums[width];
     }
 }
 
@@ -457,8 +491,6 @@ __device__ __forceinline__ void warp_gradient(const real* dy, const real* s, con
     typedef WarpRow<QUADS> Row;
     constexpr int EACH = Row::EACH;
     constexpr u32 WIDTH = 128 * QUADS;
-    float g[EACH];
-    Row::parameters(gamma, g);
     u32 step = gridDim.x * blockDim.y, row = blockIdx.x * blockDim.y + threadIdx.y;
     Row next_dy, next_s;
     float next_center = 0.0f, next_inverse = 0.0f;
@@ -469,7 +501,10 @@ __device__ __forceinline__ void warp_gradient(const real* dy, const real* s, con
         if (mean) next_center = mean[row];
         next_inverse = rstd[row];
     };
-    for (bring(row); row < rows; row += step) {
+    bring(row);
+    float g[EACH];
+    Row::parameters(gamma, g);
+    for (; row < rows; row += step) {
         float d[EACH], x_hat[EACH];
         float center = next_center, inverse = next_inverse;
         next_dy.unpack(d);
@@ -504,6 +539,123 @@ __device__ __forceinline__ void warp_gradient(const real* dy, const real* s, con
         }
     }
 }
+
+// With ds and the sums of dγ and dβ, `partials` as above; γ and, in the end, the sums of the block's
+// warps are in shared memory.
+template <int QUADS>
+__device__ __forceinline__ void warp_gradient_sums(const real* dy, const real* ds, const real* s,
+                                                   const float* mean, const float* rstd,
+                                                   const float* gamma, const float* beta, real* dx,
+                                                   real* dbranch, real* y, float* partials,
+                                                   const Dropout& dropout, u32 rows) {
+    typedef WarpRow<QUADS> Row;
+    constexpr int EACH = Row::EACH;
+    constexpr u32 WIDTH = 128 * QUADS;
+    __shared__ alignas(16) float g[WIDTH], sums[2 * WIDTH];
+    u32 step = gridDim.x * blockDim.y, row = blockIdx.x * blockDim.y + threadIdx.y;
+    Row next_dy, next_s, next_ds = {};
+    float next_center = 0.0f, next_inverse = 0.0f;
+    auto bring = [&](u32 row) {
+        if (row >= rows) return;
+        next_dy.bring(dy + (u64)row * WIDTH);
+        next_s.bring(s + (u64)row * WIDTH);
+        if (ds) next_ds.bring(ds + (u64)row * WIDTH);
+        if (mean) next_center = mean[row];
+        next_inverse = rstd[row];
+    };
+    bring(row);
+    Row::share(gamma, g);
+    __syncthreads();
+    float dgamma[EACH] = {}, dbeta[EACH] = {};
+    for (; row < rows; row += step) {
+        // x̂ is made twice: registers for all of it would be too many.
+        float d[EACH];
+        float center = next_center, inverse = next_inverse;
+        Row residual = next_ds, own = next_s;
+        next_dy.unpack(d);
+        bring(row + step);
+        float sum = 0.0f, along_x = 0.0f;
+#pragma unroll
+        for (int i = 0; i < QUADS; i++) {
+            float scale[4], value[4], x_hat[4];
+            load(g + Row::column(i), scale);
+            own.quads[i].unpack(x_hat);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                int at = 4 * i + j;
+                x_hat[j] = (x_hat[j] - center) * inverse;
+                dgamma[at] = fmaf(d[at], x_hat[j], dgamma[at]);
+                dbeta[at] += d[at];
+                d[at] *= scale[j];
+                sum += d[at];
+                along_x = fmaf(d[at], x_hat[j], along_x);
+                if (y) value[j] = fmaf(x_hat[j], scale[j], beta ? beta[Row::column(i) + j] : 0.0f);
+            }
+            if (y) store(y + (u64)row * WIDTH + Row::column(i), value);
+        }
+        float mean_g = mean ? warp_sum(sum) * (1.0f / WIDTH) : 0.0f;
+        float mean_gx = warp_sum(along_x) * (1.0f / WIDTH);
+        u32 base = dropout.row(row);
+#pragma unroll
+        for (int i = 0; i < QUADS; i++) {
+            float along[4], x_hat[4], four[4];
+            residual.quads[i].unpack(along);
+            own.quads[i].unpack(x_hat);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                x_hat[j] = (x_hat[j] - center) * inverse;
+                four[j] = fmaf(inverse, d[4 * i + j] - mean_g - x_hat[j] * mean_gx, along[j]);
+            }
+            store(dx + (u64)row * WIDTH + Row::column(i), four);
+            if (dbranch) {
+                float factors[4];
+                dropout.factors(factors, base, Row::column(i));
+#pragma unroll
+                for (int j = 0; j < 4; j++) four[j] *= factors[j];
+                store(dbranch + (u64)row * WIDTH + Row::column(i), four);
+            }
+        }
+    }
+    // The warps add their sums one after another.
+    auto add = [](float* to, const float* own, bool starts) {
+        float four[4] = {};
+        if (!starts) load(to, four);
+#pragma unroll
+        for (int j = 0; j < 4; j++) four[j] += own[j];
+        store(to, four);
+    };
+    for (u32 warp = 0; warp < blockDim.y; warp++) {
+        if (threadIdx.y == warp) {
+#pragma unroll
+            for (int i = 0; i < QUADS; i++) {
+                add(sums + Row::column(i), dgamma + 4 * i, warp == 0);
+                add(sums + WIDTH + Row::column(i), dbeta + 4 * i, warp == 0);
+            }
+        }
+        __syncthreads();
+    }
+    for (u32 i = threadIdx.y * 32 + threadIdx.x; i < WIDTH; i += blockDim.y * 32) {
+        u64 at = (u64)blockIdx.x * WIDTH + i;
+        partials[at] = sums[i];
+        if (mean) partials[(u64)gridDim.x * WIDTH + at] = sums[WIDTH + i];
+    }
+}
+
+#define BACKWARD_SUMS_WARP(quads, blocks)                                                           \
+    KERNEL __launch_bounds__(256, blocks)                                                           \
+    norm_backward_sums_warp_##quads(const real* dy, const real* ds, const real* s,                  \
+                                    const float* mean, const float* rstd, const float* gamma,       \
+                                    const float* beta, real* dx, real* dbranch, real* y,            \
+                                    float* partials, const u32* random, u32 number, u32 threshold,  \
+                                    u32 rows, u32 width) {                                          \
+        warp_gradient_sums<quads>(dy, ds, s, mean, rstd, gamma, beta, dx, dbranch, y, partials,     \
+                                  Dropout(random, number, threshold), rows);                        \
+    }
+
+BACKWARD_SUMS_WARP(1, 2)
+BACKWARD_SUMS_WARP(2, 2)
+BACKWARD_SUMS_WARP(3, 2)
+BACKWARD_SUMS_WARP(4, 2)
 
 #define BACKWARD_WARP(quads, blocks)                                                                \
     KERNEL __launch_bounds__(256, blocks)                                                           \

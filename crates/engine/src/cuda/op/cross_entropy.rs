@@ -15,6 +15,8 @@ const ROW_THREADS: usize = 768;
 /// Shared memory in which a block keeps its row between its two passes: two blocks
 /// find room on a multiprocessor of a Hopper card. Cards with less would hold fewer.
 const KEPT_BYTES: usize = 104 << 10;
+/// Of its pieces of 16 bytes a thread brings nine by themselves at most.
+const _: () = assert!(KEPT_BYTES / 16 <= 9 * ROW_THREADS);
 
 fn kernel(function: &'static str) -> Kernel {
     Kernel {
@@ -91,7 +93,20 @@ pub fn cross_entropy(x: &mut Lowering<'_>, op: &CrossEntropy) {
             shared_bytes: 16 * kept as u32,
             ..LaunchShape::linear(chunk, threads)
         };
-        x.launch(kernel("cross_entropy_rows"), shape, arguments);
+        let rows = |function| Command::Launch {
+            kernel: kernel(function),
+            shape,
+            arguments: arguments.clone(),
+        };
+        // What is kept may be brought by itself.
+        x.command(match kept {
+            0 => rows("cross_entropy_rows"),
+            _ => Command::Ways(
+                ["cross_entropy_rows", "cross_entropy_rows_ahead"]
+                    .map(|function| vec![rows(function)])
+                    .into(),
+            ),
+        });
         if op.weight {
             let dw = matrix(x.output(2), x.output_type(2), 0);
             let whole = Product {
@@ -224,11 +239,20 @@ mod tests {
         inner.collect()
     }
 
+    /// All ways to do it.
+    fn flat(commands: Vec<Command>) -> Vec<Command> {
+        let each = commands.into_iter().flat_map(|command| match command {
+            Command::Ways(ways) => ways.concat(),
+            command => vec![command],
+        });
+        each.collect()
+    }
+
     /// Shared memory of the rows' launch, and the pieces that it says are kept.
     fn kept(vocabulary: usize, dtype: DType, card: Card) -> (u32, Argument) {
         let graph = step(vocabulary, dtype, false);
         let plan = Plan::new(&graph, Options::new(Target::Cuda));
-        let commands = commands(&graph, &plan, card).into_iter();
+        let commands = flat(commands(&graph, &plan, card)).into_iter();
         let mut rows = commands.filter_map(|command| match command {
             Command::Launch {
                 kernel,
@@ -293,8 +317,9 @@ mod tests {
             let graph = step(vocabulary, dtype, false);
             let plan = Plan::new(&graph, Options::new(Target::Cuda));
             let commands = commands(&graph, &plan, card).into_iter();
+            let is_product = |way: &Vec<Command>| matches!(way[0], Command::Product(_));
             let ways = commands.filter_map(|command| match command {
-                Command::Ways(ways) => Some(ways),
+                Command::Ways(ways) if is_product(&ways[0]) => Some(ways),
                 _ => None,
             });
             ways.flatten().collect()

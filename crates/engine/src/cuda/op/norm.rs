@@ -2,7 +2,7 @@
 
 use cinch_graph::op::{Norm, NormApply, NormBackward, NormKind, cuda_quads_of_row};
 
-use crate::cuda::command::{Argument, Kernel, LaunchShape};
+use crate::cuda::command::{Argument, Command, Kernel, LaunchShape};
 use crate::cuda::lowering::{Lowering, MULTIPROCESSORS};
 
 use super::linear::sum_partials;
@@ -206,6 +206,22 @@ pub fn norm_backward(x: &mut Lowering<'_>, op: &NormBackward) {
         };
         arguments.extend(dropout);
         arguments.extend(rows.arguments());
+        let sums_by_warps = rows.by_warps([
+            "norm_backward_sums_warp_1",
+            "norm_backward_sums_warp_2",
+            "norm_backward_sums_warp_3",
+            "norm_backward_sums_warp_4",
+        ]);
+        if let (Some(dgamma), Some((by_warps, mut warps))) = (layout.dgamma, sums_by_warps) {
+            warps.grid[0] = warps.grid[0].min(NormBackward::CUDA_BLOCKS as u32);
+            let ways = [(kernel(function), shape), (by_warps, warps)].map(|(kernel, shape)| {
+                let mut way = Lowering::new(x.graph, x.plan, x.index, x.first_micro, x.card);
+                way.launch(kernel, shape, arguments.clone());
+                sum_partials(&mut way, shape.grid[0], rows.width, dgamma, layout.dbeta);
+                way.finish()
+            });
+            return x.command(Command::Ways(ways.into()));
+        }
         x.launch(kernel(function), shape, arguments);
         shape.grid[0]
     } else {

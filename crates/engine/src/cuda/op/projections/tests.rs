@@ -53,11 +53,16 @@ fn joined(graph: &Graph, micro: MicroBatch, card: Card) -> Vec<(Vec<Command>, Ve
     let plan = Plan::new(graph, Options::new(Target::Cuda));
     let lowered = lower_all(graph, &plan, 0..graph.nodes.len(), micro, card);
     let commands = lowered.into_iter().flat_map(|lowered| lowered.commands);
-    let together = commands.filter_map(|command| match command {
-        Command::Ways(ways) => <[_; 2]>::try_from(ways).ok().map(Into::into),
+    let both = commands.filter_map(|command| match command {
+        Command::Ways(ways) => <[Vec<Command>; 2]>::try_from(ways).ok(),
         _ => None,
     });
-    together.collect()
+    let is_ours = |command: &Command| match command {
+        Command::Launch { kernel, .. } => kernel.file == "projection_hopper",
+        _ => false,
+    };
+    let together = both.filter(|[_, together]| together.iter().all(is_ours));
+    together.map(Into::into).collect()
 }
 
 fn launches(commands: &[Command]) -> Vec<(&'static str, LaunchShape, Vec<Argument>)> {
