@@ -324,7 +324,7 @@ __device__ __forceinline__ void differentiate(const Problem& x, const Memory& at
                     // Without keys, it only keeps step.
                     wait(at.scores_empty(scores.stage), scores.parity ^ 1);
                     release(at.scores_full(scores.stage));
-                    release(at.empty(stage));
+                    arrive(at.empty(stage));
                     continue;
                 }
                 float s[ROWS / 2], ds[ROWS / 2];
@@ -404,7 +404,8 @@ __device__ __forceinline__ void differentiate(const Problem& x, const Memory& at
                 products_wait<0>();
                 settle(grad_key);
                 settle(grad_value);
-                release(at.empty(stage));
+                // Every lane arrives, after what it read itself.
+                arrive(at.empty(stage));
             }
             release(at.keys_empty(keys.stage));
             if (!active) continue;
@@ -431,8 +432,9 @@ __device__ __forceinline__ void backward(const TensorMap* q, const TensorMap* k,
             barrier_init(at.scores_empty(stage), 4);
         }
         for (int stage = 0; stage < STAGES; stage++) {
+            // The lanes of that warp, and of all those with keys.
             barrier_init(at.full(stage), 32);
-            barrier_init(at.empty(stage), 4 * GROUPS);
+            barrier_init(at.empty(stage), 128 * GROUPS);
         }
         barriers_are_there();
     }
