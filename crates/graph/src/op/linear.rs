@@ -66,7 +66,8 @@ pub struct LinearGradWeight {
     pub dropout: Option<Dropout>,
 }
 
-/// Bytes of the rows of x after dropout, which exist while the product reads them.
+/// Bytes of the rows of x after dropout, which exist on a GPU while the product reads them. The CPU
+/// drops elements of what it has packed, or of a tile of the result.
 fn dropped_bytes(dropout: Option<Dropout>, rows: usize, columns: usize, dtype: DType) -> u64 {
     match dropout {
         Some(_) => aligned(product([rows as u64, columns as u64, dtype.size()])),
@@ -398,11 +399,10 @@ impl Declare for Linear {
     }
 
     fn workspace(&self, inputs: &[TensorType], outputs: &[TensorType], target: Target) -> u64 {
-        let dropped = self.dropped_bytes(&inputs[0], &inputs[1]);
         match target {
-            Target::Cpu => dropped,
+            Target::Cpu => 0,
             Target::Cuda => sum([
-                dropped,
+                self.dropped_bytes(&inputs[0], &inputs[1]),
                 self.cuda_bias_bytes(&outputs[0]),
                 gemm_workspace(target),
             ]),
@@ -614,10 +614,13 @@ impl Declare for LinearGradInput {
     }
 
     fn workspace(&self, inputs: &[TensorType], _: &[TensorType], target: Target) -> u64 {
-        sum([
-            self.dropped_bytes(&inputs[0], &inputs[1]),
-            gemm_workspace(target),
-        ])
+        match target {
+            Target::Cpu => 0,
+            Target::Cuda => sum([
+                self.dropped_bytes(&inputs[0], &inputs[1]),
+                gemm_workspace(target),
+            ]),
+        }
     }
 
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
@@ -701,11 +704,11 @@ impl Declare for LinearGradWeight {
     }
 
     fn workspace(&self, inputs: &[TensorType], _: &[TensorType], target: Target) -> u64 {
-        let dropped = self.dropped_bytes(&inputs[0], &inputs[1]);
         match target {
-            Target::Cpu => dropped,
+            Target::Cpu => 0,
             // Sums of columns come after the product, in the same memory.
             Target::Cuda => {
+                let dropped = self.dropped_bytes(&inputs[0], &inputs[1]);
                 let row = product([self.outputs as u64, inputs[0].dtype.accumulator().size()]);
                 let sums = if self.bias { row } else { 0 };
                 let parts = self.cuda_row_parts(&inputs[0], &inputs[1]);
