@@ -6,7 +6,7 @@ use super::{
     expect_dropout, expect_dtype, expect_inputs, expect_matrix, expect_rows, expect_same,
     expect_small, product, sum,
 };
-use crate::cost::{Cost, KernelCost};
+use crate::cost::{Cost, JoinKind, Joins, KernelCost};
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::graph::{Dropout, Graph, Node, Target, TensorId};
@@ -507,6 +507,32 @@ impl Declare for LinearAdd {
         let bytes = self.bytes(inputs, outputs);
         Cost::of([KernelCost::product(shape, outputs[0].dtype, bytes)])
     }
+
+    fn joins(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> Option<Joins> {
+        let (x, w) = (&inputs[1], &inputs[2]);
+        let sides = [w.rows(), w.width()];
+        Some(term(0, x.rows(), sides, w, false))
+    }
+}
+
+/// A product of so many rows with a weight, of `[columns, inner]`, that adds to what an input holds.
+fn term(
+    input: usize,
+    rows: usize,
+    [columns, inner]: [usize; 2],
+    w: &TensorType,
+    dropped: bool,
+) -> Joins {
+    let read = product([rows as u64, inner as u64, w.dtype.size()]);
+    Joins {
+        input,
+        bytes: sum([read, w.bytes()]),
+        kind: JoinKind::Term {
+            columns,
+            inner,
+            dropped,
+        },
+    }
 }
 
 /// The backward of a product, whatever becomes of its result: the gradients of its weight and
@@ -661,6 +687,14 @@ impl Declare for LinearGradInput {
                 .chain([multiply])
                 .chain(dropped.map(|_| KernelCost::streamed(1, product([2, dx.bytes()])))),
         )
+    }
+
+    fn joins(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> Option<Joins> {
+        let (dy, w) = (&inputs[0], &inputs[1]);
+        let sides = [w.width(), w.rows()];
+        let dropped = self.dropout.is_some();
+        self.accumulate
+            .then(|| term(2, dy.rows(), sides, w, dropped))
     }
 }
 
