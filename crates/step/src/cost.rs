@@ -137,7 +137,7 @@ const HOST_MICRO: f64 = 25e-6;
 
 /// From the end of one kernel of a recorded step to the time at which the next one runs at full
 /// speed.
-const LAUNCH: f64 = 2.0e-6;
+const LAUNCH: f64 = 2.4e-6;
 
 /// The share of the copy bandwidth that kernels reach which read and write every element once
 /// and wait for nothing.

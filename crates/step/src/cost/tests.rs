@@ -195,7 +195,7 @@ fn what_saves_memory_has_its_price() {
     assert!((grad(&twice) / grad(&plain) - 2.0).abs() < 1e-9);
     let once = with(&[inside, ("training.max_grad_norm", "0")]);
     assert!((grad(&once) / grad(&plain) - 1.0).abs() < 1e-9);
-    assert!(once.seconds < 1.05 * plain.seconds);
+    assert!(once.seconds < 1.06 * plain.seconds);
 
     let away = ("vram.use_cpu_offload", "true");
     let (offloaded, small) = (
