@@ -10,7 +10,7 @@ use std::time::Instant;
 use cinch_engine::cpu::dropout::{Dropout, RandomState};
 use cinch_engine::cpu::kernel::columns::{Columns, ColumnsMut};
 use cinch_engine::cpu::kernel::{
-    activation, convolution, eight_bit, embedding, expression, gated, norm, optimizer, scan,
+    activation, convolution, eight_bit, embedding, expression, gated, linear, norm, optimizer, scan,
 };
 use cinch_engine::cpu::parallel::Accumulate;
 use cinch_graph::expression::Expr;
@@ -36,6 +36,7 @@ fn main() {
     norm_passes();
     activations();
     embedding_passes();
+    adapters();
     expressions(ROWS * 2048);
 }
 
@@ -62,6 +63,47 @@ fn numbers(len: usize) -> Vec<f32> {
     (0..len)
         .map(|i| (i * 7919 % 1000) as f32 / 500.0 - 1.0)
         .collect()
+}
+
+/// The products of an adapter's first matrix, whose input is dropped in part, with the bandwidth at
+/// which its wide side is read or written.
+fn adapters() {
+    const ROWS: usize = 2048;
+    const RANK: usize = 8;
+    let state = RandomState {
+        key: [1, 2],
+        row_offset: 0,
+    };
+    let dropout = Dropout::new(state, 3, 0.1);
+    for width in [384, 1536] {
+        let (x, w, dy) = (
+            numbers(ROWS * width),
+            numbers(RANK * width),
+            numbers(ROWS * RANK),
+        );
+        let (mut y, mut dw, mut dx) = (dy.clone(), w.clone(), x.clone());
+        for (name, dropout) in [(" of dropped", Some(dropout)), ("", None)] {
+            let bytes = ROWS * width * size_of::<f32>();
+            measure(&format!("adapter {width}{name}"), Some(bytes), || {
+                let x = Columns::whole(&x, width);
+                linear::forward(ROWS, x, &w, None, dropout, &mut y);
+            });
+            measure(&format!("grad weight {width}{name}"), Some(bytes), || {
+                let (dy, x) = (Columns::whole(&dy, RANK), Columns::whole(&x, width));
+                let mode = Accumulate::Overwrite;
+                linear::grad_weight(ROWS, dy, x, 1.0, &mut dw, mode, dropout);
+            });
+            measure(
+                &format!("grad input {width}{name}"),
+                Some(2 * bytes),
+                || {
+                    let (dy, place) = (Columns::whole(&dy, RANK), (width, 0));
+                    let mode = Accumulate::Add;
+                    linear::grad_input(ROWS, width, dy, &w, 1.0, &mut dx, place, mode, dropout);
+                },
+            );
+        }
+    }
 }
 
 fn copy(len: usize) {

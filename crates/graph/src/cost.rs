@@ -83,6 +83,29 @@ pub struct BlockWork {
     pub resident: usize,
 }
 
+/// What an op is to a product before it, in whose kernel a Hopper card may compute it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Joins {
+    /// Which of the op's inputs the product has made.
+    pub input: usize,
+    /// Read and written besides what the product has made.
+    pub bytes: u64,
+    pub kind: JoinKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JoinKind {
+    /// Another product, added to the first one's: so many columns of it, over so long a sum.
+    Term {
+        columns: usize,
+        inner: usize,
+        /// Whether it is dropped in part before it adds.
+        dropped: bool,
+    },
+    /// What follows element by element, and whether the product's own result is left unwritten then.
+    Tail { over: bool },
+}
+
 /// What an op sends to other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wire {

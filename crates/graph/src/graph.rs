@@ -1,6 +1,6 @@
 //! The graph itself: tensors, nodes in execution order, parameters and blocks.
 
-use crate::cost::{Cost, Wire};
+use crate::cost::{Cost, Joins, Wire};
 use crate::error::GraphError;
 use crate::loss::LossTerm;
 use crate::op::{Dequantise, Op, Quantisation};
@@ -554,6 +554,13 @@ impl Graph {
         node.op
             .declaration()
             .cuda_cost(&self.types(&node.inputs), &self.types(&node.outputs))
+    }
+
+    /// What a node is to a product before it.
+    pub fn joins(&self, node: &Node) -> Option<Joins> {
+        node.op
+            .declaration()
+            .joins(&self.types(&node.inputs), &self.types(&node.outputs))
     }
 }
 

@@ -43,7 +43,7 @@ mod verify;
 mod visit;
 
 pub use align::{ALIGNMENT, aligned};
-pub use cost::{Arithmetic, BlockWork, ChunkedCost, Cost, KernelCost, Wire};
+pub use cost::{Arithmetic, BlockWork, ChunkedCost, Cost, JoinKind, Joins, KernelCost, Wire};
 pub use differentiate::{Backward, Optimizer, TrainingGraph, differentiate};
 pub use error::GraphError;
 pub use graph::{

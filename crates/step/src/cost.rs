@@ -3,9 +3,11 @@
 //! A kernel takes the longer of its arithmetic and its traffic, and each launch costs the time
 //! between two kernels. Matrix products run at the card's matrix rate where their tiles fill the
 //! multiprocessors; what no library runs, at the share of the card's rates that its op declares.
+//! What joins a product is part of its kernel ([`joined`]).
 //! Pure, like the plan it reads.
 
 mod bus;
+mod joined;
 #[cfg(test)]
 mod tests;
 
@@ -15,7 +17,7 @@ use cinch_config::Config;
 use cinch_device::{Card, Generation};
 use cinch_graph::op::{Fetch, Op};
 use cinch_graph::{
-    Arithmetic, BlockWork, DType, Graph, KernelCost, Node, Phase, Target, TrainingGraph,
+    Arithmetic, BlockWork, Cost, DType, Graph, KernelCost, Node, Phase, Target, TrainingGraph,
 };
 use cinch_plan::num_micro_nodes;
 
@@ -82,18 +84,26 @@ impl StepTimes {
             offloaded: config.batch.offload,
             update_launches: graph.backward_passes.is_some(),
         };
-        let by_node: Vec<f64> = graph
-            .nodes
-            .iter()
-            .enumerate()
-            .map(|(index, node)| {
+        let nodes = graph.nodes.iter();
+        let once: Vec<f64> = match (card.target, card.generation) {
+            (Target::Cpu, _) => nodes.map(|node| rates.cpu_node(graph, node)).collect(),
+            (Target::Cuda, Some(Generation::Hopper)) => {
+                let costs = joined::costs(graph);
+                costs.iter().map(|cost| rates.gpu_node(cost)).collect()
+            }
+            (Target::Cuda, _) => nodes
+                .map(|node| rates.gpu_node(&graph.cuda_cost(node)))
+                .collect(),
+        };
+        let nodes = graph.nodes.iter().zip(once).enumerate();
+        let by_node: Vec<f64> = nodes
+            .map(|(index, (node, seconds))| {
                 let is_micro = index < micro && node.phase != Phase::Exchange;
-                let times = if is_micro { accumulation } else { 1.0 };
-                times
-                    * match card.target {
-                        Target::Cpu => rates.cpu_node(graph, node),
-                        Target::Cuda => rates.gpu_node(graph, node),
-                    }
+                if is_micro {
+                    accumulation * seconds
+                } else {
+                    seconds
+                }
             })
             .collect();
         let host = match card.target {
@@ -127,7 +137,7 @@ const HOST_MICRO: f64 = 25e-6;
 
 /// From the end of one kernel of a recorded step to the time at which the next one runs at full
 /// speed.
-const LAUNCH: f64 = 2.0e-6;
+const LAUNCH: f64 = 2.4e-6;
 
 /// The share of the copy bandwidth that kernels reach which read and write every element once
 /// and wait for nothing.
@@ -158,10 +168,9 @@ struct Rates<'a> {
 }
 
 impl Rates<'_> {
-    fn gpu_node(&self, graph: &Graph, node: &Node) -> f64 {
-        let cost = graph.cuda_cost(node);
+    fn gpu_node(&self, cost: &Cost) -> f64 {
         let seconds = self.kernels(&cost.kernels);
-        match cost.chunks {
+        match &cost.chunks {
             None => seconds,
             Some(chunks) => {
                 let chunk = self.kernels(&chunks.kernels);

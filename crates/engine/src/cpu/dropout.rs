@@ -98,32 +98,97 @@ impl Dropout {
         let column = column as u32;
         // Two ways, so that a loop over columns is taken apart into two without a branch.
         let (random, threshold) = if self.numbers == Numbers::Single {
-            let random = mix_upper(base.wrapping_add(column.wrapping_mul(0x9e37_79b9)));
-            (random, self.whole)
+            (number_of(base, column), self.whole)
         } else {
-            // Columns so many apart share a word: those of a run of twice as many have as many words.
             let apart = match self.numbers {
                 Numbers::Neighbours => 0,
                 _ => 3,
             };
-            let word = (column >> (apart + 1) << apart) | (column & ((1 << apart) - 1));
-            (
-                half_of_word(base, word, column >> apart & 1),
-                self.threshold,
-            )
+            (half_of_word(base, column, apart), self.threshold)
         };
         if random < threshold {
             F::ZERO
         } else {
-            F::from_f64(1.0 / (1.0 - self.rate))
+            self.kept()
+        }
+    }
+
+    #[inline(always)]
+    fn kept<F: Real>(&self) -> F {
+        F::from_f64(1.0 / (1.0 - self.rate))
+    }
+
+    /// Multiplies each of a row's elements by its factor, columns counting from `column`: what
+    /// [`Self::factor`] says, some four times as fast.
+    #[inline(always)]
+    pub fn multiply<F: Real>(&self, base: u32, column: usize, line: &mut [F]) {
+        let before = column.next_multiple_of(RUN) - column;
+        let (before, line) = line.split_at_mut(before.min(line.len()));
+        for (j, x) in before.iter_mut().enumerate() {
+            *x *= self.factor(base, column + j);
+        }
+        let run = column.div_ceil(RUN);
+        let kept = self.kept();
+        // Each a loop of its own, in which what it does is known.
+        match self.numbers {
+            Numbers::Neighbours => runs(run, line, |column| {
+                let random = half_of_word(base, column, 0);
+                if random < self.threshold {
+                    F::ZERO
+                } else {
+                    kept
+                }
+            }),
+            Numbers::EightApart => runs(run, line, |column| {
+                let random = half_of_word(base, column, 3);
+                if random < self.threshold {
+                    F::ZERO
+                } else {
+                    kept
+                }
+            }),
+            Numbers::Single => runs(run, line, |column| {
+                let random = number_of(base, column);
+                if random < self.whole { F::ZERO } else { kept }
+            }),
         }
     }
 }
 
-/// The bits of an element in the lower or upper half of a word. The row's own number is mixed
-/// already, so that less mixing is needed.
+/// Elements that [`Dropout::multiply`] takes at once: a vector, and all columns whose words are in
+/// the same places.
+const RUN: usize = 16;
+
+/// Multiplies elements by factors of their columns, which count from that of run `first`.
 #[inline(always)]
-fn half_of_word(base: u32, word: u32, half: u32) -> u32 {
+fn runs<F: Real>(first: usize, line: &mut [F], factor: impl Fn(u32) -> F) {
+    let (whole, rest) = line.as_chunks_mut::<RUN>();
+    let place = |run: usize| ((first + run) * RUN) as u32;
+    let last = place(whole.len());
+    for (run, line) in whole.iter_mut().enumerate() {
+        let column = place(run);
+        for (j, x) in line.iter_mut().enumerate() {
+            *x *= factor(column | j as u32);
+        }
+    }
+    for (j, x) in rest.iter_mut().enumerate() {
+        *x *= factor(last | j as u32);
+    }
+}
+
+/// The number of an element that has one to itself.
+#[inline(always)]
+fn number_of(base: u32, column: u32) -> u32 {
+    mix_upper(base.wrapping_add(column.wrapping_mul(0x9e37_79b9)))
+}
+
+/// The bits of an element in its half of a word. Columns `2^apart` apart share a word: those of a
+/// run of twice as many have as many words. The row's own number is mixed already, so that less
+/// mixing is needed.
+#[inline(always)]
+fn half_of_word(base: u32, column: u32, apart: u32) -> u32 {
+    let word = (column >> (apart + 1) << apart) | (column & ((1 << apart) - 1));
+    let half = column >> apart & 1;
     let mut x = base.wrapping_add(word.wrapping_mul(0x9e37_79b9));
     x = x.wrapping_mul(0x7feb_352d);
     x ^= x >> 15;
@@ -223,6 +288,22 @@ mod tests {
                 let both =
                     share(&|row, column| kept[row][column] && kept[row + rows][column + columns]);
                 assert!(apart(both, 0.81), "{dropout:?} {rows} {columns}: {both}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_is_multiplied_by_the_factors_of_its_columns() {
+        let dropout = Dropout::new(STATE, 5, 0.3);
+        for dropout in [dropout, dropout.of_scores(), dropout.single()] {
+            for (column, len) in [(0, 64), (0, 5), (3, 4), (3, 90), (16, 33), (40, 8), (47, 0)] {
+                let base = dropout.row(11);
+                let mut line: Vec<f64> = (1..=len).map(f64::from).collect();
+                dropout.multiply(base, column, &mut line);
+                for (j, &x) in line.iter().enumerate() {
+                    let factor = dropout.factor::<f64>(base, column + j);
+                    assert_eq!(x, (j + 1) as f64 * factor, "{dropout:?} {column} {j}");
+                }
             }
         }
     }

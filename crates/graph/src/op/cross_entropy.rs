@@ -133,6 +133,10 @@ impl Graph {
     }
 }
 
+/// The share of the copy bandwidth that a GPU's pass over rows of logits reaches: exponentials are
+/// taken in both readings, and the second waits for the sum of the first.
+const ROWS_BANDWIDTH_SHARE: f64 = 0.75;
+
 impl Declare for CrossEntropy {
     fn name(&self) -> &'static str {
         "cross_entropy"
@@ -264,7 +268,7 @@ impl Declare for CrossEntropy {
         let mut kernels = vec![
             KernelCost::product([chunk, vocabulary, width], h.dtype, operands),
             // Read twice (the largest and the sum, then the gradient), written once.
-            KernelCost::streamed(1, product([3, logits])),
+            KernelCost::waiting(1, product([3, logits]), ROWS_BANDWIDTH_SHARE),
         ];
         if self.gradient {
             let shape = [chunk, width, vocabulary];
@@ -272,7 +276,10 @@ impl Declare for CrossEntropy {
         }
         if self.weight {
             let accumulator = h.dtype.accumulator();
-            let sums = product([2, vocabulary as u64, width as u64, accumulator.size()]);
+            // The first chunk writes them, the others read them as well.
+            let chunks = rows.div_ceil(chunk).max(1) as u64;
+            let sums = product([vocabulary as u64, width as u64, accumulator.size()]);
+            let sums = product([2 * chunks - 1, sums]) / chunks;
             let shape = [vocabulary, width, chunk];
             let operands = sum([hidden, logits, sums]);
             kernels.push(KernelCost::product(shape, accumulator, operands));

@@ -202,7 +202,7 @@ impl Declare for EmbeddingBackward {
     /// The rows are sorted by token before they are added up, which takes as long as so many bytes of
     /// each, however narrow it is.
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
-        const SORTED_ROW: u64 = 4096;
+        const SORTED_ROW: u64 = 8192;
         let sorting = product([inputs[0].rows() as u64, SORTED_ROW]);
         let bytes = sum([self.bytes(inputs, outputs), sorting]);
         Cost::of([KernelCost::streamed(6, bytes)])

@@ -2,8 +2,9 @@
 
 use super::{
     ActivationKind, Declare, Op, Operand, Recipe, ValueAgain, expect_float, expect_inputs,
-    expect_same, product,
+    expect_same, product, sum,
 };
+use crate::cost::{JoinKind, Joins};
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::graph::{Graph, Node, TensorId};
@@ -38,6 +39,11 @@ impl Graph {
 /// An exponential and a division count as about ten operations.
 const FLOPS_PER_ELEMENT: u64 = 15;
 const BACKWARD_FLOPS_PER_ELEMENT: u64 = 24;
+
+/// Whether a GPU's products have kernels that end with the gate.
+fn is_joined(kind: ActivationKind) -> bool {
+    kind == ActivationKind::Silu
+}
 
 impl Declare for Gated {
     fn name(&self) -> &'static str {
@@ -88,6 +94,15 @@ impl Declare for Gated {
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
         product([inputs[0].shape.elements() as u64, FLOPS_PER_ELEMENT])
     }
+
+    /// To the product that makes what is gated, which the backward reads.
+    fn joins(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Option<Joins> {
+        is_joined(self.kind).then(|| Joins {
+            input: 1,
+            bytes: sum([inputs[0].bytes(), outputs[0].bytes()]),
+            kind: JoinKind::Tail { over: false },
+        })
+    }
 }
 
 impl Declare for GatedBackward {
@@ -134,5 +149,15 @@ impl Declare for GatedBackward {
             inputs[0].shape.elements() as u64,
             BACKWARD_FLOPS_PER_ELEMENT,
         ])
+    }
+
+    /// To the product that makes dy, which nobody else reads.
+    fn joins(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Option<Joins> {
+        let others = inputs[1..].iter().chain(outputs);
+        is_joined(self.kind).then(|| Joins {
+            input: 0,
+            bytes: sum(others.map(TensorType::bytes)),
+            kind: JoinKind::Tail { over: true },
+        })
     }
 }

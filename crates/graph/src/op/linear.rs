@@ -6,7 +6,7 @@ use super::{
     expect_dropout, expect_dtype, expect_inputs, expect_matrix, expect_rows, expect_same,
     expect_small, product, sum,
 };
-use crate::cost::{Cost, KernelCost};
+use crate::cost::{Cost, JoinKind, Joins, KernelCost};
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::graph::{Dropout, Graph, Node, Target, TensorId};
@@ -66,7 +66,8 @@ pub struct LinearGradWeight {
     pub dropout: Option<Dropout>,
 }
 
-/// Bytes of the rows of x after dropout, which exist while the product reads them.
+/// Bytes of the rows of x after dropout, which exist on a GPU while the product reads them. The CPU
+/// drops elements of what it has packed, or of a tile of the result.
 fn dropped_bytes(dropout: Option<Dropout>, rows: usize, columns: usize, dtype: DType) -> u64 {
     match dropout {
         Some(_) => aligned(product([rows as u64, columns as u64, dtype.size()])),
@@ -398,11 +399,10 @@ impl Declare for Linear {
     }
 
     fn workspace(&self, inputs: &[TensorType], outputs: &[TensorType], target: Target) -> u64 {
-        let dropped = self.dropped_bytes(&inputs[0], &inputs[1]);
         match target {
-            Target::Cpu => dropped,
+            Target::Cpu => 0,
             Target::Cuda => sum([
-                dropped,
+                self.dropped_bytes(&inputs[0], &inputs[1]),
                 self.cuda_bias_bytes(&outputs[0]),
                 gemm_workspace(target),
             ]),
@@ -506,6 +506,32 @@ impl Declare for LinearAdd {
         let shape = [x.rows(), w.rows(), w.width()];
         let bytes = self.bytes(inputs, outputs);
         Cost::of([KernelCost::product(shape, outputs[0].dtype, bytes)])
+    }
+
+    fn joins(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> Option<Joins> {
+        let (x, w) = (&inputs[1], &inputs[2]);
+        let sides = [w.rows(), w.width()];
+        Some(term(0, x.rows(), sides, w, false))
+    }
+}
+
+/// A product of so many rows with a weight, of `[columns, inner]`, that adds to what an input holds.
+fn term(
+    input: usize,
+    rows: usize,
+    [columns, inner]: [usize; 2],
+    w: &TensorType,
+    dropped: bool,
+) -> Joins {
+    let read = product([rows as u64, inner as u64, w.dtype.size()]);
+    Joins {
+        input,
+        bytes: sum([read, w.bytes()]),
+        kind: JoinKind::Term {
+            columns,
+            inner,
+            dropped,
+        },
     }
 }
 
@@ -614,10 +640,13 @@ impl Declare for LinearGradInput {
     }
 
     fn workspace(&self, inputs: &[TensorType], _: &[TensorType], target: Target) -> u64 {
-        sum([
-            self.dropped_bytes(&inputs[0], &inputs[1]),
-            gemm_workspace(target),
-        ])
+        match target {
+            Target::Cpu => 0,
+            Target::Cuda => sum([
+                self.dropped_bytes(&inputs[0], &inputs[1]),
+                gemm_workspace(target),
+            ]),
+        }
     }
 
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
@@ -658,6 +687,14 @@ impl Declare for LinearGradInput {
                 .chain([multiply])
                 .chain(dropped.map(|_| KernelCost::streamed(1, product([2, dx.bytes()])))),
         )
+    }
+
+    fn joins(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> Option<Joins> {
+        let (dy, w) = (&inputs[0], &inputs[1]);
+        let sides = [w.width(), w.rows()];
+        let dropped = self.dropout.is_some();
+        self.accumulate
+            .then(|| term(2, dy.rows(), sides, w, dropped))
     }
 }
 
@@ -701,11 +738,11 @@ impl Declare for LinearGradWeight {
     }
 
     fn workspace(&self, inputs: &[TensorType], _: &[TensorType], target: Target) -> u64 {
-        let dropped = self.dropped_bytes(&inputs[0], &inputs[1]);
         match target {
-            Target::Cpu => dropped,
+            Target::Cpu => 0,
             // Sums of columns come after the product, in the same memory.
             Target::Cuda => {
+                let dropped = self.dropped_bytes(&inputs[0], &inputs[1]);
                 let row = product([self.outputs as u64, inputs[0].dtype.accumulator().size()]);
                 let sums = if self.bias { row } else { 0 };
                 let parts = self.cuda_row_parts(&inputs[0], &inputs[1]);

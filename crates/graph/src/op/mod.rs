@@ -70,7 +70,7 @@ pub use store::Store;
 pub use view::View;
 
 use crate::align::aligned;
-use crate::cost::{Cost, KernelCost, Wire};
+use crate::cost::{Cost, Joins, KernelCost, Wire};
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::graph::{Dropout, Node, Target};
@@ -202,6 +202,11 @@ pub trait Declare {
     /// The kernels that a GPU runs.
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         Cost::of([KernelCost::streamed(1, self.bytes(inputs, outputs))])
+    }
+
+    /// What the op is to a product before it.
+    fn joins(&self, _inputs: &[TensorType], _outputs: &[TensorType]) -> Option<Joins> {
+        None
     }
 
     /// Whether what the op makes is weights, which are dropped after their use.

@@ -88,6 +88,61 @@ const MEASURED: [(&str, &str, &str, f64); 10] = [
     ("gpt2", "large", "8", 102.97),
 ];
 
+/// Steps that were measured on an H200 with joined products (benchmarks/2026-11-16-h200.md): with
+/// adapters, dropped ones among them, gates, and what has none of these.
+#[test]
+fn joined_products_are_near_what_was_measured() {
+    let qwen = [("model.type", "qwen2.5-7b"), ("lora.rank", "128")];
+    let row = [("vram.batch_size", "1"), ("vram.max_seq_len", "1536")];
+    let adapters = [qwen, row].concat();
+    let whole = [("model.type", "qwen2.5-0.5b"), ("vram.batch_size", "8")];
+    let sparse = [("model.type", "gsa"), ("model.size", "512m-low-memory")];
+    let sparse = [&sparse[..], &[("vram.batch_size", "2")]].concat();
+    let narrow = [("model.type", "mu"), ("vram.batch_size", "32")];
+    let shape = [("vram.max_seq_len", "512"), ("vram.precision", "fp16")];
+    let narrow = [narrow, shape].concat();
+    let embedder = [("model.type", "naics"), ("vram.batch_size", "45")];
+    let embedder = [&embedder[..], &shape, &[("model.negatives", "24")]].concat();
+    let steps: [(&[_], bool, f64); 6] = [
+        (&adapters, false, 83.1),
+        (&adapters, true, 108.5),
+        (&whole, false, 53.6),
+        (&sparse, false, 7.51),
+        (&narrow, false, 26.8),
+        (&embedder, true, 629.0),
+    ];
+    for (own, again, milliseconds) in steps {
+        let config = config(own);
+        let blocks = if again { config.model.num_blocks() } else { 0 };
+        let step = StepPlan::new(&config, Target::Cuda, blocks).unwrap();
+        let predicted = 1e3 * step.predict(&card(), false).seconds;
+        let error = (predicted / milliseconds - 1.0).abs();
+        assert!(error < 0.15, "{own:?}: {predicted} {milliseconds}");
+    }
+}
+
+/// What adds to a product costs nothing of its own where it is a term of it, and the product less
+/// than both one by one; a card without such kernels computes it by itself.
+#[test]
+fn what_adds_to_a_product_is_a_term_of_it_on_a_hopper_card() {
+    let own = [("model.type", "qwen2.5-0.5b"), ("lora.rank", "16")];
+    let joined = predict(&own, &card());
+    let apart = Card {
+        generation: Some(Generation::Ampere),
+        ..card()
+    };
+    let apart = predict(&own, &apart);
+    for op in ["linear_add", "swiglu", "gated_backward"] {
+        assert_eq!(joined.by_op[op], 0.0, "{op}");
+        assert!(apart.by_op[op] > 0.0, "{op}");
+    }
+    let products = |of: &Prediction| {
+        let ops = ["linear", "linear_add", "linear_grad_input", "swiglu"];
+        ops.into_iter().map(|op| of.by_op[op]).sum::<f64>()
+    };
+    assert!(products(&joined) < products(&apart));
+}
+
 #[test]
 fn a_large_product_runs_at_the_matrix_rate_and_a_small_one_does_not() {
     let card = card();
@@ -140,7 +195,7 @@ fn what_saves_memory_has_its_price() {
     assert!((grad(&twice) / grad(&plain) - 2.0).abs() < 1e-9);
     let once = with(&[inside, ("training.max_grad_norm", "0")]);
     assert!((grad(&once) / grad(&plain) - 1.0).abs() < 1e-9);
-    assert!(once.seconds < 1.05 * plain.seconds);
+    assert!(once.seconds < 1.06 * plain.seconds);
 
     let away = ("vram.use_cpu_offload", "true");
     let (offloaded, small) = (

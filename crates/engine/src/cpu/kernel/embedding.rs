@@ -73,10 +73,7 @@ simd! {
             None => y.copy_from_slice(entry),
         }
         if let Some(dropout) = dropout {
-            let base = dropout.row(row);
-            for (column, y) in y.iter_mut().enumerate() {
-                *y *= dropout.factor(base, column);
-            }
+            dropout.multiply(dropout.row(row), 0, y);
         }
     }
 }

@@ -7,35 +7,48 @@ use crate::cpu::real::Real;
 use crate::cpu::simd::simd;
 
 use super::columns::Columns;
-use super::gemm::{Matrix, gemm, gemm_scaled};
+use super::gemm::{Matrix, Side, gemm, gemm_dropped, gemm_scaled};
 use super::matvec::matvec;
 
 /// Columns a task of [`grad_bias`] sums: whole cache lines, and sums that fit in registers.
 const BIAS_BLOCK: usize = 64;
 
-/// `y [rows, N] = x·Wᵀ + bias`, where x has `K = x.width` columns.
+/// `y [rows, N] = x·Wᵀ + bias`, where x has `K = x.width` columns, of which dropout takes some out
+/// where there is one.
 ///
 /// # Panics
 /// Where a slice is too short for its shape.
-pub fn forward<F: Real>(rows: usize, x: Columns<'_, F>, w: &[F], bias: Option<&[F]>, y: &mut [F]) {
+pub fn forward<F: Real>(
+    rows: usize,
+    x: Columns<'_, F>,
+    w: &[F],
+    bias: Option<&[F]>,
+    dropout: Option<Dropout>,
+    y: &mut [F],
+) {
     x.check("x", rows);
     let (k, n) = (x.width, w.len() / x.width.max(1));
-    let weight = Matrix::row_major(w, k).transposed();
-    if rows == 1 {
-        let x = &x.data[x.offset..][..k];
-        matvec(x, w, F::ONE, bias, false, &mut y[..n]);
-    } else if rows > 0 {
-        gemm(
+    let (weight, mode) = (Matrix::row_major(w, k).transposed(), Accumulate::Overwrite);
+    if let Some(dropout) = dropout {
+        let dropped = (Side::A, dropout);
+        gemm_dropped(
             rows,
             n,
             k,
-            x.matrix_at(0, 0),
+            F::ONE,
+            matrix(x),
             weight,
             y,
             n,
-            Accumulate::Overwrite,
+            mode,
             bias,
+            dropped,
         );
+    } else if rows == 1 {
+        let x = &x.data[x.offset..][..k];
+        matvec(x, w, F::ONE, bias, false, &mut y[..n]);
+    } else {
+        gemm(rows, n, k, matrix(x), weight, y, n, mode, bias);
     }
 }
 
@@ -65,73 +78,8 @@ pub fn forward_add<F: Real>(
     }
 }
 
-/// The columns of x after dropout, side by side: `out [rows, x.width]`.
-///
-/// # Panics
-/// Where a slice is too short for its shape.
-pub fn drop_columns<F: Real>(rows: usize, x: Columns<'_, F>, dropout: Dropout, out: &mut [F]) {
-    x.check("x", rows);
-    for_rows(rows, x.width, out, |row, out| {
-        let source = &x.data[row * x.row_stride + x.offset..][..x.width];
-        let base = dropout.row(row);
-        for (column, (out, &x)) in out.iter_mut().zip(source).enumerate() {
-            *out = x * dropout.factor(base, column);
-        }
-    });
-}
-
-/// Multiplies `x [rows, width]` by the factors of dropout, where it lies: the gradient of what
-/// was dropped.
-pub fn drop_in_place<F: Real>(rows: usize, width: usize, dropout: Dropout, x: &mut [F]) {
-    for_rows(rows, width, x, |row, x| {
-        let base = dropout.row(row);
-        for (column, x) in x.iter_mut().enumerate() {
-            *x *= dropout.factor(base, column);
-        }
-    });
-}
-
-/// Adds `x [rows, width]`, where dropout has kept it, to columns of dx from `offset` on.
-pub fn add_dropped<F: Real>(
-    rows: usize,
-    width: usize,
-    dropout: Dropout,
-    x: &[F],
-    dx: &mut [F],
-    (dx_row_stride, offset): (usize, usize),
-) {
-    for_rows(rows, dx_row_stride, dx, |row, dx| {
-        let base = dropout.row(row);
-        let source = &x[row * width..][..width];
-        for (column, (dx, &x)) in dx[offset..].iter_mut().zip(source).enumerate() {
-            *dx += x * dropout.factor(base, column);
-        }
-    });
-}
-
-/// Calls `work` with each row of `out [rows, width]`, on all cores.
-fn for_rows<F: Real>(
-    rows: usize,
-    width: usize,
-    out: &mut [F],
-    work: impl Fn(usize, &mut [F]) + Sync,
-) {
-    const ROWS: usize = 16;
-    assert!(
-        out.len() >= rows * width,
-        "shorter than {rows} rows of {width}"
-    );
-    let out = Shared::new(out);
-    parallel::for_each(rows.div_ceil(ROWS), |task| {
-        for row in task * ROWS..rows.min((task + 1) * ROWS) {
-            // SAFETY: each task has its own rows.
-            work(row, unsafe { out.part(row * width, width) });
-        }
-    });
-}
-
-/// `dx[:, offset..offset + K] (+)= scale·dy·W` with dy `[rows, N]`; the other columns of dx, whose
-/// rows are `dx_row_stride` apart, keep their values.
+/// `dx[:, offset..offset + K] (+)= scale·dy·W` with dy `[rows, N]`, of what dropout has kept where
+/// there is one; the other columns of dx, whose rows are `dx_row_stride` apart, keep their values.
 ///
 /// # Panics
 /// Where a slice is too short for its shape.
@@ -148,6 +96,7 @@ pub fn grad_input<F: Real>(
     dx: &mut [F],
     (dx_row_stride, dx_offset): (usize, usize),
     mode: Accumulate,
+    dropout: Option<Dropout>,
 ) {
     dy.check("dy", rows);
     assert!(
@@ -158,11 +107,28 @@ pub fn grad_input<F: Real>(
     if rows > 0 {
         let (dx, n) = (&mut dx[dx_offset..], dy.width);
         let dy = dy.matrix_at(0, 0);
-        gemm_scaled(rows, width, n, scale, dy, w, dx, dx_row_stride, mode);
+        match dropout.map(|dropout| (Side::C, dropout)) {
+            None => gemm_scaled(rows, width, n, scale, dy, w, dx, dx_row_stride, mode),
+            Some(dropped) => {
+                gemm_dropped(
+                    rows,
+                    width,
+                    n,
+                    scale,
+                    dy,
+                    w,
+                    dx,
+                    dx_row_stride,
+                    mode,
+                    None,
+                    dropped,
+                );
+            }
+        }
     }
 }
 
-/// `dW [N, K] (+)= scale·dyᵀ·x` with dy `[rows, N]`.
+/// `dW [N, K] (+)= scale·dyᵀ·x` with dy `[rows, N]`, of x after dropout where there is one.
 ///
 /// # Panics
 /// Where a slice is too short for its shape.
@@ -173,12 +139,16 @@ pub fn grad_weight<F: Real>(
     scale: F,
     dw: &mut [F],
     mode: Accumulate,
+    dropout: Option<Dropout>,
 ) {
     x.check("x", rows);
     dy.check("dy", rows);
     let (k, n) = (x.width, dy.width);
     let (dy, x) = (matrix(dy).transposed(), matrix(x));
-    gemm_scaled(n, k, rows, scale, dy, x, dw, k, mode);
+    match dropout.map(|dropout| (Side::B, dropout)) {
+        None => gemm_scaled(n, k, rows, scale, dy, x, dw, k, mode),
+        Some(dropped) => gemm_dropped(n, k, rows, scale, dy, x, dw, k, mode, None, dropped),
+    }
 }
 
 /// The columns as a matrix, of no elements where there are no rows.
@@ -283,7 +253,7 @@ mod tests {
 
         fn loss(&self, x: &[f64], w: &[f64], bias: &[f64]) -> f64 {
             let mut y = vec![0.0; self.rows * self.n];
-            forward(self.rows, self.columns(x), w, Some(bias), &mut y);
+            forward(self.rows, self.columns(x), w, Some(bias), None, &mut y);
             inner_product(&y, &self.weights)
         }
     }
@@ -300,10 +270,10 @@ mod tests {
         for (rows, k, n) in [(1, 5, 3), (7, 37, 19), (37, 16, 70)] {
             let layer = Layer::new(rows, k, n);
             let mut y = vec![0.0; rows * n];
-            forward(rows, layer.columns(&layer.x), &layer.w, None, &mut y);
+            forward(rows, layer.columns(&layer.x), &layer.w, None, None, &mut y);
             let mut y32 = vec![0.0_f32; rows * n];
             let (x32, w32) = (single(&layer.x), single(&layer.w));
-            forward(rows, layer.columns(&x32), &w32, None, &mut y32);
+            forward(rows, layer.columns(&x32), &w32, None, None, &mut y32);
             for i in 0..rows {
                 for j in 0..n {
                     let x = &layer.x[i * layer.stride + layer.offset..][..k];
@@ -327,7 +297,17 @@ mod tests {
 
                 let mut dx = vec![3.0; x.len()];
                 let dy_columns = Columns::whole(dy, n);
-                grad_input(rows, k, dy_columns, w, 1.0, &mut dx, (stride, offset), mode);
+                grad_input(
+                    rows,
+                    k,
+                    dy_columns,
+                    w,
+                    1.0,
+                    &mut dx,
+                    (stride, offset),
+                    mode,
+                    None,
+                );
                 for (place, dx) in dx.iter_mut().enumerate() {
                     if !(offset..offset + k).contains(&(place % stride)) {
                         assert_eq!(*dx, 3.0, "a column outside the block was written");
@@ -337,7 +317,7 @@ mod tests {
                 assert_gradient("x", x, &change(&dx), |x| layer.loss(x, w, bias));
 
                 let mut dw = vec![3.0; w.len()];
-                grad_weight(rows, dy_columns, layer.columns(x), 1.0, &mut dw, mode);
+                grad_weight(rows, dy_columns, layer.columns(x), 1.0, &mut dw, mode, None);
                 assert_gradient("w", w, &change(&dw), |w| layer.loss(x, w, bias));
 
                 let mut db = vec![3.0; n];
@@ -362,6 +342,7 @@ mod tests {
                     1.0,
                     &mut dw,
                     Accumulate::Overwrite,
+                    None,
                 );
                 grad_bias(rows, dy, &mut db, Accumulate::Overwrite);
                 (dw, db)

@@ -251,9 +251,7 @@ impl TileMask {
     #[inline(always)]
     fn apply<F: Real>(&self, i: usize, line: &mut [F]) {
         let base = self.dropout.row(self.row + i);
-        for (j, x) in line.iter_mut().enumerate() {
-            *x *= self.dropout.factor(base, self.key + j);
-        }
+        self.dropout.multiply(base, self.key, line);
     }
 }
 

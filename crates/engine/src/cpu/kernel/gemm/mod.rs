@@ -9,14 +9,19 @@
 //! every instruction set, so neither the other rows and columns nor the number of threads can
 //! change a bit of it. The cut may therefore follow the number of threads.
 
+mod dropped;
 mod pack;
 mod tile;
 
+pub use dropped::Side;
+
+use crate::cpu::dropout::Dropout;
 use crate::cpu::parallel::{self, Accumulate};
 use crate::cpu::real::Real;
 use crate::cpu::simd::{self, Level};
 
 use super::scratch::{self, Owner};
+use dropped::Dropped;
 use pack::Strided;
 use tile::{Destination, TileShape};
 
@@ -125,6 +130,37 @@ pub fn gemm_scaled<F: Real>(
     }
 }
 
+/// `C[m,n] (+)= scale·A[m,k]·B[k,n] + bias[n]` on all cores, where one of the matrices is dropped in
+/// part. Of C it is what each block of k adds to it, the bias with the first.
+///
+/// # Panics
+/// Where a matrix does not fit its slice.
+#[expect(clippy::too_many_arguments, reason = "the operands of a product")]
+pub fn gemm_dropped<F: Real>(
+    m: usize,
+    n: usize,
+    k: usize,
+    scale: F,
+    a: Matrix<'_, F>,
+    b: Matrix<'_, F>,
+    c: &mut [F],
+    c_row_stride: usize,
+    mode: Accumulate,
+    bias: Option<&[F]>,
+    (side, dropout): (Side, Dropout),
+) {
+    if let Some(product) = Product::new((m, n, k), (a, b), c, c_row_stride, mode, bias) {
+        let scale = (scale != F::ONE).then_some(scale);
+        let dropped = Some(Dropped { side, dropout });
+        Product {
+            scale,
+            dropped,
+            ..product
+        }
+        .run();
+    }
+}
+
 /// [`gemm`] on the calling thread, with the same bits.
 ///
 /// # Panics
@@ -158,6 +194,7 @@ struct Product<'a, F> {
     bias: Option<&'a [F]>,
     /// Of A.
     scale: Option<F>,
+    dropped: Option<Dropped>,
     level: Level,
     shape: TileShape,
 }
@@ -193,6 +230,7 @@ impl<'a, F: Real> Product<'a, F> {
             mode,
             bias,
             scale: None,
+            dropped: None,
             level,
             shape: TileShape::of::<F>(level),
         })
@@ -281,21 +319,26 @@ impl<'a, F: Real> Product<'a, F> {
             columns: width,
         } = self.shape;
         for i in (0..rows).step_by(height) {
-            let source = Strided {
+            let lanes = height.min(rows - i);
+            let mut source = Strided {
                 data: self.a.data,
                 start: (i0 + i) * self.a.row_stride + p0 * self.a.col_stride,
                 lane_stride: self.a.row_stride,
                 depth_stride: self.a.col_stride,
             };
+            if let Some(dropout) = self.dropped(Side::A) {
+                // The panel of B is filled later.
+                let strip = &mut b_panel[..lanes * depth];
+                dropped::drop_strip(dropout, i0 + i, p0, depth, source, strip);
+                source = Strided {
+                    data: strip,
+                    start: 0,
+                    lane_stride: depth,
+                    depth_stride: 1,
+                };
+            }
             let panel = &mut a_panels[i * depth..][..height * depth];
-            pack::panel(
-                self.level,
-                source,
-                height.min(rows - i),
-                depth,
-                height,
-                panel,
-            );
+            pack::panel(self.level, source, lanes, depth, height, panel);
             if let Some(scale) = self.scale {
                 for x in panel {
                     *x *= scale;
@@ -314,6 +357,9 @@ impl<'a, F: Real> Product<'a, F> {
             let tile_columns = width.min(columns - j);
             let b_panel = &mut b_panel[..width * depth];
             pack::panel(self.level, source, tile_columns, depth, width, b_panel);
+            if let Some(dropout) = self.dropped(Side::B) {
+                dropped::drop_lines(dropout, p0, j0 + j, width, b_panel);
+            }
             let bias = self
                 .bias
                 .filter(|_| first)
@@ -325,12 +371,64 @@ impl<'a, F: Real> Product<'a, F> {
                 // tasks do not overlap, and a task works on one tile at a time.
                 unsafe {
                     let c = self.c.at(i0 + i, j0 + j);
-                    tile::multiply(self.level, depth, a_panel, b_panel, size, &c, add, bias);
+                    let operands = (depth, a_panel, &*b_panel, bias);
+                    match self.dropped(Side::C) {
+                        None => self.store_tile(operands, size, &c, add),
+                        Some(dropout) => {
+                            let mask = (dropout, i0 + i, j0 + j);
+                            self.store_dropped_tile(operands, size, &c, add, mask);
+                        }
+                    }
                 }
             }
         }
     }
+
+    fn dropped(&self, side: Side) -> Option<Dropout> {
+        self.dropped.and_then(|dropped| dropped.of(side))
+    }
+
+    /// # Safety
+    /// See [`tile::multiply`].
+    unsafe fn store_tile(
+        &self,
+        (depth, a, b, bias): TileOperands<'_, F>,
+        size: (usize, usize),
+        c: &Destination<'_, F>,
+        add: bool,
+    ) {
+        // SAFETY: this function's contract.
+        unsafe { tile::multiply(self.level, depth, a, b, size, c, add, bias) };
+    }
+
+    /// What the mask keeps of the tile, which begins at a row and a column of it.
+    ///
+    /// # Safety
+    /// See [`tile::multiply`].
+    unsafe fn store_dropped_tile(
+        &self,
+        operands: TileOperands<'_, F>,
+        (rows, columns): (usize, usize),
+        c: &Destination<'_, F>,
+        add: bool,
+        (dropout, row, column): (Dropout, usize, usize),
+    ) {
+        let mut sums = [F::ZERO; TileShape::LARGEST.rows * TileShape::LARGEST.columns];
+        let apart = Destination::new(&mut sums, columns);
+        // SAFETY: no tile is larger than `sums`; the rest is this function's contract.
+        unsafe { self.store_tile(operands, (rows, columns), &apart, false) };
+        let sums = &mut sums[..rows * columns];
+        dropped::drop_lines(dropout, row, column, columns, sums);
+        for (i, sums) in sums.chunks_exact(columns).enumerate() {
+            // SAFETY: row i of the tile, by the contract.
+            let c = unsafe { c.row(i, columns) };
+            tile::store(c, sums, add, None);
+        }
+    }
 }
+
+/// The depth of two panels, the panels, and a bias.
+type TileOperands<'a, F> = (usize, &'a [F], &'a [F], Option<&'a [F]>);
 
 #[cfg(test)]
 mod tests;

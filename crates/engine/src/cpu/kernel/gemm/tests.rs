@@ -1,5 +1,6 @@
 use super::super::check::{random, with_threads};
 use super::*;
+use crate::cpu::dropout::RandomState;
 
 fn numbers<F: Real>(seed: u64, len: usize) -> Vec<F> {
     random(len, seed).into_iter().map(F::from_f64).collect()
@@ -241,4 +242,81 @@ fn a_short_operand_is_caught() {
         Accumulate::Overwrite,
         None,
     );
+}
+
+/// A dropped operand gives what its product gives after it was dropped as a whole, and a dropped
+/// result what each block of k adds to it, in every bit.
+#[test]
+fn dropped_matrices_are_dropped_by_their_own_rows_and_columns() {
+    let state = RandomState {
+        key: [3, 4],
+        row_offset: 2,
+    };
+    let dropout = Dropout::new(state, 7, 0.3);
+    let drop = |(rows, columns, stride): (usize, usize, usize), x: &mut [f32]| {
+        for row in 0..rows {
+            let base = dropout.row(row);
+            for column in 0..columns {
+                x[row * stride + column] *= dropout.factor::<f32>(base, column);
+            }
+        }
+    };
+    for (m, n, k) in [
+        (8, 150, 700),
+        (530, 8, 300),
+        (130, 97, 8),
+        (40, 1100, 300),
+        (1, 5, 3),
+    ] {
+        let case = Case::<f32>::new((m, n, k), (false, false));
+        for mode in [Accumulate::Overwrite, Accumulate::Add] {
+            let run = |side| {
+                let mut c = case.c.clone();
+                let bias = Some(&case.bias[..]);
+                let mask = (side, dropout);
+                gemm_dropped(
+                    m,
+                    n,
+                    k,
+                    0.5,
+                    case.a(),
+                    case.b(),
+                    &mut c,
+                    n + 2,
+                    mode,
+                    bias,
+                    mask,
+                );
+                c
+            };
+            // Halving is exact, so that it may come before the product.
+            let mut halved = Case::<f32>::new((m, n, k), (false, false));
+            halved.a.iter_mut().for_each(|x| *x *= 0.5);
+            let a = halved.a.clone();
+            drop((m, k, k + 3), &mut halved.a);
+            assert_eq!(run(Side::A), halved.run(mode, true), "A of {m} {n} {k}");
+            halved.a = a;
+            drop((k, n, n + 3), &mut halved.b);
+            assert_eq!(run(Side::B), halved.run(mode, true), "B of {m} {n} {k}");
+            halved.b.clone_from(&case.b);
+
+            let mut expected = case.c.clone();
+            for p in (0..k).step_by(DEPTH) {
+                let mut block = vec![0.0; m * (n + 2)];
+                let a = Matrix::row_major(&halved.a[p..], k + 3);
+                let b = Matrix::row_major(&halved.b[p * (n + 3)..], n + 3);
+                let bias = (p == 0).then_some(&case.bias[..]);
+                let (depth, overwrite) = (DEPTH.min(k - p), Accumulate::Overwrite);
+                gemm_serial(m, n, depth, a, b, &mut block, n + 2, overwrite, bias);
+                drop((m, n, n + 2), &mut block);
+                for (place, (c, &x)) in expected.iter_mut().zip(&block).enumerate() {
+                    if place % (n + 2) < n {
+                        let add = p > 0 || mode == Accumulate::Add;
+                        *c = if add { *c + x } else { x };
+                    }
+                }
+            }
+            assert_eq!(run(Side::C), expected, "C of {m} {n} {k}");
+        }
+    }
 }

@@ -33,6 +33,12 @@ const PLAIN: TileShape = TileShape {
 };
 
 impl TileShape {
+    /// The most rows and columns that any has.
+    pub(super) const LARGEST: Self = Self {
+        rows: 12,
+        columns: 32,
+    };
+
     #[cfg_attr(
         not(target_arch = "x86_64"),
         expect(unused_variables, reason = "other machines have one level")
@@ -84,6 +90,15 @@ impl<'a, F> Destination<'a, F> {
             slice: PhantomData,
         }
     }
+
+    /// The first elements of row `i`.
+    ///
+    /// # Safety
+    /// They are inside the slice, and nobody else touches them.
+    pub(super) unsafe fn row(&self, i: usize, columns: usize) -> &'a mut [F] {
+        // SAFETY: by the contract.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer.add(i * self.row_stride), columns) }
+    }
 }
 
 /// `c[rows, columns] = [c +] (a·b [+ bias])` for one tile of at most [`TileShape`].
@@ -131,13 +146,13 @@ pub(super) unsafe fn multiply<F: Real>(
     plain(depth, a, b, &mut sums);
     for (i, sums) in sums.iter().enumerate().take(rows) {
         // SAFETY: row i of the tile, by the contract.
-        let row =
-            unsafe { std::slice::from_raw_parts_mut(c.pointer.add(i * c.row_stride), columns) };
+        let row = unsafe { c.row(i, columns) };
         store(row, sums, add, bias);
     }
 }
 
-fn store<F: Real>(row: &mut [F], sums: &[F], add: bool, bias: Option<&[F]>) {
+/// `row = [row +] (sums [+ bias])`.
+pub(super) fn store<F: Real>(row: &mut [F], sums: &[F], add: bool, bias: Option<&[F]>) {
     for (j, (out, &sum)) in row.iter_mut().zip(sums).enumerate() {
         let value = bias.map_or(sum, |bias| sum + bias[j]);
         *out = if add { *out + value } else { value };
