@@ -38,7 +38,7 @@ fn low_rank_of_many_rows(compute: DType) -> Result<TrainingGraph, GraphError> {
 
 /// At the highest rank that products with a short sum have room for.
 fn short_sums(compute: DType) -> Result<TrainingGraph, GraphError> {
-    layers(compute, 16, 384, 1536)
+    layers(compute, 16, 384, 1536, ROWS)
 }
 
 /// The first layer has three adapters of `width` columns each, the second one of `last`.
