@@ -3,7 +3,7 @@
 //   C[m,n]  = bias + A[m,k]·B[k,n] + drop(scale·low[m,r]·up[r,n])
 //   forward:  Y = gelu(C), C being written as well where somebody reads it
 //   narrow:   Z[m,8] = drop(Y)·Wᵀ besides, W being [8, n]
-//   backward: Y = C·gelu′(X), in C's place
+//   backward: C·gelu′(X) in C's place, and Y = gelu(X) where it is to be had again
 //
 // With few steps of k a tile is finished as soon as it is begun, so that its end is what takes time.
 // A block keeps its columns of B in shared memory for good, and only rows of A pass by. Two blocks (a
@@ -26,7 +26,7 @@
 
 constexpr int BM = 64, BN = 192, BK = 64, MAX_STEPS = 6, NUM_STAGES = 5, NUM_GROUPS = 3, MAX_ADAPTERS = 3, RANK = 16;
 constexpr int NUM_THREADS = 128 * (NUM_GROUPS + 1);
-constexpr int NONE = 0, FORWARD = 1, NARROW = 2, BACKWARD = 3;
+constexpr int NONE = 0, FORWARD = 1, NARROW = 2, BACKWARD = 3, BACKWARD_VALUE = 4;
 
 struct Adapter {
     // Columns of C that it adds to: B's column 0 belongs to the first.
@@ -155,6 +155,7 @@ __device__ __forceinline__ int adapter_of(const Sum& x) {
 template <int B_BY_COLUMN, int KIND>
 __device__ __forceinline__ void product_sum(const Sum& x, int adapter, const Maps& maps, const float* bias,
                                             const u32* random, const real* weight, float* parts) {
+    constexpr bool IS_BACKWARD = KIND == BACKWARD || KIND == BACKWARD_VALUE;
     extern __shared__ char dynamic_shared[];
     Tiles tiles{(shared_address(dynamic_shared) + 1023) & ~1023u};
     u32 rank = cluster_rank();
@@ -244,7 +245,7 @@ __device__ __forceinline__ void product_sum(const Sum& x, int adapter, const Map
              number += NUM_GROUPS, tile += NUM_GROUPS * next) {
             int warp_row = tile * BM + warp * 16, row = warp_row + lane / 4;
             float d[BN / 2];
-            if (KIND == BACKWARD && lane == 0)
+            if (IS_BACKWARD && lane == 0)
                 for (int i = 1; i < BN / 64; i++) announce_matrix(maps.before, column + i * 64, warp_row);
             if (adapter >= 0) {
                 const Adapter& term = x.adapters[adapter];
@@ -291,7 +292,7 @@ __device__ __forceinline__ void product_sum(const Sum& x, int adapter, const Map
                     copy_matrix(panel, maps.before, before_full, at_column, warp_row);
                 }
             };
-            if (KIND == BACKWARD) bring_before(column);
+            if (IS_BACKWARD) bring_before(column);
             // Stages come round: one is waited for only when the warpgroup before has seen all before it.
             if (number > 0) wait(tiles.turn(own), (number - 1) / NUM_GROUPS & 1);
             u32 seen = number * x.steps, stage = seen % NUM_STAGES, parity = seen / NUM_STAGES & 1, last = stage;
@@ -342,18 +343,18 @@ __device__ __forceinline__ void product_sum(const Sum& x, int adapter, const Map
                 // Of four times sixteen columns: the rows above and below of eight, and of the next eight.
                 u32 w[4][4];
                 auto index = [&](int i, int e) { return (begin + 16 * i) / 2 + 4 * (e / 2) + 2 * (e % 2); };
-                if (KIND == BACKWARD) {
+                if (IS_BACKWARD) {
                     wait(before_full, num_before++ & 1);
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
+                        u32 products[4];
                         load_matrices(w[i], place ^ i * 32);
 #pragma unroll
                         for (int e = 0; e < 4; e++)
-                            w[i][e] = times_slopes(d[index(i, e)], d[index(i, e) + 1], w[i][e]);
-                        store_matrices(place ^ i * 32, w[i]);
+                            products[e] = times_slopes(d[index(i, e)], d[index(i, e) + 1], w[i][e]);
+                        store_matrices(place ^ i * 32, products);
                     }
                     write_panel(maps.c, column + begin);
-                    if (begin + 64 < BN) bring_before(column + begin + 64);
                 } else {
 #pragma unroll
                     for (int i = 0; i < 4; i++)
@@ -366,7 +367,7 @@ __device__ __forceinline__ void product_sum(const Sum& x, int adapter, const Map
                         write_panel(maps.c, column + begin);
                     }
                 }
-                if (KIND == FORWARD || KIND == NARROW) {
+                if (KIND != NONE && KIND != BACKWARD) {
                     free_panel();
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
@@ -378,6 +379,7 @@ __device__ __forceinline__ void product_sum(const Sum& x, int adapter, const Map
                     }
                     write_panel(maps.y, column + begin);
                 }
+                if (IS_BACKWARD && begin + 64 < BN) bring_before(column + begin + 64);
                 if (KIND == NARROW) {
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
@@ -428,6 +430,7 @@ PRODUCTS(short_rows_gelu, 0, FORWARD)
 PRODUCTS(short_rows_gelu_narrow, 0, NARROW)
 PRODUCTS(short_columns, 1, NONE)
 PRODUCTS(short_columns_gelu_backward, 1, BACKWARD)
+PRODUCTS(short_columns_gelu_backward_value, 1, BACKWARD_VALUE)
 
 // Z of its sums over columns, parts[count][rows][8], four columns a thread.
 KERNEL __launch_bounds__(256)

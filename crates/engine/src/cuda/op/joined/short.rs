@@ -70,8 +70,8 @@ enum Kind {
     Plain,
     /// GELU of it is written here, and C too unless this is its place.
     Gelu { to: u64 },
-    /// It is multiplied by the derivative at these.
-    GeluBackward { x: u64 },
+    /// It is multiplied by the derivative at these and written here, and so may GELU of them be.
+    GeluBackward { x: u64, to: u64, value: Option<u64> },
 }
 
 impl<'a> Short<'a> {
@@ -98,12 +98,17 @@ impl<'a> Short<'a> {
                 } => short.kind = Kind::Gelu { to: *to },
                 TailKind::Derivative {
                     function: ActivationKind::Gelu,
-                    gradient,
                     x,
                     to,
-                    value: None,
+                    value,
                     ..
-                } if gradient == to => short.kind = Kind::GeluBackward { x: *x },
+                } => {
+                    short.kind = Kind::GeluBackward {
+                        x: *x,
+                        to: *to,
+                        value: *value,
+                    };
+                }
                 &TailKind::Narrow {
                     from,
                     weight,
@@ -146,7 +151,10 @@ impl<'a> Short<'a> {
         let kind_fits = match self.kind {
             Kind::Plain => true,
             Kind::Gelu { to } => !by_column && to.is_multiple_of(16),
-            Kind::GeluBackward { x } => by_column && x.is_multiple_of(16),
+            Kind::GeluBackward { x, to, value } => {
+                let mut addresses = [Some(x), Some(to), value].into_iter().flatten();
+                by_column && addresses.all(|address| address.is_multiple_of(16))
+            }
         };
         let narrow_fits = self.narrow.is_none_or(|narrow| {
             let (start, end) = narrow.parts;
@@ -240,12 +248,12 @@ impl<'a> Short<'a> {
         arguments.extend((0..MAX_ADAPTERS).map(|index| left(adapter(index), MAX_RANK)));
         arguments.extend((0..MAX_ADAPTERS).map(|index| right(adapter(index), MAX_RANK)));
         // What a kernel does not touch stands for C again.
-        let (y, x) = match self.kind {
-            Kind::Plain => (None, None),
-            Kind::Gelu { to } => (Some(to), None),
-            Kind::GeluBackward { x } => (None, Some(x)),
+        let [c, y, x] = match self.kind {
+            Kind::Plain => [None; 3],
+            Kind::Gelu { to } => [None, Some(to), None],
+            Kind::GeluBackward { x, to, value } => [Some(to), value, Some(x)],
         };
-        arguments.extend([None, y, x].map(|address| {
+        arguments.extend([c, y, x].map(|address| {
             let c = MatrixAt {
                 address: address.unwrap_or(main.c.address),
                 ..main.c
@@ -313,7 +321,8 @@ pub(super) fn launches(products: &[Product], tails: &[Tail], card: Card) -> Opti
         (Kind::Plain, true) => "short_columns",
         (Kind::Gelu { .. }, _) if short.narrow.is_some() => "short_rows_gelu_narrow",
         (Kind::Gelu { .. }, _) => "short_rows_gelu",
-        (Kind::GeluBackward { .. }, _) => "short_columns_gelu_backward",
+        (Kind::GeluBackward { value: None, .. }, _) => "short_columns_gelu_backward",
+        (Kind::GeluBackward { .. }, _) => "short_columns_gelu_backward_value",
     };
     let launch = Command::LaunchTable {
         kernel: Kernel {

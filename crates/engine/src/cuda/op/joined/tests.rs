@@ -79,7 +79,8 @@ fn letters(node: &Lowered) -> Option<String> {
         TailKind::Dropped { .. } => "dropped ",
         TailKind::Activation { from, to, .. } if from == to => "over ",
         TailKind::Activation { .. } => "gelu ",
-        TailKind::Derivative { .. } => "slope ",
+        TailKind::Derivative { value: None, .. } => "slope ",
+        TailKind::Derivative { value: Some(_), .. } => "slope and value ",
         TailKind::Gate { .. } => "gate ",
         TailKind::GateGradients { value: None, .. } => "gates ",
         TailKind::GateGradients { value: Some(_), .. } => "gates and value ",
@@ -142,6 +143,24 @@ fn what_follows_an_encoders_products_is_joined_to_them() {
 #[test]
 fn what_follows_an_encoders_products_is_joined_to_them_at_full_size() {
     expect_joined_encoder(24, 45, 512);
+}
+
+/// Where GELU's result is not kept, it comes again with the derivative.
+#[test]
+fn gelu_again_follows_the_product_before_its_derivative() {
+    let mut model = Naics::new(1);
+    model.encoder.vocabulary = 60;
+    model.encoder.layers = LAYERS as u64;
+    let purpose = Purpose::Train {
+        label_smoothing: 0.0,
+        loss_chunk: None,
+    };
+    let shape = Build::plain(2, 16, DType::F16, purpose);
+    let lowered = step(&Architecture::Naics(model), &shape, Recompute::None);
+    let own = lowered.iter().filter(|node| node.node.starts_with("d."));
+    let found: Vec<String> = own.filter_map(letters).collect();
+    let layer = ["dropped slope and value ", "dropped "];
+    assert_eq!(found, layer.repeat(found.len() / 2));
 }
 
 fn expect_joined_encoder(negatives: u64, batch: usize, length: usize) {

@@ -173,6 +173,45 @@ fn a_launch_has_what_the_kernel_reads() {
 }
 
 #[test]
+fn derivatives_are_written_wherever_they_belong() {
+    let mut main = product(384, (0, 768), false);
+    main.b = matrix(0x10000, 768, false);
+    let derivative = |to: u64, value: Option<u64>| Tail {
+        kind: TailKind::Derivative {
+            function: ActivationKind::Gelu,
+            gradient: 0x20000,
+            x: 0x60000,
+            to,
+            value,
+            elements: 100 * 768,
+        },
+        ..gelu(0)
+    };
+    for (to, value, function, y) in [
+        (0x20000, None, "short_columns_gelu_backward", 0x20000),
+        (
+            0xa0000,
+            Some(0x20000),
+            "short_columns_gelu_backward_value",
+            0x20000,
+        ),
+    ] {
+        let commands = launched(&[main], &[derivative(to, value)]);
+        let [
+            Command::LaunchTable {
+                kernel, arguments, ..
+            },
+        ] = &commands[..]
+        else {
+            panic!("{commands:?}");
+        };
+        assert_eq!(kernel.function, function);
+        assert_eq!(ends(arguments).0, [to, y, 0x60000]);
+    }
+    assert!(!takes(&[main], &[derivative(0x20000, Some(0xa0008))]));
+}
+
+#[test]
 fn parts_of_a_narrow_product_are_added_up() {
     let main = product(384, (0, 768), false);
     let adapter = product(8, (0, 768), true);
