@@ -173,6 +173,7 @@ fn feed_forward(between: Between, compute: DType) -> Result<TrainingGraph, Graph
 fn selective(compute: DType) -> Result<TrainingGraph, GraphError> {
     const INNER: usize = 1024;
     const STATE: usize = 16;
+    const SELECTED: usize = 64;
     let mut g = Graph::new(compute);
     let tokens = g.batch("tokens", ROWS, DType::I32);
     let table = g.weight("table", [50, 64], WEIGHT);
@@ -188,9 +189,9 @@ fn selective(compute: DType) -> Result<TrainingGraph, GraphError> {
         } else {
             (zu, INNER)
         };
-        let to_p = g.weight(&part("to_p"), [32 + 2 * STATE, INNER], WEIGHT);
+        let to_p = g.weight(&part("to_p"), [SELECTED + 2 * STATE, INNER], WEIGHT);
         let p = g.linear_columns(&part("p"), u, u_column, to_p, None)?;
-        let to_dt = g.weight(&part("to_dt"), [INNER, 32], WEIGHT);
+        let to_dt = g.weight(&part("to_dt"), [INNER, SELECTED], WEIGHT);
         let bias = g.small_weight(&part("dt_bias"), [INNER], WEIGHT);
         let dt = g.linear_columns(&part("dt"), p, 0, to_dt, Some(bias))?;
         let inputs = ScanInputs {
@@ -203,7 +204,7 @@ fn selective(compute: DType) -> Result<TrainingGraph, GraphError> {
             a_log: g.small_weight(&part("A_log"), [INNER, STATE], WEIGHT),
             d: g.small_weight(&part("D"), [INNER], WEIGHT),
         };
-        let y = g.scan(&part("scan"), inputs, 32, 32)?;
+        let y = g.scan(&part("scan"), inputs, SELECTED, 32)?;
         let out = g.weight(&part("out"), [64, INNER], WEIGHT);
         x = g.linear(&part("y"), y, out, None)?;
     }

@@ -1,21 +1,21 @@
-// The two products that lead to a selective scan, and their gradients, where p is 64 columns wide and
-// 32 of them are read by the second:
+// The two products that lead to a selective scan, and their gradients, where p is 96 columns wide and
+// 64 of them are read by the second:
 //
-//   p[m, 64] = x[m, n]·Wᵀ                      dt[m, n] = p[:, :32]·Tᵀ + bias
+//   p[m, 96] = x[m, n]·Wᵀ                      dt[m, n] = p[:, :64]·Tᵀ + bias
 //
-//   dT = ddtᵀ·p[:, :32]   dbias = Σ_rows ddt   dp[:, :32] += ddt·T   dW = dpᵀ·x   dx += dp·W
+//   dT = ddtᵀ·p[:, :64]   dbias = Σ_rows ddt   dp[:, :64] += ddt·T   dW = dpᵀ·x   dx += dp·W
 //
-// W is [64, n], T [n, 32]. All of it is passes over what is n columns wide: forwards a block has 64
-// rows, backwards the blocks of a cluster have 256 rows and 256 columns each. What the sums over
-// columns come to meets in shared memory; what the sums over rows come to are parts in the workspace,
-// which a second launch adds up in their order. Rows begin at multiples of 16 bytes.
+// W is [96, n], T [n, 64]. All of it is passes over what is n columns wide. Forwards a block has 64
+// rows, backwards 256 rows and 256 columns. What the sums over columns come to meets in the shared
+// memory of a cluster; what the sums over rows come to are parts in the workspace, which a last launch
+// adds up in their order. Rows begin at multiples of 16 bytes.
 
 #include "common.cuh"
 #include "matrix.cuh"
 
 constexpr int THREADS = 256, WARPS = 8;
 // Columns of p, and those that dt is made of.
-constexpr int WIDTH = 64, RANK = 32;
+constexpr int WIDTH = 96, RANK = 64;
 constexpr int STEP = 64;
 
 __device__ __forceinline__ void bring(u32 to, const real* from, bool is_there) {
@@ -60,6 +60,8 @@ __device__ __forceinline__ uint4 four(const u32 (&w)[4]) { return make_uint4(w[0
 // ---------------------------------------------------------------- forward
 
 constexpr int DEPTH = 128, FORWARD_STAGES = 4;
+// Elements from one row of what dt is made of to the next: two rows meet different banks.
+constexpr int LOW_PITCH = RANK + 32;
 
 struct ForwardStage {
     // Eight rows begin in different banks.
@@ -67,14 +69,13 @@ struct ForwardStage {
     alignas(16) real w[WIDTH][DEPTH + 8];
 };
 
-// A block to 64 rows; n is a multiple of 256. Its shared memory: the stages, T, what of p makes dt.
+// A block to 64 rows; n is a multiple of 256. Its shared memory: the stages, and what of p makes dt.
 KERNEL __launch_bounds__(THREADS, 1)
 projections(const real* x, const real* w, const real* t, const float* bias, real* p, real* dt, u32 rows, u32 n,
             u32 x_stride) {
     extern __shared__ __align__(16) char memory[];
     ForwardStage* stages = (ForwardStage*)memory;
-    real* all_t = (real*)(stages + FORWARD_STAGES);
-    real* low = all_t + (u64)n * RANK;
+    real* low = (real*)(stages + FORWARD_STAGES);
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4;
     u32 first = blockIdx.x * STEP, steps = n / DEPTH;
     auto fetch = [&](u32 step) {
@@ -85,13 +86,11 @@ projections(const real* x, const real* w, const real* t, const float* bias, real
 #pragma unroll
     for (int i = 0; i < FORWARD_STAGES - 1; i++) {
         if (i < steps) fetch(i);
-        if (i == FORWARD_STAGES - 2)
-            for (u32 at = threadIdx.x * 8; at < n * RANK; at += THREADS * 8) bring(shared_address(all_t + at), t + at, true);
         committed();
     }
     // A warp has 16 rows and half of the columns of p.
-    u32 own_rows = warp % 4 * 16, own_columns = warp / 4 * 32;
-    float sum[4][4] = {};
+    u32 own_rows = warp % 4 * 16, own_columns = warp / 4 * (WIDTH / 2);
+    float sum[WIDTH / 16][4] = {};
     for (u32 step = 0; step < steps; step++) {
         arrived<FORWARD_STAGES - 2>();
         __syncthreads();
@@ -103,7 +102,7 @@ projections(const real* x, const real* w, const real* t, const float* bias, real
             u32 a[4];
             load_matrices(a, shared_address(&stage.x[own_rows + lane % 16][k + lane / 16 * 8]));
 #pragma unroll
-            for (int j = 0; j < 4; j += 2) {
+            for (int j = 0; j < WIDTH / 16; j += 2) {
                 u32 b[4];
                 load_matrices(b, shared_address(&stage.w[own_columns + j * 8 + lane / 16 * 8 + lane % 8]
                                                         [k + lane / 8 % 2 * 8]));
@@ -114,41 +113,50 @@ projections(const real* x, const real* w, const real* t, const float* bias, real
     }
     arrived<0>();
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        u32 words[4], row = own_rows + half * 8 + g;
+    for (int half = 0; half < 2; half++)
 #pragma unroll
-        for (int j = 0; j < 4; j++) words[j] = pack2(sum[j][2 * half], sum[j][2 * half + 1]);
-        exchange(words, q);
-        if (first + row < rows) *(uint4*)(p + (u64)(first + row) * WIDTH + own_columns + 8 * q) = four(words);
-        if (own_columns == 0) *(uint4*)(low + row * RANK + 8 * q) = four(words);
-    }
+        for (int j = 0; j < WIDTH / 16; j++) {
+            u32 word = pack2(sum[j][2 * half], sum[j][2 * half + 1]);
+            u32 row = own_rows + half * 8 + g, column = own_columns + j * 8 + 2 * q;
+            if (first + row < rows) *(u32*)(p + (u64)(first + row) * WIDTH + column) = word;
+            if (column < RANK) *(u32*)(low + row * LOW_PITCH + column) = word;
+        }
     __syncthreads();
-    // A thread of a row has eight neighbours of the inner dimension, four for each product: a sum has
-    // no order of its own.
-    uint4 left[4][2];
+    // A thread of a row has eight neighbours of each 32 of the inner dimension, four for each product:
+    // a sum has no order of its own.
+    constexpr int PARTS = RANK / 32;
+    uint4 left[4][2][PARTS];
 #pragma unroll
     for (int i = 0; i < 4; i++)
 #pragma unroll
         for (int half = 0; half < 2; half++)
-            left[i][half] = *(const uint4*)(low + (i * 16 + half * 8 + g) * RANK + 8 * q);
+#pragma unroll
+            for (int part = 0; part < PARTS; part++)
+                left[i][half][part] = *(const uint4*)(low + (i * 16 + half * 8 + g) * LOW_PITCH + part * 32 + 8 * q);
     for (u32 column = warp * 32; column < n; column += WARPS * 32) {
-        uint4 right[4];
+        uint4 right[4][PARTS];
         float2 offset[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            right[j] = *(const uint4*)(all_t + (column + j * 8 + g) * RANK + 8 * q);
+#pragma unroll
+            for (int part = 0; part < PARTS; part++)
+                right[j][part] = *(const uint4*)(t + (u64)(column + j * 8 + g) * RANK + part * 32 + 8 * q);
             offset[j] = *(const float2*)(bias + column + j * 8 + 2 * q);
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            u32 a[4] = {left[i][0].x, left[i][1].x, left[i][0].y, left[i][1].y};
-            u32 more[4] = {left[i][0].z, left[i][1].z, left[i][0].w, left[i][1].w};
             u32 words[2][4];
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 float d[4] = {offset[j].x, offset[j].y, offset[j].x, offset[j].y};
-                multiply(d, a, right[j].x, right[j].y);
-                multiply(d, more, right[j].z, right[j].w);
+#pragma unroll
+                for (int part = 0; part < PARTS; part++) {
+                    uint4 upper = left[i][0][part], lower = left[i][1][part];
+                    u32 a[4] = {upper.x, lower.x, upper.y, lower.y};
+                    u32 more[4] = {upper.z, lower.z, upper.w, lower.w};
+                    multiply(d, a, right[j][part].x, right[j][part].y);
+                    multiply(d, more, right[j][part].z, right[j][part].w);
+                }
                 words[0][j] = pack2(d[0], d[1]);
                 words[1][j] = pack2(d[2], d[3]);
             }
@@ -164,24 +172,26 @@ projections(const real* x, const real* w, const real* t, const float* bias, real
 
 // ---------------------------------------------------------------- backward
 
-constexpr int CLUSTER = 4, COLUMNS = 256, PART = 256, STEPS = PART / STEP, STAGES = 3;
+constexpr int CLUSTER = 4, COLUMNS = 256, N = CLUSTER * COLUMNS, PART = 256, STEPS = PART / STEP, STAGES = 3;
+// Floats of a part: dT [n, 64], dbias [n], dW [96, n].
+constexpr u32 PART_FLOATS = N * (RANK + 1 + WIDTH);
 // Floats from one row of dp's sums to the next: the threads of four rows meet different banks.
 constexpr int SUM_PITCH = RANK + 8;
 
-struct Stage {
-    alignas(16) real wide[STEP][COLUMNS + 8];
-    alignas(16) real narrow[STEP][RANK + 8];
+struct LowMemory {
+    struct {
+        alignas(16) real wide[STEP][COLUMNS + 8];
+        alignas(16) real narrow[STEP][RANK + 8];
+    } stages[STAGES];
+    alignas(16) real t[COLUMNS][RANK + 8];
+    // Over this block's columns, of this step and the one before.
+    alignas(16) float sums[2][STEP][SUM_PITCH];
 };
-struct Memory {
-    Stage stages[STAGES];
+struct WideMemory {
+    alignas(16) real stages[STAGES][STEP][COLUMNS + 8];
     // All of dp's rows.
     alignas(16) real dp[PART][WIDTH + 8];
     alignas(16) real w[WIDTH][COLUMNS + 8];
-    // T until the first step is over, then the sums over this block's columns.
-    union {
-        alignas(16) real t[COLUMNS][RANK + 8];
-        alignas(16) float sums[PART][SUM_PITCH];
-    };
 };
 
 __device__ __forceinline__ u32 cluster_rank() {
@@ -206,12 +216,6 @@ __device__ __forceinline__ float4 load_cluster(u32 address) {
                  : "memory");
     return x;
 }
-__device__ __forceinline__ void store_cluster(u32 address, uint4 x) {
-    asm volatile("st.shared::cluster.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z),
-                 "r"(x.w)
-                 : "memory");
-}
-
 __device__ __forceinline__ float low_half(u32 word) {
     real x;
     x.bits = (u16)word;
@@ -229,73 +233,59 @@ constexpr u32 ONES = 0x3c003c00u;
 constexpr u32 ONES = 0x3f803f80u;
 #endif
 
-// Clusters of four blocks, which have the columns of 256 rows; n is 1024. `parts` of a cluster: dT
-// [n, 32], dbias [n], dW [64, n].
+// dT, dbias and dp. Clusters of four blocks, which have the columns of 256 rows; n is 1024.
 KERNEL __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
-projections_backward(const real* ddt, const real* p, const real* x, const real* t, const real* w, real* dp, real* dx,
-                     float* parts, u32 rows, u32 x_stride, u32 dx_stride) {
+projections_low_gradients(const real* ddt, const real* p, const real* t, real* dp, float* parts, u32 rows) {
     extern __shared__ __align__(16) char memory[];
-    Memory& own = *(Memory*)memory;
-    constexpr u32 N = CLUSTER * COLUMNS;
+    LowMemory& own = *(LowMemory*)memory;
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4;
     u32 rank = cluster_rank(), first = rank * COLUMNS, begin = blockIdx.x / CLUSTER * PART;
     u32 end = min(begin + PART, rows);
     auto fetch = [&](int step) {
-        Stage& stage = own.stages[step % STAGES];
-        u32 row = begin + step % STEPS * STEP;
-        if (step < STEPS) {
-            bring_tile<STEP, COLUMNS>(stage.wide, ddt + first, N, row, end);
-            bring_tile<STEP, RANK>(stage.narrow, p, WIDTH, row, end);
-        } else {
-            bring_tile<STEP, COLUMNS>(stage.wide, x + first, x_stride, row, end);
-        }
+        auto& stage = own.stages[step % STAGES];
+        bring_tile<STEP, COLUMNS>(stage.wide, ddt + first, N, begin + step * STEP, end);
+        bring_tile<STEP, RANK>(stage.narrow, p, WIDTH, begin + step * STEP, end);
     };
     bring_tile<COLUMNS, RANK>(own.t, t + (u64)first * RANK, RANK, 0, COLUMNS);
-    committed();
     fetch(0);
     committed();
     fetch(1);
-    bring_tile<WIDTH, COLUMNS>(own.w, w + first, N, 0, WIDTH);
-    // The columns of dp that the scan itself has made.
-#pragma unroll
-    for (int i = 0; i < PART * (WIDTH - RANK) / 8 / THREADS; i++) {
-        u32 piece = i * THREADS + threadIdx.x, row = piece / 4, at = RANK + piece % 4 * 8;
-        bool is_there = begin + row < end;
-        bring(shared_address(&own.dp[row][at]), dp + (is_there ? (u64)(begin + row) * WIDTH : 0) + at, is_there);
-    }
     committed();
-
     // dp of 16 rows and half of the columns to a warp; of dT 32 rows.
-    u32 own_rows = warp % 4 * 16, own_columns = warp / 4 * 16;
-    u32 wide = warp * 32;
-    u32 right[COLUMNS / 16][4];
-    arrived<2>();
-    __syncthreads();
-#pragma unroll
-    for (int k = 0; k < COLUMNS / 16; k++)
-        load_matrices_transposed(right[k], shared_address(&own.t[k * 16 + lane / 8 % 2 * 8 + lane % 8]
-                                                                [own_columns + lane / 16 * 8]));
-    float to_t[2][4][4] = {}, to_bias[2][4] = {};
+    u32 own_rows = warp % 4 * 16, own_columns = warp / 4 * (RANK / 2), wide = warp * 32;
+    float to_t[2][RANK / 8][4] = {}, to_bias[2][4] = {};
 #pragma unroll 1
     for (int step = 0; step < STEPS; step++) {
         arrived<1>();
         __syncthreads();
-        fetch(step + 2);
+        if (step + 2 < STEPS) fetch(step + 2);
         committed();
-        Stage& stage = own.stages[step % STAGES];
-        float sum[2][4] = {};
+        auto& stage = own.stages[step % STAGES];
+        float sum[RANK / 16][4] = {};
 #pragma unroll
         for (int k = 0; k < COLUMNS / 16; k++) {
             u32 a[4];
             load_matrices(a, shared_address(&stage.wide[own_rows + lane % 16][k * 16 + lane / 16 * 8]));
-            multiply(sum[0], a, right[k][0], right[k][1]);
-            multiply(sum[1], a, right[k][2], right[k][3]);
+#pragma unroll
+            for (int j = 0; j < RANK / 16; j += 2) {
+                u32 b[4];
+                load_matrices_transposed(b, shared_address(&own.t[k * 16 + lane / 8 % 2 * 8 + lane % 8]
+                                                                 [own_columns + j * 8 + lane / 16 * 8]));
+                multiply(sum[j], a, b[0], b[1]);
+                multiply(sum[j + 1], a, b[2], b[3]);
+            }
         }
 #pragma unroll
-        for (int k = 0; k < STEP; k += 16) {
-            u32 b[2][4];
+        for (int j = 0; j < RANK / 16; j++)
 #pragma unroll
-            for (int j = 0; j < 2; j++)
+            for (int half = 0; half < 2; half++)
+                *(float2*)&own.sums[step % 2][own_rows + half * 8 + g][own_columns + j * 8 + 2 * q] =
+                    make_float2(sum[j][2 * half], sum[j][2 * half + 1]);
+#pragma unroll
+        for (int k = 0; k < STEP; k += 16) {
+            u32 b[RANK / 16][4];
+#pragma unroll
+            for (int j = 0; j < RANK / 16; j++)
                 load_matrices_transposed(b[j], shared_address(&stage.narrow[k + lane / 8 % 2 * 8 + lane % 8]
                                                                            [j * 16 + lane / 16 * 8]));
 #pragma unroll
@@ -304,31 +294,61 @@ projections_backward(const real* ddt, const real* p, const real* x, const real* 
                 load_matrices_transposed(a, shared_address(&stage.wide[k + lane / 16 * 8 + lane % 8]
                                                                       [wide + i * 16 + lane / 8 % 2 * 8]));
 #pragma unroll
-                for (int j = 0; j < 4; j++) multiply(to_t[i][j], a, b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+                for (int j = 0; j < RANK / 8; j++)
+                    multiply(to_t[i][j], a, b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
                 multiply(to_bias[i], a, ONES, ONES);
             }
         }
+        // Each block adds up 16 rows for all. The sums before these are read by nobody any more.
+        cluster_meet();
+        constexpr u32 PIECES = RANK / 8, OWN = STEP / CLUSTER;
+        if (threadIdx.x < OWN * PIECES) {
+            u32 down = rank * OWN + threadIdx.x / PIECES, column = threadIdx.x % PIECES * 8;
+            u32 from = shared_address(&own.sums[step % 2][down][column]), row = begin + step * STEP + down;
+            float total[8] = {};
 #pragma unroll
-        for (int j = 0; j < 2; j++)
+            for (int block = 0; block < CLUSTER; block++) {
+                u32 there = address_in(from, block);
+                float4 u = load_cluster(there), v = load_cluster(there + 16);
+                total[0] += u.x, total[1] += u.y, total[2] += u.z, total[3] += u.w;
+                total[4] += v.x, total[5] += v.y, total[6] += v.z, total[7] += v.w;
+            }
+            if (row < end) {
+                uint4* place = (uint4*)(dp + (u64)row * WIDTH + column);
+                uint4 old = *place;
+                u32 before[4] = {old.x, old.y, old.z, old.w}, words[4];
 #pragma unroll
-            for (int half = 0; half < 2; half++)
-                *(float2*)&own.sums[step * STEP + own_rows + half * 8 + g][own_columns + j * 8 + 2 * q] =
-                    make_float2(sum[j][2 * half], sum[j][2 * half + 1]);
+                for (int i = 0; i < 4; i++)
+                    words[i] = pack2(total[2 * i] + low_half(before[i]), total[2 * i + 1] + high_half(before[i]));
+                *place = four(words);
+            }
+        }
+        __syncwarp();
     }
-    float* part = parts + (u64)(blockIdx.x / CLUSTER) * N * (RANK + 1 + WIDTH);
+    float* part = parts + (u64)(blockIdx.x / CLUSTER) * PART_FLOATS;
 #pragma unroll
     for (int i = 0; i < 2; i++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             u32 row = first + wide + i * 16 + half * 8 + g;
 #pragma unroll
-            for (int j = 0; j < 4; j++)
+            for (int j = 0; j < RANK / 8; j++)
                 *(float2*)(part + (u64)row * RANK + j * 8 + 2 * q) =
                     make_float2(to_t[i][j][2 * half], to_t[i][j][2 * half + 1]);
             if (q == 0) part[N * RANK + row] = to_bias[i][2 * half];
         }
-    part += N * (RANK + 1);
+    // A block must be there as long as others read from it.
+    cluster_meet();
+}
 
+// dW and dx. Grid: the same parts of rows, each with the four parts of the columns.
+KERNEL __launch_bounds__(THREADS, 1)
+projections_wide_gradients(const real* x, const real* w, const real* dp, real* dx, float* parts, u32 rows,
+                           u32 x_stride) {
+    extern __shared__ __align__(16) char memory[];
+    WideMemory& own = *(WideMemory*)memory;
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4, wide = warp * 32;
+    u32 first = blockIdx.x % CLUSTER * COLUMNS, begin = blockIdx.x / CLUSTER * PART, end = min(begin + PART, rows);
     // What is there of dx: a thread has eight neighbours of a row.
     uint4 next[4][2];
     auto fetch_dx = [&](int step) {
@@ -337,78 +357,41 @@ projections_backward(const real* ddt, const real* p, const real* x, const real* 
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 u32 row = begin + step * STEP + i * 16 + half * 8 + g;
-                next[i][half] = row < end ? *(const uint4*)(dx + (u64)row * dx_stride + first + wide + 8 * q)
+                next[i][half] = row < end ? *(const uint4*)(dx + (u64)row * x_stride + first + wide + 8 * q)
                                           : make_uint4(0, 0, 0, 0);
             }
     };
+    auto fetch = [&](int step) {
+        bring_tile<STEP, COLUMNS>(own.stages[step % STAGES], x + first, x_stride, begin + step * STEP, end);
+    };
+    bring_tile<PART, WIDTH>(own.dp, dp, WIDTH, begin, end);
+    bring_tile<WIDTH, COLUMNS>(own.w, w + first, N, 0, WIDTH);
+    fetch(0);
+    committed();
+    fetch(1);
+    committed();
     fetch_dx(0);
-    cluster_meet();
-    // Each block adds up 64 rows for all.
-    {
-        u32 row = rank * STEP + threadIdx.x / 4, column = threadIdx.x % 4 * 8;
-        u32 from = shared_address(&own.sums[row][column]), to = shared_address(&own.dp[row][column]);
-        real* place = dp + (u64)(begin + row) * WIDTH + column;
-        bool is_there = begin + row < end;
-        uint4 old = is_there ? *(const uint4*)place : make_uint4(0, 0, 0, 0);
-        float sum[8] = {};
-#pragma unroll
-        for (int block = 0; block < CLUSTER; block++) {
-            u32 there = address_in(from, block);
-            float4 u = load_cluster(there), v = load_cluster(there + 16);
-            sum[0] += u.x, sum[1] += u.y, sum[2] += u.z, sum[3] += u.w;
-            sum[4] += v.x, sum[5] += v.y, sum[6] += v.z, sum[7] += v.w;
-        }
-        u32 before[4] = {old.x, old.y, old.z, old.w}, words[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            words[i] = pack2(sum[2 * i] + low_half(before[i]), sum[2 * i + 1] + high_half(before[i]));
-        if (is_there) *(uint4*)place = four(words);
-#pragma unroll
-        for (int block = 0; block < CLUSTER; block++) store_cluster(address_in(to, block), four(words));
-    }
-    cluster_meet();
-
-    u32 across[WIDTH / 16][2][4];
-#pragma unroll
-    for (int k = 0; k < WIDTH / 16; k++)
-#pragma unroll
-        for (int j = 0; j < 2; j++)
-            load_matrices_transposed(across[k][j], shared_address(&own.w[k * 16 + lane / 8 % 2 * 8 + lane % 8]
-                                                                        [wide + j * 16 + lane / 16 * 8]));
-    float to_w[4][4][4] = {};
+    float to_w[WIDTH / 16][4][4] = {};
 #pragma unroll 1
     for (int step = 0; step < STEPS; step++) {
         arrived<1>();
         __syncthreads();
-        if (step + 2 < STEPS) fetch(STEPS + step + 2);
+        if (step + 2 < STEPS) fetch(step + 2);
         committed();
-        Stage& stage = own.stages[(STEPS + step) % STAGES];
-#pragma unroll
-        for (int k = 0; k < STEP; k += 16) {
-            u32 b[2][4];
-#pragma unroll
-            for (int j = 0; j < 2; j++)
-                load_matrices_transposed(b[j], shared_address(&stage.wide[k + lane / 8 % 2 * 8 + lane % 8]
-                                                                         [wide + j * 16 + lane / 16 * 8]));
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                u32 a[4];
-                load_matrices_transposed(a, shared_address(&own.dp[step * STEP + k + lane / 16 * 8 + lane % 8]
-                                                                  [i * 16 + lane / 8 % 2 * 8]));
-#pragma unroll
-                for (int j = 0; j < 4; j++) multiply(to_w[i][j], a, b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
-            }
-        }
+        auto& stage = own.stages[step % STAGES];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             float sum[4][4] = {};
 #pragma unroll
             for (int k = 0; k < WIDTH / 16; k++) {
-                u32 a[4];
+                u32 a[4], b[2][4];
                 load_matrices(a, shared_address(&own.dp[step * STEP + i * 16 + lane % 16][k * 16 + lane / 16 * 8]));
 #pragma unroll
-                for (int j = 0; j < 4; j++)
-                    multiply(sum[j], a, across[k][j / 2][j % 2 * 2], across[k][j / 2][j % 2 * 2 + 1]);
+                for (int j = 0; j < 2; j++)
+                    load_matrices_transposed(b[j], shared_address(&own.w[k * 16 + lane / 8 % 2 * 8 + lane % 8]
+                                                                        [wide + j * 16 + lane / 16 * 8]));
+#pragma unroll
+                for (int j = 0; j < 4; j++) multiply(sum[j], a, b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
             }
 #pragma unroll
             for (int half = 0; half < 2; half++) {
@@ -419,13 +402,30 @@ projections_backward(const real* ddt, const real* p, const real* x, const real* 
                     words[j] = pack2(sum[j][2 * half] + low_half(words[j]), sum[j][2 * half + 1] + high_half(words[j]));
                 exchange(words, q);
                 u32 row = begin + step * STEP + i * 16 + half * 8 + g;
-                if (row < end) *(uint4*)(dx + (u64)row * dx_stride + first + wide + 8 * q) = four(words);
+                if (row < end) *(uint4*)(dx + (u64)row * x_stride + first + wide + 8 * q) = four(words);
             }
         }
         if (step + 1 < STEPS) fetch_dx(step + 1);
-    }
 #pragma unroll
-    for (int i = 0; i < 4; i++)
+        for (int k = 0; k < STEP; k += 16) {
+            u32 b[2][4];
+#pragma unroll
+            for (int j = 0; j < 2; j++)
+                load_matrices_transposed(b[j], shared_address(&stage[k + lane / 8 % 2 * 8 + lane % 8]
+                                                                    [wide + j * 16 + lane / 16 * 8]));
+#pragma unroll
+            for (int i = 0; i < WIDTH / 16; i++) {
+                u32 a[4];
+                load_matrices_transposed(a, shared_address(&own.dp[step * STEP + k + lane / 16 * 8 + lane % 8]
+                                                                  [i * 16 + lane / 8 % 2 * 8]));
+#pragma unroll
+                for (int j = 0; j < 4; j++) multiply(to_w[i][j], a, b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+            }
+        }
+    }
+    float* part = parts + (u64)(blockIdx.x / CLUSTER) * PART_FLOATS + N * (RANK + 1);
+#pragma unroll
+    for (int i = 0; i < WIDTH / 16; i++)
 #pragma unroll
         for (int half = 0; half < 2; half++)
 #pragma unroll
@@ -434,7 +434,7 @@ projections_backward(const real* ddt, const real* p, const real* x, const real* 
                     make_float2(to_w[i][j][2 * half], to_w[i][j][2 * half + 1]);
 }
 
-// dt[n·32], dbias[n] and dw[64·n] (+)= Σ parts. Blocks of 32 × 8: four neighbours to a thread, every
+// dt[n·64], dbias[n] and dw[96·n] (+)= Σ parts. Blocks of 32 × 8: four neighbours to a thread, every
 // eighth part.
 KERNEL __launch_bounds__(256)
 projections_sum(const float* parts, float* dt, float* dbias, float* dw, u32 num_parts, u32 n, u32 dt_adds,

@@ -15,8 +15,8 @@ use crate::cuda::command::{Argument, Command, Kernel, LaunchShape};
 use crate::cuda::lowering::Lowering;
 
 /// Columns of p, and those that dt is made of.
-const WIDTH: usize = 64;
-const RANK: usize = 32;
+const WIDTH: usize = 96;
+const RANK: usize = 64;
 const THREADS: u32 = 256;
 
 /// Columns of x and dt.
@@ -30,13 +30,14 @@ const CLUSTER: usize = 4;
 /// With fewer rows most of a card waits.
 const LEAST_ROWS: usize = 256;
 
-/// Shared memory forwards: four stages of 64 × 128 of x and of W, rows 8 elements apart; T; what dt
-/// is made of.
-const FORWARD_BYTES: usize = 2 * (4 * (ROWS + WIDTH) * (128 + 8) + INNER * RANK + ROWS * RANK);
-/// Backwards: three stages of 64 rows of what is wide and of p; dp; W; sums of dp in floats.
-const BACKWARD_BYTES: usize = 2
-    * (3 * ROWS * (256 + 8 + RANK + 8) + PART * (WIDTH + 8) + WIDTH * (256 + 8))
-    + 4 * PART * (RANK + 8);
+/// Shared memory forwards: four stages of 128 columns of x and of W, rows 8 elements apart; what dt is
+/// made of.
+const FORWARD_BYTES: usize = 2 * (4 * (ROWS + WIDTH) * (128 + 8) + ROWS * (RANK + 32));
+/// Backwards, for what is narrow: three stages of 64 rows of ddt and of p, T, twice the sums of 64
+/// rows of dp in floats; for what is wide: three stages of x, dp, W.
+const LOW_BYTES: usize =
+    2 * (3 * ROWS * (256 + 8 + RANK + 8) + 256 * (RANK + 8)) + 4 * 2 * ROWS * (RANK + 8);
+const WIDE_BYTES: usize = 2 * ((3 * ROWS + WIDTH) * (256 + 8) + PART * (WIDTH + 8));
 
 /// Elements that four neighbours of a thread add up, in a block.
 const SUM_BLOCK: [u32; 2] = [32, 8];
@@ -226,26 +227,31 @@ fn backward(x: &Lowering<'_>, nodes: &[Node]) -> Option<Vec<Command>> {
     let workspace = Argument::Address(workspace.offset);
     let adds =
         |node: usize, output: usize| Argument::U32(u32::from(at(x, x.index + node).adds(output)));
-    let gradients = Command::Launch {
-        kernel: kernel("projections_backward"),
+    let launch = |function, bytes: usize, arguments| Command::Launch {
+        kernel: kernel(function),
         shape: LaunchShape {
-            shared_bytes: BACKWARD_BYTES as u32,
+            shared_bytes: bytes as u32,
             ..LaunchShape::linear(CLUSTER * parts, THREADS)
         },
-        arguments: vec![
-            address(ddt),
-            address(p),
-            column(source),
-            address(t),
-            address(w),
-            address(dp),
-            column(dx),
-            workspace,
-            size(shape.rows),
-            size(shape.x_stride),
-            size(shape.x_stride),
-        ],
+        arguments,
     };
+    let low = vec![
+        address(ddt),
+        address(p),
+        address(t),
+        address(dp),
+        workspace,
+        size(shape.rows),
+    ];
+    let wide = vec![
+        column(source),
+        address(w),
+        address(dp),
+        column(dx),
+        workspace,
+        size(shape.rows),
+        size(shape.x_stride),
+    ];
     let elements = INNER * (RANK + 1 + WIDTH);
     let sums = Command::Launch {
         kernel: kernel("projections_sum"),
@@ -266,5 +272,9 @@ fn backward(x: &Lowering<'_>, nodes: &[Node]) -> Option<Vec<Command>> {
             adds(2, 0),
         ],
     };
-    Some(vec![gradients, sums])
+    Some(vec![
+        launch("projections_low_gradients", LOW_BYTES, low),
+        launch("projections_wide_gradients", WIDE_BYTES, wide),
+        sums,
+    ])
 }

@@ -93,27 +93,29 @@ fn projections_are_a_pass_each_way() {
         };
         assert_eq!(arguments.len(), num_parameters(source, "projections", &[]));
         assert_eq!(shape.grid, [5, 1, 1]);
-        assert_eq!(shape.shared_bytes, 208_896);
+        assert_eq!(shape.shared_bytes, 186_368);
         let sizes = [rows, INNER, 2 * INNER].map(size);
         assert_eq!(arguments[6..], sizes);
 
         // Two parts of rows, of four blocks each.
         let launches = launches(&backward.1);
         let [
-            ("projections_backward", shape, arguments),
+            ("projections_low_gradients", low, low_arguments),
+            ("projections_wide_gradients", wide, wide_arguments),
             ("projections_sum", sums, sum_arguments),
         ] = &launches[..]
         else {
             panic!("{launches:?}");
         };
-        let parameters = num_parameters(source, "projections_backward", &[]);
-        assert_eq!(arguments.len(), parameters);
-        assert_eq!(shape.grid, [8, 1, 1]);
-        assert_eq!(shape.shared_bytes, 228_352);
-        let parameters = num_parameters(source, "projections_sum", &[]);
-        assert_eq!(sum_arguments.len(), parameters);
-        assert_eq!(arguments[7], sum_arguments[0]);
-        assert_eq!(sums.grid, [776, 1, 1]);
+        for (function, _, arguments) in &launches {
+            assert_eq!(arguments.len(), num_parameters(source, function, &[]));
+        }
+        assert_eq!((low.grid, low.shared_bytes), ([8, 1, 1], 202_752));
+        assert_eq!((wide.grid, wide.shared_bytes), ([8, 1, 1], 205_312));
+        assert_eq!(low_arguments[3], wide_arguments[2]);
+        assert_eq!(low_arguments[4], sum_arguments[0]);
+        assert_eq!(wide_arguments[4], sum_arguments[0]);
+        assert_eq!(sums.grid, [1288, 1, 1]);
         let flags = [size(2), size(INNER), size(adds), size(adds), size(adds)];
         assert_eq!(sum_arguments[4..], flags);
         // One by one it is four products or what stands for them.
