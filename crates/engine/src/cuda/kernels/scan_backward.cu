@@ -391,22 +391,37 @@ SCAN_KERNELS(4)
 SCAN_KERNELS(8)
 SCAN_KERNELS(16)
 
-// dp [rows, rank + 2N]: the blocks' shares of dB and dC in order, zero in the columns before. One
-// thread for each element.
-KERNEL scan_backward_projection(
+// EACH neighbours of dp, which lie on one side of the rank.
+template <int EACH>
+__device__ __forceinline__ void projected(
     const float* shares, real* dp, u32 blocks, u32 rows, u32 state, u32 rank) {
-    u64 index = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    u64 index = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * EACH;
     u32 width = rank + 2 * state;
     if (index >= (u64)rows * width) return;
     u64 row = index / width;
     u32 column = index % width;
-    float sum = 0.0f;
+    float sum[EACH] = {};
     if (column >= rank) {
         const float* share = shares + row * 2 * state + column - rank;
 #pragma unroll 8
-        for (u32 block = 0; block < blocks; block++) sum += share[(u64)block * rows * 2 * state];
+        for (u32 block = 0; block < blocks; block++) {
+            float more[EACH];
+            load(share + (u64)block * rows * 2 * state, more);
+#pragma unroll
+            for (int i = 0; i < EACH; i++) sum[i] += more[i];
+        }
     }
-    dp[index] = from_float<real>(sum);
+    store(dp + index, sum);
+}
+
+// dp [rows, rank + 2N]: the blocks' shares of dB and dC in order, zero in the columns before. A thread
+// has `each` elements, one or four; four where rank and 2N are multiples of it.
+KERNEL scan_backward_projection(
+    const float* shares, real* dp, u32 blocks, u32 rows, u32 state, u32 rank, u32 each) {
+    if (each == 4)
+        projected<4>(shares, dp, blocks, rows, state, rank);
+    else
+        projected<1>(shares, dp, blocks, rows, state, rank);
 }
 
 // dA_log [inner, N] and dD [inner] from the parts of each sequence and segment in order. One

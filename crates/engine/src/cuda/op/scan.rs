@@ -237,6 +237,8 @@ pub fn scan_backward(x: &mut Lowering<'_>, op: &op::ScanBackward) {
     x.launch(backward_kernel(family.backward), shape, arguments);
 
     let dp = x.output_type(sources);
+    let in_fours = scan.rank.is_multiple_of(4) && scan.state.is_multiple_of(2);
+    let each = if in_fours { 4 } else { 1 };
     let arguments = vec![
         shares,
         x.output_argument(sources),
@@ -244,8 +246,9 @@ pub fn scan_backward(x: &mut Lowering<'_>, op: &op::ScanBackward) {
         Argument::U32(dp.rows() as u32),
         Argument::U32(scan.state as u32),
         Argument::U32(scan.rank as u32),
+        Argument::U32(each as u32),
     ];
-    let shape = elementwise(dp.shape.elements());
+    let shape = elementwise(dp.shape.elements().div_ceil(each));
     x.launch(
         backward_kernel("scan_backward_projection"),
         shape,
