@@ -176,23 +176,56 @@ pub fn target(file: &str, dtype: DType, architecture: &str) -> Option<String> {
     is_built.then(|| architecture.to_owned())
 }
 
+/// What a source becomes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Output {
+    MachineCode,
+    /// As text, which can be read without a card.
+    Ptx,
+}
+
 /// The machine code of a source, from the cache or compiled.
 pub fn cubin(file: &'static str, dtype: DType, architecture: &str) -> Result<Vec<u8>, EngineError> {
-    let Some(architecture) = &target(file, dtype, architecture) else {
-        return Err(EngineError::Compile {
-            file,
-            architecture: architecture.to_owned(),
-            log: format!("the source has nothing for {dtype} there"),
-        });
+    let (source, architecture) = found(file, dtype, architecture)?;
+    let folder = kernels_folder().ok();
+    compiled(
+        file,
+        source,
+        dtype,
+        &architecture,
+        (Output::MachineCode, folder),
+    )
+}
+
+/// The PTX of a source, from a folder or compiled.
+pub fn ptx(
+    file: &'static str,
+    dtype: DType,
+    architecture: &str,
+    folder: &Path,
+) -> Result<Vec<u8>, EngineError> {
+    let (source, architecture) = found(file, dtype, architecture)?;
+    let output = (Output::Ptx, Some(folder.to_owned()));
+    compiled(file, source, dtype, &architecture, output)
+}
+
+/// What a source has for a card, by its name.
+fn found(
+    file: &'static str,
+    dtype: DType,
+    architecture: &str,
+) -> Result<(&'static str, String), EngineError> {
+    let fail = |log: String| EngineError::Compile {
+        file,
+        architecture: architecture.to_owned(),
+        log,
     };
-    let Some((_, source)) = SOURCES.iter().find(|(name, _)| *name == file) else {
-        return Err(EngineError::Compile {
-            file,
-            architecture: architecture.to_owned(),
-            log: "there is no such source".to_owned(),
-        });
-    };
-    cubin_of(file, source, dtype, architecture)
+    let target = target(file, dtype, architecture)
+        .ok_or_else(|| fail(format!("the source has nothing for {dtype} there")))?;
+    let mut sources = SOURCES.iter();
+    let source = sources.find(|(name, _)| *name == file);
+    let (_, source) = source.ok_or_else(|| fail("there is no such source".to_owned()))?;
+    Ok((source, target))
 }
 
 /// What a source that was made for one op is called in messages.
@@ -204,14 +237,27 @@ pub fn generated_cubin(
     dtype: DType,
     architecture: &str,
 ) -> Result<Vec<u8>, EngineError> {
-    cubin_of(GENERATED, source, dtype, architecture)
+    let output = (Output::MachineCode, kernels_folder().ok());
+    compiled(GENERATED, source, dtype, architecture, output)
 }
 
-fn cubin_of(
+/// Its PTX, from a folder or compiled.
+pub fn generated_ptx(
+    source: &str,
+    dtype: DType,
+    architecture: &str,
+    folder: &Path,
+) -> Result<Vec<u8>, EngineError> {
+    let output = (Output::Ptx, Some(folder.to_owned()));
+    compiled(GENERATED, source, dtype, architecture, output)
+}
+
+fn compiled(
     file: &'static str,
     source: &str,
     dtype: DType,
     architecture: &str,
+    (output, folder): (Output, Option<PathBuf>),
 ) -> Result<Vec<u8>, EngineError> {
     let source = HEADERS
         .iter()
@@ -226,17 +272,16 @@ fn cubin_of(
             package: "nvidia-cuda-nvrtc",
         });
     }
-    let path = kernels_folder().ok();
-    let path = path.map(|folder| folder.join(key(&source, &options)));
+    let path = folder.map(|folder| folder.join(key(&source, &options, output)));
     if let Some(cached) = path.as_deref().and_then(kept) {
         return Ok(cached);
     }
-    let cubin = compile(file, &source, &options, architecture)?;
+    let code = compile(file, &source, &options, (architecture, output))?;
     if let Some(path) = path {
         // A failure leaves the cache without this entry, which only costs time.
-        let _ = keep(&path, &cubin);
+        let _ = keep(&path, &code);
     }
-    Ok(cubin)
+    Ok(code)
 }
 
 /// Where compiled kernels are kept: nowhere, if anybody else could put some there.
@@ -249,16 +294,16 @@ pub fn kernels_folder() -> Result<PathBuf, Refused> {
 /// What a file of the cache begins with: a digest of the machine code that follows.
 const DIGEST_BYTES: usize = 32;
 
-fn keep(path: &Path, cubin: &[u8]) -> io::Result<()> {
-    let digest: [u8; DIGEST_BYTES] = Sha256::digest(cubin).into();
-    cinch_files::replace(path, &[&digest, cubin].concat())
+fn keep(path: &Path, code: &[u8]) -> io::Result<()> {
+    let digest: [u8; DIGEST_BYTES] = Sha256::digest(code).into();
+    cinch_files::replace(path, &[&digest, code].concat())
 }
 
-/// The machine code that was kept; none where it is not there or not what was written.
+/// The code that was kept; none where it is not there or not what was written.
 fn kept(path: &Path) -> Option<Vec<u8>> {
     let file = cinch_files::read_regular(path, cinch_files::MAX_READ).ok()?;
-    let (digest, cubin) = file.split_at_checked(DIGEST_BYTES)?;
-    (Sha256::digest(cubin).as_slice() == digest).then(|| cubin.to_vec())
+    let (digest, code) = file.split_at_checked(DIGEST_BYTES)?;
+    (Sha256::digest(code).as_slice() == digest).then(|| code.to_vec())
 }
 
 fn options(dtype: DType, architecture: &str) -> Vec<String> {
@@ -274,7 +319,7 @@ fn options(dtype: DType, architecture: &str) -> Vec<String> {
     ]
 }
 
-fn key(source: &str, options: &[String]) -> String {
+fn key(source: &str, options: &[String], output: Output) -> String {
     let (mut major, mut minor) = (0, 0);
     // SAFETY: both pointers are to live integers. A failure leaves zeros, which is a key as well.
     let _ = unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) };
@@ -287,14 +332,17 @@ fn key(source: &str, options: &[String]) -> String {
         .iter()
         .map(|byte| format!("{byte:02x}"))
         .collect();
-    name + ".cubin"
+    name + match output {
+        Output::MachineCode => ".cubin",
+        Output::Ptx => ".ptx",
+    }
 }
 
 fn compile(
     file: &'static str,
     source: &str,
     options: &[String],
-    architecture: &str,
+    (architecture, output): (&str, Output),
 ) -> Result<Vec<u8>, EngineError> {
     let fail = |log: String| EngineError::Compile {
         file,
@@ -308,7 +356,11 @@ fn compile(
     // SAFETY: the program was just created and is destroyed at the end.
     let compiled = unsafe { result::compile_program(program, options) };
     let outcome = match compiled {
-        Ok(()) => read_cubin(program).map_err(|error| fail(format!("{error:?}"))),
+        Ok(()) => match output {
+            Output::MachineCode => read_cubin(program),
+            Output::Ptx => read_ptx(program),
+        }
+        .map_err(|error| fail(format!("{error:?}"))),
         Err(_) => Err(fail(read_log(program))),
     };
     // SAFETY: created above, destroyed once. A leak is the worst that can come of a failure.
@@ -324,6 +376,13 @@ fn read_cubin(program: sys::nvrtcProgram) -> Result<Vec<u8>, result::NvrtcError>
     // SAFETY: the buffer has the size that was asked for.
     unsafe { sys::nvrtcGetCUBIN(program, cubin.as_mut_ptr().cast::<c_char>()) }.result()?;
     Ok(cubin)
+}
+
+fn read_ptx(program: sys::nvrtcProgram) -> Result<Vec<u8>, result::NvrtcError> {
+    // SAFETY: the program is compiled.
+    let text = unsafe { result::get_ptx(program) }?;
+    let bytes = text.iter().map(|&c| c.cast_unsigned());
+    Ok(bytes.take_while(|&byte| byte != 0).collect())
 }
 
 fn read_log(program: sys::nvrtcProgram) -> String {

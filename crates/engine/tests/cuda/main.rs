@@ -6,7 +6,9 @@
 mod attention;
 #[path = "../card/mod.rs"]
 mod card;
+mod device;
 mod dropped;
+mod emulated;
 #[path = "../gradients/graphs.rs"]
 mod graphs;
 mod joined;
@@ -24,13 +26,14 @@ use cinch_architecture::{
     Activation, Architecture, Decoder, Gpt2, Gsa, Mamba, Mistral, Mu, Qwen3, RotaryPositions,
     RotaryScaling, Windows,
 };
+use cinch_engine::cuda::lowering::Card;
 use cinch_graph::op::{ActivationKind, Indexer, KeyCount, Op};
 use cinch_graph::{DType, Graph, Init};
 use cinch_model::{Build, Purpose, build};
 
 use card::card;
 use graphs::Transformer;
-use node::{Report, compare, compare_as, granted, training};
+use node::{Report, compare, compare_as, compare_emulated, granted, training};
 
 /// The precisions, each with the largest relative error of an output: norm of the difference over
 /// norm of the expected values. It covers the rounding of the output itself (up to 2⁻⁸ in bf16,
@@ -60,14 +63,26 @@ fn check_by(
     compare: impl Fn(&str, Graph, Graph) -> Vec<Report>,
 ) {
     let _card = card();
+    assert_within(|dtype| compare(what, make(DType::F32), make(dtype)));
+}
+
+/// The same with the host in place of both kinds of cards, by every way that there is to something.
+/// Where there is no NVRTC this says so.
+fn check_emulated(what: &str, make: impl Fn(DType) -> Graph) {
+    if !emulated::is_possible() {
+        eprintln!("skipped: no NVRTC");
+        return;
+    }
+    for card in [Card::HOPPER, Card::ANY] {
+        assert_within(|dtype| compare_emulated(what, card, &make, dtype));
+    }
+}
+
+fn assert_within(reports: impl Fn(DType) -> Vec<Report>) {
     let mut failures = Vec::new();
     for (dtype, tolerance) in PRECISIONS {
-        let reports = compare(what, make(DType::F32), make(dtype));
-        failures.extend(
-            reports
-                .into_iter()
-                .filter(|report| !report.is_within(tolerance)),
-        );
+        let outside = reports(dtype).into_iter();
+        failures.extend(outside.filter(|report| !report.is_within(tolerance)));
     }
     for failure in &failures {
         eprintln!("{failure}");
@@ -89,6 +104,17 @@ macro_rules! graphs {
                 check(what, make);
             }
         )*
+
+        mod emulated_graphs {
+            $(
+                #[test]
+                fn $test() {
+                    let graph = super::graphs::ALL.into_iter().find(|(what, _)| *what == $what);
+                    let (what, make) = graph.expect("a graph of this name");
+                    super::check_emulated(what, make);
+                }
+            )*
+        }
     };
 }
 

@@ -3,13 +3,16 @@
 use std::collections::HashSet;
 use std::fmt;
 
-use cinch_engine::{Engine, EngineOptions, Executor};
+use cinch_engine::Executor;
+use cinch_engine::cuda::lowering::Card;
 use cinch_graph::op::{LossScale, Op};
 use cinch_graph::{
     DType, Graph, Init, Node, Recompute, Role, Storage, Target, TensorId, differentiate, verify,
 };
 use cinch_plan::{Options, Placement, Plan};
 
+use crate::device::{Device, OnCard};
+use crate::emulated::OnHost;
 use crate::numbers::{fill_codes, fill_lengths, fill_positions, fill_starts, random};
 use crate::real::{decode, encode, roundoff};
 use crate::shared::OPTIMIZER;
@@ -131,25 +134,49 @@ pub fn compare(what: &str, reference: Graph, tested: Graph) -> Vec<Report> {
 
 /// The same where it is said whether nothing is timed, so that newer ways are taken unseen.
 pub fn compare_as(what: &str, reference: Graph, tested: Graph, deterministic: bool) -> Vec<Report> {
+    let device = |arena_bytes| OnCard::new(arena_bytes, deterministic);
+    compare_on(what, reference, tested, device).0
+}
+
+/// The same with the host in place of a card, by each way that there is to something.
+///
+/// # Panics
+/// Where a kernel touches what it must not.
+pub fn compare_emulated(
+    what: &str,
+    card: Card,
+    make: impl Fn(DType) -> Graph,
+    compute: DType,
+) -> Vec<Report> {
+    let mut reports = Vec::new();
+    let mut way = 0;
+    loop {
+        let device = |arena_bytes| OnHost::new(arena_bytes, card, way);
+        let (more, device) = compare_on(what, make(DType::F32), make(compute), device);
+        reports.extend(more);
+        assert!(
+            device.conflicts.is_empty(),
+            "{what}: {:#?}",
+            device.conflicts
+        );
+        way += 1;
+        if way >= device.most_ways {
+            return reports;
+        }
+    }
+}
+
+fn compare_on<D: Device>(
+    what: &str,
+    reference: Graph,
+    tested: Graph,
+    device: impl FnOnce(u64) -> D,
+) -> (Vec<Report>, D) {
     let cpu = Side::new(reference, Target::Cpu);
     let gpu = Side::new(tested, Target::Cuda);
     let mut host = Executor::new(cpu.plan.arena_bytes, Some(2)).unwrap();
-    let arena_bytes = gpu.plan.arena_bytes;
-    let options = EngineOptions {
-        // One algorithm a product instead of all that might be fast.
-        deterministic,
-        ..EngineOptions::default()
-    };
-    let mut device = Engine::new(Target::Cuda, arena_bytes, options).unwrap();
+    let mut device = device(gpu.plan.arena_bytes);
     fill(&cpu, &mut host);
-    // The CPU's gradients are not scaled.
-    if let Some(id) = gpu.graph.loss_scale {
-        let state = LossScale {
-            scale: 1.0,
-            ..LossScale::START
-        };
-        device.write(gpu.place(id), &state.values()).unwrap();
-    }
     let mut reports = Vec::new();
     for (index, tested) in pairs(&cpu.graph, &gpu.graph) {
         let Some(tested) = tested.filter(|&at| !is_left_out(&gpu.graph.nodes[at].op)) else {
@@ -160,25 +187,25 @@ pub fn compare_as(what: &str, reference: Graph, tested: Graph, deterministic: bo
         let expected = expect(&cpu, &mut host, index, &gpu, b);
         // A later micro batch: accumulators are added to. Preparing may overwrite the arena.
         let part = device.prepare(&gpu.graph, &gpu.plan, tested..tested + 1, false);
-        let part = part.unwrap_or_else(|error| panic!("{what}: {error}"));
         for (from, to) in given(&cpu, a, b) {
             give(&cpu, &host, from, &gpu, &mut device, to);
         }
         // The CPU has no scale, so it is 1.
         if let Some(scale) = gpu.graph.loss_scale {
-            let values = [1.0_f32, 0.0, 0.0, 0.0];
-            device.write(gpu.place(scale), &values).unwrap();
+            let state = LossScale {
+                scale: 1.0,
+                ..LossScale::START
+            };
+            let values = state.values().map(f32::to_le_bytes);
+            device.write(gpu.place(scale), values.as_flattened());
         }
-        device.run(&gpu.graph, &gpu.plan, &part).unwrap();
-        device
-            .synchronize()
-            .unwrap_or_else(|error| panic!("{what}: {}: {error}", b.name));
+        device.run(&gpu.graph, &gpu.plan, part);
         // The next node's inputs are the unrounded ones.
         run_on_cpu(&cpu, &mut host, index);
         let is_written = |(output, _): &(usize, _)| is_written(&gpu.graph, tested, *output);
         let outputs = expected.iter().zip(&b.outputs).enumerate();
         for (output, (expected, &to)) in outputs.filter(is_written) {
-            let bytes = device.bytes(gpu.place(to)).unwrap();
+            let bytes = device.read(gpu.place(to));
             let ours = numbers(&bytes, gpu.graph.ty(to).dtype);
             reports.push(Report {
                 what: what.to_owned(),
@@ -190,7 +217,7 @@ pub fn compare_as(what: &str, reference: Graph, tested: Graph, deterministic: bo
             });
         }
     }
-    reports
+    (reports, device)
 }
 
 /// The nodes of the reference, each with the tested one.
@@ -414,19 +441,18 @@ fn give(
     host: &Executor,
     from: TensorId,
     gpu: &Side,
-    device: &mut Engine,
+    device: &mut impl Device,
     to: TensorId,
 ) {
     let place = gpu.place(to);
     let dtype = gpu.graph.ty(to).dtype;
     if matches!(dtype, DType::I32 | DType::U8) {
         let bytes = host.arena().read::<u8>(cpu.place(from));
-        device.write(place, bytes).unwrap();
+        device.write(place, bytes);
     } else {
         let bytes = encode(host.arena().read::<f32>(cpu.place(from)), dtype);
-        device.write(place, &bytes).unwrap();
+        device.write(place, &bytes);
     }
-    device.synchronize().unwrap();
 }
 
 fn floats(side: &Side, host: &Executor, id: TensorId) -> Vec<f32> {
