@@ -3,7 +3,7 @@
 use cinch_graph::op::{Linear, LinearGradInput, LinearGradWeight, Op};
 use cinch_graph::{DType, Graph, GraphError, Init, TensorId, differentiate};
 
-use crate::check;
+use crate::on_both;
 use crate::shared::OPTIMIZER;
 
 const WEIGHT: Init = Init::Normal { std: 0.05 };
@@ -74,13 +74,9 @@ fn low_ranks_are_dropped_inside_the_product() {
 
 macro_rules! ranks {
     ($($test:ident: $rank:literal in $width:literal, $rows:expr;)*) => {
-        $(
-            #[test]
-            #[ignore = "needs a GPU"]
-            fn $test() {
-                check(stringify!($test), |compute| graph($rank, $width, $rows, compute).unwrap());
-            }
-        )*
+        on_both! {
+            emulated: $($test: |compute| graph($rank, $width, $rows, compute).unwrap();)*
+        }
     };
 }
 

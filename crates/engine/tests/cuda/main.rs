@@ -90,30 +90,41 @@ fn assert_within(reports: impl Fn(DType) -> Vec<Report>) {
     assert!(failures.is_empty(), "{} outputs differ", failures.len());
 }
 
-/// One test for each graph, so that they can be chosen by name.
-macro_rules! graphs {
-    ($($test:ident: $what:literal,)*) => {
-        const TESTED: &[&str] = &[$($what),*];
-
+/// Two tests for each graph, so that they can be chosen by name: on a card, and in a module of its own
+/// with the host in its place.
+macro_rules! on_both {
+    ($emulated:ident: $($test:ident: $make:expr;)*) => {
         $(
             #[test]
             #[ignore = "needs a GPU"]
             fn $test() {
-                let graph = graphs::ALL.into_iter().find(|(what, _)| *what == $what);
-                let (what, make) = graph.expect("a graph of this name");
-                check(what, make);
+                crate::check(stringify!($test), $make);
             }
         )*
 
-        mod emulated_graphs {
+        mod $emulated {
+            use super::*;
+
             $(
                 #[test]
                 fn $test() {
-                    let graph = super::graphs::ALL.into_iter().find(|(what, _)| *what == $what);
-                    let (what, make) = graph.expect("a graph of this name");
-                    super::check_emulated(what, make);
+                    crate::check_emulated(stringify!($test), $make);
                 }
             )*
+        }
+    };
+}
+pub(crate) use on_both;
+
+macro_rules! graphs {
+    ($($test:ident: $what:literal,)*) => {
+        const TESTED: &[&str] = &[$($what),*];
+
+        on_both! {
+            emulated_graphs: $($test: {
+                let graph = graphs::ALL.into_iter().find(|(what, _)| *what == $what);
+                graph.expect("a graph of this name").1
+            };)*
         }
     };
 }
@@ -179,14 +190,12 @@ fn values_that_are_written_again_are_compared() {
 /// The models with widths and lengths of real ones, odd ones, and one row.
 macro_rules! models {
     ($($test:ident: $config:expr, $batch:literal x $seq_len:literal;)*) => {
-        $(
-            #[test]
-            #[ignore = "needs a GPU"]
-            fn $test() {
-                let config = $config;
-                check(stringify!($test), |compute| model(&config, $batch, $seq_len, compute));
-            }
-        )*
+        on_both! {
+            emulated_models: $($test: {
+                let config: Architecture = $config.into();
+                move |compute| model(&config, $batch, $seq_len, compute)
+            };)*
+        }
     };
 }
 
@@ -212,14 +221,12 @@ models! {
 /// than a tile has, a fixed number of keys, and the warm-up, where attention is dense.
 macro_rules! sparse {
     ($($test:ident: $config:expr, $batch:literal x $seq_len:literal;)*) => {
-        $(
-            #[test]
-            #[ignore = "needs a GPU"]
-            fn $test() {
+        on_both! {
+            emulated_sparse: $($test: {
                 let config = Architecture::Gsa($config);
-                check(stringify!($test), |compute| model(&config, $batch, $seq_len, compute));
-            }
-        )*
+                move |compute| model(&config, $batch, $seq_len, compute)
+            };)*
+        }
     };
 }
 
@@ -273,16 +280,12 @@ fn of_equal_scores_the_first_are_selected() {
 /// different positions, one of them at 0.
 macro_rules! continued {
     ($($test:ident: $config:expr, $batch:literal x $seq_len:literal of $context:literal;)*) => {
-        $(
-            #[test]
-            #[ignore = "needs a GPU"]
-            fn $test() {
+        on_both! {
+            emulated_continued: $($test: {
                 let config = $config;
-                check(stringify!($test), |compute| {
-                    continuing(&config, $batch, $seq_len, $context, compute)
-                });
-            }
-        )*
+                move |compute| continuing(&config, $batch, $seq_len, $context, compute)
+            };)*
+        }
     };
 }
 
@@ -308,14 +311,12 @@ continued! {
 /// others.
 macro_rules! transformers {
     ($($test:ident: $shape:expr;)*) => {
-        $(
-            #[test]
-            #[ignore = "needs a GPU"]
-            fn $test() {
+        on_both! {
+            emulated_transformers: $($test: {
                 let shape = $shape;
-                check(stringify!($test), |compute| graphs::transformer(&shape, compute).unwrap());
-            }
-        )*
+                move |compute| graphs::transformer(&shape, compute).unwrap()
+            };)*
+        }
     };
 }
 

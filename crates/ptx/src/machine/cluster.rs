@@ -18,6 +18,8 @@ const POISON: u8 = 0xff;
 const NUM_BARRIERS: usize = 16;
 /// Barriers in a block's shared memory that copies may report to.
 const MAX_PHASES: usize = 96;
+/// Warps that compute products together.
+const WARPGROUP: usize = 4;
 /// Instructions of a warp before it is another's turn.
 const TURN: usize = 20_000;
 
@@ -55,6 +57,8 @@ pub(crate) struct Cluster {
     pub order: Order,
     others: Others,
     pub meeting: Meeting,
+    /// Of each warp, the groups of products that it has begun and closed.
+    pub products: Vec<u32>,
     pub conflicts: BTreeSet<Conflict>,
 }
 
@@ -69,9 +73,9 @@ impl Cluster {
             true => count,
             false => 0,
         };
-        let products = room(|op| matches!(op, Op::Wgmma(_)), num_warps);
+        let products = room(|op| matches!(op, Op::Wgmma(_)), num_warps.div_ceil(WARPGROUP));
         let async_copies = room(|op| matches!(op, Op::AsyncCopy { .. }), lanes);
-        let bulk_copies = room(|op| matches!(op, Op::BulkCommit), lanes);
+        let bulk_copies = room(|op| matches!(op, Op::BulkCommit), num_warps);
         let phases = room(
             |op| matches!(op, Op::BarrierInit),
             MAX_PHASES * blocks.len(),
@@ -104,6 +108,7 @@ impl Cluster {
             warps,
             others,
             meeting: Meeting::new(units),
+            products: vec![0; num_warps],
             conflicts: BTreeSet::new(),
             order,
         }
@@ -170,17 +175,26 @@ impl Cluster {
         self.blocks.iter().map(|block| block.ended).sum()
     }
 
-    /// A warp's products, which are apart from its threads.
+    /// The products of a warp and of the three that it computes them with, which are apart from their
+    /// threads.
     pub fn products_of(&self, warp: usize) -> Unit {
-        self.others.products + warp as Unit
+        self.others.products + (warp / WARPGROUP) as Unit
+    }
+
+    /// Whether the warps that compute products together have closed so many groups of them.
+    pub fn have_closed(&self, warp: usize, groups: u32) -> bool {
+        let first = warp / WARPGROUP * WARPGROUP;
+        let together = self.products.iter().skip(first).take(WARPGROUP);
+        together.into_iter().all(|&closed| closed >= groups)
     }
 
     pub fn async_copies_of(&self, thread: Unit) -> Unit {
         self.others.async_copies + thread
     }
 
-    pub fn bulk_copies_of(&self, thread: Unit) -> Unit {
-        self.others.bulk_copies + thread
+    /// Of a warp, of which one lane copies.
+    pub fn bulk_copies_of(&self, warp: usize) -> Unit {
+        self.others.bulk_copies + warp as Unit
     }
 
     /// Makes a barrier in a block's shared memory.

@@ -231,7 +231,7 @@ pub(crate) fn apply(
             }),
             F::ShiftRight => match kind {
                 Kind::Signed => {
-                    lanes!(|a, b, c| { (signed(a) >> (b as u32).min(63)).cast_unsigned() & ones })
+                    lanes!(|a, b, c| (signed(a) >> (b as u32).min(63)).cast_unsigned() & ones)
                 }
                 _ => lanes!(|a, b, c| {
                     let count = b as u32;
@@ -404,11 +404,11 @@ pub(crate) fn convert(
                     Rounding::TowardZero => toward_zero(value),
                     _ => value as f32,
                 };
-                // A number between 0 and 1; no number is 0.
-                bits_of(if saturates {
-                    single.max(0.0).min(1.0)
-                } else {
-                    single
+                // What is no number is 0.
+                bits_of(match saturates {
+                    true if single.is_nan() => 0.0,
+                    true => single.clamp(0.0, 1.0),
+                    false => single,
                 })
             }
             (Kind::Float, _) => value.to_bits(),

@@ -169,8 +169,44 @@ struct Cell {
     unit: Unit,
     instruction: u32,
     is_apart: bool,
-    /// Since then.
-    reads: Vec<Read>,
+    /// Whether it was added to, which others may do at the same time.
+    is_sum: bool,
+    /// Since then. Mostly there is one.
+    read: Option<Read>,
+    more_reads: Vec<Read>,
+}
+
+impl Cell {
+    fn reads(&self) -> impl Iterator<Item = &Read> {
+        self.read.iter().chain(&self.more_reads)
+    }
+
+    fn forget_reads(&mut self) {
+        self.read = None;
+        self.more_reads.clear();
+    }
+
+    fn add(&mut self, new: Read, is_apart: bool, known: &Known) {
+        // Whoever knows of a later end of what is apart knows of an earlier one.
+        let is_joined =
+            |read: &&mut Read| read.unit == new.unit && (read.clock == new.clock || is_apart);
+        let mut reads = self.read.iter_mut().chain(&mut self.more_reads);
+        if let Some(read) = reads.find(is_joined) {
+            read.lanes |= new.lanes;
+            read.clock = new.clock;
+            read.instruction = new.instruction;
+            return;
+        }
+        // Whoever comes after this read comes after what it knows of.
+        if !is_apart {
+            self.more_reads.retain(|read| !read.is_known(known));
+            self.read = self.read.filter(|read| !read.is_known(known));
+        }
+        match self.read {
+            None => self.read = Some(new),
+            Some(_) => self.more_reads.push(new),
+        }
+    }
 }
 
 /// Two accesses to the same memory, one of which writes, with nothing that says which is first.
@@ -252,26 +288,16 @@ impl Shadow {
                     access.unit % LANES as u32,
                 )
             };
-            // Whoever knows of a later end of what is apart knows of an earlier one.
-            let is_joined = |read: &Read| {
-                read.unit == first && (read.clock == access.clock || access.is_apart())
-            };
-            if let Some(read) = cell.reads.iter_mut().find(|read| is_joined(read)) {
-                read.lanes |= 1 << lane;
-                read.clock = access.clock;
-                read.instruction = access.instruction;
-                continue;
-            }
-            // Whoever comes after this read comes after what it knows of.
-            if !access.is_apart() {
-                cell.reads.retain(|read| !read.is_known(known));
-            }
-            cell.reads.push(Read {
-                unit: first,
-                lanes: 1 << lane,
-                clock: access.clock,
-                instruction: access.instruction,
-            });
+            cell.add(
+                Read {
+                    unit: first,
+                    lanes: 1 << lane,
+                    clock: access.clock,
+                    instruction: access.instruction,
+                },
+                access.is_apart(),
+                known,
+            );
         }
         outcome
     }
@@ -287,18 +313,19 @@ impl Shadow {
         for cell in &mut self.cells[Self::range(begin, bytes)] {
             let kind = ConflictKind::WriteAfterWrite;
             outcome = outcome.and(Self::written_before(cell, access, known, kind));
-            if let Some(read) = cell.reads.iter().find(|read| !read.is_known(known)) {
+            if let Some(read) = cell.reads().find(|read| !read.is_known(known)) {
                 outcome = outcome.and(Err(Conflict {
                     first: read.instruction,
                     second: access.instruction,
                     kind: ConflictKind::WriteAfterRead,
                 }));
             }
-            cell.reads.clear();
+            cell.forget_reads();
             cell.clock = access.clock;
             cell.unit = access.unit;
             cell.instruction = access.instruction;
             cell.is_apart = access.is_apart();
+            cell.is_sum = false;
         }
         outcome
     }
@@ -314,15 +341,16 @@ impl Shadow {
         let mut outcome = Ok(());
         for cell in &mut self.cells[Self::range(begin, bytes)] {
             // Those that add come in any order.
-            if cell.instruction != access.instruction {
+            if !cell.is_sum {
                 let kind = ConflictKind::WriteAfterWrite;
                 outcome = outcome.and(Self::written_before(cell, access, known, kind));
             }
-            cell.reads.clear();
+            cell.forget_reads();
             cell.clock = access.clock;
             cell.unit = access.unit;
             cell.instruction = access.instruction;
             cell.is_apart = false;
+            cell.is_sum = true;
         }
         outcome
     }

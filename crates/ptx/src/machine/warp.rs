@@ -37,6 +37,10 @@ enum Wait {
     Cluster {
         generation: u32,
     },
+    /// Until the warps that compute products together have closed so many groups of them.
+    Products {
+        groups: u32,
+    },
     Phase {
         address: usize,
         parity: u32,
@@ -72,7 +76,7 @@ pub(crate) struct Warp {
     /// The groups of products, and of copies by lane, that are not ended yet are of this number.
     products: u32,
     async_copies: [u32; LANES],
-    bulk_copies: [u32; LANES],
+    bulk_copies: u32,
     /// The cluster's meeting that lanes have arrived at.
     cluster_generation: u32,
     looks_again: bool,
@@ -94,7 +98,7 @@ impl Warp {
             groups: Vec::new(),
             products: 1,
             async_copies: [1; LANES],
-            bulk_copies: [1; LANES],
+            bulk_copies: 1,
             cluster_generation: 0,
             looks_again: false,
         }
@@ -270,6 +274,11 @@ impl Warp {
                         order.learn(self.thread(lane), meeting.told());
                     }
                     self.go_on(index);
+                }
+            }
+            Wait::Products { groups } => {
+                if cluster.have_closed(self.number, groups) {
+                    self.groups[index].wait = Wait::Nothing;
                 }
             }
             Wait::Phase { address, parity } => {
@@ -524,7 +533,7 @@ impl Warp {
             } => {
                 let base = from(self, cluster, 0);
                 let count = instruction.to.len();
-                let mut values = vec![[0; LANES]; count];
+                let mut values = [[0; LANES]; MAX_VECTOR];
                 for lane in lanes_of(lanes) {
                     let address = base[lane].wrapping_add_signed(offset);
                     let bytes = ty.bytes * count;
@@ -709,8 +718,8 @@ impl Warp {
             Op::LoadMatrix { transposed, offset } => {
                 let base = from(self, cluster, 0);
                 let mut rows = Vec::with_capacity(LANES);
-                for lane in 0..LANES {
-                    let address = base[lane].wrapping_add_signed(offset);
+                for (lane, base) in base.iter().enumerate() {
+                    let address = base.wrapping_add_signed(offset);
                     let mut row = [0; 16];
                     let access = access(self, cluster, lane);
                     self.load(
@@ -773,9 +782,16 @@ impl Warp {
                 self.write(instruction.to[0], &result, lanes);
             }
             Op::Wgmma(shape) => self.wgmma(context, cluster, instruction, shape, at)?,
-            Op::WgmmaCommit => self.products += 1,
+            Op::WgmmaCommit => {
+                cluster.products[self.number] = self.products;
+                self.products += 1;
+            }
             Op::WgmmaWait(left) => {
                 let ended = (self.products - 1).saturating_sub(left);
+                // They are over for four warps at once, which have to begin them first.
+                if !cluster.have_closed(self.number, ended) {
+                    return Ok(Next::Wait(Wait::Products { groups: ended }));
+                }
                 let unit = cluster.products_of(self.number);
                 for lane in lanes_of(lanes) {
                     cluster.order.learn_end(self.thread(lane), unit, ended);
@@ -894,15 +910,16 @@ impl Warp {
                 }
             }
             Op::BulkCommit => {
-                for lane in lanes_of(lanes) {
-                    self.bulk_copies[lane] += 1;
+                if lanes.count_ones() > 1 {
+                    return Err("closes groups of copies of several lanes".to_owned());
                 }
+                self.bulk_copies += 1;
             }
             Op::BulkWait(left) => {
                 for lane in lanes_of(lanes) {
-                    let ended = (self.bulk_copies[lane] - 1).saturating_sub(left);
+                    let ended = (self.bulk_copies - 1).saturating_sub(left);
                     let thread = self.thread(lane);
-                    let unit = cluster.bulk_copies_of(thread);
+                    let unit = cluster.bulk_copies_of(self.number);
                     cluster.order.learn_end(thread, unit, ended);
                 }
             }
@@ -1117,8 +1134,8 @@ impl Warp {
         let thread = self.thread(lane);
         Access {
             thread,
-            unit: cluster.bulk_copies_of(thread),
-            clock: self.bulk_copies[lane],
+            unit: cluster.bulk_copies_of(self.number),
+            clock: self.bulk_copies,
             instruction: at as u32,
         }
     }
@@ -1266,6 +1283,9 @@ impl Warp {
         Ok(())
     }
 }
+
+/// Numbers of a lane that one instruction reads or writes.
+const MAX_VECTOR: usize = 4;
 
 const UNSIGNED: Type = Type {
     kind: Kind::Unsigned,
