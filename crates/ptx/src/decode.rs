@@ -472,8 +472,8 @@ fn copy(word: &str, parts: &[&str], operands: &[Operand]) -> Option<Decoded> {
     }
     match word {
         "cp.async.commit_group" => effect(Op::AsyncCommit, &[]),
-        "cp.async.wait_group" => effect(Op::AsyncWait(count(operands.first()?)?), &[]),
-        "cp.async.wait_all" => effect(Op::AsyncWait(0), &[]),
+        "cp.async.wait_group" => effect(Op::AsyncWait(Some(count(operands.first()?)?)), &[]),
+        "cp.async.wait_all" => effect(Op::AsyncWait(None), &[]),
         "cp.async.ca.shared.global" | "cp.async.cg.shared.global" => {
             // Shared memory never has an offset there, global memory may.
             if operands.first()?.offset() != 0 {

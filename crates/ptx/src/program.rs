@@ -284,7 +284,8 @@ pub(crate) enum Op {
         offset: i64,
     },
     AsyncCommit,
-    AsyncWait(u32),
+    /// For all but so many groups, or for everything.
+    AsyncWait(Option<u32>),
     ProxyFence,
 }
 

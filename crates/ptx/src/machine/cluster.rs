@@ -1,6 +1,6 @@
 //! The blocks of a cluster, with their shared memory and barriers, and the turns of their warps.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::Context;
 use super::barriers::{Meeting, Phases};
@@ -73,7 +73,7 @@ impl Cluster {
             true => count,
             false => 0,
         };
-        let products = room(|op| matches!(op, Op::Wgmma(_)), num_warps.div_ceil(WARPGROUP));
+        let products = room(|op| matches!(op, Op::Wgmma(_)), num_warps);
         let async_copies = room(|op| matches!(op, Op::AsyncCopy { .. }), lanes);
         let bulk_copies = room(|op| matches!(op, Op::BulkCommit), num_warps);
         let phases = room(
@@ -159,12 +159,14 @@ impl Cluster {
         self.warps.iter().any(Warp::looks_again)
     }
 
+    /// What is waited for, in words, with how many warps wait for it.
     pub fn waits(&self, context: &Context<'_>) -> String {
-        let waits = self
-            .warps
-            .iter()
-            .filter_map(|warp| warp.waits(context, self));
-        waits.take(4).collect::<Vec<_>>().join("; ")
+        let mut waits: BTreeMap<String, usize> = BTreeMap::new();
+        for wait in self.warps.iter().flat_map(|warp| warp.waits(context, self)) {
+            *waits.entry(wait).or_default() += 1;
+        }
+        let told = waits.iter().map(|(wait, count)| format!("{count} × {wait}"));
+        told.collect::<Vec<_>>().join("; ")
     }
 
     pub fn num_threads(&self, context: &Context<'_>) -> usize {
@@ -175,15 +177,21 @@ impl Cluster {
         self.blocks.iter().map(|block| block.ended).sum()
     }
 
+    /// The first of the warps of its block that a warp computes products with.
+    fn first_together(&self, warp: usize) -> usize {
+        let per_block = self.warps.len() / self.blocks.len();
+        warp / per_block * per_block + warp % per_block / WARPGROUP * WARPGROUP
+    }
+
     /// The products of a warp and of the three that it computes them with, which are apart from their
     /// threads.
     pub fn products_of(&self, warp: usize) -> Unit {
-        self.others.products + (warp / WARPGROUP) as Unit
+        self.others.products + self.first_together(warp) as Unit
     }
 
     /// Whether the warps that compute products together have closed so many groups of them.
     pub fn have_closed(&self, warp: usize, groups: u32) -> bool {
-        let first = warp / WARPGROUP * WARPGROUP;
+        let first = self.first_together(warp);
         let together = self.products.iter().skip(first).take(WARPGROUP);
         together.into_iter().all(|&closed| closed >= groups)
     }

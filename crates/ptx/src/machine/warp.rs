@@ -132,25 +132,22 @@ impl Warp {
     }
 
     /// What its lanes wait for, in words.
-    pub fn waits(&self, context: &Context<'_>, cluster: &Cluster) -> Option<String> {
-        let group = self.groups.first()?;
-        let instruction = context.kernel.code.get(group.at)?;
-        let state = match group.wait {
-            Wait::Phase { address, .. } => {
-                let phases = cluster.blocks[self.block].phases.get(&address);
-                phases.map_or_else(String::new, |phases| format!(" ({})", phases.state()))
-            }
-            _ => String::new(),
-        };
-        Some(format!(
-            "block {:?} warp {} lanes {:08x} at line {} `{}` for {:?}{state}",
-            cluster.blocks[self.block].coordinates,
-            self.index,
-            group.lanes,
-            instruction.line,
-            instruction.text,
-            group.wait
-        ))
+    pub fn waits(&self, context: &Context<'_>, cluster: &Cluster) -> Vec<String> {
+        let waits = self.groups.iter().map(|group| {
+            let instruction = &context.kernel.code[group.at];
+            let state = match group.wait {
+                Wait::Phase { address, .. } => {
+                    let phases = cluster.blocks[self.block].phases.get(&address);
+                    phases.map_or_else(String::new, |phases| format!(" ({})", phases.state()))
+                }
+                _ => String::new(),
+            };
+            format!(
+                "lanes {:08x} at line {} `{}` for {:?}{state}",
+                group.lanes, instruction.line, instruction.text, group.wait
+            )
+        });
+        waits.collect()
     }
 
     pub fn run(
@@ -964,7 +961,12 @@ impl Warp {
             }
             Op::AsyncWait(left) => {
                 for lane in lanes_of(lanes) {
-                    let ended = (self.async_copies[lane] - 1).saturating_sub(left);
+                    // For all, those of no group yet are waited for too.
+                    if left.is_none() {
+                        self.async_copies[lane] += 1;
+                    }
+                    let closed = self.async_copies[lane] - 1;
+                    let ended = closed.saturating_sub(left.unwrap_or(0));
                     let thread = self.thread(lane);
                     let unit = cluster.async_copies_of(thread);
                     cluster.order.learn_done(thread, unit, ended);
