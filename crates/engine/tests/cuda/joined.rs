@@ -1,7 +1,7 @@
 //! Products that one kernel computes, against the same products one by one. Only cards that have such
 //! kernels show anything.
 
-use cinch_engine::{Engine, EngineOptions, Part};
+use cinch_engine::cuda::lowering::Card;
 use cinch_graph::op::{ActivationKind, LossScale, NormKind, ScanInputs};
 use cinch_graph::{
     DType, Graph, GraphError, Init, Recompute, Target, TensorId, TrainingGraph, differentiate,
@@ -9,6 +9,8 @@ use cinch_graph::{
 use cinch_plan::{Options, Plan, num_micro_nodes};
 
 use crate::card::card;
+use crate::device::{Device, OnCard};
+use crate::emulated::{self, OnHost};
 use crate::numbers::random;
 use crate::real::{decode, encode};
 use crate::shared::OPTIMIZER;
@@ -105,11 +107,12 @@ fn encoder(compute: DType) -> Result<TrainingGraph, GraphError> {
                 x = g.activation(&part("gelu"), x, ActivationKind::Gelu)?;
             }
         }
-        let gamma = g.frozen_small_weight(&format!("{block}.gamma"), [SHORT], WEIGHT);
+        let [gamma, beta] = ["gamma", "beta"]
+            .map(|part| g.frozen_small_weight(&format!("{block}.{part}"), [SHORT], WEIGHT));
         let name = format!("{block}.norm");
         let norm = (NormKind::Layer, 1e-5);
         x = g
-            .residual_norm(&name, (stream, x), None, norm, gamma, None)?
+            .residual_norm(&name, (stream, x), None, norm, gamma, Some(beta))?
             .normed;
         g.leave_block();
     }
@@ -216,18 +219,19 @@ fn selective(compute: DType) -> Result<TrainingGraph, GraphError> {
 
 /// A step's gradients after two micro batches, the second of which adds to the first, where each
 /// part has `nodes` nodes at most. Weights are what `dtype` has of them.
-fn gradients(graph: &TrainingGraph, nodes: usize, dtype: DType) -> Vec<(TensorId, Vec<f32>)> {
+fn gradients<D: Device>(
+    graph: &TrainingGraph,
+    nodes: usize,
+    dtype: DType,
+    device: impl FnOnce(u64) -> D,
+) -> (Vec<(TensorId, Vec<f32>)>, D) {
     let plan = Plan::new(graph, Options::new(Target::Cuda));
-    let options = EngineOptions {
-        deterministic: true,
-        ..EngineOptions::default()
-    };
-    let mut engine = Engine::new(Target::Cuda, plan.arena_bytes, options).unwrap();
+    let mut device = device(plan.arena_bytes);
     let end = num_micro_nodes(graph);
-    let mut parts_of = |first: bool| -> Vec<Part> {
+    let mut parts_of = |first: bool| -> Vec<usize> {
         let mut prepare = |start: usize| {
             let nodes = start..end.min(start.saturating_add(nodes));
-            engine.prepare(graph, &plan, nodes, first).unwrap()
+            device.prepare(graph, &plan, nodes, first)
         };
         (0..end).step_by(nodes).map(&mut prepare).collect()
     };
@@ -241,7 +245,7 @@ fn gradients(graph: &TrainingGraph, nodes: usize, dtype: DType) -> Vec<(TensorId
         ids.dedup();
         for id in ids {
             let bytes = encode(&values, graph.ty(id).dtype);
-            engine.write(place(id), &bytes).unwrap();
+            device.write(place(id), &bytes);
         }
     }
     if let Some(id) = graph.loss_scale {
@@ -249,32 +253,32 @@ fn gradients(graph: &TrainingGraph, nodes: usize, dtype: DType) -> Vec<(TensorId
             scale: 1.0,
             ..LossScale::START
         };
-        engine.write(place(id), &scale.values()).unwrap();
+        let values = scale.values().map(f32::to_le_bytes);
+        device.write(place(id), values.as_flattened());
     }
     if let Some(random) = graph.find("random") {
-        let words = [0x1234_5678_u32, 0x9abc_def0, 3, 0].map(u32::cast_signed);
-        engine.write(place(random), &words).unwrap();
+        let words = [0x1234_5678_u32, 0x9abc_def0, 3, 0].map(u32::to_le_bytes);
+        device.write(place(random), words.as_flattened());
     }
     for name in ["tokens", "targets"] {
         let id = graph.find(name).unwrap();
         let tokens = 0..graph.ty(id).shape.elements();
-        let tokens: Vec<i32> = tokens.map(|i| (i * 7 % 50) as i32).collect();
-        engine.write(place(id), &tokens).unwrap();
+        let tokens = tokens.flat_map(|i| ((i * 7 % 50) as i32).to_le_bytes());
+        device.write(place(id), &tokens.collect::<Vec<u8>>());
     }
     let term = graph.terms[0].inputs;
-    engine
-        .write(place(term.inverse_count), &[0.01_f32])
-        .unwrap();
-    engine.write(place(term.weight), &[1.0_f32]).unwrap();
-    for part in parts.iter().flatten() {
-        engine.run(graph, &plan, part).unwrap();
+    device.write(place(term.inverse_count), &0.01_f32.to_le_bytes());
+    device.write(place(term.weight), &1.0_f32.to_le_bytes());
+    for &part in parts.iter().flatten() {
+        device.run(graph, &plan, part);
     }
     let trained = graph
         .parameters
         .iter()
         .filter_map(|parameter| parameter.gradient);
-    let read = |id| decode(&engine.bytes(place(id)).unwrap(), graph.ty(id).dtype);
-    trained.map(|id| (id, read(id))).collect()
+    let mut read = |id| decode(&device.read(place(id)), graph.ty(id).dtype);
+    let gradients = trained.map(|id| (id, read(id))).collect();
+    (gradients, device)
 }
 
 #[test]
@@ -340,29 +344,114 @@ fn the_loss_of_an_odd_vocabulary() {
     crate::check_second_way("loss of 4139 words, cut", make);
 }
 
+type Make = fn(DType) -> Result<TrainingGraph, GraphError>;
+
+/// The types, each with how far a gradient may be from the exact one.
+const HALVES: [(DType, f64); 2] = [(DType::Bf16, 1.5e-2), (DType::F16, 3e-3)];
+
 /// Products in one kernel round less often than one by one, each in its own way: neither may be
 /// further from what fp32 gives of the same weights than rounding takes them.
-fn compare(graph: fn(DType) -> Result<TrainingGraph, GraphError>) {
+fn compare(make: Make) {
     let _card = card();
-    for (dtype, tolerance) in [(DType::Bf16, 1.5e-2), (DType::F16, 3e-3)] {
-        let exact = gradients(&graph(DType::F32).unwrap(), 1, dtype);
-        let graph = graph(dtype).unwrap();
-        let apart = gradients(&graph, 1, dtype);
-        let joined = gradients(&graph, usize::MAX, dtype);
-        for (((id, apart), (_, joined)), (_, exact)) in apart.iter().zip(&joined).zip(&exact) {
-            let norm = |values: &mut dyn Iterator<Item = f32>| {
-                values.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt()
-            };
-            let distance =
-                |to: &[f32]| norm(&mut exact.iter().zip(to).map(|(exact, other)| exact - other));
-            let size = norm(&mut exact.iter().copied());
-            let name = &graph.tensor(*id).name;
-            assert!(size > 0.0, "{name} is zero");
-            let (apart, joined) = (distance(apart) / size, distance(joined) / size);
-            assert!(
-                apart <= 2.0 * tolerance && joined <= (1.3 * apart).max(tolerance),
-                "{dtype} {name}: {joined} joined, {apart} one by one"
-            );
+    let on_card = |arena_bytes| OnCard::new(arena_bytes, true);
+    for (dtype, tolerance) in HALVES {
+        let exact = gradients(&make(DType::F32).unwrap(), 1, dtype, on_card).0;
+        let graph = make(dtype).unwrap();
+        let apart = gradients(&graph, 1, dtype, on_card).0;
+        let joined = gradients(&graph, usize::MAX, dtype, on_card).0;
+        assert_as_near(&graph, &exact, &apart, &joined, tolerance);
+    }
+}
+
+/// The same with the host in place of a card, by every way that there is.
+fn compare_emulated(make: Make) {
+    if !emulated::is_possible() {
+        eprintln!("skipped: no NVRTC");
+        return;
+    }
+    // So few that blocks have several tiles each, as they have of many rows on a whole card.
+    let card = Card {
+        multiprocessors: 8,
+        ..Card::HOPPER
+    };
+    let way = |way| move |arena_bytes| OnHost::new(arena_bytes, card, way);
+    for (dtype, tolerance) in HALVES {
+        let exact = gradients(&make(DType::F32).unwrap(), 1, dtype, way(0)).0;
+        let graph = make(dtype).unwrap();
+        let apart = gradients(&graph, 1, dtype, way(0)).0;
+        for number in 0.. {
+            let (joined, device) = gradients(&graph, usize::MAX, dtype, way(number));
+            assert!(device.conflicts.is_empty(), "{:#?}", device.conflicts);
+            assert_as_near(&graph, &exact, &apart, &joined, tolerance);
+            if number + 1 >= device.most_ways {
+                break;
+            }
         }
+    }
+}
+
+fn assert_as_near(
+    graph: &TrainingGraph,
+    exact: &[(TensorId, Vec<f32>)],
+    apart: &[(TensorId, Vec<f32>)],
+    joined: &[(TensorId, Vec<f32>)],
+    tolerance: f64,
+) {
+    for (((id, apart), (_, joined)), (_, exact)) in apart.iter().zip(joined).zip(exact) {
+        let norm = |values: &mut dyn Iterator<Item = f32>| {
+            values.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt()
+        };
+        let distance =
+            |to: &[f32]| norm(&mut exact.iter().zip(to).map(|(exact, other)| exact - other));
+        let size = norm(&mut exact.iter().copied());
+        let name = &graph.tensor(*id).name;
+        assert!(size > 0.0, "{name} is zero");
+        let (apart, joined) = (distance(apart) / size, distance(joined) / size);
+        assert!(
+            apart <= 2.0 * tolerance && joined <= (1.3 * apart).max(tolerance),
+            "{} {name}: {joined} joined, {apart} one by one",
+            graph.compute
+        );
+    }
+}
+
+mod emulated_joined {
+    use super::*;
+
+    #[test]
+    fn joined_products() {
+        compare_emulated(graph);
+    }
+
+    #[test]
+    fn low_ranks() {
+        compare_emulated(low_rank);
+    }
+
+    #[test]
+    fn sums_that_are_short() {
+        compare_emulated(short_sums);
+    }
+
+    #[test]
+    fn what_follows_products() {
+        compare_emulated(encoder);
+    }
+
+    #[test]
+    fn functions_after_long_products() {
+        compare_emulated(|compute| {
+            feed_forward(Between::Function(ActivationKind::Gelu), compute)
+        });
+    }
+
+    #[test]
+    fn gates_after_long_products() {
+        compare_emulated(|compute| feed_forward(Between::Gate, compute));
+    }
+
+    #[test]
+    fn projections_of_scans() {
+        compare_emulated(selective);
     }
 }
