@@ -195,6 +195,18 @@ fn wrong_files_and_settings_are_told_by_name() {
         refusal(&sandbox, "model", ""),
         &["gate_proj", "[128, 64]", "[160, 64]"],
     );
+    let fewer = text.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1");
+    fs::write(&config, fewer).unwrap();
+    let line = "train --model model --tokenizer bytes --data-dir sums.jsonl --lora-rank 4 \
+                --seq-len 16 --max-steps 1 --val-split 0 --output-dir fewer";
+    let ran = run(&sandbox, line).succeeds();
+    says(
+        ran.stderr,
+        &["has no place for 12 tensors", "model.layers.1."],
+    );
+    let gelu = text.replace("\"hidden_act\": \"silu\"", "\"hidden_act\": \"gelu\"");
+    fs::write(&config, gelu).unwrap();
+    says(refusal(&sandbox, "model", ""), &["hidden_act is gelu"]);
     fs::write(&config, text).unwrap();
     let sharded = copy(&sandbox, "qwen3");
     fs::remove_file(sharded.join("model-00003-of-00005.safetensors")).unwrap();

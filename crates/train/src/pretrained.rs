@@ -2,6 +2,7 @@
 //! they are kept there, or quantised on the way, so that a model never exists a second time.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 
@@ -141,6 +142,28 @@ pub(crate) fn frozen_fingerprint(
         Ok::<(), TrainError>(())
     })?;
     Ok(has_any.then(|| format!("{:x}", hash.finalize())))
+}
+
+/// What to say of tensors that a language model's files hold and it has no place for. transformers
+/// leaves out tables of rotary positions, masks, and a head in whose place the embeddings are.
+pub(crate) fn unread(graph: &Graph, files: &WeightFiles) -> Option<String> {
+    let parts = graph.parameters.iter().flat_map(|p| &p.parts);
+    let read: HashSet<&str> = parts.map(|part| part.name.as_str()).collect();
+    let buffers = [".inv_freq", ".attn.bias", ".attn.masked_bias"];
+    let is_left_out =
+        |name: &str| name == "lm_head.weight" || buffers.iter().any(|end| name.ends_with(end));
+    let names = files.tensors().iter().map(|tensor| tensor.name.as_str());
+    let others: Vec<&str> = names
+        .filter(|name| !read.contains(name) && !is_left_out(name))
+        .collect();
+    let first = others.first()?;
+    let path = cinch_files::shown(files.path());
+    Some(match others.len() {
+        1 => format!("{path}: the model has no place for the tensor `{first}`, which is not read"),
+        count => format!(
+            "{path}: the model has no place for {count} tensors, such as `{first}`, which are not read"
+        ),
+    })
 }
 
 /// Looks whether a step's first weights can be loaded from files: each tensor is there in its

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Instant;
 
+use cinch_architecture::Architecture;
 use cinch_config::Config;
 use cinch_data::Progress;
 use cinch_graph::Graph;
@@ -99,6 +100,12 @@ impl<'a> Trainer<'a> {
             None => None,
             Some(files) => pretrained::frozen_fingerprint(&session.plan().training, files)?,
         };
+        if let Some(files) = &first_weights
+            && !matches!(config.model, Architecture::Naics(_))
+            && let Some(note) = pretrained::unread(&session.plan().training, files)
+        {
+            observer.event(Event::Note(&note));
+        }
         let (state, last_saved) = match run.resume {
             Resume::Fresh => {
                 let seed = config.training.seed;
