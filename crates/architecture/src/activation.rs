@@ -40,6 +40,13 @@ impl Activation {
         found.map(|(_, activation)| *activation)
     }
 
+    /// The first of its names.
+    pub fn name(self) -> &'static str {
+        let mut names = NAMES.iter();
+        let found = names.find(|(_, activation)| *activation == self);
+        found.map_or("", |(name, _)| name)
+    }
+
     pub fn names() -> String {
         NAMES.map(|(name, _)| name).join(", ")
     }

@@ -219,6 +219,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
             | TrainError::InUse { .. }
             | TrainError::NoWeights { .. }
             | TrainError::WeightShape { .. }
+            | TrainError::OtherBase { .. }
             | TrainError::OtherAdapter { .. }
             | TrainError::NothingToPack
             | TrainError::NothingToExport { .. },

@@ -195,6 +195,18 @@ fn wrong_files_and_settings_are_told_by_name() {
         refusal(&sandbox, "model", ""),
         &["gate_proj", "[128, 64]", "[160, 64]"],
     );
+    let fewer = text.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1");
+    fs::write(&config, fewer).unwrap();
+    let line = "train --model model --tokenizer bytes --data-dir sums.jsonl --lora-rank 4 \
+                --seq-len 16 --max-steps 1 --val-split 0 --output-dir fewer";
+    let ran = run(&sandbox, line).succeeds();
+    says(
+        ran.stderr,
+        &["has no place for 12 tensors", "model.layers.1."],
+    );
+    let gelu = text.replace("\"hidden_act\": \"silu\"", "\"hidden_act\": \"gelu\"");
+    fs::write(&config, gelu).unwrap();
+    says(refusal(&sandbox, "model", ""), &["hidden_act is gelu"]);
     fs::write(&config, text).unwrap();
     let sharded = copy(&sandbox, "qwen3");
     fs::remove_file(sharded.join("model-00003-of-00005.safetensors")).unwrap();
@@ -246,4 +258,128 @@ fn wrong_files_and_settings_are_told_by_name() {
     let ran = run(&sandbox, line);
     assert_eq!(ran.code, Some(3), "{}", ran.stderr);
     says(ran.stderr, &["does not fit", "weights"]);
+}
+
+/// What a run of adapters began with is what it goes on with: their scale, the weights below them
+/// and what is read of the data.
+#[test]
+fn a_run_of_adapters_goes_on_with_what_it_began() {
+    let sandbox = Sandbox::new();
+    base(&sandbox);
+    sums(&sandbox);
+    let ran = run(&sandbox, &format!("{TUNE} --max-steps 6 --output-dir run"));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let resume = |more: &str| {
+        run(
+            &sandbox,
+            &format!("train --resume run --max-steps 8 {more}"),
+        )
+    };
+    for (more, key) in [
+        ("--lora-rank 8", "lora.rank"),
+        ("--lora-alpha 7", "lora.alpha"),
+        ("--set lora.rank_stabilised=true", "lora.rank_stabilised"),
+        ("--quantization 4bit", "lora.quantization"),
+        ("--too-long drop", "data.too_long"),
+        ("--train-on-inputs", "data.train_on_inputs"),
+        ("--max-samples 3", "data.max_samples"),
+    ] {
+        let flag = more.split_whitespace().next().unwrap();
+        resume(more).fails(2, &[key, flag, "--output-dir"]);
+    }
+    let model = sandbox.join("model/model.safetensors");
+    let whole = fs::read(&model).unwrap();
+    let mut other = whole.clone();
+    *other.last_mut().unwrap() ^= 1;
+    fs::write(&model, other).unwrap();
+    resume("").fails(2, &["model", "other weights", "--weights"]);
+    fs::write(&model, whole).unwrap();
+    resume("--lora-dropout 0.1 --lr 1e-3").succeeds();
+}
+
+#[test]
+fn training_goes_on_from_adapters_of_a_folder() {
+    let sandbox = Sandbox::new();
+    base(&sandbox);
+    sums(&sandbox);
+    let ran = run(&sandbox, &format!("{TUNE} --max-steps 60 --output-dir run"));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let before = losses(&sandbox, "run");
+    let line = format!("{TUNE} --max-steps 5 --lora-from run/adapter");
+    run(&sandbox, &format!("{line} --output-dir on")).succeeds();
+    let after = losses(&sandbox, "on");
+    assert!(after[0] < 0.8 * before[0], "{before:?}, then {after:?}");
+    run(&sandbox, &format!("{line} --lora-alpha 3 --output-dir no"))
+        .fails(2, &["run/adapter", "is scaled by 2", "--lora-alpha"]);
+    run(
+        &sandbox,
+        &format!("{line} --lora-targets q_proj --output-dir no"),
+    )
+    .fails(2, &["run/adapter", "--lora-targets"]);
+    run(&sandbox, "generate run/adapter").fails(2, &["cinch merge run/adapter"]);
+}
+
+/// Adapters belong to the weights below them, which need not be those of the model's folder.
+#[test]
+fn adapters_name_the_weights_they_were_trained_on() {
+    let sandbox = Sandbox::new();
+    base(&sandbox);
+    sums(&sandbox);
+    run(&sandbox, "export first --to other").succeeds();
+    let line = format!("{TUNE} --max-steps 5");
+    run(
+        &sandbox,
+        &format!("{line} --weights other --output-dir run"),
+    )
+    .succeeds();
+    let config = fs::read_to_string(sandbox.join("run/adapter/adapter_config.json")).unwrap();
+    let config: Value = serde_json::from_str(&config).unwrap();
+    assert_eq!(config["base_model_name_or_path"], "other");
+    run(&sandbox, "merge run --to merged").succeeds();
+}
+
+#[test]
+fn adapters_are_found_and_asked_for_by_rank() {
+    let sandbox = Sandbox::new();
+    for command in ["train", "check", "profile", "bench", "plan"] {
+        let help = run(&sandbox, &format!("{command} --help")).succeeds();
+        let text = help.stdout;
+        assert!(
+            text.contains("--lora-rank") && text.contains("--quantization"),
+            "{text}"
+        );
+    }
+    run(&sandbox, "plan --model qwen2.5-0.5b --lora-alpha 8")
+        .fails(2, &["lora.alpha", "--lora-rank"]);
+}
+
+/// Files as editors and other programs leave them.
+#[test]
+fn samples_are_known_by_their_columns() {
+    let sandbox = Sandbox::new();
+    base(&sandbox);
+    let pair = "{\"prompt\": \"1 + 1 =\", \"completion\": \" 2\"}\n";
+    let other = "{\"query\": \"1 + 1 =\", \"response\": \" 2\"}\n";
+    for (name, text) in [
+        ("mark.jsonl", format!("\u{FEFF}{pair}")),
+        ("blank.jsonl", format!("\r\n\n{pair}")),
+        ("lines.ndjson", pair.to_owned()),
+        ("other.jsonl", other.to_owned()),
+    ] {
+        sandbox.write(name, text);
+        let line = format!(
+            "train --model model --tokenizer bytes --data-dir {name} --lora-rank 4 --batch-size 1 \
+             --grad-accum 1 --seq-len 32 --max-steps 1 --val-split 0 --output-dir {name}-run"
+        );
+        run(&sandbox, &line).succeeds().says(&["1 sample"]);
+    }
+    // Shards whose index is missing are not a model without weights.
+    let sharded = copy(&sandbox, "qwen3");
+    fs::remove_file(sharded.join("model.safetensors.index.json")).unwrap();
+    sandbox.write("folder/sums.jsonl", pair);
+    let line = "train --model model --tokenizer bytes --data-dir folder --seq-len 32 --max-steps 1";
+    run(&sandbox, line).fails(2, &["folder/sums.jsonl", "prompts with answers"]);
+    let line =
+        "train --model qwen3 --tokenizer bytes --data-dir mark.jsonl --seq-len 32 --max-steps 1";
+    run(&sandbox, line).fails(2, &["qwen3", "model.safetensors.index.json too"]);
 }

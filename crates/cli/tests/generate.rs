@@ -140,3 +140,77 @@ fn what_cannot_be_is_refused() {
         assert!(ran.stderr.contains(problem), "{line}: {}", ran.stderr);
     }
 }
+
+/// A tokenizer of a few words. What ends turns is neither its `eos_token` nor a usual name.
+const WORDS: &str = r#"{
+    "added_tokens": [
+        {"id": 0, "content": "<s>", "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false},
+        {"id": 1, "content": "<|stop|>", "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false},
+        {"id": 2, "content": "<|turn|>", "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false}
+    ],
+    "normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "decoder": null,
+    "post_processor": null,
+    "model": {"type": "WordLevel", "unk_token": "<s>", "vocab": {
+        "<s>": 0, "<|stop|>": 1, "<|turn|>": 2, "user": 3, "assistant": 4, "sky": 5, "blue": 6,
+        "rose": 7, "red": 8, "brief": 9, "system": 10
+    }}
+}"#;
+
+const TEMPLATE: &str = "{% for m in messages %}{{ m.role }} {{ m.content }} <|turn|> {% endfor %}\
+                        {% if add_generation_prompt %}assistant {% endif %}";
+
+/// A base model that is taught to talk ends its answers as its template does.
+#[test]
+fn an_answer_ends_where_it_was_taught_to() {
+    let sandbox = Sandbox::new();
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let config = std::fs::read_to_string(format!("{root}/examples/finetune/base/config.json"));
+    sandbox.write("base/config.json", config.unwrap());
+    sandbox.write("base/tokenizer.json", WORDS);
+    let said = serde_json::json!({"eos_token": "<|stop|>", "chat_template": TEMPLATE});
+    sandbox.write("base/tokenizer_config.json", said.to_string());
+    let talk_of = |what: &str, is: &str| {
+        let message = |role: &str, text: &str| serde_json::json!({"role": role, "content": text});
+        let messages = [
+            message("system", "brief"),
+            message("user", what),
+            message("assistant", is),
+        ];
+        serde_json::json!({ "messages": messages }).to_string()
+    };
+    let samples = [talk_of("sky", "blue"), talk_of("rose", "red")].join("\n");
+    sandbox.write("talks.jsonl", samples);
+    let line = "train --model base --data-dir talks.jsonl --batch-size 2 --grad-accum 1 --seq-len 16 \
+                --max-steps 40 --warmup-steps 1 --lr 3e-3 --val-split 0 --output-dir run";
+    sandbox.cinch(line).succeeds();
+    for subject in ["run", "model"] {
+        if subject == "model" {
+            sandbox.cinch("export run --to model").succeeds();
+        }
+        let line =
+            format!("generate {subject} --chat --system brief --temperature 0 --max-tokens 9");
+        let answers = ["sky\n", "rose\n"].map(|said| talk(&sandbox, &line, said).0);
+        assert_eq!(answers, ["blue\n", "red\n"], "{subject}");
+    }
+    // A prompt that was rendered beforehand.
+    let prompt = "system brief <|turn|> user rose <|turn|> assistant";
+    let asked = [
+        "generate",
+        "model",
+        "--temperature",
+        "0",
+        "--max-tokens",
+        "9",
+        "--prompt",
+        prompt,
+    ];
+    let json = sandbox
+        .run(asked.into_iter().chain(["--json"]))
+        .succeeds()
+        .json();
+    assert_eq!(
+        (&json["text"], &json["tokens"]),
+        (&"red".into(), &1.into()),
+        "{json}"
+    );
+}

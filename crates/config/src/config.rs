@@ -14,6 +14,9 @@ use crate::pytorch::TorchConfig;
 use crate::tuning::TuningConfig;
 use crate::{Bytes, ConfigError};
 
+/// What [`Config::weights`] says of weights that are made from the seed.
+pub const INITIAL_WEIGHTS: &str = "initial";
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Config {
     pub model: Architecture,

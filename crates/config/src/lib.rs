@@ -86,9 +86,9 @@ mod yaml;
 pub use apply::{Application, Applied, ChangedFile, Report, Unplaced};
 pub use bytes::Bytes;
 pub use config::{
-    BatchConfig, BucketChoice, Checkpointing, Config, DataConfig, GradientType, NamedModel,
-    OutputConfig, Precision, Schedule, ShardedPart, StateFormat, TooLong, TrainingConfig,
-    WorldConfig,
+    BatchConfig, BucketChoice, Checkpointing, Config, DataConfig, GradientType, INITIAL_WEIGHTS,
+    NamedModel, OutputConfig, Precision, Schedule, ShardedPart, StateFormat, TooLong,
+    TrainingConfig, WorldConfig,
 };
 pub use curriculum::Stage;
 pub use dialect::Program;

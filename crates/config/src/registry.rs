@@ -457,6 +457,9 @@ fn others() -> Vec<Setting> {
     Setting::new("lora.targets", Kind::Text, "Layers that get adapters: names, a regular expression, or all-linear")
         .default("all-linear")
         .flag("lora-targets", "NAMES"),
+    Setting::new("lora.from", Kind::Text, "Adapters to begin with: a folder that peft or cinch wrote")
+        .flag("lora-from", "FOLDER")
+        .flag_help("Go on from the adapters of a folder that peft or cinch wrote [default: new ones]"),
     Setting::new("lora.dtype", Kind::Choice(&ADAPTER_TYPES), "Type of the adapters: fp32, or that of the weights")
         .default("fp32")
         .flag("lora-dtype", "TYPE")

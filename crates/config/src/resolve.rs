@@ -27,6 +27,16 @@ use crate::source::{Layer, Source};
 use crate::tuning::{LoraConfig, LoraTargets, TuningConfig};
 use crate::value::Value;
 
+/// Settings that mean nothing without adapters.
+const OF_ADAPTERS: [&str; 6] = [
+    "lora.alpha",
+    "lora.dropout",
+    "lora.targets",
+    "lora.from",
+    "lora.dtype",
+    "lora.rank_stabilised",
+];
+
 impl Settings {
     /// The typed config, or the first thing that does not go together.
     pub fn resolve(&self) -> Result<Config, ConfigError> {
@@ -507,13 +517,17 @@ impl Completion {
             Some(Value::Text(word)) => word == "lora" || self.is_typed("lora.rank"),
             _ => rank.is_some(),
         };
+        let without_rank = |key| ConfigError::AdapterWithoutRank {
+            adapter: Box::new(self.stated(key)),
+        };
         if !asked {
-            return Ok(None);
+            // A file may hold what is not used; who types it means it.
+            let mut of_adapters = OF_ADAPTERS.into_iter();
+            let typed = of_adapters.find(|key| rank.is_none() && self.is_typed(key));
+            return typed.map_or(Ok(None), |key| Err(without_rank(key)));
         }
         let Some(rank) = rank else {
-            return Err(ConfigError::AdapterWithoutRank {
-                adapter: Box::new(self.stated("lora.adapter")),
-            });
+            return Err(without_rank("lora.adapter"));
         };
         Ok(Some(LoraConfig {
             rank,
@@ -525,6 +539,7 @@ impl Completion {
             rank_stabilised: matches!(self.value("lora.rank_stabilised"), Some(Value::Bool(true))),
             dropout: self.float("lora.dropout"),
             targets: LoraTargets::parse(&self.text("lora.targets")),
+            from: self.optional_text("lora.from"),
             in_float32: self.text("lora.dtype") == "fp32",
         }))
     }

@@ -122,7 +122,8 @@ impl Setting {
     /// A flag with a value.
     pub(crate) fn flag(mut self, name: &'static str, value: &'static str) -> Self {
         let heading = match self.section() {
-            "pytorch" | "lora" => "PyTorch",
+            "pytorch" => "PyTorch",
+            "lora" => "Adapters",
             _ => "Settings",
         };
         self.flag = Some(Flag {

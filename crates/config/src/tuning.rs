@@ -33,6 +33,9 @@ pub struct LoraConfig {
     pub rank_stabilised: bool,
     pub dropout: f64,
     pub targets: LoraTargets,
+    /// The folder of adapters to begin with; none for new ones.
+    #[serde(default)]
+    pub from: Option<String>,
     /// In fp32, as peft makes them; else in the type of the weights.
     pub in_float32: bool,
 }
@@ -76,10 +79,14 @@ impl LoraTargets {
             .collect();
         match names.as_slice() {
             [] => LoraTargets::AllLinear,
-            [one] if matches!(one.as_str(), "all" | "all-linear" | "all_linear") => {
-                LoraTargets::AllLinear
-            }
+            [one] if is_all_linear(one) => LoraTargets::AllLinear,
             _ => LoraTargets::Names(names),
         }
     }
+}
+
+/// Case is no matter, as in peft.
+fn is_all_linear(name: &str) -> bool {
+    let names = ["all", "all-linear", "all_linear"];
+    names.iter().any(|all| name.eq_ignore_ascii_case(all))
 }

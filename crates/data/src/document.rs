@@ -419,9 +419,14 @@ mod tests {
         );
         let text = message("[1]");
         assert!(text.contains("line 1") && text.contains("a list"), "{text}");
+        let text = message("{\"title\":\"a\",\"body\":\"b\"}");
+        assert!(
+            text.contains("`title`, `body`") && text.contains("--text-column"),
+            "{text}"
+        );
         let text = message("{\"prompt\":\"a\",\"completion\":\"b\"}");
         assert!(
-            text.contains("`prompt`, `completion`") && text.contains("--text-column"),
+            text.contains("`prompt`, `completion`") && text.contains("--data-dir"),
             "{text}"
         );
         let text = message("{\"text\":4}");

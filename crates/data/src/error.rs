@@ -6,6 +6,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::sample::names_sample;
 use crate::source::READ_EXTENSIONS;
 
 /// The one error type of this crate.
@@ -116,9 +117,10 @@ pub enum DataError {
     },
 
     #[error(
-        "`{}` line {line} has no column `{column}`; it has {}\nhint: choose one of them with `--text-column`",
+        "`{}` line {line} has no column `{column}`; it has {}\nhint: {}",
         cinch_files::shown(&path),
-        column_list(columns)
+        column_list(columns),
+        column_hint(columns)
     )]
     MissingColumn {
         path: PathBuf,
@@ -236,7 +238,7 @@ pub enum DataError {
     NoSamples { paths: Vec<PathBuf> },
 
     #[error(
-        "`{}` line {line}: the sample has {num_tokens} tokens, and a row {limit}\nhint: choose longer rows, or let long samples be cut or left out",
+        "`{}` line {line}: the sample has {num_tokens} tokens, and a row {limit}\nhint: choose longer rows (--seq-len), or have long samples cut or left out (--too-long truncate or drop)",
         path.display()
     )]
     SampleTooLong {
@@ -247,7 +249,7 @@ pub enum DataError {
     },
 
     #[error(
-        "no sample is left within {limit} tokens; the shortest has {shortest}\nhint: choose longer rows"
+        "no sample has anything to learn within {limit} tokens; the shortest has {shortest}\nhint: choose longer rows (--seq-len)"
     )]
     NoSampleShortEnough { limit: usize, shortest: usize },
 
@@ -299,6 +301,15 @@ fn column_list(columns: &[String]) -> String {
     }
     let quoted: Vec<String> = columns.iter().map(|c| format!("`{c}`")).collect();
     quoted.join(", ")
+}
+
+fn column_hint(columns: &[String]) -> &'static str {
+    match names_sample(|name| columns.iter().any(|column| column == name)) {
+        true => {
+            "prompts with answers are read from one file: give `--data-dir` the file and not its folder, and begin it with such a line"
+        }
+        false => "choose one of them with `--text-column`",
+    }
 }
 
 fn path_list(paths: &[PathBuf]) -> String {

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use cinch_config::{
-    Config, FrozenWeights, GradientType, LoraConfig, LoraTargets, Precision, ShardedPart,
-    StateFormat,
+    Config, FrozenWeights, GradientType, INITIAL_WEIGHTS, LoraConfig, LoraTargets, Precision,
+    ShardedPart, StateFormat,
 };
 use cinch_graph::op::{GradientFormat, MomentFormat, Quantisation};
 use cinch_graph::{
@@ -245,8 +245,13 @@ pub fn adapter_config(config: &Config, lora: &LoraConfig) -> AdapterConfig {
         LoraTargets::Names(names) => Targets::Modules(Modules::Names(names.clone())),
         LoraTargets::Pattern(pattern) => Targets::Modules(Modules::Pattern(pattern.clone())),
     };
+    let base_model = match config.weights.as_deref() {
+        None => config.named.title.clone(),
+        Some(INITIAL_WEIGHTS) => None,
+        Some(path) => Some(path.to_owned()),
+    };
     AdapterConfig {
-        base_model: config.named.title.clone(),
+        base_model,
         dropout: lora.dropout,
         use_rslora: lora.rank_stabilised,
         ..AdapterConfig::new(lora.rank as usize, lora.alpha, targets)

@@ -10,7 +10,7 @@ use cinch_architecture::{Architecture, Naics};
 use cinch_config::{Config, TrainingConfig};
 use cinch_data::sample::{
     Kind, LONGEST_RECORD_BYTES, Moment, Row, RowStyle, Rows, SampleOptions, Samples,
-    TokenizerConfig, TooLong,
+    TokenizerConfig, TooLong, names_sample,
 };
 use cinch_data::taxonomy::Taxonomy;
 use cinch_data::{
@@ -665,33 +665,30 @@ pub(crate) fn may_hold_samples(path: &Path) -> bool {
     match ending.filter(|_| path.is_file()) {
         Some("json" | "txt" | "amr") => true,
         // What has none of these is text in a column, also where the column's name is another.
-        Some("jsonl") => has_column(path, &SAMPLE_COLUMNS),
+        Some("jsonl" | "ndjson") => begins_with_sample(path),
         _ => false,
     }
 }
 
-/// Columns of records that are samples.
-const SAMPLE_COLUMNS: [&str; 5] = [
-    "messages",
-    "conversations",
-    "prompt",
-    "instruction",
-    "question",
-];
-
-/// Whether the first line of a file is an object with one of these fields.
-fn has_column(path: &Path, columns: &[&str]) -> bool {
+/// Whether the first line of a file that is not blank is a sample by its columns.
+fn begins_with_sample(path: &Path) -> bool {
     let Ok(file) = File::open(path) else {
         return false;
     };
-    let mut line = String::new();
-    let mut start = BufReader::new(file).take(LONGEST_RECORD_BYTES as u64);
-    let read = start.read_line(&mut line);
-    let value: serde_json::Value = match read {
-        Ok(_) => serde_json::from_str(&line).unwrap_or_default(),
-        Err(_) => return false,
+    let start = BufReader::new(file).take(LONGEST_RECORD_BYTES as u64);
+    let mut lines = start.lines().map_while(Result::ok);
+    let is_blank = |line: &str| line.trim_matches(is_space).is_empty();
+    let Some(line) = lines.find(|line| !is_blank(line)) else {
+        return false;
     };
-    columns.iter().any(|column| value.get(column).is_some())
+    let value: serde_json::Value =
+        serde_json::from_str(line.trim_matches(is_space)).unwrap_or_default();
+    names_sample(|column| value.get(column).is_some())
+}
+
+/// White space, or the mark that some editors put before a file.
+fn is_space(character: char) -> bool {
+    character.is_whitespace() || character == '\u{FEFF}'
 }
 
 #[cfg(test)]

@@ -127,8 +127,8 @@ pub enum TrainError {
     },
     #[error(
         "{folder}: {problem}\n\
-         hint: give the --lora-rank and --lora-targets that these adapters were made with, and \
-         their base as --model"
+         hint: give the --lora-rank, --lora-alpha and --lora-targets that these adapters were made \
+         with (--set lora.rank_stabilised=true for rsLoRA), and their base as --model"
     )]
     OtherAdapter { folder: PathBuf, problem: String },
     #[error(
@@ -179,7 +179,14 @@ pub enum TrainError {
         differences: Vec<Difference>,
     },
     #[error(
-        "{path}: {problem}\nhint: the checkpoint is of another model; check --model and the sizes"
+        "{base} holds other weights than those that were frozen when {path} was saved\n\
+         hint: give the folder that has them with --weights, or start a new run in another \
+         --output-dir"
+    )]
+    OtherBase { path: PathBuf, base: PathBuf },
+    #[error(
+        "{path}: {problem}\n\
+         hint: the checkpoint is of another model; check --model, the sizes and --lora-targets"
     )]
     OtherModel { path: PathBuf, problem: String },
     #[error("{path}: state.json: {problem}")]

@@ -2,10 +2,11 @@
 //! they are kept there, or quantised on the way, so that a model never exists a second time.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 
-use cinch_config::Config;
+use cinch_config::{Config, INITIAL_WEIGHTS, LoraConfig};
 use cinch_data::Progress;
 use cinch_engine::Engine;
 use cinch_graph::op::Quantisation;
@@ -17,6 +18,7 @@ use cinch_weights::{
     bf16_value, f16_bits, f16_value, quantize_int8, quantize_nf4, quantize_scales, scale_offset,
 };
 use rayon::prelude::*;
+use sha2::{Digest, Sha256};
 
 use crate::error::TrainError;
 use crate::kept;
@@ -37,7 +39,7 @@ impl FirstWeights {
     pub fn of(config: &Config) -> Result<Self, TrainError> {
         let (tuned, asked) = (config.tuning.lora.is_some(), config.weights.as_deref());
         match asked {
-            Some(INITIAL) => return Ok(Self::Initial),
+            Some(INITIAL_WEIGHTS) => return Ok(Self::Initial),
             Some(path) => return Ok(Self::Files(path.into())),
             None => {}
         }
@@ -52,12 +54,19 @@ impl FirstWeights {
     }
 }
 
-/// What `model.weights` says for weights made from the seed.
-const INITIAL: &str = "initial";
-
+/// Whether a folder holds weights of any kind, also such as cannot be read: what is wrong with
+/// them is told when they are opened, and none are made from the seed in their place.
 fn holds_weights(folder: &Path) -> bool {
-    let mut names = ["model.safetensors", "model.safetensors.index.json"].iter();
-    names.any(|name| folder.join(name).exists())
+    let Ok(entries) = std::fs::read_dir(folder) else {
+        return false;
+    };
+    let mut names = entries.flatten().map(|entry| entry.file_name());
+    names.any(|name| {
+        let name = name.to_string_lossy();
+        let is_pickle = name.starts_with("pytorch_model") && name.ends_with(".bin");
+        let is_safe = name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json");
+        is_pickle || is_safe && !name.starts_with("adapter")
+    })
 }
 
 /// Fills the parameters that `which` picks from a model's files.
@@ -108,6 +117,55 @@ fn files_bytes(parameter: &Parameter, files: &WeightFiles) -> Result<u64, TrainE
     Ok(bytes)
 }
 
+/// What tells the weights that are not trained from others: of each tensor the first and the last
+/// row, in fp32, so that the type in which a file keeps them is no matter.
+pub(crate) fn frozen_fingerprint(
+    graph: &Graph,
+    files: &WeightFiles,
+) -> Result<Option<String>, TrainError> {
+    let mut hash = Sha256::new();
+    let mut frozen = graph.parameters.iter().filter(|p| !p.is_trained());
+    let mut has_any = false;
+    frozen.try_for_each(|parameter| {
+        has_any = true;
+        for part in &parameter.parts {
+            let name = name_in(files, &part.name);
+            let tensor = files.tensor(&name)?;
+            let (rows, mut row) = (tensor.rows(), vec![0.0; tensor.row_elements()]);
+            hash.update(part.name.as_bytes());
+            for number in [0, rows.saturating_sub(1)] {
+                files.read_f32(&name, number..rows.min(number + 1), &mut row)?;
+                row.iter()
+                    .for_each(|value| hash.update(value.to_le_bytes()));
+            }
+        }
+        Ok::<(), TrainError>(())
+    })?;
+    Ok(has_any.then(|| format!("{:x}", hash.finalize())))
+}
+
+/// What to say of tensors that a language model's files hold and it has no place for. transformers
+/// leaves out tables of rotary positions, masks, and a head in whose place the embeddings are.
+pub(crate) fn unread(graph: &Graph, files: &WeightFiles) -> Option<String> {
+    let parts = graph.parameters.iter().flat_map(|p| &p.parts);
+    let read: HashSet<&str> = parts.map(|part| part.name.as_str()).collect();
+    let buffers = [".inv_freq", ".attn.bias", ".attn.masked_bias"];
+    let is_left_out =
+        |name: &str| name == "lm_head.weight" || buffers.iter().any(|end| name.ends_with(end));
+    let names = files.tensors().iter().map(|tensor| tensor.name.as_str());
+    let others: Vec<&str> = names
+        .filter(|name| !read.contains(name) && !is_left_out(name))
+        .collect();
+    let first = others.first()?;
+    let path = cinch_files::shown(files.path());
+    Some(match others.len() {
+        1 => format!("{path}: the model has no place for the tensor `{first}`, which is not read"),
+        count => format!(
+            "{path}: the model has no place for {count} tensors, such as `{first}`, which are not read"
+        ),
+    })
+}
+
 /// Looks whether a step's first weights can be loaded from files: each tensor is there in its
 /// shape, and its first and last row can be read. Returns their bytes.
 pub fn test_load(step: &StepPlan, files: &WeightFiles) -> Result<u64, TrainError> {
@@ -142,6 +200,29 @@ pub(crate) fn load_adapter(
         return Err(TrainError::OtherAdapter {
             folder: adapter.folder.clone(),
             problem: format!("it has {num_saved} tensors, the model's adapters {num_parts}"),
+        });
+    }
+    let scale = step.config.tuning.lora.as_ref().map(LoraConfig::scale);
+    for module in &adapter.modules {
+        let saved = adapter.config.scale_of(&module.name)?;
+        let own = scale.unwrap_or(saved);
+        if (own - saved).abs() > 1e-6 * own {
+            return Err(TrainError::OtherAdapter {
+                folder: adapter.folder.clone(),
+                problem: format!(
+                    "what it adds to `{}` is scaled by {saved}, and by {own} in this run",
+                    module.name
+                ),
+            });
+        }
+    }
+    if let Some(replaced) = adapter.replaced.first() {
+        return Err(TrainError::OtherAdapter {
+            folder: adapter.folder.clone(),
+            problem: format!(
+                "it holds `{}` whole, and adapters alone are trained on",
+                replaced.tensor
+            ),
         });
     }
     for parameter in trained() {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::Path;
 
 use cinch_architecture::{Architecture, Number, Range};
-use cinch_config::Config;
+use cinch_config::{Config, LoraConfig, TooLong};
 use cinch_data::TokenizerSpec;
 use serde::{Deserialize, Serialize};
 
@@ -50,6 +50,9 @@ pub struct State {
     pub clusters: Option<Clusters>,
     /// What the data and the tokenizer were.
     pub corpus: String,
+    /// What the weights were that are not trained; none where all are, or they came from no file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub frozen: Option<String>,
     /// As it was run.
     pub config: Config,
     /// As it was asked for, key by key: what `--resume` starts from.
@@ -79,11 +82,20 @@ pub struct Difference {
 pub const EFFECTIVE_BATCH: &str = "effective batch";
 
 /// Settings outside the model that must stay, besides the effective batch.
-const FIXED: [&str; 4] = [
+const FIXED: [&str; 13] = [
     "data.tokenizer",
     "vram.max_seq_len",
     "training.seed",
     "data.val_split",
+    "data.packing",
+    "data.too_long",
+    "data.train_on_inputs",
+    "data.max_samples",
+    "lora.rank",
+    "lora.alpha",
+    "lora.rank_stabilised",
+    "lora.quantization",
+    "lora.double_quantization",
 ];
 
 /// Settings of a model that change neither its weights nor what they mean: the name that its
@@ -112,7 +124,9 @@ impl State {
 
     /// What keeps a run with these settings from going on here. The model and the tokenizer give
     /// the weights their shape and meaning; seed, length and share of the validation say which
-    /// text was held out; the effective batch, what a step is. Everything else may change.
+    /// text was held out; what is read of the data and how, what a row is; the effective batch,
+    /// what a step is; rank, scale and frozen weights, what adapters mean. Everything else may
+    /// change.
     pub fn differences(&self, config: &Config) -> Vec<Difference> {
         let saved = &self.config;
         let mut found = model_differences(&saved.model, &config.model);
@@ -140,6 +154,24 @@ impl State {
                 ("vram.max_seq_len", config.batch.seq_len.to_string()),
                 ("training.seed", config.training.seed.to_string()),
                 ("data.val_split", config.data.val_split.to_string()),
+                ("data.packing", config.data.packing.to_string()),
+                ("data.too_long", too_long_name(config).to_owned()),
+                (
+                    "data.train_on_inputs",
+                    config.data.train_on_inputs.to_string(),
+                ),
+                ("data.max_samples", or_none(config.data.max_samples)),
+                ("lora.rank", or_none(lora(config).map(|lora| lora.rank))),
+                ("lora.alpha", or_none(lora(config).map(|lora| lora.alpha))),
+                (
+                    "lora.rank_stabilised",
+                    or_none(lora(config).map(|lora| lora.rank_stabilised)),
+                ),
+                ("lora.quantization", config.tuning.frozen.name().to_owned()),
+                (
+                    "lora.double_quantization",
+                    config.tuning.double_quantization.to_string(),
+                ),
             ]
         };
         for ((key, saved), (_, asked)) in values(saved).into_iter().zip(values(config)) {
@@ -176,6 +208,18 @@ impl State {
     pub fn to_json(&self) -> Result<serde_json::Value, serde_json::Error> {
         serde_json::to_value(self)
     }
+}
+
+fn lora(config: &Config) -> Option<&LoraConfig> {
+    config.tuning.lora.as_ref()
+}
+
+fn or_none<T: ToString>(value: Option<T>) -> String {
+    value.map_or_else(|| "none".to_owned(), |value| value.to_string())
+}
+
+fn too_long_name(config: &Config) -> &'static str {
+    TooLong::NAMES[config.data.too_long as usize]
 }
 
 /// Why no model has this shape. Settings are held to the same ranges before a run begins, so a
@@ -259,6 +303,7 @@ mod tests {
             top: Vec::new(),
             clusters: None,
             corpus: String::new(),
+            frozen: None,
             config: config(&[]),
             settings: BTreeMap::new(),
         }
@@ -332,6 +377,14 @@ mod tests {
             ("model.size", "tiny"),
             ("training.seed", "7"),
             ("data.val_split", "0.1"),
+            ("data.packing", "true"),
+            ("data.too_long", "drop"),
+            ("data.train_on_inputs", "true"),
+            ("data.max_samples", "9"),
+            ("lora.rank", "4"),
+            ("lora.rank_stabilised", "true"),
+            ("lora.quantization", "4bit"),
+            ("lora.double_quantization", "true"),
         ]);
         let found = state().differences(&other);
         assert!(found.len() > FIXED.len(), "{found:?}");

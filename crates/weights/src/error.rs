@@ -170,7 +170,7 @@ pub enum WeightError {
     },
 
     #[error(
-        "the adapter `{}` does not belong to `{}`: {problem}{}",
+        "the adapter `{}` cannot be added to `{}`: {problem}{}",
         adapter.display(), base.display(), named_base(named.as_deref())
     )]
     AnotherBase {
@@ -250,6 +250,6 @@ fn for_example(name: Option<&str>) -> String {
 
 fn named_base(named: Option<&str>) -> String {
     named.map_or_else(String::new, |name| {
-        format!("\nhint: it was trained on `{name}`, as its adapter_config.json says")
+        format!("\nhint: its adapter_config.json names `{name}` as its base")
     })
 }

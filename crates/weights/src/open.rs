@@ -290,14 +290,22 @@ fn nothing_in(folder: &Path) -> WeightError {
         .collect();
     let problem = match others.as_slice() {
         [] => format!("it holds neither {SINGLE_FILE} nor {INDEX_FILE}"),
-        others => format!(
-            "it holds neither {SINGLE_FILE} nor {INDEX_FILE}, only {}",
-            others.join(", ")
-        ),
+        [first, rest @ ..] => {
+            let more = match rest {
+                [] => String::new(),
+                rest => format!(" and {} more", rest.len()),
+            };
+            format!("it holds neither {SINGLE_FILE} nor {INDEX_FILE}, only {first}{more}")
+        }
     };
-    let hint = match names.iter().any(|name| name == "adapter_config.json") {
-        true => "this is the folder of an adapter; its adapter_config.json names the base model",
-        false => "name the folder of a model in safetensors, or one file with its path",
+    let is_adapter = names.iter().any(|name| name == "adapter_config.json");
+    let is_shard = |name: &&str| name.starts_with("model-") && name.contains("-of-");
+    let hint = if is_adapter {
+        "this is the folder of an adapter: add it to its base with `cinch merge`, or train it further with --lora-from"
+    } else if others.iter().any(is_shard) {
+        "the index of these shards is missing: copy or download model.safetensors.index.json too"
+    } else {
+        "name the folder of a model in safetensors, or one file with its path"
     };
     WeightError::NoWeights {
         path: folder.to_owned(),

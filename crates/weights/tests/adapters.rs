@@ -243,7 +243,10 @@ fn a_written_adapter_is_read_back() {
         "{message}"
     );
     assert!(message.contains("the base has [24, 16]"), "{message}");
-    assert!(message.contains("trained on `owner/other`"), "{message}");
+    assert!(
+        message.contains("names `owner/other` as its base"),
+        "{message}"
+    );
 }
 
 #[test]

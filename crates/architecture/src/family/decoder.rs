@@ -71,7 +71,10 @@ impl Decoder {
             return Some(format!("cinch's engine does not have {name} yet"));
         }
         let known = matches!(self.activation, Activation::Silu | Activation::Relu);
-        (!known).then(|| "cinch's decoders have SiLU and ReLU gates only".to_owned())
+        (!known).then(|| {
+            let name = self.activation.name();
+            format!("cinch's decoders have gates of silu and relu, and hidden_act is {name}")
+        })
     }
 }
 

@@ -91,6 +91,9 @@ pub struct GenerateArguments {
     /// Ctrl-D the conversation
     #[arg(long, conflicts_with_all = ["prompt", "json"])]
     pub chat: bool,
+    /// What a conversation begins with, as a message of the system
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    pub system: Option<String>,
     /// gpt2, bytes, or the path of a tokenizer [default: the run's or the model's own]
     #[arg(long, value_name = "NAME")]
     pub tokenizer: Option<String>,

@@ -8,7 +8,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use cinch_config::{Bytes, Config, Settings, Source};
-use cinch_data::sample::{Moment, TemplateTokenizer, TokenizerConfig};
+use cinch_data::sample::{Moment, Prompter, TokenizerConfig, generation_ends};
 use cinch_data::{Tokenizer, TokenizerSpec};
 use cinch_engine::EngineOptions;
 use cinch_graph::{DType, Target};
@@ -18,7 +18,7 @@ use cinch_train::{
     FirstWeights, Generator, GeneratorOptions, Sampling, State, TOKENIZER_FILE, TunedWeights,
     WeightSource,
 };
-use cinch_weights::WeightFiles;
+use cinch_weights::{ADAPTER_CONFIG_FILE, WeightFiles};
 use serde_json::json;
 
 use super::{open_run, print_json};
@@ -54,7 +54,12 @@ pub fn run(arguments: &GenerateArguments) -> anyhow::Result<()> {
             tokenizer.vocab_size()
         )));
     }
-    let mut text = tokenizer.encode(&arguments.prompt)?;
+    let words = subject.words()?;
+    let prompter = Prompter::new(&tokenizer, words.as_ref(), &subject.generation_ends()?)?;
+    let mut text = match subject.is_pretrained {
+        true => prompter.encode(&arguments.prompt)?,
+        false => tokenizer.encode(&arguments.prompt)?,
+    };
     let num_prompt = text.len();
     if text.is_empty() {
         // A text begins where another one ended.
@@ -100,21 +105,24 @@ pub fn run(arguments: &GenerateArguments) -> anyhow::Result<()> {
         drawn: 0,
     };
     if arguments.chat {
-        let template = subject.template()?;
-        let format: &dyn ChatFormat = match &template {
+        let with_template = words
+            .as_ref()
+            .filter(|words| words.template(false).is_some());
+        let format: &dyn ChatFormat = match with_template {
             Some(config) => &TemplateFormat {
                 config,
-                tokenizer: TemplateTokenizer::new(&tokenizer),
+                prompter: &prompter,
             },
             None => &PlainFormat {
                 tokenizer: &tokenizer,
             },
         };
-        return chat::talk(&mut writer, format, arguments.max_tokens);
+        let ends = (arguments.max_tokens, prompter.ends());
+        return chat::talk(&mut writer, format, arguments.system.as_deref(), ends);
     }
     let ends = Ends {
         max_tokens: arguments.max_tokens,
-        tokens: tokenizer.end_of_text().into_iter().collect(),
+        tokens: prompter.ends().to_vec(),
         texts: Vec::new(),
     };
     if arguments.json {
@@ -156,6 +164,9 @@ struct Subject {
     weights: WeightFiles,
     /// What adapters were trained on.
     base: Option<WeightFiles>,
+    /// Whether it began with a model's files, and so with texts that begin as their tokenizer
+    /// has it.
+    is_pretrained: bool,
 }
 
 impl Subject {
@@ -164,11 +175,21 @@ impl Subject {
         if given.join("config.json").is_file() && !given.join("checkpoints").exists() {
             return Self::of_model(given);
         }
+        if given.join(ADAPTER_CONFIG_FILE).is_file() {
+            let given = cinch_files::shown(given);
+            return Err(usage(format!(
+                "{given} is the folder of an adapter, and its base writes too\n\
+                 hint: `cinch merge {given} --to FOLDER` adds one to the other; generate from FOLDER"
+            )));
+        }
         let path = checkpoint_folder(arguments)?;
         let state = State::from_json(&path, checkpoint::load_state(&path)?)?;
-        let base = match state.config.tuning.lora {
-            None => None,
-            Some(_) => match FirstWeights::of(&state.config)? {
+        let is_tuned = state.config.tuning.lora.is_some();
+        let first = FirstWeights::of(&state.config)?;
+        let is_pretrained = matches!(first, FirstWeights::Files(_));
+        let base = match is_tuned {
+            false => None,
+            true => match first {
                 FirstWeights::Files(folder) => Some(WeightFiles::open(&folder)?),
                 FirstWeights::Initial => {
                     return Err(usage(
@@ -183,6 +204,7 @@ impl Subject {
             config: state.config,
             path,
             base,
+            is_pretrained,
         })
     }
 
@@ -196,6 +218,7 @@ impl Subject {
             config: settings.resolve()?,
             weights: WeightFiles::open(folder)?,
             base: None,
+            is_pretrained: true,
         })
     }
 
@@ -214,15 +237,20 @@ impl Subject {
         })
     }
 
-    /// The model's chat template, where it has one.
-    fn template(&self) -> anyhow::Result<Option<TokenizerConfig>> {
+    /// What the model's folder says of its text, where it does.
+    fn words(&self) -> anyhow::Result<Option<TokenizerConfig>> {
         let folder = self.config.named.folder.as_deref();
         let folder = folder.filter(|folder| folder.join("tokenizer_config.json").is_file());
         let Some(folder) = folder else {
             return Ok(None);
         };
-        let config = TokenizerConfig::from_folder(folder, Moment::now())?;
-        Ok(config.template(false).is_some().then_some(config))
+        Ok(Some(TokenizerConfig::from_folder(folder, Moment::now())?))
+    }
+
+    /// The ids at which the model's folder says to stop.
+    fn generation_ends(&self) -> anyhow::Result<Vec<u32>> {
+        let folder = self.config.named.folder.as_deref();
+        Ok(folder.map_or_else(|| Ok(Vec::new()), generation_ends)?)
     }
 }
 

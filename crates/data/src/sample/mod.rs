@@ -13,6 +13,7 @@ mod message;
 mod pack;
 mod penman;
 mod prepare;
+mod prompt;
 mod read;
 mod record;
 mod row;
@@ -24,7 +25,8 @@ pub use chat::{Conversation, Moment, Rendered, Template, TemplateProblem, Tokeni
 pub use encode::{Sample, Templating};
 pub use length::{Bucket, Buckets, Lengths};
 pub use prepare::SampleOptions;
+pub use prompt::{Prompter, generation_ends};
 pub use read::{LONGEST_RECORD_BYTES, TextUnit};
-pub use record::{Chat, Kind, Pair, PairColumns, Record};
+pub use record::{Chat, Kind, Pair, PairColumns, Record, names_sample};
 pub use row::{Row, RowStyle, Rows, Selection};
 pub use store::{Limited, SampleFile, SampleView, Samples, TooLong};

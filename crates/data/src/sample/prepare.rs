@@ -181,7 +181,13 @@ impl Batch<'_> {
             (Content::Json(text), Some(kind)) => self.record(&text, kind, origin)?,
             (Content::Json(_), None) => return Err(origin.bad("it is of no known kind")),
         };
-        self.encoder.encode(record, origin)
+        let encoded = self.encoder.encode(record, origin);
+        encoded.map_err(|error| match error {
+            DataError::Encode { tokenizer, problem } => origin.bad(format!(
+                "the tokenizer `{tokenizer}` cannot encode it: {problem}"
+            )),
+            error => error,
+        })
     }
 
     fn record(&self, text: &str, kind: Kind, origin: Origin<'_>) -> Result<Record, DataError> {

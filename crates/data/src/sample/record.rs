@@ -25,6 +25,22 @@ const PAIR_COLUMNS: [PairColumns; 7] = [
     PairColumns::new("input", None, "output", true),
 ];
 
+/// Columns that only samples have.
+const OF_SAMPLES: [&str; 5] = [
+    "messages",
+    "conversations",
+    "prompt",
+    "instruction",
+    "question",
+];
+
+/// Whether a record with these columns is a sample and not a text in a column, as far as their
+/// names tell.
+pub fn names_sample(has: impl Fn(&str) -> bool) -> bool {
+    let is_pair = |pair: &PairColumns| has(pair.prompt) && has(pair.completion);
+    OF_SAMPLES.iter().any(|column| has(column)) || PAIR_COLUMNS.iter().any(is_pair)
+}
+
 /// Columns that say that a record is for something other than fine-tuning on text.
 const REFUSED_COLUMNS: [(&str, &str); 6] = [
     ("chosen", "is one of a preference pair"),

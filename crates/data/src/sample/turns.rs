@@ -12,7 +12,7 @@ use super::chat::{Conversation, Template, TemplateProblem, TokenizerConfig};
 use super::record::Chat;
 
 /// A noncharacter, which no text may hold and no template changes.
-const MARK: &str = "\u{FDD2}";
+pub(super) const MARK: &str = "\u{FDD2}";
 
 /// A rendered conversation and the bytes of it that are learned, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -42,6 +42,11 @@ impl<'a> SpecialTokenizer<'a> {
         }
     }
 
+    /// Whether the tokenizer is a tokenizer.json.
+    pub(crate) fn is_of_file(&self) -> bool {
+        self.inner.is_some()
+    }
+
     /// What the tokenizer puts before a text by itself, such as LLaMA's beginning-of-text.
     pub(crate) fn beginning(&self) -> &[u32] {
         &self.beginning
@@ -69,8 +74,33 @@ impl<'a> SpecialTokenizer<'a> {
         }
     }
 
-    /// The ids of `text` with their places in it.
+    /// The ids of `text` with their places in it. A long one is encoded in pieces.
     pub(crate) fn encode(&self, text: &str) -> Result<Vec<Placed>, DataError> {
+        let mut start = 0;
+        let mut placed = Vec::new();
+        while let Some(cut) = self.tokenizer.cut(&text[start..]) {
+            let end = start + cut.at;
+            self.add_piece(start, &text[start..end], &mut placed)?;
+            start = end;
+        }
+        self.add_piece(start, &text[start..], &mut placed)?;
+        Ok(placed)
+    }
+
+    fn add_piece(
+        &self,
+        start: usize,
+        piece: &str,
+        placed: &mut Vec<Placed>,
+    ) -> Result<(), DataError> {
+        let moved = |place: Range<usize>| place.start + start..place.end + start;
+        let encoded = self.encode_piece(piece)?;
+        placed.extend(encoded.into_iter().map(|(id, place)| (id, moved(place))));
+        Ok(())
+    }
+
+    /// The ids of a text that is not longer than a piece.
+    fn encode_piece(&self, text: &str) -> Result<Vec<Placed>, DataError> {
         let Some(inner) = &self.inner else {
             return self.encode_parts(text);
         };
@@ -162,5 +192,21 @@ mod tests {
             assert_eq!(special.id("</s>"), None);
             assert!(special.beginning().is_empty());
         }
+    }
+
+    #[test]
+    fn a_long_text_is_encoded_in_pieces_at_their_places() {
+        let tokenizer = Tokenizer::load(&TokenizerSpec::Gpt2).unwrap();
+        let special = SpecialTokenizer::new(&tokenizer);
+        let text = format!("{}<|endoftext|> end", "one two\n".repeat(300_000));
+        let placed = special.encode(&text).unwrap();
+        let end = placed.iter().find(|(id, _)| *id == GPT2_END_OF_TEXT);
+        assert_eq!(&text[end.unwrap().1.clone()], END_OF_TEXT);
+        assert!(
+            placed
+                .windows(2)
+                .all(|pair| pair[0].1.end == pair[1].1.start)
+        );
+        assert_eq!(placed.last().unwrap().1.end, text.len());
     }
 }

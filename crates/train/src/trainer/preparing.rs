@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Instant;
 
+use cinch_architecture::Architecture;
 use cinch_config::Config;
 use cinch_data::Progress;
 use cinch_graph::Graph;
@@ -17,7 +18,7 @@ use crate::data::Data;
 use crate::error::TrainError;
 use crate::event::{Event, Observer};
 use crate::owner::Ownership;
-use crate::pretrained::FirstWeights;
+use crate::pretrained::{self, FirstWeights};
 use crate::rank_times::RankTimes;
 use crate::ranks::Ranks;
 use crate::record::RunRecord;
@@ -95,12 +96,26 @@ impl<'a> Trainer<'a> {
         }
         let config = plan.config.clone();
         let mut session = Session::of_rank(plan, run.options, ranks.clone())?;
+        let frozen = match &first_weights {
+            None => None,
+            Some(files) => pretrained::frozen_fingerprint(&session.plan().training, files)?,
+        };
+        if let Some(files) = &first_weights
+            && !matches!(config.model, Architecture::Naics(_))
+            && let Some(note) = pretrained::unread(&session.plan().training, files)
+        {
+            observer.event(Event::Note(&note));
+        }
         let (state, last_saved) = match run.resume {
             Resume::Fresh => {
                 let seed = config.training.seed;
                 match &first_weights {
                     None => session.initialize(seed)?,
                     Some(files) => session.load_pretrained(files, seed, run.progress)?,
+                }
+                let lora = config.tuning.lora.as_ref();
+                if let Some(folder) = lora.and_then(|lora| lora.from.as_ref()) {
+                    session.load_adapter(Path::new(folder))?;
                 }
                 let state = State {
                     format: State::FORMAT,
@@ -118,6 +133,7 @@ impl<'a> Trainer<'a> {
                     top: Vec::new(),
                     clusters: None,
                     corpus: data.fingerprint.clone(),
+                    frozen,
                     config: config.clone(),
                     settings: run.settings,
                 };
@@ -138,6 +154,16 @@ impl<'a> Trainer<'a> {
                 if is_validated(&data, &state.config) != is_validated(&data, &config) {
                     state.first_loss = None;
                 }
+                let kept = state.frozen.as_ref().zip(frozen.as_ref());
+                if let Some(files) = &first_weights
+                    && kept.is_some_and(|(before, now)| before != now)
+                {
+                    return Err(TrainError::OtherBase {
+                        path,
+                        base: files.path().to_owned(),
+                    });
+                }
+                state.frozen = frozen;
                 state.config = config.clone();
                 state.settings = run.settings;
                 if ranks.is_first() {

@@ -66,6 +66,10 @@ pub struct Replaced {
     pub stored: String,
 }
 
+/// The head of a language model, and the embeddings that a model may have in its place.
+const HEAD: &str = "lm_head.weight";
+const TABLE: &str = "model.embed_tokens.weight";
+
 /// An adapter's open files.
 #[derive(Debug)]
 pub struct Adapter {
@@ -229,6 +233,9 @@ impl Adapter {
                     "it expects `{name}` of {shape:?}, and the base has {:?}",
                     tensor.shape
                 ),
+                None if name == HEAD && base.get(TABLE).is_some() => {
+                    format!("it changes `{name}`, and the base has its embeddings in that place")
+                }
                 None => format!("it expects `{name}` of {shape:?}, which the base does not have"),
             };
             Err(WeightError::AnotherBase {

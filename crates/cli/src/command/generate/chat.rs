@@ -17,7 +17,8 @@ static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 pub fn talk(
     writer: &mut Writer<'_>,
     format: &dyn ChatFormat,
-    max_tokens: usize,
+    system: Option<&str>,
+    (max_tokens, end_tokens): (usize, &[u32]),
 ) -> anyhow::Result<()> {
     ctrlc::set_handler(|| {
         // A second one in the same answer means the program.
@@ -37,10 +38,14 @@ pub fn talk(
     }
     let ends = Ends {
         max_tokens,
-        tokens: format.end_tokens(),
+        tokens: end_tokens.to_vec(),
         texts: format.ends(),
     };
-    let mut turns: Vec<Turn> = Vec::new();
+    let begun = system.map(|text| Turn {
+        speaker: Speaker::System,
+        text: text.to_owned(),
+    });
+    let mut turns: Vec<Turn> = begun.into_iter().collect();
     let mut lines = std::io::stdin().lock().lines();
     loop {
         if is_terminal {

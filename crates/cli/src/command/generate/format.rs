@@ -1,7 +1,7 @@
 //! How a conversation becomes tokens for a model to continue.
 
 use cinch_data::Tokenizer;
-use cinch_data::sample::{Conversation, TemplateTokenizer, TokenizerConfig};
+use cinch_data::sample::{Conversation, Prompter, TokenizerConfig};
 use serde_json::Value;
 
 use crate::failure::usage;
@@ -9,11 +9,13 @@ use crate::failure::usage;
 /// Who said something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Speaker {
+    /// Whoever says beforehand how the assistant is to answer.
+    System,
     User,
     Assistant,
 }
 
-/// What one of the two said.
+/// What one of them said.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Turn {
     pub speaker: Speaker,
@@ -28,11 +30,8 @@ pub trait ChatFormat {
     /// The conversation up to where the assistant's next turn begins.
     fn encode(&self, turns: &[Turn]) -> anyhow::Result<Vec<u32>>;
 
-    /// Texts with which the assistant's turn is over.
+    /// Texts with which the assistant's turn is over, besides the tokens that end it.
     fn ends(&self) -> Vec<String>;
-
-    /// Tokens with which it is over.
-    fn end_tokens(&self) -> Vec<u32>;
 }
 
 /// `User: …` and `Assistant: …` in lines of their own, for models without a template.
@@ -43,6 +42,7 @@ pub struct PlainFormat<'a> {
 impl PlainFormat<'_> {
     fn write(turns: &[Turn]) -> String {
         let line = |turn: &Turn| match turn.speaker {
+            Speaker::System => format!("{}\n", turn.text),
             Speaker::User => format!("User: {}\nAssistant:", turn.text),
             Speaker::Assistant => format!(" {}\n", turn.text),
         };
@@ -64,16 +64,12 @@ impl ChatFormat for PlainFormat<'_> {
     fn ends(&self) -> Vec<String> {
         vec!["\nUser:".to_owned()]
     }
-
-    fn end_tokens(&self) -> Vec<u32> {
-        self.tokenizer.end_of_text().into_iter().collect()
-    }
 }
 
 /// A model's own template.
 pub struct TemplateFormat<'a> {
     pub config: &'a TokenizerConfig,
-    pub tokenizer: TemplateTokenizer<'a>,
+    pub prompter: &'a Prompter<'a>,
 }
 
 impl ChatFormat for TemplateFormat<'_> {
@@ -84,6 +80,7 @@ impl ChatFormat for TemplateFormat<'_> {
     fn encode(&self, turns: &[Turn]) -> anyhow::Result<Vec<u32>> {
         let message = |turn: &Turn| {
             let role = match turn.speaker {
+                Speaker::System => "system",
                 Speaker::User => "user",
                 Speaker::Assistant => "assistant",
             };
@@ -108,18 +105,11 @@ impl ChatFormat for TemplateFormat<'_> {
                     problem.problem
                 ))
             })?;
-        Ok(self.tokenizer.encode(&rendered.text)?)
+        Ok(self.prompter.encode_rendered(&rendered.text)?)
     }
 
     fn ends(&self) -> Vec<String> {
         Vec::new()
-    }
-
-    fn end_tokens(&self) -> Vec<u32> {
-        let end = self.config.token("eos_token");
-        end.and_then(|end| self.tokenizer.id(end))
-            .into_iter()
-            .collect()
     }
 }
 
