@@ -53,7 +53,9 @@ impl Settings {
             return Vec::new();
         };
         let world = self.world_note().into_iter();
-        world.chain(resolution.notes).collect()
+        let not_read = self.not_read.iter();
+        let not_read = not_read.map(|(why, files)| why.told(files));
+        world.chain(not_read).chain(resolution.notes).collect()
     }
 }
 
