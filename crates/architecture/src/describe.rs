@@ -80,6 +80,12 @@ pub trait Describe {
         None
     }
 
+    /// What of a step is a mean of those of its micro batches, and so is not quite the same with
+    /// another cut, where there is such a part.
+    fn mean_of_micro_batches(&self) -> Option<&'static str> {
+        None
+    }
+
     /// The weights and biases, each counted once.
     fn parameters(&self) -> u64;
 

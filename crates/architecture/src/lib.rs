@@ -203,6 +203,10 @@ impl Architecture {
         of_shape!(self, shape => shape.depends_on_micro_batch())
     }
 
+    pub fn mean_of_micro_batches(&self) -> Option<&'static str> {
+        of_shape!(self, shape => shape.mean_of_micro_batches())
+    }
+
     pub fn parameters(&self) -> u64 {
         of_shape!(self, shape => shape.parameters())
     }

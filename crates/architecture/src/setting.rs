@@ -1,6 +1,8 @@
 //! The settings of a shape: each is one number of the model, declared once with its key, its
 //! range, and how it is read and written.
 
+use std::fmt;
+
 use crate::Architecture;
 
 /// One number or switch of a shape that a configuration file or a flag can state.
@@ -23,6 +25,16 @@ pub enum Number {
     Whole(u64),
     Real(f64),
     Switch(bool),
+}
+
+impl fmt::Display for Number {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Number::Whole(number) => write!(formatter, "{number}"),
+            Number::Real(number) => write!(formatter, "{number}"),
+            Number::Switch(on) => write!(formatter, "{on}"),
+        }
+    }
 }
 
 impl Number {

@@ -6,13 +6,16 @@ use std::path::{Path, PathBuf};
 
 use cinch_architecture::{Family, trained_sizes};
 use cinch_config::{Settings, Source};
-use cinch_train::checkpoint::{self, CheckpointError};
+use cinch_train::checkpoint::{self, CheckpointError, Store};
 use cinch_train::{Difference, EFFECTIVE_BATCH, State};
 
 use crate::args::SettingArguments;
 use crate::command::open_run;
 use crate::failure::usage;
 use crate::progress::shown;
+
+/// Of a shape: the negatives of each stage, which the files of a curriculum say.
+const STAGES: &str = "model.stages";
 
 /// The folder of the run that is meant by its own path, by that of its checkpoints or of one of
 /// them; none where there is no run.
@@ -26,17 +29,27 @@ pub fn run_of(from: &Path) -> Option<PathBuf> {
 }
 
 /// The checkpoint that `DIR/step_5000` means, as other programs name theirs: step 5000 of the run
-/// in DIR, where it is; any other path is itself.
-pub fn checkpoint_named(from: &Path) -> PathBuf {
+/// in DIR; any other path is itself.
+pub fn checkpoint_named(from: &Path) -> anyhow::Result<PathBuf> {
     let step = from.file_name().and_then(|name| name.to_str());
     let step = step.and_then(|name| name.strip_prefix("step_")?.parse::<u64>().ok());
-    let Some((step, run)) = step.zip(from.parent()) else {
-        return from.to_owned();
+    let Some((step, run)) = step.zip(from.parent()).filter(|_| !from.exists()) else {
+        return Ok(from.to_owned());
     };
-    let named = run.join("checkpoints").join(checkpoint::folder_name(step));
-    match named.is_dir() && !from.exists() {
-        true => named,
-        false => from.to_owned(),
+    let saved = Store::look(run)?.list()?;
+    if let Some(named) = saved.iter().find(|saved| saved.step == step) {
+        return Ok(named.path.clone());
+    }
+    let steps: Vec<String> = saved.iter().map(|saved| saved.step.to_string()).collect();
+    match steps.as_slice() {
+        [] => Ok(from.to_owned()),
+        steps => Err(usage(format!(
+            "{} is not a checkpoint: the run in {} has those of the steps {}\n\
+             hint: name one of them; --save-total-limit says how many a run keeps",
+            shown(from),
+            shown(run),
+            steps.join(", ")
+        ))),
     }
 }
 
@@ -206,6 +219,7 @@ impl Checkpoint {
     fn sources(&self, key: &str, together: &Settings) -> Vec<Source> {
         let keys = match key {
             EFFECTIVE_BATCH => vec!["vram.batch_size", "vram.gradient_accumulation_steps"],
+            STAGES => vec!["data.curriculum"],
             key => vec![key],
         };
         let explained = together.explain();

@@ -54,7 +54,7 @@ impl AskedRun {
         };
         if let Some(folder) = from {
             let folder = match folder {
-                Some(folder) => resume::checkpoint_named(folder),
+                Some(folder) => resume::checkpoint_named(folder)?,
                 None => settings.resolve()?.output.output_dir,
             };
             found(&folder)?;
@@ -155,11 +155,15 @@ impl AskedRun {
         };
         let is_other = |batch: &&BatchConfig| batch.batch_size != planned.batch_size;
         if let Some(before) = before.filter(is_other) {
-            return Some(format!(
-                "micro batch {}, before {}: rounding differs from that of an uninterrupted run",
-                cut(planned),
-                cut(before)
-            ));
+            let otherwise = match self.config.model.depends_on_micro_batch() {
+                Some(why) => format!(
+                    "another run than an uninterrupted one, because {why}; --batch-size {} goes on as before",
+                    before.batch_size
+                ),
+                None => "rounding differs from that of an uninterrupted run".to_owned(),
+            };
+            let (now, before) = (cut(planned), cut(before));
+            return Some(format!("micro batch {now}, before {before}: {otherwise}"));
         }
         let asked = Some(&self.config.batch).filter(is_other)?;
         Some(format!(

@@ -114,6 +114,16 @@ fn token_files_that_do_not_fit_are_refused_by_name() {
     }
     metadata(r#"{"dtype": "uint16", "vocab_size": 60, "num_tokens": 2000}"#);
     sandbox.cinch(train).succeeds();
+    // Data that are not there come before the tokenizer that would read them.
+    let other = TINY.replace(
+        "data_dir: tokens",
+        "data_dir: nowhere, tokenizer: somebody/model",
+    );
+    sandbox.write("tiny.yaml", other);
+    let fresh = train.replace("--output_dir run", "--output_dir other");
+    sandbox
+        .cinch(&fresh)
+        .fails(2, &["`nowhere` does not exist"]);
 }
 
 /// Two dense steps, then sparse ones; the text is the same however it is asked for.
@@ -137,4 +147,46 @@ fn a_run_with_sparse_attention_generates() {
     // The indexer's keys and sums are cached beside keys and values.
     assert!(first["cache_bytes"].as_u64() > Some(0));
     assert_eq!(first["text"], sandbox.cinch(line).succeeds().json()["text"]);
+}
+
+/// What a resumed run is told: by the keys of the file, and what another micro batch changes.
+#[test]
+fn a_resumed_run_is_the_same_run() {
+    let sandbox = Sandbox::new();
+    sandbox.write("tiny.yaml", TINY);
+    let ids: Vec<u8> = (0..2000_u16).flat_map(|i| (i % 60).to_le_bytes()).collect();
+    sandbox.write("tokens/train.bin", &ids);
+    sandbox.write(
+        "tokens/metadata.json",
+        r#"{"dtype": "uint16", "vocab_size": 60}"#,
+    );
+    let train = "train --config tiny.yaml --threads 1 --output_dir";
+    sandbox.cinch(&format!("{train} run")).succeeds();
+    let resume = format!("{train} run --resume_from run/step_2 --max-steps 3");
+    sandbox.write("tiny.yaml", TINY.replace("k_max: 12", "k_max: 10"));
+    sandbox.cinch(&resume).fails(
+        2,
+        &[
+            "model.k_max: 12 in the checkpoint, 10 asked for",
+            "tiny.yaml line 2",
+            "leave out --config",
+        ],
+    );
+    let larger = "micro_batch_size: 1, gradient_accumulation_steps: 2";
+    let smaller = "micro_batch_size: 2, gradient_accumulation_steps: 1";
+    sandbox.write("tiny.yaml", TINY.replace(smaller, larger));
+    sandbox.cinch(&resume).succeeds().prints(&[
+        "micro batch 1 × 2, before 2 × 1: another run than an uninterrupted one",
+        "--batch-size 2 goes on as before",
+    ]);
+    sandbox.write("tiny.yaml", TINY);
+    sandbox
+        .cinch(&format!("{train} run --resume_from run/step_7"))
+        .fails(
+            2,
+            &[
+                "run/step_7 is not a checkpoint",
+                "has those of the steps 2, 3",
+            ],
+        );
 }

@@ -94,7 +94,7 @@ fn the_guides_file_trains_as_published() {
     sandbox
         .cinch(
             "train --config src/config.py --data-dir texts --gpu-memory 14.74 --epochs 2 \
-             --eval-interval 10 --sample-prompt let --output-dir run --device cpu --threads 1",
+             --sample-prompt let --output-dir run --device cpu --threads 1",
         )
         .succeeds()
         // A text after each of the two epochs, and the best by perplexity.

@@ -82,6 +82,11 @@ fn lists_are_tables_and_json() {
         "700,027,392",
         "gpt2",
         "124,439,808",
+        "183,662,144",
+        "any",
+        "405,227,312",
+        "26,940,112",
+        "105,542,277",
     ]);
     let models = sandbox.cinch("models --json").succeeds().json();
     let small = models

@@ -1,15 +1,19 @@
 //! Which files of a folder are configuration.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::error::ConfigError;
 use crate::format::{EXTENSIONS, Format};
 
+/// The folder that the stages of a curriculum lie in.
+const CURRICULUM: &str = "text_curriculum";
+
 /// The files a `--config-path` stands for. A folder: the config files in it and
 /// in the folders directly below, its own first; of Python files those that are
 /// called config or settings. A file: itself, and the stages in a
-/// `text_curriculum` folder beside it.
+/// `text_curriculum` (or `curriculum`) folder beside it.
 pub fn config_files(path: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     let unreadable = |path: &Path| {
         let path = path.to_owned();
@@ -34,9 +38,11 @@ pub fn config_files(path: &Path) -> Result<Vec<PathBuf>, ConfigError> {
         });
     }
     if !path.is_dir() {
-        let stages = path.with_file_name("text_curriculum");
         let mut files = vec![path.to_owned()];
-        if stages.is_dir() {
+        let mut stages = [CURRICULUM, "curriculum"]
+            .into_iter()
+            .map(|name| path.with_file_name(name));
+        if let Some(stages) = stages.find(|stages| stages.is_dir()) {
             files.extend(list(&stages)?.0);
         }
         return Ok(files);
@@ -51,6 +57,47 @@ pub fn config_files(path: &Path) -> Result<Vec<PathBuf>, ConfigError> {
         });
     }
     Ok(files)
+}
+
+/// Why a file of a folder is not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum NotRead {
+    OfNothingKnown,
+    SecondCurriculum,
+    BeginningOfStages,
+}
+
+impl NotRead {
+    /// Says so of some files.
+    pub(crate) fn told(self, files: &[PathBuf]) -> String {
+        let names = files
+            .iter()
+            .map(|file| cinch_files::shown(file).to_string());
+        let names: Vec<String> = names.collect();
+        let why = match self {
+            NotRead::OfNothingKnown => "nothing in it is about a model, a batch or a length",
+            NotRead::SecondCurriculum => "the stages are those of text_curriculum",
+            NotRead::BeginningOfStages => "it is what stages begin with, and no stage",
+        };
+        format!("not read, because {why}: {}", names.join(", "))
+    }
+
+    /// Whether a file, by its name among those of its folder, belongs to another run.
+    pub(crate) fn by_name(path: &Path, all: &[PathBuf]) -> Option<NotRead> {
+        let folder = |path: &Path| path.parent().and_then(Path::file_name).map(OsStr::to_owned);
+        let is_text = |path: &Path| folder(path).is_some_and(|name| name == CURRICULUM);
+        let name = folder(path)?;
+        let name = name.to_string_lossy();
+        if name != "curriculum" && !name.ends_with("_curriculum") {
+            return None;
+        }
+        if !is_text(path) && all.iter().any(|other| is_text(other)) {
+            return Some(NotRead::SecondCurriculum);
+        }
+        let is_default = path.file_stem().is_some_and(|stem| stem == "default");
+        let beside = |other: &PathBuf| other != path && other.parent() == path.parent();
+        (is_default && all.iter().any(beside)).then_some(NotRead::BeginningOfStages)
+    }
 }
 
 fn is_config(path: &Path) -> bool {

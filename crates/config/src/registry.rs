@@ -84,7 +84,7 @@ fn choice_of_model() -> Vec<Setting> {
             "Architecture, hub id, or the path of a config.json",
         )
         .flag("model", "NAME")
-        .flag_help("A model: mamba, gpt2, a hub id, a folder or a config.json (see `cinch models`)")
+        .flag_help("A model: mamba, gpt2, gsa, mu, naics, a hub id, a folder or a config.json (see `cinch models`)")
         .default("mamba")
         .aliases(&[same("model.model_type")]),
         Setting::new(
@@ -93,7 +93,7 @@ fn choice_of_model() -> Vec<Setting> {
             "A named size, which supplies the shape",
         )
         .flag("model-size", "SIZE")
-        .flag_help("Named size of mamba or gpt2 (see `cinch models`)")
+        .flag_help("Named size of mamba, gpt2 or gsa (see `cinch models`)")
         .aliases(&[same("model.model_size")]),
         Setting::new(
             "model.weights",

@@ -63,7 +63,9 @@ impl Settings {
             return Vec::new();
         };
         let world = self.world_note().into_iter();
-        world.chain(resolution.notes).collect()
+        let not_read = self.not_read.iter();
+        let not_read = not_read.map(|(why, files)| why.told(files));
+        world.chain(not_read).chain(resolution.notes).collect()
     }
 }
 
@@ -400,6 +402,14 @@ impl Completion {
         }
     }
 
+    /// Epochs between evaluations, where steps between them were not said more strongly.
+    fn eval_epochs(&self) -> Option<f64> {
+        const EPOCHS: &str = "training.eval_epochs";
+        let layer = |key| self.settings.effective(key).map(|given| given.layer);
+        let holds = layer(EPOCHS)? >= layer("training.eval_interval")?;
+        holds.then(|| self.float(EPOCHS))
+    }
+
     fn training(&mut self) -> Result<TrainingConfig, ConfigError> {
         self.fit_warmup()?;
         self.check_learning_rates()?;
@@ -427,9 +437,7 @@ impl Completion {
             max_grad_norm: self.float("training.max_grad_norm"),
             label_smoothing: self.float("training.label_smoothing"),
             eval_interval: self.unsigned("training.eval_interval"),
-            eval_epochs: self
-                .value("training.eval_epochs")
-                .map(|_| self.float("training.eval_epochs")),
+            eval_epochs: self.eval_epochs(),
             patience: self.unsigned("training.patience"),
             save_top: self.count("training.save_top"),
             eval_batches: self.count("training.eval_batches"),

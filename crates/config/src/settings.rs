@@ -14,6 +14,7 @@ use crate::curriculum::Stage;
 use crate::dialect::draft::Reading;
 use crate::dialect::{ACCUMULATION, BATCH, NODES, RANKS};
 use crate::error::{ConfigError, Given};
+use crate::folder::NotRead;
 use crate::preset::Preset;
 use crate::registry::{self, SETTINGS};
 use crate::rules::nearby_ranks;
@@ -30,6 +31,8 @@ pub struct Settings {
     pub(crate) files: Vec<Reading>,
     /// Of the files, those that are stages of a curriculum.
     pub(crate) stages: Vec<Stage>,
+    /// Which files of a folder were not read, and why.
+    pub(crate) not_read: BTreeMap<NotRead, Vec<PathBuf>>,
     /// Where a model that is named may lie.
     pub(crate) hub: HubFolders,
 }
@@ -72,6 +75,7 @@ impl Settings {
             assignments: BTreeMap::new(),
             files: Vec::new(),
             stages: Vec::new(),
+            not_read: BTreeMap::new(),
             hub: HubFolders::default(),
         };
         for setting in SETTINGS.iter() {
@@ -277,8 +281,29 @@ impl Settings {
     /// stages differ in, the one that takes most memory decides.
     pub fn load_files(&mut self, paths: &[PathBuf]) -> Result<(), ConfigError> {
         let first = self.stages.len();
+        let mut of_nothing = Vec::new();
         for path in paths {
-            self.load_file(path)?;
+            if let Some(why) = NotRead::by_name(path, paths) {
+                self.not_read.entry(why).or_default().push(path.clone());
+                continue;
+            }
+            match self.load_file(path) {
+                Err(error @ ConfigError::NoDialect { .. }) => of_nothing.push((path, error)),
+                loaded => loaded?,
+            }
+        }
+        // What lies beside or below a file that was read may be of another program; what is named
+        // by itself may not.
+        for (path, error) in of_nothing {
+            let below = |reading: &Reading| {
+                let folder = reading.path.parent();
+                folder.is_some_and(|folder| path.starts_with(folder))
+            };
+            if !self.files.iter().any(below) {
+                return Err(error);
+            }
+            let files = self.not_read.entry(NotRead::OfNothingKnown).or_default();
+            files.push(path.clone());
         }
         if self.stages.len() > first {
             let text = serde_json::to_string(&self.stages)?;

@@ -487,3 +487,24 @@ fn origins_can_be_written_as_json() {
     assert_eq!(one["value"], 4);
     assert_eq!(one["source"]["file"]["line"], 1);
 }
+
+/// A model or a program that evaluates by epochs does so until somebody says steps.
+#[test]
+fn steps_between_evaluations_outweigh_epochs_that_nobody_said() {
+    let evaluates = |own: &[(&str, &str)]| {
+        let mut settings = Settings::new();
+        for (key, value) in own {
+            settings.set(key, value, flag("--flag")).unwrap();
+        }
+        let training = settings.resolve().unwrap().training;
+        (training.eval_epochs, training.eval_interval)
+    };
+    let mu = ("model.type", "mu");
+    let steps = ("training.eval_interval", "50");
+    let epochs = ("training.eval_epochs", "2");
+    assert_eq!(evaluates(&[mu]), (Some(1.0), 1000));
+    assert_eq!(evaluates(&[mu, steps]), (None, 50));
+    assert_eq!(evaluates(&[mu, epochs]), (Some(2.0), 1000));
+    assert_eq!(evaluates(&[mu, epochs, steps]), (Some(2.0), 50));
+    assert_eq!(evaluates(&[steps]), (None, 50));
+}

@@ -72,6 +72,16 @@ pub enum DataError {
     },
 
     #[error(
+        "`{}` line {line}: {problem}\nhint: each line has a code of its own (digits), a title and a description; excluded and examples may be empty",
+        cinch_files::shown(&path)
+    )]
+    BadCode {
+        path: PathBuf,
+        line: u64,
+        problem: String,
+    },
+
+    #[error(
         "`{}`: every text of the channel `{channel}` is empty, so its encoder would learn nothing\nhint: fill the field `{channel}` of some lines",
         cinch_files::shown(&path)
     )]
@@ -81,9 +91,10 @@ pub enum DataError {
     },
 
     #[error(
-        "`{}`: {asked} negatives are asked for{}, and the code {code} has {found} that are farther from it than its positive\nhint: set model.negatives (n_negatives) to {found} or less, or add codes",
+        "`{}`: {asked} negatives are asked for{}, and the code {code} has {found} that are farther from it than its positive\nhint: {}",
         cinch_files::shown(&path),
-        of_stage(stage)
+        of_stage(stage),
+        fewer_negatives(*found)
     )]
     TooFewNegatives {
         path: PathBuf,
@@ -330,6 +341,13 @@ fn cache_hint(source: &io::Error) -> &'static str {
 }
 
 /// Which stage of a curriculum a message is about.
+fn fewer_negatives(found: usize) -> String {
+    match found {
+        0 => "add codes".to_owned(),
+        found => format!("set model.negatives (n_negatives) to {found} or less, or add codes"),
+    }
+}
+
 fn of_stage(stage: &str) -> String {
     match stage {
         "" => String::new(),

@@ -31,16 +31,15 @@ const LARGEST_FILE: u64 = 1 << 30;
 /// Digits of the codes at the top of the tree.
 const TOP_DIGITS: usize = 2;
 
-/// A line of a taxonomy's file.
+/// A line of a taxonomy's file. A text that is not there, or null as tables write out what they do
+/// not have, is empty.
 #[derive(Debug, Deserialize)]
 struct Line {
     code: String,
-    title: String,
-    description: String,
-    #[serde(default)]
-    excluded: String,
-    #[serde(default)]
-    examples: String,
+    title: Option<String>,
+    description: Option<String>,
+    excluded: Option<String>,
+    examples: Option<String>,
 }
 
 /// A code with the tokens of its texts.
@@ -101,7 +100,7 @@ impl Taxonomy {
             if text.trim().is_empty() {
                 continue;
             }
-            let bad = |problem: String| DataError::BadJsonLine {
+            let bad = |problem: String| DataError::BadCode {
                 path: path.to_owned(),
                 line: number,
                 problem,
@@ -121,12 +120,13 @@ impl Taxonomy {
                     line.code
                 )));
             }
-            for (name, text) in [("title", &line.title), ("description", &line.description)] {
+            let texts = [line.title, line.description, line.excluded, line.examples];
+            let texts = texts.map(Option::unwrap_or_default);
+            for (name, text) in CHANNEL_NAMES.iter().zip(&texts).take(2) {
                 if text.trim().is_empty() {
                     return Err(bad(format!("the {name} of {} is empty", line.code)));
                 }
             }
-            let texts = [line.title, line.description, line.excluded, line.examples];
             for (filled, text) in filled.iter_mut().zip(&texts) {
                 *filled |= !text.trim().is_empty();
             }
@@ -334,10 +334,33 @@ mod tests {
             title.contains("line 1: the title of 11 is empty"),
             "{title}"
         );
+        let null = line("x", "t").replace("\"d\"", "null");
+        let null = read(&null).unwrap_err().to_string();
+        assert!(null.contains("the description of 11 is empty"), "{null}");
         let twice = read(&line("x", "t").repeat(2)).unwrap_err().to_string();
         assert!(
             twice.contains("line 2: the code 11 is in line 1"),
             "{twice}"
         );
+        assert!(twice.contains("hint: each line has a code"), "{twice}");
+        let alone = [line("x", "t"), line("y", "t").replace("11", "111")].concat();
+        let alone = read(&alone).unwrap();
+        let alone = alone.pairs(&PairRules::plain(2, 5), 0.0, 7).unwrap_err();
+        let alone = alone.to_string();
+        assert!(alone.ends_with("hint: add codes"), "{alone}");
+    }
+
+    #[test]
+    fn a_text_that_is_null_or_not_there_is_empty() {
+        let full = r#"{"code":"11","title":"a","description":"b","excluded":"c","examples":"d"}"#;
+        let rest = [
+            r#"{"code":"111","title":"a","description":"b","excluded":"","examples":""}"#,
+            r#"{"code":"111","title":"a","description":"b","excluded":null,"examples":null}"#,
+            r#"{"code":"111","title":"a","description":"b"}"#,
+        ];
+        let [empty, null, absent] = rest.map(|line| read(&format!("{full}\n{line}\n")).unwrap());
+        assert!(empty.entries()[1].channels[2].is_empty());
+        assert_eq!(null.entries(), empty.entries());
+        assert_eq!(absent.entries(), empty.entries());
     }
 }

@@ -25,6 +25,9 @@ const METADATA: &str = "metadata.json";
 /// Bytes that are looked at together; a multiple of every width.
 const BLOCK_BYTES: usize = 4 << 20;
 
+/// Bytes from which on the width of ids can be told by what they are.
+const LEAST_TO_TELL: u64 = 64;
+
 /// What `metadata.json` says; what else it holds is the other program's.
 #[derive(Debug, Deserialize)]
 struct Metadata {
@@ -180,6 +183,7 @@ fn scan(
     let mut whole = Sha256::new();
     let mut block = Vec::with_capacity(BLOCK_BYTES);
     let mut read = 0;
+    let mut seconds_are_zero = width == 2;
     while read < bytes {
         if progress.is_interrupted() {
             return Err(DataError::Interrupted);
@@ -195,6 +199,7 @@ fn scan(
         }
         for (index, id) in block.chunks_exact(width).enumerate() {
             let id = TokenStore::id(id);
+            seconds_are_zero &= index.is_multiple_of(2) || id == 0;
             if id >= vocabulary as u64 {
                 let place = read / width as u64 + index as u64;
                 return Err(problem(format!(
@@ -207,6 +212,12 @@ fn scan(
         progress.advance(count as u64);
     }
     progress.end();
+    if seconds_are_zero && read >= LEAST_TO_TELL {
+        return Err(problem(format!(
+            "every second id of 2 bytes is 0, as in a file of ids of 4; {METADATA} says which with \
+             \"dtype\": \"uint32\""
+        )));
+    }
     Ok(Scanned {
         tokens: read / width as u64,
         digest: format!("{:x}", whole.finalize()),
@@ -270,6 +281,7 @@ mod tests {
     #[test]
     fn a_file_that_does_not_fit_says_why() {
         let ids = [1, 0, 2, 0, 44, 1];
+        let wide: Vec<u8> = (1..30_u32).flat_map(u32::to_le_bytes).collect();
         for (bytes, metadata, vocabulary, expected) in [
             (&ids[..], "", 300, "id 300 at place 2"),
             (&ids[..5], "", 400, "not a whole number of ids of 2 bytes"),
@@ -278,6 +290,13 @@ mod tests {
             (&ids[..], r#"{"dtype": "float32"}"#, 400, "float32"),
             (&ids[..], "[1]", 400, "not the metadata"),
             (&ids[..2], "", 400, "1 ids"),
+            (
+                &wide,
+                r#"{"dtype": "uint16"}"#,
+                400,
+                "every second id of 2 bytes is 0",
+            ),
+            (&wide, "", 400, "\"dtype\": \"uint32\""),
         ] {
             let folder = folder(bytes, metadata);
             let error = opened(folder.path(), vocabulary).unwrap_err().to_string();

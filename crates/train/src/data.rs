@@ -221,6 +221,7 @@ struct StageRows {
 
 impl Data {
     pub fn prepare(config: &Config, progress: &dyn Progress) -> Result<Self, TrainError> {
+        refuse_missing_source(config)?;
         if let Some(path) = &config.data.source
             && let Some(corpus) = Corpus::of_ids(path, config.model.vocab_size(), progress)?
         {
@@ -561,6 +562,19 @@ fn text_options(config: &Config, tokenizer: TokenizerSpec) -> DataOptions {
         text_column: config.data.text_column.clone(),
         cache_dir: config.data.cache_dir.clone(),
     }
+}
+
+/// An error where the data are not there: to be told before a tokenizer is asked for.
+fn refuse_missing_source(config: &Config) -> Result<(), TrainError> {
+    let Some(path) = config.data.source.as_ref().filter(|path| !path.exists()) else {
+        return Ok(());
+    };
+    let what = match path.extension() {
+        Some(_) => "file",
+        None => "folder",
+    };
+    let path = path.clone();
+    Err(DataError::SourceMissing { what, path }.into())
 }
 
 /// The tokenizer of a run, whose tokens the model has embeddings for. One that is to be trained

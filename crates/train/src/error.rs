@@ -117,7 +117,8 @@ pub enum TrainError {
     NoWeights { model: String },
     #[error(
         "{path}: `{name}` is {found:?}, the model's is {expected:?}\n\
-         hint: these are the weights of another model than its config.json describes"
+         hint: these are the weights of another model: name the folder of one with these sizes, or give \
+         the model theirs, as --set model.d_model and the like"
     )]
     WeightShape {
         path: PathBuf,

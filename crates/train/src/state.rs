@@ -245,30 +245,38 @@ fn impossible(model: &Architecture) -> Option<String> {
     })
 }
 
-/// Field by field; of another architecture, that alone.
+/// Setting by setting, then what no setting says, field by field; of another architecture, that
+/// alone.
 fn model_differences(saved: &Architecture, asked: &Architecture) -> Vec<Difference> {
-    let difference = |key: &str, saved: String, asked: String| Difference {
-        key: format!("model.{key}"),
-        saved,
-        asked,
-    };
+    let difference = |key: String, saved: String, asked: String| Difference { key, saved, asked };
     if saved.name() != asked.name() {
         let (saved, asked) = (saved.name().to_owned(), asked.name().to_owned());
-        return vec![difference("type", saved, asked)];
+        return vec![difference("model.type".to_owned(), saved, asked)];
+    }
+    let mut found = Vec::new();
+    let mut rest = asked.clone();
+    for setting in saved.family().settings {
+        let values = (setting.get)(saved).zip((setting.get)(asked));
+        let Some((was, is)) = values.filter(|(was, is)| was != is) else {
+            continue;
+        };
+        (setting.set)(&mut rest, was);
+        if State::is_fixed(setting.key) {
+            let key = setting.key.to_owned();
+            found.push(difference(key, was.to_string(), is.to_string()));
+        }
     }
     let fields = |model: &Architecture| match serde_json::to_value(model) {
         Ok(serde_json::Value::Object(fields)) => fields,
         _ => serde_json::Map::new(),
     };
-    let asked = fields(asked);
-    fields(saved)
-        .into_iter()
-        .filter(|(key, _)| !FREE_IN_MODEL.contains(&key.as_str()))
-        .filter_map(|(key, saved)| {
-            let asked = asked.get(&key).filter(|asked| **asked != saved)?;
-            Some(difference(&key, saved.to_string(), asked.to_string()))
-        })
-        .collect()
+    let rest = fields(&rest);
+    found.extend(fields(saved).into_iter().filter_map(|(field, saved)| {
+        let asked = rest.get(&field).filter(|asked| **asked != saved)?;
+        let key = format!("model.{field}");
+        State::is_fixed(&key).then(|| difference(key, saved.to_string(), asked.to_string()))
+    }));
+    found
 }
 
 #[cfg(test)]
@@ -369,6 +377,50 @@ mod tests {
             let found = state().differences(&config(own));
             assert!(found.contains(&expected), "{own:?}: {found:?}");
         }
+    }
+
+    /// By the key that its files have, whatever the shape calls the field.
+    #[test]
+    fn differences_of_every_family_are_told_by_their_keys() {
+        for (model, own) in [
+            (
+                "gsa",
+                [
+                    ("model.k_max", "1024", "512"),
+                    ("model.d_ffn", "1536", "1024"),
+                ],
+            ),
+            (
+                "mu",
+                [
+                    ("model.causal", "true", "false"),
+                    ("model.n_layers", "24", "12"),
+                ],
+            ),
+            (
+                "naics",
+                [
+                    ("model.n_experts", "4", "8"),
+                    ("model.d_model", "384", "768"),
+                ],
+            ),
+        ] {
+            let mut state = state();
+            state.config = config(&[("model.type", model)]);
+            for (key, saved, asked) in own {
+                let differs = Difference {
+                    key: key.to_owned(),
+                    saved: saved.to_owned(),
+                    asked: asked.to_owned(),
+                };
+                let asked = config(&[("model.type", model), (key, asked)]);
+                assert_eq!(state.differences(&asked), [differs]);
+            }
+        }
+        let mut state = state();
+        state.config = config(&[("model.type", "naics")]);
+        let free = config(&[("model.type", "naics"), ("model.dropout", "0.2")]);
+        assert_eq!(state.differences(&free), []);
     }
 
     #[test]

@@ -142,6 +142,7 @@ const TRAINING: &[(&str, &str)] = &[
     ("training.schedule", "onecycle"),
     ("training.warmup_steps", "1000"),
     ("training.epochs", "5"),
+    ("training.eval_epochs", "1"),
     ("training.sample_tokens", "100"),
 ];
 

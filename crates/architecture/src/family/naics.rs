@@ -165,6 +165,11 @@ impl Describe for Naics {
         self.encoder.layers
     }
 
+    fn mean_of_micro_batches(&self) -> Option<&'static str> {
+        (self.balance_weight > 0.0)
+            .then_some("the term that keeps experts evenly in use is that of each micro batch")
+    }
+
     fn set_layers(&mut self, layers: u64) {
         self.encoder.layers = layers;
     }

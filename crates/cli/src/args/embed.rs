@@ -1,5 +1,6 @@
 //! The arguments of `cinch embed` and `cinch eval`.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
@@ -77,7 +78,7 @@ pub struct EvalArguments {
         value_delimiter = ',',
         default_value = "1,5,10"
     )]
-    pub k: Vec<usize>,
+    pub k: Vec<NonZeroUsize>,
     #[command(flatten)]
     pub embedder: EmbedderArguments,
     #[arg(long)]

@@ -222,8 +222,13 @@ fn read_texts(path: &Path) -> anyhow::Result<Vec<[String; CHANNEL_NAMES.len()]>>
         let mut input = std::io::stdin().lock().take(LARGEST_FILE);
         input.read_to_string(&mut content)?;
     } else {
-        content = cinch_files::read_regular_text(path, LARGEST_FILE)
-            .with_context(|| format!("cannot read {}", shown(path)))?;
+        content = cinch_files::read_regular_text(path, LARGEST_FILE).map_err(|error| {
+            usage(format!(
+                "cannot read {}: {error}\n\
+                 hint: name a file with a text in each line, or - for standard input",
+                shown(path)
+            ))
+        })?;
     }
     let is_json = path.extension().is_some_and(|ending| ending == "jsonl");
     let lines = (1..).zip(content.lines());

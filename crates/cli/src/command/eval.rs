@@ -14,7 +14,8 @@ pub fn run(arguments: &EvalArguments) -> anyhow::Result<()> {
         subject.config.data.source = Some(path.clone());
     }
     let mut embedder = subject.embedder(Embedded::Points, &arguments.embedder)?;
-    let found = evaluate_retrieval(&subject.config, &mut embedder, &arguments.k)?;
+    let firsts: Vec<usize> = arguments.k.iter().map(|k| k.get()).collect();
+    let found = evaluate_retrieval(&subject.config, &mut embedder, &firsts)?;
     let path = subject.path();
     match arguments.json {
         true => print_json(&json!({

@@ -98,6 +98,7 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
             .budget
             .lacks_on_host(fit.report.recommended.host_bytes),
     );
+    notes.extend(other_mean(&settings, &config, &fit.plan.config));
     for path in &arguments.picture {
         let scene = picture::of_step(&fit.plan, Some(hardware.budget.capacity));
         picture::write(&scene, path)?;
@@ -302,4 +303,14 @@ fn prove(arguments: &FitArguments, fit: &Fit) -> anyhow::Result<serde_json::Valu
     }
     profile.verdict()?;
     Ok(profile::as_json(&fit.plan, &profile))
+}
+
+/// What to say where a step that was found is cut otherwise than the one that was stated, and a
+/// part of it is a mean over micro batches.
+fn other_mean(settings: &Settings, stated: &Config, found: &Config) -> Option<String> {
+    let part = found.model.mean_of_micro_batches()?;
+    let [stated, found] = [stated, found].map(|config| config.batch.batch_size);
+    let differs = settings.is_explicit("vram.batch_size") && stated != found;
+    differs
+        .then(|| format!("{part}, of {found} instead of {stated}: training is not quite the same"))
 }

@@ -1,6 +1,8 @@
 //! `cinch models`: what can be trained, what can be predicted, and which names are known.
 
-use cinch_architecture::{ARCHITECTURES, CatalogueEntry, Family, Number, catalogue, trained_sizes};
+use cinch_architecture::{
+    ARCHITECTURES, Architecture, CatalogueEntry, Family, Number, catalogue, trained_sizes,
+};
 use cinch_config::Bytes;
 use cinch_graph::DType;
 use serde_json::json;
@@ -31,9 +33,7 @@ fn is_trained(family: &Family) -> bool {
 }
 
 fn as_json() -> serde_json::Value {
-    let whole = |model: &cinch_architecture::Architecture, key: &str| {
-        model.get(key).and_then(Number::whole)
-    };
+    let whole = |model: &Architecture, key: &str| model.get(key).and_then(Number::whole);
     let sizes: Vec<serde_json::Value> = ARCHITECTURES
         .iter()
         .flat_map(|listed| listed.family.sizes.iter().map(move |size| (listed, size)))
@@ -85,7 +85,7 @@ fn describe(all: bool) -> String {
             table::right(Bytes::new(model.parameters() * DType::F32.size())),
             table::right(width.unwrap_or_default()),
             table::right(model.layers()),
-            table::right(model.positions().unwrap_or_default()),
+            table::right(positions(&model)),
         ]);
     }
     // The weights' size follows from their number.
@@ -135,4 +135,10 @@ fn describe(all: bool) -> String {
     text += "+N: as many more ids have the same shape; --json lists them\n\
              plan one: cinch plan Qwen/Qwen2.5-0.5B --batch-size 4\n";
     text
+}
+
+/// The longest row a model has positions for; rotary ones have no end.
+fn positions(model: &Architecture) -> String {
+    let most = model.positions();
+    most.map_or_else(|| "any".to_owned(), |most| most.to_string())
 }

@@ -49,6 +49,7 @@ pub(crate) struct Dialect {
     pub program: Program,
     /// The keys by which a file is known to be of this program, where it is.
     pub recognise: fn(&Keys<'_>) -> Option<Vec<String>>,
+    /// Of two rules of one name, the one of the earlier table holds.
     pub rules: &'static [&'static [Rule]],
     /// What the program takes where a file does not say: settings with their values.
     pub defaults: &'static [(&'static str, &'static str)],
@@ -365,17 +366,15 @@ impl Naming {
 
     /// The names a setting can be written under, the usual one first.
     pub(crate) fn spellings(self, key: &str) -> impl Iterator<Item = (&'static str, Meaning)> {
-        let rules: &[&[Rule]] = match self {
-            Naming::Own => &[],
-            Naming::Foreign(dialect) => dialect.rules,
+        let dialect = match self {
+            Naming::Own => None,
+            Naming::Foreign(dialect) => Some(dialect),
         };
-        rules
-            .iter()
-            .flat_map(|rules| rules.iter())
-            .filter_map(move |rule| match rule.says {
-                Says::Setting { key: own, meaning } if own == key => Some((rule.name, meaning)),
-                _ => None,
-            })
+        let rules = dialect.into_iter().flat_map(Dialect::own_rules);
+        rules.filter_map(move |rule| match rule.says {
+            Says::Setting { key: own, meaning } if own == key => Some((rule.name, meaning)),
+            _ => None,
+        })
     }
 
     /// What its program takes for a setting where a file is silent.
@@ -432,6 +431,18 @@ impl Recognised {
 }
 
 impl Dialect {
+    /// Its rules, without those that an earlier table says otherwise.
+    fn own_rules(&self) -> impl Iterator<Item = &'static Rule> {
+        let tables = self.rules;
+        tables.iter().enumerate().flat_map(move |(index, table)| {
+            let earlier = &tables[..index];
+            table.iter().filter(move |rule| {
+                let mut known = earlier.iter().flat_map(|table| table.iter());
+                known.all(|other| other.name != rule.name)
+            })
+        })
+    }
+
     /// The rule of a plain name: an exact one before a beginning.
     pub(crate) fn rule(&self, name: &str) -> Option<&'static Rule> {
         let rules = || self.rules.iter().flat_map(|rules| rules.iter());
@@ -565,14 +576,14 @@ mod tests {
     #[test]
     fn every_rule_leads_to_a_value_of_its_setting() {
         for dialect in DIALECTS {
-            let mut names = BTreeSet::new();
-            for rule in dialect.rules.iter().flat_map(|rules| rules.iter()) {
-                assert!(
-                    names.insert(rule.name),
-                    "{}: {} twice",
-                    dialect.name,
-                    rule.name
-                );
+            for table in dialect.rules {
+                let mut names = BTreeSet::new();
+                for rule in *table {
+                    let is_new = names.insert(rule.name);
+                    assert!(is_new, "{}: {} twice", dialect.name, rule.name);
+                }
+            }
+            for rule in dialect.own_rules() {
                 let Says::Setting { key, meaning } = rule.says else {
                     continue;
                 };

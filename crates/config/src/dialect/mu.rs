@@ -2,7 +2,10 @@
 //! begins with `MU`.
 
 use super::constants::RULES as CONSTANTS;
-use super::{ACCUMULATION, Dialect, Keys, MODEL, PRECISION, Program, Rule, harmless, same, switch};
+use super::{
+    ACCUMULATION, Dialect, Keys, MODEL, PRECISION, Program, Rule, harmless, refused_unless, same,
+    switch,
+};
 use crate::format::Format;
 
 pub(super) static MU: Dialect = Dialect {
@@ -58,6 +61,9 @@ fn recognise(keys: &Keys<'_>) -> Option<Vec<String>> {
     whole.then_some(sizes)
 }
 
+const OTHER_MATRIX: &str =
+    "the model is computed with a matrix of 8 × 8 for each token, in 16 blocks of 2 × 2";
+
 const RULES: &[Rule] = &[
     same("n_layers", "model.n_layers"),
     same("num_layers", "model.n_layers"),
@@ -67,9 +73,12 @@ const RULES: &[Rule] = &[
     same("dropout", "model.dropout"),
     switch("mixed_precision", PRECISION, "fp16", "fp32"),
     switch("use_mixed_precision", PRECISION, "fp16", "fp32"),
-    harmless("n_blocks"),
-    harmless("num_blocks"),
-    harmless("matrix_size"),
+    refused_unless("matrix_size", &["8"], OTHER_MATRIX),
+    // A side of a block, where other programs call the length so.
+    refused_unless("block_size", &["2"], OTHER_MATRIX),
+    refused_unless("n_blocks", &["16"], OTHER_MATRIX),
+    refused_unless("num_blocks", &["16"], OTHER_MATRIX),
+    refused_unless("num_semantic_blocks", &["16"], OTHER_MATRIX),
     harmless("max_gen_length"),
     harmless("max_new_tokens"),
     harmless("top_k"),

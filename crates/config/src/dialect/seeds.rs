@@ -5,9 +5,9 @@ use super::draft::Draft;
 use super::lightning::{PRECISION_WORDS, strategy};
 use super::{
     ACCUMULATION, BATCH, BETA1, BETA2, CHECKPOINTING, CLIP, DECAY, Dialect, EPOCHS, EPSILON,
-    EVALUATION, HELD_OUT, Keys, LOGGING, MODEL, Program, RANKS, RATE, Rule, SAVING, SCHEDULE,
-    SCHEDULE_WORDS, SEED, SEQUENCE, STEPS, TORCH_PRECISION, WARMUP, WholeBatch, combined, harmless,
-    refused, refused_unless, same, switch, words,
+    EVALUATION, HELD_OUT, Keys, LOGGING, MODEL, OTHER_OPTIMIZER, Program, RANKS, RATE, Rule,
+    SAVING, SCHEDULE, SCHEDULE_WORDS, SEED, SEQUENCE, STEPS, TORCH_PRECISION, WARMUP, WholeBatch,
+    combined, harmless, refused, refused_unless, same, switch, words,
 };
 use crate::error::ConfigError;
 use crate::settings::nearby;
@@ -15,8 +15,8 @@ use crate::settings::nearby;
 pub(super) static SPARSE_ATTENTION: Dialect = Dialect {
     name: "gated sparse attention",
     program: Program::PyTorch,
-    recognise: |keys| keys.has_section("gsa").then(|| vec!["gsa".to_owned()]),
-    rules: &[SPARSE_RULES],
+    recognise: recognise_sparse_attention,
+    rules: &[SPARSE_RULES, SPARSE_RULES_INSIDE_MODEL],
     defaults: &[
         (MODEL, "gsa"),
         (ACCUMULATION, "1"),
@@ -30,6 +30,29 @@ pub(super) static SPARSE_ATTENTION: Dialect = Dialect {
     }),
     arithmetic: Some(data_and_batch),
 };
+
+/// By its own section, at the top or, as the project's files have it, inside of `model`.
+fn recognise_sparse_attention(keys: &Keys<'_>) -> Option<Vec<String>> {
+    let mut sections = ["gsa", "model.gsa"].into_iter();
+    let found = sections.find(|section| keys.has_section(section))?;
+    Some(vec![found.to_owned()])
+}
+
+const SPARSE_RULES_INSIDE_MODEL: &[Rule] = &[
+    same("model.gsa.d_indexer", "model.d_indexer"),
+    same("model.gsa.n_indexer_heads", "model.n_indexer_heads"),
+    same("model.gsa.k_max", "model.k_max"),
+    same("model.gsa.k_base", "model.k_base"),
+    same("model.gsa.k_min", "model.k_min"),
+    refused("model.gsa.use_flash", OWN_KERNEL),
+    same("model.gsa.use_value_gate", "model.use_value_gate"),
+    same("model.gsa.use_output_gate", "model.use_output_gate"),
+    same("model.gsa.use_adaptive_k", "model.use_adaptive_k"),
+    same("model.gsa.train_indexer", "model.train_indexer"),
+    harmless("model.gsa.*"),
+];
+
+const OWN_KERNEL: &str = "a kernel of one's own is not computed";
 
 const SPARSE_RULES: &[Rule] = &[
     same("model.d_model", "model.d_model"),
@@ -49,7 +72,7 @@ const SPARSE_RULES: &[Rule] = &[
     same("gsa.k_max", "model.k_max"),
     same("gsa.k_base", "model.k_base"),
     same("gsa.k_min", "model.k_min"),
-    refused("gsa.use_flash", "a kernel of one's own is not computed"),
+    refused("gsa.use_flash", OWN_KERNEL),
     same("gsa.use_value_gate", "model.use_value_gate"),
     same("gsa.use_output_gate", "model.use_output_gate"),
     same("gsa.use_adaptive_k", "model.use_adaptive_k"),
@@ -67,6 +90,7 @@ const SPARSE_RULES: &[Rule] = &[
     same("training.gradient_accumulation_steps", ACCUMULATION),
     combined("training.global_batch_size"),
     same("training.max_seq_len", SEQUENCE),
+    refused_unless("training.optimizer", &["adamw"], OTHER_OPTIMIZER),
     words(
         "training.precision",
         TORCH_PRECISION,
@@ -232,6 +256,9 @@ const ENCODERS: &[&str] = &["sentence-transformers/all-MiniLM-L6-v2", "all-MiniL
 const OTHER_ENCODER: &str = "the embedder is computed with encoders of all-MiniLM-L6-v2's sizes; \
     for another one take this key out and give model.d_model, n_layers, n_heads and d_ffn by --set";
 
+const OTHER_TERM: &str =
+    "of the loss, the contrastive term and the balance of experts are computed";
+
 const EMBEDDER_RULES: &[Rule] = &[
     same("data_loader.batch_size", BATCH),
     same("training.trainer.accumulate_grad_batches", ACCUMULATION),
@@ -265,6 +292,9 @@ const EMBEDDER_RULES: &[Rule] = &[
     same("model.moe.load_balancing_coef", "model.balance_weight"),
     same("loss.temperature", "model.temperature"),
     same("loss.curvature", "model.curvature"),
+    refused("loss.hierarchy_weight", OTHER_TERM),
+    refused("loss.rank_order_weight", OTHER_TERM),
+    refused("loss.radius_reg_weight", OTHER_TERM),
     same("training.trainer.log_every_n_steps", LOGGING),
     same("seed", SEED),
     harmless("data_loader.*"),

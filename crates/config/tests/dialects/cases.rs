@@ -332,6 +332,7 @@ fn check_rest(shown: &str, folder: &Path, copy: &Path, name: &str, case: &Case) 
     for (key, fact) in [
         ("vram.batch_size", "batch"),
         ("vram.gradient_accumulation_steps", "accumulation"),
+        ("vram.max_seq_len", "length"),
         ("vram.checkpointing", "checkpointing"),
     ] {
         let value = case.edit.get(key);

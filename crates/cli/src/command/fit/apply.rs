@@ -77,7 +77,13 @@ pub fn apply(
             changes.push(change);
         }
     }
-    let application = Application::prepare_with(files, &changes, arguments.add_keys)?;
+    // What of a folder was not read is not written to.
+    let is_read = |file: &&PathBuf| {
+        let mut readings = settings.readings().iter();
+        readings.any(|reading| reading.path == **file)
+    };
+    let files: Vec<PathBuf> = files.iter().filter(is_read).cloned().collect();
+    let application = Application::prepare_with(&files, &changes, arguments.add_keys)?;
     refuse_half_a_batch(&application)?;
     let remarks: Vec<String> = application
         .unplaced()
