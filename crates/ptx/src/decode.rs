@@ -162,7 +162,7 @@ pub(crate) fn decode(word: &str, operands: &[Operand]) -> Option<Decoded> {
             simple(op, operands)
         }
         "cvta" => match parts[1] {
-            "to" => simple(Op::Move, operands),
+            "to" => simple(Op::Move(8), operands),
             "param" => simple(Op::ToGeneric(Space::Parameter), operands),
             "shared" => simple(Op::ToGeneric(Space::Shared), operands),
             _ => None,
@@ -317,7 +317,7 @@ fn mov(last: &str, operands: &[Operand]) -> Option<Decoded> {
                 &[operands, &[Operand::Value(1)]].concat(),
             )
         }
-        _ => simple(Op::Move, operands),
+        _ => simple(Op::Move(bytes), operands),
     }
 }
 

@@ -16,6 +16,7 @@ pub fn parse(text: &str) -> Result<Module, PtxError> {
         symbols: HashMap::new(),
         constants: Vec::new(),
         shared_end: SHARED_START,
+        dynamic_align: 16,
     };
     let kernels = parser.module()?;
     Ok(Module {
@@ -23,6 +24,9 @@ pub fn parse(text: &str) -> Result<Module, PtxError> {
         constants: parser.constants,
     })
 }
+
+/// In place of the address of what is asked for at a launch.
+const DYNAMIC: u64 = u64::MAX;
 
 /// The bytes of an element of a declared type, `.f32` say.
 fn bytes_of(ty: &str) -> Option<usize> {
@@ -37,6 +41,8 @@ struct Parser {
     symbols: HashMap<String, u64>,
     constants: Vec<u8>,
     shared_end: usize,
+    /// Of the shared memory that is asked for at a launch, which comes after all other.
+    dynamic_align: usize,
 }
 
 /// Where a kernel's names are found.
@@ -74,8 +80,10 @@ impl Parser {
                 ".shared" => {
                     let (name, align, bytes) = self.variable()?;
                     let address = match bytes {
-                        // Comes after all others, and may be at any multiple of that.
-                        None => u64::MAX,
+                        None => {
+                            self.dynamic_align = self.dynamic_align.max(align);
+                            DYNAMIC
+                        }
                         Some(bytes) => self.shared(align, bytes),
                     };
                     self.symbols.insert(name, address);
@@ -86,6 +94,11 @@ impl Parser {
             }
         }
         Ok(kernels)
+    }
+
+    /// What is asked for at a launch comes after what the kernel has anyway.
+    fn dynamic_start(&self) -> usize {
+        self.shared_end.next_multiple_of(self.dynamic_align)
     }
 
     fn shared(&mut self, align: usize, bytes: usize) -> u64 {
@@ -205,7 +218,7 @@ impl Parser {
             };
             body.code[instruction].op = Op::Branch(target);
         }
-        let shared_bytes = self.shared_end - SHARED_START;
+        let shared_bytes = self.dynamic_start() - SHARED_START;
         // What is declared in a kernel is its own.
         self.shared_end = shared_before;
         Ok(Kernel {
@@ -451,8 +464,7 @@ impl Parser {
             return Operand::Value(value);
         }
         match body.symbols.get(word) {
-            // What was asked for at the launch comes after what the kernel has anyway.
-            Some(&u64::MAX) => Operand::Value(self.shared_end.next_multiple_of(16) as u64),
+            Some(&DYNAMIC) => Operand::Value(self.dynamic_start() as u64),
             Some(&address) => Operand::Value(address),
             None => Operand::Label(body.label(word)),
         }

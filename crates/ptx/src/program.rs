@@ -202,7 +202,8 @@ pub(crate) enum Op {
     Nothing,
     Branch(usize),
     Return,
-    Move,
+    /// Of so many bytes.
+    Move(usize),
     /// Pieces of so many bytes into one register, and back.
     Pack(usize),
     Unpack(usize),

@@ -7,8 +7,8 @@ use cinch_graph::{DType, Graph, Init, Target, TensorId};
 use cinch_plan::{Options, Plan};
 
 use crate::card::card;
-use crate::check;
 use crate::numbers::{fill_lengths, random};
+use crate::on_both;
 use crate::real::encode;
 use crate::shared::VOCABULARY;
 
@@ -180,14 +180,12 @@ const OF_64: Shape = Shape {
 
 macro_rules! shapes {
     ($($test:ident: $shape:expr;)*) => {
-        $(
-            #[test]
-            #[ignore = "needs a GPU"]
-            fn $test() {
-                let shape = $shape;
-                check(stringify!($test), |compute| shape.graph(compute));
-            }
-        )*
+        on_both! {
+            emulated: $($test: {
+                let shape: Shape = $shape;
+                move |compute| shape.graph(compute)
+            };)*
+        }
     };
 }
 

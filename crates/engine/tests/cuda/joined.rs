@@ -408,7 +408,7 @@ fn assert_as_near(
         assert!(size > 0.0, "{name} is zero");
         let (apart, joined) = (distance(apart) / size, distance(joined) / size);
         assert!(
-            apart <= 2.0 * tolerance && joined <= (1.3 * apart).max(tolerance),
+            apart <= 3.0 * tolerance && joined <= (1.3 * apart).max(tolerance),
             "{} {name}: {joined} joined, {apart} one by one",
             graph.compute
         );

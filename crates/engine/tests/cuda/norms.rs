@@ -4,7 +4,7 @@
 use cinch_graph::op::NormKind;
 use cinch_graph::{DType, Graph, GraphError, Init};
 
-use crate::{check, check_second_way};
+use crate::{check, check_emulated, check_second_way};
 
 const WEIGHT: Init = Init::Normal { std: 0.05 };
 /// Rows that are no multiple of what a block has.
@@ -44,11 +44,14 @@ fn graph(width: usize, kind: NormKind, trained: bool, compute: DType) -> Result<
     Ok(g)
 }
 
+const KINDS: [NormKind; 2] = [NormKind::Layer, NormKind::Rms];
+const WIDTHS: [usize; 4] = [128, 256, 384, 512];
+
 #[test]
 #[ignore = "needs a GPU"]
 fn norms_of_narrow_rows() {
-    for kind in [NormKind::Layer, NormKind::Rms] {
-        for width in [128, 256, 384, 512] {
+    for kind in KINDS {
+        for width in WIDTHS {
             let what = format!("{kind:?} norm of {width}");
             check(&what, |compute| graph(width, kind, false, compute).unwrap());
         }
@@ -58,10 +61,21 @@ fn norms_of_narrow_rows() {
 #[test]
 #[ignore = "needs a GPU"]
 fn trained_norms_of_narrow_rows() {
-    for kind in [NormKind::Layer, NormKind::Rms] {
-        for width in [128, 256, 384, 512] {
+    for kind in KINDS {
+        for width in WIDTHS {
             let what = format!("trained {kind:?} norm of {width}");
             check_second_way(&what, |compute| graph(width, kind, true, compute).unwrap());
+        }
+    }
+}
+
+/// One width of each kind, trained and not.
+#[test]
+fn norms_of_narrow_rows_without_a_card() {
+    for (kind, width) in [(NormKind::Layer, 384), (NormKind::Rms, 128)] {
+        for trained in [false, true] {
+            let what = format!("{kind:?} norm of {width}, trained: {trained}");
+            check_emulated(&what, |compute| graph(width, kind, trained, compute).unwrap());
         }
     }
 }

@@ -172,7 +172,7 @@ fn context<'a>(launch: &Launch<'a>) -> Result<Context<'a>, PtxError> {
         maps,
         grid: launch.grid,
         block: launch.block,
-        shared_bytes: kernel.shared_bytes.next_multiple_of(16) + launch.shared_bytes as usize,
+        shared_bytes: kernel.shared_bytes + launch.shared_bytes as usize,
     })
 }
 

@@ -438,8 +438,9 @@ impl Warp {
         };
         match instruction.op {
             Op::Nothing | Op::Branch(_) | Op::Return => {}
-            Op::Move => {
-                let value = from(self, cluster, 0);
+            Op::Move(bytes) => {
+                let ones = u64::MAX >> (64 - 8 * bytes as u32);
+                let value = from(self, cluster, 0).map(|value| value & ones);
                 self.write(instruction.to[0], &value, lanes);
             }
             Op::Pack(bytes) => {
