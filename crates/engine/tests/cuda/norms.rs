@@ -75,7 +75,9 @@ fn norms_of_narrow_rows_without_a_card() {
     for (kind, width) in [(NormKind::Layer, 384), (NormKind::Rms, 128)] {
         for trained in [false, true] {
             let what = format!("{kind:?} norm of {width}, trained: {trained}");
-            check_emulated(&what, |compute| graph(width, kind, trained, compute).unwrap());
+            check_emulated(&what, |compute| {
+                graph(width, kind, trained, compute).unwrap()
+            });
         }
     }
 }

@@ -165,7 +165,9 @@ impl Cluster {
         for wait in self.warps.iter().flat_map(|warp| warp.waits(context, self)) {
             *waits.entry(wait).or_default() += 1;
         }
-        let told = waits.iter().map(|(wait, count)| format!("{count} × {wait}"));
+        let told = waits
+            .iter()
+            .map(|(wait, count)| format!("{count} × {wait}"));
         told.collect::<Vec<_>>().join("; ")
     }
 
