@@ -179,9 +179,9 @@ const OF_64: Shape = Shape {
 };
 
 macro_rules! shapes {
-    ($($test:ident: $shape:expr;)*) => {
+    ($($(#[$long:meta])? $test:ident: $shape:expr;)*) => {
         on_both! {
-            emulated: $($test: {
+            emulated: $($(#[$long])? $test: {
                 let shape: Shape = $shape;
                 move |compute| shape.graph(compute)
             };)*

@@ -73,9 +73,9 @@ fn low_ranks_are_dropped_inside_the_product() {
 }
 
 macro_rules! ranks {
-    ($($test:ident: $rank:literal in $width:literal, $rows:expr;)*) => {
+    ($($(#[$long:meta])? $test:ident: $rank:literal in $width:literal, $rows:expr;)*) => {
         on_both! {
-            emulated: $($test: |compute| graph($rank, $width, $rows, compute).unwrap();)*
+            emulated: $($(#[$long])? $test: |compute| graph($rank, $width, $rows, compute).unwrap();)*
         }
     };
 }

@@ -10,7 +10,7 @@ use cinch_plan::{Options, Plan, num_micro_nodes};
 
 use crate::card::card;
 use crate::device::{Device, OnCard};
-use crate::emulated::{self, OnHost};
+use crate::emulated::{OnHost, is_possible};
 use crate::numbers::random;
 use crate::real::{decode, encode};
 use crate::shared::OPTIMIZER;
@@ -84,9 +84,9 @@ const INNER: usize = 800;
 /// where nobody reads its input again it is written in that one's place. What the second adapter
 /// makes of GELU's result follows it. Their input is added to what they give, so that its gradient
 /// adds to what is there.
-fn encoder(compute: DType) -> Result<TrainingGraph, GraphError> {
+fn encoder(rows: [usize; 2], compute: DType) -> Result<TrainingGraph, GraphError> {
     let mut g = Graph::new(compute);
-    let tokens = g.batch("tokens", ROWS, DType::I32);
+    let tokens = g.batch("tokens", rows, DType::I32);
     let table = g.weight("table", [50, SHORT], WEIGHT);
     let mut x = g.embedding("embedding", tokens, table, None, None)?;
     for block in ["first", "second"] {
@@ -117,7 +117,7 @@ fn encoder(compute: DType) -> Result<TrainingGraph, GraphError> {
         g.leave_block();
     }
     let head = g.weight("head", [50, SHORT], WEIGHT);
-    let targets = g.batch("targets", ROWS, DType::I32);
+    let targets = g.batch("targets", rows, DType::I32);
     g.cross_entropy("loss", x, head, targets, 0.0, None)?;
     differentiate(g, &OPTIMIZER)?.recompute(Recompute::Blocks(1))
 }
@@ -173,12 +173,12 @@ fn feed_forward(between: Between, compute: DType) -> Result<TrainingGraph, Graph
 
 /// Selective scans with projections of a width that a pass each way takes: x and z in one tensor, or
 /// x by itself, after a convolution.
-fn selective(compute: DType) -> Result<TrainingGraph, GraphError> {
+fn selective(rows: [usize; 2], compute: DType) -> Result<TrainingGraph, GraphError> {
     const INNER: usize = 1024;
     const STATE: usize = 16;
     const SELECTED: usize = 64;
     let mut g = Graph::new(compute);
-    let tokens = g.batch("tokens", ROWS, DType::I32);
+    let tokens = g.batch("tokens", rows, DType::I32);
     let table = g.weight("table", [50, 64], WEIGHT);
     let mut x = g.embedding("embedding", tokens, table, None, None)?;
     for (block, convolved) in [("first", false), ("second", true)] {
@@ -212,7 +212,7 @@ fn selective(compute: DType) -> Result<TrainingGraph, GraphError> {
         x = g.linear(&part("y"), y, out, None)?;
     }
     let head = g.weight("head", [50, 64], WEIGHT);
-    let targets = g.batch("targets", ROWS, DType::I32);
+    let targets = g.batch("targets", rows, DType::I32);
     g.cross_entropy("loss", x, head, targets, 0.0, None)?;
     differentiate(g, &OPTIMIZER)
 }
@@ -303,7 +303,7 @@ fn joined_products_with_short_sums_give_what_they_give_one_by_one() {
 #[test]
 #[ignore = "needs a GPU"]
 fn what_follows_products_gives_the_same_in_their_kernel() {
-    compare(encoder);
+    compare(|compute| encoder(ROWS, compute));
 }
 
 #[test]
@@ -322,7 +322,7 @@ fn gates_after_long_products_give_the_same_in_their_kernel() {
 #[test]
 #[ignore = "needs a GPU"]
 fn projections_of_scans_give_what_they_give_one_by_one() {
-    compare(selective);
+    compare(|compute| selective(ROWS, compute));
 }
 
 /// A vocabulary whose last words may be a product of their own.
@@ -364,8 +364,8 @@ fn compare(make: Make) {
 }
 
 /// The same with the host in place of a card, by every way that there is.
-fn compare_emulated(make: Make) {
-    if !emulated::is_possible() {
+fn compare_emulated(make: Make, types: &[(DType, f64)]) {
+    if !is_possible() {
         eprintln!("skipped: no NVRTC");
         return;
     }
@@ -375,7 +375,7 @@ fn compare_emulated(make: Make) {
         ..Card::HOPPER
     };
     let way = |way| move |arena_bytes| OnHost::new(arena_bytes, card, way);
-    for (dtype, tolerance) in HALVES {
+    for &(dtype, tolerance) in types {
         let exact = gradients(&make(DType::F32).unwrap(), 1, dtype, way(0)).0;
         let graph = make(dtype).unwrap();
         let apart = gradients(&graph, 1, dtype, way(0)).0;
@@ -415,41 +415,75 @@ fn assert_as_near(
     }
 }
 
-mod emulated_joined {
+mod emulated {
     use super::*;
 
+    /// Of a few tiles, one of which ends inside.
+    const FEW: [usize; 2] = [1, 140];
+
+    fn few_rows(make: Make) {
+        compare_emulated(make, &HALVES[..1]);
+    }
+
+    fn all_rows(make: Make) {
+        compare_emulated(make, &HALVES);
+    }
+
     #[test]
+    fn what_follows_products_of_few_rows() {
+        few_rows(|compute| encoder(FEW, compute));
+    }
+
+    #[test]
+    fn low_ranks_of_few_rows() {
+        few_rows(|compute| layers(compute, 8, 384, 768, FEW));
+    }
+
+    #[test]
+    fn projections_of_scans_of_few_rows() {
+        few_rows(|compute| selective(FEW, compute));
+    }
+
+    #[test]
+    #[ignore = "takes minutes without a card"]
     fn joined_products() {
-        compare_emulated(graph);
+        all_rows(graph);
     }
 
     #[test]
+    #[ignore = "takes minutes without a card"]
     fn low_ranks() {
-        compare_emulated(low_rank);
+        all_rows(low_rank);
     }
 
     #[test]
+    #[ignore = "takes minutes without a card"]
     fn sums_that_are_short() {
-        compare_emulated(short_sums);
+        all_rows(short_sums);
     }
 
     #[test]
+    #[ignore = "takes minutes without a card"]
     fn what_follows_products() {
-        compare_emulated(encoder);
+        all_rows(|compute| encoder(ROWS, compute));
     }
 
     #[test]
+    #[ignore = "takes minutes without a card"]
     fn functions_after_long_products() {
-        compare_emulated(|compute| feed_forward(Between::Function(ActivationKind::Gelu), compute));
+        all_rows(|compute| feed_forward(Between::Function(ActivationKind::Gelu), compute));
+        all_rows(|compute| feed_forward(Between::Function(ActivationKind::GeluTanh), compute));
     }
 
     #[test]
+    #[ignore = "takes minutes without a card"]
     fn gates_after_long_products() {
-        compare_emulated(|compute| feed_forward(Between::Gate, compute));
+        all_rows(|compute| feed_forward(Between::Gate, compute));
     }
 
     #[test]
+    #[ignore = "takes minutes without a card"]
     fn projections_of_scans() {
-        compare_emulated(selective);
+        all_rows(|compute| selective(ROWS, compute));
     }
 }

@@ -91,9 +91,9 @@ fn assert_within(reports: impl Fn(DType) -> Vec<Report>) {
 }
 
 /// Two tests for each graph, so that they can be chosen by name: on a card, and in a module of its own
-/// with the host in its place.
+/// with the host in its place, which may be left out where it takes long.
 macro_rules! on_both {
-    ($emulated:ident: $($test:ident: $make:expr;)*) => {
+    ($emulated:ident: $($(#[$long:meta])? $test:ident: $make:expr;)*) => {
         $(
             #[test]
             #[ignore = "needs a GPU"]
@@ -107,6 +107,7 @@ macro_rules! on_both {
 
             $(
                 #[test]
+                $(#[$long])?
                 fn $test() {
                     crate::check_emulated(stringify!($test), $make);
                 }
@@ -189,9 +190,9 @@ fn values_that_are_written_again_are_compared() {
 
 /// The models with widths and lengths of real ones, odd ones, and one row.
 macro_rules! models {
-    ($($test:ident: $config:expr, $batch:literal x $seq_len:literal;)*) => {
+    ($($(#[$long:meta])? $test:ident: $config:expr, $batch:literal x $seq_len:literal;)*) => {
         on_both! {
-            emulated_models: $($test: {
+            emulated_models: $($(#[$long])? $test: {
                 let config: Architecture = $config.into();
                 move |compute| model(&config, $batch, $seq_len, compute)
             };)*
@@ -220,9 +221,9 @@ models! {
 /// An indexer with its selection and its fit: heads that tensor cores take and others, more rows
 /// than a tile has, a fixed number of keys, and the warm-up, where attention is dense.
 macro_rules! sparse {
-    ($($test:ident: $config:expr, $batch:literal x $seq_len:literal;)*) => {
+    ($($(#[$long:meta])? $test:ident: $config:expr, $batch:literal x $seq_len:literal;)*) => {
         on_both! {
-            emulated_sparse: $($test: {
+            emulated_sparse: $($(#[$long])? $test: {
                 let config = Architecture::Gsa($config);
                 move |compute| model(&config, $batch, $seq_len, compute)
             };)*
@@ -279,9 +280,9 @@ fn of_equal_scores_the_first_are_selected() {
 /// What continues from a cache, over odd numbers of tokens and one. The rows of a batch begin at
 /// different positions, one of them at 0.
 macro_rules! continued {
-    ($($test:ident: $config:expr, $batch:literal x $seq_len:literal of $context:literal;)*) => {
+    ($($(#[$long:meta])? $test:ident: $config:expr, $batch:literal x $seq_len:literal of $context:literal;)*) => {
         on_both! {
-            emulated_continued: $($test: {
+            emulated_continued: $($(#[$long])? $test: {
                 let config = $config;
                 move |compute| continuing(&config, $batch, $seq_len, $context, compute)
             };)*
@@ -310,9 +311,9 @@ continued! {
 /// Rotary positions, grouped heads, gates and padding, at the widths that tensor cores take and
 /// others.
 macro_rules! transformers {
-    ($($test:ident: $shape:expr;)*) => {
+    ($($(#[$long:meta])? $test:ident: $shape:expr;)*) => {
         on_both! {
-            emulated_transformers: $($test: {
+            emulated_transformers: $($(#[$long])? $test: {
                 let shape = $shape;
                 move |compute| graphs::transformer(&shape, compute).unwrap()
             };)*
