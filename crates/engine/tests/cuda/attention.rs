@@ -190,23 +190,36 @@ macro_rules! shapes {
 }
 
 shapes! {
+    #[ignore = "takes minutes without a card"]
     heads_of_32_over_512_positions: ENCODER;
+    #[ignore = "takes minutes without a card"]
     heads_of_32_without_dropout: Shape { dropout: 0.0, ..ENCODER };
     heads_of_32_over_24_positions: Shape { seq: 24, ..ENCODER };
+    #[ignore = "takes minutes without a card"]
     heads_of_32_over_300_positions: Shape { seq: 300, padding: false, ..ENCODER };
     heads_of_32_over_449_positions: Shape { seq: 449, batch: 5, ..ENCODER };
     heads_of_32_over_one_position: Shape { seq: 1, padding: false, ..ENCODER };
+    #[ignore = "takes minutes without a card"]
     heads_of_32_of_many_texts: Shape { seq: 130, batch: 70, ..ENCODER };
     // Scores far above those of the first keys, which are what probabilities are relative to.
+    #[ignore = "takes minutes without a card"]
     heads_of_32_with_sharp_scores: Shape { sharpness: 6.0, ..ENCODER };
+    #[ignore = "takes minutes without a card"]
     heads_of_32_over_600_positions: Shape { seq: 600, ..ENCODER };
     heads_of_32_in_causal_order: Shape { seq: 333, causal: true, kv_heads: 1, ..ENCODER };
+    #[ignore = "takes minutes without a card"]
     grouped_heads_of_128: GROUPED;
+    #[ignore = "takes minutes without a card"]
     grouped_heads_of_128_over_1500_positions: Shape { seq: 1500, ..GROUPED };
+    #[ignore = "takes minutes without a card"]
     grouped_heads_of_128_padded: GROUPED_AND_PADDED;
+    #[ignore = "takes minutes without a card"]
     few_heads_of_64: OF_64;
+    #[ignore = "takes minutes without a card"]
     one_text_of_heads_of_64: Shape { batch: 1, seq: 1500, ..OF_64 };
+    #[ignore = "takes minutes without a card"]
     one_text_of_grouped_heads_of_64: Shape { batch: 1, seq: 1200, heads: 14, kv_heads: 2, ..OF_64 };
+    #[ignore = "takes minutes without a card"]
     own_keys_of_heads_of_128: Shape { seq: 1100, heads: 12, kv_heads: 12, ..GROUPED };
 }
 

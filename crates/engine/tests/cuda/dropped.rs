@@ -83,10 +83,15 @@ macro_rules! ranks {
 ranks! {
     dropped_rank_8: 8 in 416, ROWS;
     dropped_rank_16: 16 in 96, ROWS;
+    #[ignore = "takes minutes without a card"]
     dropped_rank_24: 24 in 1536, ROWS;
     dropped_rank_32: 32 in 160, ROWS;
+    #[ignore = "takes minutes without a card"]
     dropped_rank_8_of_many_rows: 8 in 224, MANY;
+    #[ignore = "takes minutes without a card"]
     dropped_rank_24_of_many_rows: 24 in 288, MANY;
+    #[ignore = "takes minutes without a card"]
     dropped_rank_8_of_many_rows_and_columns: 8 in 1024, MANY;
+    #[ignore = "takes minutes without a card"]
     dropped_rank_24_of_many_rows_and_columns: 24 in 1024, MANY;
 }

@@ -456,6 +456,15 @@ mod emulated {
         all_rows(low_rank);
     }
 
+    /// Each width of which both products of an adapter's second matrix are one pass has its kernels.
+    #[test]
+    #[ignore = "takes minutes without a card"]
+    fn low_ranks_of_every_width() {
+        few_rows(|compute| layers(compute, 8, 128, 256, FEW));
+        few_rows(|compute| layers(compute, 8, 512, 768, FEW));
+        few_rows(|compute| layers(compute, 8, 1024, 1536, FEW));
+    }
+
     #[test]
     #[ignore = "takes minutes without a card"]
     fn sums_that_are_short() {

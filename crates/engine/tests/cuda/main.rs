@@ -202,18 +202,26 @@ macro_rules! models {
 
 models! {
     mamba_64_of_128_tokens: mamba_of(64, 16, 0, 64), 2 x 128;
+    #[ignore = "takes minutes without a card"]
     mamba_72_of_777_tokens: mamba_of(72, 16, 4, 64), 1 x 777;
     mamba_33_of_37_tokens_with_3_states: mamba_of(33, 3, 0, 16), 3 x 37;
     mamba_64_of_one_token: mamba_of(64, 16, 0, 64), 1 x 1;
+    #[ignore = "takes minutes without a card"]
     gpt2_head_64_of_256_tokens: gpt2_of(128, 2, 61), 2 x 256;
+    #[ignore = "takes minutes without a card"]
     gpt2_head_64_of_777_tokens: gpt2_of(192, 3, 1001), 1 x 777;
     gpt2_head_32_of_100_tokens: gpt2_of(96, 3, 61), 3 x 100;
+    #[ignore = "takes minutes without a card"]
     gpt2_head_128_of_200_tokens: gpt2_of(256, 2, 61), 2 x 200;
     gpt2_head_20_of_65_tokens: gpt2_of(60, 3, 61), 2 x 65;
     gpt2_head_64_of_one_token: gpt2_of(64, 1, 61), 1 x 1;
+    #[ignore = "takes minutes without a card"]
     gpt2_of_60001_words: gpt2_of(64, 1, 60_001), 1 x 5;
+    #[ignore = "takes minutes without a card"]
     mu_of_100_tokens: mu_of(true, false), 2 x 100;
+    #[ignore = "takes minutes without a card"]
     mu_of_512_tokens_in_five_rows: mu_of(true, false), 5 x 512;
+    #[ignore = "takes minutes without a card"]
     mu_of_450_tokens_seeing_all: mu_of(false, false), 1 x 450;
     mu_of_37_tokens_as_published: mu_of(false, true), 3 x 37;
 }
@@ -232,13 +240,19 @@ macro_rules! sparse {
 }
 
 sparse! {
+    #[ignore = "takes minutes without a card"]
     gsa_head_64_of_300_tokens: gsa_of(64, 64), 2 x 300;
+    #[ignore = "takes minutes without a card"]
     gsa_head_32_of_130_tokens: Gsa { adaptive_keys: false, ..gsa_of(32, 16) }, 3 x 130;
     gsa_head_20_of_65_tokens: gsa_of(20, 5), 2 x 65;
+    #[ignore = "takes minutes without a card"]
     gsa_head_128_of_200_tokens: gsa_of(128, 80), 1 x 200;
     gsa_head_64_of_one_token: gsa_of(64, 64), 1 x 1;
+    #[ignore = "takes minutes without a card"]
     gsa_head_64_of_200_dense_tokens: Gsa { indexer_warmup: 1, ..gsa_of(64, 64) }, 2 x 200;
+    #[ignore = "takes minutes without a card"]
     gsa_without_a_trained_indexer: Gsa { train_indexer: false, ..gsa_of(64, 32) }, 2 x 100;
+    #[ignore = "takes minutes without a card"]
     gsa_of_2500_tokens: Gsa { width: 32, heads: 1, key_heads: 1, ..gsa_of(32, 16) }, 2 x 2500;
 }
 
@@ -300,6 +314,7 @@ continued! {
     mu_continues_with_13_tokens: mu_of(true, false), 2 x 13 of 64;
     gsa_continues_with_13_tokens: few_keys(gsa_of(64, 64)), 2 x 13 of 64;
     gsa_continues_with_2_tokens: few_keys(gsa_of(20, 5)), 3 x 2 of 30;
+    #[ignore = "takes minutes without a card"]
     gsa_continues_with_200_tokens: Architecture::Gsa(gsa_of(32, 16)), 2 x 200 of 300;
     gsa_continues_with_a_fixed_number_of_keys: few_keys(Gsa {
         adaptive_keys: false,
@@ -330,13 +345,16 @@ const PADDED: Transformer = Transformer {
 };
 
 transformers! {
+    #[ignore = "takes minutes without a card"]
     decoder_head_64_of_200_tokens_padded: PADDED;
+    #[ignore = "takes minutes without a card"]
     decoder_head_64_of_777_tokens: Transformer {
         batch: 1,
         seq: 777,
         padding: false,
         ..PADDED
     };
+    #[ignore = "takes minutes without a card"]
     encoder_head_32_of_300_tokens_padded: Transformer {
         seq: 300,
         head_dim: 32,
@@ -344,6 +362,7 @@ transformers! {
         batch: 4,
         ..graphs::ENCODER
     };
+    #[ignore = "takes minutes without a card"]
     decoder_head_128_of_260_tokens_padded: Transformer {
         batch: 2,
         seq: 260,
@@ -353,6 +372,7 @@ transformers! {
         dropout: 0.1,
         ..PADDED
     };
+    #[ignore = "takes minutes without a card"]
     decoder_head_64_of_777_tokens_in_windows: Transformer {
         batch: 1,
         seq: 777,
@@ -360,12 +380,14 @@ transformers! {
         window: Some(150),
         ..PADDED
     };
+    #[ignore = "takes minutes without a card"]
     decoder_head_64_of_400_tokens_packed: Transformer {
         seq: 400,
         documents: true,
         dropout: 0.1,
         ..PADDED
     };
+    #[ignore = "takes minutes without a card"]
     decoder_head_128_of_500_tokens_packed_in_windows: Transformer {
         batch: 2,
         seq: 500,
@@ -376,6 +398,7 @@ transformers! {
         window: Some(70),
         ..PADDED
     };
+    #[ignore = "takes minutes without a card"]
     decoder_head_32_of_333_tokens_packed_in_windows: Transformer {
         batch: 3,
         seq: 333,
@@ -384,6 +407,7 @@ transformers! {
         window: Some(100),
         ..PADDED
     };
+    #[ignore = "takes minutes without a card"]
     decoder_head_20_of_130_tokens_packed_in_windows: Transformer {
         batch: 3,
         seq: 130,
@@ -392,6 +416,7 @@ transformers! {
         window: Some(41),
         ..PADDED
     };
+    #[ignore = "takes minutes without a card"]
     decoder_head_8_of_600_tokens: Transformer {
         batch: 2,
         seq: 600,
@@ -399,6 +424,7 @@ transformers! {
         padding: false,
         ..PADDED
     };
+    #[ignore = "takes minutes without a card"]
     decoder_head_8_of_512_tokens_with_dropout: Transformer {
         batch: 2,
         seq: 512,
@@ -423,6 +449,7 @@ transformers! {
         dropout: 0.1,
         ..PADDED
     };
+    #[ignore = "takes minutes without a card"]
     encoder_head_2_of_257_tokens: Transformer {
         batch: 3,
         seq: 257,
@@ -430,6 +457,7 @@ transformers! {
         padding: false,
         ..graphs::ENCODER
     };
+    #[ignore = "takes minutes without a card"]
     encoder_head_32_of_512_tokens_padded: Transformer {
         seq: 512,
         heads: 3,

@@ -9,10 +9,22 @@ use crate::{check, check_emulated, check_second_way};
 const WEIGHT: Init = Init::Normal { std: 0.05 };
 /// Rows that are no multiple of what a block has.
 const ROWS: [usize; 2] = [3, 45];
+/// So many that warps have several.
+const MANY: [usize; 2] = [7, 331];
 
 fn graph(width: usize, kind: NormKind, trained: bool, compute: DType) -> Result<Graph, GraphError> {
+    graph_of(ROWS, width, kind, trained, compute)
+}
+
+fn graph_of(
+    rows: [usize; 2],
+    width: usize,
+    kind: NormKind,
+    trained: bool,
+    compute: DType,
+) -> Result<Graph, GraphError> {
     let mut g = Graph::new(compute);
-    let tokens = g.batch("tokens", ROWS, DType::I32);
+    let tokens = g.batch("tokens", rows, DType::I32);
     let table = g.weight("table", [50, width], WEIGHT);
     let mut x = g.embedding("embedding", tokens, table, None, None)?;
     for block in ["first", "second"] {
@@ -39,7 +51,7 @@ fn graph(width: usize, kind: NormKind, trained: bool, compute: DType) -> Result<
         g.leave_block();
     }
     let head = g.weight("head", [50, width], WEIGHT);
-    let targets = g.batch("targets", ROWS, DType::I32);
+    let targets = g.batch("targets", rows, DType::I32);
     g.cross_entropy("loss", x, head, targets, 0.0, None)?;
     Ok(g)
 }
@@ -66,6 +78,10 @@ fn trained_norms_of_narrow_rows() {
             let what = format!("trained {kind:?} norm of {width}");
             check_second_way(&what, |compute| graph(width, kind, true, compute).unwrap());
         }
+        let what = format!("trained {kind:?} norm of many rows");
+        check_second_way(&what, |compute| {
+            graph_of(MANY, 384, kind, true, compute).unwrap()
+        });
     }
 }
 
@@ -79,5 +95,16 @@ fn norms_of_narrow_rows_without_a_card() {
                 graph(width, kind, trained, compute).unwrap()
             });
         }
+    }
+}
+
+#[test]
+#[ignore = "takes minutes without a card"]
+fn norms_of_many_narrow_rows_without_a_card() {
+    for kind in KINDS {
+        let what = format!("{kind:?} norm of many rows");
+        check_emulated(&what, |compute| {
+            graph_of(MANY, 128, kind, true, compute).unwrap()
+        });
     }
 }
