@@ -29,6 +29,13 @@ pub enum PtxError {
         grid: [u32; 3],
         cluster: usize,
     },
+    #[error("a block of `{kernel}` has {given} {what}, and may have {most}")]
+    TooMany {
+        kernel: String,
+        what: &'static str,
+        given: usize,
+        most: usize,
+    },
     /// What a kernel did that it must not do.
     #[error("{kernel}, block {block:?}, warp {warp}, line {line} `{text}`: {what}")]
     Fault {

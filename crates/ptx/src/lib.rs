@@ -30,3 +30,7 @@ pub(crate) const CONSTANTS: u64 = 0x10_0000_0000;
 /// Generic addresses of shared memory and of parameters.
 pub(crate) const SHARED: u64 = 0x20_0000_0000;
 pub(crate) const PARAMETERS: u64 = 0x30_0000_0000;
+/// The most threads that any block has.
+pub(crate) const MAX_THREADS: usize = 1024;
+/// The most shared memory that a block of a Hopper card has.
+pub(crate) const MAX_SHARED: usize = 227 << 10;

@@ -6,7 +6,7 @@ use crate::decode::{Operand, decode};
 use crate::error::PtxError;
 use crate::program::{Instruction, Kernel, Module, Op, SINK, Special};
 use crate::text::{Token, tokens};
-use crate::{CONSTANTS, SHARED_START};
+use crate::{CONSTANTS, MAX_THREADS, SHARED_START};
 
 /// The kernels of a source.
 pub fn parse(text: &str) -> Result<Module, PtxError> {
@@ -182,6 +182,7 @@ impl Parser {
         let mut symbols = self.symbols.clone();
         let parameters = self.parameters(&mut symbols)?;
         let mut cluster = 1;
+        let mut max_threads = MAX_THREADS;
         while !self.next_is('{') {
             let word = self.word()?;
             match word.as_str() {
@@ -191,8 +192,10 @@ impl Parser {
                 }
                 ".maxntid" | ".reqntid" | ".reqnctapercluster" => {
                     let sides = [self.number()?, self.after_comma()?, self.after_comma()?];
-                    if word == ".reqnctapercluster" {
-                        cluster = sides.iter().product();
+                    let product = sides.iter().product();
+                    match word.as_str() {
+                        ".reqnctapercluster" => cluster = product,
+                        _ => max_threads = product,
                     }
                 }
                 _ => return Err(self.unknown(&word)),
@@ -227,6 +230,7 @@ impl Parser {
             num_registers: body.num_registers,
             shared_bytes,
             local_bytes: body.local_bytes,
+            max_threads,
             cluster,
             code: body.code,
         })

@@ -29,6 +29,8 @@ pub struct Kernel {
     /// What is there without being asked for at the launch.
     pub(crate) shared_bytes: usize,
     pub(crate) local_bytes: usize,
+    /// The most that a block may have.
+    pub(crate) max_threads: usize,
     /// Blocks of a cluster.
     pub(crate) cluster: usize,
     pub(crate) code: Vec<Instruction>,

@@ -443,6 +443,21 @@ fn warpgroups_multiply_what_is_in_shared_memory() {
 }
 
 #[test]
+fn blocks_are_no_larger_than_a_kernel_was_made_for() {
+    let head = ".visible .entry test(.param .u64 p) .maxntid 64, 1, 1";
+    let (told, _) = outcome_of(head, "", [1, 1, 1], 64, &[0], &[]);
+    assert_eq!(told.unwrap(), Vec::<String>::new());
+    let (told, _) = outcome_of(head, "", [1, 1, 1], 96, &[0], &[]);
+    let told = told.unwrap_err().to_string();
+    assert_eq!(told, "a block of `test` has 96 threads, and may have 64");
+    let large = fault(".shared .align 16 .b8 s[240000];", 32);
+    assert_eq!(
+        large,
+        "a block of `test` has 240000 bytes of shared memory, and may have 232448"
+    );
+}
+
+#[test]
 fn what_is_not_known_is_an_error_with_its_line() {
     let text = format!(
         "{HEADER}.visible .entry test(.param .u64 p)\n{{\n.reg .f32 %f<3>;\nsin.approx.f32 %f1, %f2;\nret;\n}}\n"

@@ -15,6 +15,7 @@ pub use memory::{Memory, Region};
 
 use self::cluster::{Cluster, Progress};
 use self::order::{Conflict, ConflictKind};
+use crate::MAX_SHARED;
 use crate::error::PtxError;
 use crate::program::{Kernel, Module, Op};
 
@@ -140,6 +141,21 @@ fn context<'a>(launch: &Launch<'a>) -> Result<Context<'a>, PtxError> {
             given: launch.arguments.len(),
         });
     }
+    let threads = launch.block.iter().product::<u32>() as usize;
+    let shared = kernel.shared_bytes + launch.shared_bytes as usize;
+    for (what, given, most) in [
+        ("threads", threads, kernel.max_threads),
+        ("bytes of shared memory", shared, MAX_SHARED),
+    ] {
+        if given > most {
+            return Err(PtxError::TooMany {
+                kernel: kernel.name.clone(),
+                what,
+                given,
+                most,
+            });
+        }
+    }
     let mut parameters = vec![0; kernel.parameter_bytes()];
     let mut maps = Vec::new();
     let each = kernel.parameters.iter().zip(launch.arguments).enumerate();
@@ -172,7 +188,7 @@ fn context<'a>(launch: &Launch<'a>) -> Result<Context<'a>, PtxError> {
         maps,
         grid: launch.grid,
         block: launch.block,
-        shared_bytes: kernel.shared_bytes + launch.shared_bytes as usize,
+        shared_bytes: shared,
     })
 }
 
