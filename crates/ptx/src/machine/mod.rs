@@ -1,11 +1,16 @@
 //! A launch: clusters of blocks, their warps, and whose turn it is.
 
+mod access;
 mod barriers;
+mod boxes;
 mod cluster;
-mod copies;
+mod compute;
+mod copy;
 mod lanes;
 mod matrix;
+mod meet;
 mod memory;
+mod multiply;
 mod order;
 mod warp;
 

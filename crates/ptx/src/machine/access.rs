@@ -1,0 +1,243 @@
+//! Reads and writes of memory by threads.
+
+use super::Context;
+use super::cluster::Cluster;
+use super::lanes::{LANES, Lanes, sign_extend};
+use super::memory::Memory;
+use super::order::Access;
+use super::warp::{Next, Now, UNKNOWN, Warp, lanes_of};
+use crate::program::{Kind, Op, Space, Type};
+use crate::{CONSTANTS, PARAMETERS, SHARED};
+
+/// Numbers of a lane that one instruction reads or writes.
+const MAX_VECTOR: usize = 4;
+
+const UNSIGNED: Type = Type {
+    kind: Kind::Unsigned,
+    bytes: 4,
+};
+
+impl Warp {
+    /// Loads, stores and sums.
+    pub(super) fn touch(
+        &mut self,
+        now: &Now<'_>,
+        cluster: &mut Cluster,
+        memory: &mut Memory<'_>,
+    ) -> Result<Next, String> {
+        match now.instruction.op {
+            Op::Load {
+                space,
+                ty,
+                offset,
+                acquires,
+            } => {
+                let base = self.operand(now, cluster, 0);
+                let count = now.instruction.to.len();
+                let mut values = [[0; LANES]; MAX_VECTOR];
+                for lane in lanes_of(now.lanes) {
+                    let address = base[lane].wrapping_add_signed(offset);
+                    let bytes = ty.bytes * count;
+                    let mut buffer = [0; 16];
+                    let buffer = &mut buffer[..bytes];
+                    let access = self.access(now, cluster, lane);
+                    self.load(
+                        now.context,
+                        cluster,
+                        memory,
+                        (space, address),
+                        buffer,
+                        &access,
+                        lane,
+                    )?;
+                    for (values, bytes) in values.iter_mut().zip(buffer.chunks_exact(ty.bytes)) {
+                        values[lane] = number(bytes, ty);
+                    }
+                }
+                for (&to, values) in now.instruction.to.iter().zip(&values) {
+                    self.write(to, values, now.lanes);
+                }
+                if acquires {
+                    // Others may have to write it first.
+                    return Ok(Next::LookAgain);
+                }
+            }
+            Op::Store {
+                space, ty, offset, ..
+            } => {
+                let base = self.operand(now, cluster, 0);
+                let count = now.instruction.from.len() - 1;
+                let values: Vec<Lanes> = (1..=count)
+                    .map(|source| self.operand(now, cluster, source))
+                    .collect();
+                for lane in lanes_of(now.lanes) {
+                    let address = base[lane].wrapping_add_signed(offset);
+                    let mut buffer = [0; 16];
+                    for (piece, values) in values.iter().enumerate() {
+                        let bytes = values[lane].to_le_bytes();
+                        buffer[piece * ty.bytes..][..ty.bytes].copy_from_slice(&bytes[..ty.bytes]);
+                    }
+                    let bytes = &buffer[..ty.bytes * count];
+                    let access = self.access(now, cluster, lane);
+                    self.store(cluster, memory, (space, address), bytes, &access, lane)?;
+                }
+            }
+            Op::AtomicAdd { space, offset } => {
+                let (base, value) = (self.operand(now, cluster, 0), self.operand(now, cluster, 1));
+                let mut before = [0; LANES];
+                for lane in lanes_of(now.lanes) {
+                    let address = base[lane].wrapping_add_signed(offset);
+                    let value = value[lane] as u32;
+                    before[lane] = match space {
+                        Space::Global => memory.add(address, value)?.into(),
+                        Space::Shared => {
+                            let (block, place) = cluster.place(self.block, address, 4)?;
+                            let access = self.access(now, cluster, lane);
+                            let known = cluster.order.known(access.thread);
+                            let owner = &mut cluster.blocks[block];
+                            let outcome = owner.shadow.add(place, 4, &access, known);
+                            let word = &mut owner.shared[place..place + 4];
+                            let old = number(word, UNSIGNED) as u32;
+                            word.copy_from_slice(&old.wrapping_add(value).to_le_bytes());
+                            cluster.note(outcome);
+                            old.into()
+                        }
+                        _ => return Err("adds to memory of a kind that is not known".to_owned()),
+                    };
+                }
+                self.write(now.instruction.to[0], &before, now.lanes);
+            }
+            _ => return Err(UNKNOWN.to_owned()),
+        }
+        Ok(Next::Go)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "where, into what, by whom")]
+    pub(super) fn load(
+        &self,
+        context: &Context<'_>,
+        cluster: &mut Cluster,
+        memory: &mut Memory<'_>,
+        (space, address): (Space, u64),
+        into: &mut [u8],
+        access: &Access,
+        lane: usize,
+    ) -> Result<(), String> {
+        let bytes = into.len();
+        if address % bytes as u64 != 0 {
+            return Err(format!(
+                "reads {bytes} bytes at {address:#x}, which is not aligned"
+            ));
+        }
+        let beyond = |what: &str| format!("reads {bytes} bytes at {address:#x}, beyond {what}");
+        let copy = |from: &[u8], at: u64, into: &mut [u8]| -> Option<()> {
+            let from = from.get(at as usize..at as usize + bytes)?;
+            into.copy_from_slice(from);
+            Some(())
+        };
+        match space {
+            Space::Generic if (PARAMETERS..PARAMETERS + (1 << 20)).contains(&address) => {
+                copy(&context.parameters, address - PARAMETERS, into)
+                    .ok_or_else(|| beyond("the parameters"))
+            }
+            Space::Parameter => {
+                copy(&context.parameters, address, into).ok_or_else(|| beyond("the parameters"))
+            }
+            Space::Local => {
+                let own = &self.local[lane * self.local_bytes..][..self.local_bytes];
+                copy(own, address, into).ok_or_else(|| beyond("local memory"))
+            }
+            Space::Shared | Space::ClusterShared => self.get(cluster, address, into, access),
+            Space::Generic if (SHARED..SHARED + (1 << 32)).contains(&address) => {
+                self.get(cluster, address - SHARED, into, access)
+            }
+            Space::Global | Space::Generic => {
+                let constant = address.checked_sub(CONSTANTS);
+                if let Some(at) = constant.filter(|&at| at < context.constants.len() as u64) {
+                    return copy(context.constants, at, into).ok_or_else(|| beyond("constants"));
+                }
+                into.copy_from_slice(memory.read(address, bytes, cluster.number)?);
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) fn store(
+        &mut self,
+        cluster: &mut Cluster,
+        memory: &mut Memory<'_>,
+        (space, address): (Space, u64),
+        from: &[u8],
+        access: &Access,
+        lane: usize,
+    ) -> Result<(), String> {
+        let bytes = from.len();
+        if address % bytes as u64 != 0 {
+            return Err(format!(
+                "writes {bytes} bytes at {address:#x}, which is not aligned"
+            ));
+        }
+        match space {
+            Space::Local => {
+                let own = &mut self.local[lane * self.local_bytes..][..self.local_bytes];
+                let to = own.get_mut(address as usize..address as usize + bytes);
+                to.ok_or("writes beyond local memory")?
+                    .copy_from_slice(from);
+                Ok(())
+            }
+            Space::Shared | Space::ClusterShared => {
+                self.put(cluster, self.block, address, from, access)
+            }
+            Space::Generic if (SHARED..SHARED + (1 << 32)).contains(&address) => {
+                self.put(cluster, self.block, address - SHARED, from, access)
+            }
+            Space::Global | Space::Generic => memory.write(address, from, cluster.number),
+            Space::Parameter => Err("writes to a parameter".to_owned()),
+        }
+    }
+
+    /// From shared memory.
+    pub(super) fn get(
+        &self,
+        cluster: &mut Cluster,
+        address: u64,
+        into: &mut [u8],
+        access: &Access,
+    ) -> Result<(), String> {
+        let (block, place) = cluster.place(self.block, address, into.len())?;
+        let known = cluster.order.known(access.thread);
+        let owner = &mut cluster.blocks[block];
+        let outcome = owner.shadow.read(place, into.len(), access, known);
+        into.copy_from_slice(&owner.shared[place..place + into.len()]);
+        cluster.note(outcome);
+        Ok(())
+    }
+
+    /// To shared memory.
+    pub(super) fn put(
+        &self,
+        cluster: &mut Cluster,
+        own: usize,
+        address: u64,
+        from: &[u8],
+        access: &Access,
+    ) -> Result<(), String> {
+        let (block, place) = cluster.place(own, address, from.len())?;
+        let known = cluster.order.known(access.thread);
+        let owner = &mut cluster.blocks[block];
+        let outcome = owner.shadow.write(place, from.len(), access, known);
+        owner.shared[place..place + from.len()].copy_from_slice(from);
+        cluster.note(outcome);
+        Ok(())
+    }
+}
+
+fn number(bytes: &[u8], ty: Type) -> u64 {
+    let mut all = [0; 8];
+    all[..bytes.len()].copy_from_slice(bytes);
+    let bits = u64::from_le_bytes(all);
+    match ty.kind {
+        Kind::Signed => sign_extend(bits, ty.bytes).cast_unsigned(),
+        _ => bits,
+    }
+}
