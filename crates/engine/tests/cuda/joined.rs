@@ -440,9 +440,7 @@ mod emulated_joined {
 
     #[test]
     fn functions_after_long_products() {
-        compare_emulated(|compute| {
-            feed_forward(Between::Function(ActivationKind::Gelu), compute)
-        });
+        compare_emulated(|compute| feed_forward(Between::Function(ActivationKind::Gelu), compute));
     }
 
     #[test]

@@ -14,7 +14,10 @@ pub fn encode(values: &[f32], dtype: DType) -> Vec<u8> {
             (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16
         }),
         DType::F16 => words(half_bits),
-        _ => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+        _ => values
+            .iter()
+            .flat_map(|value| value.to_le_bytes())
+            .collect(),
     }
 }
 
