@@ -1,6 +1,7 @@
 //! From an error to a message and an exit code: 1 failed, 2 wrong usage or configuration, 3
 //! does not fit, 4 a log in which memory ran out, 5 another rank ended, 130 interrupted.
 
+use std::io::ErrorKind;
 use std::process::ExitCode;
 
 use cinch_config::ConfigError;
@@ -166,7 +167,7 @@ fn broken_pipe(error: &anyhow::Error) -> bool {
     error
         .chain()
         .filter_map(|cause| cause.downcast_ref::<std::io::Error>())
-        .any(|cause| cause.kind() == std::io::ErrorKind::BrokenPipe)
+        .any(|cause| cause.kind() == ErrorKind::BrokenPipe)
 }
 
 fn exit_code(error: &anyhow::Error) -> u8 {
@@ -225,6 +226,8 @@ fn exit_code(error: &anyhow::Error) -> u8 {
             | TrainError::NothingToExport { .. },
         ) => 2,
         Some(TrainError::Weights(error)) => weight_code(error),
+        // A full disk is a failure; else the path is one that nobody can make.
+        Some(TrainError::Folder { source, .. }) if source.kind() != ErrorKind::StorageFull => 2,
         _ => 1,
     }
 }

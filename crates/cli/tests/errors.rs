@@ -217,7 +217,8 @@ fn a_config_for_another_model() {
         2,
         &[
             "global_batch_size",
-            "micro batch 2 with accumulation 32",
+            "contradicts other settings",
+            "hint: on 4 GPUs it is micro batch 2 with accumulation 32",
             "micro batch 4 with accumulation 16",
         ],
     );
@@ -228,6 +229,15 @@ fn a_config_for_another_model() {
     sandbox
         .cinch("plan --model gpt2 --set model.d_state=16")
         .fails(2, &["`model.d_state`", "mamba", "gpt2", "hint:"]);
+}
+
+#[test]
+fn an_output_folder_that_cannot_be_made() {
+    let sandbox = Sandbox::new();
+    sandbox.write("file", "");
+    sandbox
+        .cinch("train --device cpu --output-dir file/run")
+        .fails(2, &["file/run cannot be made", "hint: --output-dir"]);
 }
 
 #[test]

@@ -191,6 +191,15 @@ fn details_show_all_that_was_found_in_tables_of_80_columns() {
     }
 }
 
+/// Without it, training would take a GPU where there is one.
+#[test]
+fn what_was_found_for_the_cpu_is_trained_there() {
+    Sandbox::new()
+        .cinch("fit --device cpu --vram 8 --model-size small")
+        .succeeds()
+        .prints(&["train with it: cinch train --device cpu --model-size small"]);
+}
+
 /// A card that holds far more than the model takes has one rung.
 #[test]
 fn rungs_that_end_at_the_same_settings_are_one() {

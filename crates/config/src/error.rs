@@ -313,6 +313,20 @@ pub enum ConfigError {
     },
 
     #[error(
+        "{} line {line}: `{key}: {value}` ({dialect}) contradicts other settings: {why}\nhint: {way_out}",
+        cinch_files::shown(&path)
+    )]
+    Contradicts {
+        path: PathBuf,
+        line: usize,
+        key: String,
+        value: String,
+        dialect: &'static str,
+        why: String,
+        way_out: String,
+    },
+
+    #[error(
         "{} line {line}: `{key}: {value}` ({dialect}) cannot be predicted: {why}\nhint: leave it out to plan the run without it, or record a run with `cinch trace --script` and explain the recording with `cinch plan --snapshot FILE`",
         cinch_files::shown(&path)
     )]

@@ -211,4 +211,13 @@ pub enum TrainError {
     },
     #[error("{path}: {problem}")]
     Output { path: PathBuf, problem: String },
+    #[error(
+        "the folder {} cannot be made: {source}\n\
+         hint: --output-dir names another, below a folder that can be written",
+        cinch_files::shown(.folder)
+    )]
+    Folder {
+        folder: PathBuf,
+        source: std::io::Error,
+    },
 }

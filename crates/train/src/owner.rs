@@ -60,7 +60,10 @@ impl Ownership {
                 problem: error.to_string(),
             }
         };
-        cinch_files::create_folder(folder).map_err(failed(folder))?;
+        cinch_files::create_folder(folder).map_err(|source| TrainError::Folder {
+            folder: folder.to_owned(),
+            source,
+        })?;
         // A pipe of that name would be waited for without end.
         if fs::metadata(&path).is_ok_and(|found| !found.is_file()) {
             return Err(TrainError::Output {

@@ -1,20 +1,23 @@
 //! `cinch models`: what can be trained, what can be predicted, and which names are known.
 
+mod claims;
+
 use cinch_architecture::{
-    ARCHITECTURES, Architecture, CatalogueEntry, Family, Number, catalogue, trained_sizes,
+    ARCHITECTURES, Architecture, CatalogueEntry, Family, Model, Number, catalogue, trained_sizes,
 };
 use cinch_config::Bytes;
 use cinch_graph::DType;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{print, print_json};
 use crate::args::ModelsArguments;
 use crate::table;
+use claims::{Answer, claims, trainable};
 
 pub fn run(arguments: &ModelsArguments) -> anyhow::Result<()> {
     match arguments.json {
-        true => print_json(&as_json()),
-        false => print(&describe(arguments.all)),
+        true => print_json(&as_json()?),
+        false => print(&describe(arguments.all)?),
     }
 }
 
@@ -32,40 +35,92 @@ fn is_trained(family: &Family) -> bool {
     listed.any(|one| one.is_trained && one.family == family)
 }
 
-fn as_json() -> serde_json::Value {
+/// What guides say of an entry's model.
+fn claims_of_entry(entry: &CatalogueEntry) -> anyhow::Result<Vec<Answer>> {
+    let Some(name) = entry.names.first() else {
+        return Ok(Vec::new());
+    };
+    match Model::of_config(&entry.config, name, "config.json") {
+        Ok(model) => claims(name, "", &model.architecture),
+        // Known by name alone: no guide is about it.
+        Err(_) => Ok(Vec::new()),
+    }
+}
+
+fn as_json() -> anyhow::Result<Value> {
     let whole = |model: &Architecture, key: &str| model.get(key).and_then(Number::whole);
-    let sizes: Vec<serde_json::Value> = ARCHITECTURES
+    let json_of = |answers: Vec<Answer>| answers.iter().map(Answer::json).collect::<Value>();
+    let sizes = ARCHITECTURES
         .iter()
         .flat_map(|listed| listed.family.sizes.iter().map(move |size| (listed, size)))
         .map(|(listed, size)| {
             let model = (size.shape)();
-            json!({
+            let trainable = listed.is_trained.then(|| trainable(&model)).transpose()?;
+            Ok(json!({
                 "model": listed.family.name,
                 "size": size.name,
                 "aliases": size.aliases,
                 "parameters": model.parameters(),
+                "trainable": trainable,
                 "d_model": whole(&model, "model.d_model"),
                 "n_layers": model.layers(),
                 "n_heads": whole(&model, "model.n_heads"),
                 "max_seq_len": model.positions(),
                 "vocab_size": model.vocabulary(),
                 "can": if listed.is_trained { "trained" } else { "predicted" },
-            })
-        })
-        .collect();
+                "claims": json_of(claims(listed.family.name, size.name, &model)?),
+            }))
+        });
     let hub = catalogue().iter().map(|entry| {
-        json!({
+        Ok(json!({
             "ids": entry.ids,
             "names": entry.names,
             "family": entry.model_type(),
             "parameters": entry.parameters,
             "can": ability(entry),
-        })
+            "claims": json_of(claims_of_entry(entry)?),
+        }))
     });
-    sizes.into_iter().chain(hub).collect()
+    sizes.chain(hub).collect()
 }
 
-fn describe(all: bool) -> String {
+/// What guides say of the models, beside what is true.
+fn guides() -> anyhow::Result<comfy_table::Table> {
+    let mut guides = table::new(&["guide", "model", "about", "it says", "it is"]);
+    let mut add = |model: &str, answers: Vec<Answer>| {
+        for answer in answers {
+            guides.add_row([
+                answer.guide.into(),
+                model.into(),
+                answer.about.into(),
+                table::right(answer.claimed),
+                table::right(answer.computed()),
+            ]);
+        }
+    };
+    // In the order of the guides, of which one is about a model of the hub.
+    let mut all = Vec::new();
+    for (family, size) in trained_sizes() {
+        let named = match family.name == size.name {
+            true => size.name.to_owned(),
+            false => family.title_of(size),
+        };
+        all.push((named, claims(family.name, size.name, &(size.shape)())?));
+    }
+    for entry in catalogue() {
+        let named = entry.names.first().cloned().unwrap_or_default();
+        all.push((named, claims_of_entry(entry)?));
+    }
+    all.sort_by_key(|(_, answers)| answers.first().map(|answer| answer.guide));
+    for (model, answers) in all {
+        add(&model, answers);
+    }
+    table::settle(&mut guides, &[]);
+    Ok(guides)
+}
+
+fn describe(all: bool) -> anyhow::Result<String> {
+    let mut frozen = String::new();
     let mut sizes = table::new(&[
         "model",
         "size",
@@ -87,11 +142,25 @@ fn describe(all: bool) -> String {
             table::right(model.layers()),
             table::right(positions(&model)),
         ]);
+        let trained = trainable(&model)?;
+        if trained < model.parameters() {
+            let named = size.name;
+            let trained = table::thousands(trained);
+            frozen +=
+                &format!("of {named}, {trained} parameters are trained; the others are frozen\n");
+        }
     }
     // The weights' size follows from their number.
     table::settle(&mut sizes, &[3]);
     let mut text = format!(
-        "trained by cinch, and predicted for PyTorch (--model NAME --model-size SIZE):\n{sizes}\n"
+        "trained by cinch, and predicted for PyTorch (--model NAME --model-size SIZE):\n{sizes}\n{frozen}"
+    );
+    text += &format!(
+        "\nwhat guides say of these models, beside what is true (of their steps: cinch plan --engine \
+         pytorch --guides):\n{}\n\
+         mu's attention is that of a layer, 32 sequences of 512 tokens in fp32; where no type is \
+         named, weights, gradients and states are in fp32\n",
+        guides()?
     );
     let predicted: Vec<&str> = ARCHITECTURES
         .iter()
@@ -134,7 +203,7 @@ fn describe(all: bool) -> String {
     }
     text += "+N: as many more ids have the same shape; --json lists them\n\
              plan one: cinch plan Qwen/Qwen2.5-0.5B --batch-size 4\n";
-    text
+    Ok(text)
 }
 
 /// The longest row a model has positions for; rotary ones have no end.

@@ -266,6 +266,20 @@ impl<'a> Draft<'a> {
         }
     }
 
+    /// The error that a key and others of its file cannot all be met.
+    pub(crate) fn contradiction(&self, entry: usize, why: &str, way_out: &str) -> ConfigError {
+        let UnreadKey { key, value, line } = unread(&self.document.entries[entry]);
+        ConfigError::Contradicts {
+            path: self.document.path.clone(),
+            line,
+            key,
+            value,
+            dialect: self.reading.dialect,
+            why: why.to_owned(),
+            way_out: way_out.to_owned(),
+        }
+    }
+
     pub(crate) fn harmless(&mut self) {
         self.reading.num_harmless += 1;
     }

@@ -172,7 +172,8 @@ fn data_and_batch(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
     let step = micro.saturating_mul(accumulation.unwrap_or(1));
     if step == 0 || whole % step != 0 {
         let accumulation = accumulation.unwrap_or(1);
-        return Err(draft.refuse(entry, &not_a_product(whole, micro, accumulation)));
+        let [why, way_out] = not_a_product(whole, micro, accumulation);
+        return Err(draft.contradiction(entry, &why, &way_out));
     }
     match (accumulation, whole / step) {
         (Some(_), 1) => draft.harmless(),
@@ -182,14 +183,15 @@ fn data_and_batch(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Why a global batch is not met, and what meets it on as many GPUs: the accumulation of this
+/// Why a global batch is not met; and what meets it on as many GPUs: the accumulation of this
 /// micro batch or, where none does, the micro batches around it.
-fn not_a_product(whole: u64, micro: u64, accumulation: u64) -> String {
+fn not_a_product(whole: u64, micro: u64, accumulation: u64) -> [String; 2] {
     let why =
         format!("it is not micro batch {micro} × accumulation {accumulation} × a number of GPUs");
     let step = micro.saturating_mul(accumulation);
     if whole == 0 || step == 0 {
-        return why;
+        let way_out = "state sizes of 1 or more, or leave global_batch_size out";
+        return [why, way_out.to_owned()];
     }
     // The number of GPUs that was meant: the one that comes closest.
     let far = |ranks: &u64| step.saturating_mul(*ranks).abs_diff(whole);
@@ -205,7 +207,10 @@ fn not_a_product(whole: u64, micro: u64, accumulation: u64) -> String {
         let above = (micro.saturating_add(1)..=each).find(divides);
         below.into_iter().chain(above).collect()
     };
-    format!("{why}; on {ranks} GPUs it is {}", nearby(micros, each))
+    [
+        why,
+        format!("on {ranks} GPUs it is {}", nearby(micros, each)),
+    ]
 }
 
 pub(super) static EMBEDDER: Dialect = Dialect {

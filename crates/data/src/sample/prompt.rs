@@ -104,7 +104,8 @@ pub fn generation_ends(folder: &Path) -> Result<Vec<u32>, DataError> {
         path: path.clone(),
         problem,
     };
-    let text = std::fs::read_to_string(&path).map_err(|error| bad(error.to_string()))?;
+    let text = cinch_files::read_regular_text(&path, cinch_files::MAX_READ)
+        .map_err(|error| bad(error.to_string()))?;
     let config: Object = serde_json::from_str(&text).map_err(|error| bad(error.to_string()))?;
     let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
     let ids = match config.get("eos_token_id") {

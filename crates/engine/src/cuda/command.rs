@@ -36,6 +36,8 @@ pub enum Argument {
     MatrixMap(MatrixMapAt),
     I32(i32),
     U32(u32),
+    /// A `U32` that names a stream of random numbers, which says nothing of how much there is to do.
+    Stream(u32),
     U64(u64),
     F32(f32),
 }

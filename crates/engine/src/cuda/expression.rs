@@ -323,7 +323,7 @@ pub fn arguments(pointwise: &Pointwise, input: impl Fn(usize) -> Argument) -> Ve
     }
     for scalar in pointwise.expression.scalars() {
         if let Scalar::Kept { stream, .. } = *scalar {
-            arguments.push(Argument::U32(stream));
+            arguments.push(Argument::Stream(stream));
         }
     }
     arguments

@@ -158,10 +158,10 @@ impl<'a> Lowering<'a> {
         match (dropout, input) {
             (Some(dropout), Some(input)) => [
                 self.input_argument(input),
-                Argument::U32(dropout.stream),
+                Argument::Stream(dropout.stream),
                 Argument::U32(Dropout::threshold(dropout.rate)),
             ],
-            _ => [Argument::Null, Argument::U32(0), Argument::U32(0)],
+            _ => [Argument::Null, Argument::Stream(0), Argument::U32(0)],
         }
     }
 

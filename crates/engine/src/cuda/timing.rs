@@ -118,17 +118,17 @@ pub(crate) fn fastest(
     let burst = (BURST.as_secs_f64() / least.max(1e-9)) as u32;
     let burst = burst.clamp(1, LONGEST_BURST);
     for _ in 0..ROUNDS {
-        for (candidate, best) in &mut best {
-            match time(*candidate, burst) {
-                Ok(duration) => *best = best.min(duration.as_secs_f64() / f64::from(burst)),
-                Err(error) => {
-                    *best = f64::INFINITY;
-                    problem = problem.or(Some(error));
-                }
+        best.retain_mut(|(candidate, best)| match time(*candidate, burst) {
+            Ok(duration) => {
+                *best = best.min(duration.as_secs_f64() / f64::from(burst));
+                true
             }
-        }
+            Err(error) => {
+                problem.get_or_insert(error);
+                false
+            }
+        });
     }
-    best.retain(|(_, time)| time.is_finite());
     let mut chosen: Option<(usize, f64)> = None;
     for &(candidate, time) in &best {
         if chosen.is_none_or(|(_, least)| time < GAIN * least) {
@@ -180,6 +180,21 @@ mod tests {
             _ => Ok(Duration::from_micros(1) * runs),
         });
         assert_eq!(chosen.unwrap(), 1);
+    }
+
+    /// What failed in one round is not tried in the next, however fast it would be there.
+    #[test]
+    fn what_failed_once_stays_out() {
+        let mut calls = 0;
+        let chosen = fastest(2, |candidate, runs| {
+            calls += usize::from(candidate == 0);
+            match (candidate, calls) {
+                (0, 3) => choose(&[]).map(|_| Duration::ZERO),
+                (0, _) => Ok(Duration::from_micros(1) * runs),
+                _ => Ok(Duration::from_millis(1) * runs / 999),
+            }
+        });
+        assert_eq!((chosen.unwrap(), calls), (1, 3));
     }
 
     /// A first timing that was disturbed is put right by the later ones.

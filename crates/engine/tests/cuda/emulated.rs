@@ -298,7 +298,7 @@ fn argument(argument: &Argument) -> cinch_ptx::Argument {
         Argument::Address(offset) => bytes(&(BASE + offset).to_le_bytes()),
         Argument::Null => bytes(&0_u64.to_le_bytes()),
         Argument::I32(value) => bytes(&value.to_le_bytes()),
-        Argument::U32(value) => bytes(&value.to_le_bytes()),
+        Argument::U32(value) | Argument::Stream(value) => bytes(&value.to_le_bytes()),
         Argument::U64(value) => bytes(&value.to_le_bytes()),
         Argument::F32(value) => bytes(&value.to_le_bytes()),
         Argument::TensorMap(at) => cinch_ptx::Argument::Map(tensor_map(at)),

@@ -7,6 +7,7 @@
 mod application;
 mod checkpoint;
 mod config;
+mod generation;
 mod log;
 mod record;
 mod snapshot;
@@ -26,7 +27,7 @@ pub struct Target {
     pub run: fn(&[u8], &Path),
 }
 
-pub static TARGETS: [Target; 14] = [
+pub static TARGETS: [Target; 15] = [
     config::JSON,
     config::YAML,
     config::TOML,
@@ -36,6 +37,7 @@ pub static TARGETS: [Target; 14] = [
     application::UNDO,
     checkpoint::STATE,
     checkpoint::SAFETENSORS,
+    generation::GENERATION,
     log::LOG,
     record::METRICS,
     snapshot::PICKLE,

@@ -693,8 +693,9 @@ impl Declare for LinearGradInput {
         let (dy, w) = (&inputs[0], &inputs[1]);
         let sides = [w.width(), w.rows()];
         let dropped = self.dropout.is_some();
-        self.accumulate
-            .then(|| term(2, dy.rows(), sides, w, dropped))
+        // What is dropped in memory adds to nothing before that.
+        let adds = self.accumulate && (!dropped || self.is_dropped_inside(dy, w));
+        adds.then(|| term(2, dy.rows(), sides, w, dropped))
     }
 }
 

@@ -10,8 +10,6 @@ const WINDOW: usize = 24;
 const MAX_TERMS: usize = 4;
 /// Of the inner dimension, at once: a shorter term takes as long.
 const DEPTH: usize = 64;
-/// The longest sum to which a term can be added that is dropped in part.
-const SHORT: usize = 384;
 
 /// What the nodes of a graph cost where those that join a product are part of it: they cost nothing
 /// themselves then.
@@ -21,21 +19,28 @@ pub(super) fn costs(graph: &Graph) -> Vec<Cost> {
         .iter()
         .map(|node| graph.cuda_cost(node))
         .collect();
-    // The node in whose kernel others' results are made, where there is one: what adds to something
-    // and has not joined it is no beginning of a sum.
+    // The node in whose kernel others' results are made, where there is one.
     let mut hosts: Vec<Option<usize>> = (0..graph.nodes.len()).map(Some).collect();
     let mut terms = vec![1; graph.nodes.len()];
+    // Products that add to something and have not joined it: the only kernel of a sum that adds to
+    // what is there is the one for a term that is dropped in part.
+    let mut adds = vec![false; graph.nodes.len()];
     for (index, node) in graph.nodes.iter().enumerate() {
         let Some(joins) = graph.joins(node) else {
             continue;
         };
-        hosts[index] = None;
+        let (is_term, is_dropped) = match joins.kind {
+            JoinKind::Term { dropped, .. } => (true, dropped),
+            JoinKind::Tail { .. } => (false, false),
+        };
+        adds[index] = is_term && !is_dropped;
+        hosts[index] = adds[index].then_some(index);
         let maker = maker(&graph.nodes[..index], node.inputs[joins.input]);
         let Some(host) = maker.and_then(|maker| hosts[maker]) else {
             continue;
         };
-        let is_term = matches!(joins.kind, JoinKind::Term { .. });
-        if index - host > WINDOW || is_term && terms[host] == MAX_TERMS {
+        if index - host > WINDOW || is_term && terms[host] == MAX_TERMS || adds[host] && !is_dropped
+        {
             continue;
         }
         if let Some(kernel) = costs[host].kernels.last_mut()
@@ -69,14 +74,7 @@ fn join(kernel: &mut KernelCost, joins: &Joins) -> bool {
         .saturating_mul(n as u64)
         .saturating_mul(stored.size());
     match joins.kind {
-        JoinKind::Term {
-            columns,
-            inner,
-            dropped,
-        } => {
-            if dropped && k > SHORT {
-                return false;
-            }
+        JoinKind::Term { columns, inner, .. } => {
             let longer = inner.div_ceil(DEPTH).saturating_mul(DEPTH);
             let longer = longer.saturating_mul(columns) / n.max(1);
             kernel.arithmetic = Arithmetic::Product {

@@ -143,6 +143,42 @@ fn what_adds_to_a_product_is_a_term_of_it_on_a_hopper_card() {
     assert!(products(&joined) < products(&apart));
 }
 
+/// What an adapter of low rank drops in part is a term of whatever product it adds to, however long,
+/// and also of one that adds to what is there; what is dropped in memory is a product by itself.
+#[test]
+fn what_is_dropped_in_part_joins_sums_of_any_length() {
+    use cinch_graph::JoinKind;
+
+    // How many join a product of the lengths of their sums, and how many there are.
+    let count = |own: &[(&str, &str)]| {
+        let step = StepPlan::new(&config(own), Target::Cuda, 0).unwrap();
+        let graph: &Graph = &step.training;
+        let costs = joined::costs(graph);
+        let is_dropped = |node: &Node| {
+            let kind = graph.joins(node).map(|joins| joins.kind);
+            matches!(kind, Some(JoinKind::Term { dropped: true, .. }))
+        };
+        let dropped = graph.nodes.iter().zip(&costs);
+        let dropped = dropped.filter(|(node, _)| is_dropped(node));
+        let empty = dropped.clone().filter(|(_, cost)| cost.kernels.is_empty());
+        (empty.count(), dropped.count())
+    };
+    let embedder = [
+        ("model.type", "naics"),
+        ("vram.batch_size", "1"),
+        ("vram.max_seq_len", "128"),
+        ("model.negatives", "1"),
+    ];
+    let (joined, all) = count(&embedder);
+    assert!(all > 0 && joined == all, "{joined} of {all}");
+    let wide = [
+        ("model.type", "qwen2.5-0.5b"),
+        ("lora.rank", "128"),
+        ("lora.dropout", "0.1"),
+    ];
+    assert_eq!(count(&wide), (0, 0));
+}
+
 #[test]
 fn a_large_product_runs_at_the_matrix_rate_and_a_small_one_does_not() {
     let card = card();

@@ -246,6 +246,10 @@ pub fn train_command(
         let name = plain.map_or_else(|| cinch_files::shown(&path).to_string(), quoted);
         words.push(format!("{flag} {name}"));
     }
+    // Where there is a GPU, training takes that.
+    if target == Target::Cpu {
+        words.push("--device cpu".to_owned());
+    }
     let decided = |key: &str| report.values.iter().any(|one| one.key == key);
     for one in settings.explain() {
         if let Source::Flag(flag) = &one.source

@@ -141,6 +141,7 @@ pub fn text(stages: &[StageFit]) -> String {
         }
         table.add_row(row);
     }
+    table::settle(&mut table, &[1]);
     let mut text = format!("\n{table}\n");
     if details {
         let mut heads = vec!["stage"];
@@ -157,7 +158,55 @@ pub fn text(stages: &[StageFit]) -> String {
             );
             parts.add_row(row);
         }
+        // The smallest can be spared.
+        let spare = ["batch", "workspace", "overhead"];
+        let spare: Vec<usize> = spare
+            .iter()
+            .filter_map(|name| heads.iter().position(|head| head == name))
+            .collect();
+        table::settle(&mut parts, &spare);
         text += &format!("{parts}\n");
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_heading_is_broken() {
+        let breakdown = Breakdown {
+            weights: 257 << 20,
+            gradients: 55 << 20,
+            activations: 16 << 30,
+            batch: 3 << 20,
+            workspace: 32 << 20,
+            overhead: 650 << 20,
+            ..Breakdown::default()
+        };
+        let stage = StageFit {
+            name: "01_stage".to_owned(),
+            n_positives: Some(32),
+            n_negatives: Some(24),
+            batch_size: 9,
+            accumulation: 25,
+            effective_batch: 225,
+            total_bytes: breakdown.total(),
+            share_of_card: 0.72,
+            breakdown,
+            alone: Some(Alone {
+                batch_size: 9,
+                accumulation: 25,
+                total_bytes: breakdown.total(),
+            }),
+        };
+        let text = text(&[stage]);
+        for whole in [
+            "│ stage      negatives   batch          takes       of the card   batch alone │",
+            "│ stage      weights     gradients   optimizer   activations   overhead  │",
+        ] {
+            assert!(text.contains(whole), "{text}");
+        }
+    }
 }

@@ -14,13 +14,23 @@ use crate::cuda::op::joined;
 use crate::cuda::timing::{Trials, fastest};
 use crate::error::EngineError;
 
-/// What decides how joined products are best computed: the products, and what follows them.
-pub(super) type JoinedKey = (Vec<blas::Key>, Vec<TailKey>);
+/// What decides how joined products are best computed: the products, what follows them, and how they
+/// belong together.
+#[derive(PartialEq, Eq, Hash)]
+pub(super) struct JoinedKey {
+    joined: Joined,
+    products: Vec<(blas::Key, Column)>,
+    tails: Vec<TailKey>,
+}
+
+/// Where a term of a sum adds to C, from the beginning of C in bytes. Others have a C of their own,
+/// whose place decides nothing.
+type Column = Option<i64>;
 
 /// What is known of a tail but its addresses.
 #[derive(PartialEq, Eq, Hash)]
 pub(super) enum TailKey {
-    Dropped(blas::Key),
+    Dropped(blas::Key, Column),
     Activation(Function, Written),
     Derivative(Function, Written),
     Gate(Function, Written),
@@ -34,9 +44,19 @@ type Function = Discriminant<ActivationKind>;
 /// Whether a tail writes all that it can: C beside what it makes of it, or a value again.
 type Written = bool;
 
-pub(super) fn joined_key(products: &[Product], tails: &[Tail]) -> JoinedKey {
+pub(super) fn joined_key(joined: Joined, products: &[Product], tails: &[Tail]) -> JoinedKey {
+    let column = |product: &Product| {
+        let first = products.first().filter(|_| joined == Joined::Sum)?;
+        Some(
+            product
+                .c
+                .address
+                .wrapping_sub(first.c.address)
+                .cast_signed(),
+        )
+    };
     let tail = |tail: &Tail| match &tail.kind {
-        TailKind::Dropped { product, .. } => TailKey::Dropped(blas::key(product)),
+        TailKind::Dropped { product, .. } => TailKey::Dropped(blas::key(product), column(product)),
         TailKind::Activation {
             function, from, to, ..
         } => TailKey::Activation(discriminant(function), from != to),
@@ -51,13 +71,16 @@ pub(super) fn joined_key(products: &[Product], tails: &[Tail]) -> JoinedKey {
         } => TailKey::GateGradients(discriminant(function), value.is_some()),
         TailKind::Narrow { columns, .. } => TailKey::Narrow(*columns),
     };
-    (
-        products.iter().map(blas::key).collect(),
-        tails.iter().map(tail).collect(),
-    )
+    let product = |product: &Product| (blas::key(product), column(product));
+    JoinedKey {
+        joined,
+        products: products.iter().map(product).collect(),
+        tails: tails.iter().map(tail).collect(),
+    }
 }
 
-/// What decides which way is best: of each command all but its addresses.
+/// What decides which way is best: of each command all but its addresses, and the streams of its
+/// dropout, of which each layer has its own.
 #[derive(PartialEq, Eq, Hash)]
 pub(super) enum WayKey {
     Launch(Kernel, [u32; 3], Vec<u32>),
@@ -146,14 +169,15 @@ impl CudaExecutor {
         dtype: DType,
     ) -> Result<(), EngineError> {
         self.choose_algorithms(products, dtype)?;
-        let key = joined_key(products, tails);
-        if self.joined.contains_key(&key) {
-            return Ok(());
-        }
+        // Whatever is known of their like: these have kernels of their own, those after them too.
         let ways = joined::ways(joined, products, tails, self.context.info.card());
         let apart = heads.iter().chain(tails.iter().map(|tail| &tail.command));
         for command in ways.iter().flatten().chain(apart) {
             self.make_ready(command, dtype)?;
+        }
+        let key = joined_key(joined, products, tails);
+        if self.joined.contains_key(&key) {
+            return Ok(());
         }
         let chosen = if ways.is_empty() || !self.blas.is_timed() {
             // The same every time.
@@ -217,5 +241,92 @@ impl CudaExecutor {
         products.iter().try_for_each(run)?;
         let mut tails = tails.iter();
         tails.try_for_each(|tail| self.issue(&tail.command, dtype, stream))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::command::{DropoutAt, LaunchShape, MatrixAt};
+
+    /// Eight columns of C, 16 wide, from one of them on.
+    fn term(first: u64, column: u64) -> Product {
+        let matrix = |address, row_stride| MatrixAt {
+            address,
+            row_stride,
+            dtype: DType::Bf16,
+            transposed: false,
+        };
+        Product {
+            m: 4,
+            n: 8,
+            k: 8,
+            a: matrix(0, 8),
+            b: matrix(0, 8),
+            c: matrix(first + 2 * column, 16),
+            scale: 1.0,
+            accumulate: column > 0,
+            bias: None,
+            workspace: 0,
+            workspace_bytes: 0,
+        }
+    }
+
+    fn dropped(product: Product, stream: u32) -> Tail {
+        Tail {
+            kind: TailKind::Dropped {
+                product,
+                dropout: DropoutAt {
+                    random: 0,
+                    stream,
+                    threshold: 1,
+                },
+            },
+            command: Command::Product(product),
+        }
+    }
+
+    #[test]
+    fn where_a_term_of_a_sum_adds_is_part_of_its_key() {
+        let sum = |first: u64, column: u64| {
+            let products = [term(first, 0), term(first, column)];
+            joined_key(Joined::Sum, &products, &[])
+        };
+        assert!(sum(4096, 8) == sum(8192, 8), "the place of C says nothing");
+        assert!(sum(4096, 8) != sum(4096, 16));
+        let tail = |column| {
+            joined_key(
+                Joined::Sum,
+                &[term(4096, 0)],
+                &[dropped(term(4096, column), 1)],
+            )
+        };
+        assert!(tail(8) != tail(16));
+        assert!(tail(8) == joined_key(Joined::Sum, &[term(0, 0)], &[dropped(term(0, 8), 2)]));
+        // Of products that belong together in another way, each has a C of its own.
+        let apart = |first: u64| {
+            let products = [term(4096, 0), term(first, 8)];
+            joined_key(Joined::Gradients, &products, &[])
+        };
+        assert!(apart(4096) == apart(8192));
+        let alone = |joined| joined_key(joined, &[term(0, 0)], &[]);
+        assert!(alone(Joined::Sum) != alone(Joined::Narrow));
+    }
+
+    #[test]
+    fn the_stream_of_dropout_makes_no_other_way() {
+        let key = |stream, rows| {
+            let launch = Command::Launch {
+                kernel: Kernel {
+                    file: "norm",
+                    function: "norm_backward_sums",
+                },
+                shape: LaunchShape::linear(1, 32),
+                arguments: vec![Argument::Stream(stream), Argument::U32(rows)],
+            };
+            ways_key(&[vec![launch]])
+        };
+        assert!(key(1, 8) == key(2, 8));
+        assert!(key(1, 8) != key(1, 16));
     }
 }

@@ -74,7 +74,7 @@ impl CudaExecutor {
                 products,
                 tails,
             } => {
-                let chosen = self.joined.get(&joined_key(products, tails));
+                let chosen = self.joined.get(&joined_key(*joined, products, tails));
                 let ways = joined::ways(*joined, products, tails, self.context.info.card());
                 match chosen.copied().flatten().and_then(|way| ways.get(way)) {
                     Some(way) => self.issue_all(way, dtype, stream),
@@ -196,7 +196,7 @@ fn word(argument: Argument, arena: u64, host: Option<u64>) -> Result<u64, Engine
         Argument::Host(offset) => host.ok_or_else(no_host)? + offset,
         Argument::Null => 0,
         Argument::I32(value) => u64::from(value.cast_unsigned()),
-        Argument::U32(value) => u64::from(value),
+        Argument::U32(value) | Argument::Stream(value) => u64::from(value),
         Argument::U64(value) => value,
         Argument::F32(value) => u64::from(value.to_bits()),
         // A structure of its own, which the caller makes.

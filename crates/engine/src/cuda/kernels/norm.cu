@@ -10,8 +10,8 @@
 // A block holds several groups (threadIdx.y) and walks over the rows, γ and β staying in
 // registers. Where registers are left, a row's numbers are on their way while the row before it
 // waits for its sums. Rows of 128, 256, 384 or 512 elements take those named _warp, a warp to a row,
-// backwards where no parameter is trained or where that is measured to be faster. Other widths take the kernels named _any: a block to a row, one
-// element at a time.
+// backwards where no parameter is trained or where that is measured to be faster. Other widths take
+// the kernels named _any: a block to a row, one element at a time.
 #include "common.cuh"
 
 constexpr int VECTOR = 16 / sizeof(real);

@@ -185,7 +185,8 @@ __device__ __forceinline__ void store(const Sum& x, float (&d)[BN / 2], real* c,
             uint4* to = (uint4*)(c + (u64)row * x.stride + column);
             u32 w[4], had[4] = {};
             if (MAY_ADD && x.adds) {
-                if (is_there) *(uint4*)had = *to;
+                uint4 old = is_there ? *to : uint4{};
+                had[0] = old.x, had[1] = old.y, had[2] = old.z, had[3] = old.w;
                 exchange(had, t);
             }
 #pragma unroll
@@ -328,10 +329,11 @@ __device__ __forceinline__ void product_sum(const Sum& x, const Maps& maps, real
     KERNEL __cluster_dims__(2, 1, 1) __launch_bounds__(NUM_THREADS, 1) name(OPERANDS) {             \
         product_sum<Shape<blocks, bn, shared, by_columns>, false>(x, MAPS, c, bias, nullptr);       \
     }
-#define DROPPED(name, blocks, bn, shared, by_columns)                                               \
+// What is dropped adds to a gradient, whose B is a layer's weight as it lies: by columns.
+#define DROPPED(name, blocks, bn, shared)                                                           \
     KERNEL __cluster_dims__(2, 1, 1) __launch_bounds__(NUM_THREADS, 1)                              \
     name(OPERANDS, const u32* random) {                                                             \
-        product_sum<Shape<blocks, bn, shared, by_columns>, true>(x, MAPS, c, bias, random);         \
+        product_sum<Shape<blocks, bn, shared, 1>, true>(x, MAPS, c, bias, random);                  \
     }
 
 PRODUCTS(products_rows_128_176, 1, 176, SAME_COLUMNS, 0)
@@ -348,7 +350,5 @@ PRODUCTS(products_rows_256_176, 2, 176, SAME_ROWS, 0)
 PRODUCTS(products_columns_256_176, 2, 176, SAME_ROWS, 1)
 PRODUCTS(products_rows_256_192, 2, 192, SAME_ROWS, 0)
 PRODUCTS(products_columns_256_192, 2, 192, SAME_ROWS, 1)
-DROPPED(dropped_rows_128_192, 1, 192, SAME_COLUMNS, 0)
-DROPPED(dropped_columns_128_192, 1, 192, SAME_COLUMNS, 1)
-DROPPED(dropped_rows_256_192, 2, 192, SAME_ROWS, 0)
-DROPPED(dropped_columns_256_192, 2, 192, SAME_ROWS, 1)
+DROPPED(dropped_columns_128_192, 1, 192, SAME_COLUMNS)
+DROPPED(dropped_columns_256_192, 2, 192, SAME_ROWS)

@@ -10,7 +10,8 @@
 // memory of a cluster; what the sums over rows come to are parts in the workspace, which a last launch
 // adds up in their order. Rows begin at multiples of 16 bytes.
 
-#include "common.cuh"
+#include "hopper.cuh"
+#include "cluster.cuh"
 #include "matrix.cuh"
 
 constexpr int THREADS = 256, WARPS = 8;
@@ -39,22 +40,6 @@ __device__ __forceinline__ void bring_tile(real (&to)[ROWS][PITCH], const real* 
     }
 }
 
-// The four threads of a row exchange what they have of four blocks of eight columns: two neighbours
-// in each become all eight in one, and the other way round.
-__device__ __forceinline__ void exchange(u32 (&w)[4], int t) {
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-        u32 got = __shfl_xor_sync(~0u, t & 1 ? w[i] : w[i + 1], 1);
-        if (t & 1) w[i] = got;
-        else w[i + 1] = got;
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        u32 got = __shfl_xor_sync(~0u, t & 2 ? w[i] : w[i + 2], 2);
-        if (t & 2) w[i] = got;
-        else w[i + 2] = got;
-    }
-}
 __device__ __forceinline__ uint4 four(const u32 (&w)[4]) { return make_uint4(w[0], w[1], w[2], w[3]); }
 
 // ---------------------------------------------------------------- forward
@@ -194,14 +179,6 @@ struct WideMemory {
     alignas(16) real w[WIDTH][COLUMNS + 8];
 };
 
-__device__ __forceinline__ u32 cluster_rank() {
-    u32 rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-__device__ __forceinline__ void cluster_meet() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
 // The address of the same place in another block of the cluster.
 __device__ __forceinline__ u32 address_in(u32 address, u32 rank) {
     u32 there;
@@ -216,17 +193,6 @@ __device__ __forceinline__ float4 load_cluster(u32 address) {
                  : "memory");
     return x;
 }
-__device__ __forceinline__ float low_half(u32 word) {
-    real x;
-    x.bits = (u16)word;
-    return to_float(x);
-}
-__device__ __forceinline__ float high_half(u32 word) {
-    real x;
-    x.bits = (u16)(word >> 16);
-    return to_float(x);
-}
-
 #if defined(REAL_F16)
 constexpr u32 ONES = 0x3c003c00u;
 #else

@@ -63,8 +63,8 @@ pub(super) struct Destination<'a, F> {
     slice: PhantomData<&'a mut [F]>,
 }
 
-// SAFETY: the pointer comes from a unique borrow of a slice of `F: Send`, and it is only
-// dereferenced by `multiply`, whose contract keeps writers apart.
+// SAFETY: the pointer comes from a unique borrow of a slice of `F: Send`, and what dereferences it,
+// `multiply` and what `row` returns, is unsafe to call by a contract that keeps writers apart.
 unsafe impl<F: Send> Send for Destination<'_, F> {}
 // SAFETY: as above.
 unsafe impl<F: Send> Sync for Destination<'_, F> {}

@@ -226,7 +226,7 @@ fn arguments_are_the_kernels_parameters() {
             .map(|argument| match argument {
                 Argument::Address(_) | Argument::Host(_) | Argument::Null => "pointer",
                 Argument::I32(_) => "int",
-                Argument::U32(_) => "u32",
+                Argument::U32(_) | Argument::Stream(_) => "u32",
                 Argument::U64(_) => "u64",
                 Argument::F32(_) => "float",
                 Argument::TensorMap(_) | Argument::MatrixMap(_) => "map",

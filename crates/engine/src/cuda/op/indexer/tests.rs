@@ -128,7 +128,7 @@ fn arguments_are_the_kernels_parameters() {
                 .iter()
                 .map(|argument| match argument {
                     Argument::I32(_) => "int",
-                    Argument::U32(_) => "u32",
+                    Argument::U32(_) | Argument::Stream(_) => "u32",
                     Argument::U64(_) => "u64",
                     Argument::F32(_) => "float",
                     _ => "pointer",

@@ -98,6 +98,8 @@ fn is_inner(product: &Product) -> bool {
         && product.bias.is_none()
         && is_copied(&product.a)
         && is_copied(&product.b)
+        // Written two columns at a time.
+        && is_copied(&product.c)
         && product.c.dtype == product.a.dtype
         && sides.iter().all(|&side| u32::try_from(side).is_ok())
 }

@@ -287,7 +287,7 @@ impl<'a> Short<'a> {
                 Argument::U32(rows as u32),
                 Argument::U32(2 * self.pairs() as u32),
                 Argument::Address(dropout.random),
-                Argument::U32(dropout.stream),
+                Argument::Stream(dropout.stream),
                 Argument::U32(dropout.threshold),
             ],
         })

@@ -74,15 +74,12 @@ const TILES: [(Tile, [&str; 2]); 7] = [
     ),
 ];
 
-/// Those of a first term that is dropped in part.
-const DROPPED_TILES: [(Tile, [&str; 2]); 2] = [
-    (
-        Tile::new(256, 192, Shared::Rows),
-        ["dropped_rows_256_192", "dropped_columns_256_192"],
-    ),
+/// Those of a first term that is dropped in part. It adds to a gradient, so B is by columns.
+const DROPPED_TILES: [(Tile, &str); 2] = [
+    (Tile::new(256, 192, Shared::Rows), "dropped_columns_256_192"),
     (
         Tile::new(128, 192, Shared::Columns),
-        ["dropped_rows_128_192", "dropped_columns_128_192"],
+        "dropped_columns_128_192",
     ),
 ];
 
@@ -241,8 +238,9 @@ pub(super) fn launches(sum: &[Product], card: Card) -> Vec<Command> {
     if !card.is_hopper || !fits(sum) {
         return Vec::new();
     }
+    let by_columns = usize::from(!sum[0].b.transposed);
     likeliest(TILES, &sum[0], card)
-        .map(|(tile, kernels)| launch(sum, None, (tile, kernels), card))
+        .map(|(tile, kernels)| launch(sum, None, (tile, kernels[by_columns]), card))
         .collect()
 }
 
@@ -252,7 +250,7 @@ pub(super) fn dropped_launches(sum: &[Product], tail: &Tail, card: Card) -> Vec<
         return Vec::new();
     };
     likeliest(DROPPED_TILES, &sum[0], card)
-        .map(|(tile, kernels)| launch(&sum, Some(dropout), (tile, kernels), card))
+        .map(|kernel| launch(&sum, Some(dropout), kernel, card))
         .collect()
 }
 
@@ -269,15 +267,15 @@ fn with_dropped(sum: &[Product], tail: &Tail) -> Option<(Vec<Product>, DropoutAt
     let mut sum = sum.to_vec();
     // Behind the long one, which comes last.
     sum.insert(1, product);
-    all_fit(&sum).then_some((sum, dropout))
+    (!product.b.transposed && all_fit(&sum)).then_some((sum, dropout))
 }
 
 /// Tiles and their kernels, those first that leave the busiest multiprocessor the least.
-fn likeliest<const N: usize>(
-    mut tiles: [(Tile, [&'static str; 2]); N],
+fn likeliest<K, const N: usize>(
+    mut tiles: [(Tile, K); N],
     sum: &Product,
     card: Card,
-) -> impl Iterator<Item = (Tile, [&'static str; 2])> {
+) -> impl Iterator<Item = (Tile, K)> {
     tiles.sort_by_key(|(tile, _)| tile.work(sum, card));
     tiles.into_iter().take(TRIED)
 }
@@ -362,7 +360,7 @@ pub(super) fn bias(product: &Product) -> Argument {
 fn launch(
     sum: &[Product],
     dropout: Option<DropoutAt>,
-    (tile, kernels): (Tile, [&'static str; 2]),
+    (tile, function): (Tile, &'static str),
     card: Card,
 ) -> Command {
     let first = &sum[0];
@@ -376,7 +374,7 @@ fn launch(
     Command::LaunchTable {
         kernel: Kernel {
             file: "product_hopper",
-            function: kernels[usize::from(!first.b.transposed)],
+            function,
         },
         shape: LaunchShape {
             grid: [tile.blocks(first, card) as u32, 1, 1],

@@ -105,7 +105,17 @@ fn both_products_of_an_adapters_second_matrix_are_one_pass() {
     ] {
         assert!(!are_joined([inner, other], elsewhere.clone()));
     }
-    assert!(!are_joined(both(5000, 392), elsewhere));
+    assert!(!are_joined(both(5000, 392), elsewhere.clone()));
+    // The kernel writes two neighbours of C as one word.
+    for c in [
+        matrix(inner.c.address + 2, inner.c.row_stride, DType::F16, false),
+        matrix(inner.c.address, inner.c.row_stride + 1, DType::F16, false),
+    ] {
+        assert!(!are_joined(
+            [Product { c, ..inner }, gradient],
+            elsewhere.clone()
+        ));
+    }
 }
 
 #[test]

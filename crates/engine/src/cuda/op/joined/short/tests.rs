@@ -250,6 +250,6 @@ fn parts_of_a_narrow_product_are_added_up() {
     );
     assert_eq!(
         sum_arguments[4..],
-        [random, Argument::U32(7), Argument::U32(9)]
+        [random, Argument::Stream(7), Argument::U32(9)]
     );
 }
