@@ -319,11 +319,11 @@ pub enum ConfigError {
     Contradicts {
         path: PathBuf,
         line: usize,
-        key: String,
-        value: String,
+        key: Box<str>,
+        value: Box<str>,
         dialect: &'static str,
-        why: String,
-        way_out: String,
+        why: Box<str>,
+        way_out: Box<str>,
     },
 
     #[error(

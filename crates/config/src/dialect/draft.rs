@@ -272,11 +272,11 @@ impl<'a> Draft<'a> {
         ConfigError::Contradicts {
             path: self.document.path.clone(),
             line,
-            key,
-            value,
+            key: key.into(),
+            value: value.into(),
             dialect: self.reading.dialect,
-            why: why.to_owned(),
-            way_out: way_out.to_owned(),
+            why: why.into(),
+            way_out: way_out.into(),
         }
     }
 
