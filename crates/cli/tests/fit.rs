@@ -89,7 +89,7 @@ fn what_is_recommended_for_the_cpu_is_trained() {
             "--vram 300mb --device cpu --model {model} --model-size tiny --tokenizer bytes"
         );
         let answer = fit(&sandbox, &line);
-        let train = as_command(&answer, "train --device cpu --max-steps 2 --json");
+        let train = as_command(&answer, "train --max-steps 2 --json");
         let outcome = sandbox.cinch(&train).succeeds().json();
         assert_eq!(outcome["step"], 2, "{outcome}");
     }
