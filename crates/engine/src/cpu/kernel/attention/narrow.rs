@@ -6,6 +6,8 @@
 //! the query heads that it serves, and walks their blocks of queries; dQ stays in the block, what
 //! it gives dK and dV of each key is summed over its lanes and added to them.
 
+use std::ops::{Deref, DerefMut};
+
 use crate::cpu::dropout::Dropout;
 use crate::cpu::kernel::columns::{Columns, ColumnsMut};
 use crate::cpu::kernel::lanes::{self, LANES, Lanes};
@@ -21,7 +23,33 @@ pub(super) const WIDEST: usize = 8;
 const STEP: usize = 8;
 
 /// The columns of a block of positions, one below the other.
-type Block<F> = [[F; BLOCK]; WIDEST];
+type Block<F> = [Line<F>; WIDEST];
+
+/// A number for each query of a block, from the start of a cache line on: a register across two
+/// lines is slow to store and slower to load again.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Line<T>([T; BLOCK]);
+
+impl<T> Deref for Line<T> {
+    type Target = [T; BLOCK];
+
+    #[inline(always)]
+    fn deref(&self) -> &[T; BLOCK] {
+        &self.0
+    }
+}
+
+impl<T> DerefMut for Line<T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut [T; BLOCK] {
+        &mut self.0
+    }
+}
+
+impl<F: Real> Line<F> {
+    const ZERO: Self = Self([F::ZERO; BLOCK]);
+}
 
 /// Whether a head is narrow, and nothing is hidden but by the order.
 pub(super) fn suits<F>(shape: &AttentionShape, inputs: &Inputs<'_, F>) -> bool {
@@ -39,7 +67,7 @@ fn read<F: Real>(
     (rows, dim): (usize, usize),
     factor: F,
 ) -> Block<F> {
-    let mut block = [[F::ZERO; BLOCK]; WIDEST];
+    let mut block = [Line::ZERO; WIDEST];
     let from = from.matrix_at(row, column);
     for l in 0..rows {
         let line = &from.data[l * from.row_stride..][..dim];
@@ -54,14 +82,14 @@ fn read<F: Real>(
 #[derive(Clone, Copy)]
 struct Mask {
     dropout: Dropout,
-    bases: [u32; BLOCK],
+    bases: Line<u32>,
 }
 
 impl Mask {
     fn new(dropout: Dropout, row: usize) -> Self {
         Self {
             dropout,
-            bases: std::array::from_fn(|l| dropout.row(row + l)),
+            bases: Line(std::array::from_fn(|l| dropout.row(row + l))),
         }
     }
 }
@@ -70,8 +98,8 @@ impl Mask {
 struct Forward<F> {
     query: Block<F>,
     output: Block<F>,
-    largest: [F; BLOCK],
-    sum: [F; BLOCK],
+    largest: Line<F>,
+    sum: Line<F>,
 }
 
 pub(super) fn forward<F: Real>(
@@ -92,9 +120,9 @@ pub(super) fn forward<F: Real>(
         let scale = F::from_f64(shape.scale);
         let mut block = Forward {
             query: read(&inputs.q, (b * seq + t0, h * dim), (rows, dim), scale),
-            output: [[F::ZERO; BLOCK]; WIDEST],
-            largest: [F::from_f64(f64::NEG_INFINITY); BLOCK],
-            sum: [F::ZERO; BLOCK],
+            output: [Line::ZERO; WIDEST],
+            largest: Line([F::from_f64(f64::NEG_INFINITY); BLOCK]),
+            sum: Line::ZERO,
         };
         let mask = dropout.map(|dropout| Mask::new(dropout, head * seq + t0));
         let kv = h / shape.group() * dim;
@@ -137,7 +165,7 @@ simd! {
         let Forward { query, output, largest, sum } = block;
         for s0 in (0..keys).step_by(STEP) {
             let count = STEP.min(keys - s0);
-            let mut scores = [[F::ZERO; BLOCK]; STEP];
+            let mut scores = [Line::<F>::ZERO; STEP];
             let mut top = *largest;
             for (j, score) in scores.iter_mut().enumerate().take(count) {
                 let key = &k.data[(s0 + j) * k.row_stride..][..dim];
@@ -155,7 +183,7 @@ simd! {
                 }
             }
             // Every query sees the first key, so that there is a largest score from here on.
-            let mut shrink = [F::ZERO; BLOCK];
+            let mut shrink = Line::<F>::ZERO;
             for l in 0..BLOCK {
                 shrink[l] = (largest[l] - top[l]).exp();
                 sum[l] *= shrink[l];
@@ -171,7 +199,7 @@ simd! {
                     sum[l] += score[l];
                 }
                 if let Some(mask) = mask {
-                    for (x, &base) in score.iter_mut().zip(&mask.bases) {
+                    for (x, &base) in score.iter_mut().zip(mask.bases.iter()) {
                         *x *= mask.dropout.factor(base, s0 + j);
                     }
                 }
@@ -199,8 +227,8 @@ struct Backward<F> {
     query: Block<F>,
     grad_output: Block<F>,
     grad_query: Block<F>,
-    lse: [F; BLOCK],
-    delta: [F; BLOCK],
+    lse: Line<F>,
+    delta: Line<F>,
 }
 
 pub(super) fn backward<F: Real>(
@@ -233,9 +261,9 @@ pub(super) fn backward<F: Real>(
                 let mut block = Backward {
                     query: read(&inputs.q, place, size, scale),
                     grad_output: read(&given.grad_output, place, size, F::ONE),
-                    grad_query: [[F::ZERO; BLOCK]; WIDEST],
-                    lse: [F::ZERO; BLOCK],
-                    delta: [F::ZERO; BLOCK],
+                    grad_query: [Line::ZERO; WIDEST],
+                    lse: Line::ZERO,
+                    delta: Line::ZERO,
                 };
                 block.lse[..rows].copy_from_slice(&given.lse[row..][..rows]);
                 let o = read(&given.o, place, size, F::ONE);
@@ -286,8 +314,8 @@ simd! {
         for s in 0..keys {
             let key = &k.data[s * k.row_stride..][..dim];
             let value = &v.data[s * v.row_stride..][..dim];
-            let mut p = [F::ZERO; BLOCK];
-            let mut ds = [F::ZERO; BLOCK];
+            let mut p = Line::<F>::ZERO;
+            let mut ds = Line::<F>::ZERO;
             for (column, &x) in query.iter().zip(key) {
                 for l in 0..BLOCK {
                     p[l] = column[l].fma(x, p[l]);

@@ -3,7 +3,7 @@
 use cinch_graph::expression::Broadcast;
 use cinch_graph::op::ReduceKind;
 
-use super::tile::{Values, compute, for_segments, prepare};
+use super::tile::{Values, compute, for_groups, for_segments, prepare};
 use super::{Places, TILE};
 use crate::cpu::kernel::lanes;
 use crate::cpu::kernel::scratch::{self, Owner};
@@ -169,7 +169,7 @@ simd! {
         first: usize,
         sums: &mut [F],
     ) {
-        let Broadcast { columns, column_group, .. } = reduction.broadcast;
+        let columns = reduction.broadcast.columns;
         let kind = reduction.kind;
         for_segments(width, start, values.len(), |row, column, part| {
             let part = &values[part];
@@ -183,18 +183,32 @@ simd! {
                 }
                 return;
             }
-            let (mut column, mut rest) = (column, part);
-            while !rest.is_empty() {
-                let count = (column_group - column % column_group).min(rest.len());
-                let (now, later) = rest.split_at(count);
-                let sum = &mut sums[reduction.broadcast.column(column)];
-                *sum = match kind {
-                    ReduceKind::Sum => *sum + lanes::sum(now, |value| value),
-                    ReduceKind::Max => now.iter().fold(*sum, |max, value| value.larger(max)),
-                };
-                column += count;
-                rest = later;
-            }
+            for_groups(&reduction.broadcast, column, part.len(), |number, groups| {
+                let (part, sums) = (&part[groups.places], &mut sums[number..]);
+                match groups.size {
+                    2 => add_groups::<F, 2>(kind, part, sums),
+                    4 => add_groups::<F, 4>(kind, part, sums),
+                    8 => add_groups::<F, 8>(kind, part, sums),
+                    16 => add_groups::<F, 16>(kind, part, sums),
+                    _ => add_group(kind, part, &mut sums[0]),
+                }
+            });
         });
     }
+}
+
+/// Reduces groups of `SIZE` places into a number each.
+#[inline(always)]
+fn add_groups<F: Real, const SIZE: usize>(kind: ReduceKind, part: &[F], sums: &mut [F]) {
+    for (group, sum) in part.as_chunks::<SIZE>().0.iter().zip(sums) {
+        add_group(kind, group, sum);
+    }
+}
+
+#[inline(always)]
+fn add_group<F: Real>(kind: ReduceKind, group: &[F], sum: &mut F) {
+    *sum = match kind {
+        ReduceKind::Sum => *sum + lanes::sum(group, |value| value),
+        ReduceKind::Max => group.iter().fold(*sum, |max, value| value.larger(max)),
+    };
 }

@@ -210,16 +210,16 @@ fn gather<F: Real, T: Copy>(
                 *value = convert(number);
             }
         } else {
-            let mut column = column;
-            let mut rest = part;
-            while !rest.is_empty() {
-                let group = broadcast.column_group;
-                let count = (group - column % group).min(rest.len());
-                let (now, later) = rest.split_at_mut(count);
-                now.fill(convert(numbers[broadcast.column(column)]));
-                column += count;
-                rest = later;
-            }
+            for_groups(broadcast, column, part.len(), |number, groups| {
+                let (part, value) = (&mut part[groups.places.clone()], numbers[number]);
+                match groups.size {
+                    2 => fill::<F, T, 2>(&numbers[number..], part, &convert),
+                    4 => fill::<F, T, 4>(&numbers[number..], part, &convert),
+                    8 => fill::<F, T, 8>(&numbers[number..], part, &convert),
+                    16 => fill::<F, T, 16>(&numbers[number..], part, &convert),
+                    _ => part.fill(convert(value)),
+                }
+            });
         }
     });
 }
@@ -238,6 +238,60 @@ pub fn for_segments(
         let end = len.min(start + width - column);
         work(row, column, start..end);
         (row, column, start) = (row + 1, 0, end);
+    }
+}
+
+/// Groups of columns that belong to numbers one after the other.
+pub struct Groups {
+    /// Columns of a group; 0 where it is a group or a part of one, of any size.
+    pub size: usize,
+    /// The places of their columns.
+    pub places: Range<usize>,
+}
+
+/// Calls `work(number, groups)` for the groups of a row's columns from `column` on, `number` being
+/// that of the first. Whole groups of a size that loops are made for come together.
+#[inline(always)]
+pub fn for_groups(
+    broadcast: &Broadcast,
+    column: usize,
+    len: usize,
+    mut work: impl FnMut(usize, Groups),
+) {
+    let size = broadcast.column_group;
+    let (mut number, mut inside) = (broadcast.column(column), column % size);
+    let mut start = 0;
+    while start < len {
+        let whole = match (inside, size) {
+            (0, 2 | 4 | 8 | 16) => ((len - start) / size).min(broadcast.columns - number),
+            _ => 0,
+        };
+        let end = match whole {
+            0 => len.min(start + size - inside),
+            _ => start + whole * size,
+        };
+        let groups = Groups {
+            size: if whole > 0 { size } else { 0 },
+            places: start..end,
+        };
+        work(number, groups);
+        number += whole.max(1);
+        if number == broadcast.columns {
+            number = 0;
+        }
+        (inside, start) = (0, end);
+    }
+}
+
+/// Each number as often as a group has columns.
+#[inline(always)]
+fn fill<F: Real, T: Copy, const SIZE: usize>(
+    numbers: &[T],
+    part: &mut [F],
+    convert: &impl Fn(T) -> F,
+) {
+    for (group, &number) in part.as_chunks_mut::<SIZE>().0.iter_mut().zip(numbers) {
+        *group = [convert(number); SIZE];
     }
 }
 
