@@ -113,6 +113,27 @@ impl Dropout {
         }
     }
 
+    /// The factors of one column, for rows of these bases: what [`Self::factor`] says.
+    #[inline(always)]
+    pub fn factors_of<F: Real, const ROWS: usize>(
+        &self,
+        bases: &[u32; ROWS],
+        column: usize,
+        factors: &mut [F; ROWS],
+    ) {
+        if self.numbers == Numbers::Single {
+            let kept = self.kept();
+            for l in 0..ROWS {
+                let random = number_of(bases[l], column as u32);
+                factors[l] = if random < self.whole { F::ZERO } else { kept };
+            }
+        } else {
+            for l in 0..ROWS {
+                factors[l] = self.factor(bases[l], column);
+            }
+        }
+    }
+
     #[inline(always)]
     fn kept<F: Real>(&self) -> F {
         F::from_f64(1.0 / (1.0 - self.rate))

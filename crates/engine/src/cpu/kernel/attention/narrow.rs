@@ -199,8 +199,10 @@ simd! {
                     sum[l] += score[l];
                 }
                 if let Some(mask) = mask {
-                    for (x, &base) in score.iter_mut().zip(mask.bases.iter()) {
-                        *x *= mask.dropout.factor(base, s0 + j);
+                    let mut factors = Line::<F>::ZERO;
+                    mask.dropout.factors_of(&mask.bases, s0 + j, &mut factors);
+                    for l in 0..BLOCK {
+                        score[l] *= factors[l];
                     }
                 }
                 let value = &v.data[(s0 + j) * v.row_stride..][..dim];
@@ -334,10 +336,11 @@ simd! {
                 p[..hidden].fill(F::ZERO);
             }
             if let Some(mask) = mask {
+                let mut factors = Line::<F>::ZERO;
+                mask.dropout.factors_of(&mask.bases, s, &mut factors);
                 for l in 0..BLOCK {
-                    let factor: F = mask.dropout.factor(mask.bases[l], s);
-                    ds[l] = p[l] * (ds[l] * factor - delta[l]);
-                    p[l] *= factor;
+                    ds[l] = p[l] * (ds[l] * factors[l] - delta[l]);
+                    p[l] *= factors[l];
                 }
             } else {
                 for l in 0..BLOCK {
@@ -350,12 +353,8 @@ simd! {
                 }
             }
             let [dk, dv] = gradients.of_key(s, dim);
-            for (sum, column) in dk.iter_mut().zip(query.iter()) {
-                *sum += product(&ds, column);
-            }
-            for (sum, column) in dv.iter_mut().zip(grad_output.iter()) {
-                *sum += product(&p, column);
-            }
+            add_products(&ds, query, dk);
+            add_products(&p, grad_output, dv);
         }
     }
 }
@@ -377,14 +376,16 @@ impl<F: Real> KeyGradients<'_, F> {
     }
 }
 
-/// `a·b`.
+/// `sums[c] += a·columns[c]`, for as many columns as there are sums.
 #[inline(always)]
-fn product<F: Real>(a: &[F; BLOCK], b: &[F; BLOCK]) -> F {
-    let mut sums = [F::ZERO; LANES];
-    for c in (0..BLOCK).step_by(LANES) {
-        for l in 0..LANES {
-            sums[l] = a[c + l].fma(b[c + l], sums[l]);
+fn add_products<F: Real>(a: &Line<F>, columns: &Block<F>, sums: &mut [F]) {
+    let mut products = [Lanes::ZERO; WIDEST];
+    for (product, column) in products.iter_mut().zip(columns).take(sums.len()) {
+        for c in (0..BLOCK).step_by(LANES) {
+            for l in 0..LANES {
+                product[l] = a[c + l].fma(column[c + l], product[l]);
+            }
         }
     }
-    lanes::total(&Lanes(sums))
+    lanes::add_totals(&products[..sums.len()], sums);
 }
