@@ -16,32 +16,32 @@ import tempfile
 
 LIMIT = 0.15
 
-# None of these sizes is one that `cinch bench --all` runs, by which shares of rates were chosen.
+# None of these sizes is one that the costs of ops were fitted to.
 SIZES = {
     "mamba": [
-        "--model mamba --model-size small --batch-size 2 --seq-len 128",
-        "--model mamba --model-size medium-lite --batch-size 1 --seq-len 128",
-        "--model mamba --set model.d_model=256 --set model.n_layers=6 --batch-size 4 --seq-len 192",
+        "--model mamba --model-size small --batch-size 3 --seq-len 192",
+        "--model mamba --model-size medium --batch-size 1 --seq-len 96",
+        "--model mamba --set model.d_model=320 --set model.n_layers=10 --batch-size 2 --seq-len 320",
     ],
     "gsa": [
-        "--model gsa --model-size 512m-low-memory --batch-size 2 --seq-len 128",
-        "--model gsa --set model.d_model=256 --set model.n_layers=4 --set model.vocab_size=8000 --batch-size 2 --seq-len 512",
-        "--model gsa --set model.d_model=384 --set model.n_layers=6 --set model.vocab_size=32000 --batch-size 1 --seq-len 384",
+        "--model gsa --model-size 512m-low-memory --batch-size 3 --seq-len 192",
+        "--model gsa --set model.d_model=320 --set model.n_layers=5 --set model.vocab_size=12000 --batch-size 1 --seq-len 768",
+        "--model gsa --set model.d_model=512 --set model.n_layers=3 --set model.vocab_size=24000 --batch-size 4 --seq-len 160",
     ],
     "qwen": [
-        "--model {folder}/narrow --lora-rank 16 --batch-size 2 --seq-len 128",
-        "--model {folder}/narrow --lora-rank 64 --batch-size 1 --seq-len 512",
-        "--model {folder}/wide --lora-rank 8 --batch-size 2 --seq-len 192 --checkpointing full",
+        "--model {folder}/narrow --lora-rank 32 --batch-size 3 --seq-len 224",
+        "--model {folder}/narrow --batch-size 1 --seq-len 384",
+        "--model {folder}/wide --lora-rank 24 --batch-size 1 --seq-len 320 --checkpointing full",
     ],
     "mu": [
-        "--model mu --batch-size 2 --seq-len 128",
-        "--model mu --set model.n_layers=6 --batch-size 4 --seq-len 512",
-        "--model mu --set model.n_layers=12 --set model.vocab_size=8000 --batch-size 8 --seq-len 128",
+        "--model mu --batch-size 3 --seq-len 192",
+        "--model mu --set model.n_layers=8 --batch-size 2 --seq-len 384",
+        "--model mu --set model.n_layers=16 --set model.vocab_size=16000 --batch-size 5 --seq-len 160",
     ],
     "embedder": [
-        "--model naics --set model.n_layers=2 --negatives 4 --batch-size 2 --seq-len 128",
-        "--model naics --set model.n_layers=3 --set model.d_model=192 --set model.d_ffn=768 --negatives 2 --batch-size 2 --seq-len 256",
-        "--model naics --negatives 1 --batch-size 1 --seq-len 192 --checkpointing full",
+        "--model naics --set model.n_layers=4 --negatives 3 --batch-size 1 --seq-len 256",
+        "--model naics --set model.n_layers=2 --set model.d_model=256 --set model.n_heads=8 --set model.d_ffn=1024 --negatives 5 --batch-size 2 --seq-len 96",
+        "--model naics --negatives 2 --batch-size 1 --seq-len 128 --checkpointing full",
     ],
 }
 

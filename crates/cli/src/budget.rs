@@ -21,6 +21,7 @@ use crate::{calibration, overhead, world};
 /// only their ratio counts.
 const CORES: usize = 8;
 const FLOPS: f64 = 4e11;
+const SIGMOIDS: f64 = 1e10;
 const BANDWIDTH: f64 = 4e10;
 
 /// The plan of a configuration: within the budget that was typed, else as `cinch_fit::plan` has it.
@@ -56,7 +57,7 @@ pub fn plan(
 pub fn card(budget: &Budget, target: Target) -> Card {
     match (&budget.gpu, target) {
         (Some(rates), Target::Cuda) => rates.card.clone(),
-        _ => Card::cpu(CORES, FLOPS, BANDWIDTH),
+        _ => Card::cpu(CORES, FLOPS, SIGMOIDS, BANDWIDTH),
     }
 }
 

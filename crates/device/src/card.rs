@@ -20,6 +20,9 @@ pub struct Card {
     pub tf32_flops: f64,
     /// Of single-precision numbers.
     pub single_flops: f64,
+    /// Sigmoids of single-precision numbers per second, by vector code; `None` for a GPU, whose
+    /// kernels are told by their bytes and products.
+    pub sigmoids: Option<f64>,
     /// Bytes per second of a large copy, read and written bytes counted.
     pub bandwidth: f64,
     pub multiprocessors: usize,
@@ -46,7 +49,7 @@ impl Card {
 
     /// A CPU, by what was measured on it. Its own memory is the host's, so that a transfer to
     /// it is a copy: each byte is read once and written once.
-    pub fn cpu(num_threads: usize, matrix_flops: f64, bandwidth: f64) -> Self {
+    pub fn cpu(num_threads: usize, matrix_flops: f64, sigmoids: f64, bandwidth: f64) -> Self {
         Self {
             name: format!("{num_threads} threads"),
             target: Target::Cpu,
@@ -54,6 +57,7 @@ impl Card {
             bf16_flops: None,
             tf32_flops: matrix_flops,
             single_flops: matrix_flops,
+            sigmoids: Some(sigmoids),
             bandwidth,
             multiprocessors: num_threads,
             host_bandwidth: bandwidth / 2.0,

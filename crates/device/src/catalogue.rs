@@ -180,6 +180,7 @@ impl Gpu {
             bf16_flops: self.generation.has_bf16().then_some(reached.half_flops),
             tf32_flops: reached.tf32_flops.unwrap_or(reached.single_flops),
             single_flops: reached.single_flops,
+            sigmoids: None,
             bandwidth: reached.bandwidth,
             multiprocessors: self.multiprocessors,
             host_bandwidth: self.link.reached(),

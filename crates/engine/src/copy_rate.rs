@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use crate::Executor;
 
 /// Larger than the caches of the cores that copy.
-const ELEMENTS: usize = 8 << 20;
+const ELEMENTS: usize = 16 << 20;
 /// Elements copied by one task.
 const TASK: usize = 1 << 16;
 const RUNS: usize = 3;

@@ -36,6 +36,7 @@ pub mod cuda;
 mod engine;
 mod error;
 pub mod gemm_rate;
+pub mod sigmoid_rate;
 
 pub use arena::{Arena, Element};
 pub use cpu::executor::Executor;

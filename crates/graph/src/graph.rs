@@ -1,6 +1,7 @@
 //! The graph itself: tensors, nodes in execution order, parameters and blocks.
 
 use crate::cost::{Cost, Joins, Wire};
+use crate::cpu::CpuCost;
 use crate::error::GraphError;
 use crate::loss::LossTerm;
 use crate::op::{Dequantise, Op, Quantisation};
@@ -554,6 +555,13 @@ impl Graph {
         node.op
             .declaration()
             .cuda_cost(&self.types(&node.inputs), &self.types(&node.outputs))
+    }
+
+    /// What a CPU does for one node.
+    pub fn cpu_cost(&self, node: &Node) -> CpuCost {
+        node.op
+            .declaration()
+            .cpu_cost(&self.types(&node.inputs), &self.types(&node.outputs))
     }
 
     /// What a node is to a product before it.

@@ -24,6 +24,7 @@
 
 mod align;
 mod cost;
+mod cpu;
 mod differentiate;
 mod error;
 pub mod expression;
@@ -44,6 +45,7 @@ mod visit;
 
 pub use align::{ALIGNMENT, aligned};
 pub use cost::{Arithmetic, BlockWork, ChunkedCost, Cost, JoinKind, Joins, KernelCost, Wire};
+pub use cpu::{CpuCost, CpuProducts, CpuTiles};
 pub use differentiate::{Backward, Optimizer, TrainingGraph, differentiate};
 pub use error::GraphError;
 pub use graph::{

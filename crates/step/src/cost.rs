@@ -3,10 +3,11 @@
 //! A kernel takes the longer of its arithmetic and its traffic, and each launch costs the time
 //! between two kernels. Matrix products run at the card's matrix rate where their tiles fill the
 //! multiprocessors; what no library runs, at the share of the card's rates that its op declares.
-//! What joins a product is part of its kernel ([`joined`]).
+//! What joins a product is part of its kernel ([`joined`]). A CPU has rates of its own ([`cpu`]).
 //! Pure, like the plan it reads.
 
 mod bus;
+mod cpu;
 mod joined;
 #[cfg(test)]
 mod tests;
@@ -16,9 +17,7 @@ use std::collections::BTreeMap;
 use cinch_config::Config;
 use cinch_device::{Card, Generation};
 use cinch_graph::op::{Fetch, Op};
-use cinch_graph::{
-    Arithmetic, BlockWork, Cost, DType, Graph, KernelCost, Node, Phase, Target, TrainingGraph,
-};
+use cinch_graph::{Arithmetic, BlockWork, Cost, DType, KernelCost, Phase, Target, TrainingGraph};
 use cinch_plan::num_micro_nodes;
 
 use crate::StepPlan;
@@ -86,7 +85,10 @@ impl StepTimes {
         };
         let nodes = graph.nodes.iter();
         let once: Vec<f64> = match (card.target, card.generation) {
-            (Target::Cpu, _) => nodes.map(|node| rates.cpu_node(graph, node)).collect(),
+            (Target::Cpu, _) => {
+                let cpu = cpu::Rates::new(card, rates.matrix);
+                nodes.map(|node| cpu.node(&graph.cpu_cost(node))).collect()
+            }
             (Target::Cuda, Some(Generation::Hopper)) => {
                 let costs = joined::costs(graph);
                 costs.iter().map(|cost| rates.gpu_node(cost)).collect()
@@ -271,12 +273,5 @@ impl Rates<'_> {
             }
         }
         best
-    }
-
-    /// On the CPU the arithmetic runs at its share of the measured rate, whatever its shape.
-    fn cpu_node(&self, graph: &Graph, node: &Node) -> f64 {
-        let share = node.op.declaration().cpu_share();
-        let arithmetic = graph.flops(node) as f64 / (self.matrix * share);
-        arithmetic.max(graph.bytes(node) as f64 / self.card.bandwidth)
     }
 }

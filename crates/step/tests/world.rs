@@ -137,7 +137,7 @@ fn a_faster_network_is_waited_for_less() {
 #[test]
 fn cpu_ranks_hide_nothing() {
     let step = plan(&[("world.ranks", "2")], Target::Cpu);
-    let network = step.predict(&Card::cpu(2, 1e11, 1e10), false).network;
+    let network = step.predict(&Card::cpu(2, 1e11, 3e9, 1e10), false).network;
     assert!(network.seconds > 0.0);
     assert!((network.exposed() - network.seconds).abs() < 1e-12);
 }

@@ -47,7 +47,7 @@ impl Yardstick {
 
     fn rate(&mut self, engine: &Engine) -> f64 {
         match (self, engine.cpu()) {
-            (Self::Cpu(product), Some(executor)) => product.rate(executor),
+            (Self::Cpu(product), Some(executor)) => measure::product_rate(product, executor),
             (Self::Cuda(rate), _) => *rate,
             (Self::Cpu(_), None) => f64::NAN,
         }

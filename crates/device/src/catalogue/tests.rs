@@ -126,7 +126,7 @@ fn a_precision_without_matrix_units_runs_as_single() {
     assert_eq!(ada.matrix_flops(DType::Bf16, false), ada.half_flops);
     assert_eq!(ada.matrix_flops(DType::F32, true), ada.tf32_flops);
     assert_eq!(ada.matrix_flops(DType::F32, false), ada.single_flops);
-    let cpu = Card::cpu(8, 1e12, 4e10);
+    let cpu = Card::cpu(8, 1e12, 3e10, 4e10);
     for dtype in [DType::F32, DType::Bf16, DType::F16] {
         assert_eq!(cpu.matrix_flops(dtype, false), 1e12);
     }

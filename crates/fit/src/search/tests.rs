@@ -22,7 +22,7 @@ pub(super) fn config(own: &[(&str, &str)]) -> Config {
 fn card(target: Target) -> Card {
     match target {
         Target::Cuda => Card::known("H200").unwrap(),
-        Target::Cpu => Card::cpu(8, 4e11, 4e10),
+        Target::Cpu => Card::cpu(8, 4e11, 1e10, 4e10),
     }
 }
 

@@ -139,4 +139,8 @@ impl Declare for ActivationBackward {
             BACKWARD_FLOPS_PER_ELEMENT,
         ])
     }
+
+    fn cpu_sigmoids(&self) -> f64 {
+        0.25
+    }
 }

@@ -26,4 +26,8 @@ impl Declare for Add {
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
         inputs[0].shape.elements() as u64
     }
+
+    fn cpu_sigmoids(&self) -> f64 {
+        0.5
+    }
 }

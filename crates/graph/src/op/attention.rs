@@ -11,6 +11,7 @@ use super::{
     expect_same, expect_shape, expect_small, product, sum,
 };
 use crate::cost::{Arithmetic, BlockWork, Cost, KernelCost};
+use crate::cpu::CpuCost;
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::graph::{Dropout, Graph, Node, Target, TensorId};
@@ -317,13 +318,51 @@ impl Attention {
         self.head_dim <= NARROW && !hides
     }
 
-    /// The share of the CPU's rate of matrix products: exponentials and random numbers take as
-    /// long as the products of so many columns.
-    fn vector_share(&self, narrow: f64) -> f64 {
-        let columns = self.head_dim as f64;
-        match self.is_narrow() {
-            true => narrow * columns / (columns + EXPONENTIAL_COLUMNS),
-            false => CPU_SHARE,
+    /// Queries, and keys, that a CPU takes at once.
+    const CPU_BLOCK: usize = 64;
+
+    /// Pairs that a CPU computes: blocks of queries with all keys that the last of them sees.
+    fn cpu_pairs(&self, source: &TensorType) -> f64 {
+        let dims = source.shape.dims();
+        let (batch, length, block) = (dims[0] as f64, dims[1] as f64, Self::CPU_BLOCK as f64);
+        let keys = match self.causal {
+            false => length,
+            true => {
+                // On average, from the first blocks, which see few, to those that see a window.
+                let window = self
+                    .window
+                    .map_or(length, |window| length.min(window as f64));
+                let growing = window * (window.min(block) + window) / 2.0;
+                (growing + (length - window) * (window + block)) / length.max(1.0)
+            }
+        };
+        // Narrow heads have no shorter block.
+        let queries = match self.is_narrow() {
+            true => (length / block).ceil() * block,
+            false => length,
+        };
+        batch * self.heads as f64 * queries * keys.min(length)
+    }
+
+    /// What a CPU does for attention or its backward, in so many tasks a head.
+    fn cpu_work(&self, source: &TensorType, work: &CpuWork, tasks: usize, bytes: u64) -> CpuCost {
+        let (pairs, columns) = (self.cpu_pairs(source), self.head_dim as f64);
+        let heads = source.shape.dims()[0].saturating_mul(self.heads);
+        let rows = source.rows() as f64 * self.heads as f64;
+        let (operations, sigmoids) = if self.is_narrow() {
+            let [pair, column, row] = work.narrow;
+            (0.0, pairs * (pair + column * columns) + row * rows)
+        } else {
+            let pair = work.pair + self.dropout.map_or(0.0, |_| work.dropped);
+            let sigmoids = pair * pairs + work.row * rows * columns;
+            (work.operations * columns * pairs, sigmoids)
+        };
+        CpuCost {
+            operations,
+            sigmoids,
+            tasks: heads.saturating_mul(tasks),
+            bytes,
+            ..CpuCost::default()
         }
     }
 
@@ -418,12 +457,37 @@ const DEALT_SHARES: CudaShares = CudaShares {
 };
 /// Single precision, of the single-precision rate.
 const SINGLE_SHARE: f64 = 0.15;
-const CPU_SHARE: f64 = 0.5;
 /// The widest heads that are narrow.
 const NARROW: usize = 8;
-/// Of the forward and the backward.
-const NARROW_CPU_SHARES: [f64; 2] = [0.23, 0.45];
-const EXPONENTIAL_COLUMNS: f64 = 12.0;
+
+/// What a CPU does for a pair of positions of one head: operations a column at the rate of large
+/// products, and what vector code does, in sigmoids.
+struct CpuWork {
+    operations: f64,
+    pair: f64,
+    /// Where probabilities are dropped in part.
+    dropped: f64,
+    /// Of a column of a query.
+    row: f64,
+    /// Of a pair of narrow heads, of each of its columns, and of a query: nothing of it is a matrix
+    /// product, and few columns are slow to gather.
+    narrow: [f64; 3],
+}
+
+const CPU_FORWARD: CpuWork = CpuWork {
+    operations: 4.0 * 1.25,
+    pair: 3.9,
+    dropped: 1.0,
+    row: 3.5,
+    narrow: [1.4, 0.37, 124.0],
+};
+const CPU_BACKWARD: CpuWork = CpuWork {
+    operations: 10.0 * 1.35,
+    pair: 2.8,
+    dropped: 2.9,
+    row: 6.5,
+    narrow: [1.75, 0.94, 184.0],
+};
 /// On a GPU, of the matrix rate of 16 bits, times the root of the columns: nothing runs on the
 /// tensor cores, and exponentials and random numbers count more, the fewer columns there are.
 const NARROW_SHARE: f64 = 0.01;
@@ -472,8 +536,10 @@ impl Declare for Attention {
         product([4, self.pairs(&inputs[0]), self.head_dim as u64])
     }
 
-    fn cpu_share(&self) -> f64 {
-        self.vector_share(NARROW_CPU_SHARES[0])
+    fn cpu_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> CpuCost {
+        let (length, bytes) = (inputs[0].shape.dims()[1], self.bytes(inputs, outputs));
+        let tasks = length.div_ceil(Self::CPU_BLOCK);
+        self.cpu_work(&inputs[0], &CPU_FORWARD, tasks, bytes)
     }
 
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
@@ -532,8 +598,9 @@ impl Declare for AttentionBackward {
         product([10, self.0.pairs(&inputs[1]), self.0.head_dim as u64])
     }
 
-    fn cpu_share(&self) -> f64 {
-        self.0.vector_share(NARROW_CPU_SHARES[1])
+    fn cpu_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> CpuCost {
+        let bytes = self.bytes(inputs, outputs);
+        self.0.cpu_work(&inputs[1], &CPU_BACKWARD, 1, bytes)
     }
 
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {

@@ -120,7 +120,9 @@ impl AttentionEntropy {
 
 /// Operations that an exponential and its part of a logarithm stand for.
 const EXPONENTIAL: u64 = 16;
-const CPU_SHARE: f64 = 0.2;
+/// Of an operation on a CPU.
+const CPU_SIGMOIDS: f64 = 0.17;
+const CPU_BACKWARD_SIGMOIDS: f64 = 0.22;
 /// Of the matrix rate: nothing here runs on the tensor cores.
 const CUDA_SHARE: f64 = 0.02;
 /// Where the products are on the tensor cores; exponentials are left.
@@ -183,8 +185,8 @@ impl Declare for AttentionEntropy {
         self.work(&inputs[0], 1)
     }
 
-    fn cpu_share(&self) -> f64 {
-        CPU_SHARE
+    fn cpu_sigmoids(&self) -> f64 {
+        CPU_SIGMOIDS
     }
 
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
@@ -215,8 +217,8 @@ impl Declare for AttentionEntropyBackward {
         self.0.work(&inputs[1], 3)
     }
 
-    fn cpu_share(&self) -> f64 {
-        CPU_SHARE
+    fn cpu_sigmoids(&self) -> f64 {
+        CPU_BACKWARD_SIGMOIDS
     }
 
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
@@ -259,7 +261,7 @@ impl Declare for CachedAttentionEntropy {
         product([2, rows, slots, self.0.heads as u64, score])
     }
 
-    fn cpu_share(&self) -> f64 {
-        CPU_SHARE
+    fn cpu_sigmoids(&self) -> f64 {
+        CPU_SIGMOIDS
     }
 }

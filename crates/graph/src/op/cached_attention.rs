@@ -192,10 +192,6 @@ impl Declare for CachedAttention {
         ])
     }
 
-    fn cpu_share(&self) -> f64 {
-        0.1
-    }
-
     /// The tokens go into the cache, are attended to, and the shares of blocks are added up.
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         let launches = 2 + u32::from(self.cuda_splits(&inputs[0]) > 1);

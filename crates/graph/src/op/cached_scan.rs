@@ -1,6 +1,6 @@
 //! The selective scan over tokens that follow others, whose state is in a cache.
 
-use super::scan::CPU_SHARE;
+use super::scan::CPU_SIGMOIDS;
 use super::{Declare, Scan, ScanInputs, expect, expect_inputs, expect_positions, product, sum};
 use crate::cost::{Arithmetic, Cost, KernelCost};
 use crate::error::GraphError;
@@ -79,8 +79,8 @@ impl Declare for CachedScan {
         sum(tensors.map(TensorType::bytes))
     }
 
-    fn cpu_share(&self) -> f64 {
-        CPU_SHARE
+    fn cpu_sigmoids(&self) -> f64 {
+        CPU_SIGMOIDS
     }
 
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {

@@ -7,6 +7,7 @@ use super::{
     expect_matrix, expect_rows, expect_same, expect_shape, expect_small, product, sum,
 };
 use crate::cost::{ChunkedCost, Cost, KernelCost};
+use crate::cpu::{CpuCost, CpuProducts};
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::graph::{Graph, Node, Target, TensorId};
@@ -252,8 +253,25 @@ impl Declare for CrossEntropy {
         ])
     }
 
-    fn cpu_share(&self) -> f64 {
-        0.85
+    /// Chunk by chunk, as on a GPU; then what follows the logits, row by row.
+    fn cpu_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> CpuCost {
+        /// Of a logit: the largest, its exponential, and its gradient.
+        const SIGMOIDS: f64 = 4.0;
+        let (h, w) = (&inputs[0], &inputs[1]);
+        let (rows, width, vocabulary) = (h.rows(), h.width(), w.rows());
+        let chunk = self.chunk_rows.clamp(1, rows.max(1));
+        let times = rows as f64 / chunk as f64;
+        let logits = Some([chunk, vocabulary, width]);
+        let hidden = self.gradient.then_some([chunk, width, vocabulary]);
+        let weight = self.weight.then_some([vocabulary, width, chunk]);
+        let shapes = [logits, hidden, weight].into_iter().flatten();
+        CpuCost {
+            products: shapes.map(|shape| CpuProducts { shape, times }).collect(),
+            sigmoids: SIGMOIDS * rows as f64 * vocabulary as f64,
+            tasks: rows,
+            bytes: self.bytes(inputs, outputs),
+            ..CpuCost::default()
+        }
     }
 
     /// Chunk by chunk: logits, their gradient in place, and the products of that gradient.

@@ -5,6 +5,7 @@ use super::{
     expect_matrix, expect_shape, product, sum,
 };
 use crate::cost::{Cost, KernelCost};
+use crate::cpu::CpuCost;
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::graph::{Dropout, Graph, Node, Target, TensorId};
@@ -197,6 +198,16 @@ impl Declare for EmbeddingBackward {
 
     fn bytes(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
         product([inputs[0].bytes(), 3])
+    }
+
+    /// With the whole gradients, which are zeroed first unless something was added to them before: rows
+    /// are few beside those of a vocabulary.
+    fn cpu_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> CpuCost {
+        let bytes = sum(outputs
+            .iter()
+            .map(TensorType::bytes)
+            .chain([self.bytes(inputs, outputs)]));
+        CpuCost::vector(0.0, 0, bytes)
     }
 
     /// The rows are sorted by token before they are added up, which takes as long as so many bytes of

@@ -95,6 +95,10 @@ impl Declare for Gated {
         product([inputs[0].shape.elements() as u64, FLOPS_PER_ELEMENT])
     }
 
+    fn cpu_sigmoids(&self) -> f64 {
+        0.09
+    }
+
     /// To the product that makes what is gated, which the backward reads.
     fn joins(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Option<Joins> {
         is_joined(self.kind).then(|| Joins {
@@ -149,6 +153,10 @@ impl Declare for GatedBackward {
             inputs[0].shape.elements() as u64,
             BACKWARD_FLOPS_PER_ELEMENT,
         ])
+    }
+
+    fn cpu_sigmoids(&self) -> f64 {
+        0.2
     }
 
     /// To the product that makes dy, which nobody else reads.

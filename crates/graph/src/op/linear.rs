@@ -2,11 +2,11 @@
 //! read where they lie, without a copy.
 
 use super::{
-    CPU_PRODUCT_SHARE, CUDA_GEMM_WORKSPACE, Declare, aligned, expect, expect_columns,
-    expect_dropout, expect_dtype, expect_inputs, expect_matrix, expect_rows, expect_same,
-    expect_small, product, sum,
+    CUDA_GEMM_WORKSPACE, Declare, aligned, expect, expect_columns, expect_dropout, expect_dtype,
+    expect_inputs, expect_matrix, expect_rows, expect_same, expect_small, product, sum,
 };
 use crate::cost::{Cost, JoinKind, Joins, KernelCost};
+use crate::cpu::CpuCost;
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::graph::{Dropout, Graph, Node, Target, TensorId};
@@ -72,6 +72,15 @@ fn dropped_bytes(dropout: Option<Dropout>, rows: usize, columns: usize, dtype: D
     match dropout {
         Some(_) => aligned(product([rows as u64, columns as u64, dtype.size()])),
         None => 0,
+    }
+}
+
+/// A CPU's product of which so many elements are dropped in part.
+fn cpu_product(shape: [usize; 3], bytes: u64, dropout: Option<Dropout>, dropped: usize) -> CpuCost {
+    let product = CpuCost::product(shape, bytes);
+    match dropout {
+        Some(_) => product.dropping(dropped),
+        None => product,
     }
 }
 
@@ -413,8 +422,11 @@ impl Declare for Linear {
         product_flops(inputs[0].rows(), &inputs[1])
     }
 
-    fn cpu_share(&self) -> f64 {
-        CPU_PRODUCT_SHARE
+    fn cpu_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> CpuCost {
+        let (x, w) = (&inputs[0], &inputs[1]);
+        let shape = [x.rows(), w.rows(), w.width()];
+        let bytes = self.bytes(inputs, outputs);
+        cpu_product(shape, bytes, self.dropout, x.rows() * w.width())
     }
 
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
@@ -491,8 +503,10 @@ impl Declare for LinearAdd {
         product_flops(inputs[1].rows(), &inputs[2])
     }
 
-    fn cpu_share(&self) -> f64 {
-        CPU_PRODUCT_SHARE
+    fn cpu_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> CpuCost {
+        let (x, w) = (&inputs[1], &inputs[2]);
+        let shape = [x.rows(), w.rows(), w.width()];
+        CpuCost::product(shape, self.bytes(inputs, outputs))
     }
 
     fn bytes(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
@@ -664,8 +678,11 @@ impl Declare for LinearGradInput {
         sum([read, w.bytes(), so_far, outputs[0].bytes()])
     }
 
-    fn cpu_share(&self) -> f64 {
-        CPU_PRODUCT_SHARE
+    fn cpu_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> CpuCost {
+        let (dy, w) = (&inputs[0], &inputs[1]);
+        let shape = [dy.rows(), w.width(), w.rows()];
+        let bytes = self.bytes(inputs, outputs);
+        cpu_product(shape, bytes, self.dropout, dy.rows() * w.width())
     }
 
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
@@ -757,8 +774,11 @@ impl Declare for LinearGradWeight {
         product_flops(inputs[0].rows(), &outputs[0])
     }
 
-    fn cpu_share(&self) -> f64 {
-        CPU_PRODUCT_SHARE
+    fn cpu_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> CpuCost {
+        let rows = inputs[0].rows();
+        let shape = [self.outputs, self.inputs, rows];
+        let bytes = self.bytes(inputs, outputs);
+        cpu_product(shape, bytes, self.dropout, rows * self.inputs)
     }
 
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {

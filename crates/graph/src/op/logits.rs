@@ -1,9 +1,10 @@
 //! The logits of one position, for sampling.
 
 use super::{
-    CPU_PRODUCT_SHARE, CUDA_GEMM_WORKSPACE, Declare, Head, aligned, expect, expect_dtype,
-    expect_float, expect_inputs, expect_matrix, expect_small, product, sum,
+    CUDA_GEMM_WORKSPACE, Declare, Head, aligned, expect, expect_dtype, expect_float, expect_inputs,
+    expect_matrix, expect_small, product, sum,
 };
+use crate::cpu::CpuCost;
 use crate::error::GraphError;
 use crate::graph::{Graph, Target, TensorId};
 use crate::types::{DType, TensorType};
@@ -84,7 +85,9 @@ impl Declare for Logits {
         ])
     }
 
-    fn cpu_share(&self) -> f64 {
-        CPU_PRODUCT_SHARE
+    fn cpu_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> CpuCost {
+        let rows = outputs[0].rows();
+        let shape = [rows, outputs[0].width(), inputs[0].width()];
+        CpuCost::product(shape, self.bytes(inputs, outputs))
     }
 }

@@ -4,6 +4,7 @@
 use super::{
     Declare, Meets, Op, Operand, Recipe, Reduce, ReduceKind, expect, expect_dropout, product,
 };
+use crate::cpu::CpuCost;
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::expression::{Broadcast, Builder, Expr, Expression, Scalar, adjoints};
@@ -71,6 +72,22 @@ impl Pointwise {
 
     pub(super) fn flops(&self) -> u64 {
         product([self.elements(), self.expression.flops().max(1)])
+    }
+
+    /// What a CPU does to bring broadcast inputs to their places, and results from there to what
+    /// they are reduced to, in sigmoids.
+    pub(super) fn cpu_sigmoids<'a>(
+        &'a self,
+        reduced: impl IntoIterator<Item = &'a Broadcast>,
+    ) -> f64 {
+        /// Of the part of a row that is copied or summed, and of each of its places.
+        const ROW: f64 = 30.0;
+        const PLACE: f64 = 0.65;
+        let reads = self.reads.iter().map(|read| &read.broadcast);
+        let moved = reads.filter(|read| !read.is_full(&self.shape) && !read.is_single());
+        let moved = moved.chain(reduced).count() as f64;
+        let rows = self.shape.rows() as f64;
+        moved * rows * (ROW + PLACE * self.shape.width() as f64)
     }
 
     fn is_full(&self, input: usize) -> bool {
@@ -294,6 +311,13 @@ impl Declare for Map {
 
     fn flops(&self, _inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
         self.pointwise.flops()
+    }
+
+    fn cpu_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> CpuCost {
+        let moved = self.pointwise.cpu_sigmoids([]);
+        let computed = self.cpu_sigmoids() * self.flops(inputs, outputs) as f64;
+        let (elements, bytes) = (self.pointwise.shape.elements(), self.bytes(inputs, outputs));
+        CpuCost::vector(moved + computed, elements, bytes)
     }
 }
 

@@ -1,5 +1,5 @@
 //! Kernel-sized ops. Each file declares one op and its backward: shapes, what the backward
-//! keeps, workspace, floating-point operations, bytes, the kernels of a GPU, and the builder
+//! keeps, workspace, floating-point operations, bytes, what a CPU and a GPU take for them, and the builder
 //! method that models call.
 //!
 //! Memory follows from these declarations: a backward node keeps exactly the tensors it
@@ -71,6 +71,7 @@ pub use view::View;
 
 use crate::align::aligned;
 use crate::cost::{Cost, Joins, KernelCost, Wire};
+use crate::cpu::CpuCost;
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::graph::{Dropout, Node, Target};
@@ -78,9 +79,6 @@ use crate::types::{DType, TensorType};
 
 /// Device memory that cuBLASLt wants for one matrix product on current cards.
 pub const CUDA_GEMM_WORKSPACE: u64 = 32 << 20;
-
-/// The share of the rate of large products that any product reaches on the CPU.
-const CPU_PRODUCT_SHARE: f64 = 0.9;
 
 /// How an output is computed again, cheaply, from other tensors of its node.
 #[derive(Clone, Debug, PartialEq)]
@@ -193,10 +191,17 @@ pub trait Declare {
         sum(inputs.iter().chain(outputs).map(TensorType::bytes))
     }
 
-    /// The share of the CPU's rate of matrix products that the arithmetic reaches: that of vector
-    /// code with exponentials against fused multiply-adds, unless the op says otherwise.
-    fn cpu_share(&self) -> f64 {
-        0.4
+    /// How many sigmoids an operation takes as long as on a CPU, in vector code.
+    fn cpu_sigmoids(&self) -> f64 {
+        0.15
+    }
+
+    /// What a CPU does: vector code over the largest tensor, unless the op says otherwise.
+    fn cpu_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> CpuCost {
+        let tensors = inputs.iter().chain(outputs);
+        let elements = tensors.map(|ty| ty.shape.elements()).max().unwrap_or(0);
+        let sigmoids = self.cpu_sigmoids() * self.flops(inputs, outputs) as f64;
+        CpuCost::vector(sigmoids, elements, self.bytes(inputs, outputs))
     }
 
     /// The kernels that a GPU runs.

@@ -318,6 +318,10 @@ impl Declare for Norm {
         product([inputs[0].shape.elements() as u64, FLOPS_PER_ELEMENT])
     }
 
+    fn cpu_sigmoids(&self) -> f64 {
+        0.33
+    }
+
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         let bytes = self.bytes(inputs, outputs);
         let drops = usize::from(self.dropout.is_some());
@@ -353,6 +357,10 @@ impl Declare for NormApply {
 
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
         product([inputs[0].shape.elements() as u64, 4])
+    }
+
+    fn cpu_sigmoids(&self) -> f64 {
+        0.36
     }
 
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
@@ -509,6 +517,10 @@ impl Declare for NormBackward {
             inputs[0].shape.elements() as u64,
             BACKWARD_FLOPS_PER_ELEMENT,
         ])
+    }
+
+    fn cpu_sigmoids(&self) -> f64 {
+        0.19
     }
 
     /// The second launch adds up the blocks' parts of dgamma and dbeta.

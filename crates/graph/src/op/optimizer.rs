@@ -211,6 +211,10 @@ impl Declare for GradientNorm {
         product([2, sum(elements)])
     }
 
+    fn cpu_sigmoids(&self) -> f64 {
+        0.39
+    }
+
     /// The second launch adds up the blocks.
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         Cost::of([KernelCost::streamed(2, self.bytes(inputs, outputs))])
@@ -248,6 +252,10 @@ impl Declare for GradientSquares {
 
     fn flops(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
         product([2, inputs[0].shape.elements() as u64])
+    }
+
+    fn cpu_sigmoids(&self) -> f64 {
+        0.39
     }
 
     fn bytes(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {

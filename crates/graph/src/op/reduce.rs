@@ -4,6 +4,7 @@
 use super::map::{Domain, Pointwise, Seed, emit_backward};
 use super::{Declare, expect, product};
 use crate::cost::{Cost, KernelCost};
+use crate::cpu::CpuCost;
 use crate::differentiate::Backward;
 use crate::error::GraphError;
 use crate::expression::{Broadcast, Expr};
@@ -390,9 +391,6 @@ impl Reduce {
 
 /// The share of the copy bandwidth that a reduction reaches on a GPU: it waits for its sums.
 const BANDWIDTH_SHARE: f64 = 0.6;
-/// The shares of the CPU's rate of matrix products.
-const WHOLE_CPU_SHARE: f64 = 0.4;
-const GATHERED_CPU_SHARE: f64 = 0.0075;
 
 impl Declare for Reduce {
     fn name(&self) -> &'static str {
@@ -467,13 +465,17 @@ impl Declare for Reduce {
         ])
     }
 
-    /// What is read at many places is gathered element by element.
-    fn cpu_share(&self) -> f64 {
-        let Pointwise { shape, reads, .. } = &self.pointwise;
-        let mut reads = reads.iter().map(|read| &read.broadcast);
-        match reads.all(|broadcast| broadcast.is_full(shape) || broadcast.is_single()) {
-            true => WHOLE_CPU_SHARE,
-            false => GATHERED_CPU_SHARE,
+    fn cpu_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> CpuCost {
+        // Few outputs are cut into parts, many are dealt out.
+        let elements = self.pointwise.shape.elements();
+        let parts = self.cpu_parts().saturating_mul(self.broadcast.rows);
+        let tasks = parts.min(elements.div_ceil(CpuCost::TASK));
+        let reduced = self.pointwise.cpu_sigmoids([&self.broadcast]);
+        CpuCost {
+            sigmoids: reduced + self.cpu_sigmoids() * self.flops(inputs, outputs) as f64,
+            tasks,
+            bytes: self.bytes(inputs, outputs),
+            ..CpuCost::default()
         }
     }
 

@@ -127,6 +127,10 @@ impl Declare for Rotary {
         product([inputs[0].rows() as u64, self.columns as u64, 3])
     }
 
+    fn cpu_sigmoids(&self) -> f64 {
+        0.53
+    }
+
     fn bytes(&self, inputs: &[TensorType], _outputs: &[TensorType]) -> u64 {
         // In place, as a rule: only what turns is read and written.
         product([

@@ -63,7 +63,11 @@ fn a_short_chain_says_all_about_every_size() {
             ("vram.batch_size", "4"),
             ("vram.gradient_accumulation_steps", "4"),
         ];
-        compare(&config(&own), &Card::cpu(8, 4e11, 4e10), Length::Short);
+        compare(
+            &config(&own),
+            &Card::cpu(8, 4e11, 1e10, 4e10),
+            Length::Short,
+        );
         own.push(("vram.precision", "fp16"));
         own.push(("vram.use_cpu_offload", "true"));
         compare(&config(&own), &h200(), Length::Short);
@@ -149,7 +153,7 @@ fn several_lengths_are_told_right() {
         ];
         let mut bucketed = config(&own);
         bucketed.batch.buckets = vec![24, 40];
-        for card in [Card::cpu(8, 4e11, 4e10), h200()] {
+        for card in [Card::cpu(8, 4e11, 1e10, 4e10), h200()] {
             for length in [Length::Short, Length::Whole] {
                 compare(&bucketed, &card, length);
             }

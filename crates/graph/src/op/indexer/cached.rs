@@ -11,7 +11,7 @@
 //!
 //! so the sums over rows of M + n·μ² and of (n·μ)² are enough.
 
-use super::{CPU_SHARE, Indexer, KeyCount};
+use super::{CPU_SIGMOIDS, Indexer, KeyCount};
 use crate::align::aligned;
 use crate::cost::{Cost, KernelCost};
 use crate::error::GraphError;
@@ -145,8 +145,8 @@ impl Declare for CachedSelection {
         product([self.pairs(&inputs[0]), self.indexer.pair_flops()])
     }
 
-    fn cpu_share(&self) -> f64 {
-        CPU_SHARE
+    fn cpu_sigmoids(&self) -> f64 {
+        CPU_SIGMOIDS
     }
 
     /// The keys go into the cache, are scored, summed by rows, and selected from.

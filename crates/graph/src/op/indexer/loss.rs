@@ -11,7 +11,7 @@
 //! Both are computed from what is kept anyway, tile by tile: the queries and keys of the
 //! attention with its log-sum-exp, those of the indexer with theirs.
 
-use super::{CPU_SHARE, CUDA_RESIDENT, CUDA_SHARE, Indexer, cuda_tiles};
+use super::{CUDA_RESIDENT, CUDA_SHARE, Indexer, cuda_tiles};
 use crate::align::aligned;
 use crate::cost::{Arithmetic, BlockWork, Cost, KernelCost};
 use crate::differentiate::Backward;
@@ -297,8 +297,8 @@ impl Declare for IndexerLoss {
         product([Indexer::pairs(&inputs[0]), self.pair_flops()])
     }
 
-    fn cpu_share(&self) -> f64 {
-        CPU_SHARE
+    fn cpu_sigmoids(&self) -> f64 {
+        0.118
     }
 
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
@@ -349,8 +349,8 @@ impl Declare for IndexerLossBackward {
         product([Indexer::pairs(&inputs[0]), pair])
     }
 
-    fn cpu_share(&self) -> f64 {
-        CPU_SHARE
+    fn cpu_sigmoids(&self) -> f64 {
+        0.095
     }
 
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {

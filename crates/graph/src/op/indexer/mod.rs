@@ -104,5 +104,5 @@ fn cuda_tiles(length: usize) -> usize {
 const CUDA_SHARE: f64 = 0.085;
 /// Blocks of tiles that a multiprocessor holds.
 const CUDA_RESIDENT: usize = 4;
-/// Of the CPU's rate of products.
-const CPU_SHARE: f64 = 0.4;
+/// Of an operation on a CPU.
+const CPU_SIGMOIDS: f64 = 0.106;

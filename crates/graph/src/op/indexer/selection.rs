@@ -1,6 +1,6 @@
 //! Which keys each query attends to: as many as its row of scores asks for, the best ones.
 
-use super::{CPU_SHARE, CUDA_RESIDENT, CUDA_SHARE, Indexer, cuda_tiles};
+use super::{CPU_SIGMOIDS, CUDA_RESIDENT, CUDA_SHARE, Indexer, cuda_tiles};
 use crate::align::aligned;
 use crate::cost::{Arithmetic, BlockWork, Cost, KernelCost};
 use crate::error::GraphError;
@@ -157,8 +157,8 @@ impl Declare for IndexerSelection {
         product([Indexer::pairs(&inputs[0]), pair])
     }
 
-    fn cpu_share(&self) -> f64 {
-        CPU_SHARE
+    fn cpu_sigmoids(&self) -> f64 {
+        CPU_SIGMOIDS
     }
 
     fn cuda_cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {

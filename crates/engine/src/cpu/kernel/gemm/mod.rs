@@ -15,6 +15,8 @@ mod tile;
 
 pub use dropped::Side;
 
+use cinch_graph::CpuTiles;
+
 use crate::cpu::dropout::Dropout;
 use crate::cpu::parallel::{self, Accumulate};
 use crate::cpu::real::Real;
@@ -25,21 +27,11 @@ use dropped::Dropped;
 use pack::Strided;
 use tile::{Destination, TileShape};
 
-/// Length of a block of k. A panel of B (32 columns) then takes 32 KiB.
-const DEPTH: usize = 256;
-/// Largest tile of C: the packed block of A takes 512 KiB, half of a common L2 cache.
-const TILE_ROWS: usize = 512;
-const TILE_COLUMNS: usize = 1024;
+/// See [`CpuTiles`].
+const DEPTH: usize = CpuTiles::DEPTH;
 /// What a task needs at the most in single precision: the packed block of A, its last panel
 /// filled up to at most 16 rows, and a panel of B.
-pub(super) const SCRATCH_BYTES: usize = (TILE_ROWS + 16 + 32) * DEPTH * size_of::<f32>();
-/// Below these sides a tile spends more on packing than another core would save.
-const SMALLEST_ROWS: usize = 48;
-const SMALLEST_COLUMNS: usize = 64;
-/// Tiles per thread, so that a core that falls behind costs a part of its share only.
-const TILES_PER_THREAD: usize = 4;
-/// Multiply-adds below which waking another core costs more than it brings.
-const SERIAL_WORK: usize = 1 << 19;
+pub(super) const SCRATCH_BYTES: usize = (CpuTiles::MOST_ROWS + 16 + 32) * DEPTH * size_of::<f32>();
 
 /// A matrix anywhere in a slice: element (i, j) is at `i·row_stride + j·col_stride`.
 #[derive(Clone, Copy, Debug)]
@@ -236,48 +228,24 @@ impl<'a, F: Real> Product<'a, F> {
         })
     }
 
-    /// Sides of a task's tile of C: as large as the caches like, halved along the longer side
-    /// until every thread has several.
-    fn cut(&self, threads: usize) -> (usize, usize) {
-        let even =
-            |side: usize, parts: usize, unit: usize| side.div_ceil(parts).next_multiple_of(unit);
-        let mut down = self.m.div_ceil(TILE_ROWS);
-        let mut across = self.n.div_ceil(TILE_COLUMNS);
-        loop {
-            let rows = even(self.m, down, self.shape.rows);
-            let columns = even(self.n, across, self.shape.columns);
-            let tiles = self.m.div_ceil(rows) * self.n.div_ceil(columns);
-            // Once every thread has a tile, evening out the load justifies less packing.
-            let sides = if tiles < threads { 2 } else { 4 };
-            let wide = columns >= sides * SMALLEST_COLUMNS;
-            let tall = rows >= sides * SMALLEST_ROWS;
-            if tiles >= TILES_PER_THREAD * threads || !(wide || tall) {
-                return (rows, columns);
-            }
-            if wide && (columns >= rows || !tall) {
-                across *= 2;
-            } else {
-                down *= 2;
-            }
-        }
-    }
-
     fn run(&self) {
-        if self.m * self.n * self.k.max(1) < SERIAL_WORK {
+        if self.m * self.n * self.k.max(1) < CpuTiles::SERIAL_WORK {
             return self.run_serial();
         }
-        let (rows, columns) = self.cut(rayon::current_num_threads());
-        let (down, across) = (self.m.div_ceil(rows), self.n.div_ceil(columns));
+        let unit = [self.shape.rows, self.shape.columns];
+        let tiles = CpuTiles::new([self.m, self.n], rayon::current_num_threads(), unit);
+        let (rows, columns) = (tiles.rows, tiles.columns);
         // Neighbours in a column of tiles use the same panels of B.
-        parallel::for_each(down * across, |task| {
-            self.tile((task % down) * rows, (task / down) * columns, rows, columns);
+        parallel::for_each(tiles.count(), |task| {
+            let (down, across) = (task % tiles.down, task / tiles.down);
+            self.tile(down * rows, across * columns, rows, columns);
         });
     }
 
     fn run_serial(&self) {
-        for j in (0..self.n).step_by(TILE_COLUMNS) {
-            for i in (0..self.m).step_by(TILE_ROWS) {
-                self.tile(i, j, TILE_ROWS, TILE_COLUMNS);
+        for j in (0..self.n).step_by(CpuTiles::MOST_COLUMNS) {
+            for i in (0..self.m).step_by(CpuTiles::MOST_ROWS) {
+                self.tile(i, j, CpuTiles::MOST_ROWS, CpuTiles::MOST_COLUMNS);
             }
         }
     }
