@@ -105,7 +105,11 @@ impl Taxonomy {
                 line: number,
                 problem,
             };
-            let line: Line = serde_json::from_str(text).map_err(|error| bad(error.to_string()))?;
+            let mut line: Line =
+                serde_json::from_str(text).map_err(|error| bad(error.to_string()))?;
+            if let Some(first) = relation::of_range(&line.code) {
+                line.code = first.to_owned();
+            }
             let is_code = line.code.len() >= TOP_DIGITS
                 && line.code.bytes().all(|digit| digit.is_ascii_digit());
             if !is_code {
@@ -221,6 +225,24 @@ mod tests {
             digits: 4,
         };
         read(&synth::taxonomy(shape, 1)).unwrap()
+    }
+
+    #[test]
+    fn a_sector_of_several_numbers_may_be_called_by_its_range() {
+        let line = |code: &str| {
+            let others = r#""title":"t","description":"d","excluded":"x","examples":"e""#;
+            format!(r#"{{"code":"{code}",{others}}}"#)
+        };
+        let taxonomy = read(&[line("31-33"), line("334")].join("\n")).unwrap();
+        assert_eq!(taxonomy.entries()[0].code, "31");
+        assert_eq!(taxonomy.relation(0, 1).distance(), 1);
+        let twice = read(&[line("31"), line("31-33")].join("\n")).unwrap_err();
+        assert!(
+            twice.to_string().contains("31 is in line 1 already"),
+            "{twice}"
+        );
+        let other = read(&line("31-32")).unwrap_err();
+        assert!(other.to_string().contains("`31-32`"), "{other}");
     }
 
     #[test]

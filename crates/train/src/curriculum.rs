@@ -91,10 +91,14 @@ impl Course {
         }
     }
 
-    /// As it was when a checkpoint was saved.
-    pub fn begun_at(mut self, starts: &[u64]) -> Self {
+    /// As it was when a checkpoint was saved in `stage`. Later stages follow as long as they are now.
+    pub fn begun_at(mut self, starts: &[u64], stage: usize) -> Self {
         if starts.len() == self.starts.len() {
             self.starts = starts.to_vec();
+            let stage = stage.min(starts.len() - 1);
+            for later in stage + 1..starts.len() {
+                self.starts[later] = self.starts[later - 1] + self.steps[later - 1];
+            }
         }
         self
     }
@@ -145,8 +149,11 @@ mod tests {
         course.end_stage(0, 7);
         assert_eq!(course.starts(), [0, 7, 12]);
         assert_eq!((course.span(1), course.max_steps()), ((7, 12), 16));
-        let again = Course::new(vec![10, 5, 4]).begun_at(course.starts());
+        let again = Course::new(vec![10, 5, 4]).begun_at(course.starts(), 1);
         assert_eq!(again, course);
+        // With more steps, the stage that is trained and those after it are longer.
+        let longer = Course::new(vec![20, 10, 8]).begun_at(course.starts(), 1);
+        assert_eq!((longer.starts(), longer.max_steps()), (&[0, 7, 17][..], 25));
         course.end_stage(2, 13);
         assert_eq!(course.max_steps(), 13);
     }

@@ -32,13 +32,39 @@ const NAMED: [(&str, u64, usize, usize); 14] = [
 /// Codes of different sectors.
 const ACROSS: (&str, u64) = ("cross_sector", 99);
 
+/// Sectors of more than one number, by their first and last: they are called `31-33` and so on.
+const JOINED: [(&str, &str); 3] = [("31", "33"), ("44", "45"), ("48", "49")];
+
+/// The sector of a code of at least two digits, by its first number.
+fn sector(code: &str) -> &str {
+    let top = &code[..TOP_DIGITS];
+    let joined = JOINED
+        .iter()
+        .find(|(first, last)| (*first..=*last).contains(&top));
+    joined.map_or(top, |(first, _)| first)
+}
+
+/// The code of a sector that is called by its first and last number.
+pub(super) fn of_range(code: &str) -> Option<&str> {
+    let (first, last) = code.split_once('-')?;
+    JOINED.contains(&(first, last)).then_some(first)
+}
+
 impl Relation {
     /// Of two codes of at least two digits.
     pub fn of(a: &str, b: &str) -> Self {
-        let common = a.bytes().zip(b.bytes()).take_while(|(a, b)| a == b).count();
+        let alike = a.bytes().zip(b.bytes()).take_while(|(a, b)| a == b).count();
+        let common = match sector(a) == sector(b) {
+            true => alike.max(TOP_DIGITS),
+            false => 0,
+        };
         // Codes of different sectors meet in the root, above the first level.
         let depth = |digits: usize| (digits + 1).saturating_sub(TOP_DIGITS);
-        let steps = [a, b].map(|code| depth(code.len()) - depth(common));
+        let mut steps = [a, b].map(|code| depth(code.len()) - depth(common));
+        if alike < TOP_DIGITS && steps == [0, 0] {
+            // The names of one sector, beside each other.
+            steps = [1, 1];
+        }
         Self {
             near: steps[0].min(steps[1]),
             far: steps[0].max(steps[1]),
@@ -89,6 +115,13 @@ mod tests {
             ("111111", "112111", "third_cousin", 8),
             ("11", "21", "cross_sector", 2),
             ("1121", "2121", "cross_sector", 6),
+            ("31", "334", "child", 1),
+            ("311", "331", "sibling", 2),
+            ("3113", "3313", "cousin", 4),
+            ("33", "31", "sibling", 2),
+            ("441", "4561", "niece", 3),
+            ("48", "51", "cross_sector", 2),
+            ("491", "51", "cross_sector", 3),
         ] {
             let relation = Relation::of(a, b);
             assert_eq!(

@@ -248,11 +248,12 @@ fn gradients<D: Device>(
             device.write(place(id), &bytes);
         }
     }
+    // Behind two scans gradients are below what halves of five bits' exponent have.
+    let scale = LossScale {
+        scale: 1024.0,
+        ..LossScale::START
+    };
     if let Some(id) = graph.loss_scale {
-        let scale = LossScale {
-            scale: 1.0,
-            ..LossScale::START
-        };
         let values = scale.values().map(f32::to_le_bytes);
         device.write(place(id), values.as_flattened());
     }
@@ -276,7 +277,11 @@ fn gradients<D: Device>(
         .parameters
         .iter()
         .filter_map(|parameter| parameter.gradient);
-    let mut read = |id| decode(&device.read(place(id)), graph.ty(id).dtype);
+    let factor = graph.loss_scale.map_or(1.0, |_| scale.scale);
+    let mut read = |id| {
+        let values = decode(&device.read(place(id)), graph.ty(id).dtype);
+        values.iter().map(|value| value / factor).collect()
+    };
     let gradients = trained.map(|id| (id, read(id))).collect();
     (gradients, device)
 }

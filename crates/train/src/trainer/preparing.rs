@@ -174,7 +174,13 @@ impl<'a> Trainer<'a> {
                 (state, Some((step, path)))
             }
         };
-        course = course.begun_at(&state.stage_starts);
+        course = course.begun_at(&state.stage_starts, state.stage);
+        if course.max_steps() != data.report.max_steps {
+            observer.event(Event::Note(&format!(
+                "the run ends after step {}: stages that are over were shorter or longer",
+                course.max_steps()
+            )));
+        }
         let mut record = match (ranks.is_first(), &last_saved) {
             (false, _) => None,
             (true, None) => Some(RunRecord::create(&folder)?),
