@@ -332,17 +332,21 @@ pub fn settings_line(report: &PlanReport) -> String {
     )
 }
 
+/// "7,615,616,512 parameters, 322,961,408 trainable"; the second where not all are.
+pub fn parameters(all: u64, trainable: u64) -> String {
+    let all_of_them = format!("{} parameters", thousands(all));
+    if trainable == all {
+        return all_of_them;
+    }
+    format!("{all_of_them}, {} trainable", thousands(trainable))
+}
+
 /// The settings, the breakdown and whether it fits the budget, by the name that it has.
 pub fn plan(report: &PlanReport, budget_name: &str) -> String {
     let mut text = format!(
-        "{}: {} parameters{}\n",
+        "{}: {}\n",
         model_name(&report.model, report.size.as_deref()),
-        thousands(report.parameters),
-        if report.trainable == report.parameters {
-            String::new()
-        } else {
-            format!(", {} trainable", thousands(report.trainable))
-        }
+        parameters(report.parameters, report.trainable)
     );
     text += &format!("{}\n", settings_line(report));
     let memory = &report.memory;

@@ -72,6 +72,46 @@ fn gpt2_has_its_parameters() {
     breakdown_adds_up(&plan);
 }
 
+/// As the program of the file runs it, and as cinch does.
+#[test]
+fn files_of_the_examples_have_their_parameters_with_both_engines() {
+    let low_memory = "183,662,144 parameters\n";
+    let embedder = "105,542,277 parameters, 14,689,413 trainable\n";
+    for (file, parameters, trainable, said) in [
+        (
+            "gsa_pretrain_512m_low_memory.yaml",
+            183_662_144,
+            183_662_144,
+            low_memory,
+        ),
+        (
+            "gsa_pretrain_1b.yaml",
+            405_227_312,
+            405_227_312,
+            "405,227,312 parameters\n",
+        ),
+        (
+            "embedder/conf/config.yaml",
+            105_542_277,
+            14_689_413,
+            embedder,
+        ),
+    ] {
+        let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
+        let path = examples.join(file);
+        let path = path.to_str().expect("a path of UTF-8");
+        for engine in ["pytorch", "cinch"] {
+            let line = ["plan", "--config", path, "--engine", engine];
+            let told = Sandbox::new().run(line).succeeds();
+            told.prints(&[said]);
+            let told = Sandbox::new().run([&line[..], &["--json"]].concat());
+            let told = told.succeeds().json();
+            assert_eq!(number(&told, "/parameters"), parameters, "{file} {engine}");
+            assert_eq!(number(&told, "/trainable"), trainable, "{file} {engine}");
+        }
+    }
+}
+
 #[test]
 fn the_fields_are_named_as_promised() {
     let plan = plan("--model-size small --vram 4gb --device cpu");

@@ -56,6 +56,8 @@ pub fn run(arguments: &PlanArguments, asked: &Asked) -> anyhow::Result<()> {
 struct Answer {
     estimate: Estimate,
     profile: Profile,
+    /// Parameters that are trained, adapters among them.
+    trainable: u64,
     budget: Option<Budget>,
     /// Asked for, or needed because the run does not fit.
     remedies: Vec<Remedy>,
@@ -93,6 +95,7 @@ impl Answer {
         ));
         Ok(Self {
             profile: run.outline().profile()?,
+            trainable: run.workload.weights()?.num_trainable(),
             shares: sharded::shares_of(&run.config.torch, &run.workload)?,
             budget,
             remedies,
@@ -120,7 +123,7 @@ impl Answer {
 
     fn text(&self, run: &Run, timeline: bool) -> anyhow::Result<String> {
         let mut text = read_as::text(run);
-        text += &show::heading(run);
+        text += &show::heading(run, self.trainable);
         text += &show::memory(&self.estimate);
         if let Some(certainty) = read_as::certainty(&run.settings) {
             text += &format!("the figure is {certainty}\n");
@@ -166,6 +169,7 @@ impl Answer {
             "model": run.name,
             "family": run.workload.architecture.name(),
             "parameters": run.workload.architecture.parameters(),
+            "trainable": self.trainable,
             "settings": settings_json(&run.workload, &run.alloc_conf),
             "memory": self.estimate.memory_json(),
             "peak": {

@@ -14,10 +14,11 @@ use crate::voice;
 /// Kinds of tensors that the table shows; `--json` has all.
 const MOST_KINDS: usize = 12;
 
-pub fn heading(run: &Run) -> String {
+pub fn heading(run: &Run, trainable: u64) -> String {
     format!(
-        "{} in eager PyTorch\n{}\n",
+        "{} in eager PyTorch: {}\n{}\n",
         run.name,
+        table::parameters(run.workload.architecture.parameters(), trainable),
         settings_text(&run.workload, &run.alloc_conf)
     )
 }

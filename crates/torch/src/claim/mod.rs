@@ -100,10 +100,11 @@ struct Trained {
 
 impl Trained {
     fn of(workload: &Workload) -> Result<Trained, TorchError> {
-        let trainable = workload.weights()?.trainable;
-        let bytes = trainable.iter().map(|(n, dtype)| n * dtype.size()).sum();
+        let weights = workload.weights()?;
+        let trainable = weights.trainable.iter();
+        let bytes = trainable.map(|(n, dtype)| n * dtype.size()).sum();
         Ok(Trained {
-            values: trainable.iter().map(|(n, _)| n).sum(),
+            values: weights.num_trainable(),
             bytes,
             moments: 2 * bytes,
         })

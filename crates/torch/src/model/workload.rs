@@ -90,6 +90,13 @@ pub struct Weights {
     pub trainable: Vec<(u64, DType)>,
 }
 
+impl Weights {
+    /// Values that are trained.
+    pub fn num_trainable(&self) -> u64 {
+        self.trainable.iter().map(|&(values, _)| values).sum()
+    }
+}
+
 impl Workload {
     /// Replays the run through PyTorch's allocator.
     pub fn predict(&self) -> Result<Prediction, TorchError> {
