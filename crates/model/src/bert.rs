@@ -1,5 +1,5 @@
-//! A BERT encoder with frozen weights and trained adapters on its linear layers. Its weights are
-//! declared once and may be applied to several chunks of texts.
+//! A BERT encoder with frozen weights, and adapters on its linear layers where they are trained. Its
+//! weights are declared once and may be applied to several chunks of texts.
 
 use cinch_architecture::{Activation, Bert};
 use cinch_graph::op::{
@@ -7,9 +7,8 @@ use cinch_graph::op::{
 };
 use cinch_graph::{DType, Graph, GraphError, Init, Shape, TensorId};
 
-use crate::Build;
+use crate::{Build, Embedded, ModelError, Pooling, Purpose, check_positions, input};
 
-const NORM: (NormKind, f64) = (NormKind::Layer, 1e-12);
 const INITIAL_STD: f64 = 0.02;
 
 /// Adapters of low rank on every linear layer.
@@ -25,7 +24,12 @@ struct AdaptedLinear {
     name: String,
     weight: TensorId,
     bias: TensorId,
-    /// `A` of all of them, one below the other.
+    adapters: Option<AdapterWeights>,
+}
+
+struct AdapterWeights {
+    shape: LowRank,
+    /// `A` of all of the layers, one below the other.
     down: TensorId,
     /// `B` of each.
     up: Vec<TensorId>,
@@ -45,8 +49,8 @@ struct Layer {
 pub(crate) struct Encoder<'a> {
     shape: &'a Bert,
     build: &'a Build,
-    adapters: LowRank,
-    name: String,
+    /// Before the names of its nodes, with a dot, where it is one of several.
+    prefix: String,
     words: TensorId,
     positions: TensorId,
     /// What the first of the token types adds, the only one in a text of one piece.
@@ -70,20 +74,21 @@ impl<'a> Encoder<'a> {
         g: &mut Graph,
         shape: &'a Bert,
         build: &'a Build,
-        adapters: LowRank,
-        name: &str,
+        adapters: Option<LowRank>,
+        name: Option<&str>,
     ) -> Result<Self, GraphError> {
+        let prefix = name.map_or_else(String::new, |name| format!("{name}."));
         let mut weights = Weights { g, build, adapters };
         let (d, inner) = (shape.width as usize, shape.inner as usize);
-        let table = |of: &str| format!("{name}.embeddings.{of}_embeddings.weight");
+        let table = |of: &str| format!("{prefix}embeddings.{of}_embeddings.weight");
         let words = weights.matrix(&table("word"), [shape.vocabulary as usize, d]);
         let positions = weights.matrix(&table("position"), [shape.positions as usize, d]);
         let types = shape.token_types as usize;
         let mut token_type = weights.matrix(&table("token_type"), [types, d]);
-        let norm = weights.norm(&format!("{name}.embeddings.LayerNorm"), d);
+        let norm = weights.norm(&format!("{prefix}embeddings.LayerNorm"), d);
         let mut layers = Vec::with_capacity(shape.layers as usize);
         for layer in 0..shape.layers {
-            let layer = format!("{name}.encoder.layer.{layer}");
+            let layer = format!("{prefix}encoder.layer.{layer}");
             let part = |name: &str| format!("{layer}.{name}");
             let sources = ["query", "key", "value"].map(|of| part(&format!("attention.self.{of}")));
             let projected = sources.map(|source| (source, d));
@@ -97,18 +102,19 @@ impl<'a> Encoder<'a> {
                 name: layer,
             });
         }
-        // Part of the files and of the count, though an average over all tokens takes its place.
-        weights.one_linear(format!("{name}.pooler.dense"), d, d);
+        if name.is_some() {
+            // Of a model's count, though an average over all tokens takes its place.
+            weights.one_linear(format!("{prefix}pooler.dense"), d, d);
+        }
         if types > 1 {
-            let name = format!("{name}.token_types");
+            let name = format!("{prefix}token_types");
             token_type = g.split(&name, Joined::Rows, token_type, &[1, types - 1])?[0];
         }
-        let token_type = g.view(&format!("{name}.token_type"), token_type, [d])?;
+        let token_type = g.view(&format!("{prefix}token_type"), token_type, [d])?;
         Ok(Self {
             shape,
             build,
-            adapters,
-            name: name.to_owned(),
+            prefix,
             words,
             positions,
             token_type,
@@ -117,17 +123,27 @@ impl<'a> Encoder<'a> {
         })
     }
 
-    /// The average of the last layer's output over the tokens of each text: [texts, width]. A text
-    /// without tokens has zeros.
-    pub fn pooled(&self, g: &mut Graph, texts: &Texts<'_>) -> Result<TensorId, GraphError> {
+    /// One vector for each text: [texts, width]. A text without tokens has zeros.
+    pub fn pooled(
+        &self,
+        g: &mut Graph,
+        texts: &Texts<'_>,
+        pooling: Pooling,
+    ) -> Result<TensorId, GraphError> {
         let rate = self.build.dropout(self.shape.hidden_dropout);
-        let node = |part: &str| format!("{}.{}.{part}", self.name, texts.name);
+        let node = |part: &str| format!("{}{}.{part}", self.prefix, texts.name);
         let (tokens, tables) = (texts.tokens, (self.words, self.positions));
         let x = g.embedding(&node("words"), tokens, tables.0, Some(tables.1), None)?;
         let both = [x, self.token_type];
         let x = g.map(&node("embeddings"), &both, |v| &v[0] + &v[1])?;
         let (gamma, beta) = self.norm;
-        let mut x = g.norm(&node("embeddings.norm"), x, NORM, gamma, Some(beta))?;
+        let mut x = g.norm(
+            &node("embeddings.norm"),
+            x,
+            self.norm_kind(),
+            gamma,
+            Some(beta),
+        )?;
         if let Some(dropout) = g.dropout(rate) {
             x = g.map(&node("embeddings.dropout"), &[x], |v| {
                 v[0].dropout(Some(dropout))
@@ -147,10 +163,15 @@ impl<'a> Encoder<'a> {
             shape: [dims.rows(), 1].into(),
             ..domain
         };
-        let lengths = g.map_over(&node("lengths"), of_texts, &[texts.lengths], |v| {
-            v[0].max(0.0)
+        // Of the first token alone, a text is as long as that.
+        let counted = g.map_over(&node("lengths"), of_texts, &[texts.lengths], |v| {
+            let length = v[0].max(0.0);
+            match pooling {
+                Pooling::Mean => length,
+                Pooling::First => length.min(1.0),
+            }
         })?;
-        let shares = g.map_over(&node("shares"), domain, &[lengths], |v| {
+        let shares = g.map_over(&node("shares"), domain, &[counted], |v| {
             v[0].column().where_less(&v[0], 1.0 / v[0].max(1.0), 0.0)
         })?;
         let by_token = [dims.rows(), dims.width(), 1];
@@ -194,7 +215,7 @@ impl<'a> Encoder<'a> {
         let (gamma, beta) = layer.attention_norm;
         let node = name("attention.norm");
         let x = g
-            .residual_norm(&node, (x, o), dropout, NORM, gamma, Some(beta))?
+            .residual_norm(&node, (x, o), dropout, self.norm_kind(), gamma, Some(beta))?
             .normed;
         let h = self.apply(g, &layer.widening, texts, x)?;
         let kind = match shape.activation {
@@ -208,8 +229,13 @@ impl<'a> Encoder<'a> {
         let h = self.apply(g, &layer.narrowing, texts, h)?;
         let dropout = g.dropout(rate);
         let (gamma, beta) = layer.norm;
-        let out = g.residual_norm(&name("norm"), (x, h), dropout, NORM, gamma, Some(beta))?;
+        let (node, kind) = (name("norm"), self.norm_kind());
+        let out = g.residual_norm(&node, (x, h), dropout, kind, gamma, Some(beta))?;
         Ok(out.normed)
+    }
+
+    fn norm_kind(&self) -> (NormKind, f64) {
+        (NormKind::Layer, self.shape.norm_epsilon)
     }
 
     /// `x·Wᵀ + b`, with what the adapters add.
@@ -220,19 +246,17 @@ impl<'a> Encoder<'a> {
         texts: &Texts<'_>,
         x: TensorId,
     ) -> Result<TensorId, GraphError> {
-        let LowRank {
-            rank,
-            scale,
-            dropout,
-        } = self.adapters;
         let name = format!("{}.{}", linear.name, texts.name);
-        let dropout = g.dropout(self.build.dropout(dropout));
-        let low = g.linear_of_dropped(&format!("{name}.lora_A"), x, linear.down, dropout)?;
+        let Some(AdapterWeights { shape, down, up }) = &linear.adapters else {
+            return g.linear(&name, x, linear.weight, Some(linear.bias));
+        };
+        let dropout = g.dropout(self.build.dropout(shape.dropout));
+        let low = g.linear_of_dropped(&format!("{name}.lora_A"), x, *down, dropout)?;
         let mut y = g.linear(&name, x, linear.weight, Some(linear.bias))?;
         let mut column = 0;
-        for (index, &up) in linear.up.iter().enumerate() {
-            let (to, from) = ((y, column), (low, index * rank));
-            y = g.linear_add(&format!("{name}.lora_B"), to, from, up, scale)?;
+        for (index, &up) in up.iter().enumerate() {
+            let (to, from) = ((y, column), (low, index * shape.rank));
+            y = g.linear_add(&format!("{name}.lora_B"), to, from, up, shape.scale)?;
             column += g.ty(up).rows();
         }
         Ok(y)
@@ -243,7 +267,7 @@ impl<'a> Encoder<'a> {
 struct Weights<'a> {
     g: &'a mut Graph,
     build: &'a Build,
-    adapters: LowRank,
+    adapters: Option<LowRank>,
 }
 
 impl Weights<'_> {
@@ -277,7 +301,24 @@ impl Weights<'_> {
         let bias = format!("{name}.bias");
         let bias = self.g.frozen_small_weight(&bias, [rows], Init::Zeros);
         self.g.name_parts(parts("bias"));
-        let rank = self.adapters.rank;
+        AdaptedLinear {
+            name: name.to_owned(),
+            weight,
+            bias,
+            adapters: self
+                .adapters
+                .map(|shape| self.adapters_of(shape, name, members, inputs)),
+        }
+    }
+
+    fn adapters_of(
+        &mut self,
+        shape: LowRank,
+        name: &str,
+        members: &[(String, usize)],
+        inputs: usize,
+    ) -> AdapterWeights {
+        let rank = shape.rank;
         // What peft starts with: uniform over ±1/√K.
         let bound = 1.0 / (inputs as f64).sqrt();
         let down = self.adapter(
@@ -291,11 +332,9 @@ impl Weights<'_> {
             let name = format!("{name}.lora_B.weight");
             self.adapter(&name, [*rows, rank], Init::Zeros)
         });
-        AdaptedLinear {
+        AdapterWeights {
+            shape,
             up: up.collect(),
-            name: name.to_owned(),
-            weight,
-            bias,
             down,
         }
     }
@@ -308,10 +347,39 @@ impl Weights<'_> {
     }
 }
 
+/// An encoder alone, with its weights as they are: what it makes of texts of up to `length` tokens.
+/// Its tensors have the names that transformers gives them.
+pub fn sentence_encoder(
+    shape: &Bert,
+    pooling: Pooling,
+    [texts, length]: [usize; 2],
+    compute: DType,
+) -> Result<Graph, ModelError> {
+    if let Some(problem) = shape.beyond_the_engine() {
+        return Err(ModelError::Beyond { problem });
+    }
+    check_positions(length, Some(shape.positions))?;
+    let purpose = Purpose::Embed {
+        what: Embedded::Points,
+        frozen: true,
+    };
+    let build = Build::plain(texts, length, compute, purpose);
+    let mut graph = Graph::new(compute);
+    let encoder = Encoder::new(&mut graph, shape, &build, None, None)?;
+    let [tokens, lengths] = text_inputs(&mut graph, input::SENTENCES, texts, length);
+    let texts = Texts {
+        name: input::SENTENCES,
+        tokens,
+        lengths,
+    };
+    graph.result = Some(encoder.pooled(&mut graph, &texts, pooling)?);
+    Ok(graph)
+}
+
 /// The texts of a channel, as the loop fills them: tokens, and how many of them there are.
 pub(crate) fn text_inputs(g: &mut Graph, name: &str, texts: usize, length: usize) -> [TensorId; 2] {
     let shape: Shape = [texts, length].into();
-    let tokens = g.batch(&crate::input::tokens_of(name), shape, DType::I32);
-    let lengths = g.batch(&crate::input::lengths_of(name), [texts], DType::I32);
+    let tokens = g.batch(&input::tokens_of(name), shape, DType::I32);
+    let lengths = g.batch(&input::lengths_of(name), [texts], DType::I32);
     [tokens, lengths]
 }

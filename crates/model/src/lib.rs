@@ -35,6 +35,7 @@ use cinch_graph::op::{Add, Attention, CachedAttention, Head, Quantisation};
 use cinch_graph::{DType, Dropout, Graph, GraphError, Init, Shape, TensorId};
 use thiserror::Error;
 
+pub use bert::sentence_encoder;
 pub use naics::stage_phase;
 
 #[derive(Debug, Error)]
@@ -99,10 +100,21 @@ pub enum Purpose {
 /// What is asked of an embedder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Embedded {
-    /// The points that distances are measured between.
+    /// The points that distances are measured between, from the tokens of all channels.
     Points,
-    /// The averages of the encoders, side by side.
-    Averages,
+    /// What one channel's encoder makes of its texts.
+    Channel(usize),
+    /// The points, from what the encoders of all channels made of the texts, side by side.
+    PointsOfPooled,
+}
+
+/// How the outputs for a text's tokens become one vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pooling {
+    /// Their average.
+    Mean,
+    /// The first of them.
+    First,
 }
 
 /// What does not belong to the model itself.
@@ -270,14 +282,7 @@ pub fn build(model: &Architecture, build: &Build) -> Result<Graph, ModelError> {
     if let Some(problem) = model.beyond_the_engine() {
         return Err(ModelError::Beyond { problem });
     }
-    if let Some(positions) = model.positions()
-        && build.seq_len.max(build.context()) as u64 > positions
-    {
-        return Err(ModelError::SequenceTooLong {
-            seq_len: build.seq_len.max(build.context()),
-            positions: positions as usize,
-        });
-    }
+    check_positions(build.seq_len.max(build.context()), model.positions())?;
     let generates = matches!(build.purpose, Purpose::Generate { .. });
     if let Some(reason) = without_generation(model).filter(|_| generates) {
         return Err(ModelError::NotGenerated {
@@ -297,6 +302,17 @@ pub fn build(model: &Architecture, build: &Build) -> Result<Graph, ModelError> {
     Ok(graph)
 }
 
+/// Refuses sequences that a model has no positions for.
+fn check_positions(seq_len: usize, positions: Option<u64>) -> Result<(), ModelError> {
+    match positions {
+        Some(positions) if seq_len as u64 > positions => Err(ModelError::SequenceTooLong {
+            seq_len,
+            positions: positions as usize,
+        }),
+        _ => Ok(()),
+    }
+}
+
 /// Names of the inputs that the training loop fills.
 pub mod input {
     pub const TOKENS: &str = "tokens";
@@ -310,6 +326,10 @@ pub mod input {
     /// Of each anchor, which of its positive and its negatives are compared: 1, or 0 for those
     /// that are left out.
     pub const COMPARED: &str = "compared";
+    /// The texts of an encoder alone.
+    pub const SENTENCES: &str = "sentences";
+    /// What the encoders of all channels made of each text, side by side.
+    pub const POOLED: &str = "pooled";
 
     /// A chunk of the texts of a channel.
     pub fn chunk_of(channel: &str, chunk: usize) -> String {

@@ -12,7 +12,7 @@ use cinch_graph::op::{Domain, Joined, Over};
 use cinch_graph::{Count, DType, Graph, GraphError, Init, Shape, TensorId};
 
 use crate::bert::{Encoder, LowRank, Texts, text_inputs};
-use crate::{Build, Builds, Embedded, Purpose, TrainingPhase, input};
+use crate::{Build, Builds, Embedded, Pooling, Purpose, TrainingPhase, input};
 
 impl Builds for Naics {
     fn build(&self, graph: &mut Graph, build: &Build) -> Result<(), GraphError> {
@@ -79,27 +79,64 @@ struct Points {
     space: TensorId,
 }
 
-impl Model<'_> {
+impl<'a> Model<'a> {
     fn build(mut self) -> Result<(), GraphError> {
-        let asked = match self.build.purpose {
-            Purpose::Embed { what, .. } => Some(what),
-            _ => None,
+        let joined = match self.build.purpose {
+            Purpose::Embed {
+                what: Embedded::Channel(index),
+                ..
+            } => return self.channel(index),
+            Purpose::Embed {
+                what: Embedded::PointsOfPooled,
+                ..
+            } => {
+                let width = self.config.encoder.width as usize;
+                let shape = [self.build.batch, Naics::CHANNEL_NAMES.len() * width];
+                self.g.batch(input::POOLED, shape, self.g.compute)
+            }
+            Purpose::Embed { .. } => self.encode(&Naics::CHANNEL_NAMES.map(|_| vec![1]))?,
+            _ => self.encode(&self.config.chunks())?,
         };
-        let chunks = match asked {
-            Some(_) => Naics::CHANNEL_NAMES.map(|_| vec![1]),
-            None => self.config.chunks(),
-        };
-        let joined = self.encode(&chunks)?;
-        if asked == Some(Embedded::Averages) {
-            self.g.result = Some(joined);
-            return Ok(());
-        }
         let mixed = self.mix(joined)?;
         let points = self.points(mixed)?;
-        match asked {
-            Some(_) => self.embeddings(&points),
-            None => self.contrast(&points),
+        match self.build.purpose {
+            Purpose::Embed { .. } => self.embeddings(&points),
+            _ => self.contrast(&points),
         }
+    }
+
+    /// The encoder of a channel.
+    fn encoder(&mut self, channel: &str) -> Result<Encoder<'a>, GraphError> {
+        let config = self.config;
+        let adapters = LowRank {
+            rank: config.adapter_rank as usize,
+            scale: config.adapter_alpha / config.adapter_rank as f64,
+            dropout: config.adapter_dropout,
+        };
+        let name = format!("encoders.{channel}");
+        Encoder::new(
+            self.g,
+            &config.encoder,
+            self.build,
+            Some(adapters),
+            Some(&name),
+        )
+    }
+
+    /// Texts of one channel alone, all of the graph's length.
+    fn channel(&mut self, index: usize) -> Result<(), GraphError> {
+        let channel = Naics::CHANNEL_NAMES[index];
+        let encoder = self.encoder(channel)?;
+        let name = input::chunk_of(channel, 0);
+        let (rows, length) = (self.build.batch, self.build.seq_len);
+        let [tokens, lengths] = text_inputs(self.g, &name, rows, length);
+        let texts = Texts {
+            name: "chunk0",
+            tokens,
+            lengths,
+        };
+        self.g.result = Some(encoder.pooled(self.g, &texts, Pooling::Mean)?);
+        Ok(())
     }
 
     /// Averages of all channels, side by side: [anchors · texts, channels · width], the texts of
@@ -109,16 +146,9 @@ impl Model<'_> {
         chunks: &[Vec<u64>; Naics::CHANNEL_NAMES.len()],
     ) -> Result<TensorId, GraphError> {
         let (config, build) = (self.config, self.build);
-        let adapters = LowRank {
-            rank: config.adapter_rank as usize,
-            scale: config.adapter_alpha / config.adapter_rank as f64,
-            dropout: config.adapter_dropout,
-        };
         let mut encoders = Vec::with_capacity(Naics::CHANNEL_NAMES.len());
         for channel in Naics::CHANNEL_NAMES {
-            let name = format!("encoders.{channel}");
-            let encoder = Encoder::new(self.g, &config.encoder, build, adapters, &name)?;
-            encoders.push(encoder);
+            encoders.push(self.encoder(channel)?);
         }
         let lengths = config.channel_lengths(build.seq_len as u64);
         let num_chunks = chunks.iter().map(Vec::len).max().unwrap_or(0);
@@ -145,7 +175,7 @@ impl Model<'_> {
                     tokens,
                     lengths,
                 };
-                let average = encoder.pooled(self.g, &chunk)?;
+                let average = encoder.pooled(self.g, &chunk, Pooling::Mean)?;
                 self.g.leave_block();
                 let width = self.g.ty(average).width() * texts as usize;
                 let name = format!("{name}.anchors");

@@ -16,6 +16,7 @@
 //! ```
 
 mod cost;
+mod encoder;
 mod error;
 mod files;
 mod generation;
@@ -27,6 +28,7 @@ mod recorded;
 mod report;
 
 pub use cost::{Prediction, StepTimes};
+pub use encoder::{EncoderPlan, EncoderRun};
 pub use error::StepError;
 pub use files::FileMemory;
 pub use generation::{GenerationPlan, GenerationRun, SamplePlan};

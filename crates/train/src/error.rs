@@ -190,6 +190,13 @@ pub enum TrainError {
          hint: the checkpoint is of another model; check --model, the sizes and --lora-targets"
     )]
     OtherModel { path: PathBuf, problem: String },
+    #[error(
+        "{}: {problem}\n\
+         hint: cinch embeds with BERT encoders and the average of their tokens or the first one; \
+         for others take sentence-transformers",
+        cinch_files::shown(&path)
+    )]
+    SentenceModel { path: PathBuf, problem: String },
     #[error("{path}: state.json: {problem}")]
     State { path: PathBuf, problem: String },
     #[error(

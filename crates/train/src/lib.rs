@@ -50,9 +50,11 @@ mod pretrained;
 mod rank_times;
 mod ranks;
 pub mod record;
+mod retrieval;
 mod rows;
 mod sample;
 mod schedule;
+mod sentences;
 mod session;
 mod share;
 mod state;
@@ -64,10 +66,7 @@ mod trainer;
 pub use batch::Batch;
 pub use cinch_device::{available_host_bytes, peak_resident_bytes, resident_bytes};
 pub use data::DataReport;
-pub use embed::{
-    Embedder, EmbedderFiles, EmbedderOptions, Retrieval, evaluate_retrieval, normalised,
-    sentence_config,
-};
+pub use embed::{Embedder, EmbedderFiles, EmbedderOptions, normalised};
 pub use error::TrainError;
 pub use event::{Event, MemoryUse, Observer, StepReport};
 pub use export::{ADAPTER_FOLDER, Exported, export};
@@ -76,9 +75,11 @@ pub use generate::{
 };
 pub use outcome::{Ending, MeasuredLoss, TrainingOutcome};
 pub use owner::{Owner, Ownership};
-pub use pretrained::{FirstWeights, test_load};
+pub use pretrained::{FirstWeights, described_otherwise, test_load};
+pub use retrieval::{Retrieval, evaluate_retrieval};
 pub use rows::{PaddedRows, Padding, RowLengths, RowSurvey};
 pub use schedule::learning_rate;
+pub use sentences::SentenceForm;
 pub use session::Session;
 pub use state::{Clusters, Difference, EFFECTIVE_BATCH, State};
 pub use step::StepResult;

@@ -6,6 +6,7 @@ use std::collections::HashSet;
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 
+use cinch_architecture::{Architecture, Model};
 use cinch_config::{Config, INITIAL_WEIGHTS, LoraConfig};
 use cinch_data::Progress;
 use cinch_engine::Engine;
@@ -18,6 +19,7 @@ use cinch_weights::{
     bf16_value, f16_bits, f16_value, quantize_int8, quantize_nf4, quantize_scales, scale_offset,
 };
 use rayon::prelude::*;
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::error::TrainError;
@@ -54,6 +56,56 @@ impl FirstWeights {
     }
 }
 
+/// What to say where the `config.json` beside weights that were named by themselves describes
+/// another model than the one they go into. Shapes do not tell how many heads a product has, what
+/// is added to a variance, or how positions turn.
+pub fn described_otherwise(config: &Config) -> Option<String> {
+    let path = Path::new(config.weights.as_deref()?);
+    let folder = match path.is_dir() {
+        true => path,
+        false => path.parent()?,
+    };
+    let file = folder.join("config.json");
+    let text = cinch_files::read_regular_text(&file, cinch_files::MAX_READ).ok()?;
+    let origin = cinch_files::shown(&file).to_string();
+    let described = serde_json::from_str(&text).map_err(|error| error.to_string());
+    let described = described.and_then(|fields: Value| {
+        Model::of_config(&fields, "", &origin).map_err(|error| error.to_string())
+    });
+    let described = match described {
+        Ok(described) => described.architecture,
+        Err(problem) => {
+            return Some(format!(
+                "{origin} was not compared with the model: {problem}"
+            ));
+        }
+    };
+    let model = match &config.model {
+        Architecture::Naics(shape) => Architecture::Bert(shape.encoder.clone()),
+        other => other.clone(),
+    };
+    let fields = |model: &Architecture| serde_json::to_value(model).unwrap_or_default();
+    let (theirs, ours) = (fields(&described), fields(&model));
+    let differing = theirs.as_object()?.iter().filter(|(key, value)| {
+        // These are no part of what weights compute once they are trained.
+        let is_of_training =
+            key.ends_with("dropout") || ["initial_std", "tied"].contains(&key.as_str());
+        !is_of_training && ours.get(key) != Some(value)
+    });
+    let listed: Vec<String> = differing
+        .map(|(key, value)| {
+            let ours = ours.get(key).unwrap_or(&Value::Null);
+            format!("{key} {value} (here {ours})")
+        })
+        .collect();
+    (!listed.is_empty()).then(|| {
+        format!(
+            "{origin} describes another model than these weights go into: {}",
+            listed.join(", ")
+        )
+    })
+}
+
 /// Whether a folder holds weights of any kind, also such as cannot be read: what is wrong with
 /// them is told when they are opened, and none are made from the seed in their place.
 fn holds_weights(folder: &Path) -> bool {
@@ -78,7 +130,8 @@ pub(crate) fn load(
     progress: &dyn Progress,
 ) -> Result<(), TrainError> {
     let graph: &Graph = &step.training;
-    let chosen: Vec<&Parameter> = graph.parameters.iter().filter(|p| which(p)).collect();
+    let chosen = graph.parameters.iter().filter(|p| which(p));
+    let chosen: Vec<&Parameter> = chosen.filter(|p| !lacks_pooler(files, p)).collect();
     let mut total = 0;
     for parameter in &chosen {
         total += files_bytes(parameter, files)?;
@@ -124,7 +177,8 @@ pub(crate) fn frozen_fingerprint(
     files: &WeightFiles,
 ) -> Result<Option<String>, TrainError> {
     let mut hash = Sha256::new();
-    let mut frozen = graph.parameters.iter().filter(|p| !p.is_trained());
+    let frozen = graph.parameters.iter().filter(|p| !p.is_trained());
+    let mut frozen = frozen.filter(|p| !lacks_pooler(files, p));
     let mut has_any = false;
     frozen.try_for_each(|parameter| {
         has_any = true;
@@ -169,17 +223,21 @@ pub(crate) fn unread(graph: &Graph, files: &WeightFiles) -> Option<String> {
 /// Looks whether a step's first weights can be loaded from files: each tensor is there in its
 /// shape, and its first and last row can be read. Returns their bytes.
 pub fn test_load(step: &StepPlan, files: &WeightFiles) -> Result<u64, TrainError> {
-    let has_adapters = step.config.tuning.lora.is_some();
-    let needed = |parameter: &&Parameter| !(has_adapters && parameter.is_trained());
+    let parameters = &step.training.parameters;
+    // Beside frozen weights, what is trained begins anew.
+    let has_frozen = parameters.iter().any(|parameter| !parameter.is_trained());
+    let needed = |parameter: &&Parameter| {
+        !(has_frozen && parameter.is_trained() || lacks_pooler(files, parameter))
+    };
     let mut total = 0;
-    for parameter in step.training.parameters.iter().filter(needed) {
+    for parameter in parameters.iter().filter(needed) {
         total += files_bytes(parameter, files)?;
         for part in &parameter.parts {
-            let rows = files.tensor(&part.name)?.rows();
-            let elements = files.tensor(&part.name)?.row_elements();
-            let mut row = vec![0.0; elements];
+            let name = name_in(files, &part.name);
+            let tensor = files.tensor(&name)?;
+            let (rows, mut row) = (tensor.rows(), vec![0.0; tensor.row_elements()]);
             for number in [0, rows.saturating_sub(1)] {
-                files.read_f32(&part.name, number..rows.min(number + 1), &mut row)?;
+                files.read_f32(&name, number..rows.min(number + 1), &mut row)?;
             }
         }
     }
@@ -315,25 +373,55 @@ fn fill(
 }
 
 /// The name that files have for a tensor. An encoder among others is saved by itself, so there its
-/// tensors lack the encoder's name, and may have that of the class that it was saved from.
+/// tensors lack the encoder's name, and may have that of the class that it was saved from. Norms
+/// that TensorFlow trained have names of their own, which transformers reads as well.
 pub(crate) fn name_in<'a>(files: &WeightFiles, name: &'a str) -> Cow<'a, str> {
+    if files.get(name).is_some() {
+        return Cow::Borrowed(name);
+    }
     let own = name
         .strip_prefix(ENCODERS)
         .and_then(|rest| rest.split_once('.'));
-    let Some((_, own)) = own.filter(|_| files.get(name).is_none()) else {
-        return Cow::Borrowed(name);
-    };
-    let of_class = format!("{ENCODER_CLASS}{own}");
-    match files.get(&of_class) {
-        Some(_) => Cow::Owned(of_class),
-        None => Cow::Borrowed(own),
+    let own = own.map_or(name, |(_, own)| own);
+    let of_norm = OLD_NORMS.iter().find_map(|(now, before)| {
+        let module = own.strip_suffix(now)?;
+        Some(format!("{module}{before}"))
+    });
+    let names = [Some(own), of_norm.as_deref()];
+    for own in names.into_iter().flatten() {
+        let of_class = format!("{ENCODER_CLASS}{own}");
+        if let Some(found) = [&of_class, own]
+            .into_iter()
+            .find(|n| files.get(n).is_some())
+        {
+            return Cow::Owned(found.to_owned());
+        }
     }
+    Cow::Borrowed(own)
+}
+
+/// Whether files have no pooler for an encoder among others, as those that were saved with another
+/// head: nothing reads it there.
+fn lacks_pooler(files: &WeightFiles, parameter: &Parameter) -> bool {
+    let mut names = parameter.parts.iter().map(|part| part.name.as_str());
+    names.all(|name| is_missing_pooler(files, name))
+}
+
+pub(crate) fn is_missing_pooler(files: &WeightFiles, name: &str) -> bool {
+    name.starts_with(ENCODERS)
+        && name.contains(POOLER)
+        && files.get(&name_in(files, name)).is_none()
 }
 
 /// What the names of encoders begin with, of which a model has several.
 const ENCODERS: &str = "encoders.";
+const POOLER: &str = ".pooler.";
 /// What a model with a head has before the names of its encoder.
 const ENCODER_CLASS: &str = "bert.";
+const OLD_NORMS: [(&str, &str); 2] = [
+    ("LayerNorm.weight", "LayerNorm.gamma"),
+    ("LayerNorm.bias", "LayerNorm.beta"),
+];
 
 /// The numbers of a tensor, from its bytes.
 pub(crate) fn numbers(dtype: DType, bytes: &[u8]) -> Vec<f32> {

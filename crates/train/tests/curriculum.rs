@@ -10,7 +10,6 @@ use cinch_data::NoProgress;
 use cinch_data::synth::{self, TaxonomyShape};
 use cinch_engine::EngineOptions;
 use cinch_graph::{DType, Target};
-use cinch_model::Embedded;
 use cinch_step::StepPlan;
 use cinch_train::checkpoint::{self, Store};
 use cinch_train::{
@@ -237,7 +236,6 @@ fn training_finds_more_of_what_was_held_out() {
     let (outcome, ..) = run(&config, Resume::Fresh, u64::MAX).unwrap();
     let trained = checkpoint::load_weights(outcome.checkpoint.as_ref().unwrap()).unwrap();
     let options = EmbedderOptions {
-        what: Embedded::Points,
         texts: 3,
         compute: DType::F32,
         target: Target::Cpu,
@@ -249,7 +247,7 @@ fn training_finds_more_of_what_was_held_out() {
             base: None,
             seed: config.training.seed,
         };
-        let mut embedder = Embedder::new(&config, files, &options).unwrap();
+        let mut embedder = Embedder::of_points(&config, files, &options).unwrap();
         assert_eq!(embedder.width(), 34);
         evaluate_retrieval(&config, &mut embedder, &[1, 5]).unwrap()
     };
@@ -341,7 +339,6 @@ fn stages_on_a_gpu_track_the_cpu() {
     let trained = checkpoint::load_weights(outcome.checkpoint.as_ref().unwrap()).unwrap();
     let points = [Target::Cpu, Target::Cuda].map(|target| {
         let options = EmbedderOptions {
-            what: Embedded::Points,
             texts: 5,
             compute: DType::F32,
             target,
@@ -352,9 +349,11 @@ fn stages_on_a_gpu_track_the_cpu() {
             base: None,
             seed: config.training.seed,
         };
-        let mut embedder = Embedder::new(&config, files, &options).unwrap();
+        let mut embedder = Embedder::of_points(&config, files, &options).unwrap();
         let texts = [[vec![3, 4], vec![5; 9], vec![1], Vec::new()]];
-        embedder.embed(&texts).unwrap()
+        embedder
+            .embed(texts.iter().map(|text| &text[..]), &mut |_| {})
+            .unwrap()
     });
     for (cpu, gpu) in points[0].iter().zip(&points[1]) {
         assert!(

@@ -6,11 +6,10 @@ use std::path::Path;
 
 use cinch_architecture::Architecture;
 use cinch_config::{Settings, Source};
-use cinch_data::{Tokenizer, TokenizerSpec};
+use cinch_data::{EncoderTokenizer, Tokenizer, TokenizerSpec};
 use cinch_engine::EngineOptions;
 use cinch_graph::{DType, Target};
-use cinch_model::Embedded;
-use cinch_train::{Embedder, EmbedderFiles, EmbedderOptions, normalised, sentence_config};
+use cinch_train::{Embedder, EmbedderOptions, SentenceForm, normalised};
 use cinch_weights::WeightFiles;
 
 const WIDTH: usize = 384;
@@ -37,34 +36,30 @@ fn sentences_are_embedded_as_in_pytorch() {
     let Architecture::Bert(encoder) = &config.model else {
         panic!("{:?}", config.model);
     };
-    let config = sentence_config(&config, encoder);
+    let form = SentenceForm::of(&folder, encoder).unwrap();
+    assert!(form.normalised);
     let files = WeightFiles::open(&folder).unwrap();
     let options = EmbedderOptions {
-        what: Embedded::Averages,
         texts: 4,
         compute: DType::F32,
         target: Target::Cpu,
         engine: EngineOptions::default(),
     };
-    let files = EmbedderFiles {
-        trained: None,
-        base: Some(&files),
-        seed: 1,
-    };
-    let mut embedder = Embedder::new(&config, files, &options).unwrap();
+    let mut embedder = Embedder::of_sentences(encoder, &form, &files, &options).unwrap();
+    assert_eq!(embedder.width(), WIDTH);
     let Ok(spec) = config.data.tokenizer.parse::<TokenizerSpec>();
     let tokenizer = Tokenizer::load(&spec).unwrap();
+    let tokenizer = EncoderTokenizer::new(&tokenizer);
     let fixtures = here.join("tests/fixtures/minilm");
     let sentences = std::fs::read_to_string(fixtures.join("sentences.txt")).unwrap();
-    let tokens: Vec<_> = sentences
+    let tokens: Vec<Vec<Vec<i32>>> = sentences
         .lines()
-        .map(|line| {
-            let texts = [line, "", "", ""].map(str::to_owned);
-            embedder.tokens(&tokenizer, &texts).unwrap()
-        })
+        .map(|line| vec![tokenizer.encode(line, form.longest).unwrap().ids])
         .collect();
-    let found = embedder.embed(&tokens).unwrap();
-    let found = normalised(&found, embedder.width(), WIDTH);
+    let found = embedder
+        .embed(tokens.iter().map(Vec::as_slice), &mut |_| {})
+        .unwrap();
+    let found = normalised(&found, WIDTH);
 
     let expected = WeightFiles::open(&fixtures.join("minilm.safetensors")).unwrap();
     let rows = tokens.len();

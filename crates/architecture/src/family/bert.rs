@@ -1,6 +1,7 @@
 //! BERT and its small relatives (MiniLM), trained as masked language models.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::Architecture;
 use crate::activation::Activation;
@@ -22,8 +23,18 @@ pub struct Bert {
     pub hidden_dropout: f64,
     pub attention_dropout: f64,
     pub activation: Activation,
+    /// Added to the variance in LayerNorm.
+    #[serde(default = "norm_epsilon")]
+    pub norm_epsilon: f64,
     pub tied: bool,
 }
+
+fn norm_epsilon() -> f64 {
+    1e-12
+}
+
+/// How positions are told, of which there is one way here.
+const POSITIONS: &str = "position_embedding_type";
 
 impl Default for Bert {
     fn default() -> Bert {
@@ -38,6 +49,7 @@ impl Default for Bert {
             hidden_dropout: 0.1,
             attention_dropout: 0.1,
             activation: Activation::Gelu,
+            norm_epsilon: norm_epsilon(),
             tied: true,
         }
     }
@@ -54,9 +66,26 @@ impl Bert {
         embeddings + self.layers * (attention + feed)
     }
 
+    /// What makes it another encoder than those that cinch's engine computes.
+    pub fn beyond_the_engine(&self) -> Option<String> {
+        let known = [
+            Activation::Gelu,
+            Activation::GeluNew,
+            Activation::Relu,
+            Activation::Silu,
+        ];
+        (!known.contains(&self.activation))
+            .then(|| "an encoder with another activation than GELU, ReLU or SiLU".to_owned())
+    }
+
     /// What a `config.json` says, and this where it is silent.
     pub(crate) fn read(&self, fields: &Fields<'_>) -> Result<Bert, ArchitectureError> {
         fields.refuse(&["add_cross_attention", "is_decoder"])?;
+        match fields.0.get(POSITIONS) {
+            None | Some(Value::Null) => {}
+            Some(kind) if kind == "absolute" => {}
+            Some(kind) => return Err(fields.problem(POSITIONS, kind, "absolute")),
+        }
         let width = fields.number(&["hidden_size"], self.width)?;
         Ok(Bert {
             vocabulary: fields.number(&["vocab_size"], self.vocabulary)?,
@@ -70,6 +99,9 @@ impl Bert {
             attention_dropout: fields
                 .probability("attention_probs_dropout_prob", self.attention_dropout)?,
             activation: fields.activation("hidden_act", self.activation)?,
+            norm_epsilon: fields
+                .positive("layer_norm_eps")?
+                .unwrap_or(self.norm_epsilon),
             tied: fields.flag("tie_word_embeddings", true)?,
         })
     }
@@ -96,6 +128,10 @@ impl Describe for Bert {
 
     fn is_masked(&self) -> bool {
         true
+    }
+
+    fn beyond_the_engine(&self) -> Option<String> {
+        Bert::beyond_the_engine(self)
     }
 
     /// The masked language model: its head has a layer, a norm and a bias of its own.

@@ -5,7 +5,6 @@ use serde::{Deserialize, Serialize};
 
 use super::bert::Bert;
 use crate::Architecture;
-use crate::activation::Activation;
 use crate::describe::Describe;
 use crate::family::{Family, LayerCheckpointing, NamedSize, PLAIN};
 use crate::setting::{
@@ -247,14 +246,8 @@ impl Describe for Naics {
                 self.chosen, self.experts
             ));
         }
-        let known = [
-            Activation::Gelu,
-            Activation::GeluNew,
-            Activation::Relu,
-            Activation::Silu,
-        ];
-        if !known.contains(&self.encoder.activation) {
-            return Some("an encoder with another activation than GELU, ReLU or SiLU".to_owned());
+        if let Some(problem) = self.encoder.beyond_the_engine() {
+            return Some(problem);
         }
         (self.title_length > self.encoder.positions).then(|| {
             format!(
@@ -316,6 +309,21 @@ const SETTINGS: &[ShapeSetting] = &[
         count(MOST_TOKENS),
         "Rows of the token embedding"
     ),
+    ShapeSetting {
+        key: "model.layer_norm_eps",
+        aliases: &[],
+        range: Range::Positive,
+        help: "Added to the variance in the encoders' LayerNorm",
+        get: |architecture| match architecture {
+            Architecture::Naics(shape) => Some(shape.encoder.norm_epsilon.into()),
+            _ => None,
+        },
+        set: |architecture, number| {
+            if let (Architecture::Naics(shape), Some(number)) = (architecture, number.real()) {
+                shape.encoder.norm_epsilon = number;
+            }
+        },
+    },
     encoder_setting!(
         width,
         "d_model",

@@ -16,7 +16,7 @@ pub enum EmbeddingFormat {
 }
 
 /// Which weights, and on what they run.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct EmbedderArguments {
     /// Take the best checkpoint of the run, not the newest
     #[arg(long)]
@@ -41,8 +41,8 @@ pub struct EmbedderArguments {
     cinch embed all-MiniLM-L6-v2 sentences.txt --output sentences.safetensors\n\n\
     A .jsonl file has title, description, excluded and examples in each line, or text; of other\n\
     files each line is a text, which stands for title and description. A run gives points of\n\
-    hyperbolic space, time first. A folder with a BERT model gives averages over tokens of\n\
-    length 1.")]
+    hyperbolic space, time first. A folder with a BERT model gives what its modules.json says:\n\
+    the average of a text's tokens or the first one; without that file, averages at length 1.")]
 pub struct EmbedArguments {
     /// A run's folder, a checkpoint, or a folder with a BERT model's files
     pub subject: PathBuf,

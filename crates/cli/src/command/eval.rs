@@ -1,22 +1,21 @@
 //! `cinch eval`: how well an embedder finds the pairs that its run held out.
 
-use cinch_model::Embedded;
 use cinch_train::{Retrieval, evaluate_retrieval};
 use serde_json::json;
 
-use super::embed::Subject;
+use super::embed::TrainedRun;
 use super::{print, print_json};
 use crate::args::EvalArguments;
 
 pub fn run(arguments: &EvalArguments) -> anyhow::Result<()> {
-    let mut subject = Subject::open_run(&arguments.subject, &arguments.embedder)?;
+    let mut run = TrainedRun::open(&arguments.subject, &arguments.embedder)?;
     if let Some(path) = &arguments.data_dir {
-        subject.config.data.source = Some(path.clone());
+        run.config.data.source = Some(path.clone());
     }
-    let mut embedder = subject.embedder(Embedded::Points, &arguments.embedder)?;
+    let mut embedder = run.embedder(&arguments.embedder)?;
     let firsts: Vec<usize> = arguments.k.iter().map(|k| k.get()).collect();
-    let found = evaluate_retrieval(&subject.config, &mut embedder, &firsts)?;
-    let path = subject.path();
+    let found = evaluate_retrieval(&run.config, &mut embedder, &firsts)?;
+    let path = run.path();
     match arguments.json {
         true => print_json(&json!({
             "weights": path,

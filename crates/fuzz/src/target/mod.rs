@@ -10,6 +10,7 @@ mod config;
 mod generation;
 mod log;
 mod record;
+mod sentences;
 mod snapshot;
 mod tokenizer;
 
@@ -27,7 +28,7 @@ pub struct Target {
     pub run: fn(&[u8], &Path),
 }
 
-pub static TARGETS: [Target; 15] = [
+pub static TARGETS: [Target; 16] = [
     config::JSON,
     config::YAML,
     config::TOML,
@@ -40,6 +41,7 @@ pub static TARGETS: [Target; 15] = [
     generation::GENERATION,
     log::LOG,
     record::METRICS,
+    sentences::SENTENCES,
     snapshot::PICKLE,
     snapshot::TRACE,
     tokenizer::TOKENIZER,

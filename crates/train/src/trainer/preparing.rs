@@ -68,6 +68,12 @@ impl<'a> Trainer<'a> {
                 FirstWeights::Files(path) => Some(WeightFiles::open(&path)?),
             },
         };
+        if let Some(note) = first_weights
+            .as_ref()
+            .and_then(|_| pretrained::described_otherwise(&config))
+        {
+            observer.event(Event::Note(&note));
+        }
         let data = prepare_data(&config, ranks, run.progress)?;
         for note in &data.notes {
             observer.event(Event::Note(note));

@@ -5,7 +5,7 @@ use std::path::Path;
 use cinch_config::{Bytes, Config};
 use cinch_step::StepPlan;
 use cinch_train::checkpoint::{Store, WeightFiles};
-use cinch_train::{FirstWeights, TrainError, test_load};
+use cinch_train::{FirstWeights, TrainError, described_otherwise, test_load};
 
 use super::{Findings, Verdict};
 use crate::progress::shown;
@@ -109,6 +109,9 @@ pub fn check_model(findings: &mut Findings, step: &StepPlan) {
         }
         Err(error) => return findings.add(topic, Verdict::Bad, error.to_string()),
     };
+    if let Some(note) = described_otherwise(&step.config) {
+        findings.add(topic, Verdict::Warning, note);
+    }
     let loaded = WeightFiles::open(&path)
         .map_err(TrainError::from)
         .and_then(|files| test_load(step, &files));
