@@ -46,6 +46,9 @@ pub(crate) struct Site {
     factor: f64,
 }
 
+/// What decides among candidates that are as fast: bytes in host memory, bytes, and changes.
+type Rank = (u64, u64, usize);
+
 /// A site with a number of recomputed blocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Candidate {
@@ -53,6 +56,8 @@ pub(crate) struct Candidate {
     pub recomputed: usize,
     /// At the least.
     pub bytes: u64,
+    /// What lies in host memory instead.
+    pub host_bytes: u64,
     /// Seconds for a token.
     pub pace: f64,
     pub changes: usize,
@@ -224,20 +229,20 @@ impl<'a> Explored<'a> {
         let slowest = fastest.pace * (1.0 + SAME_SPEED);
         let as_fast = |c: &Candidate| c.pace >= fastest.pace && c.pace <= slowest;
         let mut as_fast: Vec<Candidate> = may_fit.into_iter().filter(as_fast).collect();
-        as_fast.sort_by_key(|candidate| (candidate.bytes, candidate.changes));
-        let mut best: Option<(u64, usize, Candidate)> = None;
+        as_fast.sort_by_key(|c| (c.host_bytes, c.bytes, c.changes));
+        let mut best: Option<(Rank, Candidate)> = None;
         for candidate in as_fast {
-            if best.is_some_and(|(least, ..)| candidate.bytes > least) {
+            let least = (candidate.host_bytes, candidate.bytes, 0);
+            if best.is_some_and(|(rank, _)| least > rank) {
                 break;
             }
             let bytes = self.plan(candidate)?.total_bytes();
-            let is_better = best
-                .is_none_or(|(least, changes, _)| (bytes, candidate.changes) < (least, changes));
-            if bytes <= budget && is_better {
-                best = Some((bytes, candidate.changes, candidate));
+            let rank = (candidate.host_bytes, bytes, candidate.changes);
+            if bytes <= budget && best.is_none_or(|(least, _)| rank < least) {
+                best = Some((rank, candidate));
             }
         }
-        let (_, _, best) = best.unwrap_or((0, 0, fastest));
+        let best = best.map_or(fastest, |(_, best)| best);
         Ok(Some((best, self.plan(best)?)))
     }
 }
@@ -346,6 +351,7 @@ impl Site {
             site: index,
             recomputed,
             bytes: self.sketch.bytes[recomputed],
+            host_bytes: self.sketch.host_bytes,
             pace: self.pace(recomputed),
             changes: changes + usize::from(written.is_some_and(|asked| asked != recomputed)),
         };

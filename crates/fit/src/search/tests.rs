@@ -31,6 +31,7 @@ fn card(target: Target) -> Card {
 struct Planned {
     tier: usize,
     bytes: u64,
+    host_bytes: u64,
     pace: f64,
     changes: usize,
 }
@@ -58,6 +59,7 @@ fn brute_force(request: &Request<'_>, space: &Space) -> Vec<Planned> {
             Planned {
                 tier,
                 bytes: step.total_bytes(),
+                host_bytes: step.plan.host_bytes,
                 pace: step.predict(request.card, false).seconds / tokens as f64,
                 changes: changes + usize::from(asked.is_some_and(|asked| asked != count)),
             }
@@ -73,7 +75,8 @@ fn best_of(points: &[Planned], budget: u64) -> Option<Planned> {
     let fastest = in_tier().map(|p| p.pace).fold(f64::INFINITY, f64::min);
     let same = fastest * (1.0 + SAME_SPEED);
     let best = in_tier().filter(|p| p.pace <= same);
-    best.min_by_key(|p| (p.bytes, p.changes)).map(|p| **p)
+    best.min_by_key(|p| (p.host_bytes, p.bytes, p.changes))
+        .map(|p| **p)
 }
 
 const FIXABLE: [&str; 8] = [
