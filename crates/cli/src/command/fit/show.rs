@@ -20,12 +20,13 @@ const MOST_TECHNIQUES: usize = 12;
 pub fn report(fit: &Fit, hardware: &Hardware, details: bool) -> String {
     let report = &fit.report;
     let recommended = &report.recommended;
-    let mut text = format!(
-        "{} {}: {}\n",
-        report.model,
-        report.size.as_deref().unwrap_or("(custom)"),
-        recommended.settings.text()
-    );
+    let model = &report.model;
+    let title = match report.size.as_deref() {
+        Some(size) if size == model => model.clone(),
+        Some(size) => format!("{model} {size}"),
+        None => format!("{model} (custom)"),
+    };
+    let mut text = format!("{title}: {}\n", recommended.settings.text());
     text += &memory(recommended, &hardware.budget);
     text += &speed(report, hardware);
     text += &voice::notes(&report.notes);
