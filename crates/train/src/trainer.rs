@@ -1,5 +1,6 @@
 //! A run: data in, steps, evaluations, checkpoints and a record out.
 
+mod origin;
 mod preparing;
 mod saving;
 
