@@ -14,7 +14,7 @@
 //! are checked (`rules`), run under limits (`bounded`) and behind a wall (`guard`): a bad file is
 //! an error that names it.
 
-mod beginning;
+mod around;
 pub(crate) mod marked;
 pub(crate) mod special;
 
@@ -24,6 +24,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
+use around::Around;
 use sha2::{Digest, Sha256};
 use tokenizers::TokenizerImpl;
 use tokenizers::models::ModelWrapper;
@@ -147,8 +148,8 @@ enum Kind {
         inner: Arc<FileTokenizer>,
         /// See `Rules::can_be_cut_at_whitespace`.
         can_be_cut: bool,
-        /// What its post-processor puts before a text.
-        beginning: Arc<[u32]>,
+        /// What its post-processor puts around a text.
+        around: Around,
     },
 }
 
@@ -230,7 +231,7 @@ impl Tokenizer {
             kind: Kind::File {
                 inner: Arc::new(inner),
                 can_be_cut: rules.can_be_cut_at_whitespace(),
-                beginning: beginning::beginning(content).into(),
+                around: Around::of(content),
             },
             vocab_size: largest as usize + 1,
             end_of_text,

@@ -253,8 +253,8 @@ fn failed(problem: String) -> DataError {
 mod tests {
     use super::*;
     use crate::progress::NoProgress;
-    use crate::sample::TemplateTokenizer;
     use crate::source::Source;
+    use crate::tokenizer::special::SpecialTokenizer;
 
     fn options(folder: &Path, text: &str) -> DataOptions {
         let path = folder.join("text.txt");
@@ -281,7 +281,7 @@ mod tests {
         let other = "Ünrelated <EOS>\ttext\u{1F600} \u{0}";
         assert_eq!(tokenizer.decode(&tokenizer.encode(other).unwrap()), other);
         // What the special tokens are called, in a text, is a text.
-        let names = TemplateTokenizer::new(&tokenizer);
+        let names = SpecialTokenizer::new(&tokenizer);
         for (id, name) in SPECIAL.iter().enumerate() {
             assert_eq!(names.id(name), Some(id as u32));
             assert!(!tokenizer.encode(name).unwrap().contains(&(id as u32)));

@@ -20,7 +20,6 @@ mod row;
 mod store;
 mod turns;
 
-pub use crate::tokenizer::special::TemplateTokenizer;
 pub use chat::{Conversation, Moment, Rendered, Template, TemplateProblem, TokenizerConfig};
 pub use encode::{Sample, Templating};
 pub use length::{Bucket, Buckets, Lengths};

@@ -1,14 +1,17 @@
 //! Text as an encoder such as BERT reads it: between two marks.
 
 use super::Tokenizer;
-use super::special::TemplateTokenizer;
+use super::around::Around;
+use super::special::SpecialTokenizer;
 use crate::error::DataError;
 
-/// A tokenizer whose texts begin and end with marks, where its vocabulary has them.
+/// BERT's own, where a tokenizer has them and does not say what it puts around a text.
+const MARKS: [&str; 2] = ["[CLS]", "[SEP]"];
+
+/// A tokenizer that puts around each text what its file says.
 pub struct EncoderTokenizer<'a> {
-    inner: TemplateTokenizer<'a>,
-    first: Option<u32>,
-    last: Option<u32>,
+    inner: SpecialTokenizer<'a>,
+    around: Around,
 }
 
 /// A text as tokens.
@@ -20,23 +23,85 @@ pub struct EncodedText {
 
 impl<'a> EncoderTokenizer<'a> {
     pub fn new(tokenizer: &'a Tokenizer) -> Self {
-        let inner = TemplateTokenizer::new(tokenizer);
-        let [first, last] = ["[CLS]", "[SEP]"].map(|mark| inner.id(mark));
-        Self { inner, first, last }
+        let inner = SpecialTokenizer::new(tokenizer);
+        let mut around = inner.around().clone();
+        if around.is_empty() {
+            let [before, after] = MARKS.map(|mark| inner.id(mark).into_iter().collect());
+            around = Around { before, after };
+        }
+        Self { inner, around }
     }
 
     /// The tokens of a text, at most `length` with the marks. An empty text has no tokens but
     /// those.
     pub fn encode(&self, text: &str, length: usize) -> Result<EncodedText, DataError> {
-        let around = usize::from(self.first.is_some()) + usize::from(self.last.is_some());
-        let room = length.saturating_sub(around);
-        let ids = self.inner.encode(text)?;
-        let is_cut = ids.len() > room;
-        let ids = ids.into_iter().take(room);
-        let ids = self.first.into_iter().chain(ids).chain(self.last);
+        let Around { before, after } = &self.around;
+        let room = length.saturating_sub(before.len() + after.len());
+        let placed = self.inner.encode(text)?;
+        let is_cut = placed.len() > room;
+        let ids = placed.into_iter().take(room).map(|(id, _)| id);
+        let ids = before
+            .iter()
+            .copied()
+            .chain(ids)
+            .chain(after.iter().copied());
         Ok(EncodedText {
             ids: ids.take(length).map(u32::cast_signed).collect(),
             is_cut,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::TokenizerSpec;
+
+    fn tokenizer(processor: &str) -> Tokenizer {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokenizer.json");
+        let added = |id: u32, content: &str| {
+            format!(
+                r#"{{"id":{id},"content":"{content}","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}}"#
+            )
+        };
+        let added = [
+            added(0, "<s>"),
+            added(1, "</s>"),
+            added(2, "[CLS]"),
+            added(3, "[SEP]"),
+        ];
+        let text = format!(
+            r#"{{"version":"1.0","truncation":null,"padding":null,"added_tokens":[{}],"normalizer":null,
+            "pre_tokenizer":{{"type":"WhitespaceSplit"}},"post_processor":{processor},"decoder":null,
+            "model":{{"type":"WordLevel","vocab":{{"<s>":0,"</s>":1,"[CLS]":2,"[SEP]":3,"?":4,"a":5}},"unk_token":"?"}}}}"#,
+            added.join(",")
+        );
+        std::fs::write(&path, text).unwrap();
+        Tokenizer::load(&TokenizerSpec::File(path)).unwrap()
+    }
+
+    /// An encoder of many languages has the marks of another tokenizer, whatever its vocabulary
+    /// holds.
+    #[test]
+    fn marks_are_those_of_the_file_and_else_those_of_bert() {
+        let template = r#"{"type":"TemplateProcessing",
+            "single":[{"SpecialToken":{"id":"<s>","type_id":0}},{"Sequence":{"id":"A","type_id":0}},
+                {"SpecialToken":{"id":"</s>","type_id":0}}],
+            "pair":[],
+            "special_tokens":{"<s>":{"id":"<s>","ids":[0],"tokens":["<s>"]},
+                "</s>":{"id":"</s>","ids":[1],"tokens":["</s>"]}}}"#;
+        for (processor, first, last) in [(template, 0, 1), ("null", 2, 3)] {
+            let tokenizer = tokenizer(processor);
+            let marked = EncoderTokenizer::new(&tokenizer);
+            let of = |text: &str, length: usize| {
+                let encoded = marked.encode(text, length).unwrap();
+                (encoded.ids, encoded.is_cut)
+            };
+            assert_eq!(of("a a", 4), (vec![first, 5, 5, last], false));
+            assert_eq!(of("a a a", 4), (vec![first, 5, 5, last], true));
+            assert_eq!(of("", 4), (vec![first, last], false));
+            assert_eq!(of("a", 1).0, [first]);
+        }
     }
 }

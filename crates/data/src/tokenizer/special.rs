@@ -6,8 +6,8 @@
 //! samples are prepared.
 
 use std::ops::Range;
-use std::sync::Arc;
 
+use super::around::Around;
 use super::{BYTES_END_OF_TEXT, END_OF_TEXT, FileTokenizer, GPT2_END_OF_TEXT, Kind, Tokenizer};
 use crate::bounded::allowing;
 use crate::error::DataError;
@@ -20,25 +20,23 @@ pub(crate) type Placed = (u32, Range<usize>);
 pub(crate) struct SpecialTokenizer<'a> {
     tokenizer: &'a Tokenizer,
     inner: Option<Box<FileTokenizer>>,
-    beginning: Arc<[u32]>,
+    around: Around,
 }
 
 impl<'a> SpecialTokenizer<'a> {
     pub(crate) fn new(tokenizer: &'a Tokenizer) -> Self {
-        let (inner, beginning) = match &tokenizer.kind {
-            Kind::Bytes | Kind::Gpt2(_) => (None, Arc::default()),
-            Kind::File {
-                inner, beginning, ..
-            } => {
+        let (inner, around) = match &tokenizer.kind {
+            Kind::Bytes | Kind::Gpt2(_) => (None, Around::default()),
+            Kind::File { inner, around, .. } => {
                 let mut inner = FileTokenizer::clone(inner);
                 inner.set_encode_special_tokens(false);
-                (Some(Box::new(inner)), beginning.clone())
+                (Some(Box::new(inner)), around.clone())
             }
         };
         Self {
             tokenizer,
             inner,
-            beginning,
+            around,
         }
     }
 
@@ -49,7 +47,12 @@ impl<'a> SpecialTokenizer<'a> {
 
     /// What the tokenizer puts before a text by itself, such as LLaMA's beginning-of-text.
     pub(crate) fn beginning(&self) -> &[u32] {
-        &self.beginning
+        &self.around.before
+    }
+
+    /// What the tokenizer puts before and after a text by itself.
+    pub(crate) fn around(&self) -> &Around {
+        &self.around
     }
 
     /// The id of one token by its text.
@@ -137,24 +140,6 @@ impl<'a> SpecialTokenizer<'a> {
             }
         }
         Ok(placed)
-    }
-}
-
-/// A tokenizer for text in which special tokens are meant as such, as templates write them.
-pub struct TemplateTokenizer<'a>(SpecialTokenizer<'a>);
-
-impl<'a> TemplateTokenizer<'a> {
-    pub fn new(tokenizer: &'a Tokenizer) -> Self {
-        Self(SpecialTokenizer::new(tokenizer))
-    }
-
-    pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
-        Ok(self.0.encode(text)?.into_iter().map(|(id, _)| id).collect())
-    }
-
-    /// The id of one token by its text.
-    pub fn id(&self, token: &str) -> Option<u32> {
-        self.0.id(token)
     }
 }
 
