@@ -10,6 +10,7 @@ mod files;
 mod interrupt;
 mod measure;
 mod memory;
+mod model_folder;
 mod overhead;
 mod picture;
 mod progress;

@@ -3,13 +3,13 @@
 
 use std::path::{Path, PathBuf};
 
-use cinch_architecture::HubFolders;
 use cinch_config::{
     Config, ConfigError, Preset, Program, SETTINGS, Settings, Source, config_files,
 };
 
 use crate::args::{Engine, SettingArguments};
 use crate::failure::usage;
+use crate::model_folder::hub_folders;
 use crate::pytorch::refuse_flags_of_pytorch;
 use crate::voice;
 
@@ -180,9 +180,7 @@ impl SettingArguments {
     /// As [`Self::settings`], on top of what `settings` holds.
     pub fn settings_over(&self, mut settings: Settings) -> anyhow::Result<Settings> {
         let plain = &self.plain;
-        settings.look_for_models_in(HubFolders::of_environment(|name| {
-            std::env::var_os(name).map(PathBuf::from)
-        }));
+        settings.look_for_models_in(hub_folders());
         if let Some(name) = &plain.vram_preset {
             settings.apply_preset(Preset::vram(name)?)?;
         }

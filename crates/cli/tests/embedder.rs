@@ -285,6 +285,20 @@ fn sentences_are_embedded_as_the_folder_says() {
     sandbox
         .cinch("embed bert codes.jsonl --device cpu")
         .fails(2, &["codes.jsonl line 2", "no `text`", "hint:"]);
+    // A hub id stands for what was downloaded.
+    let snapshot = sandbox.hub().join("models--someone--bert/snapshots/1");
+    fs::create_dir_all(snapshot.parent().unwrap()).unwrap();
+    fs::rename(sandbox.join("bert"), &snapshot).unwrap();
+    let refs = sandbox.hub().join("models--someone--bert/refs");
+    fs::create_dir_all(&refs).unwrap();
+    fs::write(refs.join("main"), "1").unwrap();
+    let line = "embed someone/bert texts.txt --device cpu";
+    let downloaded = sandbox.cinch(line).succeeds();
+    assert_eq!(vectors(&downloaded.stdout).len(), 2);
+    sandbox
+        .cinch("embed someone/other texts.txt --device cpu")
+        .fails(2, &["there is no someone/other", "hint:", "hub id"]);
+    encoder(&sandbox);
     sandbox
         .cinch("embed bert texts.txt --best --device cpu")
         .fails(2, &["--best", "bert", "hint: leave out --best"]);

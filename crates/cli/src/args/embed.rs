@@ -38,13 +38,13 @@ pub struct EmbedderArguments {
 #[command(after_help = "Examples:\n  \
     cinch embed runs/embedder codes.jsonl --output codes.npy\n  \
     echo \"soy bean farming\" | cinch embed runs/embedder -\n  \
-    cinch embed all-MiniLM-L6-v2 sentences.txt --output sentences.safetensors\n\n\
+    cinch embed models/all-MiniLM-L6-v2 sentences.txt --output sentences.safetensors\n\n\
     A .jsonl file has title, description, excluded and examples in each line, or text; of other\n\
     files each line is a text, which stands for title and description. A run gives points of\n\
     hyperbolic space, time first. A folder with a BERT model gives what its modules.json says:\n\
     the average of a text's tokens or the first one; without that file, averages at length 1.")]
 pub struct EmbedArguments {
-    /// A run's folder, a checkpoint, or a folder with a BERT model's files
+    /// A run's folder, a checkpoint, a folder with a BERT model's files, or its downloaded hub id
     pub subject: PathBuf,
     /// The texts, - for standard input
     pub texts: PathBuf,

@@ -13,6 +13,7 @@ use cinch_train::{Embedder, normalised};
 use super::print_raw;
 use crate::args::{EmbedArguments, EmbedderArguments};
 use crate::failure::usage;
+use crate::model_folder::model_folder;
 use crate::progress::{ShareBar, shown};
 use crate::table::counted;
 use crate::voice::{aside, is_quiet, tell};
@@ -25,9 +26,9 @@ pub fn run(arguments: &EmbedArguments) -> anyhow::Result<()> {
     let format = format::format(arguments)?;
     keep_texts(arguments)?;
     let (given, options) = (&arguments.subject, &arguments.embedder);
-    let made = match SentenceModel::is_in(given) {
-        true => sentences(SentenceModel::open(given, options)?, arguments)?,
-        false => points(&TrainedRun::open(given, options)?, arguments)?,
+    let made = match model_folder(given) {
+        Some(folder) => sentences(SentenceModel::open(&folder, options)?, arguments)?,
+        None => points(&TrainedRun::open(given, options)?, arguments)?,
     };
     let Embeddings { numbers, width } = &made;
     let rows = numbers.len() / (*width).max(1);

@@ -4,7 +4,6 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
-use cinch_architecture::HubFolders;
 use cinch_data::Progress;
 use cinch_train::ADAPTER_FOLDER;
 use cinch_weights::{ADAPTER_CONFIG_FILE, Adapter, WeightError, WeightFiles, find_folder, merge};
@@ -14,12 +13,13 @@ use super::{print, print_all, print_json};
 use crate::args::MergeArguments;
 use crate::failure::{Interrupted, usage};
 use crate::interrupt;
+use crate::model_folder::hub_folders;
 use crate::progress::{DataBar, shown};
 use crate::voice::{self, tell};
 
 pub fn run(arguments: &MergeArguments) -> anyhow::Result<()> {
     let adapter = Adapter::open(&adapter_folder(&arguments.adapter))?;
-    let folders = HubFolders::of_environment(|name| std::env::var_os(name).map(PathBuf::from));
+    let folders = hub_folders();
     let named = arguments
         .base
         .as_ref()

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use cinch_architecture::{Architecture, Bert};
-use cinch_config::{Config, Settings, Source};
+use cinch_config::Config;
 use cinch_data::{Tokenizer, TokenizerSpec};
 use cinch_engine::EngineOptions;
 use cinch_graph::DType;
@@ -16,6 +16,7 @@ use crate::args::EmbedderArguments;
 use crate::command::open_run;
 use crate::device;
 use crate::failure::usage;
+use crate::model_folder::described;
 use crate::progress::shown;
 
 /// A checkpoint of a run.
@@ -33,7 +34,8 @@ impl TrainedRun {
             return Err(usage(format!(
                 "there is no {}\n\
                  hint: a run of `cinch train --model naics`, one of its checkpoints, or a BERT \
-                 model's folder with config.json, tokenizer.json and weights",
+                 model's folder with config.json, tokenizer.json and weights; a hub id where they \
+                 were downloaded",
                 shown(given)
             )));
         }
@@ -97,10 +99,6 @@ pub struct SentenceModel {
 }
 
 impl SentenceModel {
-    pub fn is_in(given: &Path) -> bool {
-        given.join("config.json").is_file() && !given.join("checkpoints").exists()
-    }
-
     pub fn open(folder: &Path, arguments: &EmbedderArguments) -> anyhow::Result<Self> {
         let of_runs = [(arguments.best, "--best"), (arguments.initial, "--initial")];
         if let Some((_, flag)) = of_runs.iter().find(|(is_asked, _)| *is_asked) {
@@ -110,11 +108,7 @@ impl SentenceModel {
                 shown(folder)
             )));
         }
-        let mut settings = Settings::new();
-        let name = folder.display().to_string();
-        let source = Source::Flag("the first argument".to_owned());
-        settings.set("model.type", &name, source)?;
-        let config = settings.resolve()?;
+        let config = described(folder)?;
         let Architecture::Bert(encoder) = &config.model else {
             return Err(usage(format!(
                 "{} holds no BERT model but {}\nhint: give a run of an embedder, or the folder of \

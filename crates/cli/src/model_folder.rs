@@ -1,0 +1,32 @@
+//! A model's folder where a run could be named as well: by its path, or by a hub id whose files were
+//! downloaded.
+
+use std::path::{Path, PathBuf};
+
+use cinch_architecture::HubFolders;
+use cinch_config::{Config, Settings, Source};
+
+/// What a model is known by.
+const DESCRIPTION: &str = "config.json";
+
+/// The folders that models are downloaded to.
+pub fn hub_folders() -> HubFolders {
+    HubFolders::of_environment(|name| std::env::var_os(name).map(PathBuf::from))
+}
+
+/// The folder of the model that is meant, if it is not a run.
+pub fn model_folder(given: &Path) -> Option<PathBuf> {
+    if given.exists() {
+        let is_model = given.join(DESCRIPTION).is_file() && !given.join("checkpoints").exists();
+        return is_model.then(|| given.to_owned());
+    }
+    hub_folders().downloaded(given.to_str()?, DESCRIPTION)
+}
+
+/// The model that a folder describes.
+pub fn described(folder: &Path) -> anyhow::Result<Config> {
+    let mut settings = Settings::new();
+    let source = Source::Flag("the first argument".to_owned());
+    settings.set("model.type", &folder.display().to_string(), source)?;
+    Ok(settings.resolve()?)
+}
