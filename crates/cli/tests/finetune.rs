@@ -383,3 +383,20 @@ fn samples_are_known_by_their_columns() {
         "train --model qwen3 --tokenizer bytes --data-dir mark.jsonl --seq-len 32 --max-steps 1";
     run(&sandbox, line).fails(2, &["qwen3", "model.safetensors.index.json too"]);
 }
+
+#[test]
+fn tables_and_packed_files_are_refused_with_the_way_out() {
+    let sandbox = Sandbox::new();
+    for (name, way_out) in [
+        ("pairs.csv", "ends in .txt"),
+        ("pairs.parquet", "to_json"),
+        ("pairs.jsonl.gz", "unpack it"),
+    ] {
+        sandbox.write(name, "prompt,completion\na,b\n");
+        let line =
+            format!("train --model-size tiny --device cpu --data-dir {name} --output-dir out");
+        sandbox
+            .cinch(&line)
+            .fails(2, &[name, "is not supported", way_out]);
+    }
+}
