@@ -96,6 +96,10 @@ impl<'a> Trainer<'a> {
         }
         let config = plan.config.clone();
         let mut session = Session::of_rank(plan, run.options, ranks.clone())?;
+        if let Some(files) = &first_weights {
+            let graph = &session.plan().training;
+            pretrained::check_tied_head(pretrained::has_tied_head(graph), files)?;
+        }
         let frozen = match &first_weights {
             None => None,
             Some(files) => pretrained::frozen_fingerprint(&session.plan().training, files)?,
