@@ -5,10 +5,10 @@ use std::sync::LazyLock;
 
 use super::draft::Draft;
 use super::{
-    ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, BATCH, CHECKPOINTING, CLIP, Dialect, Keys,
-    MODEL, OPTIMIZER, OUTPUT, PACKING, Program, QUANTIZATION, RANK, RATE, Rule, SEED, SEQUENCE,
-    SHARDING, STEPS, TARGETS, TORCH_PRECISION, combined, harmless, refused, refused_unless, same,
-    saves, switch, words,
+    ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, BATCH, CHECKPOINTING, CLIP, Dialect, EPOCHS,
+    Keys, MODEL, OPTIMIZER, OUTPUT, PACKING, Program, QUANTIZATION, RANK, RATE, Rule, SEED,
+    SEQUENCE, SHARDING, STEPS, TARGETS, TORCH_PRECISION, combined, harmless, refused,
+    refused_unless, same, saves, switch, words,
 };
 use crate::document::Scalar;
 use crate::error::ConfigError;
@@ -142,6 +142,7 @@ const RULES: &[Rule] = &[
     refused("lora_adapter_path", NO_TRAINING),
     same("optimizer.lr", RATE),
     same("max_steps", STEPS),
+    same("epochs", EPOCHS),
     same("seed", SEED),
     same("output_dir", OUTPUT),
     harmless("quantizer*"),
