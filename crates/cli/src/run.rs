@@ -12,7 +12,7 @@ use cinch_train::Resume;
 use crate::args::{MemoryArguments, SettingArguments};
 use crate::progress::{DataBar, shown};
 use crate::rows::{Reported, Rows};
-use crate::settings::for_the_engine;
+use crate::settings::{for_the_engine, refuse_foreign_tokenizer};
 use crate::{budget, device, overhead, resume};
 
 /// A run that was asked for, as it would be on this machine.
@@ -64,6 +64,9 @@ impl AskedRun {
         }
         let mut config = settings.resolve()?;
         for_the_engine(flags, &config)?;
+        if !matches!(origin, Origin::Checkpoint(_)) {
+            refuse_foreign_tokenizer(&config, settings.is_explicit("data.tokenizer"))?;
+        }
         let rows = match origin {
             Origin::Checkpoint(_) => Rows::None,
             Origin::Demo | Origin::New => {
