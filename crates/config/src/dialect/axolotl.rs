@@ -6,10 +6,10 @@ use super::{
     ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, ATTENTION, ATTENTION_WORDS, BATCH, BETA1, BETA2,
     CHECKPOINTING, CLIP, DECAY, DOUBLE_QUANTIZATION, Dialect, EPOCHS, EPSILON, EVALUATION,
     HELD_OUT, Keys, LOGGING, LOOP, MODEL, ON_INPUTS, OPTIMIZER, OPTIMIZER_WORDS, OTHER_OPTIMIZER,
-    OUTPUT, PACKING, PREPARED, Program, QUANTIZATION, RANK, RANKS, RATE, REENTRANT, ROOT_OF_RANK,
-    ROWS_PACKED, Rule, SAVED, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED, SEQUENCE, SHARDING,
-    SMOOTHING, STEPS, TARGETS, TOO_LONG, TORCH_PRECISION, WARMUP, WholeBatch, combined, harmless,
-    list, not_followed, refused, refused_unless, same, saves, switch, switch_or, words,
+    OUTPUT, PREPARED, Program, QUANTIZATION, RANK, RANKS, RATE, REENTRANT, ROOT_OF_RANK, Rule,
+    SAVED, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED, SEQUENCE, SHARDING, SMOOTHING, STEPS, TARGETS,
+    TOO_LONG, TORCH_PRECISION, WARMUP, WholeBatch, combined, harmless, list, not_followed, refused,
+    refused_unless, same, saves, switch, switch_or, words,
 };
 use crate::error::ConfigError;
 
@@ -345,15 +345,7 @@ fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
             false => draft.harmless(),
         }
     }
-    if let Some(entry) = draft.find("sample_packing") {
-        // Its rows hold several samples, none of which sees another.
-        let word = match draft.is_on("sample_packing") {
-            true => "true",
-            false => "false",
-        };
-        draft.say(entry, PACKING, word);
-        draft.say(entry, ROWS_PACKED, word);
-    }
+    draft.packs(&["sample_packing"]);
     if let Some(entry) = draft.find("chat_template") {
         draft.harmless();
         if draft.text(entry).as_deref() != Some("tokenizer_default") {

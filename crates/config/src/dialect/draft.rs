@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use super::{
-    Dialect, Keys, Naming, OPTIMIZER, Program, Rule, Says, WARMUP, speaks_of_memory, stands_for,
+    Dialect, Keys, Naming, OPTIMIZER, PACKING, Program, ROWS_PACKED, Rule, Says, WARMUP,
+    speaks_of_memory, stands_for,
 };
 use crate::document::{Document, Entry, Position, Scalar};
 use crate::error::ConfigError;
@@ -385,6 +386,22 @@ impl<'a> Draft<'a> {
     pub(crate) fn no_default(&mut self, key: &str) {
         let defaults = &mut self.reading.defaults;
         defaults.retain(|(known, _)| *known != key);
+    }
+
+    /// Rows that hold several samples each, which a plan and training here have a key each for.
+    pub(crate) fn packs(&mut self, names: &[&str]) {
+        for name in names {
+            let Some(entry) = self.find(name) else {
+                continue;
+            };
+            match self.is_on(name) && !self.says(PACKING) {
+                true => {
+                    self.say(entry, PACKING, "true");
+                    self.say(entry, ROWS_PACKED, "true");
+                }
+                false => self.harmless(),
+            }
+        }
     }
 
     /// A warm-up that is stated as a share of the run, which is not known before its data are. It

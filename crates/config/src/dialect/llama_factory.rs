@@ -6,9 +6,9 @@ use super::training_arguments::{COMMON, shards};
 use super::{
     ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, ATTENTION, BATCH, BETA2, CHECKPOINTING, CLIP,
     DECAY, DOUBLE_QUANTIZATION, Dialect, EPOCHS, HELD_OUT, Keys, LIGER, LOOP, MODEL, ON_INPUTS,
-    OPTIMIZER, PACKING, PREPARED, Program, QUANTIZATION, RANK, RATE, REENTRANT, ROOT_OF_RANK,
-    ROWS_PACKED, Rule, SAMPLES, SEQUENCE, SHARDING, TARGETS, TORCH_PRECISION, WARMUP, WholeBatch,
-    combined, harmless, list, not_followed, refused, refused_unless, same, saves, switch, words,
+    OPTIMIZER, PREPARED, Program, QUANTIZATION, RANK, RATE, REENTRANT, ROOT_OF_RANK, Rule, SAMPLES,
+    SEQUENCE, SHARDING, TARGETS, TORCH_PRECISION, WARMUP, WholeBatch, combined, harmless, list,
+    not_followed, refused, refused_unless, same, saves, switch, words,
 };
 use crate::error::ConfigError;
 
@@ -258,18 +258,7 @@ fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
         };
         draft.say(entry, TORCH_PRECISION, precision);
     }
-    for name in ["packing", "neat_packing"] {
-        let Some(entry) = draft.find(name) else {
-            continue;
-        };
-        match draft.is_on(name) && !draft.says(PACKING) {
-            true => {
-                draft.say(entry, PACKING, "true");
-                draft.say(entry, ROWS_PACKED, "true");
-            }
-            false => draft.harmless(),
-        }
-    }
+    draft.packs(&["packing", "neat_packing"]);
     draft.warm_up();
     shards(draft);
     Ok(())

@@ -6,9 +6,9 @@ use std::sync::LazyLock;
 use super::draft::Draft;
 use super::{
     ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, BATCH, CHECKPOINTING, CLIP, Dialect, EPOCHS,
-    Keys, MODEL, OPTIMIZER, OUTPUT, PACKING, Program, QUANTIZATION, RANK, RATE, Rule, SEED,
-    SEQUENCE, SHARDING, STEPS, TARGETS, TORCH_PRECISION, combined, harmless, refused,
-    refused_unless, same, saves, switch, words,
+    Keys, MODEL, OPTIMIZER, OUTPUT, Program, QUANTIZATION, RANK, RATE, Rule, SEED, SEQUENCE,
+    SHARDING, STEPS, TARGETS, TORCH_PRECISION, combined, harmless, refused, refused_unless, same,
+    saves, switch, words,
 };
 use crate::document::Scalar;
 use crate::error::ConfigError;
@@ -68,7 +68,7 @@ const RULES: &[Rule] = &[
     same("batch_size", BATCH),
     same("gradient_accumulation_steps", ACCUMULATION),
     same("tokenizer.max_seq_len", SEQUENCE),
-    switch("dataset.packed", PACKING, "true", "false"),
+    combined("dataset.packed"),
     words(
         "dtype",
         TORCH_PRECISION,
@@ -170,6 +170,7 @@ static BUILDERS: LazyLock<BTreeMap<String, String>> = LazyLock::new(|| {
 });
 
 fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
+    draft.packs(&["dataset.packed"]);
     model(draft)?;
     optimizer(draft)?;
     loss(draft)?;

@@ -7,10 +7,10 @@ use super::{
     ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, ATTENTION, ATTENTION_WORDS, BATCH, BETA1, BETA2,
     CHECKPOINTING, CLIP, DECAY, DOUBLE_QUANTIZATION, Dialect, EPOCHS, EPSILON, EVALUATION,
     HELD_OUT, Keys, LOGGING, LOOP, MODEL, NODES, OPTIMIZER, OPTIMIZER_WORDS, OTHER_OPTIMIZER,
-    OUTPUT, PACKING, Program, QUANTIZATION, RANK, RANKS, RATE, REENTRANT, ROOT_OF_RANK, Rule,
-    SAMPLES, SAVED, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED, SEQUENCE, SHARDING, SMOOTHING, STEPS,
-    TARGETS, TORCH_PRECISION, WARMUP, combined, harmless, list, not_followed, refused,
-    refused_unless, same, saves, switch, words,
+    OUTPUT, Program, QUANTIZATION, RANK, RANKS, RATE, REENTRANT, ROOT_OF_RANK, Rule, SAMPLES,
+    SAVED, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED, SEQUENCE, SHARDING, SMOOTHING, STEPS, TARGETS,
+    TORCH_PRECISION, WARMUP, combined, harmless, list, not_followed, refused, refused_unless, same,
+    saves, switch, words,
 };
 use crate::error::ConfigError;
 use crate::format::Format;
@@ -103,7 +103,7 @@ const RULES: &[Rule] = &[
     same("max_length", SEQUENCE),
     same("model_max_length", SEQUENCE),
     same("block_size", SEQUENCE),
-    switch("packing", PACKING, "true", "false"),
+    combined("packing"),
     same("val_split", HELD_OUT),
     same("validation_split", HELD_OUT),
     same("max_samples", SAMPLES),
@@ -289,6 +289,7 @@ pub(super) const COMMON: &[Rule] = &[
 ];
 
 fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
+    draft.packs(&["packing"]);
     draft.warm_up();
     flash(draft);
     liger::switched(draft, &["use_liger_kernel", "use_liger"], "liger_kernel");

@@ -320,6 +320,13 @@ fn what_a_run_learns_from_follows_the_file() {
     assert!(config.tuning.lora.unwrap().rank_stabilised);
     assert_eq!(told, [""; 0]);
 
+    let (config, _) = followed(
+        "model_name_or_path: Qwen/Qwen2.5-0.5B\nper_device_train_batch_size: 1\nmax_length: 64\n\
+         packing: true\nuse_peft: true\nlora_r: 8\nuse_rslora: true\n",
+    );
+    assert!(config.data.packing);
+    assert!(config.tuning.lora.unwrap().rank_stabilised);
+
     let written = "trainer: {max_epochs: 4, accumulate_grad_batches: 2}\n";
     let config = text("a.yaml", written, GPT2).unwrap();
     assert_eq!(config.training.epochs, Some(4.0));
