@@ -49,6 +49,14 @@ impl Rows {
         Ok(Self::Read(Box::new(survey)))
     }
 
+    /// How many samples there are, where a run trains on samples and they could be read.
+    pub fn num_samples(&self) -> Option<u64> {
+        match self {
+            Rows::Read(survey) => Some(survey.num_samples as u64),
+            Rows::None | Rows::Unread(_) => None,
+        }
+    }
+
     /// What samples take of the host's memory.
     pub fn host_bytes(&self) -> u64 {
         match self {

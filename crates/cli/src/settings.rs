@@ -7,6 +7,8 @@ use cinch_config::{
     Config, ConfigError, Preset, Program, SETTINGS, Settings, Source, config_files,
 };
 
+use cinch_train::FirstWeights;
+
 use crate::args::{Engine, SettingArguments};
 use crate::failure::usage;
 use crate::model_folder::hub_folders;
@@ -250,6 +252,27 @@ pub fn refuse_unread_data(settings: &Settings) -> anyhow::Result<()> {
         ))),
         _ => Ok(()),
     }
+}
+
+/// Weights know the tokens that they were trained on: read with those of another model they know
+/// nothing, and no error tells it. Files without a tokenizer are taken to be of the built-in one
+/// only where they have as many tokens as it has.
+pub fn refuse_foreign_tokenizer(config: &Config, is_asked: bool) -> anyhow::Result<()> {
+    let (name, tokens) = ("gpt2", 50_257);
+    let folder = match (&config.named.title, FirstWeights::of(config)) {
+        (Some(_), Ok(FirstWeights::Files(folder))) => folder,
+        _ => return Ok(()),
+    };
+    let is_its_own = config.data.tokenizer != name || config.model.vocab_size() == tokens;
+    if is_asked || is_its_own {
+        return Ok(());
+    }
+    Err(usage(format!(
+        "{} has weights and no tokenizer.json: with which tokens they were trained is not known\n\
+         hint: put it there (`AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER)` of \
+         transformers writes one), or name a tokenizer with --tokenizer",
+        cinch_files::shown(&folder)
+    )))
 }
 
 /// The flag that stands for a key.

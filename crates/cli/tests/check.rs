@@ -66,6 +66,27 @@ fn little_data_is_a_warning() {
 }
 
 #[test]
+fn samples_are_counted_and_not_estimated_by_their_text() {
+    let sandbox = Sandbox::new();
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let config = format!("{root}/examples/finetune/base/config.json");
+    sandbox.write("model/config.json", fs::read(config).unwrap());
+    let line = "{\"prompt\": \"1 + 1 =\", \"completion\": \" 2\"}\n";
+    sandbox.write("sums.jsonl", line.repeat(20));
+    // Twenty short samples are twenty rows, however little text they are.
+    let check = "check --model model --tokenizer bytes --data-dir sums.jsonl --seq-len 128 --device cpu \
+                 --warmup-steps 0";
+    let enough = sandbox.cinch(&format!("{check} --batch-size 4 --grad-accum 2"));
+    let enough = enough.succeeds();
+    assert!(!enough.stdout.contains("!  data"), "{}", enough.stdout);
+    assert!(!enough.stdout.contains("on disk"), "{}", enough.stdout);
+    sandbox
+        .cinch(&format!("{check} --batch-size 16 --grad-accum 2"))
+        .succeeds()
+        .prints(&["!  data", "at most 20 sequences", "fewer than the 32"]);
+}
+
+#[test]
 fn every_value_has_its_origin() {
     let sandbox = Sandbox::new();
     sandbox.write("my.json", "{\"vram\": {\"max_seq_len\": 128}}");

@@ -383,3 +383,59 @@ fn samples_are_known_by_their_columns() {
         "train --model qwen3 --tokenizer bytes --data-dir mark.jsonl --seq-len 32 --max-steps 1";
     run(&sandbox, line).fails(2, &["qwen3", "model.safetensors.index.json too"]);
 }
+
+#[test]
+fn tables_and_packed_files_are_refused_with_the_way_out() {
+    let sandbox = Sandbox::new();
+    for (name, way_out) in [
+        ("pairs.csv", "ends in .txt"),
+        ("pairs.parquet", "to_json"),
+        ("pairs.jsonl.gz", "unpack it"),
+    ] {
+        sandbox.write(name, "prompt,completion\na,b\n");
+        let line =
+            format!("train --model-size tiny --device cpu --data-dir {name} --output-dir out");
+        sandbox
+            .cinch(&line)
+            .fails(2, &[name, "is not supported", way_out]);
+    }
+}
+
+#[test]
+fn weights_without_their_tokenizer_are_not_read_with_another() {
+    let sandbox = Sandbox::new();
+    // As many tokens as the built-in tokenizer has would fit.
+    let config = Path::new(ROOT).join("examples/finetune/base/config.json");
+    let config: Value = serde_json::from_str(&fs::read_to_string(config).unwrap()).unwrap();
+    let mut larger = config.clone();
+    for (key, size) in [
+        ("vocab_size", 50_300),
+        ("hidden_size", 16),
+        ("intermediate_size", 16),
+        ("num_hidden_layers", 1),
+        ("num_attention_heads", 2),
+        ("num_key_value_heads", 2),
+    ] {
+        larger[key] = size.into();
+    }
+    sandbox.write("new/config.json", larger.to_string());
+    let train = "--data-dir text.txt --batch-size 1 --grad-accum 1 --seq-len 16 --max-steps 1 \
+                 --warmup-steps 0 --device cpu";
+    sandbox.write("text.txt", "A text of a few words. ".repeat(20));
+    // Weights from the seed know no tokens yet.
+    sandbox
+        .cinch(&format!("train --model new {train} --output-dir first"))
+        .succeeds();
+    sandbox.cinch("export first --to model").succeeds();
+    let told = ["model has weights and no tokenizer.json", "--tokenizer"];
+    for line in [
+        &format!("train --model model {train} --output-dir second"),
+        &format!("check --model model {train} --output-dir third"),
+        "generate model --prompt a --max-tokens 1",
+    ] {
+        sandbox.cinch(line).fails(2, &told);
+        sandbox
+            .cinch(&format!("{line} --tokenizer gpt2"))
+            .succeeds();
+    }
+}

@@ -98,6 +98,26 @@ fn a_conversation_goes_through_pipes() {
     assert_eq!((again, nothing), (stdout, String::new()));
 }
 
+#[test]
+fn a_line_that_is_not_text_is_told_with_the_way_out() {
+    let sandbox = trained();
+    let mut child = sandbox
+        .command(["generate", "run", "--chat", "--max-tokens", "4"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    let mut input = child.stdin.take().expect("a pipe");
+    input.write_all(b"caf\xe9\n").expect("it reads");
+    drop(input);
+    let output = child.wait_with_output().expect("it ends");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("standard input is not UTF-8"), "{stderr}");
+    assert!(stderr.contains("iconv"), "{stderr}");
+}
+
 /// Ctrl-C during an answer ends that answer, and the conversation goes on to its end.
 #[test]
 #[cfg(unix)]

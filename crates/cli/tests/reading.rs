@@ -316,3 +316,27 @@ fn cinch_trains_what_it_trains_and_says_so_of_the_rest() {
         "cinch trace",
     ]);
 }
+
+#[test]
+fn a_run_of_another_trainers_file_ends_where_the_file_says() {
+    let sandbox = Sandbox::new();
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let config = format!("{root}/examples/finetune/base/config.json");
+    sandbox.write("model/config.json", fs::read(config).unwrap());
+    let line = "{\"prompt\": \"1 + 1 =\", \"completion\": \" 2\", \"source\": \"mine\"}\n";
+    sandbox.write("sums.jsonl", line.repeat(8));
+    sandbox.write(
+        "run.yaml",
+        "base_model: model\nsequence_len: 64\nmicro_batch_size: 4\ngradient_accumulation_steps: 1\n\
+         num_epochs: 2\nlearning_rate: 1e-3\nwarmup_ratio: 0.1\nlogging_steps: 1\noutput_dir: out\n",
+    );
+    let train = "train run.yaml --tokenizer bytes --data-dir sums.jsonl --device cpu";
+    sandbox
+        .cinch(train)
+        .succeeds()
+        .says(&["training steps 1 to 4", "not read: `source`"])
+        .prints(&["note: run.yaml: training here does not follow warmup_ratio = 0.1 (line 7)"]);
+    // A plan does not ask what is learned.
+    let plan = sandbox.cinch("plan run.yaml --gpu A100").stdout;
+    assert!(!plan.contains("does not follow"), "{plan}");
+}

@@ -223,8 +223,8 @@ pub enum DataError {
     NoSampleFile { folder: PathBuf, endings: String },
 
     #[error(
-        "`{}` cannot be read as samples: .{ending} is not supported\nhint: convert it to JSON lines (`datasets.load_dataset(…).to_json(\"data.jsonl\")`)",
-        path.display()
+        "`{}` cannot be read: .{ending} is not supported\nhint: {}",
+        path.display(), format_hint(ending)
     )]
     SampleFormat { path: PathBuf, ending: String },
 
@@ -320,6 +320,16 @@ fn column_hint(columns: &[String]) -> &'static str {
             "prompts with answers are read from one file: give `--data-dir` the file and not its folder, and begin it with such a line"
         }
         false => "choose one of them with `--text-column`",
+    }
+}
+
+fn format_hint(ending: &str) -> &'static str {
+    match ending {
+        "gz" | "zst" | "zip" | "xz" => "unpack it",
+        "csv" | "tsv" => {
+            "convert it to JSON lines (`datasets.load_dataset(…).to_json(\"data.jsonl\")`); as plain text it is read under a name that ends in .txt"
+        }
+        _ => "convert it to JSON lines (`datasets.load_dataset(…).to_json(\"data.jsonl\")`)",
     }
 }
 

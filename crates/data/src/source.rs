@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::DataError;
 use crate::progress::Progress;
+use crate::sample::UNREAD_EXTENSIONS;
 
 /// Folders this many levels below the one that was named are refused: deeper than people nest
 /// them, and shallow enough that a path stays short for the system.
@@ -29,7 +30,7 @@ pub enum Source {
     Embedded,
     /// Every readable file below a folder.
     Folder(PathBuf),
-    /// One file, whatever its ending.
+    /// One file, with any ending but those of tables and packed files.
     File(PathBuf),
 }
 
@@ -87,13 +88,20 @@ pub(crate) fn single_file(path: &Path) -> Result<SourceFile, DataError> {
             },
         });
     }
+    let ending = extension(path);
+    if UNREAD_EXTENSIONS.contains(&ending.as_str()) {
+        return Err(DataError::SampleFormat {
+            path: path.to_path_buf(),
+            ending,
+        });
+    }
     Ok(SourceFile {
         path: path.to_path_buf(),
         name: path
             .file_name()
             .map(|name| name.to_string_lossy().into_owned())
             .unwrap_or_default(),
-        json_lines: extension(path) == "jsonl",
+        json_lines: ending == "jsonl",
     })
 }
 

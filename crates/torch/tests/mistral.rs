@@ -1,7 +1,7 @@
 //! Sliding windows: Mistral's predictions beside what an H200 measured, when a mask is made and for which layers, and the fields
 //! that say so. Every request of two of the runs is compared in `eager.rs`, the lines of two others in `lines.rs`.
 
-use cinch_architecture::Model;
+use cinch_architecture::{Architecture, Model};
 use cinch_torch::eager::Event;
 use cinch_torch::model::Workload;
 use cinch_torch::truth;
@@ -188,6 +188,21 @@ fn wrong_fields_are_named() {
             "max_window_layers is -1",
         ),
         ("qwen2", json!({"layer_types": sliding}), "layer_types[1]"),
+        (
+            "mistral",
+            json!({"layer_types": sliding, "num_hidden_layers": 2}),
+            "layer_types[1]",
+        ),
+        (
+            "mistral",
+            json!({"layer_types": sliding, "num_hidden_layers": 3}),
+            "a list of 3",
+        ),
+        (
+            "mistral",
+            json!({"layer_types": ["chunked_attention"], "num_hidden_layers": 1}),
+            "layer_types[0]",
+        ),
     ] {
         let mut config = json!({"model_type": family});
         if let (Value::Object(config), Value::Object(fields)) = (&mut config, fields) {
@@ -201,4 +216,19 @@ fn wrong_fields_are_named() {
     let agreed = json!({"model_type": "qwen2", "num_hidden_layers": 2, "layer_types": sliding,
                         "use_sliding_window": true, "max_window_layers": 1});
     assert!(Model::of_config(&agreed, "a model", "config.json").is_ok());
+}
+
+#[test]
+fn kinds_of_layers_that_are_all_alike_are_a_window_or_none() {
+    let window = |kind: &str| {
+        let config = json!({"model_type": "mistral", "num_hidden_layers": 2, "sliding_window": 16,
+                            "layer_types": [kind, kind]});
+        let model = Model::of_config(&config, "a model", "config.json").unwrap();
+        match model.architecture {
+            Architecture::Mistral(mistral) => mistral.0.window(0),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(window("sliding_attention"), Some(16));
+    assert_eq!(window("full_attention"), None);
 }

@@ -348,7 +348,12 @@ impl Data {
             .iter()
             .map(|file| {
                 let count = file.num_samples;
-                format!("{}: {count} samples, {}", file.path.display(), file.kind)
+                let unread = unread_columns(&file.unread);
+                format!(
+                    "{}: {count} samples, {}{unread}",
+                    file.path.display(),
+                    file.kind
+                )
             })
             .collect();
         notes.push(format!("lengths: {}", samples.lengths()));
@@ -698,6 +703,24 @@ fn begins_with_sample(path: &Path) -> bool {
     let value: serde_json::Value =
         serde_json::from_str(line.trim_matches(is_space)).unwrap_or_default();
     names_sample(|column| value.get(column).is_some())
+}
+
+/// Columns of samples that say nothing to a run, at the end of a line about them.
+fn unread_columns(columns: &[String]) -> String {
+    const MOST_SHOWN: usize = 6;
+    let shown: Vec<String> = columns
+        .iter()
+        .take(MOST_SHOWN)
+        .map(|column| format!("`{column}`"))
+        .collect();
+    let more = match columns.len().saturating_sub(MOST_SHOWN) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    match columns.is_empty() {
+        true => String::new(),
+        false => format!("; not read: {}{more}", shown.join(", ")),
+    }
 }
 
 /// White space, or the mark that some editors put before a file.

@@ -116,6 +116,14 @@ pub enum TrainError {
     )]
     NoWeights { model: String },
     #[error(
+        "{}: config.json has `\"tie_word_embeddings\": true`, and `lm_head.weight` holds other numbers \
+         than `model.embed_tokens.weight`\n\
+         hint: `\"tie_word_embeddings\": false` in config.json takes both; without `lm_head.weight` \
+         in the files the embeddings are the head",
+        cinch_files::shown(path)
+    )]
+    OtherHead { path: PathBuf },
+    #[error(
         "{path}: `{name}` is {found:?}, the model's is {expected:?}\n\
          hint: these are the weights of another model: name the folder of one with these sizes, or give \
          the model theirs, as --set model.d_model and the like"

@@ -198,14 +198,56 @@ pub(crate) fn frozen_fingerprint(
     Ok(has_any.then(|| format!("{:x}", hash.finalize())))
 }
 
+/// Refuses a head in the files of a model whose embeddings are its head: transformers reads such
+/// files as a model with two tables, and what was trained in one of them would be lost here. A
+/// head that holds the same numbers is left out.
+pub(crate) fn check_tied_head(is_tied: bool, files: &WeightFiles) -> Result<(), TrainError> {
+    let (Some(table), Some(head)) = (files.get(EMBEDDINGS), files.get(HEAD)) else {
+        return Ok(());
+    };
+    if !is_tied {
+        return Ok(());
+    }
+    let other = || TrainError::OtherHead {
+        path: files.path().to_owned(),
+    };
+    if table.shape != head.shape {
+        return Err(other());
+    }
+    let width = table.row_elements().max(1);
+    let step = (COMPARED_ELEMENTS / width).max(1);
+    let (mut one, mut two) = (Vec::new(), Vec::new());
+    for start in (0..table.rows()).step_by(step) {
+        let rows = start..(start + step).min(table.rows());
+        for (name, into) in [(EMBEDDINGS, &mut one), (HEAD, &mut two)] {
+            into.resize(rows.len() * width, 0.0);
+            files.read_f32(name, rows.clone(), into)?;
+        }
+        if one != two {
+            return Err(other());
+        }
+    }
+    Ok(())
+}
+
+/// Whether a graph's embeddings are its head.
+pub(crate) fn has_tied_head(graph: &Graph) -> bool {
+    let mut parts = graph.parameters.iter().flat_map(|p| &p.parts);
+    parts.all(|part| part.name != HEAD)
+}
+
+const EMBEDDINGS: &str = "model.embed_tokens.weight";
+const HEAD: &str = "lm_head.weight";
+/// How much of the two is compared at once.
+const COMPARED_ELEMENTS: usize = 1 << 20;
+
 /// What to say of tensors that a language model's files hold and it has no place for. transformers
 /// leaves out tables of rotary positions, masks, and a head in whose place the embeddings are.
 pub(crate) fn unread(graph: &Graph, files: &WeightFiles) -> Option<String> {
     let parts = graph.parameters.iter().flat_map(|p| &p.parts);
     let read: HashSet<&str> = parts.map(|part| part.name.as_str()).collect();
     let buffers = [".inv_freq", ".attn.bias", ".attn.masked_bias"];
-    let is_left_out =
-        |name: &str| name == "lm_head.weight" || buffers.iter().any(|end| name.ends_with(end));
+    let is_left_out = |name: &str| name == HEAD || buffers.iter().any(|end| name.ends_with(end));
     let names = files.tensors().iter().map(|tensor| tensor.name.as_str());
     let others: Vec<&str> = names
         .filter(|name| !read.contains(name) && !is_left_out(name))
@@ -223,6 +265,7 @@ pub(crate) fn unread(graph: &Graph, files: &WeightFiles) -> Option<String> {
 /// Looks whether a step's first weights can be loaded from files: each tensor is there in its
 /// shape, and its first and last row can be read. Returns their bytes.
 pub fn test_load(step: &StepPlan, files: &WeightFiles) -> Result<u64, TrainError> {
+    check_tied_head(has_tied_head(&step.training), files)?;
     let parameters = &step.training.parameters;
     // Beside frozen weights, what is trained begins anew.
     let has_frozen = parameters.iter().any(|parameter| !parameter.is_trained());
@@ -643,5 +686,48 @@ impl Nf4Buffers {
             codes: self.codes,
             scales,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file of two tables of two columns each.
+    fn tables(folder: &Path, table: [f32; 4], head: &[f32]) -> WeightFiles {
+        let rows = head.len() / 2;
+        let (from, to) = (16, 16 + 4 * head.len());
+        let header = format!(
+            "{{\"{EMBEDDINGS}\":{{\"dtype\":\"F32\",\"shape\":[2,2],\"data_offsets\":[0,16]}},\
+             \"{HEAD}\":{{\"dtype\":\"F32\",\"shape\":[{rows},2],\"data_offsets\":[{from},{to}]}}}}"
+        );
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header.as_bytes());
+        bytes.extend(
+            table
+                .iter()
+                .chain(head)
+                .flat_map(|value| value.to_le_bytes()),
+        );
+        let path = folder.join("model.safetensors");
+        std::fs::write(&path, bytes).unwrap();
+        WeightFiles::open(&path).unwrap()
+    }
+
+    #[test]
+    fn a_head_of_its_own_is_refused_where_the_embeddings_are_the_head() {
+        let folder = tempfile::tempdir().unwrap();
+        let table = [1.0, 2.0, 3.0, 4.0];
+        let same = tables(folder.path(), table, &table);
+        assert!(check_tied_head(true, &same).is_ok());
+        let last = tables(folder.path(), table, &[1.0, 2.0, 3.0, 4.5]);
+        let error = check_tied_head(true, &last).unwrap_err().to_string();
+        assert!(
+            error.contains("tie_word_embeddings") && error.contains("hint:"),
+            "{error}"
+        );
+        assert!(check_tied_head(false, &last).is_ok());
+        let longer = tables(folder.path(), table, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        assert!(check_tied_head(true, &longer).is_err());
     }
 }

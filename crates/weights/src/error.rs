@@ -91,7 +91,7 @@ pub enum WeightError {
         second: PathBuf,
     },
 
-    #[error("`{}` has no tensor `{tensor}`{}", path.display(), meant(suggestion.as_deref()))]
+    #[error("`{}` has no tensor `{tensor}`{}", path.display(), absent(tensor, suggestion.as_deref()))]
     NoTensor {
         path: PathBuf,
         tensor: String,
@@ -226,6 +226,17 @@ fn searched(caches: &[PathBuf]) -> String {
         .map(|cache| format!("`{}`", cache.display()))
         .collect();
     format!("no download of this id is in {}", caches.join(", "))
+}
+
+/// What may be meant by a tensor that is not there.
+fn absent(tensor: &str, suggestion: Option<&str>) -> String {
+    match (tensor, suggestion) {
+        ("lm_head.weight", None) => {
+            "\nhint: where the embeddings are the head too, config.json has `\"tie_word_embeddings\": true`"
+                .to_owned()
+        }
+        _ => meant(suggestion),
+    }
 }
 
 fn meant(suggestion: Option<&str>) -> String {

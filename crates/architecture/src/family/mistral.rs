@@ -1,6 +1,7 @@
 //! Mistral, of which a `config.json` is all that is needed.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::Architecture;
 use crate::error::ArchitectureError;
@@ -36,8 +37,33 @@ const DEFAULTS: Defaults = Defaults {
     windows: window_of_all_layers,
 };
 
-fn window_of_all_layers(fields: &Fields<'_>, _: u64) -> Result<Windows, ArchitectureError> {
+/// A file that lists the kinds of its layers is Ministral's: transformers gives each layer the
+/// kind that is written there. Only where all are of one kind is that what a window means here.
+fn window_of_all_layers(fields: &Fields<'_>, layers: u64) -> Result<Windows, ArchitectureError> {
+    const KEY: &str = "layer_types";
+    let window = fields.window()?;
+    let kinds = match fields.0.get(KEY) {
+        None | Some(Value::Null) => return Ok(Windows::Shared { window }),
+        Some(Value::Array(kinds)) if kinds.len() as u64 == layers => kinds,
+        Some(other) => {
+            return Err(fields.problem(KEY, other, &format!("a list of {layers} kinds of layers")));
+        }
+    };
+    let (full, sliding) = ("full_attention", "sliding_attention");
+    let first = kinds.first().and_then(Value::as_str).unwrap_or_default();
+    let is_known = [full, sliding].contains(&first);
+    for (layer, kind) in kinds.iter().enumerate() {
+        if !is_known || kind != first {
+            let wanted = match is_known {
+                true => format!(
+                    "{first:?}, as in layer 0: windows in a part of the layers are not known for mistral"
+                ),
+                false => format!("{full:?} or {sliding:?}"),
+            };
+            return Err(fields.problem(&format!("{KEY}[{layer}]"), kind, &wanted));
+        }
+    }
     Ok(Windows::Shared {
-        window: fields.window()?,
+        window: window.filter(|_| first == sliding),
     })
 }

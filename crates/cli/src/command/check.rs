@@ -92,7 +92,7 @@ pub fn run(arguments: &CheckArguments) -> anyhow::Result<()> {
     check_programs(&mut findings, &machine, target);
     check_environment(&mut findings, target);
     check_folder(&mut findings, config);
-    check_data(&mut findings, config);
+    check_data(&mut findings, config, &asked.rows);
     if let Some(step) = &step {
         check_rows(&mut findings, &asked.rows, step);
     }

@@ -24,6 +24,7 @@ use serde_json::json;
 use super::{open_run, print_json};
 use crate::args::{GenerateArguments, GeneratePrecision};
 use crate::failure::usage;
+use crate::settings::refuse_foreign_tokenizer;
 use crate::{device, voice};
 
 use answer::{Ends, Writer};
@@ -173,7 +174,7 @@ impl Subject {
     fn open(arguments: &GenerateArguments) -> anyhow::Result<Self> {
         let given = &arguments.checkpoint;
         if given.join("config.json").is_file() && !given.join("checkpoints").exists() {
-            return Self::of_model(given);
+            return Self::of_model(given, arguments.tokenizer.is_some());
         }
         if given.join(ADAPTER_CONFIG_FILE).is_file() {
             let given = cinch_files::shown(given);
@@ -208,14 +209,16 @@ impl Subject {
         })
     }
 
-    fn of_model(folder: &Path) -> anyhow::Result<Self> {
+    fn of_model(folder: &Path, has_tokenizer: bool) -> anyhow::Result<Self> {
         let mut settings = Settings::new();
         let name = folder.display().to_string();
         let source = Source::Flag("the first argument".to_owned());
         settings.set("model.type", &name, source)?;
+        let config = settings.resolve()?;
+        refuse_foreign_tokenizer(&config, has_tokenizer)?;
         Ok(Self {
             path: folder.to_owned(),
-            config: settings.resolve()?,
+            config,
             weights: WeightFiles::open(folder)?,
             base: None,
             is_pretrained: true,

@@ -4,11 +4,12 @@ use super::draft::Draft;
 use super::liger;
 use super::{
     ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, ATTENTION, ATTENTION_WORDS, BATCH, BETA1, BETA2,
-    CHECKPOINTING, CLIP, DECAY, DOUBLE_QUANTIZATION, Dialect, EPSILON, EVALUATION, Keys, LOGGING,
-    LOOP, MODEL, OPTIMIZER, OPTIMIZER_WORDS, OTHER_OPTIMIZER, OUTPUT, PACKING, PREPARED, Program,
-    QUANTIZATION, RANK, RANKS, RATE, REENTRANT, Rule, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED,
-    SEQUENCE, SHARDING, STEPS, TARGETS, TORCH_PRECISION, WARMUP, WholeBatch, combined, harmless,
-    list, refused, refused_unless, same, saves, switch, switch_or, words,
+    CHECKPOINTING, CLIP, DECAY, DOUBLE_QUANTIZATION, Dialect, EPOCHS, EPSILON, EVALUATION,
+    HELD_OUT, Keys, LOGGING, LOOP, MODEL, ON_INPUTS, OPTIMIZER, OPTIMIZER_WORDS, OTHER_OPTIMIZER,
+    OUTPUT, PREPARED, Program, QUANTIZATION, RANK, RANKS, RATE, REENTRANT, ROOT_OF_RANK, Rule,
+    SAVED, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED, SEQUENCE, SHARDING, SMOOTHING, STEPS, TARGETS,
+    TOO_LONG, TORCH_PRECISION, WARMUP, WholeBatch, combined, harmless, list, not_followed, refused,
+    refused_unless, same, saves, switch, switch_or, words,
 };
 use crate::error::ConfigError;
 
@@ -29,6 +30,12 @@ pub(super) static AXOLOTL: Dialect = Dialect {
         // It converts norms and embeddings back once adapters are on.
         (PREPARED, "false"),
         (CLIP, "1.0"),
+        (EPOCHS, "1"),
+        (SCHEDULE, "cosine"),
+        (DECAY, "0"),
+        (BETA2, "0.999"),
+        (HELD_OUT, "0"),
+        (TOO_LONG, "drop"),
     ],
     adds_keys: true,
     // A file that states it leaves the accumulation out.
@@ -114,7 +121,7 @@ const RULES: &[Rule] = &[
     combined("xformers_attention"),
     combined("flex_attention"),
     combined("eager_attention"),
-    switch("sample_packing", PACKING, "true", "false"),
+    combined("sample_packing"),
     combined("deepspeed"),
     combined("fsdp"),
     same("dp_shard_size", RANKS),
@@ -261,9 +268,10 @@ const RULES: &[Rule] = &[
     ),
     harmless("flex_attn_compile_kwargs*"),
     harmless("lora_fan_in_fan_out"),
-    harmless("lora_model_dir"),
+    not_followed("lora_model_dir"),
     harmless("lora_on_cpu"),
-    harmless("loraplus_lr_ratio"),
+    not_followed("loraplus_lr_ratio"),
+    switch("peft_use_rslora", ROOT_OF_RANK, "true", "false"),
     harmless("peft*"),
     harmless("pad_to_sequence_len"),
     harmless("eval_*"),
@@ -271,8 +279,10 @@ const RULES: &[Rule] = &[
     harmless("group_by_length"),
     harmless("dataset_*"),
     harmless("datasets*"),
-    harmless("special_tokens*"),
-    harmless("tokens*"),
+    harmless("special_tokens.pad_token"),
+    not_followed("special_tokens*"),
+    not_followed("tokens*"),
+    not_followed("added_tokens_overrides*"),
     harmless("tokenizer_*"),
     harmless("wandb_*"),
     harmless("experimental_skip_move_to_device"),
@@ -282,7 +292,15 @@ const RULES: &[Rule] = &[
     harmless("sample_packing_*"),
     harmless("streaming_multipack_*"),
     harmless("pretrain_multipack_*"),
-    harmless("excess_length_strategy"),
+    words(
+        "excess_length_strategy",
+        TOO_LONG,
+        &[
+            ("drop", "drop"),
+            ("truncate", "truncate"),
+            ("raise", "error"),
+        ],
+    ),
     harmless("min_sample_len"),
     harmless("torchdistx_path"),
     harmless("bnb_kwargs*"),
@@ -290,7 +308,21 @@ const RULES: &[Rule] = &[
     same("learning_rate", RATE),
     words("lr_scheduler", SCHEDULE, SCHEDULE_WORDS),
     same("max_steps", STEPS),
+    same("num_epochs", EPOCHS),
+    same("val_set_size", HELD_OUT),
+    switch("train_on_inputs", ON_INPUTS, "true", "false"),
+    combined("chat_template"),
+    not_followed("chat_template_jinja"),
+    not_followed("neftune_noise_alpha"),
+    not_followed("noisy_embedding_alpha"),
+    not_followed("cosine_min_lr_ratio"),
+    not_followed("cosine_constant_lr_ratio"),
+    not_followed("lr_scheduler_kwargs*"),
+    not_followed("embedding_lr*"),
+    same("label_smoothing_factor", SMOOTHING),
+    same("save_total_limit", SAVED),
     same("warmup_steps", WARMUP),
+    combined("warmup_ratio"),
     same("weight_decay", DECAY),
     same("adam_beta1", BETA1),
     same("adam_beta2", BETA2),
@@ -313,6 +345,14 @@ fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
             false => draft.harmless(),
         }
     }
+    draft.packs(&["sample_packing"]);
+    if let Some(entry) = draft.find("chat_template") {
+        draft.harmless();
+        if draft.text(entry).as_deref() != Some("tokenizer_default") {
+            draft.not_followed(entry);
+        }
+    }
+    draft.warm_up();
     whole_batch(draft);
     attention(draft)?;
     if liger::by_kernel(draft, LIGER_KEYS) {

@@ -6,7 +6,10 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::{Dialect, Keys, Naming, Program, Rule, Says, speaks_of_memory, stands_for};
+use super::{
+    Dialect, Keys, Naming, OPTIMIZER, PACKING, Program, ROWS_PACKED, Rule, Says, WARMUP,
+    speaks_of_memory, stands_for,
+};
 use crate::document::{Document, Entry, Position, Scalar};
 use crate::error::ConfigError;
 use crate::lossless;
@@ -30,6 +33,8 @@ pub struct Reading {
     pub not_understood: Vec<UnreadKey>,
     /// Keys that save memory in a way that is not computed.
     pub savings: Vec<Saving>,
+    /// Keys that change what a run learns, and that training here does not follow.
+    pub not_followed: Vec<UnreadKey>,
     /// How many keys bear on nothing that is planned.
     pub num_harmless: usize,
     /// What the file does not say and was taken for granted.
@@ -115,6 +120,7 @@ impl<'a> Draft<'a> {
                 read: Vec::new(),
                 not_understood: Vec::new(),
                 savings: Vec::new(),
+                not_followed: Vec::new(),
                 num_harmless: 0,
                 assumed: Vec::new(),
                 defaults: defaults
@@ -163,6 +169,12 @@ impl<'a> Draft<'a> {
         match rule.says {
             Says::Combined => {}
             Says::Harmless => self.reading.num_harmless += 1,
+            Says::NotFollowed => {
+                self.reading.num_harmless += 1;
+                if !switched_off(&entry.scalar) {
+                    self.not_followed(index);
+                }
+            }
             Says::Saves(_) | Says::Refused { .. } if switched_off(&entry.scalar) => {
                 self.reading.num_harmless += 1;
             }
@@ -207,7 +219,12 @@ impl<'a> Draft<'a> {
                     (None, _) if bears_on_memory(setting) => {
                         self.reading.not_understood.push(unread(entry));
                     }
-                    (None, _) => self.reading.num_harmless += 1,
+                    (None, _) => {
+                        self.reading.num_harmless += 1;
+                        if decides_what_is_learned(setting) && !switched_off(&entry.scalar) {
+                            self.not_followed(index);
+                        }
+                    }
                 }
             }
         }
@@ -289,6 +306,12 @@ impl<'a> Draft<'a> {
         self.reading.not_understood.push(unread);
     }
 
+    /// A key that training here does not follow.
+    pub(crate) fn not_followed(&mut self, entry: usize) {
+        let unread = unread(&self.document.entries[entry]);
+        self.reading.not_followed.push(unread);
+    }
+
     pub(crate) fn assume(&mut self, sentence: impl Into<String>) {
         self.reading.assumed.push(sentence.into());
     }
@@ -359,6 +382,41 @@ impl<'a> Draft<'a> {
             .map(|statement| &statement.value)
     }
 
+    /// Takes nothing where the file is silent but what is taken here without one.
+    pub(crate) fn no_default(&mut self, key: &str) {
+        let defaults = &mut self.reading.defaults;
+        defaults.retain(|(known, _)| *known != key);
+    }
+
+    /// Rows that hold several samples each, which a plan and training here have a key each for.
+    pub(crate) fn packs(&mut self, names: &[&str]) {
+        for name in names {
+            let Some(entry) = self.find(name) else {
+                continue;
+            };
+            match self.is_on(name) && !self.says(PACKING) {
+                true => {
+                    self.say(entry, PACKING, "true");
+                    self.say(entry, ROWS_PACKED, "true");
+                }
+                false => self.harmless(),
+            }
+        }
+    }
+
+    /// A warm-up that is stated as a share of the run, which is not known before its data are. It
+    /// is told, and the usual one is taken, not none.
+    pub(crate) fn warm_up(&mut self) {
+        let Some(entry) = self.find("warmup_ratio") else {
+            return;
+        };
+        self.harmless();
+        if self.is_on("warmup_ratio") && !self.says(WARMUP) {
+            self.not_followed(entry);
+            self.no_default(WARMUP);
+        }
+    }
+
     /// Drops what was said of a setting.
     pub(crate) fn unsay(&mut self, key: &str) {
         self.statements
@@ -392,6 +450,10 @@ impl<'a> Draft<'a> {
                 line: entry.value_at.line,
                 column: entry.value_at.column,
             };
+            let is_adamw = || statement.value.to_string().contains("adamw");
+            if statement.setting.key == OPTIMIZER && !is_adamw() {
+                self.reading.not_followed.push(unread(entry));
+            }
             settings.assign(
                 statement.setting,
                 &entry.key(),
@@ -432,6 +494,7 @@ impl Reading {
             read: document.entries.iter().filter_map(key).collect(),
             not_understood: Vec::new(),
             savings: Vec::new(),
+            not_followed: Vec::new(),
             num_harmless: 0,
             assumed: Vec::new(),
             defaults: Vec::new(),
@@ -448,6 +511,11 @@ impl Reading {
 /// Settings that decide memory; what is wrong with others is none of a plan's business.
 fn bears_on_memory(setting: &Setting) -> bool {
     matches!(setting.section(), "model" | "vram" | "lora" | "pytorch")
+}
+
+/// Settings of which another value makes another run of it.
+fn decides_what_is_learned(setting: &Setting) -> bool {
+    matches!(setting.section(), "training" | "data")
 }
 
 fn unread(entry: &Entry) -> UnreadKey {

@@ -3,9 +3,9 @@
 
 use super::draft::Draft;
 use super::{
-    ACCUMULATION, BATCH, CLIP, DECAY, Dialect, Keys, LOGGING, MODEL, NODES, Program, RANKS, RATE,
-    Rule, SEED, SEQUENCE, SHARDING, STEPS, TORCH_PRECISION, WARMUP, combined, harmless, refused,
-    same, words,
+    ACCUMULATION, BATCH, CLIP, DECAY, Dialect, EPOCHS, Keys, LOGGING, MODEL, NODES, Program, RANKS,
+    RATE, Rule, SEED, SEQUENCE, SHARDING, STEPS, TORCH_PRECISION, WARMUP, combined, harmless,
+    refused, same, words,
 };
 use crate::error::ConfigError;
 
@@ -70,6 +70,7 @@ const TRAINER: &[Rule] = &[
     same("trainer.gradient_clip_val", CLIP),
     same("gradient_clip_val", CLIP),
     same("trainer.max_steps", STEPS),
+    same("trainer.max_epochs", EPOCHS),
     same("trainer.log_every_n_steps", LOGGING),
     combined("trainer.devices"),
     combined("trainer.strategy"),

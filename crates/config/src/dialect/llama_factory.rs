@@ -4,10 +4,11 @@
 use super::draft::Draft;
 use super::training_arguments::{COMMON, shards};
 use super::{
-    ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, ATTENTION, BATCH, CHECKPOINTING, CLIP,
-    DOUBLE_QUANTIZATION, Dialect, Keys, LIGER, LOOP, MODEL, OPTIMIZER, PACKING, PREPARED, Program,
-    QUANTIZATION, RANK, REENTRANT, Rule, SEQUENCE, SHARDING, TARGETS, TORCH_PRECISION, WholeBatch,
-    combined, harmless, list, refused, refused_unless, same, saves, switch, words,
+    ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, ATTENTION, BATCH, BETA2, CHECKPOINTING, CLIP,
+    DECAY, DOUBLE_QUANTIZATION, Dialect, EPOCHS, HELD_OUT, Keys, LIGER, LOOP, MODEL, ON_INPUTS,
+    OPTIMIZER, PREPARED, Program, QUANTIZATION, RANK, RATE, REENTRANT, ROOT_OF_RANK, Rule, SAMPLES,
+    SEQUENCE, SHARDING, TARGETS, TORCH_PRECISION, WARMUP, WholeBatch, combined, harmless, list,
+    not_followed, refused, refused_unless, same, saves, switch, words,
 };
 use crate::error::ConfigError;
 
@@ -32,6 +33,12 @@ pub(super) static LLAMA_FACTORY: Dialect = Dialect {
         (DOUBLE_QUANTIZATION, "true"),
         (PREPARED, "false"),
         (CLIP, "1.0"),
+        (EPOCHS, "3"),
+        (RATE, "5e-5"),
+        (WARMUP, "0"),
+        (DECAY, "0"),
+        (BETA2, "0.999"),
+        (HELD_OUT, "0"),
     ],
     adds_keys: true,
     whole_batch: None,
@@ -119,8 +126,8 @@ const RULES: &[Rule] = &[
             ("no", "eager"),
         ],
     ),
-    switch("packing", PACKING, "true", "false"),
-    switch("neat_packing", PACKING, "true", "false"),
+    combined("packing"),
+    combined("neat_packing"),
     switch("enable_liger_kernel", LIGER, "all", "none"),
     refused("use_unsloth", "unsloth's own model code is not computed"),
     refused(
@@ -168,14 +175,16 @@ const RULES: &[Rule] = &[
         "random weights in another type are not computed",
     ),
     refused("resize_vocab", "a larger vocabulary is not computed"),
-    harmless("use_dft_loss"),
-    harmless("use_eaft_loss"),
+    not_followed("use_dft_loss"),
+    not_followed("use_eaft_loss"),
     harmless("eaft_*"),
     harmless("asft_alpha"),
+    not_followed("pissa_init"),
     harmless("pissa_*"),
+    not_followed("loraplus_lr_ratio"),
     harmless("loraplus_*"),
-    harmless("adapter_name_or_path"),
-    harmless("use_rslora"),
+    not_followed("adapter_name_or_path"),
+    switch("use_rslora", ROOT_OF_RANK, "true", "false"),
     harmless("galore_*"),
     harmless("apollo_*"),
     harmless("badam_*"),
@@ -187,7 +196,11 @@ const RULES: &[Rule] = &[
     harmless("freeze_vision_tower"),
     harmless("freeze_multi_modal_projector"),
     harmless("freeze_language_model"),
-    harmless("template"),
+    not_followed("template"),
+    not_followed("neftune_noise_alpha"),
+    not_followed("mask_history"),
+    switch("train_on_prompt", ON_INPUTS, "true", "false"),
+    same("val_size", HELD_OUT),
     harmless("use_v1_kernels"),
     harmless("ray_*"),
     refused(
@@ -199,7 +212,7 @@ const RULES: &[Rule] = &[
     harmless("apply_rope_fusion"),
     harmless("moe_grouped_gemm"),
     harmless("sequence_parallel"),
-    harmless("max_samples"),
+    same("max_samples", SAMPLES),
 ];
 
 fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
@@ -245,6 +258,8 @@ fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
         };
         draft.say(entry, TORCH_PRECISION, precision);
     }
+    draft.packs(&["packing", "neat_packing"]);
+    draft.warm_up();
     shards(draft);
     Ok(())
 }

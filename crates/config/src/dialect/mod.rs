@@ -98,6 +98,8 @@ pub(crate) enum Says {
         unless: &'static [&'static str],
         why: &'static str,
     },
+    /// Changes what a run learns, which a plan does not ask and training here does not follow.
+    NotFollowed,
     /// Read together with others, by the dialect's arithmetic.
     Combined,
     /// Bears on neither memory nor the settings here.
@@ -164,6 +166,10 @@ pub(crate) const fn refused_unless(
     rule(name, Says::Refused { unless, why })
 }
 
+pub(crate) const fn not_followed(name: &'static str) -> Rule {
+    rule(name, Says::NotFollowed)
+}
+
 pub(crate) const fn combined(name: &'static str) -> Rule {
     rule(name, Says::Combined)
 }
@@ -211,6 +217,12 @@ pub(crate) const SEED: &str = "training.seed";
 pub(crate) const OUTPUT: &str = "output.output_dir";
 pub(crate) const HELD_OUT: &str = "data.val_split";
 pub(crate) const SAMPLES: &str = "data.max_samples";
+pub(crate) const ROWS_PACKED: &str = "data.packing";
+pub(crate) const TOO_LONG: &str = "data.too_long";
+pub(crate) const ON_INPUTS: &str = "data.train_on_inputs";
+pub(crate) const SMOOTHING: &str = "training.label_smoothing";
+pub(crate) const SAVED: &str = "training.save_total_limit";
+pub(crate) const ROOT_OF_RANK: &str = "lora.rank_stabilised";
 pub(crate) const ADAPTER: &str = "lora.adapter";
 pub(crate) const RANK: &str = "lora.rank";
 pub(crate) const ALPHA: &str = "lora.alpha";

@@ -5,8 +5,8 @@ use std::sync::LazyLock;
 
 use super::draft::Draft;
 use super::{
-    ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, BATCH, CHECKPOINTING, CLIP, Dialect, Keys,
-    MODEL, OPTIMIZER, OUTPUT, PACKING, Program, QUANTIZATION, RANK, RATE, Rule, SEED, SEQUENCE,
+    ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, BATCH, CHECKPOINTING, CLIP, Dialect, EPOCHS,
+    Keys, MODEL, OPTIMIZER, OUTPUT, Program, QUANTIZATION, RANK, RATE, Rule, SEED, SEQUENCE,
     SHARDING, STEPS, TARGETS, TORCH_PRECISION, combined, harmless, refused, refused_unless, same,
     saves, switch, words,
 };
@@ -68,7 +68,7 @@ const RULES: &[Rule] = &[
     same("batch_size", BATCH),
     same("gradient_accumulation_steps", ACCUMULATION),
     same("tokenizer.max_seq_len", SEQUENCE),
-    switch("dataset.packed", PACKING, "true", "false"),
+    combined("dataset.packed"),
     words(
         "dtype",
         TORCH_PRECISION,
@@ -142,6 +142,7 @@ const RULES: &[Rule] = &[
     refused("lora_adapter_path", NO_TRAINING),
     same("optimizer.lr", RATE),
     same("max_steps", STEPS),
+    same("epochs", EPOCHS),
     same("seed", SEED),
     same("output_dir", OUTPUT),
     harmless("quantizer*"),
@@ -169,6 +170,7 @@ static BUILDERS: LazyLock<BTreeMap<String, String>> = LazyLock::new(|| {
 });
 
 fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
+    draft.packs(&["dataset.packed"]);
     model(draft)?;
     optimizer(draft)?;
     loss(draft)?;

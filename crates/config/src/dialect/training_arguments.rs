@@ -7,9 +7,10 @@ use super::{
     ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, ATTENTION, ATTENTION_WORDS, BATCH, BETA1, BETA2,
     CHECKPOINTING, CLIP, DECAY, DOUBLE_QUANTIZATION, Dialect, EPOCHS, EPSILON, EVALUATION,
     HELD_OUT, Keys, LOGGING, LOOP, MODEL, NODES, OPTIMIZER, OPTIMIZER_WORDS, OTHER_OPTIMIZER,
-    OUTPUT, PACKING, Program, QUANTIZATION, RANK, RANKS, RATE, REENTRANT, Rule, SAMPLES, SAVING,
-    SCHEDULE, SCHEDULE_WORDS, SEED, SEQUENCE, SHARDING, STEPS, TARGETS, TORCH_PRECISION, WARMUP,
-    combined, harmless, list, refused, refused_unless, same, saves, switch, words,
+    OUTPUT, Program, QUANTIZATION, RANK, RANKS, RATE, REENTRANT, ROOT_OF_RANK, Rule, SAMPLES,
+    SAVED, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED, SEQUENCE, SHARDING, SMOOTHING, STEPS, TARGETS,
+    TORCH_PRECISION, WARMUP, combined, harmless, list, not_followed, refused, refused_unless, same,
+    saves, switch, words,
 };
 use crate::error::ConfigError;
 use crate::format::Format;
@@ -26,6 +27,11 @@ pub(super) static TRAINING_ARGUMENTS: Dialect = Dialect {
         (OPTIMIZER, "adamw_fused"),
         (LOOP, "trainer"),
         (CLIP, "1.0"),
+        (EPOCHS, "3"),
+        (RATE, "5e-5"),
+        (WARMUP, "0"),
+        (DECAY, "0"),
+        (BETA2, "0.999"),
     ],
     adds_keys: true,
     whole_batch: None,
@@ -97,7 +103,7 @@ const RULES: &[Rule] = &[
     same("max_length", SEQUENCE),
     same("model_max_length", SEQUENCE),
     same("block_size", SEQUENCE),
-    switch("packing", PACKING, "true", "false"),
+    combined("packing"),
     same("val_split", HELD_OUT),
     same("validation_split", HELD_OUT),
     same("max_samples", SAMPLES),
@@ -173,9 +179,10 @@ const RULES: &[Rule] = &[
     harmless("peft_config"),
     harmless("bnb_4bit_*"),
     harmless("bits_and_bytes.*"),
+    switch("use_rslora", ROOT_OF_RANK, "true", "false"),
+    switch("lora.use_rslora", ROOT_OF_RANK, "true", "false"),
     harmless("lora.*"),
     harmless("lora_task_type"),
-    harmless("use_rslora"),
     combined("use_liger_kernel"),
     combined("use_liger"),
     combined("liger_kernel.rope"),
@@ -254,15 +261,17 @@ pub(super) const COMMON: &[Rule] = &[
     same("max_steps", STEPS),
     same("num_train_epochs", EPOCHS),
     same("warmup_steps", WARMUP),
+    combined("warmup_ratio"),
+    not_followed("lr_scheduler_kwargs*"),
     same("weight_decay", DECAY),
     same("adam_beta1", BETA1),
     same("adam_beta2", BETA2),
     same("adam_epsilon", EPSILON),
-    same("label_smoothing_factor", "training.label_smoothing"),
+    same("label_smoothing_factor", SMOOTHING),
     same("logging_steps", LOGGING),
     same("eval_steps", EVALUATION),
     same("save_steps", SAVING),
-    same("save_total_limit", "training.save_total_limit"),
+    same("save_total_limit", SAVED),
     same("seed", SEED),
     same("output_dir", OUTPUT),
     harmless("per_device_eval_batch_size"),
@@ -280,6 +289,8 @@ pub(super) const COMMON: &[Rule] = &[
 ];
 
 fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
+    draft.packs(&["packing"]);
+    draft.warm_up();
     flash(draft);
     liger::switched(draft, &["use_liger_kernel", "use_liger"], "liger_kernel");
     adapters(draft);

@@ -6,8 +6,8 @@ mod cases;
 use std::path::{Path, PathBuf};
 
 use cinch_config::{
-    Checkpointing, Config, LoraTargets, Precision, Schedule, Settings, Source, TorchOptimizer,
-    TorchPrecision, Value, config_files,
+    Checkpointing, Config, LoraTargets, Precision, Schedule, Settings, Source, TooLong,
+    TorchOptimizer, TorchPrecision, Value, config_files,
 };
 
 fn corpus(name: &str) -> PathBuf {
@@ -276,4 +276,115 @@ fn python_says_what_it_cannot_know() {
         text("c.py", "BATCH_SIZE = 4\nCONFIG = {'batch_size': 8}\n", GPT2).unwrap_err(),
         "`BATCH_SIZE` (c.py line 1) means 4, but `CONFIG.batch_size` (c.py line 2) means 8\nhint: keep one of them"
     );
+}
+
+/// The configuration of a YAML file, and the keys that training does not follow.
+fn followed(written: &str) -> (Config, Vec<String>) {
+    let mut settings = Settings::new();
+    settings.load_text(Path::new("a.yaml"), written).unwrap();
+    let told = settings.readings()[0].not_followed.iter();
+    let told = told.map(|one| one.key.clone()).collect();
+    (settings.resolve().unwrap(), told)
+}
+
+const AXOLOTL: &str =
+    "base_model: NousResearch/Llama-3.2-1B\nmicro_batch_size: 1\nsequence_len: 64\n";
+const FACTORY: &str =
+    "model_name_or_path: Qwen/Qwen2.5-0.5B\nstage: sft\nfinetuning_type: lora\ncutoff_len: 64\n";
+
+#[test]
+fn what_a_run_learns_from_follows_the_file() {
+    let (config, told) = followed(&format!(
+        "{AXOLOTL}num_epochs: 2\nval_set_size: 0.1\ntrain_on_inputs: true\nsample_packing: true\n\
+         adapter: lora\nlora_r: 8\npeft_use_rslora: true\nexcess_length_strategy: raise\n\
+         chat_template: tokenizer_default\nneftune_noise_alpha:\nsave_total_limit: 4\n"
+    ));
+    assert_eq!(config.training.epochs, Some(2.0));
+    assert_eq!(config.training.save_total_limit, 4);
+    let data = &config.data;
+    assert_eq!((data.val_split, data.packing), (0.1, true));
+    assert!(data.train_on_inputs);
+    assert_eq!(data.too_long, TooLong::Error);
+    assert!(config.tuning.lora.unwrap().rank_stabilised);
+    assert_eq!(told, [""; 0]);
+
+    let (config, told) = followed(&format!(
+        "{FACTORY}num_train_epochs: 2.0\nval_size: 0.2\nmax_samples: 70\ntrain_on_prompt: true\n\
+         neat_packing: true\nuse_rslora: true\n"
+    ));
+    assert_eq!(config.training.epochs, Some(2.0));
+    let data = &config.data;
+    assert_eq!((data.val_split, data.packing), (0.2, true));
+    assert_eq!(data.max_samples, Some(70));
+    assert!(data.train_on_inputs);
+    assert!(config.tuning.lora.unwrap().rank_stabilised);
+    assert_eq!(told, [""; 0]);
+
+    let (config, _) = followed(
+        "model_name_or_path: Qwen/Qwen2.5-0.5B\nper_device_train_batch_size: 1\nmax_length: 64\n\
+         packing: true\nuse_peft: true\nlora_r: 8\nuse_rslora: true\n",
+    );
+    assert!(config.data.packing);
+    assert!(config.tuning.lora.unwrap().rank_stabilised);
+
+    let written = "trainer: {max_epochs: 4, accumulate_grad_batches: 2}\n";
+    let config = text("a.yaml", written, GPT2).unwrap();
+    assert_eq!(config.training.epochs, Some(4.0));
+}
+
+#[test]
+fn what_a_silent_file_learns_from_is_as_its_program_has_it() {
+    let (config, _) = followed(AXOLOTL);
+    let training = &config.training;
+    assert_eq!((training.epochs, training.weight_decay), (Some(1.0), 0.0));
+    assert_eq!(
+        (training.schedule, training.adam_beta2),
+        (Schedule::Cosine, 0.999)
+    );
+    assert_eq!(config.data.val_split, 0.0);
+    for written in [
+        FACTORY,
+        "model_name_or_path: Qwen/Qwen2.5-0.5B\nper_device_train_batch_size: 1\nmax_seq_length: 64\n",
+    ] {
+        let (config, _) = followed(written);
+        let training = &config.training;
+        assert_eq!((training.epochs, training.weight_decay), (Some(3.0), 0.0));
+        assert_eq!((training.warmup_steps, training.learning_rate), (0, 5e-5));
+        assert_eq!(training.adam_beta2, 0.999);
+        // Steps that are stated outweigh passes that are not.
+        let (config, _) = followed(&format!("{written}max_steps: 7\n"));
+        let training = &config.training;
+        assert_eq!((training.epochs, training.max_steps), (None, 7));
+    }
+}
+
+#[test]
+fn what_training_does_not_follow_is_told() {
+    let (config, told) = followed(&format!(
+        "{AXOLOTL}optimizer: sgd\nlr_scheduler: polynomial\nwarmup_ratio: 0.1\nval_set_size: 500\n\
+         chat_template: chatml\nspecial_tokens: {{pad_token: a, eos_token: b}}\nloraplus_lr_ratio: 16\n\
+         loss_watchdog_threshold: 5.0\n"
+    ));
+    let mut told = told;
+    told.sort();
+    assert_eq!(
+        told,
+        [
+            "chat_template",
+            "loraplus_lr_ratio",
+            "lr_scheduler",
+            "optimizer",
+            "special_tokens.eos_token",
+            "val_set_size",
+            "warmup_ratio",
+        ]
+    );
+    assert_eq!(config.data.val_split, 0.0);
+    let (config, told) = followed(&format!("{FACTORY}template: qwen\nwarmup_ratio: 0.1\n"));
+    assert_eq!(told, ["template", "warmup_ratio"]);
+    // A share of the run is nearer to the usual warm-up than to none.
+    assert!(config.training.warmup_steps > 0);
+    // Stated steps outweigh a share.
+    let (config, told) = followed(&format!("{FACTORY}warmup_steps: 5\nwarmup_ratio: 0.1\n"));
+    assert_eq!((config.training.warmup_steps, told), (5, Vec::new()));
 }

@@ -91,12 +91,25 @@ pub(super) fn chat(messages: Vec<Object>, object: &Object) -> Result<Record, Str
     }))
 }
 
+/// Under which a message says whether it is learned, in the files of several programs.
+const LEARNED: [&str; 5] = ["weight", "loss_weight", "train", "training", "loss"];
+
+/// Under which a message says which parts of it are.
+const PARTS: [&str; 2] = ["train_detail", "training_detail"];
+
 /// Whether a message is learned: the assistant's are, unless the record says otherwise.
 fn is_counted(message: &Object) -> Result<bool, String> {
     if message.get("role").and_then(Value::as_str) != Some("assistant") {
         return Ok(false);
     }
-    for key in ["weight", "loss_weight", "train"] {
+    for key in PARTS {
+        if message.get(key).is_some_and(|value| !is_empty(value)) {
+            return Err(format!(
+                "`{key}` of a message says which parts of it are learned, but only whole messages are"
+            ));
+        }
+    }
+    for key in LEARNED {
         match message.get(key) {
             None | Some(Value::Null) => {}
             Some(Value::Bool(train)) => return Ok(*train),
@@ -124,7 +137,13 @@ pub(super) fn read_message(value: &Value, key: &str) -> Result<Object, String> {
     };
     let role = text(object, role_key).map_err(|problem| format!("in `{key}`: {problem}"))?;
     if is_sharegpt {
-        return read_sharegpt(&role, &text(object, content_key)?);
+        let mut message = read_sharegpt(&role, &text(object, content_key)?)?;
+        for key in LEARNED.into_iter().chain(PARTS) {
+            if let Some(value) = object.get(key) {
+                message.insert(key.to_owned(), value.clone());
+            }
+        }
+        return Ok(message);
     }
     let mut message = object.clone();
     let content = match object.get(content_key) {

@@ -25,6 +25,7 @@ pub use encode::{Sample, Templating};
 pub use length::{Bucket, Buckets, Lengths};
 pub use prepare::SampleOptions;
 pub use prompt::{Prompter, generation_ends};
+pub(crate) use read::UNREAD_EXTENSIONS;
 pub use read::{LONGEST_RECORD_BYTES, TextUnit};
 pub use record::{Chat, Kind, Pair, PairColumns, Record, names_sample};
 pub use row::{Row, RowStyle, Rows, Selection};

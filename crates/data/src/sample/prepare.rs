@@ -12,7 +12,7 @@ use super::chat::TokenizerConfig;
 use super::encode::{Origin, Sample, SampleEncoder, Templating};
 use super::message::kind_of;
 use super::read::{self, Content, Found, TextUnit};
-use super::record::{Kind, Record};
+use super::record::{Kind, Record, refused};
 use super::store::{SampleFile, Samples};
 use crate::error::DataError;
 use crate::progress::Progress;
@@ -88,6 +88,7 @@ impl Samples {
         let mut batch = Batch {
             path,
             kind: format.kind(),
+            unread: Vec::new(),
             encoder,
             progress,
             found: Vec::new(),
@@ -107,6 +108,7 @@ impl Samples {
             self.push_file(SampleFile {
                 path: path.to_path_buf(),
                 kind,
+                unread: batch.unread,
                 num_samples: self.len() - before,
             });
         }
@@ -118,6 +120,8 @@ impl Samples {
 struct Batch<'a> {
     path: &'a Path,
     kind: Option<Kind>,
+    /// Columns of the first record that its kind does not read.
+    unread: Vec<String>,
     encoder: &'a SampleEncoder<'a>,
     progress: &'a dyn Progress,
     found: Vec<Found>,
@@ -130,7 +134,8 @@ impl Batch<'_> {
         let found = std::mem::take(&mut self.found);
         self.num_bytes = 0;
         if let (None, Some(first)) = (self.kind, found.first()) {
-            self.kind = Some(self.recognise(first)?);
+            let (kind, unread) = self.recognise(first)?;
+            (self.kind, self.unread) = (Some(kind), unread);
         }
         let encoded: Vec<Result<(Sample, u64), DataError>> = found
             .into_par_iter()
@@ -158,20 +163,25 @@ impl Batch<'_> {
         }
     }
 
-    fn recognise(&self, found: &Found) -> Result<Kind, DataError> {
+    /// The kind of a record, and its columns that are not read.
+    fn recognise(&self, found: &Found) -> Result<(Kind, Vec<String>), DataError> {
         let origin = self.origin(found.line);
         let Content::Json(text) = &found.content else {
             return Err(origin.bad("it is of no known kind"));
         };
         let object = parse(text).map_err(|problem| origin.bad(problem))?;
-        Kind::of(&object).ok_or_else(|| {
+        if let Some(problem) = refused(&object) {
+            return Err(origin.bad(problem));
+        }
+        let kind = Kind::of(&object).ok_or_else(|| {
             let keys: Vec<String> = object.keys().map(|key| format!("`{key}`")).collect();
             DataError::UnknownRecord {
                 path: self.path.to_path_buf(),
                 line: found.line,
                 keys: keys.join(", "),
             }
-        })
+        })?;
+        Ok((kind, kind.unread(&object)))
     }
 
     fn encode(&self, found: Found) -> Result<Sample, DataError> {

@@ -20,7 +20,8 @@ const SNIFFED_BYTES: usize = 1 << 16;
 
 const JSON_EXTENSIONS: [&str; 3] = ["jsonl", "json", "ndjson"];
 const TEXT_EXTENSIONS: [&str; 5] = ["txt", "text", "md", "amr", "penman"];
-const BINARY_EXTENSIONS: [&str; 9] = [
+/// Files of tables and packed ones, which are no text and no JSON lines.
+pub(crate) const UNREAD_EXTENSIONS: [&str; 9] = [
     "parquet", "arrow", "gz", "zst", "zip", "csv", "tsv", "xlsx", "xz",
 ];
 
@@ -134,7 +135,7 @@ pub(super) fn read_error(path: &Path, source: io::Error) -> DataError {
 /// How `path` is to be read, by its ending and its first bytes.
 pub(super) fn format_of(path: &Path, unit: TextUnit) -> Result<Format, DataError> {
     let ending = extension(path);
-    if BINARY_EXTENSIONS.contains(&ending.as_str()) {
+    if UNREAD_EXTENSIONS.contains(&ending.as_str()) {
         return Err(DataError::SampleFormat {
             path: path.to_path_buf(),
             ending,

@@ -26,12 +26,15 @@ const PAIR_COLUMNS: [PairColumns; 7] = [
 ];
 
 /// Columns that only samples have.
-const OF_SAMPLES: [&str; 5] = [
+const OF_SAMPLES: [&str; 8] = [
     "messages",
     "conversations",
     "prompt",
     "instruction",
     "question",
+    "chosen",
+    "rejected",
+    "preferred_output",
 ];
 
 /// Whether a record with these columns is a sample and not a text in a column, as far as their
@@ -42,14 +45,38 @@ pub fn names_sample(has: impl Fn(&str) -> bool) -> bool {
 }
 
 /// Columns that say that a record is for something other than fine-tuning on text.
-const REFUSED_COLUMNS: [(&str, &str); 6] = [
+const REFUSED_COLUMNS: [(&str, &str); 9] = [
     ("chosen", "is one of a preference pair"),
     ("rejected", "is one of a preference pair"),
+    ("preferred_output", "is one of a preference pair"),
+    ("rejected_response", "is one of a preference pair"),
+    ("rejected_messages", "is one of a preference pair"),
     ("images", "names pictures"),
     ("videos", "names videos"),
     ("audios", "names sounds"),
     ("image", "names a picture"),
 ];
+
+/// Columns that hold true for an answer that is wanted, and false for one that is not.
+const VERDICTS: [&str; 2] = ["label", "kto_tag"];
+
+/// Why a record is for something other than fine-tuning on text, by a column that no kind has.
+pub(super) fn refused(object: &Object) -> Option<String> {
+    let mut columns = REFUSED_COLUMNS.iter();
+    let column = columns.find(|(column, _)| object.get(*column).is_some_and(|v| !is_empty(v)));
+    column.map(|(column, reason)| format!("`{column}` {reason}, which cannot be trained on"))
+}
+
+/// Refuses answers of which a column says whether they are wanted: all would be learned alike.
+fn refuse_verdict(object: &Object) -> Result<(), String> {
+    let mut columns = VERDICTS.iter();
+    match columns.find(|column| object.get(**column).is_some_and(Value::is_boolean)) {
+        Some(column) => Err(format!(
+            "`{column}` says whether the answer is wanted, which cannot be trained on\nhint: keep the records whose answers are wanted, without `{column}`"
+        )),
+        None => Ok(()),
+    }
+}
 
 /// The shape of the records of one file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -162,21 +189,39 @@ impl Kind {
         }
     }
 
+    /// The columns of a record with something in them that this kind does not read, by name.
+    pub(super) fn unread(self, object: &Object) -> Vec<String> {
+        let is_read = |column: &str| match self {
+            Self::Messages => ["messages", "system", "tools"].contains(&column),
+            Self::Conversations => ["conversations", "system", "tools"].contains(&column),
+            Self::Pair(pair) => {
+                let is_chat = object.get(pair.prompt).is_some_and(Value::is_array);
+                let others: &[&str] = match is_chat {
+                    true => &["tools"],
+                    false => &["system", "history"],
+                };
+                [pair.prompt, pair.completion].contains(&column)
+                    || pair.input.is_some_and(|input| input == column && !is_chat)
+                    || others.contains(&column)
+            }
+            Self::Text => column == "text",
+            Self::Lines | Self::File | Self::Penman => true,
+        };
+        let columns = object.iter().filter(|(_, value)| !is_empty(value));
+        columns
+            .map(|(column, _)| column.clone())
+            .filter(|column| !is_read(column))
+            .collect()
+    }
+
     /// The record in `object`, or why it is not one of this kind.
     pub(super) fn record(self, object: &Object) -> Result<Record, String> {
-        for (column, reason) in REFUSED_COLUMNS {
-            if object.get(column).is_some_and(|value| !is_empty(value)) {
-                return Err(format!("`{column}` {reason}, which cannot be trained on"));
-            }
+        if let Some(problem) = refused(object) {
+            return Err(problem);
         }
         match self {
             Self::Messages | Self::Conversations => {
-                if object.get("label").is_some_and(Value::is_boolean) {
-                    return Err(
-                        "`label` says whether the answer is wanted, which cannot be trained on"
-                            .to_owned(),
-                    );
-                }
+                refuse_verdict(object)?;
                 let key = if self == Self::Messages {
                     "messages"
                 } else {
@@ -191,7 +236,10 @@ impl Kind {
                 }
                 chat(messages, object)
             }
-            Self::Pair(columns) => read_pair(object, columns),
+            Self::Pair(columns) => {
+                refuse_verdict(object)?;
+                read_pair(object, columns)
+            }
             Self::Text => {
                 let text = text(object, "text")?;
                 if text.is_empty() {
@@ -377,6 +425,54 @@ mod tests {
     }
 
     #[test]
+    fn turns_that_a_file_leaves_out_are_not_learned_by_whatever_name_it_says_so() {
+        for (key, leave_out) in [
+            ("weight", json!(0)),
+            ("loss_weight", json!(0.0)),
+            ("train", json!(false)),
+            ("training", json!(false)),
+            ("loss", json!(false)),
+        ] {
+            let sharegpt = chat(json!({"conversations": [
+                {"from": "human", "value": "a"},
+                {"from": "gpt", "value": "b", key: leave_out},
+                {"from": "gpt", "value": "c"},
+            ]}));
+            assert_eq!(sharegpt.counted, [false, false, true], "{key}");
+            let messages = chat(json!({"messages": [
+                {"role": "assistant", "content": "b", key: leave_out},
+                {"role": "assistant", "content": "c"},
+            ]}));
+            assert_eq!(messages.counted, [false, true], "{key}");
+        }
+    }
+
+    #[test]
+    fn columns_that_no_kind_reads_are_known() {
+        for (record, unread) in [
+            (
+                json!({"question": "a", "answer": "b", "context": "c", "id": 1, "source": ""}),
+                vec!["context", "id"],
+            ),
+            (
+                json!({"instruction": "a", "input": "", "output": "b", "system": "c", "system_prompt": "d"}),
+                vec!["system_prompt"],
+            ),
+            (
+                json!({"prompt": "a", "completion": "b", "tools": "[{}]"}),
+                vec!["tools"],
+            ),
+            (
+                json!({"messages": [{"role": "assistant", "content": "a"}], "tools": [], "text": "b"}),
+                vec!["text"],
+            ),
+        ] {
+            let object = record.as_object().unwrap();
+            assert_eq!(Kind::of(object).unwrap().unread(object), unread);
+        }
+    }
+
+    #[test]
     fn a_prompt_of_messages_is_not_learned() {
         let chat = chat(json!({
             "prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
@@ -411,6 +507,28 @@ mod tests {
             (
                 json!({"messages": [{"role": "assistant", "content": "a"}], "label": false}),
                 "`label`",
+            ),
+            (
+                json!({"prompt": "a", "completion": "b", "label": true}),
+                "`label` says whether",
+            ),
+            (
+                json!({
+                    "prompt": [{"role": "user", "content": "a"}],
+                    "completion": [{"role": "assistant", "content": "b"}],
+                    "label": false
+                }),
+                "`label` says whether",
+            ),
+            (
+                json!({"instruction": "a", "output": "b", "kto_tag": false}),
+                "`kto_tag` says whether",
+            ),
+            (
+                json!({
+                    "conversations": [{"from": "gpt", "value": "a", "train_detail": [{"begin_offset": 0}]}]
+                }),
+                "`train_detail`",
             ),
             (
                 json!({"messages": [{"role": "assistant", "content": "a"}], "images": ["x.png"]}),

@@ -19,6 +19,8 @@ pub struct SampleFile {
     pub path: PathBuf,
     /// What its records were recognised as.
     pub kind: Kind,
+    /// Columns that are not read, by those of the first record that have something in them.
+    pub unread: Vec<String>,
     pub num_samples: usize,
 }
 

@@ -267,6 +267,7 @@ pub(crate) fn load(
     plan: &Plan,
     weights: &mut dyn WeightSource,
 ) -> Result<(), TrainError> {
+    weights.check(graph)?;
     for parameter in &graph.parameters {
         let loaded = match parameter.storage {
             Storage::Quantised(_) => load_codes(engine, graph, plan, parameter, weights),

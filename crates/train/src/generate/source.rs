@@ -3,10 +3,11 @@
 use std::ops::Range;
 
 use cinch_graph::op::Quantisation;
-use cinch_graph::{DType, Shape};
+use cinch_graph::{DType, Graph, Shape};
 use cinch_weights::{Dtype, WeightFiles};
 
-use crate::pretrained::Codes;
+use crate::error::TrainError;
+use crate::pretrained::{Codes, check_tied_head, has_tied_head};
 
 /// A tensor as a model's files name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +21,11 @@ pub struct WeightPart<'a> {
 /// are the module's name with `.lora_A.weight` and `.lora_B.weight`. What goes wrong is told in a
 /// sentence that names the tensor.
 pub trait WeightSource {
+    /// Whether the source, as a whole, is one of such a graph's weights.
+    fn check(&self, _graph: &Graph) -> Result<(), TrainError> {
+        Ok(())
+    }
+
     /// Puts rows of a tensor into `into`, in `dtype` and row-major.
     fn read(
         &mut self,
@@ -44,6 +50,10 @@ pub trait WeightSource {
 
 /// The files of a checkpoint or of a model.
 impl WeightSource for &WeightFiles {
+    fn check(&self, graph: &Graph) -> Result<(), TrainError> {
+        check_tied_head(has_tied_head(graph), self)
+    }
+
     fn read(
         &mut self,
         part: WeightPart<'_>,

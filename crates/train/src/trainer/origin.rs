@@ -52,6 +52,7 @@ impl Base {
         let Some(files) = self.files else {
             return Ok(self);
         };
+        pretrained::check_tied_head(pretrained::has_tied_head(&plan.training), &files)?;
         let fingerprint = pretrained::frozen_fingerprint(&plan.training, &files)?;
         if !matches!(plan.config.model, Architecture::Naics(_))
             && let Some(note) = pretrained::unread(&plan.training, &files)

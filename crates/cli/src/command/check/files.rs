@@ -125,7 +125,7 @@ pub fn check_model(findings: &mut Findings, step: &StepPlan) {
     }
 }
 
-pub fn check_data(findings: &mut Findings, config: &Config) {
+pub fn check_data(findings: &mut Findings, config: &Config, rows: &Rows) {
     let topic = "data";
     match &config.data.source {
         None => findings.add(topic, Verdict::Good, "the built-in text"),
@@ -143,15 +143,19 @@ pub fn check_data(findings: &mut Findings, config: &Config) {
             // No token is shorter than a byte.
             let text = bytes_below(path);
             let cache = text.saturating_mul(token_bytes(config));
-            let message = format!(
-                "the {kind} {}, {} in files; their tokens take at most {} on disk",
+            let mut message = format!(
+                "the {kind} {}, {} in files",
                 path.display(),
-                Bytes::new(text),
-                Bytes::new(cache)
+                Bytes::new(text)
             );
+            // Samples are kept in memory, which is counted there.
+            if rows.num_samples().is_none() {
+                message += &format!("; their tokens take at most {} on disk", Bytes::new(cache));
+            }
             findings.add(topic, Verdict::Good, message);
             let (step, seq_len) = (config.batch.effective_batch(), config.batch.seq_len);
-            let most = text / seq_len as u64;
+            // A row begins with a sample.
+            let most = rows.num_samples().unwrap_or(text / seq_len as u64);
             if most < step as u64 {
                 let message = format!(
                     "at most {} of {seq_len} tokens, fewer than the {step} of one step: give more \

@@ -1,6 +1,6 @@
 //! `cinch generate --chat`: a conversation in the terminal, or through a pipe, line by line.
 
-use std::io::{BufRead, IsTerminal, Write};
+use std::io::{self, BufRead, IsTerminal, Write};
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,6 +8,7 @@ use anyhow::Context;
 
 use super::answer::{Ends, Writer};
 use super::format::{ChatFormat, Speaker, Turn};
+use crate::failure::usage;
 use crate::{failure, voice};
 
 /// Whether an answer is being written, which Ctrl-C ends instead of the program.
@@ -32,7 +33,7 @@ pub fn talk(
     })
     .context("cannot listen for Ctrl-C")?;
     voice::aside(format.note());
-    let is_terminal = std::io::stdin().is_terminal();
+    let is_terminal = io::stdin().is_terminal();
     if is_terminal && !voice::is_quiet() {
         voice::tell("Ctrl-C ends an answer, Ctrl-D the conversation.");
     }
@@ -46,13 +47,13 @@ pub fn talk(
         text: text.to_owned(),
     });
     let mut turns: Vec<Turn> = begun.into_iter().collect();
-    let mut lines = std::io::stdin().lock().lines();
+    let mut lines = io::stdin().lock().lines();
     loop {
         if is_terminal {
-            let mut out = std::io::stderr();
+            let mut out = io::stderr();
             let _ = out.write_all(b"> ").and_then(|()| out.flush());
         }
-        let Some(line) = lines.next().transpose()? else {
+        let Some(line) = lines.next().transpose().map_err(unread_line)? else {
             break;
         };
         if line.trim().is_empty() {
@@ -74,6 +75,17 @@ pub fn talk(
     Ok(())
 }
 
+/// What is wrong with a line that could not be read.
+fn unread_line(error: io::Error) -> anyhow::Error {
+    match error.kind() {
+        io::ErrorKind::InvalidData => usage(
+            "a line of standard input is not UTF-8 text\n\
+             hint: convert it (`iconv -f LATIN1 -t UTF-8`)",
+        ),
+        _ => anyhow::Error::new(error).context("cannot read standard input"),
+    }
+}
+
 /// Shows the assistant's next turn as it comes, and gives it back.
 fn answer(
     writer: &mut Writer<'_>,
@@ -82,7 +94,7 @@ fn answer(
     ends: &Ends,
 ) -> anyhow::Result<String> {
     let mut text = format.encode(turns)?;
-    let mut out = std::io::stdout().lock();
+    let mut out = io::stdout().lock();
     let mut has_begun = false;
     INTERRUPTED.store(false, Ordering::SeqCst);
     ANSWERING.store(true, Ordering::SeqCst);
