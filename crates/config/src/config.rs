@@ -324,6 +324,21 @@ impl Schedule {
     }
 }
 
+/// A share of steps, as whole ones.
+pub(crate) fn share_of(steps: u64, share: f64) -> u64 {
+    (steps as f64 * share).ceil() as u64
+}
+
+impl TrainingConfig {
+    /// Steps of warm-up in a run of so many.
+    pub fn warmup_of(&self, steps: u64) -> u64 {
+        match self.warmup_ratio {
+            Some(ratio) => share_of(steps, ratio),
+            None => self.warmup_steps,
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainingConfig {
     pub learning_rate: f64,
@@ -335,6 +350,9 @@ pub struct TrainingConfig {
     #[serde(default)]
     pub epochs: Option<f64>,
     pub warmup_steps: u64,
+    /// The share of the run that warm-up takes, in place of steps.
+    #[serde(default)]
+    pub warmup_ratio: Option<f64>,
     pub weight_decay: f64,
     pub adam_beta1: f64,
     pub adam_beta2: f64,

@@ -231,6 +231,11 @@ fn others() -> Vec<Setting> {
     ).flag("warmup-steps", "N")
     .default("2000"),
     Setting::new(
+        "training.warmup_ratio",
+        Kind::Float(Interval::BELOW_ONE),
+        "Share of the run that warm-up takes, where no steps of it are stated",
+    ).flag("warmup-ratio", "X"),
+    Setting::new(
         "training.weight_decay",
         Kind::Float(Interval::FROM_ZERO),
         "AdamW weight decay",

@@ -402,6 +402,27 @@ impl Completion {
         }
     }
 
+    /// Passes over the data, where steps were not said as strongly.
+    pub(crate) fn epochs(&self) -> Option<f64> {
+        const EPOCHS: &str = "training.epochs";
+        const STEPS: &str = "training.max_steps";
+        let layer = |key| self.settings.effective(key).map(|given| given.layer);
+        let said = layer(EPOCHS)?;
+        let holds = !self.settings.is_explicit(STEPS) || Some(said) > layer(STEPS);
+        holds.then(|| self.float(EPOCHS))
+    }
+
+    /// The share of the run that warm-up takes, where its steps were not said as strongly. None of
+    /// them are as good as not said.
+    pub(crate) fn warmup_ratio(&self) -> Option<f64> {
+        const RATIO: &str = "training.warmup_ratio";
+        const STEPS: &str = "training.warmup_steps";
+        let layer = |key| self.settings.effective(key).map(|given| given.layer);
+        let (ratio, steps) = (layer(RATIO)?, layer(STEPS)?);
+        let holds = ratio > steps || ratio == steps && self.unsigned(STEPS) == 0;
+        holds.then(|| self.float(RATIO))
+    }
+
     /// Epochs between evaluations, where steps between them were not said more strongly.
     fn eval_epochs(&self) -> Option<f64> {
         const EPOCHS: &str = "training.eval_epochs";
@@ -423,13 +444,9 @@ impl Completion {
                 _ => Schedule::Linear,
             },
             max_steps: self.unsigned("training.max_steps"),
-            epochs: match self.settings.is_explicit("training.max_steps") {
-                true => None,
-                false => self
-                    .value("training.epochs")
-                    .map(|_| self.float("training.epochs")),
-            },
+            epochs: self.epochs(),
             warmup_steps: self.unsigned("training.warmup_steps"),
+            warmup_ratio: self.warmup_ratio(),
             weight_decay: self.float("training.weight_decay"),
             adam_beta1: self.float("training.adam_beta1"),
             adam_beta2: self.float("training.adam_beta2"),

@@ -8,6 +8,7 @@ use std::path::Path;
 use cinch_architecture::{Architecture, Family, Number, families};
 
 use crate::completion::Completion;
+use crate::config::share_of;
 use crate::dialect::{NODES, Program, RANKS};
 use crate::error::ConfigError;
 use crate::preset::Preset;
@@ -346,7 +347,17 @@ impl Completion {
     pub(crate) fn fit_warmup(&mut self) -> Result<(), ConfigError> {
         const WARMUP: &str = "training.warmup_steps";
         const STEPS: &str = "training.max_steps";
+        if self.epochs().is_some() {
+            // How many steps they are is known with the data.
+            return Ok(());
+        }
         let steps = self.unsigned(STEPS);
+        if let Some(ratio) = self.warmup_ratio() {
+            let source = Source::Derived("training.warmup_ratio".to_owned());
+            let value = Value::Unsigned(share_of(steps, ratio));
+            self.settings.push(WARMUP, Layer::Adjusted, value, source);
+            return Ok(());
+        }
         if self.unsigned(WARMUP) <= steps {
             return Ok(());
         }

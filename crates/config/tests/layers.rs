@@ -313,6 +313,24 @@ fn sequences_follow_positions() {
 }
 
 #[test]
+fn passes_that_are_typed_outweigh_the_steps_of_a_file() {
+    let mut settings = from_text("\"training\": {\"max_steps\": 900, \"warmup_steps\": 400}");
+    let config = settings.clone().resolve().unwrap();
+    assert_eq!(
+        (config.training.epochs, config.training.max_steps),
+        (None, 900)
+    );
+    let flag = Source::Flag("--epochs".to_owned());
+    settings.set("training.epochs", "3", flag).unwrap();
+    let config = settings.clone().resolve().unwrap();
+    assert_eq!(config.training.epochs, Some(3.0));
+    // Of two that are typed, steps are the more exact.
+    let flag = Source::Flag("--max-steps".to_owned());
+    settings.set("training.max_steps", "500", flag).unwrap();
+    assert_eq!(settings.resolve().unwrap().training.epochs, None);
+}
+
+#[test]
 fn an_unstated_warmup_gives_way_to_a_short_run() {
     let settings = from_text("\"training\": {\"max_steps\": 500}");
     assert_eq!(settings.resolve().unwrap().training.warmup_steps, 50);

@@ -179,12 +179,13 @@ impl Session {
         }
         let training = &self.step.config.training;
         let max_steps = end.saturating_sub(first);
+        let warmup = training.warmup_of(max_steps);
         self.schedule = TrainingConfig {
             max_steps,
             // A warm-up beyond the end has no peak.
-            warmup_steps: match training.warmup_steps > max_steps {
+            warmup_steps: match warmup > max_steps {
                 true => max_steps / 10,
-                false => training.warmup_steps,
+                false => warmup,
             },
             ..training.clone()
         };

@@ -8,8 +8,8 @@ use super::{
     HELD_OUT, Keys, LOGGING, LOOP, MODEL, ON_INPUTS, OPTIMIZER, OPTIMIZER_WORDS, OTHER_OPTIMIZER,
     OUTPUT, PREPARED, Program, QUANTIZATION, RANK, RANKS, RATE, REENTRANT, ROOT_OF_RANK, Rule,
     SAVED, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED, SEQUENCE, SHARDING, SMOOTHING, STEPS, TARGETS,
-    TOO_LONG, TORCH_PRECISION, WARMUP, WholeBatch, combined, harmless, list, not_followed, refused,
-    refused_unless, same, saves, switch, switch_or, words,
+    TOO_LONG, TORCH_PRECISION, WARMUP_RATIO, WholeBatch, combined, harmless, list, not_followed,
+    refused, refused_unless, same, saves, switch, switch_or, words,
 };
 use crate::error::ConfigError;
 
@@ -30,6 +30,8 @@ pub(super) static AXOLOTL: Dialect = Dialect {
         // It converts norms and embeddings back once adapters are on.
         (PREPARED, "false"),
         (CLIP, "1.0"),
+        // Of long runs it takes a hundred steps.
+        (WARMUP_RATIO, "0.03"),
         (EPOCHS, "1"),
         (SCHEDULE, "cosine"),
         (DECAY, "0"),
@@ -321,7 +323,7 @@ const RULES: &[Rule] = &[
     not_followed("embedding_lr*"),
     same("label_smoothing_factor", SMOOTHING),
     same("save_total_limit", SAVED),
-    same("warmup_steps", WARMUP),
+    combined("warmup_steps"),
     combined("warmup_ratio"),
     same("weight_decay", DECAY),
     same("adam_beta1", BETA1),

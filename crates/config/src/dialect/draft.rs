@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::{
     Dialect, Keys, Naming, OPTIMIZER, PACKING, Program, ROWS_PACKED, Rule, Says, WARMUP,
-    speaks_of_memory, stands_for,
+    WARMUP_RATIO, speaks_of_memory, stands_for,
 };
 use crate::document::{Document, Entry, Position, Scalar};
 use crate::error::ConfigError;
@@ -382,12 +382,6 @@ impl<'a> Draft<'a> {
             .map(|statement| &statement.value)
     }
 
-    /// Takes nothing where the file is silent but what is taken here without one.
-    pub(crate) fn no_default(&mut self, key: &str) {
-        let defaults = &mut self.reading.defaults;
-        defaults.retain(|(known, _)| *known != key);
-    }
-
     /// Rows that hold several samples each, which a plan and training here have a key each for.
     pub(crate) fn packs(&mut self, names: &[&str]) {
         for name in names {
@@ -404,16 +398,28 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// A warm-up that is stated as a share of the run, which is not known before its data are. It
-    /// is told, and the usual one is taken, not none.
+    /// Warm-up in steps, or as a share of the run where no steps are stated. Newer versions of
+    /// transformers take a share in the place of steps too.
     pub(crate) fn warm_up(&mut self) {
+        let is_share = |text: &str| text.parse().is_ok_and(|x: f64| 0.0 < x && x < 1.0);
+        let steps = self.find("warmup_steps");
+        if let Some(entry) = steps {
+            let text = self.text(entry).unwrap_or_default();
+            let key = match is_share(&text) {
+                true => WARMUP_RATIO,
+                false => WARMUP,
+            };
+            self.say(entry, key, &text);
+        }
         let Some(entry) = self.find("warmup_ratio") else {
             return;
         };
-        self.harmless();
-        if self.is_on("warmup_ratio") && !self.says(WARMUP) {
-            self.not_followed(entry);
-            self.no_default(WARMUP);
+        match self.is_on("warmup_ratio") && !self.is_on("warmup_steps") {
+            true => {
+                let text = self.text(entry).unwrap_or_default();
+                self.say(entry, WARMUP_RATIO, &text);
+            }
+            false => self.harmless(),
         }
     }
 

@@ -205,6 +205,7 @@ pub(crate) const SCHEDULE: &str = "training.schedule";
 pub(crate) const STEPS: &str = "training.max_steps";
 pub(crate) const EPOCHS: &str = "training.epochs";
 pub(crate) const WARMUP: &str = "training.warmup_steps";
+pub(crate) const WARMUP_RATIO: &str = "training.warmup_ratio";
 pub(crate) const DECAY: &str = "training.weight_decay";
 pub(crate) const CLIP: &str = "training.max_grad_norm";
 pub(crate) const BETA1: &str = "training.adam_beta1";

@@ -260,7 +260,7 @@ pub(super) const COMMON: &[Rule] = &[
     words("lr_scheduler_type", SCHEDULE, SCHEDULE_WORDS),
     same("max_steps", STEPS),
     same("num_train_epochs", EPOCHS),
-    same("warmup_steps", WARMUP),
+    combined("warmup_steps"),
     combined("warmup_ratio"),
     not_followed("lr_scheduler_kwargs*"),
     same("weight_decay", DECAY),

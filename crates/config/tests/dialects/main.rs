@@ -376,15 +376,30 @@ fn what_training_does_not_follow_is_told() {
             "optimizer",
             "special_tokens.eos_token",
             "val_set_size",
-            "warmup_ratio",
         ]
     );
     assert_eq!(config.data.val_split, 0.0);
-    let (config, told) = followed(&format!("{FACTORY}template: qwen\nwarmup_ratio: 0.1\n"));
-    assert_eq!(told, ["template", "warmup_ratio"]);
-    // A share of the run is nearer to the usual warm-up than to none.
-    assert!(config.training.warmup_steps > 0);
-    // Stated steps outweigh a share.
-    let (config, told) = followed(&format!("{FACTORY}warmup_steps: 5\nwarmup_ratio: 0.1\n"));
-    assert_eq!((config.training.warmup_steps, told), (5, Vec::new()));
+    let (_, told) = followed(&format!("{FACTORY}template: qwen\n"));
+    assert_eq!(told, ["template"]);
+}
+
+#[test]
+fn a_warm_up_is_a_share_of_the_run_where_no_steps_are_stated() {
+    let warmup = |written: &str| {
+        let (config, told) = followed(&format!("{FACTORY}{written}"));
+        assert_eq!(told, Vec::<String>::new());
+        config.training.warmup_of(250)
+    };
+    assert_eq!(warmup("warmup_ratio: 0.1\n"), 25);
+    // In part of a step, the whole of it.
+    assert_eq!(warmup("warmup_ratio: 0.01\n"), 3);
+    assert_eq!(warmup("warmup_steps: 5\nwarmup_ratio: 0.1\n"), 5);
+    assert_eq!(warmup("warmup_steps: 0\nwarmup_ratio: 0.1\n"), 25);
+    // As newer versions have it.
+    assert_eq!(warmup("warmup_steps: 0.04\n"), 10);
+    assert_eq!(warmup(""), 0);
+    let (config, _) = followed(AXOLOTL);
+    assert_eq!(config.training.warmup_of(1000), 30);
+    let (config, _) = followed(&format!("{AXOLOTL}warmup_ratio: 0.1\nmax_steps: 50\n"));
+    assert_eq!(config.training.warmup_steps, 5);
 }

@@ -186,6 +186,7 @@ fn with_lengths_of(
     if let Some(epochs) = training.eval_epochs {
         training.eval_interval = data.steps_of_epochs(0, epochs);
     }
+    training.warmup_steps = training.warmup_of(training.max_steps);
     // How long epochs are is known only now, and a warm-up beyond the end has no peak.
     // Stages have warm-ups of their own.
     if course.num_stages() == 1 && training.warmup_steps > training.max_steps {
