@@ -126,6 +126,33 @@ fn token_files_that_do_not_fit_are_refused_by_name() {
         .fails(2, &["`nowhere` does not exist"]);
 }
 
+/// A mistake of the file is no run with something else in its place, and nothing is written.
+#[test]
+fn mistakes_of_the_file_are_refused() {
+    let sandbox = Sandbox::new();
+    let ids: Vec<u8> = (0..2000_u16).flat_map(|i| (i % 60).to_le_bytes()).collect();
+    sandbox.write("tokens/train.bin", &ids);
+    let slip = TINY.replace("d_ffn", "d_fnn");
+    let rate = TINY.replace("max_steps: 2", "max_steps: 2, learning_rate: fast");
+    for command in ["train", "check"] {
+        for (file, part) in [(&slip, "`model.d_ffn`"), (&rate, "\"fast\"")] {
+            sandbox.write("tiny.yaml", file);
+            let line = format!("{command} --config tiny.yaml --output_dir run");
+            sandbox.cinch(&line).fails(2, &["tiny.yaml line", part]);
+        }
+    }
+    assert!(!sandbox.join("run").exists());
+    // The rate bears on no plan, the slip does.
+    let plan = "plan --config tiny.yaml --engine cinch";
+    sandbox.cinch(plan).succeeds();
+    sandbox.write("tiny.yaml", &slip);
+    sandbox.cinch(plan).fails(2, &["`model.d_ffn`"]);
+    sandbox
+        .cinch("plan --config tiny.yaml")
+        .succeeds()
+        .prints(&["not understood: model.d_fnn = 24"]);
+}
+
 /// Two dense steps, then sparse ones; the text is the same however it is asked for.
 #[test]
 fn a_run_with_sparse_attention_generates() {

@@ -49,7 +49,7 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
     if asked.engine == Engine::Pytorch {
         return pytorch::chosen::run(arguments, &asked);
     }
-    for_the_engine(&arguments.settings, &asked.config)?;
+    for_the_engine(&arguments.settings, &asked.settings, &asked.config)?;
     // Before the search, so that nothing is computed for a file that is not there.
     let files = files_to_write(arguments, &asked)?;
     let Asked {
