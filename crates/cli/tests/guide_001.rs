@@ -4,6 +4,8 @@
 
 mod common;
 
+use std::process::Stdio;
+
 use common::Sandbox;
 
 const LOW_MEMORY: &str = include_str!("../../../examples/gsa_pretrain_512m_low_memory.yaml");
@@ -151,6 +153,31 @@ fn mistakes_of_the_file_are_refused() {
         .cinch("plan --config tiny.yaml")
         .succeeds()
         .prints(&["not understood: model.d_fnn = 24"]);
+}
+
+/// A reader who has seen enough of the plan does not keep the run from happening.
+#[test]
+fn a_closed_pipe_does_not_undo_what_was_asked_for() {
+    let sandbox = Sandbox::new();
+    let ids: Vec<u8> = (0..2000_u16).flat_map(|i| (i % 60).to_le_bytes()).collect();
+    sandbox.write("tokens/train.bin", &ids);
+    sandbox.write("tiny.yaml", TINY);
+    sandbox.write("pretrain.yaml", LOW_MEMORY);
+    for line in [
+        "train --config tiny.yaml --threads 1 --output_dir run",
+        "fit --config pretrain.yaml --gpu-memory 44 --apply --yes",
+    ] {
+        let mut child = sandbox
+            .command(line.split_whitespace())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        drop(child.stdout.take());
+        assert!(child.wait().unwrap().success(), "{line}");
+    }
+    assert!(sandbox.join("run/checkpoints/step-00000002").exists());
+    let written = std::fs::read_to_string(sandbox.join("pretrain.yaml")).unwrap();
+    assert!(written.contains("micro_batch_size: 4\n"));
 }
 
 /// Two dense steps, then sparse ones; the text is the same however it is asked for.

@@ -12,7 +12,7 @@ use cinch_train::{
 };
 use serde_json::json;
 
-use super::{print, print_all, print_json};
+use super::{ahead, print, print_all, print_json};
 use crate::args::TrainArguments;
 use crate::failure::Interrupted;
 use crate::overhead;
@@ -54,11 +54,11 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
         let cut = asked.cut_note(&plan.config.batch);
         let cache = device::cache_note(target);
         let stored = device::stored_note(&plan);
-        print(&asked.describe())?;
-        print(&table::plan(&report, asked.budget_name))?;
+        ahead(print(&asked.describe()))?;
+        ahead(print(&table::plan(&report, asked.budget_name)))?;
         let encoders = encoders_note(&asked.config);
         let notes = asked.notes.iter().chain(&cut).chain(&cache).chain(&stored);
-        print_all(&voice::notes(notes.chain(&encoders)))?;
+        ahead(print_all(&voice::notes(notes.chain(&encoders))))?;
     }
     interrupt::listen(STOPPING)?;
     interrupt::listen_for_the_cluster()?;

@@ -19,7 +19,7 @@ use super::{course, read_as, refuse_flags_of_cinch, sharded, show};
 use crate::args::{Allowed, Device, FitArguments, given};
 use crate::command::fit::{Written, apply, files_to_write};
 use crate::command::init::Fitting;
-use crate::command::{print, print_json};
+use crate::command::{ahead, print, print_json};
 use crate::failure::usage;
 use crate::memory::{self, Budget};
 use crate::picture;
@@ -66,7 +66,7 @@ pub fn run(arguments: &FitArguments, asked: &Asked) -> anyhow::Result<()> {
         }
     }
     if !arguments.json {
-        print(&fitted.text(arguments, &run, &budget))?;
+        ahead(print(&fitted.text(arguments, &run, &budget)))?;
     }
     let applied = files
         .map(|files| apply(arguments, &files, &run.settings, &fitted.values(&run)))
