@@ -180,6 +180,40 @@ fn a_closed_pipe_does_not_undo_what_was_asked_for() {
     assert!(written.contains("micro_batch_size: 4\n"));
 }
 
+/// Ids do not say of which tokenizer they are: no other one is taken for it.
+#[test]
+fn a_run_on_ids_generates_with_a_tokenizer_that_is_named() {
+    let sandbox = Sandbox::new();
+    let ids: Vec<u8> = (0..2000_u16).flat_map(|i| (i % 60).to_le_bytes()).collect();
+    sandbox.write("tokens/train.bin", &ids);
+    let file = TINY.replace("vocab_size: 61", "vocab_size: 51000");
+    sandbox.write("tiny.yaml", &file);
+    let train = "train --config tiny.yaml --threads 1 --output_dir run";
+    sandbox
+        .cinch(train)
+        .succeeds()
+        .prints(&["cinch generate run --tokenizer FILE"]);
+    let generate = "generate run --max-tokens 2 --prompt a";
+    sandbox
+        .cinch(generate)
+        .fails(2, &["ids of another program", "--tokenizer"]);
+    sandbox
+        .cinch(&format!("{generate} --tokenizer gpt2"))
+        .succeeds();
+    // One that the file names is the run's.
+    let named = file.replace("data_dir: tokens", "data_dir: tokens, tokenizer: gpt2");
+    sandbox.write("tiny.yaml", named);
+    let train = train.replace("output_dir run", "output_dir named");
+    sandbox.cinch(&train).succeeds();
+    sandbox
+        .cinch("generate named --max-tokens 2 --prompt a")
+        .succeeds();
+    // It is a language model, and no embedder.
+    sandbox
+        .cinch("eval run")
+        .fails(2, &["embeds no texts", "cinch report run"]);
+}
+
 /// Two dense steps, then sparse ones; the text is the same however it is asked for.
 #[test]
 fn a_run_with_sparse_attention_generates() {

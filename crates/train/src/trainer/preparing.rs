@@ -133,6 +133,7 @@ impl<'a> Trainer<'a> {
                     top: Vec::new(),
                     clusters: None,
                     corpus: data.fingerprint.clone(),
+                    of_ids: data.tokenizer.is_none(),
                     frozen,
                     config: config.clone(),
                     settings: run.settings,
