@@ -125,7 +125,7 @@ fn token_files_that_do_not_fit_are_refused_by_name() {
     let fresh = train.replace("--output_dir run", "--output_dir other");
     sandbox
         .cinch(&fresh)
-        .fails(2, &["`nowhere` does not exist"]);
+        .fails(2, &["`nowhere` does not exist", "tiny.yaml line 5"]);
 }
 
 /// A mistake of the file is no run with something else in its place, and nothing is written.

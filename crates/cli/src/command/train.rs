@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::{ahead, print, print_all, print_json};
 use crate::args::TrainArguments;
-use crate::failure::Interrupted;
+use crate::failure::{Interrupted, usage};
 use crate::overhead;
 use crate::progress::{DataBar, TrainBar, epochs, shown};
 use crate::ranks::Rank;
@@ -104,6 +104,9 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
         Err(TrainError::Data(DataError::Interrupted)) => {
             tell("stopped while the data was prepared");
             return Err(Interrupted.into());
+        }
+        Err(TrainError::Data(error @ DataError::SourceMissing { .. })) => {
+            return Err(where_it_is_named(error, &asked.settings));
         }
         outcome => outcome?,
     };
