@@ -223,6 +223,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
             | TrainError::OtherBase { .. }
             | TrainError::OtherAdapter { .. }
             | TrainError::NothingToPack
+            | TrainError::StageLimit { .. }
             | TrainError::NothingToExport { .. },
         ) => 2,
         Some(TrainError::Weights(error)) => weight_code(error),
