@@ -289,6 +289,17 @@ fn an_embedder_trains_and_is_measured_with_nothing_given() {
     assert!(answer.is_object(), "{answer}");
 }
 
+/// The stages alone, on a card, where the batch is free: phases with fewer blocks than the largest.
+#[test]
+fn a_folder_of_stages_alone_is_planned() {
+    let sandbox = Sandbox::new();
+    conf(&sandbox);
+    sandbox
+        .cinch("plan --engine cinch --gpu h200 --config-path conf/text_curriculum")
+        .succeeds()
+        .prints(&["fits the budget"]);
+}
+
 #[test]
 fn mistakes_of_the_files_are_refused() {
     let sandbox = Sandbox::new();
