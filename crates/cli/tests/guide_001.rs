@@ -155,31 +155,6 @@ fn mistakes_of_the_file_are_refused() {
         .prints(&["not understood: model.d_fnn = 24"]);
 }
 
-/// A reader who has seen enough of the plan does not keep the run from happening.
-#[test]
-fn a_closed_pipe_does_not_undo_what_was_asked_for() {
-    let sandbox = Sandbox::new();
-    let ids: Vec<u8> = (0..2000_u16).flat_map(|i| (i % 60).to_le_bytes()).collect();
-    sandbox.write("tokens/train.bin", &ids);
-    sandbox.write("tiny.yaml", TINY);
-    sandbox.write("pretrain.yaml", LOW_MEMORY);
-    for line in [
-        "train --config tiny.yaml --threads 1 --output_dir run",
-        "fit --config pretrain.yaml --gpu-memory 44 --apply --yes",
-    ] {
-        let mut child = sandbox
-            .command(line.split_whitespace())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        drop(child.stdout.take());
-        assert!(child.wait().unwrap().success(), "{line}");
-    }
-    assert!(sandbox.join("run/checkpoints/step-00000002").exists());
-    let written = std::fs::read_to_string(sandbox.join("pretrain.yaml")).unwrap();
-    assert!(written.contains("micro_batch_size: 4\n"));
-}
-
 /// Ids do not say of which tokenizer they are: no other one is taken for it.
 #[test]
 fn a_run_on_ids_generates_with_a_tokenizer_that_is_named() {
@@ -212,6 +187,47 @@ fn a_run_on_ids_generates_with_a_tokenizer_that_is_named() {
     sandbox
         .cinch("eval run")
         .fails(2, &["embeds no texts", "cinch report run"]);
+}
+
+/// A reader who has seen enough of the plan does not keep the run from happening.
+#[test]
+fn a_closed_pipe_does_not_undo_what_was_asked_for() {
+    let sandbox = Sandbox::new();
+    let ids: Vec<u8> = (0..2000_u16).flat_map(|i| (i % 60).to_le_bytes()).collect();
+    sandbox.write("tokens/train.bin", &ids);
+    sandbox.write("tiny.yaml", TINY);
+    sandbox.write("pretrain.yaml", LOW_MEMORY);
+    for line in [
+        "train --config tiny.yaml --threads 1 --output_dir run",
+        "fit --config pretrain.yaml --gpu-memory 44 --apply --yes",
+    ] {
+        let mut child = sandbox
+            .command(line.split_whitespace())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        drop(child.stdout.take());
+        assert!(child.wait().unwrap().success(), "{line}");
+    }
+    assert!(sandbox.join("run/checkpoints/step-00000002").exists());
+    let written = std::fs::read_to_string(sandbox.join("pretrain.yaml")).unwrap();
+    assert!(written.contains("micro_batch_size: 4\n"));
+}
+
+/// Where another micro batch is another run, what is found for PyTorch says so.
+#[test]
+fn another_micro_batch_is_told_as_another_run() {
+    let sandbox = Sandbox::new();
+    sandbox.write("pretrain.yaml", LOW_MEMORY);
+    let fit = "fit --config pretrain.yaml --gpu-memory 44";
+    let note = "micro batch 4 instead of 2: the number of keys follows";
+    sandbox.cinch(fit).succeeds().prints(&[note]);
+    let answer = sandbox.cinch(&format!("{fit} --json")).succeeds().json();
+    assert!(answer["note"].as_str().unwrap().starts_with(note));
+    sandbox
+        .cinch("plan --config pretrain.yaml --what-if")
+        .succeeds()
+        .prints(&["half the micro batch: the effective batch stays, but the number of keys"]);
 }
 
 /// Two dense steps, then sparse ones; the text is the same however it is asked for.
