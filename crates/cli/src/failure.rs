@@ -123,7 +123,7 @@ pub fn usage(message: impl Into<String>) -> anyhow::Error {
 
 /// Prints the error and gives its exit code.
 pub fn report(error: &anyhow::Error) -> ExitCode {
-    if broken_pipe(error) {
+    if is_broken_pipe(error) {
         return ExitCode::SUCCESS;
     }
     if error.is::<RanOut>() {
@@ -163,7 +163,7 @@ fn printable(text: &str) -> String {
 }
 
 /// Whoever read our output has seen enough.
-fn broken_pipe(error: &anyhow::Error) -> bool {
+pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error
         .chain()
         .filter_map(|cause| cause.downcast_ref::<std::io::Error>())
@@ -223,6 +223,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
             | TrainError::OtherBase { .. }
             | TrainError::OtherAdapter { .. }
             | TrainError::NothingToPack
+            | TrainError::StageLimit { .. }
             | TrainError::NothingToExport { .. },
         ) => 2,
         Some(TrainError::Weights(error)) => weight_code(error),

@@ -270,15 +270,20 @@ pub fn epochs(passes: f64) -> String {
     format!("{text} epoch{plural}")
 }
 
-/// In half precision, what the loss is multiplied by, and how often that was too much.
-/// The terms of the loss, where there are several.
+/// The terms of the loss, where there are several. The one that language models have is named for
+/// what it is: what they add up to is the loss.
 fn terms(report: &StepReport) -> String {
-    let terms = report.terms.iter();
-    terms
-        .map(|term| format!("{} {:.4}  ", term.name, term.value))
-        .collect()
+    let terms = report.terms.iter().map(|term| {
+        let name = match &*term.name {
+            "loss" => "cross entropy",
+            name => name,
+        };
+        format!("{name} {:.4}  ", term.value)
+    });
+    terms.collect()
 }
 
+/// In half precision, what the loss is multiplied by, and how often that was too much.
 fn loss_scale(report: &StepReport) -> String {
     let (Some(scale), Some(skipped)) = (report.loss_scale, report.skipped_steps) else {
         return String::new();

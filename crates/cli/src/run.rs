@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use cinch_config::{BatchConfig, Config, Preset, Reading, SETTINGS, Settings};
+use cinch_config::{BatchConfig, Config, Matters, Preset, Reading, SETTINGS, Settings};
 use cinch_fit::FitError;
 use cinch_graph::Target;
 use cinch_step::StepPlan;
@@ -63,7 +63,8 @@ impl AskedRun {
             origin = Origin::Checkpoint(Box::new(checkpoint));
         }
         let mut config = settings.resolve()?;
-        for_the_engine(flags, &config)?;
+        for_the_engine(flags, &settings, &config)?;
+        settings.refuse_mistakes(Matters::Training)?;
         if !matches!(origin, Origin::Checkpoint(_)) {
             refuse_foreign_tokenizer(&config, settings.is_explicit("data.tokenizer"))?;
         }

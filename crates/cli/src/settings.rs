@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use cinch_config::{
-    Config, ConfigError, Preset, Program, SETTINGS, Settings, Source, config_files,
+    Config, ConfigError, Matters, Preset, Program, SETTINGS, Settings, Source, config_files,
 };
 
 use cinch_train::FirstWeights;
@@ -221,10 +221,15 @@ impl SettingArguments {
     }
 }
 
-/// Settings for cinch's own engine: those of a PyTorch run, and models that it does not train, are
-/// refused with the way out.
-pub fn for_the_engine(arguments: &SettingArguments, config: &Config) -> anyhow::Result<()> {
+/// Settings for cinch's own engine: those of a PyTorch run, mistakes in the files of another
+/// program, and models that it does not train, are refused with the way out.
+pub fn for_the_engine(
+    arguments: &SettingArguments,
+    settings: &Settings,
+    config: &Config,
+) -> anyhow::Result<()> {
     refuse_flags_of_pytorch(arguments.of_pytorch().as_deref())?;
+    settings.refuse_mistakes(Matters::Memory)?;
     if config.model.is_trained() {
         return Ok(());
     }

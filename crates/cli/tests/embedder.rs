@@ -411,3 +411,69 @@ fn an_embedder_trains_and_is_measured_with_nothing_given() {
     let answer = sandbox.cinch(&line).succeeds().json();
     assert!(answer.is_object(), "{answer}");
 }
+
+/// The stages alone, on a card, where the batch is free: phases with fewer blocks than the largest.
+#[test]
+fn a_folder_of_stages_alone_is_planned() {
+    let sandbox = Sandbox::new();
+    conf(&sandbox);
+    sandbox
+        .cinch("plan --engine cinch --gpu h200 --config-path conf/text_curriculum")
+        .succeeds()
+        .prints(&["fits the budget"]);
+}
+
+#[test]
+fn mistakes_of_the_files_are_refused() {
+    let sandbox = Sandbox::new();
+    let plan = "plan --engine cinch --gpu h200 --config-path conf";
+    let replaced = |file: &str, was: &str, is: &str| {
+        conf(&sandbox);
+        let path = sandbox.join(format!("conf/{file}"));
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.contains(was), "{was}");
+        fs::write(path, text.replace(was, is)).unwrap();
+    };
+    let first = "text_curriculum/01_stage.yaml";
+    for (file, [was, is], parts) in [
+        (
+            "config.yaml",
+            ["top_k: 2", "top_k: 5"],
+            &["`model.top_k` = 5", "config.yaml line 23", "4 or less"][..],
+        ),
+        (
+            first,
+            ["n_negatives", "n_negative"],
+            &["01_stage.yaml line 8", "did you mean `n_negatives`"],
+        ),
+        (
+            first,
+            ["n_negatives: 24", "n_negatives: lots"],
+            &["01_stage.yaml line 8", "\"lots\""],
+        ),
+    ] {
+        replaced(file, was, is);
+        sandbox.cinch(plan).fails(2, parts);
+    }
+    // Quotation marks are no other number.
+    replaced(first, "n_negatives: 24", "n_negatives: \"24\"");
+    let answer = sandbox.cinch(&format!("{plan} --json")).succeeds().json();
+    conf(&sandbox);
+    let plain = sandbox.cinch(&format!("{plan} --json")).succeeds().json();
+    assert_eq!(answer["memory"], plain["memory"]);
+    codes(&sandbox);
+    let train = format!("train --config-path conf --output-dir run {SMALL} --max-steps 2");
+    replaced(first, "[child, sibling]", "[chlid, sibling]");
+    sandbox
+        .cinch(&format!("{train} --data-dir codes.jsonl"))
+        .fails(2, &["01_stage", "`chlid`, which is no relation", "hint:"]);
+    conf(&sandbox);
+    sandbox
+        .cinch(&format!("{train} --data-dir conf"))
+        .fails(2, &["`conf` is a folder", "file of codes"]);
+    // Each stage takes a step.
+    sandbox
+        .cinch(&format!("{train} --data-dir codes.jsonl"))
+        .succeeds()
+        .says(&["5 steps, not 2"]);
+}

@@ -4,6 +4,8 @@
 
 mod common;
 
+use std::process::Stdio;
+
 use common::Sandbox;
 
 const LOW_MEMORY: &str = include_str!("../../../examples/gsa_pretrain_512m_low_memory.yaml");
@@ -123,7 +125,109 @@ fn token_files_that_do_not_fit_are_refused_by_name() {
     let fresh = train.replace("--output_dir run", "--output_dir other");
     sandbox
         .cinch(&fresh)
-        .fails(2, &["`nowhere` does not exist"]);
+        .fails(2, &["`nowhere` does not exist", "tiny.yaml line 5"]);
+}
+
+/// A mistake of the file is no run with something else in its place, and nothing is written.
+#[test]
+fn mistakes_of_the_file_are_refused() {
+    let sandbox = Sandbox::new();
+    let ids: Vec<u8> = (0..2000_u16).flat_map(|i| (i % 60).to_le_bytes()).collect();
+    sandbox.write("tokens/train.bin", &ids);
+    let slip = TINY.replace("d_ffn", "d_fnn");
+    let rate = TINY.replace("max_steps: 2", "max_steps: 2, learning_rate: fast");
+    for command in ["train", "check"] {
+        for (file, part) in [(&slip, "`model.d_ffn`"), (&rate, "\"fast\"")] {
+            sandbox.write("tiny.yaml", file);
+            let line = format!("{command} --config tiny.yaml --output_dir run");
+            sandbox.cinch(&line).fails(2, &["tiny.yaml line", part]);
+        }
+    }
+    assert!(!sandbox.join("run").exists());
+    // The rate bears on no plan, the slip does.
+    let plan = "plan --config tiny.yaml --engine cinch";
+    sandbox.cinch(plan).succeeds();
+    sandbox.write("tiny.yaml", &slip);
+    sandbox.cinch(plan).fails(2, &["`model.d_ffn`"]);
+    sandbox
+        .cinch("plan --config tiny.yaml")
+        .succeeds()
+        .prints(&["not understood: model.d_fnn = 24"]);
+}
+
+/// Ids do not say of which tokenizer they are: no other one is taken for it.
+#[test]
+fn a_run_on_ids_generates_with_a_tokenizer_that_is_named() {
+    let sandbox = Sandbox::new();
+    let ids: Vec<u8> = (0..2000_u16).flat_map(|i| (i % 60).to_le_bytes()).collect();
+    sandbox.write("tokens/train.bin", &ids);
+    let file = TINY.replace("vocab_size: 61", "vocab_size: 51000");
+    sandbox.write("tiny.yaml", &file);
+    let train = "train --config tiny.yaml --threads 1 --output_dir run";
+    sandbox
+        .cinch(train)
+        .succeeds()
+        .prints(&["cinch generate run --tokenizer FILE"]);
+    let generate = "generate run --max-tokens 2 --prompt a";
+    sandbox
+        .cinch(generate)
+        .fails(2, &["ids of another program", "--tokenizer"]);
+    sandbox
+        .cinch(&format!("{generate} --tokenizer gpt2"))
+        .succeeds();
+    // One that the file names is the run's.
+    let named = file.replace("data_dir: tokens", "data_dir: tokens, tokenizer: gpt2");
+    sandbox.write("tiny.yaml", named);
+    let train = train.replace("output_dir run", "output_dir named");
+    sandbox.cinch(&train).succeeds();
+    sandbox
+        .cinch("generate named --max-tokens 2 --prompt a")
+        .succeeds();
+    // It is a language model, and no embedder.
+    sandbox
+        .cinch("eval run")
+        .fails(2, &["embeds no texts", "cinch report run"]);
+}
+
+/// A reader who has seen enough of the plan does not keep the run from happening.
+#[test]
+fn a_closed_pipe_does_not_undo_what_was_asked_for() {
+    let sandbox = Sandbox::new();
+    let ids: Vec<u8> = (0..2000_u16).flat_map(|i| (i % 60).to_le_bytes()).collect();
+    sandbox.write("tokens/train.bin", &ids);
+    sandbox.write("tiny.yaml", TINY);
+    sandbox.write("pretrain.yaml", LOW_MEMORY);
+    for line in [
+        "train --config tiny.yaml --threads 1 --output_dir run",
+        "fit --config pretrain.yaml --gpu-memory 44 --apply --yes",
+    ] {
+        let mut child = sandbox
+            .command(line.split_whitespace())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        drop(child.stdout.take());
+        assert!(child.wait().unwrap().success(), "{line}");
+    }
+    assert!(sandbox.join("run/checkpoints/step-00000002").exists());
+    let written = std::fs::read_to_string(sandbox.join("pretrain.yaml")).unwrap();
+    assert!(written.contains("micro_batch_size: 4\n"));
+}
+
+/// Where another micro batch is another run, what is found for PyTorch says so.
+#[test]
+fn another_micro_batch_is_told_as_another_run() {
+    let sandbox = Sandbox::new();
+    sandbox.write("pretrain.yaml", LOW_MEMORY);
+    let fit = "fit --config pretrain.yaml --gpu-memory 44";
+    let note = "micro batch 4 instead of 2: the number of keys follows";
+    sandbox.cinch(fit).succeeds().prints(&[note]);
+    let answer = sandbox.cinch(&format!("{fit} --json")).succeeds().json();
+    assert!(answer["note"].as_str().unwrap().starts_with(note));
+    sandbox
+        .cinch("plan --config pretrain.yaml --what-if")
+        .succeeds()
+        .prints(&["half the micro batch: the effective batch stays, but the number of keys"]);
 }
 
 /// Two dense steps, then sparse ones; the text is the same however it is asked for.

@@ -45,6 +45,18 @@ fn the_guides_file_plans_for_both_engines() {
     // weights in single precision.
     let text = plan["memory"]["host"]["text"].as_u64().unwrap();
     assert!(text > 4 * 26_940_112, "{text}");
+    // The program makes as many positions as its sequences have tokens, and trains all it has.
+    sandbox.write("src/config.py", CONFIG.replace("= 512", "= 256"));
+    let line = "plan --config src/config.py";
+    let plan = sandbox.cinch(&format!("{line} --json")).succeeds().json();
+    assert_eq!(plan["parameters"], 26_923_728);
+    assert_eq!(plan["trainable"], 26_923_728);
+    // Another matrix is another model.
+    let other = CONFIG.replace("    n_heads", "    d_model = 128\n    n_heads");
+    sandbox.write("src/config.py", other);
+    sandbox
+        .cinch(line)
+        .fails(2, &["MUConfig.d_model", "128", "8 × 8"]);
 }
 
 #[test]

@@ -47,7 +47,7 @@ impl Stage {
             _ => None,
         });
         let number = |scalar: &Scalar| match scalar {
-            Scalar::Number(text) => text.parse().ok(),
+            Scalar::Number(text) | Scalar::Text(text) => text.trim().parse().ok(),
             _ => None,
         };
         let stem = document.path.file_stem();
@@ -77,11 +77,13 @@ impl Stage {
     }
 }
 
-/// A list, or one value as a list of one; null is no limit.
+/// A list, or one value as a list of one; null is no limit. What is neither is kept as it stands,
+/// for the one who reads it to refuse.
 fn words_of(scalar: &Scalar) -> Option<Vec<String>> {
     match scalar {
         Scalar::Number(text) | Scalar::Text(text) => Some(vec![text.clone()]),
         Scalar::List(items) => Some(items.iter().filter_map(words_of).flatten().collect()),
-        Scalar::Null | Scalar::Bool(_) | Scalar::Composite(_) => None,
+        Scalar::Bool(_) | Scalar::Composite(_) => Some(vec![scalar.to_string()]),
+        Scalar::Null => None,
     }
 }

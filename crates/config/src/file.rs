@@ -8,7 +8,7 @@ use cinch_files::{MAX_READ, read_regular};
 
 use crate::ConfigError;
 use crate::curriculum::Stage;
-use crate::dialect::draft::{Draft, Link, Reading};
+use crate::dialect::draft::{Draft, Link, Meant, Reading, bears_on_memory};
 use crate::dialect::{Dialect, Naming, Program, Recognised, SHARDING, known_dialects};
 use crate::document::{Document, Entry, Position, Scalar};
 use crate::registry;
@@ -16,6 +16,13 @@ use crate::setting::{Meaning, Setting};
 use crate::settings::{Settings, interpret, keys_of, unknown_key, wrong_value};
 use crate::source::{Layer, Source};
 use crate::value::Value;
+
+/// What is asked of a run: what it takes, or what it learns as well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Matters {
+    Memory,
+    Training,
+}
 
 impl Settings {
     /// Reads a config file from disk, and those that it names.
@@ -56,6 +63,57 @@ impl Settings {
     /// What was read of each file, in the order in which they were loaded.
     pub fn readings(&self) -> &[Reading] {
         &self.files
+    }
+
+    /// Refuses what a run of cinch's own would go without: in another program's file, keys with
+    /// values that they cannot have, and slips of the pen. What is said besides, in the
+    /// environment or by a flag, does not depend on the file.
+    pub fn refuse_mistakes(&self, matters: Matters) -> Result<(), ConfigError> {
+        let mistakes = self.files.iter().flat_map(|reading| {
+            let mistakes = reading.mistakes.iter();
+            mistakes.map(move |mistake| (reading, mistake))
+        });
+        for (reading, mistake) in mistakes {
+            let setting = mistake.setting.and_then(registry::find);
+            let setting = setting.map(|(setting, _)| setting);
+            let is_said = setting.is_some_and(|setting| {
+                let given = self.effective(setting.key);
+                given.is_some_and(|given| given.layer > Layer::File)
+            });
+            let is_meant = match matters {
+                Matters::Training => true,
+                Matters::Memory => setting.is_none_or(bears_on_memory),
+            };
+            if is_said || !is_meant {
+                continue;
+            }
+            let origin = Box::new(Source::File {
+                path: reading.path.clone(),
+                line: mistake.at.line,
+                column: mistake.at.column,
+            });
+            let key = mistake.key.clone();
+            return Err(match &mistake.meant {
+                Meant::Value(accepted) => ConfigError::WrongValue {
+                    origin,
+                    key,
+                    found: mistake.value.clone(),
+                    accepted: accepted.clone(),
+                    hint: setting.map(|setting| {
+                        let flag = setting.flag.map(|flag| format!("--{}", flag.name));
+                        let flag = flag.unwrap_or_else(|| format!("--set {}=VALUE", setting.key));
+                        format!("write such a value, or say it with {flag}")
+                    }),
+                },
+                Meant::Key(name) => ConfigError::UnknownKey {
+                    key,
+                    origin,
+                    suggestion: Some((*name).to_owned()),
+                    known: String::new(),
+                },
+            });
+        }
+        Ok(())
     }
 
     /// Whose run the files describe: PyTorch's as soon as one of them is.

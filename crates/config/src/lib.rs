@@ -97,6 +97,7 @@ pub use disk::{Disk, LocalDisk};
 pub use document::{Document, Entry, Position, Scalar};
 pub use edit::edit;
 pub use error::{ConfigError, Given, Stated};
+pub use file::Matters;
 pub use folder::config_files;
 pub use format::Format;
 pub use outline::KeyPath;

@@ -246,6 +246,7 @@ impl Completion {
         }
         self.check_heads(&architecture)?;
         self.check_selection(&architecture)?;
+        self.check_embedder(&architecture)?;
         Ok(architecture)
     }
 

@@ -181,6 +181,35 @@ impl Completion {
         ))
     }
 
+    /// A text takes no more experts than there are, and titles are read by the encoder of all texts.
+    pub(crate) fn check_embedder(&self, model: &Architecture) -> Result<(), ConfigError> {
+        let number = |key: &str| model.get(key).and_then(Number::whole);
+        if let (Some(taken), Some(experts)) = (number("model.top_k"), number("model.n_experts"))
+            && taken > experts
+        {
+            return Err(self.relation(
+                "model.top_k",
+                "model.n_experts",
+                "a text cannot take more experts than there are",
+                format!(
+                    "set model.top_k to {experts} or less, or model.n_experts to {taken} or more"
+                ),
+            ));
+        }
+        if let (Some(titles), Some(positions)) =
+            (number("model.title_length"), number("model.max_seq_len"))
+            && titles > positions
+        {
+            return Err(self.relation(
+                "model.title_length",
+                "model.max_seq_len",
+                "a title cannot be longer than the encoder's positions",
+                format!("set model.title_length to {positions} or less"),
+            ));
+        }
+        Ok(())
+    }
+
     /// Fills in whichever of micro batch and accumulation was not stated, so
     /// that their product stays what it was meant to be: the preset's, or 16.
     pub(crate) fn complete_batch(&mut self) -> Result<(), ConfigError> {

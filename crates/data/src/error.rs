@@ -13,7 +13,7 @@ use crate::source::READ_EXTENSIONS;
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     #[error(
-        "the data {what} `{}` does not exist\nhint: check the path, or leave it out to train on the embedded text",
+        "the data {what} `{}` does not exist\nhint: check the path, or leave it out to train on what is built in",
         cinch_files::shown(&path)
     )]
     SourceMissing { what: &'static str, path: PathBuf },

@@ -63,6 +63,13 @@ impl Taxonomy {
         tokenizer: &Tokenizer,
         lengths: [usize; NUM_CHANNELS],
     ) -> Result<Self, DataError> {
+        if path.is_dir() {
+            return Err(DataError::WrongKind {
+                path: path.to_owned(),
+                wanted: "file of codes (.jsonl)",
+                found: "a folder",
+            });
+        }
         let content = cinch_files::read_regular_text(path, LARGEST_FILE);
         let content = content.map_err(|source| DataError::Read {
             path: path.to_owned(),

@@ -69,7 +69,12 @@ impl Corpus {
             path: path.clone(),
             source,
         })?;
+        let vocabulary = Vocabulary {
+            model: vocabulary,
+            stated: metadata.vocab_size.unwrap_or(vocabulary),
+        };
         let scanned = scan(&file, &path, width, vocabulary, progress)?;
+        let vocabulary = vocabulary.model;
         let problem = |problem: String| DataError::TokenFile {
             path: path.clone(),
             problem,
@@ -151,6 +156,13 @@ fn width(ids: &Path, metadata: &Metadata, vocabulary: usize) -> Result<usize, Da
     }
 }
 
+/// How many ids there are: as the model has them, and as the metadata say.
+#[derive(Clone, Copy)]
+struct Vocabulary {
+    model: usize,
+    stated: usize,
+}
+
 /// What a file of ids holds.
 struct Scanned {
     tokens: u64,
@@ -162,7 +174,7 @@ fn scan(
     mut file: &File,
     path: &Path,
     width: usize,
-    vocabulary: usize,
+    vocabulary: Vocabulary,
     progress: &dyn Progress,
 ) -> Result<Scanned, DataError> {
     let unread = |source: io::Error| DataError::Read {
@@ -200,11 +212,13 @@ fn scan(
         for (index, id) in block.chunks_exact(width).enumerate() {
             let id = TokenStore::id(id);
             seconds_are_zero &= index.is_multiple_of(2) || id == 0;
-            if id >= vocabulary as u64 {
+            if id >= vocabulary.stated.min(vocabulary.model) as u64 {
                 let place = read / width as u64 + index as u64;
-                return Err(problem(format!(
-                    "id {id} at place {place}, and the model has a vocabulary of {vocabulary}"
-                )));
+                let whose = match id >= vocabulary.model as u64 {
+                    true => format!("the model has a vocabulary of {}", vocabulary.model),
+                    false => format!("{METADATA} says \"vocab_size\": {}", vocabulary.stated),
+                };
+                return Err(problem(format!("id {id} at place {place}, and {whose}")));
             }
         }
         whole.update(Sha256::digest(&block));
@@ -287,6 +301,12 @@ mod tests {
             (&ids[..5], "", 400, "not a whole number of ids of 2 bytes"),
             (&ids[..], r#"{"num_tokens": 4}"#, 400, "says 4"),
             (&ids[..], r#"{"vocab_size": 500}"#, 400, "vocabulary of 500"),
+            (
+                &ids[..],
+                r#"{"vocab_size": 300}"#,
+                400,
+                "id 300 at place 2, and metadata.json says \"vocab_size\": 300",
+            ),
             (&ids[..], r#"{"dtype": "float32"}"#, 400, "float32"),
             (&ids[..], "[1]", 400, "not the metadata"),
             (&ids[..2], "", 400, "1 ids"),

@@ -55,8 +55,13 @@ impl Configured {
         if stated.is_none() {
             assumed.extend(convention.assumptions().iter().map(|&one| one.to_owned()));
         }
+        let mut architecture = config.model.clone();
+        if let Architecture::Mu(shape) = &mut architecture {
+            // The published program makes as many positions as its sequences have tokens.
+            shape.positions = config.batch.seq_len as u64;
+        }
         let workload = Workload {
-            architecture: config.model.clone(),
+            architecture,
             batch: config.batch.batch_size as u64,
             length: config.batch.seq_len as u64,
             attention: attention(config, &mut assumed),

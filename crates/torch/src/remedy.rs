@@ -80,12 +80,27 @@ pub fn remedies(workload: &Workload, overhead: &Overhead) -> Result<Vec<Remedy>,
             reserved: difference(totals.reserved, before.reserved),
             device: difference(totals.device, before.device),
             totals,
-            note: kind.declaration().note.map(String::from),
+            note: note(kind, workload),
         });
     }
     // Stable: equal savings stay in the order of their cost.
     remedies.sort_by_key(|remedy| remedy.device);
     Ok(remedies)
+}
+
+/// What a remedy does besides, to this run.
+fn note(kind: RemedyKind, workload: &Workload) -> Option<String> {
+    let model = &workload.architecture;
+    let depends = model
+        .depends_on_micro_batch()
+        .or(model.mean_of_micro_batches())
+        .filter(|_| kind == RemedyKind::MicroBatch);
+    match depends {
+        Some(why) => Some(format!(
+            "the effective batch stays, but {why}: the gradients are not quite the same"
+        )),
+        None => kind.declaration().note.map(String::from),
+    }
 }
 
 fn difference(after: u64, before: u64) -> i64 {

@@ -405,10 +405,16 @@ impl Data {
         mut stages: Vec<StageRows>,
         fingerprint: String,
         report: DataReport,
-        notes: Vec<String>,
+        mut notes: Vec<String>,
         config: &Config,
     ) -> Self {
         let count = stages.len().max(1) as u64;
+        let stated = config.training.max_steps;
+        if config.training.epochs.is_none() && stated < count {
+            notes.push(format!(
+                "each of the {count} stages takes a step at least: {count} steps, not {stated}"
+            ));
+        }
         for (index, stage) in (0..).zip(&mut stages) {
             let training = stage.training.len();
             let of_stage = DataReport { training, ..report };

@@ -151,9 +151,13 @@ pub enum TrainError {
     )]
     NothingHeldOut,
     #[error(
-        "the stage {stage} of the curriculum limits {key} to `{value}`, which is no whole number\n\
+        "the stage {stage} of the curriculum limits {key} to `{value}`, which is no {}\n\
          hint: levels are digits of codes, distances steps in the tree; relations are numbers or \
-         names such as child, sibling and cousin; one margin alone may be 0.5, the least"
+         names such as child, sibling and cousin; one margin alone may be 0.5, the least",
+        match key.contains("relation") && !key.ends_with("_margin") {
+            true => "relation",
+            false => "whole number",
+        }
     )]
     StageLimit {
         stage: String,

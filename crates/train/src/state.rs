@@ -50,6 +50,9 @@ pub struct State {
     pub clusters: Option<Clusters>,
     /// What the data and the tokenizer were.
     pub corpus: String,
+    /// Whether the data were ids of another program, whose tokenizer nobody knows.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub of_ids: bool,
     /// What the weights were that are not trained; none where all are, or they came from no file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub frozen: Option<String>,
@@ -311,6 +314,7 @@ mod tests {
             top: Vec::new(),
             clusters: None,
             corpus: String::new(),
+            of_ids: false,
             frozen: None,
             config: config(&[]),
             settings: BTreeMap::new(),

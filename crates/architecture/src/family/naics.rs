@@ -240,21 +240,7 @@ impl Describe for Naics {
     }
 
     fn beyond_the_engine(&self) -> Option<String> {
-        if self.chosen > self.experts {
-            return Some(format!(
-                "model.top_k {}: a text cannot take more experts than the {} there are",
-                self.chosen, self.experts
-            ));
-        }
-        if let Some(problem) = self.encoder.beyond_the_engine() {
-            return Some(problem);
-        }
-        (self.title_length > self.encoder.positions).then(|| {
-            format!(
-                "model.title_length {}: the encoder has {} positions",
-                self.title_length, self.encoder.positions
-            )
-        })
+        self.encoder.beyond_the_engine()
     }
 }
 

@@ -133,7 +133,7 @@ fn measure_settings(
 ) -> anyhow::Result<Bench> {
     voice::explain(settings);
     let mut config = settings.resolve()?;
-    for_the_engine(&arguments.settings, &config)?;
+    for_the_engine(&arguments.settings, settings, &config)?;
     if target == Target::Cpu {
         device::adapt_to_cpu(&mut config);
     }

@@ -6,9 +6,21 @@ use serde_json::json;
 use super::embed::TrainedRun;
 use super::{print, print_json};
 use crate::args::EvalArguments;
+use crate::failure::usage;
 
 pub fn run(arguments: &EvalArguments) -> anyhow::Result<()> {
     let mut run = TrainedRun::open(&arguments.subject, &arguments.embedder)?;
+    let model = &run.config.model;
+    if !cinch_model::embeds(model) {
+        return Err(usage(format!(
+            "{} is a run of {}, which embeds no texts: `cinch eval` looks for the pairs that an \
+             embedder's run held out\n\
+             hint: `cinch report {}` shows its loss on what was held out",
+            cinch_files::shown(&arguments.subject),
+            model.family().title,
+            cinch_files::shown(&arguments.subject)
+        )));
+    }
     if let Some(path) = &arguments.data_dir {
         run.config.data.source = Some(path.clone());
     }

@@ -18,7 +18,7 @@ use serde_json::json;
 
 use super::init::Fitting;
 use super::profile::{self, Steps};
-use super::{print, print_all, print_json, print_raw};
+use super::{ahead, print, print_all, print_json, print_raw};
 use crate::args::{Allowed, Device, Engine, FitArguments};
 use crate::failure::usage;
 use crate::measure::cpu_card;
@@ -49,7 +49,7 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
     if asked.engine == Engine::Pytorch {
         return pytorch::chosen::run(arguments, &asked);
     }
-    for_the_engine(&arguments.settings, &asked.config)?;
+    for_the_engine(&arguments.settings, &asked.settings, &asked.config)?;
     // Before the search, so that nothing is computed for a file that is not there.
     let files = files_to_write(arguments, &asked)?;
     let Asked {
@@ -114,10 +114,11 @@ pub fn run(arguments: &FitArguments) -> anyhow::Result<()> {
     let curriculum = &config.data.curriculum;
     let stages = stages::stages(curriculum, &fit, &request, arguments.details)?;
     if !arguments.json {
-        print(&show::report(&fit, &hardware, arguments.details))?;
-        print_all(&stages::text(&stages))?;
-        print_all(&chosen.as_ref().map(ranks::text).unwrap_or_default())?;
-        print_all(&voice::notes(&notes))?;
+        ahead(print(&show::report(&fit, &hardware, arguments.details)))?;
+        ahead(print_all(&stages::text(&stages)))?;
+        let by_ranks = chosen.as_ref().map(ranks::text).unwrap_or_default();
+        ahead(print_all(&by_ranks))?;
+        ahead(print_all(&voice::notes(&notes)))?;
     }
     let profiled = arguments
         .profile
@@ -299,7 +300,7 @@ fn prove(arguments: &FitArguments, fit: &Fit) -> anyhow::Result<serde_json::Valu
     };
     let profile = profile::profile(&fit.plan, steps)?;
     if !arguments.json {
-        print(&profile::describe(&fit.plan, &profile))?;
+        ahead(print(&profile::describe(&fit.plan, &profile)))?;
     }
     profile.verdict()?;
     Ok(profile::as_json(&fit.plan, &profile))

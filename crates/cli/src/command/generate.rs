@@ -48,6 +48,15 @@ pub fn run(arguments: &GenerateArguments) -> anyhow::Result<()> {
     };
     let tokenizer = Tokenizer::load(&spec)?;
     let vocabulary = config.model.vocab_size();
+    let is_named = arguments.tokenizer.is_some() || subject.has_tokenizer;
+    if !is_named && tokenizer.vocab_size() != vocabulary {
+        return Err(usage(format!(
+            "{} was trained on ids of another program, which do not say of which tokenizer they \
+             are\n\
+             hint: name it with --tokenizer: gpt2, bytes, or the path of a tokenizer.json",
+            cinch_files::shown(&subject.path)
+        )));
+    }
     if tokenizer.vocab_size() > vocabulary {
         return Err(usage(format!(
             "the tokenizer {named} has {} tokens, the model a vocabulary of {vocabulary}\n\
@@ -165,6 +174,8 @@ struct Subject {
     weights: WeightFiles,
     /// What adapters were trained on.
     base: Option<WeightFiles>,
+    /// Whether it is known which tokenizer its tokens are of.
+    has_tokenizer: bool,
     /// Whether it began with a model's files, and so with texts that begin as their tokenizer
     /// has it.
     is_pretrained: bool,
@@ -202,6 +213,7 @@ impl Subject {
         };
         Ok(Self {
             weights: checkpoint::load_weights(&path)?,
+            has_tokenizer: !state.of_ids || state.settings.contains_key("data.tokenizer"),
             config: state.config,
             path,
             base,
@@ -221,6 +233,7 @@ impl Subject {
             config,
             weights: WeightFiles::open(folder)?,
             base: None,
+            has_tokenizer: true,
             is_pretrained: true,
         })
     }

@@ -56,7 +56,7 @@ pub fn run(arguments: &InitArguments) -> anyhow::Result<()> {
     let (fitting, trains) = match asked.engine {
         Engine::Pytorch => (pytorch::chosen::fitting(&fit_arguments, &asked)?, false),
         Engine::Cinch => {
-            for_the_engine(&arguments.settings, &asked.config)?;
+            for_the_engine(&arguments.settings, &asked.settings, &asked.config)?;
             (fit::fitting(&fit_arguments, &asked)?, true)
         }
     };

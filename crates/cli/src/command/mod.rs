@@ -32,6 +32,7 @@ use std::path::Path;
 use cinch_train::checkpoint::{CheckpointError, Store};
 use serde::Serialize;
 
+use crate::failure::is_broken_pipe;
 use crate::table;
 
 /// The checkpoints of the run in a folder; a path to a file is told what a checkpoint is.
@@ -51,6 +52,15 @@ pub fn print(text: &str) -> anyhow::Result<()> {
     match table::terminal_width() {
         Some(width) => print_raw(table::broken(text, width).as_bytes()),
         None => print_raw(text.as_bytes()),
+    }
+}
+
+/// Of what is printed before something is done: a reader who has seen enough keeps nobody from
+/// doing it.
+pub fn ahead(printed: anyhow::Result<()>) -> anyhow::Result<()> {
+    match printed {
+        Err(error) if is_broken_pipe(&error) => Ok(()),
+        printed => printed,
     }
 }
 

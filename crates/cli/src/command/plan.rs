@@ -29,7 +29,7 @@ pub fn run(arguments: &PlanArguments) -> anyhow::Result<()> {
     if asked.engine == Engine::Pytorch {
         return pytorch::plan::run(arguments, &asked);
     }
-    for_the_engine(&arguments.settings, &asked.config)?;
+    for_the_engine(&arguments.settings, &asked.settings, &asked.config)?;
     pytorch::refuse_flags_of_pytorch(arguments.questions.given().first().copied())?;
     let Asked {
         mut settings,

@@ -98,7 +98,7 @@ pub fn run(arguments: &ProfileArguments) -> anyhow::Result<()> {
     let settings = arguments.settings.settings()?;
     voice::explain(&settings);
     let mut config = settings.resolve()?;
-    for_the_engine(&arguments.settings, &config)?;
+    for_the_engine(&arguments.settings, &settings, &config)?;
     if target == Target::Cpu {
         device::adapt_to_cpu(&mut config);
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use cinch_config::{Bytes, Config, Settings, Source, Value};
-use cinch_data::DataError;
+use cinch_data::{Corpus, DataError};
 use cinch_engine::EngineOptions;
 use cinch_graph::Target;
 use cinch_train::{
@@ -12,9 +12,9 @@ use cinch_train::{
 };
 use serde_json::json;
 
-use super::{print, print_all, print_json};
+use super::{ahead, print, print_all, print_json};
 use crate::args::TrainArguments;
-use crate::failure::Interrupted;
+use crate::failure::{Interrupted, usage};
 use crate::overhead;
 use crate::progress::{DataBar, TrainBar, epochs, shown};
 use crate::ranks::Rank;
@@ -54,11 +54,11 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
         let cut = asked.cut_note(&plan.config.batch);
         let cache = device::cache_note(target);
         let stored = device::stored_note(&plan);
-        print(&asked.describe())?;
-        print(&table::plan(&report, asked.budget_name))?;
+        ahead(print(&asked.describe()))?;
+        ahead(print(&table::plan(&report, asked.budget_name)))?;
         let encoders = encoders_note(&asked.config);
         let notes = asked.notes.iter().chain(&cut).chain(&cache).chain(&stored);
-        print_all(&voice::notes(notes.chain(&encoders)))?;
+        ahead(print_all(&voice::notes(notes.chain(&encoders))))?;
     }
     interrupt::listen(STOPPING)?;
     interrupt::listen_for_the_cluster()?;
@@ -68,10 +68,13 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
         voice::aside(Some(note.to_owned()));
     }
     let folder = &asked.config.output.output_dir;
-    let plan_config = plan.config.clone();
+    let mut kept = settings_to_keep(&asked.settings, &plan.config)?;
+    if is_of_unknown_tokens(&asked) {
+        kept.remove("data.tokenizer");
+    }
     let run = Run {
         plan,
-        settings: settings_to_keep(&asked.settings, &plan_config)?,
+        settings: kept,
         resume: asked.resume(),
         options: EngineOptions {
             threads: arguments.processor.threads.or(rank.threads()),
@@ -102,6 +105,9 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
             tell("stopped while the data was prepared");
             return Err(Interrupted.into());
         }
+        Err(TrainError::Data(error @ DataError::SourceMissing { .. })) => {
+            return Err(where_it_is_named(error, &asked.settings));
+        }
         outcome => outcome?,
     };
     if voice::is_hushed() {
@@ -115,8 +121,12 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
                 shown(folder)
             )),
             false => generates.then(|| {
+                let tokenizer = match is_of_unknown_tokens(&asked) {
+                    true => " --tokenizer FILE",
+                    false => "",
+                };
                 format!(
-                    "sample from it: cinch generate {} --prompt \"The weights\"",
+                    "sample from it: cinch generate {}{tokenizer} --prompt \"The weights\"",
                     shown(folder)
                 )
             }),
@@ -126,6 +136,24 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
     match outcome.ending {
         Ending::Finished => Ok(()),
         Ending::Interrupted => Err(Interrupted.into()),
+    }
+}
+
+/// Whether a run trains on ids of another program, and nobody says of which tokenizer they are.
+fn is_of_unknown_tokens(asked: &AskedRun) -> bool {
+    let source = asked.config.data.source.as_deref();
+    source.is_some_and(Corpus::holds_ids) && !asked.settings.is_explicit("data.tokenizer")
+}
+
+/// Data that is not there, with the file that says where it should be.
+fn where_it_is_named(error: DataError, settings: &Settings) -> anyhow::Error {
+    let explained = settings.explain();
+    let source = explained.iter().find(|one| one.key == "data.source");
+    match source.map(|one| &one.source) {
+        Some(source @ (Source::File { .. } | Source::Environment(_))) => {
+            usage(format!("`data.source` ({source}): {error}"))
+        }
+        _ => error.into(),
     }
 }
 

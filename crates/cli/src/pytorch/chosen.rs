@@ -19,7 +19,7 @@ use super::{course, read_as, refuse_flags_of_cinch, sharded, show};
 use crate::args::{Allowed, Device, FitArguments, given};
 use crate::command::fit::{Written, apply, files_to_write};
 use crate::command::init::Fitting;
-use crate::command::{print, print_json};
+use crate::command::{ahead, print, print_json};
 use crate::failure::usage;
 use crate::memory::{self, Budget};
 use crate::picture;
@@ -66,7 +66,7 @@ pub fn run(arguments: &FitArguments, asked: &Asked) -> anyhow::Result<()> {
         }
     }
     if !arguments.json {
-        print(&fitted.text(arguments, &run, &budget))?;
+        ahead(print(&fitted.text(arguments, &run, &budget)))?;
     }
     let applied = files
         .map(|files| apply(arguments, &files, &run.settings, &fitted.values(&run)))
@@ -280,6 +280,21 @@ impl Fitted {
         values.into_iter().map(value).collect()
     }
 
+    /// What is not the same where a step is cut otherwise than it was.
+    fn other_cut(&self, run: &Run) -> Option<String> {
+        let (stated, found) = (run.workload.batch, self.choice.workload.batch);
+        let model = &run.workload.architecture;
+        let why = match (
+            model.depends_on_micro_batch(),
+            model.mean_of_micro_batches(),
+        ) {
+            (Some(why), _) => format!("micro batch {found} instead of {stated}: {why}"),
+            (None, Some(part)) => format!("{part}, of {found} instead of {stated}"),
+            (None, None) => return None,
+        };
+        (stated != found).then(|| format!("{why}: training is not quite the same"))
+    }
+
     /// What a configuration file has no word for.
     fn unwritten(&self, run: &Run) -> Vec<String> {
         let (before, after) = (&run.workload, &self.choice.workload);
@@ -348,6 +363,9 @@ impl Fitted {
             [] => "nothing changes: these are the settings already\n".to_owned(),
             changes => format!("changed: {}\n", changes.join("; ")),
         };
+        if let Some(note) = self.other_cut(run) {
+            text += &format!("note: {note}\n");
+        }
         for sentence in self.unwritten(run) {
             text += &format!("by hand: {sentence}\n");
         }
@@ -401,6 +419,7 @@ impl Fitted {
             "budget_bytes": budget.bytes,
             "values": values,
             "changes": self.choice.changes,
+            "note": self.other_cut(run),
             "by_hand": self.unwritten(run),
             "next": self.choice.next.as_ref().map(|next| json!({
                 "batch_size": next.batch,

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use super::{
-    Dialect, Keys, Naming, OPTIMIZER, PACKING, Program, ROWS_PACKED, Rule, Says, WARMUP,
-    WARMUP_RATIO, speaks_of_memory, stands_for,
+    Dialect, Keys, MODEL, Naming, OPTIMIZER, PACKING, Program, RATE, ROWS_PACKED, Rule, Says,
+    WARMUP, WARMUP_RATIO, is_slip, speaks_of_memory, stands_for,
 };
 use crate::document::{Document, Entry, Position, Scalar};
 use crate::error::ConfigError;
@@ -17,7 +17,7 @@ use crate::registry;
 use crate::setting::{Meaning, Setting};
 use crate::settings::{Settings, interpret};
 use crate::source::Source;
-use crate::value::Value;
+use crate::value::{Kind, Value};
 
 /// What was read of one file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -45,6 +45,9 @@ pub struct Reading {
     /// Files that this one names, with the key.
     #[serde(skip)]
     pub(crate) linked: Vec<Link>,
+    /// What a run of cinch's own is refused for.
+    #[serde(skip)]
+    pub(crate) mistakes: Vec<Mistake>,
 }
 
 /// A key that was understood.
@@ -65,6 +68,25 @@ pub struct UnreadKey {
     pub key: String,
     pub value: String,
     pub line: usize,
+}
+
+/// A key that a run of cinch's own would go otherwise without: one with a value that it cannot
+/// have, or a slip of the pen.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Mistake {
+    pub key: String,
+    pub value: String,
+    pub at: Position,
+    /// What the value is expected to be, or the key that was meant.
+    pub meant: Meant,
+    /// The setting that is taken as if the file did not say it.
+    pub setting: Option<&'static str>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Meant {
+    Value(String),
+    Key(&'static str),
 }
 
 /// A key that makes the figure an upper bound.
@@ -127,6 +149,7 @@ impl<'a> Draft<'a> {
                     .map(|(key, value)| (*key, (*value).to_owned()))
                     .collect(),
                 linked: Vec::new(),
+                mistakes: Vec::new(),
             },
         };
         let rules = draft.names.iter().map(|name| dialect.rule(name));
@@ -137,9 +160,10 @@ impl<'a> Draft<'a> {
             .filter(|(_, rule)| rule.is_some())
             .map(|(entry, _)| entry.value_at)
             .collect();
-        for (index, rule) in rules.into_iter().enumerate() {
-            draft.key(index, rule, &understood)?;
+        for (index, rule) in rules.iter().enumerate() {
+            draft.key(index, *rule, &understood)?;
         }
+        draft.slips(dialect, &rules);
         if let Some(arithmetic) = dialect.arithmetic {
             arithmetic(&mut draft)?;
         }
@@ -153,7 +177,7 @@ impl<'a> Draft<'a> {
         understood: &HashSet<Position>,
     ) -> Result<(), ConfigError> {
         let entry = &self.document.entries[index];
-        if unset(&entry.scalar) {
+        if unset(&entry.scalar) && !(is_minus_one(&entry.scalar) && must_be_set(rule)) {
             self.reading.num_harmless += 1;
             return Ok(());
         }
@@ -199,10 +223,12 @@ impl<'a> Draft<'a> {
                     (None, Some(why)) if !entry.scalar.is_composite() => {
                         return Err(self.refuse(index, why));
                     }
-                    // A number that cannot be is a mistake, not something to take a default for.
+                    // A number that cannot be is a mistake, not something to take a default for,
+                    // and so is a word where a model has a number.
                     (None, _)
                         if bears_on_memory(setting)
-                            && matches!(entry.scalar, Scalar::Number(_)) =>
+                            && (matches!(entry.scalar, Scalar::Number(_))
+                                || is_word_for_a_number(setting, &entry.scalar)) =>
                     {
                         return Err(ConfigError::WrongValue {
                             origin: Box::new(Source::File {
@@ -216,19 +242,102 @@ impl<'a> Draft<'a> {
                             hint: None,
                         });
                     }
-                    (None, _) if bears_on_memory(setting) => {
-                        self.reading.not_understood.push(unread(entry));
-                    }
                     (None, _) => {
-                        self.reading.num_harmless += 1;
-                        if decides_what_is_learned(setting) && !switched_off(&entry.scalar) {
-                            self.not_followed(index);
+                        self.reading.mistakes.push(Mistake {
+                            key: entry.key(),
+                            value: entry.scalar.to_string(),
+                            at: entry.value_at,
+                            meant: Meant::Value(accepted(setting, meaning)),
+                            setting: Some(setting.key),
+                        });
+                        match bears_on_memory(setting) {
+                            true => self.reading.not_understood.push(unread(entry)),
+                            false => self.reading.num_harmless += 1,
                         }
                     }
                 }
             }
         }
         Ok(())
+    }
+
+    /// Slips of the pen, in the files of a model of its own: a key that no rule knows, a letter
+    /// away from one that the file does not have.
+    fn slips(&mut self, dialect: &'static Dialect, rules: &[Option<&'static Rule>]) {
+        if dialect.defaults.iter().all(|(key, _)| *key != MODEL) {
+            return;
+        }
+        let known: Vec<&'static Rule> = dialect
+            .own_rules()
+            .filter(|rule| matches!(rule.says, Says::Setting { .. } | Says::Combined))
+            .collect();
+        for (index, rule) in rules.iter().enumerate() {
+            let entry = &self.document.entries[index];
+            if rule.is_some_and(|rule| !rule.name.ends_with('*')) || unset(&entry.scalar) {
+                continue;
+            }
+            let name = &self.names[index];
+            let is_section = |rule: &&&Rule| {
+                let rest = rule.name.strip_prefix(name.as_str());
+                rest.is_some_and(|rest| rest.starts_with('.'))
+            };
+            if known.iter().any(|rule| is_section(&rule)) {
+                self.reading.num_harmless -= usize::from(!self.is_told(index));
+                self.mistaken(index, None, "a section with keys of its own".to_owned());
+                continue;
+            }
+            let meant = known.iter().find(|rule| {
+                let setting = match rule.says {
+                    Says::Setting { key, .. } => Some(key),
+                    _ => None,
+                };
+                is_slip(name, rule.name)
+                    && self.find(rule.name).is_none()
+                    && !setting.is_some_and(|key| self.says(key))
+            });
+            let Some(meant) = meant else {
+                continue;
+            };
+            let setting = match meant.says {
+                Says::Setting { key, .. } => registry::find(key).map(|(setting, _)| setting),
+                _ => None,
+            };
+            if !self.is_told(index) && setting.is_some_and(bears_on_memory) {
+                self.reading.num_harmless -= 1;
+                self.not_understood(index);
+            }
+            self.reading.mistakes.push(Mistake {
+                key: entry.key(),
+                value: entry.scalar.to_string(),
+                at: entry.name_at,
+                meant: Meant::Key(meant.name),
+                setting: setting.map(|setting| setting.key),
+            });
+        }
+    }
+
+    /// A key that is a slip of this one, which is at the top of the file and no setting.
+    pub(crate) fn slip_of(&mut self, known: &'static str) {
+        if self.find(known).is_some() {
+            return;
+        }
+        let mut names = self.names.iter();
+        let Some(index) = names.position(|name| is_slip(name, known)) else {
+            return;
+        };
+        let entry = &self.document.entries[index];
+        self.reading.mistakes.push(Mistake {
+            key: entry.key(),
+            value: entry.scalar.to_string(),
+            at: entry.name_at,
+            meant: Meant::Key(known),
+            setting: None,
+        });
+    }
+
+    fn is_told(&self, entry: usize) -> bool {
+        let unread = unread(&self.document.entries[entry]);
+        self.reading.not_understood.contains(&unread)
     }
 
     fn state(&mut self, entry: usize, setting: &'static Setting, meaning: Meaning, value: Value) {
@@ -253,10 +362,7 @@ impl<'a> Draft<'a> {
         };
         match setting.kind.parse(setting.plain_word(text)) {
             Ok(value) => self.state(entry, setting, Meaning::Same, value),
-            Err(_) => {
-                let unread = unread(&self.document.entries[entry]);
-                self.reading.not_understood.push(unread);
-            }
+            Err(_) => self.mistaken(entry, Some(setting.key), setting.kind.accepts()),
         }
     }
 
@@ -299,6 +405,26 @@ impl<'a> Draft<'a> {
 
     pub(crate) fn harmless(&mut self) {
         self.reading.num_harmless += 1;
+    }
+
+    /// A key with a value that it cannot have.
+    pub(crate) fn mistaken(
+        &mut self,
+        entry: usize,
+        setting: Option<&'static str>,
+        accepted: String,
+    ) {
+        if !self.is_told(entry) {
+            self.not_understood(entry);
+        }
+        let entry = &self.document.entries[entry];
+        self.reading.mistakes.push(Mistake {
+            key: entry.key(),
+            value: entry.scalar.to_string(),
+            at: entry.value_at,
+            meant: Meant::Value(accepted),
+            setting,
+        });
     }
 
     pub(crate) fn not_understood(&mut self, entry: usize) {
@@ -505,23 +631,62 @@ impl Reading {
             assumed: Vec::new(),
             defaults: Vec::new(),
             linked: Vec::new(),
+            mistakes: Vec::new(),
         }
     }
 
     /// Whether the file names a model.
     pub fn names_a_model(&self) -> bool {
-        self.read.iter().any(|read| read.setting == super::MODEL)
+        self.read.iter().any(|read| read.setting == MODEL)
+    }
+}
+
+fn is_minus_one(scalar: &Scalar) -> bool {
+    matches!(scalar, Scalar::Number(text) if text == "-1")
+}
+
+/// Whether a key is of those that no program leaves open by -1: numbers of a model, and the rate.
+fn must_be_set(rule: Option<&Rule>) -> bool {
+    rule.is_some_and(|rule| match rule.says {
+        Says::Setting { key, .. } => key == RATE || key.starts_with("model."),
+        _ => false,
+    })
+}
+
+/// A word in place of a number of the model, or of its switch, that nothing is put in for when
+/// the program runs, as in `${width}`.
+fn is_word_for_a_number(setting: &Setting, scalar: &Scalar) -> bool {
+    let takes_no_words = matches!(
+        setting.kind,
+        Kind::Bool | Kind::Unsigned { .. } | Kind::Float(_)
+    );
+    let plain = |text: &str| {
+        text.chars()
+            .all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ' '))
+    };
+    setting.section() == "model"
+        && takes_no_words
+        && matches!(scalar, Scalar::Text(text) if plain(text))
+}
+
+/// What a key can have, in words.
+fn accepted(setting: &Setting, meaning: Meaning) -> String {
+    match meaning {
+        Meaning::Words(words) => {
+            let words: Vec<String> = words
+                .iter()
+                .map(|(word, _)| format!("\"{word}\""))
+                .collect();
+            format!("one of {}", words.join(", "))
+        }
+        Meaning::Switch { .. } | Meaning::SwitchOr { .. } => Kind::Bool.accepts(),
+        Meaning::Same | Meaning::List => setting.kind.accepts(),
     }
 }
 
 /// Settings that decide memory; what is wrong with others is none of a plan's business.
-fn bears_on_memory(setting: &Setting) -> bool {
+pub(crate) fn bears_on_memory(setting: &Setting) -> bool {
     matches!(setting.section(), "model" | "vram" | "lora" | "pytorch")
-}
-
-/// Settings of which another value makes another run of it.
-fn decides_what_is_learned(setting: &Setting) -> bool {
-    matches!(setting.section(), "training" | "data")
 }
 
 fn unread(entry: &Entry) -> UnreadKey {

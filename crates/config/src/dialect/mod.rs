@@ -31,6 +31,7 @@ use crate::registry;
 use crate::setting::{Meaning, Setting};
 
 use draft::Draft;
+use names::is_slip;
 pub(crate) use names::plain_name;
 pub(crate) use names::stands_for;
 

@@ -73,6 +73,7 @@ const RULES: &[Rule] = &[
     same("dropout", "model.dropout"),
     switch("mixed_precision", PRECISION, "fp16", "fp32"),
     switch("use_mixed_precision", PRECISION, "fp16", "fp32"),
+    refused_unless("d_model", &["64"], OTHER_MATRIX),
     refused_unless("matrix_size", &["8"], OTHER_MATRIX),
     // A side of a block, where other programs call the length so.
     refused_unless("block_size", &["2"], OTHER_MATRIX),

@@ -49,6 +49,35 @@ pub(crate) fn stands_for(known: &str, name: &str) -> bool {
     !known.contains('.') && inside.is_some_and(|section| TRAINING.contains(&section))
 }
 
+/// Shorter names than this are a letter from many others.
+const SHORTEST_SLIP: usize = 5;
+
+/// Whether one plain name is another one in the same section with a letter too many, too few or
+/// another, with two that have changed places, or with another plural. Names that differ in a digit
+/// are a series.
+pub(crate) fn is_slip(name: &str, known: &str) -> bool {
+    let split = |name: &str| -> (String, Vec<char>) {
+        let (section, leaf) = name.rsplit_once('.').unwrap_or(("", name));
+        (section.to_owned(), leaf.chars().collect())
+    };
+    let ((section, leaf), (known_section, known)) = (split(name), split(known));
+    if section != known_section || leaf.len() < SHORTEST_SLIP || known.len() < SHORTEST_SLIP {
+        return false;
+    }
+    let begin = leaf.iter().zip(&known).take_while(|(a, b)| a == b).count();
+    let (a, b) = (&leaf[begin..], &known[begin..]);
+    let is_digit = |letters: &[char]| letters.first().is_some_and(char::is_ascii_digit);
+    match (a, b) {
+        ([], []) => false,
+        (['e', 's'], []) | ([], ['e', 's']) => true,
+        ([_, rest @ ..], _) if rest == b => !is_digit(a),
+        (_, [_, rest @ ..]) if rest == a => !is_digit(b),
+        ([_, rest @ ..], [_, known @ ..]) if rest == known => !is_digit(a) && !is_digit(b),
+        ([x, y, rest @ ..], [u, v, known @ ..]) => (x, y) == (v, u) && rest == known,
+        _ => false,
+    }
+}
+
 /// A path in lower case without wrappings: `TRAINING_CONFIG.Batch-Size` is
 /// `training.batch_size`, and `Config.lr` is `lr`.
 pub(crate) fn plain_name(path: &[String]) -> String {
@@ -115,6 +144,30 @@ mod tests {
         ] {
             let path: Vec<String> = path.into_iter().map(str::to_owned).collect();
             assert_eq!(plain_name(&path), plain);
+        }
+    }
+
+    #[test]
+    fn a_slip_of_the_pen_is_one_letter_away() {
+        for (name, known, answer) in [
+            ("model.d_mdoel", "model.d_model", true),
+            ("n_layer", "n_layers", true),
+            ("n_negativess", "n_negatives", true),
+            ("gsa.k_maxx", "gsa.k_max", true),
+            ("gsa.k_mex", "gsa.k_max", true),
+            (
+                "trainer.accumulate_grad_batch",
+                "trainer.accumulate_grad_batches",
+                true,
+            ),
+            ("n_layers", "n_layers", false),
+            ("model.n_layer", "n_layers", false),
+            ("training.beta3", "training.beta2", false),
+            ("training.beta", "training.beta1", false),
+            ("max_lr", "max_len", false),
+            ("lr", "lrs", false),
+        ] {
+            assert_eq!(is_slip(name, known), answer, "{name} {known}");
         }
     }
 

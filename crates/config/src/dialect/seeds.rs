@@ -9,6 +9,7 @@ use super::{
     SAVING, SCHEDULE, SCHEDULE_WORDS, SEED, SEQUENCE, STEPS, TORCH_PRECISION, WARMUP, WholeBatch,
     combined, harmless, refused, refused_unless, same, switch, words,
 };
+use crate::curriculum::Stage;
 use crate::error::ConfigError;
 use crate::settings::nearby;
 
@@ -137,7 +138,14 @@ const SPARSE_RULES: &[Rule] = &[
     harmless("logging.*"),
 ];
 
-/// What is read, and `global_batch_size = micro_batch_size × gradient_accumulation_steps × GPUs`.
+/// Positions that the program makes, by its files' names for them.
+const POSITIONS: [&str; 3] = [
+    "model.max_position_embeddings",
+    "model.max_seq_len",
+    "model.max_pos",
+];
+
+/// What is read, how long it may be, and `global_batch_size = micro_batch_size × gradient_accumulation_steps × GPUs`.
 fn data_and_batch(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
     // Prepared tokens before the text that they were made from.
     let mut source = None;
@@ -159,14 +167,32 @@ fn data_and_batch(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
             None => draft.harmless(),
         }
     }
+    let positions = POSITIONS
+        .iter()
+        .find_map(|key| Some((key, draft.number(key)?)));
+    let length = draft.find("training.max_seq_len");
+    if let (Some((key, positions)), Some(entry)) = (positions, length)
+        && draft
+            .number("training.max_seq_len")
+            .is_some_and(|length| length > positions)
+    {
+        let why = format!("the model has {positions} positions ({key})");
+        let way_out = format!("lower it to {positions}, or raise {key}");
+        return Err(draft.contradiction(entry, &why, &way_out));
+    }
     let Some(entry) = draft.find("training.global_batch_size") else {
         return Ok(());
     };
     let micro = draft.number("training.micro_batch_size");
     let accumulation = draft.number("training.gradient_accumulation_steps");
     let whole = draft.number("training.global_batch_size");
+    let whole = whole.filter(|&whole| whole > 0);
     let (Some(whole), Some(micro)) = (whole, micro) else {
-        draft.not_understood(entry);
+        let accepted = match whole {
+            None => "an integer, 1 or more",
+            Some(_) => "a training.micro_batch_size beside it",
+        };
+        draft.mistaken(entry, None, accepted.to_owned());
         return Ok(());
     };
     let step = micro.saturating_mul(accumulation.unwrap_or(1));
@@ -189,7 +215,7 @@ fn not_a_product(whole: u64, micro: u64, accumulation: u64) -> [String; 2] {
     let why =
         format!("it is not micro batch {micro} × accumulation {accumulation} × a number of GPUs");
     let step = micro.saturating_mul(accumulation);
-    if whole == 0 || step == 0 {
+    if step == 0 {
         let way_out = "state sizes of 1 or more, or leave global_batch_size out";
         return [why, way_out.to_owned()];
     }
@@ -234,9 +260,19 @@ pub(super) static EMBEDDER: Dialect = Dialect {
     arithmetic: Some(embedder),
 };
 
-/// Ranks, and how rows are filled up.
+/// Ranks, how rows are filled up, and what a stage is limited to.
 fn embedder(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
     strategy(draft)?;
+    for limit in Stage::LIMITS {
+        for entry in draft.beginning(&format!("{limit}.")) {
+            draft.mistaken(
+                entry,
+                None,
+                "a number, a name, or a list of them".to_owned(),
+            );
+        }
+        draft.slip_of(limit);
+    }
     if let Some(entry) = draft.find("data_loader.tokenization.padding") {
         if draft.items(entry) != ["max_length"] {
             draft.assume(

@@ -151,9 +151,11 @@ impl VariantSteps {
             1 => (0..=built).collect(),
             _ => counts.to_vec(),
         };
+        // A phase with fewer blocks than the largest recomputes all that it has.
+        let most = step.blocks.len();
         let recomputed = counts
             .into_iter()
-            .map(|count| Ok((count, recomputed(&step, config, count)?)))
+            .map(|count| Ok((count, recomputed(&step, config, count.min(most))?)))
             .collect::<Result<_, FitError>>()?;
         Ok(Self {
             recomputed,

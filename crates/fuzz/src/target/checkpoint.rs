@@ -69,6 +69,7 @@ fn state(model: &str) -> Option<Vec<u8>> {
         top: vec![(3, 1.5)],
         clusters: None,
         corpus: "0123456789abcdef".to_owned(),
+        of_ids: false,
         frozen: Some("fedcba9876543210".to_owned()),
         config: settings.resolve().ok()?,
         settings: BTreeMap::from([("model.type".to_owned(), model.to_owned())]),

@@ -103,6 +103,7 @@ impl Origin<'_> {
             top: Vec::new(),
             clusters: None,
             corpus: self.data.fingerprint.clone(),
+            of_ids: self.data.tokenizer.is_none(),
             frozen: self.base.fingerprint,
             config: self.config.clone(),
             settings: self.settings,

@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::args::FitArguments;
-use crate::command::{print, print_all, print_raw};
+use crate::command::{ahead, print, print_all, print_raw};
 use crate::failure::usage;
 use crate::voice;
 
@@ -103,10 +103,10 @@ pub fn apply(
     };
     let say = |text: &str| match arguments.json {
         true => Ok(()),
-        false => print(text),
+        false => ahead(print(text)),
     };
     if !arguments.json {
-        print_all(&voice::notes(&outcome.remarks))?;
+        ahead(print_all(&voice::notes(&outcome.remarks)))?;
     }
     if application.is_empty() {
         say("the files say so already: nothing to write")?;
@@ -114,7 +114,8 @@ pub fn apply(
     }
     if !arguments.json {
         // Its lines are those of the file, however long.
-        print_raw(format!("\n{}", voice::diff(&outcome.diff)).as_bytes())?;
+        let diff = format!("\n{}", voice::diff(&outcome.diff));
+        ahead(print_raw(diff.as_bytes()))?;
     }
     if !arguments.yes && !confirmed()? {
         say("nothing was written")?;
