@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use cinch_architecture::HubFolders;
 use cinch_config::{Config, Settings, Source};
+use cinch_data::sample::{Moment, TokenizerConfig};
 
 /// What a model is known by.
 const DESCRIPTION: &str = "config.json";
@@ -29,4 +30,14 @@ pub fn described(folder: &Path) -> anyhow::Result<Config> {
     let source = Source::Flag("the first argument".to_owned());
     settings.set("model.type", &folder.display().to_string(), source)?;
     Ok(settings.resolve()?)
+}
+
+/// What the folder of a configuration's model says of its text, where it does.
+pub fn words_of(config: &Config) -> anyhow::Result<Option<TokenizerConfig>> {
+    let folder = config.named.folder.as_deref();
+    let folder = folder.filter(|folder| folder.join("tokenizer_config.json").is_file());
+    let Some(folder) = folder else {
+        return Ok(None);
+    };
+    Ok(Some(TokenizerConfig::from_folder(folder, Moment::now())?))
 }

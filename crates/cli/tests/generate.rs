@@ -67,6 +67,18 @@ fn speed_is_told_beside_the_text() {
     }
 }
 
+#[test]
+fn a_run_without_adapters_has_none_to_merge() {
+    let sandbox = trained();
+    sandbox.cinch("merge run --to merged").fails(
+        2,
+        &[
+            "run has trained all weights",
+            "hint: `cinch export run --to",
+        ],
+    );
+}
+
 /// The model has 64 positions: what is written beyond them is from the newer half of what came
 /// before. The token that ends a text is not among the likeliest few.
 #[test]

@@ -7,8 +7,8 @@ mod format;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use cinch_config::{Bytes, Config, Settings, Source};
-use cinch_data::sample::{Moment, Prompter, TokenizerConfig, generation_ends};
+use cinch_config::{Bytes, Config};
+use cinch_data::sample::{Prompter, TokenizerConfig, generation_ends};
 use cinch_data::{Tokenizer, TokenizerSpec};
 use cinch_engine::EngineOptions;
 use cinch_graph::{DType, Target};
@@ -24,6 +24,7 @@ use serde_json::json;
 use super::{open_run, print_json};
 use crate::args::{GenerateArguments, GeneratePrecision};
 use crate::failure::usage;
+use crate::model_folder::{described, model_folder, words_of};
 use crate::settings::refuse_foreign_tokenizer;
 use crate::{device, voice};
 
@@ -38,67 +39,27 @@ pub fn run(arguments: &GenerateArguments) -> anyhow::Result<()> {
     let target = device::train_target(arguments.device)?;
     let compute = compute_type(arguments, target)?;
     let subject = Subject::open(arguments)?;
-    let config = &subject.config;
-    let named = arguments.tokenizer.as_ref();
-    let named = named.unwrap_or(&config.data.tokenizer);
-    let spec: TokenizerSpec = match named.parse() {
-        Ok(TokenizerSpec::Trained) => TokenizerSpec::File(subject.trained_tokenizer()?),
-        Ok(spec) => spec,
-        Err(never) => match never {},
-    };
-    let tokenizer = Tokenizer::load(&spec)?;
-    let vocabulary = config.model.vocab_size();
-    let is_named = arguments.tokenizer.is_some() || subject.has_tokenizer;
-    if !is_named && tokenizer.vocab_size() != vocabulary {
-        return Err(usage(format!(
-            "{} was trained on ids of another program, which do not say of which tokenizer they \
-             are\n\
-             hint: name it with --tokenizer: gpt2, bytes, or the path of a tokenizer.json",
-            cinch_files::shown(&subject.path)
-        )));
-    }
-    if tokenizer.vocab_size() > vocabulary {
-        return Err(usage(format!(
-            "the tokenizer {named} has {} tokens, the model a vocabulary of {vocabulary}\n\
-             hint: name the model's own with --tokenizer",
-            tokenizer.vocab_size()
-        )));
-    }
-    let words = subject.words()?;
+    let tokenizer = subject.tokenizer(arguments)?;
+    let words = words_of(&subject.config)?;
     let prompter = Prompter::new(&tokenizer, words.as_ref(), &subject.generation_ends()?)?;
-    let mut text = match subject.is_pretrained {
+    let prompt = match subject.is_pretrained {
         true => prompter.encode(&arguments.prompt)?,
         false => tokenizer.encode(&arguments.prompt)?,
     };
-    let num_prompt = text.len();
-    if text.is_empty() {
-        // A text begins where another one ended.
-        text.push(tokenizer.end_of_text().unwrap_or(0));
-    }
-    let context = arguments.context.unwrap_or(match arguments.chat {
-        true => CHAT_CONTEXT,
-        false => text.len().saturating_add(arguments.max_tokens),
-    });
     let options = GeneratorOptions {
-        context,
+        context: arguments.context.unwrap_or(match arguments.chat {
+            true => CHAT_CONTEXT,
+            false => prompt.len().max(1).saturating_add(arguments.max_tokens),
+        }),
         compute,
-        adapters: adapter_shape(config)?,
+        adapters: adapter_shape(&subject.config)?,
         target,
         engine: EngineOptions {
             threads: arguments.threads,
             ..EngineOptions::default()
         },
     };
-    let mut tuned = subject.base.as_ref().map(|base| TunedWeights {
-        trained: &subject.weights,
-        base,
-    });
-    let mut whole = &subject.weights;
-    let source: &mut dyn WeightSource = match &mut tuned {
-        Some(tuned) => tuned,
-        None => &mut whole,
-    };
-    let generator = Generator::new(&config.model, source, &options)?;
+    let generator = subject.generator(&options)?;
     if voice::is_verbose() {
         voice::tell(&describe(&generator));
     }
@@ -115,45 +76,78 @@ pub fn run(arguments: &GenerateArguments) -> anyhow::Result<()> {
         drawn: 0,
     };
     if arguments.chat {
-        let with_template = words
-            .as_ref()
-            .filter(|words| words.template(false).is_some());
-        let format: &dyn ChatFormat = match with_template {
-            Some(config) => &TemplateFormat {
-                config,
-                prompter: &prompter,
-            },
-            None => &PlainFormat {
-                tokenizer: &tokenizer,
-            },
-        };
-        let ends = (arguments.max_tokens, prompter.ends());
-        return chat::talk(&mut writer, format, arguments.system.as_deref(), ends);
+        return converse(arguments, &mut writer, &prompter, words.as_ref());
     }
     let ends = Ends {
         max_tokens: arguments.max_tokens,
         tokens: prompter.ends().to_vec(),
         texts: Vec::new(),
     };
-    if arguments.json {
-        let answer = writer.write(&mut text, &ends, &mut |_| Ok(true))?;
-        return print_json(&json!({
-            "checkpoint": cinch_files::shown(&subject.path).to_string(),
-            "prompt": arguments.prompt,
-            "text": answer.text,
-            "prompt_tokens": num_prompt,
-            "tokens": answer.tokens,
-            "seconds_to_first_token": answer.first_after.map(|first| first.as_secs_f64()),
-            "tokens_per_second": answer.tokens_per_second(),
-            "context": writer.generator.context(),
-            "weights_bytes": writer.generator.memory().weights,
-            "cache_bytes": writer.generator.memory().cache,
-            "transient_bytes": writer.generator.memory().transient,
-        }));
+    match arguments.json {
+        true => print_as_json(arguments, &subject.path, &mut writer, prompt, &ends),
+        false => print_as_it_comes(arguments, &mut writer, prompt, &ends),
     }
+}
+
+fn converse(
+    arguments: &GenerateArguments,
+    writer: &mut Writer<'_>,
+    prompter: &Prompter<'_>,
+    words: Option<&TokenizerConfig>,
+) -> anyhow::Result<()> {
+    let tokenizer = writer.tokenizer;
+    let format: &dyn ChatFormat = match words.filter(|words| words.template(false).is_some()) {
+        Some(config) => &TemplateFormat { config, prompter },
+        None => &PlainFormat { tokenizer },
+    };
+    let ends = (arguments.max_tokens, prompter.ends());
+    chat::talk(writer, format, arguments.system.as_deref(), ends)
+}
+
+/// A text begins where another one ended.
+fn begun(prompt: Vec<u32>, tokenizer: &Tokenizer) -> Vec<u32> {
+    match prompt.is_empty() {
+        true => vec![tokenizer.end_of_text().unwrap_or(0)],
+        false => prompt,
+    }
+}
+
+fn print_as_json(
+    arguments: &GenerateArguments,
+    path: &Path,
+    writer: &mut Writer<'_>,
+    prompt: Vec<u32>,
+    ends: &Ends,
+) -> anyhow::Result<()> {
+    let num_prompt = prompt.len();
+    let mut text = begun(prompt, writer.tokenizer);
+    let answer = writer.write(&mut text, ends, &mut |_| Ok(true))?;
+    let memory = writer.generator.memory();
+    print_json(&json!({
+        "checkpoint": cinch_files::shown(path).to_string(),
+        "prompt": arguments.prompt,
+        "text": answer.text,
+        "prompt_tokens": num_prompt,
+        "tokens": answer.tokens,
+        "seconds_to_first_token": answer.first_after.map(|first| first.as_secs_f64()),
+        "tokens_per_second": answer.tokens_per_second(),
+        "context": writer.generator.context(),
+        "weights_bytes": memory.weights,
+        "cache_bytes": memory.cache,
+        "transient_bytes": memory.transient,
+    }))
+}
+
+fn print_as_it_comes(
+    arguments: &GenerateArguments,
+    writer: &mut Writer<'_>,
+    prompt: Vec<u32>,
+    ends: &Ends,
+) -> anyhow::Result<()> {
+    let mut text = begun(prompt, writer.tokenizer);
     let mut out = std::io::stdout().lock();
     out.write_all(arguments.prompt.as_bytes())?;
-    let answer = writer.write(&mut text, &ends, &mut |piece| {
+    let answer = writer.write(&mut text, ends, &mut |piece| {
         out.write_all(piece.as_bytes())?;
         out.flush()?;
         Ok(true)
@@ -184,8 +178,8 @@ struct Subject {
 impl Subject {
     fn open(arguments: &GenerateArguments) -> anyhow::Result<Self> {
         let given = &arguments.checkpoint;
-        if given.join("config.json").is_file() && !given.join("checkpoints").exists() {
-            return Self::of_model(given, arguments.tokenizer.is_some());
+        if let Some(folder) = model_folder(given) {
+            return Self::of_model(&folder, arguments.tokenizer.is_some());
         }
         if given.join(ADAPTER_CONFIG_FILE).is_file() {
             let given = cinch_files::shown(given);
@@ -222,11 +216,7 @@ impl Subject {
     }
 
     fn of_model(folder: &Path, has_tokenizer: bool) -> anyhow::Result<Self> {
-        let mut settings = Settings::new();
-        let name = folder.display().to_string();
-        let source = Source::Flag("the first argument".to_owned());
-        settings.set("model.type", &name, source)?;
-        let config = settings.resolve()?;
+        let config = described(folder)?;
         refuse_foreign_tokenizer(&config, has_tokenizer)?;
         Ok(Self {
             path: folder.to_owned(),
@@ -236,6 +226,49 @@ impl Subject {
             has_tokenizer: true,
             is_pretrained: true,
         })
+    }
+
+    /// The tokenizer that was named, or the subject's own.
+    fn tokenizer(&self, arguments: &GenerateArguments) -> anyhow::Result<Tokenizer> {
+        let named = arguments.tokenizer.as_ref();
+        let named = named.unwrap_or(&self.config.data.tokenizer);
+        let spec: TokenizerSpec = match named.parse() {
+            Ok(TokenizerSpec::Trained) => TokenizerSpec::File(self.trained_tokenizer()?),
+            Ok(spec) => spec,
+            Err(never) => match never {},
+        };
+        let tokenizer = Tokenizer::load(&spec)?;
+        let vocabulary = self.config.model.vocab_size();
+        let is_named = arguments.tokenizer.is_some() || self.has_tokenizer;
+        if !is_named && tokenizer.vocab_size() != vocabulary {
+            return Err(usage(format!(
+                "{} was trained on ids of another program, which do not say of which tokenizer they \
+                 are\n\
+                 hint: name it with --tokenizer: gpt2, bytes, or the path of a tokenizer.json",
+                cinch_files::shown(&self.path)
+            )));
+        }
+        if tokenizer.vocab_size() > vocabulary {
+            return Err(usage(format!(
+                "the tokenizer {named} has {} tokens, the model a vocabulary of {vocabulary}\n\
+                 hint: name the model's own with --tokenizer",
+                tokenizer.vocab_size()
+            )));
+        }
+        Ok(tokenizer)
+    }
+
+    fn generator(&self, options: &GeneratorOptions) -> anyhow::Result<Generator> {
+        let mut tuned = self.base.as_ref().map(|base| TunedWeights {
+            trained: &self.weights,
+            base,
+        });
+        let mut whole = &self.weights;
+        let source: &mut dyn WeightSource = match &mut tuned {
+            Some(tuned) => tuned,
+            None => &mut whole,
+        };
+        Ok(Generator::new(&self.config.model, source, options)?)
     }
 
     /// The tokenizer that the run has trained: in the folder of the run, which is that of the
@@ -251,16 +284,6 @@ impl Subject {
                 cinch_files::shown(&self.path)
             ))
         })
-    }
-
-    /// What the model's folder says of its text, where it does.
-    fn words(&self) -> anyhow::Result<Option<TokenizerConfig>> {
-        let folder = self.config.named.folder.as_deref();
-        let folder = folder.filter(|folder| folder.join("tokenizer_config.json").is_file());
-        let Some(folder) = folder else {
-            return Ok(None);
-        };
-        Ok(Some(TokenizerConfig::from_folder(folder, Moment::now())?))
     }
 
     /// The ids at which the model's folder says to stop.

@@ -18,7 +18,7 @@ use crate::progress::{DataBar, shown};
 use crate::voice::{self, tell};
 
 pub fn run(arguments: &MergeArguments) -> anyhow::Result<()> {
-    let adapter = Adapter::open(&adapter_folder(&arguments.adapter))?;
+    let adapter = Adapter::open(&adapter_folder(&arguments.adapter)?)?;
     let folders = hub_folders();
     let named = arguments
         .base
@@ -69,10 +69,21 @@ pub fn run(arguments: &MergeArguments) -> anyhow::Result<()> {
 }
 
 /// The folder of an adapter; a run's folder stands for the adapters of its newest checkpoint.
-fn adapter_folder(path: &Path) -> PathBuf {
-    let of_run = path.join(ADAPTER_FOLDER);
-    match !path.join(ADAPTER_CONFIG_FILE).exists() && of_run.is_dir() {
-        true => of_run,
-        false => path.to_owned(),
+fn adapter_folder(path: &Path) -> anyhow::Result<PathBuf> {
+    if path.join(ADAPTER_CONFIG_FILE).exists() {
+        return Ok(path.to_owned());
     }
+    let of_run = path.join(ADAPTER_FOLDER);
+    if of_run.is_dir() {
+        return Ok(of_run);
+    }
+    if path.join("checkpoints").is_dir() {
+        return Err(usage(format!(
+            "{0} has trained all weights or saved nothing yet: there are no adapters to add\n\
+             hint: `cinch export {0} --to FOLDER` writes the files of a model that was trained whole",
+            shown(path)
+        )));
+    }
+    // What is missing is told when it is opened.
+    Ok(path.to_owned())
 }

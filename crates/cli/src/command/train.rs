@@ -15,6 +15,7 @@ use serde_json::json;
 use super::{ahead, print, print_all, print_json};
 use crate::args::TrainArguments;
 use crate::failure::{Interrupted, usage};
+use crate::model_folder::words_of;
 use crate::overhead;
 use crate::progress::{DataBar, TrainBar, epochs, shown};
 use crate::ranks::Rank;
@@ -115,22 +116,7 @@ pub fn run(arguments: &TrainArguments) -> anyhow::Result<()> {
     } else if arguments.json {
         print_json(&as_json(&outcome))?;
     } else {
-        let next = match cinch_model::embeds(&asked.config.model) {
-            true => Some(format!(
-                "how well it finds what was held out: cinch eval {}",
-                shown(folder)
-            )),
-            false => generates.then(|| {
-                let tokenizer = match is_of_unknown_tokens(&asked) {
-                    true => " --tokenizer FILE",
-                    false => "",
-                };
-                format!(
-                    "sample from it: cinch generate {}{tokenizer} --prompt \"The weights\"",
-                    shown(folder)
-                )
-            }),
-        };
+        let next = what_next(&asked, folder);
         print(&describe(&outcome, folder, target, next))?;
     }
     match outcome.ending {
@@ -155,6 +141,35 @@ fn where_it_is_named(error: DataError, settings: &Settings) -> anyhow::Error {
         }
         _ => error.into(),
     }
+}
+
+/// What one would do with a trained run, and the command for it.
+fn what_next(asked: &AskedRun, folder: &Path) -> Option<String> {
+    let (model, run) = (&asked.config.model, shown(folder));
+    if cinch_model::embeds(model) {
+        return Some(format!(
+            "how well it finds what was held out: cinch eval {run}"
+        ));
+    }
+    if cinch_model::without_generation(model).is_some() {
+        return None;
+    }
+    if asked.rows.num_samples().is_some() {
+        let words = words_of(&asked.config).ok().flatten();
+        return Some(
+            match words.is_some_and(|words| words.template(false).is_some()) {
+                true => format!("talk with it: cinch generate {run} --chat"),
+                false => format!("ask it: cinch generate {run} --prompt \"as your prompts are\""),
+            },
+        );
+    }
+    let tokenizer = match is_of_unknown_tokens(asked) {
+        true => " --tokenizer FILE",
+        false => "",
+    };
+    Some(format!(
+        "sample from it: cinch generate {run}{tokenizer} --prompt \"The weights\""
+    ))
 }
 
 /// Encoders are frozen: what they begin with, they stay.
