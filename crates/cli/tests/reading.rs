@@ -328,14 +328,16 @@ fn a_run_of_another_trainers_file_ends_where_the_file_says() {
     sandbox.write(
         "run.yaml",
         "base_model: model\nsequence_len: 64\nmicro_batch_size: 4\ngradient_accumulation_steps: 1\n\
-         num_epochs: 2\nlearning_rate: 1e-3\nwarmup_ratio: 0.1\nlogging_steps: 1\noutput_dir: out\n",
+         num_epochs: 2\nlearning_rate: 1e-3\nneftune_noise_alpha: 5\nlogging_steps: 1\noutput_dir: out\n",
     );
     let train = "train run.yaml --tokenizer bytes --data-dir sums.jsonl --device cpu";
     sandbox
         .cinch(train)
         .succeeds()
         .says(&["training steps 1 to 4", "not read: `source`"])
-        .prints(&["note: run.yaml: training here does not follow warmup_ratio = 0.1 (line 7)"]);
+        .prints(&[
+            "note: run.yaml: training here does not follow neftune_noise_alpha = 5 (line 7)",
+        ]);
     // A plan does not ask what is learned.
     let plan = sandbox.cinch("plan run.yaml --gpu A100").stdout;
     assert!(!plan.contains("does not follow"), "{plan}");
