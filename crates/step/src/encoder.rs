@@ -52,7 +52,9 @@ impl EncoderPlan {
         let lengths = model.channel_lengths(seq_len as u64);
         let channels = lengths.iter().enumerate().map(|(index, &longest)| {
             let of_length = |length| graph(Embedded::Channel(index), length);
-            lengths_up_to(longest as usize).map(of_length).collect()
+            lengths_up_to(longest as usize, target)
+                .map(of_length)
+                .collect()
         });
         let channels = channels.collect::<Result<Vec<Vec<OfLength>>, StepError>>()?;
         let head = graph(Embedded::PointsOfPooled, 1)?;
@@ -71,7 +73,7 @@ impl EncoderPlan {
             let graph = sentence_encoder(model, pooling, [texts, length], compute)?;
             Ok((length, graph))
         };
-        let channel = lengths_up_to(longest).map(of_length);
+        let channel = lengths_up_to(longest, target).map(of_length);
         let channels = vec![channel.collect::<Result<Vec<OfLength>, StepError>>()?];
         Self::new(channels, None, texts, target)
     }
@@ -112,12 +114,15 @@ impl EncoderPlan {
     }
 }
 
-/// Lengths that grow by a half and by a third in turn, so that no text runs as one that is half as
-/// long again, and `longest`.
-fn lengths_up_to(longest: usize) -> impl Iterator<Item = usize> {
+/// The lengths that graphs are made for: twice as long each time, up to `longest`. On a CPU, where a
+/// graph costs next to nothing to make ready, there is one between each two, so that no text runs
+/// as one that is half as long again.
+fn lengths_up_to(longest: usize, target: Target) -> impl Iterator<Item = usize> {
     let doubled = std::iter::successors(Some(SHORTEST), |length| length.checked_mul(2));
-    let lengths = doubled.flat_map(|length| [length, length + length / 2]);
+    let between = move |length: usize| (target == Target::Cpu).then_some(length + length / 2);
+    let lengths = doubled.flat_map(move |length| [Some(length), between(length)]);
     lengths
+        .flatten()
         .take_while(move |&length| length < longest)
         .chain([longest])
 }
@@ -128,10 +133,12 @@ mod tests {
 
     #[test]
     fn every_text_has_a_length_that_is_not_much_longer() {
-        let of = |longest| lengths_up_to(longest).collect::<Vec<_>>();
+        let of = |longest| lengths_up_to(longest, Target::Cpu).collect::<Vec<_>>();
         assert_eq!(of(100), [16, 24, 32, 48, 64, 96, 100]);
         assert_eq!(of(24), [16, 24]);
         assert_eq!(of(3), [3]);
+        let on_a_card: Vec<usize> = lengths_up_to(100, Target::Cuda).collect();
+        assert_eq!(on_a_card, [16, 32, 64, 100]);
         for longest in 1..600 {
             let lengths = of(longest);
             assert_eq!(lengths.last(), Some(&longest));
