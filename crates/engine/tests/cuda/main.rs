@@ -8,6 +8,7 @@ mod attention;
 mod card;
 mod device;
 mod dropped;
+mod embed;
 mod emulated;
 #[path = "../gradients/graphs.rs"]
 mod graphs;

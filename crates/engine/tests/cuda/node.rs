@@ -9,6 +9,7 @@ use cinch_graph::op::{LossScale, Op};
 use cinch_graph::{
     DType, Graph, Init, Node, Recompute, Role, Storage, Target, TensorId, differentiate, verify,
 };
+use cinch_model::input;
 use cinch_plan::{Options, Placement, Plan};
 
 use crate::device::{Device, OnCard};
@@ -394,12 +395,22 @@ fn fill(side: &Side, host: &mut Executor) {
                     *value = r as f32;
                 }
             }
-            Role::Batch if name == "lengths" => {
-                let seq = graph.find("tokens").map_or(1, |id| graph.ty(id).width());
+            Role::Batch if name.ends_with("lengths") => {
+                let tokens = match input::texts_of_lengths(name) {
+                    Some(chunk) => input::tokens_of(chunk),
+                    None => "tokens".to_owned(),
+                };
+                let seq = graph.find(&tokens).map_or(1, |id| graph.ty(id).width());
                 fill_lengths(host.arena_mut().write::<i32>(place), seq);
             }
             Role::Batch if name == "starts" => {
                 fill_starts(host.arena_mut().write::<i32>(place), tensor.ty.width());
+            }
+            Role::Batch if tensor.ty.dtype.is_float() => {
+                let values = host.arena_mut().write::<f32>(place);
+                for (value, r) in values.iter_mut().zip(numbers) {
+                    *value = r as f32;
+                }
             }
             Role::Batch => {
                 let table = graph.find("embedding.weight");
