@@ -1,6 +1,6 @@
 //! The texts that are embedded: lines of a file, or records in them.
 
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::Path;
 
 use anyhow::Context;
@@ -40,19 +40,17 @@ pub struct Texts {
 
 impl Texts {
     pub fn read(path: &Path) -> anyhow::Result<Self> {
-        let mut content = String::new();
-        if path == Path::new("-") {
-            let mut input = std::io::stdin().lock().take(LARGEST_FILE);
-            input.read_to_string(&mut content)?;
-        } else {
-            content = cinch_files::read_regular_text(path, LARGEST_FILE).map_err(|error| {
-                usage(format!(
-                    "cannot read {}: {error}\n\
-                     hint: name a file with a text in each line, or - for standard input",
-                    shown(path)
-                ))
-            })?;
-        }
+        let content = match path == Path::new("-") {
+            true => read_input(),
+            false => cinch_files::read_regular_text(path, LARGEST_FILE),
+        };
+        let content = content.map_err(|error| {
+            usage(format!(
+                "cannot read {}: {error}\n\
+                 hint: name a file with a text in each line, or - for standard input",
+                shown(path)
+            ))
+        })?;
         let content = content.strip_prefix('\u{feff}').unwrap_or(&content);
         let is_json = path
             .extension()
@@ -73,6 +71,20 @@ impl Texts {
             true => Err(usage(format!("{} has no texts", shown(path)))),
             false => Ok(Self { texts, empty_lines }),
         }
+    }
+}
+
+/// Standard input, as whole as a file is.
+fn read_input() -> io::Result<String> {
+    let mut content = String::new();
+    let mut input = io::stdin().lock().take(LARGEST_FILE + 1);
+    input.read_to_string(&mut content)?;
+    match content.len() as u64 > LARGEST_FILE {
+        true => Err(io::Error::other(format!(
+            "it has more than {} MiB",
+            LARGEST_FILE >> 20
+        ))),
+        false => Ok(content),
     }
 }
 
