@@ -304,6 +304,19 @@ fn sentences_are_embedded_as_the_folder_says() {
         .fails(2, &["--best", "bert", "hint: leave out --best"]);
 }
 
+/// The folder is the model, whatever it is called.
+#[test]
+fn a_folder_may_be_called_as_a_family_is() {
+    let sandbox = Sandbox::new();
+    encoder(&sandbox);
+    fs::rename(sandbox.join("bert"), sandbox.join("naics")).unwrap();
+    sandbox.write("texts.txt", "w1 w2\n");
+    let embedded = sandbox
+        .cinch("embed naics texts.txt --device cpu")
+        .succeeds();
+    assert_eq!(vectors(&embedded.stdout).len(), 1);
+}
+
 /// Heads and epsilons are in no tensor's shape.
 #[test]
 fn weights_of_an_encoder_that_is_described_otherwise_are_told() {
