@@ -317,6 +317,23 @@ fn a_folder_may_be_called_as_a_family_is() {
     assert_eq!(vectors(&embedded.stdout).len(), 1);
 }
 
+/// No vector comes from tokens that an encoder was not trained on.
+#[test]
+fn an_encoder_without_its_tokenizer_is_refused() {
+    let sandbox = Sandbox::new();
+    encoder(&sandbox);
+    codes(&sandbox);
+    fs::remove_file(sandbox.join("bert/tokenizer.json")).unwrap();
+    sandbox.write("texts.txt", "w1 w2\n");
+    let told = "bert has weights and no tokenizer.json";
+    let embed = sandbox.cinch("embed bert texts.txt --device cpu");
+    let embed = embed.fails(2, &[told, "hint:"]);
+    assert!(!embed.stderr.contains("--tokenizer"), "{}", embed.stderr);
+    let train = "train --model naics --weights bert --data-dir codes.jsonl --device cpu \
+                 --max-steps 1";
+    sandbox.cinch(train).fails(2, &[told, "--tokenizer"]);
+}
+
 /// Heads and epsilons are in no tensor's shape.
 #[test]
 fn weights_of_an_encoder_that_is_described_otherwise_are_told() {

@@ -18,6 +18,7 @@ use crate::device;
 use crate::failure::usage;
 use crate::model_folder::described;
 use crate::progress::shown;
+use crate::settings::refuse_foreign_tokenizer;
 
 /// A checkpoint of a run.
 pub struct TrainedRun {
@@ -117,6 +118,7 @@ impl SentenceModel {
                 config.model.family().title
             )));
         };
+        refuse_foreign_tokenizer(&config, "")?;
         let encoder = encoder.clone();
         Ok(Self {
             form: SentenceForm::of(folder, &encoder)?,
