@@ -302,6 +302,12 @@ fn sentences_are_embedded_as_the_folder_says() {
     sandbox
         .cinch("embed bert texts.txt --best --device cpu")
         .fails(2, &["--best", "bert", "hint: leave out --best"]);
+    sandbox
+        .cinch("eval bert --device cpu")
+        .fails(2, &["bert is a model's folder", "--weights bert"]);
+    let nowhere = sandbox.cinch("eval nowhere --device cpu");
+    let nowhere = nowhere.fails(2, &["there is no nowhere", "hint:"]);
+    assert!(!nowhere.stderr.contains("hub id"), "{}", nowhere.stderr);
 }
 
 /// The folder is the model, whatever it is called.

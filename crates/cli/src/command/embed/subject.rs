@@ -30,13 +30,16 @@ pub struct TrainedRun {
 }
 
 impl TrainedRun {
-    pub fn open(given: &Path, arguments: &EmbedderArguments) -> anyhow::Result<Self> {
+    /// `or_else` ends the hint where there is nothing.
+    pub fn open(
+        given: &Path,
+        arguments: &EmbedderArguments,
+        or_else: &str,
+    ) -> anyhow::Result<Self> {
         if !given.exists() {
             return Err(usage(format!(
                 "there is no {}\n\
-                 hint: a run of `cinch train --model naics`, one of its checkpoints, or a BERT \
-                 model's folder with config.json, tokenizer.json and weights; a hub id where they \
-                 were downloaded",
+                 hint: a run of `cinch train --model naics` or one of its checkpoints{or_else}",
                 shown(given)
             )));
         }
