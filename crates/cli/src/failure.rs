@@ -121,6 +121,17 @@ pub fn usage(message: impl Into<String>) -> anyhow::Error {
     Usage(message.into()).into()
 }
 
+/// What is wrong with standard input that could not be read.
+pub fn unread_input(error: std::io::Error) -> anyhow::Error {
+    match error.kind() {
+        ErrorKind::InvalidData => usage(
+            "standard input is not UTF-8 text\n\
+             hint: convert it (`iconv -f LATIN1 -t UTF-8`)",
+        ),
+        _ => anyhow::Error::new(error).context("cannot read standard input"),
+    }
+}
+
 /// Prints the error and gives its exit code.
 pub fn report(error: &anyhow::Error) -> ExitCode {
     if is_broken_pipe(error) {

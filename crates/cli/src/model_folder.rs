@@ -7,6 +7,8 @@ use cinch_architecture::HubFolders;
 use cinch_config::{Config, Settings, Source};
 use cinch_data::sample::{Moment, TokenizerConfig};
 
+use crate::settings::FIRST_ARGUMENT;
+
 /// What a model is known by.
 const DESCRIPTION: &str = "config.json";
 
@@ -27,8 +29,10 @@ pub fn model_folder(given: &Path) -> Option<PathBuf> {
 /// The model that a folder describes.
 pub fn described(folder: &Path) -> anyhow::Result<Config> {
     let mut settings = Settings::new();
-    let source = Source::Flag("the first argument".to_owned());
-    settings.set("model.type", &folder.display().to_string(), source)?;
+    let source = Source::Flag(FIRST_ARGUMENT.to_owned());
+    // As a path: the folder may be called as a family of models is.
+    let path = Path::new(".").join(folder);
+    settings.set("model.type", &path.display().to_string(), source)?;
     Ok(settings.resolve()?)
 }
 

@@ -12,7 +12,7 @@ use cinch_train::Resume;
 use crate::args::{MemoryArguments, SettingArguments};
 use crate::progress::{DataBar, shown};
 use crate::rows::{Reported, Rows};
-use crate::settings::{for_the_engine, refuse_foreign_tokenizer};
+use crate::settings::{NAME_TOKENIZER, for_the_engine, refuse_foreign_tokenizer};
 use crate::{budget, device, overhead, resume};
 
 /// A run that was asked for, as it would be on this machine.
@@ -65,8 +65,9 @@ impl AskedRun {
         let mut config = settings.resolve()?;
         for_the_engine(flags, &settings, &config)?;
         settings.refuse_mistakes(Matters::Training)?;
-        if !matches!(origin, Origin::Checkpoint(_)) {
-            refuse_foreign_tokenizer(&config, settings.is_explicit("data.tokenizer"))?;
+        let is_named = settings.is_explicit("data.tokenizer");
+        if !is_named && !matches!(origin, Origin::Checkpoint(_)) {
+            refuse_foreign_tokenizer(&config, NAME_TOKENIZER)?;
         }
         let rows = match origin {
             Origin::Checkpoint(_) => Rows::None,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use cinch_config::{
     Config, ConfigError, Matters, Preset, Program, SETTINGS, Settings, Source, config_files,
 };
-
+use cinch_data::{Tokenizer, TokenizerSpec};
 use cinch_train::FirstWeights;
 
 use crate::args::{Engine, SettingArguments};
@@ -259,23 +259,35 @@ pub fn refuse_unread_data(settings: &Settings) -> anyhow::Result<()> {
     }
 }
 
+/// What else one can do about weights without a tokenizer, where a command has the flag.
+pub const NAME_TOKENIZER: &str = ", or name a tokenizer with --tokenizer";
+
 /// Weights know the tokens that they were trained on: read with those of another model they know
-/// nothing, and no error tells it. Files without a tokenizer are taken to be of the built-in one
-/// only where they have as many tokens as it has.
-pub fn refuse_foreign_tokenizer(config: &Config, is_asked: bool) -> anyhow::Result<()> {
-    let (name, tokens) = ("gpt2", 50_257);
-    let folder = match (&config.named.title, FirstWeights::of(config)) {
-        (Some(_), Ok(FirstWeights::Files(folder))) => folder,
+/// nothing, and no error tells it. Files of another program without a tokenizer are taken to be of
+/// a built-in one only where they have as many tokens as it has. `or_else` ends the hint.
+pub fn refuse_foreign_tokenizer(config: &Config, or_else: &str) -> anyhow::Result<()> {
+    let is_foreign = config.named.title.is_some() || cinch_model::embeds(&config.model);
+    let folder = match FirstWeights::of(config) {
+        Ok(FirstWeights::Files(folder)) if is_foreign => folder,
         _ => return Ok(()),
     };
-    let is_its_own = config.data.tokenizer != name || config.model.vocab_size() == tokens;
-    if is_asked || is_its_own {
+    let spec = match config.data.tokenizer.parse() {
+        Ok(spec) => spec,
+        Err(never) => match never {},
+    };
+    let is_its_own = match spec {
+        TokenizerSpec::Trained | TokenizerSpec::File(_) => true,
+        TokenizerSpec::Bytes | TokenizerSpec::Gpt2 => {
+            Tokenizer::load(&spec)?.vocab_size() == config.model.vocab_size()
+        }
+    };
+    if is_its_own {
         return Ok(());
     }
     Err(usage(format!(
         "{} has weights and no tokenizer.json: with which tokens they were trained is not known\n\
          hint: put it there (`AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER)` of \
-         transformers writes one), or name a tokenizer with --tokenizer",
+         transformers writes one){or_else}",
         cinch_files::shown(&folder)
     )))
 }

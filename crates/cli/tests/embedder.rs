@@ -302,6 +302,42 @@ fn sentences_are_embedded_as_the_folder_says() {
     sandbox
         .cinch("embed bert texts.txt --best --device cpu")
         .fails(2, &["--best", "bert", "hint: leave out --best"]);
+    sandbox
+        .cinch("eval bert --device cpu")
+        .fails(2, &["bert is a model's folder", "--weights bert"]);
+    let nowhere = sandbox.cinch("eval nowhere --device cpu");
+    let nowhere = nowhere.fails(2, &["there is no nowhere", "hint:"]);
+    assert!(!nowhere.stderr.contains("hub id"), "{}", nowhere.stderr);
+}
+
+/// The folder is the model, whatever it is called.
+#[test]
+fn a_folder_may_be_called_as_a_family_is() {
+    let sandbox = Sandbox::new();
+    encoder(&sandbox);
+    fs::rename(sandbox.join("bert"), sandbox.join("naics")).unwrap();
+    sandbox.write("texts.txt", "w1 w2\n");
+    let embedded = sandbox
+        .cinch("embed naics texts.txt --device cpu")
+        .succeeds();
+    assert_eq!(vectors(&embedded.stdout).len(), 1);
+}
+
+/// No vector comes from tokens that an encoder was not trained on.
+#[test]
+fn an_encoder_without_its_tokenizer_is_refused() {
+    let sandbox = Sandbox::new();
+    encoder(&sandbox);
+    codes(&sandbox);
+    fs::remove_file(sandbox.join("bert/tokenizer.json")).unwrap();
+    sandbox.write("texts.txt", "w1 w2\n");
+    let told = "bert has weights and no tokenizer.json";
+    let embed = sandbox.cinch("embed bert texts.txt --device cpu");
+    let embed = embed.fails(2, &[told, "hint:"]);
+    assert!(!embed.stderr.contains("--tokenizer"), "{}", embed.stderr);
+    let train = "train --model naics --weights bert --data-dir codes.jsonl --device cpu \
+                 --max-steps 1";
+    sandbox.cinch(train).fails(2, &[told, "--tokenizer"]);
 }
 
 /// Heads and epsilons are in no tensor's shape.

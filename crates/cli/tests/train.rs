@@ -464,6 +464,23 @@ fn a_resumed_run_has_the_settings_it_began_with() {
     assert_eq!(before, after);
 }
 
+/// A share of warm-up is one of the run as it is, also where that was made longer.
+#[test]
+fn a_run_that_goes_on_for_longer_warms_up_for_its_share() {
+    let sandbox = Sandbox::new();
+    sandbox
+        .train_tiny("--max-steps 2 --warmup-ratio 0.5 --log-steps 1 --output-dir run")
+        .succeeds();
+    sandbox
+        .cinch("train --resume run --max-steps 8 --threads 1")
+        .succeeds();
+    let rate = |line: &Value| line.get("learning_rate")?.as_f64();
+    let lines = metrics(&sandbox.join("run"));
+    let rates: Vec<f64> = lines.iter().filter_map(rate).collect();
+    // The third and the last of four steps to the peak.
+    assert!((rates[2] / rates[3] - 0.75).abs() < 1e-9, "{rates:?}");
+}
+
 /// A file of the sparse-attention project, with ids that another program wrote, four GPUs that are
 /// one device here, and a checkpoint named as there.
 #[test]

@@ -21,7 +21,7 @@ use crate::pytorch::{
     FrozenWeights, Sharding, TorchAttention, TorchConfig, TorchOptimizer, TorchPrecision,
     TrainingLoop,
 };
-use crate::rules::{ACCUMULATION, BATCH};
+use crate::rules::{ACCUMULATION, BATCH, WARMUP_RATIO};
 use crate::settings::{Explained, Settings, parse};
 use crate::source::{Layer, Source};
 use crate::tuning::{LoraConfig, LoraTargets, TuningConfig};
@@ -416,12 +416,13 @@ impl Completion {
     /// The share of the run that warm-up takes, where its steps were not said as strongly. None of
     /// them are as good as not said.
     pub(crate) fn warmup_ratio(&self) -> Option<f64> {
-        const RATIO: &str = "training.warmup_ratio";
         const STEPS: &str = "training.warmup_steps";
-        let layer = |key| self.settings.effective(key).map(|given| given.layer);
-        let (ratio, steps) = (layer(RATIO)?, layer(STEPS)?);
-        let holds = ratio > steps || ratio == steps && self.unsigned(STEPS) == 0;
-        holds.then(|| self.float(RATIO))
+        let ratio = self.settings.effective(WARMUP_RATIO)?.layer;
+        let steps = self.settings.effective(STEPS)?;
+        let follows = matches!(&steps.source, Source::Derived(key) if key == WARMUP_RATIO);
+        let holds =
+            follows || ratio > steps.layer || ratio == steps.layer && self.unsigned(STEPS) == 0;
+        holds.then(|| self.float(WARMUP_RATIO))
     }
 
     /// Epochs between evaluations, where steps between them were not said more strongly.

@@ -28,6 +28,7 @@ const USUAL_LENGTH: u64 = 1024;
 const TOKENIZERS: [(&str, u64); 3] = [("gpt2", 50257), ("bytes", 257), ("train", 260)];
 
 pub(crate) const BATCH: &str = "vram.batch_size";
+pub(crate) const WARMUP_RATIO: &str = "training.warmup_ratio";
 pub(crate) const ACCUMULATION: &str = "vram.gradient_accumulation_steps";
 
 /// An effective batch that nobody cut yet, over ranks: the largest micro batch that is not above
@@ -382,7 +383,7 @@ impl Completion {
         }
         let steps = self.unsigned(STEPS);
         if let Some(ratio) = self.warmup_ratio() {
-            let source = Source::Derived("training.warmup_ratio".to_owned());
+            let source = Source::Derived(WARMUP_RATIO.to_owned());
             let value = Value::Unsigned(share_of(steps, ratio));
             self.settings.push(WARMUP, Layer::Adjusted, value, source);
             return Ok(());

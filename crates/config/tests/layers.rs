@@ -363,6 +363,22 @@ fn a_flag_that_shortens_the_run_shortens_the_warmup_of_a_file() {
     );
 }
 
+/// Stages of a run have shares of their own, and a run that goes on for longer another one.
+#[test]
+fn a_share_of_warmup_stays_a_share() {
+    let settings = from_text("\"training\": {\"max_steps\": 40, \"warmup_ratio\": 0.25}");
+    let training = settings.resolve().unwrap().training;
+    assert_eq!(
+        (training.warmup_steps, training.warmup_ratio),
+        (10, Some(0.25))
+    );
+    assert_eq!(training.warmup_of(8), 2);
+    let stated =
+        from_text("\"training\": {\"max_steps\": 40, \"warmup_ratio\": 0.25, \"warmup_steps\": 3}");
+    let training = stated.resolve().unwrap().training;
+    assert_eq!((training.warmup_steps, training.warmup_ratio), (3, None));
+}
+
 #[test]
 fn switches_and_words_mean_the_same() {
     let batch = |text: &str| from_text(text).resolve().unwrap().batch;

@@ -160,7 +160,11 @@ impl Taxonomy {
         }
         let digest = Sha256::digest(content.as_bytes());
         Ok(Self {
-            fingerprint: format!("taxonomy-{digest:x}-{}", tokenizer.fingerprint()),
+            fingerprint: format!(
+                "taxonomy-{digest:x}-{}{}",
+                tokenizer.fingerprint(),
+                marked.fingerprint()
+            ),
             path: path.to_owned(),
             entries,
         })

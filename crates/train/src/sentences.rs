@@ -74,12 +74,13 @@ impl SentenceForm {
         })
     }
 
-    /// A sentence as the encoder's tokenizer gets it.
+    /// A sentence as sentence-transformers gives it to the encoder's tokenizer: without white space
+    /// at its ends, of which some tokenizers make tokens.
     pub fn prepared(&self, sentence: &str) -> String {
         let whole = format!("{}{sentence}", self.prompt);
         match self.lower_case {
-            true => whole.to_lowercase(),
-            false => whole,
+            true => whole.trim().to_lowercase(),
+            false => whole.trim().to_owned(),
         }
     }
 }

@@ -186,6 +186,7 @@ fn a_sentence_is_read_as_the_files_say() {
     let form = folder.form().unwrap();
     assert_eq!(form.longest, 48);
     assert_eq!(form.prepared("Soy BEANS"), "find: soy beans");
+    assert_eq!(form.prepared("oil \t"), "find: oil");
     // A prompt that is there for those who ask for it.
     let settings = r#"{"prompts": {"query": "Find: "}, "default_prompt_name": null}"#;
     folder.file("config_sentence_transformers.json", settings);

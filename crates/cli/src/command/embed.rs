@@ -22,13 +22,16 @@ use subject::SentenceModel;
 pub use subject::TrainedRun;
 use texts::{Text, Texts, place};
 
+const OR_A_MODEL: &str = ", or a BERT model's folder with config.json, tokenizer.json and weights; \
+    a hub id where they were downloaded";
+
 pub fn run(arguments: &EmbedArguments) -> anyhow::Result<()> {
     let format = format::format(arguments)?;
     keep_texts(arguments)?;
     let (given, options) = (&arguments.subject, &arguments.embedder);
     let made = match model_folder(given) {
         Some(folder) => sentences(SentenceModel::open(&folder, options)?, arguments)?,
-        None => points(&TrainedRun::open(given, options)?, arguments)?,
+        None => points(&TrainedRun::open(given, options, OR_A_MODEL)?, arguments)?,
     };
     let Embeddings { numbers, width } = &made;
     let rows = numbers.len() / (*width).max(1);

@@ -7,9 +7,18 @@ use super::embed::TrainedRun;
 use super::{print, print_json};
 use crate::args::EvalArguments;
 use crate::failure::usage;
+use crate::model_folder::model_folder;
 
 pub fn run(arguments: &EvalArguments) -> anyhow::Result<()> {
-    let mut run = TrainedRun::open(&arguments.subject, &arguments.embedder)?;
+    if let Some(folder) = model_folder(&arguments.subject) {
+        return Err(usage(format!(
+            "{0} is a model's folder: `cinch eval` looks for the pairs that a run held out\n\
+             hint: `cinch train --model naics --weights {0}` trains an embedder on it, `cinch \
+             embed {0}` embeds with it as it is",
+            cinch_files::shown(&folder)
+        )));
+    }
+    let mut run = TrainedRun::open(&arguments.subject, &arguments.embedder, "")?;
     let model = &run.config.model;
     if !cinch_model::embeds(model) {
         return Err(usage(format!(

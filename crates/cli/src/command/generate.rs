@@ -25,7 +25,7 @@ use super::{open_run, print_json};
 use crate::args::{GenerateArguments, GeneratePrecision};
 use crate::failure::usage;
 use crate::model_folder::{described, model_folder, words_of};
-use crate::settings::refuse_foreign_tokenizer;
+use crate::settings::{NAME_TOKENIZER, refuse_foreign_tokenizer};
 use crate::{device, voice};
 
 use answer::{Ends, Writer};
@@ -215,9 +215,11 @@ impl Subject {
         })
     }
 
-    fn of_model(folder: &Path, has_tokenizer: bool) -> anyhow::Result<Self> {
+    fn of_model(folder: &Path, is_named: bool) -> anyhow::Result<Self> {
         let config = described(folder)?;
-        refuse_foreign_tokenizer(&config, has_tokenizer)?;
+        if !is_named {
+            refuse_foreign_tokenizer(&config, NAME_TOKENIZER)?;
+        }
         Ok(Self {
             path: folder.to_owned(),
             config,

@@ -207,8 +207,10 @@ fn settings_to_keep(
     let mut kept: BTreeMap<String, String> = settings
         .explain()
         .into_iter()
-        .filter(|one| match one.source {
+        .filter(|one| match &one.source {
             Source::Default => false,
+            // A share is one of the run as long as it is then.
+            Source::Derived(from) if from == "training.warmup_ratio" => false,
             Source::Derived(_) => !one.overridden.is_empty(),
             _ => true,
         })

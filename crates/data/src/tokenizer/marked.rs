@@ -12,6 +12,7 @@ const MARKS: [&str; 2] = ["[CLS]", "[SEP]"];
 pub struct EncoderTokenizer<'a> {
     inner: SpecialTokenizer<'a>,
     around: Around,
+    has_other_marks: bool,
 }
 
 /// A text as tokens.
@@ -24,12 +25,26 @@ pub struct EncodedText {
 impl<'a> EncoderTokenizer<'a> {
     pub fn new(tokenizer: &'a Tokenizer) -> Self {
         let inner = SpecialTokenizer::new(tokenizer);
-        let mut around = inner.around().clone();
-        if around.is_empty() {
-            let [before, after] = MARKS.map(|mark| inner.id(mark).into_iter().collect());
-            around = Around { before, after };
+        let [before, after] = MARKS.map(|mark| inner.id(mark).into_iter().collect());
+        let usual = Around { before, after };
+        let around = match inner.around().is_empty() {
+            true => usual.clone(),
+            false => inner.around().clone(),
+        };
+        Self {
+            has_other_marks: around != usual,
+            inner,
+            around,
         }
-        Self { inner, around }
+    }
+
+    /// What tells the tokens apart from those between BERT's own marks, where they are not.
+    pub(crate) fn fingerprint(&self) -> String {
+        let Around { before, after } = &self.around;
+        match self.has_other_marks {
+            true => format!("-between-{before:?}-{after:?}"),
+            false => String::new(),
+        }
     }
 
     /// The tokens of a text, at most `length` with the marks. An empty text has no tokens but
@@ -102,6 +117,9 @@ mod tests {
             assert_eq!(of("a a a", 4), (vec![first, 5, 5, last], true));
             assert_eq!(of("", 4), (vec![first, last], false));
             assert_eq!(of("a", 1).0, [first]);
+            // Data between other marks are other data.
+            let others = marked.fingerprint();
+            assert_eq!(others.is_empty(), first == 2, "{others}");
         }
     }
 }

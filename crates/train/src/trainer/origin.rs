@@ -136,6 +136,7 @@ impl Origin<'_> {
                 base: files.path().to_owned(),
             });
         }
+        state.of_ids = self.data.tokenizer.is_none();
         state.frozen = self.base.fingerprint;
         state.config = self.config.clone();
         state.settings = self.settings;

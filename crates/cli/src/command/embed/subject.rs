@@ -18,6 +18,7 @@ use crate::device;
 use crate::failure::usage;
 use crate::model_folder::described;
 use crate::progress::shown;
+use crate::settings::refuse_foreign_tokenizer;
 
 /// A checkpoint of a run.
 pub struct TrainedRun {
@@ -29,13 +30,16 @@ pub struct TrainedRun {
 }
 
 impl TrainedRun {
-    pub fn open(given: &Path, arguments: &EmbedderArguments) -> anyhow::Result<Self> {
+    /// `or_else` ends the hint where there is nothing.
+    pub fn open(
+        given: &Path,
+        arguments: &EmbedderArguments,
+        or_else: &str,
+    ) -> anyhow::Result<Self> {
         if !given.exists() {
             return Err(usage(format!(
                 "there is no {}\n\
-                 hint: a run of `cinch train --model naics`, one of its checkpoints, or a BERT \
-                 model's folder with config.json, tokenizer.json and weights; a hub id where they \
-                 were downloaded",
+                 hint: a run of `cinch train --model naics` or one of its checkpoints{or_else}",
                 shown(given)
             )));
         }
@@ -117,6 +121,7 @@ impl SentenceModel {
                 config.model.family().title
             )));
         };
+        refuse_foreign_tokenizer(&config, "")?;
         let encoder = encoder.clone();
         Ok(Self {
             form: SentenceForm::of(folder, &encoder)?,

@@ -7,7 +7,7 @@ use anyhow::Context;
 use cinch_data::taxonomy::CHANNEL_NAMES;
 use serde_json::Value;
 
-use crate::failure::usage;
+use crate::failure::{unread_input, usage};
 use crate::progress::shown;
 
 /// The largest file of texts that is read.
@@ -41,16 +41,15 @@ pub struct Texts {
 impl Texts {
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let content = match path == Path::new("-") {
-            true => read_input(),
-            false => cinch_files::read_regular_text(path, LARGEST_FILE),
+            true => read_input()?,
+            false => cinch_files::read_regular_text(path, LARGEST_FILE).map_err(|error| {
+                usage(format!(
+                    "cannot read {}: {error}\n\
+                     hint: name a file with a text in each line, or - for standard input",
+                    shown(path)
+                ))
+            })?,
         };
-        let content = content.map_err(|error| {
-            usage(format!(
-                "cannot read {}: {error}\n\
-                 hint: name a file with a text in each line, or - for standard input",
-                shown(path)
-            ))
-        })?;
         let content = content.strip_prefix('\u{feff}').unwrap_or(&content);
         let is_json = path
             .extension()
@@ -68,20 +67,20 @@ impl Texts {
             texts.push((number, text));
         }
         match texts.is_empty() {
-            true => Err(usage(format!("{} has no texts", shown(path)))),
+            true => Err(usage(format!("{} has no texts", named(path)))),
             false => Ok(Self { texts, empty_lines }),
         }
     }
 }
 
 /// Standard input, as whole as a file is.
-fn read_input() -> io::Result<String> {
+fn read_input() -> anyhow::Result<String> {
     let mut content = String::new();
     let mut input = io::stdin().lock().take(LARGEST_FILE + 1);
-    input.read_to_string(&mut content)?;
+    input.read_to_string(&mut content).map_err(unread_input)?;
     match content.len() as u64 > LARGEST_FILE {
-        true => Err(io::Error::other(format!(
-            "it has more than {} MiB",
+        true => Err(usage(format!(
+            "standard input has more than {} MiB\nhint: embed the texts in parts",
             LARGEST_FILE >> 20
         ))),
         false => Ok(content),
@@ -90,7 +89,14 @@ fn read_input() -> io::Result<String> {
 
 /// A line of a file, for messages.
 pub fn place(path: &Path, number: usize) -> String {
-    format!("{} line {number}", shown(path))
+    format!("{} line {number}", named(path))
+}
+
+fn named(path: &Path) -> String {
+    match path == Path::new("-") {
+        true => "standard input".to_owned(),
+        false => shown(path),
+    }
 }
 
 fn record(line: &str) -> anyhow::Result<Text> {
@@ -102,6 +108,12 @@ fn record(line: &str) -> anyhow::Result<Text> {
         ))
     })?;
     let field = |name: &str| value.get(name).and_then(Value::as_str);
+    if let Some(other) = value
+        .get("text")
+        .filter(|text| !text.is_null() && !text.is_string())
+    {
+        return Err(usage(format!("`text` is {other}, not a string")));
+    }
     if let Some(text) = field("text") {
         return Ok(Text::Plain(text.to_owned()));
     }
@@ -129,8 +141,16 @@ mod tests {
         assert_eq!(channels.channels(), ["t", "", "", "e"]);
         let problem = record("{\"code\": \"11\"}").unwrap_err().to_string();
         assert!(problem.contains("there is no text"), "{problem}");
+        let problem = record("{\"text\": 5}").unwrap_err().to_string();
+        assert!(problem.contains("`text` is 5"), "{problem}");
         let problem = record("soy bean farming").unwrap_err().to_string();
         assert!(problem.contains("no JSON"), "{problem}");
+    }
+
+    #[test]
+    fn standard_input_is_called_so() {
+        assert_eq!(place(Path::new("-"), 3), "standard input line 3");
+        assert_eq!(place(Path::new("a.txt"), 3), "a.txt line 3");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use anyhow::Context;
 
 use super::answer::{Ends, Writer};
 use super::format::{ChatFormat, Speaker, Turn};
-use crate::failure::usage;
+use crate::failure::unread_input;
 use crate::{failure, voice};
 
 /// Whether an answer is being written, which Ctrl-C ends instead of the program.
@@ -53,7 +53,7 @@ pub fn talk(
             let mut out = io::stderr();
             let _ = out.write_all(b"> ").and_then(|()| out.flush());
         }
-        let Some(line) = lines.next().transpose().map_err(unread_line)? else {
+        let Some(line) = lines.next().transpose().map_err(unread_input)? else {
             break;
         };
         if line.trim().is_empty() {
@@ -73,17 +73,6 @@ pub fn talk(
         voice::tell("");
     }
     Ok(())
-}
-
-/// What is wrong with a line that could not be read.
-fn unread_line(error: io::Error) -> anyhow::Error {
-    match error.kind() {
-        io::ErrorKind::InvalidData => usage(
-            "a line of standard input is not UTF-8 text\n\
-             hint: convert it (`iconv -f LATIN1 -t UTF-8`)",
-        ),
-        _ => anyhow::Error::new(error).context("cannot read standard input"),
-    }
 }
 
 /// Shows the assistant's next turn as it comes, and gives it back.
