@@ -2,11 +2,11 @@
 
 use super::Context;
 use super::cluster::Cluster;
-use super::lanes::{LANES, sign_extend};
+use super::lanes::{LANES, Lanes, Words, sign_extend};
 use super::memory::Memory;
 use super::shadow::{Access, Does};
-use super::warp::{Next, Now, UNKNOWN, Warp, lanes_of};
-use crate::program::{Kind, Op, Source, Space, Type};
+use super::warp::{LANE_BITS, Next, Now, UNKNOWN, Warp, lanes_of};
+use crate::program::{Kind, Op, Space, Type};
 use crate::{CONSTANTS, PARAMETERS, SHARED};
 
 /// Numbers of a lane that one instruction reads or writes.
@@ -30,17 +30,27 @@ impl Warp {
                 let base = self.operand(now, cluster, 0);
                 let count = now.instruction.to.len();
                 let mut values = [[0; LANES]; MAX_VECTOR];
-                // All lanes read the same parameter.
-                let is_same = space == Space::Parameter
-                    && matches!(now.instruction.from[0], Source::Value(_));
-                let lanes = match is_same {
-                    true => now.lanes & now.lanes.wrapping_neg(),
-                    false => now.lanes,
+                // What several lanes read is read once.
+                let alike = match space {
+                    Space::Parameter => alike(&base, now.lanes),
+                    Space::Shared if cluster.order.is_same(self.number) => alike(&base, now.lanes),
+                    _ => LANE_BITS,
                 };
-                for lane in lanes_of(lanes) {
+                for lane in lanes_of(now.lanes) {
+                    let lanes = alike[lane];
+                    let first = lanes.trailing_zeros() as usize;
+                    if first < lane {
+                        for values in &mut values[..count] {
+                            values[lane] = values[first];
+                        }
+                        continue;
+                    }
                     let address = base[lane].wrapping_add_signed(offset);
                     let mut buffer = [0; 16];
-                    let access = self.access(now, cluster, lane);
+                    let access = Access {
+                        lanes,
+                        ..self.access(now, cluster, lane)
+                    };
                     self.load(
                         now.context,
                         cluster,
@@ -55,10 +65,7 @@ impl Warp {
                         values[lane] = number((all >> (8 * piece * ty.bytes)) as u64, ty);
                     }
                 }
-                for (&to, values) in now.instruction.to.iter().zip(&mut values) {
-                    if is_same {
-                        *values = [values[lanes.trailing_zeros() as usize]; LANES];
-                    }
+                for (&to, values) in now.instruction.to.iter().zip(&values) {
                     self.write(to, values, now.lanes);
                 }
                 if acquires {
@@ -211,7 +218,7 @@ impl Warp {
         access: &Access,
     ) -> Result<(), String> {
         let (block, place) = cluster.place(self.block, address, into.len())?;
-        let known = cluster.order.view(access.thread);
+        let known = cluster.order.view_of(access.thread, access.lanes);
         let owner = &mut cluster.blocks[block];
         let what = (Does::Read, access, &known);
         let outcome = owner.shadow.meets(place, into.len(), what);
@@ -238,6 +245,30 @@ impl Warp {
         cluster.note(outcome);
         Ok(())
     }
+}
+
+/// Of each lane that the instruction is for: the lanes with the same address.
+fn alike(base: &Lanes, lanes: u32) -> Words {
+    const SLOTS: usize = 64;
+    // By what an address leaves, the first lane that has it; another address may take its place.
+    let mut slots = [LANES; SLOTS];
+    let mut firsts = [0_u8; LANES];
+    let mut alike = [0; LANES];
+    for lane in lanes_of(lanes) {
+        let address = base[lane];
+        let slot = &mut slots[(address ^ address >> 6) as usize / 4 % SLOTS];
+        let first = match *slot {
+            first if first < LANES && base[first] == address => first,
+            _ => lane,
+        };
+        *slot = first;
+        firsts[lane] = first as u8;
+        alike[first] |= 1 << lane;
+    }
+    for lane in lanes_of(lanes) {
+        alike[lane] = alike[firsts[lane] as usize];
+    }
+    alike
 }
 
 /// Mostly they are as many as a register or a few have, which needs no call.

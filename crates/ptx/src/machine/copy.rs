@@ -114,6 +114,7 @@ impl Warp {
                     // By the threads' own way to shared memory, but later.
                     let access = Access {
                         thread: cluster.async_copies_of(thread),
+                        lanes: 1,
                         unit: cluster.async_copies_of(thread),
                         clock: self.async_copies[lane],
                         instruction: now.at as u32,
@@ -152,6 +153,7 @@ impl Warp {
         let thread = self.thread(lane);
         Access {
             thread,
+            lanes: 1 << lane,
             unit: cluster.bulk_copies_of(self.number),
             clock: self.bulk_copies,
             instruction: at as u32,

@@ -137,6 +137,7 @@ impl Warp {
         let thread = self.thread(0);
         let access = Access {
             thread,
+            lanes: 1,
             unit: cluster.products_of(self.number),
             clock: self.products,
             instruction: at as u32,

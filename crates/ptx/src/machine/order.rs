@@ -16,7 +16,7 @@
 use std::rc::Rc;
 
 use super::lanes::LANES;
-use super::warp::lanes_of;
+use super::warp::{LANE_BITS, lanes_of};
 
 /// Who reads or writes. Threads come first, by warp and lane.
 pub(crate) type Unit = u32;
@@ -117,11 +117,15 @@ struct Group {
     known: Rc<Known>,
 }
 
-/// What one thread knows.
+/// What one thread knows, or what several lanes of a warp know that know the same.
 pub(crate) struct View<'a> {
     known: &'a Known,
     own: Own,
-    thread: Unit,
+    /// The only one; of several each knows more of itself than the others do.
+    thread: Option<Unit>,
+    /// The first thread of the warp, and the lanes.
+    first: Unit,
+    lanes: u32,
     /// Its own copies.
     copies: Unit,
 }
@@ -129,7 +133,7 @@ pub(crate) struct View<'a> {
 impl View<'_> {
     pub fn all(&self, unit: Unit) -> u32 {
         let known = self.known.all[unit as usize];
-        if unit == self.thread {
+        if Some(unit) == self.thread {
             // Whatever a thread has done itself, it knows of.
             u32::MAX
         } else if unit == self.copies {
@@ -141,7 +145,7 @@ impl View<'_> {
 
     pub fn published(&self, unit: Unit) -> u32 {
         let known = self.known.published[unit as usize];
-        if unit == self.thread {
+        if Some(unit) == self.thread {
             known.max(self.own.published)
         } else if unit == self.copies {
             known.max(self.own.copied_published)
@@ -155,16 +159,15 @@ impl View<'_> {
         let known = &self.known.all[first as usize..];
         let mut missing = 0;
         if let Some(known) = known.first_chunk::<LANES>() {
-            for (lane, &known) in known.iter().enumerate() {
-                missing |= u32::from(known < clock) << lane;
+            for (&known, bit) in known.iter().zip(LANE_BITS) {
+                missing |= if known < clock { bit } else { 0 };
             }
         }
-        missing &= lanes;
-        let own = self.thread.wrapping_sub(first);
-        if own < LANES as u32 {
-            missing &= !(1 << own);
+        if first == self.first {
+            // Each of them knows of itself.
+            missing &= !self.lanes;
         }
-        missing == 0
+        missing & lanes == 0
     }
 }
 
@@ -206,17 +209,31 @@ impl Order {
         self.num_units
     }
 
-    pub fn view(&self, thread: Unit) -> View<'_> {
+    /// Of some lanes of a thread's warp, if they know the same.
+    pub fn view_of(&self, thread: Unit, lanes: u32) -> View<'_> {
         let (warp, lane) = (thread as usize / LANES, thread as usize % LANES);
         let groups = &self.groups[warp];
         let group = groups.iter().find(|group| group.lanes >> lane & 1 == 1);
+        let is_single = lanes.is_power_of_two();
+        let copies = self.copies.filter(|_| is_single);
         View {
             // Every lane is in one of them.
             known: &group.unwrap_or(&groups[0]).known,
             own: self.own[thread as usize],
-            thread,
-            copies: self.copies.map_or(Unit::MAX, |first| first + thread),
+            thread: is_single.then_some(thread),
+            first: (warp * LANES) as Unit,
+            lanes,
+            copies: copies.map_or(Unit::MAX, |first| first + thread),
         }
+    }
+
+    pub fn view(&self, thread: Unit) -> View<'_> {
+        self.view_of(thread, 1 << (thread as usize % LANES))
+    }
+
+    /// Whether all lanes of a warp know the same.
+    pub fn is_same(&self, warp: usize) -> bool {
+        self.groups[warp].len() == 1
     }
 
     /// What some lanes of a warp tell by arriving somewhere: all that they know, and what they have

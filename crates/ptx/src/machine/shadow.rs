@@ -11,6 +11,8 @@ use super::order::{Unit, View};
 pub(crate) struct Access {
     /// The thread, or the lane that started a copy or a product.
     pub thread: Unit,
+    /// The lanes of its warp that do the same at once.
+    pub lanes: u32,
     /// The same, or what does it for the thread.
     pub unit: Unit,
     pub clock: u32,
@@ -131,13 +133,13 @@ impl Cell {
 
     fn is_read(&mut self, access: &Access, known: &View<'_>) -> Result<(), Conflict> {
         let outcome = self.written_before(access, known, ConflictKind::ReadAfterWrite);
-        let lane = match access.is_apart() {
-            true => 0,
-            false => access.unit % LANES as u32,
+        let (unit, lanes) = match access.is_apart() {
+            true => (access.unit, 1),
+            false => (access.unit - access.unit % LANES as u32, access.lanes),
         };
         let new = Read {
-            unit: access.unit - lane,
-            lanes: 1 << lane,
+            unit,
+            lanes,
             clock: access.clock,
             instruction: access.instruction,
         };

@@ -108,7 +108,7 @@ pub(super) fn lanes_with(values: &Words) -> u32 {
     })
 }
 
-const LANE_BITS: Words = {
+pub(super) const LANE_BITS: Words = {
     let mut bits = [1; LANES];
     let mut lane = 0;
     while lane < LANES {
@@ -560,6 +560,7 @@ impl Warp {
         let thread = self.thread(lane);
         Access {
             thread,
+            lanes: 1 << lane,
             unit: thread,
             clock: cluster.order.clock(thread),
             instruction: now.at as u32,
