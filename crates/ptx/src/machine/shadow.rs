@@ -97,8 +97,12 @@ impl Cell {
         }
         // Whoever comes after this read comes after what it knows of.
         if !is_apart {
-            self.more_reads.retain(|read| !read.is_known(known));
-            if self.read.is_known(known) {
+            let is_over = |read: &Read| {
+                let is_own = read.unit == new.unit && read.lanes & !new.lanes == 0;
+                is_own || read.is_known(known)
+            };
+            self.more_reads.retain(|read| !is_over(read));
+            if is_over(&self.read) {
                 self.read = Read::NONE;
             }
         }
