@@ -1,19 +1,19 @@
 //! What an opcode means.
 
 use crate::program::{
-    Comparison, Function, Half, Kind, Mma, Op, Reduction, Rounding, Shuffle, Source, Space,
-    Special, Type, Wgmma,
+    Comparison, Function, Half, Kind, Mma, Op, Reduction, Register, Rounding, Shuffle, Source,
+    Space, Special, Type, Wgmma,
 };
 
 /// As it stands in the text.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Operand {
-    Register(u32),
+    Register(Register),
     Value(u64),
     Special(Special),
     Label(String),
     List(Vec<Operand>),
-    Pair(u32, u32),
+    Pair(Register, Register),
     Memory {
         base: Box<Operand>,
         offset: i64,
@@ -21,7 +21,7 @@ pub(crate) enum Operand {
     },
 }
 
-type Decoded = (Op, Box<[u32]>, Box<[Source]>);
+type Decoded = (Op, Box<[Register]>, Box<[Source]>);
 
 impl Operand {
     fn source(&self) -> Option<Source> {
@@ -47,7 +47,7 @@ impl Operand {
         }
     }
 
-    fn registers(&self) -> Option<Vec<u32>> {
+    fn registers(&self) -> Option<Vec<Register>> {
         match self {
             Self::List(list) => {
                 let each = list.iter().map(Self::registers);
@@ -132,7 +132,7 @@ pub(crate) fn decode(word: &str, operands: &[Operand]) -> Option<Decoded> {
             "try_wait.parity.shared::cta.b64" => return simple(Op::TryWait, operands),
             _ => return None,
         };
-        let is_sunk = operands.first() == Some(&Operand::Register(crate::program::SINK));
+        let is_sunk = operands.first() == Some(&Operand::Register(Register::SINK));
         return effect(op, &operands[usize::from(is_sunk)..]);
     }
     if parts[0] == "wgmma" {

@@ -13,6 +13,7 @@
 
 mod decode;
 mod error;
+mod lifetimes;
 mod machine;
 mod parse;
 mod program;

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use crate::decode::{Operand, decode};
 use crate::error::PtxError;
-use crate::program::{Instruction, Kernel, Module, Op, SINK, Special};
+use crate::lifetimes;
+use crate::program::{Instruction, Kernel, Module, Op, Register, Special};
 use crate::text::{Token, tokens};
 use crate::{CONSTANTS, MAX_THREADS, SHARED_START};
 
@@ -47,9 +48,9 @@ struct Parser {
 
 /// Where a kernel's names are found.
 struct Scope {
-    names: HashMap<String, u32>,
+    names: HashMap<String, Register>,
     /// By prefix, the first of a range of registers.
-    ranges: HashMap<String, u32>,
+    ranges: HashMap<String, Register>,
     number: usize,
 }
 
@@ -205,7 +206,7 @@ impl Parser {
             symbols,
             scopes: Vec::new(),
             num_scopes: 0,
-            num_registers: SINK as usize + 1,
+            num_registers: Register::SINK.at as usize + 1,
             local_bytes: 0,
             labels: HashMap::new(),
             branches: Vec::new(),
@@ -227,7 +228,7 @@ impl Parser {
         Ok(Kernel {
             name,
             parameters,
-            num_registers: body.num_registers,
+            num_rows: lifetimes::assign(&mut body.code),
             shared_bytes,
             local_bytes: body.local_bytes,
             max_threads,
@@ -365,10 +366,13 @@ impl Parser {
 
     /// `.reg .b32 %r<5>` or `.reg .pred done`.
     fn registers(&mut self, body: &mut Body) -> Result<(), PtxError> {
-        self.word()?;
+        let is_wide = bytes_of(&self.word()?) == Some(8);
         loop {
             let name = self.word()?;
-            let first = body.num_registers as u32;
+            let first = Register {
+                at: body.num_registers as u32,
+                is_wide,
+            };
             let Some(scope) = body.scopes.last_mut() else {
                 return Err(self.unknown(&name));
             };
@@ -456,7 +460,7 @@ impl Parser {
 
     fn named(&self, word: &str, body: &Body) -> Operand {
         if word == "_" {
-            return Operand::Register(SINK);
+            return Operand::Register(Register::SINK);
         }
         if let Some(register) = body.register(word) {
             return Operand::Register(register);
@@ -549,12 +553,16 @@ impl Parser {
 }
 
 impl Body {
-    fn register(&self, name: &str) -> Option<u32> {
+    fn register(&self, name: &str) -> Option<Register> {
         let prefix = name.trim_end_matches(|c: char| c.is_ascii_digit());
         let number = name[prefix.len()..].parse::<u32>();
         self.scopes.iter().rev().find_map(|scope| {
             let named = scope.names.get(name).copied();
-            named.or_else(|| Some(scope.ranges.get(prefix)? + number.clone().ok()?))
+            named.or_else(|| {
+                let first = *scope.ranges.get(prefix)?;
+                let at = first.at + number.clone().ok()?;
+                Some(Register { at, ..first })
+            })
         })
     }
 

@@ -25,7 +25,8 @@ pub struct Kernel {
     pub(crate) name: String,
     /// Where each parameter begins among all of them, and its bytes.
     pub(crate) parameters: Vec<(usize, usize)>,
-    pub(crate) num_registers: usize,
+    /// Of 32 bits for each lane.
+    pub(crate) num_rows: usize,
     /// What is there without being asked for at the launch.
     pub(crate) shared_bytes: usize,
     pub(crate) local_bytes: usize,
@@ -50,20 +51,33 @@ impl Kernel {
 #[derive(Debug)]
 pub(crate) struct Instruction {
     /// The predicate, and what it has to be.
-    pub guard: Option<(u32, bool)>,
+    pub guard: Option<(Register, bool)>,
     pub op: Op,
-    pub to: Box<[u32]>,
+    pub to: Box<[Register]>,
     pub from: Box<[Source]>,
     pub line: u32,
     pub text: String,
 }
 
-/// What nobody reads is written here.
-pub(crate) const SINK: u32 = 0;
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Register {
+    /// A number while a kernel is read, then the row of a warp's registers.
+    pub at: u32,
+    /// Whether it has 64 bits, of which the upper half is in the next row.
+    pub is_wide: bool,
+}
+
+impl Register {
+    /// What nobody reads is written here.
+    pub const SINK: Self = Self {
+        at: 0,
+        is_wide: false,
+    };
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
-    Register(u32),
+    Register(Register),
     Value(u64),
     Special(Special),
 }

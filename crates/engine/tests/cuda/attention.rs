@@ -215,6 +215,8 @@ shapes! {
     grouped_heads_of_128_padded: GROUPED_AND_PADDED;
     #[ignore = "takes minutes without a card"]
     few_heads_of_64: OF_64;
+    // More heads than a card has room for at once: a block has several, one after the other.
+    many_heads_of_64: Shape { batch: 1, seq: 130, heads: 70, kv_heads: 70, ..OF_64 };
     #[ignore = "takes minutes without a card"]
     one_text_of_heads_of_64: Shape { batch: 1, seq: 1500, ..OF_64 };
     #[ignore = "takes minutes without a card"]

@@ -34,6 +34,8 @@ struct Part {
     commands: Vec<Command>,
     regions: Vec<Region>,
     dtype: DType,
+    /// The first node.
+    node: usize,
 }
 
 pub struct OnHost {
@@ -42,8 +44,10 @@ pub struct OnHost {
     card: Card,
     /// Which of several ways is taken, where there are so many.
     way: usize,
-    /// The most that there were.
-    pub most_ways: usize,
+    /// How many there were at the most, by the first node of what ran.
+    pub ways: HashMap<usize, usize>,
+    /// That node, of what runs now.
+    node: usize,
     /// What went wrong without an end.
     pub conflicts: Vec<String>,
 }
@@ -76,9 +80,20 @@ impl OnHost {
             parts: Vec::new(),
             card,
             way,
-            most_ways: 1,
+            ways: HashMap::new(),
+            node: 0,
             conflicts: Vec::new(),
         }
+    }
+
+    /// Whether something has another way besides so many.
+    pub fn has_more_ways(&self, known: usize) -> bool {
+        self.ways.values().any(|&ways| ways > known)
+    }
+
+    fn note_ways(&mut self, count: usize) {
+        let most = self.ways.entry(self.node).or_default();
+        *most = count.max(*most);
     }
 
     fn architecture(&self) -> &'static str {
@@ -132,7 +147,7 @@ impl OnHost {
                 tails,
             } => {
                 let ways = joined::ways(*joined, products, tails, self.card);
-                self.most_ways = self.most_ways.max(1 + ways.len());
+                self.note_ways(1 + ways.len());
                 if let Some(way) = self.way.checked_sub(1).and_then(|way| ways.get(way)) {
                     self.issue_all(way, dtype, regions);
                 } else {
@@ -144,7 +159,7 @@ impl OnHost {
                 }
             }
             Command::Ways(ways) => {
-                self.most_ways = self.most_ways.max(ways.len());
+                self.note_ways(ways.len());
                 let way = ways.get(self.way).or_else(|| ways.last()).unwrap();
                 self.issue_all(way, dtype, regions);
             }
@@ -158,6 +173,29 @@ impl OnHost {
             Command::Fetch(_) | Command::Store(_) | Command::Exchange(_) => {
                 panic!("neither host memory nor other ranks are there")
             }
+        }
+    }
+
+    /// Whether some way has a kernel.
+    fn launches(&self, command: &Command) -> bool {
+        let any = |commands: &[Command]| commands.iter().any(|command| self.launches(command));
+        match command {
+            Command::Launch { .. }
+            | Command::LaunchTable { .. }
+            | Command::LaunchGenerated { .. } => true,
+            Command::Products {
+                joined,
+                heads,
+                products,
+                tails,
+            } => {
+                any(heads)
+                    || tails.iter().any(|tail| self.launches(&tail.command))
+                    || !joined::ways(*joined, products, tails, self.card).is_empty()
+            }
+            Command::Ways(ways) => ways.iter().any(|way| any(way)),
+            Command::Beside { commands, .. } => any(commands),
+            _ => false,
         }
     }
 
@@ -336,18 +374,31 @@ impl Device for OnHost {
         nodes: Range<usize>,
         is_first: bool,
     ) -> usize {
+        let first = nodes.start;
         let micro = MicroBatch::of_one(is_first);
         let lowered = lower_all(graph, plan, nodes.clone(), micro, self.card);
-        let regions = regions(graph, plan, nodes);
+        let regions = regions(graph, plan, nodes.clone());
+        let commands: Vec<Command> = lowered.into_iter().flat_map(|node| node.commands).collect();
+        // Large, and here the library's products need none of it.
+        let workspaces: Vec<u64> = match commands.iter().any(|command| self.launches(command)) {
+            true => Vec::new(),
+            false => nodes
+                .filter_map(|index| plan.workspace(index))
+                .map(|place| BASE + place.offset)
+                .collect(),
+        };
         // No number, so that whoever uses what was never written shows it.
         for region in regions.iter().filter(|region| region.is_written) {
             let Range { start, end } = region.bytes;
-            self.bytes(start - BASE, end - start).fill(0xff);
+            if !workspaces.contains(&start) {
+                self.bytes(start - BASE, end - start).fill(0xff);
+            }
         }
         self.parts.push(Part {
-            commands: lowered.into_iter().flat_map(|node| node.commands).collect(),
+            commands,
             regions,
             dtype: graph.compute,
+            node: first,
         });
         self.parts.len() - 1
     }
@@ -357,7 +408,9 @@ impl Device for OnHost {
             commands,
             regions,
             dtype,
+            node,
         } = self.parts[part].clone();
+        self.node = node;
         self.issue_all(&commands, dtype, &regions);
     }
 

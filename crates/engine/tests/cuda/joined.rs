@@ -183,6 +183,10 @@ fn selective(rows: [usize; 2], compute: DType) -> Result<TrainingGraph, GraphErr
     let mut x = g.embedding("embedding", tokens, table, None, None)?;
     for (block, convolved) in [("first", false), ("second", true)] {
         let part = |part: &str| format!("{block}.{part}");
+        // What a scan multiplies with each other is of about 1: products of what is much less are
+        // below what halves of five bits' exponent have.
+        let gamma = g.small_weight(&part("gamma"), [64], Init::Ones);
+        x = g.norm(&part("norm"), x, (NormKind::Rms, 1e-5), gamma, None)?;
         let weight = g.weight(&part("in"), [2 * INNER, 64], WEIGHT);
         let zu = g.linear(&part("zu"), x, weight, None)?;
         let (u, u_column) = if convolved {
@@ -205,7 +209,7 @@ fn selective(rows: [usize; 2], compute: DType) -> Result<TrainingGraph, GraphErr
             p,
             dt,
             a_log: g.small_weight(&part("A_log"), [INNER, STATE], WEIGHT),
-            d: g.small_weight(&part("D"), [INNER], WEIGHT),
+            d: g.small_weight(&part("D"), [INNER], Init::Ones),
         };
         let y = g.scan(&part("scan"), inputs, SELECTED, 32)?;
         let out = g.weight(&part("out"), [64, INNER], WEIGHT);
@@ -239,7 +243,11 @@ fn gradients<D: Device>(
     let place = |id| plan.placement(id).unwrap();
     for (index, parameter) in graph.parameters.iter().enumerate() {
         let values = random(parameter.shape.elements(), index as u64 + 1);
-        let values: Vec<f32> = values.iter().map(|&x| 0.1 * x as f32).collect();
+        let middle = match parameter.init {
+            Init::Ones => 1.0,
+            _ => 0.0,
+        };
+        let values: Vec<f32> = values.iter().map(|&x| middle + 0.1 * x as f32).collect();
         let values = decode(&encode(&values, dtype), dtype);
         let mut ids = vec![parameter.master, parameter.compute];
         ids.dedup();
@@ -388,7 +396,7 @@ fn compare_emulated(make: Make, types: &[(DType, f64)]) {
             let (joined, device) = gradients(&graph, usize::MAX, dtype, way(number));
             assert!(device.conflicts.is_empty(), "{:#?}", device.conflicts);
             assert_as_near(&graph, &exact, &apart, &joined, tolerance);
-            if number + 1 >= device.most_ways {
+            if !device.has_more_ways(number + 1) {
                 break;
             }
         }
@@ -412,7 +420,7 @@ fn assert_as_near(
         let name = &graph.tensor(*id).name;
         assert!(size > 0.0, "{name} is zero");
         let (apart, joined) = (distance(apart) / size, distance(joined) / size);
-        // Rounding one by one alone takes a gradient behind two scans 2.05 times as far.
+        // Rounding one by one alone takes a gradient behind two scans 1.23 times as far.
         assert!(
             apart <= 3.0 * tolerance && joined <= (1.3 * apart).max(tolerance),
             "{} {name}: {joined} joined, {apart} one by one",

@@ -2,20 +2,15 @@
 
 use super::Context;
 use super::cluster::Cluster;
-use super::lanes::{LANES, Lanes, sign_extend};
+use super::lanes::{LANES, Lanes, Words, sign_extend};
 use super::memory::Memory;
-use super::order::Access;
-use super::warp::{Next, Now, UNKNOWN, Warp, lanes_of};
+use super::shadow::{Access, Does};
+use super::warp::{LANE_BITS, Next, Now, UNKNOWN, Warp, lanes_of};
 use crate::program::{Kind, Op, Space, Type};
 use crate::{CONSTANTS, PARAMETERS, SHARED};
 
 /// Numbers of a lane that one instruction reads or writes.
 const MAX_VECTOR: usize = 4;
-
-const UNSIGNED: Type = Type {
-    kind: Kind::Unsigned,
-    bytes: 4,
-};
 
 impl Warp {
     /// Loads, stores and sums.
@@ -35,23 +30,39 @@ impl Warp {
                 let base = self.operand(now, cluster, 0);
                 let count = now.instruction.to.len();
                 let mut values = [[0; LANES]; MAX_VECTOR];
+                // What several lanes read is read once.
+                let alike = match space {
+                    Space::Parameter => alike(&base, now.lanes),
+                    Space::Shared if cluster.order.is_same(self.number) => alike(&base, now.lanes),
+                    _ => LANE_BITS,
+                };
                 for lane in lanes_of(now.lanes) {
+                    let lanes = alike[lane];
+                    let first = lanes.trailing_zeros() as usize;
+                    if first < lane {
+                        for values in &mut values[..count] {
+                            values[lane] = values[first];
+                        }
+                        continue;
+                    }
                     let address = base[lane].wrapping_add_signed(offset);
-                    let bytes = ty.bytes * count;
                     let mut buffer = [0; 16];
-                    let buffer = &mut buffer[..bytes];
-                    let access = self.access(now, cluster, lane);
+                    let access = Access {
+                        lanes,
+                        ..self.access(now, cluster, lane)
+                    };
                     self.load(
                         now.context,
                         cluster,
                         memory,
                         (space, address),
-                        buffer,
+                        &mut buffer[..ty.bytes * count],
                         &access,
                         lane,
                     )?;
-                    for (values, bytes) in values.iter_mut().zip(buffer.chunks_exact(ty.bytes)) {
-                        values[lane] = number(bytes, ty);
+                    let all = u128::from_le_bytes(buffer);
+                    for (piece, values) in values[..count].iter_mut().enumerate() {
+                        values[lane] = number((all >> (8 * piece * ty.bytes)) as u64, ty);
                     }
                 }
                 for (&to, values) in now.instruction.to.iter().zip(&values) {
@@ -67,17 +78,18 @@ impl Warp {
             } => {
                 let base = self.operand(now, cluster, 0);
                 let count = now.instruction.from.len() - 1;
-                let values: Vec<Lanes> = (1..=count)
-                    .map(|source| self.operand(now, cluster, source))
-                    .collect();
+                let mut values = [[0; LANES]; MAX_VECTOR];
+                let values = values.get_mut(..count).ok_or(UNKNOWN)?;
+                for (piece, values) in values.iter_mut().enumerate() {
+                    *values = self.operand(now, cluster, 1 + piece);
+                }
+                let ones = u64::MAX >> (64 - 8 * ty.bytes as u32);
                 for lane in lanes_of(now.lanes) {
                     let address = base[lane].wrapping_add_signed(offset);
-                    let mut buffer = [0; 16];
-                    for (piece, values) in values.iter().enumerate() {
-                        let bytes = values[lane].to_le_bytes();
-                        buffer[piece * ty.bytes..][..ty.bytes].copy_from_slice(&bytes[..ty.bytes]);
-                    }
-                    let bytes = &buffer[..ty.bytes * count];
+                    let all = values.iter().rev().fold(0_u128, |all, values| {
+                        (all << (8 * ty.bytes)) | u128::from(values[lane] & ones)
+                    });
+                    let bytes = &all.to_le_bytes()[..ty.bytes * count];
                     let access = self.access(now, cluster, lane);
                     self.store(cluster, memory, (space, address), bytes, &access, lane)?;
                 }
@@ -93,11 +105,12 @@ impl Warp {
                         Space::Shared => {
                             let (block, place) = cluster.place(self.block, address, 4)?;
                             let access = self.access(now, cluster, lane);
-                            let known = cluster.order.known(access.thread);
+                            let known = cluster.order.view(access.thread);
                             let owner = &mut cluster.blocks[block];
-                            let outcome = owner.shadow.add(place, 4, &access, known);
+                            let outcome =
+                                owner.shadow.meets(place, 4, (Does::Add, &access, &known));
                             let word = &mut owner.shared[place..place + 4];
-                            let old = number(word, UNSIGNED) as u32;
+                            let old = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
                             word.copy_from_slice(&old.wrapping_add(value).to_le_bytes());
                             cluster.note(outcome);
                             old.into()
@@ -124,7 +137,7 @@ impl Warp {
         lane: usize,
     ) -> Result<(), String> {
         let bytes = into.len();
-        if address % bytes as u64 != 0 {
+        if address & (bytes as u64 - 1) != 0 {
             return Err(format!(
                 "reads {bytes} bytes at {address:#x}, which is not aligned"
             ));
@@ -132,7 +145,7 @@ impl Warp {
         let beyond = |what: &str| format!("reads {bytes} bytes at {address:#x}, beyond {what}");
         let copy = |from: &[u8], at: u64, into: &mut [u8]| -> Option<()> {
             let from = from.get(at as usize..at as usize + bytes)?;
-            into.copy_from_slice(from);
+            copy_few(from, into);
             Some(())
         };
         match space {
@@ -156,7 +169,7 @@ impl Warp {
                 if let Some(at) = constant.filter(|&at| at < context.constants.len() as u64) {
                     return copy(context.constants, at, into).ok_or_else(|| beyond("constants"));
                 }
-                into.copy_from_slice(memory.read(address, bytes, cluster.number)?);
+                copy_few(memory.read(address, bytes, cluster.number)?, into);
                 Ok(())
             }
         }
@@ -172,7 +185,7 @@ impl Warp {
         lane: usize,
     ) -> Result<(), String> {
         let bytes = from.len();
-        if address % bytes as u64 != 0 {
+        if address & (bytes as u64 - 1) != 0 {
             return Err(format!(
                 "writes {bytes} bytes at {address:#x}, which is not aligned"
             ));
@@ -205,10 +218,11 @@ impl Warp {
         access: &Access,
     ) -> Result<(), String> {
         let (block, place) = cluster.place(self.block, address, into.len())?;
-        let known = cluster.order.known(access.thread);
+        let known = cluster.order.view_of(access.thread, access.lanes);
         let owner = &mut cluster.blocks[block];
-        let outcome = owner.shadow.read(place, into.len(), access, known);
-        into.copy_from_slice(&owner.shared[place..place + into.len()]);
+        let what = (Does::Read, access, &known);
+        let outcome = owner.shadow.meets(place, into.len(), what);
+        copy_few(&owner.shared[place..place + into.len()], into);
         cluster.note(outcome);
         Ok(())
     }
@@ -223,21 +237,63 @@ impl Warp {
         access: &Access,
     ) -> Result<(), String> {
         let (block, place) = cluster.place(own, address, from.len())?;
-        let known = cluster.order.known(access.thread);
+        let known = cluster.order.view(access.thread);
         let owner = &mut cluster.blocks[block];
-        let outcome = owner.shadow.write(place, from.len(), access, known);
-        owner.shared[place..place + from.len()].copy_from_slice(from);
+        let what = (Does::Write, access, &known);
+        let outcome = owner.shadow.meets(place, from.len(), what);
+        copy_few(from, &mut owner.shared[place..place + from.len()]);
         cluster.note(outcome);
         Ok(())
     }
 }
 
-fn number(bytes: &[u8], ty: Type) -> u64 {
-    let mut all = [0; 8];
-    all[..bytes.len()].copy_from_slice(bytes);
-    let bits = u64::from_le_bytes(all);
+/// Of each lane that the instruction is for: the lanes with the same address.
+fn alike(base: &Lanes, lanes: u32) -> Words {
+    const SLOTS: usize = 64;
+    // By what an address leaves, the first lane that has it; another address may take its place.
+    let mut slots = [LANES; SLOTS];
+    let mut firsts = [0_u8; LANES];
+    let mut alike = [0; LANES];
+    for lane in lanes_of(lanes) {
+        let address = base[lane];
+        let slot = &mut slots[(address ^ address >> 6) as usize / 4 % SLOTS];
+        let first = match *slot {
+            first if first < LANES && base[first] == address => first,
+            _ => lane,
+        };
+        *slot = first;
+        firsts[lane] = first as u8;
+        alike[first] |= 1 << lane;
+    }
+    for lane in lanes_of(lanes) {
+        alike[lane] = alike[firsts[lane] as usize];
+    }
+    alike
+}
+
+/// Mostly they are as many as a register or a few have, which needs no call.
+fn copy_few(from: &[u8], to: &mut [u8]) {
+    macro_rules! of {
+        ($($count:literal)*) => {
+            match to.len() {
+                $($count => {
+                    if let (Some(from), Some(to)) =
+                        (from.first_chunk::<$count>(), to.first_chunk_mut::<$count>())
+                    {
+                        *to = *from;
+                    }
+                })*
+                _ => to.copy_from_slice(from),
+            }
+        };
+    }
+    of!(2 4 8 16);
+}
+
+fn number(bits: u64, ty: Type) -> u64 {
+    let extended = sign_extend(bits, ty.bytes).cast_unsigned();
     match ty.kind {
-        Kind::Signed => sign_extend(bits, ty.bytes).cast_unsigned(),
-        _ => bits,
+        Kind::Signed => extended,
+        _ => bits & u64::MAX >> (64 - 8 * ty.bytes as u32),
     }
 }

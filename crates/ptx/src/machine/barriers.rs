@@ -1,6 +1,8 @@
 //! Where threads meet: a block's numbered barriers, a cluster's, and those in shared memory.
 
-use super::order::{Known, Order, Unit};
+use std::rc::Rc;
+
+use super::order::{Known, Order, Telling, Unit};
 
 /// Threads that have arrived, and what they know.
 #[derive(Debug)]
@@ -11,8 +13,9 @@ pub(crate) struct Meeting {
     /// Whether something holds for all that have arrived, and whether it did the last time.
     holds: bool,
     pub held: bool,
-    telling: Known,
-    told: Known,
+    telling: Telling,
+    told: Rc<Known>,
+    units: usize,
 }
 
 impl Meeting {
@@ -22,14 +25,16 @@ impl Meeting {
             arrived: 0,
             holds: true,
             held: true,
-            telling: Known::new(units),
-            told: Known::new(units),
+            telling: Telling::default(),
+            told: Rc::new(Known::new(units)),
+            units,
         }
     }
 
-    pub fn arrive(&mut self, unit: Unit, order: &mut Order) {
-        self.arrived += 1;
-        order.tell(unit, &mut self.telling);
+    /// Lanes of a warp of the cluster.
+    pub fn arrive(&mut self, warp: usize, lanes: u32, order: &mut Order) {
+        self.arrived += lanes.count_ones() as usize;
+        order.tell(warp, lanes, &mut self.telling);
     }
 
     pub fn say(&mut self, holds: bool) {
@@ -42,12 +47,11 @@ impl Meeting {
             self.arrived = 0;
             self.held = std::mem::replace(&mut self.holds, true);
             self.generation += 1;
-            let units = self.telling.all.len();
-            self.told = std::mem::replace(&mut self.telling, Known::new(units));
+            self.told = Rc::new(self.telling.end(self.units));
         }
     }
 
-    pub fn told(&self) -> &Known {
+    pub fn told(&self) -> &Rc<Known> {
         &self.told
     }
 }
@@ -60,8 +64,9 @@ pub(crate) struct Phases {
     pending: i64,
     bytes: i64,
     phase: u32,
-    telling: Known,
-    told: Known,
+    telling: Telling,
+    told: Rc<Known>,
+    units: usize,
     /// Copies that report here, and the moment of those of this phase.
     copies: Unit,
     clock: u32,
@@ -74,8 +79,9 @@ impl Phases {
             pending: count.into(),
             bytes: 0,
             phase: 0,
-            telling: Known::new(units),
-            told: Known::new(units),
+            telling: Telling::default(),
+            told: Rc::new(Known::new(units)),
+            units,
             copies,
             clock: 1,
         }
@@ -87,12 +93,12 @@ impl Phases {
     }
 
     /// An error where more arrive than it was made for.
-    pub fn arrive(&mut self, unit: Unit, order: &mut Order) -> Result<(), String> {
+    pub fn arrive(&mut self, warp: usize, lane: usize, order: &mut Order) -> Result<(), String> {
         if self.pending == 0 {
             return Err("arrives at a barrier at which all have arrived".to_owned());
         }
         self.pending -= 1;
-        order.tell(unit, &mut self.telling);
+        order.tell(warp, 1 << lane, &mut self.telling);
         self.end_phase();
         Ok(())
     }
@@ -112,14 +118,14 @@ impl Phases {
         }
         self.phase += 1;
         self.pending = self.count;
-        let units = self.telling.all.len();
-        self.told = std::mem::replace(&mut self.telling, Known::new(units));
-        self.told.learn_end(self.copies, self.clock);
+        let mut told = self.telling.end(self.units);
+        told.learn_end(self.copies, self.clock);
+        self.told = Rc::new(told);
         self.clock += 1;
     }
 
     /// What whoever waits for a phase of this parity gets to know, once it is over.
-    pub fn over(&self, parity: u32) -> Option<&Known> {
+    pub fn over(&self, parity: u32) -> Option<&Rc<Known>> {
         (self.phase & 1 != parity & 1).then_some(&self.told)
     }
 

@@ -6,7 +6,8 @@ use super::Context;
 use super::barriers::{Meeting, Phases};
 use super::lanes::LANES;
 use super::memory::Memory;
-use super::order::{Conflict, Known, Order, Shadow, Unit};
+use super::order::{Order, Unit};
+use super::shadow::{Conflict, Shadow};
 use super::warp::{Turn, Warp};
 use crate::SHARED_START;
 use crate::error::PtxError;
@@ -80,14 +81,18 @@ impl Cluster {
             |op| matches!(op, Op::BarrierInit),
             MAX_PHASES * blocks.len(),
         );
-        let order = Order::new(num_warps, products + async_copies + bulk_copies + phases);
-        let units = order.num_units();
         let others = Others {
             products: lanes as Unit,
             async_copies: (lanes + products) as Unit,
             bulk_copies: (lanes + products + async_copies) as Unit,
             phases: (lanes + products + async_copies + bulk_copies) as Unit,
         };
+        let order = Order::new(
+            num_warps,
+            products + async_copies + bulk_copies + phases,
+            (async_copies > 0).then_some(others.async_copies),
+        );
+        let units = order.num_units();
         let warps =
             (0..num_warps).map(|warp| Warp::new(context, warp / per_block, warp % per_block, warp));
         let warps = warps.collect();
@@ -235,12 +240,19 @@ impl Cluster {
         phases.ok_or_else(|| format!("there is no barrier at {address:#x}"))
     }
 
-    pub fn arrive(&mut self, block: usize, address: usize, unit: Unit) -> Result<(), String> {
+    /// A lane of a warp of the cluster arrives at a barrier in a block's shared memory.
+    pub fn arrive(
+        &mut self,
+        block: usize,
+        address: usize,
+        warp: usize,
+        lane: usize,
+    ) -> Result<(), String> {
         let Self { blocks, order, .. } = self;
         let phases = blocks.get_mut(block);
         let phases = phases.and_then(|block| block.phases.get_mut(&address));
         let phases = phases.ok_or_else(|| format!("there is no barrier at {address:#x}"))?;
-        phases.arrive(unit, order)
+        phases.arrive(warp, lane, order)
     }
 
     /// The block and the place of an address in shared memory, which may be another block's.
@@ -262,10 +274,6 @@ impl Cluster {
         if let Err(conflict) = outcome {
             self.conflicts.insert(conflict);
         }
-    }
-
-    pub fn learn(&mut self, thread: Unit, known: &Known) {
-        self.order.learn(thread, known);
     }
 }
 

@@ -2,11 +2,14 @@
 
 use super::cluster::{Cluster, RANK_SHIFT};
 use super::lanes::{
-    LANES, Lanes, apply, compare, compare_halves, convert, convert_pair, insert_bits, permute_bytes,
+    LANES, Words, apply, apply_wide, compare, compare_halves, compare_wide, convert, convert_pair,
+    insert_bits,
 };
-use super::warp::{Next, Now, UNKNOWN, Warp, lanes_of};
-use crate::program::{Function, Op, Reduction, Shuffle, Space};
+use super::warp::{Next, Now, UNKNOWN, Warp, lanes_of, lanes_with};
+use crate::program::{Function, Op, Reduction, Shuffle, Source, Space};
 use crate::{PARAMETERS, SHARED};
+
+const NOT_OF_TYPE: &str = "is not known for this type";
 
 impl Warp {
     /// Writes registers, and touches nothing else.
@@ -16,6 +19,11 @@ impl Warp {
     )]
     pub(super) fn compute(&mut self, now: &Now<'_>, cluster: &Cluster) -> Result<Next, String> {
         match now.instruction.op {
+            Op::Move(4) => {
+                let mut room = [0; LANES];
+                let value = *self.narrow(now, cluster, 0, &mut room);
+                self.write_words(now.instruction.to[0], &value, now.lanes);
+            }
             Op::Move(bytes) => {
                 let ones = u64::MAX >> (64 - 8 * bytes as u32);
                 let value = self.operand(now, cluster, 0).map(|value| value & ones);
@@ -42,39 +50,56 @@ impl Warp {
                 }
             }
             Op::Lane(function, ty) => {
-                let read = |source: usize| match now.instruction.from.get(source) {
-                    Some(&source) => self.read(now.context, cluster, source),
-                    None => [0; LANES],
+                let to = now.instruction.to[0];
+                let from = |source: usize| {
+                    let source = now.instruction.from.get(source);
+                    source.copied().unwrap_or(Source::Value(0))
                 };
-                let (a, b, c) = (read(0), read(1), read(2));
-                let result = match function {
-                    Function::InsertBits => {
-                        let length = read(3);
-                        Some(insert_bits(&a, &b, c[0], length[0]))
-                    }
-                    Function::Permute => Some(permute_bytes(&a, &b, &c)),
-                    // The product and what is added to it have twice the width.
-                    _ => apply(function, ty, &a, &b, &c),
-                };
-                let result = result.ok_or("is not known for this type")?;
-                self.write(now.instruction.to[0], &result, now.lanes);
+                if to.is_wide {
+                    let [a, b, c] =
+                        [0, 1, 2].map(|source| self.read(now.context, cluster, from(source)));
+                    let result = apply_wide(function, ty, [&a, &b, &c]);
+                    self.write(to, &result.ok_or(NOT_OF_TYPE)?, now.lanes);
+                } else {
+                    let mut rooms = [[0; LANES]; 4];
+                    let [a, b, c, d] = &mut rooms;
+                    let a = self.words(now.context, cluster, from(0), a);
+                    let b = self.words(now.context, cluster, from(1), b);
+                    let c = self.words(now.context, cluster, from(2), c);
+                    let result = match function {
+                        Function::InsertBits => {
+                            let d = self.words(now.context, cluster, from(3), d);
+                            Some(insert_bits([a, b, c, d]))
+                        }
+                        _ => apply(function, ty, [a, b, c]),
+                    };
+                    self.write_words(to, &result.ok_or(NOT_OF_TYPE)?, now.lanes);
+                }
             }
             Op::Compare(comparison, ty, unordered) => {
-                let (a, b) = (self.operand(now, cluster, 0), self.operand(now, cluster, 1));
-                let result = compare(comparison, ty, unordered, &a, &b);
-                self.write(now.instruction.to[0], &result, now.lanes);
+                let result = if ty.bytes == 8 {
+                    let (a, b) = (self.operand(now, cluster, 0), self.operand(now, cluster, 1));
+                    compare_wide(comparison, ty.kind, unordered, &a, &b)
+                } else {
+                    let (mut a, mut b) = ([0; LANES], [0; LANES]);
+                    let a = self.narrow(now, cluster, 0, &mut a);
+                    let b = self.narrow(now, cluster, 1, &mut b);
+                    compare(comparison, ty, unordered, a, b)
+                };
+                self.write_words(now.instruction.to[0], &result, now.lanes);
             }
-            Op::CompareHalves(half, comparison) => {
-                let (a, b) = (self.operand(now, cluster, 0), self.operand(now, cluster, 1));
-                let result = compare_halves(half, comparison, &a, &b);
-                self.write(now.instruction.to[0], &result, now.lanes);
-            }
-            Op::CompareHalvesApart(half, comparison) => {
-                let (a, b) = (self.operand(now, cluster, 0), self.operand(now, cluster, 1));
-                let both = compare_halves(half, comparison, &a, &b);
+            Op::CompareHalves(half, comparison) | Op::CompareHalvesApart(half, comparison) => {
+                let (mut a, mut b) = ([0; LANES], [0; LANES]);
+                let a = self.narrow(now, cluster, 0, &mut a);
+                let b = self.narrow(now, cluster, 1, &mut b);
+                let both = compare_halves(half, comparison, a, b);
+                if matches!(now.instruction.op, Op::CompareHalves(..)) {
+                    self.write_words(now.instruction.to[0], &both, now.lanes);
+                    return Ok(Next::Go);
+                }
                 for (part, &to) in now.instruction.to.iter().enumerate() {
                     let holds = both.map(|ones| ones >> (16 * part) & 1);
-                    self.write(to, &holds, now.lanes);
+                    self.write_words(to, &holds, now.lanes);
                 }
             }
             Op::Convert {
@@ -89,12 +114,11 @@ impl Warp {
                 self.write(now.instruction.to[0], &result, now.lanes);
             }
             Op::ConvertPair(half) => {
-                let (a, b) = (self.operand(now, cluster, 0), self.operand(now, cluster, 1));
-                self.write(
-                    now.instruction.to[0],
-                    &convert_pair(half, &a, &b),
-                    now.lanes,
-                );
+                let (mut a, mut b) = ([0; LANES], [0; LANES]);
+                let a = self.narrow(now, cluster, 0, &mut a);
+                let b = self.narrow(now, cluster, 1, &mut b);
+                let result = convert_pair(half, a, b);
+                self.write_words(now.instruction.to[0], &result, now.lanes);
             }
             Op::ToGeneric(space) => {
                 let start = if space == Space::Shared {
@@ -115,44 +139,44 @@ impl Warp {
                 self.write(now.instruction.to[0], &there, now.lanes);
             }
             Op::Shuffle(kind) => {
-                let sources: [Lanes; 3] =
-                    std::array::from_fn(|source| self.operand(now, cluster, source));
-                let (values, found) = shuffle(kind, &sources);
-                self.write(now.instruction.to[0], &values, now.lanes);
+                let mut rooms = [[0; LANES]; 3];
+                let [values, steps, clamps] = &mut rooms;
+                let values = self.narrow(now, cluster, 0, values);
+                let steps = self.narrow(now, cluster, 1, steps);
+                let clamps = self.narrow(now, cluster, 2, clamps);
+                let (values, found) = shuffle(kind, values, steps, clamps);
+                self.write_words(now.instruction.to[0], &values, now.lanes);
                 if let Some(&to) = now.instruction.to.get(1) {
-                    self.write(to, &found, now.lanes);
+                    self.write_words(to, &found, now.lanes);
                 }
             }
             Op::AnyVote | Op::Ballot => {
-                let (votes, members) =
-                    (self.operand(now, cluster, 0), self.operand(now, cluster, 1));
-                let ballot = lanes_of(now.lanes).fold(0_u32, |ballot, lane| {
-                    ballot | (votes[lane] as u32 & 1) << lane
-                });
+                let mut rooms = [[0; LANES]; 2];
+                let [votes, members] = &mut rooms;
+                let votes = self.narrow(now, cluster, 0, votes);
+                let members = self.narrow(now, cluster, 1, members);
+                let ballot = lanes_with(votes) & now.lanes;
                 let is_any = now.instruction.op == Op::AnyVote;
-                let result = members.map(|members| {
-                    let ballot = ballot & members as u32;
-                    if is_any {
-                        u64::from(ballot != 0)
-                    } else {
-                        ballot.into()
-                    }
+                let result = members.map(|members| match is_any {
+                    true => u32::from(ballot & members != 0),
+                    false => ballot & members,
                 });
-                self.write(now.instruction.to[0], &result, now.lanes);
+                self.write_words(now.instruction.to[0], &result, now.lanes);
             }
             Op::Reduce(reduction) => {
-                let (values, members) =
-                    (self.operand(now, cluster, 0), self.operand(now, cluster, 1));
+                let mut rooms = [[0; LANES]; 2];
+                let [values, members] = &mut rooms;
+                let values = self.narrow(now, cluster, 0, values);
+                let members = self.narrow(now, cluster, 1, members);
                 let result = members.map(|members| {
-                    let of = lanes_of(members as u32 & now.lanes).map(|lane| values[lane] as u32);
-                    let result = match reduction {
+                    let of = lanes_of(members & now.lanes).map(|lane| values[lane]);
+                    match reduction {
                         Reduction::AddSigned => of.fold(0, u32::wrapping_add),
                         Reduction::MaxUnsigned => of.max().unwrap_or(0),
                         Reduction::MinUnsigned => of.min().unwrap_or(0),
-                    };
-                    result.into()
+                    }
                 });
-                self.write(now.instruction.to[0], &result, now.lanes);
+                self.write_words(now.instruction.to[0], &result, now.lanes);
             }
             _ => return Err(UNKNOWN.to_owned()),
         }
@@ -161,10 +185,10 @@ impl Warp {
 }
 
 /// The value of another lane, and whether there is one; of its own where there is none.
-fn shuffle(kind: Shuffle, [values, lane_or_step, clamp]: &[Lanes; 3]) -> (Lanes, Lanes) {
+fn shuffle(kind: Shuffle, values: &Words, steps: &Words, clamps: &Words) -> (Words, Words) {
     let mut found = [0; LANES];
     let result = std::array::from_fn(|lane| {
-        let (step, clamp) = (lane_or_step[lane] as usize & 31, clamp[lane] as usize);
+        let (step, clamp) = (steps[lane] as usize & 31, clamps[lane] as usize);
         let segment = clamp >> 8 & 31;
         let bound = clamp & 31;
         let most = lane & segment | bound & !segment;
@@ -178,8 +202,8 @@ fn shuffle(kind: Shuffle, [values, lane_or_step, clamp]: &[Lanes; 3]) -> (Lanes,
                 (from, from <= most)
             }
         };
-        found[lane] = u64::from(is_there);
-        values[if is_there { from } else { lane }] & 0xffff_ffff
+        found[lane] = u32::from(is_there);
+        values[if is_there { from } else { lane }]
     });
     (result, found)
 }

@@ -3,7 +3,7 @@
 use super::cluster::Cluster;
 use super::lanes::Lanes;
 use super::memory::Memory;
-use super::order::Access;
+use super::shadow::{Access, Does};
 use super::warp::{Next, Now, UNKNOWN, Warp, lanes_of};
 use super::{Context, TensorMap};
 use crate::PARAMETERS;
@@ -87,12 +87,10 @@ impl Warp {
                 self.bulk_copies += 1;
             }
             Op::BulkWait(left) => {
-                for lane in lanes_of(now.lanes) {
-                    let ended = (self.bulk_copies - 1).saturating_sub(left);
-                    let thread = self.thread(lane);
-                    let unit = cluster.bulk_copies_of(self.number);
-                    cluster.order.learn_end(thread, unit, ended);
-                }
+                let ended = (self.bulk_copies - 1).saturating_sub(left);
+                let unit = cluster.bulk_copies_of(self.number);
+                let order = &mut cluster.order;
+                order.learn_end(self.number, now.lanes, unit, ended);
             }
             Op::AsyncCopy { offset } => {
                 let sources: Vec<Lanes> = (0..now.instruction.from.len())
@@ -116,14 +114,16 @@ impl Warp {
                     // By the threads' own way to shared memory, but later.
                     let access = Access {
                         thread: cluster.async_copies_of(thread),
+                        lanes: 1,
                         unit: cluster.async_copies_of(thread),
                         clock: self.async_copies[lane],
                         instruction: now.at as u32,
                     };
                     let (block, place) = cluster.place(self.block, to, bytes)?;
-                    let known = cluster.order.known(thread);
+                    let known = cluster.order.view(thread);
                     let owner = &mut cluster.blocks[block];
-                    let outcome = owner.shadow.write(place, bytes, &access, known);
+                    let what = (Does::Write, &access, &known);
+                    let outcome = owner.shadow.meets(place, bytes, what);
                     owner.shared[place..place + bytes].copy_from_slice(&buffer);
                     cluster.note(outcome);
                 }
@@ -141,9 +141,7 @@ impl Warp {
                     }
                     let closed = self.async_copies[lane] - 1;
                     let ended = closed.saturating_sub(left.unwrap_or(0));
-                    let thread = self.thread(lane);
-                    let unit = cluster.async_copies_of(thread);
-                    cluster.order.learn_done(thread, unit, ended);
+                    cluster.order.learn_copied(self.thread(lane), ended);
                 }
             }
             _ => return Err(UNKNOWN.to_owned()),
@@ -155,6 +153,7 @@ impl Warp {
         let thread = self.thread(lane);
         Access {
             thread,
+            lanes: 1 << lane,
             unit: cluster.bulk_copies_of(self.number),
             clock: self.bulk_copies,
             instruction: at as u32,

@@ -7,13 +7,15 @@
 use crate::program::{Comparison, Function, Half, Kind, Rounding, Type};
 
 pub(crate) const LANES: usize = 32;
+/// A register of a warp, as a row of them has it, and as two have it.
+pub(crate) type Words = [u32; LANES];
 pub(crate) type Lanes = [u64; LANES];
 
-pub(crate) fn f32_of(bits: u64) -> f32 {
+fn f32_of(bits: u64) -> f32 {
     f32::from_bits(bits as u32)
 }
 
-pub(crate) fn bits_of(x: f32) -> u64 {
+fn bits_of(x: f32) -> u64 {
     u64::from(x.to_bits())
 }
 
@@ -44,18 +46,10 @@ fn downward(x: f64) -> f32 {
     }
 }
 
-fn min_f32(a: f32, b: f32) -> f32 {
-    a.min(b)
-}
-
-fn max_f32(a: f32, b: f32) -> f32 {
-    a.max(b)
-}
-
-fn permute(a: u64, b: u64, selector: u64) -> u64 {
-    let bytes = ((b & 0xffff_ffff) << 32 | (a & 0xffff_ffff)).to_le_bytes();
-    let mut result = [0; 8];
-    for (i, byte) in result.iter_mut().take(4).enumerate() {
+fn permute(a: u32, b: u32, selector: u32) -> u32 {
+    let bytes = (u64::from(b) << 32 | u64::from(a)).to_le_bytes();
+    let mut result = [0; 4];
+    for (i, byte) in result.iter_mut().enumerate() {
         let select = (selector >> (4 * i)) as usize;
         let value = bytes[select & 7];
         *byte = match select & 8 {
@@ -64,7 +58,7 @@ fn permute(a: u64, b: u64, selector: u64) -> u64 {
             _ => ((value.cast_signed()) >> 7).cast_unsigned(),
         };
     }
-    u64::from_le_bytes(result)
+    u32::from_le_bytes(result)
 }
 
 fn mask(bytes: usize) -> u64 {
@@ -80,176 +74,139 @@ pub(crate) fn sign_extend(x: u64, bytes: usize) -> i64 {
     ((x << shift).cast_signed()) >> shift
 }
 
-/// None where there is no such function of that type.
+macro_rules! each {
+    ($result:expr; |$a:ident, $b:ident, $c:ident| $one:expr) => {{
+        let mut result = [$result; LANES];
+        for lane in 0..LANES {
+            let ($a, $b, $c) = ($a[lane], $b[lane], $c[lane]);
+            let _ = ($a, $b, $c);
+            result[lane] = $one;
+        }
+        result
+    }};
+}
+
+/// Of 32 bits and fewer. None where there is no such function of that type.
 #[expect(clippy::too_many_lines, reason = "one line for each function")]
 pub(crate) fn apply(
     function: Function,
-    ty: Type,
-    a: &Lanes,
-    b: &Lanes,
-    c: &Lanes,
-) -> Option<Lanes> {
+    Type { kind, bytes }: Type,
+    [a, b, c]: [&Words; 3],
+) -> Option<Words> {
     use Function as F;
 
-    macro_rules! lanes {
-        (|$a:ident, $b:ident, $c:ident| $result:expr) => {{
-            let mut result = [0; LANES];
-            for lane in 0..LANES {
-                let ($a, $b, $c) = (a[lane], b[lane], c[lane]);
-                let _ = ($a, $b, $c);
-                result[lane] = $result;
-            }
-            result
-        }};
-    }
-    macro_rules! f32s {
+    macro_rules! words {
         (|$a:ident, $b:ident, $c:ident| $result:expr) => {
-            lanes!(|$a, $b, $c| {
-                let ($a, $b, $c) = (f32_of($a), f32_of($b), f32_of($c));
-                let _ = ($a, $b, $c);
-                bits_of($result)
-            })
+            each!(0_u32; |$a, $b, $c| $result)
         };
     }
-    macro_rules! f64s {
+    macro_rules! floats {
         (|$a:ident, $b:ident, $c:ident| $result:expr) => {
-            lanes!(|$a, $b, $c| {
-                let ($a, $b, $c) = (f64::from_bits($a), f64::from_bits($b), f64::from_bits($c));
+            words!(|$a, $b, $c| {
+                let [$a, $b, $c] = [$a, $b, $c].map(f32::from_bits);
                 let _ = ($a, $b, $c);
-                f64::to_bits($result)
+                f32::to_bits($result)
             })
         };
     }
 
-    let Type { kind, bytes } = ty;
-    let ones = mask(bytes);
+    let ones = mask(bytes) as u32;
     let bits = 8 * bytes as u32;
-    let signed = |x: u64| sign_extend(x, bytes);
+    let extension = 32_u32.wrapping_sub(bits) & 31;
+    let signed = |x: u32| (x << extension).cast_signed() >> extension;
     let result = match (kind, bytes) {
         (Kind::Float, 4) => match function {
-            F::Add => f32s!(|a, b, c| a + b),
-            F::AddTowardZero => f32s!(|a, b, c| toward_zero(f64::from(a) + f64::from(b))),
-            F::Sub => f32s!(|a, b, c| a - b),
-            F::Mul => f32s!(|a, b, c| a * b),
+            F::Add => floats!(|a, b, c| a + b),
+            F::AddTowardZero => floats!(|a, b, c| toward_zero(f64::from(a) + f64::from(b))),
+            F::Sub => floats!(|a, b, c| a - b),
+            F::Mul => floats!(|a, b, c| a * b),
+            // The product and what is added to it have twice the width.
             F::MulAdd => {
-                f32s!(|a, b, c| (f64::from(a) * f64::from(b) + f64::from(c)) as f32)
+                floats!(|a, b, c| (f64::from(a) * f64::from(b) + f64::from(c)) as f32)
             }
             F::MulAddDown => {
-                f32s!(|a, b, c| downward(f64::from(a) * f64::from(b) + f64::from(c)))
+                floats!(|a, b, c| downward(f64::from(a) * f64::from(b) + f64::from(c)))
             }
-            F::Div => f32s!(|a, b, c| a / b),
-            F::Min => f32s!(|a, b, c| min_f32(a, b)),
-            F::Max => f32s!(|a, b, c| max_f32(a, b)),
-            F::Neg => f32s!(|a, b, c| -a),
-            F::Abs => f32s!(|a, b, c| a.abs()),
-            F::SquareRoot => f32s!(|a, b, c| a.sqrt()),
-            F::ReciprocalRoot => f32s!(|a, b, c| (1.0 / f64::from(a).sqrt()) as f32),
-            F::Reciprocal => f32s!(|a, b, c| 1.0 / a),
-            F::Exp2 => f32s!(|a, b, c| flushed(a.exp2())),
-            F::Log2 => f32s!(|a, b, c| a.log2()),
+            F::Div => floats!(|a, b, c| a / b),
+            F::Min => floats!(|a, b, c| a.min(b)),
+            F::Max => floats!(|a, b, c| a.max(b)),
+            F::Neg => floats!(|a, b, c| -a),
+            F::Abs => floats!(|a, b, c| a.abs()),
+            F::SquareRoot => floats!(|a, b, c| a.sqrt()),
+            F::ReciprocalRoot => floats!(|a, b, c| (1.0 / f64::from(a).sqrt()) as f32),
+            F::Reciprocal => floats!(|a, b, c| 1.0 / a),
+            F::Exp2 => floats!(|a, b, c| flushed(a.exp2())),
+            F::Log2 => floats!(|a, b, c| a.log2()),
             // The sign of the first, the rest of the second.
-            F::CopySign => f32s!(|a, b, c| b.copysign(a)),
-            F::Select => lanes!(|a, b, c| if c == 0 { b } else { a }),
-            _ => return None,
-        },
-        (Kind::Float, 8) => match function {
-            F::Add => f64s!(|a, b, c| a + b),
-            F::Sub => f64s!(|a, b, c| a - b),
-            F::Mul => f64s!(|a, b, c| a * b),
-            F::MulAdd => f64s!(|a, b, c| a.mul_add(b, c)),
-            F::Div => f64s!(|a, b, c| a / b),
-            F::Min => f64s!(|a, b, c| a.min(b)),
-            F::Reciprocal => f64s!(|a, b, c| 1.0 / a),
-            F::SquareRoot => f64s!(|a, b, c| a.sqrt()),
-            F::Select => lanes!(|a, b, c| if c == 0 { b } else { a }),
+            F::CopySign => floats!(|a, b, c| b.copysign(a)),
+            F::Select => words!(|a, b, c| if c == 0 { b } else { a }),
             _ => return None,
         },
         (Kind::Float, _) => return None,
         (_, 1) => match function {
-            F::And => lanes!(|a, b, c| a & b & 1),
-            F::Or => lanes!(|a, b, c| (a | b) & 1),
-            F::Xor => lanes!(|a, b, c| (a ^ b) & 1),
-            F::Not => lanes!(|a, b, c| !a & 1),
+            F::And => words!(|a, b, c| a & b & 1),
+            F::Or => words!(|a, b, c| (a | b) & 1),
+            F::Xor => words!(|a, b, c| (a ^ b) & 1),
+            F::Not => words!(|a, b, c| !a & 1),
             _ => return None,
         },
         _ => match function {
-            F::Add => lanes!(|a, b, c| a.wrapping_add(b) & ones),
-            F::Sub => lanes!(|a, b, c| a.wrapping_sub(b) & ones),
-            F::Mul => lanes!(|a, b, c| a.wrapping_mul(b) & ones),
-            F::MulAdd => lanes!(|a, b, c| a.wrapping_mul(b).wrapping_add(c) & ones),
-            F::MulWide => match kind {
-                Kind::Signed => lanes!(|a, b, c| {
-                    signed(a).wrapping_mul(signed(b)).cast_unsigned() & mask(2 * bytes)
-                }),
-                _ => lanes!(|a, b, c| (a & ones).wrapping_mul(b & ones) & mask(2 * bytes)),
+            F::Add => words!(|a, b, c| a.wrapping_add(b) & ones),
+            F::Sub => words!(|a, b, c| a.wrapping_sub(b) & ones),
+            F::Mul => words!(|a, b, c| a.wrapping_mul(b) & ones),
+            F::MulAdd => words!(|a, b, c| a.wrapping_mul(b).wrapping_add(c) & ones),
+            F::MulWide if bytes == 2 => match kind {
+                Kind::Signed => words!(|a, b, c| (signed(a) * signed(b)).cast_unsigned()),
+                _ => words!(|a, b, c| (a & ones) * (b & ones)),
             },
-            F::MulHigh => match (kind, bytes) {
-                (Kind::Signed, 4) => lanes!(|a, b, c| {
-                    (signed(a).wrapping_mul(signed(b)) >> 32).cast_unsigned() & ones
+            F::MulHigh if bytes == 4 => match kind {
+                Kind::Signed => words!(|a, b, c| {
+                    let product = i64::from(signed(a)) * i64::from(signed(b));
+                    (product >> 32) as u32
                 }),
-                (_, 4) => lanes!(|a, b, c| (a & ones).wrapping_mul(b & ones) >> 32),
-                (Kind::Unsigned, 8) => {
-                    lanes!(|a, b, c| ((u128::from(a) * u128::from(b)) >> 64) as u64)
-                }
-                _ => return None,
+                _ => words!(|a, b, c| ((u64::from(a) * u64::from(b)) >> 32) as u32),
             },
             F::Div => match kind {
-                Kind::Signed => lanes!(|a, b, c| match signed(b & ones) {
+                Kind::Signed => words!(|a, b, c| match signed(b) {
                     0 => ones,
                     d => signed(a).wrapping_div(d).cast_unsigned() & ones,
                 }),
-                _ => lanes!(|a, b, c| (a & ones).checked_div(b & ones).unwrap_or(ones)),
+                _ => words!(|a, b, c| (a & ones).checked_div(b & ones).unwrap_or(ones)),
             },
             F::Rem => match kind {
-                Kind::Signed => lanes!(|a, b, c| match signed(b & ones) {
+                Kind::Signed => words!(|a, b, c| match signed(b) {
                     0 => ones,
                     d => signed(a).wrapping_rem(d).cast_unsigned() & ones,
                 }),
-                _ => lanes!(|a, b, c| (a & ones).checked_rem(b & ones).unwrap_or(ones)),
+                _ => words!(|a, b, c| (a & ones).checked_rem(b & ones).unwrap_or(ones)),
             },
             F::Min => match kind {
-                Kind::Signed => lanes!(|a, b, c| signed(a).min(signed(b)).cast_unsigned() & ones),
-                _ => lanes!(|a, b, c| (a & ones).min(b & ones)),
+                Kind::Signed => words!(|a, b, c| signed(a).min(signed(b)).cast_unsigned() & ones),
+                _ => words!(|a, b, c| (a & ones).min(b & ones)),
             },
             F::Max => match kind {
-                Kind::Signed => lanes!(|a, b, c| signed(a).max(signed(b)).cast_unsigned() & ones),
-                _ => lanes!(|a, b, c| (a & ones).max(b & ones)),
+                Kind::Signed => words!(|a, b, c| signed(a).max(signed(b)).cast_unsigned() & ones),
+                _ => words!(|a, b, c| (a & ones).max(b & ones)),
             },
-            F::And => lanes!(|a, b, c| a & b & ones),
-            F::Or => lanes!(|a, b, c| (a | b) & ones),
-            F::Xor => lanes!(|a, b, c| (a ^ b) & ones),
-            F::Not => lanes!(|a, b, c| !a & ones),
-            F::Neg => lanes!(|a, b, c| a.wrapping_neg() & ones),
-            // Counts have 32 bits, and what is shifted out is gone.
-            F::ShiftLeft => lanes!(|a, b, c| {
-                let count = b as u32;
-                if count >= bits {
-                    0
-                } else {
-                    (a << count) & ones
-                }
-            }),
+            F::And => words!(|a, b, c| a & b & ones),
+            F::Or => words!(|a, b, c| (a | b) & ones),
+            F::Xor => words!(|a, b, c| (a ^ b) & ones),
+            F::Not => words!(|a, b, c| !a & ones),
+            F::Neg => words!(|a, b, c| a.wrapping_neg() & ones),
+            // What is shifted out is gone.
+            F::ShiftLeft => words!(|a, b, c| if b >= bits { 0 } else { (a << (b & 31)) & ones }),
             F::ShiftRight => match kind {
-                Kind::Signed => {
-                    lanes!(|a, b, c| (signed(a) >> (b as u32).min(63)).cast_unsigned() & ones)
-                }
-                _ => lanes!(|a, b, c| {
-                    let count = b as u32;
-                    if count >= bits {
-                        0
-                    } else {
-                        (a & ones) >> count
-                    }
-                }),
+                Kind::Signed => words!(|a, b, c| (signed(a) >> b.min(31)).cast_unsigned() & ones),
+                _ => words!(|a, b, c| if b >= bits { 0 } else { (a & ones) >> (b & 31) }),
             },
-            F::Select => lanes!(|a, b, c| if c == 0 { b & ones } else { a & ones }),
-            F::InsertBits | F::Permute => return None,
-            F::LeadingZeros => lanes!(|a, b, c| u64::from((a as u32).leading_zeros())),
-            F::Ones => lanes!(|a, b, c| u64::from((a as u32).count_ones())),
-            F::Reverse => lanes!(|a, b, c| u64::from((a as u32).reverse_bits())),
-            F::ShiftOfHighest => lanes!(|a, b, c| match a as u32 {
+            F::Select => words!(|a, b, c| if c == 0 { b & ones } else { a & ones }),
+            F::Permute => words!(|a, b, c| permute(a, b, c)),
+            F::LeadingZeros => words!(|a, b, c| a.leading_zeros()),
+            F::Ones => words!(|a, b, c| a.count_ones()),
+            F::Reverse => words!(|a, b, c| a.reverse_bits()),
+            F::ShiftOfHighest => words!(|a, b, c| match a {
                 0 => ones,
-                x => u64::from(x.leading_zeros()),
+                x => x.leading_zeros(),
             }),
             _ => return None,
         },
@@ -257,84 +214,221 @@ pub(crate) fn apply(
     Some(result)
 }
 
-/// `bfi d, a, b, position, length`: the low bits of a in the middle of b.
-pub(crate) fn insert_bits(a: &Lanes, b: &Lanes, position: u64, length: u64) -> Lanes {
-    let mut result = [0; LANES];
-    let ones = ((1_u64 << length.min(32)) - 1) << position.min(32);
-    for lane in 0..LANES {
-        let bits = (b[lane] & !ones) | ((a[lane] << position.min(32)) & ones);
-        result[lane] = bits & 0xffff_ffff;
+/// Of 64 bits, or from 32 bits to 64.
+pub(crate) fn apply_wide(
+    function: Function,
+    Type { kind, bytes }: Type,
+    [a, b, c]: [&Lanes; 3],
+) -> Option<Lanes> {
+    use Function as F;
+
+    macro_rules! lanes {
+        (|$a:ident, $b:ident, $c:ident| $result:expr) => {
+            each!(0_u64; |$a, $b, $c| $result)
+        };
     }
-    result
+    macro_rules! floats {
+        (|$a:ident, $b:ident, $c:ident| $result:expr) => {
+            lanes!(|$a, $b, $c| {
+                let [$a, $b, $c] = [$a, $b, $c].map(f64::from_bits);
+                let _ = ($a, $b, $c);
+                f64::to_bits($result)
+            })
+        };
+    }
+
+    let result = match (function, kind, bytes) {
+        (F::MulWide, Kind::Signed, 4) => lanes!(|a, b, c| {
+            let (a, b) = (a as u32, b as u32);
+            (i64::from(a.cast_signed()) * i64::from(b.cast_signed())).cast_unsigned()
+        }),
+        (F::MulWide, _, 4) => lanes!(|a, b, c| u64::from(a as u32) * u64::from(b as u32)),
+        (F::Select, _, 8) => lanes!(|a, b, c| if c == 0 { b } else { a }),
+        (_, Kind::Float, 8) => match function {
+            F::Add => floats!(|a, b, c| a + b),
+            F::Sub => floats!(|a, b, c| a - b),
+            F::Mul => floats!(|a, b, c| a * b),
+            F::MulAdd => floats!(|a, b, c| a.mul_add(b, c)),
+            F::Div => floats!(|a, b, c| a / b),
+            F::Min => floats!(|a, b, c| a.min(b)),
+            F::Reciprocal => floats!(|a, b, c| 1.0 / a),
+            F::SquareRoot => floats!(|a, b, c| a.sqrt()),
+            _ => return None,
+        },
+        (_, _, 8) => match function {
+            F::Add => lanes!(|a, b, c| a.wrapping_add(b)),
+            F::Sub => lanes!(|a, b, c| a.wrapping_sub(b)),
+            F::Mul => lanes!(|a, b, c| a.wrapping_mul(b)),
+            F::MulAdd => lanes!(|a, b, c| a.wrapping_mul(b).wrapping_add(c)),
+            F::MulHigh if kind == Kind::Unsigned => {
+                lanes!(|a, b, c| ((u128::from(a) * u128::from(b)) >> 64) as u64)
+            }
+            F::Div => match kind {
+                Kind::Signed => lanes!(|a, b, c| match b {
+                    0 => u64::MAX,
+                    d => a
+                        .cast_signed()
+                        .wrapping_div(d.cast_signed())
+                        .cast_unsigned(),
+                }),
+                _ => lanes!(|a, b, c| a.checked_div(b).unwrap_or(u64::MAX)),
+            },
+            F::Rem => match kind {
+                Kind::Signed => lanes!(|a, b, c| match b {
+                    0 => u64::MAX,
+                    d => a
+                        .cast_signed()
+                        .wrapping_rem(d.cast_signed())
+                        .cast_unsigned(),
+                }),
+                _ => lanes!(|a, b, c| a.checked_rem(b).unwrap_or(u64::MAX)),
+            },
+            F::Min => match kind {
+                Kind::Signed => {
+                    lanes!(|a, b, c| a.cast_signed().min(b.cast_signed()).cast_unsigned())
+                }
+                _ => lanes!(|a, b, c| a.min(b)),
+            },
+            F::Max => match kind {
+                Kind::Signed => {
+                    lanes!(|a, b, c| a.cast_signed().max(b.cast_signed()).cast_unsigned())
+                }
+                _ => lanes!(|a, b, c| a.max(b)),
+            },
+            F::And => lanes!(|a, b, c| a & b),
+            F::Or => lanes!(|a, b, c| a | b),
+            F::Xor => lanes!(|a, b, c| a ^ b),
+            F::Not => lanes!(|a, b, c| !a),
+            F::Neg => lanes!(|a, b, c| a.wrapping_neg()),
+            // Counts have 32 bits, and what is shifted out is gone.
+            F::ShiftLeft => lanes!(|a, b, c| a.checked_shl(b as u32).unwrap_or(0)),
+            F::ShiftRight => match kind {
+                Kind::Signed => {
+                    lanes!(|a, b, c| (a.cast_signed() >> (b as u32).min(63)).cast_unsigned())
+                }
+                _ => lanes!(|a, b, c| a.checked_shr(b as u32).unwrap_or(0)),
+            },
+            _ => return None,
+        },
+        _ => return None,
+    };
+    Some(result)
 }
 
-pub(crate) fn permute_bytes(a: &Lanes, b: &Lanes, selector: &Lanes) -> Lanes {
-    std::array::from_fn(|lane| permute(a[lane], b[lane], selector[lane]))
+/// `bfi d, a, b, position, length`: the low bits of a in the middle of b.
+pub(crate) fn insert_bits([a, b, position, length]: [&Words; 4]) -> Words {
+    std::array::from_fn(|lane| {
+        let position = position[lane].min(32);
+        let ones = ((1_u64 << length[lane].min(32)) - 1) << position;
+        let bits = (u64::from(b[lane]) & !ones) | ((u64::from(a[lane]) << position) & ones);
+        bits as u32
+    })
 }
 
+macro_rules! compared {
+    ($comparison:expr; |$lane:ident| $a:expr, $b:expr) => {{
+        let mut result = [0; LANES];
+        macro_rules! by {
+            ($op:tt) => {
+                for $lane in 0..LANES {
+                    result[$lane] = u32::from($a $op $b);
+                }
+            };
+        }
+        match $comparison {
+            Comparison::Eq => by!(==),
+            Comparison::Ne => by!(!=),
+            Comparison::Lt => by!(<),
+            Comparison::Le => by!(<=),
+            Comparison::Gt => by!(>),
+            Comparison::Ge => by!(>=),
+        }
+        result
+    }};
+}
+
+/// Ones where it holds, of 32 bits and fewer.
 pub(crate) fn compare(
     comparison: Comparison,
     ty: Type,
     unordered: bool,
+    a: &Words,
+    b: &Words,
+) -> Words {
+    if ty.kind == Kind::Float {
+        let (a, b) = (a.map(f32::from_bits), b.map(f32::from_bits));
+        let mut result = compared!(comparison; |lane| a[lane], b[lane]);
+        for lane in 0..LANES {
+            if a[lane].is_nan() | b[lane].is_nan() {
+                result[lane] = u32::from(unordered);
+            }
+        }
+        return result;
+    }
+    // What is above a number's own bits goes out of the way.
+    let shift = 32_u32.wrapping_sub(8 * ty.bytes as u32) & 31;
+    let (a, b) = (a.map(|a| a << shift), b.map(|b| b << shift));
+    match ty.kind {
+        Kind::Signed => compared!(comparison; |lane| a[lane].cast_signed(), b[lane].cast_signed()),
+        _ => compared!(comparison; |lane| a[lane], b[lane]),
+    }
+}
+
+/// The same of 64 bits.
+pub(crate) fn compare_wide(
+    comparison: Comparison,
+    kind: Kind,
+    unordered: bool,
     a: &Lanes,
     b: &Lanes,
-) -> Lanes {
-    fn holds<T: PartialOrd>(comparison: Comparison, unordered: bool, a: T, b: T) -> bool {
-        let Some(order) = a.partial_cmp(&b) else {
-            return unordered;
-        };
-        match comparison {
-            Comparison::Eq => order.is_eq(),
-            Comparison::Ne => order.is_ne(),
-            Comparison::Lt => order.is_lt(),
-            Comparison::Le => order.is_le(),
-            Comparison::Gt => order.is_gt(),
-            Comparison::Ge => order.is_ge(),
-        }
-    }
-    let ones = mask(ty.bytes);
-    let one = |lane: usize| -> bool {
-        let (a, b) = (a[lane], b[lane]);
-        match (ty.kind, ty.bytes) {
-            (Kind::Float, 4) => holds(comparison, unordered, f32_of(a), f32_of(b)),
-            (Kind::Float, _) => holds(comparison, unordered, f64::from_bits(a), f64::from_bits(b)),
-            (Kind::Signed, bytes) => {
-                let (a, b) = (sign_extend(a, bytes), sign_extend(b, bytes));
-                holds(comparison, false, a, b)
+) -> Words {
+    match kind {
+        Kind::Float => {
+            let (a, b) = (a.map(f64::from_bits), b.map(f64::from_bits));
+            let mut result = compared!(comparison; |lane| a[lane], b[lane]);
+            for lane in 0..LANES {
+                if a[lane].is_nan() | b[lane].is_nan() {
+                    result[lane] = u32::from(unordered);
+                }
             }
-            _ => holds(comparison, false, a & ones, b & ones),
+            result
         }
-    };
-    std::array::from_fn(|lane| u64::from(one(lane)))
+        Kind::Signed => compared!(comparison; |lane| a[lane].cast_signed(), b[lane].cast_signed()),
+        _ => compared!(comparison; |lane| a[lane], b[lane]),
+    }
 }
 
 /// Ones in each 16 bits for which it holds.
-pub(crate) fn compare_halves(half: Half, comparison: Comparison, a: &Lanes, b: &Lanes) -> Lanes {
+pub(crate) fn compare_halves(half: Half, comparison: Comparison, a: &Words, b: &Words) -> Words {
     let single = Type {
         kind: Kind::Float,
         bytes: 4,
     };
-    let part = |x: &Lanes, shift: u32| -> Lanes {
-        x.map(|x| bits_of(from_half(half, (x >> shift) as u16)))
-    };
+    let part = |x: &Words, shift: u32| x.map(|x| from_half(half, (x >> shift) as u16).to_bits());
     let [low, high] =
         [0, 16].map(|shift| compare(comparison, single, false, &part(a, shift), &part(b, shift)));
     std::array::from_fn(|lane| (low[lane] * 0xffff) | (high[lane] * 0xffff_0000))
 }
 
+/// Without branches, so that many are converted at once.
 pub(crate) fn from_half(half: Half, bits: u16) -> f32 {
     match half {
         Half::Bf16 => f32::from_bits(u32::from(bits) << 16),
         Half::F16 => {
             let sign = u32::from(bits >> 15) << 31;
-            let exponent = u32::from(bits >> 10) & 0x1f;
-            let fraction = u32::from(bits) & 0x3ff;
-            let magnitude = match exponent {
-                0 => fraction as f32 * (-24.0_f32).exp2(),
-                0x1f => f32::from_bits(0x7f80_0000 | fraction << 13),
-                _ => f32::from_bits((exponent + 112) << 23 | fraction << 13),
+            let magnitude = u32::from(bits & 0x7fff);
+            // Below the smallest normal number, in units of 2⁻²⁴.
+            let small = (magnitude.cast_signed() as f32 * f32::from_bits(103 << 23)).to_bits();
+            let normal = (magnitude << 13) + (112 << 23);
+            let beyond = (magnitude << 13) | 0x7f80_0000;
+            let magnitude = if magnitude < 0x400 {
+                small
+            } else if magnitude < 0x7c00 {
+                normal
+            } else {
+                beyond
             };
-            f32::from_bits(magnitude.to_bits() | sign)
+            f32::from_bits(magnitude | sign)
         }
     }
 }
@@ -342,31 +436,26 @@ pub(crate) fn from_half(half: Half, bits: u16) -> f32 {
 /// To the nearest, of two that are as near to the even one.
 pub(crate) fn to_half(half: Half, x: f32) -> u16 {
     let bits = x.to_bits();
-    match half {
+    let is_nan = bits & 0x7fff_ffff > 0x7f80_0000;
+    let rounded = match half {
         Half::Bf16 => {
-            if x.is_nan() {
-                return 0x7fff;
-            }
             let odd = bits >> 16 & 1;
-            ((bits + 0x7fff + odd) >> 16) as u16
+            bits.wrapping_add(0x7fff + odd) >> 16
         }
         Half::F16 => {
-            let sign = (bits >> 16) as u16 & 0x8000;
-            if x.is_nan() {
-                return 0x7fff;
-            }
-            let magnitude = f32::from_bits(bits & 0x7fff_ffff);
-            if magnitude >= 65520.0 {
-                return sign | 0x7c00;
-            }
-            let exponent = ((magnitude.to_bits() >> 23).max(113) - 113) as i32;
-            // In units of the last place, of which there are ten in the fraction.
-            let unit = f64::from(exponent - 24).exp2();
-            let units = (f64::from(magnitude) / unit).round_ties_even() as u32;
+            let magnitude = bits & 0x7fff_ffff;
+            // Sums with 1/2 are rounded to 2⁻²⁴, the unit of numbers that are not normal.
+            let small = (f32::from_bits(magnitude) + 0.5)
+                .to_bits()
+                .wrapping_sub(0.5_f32.to_bits());
             // A carry into the next exponent comes by itself.
-            sign | (units + ((exponent as u32) << 10)) as u16
+            let odd = magnitude >> 13 & 1;
+            let normal = (magnitude.wrapping_add(0xfff + odd) >> 13).wrapping_sub(112 << 10);
+            let units = if magnitude < 113 << 23 { small } else { normal };
+            (bits >> 16 & 0x8000) | units.min(0x7c00)
         }
-    }
+    };
+    if is_nan { 0x7fff } else { rounded as u16 }
 }
 
 pub(crate) fn convert(
@@ -423,9 +512,20 @@ pub(crate) fn convert(
 }
 
 /// The first is the upper half.
-pub(crate) fn convert_pair(half: Half, a: &Lanes, b: &Lanes) -> Lanes {
-    let part = |bits: u64| u64::from(to_half(half, f32_of(bits)));
-    std::array::from_fn(|lane| part(a[lane]) << 16 | part(b[lane]))
+pub(crate) fn convert_pair(half: Half, a: &Words, b: &Words) -> Words {
+    // Each kind has a loop of its own.
+    macro_rules! pairs {
+        ($half:expr) => {
+            std::array::from_fn(|lane| {
+                let half = |bits| u32::from(to_half($half, f32::from_bits(bits)));
+                half(a[lane]) << 16 | half(b[lane])
+            })
+        };
+    }
+    match half {
+        Half::Bf16 => pairs!(Half::Bf16),
+        Half::F16 => pairs!(Half::F16),
+    }
 }
 
 #[cfg(test)]

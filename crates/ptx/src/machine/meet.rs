@@ -1,10 +1,9 @@
 //! Where threads wait for each other, and for copies.
 
-use super::barriers::Meeting;
 use super::cluster::{Cluster, RANK_SHIFT};
 use super::lanes::LANES;
 use super::warp::{Next, Now, UNKNOWN, Wait, Warp, lanes_of};
-use crate::program::{Op, Source};
+use crate::program::Op;
 
 impl Warp {
     /// Arrives, waits, or lets others know.
@@ -19,26 +18,29 @@ impl Warp {
     ) -> Result<Next, String> {
         match now.instruction.op {
             Op::Barrier | Op::BarrierArrive | Op::BarrierAll => {
-                let number = self.operand(now, cluster, 0)[0] as usize;
+                let first = now.lanes.trailing_zeros() as usize;
+                let number = self.operand(now, cluster, 0)[first] as usize;
                 let count = now.instruction.from.len() > 1;
                 let says = match now.instruction.op {
                     Op::BarrierAll => self.operand(now, cluster, 2),
                     _ => [1; LANES],
                 };
+                let expected = match count {
+                    true => self.operand(now, cluster, 1)[first] as usize,
+                    false => 0,
+                };
                 let Cluster { blocks, order, .. } = cluster;
                 let block = &mut blocks[self.block];
                 let expected = match count {
-                    true => self.read_one(now.instruction.from[1]),
+                    true => expected,
                     false => now.context.threads() - block.ended,
                 };
                 let Some(meeting) = block.barriers.get_mut(number) else {
                     return Err(format!("there is no barrier {number}"));
                 };
                 let generation = meeting.generation;
-                for lane in lanes_of(now.lanes) {
-                    meeting.arrive(self.thread(lane), order);
-                    meeting.say(says[lane] & 1 == 1);
-                }
+                meeting.arrive(self.number, now.lanes, order);
+                meeting.say(lanes_of(now.lanes).all(|lane| says[lane] & 1 == 1));
                 meeting.end_with(expected);
                 if now.instruction.op != Op::BarrierArrive {
                     if now.lanes != now.all {
@@ -54,16 +56,14 @@ impl Warp {
                 while left != 0 {
                     let first = left.trailing_zeros() as usize;
                     let group = members[first] as u32 & now.lanes | 1 << first;
-                    self.meet(cluster, group);
+                    cluster.order.meet(self.number, group);
                     left &= !group;
                 }
             }
             Op::ClusterArrive => {
                 self.cluster_generation = cluster.meeting.generation;
                 let Cluster { meeting, order, .. } = cluster;
-                for lane in lanes_of(now.lanes) {
-                    meeting.arrive(self.thread(lane), order);
-                }
+                meeting.arrive(self.number, now.lanes, order);
                 let expected = cluster.num_threads(now.context) - cluster.ended();
                 cluster.meeting.end_with(expected);
             }
@@ -82,7 +82,7 @@ impl Warp {
                 let address = self.operand(now, cluster, 0);
                 for lane in lanes_of(now.lanes) {
                     let address = address[lane] as usize;
-                    cluster.arrive(self.block, address, self.thread(lane))?;
+                    cluster.arrive(self.block, address, self.number, lane)?;
                 }
             }
             Op::ArriveCluster => {
@@ -91,7 +91,7 @@ impl Warp {
                     let rank = (address[lane] >> RANK_SHIFT) as usize;
                     let block = if rank == 0 { self.block } else { rank - 1 };
                     let within = (address[lane] & ((1 << RANK_SHIFT) - 1)) as usize;
-                    cluster.arrive(block, within, self.thread(lane))?;
+                    cluster.arrive(block, within, self.number, lane)?;
                 }
             }
             Op::ExpectBytes(arrives) => {
@@ -101,7 +101,7 @@ impl Warp {
                     let at = address[lane] as usize;
                     cluster.phases(self.block, at)?.expect(bytes[lane] as u32);
                     if arrives {
-                        cluster.arrive(self.block, at, self.thread(lane))?;
+                        cluster.arrive(self.block, at, self.number, lane)?;
                     }
                 }
             }
@@ -125,39 +125,14 @@ impl Warp {
                 let Some(told) = blocks[self.block].phases[&address].over(parity) else {
                     return Ok(Next::Wait(Wait::Phase { address, parity }));
                 };
-                for lane in lanes_of(alike) {
-                    order.learn(self.thread(lane), told);
-                }
+                order.learn(self.number, alike, told);
                 self.write(now.instruction.to[0], &[1; LANES], alike);
             }
             Op::ProxyFence => {
-                for lane in lanes_of(now.lanes) {
-                    cluster.order.publish(self.thread(lane));
-                }
+                cluster.order.publish(self.number, now.lanes);
             }
             _ => return Err(UNKNOWN.to_owned()),
         }
         Ok(Next::Go)
-    }
-
-    fn read_one(&self, source: Source) -> usize {
-        match source {
-            Source::Register(register) => self.registers[register as usize][0] as usize,
-            Source::Value(value) => value as usize,
-            Source::Special(_) => 0,
-        }
-    }
-
-    /// Lanes tell each other what they know.
-    fn meet(&self, cluster: &mut Cluster, lanes: u32) {
-        let units = cluster.order.num_units();
-        let mut meeting = Meeting::new(units);
-        for lane in lanes_of(lanes) {
-            meeting.arrive(self.thread(lane), &mut cluster.order);
-        }
-        meeting.end_with(lanes.count_ones() as usize);
-        for lane in lanes_of(lanes) {
-            cluster.learn(self.thread(lane), meeting.told());
-        }
     }
 }

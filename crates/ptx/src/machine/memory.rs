@@ -17,6 +17,8 @@ pub struct Memory<'a> {
     regions: Vec<Region>,
     /// Who has read and written it in this launch.
     marks: Vec<Option<Box<[Mark; PAGE_WORDS]>>>,
+    /// What was last read and written of them: mostly it is the same again.
+    last: [Range<u64>; 2],
     /// Whether blocks tell each other how far they are.
     is_ordered: bool,
 }
@@ -42,6 +44,7 @@ impl<'a> Memory<'a> {
             base,
             regions,
             marks: std::iter::repeat_with(|| None).take(pages).collect(),
+            last: [0..0, 0..0],
             is_ordered: false,
         }
     }
@@ -53,8 +56,12 @@ impl<'a> Memory<'a> {
     }
 
     /// Where some bytes are, if a launch may touch them.
-    fn place(&self, address: u64, bytes: usize, writes: bool) -> Result<usize, String> {
+    fn place(&mut self, address: u64, bytes: usize, writes: bool) -> Result<usize, String> {
         let end = address.wrapping_add(bytes as u64);
+        let last = &self.last[usize::from(writes)];
+        if last.start <= address && end <= last.end && address <= end {
+            return Ok((address - self.base) as usize);
+        }
         // Two tensors that lie beside each other are one for a copy of both.
         let mut at = address;
         while at < end {
@@ -70,6 +77,7 @@ impl<'a> Memory<'a> {
                 ));
             };
             at = region.bytes.end;
+            self.last[usize::from(writes)] = region.bytes.clone();
         }
         Ok((address - self.base) as usize)
     }
@@ -99,31 +107,39 @@ impl<'a> Memory<'a> {
         if self.is_ordered {
             return Ok(());
         }
-        for word in place / WORD_BYTES..(place + bytes).div_ceil(WORD_BYTES) {
-            let page = self.marks[word / PAGE_WORDS]
+        let is_others = |who: u32| who != 0 && who != cluster;
+        // Neighbours of two bytes may be of different blocks.
+        let is_whole = bytes >= WORD_BYTES;
+        let end = (place + bytes).div_ceil(WORD_BYTES);
+        let mut next = place / WORD_BYTES;
+        while next < end {
+            let page = self.marks[next / PAGE_WORDS]
                 .get_or_insert_with(|| Box::new([Mark::default(); PAGE_WORDS]));
-            let mark = &mut page[word % PAGE_WORDS];
-            let is_others = |who: u32| who != 0 && who != cluster;
-            // Neighbours of two bytes may be of different blocks.
-            let is_whole = bytes >= WORD_BYTES;
-            if is_whole && is_others(mark.written) {
-                let what = if writes { "writes" } else { "reads" };
-                return Err(format!(
-                    "{what} what cluster {} has written in this launch",
-                    mark.written - 1
-                ));
-            }
-            if writes {
-                if is_whole && is_others(mark.read) {
-                    return Err("writes what another cluster has read in this launch".to_owned());
+            let first = next % PAGE_WORDS;
+            let count = (end - next).min(PAGE_WORDS - first);
+            next += count;
+            for mark in &mut page[first..first + count] {
+                if is_whole && is_others(mark.written) {
+                    let what = if writes { "writes" } else { "reads" };
+                    return Err(format!(
+                        "{what} what cluster {} has written in this launch",
+                        mark.written - 1
+                    ));
                 }
-                mark.written = if is_whole { cluster } else { 0 };
-            } else {
-                mark.read = match mark.read {
-                    0 => cluster,
-                    who if who == cluster => who,
-                    _ => MANY,
-                };
+                if writes {
+                    if is_whole && is_others(mark.read) {
+                        return Err(
+                            "writes what another cluster has read in this launch".to_owned()
+                        );
+                    }
+                    mark.written = if is_whole { cluster } else { 0 };
+                } else {
+                    mark.read = match mark.read {
+                        0 => cluster,
+                        who if who == cluster => who,
+                        _ => MANY,
+                    };
+                }
             }
         }
         Ok(())

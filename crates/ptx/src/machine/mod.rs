@@ -12,6 +12,7 @@ mod meet;
 mod memory;
 mod multiply;
 mod order;
+mod shadow;
 mod warp;
 
 use std::collections::BTreeSet;
@@ -19,7 +20,7 @@ use std::collections::BTreeSet;
 pub use memory::{Memory, Region};
 
 use self::cluster::{Cluster, Progress};
-use self::order::{Conflict, ConflictKind};
+use self::shadow::{Conflict, ConflictKind};
 use crate::MAX_SHARED;
 use crate::error::PtxError;
 use crate::program::{Kernel, Module, Op};

@@ -2,12 +2,15 @@
 
 use super::Context;
 use super::cluster::Cluster;
-use super::lanes::{LANES, Lanes, bits_of, f32_of, from_half};
-use super::matrix::{self, Operand};
+use super::lanes::{LANES, Lanes, from_half};
+use super::matrix::{self, INNER, Left, Operand, ROWS};
 use super::memory::Memory;
-use super::order::Access;
-use super::warp::{Next, Now, UNKNOWN, Wait, Warp, lanes_of};
-use crate::program::{Instruction, Op, Space, Wgmma};
+use super::shadow::Access;
+use super::warp::{Next, Now, UNKNOWN, Wait, Warp};
+use crate::program::{Half, Instruction, Op, Source, Space, Wgmma};
+
+/// Registers that mma reads.
+const MAX_SOURCES: usize = 10;
 
 impl Warp {
     /// What all lanes of a warp, or four warps, multiply.
@@ -19,35 +22,36 @@ impl Warp {
     ) -> Result<Next, String> {
         match now.instruction.op {
             Op::Mma(kind) => {
-                let sources = now.instruction.from.iter();
-                let sources: Vec<Lanes> = sources
-                    .map(|&source| self.read(now.context, cluster, source))
-                    .collect();
-                let results = matrix::mma(kind, &sources);
+                let mut sources = [[0; LANES]; MAX_SOURCES];
+                let sources = sources.get_mut(..now.instruction.from.len());
+                let sources = sources.ok_or(UNKNOWN)?;
+                for (number, to) in sources.iter_mut().enumerate() {
+                    let mut room = [0; LANES];
+                    *to = *self.narrow(now, cluster, number, &mut room);
+                }
+                let results = matrix::mma(kind, sources);
                 for (&to, values) in now.instruction.to.iter().zip(&results) {
-                    self.write(to, values, now.lanes);
+                    self.write_words(to, values, now.lanes);
                 }
             }
             Op::LoadMatrix { transposed, offset } => {
                 let base = self.operand(now, cluster, 0);
-                let mut rows = Vec::with_capacity(LANES);
-                for (lane, base) in base.iter().enumerate() {
+                let mut rows = [[0; 16]; LANES];
+                for (lane, (base, row)) in base.iter().zip(&mut rows).enumerate() {
                     let address = base.wrapping_add_signed(offset);
-                    let mut row = [0; 16];
                     let access = self.access(now, cluster, lane);
                     self.load(
                         now.context,
                         cluster,
                         memory,
                         (Space::Shared, address),
-                        &mut row,
+                        row,
                         &access,
                         lane,
                     )?;
-                    rows.push(row);
                 }
                 let half = |row: &[u8; 16], at: usize| {
-                    u64::from(u16::from_le_bytes([row[2 * at], row[2 * at + 1]]))
+                    u32::from(u16::from_le_bytes([row[2 * at], row[2 * at + 1]]))
                 };
                 for (matrix, &to) in now.instruction.to.iter().enumerate() {
                     let rows = &rows[8 * matrix..8 * matrix + 8];
@@ -58,7 +62,7 @@ impl Warp {
                             true => half(&rows[t], g) | half(&rows[t + 1], g) << 16,
                         }
                     });
-                    self.write(to, &values, now.lanes);
+                    self.write_words(to, &values, now.lanes);
                 }
             }
             Op::StoreMatrix { offset } => {
@@ -108,9 +112,8 @@ impl Warp {
                     return Ok(Next::Wait(Wait::Products { groups: ended }));
                 }
                 let unit = cluster.products_of(self.number);
-                for lane in lanes_of(now.lanes) {
-                    cluster.order.learn_end(self.thread(lane), unit, ended);
-                }
+                let order = &mut cluster.order;
+                order.learn_end(self.number, now.lanes, unit, ended);
             }
             _ => return Err(UNKNOWN.to_owned()),
         }
@@ -134,54 +137,94 @@ impl Warp {
         let thread = self.thread(0);
         let access = Access {
             thread,
+            lanes: 1,
             unit: cluster.products_of(self.number),
             clock: self.products,
             instruction: at as u32,
         };
-        let right = self.read(context, cluster, *right)[0];
-        let right = Operand::new(right, shape.right_by_column).ok_or(UNKNOWN)?;
-        let elements = |cluster: &mut Cluster, operand: &Operand, outer: std::ops::Range<usize>| {
-            let first = outer.start;
-            let mut matrix = vec![[0.0_f32; 16]; outer.len()];
-            for (place, outer, inner) in operand.pieces(outer) {
-                let mut bytes = [0; 16];
-                self.get(cluster, place as u64, &mut bytes, &access)?;
-                for (i, element) in bytes.chunks_exact(2).enumerate() {
-                    let bits = u16::from_le_bytes([element[0], element[1]]);
-                    let x = from_half(shape.half, bits);
-                    match operand.is_by_column() {
-                        true => matrix[outer + i - first][inner] = x,
-                        false => matrix[outer - first][inner + i] = x,
-                    }
+        let operand = |source: Source, by_column: bool| {
+            let descriptor = self.read(context, cluster, source)[0];
+            Operand::new(descriptor, by_column).ok_or(UNKNOWN)
+        };
+        let operands = (
+            operand(*right, shape.right_by_column)?,
+            match shape.left_in_registers {
+                true => None,
+                false => Some(operand(left[0], shape.left_by_column)?),
+            },
+        );
+        // By inner indices.
+        let columns = shape.columns;
+        let mut right = vec![0.0; INNER * columns];
+        let half = shape.half;
+        self.elements(
+            cluster,
+            (operands.0, half),
+            0..columns,
+            &access,
+            |outer, inner, x| {
+                right[inner * columns + outer] = x;
+            },
+        )?;
+        let mut rows: Left = [[0.0; INNER]; ROWS];
+        if let Some(operand) = operands.1 {
+            // Pieces of a column are eight rows, of which this warp's begin at a multiple of 16.
+            let first = self.index % 4 * ROWS;
+            let mine = first..first + ROWS;
+            self.elements(
+                cluster,
+                (operand, half),
+                mine,
+                &access,
+                |outer, inner, x| {
+                    rows[outer - first][inner] = x;
+                },
+            )?;
+        } else {
+            let mut registers = [[0; LANES]; 4];
+            for (to, &source) in registers.iter_mut().zip(left) {
+                let mut room = [0; LANES];
+                *to = *self.words(context, cluster, source, &mut room);
+            }
+            rows = matrix::left(half, &registers);
+        }
+        // Four registers of each lane have eight columns.
+        for (eight, to) in instruction.to.chunks(4).enumerate() {
+            let right = &right[eight * 8..];
+            let products = rows.map(|row| matrix::multiply(&row, right, columns, INNER));
+            for (index, to) in to.iter().enumerate() {
+                let values = &mut self.registers[to.at as usize];
+                for (lane, value) in values.iter_mut().enumerate() {
+                    let (g, t) = (lane / 4, lane % 4);
+                    let product = products[g + index / 2 * 8][2 * t + index % 2];
+                    let before = if adds { f32::from_bits(*value) } else { 0.0 };
+                    *value = (before + product).to_bits();
                 }
             }
-            Ok::<_, String>(matrix)
+        }
+        Ok(())
+    }
+
+    /// Reads what an operand has of some outer indices, and gives each element with both of its own.
+    fn elements(
+        &self,
+        cluster: &mut Cluster,
+        (operand, half): (Operand, Half),
+        outer: std::ops::Range<usize>,
+        access: &Access,
+        mut give: impl FnMut(usize, usize, f32),
+    ) -> Result<(), String> {
+        let (outer_step, inner_step) = match operand.is_by_column() {
+            true => (1, 0),
+            false => (0, 1),
         };
-        let right = elements(cluster, &right, 0..shape.columns)?;
-        let rows = self.index % 4 * 16;
-        let left: Vec<[f32; 16]> = if shape.left_in_registers {
-            let registers: Vec<Lanes> = left
-                .iter()
-                .map(|&source| self.read(context, cluster, source))
-                .collect();
-            matrix::left(shape.half, 16, &registers).into()
-        } else {
-            let descriptor = self.read(context, cluster, left[0])[0];
-            let operand = Operand::new(descriptor, shape.left_by_column).ok_or(UNKNOWN)?;
-            // Pieces of a column are eight rows, of which this warp's begin at a multiple of 16.
-            elements(cluster, &operand, rows..rows + 16)?
-        };
-        for (index, &to) in instruction.to.iter().enumerate() {
-            let mut values = self.registers[to as usize];
-            for (lane, value) in values.iter_mut().enumerate() {
-                let (g, t) = (lane / 4, lane % 4);
-                let (row, column) = (g + index % 4 / 2 * 8, index / 4 * 8 + 2 * t + index % 2);
-                let pairs = left[row].iter().zip(&right[column]);
-                let product: f32 = pairs.map(|(a, b)| a * b).sum();
-                let before = if adds { f32_of(*value) } else { 0.0 };
-                *value = bits_of(before + product);
+        for (place, outer, inner) in operand.pieces(outer) {
+            let mut bytes = [0; 16];
+            self.get(cluster, place as u64, &mut bytes, access)?;
+            for (i, element) in bytes.as_chunks::<2>().0.iter().enumerate() {
+                let x = from_half(half, u16::from_le_bytes(*element));
+                give(outer + i * outer_step, inner + i * inner_step, x);
             }
-            self.write(to, &values, u32::MAX);
         }
         Ok(())
     }

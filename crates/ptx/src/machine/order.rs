@@ -8,8 +8,15 @@
 //! its products, one of its copies to global memory and one of the copies of each lane. They go past
 //! the threads' way to shared memory, so what a thread wrote reaches them only after a fence, which
 //! is what `published` knows.
+//!
+//! Lanes of a warp mostly know the same, and after a barrier all threads of a block do. So what is
+//! known is kept once for all who know it; what a thread knows of itself and of its own copies, which
+//! is different for each, is kept beside it.
+
+use std::rc::Rc;
 
 use super::lanes::LANES;
+use super::warp::{LANE_BITS, lanes_of};
 
 /// Who reads or writes. Threads come first, by warp and lane.
 pub(crate) type Unit = u32;
@@ -18,9 +25,9 @@ pub(crate) type Unit = u32;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Known {
     /// What was done until then has been done.
-    pub all: Vec<u32>,
+    all: Vec<u32>,
     /// And the copy engine and the matrix units see it.
-    pub published: Vec<u32>,
+    published: Vec<u32>,
 }
 
 impl Known {
@@ -31,7 +38,7 @@ impl Known {
         }
     }
 
-    pub fn learn(&mut self, other: &Self) {
+    fn learn(&mut self, other: &Self) {
         for (mine, theirs) in self.all.iter_mut().zip(&other.all) {
             *mine = (*mine).max(*theirs);
         }
@@ -40,318 +47,306 @@ impl Known {
         }
     }
 
+    /// Whether the other knows nothing besides.
+    fn has(&self, other: &Self) -> bool {
+        let has = |mine: &[u32], theirs: &[u32]| {
+            let mut pairs = mine.chunks(64).zip(theirs.chunks(64));
+            pairs.all(|(mine, theirs)| {
+                let later = mine.iter().zip(theirs).map(|(mine, theirs)| theirs > mine);
+                !later.fold(false, |any, later| any | later)
+            })
+        };
+        has(&self.all, &other.all) && has(&self.published, &other.published)
+    }
+
     /// Of something that is apart from threads.
     pub fn learn_end(&mut self, unit: Unit, clock: u32) {
+        self.learn_of(unit, clock, clock);
+    }
+
+    fn learn_of(&mut self, unit: Unit, all: u32, published: u32) {
         let unit = unit as usize;
-        self.all[unit] = self.all[unit].max(clock);
-        self.published[unit] = self.published[unit].max(clock);
+        self.all[unit] = self.all[unit].max(all);
+        self.published[unit] = self.published[unit].max(published);
+    }
+}
+
+/// What those who have arrived somewhere know, until all have.
+#[derive(Debug, Default)]
+pub(crate) struct Telling {
+    known: Option<Known>,
+    /// Whose knowledge is in it already: that of threads who know the same.
+    last: Option<Rc<Known>>,
+}
+
+impl Telling {
+    fn hear(&mut self, known: &Rc<Known>) -> &mut Known {
+        let is_heard = self
+            .last
+            .as_ref()
+            .is_some_and(|last| Rc::ptr_eq(last, known));
+        if !is_heard {
+            self.last = Some(known.clone());
+            if let Some(mine) = &mut self.known {
+                mine.learn(known);
+            }
+        }
+        self.known.get_or_insert_with(|| Known::clone(known))
+    }
+
+    /// What is told, by those who have arrived since the last time.
+    pub fn end(&mut self, units: usize) -> Known {
+        self.last = None;
+        self.known.take().unwrap_or_else(|| Known::new(units))
+    }
+}
+
+/// What a thread knows of itself: until when the copy engine sees what it wrote, and until when its
+/// own copies have ended.
+#[derive(Clone, Copy, Debug, Default)]
+struct Own {
+    published: u32,
+    copied: u32,
+    copied_published: u32,
+}
+
+/// Lanes of a warp that know the same.
+#[derive(Clone, Debug)]
+struct Group {
+    lanes: u32,
+    known: Rc<Known>,
+}
+
+/// What one thread knows, or what several lanes of a warp know that know the same.
+pub(crate) struct View<'a> {
+    known: &'a Known,
+    own: Own,
+    /// The only one; of several each knows more of itself than the others do.
+    thread: Option<Unit>,
+    /// The first thread of the warp, and the lanes.
+    first: Unit,
+    lanes: u32,
+    /// Its own copies.
+    copies: Unit,
+}
+
+impl View<'_> {
+    pub fn all(&self, unit: Unit) -> u32 {
+        let known = self.known.all[unit as usize];
+        if Some(unit) == self.thread {
+            // Whatever a thread has done itself, it knows of.
+            u32::MAX
+        } else if unit == self.copies {
+            known.max(self.own.copied)
+        } else {
+            known
+        }
+    }
+
+    pub fn published(&self, unit: Unit) -> u32 {
+        let known = self.known.published[unit as usize];
+        if Some(unit) == self.thread {
+            known.max(self.own.published)
+        } else if unit == self.copies {
+            known.max(self.own.copied_published)
+        } else {
+            known
+        }
+    }
+
+    /// Whether it knows of a moment of each of some lanes of a warp, of which this is the first.
+    pub fn has_lanes(&self, first: Unit, lanes: u32, clock: u32) -> bool {
+        let known = &self.known.all[first as usize..];
+        let mut missing = 0;
+        if let Some(known) = known.first_chunk::<LANES>() {
+            for (&known, bit) in known.iter().zip(LANE_BITS) {
+                missing |= if known < clock { bit } else { 0 };
+            }
+        }
+        if first == self.first {
+            // Each of them knows of itself.
+            missing &= !self.lanes;
+        }
+        missing & lanes == 0
     }
 }
 
 /// The clocks of a cluster.
 #[derive(Debug)]
 pub(crate) struct Order {
-    known: Vec<Known>,
+    /// Of each warp.
+    groups: Vec<Vec<Group>>,
+    /// Of each thread.
+    own: Vec<Own>,
     /// Of each warp: a thread's own moment is its warp's.
     clocks: Vec<u32>,
     num_units: usize,
+    /// The first of the units of threads' own copies, where there are any.
+    copies: Option<Unit>,
 }
 
 impl Order {
-    pub fn new(warps: usize, others: usize) -> Self {
+    pub fn new(warps: usize, others: usize, copies: Option<Unit>) -> Self {
         let num_units = warps * LANES + others;
-        let mut known = vec![Known::new(num_units); warps * LANES];
-        for (unit, known) in known.iter_mut().enumerate() {
-            // Whatever a thread has done itself, it knows of.
-            known.all[unit] = u32::MAX;
-        }
+        let nothing = Group {
+            lanes: u32::MAX,
+            known: Rc::new(Known::new(num_units)),
+        };
         Self {
-            known,
+            groups: vec![vec![nothing]; warps],
+            own: vec![Own::default(); warps * LANES],
             clocks: vec![1; warps],
             num_units,
+            copies,
         }
-    }
-
-    pub fn num_units(&self) -> usize {
-        self.num_units
     }
 
     pub fn clock(&self, unit: Unit) -> u32 {
         self.clocks[unit as usize / LANES]
     }
 
-    pub fn known(&self, unit: Unit) -> &Known {
-        &self.known[unit as usize]
+    pub fn num_units(&self) -> usize {
+        self.num_units
     }
 
-    /// What a thread tells by arriving somewhere: all that it knows, and what it has done. What it does
-    /// from here on is later.
-    pub fn tell(&mut self, unit: Unit, to: &mut Known) {
-        let clock = self.clock(unit);
-        let known = &self.known[unit as usize];
-        let own = to.all[unit as usize].max(clock);
-        to.learn(known);
-        to.all[unit as usize] = own;
-        self.clocks[unit as usize / LANES] += 1;
+    /// Of some lanes of a thread's warp, if they know the same.
+    pub fn view_of(&self, thread: Unit, lanes: u32) -> View<'_> {
+        let (warp, lane) = (thread as usize / LANES, thread as usize % LANES);
+        let groups = &self.groups[warp];
+        let group = groups.iter().find(|group| group.lanes >> lane & 1 == 1);
+        let is_single = lanes.is_power_of_two();
+        let copies = self.copies.filter(|_| is_single);
+        View {
+            // Every lane is in one of them.
+            known: &group.unwrap_or(&groups[0]).known,
+            own: self.own[thread as usize],
+            thread: is_single.then_some(thread),
+            first: (warp * LANES) as Unit,
+            lanes,
+            copies: copies.map_or(Unit::MAX, |first| first + thread),
+        }
     }
 
-    pub fn learn(&mut self, unit: Unit, from: &Known) {
-        self.known[unit as usize].learn(from);
+    pub fn view(&self, thread: Unit) -> View<'_> {
+        self.view_of(thread, 1 << (thread as usize % LANES))
     }
 
-    pub fn learn_end(&mut self, unit: Unit, other: Unit, clock: u32) {
-        self.known[unit as usize].learn_end(other, clock);
+    /// Whether all lanes of a warp know the same.
+    pub fn is_same(&self, warp: usize) -> bool {
+        self.groups[warp].len() == 1
     }
 
-    /// Of a copy that goes the threads' own way: the copy engine does not see it by itself.
-    pub fn learn_done(&mut self, unit: Unit, other: Unit, clock: u32) {
-        let known = &mut self.known[unit as usize].all[other as usize];
-        *known = (*known).max(clock);
-    }
-
-    /// What a thread did and knows of is seen by the copy engine and the matrix units.
-    pub fn publish(&mut self, unit: Unit) {
-        let clock = self.clock(unit);
-        let known = &mut self.known[unit as usize];
-        known.published.copy_from_slice(&known.all);
-        known.published[unit as usize] = clock;
-        self.clocks[unit as usize / LANES] += 1;
-    }
-}
-
-/// By whom, and when.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Access {
-    /// The thread, or the lane that started a copy or a product.
-    pub thread: Unit,
-    /// The same, or what does it for the thread.
-    pub unit: Unit,
-    pub clock: u32,
-    /// The instruction.
-    pub instruction: u32,
-}
-
-impl Access {
-    /// Whether it goes past the threads' way to shared memory.
-    fn is_apart(&self) -> bool {
-        self.unit != self.thread
-    }
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Read {
-    /// The first of the units.
-    unit: Unit,
-    /// Which from there on.
-    lanes: u32,
-    clock: u32,
-    instruction: u32,
-}
-
-impl Read {
-    fn is_known(&self, known: &Known) -> bool {
-        let known = &known.all[self.unit as usize..];
-        let mut lanes = self.lanes;
-        while lanes != 0 {
-            if known[lanes.trailing_zeros() as usize] < self.clock {
-                return false;
+    /// What some lanes of a warp tell by arriving somewhere: all that they know, and what they have
+    /// done. What they do from here on is later.
+    pub fn tell(&mut self, warp: usize, lanes: u32, to: &mut Telling) {
+        let clock = self.clocks[warp];
+        for group in &self.groups[warp] {
+            if group.lanes & lanes == 0 {
+                continue;
             }
-            lanes &= lanes - 1;
+            let told = to.hear(&group.known);
+            for lane in lanes_of(group.lanes & lanes) {
+                let thread = warp * LANES + lane;
+                let own = self.own[thread];
+                told.learn_of(thread as Unit, clock, own.published);
+                if let Some(first) = self.copies {
+                    told.learn_of(first + thread as Unit, own.copied, own.copied_published);
+                }
+            }
         }
-        true
-    }
-}
-
-#[derive(Clone, Debug, Default)]
-struct Cell {
-    /// Of the last write; 0 where there was none.
-    clock: u32,
-    unit: Unit,
-    instruction: u32,
-    is_apart: bool,
-    /// Whether it was added to, which others may do at the same time.
-    is_sum: bool,
-    /// Since then. Mostly there is one.
-    read: Option<Read>,
-    more_reads: Vec<Read>,
-}
-
-impl Cell {
-    fn reads(&self) -> impl Iterator<Item = &Read> {
-        self.read.iter().chain(&self.more_reads)
+        self.clocks[warp] += 1;
     }
 
-    fn forget_reads(&mut self) {
-        self.read = None;
-        self.more_reads.clear();
-    }
-
-    fn add(&mut self, new: Read, is_apart: bool, known: &Known) {
-        // Whoever knows of a later end of what is apart knows of an earlier one.
-        let is_joined =
-            |read: &&mut Read| read.unit == new.unit && (read.clock == new.clock || is_apart);
-        let mut reads = self.read.iter_mut().chain(&mut self.more_reads);
-        if let Some(read) = reads.find(is_joined) {
-            read.lanes |= new.lanes;
-            read.clock = new.clock;
-            read.instruction = new.instruction;
-            return;
-        }
-        // Whoever comes after this read comes after what it knows of.
-        if !is_apart {
-            self.more_reads.retain(|read| !read.is_known(known));
-            self.read = self.read.filter(|read| !read.is_known(known));
-        }
-        match self.read {
-            None => self.read = Some(new),
-            Some(_) => self.more_reads.push(new),
-        }
-    }
-}
-
-/// Two accesses to the same memory, one of which writes, with nothing that says which is first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Conflict {
-    pub first: u32,
-    pub second: u32,
-    pub kind: ConflictKind,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum ConflictKind {
-    WriteAfterWrite,
-    ReadAfterWrite,
-    WriteAfterRead,
-    /// Ordered, but the copy engine or the matrix units may not see it yet.
-    Unpublished,
-}
-
-/// Who has read and written the shared memory of a block, by two bytes.
-#[derive(Debug)]
-pub(crate) struct Shadow {
-    cells: Vec<Cell>,
-}
-
-const CELL_BYTES: usize = 2;
-
-impl Shadow {
-    pub fn new(bytes: usize) -> Self {
-        Self {
-            cells: vec![Cell::default(); bytes.div_ceil(CELL_BYTES)],
-        }
-    }
-
-    fn range(begin: usize, bytes: usize) -> std::ops::Range<usize> {
-        begin / CELL_BYTES..(begin + bytes).div_ceil(CELL_BYTES)
-    }
-
-    fn written_before(
-        cell: &Cell,
-        access: &Access,
-        known: &Known,
-        kind: ConflictKind,
-    ) -> Result<(), Conflict> {
-        let conflict = |kind| Conflict {
-            first: cell.instruction,
-            second: access.instruction,
-            kind,
-        };
-        if cell.clock == 0 {
-            return Ok(());
-        }
-        let unit = cell.unit as usize;
-        if known.all[unit] < cell.clock {
-            return Err(conflict(kind));
-        }
-        if access.is_apart() && !cell.is_apart && known.published[unit] < cell.clock {
-            return Err(conflict(ConflictKind::Unpublished));
-        }
-        Ok(())
-    }
-
-    pub fn read(
-        &mut self,
-        begin: usize,
-        bytes: usize,
-        access: &Access,
-        known: &Known,
-    ) -> Result<(), Conflict> {
-        let mut outcome = Ok(());
-        for cell in &mut self.cells[Self::range(begin, bytes)] {
-            let kind = ConflictKind::ReadAfterWrite;
-            outcome = outcome.and(Self::written_before(cell, access, known, kind));
-            let (first, lane) = if access.is_apart() {
-                (access.unit, 0)
+    /// Changes what some lanes know.
+    fn change(&mut self, warp: usize, lanes: u32, change: impl Fn(&mut Rc<Known>)) {
+        let groups = &mut self.groups[warp];
+        for index in 0..groups.len() {
+            let group = &mut groups[index];
+            let others = group.lanes & !lanes;
+            if others == group.lanes {
+                continue;
+            }
+            if others != 0 {
+                let known = group.known.clone();
+                group.lanes &= lanes;
+                change(&mut group.known);
+                groups.push(Group {
+                    lanes: others,
+                    known,
+                });
             } else {
-                (
-                    access.unit / LANES as u32 * LANES as u32,
-                    access.unit % LANES as u32,
-                )
-            };
-            cell.add(
-                Read {
-                    unit: first,
-                    lanes: 1 << lane,
-                    clock: access.clock,
-                    instruction: access.instruction,
-                },
-                access.is_apart(),
-                known,
-            );
+                change(&mut group.known);
+            }
         }
-        outcome
+        // Those that know the same again are one.
+        let mut index = 1;
+        while index < groups.len() {
+            let group = &groups[index];
+            let same = groups[..index].iter().position(|other| {
+                Rc::ptr_eq(&other.known, &group.known) || other.known == group.known
+            });
+            match same {
+                Some(same) => {
+                    groups[same].lanes |= groups[index].lanes;
+                    groups.remove(index);
+                }
+                None => index += 1,
+            }
+        }
     }
 
-    pub fn write(
-        &mut self,
-        begin: usize,
-        bytes: usize,
-        access: &Access,
-        known: &Known,
-    ) -> Result<(), Conflict> {
-        let mut outcome = Ok(());
-        for cell in &mut self.cells[Self::range(begin, bytes)] {
-            let kind = ConflictKind::WriteAfterWrite;
-            outcome = outcome.and(Self::written_before(cell, access, known, kind));
-            if let Some(read) = cell.reads().find(|read| !read.is_known(known)) {
-                outcome = outcome.and(Err(Conflict {
-                    first: read.instruction,
-                    second: access.instruction,
-                    kind: ConflictKind::WriteAfterRead,
-                }));
+    pub fn learn(&mut self, warp: usize, lanes: u32, told: &Rc<Known>) {
+        self.change(warp, lanes, |known| {
+            if Rc::ptr_eq(known, told) {
+                return;
             }
-            cell.forget_reads();
-            cell.clock = access.clock;
-            cell.unit = access.unit;
-            cell.instruction = access.instruction;
-            cell.is_apart = access.is_apart();
-            cell.is_sum = false;
-        }
-        outcome
+            if told.has(known) {
+                *known = told.clone();
+            } else {
+                Rc::make_mut(known).learn(told);
+            }
+        });
     }
 
-    /// What reads and writes at once, and may meet others that do.
-    pub fn add(
-        &mut self,
-        begin: usize,
-        bytes: usize,
-        access: &Access,
-        known: &Known,
-    ) -> Result<(), Conflict> {
-        let mut outcome = Ok(());
-        for cell in &mut self.cells[Self::range(begin, bytes)] {
-            // Those that add come in any order.
-            if !cell.is_sum {
-                let kind = ConflictKind::WriteAfterWrite;
-                outcome = outcome.and(Self::written_before(cell, access, known, kind));
+    /// Of something that is apart from threads.
+    pub fn learn_end(&mut self, warp: usize, lanes: u32, unit: Unit, clock: u32) {
+        self.change(warp, lanes, |known| {
+            let at = unit as usize;
+            if known.all[at] < clock || known.published[at] < clock {
+                Rc::make_mut(known).learn_end(unit, clock);
             }
-            cell.forget_reads();
-            cell.clock = access.clock;
-            cell.unit = access.unit;
-            cell.instruction = access.instruction;
-            cell.is_apart = false;
-            cell.is_sum = true;
+        });
+    }
+
+    /// Of a thread's own copies that go the threads' own way: the copy engine does not see them by
+    /// themselves.
+    pub fn learn_copied(&mut self, thread: Unit, clock: u32) {
+        let own = &mut self.own[thread as usize];
+        own.copied = own.copied.max(clock);
+    }
+
+    /// What threads did and know of is seen by the copy engine and the matrix units.
+    pub fn publish(&mut self, warp: usize, lanes: u32) {
+        self.change(warp, lanes, |known| {
+            if known.published != known.all {
+                let known = Rc::make_mut(known);
+                known.published.copy_from_slice(&known.all);
+            }
+        });
+        for lane in lanes_of(lanes) {
+            let thread = warp * LANES + lane;
+            let own = &mut self.own[thread];
+            own.published = self.clocks[warp];
+            own.copied_published = own.copied;
         }
-        outcome
+        self.clocks[warp] += 1;
+    }
+
+    /// Lanes of a warp tell each other what they know.
+    pub fn meet(&mut self, warp: usize, lanes: u32) {
+        let mut telling = Telling::default();
+        self.tell(warp, lanes, &mut telling);
+        let told = Rc::new(telling.end(self.num_units));
+        self.learn(warp, lanes, &told);
     }
 }

@@ -3,11 +3,12 @@
 
 use super::Context;
 use super::cluster::Cluster;
-use super::lanes::{LANES, Lanes};
+use super::lanes::{LANES, Lanes, Words};
 use super::memory::Memory;
-use super::order::{Access, Unit};
+use super::order::Unit;
+use super::shadow::Access;
 use crate::error::PtxError;
-use crate::program::{Instruction, Op, SINK, Source, Special};
+use crate::program::{Instruction, Op, Register, Source, Special};
 
 /// How a turn ended.
 pub(crate) enum Turn {
@@ -77,7 +78,8 @@ pub(crate) struct Warp {
     pub(super) index: usize,
     /// In its cluster.
     pub(super) number: usize,
-    pub(super) registers: Vec<Lanes>,
+    /// By rows of 32 bits.
+    pub(super) registers: Vec<Words>,
     pub(super) local: Vec<u8>,
     pub(super) local_bytes: usize,
     groups: Vec<Group>,
@@ -90,8 +92,43 @@ pub(crate) struct Warp {
     looks_again: bool,
 }
 
-pub(super) fn lanes_of(mask: u32) -> impl Iterator<Item = usize> {
-    (0..LANES).filter(move |lane| mask >> lane & 1 == 1)
+pub(super) fn lanes_of(mut mask: u32) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let lane = mask.trailing_zeros() as usize;
+        mask &= mask.wrapping_sub(1);
+        (lane < LANES).then_some(lane)
+    })
+}
+
+/// Those whose lowest bit is one.
+pub(super) fn lanes_with(values: &Words) -> u32 {
+    let bits = values.iter().zip(LANE_BITS);
+    bits.fold(0, |lanes, (value, bit)| {
+        lanes | (value & 1).wrapping_neg() & bit
+    })
+}
+
+pub(super) const LANE_BITS: Words = {
+    let mut bits = [1; LANES];
+    let mut lane = 0;
+    while lane < LANES {
+        bits[lane] <<= lane;
+        lane += 1;
+    }
+    bits
+};
+
+fn write_row(to: &mut Words, values: &Words, lanes: u32) {
+    if lanes == u32::MAX {
+        *to = *values;
+        return;
+    }
+    for lane in 0..LANES {
+        to[lane] = match lanes & LANE_BITS[lane] {
+            0 => to[lane],
+            _ => values[lane],
+        };
+    }
 }
 
 impl Warp {
@@ -166,7 +203,7 @@ impl Warp {
         turn: usize,
     ) -> Result<Turn, PtxError> {
         if self.registers.is_empty() && !self.groups.is_empty() {
-            self.registers = vec![[0; LANES]; context.kernel.num_registers];
+            self.registers = vec![[0; LANES]; context.kernel.num_rows];
             self.local_bytes = context.kernel.local_bytes;
             self.local = vec![0; self.local_bytes * LANES];
         }
@@ -260,12 +297,10 @@ impl Warp {
                 let Cluster { blocks, order, .. } = cluster;
                 let meeting = &blocks[self.block].barriers[number];
                 if meeting.generation != generation {
-                    for lane in lanes_of(group.lanes) {
-                        order.learn(self.thread(lane), meeting.told());
-                    }
-                    let held = [u64::from(meeting.held); LANES];
+                    order.learn(self.number, group.lanes, meeting.told());
+                    let held = [u32::from(meeting.held); LANES];
                     if let Some(&to) = context.kernel.code[group.at].to.first() {
-                        self.write(to, &held, group.lanes);
+                        self.write_words(to, &held, group.lanes);
                     }
                     self.go_on(index);
                 }
@@ -275,9 +310,7 @@ impl Warp {
                 cluster.meeting.end_with(expected);
                 let Cluster { meeting, order, .. } = cluster;
                 if meeting.generation != generation {
-                    for lane in lanes_of(group.lanes) {
-                        order.learn(self.thread(lane), meeting.told());
-                    }
+                    order.learn(self.number, group.lanes, meeting.told());
                     self.go_on(index);
                 }
             }
@@ -302,14 +335,37 @@ impl Warp {
     }
 
     pub(super) fn read(&self, context: &Context<'_>, cluster: &Cluster, source: Source) -> Lanes {
-        match source {
-            Source::Register(register) => self.registers[register as usize],
-            Source::Value(value) => [value; LANES],
+        if let Source::Register(register) = source
+            && register.is_wide
+        {
+            let at = register.at as usize;
+            let (low, high) = (&self.registers[at], &self.registers[at + 1]);
+            return std::array::from_fn(|lane| u64::from(high[lane]) << 32 | u64::from(low[lane]));
+        }
+        if let Source::Value(value) = source {
+            return [value; LANES];
+        }
+        let mut room = [0; LANES];
+        self.words(context, cluster, source, &mut room)
+            .map(u64::from)
+    }
+
+    /// The lower 32 bits, where they are or, of what is no register, in the room that is given.
+    pub(super) fn words<'a>(
+        &'a self,
+        context: &Context<'_>,
+        cluster: &Cluster,
+        source: Source,
+        room: &'a mut Words,
+    ) -> &'a Words {
+        *room = match source {
+            Source::Register(register) => return &self.registers[register.at as usize],
+            Source::Value(value) => [value as u32; LANES],
             Source::Special(Special::Thread(dimension)) => {
                 let [x, y, _] = context.block.map(|side| side as usize);
                 std::array::from_fn(|lane| {
                     let thread = self.index * LANES + lane;
-                    [thread % x, thread / x % y, thread / (x * y)][dimension] as u64
+                    [thread % x, thread / x % y, thread / (x * y)][dimension] as u32
                 })
             }
             Source::Special(special) => {
@@ -319,24 +375,24 @@ impl Warp {
                     Special::Blocks(dimension) => context.grid[dimension],
                     Special::ClusterRank | Special::Thread(_) => self.block as u32,
                 };
-                [value.into(); LANES]
+                [value; LANES]
             }
+        };
+        room
+    }
+
+    pub(super) fn write(&mut self, register: Register, values: &Lanes, lanes: u32) {
+        self.write_words(register, &values.map(|value| value as u32), lanes);
+        if register.is_wide {
+            let high = values.map(|value| (value >> 32) as u32);
+            write_row(&mut self.registers[register.at as usize + 1], &high, lanes);
         }
     }
 
-    pub(super) fn write(&mut self, register: u32, values: &Lanes, lanes: u32) {
-        if register == SINK {
-            return;
-        }
-        let to = &mut self.registers[register as usize];
-        if lanes == u32::MAX {
-            *to = *values;
-            return;
-        }
-        for (lane, (to, value)) in to.iter_mut().zip(values).enumerate() {
-            if lanes >> lane & 1 == 1 {
-                *to = *value;
-            }
+    /// The lower 32 bits.
+    pub(super) fn write_words(&mut self, register: Register, values: &Words, lanes: u32) {
+        if register != Register::SINK {
+            write_row(&mut self.registers[register.at as usize], values, lanes);
         }
     }
 
@@ -345,9 +401,9 @@ impl Warp {
         let Some((register, expected)) = instruction.guard else {
             return lanes;
         };
-        let predicate = &self.registers[register as usize];
-        let holds = lanes_of(lanes).filter(|&lane| (predicate[lane] & 1 == 1) == expected);
-        holds.fold(0, |mask, lane| mask | 1 << lane)
+        let predicate = &self.registers[register.at as usize];
+        let holds = lanes_with(predicate);
+        lanes & if expected { holds } else { !holds }
     }
 
     /// All lanes that have not ended.
@@ -416,9 +472,9 @@ impl Warp {
         };
         // What all lanes of a warp do together waits for all.
         let together = match instruction.op {
-            Op::WarpBarrier => Some(self.operand(&now, cluster, 0)),
-            Op::Shuffle(_) => Some(self.operand(&now, cluster, 3)),
-            Op::AnyVote | Op::Ballot | Op::Reduce(_) => Some(self.operand(&now, cluster, 1)),
+            Op::WarpBarrier => Some(instruction.from[0]),
+            Op::Shuffle(_) => Some(instruction.from[3]),
+            Op::AnyVote | Op::Ballot | Op::Reduce(_) => Some(instruction.from[1]),
             Op::Mma(_)
             | Op::LoadMatrix { .. }
             | Op::StoreMatrix { .. }
@@ -427,11 +483,17 @@ impl Warp {
             | Op::WgmmaCommit
             | Op::WgmmaWait(_)
             | Op::ClusterArrive
-            | Op::ClusterWait => Some([u64::MAX; LANES]),
+            | Op::ClusterWait => Some(Source::Value(u64::MAX)),
             _ => None,
         };
         if let Some(members) = together {
-            let needed = lanes_of(lanes).fold(0, |needed, lane| needed | members[lane] as u32);
+            let needed = match members {
+                Source::Value(members) => members as u32,
+                members => {
+                    let members = self.read(context, cluster, members);
+                    lanes_of(lanes).fold(0, |needed, lane| needed | members[lane] as u32)
+                }
+            };
             if needed & self.alive() & !lanes != 0 {
                 return Ok(Next::Wait(Wait::Lanes));
             }
@@ -482,11 +544,23 @@ impl Warp {
         self.read(now.context, cluster, now.instruction.from[number])
     }
 
+    /// Its lower 32 bits.
+    pub(super) fn narrow<'a>(
+        &'a self,
+        now: &Now<'_>,
+        cluster: &Cluster,
+        number: usize,
+        room: &'a mut Words,
+    ) -> &'a Words {
+        self.words(now.context, cluster, now.instruction.from[number], room)
+    }
+
     /// An access by a lane's thread itself.
     pub(super) fn access(&self, now: &Now<'_>, cluster: &Cluster, lane: usize) -> Access {
         let thread = self.thread(lane);
         Access {
             thread,
+            lanes: 1 << lane,
             unit: thread,
             clock: cluster.order.clock(thread),
             instruction: now.at as u32,

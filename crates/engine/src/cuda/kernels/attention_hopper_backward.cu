@@ -369,6 +369,8 @@ __device__ __forceinline__ void write_rows(const float (&y)[D / 2], float factor
                     value;
         }
     }
+    // The next head's dS takes the place of what other lanes have read here.
+    __syncwarp();
 }
 
 // Where the query heads of a key head sum dK and dV of a block of keys: [warpgroup][dK, dV] in the
