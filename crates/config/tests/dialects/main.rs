@@ -358,6 +358,22 @@ fn what_a_silent_file_learns_from_is_as_its_program_has_it() {
     }
 }
 
+/// axolotl trains the weights where `adapter` is empty, whatever a file has left of `lora_*`.
+#[test]
+fn a_rank_without_an_adapter_is_none_for_axolotl() {
+    let rest = "lora_r: 64\nlora_alpha: 32\nlora_target_linear: true\n";
+    for adapter in ["adapter:\n", ""] {
+        let (config, _) = followed(&format!("{AXOLOTL}{adapter}{rest}"));
+        assert_eq!(config.tuning.lora, None, "{adapter}");
+    }
+    let (config, _) = followed(&format!("{AXOLOTL}adapter: lora\n{rest}"));
+    assert_eq!(config.tuning.lora.unwrap().rank, 64);
+    // Who types a rank means it.
+    let written = format!("{AXOLOTL}adapter:\n{rest}");
+    let config = text("a.yaml", &written, &[("lora.rank", "4")]).unwrap();
+    assert_eq!(config.tuning.lora.unwrap().rank, 4);
+}
+
 #[test]
 fn what_training_does_not_follow_is_told() {
     let (config, told) = followed(&format!(
