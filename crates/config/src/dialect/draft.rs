@@ -242,6 +242,10 @@ impl<'a> Draft<'a> {
                             hint: None,
                         });
                     }
+                    (None, _) if is_share_of_steps(rule, &entry.scalar) => {
+                        self.reading.num_harmless += 1;
+                        self.not_followed(index);
+                    }
                     (None, _) => {
                         self.reading.mistakes.push(Mistake {
                             key: entry.key(),
@@ -651,6 +655,14 @@ fn must_be_set(rule: Option<&Rule>) -> bool {
         Says::Setting { key, .. } => key == RATE || key.starts_with("model."),
         _ => false,
     })
+}
+
+/// Steps as a share of the run, which transformers takes beside counts; and 0, which it takes where
+/// nothing is done by steps. When something is written or measured changes nothing that is learned.
+fn is_share_of_steps(rule: &Rule, scalar: &Scalar) -> bool {
+    let share = word(scalar).and_then(|text| text.parse().ok());
+    matches!(rule.name, "logging_steps" | "eval_steps" | "save_steps")
+        && share.is_some_and(|share: f64| (0.0..1.0).contains(&share))
 }
 
 /// A word in place of a number of the model, or of its switch, that nothing is put in for when

@@ -397,6 +397,31 @@ fn what_training_does_not_follow_is_told() {
     assert_eq!(told, ["template"]);
 }
 
+/// transformers takes a share of the run for them, and none where nothing is done by steps.
+#[test]
+fn steps_as_a_share_of_the_run_are_told_and_not_refused() {
+    let read = |written: &str| {
+        let mut settings = Settings::new();
+        let written = format!("{FACTORY}{written}");
+        settings.load_text(Path::new("a.yaml"), &written).unwrap();
+        settings
+    };
+    for (key, value) in [
+        ("logging_steps", "0.1"),
+        ("eval_steps", "0.05"),
+        ("save_steps", "'0.25'"),
+        ("logging_steps", "0"),
+    ] {
+        let settings = read(&format!("{key}: {value}\n"));
+        settings.refuse_mistakes(Matters::Training).unwrap();
+        assert_eq!(settings.readings()[0].not_followed[0].key, key);
+    }
+    for value in ["often", "1.5"] {
+        let settings = read(&format!("eval_steps: {value}\n"));
+        assert!(settings.refuse_mistakes(Matters::Training).is_err());
+    }
+}
+
 #[test]
 fn a_warm_up_is_a_share_of_the_run_where_no_steps_are_stated() {
     let warmup = |written: &str| {
