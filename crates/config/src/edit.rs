@@ -101,7 +101,10 @@ impl File<'_> {
     fn perform(&self, edit: &Edit) -> Result<String, ConfigError> {
         let outline = self.outline(self.text)?;
         let found: Vec<&Leaf> = outline.find(&edit.path).collect();
-        if let [first, .., last] = found.as_slice() {
+        // A variable of a script and the flag that takes its value from it have one place.
+        if let [first, .., last] = found.as_slice()
+            && found.iter().any(|leaf| leaf.value != first.value)
+        {
             return Err(ConfigError::DuplicateKey {
                 path: self.path.to_owned(),
                 key: edit.path.join("."),

@@ -569,11 +569,18 @@ impl<'a> Draft<'a> {
         for statement in &statements {
             let entry = &self.document.entries[statement.entry];
             let earlier = *said.entry(&entry.path).or_insert(statement.entry);
+            let first = &self.document.entries[earlier];
+            // A variable and the flag that takes its value from it are one value, and so is what
+            // two commands of a script say alike.
+            if earlier != statement.entry && first.scalar == entry.scalar {
+                self.reading.num_harmless += 1;
+                continue;
+            }
             if earlier != statement.entry {
                 return Err(ConfigError::DuplicateKey {
                     path: self.document.path.clone(),
                     key: entry.key(),
-                    first_line: self.document.entries[earlier].name_at.line,
+                    first_line: first.name_at.line,
                     line: entry.name_at.line,
                 });
             }

@@ -397,6 +397,23 @@ fn what_training_does_not_follow_is_told() {
     assert_eq!(told, ["template"]);
 }
 
+/// `lr=2e-5` and `--lr $lr` are one value, and two commands may say the same.
+#[test]
+fn what_a_script_says_alike_is_no_contradiction() {
+    let script = "per_device_train_batch_size=4\n\
+                  python a.py --model_name_or_path Qwen/Qwen2.5-0.5B --max_seq_length 64 \\\n    \
+                  --per_device_train_batch_size ${per_device_train_batch_size}\n\
+                  python b.py --model_name_or_path Qwen/Qwen2.5-0.5B --num_train_epochs 1\n";
+    let config = text("run.sh", script, &[]).unwrap();
+    assert_eq!(config.batch.batch_size, 4);
+    let other = script.replacen("2.5-0.5B", "2.5-1.5B", 1);
+    let error = text("run.sh", &other, &[]).unwrap_err();
+    assert!(
+        error.contains("stands twice in run.sh, on lines 2 and 4"),
+        "{error}"
+    );
+}
+
 /// transformers takes a share of the run for them, and none where nothing is done by steps.
 #[test]
 fn steps_as_a_share_of_the_run_are_told_and_not_refused() {
