@@ -12,6 +12,7 @@ use super::{
     TORCH_PRECISION, WARMUP, combined, harmless, list, not_followed, refused, refused_unless, same,
     saves, switch, words,
 };
+use crate::document::Scalar;
 use crate::error::ConfigError;
 use crate::format::Format;
 
@@ -247,6 +248,8 @@ pub(super) const COMMON: &[Rule] = &[
     same("gradient_accumulation_steps", ACCUMULATION),
     words("optim", OPTIMIZER, OPTIMIZER_WORDS).otherwise(OTHER_OPTIMIZER),
     combined("deepspeed"),
+    combined("deepspeed_config"),
+    combined("zero_stage"),
     combined("fsdp"),
     combined("nproc_per_node"),
     combined("num_processes"),
@@ -333,8 +336,22 @@ fn adapters(draft: &mut Draft<'_>) {
 }
 
 pub(super) fn shards(draft: &mut Draft<'_>) {
+    // As a switch it only says that DeepSpeed runs; its file or its stage has a flag of its own.
     if let Some(entry) = draft.find("deepspeed") {
+        match draft.scalar(entry) {
+            Scalar::Bool(_) => draft.harmless(),
+            _ => draft.link(entry),
+        }
+    }
+    if let Some(entry) = draft.find("deepspeed_config") {
         draft.link(entry);
+    }
+    if let Some(entry) = draft.find("zero_stage") {
+        match draft.number("zero_stage") {
+            Some(0) => draft.say(entry, SHARDING, "ddp"),
+            Some(stage @ 1..=3) => draft.say(entry, SHARDING, &format!("zero{stage}")),
+            _ => draft.not_understood(entry),
+        }
     }
     if let Some(entry) = draft.find("fsdp") {
         match draft.is_on("fsdp") {
@@ -359,7 +376,8 @@ fn launched(draft: &mut Draft<'_>) {
             None => draft.not_understood(entry),
         }
     }
-    let alone = draft.find("deepspeed").is_none() && !draft.says(SHARDING);
+    let linked = ["deepspeed", "deepspeed_config"];
+    let alone = linked.iter().all(|name| draft.find(name).is_none()) && !draft.says(SHARDING);
     for name in ["nproc_per_node", "num_processes", "num_gpus"] {
         let Some(entry) = draft.find(name) else {
             continue;

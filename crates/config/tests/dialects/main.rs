@@ -6,8 +6,8 @@ mod cases;
 use std::path::{Path, PathBuf};
 
 use cinch_config::{
-    Checkpointing, Config, LoraTargets, Matters, Precision, Schedule, Settings, Source, TooLong,
-    TorchOptimizer, TorchPrecision, Value, config_files,
+    Checkpointing, Config, LoraTargets, Matters, Precision, Schedule, Settings, ShardedPart,
+    Source, TooLong, TorchOptimizer, TorchPrecision, Value, config_files,
 };
 
 fn corpus(name: &str) -> PathBuf {
@@ -410,6 +410,35 @@ fn what_a_script_says_alike_is_no_contradiction() {
     let error = text("run.sh", &other, &[]).unwrap_err();
     assert!(
         error.contains("stands twice in run.sh, on lines 2 and 4"),
+        "{error}"
+    );
+}
+
+/// `--deepspeed` without a value is a switch of DeepSpeed's own launcher, not a file.
+#[test]
+fn deepspeed_as_a_switch_names_no_file() {
+    let script = "deepspeed --num_gpus 4 main.py --model_name_or_path Qwen/Qwen2.5-0.5B \\\n    \
+                  --per_device_train_batch_size 2 --max_seq_len 64 --deepspeed";
+    let read = |script: &str| {
+        let mut settings = Settings::new();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.sh");
+        std::fs::write(&path, script).unwrap();
+        let read = settings.load_file(&path).map(|()| settings);
+        read.map_err(|error| error.to_string())
+    };
+    let sharding = |script: &str| {
+        let config = read(script).unwrap().resolve().unwrap();
+        (config.batch.world.shard, config.batch.world.ranks)
+    };
+    let staged = format!("{script} --zero_stage 3\n");
+    assert_eq!(sharding(&staged), (ShardedPart::Weights, 4));
+    let staged = format!("{script} --zero_stage 0\n");
+    assert_eq!(sharding(&staged), (ShardedPart::None, 4));
+    assert!(read(script).is_ok());
+    let error = read(&format!("{script}_config my.json\n")).unwrap_err();
+    assert!(
+        error.contains("`deepspeed_config: my.json` names a file"),
         "{error}"
     );
 }
