@@ -9,8 +9,8 @@ use super::{
     HELD_OUT, Keys, LOGGING, LOOP, MODEL, NODES, OPTIMIZER, OPTIMIZER_WORDS, OTHER_OPTIMIZER,
     OUTPUT, Program, QUANTIZATION, RANK, RANKS, RATE, REENTRANT, ROOT_OF_RANK, Rule, SAMPLES,
     SAVED, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED, SEQUENCE, SHARDING, SMOOTHING, STEPS, TARGETS,
-    TORCH_PRECISION, WARMUP, combined, harmless, list, not_followed, refused, refused_unless, same,
-    saves, switch, words,
+    TORCH_PRECISION, WARMUP, combined, harmless, list, not_followed, refused, same, saves, switch,
+    words,
 };
 use crate::document::Scalar;
 use crate::error::ConfigError;
@@ -235,11 +235,7 @@ const RULES: &[Rule] = &[
         "freeze_layers",
         "training a part of the weights is not computed",
     ),
-    refused_unless(
-        "task_type",
-        &["CAUSAL_LM"],
-        "another head than that of the language model is not computed",
-    ),
+    combined("task_type"),
 ];
 
 /// What TrainingArguments have in every program that is built on them.
@@ -294,6 +290,7 @@ pub(super) const COMMON: &[Rule] = &[
 fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
     draft.packs(&["packing"]);
     draft.warm_up();
+    task(draft)?;
     flash(draft);
     liger::switched(draft, &["use_liger_kernel", "use_liger"], "liger_kernel");
     adapters(draft);
@@ -306,6 +303,26 @@ fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
         draft.assume("the length is not in the file: say --seq-len");
     }
     Ok(())
+}
+
+/// peft's name of a head or, in some scripts, of a way to train.
+fn task(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
+    let Some(entry) = draft.find("task_type") else {
+        return Ok(());
+    };
+    let word = draft.text(entry).unwrap_or_default().to_lowercase();
+    let why = match word.as_str() {
+        "causal_lm" | "sft" | "pt" | "pretrain" => {
+            draft.harmless();
+            return Ok(());
+        }
+        "dpo" | "orpo" | "kto" | "cpo" | "simpo" | "ppo" | "grpo" | "rm" | "reward" => PREFERENCES,
+        "seq_cls" | "token_cls" | "seq_2_seq_lm" | "question_ans" | "feature_extraction" => {
+            "another head than that of the language model is not computed"
+        }
+        _ => "what is trained for this task is not known here",
+    };
+    Err(draft.refuse(entry, why))
 }
 
 fn flash(draft: &mut Draft<'_>) {

@@ -443,6 +443,29 @@ fn deepspeed_as_a_switch_names_no_file() {
     );
 }
 
+/// The word is peft's name of a head, or a script's of a way to train.
+#[test]
+fn a_task_is_refused_for_what_it_is() {
+    let read = |task: &str| {
+        let written = format!("num_train_epochs: 1\ntask_type: {task}\n");
+        text("a.yaml", &written, GPT2).map(|_| ())
+    };
+    for task in ["CAUSAL_LM", "sft", "pretrain"] {
+        read(task).unwrap();
+    }
+    for (task, why) in [
+        ("SEQ_CLS", "another head"),
+        ("dpo", "not training on preferences"),
+        ("riddles", "this task is not known"),
+    ] {
+        let error = read(task).unwrap_err();
+        assert!(
+            error.contains("a.yaml line 2") && error.contains(why),
+            "{error}"
+        );
+    }
+}
+
 /// transformers takes a share of the run for them, and none where nothing is done by steps.
 #[test]
 fn steps_as_a_share_of_the_run_are_told_and_not_refused() {
