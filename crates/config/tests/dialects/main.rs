@@ -466,6 +466,22 @@ fn a_task_is_refused_for_what_it_is() {
     }
 }
 
+/// With one cycle, which is what a silent file has, it is the plain cosine.
+#[test]
+fn schedules_by_other_names_are_the_same() {
+    for (word, schedule) in [
+        ("one_cycle", Schedule::OneCycle),
+        ("cosine_with_restarts", Schedule::Cosine),
+    ] {
+        let (config, told) = followed(&format!("{AXOLOTL}lr_scheduler: {word}\n"));
+        assert_eq!((config.training.schedule, told.len()), (schedule, 0));
+    }
+    let (_, told) = followed(&format!(
+        "{AXOLOTL}lr_scheduler: cosine_with_restarts\nlr_scheduler_kwargs: {{num_cycles: 3}}\n"
+    ));
+    assert_eq!(told, ["lr_scheduler_kwargs.num_cycles"]);
+}
+
 /// transformers takes a share of the run for them, and none where nothing is done by steps.
 #[test]
 fn steps_as_a_share_of_the_run_are_told_and_not_refused() {
