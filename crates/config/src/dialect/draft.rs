@@ -246,12 +246,23 @@ impl<'a> Draft<'a> {
                         self.reading.num_harmless += 1;
                         self.not_followed(index);
                     }
+                    // The name of a split of the data that the program loads by itself.
+                    (None, _)
+                        if matches!(rule.name, "val_split" | "validation_split")
+                            && matches!(entry.scalar, Scalar::Text(_)) =>
+                    {
+                        self.reading.num_harmless += 1;
+                        self.not_followed(index);
+                    }
                     (None, _) => {
                         self.reading.mistakes.push(Mistake {
                             key: entry.key(),
                             value: entry.scalar.to_string(),
                             at: entry.value_at,
-                            meant: Meant::Value(accepted(setting, meaning)),
+                            meant: Meant::Value(match rule.name {
+                                "val_size" | "val_set_size" => HELD_OUT_SHARE.to_owned(),
+                                _ => accepted(setting, meaning),
+                            }),
                             setting: Some(setting.key),
                         });
                         match bears_on_memory(setting) {
@@ -663,6 +674,10 @@ fn must_be_set(rule: Option<&Rule>) -> bool {
         _ => false,
     })
 }
+
+/// axolotl and LLaMA-Factory hold out so many samples too.
+const HELD_OUT_SHARE: &str =
+    "a share of the samples, from 0 to just below 1: how many they are is not read";
 
 /// Steps as a share of the run, which transformers takes beside counts; and 0, which it takes where
 /// nothing is done by steps. When something is written or measured changes nothing that is learned.

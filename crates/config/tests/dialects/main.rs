@@ -482,6 +482,31 @@ fn schedules_by_other_names_are_the_same() {
     assert_eq!(told, ["lr_scheduler_kwargs.num_cycles"]);
 }
 
+#[test]
+fn samples_are_held_out_by_their_share() {
+    let read = |written: &str| {
+        let mut settings = Settings::new();
+        settings.load_text(Path::new("a.yaml"), written).unwrap();
+        let told = settings.readings()[0].not_followed.len();
+        let refused = settings.refuse_mistakes(Matters::Training);
+        (told, refused.map_err(|error| error.to_string()))
+    };
+    // A program's own name for a part of its data.
+    let trainer = "model_name_or_path: Qwen/Qwen2.5-0.5B\nnum_train_epochs: 1\n";
+    let named = read(&format!("{trainer}validation_split: validation\n"));
+    assert_eq!(named, (1, Ok(())));
+    let (_, error) = read(&format!("{FACTORY}val_size: 500\n"));
+    let error = error.unwrap_err();
+    for part in [
+        "line 5",
+        "`val_size` is 500",
+        "how many they are is not read",
+        "--val-split",
+    ] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+}
+
 /// transformers takes a share of the run for them, and none where nothing is done by steps.
 #[test]
 fn steps_as_a_share_of_the_run_are_told_and_not_refused() {
