@@ -507,6 +507,21 @@ fn samples_are_held_out_by_their_share() {
     }
 }
 
+#[test]
+fn a_stage_of_another_script_makes_it_none_of_llama_factorys() {
+    let dialect = |stage: &str| {
+        let script = format!(
+            "STAGE={stage}\npython run.py --model_name_or_path Qwen/Qwen2.5-0.5B \\\n  \
+             --per_device_train_batch_size 2 --num_train_epochs 1 --stage $STAGE\n"
+        );
+        let mut settings = Settings::new();
+        settings.load_text(Path::new("run.sh"), &script).unwrap();
+        settings.readings()[0].dialect
+    };
+    assert_eq!(dialect("sft"), "LLaMA-Factory");
+    assert_eq!(dialect("one_stage"), "Hugging Face TrainingArguments");
+}
+
 /// transformers takes a share of the run for them, and none where nothing is done by steps.
 #[test]
 fn steps_as_a_share_of_the_run_are_told_and_not_refused() {
