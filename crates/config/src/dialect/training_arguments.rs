@@ -129,6 +129,7 @@ const RULES: &[Rule] = &[
     combined("use_peft"),
     combined("use_lora"),
     combined("use_peft_lora"),
+    combined("train_mode"),
     same("lora_r", RANK),
     same("lora_rank", RANK),
     same("lora.r", RANK),
@@ -161,6 +162,16 @@ const RULES: &[Rule] = &[
     switch("use_8bit_quantization", QUANTIZATION, "8bit", "none"),
     switch("bits_and_bytes.load_in_4bit", QUANTIZATION, "4bit", "none"),
     switch("bits_and_bytes.load_in_8bit", QUANTIZATION, "8bit", "none"),
+    // qlora.py and the many scripts that were made from it.
+    words(
+        "bits",
+        QUANTIZATION,
+        &[("4", "4bit"), ("8", "8bit"), ("16", "none"), ("32", "none")],
+    ),
+    switch("double_quant", DOUBLE_QUANTIZATION, "true", "false"),
+    words("lora_modules", TARGETS, &[("all", "all-linear")]),
+    harmless("quant_type"),
+    switch("q_lora", QUANTIZATION, "4bit", "none"),
     switch(
         "bnb_4bit_use_double_quant",
         DOUBLE_QUANTIZATION,
@@ -230,6 +241,10 @@ const RULES: &[Rule] = &[
     refused(
         "neftune_noise_alpha*",
         "noise on the embeddings is not computed",
+    ),
+    refused(
+        "spectrum_config_path",
+        "training a part of the weights is not computed",
     ),
     refused(
         "freeze_layers",
@@ -348,7 +363,25 @@ fn adapters(draft: &mut Draft<'_>) {
             draft.default(RANK, "16");
         }
         Some(entry) => draft.say(entry, ADAPTER, "none"),
-        None => {}
+        None => train_mode(draft),
+    }
+}
+
+/// Firefly's word for what is trained.
+fn train_mode(draft: &mut Draft<'_>) {
+    let Some(entry) = draft.find("train_mode") else {
+        return;
+    };
+    match draft.text(entry).as_deref() {
+        Some("full") => draft.say(entry, ADAPTER, "none"),
+        Some(mode @ ("lora" | "qlora")) => {
+            draft.say(entry, ADAPTER, "lora");
+            draft.default(RANK, "64");
+            if mode == "qlora" {
+                draft.say(entry, QUANTIZATION, "4bit");
+            }
+        }
+        _ => draft.harmless(),
     }
 }
 

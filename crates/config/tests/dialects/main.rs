@@ -6,8 +6,8 @@ mod cases;
 use std::path::{Path, PathBuf};
 
 use cinch_config::{
-    Checkpointing, Config, LoraTargets, Matters, Precision, Schedule, Settings, ShardedPart,
-    Source, TooLong, TorchOptimizer, TorchPrecision, Value, config_files,
+    Checkpointing, Config, FrozenWeights, LoraTargets, Matters, Precision, Schedule, Settings,
+    ShardedPart, Source, TooLong, TorchOptimizer, TorchPrecision, Value, config_files,
 };
 
 fn corpus(name: &str) -> PathBuf {
@@ -520,6 +520,46 @@ fn a_stage_of_another_script_makes_it_none_of_llama_factorys() {
     };
     assert_eq!(dialect("sft"), "LLaMA-Factory");
     assert_eq!(dialect("one_stage"), "Hugging Face TrainingArguments");
+}
+
+/// Weights of four bits take a quarter: scripts have a word of their own for them.
+#[test]
+fn scripts_made_from_qlora_are_read() {
+    let read = |flags: &str| {
+        let script = format!(
+            "python qlora.py --model_name_or_path Qwen/Qwen2.5-0.5B --max_seq_length 64 \\\n  \
+             --per_device_train_batch_size 2 --num_train_epochs 1 --lora_r 8 {flags}\n"
+        );
+        text("run.sh", &script, &[])
+    };
+    let tuning = read("--bits 4 --double_quant --lora_modules all")
+        .unwrap()
+        .tuning;
+    assert_eq!(tuning.frozen, FrozenWeights::FourBit);
+    assert!(tuning.double_quantization);
+    assert_eq!(tuning.lora.unwrap().targets, LoraTargets::AllLinear);
+    assert_eq!(
+        read("--bits 16").unwrap().tuning.frozen,
+        FrozenWeights::InTheirType
+    );
+    for (flag, frozen, has_adapters) in [
+        ("--q_lora True", FrozenWeights::FourBit, true),
+        ("--q_lora False", FrozenWeights::InTheirType, true),
+        ("--train_mode qlora", FrozenWeights::FourBit, true),
+        ("--train_mode lora", FrozenWeights::InTheirType, true),
+        ("--train_mode full", FrozenWeights::InTheirType, false),
+    ] {
+        let tuning = read(flag).unwrap().tuning;
+        let found = (tuning.frozen, tuning.lora.is_some());
+        assert_eq!(found, (frozen, has_adapters), "{flag}");
+    }
+    // Firefly's own rank, where a file is silent.
+    let written = "model_name_or_path: Qwen/Qwen2.5-0.5B\nper_device_train_batch_size: 1\n\
+                   max_seq_length: 64\ntrain_mode: qlora\n";
+    let tuning = text("a.yaml", written, &[]).unwrap().tuning;
+    assert_eq!(tuning.lora.unwrap().rank, 64);
+    let error = read("--spectrum_config_path a.yaml").unwrap_err();
+    assert!(error.contains("a part of the weights"), "{error}");
 }
 
 /// transformers takes a share of the run for them, and none where nothing is done by steps.
