@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use super::{
-    Dialect, Keys, MODEL, Naming, OPTIMIZER, PACKING, Program, RATE, ROWS_PACKED, Rule, Says,
-    WARMUP, WARMUP_RATIO, is_slip, speaks_of_memory, stands_for,
+    Dialect, Keys, MODEL, Naming, OPTIMIZER, OUTPUT, PACKING, Program, RATE, ROWS_PACKED, Rule,
+    SEED, Says, WARMUP, WARMUP_RATIO, is_slip, speaks_of_memory, stands_for,
 };
 use crate::document::{Document, Entry, Position, Scalar};
 use crate::error::ConfigError;
@@ -241,6 +241,13 @@ impl<'a> Draft<'a> {
                             accepted: setting.kind.accepts(),
                             hint: None,
                         });
+                    }
+                    // `--seed $RANDOM`, `--output_dir $1`: any will do.
+                    (None, _)
+                        if matches!(setting.key, SEED | OUTPUT) && entry.scalar.is_composite() =>
+                    {
+                        self.reading.num_harmless += 1;
+                        self.not_followed(index);
                     }
                     (None, _) if is_share_of_steps(rule, &entry.scalar) => {
                         self.reading.num_harmless += 1;

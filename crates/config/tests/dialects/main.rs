@@ -562,6 +562,31 @@ fn scripts_made_from_qlora_are_read() {
     assert!(error.contains("a part of the weights"), "{error}");
 }
 
+/// A seed that a script draws, or a folder that it is given, is no mistake: any will do.
+#[test]
+fn a_seed_that_is_drawn_is_told_and_not_refused() {
+    let read = |flags: &str| {
+        let mut settings = Settings::new();
+        let script = format!(
+            "python a.py --model_name_or_path Qwen/Qwen2.5-0.5B --num_train_epochs 1 {flags}\n"
+        );
+        settings.load_text(Path::new("run.sh"), &script).unwrap();
+        settings
+    };
+    for (key, flags) in [
+        ("seed", "--seed $RANDOM"),
+        ("output_dir", "--output_dir $1/a"),
+    ] {
+        let settings = read(flags);
+        settings.refuse_mistakes(Matters::Training).unwrap();
+        assert_eq!(settings.readings()[0].not_followed[0].key, key);
+    }
+    // A rate that nobody gave is one.
+    for flags in ["--seed often", "--learning_rate $LR"] {
+        assert!(read(flags).refuse_mistakes(Matters::Training).is_err());
+    }
+}
+
 /// transformers takes a share of the run for them, and none where nothing is done by steps.
 #[test]
 fn steps_as_a_share_of_the_run_are_told_and_not_refused() {
