@@ -582,6 +582,14 @@ impl<'a> Draft<'a> {
         let statements = std::mem::take(&mut self.statements);
         let outspoken = statements.iter().filter(|statement| !statement.is_off);
         let outspoken: BTreeSet<&str> = outspoken.map(|one| one.setting.key).collect();
+        // What a program computes from a setting that another key gives is no mistake:
+        // `model = load(MODEL_NAME)`.
+        let entries = &self.document.entries;
+        self.reading.mistakes.retain(|mistake| {
+            let mut at = entries.iter().filter(|entry| entry.value_at == mistake.at);
+            let is_computed = at.any(|entry| entry.scalar.is_composite());
+            !is_computed || !mistake.setting.is_some_and(|key| outspoken.contains(key))
+        });
         // The first entry of each path.
         let mut said: HashMap<&[String], usize> = HashMap::new();
         for statement in &statements {

@@ -587,6 +587,26 @@ fn a_seed_that_is_drawn_is_told_and_not_refused() {
     }
 }
 
+/// `model = load(MODEL_ID)` is an expression, and the model is known all the same.
+#[test]
+fn what_is_computed_from_what_another_key_says_is_no_mistake() {
+    let read = |name: &str| {
+        let script = format!(
+            "{name} = \"Qwen/Qwen2.5-0.5B\"\nmodel = load({name})\nbatch_size = 2\nmax_length = 64\n"
+        );
+        let mut settings = Settings::new();
+        settings.load_text(Path::new("a.py"), &script).unwrap();
+        let refused = settings.refuse_mistakes(Matters::Training);
+        refused.map_err(|error| error.to_string())
+    };
+    read("MODEL_ID").unwrap();
+    let error = read("NAME").unwrap_err();
+    assert!(
+        error.contains("a.py line 2") && error.contains("`model` is an expression"),
+        "{error}"
+    );
+}
+
 /// transformers takes a share of the run for them, and none where nothing is done by steps.
 #[test]
 fn steps_as_a_share_of_the_run_are_told_and_not_refused() {
