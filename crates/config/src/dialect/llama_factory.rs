@@ -273,8 +273,7 @@ fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
     }
     draft.packs(&["packing", "neat_packing"]);
     draft.warm_up();
-    shards(draft);
-    Ok(())
+    shards(draft)
 }
 
 /// The files of its newer interface.

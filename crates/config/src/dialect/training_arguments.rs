@@ -260,7 +260,6 @@ pub(super) const COMMON: &[Rule] = &[
     words("optim", OPTIMIZER, OPTIMIZER_WORDS).otherwise(OTHER_OPTIMIZER),
     combined("deepspeed"),
     combined("deepspeed_config"),
-    combined("zero_stage"),
     combined("fsdp"),
     combined("nproc_per_node"),
     combined("num_processes"),
@@ -309,7 +308,7 @@ fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
     flash(draft);
     liger::switched(draft, &["use_liger_kernel", "use_liger"], "liger_kernel");
     adapters(draft);
-    shards(draft);
+    shards(draft)?;
     precision(draft);
     if !draft.says(MODEL) && !draft.says(SEQUENCE) {
         return Ok(());
@@ -385,23 +384,22 @@ fn train_mode(draft: &mut Draft<'_>) {
     }
 }
 
-pub(super) fn shards(draft: &mut Draft<'_>) {
-    // As a switch it only says that DeepSpeed runs; its file or its stage has a flag of its own.
+pub(super) fn shards(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
+    // Without a value it only says that DeepSpeed runs; its file may have a flag of its own.
+    let file = draft.find("deepspeed_config");
     if let Some(entry) = draft.find("deepspeed") {
-        match draft.scalar(entry) {
-            Scalar::Bool(_) => draft.harmless(),
+        match (draft.scalar(entry), file) {
+            (Scalar::Bool(true), None) => {
+                let why = "it names no file: the script makes the configuration of DeepSpeed by \
+                     itself, and its precision, stage and optimizer are not known here";
+                return Err(draft.refuse(entry, why));
+            }
+            (Scalar::Bool(_), _) => draft.harmless(),
             _ => draft.link(entry),
         }
     }
-    if let Some(entry) = draft.find("deepspeed_config") {
+    if let Some(entry) = file {
         draft.link(entry);
-    }
-    if let Some(entry) = draft.find("zero_stage") {
-        match draft.number("zero_stage") {
-            Some(0) => draft.say(entry, SHARDING, "ddp"),
-            Some(stage @ 1..=3) => draft.say(entry, SHARDING, &format!("zero{stage}")),
-            _ => draft.not_understood(entry),
-        }
     }
     if let Some(entry) = draft.find("fsdp") {
         match draft.is_on("fsdp") {
@@ -410,6 +408,7 @@ pub(super) fn shards(draft: &mut Draft<'_>) {
         }
     }
     launched(draft);
+    Ok(())
 }
 
 /// The GPUs that a launcher is given; without a word more, each holds everything. torchrun's are

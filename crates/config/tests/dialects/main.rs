@@ -414,33 +414,46 @@ fn what_a_script_says_alike_is_no_contradiction() {
     );
 }
 
-/// `--deepspeed` without a value is a switch of DeepSpeed's own launcher, not a file.
+/// `--deepspeed` without a value is a switch; what DeepSpeed is told stands in a file of another
+/// flag, or in the script.
 #[test]
 fn deepspeed_as_a_switch_names_no_file() {
-    let script = "deepspeed --num_gpus 4 main.py --model_name_or_path Qwen/Qwen2.5-0.5B \\\n    \
-                  --per_device_train_batch_size 2 --max_seq_len 64 --deepspeed";
-    let read = |script: &str| {
-        let mut settings = Settings::new();
-        let folder = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let config = "{\"zero_optimization\": {\"stage\": 3}, \"bf16\": {\"enabled\": true}}";
+    std::fs::write(folder.path().join("ds.json"), config).unwrap();
+    let read = |flags: &str| {
+        let script = format!(
+            "deepspeed --num_gpus 4 main.py --model_name_or_path Qwen/Qwen2.5-0.5B \\\n    \
+             --per_device_train_batch_size 2 --max_seq_len 64 {flags}\n"
+        );
         let path = folder.path().join("run.sh");
         std::fs::write(&path, script).unwrap();
-        let read = settings.load_file(&path).map(|()| settings);
+        let mut settings = Settings::new();
+        let read = settings.load_file(&path).and_then(|()| settings.resolve());
         read.map_err(|error| error.to_string())
     };
-    let sharding = |script: &str| {
-        let config = read(script).unwrap().resolve().unwrap();
-        (config.batch.world.shard, config.batch.world.ranks)
-    };
-    let staged = format!("{script} --zero_stage 3\n");
-    assert_eq!(sharding(&staged), (ShardedPart::Weights, 4));
-    let staged = format!("{script} --zero_stage 0\n");
-    assert_eq!(sharding(&staged), (ShardedPart::None, 4));
-    assert!(read(script).is_ok());
-    let error = read(&format!("{script}_config my.json\n")).unwrap_err();
-    assert!(
-        error.contains("`deepspeed_config: my.json` names a file"),
-        "{error}"
-    );
+    for flags in [
+        "--deepspeed --deepspeed_config ds.json",
+        "--deepspeed_config ds.json --deepspeed",
+        "--deepspeed ds.json",
+    ] {
+        let world = read(flags).unwrap().batch.world;
+        assert_eq!((world.shard, world.ranks), (ShardedPart::Weights, 4));
+    }
+    assert!(read("--deepspeed False").is_ok());
+    for (flags, part) in [
+        ("--deepspeed", "it names no file"),
+        (
+            "--deepspeed_config my.json",
+            "`deepspeed_config: my.json` names a file",
+        ),
+    ] {
+        let error = read(flags).unwrap_err();
+        assert!(
+            error.contains("run.sh line 2") && error.contains(part),
+            "{error}"
+        );
+    }
 }
 
 /// The word is peft's name of a head, or a script's of a way to train.
