@@ -289,7 +289,12 @@ impl File<'_> {
         }
         let set: Vec<&Leaf> = after.find(&target).collect();
         match set.as_slice() {
-            [only] if is_same(&only.scalar, &written.scalar) => Ok(()),
+            [first, others @ ..]
+                if is_same(&first.scalar, &written.scalar)
+                    && others.iter().all(|leaf| leaf.value == first.value) =>
+            {
+                Ok(())
+            }
             _ => Err(self.broken(edit, "the value would not have been read back".to_owned())),
         }
     }
