@@ -7,8 +7,9 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use super::{
-    Dialect, Keys, MODEL, Naming, OPTIMIZER, OUTPUT, PACKING, Program, RATE, ROWS_PACKED, Rule,
-    SEED, Says, WARMUP, WARMUP_RATIO, is_slip, speaks_of_memory, stands_for,
+    Dialect, EVALUATION, Keys, LOGGING, MODEL, Naming, OPTIMIZER, OUTPUT, PACKING, Program, RATE,
+    ROWS_PACKED, Rule, SAVED, SAVING, SEED, Says, WARMUP, WARMUP_RATIO, is_slip, speaks_of_memory,
+    stands_for,
 };
 use crate::document::{Document, Entry, Position, Scalar};
 use crate::error::ConfigError;
@@ -243,9 +244,7 @@ impl<'a> Draft<'a> {
                         });
                     }
                     // `--seed $RANDOM`, `--output_dir $1`: any will do.
-                    (None, _)
-                        if matches!(setting.key, SEED | OUTPUT) && entry.scalar.is_composite() =>
-                    {
+                    (None, _) if WHATEVER.contains(&setting.key) && entry.scalar.is_composite() => {
                         self.reading.num_harmless += 1;
                         self.not_followed(index);
                     }
@@ -689,6 +688,10 @@ fn must_be_set(rule: Option<&Rule>) -> bool {
         _ => false,
     })
 }
+
+/// Settings that change nothing that is learned but by chance: what a program computes for them is
+/// no reason to refuse it.
+const WHATEVER: &[&str] = &[SEED, OUTPUT, LOGGING, EVALUATION, SAVING, SAVED];
 
 /// axolotl and LLaMA-Factory hold out so many samples too.
 const HELD_OUT_SHARE: &str =

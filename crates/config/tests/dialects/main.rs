@@ -589,6 +589,7 @@ fn a_seed_that_is_drawn_is_told_and_not_refused() {
     for (key, flags) in [
         ("seed", "--seed $RANDOM"),
         ("output_dir", "--output_dir $1/a"),
+        ("save_steps", "--save_steps $EVERY"),
     ] {
         let settings = read(flags);
         settings.refuse_mistakes(Matters::Training).unwrap();
