@@ -101,7 +101,10 @@ impl File<'_> {
     fn perform(&self, edit: &Edit) -> Result<String, ConfigError> {
         let outline = self.outline(self.text)?;
         let found: Vec<&Leaf> = outline.find(&edit.path).collect();
-        if let [first, .., last] = found.as_slice() {
+        // A variable of a script and the flag that takes its value from it have one place.
+        if let [first, .., last] = found.as_slice()
+            && found.iter().any(|leaf| leaf.value != first.value)
+        {
             return Err(ConfigError::DuplicateKey {
                 path: self.path.to_owned(),
                 key: edit.path.join("."),
@@ -286,7 +289,12 @@ impl File<'_> {
         }
         let set: Vec<&Leaf> = after.find(&target).collect();
         match set.as_slice() {
-            [only] if is_same(&only.scalar, &written.scalar) => Ok(()),
+            [first, others @ ..]
+                if is_same(&first.scalar, &written.scalar)
+                    && others.iter().all(|leaf| leaf.value == first.value) =>
+            {
+                Ok(())
+            }
             _ => Err(self.broken(edit, "the value would not have been read back".to_owned())),
         }
     }

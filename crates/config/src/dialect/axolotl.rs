@@ -22,6 +22,8 @@ pub(super) static AXOLOTL: Dialect = Dialect {
         (BATCH, "1"),
         (ACCUMULATION, "1"),
         (SEQUENCE, "512"),
+        // Without one it trains the weights, whatever a file has left of lora_r.
+        (ADAPTER, "none"),
         (CHECKPOINTING, "none"),
         (TORCH_PRECISION, "fp32"),
         (OPTIMIZER, "adamw_fused"),

@@ -7,8 +7,9 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use super::{
-    Dialect, Keys, MODEL, Naming, OPTIMIZER, PACKING, Program, RATE, ROWS_PACKED, Rule, Says,
-    WARMUP, WARMUP_RATIO, is_slip, speaks_of_memory, stands_for,
+    Dialect, EVALUATION, Keys, LOGGING, MODEL, Naming, OPTIMIZER, OUTPUT, PACKING, Program, RATE,
+    ROWS_PACKED, Rule, SAVED, SAVING, SEED, Says, WARMUP, WARMUP_RATIO, is_slip, speaks_of_memory,
+    stands_for,
 };
 use crate::document::{Document, Entry, Position, Scalar};
 use crate::error::ConfigError;
@@ -242,12 +243,32 @@ impl<'a> Draft<'a> {
                             hint: None,
                         });
                     }
+                    // `--seed $RANDOM`, `--output_dir $1`: any will do.
+                    (None, _) if WHATEVER.contains(&setting.key) && entry.scalar.is_composite() => {
+                        self.reading.num_harmless += 1;
+                        self.not_followed(index);
+                    }
+                    (None, _) if is_share_of_steps(rule, &entry.scalar) => {
+                        self.reading.num_harmless += 1;
+                        self.not_followed(index);
+                    }
+                    // The name of a split of the data that the program loads by itself.
+                    (None, _)
+                        if matches!(rule.name, "val_split" | "validation_split")
+                            && matches!(entry.scalar, Scalar::Text(_)) =>
+                    {
+                        self.reading.num_harmless += 1;
+                        self.not_followed(index);
+                    }
                     (None, _) => {
                         self.reading.mistakes.push(Mistake {
                             key: entry.key(),
                             value: entry.scalar.to_string(),
                             at: entry.value_at,
-                            meant: Meant::Value(accepted(setting, meaning)),
+                            meant: Meant::Value(match rule.name {
+                                "val_size" | "val_set_size" => HELD_OUT_SHARE.to_owned(),
+                                _ => accepted(setting, meaning),
+                            }),
                             setting: Some(setting.key),
                         });
                         match bears_on_memory(setting) {
@@ -560,16 +581,31 @@ impl<'a> Draft<'a> {
         let statements = std::mem::take(&mut self.statements);
         let outspoken = statements.iter().filter(|statement| !statement.is_off);
         let outspoken: BTreeSet<&str> = outspoken.map(|one| one.setting.key).collect();
+        // What a program computes from a setting that another key gives is no mistake:
+        // `model = load(MODEL_NAME)`.
+        let entries = &self.document.entries;
+        self.reading.mistakes.retain(|mistake| {
+            let mut at = entries.iter().filter(|entry| entry.value_at == mistake.at);
+            let is_computed = at.any(|entry| entry.scalar.is_composite());
+            !is_computed || !mistake.setting.is_some_and(|key| outspoken.contains(key))
+        });
         // The first entry of each path.
         let mut said: HashMap<&[String], usize> = HashMap::new();
         for statement in &statements {
             let entry = &self.document.entries[statement.entry];
             let earlier = *said.entry(&entry.path).or_insert(statement.entry);
+            let first = &self.document.entries[earlier];
+            // A variable and the flag that takes its value from it are one value, and so is what
+            // two commands of a script say alike.
+            if earlier != statement.entry && first.scalar == entry.scalar {
+                self.reading.num_harmless += 1;
+                continue;
+            }
             if earlier != statement.entry {
                 return Err(ConfigError::DuplicateKey {
                     path: self.document.path.clone(),
                     key: entry.key(),
-                    first_line: self.document.entries[earlier].name_at.line,
+                    first_line: first.name_at.line,
                     line: entry.name_at.line,
                 });
             }
@@ -651,6 +687,22 @@ fn must_be_set(rule: Option<&Rule>) -> bool {
         Says::Setting { key, .. } => key == RATE || key.starts_with("model."),
         _ => false,
     })
+}
+
+/// Settings that change nothing that is learned but by chance: what a program computes for them is
+/// no reason to refuse it.
+const WHATEVER: &[&str] = &[SEED, OUTPUT, LOGGING, EVALUATION, SAVING, SAVED];
+
+/// axolotl and LLaMA-Factory hold out so many samples too.
+const HELD_OUT_SHARE: &str =
+    "a share of the samples, from 0 to just below 1: how many they are is not read";
+
+/// Steps as a share of the run, which transformers takes beside counts; and 0, which it takes where
+/// nothing is done by steps. When something is written or measured changes nothing that is learned.
+fn is_share_of_steps(rule: &Rule, scalar: &Scalar) -> bool {
+    let share = word(scalar).and_then(|text| text.parse().ok());
+    matches!(rule.name, "logging_steps" | "eval_steps" | "save_steps")
+        && share.is_some_and(|share: f64| (0.0..1.0).contains(&share))
 }
 
 /// A word in place of a number of the model, or of its switch, that nothing is put in for when

@@ -1,15 +1,16 @@
 //! LLaMA-Factory: Hugging Face's TrainingArguments with keys of its own for model, adapters and
 //! data; and its newer files, which have a section for each part.
 
-use super::draft::Draft;
+use super::draft::{Draft, word};
 use super::training_arguments::{COMMON, shards};
 use super::{
     ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, ATTENTION, BATCH, BETA2, CHECKPOINTING, CLIP,
     DECAY, DOUBLE_QUANTIZATION, Dialect, EPOCHS, HELD_OUT, Keys, LIGER, LOOP, MODEL, ON_INPUTS,
     OPTIMIZER, PREPARED, Program, QUANTIZATION, RANK, RATE, REENTRANT, ROOT_OF_RANK, Rule, SAMPLES,
     SEQUENCE, SHARDING, TARGETS, TORCH_PRECISION, WARMUP, WholeBatch, combined, harmless, list,
-    not_followed, refused, refused_unless, same, saves, switch, words,
+    not_followed, refused, refused_unless, same, saves, stands_for, switch, words,
 };
+use crate::document::Entry;
 use crate::error::ConfigError;
 
 pub(super) static LLAMA_FACTORY: Dialect = Dialect {
@@ -57,9 +58,21 @@ fn recognise(keys: &Keys<'_>) -> Option<Vec<String>> {
         "lora_target",
         "quantization_bit",
     ];
-    let found = keys.of_these(&own);
+    let mut found = keys.of_these(&own);
+    // Other scripts have stages too.
+    let of_its_own = |(name, entry): (&String, &Entry)| {
+        stands_for("stage", name) && word(&entry.scalar).is_none_or(|word| is_stage(&word))
+    };
+    let mut entries = keys.names.iter().zip(&keys.document.entries);
+    if !entries.any(of_its_own) {
+        found.retain(|name| name != "stage");
+    }
     let named = keys.has("model_name_or_path");
     (named && !found.is_empty() && !keys.has("base_model") || found.len() >= 3).then_some(found)
+}
+
+fn is_stage(word: &str) -> bool {
+    ["pt", "sft", "rm", "ppo", "dpo", "kto"].contains(&word)
 }
 
 const PREFERENCES: &str =
@@ -260,8 +273,7 @@ fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
     }
     draft.packs(&["packing", "neat_packing"]);
     draft.warm_up();
-    shards(draft);
-    Ok(())
+    shards(draft)
 }
 
 /// The files of its newer interface.

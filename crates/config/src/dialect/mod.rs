@@ -250,6 +250,9 @@ pub(crate) const SCHEDULE_WORDS: &[(&str, &str)] = &[
     ("constant", "constant"),
     ("constant_with_warmup", "constant"),
     ("onecycle", "onecycle"),
+    ("one_cycle", "onecycle"),
+    // Of one cycle unless lr_scheduler_kwargs says more, which is told: the plain cosine.
+    ("cosine_with_restarts", "cosine"),
 ];
 
 pub(crate) const ATTENTION_WORDS: &[(&str, &str)] = &[

@@ -9,9 +9,10 @@ use super::{
     HELD_OUT, Keys, LOGGING, LOOP, MODEL, NODES, OPTIMIZER, OPTIMIZER_WORDS, OTHER_OPTIMIZER,
     OUTPUT, Program, QUANTIZATION, RANK, RANKS, RATE, REENTRANT, ROOT_OF_RANK, Rule, SAMPLES,
     SAVED, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED, SEQUENCE, SHARDING, SMOOTHING, STEPS, TARGETS,
-    TORCH_PRECISION, WARMUP, combined, harmless, list, not_followed, refused, refused_unless, same,
-    saves, switch, words,
+    TORCH_PRECISION, WARMUP, combined, harmless, list, not_followed, refused, same, saves, switch,
+    words,
 };
+use crate::document::Scalar;
 use crate::error::ConfigError;
 use crate::format::Format;
 
@@ -128,6 +129,7 @@ const RULES: &[Rule] = &[
     combined("use_peft"),
     combined("use_lora"),
     combined("use_peft_lora"),
+    combined("train_mode"),
     same("lora_r", RANK),
     same("lora_rank", RANK),
     same("lora.r", RANK),
@@ -160,6 +162,16 @@ const RULES: &[Rule] = &[
     switch("use_8bit_quantization", QUANTIZATION, "8bit", "none"),
     switch("bits_and_bytes.load_in_4bit", QUANTIZATION, "4bit", "none"),
     switch("bits_and_bytes.load_in_8bit", QUANTIZATION, "8bit", "none"),
+    // qlora.py and the many scripts that were made from it.
+    words(
+        "bits",
+        QUANTIZATION,
+        &[("4", "4bit"), ("8", "8bit"), ("16", "none"), ("32", "none")],
+    ),
+    switch("double_quant", DOUBLE_QUANTIZATION, "true", "false"),
+    words("lora_modules", TARGETS, &[("all", "all-linear")]),
+    harmless("quant_type"),
+    switch("q_lora", QUANTIZATION, "4bit", "none"),
     switch(
         "bnb_4bit_use_double_quant",
         DOUBLE_QUANTIZATION,
@@ -231,14 +243,14 @@ const RULES: &[Rule] = &[
         "noise on the embeddings is not computed",
     ),
     refused(
+        "spectrum_config_path",
+        "training a part of the weights is not computed",
+    ),
+    refused(
         "freeze_layers",
         "training a part of the weights is not computed",
     ),
-    refused_unless(
-        "task_type",
-        &["CAUSAL_LM"],
-        "another head than that of the language model is not computed",
-    ),
+    combined("task_type"),
 ];
 
 /// What TrainingArguments have in every program that is built on them.
@@ -247,6 +259,7 @@ pub(super) const COMMON: &[Rule] = &[
     same("gradient_accumulation_steps", ACCUMULATION),
     words("optim", OPTIMIZER, OPTIMIZER_WORDS).otherwise(OTHER_OPTIMIZER),
     combined("deepspeed"),
+    combined("deepspeed_config"),
     combined("fsdp"),
     combined("nproc_per_node"),
     combined("num_processes"),
@@ -291,10 +304,11 @@ pub(super) const COMMON: &[Rule] = &[
 fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
     draft.packs(&["packing"]);
     draft.warm_up();
+    task(draft)?;
     flash(draft);
     liger::switched(draft, &["use_liger_kernel", "use_liger"], "liger_kernel");
     adapters(draft);
-    shards(draft);
+    shards(draft)?;
     precision(draft);
     if !draft.says(MODEL) && !draft.says(SEQUENCE) {
         return Ok(());
@@ -303,6 +317,26 @@ fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
         draft.assume("the length is not in the file: say --seq-len");
     }
     Ok(())
+}
+
+/// peft's name of a head or, in some scripts, of a way to train.
+fn task(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
+    let Some(entry) = draft.find("task_type") else {
+        return Ok(());
+    };
+    let word = draft.text(entry).unwrap_or_default().to_lowercase();
+    let why = match word.as_str() {
+        "causal_lm" | "sft" | "pt" | "pretrain" => {
+            draft.harmless();
+            return Ok(());
+        }
+        "dpo" | "orpo" | "kto" | "cpo" | "simpo" | "ppo" | "grpo" | "rm" | "reward" => PREFERENCES,
+        "seq_cls" | "token_cls" | "seq_2_seq_lm" | "question_ans" | "feature_extraction" => {
+            "another head than that of the language model is not computed"
+        }
+        _ => "what is trained for this task is not known here",
+    };
+    Err(draft.refuse(entry, why))
 }
 
 fn flash(draft: &mut Draft<'_>) {
@@ -328,12 +362,43 @@ fn adapters(draft: &mut Draft<'_>) {
             draft.default(RANK, "16");
         }
         Some(entry) => draft.say(entry, ADAPTER, "none"),
-        None => {}
+        None => train_mode(draft),
     }
 }
 
-pub(super) fn shards(draft: &mut Draft<'_>) {
+/// Firefly's word for what is trained.
+fn train_mode(draft: &mut Draft<'_>) {
+    let Some(entry) = draft.find("train_mode") else {
+        return;
+    };
+    match draft.text(entry).as_deref() {
+        Some("full") => draft.say(entry, ADAPTER, "none"),
+        Some(mode @ ("lora" | "qlora")) => {
+            draft.say(entry, ADAPTER, "lora");
+            draft.default(RANK, "64");
+            if mode == "qlora" {
+                draft.say(entry, QUANTIZATION, "4bit");
+            }
+        }
+        _ => draft.harmless(),
+    }
+}
+
+pub(super) fn shards(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
+    // Without a value it only says that DeepSpeed runs; its file may have a flag of its own.
+    let file = draft.find("deepspeed_config");
     if let Some(entry) = draft.find("deepspeed") {
+        match (draft.scalar(entry), file) {
+            (Scalar::Bool(true), None) => {
+                let why = "it names no file: the script makes the configuration of DeepSpeed by \
+                     itself, and its precision, stage and optimizer are not known here";
+                return Err(draft.refuse(entry, why));
+            }
+            (Scalar::Bool(_), _) => draft.harmless(),
+            _ => draft.link(entry),
+        }
+    }
+    if let Some(entry) = file {
         draft.link(entry);
     }
     if let Some(entry) = draft.find("fsdp") {
@@ -343,6 +408,7 @@ pub(super) fn shards(draft: &mut Draft<'_>) {
         }
     }
     launched(draft);
+    Ok(())
 }
 
 /// The GPUs that a launcher is given; without a word more, each holds everything. torchrun's are
@@ -359,7 +425,8 @@ fn launched(draft: &mut Draft<'_>) {
             None => draft.not_understood(entry),
         }
     }
-    let alone = draft.find("deepspeed").is_none() && !draft.says(SHARDING);
+    let linked = ["deepspeed", "deepspeed_config"];
+    let alone = linked.iter().all(|name| draft.find(name).is_none()) && !draft.says(SHARDING);
     for name in ["nproc_per_node", "num_processes", "num_gpus"] {
         let Some(entry) = draft.find(name) else {
             continue;

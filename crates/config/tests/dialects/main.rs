@@ -6,8 +6,8 @@ mod cases;
 use std::path::{Path, PathBuf};
 
 use cinch_config::{
-    Checkpointing, Config, LoraTargets, Matters, Precision, Schedule, Settings, Source, TooLong,
-    TorchOptimizer, TorchPrecision, Value, config_files,
+    Checkpointing, Config, FrozenWeights, LoraTargets, Matters, Precision, Schedule, Settings,
+    ShardedPart, Source, TooLong, TorchOptimizer, TorchPrecision, Value, config_files,
 };
 
 fn corpus(name: &str) -> PathBuf {
@@ -358,6 +358,22 @@ fn what_a_silent_file_learns_from_is_as_its_program_has_it() {
     }
 }
 
+/// axolotl trains the weights where `adapter` is empty, whatever a file has left of `lora_*`.
+#[test]
+fn a_rank_without_an_adapter_is_none_for_axolotl() {
+    let rest = "lora_r: 64\nlora_alpha: 32\nlora_target_linear: true\n";
+    for adapter in ["adapter:\n", ""] {
+        let (config, _) = followed(&format!("{AXOLOTL}{adapter}{rest}"));
+        assert_eq!(config.tuning.lora, None, "{adapter}");
+    }
+    let (config, _) = followed(&format!("{AXOLOTL}adapter: lora\n{rest}"));
+    assert_eq!(config.tuning.lora.unwrap().rank, 64);
+    // Who types a rank means it.
+    let written = format!("{AXOLOTL}adapter:\n{rest}");
+    let config = text("a.yaml", &written, &[("lora.rank", "4")]).unwrap();
+    assert_eq!(config.tuning.lora.unwrap().rank, 4);
+}
+
 #[test]
 fn what_training_does_not_follow_is_told() {
     let (config, told) = followed(&format!(
@@ -379,6 +395,255 @@ fn what_training_does_not_follow_is_told() {
     assert_eq!(config.data.val_split, 0.0);
     let (_, told) = followed(&format!("{FACTORY}template: qwen\n"));
     assert_eq!(told, ["template"]);
+}
+
+/// `lr=2e-5` and `--lr $lr` are one value, and two commands may say the same.
+#[test]
+fn what_a_script_says_alike_is_no_contradiction() {
+    let script = "per_device_train_batch_size=4\n\
+                  python a.py --model_name_or_path Qwen/Qwen2.5-0.5B --max_seq_length 64 \\\n    \
+                  --per_device_train_batch_size ${per_device_train_batch_size}\n\
+                  python b.py --model_name_or_path Qwen/Qwen2.5-0.5B --num_train_epochs 1\n";
+    let config = text("run.sh", script, &[]).unwrap();
+    assert_eq!(config.batch.batch_size, 4);
+    let other = script.replacen("2.5-0.5B", "2.5-1.5B", 1);
+    let error = text("run.sh", &other, &[]).unwrap_err();
+    assert!(
+        error.contains("stands twice in run.sh, on lines 2 and 4"),
+        "{error}"
+    );
+}
+
+/// `--deepspeed` without a value is a switch; what DeepSpeed is told stands in a file of another
+/// flag, or in the script.
+#[test]
+fn deepspeed_as_a_switch_names_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = "{\"zero_optimization\": {\"stage\": 3}, \"bf16\": {\"enabled\": true}}";
+    std::fs::write(folder.path().join("ds.json"), config).unwrap();
+    let read = |flags: &str| {
+        let script = format!(
+            "deepspeed --num_gpus 4 main.py --model_name_or_path Qwen/Qwen2.5-0.5B \\\n    \
+             --per_device_train_batch_size 2 --max_seq_len 64 {flags}\n"
+        );
+        let path = folder.path().join("run.sh");
+        std::fs::write(&path, script).unwrap();
+        let mut settings = Settings::new();
+        let read = settings.load_file(&path).and_then(|()| settings.resolve());
+        read.map_err(|error| error.to_string())
+    };
+    for flags in [
+        "--deepspeed --deepspeed_config ds.json",
+        "--deepspeed_config ds.json --deepspeed",
+        "--deepspeed ds.json",
+    ] {
+        let world = read(flags).unwrap().batch.world;
+        assert_eq!((world.shard, world.ranks), (ShardedPart::Weights, 4));
+    }
+    assert!(read("--deepspeed False").is_ok());
+    for (flags, part) in [
+        ("--deepspeed", "it names no file"),
+        (
+            "--deepspeed_config my.json",
+            "`deepspeed_config: my.json` names a file",
+        ),
+    ] {
+        let error = read(flags).unwrap_err();
+        assert!(
+            error.contains("run.sh line 2") && error.contains(part),
+            "{error}"
+        );
+    }
+}
+
+/// The word is peft's name of a head, or a script's of a way to train.
+#[test]
+fn a_task_is_refused_for_what_it_is() {
+    let read = |task: &str| {
+        let written = format!("num_train_epochs: 1\ntask_type: {task}\n");
+        text("a.yaml", &written, GPT2).map(|_| ())
+    };
+    for task in ["CAUSAL_LM", "sft", "pretrain"] {
+        read(task).unwrap();
+    }
+    for (task, why) in [
+        ("SEQ_CLS", "another head"),
+        ("dpo", "not training on preferences"),
+        ("riddles", "this task is not known"),
+    ] {
+        let error = read(task).unwrap_err();
+        assert!(
+            error.contains("a.yaml line 2") && error.contains(why),
+            "{error}"
+        );
+    }
+}
+
+/// With one cycle, which is what a silent file has, it is the plain cosine.
+#[test]
+fn schedules_by_other_names_are_the_same() {
+    for (word, schedule) in [
+        ("one_cycle", Schedule::OneCycle),
+        ("cosine_with_restarts", Schedule::Cosine),
+    ] {
+        let (config, told) = followed(&format!("{AXOLOTL}lr_scheduler: {word}\n"));
+        assert_eq!((config.training.schedule, told.len()), (schedule, 0));
+    }
+    let (_, told) = followed(&format!(
+        "{AXOLOTL}lr_scheduler: cosine_with_restarts\nlr_scheduler_kwargs: {{num_cycles: 3}}\n"
+    ));
+    assert_eq!(told, ["lr_scheduler_kwargs.num_cycles"]);
+}
+
+#[test]
+fn samples_are_held_out_by_their_share() {
+    let read = |written: &str| {
+        let mut settings = Settings::new();
+        settings.load_text(Path::new("a.yaml"), written).unwrap();
+        let told = settings.readings()[0].not_followed.len();
+        let refused = settings.refuse_mistakes(Matters::Training);
+        (told, refused.map_err(|error| error.to_string()))
+    };
+    // A program's own name for a part of its data.
+    let trainer = "model_name_or_path: Qwen/Qwen2.5-0.5B\nnum_train_epochs: 1\n";
+    let named = read(&format!("{trainer}validation_split: validation\n"));
+    assert_eq!(named, (1, Ok(())));
+    let (_, error) = read(&format!("{FACTORY}val_size: 500\n"));
+    let error = error.unwrap_err();
+    for part in [
+        "line 5",
+        "`val_size` is 500",
+        "how many they are is not read",
+        "--val-split",
+    ] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+}
+
+#[test]
+fn a_stage_of_another_script_makes_it_none_of_llama_factorys() {
+    let dialect = |stage: &str| {
+        let script = format!(
+            "STAGE={stage}\npython run.py --model_name_or_path Qwen/Qwen2.5-0.5B \\\n  \
+             --per_device_train_batch_size 2 --num_train_epochs 1 --stage $STAGE\n"
+        );
+        let mut settings = Settings::new();
+        settings.load_text(Path::new("run.sh"), &script).unwrap();
+        settings.readings()[0].dialect
+    };
+    assert_eq!(dialect("sft"), "LLaMA-Factory");
+    assert_eq!(dialect("one_stage"), "Hugging Face TrainingArguments");
+}
+
+/// Weights of four bits take a quarter: scripts have a word of their own for them.
+#[test]
+fn scripts_made_from_qlora_are_read() {
+    let read = |flags: &str| {
+        let script = format!(
+            "python qlora.py --model_name_or_path Qwen/Qwen2.5-0.5B --max_seq_length 64 \\\n  \
+             --per_device_train_batch_size 2 --num_train_epochs 1 --lora_r 8 {flags}\n"
+        );
+        text("run.sh", &script, &[])
+    };
+    let tuning = read("--bits 4 --double_quant --lora_modules all")
+        .unwrap()
+        .tuning;
+    assert_eq!(tuning.frozen, FrozenWeights::FourBit);
+    assert!(tuning.double_quantization);
+    assert_eq!(tuning.lora.unwrap().targets, LoraTargets::AllLinear);
+    assert_eq!(
+        read("--bits 16").unwrap().tuning.frozen,
+        FrozenWeights::InTheirType
+    );
+    for (flag, frozen, has_adapters) in [
+        ("--q_lora True", FrozenWeights::FourBit, true),
+        ("--q_lora False", FrozenWeights::InTheirType, true),
+        ("--train_mode qlora", FrozenWeights::FourBit, true),
+        ("--train_mode lora", FrozenWeights::InTheirType, true),
+        ("--train_mode full", FrozenWeights::InTheirType, false),
+    ] {
+        let tuning = read(flag).unwrap().tuning;
+        let found = (tuning.frozen, tuning.lora.is_some());
+        assert_eq!(found, (frozen, has_adapters), "{flag}");
+    }
+    // Firefly's own rank, where a file is silent.
+    let written = "model_name_or_path: Qwen/Qwen2.5-0.5B\nper_device_train_batch_size: 1\n\
+                   max_seq_length: 64\ntrain_mode: qlora\n";
+    let tuning = text("a.yaml", written, &[]).unwrap().tuning;
+    assert_eq!(tuning.lora.unwrap().rank, 64);
+    let error = read("--spectrum_config_path a.yaml").unwrap_err();
+    assert!(error.contains("a part of the weights"), "{error}");
+}
+
+/// A seed that a script draws, or a folder that it is given, is no mistake: any will do.
+#[test]
+fn a_seed_that_is_drawn_is_told_and_not_refused() {
+    let read = |flags: &str| {
+        let mut settings = Settings::new();
+        let script = format!(
+            "python a.py --model_name_or_path Qwen/Qwen2.5-0.5B --num_train_epochs 1 {flags}\n"
+        );
+        settings.load_text(Path::new("run.sh"), &script).unwrap();
+        settings
+    };
+    for (key, flags) in [
+        ("seed", "--seed $RANDOM"),
+        ("output_dir", "--output_dir $1/a"),
+        ("save_steps", "--save_steps $EVERY"),
+    ] {
+        let settings = read(flags);
+        settings.refuse_mistakes(Matters::Training).unwrap();
+        assert_eq!(settings.readings()[0].not_followed[0].key, key);
+    }
+    // A rate that nobody gave is one.
+    for flags in ["--seed often", "--learning_rate $LR"] {
+        assert!(read(flags).refuse_mistakes(Matters::Training).is_err());
+    }
+}
+
+/// `model = load(MODEL_ID)` is an expression, and the model is known all the same.
+#[test]
+fn what_is_computed_from_what_another_key_says_is_no_mistake() {
+    let read = |name: &str| {
+        let script = format!(
+            "{name} = \"Qwen/Qwen2.5-0.5B\"\nmodel = load({name})\nbatch_size = 2\nmax_length = 64\n"
+        );
+        let mut settings = Settings::new();
+        settings.load_text(Path::new("a.py"), &script).unwrap();
+        let refused = settings.refuse_mistakes(Matters::Training);
+        refused.map_err(|error| error.to_string())
+    };
+    read("MODEL_ID").unwrap();
+    let error = read("NAME").unwrap_err();
+    assert!(
+        error.contains("a.py line 2") && error.contains("`model` is an expression"),
+        "{error}"
+    );
+}
+
+/// transformers takes a share of the run for them, and none where nothing is done by steps.
+#[test]
+fn steps_as_a_share_of_the_run_are_told_and_not_refused() {
+    let read = |written: &str| {
+        let mut settings = Settings::new();
+        let written = format!("{FACTORY}{written}");
+        settings.load_text(Path::new("a.yaml"), &written).unwrap();
+        settings
+    };
+    for (key, value) in [
+        ("logging_steps", "0.1"),
+        ("eval_steps", "0.05"),
+        ("save_steps", "'0.25'"),
+        ("logging_steps", "0"),
+    ] {
+        let settings = read(&format!("{key}: {value}\n"));
+        settings.refuse_mistakes(Matters::Training).unwrap();
+        assert_eq!(settings.readings()[0].not_followed[0].key, key);
+    }
+    for value in ["often", "1.5"] {
+        let settings = read(&format!("eval_steps: {value}\n"));
+        assert!(settings.refuse_mistakes(Matters::Training).is_err());
+    }
 }
 
 #[test]
