@@ -55,6 +55,11 @@ pub trait Describe {
         false
     }
 
+    /// Whether its files have one tensor for embeddings and head, where they could have two.
+    fn is_tied(&self) -> bool {
+        false
+    }
+
     /// Whether its loss is over a vocabulary.
     fn has_logits(&self) -> bool {
         true

@@ -207,6 +207,10 @@ impl Architecture {
         of_shape!(self, shape => shape.mean_of_micro_batches())
     }
 
+    pub fn is_tied(&self) -> bool {
+        of_shape!(self, shape => shape.is_tied())
+    }
+
     pub fn parameters(&self) -> u64 {
         of_shape!(self, shape => shape.parameters())
     }

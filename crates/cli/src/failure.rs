@@ -278,6 +278,8 @@ fn step_code(error: &StepError) -> u8 {
             | ModelError::Beyond { .. },
         )
         | StepError::QuantisedAndTrained
+        | StepError::WholeLinear { .. }
+        | StepError::NothingWhole { .. }
         | StepError::SavedQuantised
         | StepError::StatesInHalf
         | StepError::WholeBatch { .. }

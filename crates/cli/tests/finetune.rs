@@ -176,6 +176,18 @@ fn wrong_files_and_settings_are_told_by_name() {
         &["qproj", "q_proj, up_proj"],
     );
     says(
+        refusal(
+            &sandbox,
+            "model",
+            "--lora-modules-to-save embed_tokens,q_proj",
+        ),
+        &["q_proj", "linear layer"],
+    );
+    says(
+        refusal(&sandbox, "model", "--lora-modules-to-save score"),
+        &["score", "embed_tokens, input_layernorm, lm_head"],
+    );
+    says(
         refusal(&sandbox, "qwen2.5-0.5b", ""),
         &["weights", "--weights"],
     );
@@ -278,6 +290,7 @@ fn a_run_of_adapters_goes_on_with_what_it_began() {
     for (more, key) in [
         ("--lora-rank 8", "lora.rank"),
         ("--lora-alpha 7", "lora.alpha"),
+        ("--lora-modules-to-save lm_head", "lora.modules_to_save"),
         ("--set lora.rank_stabilised=true", "lora.rank_stabilised"),
         ("--quantization 4bit", "lora.quantization"),
         ("--too-long drop", "data.too_long"),

@@ -462,6 +462,8 @@ fn others() -> Vec<Setting> {
     Setting::new("lora.targets", Kind::Text, "Layers that get adapters: names, a regular expression, or all-linear")
         .default("all-linear")
         .flag("lora-targets", "NAMES"),
+    Setting::new("lora.modules_to_save", Kind::Text, "Modules that are trained whole beside the adapters, such as embed_tokens and lm_head")
+        .flag("lora-modules-to-save", "NAMES"),
     Setting::new("lora.from", Kind::Text, "Adapters to begin with: a folder that peft or cinch wrote")
         .flag("lora-from", "FOLDER")
         .flag_help("Go on from the adapters of a folder that peft or cinch wrote [default: new ones]"),

@@ -24,14 +24,15 @@ use crate::pytorch::{
 use crate::rules::{ACCUMULATION, BATCH, WARMUP_RATIO};
 use crate::settings::{Explained, Settings, parse};
 use crate::source::{Layer, Source};
-use crate::tuning::{LoraConfig, LoraTargets, TuningConfig};
+use crate::tuning::{LoraConfig, LoraTargets, TuningConfig, names};
 use crate::value::Value;
 
 /// Settings that mean nothing without adapters.
-const OF_ADAPTERS: [&str; 6] = [
+const OF_ADAPTERS: [&str; 7] = [
     "lora.alpha",
     "lora.dropout",
     "lora.targets",
+    "lora.modules_to_save",
     "lora.from",
     "lora.dtype",
     "lora.rank_stabilised",
@@ -566,6 +567,10 @@ impl Completion {
             rank_stabilised: matches!(self.value("lora.rank_stabilised"), Some(Value::Bool(true))),
             dropout: self.float("lora.dropout"),
             targets: LoraTargets::parse(&self.text("lora.targets")),
+            modules_to_save: self
+                .optional_text("lora.modules_to_save")
+                .map(|text| names(&text))
+                .unwrap_or_default(),
             from: self.optional_text("lora.from"),
             in_float32: self.text("lora.dtype") == "fp32",
         }))

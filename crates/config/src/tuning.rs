@@ -33,6 +33,9 @@ pub struct LoraConfig {
     pub rank_stabilised: bool,
     pub dropout: f64,
     pub targets: LoraTargets,
+    /// Ends of the names of modules that are trained whole and kept with the adapters.
+    #[serde(default)]
+    pub modules_to_save: Vec<String>,
     /// The folder of adapters to begin with; none for new ones.
     #[serde(default)]
     pub from: Option<String>,
@@ -71,18 +74,22 @@ impl LoraTargets {
         if text.contains(is_pattern) {
             return LoraTargets::Pattern(text.trim().to_owned());
         }
-        let names: Vec<String> = text
-            .split([',', ' '])
-            .map(str::trim)
-            .filter(|name| !name.is_empty())
-            .map(str::to_owned)
-            .collect();
+        let names = names(text);
         match names.as_slice() {
             [] => LoraTargets::AllLinear,
             [one] if is_all_linear(one) => LoraTargets::AllLinear,
             _ => LoraTargets::Names(names),
         }
     }
+}
+
+/// Names with commas or spaces between them.
+pub(crate) fn names(text: &str) -> Vec<String> {
+    text.split([',', ' '])
+        .map(str::trim)
+        .filter(|name| !name.is_empty())
+        .map(str::to_owned)
+        .collect()
 }
 
 /// Case is no matter, as in peft.

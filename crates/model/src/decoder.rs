@@ -12,7 +12,7 @@ use cinch_graph::op::{ActivationKind, Attention, AttentionInputs, NormKind, Rota
 use cinch_graph::{Graph, GraphError, Init, TensorId};
 
 use crate::rotary::frequencies;
-use crate::{AdapterShape, Build, Builds, Rows};
+use crate::{AdapterShape, Build, Builds, EMBEDDINGS, HEAD, Rows};
 
 macro_rules! decoders {
     ($($family:ident),*) => {
@@ -23,6 +23,10 @@ macro_rules! decoders {
 
             fn linear_modules(&self) -> Vec<String> {
                 linear_modules(&self.0)
+            }
+
+            fn whole_modules(&self) -> Vec<String> {
+                whole_modules(&self.0)
             }
         })*
     };
@@ -44,6 +48,25 @@ fn linear_modules(config: &Decoder) -> Vec<String> {
     };
     (0..config.layers).flat_map(of_layer).collect()
 }
+
+/// Embeddings, norms and the head.
+fn whole_modules(config: &Decoder) -> Vec<String> {
+    let of_layer = |layer: u64| {
+        let layer = layer_name(layer);
+        let mut names = vec![format!("{layer}.input_layernorm")];
+        if config.head_norms {
+            names.extend(["q_norm", "k_norm"].map(|name| format!("{layer}.self_attn.{name}")));
+        }
+        names.push(format!("{layer}.post_attention_layernorm"));
+        names
+    };
+    let mut names = vec![EMBEDDINGS.to_owned()];
+    names.extend((0..config.layers).flat_map(of_layer));
+    names.extend([LAST_NORM, HEAD].map(str::to_owned));
+    names
+}
+
+const LAST_NORM: &str = "model.norm";
 
 /// Linear layers that read the same tensor.
 struct Modules<'a> {
@@ -117,7 +140,7 @@ impl<'a> Model<'a> {
             self.positions = Some(positions);
             self.rows.starts = Some(starts);
         }
-        let table = self.matrix("model.embed_tokens.weight", [vocabulary, d]);
+        let table = self.matrix(&format!("{EMBEDDINGS}.weight"), [vocabulary, d]);
         let mut stream = self.g.embedding("embedding", tokens, table, None, None)?;
         let norm = (NormKind::Rms, config.norm_epsilon);
 
@@ -139,7 +162,7 @@ impl<'a> Model<'a> {
             let branch = self.feed_forward(&name, normed)?;
             let next = match layer + 1 < config.layers {
                 true => opening(layer + 1),
-                false => "model.norm".to_owned(),
+                false => LAST_NORM.to_owned(),
             };
             let gamma = self.small(&format!("{next}.weight"), d, Init::Ones);
             let pair = (stream, branch);
@@ -147,9 +170,11 @@ impl<'a> Model<'a> {
             (stream, normed) = (out.stream, out.normed);
             self.g.leave_block();
         }
-        let head = match config.tied {
+        let adapters = self.build.adapters.as_ref();
+        let is_untied = adapters.is_some_and(AdapterShape::unties_the_head);
+        let head = match config.tied && !is_untied {
             true => table,
-            false => self.matrix("lm_head.weight", [vocabulary, d]),
+            false => self.matrix(&format!("{HEAD}.weight"), [vocabulary, d]),
         };
         self.build.head(self.g, normed, head)
     }

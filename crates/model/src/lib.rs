@@ -187,9 +187,26 @@ pub struct AdapterShape {
     pub dropout: f64,
     /// The modules that have one, of those that [`linear_modules`] lists.
     pub modules: Arc<BTreeSet<String>>,
+    /// Modules that are trained whole beside them, of those that [`whole_modules`] lists.
+    pub whole: Arc<BTreeSet<String>>,
     /// How the weights of linear layers are kept.
     pub quantisation: Option<Quantisation>,
 }
+
+impl AdapterShape {
+    /// Whether the head has numbers of its own though the model's files tie it to the embeddings:
+    /// peft trains a copy of either, and leaves the other as it is.
+    pub fn unties_the_head(&self) -> bool {
+        [EMBEDDINGS, HEAD]
+            .iter()
+            .any(|name| self.whole.contains(*name))
+    }
+}
+
+/// The module of a language model's embeddings, as Hugging Face names it.
+pub const EMBEDDINGS: &str = "model.embed_tokens";
+/// The module of its head.
+pub const HEAD: &str = "lm_head";
 
 /// The element type of a precision's activations.
 pub fn compute_type(precision: Precision) -> DType {
@@ -206,6 +223,11 @@ trait Builds {
 
     /// The linear layers that can have adapters, as Hugging Face's files name them.
     fn linear_modules(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// The modules that can be trained whole beside adapters.
+    fn whole_modules(&self) -> Vec<String> {
         Vec::new()
     }
 
@@ -246,6 +268,14 @@ macro_rules! dispatch {
         pub fn linear_modules(model: &Architecture) -> Vec<String> {
             match model {
                 $(Architecture::$trained(shape) => Builds::linear_modules(shape),)*
+                $(Architecture::$predicted(_))|* => Vec::new(),
+            }
+        }
+
+        /// The modules of a model that can be trained whole beside adapters.
+        pub fn whole_modules(model: &Architecture) -> Vec<String> {
+            match model {
+                $(Architecture::$trained(shape) => Builds::whole_modules(shape),)*
                 $(Architecture::$predicted(_))|* => Vec::new(),
             }
         }
@@ -395,9 +425,17 @@ impl Build {
             .then(|| graph.batch(input::POSITIONS, [self.batch, self.seq_len], DType::I32))
     }
 
-    /// Whether no weight of the model is trained; those of adapters may be.
-    fn is_frozen(&self) -> bool {
-        self.adapters.is_some() || !self.trains()
+    /// Whether a weight of the model is not trained; those of adapters may be.
+    fn is_frozen(&self, name: &str) -> bool {
+        let is_whole = |adapters: &AdapterShape| {
+            let module = name.rsplit_once('.').map_or(name, |(module, _)| module);
+            adapters.whole.contains(module)
+        };
+        !self.trains()
+            || self
+                .adapters
+                .as_ref()
+                .is_some_and(|adapters| !is_whole(adapters))
     }
 
     /// Whether anything is trained.
@@ -410,7 +448,7 @@ impl Build {
 
     /// A weight that is read by matrix products.
     fn weight(&self, graph: &mut Graph, name: &str, shape: [usize; 2], init: Init) -> TensorId {
-        match self.is_frozen() {
+        match self.is_frozen(name) {
             true => graph.frozen_weight(name, shape, init),
             false => graph.weight(name, shape, init),
         }
@@ -424,7 +462,7 @@ impl Build {
         shape: impl Into<Shape>,
         init: Init,
     ) -> TensorId {
-        match self.is_frozen() {
+        match self.is_frozen(name) {
             true => graph.frozen_small_weight(name, shape, init),
             false => graph.small_weight(name, shape, init),
         }

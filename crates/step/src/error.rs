@@ -46,6 +46,18 @@ pub enum StepError {
     #[error(transparent)]
     Adapters(#[from] WeightError),
     #[error(
+        "lora.modules_to_save names `{name}`, and `{module}` is a linear layer: those are trained by \
+         their adapters here\n\
+         hint: leave `{name}` out, or train all weights, without --lora-rank"
+    )]
+    WholeLinear { name: String, module: String },
+    #[error(
+        "lora.modules_to_save names `{name}`, and no embedding, norm or head of this model has a \
+         name that ends so\n\
+         hint: these can be trained whole beside adapters: {ends}"
+    )]
+    NothingWhole { name: String, ends: String },
+    #[error(
         "quantised weights cannot be trained\n\
          hint: train adapters on them, --lora-rank 16, or leave out --quantization"
     )]

@@ -1,8 +1,10 @@
 //! The graphs of a configuration: the training step, with blocks recomputed and weights updated
 //! as it says, and the evaluation.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use cinch_architecture::Architecture;
 use cinch_config::{
     Config, FrozenWeights, GradientType, INITIAL_WEIGHTS, LoraConfig, LoraTargets, Precision,
     ShardedPart, StateFormat,
@@ -13,7 +15,7 @@ use cinch_graph::{
 };
 use cinch_model::{
     AdapterShape, Build, Embedded, ModelError, Purpose, build, compute_type, embeds,
-    linear_modules, phases,
+    linear_modules, phases, whole_modules,
 };
 use cinch_plan::Options;
 use cinch_weights::{AdapterConfig, Modules, Targets};
@@ -234,8 +236,46 @@ pub fn adapter_shape(config: &Config) -> Result<Option<AdapterShape>, StepError>
         scale: lora.scale(),
         dropout: lora.dropout,
         modules: Arc::new(adapted.into_iter().map(|module| module.name).collect()),
+        whole: Arc::new(trained_whole(lora, &config.model, &modules)?),
         quantisation,
     }))
+}
+
+/// The modules that are trained whole, as peft finds them: every one whose name ends so.
+fn trained_whole(
+    lora: &LoraConfig,
+    model: &Architecture,
+    linear: &[String],
+) -> Result<BTreeSet<String>, StepError> {
+    let known = whole_modules(model);
+    let mut found = BTreeSet::new();
+    for name in &lora.modules_to_save {
+        if let Some(linear) = linear.iter().find(|module| module.ends_with(name.as_str())) {
+            return Err(StepError::WholeLinear {
+                name: name.clone(),
+                module: linear.clone(),
+            });
+        }
+        let mut named = known
+            .iter()
+            .filter(|module| module.ends_with(name.as_str()));
+        let Some(first) = named.next() else {
+            return Err(StepError::NothingWhole {
+                name: name.clone(),
+                ends: ends(&known),
+            });
+        };
+        found.insert(first.clone());
+        found.extend(named.cloned());
+    }
+    Ok(found)
+}
+
+/// The last parts of names, each once.
+fn ends(names: &[String]) -> String {
+    let ends = names.iter().filter_map(|name| name.rsplit('.').next());
+    let ends: BTreeSet<&str> = ends.collect();
+    ends.into_iter().collect::<Vec<_>>().join(", ")
 }
 
 /// The adapters as their file describes them.
@@ -254,6 +294,7 @@ pub fn adapter_config(config: &Config, lora: &LoraConfig) -> AdapterConfig {
         base_model,
         dropout: lora.dropout,
         use_rslora: lora.rank_stabilised,
+        modules_to_save: lora.modules_to_save.clone(),
         ..AdapterConfig::new(lora.rank as usize, lora.alpha, targets)
     }
 }

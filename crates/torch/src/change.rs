@@ -91,6 +91,7 @@ pub fn apply(kind: RemedyKind, workload: &Workload) -> Option<Workload> {
                 rank: ADAPTER_RANK,
                 dropout: 0.0,
                 targets: targets.iter().map(|name| (*name).into()).collect(),
+                whole: Vec::new(),
                 in_float32: true,
                 library: LoraLibrary::Peft,
             });

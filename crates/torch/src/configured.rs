@@ -239,10 +239,30 @@ fn adapters(lora: &LoraConfig, model: &Architecture) -> Result<Lora, TorchError>
             names.clone()
         }
     };
+    // Those that the replay of decoders knows how to copy.
+    let copied = ["embed_tokens", "lm_head"];
+    let is_decoder = matches!(
+        model,
+        Architecture::Llama(_)
+            | Architecture::Mistral(_)
+            | Architecture::Qwen2(_)
+            | Architecture::Qwen3(_)
+            | Architecture::Phi3(_)
+    );
+    let mut named = lora.modules_to_save.iter();
+    if let Some(name) = named.find(|name| !is_decoder || !copied.contains(&name.as_str())) {
+        return Err(beyond(format!(
+            "{name} trained whole beside adapters (lora.modules_to_save) in {}: predicted are {} of \
+             LLaMA, Mistral, Qwen2, Qwen3 and Phi-3",
+            model.family().title,
+            copied.join(" and ")
+        )));
+    }
     Ok(Lora {
         rank: lora.rank,
         dropout: lora.dropout,
         targets,
+        whole: lora.modules_to_save.clone(),
         in_float32: lora.in_float32,
         library: LoraLibrary::Peft,
     })

@@ -28,6 +28,7 @@ const FAMILIES: &[(&str, &str)] = &[
     family!("t5"),
     family!("vit"),
     family!("liger"),
+    family!("modules_to_save"),
 ];
 
 /// Number and FNV-1a of the requests, as the script writes them: frees that follow each other are sorted under autocast.

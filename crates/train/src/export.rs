@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use cinch_config::{Config, LoraConfig};
 use cinch_step::adapter_config;
 use cinch_weights::{
-    AdapterModule, Dtype, Factor, PIECE_BYTES, Tensor, TensorSpec, TensorWriter, WeightError,
-    WeightFiles, write_adapter, write_adapter_files, write_model_folder,
+    AdapterModule, AdapterParts, AdapterTensor, Companions, Dtype, Factor, PIECE_BYTES, Tensor,
+    TensorSpec, TensorWriter, WeightError, WeightFiles, write_adapter, write_adapter_files,
+    write_model_folder,
 };
 
 use crate::checkpoint::MODEL_FILE;
@@ -22,13 +23,48 @@ const ENDINGS: [(&str, Factor); 2] = [(".lora_A.weight", Factor::A), (".lora_B.w
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Exported {
     /// An adapter in peft's format.
-    Adapter { modules: usize },
+    Adapter { modules: usize, whole: usize },
     /// A model that transformers loads, and the files besides its weights that were copied.
     Model { copied: Vec<&'static str> },
 }
 
+/// What a checkpoint holds of adapters.
+struct Parts<'a> {
+    modules: Vec<AdapterModule>,
+    whole: Vec<TensorSpec<'a>>,
+    /// Of the factors: all have the same.
+    dtype: Dtype,
+}
+
+impl<'a> Parts<'a> {
+    fn of(files: &'a WeightFiles) -> Self {
+        let (factors, whole): (Vec<&Tensor>, Vec<&Tensor>) = files
+            .tensors()
+            .iter()
+            .partition(|tensor| is_factor(&tensor.name));
+        Self {
+            modules: modules(&factors),
+            whole: whole.into_iter().map(Tensor::spec).collect(),
+            dtype: factors.first().map_or(Dtype::F32, |tensor| tensor.dtype),
+        }
+    }
+
+    fn all(&self) -> AdapterParts<'_> {
+        AdapterParts {
+            modules: &self.modules,
+            whole: &self.whole,
+            dtype: self.dtype,
+        }
+    }
+}
+
+/// Whether a tensor is one of the two of an adapter.
+pub(crate) fn is_factor(name: &str) -> bool {
+    ENDINGS.iter().any(|(ending, _)| name.ends_with(ending))
+}
+
 /// The modules of adapters, from the names and shapes of their tensors.
-fn modules(tensors: &[Tensor]) -> Vec<AdapterModule> {
+fn modules(tensors: &[&Tensor]) -> Vec<AdapterModule> {
     let mut modules: Vec<AdapterModule> = Vec::new();
     for tensor in tensors {
         let found = ENDINGS
@@ -72,36 +108,34 @@ pub(crate) fn keep_adapters(
     let folder = run.join(ADAPTER_FOLDER);
     cinch_files::create_folder(&folder).map_err(WeightError::io("create", &folder))?;
     let files = WeightFiles::open(&checkpoint.join(MODEL_FILE))?;
-    let modules = modules(files.tensors());
-    let mut factors = factors(&files);
     let adapter = adapter_config(config, lora);
-    write_adapter_files(&folder, &adapter, &modules, kept_type(&files), &mut factors)?;
+    let mut contents = contents(&files);
+    write_adapter_files(&folder, &adapter, &Parts::of(&files).all(), &mut contents)?;
     Ok(folder)
 }
 
-/// The type in which a checkpoint has its adapters: all have the same.
-fn kept_type(files: &WeightFiles) -> Dtype {
-    let first = files.tensors().first();
-    first.map_or(Dtype::F32, |tensor| tensor.dtype)
-}
-
-/// What gives the factors of the adapters in a checkpoint.
-fn factors(
+/// What gives the tensors of an adapter from a checkpoint.
+fn contents(
     files: &WeightFiles,
-) -> impl FnMut(&AdapterModule, Factor, &mut TensorWriter<'_>) -> Result<(), WeightError> {
-    |module, factor, out| copy_tensor(files, &tensor_name(module, factor), out)
+) -> impl FnMut(AdapterTensor<'_>, &mut TensorWriter<'_>) -> Result<(), WeightError> {
+    |tensor, out| match tensor {
+        AdapterTensor::Factor(module, factor) => {
+            copy_tensor(files, &tensor_name(module, factor), out)
+        }
+        AdapterTensor::Whole(name) => copy_tensor(files, name, out),
+    }
 }
 
 /// Writes a checkpoint as a folder that others load; there is nothing at `to` yet.
 pub fn export(checkpoint: &Path, config: &Config, to: &Path) -> Result<Exported, TrainError> {
     let files = WeightFiles::open(&checkpoint.join(MODEL_FILE))?;
     if let Some(lora) = &config.tuning.lora {
-        let modules = modules(files.tensors());
-        let mut factors = factors(&files);
+        let parts = Parts::of(&files);
         let adapter = adapter_config(config, lora);
-        write_adapter(to, &adapter, &modules, kept_type(&files), &mut factors)?;
+        write_adapter(to, &adapter, &parts.all(), &mut contents(&files))?;
         return Ok(Exported::Adapter {
-            modules: modules.len(),
+            modules: parts.modules.len(),
+            whole: parts.whole.len(),
         });
     }
     let Some(folder) = &config.named.folder else {
@@ -112,7 +146,8 @@ pub fn export(checkpoint: &Path, config: &Config, to: &Path) -> Result<Exported,
     let specs = files.tensors().iter().map(|tensor| tensor.spec()).collect();
     let mut contents =
         |spec: &TensorSpec<'_>, out: &mut TensorWriter<'_>| copy_tensor(&files, spec.name, out);
-    let written = write_model_folder(to, &[specs], folder, &mut contents)?;
+    let companions = Companions::of(folder);
+    let written = write_model_folder(to, &[specs], companions, &mut contents)?;
     Ok(Exported::Model {
         copied: written.companions,
     })

@@ -75,7 +75,7 @@ pub use generate::{
 };
 pub use outcome::{Ending, MeasuredLoss, TrainingOutcome};
 pub use owner::{Owner, Ownership};
-pub use pretrained::{FirstWeights, described_otherwise, test_load};
+pub use pretrained::{FirstWeights, described_otherwise, open_weights, test_load};
 pub use retrieval::{Retrieval, evaluate_retrieval};
 pub use rows::{PaddedRows, Padding, RowLengths, RowSurvey};
 pub use schedule::learning_rate;

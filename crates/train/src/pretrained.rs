@@ -13,7 +13,7 @@ use cinch_engine::Engine;
 use cinch_graph::op::Quantisation;
 use cinch_graph::{DType, Graph, Parameter, Shape, Storage};
 use cinch_plan::Placement;
-use cinch_step::StepPlan;
+use cinch_step::{StepPlan, adapter_shape};
 use cinch_weights::{
     Adapter, Dtype, Factor, Nf4, Nf4Parts, PIECE_BYTES, WeightError, WeightFiles, bf16_bits,
     bf16_value, f16_bits, f16_value, quantize_int8, quantize_nf4, quantize_scales, scale_offset,
@@ -23,6 +23,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::error::TrainError;
+use crate::export::is_factor;
 use crate::kept;
 use crate::session::{placement, saved_type};
 
@@ -118,6 +119,32 @@ fn holds_weights(folder: &Path) -> bool {
         let is_pickle = name.starts_with("pytorch_model") && name.ends_with(".bin");
         let is_safe = name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json");
         is_pickle || is_safe && !name.starts_with("adapter")
+    })
+}
+
+/// A model's files. Where adapters leave it with embeddings and a head of their own, and it has one
+/// tensor for both, that is there under both names.
+pub fn open_weights(config: &Config, path: &Path) -> Result<WeightFiles, TrainError> {
+    let mut files = WeightFiles::open(path)?;
+    let adapters = adapter_shape(config)?;
+    let is_untied = adapters.is_some_and(|adapters| adapters.unties_the_head());
+    if is_untied && config.model.is_tied() {
+        files.lend(EMBEDDINGS, HEAD);
+    }
+    Ok(files)
+}
+
+/// What tells the parameters that no model's files have: beside frozen weights, those that are
+/// trained, but for modules that are trained whole beside adapters.
+pub(crate) fn begins_anew(
+    step: &StepPlan,
+) -> Result<impl Fn(&Parameter) -> bool + use<>, TrainError> {
+    let mut parameters = step.training.parameters.iter();
+    let has_frozen = parameters.any(|parameter| !parameter.is_trained());
+    let has_adapters = adapter_shape(&step.config)?.is_some();
+    Ok(move |parameter: &Parameter| {
+        let is_new = !has_adapters || parameter.parts.iter().any(|part| is_factor(&part.name));
+        has_frozen && parameter.is_trained() && is_new
     })
 }
 
@@ -267,11 +294,9 @@ pub(crate) fn unread(graph: &Graph, files: &WeightFiles) -> Option<String> {
 pub fn test_load(step: &StepPlan, files: &WeightFiles) -> Result<u64, TrainError> {
     check_tied_head(has_tied_head(&step.training), files)?;
     let parameters = &step.training.parameters;
-    // Beside frozen weights, what is trained begins anew.
-    let has_frozen = parameters.iter().any(|parameter| !parameter.is_trained());
-    let needed = |parameter: &&Parameter| {
-        !(has_frozen && parameter.is_trained() || lacks_pooler(files, parameter))
-    };
+    let begins_anew = begins_anew(step)?;
+    let needed =
+        |parameter: &&Parameter| !(begins_anew(parameter) || lacks_pooler(files, parameter));
     let mut total = 0;
     for parameter in parameters.iter().filter(needed) {
         total += files_bytes(parameter, files)?;
@@ -296,7 +321,7 @@ pub(crate) fn load_adapter(
     let graph: &Graph = &step.training;
     let trained = || graph.parameters.iter().filter(|p| p.is_trained());
     let num_parts: usize = trained().map(|parameter| parameter.parts.len()).sum();
-    let num_saved = 2 * adapter.modules.len();
+    let num_saved = 2 * adapter.modules.len() + adapter.replaced.len();
     if num_parts != num_saved {
         return Err(TrainError::OtherAdapter {
             folder: adapter.folder.clone(),
@@ -317,21 +342,22 @@ pub(crate) fn load_adapter(
             });
         }
     }
-    if let Some(replaced) = adapter.replaced.first() {
-        return Err(TrainError::OtherAdapter {
-            folder: adapter.folder.clone(),
-            problem: format!(
-                "it holds `{}` whole, and adapters alone are trained on",
-                replaced.tensor
-            ),
-        });
-    }
     for parameter in trained() {
         clear_cut(step, engine, parameter)?;
         for kept in kept::weights(graph, &step.plan, parameter, rank) {
+            let size = kept.dtype.size() as usize;
+            if !is_factor(kept.name) {
+                let stored = find_whole(adapter, kept.name, &kept.shape)?;
+                let wanted = saved_type(kept.dtype);
+                kept.fill(engine, |elements, bytes| {
+                    adapter
+                        .files
+                        .read_elements_as(stored, elements, wanted, bytes)
+                })??;
+                continue;
+            }
             let (module, factor) = find_factor(adapter, kept.name, &kept.shape)?;
             // An adapter is read in rows, and is small.
-            let size = kept.dtype.size() as usize;
             let mut all = vec![0; kept.num_elements() * size];
             let rows = kept.shape.first().copied().unwrap_or(1);
             adapter.read_rows(module, factor, 0..rows, saved_type(kept.dtype), &mut all)?;
@@ -342,6 +368,31 @@ pub(crate) fn load_adapter(
         }
     }
     Ok(())
+}
+
+/// The name in an adapter's file of a tensor that was trained whole.
+fn find_whole<'a>(
+    adapter: &'a Adapter,
+    name: &str,
+    shape: &[usize],
+) -> Result<&'a str, TrainError> {
+    let other = |problem: String| TrainError::OtherAdapter {
+        folder: adapter.folder.clone(),
+        problem,
+    };
+    let mut replaced = adapter.replaced.iter();
+    let Some(found) = replaced.find(|replaced| replaced.tensor == name) else {
+        return Err(other(format!(
+            "it does not hold `{name}`, which this run trains whole (lora.modules_to_save)"
+        )));
+    };
+    let saved = &adapter.files.tensor(&found.stored)?.shape;
+    match saved == shape {
+        true => Ok(&found.stored),
+        false => Err(other(format!(
+            "`{name}` is {saved:?}, the model's is {shape:?}"
+        ))),
+    }
 }
 
 /// `<module>.lora_A.weight` or `<module>.lora_B.weight` of an adapter.

@@ -85,7 +85,7 @@ pub struct Difference {
 pub const EFFECTIVE_BATCH: &str = "effective batch";
 
 /// Settings outside the model that must stay, besides the effective batch.
-const FIXED: [&str; 13] = [
+const FIXED: [&str; 14] = [
     "data.tokenizer",
     "vram.max_seq_len",
     "training.seed",
@@ -97,6 +97,7 @@ const FIXED: [&str; 13] = [
     "lora.rank",
     "lora.alpha",
     "lora.rank_stabilised",
+    "lora.modules_to_save",
     "lora.quantization",
     "lora.double_quantization",
 ];
@@ -169,6 +170,10 @@ impl State {
                 (
                     "lora.rank_stabilised",
                     or_none(lora(config).map(|lora| lora.rank_stabilised)),
+                ),
+                (
+                    "lora.modules_to_save",
+                    or_none(lora(config).map(|lora| lora.modules_to_save.join(","))),
                 ),
                 ("lora.quantization", config.tuning.frozen.name().to_owned()),
                 (
@@ -439,6 +444,7 @@ mod tests {
             ("data.max_samples", "9"),
             ("lora.rank", "4"),
             ("lora.rank_stabilised", "true"),
+            ("lora.modules_to_save", "lm_head"),
             ("lora.quantization", "4bit"),
             ("lora.double_quantization", "true"),
         ]);

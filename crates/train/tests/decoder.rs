@@ -10,7 +10,7 @@ use cinch_engine::EngineOptions;
 use cinch_graph::Target;
 use cinch_step::StepPlan;
 use cinch_train::checkpoint::load_weights;
-use cinch_train::{Batch, Session};
+use cinch_train::{Batch, Session, open_weights};
 use cinch_weights::WeightFiles;
 
 const BATCH: usize = 2;
@@ -83,7 +83,7 @@ fn session(config: &Config, recomputed: usize, weights: &Path) -> Session {
         ..EngineOptions::default()
     };
     let mut session = Session::new(plan, options).unwrap();
-    let files = WeightFiles::open(weights).unwrap();
+    let files = open_weights(config, weights).unwrap();
     session.load_pretrained(&files, 1, &NoProgress).unwrap();
     session
 }
@@ -179,6 +179,24 @@ fn adapters(name: &str) -> Vec<(&'static str, &'static str)> {
             ("lora.rank_stabilised", "true"),
             ("lora.targets", "all-linear"),
         ],
+        "qwen2_lora_whole" => vec![
+            ("lora.rank", "2"),
+            ("lora.alpha", "4"),
+            ("lora.targets", "q_proj,down_proj"),
+            ("lora.modules_to_save", "embed_tokens,lm_head"),
+        ],
+        "qwen2_lora_table" => vec![
+            ("lora.rank", "2"),
+            ("lora.alpha", "4"),
+            ("lora.targets", "v_proj"),
+            ("lora.modules_to_save", "embed_tokens"),
+        ],
+        "qwen2_untied_lora" => vec![
+            ("lora.rank", "2"),
+            ("lora.alpha", "4"),
+            ("lora.targets", "o_proj"),
+            ("lora.modules_to_save", "lm_head,norm"),
+        ],
         _ => vec![
             ("lora.rank", "2"),
             ("lora.alpha", "3"),
@@ -198,6 +216,26 @@ const PEFT: &str = "base_model.model.";
 fn adapters_are_pefts() {
     for name in ["qwen2_lora", "qwen2_lora_rs", "qwen2_lora_qv"] {
         let (base, own) = (folder("qwen2"), adapters(name));
+        let expected = tensors(&folder(name).join("expected.safetensors"));
+        for recomputed in [0, 2] {
+            let config = config(&base, &own);
+            let mut session = session(&config, recomputed, &base);
+            load_adapter(&mut session, &folder(name));
+            let compared = compare(&mut session, &expected, PEFT, name);
+            assert_eq!(compared, session.weights().views().len(), "{name}");
+        }
+    }
+}
+
+/// Of tied embeddings and head peft trains a copy of either, and leaves the other.
+#[test]
+fn modules_that_are_trained_whole_are_pefts() {
+    for (name, base) in [
+        ("qwen2_lora_whole", "qwen2"),
+        ("qwen2_lora_table", "qwen2"),
+        ("qwen2_untied_lora", "qwen2_untied"),
+    ] {
+        let (base, own) = (folder(base), adapters(name));
         let expected = tensors(&folder(name).join("expected.safetensors"));
         for recomputed in [0, 2] {
             let config = config(&base, &own);

@@ -367,6 +367,7 @@ fn adapters_and_codes_generate_too() {
             scale: 2.0,
             dropout: 0.1,
             modules: Arc::new(linear_modules(&model).into_iter().collect()),
+            whole: Arc::default(),
             quantisation,
         };
         let mut weights = Invented::default();

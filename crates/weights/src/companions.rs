@@ -24,20 +24,58 @@ const COMPANIONS: [&str; 15] = [
     "vocab.txt",
 ];
 
-/// Copies configuration and tokenizer of a model into another folder, and gives the names of what
-/// there was.
-pub fn copy_companions(from: &Path, to: &Path) -> Result<Vec<&'static str>, WeightError> {
-    let mut copied = Vec::new();
-    for name in COMPANIONS {
-        let (source, target) = (from.join(name), to.join(name));
-        if !source.is_file() {
-            continue;
+/// The small files of a model, for the folder of another that was made from it.
+#[derive(Clone, Copy, Debug)]
+pub struct Companions<'a> {
+    pub from: &'a Path,
+    /// Whether the other has embeddings and a head of their own where the model has one tensor.
+    pub is_untied: bool,
+}
+
+impl<'a> Companions<'a> {
+    /// All as they are.
+    pub fn of(from: &'a Path) -> Companions<'a> {
+        Companions {
+            from,
+            is_untied: false,
         }
-        fs::copy(&source, &target).map_err(WeightError::io("copy", &source))?;
-        File::open(&target)
-            .and_then(|file| file.sync_all())
-            .map_err(WeightError::io("write", &target))?;
-        copied.push(name);
     }
-    Ok(copied)
+
+    /// Copies configuration and tokenizer into another folder, and gives the names of what there
+    /// was.
+    pub fn copy_to(&self, to: &Path) -> Result<Vec<&'static str>, WeightError> {
+        let mut copied = Vec::new();
+        for name in COMPANIONS {
+            let (source, target) = (self.from.join(name), to.join(name));
+            if !source.is_file() {
+                continue;
+            }
+            fs::copy(&source, &target).map_err(WeightError::io("copy", &source))?;
+            if self.is_untied && name == CONFIG {
+                untie(&target)?;
+            }
+            File::open(&target)
+                .and_then(|file| file.sync_all())
+                .map_err(WeightError::io("write", &target))?;
+            copied.push(name);
+        }
+        Ok(copied)
+    }
+}
+
+const CONFIG: &str = "config.json";
+
+/// Says in a configuration that the head is no copy of the embeddings.
+fn untie(config: &Path) -> Result<(), WeightError> {
+    let bytes = fs::read(config).map_err(WeightError::io("read", config))?;
+    let damaged = |problem: String| WeightError::Damaged {
+        path: config.to_owned(),
+        problem,
+    };
+    let mut fields: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
+    fields.insert("tie_word_embeddings".to_owned(), false.into());
+    let text = serde_json::to_string_pretty(&fields).map_err(|error| damaged(error.to_string()))?;
+    cinch_files::replace(config, format!("{text}\n").as_bytes())
+        .map_err(WeightError::io("write", config))
 }

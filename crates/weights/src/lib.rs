@@ -33,10 +33,11 @@ mod read;
 mod write;
 
 pub use adapter::{
-    ADAPTER_CONFIG_FILE, ADAPTER_FILE, AdaptedModule, Adapter, AdapterConfig, AdapterModule, Bias,
-    Factor, Factors, Modules, Replaced, Targets, write_adapter, write_adapter_files,
+    ADAPTER_CONFIG_FILE, ADAPTER_FILE, AdaptedModule, Adapter, AdapterConfig, AdapterContents,
+    AdapterModule, AdapterParts, AdapterTensor, Bias, Factor, Modules, Replaced, Targets,
+    write_adapter, write_adapter_files,
 };
-pub use companions::copy_companions;
+pub use companions::Companions;
 pub use error::WeightError;
 pub use find::find_folder;
 pub use half::{bf16_bits, bf16_value, f16_bits, f16_value};

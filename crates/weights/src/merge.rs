@@ -14,6 +14,7 @@ use rayon::prelude::*;
 use safetensors::Dtype;
 
 use crate::adapter::{Adapter, Factor};
+use crate::companions::Companions;
 use crate::error::WeightError;
 use crate::half::{bf16_bits, f16_bits};
 use crate::open::{Tensor, WeightFiles};
@@ -55,15 +56,25 @@ pub struct Merged {
 /// nothing at `to` yet but an empty folder at most.
 ///
 /// The files are cut as the base's are, or at `shard_bytes`. `progress` is told of every block
-/// and can stop the work; then nothing is kept.
+/// and can stop the work; then nothing is kept. Where the adapter gives embeddings or head numbers
+/// of their own and the base has one tensor for both, the merged model has two.
 pub fn merge(
-    base: &WeightFiles,
+    base: &mut WeightFiles,
     adapter: &Adapter,
     to: &Path,
     shard_bytes: Option<u64>,
     progress: &mut dyn FnMut(MergeProgress<'_>) -> ControlFlow<()>,
 ) -> Result<Merged, WeightError> {
+    let is_untied = adapter.untie(base);
+    let base: &WeightFiles = base;
     let mut notes = adapter.check_base(base)?;
+    if is_untied {
+        notes.push(format!(
+            "embeddings and head are one tensor in `{}` and two in the merged model, because the \
+             adapter changes them by themselves",
+            base.folder().display()
+        ));
+    }
     let shards = match shard_bytes {
         Some(limit) => cut_shards(&specs(base.tensors()), limit)?,
         None => base
@@ -76,7 +87,11 @@ pub fn merge(
     let mut contents = |tensor: &TensorSpec<'_>, out: &mut TensorWriter<'_>| {
         merging.write(base.tensor(tensor.name)?, out)
     };
-    let written = write_model_folder(to, &shards, base.folder(), &mut contents)?;
+    let companions = Companions {
+        from: base.folder(),
+        is_untied,
+    };
+    let written = write_model_folder(to, &shards, companions, &mut contents)?;
     if !written.companions.contains(&"config.json") {
         notes.push(format!(
             "`{}` has no config.json, without which transformers does not load the merged model",

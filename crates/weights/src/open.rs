@@ -240,6 +240,20 @@ impl WeightFiles {
         })
     }
 
+    /// Gives a tensor a second name, under which it is a tensor of its own with the same numbers.
+    /// Nothing happens where there is none, or another has the name.
+    pub fn lend(&mut self, name: &str, second: &str) {
+        let Some(tensor) = self.get(name).filter(|_| self.get(second).is_none()) else {
+            return;
+        };
+        let tensor = Tensor {
+            name: second.to_owned(),
+            ..tensor.clone()
+        };
+        self.by_name.insert(tensor.name.clone(), self.tensors.len());
+        self.tensors.push(tensor);
+    }
+
     /// The files, in the order in which they were opened.
     pub fn files(&self) -> impl ExactSizeIterator<Item = &Path> {
         self.files.iter().map(|file| file.path.as_path())

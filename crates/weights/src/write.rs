@@ -9,7 +9,7 @@ use cinch_files::{NewFolder, Replacement};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
-use crate::companions::copy_companions;
+use crate::companions::Companions;
 use crate::error::WeightError;
 use crate::header::{METADATA_KEY, num_bytes};
 use crate::open::{INDEX_FILE, SINGLE_FILE};
@@ -262,12 +262,12 @@ pub fn write_model(
 pub fn write_model_folder(
     to: &Path,
     shards: &[Vec<TensorSpec<'_>>],
-    companions_from: &Path,
+    companions: Companions<'_>,
     contents: &mut Contents<'_>,
 ) -> Result<WrittenFolder, WeightError> {
     let folder = new_folder(to)?;
     let files = write_model(folder.path(), shards, contents)?;
-    let companions = copy_companions(companions_from, folder.path())?;
+    let companions = companions.copy_to(folder.path())?;
     folder.put().map_err(WeightError::io("create", to))?;
     let names = files.iter().filter_map(|path| path.file_name());
     Ok(WrittenFolder {

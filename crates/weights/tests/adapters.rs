@@ -5,8 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use cinch_weights::{
-    Adapter, AdapterConfig, AdapterModule, Bias, Dtype, Factor, Modules, Targets, TensorWriter,
-    WeightError, WeightFiles, write_adapter,
+    Adapter, AdapterConfig, AdapterModule, AdapterParts, AdapterTensor, Bias, Dtype, Factor,
+    Modules, Targets, TensorSpec, TensorWriter, WeightError, WeightFiles, write_adapter,
 };
 use serde_json::{Value, json};
 
@@ -196,13 +196,30 @@ fn module() -> AdapterModule {
     }
 }
 
+/// Trained whole beside the module.
+const WHOLE: TensorSpec<'_> = TensorSpec {
+    name: "lm_head.weight",
+    dtype: Dtype::F32,
+    shape: &[2, 3],
+};
+
 fn save(folder: &Path, config: &AdapterConfig) -> Result<(), WeightError> {
-    let mut factors = |module: &AdapterModule, factor, out: &mut TensorWriter<'_>| {
-        let [rows, columns] = module.shape(factor);
-        let first = if factor == Factor::A { 1.0 } else { 100.0 };
-        (0..rows * columns).try_for_each(|n| out.put(&(first + n as f32).to_le_bytes()))
+    let mut numbers = |tensor: AdapterTensor<'_>, out: &mut TensorWriter<'_>| {
+        let (first, count) = match tensor {
+            AdapterTensor::Factor(module, factor) => {
+                let first = if factor == Factor::A { 1.0 } else { 100.0 };
+                (first, module.shape(factor).iter().product::<usize>())
+            }
+            AdapterTensor::Whole(_) => (1000.0, WHOLE.shape.iter().product()),
+        };
+        (0..count).try_for_each(|n| out.put(&(first + n as f32).to_le_bytes()))
     };
-    write_adapter(folder, config, &[module()], Dtype::F32, &mut factors)
+    let parts = AdapterParts {
+        modules: &[module()],
+        whole: &[WHOLE],
+        dtype: Dtype::F32,
+    };
+    write_adapter(folder, config, &parts, &mut numbers)
 }
 
 #[test]
@@ -228,10 +245,21 @@ fn a_written_adapter_is_read_back() {
     assert_eq!(
         names,
         [
+            "base_model.model.lm_head.weight",
             "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight",
             "base_model.model.model.layers.0.mlp.up_proj.lora_B.weight"
         ]
     );
+    let [whole] = adapter.replaced.as_slice() else {
+        panic!("{:?}", adapter.replaced);
+    };
+    assert_eq!(whole.tensor, WHOLE.name);
+    let mut numbers = [0.0; 6];
+    adapter
+        .files
+        .read_f32(&whole.stored, 0..2, &mut numbers)
+        .unwrap();
+    assert_eq!(numbers, [1000.0, 1001.0, 1002.0, 1003.0, 1004.0, 1005.0]);
     // A folder with something in it stays as it is.
     let again = save(&folder, &config);
     assert!(matches!(again, Err(WeightError::Taken { .. })));

@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use cinch_weights::{
-    Adapter, AdapterConfig, AdapterModule, Dtype, Modules, Targets, TensorSpec, TensorWriter,
-    WeightError, WeightFiles, merge, write_adapter, write_file,
+    Adapter, AdapterConfig, AdapterModule, AdapterParts, AdapterTensor, Dtype, Modules, Targets,
+    TensorSpec, TensorWriter, WeightError, WeightFiles, merge, write_adapter, write_file,
 };
 
 fn fixtures() -> PathBuf {
@@ -32,7 +32,7 @@ fn names(folder: &Path) -> Vec<String> {
 
 #[test]
 fn a_merged_model_is_that_of_peft() {
-    let base = WeightFiles::open(&fixtures().join("base")).unwrap();
+    let mut base = WeightFiles::open(&fixtures().join("base")).unwrap();
     let adapter = Adapter::open(&fixtures().join("adapter")).unwrap();
     let expected = WeightFiles::open(&fixtures().join("expected.safetensors")).unwrap();
     let place = tempfile::tempdir().unwrap();
@@ -45,7 +45,7 @@ fn a_merged_model_is_that_of_peft() {
             (last, total) = (progress.bytes_done, progress.bytes_total);
             ControlFlow::Continue(())
         };
-        let done = merge(&base, &adapter, &to, shard_bytes, &mut progress).unwrap();
+        let done = merge(&mut base, &adapter, &to, shard_bytes, &mut progress).unwrap();
         assert_eq!((last, total), (base.num_bytes(), base.num_bytes()));
         assert_eq!(done.num_modules, 9);
         assert!(done.notes.is_empty(), "{:?}", done.notes);
@@ -101,12 +101,20 @@ fn small(place: &Path, dtype: Dtype, rows: usize, columns: usize) -> (WeightFile
         outputs: rows,
     };
     // The product is row · column.
-    let mut factors = |module: &AdapterModule, factor, out: &mut TensorWriter<'_>| {
+    let mut numbers = |tensor: AdapterTensor<'_>, out: &mut TensorWriter<'_>| {
+        let AdapterTensor::Factor(module, factor) = tensor else {
+            unreachable!("nothing is trained whole");
+        };
         let count: usize = module.shape(factor).iter().product();
         (0..count).try_for_each(|n| out.put(&(n as f32).to_le_bytes()))
     };
+    let parts = AdapterParts {
+        modules: &[module],
+        whole: &[],
+        dtype: Dtype::F32,
+    };
     let folder = place.join("adapter");
-    write_adapter(&folder, &config, &[module], Dtype::F32, &mut factors).unwrap();
+    write_adapter(&folder, &config, &parts, &mut numbers).unwrap();
     (
         WeightFiles::open(place).unwrap(),
         Adapter::open(&folder).unwrap(),
@@ -122,9 +130,9 @@ fn every_row_of_every_type_gets_its_product() {
         (Dtype::BF16, 5, 7),
     ] {
         let place = tempfile::tempdir().unwrap();
-        let (base, adapter) = small(place.path(), dtype, rows, columns);
+        let (mut base, adapter) = small(place.path(), dtype, rows, columns);
         let to = place.path().join("merged");
-        let done = merge(&base, &adapter, &to, None, &mut |_| {
+        let done = merge(&mut base, &adapter, &to, None, &mut |_| {
             ControlFlow::Continue(())
         })
         .unwrap();
@@ -145,17 +153,19 @@ fn every_row_of_every_type_gets_its_product() {
 #[test]
 fn a_merge_that_does_not_end_leaves_nothing() {
     let place = tempfile::tempdir().unwrap();
-    let (base, adapter) = small(place.path(), Dtype::BF16, 5, 7);
+    let (mut base, adapter) = small(place.path(), Dtype::BF16, 5, 7);
     let before = names(place.path());
     let to = place.path().join("merged");
-    let stopped = merge(&base, &adapter, &to, None, &mut |_| ControlFlow::Break(()));
+    let stopped = merge(&mut base, &adapter, &to, None, &mut |_| {
+        ControlFlow::Break(())
+    });
     assert!(matches!(stopped, Err(WeightError::Stopped { .. })));
     assert_eq!(names(place.path()), before);
 
     fs::create_dir(&to).unwrap();
     fs::write(to.join("mine"), "x").unwrap();
     let mut go = |_: cinch_weights::MergeProgress<'_>| ControlFlow::Continue(());
-    let taken = merge(&base, &adapter, &to, None, &mut go).unwrap_err();
+    let taken = merge(&mut base, &adapter, &to, None, &mut go).unwrap_err();
     assert!(taken.to_string().contains("already something"), "{taken}");
     assert_eq!(names(&to), ["mine"]);
 }
@@ -164,10 +174,84 @@ fn a_merge_that_does_not_end_leaves_nothing() {
 #[test]
 fn a_base_of_codes_is_refused() {
     let place = tempfile::tempdir().unwrap();
-    let (base, adapter) = small(place.path(), Dtype::I8, 5, 7);
+    let (mut base, adapter) = small(place.path(), Dtype::I8, 5, 7);
     let to = place.path().join("merged");
     let mut go = |_: cinch_weights::MergeProgress<'_>| ControlFlow::Continue(());
-    let error = merge(&base, &adapter, &to, None, &mut go).unwrap_err();
+    let error = merge(&mut base, &adapter, &to, None, &mut go).unwrap_err();
     assert!(error.to_string().contains("stored as I8"), "{error}");
     assert!(!to.exists());
+}
+
+/// Embeddings that are the head too, in a folder with a configuration.
+fn tied(place: &Path) -> WeightFiles {
+    let spec = TensorSpec {
+        name: "model.embed_tokens.weight",
+        dtype: Dtype::F32,
+        shape: &[2, 2],
+    };
+    let mut numbers = |_: &TensorSpec<'_>, out: &mut TensorWriter<'_>| {
+        [1_f32, 2.0, 3.0, 4.0]
+            .iter()
+            .try_for_each(|x| out.put(&x.to_le_bytes()))
+    };
+    write_file(&place.join("model.safetensors"), &[spec], &mut numbers).unwrap();
+    fs::write(
+        place.join("config.json"),
+        r#"{"tie_word_embeddings": true, "hidden_size": 2}"#,
+    )
+    .unwrap();
+    WeightFiles::open(place).unwrap()
+}
+
+#[test]
+fn what_was_one_tensor_becomes_two_where_the_adapter_changes_one_of_them() {
+    for changed in ["lm_head", "model.embed_tokens"] {
+        let place = tempfile::tempdir().unwrap();
+        let mut base = tied(place.path());
+        let mut config = AdapterConfig::new(1, 1.0, Targets::AllLinear);
+        config.modules_to_save = vec![changed.to_owned()];
+        let name = format!("{changed}.weight");
+        let parts = AdapterParts {
+            modules: &[],
+            whole: &[TensorSpec {
+                name: &name,
+                dtype: Dtype::F32,
+                shape: &[2, 2],
+            }],
+            dtype: Dtype::F32,
+        };
+        let mut nines = |_: AdapterTensor<'_>, out: &mut TensorWriter<'_>| {
+            out.put(&9_f32.to_le_bytes().repeat(4))
+        };
+        let folder = place.path().join("adapter");
+        write_adapter(&folder, &config, &parts, &mut nines).unwrap();
+        let adapter = Adapter::open(&folder).unwrap();
+        let to = place.path().join("merged");
+        let going = &mut |_: cinch_weights::MergeProgress<'_>| ControlFlow::Continue(());
+        let done = merge(&mut base, &adapter, &to, None, going).unwrap();
+        assert!(
+            done.notes
+                .iter()
+                .any(|note| note.contains("two in the merged")),
+            "{:?}",
+            done.notes
+        );
+        let merged = WeightFiles::open(&to).unwrap();
+        for tensor in ["lm_head.weight", "model.embed_tokens.weight"] {
+            let mut numbers = [0.0; 4];
+            merged.read_f32(tensor, 0..2, &mut numbers).unwrap();
+            let expected = if tensor == name {
+                [9.0; 4]
+            } else {
+                [1.0, 2.0, 3.0, 4.0]
+            };
+            assert_eq!(numbers, expected, "{tensor}");
+        }
+        let config = fs::read(to.join("config.json")).unwrap();
+        let config: serde_json::Value = serde_json::from_slice(&config).unwrap();
+        assert_eq!(
+            config,
+            serde_json::json!({"tie_word_embeddings": false, "hidden_size": 2})
+        );
+    }
 }

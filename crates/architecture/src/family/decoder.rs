@@ -199,6 +199,10 @@ macro_rules! describe_decoder {
                 self.0.layers = layers;
             }
 
+            fn is_tied(&self) -> bool {
+                self.0.tied
+            }
+
             fn parameters(&self) -> u64 {
                 self.0.parameters()
             }

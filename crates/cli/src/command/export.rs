@@ -6,6 +6,7 @@ use serde_json::json;
 use super::{open_run, print, print_json};
 use crate::args::ExportArguments;
 use crate::progress::shown;
+use crate::table::counted;
 
 pub fn run(arguments: &ExportArguments) -> anyhow::Result<()> {
     let store = open_run(&arguments.checkpoint)?;
@@ -21,9 +22,15 @@ pub fn run(arguments: &ExportArguments) -> anyhow::Result<()> {
     let state = State::from_json(&path, checkpoint::load_state(&path)?)?;
     let exported = export(&path, &state.config, &arguments.to)?;
     let (kind, what) = match exported {
-        Exported::Adapter { modules } => (
+        Exported::Adapter { modules, whole } => (
             "adapter",
-            format!("adapters on {modules} layers, in peft's format"),
+            match whole {
+                0 => format!("adapters on {modules} layers, in peft's format"),
+                _ => format!(
+                    "adapters on {modules} layers and {} trained whole, in peft's format",
+                    counted(whole as u64, "tensor")
+                ),
+            },
         ),
         Exported::Model { copied } => (
             "model",

@@ -16,7 +16,7 @@ use cinch_step::adapter_shape;
 use cinch_train::checkpoint;
 use cinch_train::{
     FirstWeights, Generator, GeneratorOptions, Sampling, State, TOKENIZER_FILE, TunedWeights,
-    WeightSource,
+    WeightSource, open_weights,
 };
 use cinch_weights::{ADAPTER_CONFIG_FILE, WeightFiles};
 use serde_json::json;
@@ -196,7 +196,7 @@ impl Subject {
         let base = match is_tuned {
             false => None,
             true => match first {
-                FirstWeights::Files(folder) => Some(WeightFiles::open(&folder)?),
+                FirstWeights::Files(folder) => Some(open_weights(&state.config, &folder)?),
                 FirstWeights::Initial => {
                     return Err(usage(
                         "these adapters were trained on random weights, which are not kept\n\

@@ -31,12 +31,12 @@ pub fn run(arguments: &MergeArguments) -> anyhow::Result<()> {
         ));
     };
     let base = find_folder(&base, "config.json", &folders)?;
-    let files = WeightFiles::open(&base)?;
+    let mut files = WeightFiles::open(&base)?;
     interrupt::listen("stopping: nothing is kept (Ctrl-C again to stop at once)")?;
     let bar = DataBar::until(&interrupt::STOP);
     bar.begin("merging", files.num_bytes());
     let mut done = 0;
-    let merged = merge(&files, &adapter, &arguments.to, None, &mut |progress| {
+    let merged = merge(&mut files, &adapter, &arguments.to, None, &mut |progress| {
         bar.advance(progress.bytes_done.saturating_sub(done));
         done = progress.bytes_done;
         match interrupt::STOP.load(Ordering::Relaxed) {

@@ -99,6 +99,7 @@ fn taken_for(key: &str, means: &str) -> String {
         "lora.rank" => "rank of the adapters",
         "lora.dropout" => "dropout of the adapters",
         "lora.targets" => "layers with adapters",
+        "lora.modules_to_save" => "modules trained whole:",
         _ => setting.map_or(key, |setting| setting.help),
     };
     format!("{what} {}", cut(means))

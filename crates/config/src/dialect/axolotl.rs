@@ -5,11 +5,11 @@ use super::liger;
 use super::{
     ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, ATTENTION, ATTENTION_WORDS, BATCH, BETA1, BETA2,
     CHECKPOINTING, CLIP, DECAY, DOUBLE_QUANTIZATION, Dialect, EPOCHS, EPSILON, EVALUATION,
-    HELD_OUT, Keys, LOGGING, LOOP, MODEL, ON_INPUTS, OPTIMIZER, OPTIMIZER_WORDS, OTHER_OPTIMIZER,
-    OUTPUT, PREPARED, Program, QUANTIZATION, RANK, RANKS, RATE, REENTRANT, ROOT_OF_RANK, Rule,
-    SAVED, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED, SEQUENCE, SHARDING, SMOOTHING, STEPS, TARGETS,
-    TOO_LONG, TORCH_PRECISION, WARMUP_RATIO, WholeBatch, combined, harmless, list, not_followed,
-    refused, refused_unless, same, saves, switch, switch_or, words,
+    HELD_OUT, Keys, LOGGING, LOOP, MODEL, MODULES_TO_SAVE, ON_INPUTS, OPTIMIZER, OPTIMIZER_WORDS,
+    OTHER_OPTIMIZER, OUTPUT, PREPARED, Program, QUANTIZATION, RANK, RANKS, RATE, REENTRANT,
+    ROOT_OF_RANK, Rule, SAVED, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED, SEQUENCE, SHARDING,
+    SMOOTHING, STEPS, TARGETS, TOO_LONG, TORCH_PRECISION, WARMUP_RATIO, WholeBatch, combined,
+    harmless, list, not_followed, refused, refused_unless, same, saves, switch, switch_or, words,
 };
 use crate::error::ConfigError;
 
@@ -109,6 +109,7 @@ const RULES: &[Rule] = &[
     same("lora_alpha", ALPHA),
     same("lora_dropout", ADAPTER_DROPOUT),
     list("lora_target_modules", TARGETS),
+    list("lora_modules_to_save", MODULES_TO_SAVE),
     combined("lora_target_linear"),
     switch("load_in_4bit", QUANTIZATION, "4bit", "none"),
     switch("load_in_8bit", QUANTIZATION, "8bit", "none"),
@@ -169,10 +170,6 @@ const RULES: &[Rule] = &[
         "nothing is computed from this key; leave it out",
     ),
     refused("unfrozen_parameters", PARTLY),
-    refused(
-        "lora_modules_to_save",
-        "layers that are trained beside the adapters are not computed",
-    ),
     refused(
         "lora_target_parameters",
         "adapters on bare parameters are not computed",

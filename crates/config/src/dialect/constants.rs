@@ -3,9 +3,9 @@
 
 use super::{
     ACCUMULATION, ADAPTER_DROPOUT, ALPHA, BATCH, BETA1, BETA2, CHECKPOINTING, CLIP, DECAY, Dialect,
-    EPOCHS, EVALUATION, HELD_OUT, Keys, LOGGING, MODEL, OFFLOAD, OUTPUT, PRECISION, Program,
-    QUANTIZATION, RANK, RATE, Rule, SAMPLES, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED, SEQUENCE,
-    STEPS, Says, TARGETS, WARMUP, list, refused, same, stands_for, switch, words,
+    EPOCHS, EVALUATION, HELD_OUT, Keys, LOGGING, MODEL, MODULES_TO_SAVE, OFFLOAD, OUTPUT,
+    PRECISION, Program, QUANTIZATION, RANK, RATE, Rule, SAMPLES, SAVING, SCHEDULE, SCHEDULE_WORDS,
+    SEED, SEQUENCE, STEPS, Says, TARGETS, WARMUP, list, refused, same, stands_for, switch, words,
 };
 use crate::format::Format;
 
@@ -103,6 +103,9 @@ pub(super) const RULES: &[Rule] = &[
     list("lora_target_modules", TARGETS),
     list("target_modules", TARGETS),
     list("lora.target_modules", TARGETS),
+    list("lora_modules_to_save", MODULES_TO_SAVE),
+    list("modules_to_save", MODULES_TO_SAVE),
+    list("lora.modules_to_save", MODULES_TO_SAVE),
     switch("load_in_4bit", QUANTIZATION, "4bit", "none"),
     switch("load_in_8bit", QUANTIZATION, "8bit", "none"),
     refused(

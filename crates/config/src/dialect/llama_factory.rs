@@ -5,10 +5,11 @@ use super::draft::{Draft, word};
 use super::training_arguments::{COMMON, shards};
 use super::{
     ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, ATTENTION, BATCH, BETA2, CHECKPOINTING, CLIP,
-    DECAY, DOUBLE_QUANTIZATION, Dialect, EPOCHS, HELD_OUT, Keys, LIGER, LOOP, MODEL, ON_INPUTS,
-    OPTIMIZER, PREPARED, Program, QUANTIZATION, RANK, RATE, REENTRANT, ROOT_OF_RANK, Rule, SAMPLES,
-    SEQUENCE, SHARDING, TARGETS, TORCH_PRECISION, WARMUP, WholeBatch, combined, harmless, list,
-    not_followed, refused, refused_unless, same, saves, stands_for, switch, words,
+    DECAY, DOUBLE_QUANTIZATION, Dialect, EPOCHS, HELD_OUT, Keys, LIGER, LOOP, MODEL,
+    MODULES_TO_SAVE, ON_INPUTS, OPTIMIZER, PREPARED, Program, QUANTIZATION, RANK, RATE, REENTRANT,
+    ROOT_OF_RANK, Rule, SAMPLES, SEQUENCE, SHARDING, TARGETS, TORCH_PRECISION, WARMUP, WholeBatch,
+    combined, harmless, list, not_followed, refused, refused_unless, same, saves, stands_for,
+    switch, words,
 };
 use crate::document::Entry;
 use crate::error::ConfigError;
@@ -100,6 +101,7 @@ const RULES: &[Rule] = &[
     same("lora_alpha", ALPHA),
     same("lora_dropout", ADAPTER_DROPOUT),
     list("lora_target", TARGETS),
+    list("additional_target", MODULES_TO_SAVE),
     combined("bf16"),
     combined("fp16"),
     combined("pure_bf16"),
@@ -157,10 +159,6 @@ const RULES: &[Rule] = &[
     refused("freeze_trainable_layers", PARTLY),
     refused("freeze_trainable_modules", PARTLY),
     refused("freeze_extra_modules", PARTLY),
-    refused(
-        "additional_target",
-        "layers that are trained beside the adapters are not computed",
-    ),
     refused("mixture_of_depths", "mixture of depths is not computed"),
     refused("shift_attn", "shifted attention is not computed"),
     refused("use_kt", "KTransformers is not computed"),
@@ -341,6 +339,7 @@ const RULES_V1: &[Rule] = &[
     same("peft.lora_alpha", ALPHA),
     same("peft.lora_dropout", ADAPTER_DROPOUT),
     list("peft.target_modules", TARGETS),
+    list("peft.modules_to_save", MODULES_TO_SAVE),
     refused("peft.export_dir", NO_TRAINING),
     words(
         "dist.name",

@@ -230,6 +230,7 @@ pub(crate) const RANK: &str = "lora.rank";
 pub(crate) const ALPHA: &str = "lora.alpha";
 pub(crate) const ADAPTER_DROPOUT: &str = "lora.dropout";
 pub(crate) const TARGETS: &str = "lora.targets";
+pub(crate) const MODULES_TO_SAVE: &str = "lora.modules_to_save";
 pub(crate) const TORCH_PRECISION: &str = "pytorch.precision";
 pub(crate) const ATTENTION: &str = "pytorch.attention";
 pub(crate) const OPTIMIZER: &str = "pytorch.optimizer";

@@ -6,11 +6,11 @@ use super::liger;
 use super::{
     ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, ATTENTION, ATTENTION_WORDS, BATCH, BETA1, BETA2,
     CHECKPOINTING, CLIP, DECAY, DOUBLE_QUANTIZATION, Dialect, EPOCHS, EPSILON, EVALUATION,
-    HELD_OUT, Keys, LOGGING, LOOP, MODEL, NODES, OPTIMIZER, OPTIMIZER_WORDS, OTHER_OPTIMIZER,
-    OUTPUT, Program, QUANTIZATION, RANK, RANKS, RATE, REENTRANT, ROOT_OF_RANK, Rule, SAMPLES,
-    SAVED, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED, SEQUENCE, SHARDING, SMOOTHING, STEPS, TARGETS,
-    TORCH_PRECISION, WARMUP, combined, harmless, list, not_followed, refused, same, saves, switch,
-    words,
+    HELD_OUT, Keys, LOGGING, LOOP, MODEL, MODULES_TO_SAVE, NODES, OPTIMIZER, OPTIMIZER_WORDS,
+    OTHER_OPTIMIZER, OUTPUT, Program, QUANTIZATION, RANK, RANKS, RATE, REENTRANT, ROOT_OF_RANK,
+    Rule, SAMPLES, SAVED, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED, SEQUENCE, SHARDING, SMOOTHING,
+    STEPS, TARGETS, TORCH_PRECISION, WARMUP, combined, harmless, list, not_followed, refused, same,
+    saves, switch, words,
 };
 use crate::document::Scalar;
 use crate::error::ConfigError;
@@ -142,18 +142,10 @@ const RULES: &[Rule] = &[
     list("target_modules", TARGETS),
     list("lora.target_modules", TARGETS),
     list("peft.target_modules", TARGETS),
-    refused(
-        "lora_modules_to_save",
-        "layers that are trained beside the adapters are not computed",
-    ),
-    refused(
-        "modules_to_save",
-        "layers that are trained beside the adapters are not computed",
-    ),
-    refused(
-        "lora.modules_to_save",
-        "layers that are trained beside the adapters are not computed",
-    ),
+    list("lora_modules_to_save", MODULES_TO_SAVE),
+    list("modules_to_save", MODULES_TO_SAVE),
+    list("lora.modules_to_save", MODULES_TO_SAVE),
+    list("peft.modules_to_save", MODULES_TO_SAVE),
     refused("use_dora", "DoRA is not computed"),
     refused("lora.use_dora", "DoRA is not computed"),
     switch("load_in_4bit", QUANTIZATION, "4bit", "none"),

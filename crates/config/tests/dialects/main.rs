@@ -374,6 +374,36 @@ fn a_rank_without_an_adapter_is_none_for_axolotl() {
     assert_eq!(config.tuning.lora.unwrap().rank, 4);
 }
 
+/// axolotl, LLaMA-Factory and TRL have a key each for what is trained whole beside adapters.
+#[test]
+fn modules_that_are_saved_whole_are_read_in_every_spelling() {
+    let trl = "model_name_or_path: Qwen/Qwen2.5-0.5B\nper_device_train_batch_size: 1\nmax_length: 64\n\
+               use_peft: true\nlora_r: 8\n";
+    let axolotl = format!("{AXOLOTL}adapter: lora\nlora_r: 8\nlora_target_linear: true\n");
+    let both: &[&str] = &["embed_tokens", "lm_head"];
+    for (file, more, expected) in [
+        (
+            axolotl.as_str(),
+            "lora_modules_to_save: [embed_tokens, lm_head]",
+            both,
+        ),
+        (
+            &axolotl,
+            "lora_modules_to_save:\n  - embed_tokens\n  - lm_head",
+            both,
+        ),
+        (&axolotl, "lora_modules_to_save:", &[]),
+        (FACTORY, "additional_target: embed_tokens,lm_head", both),
+        (trl, "lora_modules_to_save: [lm_head]", &both[1..]),
+        (trl, "modules_to_save: [lm_head]", &both[1..]),
+    ] {
+        let (config, told) = followed(&format!("{file}{more}\n"));
+        let lora = config.tuning.lora.unwrap();
+        assert_eq!(lora.modules_to_save, expected, "{more}");
+        assert_eq!(told, [""; 0], "{more}");
+    }
+}
+
 #[test]
 fn what_training_does_not_follow_is_told() {
     let (config, told) = followed(&format!(

@@ -3,7 +3,7 @@
 use super::dtype::DType;
 use super::op::pointwise::{add_number, apply, reciprocal};
 use super::op::reduce;
-use super::optimizer::drop_list;
+use super::optimizer::{drop_list, groups};
 use super::tensor::Tensor;
 
 /// Elements that one block of a foreach kernel works on.
@@ -12,18 +12,14 @@ const CHUNK: u64 = 65536;
 /// A norm of each gradient through one buffer of partial sums per type, the norm of the norms, and the factor;
 /// gradients are scaled in place. The total is given back.
 pub fn clip_grad_norm(parameters: &[Tensor]) -> Option<Tensor> {
-    let grads: Vec<Tensor> = parameters.iter().filter_map(Tensor::grad).collect();
-    let context = grads.first()?.context().clone();
+    let first = parameters.iter().find_map(Tensor::grad)?;
+    let context = first.context().clone();
+    drop(first);
     context.no_grad(|| {
-        let mut types: Vec<DType> = Vec::new();
-        for grad in &grads {
-            if !types.contains(&grad.dtype()) {
-                types.push(grad.dtype());
-            }
-        }
         let mut norms = Vec::new();
-        for dtype in types {
-            let group: Vec<&Tensor> = grads.iter().filter(|grad| grad.dtype() == dtype).collect();
+        for group in groups(parameters) {
+            let group: Vec<Tensor> = group.iter().filter_map(|&i| parameters[i].grad()).collect();
+            let dtype = group[0].dtype();
             let largest = group.iter().map(|grad| grad.numel()).max().unwrap_or(0);
             let partial = [group.len() as u64 * largest.div_ceil(CHUNK)];
             let partial = context.empty("_foreach_norm", partial, DType::Float32);

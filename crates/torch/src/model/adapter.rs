@@ -10,6 +10,8 @@ pub struct Lora {
     pub dropout: f64,
     /// Names of the layers that get one.
     pub targets: Vec<String>,
+    /// Embeddings and head that are trained whole, in a copy.
+    pub whole: Vec<String>,
     /// The adapters' type: fp32 as peft makes them, or that of the layer.
     pub in_float32: bool,
     pub library: LoraLibrary,

@@ -91,6 +91,8 @@ pub(super) struct Decoder<B> {
     norm: RmsNorm,
     rotary: Rotary,
     head: Tensor,
+    /// What stays beside the copies that are trained in their place.
+    _originals: Vec<Tensor>,
     _scalar: Tensor,
     config: architecture::Decoder,
     lines: &'static Lines,
@@ -125,7 +127,7 @@ impl<B: Block> Decoder<B> {
         let builder = &setup.builder();
         let (kind, checkpoints) = (setup.attention, setup.checkpoints);
         let context = builder.context.clone();
-        let tokens = builder.embedding(config.vocabulary, config.width);
+        let mut tokens = builder.embedding(config.vocabulary, config.width);
         let layers: Vec<Rc<B>> = (0..config.layers)
             .map(|index| Rc::new(layer(builder, index as u32)))
             .collect();
@@ -134,7 +136,7 @@ impl<B: Block> Decoder<B> {
             None => Some(context.no_grad(|| Rotary::new(&context, rotary_width))),
             Some(_) => None,
         };
-        let (head, scalar) = builder.head(&tokens.table, config.tied);
+        let (mut head, scalar) = builder.head(&tokens.table, config.tied);
         if let Some(loader) = builder.loader() {
             let mut names = Vec::new();
             if !config.tied {
@@ -150,6 +152,18 @@ impl<B: Block> Decoder<B> {
             None => Rotary::loaded(&context, rotary_width),
         };
         builder.add_adapters(layers.iter().flat_map(|layer| layer.linears()));
+        let copies = [("embed_tokens", &tokens.table), ("lm_head", &head)]
+            .map(|(module, weight)| builder.copy_of(module, weight));
+        let [table, own_head] = copies;
+        let mut originals = Vec::new();
+        if let Some(table) = table {
+            builder.put_first(&table);
+            originals.push(std::mem::replace(&mut tokens.table, table));
+        }
+        if let Some(own) = own_head {
+            builder.put_last(&own);
+            originals.push(std::mem::replace(&mut head, own));
+        }
         let decoder = Decoder {
             context,
             tokens,
@@ -157,6 +171,7 @@ impl<B: Block> Decoder<B> {
             norm,
             rotary,
             head,
+            _originals: originals,
             _scalar: scalar,
             config: config.clone(),
             lines,

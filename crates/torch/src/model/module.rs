@@ -186,6 +186,28 @@ impl Builder {
         }
     }
 
+    /// peft's ModulesToSaveWrapper: the copy of a module that is trained in its place, if it is one that was named. The
+    /// module stays where it is.
+    pub fn copy_of(&self, module: &str, weight: &Tensor) -> Option<Tensor> {
+        let lora = self.lora.as_ref()?;
+        let is_named = lora.whole.iter().any(|end| module.ends_with(end.as_str()));
+        is_named.then(|| {
+            let copy = self.context.empty("clone", weight.sizes(), weight.dtype());
+            copy.set_requires_grad(true);
+            copy
+        })
+    }
+
+    /// Puts a parameter before all others.
+    pub fn put_first(&self, parameter: &Tensor) {
+        self.parameters.borrow_mut().insert(0, parameter.clone());
+    }
+
+    /// Puts a parameter behind all others.
+    pub fn put_last(&self, parameter: &Tensor) {
+        self.parameters.borrow_mut().push(parameter.clone());
+    }
+
     pub fn has_adapters(&self) -> bool {
         self.lora.is_some()
     }

@@ -45,6 +45,7 @@ impl Naics {
             targets: ["query", "key", "value", "dense"]
                 .map(String::from)
                 .to_vec(),
+            whole: Vec::new(),
             in_float32: false,
             library: LoraLibrary::Plain,
         };

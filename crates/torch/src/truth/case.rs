@@ -86,6 +86,9 @@ pub struct CaseLora {
     #[serde(default)]
     pub dropout: f64,
     pub targets: Vec<String>,
+    /// Modules that are trained whole beside them.
+    #[serde(default)]
+    pub modules_to_save: Vec<String>,
     #[serde(default = "default_adapter")]
     pub adapter_fp32: bool,
     /// Whose adapters they are: peft's, or else a module of one's own.
@@ -218,6 +221,7 @@ impl Case {
             rank: lora.r,
             dropout: lora.dropout,
             targets: lora.targets.clone(),
+            whole: lora.modules_to_save.clone(),
             in_float32: lora.adapter_fp32,
             library,
         }))

@@ -68,19 +68,17 @@ impl Session {
     }
 
     /// As [`Self::initialize`], with weights from a model's files: all of them, or where some are
-    /// frozen, those.
+    /// frozen, those and the modules that are trained whole beside adapters.
     pub fn load_pretrained(
         &mut self,
         files: &WeightFiles,
         seed: u64,
         progress: &dyn Progress,
     ) -> Result<(), TrainError> {
-        let mut parameters = self.step.training.parameters.iter();
-        let has_frozen = parameters.any(|parameter| !parameter.is_trained());
-        let adapters = |parameter: &Parameter| has_frozen && parameter.is_trained();
-        self.initialize_where(seed, &adapters)?;
+        let begins_anew = pretrained::begins_anew(&self.step)?;
+        self.initialize_where(seed, &begins_anew)?;
         let (step, engine) = (&self.step, (&mut self.engine, self.share.rank));
-        pretrained::load(step, engine, files, |p| !adapters(p), progress)?;
+        pretrained::load(step, engine, files, |p| !begins_anew(p), progress)?;
         Ok(self.engine.refresh(&self.step.training, &self.step.plan)?)
     }
 

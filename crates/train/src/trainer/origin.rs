@@ -37,7 +37,7 @@ impl Base {
         let FirstWeights::Files(path) = FirstWeights::of(config)? else {
             return Ok(Self::default());
         };
-        let files = WeightFiles::open(&path)?;
+        let files = pretrained::open_weights(config, &path)?;
         if let Some(note) = pretrained::described_otherwise(config) {
             observer.event(Event::Note(&note));
         }

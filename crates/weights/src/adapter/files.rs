@@ -223,6 +223,23 @@ impl Adapter {
         self.files.read_as(name, rows, wanted, into)
     }
 
+    /// Whether it gives embeddings or head numbers of their own where the base has one tensor for
+    /// both.
+    fn unties(&self, base: &WeightFiles) -> bool {
+        let changed = |replaced: &Replaced| [HEAD, TABLE].contains(&replaced.tensor.as_str());
+        base.get(HEAD).is_none() && base.get(TABLE).is_some() && self.replaced.iter().any(changed)
+    }
+
+    /// Gives a base that it belongs to a head of its own, with the numbers of the embeddings, where
+    /// it changes only one of the two or each by itself. Tells whether that was so.
+    pub fn untie(&self, base: &mut WeightFiles) -> bool {
+        let unties = self.unties(base);
+        if unties {
+            base.lend(TABLE, HEAD);
+        }
+        unties
+    }
+
     /// Checks that this is an adapter of that base: every module is there with its sizes, and so
     /// is every replaced tensor. Gives notes on what the names say.
     pub fn check_base(&self, base: &WeightFiles) -> Result<Vec<String>, WeightError> {
@@ -233,9 +250,6 @@ impl Adapter {
                     "it expects `{name}` of {shape:?}, and the base has {:?}",
                     tensor.shape
                 ),
-                None if name == HEAD && base.get(TABLE).is_some() => {
-                    format!("it changes `{name}`, and the base has its embeddings in that place")
-                }
                 None => format!("it expects `{name}` of {shape:?}, which the base does not have"),
             };
             Err(WeightError::AnotherBase {
@@ -303,21 +317,37 @@ fn hub_id(folder: &Path) -> String {
     }
 }
 
-/// What gives the bytes of each factor, one after the other.
-pub type Factors<'a> =
-    dyn FnMut(&AdapterModule, Factor, &mut TensorWriter<'_>) -> Result<(), WeightError> + 'a;
+/// What an adapter's file holds.
+pub struct AdapterParts<'a> {
+    pub modules: &'a [AdapterModule],
+    /// Tensors that were trained whole, by the base's names.
+    pub whole: &'a [TensorSpec<'a>],
+    /// Of the factors.
+    pub dtype: Dtype,
+}
+
+/// A tensor that is to be written.
+#[derive(Clone, Copy, Debug)]
+pub enum AdapterTensor<'a> {
+    Factor(&'a AdapterModule, Factor),
+    /// By the base's name.
+    Whole(&'a str),
+}
+
+/// What gives the bytes of each tensor, one after the other.
+pub type AdapterContents<'a> =
+    dyn FnMut(AdapterTensor<'_>, &mut TensorWriter<'_>) -> Result<(), WeightError> + 'a;
 
 /// Writes the folder of an adapter, whole or not at all; there is nothing at `folder` yet but an
 /// empty folder at most.
 pub fn write_adapter(
     folder: &Path,
     config: &AdapterConfig,
-    modules: &[AdapterModule],
-    dtype: Dtype,
-    factors: &mut Factors<'_>,
+    parts: &AdapterParts<'_>,
+    contents: &mut AdapterContents<'_>,
 ) -> Result<(), WeightError> {
     let new = new_folder(folder)?;
-    write_adapter_files(new.path(), config, modules, dtype, factors)?;
+    write_adapter_files(new.path(), config, parts, contents)?;
     new.put().map_err(WeightError::io("create", folder))
 }
 
@@ -325,28 +355,33 @@ pub fn write_adapter(
 pub fn write_adapter_files(
     folder: &Path,
     config: &AdapterConfig,
-    modules: &[AdapterModule],
-    dtype: Dtype,
-    factors: &mut Factors<'_>,
+    parts: &AdapterParts<'_>,
+    contents: &mut AdapterContents<'_>,
 ) -> Result<(), WeightError> {
     let mut places = BTreeMap::new();
-    for (number, module) in modules.iter().enumerate() {
+    for module in parts.modules {
         for factor in [Factor::A, Factor::B] {
-            places.insert(
-                module.tensor(factor),
-                (number, factor, module.shape(factor)),
-            );
+            let tensor = AdapterTensor::Factor(module, factor);
+            let shape = module.shape(factor).to_vec();
+            places.insert(module.tensor(factor), (tensor, parts.dtype, shape));
         }
+    }
+    for spec in parts.whole {
+        let tensor = AdapterTensor::Whole(spec.name);
+        let place = (tensor, spec.dtype, spec.shape.to_vec());
+        places.insert(format!("{PREFIX}{}", spec.name), place);
     }
     let specs: Vec<TensorSpec<'_>> = places
         .iter()
-        .map(|(name, (_, _, shape))| TensorSpec { name, dtype, shape })
+        .map(|(name, (_, dtype, shape))| TensorSpec {
+            name,
+            dtype: *dtype,
+            shape,
+        })
         .collect();
-    let mut contents = |spec: &TensorSpec<'_>, out: &mut TensorWriter<'_>| {
-        let (number, factor, _) = places[spec.name];
-        factors(&modules[number], factor, out)
-    };
-    write_file(&folder.join(ADAPTER_FILE), &specs, &mut contents)?;
+    let mut by_place =
+        |spec: &TensorSpec<'_>, out: &mut TensorWriter<'_>| contents(places[spec.name].0, out);
+    write_file(&folder.join(ADAPTER_FILE), &specs, &mut by_place)?;
     let path = folder.join(ADAPTER_CONFIG_FILE);
     let text = format!("{:#}\n", config.to_json());
     cinch_files::replace(&path, text.as_bytes()).map_err(WeightError::io("write", &path))

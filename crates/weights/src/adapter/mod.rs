@@ -10,7 +10,8 @@ mod target;
 
 pub use config::{AdapterConfig, Bias, Modules, Targets};
 pub use files::{
-    Adapter, AdapterModule, Factor, Factors, Replaced, write_adapter, write_adapter_files,
+    Adapter, AdapterContents, AdapterModule, AdapterParts, AdapterTensor, Factor, Replaced,
+    write_adapter, write_adapter_files,
 };
 pub use target::AdaptedModule;
 

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use cinch_config::{Bytes, Config};
 use cinch_step::StepPlan;
-use cinch_train::checkpoint::{Store, WeightFiles};
-use cinch_train::{FirstWeights, TrainError, described_otherwise, test_load};
+use cinch_train::checkpoint::Store;
+use cinch_train::{FirstWeights, described_otherwise, open_weights, test_load};
 
 use super::{Findings, Verdict};
 use crate::progress::shown;
@@ -112,9 +112,7 @@ pub fn check_model(findings: &mut Findings, step: &StepPlan) {
     if let Some(note) = described_otherwise(&step.config) {
         findings.add(topic, Verdict::Warning, note);
     }
-    let loaded = WeightFiles::open(&path)
-        .map_err(TrainError::from)
-        .and_then(|files| test_load(step, &files));
+    let loaded = open_weights(&step.config, &path).and_then(|files| test_load(step, &files));
     match loaded {
         Ok(bytes) => {
             let (path, bytes) = (shown(&path), Bytes::new(bytes));

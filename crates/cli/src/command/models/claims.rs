@@ -254,6 +254,7 @@ fn adapted(model: &Architecture, rank: Option<usize>) -> anyhow::Result<u64> {
         scale: 1.0,
         dropout: 0.0,
         modules: Arc::new(linear_modules(model).into_iter().collect()),
+        whole: Arc::default(),
         quantisation: None,
     });
     Ok(build(model, &plain)?.num_trainable())

@@ -21,14 +21,16 @@ pub fn step(execution: Execution, parameters: &[Tensor], states: &mut [Vec<Tenso
     match execution {
         Execution::Fused => {}
         Execution::Foreach => {
+            // √v of every parameter of a group lives until the name is bound to the next group's.
+            let mut roots = Vec::new();
             for group in groups(parameters) {
-                // √v of every parameter lives until the update of the whole list is done.
-                let roots = group
+                let next = group
                     .iter()
                     .map(|&i| like(&parameters[i], parameters[i].dtype(), "_foreach_sqrt"))
                     .collect();
-                drop_list(roots);
+                drop_list(std::mem::replace(&mut roots, next));
             }
+            drop_list(roots);
         }
         Execution::Loop => {
             let mut denominator: Option<Tensor> = None;

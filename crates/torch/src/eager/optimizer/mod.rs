@@ -117,8 +117,9 @@ impl State {
     }
 }
 
-/// Parameters with a gradient, grouped by type: foreach ops take one type at a time.
-fn groups(parameters: &[Tensor]) -> Vec<Vec<usize>> {
+/// Parameters with a gradient, grouped by type: foreach ops take one type at a time. PyTorch gathers the groups in a hash
+/// table, which is walked from the newest to the oldest.
+pub(super) fn groups(parameters: &[Tensor]) -> Vec<Vec<usize>> {
     let mut groups: Vec<Vec<usize>> = Vec::new();
     for (index, parameter) in parameters.iter().enumerate() {
         if parameter.grad().is_none() {
@@ -132,6 +133,7 @@ fn groups(parameters: &[Tensor]) -> Vec<Vec<usize>> {
             None => groups.push(vec![index]),
         }
     }
+    groups.reverse();
     groups
 }
 

@@ -63,6 +63,7 @@ fn adapted_decoder() -> Vec<Lowered> {
         scale: 2.0,
         dropout: 0.0,
         modules: Arc::new(linear_modules(&model).into_iter().collect()),
+        whole: Arc::default(),
         quantisation: None,
     });
     step(&model, &shape, Recompute::None)
