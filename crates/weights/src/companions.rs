@@ -3,6 +3,8 @@
 use std::fs::{self, File};
 use std::path::Path;
 
+use serde_json::{Map, Value};
+
 use crate::error::WeightError;
 
 /// What transformers looks for beside the weights, and what tokenizers are saved as.
@@ -64,18 +66,40 @@ impl<'a> Companions<'a> {
 }
 
 const CONFIG: &str = "config.json";
+const TIED: &str = "tie_word_embeddings";
+
+/// The fields of a `config.json` that bear on embeddings and head.
+#[derive(Debug, Default)]
+pub(crate) struct Vocabulary {
+    pub size: Option<usize>,
+    /// Whether the head is a copy of the embeddings, where it is said.
+    pub is_tied: Option<bool>,
+}
+
+impl Vocabulary {
+    /// Nothing is known of a folder without a configuration that can be read.
+    pub(crate) fn of(folder: &Path) -> Vocabulary {
+        let fields = read(&folder.join(CONFIG)).unwrap_or_default();
+        let size = fields.get("vocab_size").and_then(Value::as_u64);
+        Vocabulary {
+            size: size.map(|size| size as usize),
+            is_tied: fields.get(TIED).and_then(Value::as_bool),
+        }
+    }
+}
 
 /// Says in a configuration that the head is no copy of the embeddings.
 fn untie(config: &Path) -> Result<(), WeightError> {
+    let mut fields = read(config)?;
+    fields.insert(TIED.to_owned(), false.into());
+    let text = format!("{:#}\n", Value::Object(fields));
+    cinch_files::replace(config, text.as_bytes()).map_err(WeightError::io("write", config))
+}
+
+fn read(config: &Path) -> Result<Map<String, Value>, WeightError> {
     let bytes = fs::read(config).map_err(WeightError::io("read", config))?;
-    let damaged = |problem: String| WeightError::Damaged {
+    serde_json::from_slice(&bytes).map_err(|error| WeightError::Damaged {
         path: config.to_owned(),
-        problem,
-    };
-    let mut fields: serde_json::Map<String, serde_json::Value> =
-        serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
-    fields.insert("tie_word_embeddings".to_owned(), false.into());
-    let text = serde_json::to_string_pretty(&fields).map_err(|error| damaged(error.to_string()))?;
-    cinch_files::replace(config, format!("{text}\n").as_bytes())
-        .map_err(WeightError::io("write", config))
+        problem: error.to_string(),
+    })
 }

@@ -70,8 +70,8 @@ pub fn merge(
     let mut notes = adapter.check_base(base)?;
     if is_untied {
         notes.push(format!(
-            "embeddings and head are one tensor in `{}` and two in the merged model, because the \
-             adapter changes them by themselves",
+            "embeddings and head are one in `{}` and two in the merged model, because the adapter \
+             changes them by themselves",
             base.folder().display()
         ));
     }
@@ -149,10 +149,7 @@ impl<'a> Merging<'a> {
         if let Some(&place) = self.modules.get(&tensor.name) {
             return self.write_merged(tensor, place, out);
         }
-        let (files, stored) = match self.replaced.get(tensor.name.as_str()) {
-            Some(&stored) => (&self.adapter.files, stored),
-            None => (self.base, tensor.name.as_str()),
-        };
+        let (files, stored) = self.source(tensor);
         let mut bytes = Vec::new();
         for rows in blocks(tensor) {
             bytes.resize(
@@ -163,6 +160,17 @@ impl<'a> Merging<'a> {
             self.put(tensor, &bytes, out)?;
         }
         Ok(())
+    }
+
+    /// Where a tensor's numbers are: in the adapter, where it has them whole, else in the base.
+    fn source<'t>(&self, tensor: &'t Tensor) -> (&'a WeightFiles, &'t str)
+    where
+        'a: 't,
+    {
+        match self.replaced.get(tensor.name.as_str()) {
+            Some(&stored) => (&self.adapter.files, stored),
+            None => (self.base, tensor.name.as_str()),
+        }
     }
 
     fn write_merged(
@@ -178,12 +186,12 @@ impl<'a> Merging<'a> {
         let mut b = vec![0.0; module.outputs * rank];
         self.adapter.read_f32(place, Factor::A, &mut a)?;
         self.adapter.read_f32(place, Factor::B, &mut b)?;
+        let (files, stored) = self.source(tensor);
         let mut weights = Vec::new();
         let mut bytes = Vec::new();
         for rows in blocks(tensor) {
             weights.resize(rows.len() * inputs, 0.0);
-            self.base
-                .read_f32(&tensor.name, rows.clone(), &mut weights)?;
+            files.read_f32(stored, rows.clone(), &mut weights)?;
             let b = &b[rows.start * rank..rows.end * rank];
             add_product(&mut weights, &a, b, inputs, rank, scale);
             encode(&weights, tensor.dtype, &mut bytes)

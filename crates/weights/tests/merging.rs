@@ -182,76 +182,143 @@ fn a_base_of_codes_is_refused() {
     assert!(!to.exists());
 }
 
-/// Embeddings that are the head too, in a folder with a configuration.
-fn tied(place: &Path) -> WeightFiles {
-    let spec = TensorSpec {
-        name: "model.embed_tokens.weight",
-        dtype: Dtype::F32,
-        shape: &[2, 2],
-    };
+/// Tensors of `[1, 2], [3, 4]` in a folder with a configuration.
+fn tables(place: &Path, names: &[&str], config: &str) -> WeightFiles {
+    let specs: Vec<TensorSpec<'_>> = names.iter().map(|name| table(name)).collect();
     let mut numbers = |_: &TensorSpec<'_>, out: &mut TensorWriter<'_>| {
         [1_f32, 2.0, 3.0, 4.0]
             .iter()
             .try_for_each(|x| out.put(&x.to_le_bytes()))
     };
-    write_file(&place.join("model.safetensors"), &[spec], &mut numbers).unwrap();
-    fs::write(
-        place.join("config.json"),
-        r#"{"tie_word_embeddings": true, "hidden_size": 2}"#,
-    )
-    .unwrap();
+    write_file(&place.join("model.safetensors"), &specs, &mut numbers).unwrap();
+    fs::write(place.join("config.json"), config).unwrap();
     WeightFiles::open(place).unwrap()
 }
 
+fn table(name: &str) -> TensorSpec<'_> {
+    TensorSpec {
+        name,
+        dtype: Dtype::F32,
+        shape: &[2, 2],
+    }
+}
+
+/// An adapter that has nines for one tensor.
+fn nines(place: &Path, tensor: &str, task: &str) -> Adapter {
+    let mut config = AdapterConfig::new(1, 1.0, Targets::AllLinear);
+    config.modules_to_save = vec![tensor.trim_end_matches(".weight").to_owned()];
+    config.task_type = Some(task.to_owned());
+    let parts = AdapterParts {
+        modules: &[],
+        whole: &[table(tensor)],
+        dtype: Dtype::F32,
+    };
+    let mut nines =
+        |_: AdapterTensor<'_>, out: &mut TensorWriter<'_>| out.put(&9_f32.to_le_bytes().repeat(4));
+    let folder = place.join("adapter");
+    write_adapter(&folder, &config, &parts, &mut nines).unwrap();
+    Adapter::open(&folder).unwrap()
+}
+
+const EMBEDDINGS: &str = "model.embed_tokens.weight";
+const HEAD: &str = "lm_head.weight";
+
+/// Files of a tied model may hold the head besides, as those of Qwen3-0.6B do.
 #[test]
 fn what_was_one_tensor_becomes_two_where_the_adapter_changes_one_of_them() {
-    for changed in ["lm_head", "model.embed_tokens"] {
+    let config = r#"{"tie_word_embeddings": true, "hidden_size": 2}"#;
+    for stored in [&[EMBEDDINGS][..], &[EMBEDDINGS, HEAD]] {
+        for changed in [HEAD, EMBEDDINGS] {
+            let place = tempfile::tempdir().unwrap();
+            let mut base = tables(place.path(), stored, config);
+            let adapter = nines(place.path(), changed, "CAUSAL_LM");
+            let to = place.path().join("merged");
+            let going = &mut |_: cinch_weights::MergeProgress<'_>| ControlFlow::Continue(());
+            let done = merge(&mut base, &adapter, &to, None, going).unwrap();
+            let mut notes = done.notes.iter();
+            assert!(
+                notes.any(|note| note.contains("two in the merged")),
+                "{:?}",
+                done.notes
+            );
+            let merged = WeightFiles::open(&to).unwrap();
+            for tensor in [HEAD, EMBEDDINGS] {
+                let mut numbers = [0.0; 4];
+                merged.read_f32(tensor, 0..2, &mut numbers).unwrap();
+                let expected = match tensor == changed {
+                    true => [9.0; 4],
+                    false => [1.0, 2.0, 3.0, 4.0],
+                };
+                assert_eq!(numbers, expected, "{tensor}");
+            }
+            let config = fs::read(to.join("config.json")).unwrap();
+            let config: serde_json::Value = serde_json::from_slice(&config).unwrap();
+            assert_eq!(
+                config,
+                serde_json::json!({"tie_word_embeddings": false, "hidden_size": 2})
+            );
+        }
+    }
+}
+
+/// OPT's embeddings have another name than those of LLaMA, and are its head too.
+#[test]
+fn embeddings_that_would_reach_the_head_besides_are_refused() {
+    let name = "model.decoder.embed_tokens.weight";
+    let merged = |stored: &[&str], config: &str, task: &str| {
         let place = tempfile::tempdir().unwrap();
-        let mut base = tied(place.path());
-        let mut config = AdapterConfig::new(1, 1.0, Targets::AllLinear);
-        config.modules_to_save = vec![changed.to_owned()];
-        let name = format!("{changed}.weight");
-        let parts = AdapterParts {
-            modules: &[],
-            whole: &[TensorSpec {
-                name: &name,
-                dtype: Dtype::F32,
-                shape: &[2, 2],
-            }],
-            dtype: Dtype::F32,
-        };
-        let mut nines = |_: AdapterTensor<'_>, out: &mut TensorWriter<'_>| {
-            out.put(&9_f32.to_le_bytes().repeat(4))
-        };
-        let folder = place.path().join("adapter");
-        write_adapter(&folder, &config, &parts, &mut nines).unwrap();
-        let adapter = Adapter::open(&folder).unwrap();
+        let mut base = tables(place.path(), stored, config);
+        let adapter = nines(place.path(), name, task);
         let to = place.path().join("merged");
         let going = &mut |_: cinch_weights::MergeProgress<'_>| ControlFlow::Continue(());
-        let done = merge(&mut base, &adapter, &to, None, going).unwrap();
-        assert!(
-            done.notes
-                .iter()
-                .any(|note| note.contains("two in the merged")),
-            "{:?}",
-            done.notes
-        );
-        let merged = WeightFiles::open(&to).unwrap();
-        for tensor in ["lm_head.weight", "model.embed_tokens.weight"] {
-            let mut numbers = [0.0; 4];
-            merged.read_f32(tensor, 0..2, &mut numbers).unwrap();
-            let expected = if tensor == name {
-                [9.0; 4]
-            } else {
-                [1.0, 2.0, 3.0, 4.0]
-            };
-            assert_eq!(numbers, expected, "{tensor}");
-        }
-        let config = fs::read(to.join("config.json")).unwrap();
-        let config: serde_json::Value = serde_json::from_slice(&config).unwrap();
-        assert_eq!(
-            config,
-            serde_json::json!({"tie_word_embeddings": false, "hidden_size": 2})
-        );
-    }
+        merge(&mut base, &adapter, &to, None, going).map(|_| ())
+    };
+    let tied = r#"{"vocab_size": 2}"#;
+    let error = merged(&[name], tied, "CAUSAL_LM").unwrap_err();
+    let error = error.to_string();
+    assert!(
+        error.contains(name) && error.contains("its head"),
+        "{error}"
+    );
+    let untied = r#"{"vocab_size": 2, "tie_word_embeddings": false}"#;
+    merged(&[name], untied, "CAUSAL_LM").unwrap();
+    merged(&[name, "embed_out.weight"], tied, "CAUSAL_LM").unwrap();
+    merged(&[name], tied, "FEATURE_EXTRACTION").unwrap();
+    let positions = r#"{"vocab_size": 3}"#;
+    merged(&[name], positions, "CAUSAL_LM").unwrap();
+}
+
+/// peft saves the embeddings or head below an adapter on them, and loads them in the base's place.
+#[test]
+fn what_lies_below_an_adapter_comes_from_its_file() {
+    let place = tempfile::tempdir().unwrap();
+    let config = r#"{"tie_word_embeddings": false}"#;
+    let mut base = tables(place.path(), &[EMBEDDINGS, HEAD], config);
+    let module = AdapterModule {
+        name: "lm_head".to_owned(),
+        rank: 1,
+        inputs: 2,
+        outputs: 2,
+    };
+    let parts = AdapterParts {
+        modules: &[module],
+        whole: &[table("lm_head.base_layer.weight")],
+        dtype: Dtype::F32,
+    };
+    let mut numbers = |tensor: AdapterTensor<'_>, out: &mut TensorWriter<'_>| match tensor {
+        AdapterTensor::Factor(..) => out.put(&1_f32.to_le_bytes().repeat(2)),
+        AdapterTensor::Whole(_) => out.put(&9_f32.to_le_bytes().repeat(4)),
+    };
+    let names = Targets::Modules(Modules::Names(vec!["lm_head".to_owned()]));
+    let config = AdapterConfig::new(1, 1.0, names);
+    let folder = place.path().join("adapter");
+    write_adapter(&folder, &config, &parts, &mut numbers).unwrap();
+    let adapter = Adapter::open(&folder).unwrap();
+    let to = place.path().join("merged");
+    let going = &mut |_: cinch_weights::MergeProgress<'_>| ControlFlow::Continue(());
+    merge(&mut base, &adapter, &to, None, going).unwrap();
+    let merged = WeightFiles::open(&to).unwrap();
+    let mut head = [0.0; 4];
+    merged.read_f32(HEAD, 0..2, &mut head).unwrap();
+    assert_eq!(head, [10.0; 4]);
 }

@@ -106,6 +106,17 @@ pub enum Bias {
     LoraOnly,
 }
 
+impl Bias {
+    /// As peft names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Bias::None => "none",
+            Bias::All => "all",
+            Bias::LoraOnly => "lora_only",
+        }
+    }
+}
+
 impl AdapterConfig {
     /// An adapter without exceptions.
     pub fn new(rank: usize, alpha: f64, targets: Targets) -> AdapterConfig {
@@ -152,11 +163,7 @@ impl AdapterConfig {
             "alpha_pattern": patterns(alphas.collect()),
             "auto_mapping": null,
             "base_model_name_or_path": self.base_model,
-            "bias": match self.bias {
-                Bias::None => "none",
-                Bias::All => "all",
-                Bias::LoraOnly => "lora_only",
-            },
+            "bias": self.bias.name(),
             "fan_in_fan_out": false,
             "inference_mode": true,
             "init_lora_weights": true,

@@ -8,6 +8,7 @@ use safetensors::Dtype;
 
 use super::config::AdapterConfig;
 use super::{ADAPTER_CONFIG_FILE, ADAPTER_FILE};
+use crate::companions::Vocabulary;
 use crate::error::WeightError;
 use crate::open::{Tensor, WeightFiles};
 use crate::write::{TensorSpec, TensorWriter, new_folder, write_file};
@@ -223,21 +224,17 @@ impl Adapter {
         self.files.read_as(name, rows, wanted, into)
     }
 
-    /// Whether it gives embeddings or head numbers of their own where the base has one tensor for
-    /// both.
-    fn unties(&self, base: &WeightFiles) -> bool {
-        let changed = |replaced: &Replaced| [HEAD, TABLE].contains(&replaced.tensor.as_str());
-        base.get(HEAD).is_none() && base.get(TABLE).is_some() && self.replaced.iter().any(changed)
-    }
-
     /// Gives a base that it belongs to a head of its own, with the numbers of the embeddings, where
-    /// it changes only one of the two or each by itself. Tells whether that was so.
+    /// it changes only one of the two or each by itself. Tells whether they were one before: in the
+    /// base's files, or by its `config.json`, which may say so of files that hold both.
     pub fn untie(&self, base: &mut WeightFiles) -> bool {
-        let unties = self.unties(base);
-        if unties {
-            base.lend(TABLE, HEAD);
+        let changed = |replaced: &Replaced| [HEAD, TABLE].contains(&replaced.tensor.as_str());
+        if base.get(TABLE).is_none() || !self.replaced.iter().any(changed) {
+            return false;
         }
-        unties
+        let is_one = base.get(HEAD).is_none();
+        base.lend(TABLE, HEAD);
+        is_one || Vocabulary::of(base.folder()).is_tied == Some(true)
     }
 
     /// Checks that this is an adapter of that base: every module is there with its sizes, and so
@@ -266,7 +263,35 @@ impl Adapter {
             let shape = &self.files.tensor(&replaced.stored)?.shape;
             check(&replaced.tensor, shape)?;
         }
+        self.refuse_a_table_that_is_the_head(base)?;
         Ok(self.note_on_base(base.folder()).into_iter().collect())
+    }
+
+    /// Refuses what would reach the head besides: in a language model that names its embeddings
+    /// otherwise than [`TABLE`], and whose files have no second tensor of their shape, they are the
+    /// head too, of which peft leaves the original.
+    fn refuse_a_table_that_is_the_head(&self, base: &WeightFiles) -> Result<(), WeightError> {
+        let vocabulary = Vocabulary::of(base.folder());
+        let task = self.config.task_type.as_deref();
+        let has_head = matches!(task, None | Some("CAUSAL_LM" | "SEQ_2_SEQ_LM"));
+        if !has_head || vocabulary.is_tied == Some(false) {
+            return Ok(());
+        }
+        for replaced in &self.replaced {
+            let tensor = self.files.tensor(&replaced.stored)?;
+            let is_table = tensor.shape.len() == 2 && Some(tensor.rows()) == vocabulary.size;
+            let alike = |other: &&Tensor| other.shape == tensor.shape;
+            if is_table && base.tensors().iter().filter(alike).count() < 2 {
+                return Err(WeightError::UnsupportedAdapter {
+                    path: self.files.path().to_owned(),
+                    key: tensor.name.clone(),
+                    value: format!("{:?}", tensor.shape),
+                    reason: "the base has these embeddings as its head too, and the adapter leaves \
+                             the head as it was",
+                });
+            }
+        }
+        Ok(())
     }
 
     /// What is to be said where the adapter names another base than the one that is used. Sizes
