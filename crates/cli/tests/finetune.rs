@@ -332,6 +332,49 @@ fn training_goes_on_from_adapters_of_a_folder() {
     run(&sandbox, "generate run/adapter").fails(2, &["cinch merge run/adapter"]);
 }
 
+/// Embeddings and head beside adapters: learned, resumed bit for bit, merged into two tensors.
+#[test]
+fn modules_that_are_trained_whole_go_on_and_are_merged() {
+    let sandbox = Sandbox::new();
+    base(&sandbox);
+    sums(&sandbox);
+    let tune = format!("{TUNE} --max-steps 100 --lora-modules-to-save embed_tokens,lm_head");
+    for name in ["run", "half"] {
+        run(&sandbox, &format!("{tune} --output-dir {name}")).succeeds();
+    }
+    fs::remove_dir_all(sandbox.join("half/checkpoints/step-00000100")).unwrap();
+    // The order of the names is no matter.
+    let resumed = "train --resume half --threads 1 --lora-modules-to-save lm_head,embed_tokens";
+    run(&sandbox, resumed).succeeds();
+    let adapter = |name: &str| {
+        let path = sandbox.join(name).join("adapter/adapter_model.safetensors");
+        fs::read(path).unwrap()
+    };
+    assert!(adapter("run") == adapter("half"));
+    run(&sandbox, "merge run --to merged").succeeds();
+    let config = fs::read_to_string(sandbox.join("merged/config.json")).unwrap();
+    assert!(
+        config.contains(r#""tie_word_embeddings": false"#),
+        "{config}"
+    );
+    let asked = "--temperature 0 --max-tokens 4 --prompt 7+8=";
+    let own = run(&sandbox, &format!("generate run {asked}"));
+    let merged = run(
+        &sandbox,
+        &format!("generate merged --tokenizer bytes {asked}"),
+    );
+    assert_eq!(own.code, Some(0), "{}", own.stderr);
+    assert_eq!(own.stdout, merged.stdout);
+    run(
+        &sandbox,
+        &format!("{TUNE} --max-steps 5 --lora-from run/adapter --output-dir no"),
+    )
+    .fails(
+        2,
+        &["run/adapter", "lm_head.weight", "--lora-modules-to-save"],
+    );
+}
+
 /// Adapters belong to the weights below them, which need not be those of the model's folder.
 #[test]
 fn adapters_name_the_weights_they_were_trained_on() {

@@ -136,8 +136,8 @@ pub enum TrainError {
     },
     #[error(
         "{folder}: {problem}\n\
-         hint: give the --lora-rank, --lora-alpha and --lora-targets that these adapters were made \
-         with (--set lora.rank_stabilised=true for rsLoRA), and their base as --model"
+         hint: give the --lora-rank, --lora-alpha, --lora-targets and --lora-modules-to-save that these \
+         adapters were made with (--set lora.rank_stabilised=true for rsLoRA), and their base as --model"
     )]
     OtherAdapter { folder: PathBuf, problem: String },
     #[error(

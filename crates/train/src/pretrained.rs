@@ -15,8 +15,9 @@ use cinch_graph::{DType, Graph, Parameter, Shape, Storage};
 use cinch_plan::Placement;
 use cinch_step::{StepPlan, adapter_shape};
 use cinch_weights::{
-    Adapter, Dtype, Factor, Nf4, Nf4Parts, PIECE_BYTES, WeightError, WeightFiles, bf16_bits,
-    bf16_value, f16_bits, f16_value, quantize_int8, quantize_nf4, quantize_scales, scale_offset,
+    ADAPTER_CONFIG_FILE, Adapter, Bias, Dtype, Factor, Nf4, Nf4Parts, PIECE_BYTES, WeightError,
+    WeightFiles, bf16_bits, bf16_value, f16_bits, f16_value, quantize_int8, quantize_nf4,
+    quantize_scales, scale_offset,
 };
 use rayon::prelude::*;
 use serde_json::Value;
@@ -320,6 +321,25 @@ pub(crate) fn load_adapter(
 ) -> Result<(), TrainError> {
     let graph: &Graph = &step.training;
     let trained = || graph.parameters.iter().filter(|p| p.is_trained());
+    if adapter.config.bias != Bias::None {
+        return Err(TrainError::Weights(WeightError::UnsupportedAdapter {
+            path: adapter.folder.join(ADAPTER_CONFIG_FILE),
+            key: "bias".to_owned(),
+            value: adapter.config.bias.name().to_owned(),
+            reason: "biases are not trained beside adapters here",
+        }));
+    }
+    let is_here = |name: &str| trained().any(|p| p.parts.iter().any(|part| part.name == name));
+    let mut replaced = adapter.replaced.iter();
+    if let Some(other) = replaced.find(|replaced| !is_here(&replaced.tensor)) {
+        return Err(TrainError::OtherAdapter {
+            folder: adapter.folder.clone(),
+            problem: format!(
+                "it holds `{}`, which is not trained whole in this run (lora.modules_to_save)",
+                other.tensor
+            ),
+        });
+    }
     let num_parts: usize = trained().map(|parameter| parameter.parts.len()).sum();
     let num_saved = 2 * adapter.modules.len() + adapter.replaced.len();
     if num_parts != num_saved {

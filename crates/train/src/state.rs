@@ -173,7 +173,11 @@ impl State {
                 ),
                 (
                     "lora.modules_to_save",
-                    or_none(lora(config).map(|lora| lora.modules_to_save.join(","))),
+                    or_none(lora(config).map(|lora| {
+                        let mut names = lora.modules_to_save.clone();
+                        names.sort_unstable();
+                        names.join(",")
+                    })),
                 ),
                 ("lora.quantization", config.tuning.frozen.name().to_owned()),
                 (

@@ -247,6 +247,37 @@ fn modules_that_are_trained_whole_are_pefts() {
     }
 }
 
+/// What an adapter has besides is told by its name.
+#[test]
+fn what_is_not_trained_beside_adapters_is_refused_by_name() {
+    let base = folder("qwen2");
+    let own = [
+        ("lora.rank", "2"),
+        ("lora.alpha", "4"),
+        ("lora.targets", "v_proj"),
+    ];
+    let refusal = |own: &[(&str, &str)], adapter: &Path| {
+        let mut session = session(&config(&base, own), 0, &base);
+        session.load_adapter(adapter).unwrap_err().to_string()
+    };
+    let whole = refusal(&own, &folder("qwen2_lora_table"));
+    for part in ["`model.embed_tokens.weight`", "--lora-modules-to-save"] {
+        assert!(whole.contains(part), "{whole}");
+    }
+    let place = tempfile::tempdir().unwrap();
+    let from = folder("qwen2_lora_table");
+    let name = "adapter_model.safetensors";
+    std::fs::copy(from.join(name), place.path().join(name)).unwrap();
+    let name = "adapter_config.json";
+    let text = std::fs::read_to_string(from.join(name)).unwrap();
+    let text = text.replace(r#""bias": "none""#, r#""bias": "all""#);
+    std::fs::write(place.path().join(name), text).unwrap();
+    let biases = refusal(&adapters("qwen2_lora_table"), place.path());
+    for part in ["adapter_config.json", "bias = all", "merge"] {
+        assert!(biases.contains(part), "{biases}");
+    }
+}
+
 #[test]
 fn adapters_on_four_bit_weights_are_pefts() {
     let base = folder("qwen2");
