@@ -179,6 +179,9 @@ pub struct TorchConfig {
     pub training_loop: TrainingLoop,
     /// Whether what is not quantised is raised to fp32 beside weights that are.
     pub prepared: bool,
+    /// Whether modules that are trained whole beside adapters are raised to fp32.
+    #[serde(default)]
+    pub whole_in_float32: bool,
     pub reentrant: bool,
     pub packing: bool,
     /// Kernels of Liger, by the names of its arguments; none where it is off.
@@ -200,6 +203,7 @@ impl Default for TorchConfig {
             alloc_conf: None,
             training_loop: TrainingLoop::Plain,
             prepared: true,
+            whole_in_float32: false,
             reentrant: false,
             packing: false,
             liger: None,

@@ -506,6 +506,12 @@ fn others() -> Vec<Setting> {
         "Whether what is not quantised is raised to fp32, as prepare_model_for_kbit_training does",
     )
     .default("true"),
+    Setting::new(
+        "pytorch.whole_dtype",
+        Kind::Choice(&ADAPTER_TYPES),
+        "Type of modules that are trained whole beside adapters: fp32, or that of the weights",
+    )
+    .default("weights"),
     Setting::new("pytorch.reentrant", Kind::Bool, "Checkpointing with use_reentrant=True").default("false"),
     Setting::new("pytorch.liger", Kind::Text, "Kernels of Liger in the place of the model's own: all, none, or names with commas")
         .synonyms(LIGER_SYNONYMS)

@@ -500,6 +500,7 @@ impl Completion {
                 .and_then(TrainingLoop::named)
                 .unwrap_or(usual.training_loop),
             prepared: on("pytorch.prepared"),
+            whole_in_float32: word("pytorch.whole_dtype") == Some("fp32"),
             reentrant: on("pytorch.reentrant"),
             packing: on("pytorch.packing"),
             liger: word("pytorch.liger")

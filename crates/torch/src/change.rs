@@ -92,6 +92,7 @@ pub fn apply(kind: RemedyKind, workload: &Workload) -> Option<Workload> {
                 dropout: 0.0,
                 targets: targets.iter().map(|name| (*name).into()).collect(),
                 whole: Vec::new(),
+                whole_in_float32: false,
                 in_float32: true,
                 library: LoraLibrary::Peft,
             });

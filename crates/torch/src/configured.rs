@@ -71,7 +71,7 @@ impl Configured {
                 .tuning
                 .lora
                 .as_ref()
-                .map(|lora| adapters(lora, &config.model))
+                .map(|lora| adapters(lora, config))
                 .transpose()?,
             frozen,
             prepared: frozen.is_quantised() && torch.prepared,
@@ -211,7 +211,8 @@ fn checkpoints(config: &Config) -> Result<Checkpointing, TorchError> {
     })
 }
 
-fn adapters(lora: &LoraConfig, model: &Architecture) -> Result<Lora, TorchError> {
+fn adapters(lora: &LoraConfig, config: &Config) -> Result<Lora, TorchError> {
+    let model = &config.model;
     let Some(known) = model.adapters() else {
         return Err(beyond(format!(
             "adapters in {} are not known here",
@@ -263,6 +264,7 @@ fn adapters(lora: &LoraConfig, model: &Architecture) -> Result<Lora, TorchError>
         dropout: lora.dropout,
         targets,
         whole: lora.modules_to_save.clone(),
+        whole_in_float32: config.torch.whole_in_float32,
         in_float32: lora.in_float32,
         library: LoraLibrary::Peft,
     })

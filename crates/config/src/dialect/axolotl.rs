@@ -3,13 +3,14 @@
 use super::draft::Draft;
 use super::liger;
 use super::{
-    ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, ATTENTION, ATTENTION_WORDS, BATCH, BETA1, BETA2,
-    CHECKPOINTING, CLIP, DECAY, DOUBLE_QUANTIZATION, Dialect, EPOCHS, EPSILON, EVALUATION,
-    HELD_OUT, Keys, LOGGING, LOOP, MODEL, MODULES_TO_SAVE, ON_INPUTS, OPTIMIZER, OPTIMIZER_WORDS,
-    OTHER_OPTIMIZER, OUTPUT, PREPARED, Program, QUANTIZATION, RANK, RANKS, RATE, REENTRANT,
-    ROOT_OF_RANK, Rule, SAVED, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED, SEQUENCE, SHARDING,
-    SMOOTHING, STEPS, TARGETS, TOO_LONG, TORCH_PRECISION, WARMUP_RATIO, WholeBatch, combined,
-    harmless, list, not_followed, refused, refused_unless, same, saves, switch, switch_or, words,
+    ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ADAPTER_TYPE, ALPHA, ATTENTION, ATTENTION_WORDS,
+    BARE_PARAMETERS, BATCH, BETA1, BETA2, CHECKPOINTING, CLIP, DECAY, DOUBLE_QUANTIZATION, Dialect,
+    EPOCHS, EPSILON, EVALUATION, HELD_OUT, Keys, LOGGING, LOOP, MODEL, MODULES_TO_SAVE, ON_INPUTS,
+    OPTIMIZER, OPTIMIZER_WORDS, OTHER_OPTIMIZER, OUTPUT, PREPARED, Program, QUANTIZATION, RANK,
+    RANKS, RATE, REENTRANT, REPLICATED, ROOT_OF_RANK, Rule, SAVED, SAVING, SCHEDULE,
+    SCHEDULE_WORDS, SEED, SEQUENCE, SHARDING, SMOOTHING, SOME_LAYERS, SOME_TOKENS, STEPS, TARGETS,
+    TIED_COPIES, TOO_LONG, TORCH_PRECISION, WARMUP_RATIO, WholeBatch, combined, harmless, list,
+    not_followed, refused, refused_unless, same, saves, switch, switch_or, words,
 };
 use crate::error::ConfigError;
 
@@ -170,19 +171,20 @@ const RULES: &[Rule] = &[
         "nothing is computed from this key; leave it out",
     ),
     refused("unfrozen_parameters", PARTLY),
-    refused(
-        "lora_target_parameters",
-        "adapters on bare parameters are not computed",
-    ),
-    refused(
-        "lora_layers_to_transform",
-        "adapters on some of the layers are not computed",
-    ),
-    refused(
-        "peft_layers_to_transform",
-        "adapters on some of the layers are not computed",
-    ),
+    refused("lora_target_parameters", BARE_PARAMETERS),
+    refused("lora_layers_to_transform", SOME_LAYERS),
+    refused("peft_layers_to_transform", SOME_LAYERS),
     refused("peft_use_dora", "DoRA is not computed"),
+    refused("peft_trainable_token_indices", SOME_TOKENS),
+    refused("peft_ensure_weight_tying", TIED_COPIES),
+    refused("peft_layer_replication", REPLICATED),
+    switch(
+        "peft_autocast_adapter_dtype",
+        ADAPTER_TYPE,
+        "fp32",
+        "weights",
+    ),
+    not_followed("peft_init_lora_weights"),
     refused("peft.loftq*", "LoftQ is not computed"),
     refused("lisa_*", PARTLY),
     refused_unless("device", &["cuda", "gpu"], "only NVIDIA GPUs are computed"),

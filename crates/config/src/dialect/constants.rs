@@ -3,7 +3,7 @@
 
 use super::{
     ACCUMULATION, ADAPTER_DROPOUT, ALPHA, BATCH, BETA1, BETA2, CHECKPOINTING, CLIP, DECAY, Dialect,
-    EPOCHS, EVALUATION, HELD_OUT, Keys, LOGGING, MODEL, MODULES_TO_SAVE, OFFLOAD, OUTPUT,
+    EPOCHS, EVALUATION, HELD_OUT, Keys, LOGGING, MODEL, MODULES_TO_SAVE, OFFLOAD, OUTPUT, PEFT,
     PRECISION, Program, QUANTIZATION, RANK, RATE, Rule, SAMPLES, SAVING, SCHEDULE, SCHEDULE_WORDS,
     SEED, SEQUENCE, STEPS, Says, TARGETS, WARMUP, list, refused, same, stands_for, switch, words,
 };
@@ -13,7 +13,7 @@ pub(super) static CONSTANTS: Dialect = Dialect {
     name: "constants of a program",
     program: Program::PyTorch,
     recognise,
-    rules: &[RULES],
+    rules: &[RULES, PEFT],
     defaults: &[(ACCUMULATION, "1")],
     adds_keys: false,
     whole_batch: None,

@@ -7,9 +7,9 @@ use super::{
     ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, ATTENTION, BATCH, BETA2, CHECKPOINTING, CLIP,
     DECAY, DOUBLE_QUANTIZATION, Dialect, EPOCHS, HELD_OUT, Keys, LIGER, LOOP, MODEL,
     MODULES_TO_SAVE, ON_INPUTS, OPTIMIZER, PREPARED, Program, QUANTIZATION, RANK, RATE, REENTRANT,
-    ROOT_OF_RANK, Rule, SAMPLES, SEQUENCE, SHARDING, TARGETS, TORCH_PRECISION, WARMUP, WholeBatch,
-    combined, harmless, list, not_followed, refused, refused_unless, same, saves, stands_for,
-    switch, words,
+    ROOT_OF_RANK, Rule, SAMPLES, SEQUENCE, SHARDING, TARGETS, TORCH_PRECISION, WARMUP, WHOLE_TYPE,
+    WholeBatch, combined, harmless, list, not_followed, refused, refused_unless, same, saves,
+    stands_for, switch, words,
 };
 use crate::document::Entry;
 use crate::error::ConfigError;
@@ -268,6 +268,9 @@ fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
             _ => "amp_fp16",
         };
         draft.say(entry, TORCH_PRECISION, precision);
+    }
+    if !draft.is_on("pure_bf16") {
+        draft.default(WHOLE_TYPE, "fp32");
     }
     draft.packs(&["packing", "neat_packing"]);
     draft.warm_up();

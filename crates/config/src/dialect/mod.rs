@@ -229,6 +229,7 @@ pub(crate) const ADAPTER: &str = "lora.adapter";
 pub(crate) const RANK: &str = "lora.rank";
 pub(crate) const ALPHA: &str = "lora.alpha";
 pub(crate) const ADAPTER_DROPOUT: &str = "lora.dropout";
+pub(crate) const ADAPTER_TYPE: &str = "lora.dtype";
 pub(crate) const TARGETS: &str = "lora.targets";
 pub(crate) const MODULES_TO_SAVE: &str = "lora.modules_to_save";
 pub(crate) const TORCH_PRECISION: &str = "pytorch.precision";
@@ -238,6 +239,7 @@ pub(crate) const LOOP: &str = "pytorch.loop";
 pub(crate) const QUANTIZATION: &str = "lora.quantization";
 pub(crate) const DOUBLE_QUANTIZATION: &str = "lora.double_quantization";
 pub(crate) const PREPARED: &str = "pytorch.prepared";
+pub(crate) const WHOLE_TYPE: &str = "pytorch.whole_dtype";
 pub(crate) const REENTRANT: &str = "pytorch.reentrant";
 pub(crate) const PACKING: &str = "pytorch.packing";
 pub(crate) const LIGER: &str = "pytorch.liger";
@@ -278,6 +280,32 @@ pub(crate) const OPTIMIZER_WORDS: &[(&str, &str)] = &[
     ("sgd", "sgd"),
 ];
 pub(crate) const OTHER_OPTIMIZER: &str = "the states of this optimizer are not known here";
+
+const SOME_TOKENS: &str = "embeddings that are trained for some tokens only are not computed";
+const TIED_COPIES: &str = "embeddings and head that are trained whole as one are not computed";
+const REPLICATED: &str = "layers that are used more than once are not computed";
+const SOME_LAYERS: &str = "adapters on some of the layers are not computed";
+const BARE_PARAMETERS: &str = "adapters on bare parameters are not computed";
+const BIASES: &str = "biases that are trained beside adapters are not computed";
+
+/// Keys of peft's `LoraConfig` that make another run of it, in programs that hand them on.
+pub(crate) const PEFT: &[Rule] = &[
+    refused("trainable_token_indices", SOME_TOKENS),
+    refused("lora.trainable_token_indices", SOME_TOKENS),
+    refused("ensure_weight_tying", TIED_COPIES),
+    refused("lora.ensure_weight_tying", TIED_COPIES),
+    refused("layer_replication", REPLICATED),
+    refused("lora.layer_replication", REPLICATED),
+    refused("layers_to_transform", SOME_LAYERS),
+    refused("lora.layers_to_transform", SOME_LAYERS),
+    refused("lora_layers_to_transform", SOME_LAYERS),
+    refused("target_parameters", BARE_PARAMETERS),
+    refused("lora.target_parameters", BARE_PARAMETERS),
+    refused("lora_target_parameters", BARE_PARAMETERS),
+    refused_unless("lora.bias", &["none"], BIASES),
+    refused_unless("peft.bias", &["none"], BIASES),
+    refused_unless("lora_bias", &["none"], BIASES),
+];
 
 /// Most particular first. The last takes any file with names that people commonly give.
 static DIALECTS: [&Dialect; 12] = [

@@ -7,10 +7,10 @@ use super::{
     ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, ATTENTION, ATTENTION_WORDS, BATCH, BETA1, BETA2,
     CHECKPOINTING, CLIP, DECAY, DOUBLE_QUANTIZATION, Dialect, EPOCHS, EPSILON, EVALUATION,
     HELD_OUT, Keys, LOGGING, LOOP, MODEL, MODULES_TO_SAVE, NODES, OPTIMIZER, OPTIMIZER_WORDS,
-    OTHER_OPTIMIZER, OUTPUT, Program, QUANTIZATION, RANK, RANKS, RATE, REENTRANT, ROOT_OF_RANK,
-    Rule, SAMPLES, SAVED, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED, SEQUENCE, SHARDING, SMOOTHING,
-    STEPS, TARGETS, TORCH_PRECISION, WARMUP, combined, harmless, list, not_followed, refused, same,
-    saves, switch, words,
+    OTHER_OPTIMIZER, OUTPUT, PEFT, Program, QUANTIZATION, RANK, RANKS, RATE, REENTRANT,
+    ROOT_OF_RANK, Rule, SAMPLES, SAVED, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED, SEQUENCE, SHARDING,
+    SMOOTHING, STEPS, TARGETS, TORCH_PRECISION, WARMUP, combined, harmless, list, not_followed,
+    refused, same, saves, switch, words,
 };
 use crate::document::Scalar;
 use crate::error::ConfigError;
@@ -20,7 +20,7 @@ pub(super) static TRAINING_ARGUMENTS: Dialect = Dialect {
     name: "Hugging Face TrainingArguments",
     program: Program::PyTorch,
     recognise,
-    rules: &[RULES, COMMON],
+    rules: &[RULES, PEFT, COMMON],
     defaults: &[
         (BATCH, "8"),
         (ACCUMULATION, "1"),

@@ -12,6 +12,8 @@ pub struct Lora {
     pub targets: Vec<String>,
     /// Embeddings and head that are trained whole, in a copy.
     pub whole: Vec<String>,
+    /// Whether those copies are raised to fp32 once they are there, as LLaMA-Factory does.
+    pub whole_in_float32: bool,
     /// The adapters' type: fp32 as peft makes them, or that of the layer.
     pub in_float32: bool,
     pub library: LoraLibrary,

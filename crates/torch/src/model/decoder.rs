@@ -154,6 +154,11 @@ impl<B: Block> Decoder<B> {
         builder.add_adapters(layers.iter().flat_map(|layer| layer.linears()));
         let copies = [("embed_tokens", &tokens.table), ("lm_head", &head)]
             .map(|(module, weight)| builder.copy_of(module, weight));
+        for copy in copies.iter().flatten() {
+            if copy.dtype() != tokens.table.dtype() {
+                copy.set_data("_to_copy", copy.bytes());
+            }
+        }
         let [table, own_head] = copies;
         let mut originals = Vec::new();
         if let Some(table) = table {

@@ -192,7 +192,12 @@ impl Builder {
         let lora = self.lora.as_ref()?;
         let is_named = lora.whole.iter().any(|end| module.ends_with(end.as_str()));
         is_named.then(|| {
-            let copy = self.context.empty("clone", weight.sizes(), weight.dtype());
+            let dtype = match lora.whole_in_float32 {
+                true => DType::Float32,
+                false => weight.dtype(),
+            };
+            let copy = self.context.meta(weight.sizes(), dtype);
+            copy.set_data("clone", weight.bytes());
             copy.set_requires_grad(true);
             copy
         })

@@ -46,6 +46,7 @@ impl Naics {
                 .map(String::from)
                 .to_vec(),
             whole: Vec::new(),
+            whole_in_float32: false,
             in_float32: false,
             library: LoraLibrary::Plain,
         };

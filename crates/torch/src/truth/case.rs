@@ -89,6 +89,9 @@ pub struct CaseLora {
     /// Modules that are trained whole beside them.
     #[serde(default)]
     pub modules_to_save: Vec<String>,
+    /// Whether those are raised to fp32.
+    #[serde(default)]
+    pub whole_fp32: bool,
     #[serde(default = "default_adapter")]
     pub adapter_fp32: bool,
     /// Whose adapters they are: peft's, or else a module of one's own.
@@ -222,6 +225,7 @@ impl Case {
             dropout: lora.dropout,
             targets: lora.targets.clone(),
             whole: lora.modules_to_save.clone(),
+            whole_in_float32: lora.whole_fp32,
             in_float32: lora.adapter_fp32,
             library,
         }))
