@@ -10,6 +10,16 @@ use crate::document::Scalar;
 use crate::number;
 use crate::outline::{Fault, Hold, Leaf, Outline, Span};
 
+/// Flags whose value is every word up to the next flag: lists of names, as transformers' parser
+/// takes them.
+const LISTS: [&str; 5] = [
+    "lora_target_modules",
+    "target_modules",
+    "lora_modules_to_save",
+    "modules_to_save",
+    "lora_target_parameters",
+];
+
 /// One word of the script.
 struct Word {
     /// Quotation marks included.
@@ -95,6 +105,27 @@ pub(crate) fn outline(text: &str) -> Result<Outline, Fault> {
                 None => (scalar_of(&value), span, None),
             },
         };
+        let path = name.replace('-', "_");
+        let is_list = LISTS.contains(&path.as_str()) && !flag.contains('=');
+        let more = words[at..]
+            .iter()
+            .take_while(|word| is_list && is_value(word));
+        let more: Vec<&Word> = more.collect();
+        let (scalar, span, hold) = match more.last() {
+            None => (scalar, span, hold),
+            Some(last) => {
+                let span = words[at - 1].span.start..last.span.end;
+                at += more.len();
+                let known = |word: &&Word| match variable(&word.text) {
+                    Some(name) => variables.get(name).map(|(scalar, _)| scalar.clone()),
+                    None => Some(scalar_of(&word.text)),
+                };
+                let rest = more.iter().map(known);
+                let rest = rest.map(|word| word.unwrap_or(Scalar::Composite("a variable")));
+                let list = Scalar::list([scalar].into_iter().chain(rest).collect());
+                (list, span, Some(Hold::Unwritable("several words")))
+            }
+        };
         let (name_span, hold) = if is_literal(name) {
             let start = word.span.start + 2;
             (start..start + name.len(), hold)
@@ -103,7 +134,7 @@ pub(crate) fn outline(text: &str) -> Result<Outline, Fault> {
             (word.span.clone(), Some(quoted))
         };
         outline.leaves.push(Leaf {
-            path: vec![name.replace('-', "_")],
+            path: vec![path],
             name: name_span,
             value: span,
             scalar,
@@ -275,6 +306,24 @@ mod tests {
                 "bf16=true @6",
                 "gradient_checkpointing=true @6",
                 "output_dir=\"out dir\" @7",
+            ]
+        );
+    }
+
+    #[test]
+    fn names_of_a_list_are_read_up_to_the_next_flag() {
+        let text = "Q=q_proj\ntorchrun --nproc_per_node 2 train.py --lora_target_modules $Q v_proj \\\n\
+                    \x20 --lora-modules-to-save embed_tokens lm_head\n\
+                    echo --target_modules a $B --modules_to_save=a b\n";
+        assert_eq!(
+            read(text),
+            [
+                "Q=\"q_proj\" @1",
+                "nproc_per_node=2 @2",
+                "lora_target_modules=[\"q_proj\", \"v_proj\"] @2",
+                "lora_modules_to_save=[\"embed_tokens\", \"lm_head\"] @3",
+                "target_modules=a list @4",
+                "modules_to_save=\"a\" @4",
             ]
         );
     }
