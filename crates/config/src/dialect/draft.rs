@@ -788,12 +788,28 @@ pub(crate) fn word(scalar: &Scalar) -> Option<String> {
     }
 }
 
+/// The names of a list; a text has commas between them, and may be a list as Python writes it:
+/// `'[q_proj,v_proj]'`, which programs built on `fire` take.
 fn items(scalar: &Scalar) -> Vec<String> {
-    match scalar {
-        Scalar::List(items) => items.iter().filter_map(word).collect(),
-        other => word(other)
-            .map(|text| text.split(',').map(|part| part.trim().to_owned()).collect())
-            .unwrap_or_default(),
+    let Some(text) = word(scalar) else {
+        return match scalar {
+            Scalar::List(items) => items.iter().filter_map(word).collect(),
+            _ => Vec::new(),
+        };
+    };
+    let bare = text.trim();
+    let inside = bare
+        .strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'));
+    let marks: &[char] = match inside {
+        Some(_) => &['\'', '"'],
+        None => &[],
+    };
+    let parts = inside.unwrap_or(bare).split(',');
+    let parts = parts.map(|part| part.trim().trim_matches(marks).to_owned());
+    match inside {
+        Some(_) => parts.filter(|part| !part.is_empty()).collect(),
+        None => parts.collect(),
     }
 }
 

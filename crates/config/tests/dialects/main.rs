@@ -396,6 +396,8 @@ fn modules_that_are_saved_whole_are_read_in_every_spelling() {
         (FACTORY, "additional_target: embed_tokens,lm_head", both),
         (trl, "lora_modules_to_save: [lm_head]", &both[1..]),
         (trl, "modules_to_save: [lm_head]", &both[1..]),
+        (trl, "modules_to_save: '[embed_tokens, \"lm_head\"]'", both),
+        (trl, "modules_to_save: '[]'", &[]),
     ] {
         let (config, told) = followed(&format!("{file}{more}\n"));
         let lora = config.tuning.lora.unwrap();
