@@ -288,6 +288,69 @@ fn embeddings_that_would_reach_the_head_besides_are_refused() {
     merged(&[name], positions, "CAUSAL_LM").unwrap();
 }
 
+/// With `save_embedding_layers` peft writes what is trained whole twice, and what it was before.
+#[test]
+fn what_an_adapter_holds_again_is_passed_over() {
+    let place = tempfile::tempdir().unwrap();
+    let config = r#"{"tie_word_embeddings": false}"#;
+    let mut base = tables(place.path(), &[EMBEDDINGS, HEAD], config);
+    let parts = AdapterParts {
+        modules: &[],
+        whole: &[
+            table(HEAD),
+            table("lm_head.modules_to_save.weight"),
+            table("lm_head.original_module.weight"),
+        ],
+        dtype: Dtype::F32,
+    };
+    let mut numbers = |tensor: AdapterTensor<'_>, out: &mut TensorWriter<'_>| {
+        let number: f32 = match tensor {
+            AdapterTensor::Whole("lm_head.original_module.weight") => 1.0,
+            _ => 9.0,
+        };
+        out.put(&number.to_le_bytes().repeat(4))
+    };
+    let config = AdapterConfig::new(1, 1.0, Targets::AllLinear);
+    let folder = place.path().join("adapter");
+    write_adapter(&folder, &config, &parts, &mut numbers).unwrap();
+    let adapter = Adapter::open(&folder).unwrap();
+    assert_eq!(adapter.replaced.len(), 1, "{:?}", adapter.replaced);
+    let to = place.path().join("merged");
+    let going = &mut |_: cinch_weights::MergeProgress<'_>| ControlFlow::Continue(());
+    merge(&mut base, &adapter, &to, None, going).unwrap();
+    let merged = WeightFiles::open(&to).unwrap();
+    let mut head = [0.0; 4];
+    merged.read_f32(HEAD, 0..2, &mut head).unwrap();
+    assert_eq!(head, [9.0; 4]);
+}
+
+#[test]
+fn added_tokens_are_told() {
+    let place = tempfile::tempdir().unwrap();
+    let config = r#"{"tie_word_embeddings": false}"#;
+    let mut base = tables(place.path(), &[EMBEDDINGS, HEAD], config);
+    let parts = AdapterParts {
+        modules: &[],
+        whole: &[TensorSpec {
+            name: HEAD,
+            dtype: Dtype::F32,
+            shape: &[3, 2],
+        }],
+        dtype: Dtype::F32,
+    };
+    let mut nines =
+        |_: AdapterTensor<'_>, out: &mut TensorWriter<'_>| out.put(&9_f32.to_le_bytes().repeat(6));
+    let config = AdapterConfig::new(1, 1.0, Targets::AllLinear);
+    let folder = place.path().join("adapter");
+    write_adapter(&folder, &config, &parts, &mut nines).unwrap();
+    let adapter = Adapter::open(&folder).unwrap();
+    let going = &mut |_: cinch_weights::MergeProgress<'_>| ControlFlow::Continue(());
+    let to = place.path().join("merged");
+    let error = merge(&mut base, &adapter, &to, None, going).unwrap_err();
+    let error = error.to_string();
+    assert!(error.contains("resize_token_embeddings(3)"), "{error}");
+}
+
 /// peft saves the embeddings or head below an adapter on them, and loads them in the base's place.
 #[test]
 fn what_lies_below_an_adapter_comes_from_its_file() {

@@ -17,6 +17,9 @@ use crate::write::{TensorSpec, TensorWriter, new_folder, write_file};
 const PREFIX: &str = "base_model.model.";
 /// Where peft keeps what a module was before it had an adapter.
 const BASE_LAYER: &str = "base_layer.";
+/// Where it keeps a module that is trained whole, and what that was before. With
+/// `save_embedding_layers` it writes embeddings and head under these names besides.
+const WRAPPED: [&str; 2] = [".modules_to_save.", ".original_module."];
 /// Files of older versions of peft.
 const PICKLE: &str = "adapter_model.bin";
 
@@ -127,6 +130,7 @@ impl Adapter {
                     tensor: name,
                     stored: tensor.name.clone(),
                 }),
+                Part::Again => {}
             }
         }
         let mut modules = Vec::with_capacity(factors.len());
@@ -196,7 +200,14 @@ impl Adapter {
         if name.contains("lora_") {
             return Err(refuse("only lora_A and lora_B are read"));
         }
-        Ok(Part::Whole(name.replace(BASE_LAYER, "")))
+        let again = WRAPPED.iter().any(|mark| {
+            let plain = name.replacen(mark, ".", 1);
+            plain != name && self.files.get(&format!("{PREFIX}{plain}")).is_some()
+        });
+        match again {
+            true => Ok(Part::Again),
+            false => Ok(Part::Whole(name.replace(BASE_LAYER, ""))),
+        }
     }
 
     /// Reads a factor of a module as f32.
@@ -243,6 +254,15 @@ impl Adapter {
         let check = |name: &str, shape: &[usize]| {
             let problem = match base.get(name) {
                 Some(tensor) if tensor.shape == shape => return Ok(()),
+                Some(tensor)
+                    if [HEAD, TABLE].contains(&name) && more_rows(shape, &tensor.shape) =>
+                {
+                    format!(
+                        "it expects `{name}` of {shape:?}, and the base has {:?}, which are fewer \
+                         tokens: its base was saved after `resize_token_embeddings({})`",
+                        tensor.shape, shape[0]
+                    )
+                }
                 Some(tensor) => format!(
                     "it expects `{name}` of {shape:?}, and the base has {:?}",
                     tensor.shape
@@ -321,9 +341,17 @@ impl Adapter {
     }
 }
 
+/// Whether one shape is the other with more rows.
+fn more_rows(one: &[usize], other: &[usize]) -> bool {
+    let (rows, others) = (one.first(), other.first());
+    one.len() == other.len() && one.get(1..) == other.get(1..) && rows > others
+}
+
 enum Part {
     Factor(String, Factor),
     Whole(String),
+    /// What another tensor of the file says, or what that one takes the place of.
+    Again,
 }
 
 /// The id of a folder in the hub's cache (`models--owner--name/snapshots/…`), else its path.
