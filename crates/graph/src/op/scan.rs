@@ -158,12 +158,12 @@ impl Scan {
     /// How a GPU cuts up the scan of an x.
     pub fn cuda_partition(&self, x: &TensorType) -> ScanPartition {
         let (batch, length) = (x.shape.dims()[0].max(1), x.shape.dims()[1].max(1));
-        let states_per_thread = match self.state {
-            0..=16 => 4,
-            17..=32 => 8,
-            _ => 16,
+        let states_per_lane = match self.state {
+            0..=16 => 2,
+            17..=32 => 4,
+            _ => 8,
         };
-        let tile = ScanPartition::BACKWARD_TILE / states_per_thread;
+        let tile = ScanPartition::tile(states_per_lane);
         let chunk = self.chunk.clamp(1, length);
         let span = if chunk < tile {
             tile / chunk * chunk
@@ -181,7 +181,7 @@ impl Scan {
         let (segment, segments) = cut(if wanted < 4 { 1 } else { wanted });
         let (backward_segment, backward_segments) = cut(wanted);
         ScanPartition {
-            states_per_thread,
+            states_per_lane,
             blocks,
             chunk,
             span,
@@ -213,7 +213,7 @@ impl Scan {
         Arithmetic::Recurrence {
             blocks: blocks.into_iter().fold(1, usize::saturating_mul),
             steps: cut.segment,
-            step: partition.states_per_thread as f64 / 4.0 * times.step,
+            step: partition.states_per_lane as f64 / 2.0 * times.step,
             latency: times.latency,
             passes: 1.0 + repeated,
         }
@@ -229,8 +229,8 @@ struct TimeCut {
 /// What a GPU's kernels were measured at: their time is that of instructions, exponentials and
 /// what stands around them.
 struct StepTimes {
-    /// Seconds of one block of 32 channels, with four states a thread, on a multiprocessor that
-    /// it shares with others.
+    /// Seconds of one block of 32 channels, each with up to 16 states, on a multiprocessor that it
+    /// shares with others.
     step: f64,
     /// A step cannot be shorter, because it waits for the one before it.
     latency: f64,
@@ -255,12 +255,12 @@ const TILE_AGAIN: f64 = 0.24;
 pub(super) const CPU_SIGMOIDS: f64 = 0.18;
 const CPU_BACKWARD_SIGMOIDS: f64 = 0.24;
 
-/// How a GPU cuts up a scan. A block has 32 channels of a sequence, four threads for each, and a
+/// How a GPU cuts up a scan. A block has 32 channels of a sequence, eight lanes for each two, and a
 /// segment of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScanPartition {
-    /// States in the registers of one thread.
-    pub states_per_thread: usize,
+    /// States of a channel that one lane holds.
+    pub states_per_lane: usize,
     /// Blocks for the channels.
     pub blocks: usize,
     /// Steps between kept states, at most the length.
@@ -279,14 +279,21 @@ pub struct ScanPartition {
 
 impl ScanPartition {
     pub const CHANNELS: usize = 32;
-    pub const THREADS: usize = 128;
-    /// Steps that the backward has in shared memory at once, times the states of a thread.
-    pub const BACKWARD_TILE: usize = 128;
+    /// Channels that a lane holds at once.
+    pub const SLOTS: usize = 2;
+    /// Lanes that share a channel's states.
+    pub const LANES: usize = 8;
+    pub const THREADS: usize = Self::LANES * Self::CHANNELS / Self::SLOTS;
     /// Four blocks on each multiprocessor of a large card, which is what it has registers for.
     /// Cutting time costs the forward nearly another pass and the backward a fifth of one: so the
     /// backward is cut wherever there is room for two segments, the forward where there is for
     /// four.
     const FULL_BLOCKS: usize = 528;
+
+    /// Steps that are in shared memory at once.
+    pub const fn tile(states_per_lane: usize) -> usize {
+        64 / states_per_lane
+    }
 }
 
 /// The bytes of so many floats, as a part of a workspace.
@@ -392,7 +399,7 @@ impl ScanBackward {
             parts,
             blocks,
             partition.boundaries as u64,
-            (ScanPartition::THREADS * partition.states_per_thread) as u64,
+            (ScanPartition::THREADS * ScanPartition::SLOTS * partition.states_per_lane) as u64,
         ]);
         let [ends, totals] = scan.segment_parts(x, partition.backward_segments);
         [

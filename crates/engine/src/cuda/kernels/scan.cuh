@@ -5,14 +5,18 @@
 //   h_t = exp(Δ_t A) ⊙ h_{t−1} + Δ_t x_t B_t          h_{−1} = 0
 //   s_t = ⟨h_t, C_t⟩ + D x_t        y_t = s_t · silu(z_t)
 //
-// A block has 32 channels of one sequence and 128 threads: four neighbouring lanes share a
-// channel, each with K of its states in registers (K = 4, 8, 16 for N up to 16, 32, 64; states
-// above N have A = B = C = 0 and stay zero). Time runs in tiles. While a tile is computed, the next
-// one is copied into shared memory as it is (a copy through registers would wait for each load
-// before the next: the two ways of loading meet in a conversion). What every lane of a channel
-// needs, Δ with Δx, and B and C, is then staged as float; what one lane needs for its step is
-// read, and results are left, in the copy itself. Steps past a tile's end have Δ = x = dy = 0,
-// which leaves every state as it is, so loops run in groups of steps without a test.
+// A block has 32 channels of one sequence and 128 threads. Eight lanes of a warp, those with the
+// same lane % 4, hold the states of two channels, of each S (S = 2, 4, 8 for N up to 16, 32, 64;
+// states above N have A = B = C = 0 and stay zero): what is read of B and C serves both, and what
+// they give to the gradients of B and C is added where it is. Time runs in tiles. While a tile is
+// computed, the next one is copied into shared memory as it is (a copy through registers would wait
+// for each load before the next: the two ways of loading meet in a conversion). What every lane of
+// a channel needs, Δ with Δx, and B and C, is then staged as float; what one lane needs for its
+// step is read, and results are left, in the copy itself. Steps past a tile's end have
+// Δ = x = dy = 0, which leaves every state as it is, so loops run in groups of steps without a test.
+//
+// The compiler moves no load of shared memory before a store, which may be to the same place. So
+// what a stretch of code reads there it reads first, and what it writes it writes last.
 //
 // Where a batch has too few channels for the card, time is cut into segments too. The recurrence
 // is linear: a segment takes the state h to exp(A ΣΔ) h + e, with e its end when started from
@@ -21,13 +25,16 @@
 
 #include "common.cuh"
 
-constexpr int THREADS = 128;
+constexpr int THREADS = 128, WARPS = THREADS / 32;
 constexpr int CHANNELS = 32;
-constexpr int PIECES_PER_ROW = CHANNELS / 4;
-constexpr int ROWS_AT_ONCE = THREADS / PIECES_PER_ROW;
 // Elements from one step of a tile to the next, such that the four steps of eight channels that a
 // warp takes at once lie in different banks.
 constexpr int PITCH = 36;
+// Channels of a lane.
+constexpr int SLOTS = 2;
+
+// Steps of a tile.
+__device__ constexpr int tile_steps(int s) { return 64 / s; }
 
 typedef Pack<real, 4> Piece;
 
@@ -80,117 +87,150 @@ __device__ __forceinline__ void copy_async(real* target, const real* source, boo
 // Waits for this thread's copies.
 __device__ __forceinline__ void copies_arrive() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Starts the copy of a tile [STEPS, 32 channels]. `rows` is the first step at the block's first
-// channel; what lies outside is zero.
-template <int STEPS>
-__device__ __forceinline__ void fetch(
-    real* tile, const real* rows, u32 stride, u32 steps, u32 channels, u32 vector) {
-    const u32 first_step = threadIdx.x / PIECES_PER_ROW;
-    const u32 column = threadIdx.x % PIECES_PER_ROW * 4;
-    const real* source = rows + (u64)first_step * stride + column;
-    real* target = tile + first_step * PITCH + column;
-    if (vector & 1) {
-#pragma unroll
-        for (int i = 0; i < STEPS; i += ROWS_AT_ONCE) {
-            u32 step = first_step + i;
-            bool inside = step < steps && column < channels;
-            if (STEPS % ROWS_AT_ONCE == 0 || step < STEPS)
-                copy_async(target + i * PITCH, inside ? source + (u64)i * stride : rows, inside);
-        }
-    } else {
-        for (int i = 0; i < STEPS && first_step + i < STEPS; i += ROWS_AT_ONCE)
-            for (int j = 0; j < 4; j++) {
-                bool inside = first_step + i < steps && column + j < channels;
-                target[i * PITCH + j] =
-                    inside ? source[(u64)i * stride + j] : from_float<real>(0.0f);
-            }
-    }
-}
+// What a thread copies of tiles [STEPS, 32 channels]: four channels of each TURN-th step.
+template <int STEPS> struct Share {
+    static constexpr int TURN = THREADS / (CHANNELS / 4);
+    u32 step, column;
+    // Whether the block has these channels; in fours, all or none.
+    bool inside;
 
-// The opposite way.
-template <int STEPS>
-__device__ __forceinline__ void put(
-    const real* tile, real* rows, u32 stride, u32 steps, u32 channels, u32 vector) {
-    const u32 first_step = threadIdx.x / PIECES_PER_ROW;
-    const u32 column = threadIdx.x % PIECES_PER_ROW * 4;
-    const real* source = tile + first_step * PITCH + column;
-    real* target = rows + (u64)first_step * stride + column;
-    if (vector & 1) {
-#pragma unroll
-        for (int i = 0; i < STEPS; i += ROWS_AT_ONCE)
-            if (first_step + i < steps && column < channels)
-                *reinterpret_cast<Piece*>(target + (u64)i * stride) =
-                    *reinterpret_cast<const Piece*>(source + i * PITCH);
-    } else {
-        for (int i = 0; i < STEPS && first_step + i < steps; i += ROWS_AT_ONCE)
-            for (int j = 0; j < 4; j++)
-                if (column + j < channels) target[(u64)i * stride + j] = source[i * PITCH + j];
+    __device__ __forceinline__ explicit Share(const Scan& scan) {
+        step = threadIdx.x / (CHANNELS / 4);
+        column = threadIdx.x % (CHANNELS / 4) * 4;
+        inside = scan.first() + column < scan.inner;
     }
-}
-
-// B and C of a tile [STEPS, 2, 4·K], zero where there is no state: two pieces for each thread.
-template <int K, int STEPS>
-__device__ __forceinline__ void fetch_projection(
-    real* tile, const Scan& scan, u32 time, u32 steps) {
-    const real* rows = scan.p + scan.row(time) * scan.width() + scan.rank;
-    if (scan.vector & 2) {
+    // Where it starts at a time, in rows that are so wide.
+    __device__ __forceinline__ u64 at(const Scan& scan, u32 time, u32 stride) const {
+        return (scan.row(time) + step) * stride + scan.first() + column;
+    }
+    // Starts the copy into a tile of so many steps; what lies outside is zero.
+    __device__ __forceinline__ void fetch(
+        const Scan& scan, real* tile, const real* source, u32 stride, u32 steps) const {
+        real* target = tile + step * PITCH + column;
+        if (scan.vector & 1) {
 #pragma unroll
-        for (int i = 0; i < STEPS * 2 * K; i += THREADS) {
-            u32 index = threadIdx.x + i;
-            u32 step = index / (2 * K), part = index / K % 2, n = index % K * 4;
-            bool inside = step < steps && n < scan.state;
-            u64 at = (u64)step * scan.width() + part * scan.state + n;
-            copy_async(tile + index * 4, inside ? rows + at : rows, inside);
-        }
-    } else {
-        for (u32 index = threadIdx.x; index < STEPS * 8 * K; index += THREADS) {
-            u32 step = index / (8 * K), part = index / (4 * K) % 2, n = index % (4 * K);
-            bool inside = step < steps && n < scan.state;
-            u64 at = (u64)step * scan.width() + part * scan.state + n;
-            tile[index] = inside ? rows[at] : from_float<real>(0.0f);
+            for (int i = 0; i < STEPS; i += TURN)
+                if (STEPS % TURN == 0 || step + i < STEPS)
+                    copy_async(target + i * PITCH, source + (u64)i * stride,
+                               inside && step + i < steps);
+        } else {
+            for (int i = 0; i < STEPS && step + i < STEPS; i += TURN)
+                for (int j = 0; j < 4; j++) {
+                    bool has = step + i < steps && scan.first() + column + j < scan.inner;
+                    target[i * PITCH + j] =
+                        has ? source[(u64)i * stride + j] : from_float<real>(0.0f);
+                }
         }
     }
-}
-
-// The same as floats, [STEPS, 2, K / 4, COPIES, 4 lanes, 4] for slot 4j + e of lane q, which is
-// read in fours. In copy c, slot k is state k ^ c: see `share`. C's copies start with the last,
-// so that B and C of a step, written at once, lie in different banks.
-template <int K, int COPIES> struct Projection {
-    static constexpr int C = 4 * K * COPIES, STEP = 2 * C + 8;
-
-    template <int STEPS>
-    static __device__ __forceinline__ void stage(const real* source, float* tile) {
+    // The opposite way.
+    __device__ __forceinline__ void put(
+        const Scan& scan, const real* tile, real* target, u32 stride, u32 steps) const {
+        const real* source = tile + step * PITCH + column;
+        if (scan.vector & 1) {
 #pragma unroll
-        for (int i = 0; i < STEPS * 2 * K; i += THREADS) {
-            u32 index = threadIdx.x + i;
-            u32 step = index / (2 * K), part = index / K % 2, n = index % K * 4;
-            float* target = tile + step * STEP + part * C + n % K * 4 * COPIES + n / K * 4;
-            float values[4];
-            load(source + index * 4, values);
+            for (int i = 0; i < STEPS; i += TURN)
+                if (inside && step + i < steps)
+                    *reinterpret_cast<Piece*>(target + (u64)i * stride) =
+                        *reinterpret_cast<const Piece*>(source + i * PITCH);
+        } else {
+            for (int i = 0; i < STEPS && step + i < steps; i += TURN)
+                for (int j = 0; j < 4; j++)
+                    if (scan.first() + column + j < scan.inner)
+                        target[(u64)i * stride + j] = source[i * PITCH + j];
+        }
+    }
+};
+
+// B and C of a tile: as they come [STEPS, 2, 8·S], zero where there is no state; then as floats,
+// such that a lane reads in fours: of a step, [8 lanes, B then C, 2] for S = 2, and
+// [B then C, S / 4, 8 lanes, 4] above.
+template <int S> struct Projection {
+    static constexpr int ELEMENTS = tile_steps(S) * 16 * S, PIECES = ELEMENTS / 4 / THREADS;
+    static constexpr int STEP = 16 * S + 4, FLOATS = tile_steps(S) * STEP;
+    static constexpr int C = S == 2 ? 2 : 8 * S;
+    // A thread's pieces are of each TURN-th step.
+    static constexpr int TURN = THREADS / (4 * S);
+    u32 step, part, n;
+
+    __device__ __forceinline__ Projection() {
+        step = threadIdx.x / (4 * S);
+        part = threadIdx.x / (2 * S) % 2;
+        n = threadIdx.x % (2 * S) * 4;
+    }
+
+    __device__ __forceinline__ void fetch(const Scan& scan, real* tile, u32 time, u32 steps) const {
+        const real* rows = scan.p + scan.row(time) * scan.width() + scan.rank;
+        if (scan.vector & 2) {
+            const real* source = rows + (u64)step * scan.width() + part * scan.state + n;
 #pragma unroll
-            for (int copy = 0; copy < COPIES; copy++) {
-                float slots[4] = {values[copy], values[1 ^ copy], values[2 ^ copy],
-                                  values[3 ^ copy]};
-                store(target + (copy + part) % COPIES * 16, slots);
+            for (int i = 0; i < PIECES; i++)
+                copy_async(tile + (threadIdx.x + i * THREADS) * 4,
+                           source + (u64)(i * TURN) * scan.width(),
+                           n < scan.state && step + i * TURN < steps);
+        } else {
+            for (u32 index = threadIdx.x; index < ELEMENTS; index += THREADS) {
+                u32 step = index / (16 * S), part = index / (8 * S) % 2, n = index % (8 * S);
+                bool has = step < steps && n < scan.state;
+                u64 at = (u64)step * scan.width() + part * scan.state + n;
+                tile[index] = has ? rows[at] : from_float<real>(0.0f);
             }
         }
     }
 
-    // Where a lane reads B of the first step; C, of which the copies are shifted, and of later steps
-    // from + STEP on.
-    static __device__ __forceinline__ const float* b_row(const float* tile, int q, int copy) {
-        return tile + copy * 16 + q * 4;
-    }
-    static __device__ __forceinline__ const float* c_row(const float* tile, int q, int copy) {
-        return tile + C + (copy + 1) % COPIES * 16 + q * 4;
-    }
-    static __device__ __forceinline__ void read(const float* row, float (&slots)[K]) {
+    // The copy into registers, and from there to floats.
+    __device__ __forceinline__ void take(const real* copy, float (&values)[4 * PIECES]) const {
 #pragma unroll
-        for (int k = 0; k < K; k += 4) {
+        for (int i = 0; i < PIECES; i++) {
             float four[4];
-            load(row + k * 4 * COPIES, four);
+            load(copy + (threadIdx.x + i * THREADS) * 4, four);
 #pragma unroll
-            for (int e = 0; e < 4; e++) slots[k + e] = four[e];
+            for (int e = 0; e < 4; e++) values[4 * i + e] = four[e];
+        }
+    }
+    __device__ __forceinline__ void stage(const float (&values)[4 * PIECES], float* tile) const {
+#pragma unroll
+        for (int i = 0; i < PIECES; i++) {
+            const float* v = values + 4 * i;
+            float* target = tile + (step + i * TURN) * STEP + part * C;
+            if constexpr (S == 2) {
+                float low[2] = {v[0], v[1]}, high[2] = {v[2], v[3]};
+                store(target + n * 2, low);
+                store(target + n * 2 + 4, high);
+            } else {
+                float four[4] = {v[0], v[1], v[2], v[3]};
+                store(target + n % S * 8 + n / S * 4, four);
+            }
+        }
+    }
+
+    // Where a lane reads the first step; later ones from + STEP on.
+    static __device__ __forceinline__ const float* row(const float* tile) {
+        return tile + threadIdx.x % 32 / 4 * 4;
+    }
+    static __device__ __forceinline__ void read_b(const float* row, float (&b)[S]) {
+        if constexpr (S == 2) {
+            load(row, b);
+        } else {
+#pragma unroll
+            for (int s = 0; s < S; s += 4) {
+                float four[4];
+                load(row + s * 8, four);
+#pragma unroll
+                for (int e = 0; e < 4; e++) b[s + e] = four[e];
+            }
+        }
+    }
+    static __device__ __forceinline__ void read_c(const float* row, float (&c)[S]) {
+        read_b(row + C, c);
+    }
+    static __device__ __forceinline__ void read(const float* row, float (&b)[S], float (&c)[S]) {
+        if constexpr (S == 2) {
+            float four[4];
+            load(row, four);
+            b[0] = four[0], b[1] = four[1], c[0] = four[2], c[1] = four[3];
+        } else {
+            read_b(row, b);
+            read_c(row, c);
         }
     }
 };
@@ -235,64 +275,122 @@ __device__ __forceinline__ float exchange(float x, int mask) {
     return __shfl_xor_sync(~0u, x, mask);
 }
 
-// Four values, one for each step, summed over the four lanes of a channel: lane q of them gets
-// the sum for step q.
-__device__ __forceinline__ float deal(const float* v, int q) {
-    bool high = q & 2, odd = q & 1;
-    float even_step = choose(high, v[2], v[0]) + exchange(choose(high, v[0], v[2]), 2);
-    float odd_step = choose(high, v[3], v[1]) + exchange(choose(high, v[1], v[3]), 2);
-    return choose(odd, odd_step, even_step) + exchange(choose(odd, even_step, odd_step), 1);
+// One value for each of four steps, summed over the four lanes that differ in the bits `high` and
+// `low`: lane q of them gets the sum for step q.
+__device__ __forceinline__ float deal(const float* v, int q, int high, int low) {
+    bool upper = q & 2, odd = q & 1;
+    float even_step = choose(upper, v[2], v[0]) + exchange(choose(upper, v[0], v[2]), high);
+    float odd_step = choose(upper, v[3], v[1]) + exchange(choose(upper, v[1], v[3]), high);
+    return choose(odd, odd_step, even_step) + exchange(choose(odd, even_step, odd_step), low);
 }
 
-// What a thread is: lane q of a channel, its K states at n = q·K + (k ^ copy), and
-// a = A·log2(e) for them.
-template <int K> struct Lane {
-    int q, copy, column;
-    u32 channel, state;
-    bool inside;
+// What a thread is. Of each of its two channels it has S states, n = group·S + s, and
+// a = A·log2(e) for them; the arrays have [SLOTS, S]. The first channel is its own: four lanes have
+// the same one, each starting and finishing every fourth step, from `turn` on. What a lane has of
+// its second channel, the lane with the bit SWAP flipped has of its own.
+template <int S> struct Lane {
+    static constexpr int K = SLOTS * S, SWAP = 4;
+    int group, turn;
+    u32 first, inner, state;
     float a[K];
 
-    __device__ __forceinline__ Lane(const Scan& scan, int copies) {
-        q = threadIdx.x % 4;
-        column = threadIdx.x / 4;
-        copy = column % copies;
-        channel = scan.first() + column;
+    __device__ __forceinline__ explicit Lane(const Scan& scan) {
+        group = threadIdx.x % 32 / 4;
+        turn = threadIdx.x % 32 / 8;
+        first = scan.first();
+        inner = scan.inner;
         state = scan.state;
-        inside = channel < scan.inner;
 #pragma unroll
         for (int k = 0; k < K; k++)
-            a[k] = has(k) ? -expf(scan.a_log[(u64)channel * state + n(k)]) * LOG2_E : 0.0f;
+            a[k] = has(k) ? -expf(scan.a_log[(u64)channel(k / S) * state + n(k)]) * LOG2_E : 0.0f;
     }
 
-    __device__ __forceinline__ u32 n(int k) const { return q * K + (k ^ copy); }
-    __device__ __forceinline__ bool has(int k) const { return inside && n(k) < state; }
+    __device__ __forceinline__ int column(int slot) const {
+        int low = threadIdx.x % 8;
+        return threadIdx.x / 32 * 8 + (slot ? low ^ SWAP : low);
+    }
+    __device__ __forceinline__ u32 channel(int slot) const { return first + column(slot); }
+    __device__ __forceinline__ bool inside(int slot) const { return channel(slot) < inner; }
+    __device__ __forceinline__ u32 n(int k) const { return group * S + k % S; }
+    __device__ __forceinline__ bool has(int k) const { return inside(k / S) && n(k) < state; }
 
-    // The states of one channel, N floats: where they are kept in memory.
+    // The states of the channels, of which `states` has the block's first: where they are kept in
+    // memory.
     __device__ __forceinline__ void read(const float* states, float (&h)[K]) const {
 #pragma unroll
-        for (int k = 0; k < K; k++) h[k] = has(k) ? states[n(k)] : 0.0f;
+        for (int k = 0; k < K; k++)
+            h[k] = has(k) ? states[column(k / S) * state + n(k)] : 0.0f;
     }
     __device__ __forceinline__ void write(float* states, const float (&h)[K]) const {
 #pragma unroll
         for (int k = 0; k < K; k++)
-            if (has(k)) states[n(k)] = h[k];
+            if (has(k)) states[column(k / S) * state + n(k)] = h[k];
     }
 
     // What segment `index` does to a value that passes through it: h ← exp(A ΣΔ) h + end.
     __device__ __forceinline__ void pass(
         const Scan& scan, const float* ends, const float* totals, u32 index, float (&h)[K]) const {
-        if (!inside) return;
-        u64 at = scan.at(gridDim.y, index, channel);
+        u64 at = scan.at(gridDim.y, index, first);
         float end[K];
         read(ends + at * state, end);
 #pragma unroll
-        for (int k = 0; k < K; k++) h[k] = fmaf(exp2_fast(a[k] * totals[at]), h[k], end[k]);
+        for (int k = 0; k < K; k++) {
+            float total = inside(k / S) ? totals[at + column(k / S)] : 0.0f;
+            h[k] = fmaf(exp2_fast(a[k] * total), h[k], end[k]);
+        }
+    }
+    // What flows out of a segment, and ΣΔ for each channel, as `pass` reads it.
+    __device__ __forceinline__ void leave(const Scan& scan, float* ends, float* totals, u32 index,
+                                          const float (&h)[K], const float (&total)[SLOTS]) const {
+        u64 at = scan.at(gridDim.y + 1, index, first);
+        write(ends + at * state, h);
+#pragma unroll
+        for (int j = 0; j < SLOTS; j++)
+            if (group == 0 && inside(j)) totals[at + column(j)] = total[j];
+    }
+
+    // Two floats of a step for each channel; `row` is the step's first channel.
+    __device__ __forceinline__ void read_pairs(const Pair* row, Pair (&pairs)[SLOTS]) const {
+#pragma unroll
+        for (int j = 0; j < SLOTS; j++) pairs[j] = row[column(j)];
     }
 
     // h ← exp(Δ A) h + u B.
     __device__ __forceinline__ void advance(
-        float delta, float u, const float (&b)[K], float (&h)[K]) const {
+        const Pair (&pairs)[SLOTS], const float (&b)[S], float (&h)[K]) const {
 #pragma unroll
-        for (int k = 0; k < K; k++) h[k] = fmaf(exp2_fast(delta * a[k]), h[k], u * b[k]);
+        for (int k = 0; k < K; k++)
+            h[k] = fmaf(exp2_fast(pairs[k / S].x * a[k]), h[k], pairs[k / S].y * b[k % S]);
+    }
+
+    // The lane's part of a sum over its own channel's states, with that of the lane that has the
+    // channel as its second.
+    __device__ __forceinline__ float joined(const float (&parts)[SLOTS]) const {
+        return parts[0] + exchange(parts[1], SWAP);
+    }
+    // Four such parts, one for each step, summed over the lanes that have this channel: the sum
+    // for step `turn`.
+    __device__ __forceinline__ float deal(const float* v) const {
+        bool high = turn & 2, odd = turn & 1;
+        float even_step = choose(high, v[2], v[0]) + exchange(choose(high, v[0], v[2]), 16);
+        float odd_step = choose(high, v[3], v[1]) + exchange(choose(high, v[1], v[3]), 16);
+        return choose(odd, odd_step, even_step) + exchange(choose(odd, even_step, odd_step), 8);
+    }
+
+    // Stages Δ of a tile with what `second` makes of it at each place. What is read and written of
+    // a channel is its own warp's.
+    template <typename Second>
+    __device__ __forceinline__ void stage(
+        const real* dt, Pair* pairs, u32 steps, Second second) const {
+        constexpr int COUNT = tile_steps(S) / 4;
+        Pair staged[COUNT];
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            u32 step = turn + 4 * i, at = step * PITCH + column(0);
+            float delta = choose(step < steps, step_size(to_float(dt[at])), 0.0f);
+            staged[i] = Pair{delta, second(at, delta)};
+        }
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) pairs[(turn + 4 * i) * CHANNELS + column(0)] = staged[i];
     }
 };

@@ -18,26 +18,34 @@
 
 #include "scan.cuh"
 
-// Sums `to_b` and `to_c` over the warp's eight channels. Slot k of a thread is state
-// q·K + (k ^ copy), copy being the low two bits of its channel: so in the first two exchanges
-// every lane keeps the same slots and gives away the same others, without choosing. In the last
-// one, half the lanes get B and half get C. Result r is for state q·K + 4r + copy.
-template <int K>
-__device__ __forceinline__ void share(
-    float (&to_b)[K], float (&to_c)[K], bool takes_c, float (&result)[K / 4]) {
-#pragma unroll
-    for (int k = 0; k < K; k += 2) {
-        to_b[k] += exchange(to_b[k + 1], 4);
-        to_c[k] += exchange(to_c[k + 1], 4);
+// What steps give to dB and dC, summed over the warp's eight channels: of each a lane holds dB or dC
+// of half of its states, already summed over its two channels. Where they go in shared memory is
+// [steps, 2, 8·S].
+template <int S> struct Sums {
+    float* row;
+    bool odd, upper;
+
+    // Lane t of four gets dC where t is odd, and the upper half of the states where t ≥ 2.
+    __device__ __forceinline__ explicit Sums(float* shares) {
+        odd = threadIdx.x & 1;
+        upper = threadIdx.x & 2;
+        row = shares + (odd ? 8 * S : 0) + threadIdx.x % 32 / 4 * S + (upper ? S / 2 : 0);
     }
+    __device__ __forceinline__ void add(
+        const float (&to_b)[S], const float (&to_c)[S], float (&half)[S / 2]) const {
+        float one[S];
 #pragma unroll
-    for (int k = 0; k < K; k += 4) {
-        to_b[k] += exchange(to_b[k + 2], 8);
-        to_c[k] += exchange(to_c[k + 2], 8);
-        float given = exchange(choose(takes_c, to_b[k], to_c[k]), 16);
-        result[k / 4] = choose(takes_c, to_c[k], to_b[k]) + given;
+        for (int s = 0; s < S; s++)
+            one[s] = choose(odd, to_c[s], to_b[s]) + exchange(choose(odd, to_b[s], to_c[s]), 1);
+#pragma unroll
+        for (int s = 0; s < S / 2; s++)
+            half[s] = choose(upper, one[s + S / 2], one[s]) +
+                exchange(choose(upper, one[s], one[s + S / 2]), 2);
     }
-}
+    __device__ __forceinline__ void put(int step, const float (&half)[S / 2]) const {
+        store(row + step * 16 * S, half);
+    }
+};
 
 // Where the gradients go, and the workspace.
 struct Gradients {
@@ -52,27 +60,31 @@ struct Gradients {
     u32 span;
 };
 
-template <int K>
+template <int S>
 __device__ __forceinline__ void backward(const Scan& scan, const Gradients& gradients) {
-    constexpr int STEPS = 128 / K, PART = K == 4 ? 8 : 4, PARTS = STEPS / PART;
+    constexpr int K = SLOTS * S, STATES = 8 * S;
+    constexpr int STEPS = tile_steps(S), PART = S == 2 ? 8 : 4, PARTS = STEPS / PART;
     constexpr int TILE = STEPS * PITCH;
-    // With 16 states there are no registers for the decays.
-    constexpr bool KEEPS_DECAY = K <= 8;
+    // With 8 states of two channels there are no registers for the decays.
+    constexpr bool KEEPS_DECAY = S <= 4;
+    typedef Lane<S> Lane;
+    typedef Projection<S> Projection;
     extern __shared__ __align__(16) float shared[];
-    // Δ and Δx, each channel's written and read by its own warp.
     Pair* pairs = reinterpret_cast<Pair*>(shared);
-    typedef Projection<K, 4> Projected;
-    float* projected = shared + 2 * TILE;
-    // [4 warps, PART, 2, 4·K]
-    float* warp_shares = projected + STEPS * Projected::STEP;
+    float* projected = shared + 2 * STEPS * CHANNELS;
+    // [warps, STEPS, 2, STATES]
+    float* warp_shares = projected + Projection::FLOATS;
     // Before each part but the last [parts − 1, threads, K], each thread's own.
-    float* h_tile = warp_shares + 4 * PART * 8 * K;
-    real* projection = reinterpret_cast<real*>(h_tile + (PARTS - 1) * THREADS * K);
+    float* h_tile = warp_shares + WARPS * STEPS * 2 * STATES;
+    real* copied = reinterpret_cast<real*>(h_tile + (PARTS - 1) * THREADS * K);
     // x, then dx; dt, then ddt; z, then dz; dy: the tile at hand and the next one.
-    real* tiles = projection + STEPS * 8 * K;
+    real* tiles = copied + Projection::ELEMENTS;
 
-    const Lane<K> lane(scan, 4);
-    const u32 first = scan.first(), channels = scan.inner - first, vector = scan.vector;
+    const Lane lane(scan);
+    const Share<STEPS> share(scan);
+    const Projection projection;
+    const Sums<S> sums(warp_shares + threadIdx.x / 32 * STEPS * 2 * STATES);
+    const u32 first = scan.first();
     const u32 span = gradients.span;
     const u32 num_chunks = (scan.length + scan.chunk - 1) / scan.chunk;
     const u32 begin = blockIdx.y * scan.segment;
@@ -82,7 +94,7 @@ __device__ __forceinline__ void backward(const Scan& scan, const Gradients& grad
     const u32 max_boundaries = (min(span, scan.length) + STEPS - 1) / STEPS - 1;
     float* boundaries = gradients.boundaries +
         ((part_of_batch * gridDim.x + blockIdx.x) * max_boundaries * THREADS + threadIdx.x) * K;
-    const float skip = lane.inside ? scan.skip[lane.channel] : 0.0f;
+    const float skip = lane.inside(0) ? scan.skip[lane.channel(0)] : 0.0f;
 
     // The places of a block's work in order: in each span, all tiles but the last forward
     // (`turn` < tiles − 1), then all tiles in reverse.
@@ -97,17 +109,17 @@ __device__ __forceinline__ void backward(const Scan& scan, const Gradients& grad
         time = start + index * STEPS;
         steps = min((u32)STEPS, span_steps - index * STEPS);
     };
+    auto fetch = [&](real* tile, const real* source, u32 stride) {
+        share.fetch(scan, tile, source + share.at(scan, time, stride), stride, steps);
+    };
     auto fetch_all = [&](real* tile) {
-        u64 row = scan.row(time), at = row * scan.inner + first;
-        fetch<STEPS>(
-            tile, scan.x + row * scan.x_stride + first, scan.x_stride, steps, channels, vector);
-        fetch<STEPS>(tile + TILE, scan.dt + at, scan.inner, steps, channels, vector);
+        fetch(tile, scan.x, scan.x_stride);
+        fetch(tile + TILE, scan.dt, scan.inner);
         if (reverse) {
-            fetch<STEPS>(tile + 2 * TILE, scan.z + row * scan.z_stride + first, scan.z_stride,
-                         steps, channels, vector);
-            fetch<STEPS>(tile + 3 * TILE, gradients.dy + at, scan.inner, steps, channels, vector);
+            fetch(tile + 2 * TILE, scan.z, scan.z_stride);
+            fetch(tile + 3 * TILE, gradients.dy, scan.inner);
         }
-        fetch_projection<K, STEPS>(projection, scan, time, steps);
+        projection.fetch(scan, copied, time, steps);
     };
 
     real *tile = tiles, *other = tiles + 4 * TILE;
@@ -121,20 +133,18 @@ __device__ __forceinline__ void backward(const Scan& scan, const Gradients& grad
 
     for (bool more = true; more;) {
         if (index == 0) {
-            u64 at = scan.at(num_chunks, start / scan.chunk, lane.inside ? lane.channel : 0);
-            lane.read(gradients.states + at * scan.state, h);
+            lane.read(gradients.states + scan.at(num_chunks, start / scan.chunk, first) * scan.state,
+                      h);
         } else {
             load(boundaries + (u64)(index - 1) * THREADS * K, h);
         }
         copies_arrive();
         __syncthreads();
-#pragma unroll
-        for (u32 step = lane.q; step < STEPS; step += 4) {
-            u32 at = step * PITCH + lane.column;
-            float delta = choose(step < steps, step_size(to_float(tile[TILE + at])), 0.0f);
-            pairs[at] = Pair{delta, delta * to_float(tile[at])};
-        }
-        Projected::template stage<STEPS>(projection, projected);
+        float b_and_c[4 * Projection::PIECES];
+        projection.take(copied, b_and_c);
+        lane.stage(tile + TILE, pairs, steps,
+                   [&](u32 at, float delta) { return delta * to_float(tile[at]); });
+        projection.stage(b_and_c, projected);
         __syncthreads();
 
         // This place, and on to fetch the next one.
@@ -153,19 +163,18 @@ __device__ __forceinline__ void backward(const Scan& scan, const Gradients& grad
         tile = other;
         other = now_tile;
 
-        const Pair* pair_column = pairs + lane.column;
-        const float* b_row = Projected::b_row(projected, lane.q, lane.copy);
-        const float* c_row = Projected::c_row(projected, lane.q, lane.copy);
+        const float* row = Projection::row(projected);
         float* h_row = h_tile + threadIdx.x * K;
         auto advance_part = [&](int begin_step) {
-            const Pair* pair_part = pair_column + begin_step * PITCH;
-            const float* b_part = b_row + begin_step * Projected::STEP;
+            const Pair* pair_part = pairs + begin_step * CHANNELS;
+            const float* row_part = row + begin_step * Projection::STEP;
 #pragma unroll
             for (int i = 0; i < PART; i++) {
-                Pair pair = pair_part[i * PITCH];
-                float b[K];
-                Projected::read(b_part + i * Projected::STEP, b);
-                lane.advance(pair.x, pair.y, b, h);
+                Pair step[SLOTS];
+                float b[S];
+                lane.read_pairs(pair_part + i * CHANNELS, step);
+                Projection::read_b(row_part + i * Projection::STEP, b);
+                lane.advance(step, b, h);
             }
         };
         if (!now_reverse) {
@@ -179,17 +188,14 @@ __device__ __forceinline__ void backward(const Scan& scan, const Gradients& grad
             store(h_row + part * THREADS * K, h);
             advance_part(part * PART);
         }
-        const bool takes_c = lane.column & 4;
-        float* share_row = warp_shares + threadIdx.x / 32 * PART * 8 * K +
-            (takes_c ? 4 * K : 0) + lane.q * K + lane.copy;
         for (int part = last_part; part >= 0; part--) {
             const int begin_step = part * PART;
-            const Pair* pair_part = pair_column + begin_step * PITCH;
-            const float* b_part = b_row + begin_step * Projected::STEP;
-            const float* c_part = c_row + begin_step * Projected::STEP;
+            const Pair* pair_part = pairs + begin_step * CHANNELS;
+            const float* row_part = row + begin_step * Projection::STEP;
             if (part < last_part) load(h_row + part * THREADS * K, h);
             // Each lane of a channel starts and finishes one of four steps.
-            const int own = begin_step * PITCH + lane.q * PITCH + lane.column;
+            const int own_step = begin_step + lane.turn;
+            const int own = own_step * PITCH + lane.column(0);
             float own_ds[PART / 4], own_dz[PART / 4], s[PART];
 #pragma unroll
             for (int i = 0; i < PART / 4; i++) {
@@ -203,159 +209,176 @@ __device__ __forceinline__ void backward(const Scan& scan, const Gradients& grad
             float before[PART][K], decay[PART][K];
 #pragma unroll
             for (int i = 0; i < PART; i++) {
-                Pair pair = pair_part[i * PITCH];
-                float b[K], c[K];
-                Projected::read(b_part + i * Projected::STEP, b);
-                Projected::read(c_part + i * Projected::STEP, c);
-                s[i] = 0.0f;
+                Pair step[SLOTS];
+                float b[S], c[S], parts[SLOTS];
+                lane.read_pairs(pair_part + i * CHANNELS, step);
+                Projection::read(row_part + i * Projection::STEP, b, c);
 #pragma unroll
                 for (int k = 0; k < K; k++) {
                     before[i][k] = h[k];
-                    decay[i][k] = exp2_fast(pair.x * lane.a[k]);
-                    h[k] = fmaf(decay[i][k], h[k], pair.y * b[k]);
-                    s[i] = fmaf(h[k], c[k], s[i]);
+                    decay[i][k] = exp2_fast(step[k / S].x * lane.a[k]);
+                    h[k] = fmaf(decay[i][k], h[k], step[k / S].y * b[k % S]);
+                    parts[k / S] = k % S ? fmaf(h[k], c[k % S], parts[k / S]) : h[k] * c[0];
                 }
+                s[i] = lane.joined(parts);
             }
 #pragma unroll
             for (int i = 0; i < PART / 4; i++) {
                 int at = own + 4 * i * PITCH;
-                float sum = fmaf(skip, to_float(now_tile[at]), deal(s + 4 * i, lane.q));
+                float sum = fmaf(skip, to_float(now_tile[at]), lane.deal(s + 4 * i));
                 now_tile[2 * TILE + at] = from_float<real>(own_dz[i] * sum);
             }
 
-            float du[PART], ddelta[PART];
+            float du[PART], ddelta[PART], shares[PART][S / 2];
 #pragma unroll
             for (int i = PART - 1; i >= 0; i--) {
-                Pair pair = pair_part[i * PITCH];
-                float ds = __shfl_sync(~0u, own_ds[i / 4], (threadIdx.x & 28) + i % 4);
-                float b[K], c[K], to_b[K], to_c[K], result[K / 4];
-                Projected::read(b_part + i * Projected::STEP, b);
-                Projected::read(c_part + i * Projected::STEP, c);
-                du[i] = ddelta[i] = 0.0f;
+                Pair step[SLOTS];
+                float b[S], c[S], to_b[S], to_c[S], ds[SLOTS], du_parts[SLOTS], ddelta_parts[SLOTS];
+                lane.read_pairs(pair_part + i * CHANNELS, step);
+                Projection::read(row_part + i * Projection::STEP, b, c);
+#pragma unroll
+                for (int j = 0; j < SLOTS; j++)
+                    ds[j] = __shfl_sync(~0u, own_ds[i / 4],
+                                        i % 4 * 8 + (threadIdx.x % 8 ^ (j ? Lane::SWAP : 0)));
 #pragma unroll
                 for (int k = 0; k < K; k++) {
-                    float g = fmaf(ds, c[k], flow[k]);
-                    du[i] = fmaf(g, b[k], du[i]);
-                    to_b[k] = g * pair.y;
-                    to_c[k] = ds * h[k];
-                    flow[k] = g * (KEEPS_DECAY ? decay[i][k] : exp2_fast(pair.x * lane.a[k]));
+                    const int j = k / S, e = k % S;
+                    float g = fmaf(ds[j], c[e], flow[k]);
+                    du_parts[j] = e ? fmaf(g, b[e], du_parts[j]) : g * b[0];
+                    to_b[e] = j ? fmaf(g, step[j].y, to_b[e]) : g * step[0].y;
+                    to_c[e] = j ? fmaf(ds[j], h[k], to_c[e]) : ds[0] * h[k];
+                    flow[k] = g * (KEEPS_DECAY ? decay[i][k] : exp2_fast(step[j].x * lane.a[k]));
                     float q = flow[k] * before[i][k];
-                    ddelta[i] = fmaf(q, lane.a[k], ddelta[i]);
-                    da[k] = fmaf(q, pair.x, da[k]);
+                    ddelta_parts[j] = e ? fmaf(q, lane.a[k], ddelta_parts[j]) : q * lane.a[k];
+                    da[k] = fmaf(q, step[j].x, da[k]);
                     h[k] = before[i][k];
                 }
-                share(to_b, to_c, takes_c, result);
-#pragma unroll
-                for (int r = 0; r < K / 4; r++) share_row[i * 8 * K + 4 * r] = result[r];
+                du[i] = lane.joined(du_parts);
+                ddelta[i] = lane.joined(ddelta_parts);
+                sums.add(to_b, to_c, shares[i]);
             }
+#pragma unroll
+            for (int i = 0; i < PART; i++) sums.put(begin_step + i, shares[i]);
 #pragma unroll
             for (int i = 0; i < PART / 4; i++) {
                 int at = own + 4 * i * PITCH;
-                float du_sum = deal(du + 4 * i, lane.q);
-                float ddelta_sum = deal(ddelta + 4 * i, lane.q) * LN_2;
+                float du_sum = lane.deal(du + 4 * i);
+                float ddelta_sum = lane.deal(ddelta + 4 * i) * LN_2;
+                float delta = pairs[(own_step + 4 * i) * CHANNELS + lane.column(0)].x;
                 float value = to_float(now_tile[at]);
                 float slope = open_gate(to_float(now_tile[TILE + at]));
                 dskip = fmaf(own_ds[i], value, dskip);
-                now_tile[at] = from_float<real>(fmaf(du_sum, pairs[at].x, own_ds[i] * skip));
+                now_tile[at] = from_float<real>(fmaf(du_sum, delta, own_ds[i] * skip));
                 now_tile[TILE + at] = from_float<real>(slope * fmaf(du_sum, value, ddelta_sum));
             }
-            __syncthreads();
+        }
+        __syncthreads();
 
-            // dB and dC of the part, over the block.
-            float* shares = gradients.shares +
-                (blockIdx.x * rows + scan.row(now + begin_step)) * 2 * scan.state;
+        // dB and dC of the tile, over the block: four neighbours at once.
+        float* shares =
+            gradients.shares + (blockIdx.x * rows + scan.row(now)) * 2 * scan.state;
 #pragma unroll
-            for (int i = 0; i < PART * 8 * K / THREADS; i++) {
-                u32 element = threadIdx.x + i * THREADS;
-                u32 step = element / (8 * K), which = element / (4 * K) % 2, n = element % (4 * K);
-                float sum = 0.0f;
+        for (int i = 0; i < STEPS * 2 * STATES; i += 4 * THREADS) {
+            u32 element = threadIdx.x * 4 + i;
+            u32 step = element / (2 * STATES), which = element / STATES % 2;
+            u32 n = element % STATES;
+            float sum[4] = {};
 #pragma unroll
-                for (int warp = 0; warp < 4; warp++)
-                    sum += warp_shares[warp * PART * 8 * K + element];
-                if (begin_step + step < now_steps && n < scan.state)
-                    shares[(u64)step * 2 * scan.state + which * scan.state + n] = sum;
+            for (int warp = 0; warp < WARPS; warp++) {
+                float more[4];
+                load(warp_shares + warp * STEPS * 2 * STATES + element, more);
+#pragma unroll
+                for (int e = 0; e < 4; e++) sum[e] += more[e];
             }
-            __syncthreads();
+            float* target = shares + (u64)step * 2 * scan.state + which * scan.state + n;
+            if (step < now_steps && scan.state % 4 == 0) {
+                if (n < scan.state) store(target, sum);
+            } else if (step < now_steps) {
+                for (int e = 0; e < 4; e++)
+                    if (n + e < scan.state) target[e] = sum[e];
+            }
         }
 
-        u64 row = scan.row(now);
-        put<STEPS>(now_tile, gradients.dx + row * scan.x_stride + first, scan.x_stride, now_steps,
-                   channels, vector);
-        put<STEPS>(now_tile + TILE, gradients.ddt + row * scan.inner + first, scan.inner,
-                   now_steps, channels, vector);
-        put<STEPS>(now_tile + 2 * TILE, gradients.dz + row * scan.z_stride + first, scan.z_stride,
-                   now_steps, channels, vector);
+        auto put = [&](const real* tile, real* target, u32 stride) {
+            share.put(scan, tile, target + share.at(scan, now, stride), stride, now_steps);
+        };
+        put(now_tile, gradients.dx, scan.x_stride);
+        put(now_tile + TILE, gradients.ddt, scan.inner);
+        put(now_tile + 2 * TILE, gradients.dz, scan.z_stride);
     }
 
-    dskip += exchange(dskip, 1);
-    dskip += exchange(dskip, 2);
-    if (lane.inside) {
-        u64 at = part_of_batch * scan.inner + lane.channel;
-        lane.write(gradients.da + at * scan.state, da);
-        if (lane.q == 0) gradients.dskip[at] = dskip;
-    }
+    // Over the lanes with the same own channel.
+    dskip += exchange(dskip, 8);
+    dskip += exchange(dskip, 16);
+    u64 at = part_of_batch * scan.inner + first;
+    lane.write(gradients.da + at * scan.state, da);
+    if (lane.turn == 0 && lane.inside(0)) gradients.dskip[at + lane.column(0)] = dskip;
 }
 
 // What flows out of a segment at its start when nothing flows in at its end, and ΣΔ. The grid
 // leaves out the first segment.
-template <int K>
+template <int S>
 __device__ __forceinline__ void backward_local(
     const Scan& scan, const real* dy_rows, float* ends, float* totals) {
-    constexpr int STEPS = 128 / K, TILE = STEPS * PITCH;
+    constexpr int STEPS = tile_steps(S), TILE = STEPS * PITCH, GROUP = 4;
+    typedef Lane<S> Lane;
+    typedef Projection<S> Projection;
     // dt, z and dy: the tile at hand and the next one.
     __shared__ __align__(16) real tiles[6 * TILE];
-    __shared__ __align__(16) real projection[STEPS * 8 * K];
+    __shared__ __align__(16) real copied[Projection::ELEMENTS];
     // Δ and ds.
-    __shared__ __align__(16) Pair pairs[TILE];
-    typedef Projection<K, 1> Projected;
-    __shared__ __align__(16) float projected[STEPS * Projected::STEP];
+    __shared__ __align__(16) Pair pairs[STEPS * CHANNELS];
+    __shared__ __align__(16) float projected[Projection::FLOATS];
 
-    const Lane<K> lane(scan, 1);
-    const float* own_row = Projected::c_row(projected, lane.q, 0);
-    const u32 first = scan.first(), channels = scan.inner - first, vector = scan.vector;
+    const Lane lane(scan);
+    const Share<STEPS> share(scan);
+    const Projection projection;
     const u32 begin = (blockIdx.y + 1) * scan.segment;
     const u32 end = min(begin + scan.segment, scan.length);
+    auto fetch = [&](real* tile, const real* source, u32 stride, u32 time, u32 steps) {
+        share.fetch(scan, tile, source + share.at(scan, time, stride), stride, steps);
+    };
     auto fetch_all = [&](real* tile, u32 time, u32 steps) {
-        u64 row = scan.row(time), at = row * scan.inner + first;
-        fetch<STEPS>(tile, scan.dt + at, scan.inner, steps, channels, vector);
-        fetch<STEPS>(tile + TILE, scan.z + row * scan.z_stride + first, scan.z_stride, steps,
-                     channels, vector);
-        fetch<STEPS>(tile + 2 * TILE, dy_rows + at, scan.inner, steps, channels, vector);
-        fetch_projection<K, STEPS>(projection, scan, time, steps);
+        fetch(tile, scan.dt, scan.inner, time, steps);
+        fetch(tile + TILE, scan.z, scan.z_stride, time, steps);
+        fetch(tile + 2 * TILE, dy_rows, scan.inner, time, steps);
+        projection.fetch(scan, copied, time, steps);
     };
 
     real *tile = tiles, *other = tiles + 3 * TILE;
     u32 steps = min((u32)STEPS, end - begin), time = end - steps;
     fetch_all(tile, time, steps);
-    float flow[K], total = 0.0f;
+    float flow[Lane::K], total[SLOTS] = {};
 #pragma unroll
-    for (int k = 0; k < K; k++) flow[k] = 0.0f;
+    for (int k = 0; k < Lane::K; k++) flow[k] = 0.0f;
+    const float* row = Projection::row(projected);
     for (;;) {
         copies_arrive();
         __syncthreads();
-#pragma unroll
-        for (u32 step = lane.q; step < STEPS; step += 4) {
-            u32 at = step * PITCH + lane.column;
-            float delta = choose(step < steps, step_size(to_float(tile[at])), 0.0f);
+        float b_and_c[4 * Projection::PIECES];
+        projection.take(copied, b_and_c);
+        lane.stage(tile, pairs, steps, [&](u32 at, float) {
             float gate = to_float(tile[TILE + at]);
-            pairs[at] = Pair{delta, to_float(tile[2 * TILE + at]) * gate * open_gate(gate)};
-        }
-        Projected::template stage<STEPS>(projection, projected);
+            return to_float(tile[2 * TILE + at]) * gate * open_gate(gate);
+        });
+        projection.stage(b_and_c, projected);
         __syncthreads();
         const u32 next_steps = min((u32)STEPS, time - begin), next = time - next_steps;
         if (next_steps > 0) fetch_all(other, next, next_steps);
-        for (int group = (int)(steps - 1) / 4 * 4; group >= 0; group -= 4) {
-            const Pair* pair_column = pairs + group * PITCH + lane.column;
-            const float* c_row = own_row + group * Projected::STEP;
+        for (int group = (int)(steps - 1) / GROUP * GROUP; group >= 0; group -= GROUP) {
 #pragma unroll
-            for (int i = 3; i >= 0; i--) {
-                Pair pair = pair_column[i * PITCH];
-                float c[K];
-                Projected::read(c_row + i * Projected::STEP, c);
-                total += pair.x;
+            for (int i = GROUP - 1; i >= 0; i--) {
+                Pair step[SLOTS];
+                float c[S];
+                lane.read_pairs(pairs + (group + i) * CHANNELS, step);
+                Projection::read_c(row + (group + i) * Projection::STEP, c);
 #pragma unroll
-                for (int k = 0; k < K; k++)
-                    flow[k] = exp2_fast(pair.x * lane.a[k]) * fmaf(pair.y, c[k], flow[k]);
+                for (int j = 0; j < SLOTS; j++) total[j] += step[j].x;
+#pragma unroll
+                for (int k = 0; k < Lane::K; k++) {
+                    float g = fmaf(step[k / S].y, c[k % S], flow[k]);
+                    flow[k] = exp2_fast(step[k / S].x * lane.a[k]) * g;
+                }
             }
         }
         if (next_steps == 0) break;
@@ -365,31 +388,27 @@ __device__ __forceinline__ void backward_local(
         tile = other;
         other = swap;
     }
-    if (lane.inside) {
-        u64 at = scan.at(gridDim.y + 1, blockIdx.y + 1, lane.channel);
-        lane.write(ends + at * scan.state, flow);
-        if (lane.q == 0) totals[at] = total;
-    }
+    lane.leave(scan, ends, totals, blockIdx.y + 1, flow, total);
 }
 
-// Grid: blocks of 32 channels, segments, sequences; 128 threads. In the launch for segments' ends
-// there is one segment less.
-#define SCAN_KERNELS(K)                                                                          \
-    KERNEL __launch_bounds__(THREADS, 4) scan_backward_local_##K(                                \
+// Grid: blocks of 32 channels, segments, sequences. In the launch for segments' ends there is one
+// segment less.
+#define SCAN_KERNELS(S)                                                                          \
+    KERNEL __launch_bounds__(THREADS, 4) scan_backward_local_##S(                                \
         const real* dy, INPUTS, float* ends, float* totals, SIZES) {                             \
-        backward_local<K>(SCAN, dy, ends, totals);                                               \
+        backward_local<S>(SCAN, dy, ends, totals);                                               \
     }                                                                                            \
-    KERNEL __launch_bounds__(THREADS, K == 4 ? 4 : 2) scan_backward_##K(                         \
+    KERNEL __launch_bounds__(THREADS, S == 2 ? 4 : 2) scan_backward_##S(                         \
         const real* dy, INPUTS, const float* states, real* dx, real* dz, real* ddt,              \
         float* shares, float* da, float* dskip, float* boundaries, const float* ends,            \
         const float* totals, u32 span, SIZES) {                                                  \
-        backward<K>(SCAN, Gradients{dy, states, dx, dz, ddt, shares, da, dskip, boundaries,      \
+        backward<S>(SCAN, Gradients{dy, states, dx, dz, ddt, shares, da, dskip, boundaries,      \
                                     ends, totals, span});                                        \
     }
 
+SCAN_KERNELS(2)
 SCAN_KERNELS(4)
 SCAN_KERNELS(8)
-SCAN_KERNELS(16)
 
 // EACH neighbours of dp, which lie on one side of the rank.
 template <int EACH>

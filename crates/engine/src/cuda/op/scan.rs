@@ -16,7 +16,7 @@ const ELEMENT_THREADS: usize = 256;
 /// Elements from one step of a tile to the next in shared memory, as in the kernels.
 const PITCH: usize = 36;
 
-/// The kernels for one number of states in a thread.
+/// The kernels for one number of states in a lane.
 struct Family {
     forward_local: &'static str,
     forward: &'static str,
@@ -24,26 +24,26 @@ struct Family {
     backward: &'static str,
 }
 
-/// The family for up to `4 × states_per_thread` states.
-fn family(states_per_thread: usize) -> Family {
-    match states_per_thread {
+/// The family for up to `8 × states_per_lane` states.
+fn family(states_per_lane: usize) -> Family {
+    match states_per_lane {
+        2 => Family {
+            forward_local: "scan_forward_local_2",
+            forward: "scan_forward_2",
+            backward_local: "scan_backward_local_2",
+            backward: "scan_backward_2",
+        },
         4 => Family {
             forward_local: "scan_forward_local_4",
             forward: "scan_forward_4",
             backward_local: "scan_backward_local_4",
             backward: "scan_backward_4",
         },
-        8 => Family {
+        _ => Family {
             forward_local: "scan_forward_local_8",
             forward: "scan_forward_8",
             backward_local: "scan_backward_local_8",
             backward: "scan_backward_8",
-        },
-        _ => Family {
-            forward_local: "scan_forward_local_16",
-            forward: "scan_forward_16",
-            backward_local: "scan_backward_local_16",
-            backward: "scan_backward_16",
         },
     }
 }
@@ -151,7 +151,7 @@ fn addresses<const N: usize>(mut address: u64, parts: [u64; N]) -> [Argument; N]
 pub fn scan(x: &mut Lowering<'_>, op: &op::Scan) {
     let operands = Operands::forward(x, op);
     let segments = operands.segments;
-    let family = family(operands.partition.states_per_thread);
+    let family = family(operands.partition.states_per_lane);
     let carries = if segments > 1 {
         addresses(x.workspace().0, op.cuda_parts(&x.input_type(0)))
     } else {
@@ -174,17 +174,18 @@ pub fn scan(x: &mut Lowering<'_>, op: &op::Scan) {
     );
 }
 
-/// Shared memory of the backward: Δ and Δx, B and C in four copies, the warps' shares of their
-/// gradients in a part of a tile, the states before each part but the last; then, as they come, B
-/// and C, and two tiles each of x, dt, z and dy.
-fn backward_shared_bytes(states_per_thread: usize, element_bytes: u64) -> u32 {
-    let steps = ScanPartition::BACKWARD_TILE / states_per_thread;
-    let part = if states_per_thread == 4 { 8 } else { 4 };
-    let states = 4 * states_per_thread;
-    let floats = 2 * steps * PITCH
-        + steps * (2 * 4 * states + 8)
-        + 4 * part * 2 * states
-        + (steps / part - 1) * ScanPartition::THREADS * states_per_thread;
+/// Shared memory of the backward: Δ and Δx, B and C, the warps' shares of their gradients, the states
+/// before each part of a tile but the last; then, as they come, B and C, and two tiles each of x,
+/// dt, z and dy.
+fn backward_shared_bytes(states_per_lane: usize, element_bytes: u64) -> u32 {
+    let steps = ScanPartition::tile(states_per_lane);
+    let part = if states_per_lane == 2 { 8 } else { 4 };
+    let states = ScanPartition::LANES * states_per_lane;
+    let thread_states = ScanPartition::SLOTS * states_per_lane;
+    let floats = 2 * steps * ScanPartition::CHANNELS
+        + steps * (2 * states + 4)
+        + ScanPartition::THREADS / 32 * steps * 2 * states
+        + (steps / part - 1) * ScanPartition::THREADS * thread_states;
     let elements = steps * 2 * states + 2 * 4 * steps * PITCH;
     4 * floats as u32 + elements as u32 * element_bytes as u32
 }
@@ -194,7 +195,7 @@ pub fn scan_backward(x: &mut Lowering<'_>, op: &op::ScanBackward) {
     let operands = Operands::backward(x, scan);
     let partition = operands.partition;
     let (sources, segments) = (scan.num_sources(), operands.segments);
-    let family = family(partition.states_per_thread);
+    let family = family(partition.states_per_lane);
     let dy = x.input_argument(0);
     let [shares, da, dskip, boundaries, ends, totals] =
         addresses(x.workspace().0, op.cuda_parts(&x.input_type(1)));
@@ -232,7 +233,7 @@ pub fn scan_backward(x: &mut Lowering<'_>, op: &op::ScanBackward) {
     ]);
     arguments.extend(operands.sizes);
     let element_bytes = x.input_type(1).dtype.size();
-    let shared_bytes = backward_shared_bytes(partition.states_per_thread, element_bytes);
+    let shared_bytes = backward_shared_bytes(partition.states_per_lane, element_bytes);
     let shape = operands.shape(segments, shared_bytes);
     x.launch(backward_kernel(family.backward), shape, arguments);
 

@@ -68,7 +68,7 @@ fn check_arguments(commands: &[Command]) {
         let family = if digits == function {
             function.to_owned()
         } else {
-            format!("{digits}##K")
+            format!("{digits}##S")
         };
         let expected = num_parameters(source, &family, &GROUPS);
         assert_eq!(arguments.len(), expected, "{function}");
@@ -116,7 +116,7 @@ fn one_launch_forwards_where_there_are_channels_enough() {
     let [(function, shape, arguments)] = launches(&commands)[..] else {
         panic!("{commands:?}");
     };
-    assert_eq!((function, workspace), ("scan_forward_4", 0));
+    assert_eq!((function, workspace), ("scan_forward_2", 0));
     assert_eq!(shape.grid, [32, 1, 8]);
     // x and z in fours; with a rank of 3, B and C not.
     assert_eq!(arguments.last(), Some(&Argument::U32(1)));
@@ -145,8 +145,8 @@ fn segments_of_time_where_there_are_few_channels() {
         .collect();
     let elements = (777 * 43_u32).div_ceil(256);
     let expected = [
-        ("scan_backward_local_8", [2, 12, 1]),
-        ("scan_backward_8", [2, 13, 1]),
+        ("scan_backward_local_4", [2, 12, 1]),
+        ("scan_backward_4", [2, 13, 1]),
         ("scan_backward_projection", [elements, 1, 1]),
         (
             "scan_backward_parameters",
@@ -198,8 +198,8 @@ fn partitions_cover_time_in_whole_chunks() {
                     assert!(segments * segment >= length, "{case}");
                     assert!((segments - 1) * segment < length, "{case}");
                 }
-                assert!(4 * cut.states_per_thread >= state, "{case}");
-                let tile = ScanPartition::BACKWARD_TILE / cut.states_per_thread;
+                assert!(8 * cut.states_per_lane >= state, "{case}");
+                let tile = ScanPartition::tile(cut.states_per_lane);
                 assert!(
                     (cut.boundaries + 1) * tile >= cut.span.min(length),
                     "{case}"
@@ -215,11 +215,11 @@ fn partitions_cover_time_in_whole_chunks() {
 #[test]
 fn shared_memory_leaves_room_for_four_blocks() {
     let room = |blocks: u32| (228 / blocks - 1) * 1024;
-    assert!(backward_shared_bytes(4, 2) <= room(4));
-    for states_per_thread in [8, 16] {
-        assert!(backward_shared_bytes(states_per_thread, 2) <= room(3));
+    assert!(backward_shared_bytes(2, 2) <= room(4));
+    for states_per_lane in [4, 8] {
+        assert!(backward_shared_bytes(states_per_lane, 2) <= room(3));
     }
-    for states_per_thread in [4, 8, 16] {
-        assert!(backward_shared_bytes(states_per_thread, 4) <= room(2));
+    for states_per_lane in [2, 4, 8] {
+        assert!(backward_shared_bytes(states_per_lane, 4) <= room(2));
     }
 }
