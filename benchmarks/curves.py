@@ -9,7 +9,9 @@ layers of a block. The text is the source of Python's own library, in GPT-2's to
 `cinch train`; its first weights, its token file, its rates and the order of its windows are what
 PyTorch gets. PyTorch has fp32 weights under autocast for what it trains, and bf16 ones for what
 is frozen, as cinch has. The answer is the largest distance of the two losses, each a mean over 20
-steps, in percent. `--tiny` is for a processor: small models, in fp32.
+steps, in percent; and, of each of the two, its distance from a third run: PyTorch in fp32 (products
+of tf32), where nothing between two layers is rounded to bf16. `--tiny` is for a processor: small
+models, in fp32, without the third run.
 """
 
 import argparse
@@ -148,8 +150,11 @@ class Adapted:
 
 
 def run_torch(model, source, lines, device, bf16):
+    import copy
+
     import torch
 
+    model = copy.deepcopy(model)
     model.to(device).train()
     trained = [p for p in model.parameters() if p.requires_grad]
     # As in cinch: biases, norms and the like do not decay.
@@ -170,6 +175,21 @@ def run_torch(model, source, lines, device, bf16):
         optimizer.zero_grad(set_to_none=True)
         losses.append(loss.detach())
     return [float(loss) for loss in losses]
+
+
+def run_fp32(model, source, lines, device):
+    """The same without half precision: what is frozen is the same numbers."""
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = True
+    losses = run_torch(model.float(), source, lines, device, False)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    return losses
+
+
+def apart(ours, theirs):
+    """The largest distance of two curves in percent."""
+    return max(100 * abs(x - y) / y for x, y in zip(smooth(ours), smooth(theirs)))
 
 
 def smooth(losses):
@@ -231,7 +251,18 @@ def main():
     common = ["--data-dir", text, "--cache-dir", cache, "--seq-len", length,
               "--device", arguments.device, "--precision", "bf16" if bf16 else "fp32",
               "--checkpointing", "none"]
-    curves, answers = [], {}
+    curves, answers = {}, {}
+
+    def compare(title, model, lines):
+        def source():
+            return batches(cache, batch, length)
+
+        device = arguments.device
+        curves[title] = dict(
+            cinch=[entry["loss"] for entry in lines],
+            torch=run_torch(model, source(), lines, device, bf16))
+        if bf16:
+            curves[title]["fp32"] = run_fp32(model, source(), lines, device)
 
     shape = (64, 2, 4, 64) if tiny else (768, 12, 12, 1024)
     keys = ["d_model", "n_layers", "n_heads", "max_seq_len"]
@@ -241,8 +272,7 @@ def main():
     first = first_checkpoint(arguments.cinch, model, out / "gpt2-first", [])
     lines = run_cinch(arguments.cinch, model, out / "gpt2", arguments.steps, ["--lr", "3e-4", "--warmup-steps", 100])
     module = gpt2(shape, load_file(first / "model.safetensors"))
-    theirs = run_torch(module, batches(cache, batch, length), lines, arguments.device, bf16)
-    curves.append(("GPT-2, all weights", [entry["loss"] for entry in lines], theirs))
+    compare("GPT-2, all weights", module, lines)
     del module
 
     sizes = (64, 2, 4, 2, 128) if tiny else (896, 24, 14, 2, 4864)
@@ -260,17 +290,20 @@ def main():
     lines = run_cinch(arguments.cinch, model, out / "lora", arguments.steps, 
                       [*adapters, "--lr", "2e-4", "--warmup-steps", 100])
     base = Adapted.put(base, load_file(out / "lora-first" / "adapter" / "adapter_model.safetensors"))
-    theirs = run_torch(base, batches(cache, batch, length), lines, arguments.device, bf16)
-    curves.append(("Qwen2 of 0.5B, adapters", [entry["loss"] for entry in lines], theirs))
+    compare("Qwen2 of 0.5B, adapters", base, lines)
 
     shown = []
-    for title, ours, theirs in curves:
+    for title, runs in curves.items():
+        ours, theirs = runs["cinch"], runs["torch"]
         a, b = smooth(ours), smooth(theirs)
-        distance = max(100 * abs(x - y) / y for x, y in zip(a, b))
-        shown.append((title, a, b, distance))
-        answers[title] = dict(first=[ours[0], theirs[0]], last=[a[-1], b[-1]], percent_apart=distance)
+        shown.append((title, a, b, apart(ours, theirs)))
+        answers[title] = dict(
+            first=[ours[0], theirs[0]], last=[a[-1], b[-1]], percent_apart=apart(ours, theirs))
+        if "fp32" in runs:
+            answers[title]["percent_from_fp32"] = {
+                who: apart(runs[who], runs["fp32"]) for who in ("cinch", "torch")}
     picture(out / "curves.svg", shown)
-    (out / "curves.json").write_text(json.dumps([dict(title=t, cinch=o, torch=th) for t, o, th in curves]))
+    (out / "curves.json").write_text(json.dumps(curves))
     print(json.dumps(answers, indent=1))
 
 
