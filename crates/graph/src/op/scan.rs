@@ -172,14 +172,16 @@ impl Scan {
         };
         let blocks = self.inner.div_ceil(ScanPartition::CHANNELS).max(1);
         let spans = length.div_ceil(span);
-        // Steps of a segment, and how many there are, for so many that are wanted.
-        let cut = |wanted: usize| {
+        // Steps of a segment, and how many there are, for so many blocks on a multiprocessor. Fewer
+        // segments than `least` are not worth another launch.
+        let cut = |resident: usize, least: usize| {
+            let room = ScanPartition::MULTIPROCESSORS * resident / blocks.saturating_mul(batch);
+            let wanted = if room < least { 1 } else { room };
             let segment = spans.div_ceil(wanted.clamp(1, spans)).saturating_mul(span);
             (segment, length.div_ceil(segment))
         };
-        let wanted = ScanPartition::FULL_BLOCKS / blocks.saturating_mul(batch);
-        let (segment, segments) = cut(if wanted < 4 { 1 } else { wanted });
-        let (backward_segment, backward_segments) = cut(wanted);
+        let (segment, segments) = cut(ScanPartition::RESIDENT, 4);
+        let (backward_segment, backward_segments) = cut(ScanPartition::BACKWARD_RESIDENT, 2);
         ScanPartition {
             states_per_lane,
             blocks,
@@ -226,8 +228,8 @@ struct TimeCut {
     segments: usize,
 }
 
-/// What a GPU's kernels were measured at: their time is that of instructions, exponentials and
-/// what stands around them.
+/// What a GPU's kernels take: their time is that of instructions, exponentials and what stands around
+/// them.
 struct StepTimes {
     /// Seconds of one block of 32 channels, each with up to 16 states, on a multiprocessor that it
     /// shares with others.
@@ -239,15 +241,15 @@ struct StepTimes {
 }
 
 const FORWARD_TIMES: StepTimes = StepTimes {
-    step: 39e-9,
-    latency: 92e-9,
+    step: 34e-9,
+    latency: 58e-9,
     local: 0.9,
 };
 /// Each tile forward again, then the adjoint.
 const BACKWARD_TIMES: StepTimes = StepTimes {
-    step: 126e-9,
-    latency: 300e-9,
-    local: 0.15,
+    step: 101e-9,
+    latency: 132e-9,
+    local: 0.29,
 };
 /// What a tile adds to the backward that runs forward once more, because others of its span come
 /// first, as a share of its time.
@@ -284,11 +286,13 @@ impl ScanPartition {
     /// Lanes that share a channel's states.
     pub const LANES: usize = 8;
     pub const THREADS: usize = Self::LANES * Self::CHANNELS / Self::SLOTS;
-    /// Four blocks on each multiprocessor of a large card, which is what it has registers for.
-    /// Cutting time costs the forward nearly another pass and the backward a fifth of one: so the
-    /// backward is cut wherever there is room for two segments, the forward where there is for
-    /// four.
-    const FULL_BLOCKS: usize = 528;
+    /// Multiprocessors of a large card.
+    const MULTIPROCESSORS: usize = 132;
+    /// Blocks that one of them has registers for. Cutting time costs the forward nearly another pass
+    /// and the backward a sixth of one: so the backward is cut wherever there is room for two
+    /// segments, the forward where there is for four.
+    const RESIDENT: usize = 4;
+    pub const BACKWARD_RESIDENT: usize = 2;
 
     /// Steps that are in shared memory at once.
     pub const fn tile(states_per_lane: usize) -> usize {

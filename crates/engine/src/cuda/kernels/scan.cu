@@ -8,38 +8,40 @@
 template <int S, bool LOCAL>
 __device__ __forceinline__ void forward(
     const Scan& scan, real* y, float* states, float* ends, float* totals) {
-    constexpr int STEPS = tile_steps(S), TILE = STEPS * PITCH, GROUP = 8, TILES = LOCAL ? 2 : 3;
+    constexpr int STEPS = tile_steps(S), TILE = STEPS * PITCH, GROUP = 4, TILES = LOCAL ? 2 : 3;
     typedef Lane<S> Lane;
     typedef Projection<S> Projection;
     // x, dt, and z, then y: the tile at hand and the next one.
     __shared__ __align__(16) real tiles[2 * TILES * TILE];
     __shared__ __align__(16) real copied[Projection::ELEMENTS];
-    __shared__ __align__(16) Pair pairs[STEPS * CHANNELS];
+    __shared__ __align__(16) Pair pairs[STEPS * PAIRS];
     __shared__ __align__(16) float projected[Projection::FLOATS];
 
     const Lane lane(scan);
     const Share<STEPS> share(scan);
-    const Projection projection;
-    const u32 num_chunks = (scan.length + scan.chunk - 1) / scan.chunk;
+    const Projection projection(scan);
+    const Track<const real> sources[3] = {share.track(scan, scan.x, scan.x_stride),
+                                          share.track(scan, scan.dt, scan.inner),
+                                          share.track(scan, scan.z, scan.z_stride)};
+    const Track<real> out[1] = {share.track(scan, y, scan.inner)};
     const u32 begin = blockIdx.y * scan.segment;
     const u32 end = min(begin + scan.segment, scan.length);
     const float skip = lane.inside(0) ? scan.skip[lane.channel(0)] : 0.0f;
-    // A tile ends where a state is to be kept.
-    auto steps_from = [&](u32 time) {
+    // A tile ends where a state is to be kept: `into` steps of the chunk come before it.
+    auto steps_from = [&](u32 time, u32 into) {
         u32 steps = min((u32)STEPS, end - time);
-        return states ? min(steps, scan.chunk - time % scan.chunk) : steps;
-    };
-    auto fetch = [&](real* tile, const real* source, u32 stride, u32 time, u32 steps) {
-        share.fetch(scan, tile, source + share.at(scan, time, stride), stride, steps);
+        return states ? min(steps, scan.chunk - into) : steps;
     };
     auto fetch_all = [&](real* tile, u32 time, u32 steps) {
-        fetch(tile, scan.x, scan.x_stride, time, steps);
-        fetch(tile + TILE, scan.dt, scan.inner, time, steps);
-        if (!LOCAL) fetch(tile + 2 * TILE, scan.z, scan.z_stride, time, steps);
-        projection.fetch(scan, copied, time, steps);
+        fetch<S>(scan, share, projection, sources, TILES, tile, copied, time, steps);
     };
 
-    u32 time = begin, steps = steps_from(begin);
+    u32 time = begin, into = 0, steps = steps_from(begin, 0);
+    // Where the next state is kept.
+    if (states) {
+        u32 num_chunks = (scan.length + scan.chunk - 1) / scan.chunk;
+        states += scan.at(num_chunks, begin / scan.chunk, scan.first()) * scan.state;
+    }
     real *tile = tiles, *other = tiles + TILES * TILE;
     fetch_all(tile, time, steps);
     float h[Lane::K], total[SLOTS] = {};
@@ -56,7 +58,7 @@ __device__ __forceinline__ void forward(
         for (int i = 0; i < GROUP; i++) {
             Pair step[SLOTS];
             float b[S], c[S], parts[SLOTS];
-            lane.read_pairs(pairs + (group + i) * CHANNELS, step);
+            lane.read_pairs(pairs + (group + i) * PAIRS, step);
             if constexpr (LOCAL) {
                 Projection::read_b(row + (group + i) * Projection::STEP, b);
                 lane.advance(step, b, h);
@@ -88,16 +90,24 @@ __device__ __forceinline__ void forward(
         __syncthreads();
         float b_and_c[4 * Projection::PIECES];
         projection.take(copied, b_and_c);
-        lane.stage(tile + TILE, pairs, steps,
-                   [&](u32 at, float delta) { return delta * to_float(tile[at]); });
+        stage<S>(tile + TILE, pairs, steps, [&](u32 at, const float (&delta)[4], float (&u)[4]) {
+            load(tile + at, u);
+#pragma unroll
+            for (int j = 0; j < 4; j++) u[j] *= delta[j];
+        });
         projection.stage(b_and_c, projected);
         __syncthreads();
 
-        u32 next = time + steps, next_steps = next < end ? steps_from(next) : 0;
+        const bool keeps = !LOCAL && states && into == 0;
+        u32 next = time + steps;
+        into += steps;
+        if (into == scan.chunk) into = 0;
+        u32 next_steps = next < end ? steps_from(next, into) : 0;
         if (next < end) fetch_all(other, next, next_steps);
-        if (!LOCAL && states && time % scan.chunk == 0)
-            lane.write(
-                states + scan.at(num_chunks, time / scan.chunk, scan.first()) * scan.state, h);
+        if (keeps) {
+            lane.write(states, h);
+            states += scan.inner * scan.state;
+        }
 
         // A group is finished while the next one is under way.
         float s[GROUP];
@@ -115,7 +125,7 @@ __device__ __forceinline__ void forward(
         if constexpr (!LOCAL) {
             finish(group - GROUP, s);
             __syncthreads();
-            share.put(scan, tile + 2 * TILE, y + share.at(scan, time, scan.inner), scan.inner, steps);
+            put(scan, share, out, tile + 2 * TILE, time, steps);
         }
         time = next;
         steps = next_steps;

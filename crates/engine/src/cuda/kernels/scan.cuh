@@ -46,8 +46,8 @@ struct Scan {
     u32 length, inner, state, rank;
     // Steps between kept states; steps of a segment.
     u32 chunk, segment;
-    // What can be loaded four elements at once: 1 for channels, 2 for B and C.
-    u32 vector;
+    // Whether all can be copied four elements at once.
+    u32 fours;
 
     __device__ __forceinline__ u32 first() const { return blockIdx.x * CHANNELS; }
     __device__ __forceinline__ u32 width() const { return rank + 2 * state; }
@@ -64,17 +64,19 @@ struct Scan {
         const float *skip
 #define SIZES                                                                                    \
     u32 x_stride, u32 z_stride, u32 length, u32 inner, u32 state, u32 rank, u32 chunk,           \
-        u32 segment, u32 vector
+        u32 segment, u32 fours
 #define SCAN                                                                                     \
     Scan {                                                                                       \
         x, z, p, dt, a_log, skip, x_stride, z_stride, length, inner, state, rank, chunk,         \
-            segment, vector                                                                      \
+            segment, fours                                                                       \
     }
 
 // ---------------------------------------------------------------- tiles
 
 // Two floats of a channel and step that are always read together.
 struct alignas(8) Pair { float x, y; };
+// Pairs from one step to the next.
+constexpr int PAIRS = 36;
 
 // Copies a piece, or zeros, into shared memory without waiting.
 __device__ __forceinline__ void copy_async(real* target, const real* source, bool inside) {
@@ -87,56 +89,74 @@ __device__ __forceinline__ void copy_async(real* target, const real* source, boo
 // Waits for this thread's copies.
 __device__ __forceinline__ void copies_arrive() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// What a thread copies of tiles [STEPS, 32 channels]: four channels of each TURN-th step.
+// Where a thread begins in rows that follow each other in time.
+template <typename T> struct Track {
+    T* origin;
+    u32 stride;
+
+    __device__ __forceinline__ Track(T* from, u32 stride) : stride(stride) {
+        // One value: otherwise its sum is made anew for every tile.
+        asm volatile("mov.u64 %0, %1;" : "=l"(origin) : "l"(from));
+    }
+    __device__ __forceinline__ T* at(u32 time) const { return origin + (u64)time * stride; }
+};
+
+// What a thread copies of tiles [STEPS, 32 channels]: four channels of each TURN-th step, at once
+// where FOURS.
 template <int STEPS> struct Share {
     static constexpr int TURN = THREADS / (CHANNELS / 4);
     u32 step, column;
-    // Whether the block has these channels; in fours, all or none.
-    bool inside;
+    // How many of these channels there are.
+    u32 channels;
 
     __device__ __forceinline__ explicit Share(const Scan& scan) {
         step = threadIdx.x / (CHANNELS / 4);
         column = threadIdx.x % (CHANNELS / 4) * 4;
-        inside = scan.first() + column < scan.inner;
+        u32 channel = scan.first() + column;
+        channels = channel < scan.inner ? scan.inner - channel : 0;
     }
-    // Where it starts at a time, in rows that are so wide.
-    __device__ __forceinline__ u64 at(const Scan& scan, u32 time, u32 stride) const {
-        return (scan.row(time) + step) * stride + scan.first() + column;
+    template <typename T>
+    __device__ __forceinline__ Track<T> track(const Scan& scan, T* rows, u32 stride) const {
+        return Track<T>(rows + (scan.row(0) + step) * stride + scan.first() + column, stride);
     }
     // Starts the copy into a tile of so many steps; what lies outside is zero.
+    template <bool FOURS>
     __device__ __forceinline__ void fetch(
-        const Scan& scan, real* tile, const real* source, u32 stride, u32 steps) const {
+        const Track<const real>& track, real* tile, u32 time, u32 steps) const {
+        const real* source = track.at(time);
         real* target = tile + step * PITCH + column;
-        if (scan.vector & 1) {
+        if constexpr (FOURS) {
+            u32 there = channels ? steps : 0;
 #pragma unroll
             for (int i = 0; i < STEPS; i += TURN)
                 if (STEPS % TURN == 0 || step + i < STEPS)
-                    copy_async(target + i * PITCH, source + (u64)i * stride,
-                               inside && step + i < steps);
+                    copy_async(target + i * PITCH, source + (u64)i * track.stride,
+                               step + i < there);
         } else {
             for (int i = 0; i < STEPS && step + i < STEPS; i += TURN)
-                for (int j = 0; j < 4; j++) {
-                    bool has = step + i < steps && scan.first() + column + j < scan.inner;
-                    target[i * PITCH + j] =
-                        has ? source[(u64)i * stride + j] : from_float<real>(0.0f);
-                }
+                for (int j = 0; j < 4; j++)
+                    target[i * PITCH + j] = step + i < steps && j < channels
+                        ? source[(u64)i * track.stride + j]
+                        : from_float<real>(0.0f);
         }
     }
     // The opposite way.
+    template <bool FOURS>
     __device__ __forceinline__ void put(
-        const Scan& scan, const real* tile, real* target, u32 stride, u32 steps) const {
+        const Track<real>& track, const real* tile, u32 time, u32 steps) const {
         const real* source = tile + step * PITCH + column;
-        if (scan.vector & 1) {
+        real* target = track.at(time);
+        if constexpr (FOURS) {
+            u32 there = channels ? steps : 0;
 #pragma unroll
             for (int i = 0; i < STEPS; i += TURN)
-                if (inside && step + i < steps)
-                    *reinterpret_cast<Piece*>(target + (u64)i * stride) =
+                if (step + i < there)
+                    *reinterpret_cast<Piece*>(target + (u64)i * track.stride) =
                         *reinterpret_cast<const Piece*>(source + i * PITCH);
         } else {
             for (int i = 0; i < STEPS && step + i < steps; i += TURN)
-                for (int j = 0; j < 4; j++)
-                    if (scan.first() + column + j < scan.inner)
-                        target[(u64)i * stride + j] = source[i * PITCH + j];
+                for (int j = 0; j < 4 && j < channels; j++)
+                    target[(u64)i * track.stride + j] = source[i * PITCH + j];
         }
     }
 };
@@ -150,29 +170,28 @@ template <int S> struct Projection {
     static constexpr int C = S == 2 ? 2 : 8 * S;
     // A thread's pieces are of each TURN-th step.
     static constexpr int TURN = THREADS / (4 * S);
-    u32 step, part, n;
+    u32 step, part, n, state;
+    Track<const real> track;
 
-    __device__ __forceinline__ Projection() {
-        step = threadIdx.x / (4 * S);
-        part = threadIdx.x / (2 * S) % 2;
-        n = threadIdx.x % (2 * S) * 4;
-    }
+    __device__ __forceinline__ explicit Projection(const Scan& scan)
+        : step(threadIdx.x / (4 * S)), part(threadIdx.x / (2 * S) % 2),
+          n(threadIdx.x % (2 * S) * 4), state(scan.state),
+          track(scan.p + (scan.row(0) + step) * scan.width() + scan.rank + part * state + n,
+                scan.width()) {}
 
-    __device__ __forceinline__ void fetch(const Scan& scan, real* tile, u32 time, u32 steps) const {
-        const real* rows = scan.p + scan.row(time) * scan.width() + scan.rank;
-        if (scan.vector & 2) {
-            const real* source = rows + (u64)step * scan.width() + part * scan.state + n;
+    template <bool FOURS>
+    __device__ __forceinline__ void fetch(real* tile, u32 time, u32 steps) const {
+        const real* source = track.at(time);
 #pragma unroll
-            for (int i = 0; i < PIECES; i++)
-                copy_async(tile + (threadIdx.x + i * THREADS) * 4,
-                           source + (u64)(i * TURN) * scan.width(),
-                           n < scan.state && step + i * TURN < steps);
-        } else {
-            for (u32 index = threadIdx.x; index < ELEMENTS; index += THREADS) {
-                u32 step = index / (16 * S), part = index / (8 * S) % 2, n = index % (8 * S);
-                bool has = step < steps && n < scan.state;
-                u64 at = (u64)step * scan.width() + part * scan.state + n;
-                tile[index] = has ? rows[at] : from_float<real>(0.0f);
+        for (int i = 0; i < PIECES; i++) {
+            real* target = tile + (threadIdx.x + i * THREADS) * 4;
+            const real* from = source + (u64)(i * TURN) * track.stride;
+            if constexpr (FOURS) {
+                copy_async(target, from, n < state && step + i * TURN < steps);
+            } else {
+                for (int j = 0; j < 4; j++)
+                    target[j] = n + j < state && step + i * TURN < steps ? from[j]
+                                                                         : from_float<real>(0.0f);
             }
         }
     }
@@ -234,6 +253,40 @@ template <int S> struct Projection {
         }
     }
 };
+
+// Starts the copies of a tile: of the first `count` tracks, each to a tile of its own, and of B and C.
+template <bool FOURS, int S, int N>
+__device__ __forceinline__ void fetch_by(
+    const Share<tile_steps(S)>& share, const Projection<S>& projection,
+    const Track<const real> (&tracks)[N], int count, real* tile, real* copied, u32 time, u32 steps) {
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if (i < count)
+            share.template fetch<FOURS>(tracks[i], tile + i * tile_steps(S) * PITCH, time, steps);
+    projection.template fetch<FOURS>(copied, time, steps);
+}
+template <int S, int N>
+__device__ __forceinline__ void fetch(
+    const Scan& scan, const Share<tile_steps(S)>& share, const Projection<S>& projection,
+    const Track<const real> (&tracks)[N], int count, real* tile, real* copied, u32 time, u32 steps) {
+    if (scan.fours)
+        fetch_by<true, S>(share, projection, tracks, count, tile, copied, time, steps);
+    else
+        fetch_by<false, S>(share, projection, tracks, count, tile, copied, time, steps);
+}
+
+// The opposite way.
+template <int STEPS, int N>
+__device__ __forceinline__ void put(
+    const Scan& scan, const Share<STEPS>& share, const Track<real> (&tracks)[N], const real* tile,
+    u32 time, u32 steps) {
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if (scan.fours)
+            share.template put<true>(tracks[i], tile + i * STEPS * PITCH, time, steps);
+        else
+            share.template put<false>(tracks[i], tile + i * STEPS * PITCH, time, steps);
+}
 
 // ---------------------------------------------------------------- one step
 
@@ -322,9 +375,19 @@ template <int S> struct Lane {
             h[k] = has(k) ? states[column(k / S) * state + n(k)] : 0.0f;
     }
     __device__ __forceinline__ void write(float* states, const float (&h)[K]) const {
+        if (state == 8 * S) {
 #pragma unroll
-        for (int k = 0; k < K; k++)
-            if (has(k)) states[column(k / S) * state + n(k)] = h[k];
+            for (int j = 0; j < SLOTS; j++) {
+                float of_channel[S];
+#pragma unroll
+                for (int s = 0; s < S; s++) of_channel[s] = h[j * S + s];
+                if (inside(j)) store(states + column(j) * 8 * S + group * S, of_channel);
+            }
+        } else {
+#pragma unroll
+            for (int k = 0; k < K; k++)
+                if (has(k)) states[column(k / S) * state + n(k)] = h[k];
+        }
     }
 
     // What segment `index` does to a value that passes through it: h ← exp(A ΣΔ) h + end.
@@ -376,21 +439,28 @@ template <int S> struct Lane {
         float odd_step = choose(high, v[3], v[1]) + exchange(choose(high, v[1], v[3]), 16);
         return choose(odd, odd_step, even_step) + exchange(choose(odd, even_step, odd_step), 8);
     }
-
-    // Stages Δ of a tile with what `second` makes of it at each place. What is read and written of
-    // a channel is its own warp's.
-    template <typename Second>
-    __device__ __forceinline__ void stage(
-        const real* dt, Pair* pairs, u32 steps, Second second) const {
-        constexpr int COUNT = tile_steps(S) / 4;
-        Pair staged[COUNT];
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) {
-            u32 step = turn + 4 * i, at = step * PITCH + column(0);
-            float delta = choose(step < steps, step_size(to_float(dt[at])), 0.0f);
-            staged[i] = Pair{delta, second(at, delta)};
-        }
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) pairs[(turn + 4 * i) * CHANNELS + column(0)] = staged[i];
-    }
 };
+
+// Stages Δ of a tile with what `second` makes of it, four channels at once, at each place. What is
+// read and written of a channel is its own warp's.
+template <int S, typename Second>
+__device__ __forceinline__ void stage(const real* dt, Pair* pairs, u32 steps, Second second) {
+    constexpr int QUADS = 2 * tile_steps(S);
+    const u32 lane = threadIdx.x % 32, column = threadIdx.x / 32 * 8 + lane % 2 * 4;
+#pragma unroll
+    for (int i = 0; i < QUADS; i += 32) {
+        u32 step = (lane + i) / 2, at = step * PITCH + column;
+        if (QUADS < 32 && lane >= QUADS) break;
+        float delta[4], other[4];
+        load(dt + at, delta);
+#pragma unroll
+        for (int j = 0; j < 4; j++) delta[j] = choose(step < steps, step_size(delta[j]), 0.0f);
+        second(at, delta, other);
+        Pair* target = pairs + step * PAIRS + column;
+#pragma unroll
+        for (int j = 0; j < 4; j += 2) {
+            float four[4] = {delta[j], other[j], delta[j + 1], other[j + 1]};
+            store(reinterpret_cast<float*>(target + j), four);
+        }
+    }
+}

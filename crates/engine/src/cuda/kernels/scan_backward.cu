@@ -71,7 +71,7 @@ __device__ __forceinline__ void backward(const Scan& scan, const Gradients& grad
     typedef Projection<S> Projection;
     extern __shared__ __align__(16) float shared[];
     Pair* pairs = reinterpret_cast<Pair*>(shared);
-    float* projected = shared + 2 * STEPS * CHANNELS;
+    float* projected = shared + 2 * STEPS * PAIRS;
     // [warps, STEPS, 2, STATES]
     float* warp_shares = projected + Projection::FLOATS;
     // Before each part but the last [parts − 1, threads, K], each thread's own.
@@ -82,14 +82,22 @@ __device__ __forceinline__ void backward(const Scan& scan, const Gradients& grad
 
     const Lane lane(scan);
     const Share<STEPS> share(scan);
-    const Projection projection;
+    const Projection projection(scan);
+    const Track<const real> sources[4] = {share.track(scan, scan.x, scan.x_stride),
+                                          share.track(scan, scan.dt, scan.inner),
+                                          share.track(scan, scan.z, scan.z_stride),
+                                          share.track(scan, gradients.dy, scan.inner)};
+    const Track<real> results[3] = {share.track(scan, gradients.dx, scan.x_stride),
+                                    share.track(scan, gradients.ddt, scan.inner),
+                                    share.track(scan, gradients.dz, scan.z_stride)};
     const Sums<S> sums(warp_shares + threadIdx.x / 32 * STEPS * 2 * STATES);
     const u32 first = scan.first();
     const u32 span = gradients.span;
     const u32 num_chunks = (scan.length + scan.chunk - 1) / scan.chunk;
     const u32 begin = blockIdx.y * scan.segment;
     const u32 end = min(begin + scan.segment, scan.length);
-    const u64 rows = (u64)gridDim.z * scan.length;
+    float* const block_shares = gradients.shares +
+        ((u64)blockIdx.x * gridDim.z * scan.length + scan.row(0)) * 2 * scan.state;
     const u64 part_of_batch = (u64)blockIdx.z * gridDim.y + blockIdx.y;
     const u32 max_boundaries = (min(span, scan.length) + STEPS - 1) / STEPS - 1;
     float* boundaries = gradients.boundaries +
@@ -109,17 +117,9 @@ __device__ __forceinline__ void backward(const Scan& scan, const Gradients& grad
         time = start + index * STEPS;
         steps = min((u32)STEPS, span_steps - index * STEPS);
     };
-    auto fetch = [&](real* tile, const real* source, u32 stride) {
-        share.fetch(scan, tile, source + share.at(scan, time, stride), stride, steps);
-    };
     auto fetch_all = [&](real* tile) {
-        fetch(tile, scan.x, scan.x_stride);
-        fetch(tile + TILE, scan.dt, scan.inner);
-        if (reverse) {
-            fetch(tile + 2 * TILE, scan.z, scan.z_stride);
-            fetch(tile + 3 * TILE, gradients.dy, scan.inner);
-        }
-        projection.fetch(scan, copied, time, steps);
+        int count = reverse ? 4 : 2;
+        fetch<S>(scan, share, projection, sources, count, tile, copied, time, steps);
     };
 
     real *tile = tiles, *other = tiles + 4 * TILE;
@@ -142,8 +142,11 @@ __device__ __forceinline__ void backward(const Scan& scan, const Gradients& grad
         __syncthreads();
         float b_and_c[4 * Projection::PIECES];
         projection.take(copied, b_and_c);
-        lane.stage(tile + TILE, pairs, steps,
-                   [&](u32 at, float delta) { return delta * to_float(tile[at]); });
+        stage<S>(tile + TILE, pairs, steps, [&](u32 at, const float (&delta)[4], float (&u)[4]) {
+            load(tile + at, u);
+#pragma unroll
+            for (int j = 0; j < 4; j++) u[j] *= delta[j];
+        });
         projection.stage(b_and_c, projected);
         __syncthreads();
 
@@ -166,13 +169,13 @@ __device__ __forceinline__ void backward(const Scan& scan, const Gradients& grad
         const float* row = Projection::row(projected);
         float* h_row = h_tile + threadIdx.x * K;
         auto advance_part = [&](int begin_step) {
-            const Pair* pair_part = pairs + begin_step * CHANNELS;
+            const Pair* pair_part = pairs + begin_step * PAIRS;
             const float* row_part = row + begin_step * Projection::STEP;
 #pragma unroll
             for (int i = 0; i < PART; i++) {
                 Pair step[SLOTS];
                 float b[S];
-                lane.read_pairs(pair_part + i * CHANNELS, step);
+                lane.read_pairs(pair_part + i * PAIRS, step);
                 Projection::read_b(row_part + i * Projection::STEP, b);
                 lane.advance(step, b, h);
             }
@@ -190,7 +193,7 @@ __device__ __forceinline__ void backward(const Scan& scan, const Gradients& grad
         }
         for (int part = last_part; part >= 0; part--) {
             const int begin_step = part * PART;
-            const Pair* pair_part = pairs + begin_step * CHANNELS;
+            const Pair* pair_part = pairs + begin_step * PAIRS;
             const float* row_part = row + begin_step * Projection::STEP;
             if (part < last_part) load(h_row + part * THREADS * K, h);
             // Each lane of a channel starts and finishes one of four steps.
@@ -211,7 +214,7 @@ __device__ __forceinline__ void backward(const Scan& scan, const Gradients& grad
             for (int i = 0; i < PART; i++) {
                 Pair step[SLOTS];
                 float b[S], c[S], parts[SLOTS];
-                lane.read_pairs(pair_part + i * CHANNELS, step);
+                lane.read_pairs(pair_part + i * PAIRS, step);
                 Projection::read(row_part + i * Projection::STEP, b, c);
 #pragma unroll
                 for (int k = 0; k < K; k++) {
@@ -234,7 +237,7 @@ __device__ __forceinline__ void backward(const Scan& scan, const Gradients& grad
             for (int i = PART - 1; i >= 0; i--) {
                 Pair step[SLOTS];
                 float b[S], c[S], to_b[S], to_c[S], ds[SLOTS], du_parts[SLOTS], ddelta_parts[SLOTS];
-                lane.read_pairs(pair_part + i * CHANNELS, step);
+                lane.read_pairs(pair_part + i * PAIRS, step);
                 Projection::read(row_part + i * Projection::STEP, b, c);
 #pragma unroll
                 for (int j = 0; j < SLOTS; j++)
@@ -264,7 +267,7 @@ __device__ __forceinline__ void backward(const Scan& scan, const Gradients& grad
                 int at = own + 4 * i * PITCH;
                 float du_sum = lane.deal(du + 4 * i);
                 float ddelta_sum = lane.deal(ddelta + 4 * i) * LN_2;
-                float delta = pairs[(own_step + 4 * i) * CHANNELS + lane.column(0)].x;
+                float delta = pairs[(own_step + 4 * i) * PAIRS + lane.column(0)].x;
                 float value = to_float(now_tile[at]);
                 float slope = open_gate(to_float(now_tile[TILE + at]));
                 dskip = fmaf(own_ds[i], value, dskip);
@@ -275,13 +278,10 @@ __device__ __forceinline__ void backward(const Scan& scan, const Gradients& grad
         __syncthreads();
 
         // dB and dC of the tile, over the block: four neighbours at once.
-        float* shares =
-            gradients.shares + (blockIdx.x * rows + scan.row(now)) * 2 * scan.state;
+        float* shares = block_shares + (u64)now * 2 * scan.state;
 #pragma unroll
         for (int i = 0; i < STEPS * 2 * STATES; i += 4 * THREADS) {
-            u32 element = threadIdx.x * 4 + i;
-            u32 step = element / (2 * STATES), which = element / STATES % 2;
-            u32 n = element % STATES;
+            u32 element = threadIdx.x * 4 + i, step = element / (2 * STATES);
             float sum[4] = {};
 #pragma unroll
             for (int warp = 0; warp < WARPS; warp++) {
@@ -290,21 +290,18 @@ __device__ __forceinline__ void backward(const Scan& scan, const Gradients& grad
 #pragma unroll
                 for (int e = 0; e < 4; e++) sum[e] += more[e];
             }
-            float* target = shares + (u64)step * 2 * scan.state + which * scan.state + n;
-            if (step < now_steps && scan.state % 4 == 0) {
-                if (n < scan.state) store(target, sum);
-            } else if (step < now_steps) {
+            if (step >= now_steps) continue;
+            if (scan.state == STATES) {
+                store(shares + element, sum);
+            } else {
+                u32 which = element / STATES % 2, n = element % STATES;
+                float* target = shares + (step * 2 + which) * scan.state + n;
+#pragma unroll
                 for (int e = 0; e < 4; e++)
                     if (n + e < scan.state) target[e] = sum[e];
             }
         }
-
-        auto put = [&](const real* tile, real* target, u32 stride) {
-            share.put(scan, tile, target + share.at(scan, now, stride), stride, now_steps);
-        };
-        put(now_tile, gradients.dx, scan.x_stride);
-        put(now_tile + TILE, gradients.ddt, scan.inner);
-        put(now_tile + 2 * TILE, gradients.dz, scan.z_stride);
+        put(scan, share, results, now_tile, now, now_steps);
     }
 
     // Over the lanes with the same own channel.
@@ -327,22 +324,19 @@ __device__ __forceinline__ void backward_local(
     __shared__ __align__(16) real tiles[6 * TILE];
     __shared__ __align__(16) real copied[Projection::ELEMENTS];
     // Δ and ds.
-    __shared__ __align__(16) Pair pairs[STEPS * CHANNELS];
+    __shared__ __align__(16) Pair pairs[STEPS * PAIRS];
     __shared__ __align__(16) float projected[Projection::FLOATS];
 
     const Lane lane(scan);
     const Share<STEPS> share(scan);
-    const Projection projection;
+    const Projection projection(scan);
+    const Track<const real> sources[3] = {share.track(scan, scan.dt, scan.inner),
+                                          share.track(scan, scan.z, scan.z_stride),
+                                          share.track(scan, dy_rows, scan.inner)};
     const u32 begin = (blockIdx.y + 1) * scan.segment;
     const u32 end = min(begin + scan.segment, scan.length);
-    auto fetch = [&](real* tile, const real* source, u32 stride, u32 time, u32 steps) {
-        share.fetch(scan, tile, source + share.at(scan, time, stride), stride, steps);
-    };
     auto fetch_all = [&](real* tile, u32 time, u32 steps) {
-        fetch(tile, scan.dt, scan.inner, time, steps);
-        fetch(tile + TILE, scan.z, scan.z_stride, time, steps);
-        fetch(tile + 2 * TILE, dy_rows, scan.inner, time, steps);
-        projection.fetch(scan, copied, time, steps);
+        fetch<S>(scan, share, projection, sources, 3, tile, copied, time, steps);
     };
 
     real *tile = tiles, *other = tiles + 3 * TILE;
@@ -357,9 +351,12 @@ __device__ __forceinline__ void backward_local(
         __syncthreads();
         float b_and_c[4 * Projection::PIECES];
         projection.take(copied, b_and_c);
-        lane.stage(tile, pairs, steps, [&](u32 at, float) {
-            float gate = to_float(tile[TILE + at]);
-            return to_float(tile[2 * TILE + at]) * gate * open_gate(gate);
+        stage<S>(tile, pairs, steps, [&](u32 at, const float (&)[4], float (&ds)[4]) {
+            float gate[4];
+            load(tile + TILE + at, gate);
+            load(tile + 2 * TILE + at, ds);
+#pragma unroll
+            for (int j = 0; j < 4; j++) ds[j] *= gate[j] * open_gate(gate[j]);
         });
         projection.stage(b_and_c, projected);
         __syncthreads();
@@ -370,7 +367,7 @@ __device__ __forceinline__ void backward_local(
             for (int i = GROUP - 1; i >= 0; i--) {
                 Pair step[SLOTS];
                 float c[S];
-                lane.read_pairs(pairs + (group + i) * CHANNELS, step);
+                lane.read_pairs(pairs + (group + i) * PAIRS, step);
                 Projection::read_c(row + (group + i) * Projection::STEP, c);
 #pragma unroll
                 for (int j = 0; j < SLOTS; j++) total[j] += step[j].x;
@@ -398,7 +395,7 @@ __device__ __forceinline__ void backward_local(
         const real* dy, INPUTS, float* ends, float* totals, SIZES) {                             \
         backward_local<S>(SCAN, dy, ends, totals);                                               \
     }                                                                                            \
-    KERNEL __launch_bounds__(THREADS, S == 2 ? 4 : 2) scan_backward_##S(                         \
+    KERNEL __launch_bounds__(THREADS, 2) scan_backward_##S(                                      \
         const real* dy, INPUTS, const float* states, real* dx, real* dz, real* ddt,              \
         float* shares, float* da, float* dskip, float* boundaries, const float* ends,            \
         const float* totals, u32 span, SIZES) {                                                  \

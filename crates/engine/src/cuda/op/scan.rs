@@ -13,7 +13,8 @@ use crate::cuda::lowering::Lowering;
 /// Threads of the launches that have one for each element.
 const ELEMENT_THREADS: usize = 256;
 
-/// Elements from one step of a tile to the next in shared memory, as in the kernels.
+/// Elements, and pairs of floats, from one step of a tile to the next in shared memory, as in the
+/// kernels.
 const PITCH: usize = 36;
 
 /// The kernels for one number of states in a lane.
@@ -93,8 +94,8 @@ impl Operands {
         };
         let (x_stride, z_stride) = (source.width(), gate.width());
         let in_fours = |sizes: &[usize]| sizes.iter().all(|size| size.is_multiple_of(4));
-        let channels = in_fours(&[op.inner, x_stride, z_stride, op.x_column, op.z_column]);
-        let projection = in_fours(&[op.rank, op.state]);
+        let fours = in_fours(&[op.inner, x_stride, z_stride, op.x_column, op.z_column])
+            && in_fours(&[op.rank, op.state]);
         Self {
             partition,
             segments,
@@ -116,7 +117,7 @@ impl Operands {
                 op.rank,
                 partition.chunk,
                 segment,
-                usize::from(channels) + 2 * usize::from(projection),
+                usize::from(fours),
             ]
             .map(|size| Argument::U32(size as u32)),
         }
@@ -182,7 +183,7 @@ fn backward_shared_bytes(states_per_lane: usize, element_bytes: u64) -> u32 {
     let part = if states_per_lane == 2 { 8 } else { 4 };
     let states = ScanPartition::LANES * states_per_lane;
     let thread_states = ScanPartition::SLOTS * states_per_lane;
-    let floats = 2 * steps * ScanPartition::CHANNELS
+    let floats = 2 * steps * PITCH
         + steps * (2 * states + 4)
         + ScanPartition::THREADS / 32 * steps * 2 * states
         + (steps / part - 1) * ScanPartition::THREADS * thread_states;

@@ -118,18 +118,26 @@ fn one_launch_forwards_where_there_are_channels_enough() {
     };
     assert_eq!((function, workspace), ("scan_forward_2", 0));
     assert_eq!(shape.grid, [32, 1, 8]);
-    // x and z in fours; with a rank of 3, B and C not.
-    assert_eq!(arguments.last(), Some(&Argument::U32(1)));
+    // With a rank of 3, B and C are not in fours.
+    assert_eq!(arguments.last(), Some(&Argument::U32(0)));
     check_arguments(&commands);
 
-    // The backward has room for two segments.
-    let types = backward_inputs(&scan, 8, 1024, 2048);
-    let (commands, _) = lowered(op::ScanBackward(scan), &types);
-    let grids: Vec<_> = launches(&commands)
-        .iter()
-        .map(|(_, shape, _)| shape.grid)
-        .collect();
-    assert_eq!(grids[..2], [[32, 1, 8], [32, 2, 8]]);
+    let found = |batch: usize| -> Vec<_> {
+        let types = backward_inputs(&scan, batch, 1024, 2048);
+        let (commands, _) = lowered(op::ScanBackward(scan.clone()), &types);
+        let launched = launches(&commands);
+        launched
+            .iter()
+            .map(|(name, shape, _)| (*name, shape.grid))
+            .collect()
+    };
+    assert_eq!(found(8)[0], ("scan_backward_2", [32, 1, 8]));
+    // There is room for two segments.
+    let segments = [
+        ("scan_backward_local_2", [32, 1, 4]),
+        ("scan_backward_2", [32, 2, 4]),
+    ];
+    assert_eq!(found(4)[..2], segments);
 }
 
 #[test]
@@ -172,10 +180,14 @@ fn columns_that_are_not_multiples_of_four_are_read_one_by_one() {
     for (_, _, arguments) in launches(&commands) {
         assert_eq!(arguments.last(), Some(&Argument::U32(0)));
     }
-    let scan = op::Scan { rank: 4, ..scan };
+    let scan = op::Scan {
+        rank: 4,
+        x_column: 4,
+        ..scan
+    };
     let (commands, _) = lowered(scan.clone(), &inputs(&scan, 2, 9, 72));
     for (_, _, arguments) in launches(&commands) {
-        assert_eq!(arguments.last(), Some(&Argument::U32(2)));
+        assert_eq!(arguments.last(), Some(&Argument::U32(1)));
     }
 }
 
@@ -213,13 +225,11 @@ fn partitions_cover_time_in_whole_chunks() {
 
 /// A multiprocessor has 228 KiB, of which each block takes one for itself.
 #[test]
-fn shared_memory_leaves_room_for_four_blocks() {
-    let room = |blocks: u32| (228 / blocks - 1) * 1024;
-    assert!(backward_shared_bytes(2, 2) <= room(4));
-    for states_per_lane in [4, 8] {
-        assert!(backward_shared_bytes(states_per_lane, 2) <= room(3));
-    }
+fn shared_memory_leaves_room_for_as_many_blocks_as_registers_do() {
+    let room = (228 / ScanPartition::BACKWARD_RESIDENT as u32 - 1) * 1024;
     for states_per_lane in [2, 4, 8] {
-        assert!(backward_shared_bytes(states_per_lane, 4) <= room(2));
+        for element_bytes in [2, 4] {
+            assert!(backward_shared_bytes(states_per_lane, element_bytes) <= room);
+        }
     }
 }
