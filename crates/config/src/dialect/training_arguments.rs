@@ -299,7 +299,7 @@ fn arithmetic(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
     task(draft)?;
     flash(draft);
     liger::switched(draft, &["use_liger_kernel", "use_liger"], "liger_kernel");
-    adapters(draft);
+    adapters(draft)?;
     shards(draft)?;
     precision(draft);
     if !draft.says(MODEL) && !draft.says(SEQUENCE) {
@@ -342,8 +342,9 @@ fn flash(draft: &mut Draft<'_>) {
     }
 }
 
-/// Adapters are on where a switch says so, or, without one, where a rank is given.
-fn adapters(draft: &mut Draft<'_>) {
+/// Adapters are on where a switch says so, or, without one, where a rank is given: but TRL then trains
+/// all weights.
+fn adapters(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
     let switches = ["use_peft", "use_lora", "use_peft_lora"];
     let switch = switches.iter().find_map(|name| draft.find(name));
     let switch_on = switches.iter().any(|name| draft.is_on(name));
@@ -354,8 +355,21 @@ fn adapters(draft: &mut Draft<'_>) {
             draft.default(RANK, "16");
         }
         Some(entry) => draft.say(entry, ADAPTER, "none"),
-        None => train_mode(draft),
+        None => {
+            let of_trl = ["lora_r", "lora_alpha", "lora_target_modules"];
+            let adapted = of_trl.iter().find_map(|name| draft.find(name));
+            let trl = ["model_name_or_path", "dataset_name"];
+            if let Some(entry) = adapted
+                && trl.iter().all(|name| draft.find(name).is_some())
+            {
+                let why = "without use_peft TRL trains all weights, and other scripts with keys \
+                     like these train adapters: use_peft says which";
+                return Err(draft.refuse(entry, why));
+            }
+            train_mode(draft);
+        }
     }
+    Ok(())
 }
 
 /// Firefly's word for what is trained.

@@ -462,6 +462,22 @@ fn keys_of_peft_that_make_another_run_are_refused() {
     assert!(!config.tuning.lora.unwrap().in_float32);
 }
 
+/// Without the switch TRL trains all weights, whatever rank is written.
+#[test]
+fn trl_s_rank_without_its_switch_is_refused() {
+    let file = "model_name_or_path: Qwen/Qwen2.5-0.5B\ndataset_name: trl-lib/Capybara\n\
+                per_device_train_batch_size: 1\nmax_length: 64\nlora_r: 8\n";
+    let error = text("a.yaml", file, &[]).unwrap_err().to_string();
+    assert!(
+        error.contains("lora_r") && error.contains("use_peft"),
+        "{error}"
+    );
+    let (config, _) = followed(&format!("{file}use_peft: true\n"));
+    assert!(config.tuning.lora.is_some());
+    let (config, _) = followed(&format!("{file}use_peft: false\n"));
+    assert!(config.tuning.lora.is_none());
+}
+
 #[test]
 fn what_training_does_not_follow_is_told() {
     let (config, told) = followed(&format!(
