@@ -5,9 +5,11 @@ use cinch_config::{
     Checkpointing as Asked, Config, FrozenWeights, LoraConfig, LoraTargets, StateFormat,
     TorchAttention, TorchOptimizer, TorchPrecision, TrainingLoop,
 };
+use cinch_device::Card;
 
 use crate::TorchError;
 use crate::allocator::AllocatorConfig;
+use crate::chip::Chip;
 use crate::convention::Convention;
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::optimizer::{Execution, Optimizer};
@@ -77,9 +79,30 @@ impl Configured {
             prepared: frozen.is_quantised() && torch.prepared,
             recipe,
             allocator: AllocatorConfig::parse(alloc_conf)?,
+            chip: Chip::H200,
             memory_limit: None,
         };
         Ok(Configured { workload, assumed })
+    }
+
+    /// The same on a card; without one, on an H200.
+    #[must_use]
+    pub fn on(mut self, card: Option<&Card>) -> Configured {
+        let Some(card) = card else {
+            self.assumed.push(
+                "kernels and their workspaces as on an H200, because no card is known: say --gpu"
+                    .into(),
+            );
+            return self;
+        };
+        match Chip::of(card) {
+            Some(chip) => self.workload.chip = chip,
+            None => self.assumed.push(format!(
+                "kernels and their workspaces as on an H200: those for the {} are not known",
+                card.name
+            )),
+        }
+        self
     }
 }
 

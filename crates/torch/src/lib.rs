@@ -17,6 +17,7 @@
 
 pub mod allocator;
 pub mod change;
+pub mod chip;
 pub mod choose;
 pub mod claim;
 pub mod configured;

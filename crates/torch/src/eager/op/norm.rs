@@ -7,7 +7,7 @@ use super::super::dtype::DType;
 use super::super::node::grads;
 use super::super::tensor::Tensor;
 use super::pointwise::like;
-use super::{MULTIPROCESSORS, reduce};
+use super::reduce;
 
 /// `F.layer_norm`: the result, then mean and 1/σ of each row in fp32; keeps the input and both. Under
 /// autocast in fp32. The gradients of input, weight and bias come from one op.
@@ -62,13 +62,13 @@ pub fn layer_norm(x: impl Borrow<Tensor>, weight: &Tensor, bias: &Tensor) -> Ten
 fn partial_sums(grad: &Tensor, rows: u64, columns: u64, wanted: [bool; 2]) {
     const ROWS_PER_BLOCK: u64 = 32;
     const MAX_BLOCKS: u64 = 32 * 1024;
-    if rows <= 64 * 1024 || columns / 32 >= MULTIPROCESSORS / 2 {
+    let context = grad.context();
+    if rows <= 64 * 1024 || columns / 32 >= context.chip().multiprocessors / 2 {
         return;
     }
     let blocks = rows
         .div_ceil(ROWS_PER_BLOCK)
         .min(MAX_BLOCKS / columns.div_ceil(32));
-    let context = grad.context();
     let partial: Vec<Tensor> = wanted
         .iter()
         .filter(|wanted| **wanted)
