@@ -126,7 +126,7 @@ fn parts(chip: Chip, heads: u64, [queries, keys]: [u64; 2], width: u64) -> u64 {
     /// What counts as nearly as well.
     const SHARE: f64 = 0.85;
     /// From this share of the card's blocks on, nothing is cut.
-    const FILLED: f64 = 0.8;
+    const FILLED: f32 = 0.8;
     let keys_of_a_block = match width.div_ceil(64) {
         ..=1 => 256,
         2 => 128,
@@ -134,7 +134,7 @@ fn parts(chip: Chip, heads: u64, [queries, keys]: [u64; 2], width: u64) -> u64 {
     };
     let at_once = AT_ONCE * chip.multiprocessors;
     let blocks = heads * queries.div_ceil(QUERIES);
-    if blocks as f64 >= FILLED * at_once as f64 {
+    if blocks as f32 >= FILLED * at_once as f32 {
         return 1;
     }
     let key_blocks = keys.div_ceil(keys_of_a_block);
@@ -143,12 +143,33 @@ fn parts(chip: Chip, heads: u64, [queries, keys]: [u64; 2], width: u64) -> u64 {
         parts == 1 || key_blocks.div_ceil(parts) != key_blocks.div_ceil(parts - 1)
     });
     let used = |parts: u64| {
-        let waves = (blocks * parts) as f64 / at_once as f64;
+        let waves = (blocks * parts) as f32 / at_once as f32;
         waves / waves.ceil()
     };
-    let best = candidates.clone().map(used).fold(0.0, f64::max);
+    let best = candidates.clone().map(used).fold(0.0, f32::max);
     candidates
         .clone()
-        .find(|&parts| used(parts) >= SHARE * best)
+        .find(|&parts| f64::from(used(parts)) >= SHARE * f64::from(best))
         .unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What PyTorch 2.11 cuts 1000 keys of two heads into, on cards that are not there.
+    #[test]
+    fn keys_are_cut_as_pytorch_cuts_them() {
+        for (card, of_widths) in [
+            ("A100 SXM4 40GB", [(64, 4), (96, 4), (128, 4), (256, 6)]),
+            ("RTX 4090", [(64, 4), (96, 8), (128, 8), (256, 8)]),
+            ("B200", [(64, 4), (96, 8), (128, 8), (256, 8)]),
+        ] {
+            let chip = Chip::of(&cinch_device::find(card).unwrap().card()).unwrap();
+            for (width, expected) in of_widths {
+                let found = parts(chip, 2, [1000, 1000], width);
+                assert_eq!(found, expected, "{card}, {width}");
+            }
+        }
+    }
 }
