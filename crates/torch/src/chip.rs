@@ -80,6 +80,7 @@ impl Chip {
         self.capability.major >= 10
     }
 
+    /// Whether flash attention has kernels for the card.
     pub(crate) fn has_flash_attention(self) -> bool {
         self.is_at_least(8, 0)
     }
