@@ -203,6 +203,12 @@ impl Budget {
         self
     }
 
+    /// The card, where it was named or found.
+    pub fn known_card(&self) -> Option<&Card> {
+        let rates = self.gpu.as_ref().filter(|rates| rates.is_known);
+        rates.map(|rates| &rates.card)
+    }
+
     /// What to say where a run does not fit because of the margin alone.
     pub fn margin_hint(&self, needed_bytes: u64) -> Option<String> {
         if needed_bytes > self.available || self.bytes == self.available {

@@ -668,6 +668,69 @@ fn a_flag_of_the_other_engine_is_refused() {
         .fails(2, &["--optimizer", "--engine pytorch"]);
 }
 
+/// What PyTorch itself asked for on these cards, rehearsed, is what is said of a card that is named. Of one that is not known the
+/// figure is the H200's, and that is said.
+#[test]
+fn the_named_card_decides_what_is_taken() {
+    let sandbox = Sandbox::new();
+    let text = fs::read_to_string(fixture("rehearsed/cards.jsonl")).expect("the fixture");
+    let rehearsed: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("a line of JSON"))
+        .collect();
+    let run = "--model gpt2 --set model.n_layers=2 --grad-accum 1";
+    for name in [
+        "a100_sxm4_40gb-gpt2-b4-t512-fp32",
+        "a100_sxm4_40gb-gpt2-b4-t512-amp_bf16",
+        "rtx_4090-gpt2-b4-t512-amp_bf16",
+        "t4-gpt2-b2-t256-amp_fp16",
+        "t4-gpt2-b2-t256-amp_bf16",
+        "h100_pcie-gpt2-b4-t512-bf16",
+    ] {
+        let found = rehearsed.iter().find(|one| one["case"]["name"] == name);
+        let case = &found.expect(name)["case"];
+        let text = |key: &str| case[key].as_str().expect(key).to_owned();
+        let line = format!(
+            "plan --engine pytorch {run} --torch-precision {} --batch-size {} --seq-len {} --json --gpu",
+            text("precision"),
+            case["batch"],
+            case["seq"]
+        );
+        let card = text("gpu");
+        let arguments = line.split(' ').chain([card.as_str()]);
+        let answer = sandbox.run(arguments).succeeds().json();
+        let reserved = bytes(&answer["memory"]["reserved_bytes"]);
+        assert_eq!(
+            reserved,
+            bytes(&found.expect(name)["peak_reserved"]),
+            "{name}"
+        );
+    }
+    let unknown = "because no card is known: say --gpu";
+    let plan = format!("plan --engine pytorch {run}");
+    for (flag, is_said) in [
+        ("", true),
+        (" --gpu-memory 24", true),
+        (" --gpu h200", false),
+    ] {
+        let ran = sandbox.cinch(&format!("{plan}{flag}")).succeeds();
+        assert_eq!(
+            ran.stdout.contains(unknown),
+            is_said,
+            "{flag}: {}",
+            ran.stdout
+        );
+    }
+    sandbox
+        .cinch(&format!("{plan} --gpu mi300x"))
+        .prints(&["the ones of the MI300X are not known"]);
+    sandbox
+        .cinch(&format!(
+            "{plan} --gpu t4 --set pytorch.attention=flash_attention_2"
+        ))
+        .fails(2, &["flash_attention_2", "7.5", "sdpa"]);
+}
+
 /// The table in the documents is the one that the program prints.
 #[test]
 fn the_guides_claims_are_in_the_documents() {

@@ -5,9 +5,11 @@ use cinch_config::{
     Checkpointing as Asked, Config, FrozenWeights, LoraConfig, LoraTargets, StateFormat,
     TorchAttention, TorchOptimizer, TorchPrecision, TrainingLoop,
 };
+use cinch_device::Card;
 
 use crate::TorchError;
 use crate::allocator::AllocatorConfig;
+use crate::chip::Chip;
 use crate::convention::Convention;
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::optimizer::{Execution, Optimizer};
@@ -26,10 +28,15 @@ pub struct Configured {
 }
 
 impl Configured {
-    /// The run of a configuration, with the allocator's settings as text.
-    pub fn of(config: &Config, alloc_conf: &str) -> Result<Configured, TorchError> {
+    /// The run of a configuration, with the allocator's settings as text, on a card where one is known.
+    pub fn of(
+        config: &Config,
+        alloc_conf: &str,
+        card: Option<&Card>,
+    ) -> Result<Configured, TorchError> {
         let torch = &config.torch;
         let mut assumed = torch.assumed.clone();
+        let chip = chip(card, &mut assumed);
         let frozen = frozen(config)?;
         if frozen.is_quantised() && torch.prepared {
             assumed.push(
@@ -64,7 +71,7 @@ impl Configured {
             architecture,
             batch: config.batch.batch_size as u64,
             length: config.batch.seq_len as u64,
-            attention: attention(config, &mut assumed),
+            attention: attention(config, chip, &mut assumed)?,
             checkpoints: checkpoints(config)?,
             liger: liger(config)?,
             lora: config
@@ -77,10 +84,29 @@ impl Configured {
             prepared: frozen.is_quantised() && torch.prepared,
             recipe,
             allocator: AllocatorConfig::parse(alloc_conf)?,
+            chip,
             memory_limit: None,
         };
         Ok(Configured { workload, assumed })
     }
+}
+
+/// What decides of the card; where nothing is known of it, that of the card on which PyTorch was measured.
+fn chip(card: Option<&Card>, assumed: &mut Vec<String>) -> Chip {
+    let Some(card) = card else {
+        assumed.push(
+            "kernels and their workspaces are those of an H200, because no card is known: say --gpu"
+                .into(),
+        );
+        return Chip::H200;
+    };
+    Chip::of(card).unwrap_or_else(|| {
+        assumed.push(format!(
+            "kernels and their workspaces are those of an H200: the ones of the {} are not known",
+            card.name
+        ));
+        Chip::H200
+    })
 }
 
 fn beyond(problem: impl Into<String>) -> TorchError {
@@ -143,9 +169,22 @@ fn optimizer(config: &Config) -> Result<Optimizer, TorchError> {
     })
 }
 
-fn attention(config: &Config, assumed: &mut Vec<String>) -> Attention {
+fn attention(
+    config: &Config,
+    chip: Chip,
+    assumed: &mut Vec<String>,
+) -> Result<Attention, TorchError> {
     let kind = config.torch.attention;
-    match kind {
+    let is_flash = matches!(kind, TorchAttention::Flash2 | TorchAttention::Flash3);
+    if is_flash && config.model.family().chooses_attention && !chip.has_flash_attention() {
+        return Err(beyond(format!(
+            "{} does not run on compute capability {}: flash-attn needs Ampere or later, and PyTorch's own attention (sdpa) \
+             does not",
+            kind.name(),
+            chip.capability
+        )));
+    }
+    Ok(match kind {
         TorchAttention::Eager => Attention::Eager,
         TorchAttention::Sdpa => Attention::Sdpa,
         TorchAttention::Flash2 | TorchAttention::Flash3 | TorchAttention::Flex => {
@@ -157,7 +196,7 @@ fn attention(config: &Config, assumed: &mut Vec<String>) -> Attention {
             }
             Attention::Sdpa
         }
-    }
+    })
 }
 
 /// Names of kernels with commas between them, or a word for those that Liger applies by itself.

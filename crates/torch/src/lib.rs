@@ -9,7 +9,7 @@
 //! let flag = || Source::Flag("--model".to_owned());
 //! settings.set("model.type", "gpt2", flag())?;
 //! settings.set("vram.batch_size", "1", flag())?;
-//! let run = Configured::of(&settings.resolve()?, "")?;
+//! let run = Configured::of(&settings.resolve()?, "", None)?;
 //! let prediction = run.workload.predict()?;
 //! assert!(prediction.peak_allocated <= prediction.peak_reserved);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -17,6 +17,7 @@
 
 pub mod allocator;
 pub mod change;
+pub mod chip;
 pub mod choose;
 pub mod claim;
 pub mod configured;

@@ -17,7 +17,7 @@ fn configured(values: &[(&str, &str)]) -> Result<Configured, Box<dyn std::error:
     for (key, value) in given.iter().chain(values) {
         settings.set(key, value, Source::Flag("--flag".to_owned()))?;
     }
-    Ok(Configured::of(&settings.resolve()?, "")?)
+    Ok(Configured::of(&settings.resolve()?, "", None)?)
 }
 
 #[test]

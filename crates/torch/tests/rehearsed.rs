@@ -1,6 +1,6 @@
 //! Families whose runs were rehearsed (`cinch rehearse`): PyTorch itself ran, on a card that is not there, and what its
 //! allocator was asked for lies in `fixtures/rehearsed`, made by `fixtures/rehearse_cases.py`. Rehearsals of Qwen3 give the
-//! requests that were recorded on an H200, byte for byte.
+//! requests that were recorded on an H200, byte for byte. `cards.jsonl` has other cards, from a V100 to an RTX 5090.
 
 use std::collections::HashMap;
 
@@ -29,6 +29,7 @@ const FAMILIES: &[(&str, &str)] = &[
     family!("vit"),
     family!("liger"),
     family!("modules_to_save"),
+    family!("cards"),
 ];
 
 /// Number and FNV-1a of the requests, as the script writes them: frees that follow each other are sorted under autocast.

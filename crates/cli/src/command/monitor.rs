@@ -70,7 +70,7 @@ fn planned(path: &Path) -> anyhow::Result<Planned> {
         flags: Vec::new(),
     };
     let asked = Asked::read(&arguments, None, Some(Engine::Pytorch))?;
-    let run = Run::new(&arguments, &asked)?;
+    let run = Run::new(&arguments, &asked, None)?;
     let estimate = Estimate::new(&run.workload, overhead(None))?;
     Ok(Planned {
         bytes: estimate.device_bytes,

@@ -41,8 +41,9 @@ pub fn run(arguments: &FitArguments, asked: &Asked) -> anyhow::Result<()> {
     ]))?;
     // Before the search, so that nothing is computed for a file that is not there.
     let files = files_to_write(arguments, asked)?;
-    let run = Run::new(&arguments.settings, asked)?;
-    let (budget, limits) = limits(arguments, &run)?;
+    let budget = budget(arguments, asked)?;
+    let run = Run::new(&arguments.settings, asked, budget.known_card())?;
+    let limits = limits(arguments, &run, &budget)?;
     let waiting = Waiting::new("replaying runs to find one that fits");
     let choice = choose(&run.workload, &limits);
     if let (true, Err(TorchError::DoesNotFit { budget, needed, .. })) = (arguments.json, &choice) {
@@ -79,8 +80,9 @@ pub fn run(arguments: &FitArguments, asked: &Asked) -> anyhow::Result<()> {
 
 /// What fits best, for `cinch init` to write down.
 pub fn fitting(arguments: &FitArguments, asked: &Asked) -> anyhow::Result<Fitting> {
-    let run = Run::new(&arguments.settings, asked)?;
-    let (budget, limits) = limits(arguments, &run)?;
+    let budget = budget(arguments, asked)?;
+    let run = Run::new(&arguments.settings, asked, budget.known_card())?;
+    let limits = limits(arguments, &run, &budget)?;
     let waiting = Waiting::new("replaying runs to find one that fits");
     let choice = choose(&run.workload, &limits)?;
     let fitted = Fitted::new(&run, &limits, choice)?;
@@ -93,12 +95,26 @@ pub fn fitting(arguments: &FitArguments, asked: &Asked) -> anyhow::Result<Fittin
 }
 
 /// What each GPU of a run may take, and what may be chosen for it.
-fn limits(arguments: &FitArguments, run: &Run) -> anyhow::Result<(Budget, Limits)> {
+fn limits(arguments: &FitArguments, run: &Run, budget: &Budget) -> anyhow::Result<Limits> {
     let division = sharded::division(&run.config.torch);
     let ranks = division.map_or(1, |division| division.ranks.get());
+    Ok(Limits {
+        budget_bytes: budget.bytes,
+        overhead: estimate::overhead(Some(budget)),
+        effective_batch: match arguments.target_effective_batch {
+            Some(rows) => of_each_rank(rows as u64, ranks)?,
+            None => run.workload.batch * u64::from(run.workload.recipe.accumulation),
+        },
+        may: permissions(arguments, &run.settings),
+        division,
+    })
+}
+
+/// The memory to fit: by flags, by the configuration, else that of this machine's GPU.
+fn budget(arguments: &FitArguments, asked: &Asked) -> anyhow::Result<Budget> {
     let budget = match (
         arguments.settings.plain.memory.budget()?,
-        run.config.batch.budget,
+        asked.config.batch.budget,
     ) {
         (Some(budget), _) => budget,
         (None, Some(size)) => Budget::of_size(size.get(), "vram.budget")?,
@@ -111,17 +127,7 @@ fn limits(arguments: &FitArguments, run: &Run) -> anyhow::Result<(Budget, Limits
              hint: name one with --gpu \"RTX 4090\", or its size with --gpu-memory 24",
         ));
     }
-    let limits = Limits {
-        budget_bytes: budget.bytes,
-        overhead: estimate::overhead(Some(&budget)),
-        effective_batch: match arguments.target_effective_batch {
-            Some(rows) => of_each_rank(rows as u64, ranks)?,
-            None => run.workload.batch * u64::from(run.workload.recipe.accumulation),
-        },
-        may: permissions(arguments, &run.settings),
-        division,
-    };
-    Ok((budget, limits))
+    Ok(budget)
 }
 
 /// Rows of each rank's step.

@@ -2,7 +2,6 @@
 
 use std::time::Instant;
 
-use cinch_device::Generation;
 use cinch_torch::TorchError;
 use cinch_torch::eager::checkpoint::Checkpointing;
 use cinch_torch::eager::optimizer::{Execution, Optimizer};
@@ -92,16 +91,12 @@ impl Estimate {
 /// What a card loses before any tensor: of the budget's card where it was named or found, else
 /// of a card that nothing is known of.
 pub fn overhead(budget: Option<&Budget>) -> Overhead {
-    let overhead = Overhead::of(generation(budget));
+    let card = budget.and_then(Budget::known_card);
+    let overhead = Overhead::of(card.and_then(|card| card.generation));
     match budget.is_some_and(|budget| budget.margin_is_stated) {
         true => overhead.without_margin(),
         false => overhead,
     }
-}
-
-fn generation(budget: Option<&Budget>) -> Option<Generation> {
-    let rates = budget?.gpu.as_ref()?;
-    rates.is_known.then_some(rates.card.generation)?
 }
 
 /// A phase in words.

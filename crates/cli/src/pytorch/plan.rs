@@ -33,9 +33,11 @@ pub fn run(arguments: &PlanArguments, asked: &Asked) -> anyhow::Result<()> {
         ("--explain", arguments.explain),
         ("--device cpu", arguments.device == Device::Cpu),
     ]))?;
-    let run = Run::new(&arguments.settings, asked)?;
+    let budget = budget(arguments, asked)?;
+    let card = budget.as_ref().and_then(Budget::known_card);
+    let run = Run::new(&arguments.settings, asked, card)?;
     let waiting = Waiting::new("replaying the run");
-    let answer = Answer::new(arguments, &run)?;
+    let answer = Answer::new(arguments, &run, budget)?;
     drop(waiting);
     if !arguments.picture.is_empty() {
         let mut step = course::picture(&run, &answer.estimate, &answer.profile.alive)?;
@@ -50,6 +52,19 @@ pub fn run(arguments: &PlanArguments, asked: &Asked) -> anyhow::Result<()> {
         false => print(&answer.text(&run, arguments.timeline)?)?,
     }
     answer.verdict()
+}
+
+/// By flags, else by the configuration.
+fn budget(arguments: &PlanArguments, asked: &Asked) -> anyhow::Result<Option<Budget>> {
+    let budget = match (
+        arguments.settings.plain.memory.budget()?,
+        asked.config.batch.budget,
+    ) {
+        (Some(budget), _) => Some(budget),
+        (None, Some(size)) => Some(Budget::of_size(size.get(), "vram.budget")?),
+        (None, None) => None,
+    };
+    Ok(budget.map(Budget::of_pytorch))
 }
 
 /// Everything that is told of a run.
@@ -67,16 +82,7 @@ struct Answer {
 }
 
 impl Answer {
-    fn new(arguments: &PlanArguments, run: &Run) -> anyhow::Result<Self> {
-        let budget = match (
-            arguments.settings.plain.memory.budget()?,
-            run.config.batch.budget,
-        ) {
-            (Some(budget), _) => Some(budget),
-            (None, Some(size)) => Some(Budget::of_size(size.get(), "vram.budget")?),
-            (None, None) => None,
-        }
-        .map(Budget::of_pytorch);
+    fn new(arguments: &PlanArguments, run: &Run, budget: Option<Budget>) -> anyhow::Result<Self> {
         let estimate = Estimate::new(&run.workload, estimate::overhead(budget.as_ref()))?;
         let what_if = arguments.questions.what_if;
         let fits = budget

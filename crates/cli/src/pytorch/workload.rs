@@ -1,6 +1,7 @@
 //! The run in PyTorch that a configuration describes, with all that was taken for granted.
 
 use cinch_config::{Config, Settings, Sharding};
+use cinch_device::Card;
 use cinch_torch::configured::Configured;
 use cinch_torch::model::Workload;
 
@@ -26,7 +27,12 @@ pub struct Run {
 }
 
 impl Run {
-    pub fn new(arguments: &SettingArguments, asked: &Asked) -> anyhow::Result<Self> {
+    /// On a card, where one is known.
+    pub fn new(
+        arguments: &SettingArguments,
+        asked: &Asked,
+        card: Option<&Card>,
+    ) -> anyhow::Result<Self> {
         refuse_other_settings(arguments)?;
         let (settings, config) = (&asked.settings, &asked.config);
         let mut assumed: Vec<String> = settings
@@ -41,7 +47,7 @@ impl Run {
                 "the allocator's settings are those of {variable}: {alloc_conf}"
             ));
         }
-        let configured = Configured::of(config, &alloc_conf)?;
+        let configured = Configured::of(config, &alloc_conf, card)?;
         let workload = configured.workload;
         assumed.extend(configured.assumed);
         if !workload.architecture.has_one_length()

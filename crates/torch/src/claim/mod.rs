@@ -13,6 +13,7 @@ mod qwen;
 
 use crate::TorchError;
 use crate::allocator::AllocatorConfig;
+use crate::chip::Chip;
 use crate::convention::Convention;
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::optimizer::{Execution, Optimizer};
@@ -87,6 +88,7 @@ fn run(architecture: Architecture, batch: u64, length: u64, precision: Precision
             convention: Convention::PlainLoop,
         },
         allocator: AllocatorConfig::default(),
+        chip: Chip::H200,
         memory_limit: None,
     }
 }

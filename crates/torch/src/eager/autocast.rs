@@ -47,6 +47,14 @@ pub fn with<T>(context: &Context, dtype: Option<DType>, body: impl FnOnce() -> T
     result
 }
 
+/// What the first `torch.autocast("cuda", dtype)` of a process asks: whether the card takes bf16. One that only emulates it is
+/// asked by a tensor.
+pub fn ask(context: &Context, dtype: Option<DType>) {
+    if dtype == Some(DType::BFloat16) && !context.chip().has_bf16() {
+        drop(context.empty("tensor", [1], DType::BFloat16));
+    }
+}
+
 /// `torch.is_autocast_enabled()`.
 pub fn is_enabled(context: &Context) -> bool {
     context.autocast.borrow().dtype.is_some()

@@ -1,4 +1,4 @@
-//! The process that a program runs in: device memory, grad mode, autocast, saved-tensor hooks,
+//! The process that a program runs in: its card, device memory, grad mode, autocast, saved-tensor hooks,
 //! library workspaces. Tensors and nodes hold a handle to it.
 
 use std::cell::{Cell, RefCell};
@@ -15,6 +15,7 @@ use super::shape::Dims;
 use super::storage::Storages;
 use super::tape::Tape;
 use super::tensor::{SpareTensors, Tensor};
+use crate::chip::Chip;
 
 /// What a block of memory is for. Decided by the phase that allocates it; a gradient becomes one
 /// when a leaf takes it.
@@ -69,12 +70,11 @@ struct Workspaces {
     cublas_lt: Option<Block>,
 }
 
-/// On a Hopper card cuBLAS is given 32 MiB.
-const CUBLAS_WORKSPACE: u64 = 32 << 20;
 /// cuBLASLt's own workspace.
 const CUBLAS_LT_WORKSPACE: u64 = 1 << 20;
 
 pub struct State {
+    chip: Chip,
     memory: RefCell<Box<dyn MemoryModel>>,
     grad_enabled: Cell<bool>,
     /// Set when nothing more is to happen: after a recomputation has all it needs, or when the
@@ -111,8 +111,10 @@ impl std::ops::Deref for Context {
 }
 
 impl Context {
-    pub fn new(memory: Box<dyn MemoryModel>) -> Context {
+    /// A process on such a card.
+    pub fn new(chip: Chip, memory: Box<dyn MemoryModel>) -> Context {
         Context(Rc::new(State {
+            chip,
             memory: RefCell::new(memory),
             grad_enabled: Cell::new(true),
             stopped: Cell::new(false),
@@ -313,6 +315,10 @@ impl State {
         self.place.set(self.places.borrow().of(place));
     }
 
+    pub fn chip(&self) -> Chip {
+        self.chip
+    }
+
     pub fn libraries(&self) -> Libraries {
         self.libraries.get()
     }
@@ -343,7 +349,7 @@ impl State {
         if workspaces.cublas.is_none() && !self.stopped.get() {
             let category = self.category.replace(AllocationCategory::Workspace);
             workspaces.cublas = self
-                .allocate("cublas workspace", CUBLAS_WORKSPACE)
+                .allocate("cublas workspace", self.chip.cublas_workspace())
                 .map(|(block, _)| block);
             self.category.set(category);
         }

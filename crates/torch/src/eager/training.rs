@@ -204,6 +204,9 @@ pub fn train(
             // Until the model names its own lines.
             at!(context, "loss = model(batch)");
             let dtype = recipe.precision.autocast();
+            if step == 0 && micro == 0 {
+                autocast::ask(context, dtype);
+            }
             let loss = match dtype {
                 Some(_) => autocast::with(context, dtype, || program.loss(&batch)),
                 None => program.loss(&batch),

@@ -3,7 +3,8 @@
 
 use super::decoder_lines::Lines;
 use super::mask::Attention;
-use crate::eager::op::{attention, cast, dropout, matmul, pointwise, softmax, view};
+use crate::eager::op::attention::{self, Attend};
+use crate::eager::op::{cast, dropout, matmul, pointwise, softmax, view};
 use crate::eager::{DType, Line, Tensor};
 
 pub(super) struct Attending {
@@ -36,13 +37,17 @@ impl Attending {
 
     fn fused(&self, query: &Tensor, key: &Tensor, value: &Tensor, mask: Option<&Tensor>) -> Tensor {
         let Some(mask) = mask else {
-            let out = attention::scaled_dot_product(query, key, value);
+            let how = Attend {
+                is_causal: true,
+                dropout: self.dropout,
+            };
+            let out = attention::scaled_dot_product(query, key, value, how);
             return view::contiguous(view::transpose(out, 1, 2));
         };
         // Shared keys are given to the kernel as they are, unless a mask rules that out.
         let key = attention::repeat_heads(key, self.groups);
         let value = attention::repeat_heads(value, self.groups);
-        let out = attention::masked_scaled_dot_product(query, &key, &value, mask);
+        let out = attention::masked_scaled_dot_product(query, &key, &value, mask, self.dropout);
         let out = view::contiguous(view::transpose(out, 1, 2));
         drop(key);
         drop(value);

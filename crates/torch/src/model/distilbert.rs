@@ -67,6 +67,7 @@ impl Layer {
             config: config.clone(),
             attention: HeadAttention {
                 kind,
+                is_causal: false,
                 dropout: config.attention_dropout,
                 raises_softmax: false,
                 lines: &LINES,

@@ -11,7 +11,8 @@ use super::module::{Builder, Embedding, LayerNorm, position_ids};
 use super::replay::{Replay, Setup};
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::line::at;
-use crate::eager::op::{attention, cast, dropout, matmul, pointwise, softmax, view};
+use crate::eager::op::attention::{self, Attend};
+use crate::eager::op::{cast, dropout, matmul, pointwise, softmax, view};
 use crate::eager::training::Program;
 use crate::eager::{Context, Line, Tensor};
 
@@ -123,7 +124,11 @@ impl Block {
         let (mut out, weights) = match self.kind {
             Attention::Sdpa => {
                 at!(context, FILE, 211);
-                let out = attention::scaled_dot_product(&query, &key, &value);
+                let how = Attend {
+                    is_causal: true,
+                    dropout: self.config.attention_dropout(),
+                };
+                let out = attention::scaled_dot_product(&query, &key, &value, how);
                 (view::contiguous(view::transpose(out, 1, 2)), None)
             }
             Attention::Eager => {

@@ -76,6 +76,7 @@ impl Layer {
             config: config.clone(),
             attention: HeadAttention {
                 kind,
+                is_causal: true,
                 dropout: config.attention_dropout,
                 raises_softmax: true,
                 lines: &ATTENTION,

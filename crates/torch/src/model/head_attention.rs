@@ -2,7 +2,8 @@
 //! model's own file.
 
 use super::mask::Attention;
-use crate::eager::op::{attention, cast, dropout, matmul, pointwise, softmax, view};
+use crate::eager::op::attention::{self, Attend};
+use crate::eager::op::{cast, dropout, matmul, pointwise, softmax, view};
 use crate::eager::{DType, Line, Tensor};
 
 /// Where the file has its statements.
@@ -20,6 +21,8 @@ pub(super) struct Lines {
 /// How a model attends.
 pub(super) struct HeadAttention {
     pub kind: Attention,
+    /// Whether tokens see those before them alone.
+    pub is_causal: bool,
     pub dropout: f64,
     /// Whether eager weights are computed in fp32 and brought back to the queries' type.
     pub raises_softmax: bool,
@@ -38,7 +41,11 @@ impl HeadAttention {
         query.context().at(&self.lines.attend);
         match self.kind {
             Attention::Sdpa => {
-                let out = attention::scaled_dot_product(query, key, value);
+                let how = Attend {
+                    is_causal: self.is_causal,
+                    dropout: self.dropout,
+                };
+                let out = attention::scaled_dot_product(query, key, value, how);
                 (view::contiguous(view::transpose(out, 1, 2)), None)
             }
             Attention::Eager => {

@@ -69,6 +69,7 @@ impl Layer {
             config: config.clone(),
             attention: HeadAttention {
                 kind,
+                is_causal: true,
                 dropout: config.attention_dropout,
                 raises_softmax: true,
                 lines: &LINES,

@@ -62,6 +62,7 @@ impl Layer {
             config: config.clone(),
             attention: HeadAttention {
                 kind: setup.attention,
+                is_causal: false,
                 dropout: config.attention_dropout,
                 raises_softmax: true,
                 lines: &LINES,

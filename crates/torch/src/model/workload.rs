@@ -1,6 +1,7 @@
 //! A training run, and the prediction of its memory.
 
 use cinch_architecture::Architecture;
+use cinch_device::Generation;
 
 use super::adapter::Lora;
 use super::frozen::Frozen;
@@ -11,6 +12,7 @@ use super::profile::Profile;
 use super::replay::{self, Setup};
 use crate::TorchError;
 use crate::allocator::AllocatorConfig;
+use crate::chip::Chip;
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::context::Libraries;
 use crate::eager::memory::{Caching, Ledger, MemoryModel};
@@ -36,6 +38,8 @@ pub struct Workload {
     pub prepared: bool,
     pub recipe: Recipe,
     pub allocator: AllocatorConfig,
+    /// The card that it runs on.
+    pub chip: Chip,
     /// The most that the allocator may reserve: the card's memory less its overhead, or a cap. Without it memory never runs
     /// out.
     pub memory_limit: Option<u64>,
@@ -130,7 +134,7 @@ impl Workload {
     /// The model alone.
     pub fn weights(&self) -> Result<Weights, TorchError> {
         self.check()?;
-        let context = Context::new(Box::new(Ledger::default()));
+        let context = Context::new(self.chip, Box::new(Ledger::default()));
         let program = self.program(&context);
         let bytes = context.memory().requested();
         let trainable = program
@@ -247,6 +251,7 @@ impl Workload {
         {
             list.push("not certain: what cuDNN takes while it convolves patches was rehearsed for 16 × 16 pixels, and other patches follow the same rule; `cinch rehearse` asks cuDNN itself");
         }
+        list.extend(self.assumed_of_the_card());
         if self.frozen == Frozen::EightBit {
             list.push("no activation is an outlier to LLM.int8(): columns of outliers are multiplied apart and kept");
         }
@@ -256,8 +261,34 @@ impl Workload {
         list
     }
 
+    /// What is not known of other cards than those of the measured generation.
+    fn assumed_of_the_card(&self) -> Vec<&'static str> {
+        let (chip, precision) = (self.chip, self.recipe.precision);
+        let generation = chip.capability.generation();
+        let mut list = Vec::new();
+        if generation == Chip::H200.capability.generation() {
+            return list;
+        }
+        let lowest = precision.autocast().unwrap_or(precision.weights());
+        if lowest == DType::BFloat16 && !chip.has_bf16() {
+            list.push("the card emulates bf16: fused attention runs op by op in fp32, and cuBLAS is taken to multiply bf16 as it multiplies fp16");
+        }
+        match generation {
+            Some(Generation::Volta) => list.push("PyTorch for CUDA 13 has no kernels for a V100: memory is that of PyTorch 2.11 for CUDA 12.6 by the same rules, of which sorting was not compared"),
+            Some(Generation::Blackwell) => list.push("on Blackwell cuBLAS is given 8.1 MiB, as PyTorch 2.11 does (later versions give 32), and cuDNN's attention takes what cuDNN 9.19 names without a card"),
+            _ => {}
+        }
+        if matches!(self.architecture, Architecture::Vit(_)) {
+            list.push("not certain: what cuDNN takes while it convolves patches was found for an H200, and other cards take other kernels; `cinch rehearse` asks cuDNN itself");
+        }
+        if matches!(self.frozen, Frozen::FourBit { .. }) {
+            list.push("up to how many tokens bitsandbytes multiplies four bits without restoring the weight was measured on an H200, and is scaled by the card's multiprocessors");
+        }
+        list
+    }
+
     fn run(&self, memory: Box<dyn MemoryModel>, record: Record) -> (Prediction, Vec<Event>) {
-        let context = Context::new(memory);
+        let context = Context::new(self.chip, memory);
         touch_device(&context);
         if record == Record::Everything {
             context.start_recording();

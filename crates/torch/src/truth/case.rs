@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::TorchError;
 use crate::allocator::AllocatorConfig;
+use crate::chip::Chip;
 use crate::convention::Convention;
 use crate::eager::checkpoint::Checkpointing;
 use crate::eager::optimizer::{Execution, Optimizer};
@@ -24,6 +25,9 @@ use crate::model::mask::Attention;
 #[derive(Clone, Debug, Deserialize)]
 pub struct Case {
     pub name: String,
+    /// The card, where it was no H200.
+    #[serde(default)]
+    pub gpu: Option<String>,
     #[serde(default = "default_family")]
     pub family: String,
     #[serde(default)]
@@ -165,11 +169,22 @@ impl Case {
             memory_limit: self
                 .cap_gb
                 .map(|cap| (cap.max(0.0) * (1u64 << 30) as f64) as u64),
+            chip: self.chip()?,
             allocator: match &self.alloc_conf {
                 Some(text) => AllocatorConfig::parse(text)?,
                 None => AllocatorConfig::default(),
             },
         })
+    }
+
+    fn chip(&self) -> Result<Chip, TorchError> {
+        let Some(name) = &self.gpu else {
+            return Ok(Chip::H200);
+        };
+        let found = cinch_device::find(name).ok();
+        found
+            .and_then(|gpu| Chip::of(&gpu.card()))
+            .ok_or_else(|| self.problem("gpu", name, "a card with CUDA that `cinch gpus` lists"))
     }
 
     fn architecture(&self) -> Result<Architecture, TorchError> {

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::TorchError;
-use crate::overhead::{H200, Overhead};
+use crate::overhead::Overhead;
 
 pub use case::{Case, CaseLora, CaseQuantization};
 
@@ -178,9 +178,10 @@ fn finite(line: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// Predicts a measured run.
-pub fn judge(measurement: &Measurement, overhead: &Overhead) -> Result<Verdict, TorchError> {
+/// Predicts a measured run, on the card that it ran on.
+pub fn judge(measurement: &Measurement) -> Result<Verdict, TorchError> {
     let workload = measurement.case.workload()?;
+    let overhead = Overhead::of(workload.chip.capability.generation());
     let start = Instant::now();
     let prediction = workload.predict()?;
     let milliseconds = start.elapsed().as_secs_f64() * 1e3;
@@ -212,12 +213,12 @@ pub struct Comparison {
     pub skipped: Vec<Skipped>,
 }
 
-/// Predicts every measured run on the card that the fixtures come from. An error only where none of them can be predicted.
+/// Predicts every measured run. An error only where none of them can be predicted.
 pub fn compare(measurements: &[Measurement]) -> Result<Comparison, TorchError> {
     let (mut verdicts, mut skipped) = (Vec::new(), Vec::new());
     let mut first_problem = None;
     for measurement in measurements {
-        match judge(measurement, &H200) {
+        match judge(measurement) {
             Ok(verdict) => verdicts.push(verdict),
             Err(problem) => {
                 skipped.push(Skipped {

@@ -15,6 +15,7 @@ use super::together::{is_enough, together};
 use super::wording::Wording;
 use crate::args::{DiagnoseArguments, Engine};
 use crate::failure::usage;
+use crate::memory::Budget;
 use crate::pytorch::estimate::{self, Estimate};
 use crate::pytorch::workload::Run as TorchRun;
 use crate::settings::Asked;
@@ -163,10 +164,11 @@ fn in_torch(
     asked: &Asked,
     numbers: &Numbers,
 ) -> anyhow::Result<Run> {
-    let run = TorchRun::new(&arguments.settings, asked)?;
+    let budget = arguments.settings.plain.memory.budget()?;
+    let card = budget.as_ref().and_then(Budget::known_card);
+    let run = TorchRun::new(&arguments.settings, asked, card)?;
     let mut assumed = run.assumed.clone();
     assumed.extend(contradictions(told, &run.workload));
-    let budget = arguments.settings.plain.memory.budget()?;
     let estimate = Estimate::new(&run.workload, estimate::overhead(budget.as_ref()))?;
     let found = remedies(&run.workload, &estimate.overhead)?;
     let spelling = match (run.workload.recipe.convention, Spelling::of(&told.programs)) {

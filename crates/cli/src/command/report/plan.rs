@@ -145,8 +145,9 @@ fn rungs(report: &FitReport) -> Part {
 }
 
 fn of_pytorch(given: &SettingArguments, asked: &Asked) -> anyhow::Result<Page> {
-    let run = Run::new(given, asked)?;
     let budget = given.plain.memory.budget()?.map(memory::Budget::of_pytorch);
+    let card = budget.as_ref().and_then(memory::Budget::known_card);
+    let run = Run::new(given, asked, card)?;
     let estimate = Estimate::new(&run.workload, estimate::overhead(budget.as_ref()))?;
     let profile = run.outline().profile()?;
     let mut picture = course::picture(&run, &estimate, &profile.alive)?;

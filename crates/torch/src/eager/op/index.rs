@@ -6,8 +6,9 @@ use super::super::dtype::DType;
 use super::super::node::grads;
 use super::super::shape::Dims;
 use super::super::tensor::Tensor;
+use super::cast;
 use super::pointwise::like;
-use super::{MULTIPROCESSORS, cast};
+use crate::chip::Chip;
 
 /// `x.gather(dim, index)`: a result of the index's sizes; keeps the index, and its input for the sizes. The gradient is a tensor of the
 /// input's sizes, expanded dimensions included, into which gradients are added.
@@ -62,7 +63,7 @@ fn radix_select(x: &Tensor) {
     if !searched_by_many(rows, length) {
         return;
     }
-    let blocks = rows * length.div_ceil(items_of_a_block(rows * length));
+    let blocks = rows * length.div_ceil(items_of_a_block(context.chip(), rows * length));
     let keep = [
         rows * x.dtype().size(),
         2 * rows * 4,
@@ -95,11 +96,12 @@ fn searched_by_many(rows: u64, length: u64) -> bool {
     length >= longest
 }
 
-/// Items that one block of 256 threads searches: the whole over all blocks that an H200 runs at once, four to 64 a thread.
-fn items_of_a_block(items: u64) -> u64 {
+/// Items that one block of 256 threads searches: the whole over all blocks that the card runs at once, four to 64 a thread.
+fn items_of_a_block(chip: Chip, items: u64) -> u64 {
     const THREADS: u64 = 256;
-    const BLOCKS: u64 = MULTIPROCESSORS * 6;
-    THREADS * items.div_ceil(THREADS * BLOCKS).clamp(4, 64)
+    const BLOCKS_PER_MULTIPROCESSOR: u64 = 6;
+    let blocks = chip.multiprocessors * BLOCKS_PER_MULTIPROCESSOR;
+    THREADS * items.div_ceil(THREADS * blocks).clamp(4, 64)
 }
 
 /// What a scan by key over this many items takes: a word for each tile and for a warp before it, and the tiles' first keys.

@@ -8,7 +8,7 @@ use super::super::line::at;
 use super::super::node::grads;
 use super::super::tensor::Tensor;
 use super::pointwise::{self, like};
-use super::{MULTIPROCESSORS, cast, loss, matmul, reduce, view};
+use super::{cast, loss, matmul, reduce, view};
 
 /// Where the gradient of a norm's input is put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, gradient: NormGradient) -> Tensor {
         let op = "rms_norm_backward";
         let grad = rows_of(step.grad());
         let partial = step.needs(1).then(|| {
-            let sizes = [MULTIPROCESSORS, width];
+            let sizes = [step.context.chip().multiprocessors, width];
             step.context.empty(op, sizes, DType::Float32)
         });
         let input = match gradient {

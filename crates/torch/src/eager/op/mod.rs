@@ -21,6 +21,3 @@ pub mod reduce;
 pub mod scan;
 pub mod softmax;
 pub mod view;
-
-/// Multiprocessors of an H200. Some kernels cut their work by them, and with it the memory they need while they run.
-const MULTIPROCESSORS: u64 = 132;

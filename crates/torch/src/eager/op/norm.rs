@@ -7,7 +7,7 @@ use super::super::dtype::DType;
 use super::super::node::grads;
 use super::super::tensor::Tensor;
 use super::pointwise::like;
-use super::{MULTIPROCESSORS, reduce};
+use super::reduce;
 
 /// `F.layer_norm`: the result, then mean and 1/σ of each row in fp32; keeps the input and both. Under
 /// autocast in fp32. The gradients of input, weight and bias come from one op.
@@ -37,17 +37,14 @@ pub fn layer_norm(x: impl Borrow<Tensor>, weight: &Tensor, bias: &Tensor) -> Ten
         let input = step
             .needs(0)
             .then(|| like(grad, grad.dtype(), "native_layer_norm_backward"));
-        let scale = step.needs(1).then(|| {
-            step.context
-                .empty("native_layer_norm_backward", sizes, grad.dtype())
+        let mut of_weights = [1, 2].map(|index| {
+            step.needs(index).then(|| {
+                step.context
+                    .empty("native_layer_norm_backward", sizes, grad.dtype())
+            })
         });
-        let shift = step.needs(2).then(|| {
-            step.context
-                .empty("native_layer_norm_backward", sizes, grad.dtype())
-        });
-        if step.needs(1) || step.needs(2) {
-            partial_sums(grad, rows, columns, [step.needs(1), step.needs(2)]);
-        }
+        sum_in_two_steps(grad, rows, columns, &mut of_weights);
+        let [scale, shift] = of_weights;
         grads![input, scale, shift]
     });
     drop(input);
@@ -57,25 +54,30 @@ pub fn layer_norm(x: impl Borrow<Tensor>, weight: &Tensor, bias: &Tensor) -> Ten
     out
 }
 
-/// With many short rows the gradients of weight and bias are summed in two steps: a row of partial
-/// sums for every 32 rows first.
-fn partial_sums(grad: &Tensor, rows: u64, columns: u64, wanted: [bool; 2]) {
+/// With many short rows the gradients of weight and bias are summed in two steps: a row of partial sums for every 32 rows first, of
+/// which a sum is made that takes the gradient's place.
+fn sum_in_two_steps(grad: &Tensor, rows: u64, columns: u64, gradients: &mut [Option<Tensor>; 2]) {
     const ROWS_PER_BLOCK: u64 = 32;
     const MAX_BLOCKS: u64 = 32 * 1024;
-    if rows <= 64 * 1024 || columns / 32 >= MULTIPROCESSORS / 2 {
+    let context = grad.context();
+    if rows <= 64 * 1024 || columns / 32 >= context.chip().multiprocessors / 2 {
         return;
     }
     let blocks = rows
         .div_ceil(ROWS_PER_BLOCK)
         .min(MAX_BLOCKS / columns.div_ceil(32));
-    let context = grad.context();
-    let partial: Vec<Tensor> = wanted
+    let partial = || context.empty("layer norm partial sums", [blocks, columns], grad.dtype());
+    let mut parts: Vec<Option<Tensor>> = gradients
         .iter()
-        .filter(|wanted| **wanted)
-        .map(|_| context.empty("layer norm partial sums", [blocks, columns], grad.dtype()))
+        .map(|gradient| gradient.is_some().then(partial))
         .collect();
-    for part in &partial {
-        drop(reduce::plain(part, &[0], false, grad.dtype()));
+    for (gradient, part) in gradients.iter_mut().zip(&parts) {
+        if let Some(part) = part {
+            *gradient = Some(reduce::plain(part, &[0], false, grad.dtype()));
+        }
+    }
+    while let Some(last) = parts.pop() {
+        drop(last);
     }
 }
 

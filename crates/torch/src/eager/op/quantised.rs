@@ -5,7 +5,8 @@ use super::super::node::grads;
 use super::super::shape::Dims;
 use super::super::tensor::Tensor;
 use super::pointwise::like;
-use super::{MULTIPROCESSORS, cast, matmul, reduce, view};
+use super::{cast, matmul, reduce, view};
+use crate::chip::Chip;
 
 /// Values that share one scale of a four-bit weight.
 const BLOCK: u64 = 64;
@@ -52,7 +53,7 @@ pub fn four_bit_linear(x: &Tensor, weight: FourBit, bias: Option<&Tensor>) -> Te
     let last = sizes.len() - 1;
     sizes.as_mut_slice()[last] = weight.rows;
     let out = context.no_grad(|| {
-        if takes_fused_kernel(tokens, weight.rows, weight.columns, x.dtype()) {
+        if takes_fused_kernel(context.chip(), tokens, weight, x.dtype()) {
             return context.empty("gemm_4bit", sizes, x.dtype());
         }
         let (restored, mut scales) = weight.restored(x, true, x.dtype());
@@ -79,8 +80,10 @@ pub fn four_bit_linear(x: &Tensor, weight: FourBit, bias: Option<&Tensor>) -> Te
 
 /// Few tokens are multiplied without restoring the weight. bitsandbytes' thresholds for a card like the H200, by how many of
 /// its multiprocessors a column of blocks fills.
-fn takes_fused_kernel(tokens: u64, rows: u64, columns: u64, dtype: DType) -> bool {
+fn takes_fused_kernel(chip: Chip, tokens: u64, weight: FourBit, dtype: DType) -> bool {
     const SMALL_WEIGHT: u64 = 4 << 20;
+    let FourBit { rows, columns, .. } = weight;
+    let all = chip.multiprocessors;
     let blocks = rows.div_ceil(64);
     let fills = |multiprocessors: u64| blocks >= multiprocessors;
     if tokens <= 4 {
@@ -91,35 +94,31 @@ fn takes_fused_kernel(tokens: u64, rows: u64, columns: u64, dtype: DType) -> boo
     }
     if rows * columns < SMALL_WEIGHT {
         let most = if columns * 2 < rows {
-            if blocks * 3 < MULTIPROCESSORS {
-                512
-            } else {
-                320
-            }
-        } else if blocks * 4 <= MULTIPROCESSORS {
+            if blocks * 3 < all { 512 } else { 320 }
+        } else if blocks * 4 <= all {
             32
-        } else if blocks * 2 <= MULTIPROCESSORS {
+        } else if blocks * 2 <= all {
             16
         } else {
             0
         };
         return tokens <= most;
     }
-    let is_narrow = blocks * 4 < MULTIPROCESSORS * 3;
+    let is_narrow = blocks * 4 < all * 3;
     if tokens < 8 {
         let is_slow = tokens >= 6
             && blocks >= 36
             && is_narrow
-            && (columns > rows || (columns == rows && blocks * 5 >= MULTIPROCESSORS * 3));
+            && (columns > rows || (columns == rows && blocks * 5 >= all * 3));
         return !is_slow;
     }
-    let most = if fills(3 * MULTIPROCESSORS) {
+    let most = if fills(3 * all) {
         64
-    } else if fills(2 * MULTIPROCESSORS) {
+    } else if fills(2 * all) {
         48
-    } else if fills(MULTIPROCESSORS) {
+    } else if fills(all) {
         32
-    } else if fills(MULTIPROCESSORS / 2) && !(columns >= rows && is_narrow) {
+    } else if fills(all / 2) && !(columns >= rows && is_narrow) {
         16
     } else {
         0

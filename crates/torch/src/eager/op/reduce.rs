@@ -11,10 +11,9 @@ use super::super::dtype::DType;
 use super::super::node::grads;
 use super::super::shape::{Dims, MAX_DIMS};
 use super::super::tensor::Tensor;
-use super::{MULTIPROCESSORS, view};
+use super::view;
+use crate::chip::Chip;
 
-/// Threads that a multiprocessor of Hopper can hold: with the number of those they decide how far a reduction is split.
-const THREADS_PER_MULTIPROCESSOR: u64 = 2048;
 const WARP: u64 = 32;
 const MAX_THREADS: u64 = 512;
 
@@ -38,10 +37,16 @@ fn last_power_of_two(n: u64) -> u64 {
     if n == 0 { 1 } else { 1 << n.ilog2() }
 }
 
-/// The launch that PyTorch chooses for a reduction of `sizes` with `strides` over the dimensions
+/// The launch that PyTorch chooses on a card for a reduction of `sizes` with `strides` over the dimensions
 /// where `reduced` is true, and from it the staging buffers: none unless the reduction is split
-/// over blocks.
-pub fn staging(sizes: &[u64], strides: &[u64], reduced: &[bool], itemsize: u64) -> Option<Staging> {
+/// over blocks. How far depends on how many threads the card can run at once.
+pub fn staging(
+    chip: Chip,
+    sizes: &[u64],
+    strides: &[u64],
+    reduced: &[bool],
+    itemsize: u64,
+) -> Option<Staging> {
     // TensorIterator's order: reduced dimensions first, each group by stride; neighbours that
     // continue each other become one.
     let mut dims: SmallVec<[(bool, u64, u64); MAX_DIMS]> = (0..sizes.len())
@@ -122,7 +127,7 @@ pub fn staging(sizes: &[u64], strides: &[u64], reduced: &[bool], itemsize: u64) 
         step_output *= height;
     }
 
-    let target = MULTIPROCESSORS * (THREADS_PER_MULTIPROCESSOR / (width * height));
+    let target = chip.multiprocessors * (chip.threads_per_multiprocessor() / (width * height));
     let grid = (outputs / output_vector).div_ceil(step_output);
     if !(splits_height && values(step_input) >= 256 && grid <= target) {
         return None;
@@ -154,7 +159,7 @@ fn run(context: &Context, input: &Tensor, over: [bool; MAX_DIMS]) {
     let staging = match known {
         Some(known) => known.staging,
         None => {
-            let staging = staging(&layout.sizes, &layout.strides, &over, 1);
+            let staging = staging(context.chip(), &layout.sizes, &layout.strides, &over, 1);
             reductions.push(Reduction { over, staging });
             staging
         }
@@ -307,8 +312,15 @@ mod tests {
     /// Buffers that an H200 was seen to take.
     #[test]
     fn staging_is_what_was_measured() {
-        let column_sum =
-            |rows: u64, columns: u64| staging(&[rows, columns], &[columns, 1], &[true, false], 4);
+        let column_sum = |rows: u64, columns: u64| {
+            staging(
+                Chip::H200,
+                &[rows, columns],
+                &[columns, 1],
+                &[true, false],
+                4,
+            )
+        };
         assert_eq!(
             column_sum(2048, 768),
             Some(Staging {
@@ -346,11 +358,23 @@ mod tests {
         );
         // Sums along rows and over a few batches need none.
         assert_eq!(
-            staging(&[2, 512, 896], &[458752, 896, 1], &[false, false, true], 4),
+            staging(
+                Chip::H200,
+                &[2, 512, 896],
+                &[458752, 896, 1],
+                &[false, false, true],
+                4
+            ),
             None
         );
         assert_eq!(
-            staging(&[4, 512, 768], &[393216, 768, 1], &[true, false, false], 4),
+            staging(
+                Chip::H200,
+                &[4, 512, 768],
+                &[393216, 768, 1],
+                &[true, false, false],
+                4
+            ),
             None
         );
     }
