@@ -49,6 +49,9 @@ impl Asked {
             Some(engine) => (engine, None),
             None => engine_of(&settings, &config),
         };
+        if engine == Engine::Pytorch {
+            settings.refuse_not_predicted()?;
+        }
         Ok(Asked {
             settings,
             config,

@@ -342,3 +342,18 @@ fn a_run_of_another_trainers_file_ends_where_the_file_says() {
     let plan = sandbox.cinch("plan run.yaml --gpu A100").stdout;
     assert!(!plan.contains("does not follow"), "{plan}");
 }
+
+/// PyTorch's compiler keeps a prediction from being made, and cinch's own run from nothing.
+#[test]
+fn a_compiler_is_pytorchs_own_matter() {
+    let sandbox = Sandbox::new();
+    sandbox.write("run.yaml", format!("{AXOLOTL}torch_compile: true\n"));
+    sandbox
+        .cinch("plan run.yaml")
+        .fails(2, &["torch_compile", "line 14", "not predicted"]);
+    sandbox
+        .cinch("plan run.yaml --engine cinch --model qwen2.5-0.5b")
+        .succeeds();
+    sandbox.write("run.yaml", format!("{AXOLOTL}torch_compile: false\n"));
+    sandbox.cinch("plan run.yaml").succeeds();
+}

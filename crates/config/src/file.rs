@@ -8,7 +8,7 @@ use cinch_files::{MAX_READ, read_regular};
 
 use crate::ConfigError;
 use crate::curriculum::Stage;
-use crate::dialect::draft::{Draft, Link, Meant, Reading, bears_on_memory};
+use crate::dialect::draft::{Draft, Link, Meant, Reading, UnreadKey, bears_on_memory};
 use crate::dialect::{Dialect, Naming, Program, Recognised, SHARDING, known_dialects};
 use crate::document::{Document, Entry, Position, Scalar};
 use crate::registry;
@@ -63,6 +63,26 @@ impl Settings {
     /// What was read of each file, in the order in which they were loaded.
     pub fn readings(&self) -> &[Reading] {
         &self.files
+    }
+
+    /// Refuses what no prediction of a PyTorch run covers.
+    pub fn refuse_not_predicted(&self) -> Result<(), ConfigError> {
+        let mut keys = self.files.iter().flat_map(|reading| {
+            let keys = reading.not_predicted.iter();
+            keys.map(move |(unread, why)| (reading, unread, why))
+        });
+        let Some((reading, unread, why)) = keys.next() else {
+            return Ok(());
+        };
+        let UnreadKey { key, value, line } = unread.clone();
+        Err(ConfigError::NotComputed {
+            path: reading.path.clone(),
+            line,
+            key,
+            value,
+            dialect: reading.dialect,
+            why: (*why).to_owned(),
+        })
     }
 
     /// Refuses what a run of cinch's own would go without: in another program's file, keys with

@@ -9,8 +9,8 @@ use super::{
     OPTIMIZER, OPTIMIZER_WORDS, OTHER_OPTIMIZER, OUTPUT, PREPARED, Program, QUANTIZATION, RANK,
     RANKS, RATE, REENTRANT, REPLICATED, ROOT_OF_RANK, Rule, SAVED, SAVING, SCHEDULE,
     SCHEDULE_WORDS, SEED, SEQUENCE, SHARDING, SMOOTHING, SOME_LAYERS, SOME_TOKENS, STEPS, TARGETS,
-    TIED_COPIES, TOO_LONG, TORCH_PRECISION, WARMUP_RATIO, WholeBatch, combined, harmless, list,
-    not_followed, refused, refused_unless, same, saves, switch, switch_or, words,
+    TIED_COPIES, TOO_LONG, TORCH_PRECISION, WARMUP_RATIO, WholeBatch, combined, compiles, harmless,
+    list, not_followed, refused, refused_unless, same, saves, switch, switch_or, words,
 };
 use crate::error::ConfigError;
 
@@ -213,10 +213,7 @@ const RULES: &[Rule] = &[
         "overrides_of_model*",
         "another configuration of the model than its own is not read",
     ),
-    refused(
-        "torch_compile",
-        "what torch.compile allocates is not predicted",
-    ),
+    compiles("torch_compile"),
     refused("fp8", "fp8 is not computed"),
     refused("diffusion*", "only next-token training is computed"),
     refused(

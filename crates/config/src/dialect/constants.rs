@@ -5,7 +5,7 @@ use super::{
     ACCUMULATION, ADAPTER_DROPOUT, ALPHA, BATCH, BETA1, BETA2, CHECKPOINTING, CLIP, DECAY, Dialect,
     EPOCHS, EVALUATION, HELD_OUT, Keys, LOGGING, MODEL, MODULES_TO_SAVE, OFFLOAD, OUTPUT, PEFT,
     PRECISION, Program, QUANTIZATION, RANK, RATE, Rule, SAMPLES, SAVING, SCHEDULE, SCHEDULE_WORDS,
-    SEED, SEQUENCE, STEPS, Says, TARGETS, WARMUP, list, refused, same, stands_for, switch, words,
+    SEED, SEQUENCE, STEPS, Says, TARGETS, WARMUP, compiles, list, same, stands_for, switch, words,
 };
 use crate::format::Format;
 
@@ -108,10 +108,7 @@ pub(super) const RULES: &[Rule] = &[
     list("lora.modules_to_save", MODULES_TO_SAVE),
     switch("load_in_4bit", QUANTIZATION, "4bit", "none"),
     switch("load_in_8bit", QUANTIZATION, "8bit", "none"),
-    refused(
-        "torch_compile",
-        "what torch.compile allocates is not predicted",
-    ),
+    compiles("torch_compile"),
     same("learning_rate", RATE),
     same("lr", RATE),
     words("lr_scheduler", SCHEDULE, SCHEDULE_WORDS),

@@ -49,6 +49,9 @@ pub struct Reading {
     /// What a run of cinch's own is refused for.
     #[serde(skip)]
     pub(crate) mistakes: Vec<Mistake>,
+    /// What a prediction of PyTorch is refused for, with the reason.
+    #[serde(skip)]
+    pub(crate) not_predicted: Vec<(UnreadKey, &'static str)>,
 }
 
 /// A key that was understood.
@@ -151,6 +154,7 @@ impl<'a> Draft<'a> {
                     .collect(),
                 linked: Vec::new(),
                 mistakes: Vec::new(),
+                not_predicted: Vec::new(),
             },
         };
         let rules = draft.names.iter().map(|name| dialect.rule(name));
@@ -200,9 +204,12 @@ impl<'a> Draft<'a> {
                     self.not_followed(index);
                 }
             }
-            Says::Saves(_) | Says::Refused { .. } if switched_off(&entry.scalar) => {
+            Says::Saves(_) | Says::Refused { .. } | Says::NotPredicted(_)
+                if switched_off(&entry.scalar) =>
+            {
                 self.reading.num_harmless += 1;
             }
+            Says::NotPredicted(why) => self.reading.not_predicted.push((unread(entry), why)),
             Says::Saves(why) => self.saves(index, why),
             Says::Refused { unless, why } => {
                 let word = word(&entry.scalar);
@@ -668,6 +675,7 @@ impl Reading {
             defaults: Vec::new(),
             linked: Vec::new(),
             mistakes: Vec::new(),
+            not_predicted: Vec::new(),
         }
     }
 

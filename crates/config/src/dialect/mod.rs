@@ -99,6 +99,9 @@ pub(crate) enum Says {
         unless: &'static [&'static str],
         why: &'static str,
     },
+    /// Makes PyTorch allocate what is not computed: a prediction of it is refused, and cinch's own
+    /// engine has nothing of the kind.
+    NotPredicted(&'static str),
     /// Changes what a run learns, which a plan does not ask and training here does not follow.
     NotFollowed,
     /// Read together with others, by the dialect's arithmetic.
@@ -165,6 +168,14 @@ pub(crate) const fn refused_unless(
     why: &'static str,
 ) -> Rule {
     rule(name, Says::Refused { unless, why })
+}
+
+/// PyTorch's compiler, wherever a program can switch it on.
+pub(crate) const fn compiles(name: &'static str) -> Rule {
+    rule(
+        name,
+        Says::NotPredicted("what torch.compile allocates is not predicted"),
+    )
 }
 
 pub(crate) const fn not_followed(name: &'static str) -> Rule {

@@ -7,8 +7,8 @@ use super::draft::Draft;
 use super::{
     ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, BATCH, CHECKPOINTING, CLIP, Dialect, EPOCHS,
     Keys, MODEL, OPTIMIZER, OUTPUT, Program, QUANTIZATION, RANK, RATE, Rule, SEED, SEQUENCE,
-    SHARDING, STEPS, TARGETS, TORCH_PRECISION, combined, harmless, refused, refused_unless, same,
-    saves, switch, words,
+    SHARDING, STEPS, TARGETS, TORCH_PRECISION, combined, compiles, harmless, refused,
+    refused_unless, same, saves, switch, words,
 };
 use crate::document::Scalar;
 use crate::error::ConfigError;
@@ -96,7 +96,7 @@ const RULES: &[Rule] = &[
     combined("optimizer._component_"),
     combined("optimizer.fused"),
     saves("optimizer_in_bwd", "gradients never exist all at once"),
-    refused("compile", "what torch.compile allocates is not predicted"),
+    compiles("compile"),
     combined("loss._component_"),
     combined("clip_grad_norm"),
     refused(

@@ -9,8 +9,8 @@ use super::{
     HELD_OUT, Keys, LOGGING, LOOP, MODEL, MODULES_TO_SAVE, NODES, OPTIMIZER, OPTIMIZER_WORDS,
     OTHER_OPTIMIZER, OUTPUT, PEFT, Program, QUANTIZATION, RANK, RANKS, RATE, REENTRANT,
     ROOT_OF_RANK, Rule, SAMPLES, SAVED, SAVING, SCHEDULE, SCHEDULE_WORDS, SEED, SEQUENCE, SHARDING,
-    SMOOTHING, STEPS, TARGETS, TORCH_PRECISION, WARMUP, combined, harmless, list, not_followed,
-    refused, same, saves, switch, words,
+    SMOOTHING, STEPS, TARGETS, TORCH_PRECISION, WARMUP, combined, compiles, harmless, list,
+    not_followed, refused, same, saves, switch, words,
 };
 use crate::document::Scalar;
 use crate::error::ConfigError;
@@ -226,10 +226,7 @@ const RULES: &[Rule] = &[
         "auto_find_batch_size",
         "the batch is found while the program runs",
     ),
-    refused(
-        "torch_compile",
-        "what torch.compile allocates is not predicted",
-    ),
+    compiles("torch_compile"),
     refused(
         "neftune_noise_alpha*",
         "noise on the embeddings is not computed",

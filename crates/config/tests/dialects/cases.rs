@@ -119,6 +119,9 @@ fn load(folder: &Path, name: &str, case: &Case) -> Result<(Settings, Config), St
         settings.set(key, value, source).unwrap();
     }
     let config = settings.resolve().map_err(|error| error.to_string())?;
+    settings
+        .refuse_not_predicted()
+        .map_err(|error| error.to_string())?;
     Ok((settings, config))
 }
 
