@@ -98,7 +98,12 @@ template <typename T> struct Track {
         // One value: otherwise its sum is made anew for every tile.
         asm volatile("mov.u64 %0, %1;" : "=l"(origin) : "l"(from));
     }
-    __device__ __forceinline__ T* at(u32 time) const { return origin + (u64)time * stride; }
+    __device__ __forceinline__ T* at(u32 time) const {
+        T* row = origin + (u64)time * stride;
+        // What `mov` has hidden.
+        __builtin_assume(__isGlobal(row));
+        return row;
+    }
 };
 
 // What a thread copies of tiles [STEPS, 32 channels]: four channels of each TURN-th step, at once
@@ -445,22 +450,26 @@ template <int S> struct Lane {
 // read and written of a channel is its own warp's.
 template <int S, typename Second>
 __device__ __forceinline__ void stage(const real* dt, Pair* pairs, u32 steps, Second second) {
-    constexpr int QUADS = 2 * tile_steps(S);
+    constexpr int QUADS = 2 * tile_steps(S), COUNT = QUADS < 32 ? 1 : QUADS / 32;
     const u32 lane = threadIdx.x % 32, column = threadIdx.x / 32 * 8 + lane % 2 * 4;
+    if (QUADS < 32 && lane >= QUADS) return;
+    float delta[COUNT][4], other[COUNT][4];
 #pragma unroll
-    for (int i = 0; i < QUADS; i += 32) {
-        u32 step = (lane + i) / 2, at = step * PITCH + column;
-        if (QUADS < 32 && lane >= QUADS) break;
-        float delta[4], other[4];
-        load(dt + at, delta);
+    for (int i = 0; i < COUNT; i++) {
+        u32 step = lane / 2 + 16 * i, at = step * PITCH + column;
+        load(dt + at, delta[i]);
 #pragma unroll
-        for (int j = 0; j < 4; j++) delta[j] = choose(step < steps, step_size(delta[j]), 0.0f);
-        second(at, delta, other);
-        Pair* target = pairs + step * PAIRS + column;
+        for (int j = 0; j < 4; j++)
+            delta[i][j] = choose(step < steps, step_size(delta[i][j]), 0.0f);
+        second(at, delta[i], other[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        float* target = &pairs[(lane / 2 + 16 * i) * PAIRS + column].x;
 #pragma unroll
         for (int j = 0; j < 4; j += 2) {
-            float four[4] = {delta[j], other[j], delta[j + 1], other[j + 1]};
-            store(reinterpret_cast<float*>(target + j), four);
+            float two[4] = {delta[i][j], other[i][j], delta[i][j + 1], other[i][j + 1]};
+            store(target + 2 * j, two);
         }
     }
 }
