@@ -2,7 +2,7 @@
 //! words, or by a switch.
 
 use crate::Bytes;
-use crate::dialect::draft::word;
+use crate::dialect::scalar::word;
 use crate::document::Scalar;
 use crate::setting::Meaning;
 use crate::value::Value;

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::dialect::draft::is_auto;
+use crate::dialect::scalar::is_auto;
 use crate::dialect::{ACCUMULATION, BATCH, CHECKPOINTING, Naming, plain_name};
 use crate::document::{Document, Entry, Scalar};
 use crate::edit::Edit;

@@ -4,7 +4,7 @@
 //! batch × accumulation × GPUs. Such a program refuses a file in which they differ, so when one of
 //! the factors changes, the product follows.
 
-use crate::dialect::draft::is_auto;
+use crate::dialect::scalar::is_auto;
 use crate::dialect::{ACCUMULATION, BATCH, Naming, WholeBatch, plain_name, stands_for};
 use crate::document::{Document, Entry, Scalar};
 use crate::edit::Edit;

@@ -203,21 +203,62 @@ fn table(name: &str) -> TensorSpec<'_> {
     }
 }
 
-/// An adapter that has nines for one tensor.
-fn nines(place: &Path, tensor: &str, task: &str) -> Adapter {
-    let mut config = AdapterConfig::new(1, 1.0, Targets::AllLinear);
-    config.modules_to_save = vec![tensor.trim_end_matches(".weight").to_owned()];
-    config.task_type = Some(task.to_owned());
+/// An adapter whose tensors have one number each: factors 1, and what is held whole as it is told.
+fn written(
+    place: &Path,
+    config: &AdapterConfig,
+    modules: &[AdapterModule],
+    whole: &[(TensorSpec<'_>, f32)],
+) -> Adapter {
+    let specs: Vec<TensorSpec<'_>> = whole.iter().map(|(spec, _)| *spec).collect();
     let parts = AdapterParts {
-        modules: &[],
-        whole: &[table(tensor)],
+        modules,
+        whole: &specs,
         dtype: Dtype::F32,
     };
-    let mut nines =
-        |_: AdapterTensor<'_>, out: &mut TensorWriter<'_>| out.put(&9_f32.to_le_bytes().repeat(4));
+    let mut numbers = |tensor: AdapterTensor<'_>, out: &mut TensorWriter<'_>| {
+        let (elements, number) = match tensor {
+            AdapterTensor::Factor(module, factor) => (module.shape(factor).iter().product(), 1.0),
+            AdapterTensor::Whole(name) => {
+                let (spec, number) = whole.iter().find(|(spec, _)| spec.name == name).unwrap();
+                (spec.shape.iter().product::<usize>(), *number)
+            }
+        };
+        out.put(&number.to_le_bytes().repeat(elements))
+    };
     let folder = place.join("adapter");
-    write_adapter(&folder, &config, &parts, &mut nines).unwrap();
+    write_adapter(&folder, config, &parts, &mut numbers).unwrap();
     Adapter::open(&folder).unwrap()
+}
+
+fn all_linear() -> AdapterConfig {
+    AdapterConfig::new(1, 1.0, Targets::AllLinear)
+}
+
+/// An adapter that has nines for one tensor.
+fn nines(place: &Path, tensor: &str, task: &str) -> Adapter {
+    let mut config = all_linear();
+    config.modules_to_save = vec![tensor.trim_end_matches(".weight").to_owned()];
+    config.task_type = Some(task.to_owned());
+    written(place, &config, &[], &[(table(tensor), 9.0)])
+}
+
+/// The merged model in a folder beside the others, with what is to be said of it.
+fn merged(
+    place: &Path,
+    base: &mut WeightFiles,
+    adapter: &Adapter,
+) -> Result<(WeightFiles, Vec<String>), WeightError> {
+    let to = place.join("merged");
+    let done = merge(base, adapter, &to, None, &mut |_| ControlFlow::Continue(()))?;
+    Ok((WeightFiles::open(&to)?, done.notes))
+}
+
+/// The four numbers of a table.
+fn numbers(files: &WeightFiles, name: &str) -> [f32; 4] {
+    let mut numbers = [0.0; 4];
+    files.read_f32(name, 0..2, &mut numbers).unwrap();
+    numbers
 }
 
 const EMBEDDINGS: &str = "model.embed_tokens.weight";
@@ -232,26 +273,20 @@ fn what_was_one_tensor_becomes_two_where_the_adapter_changes_one_of_them() {
             let place = tempfile::tempdir().unwrap();
             let mut base = tables(place.path(), stored, config);
             let adapter = nines(place.path(), changed, "CAUSAL_LM");
-            let to = place.path().join("merged");
-            let going = &mut |_: cinch_weights::MergeProgress<'_>| ControlFlow::Continue(());
-            let done = merge(&mut base, &adapter, &to, None, going).unwrap();
-            let mut notes = done.notes.iter();
+            let (merged, notes) = merged(place.path(), &mut base, &adapter).unwrap();
+            let mut said = notes.iter();
             assert!(
-                notes.any(|note| note.contains("two in the merged")),
-                "{:?}",
-                done.notes
+                said.any(|note| note.contains("two in the merged")),
+                "{notes:?}"
             );
-            let merged = WeightFiles::open(&to).unwrap();
             for tensor in [HEAD, EMBEDDINGS] {
-                let mut numbers = [0.0; 4];
-                merged.read_f32(tensor, 0..2, &mut numbers).unwrap();
                 let expected = match tensor == changed {
                     true => [9.0; 4],
                     false => [1.0, 2.0, 3.0, 4.0],
                 };
-                assert_eq!(numbers, expected, "{tensor}");
+                assert_eq!(numbers(&merged, tensor), expected, "{tensor}");
             }
-            let config = fs::read(to.join("config.json")).unwrap();
+            let config = fs::read(merged.folder().join("config.json")).unwrap();
             let config: serde_json::Value = serde_json::from_slice(&config).unwrap();
             assert_eq!(
                 config,
@@ -265,27 +300,25 @@ fn what_was_one_tensor_becomes_two_where_the_adapter_changes_one_of_them() {
 #[test]
 fn embeddings_that_would_reach_the_head_besides_are_refused() {
     let name = "model.decoder.embed_tokens.weight";
-    let merged = |stored: &[&str], config: &str, task: &str| {
+    let outcome = |stored: &[&str], config: &str, task: &str| {
         let place = tempfile::tempdir().unwrap();
         let mut base = tables(place.path(), stored, config);
         let adapter = nines(place.path(), name, task);
-        let to = place.path().join("merged");
-        let going = &mut |_: cinch_weights::MergeProgress<'_>| ControlFlow::Continue(());
-        merge(&mut base, &adapter, &to, None, going).map(|_| ())
+        merged(place.path(), &mut base, &adapter).map(|_| ())
     };
     let tied = r#"{"vocab_size": 2}"#;
-    let error = merged(&[name], tied, "CAUSAL_LM").unwrap_err();
+    let error = outcome(&[name], tied, "CAUSAL_LM").unwrap_err();
     let error = error.to_string();
     assert!(
         error.contains(name) && error.contains("its head"),
         "{error}"
     );
     let untied = r#"{"vocab_size": 2, "tie_word_embeddings": false}"#;
-    merged(&[name], untied, "CAUSAL_LM").unwrap();
-    merged(&[name, "embed_out.weight"], tied, "CAUSAL_LM").unwrap();
-    merged(&[name], tied, "FEATURE_EXTRACTION").unwrap();
+    outcome(&[name], untied, "CAUSAL_LM").unwrap();
+    outcome(&[name, "embed_out.weight"], tied, "CAUSAL_LM").unwrap();
+    outcome(&[name], tied, "FEATURE_EXTRACTION").unwrap();
     let positions = r#"{"vocab_size": 3}"#;
-    merged(&[name], positions, "CAUSAL_LM").unwrap();
+    outcome(&[name], positions, "CAUSAL_LM").unwrap();
 }
 
 /// With `save_embedding_layers` peft writes what is trained whole twice, and what it was before.
@@ -294,34 +327,15 @@ fn what_an_adapter_holds_again_is_passed_over() {
     let place = tempfile::tempdir().unwrap();
     let config = r#"{"tie_word_embeddings": false}"#;
     let mut base = tables(place.path(), &[EMBEDDINGS, HEAD], config);
-    let parts = AdapterParts {
-        modules: &[],
-        whole: &[
-            table(HEAD),
-            table("lm_head.modules_to_save.weight"),
-            table("lm_head.original_module.weight"),
-        ],
-        dtype: Dtype::F32,
-    };
-    let mut numbers = |tensor: AdapterTensor<'_>, out: &mut TensorWriter<'_>| {
-        let number: f32 = match tensor {
-            AdapterTensor::Whole("lm_head.original_module.weight") => 1.0,
-            _ => 9.0,
-        };
-        out.put(&number.to_le_bytes().repeat(4))
-    };
-    let config = AdapterConfig::new(1, 1.0, Targets::AllLinear);
-    let folder = place.path().join("adapter");
-    write_adapter(&folder, &config, &parts, &mut numbers).unwrap();
-    let adapter = Adapter::open(&folder).unwrap();
+    let whole = [
+        (table(HEAD), 9.0),
+        (table("lm_head.modules_to_save.weight"), 9.0),
+        (table("lm_head.original_module.weight"), 1.0),
+    ];
+    let adapter = written(place.path(), &all_linear(), &[], &whole);
     assert_eq!(adapter.replaced.len(), 1, "{:?}", adapter.replaced);
-    let to = place.path().join("merged");
-    let going = &mut |_: cinch_weights::MergeProgress<'_>| ControlFlow::Continue(());
-    merge(&mut base, &adapter, &to, None, going).unwrap();
-    let merged = WeightFiles::open(&to).unwrap();
-    let mut head = [0.0; 4];
-    merged.read_f32(HEAD, 0..2, &mut head).unwrap();
-    assert_eq!(head, [9.0; 4]);
+    let (merged, _) = merged(place.path(), &mut base, &adapter).unwrap();
+    assert_eq!(numbers(&merged, HEAD), [9.0; 4]);
 }
 
 #[test]
@@ -329,24 +343,12 @@ fn added_tokens_are_told() {
     let place = tempfile::tempdir().unwrap();
     let config = r#"{"tie_word_embeddings": false}"#;
     let mut base = tables(place.path(), &[EMBEDDINGS, HEAD], config);
-    let parts = AdapterParts {
-        modules: &[],
-        whole: &[TensorSpec {
-            name: HEAD,
-            dtype: Dtype::F32,
-            shape: &[3, 2],
-        }],
-        dtype: Dtype::F32,
+    let longer = TensorSpec {
+        shape: &[3, 2],
+        ..table(HEAD)
     };
-    let mut nines =
-        |_: AdapterTensor<'_>, out: &mut TensorWriter<'_>| out.put(&9_f32.to_le_bytes().repeat(6));
-    let config = AdapterConfig::new(1, 1.0, Targets::AllLinear);
-    let folder = place.path().join("adapter");
-    write_adapter(&folder, &config, &parts, &mut nines).unwrap();
-    let adapter = Adapter::open(&folder).unwrap();
-    let going = &mut |_: cinch_weights::MergeProgress<'_>| ControlFlow::Continue(());
-    let to = place.path().join("merged");
-    let error = merge(&mut base, &adapter, &to, None, going).unwrap_err();
+    let adapter = written(place.path(), &all_linear(), &[], &[(longer, 9.0)]);
+    let error = merged(place.path(), &mut base, &adapter).unwrap_err();
     let error = error.to_string();
     assert!(error.contains("resize_token_embeddings(3)"), "{error}");
 }
@@ -363,25 +365,10 @@ fn what_lies_below_an_adapter_comes_from_its_file() {
         inputs: 2,
         outputs: 2,
     };
-    let parts = AdapterParts {
-        modules: &[module],
-        whole: &[table("lm_head.base_layer.weight")],
-        dtype: Dtype::F32,
-    };
-    let mut numbers = |tensor: AdapterTensor<'_>, out: &mut TensorWriter<'_>| match tensor {
-        AdapterTensor::Factor(..) => out.put(&1_f32.to_le_bytes().repeat(2)),
-        AdapterTensor::Whole(_) => out.put(&9_f32.to_le_bytes().repeat(4)),
-    };
     let names = Targets::Modules(Modules::Names(vec!["lm_head".to_owned()]));
     let config = AdapterConfig::new(1, 1.0, names);
-    let folder = place.path().join("adapter");
-    write_adapter(&folder, &config, &parts, &mut numbers).unwrap();
-    let adapter = Adapter::open(&folder).unwrap();
-    let to = place.path().join("merged");
-    let going = &mut |_: cinch_weights::MergeProgress<'_>| ControlFlow::Continue(());
-    merge(&mut base, &adapter, &to, None, going).unwrap();
-    let merged = WeightFiles::open(&to).unwrap();
-    let mut head = [0.0; 4];
-    merged.read_f32(HEAD, 0..2, &mut head).unwrap();
-    assert_eq!(head, [10.0; 4]);
+    let below = (table("lm_head.base_layer.weight"), 9.0);
+    let adapter = written(place.path(), &config, &[module], &[below]);
+    let (merged, _) = merged(place.path(), &mut base, &adapter).unwrap();
+    assert_eq!(numbers(&merged, HEAD), [10.0; 4]);
 }

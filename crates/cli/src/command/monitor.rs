@@ -20,6 +20,7 @@ use serde_json::json;
 use super::{print, print_raw};
 use crate::args::{Engine, MonitorArguments, PlainArguments, SettingArguments};
 use crate::failure::{INTERRUPTED, usage};
+use crate::memory::{self, Budget};
 use crate::pytorch::estimate::{Estimate, overhead};
 use crate::pytorch::workload::Run;
 use crate::settings::Asked;
@@ -70,8 +71,15 @@ fn planned(path: &Path) -> anyhow::Result<Planned> {
         flags: Vec::new(),
     };
     let asked = Asked::read(&arguments, None, Some(Engine::Pytorch))?;
-    let run = Run::new(&arguments, &asked, None)?;
-    let estimate = Estimate::new(&run.workload, overhead(None))?;
+    // That of this machine, whose memory is watched.
+    let machine = memory::detected_now().ok();
+    let card = machine.as_ref().and_then(Budget::known_card);
+    let run = Run::new(&arguments, &asked, card)?;
+    if card.is_none() {
+        let assumed = run.assumed.iter().map(String::as_str).collect::<Vec<_>>();
+        voice::aside(Some(format!("planned: {}", assumed.join("; "))));
+    }
+    let estimate = Estimate::new(&run.workload, overhead(machine.as_ref()))?;
     Ok(Planned {
         bytes: estimate.device_bytes,
         of: path.display().to_string(),

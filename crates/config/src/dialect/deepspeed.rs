@@ -1,7 +1,8 @@
 //! DeepSpeed's JSON: how a run is divided, and the identity
 //! `train_batch_size = micro × accumulation × ranks`.
 
-use super::draft::{Draft, is_auto};
+use super::draft::Draft;
+use super::scalar::is_auto;
 use super::{
     ACCUMULATION, BATCH, CLIP, Dialect, Keys, OPTIMIZER, Program, RANKS, Rule, SHARDING,
     TORCH_PRECISION, WholeBatch, combined, harmless, refused, refused_unless, same, switch,

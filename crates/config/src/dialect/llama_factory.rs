@@ -1,7 +1,8 @@
 //! LLaMA-Factory: Hugging Face's TrainingArguments with keys of its own for model, adapters and
 //! data; and its newer files, which have a section for each part.
 
-use super::draft::{Draft, word};
+use super::draft::Draft;
+use super::scalar::word;
 use super::training_arguments::{COMMON, shards};
 use super::{
     ACCUMULATION, ADAPTER, ADAPTER_DROPOUT, ALPHA, ATTENTION, BATCH, BETA2, CHECKPOINTING, CLIP,

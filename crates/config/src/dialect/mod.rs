@@ -18,6 +18,7 @@ mod lightning;
 mod llama_factory;
 mod mu;
 mod names;
+pub(crate) mod scalar;
 mod seeds;
 mod torchtune;
 mod training_arguments;
