@@ -723,7 +723,8 @@ fn the_named_card_decides_what_is_taken() {
     }
     sandbox
         .cinch(&format!("{plan} --gpu mi300x"))
-        .prints(&["the ones of the MI300X are not known"]);
+        .prints(&["the ones of the MI300X are not known"])
+        .says(&["the kernels of the MI300X are not known here"]);
     sandbox
         .cinch(&format!(
             "{plan} --gpu t4 --set pytorch.attention=flash_attention_2"

@@ -7,6 +7,7 @@ use cinch_torch::model::Workload;
 
 use crate::args::SettingArguments;
 use crate::settings::Asked;
+use crate::voice;
 
 /// Where PyTorch itself looks for the allocator's settings, the newer name first.
 const VARIABLES: [&str; 2] = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"];
@@ -34,6 +35,12 @@ impl Run {
         card: Option<&Card>,
     ) -> anyhow::Result<Self> {
         refuse_other_settings(arguments)?;
+        if let Some(card) = card.filter(|card| card.compute_capability.is_none()) {
+            voice::aside(Some(format!(
+                "the kernels of the {} are not known here: the figures are with those of an H200",
+                card.name
+            )));
+        }
         let (settings, config) = (&asked.settings, &asked.config);
         let mut assumed: Vec<String> = settings
             .readings()
