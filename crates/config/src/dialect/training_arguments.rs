@@ -345,6 +345,9 @@ fn adapters(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
     let switches = ["use_peft", "use_lora", "use_peft_lora"];
     let switch = switches.iter().find_map(|name| draft.find(name));
     let switch_on = switches.iter().any(|name| draft.is_on(name));
+    if draft.find("use_peft").is_some() {
+        trl_by_itself(draft);
+    }
     match switch {
         Some(entry) if switch_on => {
             draft.say(entry, ADAPTER, "lora");
@@ -367,6 +370,22 @@ fn adapters(draft: &mut Draft<'_>) -> Result<(), ConfigError> {
         }
     }
     Ok(())
+}
+
+/// What TRL switches on where a file is silent; which version runs is not known.
+fn trl_by_itself(draft: &mut Draft<'_>) {
+    let silent = |names: &[&str]| names.iter().all(|name| draft.find(name).is_none());
+    let precision = silent(&["bf16", "fp16"]);
+    let checkpointing = silent(&["gradient_checkpointing"]);
+    let keys = match (precision, checkpointing) {
+        (true, true) => "bf16 and gradient_checkpointing",
+        (true, false) => "bf16",
+        (false, true) => "gradient_checkpointing",
+        (false, false) => return,
+    };
+    draft.assume(format!(
+        "{keys} off: TRL 0.22 and later switch what a file leaves out on, so write it"
+    ));
 }
 
 /// Firefly's word for what is trained.

@@ -121,3 +121,23 @@ fn trl_s_rank_without_its_switch_is_refused() {
     let (config, _) = followed(&format!("{file}use_peft: false\n"));
     assert!(config.tuning.lora.is_none());
 }
+
+/// Which version of TRL runs is not in its file, and from 0.22 on a silent file means something else.
+#[test]
+fn what_trl_switches_on_by_itself_is_told() {
+    let file = "model_name_or_path: Qwen/Qwen2.5-0.5B\ndataset_name: trl-lib/Capybara\n\
+                per_device_train_batch_size: 1\nmax_length: 64\nuse_peft: true\n";
+    let folder = tempfile::tempdir().unwrap();
+    let told = |more: &str| {
+        let path = folder.path().join("a.yaml");
+        std::fs::write(&path, format!("{file}{more}")).unwrap();
+        let settings = loaded(&[path.to_str().unwrap()], &[]);
+        let assumed = &settings.readings()[0].assumed;
+        let trl = assumed.iter().find(|sentence| sentence.contains("TRL"));
+        trl.cloned().unwrap_or_default()
+    };
+    assert!(told("").starts_with("bf16 and gradient_checkpointing off"));
+    assert!(told("fp16: true\n").starts_with("gradient_checkpointing off"));
+    assert!(told("gradient_checkpointing: false\n").starts_with("bf16 off"));
+    assert_eq!(told("bf16: false\ngradient_checkpointing: true\n"), "");
+}
