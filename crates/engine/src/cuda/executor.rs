@@ -2,6 +2,7 @@
 
 mod choosing;
 mod issuing;
+mod loading;
 mod rate;
 
 use std::collections::HashMap;
@@ -20,7 +21,6 @@ pub use self::rate::matrix_rate;
 use super::beside::Beside;
 use super::blas::Blas;
 use super::command::{Argument, Command, Generated, Kernel, Lane, LaunchShape};
-use super::compile::{cubin, generated_cubin};
 use super::driver::{
     Context, DeviceInfo, DeviceMemory, HostMemory, Module, Replay, Stream, failed,
 };
@@ -233,6 +233,8 @@ impl CudaExecutor {
         self.context.bind()?;
         let dtype = graph.compute;
         let lowered = lower_all(graph, plan, nodes, micro, self.card());
+        let commands = lowered.iter().flat_map(|node| &node.commands);
+        self.compile_all(commands, dtype)?;
         for Lowered {
             op, node, commands, ..
         } in &lowered
@@ -312,49 +314,6 @@ impl CudaExecutor {
             | Command::Copy { .. }
             | Command::Await { .. } => Ok(()),
         }
-    }
-
-    fn load(
-        &mut self,
-        kernel: Kernel,
-        dtype: DType,
-        shape: &LaunchShape,
-    ) -> Result<(), EngineError> {
-        if self.functions.contains_key(&(kernel, dtype)) && shape.shared_bytes == 0 {
-            return Ok(());
-        }
-        if !self.modules.contains_key(&(kernel.file, dtype)) {
-            let code = cubin(kernel.file, dtype, &self.context.info.architecture())?;
-            self.modules
-                .insert((kernel.file, dtype), Module::load(&code)?);
-        }
-        if let Some(module) = self.modules.get(&(kernel.file, dtype)) {
-            let function = module.function(kernel.function, shape.shared_bytes)?;
-            self.functions.insert((kernel, dtype), function);
-        }
-        Ok(())
-    }
-
-    fn load_generated(&mut self, kernel: &Generated, dtype: DType) -> Result<(), EngineError> {
-        if self
-            .generated_functions
-            .contains_key(&(kernel.clone(), dtype))
-        {
-            return Ok(());
-        }
-        let key = (kernel.source.clone(), dtype);
-        if !self.generated_modules.contains_key(&key) {
-            let architecture = self.context.info.architecture();
-            let code = generated_cubin(&kernel.source, dtype, &architecture)?;
-            let module = Module::load(&code)?;
-            self.generated_modules.insert(key.clone(), module);
-        }
-        if let Some(module) = self.generated_modules.get(&key) {
-            let function = module.function(kernel.function, 0)?;
-            let key = (kernel.clone(), dtype);
-            self.generated_functions.insert(key, function);
-        }
-        Ok(())
     }
 
     /// What runs beside the step.
