@@ -18,7 +18,9 @@ use std::thread;
 use cinch_architecture::{Architecture, Gpt2, Mu};
 use cinch_engine::MicroBatch;
 use cinch_engine::cuda::command;
-use cinch_engine::cuda::compile::{SOURCES, cubin, generated_cubin, is_available, target};
+use cinch_engine::cuda::compile::{
+    SOURCES, cubin, generated_cubin, generated_ptx, is_available, ptx, target,
+};
 use cinch_engine::cuda::lowering::Card;
 use cinch_engine::cuda::op::{COPY_TO_REAL, lower_all};
 use cinch_graph::{DType, Graph, Target, differentiate};
@@ -42,10 +44,9 @@ fn main() {
         eprintln!("skipped: no NVRTC");
         return;
     }
-    let cache = env!("CARGO_TARGET_TMPDIR");
-    if std::env::var_os(CACHE).is_none_or(|set| set != *cache) {
+    if std::env::var_os(CACHE).is_none_or(|set| set != *cache().as_os_str()) {
         let again = Command::new(std::env::current_exe().unwrap())
-            .env(CACHE, cache)
+            .env(CACHE, cache())
             .status();
         assert!(again.unwrap().success());
         return;
@@ -55,6 +56,7 @@ fn main() {
         assert_lowering_finds_its_kernels(dtype, &compiled);
     }
     assert_no_kernel_is_left_over(&compiled);
+    assert_kernels_wait();
     for dtype in PRECISIONS {
         assert_generated_kernels_compile(dtype);
     }
@@ -89,7 +91,65 @@ fn assert_generated_kernels_compile(dtype: DType) {
             functions(&code).contains(*function),
             "{function} of\n{source}"
         );
+        let ptx = generated_ptx(source, dtype, architecture, cache());
+        assert_all_wait(&ptx.unwrap(), architecture);
     });
+}
+
+/// Kernels on new cards begin before what precedes them has ended, so that each has to wait before
+/// it touches memory.
+fn assert_kernels_wait() {
+    let mut jobs = Vec::new();
+    for (file, _) in SOURCES {
+        for dtype in [DType::F32, DType::Bf16] {
+            if target(file, dtype, "sm_90").is_some() {
+                jobs.push((file, dtype));
+            }
+        }
+    }
+    on_all_cores(jobs, |(file, dtype)| {
+        let ptx = ptx(file, dtype, "sm_90", cache());
+        assert_all_wait(&ptx.unwrap(), "sm_90");
+    });
+}
+
+/// Each kernel of a text waits before its first access to memory that others see; older cards, whose
+/// kernels never begin early, have no such instruction.
+fn assert_all_wait(ptx: &[u8], architecture: &str) {
+    const WAIT: &str = "griddepcontrol.wait;";
+    let text = String::from_utf8_lossy(ptx);
+    for kernel in text.split(".entry").skip(1) {
+        let name = kernel.split('(').next().unwrap_or_default().trim();
+        if architecture == "sm_80" {
+            assert!(!kernel.contains(WAIT), "{name}");
+            continue;
+        }
+        let (before, _) = kernel
+            .split_once(WAIT)
+            .unwrap_or_else(|| panic!("`{name}` does not wait"));
+        let early = before.lines().find(|line| is_access(line));
+        assert_eq!(early, None, "`{name}` does not wait for this");
+    }
+}
+
+/// Whether a line of PTX reads or writes memory that other blocks see.
+fn is_access(line: &str) -> bool {
+    let words = line
+        .split_whitespace()
+        .filter(|word| !word.starts_with('@'));
+    let instruction = words.into_iter().next().unwrap_or_default();
+    let mut parts = instruction.split('.');
+    let reaches = matches!(
+        parts.next(),
+        Some("ld" | "st" | "cp" | "atom" | "red" | "prefetch")
+    );
+    let own = [".param", ".shared", ".local", ".const"];
+    let is_copy = instruction.starts_with("cp.");
+    reaches && (is_copy || !own.iter().any(|space| instruction.contains(space)))
+}
+
+fn cache() -> &'static Path {
+    Path::new(env!("CARGO_TARGET_TMPDIR"))
 }
 
 /// Compiles everything, on all cores.

@@ -147,6 +147,8 @@ pub(crate) fn decode(word: &str, operands: &[Operand]) -> Option<Decoded> {
     match parts[0] {
         "bra" => effect(Op::Branch(usize::MAX), &[]),
         "ret" | "exit" => effect(Op::Return, &[]),
+        // Kernels run one after the other.
+        "griddepcontrol" => effect(Op::Nothing, &[]),
         "setmaxnreg" => effect(Op::Nothing, &[]),
         "fence" | "membar" => match has("proxy") {
             true => effect(Op::ProxyFence, &[]),

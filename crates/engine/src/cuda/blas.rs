@@ -173,7 +173,9 @@ impl Blas {
                 problem: "it was not prepared".to_owned(),
             });
         };
-        self.issue(ready, product, base, stream)
+        self.issue(ready, product, base, stream)?;
+        stream.ends_with_kernel(true);
+        Ok(())
     }
 
     fn issue(

@@ -275,6 +275,27 @@ pub enum Command {
     },
 }
 
+impl Command {
+    /// Whether nothing but kernels of the step is launched, ours or the library's.
+    pub(crate) fn is_kernels(&self) -> bool {
+        match self {
+            Self::Launch { .. }
+            | Self::LaunchGenerated { .. }
+            | Self::LaunchTable { .. }
+            | Self::Product(_)
+            | Self::Products { .. }
+            | Self::Ways(_) => true,
+            Self::Clear { .. }
+            | Self::Copy { .. }
+            | Self::Fetch(_)
+            | Self::Store(_)
+            | Self::Exchange(_)
+            | Self::Beside { .. }
+            | Self::Await { .. } => false,
+        }
+    }
+}
+
 /// Of what runs beside the step, each kind has a queue: one waits for the host's bus, another for
 /// the bus in the other direction, the last for the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -3,11 +3,13 @@
 
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cinch_plan::Placement;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
+use super::command::LaunchShape;
 use super::image;
 use super::lowering::Card;
 use crate::error::EngineError;
@@ -73,6 +75,12 @@ impl DeviceInfo {
     /// The architecture that kernels are compiled for.
     pub fn architecture(&self) -> String {
         format!("sm_{}{}", self.major, self.minor)
+    }
+
+    /// Whether a kernel can be on the card before the one that precedes it has ended: the cards
+    /// whose kernels know how to wait (`await_earlier`), and the drivers that keep it in recordings.
+    fn starts_kernels_early(&self) -> bool {
+        self.major >= 9 && self.driver_version >= 12_030
     }
 
     pub(crate) fn card(&self) -> Card {
@@ -286,6 +294,8 @@ impl Drop for HostMemory {
 pub(crate) struct Stream {
     pub context: Arc<Context>,
     pub handle: sys::CUstream,
+    /// What was put on it last is a kernel, before whose end the next one may come onto the card.
+    ends_with_kernel: AtomicBool,
 }
 
 // SAFETY: streams may be used from any thread with their context current.
@@ -300,13 +310,98 @@ impl Stream {
         Ok(Self {
             context: Arc::clone(context),
             handle,
+            ends_with_kernel: AtomicBool::new(false),
         })
+    }
+
+    /// Says whether what was put on it last is a kernel.
+    pub fn ends_with_kernel(&self, does: bool) {
+        self.ends_with_kernel.store(does, Ordering::Relaxed);
+    }
+
+    /// Puts one of our kernels on it: each waits by itself for those before it.
+    ///
+    /// # Safety
+    /// The arguments are what the kernel takes, and what they point at is live when it runs.
+    pub unsafe fn launch(
+        &self,
+        function: sys::CUfunction,
+        shape: &LaunchShape,
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), DriverError> {
+        let follows = self.ends_with_kernel.swap(true, Ordering::Relaxed);
+        let info = &self.context.info;
+        let comes_early =
+            follows && info.starts_kernels_early() && stays_even(info, function, shape)?;
+        let mut early = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue {
+                programmaticStreamSerializationAllowed: 1,
+            },
+        };
+        let [grid_x, grid_y, grid_z] = shape.grid;
+        let [block_x, block_y, block_z] = shape.block;
+        let launch = sys::CUlaunchConfig {
+            gridDimX: grid_x,
+            gridDimY: grid_y,
+            gridDimZ: grid_z,
+            blockDimX: block_x,
+            blockDimY: block_y,
+            blockDimZ: block_z,
+            sharedMemBytes: shape.shared_bytes,
+            hStream: self.handle,
+            attrs: &raw mut early,
+            numAttrs: u32::from(comes_early),
+        };
+        // SAFETY: the caller's promise; the driver copies attributes and arguments.
+        let launched = unsafe {
+            sys::cuLaunchKernelEx(
+                &raw const launch,
+                function,
+                arguments.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        launched.result()
     }
 
     pub fn synchronize(&self) -> Result<(), EngineError> {
         // SAFETY: the stream lives as long as `self`.
         unsafe { result::stream::synchronize(self.handle) }.map_err(failed("finish the step"))
     }
+}
+
+/// Whether a launch is spread over the card as evenly where other blocks have not ended.
+fn stays_even(
+    info: &DeviceInfo,
+    function: sys::CUfunction,
+    shape: &LaunchShape,
+) -> Result<bool, DriverError> {
+    let count = |sides: [u32; 3]| sides.iter().map(|&side| u64::from(side)).product::<u64>();
+    let (mut at_once, threads) = (0, count(shape.block) as i32);
+    // SAFETY: the function is loaded, and the number is live.
+    unsafe {
+        sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
+            &raw mut at_once,
+            function,
+            threads,
+            shape.shared_bytes as usize,
+        )
+    }
+    .result()?;
+    let multiprocessors = info.card().multiprocessors as u64;
+    Ok(is_even(
+        count(shape.grid),
+        multiprocessors,
+        u64::from(at_once.unsigned_abs()),
+    ))
+}
+
+/// Blocks that come early go where there is room: to as many on one multiprocessor as it holds at
+/// once, while others have none. That is no more than what an even share is for the fullest.
+fn is_even(blocks: u64, multiprocessors: u64, at_once: u64) -> bool {
+    at_once <= blocks.div_ceil(multiprocessors)
 }
 
 impl Drop for Stream {
@@ -425,12 +520,15 @@ impl Replay {
         work: impl FnOnce() -> Result<(), EngineError>,
     ) -> Result<Self, EngineError> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // What is before the recording is no part of it.
+        stream.ends_with_kernel(false);
         // SAFETY: the stream is live.
         unsafe { result::stream::begin_capture(stream.handle, mode) }
             .map_err(failed("start recording"))?;
         let worked = work();
         // SAFETY: the capture was begun above; it has to end even if the work failed.
         let graph = unsafe { result::stream::end_capture(stream.handle) };
+        stream.ends_with_kernel(false);
         // A recording that was cut off by an error may have no graph.
         let recording = graph.map(|graph| (!graph.is_null()).then(|| Recording(graph)));
         worked?;
@@ -450,6 +548,7 @@ impl Replay {
     }
 
     pub fn launch(&self, stream: &Stream) -> Result<(), EngineError> {
+        stream.ends_with_kernel(false);
         // SAFETY: graph and stream are live.
         unsafe { result::graph::launch(self.exec, stream.handle) }
             .map_err(failed("replay the step"))
@@ -460,5 +559,21 @@ impl Drop for Replay {
     fn drop(&mut self) {
         // SAFETY: created in `capture`, destroyed once.
         let _ = unsafe { result::graph::exec_destroy(self.exec) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_that_come_early_are_not_crowded() {
+        // Of 264 places, 256 blocks leave eight: no multiprocessor can have more than two.
+        assert!(is_even(256, 132, 2));
+        // Four could meet on one, and half of the card would have none.
+        assert!(!is_even(256, 132, 4));
+        assert!(is_even(529, 132, 5));
+        assert!(is_even(100, 132, 1));
+        assert!(!is_even(100, 132, 2));
     }
 }

@@ -385,7 +385,7 @@ pub fn map(op: &Map) -> Generated {
     }
     let source = format!(
         "#include \"common.cuh\"\n\n\
-         KERNEL __launch_bounds__({THREADS}) map({parameters}{index} vectors) {{\n{}    \
+         KERNEL __launch_bounds__({THREADS}) map({parameters}{index} vectors) {{\n    await_earlier();\n{}    \
          {index} threads = gridDim.x * {THREADS}u;\n    \
          for ({index} i = blockIdx.x * {THREADS}u + threadIdx.x; i < vectors; i += threads) {{\n        \
          {index} place = i * {vector}u;\n{}{}{stores}    }}\n}}\n",
@@ -422,7 +422,7 @@ pub fn reduce(op: &Reduce) -> Generated {
          typedef {stored} Stored;\n\
          typedef {output} Output;\n\n{body}\n\
          KERNEL __launch_bounds__({}) finish(const float* partials, Output* output, \
-         u32 outputs, u32 parts, u32 adds) {{\n    \
+         u32 outputs, u32 parts, u32 adds) {{\n    await_earlier();\n    \
          __shared__ float sums[{rows}][{columns}];\n    \
          u32 i = blockIdx.x * {columns}u + threadIdx.x;\n    \
          float total = {start};\n    \
@@ -479,7 +479,7 @@ fn rows_kernel(op: &Reduce, value: &str) -> (String, usize) {
     let blocks = width.div_ceil(columns * vector);
     let body = format!(
         "KERNEL __launch_bounds__({THREADS}) reduce({}Stored* to, u32 outputs, u32 span_rows, \
-         u32 row_group, u32 out_rows, u32 adds) {{\n    \
+         u32 row_group, u32 out_rows, u32 adds) {{\n    await_earlier();\n    \
          __shared__ float sums[{rows}][{}];\n{}    \
          u32 out_row = blockIdx.x / {blocks}u;\n    \
          u32 column = (blockIdx.x % {blocks}u * {columns}u + threadIdx.x) * {vector}u;\n    \
@@ -521,7 +521,7 @@ fn each_kernel(op: &Reduce, value: &str) -> (String, usize) {
     let vector = text.vector;
     let body = format!(
         "KERNEL __launch_bounds__({THREADS}) reduce({}Stored* to, u32 outputs, u32 span_rows, \
-         u32 row_group, u32 out_rows, u32 adds) {{\n{}    \
+         u32 row_group, u32 out_rows, u32 adds) {{\n    await_earlier();\n{}    \
          u32 output = (blockIdx.x * {THREADS}u + threadIdx.x) * {vector}u;\n    \
          if (output >= outputs) return;\n    \
          u32 out_row = output / {width}u, column = output % {width}u;\n    \
@@ -578,7 +578,7 @@ fn lanes_kernel(op: &Reduce, lanes: usize, value: &str) -> (String, usize) {
     };
     let body = format!(
         "KERNEL __launch_bounds__({THREADS}) reduce({}Stored* to, u32 outputs, u32 span_rows, \
-         u32 row_group, u32 out_rows, u32 adds) {{\n{}    \
+         u32 row_group, u32 out_rows, u32 adds) {{\n    await_earlier();\n{}    \
          u32 lane = threadIdx.x % {lanes}u;\n    \
          u32 output = blockIdx.x * {}u + threadIdx.x / {lanes}u;\n    \
          float total = __uint_as_float(START);\n    \

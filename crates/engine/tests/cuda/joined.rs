@@ -221,6 +221,25 @@ fn selective(rows: [usize; 2], compute: DType) -> Result<TrainingGraph, GraphErr
     differentiate(g, &OPTIMIZER)
 }
 
+/// Gradients of narrow weights over rows so many that their sums are cut: of one layer, or of so many
+/// that theirs are one launch.
+fn long_sums(layers: usize, compute: DType) -> Result<TrainingGraph, GraphError> {
+    const ROWS: [usize; 2] = [3, 669];
+    let mut g = Graph::new(compute);
+    let tokens = g.batch("tokens", ROWS, DType::I32);
+    let table = g.weight("table", [50, 72], WEIGHT);
+    let mut x = g.embedding("embedding", tokens, table, None, None)?;
+    for layer in 0..layers {
+        let widths = [g.ty(x).width(), [136, 72][layer % 2]];
+        let weight = g.weight(&format!("weight.{layer}"), [widths[1], widths[0]], WEIGHT);
+        x = g.linear(&format!("layer.{layer}"), x, weight, None)?;
+    }
+    let head = g.weight("head", [50, g.ty(x).width()], WEIGHT);
+    let targets = g.batch("targets", ROWS, DType::I32);
+    g.cross_entropy("loss", x, head, targets, 0.0, None)?;
+    differentiate(g, &OPTIMIZER)
+}
+
 /// A step's gradients after two micro batches, the second of which adds to the first, where each
 /// part has `nodes` nodes at most. Weights are what `dtype` has of them.
 fn gradients<D: Device>(
@@ -336,6 +355,13 @@ fn gates_after_long_products_give_the_same_in_their_kernel() {
 #[ignore = "needs a GPU"]
 fn projections_of_scans_give_what_they_give_one_by_one() {
     compare(|compute| selective(ROWS, compute));
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gradients_that_are_cut_give_what_they_give_whole() {
+    compare(|compute| long_sums(1, compute));
+    compare(|compute| long_sums(3, compute));
 }
 
 /// A vocabulary whose last words may be a product of their own.
@@ -456,6 +482,12 @@ mod emulated {
     #[test]
     fn projections_of_scans_of_few_rows() {
         few_rows(|compute| selective(FEW, compute));
+    }
+
+    #[test]
+    fn gradients_that_are_cut() {
+        all_rows(|compute| long_sums(1, compute));
+        all_rows(|compute| long_sums(3, compute));
     }
 
     #[test]

@@ -38,6 +38,9 @@ impl CudaExecutor {
         stream: &Stream,
     ) -> Result<(), EngineError> {
         let base = self.arena.address;
+        if !command.is_kernels() {
+            stream.ends_with_kernel(false);
+        }
         match command {
             Command::Launch {
                 kernel,
@@ -145,22 +148,11 @@ impl CudaExecutor {
         let table = table.map(|table| table.as_ptr().cast_mut().cast());
         let arguments = values.iter_mut().map(ArgumentValue::pointer);
         let mut pointers: Vec<*mut c_void> = table.into_iter().chain(arguments).collect();
-        let [gx, gy, gz] = shape.grid;
-        let [bx, by, bz] = shape.block;
         // SAFETY: the arguments match the kernel's parameters by the lowering's contract, which
         // tests check against the sources; addresses are inside the arena or the host memory by
         // the plan, which `check` holds against them.
-        unsafe {
-            result::launch_kernel(
-                function,
-                (gx, gy, gz),
-                (bx, by, bz),
-                shape.shared_bytes,
-                stream.handle,
-                &mut pointers,
-            )
-        }
-        .map_err(failed(format!("launch {name}")))
+        unsafe { stream.launch(function, shape, &mut pointers) }
+            .map_err(failed(format!("launch {name}")))
     }
 
     fn value(&self, argument: &Argument, dtype: DType) -> Result<ArgumentValue, EngineError> {

@@ -48,25 +48,42 @@ __device__ __forceinline__ void backward(const real* dy, const real* x, real* dx
     }
 }
 
-KERNEL gelu_tanh(const real* x, real* y, u64 elements) { forward<GeluTanh>(x, y, elements); }
-KERNEL gelu(const real* x, real* y, u64 elements) { forward<Gelu>(x, y, elements); }
-KERNEL silu(const real* x, real* y, u64 elements) { forward<Silu>(x, y, elements); }
-KERNEL relu(const real* x, real* y, u64 elements) { forward<Relu>(x, y, elements); }
+KERNEL gelu_tanh(const real* x, real* y, u64 elements) {
+    await_earlier();
+    forward<GeluTanh>(x, y, elements);
+}
+KERNEL gelu(const real* x, real* y, u64 elements) {
+    await_earlier();
+    forward<Gelu>(x, y, elements);
+}
+KERNEL silu(const real* x, real* y, u64 elements) {
+    await_earlier();
+    forward<Silu>(x, y, elements);
+}
+KERNEL relu(const real* x, real* y, u64 elements) {
+    await_earlier();
+    forward<Relu>(x, y, elements);
+}
 
 KERNEL gelu_tanh_backward(const real* dy, const real* x, real* dx, real* y, u64 elements) {
+    await_earlier();
     backward<GeluTanh>(dy, x, dx, y, elements);
 }
 KERNEL gelu_backward(const real* dy, const real* x, real* dx, real* y, u64 elements) {
+    await_earlier();
     backward<Gelu>(dy, x, dx, y, elements);
 }
 KERNEL silu_backward(const real* dy, const real* x, real* dx, real* y, u64 elements) {
+    await_earlier();
     backward<Silu>(dy, x, dx, y, elements);
 }
 KERNEL relu_backward(const real* dy, const real* x, real* dx, real* y, u64 elements) {
+    await_earlier();
     backward<Relu>(dy, x, dx, y, elements);
 }
 
 KERNEL add(const real* a, const real* b, real* y, u64 elements) {
+    await_earlier();
     u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
     u64 vectors = elements / VECTOR;
     for (u64 i = thread; i < vectors; i += threads) {
@@ -83,6 +100,7 @@ KERNEL add(const real* a, const real* b, real* y, u64 elements) {
 
 // Sums and the like are fp32 in every precision.
 KERNEL add_single(const float* a, const float* b, float* y, u64 elements) {
+    await_earlier();
     u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
     for (u64 i = thread; i < elements; i += threads) y[i] = a[i] + b[i];
 }
@@ -140,30 +158,38 @@ __device__ __forceinline__ void gated_backward(const real* dy, const real* gate,
 }
 
 KERNEL geglu_tanh(const real* gate, const real* up, real* y, u64 elements) {
+    await_earlier();
     gated<GeluTanh>(gate, up, y, elements);
 }
 KERNEL geglu(const real* gate, const real* up, real* y, u64 elements) {
+    await_earlier();
     gated<Gelu>(gate, up, y, elements);
 }
 KERNEL swiglu(const real* gate, const real* up, real* y, u64 elements) {
+    await_earlier();
     gated<Silu>(gate, up, y, elements);
 }
 KERNEL reglu(const real* gate, const real* up, real* y, u64 elements) {
+    await_earlier();
     gated<Relu>(gate, up, y, elements);
 }
 KERNEL geglu_tanh_backward(const real* dy, const real* gate, const real* up, real* dgate, real* dup,
                            real* y, u64 elements) {
+    await_earlier();
     gated_backward<GeluTanh>(dy, gate, up, dgate, dup, y, elements);
 }
 KERNEL geglu_backward(const real* dy, const real* gate, const real* up, real* dgate, real* dup,
                       real* y, u64 elements) {
+    await_earlier();
     gated_backward<Gelu>(dy, gate, up, dgate, dup, y, elements);
 }
 KERNEL swiglu_backward(const real* dy, const real* gate, const real* up, real* dgate, real* dup,
                        real* y, u64 elements) {
+    await_earlier();
     gated_backward<Silu>(dy, gate, up, dgate, dup, y, elements);
 }
 KERNEL reglu_backward(const real* dy, const real* gate, const real* up, real* dgate, real* dup,
                       real* y, u64 elements) {
+    await_earlier();
     gated_backward<Relu>(dy, gate, up, dgate, dup, y, elements);
 }

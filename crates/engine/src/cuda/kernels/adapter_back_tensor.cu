@@ -137,6 +137,7 @@ __device__ __forceinline__ void back(const real* dy, const real* t, const real* 
                                      const real* third, real* dt, float* parts, u32 rows, u32 dy_stride,    \
                                      u32 t_stride, u32 dt_stride, u32 rows_of_part, u32 is_added,           \
                                      float dt_scale, float scale) {                                         \
+        await_earlier();                                                                                    \
         const real* w = blockIdx.y == 0 ? first : blockIdx.y == 1 ? second : third;                         \
         back<warps, columns / (16 * warps), stages, rows_at_once>(dy, t, w, dt, parts, rows, dy_stride,     \
                                                                   t_stride, dt_stride, rows_of_part,        \

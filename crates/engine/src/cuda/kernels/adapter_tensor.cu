@@ -330,6 +330,7 @@ __device__ __forceinline__ void adds(const real* dy, const real* w, real* dx, u3
     KERNEL __launch_bounds__(256)                                                                           \
     name(const real* x, const real* w, real* y, u32 rows, u32 k, u32 x_stride, u32 w_stride, u32 y_stride,  \
          float scale) {                                                                                     \
+        await_earlier();                                                                                    \
         reads<eights, false, by_column>(x, w, y, rows, k, x_stride, w_stride, y_stride, scale,              \
                                         Dropout(nullptr, 0u, 0u));                                          \
     }
@@ -338,12 +339,14 @@ __device__ __forceinline__ void adds(const real* dy, const real* w, real* dx, u3
     KERNEL __launch_bounds__(256)                                                                           \
     adapter_reads_##eights(const real* x, const real* w, real* y, u32 rows, u32 k, u32 x_stride,            \
                            u32 y_stride, const u32* random, u32 stream, u32 limit) {                        \
+        await_earlier();                                                                                    \
         Dropout dropout(random, stream, limit);                                                             \
         reads<eights, true, false>(x, w, y, rows, k, x_stride, k, y_stride, dropout.scale, dropout);        \
     }                                                                                                       \
     KERNEL __launch_bounds__(128)                                                                           \
     adapter_streams_##eights(const real* x, const real* w, real* y, u32 rows, u32 k, u32 x_stride,          \
                              u32 y_stride, const u32* random, u32 stream, u32 limit) {                      \
+        await_earlier();                                                                                    \
         streams<eights>(x, w, y, rows, k, x_stride, y_stride, Dropout(random, stream, limit));              \
     }                                                                                                       \
     NARROW(narrow_rows_##eights, eights, false)                                                             \
@@ -352,6 +355,7 @@ __device__ __forceinline__ void adds(const real* dy, const real* w, real* dx, u3
     adapter_gradient_##eights(const real* dy, const real* x, float* parts, u32 rows, u32 k, u32 dy_stride,  \
                               u32 x_stride, u32 rows_of_part, float scale, const u32* random, u32 stream,   \
                               u32 limit) {                                                                  \
+        await_earlier();                                                                                    \
         gradient<eights, ahead>(dy, x, parts, rows, k, dy_stride, x_stride, rows_of_part, scale, random,    \
                                 stream, limit);                                                             \
     }                                                                                                       \
@@ -359,6 +363,7 @@ __device__ __forceinline__ void adds(const real* dy, const real* w, real* dx, u3
     adapter_adds_##eights(const real* dy, const real* w, real* dx, u32 rows, u32 k, u32 dy_stride,          \
                           u32 dx_stride, u32 is_added, float scale, const u32* random, u32 stream,          \
                           u32 limit) {                                                                      \
+        await_earlier();                                                                                    \
         adds<eights, 3>(dy, w, dx, rows, k, dy_stride, dx_stride, is_added, scale, random, stream, limit);  \
     }
 

@@ -166,6 +166,7 @@ struct Place {
 // Shared memory: four tiles (queries, keys, values, output), scores, then three rows of numbers.
 KERNEL __launch_bounds__(256, 2) attention_forward_any(const real* q, const real* k, const real* v,
                                                     real* o, float* lse, PARAMETERS) {
+    await_earlier();
     PROBLEM;
     extern __shared__ float tiles[];
     float *queries = tiles, *keys = queries + x.tile(), *values = keys + x.tile();
@@ -279,6 +280,7 @@ KERNEL __launch_bounds__(256, 2) attention_backward_keys_any(const real* d_o, co
                                                           const real* k, const real* v,
                                                           const float* lse, const float* delta,
                                                           real* dk, real* dv, PARAMETERS) {
+    await_earlier();
     PROBLEM;
     extern __shared__ float tiles[];
     float *keys = tiles, *values = keys + x.tile(), *queries = values + x.tile();
@@ -331,6 +333,7 @@ KERNEL __launch_bounds__(256, 2) attention_backward_queries_any(const real* d_o,
                                                              const real* k, const real* v,
                                                              const float* lse, const float* delta,
                                                              real* dq, PARAMETERS) {
+    await_earlier();
     PROBLEM;
     extern __shared__ float tiles[];
     float *queries = tiles, *gradients = queries + x.tile(), *keys = gradients + x.tile();

@@ -414,23 +414,27 @@ __device__ __forceinline__ void backward_queries(const real* d_o, const real* q,
     KERNEL __launch_bounds__(KEYS_THREADS, KEYS_BLOCKS) attention_backward_keys_##D(               \
         const real* d_o, const real* q, const real* k, const real* v, const float* lse,            \
         const float* delta, real* dk, real* dv, SCALARS) {                                         \
+        await_earlier();                                                                           \
         backward_keys<false, D, KEYS>(d_o, q, k, v, lse, delta, dk, dv, SCALAR_NAMES, nullptr,     \
                                        nullptr);                                                   \
     }                                                                                              \
     KERNEL __launch_bounds__(128, 2) attention_backward_queries_##D(                               \
         const real* d_o, const real* q, const real* k, const real* v, const float* lse,            \
         const float* delta, real* dq, SCALARS) {                                                   \
+        await_earlier();                                                                           \
         backward_queries<false, D, QUERIES>(d_o, q, k, v, lse, delta, dq, SCALAR_NAMES, nullptr);  \
     }                                                                                              \
     KERNEL __launch_bounds__(KEYS_THREADS, KEYS_BLOCKS) attention_selected_backward_keys_##D(      \
         const real* d_o, const real* q, const real* k, const real* v, const float* lse,            \
         const float* delta, real* dk, real* dv, float* parts, SCALARS, const u32* selection) {     \
+        await_earlier();                                                                           \
         backward_keys<true, D, KEYS>(d_o, q, k, v, lse, delta, dk, dv, SCALAR_NAMES, selection,    \
                                      parts);                                                       \
     }                                                                                              \
     KERNEL __launch_bounds__(128, 2) attention_selected_backward_queries_##D(                      \
         const real* d_o, const real* q, const real* k, const real* v, const float* lse,            \
         const float* delta, real* dq, SCALARS, const u32* selection) {                             \
+        await_earlier();                                                                           \
         backward_queries<true, D, QUERIES>(d_o, q, k, v, lse, delta, dq, SCALAR_NAMES, selection); \
     }
 
@@ -447,6 +451,7 @@ INSTANCES(128, SHAPE(1, 8, 32, 32), 256, 1, SHAPE(2, 4, 32, 32))
 KERNEL __launch_bounds__(256) attention_sum_heads(const float* parts, real* dk, real* dv,
                                                   u32 kv_stride, int seq, int heads, int kv_heads,
                                                   int width, u64 quads) {
+    await_earlier();
     u64 index = (u64)blockIdx.x * 256 + threadIdx.x;
     if (index >= 2 * quads) return;
     real* to = index < quads ? dk : dv;
@@ -473,6 +478,7 @@ KERNEL __launch_bounds__(256) attention_sum_heads(const float* parts, real* dk, 
 // that the head's width is a multiple of eight, so that eight elements can be read at once.
 KERNEL __launch_bounds__(256) attention_delta(const real* d_o, const real* o, float* delta, u64 rows,
                                               int seq, int heads, int width, int vector) {
+    await_earlier();
     u64 index = ((u64)blockIdx.x * 256 + threadIdx.x) / 8;
     int part = threadIdx.x % 8;
     float sum = 0.0f;

@@ -251,17 +251,20 @@ __device__ __forceinline__ void backward_keys(const float* gradient, const real*
     KERNEL __launch_bounds__(256) attention_entropy_##H(                                           \
         const real* q, const real* k, const float* lse, float* entropy, float* means,              \
         PARAMETERS) {                                                                              \
+        await_earlier();                                                                           \
         forward<H>(q, k, lse, entropy, means, stride, seq, heads, width, scale, causal);           \
     }                                                                                              \
     KERNEL __launch_bounds__(256) attention_entropy_queries_##H(                                   \
         const float* gradient, const real* q, const real* k, const float* lse,                     \
         const float* means, real* dq, real* dv, PARAMETERS) {                                      \
+        await_earlier();                                                                           \
         backward_queries<H, C>(gradient, q, k, lse, means, dq, dv, stride, seq, heads, width,      \
                                scale, causal);                                                     \
     }                                                                                              \
     KERNEL __launch_bounds__(256) attention_entropy_keys_##H(                                      \
         const float* gradient, const real* q, const real* k, const float* lse,                     \
         const float* means, real* dk, PARAMETERS) {                                                \
+        await_earlier();                                                                           \
         backward_keys<H, C>(gradient, q, k, lse, means, dk, stride, seq, heads, width, scale,      \
                             causal);                                                               \
     }
@@ -275,6 +278,7 @@ INSTANCES(16, 8)
 KERNEL __launch_bounds__(256) cached_attention_entropy(
     const real* q, const real* keys, const i32* positions, float* entropy, u32 stride, int seq,
     int heads, int width, float scale, int slots) {
+    await_earlier();
     __shared__ float lse[16], query[256], scratch[32];
     int t = blockIdx.x, b = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int count = min(max(positions[(u64)b * seq], 0) + t + 1, slots);

@@ -122,6 +122,7 @@ __device__ __forceinline__ int last_key(int t, int seq, int causal) {
 KERNEL __launch_bounds__(THREADS) attention_entropy_narrow(const real* q, const real* k,
                                                            const float* lse, float* entropy,
                                                            float* means, PARAMETERS) {
+    await_earlier();
     __shared__ alignas(16) float tile[TILE * ROW];
     int block = heaviest_first(), b = blockIdx.y;
     Lane lane(block);
@@ -183,6 +184,7 @@ KERNEL __launch_bounds__(THREADS)
 attention_entropy_queries_narrow(const float* gradient, const real* q, const real* k,
                                  const float* lse, const float* means, real* dq, real* dv,
                                  PARAMETERS) {
+    await_earlier();
     __shared__ alignas(16) float tile[TILE * ROW];
     int block = heaviest_first(), b = blockIdx.y;
     Lane lane(block);
@@ -254,6 +256,7 @@ attention_entropy_queries_narrow(const float* gradient, const real* q, const rea
 KERNEL __launch_bounds__(THREADS)
 attention_entropy_keys_narrow(const float* gradient, const real* q, const real* k,
                               const float* lse, const float* means, real* dk, PARAMETERS) {
+    await_earlier();
     // Queries, and of each and each head the log-sum-exp and D; then what ds is multiplied by.
     __shared__ alignas(16) float tile[TILE * ROW];
     __shared__ alignas(16) float numbers[TILE * HEADS * 2];

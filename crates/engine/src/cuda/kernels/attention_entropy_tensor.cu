@@ -158,6 +158,7 @@ struct Queries {
 KERNEL __launch_bounds__(THREADS, 4)
 attention_entropy_tensor(const real* q, const real* k, const float* lse, float* entropy,
                          float* means, PARAMETERS) {
+    await_earlier();
     __shared__ alignas(16) real tiles[WARPS][TILE * ROW];
     __shared__ float parts[WARPS][BLOCK][HEADS + 1];
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32;
@@ -240,6 +241,7 @@ KERNEL __launch_bounds__(THREADS, 3)
 attention_entropy_queries_tensor(const float* gradient, const real* q, const real* k,
                                  const float* lse, const float* means, real* dq, real* dv,
                                  PARAMETERS) {
+    await_earlier();
     __shared__ alignas(16) real tiles[WARPS][TILE * ROW];
     __shared__ Sums sums;
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32;
@@ -344,6 +346,7 @@ __device__ __forceinline__ float2 unpack2(u32 x) {
 KERNEL __launch_bounds__(THREADS, 3)
 attention_entropy_keys_tensor(const float* gradient, const real* q, const real* k,
                               const float* lse, const float* means, real* dk, PARAMETERS) {
+    await_earlier();
     __shared__ alignas(16) real tiles[WARPS][TILE * ROW];
     __shared__ Numbers numbers[WARPS];
     __shared__ Sums sums;

@@ -375,6 +375,7 @@ __device__ __forceinline__ void forward(const TensorMap* q, const TensorMap* k, 
         barriers_are_there();
     }
     __syncthreads();
+    await_earlier();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(GROUPS == 3 ? 32 : 24));
         if (threadIdx.x < 32) bring<D, GROUPS, STAGES>(x, at, q, k, v);

@@ -604,6 +604,7 @@ __device__ __forceinline__ void backward(const TensorMap* q, const TensorMap* k,
         barriers_are_there();
     }
     __syncthreads();
+    await_earlier();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
@@ -653,6 +654,7 @@ KERNEL __launch_bounds__(256)
                                 float* delta_out, u32* counters, i32* lows, int num_counters,
                                 int batch, int seq, int heads, int width, const i32* lengths,
                                 int window, const i32* starts, int rows) {
+    await_earlier();
     int padded = (seq + KEYS - 1) / KEYS * KEYS, tiles = padded / rows;
     u64 thread = (u64)blockIdx.x * 256 + threadIdx.x;
     int bits = width < 64 ? 2 : 3, lanes = 1 << bits, lane = threadIdx.x & (lanes - 1);

@@ -441,6 +441,7 @@ __device__ __forceinline__ void backward(const TensorMap* q, const TensorMap* k,
     Memory<D> at = {shared_address(shared)};
     if (threadIdx.x == 0) at.make_barriers();
     __syncthreads();
+    await_earlier();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
         int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
@@ -571,6 +572,7 @@ __device__ __forceinline__ void finish(const Line& line, const float* sums, cons
         attention_finish_dealt_##D(const float* sums, const float* parts, real* dq, real* dk,      \
                                    real* dv, u32 q_stride, u32 kv_stride, SCALARS,                 \
                                    u32 stretches) {                                                \
+        await_earlier();                                                                           \
         Line line = {batch, seq, heads, kv_heads, stretches};                                      \
         finish<D>(line, sums, parts, dq, dk, dv, q_stride, kv_stride, seq, heads, kv_heads,        \
                   scale);                                                                          \

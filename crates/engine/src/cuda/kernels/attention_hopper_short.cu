@@ -439,6 +439,7 @@ __device__ __forceinline__ void backward(const TensorMap* q, const TensorMap* k,
         barriers_are_there();
     }
     __syncthreads();
+    await_earlier();
     int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (group == 0) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");

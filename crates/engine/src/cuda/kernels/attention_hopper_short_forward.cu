@@ -471,6 +471,7 @@ template <bool DROPOUT> __device__ __forceinline__ void forward(const Problem& x
 #define INSTANCE(NAME, DROPOUT)                                                                    \
     KERNEL __launch_bounds__(128 * (GROUPS + 1), 1)                                                \
         NAME(const real* q, const real* k, const real* v, real* o, float* lse, SCALARS) {          \
+        await_earlier();                                                                           \
         Problem x = {q,     k,   v,     o,                lse,   q_stride, kv_stride,              \
                      batch, seq, heads, heads / kv_heads, scale, random,   stream,                 \
                      threshold, lengths};                                                          \

@@ -345,6 +345,7 @@ __device__ __forceinline__ void backward_keys(float* tile, const real* d_o, cons
 #define INSTANCES(D)                                                                               \
     KERNEL __launch_bounds__(THREADS, 4) attention_forward_narrow_##D(                             \
         const real* q, const real* k, const real* v, real* o, float* lse, PARAMETERS) {            \
+        await_earlier();                                                                           \
         __shared__ alignas(16) float tile[TILE * key_size(D)];                                     \
         if (random && threshold)                                                                   \
             forward<D, true>(tile, q, k, v, o, lse, ARGUMENTS);                                    \
@@ -354,6 +355,7 @@ __device__ __forceinline__ void backward_keys(float* tile, const real* d_o, cons
     KERNEL __launch_bounds__(THREADS, 4) attention_backward_keys_narrow_##D(                       \
         const real* d_o, const real* q, const real* k, const real* v, const real* o,               \
         const float* lse, real* dk, real* dv, PARAMETERS) {                                        \
+        await_earlier();                                                                           \
         __shared__ alignas(16) float tile[TILE * query_size(D)];                                   \
         if (random && threshold)                                                                   \
             backward_keys<D, true>(tile, d_o, q, k, v, o, lse, dk, dv, ARGUMENTS);                 \
@@ -363,6 +365,7 @@ __device__ __forceinline__ void backward_keys(float* tile, const real* d_o, cons
     KERNEL __launch_bounds__(THREADS, 4) attention_backward_queries_narrow_##D(                    \
         const real* d_o, const real* q, const real* k, const real* v, const real* o,               \
         const float* lse, real* dq, PARAMETERS) {                                                  \
+        await_earlier();                                                                           \
         __shared__ alignas(16) float tile[TILE * key_size(D)];                                     \
         if (random && threshold)                                                                   \
             backward_queries<D, true>(tile, d_o, q, k, v, o, lse, dq, ARGUMENTS);                  \

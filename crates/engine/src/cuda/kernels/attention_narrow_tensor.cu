@@ -456,6 +456,7 @@ __device__ __forceinline__ void backward(Backward<W>& shared, const real* d_o, c
 #define INSTANCES(D)                                                                               \
     KERNEL __launch_bounds__(32 * WARPS, 2) attention_forward_tensor_##D(                          \
         const real* q, const real* k, const real* v, real* o, float* lse, PARAMETERS) {            \
+        await_earlier();                                                                           \
         __shared__ Head<D> head;                                                                   \
         if (random && threshold)                                                                   \
             forward<D, true>(head, q, k, v, o, lse, ARGUMENTS);                                    \
@@ -465,6 +466,7 @@ __device__ __forceinline__ void backward(Backward<W>& shared, const real* d_o, c
     KERNEL __launch_bounds__(32 * WARPS, 2) attention_backward_tensor_##D(                         \
         const real* d_o, const real* q, const real* k, const real* v, const real* o,               \
         const float* lse, real* dq, real* dk, real* dv, PARAMETERS) {                              \
+        await_earlier();                                                                           \
         __shared__ Backward<D> shared;                                                             \
         if (random && threshold)                                                                   \
             backward<D, true>(shared, d_o, q, k, v, o, lse, dq, dk, dv, ARGUMENTS);                \

@@ -211,11 +211,13 @@ __device__ __forceinline__ void forward(const real* q, const real* k, const real
 #define INSTANCES(D, FORWARD, FORWARD_BLOCKS)                                                      \
     KERNEL __launch_bounds__(128, FORWARD_BLOCKS) attention_forward_##D(                           \
         const real* q, const real* k, const real* v, real* o, float* lse, SCALARS) {               \
+        await_earlier();                                                                           \
         forward<false, D, FORWARD>(q, k, v, o, lse, SCALAR_NAMES, nullptr);                        \
     }                                                                                              \
     KERNEL __launch_bounds__(128, FORWARD_BLOCKS) attention_selected_forward_##D(                  \
         const real* q, const real* k, const real* v, real* o, float* lse, SCALARS,                 \
         const u32* selection) {                                                                    \
+        await_earlier();                                                                           \
         forward<true, D, FORWARD>(q, k, v, o, lse, SCALAR_NAMES, selection);                       \
     }
 

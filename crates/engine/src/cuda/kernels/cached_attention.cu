@@ -19,6 +19,7 @@ constexpr int KEYS = 4;
 KERNEL __launch_bounds__(256) cached_attention_append(
     const real* k, const real* v, const i32* positions, real* keys, real* values, u32 kv_stride,
     u32 batch, u32 seq, u32 kv_heads, u32 width, u32 slots) {
+    await_earlier();
     u64 index = (u64)blockIdx.x * 256 + threadIdx.x;
     u32 columns = kv_heads * width;
     if (index >= (u64)batch * seq * columns) return;
@@ -169,6 +170,7 @@ __device__ __forceinline__ void attend(
         const real* q, const i32* positions, const real* keys, const real* values, real* o,      \
         float* partial, u32 q_stride, u32 seq, u32 heads, u32 kv_heads, u32 width, u32 slots,    \
         u32 window, float scale, const u32* selection) {                                         \
+        await_earlier();                                                                         \
         attend<E>(                                                                               \
             q, positions, keys, values, o, partial, q_stride, seq, heads, kv_heads, width,       \
             slots, window, scale, selection);                                                    \
@@ -184,6 +186,7 @@ CACHED_ATTENTION_KERNEL(16)
 // a query of a head.
 KERNEL __launch_bounds__(128) cached_attention_combine(
     const float* partial, real* o, u32 splits, u32 width) {
+    await_earlier();
     u64 query = blockIdx.x;
     partial += query * splits * (width + 2);
     float largest = MINUS_INFINITY, weights = 0.0f;

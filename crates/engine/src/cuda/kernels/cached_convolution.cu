@@ -14,6 +14,7 @@ constexpr int MOST = 16;
 KERNEL __launch_bounds__(128) cached_convolution(
     const real* x, const float* weight, const float* bias, const i32* positions, real* y,
     real* cache, u32 stride, u32 batch, u32 length, u32 channels, u32 width) {
+    await_earlier();
     u64 index = (u64)blockIdx.x * 128 + threadIdx.x;
     if (index >= (u64)batch * channels) return;
     u32 channel = index % channels, b = index / channels;

@@ -21,6 +21,7 @@ KERNEL __launch_bounds__(128) cached_scan(
     const real* x, const real* z, const real* p, const real* dt, const float* a_log,
     const float* skip, const i32* positions, real* y, float* state, u32 x_stride, u32 z_stride,
     u32 length, u32 inner, u32 states, u32 rank) {
+    await_earlier();
     u32 lane = threadIdx.x % LANES, b = blockIdx.y;
     u32 channel = blockIdx.x * CHANNELS + threadIdx.x / LANES;
     bool inside = channel < inner;

@@ -28,6 +28,7 @@ __device__ __forceinline__ int position_of(const i32* positions, u32 row, u32 se
 KERNEL __launch_bounds__(256) cached_selection_append(const real* keys, const i32* positions,
                                                       real* cache, u32 rows, u32 seq, u32 width,
                                                       u32 slots) {
+    await_earlier();
     u64 index = (u64)blockIdx.x * 256 + threadIdx.x;
     if (index >= (u64)rows * width) return;
     u32 row = (u32)(index / width), column = (u32)(index % width);
@@ -41,6 +42,7 @@ KERNEL __launch_bounds__(THREADS) cached_selection_scores(
     const real* queries, const real* cache, const real* weights, const float* weight_bias,
     const float* score_bias, const i32* positions, float* scores, u32 seq, u32 heads, u32 width,
     u32 slots) {
+    await_earlier();
     extern __shared__ float query[];
     u32 row = blockIdx.x, first = blockIdx.y * THREADS;
     u32 visible = min((u32)position_of(positions, row, seq) + 1, slots);
@@ -68,6 +70,7 @@ KERNEL __launch_bounds__(THREADS) cached_selection_scores(
 // block has a row.
 KERNEL __launch_bounds__(THREADS) cached_selection_rows(const float* scores, const i32* positions,
                                                         float* numbers, u32 seq, u32 slots) {
+    await_earlier();
     __shared__ float scratch[32];
     u32 row = blockIdx.x;
     int visible = min(position_of(positions, row, seq) + 1, (int)slots);
@@ -95,6 +98,7 @@ KERNEL __launch_bounds__(32) cached_selection_counts(const float* numbers, const
                                                      float* sums, i32* counts, u32 seq, u32 slots,
                                                      int base, int least, int most,
                                                      float temperature) {
+    await_earlier();
     u32 b = blockIdx.x, lane = threadIdx.x;
     sums += (u64)b * slots * 2;
     int first = position_of(positions, b * seq, seq);
@@ -136,6 +140,7 @@ KERNEL __launch_bounds__(32) cached_selection_counts(const float* numbers, const
 KERNEL __launch_bounds__(THREADS) cached_selection_select(const float* scores, const i32* positions,
                                                           const i32* counts, u32* bits, u32 seq,
                                                           u32 slots, int base) {
+    await_earlier();
     u32 row = blockIdx.x;
     int visible = min(position_of(positions, row, seq) + 1, (int)slots);
     int count = min(counts ? counts[row] : base, visible);

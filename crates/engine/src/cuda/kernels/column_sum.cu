@@ -38,12 +38,14 @@ __device__ __forceinline__ void column_partials_of(const real* x, float* partial
 // partials[gridDim.y, width] from x[rows, width], width a whole number of 16-byte vectors.
 KERNEL __launch_bounds__(256)
 column_partials(const real* x, float* partials, u32 rows, u32 width) {
+    await_earlier();
     column_partials_of<VECTOR>(x, partials, rows, width);
 }
 
 // The same for any width.
 KERNEL __launch_bounds__(256)
 column_partials_any(const real* x, float* partials, u32 rows, u32 width) {
+    await_earlier();
     column_partials_of<1>(x, partials, rows, width);
 }
 
@@ -52,6 +54,7 @@ column_partials_any(const real* x, float* partials, u32 rows, u32 width) {
 KERNEL __launch_bounds__(1024)
 sum_partials(const float* partials, float* first, float* second, u32 rows, u32 width,
              u32 first_adds, u32 second_adds) {
+    await_earlier();
     __shared__ float sums[32][33];
     u32 column = blockIdx.x * 32 + threadIdx.x;
     const float* from = partials + (u64)blockIdx.y * rows * width;
@@ -76,6 +79,7 @@ sum_partials(const float* partials, float* first, float* second, u32 rows, u32 w
 KERNEL __launch_bounds__(256)
 sum_many_partials(const float* partials, float* first, float* second, float* third, u32 rows, u32 width,
                   u32 adds) {
+    await_earlier();
     __shared__ float4 sums[32][8];
     u32 x = threadIdx.x % 8, y = threadIdx.x / 8, column = blockIdx.x * 32 + x * 4;
     const float* from = partials + (u64)blockIdx.y * rows * width;

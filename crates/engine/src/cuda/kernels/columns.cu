@@ -18,13 +18,16 @@ __device__ __forceinline__ void copy_rows(const T* from, T* to, u32 rows, u32 wi
 // Units of 16, 4 and 2 bytes: the largest that rows are made of.
 KERNEL __launch_bounds__(256) copy_columns_16(const Line* from, Line* to, u32 rows, u32 width,
                                               u32 from_stride, u32 to_stride) {
+    await_earlier();
     copy_rows(from, to, rows, width, from_stride, to_stride);
 }
 KERNEL __launch_bounds__(256) copy_columns_4(const u32* from, u32* to, u32 rows, u32 width,
                                              u32 from_stride, u32 to_stride) {
+    await_earlier();
     copy_rows(from, to, rows, width, from_stride, to_stride);
 }
 KERNEL __launch_bounds__(256) copy_columns_2(const u16* from, u16* to, u32 rows, u32 width,
                                              u32 from_stride, u32 to_stride) {
+    await_earlier();
     copy_rows(from, to, rows, width, from_stride, to_stride);
 }

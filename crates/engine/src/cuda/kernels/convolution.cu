@@ -192,6 +192,7 @@ __device__ __forceinline__ void backward(
     KERNEL __launch_bounds__(128) convolution_forward_##W(                                       \
         const real* x, const float* weight, const float* bias, real* y, u32 stride, u32 batch,   \
         u32 length, u32 channels, u32 width, u32 vector) {                                       \
+        await_earlier();                                                                         \
         forward<W, V>(                                                                           \
             Convolution{x, weight, bias, stride, batch, length, channels, width, vector}, y);    \
     }                                                                                            \
@@ -199,6 +200,7 @@ __device__ __forceinline__ void backward(
         const real* dy, const real* x, const float* weight, const float* bias, real* dx,         \
         float* sums, u32 adds, u32 stride, u32 batch, u32 length, u32 channels, u32 width,       \
         u32 vector) {                                                                            \
+        await_earlier();                                                                         \
         backward<W, V>(                                                                          \
             Convolution{x, weight, bias, stride, batch, length, channels, width, vector}, dy,    \
             dx, adds, sums);                                                                     \
@@ -212,6 +214,7 @@ CONVOLUTION_KERNELS(16, 1)
 KERNEL __launch_bounds__(256) convolution_parameters(
     const float* sums, float* dweight, float* dbias, u32 runs, u32 channels, u32 width,
     u32 adds_weight, u32 adds_bias) {
+    await_earlier();
     __shared__ float parts[8][33];
     u32 column = threadIdx.x % 32, part = threadIdx.x / 32;
     u64 index = (u64)blockIdx.x * 32 + column, elements = (u64)(width + 1) * channels;

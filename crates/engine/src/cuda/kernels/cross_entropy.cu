@@ -179,6 +179,7 @@ KERNEL __launch_bounds__(768, 2)
 cross_entropy_rows(real* z, const i32* targets, float* losses, const float* inverse_count,
                    const float* weight, const float* bias, const float* loss_scale,
                    u32 vocabulary, u32 stride, float smoothing, u32 gradient, u32 kept) {
+    await_earlier();
     entropy_of_row<false>(z, targets, losses, inverse_count, weight, bias, loss_scale, vocabulary,
                          stride, smoothing, gradient, kept);
 }
@@ -187,6 +188,7 @@ KERNEL __launch_bounds__(768, 2)
 cross_entropy_rows_ahead(real* z, const i32* targets, float* losses, const float* inverse_count,
                          const float* weight, const float* bias, const float* loss_scale,
                          u32 vocabulary, u32 stride, float smoothing, u32 gradient, u32 kept) {
+    await_earlier();
     entropy_of_row<true>(z, targets, losses, inverse_count, weight, bias, loss_scale, vocabulary,
                          stride, smoothing, gradient, kept);
 }
@@ -194,6 +196,7 @@ cross_entropy_rows_ahead(real* z, const i32* targets, float* losses, const float
 // loss (+)= Σ losses / count, without the term's weight, in a fixed order. One block.
 KERNEL __launch_bounds__(1024)
 cross_entropy_loss(const float* losses, const float* inverse_count, float* loss, u32 rows, u32 adds) {
+    await_earlier();
     __shared__ double sums[1024];
     double sum = 0.0;
     for (u32 row = threadIdx.x; row < rows; row += blockDim.x) sum += (double)losses[row];
@@ -212,6 +215,7 @@ cross_entropy_loss(const float* losses, const float* inverse_count, float* loss,
 // columns of every 128th row, so that few columns keep much of the card busy.
 KERNEL __launch_bounds__(1024)
 cross_entropy_bias(const real* dz, float* db, u32 rows, u32 vocabulary, u32 stride, u32 adds) {
+    await_earlier();
     __shared__ float sums[128][8 * VECTOR];
     u32 column = (blockIdx.x * 8 + threadIdx.x) * VECTOR;
     float sum[VECTOR] = {};
@@ -241,6 +245,7 @@ cross_entropy_bias(const real* dz, float* db, u32 rows, u32 vocabulary, u32 stri
 
 // logits[gridDim.y, vocabulary] += bias.
 KERNEL __launch_bounds__(256) logits_bias(float* logits, const float* bias, u32 vocabulary) {
+    await_earlier();
     u32 column = blockIdx.x * 256 + threadIdx.x;
     if (column < vocabulary) logits[(u64)blockIdx.y * vocabulary + column] += bias[column];
 }

@@ -12,6 +12,7 @@ struct Table { float weights[16]; float scales[256]; };
 KERNEL __launch_bounds__(256) dequantise_nf4(const __grid_constant__ Table table, const u8* codes,
                                              const u8* scale_codes, const float* scale_units,
                                              const float* scale_mean, real* out, u64 elements) {
+    await_earlier();
     __shared__ float weights[16], scales[256];
     if (threadIdx.x < 16) weights[threadIdx.x] = table.weights[threadIdx.x];
     scales[threadIdx.x] = table.scales[threadIdx.x];
@@ -50,6 +51,7 @@ KERNEL __launch_bounds__(256) dequantise_nf4(const __grid_constant__ Table table
 // A signed byte a number, in units of a 127th of its row's scale. The grid is (rows, parts).
 KERNEL __launch_bounds__(256) dequantise_int8(const u8* codes, const float* scales, real* out,
                                               u32 width) {
+    await_earlier();
     float unit = scales[blockIdx.x] / 127.0f;
     u64 row = (u64)blockIdx.x * width;
     for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < width; i += gridDim.y * blockDim.x)

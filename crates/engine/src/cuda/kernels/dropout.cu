@@ -27,6 +27,7 @@ __device__ __forceinline__ void drop_row(const real* x, real* y, u32 width, u32 
 KERNEL __launch_bounds__(256) drop_rows(const real* x, real* y, u32 width, u32 x_stride,
                                         u32 y_stride, u32 adds, u32 vector, const u32* random,
                                         u32 stream, u32 limit) {
+    await_earlier();
     Dropout dropout(random, stream, limit);
     u32 base = dropout.row(blockIdx.x);
     x += (u64)blockIdx.x * x_stride;

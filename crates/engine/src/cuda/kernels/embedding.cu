@@ -48,6 +48,7 @@ __device__ __forceinline__ void lookup(const i32* tokens, const real* table,
 KERNEL embedding(const i32* tokens, const real* table, const real* positions, real* y,
                  const u32* random, u32 number, u32 threshold, u32 length, u32 vocabulary,
                  u32 width) {
+    await_earlier();
     lookup<VECTOR>(tokens, table, positions, y, random, number, threshold, length, vocabulary,
                    width);
 }
@@ -55,6 +56,7 @@ KERNEL embedding(const i32* tokens, const real* table, const real* positions, re
 KERNEL embedding_any(const i32* tokens, const real* table, const real* positions, real* y,
                      const u32* random, u32 number, u32 threshold, u32 length, u32 vocabulary,
                      u32 width) {
+    await_earlier();
     lookup<1>(tokens, table, positions, y, random, number, threshold, length, vocabulary, width);
 }
 
@@ -62,6 +64,7 @@ KERNEL embedding_any(const i32* tokens, const real* table, const real* positions
 
 // counts[vocabulary], zero before: how many rows have the token.
 KERNEL embedding_count(const i32* tokens, u32* counts, u32 rows, u32 vocabulary) {
+    await_earlier();
     u32 row = blockIdx.x * blockDim.x + threadIdx.x;
     if (row < rows && (u32)tokens[row] < vocabulary) atomicAdd(counts + tokens[row], 1u);
 }
@@ -70,6 +73,7 @@ KERNEL embedding_count(const i32* tokens, u32* counts, u32 rows, u32 vocabulary)
 // matter, so a running total serves: a warp takes room for 32 tokens at once. `total` is zero
 // before.
 KERNEL embedding_starts(const u32* counts, u32* next, u32* total, u32 vocabulary) {
+    await_earlier();
     u32 token = blockIdx.x * blockDim.x + threadIdx.x, lane = threadIdx.x % 32;
     u32 count = token < vocabulary ? counts[token] : 0u;
     u32 through = count;
@@ -86,6 +90,7 @@ KERNEL embedding_starts(const u32* counts, u32* next, u32* total, u32 vocabulary
 
 // Rows to their tokens' places; next[v] ends up where the rows of token v end.
 KERNEL embedding_scatter(const i32* tokens, u32* next, u32* order, u32 rows, u32 vocabulary) {
+    await_earlier();
     u32 row = blockIdx.x * blockDim.x + threadIdx.x;
     if (row < rows && (u32)tokens[row] < vocabulary) order[atomicAdd(next + tokens[row], 1u)] = row;
 }
@@ -93,6 +98,7 @@ KERNEL embedding_scatter(const i32* tokens, u32* next, u32* order, u32 rows, u32
 // The rows of each token in ascending order.
 KERNEL embedding_rank(const i32* tokens, const u32* counts, const u32* next, const u32* order,
                       u32* sorted, u32 rows, u32 vocabulary) {
+    await_earlier();
     u32 row = blockIdx.x * blockDim.x + threadIdx.x;
     if (row >= rows || (u32)tokens[row] >= vocabulary) return;
     u32 token = (u32)tokens[row], end = next[token], start = end - counts[token];
@@ -155,6 +161,7 @@ KERNEL __launch_bounds__(1024)
 embedding_table(const real* dy, const i32* tokens, const u32* counts, const u32* next,
                 const u32* sorted, float* dtable, const u32* random, u32 number, u32 threshold,
                 u32 vocabulary, u32 width) {
+    await_earlier();
     sum_table<VECTOR>(dy, tokens, counts, next, sorted, dtable, random, number, threshold,
                       vocabulary, width);
 }
@@ -163,6 +170,7 @@ KERNEL __launch_bounds__(1024)
 embedding_table_any(const real* dy, const i32* tokens, const u32* counts, const u32* next,
                     const u32* sorted, float* dtable, const u32* random, u32 number,
                     u32 threshold, u32 vocabulary, u32 width) {
+    await_earlier();
     sum_table<1>(dy, tokens, counts, next, sorted, dtable, random, number, threshold, vocabulary,
                  width);
 }
@@ -194,11 +202,13 @@ __device__ __forceinline__ void sum_positions(const real* dy, float* dpositions,
 
 KERNEL embedding_positions(const real* dy, float* dpositions, const u32* random, u32 number,
                            u32 threshold, u32 batch, u32 width, u32 adds) {
+    await_earlier();
     sum_positions<VECTOR>(dy, dpositions, random, number, threshold, batch, width, adds);
 }
 
 KERNEL embedding_positions_any(const real* dy, float* dpositions, const u32* random, u32 number,
                                u32 threshold, u32 batch, u32 width, u32 adds) {
+    await_earlier();
     sum_positions<1>(dy, dpositions, random, number, threshold, batch, width, adds);
 }
 
@@ -206,6 +216,7 @@ KERNEL embedding_positions_any(const real* dy, float* dpositions, const u32* ran
 
 // out[b] = h[b, positions[b]], for the logits of one position; a block to a sequence.
 KERNEL gather_rows(const real* h, const i32* positions, real* out, u32 length, u32 width) {
+    await_earlier();
     u32 position = (u32)positions[blockIdx.x];
     bool known = position < length;
     const real* row = h + ((u64)blockIdx.x * length + (known ? position : 0u)) * width;

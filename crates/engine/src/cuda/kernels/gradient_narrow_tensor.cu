@@ -54,6 +54,7 @@ struct Piece {
 KERNEL __launch_bounds__(THREADS)
 gradient_parts(const real* dy, const real* x, float* parts, u32 dy_stride, u32 x_stride, u32 rows,
                u32 rows_of_part, u32 m, u32 n) {
+    await_earlier();
     __shared__ alignas(16) real dy_tile[STEP * ROW];
     __shared__ alignas(16) real x_tile[STEP * ROW];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
@@ -117,6 +118,7 @@ gradient_parts(const real* dy, const real* x, float* parts, u32 dy_stride, u32 x
 KERNEL __launch_bounds__(1024)
 gradient_sum(const float* parts, float* dw, float* db, u32 num_parts, u32 weights, u32 outputs,
              float scale, u32 dw_adds, u32 db_adds) {
+    await_earlier();
     __shared__ float sums[32][33];
     u32 i = blockIdx.x * 32 + threadIdx.x;
     float sum = 0.0f;

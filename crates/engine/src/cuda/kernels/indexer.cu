@@ -191,6 +191,7 @@ struct Indexer {
 // Grid: (tiles of rows, tiles of keys).
 KERNEL __launch_bounds__(THREADS, 4) indexer_scores(INDEXER, float* scores, int seq, int heads,
                                                  int width, int first_tile) {
+    await_earlier();
     __shared__ __align__(16) Tiles tiles;
     int per_sequence = (seq + TILE - 1) / TILE, index = first_tile + blockIdx.x;
     int b = index / per_sequence, i = index % per_sequence;
@@ -230,6 +231,7 @@ struct Row {
 // variances[row]: unbiased, over T columns of which those that the row does not see are 0.
 KERNEL __launch_bounds__(THREADS) indexer_variances(const float* scores, float* variances, int seq,
                                                     int first_tile) {
+    await_earlier();
     __shared__ float scratch[32];
     Row at(scores, seq, first_tile);
     if (at.t >= seq) return;
@@ -247,6 +249,7 @@ KERNEL __launch_bounds__(THREADS) indexer_variances(const float* scores, float* 
 
 // variances[rows] = the mean of those before it. One block.
 KERNEL __launch_bounds__(1024) indexer_mean(float* variances, u64 rows) {
+    await_earlier();
     __shared__ float scratch[32];
     float sum = 0.0f;
     for (u64 i = threadIdx.x; i < rows; i += 1024) sum += variances[i];
@@ -261,6 +264,7 @@ KERNEL __launch_bounds__(THREADS) indexer_select(const float* scores, const floa
                                                  float* lse, u32* bits, u64 rows, int seq,
                                                  int first_tile, int mode, int base, int least,
                                                  int most, float temperature) {
+    await_earlier();
     __shared__ float scratch[32];
     Row at(scores, seq, first_tile);
     if (at.t >= seq) return;
@@ -350,6 +354,7 @@ __device__ __forceinline__ float row_sum(float x) {
 KERNEL __launch_bounds__(THREADS, 3) indexer_loss(INDEXER, const float* indexer_lse, ATTENTION,
                                                float* partials, u64 total_rows, int seq, int heads,
                                                int width) {
+    await_earlier();
     __shared__ __align__(16) Tiles tiles;
     int per_sequence = (seq + TILE - 1) / TILE;
     int b = blockIdx.x / per_sequence, i = blockIdx.x % per_sequence;
@@ -382,6 +387,7 @@ KERNEL __launch_bounds__(THREADS, 3) indexer_loss(INDEXER, const float* indexer_
 // kl[row] from the partial sums of the tiles that the row sees.
 KERNEL __launch_bounds__(256) indexer_loss_rows(const float* partials, float* kl, u64 total_rows,
                                                 int seq) {
+    await_earlier();
     u64 row = (u64)blockIdx.x * 256 + threadIdx.x;
     if (row >= total_rows) return;
     int tiles = (int)(row % seq) / TILE + 1;
@@ -411,6 +417,7 @@ KERNEL __launch_bounds__(THREADS, 3) indexer_loss_backward(const float* inverse_
                                                         int seq, int heads, int width,
                                                         int first_sequence, int first_row,
                                                         int num_rows) {
+    await_earlier();
     __shared__ __align__(16) Tiles tiles;
     int row_tiles = (num_rows + TILE - 1) / TILE;
     int sequence = blockIdx.x / row_tiles, b = first_sequence + sequence;
@@ -498,6 +505,7 @@ KERNEL __launch_bounds__(256) indexer_gradient_rows(const float* partials, const
                                                     const float* weight_bias, real* grad_weights,
                                                     float* biases, u64 total_rows, int seq,
                                                     int heads) {
+    await_earlier();
     extern __shared__ float sums[];
     for (int i = threadIdx.x; i < ROWS * heads; i += 256) {
         u64 row = (u64)blockIdx.x * ROWS + i / heads;

@@ -80,6 +80,7 @@ KERNEL __launch_bounds__(1024)
 norm_forward(const real* x, const real* branch, const float* gamma, const float* beta,
              real* stream, real* y, float* mean, float* rstd, const u32* random, u32 number,
              u32 threshold, u32 rows, u32 width, float epsilon) {
+    await_earlier();
     __shared__ Pair scratch[2][16][32];
     Dropout dropout(random, number, threshold);
     u32 column = threadIdx.x * VECTOR;
@@ -276,6 +277,7 @@ __device__ __forceinline__ void warp_forward(const real* x, const real* branch, 
                               const float* beta, real* stream, real* y, float* mean, float* rstd,   \
                               const u32* random, u32 number, u32 threshold, u32 rows, u32 width,    \
                               float epsilon) {                                                      \
+        await_earlier();                                                                            \
         warp_forward<quads>(x, branch, gamma, beta, stream, y, mean, rstd,                          \
                             Dropout(random, number, threshold), rows, epsilon);                     \
     }
@@ -289,6 +291,7 @@ KERNEL __launch_bounds__(1024)
 norm_forward_any(const real* x, const real* branch, const float* gamma, const float* beta,
                  real* stream, real* y, float* mean, float* rstd, const u32* random, u32 number,
                  u32 threshold, u32 rows, u32 width, float epsilon) {
+    await_earlier();
     __shared__ float scratch[32];
     Dropout dropout(random, number, threshold);
     float scale = 1.0f / (float)width;
@@ -332,6 +335,7 @@ norm_forward_any(const real* x, const real* branch, const float* gamma, const fl
 KERNEL __launch_bounds__(1024)
 norm_apply(const real* s, const float* mean, const float* rstd, const float* gamma,
            const float* beta, real* y, u32 rows, u32 width) {
+    await_earlier();
     u32 column = threadIdx.x * VECTOR;
     if (column >= width) return;
     float g[VECTOR], b[VECTOR];
@@ -353,6 +357,7 @@ norm_apply(const real* s, const float* mean, const float* rstd, const float* gam
 KERNEL __launch_bounds__(1024)
 norm_apply_any(const real* s, const float* mean, const float* rstd, const float* gamma,
                const float* beta, real* y, u32 rows, u32 width) {
+    await_earlier();
     for (u32 row = blockIdx.x; row < rows; row += gridDim.x) {
         float center = mean ? mean[row] : 0.0f, inverse = rstd[row];
         for (u32 column = threadIdx.x; column < width; column += blockDim.x) {
@@ -648,6 +653,7 @@ __device__ __forceinline__ void warp_gradient_sums(const real* dy, const real* d
                                     const float* beta, real* dx, real* dbranch, real* y,            \
                                     float* partials, const u32* random, u32 number, u32 threshold,  \
                                     u32 rows, u32 width) {                                          \
+        await_earlier();                                                                            \
         warp_gradient_sums<quads>(dy, ds, s, mean, rstd, gamma, beta, dx, dbranch, y, partials,     \
                                   Dropout(random, number, threshold), rows);                        \
     }
@@ -663,6 +669,7 @@ BACKWARD_SUMS_WARP(4, 2)
                                const float* gamma, const float* beta, real* dx, real* dbranch,      \
                                real* y, const u32* random, u32 number, u32 threshold, u32 rows,     \
                                u32 width) {                                                         \
+        await_earlier();                                                                            \
         warp_gradient<quads>(dy, s, mean, rstd, gamma, beta, dx, dbranch, y,                        \
                              Dropout(random, number, threshold), rows);                             \
     }
@@ -676,6 +683,7 @@ KERNEL __launch_bounds__(1024)
 norm_backward(const real* dy, const real* ds, const real* s, const float* mean,
               const float* rstd, const float* gamma, const float* beta, real* dx, real* dbranch,
               real* y, const u32* random, u32 number, u32 threshold, u32 rows, u32 width) {
+    await_earlier();
     norm_gradient<false>(dy, ds, s, mean, rstd, gamma, beta, dx, dbranch, y, nullptr, random,
                          number, threshold, rows, width);
 }
@@ -685,6 +693,7 @@ norm_backward_sums(const real* dy, const real* ds, const real* s, const float* m
                    const float* rstd, const float* gamma, const float* beta, real* dx,
                    real* dbranch, real* y, float* partials, const u32* random, u32 number,
                    u32 threshold, u32 rows, u32 width) {
+    await_earlier();
     norm_gradient<true>(dy, ds, s, mean, rstd, gamma, beta, dx, dbranch, y, partials, random,
                         number, threshold, rows, width);
 }
@@ -694,6 +703,7 @@ norm_backward_any(const real* dy, const real* ds, const real* s, const float* me
                   const float* rstd, const float* gamma, const float* beta, real* dx,
                   real* dbranch, real* y, const u32* random, u32 number, u32 threshold,
                   u32 rows, u32 width) {
+    await_earlier();
     __shared__ float scratch[32];
     Dropout dropout(random, number, threshold);
     float scale = 1.0f / (float)width;
@@ -731,6 +741,7 @@ norm_backward_any(const real* dy, const real* ds, const real* s, const float* me
 KERNEL __launch_bounds__(256)
 norm_partials_any(const real* dy, const real* s, const float* mean, const float* rstd,
                   float* partials, u32 rows, u32 width) {
+    await_earlier();
     __shared__ Pair sums[8][32];
     u32 column = blockIdx.x * 32 + threadIdx.x;
     Pair sum = {0.0f, 0.0f};

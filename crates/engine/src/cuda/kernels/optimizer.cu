@@ -43,12 +43,14 @@ __device__ __forceinline__ void sum_squares(const T* x, double* partials, u64 el
 
 KERNEL __launch_bounds__(512)
 gradient_squares(const float* x, double* partials, u64 elements, u32 share) {
+    await_earlier();
     sum_squares(x, partials, elements, share);
 }
 
 // Gradients that are kept in the compute type.
 KERNEL __launch_bounds__(512)
 gradient_squares_real(const real* x, double* partials, u64 elements, u32 share) {
+    await_earlier();
     sum_squares(x, partials, elements, share);
 }
 
@@ -61,6 +63,7 @@ constexpr float SMALLEST_SCALE = 1.0f, LARGEST_SCALE = 2147483648.0f, SCALE_INTE
 // takes out, and a norm that is not finite gives the factor 0.
 KERNEL __launch_bounds__(1024)
 gradient_norm(const double* partials, float* out, float* scaling, u32 count, float max_norm) {
+    await_earlier();
     __shared__ double scratch[32];
     double sum = 0.0;
     for (u32 i = threadIdx.x; i < count; i += blockDim.x) sum += partials[i];
@@ -185,6 +188,7 @@ __device__ __forceinline__ void update_share(const Entry& entry, u8* arena, u8* 
 KERNEL __launch_bounds__(256)
 adamw(const __grid_constant__ Table table, u32 count, u8* arena, u8* states,
       const float* clipping, const float* scalars, float weight1, float beta2, float weight2, float epsilon) {
+    await_earlier();
     float factor = clipping ? clipping[1] : 1.0f;
     if (factor == 0.0f) return;
     // The last entry that begins at this block or before.
@@ -318,6 +322,7 @@ KERNEL __launch_bounds__(256)
 adamw_8bit(float* parameter, const float* gradient, u8* m, u8* v, float* m_scales, float* v_scales,
            real* copy, const float* clipping, const float* scalars, u64 elements, float decay,
            float rate, float weight1, float beta2, float weight2, float epsilon) {
+    await_earlier();
     update_codes(parameter, gradient, m, v, m_scales, v_scales, copy, clipping, scalars, elements,
                  decay, rate, weight1, beta2, weight2, epsilon);
 }
@@ -327,6 +332,7 @@ KERNEL __launch_bounds__(256)
 adamw_8bit_as_read(real* parameter, const float* gradient, u8* m, u8* v, float* m_scales, float* v_scales,
                    real* copy, const float* clipping, const float* scalars, u64 elements, float decay,
                    float rate, float weight1, float beta2, float weight2, float epsilon) {
+    await_earlier();
     update_codes(parameter, gradient, m, v, m_scales, v_scales, copy, clipping, scalars, elements,
                  decay, rate, weight1, beta2, weight2, epsilon);
 }
@@ -336,12 +342,14 @@ KERNEL __launch_bounds__(256)
 adamw_8bit_all_as_read(real* parameter, const real* gradient, u8* m, u8* v, float* m_scales, float* v_scales,
                        real* copy, const float* clipping, const float* scalars, u64 elements, float decay,
                        float rate, float weight1, float beta2, float weight2, float epsilon) {
+    await_earlier();
     update_codes(parameter, gradient, m, v, m_scales, v_scales, copy, clipping, scalars, elements,
                  decay, rate, weight1, beta2, weight2, epsilon);
 }
 
 // Floats in the compute type: weights after loading, and the bias that a product adds.
 KERNEL copy_to_real(const float* from, real* to, u64 elements) {
+    await_earlier();
     u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
     u64 vectors = elements / 4;
     for (u64 i = thread; i < vectors; i += threads) {

@@ -233,6 +233,7 @@ __device__ __forceinline__ void product_sum(const Sum& x, const Maps& maps, real
         barriers_are_there();
     }
     cluster_meet();
+    await_earlier();
     int cluster = blockIdx.x / 2, clusters = gridDim.x / 2;
     // Of the cluster's tiles, this block's.
     int own_row = S::SHARED == SAME_COLUMNS ? rank * S::BM : 0, own_column = S::SHARED == SAME_ROWS ? rank * S::BN : 0;

@@ -180,6 +180,7 @@ __device__ __forceinline__ void product_sum(const Sum& x, int adapter, const Map
         for (int i = 0; i < 4 * NUM_GROUPS; i++) barrier_init(tiles.before_full(i), 1);
         barriers_are_there();
     }
+    await_earlier();
     for (int i = threadIdx.x; i < BN; i += NUM_THREADS) {
         float value = bias && column + i < x.columns ? bias[column + i] : 0.0f;
         asm volatile("st.shared.f32 [%0], %1;" ::"r"(tiles.bias(i)), "f"(value) : "memory");
@@ -435,6 +436,7 @@ PRODUCTS(short_columns_gelu_backward_value, 1, BACKWARD_VALUE)
 // Z of its sums over columns, parts[count][rows][8], four columns a thread.
 KERNEL __launch_bounds__(256)
 short_narrow_sum(const float* parts, real* z, u32 rows, u32 count, const u32* random, u32 stream, u32 limit) {
+    await_earlier();
     u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= rows * 2) return;
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);

@@ -242,6 +242,7 @@ __device__ __forceinline__ void product_sum(const Sum& x, const Maps& maps, cons
         barriers_are_there();
     }
     cluster_meet();
+    await_earlier();
     int cluster = blockIdx.x / 2, clusters = gridDim.x / 2;
     Place place;
     if (group == 2) {

@@ -58,6 +58,7 @@ struct ForwardStage {
 KERNEL __launch_bounds__(THREADS, 1)
 projections(const real* x, const real* w, const real* t, const float* bias, real* p, real* dt, u32 rows, u32 n,
             u32 x_stride) {
+    await_earlier();
     extern __shared__ __align__(16) char memory[];
     ForwardStage* stages = (ForwardStage*)memory;
     real* low = (real*)(stages + FORWARD_STAGES);
@@ -179,20 +180,6 @@ struct WideMemory {
     alignas(16) real w[WIDTH][COLUMNS + 8];
 };
 
-// The address of the same place in another block of the cluster.
-__device__ __forceinline__ u32 address_in(u32 address, u32 rank) {
-    u32 there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-    return there;
-}
-__device__ __forceinline__ float4 load_cluster(u32 address) {
-    float4 x;
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-                 : "r"(address)
-                 : "memory");
-    return x;
-}
 #if defined(REAL_F16)
 constexpr u32 ONES = 0x3c003c00u;
 #else
@@ -202,6 +189,7 @@ constexpr u32 ONES = 0x3f803f80u;
 // dT, dbias and dp. Clusters of four blocks, which have the columns of 256 rows; n is 1024.
 KERNEL __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
 projections_low_gradients(const real* ddt, const real* p, const real* t, real* dp, float* parts, u32 rows) {
+    await_earlier();
     extern __shared__ __align__(16) char memory[];
     LowMemory& own = *(LowMemory*)memory;
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4;
@@ -311,6 +299,7 @@ projections_low_gradients(const real* ddt, const real* p, const real* t, real* d
 KERNEL __launch_bounds__(THREADS, 1)
 projections_wide_gradients(const real* x, const real* w, const real* dp, real* dx, float* parts, u32 rows,
                            u32 x_stride) {
+    await_earlier();
     extern __shared__ __align__(16) char memory[];
     WideMemory& own = *(WideMemory*)memory;
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4, wide = warp * 32;
@@ -405,6 +394,7 @@ projections_wide_gradients(const real* x, const real* w, const real* dp, real* d
 KERNEL __launch_bounds__(256)
 projections_sum(const float* parts, float* dt, float* dbias, float* dw, u32 num_parts, u32 n, u32 dt_adds,
                 u32 dbias_adds, u32 dw_adds) {
+    await_earlier();
     __shared__ float4 sums[8][32];
     u32 count = n * (RANK + 1 + WIDTH), at = (blockIdx.x * 32 + threadIdx.x) * 4;
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);

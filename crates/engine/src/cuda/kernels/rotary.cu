@@ -56,6 +56,7 @@ KERNEL __launch_bounds__(256) rotary(const __grid_constant__ Table table, const 
                                      const i32* positions, int batch, int seq, int heads,
                                      int head_dim, u32 width, float scale, float sign,
                                      int vector) {
+    await_earlier();
     extern __shared__ float turns[];
     int half = head_dim / 2;
     float *cosines = turns, *sines = turns + half;

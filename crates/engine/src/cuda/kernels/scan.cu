@@ -141,10 +141,12 @@ __device__ __forceinline__ void forward(
 #define SCAN_KERNELS(S)                                                                          \
     KERNEL __launch_bounds__(THREADS, 4)                                                         \
         scan_forward_local_##S(INPUTS, float* ends, float* totals, SIZES) {                      \
+        await_earlier();                                                                         \
         forward<S, true>(SCAN, nullptr, nullptr, ends, totals);                                  \
     }                                                                                            \
     KERNEL __launch_bounds__(THREADS, S == 8 ? 2 : 4) scan_forward_##S(                          \
         INPUTS, real* y, float* states, float* ends, float* totals, SIZES) {                     \
+        await_earlier();                                                                         \
         forward<S, false>(SCAN, y, states, ends, totals);                                        \
     }
 

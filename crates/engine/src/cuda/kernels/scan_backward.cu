@@ -393,12 +393,14 @@ __device__ __forceinline__ void backward_local(
 #define SCAN_KERNELS(S)                                                                          \
     KERNEL __launch_bounds__(THREADS, 4) scan_backward_local_##S(                                \
         const real* dy, INPUTS, float* ends, float* totals, SIZES) {                             \
+        await_earlier();                                                                         \
         backward_local<S>(SCAN, dy, ends, totals);                                               \
     }                                                                                            \
     KERNEL __launch_bounds__(THREADS, 2) scan_backward_##S(                                      \
         const real* dy, INPUTS, const float* states, real* dx, real* dz, real* ddt,              \
         float* shares, float* da, float* dskip, float* boundaries, const float* ends,            \
         const float* totals, u32 span, SIZES) {                                                  \
+        await_earlier();                                                                         \
         backward<S>(SCAN, Gradients{dy, states, dx, dz, ddt, shares, da, dskip, boundaries,      \
                                     ends, totals, span});                                        \
     }
@@ -434,6 +436,7 @@ __device__ __forceinline__ void projected(
 // has `each` elements, one or four; four where rank and 2N are multiples of it.
 KERNEL scan_backward_projection(
     const float* shares, real* dp, u32 blocks, u32 rows, u32 state, u32 rank, u32 each) {
+    await_earlier();
     if (each == 4)
         projected<4>(shares, dp, blocks, rows, state, rank);
     else
@@ -445,6 +448,7 @@ KERNEL scan_backward_projection(
 KERNEL scan_backward_parameters(
     const float* da, const float* dskip, const float* a_log, float* da_log, float* dskip_sum,
     u32 parts, u32 inner, u32 state, u32 adds_a_log, u32 adds_skip) {
+    await_earlier();
     u64 index = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     u64 elements = (u64)inner * state;
     bool is_skip = index >= elements;

@@ -11,8 +11,6 @@
 
 constexpr int SIDE = 128, BK = 64, NUM_STAGES = 3, NUM_THREADS = 256 + 32;
 constexpr u32 PANEL = BK * 128, STAGE = 4 * PANEL;
-// Numbers from one row of a part to the next: eight threads of a column meet different banks.
-constexpr int PART_STRIDE = SIDE + 8;
 
 struct Narrow {
     int rows, columns, stride, column_tiles;
@@ -21,21 +19,6 @@ struct Narrow {
     float scale;
     int adds;
 };
-
-// The address of the same place in another block of the cluster.
-__device__ __forceinline__ u32 address_in(u32 address, u32 rank) {
-    u32 there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-    return there;
-}
-__device__ __forceinline__ float4 load_cluster(u32 address) {
-    float4 x;
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-                 : "r"(address)
-                 : "memory");
-    return x;
-}
 
 template <int PARTS, int B_BY_COLUMN>
 __device__ __forceinline__ void narrow_product(const Narrow& x, const TensorMap* a, const TensorMap* b, real* c) {
@@ -53,8 +36,9 @@ __device__ __forceinline__ void narrow_product(const Narrow& x, const TensorMap*
         barriers_are_there();
     }
     __syncthreads();
+    await_earlier();
     Ring<NUM_STAGES> ring;
-    int half = threadIdx.x / 128, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    int half = threadIdx.x / 128, lane = threadIdx.x % 32;
     if (half == 2) {
         if (lane == 0) {
             for (int k = first; k < end; k++) {
@@ -100,28 +84,14 @@ __device__ __forceinline__ void narrow_product(const Narrow& x, const TensorMap*
         settle(d);
         // Both warpgroups are done with the tiles, whose place the sums take.
         meet(1, 256);
-        u32 at = base + ((half * 64 + warp * 16 + lane / 4) * PART_STRIDE + 2 * (lane % 4)) * 4;
-#pragma unroll
-        for (int j = 0; j < 16; j++)
-#pragma unroll
-            for (int low = 0; low < 2; low++)
-                asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at + (low * 8 * PART_STRIDE + 8 * j) * 4),
-                             "f"(d[4 * j + 2 * low]), "f"(d[4 * j + 2 * low + 1])
-                             : "memory");
+        leave_part(base, half * 64, d);
     }
     cluster_meet();
     constexpr int ROWS = SIDE / PARTS;
     for (int i = threadIdx.x; i < ROWS * 16 && half < 2; i += 256) {
         int own = rank * ROWS + i / 16, at_column = i % 16 * 8;
-        u32 at = base + (own * PART_STRIDE + at_column) * 4;
-        float sum[8] = {};
-#pragma unroll
-        for (int part = 0; part < PARTS; part++) {
-            u32 there = address_in(at, part);
-            float4 u = load_cluster(there), v = load_cluster(there + 16);
-            sum[0] += u.x, sum[1] += u.y, sum[2] += u.z, sum[3] += u.w;
-            sum[4] += v.x, sum[5] += v.y, sum[6] += v.z, sum[7] += v.w;
-        }
+        float sum[8];
+        add_parts<PARTS>(base, own, at_column, sum);
         if (row + own >= x.rows || column + at_column >= x.columns) continue;
         real* to = c + (u64)(row + own) * x.stride + column + at_column;
 #pragma unroll

@@ -1,5 +1,6 @@
-//! Gradients of weights that are near each other, in one launch. An adapter's gradient has few tiles,
-//! and each sums over all tokens: one by one, most of the card waits.
+//! Gradients of narrow weights: those that are near each other in one launch, and their sums cut
+//! among the blocks of a cluster. A narrow gradient has few tiles, and each sums over all tokens: one
+//! by one and in one go, most of the card waits.
 
 #[cfg(test)]
 mod tests;
@@ -24,6 +25,18 @@ const TILE: usize = 128;
 const TILE_DEPTH: usize = 64;
 const STAGES: usize = 3;
 const THREADS: u32 = 288;
+
+/// Kernels by the parts that they cut the sum into.
+const KERNELS: [(usize, &str); 4] = [
+    (1, "gradients"),
+    (2, "gradients_2"),
+    (4, "gradients_4"),
+    (8, "gradients_8"),
+];
+/// Tiles of the inner dimension that a part has at least.
+const LEAST_STEPS: usize = 4;
+/// Blocks that a multiprocessor holds at once.
+const BLOCKS_AT_ONCE: usize = 2;
 
 /// Gradients narrower than this are joined: wider ones fill a card by themselves.
 const NARROW: usize = 1024;
@@ -91,7 +104,7 @@ fn host(lowered: &[Lowered], place: usize) -> Option<&Product> {
     products.next()
 }
 
-/// Joins gradients that are near each other.
+/// Joins gradients that are near each other; one that has none near is a group of its own.
 pub(super) fn join(lowered: &mut [Lowered]) {
     for at in 0..lowered.len() {
         let Some(first) = gradient(&lowered[at]) else {
@@ -112,9 +125,6 @@ pub(super) fn join(lowered: &mut [Lowered]) {
         let Some(host) = host(lowered, group.place).copied() else {
             continue;
         };
-        if group.members.len() < 2 {
-            continue;
-        }
         let products = group.members.iter();
         let products = products.map(|(_, product)| in_place_of(&host, *product));
         let command = Command::Products {
@@ -130,7 +140,8 @@ pub(super) fn join(lowered: &mut [Lowered]) {
     }
 }
 
-/// The launch that computes gradients together, where the kernel takes them.
+/// The launches of which each computes gradients together, where the kernels take them: first the one
+/// whose parts are the shortest.
 pub(super) fn launches(products: &[Product], card: Card) -> Vec<Command> {
     let fits = |product: &Product| {
         let result = &product.c;
@@ -175,20 +186,32 @@ pub(super) fn launches(products: &[Product], card: Card) -> Vec<Command> {
     let last = arguments.last().copied().into_iter();
     let missing = MAX_PRODUCTS - arguments.len();
     arguments.extend(last.cycle().take(missing).collect::<Vec<_>>());
-    vec![Command::LaunchTable {
+    let arguments = arguments.concat();
+    let steps = products
+        .iter()
+        .map(|product| product.k.div_ceil(TILE_DEPTH));
+    let steps = steps.min().unwrap_or(0);
+    // More parts than fill the card with half as many only add up more.
+    let helps = |parts: usize| {
+        let filled = tiles * parts / 2 >= BLOCKS_AT_ONCE * card.multiprocessors;
+        parts == 1 || (!filled && steps >= LEAST_STEPS * parts)
+    };
+    let kernels = KERNELS.into_iter().rev().filter(|(parts, _)| helps(*parts));
+    let launch = |(parts, function): (usize, &'static str)| Command::LaunchTable {
         kernel: Kernel {
             file: "gradient_hopper",
-            function: "gradients",
+            function,
         },
         shape: LaunchShape {
-            grid: [tiles as u32, 1, 1],
+            grid: [(tiles * parts) as u32, 1, 1],
             block: [THREADS, 1, 1],
             // Tiles begin at multiples of 1024 bytes; barriers follow them.
             shared_bytes: (STAGES * 2 * TILE * TILE_DEPTH * 2 + 1024 + 16 * STAGES) as u32,
         },
-        table: table.into(),
-        arguments: arguments.concat(),
-    }]
+        table: table.clone().into(),
+        arguments: arguments.clone(),
+    };
+    kernels.map(launch).collect()
 }
 
 /// What the kernel is given of one product.

@@ -56,14 +56,15 @@ fn lowered(products: &[Product]) -> Vec<Lowered> {
 fn joined(products: &[Product]) -> Vec<usize> {
     let mut lowered = lowered(products);
     join(&mut lowered);
-    let count = |lowered: &Lowered| {
-        let each = lowered.commands.iter().map(|command| match command {
-            Command::Products { products, .. } => products.len(),
-            _ => 1,
-        });
-        each.sum()
-    };
     lowered.iter().map(count).collect()
+}
+
+fn count(lowered: &Lowered) -> usize {
+    let each = lowered.commands.iter().map(|command| match command {
+        Command::Products { products, .. } => products.len(),
+        _ => 1,
+    });
+    each.sum()
 }
 
 // As an adapter's backward has them: dy, x, what is between (low), and its gradient.
@@ -119,7 +120,7 @@ fn other_commands_and_wide_gradients_are_left_as_they_are() {
     let mut nodes = lowered(&adapter());
     nodes[1].commands.insert(0, clear(LOW));
     join(&mut nodes);
-    assert!(matches!(nodes[0].commands[..], [Command::Product(_)]));
+    assert_eq!(count(&nodes[0]), 1);
     let mut nodes = lowered(&adapter());
     nodes[1].commands.push(Command::Copy {
         from: 0,
@@ -128,14 +129,14 @@ fn other_commands_and_wide_gradients_are_left_as_they_are() {
     });
     nodes[1].memory.writes = vec![(LOW, LOW + 1)];
     join(&mut nodes);
-    assert!(matches!(nodes[0].commands[..], [Command::Product(_)]));
+    assert_eq!(count(&nodes[0]), 1);
     let mut nodes = lowered(&adapter());
     nodes[1].commands.push(Command::Await {
         lane: Lane::Fetches,
         number: 0,
     });
     join(&mut nodes);
-    assert!(matches!(nodes[0].commands[..], [Command::Product(_)]));
+    assert_eq!(count(&nodes[0]), 1);
     let mut wide = adapter();
     wide[0].m = NARROW + 1;
     wide[0].n = NARROW + 1;
@@ -148,18 +149,12 @@ fn only_what_the_kernel_takes_is_launched() {
     let both = [first, second];
     assert_eq!(launches(&both, Card::ANY).len(), 0);
     let launched = launches(&both, Card::HOPPER);
-    let [
-        Command::LaunchTable {
-            shape,
-            table,
-            arguments,
-            ..
-        },
-    ] = &launched[..]
-    else {
+    // The sum over 16 rows is too short to be cut.
+    let [launch] = &launched[..] else {
         panic!("{launched:?}");
     };
-    assert_eq!(shape.grid, [2, 1, 1]);
+    let (function, blocks, table, arguments) = launch_of(launch);
+    assert_eq!((function, blocks), ("gradients", 2));
     let half = 0.5_f32.to_bits();
     assert_eq!(table[..10], [2, 32, 8, 8, 0, 1, 1, half, 0, 1]);
     assert_eq!(table[10..19], [8, 32, 32, 1, 1, 1, half, 0, 1]);
@@ -168,4 +163,54 @@ fn only_what_the_kernel_takes_is_launched() {
     let mut unaligned = both;
     unaligned[0].a.address += 2;
     assert_eq!(launches(&unaligned, Card::HOPPER).len(), 0);
+}
+
+fn launch_of(command: &Command) -> (&'static str, u32, &[u32], &[Argument]) {
+    let Command::LaunchTable {
+        kernel,
+        shape,
+        table,
+        arguments,
+    } = command
+    else {
+        panic!("{command:?}");
+    };
+    (kernel.function, shape.grid[0], table, arguments)
+}
+
+/// Of a sum over 2048 rows, until the parts fill a card of 132 multiprocessors with two blocks each.
+#[test]
+fn long_sums_are_cut_where_tiles_are_few() {
+    let found = |m: usize, n: usize, k: usize| -> Vec<(&str, u32)> {
+        let product = Product {
+            k,
+            ..weight([DY, X, UP_GRADIENT], m, n)
+        };
+        let launched = launches(&[product], Card::HOPPER);
+        let each = launched.iter().map(launch_of);
+        each.map(|(function, blocks, ..)| (function, blocks))
+            .collect()
+    };
+    let two_tiles = [
+        ("gradients_8", 16),
+        ("gradients_4", 8),
+        ("gradients_2", 4),
+        ("gradients", 2),
+    ];
+    assert_eq!(found(256, 128, 2048), two_tiles);
+    assert_eq!(found(256, 128, 2047), two_tiles);
+    assert_eq!(found(256, 128, 1984), two_tiles[1..]);
+    assert_eq!(found(256, 128, 511), two_tiles[2..]);
+    assert_eq!(found(256, 128, 448), two_tiles[3..]);
+    let full = [("gradients_2", 272), ("gradients", 136)];
+    assert_eq!(found(1024, 2112, 2048), full);
+    assert_eq!(
+        found(1024, 2048, 2048),
+        [
+            ("gradients_4", 512),
+            ("gradients_2", 256),
+            ("gradients", 128)
+        ]
+    );
+    assert_eq!(found(8192, 1024, 2048), [("gradients", 512)]);
 }
