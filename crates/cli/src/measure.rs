@@ -9,9 +9,7 @@ use cinch_model::input;
 use cinch_step::StepPlan;
 use cinch_train::Batch;
 
-/// The square product that stands for the CPU's matrix rate: large enough to reach it.
-pub const PRODUCT: usize = 1536;
-const PRODUCT_RUNS: usize = 3;
+const PRODUCT_RUNS: usize = 5;
 
 /// Full rows of tokens that look random to the model; the arithmetic is the same for any. Whatever
 /// the graph reads has its ordinary content: targets count, texts fill their rows, all that can be
@@ -78,10 +76,14 @@ pub fn product_rate(product: &mut gemm_rate::Product, executor: &Executor) -> f6
 /// The rates of the CPU, measured now.
 pub fn cpu_card(executor: &Executor, matrix_flops: Option<f64>) -> Card {
     let matrix_flops = matrix_flops
-        .unwrap_or_else(|| product_rate(&mut gemm_rate::Product::new(PRODUCT), executor));
+        .unwrap_or_else(|| product_rate(&mut gemm_rate::Product::new(Card::CPU_PRODUCT), executor));
     let sigmoids = sigmoid_rate::sigmoid_rate(executor);
-    let bandwidth = copy_rate::copy_rate(executor);
-    Card::cpu(executor.num_threads(), matrix_flops, sigmoids, bandwidth)
+    let bandwidth = copy_rate::copy_rate(executor, copy_rate::LARGE);
+    let cached = copy_rate::copy_rate(executor, Card::CACHED_BYTES);
+    Card {
+        cache_bandwidth: Some(cached),
+        ..Card::cpu(executor.num_threads(), matrix_flops, sigmoids, bandwidth)
+    }
 }
 
 #[cfg(test)]

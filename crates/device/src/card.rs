@@ -25,6 +25,9 @@ pub struct Card {
     pub sigmoids: Option<f64>,
     /// Bytes per second of a large copy, read and written bytes counted.
     pub bandwidth: f64,
+    /// The same of a copy of [`Self::CACHED_BYTES`], which a CPU's last cache may hold; `None` where
+    /// it was not measured.
+    pub cache_bandwidth: Option<f64>,
     pub multiprocessors: usize,
     /// Bytes per second between host memory and the processor's own, in one direction, from
     /// pinned memory.
@@ -38,6 +41,12 @@ pub struct Card {
 }
 
 impl Card {
+    /// The side of the square product by which a CPU's rate is measured: large enough to reach it,
+    /// and so small (12 MiB) that it stays in a cache that others use as well.
+    pub const CPU_PRODUCT: usize = 1024;
+    /// Read and written bytes of a copy that a CPU's last cache may hold.
+    pub const CACHED_BYTES: u64 = 16 << 20;
+
     /// The card of that name, where the catalogue has it and the name means one card.
     pub fn known(name: &str) -> Option<Self> {
         let gpu = find(name).ok()?;
@@ -59,6 +68,7 @@ impl Card {
             single_flops: matrix_flops,
             sigmoids: Some(sigmoids),
             bandwidth,
+            cache_bandwidth: None,
             multiprocessors: num_threads,
             host_bandwidth: bandwidth / 2.0,
             fabric: Fabric::CPU,

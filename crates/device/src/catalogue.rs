@@ -183,6 +183,7 @@ impl Gpu {
             sigmoids: None,
             bandwidth: reached.bandwidth,
             multiprocessors: self.multiprocessors,
+            cache_bandwidth: None,
             host_bandwidth: self.link.reached(),
             fabric: self.fabric,
             compute_capability: self.compute_capability,

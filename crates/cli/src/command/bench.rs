@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use cinch_config::{Bytes, Config, Settings};
+use cinch_device::Card;
 use cinch_engine::{Engine, EngineOptions, cuda, gemm_rate};
 use cinch_graph::Target;
 use cinch_model::compute_type;
@@ -19,7 +20,7 @@ use super::{print, print_json};
 use crate::args::BenchArguments;
 use crate::device;
 use crate::failure::usage;
-use crate::measure::{self, PRODUCT, median, synthetic_batch};
+use crate::measure::{self, median, synthetic_batch};
 use crate::overhead::{self, Measured};
 use crate::settings::for_the_engine;
 use crate::table::{right, scaled};
@@ -37,7 +38,7 @@ enum Yardstick {
 impl Yardstick {
     fn new(target: Target, config: &Config, tf32: bool) -> anyhow::Result<Self> {
         Ok(match target {
-            Target::Cpu => Self::Cpu(gemm_rate::Product::new(PRODUCT)),
+            Target::Cpu => Self::Cpu(gemm_rate::Product::new(Card::CPU_PRODUCT)),
             Target::Cuda => {
                 let dtype = compute_type(config.batch.precision);
                 Self::Cuda(cuda::matrix_rate(dtype, tf32)?)
