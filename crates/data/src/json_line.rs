@@ -11,6 +11,10 @@ use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
 /// Column names that are told where the one asked for is missing.
 const TOLD_COLUMNS: usize = 20;
 
+/// What to do about a record that does not end where its line does.
+pub(crate) const ONE_LINE: &str =
+    "hint: a record has one line; only a list of records may go over several";
+
 /// What a line holds.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Line {
@@ -33,7 +37,11 @@ pub(crate) fn parse(text: &str, column: &str) -> Result<Line, String> {
         // The parser counts lines inside the one line it was given, which would mislead.
         let whole = error.to_string();
         let problem = whole.split(" at line ").next().unwrap_or(&whole);
-        format!("not JSON: {problem} at character {}", error.column())
+        let problem = format!("not JSON: {problem} at character {}", error.column());
+        match error.is_eof() {
+            true => format!("{problem}\n{ONE_LINE}"),
+            false => problem,
+        }
     })
 }
 
@@ -195,11 +203,17 @@ mod tests {
 
     #[test]
     fn what_is_not_json_is_told_with_its_place() {
-        for line in [r#"{"text":"a"} x"#, r#"{"text":"a""#, r#"{"text":oops}"#] {
+        for (line, is_cut) in [
+            (r#"{"text":"a"} x"#, false),
+            (r#"{"text":"a""#, true),
+            ("{", true),
+            (r#"{"text":oops}"#, false),
+        ] {
             let problem = parse(line, "text").unwrap_err();
             assert!(problem.starts_with("not JSON: "), "{problem}");
             assert!(problem.contains(" at character "), "{problem}");
-            assert!(!problem.contains("line"), "{problem}");
+            assert!(!problem.contains(" at line "), "{problem}");
+            assert_eq!(problem.contains(ONE_LINE), is_cut, "{problem}");
         }
     }
 }

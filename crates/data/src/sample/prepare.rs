@@ -15,6 +15,7 @@ use super::read::{self, Content, Found, TextUnit};
 use super::record::{Kind, Record, refused};
 use super::store::{SampleFile, Samples};
 use crate::error::DataError;
+use crate::json_line::ONE_LINE;
 use crate::progress::Progress;
 use crate::tokenizer::Tokenizer;
 
@@ -226,7 +227,11 @@ fn parse(text: &str) -> Result<serde_json::Map<String, Value>, String> {
                 1 => format!("character {}", error.column()),
                 line => format!("character {} of the record's line {line}", error.column()),
             };
-            Err(format!("not JSON: {problem} at {place}"))
+            let problem = format!("not JSON: {problem} at {place}");
+            Err(match error.is_eof() {
+                true => format!("{problem}\n{ONE_LINE}"),
+                false => problem,
+            })
         }
     }
 }

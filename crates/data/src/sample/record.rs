@@ -26,7 +26,7 @@ const PAIR_COLUMNS: [PairColumns; 7] = [
 ];
 
 /// Columns that only samples have.
-const OF_SAMPLES: [&str; 8] = [
+const OF_SAMPLES: [&str; 10] = [
     "messages",
     "conversations",
     "prompt",
@@ -34,6 +34,8 @@ const OF_SAMPLES: [&str; 8] = [
     "question",
     "chosen",
     "rejected",
+    "chosen_messages",
+    "rejected_messages",
     "preferred_output",
 ];
 
@@ -45,11 +47,12 @@ pub fn names_sample(has: impl Fn(&str) -> bool) -> bool {
 }
 
 /// Columns that say that a record is for something other than fine-tuning on text.
-const REFUSED_COLUMNS: [(&str, &str); 9] = [
+const REFUSED_COLUMNS: [(&str, &str); 10] = [
     ("chosen", "is one of a preference pair"),
     ("rejected", "is one of a preference pair"),
     ("preferred_output", "is one of a preference pair"),
     ("rejected_response", "is one of a preference pair"),
+    ("chosen_messages", "is one of a preference pair"),
     ("rejected_messages", "is one of a preference pair"),
     ("images", "names pictures"),
     ("videos", "names videos"),
@@ -563,5 +566,16 @@ mod tests {
             let problem = read(json.clone()).1.unwrap_err();
             assert!(problem.contains(word), "{json}: {problem}");
         }
+    }
+
+    /// LLaMA-Factory's own demonstration, whose conversations are in these columns alone.
+    #[test]
+    fn preferences_without_any_other_column_are_samples_that_are_refused() {
+        let pair = json!({"chosen_messages": [{"role": "user"}], "rejected_messages": []});
+        let object = pair.as_object().unwrap();
+        assert!(names_sample(|column| object.contains_key(column)));
+        assert_eq!(Kind::of(object), None);
+        let problem = refused(object).unwrap();
+        assert!(problem.starts_with("`chosen_messages`"), "{problem}");
     }
 }

@@ -67,7 +67,7 @@ impl Beside {
                 })
                 .map_err(failed("begin beside the step"))?;
         }
-        self.stream.ends_with_kernel(false);
+        self.stream.set_ends_with_kernel(false);
         issue(&self.stream)?;
         // SAFETY: event and stream are live.
         unsafe { result::event::record(marks.done.handle, self.stream.handle) }

@@ -174,7 +174,7 @@ impl Blas {
             });
         };
         self.issue(ready, product, base, stream)?;
-        stream.ends_with_kernel(true);
+        stream.set_ends_with_kernel(true);
         Ok(())
     }
 

@@ -315,7 +315,7 @@ impl Stream {
     }
 
     /// Says whether what was put on it last is a kernel.
-    pub fn ends_with_kernel(&self, does: bool) {
+    pub fn set_ends_with_kernel(&self, does: bool) {
         self.ends_with_kernel.store(does, Ordering::Relaxed);
     }
 
@@ -521,14 +521,14 @@ impl Replay {
     ) -> Result<Self, EngineError> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // What is before the recording is no part of it.
-        stream.ends_with_kernel(false);
+        stream.set_ends_with_kernel(false);
         // SAFETY: the stream is live.
         unsafe { result::stream::begin_capture(stream.handle, mode) }
             .map_err(failed("start recording"))?;
         let worked = work();
         // SAFETY: the capture was begun above; it has to end even if the work failed.
         let graph = unsafe { result::stream::end_capture(stream.handle) };
-        stream.ends_with_kernel(false);
+        stream.set_ends_with_kernel(false);
         // A recording that was cut off by an error may have no graph.
         let recording = graph.map(|graph| (!graph.is_null()).then(|| Recording(graph)));
         worked?;
@@ -548,7 +548,7 @@ impl Replay {
     }
 
     pub fn launch(&self, stream: &Stream) -> Result<(), EngineError> {
-        stream.ends_with_kernel(false);
+        stream.set_ends_with_kernel(false);
         // SAFETY: graph and stream are live.
         unsafe { result::graph::launch(self.exec, stream.handle) }
             .map_err(failed("replay the step"))

@@ -39,7 +39,7 @@ impl CudaExecutor {
     ) -> Result<(), EngineError> {
         let base = self.arena.address;
         if !command.is_kernels() {
-            stream.ends_with_kernel(false);
+            stream.set_ends_with_kernel(false);
         }
         match command {
             Command::Launch {
