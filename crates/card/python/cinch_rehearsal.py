@@ -230,11 +230,19 @@ def _stand_in_for_other_ranks(torch):
     dist.init_process_group = c10d.init_process_group = alone
 
 
-def _peaks(events):
-    """Most bytes allocated and reserved in each phase, from the allocator's own record."""
+_ALLOCATED = {"alloc": 1, "free_completed": -1}
+_RESERVED = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+
+
+def _peaks(events, stats):
+    """Most bytes allocated and reserved in each phase, from the allocator's own record. Of a long run that has only the
+    end, before which there was what the end's counters say more than it."""
     marks = phases.marks + [("", 1 << 62)]
     found, order, index = {}, [], 0
-    allocated = reserved = 0
+    before = lambda counter, signs: stats.get(counter, 0) - sum(signs.get(e["action"], 0) * e["size"] for e in events)
+    is_whole = len(events) < _EVENTS
+    allocated = 0 if is_whole else before("allocated_bytes.all.current", _ALLOCATED)
+    reserved = 0 if is_whole else before("reserved_bytes.all.current", _RESERVED)
     for event in events:
         moment = event.get("time_us") or 0
         while moment >= marks[index + 1][1]:
@@ -244,14 +252,8 @@ def _peaks(events):
             found[name] = [allocated, reserved]
             order.append(name)
         action, size = event["action"], event["size"]
-        if action == "alloc":
-            allocated += size
-        elif action == "free_completed":
-            allocated -= size
-        elif action in ("segment_alloc", "segment_map"):
-            reserved += size
-        elif action in ("segment_free", "segment_unmap"):
-            reserved -= size
+        allocated += _ALLOCATED.get(action, 0) * size
+        reserved += _RESERVED.get(action, 0) * size
         peak = found[name]
         peak[0] = max(peak[0], allocated)
         peak[1] = max(peak[1], reserved)
@@ -280,7 +282,7 @@ def _finish(torch):
         traces = snapshot.get("device_traces") or []
         events = traces[device] if device < len(traces) else []
         try:
-            result["phases"] = phases.without_record() if phases.counters else _peaks(events)
+            result["phases"] = phases.without_record() if phases.counters else _peaks(events, stats)
         except Exception as error:
             result["phases"] = []
             result["problem"] = repr(error)

@@ -167,6 +167,25 @@ fn an_interrupted_script_is_ended_though_it_does_not_listen() {
     assert_eq!(report["ended"], "interrupted");
 }
 
+/// As `timeout` sends them, to the process and to its group: the script has the time of one.
+#[test]
+fn two_signals_at_once_ask_the_script_once() {
+    let sandbox = Sandbox::new();
+    let script =
+        "trap 'sleep 0.6; echo > done; exit 0' INT; echo > ready; while :; do sleep 0.05; done";
+    let mut cinch = sandbox.start(["rehearse", "--gpu", "H200", "--", "sh", "-c", script]);
+    while !sandbox.join("ready").exists() {
+        assert!(cinch.try_wait().unwrap().is_none(), "it ended before");
+    }
+    let process = Pid::from_child(&cinch);
+    for _ in 0..2 {
+        kill_process(process, Signal::INT).unwrap();
+        std::thread::sleep(Duration::from_millis(40));
+    }
+    assert_eq!(cinch.wait().unwrap().code(), Some(130));
+    assert!(sandbox.join("done").exists());
+}
+
 #[test]
 fn the_largest_batch_is_looked_for_in_a_copy_of_a_file() {
     let sandbox = Sandbox::new();

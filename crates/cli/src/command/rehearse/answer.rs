@@ -226,7 +226,7 @@ impl Answer {
             "refused_bytes": self.entry(Entry::RefusedBytes),
             "reads": script.reads,
             "memory": {
-                "allocated_bytes": script.allocated_bytes,
+                "allocated_bytes": self.script.as_ref().map(|script| script.allocated_bytes),
                 "reserved_bytes": self.reserved(),
                 "device_bytes": self.device(),
                 "safe_bytes": self.safe(),
@@ -277,12 +277,17 @@ impl Answer {
             _ => "does not fit with a margin".to_owned(),
         };
         let _ = writeln!(text, "  {verdict}");
-        for (name, bytes) in [
-            ("allocated", script.allocated_bytes),
-            ("reserved", self.reserved()),
-            ("on the card", self.device()),
-            ("safe figure", self.safe()),
-        ] {
+        // What it allocated, only the script's process knows.
+        let allocated = self.script.as_ref().map(|script| script.allocated_bytes);
+        for (name, bytes) in allocated
+            .map(|bytes| ("allocated", bytes))
+            .into_iter()
+            .chain([
+                ("reserved", self.reserved()),
+                ("on the card", self.device()),
+                ("safe figure", self.safe()),
+            ])
+        {
             let _ = writeln!(text, "  {name:<12} {:>12}", Bytes::new(bytes).to_string());
         }
         for phase in &script.phases {

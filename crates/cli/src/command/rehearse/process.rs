@@ -25,6 +25,8 @@ use crate::interrupt::{AGAIN, STOP};
 /// How often the script is looked after, and how long it has between being asked to end and being ended.
 const TICK: Duration = Duration::from_millis(20);
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Signals so near each other are one.
+const TOGETHER: Duration = Duration::from_millis(300);
 
 /// Folders of rehearsals, by the process that made them.
 const PREFIX: &str = "rehearsal-";
@@ -223,6 +225,8 @@ fn wait(child: &mut Child, timeout: Option<Duration>) -> anyhow::Result<Ended> {
                 signal(child, Signal::INT);
                 asked = Some((Instant::now(), Ended::TimedOut));
             }
+            // Some programs send a signal to the process and then to its group.
+            Some((since, _)) if since.elapsed() < TOGETHER => AGAIN.store(false, Ordering::Relaxed),
             Some((since, _)) if since.elapsed() >= PATIENCE || AGAIN.load(Ordering::Relaxed) => {
                 signal(child, Signal::KILL)
             }
