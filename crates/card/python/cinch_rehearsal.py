@@ -267,7 +267,7 @@ def _finish(torch):
         values.__exit__(None, None, None)
     except Exception:
         pass
-    result = {"torch": torch.__version__, "cuda": torch.version.cuda, "steps": phases.steps, "pid": os.getpid(), "used_cuda": torch.cuda.is_initialized(), "tries_engines": bool(torch.backends.cudnn.benchmark), "reads": list(reads.found.values())}
+    result = {"torch": torch.__version__, "cuda": torch.version.cuda, "steps": phases.steps, "until": _UNTIL, "pid": os.getpid(), "used_cuda": torch.cuda.is_initialized(), "tries_engines": bool(torch.backends.cudnn.benchmark), "reads": list(reads.found.values())}
     try:
         import resource
 

@@ -33,6 +33,13 @@ pub const TINY: [&str; 20] = [
     "1",
 ];
 
+/// A file of the predictor's own tests.
+pub fn predictor_fixture(name: &str) -> String {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../torch/tests/fixtures");
+    let path: PathBuf = [folder, name].iter().collect();
+    path.to_string_lossy().into_owned()
+}
+
 /// A current folder and a cache that live as long as the test.
 pub struct Sandbox {
     folder: TempDir,

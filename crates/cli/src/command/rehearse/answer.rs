@@ -26,6 +26,8 @@ struct Script {
     torch: String,
     cuda: Option<String>,
     steps: u64,
+    /// The step after which it was to end, or 0.
+    until: u64,
     pid: u32,
     reads: Vec<Read>,
     phases: Vec<Phase>,
@@ -187,10 +189,29 @@ impl Answer {
                 TRIED.join(", ")
             ));
         }
+        if script.until == 1 {
+            doubts.push(
+                "it was ended after its first step, and later ones begin with the optimizer's states"
+                    .to_owned(),
+            );
+        }
         if !matches!(self.ended, Ended::Code(0)) {
             doubts.push("the script did not come to its end".to_owned());
         }
         doubts
+    }
+
+    /// Why its peak says nothing of other cards; none where it does.
+    fn unseen(&self) -> Option<&'static str> {
+        let steps = self.script.as_ref().map_or(0, |script| script.steps);
+        match self.ended {
+            _ if self.ran_out() => Some(
+                "it wanted more than this card has, nobody knows how much: rehearse it on a larger one",
+            ),
+            Ended::Code(0) => None,
+            _ if steps < 2 => Some("it ended before its second step was done"),
+            _ => None,
+        }
     }
 
     /// Cards that hold the safe figure, the smallest first.
@@ -236,7 +257,10 @@ impl Answer {
             "phases": script.phases,
             "steps": script.steps,
             "retries": script.retries,
-            "fits_on": self.cards().iter().map(|gpu| gpu.name).collect::<Vec<_>>(),
+            "fits_on": match self.unseen() {
+                None => json!(self.cards().iter().map(|gpu| gpu.name).collect::<Vec<_>>()),
+                Some(_) => Value::Null,
+            },
             "torch": script.torch,
             "cuda": script.cuda,
             "world": self.world.map(|(world, rank)| json!({ "size": world, "rank": rank })),
@@ -303,7 +327,9 @@ impl Answer {
         }
         let cards = self.cards();
         let names: Vec<&str> = cards.iter().take(NUM_CARDS).map(|gpu| gpu.name).collect();
-        if !names.is_empty() {
+        if let Some(reason) = self.unseen() {
+            let _ = writeln!(text, "  where it would fit is not known: {reason}");
+        } else if !names.is_empty() {
             let rest = cards.len() - names.len();
             let more = if rest > 0 {
                 format!(" and {rest} more")
@@ -332,5 +358,60 @@ impl Answer {
             );
         }
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cinch_device::find;
+
+    use super::*;
+
+    /// A script that did so many steps, and how often the card had no memory for it.
+    fn answer(ended: Ended, steps: u64, refused: u64) -> Answer {
+        let folder = tempfile::tempdir().unwrap();
+        let mut entries = vec![0_u64; 64];
+        entries[Entry::Peak as usize] = 1 << 30;
+        entries[Entry::Refused as usize] = refused;
+        let bytes: Vec<u8> = entries.into_iter().flat_map(u64::to_le_bytes).collect();
+        fs::write(folder.path().join("card-1"), bytes).unwrap();
+        let script = Script {
+            steps,
+            ..Script::default()
+        };
+        Answer {
+            gpu: find("RTX 4090").unwrap(),
+            ended,
+            script: Some(script),
+            record: Record::read_all(folder.path()).unwrap().into_iter().next(),
+            world: None,
+        }
+    }
+
+    #[test]
+    fn other_cards_are_named_where_the_peak_was_seen() {
+        for (answer, is_seen) in [
+            (answer(Ended::Code(0), 0, 0), true),
+            (answer(Ended::Interrupted, 2, 0), true),
+            (answer(Ended::Interrupted, 1, 0), false),
+            (answer(Ended::TimedOut, 0, 0), false),
+            (answer(Ended::Code(1), 5, 1), false),
+            // It was told that there was no more, and went on to its end.
+            (answer(Ended::Code(0), 5, 1), true),
+        ] {
+            let (text, report) = (answer.text(), answer.report());
+            assert_eq!(text.contains("  would fit on "), is_seen, "{text}");
+            assert_eq!(text.contains("where it would fit is not known"), !is_seen);
+            assert_eq!(report["fits_on"].is_null(), !is_seen);
+        }
+    }
+
+    #[test]
+    fn a_single_step_is_no_certain_answer() {
+        let mut answer = answer(Ended::Code(0), 1, 0);
+        let doubts = |answer: &Answer| answer.doubts().join("; ");
+        assert!(!doubts(&answer).contains("first step"));
+        answer.script.as_mut().unwrap().until = 1;
+        assert!(doubts(&answer).contains("ended after its first step"));
     }
 }
