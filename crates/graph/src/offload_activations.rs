@@ -6,17 +6,20 @@
 //! backward: fetch 3, block 4 | block 3 | …       | fetch 0, block 1 | block 0
 //! ```
 //!
-//! The bus is the narrow place, so what counts is the arithmetic that a byte saves. The tensors of
-//! a block are taken by that, from the first until one saves less than half as much: products with
-//! weights, mostly, while norms and pointwise ops are made again. The blocks are spread evenly, as
-//! then the bus has the longest time for each. What is narrow beside what it is made of goes along, of
-//! every recomputed block: it takes the bus little, and making it again is a pass over what is wide.
+//! The bus is the narrow place, so what counts is the work that a byte saves: arithmetic, and more of
+//! it where a kernel fills the matrix units only in part. The tensors of a block are taken by that,
+//! from the first until one saves less than three quarters as much, because more blocks can be had
+//! instead: products with weights, mostly, or attention with narrow heads, while norms and pointwise
+//! ops are made again. The blocks are spread evenly, as then the bus has the longest time for each.
+//! What is narrow beside what it is made of goes along, of every recomputed block: it takes the bus
+//! little, and making it again is a pass over what is wide.
 //!
 //! A tensor stays in the arena until its copy has been waited for: where the next but one begins,
 //! and at the latest behind the last block, because the loss is where a step takes the most and
 //! whatever would be on its way then could as well stay. What comes back has its place one block
 //! ahead of its use.
 
+use crate::cost::{Arithmetic, KernelCost};
 use crate::graph::{BlockId, Graph, Node, Phase, Role, TensorId};
 use crate::op::{Await, Fetch, Store};
 use crate::recompute::NARROW;
@@ -85,9 +88,19 @@ pub(crate) fn choose(
     for number in 0..wanted {
         is_chosen[number * count / wanted] = true;
     }
+    let in_scope = |node: &Node| node.block.is_some_and(|block| block.index() < count);
+    let nodes = graph.nodes.iter();
+    let works = nodes.map(|node| if in_scope(node) { work(graph, node) } else { 0 });
+    let works: Vec<u128> = works.collect();
     let blocks = is_chosen.into_iter().enumerate();
     let blocks = blocks.map(|(block, is_chosen)| {
-        let dearest = Dearest::new(graph, repeatable, &read_by_backward[block]);
+        let dearest = Dearest {
+            graph,
+            repeatable,
+            works: &works,
+            wanted: &read_by_backward[block],
+            stored: Vec::new(),
+        };
         OffloadedBlock {
             block: BlockId(block as u32),
             is_chosen,
@@ -100,63 +113,67 @@ pub(crate) fn choose(
     blocks.filter(|block| !block.nodes.is_empty()).collect()
 }
 
-/// Finds what saves the most arithmetic for each byte that is stored of a block.
+/// What a node takes to run again: its arithmetic, as much of a large product as takes as long.
+fn work(graph: &Graph, node: &Node) -> u128 {
+    let in_part = |kernel: &KernelCost| match kernel.arithmetic {
+        Arithmetic::Blocks { flops, any, hopper } => {
+            Some(flops as f64 / hopper.unwrap_or(any).share)
+        }
+        _ => None,
+    };
+    let kernels = graph.cuda_cost(node).kernels;
+    let slow: f64 = kernels.iter().filter_map(in_part).sum();
+    u128::from(graph.flops(node)).max(slow as u128)
+}
+
+/// Finds what saves the most work for each byte that is stored of a block.
 struct Dearest<'a> {
     graph: &'a Graph,
     repeatable: &'a Repeatable,
+    /// Of each node of the graph that may run again.
+    works: &'a [u128],
     /// Nodes whose results the backward reads.
     wanted: &'a [usize],
     stored: Vec<usize>,
 }
 
-/// Arithmetic that is saved, and the bytes that it takes.
+/// Work that is saved, and the bytes that it takes.
 #[derive(Clone, Copy)]
 struct Worth {
-    flops: u128,
+    work: u128,
     bytes: u128,
 }
 
 impl Worth {
-    /// Whether a byte saves more.
-    fn exceeds(self, other: Self) -> bool {
-        self.flops.saturating_mul(other.bytes) > other.flops.saturating_mul(self.bytes)
+    /// Whether a byte saves so many times as much and more.
+    fn exceeds(self, other: Self, [times, of]: [u128; 2]) -> bool {
+        let own = self.work.saturating_mul(other.bytes).saturating_mul(of);
+        let others = other.work.saturating_mul(self.bytes);
+        own > others.saturating_mul(times)
     }
 }
 
-impl<'a> Dearest<'a> {
-    fn new(graph: &'a Graph, repeatable: &'a Repeatable, wanted: &'a [usize]) -> Self {
-        Self {
-            graph,
-            repeatable,
-            wanted,
-            stored: Vec::new(),
-        }
-    }
-
+impl Dearest<'_> {
     fn choose(mut self) -> Vec<usize> {
         let mut most: Option<Worth> = None;
         loop {
             let needed = self.needed(None);
-            let all = self.flops(&needed);
+            let all = self.work(&needed);
             let mut best: Option<(usize, Worth)> = None;
             for &node in &needed {
-                let without = self.flops(&self.needed(Some(node)));
+                let without = self.work(&self.needed(Some(node)));
                 let outputs = self.graph.nodes[node].outputs.iter();
                 let bytes = outputs.map(|&id| u128::from(self.graph.ty(id).bytes()));
                 let worth = Worth {
-                    flops: all - without,
+                    work: all - without,
                     bytes: bytes.sum(),
                 };
-                if worth.flops > 0 && best.is_none_or(|(_, best)| worth.exceeds(best)) {
+                if worth.work > 0 && best.is_none_or(|(_, best)| worth.exceeds(best, [1, 1])) {
                     best = Some((node, worth));
                 }
             }
-            let half = |most: Worth| Worth {
-                bytes: most.bytes * 2,
-                ..most
-            };
             match best {
-                Some((node, worth)) if most.is_none_or(|most| !half(most).exceeds(worth)) => {
+                Some((node, worth)) if most.is_none_or(|most| !most.exceeds(worth, [4, 3])) => {
                     most = most.or(Some(worth));
                     self.stored.push(node);
                 }
@@ -204,9 +221,8 @@ impl<'a> Dearest<'a> {
         needed
     }
 
-    fn flops(&self, nodes: &[usize]) -> u128 {
-        let flops = |&node: &usize| u128::from(self.graph.flops(&self.graph.nodes[node]));
-        nodes.iter().map(flops).sum()
+    fn work(&self, nodes: &[usize]) -> u128 {
+        nodes.iter().map(|&node| self.works[node]).sum()
     }
 }
 
