@@ -19,6 +19,7 @@ const LOSS_CHUNK: &str = "vram.loss_chunk";
 const UPDATE_IN_BACKWARD: &str = "vram.update_in_backward";
 const OFFLOAD: &str = "vram.use_cpu_offload";
 const OFFLOAD_FROZEN: &str = "vram.offload_frozen";
+const OFFLOAD_ACTIVATIONS: &str = "vram.offload_activations";
 pub const RANKS: &str = "world.ranks";
 pub const SHARD: &str = "world.shard";
 pub const SEQUENCE: &str = "vram.max_seq_len";
@@ -56,6 +57,8 @@ pub enum RemedyKind {
     Offload,
     /// The matrices of blocks that are not trained, fetched from host memory for each pass.
     OffloadFrozen,
+    /// Of some recomputed blocks, what takes longest to make again.
+    OffloadActivations,
     UpdateInBackward,
     LossChunk,
     /// The computation in bf16, the weights in fp32.
@@ -140,7 +143,7 @@ impl Declaration {
 /// Every change in the order of preference: what costs least comes first. The last two are what
 /// guides recommend and what does nothing.
 #[rustfmt::skip]
-pub const REMEDIES: [Declaration; 24] = {
+pub const REMEDIES: [Declaration; 25] = {
     use RemedyKind as Kind;
     [
         Declaration::new(Kind::ExpandableSegments, "expandable segments")
@@ -169,6 +172,9 @@ pub const REMEDIES: [Declaration; 24] = {
         Declaration::new(Kind::OffloadFrozen, "frozen weights in host memory")
             .keys(&[OFFLOAD_FROZEN])
             .note("the same bits; each block's weights cross the bus once for its forward and once for its backward"),
+        Declaration::new(Kind::OffloadActivations, "activations in host memory")
+            .keys(&[OFFLOAD_ACTIVATIONS])
+            .note("the same bits; they cross the bus while other blocks are computed"),
         Declaration::new(Kind::UpdateInBackward, "update inside backward")
             .keys(&[UPDATE_IN_BACKWARD]),
         Declaration::new(Kind::LossChunk, "fewer rows of logits at once")
@@ -272,6 +278,9 @@ impl RemedyKind {
             (Self::Shard, _) => "everything on each rank".to_owned(),
             (Self::Offload, ["false"]) => "optimizer states on the card".to_owned(),
             (Self::OffloadFrozen, ["false"]) => "frozen weights on the card".to_owned(),
+            (Self::OffloadActivations, [blocks]) => {
+                format!("activations of {blocks} recomputed blocks in host memory")
+            }
             (Self::UpdateInBackward, ["false"]) => "update after backward".to_owned(),
             (Self::LossChunk, []) => "as many rows of logits as run well".to_owned(),
             (Self::LossChunk, [rows]) => format!("{rows} rows of logits at once"),

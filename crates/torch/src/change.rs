@@ -144,6 +144,7 @@ pub fn apply(kind: RemedyKind, workload: &Workload) -> Option<Workload> {
         RemedyKind::Shard
         | RemedyKind::Offload
         | RemedyKind::OffloadFrozen
+        | RemedyKind::OffloadActivations
         | RemedyKind::UpdateInBackward
         | RemedyKind::LossChunk => return None,
     }

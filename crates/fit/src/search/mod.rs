@@ -143,7 +143,9 @@ fn answer<'a>(request: &'a Request<'a>, space: &'a Space, length: Length) -> Res
     let recommended = FitOutcome::new(&plan, request);
     let ladder = front::ladder(&mut explored)?;
     let front = front::front(&mut explored, &recommended)?;
-    let techniques = technique::techniques(&explored, best)?;
+    let stored = technique::stored_activations(&mut explored, best)?;
+    let techniques = stored.into_iter();
+    let techniques = techniques.chain(technique::techniques(&explored, best)?);
     let changes = technique::changes(&explored, best)?;
     let config = &plan.config;
     let site = &explored.sites[best.site];
@@ -170,7 +172,7 @@ fn answer<'a>(request: &'a Request<'a>, space: &'a Space, length: Length) -> Res
         changes,
         ladder,
         front,
-        techniques,
+        techniques: techniques.collect(),
         notes: notes(space, &tier),
         looked_at: explored.candidates.len(),
         planned: explored.num_planned(),

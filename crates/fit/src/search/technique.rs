@@ -3,11 +3,13 @@
 
 use cinch_config::remedy::{BATCH_SIZE, CHECKPOINTING, Effect, RemedyKind};
 use cinch_config::{Bytes, Config};
+use cinch_graph::Target;
+use cinch_step::StepPlan;
 use rayon::prelude::*;
 
 use super::answer::{SettingChange, SettingValue, Technique, recomputation_text};
 use super::axis::{Choice, split};
-use super::explore::{Candidate, Explored, Glance, SAME_SPEED};
+use super::explore::{Candidate, Explored, Glance, Halt, SAME_SPEED};
 use super::request::Request;
 use super::space::{is_sensible, with_recomputed};
 use crate::FitError;
@@ -30,10 +32,6 @@ pub(crate) fn techniques(
     let budget = explored.request.budget_bytes;
     let technique = |trial: Trial| {
         let there = explored.look_at(&trial.config, trial.recomputed)?;
-        let difference = |with: u64, without: u64| {
-            let difference = i128::from(with) - i128::from(without);
-            difference.clamp(i64::MIN.into(), i64::MAX.into()) as i64
-        };
         Ok(Technique {
             change: trial.change,
             values: trial.values,
@@ -46,6 +44,70 @@ pub(crate) fn techniques(
     };
     let trials = trials(explored, best);
     trials.into_par_iter().map(technique).collect()
+}
+
+fn difference(with: u64, without: u64) -> i64 {
+    let difference = i128::from(with) - i128::from(without);
+    difference.clamp(i64::MIN.into(), i64::MAX.into()) as i64
+}
+
+/// Activations of recomputed blocks in host memory, of as many as are fastest; none where that is no
+/// faster, where nothing is recomputed, or where the user has said how many.
+///
+/// Blocks that keep some there are not like the others, so that a short chain does not tell: numbers of
+/// them are planned in full, an eighth of the recomputed blocks apart.
+pub(crate) fn stored_activations(
+    explored: &mut Explored<'_>,
+    best: Candidate,
+) -> Result<Option<Technique>, Halt> {
+    const KIND: RemedyKind = RemedyKind::OffloadActivations;
+    const PARTS: usize = 8;
+    let request = explored.request;
+    let config = explored.config(best);
+    let keys = KIND.declaration().keys;
+    let is_open = config.batch.offload_activations == 0
+        && !keys.iter().any(|key| request.fixed.contains(key));
+    let is_alone = config.batch.world.is_alone();
+    if request.machine.target != Target::Cuda || !is_open || !is_alone {
+        return Ok(None);
+    }
+    let here = explored.plan(best)?;
+    let seconds = |step: &StepPlan| step.predict(request.card, request.tf32).seconds;
+    let mut counts: Vec<usize> = (1..=PARTS)
+        .map(|part| (best.recomputed * part).div_ceil(PARTS))
+        .filter(|&count| count > 0)
+        .collect();
+    counts.dedup();
+    let planned = counts.into_par_iter().map(|count| {
+        let mut config = config.clone();
+        config.batch.offload_activations = count;
+        let step = StepPlan::new(&config, request.machine, best.recomputed)?;
+        let fits = step.total_bytes() <= request.budget_bytes;
+        Ok((fits, seconds(&step), count, step))
+    });
+    let planned = planned.collect::<Result<Vec<_>, FitError>>()?;
+    // What fits goes before what is faster.
+    let fastest = planned
+        .into_iter()
+        .min_by(|a, b| b.0.cmp(&a.0).then(a.1.total_cmp(&b.1)));
+    let technique = |(fits, there, count, step): (bool, f64, usize, StepPlan)| {
+        let count = count.to_string();
+        let value = |&key| SettingValue {
+            key,
+            value: Some(count.clone()),
+        };
+        Technique {
+            change: KIND.said(&[&count]),
+            values: keys.iter().map(value).collect(),
+            effect: KIND.effect(),
+            bytes: difference(step.total_bytes(), here.total_bytes()),
+            host_bytes: difference(step.plan.host_bytes, here.plan.host_bytes),
+            speed: seconds(&here) / there - 1.0,
+            fits,
+        }
+    };
+    let technique = fastest.map(technique);
+    Ok(technique.filter(|technique| technique.speed > SAME_SPEED))
 }
 
 fn trials(explored: &Explored<'_>, best: Candidate) -> Vec<Trial> {

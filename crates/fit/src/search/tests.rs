@@ -305,6 +305,45 @@ fn a_technique_is_the_difference_of_two_plans() {
     assert_eq!(full.text(), expected);
 }
 
+/// So is that of activations in host memory, which is told where blocks are recomputed and the bus has
+/// time for them.
+#[test]
+fn activations_in_host_memory_are_offered_where_they_gain() {
+    let stated = [
+        ("model.type", "qwen2.5-7b"),
+        ("lora.rank", "128"),
+        ("vram.batch_size", "1"),
+        ("vram.gradient_accumulation_steps", "1"),
+        ("vram.max_seq_len", "1536"),
+    ];
+    let config = config(&stated);
+    let card = Card::known("H200").unwrap();
+    let offered = |gibibytes, fixed: &[&'static str]| {
+        let mut request = Request::new(&config, &card, gib(gibibytes));
+        request.fixed = fixed.to_vec();
+        let fit = fit(&request).unwrap();
+        let mut techniques = fit.report.techniques.iter();
+        let stored = techniques.find(|t| t.change.contains("activations of"));
+        (stored.cloned(), fit)
+    };
+    let (stored, fit) = offered(22, &[]);
+    let stored = stored.unwrap();
+    let mut other = fit.config().clone();
+    other.batch.offload_activations = stored.values[0].value.as_ref().unwrap().parse().unwrap();
+    let blocks = fit.report.recommended.settings.checkpointing.blocks;
+    let step = StepPlan::new(&other, cinch_step::StepTarget::from(card.target), blocks).unwrap();
+    let seconds = |step: &StepPlan| step.predict(&card, false).seconds;
+    let speed = seconds(&fit.plan) / seconds(&step) - 1.0;
+    assert!(
+        (stored.speed - speed).abs() < 1e-12 && speed > 0.02,
+        "{speed}"
+    );
+    assert_eq!(stored.fits, step.total_bytes() <= gib(22));
+    assert_eq!(stored.host_bytes as u64, step.plan.host_bytes);
+    assert!(offered(22, &["vram.offload_activations"]).0.is_none());
+    assert!(offered(100, &[]).0.is_none(), "nothing is recomputed");
+}
+
 #[test]
 fn eight_gigabytes_keep_the_batch_and_the_sequence() {
     let config = named("mamba", "small");
