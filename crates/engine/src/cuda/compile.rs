@@ -50,7 +50,7 @@ const HEADERS: [(&str, &str); 9] = [
 ];
 
 /// Every source, by the name that commands use.
-pub const SOURCES: [(&str, &str); 41] = [
+pub const SOURCES: [(&str, &str); 42] = [
     ("activation", include_str!("kernels/activation.cu")),
     (
         "adapter_back_tensor",
@@ -146,6 +146,10 @@ pub const SOURCES: [(&str, &str); 41] = [
     (
         "product_turns_hopper",
         include_str!("kernels/product_turns_hopper.cu"),
+    ),
+    (
+        "product_whole_hopper",
+        include_str!("kernels/product_whole_hopper.cu"),
     ),
     (
         "projection_hopper",

@@ -76,23 +76,32 @@ fn layers(
     differentiate(g, &OPTIMIZER)
 }
 
-/// The inner dimension of products that are short, with columns that are no multiple of a tile.
-const SHORT: usize = 352;
-const INNER: usize = 800;
+/// The inner dimension of products that are short, with columns that are no multiple of a tile; and
+/// the columns between the products of a feed-forward layer.
+const SHORT: [usize; 2] = [352, 800];
+
+/// As many columns as kernels have whole rows of, and an inner dimension that is no multiple of a tile.
+const WHOLE: [usize; 2] = [384, 200];
+/// More rows than four multiprocessors take at once, of which the last tile is not full.
+const TWICE: [usize; 2] = [3, 201];
 
 /// Two frozen layers with adapters that read what is dropped in part, and GELU between them, twice:
 /// where nobody reads its input again it is written in that one's place. What the second adapter
 /// makes of GELU's result follows it. Their input is added to what they give, so that its gradient
 /// adds to what is there.
-fn encoder(rows: [usize; 2], compute: DType) -> Result<TrainingGraph, GraphError> {
+fn encoder(
+    [width, inner]: [usize; 2],
+    rows: [usize; 2],
+    compute: DType,
+) -> Result<TrainingGraph, GraphError> {
     let mut g = Graph::new(compute);
     let tokens = g.batch("tokens", rows, DType::I32);
-    let table = g.weight("table", [50, SHORT], WEIGHT);
+    let table = g.weight("table", [50, width], WEIGHT);
     let mut x = g.embedding("embedding", tokens, table, None, None)?;
     for block in ["first", "second"] {
         g.enter_block(block);
         let stream = x;
-        for (layer, outputs) in [("wide", INNER), ("narrow", SHORT)] {
+        for (layer, outputs) in [("wide", inner), ("narrow", width)] {
             let part = |part: &str| format!("{block}.{layer}.{part}");
             let inputs = g.ty(x).width();
             let down = g.weight(&part("down"), [8, inputs], WEIGHT);
@@ -108,7 +117,7 @@ fn encoder(rows: [usize; 2], compute: DType) -> Result<TrainingGraph, GraphError
             }
         }
         let [gamma, beta] = ["gamma", "beta"]
-            .map(|part| g.frozen_small_weight(&format!("{block}.{part}"), [SHORT], WEIGHT));
+            .map(|part| g.frozen_small_weight(&format!("{block}.{part}"), [width], WEIGHT));
         let name = format!("{block}.norm");
         let norm = (NormKind::Layer, 1e-5);
         x = g
@@ -116,7 +125,7 @@ fn encoder(rows: [usize; 2], compute: DType) -> Result<TrainingGraph, GraphError
             .normed;
         g.leave_block();
     }
-    let head = g.weight("head", [50, SHORT], WEIGHT);
+    let head = g.weight("head", [50, width], WEIGHT);
     let targets = g.batch("targets", rows, DType::I32);
     g.cross_entropy("loss", x, head, targets, 0.0, None)?;
     differentiate(g, &OPTIMIZER)?.recompute(Recompute::Blocks(1))
@@ -335,7 +344,14 @@ fn joined_products_with_short_sums_give_what_they_give_one_by_one() {
 #[test]
 #[ignore = "needs a GPU"]
 fn what_follows_products_gives_the_same_in_their_kernel() {
-    compare(|compute| encoder(ROWS, compute));
+    compare(|compute| encoder(SHORT, ROWS, compute));
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn products_of_whole_rows_give_what_they_give_one_by_one() {
+    compare(|compute| encoder(WHOLE, TWICE, compute));
+    compare(|compute| encoder(WHOLE, MANY, compute));
 }
 
 #[test]
@@ -403,14 +419,13 @@ fn compare(make: Make) {
 }
 
 /// The same with the host in place of a card, by every way that there is.
-fn compare_emulated(make: Make, types: &[(DType, f64)]) {
+fn compare_emulated(make: Make, types: &[(DType, f64)], multiprocessors: usize) {
     if !is_possible() {
         eprintln!("skipped: no NVRTC");
         return;
     }
-    // So few that blocks have several tiles each, as they have of many rows on a whole card.
     let card = Card {
-        multiprocessors: 8,
+        multiprocessors,
         ..Card::HOPPER
     };
     let way = |way| move |arena_bytes| OnHost::new(arena_bytes, card, way);
@@ -461,17 +476,31 @@ mod emulated {
     /// Of a few tiles, one of which ends inside.
     const FEW: [usize; 2] = [1, 140];
 
+    /// So few that blocks have several tiles each, as they have of many rows on a whole card.
+    const MULTIPROCESSORS: usize = 8;
+
     fn few_rows(make: Make) {
-        compare_emulated(make, &HALVES[..1]);
+        compare_emulated(make, &HALVES[..1], MULTIPROCESSORS);
     }
 
     fn all_rows(make: Make) {
-        compare_emulated(make, &HALVES);
+        compare_emulated(make, &HALVES, MULTIPROCESSORS);
     }
 
     #[test]
     fn what_follows_products_of_few_rows() {
-        few_rows(|compute| encoder(FEW, compute));
+        few_rows(|compute| encoder(SHORT, FEW, compute));
+    }
+
+    #[test]
+    fn products_of_whole_rows_of_bf16() {
+        compare_emulated(|compute| encoder(WHOLE, TWICE, compute), &HALVES[..1], 4);
+    }
+
+    #[test]
+    #[ignore = "takes minutes without a card"]
+    fn products_of_whole_rows() {
+        compare_emulated(|compute| encoder(WHOLE, TWICE, compute), &HALVES, 4);
     }
 
     #[test]
@@ -520,7 +549,7 @@ mod emulated {
     #[test]
     #[ignore = "takes minutes without a card"]
     fn what_follows_products() {
-        all_rows(|compute| encoder(ROWS, compute));
+        all_rows(|compute| encoder(SHORT, ROWS, compute));
     }
 
     #[test]

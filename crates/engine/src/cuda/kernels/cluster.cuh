@@ -22,12 +22,41 @@ __device__ __forceinline__ void copy_matrix(u32 to, const TensorMap* map, u32 ba
                  "l"(map), "r"(barrier), "r"(column), "r"(row)
                  : "memory");
 }
-__device__ __forceinline__ void copy_matrix_to_both(u32 to, const TensorMap* map, u32 barrier, int column,
-                                                    int row) {
+// To the same place in each of the cluster's first blocks.
+template <int BLOCKS>
+__device__ __forceinline__ void copy_matrix_to_all(u32 to, const TensorMap* map, u32 barrier, int column, int row) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
                  "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to),
-                 "l"(map), "r"(barrier), "r"(column), "r"(row), "h"((unsigned short)3)
+                 "l"(map), "r"(barrier), "r"(column), "r"(row), "h"((unsigned short)((1 << BLOCKS) - 1))
                  : "memory");
+}
+__device__ __forceinline__ void copy_matrix_to_both(u32 to, const TensorMap* map, u32 barrier, int column, int row) {
+    copy_matrix_to_all<2>(to, map, barrier, column, row);
+}
+
+// ---------------------------------------------------------------- ends of tiles
+
+__device__ __forceinline__ void store_matrices(u32 address, const u32 (&x)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x[0]),
+                 "r"(x[1]), "r"(x[2]), "r"(x[3])
+                 : "memory");
+}
+// Shared memory to a matrix, by the copy engine.
+__device__ __forceinline__ void write_matrix(const TensorMap* map, u32 from, int column, int row) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(from),
+                 "r"(column), "r"(row)
+                 : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Waits until what this thread writes so has left shared memory.
+__device__ __forceinline__ void writes_have_left() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// The same, but for the last of them.
+__device__ __forceinline__ void one_write_is_left() { asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory"); }
+__device__ __forceinline__ void writes_are_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+__device__ __forceinline__ float2 shared_pair(u32 address) {
+    float2 x;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address));
+    return x;
 }
 
 // ---------------------------------------------------------------- sums over a cluster
@@ -85,6 +114,26 @@ __device__ __forceinline__ void add_parts(u32 part, int row, int column, float (
 #define RESULTS4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define RESULTS16(i) RESULTS4(i), RESULTS4(i + 4), RESULTS4(i + 8), RESULTS4(i + 12)
 #define RESULTS32(i) RESULTS16(i), RESULTS16(i + 16)
+
+// d[64×192] = a[64×16]·b[16×192], or added to it, as `multiply` has it.
+#define WIDE_PRODUCT "wgmma.mma_async.sync.aligned.m64n192k16.f32." ELEMENTS " {"                   \
+                OPERANDS10("") OPERANDS10("1") OPERANDS10("2") OPERANDS10("3") OPERANDS10("4")     \
+                OPERANDS10("5") OPERANDS10("6") OPERANDS10("7") OPERANDS10("8")                    \
+                "%90, %91, %92, %93, %94, %95}, %96, %97, "
+#define FIRST4(i) "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3])
+#define FIRST16(i) FIRST4(i), FIRST4(i + 4), FIRST4(i + 8), FIRST4(i + 12)
+#define FIRST32(i) FIRST16(i), FIRST16(i + 16)
+
+template <int TB> __device__ __forceinline__ void multiply_first(float (&d)[96], u64 a, u64 b) {
+    asm volatile("{ .reg .pred adds; setp.ne.b32 adds, 0, 0; " WIDE_PRODUCT "adds, 1, 1, 0, %98; }"
+                 : FIRST32(0), FIRST32(32), FIRST32(64)
+                 : "l"(a), "l"(b), "n"(TB));
+}
+template <int TB> __device__ __forceinline__ void multiply_more(float (&d)[96], u64 a, u64 b) {
+    asm volatile(WIDE_PRODUCT "1, 1, 1, 0, %98;"
+                 : RESULTS32(0), RESULTS32(32), RESULTS32(64)
+                 : "l"(a), "l"(b), "n"(TB));
+}
 
 // The four threads of a row exchange what they have of four blocks of eight columns: two neighbours
 // in each become all eight in one, and the other way round.

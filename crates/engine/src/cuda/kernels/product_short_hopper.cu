@@ -51,25 +51,6 @@ struct Maps {
     const TensorMap *a, *b, *low, *up, *c, *y, *before;
 };
 
-#define PRODUCT "wgmma.mma_async.sync.aligned.m64n192k16.f32." ELEMENTS " {"                        \
-                OPERANDS10("") OPERANDS10("1") OPERANDS10("2") OPERANDS10("3") OPERANDS10("4")     \
-                OPERANDS10("5") OPERANDS10("6") OPERANDS10("7") OPERANDS10("8")                    \
-                "%90, %91, %92, %93, %94, %95}, %96, %97, "
-#define FIRST4(i) "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3])
-#define FIRST16(i) FIRST4(i), FIRST4(i + 4), FIRST4(i + 8), FIRST4(i + 12)
-#define FIRST32(i) FIRST16(i), FIRST16(i + 16)
-
-template <int TB> __device__ __forceinline__ void multiply_first(float (&d)[96], u64 a, u64 b) {
-    asm volatile("{ .reg .pred adds; setp.ne.b32 adds, 0, 0; " PRODUCT "adds, 1, 1, 0, %98; }"
-                 : FIRST32(0), FIRST32(32), FIRST32(64)
-                 : "l"(a), "l"(b), "n"(TB));
-}
-template <int TB> __device__ __forceinline__ void multiply_more(float (&d)[96], u64 a, u64 b) {
-    asm volatile(PRODUCT "1, 1, 1, 0, %98;"
-                 : RESULTS32(0), RESULTS32(32), RESULTS32(64)
-                 : "l"(a), "l"(b), "n"(TB));
-}
-
 // Shared memory: what a block keeps of B, the stages of A, for each warp 16 rows by 64 columns of what
 // it writes, what it keeps of an adapter's, what an adapter reads for each warpgroup, the block's
 // columns of W as the matrix units take them, and of the bias, and barriers.
@@ -115,32 +96,11 @@ __device__ __forceinline__ u32 times_slopes(float left, float right, u32 at) {
     return pack2(left * slopes[0], right * slopes[1]);
 }
 
-__device__ __forceinline__ void store_matrices(u32 address, const u32 (&x)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x[0]),
-                 "r"(x[1]), "r"(x[2]), "r"(x[3])
-                 : "memory");
-}
-// Shared memory to a matrix, by the copy engine.
-__device__ __forceinline__ void write_matrix(const TensorMap* map, u32 from, int column, int row) {
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(from),
-                 "r"(column), "r"(row)
-                 : "memory");
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-// Waits until what this thread writes so has left shared memory.
-__device__ __forceinline__ void writes_have_left() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-__device__ __forceinline__ void writes_are_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 // Brings a part of a matrix to the cache.
 __device__ __forceinline__ void announce_matrix(const TensorMap* map, int column, int row) {
     asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(column), "r"(row)
                  : "memory");
 }
-__device__ __forceinline__ float2 shared_pair(u32 address) {
-    float2 x;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address));
-    return x;
-}
-
 // The columns that a block's cluster has, in pairs of tiles.
 __device__ __forceinline__ int pair_of(const Sum& x) { return blockIdx.x / 2 % x.column_pairs; }
 

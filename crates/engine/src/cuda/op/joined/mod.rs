@@ -12,6 +12,7 @@ mod tail;
 #[cfg(test)]
 mod tests;
 mod turns;
+mod whole;
 
 pub(super) use tail::tail;
 
@@ -48,6 +49,12 @@ pub fn ways(joined: Joined, products: &[Product], tails: &[Tail], card: Card) ->
         let launches = short::launches(products, with, card)?;
         Some(followed(launches, after))
     });
+    let inside = most.into_iter().flat_map(|most| (0..=most).rev());
+    let whole = inside.flat_map(|count| {
+        let (with, after) = tails.split_at(count);
+        let launches = whole::launches(products, with, card).into_iter();
+        launches.map(move |launch| followed(vec![launch], after))
+    });
     let turns = |with: &[Tail], after: &[Tail]| {
         let launch = turns::launch(products, with, card).filter(|_| joined == Joined::Sum)?;
         Some(followed(vec![launch], after))
@@ -66,6 +73,7 @@ pub fn ways(joined: Joined, products: &[Product], tails: &[Tail], card: Card) ->
     };
     let alone = launches.into_iter();
     short
+        .chain(whole)
         .chain(with)
         .chain(dropped)
         .chain(alone.map(|launch| followed(vec![launch], tails)))

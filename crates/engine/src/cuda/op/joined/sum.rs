@@ -6,7 +6,7 @@
 #[cfg(test)]
 mod tests;
 
-use super::{WINDOW, effects, in_place_of, is_copied, may_pass, short, tail, turns};
+use super::{WINDOW, effects, in_place_of, is_copied, may_pass, short, tail, turns, whole};
 use crate::cuda::command::{
     Argument, Command, DropoutAt, Joined, Kernel, LaunchShape, MatrixAt, MatrixMapAt, Product,
     Tail, TailKind,
@@ -173,14 +173,18 @@ pub(super) fn join(lowered: &mut [Lowered]) {
         }
         drop(passed);
         let is_taken = |tails: &[Tail]| {
-            short::takes(&sum, tails) || turns::takes(&sum, tails) || takes_dropped(&sum, tails)
+            short::takes(&sum, tails)
+                || turns::takes(&sum, tails)
+                || whole::takes(&sum, tails)
+                || takes_dropped(&sum, tails)
         };
         while !tails.is_empty() && !is_taken(&tails) {
             tails.pop();
             followers.pop();
         }
         // Others write what they have, and add to nothing.
-        if sum[0].accumulate && !takes_dropped(&sum, &tails) {
+        let may_add = whole::takes(&sum, &tails) || takes_dropped(&sum, &tails);
+        if sum[0].accumulate && !may_add {
             continue;
         }
         for term in terms {
