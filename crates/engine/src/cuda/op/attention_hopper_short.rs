@@ -37,7 +37,7 @@ pub fn attention(x: &mut Lowering<'_>, op: &op::Attention) {
         Some(_) => "attention_forward_hopper_short_32_dropout",
     };
     let tiles = (site.batch * op.heads).saturating_mul(site.seq.div_ceil(ROWS));
-    // One warpgroup more brings keys and values.
+    // One warpgroup more brings keys, values and queries.
     let shape = launch_shape(
         tiles.min(x.card.multiprocessors),
         FORWARD_GROUPS + 1,
@@ -47,12 +47,11 @@ pub fn attention(x: &mut Lowering<'_>, op: &op::Attention) {
     x.launch(Kernel { file, function }, shape, arguments);
 }
 
-/// Keys and values, and output; a random number for each query; two barriers for each head.
+/// Keys, values and queries; two barriers for each head.
 fn forward_bytes() -> usize {
-    let queries = FORWARD_GROUPS * ROWS;
-    let rows = 2 * FORWARD_HEADS * HopperShort::MOST_POSITIONS + queries;
+    let rows = 3 * FORWARD_HEADS * HopperShort::MOST_POSITIONS;
     let elements = rows * HopperShort::HEAD_DIM;
-    elements * ELEMENT_BYTES + queries * size_of::<u32>() + 2 * FORWARD_HEADS * BARRIER_BYTES
+    elements * ELEMENT_BYTES + 2 * FORWARD_HEADS * BARRIER_BYTES
 }
 
 pub fn attention_backward(x: &mut Lowering<'_>, op: &op::Attention, layout: &HopperShort) {
